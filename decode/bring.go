@@ -74,7 +74,7 @@ func (w *Way) Bring(p *Prefix, table []int32, from int, wake func(), ended func(
 	if upto-from < p.Least || upto == from {
 		return nil
 	}
-	bt, layers := s.cache.BlockTokens(), s.backend.Layout().Layers
+	bt, layers := s.cache.BlockTokens(), len(s.layers)
 	c.table = append(c.table, table[:upto/bt]...)
 	fresh := len(c.table) - from/bt
 	c.here, c.left = make([]bool, layers*fresh), make([]int, layers)

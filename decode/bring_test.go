@@ -28,7 +28,7 @@ func TestBringNoWay(t *testing.T) {
 }
 
 // Gate implements kernels.Gated.
-func (*pool) Gate() (kernels.Gate, error) { return kernels.NewHostGate(layout.Layers), nil }
+func (*pool) Gate() (kernels.Gate, error) { return kernels.NewHostGate(layout.Layers()), nil }
 
 // TestBring: what a peer has comes into blocks of somebody else's, layer by layer;
 // whatever goes wrong, a step that waits is let go, what is said to be right is, and
@@ -127,7 +127,7 @@ func TestBring(t *testing.T) {
 		})
 	}
 	good := func(c *coming, _ context.Context, o *kvconn.Outgoing) {
-		c.r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers)
+		c.r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers())
 	}
 	whole := want{tokens: 48, good: 48, begun: true}
 	rest := func(o *kvconn.Outgoing) { // the last layer
@@ -135,14 +135,14 @@ func TestBring(t *testing.T) {
 		for i := range all {
 			all[i] = i
 		}
-		o.Push(layout.Layers-1, all)
+		o.Push(layout.Layers()-1, all)
 		o.Commit(nil)
 	}
 	f("whole", good, nil, whole)
 	f("layer by layer", func(c *coming, ctx context.Context, o *kvconn.Outgoing) {
-		c.r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers-1)
+		c.r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers()-1)
 		synctest.Wait()
-		if n := c.Move().Layers(); n != layout.Layers-1 || !c.Begun() || c.Over() {
+		if n := c.Move().Layers(); n != layout.Layers()-1 || !c.Begun() || c.Over() {
 			c.r.t.Errorf("%d layers, begun %t, over %t", n, c.Begun(), c.Over())
 		}
 		rest(o)
@@ -169,10 +169,10 @@ func TestBring(t *testing.T) {
 	}, want{})
 	f("evicted", lacking(0), nil, want{outcome: ticket.Refused})
 	f("wrong bytes", func(c *coming, _ context.Context, o *kvconn.Outgoing) {
-		c.r.giving(o, &source{seed: o.Ticket().Tokens[0], wrong: true}, layout.Layers)
+		c.r.giving(o, &source{seed: o.Ticket().Tokens[0], wrong: true}, layout.Layers())
 	}, nil, want{outcome: ticket.Corrupt})
 	f("wrong bytes at the end", func(c *coming, _ context.Context, o *kvconn.Outgoing) {
-		c.r.giving(o, &spotted{source{seed: o.Ticket().Tokens[0]}, 36}, layout.Layers)
+		c.r.giving(o, &spotted{source{seed: o.Ticket().Tokens[0]}, 36}, layout.Layers())
 	}, nil, want{tokens: 32, outcome: ticket.Corrupt, good: 32, begun: true})
 	f("no answer", func(_ *coming, ctx context.Context, o *kvconn.Outgoing) { <-ctx.Done() }, nil, want{outcome: ticket.Late})
 	f("a standstill", func(c *coming, ctx context.Context, o *kvconn.Outgoing) {
@@ -185,9 +185,9 @@ func TestBring(t *testing.T) {
 	}, nil, want{outcome: ticket.Dead, begun: true})
 	f("a slow peer", func(c *coming, ctx context.Context, o *kvconn.Outgoing) {
 		time.Sleep(150 * time.Millisecond)
-		c.r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers-1)
+		c.r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers()-1)
 		synctest.Wait()
-		if n := c.Move().Layers(); n != layout.Layers-1 || c.Begun() {
+		if n := c.Move().Layers(); n != layout.Layers()-1 || c.Begun() {
 			c.r.t.Errorf("%d layers, begun %t: a step would wait for as long again", n, c.Begun())
 		}
 		time.Sleep(150 * time.Millisecond)
@@ -214,7 +214,7 @@ func TestBringPart(t *testing.T) {
 					t.Errorf("block %d: had %t", i, o.Has(0, i))
 				}
 			}
-			r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers)
+			r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers())
 		}
 		p := prefix(r.addr, 7, 48)
 		p.Deadline = time.Now().Add(500 * time.Millisecond)

@@ -142,7 +142,7 @@ func (s *Service) fenced(in *kvconn.Incoming, p *Prefix, fresh []int32) bool {
 
 // whole is the number of leading blocks of a table that have all layers stored; the first had do.
 func (s *Service) whole(in *kvconn.Incoming, had, blocks int) int {
-	stored, layers := in.Stored(), s.backend.Layout().Layers
+	stored, layers := in.Stored(), len(s.layers)
 	for had < blocks && stored.Block(had) == layers {
 		had++
 	}
@@ -189,5 +189,5 @@ func (s *Service) requestCached(ctx context.Context, p *Prefix, session *kvconn.
 }
 
 func (s *Service) sink(session *kvconn.Session) *sink {
-	return &sink{backend: s.backend, layout: s.backend.Layout(), trust: session.Unchecked()}
+	return &sink{backend: s.backend, layers: s.layers, trust: session.Unchecked()}
 }

@@ -23,7 +23,7 @@ type spotted struct {
 
 func (s *spotted) Load(layer, index, firstPos, rows int, dst []byte, digests []uint64) error {
 	err := s.source.Load(layer, index, firstPos, rows, dst, digests)
-	if firstPos >= s.from && layer == layout.Layers-1 {
+	if firstPos >= s.from && layer == layout.Layers()-1 {
 		dst[0] ^= 1
 	}
 	return err
@@ -42,7 +42,7 @@ func (r *rig) giving(o *kvconn.Outgoing, src kvconn.Source, layers int) {
 	for i := range all {
 		all[i] = i
 	}
-	if layers == layout.Layers {
+	if layers == layout.Layers() {
 		o.PushAll() // none waits behind what is asked for again
 		o.Commit(nil)
 		return
@@ -108,7 +108,7 @@ func TestCollect(t *testing.T) {
 		})
 	}
 	good := func(r *rig, _ context.Context, o *kvconn.Outgoing) {
-		r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers)
+		r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers())
 	}
 	f("whole", good, nil, "", 48, 48)
 	f("the ledger says what for", func(r *rig, ctx context.Context, o *kvconn.Outgoing) {
@@ -177,13 +177,13 @@ func TestCollect(t *testing.T) {
 	}, ticket.NoSpace, 0, 0)
 	f("evicted", func(_ *rig, _ context.Context, o *kvconn.Outgoing) { o.Fail(ticket.Refused, "gone") }, nil, ticket.Refused, 0, 0)
 	f("wrong bytes", func(r *rig, _ context.Context, o *kvconn.Outgoing) {
-		r.giving(o, &source{seed: o.Ticket().Tokens[0], wrong: true}, layout.Layers)
+		r.giving(o, &source{seed: o.Ticket().Tokens[0], wrong: true}, layout.Layers())
 	}, nil, ticket.Corrupt, 0, 0)
 	f("wrong bytes at the end", func(r *rig, _ context.Context, o *kvconn.Outgoing) {
-		r.giving(o, &spotted{source{seed: o.Ticket().Tokens[0]}, 36}, layout.Layers)
+		r.giving(o, &spotted{source{seed: o.Ticket().Tokens[0]}, 36}, layout.Layers())
 	}, nil, ticket.Corrupt, 32, 32)
 	f("a layer short", func(r *rig, ctx context.Context, o *kvconn.Outgoing) {
-		r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers-1)
+		r.giving(o, &source{seed: o.Ticket().Tokens[0]}, layout.Layers()-1)
 		<-ctx.Done()
 	}, nil, ticket.Late, 0, 0)
 	f("no answer", func(_ *rig, ctx context.Context, o *kvconn.Outgoing) { <-ctx.Done() }, nil, ticket.Late, 0, 0)

@@ -24,6 +24,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Config holds the service's deadlines.
@@ -100,7 +101,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // Backend is what the service needs of kernels.Backend.
 type Backend interface {
 	kernels.Pool
-	Layout() kernels.Layout
+	Layout() kvlayout.Layout
 	Arch() arch.Config
 }
 
@@ -115,6 +116,7 @@ type Service struct {
 	recv    Opener
 	cache   *kvcache.Cache
 	backend Backend
+	layers  []kvlayout.Layer // of its pool
 	log     *slog.Logger
 
 	ctx    context.Context // ends with Close, for the fencing goroutines
@@ -130,7 +132,7 @@ type Service struct {
 // New makes a service that fills cache's blocks in backend's pool.
 func New(cfg Config, recv Opener, cache *kvcache.Cache, backend Backend, log *slog.Logger) *Service {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Service{cfg: cfg, recv: recv, cache: cache, backend: backend, log: log, ctx: ctx, cancel: cancel,
+	return &Service{cfg: cfg, recv: recv, cache: cache, backend: backend, layers: backend.Layout().Resolve(), log: log, ctx: ctx, cancel: cancel,
 		remains: newRemains(cfg.MaxRemains)}
 }
 
@@ -246,7 +248,7 @@ func (s *Service) withPeers(c *Claim, order []byte, t *table) []byte {
 func (s *Service) ticket(c *Claim, order []byte, t *table, trust bool) kvconn.TicketSpec {
 	spec := kvconn.TicketSpec{
 		Link: c.Link, RequestID: c.RequestID, Tokens: c.Tokens, LeaseID: c.LeaseID, First: order, Deadline: c.Deadline,
-		Stored: t.stored, Sink: &sink{backend: s.backend, layout: s.backend.Layout(), trust: trust},
+		Stored: t.stored, Sink: &sink{backend: s.backend, layers: s.layers, trust: trust},
 	}
 	spec.Dest, spec.Have = s.dests(t.blocks, t.had)
 	return spec

@@ -135,7 +135,7 @@ func (r *remains) remove(name kvcache.Hash) *remainder {
 
 // leave gives up the blocks of a failed ticket, which nobody writes to any more.
 func (s *Service) leave(c *Claim, name kvcache.Hash, t *table, stored kvconn.UnitSet, from *kvconn.Session) {
-	layers, bt := s.backend.Layout().Layers, s.cache.BlockTokens()
+	layers, bt := len(s.layers), s.cache.BlockTokens()
 	whole := t.had
 	for whole < len(t.blocks) && (whole+1)*bt <= len(c.Tokens) && stored.Block(whole) == layers {
 		whole++
@@ -185,7 +185,7 @@ func (s *Service) assemble(ctx context.Context, c *Claim, name kvcache.Hash, num
 		t = &table{blocks: blocks, had: had}
 	}
 	if m != nil {
-		t.resumed = t.stored.Len() + max(0, min(t.had, m.whole)-m.first)*s.backend.Layout().Layers
+		t.resumed = t.stored.Len() + max(0, min(t.had, m.whole)-m.first)*len(s.layers)
 	}
 	return t, nil
 }

@@ -55,7 +55,7 @@ func pushes(units map[int][]int) func(ctx context.Context, o *kvconn.Outgoing) {
 		if o.Accept(&source{seed: o.Ticket().Tokens[0]}) != nil {
 			return
 		}
-		for layer := range layout.Layers {
+		for layer := range layout.Layers() {
 			o.Push(layer, units[layer])
 		}
 		<-o.Done()

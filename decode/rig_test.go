@@ -20,6 +20,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 const (
@@ -27,13 +28,13 @@ const (
 	vocab               = 100
 )
 
-var layout = kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 2, BlockTokens: blockTokens, DType: "f32", RowBytes: 8}
+var layout = kvlayout.Plain(2, 2, 2, blockTokens, "f32")
 
 // fill makes the rows that a prompt has at these positions.
 func fill(dst []byte, seed int32, layer, firstPos, n int) {
-	for part := range 2 * layout.KVHeads {
+	for part := range 2 * layout.Resolve()[0].Heads {
 		for i := range n {
-			row := dst[(part*n+i)*layout.RowBytes:]
+			row := dst[(part*n+i)*layout.Resolve()[0].RowBytes(0):]
 			binary.LittleEndian.PutUint64(row, uint64(seed)<<40|uint64(layer)<<32|uint64(part)<<24|uint64(firstPos+i))
 		}
 	}
@@ -49,7 +50,7 @@ type pool struct {
 	stores  int
 }
 
-func (*pool) Layout() kernels.Layout { return layout }
+func (*pool) Layout() kvlayout.Layout { return layout }
 
 func (*pool) Arch() arch.Config { return arch.Config{Vocab: vocab} }
 
@@ -79,12 +80,12 @@ func (p *pool) SetDigest(layer int, block int32, filled int, digest []uint64) {
 func (p *pool) has(table []int32, seed int32, positions int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for layer := range layout.Layers {
+	for layer := range layout.Layers() {
 		for i, b := range table {
 			n := min(blockTokens, positions-i*blockTokens)
-			want, sums := make([]byte, layout.RowsBytes(n)), make([]uint64, layout.KVHeads)
+			want, sums := make([]byte, layout.Resolve()[0].PackedBytes(n)), make([]uint64, layout.Resolve()[0].Heads)
 			fill(want, seed, layer, i*blockTokens, n)
-			kernels.DigestRows(layout, layer, i*blockTokens, n, want, sums)
+			kernels.DigestRows(&layout.Resolve()[layer], i*blockTokens, n, want, sums)
 			if at := [2]int{layer, int(b)}; p.rows[at] != string(want) || p.digests[at] != sums[0] {
 				return false
 			}
@@ -101,7 +102,7 @@ type source struct {
 
 func (s *source) Load(layer, index, firstPos, rows int, dst []byte, digests []uint64) error {
 	fill(dst, s.seed, layer, firstPos, rows)
-	kernels.DigestRows(layout, layer, firstPos, rows, dst, digests)
+	kernels.DigestRows(&layout.Resolve()[layer], firstPos, rows, dst, digests)
 	if s.wrong {
 		dst[0] ^= 1
 	}
@@ -128,8 +129,7 @@ var self = kvconn.PeerID{ID: "prefill-0", Epoch: 1}
 
 func identity(peer kvconn.PeerID) kvconn.Identity {
 	return kvconn.Identity{PeerID: peer, ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n",
-		Layout: kvconn.Layout{BlockTokens: blockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: layout.Layers,
-			KVHeads: layout.KVHeads, HeadDim: layout.HeadDim, RowBytes: layout.RowBytes, DType: layout.DType}}}}
+		Layout: layout}
 }
 
 // newRig must be closed inside the bubble.
@@ -198,7 +198,7 @@ func (r *rig) push(o *kvconn.Outgoing) {
 	for i := range all {
 		all[i] = i
 	}
-	for layer := range layout.Layers {
+	for layer := range layout.Layers() {
 		o.Push(layer, all)
 	}
 }

@@ -8,19 +8,20 @@ import (
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // sink stores a ticket's rows in the pool. It implements kvconn.Sink. Rows are stored only if their
 // digests match those made from the bytes that arrived.
 type sink struct {
 	backend Backend
-	layout  kernels.Layout
+	layers  []kvlayout.Layer
 	trust   bool // digests are recorded, not checked (kv.digest: off)
 }
 
 // Store implements kvconn.Sink.
 func (s *sink) Store(layer int, dst int32, row, rows, firstPos int, packed []byte, digests []uint64) error {
-	if row != 0 || rows < 1 || rows > s.layout.BlockTokens || len(packed) != s.layout.RowsBytes(rows) {
+	if l := &s.layers[layer]; row != 0 || rows < 1 || rows > l.BlockTokens || len(packed) != l.PackedBytes(rows) {
 		return fmt.Errorf("store layer %d block %d: rows %d+%d in %d bytes", layer, dst, row, rows, len(packed))
 	}
 	if !s.holds(layer, firstPos, rows, packed, digests) {
@@ -53,13 +54,14 @@ func (s *sink) Verify(layer int, dst int32, row, rows, firstPos int, digests []u
 	return nil
 }
 
-// holds reports whether the rows match their digests, one per KV head.
+// holds reports whether the rows match their digests, one per head.
 func (s *sink) holds(layer, firstPos, rows int, packed []byte, digests []uint64) bool {
+	l := &s.layers[layer]
 	if s.trust {
-		return len(digests) == s.layout.KVHeads
+		return len(digests) == l.Heads
 	}
-	sums := make([]uint64, s.layout.KVHeads)
-	kernels.DigestRows(s.layout, layer, firstPos, rows, packed, sums)
+	sums := make([]uint64, l.Heads)
+	kernels.DigestRows(l, firstPos, rows, packed, sums)
 	return slices.Equal(sums, digests)
 }
 

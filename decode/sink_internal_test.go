@@ -8,6 +8,7 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // stored counts what reaches the pool.
@@ -31,18 +32,18 @@ func TestCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 4, BlockTokens: 4, DType: "f32", RowBytes: 16}
+	l := kvlayout.Plain(1, 1, 4, 4, "f32")
 	for name, f := range map[string]func(s *counting, sums []uint64) error{
 		"stored": func(s *counting, sums []uint64) error {
-			return s.Store(0, 3, 0, 4, 0, make([]byte, l.RowsBytes(4)), sums)
+			return s.Store(0, 3, 0, 4, 0, make([]byte, l.Resolve()[0].PackedBytes(4)), sums)
 		},
 		"written in place": func(s *counting, sums []uint64) error { return s.Verify(0, 3, 0, 4, 0, sums) },
 	} {
 		c := &Coming{Way: &Way{s: &Service{cache: cache}}, table: []int32{3}, gate: kernels.NewHostGate(1), began: make(chan struct{}), wake: func() {},
 			here: make([]bool, 1), left: []int{1}, asked: time.Now()}
-		s := &counting{&sink{backend: &stored{}, layout: l}, c}
+		s := &counting{&sink{backend: &stored{}, layers: l.Resolve()}, c}
 		sums := []uint64{0}
-		kernels.DigestRows(l, 0, 0, 4, make([]byte, l.RowsBytes(4)), sums)
+		kernels.DigestRows(&l.Resolve()[0], 0, 4, make([]byte, l.Resolve()[0].PackedBytes(4)), sums)
 		if err := f(s, []uint64{sums[0] + 1}); !errors.Is(err, kvconn.ErrDigest) || c.layers != 0 {
 			t.Errorf("%s, another digest: %v, %d layers here", name, err, c.layers)
 		}
@@ -55,16 +56,16 @@ func TestCounted(t *testing.T) {
 // TestSinkRefuses: nothing reaches the pool but whole rows of one block that agree
 // with their digests.
 func TestSinkRefuses(t *testing.T) {
-	l := kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 4, BlockTokens: 4, DType: "f32", RowBytes: 16}
+	l := kvlayout.Plain(1, 1, 4, 4, "f32")
 	pool := &stored{}
-	s := &sink{backend: pool, layout: l}
+	s := &sink{backend: pool, layers: l.Resolve()}
 	f := func(what string, row, rows, bytes int, wrong uint64, want bool) {
 		t.Helper()
 		*pool = stored{}
 		packed := make([]byte, bytes)
 		sums := []uint64{0}
-		if bytes == l.RowsBytes(rows) && rows > 0 {
-			kernels.DigestRows(l, 0, 0, rows, packed, sums)
+		if bytes == l.Resolve()[0].PackedBytes(rows) && rows > 0 {
+			kernels.DigestRows(&l.Resolve()[0], 0, rows, packed, sums)
 		}
 		sums[0] += wrong
 		err := s.Store(0, 0, row, rows, 0, packed, sums)
@@ -72,11 +73,11 @@ func TestSinkRefuses(t *testing.T) {
 			t.Errorf("%s: %v, %d rows and %d digests stored", what, err, pool.rows, pool.sums)
 		}
 	}
-	f("a block", 0, 4, l.RowsBytes(4), 0, true)
-	f("a part of one", 0, 1, l.RowsBytes(1), 0, true)
-	f("not from its start", 1, 1, l.RowsBytes(1), 0, false)
+	f("a block", 0, 4, l.Resolve()[0].PackedBytes(4), 0, true)
+	f("a part of one", 0, 1, l.Resolve()[0].PackedBytes(1), 0, true)
+	f("not from its start", 1, 1, l.Resolve()[0].PackedBytes(1), 0, false)
 	f("no rows", 0, 0, 0, 0, false)
-	f("more than a block", 0, 5, l.RowsBytes(5), 0, false)
-	f("too few bytes", 0, 4, l.RowsBytes(3), 0, false)
-	f("another digest", 0, 4, l.RowsBytes(4), 1, false)
+	f("more than a block", 0, 5, l.Resolve()[0].PackedBytes(5), 0, false)
+	f("too few bytes", 0, 4, l.Resolve()[0].PackedBytes(3), 0, false)
+	f("another digest", 0, 4, l.Resolve()[0].PackedBytes(4), 1, false)
 }

@@ -52,7 +52,7 @@ func (s *peerSource) Bring(_ kvcache.Chain, _, table []int32, from, _ int, ended
 	if s.coming != nil || from > 0 {
 		return nil, from == 0 && !s.coming.Over()
 	}
-	c := &peerComing{s: s, gate: kernels.NewHostGate(s.r.backend.Layout().Layers), table: slices.Clone(table[:s.upto/s.r.cache.BlockTokens()]), wake: ended, over: make(chan struct{})}
+	c := &peerComing{s: s, gate: kernels.NewHostGate(s.r.backend.Layout().Layers()), table: slices.Clone(table[:s.upto/s.r.cache.BlockTokens()]), wake: ended, over: make(chan struct{})}
 	s.coming = c
 	s.r.cache.Retain(c.table, peerOwner)
 	s.all.Go(func() { s.act(c) })
@@ -97,7 +97,7 @@ func (c *peerComing) end(good int, lost bool) {
 	} else {
 		c.s.r.cache.ReleaseAll(peerOwner)
 	}
-	c.gate.Open(c.s.r.backend.Layout().Layers)
+	c.gate.Open(c.s.r.backend.Layout().Layers())
 	close(c.over)
 	c.wake()
 }
@@ -109,7 +109,7 @@ func (s *peerSource) onStep(step *kernels.Step) error {
 		return errors.New("a step waits for a peer that has given nothing")
 	}
 	if c := s.lost.Load(); c != nil {
-		for layer := range s.r.backend.Layout().Layers {
+		for layer := range s.r.backend.Layout().Layers() {
 			c.land(layer, 0)
 		}
 	}
@@ -150,7 +150,7 @@ func TestPeerArrives(t *testing.T) {
 						req.PrefillOnly = true
 						req.OnBlocks = func(layer int, ready []engine.Ready) {
 							for _, b := range ready {
-								got := make([]byte, r.backend.Layout().RowsBytes(b.Rows))
+								got := make([]byte, r.backend.Layout().Resolve()[0].PackedBytes(b.Rows))
 								if r.backend.Gather(layer, b.Block, 0, b.Rows, got); b.Index < len(ids) && !bytes.Equal(got, s.rows[layer*len(ids)+b.Index]) {
 									t.Errorf("wrong rows of block %d, layer %d are told of", b.Index, layer)
 								}

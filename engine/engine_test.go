@@ -193,7 +193,7 @@ func TestOnBlocks(t *testing.T) {
 					t.Errorf("%s: layer %d: %+v", name, layer, b)
 				}
 				order = append(order, key)
-				rows[key] = make([]byte, r.backend.Layout().RowsBytes(b.Rows))
+				rows[key] = make([]byte, r.backend.Layout().Resolve()[0].PackedBytes(b.Rows))
 				r.backend.Gather(layer, b.Block, 0, b.Rows, rows[key])
 			}
 		}

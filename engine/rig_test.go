@@ -238,7 +238,7 @@ func request(p []int32, maxTokens int) *engine.Request {
 func (r *rig) gather(blocks []int32, n int) [][]byte {
 	var out [][]byte
 	r.eachBlock(blocks, n, func(layer int, id int32, rows int) {
-		buf := make([]byte, r.backend.Layout().RowsBytes(rows))
+		buf := make([]byte, r.backend.Layout().Resolve()[0].PackedBytes(rows))
 		r.backend.Gather(layer, id, 0, rows, buf)
 		out = append(out, buf)
 	})
@@ -253,7 +253,7 @@ func (r *rig) scatter(blocks []int32, n int, packed [][]byte) {
 }
 
 func (r *rig) eachBlock(blocks []int32, n int, f func(layer int, id int32, rows int)) {
-	for layer := range r.backend.Layout().Layers {
+	for layer := range r.backend.Layout().Layers() {
 		for i, id := range blocks {
 			f(layer, id, min(r.cache.BlockTokens(), n-i*r.cache.BlockTokens()))
 		}

@@ -1,6 +1,10 @@
 package kernels
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"github.com/xpyd/xpyd/kvlayout"
+)
 
 // The digest is defined to the bit in DESIGN.md, with vectors in
 // testdata/digest_vectors.json. Each row is hashed alone with its coordinates;
@@ -23,15 +27,8 @@ func mix64(z uint64) uint64 {
 // the high ones.
 func digestKey(i int) uint64 { return mix64(digestKeySeed * (uint64(i) + 1)) }
 
-// coordHash packs a row's coordinates into 64 bits and mixes them.
-// layer < 2^16, kv < 2, head < 2^15, pos < 2^32.
-func coordHash(layer, kv, head, pos int) uint64 {
-	return mix64(digestCoordSeed + coordinates(layer, kv, head, pos))
-}
-
-func coordinates(layer, kv, head, pos int) uint64 {
-	return uint64(uint32(pos)) | uint64(head)<<32 | uint64(kv)<<47 | uint64(layer)<<48
-}
+// coordHash mixes a row's coordinates (kvlayout.Coordinates).
+func coordHash(coord uint64) uint64 { return mix64(digestCoordSeed + coord) }
 
 // lane is one lane's term: the sum of its halves in the high word, where any
 // change of a single half shows whatever the keys are, plus a keyed product.
@@ -40,11 +37,10 @@ func lane(d, key uint64) uint64 {
 	return uint64(lo+hi)<<32 + uint64(lo^uint32(key))*uint64(hi^uint32(key>>32))
 }
 
-// RowHash is the 64-bit hash of one KV row: the bytes of (layer, kv, head,
-// pos), where kv is 0 for K and 1 for V and pos is the absolute position of
-// the token in its sequence. It detects corruption, not forgery.
-func RowHash(layer, kv, head, pos int, row []byte) uint64 {
-	return mix64(rowSum(row) ^ coordHash(layer, kv, head, pos))
+// RowHash is the 64-bit hash of one KV row: the bytes that a plane of a head
+// keeps of a position (see kvlayout.Coordinates). It detects corruption, not forgery.
+func RowHash(layer, plane, head, pos int, row []byte) uint64 {
+	return mix64(rowSum(row) ^ coordHash(kvlayout.Coordinates(layer, plane, head, pos)))
 }
 
 // rowSum is the order-free part: the sum of the lanes of row, zero-padded to a
@@ -68,45 +64,35 @@ func rowSum(row []byte) uint64 {
 	return a + b
 }
 
-// DigestRows hashes n positions of one layer, firstPos .. firstPos+n-1, that
-// lie packed as [2 (K,V)][kv_heads][n][row_bytes], with their scales behind
-// them where they have any (Layout.RowsBytes). out[h] is set to the
-// digest of KV head h: the sum of RowHash over its K and V rows.
-// len(packed) is l.RowsBytes(n), len(out) is l.KVHeads.
-func DigestRows(l Layout, layer, firstPos, n int, packed []byte, out []uint64) {
-	_ = packed[:l.RowsBytes(n)]
-	clear(out[:l.KVHeads])
-	for kv := range 2 {
-		for h := range l.KVHeads {
-			rows, scales := l.Part(packed, n, kv, h)
-			if scales == nil {
-				out[h] += DigestHeadRows(layer, kv, h, firstPos, n, l.RowBytes, rows)
-				continue
-			}
-			out[h] += digestScaled(layer, kv, h, firstPos, l.RowBytes, rows, scales)
+// DigestRows hashes n packed positions of one layer, firstPos .. firstPos+n-1.
+// out[h] is set to the digest of head h: the sum of RowHash over its rows.
+// len(packed) is l.PackedBytes(n), len(out) is l.Heads.
+func DigestRows(l *kvlayout.Layer, firstPos, n int, packed []byte, out []uint64) {
+	_ = packed[:l.PackedBytes(n)]
+	clear(out[:l.Heads])
+	for plane := range l.Planes {
+		for h := range l.Heads {
+			rows, scales := l.Part(packed, n, plane, h)
+			out[h] += DigestPart(l, plane, h, firstPos, n, rows, scales)
 		}
 	}
 }
 
-// digestScaled is DigestHeadRows of rows that are hashed with their scales
-// behind them: 4 bytes each.
-func digestScaled(layer, kv, head, firstPos, rowBytes int, rows, scales []byte) (sum uint64) {
-	row := make([]byte, rowBytes+4)
-	for i := 0; len(scales) > 0; i++ {
-		copy(row, rows[:rowBytes])
-		copy(row[rowBytes:], scales[:4])
-		rows, scales = rows[rowBytes:], scales[4:]
-		sum += RowHash(layer, kv, head, firstPos+i, row)
+// DigestPart is DigestRows of n rows of one plane of one head, and their scales,
+// which are empty where rows have none. A pool uses it on rows in place.
+func DigestPart(l *kvlayout.Layer, plane, head, firstPos, n int, rows, scales []byte) (sum uint64) {
+	coord, size, done := l.Coordinates(plane, head, 0), l.RowBytes(plane), 0
+	if len(scales) > 0 { // a row is hashed with its scale behind it
+		row, scale := make([]byte, size, size+l.ScaleBytes()), l.ScaleBytes()
+		for i := range n {
+			copy(row, rows[i*size:(i+1)*size])
+			sum += mix64(rowSum(append(row, scales[i*scale:(i+1)*scale]...)) ^ coordHash(coord|uint64(uint32(firstPos+i))))
+		}
+		return sum
 	}
-	return sum
-}
-
-// DigestHeadRows is DigestRows for one half of one head: n contiguous rows of
-// (layer, kv, head) beginning at firstPos. A pool uses it on rows in place.
-func DigestHeadRows(layer, kv, head, firstPos, n, rowBytes int, rows []byte) uint64 {
-	sum, done := hashRowsSIMD(layer, kv, head, firstPos, n, rowBytes, rows)
+	sum, done = hashRowsSIMD(coord, firstPos, n, size, rows)
 	for i := done; i < n; i++ {
-		sum += RowHash(layer, kv, head, firstPos+i, rows[i*rowBytes:(i+1)*rowBytes])
+		sum += mix64(rowSum(rows[i*size:(i+1)*size]) ^ coordHash(coord|uint64(uint32(firstPos+i))))
 	}
 	return sum
 }

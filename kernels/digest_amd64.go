@@ -20,8 +20,9 @@ var (
 	useAVX2   = cpu.X86.HasAVX2
 )
 
-// hashRowsSIMD hashes the first done of n rows; the caller does the rest.
-func hashRowsSIMD(layer, kv, head, firstPos, n, rowBytes int, rows []byte) (sum uint64, done int) {
+// hashRowsSIMD hashes the first done of n rows; the caller does the rest. coord
+// are the rows' coordinates, but for their positions.
+func hashRowsSIMD(coord uint64, firstPos, n, rowBytes int, rows []byte) (sum uint64, done int) {
 	if rowBytes > 8*len(digestKeys) || uint64(firstPos)+uint64(n) > 1<<32 {
 		return 0, 0
 	}
@@ -29,7 +30,7 @@ func hashRowsSIMD(layer, kv, head, firstPos, n, rowBytes int, rows []byte) (sum 
 	case useAVX512 && rowBytes%64 == 0 && n >= 8:
 		done = n &^ 7
 		_ = rows[:done*rowBytes]
-		return hashRowsAVX512(&rows[0], done/8, rowBytes, &digestKeys[0], digestCoordSeed+coordinates(layer, kv, head, firstPos)), done
+		return hashRowsAVX512(&rows[0], done/8, rowBytes, &digestKeys[0], digestCoordSeed+coord+uint64(firstPos)), done
 	case useAVX2 && rowBytes%32 == 0:
 		var sums [16]uint64
 		for done < n {
@@ -37,7 +38,7 @@ func hashRowsSIMD(layer, kv, head, firstPos, n, rowBytes int, rows []byte) (sum 
 			at := rows[done*rowBytes : (done+k)*rowBytes]
 			sumRowsAVX2(&at[0], k, rowBytes, &digestKeys[0], &sums[0])
 			for i, s := range sums[:k] {
-				sum += mix64(s ^ coordHash(layer, kv, head, firstPos+done+i))
+				sum += mix64(s ^ coordHash(coord+uint64(firstPos+done+i)))
 			}
 			done += k
 		}

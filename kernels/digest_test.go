@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 func TestDigestVectors(t *testing.T) {
@@ -44,14 +45,18 @@ func TestDigestVectors(t *testing.T) {
 	for i, s := range v.Slabs {
 		packed, _ := hex.DecodeString(s.Packed)
 		out := make([]uint64, s.KVHeads)
-		l := kernels.Layout{KVHeads: s.KVHeads, RowBytes: s.RowBytes}
-		kernels.DigestRows(l, s.Layer, s.FirstPos, s.N, packed, out)
+		kernels.DigestRows(layer(s.Layer, s.KVHeads, s.RowBytes), s.FirstPos, s.N, packed, out)
 		for h, want := range s.Digest {
 			if got := fmt.Sprintf("%016x", out[h]); got != want {
 				t.Errorf("slab %d head %d: got %s want %s", i, h, got, want)
 			}
 		}
 	}
+}
+
+// layer is one of a layout of K and V rows of so many bytes, digests' numbers 0 and 1.
+func layer(number, heads, rowBytes int) *kvlayout.Layer {
+	return &kvlayout.Plain(number+1, heads, rowBytes, 16, kvlayout.U8).Resolve()[number]
 }
 
 func randomBytes(r *rand.Rand, n int) []byte {
@@ -96,12 +101,11 @@ func TestRowHashSingleBitFlips(t *testing.T) {
 
 func TestDigestDetects(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	l := kernels.Layout{KVHeads: 3, RowBytes: 48}
-	const n = 5
-	base := randomBytes(r, l.RowsBytes(n))
-	sum := func(layer, pos int, p []byte) (s uint64) {
-		out := make([]uint64, l.KVHeads)
-		kernels.DigestRows(l, layer, pos, n, p, out)
+	const n, rowBytes = 5, 48
+	base := randomBytes(r, layer(0, 3, rowBytes).PackedBytes(n))
+	sum := func(number, pos int, p []byte) (s uint64) {
+		out := make([]uint64, 3)
+		kernels.DigestRows(layer(number, 3, rowBytes), pos, n, p, out)
 		for _, d := range out {
 			s += d
 		}
@@ -111,8 +115,8 @@ func TestDigestDetects(t *testing.T) {
 	if sum(3, 9, base) == want || sum(2, 10, base) == want {
 		t.Error("a moved block was not seen")
 	}
-	rows := len(base) / l.RowBytes
-	row := func(p []byte, i int) []byte { return p[i*l.RowBytes : (i+1)*l.RowBytes] }
+	rows := len(base) / rowBytes
+	row := func(p []byte, i int) []byte { return p[i*rowBytes : (i+1)*rowBytes] }
 	for i := range rows {
 		zeroed := append([]byte(nil), base...)
 		clear(row(zeroed, i))
@@ -141,20 +145,20 @@ func FuzzDigestAdds(f *testing.F) {
 	f.Add(make([]byte, 200), uint16(65535), uint8(5), uint8(20))
 	f.Fuzz(func(t *testing.T, data []byte, pos uint16, cut, rowBytes uint8) {
 		rb := int(rowBytes) + 1
-		l := kernels.Layout{KVHeads: 1, RowBytes: rb}
+		l := layer(4, 1, rb)
 		n := len(data) / (2 * rb)
 		data = data[:2*n*rb]
 		out := make([]uint64, 1)
-		kernels.DigestRows(l, 4, int(pos), n, data, out)
+		kernels.DigestRows(l, int(pos), n, data, out)
 		a := 0
 		if n > 0 {
 			a = int(cut) % (n + 1)
 		}
 		k, v := data[:n*rb], data[n*rb:]
-		sum := kernels.DigestHeadRows(4, 0, 0, int(pos), a, rb, k) +
-			kernels.DigestHeadRows(4, 0, 0, int(pos)+a, n-a, rb, k[a*rb:]) +
-			kernels.DigestHeadRows(4, 1, 0, int(pos), a, rb, v) +
-			kernels.DigestHeadRows(4, 1, 0, int(pos)+a, n-a, rb, v[a*rb:])
+		sum := kernels.DigestPart(l, 0, 0, int(pos), a, k, nil) +
+			kernels.DigestPart(l, 0, 0, int(pos)+a, n-a, k[a*rb:], nil) +
+			kernels.DigestPart(l, 1, 0, int(pos), a, v, nil) +
+			kernels.DigestPart(l, 1, 0, int(pos)+a, n-a, v[a*rb:], nil)
 		if sum != out[0] {
 			t.Fatalf("split at %d of %d: %x, whole %x", a, n, sum, out[0])
 		}
@@ -179,7 +183,7 @@ func TestDigestSIMD(t *testing.T) {
 					for i := range n {
 						want += kernels.RowHash(7, 1, 3, pos+i, rows[i*rb:(i+1)*rb])
 					}
-					if got := kernels.DigestHeadRows(7, 1, 3, pos, n, rb, rows); got != want {
+					if got := kernels.DigestPart(layer(7, 4, rb), 1, 3, pos, n, rows, nil); got != want {
 						t.Fatalf("%d rows of %d bytes at %d: %x, one by one %x", n, rb, pos, got, want)
 					}
 				}
@@ -202,31 +206,31 @@ func TestDigestKeys(t *testing.T) {
 }
 
 func BenchmarkDigestRows(b *testing.B) {
-	l := kernels.Layout{KVHeads: 4, RowBytes: 256}
-	p := make([]byte, l.RowsBytes(16))
+	l := layer(1, 4, 256)
+	p := make([]byte, l.BlockBytes())
 	out := make([]uint64, 4)
 	b.SetBytes(int64(len(p)))
 	for b.Loop() {
-		kernels.DigestRows(l, 1, 0, 16, p, out)
+		kernels.DigestRows(l, 0, 16, p, out)
 	}
 }
 
 // Rows of FP8 are hashed with their scales behind them, which lie behind all rows.
 func TestDigestScaled(t *testing.T) {
-	l := kernels.Layout{KVHeads: 3, RowBytes: 48, BlockTokens: 16, DType: kernels.F8E4M3}
-	const n, layer, first = 5, 7, 1000
-	if l.RowsBytes(n) != 2*3*n*(48+4) || l.BlockBytes() != l.RowsBytes(16) || (kernels.Layout{RowBytes: 48}).ScaleBytes() != 0 {
-		t.Fatalf("%d bytes of rows, %d a block", l.RowsBytes(n), l.BlockBytes())
+	const n, number, first = 5, 7, 1000
+	l := &kvlayout.Plain(8, 3, 48, 16, kvlayout.F8E4M3).Resolve()[number]
+	if l.PackedBytes(n) != 2*3*n*(48+4) || l.BlockBytes() != l.PackedBytes(16) || layer(0, 1, 48).ScaleBytes() != 0 {
+		t.Fatalf("%d bytes of rows, %d a block", l.PackedBytes(n), l.BlockBytes())
 	}
-	packed := randomBytes(rand.New(rand.NewPCG(3, 3)), l.RowsBytes(n))
+	packed := randomBytes(rand.New(rand.NewPCG(3, 3)), l.PackedBytes(n))
 	got, want := make([]uint64, 3), make([]uint64, 3)
-	kernels.DigestRows(l, layer, first, n, packed, got)
+	kernels.DigestRows(l, first, n, packed, got)
 	for kv := range 2 {
 		for h := range 3 {
 			for i := range n {
 				at := (kv*3+h)*n + i
 				row := append(append([]byte(nil), packed[at*48:at*48+48]...), packed[2*3*n*48+4*at:][:4]...)
-				want[h] += kernels.RowHash(layer, kv, h, first+i, row)
+				want[h] += kernels.RowHash(number, kv, h, first+i, row)
 			}
 		}
 	}
@@ -236,7 +240,7 @@ func TestDigestScaled(t *testing.T) {
 		}
 	}
 	packed[len(packed)-1] ^= 1 // of the last head's last scale
-	if kernels.DigestRows(l, layer, first, n, packed, got); got[2] == want[2] || got[1] != want[1] {
+	if kernels.DigestRows(l, first, n, packed, got); got[2] == want[2] || got[1] != want[1] {
 		t.Error("a bit of a scale does not show, or shows in another head")
 	}
 }

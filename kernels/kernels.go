@@ -16,6 +16,7 @@ import (
 	"fmt"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // DType is the element type of a weight tensor as it lies in memory.
@@ -26,7 +27,7 @@ const (
 	F32 DType = iota
 	F16
 	BF16
-	F8 // E4M3: F8E4M3's elements, with Tensor.Scale
+	F8 // E4M3, no infinities, with Tensor.Scale
 )
 
 // Bytes returns the size of one element in bytes.
@@ -49,7 +50,7 @@ func (d DType) String() string {
 	case BF16:
 		return "bf16"
 	case F8:
-		return F8E4M3
+		return string(kvlayout.F8E4M3)
 	}
 	return fmt.Sprintf("dtype(%d)", uint8(d))
 }
@@ -67,59 +68,6 @@ type Tensor struct {
 // place. A backend copies what it needs: the caller may unmap them after New
 // returns.
 type Weights map[arch.Place]Tensor
-
-// Layout describes the KV pool's geometry; see DESIGN.md. Per layer the pool
-// is [block][2 (K,V)][kv_head][block_tokens][head_dim].
-type Layout struct {
-	Layers      int    `json:"layers"`
-	KVHeads     int    `json:"kv_heads"`
-	HeadDim     int    `json:"head_dim"`
-	BlockTokens int    `json:"block_tokens"`
-	DType       string `json:"dtype"`     // "f32", "bf16", "f16" or F8E4M3
-	RowBytes    int    `json:"row_bytes"` // bytes of one (layer, K or V, head, position) row, without its scale
-}
-
-// F8E4M3 is the dtype of a pool whose elements are FP8 (E4M3, no infinities),
-// with an f32 scale a row: packed rows are followed by their scales.
-const F8E4M3 = "f8e4m3"
-
-// ScaleBytes is the size of a row's scale, 0 where rows have none.
-func (l Layout) ScaleBytes() int {
-	if l.DType == F8E4M3 {
-		return 4
-	}
-	return 0
-}
-
-// Converts tells whether a device makes rows of o's out of rows of l's when it
-// refills (Push.Refills): they are alike, or both of a dtype that GPUs keep. The
-// result is kvconn/convert's to the bit, where scales are finite.
-func (l Layout) Converts(o Layout) bool {
-	if l.DType == o.DType {
-		return l.HeadDim == o.HeadDim && l.RowBytes == o.RowBytes
-	}
-	size := map[string]int{BF16.String(): 2, F16.String(): 2, F8E4M3: 1}
-	from, to := size[l.DType], size[o.DType]
-	return from > 0 && to > 0 && l.HeadDim == o.HeadDim && l.RowBytes == from*l.HeadDim && o.RowBytes == to*o.HeadDim
-}
-
-// RowsBytes is the size of n packed positions of one layer:
-// [2][kv_heads][n][row_bytes], and then the scales, [2][kv_heads][n].
-func (l Layout) RowsBytes(n int) int { return 2 * l.KVHeads * n * (l.RowBytes + l.ScaleBytes()) }
-
-// Part returns the rows and the scales of one half-head, K (kv 0) or V of a KV
-// head, in n packed positions. Scales are empty where rows have none.
-func (l Layout) Part(packed []byte, n, kv, head int) (rows, scales []byte) {
-	i, size := kv*l.KVHeads+head, n*l.ScaleBytes()
-	rows = packed[i*n*l.RowBytes:][:n*l.RowBytes]
-	if size == 0 {
-		return rows, nil
-	}
-	return rows, packed[2*l.KVHeads*n*l.RowBytes+i*size:][:size]
-}
-
-// BlockBytes is the size of one whole block of one layer.
-func (l Layout) BlockBytes() int { return l.RowsBytes(l.BlockTokens) }
 
 // Info says what a backend is.
 type Info struct {
@@ -233,7 +181,7 @@ type Result struct {
 type Backend interface {
 	Info() Info
 	Arch() arch.Config
-	Layout() Layout
+	Layout() kvlayout.Layout
 	Blocks() int // blocks in the pool
 	// Step runs the batch and returns one Result a Seq. The results are valid
 	// until the next call of Step. ErrStepTooLarge: it did nothing.
@@ -256,16 +204,16 @@ type Launcher interface {
 	Await() ([]Result, error)
 }
 
-// Pool moves rows in and out of the KV pool. Packed rows of one layer are
-// [2 (K,V)][kv_heads][n][row_bytes] (and scales: Layout.RowsBytes); digests are one uint64 a KV head: the
-// sum over K and V rows of RowHash.
+// Pool moves rows in and out of the KV pool. Rows of a layer are packed as its
+// kvlayout.Rows says; digests are one uint64 a head: the sum of RowHash over the
+// rows of all its planes.
 type Pool interface {
 	// Gather copies positions row .. row+n-1 (offsets inside the block) of one
-	// layer into dst, packed. len(dst) must be Layout.RowsBytes(n).
+	// layer into dst, packed. len(dst) must be the layer's PackedBytes(n).
 	Gather(layer int, block int32, row, n int, dst []byte)
 	// Scatter is the reverse. It leaves digests alone: see SetDigest.
 	Scatter(layer int, block int32, row, n int, src []byte)
-	// Digest writes the block's stored digest of one layer, one a KV head.
+	// Digest writes the block's stored digest of one layer, one a head.
 	Digest(layer int, block int32, dst []uint64)
 	// SetDigest records the digest of rows 0 .. filled-1 of a block.
 	SetDigest(layer int, block int32, filled int, digest []uint64)
@@ -289,13 +237,12 @@ type Sharer interface {
 	Shared() (Shared, error)
 }
 
-// Shared is a pool as a file in memory: block b of layer l begins at
-// Layers[l] + b*Stride, bytes, and lies there as Layout has it.
+// Shared is a pool as a file in memory: block b of layer l begins at byte
+// Layers[l] + b times the layer's BlockBytes.
 type Shared struct {
 	FD     int   // sealed against shrinking; the backend's own, valid until its Close
 	Bytes  int64 // size of the file
 	Layers []int64
-	Stride int64
 	Pages  string // what backs it: "huge", "transparent" or "small"
 }
 

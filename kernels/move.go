@@ -3,7 +3,8 @@ package kernels
 import (
 	"context"
 	"errors"
-	"fmt"
+
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // What a Pool on a device can do beyond Pool: blocks in bulk, to other devices
@@ -81,9 +82,9 @@ type PeerOpener interface {
 	Pool
 	// OpenPeer maps the pool that handle describes; flags is the memory behind
 	// its Export.FD, mapped by the caller, who keeps it so until Close has
-	// returned nil. The pools' layouts may differ in block_tokens, in kv_heads, and
-	// in rows where Layout.Converts; where they do, pushes are of Push.Refills, else
-	// of Push.Blocks. Once a peer and epoch: it takes milliseconds. The handle must
+	// returned nil. The pools' layouts may differ in block_tokens, and in dtype among
+	// bf16, f16 and f8e4m3; where they do, pushes are of Push.Refills, else of
+	// Push.Blocks. Once a peer and epoch: it takes milliseconds. The handle must
 	// be of another process.
 	OpenPeer(handle []byte, flags []byte) (Peer, error)
 }
@@ -136,13 +137,17 @@ type Push struct {
 	Line  int
 	Value uint64
 
-	// Refills, in place of Blocks, is for a peer whose blocks have another size,
-	// that keeps another part of the KV heads, or whose rows have another dtype: rows
-	// of Sources are put together anew. Layers is 1 then, and Engine and AfterStep are not used. Heads are
-	// those that go; none means all of ours, which the peer has as well.
-	Sources []Held
-	Refills []Refill
-	Heads   HeadMap
+	// Refills, in place of Blocks, is for a peer whose blocks have another size or
+	// whose rows have another dtype: rows of Sources are put together anew. Layers is
+	// 1 then, and Engine and AfterStep are not used.
+	//
+	// Where a source goes into a destination block whole, its stored digest goes
+	// along and is not looked at. One that is cut, or whose rows are converted, is hashed
+	// as it is read, all of it, and compared with its stored digest. The pieces' digests
+	// are those of the rows that were written, or, when the source is bad, no rows'
+	// digest at all: a bad row never gets a good digest.
+	Sources []kvlayout.Held
+	Refills []kvlayout.Refill
 
 	Engine Engine
 	CTAs   int // of Kernel, at most; 0 chooses: all for speed. 16 reach 88 % of the link
@@ -151,89 +156,6 @@ type Push struct {
 	// the goroutine that launches steps may set it. Without it the rows must be
 	// in the pool already, as they are in OnLayer.
 	AfterStep bool
-}
-
-// Held is a block of ours: its rows 0 .. Rows-1 are the positions of one sequence
-// from FirstPos on, and its stored digest covers exactly those.
-type Held struct {
-	Block          int32
-	FirstPos, Rows int
-}
-
-// Refill is a destination block that gets the positions from FirstPos on as its
-// rows 0 .. Rows-1, out of Push.Sources[First : First+Count]: these follow each
-// other in the sequence, and the first and the last hold some of the positions.
-// Of a list, FirstPos ascends and positions do not overlap; a refill's first source
-// may be the last one of the refill before, the others are its own.
-//
-// Where a source goes into a destination block whole, its stored digest goes
-// along and is not looked at. One that is cut, or whose rows are converted, is hashed
-// as it is read, all of it, and compared with its stored digest. The pieces' digests
-// are those of the rows that were written, or, when the source is bad, no rows'
-// digest at all: a bad row never gets a good digest.
-type Refill struct {
-	Block          int32
-	FirstPos, Rows int
-	First, Count   int
-}
-
-// HeadMap says which KV heads go: From .. From+Count-1 of our pool to those from
-// To on of the peer's. Pools number heads for digests as the model does.
-type HeadMap struct{ From, To, Count int }
-
-// CheckRefills tells what is wrong with the refills of a push from a pool of one
-// layout and so many blocks into another.
-func (p *Push) CheckRefills(ours, theirs Layout, blocks, theirBlocks int) error {
-	h := p.HeadsOf(ours)
-	switch {
-	case len(p.Blocks) > 0 || p.Layers != 1 || p.FirstLayer < 0 || p.FirstLayer >= ours.Layers:
-		return fmt.Errorf("refill of layers %d+%d, and %d whole blocks", p.FirstLayer, p.Layers, len(p.Blocks))
-	case ours.Layers != theirs.Layers || !ours.Converts(theirs):
-		return fmt.Errorf("refill of a pool of %+v from one of %+v", theirs, ours)
-	case h.Count < 1 || h.From < 0 || h.To < 0 || h.From > ours.KVHeads-h.Count || h.To > theirs.KVHeads-h.Count:
-		return fmt.Errorf("heads %+v of %d to %d", h, ours.KVHeads, theirs.KVHeads)
-	}
-	for _, s := range p.Sources {
-		if s.Block < 0 || int(s.Block) >= blocks || s.Rows < 1 || s.Rows > ours.BlockTokens || s.FirstPos < 0 || s.FirstPos > MaxPosition {
-			return fmt.Errorf("source %+v: pool has %d blocks of %d", s, blocks, ours.BlockTokens)
-		}
-	}
-	pos, used := 0, 0 // all before them is done with
-	for _, r := range p.Refills {
-		if r.Block < 0 || int(r.Block) >= theirBlocks || r.Rows < 1 || r.Rows > theirs.BlockTokens || r.FirstPos < pos || r.FirstPos > MaxPosition {
-			return fmt.Errorf("refill %+v at position %d: the peer has %d blocks of %d", r, pos, theirBlocks, theirs.BlockTokens)
-		}
-		pos = r.FirstPos + r.Rows
-		if r.Count < 1 || r.Count > r.Rows || r.First < 0 || r.First > len(p.Sources)-r.Count || r.First != used && r.First != used-1 {
-			return fmt.Errorf("refill %+v: of %d sources, %d used before", r, len(p.Sources), used)
-		}
-		used = r.First + r.Count
-		at := r.FirstPos
-		for i, s := range p.Sources[r.First:used] {
-			if at < s.FirstPos || at >= s.FirstPos+s.Rows || i > 0 && at != s.FirstPos {
-				return fmt.Errorf("refill %+v: source %+v does not hold position %d", r, s, at)
-			}
-			at = min(pos, s.FirstPos+s.Rows)
-		}
-		if at != pos {
-			return fmt.Errorf("refill %+v: its sources end at position %d", r, at)
-		}
-	}
-	if used != len(p.Sources) {
-		return fmt.Errorf("%d sources, the refills use %d", len(p.Sources), used)
-	}
-	return nil
-}
-
-// MaxPosition bounds the positions that refills name.
-const MaxPosition = 1<<31 - 1024
-
-// HeadsOf is Heads, or all of a pool's.
-func (p *Push) HeadsOf(ours Layout) HeadMap {
-	if p.Heads == (HeadMap{}) {
-		return HeadMap{Count: ours.KVHeads}
-	}
-	return p.Heads
 }
 
 // HostMover is a Pool that moves blocks to and from host memory in bulk.
@@ -258,7 +180,7 @@ type HostMemory interface {
 
 // HostBlock is a block and where it lies in host memory, in bytes from its
 // beginning: layer FirstLayer's rows as Gather packs a whole block (a multiple of
-// 16), and its digests, one uint64 a KV head (a multiple of 8).
+// 16), and its digests, one uint64 a head (a multiple of 8).
 type HostBlock struct {
 	Block         int32
 	Rows, Digests int64
@@ -267,8 +189,8 @@ type HostBlock struct {
 }
 
 // HostMove is one move: Layers layers from FirstLayer on of each block. The
-// rows of the next layer lie LayerStride bytes on, its digests DigestStride.
-// So block-first memory has LayerStride = Layout.BlockBytes().
+// rows of the next layer lie LayerStride bytes on, its digests DigestStride: a
+// device's layers are alike (kvlayout.Layout.Uniform).
 type HostMove struct {
 	Memory                    HostMemory
 	FirstLayer, Layers        int

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // bind opens a bulk connection of a session.
@@ -70,7 +72,7 @@ func decodeBind(b []byte) (*bind, error) {
 	c := &cursor{b: b}
 	m := &bind{Session: c.key(), Index: c.u32()}
 	m.Segment.Bytes, m.Segment.Blocks = c.u64(), c.u32()
-	if n := c.count(16, maxLayers); n > 0 {
+	if n := c.count(16, kvlayout.MaxLayers); n > 0 {
 		m.Segment.Layers = make([]span, n)
 		for i := range m.Segment.Layers {
 			m.Segment.Layers[i] = span{c.u64(), c.u64()}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // bulkWriter owns the sending half of one bulk connection. It takes a batch
@@ -30,8 +31,8 @@ type bulkWriter struct {
 	moves  []Move
 	heads  []unitHead // of the moves, or of the refills
 
-	refills []Refill // out of held
-	held    []Held
+	refills []kvlayout.Refill // out of held
+	held    []kvlayout.Held
 }
 
 // maxHead is how long the head of a batch gets, but for its last unit. It
@@ -140,8 +141,8 @@ func (p *sender) take(w *bulkWriter, units []uint32) (marks []message, g *Outgoi
 func (p *sender) fit(g *Outgoing, units []uint32) (n int) {
 	for size, head := 0, 0; n < len(units) && size < p.cfg.BatchBytes && head < maxHead; n++ {
 		sh := &g.shapes[int(units[n])/len(g.t.Dest)]
-		size += sh.row * g.layout.BlockTokens
-		head += batchEntrySize + 8*sh.heads
+		size += sh.BlockBytes()
+		head += batchEntrySize + sh.DigestBytes()
 	}
 	return n
 }
@@ -263,8 +264,8 @@ func (w *bulkWriter) describe(g *Outgoing, u uint32) departure {
 	to := g.t.Dest[index]
 	return departure{
 		unitHead: unitHead{Ticket: g.t.ID, Tag: g.tag, Layer: uint32(layer), Index: uint32(index),
-			Block: to.Block, Generation: to.Generation, Rows: uint32(rows), Heads: uint32(sh.heads)},
-		bytes: sh.row * rows,
+			Block: to.Block, Generation: to.Generation, Rows: uint32(rows), Heads: uint32(sh.Heads)},
+		bytes: sh.PackedBytes(rows),
 		same:  sh.same && rows == g.layout.BlockTokens,
 	}
 }

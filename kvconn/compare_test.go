@@ -1,17 +1,20 @@
 package kvconn
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/xpyd/xpyd/kvlayout"
+)
 
 // Every pairing is judged by both sides, who must agree.
 func TestCompare(t *testing.T) {
 	base := func() Identity {
-		return Identity{ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "cpu-f32-1", Layout: Layout{BlockTokens: 16,
-			Groups: []Group{{Kind: "full", Layers: 2, KVHeads: 8, HeadDim: 4, RowBytes: 16, DType: "f32"}}}}
+		return Identity{ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "cpu-f32-1", Layout: kvlayout.Plain(2, 8, 4, 16, "f32")}
 	}
 	f := func(name string, convert bool, want string, change func(a, b *Identity)) {
 		t.Helper()
 		a, b := base(), base()
-		b.Layout.Groups = append([]Group(nil), b.Layout.Groups...)
+		b.Layout.Groups = append([]kvlayout.Group(nil), b.Layout.Groups...)
 		change(&a, &b)
 		x, y := compare(a, b, convert), compare(b, a, convert)
 		if (x == nil) != (y == nil) || x != nil && (x.Field != y.Field || x.Field != want) || x == nil && want != "" {
@@ -20,21 +23,24 @@ func TestCompare(t *testing.T) {
 	}
 	const strict, free = false, true
 	bf16 := func(a, b *Identity) {
-		b.Layout.Groups[0].DType, b.Layout.Groups[0].RowBytes, b.Numerics = "bf16", 8, "cuda-bf16-1"
+		b.Layout.Groups[0].DType, b.Numerics = kvlayout.BF16, "cuda-bf16-1"
 	}
 	for _, p := range []bool{strict, free} {
 		f("equal", p, "", func(a, b *Identity) {})
 		f("numerics alone", p, "numerics", func(a, b *Identity) { b.Numerics = "cuda-f32-1" })
-		f("row bytes", p, "layout.groups[0].row_bytes", func(a, b *Identity) { b.Layout.Groups[0].RowBytes = 32 })
-		f("heads of another model", p, "layout.groups[0].kv_heads", func(a, b *Identity) { b.Layout.Groups[0].KVHeads = 4 })
+		f("row bytes", p, "layout.groups[0].planes", func(a, b *Identity) { b.Layout.Groups[0].Planes = kvlayout.KV(8) })
+		f("heads of another model", p, "layout.groups[0].heads", func(a, b *Identity) { b.Layout.Groups[0].Heads = kvlayout.Heads{Count: 4, Total: 4} })
 	}
 	f("dtype", strict, "numerics", bf16)
 	f("dtype", free, "", bf16)
 	f("dtype, equal numerics", strict, "layout.groups[0].dtype", func(a, b *Identity) { bf16(a, b); b.Numerics = a.Numerics })
-	f("unknown dtype", free, "layout.groups[0].dtype", func(a, b *Identity) { bf16(a, b); b.Layout.Groups[0].DType = "i4" })
-	f("padded rows", free, "layout.groups[0].dtype", func(a, b *Identity) { bf16(a, b); b.Layout.Groups[0].RowBytes = 12 })
+	f("unknown dtype", free, "layout.groups[0].dtype", func(a, b *Identity) { bf16(a, b); b.Layout.Groups[0].DType = kvlayout.U8 })
+	f("wider rows", free, "layout.groups[0].planes", func(a, b *Identity) { bf16(a, b); b.Layout.Groups[0].Planes = kvlayout.KV(6) })
+	f("fp8 without scales", free, "layout.groups[0].dtype", func(a, b *Identity) { b.Layout.Groups[0].DType = kvlayout.F8E4M3 })
 	f("big-endian", free, "numerics", func(a, b *Identity) { bf16(a, b); b.Numerics = "cpu-bf16-1-be" })
-	f8 := func(a, b *Identity) { b.Layout.Groups[0].DType, b.Layout.Groups[0].RowBytes = F8, 4 }
+	f8 := func(a, b *Identity) {
+		b.Layout.Groups[0].DType, b.Layout.Groups[0].Scale = kvlayout.F8E4M3, kvlayout.F32
+	}
 	f("fp8", strict, "", func(a, b *Identity) { f8(a, b); f8(nil, a) })
 	f("fp8 and f32", free, "", f8)
 }

@@ -112,7 +112,7 @@ func (c Config) Validate() error {
 			bad("identity: a field is over %d bytes", maxString)
 		}
 	}
-	if err := c.Identity.Layout.validate(); err != nil {
+	if err := c.Identity.Layout.Validate(); err != nil {
 		errs = append(errs, err)
 	} else if err := c.Shared.validate(c.Identity.Layout); err != nil {
 		errs = append(errs, err)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Incoming is a ticket on the receiver's side. Units go missing -> storing ->
@@ -19,8 +20,8 @@ type Incoming struct {
 	id     uint64
 	tag    uint64
 	spec   TicketSpec
-	layout Layout // ours
-	layers int
+	layers []kvlayout.Layer // ours
+	tokens int              // of our blocks
 	fence  *fence
 	done   chan struct{}
 	view   ViewSink      // the spec's sink, on a session that shares memory
@@ -62,8 +63,7 @@ type Commit struct {
 // newIncoming checks the spec and makes the ticket and its wire form; ids and
 // secret are the caller's to fill in.
 func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
-	layout := s.cfg.Identity.Layout
-	bt, layers, blocks := layout.BlockTokens, layout.Layers(), len(spec.Dest)
+	bt, layers, blocks := s.cfg.Identity.Layout.BlockTokens, len(s.layers), len(spec.Dest)
 	switch {
 	case spec.Sink == nil:
 		return nil, nil, errors.New("no sink")
@@ -85,7 +85,7 @@ func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
 		return nil, nil, errors.New("a field is too long")
 	}
 	now := time.Now()
-	i := &Incoming{s: s, spec: spec, layout: layout, layers: layers, fence: newFence(nil), done: make(chan struct{}),
+	i := &Incoming{s: s, spec: spec, layers: s.layers, tokens: bt, fence: newFence(nil), done: make(chan struct{}),
 		still: make(chan struct{}), units: make([]unitState, layers*blocks), missing: layers * blocks, started: now, progress: now}
 	i.view, _ = spec.Sink.(ViewSink)
 	m := &request{Link: spec.Link, DestBlockTokens: uint32(bt), Positions: uint32(spec.Positions), RequestID: spec.RequestID,
@@ -177,7 +177,7 @@ func proven(ctx context.Context, a, b <-chan struct{}) error {
 func (i *Incoming) Stored() UnitSet {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	set := UnitSet{layers: i.layers, blocks: len(i.spec.Dest), bits: newBitmap(len(i.units))}
+	set := UnitSet{layers: len(i.layers), blocks: len(i.spec.Dest), bits: newBitmap(len(i.units))}
 	for u, st := range i.units {
 		if st == unitHad || st == unitStored && (!i.s.peerWrites() || i.tries[uint32(u)] == 0) {
 			set.bits.set(u)
@@ -225,14 +225,14 @@ func (i *Incoming) address(u *unitHead, bytes int) (unit uint32, ok bool) {
 // addressed is address without the rows; size is how many bytes they have.
 func (i *Incoming) addressed(u *unitHead, heads int) (unit uint32, size int, ok bool) {
 	blocks := uint32(len(i.spec.Dest))
-	if u.Layer >= uint32(i.layers) || u.Index >= blocks {
+	if u.Layer >= uint32(len(i.layers)) || u.Index >= blocks {
 		return 0, 0, false
 	}
-	g, _ := i.layout.Group(int(u.Layer))
-	want := min(i.layout.BlockTokens, i.spec.Positions-int(u.Index)*i.layout.BlockTokens)
+	l := &i.layers[u.Layer]
+	want := min(i.tokens, i.spec.Positions-int(u.Index)*i.tokens)
 	d := i.spec.Dest[u.Index]
-	return u.Layer*blocks + u.Index, g.PackedBytes(want),
-		u.Block == d.Block && u.Generation == d.Generation && int(u.Rows) == want && heads == g.KVHeads
+	return u.Layer*blocks + u.Index, l.PackedBytes(want),
+		u.Block == d.Block && u.Generation == d.Generation && int(u.Rows) == want && heads == l.Heads
 }
 
 func (i *Incoming) claim(unit uint32) bool {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // countSink stores nothing and returns what it is told to.
@@ -39,8 +40,8 @@ func lonely(t *testing.T, sink Sink) (*Session, *Incoming) {
 		t.Fatal(err)
 	}
 	cfg := DefaultConfig()
-	cfg.Identity.Layout = Layout{BlockTokens: 2, Groups: []Group{{Layers: 2, KVHeads: 2, HeadDim: 1, RowBytes: 4}}}
-	s := &Session{cfg: &cfg, peer: cfg.Identity, log: slog.New(slog.NewTextHandler(io.Discard, nil)), m: m, side: m.of(SideReceiver),
+	cfg.Identity.Layout = kvlayout.Plain(2, 2, 1, 2, kvlayout.F32)
+	s := &Session{cfg: &cfg, peer: cfg.Identity, layers: cfg.Identity.Layout.Resolve(), log: slog.New(slog.NewTextHandler(io.Discard, nil)), m: m, side: m.of(SideReceiver),
 		bulk: make([]*frameConn, 1), beats: make([]atomic.Int64, 1), out: make(chan message, 64), tickets: map[uint64]*Incoming{}}
 	s.ctx, s.cancel = context.WithCancel(t.Context())
 	t.Cleanup(s.cancel)

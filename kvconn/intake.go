@@ -172,7 +172,7 @@ func (r *intake) plan(i *Incoming, inside bool, n, off int) {
 
 // settle verifies or stores a unit whose rows are all there; inside the fence.
 func (i *Incoming) settle(u *arrival) {
-	layer, first := int(u.Layer), int(u.Index)*i.layout.BlockTokens
+	layer, first := int(u.Layer), int(u.Index)*i.tokens
 	var err error
 	if u.at == wantsView {
 		err = i.spec.Sink.(ViewSink).Verify(layer, u.Block, 0, int(u.Rows), first, u.digests)

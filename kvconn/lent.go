@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // lent is this receiver's memory in the hands of one session's peer. It
@@ -84,7 +85,7 @@ type PushedBlock struct {
 
 // lend offers our pool to a peer that has been met, if there is a
 // pool to offer and the connection can carry one. theirs is the layout of the peer's.
-func (r *Receiver) lend(c net.Conn, theirs Layout) (*lent, error) {
+func (r *Receiver) lend(c net.Conn, theirs kvlayout.Layout) (*lent, error) {
 	sc := sharing(c)
 	if r.cfg.Shared == nil || sc == nil {
 		return nil, nil
@@ -156,7 +157,7 @@ func slowly(log *slog.Logger, began time.Time) {
 // why the unit was dropped as stale, or "".
 func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
 	unit, size, ok := i.addressed(u, len(digests))
-	bt := i.layout.BlockTokens
+	bt := i.tokens
 	if !ok || int(u.Rows) != bt {
 		return "address"
 	}
@@ -192,10 +193,13 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 		return "ended"
 	}
 	defer i.fence.leave()
-	g, _ := i.layout.Group(int(min(m.Layer, maxLayers)))
+	heads := 0 // of a layer that there is: addressed looks
+	if m.Layer < uint32(len(i.layers)) {
+		heads = i.layers[m.Layer].Heads
+	}
 	i.mu.Lock()
 	for at, b := range m.Blocks {
-		u := i.unitAt(m, b, g.KVHeads)
+		u := i.unitAt(m, b, heads)
 		unit, size, ok := i.addressed(&u, int(u.Heads))
 		switch {
 		case !ok:
@@ -204,7 +208,7 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 			stale = "duplicate"
 		default:
 			units, bytes = append(units, unit), bytes+size
-			blocks = append(blocks, PushedBlock{u.Block, int(u.Index) * i.layout.BlockTokens, int(u.Rows)})
+			blocks = append(blocks, PushedBlock{u.Block, int(u.Index) * i.tokens, int(u.Rows)})
 			if copies {
 				places = append(places, Placement{at, u.Block, int(u.Rows)})
 			}
@@ -279,8 +283,8 @@ func (i *Incoming) storedAll(units []uint32, good []bool) int {
 // unitAt is the head that a unit of its own would have for a pushed block: its
 // rows and heads are the ticket's, as the digests that came with it have to be.
 func (i *Incoming) unitAt(m *landing, b pushedBlock, heads int) unitHead {
-	first := int(min(b.Index, maxPositions)) * i.layout.BlockTokens
-	rows := max(0, min(i.layout.BlockTokens, i.spec.Positions-first))
+	first := int(min(b.Index, maxPositions)) * i.tokens
+	rows := max(0, min(i.tokens, i.spec.Positions-first))
 	return unitHead{Ticket: m.Ticket, Tag: m.Tag, Layer: m.Layer, Index: b.Index, Block: b.Block, Generation: b.Generation,
 		Rows: uint32(rows), Heads: uint32(heads)}
 }

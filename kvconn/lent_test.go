@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // viewSink counts what it is asked to verify.
@@ -57,9 +58,9 @@ func TestSecondWritingIsVerified(t *testing.T) {
 
 // A ticket may name any block; only those of the mapped pool are written.
 func TestPlacedInsideThePool(t *testing.T) {
-	layout := Layout{BlockTokens: 2, Groups: []Group{{Layers: 2, KVHeads: 2, HeadDim: 1, RowBytes: 4}}}
-	size := layout.RowsBytes(0, 2)
-	p := &peerPool{mem: make([]byte, 6*size), layout: layout,
+	layout := kvlayout.Plain(2, 2, 1, 2, kvlayout.F32)
+	size := layout.Resolve()[0].BlockBytes()
+	p := &peerPool{mem: make([]byte, 6*size), layers: layout.Resolve(),
 		seg: segment{Bytes: uint64(6 * size), Blocks: 3, Layers: []span{{0, uint64(size)}, {uint64(3 * size), uint64(size)}}}}
 	f := func(layer int, block int32, want bool) {
 		t.Helper()

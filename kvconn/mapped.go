@@ -7,6 +7,8 @@ import (
 	"math"
 	"net"
 	"slices"
+
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Shared describes a receiver's block pool as memory that a sender on the same
@@ -28,10 +30,10 @@ type Span struct{ Offset, Stride int64 }
 
 // DevicePool describes a pool in a device's memory: the blocks of a layer one
 // behind the other, layer after layer.
-func DevicePool(l Layout, blocks int) *Shared {
+func DevicePool(l kvlayout.Layout, blocks int) *Shared {
 	s := &Shared{FD: -1, Device: true, Blocks: blocks}
-	for layer := range l.Layers() {
-		size := int64(l.RowsBytes(layer, l.BlockTokens))
+	for _, layer := range l.Resolve() {
+		size := int64(layer.BlockBytes())
 		s.Layers = append(s.Layers, Span{Offset: s.Bytes, Stride: size})
 		s.Bytes += size * int64(blocks)
 	}
@@ -130,7 +132,7 @@ func (s *segment) shared(epoch uint64) *Shared {
 }
 
 // validate checks a description of our own pool.
-func (s *Shared) validate(layout Layout) error {
+func (s *Shared) validate(layout kvlayout.Layout) error {
 	if s == nil {
 		return nil
 	}
@@ -147,27 +149,20 @@ func (s *Shared) validate(layout Layout) error {
 }
 
 // holds checks that the segment has this layout's blocks, all inside it.
-func (s *segment) holds(l Layout) error {
+func (s *segment) holds(l kvlayout.Layout) error {
 	if err := s.validate(); err != nil {
 		return err
 	}
-	if len(s.Layers) != l.Layers() {
-		return fmt.Errorf("segment: %d layers, the layout has %d", len(s.Layers), l.Layers())
+	layers := l.Resolve()
+	if len(s.Layers) != len(layers) {
+		return fmt.Errorf("segment: %d layers, the layout has %d", len(s.Layers), len(layers))
 	}
-	for i := range s.Layers {
-		if need := l.RowsBytes(i, l.BlockTokens); s.Layers[i].Stride < uint64(need) {
+	for i := range layers {
+		if need := layers[i].BlockBytes(); s.Layers[i].Stride < uint64(need) {
 			return fmt.Errorf("segment: layer %d has a block every %d bytes, one needs %d", i, s.Layers[i].Stride, need)
 		}
 	}
 	return nil
-}
-
-// same tells whether a layer's rows look alike in both layouts. Only such a
-// layer's blocks are placed: others are cut or converted on their way.
-func (l Layout) same(o Layout, layer int) bool {
-	a, ok := l.Group(layer)
-	b, has := o.Group(layer)
-	return ok && has && a == b && l.BlockTokens == o.BlockTokens
 }
 
 // peerPool is a receiver's pool in its sender's reach.
@@ -177,12 +172,12 @@ type peerPool struct {
 	mem    []byte
 	device DeviceWindow // the window, if a device pushes rows there
 	seg    segment
-	layout Layout // the receiver's
+	layers []kvlayout.Layer // the receiver's
 }
 
 // mapPeer opens what the receiver offered on c and described as seg; ours is the
 // layout of our own pool.
-func mapPeer(c net.Conn, seg segment, peer *Identity, ours Layout) (_ *peerPool, err error) {
+func mapPeer(c net.Conn, seg segment, peer *Identity, ours kvlayout.Layout) (_ *peerPool, err error) {
 	if err := seg.holds(peer.Layout); err != nil {
 		return nil, err
 	}
@@ -197,7 +192,7 @@ func mapPeer(c net.Conn, seg segment, peer *Identity, ours Layout) (_ *peerPool,
 	if err != nil {
 		return nil, err
 	}
-	p := &peerPool{window: w, seg: seg, layout: peer.Layout}
+	p := &peerPool{window: w, seg: seg, layers: peer.Layout.Resolve()}
 	if p.device, _ = w.(DeviceWindow); p.device != nil {
 		return p, nil
 	}
@@ -214,18 +209,18 @@ func mapPeer(c net.Conn, seg segment, peer *Identity, ours Layout) (_ *peerPool,
 // other over c, as far as that is their dtype's, or, of slots, their blocks' size. They could
 // still be sent over the connection, after the sender's host has converted them; but a
 // session that says it is between devices should not be that.
-func alike(c SharedConn, ours, theirs Layout) error {
+func alike(c SharedConn, ours, theirs kvlayout.Layout) error {
 	d, ok := c.(DeviceConn)
 	if !ok || d.Refills() {
 		return nil
 	}
-	for layer := range ours.Layers() {
-		a, _ := ours.Group(layer)
-		b, ok := theirs.Group(layer)
-		if ok && a.DType != b.DType {
+	own, peer := ours.Resolve(), theirs.Resolve()
+	for i := range min(len(own), len(peer)) {
+		a, b := &own[i], &peer[i]
+		if a.DType != b.DType {
 			return fmt.Errorf("the peer's KV rows are %s, ours %s: a device converts them over cudaipc, with kv.device_refill", b.DType, a.DType)
 		}
-		if n, m := ours.RowsBytes(layer, ours.BlockTokens), theirs.RowsBytes(layer, theirs.BlockTokens); ok && d.Staged() && n != m {
+		if n, m := a.BlockBytes(), b.BlockBytes(); d.Staged() && n != m {
 			return fmt.Errorf("the peer's blocks are of %d bytes a layer, ours of %d: a ring has slots of one size", m, n)
 		}
 	}
@@ -243,7 +238,7 @@ func (p *peerPool) block(layer int, block int32) (run []byte, ok bool) {
 	if layer < 0 || layer >= len(p.seg.Layers) || block < 0 || uint32(block) >= p.seg.Blocks {
 		return nil, false
 	}
-	size := p.layout.RowsBytes(layer, p.layout.BlockTokens)
+	size := p.layers[layer].BlockBytes()
 	l := p.seg.Layers[layer] // checked by holds: the product and the sums stay inside mem
 	at := l.Offset + uint64(block)*l.Stride
 	return p.mem[at : at+uint64(size) : at+uint64(size)], true

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // A message is one control frame's body. append is the encoder; each type has
@@ -58,15 +59,7 @@ func (m *hello) append(b []byte) []byte {
 	for _, s := range []string{id.ID, id.ModelFingerprint, id.TokenizerFingerprint, id.Numerics, id.Build} {
 		b = putStr(b, s)
 	}
-	b = putU32(b, uint32(id.Layout.BlockTokens))
-	b = putU32(b, uint32(len(id.Layout.Groups)))
-	for _, g := range id.Layout.Groups {
-		b = putStr(b, g.Kind)
-		b = putStr(b, g.DType)
-		for _, v := range []int{g.Layers, g.KVHeads, g.HeadDim, g.RowBytes, g.Window} {
-			b = putU32(b, uint32(v))
-		}
-	}
+	b = putBlob(b, id.Layout.Encode())
 	flags := uint32(0)
 	if m.Convert {
 		flags |= flagConvert
@@ -85,14 +78,7 @@ func decodeHello(b []byte) (*hello, error) {
 	for _, s := range []*string{&id.ID, &id.ModelFingerprint, &id.TokenizerFingerprint, &id.Numerics, &id.Build} {
 		*s = c.str()
 	}
-	id.Layout.BlockTokens = int(c.u32())
-	for range c.count(28, maxGroups) { // 28 bytes: the least a group takes
-		g := Group{Kind: c.str(), DType: c.str()}
-		for _, v := range []*int{&g.Layers, &g.KVHeads, &g.HeadDim, &g.RowBytes, &g.Window} {
-			*v = int(c.u32())
-		}
-		id.Layout.Groups = append(id.Layout.Groups, g)
-	}
+	layout := c.blob(kvlayout.MaxEncoded)
 	flags := c.u32()
 	if c.err == nil && flags&^(flagConvert|flagUnchecked) != 0 {
 		return nil, fmt.Errorf("hello: flags %#x", flags)
@@ -104,7 +90,8 @@ func decodeHello(b []byte) (*hello, error) {
 	if m.Role != roleReceiver && m.Role != roleSender {
 		return nil, fmt.Errorf("hello: %v", m.Role)
 	}
-	if err := id.Layout.validate(); err != nil {
+	var err error
+	if id.Layout, err = kvlayout.Decode(layout); err != nil {
 		return nil, fmt.Errorf("hello: %w", err)
 	}
 	return m, nil

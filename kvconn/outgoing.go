@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Ticket is a receiver's request as the sender's handler sees it.
@@ -30,9 +31,9 @@ type Outgoing struct {
 	p       *sender
 	t       Ticket
 	tag     uint64
-	layout  Layout // of what is sent: the receiver's
+	layout  kvlayout.Layout // of what is sent: the receiver's
 	layers  int
-	shapes  []shape // of whole blocks, one a layer
+	shapes  []shape // one a layer
 	fence   *fence  // around every Load and the write that follows
 	ctx     context.Context
 	cancel  context.CancelFunc
@@ -62,14 +63,24 @@ type Outgoing struct {
 
 // shape is what a writer has to know of one layer's units.
 type shape struct {
-	heads int
-	row   int  // bytes of one position, K and V of all heads
-	same  bool // we keep whole blocks as the receiver does
+	kvlayout.Rows      // the receiver's
+	same          bool // we keep whole blocks as the receiver does
+}
+
+// shapesOf are those of all layers; alike says that all are the same.
+func shapesOf(ours, theirs kvlayout.Layout) (shapes []shape, alike bool) {
+	own := ours.Resolve()
+	alike = true
+	for i, l := range theirs.Resolve() {
+		shapes = append(shapes, shape{l.Rows, l.Rows == own[i].Rows})
+		alike = alike && shapes[i].same
+	}
+	return shapes, alike
 }
 
 func newOutgoing(p *sender, m *request) (*Outgoing, error) {
 	layout := p.peer.Layout
-	layers := layout.Layers()
+	layers := len(p.shapes)
 	units := layers * len(m.Dest)
 	if int(m.DestBlockTokens) != layout.BlockTokens {
 		return nil, fmt.Errorf("ticket %d: block of %d tokens, the handshake said %d", m.ID, m.DestBlockTokens, layout.BlockTokens)
@@ -79,16 +90,9 @@ func newOutgoing(p *sender, m *request) (*Outgoing, error) {
 	}
 	now := time.Now()
 	deadline := now.Add(min(time.Duration(m.DeadlineMS)*time.Millisecond, p.cfg.TicketTimeout))
-	g := &Outgoing{p: p, tag: unitTag(m.Secret, p.key, m.ID), layout: layout, layers: layers, start: now, have: m.Have, pushed: newBitmap(units),
+	g := &Outgoing{p: p, tag: unitTag(m.Secret, p.key, m.ID), layout: layout, layers: layers, shapes: p.shapes, refills: !p.alike, start: now, have: m.Have, pushed: newBitmap(units),
 		t: Ticket{ID: m.ID, Link: m.Link, RequestID: m.RequestID, Tokens: m.Tokens, Positions: int(m.Positions), First: m.First,
 			Dest: m.Dest, DestBlockTokens: int(m.DestBlockTokens), LeaseID: m.LeaseID, Deadline: deadline}}
-	g.shapes = make([]shape, layers)
-	for l := range g.shapes {
-		gr, _ := layout.Group(l)
-		same := layout.same(p.cfg.Identity.Layout, l)
-		g.shapes[l] = shape{heads: gr.KVHeads, row: gr.PackedBytes(1), same: same}
-		g.refills = g.refills || !same
-	}
 	g.fence = newFence(g.settle)
 	g.ctx, g.cancel = context.WithDeadline(p.ctx, deadline)
 	return g, nil
@@ -116,7 +120,7 @@ func (g *Outgoing) Ticket() *Ticket { return &g.t }
 
 // Layout is the shape of the rows to send, the receiver's. A source that keeps
 // them otherwise has to convert; see package convert.
-func (g *Outgoing) Layout() Layout { return g.layout }
+func (g *Outgoing) Layout() kvlayout.Layout { return g.layout }
 
 // Peer returns the receiver's identity.
 func (g *Outgoing) Peer() Identity { return g.p.peer }

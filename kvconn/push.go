@@ -267,7 +267,7 @@ func (p *sender) drain() {
 
 // notices tells the receiver of one layer's blocks of a push.
 func (w *bulkWriter) notices(g *Outgoing, number uint64, layer int) error {
-	bytes := g.shapes[layer].row
+	bytes := g.shapes[layer].PackedBytes(1)
 	for at := 0; at < len(w.heads); {
 		w.buf = w.buf[:0]
 		m := &landing{Ticket: g.t.ID, Tag: g.tag, Number: number, Layer: uint32(layer)}

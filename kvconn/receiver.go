@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Log keys.
@@ -23,10 +24,11 @@ const (
 // expected peer. It dials on demand; a session that has died is replaced by
 // the next Open.
 type Receiver struct {
-	cfg Config
-	tr  Transport
-	log *slog.Logger
-	m   *Metrics
+	cfg    Config
+	layers []kvlayout.Layer // of our pool
+	tr     Transport
+	log    *slog.Logger
+	m      *Metrics
 
 	ctx     context.Context // ends with Close
 	cancel  context.CancelFunc
@@ -59,7 +61,7 @@ func NewReceiver(cfg Config, tr Transport, log *slog.Logger, m *Metrics) (*Recei
 		return nil, fmt.Errorf("kvconn receiver: %w", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Receiver{cfg: cfg, tr: tr, log: log, m: m, ctx: ctx, cancel: cancel, refused: sparing{log: log}, slots: map[slotKey]*slot{}}, nil
+	return &Receiver{cfg: cfg, layers: cfg.Identity.Layout.Resolve(), tr: tr, log: log, m: m, ctx: ctx, cancel: cancel, refused: sparing{log: log}, slots: map[slotKey]*slot{}}, nil
 }
 
 // Open returns a live session to the sender at addr, and dials one when there
@@ -200,8 +202,10 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	// than it bears silence.
 	stop := conns[0].pings(r.cfg.KeepAlive)
 	defer stop()
-	payload, heads := r.cfg.Identity.Layout.maxUnit(r.cfg.Identity.Layout.BlockTokens)
-	unit := unitBytes(heads, payload)
+	unit := 0 // the largest
+	for i := range r.layers {
+		unit = max(unit, unitBytes(r.layers[i].Heads, r.layers[i].BlockBytes()))
+	}
 	for i := range r.cfg.BulkConns {
 		first := i == 0
 		if err := dial(func(c net.Conn) *frameConn { return newBulkConn(c, unit) }, first, func(f *frameConn) error {

@@ -1,5 +1,7 @@
 package kvconn
 
+import "github.com/xpyd/xpyd/kvlayout"
+
 // RefillWindow is a DeviceWindow that also reaches blocks of another size than
 // ours, or whose rows have another dtype.
 type RefillWindow interface {
@@ -7,22 +9,7 @@ type RefillWindow interface {
 	// Refill is Push for such blocks: the rows of each are put together out of
 	// those of sources, whose digests are merged, or checked where a source is
 	// cut or its rows are converted: a bad row does not get a good digest.
-	Refill(layer int, blocks []Refill, sources []Held) (number uint64, err error)
-}
-
-// Refill is one block of the peer's, To, that gets the positions from FirstPos on
-// as its rows 0 .. Rows-1, out of sources[First : First+Count].
-type Refill struct {
-	To             int32
-	FirstPos, Rows int
-	First, Count   int
-}
-
-// Held is a block of our pool: its rows 0 .. Rows-1 are the positions from
-// FirstPos on, and its stored digests cover exactly those.
-type Held struct {
-	Block          int32
-	FirstPos, Rows int
+	Refill(layer int, blocks []kvlayout.Refill, sources []kvlayout.Held) (number uint64, err error)
 }
 
 // SpanSource is a Source whose rows a device can push from where they lie although
@@ -34,22 +21,22 @@ type Held struct {
 // their rows until the ticket's fence is quiet. Calls may be concurrent.
 type SpanSource interface {
 	Source
-	Spans(layer, firstPos, rows int, to []Held) (_ []Held, ok bool)
+	Spans(layer, firstPos, rows int, to []kvlayout.Held) (_ []kvlayout.Held, ok bool)
 }
 
 // refill finds what a device needs to put a unit together at the peer's. Its
 // sources go behind those of the units before, whose last one it may share.
-func (w *bulkWriter) refill(g *Outgoing, d *departure) (Refill, bool) {
+func (w *bulkWriter) refill(g *Outgoing, d *departure) (kvlayout.Refill, bool) {
 	src, ok := g.src.(SpanSource)
 	_, can := w.p.pool.device.(RefillWindow)
 	if !ok || !can || g.shapes[d.Layer].same {
-		return Refill{}, false
+		return kvlayout.Refill{}, false
 	}
 	n := len(w.held)
-	r := Refill{To: d.Block, FirstPos: int(d.Index) * g.layout.BlockTokens, Rows: int(d.Rows), First: n}
+	r := kvlayout.Refill{Block: d.Block, FirstPos: int(d.Index) * g.layout.BlockTokens, Rows: int(d.Rows), First: n}
 	held, ok := src.Spans(int(d.Layer), r.FirstPos, r.Rows, w.held)
 	if !ok || len(held) == n {
-		return Refill{}, false
+		return kvlayout.Refill{}, false
 	}
 	r.Count = len(held) - n
 	if n > 0 && held[n] == held[n-1] {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // request is a ticket on the wire.
@@ -67,7 +68,7 @@ func decodeRequest(b []byte) (*request, error) {
 		return nil, fmt.Errorf("ticket: %w", err)
 	}
 	bt, n := int64(m.DestBlockTokens), int64(m.Positions)
-	if bt < 1 || bt > maxBlockTokens || n < 1 || n > maxPositions || int64(len(m.Dest)) != (n+bt-1)/bt {
+	if bt < 1 || bt > kvlayout.MaxBlockTokens || n < 1 || n > maxPositions || int64(len(m.Dest)) != (n+bt-1)/bt {
 		return nil, fmt.Errorf("ticket: %w", errShape)
 	}
 	return m, nil

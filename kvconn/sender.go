@@ -18,15 +18,17 @@ import (
 // guards the session and all its Outgoings; a fence's lock may be taken
 // inside it, never the other way round.
 type sender struct {
-	srv  *Server
-	cfg  *Config
-	log  *slog.Logger
-	side perSide
-	peer Identity
-	key  [16]byte
-	ctl  *frameConn
-	out  chan message
-	h    Handler
+	srv    *Server
+	cfg    *Config
+	log    *slog.Logger
+	side   perSide
+	peer   Identity
+	shapes []shape // of the units that the receiver gets
+	alike  bool    // all of them are whole blocks of ours
+	key    [16]byte
+	ctl    *frameConn
+	out    chan message
+	h      Handler
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -52,6 +54,7 @@ func newSender(s *Server, hi *hello, ctl *frameConn, h Handler) *sender {
 	p := &sender{srv: s, cfg: &s.cfg, log: s.log.With(logPeer, hi.Identity.PeerID.String()), side: s.m.of(SideSender),
 		peer: hi.Identity, key: newKey(), ctl: ctl, out: make(chan message, controlQueue), h: h,
 		opened: time.Now(), over: make(chan struct{}), bulk: make([]*bulkWriter, hi.Bulk), tickets: map[uint64]*Outgoing{}}
+	p.shapes, p.alike = shapesOf(s.cfg.Identity.Layout, hi.Identity.Layout)
 	p.pushes = make(chan inFlight, maxPushes)
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // handlerFunc is a Handler.
@@ -27,7 +28,7 @@ func newStubSender(t *testing.T, bulk uint8, h handlerFunc) *sender {
 	}
 	cfg := DefaultConfig()
 	cfg.Identity = Identity{PeerID: PeerID{ID: "prefill-0", Epoch: 1}, Numerics: "test-1",
-		Layout: Layout{BlockTokens: 2, Groups: []Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 1, RowBytes: 4, DType: "f32"}}}}
+		Layout: kvlayout.Plain(2, 2, 1, 2, "f32")}
 	srv, err := NewServer(cfg, slog.New(slog.NewTextHandler(io.Discard, nil)), m)
 	if err != nil {
 		t.Fatal(err)

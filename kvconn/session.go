@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Session is one receiver's binding to one run of one sender. Its goroutines
@@ -23,8 +24,9 @@ type Session struct {
 	m         *Metrics
 	side      perSide
 	peer      Identity
-	key       [16]byte // the session key, part of every unit tag
-	unchecked bool     // both sides said that digests need not be checked
+	layers    []kvlayout.Layer // of our pool
+	key       [16]byte         // the session key, part of every unit tag
+	unchecked bool             // both sides said that digests need not be checked
 	ctl       *frameConn
 	bulk      []*frameConn
 	beats     []atomic.Int64 // by bulk connection: when its last beat came, Unix time in ns
@@ -49,7 +51,7 @@ const controlQueue = 4096
 
 func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn, loan *lent) *Session {
 	s := &Session{cfg: &r.cfg, log: r.log.With(logPeer, h.Identity.PeerID.String()), m: r.m, side: r.m.of(SideReceiver),
-		peer: h.Identity, key: h.Session, unchecked: r.cfg.Unchecked && h.Unchecked, ctl: ctl, bulk: bulk, lent: loan,
+		peer: h.Identity, layers: r.layers, key: h.Session, unchecked: r.cfg.Unchecked && h.Unchecked, ctl: ctl, bulk: bulk, lent: loan,
 		beats: make([]atomic.Int64, len(bulk)), out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, over: make(chan struct{}), used: time.Now()}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.side.sessions.Inc()

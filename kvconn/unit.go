@@ -5,6 +5,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // unitHead is what stands before the digests and rows of one block of one
@@ -13,7 +15,7 @@ import (
 //	0 ticket u64 | 8 tag u64 | 16 layer u32 | 20 index u32 | 24 block i32 |
 //	28 generation u32 | 32 rows u32 | 36 heads u32
 //
-// then digests [heads]u64, then rows packed as [2 (K,V)][heads][rows][row_bytes].
+// then digests [heads]u64, then the packed rows (kvlayout.Rows).
 type unitHead struct {
 	Ticket      uint64
 	Tag         uint64
@@ -40,10 +42,10 @@ func decodeUnit(b []byte, sums []uint64) (u unitHead, digests []uint64, rows []b
 	c := &cursor{b: b}
 	u = unitHead{Ticket: c.u64(), Tag: c.u64(), Layer: c.u32(), Index: c.u32(),
 		Block: int32(c.u32()), Generation: c.u32(), Rows: c.u32(), Heads: c.u32()}
-	if c.err == nil && u.Heads > maxKVHeads {
-		c.err = fmt.Errorf("%d heads, at most %d", u.Heads, maxKVHeads)
+	if c.err == nil && u.Heads > kvlayout.MaxHeads {
+		c.err = fmt.Errorf("%d heads, at most %d", u.Heads, kvlayout.MaxHeads)
 	}
-	raw := c.take(8 * int(min(u.Heads, maxKVHeads)))
+	raw := c.take(8 * int(min(u.Heads, kvlayout.MaxHeads)))
 	if c.err != nil {
 		return unitHead{}, nil, nil, fmt.Errorf("unit: %w", c.err)
 	}
@@ -98,7 +100,7 @@ func (t frameType) checked(body []byte) int {
 }
 
 func (t frameType) headSize(body []byte) (int, error) {
-	n, sums, limit := uint32(1), uint32(0), uint32(maxKVHeads)
+	n, sums, limit := uint32(1), uint32(0), uint32(kvlayout.MaxHeads)
 	if t == typeBatch {
 		n, sums, limit = binary.LittleEndian.Uint32(body[16:]), binary.LittleEndian.Uint32(body[20:]), maxSums
 	} else {

@@ -15,11 +15,12 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // messages has one of every message with a body, as seeds and as a round trip.
 func messages() []message {
-	layout := Layout{BlockTokens: 16, Groups: []Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 4, RowBytes: 16, DType: "f32"}}}
+	layout := kvlayout.Plain(2, 2, 4, 16, "f32")
 	h := &hello{Convert: true, Unchecked: true, ProtocolMin: 1, ProtocolMax: 2, Role: roleSender, Bulk: 3, Session: [16]byte{1, 2}, Identity: Identity{PeerID: PeerID{"p", 7},
 		ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n", Layout: layout, Build: "b"}}
 	seg := segment{Bytes: 1 << 20, Blocks: 4, Layers: []span{{0, 1 << 10}, {1 << 19, 1 << 17}}, Grant: []byte("how")}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/convert"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // TestInForm: the receiver keeps bf16, in blocks of another size. Its rows are ours, rounded, with digests that hold
@@ -16,19 +18,19 @@ import (
 func TestInForm(t *testing.T) {
 	const n, bt = 30, 8
 	p, ready := prompt(4, n)
-	src := newSource(p, p.layout, n, bt)
-	for layer := range p.layout.Layers {
+	src := newSource(p, p.layout.Resolve(), n, bt)
+	for layer := range p.layout.Layers() {
 		src.ready(layer, ready)
 	}
-	to := kvconn.Layout{BlockTokens: bt, Groups: []kvconn.Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 2, RowBytes: 4, DType: "bf16"}}}
-	rows, err := inForm(src, to)
+	to := kvlayout.Plain(2, 2, 2, bt, "bf16")
+	rows, err := convert.New(src, p.layout, to, kernels.DigestPart)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for layer := range p.layout.Layers {
+	for layer := range p.layout.Layers() {
 		for first := 0; first < n; first += bt {
 			count := min(bt, n-first)
-			got, sums, ours := make([]byte, to.RowsBytes(layer, count)), make([]uint64, 2), make([]byte, p.layout.RowsBytes(count))
+			got, sums, ours := make([]byte, to.Resolve()[0].PackedBytes(count)), make([]uint64, 2), make([]byte, p.layout.Resolve()[0].PackedBytes(count))
 			if err := rows.Load(layer, first/bt, first, count, got, sums); err != nil {
 				t.Fatal(err)
 			}
@@ -37,7 +39,7 @@ func TestInForm(t *testing.T) {
 			for part := range 4 {
 				kv, head := part/2, part%2
 				mine, its := ours[part*count*8:][:count*8], got[part*count*4:][:count*4]
-				want[head] += kernels.DigestHeadRows(layer, kv, head, first, count, 4, its)
+				want[head] += kernels.DigestPart(&to.Resolve()[layer], kv, head, first, count, its, nil)
 				for e := range 2 * count {
 					f := math.Float32frombits(binary.LittleEndian.Uint32(mine[4*e:]))
 					b := math.Float32frombits(uint32(binary.LittleEndian.Uint16(its[2*e:])) << 16)
@@ -52,11 +54,11 @@ func TestInForm(t *testing.T) {
 		}
 	}
 	p.broken[ready[4].Block] = true
-	if err := rows.Load(0, 2, 16, bt, make([]byte, to.RowsBytes(0, bt)), make([]uint64, 2)); !errors.Is(err, kvconn.ErrDigest) {
+	if err := rows.Load(0, 2, 16, bt, make([]byte, to.Resolve()[0].PackedBytes(bt)), make([]uint64, 2)); !errors.Is(err, kvconn.ErrDigest) {
 		t.Errorf("a broken row was converted: %v", err)
 	}
-	to.Groups[0].DType, to.Groups[0].RowBytes, to.BlockTokens = "f32", 8, 4
-	if same, err := inForm(src, to); err != nil || same != kvconn.Source(src) {
+	to = kvlayout.Plain(2, 2, 2, 4, kvlayout.F32)
+	if same, err := convert.New(src, p.layout, to, kernels.DigestPart); err != nil || same != kvconn.Source(src) {
 		t.Errorf("rows of our own form are converted: %v", err)
 	}
 }

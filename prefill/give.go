@@ -42,14 +42,14 @@ func (s *Service) serveCached(ctx context.Context, o *kvconn.Outgoing, salt stri
 			ask.Blocks++
 		}
 	}
-	ask.Bytes = int64(ask.Blocks) * int64(s.layout.Layers) * int64(s.layout.RowsBytes(t.DestBlockTokens))
+	ask.Bytes = int64(ask.Blocks) * int64(s.layout.BlockBytes()/s.layout.BlockTokens*t.DestBlockTokens)
 	blocks, release, err := s.cfg.Give(ctx, ask)
 	if err != nil {
 		s.refuse(o, err)
 		return
 	}
 	defer release()
-	src := newSource(s.pool, s.layout, len(t.Tokens), t.DestBlockTokens)
+	src := newSource(s.pool, s.layers, len(t.Tokens), t.DestBlockTokens)
 	src.fill(blocks)
 	if s.accept(o, src) != nil {
 		<-o.Done()

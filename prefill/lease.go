@@ -98,7 +98,7 @@ func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept,
 // since an early claim may have to wait for the prompt.
 func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 	t := o.Ticket()
-	src := newSource(s.pool, s.layout, len(t.Tokens), t.DestBlockTokens)
+	src := newSource(s.pool, s.layers, len(t.Tokens), t.DestBlockTokens)
 	if s.accept(o, src) != nil {
 		return // it has ended
 	}

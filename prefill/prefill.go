@@ -27,6 +27,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/convert"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Config bounds what the service keeps.
@@ -77,16 +78,17 @@ type Service struct {
 	cfg    Config
 	engine Engine
 	pool   kernels.Pool
-	layout kernels.Layout
+	layout kvlayout.Layout
+	layers []kvlayout.Layer // of it
 	log    *slog.Logger
 	links  *links
 	leases *leases
 }
 
 // New makes a service over one engine and the pool that it fills.
-func New(cfg Config, e Engine, pool kernels.Pool, layout kernels.Layout, log *slog.Logger) *Service {
+func New(cfg Config, e Engine, pool kernels.Pool, layout kvlayout.Layout, log *slog.Logger) *Service {
 	return &Service{
-		cfg: cfg, engine: e, pool: pool, layout: layout, log: log,
+		cfg: cfg, engine: e, pool: pool, layout: layout, layers: layout.Resolve(), log: log,
 		links:  newLinks(cfg.TicketWait, remembered),
 		leases: newLeases(cfg.Lease, cfg.MaxLease, cfg.TicketWait, cfg.MaxLeases),
 	}
@@ -134,7 +136,7 @@ func (s *Service) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 // servePrompt runs the prompt of a ticket and pushes its blocks.
 func (s *Service) servePrompt(ctx context.Context, o *kvconn.Outgoing, order *handoff.Order) Report {
 	t, begun := o.Ticket(), time.Now()
-	src := newSource(s.pool, s.layout, len(t.Tokens), t.DestBlockTokens)
+	src := newSource(s.pool, s.layers, len(t.Tokens), t.DestBlockTokens)
 	if err := s.accept(o, src); err != nil {
 		return Report{Outcome: kvconn.OutcomeOf(err, ticket.Dead), Message: err.Error()}
 	}
@@ -175,22 +177,15 @@ func (s *Service) warm(ctx context.Context, w Wanted) engine.Source {
 	return s.cfg.Warm(ctx, w)
 }
 
-// accept accepts the ticket, with src in the form that the receiver keeps.
+// accept accepts the ticket, with src in the dtype that the receiver keeps. src has its
+// block size already.
 func (s *Service) accept(o *kvconn.Outgoing, src *source) error {
-	rows, err := inForm(src, o.Layout())
+	rows, err := convert.New(src, s.layout, o.Layout(), kernels.DigestPart)
 	if err != nil {
 		o.Fail(ticket.Incompatible, err.Error())
 		return err
 	}
 	return o.Accept(rows)
-}
-
-// inForm converts src to the KV heads and dtype of to. src has its block size already.
-func inForm(src *source, to kvconn.Layout) (kvconn.Source, error) {
-	l := src.layout
-	ours := kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: l.Layers,
-		KVHeads: l.KVHeads, HeadDim: l.HeadDim, RowBytes: l.RowBytes, DType: l.DType}}}
-	return convert.New(src, ours, to, kernels.DigestHeadRows)
 }
 
 // fail tells the receiver why, waits until the source is no longer read, and returns how the

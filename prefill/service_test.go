@@ -78,12 +78,10 @@ func newRig(t *testing.T, change func(*prefill.Config), onStep func(*kernels.Ste
 		change(&cfg)
 	}
 	r.Service = prefill.New(cfg, r.engine, r.backend, r.backend.Layout(), log)
-	l := r.backend.Layout()
 	kv := func(id string) kvconn.Config {
 		c := kvconn.DefaultConfig()
 		c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n",
-			Layout: kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: l.Layers,
-				KVHeads: l.KVHeads, HeadDim: l.HeadDim, RowBytes: l.RowBytes, DType: l.DType}}}}
+			Layout: r.backend.Layout()}
 		return c
 	}
 	mem := kvconntest.NewMemory(1 << 16)
@@ -264,7 +262,7 @@ func TestTicket(t *testing.T) {
 			}
 			// The engine has the prompt's blocks in its index still.
 			table, hit := r.cache.Match(p, "", n, "test")
-			buf := make([]byte, r.backend.Layout().RowsBytes(4))
+			buf := make([]byte, r.backend.Layout().Resolve()[0].PackedBytes(4))
 			for i := range hit / 4 {
 				r.backend.Gather(1, table[i], 0, 4, buf)
 				if s.Sink.(*sink).rows[[2]int{1, i}] != string(buf) {

@@ -8,13 +8,15 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // source reads a prompt's rows from the pool for a receiver whose blocks may have another
 // size. It implements kvconn.Source.
 type source struct {
 	pool      kernels.Pool
-	layout    kernels.Layout
+	layers    []kvlayout.Layer
+	tokens    int // of our blocks
 	positions int // of the prompt
 	destBlock int // receiver's block size, tokens
 
@@ -24,10 +26,10 @@ type source struct {
 	last  *checked
 }
 
-func newSource(pool kernels.Pool, layout kernels.Layout, positions, destBlock int) *source {
-	blocks := (positions + layout.BlockTokens - 1) / layout.BlockTokens
-	s := &source{pool: pool, layout: layout, positions: positions, destBlock: destBlock,
-		table: make([]int32, blocks), upto: make([]int, layout.Layers)}
+func newSource(pool kernels.Pool, layers []kvlayout.Layer, positions, destBlock int) *source {
+	tokens := layers[0].BlockTokens
+	s := &source{pool: pool, layers: layers, tokens: tokens, positions: positions, destBlock: destBlock,
+		table: make([]int32, (positions+tokens-1)/tokens), upto: make([]int, len(layers))}
 	for i := range s.table {
 		s.table[i] = -1
 	}
@@ -72,11 +74,11 @@ func (s *source) destBlocks(from, upto int) []int {
 
 // Load implements kvconn.Source.
 func (s *source) Load(layer, index, firstPos, rows int, dst []byte, digests []uint64) error {
-	bt := s.layout.BlockTokens
-	if layer < 0 || layer >= s.layout.Layers || firstPos < 0 || rows < 1 || firstPos+rows > s.positions {
+	bt := s.tokens
+	if layer < 0 || layer >= len(s.layers) || firstPos < 0 || rows < 1 || firstPos+rows > s.positions {
 		return fmt.Errorf("load layer %d positions %d+%d of %d: out of range", layer, firstPos, rows, s.positions)
 	}
-	if len(dst) != s.layout.RowsBytes(rows) || len(digests) != s.layout.KVHeads {
+	if l := &s.layers[layer]; len(dst) != l.PackedBytes(rows) || len(digests) != l.Heads {
 		return fmt.Errorf("load: buffer of %d bytes and %d digests for %d rows", len(dst), len(digests), rows)
 	}
 	first, last := firstPos/bt, (firstPos+rows-1)/bt
@@ -98,11 +100,11 @@ func (s *source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 // pool itself.
 func (s *source) View(layer, index, firstPos, rows int, digests []uint64) ([]byte, bool) {
 	viewer, ok := s.pool.(kernels.Viewer)
-	if !ok || rows != s.layout.BlockTokens || len(digests) != s.layout.KVHeads {
+	if !ok || rows != s.tokens {
 		return nil, false
 	}
 	block, ok := s.Block(layer, index, firstPos, rows)
-	if !ok {
+	if !ok || len(digests) != s.layers[layer].Heads {
 		return nil, false
 	}
 	run, ok := viewer.View(layer, block, 0, rows)
@@ -114,8 +116,8 @@ func (s *source) View(layer, index, firstPos, rows int, digests []uint64) ([]byt
 
 // Block implements kvconn.BlockSource, for blocks that are one of ours each.
 func (s *source) Block(layer, index, firstPos, rows int) (int32, bool) {
-	bt := s.layout.BlockTokens
-	if s.destBlock != bt || firstPos != index*bt || layer < 0 || layer >= s.layout.Layers || index < 0 || index >= len(s.table) || rows != s.filled(index) {
+	bt := s.tokens
+	if s.destBlock != bt || firstPos != index*bt || layer < 0 || layer >= len(s.layers) || index < 0 || index >= len(s.table) || rows != s.filled(index) {
 		return 0, false
 	}
 	s.mu.Lock()
@@ -125,9 +127,9 @@ func (s *source) Block(layer, index, firstPos, rows int) (int32, bool) {
 }
 
 // Spans implements kvconn.SpanSource: all our blocks that hold some of the positions.
-func (s *source) Spans(layer, firstPos, rows int, to []kvconn.Held) ([]kvconn.Held, bool) {
-	bt := s.layout.BlockTokens
-	if layer < 0 || layer >= s.layout.Layers || firstPos < 0 || rows < 1 || rows > s.positions-firstPos {
+func (s *source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayout.Held, bool) {
+	bt := s.tokens
+	if layer < 0 || layer >= len(s.layers) || firstPos < 0 || rows < 1 || rows > s.positions-firstPos {
 		return to, false
 	}
 	last := (firstPos + rows - 1) / bt
@@ -137,21 +139,21 @@ func (s *source) Spans(layer, firstPos, rows int, to []kvconn.Held) ([]kvconn.He
 		return to, false
 	}
 	for i := firstPos / bt; i <= last; i++ {
-		to = append(to, kvconn.Held{Block: s.table[i], FirstPos: i * bt, Rows: s.filled(i)})
+		to = append(to, kvlayout.Held{Block: s.table[i], FirstPos: i * bt, Rows: s.filled(i)})
 	}
 	return to, true
 }
 
 // filled is how many of the prompt's rows are in block i of the table.
 func (s *source) filled(i int) int {
-	return min(s.layout.BlockTokens, s.positions-i*s.layout.BlockTokens)
+	return min(s.tokens, s.positions-i*s.tokens)
 }
 
 // cut joins or slices our blocks into one of the receiver's. Slicing makes new digests, so each
 // source block is checked first: a bad row must not get a good digest.
 func (s *source) cut(layer, first int, blocks []int32, firstPos, rows int, dst []byte, digests []uint64) error {
-	l := s.layout
-	sum := make([]uint64, l.KVHeads)
+	l := &s.layers[layer]
+	sum := make([]uint64, l.Heads)
 	clear(digests)
 	for i, block := range blocks {
 		c, err := s.check(layer, first+i, block)
@@ -162,13 +164,13 @@ func (s *source) cut(layer, first int, blocks []int32, firstPos, rows int, dst [
 		n := s.filled(first + i)
 		lo, hi := max(firstPos, base), min(firstPos+rows, base+n)
 		if lo == base && hi == base+n {
-			copyRows(l, dst, rows, lo-firstPos, c.rows, n, 0, n)
+			l.Copy(dst, rows, lo-firstPos, c.rows, n, 0, n)
 			copy(sum, c.sums)
 		} else {
-			part := make([]byte, l.RowsBytes(hi-lo))
-			copyRows(l, part, hi-lo, 0, c.rows, n, lo-base, hi-lo)
-			kernels.DigestRows(l, layer, lo, hi-lo, part, sum)
-			copyRows(l, dst, rows, lo-firstPos, part, hi-lo, 0, hi-lo)
+			part := make([]byte, l.PackedBytes(hi-lo))
+			l.Copy(part, hi-lo, 0, c.rows, n, lo-base, hi-lo)
+			kernels.DigestRows(l, lo, hi-lo, part, sum)
+			l.Copy(dst, rows, lo-firstPos, part, hi-lo, 0, hi-lo)
 		}
 		for h := range digests {
 			digests[h] += sum[h]
@@ -193,12 +195,12 @@ func (s *source) check(layer, i int, block int32) (*checked, error) {
 	if c != nil && c.layer == layer && c.index == i {
 		return c, nil
 	}
-	l, n := s.layout, s.filled(i)
-	c = &checked{layer: layer, index: i, rows: make([]byte, l.RowsBytes(n)), sums: make([]uint64, l.KVHeads)}
-	stored := make([]uint64, l.KVHeads)
+	l, n := &s.layers[layer], s.filled(i)
+	c = &checked{layer: layer, index: i, rows: make([]byte, l.PackedBytes(n)), sums: make([]uint64, l.Heads)}
+	stored := make([]uint64, l.Heads)
 	s.pool.Gather(layer, block, 0, n, c.rows)
 	s.pool.Digest(layer, block, stored)
-	kernels.DigestRows(l, layer, i*l.BlockTokens, n, c.rows, c.sums)
+	kernels.DigestRows(l, i*l.BlockTokens, n, c.rows, c.sums)
 	if !slices.Equal(stored, c.sums) {
 		return nil, fmt.Errorf("load layer %d block %d: %w", layer, block, kvconn.ErrDigest)
 	}
@@ -206,20 +208,6 @@ func (s *source) check(layer, i int, block int32) (*checked, error) {
 	s.last = c
 	s.mu.Unlock()
 	return c, nil
-}
-
-// copyRows copies n positions, with scales, between packed buffers of dstRows and srcRows
-// positions.
-func copyRows(l kernels.Layout, dst []byte, dstRows, dstAt int, src []byte, srcRows, srcAt, n int) {
-	scale := l.ScaleBytes()
-	for p := range 2 * l.KVHeads {
-		to, toScales := l.Part(dst, dstRows, p/l.KVHeads, p%l.KVHeads)
-		from, fromScales := l.Part(src, srcRows, p/l.KVHeads, p%l.KVHeads)
-		copy(to[dstAt*l.RowBytes:], from[srcAt*l.RowBytes:][:n*l.RowBytes])
-		if scale > 0 {
-			copy(toScales[dstAt*scale:], fromScales[srcAt*scale:][:n*scale])
-		}
-	}
 }
 
 var (

@@ -11,26 +11,28 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // rows is a pool of one prompt whose rows say which they are.
 type rows struct {
-	layout kernels.Layout
+	layout kvlayout.Layout
 	first  map[int32]int // position of a block's row 0
 	filled map[int32]int
 	broken map[int32]bool // a bit of its first row is wrong
 }
 
 func (p *rows) fill(dst []byte, layer, firstPos, n int) {
-	for part := range 2 * p.layout.KVHeads {
+	l := &p.layout.Resolve()[layer]
+	l.Parts(dst, n, func(plane, head int, rows, scales []byte) {
+		part := plane*l.Heads + head
 		for i := range n {
-			rows, scales := p.layout.Part(dst, n, part/p.layout.KVHeads, part%p.layout.KVHeads)
-			binary.LittleEndian.PutUint64(rows[i*p.layout.RowBytes:], uint64(layer)<<48|uint64(part)<<32|uint64(firstPos+i))
+			binary.LittleEndian.PutUint64(rows[i*l.RowBytes(plane):], uint64(layer)<<48|uint64(part)<<32|uint64(firstPos+i))
 			if scales != nil {
 				binary.LittleEndian.PutUint32(scales[4*i:], uint32(part)<<24|uint32(firstPos+i))
 			}
 		}
-	}
+	})
 }
 
 func (p *rows) Gather(layer int, block int32, row, n int, dst []byte) {
@@ -41,9 +43,9 @@ func (p *rows) Gather(layer int, block int32, row, n int, dst []byte) {
 }
 
 func (p *rows) Digest(layer int, block int32, dst []uint64) {
-	b := make([]byte, p.layout.RowsBytes(p.filled[block]))
+	b := make([]byte, p.layout.Resolve()[0].PackedBytes(p.filled[block]))
 	p.fill(b, layer, p.first[block], p.filled[block])
-	kernels.DigestRows(p.layout, layer, p.first[block], p.filled[block], b, dst)
+	kernels.DigestRows(&p.layout.Resolve()[layer], p.first[block], p.filled[block], b, dst)
 }
 
 func (*rows) Scatter(int, int32, int, int, []byte)      {}
@@ -53,7 +55,7 @@ func (*rows) CopyBlock(dst, src int32, firstPos, n int) {}
 // prompt makes a pool that holds a prompt of n positions in blocks of size bt,
 // and its block table.
 func prompt(bt, n int) (*rows, []engine.Ready) {
-	p := &rows{layout: kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 2, BlockTokens: bt, DType: "f32", RowBytes: 8},
+	p := &rows{layout: kvlayout.Plain(2, 2, 2, bt, "f32"),
 		first: map[int32]int{}, filled: map[int32]int{}, broken: map[int32]bool{}}
 	var ready []engine.Ready
 	for i := 0; i*bt < n; i++ {
@@ -75,17 +77,17 @@ func TestConvert(t *testing.T) {
 			for _, n := range []int{1, from, to, from*to%512 + 1, 1 + r.IntN(600)} {
 				convertAll(t, "f32", from, to, n, 1+r.IntN(4))
 			}
-			convertAll(t, kernels.F8E4M3, from, to, 1+r.IntN(300), 1+r.IntN(4)) // with scales
+			convertAll(t, kvlayout.F8E4M3, from, to, 1+r.IntN(300), 1+r.IntN(4)) // with scales
 		}
 	}
 }
 
-func convertAll(t *testing.T, dtype string, from, to, n, chunk int) {
+func convertAll(t *testing.T, dtype kvlayout.DType, from, to, n, chunk int) {
 	p, ready := prompt(from, n)
-	p.layout.DType = dtype
-	s := newSource(p, p.layout, n, to)
+	p.layout = kvlayout.Plain(2, 2, 8/(dtype.Bits()/8), from, dtype)
+	s := newSource(p, p.layout.Resolve(), n, to)
 	blocks := (n + to - 1) / to
-	for layer := range p.layout.Layers {
+	for layer := range p.layout.Layers() {
 		var told []int
 		for at := 0; at < len(ready); at += chunk {
 			some := ready[at:min(at+chunk, len(ready))]
@@ -109,8 +111,8 @@ func convertAll(t *testing.T, dtype string, from, to, n, chunk int) {
 func loads(p *rows, s *source, layer, index, to, n int) error {
 	first := index * to
 	count := min(to, n-first)
-	got, want := make([]byte, p.layout.RowsBytes(count)), make([]byte, p.layout.RowsBytes(count))
-	sums, wantSums := make([]uint64, p.layout.KVHeads), make([]uint64, p.layout.KVHeads)
+	got, want := make([]byte, p.layout.Resolve()[0].PackedBytes(count)), make([]byte, p.layout.Resolve()[0].PackedBytes(count))
+	sums, wantSums := make([]uint64, p.layout.Resolve()[0].Heads), make([]uint64, p.layout.Resolve()[0].Heads)
 	for i := range got {
 		got[i] = 0xff
 	}
@@ -118,7 +120,7 @@ func loads(p *rows, s *source, layer, index, to, n int) error {
 		return err
 	}
 	p.fill(want, layer, first, count)
-	kernels.DigestRows(p.layout, layer, first, count, want, wantSums)
+	kernels.DigestRows(&p.layout.Resolve()[layer], first, count, want, wantSums)
 	if !slices.Equal(got, want) {
 		return errors.New("wrong rows")
 	}
@@ -156,14 +158,14 @@ func spans(p *rows, s *source, layer, first, count int) error {
 // TestSpansRefused: what is not of the prompt is in no block.
 func TestSpansRefused(t *testing.T) {
 	p, ready := prompt(4, 10)
-	s := newSource(p, p.layout, 10, 4)
-	for layer := range p.layout.Layers {
+	s := newSource(p, p.layout.Resolve(), 10, 4)
+	for layer := range p.layout.Layers() {
 		s.ready(layer, ready)
 	}
 	if held, ok := s.Spans(0, 0, 10, nil); !ok || len(held) == 0 {
 		t.Fatalf("the whole prompt: %v, %t", held, ok)
 	}
-	for _, c := range [][3]int{{-1, 0, 1}, {p.layout.Layers, 0, 1}, {0, -1, 1}, {0, 4, 0}, {0, 4, -1}, {0, 9, 2}, {0, 10, 1}, {0, 0, 11}} {
+	for _, c := range [][3]int{{-1, 0, 1}, {p.layout.Layers(), 0, 1}, {0, -1, 1}, {0, 4, 0}, {0, 4, -1}, {0, 9, 2}, {0, 10, 1}, {0, 0, 11}} {
 		if held, ok := s.Spans(c[0], c[1], c[2], nil); ok || len(held) > 0 {
 			t.Errorf("layer %d, positions %d+%d: %v", c[0], c[1], c[2], held)
 		}
@@ -171,7 +173,7 @@ func TestSpansRefused(t *testing.T) {
 	if id, ok := s.Block(0, 2, 8, 2); !ok || id != s.table[2] {
 		t.Errorf("the last block: %d, %t", id, ok)
 	}
-	for _, c := range [][4]int{{-1, 0, 0, 4}, {p.layout.Layers, 0, 0, 4}, {0, -1, -4, 4}, {0, 3, 12, 0}, {0, 3, 12, -2}, {0, 2, 8, 4}, {0, 1, 8, 4}, {0, 1, 4, 3}} {
+	for _, c := range [][4]int{{-1, 0, 0, 4}, {p.layout.Layers(), 0, 0, 4}, {0, -1, -4, 4}, {0, 3, 12, 0}, {0, 3, 12, -2}, {0, 2, 8, 4}, {0, 1, 8, 4}, {0, 1, 4, 3}} {
 		if id, ok := s.Block(c[0], c[1], c[2], c[3]); ok {
 			t.Errorf("block %v: %d", c, id)
 		}
@@ -184,8 +186,8 @@ func TestBrokenRow(t *testing.T) {
 	for _, to := range []int{1, 3, 4, 5, 8, 32} {
 		p, ready := prompt(4, 30)
 		p.broken[ready[2].Block] = true // positions 8 to 11; the bit is in 8
-		s := newSource(p, p.layout, 30, to)
-		for layer := range p.layout.Layers {
+		s := newSource(p, p.layout.Resolve(), 30, to)
+		for layer := range p.layout.Layers() {
 			s.ready(layer, ready)
 			for _, i := range s.destBlocks(0, s.positions) {
 				touches := i*to < 12 && (i+1)*to > 8
@@ -203,13 +205,13 @@ func TestBrokenRow(t *testing.T) {
 	}
 	p, ready := prompt(4, 8)
 	p.broken[ready[1].Block] = true
-	s := newSource(p, p.layout, 8, 4)
+	s := newSource(p, p.layout.Resolve(), 8, 4)
 	s.ready(0, ready)
-	got, sums, again := make([]byte, p.layout.RowsBytes(4)), make([]uint64, 2), make([]uint64, 2)
+	got, sums, again := make([]byte, p.layout.Resolve()[0].PackedBytes(4)), make([]uint64, 2), make([]uint64, 2)
 	if err := s.Load(0, 1, 4, 4, got, sums); err != nil {
 		t.Fatal(err)
 	}
-	if kernels.DigestRows(p.layout, 0, 4, 4, got, again); slices.Equal(sums, again) {
+	if kernels.DigestRows(&p.layout.Resolve()[0], 4, 4, got, again); slices.Equal(sums, again) {
 		t.Error("a broken block went out with a digest that holds")
 	}
 }
@@ -218,11 +220,11 @@ func TestBrokenRow(t *testing.T) {
 // outside the prompt.
 func TestNotReady(t *testing.T) {
 	p, ready := prompt(4, 10)
-	s := newSource(p, p.layout, 10, 4)
+	s := newSource(p, p.layout.Resolve(), 10, 4)
 	s.ready(0, ready[:2])
 	f := func(layer, first, n int, ok bool) {
 		t.Helper()
-		buf, sums := make([]byte, p.layout.RowsBytes(max(n, 0))), make([]uint64, 2)
+		buf, sums := make([]byte, p.layout.Resolve()[0].PackedBytes(max(n, 0))), make([]uint64, 2)
 		if err := s.Load(layer, first/4, first, n, buf, sums); (err == nil) != ok {
 			t.Errorf("layer %d positions %d+%d: %v", layer, first, n, err)
 		}
@@ -246,7 +248,7 @@ func TestNotReady(t *testing.T) {
 type viewed struct{ *rows }
 
 func (p viewed) View(layer int, block int32, row, n int) ([]byte, bool) {
-	b := make([]byte, p.layout.RowsBytes(n))
+	b := make([]byte, p.layout.Resolve()[0].PackedBytes(n))
 	p.Gather(layer, block, row, n, b)
 	return b, row == 0 && n == p.layout.BlockTokens
 }
@@ -255,7 +257,7 @@ func (p viewed) View(layer int, block int32, row, n int) ([]byte, bool) {
 // whole or of another size is left to Load.
 func TestView(t *testing.T) {
 	p, ready := prompt(4, 10)
-	s := newSource(viewed{p}, p.layout, 10, 4)
+	s := newSource(viewed{p}, p.layout.Resolve(), 10, 4)
 	digests := make([]uint64, 2)
 	if _, ok := s.View(1, 0, 0, 4, digests); ok {
 		t.Error("shown before it was computed")
@@ -264,7 +266,7 @@ func TestView(t *testing.T) {
 	run, ok := s.View(1, 1, 4, 4, digests)
 	sums := make([]uint64, 2)
 	if ok {
-		kernels.DigestRows(p.layout, 1, 4, 4, run, sums)
+		kernels.DigestRows(&p.layout.Resolve()[1], 4, 4, run, sums)
 	}
 	if !ok || !slices.Equal(sums, digests) {
 		t.Errorf("view of a whole block: %v, digests %x, want %x", ok, digests, sums)
@@ -274,7 +276,7 @@ func TestView(t *testing.T) {
 			t.Errorf("view of %v", c)
 		}
 	}
-	other := newSource(viewed{p}, p.layout, 10, 8)
+	other := newSource(viewed{p}, p.layout.Resolve(), 10, 8)
 	other.ready(1, ready)
 	if _, ok := other.View(1, 0, 0, 4, digests); ok {
 		t.Error("shown to a receiver with other blocks")

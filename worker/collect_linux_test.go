@@ -13,6 +13,7 @@ import (
 	"github.com/xpyd/xpyd/internal/nap"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // idleGPU is a GPU that does nothing in no time: what is pushed has landed, and all of
@@ -54,7 +55,7 @@ func (p idlePeer) Push(push *kernels.Push) error {
 // those of a pool that has been in use for a while.
 func BenchmarkCollect(b *testing.B) {
 	const tokens, blocks = 8192, 8192 / 16
-	l := kernels.Layout{Layers: 32, KVHeads: 8, HeadDim: 128, BlockTokens: 16, DType: "bf16", RowBytes: 256}
+	l := kvlayout.Plain(32, 8, 128, 16, "bf16")
 	open := func(name string) (*gpuEnd, *idleGPU) {
 		var g *idleGPU
 		return openGPUEnd(b, name, l, 2*blocks, func(f *kerneltest.FakeGPU) gpuDevice {

@@ -50,8 +50,8 @@ func (a *ahead) step() {
 	gate := a.Move().(interface{ AwaitLayer(layer int) })
 	bt := a.e.layout.BlockTokens
 	wrong := make([]bool, len(a.table))
-	got := make([]byte, a.e.layout.BlockBytes())
-	for layer := range a.e.layout.Layers {
+	got := make([]byte, a.e.layout.Resolve()[0].BlockBytes())
+	for layer := range a.e.layout.Layers() {
 		gate.AwaitLayer(layer)
 		for i, block := range a.table {
 			a.e.gpu.Gather(layer, block, 0, bt, got)

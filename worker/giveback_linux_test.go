@@ -24,6 +24,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/cudaipc"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 	"github.com/xpyd/xpyd/prefill"
 )
 
@@ -34,7 +35,7 @@ type gpuEnd struct {
 	t       testing.TB
 	gpu     *kerneltest.FakeGPU
 	device  gpuDevice // gpu, or what moves in its place
-	layout  kernels.Layout
+	layout  kvlayout.Layout
 	cache   *kvcache.Cache
 	recv    *kvconn.Receiver
 	server  *kvconn.Server
@@ -57,8 +58,8 @@ type gpuPool struct {
 	e *gpuEnd
 }
 
-func (p gpuPool) Layout() kernels.Layout { return p.e.layout }
-func (p gpuPool) Arch() arch.Config      { return arch.Config{Vocab: 100} }
+func (p gpuPool) Layout() kvlayout.Layout { return p.e.layout }
+func (p gpuPool) Arch() arch.Config       { return arch.Config{Vocab: 100} }
 func (p gpuPool) Verify(ctx context.Context, landed []kernels.Landed) ([]bool, error) {
 	return p.e.device.Verify(ctx, landed)
 }
@@ -67,18 +68,18 @@ func (p gpuPool) Scatter(layer int, block int32, row, n int, src []byte) {
 	p.FakeGPU.Scatter(layer, block, row, n, src)
 }
 
-func (p gpuPool) Gate() (kernels.Gate, error) { return kernels.NewHostGate(p.e.layout.Layers), nil }
+func (p gpuPool) Gate() (kernels.Gate, error) { return kernels.NewHostGate(p.e.layout.Layers()), nil }
 
 const gpuTokens = 192 // of a prompt; the pools have room for three
 
 func newGPUEnd(t *testing.T, name string, blockTokens int) *gpuEnd {
 	t.Helper()
-	l := kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 4, BlockTokens: blockTokens, DType: "bf16", RowBytes: 16}
+	l := kvlayout.Plain(3, 2, 8, blockTokens, "bf16")
 	return openGPUEnd(t, name, l, 3*gpuTokens/blockTokens, func(g *kerneltest.FakeGPU) gpuDevice { return g })
 }
 
 // openGPUEnd makes a worker's KV with a pool of so many blocks.
-func openGPUEnd(t testing.TB, name string, l kernels.Layout, blocks int, device func(*kerneltest.FakeGPU) gpuDevice) *gpuEnd {
+func openGPUEnd(t testing.TB, name string, l kvlayout.Layout, blocks int, device func(*kerneltest.FakeGPU) gpuDevice) *gpuEnd {
 	t.Helper()
 	must := func(err error) {
 		t.Helper()
@@ -96,8 +97,7 @@ func openGPUEnd(t testing.TB, name string, l kernels.Layout, blocks int, device 
 	must(err)
 	cfg := kvconn.DefaultConfig()
 	cfg.Identity = kvconn.Identity{PeerID: e.peer, ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n",
-		Layout: kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: e.layout.Layers,
-			KVHeads: e.layout.KVHeads, HeadDim: e.layout.HeadDim, RowBytes: e.layout.RowBytes, DType: e.layout.DType}}}}
+		Layout: e.layout}
 	cfg.Shared = kvconn.DevicePool(cfg.Identity.Layout, blocks)
 	// Nothing here is about silence, and a starved machine is silent.
 	cfg.PeerSilence, cfg.AcceptTimeout, cfg.HandshakeTimeout, cfg.DialTimeout = patience, patience, patience, patience
@@ -109,7 +109,7 @@ func openGPUEnd(t testing.TB, name string, l kernels.Layout, blocks int, device 
 	e.recv, err = kvconn.NewReceiver(cfg, transport, log, metrics)
 	must(err)
 	e.Service = decode.New(decode.DefaultConfig(blocks), e.recv, e.cache, pool, log)
-	peers, err := tier.NewPeers(tier.PeersConfig{LoadTimeout: patience, FetchBlocks: blocks, GiveBlocks: blocks, BlockBytes: int64(e.layout.Layers * e.layout.BlockBytes())},
+	peers, err := tier.NewPeers(tier.PeersConfig{LoadTimeout: patience, FetchBlocks: blocks, GiveBlocks: blocks, BlockBytes: int64(e.layout.Layers() * e.layout.Resolve()[0].BlockBytes())},
 		e.cache, nil, nil, log, prometheus.NewRegistry())
 	must(err)
 	pcfg := prefill.DefaultConfig()
@@ -154,10 +154,10 @@ func openGPUEnd(t testing.TB, name string, l kernels.Layout, blocks int, device 
 
 // rows are those of a prompt's positions, all heads, K and V, packed.
 func (e *gpuEnd) rows(seed int32, layer, first, n int) []byte {
-	out := make([]byte, e.layout.RowsBytes(n))
-	for part := range 2 * e.layout.KVHeads {
+	out := make([]byte, e.layout.Resolve()[0].PackedBytes(n))
+	for part := range 2 * e.layout.Resolve()[0].Heads {
 		for i := range n {
-			row := out[(part*n+i)*e.layout.RowBytes:]
+			row := out[(part*n+i)*e.layout.Resolve()[0].RowBytes(0):]
 			binary.LittleEndian.PutUint64(row, uint64(seed)<<40|uint64(layer)<<32|uint64(part)<<24|uint64(first+i))
 			binary.LittleEndian.PutUint64(row[8:], uint64(first+i)*0x9e3779b97f4a7c15)
 		}
@@ -182,7 +182,7 @@ func (e *gpuEnd) compute(seed int32, upto int) {
 		e.t.Fatal(err)
 	}
 	for i, block := range table {
-		for layer := range e.layout.Layers {
+		for layer := range e.layout.Layers() {
 			e.gpu.Append(layer, block, i*bt, bt, e.rows(seed, layer, i*bt, bt))
 		}
 	}
@@ -208,9 +208,9 @@ func (e *gpuEnd) has(seed int32, tokens int) {
 	if n != tokens {
 		e.t.Errorf("%s has %d tokens of prompt %d, want %d", e.peer.ID, n, seed, tokens)
 	}
-	got := make([]byte, e.layout.BlockBytes())
+	got := make([]byte, e.layout.Resolve()[0].BlockBytes())
 	for i, block := range ids {
-		for layer := range e.layout.Layers {
+		for layer := range e.layout.Layers() {
 			if e.gpu.Gather(layer, block, 0, bt, got); !bytes.Equal(got, e.rows(seed, layer, i*bt, bt)) {
 				e.t.Fatalf("%s, prompt %d: layer %d of block %d has other rows", e.peer.ID, seed, layer, i)
 			}

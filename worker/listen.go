@@ -18,7 +18,7 @@ import (
 )
 
 func (w *Worker) startKV(d Deps) error {
-	ways, err := way.Open(d.Ways, w.cfg.KV.Transport, way.Pool{Backend: w.backend, Layout: w.identity.Layout}, w.log)
+	ways, err := way.Open(d.Ways, w.cfg.KV.Transport, way.Pool{Backend: w.backend}, w.log)
 	if err != nil {
 		return bad("kv.transport", "%v", err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kernels/cuda"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // loadTokenizer makes the model's tokenizer, from GGUF or tokenizer.json.
@@ -64,7 +65,7 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	if size == 0 {
 		size = cpuMemory
 	}
-	blocks, err := poolBlocks(cfg, &a, kernels.F32.Bytes()*a.HeadDim, size)
+	blocks, err := poolBlocks(cfg, &a, kvlayout.F32, size)
 	if err != nil {
 		return nil, err
 	}
@@ -124,12 +125,12 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	steps := engineConfig(cfg, &a, true)
 	opt.MaxTokens = steps.MostTokens()
 	if cfg.Blocks == 0 && cfg.KVMemory != 0 {
-		row := kernels.BF16.Bytes() * a.HeadDim
+		dtype := kvlayout.BF16
 		if opt.KVFP8 {
-			row = a.HeadDim + 4 // with its scale
+			dtype = kvlayout.F8E4M3
 		}
 		var err error
-		if opt.Blocks, err = poolBlocks(cfg, &a, row, int64(cfg.KVMemory)); err != nil {
+		if opt.Blocks, err = poolBlocks(cfg, &a, dtype, int64(cfg.KVMemory)); err != nil {
 			return nil, err
 		}
 	}
@@ -143,14 +144,14 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 // cpuMemory is kv_memory on the CPU by default.
 const cpuMemory = 256 << 20
 
-// poolBlocks is the pool's size in blocks: as set, or what size bytes hold, at most 64 whole
-// contexts. row is the bytes of a head's row.
-func poolBlocks(cfg *Config, a *arch.Config, row int, size int64) (int, error) {
+// poolBlocks is the pool's size in blocks: as set, or what size bytes hold of rows of that
+// dtype, at most 64 whole contexts.
+func poolBlocks(cfg *Config, a *arch.Config, dtype kvlayout.DType, size int64) (int, error) {
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil
 	}
-	perToken := int64(2*row) * int64(a.Layers*a.KVHeads) // K and V rows
-	blocks := int(size / (perToken * int64(cfg.BlockTokens)))
+	block := kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, cfg.BlockTokens, dtype).BlockBytes()
+	blocks := int(size / int64(block))
 	blocks = min(blocks, 64*((a.MaxPositions+cfg.BlockTokens-1)/cfg.BlockTokens))
 	if blocks < 1 {
 		return 0, &config.KeyError{Key: "kv_memory", Msg: fmt.Sprintf("%d bytes hold no block of %d tokens", size, cfg.BlockTokens)}

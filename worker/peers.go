@@ -33,10 +33,10 @@ func (w *Worker) openPeers() error {
 	if w.cfg.KV.Peers == "off" {
 		return nil
 	}
-	k, l := w.cfg.KV, w.backend.Layout()
+	k := w.cfg.KV
 	most := max(w.backend.Blocks()*3/4, 1)
 	cfg := tier.PeersConfig{LoadTimeout: k.LoadTimeout, MinLoadTokens: k.MinLoadTokens, FetchBlocks: most, FetchQuota: int64(k.LoadQuota),
-		GiveBlocks: most, GiveQuota: int64(k.PeerQuota), BlockBytes: int64(l.Layers) * int64(l.RowsBytes(l.BlockTokens))}
+		GiveBlocks: most, GiveQuota: int64(k.PeerQuota), BlockBytes: int64(w.backend.Layout().BlockBytes())}
 	var err error
 	w.peers, err = tier.NewPeers(cfg, w.cache, w.tiers, collector{w}, w.log, w.registry)
 	return err

@@ -24,8 +24,7 @@ func (w *Worker) openTiers(ctx context.Context) error {
 	if k.HostMemory == 0 {
 		return nil
 	}
-	numerics, l := w.backend.Info().Numerics, w.backend.Layout()
-	pool := int64(w.backend.Blocks()) * int64(l.Layers) * int64(l.BlockBytes())
+	numerics, pool := w.backend.Info().Numerics, w.poolBytes()
 	cfg := tier.Config{Levels: []level.Config{host.Config{Bytes: k.HostMemory.Of(pool), Eviction: host.Eviction(k.Eviction)}},
 		Identity: w.model.Fingerprint + " " + numerics, LoadTimeout: k.LoadTimeout, MinLoadTokens: k.MinLoadTokens,
 		LoadBlocks: max(w.backend.Blocks()*3/4, 1), LoadQuota: int64(k.LoadQuota),

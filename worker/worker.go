@@ -146,13 +146,11 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	if w.cfg.ID == "" {
 		w.cfg.ID = w.cfg.Role + "-" + randomID()[:6]
 	}
-	layout := w.backend.Layout()
 	w.identity = kvconn.Identity{
 		PeerID:           kvconn.PeerID{ID: w.cfg.ID, Epoch: fleet.NewEpoch()},
 		ModelFingerprint: w.model.Fingerprint, TokenizerFingerprint: w.tok.Fingerprint(),
 		Numerics: w.backend.Info().Numerics, Build: d.Build,
-		Layout: kvconn.Layout{BlockTokens: layout.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: layout.Layers,
-			KVHeads: layout.KVHeads, HeadDim: layout.HeadDim, RowBytes: layout.RowBytes, DType: layout.DType}}},
+		Layout: w.backend.Layout(),
 	}
 	if err := w.registerMetrics(); err != nil {
 		return err
@@ -183,7 +181,7 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	w.http.Start(ln)
 	w.log.Info("worker is up", "id", w.identity.ID, "role", w.cfg.Role, "url", w.url, "kv", w.kvAddr, "model", w.served,
 		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads,
-		"blocks", w.backend.Blocks(), "block_tokens", layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
+		"blocks", w.backend.Blocks(), "block_tokens", w.identity.Layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
 	return nil
 }
 
@@ -265,8 +263,7 @@ func engineConfig(c *Config, a *arch.Config, gpu bool) engine.Config {
 
 // poolBytes is the size of the KV pool.
 func (w *Worker) poolBytes() int64 {
-	l := w.backend.Layout()
-	return int64(l.BlockBytes()) * int64(l.Layers) * int64(w.backend.Blocks())
+	return int64(w.backend.Layout().BlockBytes()) * int64(w.backend.Blocks())
 }
 
 // ends returns the token ids that end an answer, by the model's configuration or its tokenizer.
@@ -283,7 +280,6 @@ func (w *Worker) instance() fleet.Instance {
 			return i
 		}
 	}
-	l := w.backend.Layout()
 	events, replay := w.eventAddrs()
 	return fleet.Instance{
 		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVWays: w.kvWays, Machine: way.Machine(), Secrets: w.ring.IDs(),
@@ -292,7 +288,7 @@ func (w *Worker) instance() fleet.Instance {
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Unchecked:   w.cfg.KV.Digest == "off",
-		Layout:      fleet.Layout{Layers: l.Layers, KVHeads: l.KVHeads, HeadDim: l.HeadDim, BlockTokens: l.BlockTokens, DType: l.DType},
+		Layout:      w.identity.Layout.Form(),
 		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.cfg.MaxBatch, PID: os.Getpid(),
 		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, KVEventsOpen: w.cfg.KVEvents.Open, Topology: w.cfg.Topology,
 	}

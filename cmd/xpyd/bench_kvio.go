@@ -23,12 +23,13 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kernels/cuda"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // benchKVIO is what the flags of `bench kvio` say.
 type benchKVIO struct {
 	device, blockTokens, hostTotal string
-	shape                          kernels.Layout
+	layers, heads, headDim         int
 	gpu, rounds                    int
 
 	dir, units, total, io string
@@ -64,9 +65,9 @@ beside fio. --device none leaves the pool out. GB are 10^9 bytes.`,
 	f.StringVar(&b.device, "device", "auto", "of the pool: cuda, cpu, auto (a GPU if there is one) or none")
 	f.IntVar(&b.gpu, "gpu", 0, "which GPU")
 	f.StringVar(&b.blockTokens, "block-tokens", "1,16,64,256", "tokens of a block, each measured")
-	f.IntVar(&b.shape.Layers, "layers", 32, "layers")
-	f.IntVar(&b.shape.KVHeads, "kv-heads", 8, "KV heads")
-	f.IntVar(&b.shape.HeadDim, "head-dim", 128, "width of a head")
+	f.IntVar(&b.layers, "layers", 32, "layers")
+	f.IntVar(&b.heads, "kv-heads", 8, "KV heads")
+	f.IntVar(&b.headDim, "head-dim", 128, "width of a head")
 	f.StringVar(&b.hostTotal, "host-total", "256MiB", "bytes each way; the pool and host memory take twice as many, each")
 	f.IntVar(&b.rounds, "rounds", 20, "times that all is moved")
 	f.StringVar(&b.dir, "ssd-dir", "", "a folder for this alone; without it there is no SSD")
@@ -166,7 +167,7 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 	if err != nil {
 		return usageError{fmt.Errorf("--host-total: %w", err)}
 	}
-	if s := &b.shape; s.Layers < 1 || s.Layers > 1024 || s.KVHeads < 1 || s.KVHeads > 256 || s.HeadDim < 8 || s.HeadDim > 512 || total < 1<<10 || total > 1<<36 || b.rounds < 1 {
+	if b.layers < 1 || b.layers > 1024 || b.heads < 1 || b.heads > 256 || b.headDim < 8 || b.headDim > 512 || total < 1<<10 || total > 1<<36 || b.rounds < 1 {
 		return usageError{errors.New("--layers 1 to 1024, --kv-heads 1 to 256, --head-dim 8 to 512, --host-total 1KiB to 64GiB, --rounds at least 1")}
 	}
 	for _, tokens := range blocks {
@@ -174,7 +175,7 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 		if err != nil {
 			return err
 		}
-		r.Pool, r.Layout = name, fmt.Sprintf("%d layers, %d KV heads of %d %s", l.Layers, l.KVHeads, l.HeadDim, l.DType)
+		r.Pool, r.Layout = name, fmt.Sprintf("%d layers, %d KV heads of %d %s", b.layers, b.heads, b.headDim, l.Groups[0].DType)
 		fmt.Fprintf(b.say, "%s, blocks of %d tokens: %v each way, %d times\n", name, tokens, total, b.rounds)
 		m, err := host.Measure(ctx, l, pool, int64(total), b.rounds, b.progress(fmt.Sprintf("%s, blocks of %d tokens", name, tokens)))
 		if err := errors.Join(err, end()); err != nil {
@@ -219,8 +220,8 @@ func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available i
 
 // room refuses a --host-total for which a machine with so many bytes to give (0: unknown)
 // has no room: of host memory twice as many, and of a pool that is also there.
-func (b *benchKVIO) room(l kernels.Layout, total int64, pool bool, available int64) error {
-	takes, what := int64(host.MeasureBlocks(l, total))*int64(l.Layers)*int64(l.BlockBytes()), "host memory"
+func (b *benchKVIO) room(l kvlayout.Layout, total int64, pool bool, available int64) error {
+	takes, what := int64(host.MeasureBlocks(l, total))*int64(l.BlockBytes()), "host memory"
 	if pool {
 		takes, what = 2*takes, "a pool and host memory"
 	}
@@ -233,15 +234,16 @@ func (b *benchKVIO) room(l kernels.Layout, total int64, pool bool, available int
 }
 
 // pool makes one of the shape, with blocks of so many tokens, for MeasureHost.
-func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kernels.Layout, string, func() error, error) {
-	l := b.shape
-	l.BlockTokens = tokens
+func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kvlayout.Layout, string, func() error, error) {
+	layout := func(d kvlayout.DType) kvlayout.Layout {
+		return kvlayout.Plain(b.layers, b.heads, b.headDim, tokens, d)
+	}
 	if b.device != "cpu" {
-		l.DType, l.RowBytes = kernels.BF16.String(), 2*l.HeadDim
+		l := layout(kvlayout.BF16)
 		if err := b.room(l, total, false, memfd.Available()); err != nil {
 			return nil, l, "", nil, usageError{err}
 		}
-		a := arch.Config{ModelType: "llama", Layers: l.Layers, Hidden: 256, Intermediate: 64, Heads: l.KVHeads, KVHeads: l.KVHeads, HeadDim: l.HeadDim,
+		a := arch.Config{ModelType: "llama", Layers: b.layers, Hidden: 256, Intermediate: 64, Heads: b.heads, KVHeads: b.heads, HeadDim: b.headDim,
 			Vocab: 64, MaxPositions: 1024, NormEps: 1e-5, RopeTheta: 1e4, TiedHead: true}
 		g, err := cuda.NewRandom(a, 1, cuda.Options{Device: b.gpu, BlockTokens: tokens, Blocks: host.MeasureBlocks(l, total), MaxTokens: 256, MaxSeqs: 4, NoGraphs: true})
 		if err == nil {
@@ -251,7 +253,7 @@ func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kernels.Layout,
 			return nil, l, "", nil, err
 		}
 	}
-	l.DType, l.RowBytes = kernels.F32.String(), 4*l.HeadDim
+	l := layout(kvlayout.F32)
 	if err := b.room(l, total, true, memfd.Available()); err != nil {
 		return nil, l, "", nil, usageError{err}
 	}

@@ -10,7 +10,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/kvbench"
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // TestBenchKVIO: `bench kvio` measures what it is asked to, prints it as a table or as
@@ -80,7 +80,7 @@ func TestBenchKVIO(t *testing.T) {
 func TestBenchKVIORoom(t *testing.T) {
 	const gib = 1 << 30
 	b := benchKVIO{hostTotal: "60GiB", depth: 64}
-	l := kernels.Layout{Layers: 32, KVHeads: 8, HeadDim: 128, BlockTokens: 16, DType: "f32", RowBytes: 512}
+	l := kvlayout.Plain(32, 8, 128, 16, "f32")
 	for _, c := range []struct {
 		total     int64
 		pool      bool

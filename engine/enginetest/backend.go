@@ -13,6 +13,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Config is the fake's shape. Zero fields get small defaults.
@@ -75,11 +76,8 @@ func (b *Backend) Arch() arch.Config {
 }
 
 // Layout implements kernels.Backend.
-func (b *Backend) Layout() kernels.Layout {
-	return kernels.Layout{
-		Layers: b.cfg.Layers, KVHeads: 1, HeadDim: 2,
-		BlockTokens: b.cfg.BlockTokens, DType: "f32", RowBytes: 8,
-	}
+func (b *Backend) Layout() kvlayout.Layout {
+	return kvlayout.Plain(b.cfg.Layers, 1, 2, b.cfg.BlockTokens, kvlayout.F32)
 }
 
 // Blocks implements kernels.Backend.

@@ -48,7 +48,7 @@ func (d *digested) onStep(s *kernels.Step) error {
 	for _, q := range s.Seqs {
 		for i := q.Pos / bt; i*bt < q.Pos+len(q.Tokens); i++ {
 			d.pos[q.Blocks[i]] = i * bt
-			for layer := range int32(d.Layout().Layers) {
+			for layer := range int32(d.Layout().Layers()) {
 				delete(d.sums, [2]int32{layer, q.Blocks[i]})
 			}
 		}
@@ -64,9 +64,9 @@ func (d *digested) Digest(layer int, block int32, dst []uint64) {
 		return
 	}
 	l := d.Layout()
-	rows := make([]byte, l.BlockBytes())
+	rows := make([]byte, l.Resolve()[0].BlockBytes())
 	d.Gather(layer, block, 0, l.BlockTokens, rows)
-	kernels.DigestRows(l, layer, d.pos[block], l.BlockTokens, rows, dst)
+	kernels.DigestRows(&l.Resolve()[layer], d.pos[block], l.BlockTokens, rows, dst)
 }
 
 func (d *digested) SetDigest(layer int, block int32, _ int, sums []uint64) {
@@ -245,7 +245,7 @@ func (r *stepRig) spoil(tokens []int32, unit, layer int) {
 		r.t.Fatalf("unit %d is not in host memory", unit)
 	}
 	defer l.Release()
-	l.Record()[headerSize+layer*r.dev.Layout().BlockBytes()+5] ^= 1
+	l.Record()[headerSize+layer*r.dev.Layout().Resolve()[0].BlockBytes()+5] ^= 1
 }
 
 func (r *stepRig) voided() float64 {

@@ -137,7 +137,7 @@ func (o *told) on(layer int, ready []engine.Ready) {
 	for _, b := range ready {
 		at := [2]int{layer, b.Index}
 		o.times[at]++
-		rows := make([]byte, o.r.dev.Layout().RowsBytes(b.Rows))
+		rows := make([]byte, o.r.dev.Layout().Resolve()[0].PackedBytes(b.Rows))
 		o.r.dev.Gather(layer, b.Block, 0, b.Rows, rows)
 		o.rows[at] = rows
 	}

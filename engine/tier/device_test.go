@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // bulk makes the rigs' pools fake devices; ssdIO is how their SSDs are read and
@@ -50,7 +51,7 @@ type fakeDevice struct {
 // fakePool is what the device has to itself.
 type fakePool interface {
 	kernels.Pool
-	Layout() kernels.Layout
+	Layout() kvlayout.Layout
 	Blocks() int
 }
 
@@ -90,7 +91,7 @@ func (m *fakeMove) Wait(ctx context.Context) error {
 
 func (d *fakeDevice) GatherBlocks(m *kernels.HostMove) (kernels.Pending, error) {
 	return d.move(m, func(layer int, b *kernels.HostBlock, rows, sums []byte) {
-		made := make([]uint64, d.Layout().KVHeads)
+		made := make([]uint64, d.Layout().Resolve()[0].Heads)
 		d.Gather(layer, b.Block, 0, d.Layout().BlockTokens, rows)
 		d.Digest(layer, b.Block, made)
 		for h, v := range made {
@@ -104,7 +105,7 @@ func (d *fakeDevice) ScatterBlocks(m *kernels.HostMove) (kernels.Pending, error)
 }
 
 func (d *fakeDevice) scatter(layer int, b *kernels.HostBlock, rows, sums []byte) {
-	stored := make([]uint64, d.Layout().KVHeads)
+	stored := make([]uint64, d.Layout().Resolve()[0].Heads)
 	for h := range stored {
 		stored[h] = binary.LittleEndian.Uint64(sums[8*h:])
 	}
@@ -122,7 +123,7 @@ type fakeArrival struct {
 
 func (d *fakeDevice) ArriveBlocks(m *kernels.HostMove) (kernels.HostArrival, error) {
 	a := &fakeArrival{d: d, good: make([]bool, len(m.Blocks))}
-	for range d.Layout().Layers {
+	for range d.Layout().Layers() {
 		a.layers = append(a.layers, make(chan struct{}))
 	}
 	d.mu.Lock()
@@ -184,7 +185,7 @@ func (a *fakeArrival) Wait(ctx context.Context) error {
 
 func (d *fakeDevice) move(m *kernels.HostMove, one func(layer int, b *kernels.HostBlock, rows, sums []byte)) (kernels.Pending, error) {
 	return d.moveBy(m, func(blocks []kernels.HostBlock, one func(layer, i int)) {
-		for layer := range d.Layout().Layers {
+		for layer := range d.Layout().Layers() {
 			for i := range blocks {
 				one(layer, len(blocks)-1-i)
 			}
@@ -200,7 +201,7 @@ func (d *fakeDevice) moveBy(m *kernels.HostMove, all func(blocks []kernels.HostB
 	if d.fail != nil {
 		return nil, d.fail
 	}
-	if m.Memory != (*fakeMemory)(d) || d.memory == nil || m.FirstLayer != 0 || m.Layers != l.Layers {
+	if m.Memory != (*fakeMemory)(d) || d.memory == nil || m.FirstLayer != 0 || m.Layers != l.Layers() {
 		return nil, fmt.Errorf("not a move of tiers: %+v", m)
 	}
 	v, mem := *m, d.memory
@@ -210,8 +211,8 @@ func (d *fakeDevice) moveBy(m *kernels.HostMove, all func(blocks []kernels.HostB
 		defer close(p.done)
 		all(v.Blocks, func(layer, i int) {
 			b := &v.Blocks[i]
-			rows := mem[b.Rows+int64(layer)*v.LayerStride:][:l.BlockBytes()]
-			one(layer, b, rows, mem[b.Digests+int64(layer)*v.DigestStride:][:8*l.KVHeads])
+			rows := mem[b.Rows+int64(layer)*v.LayerStride:][:l.Resolve()[0].BlockBytes()]
+			one(layer, b, rows, mem[b.Digests+int64(layer)*v.DigestStride:][:8*l.Resolve()[0].Heads])
 		})
 	})
 	return p, nil
@@ -220,11 +221,11 @@ func (d *fakeDevice) moveBy(m *kernels.HostMove, all func(blocks []kernels.HostB
 func (d *fakeDevice) Verify(_ context.Context, list []kernels.Landed) ([]bool, error) {
 	good := make([]bool, len(list))
 	l := d.Layout()
-	rows, stored, made := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads), make([]uint64, l.KVHeads)
+	rows, stored, made := make([]byte, l.Resolve()[0].BlockBytes()), make([]uint64, l.Resolve()[0].Heads), make([]uint64, l.Resolve()[0].Heads)
 	for i, e := range list {
 		d.Gather(e.Layer, e.Block, 0, e.Rows, rows)
 		d.Digest(e.Layer, e.Block, stored)
-		kernels.DigestRows(l, e.Layer, e.FirstPos, e.Rows, rows, made)
+		kernels.DigestRows(&l.Resolve()[e.Layer], e.FirstPos, e.Rows, rows, made)
 		good[i] = slices.Equal(stored, made)
 	}
 	return good, nil

@@ -87,7 +87,7 @@ func (d *quickDevice) Verify(_ context.Context, list []kernels.Landed) ([]bool, 
 }
 
 func (d *quickDevice) ArriveBlocks(m *kernels.HostMove) (kernels.HostArrival, error) {
-	a := &quickArrival{layers: d.Layout().Layers, n: len(m.Blocks), good: make([]bool, len(m.Blocks))}
+	a := &quickArrival{layers: d.Layout().Layers(), n: len(m.Blocks), good: make([]bool, len(m.Blocks))}
 	for i := range a.good {
 		a.good[i] = true
 	}

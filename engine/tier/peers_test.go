@@ -95,15 +95,15 @@ func (l *link) Collect(ctx context.Context, f *Fetch) (int, error) {
 			err = errDead
 			break
 		}
-		rows, sums, want := make([]byte, layout.BlockBytes()), make([]uint64, layout.KVHeads), make([]uint64, layout.KVHeads)
+		rows, sums, want := make([]byte, layout.Resolve()[0].BlockBytes()), make([]uint64, layout.Resolve()[0].Heads), make([]uint64, layout.Resolve()[0].Heads)
 		ok := true
-		for layer := range layout.Layers {
+		for layer := range layout.Layers() {
 			from.pool.Gather(layer, theirs[i], 0, layout.BlockTokens, rows)
 			from.pool.Digest(layer, theirs[i], want)
 			if fault == "wrong" && i%2 == 1 {
 				rows[3] ^= 4
 			}
-			kernels.DigestRows(layout, layer, i*layout.BlockTokens, layout.BlockTokens, rows, sums)
+			kernels.DigestRows(&layout.Resolve()[layer], i*layout.BlockTokens, layout.BlockTokens, rows, sums)
 			ok = ok && slices.Equal(sums, want)
 			l.to.pool.Scatter(layer, table[i], 0, layout.BlockTokens, rows)
 			l.to.pool.SetDigest(layer, table[i], layout.BlockTokens, sums)

@@ -21,6 +21,7 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/engine/tier/store"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // What levels have is called here as their packages do.
@@ -66,7 +67,7 @@ func (c testConfig) levels(f *faults) Config {
 
 // memPool is a pool of plain memory.
 type memPool struct {
-	layout kernels.Layout
+	layout kvlayout.Layout
 	mu     sync.Mutex
 	rows   [][]byte   // by layer and block
 	sums   [][]uint64 // the same
@@ -74,16 +75,20 @@ type memPool struct {
 }
 
 func newMemPool(blocks, blockTokens int) *memPool {
-	l := kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 4, BlockTokens: blockTokens, DType: "f32", RowBytes: 16}
-	p := &memPool{layout: l, blocks: blocks, rows: make([][]byte, l.Layers*blocks), sums: make([][]uint64, l.Layers*blocks)}
+	return newMemPoolOf(kvlayout.Plain(3, 2, 4, blockTokens, "f32"), blocks)
+}
+
+func newMemPoolOf(l kvlayout.Layout, blocks int) *memPool {
+	layers := l.Resolve()
+	p := &memPool{layout: l, blocks: blocks, rows: make([][]byte, l.Layers()*blocks), sums: make([][]uint64, l.Layers()*blocks)}
 	for i := range p.rows {
-		p.rows[i], p.sums[i] = make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+		p.rows[i], p.sums[i] = make([]byte, layers[i/blocks].BlockBytes()), make([]uint64, layers[i/blocks].Heads)
 	}
 	return p
 }
 
-func (p *memPool) Layout() kernels.Layout { return p.layout }
-func (p *memPool) Blocks() int            { return p.blocks }
+func (p *memPool) Layout() kvlayout.Layout { return p.layout }
+func (p *memPool) Blocks() int             { return p.blocks }
 
 func (p *memPool) whole(row, n int) {
 	if row != 0 || n != p.layout.BlockTokens {
@@ -204,7 +209,13 @@ func newRig(t *testing.T, cfg testConfig) *rig { return newRigOf(t, cfg, 64, 16)
 
 func newRigOf(t *testing.T, cfg testConfig, blocks, blockTokens int) *rig {
 	t.Helper()
-	r := &rig{t: t, pool: newMemPool(blocks, blockTokens), reg: prometheus.NewRegistry(), dir: cfg.Dir}
+	return newRigIn(t, cfg, newMemPool(blocks, blockTokens))
+}
+
+func newRigIn(t *testing.T, cfg testConfig, p *memPool) *rig {
+	t.Helper()
+	r := &rig{t: t, pool: p, reg: prometheus.NewRegistry(), dir: cfg.Dir}
+	blocks, blockTokens := p.blocks, p.layout.BlockTokens
 	unit := max(blockTokens, kvcache.Grain) / blockTokens
 	var err error
 	var pool Backend = r.pool
@@ -258,7 +269,7 @@ func prompt(n, length int) []int32 {
 
 // fill writes a block's rows as a model would.
 func (r *rig) fill(layer int, block int32, tokens []int32, pos int) {
-	l := r.pool.layout
+	l := &r.pool.layout.Resolve()[layer]
 	rows := make([]byte, l.BlockBytes())
 	seed := uint64(layer)
 	for _, t := range tokens[:pos+l.BlockTokens] {
@@ -268,8 +279,8 @@ func (r *rig) fill(layer int, block int32, tokens []int32, pos int) {
 	for i := 0; i < len(rows); i += 8 {
 		binary.LittleEndian.PutUint64(rows[i:], gen.Uint64())
 	}
-	sums := make([]uint64, l.KVHeads)
-	kernels.DigestRows(l, layer, pos, l.BlockTokens, rows, sums)
+	sums := make([]uint64, l.Heads)
+	kernels.DigestRows(l, pos, l.BlockTokens, rows, sums)
 	r.pool.Scatter(layer, block, 0, l.BlockTokens, rows)
 	r.pool.SetDigest(layer, block, l.BlockTokens, sums)
 }
@@ -290,7 +301,7 @@ func (r *rig) compute(tokens []int32, salt, owner string) (int, error) {
 		return 0, err
 	}
 	for i := hit / r.cache.BlockTokens(); i < blocks; i++ {
-		for layer := range r.pool.layout.Layers {
+		for layer := range r.pool.layout.Layers() {
 			r.fill(layer, table[i], tokens, i*r.cache.BlockTokens())
 		}
 	}
@@ -303,11 +314,10 @@ func (r *rig) right(table, tokens []int32) error {
 	if len(table) == 0 {
 		return nil
 	}
-	want := rig{pool: newMemPool(1, r.pool.layout.BlockTokens)}
-	l := r.pool.layout
-	a, b := make([]byte, l.BlockBytes()), make([]byte, l.BlockBytes())
+	want := rig{pool: newMemPoolOf(r.pool.layout, 1)}
 	for i, id := range table {
-		for layer := range l.Layers {
+		for layer, l := range r.pool.layout.Resolve() {
+			a, b := make([]byte, l.BlockBytes()), make([]byte, l.BlockBytes())
 			want.fill(layer, 0, tokens, i*l.BlockTokens)
 			want.pool.Gather(layer, 0, 0, l.BlockTokens, a)
 			r.pool.Gather(layer, id, 0, l.BlockTokens, b)

@@ -41,6 +41,7 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Config says what is kept, and where.
@@ -106,7 +107,7 @@ func (c *Config) Validate() error {
 // Backend is what the tiers need of kernels.Backend.
 type Backend interface {
 	kernels.Pool
-	Layout() kernels.Layout
+	Layout() kvlayout.Layout
 }
 
 const (
@@ -170,7 +171,7 @@ func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *
 	if cfg.Write == "" {
 		cfg.Write = Through
 	}
-	s := level.Shape{Layout: backend.Layout(), Blocks: unitBlocks}
+	s := level.NewShape(backend.Layout(), unitBlocks)
 	if s.Payload() >= 1<<32 {
 		return nil, fmt.Errorf("tier: a unit of %d bytes, want less than 4 GiB", s.Payload())
 	}

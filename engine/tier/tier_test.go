@@ -22,8 +22,8 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/engine/tier/ssd"
-	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // TestHost: what the pool lost comes back from host memory.
@@ -133,7 +133,7 @@ func testCorrupt(t *testing.T, policy WritePolicy) {
 		},
 		"host digest": func(r *rig, unit kvcache.Hash) {
 			l := r.host.Get(unit)
-			l.Record()[headerSize+r.tiers.shape.Rows()] ^= 1
+			l.Record()[r.tiers.shape.ByLayer[0].DigestsAt] ^= 1
 			l.Release()
 		},
 		"ssd": func(r *rig, unit kvcache.Hash) {
@@ -294,7 +294,7 @@ func TestNoRoom(t *testing.T) {
 // a block.
 func TestMeasureHost(t *testing.T) {
 	for _, bt := range []int{1, 16, 64} {
-		l := kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 8, BlockTokens: bt, DType: "f32", RowBytes: 32}
+		l := kvlayout.Plain(2, 2, 8, bt, "f32")
 		pool, err := cpu.NewPool(l, host.MeasureBlocks(l, 64<<10))
 		if err != nil {
 			t.Fatal(err)
@@ -315,7 +315,7 @@ func TestMeasureHost(t *testing.T) {
 	}
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	l := kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 8, BlockTokens: 16, DType: "f32", RowBytes: 32}
+	l := kvlayout.Plain(1, 1, 8, 16, "f32")
 	pool, err := cpu.NewPool(l, host.MeasureBlocks(l, 1))
 	if err != nil {
 		t.Fatal(err)
@@ -329,7 +329,7 @@ func TestMeasureHost(t *testing.T) {
 // it is.
 func TestMeasureProgress(t *testing.T) {
 	const total = 2 * level.MeterStep
-	l := kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 64, BlockTokens: 16, DType: "f32", RowBytes: 256}
+	l := kvlayout.Plain(2, 2, 64, 16, "f32")
 	measure := map[string]func(context.Context, level.Progress) error{
 		"disk": func(ctx context.Context, p level.Progress) error {
 			_, err := ssd.Measure(ctx, filepath.Join(t.TempDir(), "kv"), 1<<20, total, 2, ssdIO, p)
@@ -494,10 +494,8 @@ func TestTTLAhead(t *testing.T) {
 // hugePool says that a unit has 4 GiB.
 type hugePool struct{ *memPool }
 
-func (p hugePool) Layout() kernels.Layout {
-	l := p.memPool.Layout()
-	l.RowBytes = 1 << 30
-	return l
+func (p hugePool) Layout() kvlayout.Layout {
+	return kvlayout.Plain(2, 2, 1<<28, 16, kvlayout.F32)
 }
 
 // TestHugeUnit: units that are too large are refused before anything is taken.

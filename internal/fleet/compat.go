@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Mismatch is the first difference that keeps a prefill and a decode instance from being
@@ -36,7 +38,7 @@ func Compatible(p, d *Instance) *Mismatch {
 		return diff(field, strconv.Itoa(prefill), strconv.Itoa(decode))
 	}
 	a, b := &p.Layout, &d.Layout
-	converts := p.Convert && d.Convert && a.DType != b.DType
+	layout, converts := compareLayouts(p, d)
 	switch {
 	case p.Dialect != d.Dialect:
 		return diff("dialect", p.Dialect, d.Dialect)
@@ -52,20 +54,32 @@ func Compatible(p, d *Instance) *Mismatch {
 		return diff("tokenizer_fingerprint", p.TokenizerFingerprint, d.TokenizerFingerprint)
 	case p.Numerics != d.Numerics && !converts:
 		return diff("numerics", p.Numerics, d.Numerics)
-	case a.Layers != b.Layers:
-		return num("layout.layers", a.Layers, b.Layers)
-	case a.KVHeads != b.KVHeads:
-		return num("layout.kv_heads", a.KVHeads, b.KVHeads)
-	case a.HeadDim != b.HeadDim:
-		return num("layout.head_dim", a.HeadDim, b.HeadDim)
-	case a.DType != b.DType && !converts:
-		return diff("layout.dtype", a.DType, b.DType)
-	case p.Dialect == "sglang" && a.BlockTokens != b.BlockTokens && a.BlockTokens > 0 && b.BlockTokens > 0:
-		return num("layout.block_tokens", a.BlockTokens, b.BlockTokens) // decode would fail
 	case p.ProtocolMin > d.ProtocolMax || d.ProtocolMin > p.ProtocolMax:
 		return diff("protocol", span(p), span(d))
+	case layout != nil: // builds of other protocols may announce it otherwise
+		return layout
+	case p.Dialect == "sglang" && a.BlockTokens != b.BlockTokens && a.BlockTokens > 0 && b.BlockTokens > 0:
+		return num("layout.block_tokens", a.BlockTokens, b.BlockTokens) // decode would fail
 	}
 	return nil
+}
+
+// compareLayouts returns how the two layouts differ, if in more than a block size or
+// in what both allow to be converted, and whether rows are converted between them.
+func compareLayouts(p, d *Instance) (m *Mismatch, converts bool) {
+	if p.Layout.Groups == d.Layout.Groups {
+		return nil, false
+	}
+	a, err := p.Layout.Layout()
+	b, err2 := d.Layout.Layout()
+	if err != nil || err2 != nil { // a foreign engine beside a native one
+		return &Mismatch{"layout.groups", shown(clip(string(p.Layout.Groups))), shown(clip(string(d.Layout.Groups)))}, false
+	}
+	convert := p.Convert && d.Convert
+	if field, x, y := kvlayout.Compare(a, b, convert); field != "" {
+		m = &Mismatch{"layout." + field, x, y}
+	}
+	return m, convert && kvlayout.Differ(a, b)
 }
 
 // shareSecret reports whether two members have a secret in common, or none at all.
@@ -133,7 +147,7 @@ func (s *Snapshot) classes() []*class {
 	type shared struct {
 		role                                                               Role
 		dialect, model, version, fingerprint, tokenizer, numerics, secrets string
-		layout                                                             Layout
+		layout                                                             kvlayout.Form
 		convert                                                            bool
 		protocolMin, protocolMax                                           int
 	}

@@ -6,15 +6,20 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 func instance(id string, role fleet.Role) fleet.Instance {
 	return fleet.Instance{
 		ID: id, Epoch: 1, Role: role, URL: "http://127.0.0.1:1", KVAddr: "127.0.0.1:2", Dialect: "native",
 		Model: "m", ModelFingerprint: "f", TokenizerFingerprint: "t", Numerics: "cpu",
-		Layout:      fleet.Layout{Layers: 5, KVHeads: 4, HeadDim: 8, BlockTokens: 16, DType: "f32"},
+		Layout:      layout(5, 4, 8, "f32"),
 		ProtocolMin: 1, ProtocolMax: 2,
 	}
+}
+
+func layout(layers, heads, dim int, dtype kvlayout.DType) kvlayout.Form {
+	return kvlayout.Plain(layers, heads, dim, 16, dtype).Form()
 }
 
 func TestCompatible(t *testing.T) {
@@ -41,12 +46,13 @@ func TestCompatible(t *testing.T) {
 	f("tokenizer_fingerprint differs: prefill has t, decode has u", func(d *fleet.Instance) { d.TokenizerFingerprint = "u" })
 	f("numerics differs: prefill has cpu, decode has cuda", func(d *fleet.Instance) { d.Numerics = "cuda" })
 	f("dialect differs: prefill has native, decode has vllm", func(d *fleet.Instance) { d.Dialect = "vllm" })
-	f("layout.layers differs: prefill has 5, decode has 6", func(d *fleet.Instance) { d.Layout.Layers = 6 })
-	f("layout.kv_heads differs: prefill has 4, decode has 2", func(d *fleet.Instance) { d.Layout.KVHeads = 2 })
-	f("layout.head_dim differs: prefill has 8, decode has 16", func(d *fleet.Instance) { d.Layout.HeadDim = 16 })
-	f("layout.dtype differs: prefill has f32, decode has bf16", func(d *fleet.Instance) { d.Layout.DType = "bf16" })
+	f("layout.groups[0].layers differs: prefill has 0-4, decode has 0-5", func(d *fleet.Instance) { d.Layout = layout(6, 4, 8, "f32") })
+	f("layout.groups[0].heads differs: prefill has 0+4 of 4, decode has 0+2 of 2", func(d *fleet.Instance) { d.Layout = layout(5, 2, 8, "f32") })
+	f("layout.groups[0].planes differs: prefill has k:8,v:8, decode has k:16,v:16", func(d *fleet.Instance) { d.Layout = layout(5, 4, 16, "f32") })
+	f("layout.groups[0].dtype differs: prefill has f32, decode has bf16", func(d *fleet.Instance) { d.Layout = layout(5, 4, 8, "bf16") })
+	f(`layout.groups differs: prefill has [{"kind":"full","layers":"0-4","planes":[{"name":"k","dim":8},{"..., decode has (none)`, func(d *fleet.Instance) { d.Layout.Groups = "" })
 	f("", func(d *fleet.Instance) { d.Layout.BlockTokens = 0 })
-	f("numerics differs: prefill has cpu, decode has cuda", func(d *fleet.Instance) { d.Convert, d.Layout.DType, d.Numerics = true, "bf16", "cuda" })
+	f("numerics differs: prefill has cpu, decode has cuda", func(d *fleet.Instance) { d.Convert, d.Layout, d.Numerics = true, layout(5, 4, 8, "bf16"), "cuda" })
 }
 
 // SGLang's decode fails when its blocks are of another size, where both are known.
@@ -112,7 +118,7 @@ func TestCompatibleByConversion(t *testing.T) {
 	f := func(want string, change func(p, d *fleet.Instance)) {
 		t.Helper()
 		p, d := instance("p", fleet.Prefill), instance("d", fleet.Decode)
-		p.Convert, d.Convert, d.Layout.DType, d.Numerics = true, true, "bf16", "cuda"
+		p.Convert, d.Convert, d.Layout, d.Numerics = true, true, layout(5, 4, 8, "bf16"), "cuda"
 		change(&p, &d)
 		got := ""
 		if m := fleet.Compatible(&p, &d); m != nil {
@@ -124,8 +130,8 @@ func TestCompatibleByConversion(t *testing.T) {
 	}
 	f("", func(p, d *fleet.Instance) {})
 	f("numerics", func(p, d *fleet.Instance) { p.Convert = false })
-	f("numerics", func(p, d *fleet.Instance) { d.Layout.DType = "f32" })
-	f("layout.kv_heads", func(p, d *fleet.Instance) { d.Layout.KVHeads = 2 })
+	f("numerics", func(p, d *fleet.Instance) { d.Layout = layout(5, 4, 8, "f32") })
+	f("layout.groups[0].heads", func(p, d *fleet.Instance) { d.Layout = layout(5, 2, 8, "bf16") })
 }
 
 func TestRefusals(t *testing.T) {

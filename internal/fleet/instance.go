@@ -3,7 +3,11 @@
 // suspect, dead) and which pairs are compatible. It never routes.
 package fleet
 
-import "reflect"
+import (
+	"reflect"
+
+	"github.com/xpyd/xpyd/kvlayout"
+)
 
 // Role is what a worker does now; it can change while the worker runs.
 type Role string
@@ -13,16 +17,6 @@ const (
 	Prefill Role = "prefill"
 	Decode  Role = "decode"
 )
-
-// Layout is the KV geometry that a worker announces; the fields mirror
-// kernels.Layout without importing it.
-type Layout struct {
-	Layers      int    `json:"layers"`
-	KVHeads     int    `json:"kv_heads"`
-	HeadDim     int    `json:"head_dim"`
-	BlockTokens int    `json:"block_tokens"`
-	DType       string `json:"dtype"`
-}
 
 // Load is a worker's own report, refreshed with every heartbeat.
 type Load struct {
@@ -66,12 +60,12 @@ type Instance struct {
 	ProtocolMin int `json:"protocol_min"` // kvconn protocol range
 	ProtocolMax int `json:"protocol_max"`
 
-	ModelFingerprint     string `json:"model_fingerprint"`
-	TokenizerFingerprint string `json:"tokenizer_fingerprint"`
-	Numerics             string `json:"numerics"`
-	Layout               Layout `json:"layout"`
-	Convert              bool   `json:"kv_convert,omitempty"`   // rows of another dtype may be converted
-	Unchecked            bool   `json:"kv_unchecked,omitempty"` // digests are not checked where the peer says so too; shown, never compared
+	ModelFingerprint     string        `json:"model_fingerprint"`
+	TokenizerFingerprint string        `json:"tokenizer_fingerprint"`
+	Numerics             string        `json:"numerics"`
+	Layout               kvlayout.Form `json:"layout"`
+	Convert              bool          `json:"kv_convert,omitempty"`   // rows of another dtype may be converted
+	Unchecked            bool          `json:"kv_unchecked,omitempty"` // digests are not checked where the peer says so too; shown, never compared
 
 	// For the dialects of foreign engines.
 	Version   string `json:"version,omitempty"`   // engine version; a pair's must be equal where both are known

@@ -13,6 +13,8 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // NATS subjects. announce, heartbeat and bye end in the worker's id, which may hold
@@ -202,6 +204,11 @@ func (i *Instance) Validate() error {
 	if err := bounded("", reflect.ValueOf(i).Elem()); err != nil {
 		return err
 	}
+	if i.Layout.Groups != "" { // else it is a foreign engine's
+		if _, err := i.Layout.Layout(); err != nil {
+			return err
+		}
+	}
 	if i.ProtocolMin > i.ProtocolMax {
 		return fmt.Errorf("protocol: range %d-%d is empty", i.ProtocolMin, i.ProtocolMax)
 	}
@@ -223,6 +230,11 @@ func bounded(section string, v reflect.Value) error {
 				return fmt.Errorf("%s: %d is out of range", name, n)
 			}
 		case reflect.Struct:
+			if l, ok := f.Interface().(kvlayout.Form); ok { // its groups have bounds of their own
+				f = reflect.ValueOf(struct {
+					BlockTokens int `json:"block_tokens"`
+				}{l.BlockTokens})
+			}
 			if err := bounded(name+".", f); err != nil {
 				return err
 			}

@@ -124,7 +124,7 @@ func vectored(f *os.File, p *pool, order []int32, move func(fd int, iovs [][]byt
 	fd := int(f.Fd())
 	batch := max(1, min(bareBatch/p.size, 512))
 	iovs := make([][]byte, 0, batch)
-	for layer := range p.layout.Layers {
+	for layer := range p.layers {
 		for at := 0; at < len(order); at += batch {
 			iovs = iovs[:0]
 			for _, b := range order[at:min(at+batch, len(order))] {

@@ -21,8 +21,8 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/trust"
-	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Config says what to measure. Start from DefaultConfig.
@@ -107,7 +107,7 @@ func (c Config) Validate() error {
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	if rows := 2 * c.KVHeads * c.BlockTokens; c.BlockBytes%rows != 0 {
+	if c.BlockBytes%c.rows() != 0 {
 		bad("block: %s is not a whole number of bytes for each of 2 (K,V) x %d heads x %d tokens", Size(c.BlockBytes), c.KVHeads, c.BlockTokens)
 	}
 	step := c.Layers * c.BlockBytes
@@ -123,8 +123,10 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// rowBytes is the length of one row: (layer, K or V, head, position).
-func (c Config) rowBytes() int { return c.BlockBytes / (2 * c.KVHeads * c.BlockTokens) }
+// rows is how many rows a block of a layer has.
+func (c Config) rows() int {
+	return kvlayout.Plain(1, c.KVHeads, 1, c.BlockTokens, kvlayout.U8).BlockBytes()
+}
 
 // blocks is how many blocks a transfer of n bytes has in each layer.
 func (c Config) blocks(n int) int { return n / (c.Layers * c.BlockBytes) }
@@ -138,9 +140,9 @@ func (c Config) most() int {
 	return n
 }
 
-// layout is the pools' for kernels.
-func (c Config) layout() kernels.Layout {
-	return kernels.Layout{Layers: c.Layers, KVHeads: c.KVHeads, BlockTokens: c.BlockTokens, RowBytes: c.rowBytes()}
+// layout is the pools'. What elements a row has is nobody's concern here.
+func (c Config) layout() kvlayout.Layout {
+	return kvlayout.Plain(c.Layers, c.KVHeads, c.BlockBytes/c.rows(), c.BlockTokens, kvlayout.U8)
 }
 
 // everybodys is a fleet's secret that is none: the ends prove it to each other as workers
@@ -158,8 +160,7 @@ func (c Config) connector(id string) kvconn.Config {
 	k := kvconn.DefaultConfig()
 	k.BulkConns, k.Ring = c.Connections, everybodys()
 	k.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "bench kv", TokenizerFingerprint: "none", Numerics: "none",
-		Layout: kvconn.Layout{BlockTokens: c.BlockTokens, Groups: []kvconn.Group{
-			{Kind: "full", Layers: c.Layers, KVHeads: c.KVHeads, HeadDim: max(1, c.rowBytes()/2), RowBytes: c.rowBytes(), DType: "bf16"}}}}
+		Layout: c.layout()}
 	return k
 }
 

@@ -10,14 +10,15 @@ import (
 	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // pool is a block pool as a worker's: [layer][block] of BlockBytes, and the
 // digests [layer][block][head] that came with the rows.
 type pool struct {
-	layout kernels.Layout
-	blocks int // of each layer
-	size   int // bytes of a block
+	layers []kvlayout.Layer // all alike
+	blocks int              // of each layer
+	size   int              // bytes of a block
 	mem    []byte
 	digest []uint64
 	free   func()
@@ -26,7 +27,7 @@ type pool struct {
 
 // newPool makes a pool; one to be shared lies in a memory file, as decode's does.
 func newPool(c Config, blocks int, share bool) (p *pool, err error) {
-	p = &pool{layout: c.layout(), blocks: blocks, size: c.BlockBytes, digest: make([]uint64, c.Layers*blocks*c.KVHeads)}
+	p = &pool{layers: c.layout().Resolve(), blocks: blocks, size: c.BlockBytes, digest: make([]uint64, c.Layers*blocks*c.KVHeads)}
 	bytes := c.Layers * blocks * c.BlockBytes
 	if share {
 		err = p.inFile(bytes)
@@ -47,7 +48,7 @@ func (p *pool) inFile(bytes int) error {
 	}
 	p.mem, p.free = m.Bytes, func() { _ = m.Close() }
 	p.shared = &kvconn.Shared{FD: m.FD, Bytes: m.Size, Blocks: p.blocks}
-	for layer := range p.layout.Layers {
+	for layer := range p.layers {
 		p.shared.Layers = append(p.shared.Layers, kvconn.Span{Offset: int64(layer * p.blocks * p.size), Stride: int64(p.size)})
 	}
 	return nil
@@ -59,8 +60,9 @@ func (p *pool) run(layer int, block int32) []byte {
 }
 
 func (p *pool) sums(layer int, block int32) []uint64 {
-	at := (layer*p.blocks + int(block)) * p.layout.KVHeads
-	return p.digest[at : at+p.layout.KVHeads]
+	heads := p.layers[layer].Heads
+	at := (layer*p.blocks + int(block)) * heads
+	return p.digest[at : at+heads]
 }
 
 // order is the block id of each index of a sequence.
@@ -91,11 +93,11 @@ func pattern(layer, index int, run []byte) {
 
 // fill writes the pattern and its digests as one sequence over order.
 func (p *pool) fill(order []int32) {
-	for layer := range p.layout.Layers {
+	for layer := range p.layers {
 		for i, b := range order {
 			run := p.run(layer, b)
 			pattern(layer, i, run)
-			kernels.DigestRows(p.layout, layer, i*p.layout.BlockTokens, p.layout.BlockTokens, run, p.sums(layer, b))
+			kernels.DigestRows(&p.layers[layer], i*p.layers[layer].BlockTokens, p.layers[layer].BlockTokens, run, p.sums(layer, b))
 		}
 	}
 }
@@ -103,7 +105,7 @@ func (p *pool) fill(order []int32) {
 // check compares the blocks of a sequence with the pattern.
 func (p *pool) check(order []int32) error {
 	want := make([]byte, p.size)
-	for layer := range p.layout.Layers {
+	for layer := range p.layers {
 		for i, b := range order {
 			if pattern(layer, i, want); !bytes.Equal(want, p.run(layer, b)) {
 				return fmt.Errorf("block %d of layer %d is not what was sent", i, layer)
@@ -124,7 +126,7 @@ var _ kvconn.ViewSource = source{}
 
 // View implements kvconn.ViewSource: every block is full.
 func (s source) View(layer, index, firstPos, rows int, digests []uint64) ([]byte, bool) {
-	if rows != s.layout.BlockTokens || index >= len(s.order) {
+	if rows != s.layers[layer].BlockTokens || index >= len(s.order) {
 		return nil, false
 	}
 	copy(digests, s.sums(layer, s.order[index]))
@@ -153,7 +155,7 @@ var _ kvconn.ViewSink = (*sink)(nil)
 
 // View implements kvconn.ViewSink.
 func (s *sink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
-	if row != 0 || rows != s.layout.BlockTokens {
+	if row != 0 || rows != s.layers[layer].BlockTokens {
 		return nil, false
 	}
 	return s.run(layer, dst), true
@@ -181,11 +183,12 @@ func (s *sink) believe(layer int, dst int32, rows, firstPos int, run []byte, dig
 	if !s.unchecked.Load() {
 		var few [16]uint64
 		sums := few[:]
-		if s.layout.KVHeads > len(few) {
-			sums = make([]uint64, s.layout.KVHeads)
+		l := &s.layers[layer]
+		if l.Heads > len(few) {
+			sums = make([]uint64, l.Heads)
 		}
-		sums = sums[:s.layout.KVHeads]
-		kernels.DigestRows(s.layout, layer, firstPos, rows, run, sums)
+		sums = sums[:l.Heads]
+		kernels.DigestRows(l, firstPos, rows, run, sums)
 		if !slices.Equal(sums, digests) {
 			return kvconn.ErrDigest
 		}

@@ -33,11 +33,3 @@ func allocFloats(n int) []float32 {
 func floatsOf(b []byte) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), len(b)/4)
 }
-
-// bytesOf views float32 memory as bytes.
-func bytesOf(f []float32) []byte {
-	if len(f) == 0 {
-		return nil
-	}
-	return unsafe.Slice((*byte)(unsafe.Pointer(&f[0])), 4*len(f))
-}

@@ -49,7 +49,7 @@ func (b *Backend) appendItem(layer int, it *item) {
 		// One block at a time.
 		block, row := q.Blocks[(pos+i)/size], (pos+i)%size
 		n := min(size-row, it.n-i)
-		ks, vs := b.rows(layer, block, 0, it.kv, row, n), b.rows(layer, block, 1, it.kv, row, n)
+		ks, vs := b.floats(layer, block, 0, it.kv, row, n), b.floats(layer, block, 1, it.kv, row, n)
 		for j := range n {
 			r := it.row + i + j
 			qkv, cosSin := s.qkv[r*s.qkvRow:(r+1)*s.qkvRow], s.cosSin[r*dim:(r+1)*dim]
@@ -114,8 +114,8 @@ func (b *Backend) attendItem(m *member, layer int, it *item) {
 	*score = scoreArgs{
 		k:           b.base(layer, 0, it.kv),
 		blocks:      &q.Blocks[0],
-		blockStride: b.layout.BlockBytes(),
-		rowBytes:    b.layout.RowBytes,
+		blockStride: b.areas[layer].BlockBytes(),
+		rowBytes:    b.areas[layer].RowBytes(0),
 		blockTokens: b.layout.BlockTokens,
 		scale:       b.scale,
 	}

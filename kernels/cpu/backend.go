@@ -19,6 +19,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Numerics names the arithmetic: blocks made under different strings are not
@@ -97,15 +98,9 @@ func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
 	if err := b.load(w); err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
-	layout := kernels.Layout{
-		Layers:      a.Layers,
-		KVHeads:     a.KVHeads,
-		HeadDim:     a.HeadDim,
-		BlockTokens: opt.BlockTokens,
-		DType:       kernels.F32.String(),
-		RowBytes:    4 * a.HeadDim,
-	}
-	mem, private, err := poolMemory(layout.Layers*layerBytes(layout, opt.Blocks), opt.Share)
+	layout := kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, opt.BlockTokens, kvlayout.F32)
+	_, size := layerOffsets(layout, opt.Blocks)
+	mem, private, err := poolMemory(size, opt.Share)
 	if err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
@@ -232,7 +227,7 @@ func (b *Backend) Info() kernels.Info {
 func (b *Backend) Arch() arch.Config { return b.arch }
 
 // Layout implements kernels.Backend.
-func (b *Backend) Layout() kernels.Layout { return b.layout }
+func (b *Backend) Layout() kvlayout.Layout { return b.layout }
 
 // Blocks implements kernels.Backend.
 func (b *Backend) Blocks() int { return b.blocks }

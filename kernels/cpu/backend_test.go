@@ -105,17 +105,17 @@ func run(t *testing.T, b *cpu.Backend, tokens []int32, chunks []int, beside int,
 		pos += n
 	}
 	l := b.Layout()
-	d := make([]uint64, l.KVHeads)
-	for layer := range l.Layers {
+	d := make([]uint64, l.Resolve()[0].Heads)
+	for layer := range l.Layers() {
 		for i, block := range table {
 			n := min(size, len(tokens)-i*size)
-			rows := make([]byte, l.RowsBytes(n))
+			rows := make([]byte, l.Resolve()[0].PackedBytes(n))
 			b.Gather(layer, block, 0, n, rows)
 			kv = append(kv, rows...)
 			b.Digest(layer, block, d)
 			digests = append(digests, d...)
-			want := make([]uint64, l.KVHeads)
-			kernels.DigestRows(l, layer, i*size, n, rows, want)
+			want := make([]uint64, l.Resolve()[0].Heads)
+			kernels.DigestRows(&l.Resolve()[layer], i*size, n, rows, want)
 			if !slices.Equal(d, want) {
 				t.Fatalf("layer %d block %d: stored digest %x, rows have %x", layer, i, d, want)
 			}

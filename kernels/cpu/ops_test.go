@@ -268,3 +268,11 @@ func TestWidenF16(t *testing.T) {
 		}
 	}
 }
+
+// bytesOf views float32 memory as bytes.
+func bytesOf(f []float32) []byte {
+	if len(f) == 0 {
+		return nil
+	}
+	return unsafe.Slice((*byte)(unsafe.Pointer(&f[0])), 4*len(f))
+}

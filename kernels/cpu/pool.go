@@ -9,22 +9,29 @@ import (
 
 	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// pool is the KV memory: one area a layer, laid out as kernels/DESIGN.md says,
-// and a digest with its row count for each (layer, block, head).
+// pool is the KV memory of any layout: one area a layer, block after block, each
+// packed as its kvlayout.Rows says, and a digest with its row count for each
+// (layer, block, head).
 //
 // Nothing here is locked. Whoever owns a block's rows decides who may touch
 // them; distinct blocks share no words.
 type pool struct {
-	layout kernels.Layout
+	layout kvlayout.Layout
+	areas  []area
 	blocks int
-	data   [][]float32 // [layer] of [block][2][kv_head][block_tokens][head_dim]
-	digest []uint64    // [layer][block][kv_head]
-	filled []uint16    // [layer][block][kv_head]: rows 0..filled-1 are in digest
 
-	mem     *memfd.Memory // holds data; nil: the Go heap does
+	mem     *memfd.Memory // holds the rows; nil: the Go heap does
 	private error         // why it is not shared
+}
+
+type area struct {
+	kvlayout.Layer
+	data   []byte   // [block][block bytes]
+	digest []uint64 // [block][head]
+	filled []uint16 // [block][head]: rows 0..filled-1 are in digest
 }
 
 // A PoolError says that the machine has not the memory for the pool.
@@ -38,9 +45,12 @@ func (e *PoolError) Unwrap() error { return e.Err }
 var errPrivate = errors.New("the pool was not asked to be shared")
 
 // NewPool is a pool without a backend, for who only moves blocks.
-func NewPool(l kernels.Layout, blocks int) (kernels.Pool, error) {
-	if l.DType != kernels.F32.String() || l.RowBytes != 4*l.HeadDim || l.Layers < 1 || l.KVHeads < 1 || l.BlockTokens < 1 || blocks < 1 {
-		return nil, fmt.Errorf("cpu pool: %d blocks of layout %+v: want f32", blocks, l)
+func NewPool(l kvlayout.Layout, blocks int) (kernels.Pool, error) {
+	if err := l.Validate(); err != nil {
+		return nil, fmt.Errorf("cpu pool: %w", err)
+	}
+	if blocks < 1 {
+		return nil, fmt.Errorf("cpu pool: %d blocks", blocks)
 	}
 	return newPool(l, blocks, nil, errPrivate), nil
 }
@@ -65,41 +75,39 @@ func poolMemory(size int, share bool) (mem *memfd.Memory, private, err error) {
 }
 
 // newPool makes a pool in mem, or on the Go heap; private says why that is not shared.
-func newPool(l kernels.Layout, blocks int, mem *memfd.Memory, private error) *pool {
-	p := &pool{
-		layout: l,
-		blocks: blocks,
-		data:   make([][]float32, l.Layers),
-		digest: make([]uint64, l.Layers*blocks*l.KVHeads),
-		filled: make([]uint16, l.Layers*blocks*l.KVHeads),
-		mem:    mem, private: private,
-	}
-	for i := range p.data {
-		if p.mem != nil {
-			at := i * layerBytes(l, blocks)
-			p.data[i] = floatsOf(p.mem.Bytes[at : at+blocks*l.BlockBytes()])
+func newPool(l kvlayout.Layout, blocks int, mem *memfd.Memory, private error) *pool {
+	p := &pool{layout: l, blocks: blocks, areas: make([]area, l.Layers()), mem: mem, private: private}
+	offsets, _ := layerOffsets(l, blocks)
+	for i, layer := range l.Resolve() {
+		size := blocks * layer.BlockBytes()
+		pl := area{Layer: layer, digest: make([]uint64, blocks*layer.Heads), filled: make([]uint16, blocks*layer.Heads)}
+		if mem != nil {
+			pl.data = mem.Bytes[offsets[i]:][:size:size]
 		} else {
-			p.data[i] = allocFloats(blocks * l.BlockBytes() / 4)
+			pl.data = alloc(size)
 		}
+		p.areas[i] = pl
 	}
 	return p
 }
 
-// layerBytes is the distance between two layers of a pool that is not on the heap:
-// whole pages, so that no two layers share one.
-func layerBytes(l kernels.Layout, blocks int) int { return roundUp(blocks*l.BlockBytes(), 4096) }
+// layerOffsets is where each layer begins in a pool that is not on the heap, and its
+// size: layers are whole pages, so that no two share one.
+func layerOffsets(l kvlayout.Layout, blocks int) (offsets []int64, size int) {
+	for _, layer := range l.Resolve() {
+		offsets = append(offsets, int64(size))
+		size += roundUp(blocks*layer.BlockBytes(), 4096)
+	}
+	return offsets, size
+}
 
 // Shared implements kernels.Sharer.
 func (p *pool) Shared() (kernels.Shared, error) {
 	if p.private != nil {
 		return kernels.Shared{}, p.private
 	}
-	s := kernels.Shared{FD: p.mem.FD, Bytes: p.mem.Size, Stride: int64(p.layout.BlockBytes()),
-		Layers: make([]int64, p.layout.Layers), Pages: string(p.mem.Pages)}
-	for i := range s.Layers {
-		s.Layers[i] = int64(i * layerBytes(p.layout, p.blocks))
-	}
-	return s, nil
+	offsets, _ := layerOffsets(p.layout, p.blocks)
+	return kernels.Shared{FD: p.mem.FD, Bytes: p.mem.Size, Layers: offsets, Pages: string(p.mem.Pages)}, nil
 }
 
 // Populate gives the pool its pages now, as far as the machine has them: a process
@@ -124,23 +132,28 @@ func (p *pool) close() error {
 	return p.mem.Close()
 }
 
-// rows returns rows row..row+n-1 of one head's K (kv 0) or V (kv 1).
-func (p *pool) rows(layer int, block int32, kv, head, row, n int) []float32 {
-	l := &p.layout
+// block is one block of one layer, for positions row..row+n-1 of it.
+func (p *pool) block(layer int, block int32, row, n int) []byte {
+	l := &p.areas[layer]
 	if row < 0 || n < 0 || row+n > l.BlockTokens || uint(block) >= uint(p.blocks) {
 		panic(fmt.Sprintf("kernels/cpu: rows %d+%d of block %d, pool has %d blocks of %d", row, n, block, p.blocks, l.BlockTokens))
 	}
-	at := (((int(block)*2+kv)*l.KVHeads+head)*l.BlockTokens + row) * l.HeadDim
-	return p.data[layer][at : at+n*l.HeadDim]
+	size := l.BlockBytes()
+	at := int(block) * size
+	return l.data[at : at+size : at+size]
 }
 
-func (p *pool) slot(layer int, block int32, head int) int {
-	return (layer*p.blocks+int(block))*p.layout.KVHeads + head
+// floats returns rows row..row+n-1 of a plane of one head, in a pool of f32.
+func (p *pool) floats(layer int, block int32, plane, head, row, n int) []float32 {
+	l := &p.areas[layer]
+	rows, _ := l.Part(p.block(layer, block, row, n), l.BlockTokens, plane, head)
+	size := l.RowBytes(plane)
+	return floatsOf(rows[row*size : (row+n)*size])
 }
 
-// base points at row 0 of one head's K or V in block 0.
-func (p *pool) base(layer, kv, head int) unsafe.Pointer {
-	return unsafe.Pointer(&p.data[layer][(kv*p.layout.KVHeads+head)*p.layout.BlockTokens*p.layout.HeadDim])
+// base points at row 0 of a plane of one head in block 0.
+func (p *pool) base(layer, plane, head int) unsafe.Pointer {
+	return unsafe.Pointer(&p.floats(layer, 0, plane, head, 0, 1)[0])
 }
 
 // appended brings the digest up to date after rows row..row+n-1 of one head
@@ -148,90 +161,88 @@ func (p *pool) base(layer, kv, head int) unsafe.Pointer {
 // after row+n leave the digest; rows below row are hashed again unless they
 // are exactly what it holds.
 func (p *pool) appended(layer int, block int32, head, pos, row, n int) {
-	s := p.slot(layer, block, head)
-	if int(p.filled[s]) != row {
-		p.digest[s] = p.hash(layer, block, head, pos, 0, row)
+	l := &p.areas[layer]
+	s := int(block)*l.Heads + head
+	if int(l.filled[s]) != row {
+		l.digest[s] = p.hash(layer, block, head, pos, 0, row)
 	}
-	p.digest[s] += p.hash(layer, block, head, pos, row, n)
-	p.filled[s] = uint16(row + n)
+	l.digest[s] += p.hash(layer, block, head, pos, row, n)
+	l.filled[s] = uint16(row + n)
 }
 
 func (p *pool) hash(layer int, block int32, head, pos, row, n int) (sum uint64) {
-	for kv := range 2 {
-		rows := bytesOf(p.rows(layer, block, kv, head, row, n))
-		sum += kernels.DigestHeadRows(layer, kv, head, pos+row, n, p.layout.RowBytes, rows)
+	l, b := &p.areas[layer], p.block(layer, block, row, n)
+	for plane := range l.Planes {
+		rows, scales := l.Part(b, l.BlockTokens, plane, head)
+		if scales != nil {
+			scales = scales[row*l.ScaleBytes():]
+		}
+		sum += kernels.DigestPart(&l.Layer, plane, head, pos+row, n, rows[row*l.RowBytes(plane):], scales)
 	}
 	return sum
 }
 
 // Gather implements kernels.Pool.
 func (p *pool) Gather(layer int, block int32, row, n int, dst []byte) {
-	p.each(layer, block, row, n, len(dst), func(off int, rows []byte) { copy(dst[off:], rows) })
+	l, b := p.packed(layer, block, row, n, len(dst))
+	l.Copy(dst, n, 0, b, l.BlockTokens, row, n)
 }
 
 // Scatter implements kernels.Pool.
 func (p *pool) Scatter(layer int, block int32, row, n int, src []byte) {
-	p.each(layer, block, row, n, len(src), func(off int, rows []byte) { copy(rows, src[off:]) })
+	l, b := p.packed(layer, block, row, n, len(src))
+	l.Copy(b, l.BlockTokens, row, src, n, 0, n)
+}
+
+// packed is the layer and the block of a move of n positions, of so many bytes.
+func (p *pool) packed(layer int, block int32, row, n, size int) (*area, []byte) {
+	l, b := &p.areas[layer], p.block(layer, block, row, n)
+	if size != l.PackedBytes(n) {
+		panic(fmt.Sprintf("kernels/cpu: %d packed bytes for %d rows, want %d", size, n, l.PackedBytes(n)))
+	}
+	return l, b
 }
 
 // View implements kernels.Viewer.
 func (p *pool) View(layer int, block int32, row, n int) (run []byte, ok bool) {
-	l := &p.layout
-	if row != 0 || n != l.BlockTokens || uint(block) >= uint(p.blocks) || uint(layer) >= uint(l.Layers) {
+	if row != 0 || n != p.layout.BlockTokens || uint(block) >= uint(p.blocks) || uint(layer) >= uint(len(p.areas)) {
 		return nil, false
 	}
-	size := l.BlockBytes()
-	at := int(block) * size
-	return bytesOf(p.data[layer])[at : at+size : at+size], true
-}
-
-// each visits the packed runs of n rows with their offset in a packed buffer.
-func (p *pool) each(layer int, block int32, row, n, size int, f func(off int, rows []byte)) {
-	if size != p.layout.RowsBytes(n) {
-		panic(fmt.Sprintf("kernels/cpu: %d packed bytes for %d rows, want %d", size, n, p.layout.RowsBytes(n)))
-	}
-	off := 0
-	for kv := range 2 {
-		for h := range p.layout.KVHeads {
-			rows := bytesOf(p.rows(layer, block, kv, h, row, n))
-			f(off, rows)
-			off += len(rows)
-		}
-	}
+	return p.block(layer, block, row, n), true
 }
 
 // Digest implements kernels.Pool.
 func (p *pool) Digest(layer int, block int32, dst []uint64) {
-	s := p.slot(layer, block, 0)
-	copy(dst[:p.layout.KVHeads], p.digest[s:s+p.layout.KVHeads])
+	l := &p.areas[layer]
+	copy(dst[:l.Heads], l.digest[int(block)*l.Heads:][:l.Heads])
 }
 
 // SetDigest implements kernels.Pool.
 func (p *pool) SetDigest(layer int, block int32, filled int, digest []uint64) {
-	if filled < 0 || filled > p.layout.BlockTokens {
-		panic(fmt.Sprintf("kernels/cpu: digest of %d rows, a block has %d", filled, p.layout.BlockTokens))
+	l := &p.areas[layer]
+	if filled < 0 || filled > l.BlockTokens {
+		panic(fmt.Sprintf("kernels/cpu: digest of %d rows, a block has %d", filled, l.BlockTokens))
 	}
-	s := p.slot(layer, block, 0)
-	copy(p.digest[s:s+p.layout.KVHeads], digest[:p.layout.KVHeads])
-	for h := range p.layout.KVHeads {
-		p.filled[s+h] = uint16(filled)
+	at := int(block) * l.Heads
+	copy(l.digest[at:at+l.Heads], digest[:l.Heads])
+	for h := range l.Heads {
+		l.filled[at+h] = uint16(filled)
 	}
 }
 
 // CopyBlock implements kernels.Pool.
 func (p *pool) CopyBlock(dst, src int32, firstPos, n int) {
-	for layer := range p.layout.Layers {
-		for h := range p.layout.KVHeads {
-			for kv := range 2 {
-				copy(p.rows(layer, dst, kv, h, 0, n), p.rows(layer, src, kv, h, 0, n))
-			}
-			d, s := p.slot(layer, dst, h), p.slot(layer, src, h)
-			if int(p.filled[s]) == n {
-				p.digest[d] = p.digest[s]
+	for i := range p.areas {
+		l := &p.areas[i]
+		l.Copy(p.block(i, dst, 0, n), l.BlockTokens, 0, p.block(i, src, 0, n), l.BlockTokens, 0, n)
+		for h := range l.Heads {
+			d, s := int(dst)*l.Heads+h, int(src)*l.Heads+h
+			if int(l.filled[s]) == n {
+				l.digest[d] = l.digest[s]
 			} else {
-				p.digest[d] = p.hash(layer, dst, h, firstPos, 0, n)
+				l.digest[d] = p.hash(i, dst, h, firstPos, 0, n)
 			}
-			p.filled[d] = uint16(n)
+			l.filled[d] = uint16(n)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 func TestDigestFollowsOverwrites(t *testing.T) {
@@ -40,8 +41,8 @@ func TestView(t *testing.T) {
 	b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 4, BlockTokens: 8, Threads: 1})
 	l := b.Layout()
 	mustStep(t, b, kernels.Seq{Tokens: randomTokens(rand.New(rand.NewPCG(1, 1)), 16, 50), Blocks: []int32{3, 1}})
-	packed := make([]byte, l.BlockBytes())
-	for layer := range l.Layers {
+	packed := make([]byte, l.Resolve()[0].BlockBytes())
+	for layer := range l.Layers() {
 		run, ok := b.View(layer, 1, 0, l.BlockTokens)
 		b.Gather(layer, 1, 0, l.BlockTokens, packed)
 		if !ok || !slices.Equal(run, packed) {
@@ -68,10 +69,10 @@ func TestGatherScatterCopy(t *testing.T) {
 	tokens := randomTokens(rand.New(rand.NewPCG(1, 1)), 13, 50)
 	mustStep(t, src, kernels.Seq{Tokens: tokens, Blocks: []int32{3, 1}})
 	l := src.Layout()
-	d := make([]uint64, l.KVHeads)
+	d := make([]uint64, l.Resolve()[0].Heads)
 	move := func(from, to int32, n int) {
-		rows := make([]byte, l.RowsBytes(n))
-		for layer := range l.Layers {
+		rows := make([]byte, l.Resolve()[0].PackedBytes(n))
+		for layer := range l.Layers() {
 			src.Gather(layer, from, 0, n, rows)
 			dst.Scatter(layer, to, 0, n, rows)
 			src.Digest(layer, from, d)
@@ -97,11 +98,11 @@ func TestGatherScatterCopy(t *testing.T) {
 		digestsMatch(t, dst, block, 8, 6)
 	}
 	// One head's slice of a gather is where the layout says.
-	all, one := make([]byte, l.RowsBytes(8)), make([]byte, l.RowsBytes(1))
+	all, one := make([]byte, l.Resolve()[0].PackedBytes(8)), make([]byte, l.Resolve()[0].PackedBytes(1))
 	src.Gather(1, 3, 0, 8, all)
 	src.Gather(1, 3, 6, 1, one)
-	for i := range 2 * l.KVHeads {
-		if !slices.Equal(one[i*l.RowBytes:(i+1)*l.RowBytes], all[(i*8+6)*l.RowBytes:(i*8+7)*l.RowBytes]) {
+	for i := range 2 * l.Resolve()[0].Heads {
+		if !slices.Equal(one[i*l.Resolve()[0].RowBytes(0):(i+1)*l.Resolve()[0].RowBytes(0)], all[(i*8+6)*l.Resolve()[0].RowBytes(0):(i*8+7)*l.Resolve()[0].RowBytes(0)]) {
 			t.Errorf("run %d of row 6 differs", i)
 		}
 	}
@@ -117,7 +118,7 @@ func TestPoolBesideSteps(t *testing.T) {
 func TestPoolRefusesBadRanges(t *testing.T) {
 	a := shape(1, 16, 16, 1, 1, 8, 8)
 	b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 2, BlockTokens: 4, Threads: 1})
-	buf := make([]byte, b.Layout().RowsBytes(2))
+	buf := make([]byte, b.Layout().Resolve()[0].PackedBytes(2))
 	f := func(name string, call func()) {
 		t.Helper()
 		defer func() {
@@ -133,4 +134,84 @@ func TestPoolRefusesBadRanges(t *testing.T) {
 	f("short buffer", func() { b.Scatter(0, 0, 0, 2, buf[1:]) })
 	f("digest of too many rows", func() { b.SetDigest(0, 0, 5, make([]uint64, 1)) })
 	f("digest past the pool", func() { b.Digest(0, 2, make([]uint64, 1)) })
+}
+
+// A pool of any layout keeps what it is given, wherever it is cut, with the digests of
+// its rows at their coordinates; nothing else in the pool changes.
+func TestPoolOfAnyLayout(t *testing.T) {
+	const tokens, blocks, firstPos = 8, 5, 24
+	for name, l := range kerneltest.Layouts(tokens) {
+		t.Run(name, func(t *testing.T) {
+			p, err := cpu.NewPool(l, blocks)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := rand.New(rand.NewPCG(1, 1))
+			layers := l.Resolve()
+			want := make([][]byte, len(layers)) // of block 3
+			for i := range layers {
+				layer := &layers[i]
+				want[i] = make([]byte, layer.BlockBytes())
+				for at := range want[i] {
+					want[i][at] = byte(r.Uint32())
+				}
+				for at := 0; at < tokens; { // in pieces
+					n := min(1+r.IntN(3), tokens-at)
+					part := make([]byte, layer.PackedBytes(n))
+					layer.Copy(part, n, 0, want[i], tokens, at, n)
+					p.Scatter(i, 3, at, n, part)
+					at += n
+				}
+				p.SetDigest(i, 3, tokens, digestOf(layer, firstPos, tokens, want[i]))
+			}
+			p.CopyBlock(1, 3, firstPos, tokens)
+			p.CopyBlock(2, 3, firstPos, 5)
+			for i := range layers {
+				layer := &layers[i]
+				for block, n := range map[int32]int{3: tokens, 1: tokens, 2: 5} {
+					got, sums := make([]byte, layer.PackedBytes(n)), make([]uint64, layer.Heads)
+					p.Gather(i, block, 0, n, got)
+					part := make([]byte, len(got))
+					layer.Copy(part, n, 0, want[i], tokens, 0, n)
+					p.Digest(i, block, sums)
+					if !slices.Equal(got, part) || !slices.Equal(sums, digestOf(layer, firstPos, n, part)) {
+						t.Errorf("layer %d block %d: %d rows or their digests differ", i, block, n)
+					}
+				}
+				if run, ok := p.(kernels.Viewer).View(i, 3, 0, tokens); !ok || !slices.Equal(run, want[i]) {
+					t.Errorf("layer %d: the view is not the packed block", i)
+				}
+				for _, block := range []int32{0, 4} {
+					got := make([]byte, layer.BlockBytes())
+					if p.Gather(i, block, 0, tokens, got); !slices.Equal(got, make([]byte, len(got))) {
+						t.Errorf("layer %d: block %d was written to", i, block)
+					}
+				}
+			}
+		})
+	}
+}
+
+// digestOf is a digest a head by its definition, one row after the other.
+func digestOf(l *kvlayout.Layer, firstPos, n int, packed []byte) []uint64 {
+	sums := make([]uint64, l.Heads)
+	l.Parts(packed, n, func(plane, head int, rows, scales []byte) {
+		size, scale := l.RowBytes(plane), l.ScaleBytes()
+		for i := range n {
+			row := slices.Concat(rows[i*size:(i+1)*size], scales[i*scale:(i+1)*scale])
+			sums[head] += kernels.RowHash(l.Number, plane, l.FirstHead+head, firstPos+i, row)
+		}
+	})
+	return sums
+}
+
+func TestNewPoolRefuses(t *testing.T) {
+	l := kvlayout.Plain(2, 2, 8, 16, kvlayout.F32)
+	if _, err := cpu.NewPool(l, 0); err == nil {
+		t.Error("a pool of no blocks")
+	}
+	l.Groups[0].Heads.Count = 0
+	if _, err := cpu.NewPool(l, 4); err == nil {
+		t.Error("a pool of no heads")
+	}
 }

@@ -35,18 +35,19 @@ func TestShared(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := b.Layout()
-	want := make([]byte, l.BlockBytes())
-	for layer := range l.Layers {
+	stride := int64(l.Resolve()[0].BlockBytes())
+	want := make([]byte, stride)
+	for layer := range l.Layers() {
 		for block := range int64(4) {
-			at := s.Layers[layer] + block*s.Stride
+			at := s.Layers[layer] + block*stride
 			b.Gather(layer, int32(block), 0, l.BlockTokens, want)
-			if !bytes.Equal(mem[at:at+int64(l.BlockBytes())], want) {
+			if !bytes.Equal(mem[at:at+stride], want) {
 				t.Errorf("layer %d block %d differs", layer, block)
 			}
 		}
 	}
-	mem[s.Layers[2]+s.Stride] ^= 1
-	if b.Gather(2, 1, 0, l.BlockTokens, want); want[0] != mem[s.Layers[2]+s.Stride] {
+	mem[s.Layers[2]+stride] ^= 1
+	if b.Gather(2, 1, 0, l.BlockTokens, want); want[0] != mem[s.Layers[2]+stride] {
 		t.Error("the pool does not show what the other mapping wrote")
 	}
 	for range 2 {

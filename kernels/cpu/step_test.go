@@ -93,14 +93,14 @@ func TestOnLayer(t *testing.T) {
 		for i := range table {
 			table[i] = int32(i)
 		}
-		rows, d, want := make([]byte, l.BlockBytes()), make([]uint64, 2), make([]uint64, 2)
+		rows, d, want := make([]byte, l.Resolve()[0].BlockBytes()), make([]uint64, 2), make([]uint64, 2)
 		_, err := b.Step(&kernels.Step{
 			Seqs: []kernels.Seq{{Tokens: tokens, Blocks: table}},
 			OnLayer: func(layer int) {
 				seen = append(seen, layer)
 				b.Gather(layer, 36, 0, 16, rows)
 				b.Digest(layer, 36, d)
-				kernels.DigestRows(l, layer, 36*16, 16, rows, want)
+				kernels.DigestRows(&l.Resolve()[layer], 36*16, 16, rows, want)
 				if !slices.Equal(d, want) {
 					t.Errorf("layer %d: digest not in place", layer)
 				}
@@ -208,7 +208,7 @@ func TestGates(t *testing.T) {
 		ended.Open(a.Layers)
 		var all sync.WaitGroup
 		all.Go(func() {
-			rows := make([]byte, l.BlockBytes())
+			rows := make([]byte, l.Resolve()[0].BlockBytes())
 			for layer := range a.Layers {
 				for block := range int32(2) {
 					b.Gather(layer, block, 0, 16, rows)

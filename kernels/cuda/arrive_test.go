@@ -38,8 +38,8 @@ func TestArrivalsBeside(t *testing.T) {
 		}
 		mustStep(t, b, kernels.Seq{Tokens: randomTokens(r, units*blockTokens, a.Vocab), Blocks: table})
 		// Each unit twice, the second time with a bit that is wrong.
-		run, sums := l.BlockBytes(), 8*l.KVHeads
-		unit := (l.Layers*(run+sums)+15)/16*16 + 64
+		run, sums := l.Resolve()[0].BlockBytes(), 8*l.Resolve()[0].Heads
+		unit := (l.Layers()*(run+sums)+15)/16*16 + 64
 		mem, err := memfd.Private((2*units*unit + 4095) / 4096 * 4096)
 		if err != nil {
 			t.Fatal(err)
@@ -50,7 +50,7 @@ func TestArrivalsBeside(t *testing.T) {
 		}
 		place := func(u int, block int32) kernels.HostBlock {
 			at := int64(u*unit + 64)
-			return kernels.HostBlock{Block: block, Rows: at, Digests: at + int64(l.Layers*run), Filled: blockTokens, FirstPos: u % units * blockTokens}
+			return kernels.HostBlock{Block: block, Rows: at, Digests: at + int64(l.Layers()*run), Filled: blockTokens, FirstPos: u % units * blockTokens}
 		}
 		move := func(first, layers int, list []kernels.HostBlock) *kernels.HostMove {
 			return &kernels.HostMove{Memory: host, FirstLayer: first, Layers: layers, Blocks: list, LayerStride: int64(run), DigestStride: int64(sums)}
@@ -59,7 +59,7 @@ func TestArrivalsBeside(t *testing.T) {
 		for u := range 2 * units {
 			all = append(all, place(u, int32(u%units)))
 		}
-		out, err := b.GatherBlocks(move(0, l.Layers, all))
+		out, err := b.GatherBlocks(move(0, l.Layers(), all))
 		if err == nil {
 			err = out.Wait(soon(t))
 		}
@@ -68,10 +68,10 @@ func TestArrivalsBeside(t *testing.T) {
 		}
 		spoilt := make([]int, units) // layer
 		for u := range units {
-			spoilt[u] = r.IntN(l.Layers)
+			spoilt[u] = r.IntN(l.Layers())
 			at := (units+u)*unit + 64
 			if u%4 == 0 { // in a digest
-				at += l.Layers*run + spoilt[u]*sums + r.IntN(sums)
+				at += l.Layers()*run + spoilt[u]*sums + r.IntN(sums)
 			} else {
 				at += spoilt[u]*run + r.IntN(run)
 			}
@@ -97,7 +97,7 @@ func TestArrivalsBeside(t *testing.T) {
 				t.Fatal(err)
 			}
 			good, err := v.arrival.Good()
-			if err != nil || v.arrival.Layers() != l.Layers {
+			if err != nil || v.arrival.Layers() != l.Layers() {
 				t.Fatalf("after the wait: %d layers, %v", v.arrival.Layers(), err)
 			}
 			for k, p := range v.m.Blocks {
@@ -107,7 +107,7 @@ func TestArrivalsBeside(t *testing.T) {
 				for layer := v.m.FirstLayer; layer < v.m.FirstLayer+v.m.Layers; layer++ {
 					at := layer*blocks + int(p.Block)
 					want.rows[at] = slices.Clone(rowsAt(layer, p, v.m))
-					sum := make([]uint64, l.KVHeads)
+					sum := make([]uint64, l.Resolve()[0].Heads)
 					for h := range sum {
 						for s := range 8 {
 							sum[h] |= uint64(mem.Bytes[int(p.Digests)+(layer-v.m.FirstLayer)*sums+8*h+s]) << (8 * s)
@@ -119,10 +119,10 @@ func TestArrivalsBeside(t *testing.T) {
 			}
 		}
 		for round := range rounds {
-			first, n := 0, l.Layers
+			first, n := 0, l.Layers()
 			if round%3 == 2 {
-				first = r.IntN(l.Layers)
-				n = 1 + r.IntN(l.Layers-first)
+				first = r.IntN(l.Layers())
+				n = 1 + r.IntN(l.Layers()-first)
 			}
 			v := load{}
 			var list []kernels.HostBlock
@@ -178,10 +178,10 @@ func TestArrivalsBeside(t *testing.T) {
 			tooMany[i] = place(0, int32(units))
 		}
 		var e *kernels.Error
-		if _, err := b.ArriveBlocks(move(0, l.Layers, tooMany)); !errors.As(err, &e) {
+		if _, err := b.ArriveBlocks(move(0, l.Layers(), tooMany)); !errors.As(err, &e) {
 			t.Errorf("1100 places of a pool of %d blocks: %v", blocks, err)
 		}
-		v, err := b.ArriveBlocks(move(0, l.Layers, tooMany[:1]))
+		v, err := b.ArriveBlocks(move(0, l.Layers(), tooMany[:1]))
 		if err == nil {
 			err = v.Wait(soon(t))
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/links"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Backend implements kernels.Backend and kernels.Launcher. One goroutine at a
@@ -22,7 +23,8 @@ type Backend struct {
 	lib       *library
 	ctx       *C.xk_ctx
 	arch      arch.Config
-	layout    kernels.Layout
+	layout    kvlayout.Layout
+	rows      kvlayout.Rows // of every layer
 	blocks    int
 	opt       Options
 	device    string
@@ -101,6 +103,9 @@ func open(a arch.Config, opt Options) (*Backend, error) {
 	b := &Backend{lib: lib, arch: a, opt: opt, device: C.GoString(&dev.name[0]), pci: C.GoString(&dev.pci[0])}
 	b.links = links.New(nccl{b})
 	b.layout = opt.layout(&a)
+	if b.rows, err = served(b.layout); err != nil {
+		return nil, err
+	}
 	cfg := C.xk_config{
 		device: C.int32_t(opt.Device), layers: C.int32_t(a.Layers), hidden: C.int32_t(a.Hidden),
 		intermediate: C.int32_t(a.Intermediate), heads: C.int32_t(a.Heads), kv_heads: C.int32_t(a.KVHeads),
@@ -263,7 +268,7 @@ func (b *Backend) Info() kernels.Info {
 func (b *Backend) Arch() arch.Config { return b.arch }
 
 // Layout implements kernels.Backend.
-func (b *Backend) Layout() kernels.Layout { return b.layout }
+func (b *Backend) Layout() kvlayout.Layout { return b.layout }
 
 // Blocks implements kernels.Backend.
 func (b *Backend) Blocks() int { return b.blocks }

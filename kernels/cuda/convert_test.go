@@ -15,13 +15,14 @@ import (
 	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/convert"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // openRows opens a pool of rows of a dtype.
-func openRows(t testing.TB, dtype string, dim, kvHeads, bt, blocks, device int) *cuda.Backend {
+func openRows(t testing.TB, dtype kvlayout.DType, dim, kvHeads, bt, blocks, device int) *cuda.Backend {
 	t.Helper()
 	a := shape(1, 128, 64, 2*kvHeads, kvHeads, dim, 64)
-	opt := cuda.Options{MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, KVFP8: dtype == kernels.F8E4M3, FP16: dtype == "f16", BlockTokens: bt, Blocks: blocks, Device: device}
+	opt := cuda.Options{MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, KVFP8: dtype == kvlayout.F8E4M3, FP16: dtype == kvlayout.F16, BlockTokens: bt, Blocks: blocks, Device: device}
 	b, err := cuda.New(a, randomWeights(a, 1), opt)
 	if err != nil && device > 0 { // one GPU
 		opt.Device = 0
@@ -34,12 +35,12 @@ func openRows(t testing.TB, dtype string, dim, kvHeads, bt, blocks, device int) 
 }
 
 // hard fills a row, and its scale, with what conversions can get wrong.
-func hard(r *rand.Rand, dtype string, row, scale []byte) {
+func hard(r *rand.Rand, dtype kvlayout.DType, row, scale []byte) {
 	for i := range row {
 		row[i] = byte(r.Uint32())
 	}
 	kind := r.IntN(12)
-	if dtype == kernels.F8E4M3 {
+	if dtype == kvlayout.F8E4M3 {
 		bits := r.Uint32N(0x7f800000) // any that is finite
 		switch kind {
 		case 0:
@@ -58,7 +59,7 @@ func hard(r *rand.Rand, dtype string, row, scale []byte) {
 		binary.LittleEndian.PutUint32(scale, bits)
 		return
 	}
-	man := map[string]int{"bf16": 7, "f16": 10}[dtype]
+	man := map[string]int{"bf16": 7, "f16": 10}[string(dtype)]
 	least, most := 1-(1<<(14-man)-1), 1<<(14-man)-1 // exponents
 	set := func(exp, frac int, negative bool) (h uint16) {
 		h = uint16((exp-least+1)<<man | frac&(1<<man-1))
@@ -101,24 +102,24 @@ func hard(r *rand.Rand, dtype string, row, scale []byte) {
 
 // hardRows are n positions from first on of one layer in a pool: packed, and where they lie.
 type hardRows struct {
-	l        kernels.Layout
+	l        kvlayout.Layout
 	first, n int
 	packed   []byte
-	held     []kernels.Held
+	held     []kvlayout.Held
 }
 
 func hardSequence(r *rand.Rand, b *cuda.Backend, first, n int) *hardRows {
 	l := b.Layout()
-	p := &hardRows{l: l, first: first, n: n, packed: make([]byte, l.RowsBytes(n))}
-	for i := range 2 * l.KVHeads * n {
-		row, scale := p.row(p.packed, n, i/n/l.KVHeads, i/n%l.KVHeads, i%n)
-		hard(r, l.DType, row, scale)
+	p := &hardRows{l: l, first: first, n: n, packed: make([]byte, l.Resolve()[0].PackedBytes(n))}
+	for i := range 2 * l.Resolve()[0].Heads * n {
+		row, scale := rowOf(l, p.packed, n, i/n/l.Resolve()[0].Heads, i/n%l.Resolve()[0].Heads, i%n)
+		hard(r, l.Groups[0].DType, row, scale)
 	}
 	for i, block := range table(r, b, (n+l.BlockTokens-1)/l.BlockTokens) {
-		h := kernels.Held{Block: block, FirstPos: first + i*l.BlockTokens, Rows: min(l.BlockTokens, n-i*l.BlockTokens)}
-		rows, sums := make([]byte, l.RowsBytes(h.Rows)), make([]uint64, l.KVHeads)
+		h := kvlayout.Held{Block: block, FirstPos: first + i*l.BlockTokens, Rows: min(l.BlockTokens, n-i*l.BlockTokens)}
+		rows, sums := make([]byte, l.Resolve()[0].PackedBytes(h.Rows)), make([]uint64, l.Resolve()[0].Heads)
 		p.cut(h.FirstPos, h.Rows, rows)
-		kernels.DigestRows(l, 0, h.FirstPos, h.Rows, rows, sums)
+		kernels.DigestRows(&l.Resolve()[0], h.FirstPos, h.Rows, rows, sums)
 		b.Scatter(0, block, 0, h.Rows, rows)
 		b.SetDigest(0, block, h.Rows, sums)
 		p.held = append(p.held, h)
@@ -126,29 +127,14 @@ func hardSequence(r *rand.Rand, b *cuda.Backend, first, n int) *hardRows {
 	return p
 }
 
-// row is one among so many packed positions, and its scale.
-func (p *hardRows) row(packed []byte, of, kv, head, at int) (row, scale []byte) {
-	rows, scales := p.l.Part(packed, of, kv, head)
-	if size := p.l.ScaleBytes(); size > 0 {
-		scale = scales[at*size:][:size]
-	}
-	return rows[at*p.l.RowBytes:][:p.l.RowBytes], scale
-}
-
 func (p *hardRows) cut(firstPos, rows int, dst []byte) {
-	for i := range 2 * p.l.KVHeads * rows {
-		kv, head, at := i/rows/p.l.KVHeads, i/rows%p.l.KVHeads, i%rows
-		row, scale := p.row(p.packed, p.n, kv, head, firstPos-p.first+at)
-		to, toScale := p.row(dst, rows, kv, head, at)
-		copy(to, row)
-		copy(toScale, scale)
-	}
+	p.l.Resolve()[0].Copy(dst, rows, 0, p.packed, p.n, firstPos-p.first, rows)
 }
 
 // Load implements kvconn.Source.
 func (p *hardRows) Load(_, _, firstPos, rows int, dst []byte, digests []uint64) error {
 	p.cut(firstPos, rows, dst)
-	kernels.DigestRows(p.l, 0, firstPos, rows, dst, digests)
+	kernels.DigestRows(&p.l.Resolve()[0], firstPos, rows, dst, digests)
 	return nil
 }
 
@@ -156,33 +142,24 @@ func (p *hardRows) Load(_, _, firstPos, rows int, dst []byte, digests []uint64) 
 func (m image) converted(t *testing.T, from *hardRows, to *cuda.Backend, a *kernels.Push) image {
 	t.Helper()
 	m.rows, m.digests = slices.Clone(m.rows), slices.Clone(m.digests)
-	tl, h := to.Layout(), a.HeadsOf(from.l)
-	all := tl // of the source's heads
-	all.KVHeads = from.l.KVHeads
-	src, err := convert.New(from, form(from.l), form(all), kernels.DigestHeadRows)
+	rowsTo := to.Layout().Resolve()[0]
+	src, err := convert.New(from, from.l, to.Layout(), kernels.DigestPart)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range a.Refills {
-		rows, sums := make([]byte, all.RowsBytes(f.Rows)), make([]uint64, all.KVHeads)
+		rows, sums := make([]byte, rowsTo.PackedBytes(f.Rows)), make([]uint64, rowsTo.Heads)
 		if err := src.Load(0, 0, f.FirstPos, f.Rows, rows, sums); err != nil {
 			t.Fatal(err)
 		}
 		block := slices.Clone(m.rows[f.Block])
-		for i := range 2 * h.Count * f.Rows {
-			kv, head, at := i/f.Rows/h.Count, i/f.Rows%h.Count, i%f.Rows
-			row, scale := (&hardRows{l: all}).row(rows, f.Rows, kv, h.From+head, at)
-			dst, dstScale := rowOf(tl, block, kv, h.To+head, at)
-			copy(dst, row)
-			copy(dstScale, scale)
-		}
-		m.rows[f.Block], m.digests[f.Block] = block, slices.Clone(m.digests[f.Block])
-		copy(m.digests[f.Block][h.To:], sums[h.From:][:h.Count])
+		rowsTo.Copy(block, rowsTo.BlockTokens, 0, rows, f.Rows, 0, f.Rows)
+		m.rows[f.Block], m.digests[f.Block] = block, sums
 	}
 	return m
 }
 
-var rowTypes = []string{"bf16", "f16", kernels.F8E4M3}
+var rowTypes = []kvlayout.DType{kvlayout.BF16, kvlayout.F16, kvlayout.F8E4M3}
 
 // Rows of each dtype become rows of each other exactly as kvconn/convert makes them,
 // with new digests, whatever the shapes; nothing else is written; and a row that is
@@ -192,12 +169,12 @@ func TestRefillConverts(t *testing.T) {
 	seq := uint64(0) // of all pushes: a pool's flags only rise
 	for round, dim := range []int{64, 80, 96, 128, 256} {
 		// Blocks at either end. Those of FP8 are multiples of 16; of 128, all are alike.
-		sizes := [2]map[string]int{
-			{"bf16": []int{5, 256, 16, 16, 64}[round], "f16": []int{1, 16, 24, 16, 7}[round], kernels.F8E4M3: []int{48, 16, 256, 16, 64}[round]},
-			{"bf16": []int{16, 1, 3, 16, 256}[round], "f16": []int{64, 5, 1, 16, 16}[round], kernels.F8E4M3: []int{16, 256, 32, 16, 48}[round]}}
-		var ends [2]map[string]*cuda.Backend
+		sizes := [2]map[kvlayout.DType]int{
+			{"bf16": []int{5, 256, 16, 16, 64}[round], "f16": []int{1, 16, 24, 16, 7}[round], kvlayout.F8E4M3: []int{48, 16, 256, 16, 64}[round]},
+			{"bf16": []int{16, 1, 3, 16, 256}[round], "f16": []int{64, 5, 1, 16, 16}[round], kvlayout.F8E4M3: []int{16, 256, 32, 16, 48}[round]}}
+		var ends [2]map[kvlayout.DType]*cuda.Backend
 		for i := range ends {
-			ends[i] = map[string]*cuda.Backend{}
+			ends[i] = map[kvlayout.DType]*cuda.Backend{}
 			for _, dtype := range rowTypes {
 				bt := sizes[i][dtype]
 				ends[i][dtype] = openRows(t, dtype, dim, heads, bt, n/bt+5, i)
@@ -237,14 +214,14 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 			t.Error(err)
 		}
 	}()
-	bt, heads := dst.Layout().BlockTokens, from.l.KVHeads
+	bt, heads := dst.Layout().BlockTokens, from.l.Resolve()[0].Heads
 	noise(dst, 2)
 	want := imageOf(dst)
 	push := func(a *kernels.Push) {
 		t.Helper()
 		*seq++
 		a.Layers, a.Line, a.Value = 1, 5, *seq
-		if err := a.CheckRefills(src.Layout(), dst.Layout(), src.Blocks(), dst.Blocks()); err != nil {
+		if err := checkRefills(a, src, dst); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
 		if err := p.Push(a); err != nil {
@@ -271,16 +248,12 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 		blocks := table(r, dst, (from.n+bt-1)/bt)
 		a := kernels.Push{CTAs: ctas}
 		a.Sources, a.Refills = refills(from.held, blocks, bt, func(i int) bool { return round == 1 && i%3 == 0 && len(blocks) > 2 })
-		if round == 2 {
-			a.Heads = kernels.HeadMap{From: 1, Count: heads - 1}
-		}
 		push(&a)
-		if want = want.converted(t, from, dst, &a); round < 2 { // Verify would number the others otherwise
-			if good := verify(&a); slices.Contains(good, false) {
-				t.Fatalf("%s, round %d: %v", name, round, good)
-			}
-			last = a
+		want = want.converted(t, from, dst, &a)
+		if good := verify(&a); slices.Contains(good, false) {
+			t.Fatalf("%s, round %d: %v", name, round, good)
 		}
+		last = a
 		now := imageOf(dst)
 		for i := range want.rows {
 			if !bytes.Equal(now.rows[i], want.rows[i]) || !slices.Equal(now.digests[i], want.digests[i]) {
@@ -295,14 +268,13 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 	}
 	// One bit of the last head's V, in the middle of a source.
 	h := from.held[len(from.held)/2]
-	row := make([]byte, src.Layout().RowsBytes(1))
+	row := make([]byte, src.Layout().Resolve()[0].PackedBytes(1))
 	flip := func() {
 		src.Gather(0, h.Block, h.Rows/2, 1, row)
-		row[2*heads*from.l.RowBytes-1] ^= 0x10
+		row[2*heads*from.l.Resolve()[0].RowBytes(0)-1] ^= 0x10
 		src.Scatter(0, h.Block, h.Rows/2, 1, row)
 	}
 	flip()
-	last.Heads = kernels.HeadMap{}
 	push(&last)
 	flip()
 	for i, good := range verify(&last) {
@@ -320,7 +292,7 @@ func converts(t *testing.T, name string, r *rand.Rand, src, dst *cuda.Backend, f
 // D's host has seen the flag, in bytes of rows of 16 bits.
 func BenchmarkRefillConverts(b *testing.B) {
 	const positions = 16384 // 64 MiB a layer: 8 heads of 128
-	for _, dtypes := range [][2]string{{"bf16", kernels.F8E4M3}, {kernels.F8E4M3, "bf16"}, {"f16", "bf16"}} {
+	for _, dtypes := range [][2]kvlayout.DType{{"bf16", kvlayout.F8E4M3}, {kvlayout.F8E4M3, "bf16"}, {"f16", "bf16"}} {
 		src, dst := openRows(b, dtypes[0], 128, 8, 16, positions/16+1, 0), openRows(b, dtypes[1], 128, 8, 16, positions/16+1, 1)
 		p, err := src.OpenLocal(dst)
 		if err != nil {

@@ -18,7 +18,7 @@ import (
 	"fmt"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Numerics names the arithmetic of bf16 weights and KV; see kernels.Info. With
@@ -184,16 +184,27 @@ func bucketFor(n, most int) int {
 }
 
 // layout is the pool's.
-func (o *Options) layout(a *arch.Config) kernels.Layout {
-	l := kernels.Layout{Layers: a.Layers, KVHeads: a.KVHeads, HeadDim: a.HeadDim,
-		BlockTokens: o.BlockTokens, DType: kernels.BF16.String(), RowBytes: 2 * a.HeadDim}
-	if o.FP16 {
-		l.DType = kernels.F16.String()
+func (o *Options) layout(a *arch.Config) kvlayout.Layout {
+	dtype := kvlayout.BF16
+	switch {
+	case o.KVFP8:
+		dtype = kvlayout.F8E4M3
+	case o.FP16:
+		dtype = kvlayout.F16
 	}
-	if o.KVFP8 {
-		l.DType, l.RowBytes = kernels.F8E4M3, a.HeadDim
+	return kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, o.BlockTokens, dtype)
+}
+
+// served returns how every layer's rows lie in a pool that the kernels can serve:
+// all layers alike, K and V of one width, all of the model's heads.
+func served(l kvlayout.Layout) (kvlayout.Rows, error) {
+	g := &l.Groups[0]
+	r, ok := l.Uniform()
+	if !ok || len(l.Groups) != 1 || g.Kind != kvlayout.Full || g.Window != 0 || g.Heads.Count != g.Heads.Total ||
+		len(g.Planes) != 2 || g.Planes[0].Dim != g.Planes[1].Dim {
+		return r, fmt.Errorf("a KV cache of %v: the kernels serve one full group with K and V rows of one width", l)
 	}
-	return l
+	return r, nil
 }
 
 func checkArch(a *arch.Config, opt *Options) error {

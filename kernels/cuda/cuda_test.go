@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kernels/kerneltest"
 )
 
 // The pool takes what its part of the device leaves, whatever others hold; what
@@ -65,15 +66,15 @@ func TestForms(t *testing.T) {
 
 	a.HeadDim = 128
 	opt, plain := Options{KVFP8: true, BlockTokens: 32}, Options{BlockTokens: 32}
-	l, p := opt.layout(&a), plain.layout(&a)
-	if l.DType != "f8e4m3" || l.RowBytes != 128 || l.BlockBytes() != 2*2*32*(128+4) || l.BlockBytes()%16 != 0 {
+	l, p := opt.layout(&a).Resolve()[0], plain.layout(&a).Resolve()[0]
+	if l.DType != "f8e4m3" || l.RowBytes(0) != 128 || l.BlockBytes() != 2*2*32*(128+4) || l.BlockBytes()%16 != 0 {
 		t.Errorf("layout %+v, blocks of %d bytes", l, l.BlockBytes())
 	}
 	if p.DType != "bf16" || p.BlockBytes() != 2*2*32*256 {
 		t.Errorf("layout %+v, blocks of %d bytes", p, p.BlockBytes())
 	}
 	half := Options{FP16: true, BlockTokens: 32}
-	if l := half.layout(&a); l.DType != "f16" || l.BlockBytes() != p.BlockBytes() {
+	if l := half.layout(&a).Resolve()[0]; l.DType != "f16" || l.BlockBytes() != p.BlockBytes() {
 		t.Errorf("layout %+v, blocks of %d bytes", l, l.BlockBytes())
 	}
 	if invariant := (&Options{FP16: true, BatchInvariant: true}).numerics(1); half.numerics(1) != "cuda-fp16-1" || invariant != "cuda-fp16-invariant-2-00000001" {
@@ -83,5 +84,15 @@ func TestForms(t *testing.T) {
 	both, weights := Options{KVFP8: true, WeightsFP8: true}, Options{WeightsFP8: true}
 	if both.numerics(1) != "cuda-fp8-kv8-1" || weights.numerics(1) != "cuda-fp8-1" || names[0] != "cuda-bf16-kv8-1" || names[1] != Numerics || names[2] != InvariantNumerics+"00000001" {
 		t.Errorf("numerics %q", names)
+	}
+}
+
+// A pool whose rows the kernels cannot serve is refused, and named.
+func TestServed(t *testing.T) {
+	for name, l := range kerneltest.Layouts(16) {
+		_, err := served(l)
+		if plain := name == "gqa" || name == "fp8"; (err == nil) != plain || err != nil && !strings.Contains(err.Error(), l.String()) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -10,13 +10,14 @@ import (
 
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // describing is a backend without a library: it describes steps, and any call of the
 // library panics.
 func describing(vocab, arena int) *Backend {
 	b := &Backend{blocks: 8, opt: Options{MaxTokens: 64, MaxSeqs: 8, NoGraphs: true},
-		arch: arch.Config{Layers: 1, Vocab: vocab, MaxPositions: 128}, layout: kernels.Layout{BlockTokens: 16}}
+		arch: arch.Config{Layers: 1, Vocab: vocab, MaxPositions: 128}, layout: kvlayout.Layout{BlockTokens: 16}}
 	fold := newFolder(vocab)
 	for i := range b.steps {
 		s := &b.steps[i]

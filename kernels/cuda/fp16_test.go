@@ -89,7 +89,7 @@ func TestFP16Peers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ours, theirs := pair[0].Layout().DType, pair[1].Layout().DType
+		ours, theirs := string(pair[0].Layout().Groups[0].DType), string(pair[1].Layout().Groups[0].DType)
 		err = p.Push(&kernels.Push{Layers: 1, Blocks: []kernels.BlockPair{{}}})
 		if err == nil || !strings.Contains(err.Error(), ours+" rows") || !strings.Contains(err.Error(), " and "+theirs) {
 			t.Errorf("%s to %s: %v", ours, theirs, err)

@@ -29,11 +29,11 @@ func TestGates(t *testing.T) {
 			table = append(table, 10+10*int32(round)+i)
 		}
 		g, ended := gate(), gate()
-		ended.Open(l.Layers)
+		ended.Open(l.Layers())
 		var all sync.WaitGroup
 		all.Go(func() {
-			for layer := range l.Layers {
-				rows := make([]byte, l.BlockBytes())
+			for layer := range l.Layers() {
+				rows := make([]byte, l.Resolve()[0].BlockBytes())
 				for i := range arrivalBlocks {
 					b.Gather(layer, int32(i), 0, 8, rows)
 					b.Scatter(layer, table[i], 0, 8, rows)
@@ -50,10 +50,10 @@ func TestGates(t *testing.T) {
 			t.Errorf("round %d: drew %d behind a gate, want %d", round, got, want)
 		}
 		all.Wait()
-		if g.Layers() != l.Layers || g.Wait(soon(t)) != nil {
+		if g.Layers() != l.Layers() || g.Wait(soon(t)) != nil {
 			t.Errorf("%d layers after the step", g.Layers())
 		}
-		g.Open(l.Layers)
+		g.Open(l.Layers())
 	}
 	// One reader opens two gates that a step waits for, one after the other.
 	g1, g2 := gate(), gate()
@@ -62,7 +62,7 @@ func TestGates(t *testing.T) {
 		defer close(reader)
 		for _, g := range []kernels.Gate{g1, g2} {
 			time.Sleep(10 * time.Millisecond) // the step is being launched
-			g.Open(l.Layers)
+			g.Open(l.Layers())
 		}
 	}()
 	table := make([]int32, 0, arrivalBlocks+1)
@@ -81,5 +81,5 @@ func TestGates(t *testing.T) {
 	if _, err := b.Step(&kernels.Step{Arrivals: []kernels.Arrival{g}, Seqs: []kernels.Seq{{Tokens: []int32{1}, Blocks: []int32{63}}}}); err == nil {
 		t.Error("a step waits for another backend's gate")
 	}
-	g.Open(l.Layers)
+	g.Open(l.Layers())
 }

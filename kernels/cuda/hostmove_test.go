@@ -24,10 +24,10 @@ func TestHostMoves(t *testing.T) {
 		noise(b, 1)
 		want := imageOf(b)
 		l := b.Layout()
-		layers, run := l.Layers, l.BlockBytes()
+		layers, run := l.Layers(), l.Resolve()[0].BlockBytes()
 		// Block-first: a unit is all layers' rows, then their digests, between gaps.
 		digestAt := layers * run
-		unit := (digestAt+layers*l.KVHeads*8+15)/16*16 + 48
+		unit := (digestAt+layers*l.Resolve()[0].Heads*8+15)/16*16 + 48
 		mem, err := memfd.New("test-host", (units*unit+64+4095)/4096*4096)
 		if err != nil {
 			t.Fatal(err)
@@ -53,7 +53,7 @@ func TestHostMoves(t *testing.T) {
 				p.Block = int32(perm[i])
 				back = append(back, p)
 			}
-			m := kernels.HostMove{Memory: host, FirstLayer: first, Layers: n, Blocks: places, LayerStride: int64(run), DigestStride: int64(8 * l.KVHeads), Engine: e, CTAs: ctas}
+			m := kernels.HostMove{Memory: host, FirstLayer: first, Layers: n, Blocks: places, LayerStride: int64(run), DigestStride: int64(8 * l.Resolve()[0].Heads), Engine: e, CTAs: ctas}
 			hostWant := bytes.Clone(mem.Bytes)
 			for _, p := range places {
 				for k := range n {
@@ -61,7 +61,7 @@ func TestHostMoves(t *testing.T) {
 					copy(hostWant[int(p.Rows)+k*run:], want.rows[i])
 					for h, d := range want.digests[i] {
 						for s := range 8 {
-							hostWant[int(p.Digests)+(k*l.KVHeads+h)*8+s] = byte(d >> (8 * s))
+							hostWant[int(p.Digests)+(k*l.Resolve()[0].Heads+h)*8+s] = byte(d >> (8 * s))
 						}
 					}
 				}
@@ -112,7 +112,7 @@ func TestHostMovesKeepDigests(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	const n = 8*5 + 3
 	mustStep(t, b, kernels.Seq{Tokens: randomTokens(r, n, a.Vocab), Blocks: []int32{0, 1, 2, 3, 4, 5}})
-	unit := (l.Layers*(l.BlockBytes()+8*l.KVHeads) + 15) / 16 * 16
+	unit := (l.Layers()*(l.Resolve()[0].BlockBytes()+8*l.Resolve()[0].Heads) + 15) / 16 * 16
 	mem, err := memfd.New("test-host", (6*unit+4095)/4096*4096)
 	if err != nil {
 		t.Fatal(err)
@@ -123,10 +123,10 @@ func TestHostMovesKeepDigests(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer host.Close()
-	m := kernels.HostMove{Memory: host, Layers: l.Layers, LayerStride: int64(l.BlockBytes()), DigestStride: int64(8 * l.KVHeads)}
+	m := kernels.HostMove{Memory: host, Layers: l.Layers(), LayerStride: int64(l.Resolve()[0].BlockBytes()), DigestStride: int64(8 * l.Resolve()[0].Heads)}
 	for i := range 6 {
 		at := int64(i * unit)
-		m.Blocks = append(m.Blocks, kernels.HostBlock{Block: int32(i), Rows: at, Digests: at + int64(l.Layers*l.BlockBytes())})
+		m.Blocks = append(m.Blocks, kernels.HostBlock{Block: int32(i), Rows: at, Digests: at + int64(l.Layers()*l.Resolve()[0].BlockBytes())})
 	}
 	out, err := b.GatherBlocks(&m)
 	if err == nil {
@@ -141,7 +141,7 @@ func TestHostMovesKeepDigests(t *testing.T) {
 		p := m.Blocks[i%6]
 		p.Block, p.Filled = int32(100+i), min(8, n-8*(i%6))
 		back = append(back, p)
-		for layer := range l.Layers {
+		for layer := range l.Layers() {
 			landed = append(landed, kernels.Landed{Layer: layer, Block: p.Block, FirstPos: 8 * (i % 6), Rows: p.Filled})
 		}
 	}
@@ -173,7 +173,7 @@ func TestHostMovesKeepDigests(t *testing.T) {
 	bad("filled", func(m *kernels.HostMove) { m.Blocks[1].Filled = 9 })
 	bad("negative rows", func(m *kernels.HostMove) { m.Blocks[1].Rows = -16 })
 	bad("crooked rows", func(m *kernels.HostMove) { m.Blocks[1].Rows += 8 })
-	bad("rows past the end", func(m *kernels.HostMove) { m.Blocks[1].Rows = int64(len(mem.Bytes) - l.BlockBytes()) })
+	bad("rows past the end", func(m *kernels.HostMove) { m.Blocks[1].Rows = int64(len(mem.Bytes) - l.Resolve()[0].BlockBytes()) })
 	bad("digests past the end", func(m *kernels.HostMove) { m.Blocks[1].Digests = int64(len(mem.Bytes)) - 8 })
 	bad("huge rows", func(m *kernels.HostMove) { m.Blocks[1].Rows = 1<<63 - 16 })
 	bad("huge stride", func(m *kernels.HostMove) { m.LayerStride = 1 << 62 })
@@ -214,7 +214,7 @@ func TestArrivals(t *testing.T) {
 	const blocks = arrivalBlocks
 	b, last, want := arrivalRig(t)
 	l := b.Layout()
-	unit := (l.Layers*(l.BlockBytes()+8*l.KVHeads) + 15) / 16 * 16
+	unit := (l.Layers()*(l.Resolve()[0].BlockBytes()+8*l.Resolve()[0].Heads) + 15) / 16 * 16
 	mem, err := memfd.New("test-host", (blocks*unit+4095)/4096*4096)
 	if err != nil {
 		t.Fatal(err)
@@ -225,10 +225,10 @@ func TestArrivals(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer host.Close()
-	m := kernels.HostMove{Memory: host, Layers: l.Layers, LayerStride: int64(l.BlockBytes()), DigestStride: int64(8 * l.KVHeads)}
+	m := kernels.HostMove{Memory: host, Layers: l.Layers(), LayerStride: int64(l.Resolve()[0].BlockBytes()), DigestStride: int64(8 * l.Resolve()[0].Heads)}
 	for i := range blocks {
 		at := int64(i * unit)
-		m.Blocks = append(m.Blocks, kernels.HostBlock{Block: int32(i), Rows: at, Digests: at + int64(l.Layers*l.BlockBytes()), Filled: 8, FirstPos: 8 * i})
+		m.Blocks = append(m.Blocks, kernels.HostBlock{Block: int32(i), Rows: at, Digests: at + int64(l.Layers()*l.Resolve()[0].BlockBytes()), Filled: 8, FirstPos: 8 * i})
 	}
 	out, err := b.GatherBlocks(&m)
 	if err == nil {
@@ -245,7 +245,7 @@ func TestArrivals(t *testing.T) {
 		}
 		table = append(table, 63)
 		if spoilt >= 0 {
-			mem.Bytes[spoilt*unit+(l.Layers-1)*l.BlockBytes()] ^= 1
+			mem.Bytes[spoilt*unit+(l.Layers()-1)*l.Resolve()[0].BlockBytes()] ^= 1
 		}
 		v, err := b.ArriveBlocks(&m)
 		if err != nil {
@@ -253,7 +253,7 @@ func TestArrivals(t *testing.T) {
 		}
 		got := last(table, v)
 		good, err := v.Good() // the step has proved that all is there
-		if err != nil || v.Layers() != l.Layers || v.Wait(soon(t)) != nil {
+		if err != nil || v.Layers() != l.Layers() || v.Wait(soon(t)) != nil {
 			t.Fatalf("after the step: %d layers, %v", v.Layers(), err)
 		}
 		for i, ok := range good {
@@ -265,7 +265,7 @@ func TestArrivals(t *testing.T) {
 			t.Errorf("drew %d behind arrivals, want %d", got, want)
 		}
 		if spoilt >= 0 {
-			mem.Bytes[spoilt*unit+(l.Layers-1)*l.BlockBytes()] ^= 1
+			mem.Bytes[spoilt*unit+(l.Layers()-1)*l.Resolve()[0].BlockBytes()] ^= 1
 		}
 	}
 	m.Blocks[0].FirstPos = -1

@@ -11,7 +11,6 @@ import (
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
-	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/convert"
 )
 
@@ -36,10 +35,6 @@ func (p inPool) Load(layer, index, firstPos, rows int, dst []byte, digests []uin
 	p.b.Gather(layer, p.table[index], 0, rows, dst)
 	p.b.Digest(layer, p.table[index], digests)
 	return nil
-}
-
-func form(l kernels.Layout) kvconn.Layout {
-	return kvconn.Layout{BlockTokens: l.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: l.Layers, KVHeads: l.KVHeads, HeadDim: l.HeadDim, RowBytes: l.RowBytes, DType: l.DType}}}
 }
 
 // The first layer's rows of an FP8 pool are, to the bit and with their digests,
@@ -69,14 +64,13 @@ func TestKV8Rows(t *testing.T) {
 				}
 				step(n-1, 1)   // again
 				step(n-20, 20) // and more of it
-				from, to := form(b.Layout()), form(q.Layout())
-				converted, err := convert.New(inPool{b, tables[0]}, from, to, kernels.DigestHeadRows)
+				converted, err := convert.New(inPool{b, tables[0]}, b.Layout(), q.Layout(), kernels.DigestPart)
 				if err != nil {
 					t.Fatal(err)
 				}
 				for i, block := range tables[1] {
 					rows := min(size, n-i*size)
-					want, got := make([]byte, q.Layout().RowsBytes(rows)), make([]byte, q.Layout().RowsBytes(rows))
+					want, got := make([]byte, q.Layout().Resolve()[0].PackedBytes(rows)), make([]byte, q.Layout().Resolve()[0].PackedBytes(rows))
 					sums, stored := make([]uint64, a.KVHeads), make([]uint64, a.KVHeads)
 					if err := converted.Load(0, i, i*size, rows, want, sums); err != nil {
 						t.Fatal(err)
@@ -186,8 +180,8 @@ func TestKV8Pool(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	tokens := randomTokens(r, 16, a.Vocab)
 	mustStep(t, b, kernels.Seq{Tokens: tokens, Blocks: []int32{3}})
-	whole, part, back, d := make([]byte, l.BlockBytes()), make([]byte, l.RowsBytes(5)), make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
-	for layer := range l.Layers {
+	whole, part, back, d := make([]byte, l.Resolve()[0].BlockBytes()), make([]byte, l.Resolve()[0].PackedBytes(5)), make([]byte, l.Resolve()[0].BlockBytes()), make([]uint64, l.Resolve()[0].Heads)
+	for layer := range l.Layers() {
 		b.Gather(layer, 3, 0, 16, whole)
 		b.Scatter(layer, 6, 0, 16, whole)
 		b.Gather(layer, 3, 4, 5, part)
@@ -198,10 +192,10 @@ func TestKV8Pool(t *testing.T) {
 			t.Fatalf("layer %d: rows changed on the way", layer)
 		}
 		for kv := range 2 {
-			for h := range l.KVHeads {
-				rows, scales := l.Part(whole, 16, kv, h)
-				some, few := l.Part(part, 5, kv, h)
-				if !slices.Equal(some, rows[4*l.RowBytes:9*l.RowBytes]) || !slices.Equal(few, scales[4*4:9*4]) {
+			for h := range l.Resolve()[0].Heads {
+				rows, scales := l.Resolve()[0].Part(whole, 16, kv, h)
+				some, few := l.Resolve()[0].Part(part, 5, kv, h)
+				if !slices.Equal(some, rows[4*l.Resolve()[0].RowBytes(0):9*l.Resolve()[0].RowBytes(0)]) || !slices.Equal(few, scales[4*4:9*4]) {
 					t.Fatalf("layer %d: rows 4..8 of (%d,%d) differ", layer, kv, h)
 				}
 			}

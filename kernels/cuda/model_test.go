@@ -212,7 +212,7 @@ func TestOnLayer(t *testing.T) {
 	st.OnLayer = func(layer int) {
 		order = append(order, layer)
 		wg.Go(func() {
-			early[layer] = make([]byte, l.BlockBytes())
+			early[layer] = make([]byte, l.Resolve()[0].BlockBytes())
 			b.Gather(layer, 9, 0, 16, early[layer])
 		})
 	}
@@ -220,7 +220,7 @@ func TestOnLayer(t *testing.T) {
 		t.Fatal(err)
 	}
 	wg.Wait()
-	late := make([]byte, l.BlockBytes())
+	late := make([]byte, l.Resolve()[0].BlockBytes())
 	for layer := range a.Layers {
 		if b.Gather(layer, 9, 0, 16, late); order[layer] != layer || !slices.Equal(early[layer], late) {
 			t.Errorf("layer %d: called as %d, rows differ from the final ones", layer, order[layer])

@@ -149,8 +149,8 @@ func (b *Backend) describeMove(m *kernels.HostMove) (h *hostMemory, places []C.x
 // layers32 refuses what would not survive the way into 32 bits; the library
 // checks the rest.
 func (b *Backend) layers32(first, n, blocks, ctas int) error {
-	if first < 0 || n < 1 || n > b.layout.Layers || first > b.layout.Layers-n || blocks > 1<<24 || ctas < 0 || ctas > 1<<16 {
-		return fmt.Errorf("kernels/cuda: layers %d+%d of %d, %d blocks, %d CTAs", first, n, b.layout.Layers, blocks, ctas)
+	if first < 0 || n < 1 || n > b.arch.Layers || first > b.arch.Layers-n || blocks > 1<<24 || ctas < 0 || ctas > 1<<16 {
+		return fmt.Errorf("kernels/cuda: layers %d+%d of %d, %d blocks, %d CTAs", first, n, b.arch.Layers, blocks, ctas)
 	}
 	return nil
 }

@@ -25,11 +25,11 @@ type image struct {
 
 func imageOf(b *cuda.Backend) image {
 	l := b.Layout()
-	m := image{make([][]byte, l.Layers*b.Blocks()), make([][]uint64, l.Layers*b.Blocks())}
-	for layer := range l.Layers {
+	m := image{make([][]byte, l.Layers()*b.Blocks()), make([][]uint64, l.Layers()*b.Blocks())}
+	for layer := range l.Layers() {
 		for block := range b.Blocks() {
 			i := layer*b.Blocks() + block
-			m.rows[i], m.digests[i] = make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+			m.rows[i], m.digests[i] = make([]byte, l.Resolve()[0].BlockBytes()), make([]uint64, l.Resolve()[0].Heads)
 			b.Gather(layer, int32(block), 0, l.BlockTokens, m.rows[i])
 			b.Digest(layer, int32(block), m.digests[i])
 		}
@@ -42,8 +42,8 @@ func imageOf(b *cuda.Backend) image {
 func noise(b *cuda.Backend, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 5))
 	l := b.Layout()
-	rows, sums := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
-	for layer := range l.Layers {
+	rows, sums := make([]byte, l.Resolve()[0].BlockBytes()), make([]uint64, l.Resolve()[0].Heads)
+	for layer := range l.Layers() {
 		for block := range b.Blocks() {
 			for i := range rows {
 				rows[i] = byte(r.Uint32())
@@ -290,7 +290,7 @@ func pushBehindStep(t *testing.T, fp8 bool) {
 	verify("many", many, 77, 19999)
 
 	l := dst.Layout()
-	row := make([]byte, l.RowsBytes(1))
+	row := make([]byte, l.Resolve()[0].PackedBytes(1))
 	for _, bit := range []int{0, 1, 1000, 8*len(row) - 1} {
 		dst.Gather(1, to[2], 9, 1, row)
 		row[bit/8] ^= 1 << (bit % 8)

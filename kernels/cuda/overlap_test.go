@@ -112,7 +112,7 @@ func TestOverlappingChunks(t *testing.T) {
 		mustStep(t, b, kernels.Seq{Tokens: tokens[pos : pos+32], Pos: pos, Blocks: first})
 	}
 	rows := func(layer int, block int32) []byte {
-		dst := make([]byte, l.BlockBytes())
+		dst := make([]byte, l.Resolve()[0].BlockBytes())
 		b.Gather(layer, block, 0, 16, dst)
 		return dst
 	}
@@ -208,9 +208,9 @@ func TestAppendsOfChangingSteps(t *testing.T) {
 				}
 			}
 			mustAwait(t, b)
-			for layer := range l.Layers {
+			for layer := range l.Layers() {
 				for block := range int32(blocks) {
-					rows, digests := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+					rows, digests := make([]byte, l.Resolve()[0].BlockBytes()), make([]uint64, l.Resolve()[0].Heads)
 					b.Gather(layer, block, 0, 16, rows)
 					b.Digest(layer, block, digests)
 					for _, d := range digests {

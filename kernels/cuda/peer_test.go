@@ -225,9 +225,9 @@ func TestPeerProcess(t *testing.T) {
 			if i%200 == 30 {
 				continue // decode's
 			}
-			for h := range 2 * l.KVHeads {
-				at := h * 16 * l.RowBytes
-				if string(now.rows[i][at:at+rows*l.RowBytes]) != string(want[at:at+rows*l.RowBytes]) {
+			for h := range 2 * l.Resolve()[0].Heads {
+				at := h * 16 * l.Resolve()[0].RowBytes(0)
+				if string(now.rows[i][at:at+rows*l.Resolve()[0].RowBytes(0)]) != string(want[at:at+rows*l.Resolve()[0].RowBytes(0)]) {
 					t.Fatalf("round %d: layer %d block %d is not what it should be", round, i/200, i%200)
 				}
 			}

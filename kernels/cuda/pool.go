@@ -20,8 +20,8 @@ func (b *Backend) must(name string, f func() C.int32_t) {
 }
 
 func (b *Backend) packed(n, size int) {
-	if n < 0 || size != b.layout.RowsBytes(n) {
-		panic(fmt.Sprintf("kernels/cuda: %d packed bytes for %d rows, want %d", size, n, b.layout.RowsBytes(max(n, 0))))
+	if n < 0 || size != b.rows.PackedBytes(n) {
+		panic(fmt.Sprintf("kernels/cuda: %d packed bytes for %d rows, want %d", size, n, b.rows.PackedBytes(max(n, 0))))
 	}
 }
 
@@ -43,7 +43,7 @@ func (b *Backend) Scatter(layer int, block int32, row, n int, src []byte) {
 
 // Digest implements kernels.Pool.
 func (b *Backend) Digest(layer int, block int32, dst []uint64) {
-	dst = dst[:b.layout.KVHeads]
+	dst = dst[:b.rows.Heads]
 	b.must("xk_digest", func() C.int32_t {
 		return C.api_digest(b.lib.api, b.ctx, C.int32_t(layer), C.int32_t(block), (*C.uint64_t)(unsafe.Pointer(&dst[0])))
 	})
@@ -51,7 +51,7 @@ func (b *Backend) Digest(layer int, block int32, dst []uint64) {
 
 // SetDigest implements kernels.Pool.
 func (b *Backend) SetDigest(layer int, block int32, filled int, digest []uint64) {
-	digest = digest[:b.layout.KVHeads]
+	digest = digest[:b.rows.Heads]
 	b.must("xk_set_digest", func() C.int32_t {
 		return C.api_set_digest(b.lib.api, b.ctx, C.int32_t(layer), C.int32_t(block), C.int32_t(filled), (*C.uint64_t)(unsafe.Pointer(&digest[0])))
 	})

@@ -42,9 +42,9 @@ func TestPoolMovesRows(t *testing.T) {
 		l := b.Layout()
 		r := rand.New(rand.NewPCG(1, 2))
 		mustStep(t, b, kernels.Seq{Tokens: randomTokens(r, 16, a.Vocab), Blocks: []int32{3}})
-		whole, part, back := make([]byte, l.BlockBytes()), make([]byte, l.RowsBytes(5)), make([]byte, l.BlockBytes())
-		d := make([]uint64, l.KVHeads)
-		for layer := range l.Layers {
+		whole, part, back := make([]byte, l.Resolve()[0].BlockBytes()), make([]byte, l.Resolve()[0].PackedBytes(5)), make([]byte, l.Resolve()[0].BlockBytes())
+		d := make([]uint64, l.Resolve()[0].Heads)
+		for layer := range l.Layers() {
 			b.Gather(layer, 3, 0, 16, whole)
 			b.Scatter(layer, 6, 0, 16, whole)
 			b.Gather(layer, 3, 4, 5, part)
@@ -54,8 +54,8 @@ func TestPoolMovesRows(t *testing.T) {
 			if b.Gather(layer, 6, 0, 16, back); !slices.Equal(back, whole) {
 				t.Fatalf("%s layer %d: rows changed on the way", name, layer)
 			}
-			for h := range 2 * l.KVHeads { // packed rows of heads
-				if !slices.Equal(part[h*5*l.RowBytes:(h+1)*5*l.RowBytes], whole[(h*16+4)*l.RowBytes:(h*16+9)*l.RowBytes]) {
+			for h := range 2 * l.Resolve()[0].Heads { // packed rows of heads
+				if !slices.Equal(part[h*5*l.Resolve()[0].RowBytes(0):(h+1)*5*l.Resolve()[0].RowBytes(0)], whole[(h*16+4)*l.Resolve()[0].RowBytes(0):(h*16+9)*l.Resolve()[0].RowBytes(0)]) {
 					t.Fatalf("%s layer %d: rows 4..8 of half-head %d differ", name, layer, h)
 				}
 			}
@@ -80,7 +80,7 @@ func TestPoolBesideSteps(t *testing.T) {
 func TestPoolRefusesBadRanges(t *testing.T) {
 	a := families()["llama gqa2 8"]
 	b := open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 2, BlockTokens: 4})
-	buf := make([]byte, b.Layout().RowsBytes(2))
+	buf := make([]byte, b.Layout().Resolve()[0].PackedBytes(2))
 	f := func(name string, call func()) {
 		t.Helper()
 		defer func() {

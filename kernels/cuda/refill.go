@@ -45,10 +45,6 @@ func (p *peer) refill(a *kernels.Push) error {
 	if last := a.Refills[len(a.Refills)-1]; last.First+last.Count != len(sources) {
 		return fmt.Errorf("kernels/cuda: %d sources, the refills use %d", len(sources), last.First+last.Count)
 	}
-	h := a.HeadsOf(p.b.layout)
-	if !fits32(h.From, h.To, h.Count) {
-		return fmt.Errorf("kernels/cuda: refill of heads %+v", h)
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || p.b.closed {
@@ -65,7 +61,7 @@ func (p *peer) refill(a *kernels.Push) error {
 			return fmt.Errorf("kernels/cuda: refills of sources %d to %d", from, end)
 		}
 		args := C.xk_refill_args{layer: C.int32_t(a.FirstLayer), n_sources: end - from, n_refills: C.int32_t(n),
-			from_head: C.int32_t(h.From), to_head: C.int32_t(h.To), heads: C.int32_t(h.Count), ctas: C.int32_t(a.CTAs), line: C.int32_t(a.Line)}
+			heads: C.int32_t(p.b.rows.Heads), ctas: C.int32_t(a.CTAs), line: C.int32_t(a.Line)}
 		if n == len(refills) {
 			args.value = C.uint64_t(a.Value)
 		}

@@ -17,23 +17,25 @@ import (
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
+	"github.com/xpyd/xpyd/kernels/kerneltest"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // sequence fills blocks of a pool with rows and right digests of n positions from
 // first on; blocks are in shuffled order. It returns them as sources.
-func sequence(r *rand.Rand, b *cuda.Backend, first, n int) (held []kernels.Held) {
+func sequence(r *rand.Rand, b *cuda.Backend, first, n int) (held []kvlayout.Held) {
 	l := b.Layout()
-	sums := make([]uint64, l.KVHeads)
+	sums := make([]uint64, l.Resolve()[0].Heads)
 	for i, block := range table(r, b, (n+l.BlockTokens-1)/l.BlockTokens) {
-		h := kernels.Held{Block: block, FirstPos: first + i*l.BlockTokens, Rows: min(l.BlockTokens, n-i*l.BlockTokens)}
-		rows := make([]byte, l.RowsBytes(h.Rows))
+		h := kvlayout.Held{Block: block, FirstPos: first + i*l.BlockTokens, Rows: min(l.BlockTokens, n-i*l.BlockTokens)}
+		rows := make([]byte, l.Resolve()[0].PackedBytes(h.Rows))
 		for k := 0; k < len(rows); k += 2 {
 			v := r.Uint32()
 			rows[k], rows[k+1] = byte(v), byte(v>>8)
 		}
-		for layer := range l.Layers {
+		for layer := range l.Layers() {
 			rows[0] ^= byte(layer)
-			kernels.DigestRows(l, layer, h.FirstPos, h.Rows, rows, sums)
+			kernels.DigestRows(&l.Resolve()[layer], h.FirstPos, h.Rows, rows, sums)
 			b.Scatter(layer, block, 0, h.Rows, rows)
 			b.SetDigest(layer, block, h.Rows, sums)
 		}
@@ -44,11 +46,11 @@ func sequence(r *rand.Rand, b *cuda.Backend, first, n int) (held []kernels.Held)
 
 // refills puts the positions of held into blocks of bt, as kvconn does; skip says
 // which of them stay away. Sources that nothing needs are left out.
-func refills(held []kernels.Held, blocks []int32, bt int, skip func(i int) bool) (sources []kernels.Held, list []kernels.Refill) {
+func refills(held []kvlayout.Held, blocks []int32, bt int, skip func(i int) bool) (sources []kvlayout.Held, list []kvlayout.Refill) {
 	first := held[0].FirstPos
 	end := held[len(held)-1].FirstPos + held[len(held)-1].Rows
 	for i := range blocks {
-		f := kernels.Refill{Block: blocks[i], FirstPos: first + i*bt, First: len(sources)}
+		f := kvlayout.Refill{Block: blocks[i], FirstPos: first + i*bt, First: len(sources)}
 		f.Rows = min(bt, end-f.FirstPos)
 		if skip != nil && skip(i) {
 			continue
@@ -68,35 +70,36 @@ func refills(held []kernels.Held, blocks []int32, bt int, skip func(i int) bool)
 	return sources, list
 }
 
-// rowOf is one row of a block as Gather packs it, and its scale, which may be none.
-func rowOf(l kernels.Layout, block []byte, kv, head, at int) (row, scale []byte) {
-	rows, scales := l.Part(block, l.BlockTokens, kv, head)
-	if size := l.ScaleBytes(); size > 0 {
-		scale = scales[at*size:][:size]
-	}
-	return rows[at*l.RowBytes:][:l.RowBytes], scale
+// rowOf is one row among n packed positions, and its scale, which may be none.
+func rowOf(layout kvlayout.Layout, packed []byte, n, kv, head, at int) (row, scale []byte) {
+	l := layout.Resolve()[0]
+	rows, scales := l.Part(packed, n, kv, head)
+	return rows[at*l.RowBytes(kv):][:l.RowBytes(kv)], scales[at*l.ScaleBytes():][:l.ScaleBytes()]
+}
+
+func checkRefills(a *kernels.Push, src, dst *cuda.Backend) error {
+	from, to := src.Layout().Resolve(), dst.Layout().Resolve()
+	return kerneltest.CheckRefills(a, from[0].Rows, to[0].Rows, len(from), src.Blocks(), dst.Blocks())
 }
 
 // refilled is dst with what the list brings, its digests hashed anew.
 func (m image) refilled(src image, from, to *cuda.Backend, a *kernels.Push) image {
 	m.rows, m.digests = slices.Clone(m.rows), slices.Clone(m.digests)
-	fl, tl, h := from.Layout(), to.Layout(), a.HeadsOf(from.Layout())
+	fl, tl := from.Layout(), to.Layout()
+	heads := tl.Resolve()[0].Heads
 	for _, f := range a.Refills {
 		at := a.FirstLayer*to.Blocks() + int(f.Block)
-		rows, sums := slices.Clone(m.rows[at]), slices.Clone(m.digests[at])
-		for n := range h.Count {
-			sums[h.To+n] = 0
-		}
+		rows, sums := slices.Clone(m.rows[at]), make([]uint64, heads)
 		for _, s := range a.Sources[f.First : f.First+f.Count] {
 			block := src.rows[a.FirstLayer*from.Blocks()+int(s.Block)]
 			for pos := max(s.FirstPos, f.FirstPos); pos < min(s.FirstPos+s.Rows, f.FirstPos+f.Rows); pos++ {
 				for kv := range 2 {
-					for n := range h.Count {
-						row, scale := rowOf(fl, block, kv, h.From+n, pos-s.FirstPos)
-						to, toScale := rowOf(tl, rows, kv, h.To+n, pos-f.FirstPos)
+					for n := range heads {
+						row, scale := rowOf(fl, block, fl.BlockTokens, kv, n, pos-s.FirstPos)
+						to, toScale := rowOf(tl, rows, tl.BlockTokens, kv, n, pos-f.FirstPos)
 						copy(to, row)
 						copy(toScale, scale)
-						sums[h.To+n] += kernels.RowHash(a.FirstLayer, kv, h.From+n, pos, slices.Concat(row, scale))
+						sums[n] += kernels.RowHash(a.FirstLayer, kv, n, pos, slices.Concat(row, scale))
 					}
 				}
 			}
@@ -106,7 +109,7 @@ func (m image) refilled(src image, from, to *cuda.Backend, a *kernels.Push) imag
 	return m
 }
 
-// refillPair opens two pools that differ in block size and heads, on two GPUs where
+// refillPair opens two pools that may differ in block size and heads, on two GPUs where
 // there are two.
 func refillPair(t testing.TB, fp8 bool, layers, dim int, from, to [2]int, srcBlocks, dstBlocks int) (src, dst *cuda.Backend, p kernels.Peer) {
 	t.Helper()
@@ -148,8 +151,8 @@ func TestRefill(t *testing.T) {
 			{from: [2]int{16, 4}, to: [2]int{64, 4}}, {from: [2]int{64, 4}, to: [2]int{16, 4}},
 			{from: [2]int{1, 2}, to: [2]int{256, 2}}, {from: [2]int{256, 2}, to: [2]int{1, 2}},
 			{from: [2]int{5, 1}, to: [2]int{3, 1}}, {from: [2]int{24, 3}, to: [2]int{16, 3}},
-			{from: [2]int{16, 4}, to: [2]int{16, 6}}, {from: [2]int{7, 5}, to: [2]int{16, 2}},
-			{from: [2]int{16, 4}, to: [2]int{48, 4}, fp8: true}, {from: [2]int{48, 3}, to: [2]int{32, 2}, fp8: true},
+			{from: [2]int{16, 6}, to: [2]int{24, 6}}, {from: [2]int{7, 5}, to: [2]int{16, 5}},
+			{from: [2]int{16, 4}, to: [2]int{48, 4}, fp8: true}, {from: [2]int{48, 3}, to: [2]int{32, 3}, fp8: true},
 		} {
 			if g.fp8 && dim%16 != 0 {
 				continue
@@ -166,13 +169,7 @@ func TestRefill(t *testing.T) {
 				blocks := table(r, dst, (n+g.to[0]-1)/g.to[0])
 				a := kernels.Push{FirstLayer: round % 2, Layers: 1, CTAs: ctas, Line: 5}
 				a.Sources, a.Refills = refills(held, blocks, g.to[0], func(i int) bool { return round > 0 && i%(round+2) == 0 && len(blocks) > 2 })
-				a.Heads = kernels.HeadMap{Count: min(g.from[1], g.to[1])}
-				if round == 3 && g.from[1] > g.to[1] { // Verify would number them otherwise
-					a.Heads.From = 1
-				} else if g.from[1] > 2 {
-					a.Heads = kernels.HeadMap{From: 1, To: 1, Count: a.Heads.Count - 1}
-				}
-				if err := a.CheckRefills(src.Layout(), dst.Layout(), src.Blocks(), dst.Blocks()); err != nil {
+				if err := checkRefills(&a, src, dst); err != nil {
 					t.Fatalf("%s: %v", name, err)
 				}
 				a.Value = 1
@@ -190,9 +187,6 @@ func TestRefill(t *testing.T) {
 				}
 				want = want.refilled(from, src, dst, &a)
 				want.same(t, fmt.Sprintf("%s, round %d", name, round), dst)
-				if a.Heads != (kernels.HeadMap{Count: dst.Layout().KVHeads}) {
-					continue
-				}
 				var landed []kernels.Landed
 				for _, f := range a.Refills {
 					landed = append(landed, kernels.Landed{Layer: a.FirstLayer, Block: f.Block, FirstPos: f.FirstPos, Rows: f.Rows})
@@ -219,7 +213,7 @@ func TestRefillSpoiled(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 2))
 		const n = 64
 		held := sequence(r, src, 0, n)
-		row, l := make([]byte, src.Layout().RowsBytes(1)), src.Layout()
+		row, l := make([]byte, src.Layout().Resolve()[0].PackedBytes(1)), src.Layout()
 		for _, spoil := range []func(){
 			func() { // one bit of the last head's V in source 3
 				src.Gather(0, held[3].Block, 5, 1, row)
@@ -229,7 +223,7 @@ func TestRefillSpoiled(t *testing.T) {
 			func() { // mended, and a digest of fewer rows
 				row[len(row)-1] ^= 0x80
 				src.Scatter(0, held[3].Block, 5, 1, row)
-				sums := make([]uint64, l.KVHeads)
+				sums := make([]uint64, l.Resolve()[0].Heads)
 				src.Digest(0, held[3].Block, sums)
 				src.SetDigest(0, held[3].Block, 7, sums)
 			},
@@ -263,13 +257,14 @@ func TestRefillSpoiled(t *testing.T) {
 
 // Lists that are not in order are refused, and nothing moves.
 func TestRefillRefuses(t *testing.T) {
-	src, dst, p := refillPair(t, false, 1, 8, [2]int{8, 4}, [2]int{4, 2}, 10, 20)
+	src, dst, p := refillPair(t, false, 1, 8, [2]int{8, 4}, [2]int{4, 4}, 10, 20)
+	_, _, fewer := refillPair(t, false, 1, 8, [2]int{8, 4}, [2]int{4, 2}, 10, 20)
 	noise(dst, 1)
 	want := imageOf(dst)
 	good := func() kernels.Push {
-		return kernels.Push{Layers: 1, Heads: kernels.HeadMap{From: 2, Count: 2},
-			Sources: []kernels.Held{{Block: 1, Rows: 8}, {Block: 2, FirstPos: 8, Rows: 8}},
-			Refills: []kernels.Refill{{Block: 0, Rows: 4, Count: 1}, {Block: 1, FirstPos: 6, Rows: 4, Count: 2}}}
+		return kernels.Push{Layers: 1,
+			Sources: []kvlayout.Held{{Block: 1, Rows: 8}, {Block: 2, FirstPos: 8, Rows: 8}},
+			Refills: []kvlayout.Refill{{Block: 0, Rows: 4, Count: 1}, {Block: 1, FirstPos: 6, Rows: 4, Count: 2}}}
 	}
 	for name, bend := range map[string]func(a *kernels.Push){
 		"source block":       func(a *kernels.Push) { a.Sources[1].Block = 10 },
@@ -278,7 +273,7 @@ func TestRefillRefuses(t *testing.T) {
 		"no source rows":     func(a *kernels.Push) { a.Sources[0].Rows = 0 },
 		"source position":    func(a *kernels.Push) { a.Sources[1].FirstPos = 9 },
 		"huge position":      func(a *kernels.Push) { a.Sources[0].FirstPos = 1 << 40 },
-		"unused source":      func(a *kernels.Push) { a.Sources = append(a.Sources, kernels.Held{Rows: 1}) },
+		"unused source":      func(a *kernels.Push) { a.Sources = append(a.Sources, kvlayout.Held{Rows: 1}) },
 		"block":              func(a *kernels.Push) { a.Refills[1].Block = 20 },
 		"negative block":     func(a *kernels.Push) { a.Refills[1].Block = -1 },
 		"rows":               func(a *kernels.Push) { a.Refills[0].Rows = 5 },
@@ -289,9 +284,6 @@ func TestRefillRefuses(t *testing.T) {
 		"no count":           func(a *kernels.Push) { a.Refills[1].Count = 0 },
 		"negative count":     func(a *kernels.Push) { a.Refills[1].Count = -1 },
 		"first":              func(a *kernels.Push) { a.Refills[1].First = 2 },
-		"heads of ours":      func(a *kernels.Push) { a.Heads.From = 3 },
-		"heads of theirs":    func(a *kernels.Push) { a.Heads.To = 1 },
-		"all heads":          func(a *kernels.Push) { a.Heads = kernels.HeadMap{} },
 		"layers":             func(a *kernels.Push) { a.FirstLayer = 1 },
 		"line":               func(a *kernels.Push) { a.Line = -1 },
 		"behind the step":    func(a *kernels.Push) { a.AfterStep = true },
@@ -309,7 +301,10 @@ func TestRefillRefuses(t *testing.T) {
 	}
 	want.same(t, "nothing moved", dst)
 	a := good()
-	if err := errors.Join(p.Push(&a), a.CheckRefills(src.Layout(), dst.Layout(), 10, 20)); err != nil {
+	if err := fewer.Push(&a); err == nil {
+		t.Error("a pool of fewer heads: pushed")
+	}
+	if err := errors.Join(p.Push(&a), checkRefills(&a, src, dst)); err != nil {
 		t.Error(err)
 	}
 }
@@ -323,10 +318,10 @@ func refillSender(handle string, bytes int64, bt int) error {
 	}
 	defer b.Close()
 	_, _, tokens := peerModel()
-	in, blocks, held := bufio.NewScanner(os.Stdin), []int32{}, []kernels.Held{}
+	in, blocks, held := bufio.NewScanner(os.Stdin), []int32{}, []kvlayout.Held{}
 	for pos := 0; pos < peerPrompt; pos += 16 {
 		block := int32(63 - len(blocks))
-		blocks, held = append(blocks, block), append(held, kernels.Held{Block: block, FirstPos: pos, Rows: min(16, peerPrompt-pos)})
+		blocks, held = append(blocks, block), append(held, kvlayout.Held{Block: block, FirstPos: pos, Rows: min(16, peerPrompt-pos)})
 	}
 	fmt.Println("ready")
 	for value := uint64(0); in.Scan(); {

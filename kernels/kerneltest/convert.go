@@ -4,19 +4,19 @@ import (
 	"encoding/binary"
 	"math"
 
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // convertRow is a row of bf16, f16 or FP8, with its scale if it has one, in another
 // of these: what a device's conversion is held against, by the arithmetic of whole
 // numbers of steps and not of bits.
-func convertRow(from, to string, row [][]byte) [][]byte {
+func convertRow(from, to kvlayout.DType, row [][]byte) [][]byte {
 	n := len(row[0])
-	if from != kernels.F8E4M3 {
+	if from != kvlayout.F8E4M3 {
 		n /= 2
 	}
 	out := make([]byte, 2*n)
-	if to == kernels.F8E4M3 {
+	if to == kvlayout.F8E4M3 {
 		out = out[:n]
 	}
 	values, top := make([]float32, n), float32(0)
@@ -26,7 +26,7 @@ func convertRow(from, to string, row [][]byte) [][]byte {
 			top = max(top, float32(m))
 		}
 	}
-	if to != kernels.F8E4M3 {
+	if to != kvlayout.F8E4M3 {
 		for i, v := range values {
 			binary.LittleEndian.PutUint16(out[2*i:], narrow16(to, v))
 		}
@@ -47,11 +47,11 @@ func convertRow(from, to string, row [][]byte) [][]byte {
 // form is a binary float: mantissa bits, and the least exponent.
 type form struct{ man, least int }
 
-var forms = map[string]form{kernels.BF16.String(): {7, -126}, kernels.F16.String(): {10, -14}}
+var forms = map[kvlayout.DType]form{kvlayout.BF16: {7, -126}, kvlayout.F16: {10, -14}}
 
 // widen is element i of a row. NaN keeps its sign, and the bits that there are.
-func widen(dtype string, row [][]byte, i int) float32 {
-	if dtype == kernels.F8E4M3 {
+func widen(dtype kvlayout.DType, row [][]byte, i int) float32 {
+	if dtype == kvlayout.F8E4M3 {
 		q := row[0][i]
 		if q&0x7f == 0x7f {
 			return math.Float32frombits(uint32(q&0x80)<<24 | 0x7fc00000)
@@ -71,7 +71,7 @@ func widen(dtype string, row [][]byte, i int) float32 {
 }
 
 // narrow16 is v in a form of 16 bits: nearest, ties to even, beyond the range infinity.
-func narrow16(dtype string, v float32) uint16 {
+func narrow16(dtype kvlayout.DType, v float32) uint16 {
 	f, b := forms[dtype], math.Float32bits(v)
 	sign, infinite := uint16(b>>16&0x8000), uint32(1<<(15-f.man)-1)<<f.man
 	if v != v {

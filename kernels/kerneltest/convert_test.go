@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/convert"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // oneRow is a source of one K and V row of one head.
@@ -30,21 +30,21 @@ func (o oneRow) Load(_, _, firstPos, _ int, dst []byte, digests []uint64) error 
 // kvconn/convert makes of it.
 func TestConvertRow(t *testing.T) {
 	const dim = 32
-	size := map[string]int{"bf16": 2, "f16": 2, kernels.F8E4M3: 1}
-	layout := func(dtype string) kvconn.Layout {
-		return kvconn.Layout{BlockTokens: 1, Groups: []kvconn.Group{{Kind: "full", Layers: 1, KVHeads: 1, HeadDim: dim, RowBytes: dim * size[dtype], DType: dtype}}}
+	size := map[kvlayout.DType]int{kvlayout.BF16: 2, kvlayout.F16: 2, kvlayout.F8E4M3: 1}
+	layout := func(dtype kvlayout.DType) kvlayout.Layout {
+		return kvlayout.Plain(1, 1, dim, 1, dtype)
 	}
 	r := rand.New(rand.NewPCG(1, 2))
-	noise := func(dtype string) []byte {
+	noise := func(dtype kvlayout.DType) []byte {
 		row := make([]byte, dim*size[dtype])
 		for i := range row {
 			row[i] = byte(r.Uint32())
 		}
 		return row
 	}
-	rowOf := func(dtype string, code int) [][]byte {
+	rowOf := func(dtype kvlayout.DType, code int) [][]byte {
 		row := noise(dtype)
-		if dtype == kernels.F8E4M3 {
+		if dtype == kvlayout.F8E4M3 {
 			for i := range row {
 				row[i] = byte(code + i)
 			}
@@ -55,8 +55,8 @@ func TestConvertRow(t *testing.T) {
 		}
 		return [][]byte{row}
 	}
-	other := func(dtype string, code int) [][]byte {
-		if dtype == kernels.F8E4M3 {
+	other := func(dtype kvlayout.DType, code int) [][]byte {
+		if dtype == kvlayout.F8E4M3 {
 			return rowOf(dtype, code)
 		}
 		row := noise(dtype)
@@ -73,11 +73,11 @@ func TestConvertRow(t *testing.T) {
 			}
 			for code := 0; code < 1<<16; code += dim / 2 {
 				o := oneRow{rowOf(from, code), other(from, code)}
-				src, err := convert.New(o, layout(from), layout(to), kernels.DigestHeadRows)
+				src, err := convert.New(o, layout(from), layout(to), kernels.DigestPart)
 				if err != nil {
 					t.Fatal(err)
 				}
-				want, sums := make([]byte, layout(to).RowsBytes(0, 1)), make([]uint64, 1)
+				want, sums := make([]byte, layout(to).Resolve()[0].PackedBytes(1)), make([]uint64, 1)
 				if err := src.Load(0, 0, 0, 1, want, sums); err != nil {
 					t.Fatal(err)
 				}

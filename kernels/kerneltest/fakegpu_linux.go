@@ -17,6 +17,7 @@ import (
 	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/links"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // FakeGPU is a pool on a device that is none: memory that other processes of
@@ -25,7 +26,7 @@ import (
 // or reuses a block too early finds it torn. A killed process stops in the midst
 // of a push, as a GPU's context does; so does a stopped one, where a GPU goes on.
 //
-// It implements kernels.Exporter, kernels.PeerOpener, kernels.HostMover and, by
+// As a device's kernels do, it wants all layers alike. It implements kernels.Exporter, kernels.PeerOpener, kernels.HostMover and, by
 // fakeNCCL, kernels.Linker.
 type FakeGPU struct {
 	// Delay is how long a push takes. Set it before the first one.
@@ -35,7 +36,8 @@ type FakeGPU struct {
 	// NoLinks, when set, is why there is no NCCL.
 	NoLinks error
 
-	layout      kernels.Layout
+	layout      kvlayout.Layout
+	layers      []kvlayout.Layer
 	blocks      int
 	rows, flags *memfd.Memory
 	view        device // of rows
@@ -59,40 +61,45 @@ type FakeGPU struct {
 	flips map[kernels.Landed]bool // Layer and Block only: spoiled before the next Verify
 }
 
-// device is a pool's memory: rows of each layer's blocks, then a digest a KV
-// head, then how many rows those cover.
+// device is a pool's memory: rows of each layer's blocks, then a digest a head,
+// then how many rows those cover.
 type device struct {
-	l      kernels.Layout
-	blocks int
-	mem    []byte
+	kvlayout.Rows
+	layers, blocks int
+	mem            []byte
 }
 
-func (d device) size() int {
-	return d.l.Layers * d.blocks * (d.l.BlockBytes() + 8*d.l.KVHeads + 8)
-}
+func (d device) size() int { return d.layers * d.blocks * (d.BlockBytes() + d.DigestBytes() + 8) }
 
 func (d device) block(layer int, block int32) []byte {
-	size := d.l.BlockBytes()
+	size := d.BlockBytes()
 	return d.mem[(layer*d.blocks+int(block))*size:][:size:size]
 }
 
 // note is a block's digests and then its fill, 8 bytes each.
 func (d device) note(layer int, block int32) []byte {
-	size := 8*d.l.KVHeads + 8
-	return d.mem[d.l.Layers*d.blocks*d.l.BlockBytes()+(layer*d.blocks+int(block))*size:][:size:size]
+	size := d.DigestBytes() + 8
+	return d.mem[d.layers*d.blocks*d.BlockBytes()+(layer*d.blocks+int(block))*size:][:size:size]
 }
 
 // has panics on ids outside the pool, as backends do.
 func (d device) has(layer int, block int32) bool {
-	return layer >= 0 && layer < d.l.Layers && block >= 0 && int(block) < d.blocks
+	return layer >= 0 && layer < d.layers && block >= 0 && int(block) < d.blocks
 }
 
 const flagStride = 128 // bytes of a line
 
 // NewFakeGPU makes a pool of empty blocks. Close it.
-func NewFakeGPU(l kernels.Layout, blocks int) (*FakeGPU, error) {
-	g := &FakeGPU{layout: l, blocks: blocks, busy: map[int32]int{}, flips: map[kernels.Landed]bool{}}
-	g.view = device{l: l, blocks: blocks}
+func NewFakeGPU(l kvlayout.Layout, blocks int) (*FakeGPU, error) {
+	rows, ok := l.Uniform()
+	if err := l.Validate(); err != nil {
+		return nil, fmt.Errorf("fake GPU: %w", err)
+	}
+	if !ok {
+		return nil, fmt.Errorf("fake GPU: a pool of %v", l)
+	}
+	g := &FakeGPU{layout: l, layers: l.Resolve(), blocks: blocks, busy: map[int32]int{}, flips: map[kernels.Landed]bool{}}
+	g.view = device{Rows: rows, layers: len(g.layers), blocks: blocks}
 	g.nccl = newFakeNCCL(g)
 	g.links = links.New(g.nccl)
 	var err error
@@ -114,21 +121,21 @@ func (g *FakeGPU) Close() error {
 
 // Rows is the memory of all rows: blocks of a layer one behind the other, layer
 // after layer.
-func (g *FakeGPU) Rows() []byte { return g.view.mem[:g.layout.Layers*g.blocks*g.layout.BlockBytes()] }
+func (g *FakeGPU) Rows() []byte { return g.view.mem[:len(g.layers)*g.blocks*g.view.BlockBytes()] }
 
 // Append writes a block's rows from 0 on, and their digests, as a step does.
 func (g *FakeGPU) Append(layer int, block int32, firstPos, rows int, packed []byte) {
 	g.Scatter(layer, block, 0, rows, packed)
-	sums := make([]uint64, g.layout.KVHeads)
-	kernels.DigestRows(g.layout, layer, firstPos, rows, packed, sums)
+	sums := make([]uint64, g.view.Heads)
+	kernels.DigestRows(&g.layers[layer], firstPos, rows, packed, sums)
 	g.SetDigest(layer, block, rows, sums)
 }
 
 // rowOf is a row among n packed positions, and behind it its scale, if it has one.
-func rowOf(l kernels.Layout, packed []byte, n, kv, head, at int) [][]byte {
-	rows, scales := l.Part(packed, n, kv, head)
-	row := [][]byte{rows[at*l.RowBytes:][:l.RowBytes]}
-	if size := l.ScaleBytes(); size > 0 {
+func rowOf(r *kvlayout.Rows, packed []byte, n, plane, head, at int) [][]byte {
+	rows, scales := r.Part(packed, n, plane, head)
+	row := [][]byte{rows[at*r.RowBytes(plane):][:r.RowBytes(plane)]}
+	if size := r.ScaleBytes(); size > 0 {
 		row = append(row, scales[at*size:][:size])
 	}
 	return row
@@ -180,34 +187,18 @@ func (g *FakeGPU) Spoil(layer int, block int32) {
 
 // Gather implements kernels.Pool.
 func (g *FakeGPU) Gather(layer int, block int32, row, n int, dst []byte) {
-	g.each(layer, block, row, n, dst, func(pool, packed []byte) { copy(packed, pool) })
+	g.view.Copy(dst, n, 0, g.view.block(layer, block), g.view.BlockTokens, row, n)
 }
 
 // Scatter implements kernels.Pool.
 func (g *FakeGPU) Scatter(layer int, block int32, row, n int, src []byte) {
-	g.each(layer, block, row, n, src, func(pool, packed []byte) { copy(pool, packed) })
-}
-
-// each hands f the rows of each half-head, and then their scales, as they lie in
-// the pool and packed.
-func (g *FakeGPU) each(layer int, block int32, row, n int, packed []byte, f func(pool, packed []byte)) {
-	l := g.layout
-	for kv := range 2 {
-		for head := range l.KVHeads {
-			rows, scales := l.Part(g.view.block(layer, block), l.BlockTokens, kv, head)
-			to, toScales := l.Part(packed, n, kv, head)
-			f(rows[row*l.RowBytes:][:n*l.RowBytes], to)
-			if size := l.ScaleBytes(); size > 0 {
-				f(scales[row*size:][:n*size], toScales)
-			}
-		}
-	}
+	g.view.Copy(g.view.block(layer, block), g.view.BlockTokens, row, src, n, 0, n)
 }
 
 // Digest implements kernels.Pool.
 func (g *FakeGPU) Digest(layer int, block int32, dst []uint64) {
 	note := g.view.note(layer, block)
-	for h := range g.layout.KVHeads {
+	for h := range g.view.Heads {
 		dst[h] = binary.LittleEndian.Uint64(note[8*h:])
 	}
 }
@@ -218,15 +209,15 @@ func (g *FakeGPU) SetDigest(layer int, block int32, filled int, digest []uint64)
 	for h, d := range digest {
 		binary.LittleEndian.PutUint64(note[8*h:], d)
 	}
-	setFilled(note[8*g.layout.KVHeads:], filled)
+	setFilled(note[g.view.DigestBytes():], filled)
 }
 
 func setFilled(note []byte, rows int) { binary.LittleEndian.PutUint64(note, uint64(rows)) }
 
 // CopyBlock implements kernels.Pool.
 func (g *FakeGPU) CopyBlock(dst, src int32, firstPos, n int) {
-	for layer := range g.layout.Layers {
-		rows := make([]byte, g.layout.RowsBytes(n))
+	for layer := range g.layers {
+		rows := make([]byte, g.view.PackedBytes(n))
 		g.Gather(layer, src, 0, n, rows)
 		g.Append(layer, dst, firstPos, n, rows)
 	}
@@ -234,8 +225,7 @@ func (g *FakeGPU) CopyBlock(dst, src int32, firstPos, n int) {
 
 // handleOf is a handle: process and descriptor, for /proc, and the shape.
 func (g *FakeGPU) handleOf() []byte {
-	return fmt.Appendf(nil, "fake %d %d %d %d %d %d %d %d %s", os.Getpid(), g.rows.FD, g.blocks,
-		g.layout.Layers, g.layout.KVHeads, g.layout.HeadDim, g.layout.BlockTokens, g.layout.RowBytes, g.layout.DType)
+	return fmt.Appendf(nil, "fake %d %d %d %s", os.Getpid(), g.rows.FD, g.blocks, g.layout.Encode())
 }
 
 // Export implements kernels.Exporter.
@@ -271,17 +261,17 @@ func (g *FakeGPU) ClearFlag(line int) error {
 // Verify implements kernels.Exporter.
 func (g *FakeGPU) Verify(ctx context.Context, landed []kernels.Landed) ([]bool, error) {
 	good := make([]bool, len(landed))
-	sums, stored := make([]uint64, g.layout.KVHeads), make([]uint64, g.layout.KVHeads)
+	sums, stored := make([]uint64, g.view.Heads), make([]uint64, g.view.Heads)
 	for i, b := range landed {
-		if !g.view.has(b.Layer, b.Block) || b.Rows < 1 || b.Rows > g.layout.BlockTokens {
+		if !g.view.has(b.Layer, b.Block) || b.Rows < 1 || b.Rows > g.view.BlockTokens {
 			return nil, fmt.Errorf("verify %+v: out of range", b)
 		}
 		g.rot(b.Layer, b.Block)
-		rows := make([]byte, g.layout.RowsBytes(b.Rows))
+		rows := make([]byte, g.view.PackedBytes(b.Rows))
 		g.Gather(b.Layer, b.Block, 0, b.Rows, rows)
-		kernels.DigestRows(g.layout, b.Layer, b.FirstPos, b.Rows, rows, sums)
+		kernels.DigestRows(&g.layers[b.Layer], b.FirstPos, b.Rows, rows, sums)
 		g.Digest(b.Layer, b.Block, stored)
-		filled := binary.LittleEndian.Uint64(g.view.note(b.Layer, b.Block)[8*g.layout.KVHeads:])
+		filled := binary.LittleEndian.Uint64(g.view.note(b.Layer, b.Block)[g.view.DigestBytes():])
 		good[i] = slices.Equal(sums, stored) && filled == uint64(b.Rows)
 	}
 	return good, nil
@@ -296,12 +286,16 @@ func (g *FakeGPU) OpenPeer(handle, flags []byte) (kernels.Peer, error) {
 		return nil, errors.New("fake GPU: handle too long")
 	}
 	var pid, fd, blocks int
-	l := g.layout
-	if n, err := fmt.Sscanf(string(handle), "fake %d %d %d %d %d %d %d %d %s", &pid, &fd, &blocks,
-		&l.Layers, &l.KVHeads, &l.HeadDim, &l.BlockTokens, &l.RowBytes, &l.DType); n != 9 || err != nil {
+	var shape string
+	if n, err := fmt.Sscanf(string(handle), "fake %d %d %d %s", &pid, &fd, &blocks, &shape); n != 4 || err != nil {
 		return nil, fmt.Errorf("fake GPU: handle %q", handle)
 	}
-	if l.Layers != g.layout.Layers || !g.layout.Converts(l) || l.KVHeads < 1 || l.BlockTokens < 1 || len(flags) < kernels.FlagLines*flagStride || blocks < 1 {
+	l, err := kvlayout.Decode([]byte(shape))
+	if err != nil {
+		return nil, fmt.Errorf("fake GPU: handle %q: %w", handle, err)
+	}
+	theirs, ok := l.Uniform()
+	if !ok || !refills(g.layout, l) || len(flags) < kernels.FlagLines*flagStride || blocks < 1 {
 		return nil, fmt.Errorf("fake GPU: the peer's pool %q is not like ours", handle)
 	}
 	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/%d", pid, fd), os.O_RDWR, 0)
@@ -309,7 +303,7 @@ func (g *FakeGPU) OpenPeer(handle, flags []byte) (kernels.Peer, error) {
 		return nil, fmt.Errorf("%w: %v", kernels.ErrNoPeerAccess, err)
 	}
 	defer f.Close()
-	p := &fakePeer{g: g, flags: flags, to: device{l: l, blocks: blocks}, pushes: make(chan fakePush, 256)}
+	p := &fakePeer{g: g, flags: flags, to: device{Rows: theirs, layers: l.Layers(), blocks: blocks}, pushes: make(chan fakePush, 256)}
 	if st, err := f.Stat(); err != nil || st.Size() < int64(p.to.size()) {
 		return nil, fmt.Errorf("fake GPU: the peer's memory is too short: %v", err)
 	}
@@ -348,14 +342,14 @@ func (p *fakePeer) Push(push *kernels.Push) error {
 		return errors.New("fake GPU: push to a closed peer")
 	}
 	own, theirs := p.g.view, p.to
-	if len(push.Refills) > 0 && own.l == theirs.l {
+	if len(push.Refills) > 0 && own.Rows == theirs.Rows {
 		return errors.New("fake GPU: refill of a peer of our own shape")
 	} else if len(push.Refills) > 0 {
-		if err := push.CheckRefills(own.l, theirs.l, own.blocks, theirs.blocks); err != nil {
+		if err := CheckRefills(push, own.Rows, theirs.Rows, own.layers, own.blocks, theirs.blocks); err != nil {
 			return fmt.Errorf("fake GPU: %w", err)
 		}
-	} else if own.l != theirs.l {
-		return fmt.Errorf("fake GPU: whole blocks of %+v into %+v", own.l, theirs.l)
+	} else if own.Rows != theirs.Rows {
+		return fmt.Errorf("fake GPU: whole blocks of %+v into %+v", own.Rows, theirs.Rows)
 	}
 	for _, b := range push.Blocks {
 		if !own.has(push.FirstLayer, b.Src) || !theirs.has(push.FirstLayer+push.Layers-1, b.Dst) {
@@ -397,7 +391,7 @@ func (g *FakeGPU) use(blocks []int32, n int) {
 // run carries pushes out, one after the other.
 func (p *fakePeer) run() {
 	for f := range p.pushes {
-		half := p.g.layout.BlockBytes() / 2
+		half := p.g.view.BlockBytes() / 2
 		for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {
 			for _, b := range f.sources() {
 				p.g.rot(layer, b)

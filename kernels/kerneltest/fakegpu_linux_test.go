@@ -9,12 +9,13 @@ import (
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Blocks of FP8 move with their scales: gathered, scattered in parts, copied,
 // pushed and verified.
 func TestFakeGPUMovesScales(t *testing.T) {
-	l := kernels.Layout{Layers: 2, KVHeads: 3, HeadDim: 16, BlockTokens: 16, DType: kernels.F8E4M3, RowBytes: 16}
+	l := kvlayout.Plain(2, 3, 16, 16, kvlayout.F8E4M3)
 	open := func() *kerneltest.FakeGPU {
 		g, err := kerneltest.NewFakeGPU(l, 4)
 		if err != nil {
@@ -25,19 +26,19 @@ func TestFakeGPUMovesScales(t *testing.T) {
 	}
 	src, dst := open(), open()
 	r := rand.New(rand.NewPCG(1, 2))
-	rows := make([]byte, l.BlockBytes())
+	rows := make([]byte, l.Resolve()[0].BlockBytes())
 	for i := range rows {
 		rows[i] = byte(r.Uint32())
 	}
-	for layer := range l.Layers {
+	for layer := range l.Layers() {
 		src.Append(layer, 1, 32, 16, rows)
 	}
-	part, back := make([]byte, l.RowsBytes(5)), make([]byte, l.BlockBytes())
+	part, back := make([]byte, l.Resolve()[0].PackedBytes(5)), make([]byte, l.Resolve()[0].BlockBytes())
 	src.Gather(0, 1, 3, 5, part)
 	for kv := range 2 {
-		for h := range l.KVHeads {
-			whole, scales := l.Part(rows, 16, kv, h)
-			some, few := l.Part(part, 5, kv, h)
+		for h := range l.Resolve()[0].Heads {
+			whole, scales := l.Resolve()[0].Part(rows, 16, kv, h)
+			some, few := l.Resolve()[0].Part(part, 5, kv, h)
 			if !slices.Equal(some, whole[3*16:8*16]) || !slices.Equal(few, scales[3*4:8*4]) {
 				t.Fatalf("rows 3..7 of (%d,%d) are not those that were written", kv, h)
 			}
@@ -54,7 +55,7 @@ func TestFakeGPUMovesScales(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := peer.Push(&kernels.Push{Layers: l.Layers, Blocks: []kernels.BlockPair{{Src: 1, Dst: 2}}, Value: 1}); err != nil {
+	if err := peer.Push(&kernels.Push{Layers: l.Layers(), Blocks: []kernels.BlockPair{{Src: 1, Dst: 2}}, Value: 1}); err != nil {
 		t.Fatal(err)
 	}
 	if err := peer.Close(ctx); err != nil {

@@ -61,7 +61,7 @@ func (g *FakeGPU) move(m *kernels.HostMove, out bool) (kernels.Pending, error) {
 	}
 	g.nccl.driver.RLock() // a launch
 	defer g.nccl.driver.RUnlock()
-	rows, sums := int64(g.layout.BlockBytes()), int64(8*g.layout.KVHeads)
+	rows, sums := int64(g.view.BlockBytes()), int64(g.view.DigestBytes())
 	ids := make([]int32, len(m.Blocks))
 	for i, b := range m.Blocks {
 		if !g.view.has(m.FirstLayer, b.Block) || b.Rows < 0 || b.Rows%16 != 0 || b.Rows+rows > int64(len(h.mem)) || b.Digests < 0 || b.Digests+sums > int64(len(h.mem)) {

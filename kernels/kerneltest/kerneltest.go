@@ -113,14 +113,13 @@ func SameBits(a, b []float32) bool {
 // DigestsMatch checks that a block's stored digests are those of its first n rows.
 func DigestsMatch(t testing.TB, b kernels.Backend, block int32, firstPos, n int) {
 	t.Helper()
-	l := b.Layout()
-	got, want := make([]uint64, l.KVHeads), make([]uint64, l.KVHeads)
-	rows := make([]byte, l.RowsBytes(n))
-	for layer := range l.Layers {
-		b.Gather(layer, block, 0, n, rows)
-		kernels.DigestRows(l, layer, firstPos, n, rows, want)
-		if b.Digest(layer, block, got); !slices.Equal(got, want) {
-			t.Fatalf("layer %d block %d: digest %x, rows have %x", layer, block, got, want)
+	for i, layer := range b.Layout().Resolve() {
+		got, want := make([]uint64, layer.Heads), make([]uint64, layer.Heads)
+		rows := make([]byte, layer.PackedBytes(n))
+		b.Gather(i, block, 0, n, rows)
+		kernels.DigestRows(&layer, firstPos, n, rows, want)
+		if b.Digest(i, block, got); !slices.Equal(got, want) {
+			t.Fatalf("layer %d block %d: digest %x, rows have %x", i, block, got, want)
 		}
 	}
 }

@@ -15,10 +15,10 @@ func PoolBesideSteps(t *testing.T, b kernels.Backend) {
 	var wg sync.WaitGroup
 	for g := range int32(3) {
 		wg.Go(func() {
-			l := b.Layout()
-			buf, d := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+			layers := b.Layout().Resolve()
 			for i := range 200 {
-				layer := i % l.Layers
+				layer := i % len(layers)
+				buf, d := make([]byte, layers[layer].BlockBytes()), make([]uint64, layers[layer].Heads)
 				b.Gather(layer, 9, 0, 16, buf)
 				b.Digest(layer, 9, d)
 				b.Scatter(layer, 10+g, 0, 16, buf)

@@ -2,27 +2,28 @@ package kerneltest
 
 import (
 	"encoding/binary"
+	"fmt"
 	"slices"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// The fake's refills: plain loops over positions, from kernels.Refill's contract.
+// The fake's refills: plain loops over positions, from kvlayout.Refill's contract.
 
-// row is one row of K (kv 0) or V of a block, and its scale.
-func (d device) row(layer int, block int32, kv, head, at int) [][]byte {
-	return rowOf(d.l, d.block(layer, block), d.l.BlockTokens, kv, head, at)
+// row is one row of a plane of a block, and its scale.
+func (d device) row(layer int, block int32, plane, head, at int) [][]byte {
+	return rowOf(&d.Rows, d.block(layer, block), d.BlockTokens, plane, head, at)
 }
 
-// refill copies the rows of K (kv 0) or V into the peer's blocks.
-func (p *fakePeer) refill(f *fakePush, kv int) {
-	h := f.HeadsOf(p.g.layout)
+// refill copies the rows of a plane into the peer's blocks.
+func (p *fakePeer) refill(f *fakePush, plane int) {
 	for _, r := range f.Refills {
 		for _, s := range f.Sources[r.First : r.First+r.Count] {
 			for pos := max(r.FirstPos, s.FirstPos); pos < min(r.FirstPos+r.Rows, s.FirstPos+s.Rows); pos++ {
-				for n := range h.Count {
-					dst := p.to.row(f.FirstLayer, r.Block, kv, h.To+n, pos-r.FirstPos)
-					for i, part := range p.sent(f.FirstLayer, s, kv, h.From+n, pos) {
+				for head := range p.to.Heads {
+					dst := p.to.row(f.FirstLayer, r.Block, plane, head, pos-r.FirstPos)
+					for i, part := range p.sent(f.FirstLayer, s, plane, head, pos) {
 						copy(dst[i], part)
 					}
 				}
@@ -33,52 +34,101 @@ func (p *fakePeer) refill(f *fakePush, kv int) {
 
 // seal writes the digests of what was refilled, and of how many rows they are.
 func (p *fakePeer) seal(f *fakePush) {
-	h := f.HeadsOf(p.g.layout)
 	for _, r := range f.Refills {
 		note := p.to.note(f.FirstLayer, r.Block)
-		for n := range h.Count {
+		for head := range p.to.Heads {
 			sum := uint64(0)
 			for _, s := range f.Sources[r.First : r.First+r.Count] {
-				sum += p.piece(f.FirstLayer, h.From+n, s, max(r.FirstPos, s.FirstPos), min(r.FirstPos+r.Rows, s.FirstPos+s.Rows))
+				sum += p.piece(f.FirstLayer, head, s, max(r.FirstPos, s.FirstPos), min(r.FirstPos+r.Rows, s.FirstPos+s.Rows))
 			}
-			binary.LittleEndian.PutUint64(note[8*(h.To+n):], sum)
+			binary.LittleEndian.PutUint64(note[8*head:], sum)
 		}
-		binary.LittleEndian.PutUint64(note[8*p.to.l.KVHeads:], uint64(r.Rows))
+		binary.LittleEndian.PutUint64(note[p.to.DigestBytes():], uint64(r.Rows))
 	}
 }
 
 // sent is one row of a source, and its scale, as the peer keeps it.
-func (p *fakePeer) sent(layer int, s kernels.Held, kv, head, pos int) [][]byte {
-	row := p.g.view.row(layer, s.Block, kv, head, pos-s.FirstPos)
-	if p.g.layout.DType == p.to.l.DType {
+func (p *fakePeer) sent(layer int, s kvlayout.Held, plane, head, pos int) [][]byte {
+	row := p.g.view.row(layer, s.Block, plane, head, pos-s.FirstPos)
+	if p.g.view.DType == p.to.DType {
 		return row
 	}
-	return convertRow(p.g.layout.DType, p.to.l.DType, row)
+	return convertRow(p.g.view.DType, p.to.DType, row)
 }
 
 // piece is the digest of the positions from .. to-1 of a source's head as they were
 // sent, with what the source's own digest is off by.
-func (p *fakePeer) piece(layer, head int, s kernels.Held, from, to int) uint64 {
+func (p *fakePeer) piece(layer, head int, s kvlayout.Held, from, to int) uint64 {
 	g := p.g
 	note := g.view.note(layer, s.Block)
 	stored := binary.LittleEndian.Uint64(note[8*head:])
-	if binary.LittleEndian.Uint64(note[8*g.layout.KVHeads:]) != uint64(s.Rows) {
+	if binary.LittleEndian.Uint64(note[g.view.DigestBytes():]) != uint64(s.Rows) {
 		return ^stored
 	}
-	if from == s.FirstPos && to == s.FirstPos+s.Rows && g.layout.DType == p.to.l.DType {
+	if from == s.FirstPos && to == s.FirstPos+s.Rows && g.view.DType == p.to.DType {
 		return stored
 	}
 	sum, end := stored, s.FirstPos+s.Rows
-	for kv := range 2 {
+	for plane := range g.view.Planes {
 		for pos := s.FirstPos; pos < end; pos++ {
 			hash := func(row [][]byte) uint64 {
-				return kernels.RowHash(layer, kv, head, pos, slices.Concat(row...))
+				return kernels.RowHash(layer, plane, head, pos, slices.Concat(row...))
 			}
-			sum -= hash(g.view.row(layer, s.Block, kv, head, pos-s.FirstPos))
+			sum -= hash(g.view.row(layer, s.Block, plane, head, pos-s.FirstPos))
 			if pos >= from && pos < to {
-				sum += hash(p.sent(layer, s, kv, head, pos))
+				sum += hash(p.sent(layer, s, plane, head, pos))
 			}
 		}
 	}
 	return sum
+}
+
+// refills reports whether a device makes blocks of theirs out of blocks of ours: all but
+// the block size is alike, or the dtypes are two that GPUs keep.
+func refills(ours, theirs kvlayout.Layout) bool {
+	field, _, _ := kvlayout.Compare(ours, theirs, true)
+	for i := range ours.Groups {
+		if field == "" && kvlayout.Differ(ours, theirs) && (ours.Groups[i].DType == kvlayout.F32 || theirs.Groups[i].DType == kvlayout.F32) {
+			return false
+		}
+	}
+	return field == ""
+}
+
+// CheckRefills reports what is wrong with the refills of a push from a pool of so many
+// blocks into another.
+func CheckRefills(p *kernels.Push, ours, theirs kvlayout.Rows, layers, blocks, theirBlocks int) error {
+	if len(p.Blocks) > 0 || p.Layers != 1 || p.FirstLayer < 0 || p.FirstLayer >= layers {
+		return fmt.Errorf("refill of layers %d+%d, and %d whole blocks", p.FirstLayer, p.Layers, len(p.Blocks))
+	}
+	for _, s := range p.Sources {
+		if s.Block < 0 || int(s.Block) >= blocks || s.Rows < 1 || s.Rows > ours.BlockTokens || s.FirstPos < 0 || s.FirstPos > kvlayout.MaxPosition {
+			return fmt.Errorf("source %+v: pool has %d blocks of %d", s, blocks, ours.BlockTokens)
+		}
+	}
+	pos, used := 0, 0 // all before them is done with
+	for _, r := range p.Refills {
+		if r.Block < 0 || int(r.Block) >= theirBlocks || r.Rows < 1 || r.Rows > theirs.BlockTokens || r.FirstPos < pos || r.FirstPos > kvlayout.MaxPosition {
+			return fmt.Errorf("refill %+v at position %d: the peer has %d blocks of %d", r, pos, theirBlocks, theirs.BlockTokens)
+		}
+		pos = r.FirstPos + r.Rows
+		if r.Count < 1 || r.Count > r.Rows || r.First < 0 || r.First > len(p.Sources)-r.Count || r.First != used && r.First != used-1 {
+			return fmt.Errorf("refill %+v: of %d sources, %d used before", r, len(p.Sources), used)
+		}
+		used = r.First + r.Count
+		at := r.FirstPos
+		for i, s := range p.Sources[r.First:used] {
+			if at < s.FirstPos || at >= s.FirstPos+s.Rows || i > 0 && at != s.FirstPos {
+				return fmt.Errorf("refill %+v: source %+v does not hold position %d", r, s, at)
+			}
+			at = min(pos, s.FirstPos+s.Rows)
+		}
+		if at != pos {
+			return fmt.Errorf("refill %+v: its sources end at position %d", r, at)
+		}
+	}
+	if used != len(p.Sources) {
+		return fmt.Errorf("%d sources, the refills use %d", len(p.Sources), used)
+	}
+	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
 	"github.com/xpyd/xpyd/kernels/links"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // device is the links of one fake device, whose NCCL panics where the real one reads
@@ -24,7 +25,7 @@ type device struct {
 }
 
 func newDevice(t *testing.T) device {
-	g, err := kerneltest.NewFakeGPU(kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}, 4)
+	g, err := kerneltest.NewFakeGPU(kvlayout.Plain(1, 1, 8, 4, "f32"), 4)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,26 +13,26 @@ import (
 	"encoding/binary"
 	"math"
 
-	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // decode widens the elements of one row to float32, exactly but for
-// kvconn.F8, whose product with its scale is rounded once.
-func decode(dst []float32, dtype string, row, scale []byte) {
+// kvlayout.F8E4M3, whose product with its scale is rounded once.
+func decode(dst []float32, dtype kvlayout.DType, row, scale []byte) {
 	switch dtype {
-	case "f32":
+	case kvlayout.F32:
 		for i := range dst {
 			dst[i] = math.Float32frombits(binary.LittleEndian.Uint32(row[4*i:]))
 		}
-	case "f16":
+	case kvlayout.F16:
 		for i := range dst {
 			dst[i] = fromF16(binary.LittleEndian.Uint16(row[2*i:]))
 		}
-	case "bf16":
+	case kvlayout.BF16:
 		for i := range dst {
 			dst[i] = math.Float32frombits(uint32(binary.LittleEndian.Uint16(row[2*i:])) << 16)
 		}
-	case kvconn.F8:
+	case kvlayout.F8E4M3:
 		s := math.Float32frombits(binary.LittleEndian.Uint32(scale))
 		for i := range dst {
 			dst[i] = fromE4M3(row[i]) * s
@@ -41,24 +41,24 @@ func decode(dst []float32, dtype string, row, scale []byte) {
 }
 
 // encode rounds the elements of one row to nearest, ties to even. Beyond the
-// range of f16 and bf16 lies infinity. kvconn.F8 has a scale a row, the
+// range of f16 and bf16 lies infinity. kvlayout.F8E4M3 has a scale a row, the
 // greatest finite magnitude over 448, at least 2^-126, and none of its
 // elements is infinite: infinities become NaN.
-func encode(row, scale []byte, dtype string, src []float32) {
+func encode(row, scale []byte, dtype kvlayout.DType, src []float32) {
 	switch dtype {
-	case "f32":
+	case kvlayout.F32:
 		for i, v := range src {
 			binary.LittleEndian.PutUint32(row[4*i:], math.Float32bits(v))
 		}
-	case "f16":
+	case kvlayout.F16:
 		for i, v := range src {
 			binary.LittleEndian.PutUint16(row[2*i:], toF16(v))
 		}
-	case "bf16":
+	case kvlayout.BF16:
 		for i, v := range src {
 			binary.LittleEndian.PutUint16(row[2*i:], toBF16(v))
 		}
-	case kvconn.F8:
+	case kvlayout.F8E4M3:
 		s := e4m3Scale(src)
 		binary.LittleEndian.PutUint32(scale, math.Float32bits(s))
 		for i, v := range src {

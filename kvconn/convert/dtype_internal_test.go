@@ -7,7 +7,7 @@ import (
 	"sort"
 	"testing"
 
-	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // format is a small float given by its parts: the reference that the fast
@@ -205,12 +205,12 @@ func FuzzRow(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		src := make([]float32, len(b)/4)
 		decode(src, "f32", b, nil)
-		for _, to := range []string{"f16", "bf16", kvconn.F8} {
-			out, scale := make([]byte, len(src)*kvconn.ElementBytes(to)), make([]byte, 4)
+		for _, to := range []kvlayout.DType{kvlayout.F16, kvlayout.BF16, kvlayout.F8E4M3} {
+			out, scale := make([]byte, to.Bytes(len(src))), make([]byte, 4)
 			encode(out, scale, to, src)
 			got := make([]float32, len(src))
 			decode(got, to, out, scale)
-			if to == kvconn.F8 {
+			if to == kvlayout.F8E4M3 {
 				s := float64(math.Float32frombits(binary.LittleEndian.Uint32(scale)))
 				for i, v := range src {
 					// Half a step of 3 mantissa bits, or of a subnormal, and the

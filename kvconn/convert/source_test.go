@@ -18,15 +18,27 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/convert"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
-func group(dtype string, heads int) kvconn.Group {
-	const dim = 6
-	return kvconn.Group{Kind: "full", Layers: 2, KVHeads: heads, HeadDim: dim, RowBytes: dim * kvconn.ElementBytes(dtype), DType: dtype}
+const dim = 6
+
+func group(dtype kvlayout.DType, heads int) kvlayout.Group {
+	return kvlayout.Plain(2, heads, dim, 4, dtype).Groups[0]
 }
 
-func layout(bt int, g ...kvconn.Group) kvconn.Layout {
-	return kvconn.Layout{BlockTokens: bt, Groups: g}
+// layout has groups of two layers each.
+func layout(bt int, groups ...kvlayout.Group) kvlayout.Layout {
+	groups = slices.Clone(groups)
+	for i := range groups {
+		groups[i].Layers = kvlayout.Run(2*i, 2)
+	}
+	return kvlayout.Layout{BlockTokens: bt, Groups: groups}
+}
+
+// layerOf is a layer of a model of groups like g.
+func layerOf(g kvlayout.Group, layer int) *kvlayout.Layer {
+	return &layout(4, g, g).Resolve()[layer]
 }
 
 // value is element d of a row; exact in every dtype when scaled by 448.
@@ -36,15 +48,15 @@ func value(layer, kv, head, pos, d int) float32 {
 }
 
 // pack makes rows first .. first+rows-1 of the model in the form g.
-func pack(g kvconn.Group, layer, first, rows int) (b []byte, sums []uint64) {
-	b = make([]byte, g.PackedBytes(rows))
-	sums = make([]uint64, g.KVHeads)
-	size := kvconn.ElementBytes(g.DType)
+func pack(g kvlayout.Group, layer, first, rows int) (b []byte, sums []uint64) {
+	heads, size, rowBytes := g.Heads.Count, g.DType.Bytes(1), g.DType.Bytes(dim)
+	b = make([]byte, layerOf(g, layer).PackedBytes(rows))
+	sums = make([]uint64, heads)
 	for kv := range 2 {
-		for h := range g.KVHeads {
+		for h := range heads {
 			for r := range rows {
-				at := ((kv*g.KVHeads+h)*rows + r) * g.RowBytes
-				for d := range g.HeadDim {
+				at := ((kv*heads+h)*rows + r) * rowBytes
+				for d := range dim {
 					v := value(layer, kv, h, first+r, d)
 					switch e := b[at+d*size:]; g.DType {
 					case "f32":
@@ -58,7 +70,7 @@ func pack(g kvconn.Group, layer, first, rows int) (b []byte, sums []uint64) {
 							half = 0
 						}
 						binary.LittleEndian.PutUint16(e, uint16(half))
-					case kvconn.F8:
+					case kvlayout.F8E4M3:
 						exp := int(math.Float32bits(v)>>23&0xff) - 127 + 7
 						q := math.Float32bits(v)>>31<<7 | uint32(exp)<<3 | math.Float32bits(v)>>20&7
 						if v == 0 {
@@ -67,9 +79,9 @@ func pack(g kvconn.Group, layer, first, rows int) (b []byte, sums []uint64) {
 						e[0] = byte(q)
 					}
 				}
-				row := b[at : at+g.RowBytes]
-				if g.DType == kvconn.F8 {
-					scale := b[2*g.KVHeads*rows*g.RowBytes+4*((kv*g.KVHeads+h)*rows+r):][:4]
+				row := b[at : at+rowBytes]
+				if g.DType == kvlayout.F8E4M3 {
+					scale := b[2*heads*rows*rowBytes+4*((kv*heads+h)*rows+r):][:4]
 					binary.LittleEndian.PutUint32(scale, math.Float32bits(1))
 					row = append(slices.Clone(row), scale...)
 				}
@@ -82,7 +94,7 @@ func pack(g kvconn.Group, layer, first, rows int) (b []byte, sums []uint64) {
 
 // model is a source of one form; flip, when set, damages what it loads.
 type model struct {
-	g    kvconn.Group
+	g    kvlayout.Group
 	flip int
 	mu   sync.Mutex
 	n    int
@@ -102,17 +114,17 @@ func (m *model) Load(layer, index, first, rows int, dst []byte, digests []uint64
 }
 
 func TestSource(t *testing.T) {
-	dtypes := []string{"f32", "f16", "bf16", kvconn.F8}
+	dtypes := []kvlayout.DType{kvlayout.F32, kvlayout.F16, kvlayout.BF16, kvlayout.F8E4M3}
 	for _, from := range dtypes {
 		for _, to := range dtypes {
 			for _, heads := range []int{4, 1} {
 				a, b := group(from, heads), group(to, heads)
-				src, err := convert.New(&model{g: a}, layout(4, a), layout(4, b), kernels.DigestHeadRows)
+				src, err := convert.New(&model{g: a}, layout(4, a), layout(4, b), kernels.DigestPart)
 				if err != nil {
 					t.Fatal(err)
 				}
 				for rows := 1; rows <= 4; rows++ {
-					got, sums := make([]byte, b.PackedBytes(rows)), make([]uint64, b.KVHeads)
+					got, sums := make([]byte, layerOf(b, 1).PackedBytes(rows)), make([]uint64, heads)
 					if err := src.Load(1, 3, 12, rows, got, sums); err != nil {
 						t.Fatal(err)
 					}
@@ -130,14 +142,14 @@ func TestSource(t *testing.T) {
 // the same dtype its old one goes along and shows it.
 func TestSourceVerifies(t *testing.T) {
 	a, b := group("f32", 4), group("bf16", 4)
-	src, err := convert.New(&model{g: a, flip: 5}, layout(4, a, a), layout(4, b, a), kernels.DigestHeadRows)
+	src, err := convert.New(&model{g: a, flip: 5}, layout(4, a, a), layout(4, b, a), kernels.DigestPart)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := src.Load(0, 0, 0, 4, make([]byte, b.PackedBytes(4)), make([]uint64, 4)); !errors.Is(err, kvconn.ErrDigest) {
+	if err := src.Load(0, 0, 0, 4, make([]byte, layerOf(b, 0).PackedBytes(4)), make([]uint64, 4)); !errors.Is(err, kvconn.ErrDigest) {
 		t.Errorf("a damaged row was converted: %v", err)
 	}
-	got, sums := make([]byte, a.PackedBytes(4)), make([]uint64, 4)
+	got, sums := make([]byte, layerOf(a, 2).PackedBytes(4)), make([]uint64, 4)
 	if err := src.Load(2, 0, 0, 4, got, sums); err != nil {
 		t.Fatal(err)
 	}
@@ -148,9 +160,9 @@ func TestSourceVerifies(t *testing.T) {
 
 func TestNew(t *testing.T) {
 	in := &model{}
-	f := func(ok, same bool, from, to kvconn.Group) {
+	f := func(ok, same bool, from, to kvlayout.Group) {
 		t.Helper()
-		src, err := convert.New(in, layout(4, from), layout(8, to), kernels.DigestHeadRows)
+		src, err := convert.New(in, layout(4, from), layout(8, to), kernels.DigestPart)
 		if (err == nil) != ok || ok && (src == kvconn.Source(in)) != same {
 			t.Errorf("%+v to %+v: %v, %v", from, to, src, err)
 		}
@@ -160,18 +172,19 @@ func TestNew(t *testing.T) {
 	f(false, false, group("f32", 4), group("f32", 1))
 	f(false, false, group("f32", 1), group("f16", 2))
 	odd := group("f32", 4)
-	odd.RowBytes = 32
+	odd.Planes = kvlayout.KV(8)
 	f(true, true, odd, odd)
 	f(false, false, odd, group("f16", 4))
-	odd.DType, odd.RowBytes = "i4", 3
+	odd = group(kvlayout.U4, 4)
+	f(true, true, odd, odd)
 	f(false, false, odd, group("f16", 4))
 }
 
 // worker is one sender of a test: it keeps the form g.
-type worker struct{ g kvconn.Group }
+type worker struct{ g kvlayout.Group }
 
 func (w *worker) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
-	src, err := convert.New(&model{g: w.g}, layout(4, w.g), o.Layout(), kernels.DigestHeadRows)
+	src, err := convert.New(&model{g: w.g}, layout(4, w.g), o.Layout(), kernels.DigestPart)
 	if err == nil {
 		err = o.Accept(src)
 	}
@@ -189,7 +202,7 @@ func (w *worker) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 
 // collector notes which blocks have come; each has to be of the form g.
 type collector struct {
-	g    kvconn.Group
+	g    kvlayout.Group
 	mu   sync.Mutex
 	seen map[[2]int]bool // layer, block
 }
@@ -214,7 +227,7 @@ func TestOverAConnection(t *testing.T) {
 			t.Fatal(err)
 		}
 		log := slog.New(slog.NewTextHandler(io.Discard, nil))
-		config := func(id, numerics string, g kvconn.Group) kvconn.Config {
+		config := func(id, numerics string, g kvlayout.Group) kvconn.Config {
 			c := kvconn.DefaultConfig()
 			c.Convert = true
 			c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "m", Numerics: numerics, Layout: layout(8, g)}
@@ -253,8 +266,8 @@ func TestOverAConnection(t *testing.T) {
 		if _, err := in.Wait(ctx); err != nil {
 			t.Error(err)
 		}
-		if len(c.seen) != 3*g.Layers {
-			t.Errorf("%d blocks have come of %d", len(c.seen), 3*g.Layers)
+		if len(c.seen) != 3*len(g.Layers) {
+			t.Errorf("%d blocks have come of %d", len(c.seen), 3*len(g.Layers))
 		}
 		if err := recv.Close(ctx); err != nil {
 			t.Error(err)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,13 +16,13 @@ import (
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // of is a pool's layout in another dtype and block size.
-func of(dtype string, bt int) func(l *kvconn.Layout) {
-	return func(l *kvconn.Layout) {
-		l.BlockTokens = bt
-		l.Groups[0].DType, l.Groups[0].RowBytes = dtype, kvconn.ElementBytes(dtype)*l.Groups[0].HeadDim
+func of(dtype kvlayout.DType, bt int) func(l *kvlayout.Layout) {
+	return func(l *kvlayout.Layout) {
+		*l = kvlayout.Plain(3, 2, 8, bt, dtype)
 	}
 }
 
@@ -32,9 +33,11 @@ func allowed(r, s *kvconn.Config) {
 }
 
 // digestOf is that of the suite's sequences.
-func digestOf(layer, kv, head, first, n, rowBytes int, rows []byte) (sum uint64) {
+func digestOf(l *kvlayout.Layer, plane, head, first, n int, rows, scales []byte) (sum uint64) {
 	for i := range n {
-		sum += kvconntest.RowHash(layer, kv, head, first+i, rows[i*rowBytes:][:rowBytes])
+		row := slices.Clone(rows[i*l.RowBytes(plane):][:l.RowBytes(plane)])
+		row = append(row, scales[i*l.ScaleBytes():][:l.ScaleBytes()]...)
+		sum += kvconntest.RowHash(l.Number, plane, head, first+i, row)
 	}
 	return sum
 }
@@ -64,16 +67,16 @@ func converting(t *testing.T, w *kvconntest.World) {
 		if err != nil {
 			return nil, err
 		}
-		g, _ := theirs.Group(layer)
+		g := theirs.Resolve()[layer]
 		packed := make([]byte, g.PackedBytes(rows))
-		return packed, src.Load(layer, first/theirs.BlockTokens, first, rows, packed, make([]uint64, g.KVHeads))
+		return packed, src.Load(layer, first/theirs.BlockTokens, first, rows, packed, make([]uint64, g.Heads))
 	}
 }
 
 // A bf16 prefill pushes into a decode whose KV is FP8, and so on: each form arrives in
 // each other to the bit, whatever the block sizes and where prompts end, all by pushes.
 func TestConverts(t *testing.T) {
-	dtypes := []string{"bf16", "f16", kvconn.F8}
+	dtypes := []kvlayout.DType{kvlayout.BF16, kvlayout.F16, kvlayout.F8E4M3}
 	for _, from := range dtypes {
 		for _, to := range dtypes {
 			for _, bt := range [][2]int{{16, 16}, {1, 256}, {256, 1}, {48, 16}, {5, 3}, {3, 5}} {
@@ -97,7 +100,7 @@ func TestConverts(t *testing.T) {
 // being converted, also where blocks go whole.
 func TestSpoiledSourceIsConverted(t *testing.T) {
 	for _, bt := range []int{8, 16, 3} {
-		r := fakegpu.New(t, kvconntest.ReceiverBlocks, of(kvconn.F8, bt))
+		r := fakegpu.New(t, kvconntest.ReceiverBlocks, of(kvlayout.F8E4M3, bt))
 		s := fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 8))
 		between(t, r, s, allowed, func(w *kvconntest.World, s fakegpu.GPU) {
 			converting(t, w)
@@ -120,7 +123,7 @@ func TestSpoiledSourceIsConverted(t *testing.T) {
 // between devices, and is told why: another way says that the host converts. Where
 // one side does not allow it, there is none at all.
 func TestConvertsNot(t *testing.T) {
-	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, of(kvconn.F8, 16)), fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 16))
+	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, of(kvlayout.F8E4M3, 16)), fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 16))
 	for _, c := range []struct {
 		refill  bool
 		tune    func(r, s *kvconn.Config)

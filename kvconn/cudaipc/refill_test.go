@@ -14,12 +14,13 @@ import (
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // refilled is a pair whose sender has blocks of another size: none is a multiple of
 // the other's, so that blocks are cut at every place.
 var refilled = kvconntest.Factory{Shrink: 2, AtOnce: 48, Few: true, Device: func(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, nil), fakegpu.New(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 6 })
+	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, nil), fakegpu.New(t, kvconntest.SenderBlocks, func(l *kvlayout.Layout) { l.BlockTokens = 6 })
 	s.Delay = time.Millisecond
 	tr, err := cudaipc.New(r, s, true)
 	if err != nil {
@@ -33,9 +34,9 @@ var refilled = kvconntest.Factory{Shrink: 2, AtOnce: 48, Few: true, Device: func
 func TestRefilled(t *testing.T) { kvconntest.Run(t, refilled) }
 
 // shapes are pairs that differ in block size.
-func shapes(f func(name string, r, s func(l *kvconn.Layout))) {
-	blocks := func(bt, heads int) func(l *kvconn.Layout) {
-		return func(l *kvconn.Layout) { l.BlockTokens, l.Groups[0].KVHeads = bt, heads }
+func shapes(f func(name string, r, s func(l *kvlayout.Layout))) {
+	blocks := func(bt, heads int) func(l *kvlayout.Layout) {
+		return func(l *kvlayout.Layout) { *l = kvlayout.Plain(3, heads, 8, bt, kvlayout.F32) }
 	}
 	for _, bt := range [][2]int{{16, 64}, {64, 16}, {1, 256}, {256, 1}, {5, 3}, {3, 5}, {7, 7}, {255, 256}, {2, 1}} {
 		for _, heads := range []int{8, 1} {
@@ -70,7 +71,7 @@ func fetchLengths(t *testing.T, w *kvconntest.World, name string) {
 // Every shape arrives right, of prompts that end anywhere, with blocks that the
 // receiver has; all of it by pushes.
 func TestRefillShapes(t *testing.T) {
-	shapes(func(name string, r, s func(l *kvconn.Layout)) {
+	shapes(func(name string, r, s func(l *kvlayout.Layout)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			between(t, fakegpu.New(t, kvconntest.ReceiverBlocks, r), fakegpu.New(t, kvconntest.SenderBlocks, s), nil, func(w *kvconntest.World, _ fakegpu.GPU) {
@@ -82,7 +83,7 @@ func TestRefillShapes(t *testing.T) {
 
 // Where the device may not, the rows of such blocks go through the host.
 func TestRefillOff(t *testing.T) {
-	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, nil), fakegpu.New(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 6 })
+	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, nil), fakegpu.New(t, kvconntest.SenderBlocks, func(l *kvlayout.Layout) { l.BlockTokens = 6 })
 	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 		tr, err := cudaipc.New(r, s, false)
 		if err != nil {
@@ -104,8 +105,8 @@ func TestRefillOff(t *testing.T) {
 // piece of it gets a good digest, wherever the bit is.
 func TestSpoiledSourceIsCut(t *testing.T) {
 	for _, bt := range []int{2, 3, 12} {
-		r := fakegpu.New(t, kvconntest.ReceiverBlocks, func(l *kvconn.Layout) { l.BlockTokens = bt })
-		s := fakegpu.New(t, kvconntest.SenderBlocks, func(l *kvconn.Layout) { l.BlockTokens = 8 })
+		r := fakegpu.New(t, kvconntest.ReceiverBlocks, func(l *kvlayout.Layout) { l.BlockTokens = bt })
+		s := fakegpu.New(t, kvconntest.SenderBlocks, func(l *kvlayout.Layout) { l.BlockTokens = 8 })
 		between(t, r, s, nil, func(w *kvconntest.World, s fakegpu.GPU) {
 			w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
 				if held, ok := src.Spans(1, 8, 8, nil); ok {

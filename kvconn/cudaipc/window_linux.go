@@ -12,6 +12,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/local"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Map implements kvconn.SharedConn: it opens the peer's pool on our device.
@@ -113,16 +114,8 @@ func pairsOf(moves []kvconn.Move) []kernels.BlockPair {
 }
 
 // Refill implements kvconn.RefillWindow.
-func (w *window) Refill(layer int, blocks []kvconn.Refill, sources []kvconn.Held) (uint64, error) {
-	p := &kernels.Push{FirstLayer: layer, Layers: 1, Engine: kernels.Kernel, CTAs: pushCTAs,
-		Refills: make([]kernels.Refill, len(blocks)), Sources: make([]kernels.Held, len(sources))}
-	for i, b := range blocks {
-		p.Refills[i] = kernels.Refill{Block: b.To, FirstPos: b.FirstPos, Rows: b.Rows, First: b.First, Count: b.Count}
-	}
-	for i, h := range sources {
-		p.Sources[i] = kernels.Held(h)
-	}
-	return w.launch(p)
+func (w *window) Refill(layer int, blocks []kvlayout.Refill, sources []kvlayout.Held) (uint64, error) {
+	return w.launch(&kernels.Push{FirstLayer: layer, Layers: 1, Engine: kernels.Kernel, CTAs: pushCTAs, Refills: blocks, Sources: sources})
 }
 
 // launch begins a push under the next number.

@@ -6,12 +6,13 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // GPU is one end's pool in a device's memory: of a fake device, whose memory the
 // tests can look at.
 type GPU interface {
-	Layout() kvconn.Layout // of memory of its own
+	Layout() kvlayout.Layout // of memory of its own
 	// Shared describes the pool, whose Rows are all its memory.
 	Shared() *kvconn.Shared
 	Rows() []byte
@@ -23,7 +24,7 @@ type GPU interface {
 }
 
 // GPUs are the two ends' pools, of ReceiverBlocks and SenderBlocks. The suite's
-// receiver is of the Layout of this package, its sender's blocks may have another
+// receiver is of the Plain layout of this package, its sender's blocks may have another
 // size. A case that changes a layout does not use them.
 type GPUs struct{ Receiver, Sender GPU }
 
@@ -87,15 +88,9 @@ func (s *poolSink) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.
 
 // packed copies the first rows of a shared block; needs mu.
 func (p *Pool) packed(k poolKey, rows int) []byte {
-	g, _ := p.layout.Group(k.layer)
-	block, out := p.block(k), make([]byte, g.PackedBytes(rows))
-	for i := range 2 * g.KVHeads * rows {
-		kv, head, at := i/rows/g.KVHeads, i/rows%g.KVHeads, i%rows
-		row, scale := rowOf(g, block, p.layout.BlockTokens, kv, head, at)
-		to, toScale := rowOf(g, out, rows, kv, head, at)
-		copy(to, row)
-		copy(toScale, scale)
-	}
+	l := &p.rows[k.layer]
+	out := make([]byte, l.PackedBytes(rows))
+	l.Copy(out, rows, 0, p.block(k), l.BlockTokens, 0, rows)
 	return out
 }
 
@@ -130,9 +125,9 @@ func (b *gpuBlocks) take() (int32, bool) {
 }
 
 // give takes a block back, which gets the rows of another prompt.
-func (b *gpuBlocks) give(l kvconn.Layout, block int32) {
-	for layer := range l.Layers() {
-		rows := make([]byte, l.RowsBytes(layer, l.BlockTokens))
+func (b *gpuBlocks) give(l kvlayout.Layout, block int32) {
+	for layer, r := range l.Resolve() {
+		rows := make([]byte, r.BlockBytes())
 		for i := range rows {
 			rows[i] = byte(block)
 		}
@@ -162,9 +157,9 @@ func (s *Source) Block(layer, index, firstPos, rows int) (int32, bool) {
 		s.blocks[index] = block
 	}
 	s.mu.Unlock()
-	g, _ := s.Layout.Group(layer)
-	packed := make([]byte, g.PackedBytes(rows))
-	if err := s.Load(layer, index, firstPos, rows, packed, make([]uint64, g.KVHeads)); err != nil {
+	l := layerOf(s.Layout, layer)
+	packed := make([]byte, l.PackedBytes(rows))
+	if err := s.Load(layer, index, firstPos, rows, packed, make([]uint64, l.Heads)); err != nil {
 		return 0, false // Load will be asked, and say so
 	}
 	s.pool.gpu.Append(layer, block, firstPos, rows, packed)
@@ -173,7 +168,7 @@ func (s *Source) Block(layer, index, firstPos, rows int) (int32, bool) {
 
 // Spans implements kvconn.SpanSource: of a world with GPUs, whose pool gets the rows
 // of a block when some of them are first asked for.
-func (s *Source) Spans(layer, firstPos, rows int, to []kvconn.Held) ([]kvconn.Held, bool) {
+func (s *Source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayout.Held, bool) {
 	if s.pool == nil {
 		return to, false
 	}
@@ -184,16 +179,16 @@ func (s *Source) Spans(layer, firstPos, rows int, to []kvconn.Held) ([]kvconn.He
 		if !ok {
 			return to, false
 		}
-		to = append(to, kvconn.Held{Block: block, FirstPos: i * bt, Rows: n})
+		to = append(to, kvlayout.Held{Block: block, FirstPos: i * bt, Rows: n})
 	}
 	return to, true
 }
 
 // appended is our block i, with n rows of the layer in it.
 func (s *Source) appended(layer, i, n int) (block int32, ok bool) {
-	g, _ := s.Layout.Group(layer)
-	packed := make([]byte, g.PackedBytes(n))
-	if err := s.Load(layer, i, i*s.Layout.BlockTokens, n, packed, make([]uint64, g.KVHeads)); err != nil {
+	l := layerOf(s.Layout, layer)
+	packed := make([]byte, l.PackedBytes(n))
+	if err := s.Load(layer, i, i*s.Layout.BlockTokens, n, packed, make([]uint64, l.Heads)); err != nil {
 		return 0, false // Load will be asked, and say so
 	}
 	s.mu.Lock()

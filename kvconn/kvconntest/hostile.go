@@ -341,7 +341,7 @@ var hostileHandshakes = []struct {
 	{"hello-with-2^31-layers", func(m *mallory, c *RawConn) {
 		id := m.w.RConfig.Identity
 		id.Layout.Groups = slices.Clone(id.Layout.Groups)
-		id.Layout.Groups[0].Layers = 1 << 31
+		id.Layout.Groups[0].Heads.Count = 1 << 31
 		c.Send(Hello, HelloBody(wireVersion, wireVersion, 1, 1, [16]byte{}, id))
 	}},
 	{"hello-with-2^32-groups", func(m *mallory, c *RawConn) {

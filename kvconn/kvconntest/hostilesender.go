@@ -125,14 +125,14 @@ type head struct {
 
 func (e *eve) unit(layer, index int, bend func(h *head, rows *[]byte)) Body {
 	l := e.w.RConfig.Identity.Layout
-	g, _ := l.Group(layer)
+	g := layerOf(l, layer)
 	first := index * l.BlockTokens
 	n := min(l.BlockTokens, len(e.spec.Tokens)-first)
-	rows, sums := make([]byte, l.RowsBytes(layer, n)), make([]uint64, g.KVHeads)
+	rows, sums := make([]byte, g.PackedBytes(n)), make([]uint64, g.Heads)
 	src := &Source{Layout: l, Seed: Seed(e.spec.Tokens)}
 	src.Load(layer, index, first, n, rows, sums)
 	d := e.spec.Dest[index]
-	h := head{e.id, UnitTag(e.secret, e.key, e.id), uint32(layer), uint32(index), d.Block, d.Generation, uint32(n), uint32(g.KVHeads)}
+	h := head{e.id, UnitTag(e.secret, e.key, e.id), uint32(layer), uint32(index), d.Block, d.Generation, uint32(n), uint32(g.Heads)}
 	if bend != nil {
 		bend(&h, &rows)
 	}
@@ -459,7 +459,7 @@ var hostileGreetings = []struct {
 		e.meet(c)
 		id := e.identity()
 		id.Layout.Groups = slices.Clone(id.Layout.Groups)
-		id.Layout.Groups[0].Layers = 1 << 31
+		id.Layout.Groups[0].Heads.Count = 1 << 31
 		c.Send(Hello, HelloBody(wireVersion, wireVersion, 2, 1, e.key, id))
 	}},
 	{"hello-with-a-tail", ticket.Corrupt, func(e *eve, c *RawConn) {

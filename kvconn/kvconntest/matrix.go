@@ -127,7 +127,7 @@ func twoBulk(r, s *kvconn.Config) { r.BulkConns = 2 }
 
 // batches makes frames of about three blocks each.
 func batches(r, s *kvconn.Config) {
-	s.BatchBytes = 3*s.Identity.Layout.RowsBytes(0, s.Identity.Layout.BlockTokens) - 1
+	s.BatchBytes = 3*layerOf(s.Identity.Layout, 0).BlockBytes() - 1
 }
 
 var phases = []phase{

@@ -7,12 +7,13 @@ import (
 	"sync"
 
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Row fills dst with the bytes that row (layer, K or V, head, position) of the
+// Row fills dst with the bytes that row (layer, plane, head, position) of the
 // sequence seed has. Every byte depends on all of them.
-func Row(dst []byte, seed uint64, layer, kv, head, pos int) {
-	x := mix(seed ^ uint64(layer)<<48 ^ uint64(kv)<<40 ^ uint64(head)<<24 ^ uint64(pos))
+func Row(dst []byte, seed uint64, layer, plane, head, pos int) {
+	x := mix(seed ^ uint64(layer)<<48 ^ uint64(plane)<<40 ^ uint64(head)<<24 ^ uint64(pos))
 	for i := range dst {
 		if i%8 == 0 {
 			x = mix(x + uint64(i))
@@ -23,8 +24,8 @@ func Row(dst []byte, seed uint64, layer, kv, head, pos int) {
 
 // RowHash is the test's keyed hash of a row and its coordinates. Like the real
 // one it makes a block's digest a sum.
-func RowHash(layer, kv, head, pos int, row []byte) uint64 {
-	h := mix(uint64(layer)<<48 ^ uint64(kv)<<40 ^ uint64(head)<<24 ^ uint64(pos) ^ 0x9e3779b97f4a7c15)
+func RowHash(layer, plane, head, pos int, row []byte) uint64 {
+	h := mix(uint64(layer)<<48 ^ uint64(plane)<<40 ^ uint64(head)<<24 ^ uint64(pos) ^ 0x9e3779b97f4a7c15)
 	for ; len(row) >= 8; row = row[8:] {
 		h = mix(h ^ binary.LittleEndian.Uint64(row))
 	}
@@ -34,13 +35,22 @@ func RowHash(layer, kv, head, pos int, row []byte) uint64 {
 	return h
 }
 
-// rowOf is one row among n packed positions, and its scale, empty but for kvconn.F8.
-func rowOf(g kvconn.Group, packed []byte, n, kv, head, at int) (row, scale []byte) {
-	i := (kv*g.KVHeads+head)*n + at
-	if g.DType == kvconn.F8 {
-		scale = packed[2*g.KVHeads*n*g.RowBytes+4*i:][:4]
-	}
-	return packed[i*g.RowBytes:][:g.RowBytes], scale
+// layerOf is one layer of a layout.
+func layerOf(l kvlayout.Layout, layer int) *kvlayout.Layer { return &l.Resolve()[layer] }
+
+// eachRow calls f for every row among n packed positions, with its scale, which is
+// empty where rows have none.
+func eachRow(l *kvlayout.Layer, packed []byte, n int, f func(plane, head, at int, row, scale []byte)) {
+	l.Parts(packed, n, func(plane, head int, rows, scales []byte) {
+		for at := range n {
+			size, scale := l.RowBytes(plane), l.ScaleBytes()
+			if scale > 0 {
+				f(plane, head, at, rows[at*size:][:size], scales[at*scale:][:scale])
+			} else {
+				f(plane, head, at, rows[at*size:][:size], nil)
+			}
+		}
+	})
 }
 
 func mix(x uint64) uint64 {
@@ -53,7 +63,8 @@ func mix(x uint64) uint64 {
 
 // Pool is a receiver's block pool.
 type Pool struct {
-	layout kvconn.Layout
+	layout kvlayout.Layout
+	rows   []kvlayout.Layer // its layers
 
 	// Expect, when set, makes the rows that Check wants of a sequence: those of a
 	// sender whose own are of another dtype. Set it before the first ticket.
@@ -81,16 +92,16 @@ type poolKey struct {
 }
 
 // NewPool makes a pool of empty blocks.
-func NewPool(layout kvconn.Layout, blocks int) *Pool {
-	return &Pool{layout: layout, data: map[poolKey][]byte{}, blocks: map[poolKey][]byte{}, gens: make([]uint32, blocks)}
+func NewPool(layout kvlayout.Layout, blocks int) *Pool {
+	return &Pool{layout: layout, rows: layout.Resolve(), data: map[poolKey][]byte{}, blocks: map[poolKey][]byte{}, gens: make([]uint32, blocks)}
 }
 
 // Share puts the pool into memory of alloc's, and describes it.
 func (p *Pool) Share(alloc func(size int) (fd int, mem []byte)) *kvconn.Shared {
 	size := 0
 	d := &kvconn.Shared{Blocks: len(p.gens)}
-	for l := range p.layout.Layers() {
-		block := p.layout.RowsBytes(l, p.layout.BlockTokens)
+	for l := range p.rows {
+		block := p.rows[l].BlockBytes()
 		p.layers = append(p.layers, size)
 		d.Layers = append(d.Layers, kvconn.Span{Offset: int64(size), Stride: int64(block)})
 		size += block * len(p.gens)
@@ -102,7 +113,7 @@ func (p *Pool) Share(alloc func(size int) (fd int, mem []byte)) *kvconn.Shared {
 
 // block is one block of a shared pool.
 func (p *Pool) block(k poolKey) []byte {
-	size := p.layout.RowsBytes(k.layer, p.layout.BlockTokens)
+	size := p.rows[k.layer].BlockBytes()
 	return p.shared[p.layers[k.layer]+int(k.block)*size:][:size]
 }
 
@@ -163,7 +174,7 @@ func (p *Pool) Reclaim(dest []kvconn.Dest) {
 	defer p.mu.Unlock()
 	for _, d := range dest {
 		p.gens[d.Block]++
-		for l := range p.layout.Layers() {
+		for l := range p.rows {
 			k := poolKey{l, d.Block}
 			delete(p.data, k)
 			delete(p.blocks, k)
@@ -213,12 +224,12 @@ type poolSink struct {
 }
 
 func (s *poolSink) Store(layer int, dst int32, row, rows, firstPos int, packed []byte, digests []uint64) error {
-	g, _ := s.p.layout.Group(layer)
-	if len(packed) != s.p.layout.RowsBytes(layer, rows) || len(digests) != g.KVHeads || row != 0 {
+	l := &s.p.rows[layer]
+	if len(packed) != l.PackedBytes(rows) || len(digests) != l.Heads || row != 0 {
 		return fmt.Errorf("layer %d: %d bytes, %d digests, row %d", layer, len(packed), len(digests), row)
 	}
-	sums := make([]uint64, g.KVHeads)
-	digest(g, layer, firstPos, rows, packed, sums)
+	sums := make([]uint64, l.Heads)
+	digest(l, firstPos, rows, packed, sums)
 	for h := range sums {
 		if sums[h] != digests[h] {
 			return kvconn.ErrDigest
@@ -251,7 +262,7 @@ func (s *poolSink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
 		return s.p.block(k), true
 	}
 	if s.p.blocks[k] == nil {
-		s.p.blocks[k] = make([]byte, s.p.layout.RowsBytes(layer, rows))
+		s.p.blocks[k] = make([]byte, s.p.rows[layer].PackedBytes(rows))
 	}
 	return s.p.blocks[k], true
 }
@@ -272,18 +283,10 @@ func (p *Pool) held(s *poolSink, dst int32) {
 	}
 }
 
-func digest(g kvconn.Group, layer, firstPos, rows int, packed []byte, sums []uint64) {
-	for kv := range 2 {
-		for h := range g.KVHeads {
-			for r := range rows {
-				row, scale := rowOf(g, packed, rows, kv, h, r)
-				if scale != nil {
-					row = slices.Concat(row, scale)
-				}
-				sums[h] += RowHash(layer, kv, h, firstPos+r, row)
-			}
-		}
-	}
+func digest(l *kvlayout.Layer, firstPos, rows int, packed []byte, sums []uint64) {
+	eachRow(l, packed, rows, func(plane, head, at int, row, scale []byte) {
+		sums[head] += RowHash(l.Number, plane, l.FirstHead+head, firstPos+at, slices.Concat(row, scale))
+	})
 }
 
 // Check compares blocks with the rows that sequence seed has; skip says which
@@ -292,17 +295,16 @@ func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(l
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	src := &Source{Layout: p.layout, Seed: seed}
-	for l := range p.layout.Layers() {
-		g, _ := p.layout.Group(l)
+	for l := range p.rows {
 		for i, d := range dest {
 			if skip != nil && skip(l, i) {
 				continue
 			}
 			first := i * p.layout.BlockTokens
 			rows := min(p.layout.BlockTokens, positions-first)
-			want := make([]byte, p.layout.RowsBytes(l, rows))
+			want := make([]byte, p.rows[l].PackedBytes(rows))
 			if p.Expect == nil {
-				src.fill(g, l, first, rows, want)
+				src.fill(&p.rows[l], first, rows, want)
 			} else if want, err = p.Expect(seed, l, first, rows); err != nil {
 				return err
 			}
@@ -320,7 +322,7 @@ func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(l
 
 // Source makes the rows of sequence Seed.
 type Source struct {
-	Layout kvconn.Layout
+	Layout kvlayout.Layout
 	Seed   uint64
 	// Hook, when set, runs before each load; its error is Load's.
 	Hook func(layer, index int) error
@@ -350,10 +352,10 @@ func (s *Source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 			return err
 		}
 	}
-	g, _ := s.Layout.Group(layer)
-	s.fill(g, layer, firstPos, rows, dst)
+	l := layerOf(s.Layout, layer)
+	s.fill(l, firstPos, rows, dst)
 	clear(digests)
-	digest(g, layer, firstPos, rows, dst, digests)
+	digest(l, firstPos, rows, dst, digests)
 	return nil
 }
 
@@ -362,23 +364,18 @@ func (s *Source) View(layer, index, firstPos, rows int, digests []uint64) ([]byt
 	if rows != s.Layout.BlockTokens {
 		return nil, false
 	}
-	run := make([]byte, s.Layout.RowsBytes(layer, rows))
+	run := make([]byte, layerOf(s.Layout, layer).PackedBytes(rows))
 	return run, s.Load(layer, index, firstPos, rows, run, digests) == nil
 }
 
-func (s *Source) fill(g kvconn.Group, layer, firstPos, rows int, dst []byte) {
-	for kv := range 2 {
-		for h := range g.KVHeads {
-			for r := range rows {
-				row, scale := rowOf(g, dst, rows, kv, h, r)
-				Row(row, s.Seed, layer, kv, h, firstPos+r)
-				if scale != nil { // positive, finite and not too small: as a step makes them
-					Row(scale, s.Seed, layer, kv+2, h, firstPos+r)
-					scale[3] = 0x10 + scale[3]&0x3f
-				}
-			}
+func (s *Source) fill(l *kvlayout.Layer, firstPos, rows int, dst []byte) {
+	eachRow(l, dst, rows, func(plane, head, at int, row, scale []byte) {
+		Row(row, s.Seed, l.Number, plane, head, firstPos+at)
+		if scale != nil { // positive, finite and not too small: as a step makes them
+			Row(scale, s.Seed, l.Number, plane+2, head, firstPos+at)
+			scale[3] = 0x10 + scale[3]&0x3f
 		}
-	}
+	})
 }
 
 // Free marks the blocks as freed: a load after it is counted as misuse.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // negotiations are handshakes that agree, convert or refuse.
@@ -31,7 +32,7 @@ var negotiations = []leafCase{
 	{name: "tokenizer", tune: func(r, s *kvconn.Config) { s.Identity.TokenizerFingerprint = "other" }, run: refused("tokenizer_fingerprint", "tokenizer", "other")},
 	{name: "numerics", tune: func(r, s *kvconn.Config) { s.Identity.Numerics = "test-2" }, run: refused("numerics", "test-1", "test-2")},
 	{name: "dtype", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].DType = "bf16" }, run: refused("layout.groups[0].dtype", "f32", "bf16")},
-	{name: "heads", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].KVHeads = 4 }, run: refused("layout.groups[0].kv_heads", "2", "4")},
+	{name: "heads", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].Heads = kvlayout.Heads{Count: 4, Total: 4} }, run: refused("layout.groups[0].heads", "0+2 of 2", "0+4 of 4")},
 	{name: "block-size-is-converted", tune: func(r, s *kvconn.Config) { s.Identity.Layout.BlockTokens = 16 }, run: anotherSize},
 	{name: "two-groups", tune: twoGroups, run: works},
 	{name: "four-bulk-connections", tune: func(r, s *kvconn.Config) { r.BulkConns = 4; s.BatchBytes = 1 }, run: works},
@@ -47,7 +48,9 @@ var negotiations = []leafCase{
 
 func twoGroups(r, s *kvconn.Config) {
 	for _, c := range []*kvconn.Config{r, s} {
-		c.Identity.Layout.Groups = append(c.Identity.Layout.Groups, kvconn.Group{Kind: "window", Layers: 2, KVHeads: 1, HeadDim: 4, RowBytes: 8, DType: "bf16", Window: 128})
+		l := &c.Identity.Layout
+		l.Groups = append(l.Groups, kvlayout.Group{Kind: kvlayout.Window, Layers: kvlayout.Run(l.Layers(), 2), Planes: kvlayout.KV(4),
+			Heads: kvlayout.Heads{Count: 1, Total: 1}, DType: kvlayout.BF16, Window: 128})
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Scene is a short deterministic session of a world. It is recorded once a
@@ -32,7 +33,7 @@ type Scene struct {
 func (s Scene) World(t testing.TB, tr kvconn.Transport) *World {
 	w := NewWorld(t, tr, "", 1, func(rc, sc *kvconn.Config) {
 		for _, c := range []*kvconn.Config{rc, sc} {
-			c.Identity.Layout = kvconn.Layout{BlockTokens: 4, Groups: []kvconn.Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 2, RowBytes: 8, DType: "f32"}}}
+			c.Identity.Layout = kvlayout.Plain(2, 2, 2, 4, kvlayout.F32)
 			c.Identity.Build = "recorded"
 			c.TicketTimeout = time.Minute
 			c.Ring = nil // so that both ends say the same each time; and the first releases had none
@@ -145,7 +146,7 @@ var Scenes = []Scene{
 	{Name: "refuse-tokenizer", refused: "tokenizer_fingerprint", tune: func(r, s *kvconn.Config) { s.Identity.TokenizerFingerprint = "other" }},
 	{Name: "refuse-numerics", refused: "numerics", tune: func(r, s *kvconn.Config) { s.Identity.Numerics = "other" }},
 	{Name: "refuse-dtype", refused: "layout.groups", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].DType = "f16" }},
-	{Name: "refuse-heads", refused: "layout.groups", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].KVHeads = 4 }},
+	{Name: "refuse-heads", refused: "layout.groups", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].Heads = kvlayout.Heads{Count: 4, Total: 4} }},
 	{Name: "refuse-epoch", refused: "epoch", drive: func(w *World) {
 		w.SConfig.Identity.Epoch = 9 // what we expect; the sender says 1
 		driveDead(w, "epoch")

@@ -18,8 +18,8 @@ import (
 // line of kvconn's own codec: recorded and hostile peers are made of it.
 
 const (
-	wireVersion = 3
-	wireBanner  = "xpyd-kv 3-3\n"
+	wireVersion = 4
+	wireBanner  = "xpyd-kv 4-4\n"
 
 	headerSize   = 16
 	unitHeadSize = 40
@@ -109,12 +109,7 @@ func (b Body) Str(v ...string) Body {
 // HelloBody is a hello without flags. role is 1 for a receiver, 2 for a sender.
 func HelloBody(lo, hi, role, bulk uint8, session [16]byte, id kvconn.Identity) Body {
 	b := append(Body{lo, hi, role, bulk}, session[:]...).U64(id.Epoch)
-	b = b.Str(id.ID, id.ModelFingerprint, id.TokenizerFingerprint, id.Numerics, id.Build)
-	b = b.U32(uint32(id.Layout.BlockTokens), uint32(len(id.Layout.Groups)))
-	for _, g := range id.Layout.Groups {
-		b = b.Str(g.Kind, g.DType).U32(uint32(g.Layers), uint32(g.KVHeads), uint32(g.HeadDim), uint32(g.RowBytes), uint32(g.Window))
-	}
-	return b.U32(0)
+	return b.Str(id.ID, id.ModelFingerprint, id.TokenizerFingerprint, id.Numerics, id.Build, string(id.Layout.Encode())).U32(0)
 }
 
 // BindBody binds a bulk connection, and shares no memory.

@@ -17,12 +17,25 @@ import (
 
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Layout is a small pool geometry: blocks of 4 tokens.
-func Layout() kvconn.Layout {
-	return kvconn.Layout{BlockTokens: 4, Groups: []kvconn.Group{{Kind: "full", Layers: 3, KVHeads: 2, HeadDim: 8, RowBytes: 32, DType: "f32"}}}
+// Layout is a small pool geometry of all that a layout can have: blocks of 4 tokens,
+// a layer of ordinary attention, one of latent attention, and one that looks back 128
+// positions, of which this rank of a tensor-parallel worker has two heads, in FP8.
+func Layout() kvlayout.Layout {
+	all := kvlayout.Heads{Count: 2, Total: 2}
+	return kvlayout.Layout{BlockTokens: 4, Groups: []kvlayout.Group{
+		{Kind: kvlayout.Full, Layers: kvlayout.Run(0, 1), Planes: kvlayout.KV(8), Heads: all, DType: kvlayout.F32},
+		{Kind: kvlayout.Latent, Layers: kvlayout.Run(1, 1), Planes: []kvlayout.Plane{{Name: "latent", Dim: 24}, {Name: "rope", Dim: 8}},
+			Heads: kvlayout.Heads{Count: 1, Total: 1}, DType: kvlayout.F32},
+		{Kind: kvlayout.Window, Layers: kvlayout.Run(2, 1), Planes: kvlayout.KV(28), Heads: kvlayout.Heads{First: 2, Count: 2, Total: 4}, Window: 128,
+			DType: kvlayout.F8E4M3, Scale: kvlayout.F32},
+	}}
 }
+
+// Plain is a layout of ordinary layers alone, as devices have them.
+func Plain() kvlayout.Layout { return kvlayout.Plain(3, 2, 8, 4, kvlayout.F32) }
 
 // Config returns settings for a test peer: defaults, with every wait divided
 // by shrink.

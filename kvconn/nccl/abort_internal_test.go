@@ -11,12 +11,13 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/kerneltest"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // TestAbortHangs: an abort that hangs is an outcome of its own, at both ends, and the
 // link ends once NCCL lets go.
 func TestAbortHangs(t *testing.T) {
-	g, err := kerneltest.NewFakeGPU(kernels.Layout{Layers: 1, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}, 8)
+	g, err := kerneltest.NewFakeGPU(kvlayout.Plain(1, 2, 8, 4, "f32"), 8)
 	if err != nil {
 		t.Fatal(err)
 	}

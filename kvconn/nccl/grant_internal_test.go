@@ -7,9 +7,10 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/stage"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
-var geo = stage.NewGeometry(kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}, stage.Ring{Slots: 4, SlotBytes: 1 << 16})
+var geo = stage.NewGeometry(kvlayout.Plain(3, 2, 8, 4, "f32"), stage.Ring{Slots: 4, SlotBytes: 1 << 16})
 
 func good() grant {
 	s := &kvconn.Shared{Blocks: 256, Epoch: 7, Layers: []kvconn.Span{{Stride: 512}}}

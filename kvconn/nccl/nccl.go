@@ -24,6 +24,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/stage"
 	"github.com/xpyd/xpyd/kvconn/way"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Name is the transport's name and the scheme of its addresses: "nccl:" and one of
@@ -36,7 +37,7 @@ func DefaultRing() stage.Ring { return stage.Ring{Slots: 8, SlotBytes: 8 << 20} 
 // New makes a transport over base that receives into the pool of ours and sends from
 // that of theirs, both of that layout: of a worker, both are its backend. Who has
 // only the listening end of it also serves callers of base.
-func New(base kvconn.Transport, ours, theirs kernels.Linker, l kernels.Layout, r stage.Ring) kvconn.Transport {
+func New(base kvconn.Transport, ours, theirs kernels.Linker, l kvlayout.Layout, r stage.Ring) kvconn.Transport {
 	return &transport{base, &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, r)}}
 }
 

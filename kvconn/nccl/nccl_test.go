@@ -19,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/stage"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 func TestMain(m *testing.M) { kvconntest.Main(m, factory, 48) }
@@ -65,7 +66,7 @@ func between(t testing.TB, r, s kernels.Linker, ring stage.Ring) kvconn.Transpor
 	if err != nil {
 		t.Fatal(err)
 	}
-	return nccl.New(loopback{base}, r, s, fakegpu.Kernels(kvconntest.Layout()), ring)
+	return nccl.New(loopback{base}, r, s, kvconntest.Plain(), ring)
 }
 
 // corrupt and lost are what the receiver has counted.
@@ -176,7 +177,7 @@ func (u unlinked) NewLink() ([]byte, error) {
 // Workers whose blocks are of two sizes know it from the handshake: no communicator is made
 // to be aborted, however often they try.
 func TestAnotherSize(t *testing.T) {
-	half := func(l *kvconn.Layout) { l.BlockTokens /= 2 }
+	half := func(l *kvlayout.Layout) { l.BlockTokens /= 2 }
 	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, half), fakegpu.New(t, kvconntest.SenderBlocks, nil)
 	fakegpu.Run(t, r, s, between(t, unlinked{r, t}, s, small), nil, func(w *kvconntest.World) {
 		_, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})

@@ -19,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/local"
 	"github.com/xpyd/xpyd/kvconn/stage"
 	"github.com/xpyd/xpyd/kvconn/way"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Name is the transport's name and the scheme of its addresses.
@@ -29,7 +30,7 @@ func DefaultRing() stage.Ring { return stage.Ring{Slots: 8, SlotBytes: 8 << 20} 
 
 // New makes a transport that receives into the pool of ours and sends from that of
 // theirs, both of that layout: of a worker, both are its backend.
-func New(ours, theirs kernels.HostMover, l kernels.Layout, r stage.Ring) (kvconn.Transport, error) {
+func New(ours, theirs kernels.HostMover, l kvlayout.Layout, r stage.Ring) (kvconn.Transport, error) {
 	d := &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, r)}
 	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/pinned"
 	"github.com/xpyd/xpyd/kvconn/stage"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 func TestMain(m *testing.M) { kvconntest.Main(m, factory, 48) }
@@ -29,7 +30,7 @@ var factory = kvconntest.Factory{Device: pair, Joined: true, Shrink: 2, AtOnce: 
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 	r, s := fakegpu.Pair(t)
 	r.Delay, s.Delay = 200*time.Microsecond, 200*time.Microsecond
-	tr, err := pinned.New(r, s, fakegpu.Kernels(kvconntest.Layout()), small)
+	tr, err := pinned.New(r, s, kvconntest.Plain(), small)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,27 +72,26 @@ func (u unlent) RegisterHost(mem []byte) (kernels.HostMemory, error) {
 // size, nor blocks of another size: the session is refused and says why, so that another
 // way is taken. Both are known from the handshake, so that nothing is lent in vain.
 func TestAnotherForm(t *testing.T) {
-	of := func(dtype string, bt int) func(l *kvconn.Layout) {
-		return func(l *kvconn.Layout) {
-			l.BlockTokens = bt
-			l.Groups[0].DType, l.Groups[0].RowBytes = dtype, kvconn.ElementBytes(dtype)*l.Groups[0].HeadDim
+	of := func(dtype kvlayout.DType, bt int) func(l *kvlayout.Layout) {
+		return func(l *kvlayout.Layout) {
+			*l = kvlayout.Plain(3, 2, 8, bt, dtype)
 		}
 	}
 	for _, c := range []struct {
-		dtype string
+		dtype kvlayout.DType
 		bt    int
 		why   string
 	}{
 		{"f16", 8, "the peer's KV rows are bf16, ours f16"},
-		{kvconn.F8, 8, "the peer's KV rows are bf16, ours f8e4m3"},
+		{kvlayout.F8E4M3, 8, "the peer's KV rows are bf16, ours f8e4m3"},
 		{"bf16", 16, "the peer's blocks are of"},
 	} {
 		r, s := unlent{fakegpu.New(t, kvconntest.ReceiverBlocks, of(c.dtype, c.bt)), t}, unlent{fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 8)), t}
-		dials, err := pinned.New(r, r, fakegpu.Kernels(r.Layout()), small)
+		dials, err := pinned.New(r, r, r.Layout(), small)
 		if err != nil {
 			t.Fatal(err)
 		}
-		listens, err := pinned.New(s, s, fakegpu.Kernels(s.Layout()), small)
+		listens, err := pinned.New(s, s, s.Layout(), small)
 		if err != nil {
 			t.Fatal(err)
 		}

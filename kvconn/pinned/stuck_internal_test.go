@@ -15,6 +15,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/stage"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // hanging is a device whose copies out of a ring hang until they are let go.
@@ -51,8 +52,8 @@ func (h *hanging) Wait(ctx context.Context) error {
 // TestStuckRing: a ring that a device does not let go of stays taken until it does, and
 // no longer.
 func TestStuckRing(t *testing.T) {
-	l := kernels.Layout{Layers: 1, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}
-	kv := kvconn.Layout{BlockTokens: 4, Groups: []kvconn.Group{{DType: "f32", Layers: 1, KVHeads: 2, HeadDim: 8, RowBytes: 32}}}
+	l := kvlayout.Plain(1, 2, 8, 4, "f32")
+	kv := kvlayout.Plain(1, 2, 8, 4, "f32")
 	synctest.Test(t, func(t *testing.T) {
 		h := &hanging{gate: make(chan struct{})}
 		tr, err := New(h, h, l, stage.Ring{Slots: 2, SlotBytes: 4 << 10})

@@ -44,8 +44,8 @@ func Way() way.Kind {
 				return nil, nil, err
 			}
 			pool := &kvconn.Shared{FD: s.FD, Bytes: s.Bytes, Blocks: p.Backend.Blocks()}
-			for _, at := range s.Layers {
-				pool.Layers = append(pool.Layers, kvconn.Span{Offset: at, Stride: s.Stride})
+			for i, layer := range p.Backend.Layout().Resolve() {
+				pool.Layers = append(pool.Layers, kvconn.Span{Offset: s.Layers[i], Stride: int64(layer.BlockBytes())})
 			}
 			return t, pool, nil
 		}}

@@ -29,6 +29,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/pinned"
 	"github.com/xpyd/xpyd/kvconn/stage"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 const (
@@ -36,7 +37,7 @@ const (
 	gpuLayers = 4
 )
 
-var gpuLayout = kvconn.Layout{BlockTokens: 16, Groups: []kvconn.Group{{Kind: "full", Layers: gpuLayers, KVHeads: 8, HeadDim: 128, RowBytes: 256, DType: "bf16"}}}
+var gpuLayout = kvlayout.Plain(gpuLayers, 8, 128, 16, "bf16")
 
 // end is one worker's pool as kvconn sees it: a source of block i for index i, and
 // a sink.
@@ -101,7 +102,7 @@ func bothCopies(t *testing.T, src, dst *end) float64 {
 	must(t, err)
 	other, err := unix.Mmap(mem.FD, 0, int(mem.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED) // the same memory is not registered twice
 	must(t, err)
-	bytes := int64(geo.Moves) * int64(src.Layout().BlockBytes())
+	bytes := int64(geo.Moves) * int64(src.Layout().Resolve()[0].BlockBytes())
 	var sides sync.WaitGroup
 	copies := func(e *end, at []byte, move func(*kernels.HostMove) (kernels.Pending, error)) {
 		memory, err := e.RegisterHost(at)
@@ -114,8 +115,8 @@ func bothCopies(t *testing.T, src, dst *end) float64 {
 			m := &kernels.HostMove{Memory: memory, FirstLayer: gpuLayers - 1, Layers: 1, Engine: kernels.Kernel, CTAs: 4}
 			for i := range geo.Moves {
 				b := kernels.HostBlock{Block: int32((n*geo.Moves + i) * 1283 % (gpuBlocks / 2)), Filled: 16}
-				b.Rows = int64(n%slots)*geo.SlotBytes() + int64(i)*int64(e.Layout().BlockBytes())
-				b.Digests = int64(n%slots)*geo.SlotBytes() + bytes + int64(i)*8*int64(e.Layout().KVHeads)
+				b.Rows = int64(n%slots)*geo.SlotBytes() + int64(i)*int64(e.Layout().Resolve()[0].BlockBytes())
+				b.Digests = int64(n%slots)*geo.SlotBytes() + bytes + int64(i)*8*int64(e.Layout().Resolve()[0].Heads)
 				m.Blocks = append(m.Blocks, b)
 			}
 			if last, err = move(m); err != nil {
@@ -139,7 +140,7 @@ func bothCopies(t *testing.T, src, dst *end) float64 {
 
 // flip changes a bit of a block's rows, not its digest.
 func (e *end) flip(layer int, block int32) {
-	rows := make([]byte, e.Layout().BlockBytes())
+	rows := make([]byte, e.Layout().Resolve()[0].BlockBytes())
 	e.Gather(layer, block, 0, 16, rows)
 	rows[100] ^= 4
 	e.Scatter(layer, block, 0, 16, rows)
@@ -147,13 +148,13 @@ func (e *end) flip(layer int, block int32) {
 
 func (e *end) fill() {
 	l := e.Layout()
-	rows, sums := make([]byte, l.BlockBytes()), make([]uint64, l.KVHeads)
+	rows, sums := make([]byte, l.Resolve()[0].BlockBytes()), make([]uint64, l.Resolve()[0].Heads)
 	for layer := range gpuLayers {
 		for block := range gpuBlocks / 2 {
 			for i := 0; i < len(rows); i += 64 {
 				rows[i] = byte(i/64 + 31*block + 7*layer)
 			}
-			kernels.DigestRows(l, layer, block*16, 16, rows, sums)
+			kernels.DigestRows(&l.Resolve()[layer], block*16, 16, rows, sums)
 			e.Scatter(layer, int32(block), 0, 16, rows)
 			e.SetDigest(layer, int32(block), 16, sums)
 		}
@@ -305,7 +306,7 @@ func staged(t *testing.T, name string, tr kvconn.Transport, src, dst *end, limit
 		name, sessions, mid(setups), mid(firsts), firsts, len(steady), mid(steady), steady[len(steady)/10], steady[len(steady)*9/10], mid(ratios), ratios)
 	took := times(gpuBlocks/2, 101)[1:]
 	slices.Sort(took)
-	bytes := float64(gpuLayers * gpuBlocks / 2 * dst.Layout().BlockBytes())
+	bytes := float64(gpuLayers * gpuBlocks / 2 * dst.Layout().Resolve()[0].BlockBytes())
 	rates := make([]float64, len(took))
 	for i, ms := range took {
 		rates[len(took)-1-i] = bytes / ms / 1e6
@@ -320,7 +321,7 @@ func staged(t *testing.T, name string, tr kvconn.Transport, src, dst *end, limit
 		result("push.nccl_first_ratio", "x", mid(ratios), ratios, fmt.Sprintf("of a session's first 32 MiB to the median of its next 50: %.2f ms and %.2f (p10 %.2f, p90 %.2f)", mid(firsts), mid(steady), steady[len(steady)/10], steady[len(steady)*9/10]), "limit", 1.1)
 	}
 
-	want, got := make([]byte, dst.Layout().BlockBytes()), make([]byte, dst.Layout().BlockBytes())
+	want, got := make([]byte, dst.Layout().Resolve()[0].BlockBytes()), make([]byte, dst.Layout().Resolve()[0].BlockBytes())
 	same := func(what string) {
 		for index := range 128 {
 			for layer := range gpuLayers {

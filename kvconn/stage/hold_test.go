@@ -13,6 +13,7 @@ import (
 	"github.com/xpyd/xpyd/kernels/kerneltest"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/stage"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // open is a lane on which everything up to landed is there.
@@ -26,7 +27,7 @@ func (o *open) Close(context.Context) error                         { return nil
 // A push is received once and only if its slot is the ring's; slots are free in the
 // order of their numbers, also those of pushes that nobody was told of.
 func TestHold(t *testing.T) {
-	l := kernels.Layout{Layers: 1, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}
+	l := kvlayout.Plain(1, 2, 8, 4, "f32")
 	g, err := kerneltest.NewFakeGPU(l, 8)
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +89,7 @@ func TestHold(t *testing.T) {
 // What comes for a slot that is in use waits until it is free.
 func TestHoldWaitsForTheSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		geo := stage.NewGeometry(kernels.Layout{Layers: 1, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}, stage.Ring{Slots: 2, SlotBytes: 4 << 10})
+		geo := stage.NewGeometry(kvlayout.Plain(1, 2, 8, 4, "f32"), stage.Ring{Slots: 2, SlotBytes: 4 << 10})
 		h := stage.NewHold(nil, nil, geo, &open{})
 		for n := range uint64(2) {
 			if err := h.Receive(t.Context(), n+1, 1); err != nil {
@@ -124,7 +125,7 @@ func (s *stuck) Send(uint64, int64, int64, kernels.Pending) error { return nil }
 // Neither end of a ring is waited for without end where the device does not let go.
 func TestStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		geo := stage.NewGeometry(kernels.Layout{Layers: 1, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}, stage.Ring{Slots: 2, SlotBytes: 4 << 10})
+		geo := stage.NewGeometry(kvlayout.Plain(1, 2, 8, 4, "f32"), stage.Ring{Slots: 2, SlotBytes: 4 << 10})
 		lane := &stuck{gate: make(chan struct{})}
 		defer close(lane.gate)
 		for _, end := range []kvconn.Window{stage.NewHold(nil, nil, geo, lane), stage.NewWindow(nil, nil, geo, lane, kernels.Kernel)} {
@@ -163,7 +164,7 @@ func (g *gather) Wait(ctx context.Context) error {
 // it that is awaited later: bulk writers push in one order and tell of it in another.
 func TestAwaitIsOfItsOwnPush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		geo := stage.NewGeometry(kernels.Layout{Layers: 1, KVHeads: 2, HeadDim: 8, BlockTokens: 4, DType: "f32", RowBytes: 32}, stage.Ring{Slots: 2, SlotBytes: 4 << 10})
+		geo := stage.NewGeometry(kvlayout.Plain(1, 2, 8, 4, "f32"), stage.Ring{Slots: 2, SlotBytes: 4 << 10})
 		g := &gathers{}
 		w := stage.NewWindow(g, nil, geo, &stuck{}, kernels.Kernel)
 		for range 2 {

@@ -9,7 +9,7 @@
 // kvconn.StagedHold.
 //
 // A slot of n blocks is their rows, one behind the other as kernels.Pool.Gather
-// packs whole blocks, and behind those their digests, one uint64 a KV head.
+// packs whole blocks, and behind those their digests, one uint64 a head.
 //
 // Non-goals: connections, and who may have which memory: the transports'.
 package stage
@@ -19,6 +19,7 @@ import (
 	"fmt"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Geometry is how a ring is cut up. Both ends must have the same.
@@ -42,9 +43,11 @@ const page = 4096
 // maxMoves is how many blocks a slot holds however small they are.
 const maxMoves = 4096
 
-// NewGeometry cuts a ring for blocks of a layout.
-func NewGeometry(l kernels.Layout, r Ring) Geometry {
-	g := Geometry{Slots: max(1, r.Slots), rows: int64(l.BlockBytes()), sums: 8 * int64(l.KVHeads), heads: l.KVHeads}
+// NewGeometry cuts a ring for blocks of a layout whose layers are alike, as devices
+// have them: another pool's grant describes none (Grant.Describes).
+func NewGeometry(l kvlayout.Layout, r Ring) Geometry {
+	layer := l.Resolve()[0]
+	g := Geometry{Slots: max(1, r.Slots), rows: int64(layer.BlockBytes()), sums: int64(layer.DigestBytes()), heads: layer.Heads}
 	g.Moves = int(max(1, min(r.SlotBytes/g.rows, maxMoves)))
 	return g
 }

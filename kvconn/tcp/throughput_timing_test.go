@@ -27,6 +27,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // benchEnv makes the test binary the sender of the benchmarks.
@@ -40,7 +41,10 @@ const (
 	bareVectors = 64 // blocks a system call of the bare loop
 )
 
-var benchLayout = kernels.Layout{Layers: benchLayers, KVHeads: 2, HeadDim: 128, BlockTokens: 16, DType: "bf16", RowBytes: 256}
+var benchLayout = kvlayout.Plain(benchLayers, 2, 128, 16, "bf16")
+
+// benchRows are its layers, resolved once as a pool does.
+var benchRows = benchLayout.Resolve()
 
 // slab is a pool of 256 MiB whose blocks are used in a random order.
 type slab struct {
@@ -69,10 +73,10 @@ func newSlab(seed uint64) (*slab, error) {
 
 // digest makes the digests that a pool has beside its rows.
 func (s *slab) digest() {
-	s.sums = make([]uint64, benchLayers*benchBlocks*benchLayout.KVHeads)
+	s.sums = make([]uint64, benchLayers*benchBlocks*benchRows[0].Heads)
 	for l := range benchLayers {
 		for i, b := range s.order {
-			kernels.DigestRows(benchLayout, l, i*benchLayout.BlockTokens, benchLayout.BlockTokens, s.block(l, b), s.sums[(l*benchBlocks+i)*benchLayout.KVHeads:])
+			kernels.DigestRows(&benchRows[l], i*benchLayout.BlockTokens, benchLayout.BlockTokens, s.block(l, b), s.sums[(l*benchBlocks+i)*benchRows[0].Heads:])
 		}
 	}
 }
@@ -104,8 +108,8 @@ func (s inbox) Verify(layer int, dst int32, row, rows, firstPos int, digests []u
 	if !s.verify {
 		return nil
 	}
-	sums := make([]uint64, benchLayout.KVHeads)
-	kernels.DigestRows(benchLayout, layer, firstPos, rows, s.block(layer, dst), sums)
+	sums := make([]uint64, benchRows[0].Heads)
+	kernels.DigestRows(&benchRows[layer], firstPos, rows, s.block(layer, dst), sums)
 	if !slices.Equal(sums, digests) {
 		return kvconn.ErrDigest
 	}
@@ -137,8 +141,7 @@ func (h pushAll) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 func benchConfig(conns int) kvconn.Config {
 	cfg := kvconn.DefaultConfig()
 	cfg.Identity = kvconntest.Config("bench", 1).Identity
-	cfg.Identity.Layout = kvconn.Layout{BlockTokens: benchLayout.BlockTokens, Groups: []kvconn.Group{{Kind: "full", Layers: benchLayers,
-		KVHeads: benchLayout.KVHeads, HeadDim: benchLayout.HeadDim, RowBytes: benchLayout.RowBytes, DType: benchLayout.DType}}}
+	cfg.Identity.Layout = benchLayout
 	if conns > 0 {
 		cfg.BulkConns = conns
 	}

@@ -46,11 +46,12 @@ type Kind struct {
 // Pool is a worker's own.
 type Pool struct {
 	Backend kernels.Backend
-	Layout  kvconn.Layout
 }
 
 // OnDevice describes the pool to peers' GPUs.
-func (p Pool) OnDevice() *kvconn.Shared { return kvconn.DevicePool(p.Layout, p.Backend.Blocks()) }
+func (p Pool) OnDevice() *kvconn.Shared {
+	return kvconn.DevicePool(p.Backend.Layout(), p.Backend.Blocks())
+}
 
 // Network is the kind that comes last: it leads to every peer, at the address by which
 // requests name it.

@@ -324,7 +324,11 @@ func (s *Server) write(ctx *fasthttp.RequestCtx, c *Conn) bool {
 
 // send writes out within StallTimeout.
 func (s *Server) send(c *Conn, out ...[]byte) error {
-	if next, renew := prolong(c.until, s.cfg.StallTimeout); renew && s.end.Load() == nil {
+	next, renew := prolong(c.until, s.cfg.StallTimeout)
+	if end := s.end.Load(); end != nil { // Drain may not have come to this connection yet
+		next, renew = *end, !c.until.Equal(*end)
+	}
+	if renew {
 		if err := c.in.conn.SetWriteDeadline(next); err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 type nodeKey struct {
@@ -92,7 +93,7 @@ type classID struct {
 	zone  string // the labels that pairs must share
 
 	dialect, fingerprint, tokenizer, numerics string
-	layout                                    fleet.Layout
+	layout                                    kvlayout.Form
 	version, secrets                          string
 	convert                                   bool
 	protoMin, protoMax                        int

@@ -9,12 +9,13 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/kvlayout"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
 func member(id string, role fleet.Role, edit ...func(*fleet.Member)) fleet.Member {
 	m := fleet.Member{State: fleet.Live, Instance: fleet.Instance{ID: id, Epoch: 1, Role: role, Dialect: "native",
-		Model: "m", ModelFingerprint: "f", Layout: fleet.Layout{BlockTokens: 16}, Blocks: 1000, MaxBatch: 8}}
+		Model: "m", ModelFingerprint: "f", Layout: kvlayout.Form{BlockTokens: 16}, Blocks: 1000, MaxBatch: 8}}
 	for _, e := range edit {
 		e(&m)
 	}

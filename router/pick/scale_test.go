@@ -17,6 +17,7 @@ import (
 	"github.com/xpyd/xpyd/internal/figures"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvevents"
+	"github.com/xpyd/xpyd/kvlayout"
 	"github.com/xpyd/xpyd/router/index"
 	"github.com/xpyd/xpyd/router/pick"
 )
@@ -87,7 +88,7 @@ func newSite(workers int, blocks int64) *site {
 			role = fleet.Decode
 		}
 		s.members = append(s.members, fleet.Member{State: fleet.Live, Instance: fleet.Instance{ID: fmt.Sprintf("w%05d", i), Epoch: 1, Role: role,
-			Dialect: "native", Model: "m", Blocks: 1 << 20, MaxBatch: 256, Layout: fleet.Layout{BlockTokens: size}, KVEvents: "h:1"}})
+			Dialect: "native", Model: "m", Blocks: 1 << 20, MaxBatch: 256, Layout: kvlayout.Form{BlockTokens: size}, KVEvents: "h:1"}})
 		s.sources = append(s.sources, s.newSource(i))
 	}
 	s.publish()

@@ -35,6 +35,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/tcp"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 const tokens, blocks = 8, 2 // of one transfer; 2 layers
@@ -47,7 +48,7 @@ func config(id string, compute time.Duration, transfers int) kvconn.Config {
 	c.MaxTickets = max(c.MaxTickets, transfers)
 	c.MaxSessions = 1024
 	c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "soak", TokenizerFingerprint: "soak", Numerics: "soak", Build: "soak",
-		Layout: kvconn.Layout{BlockTokens: 4, Groups: []kvconn.Group{{Kind: "full", Layers: 2, KVHeads: 2, HeadDim: 4, RowBytes: 16, DType: "f32"}}}}
+		Layout: kvlayout.Plain(2, 2, 4, 4, "f32")}
 	return c
 }
 

@@ -22,10 +22,11 @@ type mover interface {
 	close() error // before the memory goes
 }
 
-// newMover takes the pool's own way to move many blocks, if it has one.
+// newMover takes the pool's own way to move many blocks, if it has one: a device, all
+// of whose layers are alike.
 func newMover(s level.Shape, pool kernels.Pool, mem []byte, slots int) (mover, error) {
 	device, ok := pool.(bulkPool)
-	if !ok {
+	if _, alike := s.Uniform(); !ok || !alike {
 		return plainMover{s, pool}, nil
 	}
 	touch(mem)
@@ -117,14 +118,15 @@ func (m *bulkMover) close() error { return m.memory.Close() }
 
 // move describes the units: all layers of each block.
 func (m *bulkMover) move(units []level.Move) *kernels.HostMove {
-	s := m.shape
-	rows, sums := int64(s.BlockBytes()), int64(8*s.KVHeads)
-	v := &kernels.HostMove{Memory: m.memory, Layers: s.Layers, LayerStride: rows * int64(s.Blocks), DigestStride: sums * int64(s.Blocks),
+	s := &m.shape
+	first := &s.ByLayer[0]
+	rows, sums := int64(first.BlockBytes()), int64(first.DigestBytes())
+	v := &kernels.HostMove{Memory: m.memory, Layers: len(s.ByLayer), LayerStride: rows * int64(s.Blocks), DigestStride: sums * int64(s.Blocks),
 		Blocks: make([]kernels.HostBlock, 0, len(units)*s.Blocks)}
 	for _, u := range units {
-		at := int64(u.Lease.(*lease).i)*int64(s.Record()) + level.HeaderSize
+		at := int64(u.Lease.(*lease).i) * int64(s.Record())
 		for i, id := range u.Blocks {
-			v.Blocks = append(v.Blocks, kernels.HostBlock{Block: id, Rows: at + int64(i)*rows, Digests: at + int64(s.Rows()) + int64(i)*sums,
+			v.Blocks = append(v.Blocks, kernels.HostBlock{Block: id, Rows: at + int64(first.RowsAt) + int64(i)*rows, Digests: at + int64(first.DigestsAt) + int64(i)*sums,
 				Filled: s.BlockTokens, FirstPos: u.Pos + i*s.BlockTokens})
 		}
 	}
@@ -174,7 +176,7 @@ func (m *bulkMover) verify(units []level.Move) (int, error) {
 	var list []kernels.Landed
 	for _, u := range units {
 		for i, id := range u.Blocks {
-			for layer := range m.shape.Layers {
+			for layer := range m.shape.ByLayer {
 				list = append(list, kernels.Landed{Layer: layer, Block: id, FirstPos: u.Pos + i*m.shape.BlockTokens, Rows: m.shape.BlockTokens})
 			}
 		}
@@ -185,7 +187,7 @@ func (m *bulkMover) verify(units []level.Move) (int, error) {
 	}
 	for i, ok := range good {
 		if !ok {
-			return i / (m.shape.Layers * m.shape.Blocks), nil
+			return i / (len(m.shape.ByLayer) * m.shape.Blocks), nil
 		}
 	}
 	return len(units), nil

@@ -13,6 +13,7 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Rates is how fast the tiers moved units between a pool and host memory, bytes
@@ -27,13 +28,13 @@ type Rates struct {
 }
 
 // MeasureBlocks is how many blocks of a layout Measure needs for so many bytes each way.
-func MeasureBlocks(l kernels.Layout, total int64) int {
+func MeasureBlocks(l kvlayout.Layout, total int64) int {
 	s := shapeOf(l)
 	return 2 * unitsIn(s, total) * s.Blocks
 }
 
-func shapeOf(l kernels.Layout) level.Shape {
-	return level.Shape{Layout: l, Blocks: kvcache.UnitBlocks(l.BlockTokens)}
+func shapeOf(l kvlayout.Layout) level.Shape {
+	return level.NewShape(l, kvcache.UnitBlocks(l.BlockTokens))
 }
 
 func unitsIn(s level.Shape, total int64) int { return max(1, int(total/int64(s.Record()))) }
@@ -42,7 +43,7 @@ func unitsIn(s level.Shape, total int64) int { return max(1, int(total/int64(s.R
 // it makes, into host memory, as saving does, and back into others of its blocks, as
 // loading does; then both at once. Each is done once before it is timed. progress may
 // be nil.
-func Measure(ctx context.Context, l kernels.Layout, pool kernels.Pool, total int64, rounds int, progress level.Progress) (r Rates, err error) {
+func Measure(ctx context.Context, l kvlayout.Layout, pool kernels.Pool, total int64, rounds int, progress level.Progress) (r Rates, err error) {
 	s := shapeOf(l)
 	n := unitsIn(s, total)
 	r = Rates{BlockTokens: s.BlockTokens, UnitBytes: s.Record(), Units: n}
@@ -146,23 +147,27 @@ func scattered(m *Memory, units []level.Move, moved func(units int) error) error
 // makeRows fills the blocks of the first n units of a pool, and sets their digests, as if
 // each were the first of a prompt.
 func makeRows(ctx context.Context, s level.Shape, pool kernels.Pool, n int, progress level.Progress) error {
-	made := level.Meter{Tell: progress, What: "fill", Total: int64(n*s.Blocks) * int64(s.Layers*s.BlockBytes())}
-	rows, sums := make([]byte, s.BlockBytes()), make([]uint64, s.KVHeads)
-	gen := rand.New(rand.NewPCG(1, 2))
-	for at := 0; at+8 <= len(rows); at += 8 {
-		binary.LittleEndian.PutUint64(rows[at:], gen.Uint64())
+	made := level.Meter{Tell: progress, What: "fill", Total: int64(n*s.Blocks) * int64(s.BlockBytes())}
+	all, gen := make([][]byte, len(s.ByLayer)), rand.New(rand.NewPCG(1, 2))
+	for layer := range all {
+		all[layer] = make([]byte, s.ByLayer[layer].BlockBytes())
+		for at := 0; at+8 <= len(all[layer]); at += 8 {
+			binary.LittleEndian.PutUint64(all[layer][at:], gen.Uint64())
+		}
 	}
+	sums := make([]uint64, s.Heads)
 	for block := range n * s.Blocks {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		binary.LittleEndian.PutUint32(rows, uint32(block))
-		for layer := range s.Layers {
-			kernels.DigestRows(s.Layout, layer, block%s.Blocks*s.BlockTokens, s.BlockTokens, rows, sums)
+		for layer, rows := range all {
+			l := &s.ByLayer[layer]
+			binary.LittleEndian.PutUint32(rows, uint32(block))
+			kernels.DigestRows(&l.Layer, block%s.Blocks*s.BlockTokens, s.BlockTokens, rows, sums[:l.Heads])
 			pool.Scatter(layer, int32(block), 0, s.BlockTokens, rows)
-			pool.SetDigest(layer, int32(block), s.BlockTokens, sums)
+			pool.SetDigest(layer, int32(block), s.BlockTokens, sums[:l.Heads])
 		}
-		made.Add(int64(s.Layers * s.BlockBytes()))
+		made.Add(int64(s.BlockBytes()))
 	}
 	return nil
 }

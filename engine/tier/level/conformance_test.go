@@ -24,11 +24,12 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 const room = 32 // units of a level that is bounded
 
-var shape = level.Shape{Layout: kernels.Layout{Layers: 2, KVHeads: 2, HeadDim: 4, BlockTokens: 16, DType: "f32", RowBytes: 16}, Blocks: 1}
+var shape = level.NewShape(kvlayout.Plain(2, 2, 4, 16, kvlayout.F32), 1)
 
 // kind is a level to be tested.
 type kind struct {
@@ -152,15 +153,16 @@ func aligned() []byte {
 // record makes a unit's, with rows of its own and their digests.
 func record(u *level.Unit) []byte {
 	rec := aligned()
-	sums := make([]uint64, shape.KVHeads)
-	for layer := range shape.Layers {
-		rows := rec[level.HeaderSize+layer*shape.BlockBytes():][:shape.BlockBytes()]
+	sums := make([]uint64, shape.Heads)
+	for layer := range shape.ByLayer {
+		l := &shape.ByLayer[layer]
+		rows := rec[l.RowsAt:][:l.BlockBytes()]
 		for i := range rows {
 			rows[i] = byte(i*(layer+3)) + u.Key[0] + 3*u.Key[1]
 		}
-		kernels.DigestRows(shape.Layout, layer, u.Pos, shape.BlockTokens, rows, sums)
+		kernels.DigestRows(&l.Layer, u.Pos, shape.BlockTokens, rows, sums)
 		for h, d := range sums {
-			binary.LittleEndian.PutUint64(rec[level.HeaderSize+shape.Rows()+8*(layer*shape.KVHeads+h):], d)
+			binary.LittleEndian.PutUint64(rec[l.DigestsAt+8*h:], d)
 		}
 	}
 	return rec
@@ -348,7 +350,7 @@ func TestLevelCorrupt(t *testing.T) {
 		l := k.open(t, nil)
 		a, b := unit(1), unit(2)
 		save(t, l, b, true)
-		for _, off := range []int{9, 26, 45, 61, level.HeaderSize + 5, level.HeaderSize + shape.Rows() - 1, level.HeaderSize + shape.Payload() - 1} {
+		for _, off := range []int{9, 26, 45, 61, level.HeaderSize + 5, shape.ByLayer[0].DigestsAt - 1, level.HeaderSize + shape.Payload() - 1} {
 			save(t, l, a, true)
 			k.harm(t, l, a.Key, off)
 			right, errs := load(t, t.Context(), l, a, b)

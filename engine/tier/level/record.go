@@ -2,10 +2,12 @@ package level
 
 import (
 	"encoding/binary"
+	"encoding/json"
 	"hash/crc32"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // A record is one unit, in host memory as on the SSD:
@@ -22,8 +24,8 @@ import (
 //	56      4     CRC-32C of bytes 0..55
 //	60      4     CRC-32C of the digests: those of this header's rows
 //	64      64    zeros
-//	128           rows [layer][block][2][kv_head][block_tokens][head_dim]
-//	...           digests [layer][block][kv_head], uint64
+//	128           rows [layer][block], each packed as its kvlayout.Rows says
+//	...           digests [layer][block][head], uint64
 //
 // padded to a multiple of Page; numbers are little-endian. Rows begin where a line of 128
 // bytes does: a GPU reads them at 51 GB/s so, and at 43 when they begin in the middle of one.
@@ -86,14 +88,14 @@ func ParseHeader(b []byte) (h Header, err error) {
 }
 
 // Stamp writes the header of a unit to b: that of rows and digests as rec has them.
-func (s Shape) Stamp(b []byte, u *Unit, segment uint64, slot int, rec []byte) {
+func (s *Shape) Stamp(b []byte, u *Unit, segment uint64, slot int, rec []byte) {
 	h := Header{u.Key, s.Payload(), segment, uint32(slot), uint32(u.Pos), u.Born.Unix(), u.Tenant(), s.sum(rec)}
 	h.Encode(b)
 }
 
 // Whole reads the header of a record, and sees that the rest is its own. Whether
 // the rows are what the digests say is seen when they come into the pool.
-func (s Shape) Whole(rec []byte) (Header, error) {
+func (s *Shape) Whole(rec []byte) (Header, error) {
 	h, err := ParseHeader(rec)
 	if err == nil && (len(rec) < HeaderSize+s.Payload() || h.Payload != s.Payload() || h.Sum != s.sum(rec)) {
 		err = ErrCorrupt
@@ -102,7 +104,7 @@ func (s Shape) Whole(rec []byte) (Header, error) {
 }
 
 // Stamped is Whole for the record that Stamp made of a unit.
-func (s Shape) Stamped(rec []byte, key kvcache.Hash, pos int, segment uint64, slot int) (Header, error) {
+func (s *Shape) Stamped(rec []byte, key kvcache.Hash, pos int, segment uint64, slot int) (Header, error) {
 	h, err := s.Whole(rec)
 	if err == nil && (h.Key != key || h.Pos != uint32(pos) || h.Segment != segment || h.Slot != uint32(slot)) {
 		err = ErrCorrupt
@@ -111,27 +113,28 @@ func (s Shape) Stamped(rec []byte, key kvcache.Hash, pos int, segment uint64, sl
 }
 
 // sum is the checksum of a record's digests.
-func (s Shape) sum(rec []byte) uint32 {
-	return crc32.Checksum(rec[HeaderSize+s.Rows():HeaderSize+s.Payload()], castagnoli)
+func (s *Shape) sum(rec []byte) uint32 {
+	return crc32.Checksum(rec[s.end.RowsAt:s.end.DigestsAt], castagnoli)
 }
 
-// Preamble says what records are. Those with another one are another model's, another
+// preamble says what records are. Those with another one are another model's, another
 // layout's or another version's.
-type Preamble struct {
+type preamble struct {
 	Format   string `json:"format"`
 	Segment  uint64 `json:"segment"`
 	Identity string `json:"identity"` // of the model and its numerics
 	Record   int    `json:"record_bytes"`
 	Payload  int    `json:"payload_bytes"`
 	Blocks   int    `json:"unit_blocks"`
-	Tokens   int    `json:"block_tokens"`
-	Layers   int    `json:"layers"`
-	Heads    int    `json:"kv_heads"`
-	RowBytes int    `json:"row_bytes"`
-	DType    string `json:"dtype"`
+	// Layout is part of what names a unit: another layout's are never read.
+	Layout kvlayout.Layout `json:"layout"`
 }
 
-// Preamble makes one.
-func (s Shape) Preamble(format string, segment uint64, identity string) Preamble {
-	return Preamble{format, segment, identity, s.Record(), s.Payload(), s.Blocks, s.BlockTokens, s.Layers, s.KVHeads, s.RowBytes, s.DType}
+// Preamble says what records are, as JSON.
+func (s *Shape) Preamble(format string, segment uint64, identity string) []byte {
+	text, err := json.Marshal(preamble{format, segment, identity, s.Record(), s.Payload(), s.Blocks, s.Layout})
+	if err != nil { // it has nothing that JSON cannot hold
+		panic(err)
+	}
+	return text
 }

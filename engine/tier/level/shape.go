@@ -4,43 +4,64 @@ import (
 	"encoding/binary"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Shape is what a unit of the pool looks like.
+// Shape is what a unit of the pool looks like; NewShape makes one.
 type Shape struct {
-	kernels.Layout
-	Blocks int // of a unit
+	kvlayout.Layout
+	Blocks  int // of a unit
+	ByLayer []Layer
+	Heads   int // the most that a layer has
+	end     Layer
 }
 
-// Rows is the bytes of a unit's rows.
-func (s Shape) Rows() int { return s.Layers * s.Blocks * s.BlockBytes() }
+// Layer is one layer of a unit, and where its rows and digests lie in a record.
+type Layer struct {
+	kvlayout.Layer
+	RowsAt, DigestsAt int
+}
+
+// NewShape resolves a layout for units of so many blocks.
+func NewShape(l kvlayout.Layout, blocks int) Shape {
+	s := Shape{Layout: l, Blocks: blocks, end: Layer{RowsAt: HeaderSize}}
+	s.end.DigestsAt = HeaderSize + blocks*l.BlockBytes()
+	for _, layer := range l.Resolve() {
+		s.end.Layer = layer
+		s.ByLayer = append(s.ByLayer, s.end)
+		s.Heads = max(s.Heads, layer.Heads)
+		s.end.RowsAt += blocks * layer.BlockBytes()
+		s.end.DigestsAt += blocks * layer.DigestBytes()
+	}
+	return s
+}
 
 // Payload is the bytes of a unit's rows and their digests.
-func (s Shape) Payload() int { return s.Rows() + s.Layers*s.Blocks*s.KVHeads*8 }
+func (s *Shape) Payload() int { return s.end.DigestsAt - HeaderSize }
 
 // Record is the bytes of a whole record, whole pages.
-func (s Shape) Record() int { return (HeaderSize + s.Payload() + Page - 1) / Page * Page }
+func (s *Shape) Record() int { return (s.end.DigestsAt + Page - 1) / Page * Page }
 
 // Tokens is how many tokens a unit has.
-func (s Shape) Tokens() int { return s.Blocks * s.BlockTokens }
+func (s *Shape) Tokens() int { return s.Blocks * s.BlockTokens }
 
 // block returns the rows and the digests of one layer of the unit's i-th block.
-func (s Shape) block(rec []byte, layer, i int) (rows, digests []byte) {
-	n := layer*s.Blocks + i
-	rows = rec[HeaderSize+n*s.BlockBytes():][:s.BlockBytes()]
-	return rows, rec[HeaderSize+s.Rows()+n*s.KVHeads*8:][:s.KVHeads*8]
+func (s *Shape) block(rec []byte, layer, i int) (rows, digests []byte) {
+	l := &s.ByLayer[layer]
+	size, sums := l.BlockBytes(), l.DigestBytes()
+	return rec[l.RowsAt+i*size:][:size], rec[l.DigestsAt+i*sums:][:sums]
 }
 
 // Gather copies a unit out of the pool.
-func (s Shape) Gather(pool kernels.Pool, blocks []int32, rec []byte) {
-	sums := make([]uint64, s.KVHeads)
-	for layer := range s.Layers {
+func (s *Shape) Gather(pool kernels.Pool, blocks []int32, rec []byte) {
+	sums := make([]uint64, s.Heads)
+	for layer := range s.ByLayer {
 		for i, id := range blocks {
 			rows, digests := s.block(rec, layer, i)
 			pool.Gather(layer, id, 0, s.BlockTokens, rows)
-			pool.Digest(layer, id, sums)
-			for h, d := range sums {
-				binary.LittleEndian.PutUint64(digests[8*h:], d)
+			pool.Digest(layer, id, sums[:len(digests)/8])
+			for h := range len(digests) / 8 {
+				binary.LittleEndian.PutUint64(digests[8*h:], sums[h])
 			}
 		}
 	}
@@ -48,11 +69,11 @@ func (s Shape) Gather(pool kernels.Pool, blocks []int32, rec []byte) {
 
 // Scatter puts a unit, whose first token has position pos, into blocks that
 // nobody reads. False: its rows are not what the digests were made of.
-func (s Shape) Scatter(pool kernels.Pool, blocks []int32, pos int, rec []byte) bool {
-	made := make([]uint64, s.KVHeads)
-	for layer := range s.Layers {
+func (s *Shape) Scatter(pool kernels.Pool, blocks []int32, pos int, rec []byte) bool {
+	sums := make([]uint64, s.Heads)
+	for layer := range s.ByLayer {
 		for i, id := range blocks {
-			rows, good := s.verify(pos, rec, layer, i, made)
+			rows, made, good := s.verify(pos, rec, layer, i, sums)
 			if !good {
 				return false
 			}
@@ -63,25 +84,27 @@ func (s Shape) Scatter(pool kernels.Pool, blocks []int32, pos int, rec []byte) b
 	return true
 }
 
-// verify makes the digests of one layer of the unit's i-th block from its rows,
-// and reports whether they are those that came with them.
-func (s Shape) verify(pos int, rec []byte, layer, i int, made []uint64) (rows []byte, good bool) {
+// verify makes the digests of one layer of the unit's i-th block from its rows, in
+// sums, and reports whether they are those that came with them.
+func (s *Shape) verify(pos int, rec []byte, layer, i int, sums []uint64) (rows []byte, made []uint64, good bool) {
+	l := &s.ByLayer[layer]
 	rows, digests := s.block(rec, layer, i)
-	kernels.DigestRows(s.Layout, layer, pos+i*s.BlockTokens, s.BlockTokens, rows, made)
+	made = sums[:l.Heads]
+	kernels.DigestRows(&l.Layer, pos+i*s.BlockTokens, s.BlockTokens, rows, made)
 	for h, d := range made {
 		if d != binary.LittleEndian.Uint64(digests[8*h:]) {
-			return rows, false
+			return rows, made, false
 		}
 	}
-	return rows, true
+	return rows, made, true
 }
 
 // Right reports whether all rows of a unit are what its digests were made of.
-func (s Shape) Right(pos int, rec []byte) bool {
-	made := make([]uint64, s.KVHeads)
-	for layer := range s.Layers {
+func (s *Shape) Right(pos int, rec []byte) bool {
+	sums := make([]uint64, s.Heads)
+	for layer := range s.ByLayer {
 		for i := range s.Blocks {
-			if _, good := s.verify(pos, rec, layer, i, made); !good {
+			if _, _, good := s.verify(pos, rec, layer, i, sums); !good {
 				return false
 			}
 		}

@@ -9,7 +9,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -18,7 +17,7 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/engine/tier/store"
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Name is the level's label.
@@ -40,11 +39,12 @@ type Config struct {
 }
 
 // ValueBytes is the size of a unit's value.
-func ValueBytes(l kernels.Layout) int {
-	return valueBytes(level.Shape{Layout: l, Blocks: kvcache.UnitBlocks(l.BlockTokens)})
+func ValueBytes(l kvlayout.Layout) int {
+	s := level.NewShape(l, kvcache.UnitBlocks(l.BlockTokens))
+	return valueBytes(&s)
 }
 
-func valueBytes(s level.Shape) int { return level.HeaderSize + s.Payload() }
+func valueBytes(s *level.Shape) int { return level.HeaderSize + s.Payload() }
 
 // Shared is the level.
 type Shared struct {
@@ -68,14 +68,9 @@ var _ level.Remote = (*Shared)(nil)
 func (c Config) Open(_ context.Context, env *level.Env) (level.Level, error) { return open(c, env) }
 
 func open(c Config, env *level.Env) (*Shared, error) {
-	p := env.Shape.Preamble("xpyd KV store 2", 0, env.Identity)
-	text, err := json.Marshal(&p)
-	if err != nil {
-		return nil, err
-	}
-	sum := sha256.Sum256(text)
+	sum := sha256.Sum256(env.Shape.Preamble("xpyd KV store 3", 0, env.Identity))
 	s := &Shared{cfg: c, env: env, prefix: fmt.Sprintf("xpyd:kv1:%x:", sum[:16]), mark: binary.LittleEndian.Uint64(sum[16:]), metrics: newMetrics()}
-	s.values.New = func() any { return ptr(make([]byte, valueBytes(env.Shape))) }
+	s.values.New = func() any { return ptr(make([]byte, valueBytes(&env.Shape))) }
 	s.breaker.Probe = func(ctx context.Context) error {
 		_, err := c.Store.Exists(ctx, []string{s.prefix + "probe"})
 		if errors.Is(err, store.ErrRefused) {
@@ -128,7 +123,7 @@ func (s *Shared) pack(u level.Unit, rec, value []byte) {
 // when the unit came into the tiers, as it says.
 func (s *Shared) unpack(r *level.Read, value []byte) (born time.Time, err error) {
 	h, err := s.env.Shape.Stamped(value, r.Key, r.Pos, s.mark, 0)
-	if err != nil || len(value) != valueBytes(s.env.Shape) {
+	if err != nil || len(value) != valueBytes(&s.env.Shape) {
 		return born, level.ErrCorrupt
 	}
 	copy(r.Rec, value)
@@ -265,7 +260,7 @@ func (s *Shared) Stats(bool) level.Stats {
 	open, at, last := s.breaker.State()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := &level.RemoteStats{URL: s.cfg.Store.String(), Prefix: s.prefix, UnitBytes: valueBytes(s.env.Shape), Reachable: !open, Writes: s.cfg.Writes, Written: s.written}
+	r := &level.RemoteStats{URL: s.cfg.Store.String(), Prefix: s.prefix, UnitBytes: valueBytes(&s.env.Shape), Reachable: !open, Writes: s.cfg.Writes, Written: s.written}
 	if last != nil {
 		r.LastError, r.LastAt = last.Error(), &at
 	}

@@ -12,27 +12,52 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/engine/tier/store"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/kerneltest"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 func shape() level.Shape {
-	return level.Shape{Layout: kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 4, BlockTokens: 16, DType: "f32", RowBytes: 16}, Blocks: 1}
+	return level.NewShape(kvlayout.Plain(3, 2, 4, 16, kvlayout.F32), 1)
 }
 
 // record makes one of a prompt's first unit, whose digests are right.
 func record(s level.Shape) []byte {
 	rec := make([]byte, s.Record())
-	sums := make([]uint64, s.KVHeads)
-	for layer := range s.Layers {
-		rows := rec[level.HeaderSize+layer*s.BlockBytes():][:s.BlockBytes()]
+	sums := make([]uint64, s.Heads)
+	for layer := range s.ByLayer {
+		l := &s.ByLayer[layer]
+		rows := rec[l.RowsAt:][:l.BlockBytes()]
 		for i := range rows {
 			rows[i] = byte(7*i + layer)
 		}
-		kernels.DigestRows(s.Layout, layer, 0, s.BlockTokens, rows, sums)
+		kernels.DigestRows(&l.Layer, 0, s.BlockTokens, rows, sums)
 		for h, d := range sums {
-			binary.LittleEndian.PutUint64(rec[level.HeaderSize+s.Rows()+8*(layer*s.KVHeads+h):], d)
+			binary.LittleEndian.PutUint64(rec[l.DigestsAt+8*h:], d)
 		}
 	}
 	return rec
+}
+
+// TestLayouts: units of two layouts never have one name, though they be as large.
+func TestLayouts(t *testing.T) {
+	of := func(l kvlayout.Layout) *Shared {
+		s, err := open(Config{}, &level.Env{Shape: level.NewShape(l, 1), Identity: "model and numerics"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	for name, l := range kerneltest.Layouts(16) {
+		other, err := kvlayout.Decode(l.Encode())
+		if err != nil {
+			t.Fatal(err)
+		}
+		other.Groups[0].Window += 64
+		ours, theirs := of(l), of(other)
+		if ours.env.Shape.Record() != theirs.env.Shape.Record() || ours.prefix == theirs.prefix || ours.mark == theirs.mark {
+			t.Errorf("%s: one name for units of two layouts", name)
+		}
+	}
 }
 
 // FuzzValue: a value has the unit's own rows and digests, or is not used.
@@ -46,7 +71,7 @@ func FuzzValue(f *testing.F) {
 	if !s.Right(0, rec) {
 		f.Fatal("the record is not right")
 	}
-	value := make([]byte, valueBytes(s))
+	value := make([]byte, valueBytes(&s))
 	key := kvcache.Hash{1, 2, 3}
 	sh.pack(level.Unit{Key: key, Born: time.Unix(1e9, 0)}, rec, value)
 	f.Add(value)

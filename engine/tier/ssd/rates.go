@@ -15,7 +15,7 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/engine/tier/ssd/uring"
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Rates is how fast the SSD tier wrote and read units, bytes a second.
@@ -63,7 +63,7 @@ func Measure(ctx context.Context, dir string, unitBytes int, total int64, depth 
 		return r, bad(0)
 	}
 	rows := (unitBytes - level.HeaderSize - 8) / 32 // of [2][1 head][16 tokens]
-	s := level.Shape{Layout: kernels.Layout{Layers: 1, KVHeads: 1, HeadDim: 1, BlockTokens: 16, DType: "u8", RowBytes: rows}, Blocks: 1}
+	s := level.NewShape(kvlayout.Plain(1, 1, rows, 16, kvlayout.U8), 1)
 	units := int(total / int64(unitBytes))
 	if rows < 1 || s.Record() != unitBytes || units < LeastUnits || depth < 1 || depth > MostDepth {
 		return r, bad(units)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/level"
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 const identity = "model and numerics"
@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 
 // shape has records of one page.
 func shape() level.Shape {
-	return level.Shape{Layout: kernels.Layout{Layers: 3, KVHeads: 2, HeadDim: 4, BlockTokens: 16, DType: "f32", RowBytes: 16}, Blocks: 1}
+	return level.NewShape(kvlayout.Plain(3, 2, 4, 16, kvlayout.F32), 1)
 }
 
 // env is one in which nothing is pinned unless pinned says so.

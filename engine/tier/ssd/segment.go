@@ -2,7 +2,6 @@ package ssd
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -33,8 +32,8 @@ type segment struct {
 	retired bool
 }
 
-func (d *Disk) preamble(id uint64) level.Preamble {
-	return d.env.Shape.Preamble("xpyd KV segment 3", id, d.env.Identity)
+func (d *Disk) preamble(id uint64) []byte {
+	return d.env.Shape.Preamble("xpyd KV segment 4", id, d.env.Identity)
 }
 
 func segmentPath(dir string, id uint64) string {
@@ -43,15 +42,12 @@ func segmentPath(dir string, id uint64) string {
 
 // create makes a new segment file.
 func (d *Disk) create(id uint64) (*segment, error) {
-	p := d.preamble(id)
-	text, err := json.Marshal(&p)
-	if err != nil {
-		return nil, err
-	}
+	text := d.preamble(id)
 	if len(text) > level.Page {
-		return nil, fmt.Errorf("identity of %d bytes", len(d.env.Identity))
+		return nil, fmt.Errorf("identity and layout of %d bytes", len(text))
 	}
 	s := &segment{id: id, path: segmentPath(d.cfg.Dir, id), users: 1}
+	var err error
 	if s.file, err = d.openFile(s.path, os.O_RDWR|os.O_CREATE|os.O_EXCL); err != nil {
 		return nil, err
 	}
@@ -129,8 +125,7 @@ func (d *Disk) cut(path string) error {
 }
 
 func (d *Disk) recognise(id uint64, b []byte) error {
-	var p level.Preamble
-	if json.Unmarshal(bytes.TrimRight(b, "\x00"), &p) != nil || p != d.preamble(id) {
+	if !bytes.Equal(bytes.TrimRight(b, "\x00"), d.preamble(id)) {
 		return errForeign
 	}
 	return nil

@@ -14,23 +14,24 @@ import (
 	"github.com/xpyd/xpyd/kernels/kerneltest"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // GPU is one end's pool. It implements kvconntest.GPU.
 type GPU struct {
 	*kerneltest.FakeGPU
-	layout kvconn.Layout
+	layout kvlayout.Layout
 	blocks int
 }
 
-// New makes a pool of so many blocks, of the suite's layout, which change may change.
+// New makes a pool of so many blocks, of the suite's plain layout, which change may change.
 // It is closed when the test ends.
-func New(t testing.TB, blocks int, change func(l *kvconn.Layout)) GPU {
-	l := kvconntest.Layout()
+func New(t testing.TB, blocks int, change func(l *kvlayout.Layout)) GPU {
+	l := kvconntest.Plain()
 	if change != nil {
 		change(&l)
 	}
-	g, err := kerneltest.NewFakeGPU(Kernels(l), blocks)
+	g, err := kerneltest.NewFakeGPU(l, blocks)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,12 +41,6 @@ func New(t testing.TB, blocks int, change func(l *kvconn.Layout)) GPU {
 		}
 	})
 	return GPU{g, l, blocks}
-}
-
-// Kernels is a layout of one group as a device knows it.
-func Kernels(l kvconn.Layout) kernels.Layout {
-	g := l.Groups[0]
-	return kernels.Layout{Layers: g.Layers, KVHeads: g.KVHeads, HeadDim: g.HeadDim, BlockTokens: l.BlockTokens, DType: g.DType, RowBytes: g.RowBytes}
 }
 
 // Pair is the two ends of the suite.
@@ -64,7 +59,7 @@ func Run(t testing.TB, receiver, sender GPU, tr kvconn.Transport, tune func(r, s
 }
 
 // Layout implements kvconntest.GPU.
-func (g GPU) Layout() kvconn.Layout {
+func (g GPU) Layout() kvlayout.Layout {
 	l := g.layout
 	l.Groups = slices.Clone(l.Groups)
 	return l
