@@ -275,7 +275,36 @@ func (s *Scanner) unexpected() Kind {
 // Next reads the next token. It returns None at the end of a piece; after Feed it
 // goes on with the token that was cut.
 func (s *Scanner) Next() Kind {
-	k, fresh := s.Peek(), !s.cut
+	k := s.Peek()
+	if (k == String || k == Key) && !s.cut { // most tokens: one without an escape, of which nothing is cut
+		from := s.pos + 1
+		if to := from + plain(s.buf[from:]); to < len(s.buf) && s.buf[to] == '"' {
+			s.start, s.from, s.to, s.pos = s.base+s.pos, from, to, to+1
+			s.escaped, s.pieced, s.ahead = false, false, None
+			if s.want = wantColon; k == String {
+				s.valueRead()
+			}
+			return k
+		}
+	}
+	if k == Number && !s.cut { // and of numbers: digits
+		b, to := s.buf, s.pos
+		for to < len(b) && b[to]-'0' <= 9 {
+			to++
+		}
+		if to < len(b) && to > s.pos && (b[s.pos] != '0' || to == s.pos+1) && (b[to] == ',' || b[to] == ']' || b[to] == '}') {
+			s.start, s.from, s.to, s.pos = s.base+s.pos, s.pos, to, to
+			s.escaped, s.pieced, s.ahead = false, false, None
+			s.valueRead()
+			return k
+		}
+	}
+	return s.next(k)
+}
+
+// next reads a token of kind k, or what has come of it.
+func (s *Scanner) next(k Kind) Kind {
+	fresh := !s.cut
 	if k == None {
 		return None
 	}

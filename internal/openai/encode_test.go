@@ -264,13 +264,22 @@ func TestScanAllocations(t *testing.T) {
 }
 
 func BenchmarkScan(b *testing.B) {
-	body := []byte(`{"model":"m","prompt":"` + strings.Repeat("word ", 20000) + `","max_tokens":16,"stream":true}`)
-	b.SetBytes(int64(len(body)))
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := openai.Scan(body, openai.Limits{}); err != nil {
-			b.Fatal(err)
-		}
+	for name, body := range map[string]string{
+		"prompt": `{"model":"m","prompt":"` + strings.Repeat("word ", 20000) + `","max_tokens":16,"stream":true}`,
+		"short":  `{"model":"m","prompt":"Hello there","max_tokens":16,"stream":true}`,
+		"chat":   `{"model":"m","messages":[` + strings.Repeat(`{"role":"user","content":"What is it?"},`, 20) + `{"role":"user","content":"Well?"}],"stream":true}`,
+		"ids":    `{"model":"m","prompt":[` + strings.Repeat("1234,", 20000) + `5],"max_tokens":16}`,
+	} {
+		b.Run(name, func(b *testing.B) {
+			body := []byte(body)
+			b.SetBytes(int64(len(body)))
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := openai.Scan(body, openai.Limits{}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
 	}
 }
 

@@ -2,6 +2,8 @@ package h1
 
 import (
 	"net"
+	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -29,4 +31,12 @@ func boundUnsent(conn net.Conn) {
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsentMost)
 		})
 	}
+}
+
+// sysPeek is what a read would say now, without waiting: EAGAIN where there is
+// nothing to read, 0 for bytes or the end.
+func sysPeek(fd int) syscall.Errno {
+	var b [1]byte
+	_, _, err := syscall.RawSyscall6(syscall.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b)), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
+	return err
 }

@@ -1,3 +1,5 @@
+//go:build !race
+
 package h1
 
 import (
@@ -21,12 +23,4 @@ func sysIO(call uintptr, fd int, p []byte) (int, error) {
 		return 0, err
 	}
 	return int(n), nil
-}
-
-// sysPeek is what a read would say now, without waiting: EAGAIN where there is
-// nothing to read, 0 for bytes or the end.
-func sysPeek(fd int) syscall.Errno {
-	var b [1]byte
-	_, _, err := syscall.RawSyscall6(syscall.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b)), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)
-	return err
 }
