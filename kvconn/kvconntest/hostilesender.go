@@ -211,7 +211,11 @@ var hostileSenders = []struct {
 		e.all()
 	}},
 	{"more-heads", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.heads = 3 })},
-	{"fewer-heads", ticket.Done, bent("address", func(h *head, rows *[]byte) { h.heads, *rows = 1, (*rows)[8:] })}, // as many bytes as are right
+	{"fewer-heads", ticket.Done, func(e *eve) { // of layer 0, which has two: as many bytes as are right
+		e.send(0, 0, func(h *head, rows *[]byte) { h.heads, *rows = 1, (*rows)[8:] })
+		e.stale = "address"
+		e.all()
+	}},
 	{"heads-of-2^32", ticket.Corrupt, bent("", func(h *head, _ *[]byte) { h.heads = math.MaxUint32 })},
 	{"unit-without-a-head", ticket.Corrupt, func(e *eve) { e.bulk.Send(Unit, make([]byte, 39)); e.all() }},
 	{"unit-a-thousand-times", ticket.Done, func(e *eve) {
