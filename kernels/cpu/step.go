@@ -8,8 +8,8 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// soloMACs is the size of a step, in multiply-adds, below which waking and
-// meeting other threads costs more than they would save.
+// soloMACs is the size of a step, in multiply-adds, below which waking and meeting other
+// threads costs more than they save.
 const soloMACs = 4 << 20
 
 // headTile is how many rows of logits exist at once.
