@@ -60,8 +60,8 @@ func (c *Conn) curveClient(k *Keys) error {
 // curveServer shakes hands as a server, from HELLO on. Finding a door takes knowledge that
 // strangers lack; whether the client may come in by it depends on its own key.
 //
-// The cookie, in which a server may hand its state to the client, is empty of meaning here:
-// the state stays on the server.
+// The cookie, in which a server may hand its state to the client, holds nothing here: the state
+// stays on the server.
 func (c *Conn) curveServer(doors []Door) error {
 	body, err := c.expect("HELLO")
 	if err != nil {

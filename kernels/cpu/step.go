@@ -147,7 +147,7 @@ func (b *Backend) plan(st *kernels.Step) error {
 	}
 	for _, a := range st.Arrivals {
 		if _, ok := a.(*kernels.HostGate); !ok {
-			return fmt.Errorf("a step behind a %T", a)
+			return fmt.Errorf("a step cannot wait for a %T", a)
 		}
 	}
 	s.step = st

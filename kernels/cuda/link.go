@@ -107,7 +107,7 @@ func (c *comm) Transfer(at, bytes int64, after kernels.Pending, d time.Duration)
 		ctx, cancel := context.WithTimeout(context.Background(), afterTime)
 		defer cancel()
 		if err := a.hold(ctx); err != nil { // not as ErrLate: nothing was asked for
-			return nil, errors.New("kernels/cuda: what the transfer comes after is being looked at all the time")
+			return nil, errors.New("kernels/cuda: others keep looking at what the transfer comes after")
 		}
 		defer a.done()
 		switch {

@@ -80,7 +80,7 @@ var defaults = limits{launch: 100 * time.Millisecond, shut: 300 * time.Milliseco
 var (
 	errClosed = errors.New("the link is closed")
 	errQueue  = errors.New("too many transfers are queued")
-	errHeld   = errors.New("a transfer that does not come to its end holds up the end of another link")
+	errHeld   = errors.New("a transfer that does not finish holds up the end of another link")
 	errStuck  = fmt.Errorf("%w: the thread that calls NCCL is stuck in a call", kernels.ErrLate)
 )
 
