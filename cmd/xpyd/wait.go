@@ -163,7 +163,7 @@ func stillHeld(ctx context.Context, admin *adminFlags, id string) (string, error
 		return "", nil
 	}
 	if !m.Draining {
-		return "", fmt.Errorf("%s is no longer drained: somebody has taken the drain back", id)
+		return "", fmt.Errorf("%s is drained no more: somebody has taken the drain back", id)
 	}
 	if m.Dialect != "native" { // only the router's own part is known
 		if m.InFlight.Legs == 0 {
