@@ -107,7 +107,7 @@ func joinFile(path string, again bool) (text string, j joining, err error) {
 	if j.once = !info.Mode().IsRegular(); !j.once {
 		flags |= syscall.O_NONBLOCK // in case a pipe has just taken its place
 	} else if again {
-		return "", j, fmt.Errorf("%s is no longer a regular file", path)
+		return "", j, fmt.Errorf("%s is no regular file any more", path)
 	}
 	f, err := os.OpenFile(path, flags, 0)
 	if err != nil {
