@@ -6,8 +6,8 @@ import (
 	"github.com/xpyd/xpyd/internal/model/arch"
 )
 
-// Check reports what makes the sequence unfit for a backend of that shape, with
-// a pool of blocks blocks: after it, nothing that it names is out of bounds.
+// Check returns why a sequence does not fit a backend of shape a with a pool of blocks
+// blocks. After it returns nil, everything the sequence names is in bounds.
 func (q *Seq) Check(a *arch.Config, blockTokens, blocks int) error {
 	n := len(q.Tokens)
 	if n == 0 || q.Pos < 0 || q.Pos > a.MaxPositions-n {

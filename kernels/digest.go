@@ -30,15 +30,15 @@ func digestKey(i int) uint64 { return mix64(digestKeySeed * (uint64(i) + 1)) }
 // coordHash mixes a row's coordinates (kvlayout.Coordinates).
 func coordHash(coord uint64) uint64 { return mix64(digestCoordSeed + coord) }
 
-// lane is one lane's term: the sum of its halves in the high word, where any
-// change of a single half shows whatever the keys are, plus a keyed product.
+// lane is one lane's term: a keyed product plus, in the high word, the sum of the halves,
+// where a change of a single half shows whatever the keys are.
 func lane(d, key uint64) uint64 {
 	lo, hi := uint32(d), uint32(d>>32)
 	return uint64(lo+hi)<<32 + uint64(lo^uint32(key))*uint64(hi^uint32(key>>32))
 }
 
-// RowHash is the 64-bit hash of one KV row: the bytes that a plane of a head
-// keeps of a position (see kvlayout.Coordinates). It detects corruption, not forgery.
+// RowHash is the 64-bit hash of one KV row: the bytes that a plane of a head stores for one
+// position (see kvlayout.Coordinates). It detects corruption, not forgery.
 func RowHash(layer, plane, head, pos int, row []byte) uint64 {
 	return mix64(rowSum(row) ^ coordHash(kvlayout.Coordinates(layer, plane, head, pos)))
 }
@@ -78,8 +78,8 @@ func DigestRows(l *kvlayout.Layer, firstPos, n int, packed []byte, out []uint64)
 	}
 }
 
-// DigestPart is DigestRows of n rows of one plane of one head, and their scales,
-// which are empty where rows have none. A pool uses it on rows in place.
+// DigestPart is DigestRows for n rows of one plane of one head, in place in a pool. scales
+// is empty where rows have none.
 func DigestPart(l *kvlayout.Layer, plane, head, firstPos, n int, rows, scales []byte) (sum uint64) {
 	coord, size, done := l.Coordinates(plane, head, 0), l.RowBytes(plane), 0
 	if len(scales) > 0 { // a row is hashed with its scale behind it

@@ -20,8 +20,8 @@ var (
 	useAVX2   = cpu.X86.HasAVX2
 )
 
-// hashRowsSIMD hashes the first done of n rows; the caller does the rest. coord
-// are the rows' coordinates, but for their positions.
+// hashRowsSIMD hashes the first done of n rows; the caller does the rest. coord holds the
+// rows' coordinates except their positions.
 func hashRowsSIMD(coord uint64, firstPos, n, rowBytes int, rows []byte) (sum uint64, done int) {
 	if rowBytes > 8*len(digestKeys) || uint64(firstPos)+uint64(n) > 1<<32 {
 		return 0, 0

@@ -7,11 +7,11 @@ import (
 
 // HostGate implements Gate for backends that compute on the host.
 type HostGate struct {
-	layers []chan struct{} // closed when one is open
-	open   atomic.Int32    // how many are
+	layers []chan struct{} // closed when the layer is open
+	open   atomic.Int32    // how many are open
 }
 
-// NewHostGate makes a gate of so many layers.
+// NewHostGate returns a gate of layers layers.
 func NewHostGate(layers int) *HostGate {
 	g := &HostGate{layers: make([]chan struct{}, layers)}
 	for i := range g.layers {

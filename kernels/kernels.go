@@ -1,14 +1,13 @@
-// Package kernels is the compute layer: a Backend holds one model's weights
-// and one paged KV pool on one device, and executes whole steps on them.
+// Package kernels is the compute layer: a Backend holds one model's weights and one paged
+// KV pool on one device, and executes whole steps on them.
 //
-// The contract is step-level on purpose: a step carries every sequence of the
-// batch (prefill chunks and decode tokens together), and comes back with
-// sampled tokens. A GPU backend can turn a step into one graph launch; a
-// caller never asks for a single operation.
+// A step carries every sequence of the batch, prefill chunks and decode tokens together,
+// and comes back with sampled tokens. So a GPU backend can turn it into one graph launch;
+// callers never ask for a single operation.
 //
-// Non-goals: scheduling, block allocation, tokenising. Callers (the engine)
-// own the block ids; a Backend only reads and writes the rows they name.
-// KV layout and digests are defined to the bit in DESIGN.md.
+// Scheduling, block allocation and tokenising are not its business. Callers (the engine)
+// own the block ids; a Backend only reads and writes the rows they name. DESIGN.md defines
+// KV layout and digests to the bit.
 package kernels
 
 import (
@@ -61,15 +60,14 @@ type Tensor struct {
 	DType DType
 	Shape []int
 	Data  []byte
-	Scale []float32 // F8: what elements are multiplied by, one a row or one for all
+	Scale []float32 // F8: factor of the elements, one a row or one for all
 }
 
-// Weights are a whole model's tensors: each of its arch.Config's Tensors by its
-// place. A backend copies what it needs: the caller may unmap them after New
-// returns.
+// Weights are a model's tensors: those of its arch.Config's Tensors, by place. A backend
+// copies what it needs: the caller may unmap them after New returns.
 type Weights map[arch.Place]Tensor
 
-// Info says what a backend is.
+// Info describes a backend.
 type Info struct {
 	Name     string // "cpu", "cuda"
 	Numerics string // blocks are shared only between equal strings; "cpu-f32-1"
@@ -82,16 +80,15 @@ type Info struct {
 // and must not change until Step returns.
 type Step struct {
 	Seqs []Seq
-	// OnLayer, when set, is called once a layer, in order, after that layer's
-	// K and V rows of every Seq lie in the pool with their digests. It runs on
-	// the stepping goroutine and must not block: it is how a push starts
-	// before the next layer is computed.
+	// OnLayer, when set, is called for each layer in order, once the layer's K and V rows
+	// of every Seq lie in the pool with their digests. It runs on the stepping goroutine
+	// and must not block: a push starts there before the next layer is computed.
 	OnLayer func(layer int)
-	// Arrivals are blocks that Seqs may read and that are still on their way; of
-	// an Arriver, or gates, only. A layer is computed, and OnLayer called for it, when
-	// each of them has it, or has given up. The verdict is the caller's to look at
-	// (as HostArrival.Good), after the step: what a Seq computed from a block that is
-	// not good is worthless, and other Seqs are as right as ever.
+	// Arrivals are blocks that Seqs may read and that are still on their way, from an
+	// Arriver or from gates. A layer is computed, and OnLayer called for it, once each of
+	// them has delivered it or given up. The caller checks the verdict (as
+	// HostArrival.Good) after the step: what a Seq computed from a bad block is worthless;
+	// other Seqs are unaffected.
 	Arrivals []Arrival
 }
 
@@ -100,17 +97,17 @@ type Seq struct {
 	Tokens []int32 // token ids at positions Pos .. Pos+n-1
 	Pos    int     // absolute position of Tokens[0]; rows below Pos are in Blocks already
 	Blocks []int32 // block table; covers at least Pos+n positions
-	// After, when not 0, says that Tokens has one entry and that it is not
-	// known yet: it is what draw After-1 of the step launched before this one
-	// yields, counted over the Samples of all its Seqs. Only a Launcher takes it.
+	// After, when not 0, says that Tokens has one entry whose value is not known yet: the
+	// result of draw After-1 of the previously launched step, counted over the Samples of
+	// all its Seqs. Only a Launcher takes it.
 	After int
 
 	// Samples lists draws from the logits after the last token; usually none
 	// (an inner prefill chunk), one, or n for the first token of n choices.
 	Samples []Sample
-	// Targets, when set, has len(Tokens) ids: Result.Prompt[i] is then the log
-	// probability of Targets[i] after Tokens[i] (prompt logprobs). A target
-	// of -1 is skipped and yields a zero entry.
+	// Targets, when set, has len(Tokens) ids: Result.Prompt[i] is the log probability of
+	// Targets[i] after Tokens[i] (prompt logprobs). A target of -1 is skipped and yields a
+	// zero entry.
 	Targets        []int32
 	TargetLogprobs int  // how many top entries each Targets result lists
 	WantLogits     bool // copy the last position's raw logits into Result.Logits
@@ -122,10 +119,10 @@ type Bias struct {
 	Value float32
 }
 
-// Sample holds one draw's parameters. Values are validated by the caller.
-// The order is: raw logits -> Bias, Ban -> repetition, presence, frequency
-// penalties -> temperature -> top-k -> top-p -> min-p -> draw.
-// Temperature 0 is argmax (lowest id wins ties) after bias and penalties.
+// Sample holds one draw's parameters, validated by the caller. The order is: raw logits ->
+// Bias, Ban -> repetition, presence, frequency penalties -> temperature -> top-k -> top-p
+// -> min-p -> draw. Temperature 0 is argmax after bias and penalties; the lowest id wins
+// ties.
 type Sample struct {
 	Seed        uint64
 	Choice      uint32 // choice index in 0..n-1
@@ -152,10 +149,10 @@ type TokenLogprob struct {
 	Rank    int32   `json:"rank"` // 1 is the most likely; 0 when not computed
 }
 
-// NoToken is what is drawn from logits that are all NaN: the model's output is none.
+// NoToken is drawn from logits that are all NaN: the model has no output.
 const NoToken = -1
 
-// Sampled is one drawn token, or NoToken, with nothing else in it.
+// Sampled is one drawn token. If it is NoToken, nothing else is set.
 type Sampled struct {
 	Token int32          `json:"token"`
 	Self  TokenLogprob   `json:"self"`          // set when Logprobs >= 0
@@ -170,33 +167,32 @@ type PromptLogprob struct {
 
 // Result is one Seq's outcome.
 type Result struct {
-	Samples []Sampled       // one a Seq.Samples entry
-	Prompt  []PromptLogprob // one a Seq.Targets entry
+	Samples []Sampled       // one for each Seq.Samples entry
+	Prompt  []PromptLogprob // one for each Seq.Targets entry
 	Logits  []float32       // [vocab], when WantLogits
 }
 
-// Backend executes steps of one model over one KV pool. One goroutine calls
-// Step; the pool methods may be called from others at the same time for
-// blocks that no running step writes.
+// Backend executes steps of one model over one KV pool. One goroutine calls Step; others
+// may call the pool methods meanwhile for blocks that no running step writes.
 type Backend interface {
 	Info() Info
 	Arch() arch.Config
 	Layout() kvlayout.Layout
 	Blocks() int // blocks in the pool
-	// Step runs the batch and returns one Result a Seq. The results are valid
-	// until the next call of Step. ErrStepTooLarge: it did nothing.
+	// Step runs the batch and returns one Result for each Seq, valid until the next call of
+	// Step. On ErrStepTooLarge it did nothing.
 	Step(*Step) ([]Result, error)
 	Pool
 	Close() error
 }
 
-// Launcher is a Backend that takes a step while the one before it runs, so that
-// the device need not wait for the host between them. Steps run in the order in
-// which they were launched. Step may be called when none is under way.
+// Launcher is a Backend that takes a step while the one before it runs, so that the device
+// need not wait for the host in between. Steps run in launch order. Step may be called when
+// none is under way.
 type Launcher interface {
-	// Launch begins a step and returns; two may be under way. What the step
-	// refers to must not change before Await has returned its results.
-	// ErrStepTooLarge: it did nothing, and there is nothing to await.
+	// Launch begins a step and returns; two may be under way. What the step refers to must
+	// not change before Await has returned its results. On ErrStepTooLarge it did nothing,
+	// and there is nothing to await.
 	Launch(*Step) error
 	// Await waits for the oldest step under way, calls its OnLayer meanwhile, and
 	// returns what Step would. The results are valid until the next Launch. Each
@@ -204,9 +200,8 @@ type Launcher interface {
 	Await() ([]Result, error)
 }
 
-// Pool moves rows in and out of the KV pool. Rows of a layer are packed as its
-// kvlayout.Rows says; digests are one uint64 a head: the sum of RowHash over the
-// rows of all its planes.
+// Pool moves rows in and out of the KV pool. A layer's rows are packed as its kvlayout.Rows
+// says. Digests are one uint64 a head: the sum of RowHash over the rows of all its planes.
 type Pool interface {
 	// Gather copies positions row .. row+n-1 (offsets inside the block) of one
 	// layer into dst, packed. len(dst) must be the layer's PackedBytes(n).
@@ -225,13 +220,13 @@ type Pool interface {
 
 // Viewer is a Pool whose rows lie in this process's memory.
 type Viewer interface {
-	// View returns positions row .. row+n-1 of one layer of a block in place,
-	// packed as Gather packs them, when they are one run of the pool: whole
-	// blocks. Writing to it leaves digests alone: see SetDigest.
+	// View returns positions row .. row+n-1 of one layer of a block in place, packed as
+	// Gather does, if they are one run of the pool, as whole blocks are. Writing to it
+	// leaves digests alone: see SetDigest.
 	View(layer int, block int32, row, n int) (run []byte, ok bool)
 }
 
-// Sharer is a Pool that may lie in memory which other processes can map.
+// Sharer is a Pool that may lie in memory that other processes can map.
 type Sharer interface {
 	// Shared describes that memory; the error says why there is none.
 	Shared() (Shared, error)
@@ -246,9 +241,9 @@ type Shared struct {
 	Pages  string // what backs it: "huge", "transparent" or "small"
 }
 
-// ErrStepTooLarge is of a step that has more than the backend takes at once, in rows,
-// draws, log probabilities, penalties or block tables: nothing of it was begun. A step
-// of fewer Seqs may be taken. Errors of Step and Launch wrap it.
+// ErrStepTooLarge means that a step exceeds what the backend takes at once in rows, draws,
+// log probabilities, penalties or block tables. Nothing of it was begun; a step of fewer
+// Seqs may fit. Errors of Step and Launch wrap it.
 var ErrStepTooLarge = errors.New("the step has more than the backend takes at once")
 
 // Error is a failed backend call.

@@ -22,8 +22,8 @@ import (
 	"github.com/xpyd/xpyd/internal/datadir"
 )
 
-// adminFlags find the admin listener of a router: by flag, by environment, or
-// by the files that a router on this machine leaves in its data folder.
+// adminFlags find the admin listener of a router: by flag, by environment, or by the files
+// that a router on this machine leaves in its data folder.
 type adminFlags struct{ url, token, data, ca string }
 
 func (a *adminFlags) register(cmd *cobra.Command) {
@@ -34,10 +34,10 @@ func (a *adminFlags) register(cmd *cobra.Command) {
 	f.StringVar(&a.data, "data", datadir.Default(), "data folder of the router")
 }
 
-// found is where the router is and what it wants to see, as far as flags, the
-// environment and the data folder say. What is in a folder that others could have
-// made is not believed, and nothing is sent anywhere then; nor is what a router left
-// that was killed: others may listen by now where it did.
+// found returns where the router is and what it expects, according to flags, the
+// environment and the data folder. It trusts no folder that others could have made, and
+// then sends nothing anywhere; nor what a killed router left behind: by now others may
+// listen where it did.
 type found struct{ url, token, ca string }
 
 func (a *adminFlags) find() (found, error) {
@@ -56,8 +56,8 @@ func (a *adminFlags) find() (found, error) {
 	return t, nil
 }
 
-// look fills in what a router on this machine has left. Its token is for where it
-// says it is, or for where the user does.
+// look fills in what a router on this machine has left. Its token is only used for the
+// address in its own files, or the one that the user gives.
 func (a *adminFlags) look(t *found) error {
 	dir, err := datadir.Open(a.data)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -89,7 +89,7 @@ func (a *adminFlags) look(t *found) error {
 	return err
 }
 
-// running refuses a data folder that no router has.
+// running refuses a data folder that no router holds.
 func running(dir *datadir.Dir) error {
 	taken, err := dir.Taken()
 	if err == nil && !taken {
@@ -98,8 +98,7 @@ func running(dir *datadir.Dir) error {
 	return err
 }
 
-// client believes the certificate that is asked for, or that the router on this
-// machine has left.
+// client trusts the given certificate, or the one that the router on this machine has left.
 func (f *found) client() (*http.Client, error) {
 	path := f.ca
 	t := &http.Transport{Proxy: http.ProxyFromEnvironment}
@@ -143,10 +142,10 @@ func (a *adminFlags) callWithin(ctx context.Context, limit time.Duration, method
 	return json.Unmarshal(b, out)
 }
 
-// maxAnswer bounds what a router answers.
+// maxAnswer bounds a router's response.
 const maxAnswer = 64 << 20
 
-// ask does one request, and returns the body of an answer that is none of failure.
+// ask does one request and returns the body of a successful response.
 func (a *adminFlags) ask(ctx context.Context, method, path string, body io.Reader) ([]byte, error) {
 	at, err := a.find()
 	if err != nil {
@@ -181,7 +180,7 @@ func (a *adminFlags) ask(ctx context.Context, method, path string, body io.Reade
 	return b, nil
 }
 
-// newAdmin is `xpyd admin`: what has no command of its own.
+// newAdmin is `xpyd admin`: requests that have no command of their own.
 func newAdmin() *cobra.Command {
 	var admin adminFlags
 	var method, data string
@@ -219,7 +218,7 @@ it begins with a slash. It is a GET, and with --json a POST.`,
 	return cmd
 }
 
-// orderWait is for an order: a worker that is starting is waited for.
+// orderWait bounds an order: it waits for a worker that is starting.
 const orderWait = 45 * time.Second
 
 // order is `xpyd drain`, `undrain` or `role`.

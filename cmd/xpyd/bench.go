@@ -16,8 +16,8 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// newBench is `xpyd bench`, the load on a server, and what else is measured,
-// one file a subcommand.
+// newBench is `xpyd bench`, which loads a server, with the other measurements as
+// subcommands, a file each.
 func newBench() *cobra.Command {
 	b := &benchFlags{}
 	var s serveFlags
@@ -57,8 +57,8 @@ most vocabularies; --calibrate measures what they are in the server's.`,
 	return cmd
 }
 
-// benchCommands are the subcommands of bench. Each sets Args, as those of the
-// root do, and has an example that begins with its whole name.
+// benchCommands are the subcommands of bench. Each sets Args, as the root's do, and has an
+// example that begins with its whole name.
 func benchCommands() []*cobra.Command {
 	return []*cobra.Command{newBenchKV(), newBenchKVIO(), newBenchMultiturn()}
 }
@@ -89,7 +89,7 @@ func (s *serveFlags) register(cmd *cobra.Command) {
 	f.StringVar(&s.promptIDs, "prompt-ids", "", promptIDsHelp)
 }
 
-// phases are what the flags ask for, one a level.
+// phases returns the phases that the flags ask for, one for each level.
 func (s *serveFlags) phases(b *benchFlags) ([]loadgen.Phase, error) {
 	if s.concurrency != "" && s.rate != "" {
 		return nil, errors.New("--concurrency is a closed loop and --rate an open one; give one")
@@ -151,14 +151,14 @@ func list(s string) ([]float64, error) {
 	for _, part := range strings.Split(s, ",") {
 		x, err := strconv.ParseFloat(strings.TrimSpace(part), 64)
 		if err != nil || !(x > 0) || math.IsInf(x, 1) {
-			return nil, fmt.Errorf("%q is no list of numbers above 0", s)
+			return nil, fmt.Errorf("%q is not a list of numbers above 0", s)
 		}
 		out = append(out, x)
 	}
 	return out, nil
 }
 
-// source is the requests of all phases.
+// source returns the requests of all phases.
 func (s *serveFlags) source(b *benchFlags, text *workload.Text) (loadgen.Source, error) {
 	shape, err := b.shape()
 	if err != nil {
@@ -213,7 +213,7 @@ func (s *serveFlags) readTrace(b *benchFlags, text *workload.Text) (*workload.Tr
 	return workload.NewTrace(text, entries, s.speed, s.blockTokens), nil
 }
 
-// promptIDs makes text token ids of a range.
+// promptIDs turns text into token ids of a range.
 func promptIDs(s string, b *benchFlags, text *workload.Text) error {
 	low, high, ok := strings.Cut(s, "-")
 	lo, err1 := strconv.ParseUint(low, 10, 31)
@@ -242,5 +242,5 @@ func readFile[T any](path string, read func(*os.File) (T, error)) (T, error) {
 	return v, nil
 }
 
-// secs is for a report; it has no more than three decimals.
+// secs rounds seconds to three decimals for a report.
 func secs(d time.Duration) float64 { return math.Round(d.Seconds()*1000) / 1000 }

@@ -68,7 +68,7 @@ func (b *benchFlags) register(cmd *cobra.Command, endpoint string) {
 	f.StringVar(&b.progress, "progress", "auto", "on standard error: auto, plain (a line every 5 s) or off")
 }
 
-// check refuses what cannot be, and reads what is text.
+// check refuses invalid flags and parses those that are text.
 func (b *benchFlags) check() error {
 	switch {
 	case len(b.urls) == 0:
@@ -146,7 +146,7 @@ func (b *benchFlags) path() string {
 	return b.endpoint
 }
 
-// client is what posts the requests.
+// client posts the requests.
 func (b *benchFlags) client() (*client.Client, error) {
 	cfg := client.Config{URLs: b.urls, Path: b.path(), Stream: !b.noStream, Timeout: b.timeout, Insecure: b.insecure}
 	for _, h := range b.headers {
@@ -162,7 +162,7 @@ func (b *benchFlags) client() (*client.Client, error) {
 	return client.New(cfg)
 }
 
-// encoder writes the bodies.
+// encoder writes the request bodies.
 func (b *benchFlags) encoder() (*workload.Encoder, error) {
 	extra := b.extra
 	if b.ignoreEOS {
@@ -235,7 +235,7 @@ func (b *benchFlags) findModel(ctx context.Context) error {
 	return nil
 }
 
-// command is the command line as the report has it: without secrets.
+// command returns the command line for the report, without secrets.
 func command(cmd *cobra.Command) []string {
 	line := strings.Fields(cmd.CommandPath())
 	cmd.Flags().Visit(func(f *pflag.Flag) {

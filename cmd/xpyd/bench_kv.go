@@ -20,7 +20,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
 
-// benchKV is what the flags of `bench kv` say.
+// benchKV holds the flags of `bench kv`.
 type benchKV struct {
 	cfg                              kvbench.Config
 	size, block, latencySize, sizes  string
@@ -162,7 +162,7 @@ func (b *benchKV) draw(r *kvbench.Report) error {
 	return nil
 }
 
-// plottable says whether a file's name tells what is to be drawn.
+// plottable reports whether a file's name tells the format to draw.
 func plottable(path string) error {
 	if !strings.HasSuffix(path, ".svg") && !strings.HasSuffix(path, ".html") {
 		return fmt.Errorf("--plot: %q ends neither in .svg nor in .html", path)
@@ -170,7 +170,7 @@ func plottable(path string) error {
 	return nil
 }
 
-// plotted draws to a file what its name says.
+// plotted draws to a file in the format of its name.
 func plotted(path string, svg, page func(io.Writer) error) error {
 	f, err := os.Create(path)
 	if err != nil {
@@ -199,9 +199,8 @@ func benchTransports() (map[string]kvbench.Transport, error) {
 	return all, nil
 }
 
-// startBenchSender runs this program once more as the sender and learns where
-// it listens. The sender ends with our control connection, or when stop kills
-// it.
+// startBenchSender runs this program again as the sender and learns where it listens. The
+// sender ends with our control connection, or when stop kills it.
 func startBenchSender(ctx context.Context, stderr io.Writer, logLevel string, addr *string) (stop func(), err error) {
 	self, err := os.Executable()
 	if err != nil {

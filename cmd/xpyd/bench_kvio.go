@@ -26,7 +26,7 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// benchKVIO is what the flags of `bench kvio` say.
+// benchKVIO holds the flags of `bench kvio`.
 type benchKVIO struct {
 	device, blockTokens, hostTotal string
 	layers, heads, headDim         int
@@ -187,7 +187,7 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 	return nil
 }
 
-// progress says now and then how far a measurement is.
+// progress reports now and then how far a measurement is.
 func (b *benchKVIO) progress(of string) level.Progress {
 	say := progress(b.say)
 	return func(what string, done, total int64) {
@@ -195,8 +195,8 @@ func (b *benchKVIO) progress(of string) level.Progress {
 	}
 }
 
-// checkSSD refuses what ssd.Measure would, and buffers that a machine with so many bytes
-// to give (0: unknown) has no room for.
+// checkSSD refuses what ssd.Measure would, and buffers too large for a machine that can
+// give most bytes (0: unknown).
 func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available int64) error {
 	if b.depth < 1 || b.depth > ssd.MostDepth {
 		return fmt.Errorf("--depth %d: want 1 to %d", b.depth, ssd.MostDepth)
@@ -218,8 +218,8 @@ func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available i
 	return nil
 }
 
-// room refuses a --host-total for which a machine with so many bytes to give (0: unknown)
-// has no room: of host memory twice as many, and of a pool that is also there.
+// room refuses a --host-total too large for a machine that can give so many bytes (0:
+// unknown): it takes twice as much host memory, plus the pool.
 func (b *benchKVIO) room(l kvlayout.Layout, total int64, pool bool, available int64) error {
 	takes, what := int64(host.MeasureBlocks(l, total))*int64(l.BlockBytes()), "host memory"
 	if pool {
@@ -233,7 +233,7 @@ func (b *benchKVIO) room(l kvlayout.Layout, total int64, pool bool, available in
 		b.hostTotal, gib(takes), what, gib(memfd.Spare), gib(available))
 }
 
-// pool makes one of the shape, with blocks of so many tokens, for MeasureHost.
+// pool makes a pool of that shape, with blocks of so many tokens, for MeasureHost.
 func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kvlayout.Layout, string, func() error, error) {
 	layout := func(d kvlayout.DType) kvlayout.Layout {
 		return kvlayout.Plain(b.layers, b.heads, b.headDim, tokens, d)

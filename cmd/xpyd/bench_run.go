@@ -93,7 +93,7 @@ func (b *benchFlags) run(cmd *cobra.Command, phases []loadgen.Phase, makeSource 
 	return errors.New("no request completed")
 }
 
-// phase runs one phase while its progress shows.
+// phase runs one phase and shows its progress.
 func (b *benchFlags) phase(ctx context.Context, stderr io.Writer, runner *loadgen.Runner, p *loadgen.Phase, src loadgen.Source, measured bool) report.Phase {
 	limits := record.SLO{}
 	if measured {
@@ -120,7 +120,7 @@ func (b *benchFlags) phase(ctx context.Context, stderr io.Writer, runner *loadge
 	return out
 }
 
-// watch shows a phase's progress until the function that it returns is called.
+// watch shows a phase's progress until the returned function is called.
 func (b *benchFlags) watch(w io.Writer, p *loadgen.Phase, rec *record.Phase) (stop func()) {
 	if b.progress == "off" {
 		return func() {}
@@ -156,8 +156,8 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// calibrate measures the server's tokens a word, and those that it adds. A
-// long prompt tells more, but a small model may refuse it.
+// calibrate measures the server's tokens for each word, and those that it adds. A long
+// prompt tells more, but a small model may refuse it.
 func calibrate(ctx context.Context, poster *client.Client, enc *workload.Encoder, text *workload.Text) error {
 	const few = 8
 	count := func(words int) (int, *client.Result) {

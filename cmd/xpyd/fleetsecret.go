@@ -19,8 +19,8 @@ import (
 	"github.com/xpyd/xpyd/router/console"
 )
 
-// fleetSecret keeps the fleet's secret of one router: in its data folder, which
-// made it, or as the join file of another router has it.
+// fleetSecret keeps one router's copy of the fleet's secret: its own, in its data folder,
+// or the one in another router's join file.
 type fleetSecret struct {
 	data   *datadir.Dir
 	ring   *trust.Ring
@@ -28,7 +28,7 @@ type fleetSecret struct {
 	log    *slog.Logger
 
 	mu    sync.Mutex
-	url   string        // of NATS, for the join line
+	url   string        // NATS's, for the join line
 	moves bool          // url is the other router's
 	nats  *fleet.Server // nil with an external one
 	watch *fleet.Watcher
@@ -51,7 +51,7 @@ func openFleetSecret(data *datadir.Dir, joined *joining, log *slog.Logger) (*fle
 	return s, err
 }
 
-// ownSecrets are those of the data folder, the newest first, a line each.
+// ownSecrets reads those of the data folder, newest first, one a line.
 func ownSecrets(data *datadir.Dir) ([]trust.Secret, error) {
 	text, err := data.Read(fileSecret)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -86,7 +86,7 @@ func writeSecrets(data *datadir.Dir, secrets []trust.Secret) error {
 	return data.Write(fileSecret, []byte(b.String()))
 }
 
-// before is the join line that the folder's router had before, if there was one.
+// before returns the join line that the folder's router had before, if any.
 func (s *fleetSecret) before() trust.Join {
 	text, err := s.data.Read(fileJoin)
 	if err != nil {
@@ -99,8 +99,8 @@ func (s *fleetSecret) before() trust.Join {
 	return j
 }
 
-// publish writes what workers and Prometheus need. Each member has the oldest
-// secret in force, so that is what opens its metrics.
+// publish writes what workers and Prometheus need. Each member has the oldest secret in
+// force, so that one opens its metrics.
 func (s *fleetSecret) publish() error {
 	secrets := s.ring.Secrets()
 	line := trust.Join{URL: s.url, Secrets: secrets}
@@ -112,7 +112,7 @@ func scrapeToken(secrets []trust.Secret) string {
 	return secrets[len(secrets)-1].Token(trust.Scrape, "")
 }
 
-// put has other secrets in force, here and in what is read by others. The caller
+// put brings other secrets into force, here and in the files that others read. The caller
 // holds mu.
 func (s *fleetSecret) put(secrets []trust.Secret) error {
 	if err := s.ring.Set(secrets...); err != nil {
@@ -121,8 +121,8 @@ func (s *fleetSecret) put(secrets []trust.Secret) error {
 	return s.renew()
 }
 
-// heed has retired secrets out of force here, too, where the join file of another
-// router names them still.
+// heed retires revoked secrets here, too, even if the other router's join file still names
+// them.
 func (s *fleetSecret) heed(revoked []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -132,7 +132,7 @@ func (s *fleetSecret) heed(revoked []string) error {
 	return s.renew()
 }
 
-// renew is for a ring that has changed. The caller holds mu.
+// renew applies a changed ring. The caller holds mu.
 func (s *fleetSecret) renew() error {
 	if err := s.publish(); err != nil {
 		return err
@@ -143,7 +143,7 @@ func (s *fleetSecret) renew() error {
 	return s.nats.Renew()
 }
 
-// follow takes what the join file of the other router says now.
+// follow applies the current content of the other router's join file.
 func (s *fleetSecret) follow(j trust.Join, conn *fleet.Conn) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -200,9 +200,9 @@ func (s *fleetSecret) retire(force bool) error {
 	return errors.Join(s.put(now[:1]), s.shutOut(now[1]))
 }
 
-// shutOut tells all members of a retired secret, as of a revoked worker: those with a
-// copy of an older join line accept it else. Of those that were retired before nobody
-// has to know: who has one of them and the newest got it later.
+// shutOut revokes a retired secret with all members: those with a copy of an older join
+// line would otherwise still accept it. Secrets retired before need no such notice: a
+// member that has one of them and the newest got the newest later.
 func (s *fleetSecret) shutOut(old trust.Secret) error {
 	for _, name := range s.watch.Snapshot().Revoked {
 		if strings.HasPrefix(name, trust.SecretName) && name != old.String() {
@@ -214,7 +214,7 @@ func (s *fleetSecret) shutOut(old trust.Secret) error {
 	return s.watch.Revoke(old.String())
 }
 
-// lacking names the members that do not know a secret. Who trusts everyone needs
+// lacking names the members that do not know a secret. A member that trusts everyone needs
 // none.
 func lacking(all *fleet.Snapshot, newest trust.Secret) (out []string) {
 	for i := range all.Members {
@@ -226,10 +226,10 @@ func lacking(all *fleet.Snapshot, newest trust.Secret) (out []string) {
 	return out
 }
 
-// secretStatus is what GET /admin/v1/secret says: which secrets are in force and
-// who has which, by their IDs.
+// secretStatus is the response of GET /admin/v1/secret: the IDs of the secrets in force,
+// and who has which.
 type secretStatus struct {
-	Secrets []string       `json:"secrets"`        // the newest first
+	Secrets []string       `json:"secrets"`        // newest first
 	From    string         `json:"from,omitempty"` // the join file that they come from
 	Members []memberSecret `json:"members"`
 	Lacking []string       `json:"lacking,omitempty"` // do not have the newest

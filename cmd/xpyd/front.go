@@ -29,13 +29,13 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// RouterConfig is what `xpyd router` and `xpyd up` read: the router's own
+// RouterConfig is the configuration of `xpyd router` and `xpyd up`: the router's own
 // settings at the top level, and how it sees the fleet.
 type RouterConfig struct {
 	router.Config
 	Data string `koanf:"data"` // folder of the secrets
-	// Join or JoinFile is of another router of the fleet. TrustEveryone asks nobody
-	// for the fleet's secret, and shows it to nobody.
+	// Join or JoinFile comes from another router of the fleet. With TrustEveryone the
+	// fleet's secret is neither asked for nor shown.
 	Join          string      `koanf:"join" secret:"true"`
 	JoinFile      string      `koanf:"join_file"`
 	TrustEveryone bool        `koanf:"trust_everyone"`
@@ -70,7 +70,7 @@ type fleetConfig struct {
 	ClusterPassword string   `koanf:"cluster_password" secret:"true"`
 }
 
-// Validate refuses what could not be listened on or connected to.
+// Validate refuses addresses that cannot be listened on or connected to.
 func (c *fleetConfig) Validate() error {
 	var wrong *trust.TLSError
 	if err := trust.ValidTLS(c.TLSCert, c.TLSKey, c.TLSCA); errors.As(err, &wrong) {
@@ -102,18 +102,17 @@ func defaultRouterConfig() RouterConfig {
 	return c
 }
 
-// Files of the data folder, which one router owns while it runs. What is in it is
-// how other commands find the router: they need no flag on the same machine.
+// Files of the data folder, which one router owns while it runs. Other commands on the same
+// machine find the router by them, without a flag.
 const (
 	fileToken   = "admin-token"    // bearer token of the admin listener
-	fileTokenRO = "admin-token-ro" // of who only looks
+	fileTokenRO = "admin-token-ro" // read-only token
 	fileAdmin   = "admin-url"
-	// fileAdminCert says where the admin listener's certificate is, if it has
-	// one: the commands of this machine believe it.
+	// fileAdminCert names the admin listener's certificate, if it has one: the commands of
+	// this machine trust it.
 	fileAdminCert = "admin-cert"
 
-	// These stay when the router ends, so that it is the same fleet when it starts
-	// again.
+	// These outlast the router, so that it is the same fleet when it starts again.
 	fileSecret = "fleet-secret"
 	fileJoin   = "join-url"     // for --join-file
 	fileScrape = "scrape-token" // for Prometheus
@@ -134,28 +133,27 @@ type front struct {
 	lifeline  *fleet.Lifeline
 	router    *router.Router
 
-	// ballast is never touched, so it takes no memory, but counts as held. A
-	// router holds a few MiB, which would be collected several hundred times a
-	// second under load: whenever garbage has grown to as much.
+	// ballast is never touched, so it takes no memory, but it counts as heap. A router
+	// holds a few MiB; without ballast, garbage of that size would trigger a collection
+	// several hundred times a second under load.
 	ballast []byte
 }
 
 const ballastBytes = 16 << 20
 
-// frontConfig is what the settings do not say.
+// frontConfig is what the settings do not contain.
 type frontConfig struct {
 	mounts map[string]fasthttp.RequestHandler
 	coming func(string) bool // router.Deps.Coming
-	// sources says whether somebody chose fleet.listen. Otherwise another port does
-	// as well.
+	// sources reports whether somebody chose fleet.listen. If not, another port will do.
 	sources config.Sources
-	// forget leaves nothing in a data folder that was made here: there is no fleet
+	// forget leaves nothing behind in a data folder that was made here: there is no fleet
 	// any more.
 	forget bool
 }
 
-// openFront wires and starts everything that listens. While it waits for a join file
-// that is a pipe, it ends with ctx.
+// openFront wires and starts everything that listens. Waiting for a join file that is a
+// pipe ends with ctx.
 func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how frontConfig) (f *front, err error) {
 	f = &front{log: log, forget: how.forget, ballast: make([]byte, ballastBytes)}
 	defer func() {
@@ -236,7 +234,7 @@ func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how fro
 	return
 }
 
-// token is what the environment has, else made now; the data folder gets it.
+// token returns the environment's token, or makes one; it is written to the data folder.
 func (f *front) token(env, file string) (string, error) {
 	token := os.Getenv(env)
 	if token == "" {
@@ -247,8 +245,8 @@ func (f *front) token(env, file string) (string, error) {
 	return token, f.data.Write(file, []byte(token+"\n"))
 }
 
-// openNATS starts the embedded server, unless there is another, connects, and
-// writes how to join.
+// openNATS starts the embedded server unless there is an external one, connects, and writes
+// the join line.
 func (f *front) openNATS(cfg *RouterConfig, joined *joining, chosen bool) error {
 	url := cfg.Fleet.URL
 	if url == "" && cfg.Fleet.ClusterListen == "" {
@@ -283,8 +281,8 @@ func (f *front) openNATS(cfg *RouterConfig, joined *joining, chosen bool) error 
 	return err
 }
 
-// natsAddrs are where the embedded server may listen when nobody chose: the port of
-// the time before, which join lines name, then the default, then any.
+// natsAddrs lists where the embedded server may listen when nobody chose: the previous
+// port, which join lines name, then the default, then any.
 func natsAddrs(listen string, before trust.Join) []string {
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil {
@@ -298,14 +296,14 @@ func natsAddrs(listen string, before trust.Join) []string {
 	return slices.Compact(append(out, listen, net.JoinHostPort(host, "0")))
 }
 
-// follow takes what another router's join file says, until close.
+// follow applies the other router's join file as it changes, until close.
 func (f *front) follow(joined *joining) {
 	f.endFollow = background(func(ctx context.Context) {
 		joined.follow(ctx, nil, f.log, func(j trust.Join) error { return f.secret.follow(j, f.conn) })
 	})
 }
 
-// letGo gives the data folder back. It may be called again, and meanwhile.
+// letGo releases the data folder. It may be called again, and concurrently.
 func (f *front) letGo() {
 	files := []string{fileToken, fileTokenRO, fileAdmin, fileAdminCert}
 	if f.forget && f.data.Made() {
@@ -314,8 +312,8 @@ func (f *front) letGo() {
 	f.data.Close(files...)
 }
 
-// reloading puts limits, policy and static members in force anew on each SIGHUP, until end is
-// called. The audit file is opened anew then, whatever the configuration is worth.
+// reloading applies limits, policy and static members anew on each SIGHUP, until end is
+// called. It also reopens the audit file, even if the configuration is invalid.
 func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error)) (end func()) {
 	r, log := f.router, f.log
 	anew := func() (*RouterConfig, error) {
@@ -328,10 +326,10 @@ func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error))
 		if err := r.Reload(next.Limits, next.Pick.Policy); err != nil {
 			return err
 		}
-		if err := r.SetStatic(next.Static); err != nil { // the others of the list are in force
+		if err := r.SetStatic(next.Static); err != nil { // the valid ones of the list are in force
 			log.Error("static members", "err", err)
 		}
-		now := *old // what is in force
+		now := *old // in force
 		now.Limits, now.Pick.Policy, now.Static = next.Limits, next.Pick.Policy, next.Static
 		rest := *next
 		rest.Limits, rest.Pick.Policy, rest.Static = old.Limits, old.Pick.Policy, old.Static
@@ -357,8 +355,8 @@ func (f *front) url(cfg *RouterConfig) string {
 	return scheme + strings.Replace(f.router.Addr().String(), "[::]", "127.0.0.1", 1)
 }
 
-// close ends along the data path: no new requests, running ones to their end
-// (until ctx), then the view of the fleet, then NATS.
+// close shuts down along the data path: no new requests, running ones to their end (until
+// ctx), then the view of the fleet, then NATS.
 func (f *front) close(ctx context.Context) {
 	defer runtime.KeepAlive(f.ballast)
 	var errs []error

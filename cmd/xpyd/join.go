@@ -25,16 +25,16 @@ const (
 	trustHelp    = "ask nobody who comes for the fleet's secret: " + trustMeans
 )
 
-// joining is the join line that a process was given, and where it is from.
+// joining is the join line given to a process, and its source.
 type joining struct {
 	trust.Join
-	file string // "": from XPYD_JOIN, and as it is
+	file string // "": from XPYD_JOIN, which does not change
 	open bool   // others may read the file
 	once bool   // the file is a pipe or the like, which is read once
 }
 
-// readJoining reads the line; both empty is no line. Who writes into a pipe is waited
-// for until ctx ends, and the error is ctx's then.
+// readJoining reads the line; if both are empty there is none. It waits until ctx ends for
+// somebody to write into a pipe, and then returns ctx's error.
 func readJoining(ctx context.Context, text, file string) (joining, error) {
 	if file == "" {
 		return parseJoining(text, joining{})
@@ -45,7 +45,7 @@ func readJoining(ctx context.Context, text, file string) (joining, error) {
 		err  error
 	}
 	read := make(chan answer, 1)
-	go func() { // no deadline ends the opening of a pipe: after ctx it is left to itself
+	go func() { // opening a pipe takes no deadline: after ctx the goroutine is abandoned
 		var a answer
 		a.text, a.j, a.err = joinFile(file, false)
 		read <- a
@@ -61,7 +61,7 @@ func readJoining(ctx context.Context, text, file string) (joining, error) {
 	}
 }
 
-// again reads a file that is followed.
+// again rereads a file that is followed.
 func (j *joining) again() (joining, error) {
 	text, next, err := joinFile(j.file, true)
 	if err != nil {
@@ -80,7 +80,7 @@ func parseJoining(text string, j joining) (joining, error) {
 	}
 	line, err := trust.ParseJoin(text)
 	if err == nil && line.URL != "" {
-		conn := fleet.ConnConfig{URL: line.URL, Ring: &trust.Ring{}} // who has a secret has credentials
+		conn := fleet.ConnConfig{URL: line.URL, Ring: &trust.Ring{}} // whoever has a secret has credentials
 		err = conn.Validate()
 	}
 	if j.Join = line; err != nil {
@@ -92,8 +92,8 @@ func parseJoining(text string, j joining) (joining, error) {
 // maxJoin bounds a join line.
 const maxJoin = 16 << 10
 
-// joinFile reads a file that may also be a link, as secrets that are mounted are. A
-// pipe or the like is read once, and never again: that would wait for who is gone.
+// joinFile reads a file, which may be a link, as mounted secrets are. A pipe or the like is
+// read once and never again: that would wait for a writer that is gone.
 func joinFile(path string, again bool) (text string, j joining, err error) {
 	j.file = path
 	info, err := os.Stat(path)
@@ -105,7 +105,7 @@ func joinFile(path string, again bool) (text string, j joining, err error) {
 	}
 	flags := os.O_RDONLY
 	if j.once = !info.Mode().IsRegular(); !j.once {
-		flags |= syscall.O_NONBLOCK // of a pipe that has just taken its place
+		flags |= syscall.O_NONBLOCK // in case a pipe has just taken its place
 	} else if again {
 		return "", j, fmt.Errorf("%s is no regular file any more", path)
 	}
@@ -153,7 +153,7 @@ func chosenByUs(path string, info fs.FileInfo) error {
 
 func (j *joining) given() bool { return len(j.Secrets) > 0 }
 
-// ring makes the secrets usable. Without a line it is a ring that nobody else has.
+// ring returns the secrets for use. Without a line it is a ring that nobody else has.
 func (j *joining) ring() (*trust.Ring, error) {
 	if !j.given() {
 		return trust.NewRing(trust.NewSecret())
@@ -161,16 +161,15 @@ func (j *joining) ring() (*trust.Ring, error) {
 	return trust.NewRing(j.Secrets...)
 }
 
-// nothingElse is what a worker says to SIGHUP.
+// nothingElse is a worker's log line on SIGHUP.
 const nothingElse = "a worker has nothing to reload but its join file; restart it to change its configuration"
 
-// followEvery is how often a join file is looked at.
+// followEvery is how often a join file is checked.
 const followEvery = time.Second
 
-// follow calls apply with what the file holds whenever that has changed, and looks
-// also when told to, until ctx ends. A file that is not there or that cannot be
-// read changes nothing, and is said once. Without a file, and of one that is read
-// once, nothing changes.
+// follow calls apply with the file's content whenever it has changed, and also checks when
+// told to, until ctx ends. A file that is missing or unreadable changes nothing and is
+// logged once. Without a file, or with one that is read once, nothing changes.
 func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.Logger, apply func(trust.Join) error) {
 	if j.once {
 		log.Info("the join file is not a regular file: it was read once, and is not followed", "file", j.file)
@@ -210,7 +209,7 @@ func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.L
 	}
 }
 
-// ids names secrets.
+// ids returns the IDs of secrets.
 func ids(secrets []trust.Secret) string {
 	var out []string
 	for _, s := range secrets {
@@ -219,7 +218,7 @@ func ids(secrets []trust.Secret) string {
 	return strings.Join(out, "+")
 }
 
-// answersWhom refuses a worker that was not told whom it may answer.
+// answersWhom refuses a worker that was not told which fleet may use it.
 func answersWhom(cfg *worker.Config, j *joining) error {
 	if j.given() || cfg.TrustEveryone || cfg.APIKeysFile != "" {
 		return nil

@@ -15,8 +15,8 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// fleetLedger is what GET /debug/ledger?fleet=1 says: what the router holds,
-// and what each worker does.
+// fleetLedger is the response of GET /debug/ledger?fleet=1: what the router holds, and what
+// each worker does.
 type fleetLedger struct {
 	Process  string
 	At       time.Time
@@ -48,7 +48,7 @@ type line struct {
 	Why     string    `json:"why"`
 }
 
-// heldLines is everything that the fleet holds, oldest first.
+// heldLines returns everything that the fleet holds, oldest first.
 type heldLines struct {
 	At          time.Time `json:"at"`
 	Lines       []line    `json:"lines"`
@@ -56,13 +56,12 @@ type heldLines struct {
 	Leased      int       `json:"leased_blocks"`
 }
 
-// lines flattens the ledgers of all processes. What did not answer is a line
-// too: nothing is known of it.
+// lines flattens the ledgers of all processes. A process that did not answer is a line too.
 func (f *fleetLedger) lines() *heldLines {
 	out := &heldLines{At: f.At, Lines: []line{}}
 	for _, q := range f.Requests {
 		if q.Internal {
-			continue // a probe, or this very question
+			continue // a probe, or this very request
 		}
 		l := line{Process: f.Process, Kind: "request", ID: q.ID, State: q.State, Since: q.Since, Why: "a client waits for its answer to " + q.Path}
 		if n := len(q.Attempts); n > 0 {

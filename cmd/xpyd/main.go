@@ -1,6 +1,5 @@
-// Command xpyd serves large language models with prefill and decode on
-// separate workers. One file a subcommand: load configuration, wire, wait,
-// close.
+// Command xpyd serves large language models with prefill and decode on separate workers.
+// Each subcommand is a file: load configuration, wire, wait, close.
 package main
 
 import (
@@ -44,7 +43,7 @@ func main() {
 // run executes one command line and returns its exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
-	root.SetArgs(append([]string{}, args...)) // of nil it would take the process's own
+	root.SetArgs(append([]string{}, args...)) // with nil cobra would take the process's own
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitDone
@@ -88,7 +87,8 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	return root
 }
 
-// usageArgs makes a wrong number of arguments bad usage, of all commands below parent.
+// usageArgs turns a wrong number of arguments into bad usage, for all commands below
+// parent.
 func usageArgs(parent *cobra.Command) {
 	for _, c := range parent.Commands() {
 		check := c.Args
@@ -102,10 +102,9 @@ func usageArgs(parent *cobra.Command) {
 	}
 }
 
-// shutdownContext is cancelled by the first SIGINT or SIGTERM, and the drain
-// that follows by a second one: what runs is then cut, and if that takes
-// longer than lastGrace, or at a third signal, the process does what it was told to
-// do lastly, and exits.
+// shutdownContext is cancelled by the first SIGINT or SIGTERM, and the drain that follows
+// by a second: what runs is then cut. If that takes longer than lastGrace, or at a third
+// signal, the process runs the lastly function and exits.
 func shutdownContext(exit func(int)) (context.Context, func()) {
 	now, cut := context.WithCancel(context.Background())
 	d := &drain{now: now}
@@ -157,8 +156,7 @@ func background(f func(context.Context)) (end func()) {
 	}
 }
 
-// lastGrace is for leaving no process and no file behind after a second
-// signal.
+// lastGrace is the time after a second signal to clean up processes and files.
 const lastGrace = 500 * time.Millisecond
 
 // drainKey is where a command's context has its drain.
@@ -169,16 +167,16 @@ type drain struct {
 	last atomic.Pointer[func()] // see lastly
 }
 
-// lastly says what is done, beside whatever runs, before an exit that waits for
-// nothing any more. It is quick.
+// lastly sets what is done, beside whatever runs, before an exit that no longer waits. It
+// must be quick.
 func lastly(ctx context.Context, f func()) {
 	if d, ok := ctx.Value(drainKey{}).(*drain); ok {
 		d.last.Store(&f)
 	}
 }
 
-// draining returns the context of a command's drain: it ends after limit, or
-// with a second signal, and not with ctx.
+// draining returns the context of a command's drain: it ends after limit or with a second
+// signal, not with ctx.
 func draining(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	parent := context.Background()
 	if d, ok := ctx.Value(drainKey{}).(*drain); ok {
@@ -187,7 +185,7 @@ func draining(ctx context.Context, limit time.Duration) (context.Context, contex
 	return context.WithTimeout(parent, limit)
 }
 
-// cut says whether a second signal came.
+// cut reports whether a second signal came.
 func cut(ctx context.Context) bool {
 	d, ok := ctx.Value(drainKey{}).(*drain)
 	return ok && d.now.Err() != nil

@@ -18,14 +18,14 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// fileRevoked stays when the router ends, as the secret does.
+// fileRevoked outlasts the router, as the secret does.
 const fileRevoked = "revoked"
 
-// routerName is a router's at NATS, where workers have their ids.
+// routerName is a router's name at NATS, where workers have their ids.
 const routerName = "router"
 
-// revoker keeps who is shut out of the fleet in the data folder, and away from the
-// embedded NATS. What other routers say comes through follow.
+// revoker keeps the list of members shut out of the fleet, in the data folder and at the
+// embedded NATS. Other routers' revocations come through follow.
 type revoker struct {
 	*fleet.Watcher
 	data *datadir.Dir
@@ -37,7 +37,7 @@ type revoker struct {
 	kept []fleet.Revocation
 }
 
-// readRevoked is what the folder has.
+// readRevoked returns the folder's list.
 func readRevoked(data *datadir.Dir) (list []fleet.Revocation, err error) {
 	text, err := data.Read(fileRevoked)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -68,7 +68,7 @@ func (r *revoker) after(err error) error {
 	return nil
 }
 
-// keep writes down what has changed, and tells NATS.
+// keep writes a changed list and applies it to NATS.
 func (r *revoker) keep() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -91,7 +91,7 @@ func (r *revoker) keep() error {
 	return errors.Join(append(errs, err)...)
 }
 
-// follow keeps what other routers say, until ctx ends.
+// follow stores other routers' revocations until ctx ends.
 func (r *revoker) follow(ctx context.Context) {
 	for version := uint64(0); ; {
 		s, err := r.Wait(ctx, version)
@@ -158,7 +158,7 @@ was replaced since, it needs the new join line.`,
 	return cmd
 }
 
-// revocation asks the router, and prints the list if that is all.
+// revocation asks the router, and prints the list if that was the request.
 func (a *adminFlags) revocation(cmd *cobra.Command, verb, id string) error {
 	path := revocationsPath
 	if id != "" {

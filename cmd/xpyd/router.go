@@ -15,7 +15,7 @@ const shutdownTimeout = 30 * time.Second
 
 const dataHelp = "folder of the secrets, and of where the router is found; nobody else may look into it"
 
-// newRouter is `xpyd router`: the front door, alone.
+// newRouter is `xpyd router`: the front door alone.
 func newRouter() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "router --config FILE",

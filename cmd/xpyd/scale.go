@@ -18,8 +18,8 @@ import (
 	"github.com/xpyd/xpyd/router/console"
 )
 
-// scaler answers POST /admin/v1/scale on the router of an `up`. The listener
-// opens before the supervisor exists, so that comes later.
+// scaler serves POST /admin/v1/scale on the router of an `up`. The listener opens before
+// the supervisor exists, which is set later.
 type scaler struct {
 	mu  sync.Mutex
 	sup *supervise.Supervisor
@@ -38,7 +38,7 @@ func (s *scaler) mounts() map[string]fasthttp.RequestHandler {
 	}
 }
 
-// startsNone answers for a router that stands alone.
+// startsNone refuses to scale on a router that stands alone.
 func startsNone() map[string]fasthttp.RequestHandler {
 	return map[string]fasthttp.RequestHandler{"POST /admin/v1/scale": func(ctx *fasthttp.RequestCtx) {
 		fail(ctx, openai.NotFound("this router was not started by `xpyd up`, and starts no workers: start them where they are to run, with `xpyd prefill --join-file …` and `xpyd decode --join-file …`, and end them there, after `xpyd drain ID`"))
@@ -78,7 +78,7 @@ func (s *scaler) serve(ctx *fasthttp.RequestCtx) {
 	respond(ctx, changes)
 }
 
-// noteScale tells the audit log how many there were, and are.
+// noteScale records the counts before and after in the audit log.
 func noteScale(ctx *fasthttp.RequestCtx, changes map[string]supervise.Scaled) {
 	var was, is []string
 	for _, role := range slices.Sorted(maps.Keys(changes)) {
@@ -89,8 +89,8 @@ func noteScale(ctx *fasthttp.RequestCtx, changes map[string]supervise.Scaled) {
 	console.NoteChange(ctx, strings.Join(was, " "), strings.Join(is, " "))
 }
 
-// coming says whether a worker runs or will: the fleet is yet to hear of it, if it
-// has not.
+// coming reports whether a worker runs or will run, even if the fleet has not heard of it
+// yet.
 func (s *scaler) coming(id string) bool {
 	sup := s.get()
 	return sup != nil && slices.ContainsFunc(sup.Status(), func(c supervise.Status) bool {

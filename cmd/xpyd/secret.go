@@ -64,7 +64,7 @@ func newRetire() *cobra.Command {
 	return cmd
 }
 
-// secretCall prints how things are after it.
+// secretCall makes a request and prints the resulting state.
 func secretCall(cmd *cobra.Command, admin *adminFlags, method, path string, in any) error {
 	var s secretStatus
 	if err := admin.call(cmd.Context(), method, secretPath+path, in, &s); err != nil {
@@ -142,7 +142,7 @@ scrape-token, for credentials_file; it changes when an older secret is retired.`
 	return cmd
 }
 
-// joinOf is the join line in a router's data folder.
+// joinOf returns the join line in a router's data folder.
 func joinOf(data string) (trust.Join, error) {
 	dir, err := datadir.Open(data)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -16,9 +16,9 @@ import (
 // library's search.
 var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD", "XPYD_CUDA_*"}
 
-// configured has a command run with its configuration: the defaults, the file of --config,
-// the environment and the flags that the command has by then, the later over the former.
-// load reads it once more.
+// configured runs a command with its configuration: the defaults, the file of --config, the
+// environment and the flags that the command has by then, later ones overriding. load reads
+// it once more.
 func configured[T any](cmd *cobra.Command, file string, def *T, run func(cmd *cobra.Command, cfg *T, sources config.Sources, load func() (*T, error)) error) {
 	f := cmd.Flags()
 	path := f.String("config", "", "YAML file"+file)
@@ -66,8 +66,8 @@ func flagKey(flag string) string {
 	return key
 }
 
-// wrongSetting makes bad configuration of an error that names a key: of what this
-// machine or the model does not allow.
+// wrongSetting turns an error that names a key, for what this machine or the model does not
+// allow, into bad configuration.
 func wrongSetting(sources config.Sources, err error) error {
 	var e *config.KeyError
 	if !errors.As(err, &e) {
@@ -81,7 +81,8 @@ func logFlags(f *pflag.FlagSet, def *worker.Log) {
 	f.String("log-format", def.Format, "text or json")
 }
 
-// computeFlags are those of what workers compute and on what, of a worker and of `up`.
+// computeFlags are the flags for what workers compute and on what, shared by a worker and
+// `up`.
 func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 	f.String("model", "", "a directory, a .gguf file or hf:OWNER/NAME; default: the embedded stories260k")
 	f.String("device", def.Device, "auto, cpu or cuda")
@@ -95,7 +96,7 @@ func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 	f.String("quantization", def.Quantization, "auto (as the checkpoint is), none or fp8 (E4M3, a scale a channel, made when loading; half the memory, faster, small errors): the weights of the layers, on a GPU")
 }
 
-// kvFlags are those of workers' kv section.
+// kvFlags are the flags of workers' kv section.
 func kvFlags(f *pflag.FlagSet, k *worker.KV) {
 	f.String("kv-transport", k.Transport, "how KV comes from workers of this machine: auto (from GPU to GPU or through shared memory where possible), tcp, shm, cudaipc, nccl or pinned")
 	f.String("kv-host-memory", k.HostMemory.String(), "host memory that keeps KV which a worker's pool has no room for: a size, or 2x for twice the pool; 0: none")

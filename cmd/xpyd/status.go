@@ -17,7 +17,7 @@ import (
 	"github.com/xpyd/xpyd/router/share"
 )
 
-// fleetStatus is what GET /admin/v1/instances says, as far as a table needs.
+// fleetStatus is the part of GET /admin/v1/instances that the table needs.
 type fleetStatus struct {
 	Ready     bool
 	At        time.Time // the router's clock
@@ -41,7 +41,7 @@ type instanceStatus struct {
 	Breaker    pick.Guard `json:"breaker"`
 }
 
-// get returns the instance of that id, nil if there is none.
+// get returns the instance with that id, nil if there is none.
 func (s *fleetStatus) get(id string) *instanceStatus {
 	for i := range s.Instances {
 		if s.Instances[i].ID == id {
@@ -136,7 +136,7 @@ func every(ctx context.Context, interval time.Duration, f func() error) error {
 	}
 }
 
-// pool is how much of a KV pool is held, and its size where that is known.
+// pool shows how much of a KV pool is held, and its size where known.
 func pool(used float64, bytes int64) string {
 	text := fmt.Sprintf("%.0f%%", 100*used)
 	switch {
@@ -148,10 +148,10 @@ func pool(used float64, bytes int64) string {
 	return text
 }
 
-// onCPU tells whether a worker of ours computes on the CPU.
+// onCPU reports whether a worker of ours computes on the CPU.
 func onCPU(m *fleet.Member) bool { return m != nil && strings.HasPrefix(m.Numerics, "cpu-") }
 
-// gpu is what a worker's GPU says of itself; what it leaves out is left out.
+// gpu shows what a worker's GPU reports; missing values are left out.
 func gpu(m *fleet.Member) string {
 	g := m.Load.GPU
 	switch {
@@ -173,7 +173,7 @@ func gpu(m *fleet.Member) string {
 	return strings.Join(parts, " ")
 }
 
-// lapseShown is for how long a worker's lapse is told of.
+// lapseShown is how long a worker's lapse is shown.
 const lapseShown = 10 * time.Minute
 
 func (s *fleetStatus) print(w io.Writer, now time.Time) error {

@@ -29,11 +29,11 @@ type upConfig struct {
 	RouterConfig
 	Prefill        int       `koanf:"prefill"` // workers of each role
 	Decode         int       `koanf:"decode"`
-	worker.Compute           // of each worker, but that all together take gpu_memory
-	KV             worker.KV `koanf:"kv"` // of each worker, which has a folder of its own in ssd_dir
+	worker.Compute           // for each worker, except gpu_memory, which all share
+	KV             worker.KV `koanf:"kv"` // for each worker, which has its own folder in ssd_dir
 }
 
-const maxWorkers = 64 // of a role, on one machine
+const maxWorkers = 64 // for each role, on one machine
 
 // Validate checks what the router's and the workers' own checks do not.
 func (c *upConfig) Validate() error {
@@ -47,7 +47,7 @@ func (c *upConfig) Validate() error {
 	return errors.Join(c.RouterConfig.Validate(), w.Validate())
 }
 
-// workers is what the configurations of its workers have in common.
+// workers returns the common part of its workers' configurations.
 func (c *upConfig) workers() worker.Config {
 	w := workerDefaults(fleet.Prefill)
 	w.TrustEveryone, w.Compute, w.KV, w.Log = c.TrustEveryone, c.Compute, c.KV, c.Log
@@ -56,7 +56,7 @@ func (c *upConfig) workers() worker.Config {
 	return w
 }
 
-// environ is what tells each worker of that, behind what this process has from others.
+// environ passes that to each worker, after what this process has from others.
 func (c *upConfig) environ(environ []string) ([]string, error) {
 	unset, set := workerDefaults(fleet.Prefill), c.workers()
 	vars, err := config.Environ(&unset, &set)
@@ -103,8 +103,8 @@ only reads, or admin-token.`,
 }
 
 // fits reports, before any worker starts, whether so many bytes are enough for the host
-// memory of all; each checks for itself, too. A multiple of pools whose size nobody knows
-// yet is left to them, and so is a machine of which nothing is known (0 bytes).
+// memory of all; each also checks for itself. Multiples of pools of unknown size are left
+// to the workers, and so is a machine about which nothing is known (0 bytes).
 func (c *upConfig) fits(available int64) error {
 	workers, each := c.Prefill+c.Decode, c.KV.HostMemory.Of(int64(c.KVMemory))
 	all := int64(workers) * each
@@ -183,7 +183,7 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 	return err
 }
 
-// startAll starts the workers and says ready once a request went through.
+// startAll starts the workers and reports ready once a request has gone through.
 func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, front *front, stdout, stderr io.Writer) error {
 	for role, n := range map[string]int{"prefill": cfg.Prefill, "decode": cfg.Decode} {
 		if _, err := sup.Scale(role, n); err != nil {
@@ -192,7 +192,7 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	}
 	if err := sup.WaitReady(ctx); err != nil {
 		var start *supervise.StartError
-		if errors.As(err, &start) && start.Status.LastLine != "" { // as its own main put it
+		if errors.As(err, &start) && start.Status.LastLine != "" { // in the words of its own main
 			err = startError(&start.Status)
 		}
 		return err
@@ -208,12 +208,12 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	return err
 }
 
-// settingLine is what a worker's main says of a setting: where it was set, of `up`
-// its own flag or environment, the key, and what is wrong with it.
+// settingLine matches what a worker's main says about a setting: where it was set (by `up`:
+// its own flag or environment), the key, and what is wrong with it.
 var settingLine = regexp.MustCompile(`^(?:(?:--[a-z-]+|XPYD_[A-Z_]+): )?([a-z_]+(?:\.[a-z_]+)*): (.*)$`)
 
-// startError is why a worker did not start: a *config.KeyError where the worker found a
-// setting wrong.
+// startError returns why a worker did not start: a *config.KeyError where the worker found
+// a setting wrong.
 func startError(s *supervise.Status) error {
 	said := strings.TrimPrefix(s.LastLine, "xpyd: ")
 	if s.Exit != nil && s.Exit.Code == exitUsage {
@@ -224,9 +224,8 @@ func startError(s *supervise.Status) error {
 	return fmt.Errorf("%s: %s", s.Name, said)
 }
 
-// startOutput passes the children's lines on, but keeps back the newest of
-// each until all have started: when a start fails, that line is the error, and
-// is printed once.
+// startOutput passes the children's lines on, but holds back each one's newest until all
+// have started: when a start fails, that line is the error, and is printed once.
 type startOutput struct {
 	mu   sync.Mutex
 	w    io.Writer
@@ -247,12 +246,12 @@ func (o *startOutput) Write(line []byte) (int, error) {
 	return len(line), err
 }
 
-// release lets go of everything.
+// release prints everything held back.
 func (o *startOutput) release() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, line := range o.held {
-		_, _ = o.w.Write(line) // nobody is left to tell
+		_, _ = o.w.Write(line) // nobody is left to report to
 	}
 	o.held = nil
 }
@@ -271,8 +270,8 @@ func waitReady(ctx context.Context, front *front) error {
 	return nil
 }
 
-// child makes the i-th worker of a role: its arguments are what is its alone. It is ready
-// when the fleet knows it.
+// child describes the i-th worker of a role; its arguments are what it does not share with
+// the others. It is ready when the fleet knows it.
 func (c *upConfig) child(exe string, role fleet.Role, front *front) func(int) supervise.Child {
 	w := front.watcher
 	return func(i int) supervise.Child {
@@ -296,16 +295,16 @@ func (c *upConfig) child(exe string, role fleet.Role, front *front) func(int) su
 	}
 }
 
-// childEnv is the parent's environment less its own settings, which a worker
-// does not know.
+// childEnv is the parent's environment without its own settings, which a worker does not
+// know.
 func childEnv(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
 		return strings.HasPrefix(kv, "XPYD_") && !strings.HasPrefix(kv, cuda.LibraryEnv+"=")
 	})
 }
 
-// forwardPulse tells the supervisor of the workers' heartbeats, so that it can
-// kill one that stopped: a stopped process ignores everything but SIGKILL.
+// forwardPulse passes the workers' heartbeats to the supervisor, so that it can kill one
+// that stopped: a stopped process ignores everything but SIGKILL.
 func forwardPulse(ctx context.Context, w *fleet.Watcher, sup *supervise.Supervisor) {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
@@ -322,7 +321,7 @@ func forwardPulse(ctx context.Context, w *fleet.Watcher, sup *supervise.Supervis
 			if m == nil || m.PID != s.PID {
 				continue
 			}
-			// While NATS is away nobody can be heard, and silence means nothing.
+			// While NATS is away no heartbeat arrives, and silence means nothing.
 			if m.Heard.After(heard[s.Name]) || !link.Up {
 				heard[s.Name] = m.Heard
 				sup.Heartbeat(s.Name)

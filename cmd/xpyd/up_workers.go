@@ -7,8 +7,8 @@ import (
 	"github.com/xpyd/xpyd/internal/supervise"
 )
 
-// doing says what a worker of `up` does now: an order may have drained it or
-// changed its role.
+// doing returns what a worker of `up` does now: an order may have drained it or changed its
+// role.
 func doing(front *front) func(supervise.Status) (string, supervise.Use) {
 	w, r := front.watcher, front.router
 	return func(s supervise.Status) (string, supervise.Use) {
@@ -29,8 +29,8 @@ func doing(front *front) func(supervise.Status) (string, supervise.Use) {
 	}
 }
 
-// again lets what orders have made of a worker outlast a crash: its role, and
-// that it is drained. args are those of its first start. One goroutine calls it.
+// again preserves the effect of orders on a worker across a crash: its role, and that it is
+// drained. args are those of its first start. One goroutine calls it.
 func again(front *front, id string, args []string) func() (string, []string) {
 	w, r := front.watcher, front.router
 	args = slices.Clone(args)

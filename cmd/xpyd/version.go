@@ -14,7 +14,7 @@ import (
 // version is set by the linker for releases: -X main.version=v1.2.3.
 var version = "dev"
 
-// build names this binary: its version, and the commit when the build knows it.
+// build names this binary: its version, and the commit if the build knows it.
 func build() string {
 	if rev := revision(); len(rev) >= 12 {
 		return version + "+" + rev[:12]
@@ -22,8 +22,7 @@ func build() string {
 	return version
 }
 
-// revision is the commit that this binary was built from, "" when the build does
-// not know it.
+// revision is the commit that this binary was built from, "" if the build does not know it.
 func revision() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
@@ -50,7 +49,7 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// buildInfo is a metric that tells which build a process is of.
+// buildInfo is a metric with the build of a process.
 func buildInfo() prometheus.Collector {
 	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "xpyd_build_info", Help: "1, with the build in its labels.",
 		ConstLabels: prometheus.Labels{"version": version, "revision": revision(), "go": runtime.Version()}})

@@ -16,7 +16,7 @@ import (
 	"github.com/xpyd/xpyd/internal/supervise"
 )
 
-// waiting is --wait and --timeout of a command whose operation goes on after it.
+// waiting is --wait and --timeout, for a command whose operation continues after it.
 type waiting struct {
 	on      bool
 	timeout time.Duration
@@ -33,8 +33,8 @@ const (
 	waitTell = time.Second // at most so often
 )
 
-// until asks pending what is missing still until that is nothing, and tells it on
-// standard error.
+// until polls pending for what is missing until that is nothing, and shows it on standard
+// error.
 func (w *waiting) until(cmd *cobra.Command, what string, pending func(context.Context) (string, error)) error {
 	if !w.on {
 		return nil
@@ -108,7 +108,7 @@ func (s *scaling) tell(w io.Writer, want map[string]int, f *fleetStatus) {
 	}
 }
 
-// pending says which workers do not serve yet, and which have not ended.
+// pending returns which workers do not serve yet, and which have not ended.
 func (s *scaling) pending(ctx context.Context, admin *adminFlags) (string, error) {
 	var f fleetStatus
 	var workers []supervise.Status
@@ -152,7 +152,7 @@ func (s *scaling) pending(ctx context.Context, admin *adminFlags) (string, error
 	return strings.Join(left, "; "), nil
 }
 
-// stillHeld says what a drained worker has to finish.
+// stillHeld returns what a drained worker has yet to finish.
 func stillHeld(ctx context.Context, admin *adminFlags, id string) (string, error) {
 	var f fleetStatus
 	if err := admin.call(ctx, "GET", "/admin/v1/instances", nil, &f); err != nil {
@@ -177,7 +177,7 @@ func stillHeld(ctx context.Context, admin *adminFlags, id string) (string, error
 	}
 	raw, ok := l.Fleet[id]
 	if !ok {
-		raw = json.RawMessage(`{}`) // it left between the two questions, or it will be told in the next answer
+		raw = json.RawMessage(`{}`) // it left between the two requests, or the next response will tell
 	}
 	var held heldLines
 	held.worker(id, raw)

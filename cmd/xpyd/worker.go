@@ -127,7 +127,7 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	case failure = <-w.Failed():
 	}
 	endFollow()
-	// One second more than the drain: what is left then is ended by force.
+	// One second more than the drain: whatever is left then is ended by force.
 	stop, done := draining(ctx, drain+time.Second)
 	defer done()
 	if err := w.Close(stop); err != nil {
@@ -136,7 +136,7 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	return failure
 }
 
-// fleetTLS reads the files of mutual TLS between members; nil without them.
+// fleetTLS reads the files of mutual TLS between members; nil without any.
 func fleetTLS(cert, key, ca string, log *slog.Logger) (*trust.TLS, error) {
 	t, err := trust.NewTLS(cert, key, ca, log)
 	if wrong := (*trust.TLSError)(nil); errors.As(err, &wrong) {
@@ -145,8 +145,8 @@ func fleetTLS(cert, key, ca string, log *slog.Logger) (*trust.TLS, error) {
 	return t, err
 }
 
-// followJoin has the worker's join file in force as it is, until end is called. On
-// SIGHUP it looks at once; there is nothing else to reload.
+// followJoin keeps the worker's join file in force as it changes, until end is called.
+// SIGHUP makes it check at once; there is nothing else to reload.
 func followJoin(w *worker.Worker, joined *joining, ring *trust.Ring, hup <-chan os.Signal, log *slog.Logger) (end func()) {
 	return background(func(ctx context.Context) {
 		joined.follow(ctx, hup, log, func(next trust.Join) error {
@@ -158,8 +158,8 @@ func followJoin(w *worker.Worker, joined *joining, ring *trust.Ring, hup <-chan 
 	})
 }
 
-// newLogger makes the process's log. Lines of single requests are written in
-// batches, and of any other message only so many a minute; flush writes the last.
+// newLogger makes the process's log. Lines about single requests are written in batches,
+// and any other message only so many times a minute; flush writes the last.
 func newLogger(w io.Writer, level, format string) (log *slog.Logger, flush func()) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {

@@ -9,7 +9,7 @@ type Kind uint8
 const (
 	Stored  Kind = iota // blocks can be matched from now on
 	Removed             // blocks are gone from a tier
-	Cleared             // all are
+	Cleared             // all blocks are gone
 )
 
 // Tier is where a block is.
@@ -29,42 +29,40 @@ func (t Tier) String() string { return [...]string{"gpu", "host", "disk"}[t] }
 // Batch is one message of a publisher.
 type Batch struct {
 	Time    float64 // seconds since 1970, by the engine's clock
-	Rank    int     // data-parallel rank, 0 when not told
+	Rank    int     // data-parallel rank, 0 when not given
 	Events  []Event
-	Unknown int // events of kinds that are not known
+	Unknown int // events of unknown kinds
 }
 
-// Event is one change. Hashes are the engine's names of blocks: integers as
-// they are, of byte strings the last 8 bytes, which is what vLLM's integers
-// are too.
+// Event is one change. Hashes are the engine's names of blocks: integers as they are; of
+// byte strings the last 8 bytes, which is also what vLLM's integers are.
 type Event struct {
 	Kind   Kind
 	Hashes []uint64
 	Tier   Tier
-	// Group is the KV group of a model with several kinds of attention, and
-	// Window says that the group forgets: only the others name prefixes.
+	// Group is the KV group of a model with several kinds of attention. Window marks a
+	// group that forgets: only the others name prefixes.
 	Group  int
 	Window bool
 
-	// Of Stored. The first block extends Parent, each other the one before.
+	// For Stored only. The first block extends Parent, each other the one before it.
 	Parent    uint64
 	HasParent bool
-	Tokens    []uint32 // BlockSize of each block; none: blocks of a lower tier that were told of before
+	Tokens    []uint32 // BlockSize for each block; none: blocks of a lower tier that were announced before
 	BlockSize int
 	LoRA      string   // adapter's name, or its number
 	Extra     []uint64 // what else each block depends on, hashed; nil or 0: nothing
 }
 
-// Bounds of a batch; engines' own are far below.
+// Bounds of a batch; those of real engines are far below.
 const (
 	maxEvents    = 1 << 16
 	maxBlockSize = 1 << 16
 	maxRank      = 1 << 12
 )
 
-// Decode reads a batch of either engine, in any of their shapes. Fields and
-// events that are not known are skipped. Nothing is returned on error. The
-// batch does not alias b.
+// Decode reads a batch of either engine, in any of their shapes. It skips unknown fields
+// and events, and returns nothing on error. The batch does not alias b.
 func Decode(b []byte) (*Batch, error) {
 	r, out := &reader{b: b}, &Batch{}
 	n := r.list()
@@ -96,7 +94,7 @@ func Decode(b []byte) (*Batch, error) {
 	return out, nil
 }
 
-// places is the order of the fields where an event is a list, after its type.
+// places is the order of an event's fields, after its type, where the event is a list.
 var places = map[string][]string{
 	"BlockStored": {"block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium", "lora_name", "extra_keys",
 		"group_idx", "kv_cache_spec_kind", "kv_cache_spec_sliding_window"},

@@ -16,7 +16,7 @@ type draft struct {
 	common uint64 // what all blocks depend on
 }
 
-// field reads one field; those that are not known are skipped.
+// field reads one field and skips unknown ones.
 func (d *draft) field(r *reader, name string) {
 	if r.null() {
 		return
@@ -70,7 +70,7 @@ func tierOf(medium string) Tier {
 	return Disk
 }
 
-// forgets says whether a group of that kind keeps less than the whole prefix.
+// forgets reports whether a group of that kind keeps less than the whole prefix.
 func forgets(spec string) bool {
 	s := strings.ToLower(spec)
 	return strings.Contains(s, "window") || strings.Contains(s, "mamba") || strings.Contains(s, "chunked")
@@ -91,8 +91,8 @@ func (r *reader) hash() (v uint64) {
 	return v
 }
 
-// readExtra reads what each block depends on beside its tokens: for each nil,
-// or a list. Only equality matters, so what is not nil is hashed as it came.
+// readExtra reads what each block depends on besides its tokens: nil or a list for each.
+// Only equality matters, so anything but nil is hashed as it came.
 func (d *draft) readExtra(r *reader) {
 	if msgp.NextType(r.b) != msgp.ArrayType {
 		r.skip()
@@ -121,13 +121,13 @@ func ExtraOf(raw []byte) uint64 {
 	return max(h.Sum64(), 1)
 }
 
-// SaltExtra is the Extra of the first block of a prompt with that cache salt
-// and no other extra keys, as vLLM has it.
+// SaltExtra is the Extra of the first block of a prompt with that cache salt and no other
+// extra keys, as in vLLM.
 func SaltExtra(salt string) uint64 {
 	return ExtraOf(msgp.AppendString(msgp.AppendArrayHeader(nil, 1), salt))
 }
 
-// event checks what has been read.
+// event checks the fields that were read.
 func (d *draft) event(r *reader, tag string) Event {
 	ev := &d.ev
 	if !d.hashes && tag != "AllBlocksCleared" {
@@ -139,7 +139,7 @@ func (d *draft) event(r *reader, tag string) Event {
 	case tag == "BlockRemoved":
 		return Event{Kind: Removed, Hashes: ev.Hashes, Tier: ev.Tier, Group: ev.Group, Window: ev.Window}
 	case len(ev.Tokens) == 0 && len(ev.Hashes) > 0 && ev.Tier != GPU:
-		// Offloading engines name what they copy to a lower tier, and no more.
+		// Offloading engines give only the names of blocks that they copy to a lower tier.
 	case ev.BlockSize == 0:
 		r.fail("%s without a block size", tag)
 	case len(ev.Tokens) != len(ev.Hashes)*ev.BlockSize:

@@ -14,26 +14,26 @@ import (
 	"github.com/xpyd/xpyd/internal/zmtp"
 )
 
-// Handler is told what a feed learns, one call at a time and in order.
+// Handler receives what a feed learns, one call at a time and in order.
 type Handler interface {
 	Apply(*Batch)
-	// Reset says that what was applied may be wrong by now: forget it.
+	// Reset means that what was applied may be wrong by now: forget it.
 	Reset(reason string)
 }
 
-// FeedConfig says whom to follow.
+// FeedConfig says which publisher to follow.
 type FeedConfig struct {
 	Endpoint string // host:port of the publisher
 	Replay   string // host:port of its replay socket; "" if it has none
 	Topic    string // prefix of the topics wanted; "" for all
-	// Keys are shown to a publisher that asks for them, on each new connection; nil
-	// if it does not. While it returns an error nothing is dialled.
+	// Keys are shown to a publisher that asks for them, on each new connection; nil if it
+	// does not ask. While it returns an error, nothing is dialled.
 	Keys    func() (*zmtp.Keys, error)
 	Handler Handler
 	Log     *slog.Logger
 }
 
-// Stats counts what a Feed went through.
+// Stats counts a Feed's events.
 type Stats struct {
 	Connected atomic.Bool
 	Batches   atomic.Uint64
@@ -43,7 +43,7 @@ type Stats struct {
 	failure   atomic.Pointer[error]
 }
 
-// Failure is why it is not connected, nil if it is or was not yet tried.
+// Failure returns why the feed is not connected; nil if it is, or has not tried yet.
 func (s *Stats) Failure() error {
 	if err := s.failure.Load(); err != nil {
 		return *err
@@ -51,9 +51,8 @@ func (s *Stats) Failure() error {
 	return nil
 }
 
-// Refused reports whether a failure is one of trust, which only other settings
-// or secrets end: the publisher wants a key that we have not, or no key where we
-// show one.
+// Refused reports whether a failure is one of trust, which only other settings or secrets
+// end: the publisher wants a key that we lack, or takes no key where we show one.
 func Refused(err error) bool {
 	return errors.Is(err, ErrNoSecret) || errors.Is(err, zmtp.ErrRefused) || errors.Is(err, zmtp.ErrMechanism)
 }
@@ -71,8 +70,8 @@ type Feed struct {
 	next  uint64 // sequence number wanted
 	print uint64 // of the payload before next
 
-	// Within a session live numbers only rise. Those below caughtUp are in
-	// the replay that came meanwhile.
+	// Within a session live numbers only rise. Those below caughtUp were covered by a
+	// replay meanwhile.
 	live     uint64 // the number after the last live one
 	caughtUp uint64
 }
@@ -96,7 +95,7 @@ const (
 	endSeq     = math.MaxUint64 // -1, after the last batch of a replay
 )
 
-// Run follows until ctx ends; its connections are closed then.
+// Run follows the publisher until ctx ends, and then closes its connections.
 func (f *Feed) Run(ctx context.Context) {
 	wait := firstWait
 	timer := time.NewTimer(0)
@@ -159,7 +158,7 @@ func (f *Feed) session(ctx context.Context) error {
 	}
 }
 
-// dial connects with the keys of now.
+// dial connects with the current keys.
 func (f *Feed) dial(ctx context.Context, addr string, t zmtp.Type) (*zmtp.Conn, error) {
 	cfg := zmtp.Config{Type: t, MaxMessage: maxBatch}
 	if f.cfg.Keys != nil {
@@ -176,13 +175,13 @@ func (f *Feed) message(ctx context.Context, seq uint64, payload []byte) {
 	again := seq < f.live
 	f.live = seq + 1
 	switch {
-	case again: // the numbers start anew
+	case again: // the numbers start over
 		f.reset(fmt.Sprintf("the sequence went back to %d", seq))
 		if seq > 0 && f.cfg.Replay != "" && f.replay(ctx, 0, nil) == nil && seq < f.next {
 			return
 		}
 	case f.heard && seq < f.caughtUp:
-		return // known from the replay
+		return // already applied by the replay
 	case f.heard && seq < f.next:
 		f.reset(fmt.Sprintf("sequence number %d after %d", seq, f.next-1))
 	case f.heard && seq > f.next:
@@ -191,11 +190,11 @@ func (f *Feed) message(ctx context.Context, seq uint64, payload []byte) {
 			return
 		}
 	}
-	f.take(seq, payload)
+	f.applyBatch(seq, payload)
 }
 
-// mend fetches what is missing before seq. False leaves seq itself to be
-// applied.
+// mend fetches the batches missing before seq. It returns false if seq itself is still to
+// be applied.
 func (f *Feed) mend(ctx context.Context, seq uint64) bool {
 	missing := fmt.Sprintf("%d batches before %d were lost", seq-f.next, seq)
 	if f.cfg.Replay == "" {
@@ -215,8 +214,8 @@ func (f *Feed) mend(ctx context.Context, seq uint64) bool {
 	return f.heard
 }
 
-// resume finds out, on a new connection, whether this is still the publisher
-// that we know: one that repeats our last batch is.
+// resume finds out, on a new connection, whether this is still the publisher that we know:
+// it is if it repeats our last batch.
 func (f *Feed) resume(ctx context.Context) {
 	if f.heard && f.next > 0 {
 		same := false
@@ -236,8 +235,8 @@ func (f *Feed) resume(ctx context.Context) {
 
 var errStopped = errors.New("not the batch that was expected")
 
-// replay applies all batches from a number on. The first one goes to check
-// instead, if that is given, which may end it.
+// replay applies all batches from a number on. If check is given, the first batch goes
+// there instead, and check may end the replay.
 func (f *Feed) replay(ctx context.Context, from uint64, check func(uint64, []byte) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, replayTime)
 	defer cancel()
@@ -256,7 +255,7 @@ func (f *Feed) replay(ctx context.Context, from uint64, check func(uint64, []byt
 		if frames, err = c.ReadMessage(frames); err != nil {
 			return err
 		}
-		// A delimiter, the topic at some publishers, the number, the batch.
+		// A delimiter, the topic (from some publishers), the number, the batch.
 		n := len(frames)
 		if n < 2 || n > 4 || len(frames[n-2]) != 8 {
 			return fmt.Errorf("%w: a replay of %d frames", ErrMalformed, n)
@@ -276,15 +275,15 @@ func (f *Feed) replay(ctx context.Context, from uint64, check func(uint64, []byt
 		switch {
 		case f.heard && seq < f.next:
 			continue
-		case f.heard && seq > f.next: // the oldest it has is too young
+		case f.heard && seq > f.next: // its oldest batch is too new
 			f.reset(fmt.Sprintf("batches %d to %d are gone from the replay", f.next, seq-1))
 		}
-		f.take(seq, frames[n-1])
+		f.applyBatch(seq, frames[n-1])
 	}
 }
 
-// take applies one batch.
-func (f *Feed) take(seq uint64, payload []byte) {
+// applyBatch applies one batch.
+func (f *Feed) applyBatch(seq uint64, payload []byte) {
 	f.next, f.print, f.heard = seq+1, maphash.Bytes(f.seed, payload), true
 	b, err := Decode(payload)
 	if err != nil {

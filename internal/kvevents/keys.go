@@ -10,7 +10,7 @@ import (
 	"github.com/xpyd/xpyd/internal/zmtp"
 )
 
-// ErrNoSecret is a publisher that asks for a fleet's secret which we have not.
+// ErrNoSecret means that the publisher asks for a fleet's secret that we do not have.
 var ErrNoSecret = errors.New("the publisher asks for a fleet's secret that is not ours")
 
 // Audiences of the keys that are derived from a fleet's secret: Curve25519
@@ -22,13 +22,13 @@ const (
 
 func privateKey(s trust.Secret, audience string) *ecdh.PrivateKey {
 	k, err := ecdh.X25519().NewPrivateKey(s.Key(trust.Events, audience, 32))
-	if err != nil { // the length alone can be wrong
+	if err != nil { // only the length can be wrong
 		panic(err)
 	}
 	return k
 }
 
-// SubscriberKeys are shown to a publisher that accepts the secrets theirs names
+// SubscriberKeys returns keys for a publisher that accepts the secrets that theirs names
 // (trust.Ring.IDs). The error is ErrNoSecret.
 func SubscriberKeys(r *trust.Ring, theirs string) (*zmtp.Keys, error) {
 	if r == nil {
@@ -41,7 +41,7 @@ func SubscriberKeys(r *trust.Ring, theirs string) (*zmtp.Keys, error) {
 	return &zmtp.Keys{Own: privateKey(s, toSubscribe), Server: privateKey(s, toPublish).PublicKey()}, nil
 }
 
-// doors are a publisher's: one for each secret in force.
+// doors are a publisher's keys: one for each secret in force.
 type doors struct {
 	ring *trust.Ring
 
@@ -50,8 +50,8 @@ type doors struct {
 	from []trust.Secret
 }
 
-// now returns those of the secrets in force now. They are kept: anybody can have
-// them asked for.
+// now returns the doors of the secrets in force now. They are cached: any stranger's
+// connection asks for them.
 func (d *doors) now() []zmtp.Door {
 	secrets := d.ring.Secrets()
 	d.mu.Lock()

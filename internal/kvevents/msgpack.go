@@ -10,9 +10,9 @@ import (
 // ErrMalformed is wrapped by all errors of Decode.
 var ErrMalformed = errors.New("malformed KV events")
 
-// reader reads msgpack from the front of b. Its first error stays: after it b is
-// empty, and every method returns nothing. Sizes are checked against what is left
-// before anything is stored: an element takes at least a byte.
+// reader reads msgpack from the front of b. Its first error sticks: b is then empty, and
+// every method returns nothing. Sizes are checked against the bytes left before anything is
+// stored: an element takes at least a byte.
 type reader struct {
 	b   []byte
 	err error
@@ -25,7 +25,7 @@ func (r *reader) fail(format string, args ...any) {
 	r.b = nil
 }
 
-// read goes on behind a value.
+// read advances past a value.
 func (r *reader) read(rest []byte, err error) {
 	if r.b = rest; err != nil {
 		r.fail("%v", err)
@@ -106,7 +106,7 @@ func (r *reader) fields() int {
 	return r.head(n, 2, rest, err)
 }
 
-// head takes a head of so many elements, of at least least bytes each.
+// head reads a head of n elements, each of at least least bytes.
 func (r *reader) head(n uint32, least int, rest []byte, err error) int {
 	if r.read(rest, err); int(n) > len(r.b)/least {
 		r.fail("%d elements in %d bytes", n, len(r.b))

@@ -19,21 +19,21 @@ type PublisherConfig struct {
 	Topic  string
 	Arrays bool // events as lists, as SGLang and older vLLMs have them
 
-	// Ring is the fleet's secrets, of which a subscriber must hold one; nil: nobody
-	// is asked for anything.
+	// Ring holds the fleet's secrets, one of which a subscriber must know; nil admits
+	// everybody.
 	Ring *trust.Ring
 
 	Keep      int // batches that can be replayed; default 10,000
 	KeepBytes int // and their bytes; default 32 MiB
 
-	Log    *slog.Logger   // for what cannot be accepted, and who is refused; nil for none
-	Failed scarce.Counter // counts that; nil for nobody
+	Log    *slog.Logger   // failed accepts and refused subscribers; nil for none
+	Failed scarce.Counter // counts failed accepts; nil for none
 }
 
 // Publisher publishes batches as vLLM does, with the same replay socket.
 type Publisher struct {
 	cfg    PublisherConfig
-	said   seldom // of who was refused
+	said   seldom // log lines about refused subscribers
 	pub    *zmtp.Publisher
 	router *zmtp.Router
 
@@ -73,8 +73,7 @@ func Publish(cfg PublisherConfig) (*Publisher, error) {
 	return p, nil
 }
 
-// refused hears of handshakes that failed, and says so of those that want to
-// subscribe and may not.
+// refused is called for handshakes that failed, and logs subscribers that lack the secret.
 func (p *Publisher) refused(err error) {
 	if p.cfg.Ring == nil || !errors.Is(err, zmtp.ErrKey) && !errors.Is(err, zmtp.ErrMechanism) {
 		return
@@ -85,11 +84,10 @@ func (p *Publisher) refused(err error) {
 	}
 }
 
-// Addr is where batches are published, ReplayAddr where they are repeated; nil
-// if nowhere.
+// Addr returns the address where batches are published.
 func (p *Publisher) Addr() net.Addr { return p.pub.Addr() }
 
-// ReplayAddr is the replay socket's address, nil without one.
+// ReplayAddr returns the replay socket's address, nil without one.
 func (p *Publisher) ReplayAddr() net.Addr {
 	if p.router == nil {
 		return nil
@@ -97,11 +95,11 @@ func (p *Publisher) ReplayAddr() net.Addr {
 	return p.router.Addr()
 }
 
-// Subscribers is how many listen.
+// Subscribers returns the number of subscribers.
 func (p *Publisher) Subscribers() int { return p.pub.Subscribers() }
 
-// Renew is for a Ring that has changed: who came in with a secret that is no longer in
-// force hears no more.
+// Renew applies a changed Ring: it disconnects those who came in with a secret no longer in
+// force.
 func (p *Publisher) Renew() {
 	p.pub.Judge()
 	if p.router != nil {
@@ -128,8 +126,8 @@ func (p *Publisher) Send(b *Batch) {
 	}
 }
 
-// Lose says that events were lost before they could be sent: the sequence gets
-// a gap that no replay mends, so that readers start anew.
+// Lose records that events were lost before they could be sent: the sequence gets a gap
+// that no replay mends, so that readers start over.
 func (p *Publisher) Lose() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,7 +135,7 @@ func (p *Publisher) Lose() {
 	p.trim(0, 0)
 }
 
-// trim drops the oldest; p.mu is held.
+// trim drops the oldest batches; p.mu is held.
 func (p *Publisher) trim(batches, bytes int) {
 	for len(p.kept)-p.first > batches || p.bytes > bytes {
 		p.bytes -= len(p.kept[p.first])
@@ -150,9 +148,8 @@ func (p *Publisher) trim(batches, bytes int) {
 	}
 }
 
-// replay answers one question: the batches from a number on that there are now,
-// then the end. What is dropped meanwhile is left out, so that who reads slowly
-// keeps none of it.
+// replay serves one request: the batches from a number on that are kept now, then the end.
+// It skips batches dropped meanwhile, so that a slow reader keeps none of them alive.
 func (p *Publisher) replay(_ zmtp.Peer, frames [][]byte, reply func(...[]byte) error) error {
 	if n := len(frames); n < 1 || n > 2 || len(frames[n-1]) != 8 {
 		return ErrMalformed

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// saidEvery is how often a line may be logged that a peer can cause.
+// saidEvery is the least time between log lines that a peer can cause.
 const saidEvery = time.Minute
 
 // seldom lets a log line through once in a while, and counts the others.

@@ -94,7 +94,7 @@ func (p *parser) checkChat(c *Chat) *Error {
 	return c.check()
 }
 
-// responseFormat keeps a format; nil for plain text.
+// responseFormat reads a format; nil for plain text.
 func (p *parser) responseFormat() json.RawMessage {
 	p.Peek()
 	from := p.Pos()
@@ -107,8 +107,8 @@ func (p *parser) responseFormat() json.RawMessage {
 	return bytes.Clone(p.Since(from))
 }
 
-// tools checks that tools is a list of objects with a type and keeps its text;
-// order of keys matters to templates.
+// tools checks that tools is a list of objects with a type. It keeps their text, because
+// the order of keys matters to templates.
 func (p *parser) tools() json.RawMessage {
 	p.Peek()
 	from, n := p.Pos(), 0
@@ -129,7 +129,7 @@ func (p *parser) tools() json.RawMessage {
 	return bytes.Clone(p.Since(from))
 }
 
-// templateKwargs reads what the client wants to tell the template.
+// templateKwargs reads the client's variables for the template.
 func (p *parser) templateKwargs() map[string]json.RawMessage {
 	const name = "chat_template_kwargs"
 	if !p.is(name, jsonscan.Object, "an object") {
@@ -166,7 +166,7 @@ func (p *parser) openMessage(name string) bool {
 	return p.Next() == jsonscan.Object
 }
 
-// message checks one message and brings it to the form that templates expect.
+// message checks one message and converts it to the form that templates expect.
 func (p *parser) message(name string) json.RawMessage {
 	p.Peek()
 	start := p.Pos()
@@ -175,7 +175,7 @@ func (p *parser) message(name string) json.RawMessage {
 	}
 	role, content := "", jsonscan.None
 	var from, to int // where content is, if it is a list of parts
-	var text string  // which make this
+	var text string  // those parts, joined
 	for p.Next() == jsonscan.Key {
 		switch string(p.Decoded()) {
 		case "role":
@@ -214,8 +214,8 @@ func (p *parser) message(name string) json.RawMessage {
 	return bytes.Clone(raw)
 }
 
-// toolCalls checks the calls that an assistant made. Templates want their
-// arguments as JSON, and get them so also where they are text that holds it.
+// toolCalls checks the calls that an assistant made. Templates want their arguments as
+// JSON, so text that holds JSON is unwrapped.
 func (p *parser) toolCalls(name string) {
 	if !p.is(name, jsonscan.Array, "a list") {
 		return
@@ -248,8 +248,7 @@ func (p *parser) toolCalls(name string) {
 	}
 }
 
-// argumentText checks arguments of a call that are JSON in a string, or an
-// empty one.
+// argumentText checks arguments of a call that are a string: JSON, or empty.
 func (p *parser) argumentText(name string) {
 	text := p.stringOr("messages")
 	if text == "" {
@@ -267,7 +266,7 @@ func (p *parser) argumentText(name string) {
 	}
 }
 
-// joinParts makes one text of a list of text parts.
+// joinParts joins a list of text parts into one text.
 func (p *parser) joinParts(name string) string {
 	var texts []string
 	p.Next() // the bracket
@@ -314,8 +313,8 @@ func (p *parser) joinParts(name string) string {
 	return strings.Join(texts, "\n")
 }
 
-// maxValues bounds what templates are given: a value takes memory by its
-// number, not by its length, and there can be one in two bytes of a body.
+// maxValues bounds what templates are given. Memory goes by the number of values, not by
+// their length, and two bytes of a body can hold one.
 const maxValues = 100_000
 
 // count counts a JSON value of field.
@@ -325,8 +324,8 @@ func (p *parser) count(field string) {
 	}
 }
 
-// walk is Skip for what templates are given: it counts the values, and refuses
-// numbers that no float holds. Integers may have any size.
+// walk is Skip for what templates are given: it counts the values, and refuses numbers too
+// large for a float. Integers may have any size.
 func (p *parser) walk(field string) {
 	for depth := p.Depth(); ; {
 		switch p.Next() {
@@ -352,7 +351,7 @@ func (p *parser) walk(field string) {
 	}
 }
 
-// stringOr reads a string, or steps over what is none.
+// stringOr reads a string, or skips any other value.
 func (p *parser) stringOr(field string) string {
 	if p.Peek() != jsonscan.String {
 		p.walk(field)
@@ -362,7 +361,7 @@ func (p *parser) stringOr(field string) string {
 	return p.string(field)
 }
 
-// stringOrNil is stringOr within messages, with nil for what is no string.
+// stringOrNil is stringOr within messages, with nil for anything but a string.
 func (p *parser) stringOrNil() *string {
 	is := p.Peek() == jsonscan.String
 	s := p.stringOr("messages")

@@ -46,12 +46,12 @@ var fieldsByName = func() map[string]Field {
 // 0 for a field that is not there.
 type span struct{ key, val, end int }
 
-// Has says whether the field is there, be it as null.
+// Has reports whether the field is there, even as null.
 func (t *Top) Has(f Field) bool { return t.at[f].end != 0 }
 
-// Edit changes the top level of a request's body by splicing: what it does
-// not touch keeps its bytes, also white space, order and numbers' spelling. A
-// field that the body has twice cannot be edited; see Top.Twice.
+// Edit changes the top level of a request's body by splicing: what it does not touch keeps
+// its bytes, including white space, order and the spelling of numbers. A field that the
+// body has twice cannot be edited; see Top.Twice.
 type Edit struct {
 	body  []byte
 	top   *Top
@@ -106,8 +106,8 @@ func (e *Edit) Add(key, raw string) {
 	e.added = append(e.added, raw...)
 }
 
-// Parts is the edited body as pieces to be written one after the other; those
-// of the original alias it.
+// Parts returns the edited body as pieces to be written one after the other; those of the
+// original alias it.
 func (e *Edit) Parts() [][]byte {
 	parts := make([][]byte, 0, 8)
 	from, left := 0, 0
@@ -163,8 +163,8 @@ func skipSpace(b []byte, i int) int {
 	return i
 }
 
-// lastByte is the last byte that is no white space, and its place counted from
-// the beginning of its part; 0 without one.
+// lastByte returns the last byte that is not white space, and its place counted from the
+// beginning of its part; 0 without one.
 func lastByte(parts [][]byte) (c byte, part, at int) {
 	for i := len(parts) - 1; i >= 0; i-- {
 		for j := len(parts[i]) - 1; j >= 0; j-- {

@@ -6,17 +6,17 @@ import (
 	"unicode/utf8"
 )
 
-// TopLogprob is one alternative at a position. An answer may hold millions of
-// them, so what the token is, is looked up when it is written.
+// TopLogprob is one alternative at a position. A response may hold millions of them, so a
+// token's text is looked up only when it is written.
 type TopLogprob struct {
 	ID      int32
 	Logprob float32
 }
 
-// Vocab says what tokens are; *tokenizer.Tokenizer does.
+// Vocab gives tokens' texts; *tokenizer.Tokenizer implements it.
 type Vocab interface {
-	// TokenText is an id's text; it may hold U+FFFD where TokenBytes are no
-	// whole characters.
+	// TokenText is an id's text; it may hold U+FFFD where TokenBytes are not whole
+	// characters.
 	TokenText(id int32) string
 	// TokenBytes are its exact bytes; nil renders as null.
 	TokenBytes(id int32) []byte
@@ -32,16 +32,16 @@ type TokenLogprob struct {
 	None   bool
 }
 
-// Choice is what one chunk, or a full response, says about one choice. Role
-// is meant for a chat stream's first chunk of a choice.
+// Choice is one choice in a chunk or in a full response. Role is meant for a chat stream's
+// first chunk of a choice.
 type Choice struct {
 	Index    int
 	Text     string
 	Role     bool
 	Logprobs []TokenLogprob // nil renders as null
-	Echo     []TokenLogprob // the prompt's, before Logprobs (completions); of no use without those
+	Echo     []TokenLogprob // the prompt's, before Logprobs (completions); only used with those
 	Finish   string         // "", "stop", "length", "tool_calls", …
-	// StopString or StopToken say what stopped it; both zero render as null.
+	// StopString or StopToken is what stopped it; both zero render as null.
 	StopString string
 	StopToken  int32 // id + 1, so that zero is none
 
@@ -172,7 +172,7 @@ func (e *Encoder) WriteFull(write func([]byte) error, choices []Choice, u Usage)
 
 const spillBytes = 64 << 10
 
-// put hands on what was written, in WriteFull.
+// put passes on what was written, in WriteFull.
 func (e *Encoder) put(dst []byte) []byte {
 	if e.spill == nil {
 		return dst
@@ -308,8 +308,8 @@ func (e *Encoder) appendLong(dst []byte, s string) []byte {
 	return append(appendEscaped(dst, s), '"')
 }
 
-// AppendString appends s as a JSON string. Characters beyond ASCII stay as
-// they are; bytes that are no UTF-8 become U+FFFD.
+// AppendString appends s as a JSON string. Characters beyond ASCII stay as they are;
+// invalid UTF-8 becomes U+FFFD.
 func AppendString(dst []byte, s string) []byte {
 	return append(appendEscaped(append(dst, '"'), s), '"')
 }

@@ -55,8 +55,8 @@ func TooLarge(format string, args ...any) *Error {
 	return &Error{Status: 413, Type: TypeInvalid, Code: "request_too_large", Message: fmt.Sprintf(format, args...)}
 }
 
-// AnswerTooLarge is a 400 for a request whose answer would be larger than one
-// may be; it names the field that makes it so.
+// AnswerTooLarge is a 400 for a request whose response would exceed the limit; it names the
+// field responsible.
 func AnswerTooLarge(param, format string, args ...any) *Error {
 	e := BadRequest(param, format, args...)
 	e.Code = "answer_too_large"

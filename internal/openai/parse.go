@@ -68,15 +68,15 @@ func defaults() Sampling {
 	return Sampling{N: 1, SkipSpecial: true, Temperature: 1, TopP: 1, Repetition: 1}
 }
 
-// parser is one parse: the reader, the limits, and what only the end of the
-// object can decide.
+// parser is one parse: the reader, the limits, and what can only be decided at the end of
+// the object.
 type parser struct {
 	reader
 	lim    Limits
 	bestOf bool
 
-	unknown bool // there was a field that is skipped
-	values  int  // JSON values in the field that is read, see maxValues
+	unknown bool // an unknown field was skipped
+	values  int  // JSON values in the field being read, see maxValues
 
 	completionTokens bool // max_completion_tokens was given
 	topLogprobs      bool // top_logprobs above 0 was given
@@ -267,7 +267,7 @@ func (p *parser) tokenIDs(field string, limit int) []int32 {
 	return p.idsAfter([]int32{}, field, limit)
 }
 
-// idsAfter appends a list of token ids, whose bracket has been read.
+// idsAfter appends a list of token ids whose bracket has been read.
 func (p *parser) idsAfter(ids []int32, field string, limit int) []int32 {
 	for p.Item() {
 		n := len(ids)

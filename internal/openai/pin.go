@@ -12,17 +12,17 @@ import (
 // LongestPin bounds ttl_s.
 const LongestPin = 31 * 24 * time.Hour
 
-// Pin is what the body of a pin, or of its end, has besides a completion's or a
-// chat's fields: the prompt, or messages, and cache_salt name what is pinned.
+// Pin holds the fields of a pin's body, or of an unpin's, that completions and chats lack.
+// What is pinned is named by the prompt, or messages, and cache_salt.
 type Pin struct {
 	TTL  time.Duration // of a new pin
-	ID   string        // of the one to end; "": the prompt says which
+	ID   string        // the pin to end; "": the one of the prompt
 	Chat bool          // the prompt is messages
 }
 
-// ParsePin reads the body of a pin, or if ends that of its end. The prompt's own
-// fields are left to ParseCompletion and ParseChat. Fields that nobody knows are
-// refused: a pin that is not what was meant shows only when it is too late.
+// ParsePin reads the body of a pin or, if ends, of its end. The prompt's own fields are
+// left to ParseCompletion and ParseChat. Unknown fields are refused: a mistaken pin would
+// show only when it is too late.
 func ParsePin(body []byte, ends bool) (pin Pin, _ *Error) {
 	p := parser{lim: Limits{}.withDefaults()}
 	var prompt, ttl bool
@@ -83,12 +83,12 @@ func (p *parser) seconds(field string, most time.Duration) (d time.Duration, giv
 	return time.Duration(f * float64(time.Second)), true
 }
 
-// elsewhere are fields of requests that a worker has no use for.
+// elsewhere lists request fields that a worker does not use.
 var elsewhere = []string{"metadata", "parallel_tool_calls", "priority", "prompt_cache_key", "reasoning_effort",
 	"safety_identifier", "service_tier", "store", "verbosity"}
 
-// known reports whether a completion or a chat has such a field: whether its
-// parser does more than skip it.
+// known reports whether completions or chats have such a field: whether their parser does
+// more than skip it.
 func known(name string) bool {
 	if slices.Contains(elsewhere, name) {
 		return true

@@ -9,9 +9,8 @@ import (
 	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
-// reader reads the fields of a body, which is a JSON object. Its first error
-// stays: after it there are no more tokens, and every method returns nothing.
-// A null is as good as an absent field.
+// reader reads the fields of a body, which is a JSON object. Its first error sticks: after
+// it there are no more tokens, and every method returns nothing. Null counts as absent.
 type reader struct{ jsonscan.Scanner }
 
 // begin starts a body; the members are next.
@@ -22,13 +21,13 @@ func (r *reader) begin(body []byte) {
 	}
 }
 
-// refuse ends the reading with an error of field, or of the body if that is "".
+// refuse ends the reading with an error about field, or about the body if that is "".
 func (r *reader) refuse(field, format string, args ...any) {
 	root, _, _ := strings.Cut(field, "[") // the index is in the message
 	r.Fail(BadRequest(root, format, args...))
 }
 
-// fault is what went wrong so far.
+// fault returns the first error so far.
 func (r *reader) fault() *Error {
 	var refused *Error
 	switch err := r.Err(); {
@@ -45,20 +44,20 @@ func (r *reader) fault() *Error {
 	}
 }
 
-// end is what was wrong with the body, now that all of it has been read.
+// end returns the body's error, now that all of it has been read.
 func (r *reader) end() *Error {
-	_ = r.End() // of which fault tells
+	_ = r.End() // fault reports it
 	return r.fault()
 }
 
-// kindNames are what messages call values.
+// kindNames are what messages call kinds of values.
 var kindNames = map[jsonscan.Kind]string{
 	jsonscan.String: "a string", jsonscan.Object: "an object", jsonscan.Array: "an array", jsonscan.True: "a boolean",
 	jsonscan.False: "a boolean", jsonscan.Null: "null", jsonscan.Number: "a number",
 }
 
-// wrong refuses the next value, which is not what field wants. If it is no JSON
-// at all, that stays the error.
+// wrong refuses the next value as not what field wants. If it is not valid JSON, that stays
+// the error.
 func (r *reader) wrong(field, want string) {
 	depth := r.Depth()
 	k := r.Next()
@@ -66,8 +65,8 @@ func (r *reader) wrong(field, want string) {
 	r.refuse(field, "%s must be %s, not %s", field, want, kindNames[k])
 }
 
-// is reads a token of kind k, which is what field wants, and reports whether
-// it is there: not for null, and not for what is refused.
+// is reads a token of kind k, as field wants, and reports whether it is there: false for
+// null and for refused values.
 func (r *reader) is(field string, k jsonscan.Kind, want string) bool {
 	switch r.Peek() {
 	case k, jsonscan.Null:

@@ -41,7 +41,7 @@ const (
 	GivenRepetition
 )
 
-// Has says whether f was given.
+// Has reports whether f was given.
 func (g Fields) Has(f Fields) bool { return g&f != 0 }
 
 // Bias is one logit_bias entry.
@@ -83,7 +83,7 @@ type Sampling struct {
 	PromptLogprobs *int // prompt_logprobs: alternatives at each prompt position
 	ReturnTokenIDs bool
 	CacheSalt      string // separates prefix caches
-	CachePriority  int    // cache_priority 0..100 less its default of 50: KV of less makes room first
+	CachePriority  int    // cache_priority (0..100) minus its default of 50: KV of lower priority is evicted first
 
 	// KVTransferParams is the raw kv_transfer_params object; nil when absent
 	// or null.

@@ -8,9 +8,8 @@ import (
 	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
-// Member returns the raw value of a top-level member of a JSON object, nil
-// when body is no valid object or the member is absent or null. It aliases
-// body.
+// Member returns the raw value of a top-level member of a JSON object; nil if body is not a
+// valid object or the member is absent or null. It aliases body.
 func Member(body []byte, name string) []byte {
 	var found []byte
 	if !members(body, func(key, value []byte, _, _ int) {
@@ -23,8 +22,8 @@ func Member(body []byte, name string) []byte {
 	return found
 }
 
-// members calls f with each top-level member of a JSON object and where its
-// value is; false when body is no valid object.
+// members calls f with each top-level member of a JSON object and the place of its value;
+// false if body is not a valid object.
 func members(body []byte, f func(key, value []byte, from, to int)) bool {
 	var r reader
 	r.begin(body)
@@ -39,15 +38,15 @@ func members(body []byte, f func(key, value []byte, from, to int)) bool {
 	return r.End() == nil
 }
 
-// With returns the JSON object with the members set to raw JSON values: those
-// that are there are replaced in place, the others appended. Everything else
-// keeps its bytes. An object that is not valid is returned as it is.
+// With returns the JSON object with members set to raw JSON values: existing ones are
+// replaced in place, others appended. Everything else keeps its bytes. An invalid object is
+// returned as it is.
 func With(object []byte, set ...[2]string) []byte {
 	type cut struct {
 		from, to int
 		raw      string
 	}
-	var few [4]cut // as many as are mostly set: these need no memory
+	var few [4]cut // enough for most calls, without allocating
 	var doneFew [len(few)]bool
 	cuts, done := few[:0], doneFew[:]
 	if len(set) > len(few) {
@@ -86,15 +85,14 @@ func With(object []byte, set ...[2]string) []byte {
 	return append(out, object[end:]...)
 }
 
-// PromptUsage is the part of a usage that prefill knows. Cached is -1 when it
-// does not say.
+// PromptUsage is the part of a usage that prefill knows. Cached is -1 when not given.
 type PromptUsage struct {
 	Prompt, Cached int
 }
 
-// ReadUsage reads the prompt's part of an answer's usage, which may be a
-// whole answer or an event stream; counted is false when there is none. In the
-// same pass it is Member of another one.
+// ReadUsage reads the prompt's part of a response's usage; the response may be whole or an
+// event stream. counted is false when there is none. The same pass is Member of another
+// member.
 func ReadUsage(body []byte, name string) (u PromptUsage, counted bool, value []byte) {
 	body, _ = withUsage(body)
 	var usage, details []byte
@@ -133,9 +131,8 @@ func atoi(raw []byte) (int, bool) {
 	return n, err == nil && n >= 0
 }
 
-// MergeUsage puts the prompt's part of usage, which is prefill's to know, into
-// decode's answer: a whole one, or one event's JSON. An answer without a usage
-// object is returned as it is.
+// MergeUsage puts the prompt's part of usage, which prefill knows, into decode's response:
+// a whole one, or one event's JSON. A response without a usage object is returned as it is.
 func MergeUsage(body []byte, u PromptUsage) []byte {
 	from, to := 0, 0
 	if !members(body, func(key, _ []byte, f, t int) {

@@ -20,24 +20,24 @@ type Top struct {
 	Tools    []byte // raw JSON of tools; they are rendered before the messages
 	Salt     []byte // raw JSON of cache_salt
 
-	Link string // the first field present that links legs, "" when none
+	Link string // the first field present that links legs, "" if none
 
 	Priority    int64 // vLLM's: the lower goes first; 0 when absent
 	HasPriority bool
 	Tier        string // service_tier
-	// URLs are what an engine would fetch for the client: of the images and the
-	// like in messages, and of tools' servers.
+	// URLs are addresses that an engine would fetch for the client: images and other media
+	// in messages, and tools' servers.
 	URLs []string
 
 	// What decides whether a request can be split between two engines.
 	Prompts        int  // 1, or more for a batch
 	Echo           bool // echo
-	Logprobs       bool // logprobs or top_logprobs ask for some,
-	TopLogprobs    int  // and for so many alternatives
+	Logprobs       bool // logprobs or top_logprobs ask for some
+	TopLogprobs    int  // alternatives asked for
 	PromptLogprobs bool // prompt_logprobs is there
 
-	// Where the fields that an Edit can change are, and where the closing
-	// brace is. Twice names a known field that came more than once.
+	// Places of the fields that an Edit can change, and of the closing brace. Twice names a
+	// known field that came more than once.
 	at    [fields]span
 	close int
 	Twice string
@@ -56,9 +56,9 @@ func (t *Top) PromptTokens() int {
 	return (len(p)+len(t.Tools))/4 + 1
 }
 
-// Scan validates the whole of body as JSON and reads its top level. It
-// refuses wrong types of the fields it reads, naming them, and decides
-// nothing else: a worker's parser has the last word.
+// Scan validates the whole of body as JSON and reads its top level. It refuses wrong types
+// of the fields it reads, naming them, and decides nothing else: the worker's parser has
+// the last word.
 func Scan(body []byte, lim Limits) (Top, *Error) {
 	lim = lim.withDefaults()
 	t := Top{N: 1, Prompts: 1}
@@ -88,7 +88,7 @@ func Scan(body []byte, lim Limits) (Top, *Error) {
 	return t, nil
 }
 
-// field reads the value of a field. The key is good until then.
+// field reads the value of a field. The key is only valid until then.
 func (t *Top) field(r *reader, key []byte, lim Limits) {
 	switch string(key) {
 	case "model":
@@ -138,12 +138,12 @@ func (t *Top) field(r *reader, key []byte, lim Limits) {
 	}
 }
 
-// truth reports whether a value asks for something: it is neither false nor null.
-// Whether a number may stand there is a worker's to say.
+// truth reports whether a value asks for something: it is neither false nor null. Whether a
+// number is allowed there is for a worker to say.
 func truth(raw []byte) bool { return raw != nil && raw[0] != 'f' }
 
-// prompts reads prompt as raw does, and counts what is in it: strings and lists of
-// token ids count each, token ids together are one.
+// prompts reads prompt as raw does, and counts its prompts: each string and each list of
+// token ids is one; token ids outside a list together are one.
 func (t *Top) prompts(r *reader) (raw []byte, n int) {
 	if r.Peek() != jsonscan.Array {
 		return r.raw(), 1
@@ -172,7 +172,7 @@ func (t *Top) prompts(r *reader) (raw []byte, n int) {
 	return r.Since(from), n
 }
 
-// LinkField names the field if it is one that engines link legs with, "" if not.
+// LinkField returns the field's name if engines link legs with it, "" if not.
 func LinkField(key []byte) string {
 	switch string(key) {
 	case "kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room":

@@ -5,30 +5,30 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of answers, which routers and workers share: what passes a worker's
-// check is never too large for a router.
+// Bounds of responses, shared by routers and workers: what passes a worker's check is never
+// too large for a router.
 const (
-	MaxAnswer = 64 << 20 // bytes of one that does not stream, by default
+	MaxAnswer = 64 << 20 // bytes of a response that does not stream, by default
 	MaxEvent  = 4 << 20  // of one event of a stream
 )
 
-// TokenSizes are how many bytes of JSON a token of a model takes, at most.
+// TokenSizes are the most bytes of JSON that one token of a model takes, by use.
 type TokenSizes struct {
-	Text  int // that it adds to a choice's text
+	Text  int // added to a choice's text
 	Token int // its text as a string, in a log probability
 	Bytes int // its bytes as a list
 	ID    int // its id
 	Float int // a log probability
 }
 
-// leastTokens are sizes that no model's are below: what is too large with them
-// is too large for all.
+// leastTokens are lower bounds for all models: what is too large with them is too large for
+// any.
 var leastTokens = TokenSizes{Text: 1, Token: 3, Bytes: 3, ID: 1, Float: 1}
 
 // MeasureTokens measures the tokens 0 to n-1.
 func MeasureTokens(v Vocab, n int) TokenSizes {
-	// A float32 as appendLogprob writes it: a sign, and digits of 1e-6 with 9 that
-	// count, or 5 of them before the point.
+	// A float32 as appendLogprob writes it: a sign, and 9 significant digits from 1e-6 on,
+	// or 5 digits before the point.
 	s := TokenSizes{ID: len(strconv.Itoa(max(n-1, 0))), Float: 20, Bytes: len("null")}
 	for id := range int32(n) {
 		text, raw := v.TokenText(id), v.TokenBytes(id)
@@ -43,7 +43,7 @@ func MeasureTokens(v Vocab, n int) TokenSizes {
 	return s
 }
 
-// textSize is what a token's bytes come to in a text. Those that are no whole
+// textSize returns the size of a token's bytes in a text. Bytes that are not whole
 // characters by themselves may become U+FFFD, one for each.
 func textSize(raw []byte) (n int) {
 	if utf8.Valid(raw) {
@@ -59,7 +59,7 @@ func textSize(raw []byte) (n int) {
 	return n
 }
 
-// StringSize is what s takes as a JSON string: len(AppendString(nil, s)).
+// StringSize returns the size of s as a JSON string: len(AppendString(nil, s)).
 func StringSize[T string | []byte](s T) int {
 	n := 2
 	for i := 0; i < len(s); {
@@ -82,7 +82,7 @@ func StringSize[T string | []byte](s T) int {
 	return n
 }
 
-// Shape is what decides how large an answer can be, of each choice.
+// Shape determines how large a response can be, for each choice.
 type Shape struct {
 	Chat     bool
 	IDs      bool   // return_token_ids
@@ -96,7 +96,7 @@ type Shape struct {
 	PromptLogprobs int    // alternatives of each of the prompt's tokens; -1 without
 }
 
-// Entries is how many log probabilities a choice lists.
+// Entries returns how many log probabilities a choice lists.
 func (s *Shape) Entries() int {
 	n := s.Tokens * (s.Logprobs + 1)
 	if s.Echo {
@@ -105,31 +105,30 @@ func (s *Shape) Entries() int {
 	return n + s.Prompt*(s.PromptLogprobs+1)
 }
 
-// Size is the most that a choice of a whole answer takes.
+// Size returns the most bytes that a choice of a whole response takes.
 func (s *Shape) Size(t *TokenSizes) int {
 	return s.head(t) + s.Tokens*s.perToken(t)
 }
 
-// Fits is how many tokens a choice may have so that it takes at most size.
+// Fits returns how many tokens a choice may have to take at most size bytes.
 func (s *Shape) Fits(t *TokenSizes, size int) int {
 	return max(size-s.head(t), 0) / s.perToken(t)
 }
 
-// EventSize is the most that one event takes in which so many of the tokens are
-// new, with what only a choice's first event has.
+// EventSize returns the most bytes of one event with so many new tokens, including what
+// only a choice's first event has.
 func (s *Shape) EventSize(t *TokenSizes, tokens int) int {
 	return MaxHead + s.head(t) + min(tokens, s.Tokens)*s.perToken(t)
 }
 
-// MaxHead is what an answer, or an event, takes around its choices: its id, the
-// model, the usage.
+// MaxHead bounds what a response or event has around its choices: id, model, usage.
 const MaxHead = 4 << 10
 
-// head is a choice without its tokens.
+// head returns the size of a choice without its tokens.
 func (s *Shape) head(t *TokenSizes) int {
 	const names = 512 // the members' names, the index, the reason
 	n := names + 2*t.Text + StringSize(s.Stop)
-	// What is held back of a stop string, and comes out with other tokens.
+	// Text held back as a possible stop string comes out with other tokens.
 	n += 6 * len(s.Stop)
 	if s.IDs {
 		n += s.Prompt * (t.ID + 1)
@@ -141,15 +140,15 @@ func (s *Shape) head(t *TokenSizes) int {
 		}
 	}
 	if s.PromptLogprobs >= 0 {
-		// "id":{"logprob":…,"rank":…,"decoded_token":…}, once more for a token that is
-		// none of the alternatives.
+		// "id":{"logprob":…,"rank":…,"decoded_token":…}, once more for a token that is not
+		// among the alternatives.
 		each := t.ID + t.Token + t.Float + len(`"":{"logprob":,"rank":,"decoded_token":},`) + len("null")
 		n += s.Prompt * ((s.PromptLogprobs+1)*each + len("{},"))
 	}
 	return n
 }
 
-// perToken is what a generated token adds.
+// perToken returns what each generated token adds.
 func (s *Shape) perToken(t *TokenSizes) int {
 	n := t.Text
 	if s.IDs {
@@ -173,7 +172,7 @@ func (s *Shape) textEntry(t *TokenSizes) int {
 	return offset + (t.Float + len("null,")) + (t.Token + 1) + (s.Logprobs+1)*each + len("{},")
 }
 
-// Surely is what a worker's bound for the answer is at least, whatever the model.
+// Surely returns a lower bound of a worker's bound for the response, whatever the model.
 func (t *Top) Surely() int {
 	s := Shape{Chat: t.Messages, Tokens: min(t.MaxTokens, 1<<24), Logprobs: -1, PromptLogprobs: -1}
 	if t.Logprobs {

@@ -9,9 +9,8 @@ import (
 // maxURLs bounds the addresses of one request.
 const maxURLs = 1024
 
-// fetched is raw for a value in which members that isURL names are addresses
-// for the engine to fetch. They are found by their decoded names, wherever they
-// are in it.
+// fetched is raw for a value in which members that isURL names are addresses for the engine
+// to fetch. They are found by their decoded names, at any depth.
 func (t *Top) fetched(r *reader, isURL func(key []byte) bool) []byte {
 	if r.Peek() == jsonscan.Null {
 		return r.raw()
@@ -45,13 +44,13 @@ func (t *Top) address(r *reader) {
 	t.URLs = append(t.URLs, string(url))
 }
 
-// isMediaURL names what content parts give addresses in: url, image_url,
+// isMediaURL reports whether content parts give addresses in that member: url, image_url,
 // video_url, audio_url, file_url.
 func isMediaURL(key []byte) bool {
 	rest, ok := bytes.CutSuffix(key, []byte("url"))
 	return ok && (len(rest) == 0 || rest[len(rest)-1] == '_')
 }
 
-// isServerURL names where a tool of type mcp has its server. Schemas of
-// functions may have any other name in them.
+// isServerURL reports whether a tool of type mcp names its server in that member. Schemas
+// of functions may use any other name.
 func isServerURL(key []byte) bool { return string(key) == "server_url" }

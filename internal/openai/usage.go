@@ -2,11 +2,10 @@ package openai
 
 import "bytes"
 
-// ReadTokens reads the tokens that an answer says it has used: a whole answer,
-// or a run of events, of which the last with a usage counts. The usage of
-// responses and messages, input_tokens and output_tokens, is read too, and in their
-// streams where it is within the response or the message. What a usage does not
-// tell is 0.
+// ReadTokens reads the token counts that a response reports: a whole response, or a run of
+// events, of which the last with a usage counts. It also reads input_tokens and
+// output_tokens, the usage of responses and messages, which their streams nest within the
+// response or the message. Counts that are missing are 0.
 func ReadTokens(body []byte) (prompt, completion int, ok bool) {
 	body, before := withUsage(body)
 	members(usageOf(body), func(key, value []byte, _, _ int) {
@@ -21,14 +20,14 @@ func ReadTokens(body []byte) (prompt, completion int, ok bool) {
 		v, whole := atoi(value)
 		*n, ok = v, ok || whole
 	})
-	if ok && prompt == 0 && len(before) > 0 { // a message's stream tells it at its beginning
+	if ok && prompt == 0 && len(before) > 0 { // a message's stream has it at its beginning
 		prompt, _, _ = ReadTokens(before)
 	}
 	return prompt, completion, ok
 }
 
-// usageOf is the usage object of an answer or of an event. If its name stands once,
-// the answer is not read from the beginning to find it.
+// usageOf returns the usage object of a response or event. If its name occurs once, the
+// response is not parsed from the beginning to find it.
 func usageOf(body []byte) []byte {
 	if i := bytes.Index(body, usageKey[1:]); i > 0 && body[i-1] == '"' && opensUsage(body[i-1:]) {
 		if rest := body[i+len(usageKey)-1:]; !bytes.Contains(rest, usageKey[1:]) {
@@ -44,8 +43,8 @@ func usageOf(body []byte) []byte {
 	return usage
 }
 
-// braced is b up to the brace that closes its first. A usage has no texts, so that
-// each brace in it counts.
+// braced returns b up to the brace that closes its first. A usage has no strings, so every
+// brace in it counts.
 func braced(b []byte) []byte {
 	depth := 0
 	for i, c := range b {
@@ -61,8 +60,8 @@ func braced(b []byte) []byte {
 	return nil
 }
 
-// withUsage is the data of the last event that has a usage, and what comes before
-// it, or body as it is.
+// withUsage returns the data of the last event that has a usage and what comes before it,
+// or body itself.
 func withUsage(body []byte) (event, before []byte) {
 	if bytes.HasPrefix(bytes.TrimLeft(body, " \t\r\n"), []byte("{")) {
 		return body, nil // no events
@@ -85,15 +84,15 @@ func withUsage(body []byte) (event, before []byte) {
 
 var usageKey = []byte(`"usage":`)
 
-// opensUsage says whether b, which begins with usageKey, goes on as an object.
+// opensUsage reports whether b, which begins with usageKey, continues as an object.
 func opensUsage(b []byte) bool {
 	return bytes.HasPrefix(bytes.TrimLeft(b[len(usageKey):], " "), []byte("{"))
 }
 
-// HasUsage says whether a run of server-sent events may hold a usage object.
+// HasUsage reports whether a run of server-sent events may hold a usage object.
 func HasUsage(run []byte) bool {
 	for {
-		i := bytes.Index(run, usageKey[1:]) // a quote is nothing to look for first
+		i := bytes.Index(run, usageKey[1:]) // skip the quote: too common to search for
 		if i < 0 {
 			return false
 		}

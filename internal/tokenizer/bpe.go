@@ -41,8 +41,8 @@ type cachedWord struct {
 	ids  []int32
 }
 
-// pairTable maps a pair of symbols to (rank, merged symbol): open addressing
-// with linear probing, at most half full.
+// pairTable maps a pair of symbols to (rank, merged symbol): open addressing with linear
+// probing, at most half full.
 type pairTable struct {
 	slots []pairSlot
 	shift uint
@@ -64,7 +64,7 @@ func newPairTable(n int) pairTable {
 	return t
 }
 
-// put adds a pair; a later one of the same pair replaces it.
+// put adds a pair; a later entry for the same pair replaces it.
 func (t *pairTable) put(left, right, merged int32, rank uint32) {
 	key := uint64(left)<<32 | uint64(right)
 	i := t.find(key)
@@ -162,8 +162,8 @@ func (m *bpe) symbols(out []int32, word string) []int32 {
 	return out
 }
 
-// unknown appends what stands for a character outside the vocabulary: its
-// bytes, or unk, or nothing. last is where out ends in an unk, else -1.
+// unknown appends what stands for a character outside the vocabulary: its bytes, unk, or
+// nothing. last is where out ends in an unk, else -1.
 func (m *bpe) unknown(out []int32, char string, last int) ([]int32, int) {
 	if m.fallback {
 		for i := range len(char) {
@@ -223,8 +223,8 @@ func (sc *scratch) mergeShort(t *pairTable) {
 	sc.syms = s[:n]
 }
 
-// mergeLong is mergeShort in O(n log n), with a linked list and a heap whose
-// outdated entries are recognised when they come up.
+// mergeLong is mergeShort in O(n log n), with a linked list and a heap; outdated heap
+// entries are recognised when popped.
 func (sc *scratch) mergeLong(t *pairTable) {
 	n := len(sc.syms)
 	s := sc.syms

@@ -18,7 +18,7 @@ const (
 	toolTemplate    = "tool_use"
 )
 
-// ErrNoChatTemplate is what RenderChat returns for a model without one.
+// ErrNoChatTemplate is returned by RenderChat for a model without a template.
 var ErrNoChatTemplate = errors.New("the model has no chat template")
 
 // chat is the parsed chat templates of a model.
@@ -31,7 +31,7 @@ type chatTemplate struct {
 	source string
 	parsed *jinja.Template
 	parts  bool  // takes content as a list of parts
-	err    error // why it does not parse; told to whoever wants to chat
+	err    error // why it does not parse; returned to chats
 }
 
 // ChatInput is a conversation in the shape of OpenAI's API, as JSON text:
@@ -40,13 +40,13 @@ type ChatInput struct {
 	Messages             []json.RawMessage // objects
 	Tools                []json.RawMessage // nil: none
 	AddGenerationPrompt  bool
-	ContinueFinalMessage bool                       // leave the last message open, to be gone on with
+	ContinueFinalMessage bool                       // leave the last message open, to be continued
 	Kwargs               map[string]json.RawMessage // chat_template_kwargs, such as enable_thinking
 	Now                  time.Time                  // what strftime_now says; zero: the present
 }
 
-// newChat parses templates. One that does not parse is an error only when it
-// is used: the model can still complete text.
+// newChat parses templates. A template that does not parse is an error only when used: the
+// model can still complete text.
 func newChat(sources, special map[string]string) *chat {
 	c := &chat{named: map[string]chatTemplate{}, special: map[string]string{}}
 	for name, tok := range special {
@@ -65,7 +65,7 @@ func newChat(sources, special map[string]string) *chat {
 	return c
 }
 
-// sources returns all that decides a rendering, in canonical order.
+// sources returns everything that decides a rendering, in canonical order.
 func (c *chat) sources() []string {
 	if c == nil {
 		return nil
@@ -93,7 +93,7 @@ func (c *chat) pick(tools bool) (chatTemplate, bool) {
 	return t, ok
 }
 
-// HasChatTemplate says whether RenderChat can work.
+// HasChatTemplate reports whether RenderChat can work.
 func (t *Tokenizer) HasChatTemplate() bool {
 	_, ok := t.chat.pick(false)
 	return ok
@@ -120,11 +120,10 @@ func (t *Tokenizer) WithChatTemplate(source string) (*Tokenizer, error) {
 // trims.
 const continueMark = "XPYD_CONTINUE_FINAL_MESSAGE "
 
-// RenderChat returns the text of a conversation, to be encoded without adding
-// special tokens: the template writes them itself. As vLLM does, arguments of
-// tool calls that are JSON text are handed to the template as objects, and
-// content given as a list of text parts is joined with newlines if the
-// template wants a string. It ends when ctx does.
+// RenderChat returns the text of a conversation, to be encoded without adding special
+// tokens: the template writes them itself. As in vLLM, arguments of tool calls that are
+// JSON text reach the template as objects, and a list of text parts is joined with newlines
+// if the template wants a string. Rendering ends when ctx does.
 func (t *Tokenizer) RenderChat(ctx context.Context, in ChatInput) (string, error) {
 	tmpl, ok := t.chat.pick(len(in.Tools) > 0)
 	switch {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// decoder says what each token stands for: what it does to one token alone,
-// beside the decoding that depends on neighbours.
+// decoder describes what each token stands for: the decoding of single tokens, as opposed
+// to what depends on their neighbours.
 type decoder struct {
 	decoding
 	byteLevel bool
@@ -17,8 +17,8 @@ type decoder struct {
 	replace   [][2]string
 }
 
-// text returns the bytes that piece stands for, and whether they are one byte
-// of a byte-fallback run.
+// text returns the bytes that piece stands for, and whether they are one byte of a
+// byte-fallback run.
 func (d *decoder) text(piece string) (text string, isByte bool) {
 	if d.byteLevel {
 		if text, ok := fromByteLevel(piece); ok {
@@ -87,8 +87,8 @@ var byteChars, charBytes = func() (chars [256]rune, bytes [0x144]int16) {
 	return chars, bytes
 }()
 
-// fromByteLevel returns the bytes that piece writes; it fails if a character
-// stands for none.
+// fromByteLevel returns the bytes that piece writes; it fails if a character stands for no
+// byte.
 func fromByteLevel(piece string) (string, bool) {
 	out := make([]byte, 0, len(piece))
 	for _, r := range piece {

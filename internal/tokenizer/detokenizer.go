@@ -5,8 +5,8 @@ import (
 	"unicode/utf8"
 )
 
-// decoding is the part of a decoder that depends on neighbours. What it does to
-// one token alone is already in Tokenizer.texts.
+// decoding is the part of a decoder that depends on neighbours. What applies to single
+// tokens is already in Tokenizer.texts.
 type decoding struct {
 	perByte   bool // one U+FFFD for each bad byte (byte fallback), else for each maximal part of a character
 	strip     int  // leading spaces taken from the whole text
@@ -41,7 +41,7 @@ func (t *Tokenizer) NewDetokenizer(skipSpecial bool, prompt []int32) *Detokenize
 	return d
 }
 
-// Continue returns a Detokenizer that goes on from where d is. d stays as it is.
+// Continue returns a Detokenizer that continues from d's state. d is unchanged.
 func (d *Detokenizer) Continue(skipSpecial bool) *Detokenizer {
 	c := *d
 	c.skip = skipSpecial
@@ -49,9 +49,9 @@ func (d *Detokenizer) Continue(skipSpecial bool) *Detokenizer {
 	return &c
 }
 
-// settledAt is how many ids of a prompt need not be looked at: the last of them is
-// whole characters, one of them no space, so nothing is held back behind it and no
-// space is left to take, whatever came before.
+// settledAt returns how many ids of a prompt need not be looked at: the last of them is
+// whole characters, not all spaces, so nothing is held back after it and no space is left
+// to strip, whatever came before.
 func (d *Detokenizer) settledAt(prompt []int32) int {
 	t := d.t
 	for at := len(prompt); at > 1; at-- {
@@ -133,8 +133,8 @@ func wholeLen(b []byte) int {
 	return len(b)
 }
 
-// appendLossy appends b with U+FFFD for what is not UTF-8: one for each maximal
-// part of a character (as the Unicode standard and Rust do), or for each byte.
+// appendLossy appends b with U+FFFD for invalid UTF-8: one for each maximal part of a
+// character (as the Unicode standard and Rust do), or for each byte.
 func appendLossy(dst, b []byte, perByte bool) []byte {
 	for len(b) > 0 {
 		r, n := utf8.DecodeRune(b)

@@ -41,7 +41,7 @@ type gguf struct {
 	meta   map[string]any
 	tokens []string
 	types  []int32
-	addBOS bool // where the file does not say
+	addBOS bool // default where the file does not say
 }
 
 const ggml = "tokenizer.ggml."
@@ -137,8 +137,8 @@ func (g *gguf) byteLevel(t *Tokenizer) error {
 	return nil
 }
 
-// maxPiece bounds a sentencepiece token, bytes: each way to cut it is looked at. The
-// longest of real vocabularies have a hundred.
+// maxPiece bounds a sentencepiece token, in bytes, since every way to cut it is tried. The
+// longest in real vocabularies have a hundred.
 const maxPiece = 4096
 
 func (g *gguf) sentencePiece(t *Tokenizer) error {
@@ -167,9 +167,9 @@ func (g *gguf) sentencePiece(t *Tokenizer) error {
 	b.firstSymbols(true)
 	b.fuseUnk = true
 	slices.SortStableFunc(usable, func(x, y int32) int { return cmp.Compare(scores[y], scores[x]) })
-	// A pair merges if its text is a token, best score first; so every way to
-	// cut a token in two symbols is a merge of the rank of its score.
-	// Characters that are no token themselves are hidden symbols.
+	// A pair merges if its text is a token, best score first; so every way to cut a token
+	// in two symbols is a merge with the rank of its score. Characters that are not tokens
+	// themselves are hidden symbols.
 	symbol := func(s string) (int32, bool) {
 		if id, ok := b.words[s]; ok {
 			return id, true

@@ -2,7 +2,7 @@ package tokenizer
 
 import "fmt"
 
-// preFamily is what tokenizer.ggml.pre stands for in a byte-level vocabulary.
+// preFamily is the meaning of tokenizer.ggml.pre in a byte-level vocabulary.
 type preFamily struct {
 	patterns     []string // each cuts the pieces of the one before
 	nfc          bool
@@ -19,9 +19,9 @@ const (
 		"| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
 )
 
-// ggufPre returns the family of a name. The names are llama.cpp's; where the
-// models' own tokenizers normalise or ignore merges and llama.cpp does not,
-// the models' own are followed, since they were trained with them.
+// ggufPre returns the family of a name. The names are llama.cpp's. Where llama.cpp differs
+// from the models' own tokenizers in normalising or ignoring merges, this follows the
+// models' own, which they were trained with.
 func ggufPre(name string) (preFamily, error) {
 	switch name {
 	case "gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4":

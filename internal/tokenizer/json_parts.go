@@ -109,7 +109,7 @@ func readNormalizer(raw json.RawMessage) ([]normStep, error) {
 	return steps, nil
 }
 
-// readPreTokenizer also says whether a ByteLevel step makes words of bytes.
+// readPreTokenizer also reports whether a ByteLevel step turns words into bytes.
 func readPreTokenizer(raw json.RawMessage) (steps []splitStep, byteLevel bool, err error) {
 	parts, err := flatten(raw, 0)
 	if err != nil {

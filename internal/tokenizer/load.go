@@ -10,9 +10,8 @@ import (
 	"strings"
 )
 
-// Load reads tokenizer.json and, where they are there, tokenizer_config.json
-// and chat_template.jinja (which wins over the template in the config) from a
-// model directory in Hugging Face layout.
+// Load reads tokenizer.json and, if present, tokenizer_config.json and chat_template.jinja
+// (which overrides the config's template) from a model directory in Hugging Face layout.
 func Load(dir string) (*Tokenizer, error) {
 	vocab, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
 	if err != nil {
@@ -46,7 +45,7 @@ func readOptional(path string) ([]byte, error) {
 	return b, err
 }
 
-// hubConfig is what matters here of a tokenizer_config.json.
+// hubConfig is the relevant part of a tokenizer_config.json.
 type hubConfig struct {
 	Class        string          `json:"tokenizer_class"`
 	AddBOS       *bool           `json:"add_bos_token"`

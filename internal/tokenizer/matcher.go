@@ -110,7 +110,7 @@ func (m *matcher) match(s string) (*addedToken, int) {
 	return &m.tokens[best], n
 }
 
-// between says whether text[begin:end] stands between non-word characters.
+// between reports whether text[begin:end] stands between non-word characters.
 func between(text string, begin, end int) bool {
 	before, _ := utf8.DecodeLastRuneInString(text[:begin])
 	after, _ := utf8.DecodeRuneInString(text[end:])

@@ -39,11 +39,11 @@ func (t *Tokenizer) normalize(s string) string {
 	return s
 }
 
-// joiner is what x/text puts into runs of over 30 marks ("stream-safe" text).
+// joiner is what x/text inserts into runs of over 30 marks ("stream-safe" text).
 const joiner = "\u034f"
 
-// normal returns s in form, as Unicode defines it: no tokenizer is trained on
-// joiners that x/text has put in. It is s itself if that is normal already.
+// normal returns s in form, as Unicode defines it, without the joiners of x/text, on which
+// no tokenizer is trained. It returns s itself if that is already normal.
 func normal(form norm.Form, s string) string {
 	out := form.String(s)
 	if strings.Count(out, joiner) == strings.Count(s, joiner) || !utf8.ValidString(s) {
@@ -52,7 +52,7 @@ func normal(form norm.Form, s string) string {
 	return byDefinition(form, s)
 }
 
-// byDefinition is form of s, rune by rune.
+// byDefinition converts s to form, rune by rune.
 func byDefinition(form norm.Form, s string) string {
 	parts := norm.NFD
 	if form == norm.NFKC || form == norm.NFKD {
@@ -80,7 +80,7 @@ func byDefinition(form norm.Form, s string) string {
 	return string(runes)
 }
 
-// markClass is the canonical combining class, 0 of a starter.
+// markClass returns the canonical combining class; 0 for a starter.
 func markClass(r rune) uint8 {
 	if r < 0x300 {
 		return 0
@@ -88,8 +88,8 @@ func markClass(r rune) uint8 {
 	return norm.NFD.PropertiesString(string(r)).CCC()
 }
 
-// compose joins each starter with the marks, or the one starter, behind it that
-// have a character in common with it and nothing of their class between.
+// compose joins each starter with those following marks, or the one following starter, that
+// form a character with it and are not separated from it by a mark of their class.
 func compose(runes []rune) []rune {
 	out := runes[:0]
 	starter, last := -1, uint8(0)

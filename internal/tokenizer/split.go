@@ -4,9 +4,8 @@ import (
 	"strings"
 )
 
-// A cutter cuts the first piece off a non-empty s: n is its length in bytes, at
-// least 1, and match says whether it is a match of the pattern or what lies
-// between two of them.
+// A cutter cuts the first piece off a non-empty s: n is its length in bytes, at least 1,
+// and match reports whether it is a match of the pattern or the text between two matches.
 type cutter func(s string) (n int, match bool)
 
 // behavior is what a Split pre-tokenizer does with the matches of its pattern.
@@ -45,8 +44,8 @@ type encoder struct {
 	sc  scratch
 }
 
-// split runs s through the steps and encodes every piece. start says that s
-// begins the whole text.
+// split runs s through the steps and encodes every piece. start reports whether s begins
+// the whole text.
 func (e *encoder) split(s string, steps []splitStep, start bool) {
 	if s == "" {
 		return

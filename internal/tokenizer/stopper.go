@@ -46,7 +46,7 @@ type Stopper struct {
 	done  bool
 }
 
-// Stopper returns one for a stream that begins.
+// Stopper returns a Stopper for a new stream.
 func (s *Stops) Stopper() *Stopper { return &Stopper{stops: s, at: make([]int32, len(s.list))} }
 
 // Push takes the next text and returns what may be shown. Once a stop string is
@@ -77,8 +77,8 @@ func (s *Stopper) Push(text string) (emit, hit string, stopped bool) {
 	return s.hold(text), "", false
 }
 
-// Skip takes text in which no stop string may end, though one may begin; it
-// returns what may be shown.
+// Skip takes text in which no stop string may end, though one may begin; it returns what
+// may be shown.
 func (s *Stopper) Skip(text string) (emit string) {
 	if s.done {
 		return ""
@@ -93,8 +93,7 @@ func (s *Stopper) Skip(text string) (emit string) {
 	return s.hold(text)
 }
 
-// hold adds text and returns all but what may be the beginning of a stop
-// string.
+// hold adds text and returns all but what may be the beginning of a stop string.
 func (s *Stopper) hold(text string) (emit string) {
 	n := 0
 	for _, at := range s.at {
@@ -117,7 +116,7 @@ func (s *Stopper) Flush() string {
 	return out
 }
 
-// step feeds one byte to a stop string and says whether it is now complete.
+// step feeds one byte to a stop string and reports whether it is now complete.
 func (s *Stopper) step(j int, b byte) bool {
 	st, at := &s.stops.list[j], s.at[j]
 	for at > 0 && st.text[at] != b {

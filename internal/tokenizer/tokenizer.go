@@ -58,7 +58,7 @@ func (t *Tokenizer) BOS() (int32, bool) { return t.bos, t.hasBOS }
 // EOS returns the ids that end a text, most usual first.
 func (t *Tokenizer) EOS() []int32 { return append([]int32(nil), t.eos...) }
 
-// IsSpecial says whether id is a control token, which Decode can skip.
+// IsSpecial reports whether id is a control token, which Decode can skip.
 func (t *Tokenizer) IsSpecial(id int32) bool { return t.has(id, flagSpecial) }
 
 // TokenBytes returns the raw bytes that id stands for, which need not be whole
@@ -99,10 +99,9 @@ func (t *Tokenizer) has(id int32, f tokenFlag) bool {
 	return id >= 0 && int(id) < len(t.flags) && t.flags[id]&f != 0
 }
 
-// Encode returns the ids of text. Added tokens that occur in text, special ones
-// too, become their ids, as in Hugging Face tokenizers. addSpecial puts the
-// model's begin and end tokens around it. Bytes that are not UTF-8 are read as
-// U+FFFD.
+// Encode returns the ids of text. Added tokens that occur in text, special ones too, become
+// their ids, as in Hugging Face tokenizers. addSpecial adds the model's begin and end
+// tokens. Invalid UTF-8 is read as U+FFFD.
 func (t *Tokenizer) Encode(text string, addSpecial bool) []int32 {
 	return t.encode(text, addSpecial, false)
 }
@@ -141,8 +140,8 @@ func (t *Tokenizer) encode(text string, addSpecial, ordinary bool) []int32 {
 	return e.out
 }
 
-// Decode returns the text of ids. Unknown ids are dropped; bytes that are not
-// UTF-8 become U+FFFD. It is what a Detokenizer pushed with each id yields.
+// Decode returns the text of ids: what a Detokenizer yields when each id is pushed. Unknown
+// ids are dropped; invalid UTF-8 becomes U+FFFD.
 func (t *Tokenizer) Decode(ids []int32, skipSpecial bool) string {
 	d := t.NewDetokenizer(skipSpecial, nil)
 	var b strings.Builder

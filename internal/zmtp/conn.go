@@ -20,11 +20,11 @@ type Conn struct {
 	raw     net.Conn
 	in      *bufio.Reader
 	peer    Peer
-	admit   func() error // called when the peer is no stranger any more
+	admit   func() error // called once the peer has proven itself
 	session *session     // nil: NULL
-	door    *Door        // that the peer came in by; nil: none
-	buf     []byte       // of the message being read
-	sealed  []byte       // of the frame being read, with CURVE
+	door    *Door        // by which the peer came in; nil: none
+	buf     []byte       // the message being read
+	sealed  []byte       // the frame being read, with CURVE
 
 	mu  sync.Mutex // writes
 	out []byte     // of the message being written
@@ -32,8 +32,7 @@ type Conn struct {
 	closed atomic.Bool
 }
 
-// Dial connects to host:port and shakes hands; both within the handshake's
-// timeout and ctx.
+// Dial connects to host:port and shakes hands, both within the handshake's timeout and ctx.
 func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
 	cfg = cfg.withDefaults()
 	ctx, cancel := context.WithTimeout(ctx, cfg.HandshakeTimeout)
@@ -54,13 +53,13 @@ func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// NewConn shakes hands over a connection that it owns from then on. After an
-// error the connection is closed.
+// NewConn shakes hands over a connection and owns it from then on; after an error it is
+// closed.
 func NewConn(raw net.Conn, cfg Config) (*Conn, error) {
 	return newConn(raw, cfg, func() error { return nil })
 }
 
-// Sizes of the read buffer: until the handshake is over, and then.
+// Sizes of the read buffer, during the handshake and after it.
 const (
 	strangersBuffer = 4 << 10
 	readBuffer      = 32 << 10
@@ -85,15 +84,14 @@ func newConn(raw net.Conn, cfg Config, admit func() error) (*Conn, error) {
 	return c, nil
 }
 
-// buffered is what the handshake read beyond its end.
+// buffered returns what was read beyond the end of the handshake.
 func (c *Conn) buffered() []byte {
-	b, _ := c.in.Peek(c.in.Buffered()) // all of it is there
+	b, _ := c.in.Peek(c.in.Buffered()) // cannot fail: all of it is there
 	return append([]byte(nil), b...)
 }
 
-// watched is the connection's read side. Below the buffer, so that no frame is
-// torn by it, it asks a silent peer for a sign of life and gives up on one
-// that gives none.
+// watched is the connection's read side. It asks a silent peer for a sign of life and gives
+// up on one that sends none. It sits below the buffer, so that it tears no frame.
 type watched struct {
 	c    *Conn
 	beat bool
@@ -127,13 +125,12 @@ func (w *watched) Read(b []byte) (int, error) {
 	}
 }
 
-// Peer is the other end.
+// Peer describes the other end.
 func (c *Conn) Peer() Peer { return c.peer }
 
-// ReadMessage returns the frames of the next message, valid until the next
-// call. Commands are answered or skipped, but for those in which a peer
-// subscribes, which come as a message in the older form (1 or 0, then the
-// prefix).
+// ReadMessage returns the frames of the next message, valid until the next call. It answers
+// or skips commands, except subscriptions, which it returns in the older form of a message
+// (1 or 0, then the prefix).
 func (c *Conn) ReadMessage(frames [][]byte) ([][]byte, error) {
 	frames, err := c.read(frames[:0])
 	if err != nil {
@@ -145,7 +142,7 @@ func (c *Conn) ReadMessage(frames [][]byte) ([][]byte, error) {
 // keptBuffer is how much memory an idle connection keeps for its next message.
 const keptBuffer = 256 << 10
 
-// kept is a buffer to be used again, or none if it has grown large.
+// kept returns a buffer for reuse, or nil if it has grown large.
 func kept(b []byte) []byte {
 	if cap(b) > keptBuffer {
 		return nil
@@ -195,7 +192,7 @@ func (c *Conn) read(frames [][]byte) ([][]byte, error) {
 	return frames, nil
 }
 
-// readFrame appends what one frame holds to c.buf, at most room bytes.
+// readFrame appends one frame's content to c.buf, at most room bytes.
 func (c *Conn) readFrame(room int) (flags byte, err error) {
 	if c.session == nil {
 		flags, c.buf, err = readFrame(c.in, c.buf, room)
@@ -213,7 +210,7 @@ func (c *Conn) readFrame(room int) (flags byte, err error) {
 	return flags, err
 }
 
-// heed answers a PING, and returns a subscription in its older form.
+// heed handles a command: it answers a PING, and returns a subscription in its older form.
 func (c *Conn) heed(b []byte) (text []byte, err error) {
 	name, body, err := splitCommand(b)
 	if err != nil {
@@ -232,7 +229,7 @@ func (c *Conn) heed(b []byte) (text []byte, err error) {
 	case "ERROR":
 		return nil, refused(body)
 	}
-	return nil, nil // PONG, and what later versions may add
+	return nil, nil // PONG, and commands of later versions
 }
 
 // WriteMessage sends one message.
@@ -254,7 +251,7 @@ func (c *Conn) command(name string, body []byte) error {
 	return c.write(func(wire []byte) []byte { return c.appendFrame(wire, flagCommand, command(name, body)) })
 }
 
-// appendFrame encodes a frame as the mechanism has it; c.mu is held.
+// appendFrame encodes a frame for the mechanism; c.mu is held.
 func (c *Conn) appendFrame(wire []byte, flags byte, body []byte) []byte {
 	if c.session == nil {
 		return appendFrame(wire, flags, body)
@@ -262,13 +259,13 @@ func (c *Conn) appendFrame(wire []byte, flags byte, body []byte) []byte {
 	return c.session.appendFrame(wire, flags, body)
 }
 
-// Subscribe asks a publisher for the topics with a prefix; all for "".
+// Subscribe asks a publisher for the topics with a prefix; "" is all.
 func (c *Conn) Subscribe(prefix string) error {
-	// Every version takes the form of a message.
+	// The message form works with every version.
 	return c.WriteMessage(append([]byte{1}, prefix...))
 }
 
-// write sends what encode appends, in the order in which it was encoded.
+// write sends what encode appends; the order of encoding is the order on the wire.
 func (c *Conn) write(encode func([]byte) []byte) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,10 +10,10 @@ import (
 	"golang.org/x/crypto/salsa20/salsa" //nolint:staticcheck // CURVE is NaCl's box, whose key HSalsa20 makes; nacl/box would not refuse keys of low order
 )
 
-// Door is a long-term key of a server, and whom it opens to: clients that know
-// its public part and hold one of the keys.
+// Door is a long-term key of a server and the clients that it admits: those that know its
+// public part and hold one of the keys.
 type Door struct {
-	Key     *ecdh.PrivateKey // of Curve25519, as all keys here
+	Key     *ecdh.PrivateKey // Curve25519, as all keys here
 	Clients []*ecdh.PublicKey
 }
 
@@ -23,7 +23,7 @@ type Keys struct {
 	Server *ecdh.PublicKey
 }
 
-// What precedes the last 8 or 16 bytes of a nonce.
+// Prefixes of the last 8 or 16 bytes of a nonce.
 const (
 	nonceHello    = "CurveZMQHELLO---"
 	nonceWelcome  = "WELCOME-"
@@ -39,16 +39,15 @@ const (
 	overhead = secretbox.Overhead
 )
 
-// nonce is a prefix and what is sent of it.
+// nonce joins a prefix and the part that is sent.
 func nonce(prefix string, sent []byte) *[24]byte {
 	var n [24]byte
 	copy(n[copy(n[:], prefix):], sent)
 	return &n
 }
 
-// agree is crypto_box_beforenm of NaCl, as libsodium has it: a public key of low
-// order, with which anybody knows the outcome, is refused. box.Precompute takes
-// it.
+// agree is NaCl's crypto_box_beforenm as in libsodium: it refuses a public key of low
+// order, with which anybody knows the outcome. box.Precompute would accept it.
 func agree(ours *ecdh.PrivateKey, theirs *ecdh.PublicKey) (*[keyBytes]byte, error) {
 	raw, err := ours.ECDH(theirs)
 	if err != nil {
@@ -62,14 +61,14 @@ func agree(ours *ecdh.PrivateKey, theirs *ecdh.PublicKey) (*[keyBytes]byte, erro
 // publicKey reads the key of 32 bytes at the front of b.
 func publicKey(b []byte) *ecdh.PublicKey {
 	k, err := ecdh.X25519().NewPublicKey(b[:keyBytes])
-	if err != nil { // the length alone can be wrong
+	if err != nil { // only the length can be wrong
 		panic(err)
 	}
 	return k
 }
 
-// session is a connection's messages after its handshake. What is sealed and
-// what is opened do not share anything that changes.
+// session seals and opens a connection's messages after its handshake. The two directions
+// share nothing that changes.
 type session struct {
 	key              [keyBytes]byte
 	toPeer, fromPeer string // prefixes of nonces
@@ -85,8 +84,7 @@ const (
 
 const (
 	nameMessage = "\x07MESSAGE"
-	// sealing is by how much a frame's body grows: name, nonce, authenticator
-	// and flags.
+	// sealing is how much a frame's body grows: name, nonce, authenticator and flags.
 	sealing = len(nameMessage) + 8 + overhead + 1
 )
 
@@ -109,7 +107,7 @@ func (s *session) appendFrame(dst []byte, flags byte, body []byte) []byte {
 	return secretbox.Seal(dst, plain, nonce(s.toPeer, dst[len(dst)-8:]), &s.key)
 }
 
-// open appends what a MESSAGE holds to buf.
+// open appends the content of a MESSAGE to buf.
 func (s *session) open(buf, b []byte) (flags byte, out []byte, err error) {
 	if len(b) < sealing || string(b[:len(nameMessage)]) != nameMessage {
 		return 0, buf, fmt.Errorf("%w: no MESSAGE", ErrProtocol)

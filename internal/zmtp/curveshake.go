@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// refusal is ERROR's reason, as libzmq's servers say that a key is not allowed.
+// refusal is the reason that libzmq's servers give in ERROR for a key that is not allowed.
 const refusal = "400"
 
 // shortKey makes the key pair of one connection.
@@ -24,7 +24,7 @@ func (c *Conn) curveClient(k *Keys) error {
 	if err != nil {
 		return err
 	}
-	if err := c.say("HELLO", appendHello(nil, short.PublicKey(), toServer, 1)); err != nil {
+	if err := c.sendCommand("HELLO", appendHello(nil, short.PublicKey(), toServer, 1)); err != nil {
 		return err
 	}
 	body, err := c.expect("WELCOME")
@@ -43,7 +43,7 @@ func (c *Conn) curveClient(k *Keys) error {
 	if err != nil {
 		return err
 	}
-	if err := c.say("INITIATE", appendInitiate(nil, cookie, vouch, readyBody(&c.cfg), k.Own.PublicKey(), key, 2)); err != nil {
+	if err := c.sendCommand("INITIATE", appendInitiate(nil, cookie, vouch, readyBody(&c.cfg), k.Own.PublicKey(), key, 2)); err != nil {
 		return err
 	}
 	if body, err = c.expect("READY"); err != nil {
@@ -57,11 +57,11 @@ func (c *Conn) curveClient(k *Keys) error {
 	return parseReady(meta, &c.peer)
 }
 
-// curveServer shakes hands as a server, from HELLO on. Who has found a door knows
-// what strangers do not; who comes in by it is decided by its own key.
+// curveServer shakes hands as a server, from HELLO on. Finding a door takes knowledge that
+// strangers lack; whether the client may come in by it depends on its own key.
 //
-// The cookie, in which a server may hand its state to the client, holds nothing
-// here: the state stays.
+// The cookie, in which a server may hand its state to the client, holds nothing here: the state
+// stays on the server.
 func (c *Conn) curveServer(doors []Door) error {
 	body, err := c.expect("HELLO")
 	if err != nil {
@@ -83,7 +83,7 @@ func (c *Conn) curveServer(doors []Door) error {
 		return err
 	}
 	cookie := random(nil, cookieBytes)
-	if err := c.say("WELCOME", appendWelcome(nil, short.PublicKey(), cookie, h.key)); err != nil {
+	if err := c.sendCommand("WELCOME", appendWelcome(nil, short.PublicKey(), cookie, h.key)); err != nil {
 		return err
 	}
 	if body, err = c.expect("INITIATE"); err != nil {
@@ -99,7 +99,7 @@ func (c *Conn) curveServer(doors []Door) error {
 	if err := parseReady(i.meta, &c.peer); err != nil {
 		return err
 	}
-	if err := c.say("READY", appendReady(nil, readyBody(&c.cfg), key, 1)); err != nil {
+	if err := c.sendCommand("READY", appendReady(nil, readyBody(&c.cfg), key, 1)); err != nil {
 		return err
 	}
 	c.session = &session{key: *key, toPeer: nonceToClient, fromPeer: nonceToServer, sent: 1, heard: i.n}
@@ -107,10 +107,10 @@ func (c *Conn) curveServer(doors []Door) error {
 	return nil
 }
 
-// refuse tells a client whose key is not ours, so that it need not guess.
+// refuse tells a client that its key is not ours, so that it need not guess.
 func (c *Conn) refuse(err error) error {
 	if !errors.Is(err, ErrKey) {
 		return err
 	}
-	return errors.Join(err, c.say("ERROR", append([]byte{byte(len(refusal))}, refusal...)))
+	return errors.Join(err, c.sendCommand("ERROR", append([]byte{byte(len(refusal))}, refusal...)))
 }

@@ -12,10 +12,9 @@ import (
 	"golang.org/x/crypto/nacl/secretbox"
 )
 
-// The commands of CURVE's handshake, without their names. As in CurveZMQ's
-// texts S and C are the long-term keys of server and client, S' and C' those of
-// the connection, small letters their private parts, and Box[X](a->B) is X
-// sealed with what a and B agree on.
+// The commands of CURVE's handshake, without their names. As in CurveZMQ, S and C are the
+// long-term keys of server and client, S' and C' those of the connection, small letters
+// their private parts, and Box[X](a->B) is X sealed with what a and B agree on.
 
 // Sizes of the commands. INITIATE and READY end with metadata.
 const (
@@ -54,13 +53,13 @@ func appendHello(b []byte, short *ecdh.PublicKey, toServer *[keyBytes]byte, n ui
 // hello is what a server knows of a client that has found one of its doors.
 type hello struct {
 	door  *Door
-	key   *[keyBytes]byte // of s and C'
+	key   *[keyBytes]byte // agreed on by s and C'
 	short *ecdh.PublicKey // C'
 	n     uint64
 }
 
-// openHello finds the door that the client has knocked at. Without one the
-// client is not of ours (ErrKey).
+// openHello finds the door that the client addressed. Without one the client is a stranger
+// (ErrKey).
 func openHello(b []byte, doors []Door) (*hello, error) {
 	if len(b) != helloBytes {
 		return nil, malformed("HELLO", len(b))
@@ -101,8 +100,8 @@ func openWelcome(b []byte, toServer *[keyBytes]byte) (short *ecdh.PublicKey, coo
 	return publicKey(plain), plain[keyBytes:], nil
 }
 
-// appendVouch: nonce, Box[C' + S](c->S'), by which the holder of c says that c' is
-// its own, for this server alone.
+// appendVouch: nonce, Box[C' + S](c->S'), by which the holder of c states that c' is its
+// own, for this server alone.
 func appendVouch(b []byte, k *Keys, short, server *ecdh.PublicKey) ([]byte, error) {
 	key, err := agree(k.Own, server)
 	if err != nil {
@@ -119,15 +118,15 @@ func appendInitiate(b, cookie, vouch, meta []byte, own *ecdh.PublicKey, key *[ke
 	return secretbox.Seal(b, slices.Concat(own.Bytes(), vouch, meta), nonce(nonceInitiate, b[len(b)-8:]), key)
 }
 
-// initiate is what a client says in INITIATE.
+// initiate is the content of INITIATE.
 type initiate struct {
 	client *ecdh.PublicKey // C
 	meta   []byte
 	n      uint64
 }
 
-// openInitiate reads the answer to a WELCOME with cookie; key is of s' and C'. It
-// is proof that the client holds what belongs to C, and not that C may come in.
+// openInitiate reads the reply to a WELCOME with cookie; key is agreed on by s' and C'. It
+// proves that the client holds the private part of C, not that C may come in.
 func openInitiate(b, cookie []byte, h *hello, short *ecdh.PrivateKey, key *[keyBytes]byte) (*initiate, error) {
 	if len(b) < initiateMin {
 		return nil, malformed("INITIATE", len(b))

@@ -29,12 +29,12 @@ func appendFrame(dst []byte, flags byte, body []byte) []byte {
 	return append(appendHeader(dst, flags, len(body)), body...)
 }
 
-// command is a command's body: its name with a length, then what it says.
+// command builds a command's body: its name with a length, then the data.
 func command(name string, body []byte) []byte {
 	return append(append([]byte{byte(len(name))}, name...), body...)
 }
 
-// splitCommand parts a command's name from its body.
+// splitCommand separates a command's name from its data.
 func splitCommand(b []byte) (name string, body []byte, err error) {
 	if len(b) == 0 || b[0] == 0 || int(b[0]) > len(b)-1 {
 		return "", nil, fmt.Errorf("%w: a command without a name", ErrProtocol)
@@ -43,8 +43,8 @@ func splitCommand(b []byte) (name string, body []byte, err error) {
 	return string(b[1:n]), b[n:], nil
 }
 
-// growth is how much memory a frame's size alone may claim; the rest comes
-// with its bytes.
+// growth bounds the memory that a frame's size alone may claim; the rest comes as bytes
+// arrive.
 const growth = 64 << 10
 
 // readFrame appends one frame's body to buf. At most room bytes may follow.
@@ -83,7 +83,7 @@ func readFrame(r *bufio.Reader, buf []byte, room int) (flags byte, out []byte, e
 	return flags, buf, nil
 }
 
-// cut makes an end in the middle of a frame different from one between two.
+// cut turns an EOF inside a frame into a different error from one between frames.
 func cut(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

@@ -18,7 +18,7 @@ const (
 	mechanismCurve = "CURVE"
 )
 
-// mechanism is the one that an end speaks; there is nothing to agree on.
+// mechanism returns the one that this end speaks; there is no negotiation.
 func (c *Config) mechanism() string {
 	if c.Doors != nil || c.Keys != nil {
 		return mechanismCurve
@@ -37,8 +37,8 @@ func greeting(c *Config) []byte {
 	return g
 }
 
-// readGreeting returns the peer's minor version. It is read in the order in
-// which it tells most, so that a stranger is refused after ten bytes.
+// readGreeting returns the peer's minor version. It checks the most telling bytes first, so
+// that a stranger is refused after ten bytes.
 func readGreeting(r io.Reader, c *Config) (minor int, err error) {
 	var g [greetingBytes]byte
 	if _, err := io.ReadFull(r, g[:10]); err != nil {
@@ -98,7 +98,7 @@ func parseReady(b []byte, p *Peer) error {
 		}
 		value := b[:size]
 		b = b[size:]
-		// Names do not distinguish case.
+		// Names are case-insensitive.
 		switch {
 		case equalFold(name, propType):
 			p.Type = Type(value)
@@ -146,7 +146,7 @@ func (c *Conn) shake() error {
 
 // null exchanges READY.
 func (c *Conn) null() error {
-	if err := c.say("READY", readyBody(&c.cfg)); err != nil {
+	if err := c.sendCommand("READY", readyBody(&c.cfg)); err != nil {
 		return err
 	}
 	body, err := c.expect("READY")
@@ -159,8 +159,8 @@ func (c *Conn) null() error {
 	return c.admit()
 }
 
-// say sends a command of the handshake.
-func (c *Conn) say(name string, body []byte) error {
+// sendCommand sends a command of the handshake.
+func (c *Conn) sendCommand(name string, body []byte) error {
 	_, err := c.raw.Write(appendFrame(nil, flagCommand, command(name, body)))
 	return err
 }
@@ -186,7 +186,7 @@ func (c *Conn) expect(want string) ([]byte, error) {
 	return rest, nil
 }
 
-// refused is the error of an ERROR command: a reason with its length.
+// refused returns the error of an ERROR command: a reason with its length.
 func refused(body []byte) error {
 	if len(body) == 0 || int(body[0]) != len(body)-1 {
 		return fmt.Errorf("%w: an ERROR without a reason", ErrProtocol)

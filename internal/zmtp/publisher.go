@@ -12,12 +12,12 @@ const (
 	maxSubscribers = 1024              // connections
 	maxTopics      = 64                // subscriptions of one
 	maxQueue       = 4096              // messages waiting for one
-	maxQueueBytes  = 64 << 20          // and their bytes; one more message may wait
+	maxQueueBytes  = 64 << 20          // their bytes; one more message may wait
 	maxQueuedBytes = 4 * maxQueueBytes // for all, in equal parts
 )
 
-// Publisher is a PUB socket that listens. A subscriber that does not keep up
-// loses messages, as with any PUB: what is published must let it notice.
+// Publisher is a listening PUB socket. A subscriber that does not keep up loses messages,
+// as with any PUB: the published data must make that noticeable.
 type Publisher struct {
 	server
 
@@ -47,20 +47,20 @@ func ListenPublisher(addr string, cfg Config) (*Publisher, error) {
 	return p, nil
 }
 
-// Addr is where it listens.
+// Addr returns the listener's address.
 func (p *Publisher) Addr() net.Addr { return p.ln.Addr() }
 
-// Close ends all subscribers, and waits.
+// Close disconnects all subscribers, and waits.
 func (p *Publisher) Close() error { return p.close() }
 
-// Subscribers is how many connections have subscribed to something.
+// Subscribers returns how many connections have subscribed to something.
 func (p *Publisher) Subscribers() int { return int(p.count.Load()) }
 
-// Dropped is how many messages were lost on slow subscribers.
+// Dropped returns how many messages were lost on slow subscribers.
 func (p *Publisher) Dropped() uint64 { return p.dropped.Load() }
 
-// Publish sends a message to whom it concerns: the first frame begins with one
-// of their prefixes. It does not block.
+// Publish sends a message to each subscriber with a prefix of the first frame. It does not
+// block.
 func (p *Publisher) Publish(frames ...[]byte) {
 	if p.count.Load() == 0 || len(frames) == 0 {
 		return
@@ -96,8 +96,8 @@ func clone(frames [][]byte, size int64) [][]byte {
 	return out
 }
 
-// offer queues a message, unless the subscriber is too far behind; with nothing
-// queued it has room for any.
+// offer queues a message unless the subscriber is too far behind; an empty queue takes any
+// message.
 func (s *subscriber) offer(message [][]byte, size, room int64) bool {
 	if queued := s.bytes.Load(); queued > 0 && queued+size > min(room, maxQueueBytes) {
 		return false
@@ -164,7 +164,7 @@ func (p *Publisher) serve(c *Conn) {
 	wg.Wait()
 }
 
-// subscribe takes a subscription or its end; false is a peer that misbehaves.
+// subscribe adds or ends a subscription; false if the peer misbehaves.
 func (p *Publisher) subscribe(s *subscriber, frames [][]byte) bool {
 	if len(frames) != 1 || len(frames[0]) == 0 || len(frames[0]) > 256 || frames[0][0] > 1 {
 		return false

@@ -5,13 +5,12 @@ import "net"
 // maxClients bounds a Router's connections.
 const maxClients = 8192
 
-// Router is a ROUTER socket that listens: DEALER and REQ sockets talk to it,
-// each on a goroutine of its own.
+// Router is a listening ROUTER socket: DEALER and REQ sockets talk to it, each on its own
+// goroutine.
 type Router struct{ server }
 
-// Handler takes one message of a peer; frames are valid until it returns. It
-// answers with reply, on the same connection. An error of it ends the
-// connection.
+// Handler handles one message of a peer; frames are valid until it returns. It replies with
+// reply, on the same connection. An error ends the connection.
 type Handler func(p Peer, frames [][]byte, reply func(frames ...[]byte) error) error
 
 // ListenRouter listens on host:port; port 0 takes a free one.
@@ -37,7 +36,7 @@ func ListenRouter(addr string, cfg Config, h Handler) (*Router, error) {
 	return r, nil
 }
 
-// Addr is where it listens.
+// Addr returns the listener's address.
 func (r *Router) Addr() net.Addr { return r.ln.Addr() }
 
 // Close ends all connections, and waits.

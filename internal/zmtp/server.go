@@ -9,29 +9,29 @@ import (
 	"github.com/xpyd/xpyd/internal/scarce"
 )
 
-// maxStrangers bounds the connections that have not shown yet whether they may
-// come in, or a part of the files that may be open if that is less. One more takes
-// the place of the oldest: so many at once, however fast they come back, leave who
-// can show it a few milliseconds, which is enough.
+// maxStrangers bounds the connections that have not yet shown whether they may come in;
+// fewer if the limit of open files is low. One more displaces the oldest. However fast
+// strangers return, a client with a key still has a few milliseconds to show it, which is
+// enough.
 const (
 	maxStrangers  = 256
 	strangersPart = 16
 )
 
-// server accepts connections, shakes hands and hands each to a function on a
-// goroutine of its own. Both ends of this package that listen use it.
+// server accepts connections, shakes hands and hands each to a function on its own
+// goroutine. Both listening ends of this package use it.
 type server struct {
 	ln     net.Listener
 	cfg    Config
-	most   int // that came in
+	most   int // admitted connections
 	run    func(*Conn)
-	places chan struct{} // of strangers
+	places chan struct{} // for strangers
 	wg     sync.WaitGroup
 
 	mu        sync.Mutex
 	closed    bool
-	strangers []net.Conn         // the oldest first
-	guests    map[net.Conn]*Door // and what they came in by; nil without CURVE
+	strangers []net.Conn         // oldest first
+	guests    map[net.Conn]*Door // with the door they came in by; nil without CURVE
 }
 
 func (s *server) listen(addr string) error {
@@ -47,10 +47,10 @@ func (s *server) listen(addr string) error {
 func (s *server) accept() {
 	for {
 		raw, err := s.ln.Accept()
-		if err != nil { // it is closed
+		if err != nil { // closed
 			return
 		}
-		if !s.meet(raw) {
+		if !s.addStranger(raw) {
 			raw.Close()
 			return
 		}
@@ -69,9 +69,9 @@ func (s *server) accept() {
 	}
 }
 
-// meet gives a stranger a place, if need be that of the oldest, whose goroutine
-// ends then; false when the server closes.
-func (s *server) meet(raw net.Conn) bool {
+// addStranger gives a stranger a place, displacing the oldest if need be, whose goroutine
+// then ends; false when the server closes.
+func (s *server) addStranger(raw net.Conn) bool {
 	select {
 	case s.places <- struct{}{}:
 	default:
@@ -92,9 +92,9 @@ func (s *server) meet(raw net.Conn) bool {
 	return true
 }
 
-// part takes a connection from the strangers, and reports whether it was one; s.mu
-// is held.
-func (s *server) part(raw net.Conn) bool {
+// removeStranger removes a connection from the strangers, and reports whether it was one;
+// s.mu is held.
+func (s *server) removeStranger(raw net.Conn) bool {
 	i := slices.Index(s.strangers, raw)
 	if i < 0 {
 		return false
@@ -111,14 +111,14 @@ func (s *server) admit(raw net.Conn) error {
 	if len(s.guests) >= s.most {
 		return fmt.Errorf("%w: %d", ErrFull, s.most)
 	}
-	if s.closed || !s.part(raw) {
+	if s.closed || !s.removeStranger(raw) {
 		return net.ErrClosed
 	}
 	s.guests[raw] = nil
 	return nil
 }
 
-// enter notes what a guest came in by; false when that is closed already.
+// enter records a guest's door; false if that is closed already.
 func (s *server) enter(raw net.Conn, by *Door) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,8 +126,8 @@ func (s *server) enter(raw net.Conn, by *Door) bool {
 	return by.among(s.cfg.Doors)
 }
 
-// Judge ends the connections that came in by a door which is no more among
-// Config.Doors. Call it when these have changed.
+// Judge ends the connections whose door is no longer among Config.Doors. Call it when these
+// have changed.
 func (s *server) Judge() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -138,17 +138,17 @@ func (s *server) Judge() {
 	}
 }
 
-// among reports whether there is a door with the same key; nil is always there.
+// among reports whether there is a door with the same key; nil always counts.
 func (d *Door) among(now func() []Door) bool {
 	return d == nil || slices.ContainsFunc(now(), func(o Door) bool { return o.Key.Equal(d.Key) })
 }
 
-// leave ends a connection, whatever it was.
+// leave closes a connection and forgets it.
 func (s *server) leave(raw net.Conn) {
 	raw.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.part(raw)
+	s.removeStranger(raw)
 	delete(s.guests, raw)
 }
 

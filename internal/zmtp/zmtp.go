@@ -1,20 +1,19 @@
-// Package zmtp speaks ZMTP 3.0 and 3.1, the wire protocol of ZeroMQ, with the
-// NULL and CURVE mechanisms: as much of it as inference engines use. Subscribe to
-// a publisher with Dial and Conn, publish with Publisher, take messages of
-// DEALER and REQ sockets with Router.
+// Package zmtp speaks ZMTP 3.0 and 3.1, the wire protocol of ZeroMQ, with the NULL and
+// CURVE mechanisms: as much of it as inference engines use. Subscribe to a publisher with
+// Dial and Conn, publish with Publisher, take messages of DEALER and REQ sockets with
+// Router.
 //
-// Written against rfc.zeromq.org/spec/23, /26 and /37, and tested against libzmq.
-// Everything a peer sends is bounded before it is stored, every wait has a
-// deadline or a heartbeat, and nothing reconnects by itself: the caller knows
-// what a lost connection means.
+// It is written against rfc.zeromq.org/spec/23, /26 and /37, and tested against libzmq.
+// Everything a peer sends is bounded before it is stored, every wait has a deadline or a
+// heartbeat, and nothing reconnects by itself: the caller knows what a lost connection
+// means.
 //
-// With NULL nobody is authenticated: what comes in must only ever be used as a
-// hint, and what goes out is for everybody. With CURVE (Config.Doors,
-// Config.Keys) both ends prove their keys, and all is encrypted. An end speaks
-// one mechanism: a peer of the other is refused.
+// With NULL nobody is authenticated: use what comes in only as a hint, and send only what
+// everybody may read. With CURVE (Config.Doors, Config.Keys) both ends prove their keys,
+// and all is encrypted. An end speaks one mechanism and refuses peers of the other.
 //
-// Non-goals: PLAIN, ZMTP 2, and socket semantics beyond the above (no fair
-// queueing, no high-water blocking).
+// PLAIN, ZMTP 2 and further socket semantics (fair queueing, high-water blocking) are not
+// supported.
 package zmtp
 
 import (
@@ -26,7 +25,7 @@ import (
 	"github.com/xpyd/xpyd/internal/scarce"
 )
 
-// Type is the kind of a socket, as the peers tell each other.
+// Type is the kind of a socket, as peers announce it.
 type Type string
 
 // Socket types.
@@ -41,15 +40,14 @@ const (
 	Rep        Type = "REP"
 )
 
-// partners is who may talk to whom.
+// partners lists which types may talk to each other.
 var partners = map[Type][]Type{
 	Pub: {Sub, XSub}, XPub: {Sub, XSub}, Sub: {Pub, XPub}, XSub: {Pub, XPub},
 	Dealer: {Dealer, RouterType, Rep}, RouterType: {Dealer, RouterType, Req},
 	Req: {RouterType, Rep}, Rep: {Dealer, Req},
 }
 
-// Errors. All of a Conn's are an *Error that wraps one of these, or an error
-// of the network.
+// All errors of a Conn are an *Error that wraps one of these or an error of the network.
 var (
 	ErrProtocol  = errors.New("not ZMTP 3")
 	ErrMechanism = errors.New("the peer has another security mechanism")
@@ -61,7 +59,7 @@ var (
 	ErrFull      = errors.New("too many connections")
 )
 
-// Error is what went wrong with a connection, and when.
+// Error is a failure of a connection, with the operation that failed.
 type Error struct {
 	Op   string // handshake, read or write
 	Peer string // address
@@ -78,13 +76,13 @@ type Config struct {
 	Type     Type
 	Identity []byte // at most 255 bytes; may be empty
 
-	// Doors makes this a server of CURVE. It is asked at each connection, and who
-	// finds none of the doors, or may not come in by it, is refused. Keys makes
-	// it a client. With neither it speaks NULL.
+	// Doors makes this a server of CURVE. It is called for each connection; a client that
+	// finds none of the doors, or may not come in by it, is refused. Keys makes this a
+	// client. With neither it speaks NULL.
 	Doors func() []Door
 	Keys  *Keys
-	// Refused hears of each connection of a listening end whose handshake failed,
-	// from many goroutines. It may be nil.
+	// Refused, if not nil, is called for each connection to a listening end whose handshake
+	// failed, from many goroutines.
 	Refused func(error)
 
 	MaxMessage int // bytes of a message, over all frames; default 16 MiB
@@ -92,13 +90,13 @@ type Config struct {
 
 	HandshakeTimeout time.Duration // default 5 s
 	WriteTimeout     time.Duration // for one message; default 10 s
-	// Silence ends a connection on which nothing has come for so long;
-	// default 30 s. Peers of ZMTP 3.1 are asked for a sign of life in time,
-	// those of 3.0 cannot be: only TCP's keep-alive guards those.
+	// Silence ends a connection on which nothing has come for so long; default 30 s. Peers
+	// of ZMTP 3.1 are asked for a sign of life in time. Those of 3.0 cannot be: only TCP's
+	// keep-alive guards them.
 	Silence time.Duration
 
-	Log    *slog.Logger   // of who listens, for what it cannot accept; nil for none
-	Failed scarce.Counter // counts that; nil for nobody
+	Log    *slog.Logger   // failed accepts of a listening end; nil for none
+	Failed scarce.Counter // counts failed accepts; nil for none
 }
 
 func (c Config) withDefaults() Config {
@@ -119,7 +117,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Peer is what the other end says of itself.
+// Peer is what the other end says about itself.
 type Peer struct {
 	Addr     string
 	Type     Type

@@ -4,9 +4,9 @@ import "unsafe"
 
 const hugeBytes = 2 << 20
 
-// alloc returns n zeroed bytes, aligned to 64; big areas are aligned to 2 MiB
-// and, where the system can, backed by huge pages: weights are read end to end
-// every step, and page walks and prefetchers stopping at 4 KiB cost speed.
+// alloc returns n zeroed bytes, aligned to 64. Large areas are aligned to 2 MiB and backed
+// by huge pages where the system has them: every step reads the weights end to end, and
+// page walks and prefetchers that stop at 4 KiB cost speed.
 func alloc(n int) []byte {
 	if n < hugeBytes {
 		b := make([]byte, n+64)

@@ -1,14 +1,13 @@
-// Package cpu runs models on the CPU: Go, with assembly for amd64 (AVX2 and
-// AVX-512), no cgo.
+// Package cpu runs models on the CPU: Go, with assembly for amd64 (AVX2 and AVX-512), no
+// cgo.
 //
-// Its contract beyond kernels.Backend: logits, KV rows and tokens are the same
-// bits whatever the batch, the chunking, the thread count and the instruction
-// set. Every sum is made in one fixed order, written down in
-// kernels/DESIGN.md; portable.go is the executable definition and the
-// assembly is tested to equal it.
+// Beyond kernels.Backend it promises that logits, KV rows and tokens are bit-identical
+// whatever the batch, the chunking, the thread count and the instruction set. Every sum has
+// one fixed order, given in kernels/DESIGN.md; portable.go defines it in code, and tests
+// hold the assembly to it.
 //
-// Non-goals: quantised arithmetic (it would be another numerics string), KV
-// types other than f32.
+// It does no quantised arithmetic (that would be another numerics string) and computes with
+// KV rows of f32 only.
 package cpu
 
 import (
@@ -22,8 +21,8 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Numerics names the arithmetic: blocks made under different strings are not
-// exchanged. Any change of an order in kernels/DESIGN.md changes it.
+// Numerics names the arithmetic: blocks made under different strings are not exchanged. Any
+// change of an order in kernels/DESIGN.md changes it.
 const Numerics = "cpu-f32-1"
 
 // Options size a Backend.
@@ -232,9 +231,8 @@ func (b *Backend) Layout() kvlayout.Layout { return b.layout }
 // Blocks implements kernels.Backend.
 func (b *Backend) Blocks() int { return b.blocks }
 
-// Close ends the worker goroutines and waits for them. The pool stays readable,
-// unless it is shared: then it is unmapped, and must not be touched any more.
-// Closing twice is allowed.
+// Close ends the worker goroutines and waits for them. The pool stays readable unless it is
+// shared: then it is unmapped and must not be touched again. Closing twice is allowed.
 func (b *Backend) Close() error {
 	b.team.close()
 	return b.pool.close()

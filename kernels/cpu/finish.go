@@ -2,8 +2,8 @@ package cpu
 
 import "github.com/xpyd/xpyd/kernels"
 
-// finish computes the logits that are wanted, a tile of rows at a time, and
-// what is wanted from them.
+// finish computes the wanted logits, a tile of rows at a time, and everything asked of
+// them.
 func (b *Backend) finish(m *member) {
 	s, t := &b.step, b.team
 	n := len(s.finals)
@@ -22,13 +22,13 @@ func (b *Backend) finish(m *member) {
 			if i == end {
 				break
 			}
-			b.answer(m, &s.finals[lo+i], s.logits[i*row:i*row+b.arch.Vocab])
+			b.fillResult(m, &s.finals[lo+i], s.logits[i*row:i*row+b.arch.Vocab])
 		}
 		t.barrier()
 	}
 }
 
-// lastNorm applies the last residual and the final norm, to wanted rows only.
+// lastNorm applies the last residual and the final norm to wanted rows only.
 func (b *Backend) lastNorm() {
 	s := &b.step
 	chunk := b.team.share(len(s.finals))
@@ -45,8 +45,8 @@ func (b *Backend) lastNorm() {
 	}
 }
 
-// answer fills what one row of logits is wanted for.
-func (b *Backend) answer(m *member, f *final, logits []float32) {
+// fillResult fills in what was asked of one row of logits.
+func (b *Backend) fillResult(m *member, f *final, logits []float32) {
 	s := &b.step
 	q, r := &s.step.Seqs[f.seq], &s.results[f.seq]
 	var lse float64

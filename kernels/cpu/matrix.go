@@ -49,8 +49,8 @@ func pack(k int, src ...source) matrix {
 	return m
 }
 
-// packGated interleaves gate and up: panel i holds gate rows 16i.. and then up
-// rows 16i.., so that whoever computes a panel can apply the gate at once.
+// packGated interleaves gate and up: panel i holds gate rows 16i.. and then up rows 16i..,
+// so that the thread that computes a panel can apply the gate at once.
 func packGated(k, rows int, gate, up kernels.Tensor) matrix {
 	m := matrix{dtype: gate.DType, k: k, rows: rows, panels: (rows + guRows - 1) / guRows}
 	if up.DType != m.dtype {
@@ -100,8 +100,8 @@ func (m *matrix) row(r int, dst []float32) {
 	}
 }
 
-// streamed is the size of a matrix, in bytes, from which it is taken to come
-// from memory in every step rather than from a cache.
+// streamed is the matrix size, in bytes, from which it is assumed to come from memory in
+// every step rather than from a cache.
 const streamed = 1 << 20
 
 // mul computes panels lo..hi-1 for t tokens. x is [t][xs] and out [t][os], in

@@ -23,7 +23,7 @@ type pool struct {
 	areas  []area
 	blocks int
 
-	mem     *memfd.Memory // holds the rows; nil: the Go heap does
+	mem     *memfd.Memory // holds the rows; nil: they are on the Go heap
 	private error         // why it is not shared
 }
 
@@ -34,7 +34,7 @@ type area struct {
 	filled []uint16 // [block][head]: rows 0..filled-1 are in digest
 }
 
-// A PoolError says that the machine has not the memory for the pool.
+// A PoolError means that the machine lacks the memory for the pool.
 type PoolError struct{ Err error }
 
 func (e *PoolError) Error() string {
@@ -44,7 +44,7 @@ func (e *PoolError) Unwrap() error { return e.Err }
 
 var errPrivate = errors.New("the pool was not asked to be shared")
 
-// NewPool is a pool without a backend, for who only moves blocks.
+// NewPool returns a pool without a backend, for code that only moves blocks.
 func NewPool(l kvlayout.Layout, blocks int) (kernels.Pool, error) {
 	if err := l.Validate(); err != nil {
 		return nil, fmt.Errorf("cpu pool: %w", err)
@@ -55,9 +55,9 @@ func NewPool(l kvlayout.Layout, blocks int) (kernels.Pool, error) {
 	return newPool(l, blocks, nil, errPrivate), nil
 }
 
-// poolMemory is memory for a pool, for others to map if share asks for it and the
-// system has such. Private says why others cannot; memory is nil where the system has
-// only the Go heap.
+// poolMemory allocates memory for a pool, shareable if share asks for it and the system
+// can. private says why others cannot map it; mem is nil where only the Go heap is
+// available.
 func poolMemory(size int, share bool) (mem *memfd.Memory, private, err error) {
 	private = errPrivate
 	if err := memfd.Room(int64(size)); err != nil {
@@ -74,7 +74,8 @@ func poolMemory(size int, share bool) (mem *memfd.Memory, private, err error) {
 	return mem, private, err
 }
 
-// newPool makes a pool in mem, or on the Go heap; private says why that is not shared.
+// newPool makes a pool in mem, or on the Go heap if mem is nil; private says why it is not
+// shared.
 func newPool(l kvlayout.Layout, blocks int, mem *memfd.Memory, private error) *pool {
 	p := &pool{layout: l, blocks: blocks, areas: make([]area, l.Layers()), mem: mem, private: private}
 	offsets, _ := layerOffsets(l, blocks)
@@ -91,8 +92,8 @@ func newPool(l kvlayout.Layout, blocks int, mem *memfd.Memory, private error) *p
 	return p
 }
 
-// layerOffsets is where each layer begins in a pool that is not on the heap, and its
-// size: layers are whole pages, so that no two share one.
+// layerOffsets returns where each layer begins in a pool outside the heap, and the pool's
+// size. Layers are whole pages, so that no two share one.
 func layerOffsets(l kvlayout.Layout, blocks int) (offsets []int64, size int) {
 	for _, layer := range l.Resolve() {
 		offsets = append(offsets, int64(size))
@@ -110,9 +111,9 @@ func (p *pool) Shared() (kernels.Shared, error) {
 	return kernels.Shared{FD: p.mem.FD, Bytes: p.mem.Size, Layers: offsets, Pages: string(p.mem.Pages)}, nil
 }
 
-// Populate gives the pool its pages now, as far as the machine has them: a process
-// that counts on pages which it touches later could be killed for them. After an error,
-// a *PoolError or ctx's, the backend is to be closed.
+// Populate touches the pool's pages now, as far as the machine has them: a process that
+// relied on touching them later could be killed for it. After an error, a *PoolError or
+// ctx's, close the backend.
 func (p *pool) Populate(ctx context.Context) error {
 	if p.mem == nil {
 		return nil
@@ -124,7 +125,7 @@ func (p *pool) Populate(ctx context.Context) error {
 	return &PoolError{err}
 }
 
-// close gives the memory back; the pool is gone then.
+// close releases the memory and ends the pool.
 func (p *pool) close() error {
 	if p.mem == nil {
 		return nil
@@ -132,7 +133,7 @@ func (p *pool) close() error {
 	return p.mem.Close()
 }
 
-// block is one block of one layer, for positions row..row+n-1 of it.
+// block returns positions row..row+n-1 of one block of one layer.
 func (p *pool) block(layer int, block int32, row, n int) []byte {
 	l := &p.areas[layer]
 	if row < 0 || n < 0 || row+n > l.BlockTokens || uint(block) >= uint(p.blocks) {
@@ -194,7 +195,7 @@ func (p *pool) Scatter(layer int, block int32, row, n int, src []byte) {
 	l.Copy(b, l.BlockTokens, row, src, n, 0, n)
 }
 
-// packed is the layer and the block of a move of n positions, of so many bytes.
+// packed returns the layer and the block bytes for a move of n positions of size bytes.
 func (p *pool) packed(layer int, block int32, row, n, size int) (*area, []byte) {
 	l, b := &p.areas[layer], p.block(layer, block, row, n)
 	if size != l.PackedBytes(n) {

@@ -7,9 +7,9 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// This file is the definition of every operation: the assembly must give the
-// same bits (TestSIMDEqualsPortable). It is slow, being exact without an FMA
-// instruction, and is what runs where there is no assembly.
+// This file defines every operation: the assembly must give the same bits
+// (TestSIMDEqualsPortable). It is slow, because it is exact without an FMA instruction, and
+// runs where there is no assembly.
 
 const (
 	panelRows = 32 // output rows of a weight panel

@@ -39,8 +39,8 @@ func newSampler(vocab int, o *ops) *sampler {
 	}
 }
 
-// token draws one token from raw logits, which it leaves alone. Where none is
-// above -inf it is the first of those, and NoToken where all raw ones are NaN.
+// token draws one token from raw logits, which it leaves unchanged. If none is above -inf
+// it returns the first that is -inf, or NoToken if all raw logits are NaN.
 func (s *sampler) token(raw []float32, p *kernels.Sample) int32 {
 	x := raw
 	if shapes(p) {
@@ -129,8 +129,8 @@ func (s *sampler) adjust(x []float32, p *kernels.Sample) {
 	}
 }
 
-// weights turns logits into exp((x-max)/temperature): 1 for the top token. A
-// NaN logit weighs nothing; infinite ones share everything.
+// weights turns logits into exp((x-max)/temperature): 1 for the top token. A NaN logit
+// weighs 0; infinite ones share everything.
 func (s *sampler) weights(x []float32, top, temperature float32) []float32 {
 	w := s.logits[:roundUp(len(x), 8)]
 	inf := float32(math.Inf(1))
@@ -207,7 +207,7 @@ func (s *sampler) topP(w []float32, c cut, p float64) cut {
 			return cut{w[id], id}
 		}
 	}
-	if len(ids) == 0 { // rounding ate the rest: everything is needed
+	if len(ids) == 0 { // lost to rounding: everything is needed
 		return c
 	}
 	id := ids[len(ids)-1]

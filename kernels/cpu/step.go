@@ -8,8 +8,8 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// soloMACs is the size of a step, in multiply-adds, below which waking and
-// meeting other threads costs more than they would save.
+// soloMACs is the size of a step, in multiply-adds, below which waking and meeting other
+// threads costs more than they save.
 const soloMACs = 4 << 20
 
 // headTile is how many rows of logits exist at once.
@@ -147,7 +147,7 @@ func (b *Backend) plan(st *kernels.Step) error {
 	}
 	for _, a := range st.Arrivals {
 		if _, ok := a.(*kernels.HostGate); !ok {
-			return fmt.Errorf("a step behind a %T", a)
+			return fmt.Errorf("a step cannot wait for a %T", a)
 		}
 	}
 	s.step = st

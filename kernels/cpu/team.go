@@ -11,23 +11,23 @@ import (
 // channel between runs and never spin then.
 type team struct {
 	size  int
-	start []chan func(member int) // one a sleeping member; nil asks whether it has left the run
+	start []chan func(member int) // one for each sleeping member; nil asks whether it has left the run
 	wg    sync.WaitGroup
 
 	closed  bool
 	active  int          // members of the current run
-	_       [64]byte     // the words below change under everybody's eyes
+	_       [64]byte     // the words below are shared and change often
 	arrived atomic.Int32 // members at the barrier
 	_       [60]byte
 	phase   atomic.Uint32 // barriers passed
 	_       [60]byte
 	next    atomic.Int64 // first unclaimed item since the last barrier
 	_       [56]byte
-	broken  atomic.Pointer[any] // what a member of the current run panicked with; nil: none did
-	left    sync.WaitGroup      // members of a broken run that have not left it
+	broken  atomic.Pointer[any] // panic of a member of the current run; nil: none
+	left    sync.WaitGroup      // members still inside a broken run
 
 	parked atomic.Int32
-	mu     sync.Mutex // guards nothing but the wait on phase
+	mu     sync.Mutex // only for waiting on phase
 	cond   sync.Cond
 }
 
@@ -58,9 +58,9 @@ func newTeam(size int) *team {
 	return t
 }
 
-// run calls work(member) on n members, which all must pass the same barriers. If
-// one panics, the others leave work at their next barrier, and run panics with
-// the same once all have left; the team can run again.
+// run calls work(member) on n members, which must all pass the same barriers. If one
+// panics, the others leave work at their next barrier, and once all have left run panics
+// with the same value; the team can run again.
 func (t *team) run(n int, work func(member int)) {
 	t.active = n
 	t.next.Store(0)
@@ -82,8 +82,7 @@ func (t *team) run(n int, work func(member int)) {
 	panic(*p)
 }
 
-// do is a member's part of a run. It ends at a barrier, so that member 0 has
-// waited for all.
+// do is a member's part of a run. It ends at a barrier, so that member 0 waits for all.
 func (t *team) do(member int, work func(member int)) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -94,15 +93,15 @@ func (t *team) do(member int, work func(member int)) {
 	t.meet()
 }
 
-// fail notes the first panic of a run, and lets those at the barrier leave.
+// fail records the first panic of a run and releases those at the barrier.
 func (t *team) fail(p any) {
 	if t.broken.CompareAndSwap(nil, &p) {
-		t.pass()
+		t.release()
 	}
 }
 
-// pass lets those at the barrier go on.
-func (t *team) pass() {
+// release lets those at the barrier go on.
+func (t *team) release() {
 	t.phase.Add(1)
 	if t.parked.Load() > 0 {
 		t.mu.Lock()
@@ -111,8 +110,8 @@ func (t *team) pass() {
 	}
 }
 
-// whole panics if a member has, for this one to leave its work too.
-func (t *team) whole() {
+// checkBroken panics if another member has, so that this one leaves its work too.
+func (t *team) checkBroken() {
 	if p := t.broken.Load(); p != nil {
 		panic(*p)
 	}
@@ -121,11 +120,11 @@ func (t *team) whole() {
 // barrier waits until every active member is here, and resets claim.
 func (t *team) barrier() {
 	t.meet()
-	t.whole()
+	t.checkBroken()
 }
 
-// meet is a barrier after which broken is not looked at: after a run's last one it
-// may already be the next run's.
+// meet is a barrier that does not look at broken afterwards: after a run's last one, broken
+// may already belong to the next run.
 func (t *team) meet() {
 	// Read before arriving: after it, member 0 may already be in the next run.
 	active := int32(t.active)
@@ -134,17 +133,17 @@ func (t *team) meet() {
 		return
 	}
 	phase := t.phase.Load()
-	t.whole() // after phase was read: who panics later changes it
+	t.checkBroken() // after reading phase: a later panic changes it
 	if t.arrived.Add(1) == active {
 		t.arrived.Store(0)
 		t.next.Store(0)
-		t.pass()
+		t.release()
 		return
 	}
 	t.await(phase)
 }
 
-// await waits until the barrier that was reached in phase lets everybody go on.
+// await waits until the barrier that was reached in phase releases its members.
 func (t *team) await(phase uint32) {
 	for range spinRounds {
 		if t.phase.Load() != phase {
@@ -167,8 +166,8 @@ func (t *team) await(phase uint32) {
 	t.mu.Unlock()
 }
 
-// claim takes up to chunk of the items 0..n-1 that nobody has taken since the
-// last barrier. lo == hi means none are left.
+// claim takes up to chunk of the items 0..n-1 that nobody has taken since the last barrier.
+// lo == hi means that none are left.
 func (t *team) claim(n, chunk int) (lo, hi int) {
 	if t.active == 1 {
 		lo = int(t.next.Load())

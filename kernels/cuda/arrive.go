@@ -17,8 +17,8 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// arrival implements kernels.HostArrival. It lets go of the library's part when it has
-// the verdict.
+// arrival implements kernels.HostArrival. It releases the library's part once it has the
+// verdict.
 type arrival struct {
 	awaited
 	n int // blocks
@@ -29,13 +29,13 @@ type arrival struct {
 	err  error
 }
 
-// awaited is the library's part of what steps wait for. Whoever brings the blocks holds
-// it until all are there, and so does each step that waits for it while it is being
-// launched. Neither waits for the other: the last one frees it.
+// awaited is the library's part of what steps wait for. It is held by whoever brings the
+// blocks, until all are there, and by each waiting step during its launch. Neither waits
+// for the other: the last holder frees it.
 type awaited struct {
 	b *Backend
 	*shared
-	at *C.xk_arrival // for who holds it
+	at *C.xk_arrival // valid for holders
 }
 
 func (b *Backend) newAwaited(at *C.xk_arrival) awaited {
@@ -89,7 +89,7 @@ func (a *arrival) Good() ([]bool, error) {
 	return a.settle()
 }
 
-// settle takes the verdict when there is one, once; under mu.
+// settle fetches the verdict, once, when there is one; call it under mu.
 func (a *arrival) settle() ([]bool, error) {
 	if a.over {
 		return a.good, a.err
@@ -121,8 +121,8 @@ func (a *arrival) Wait(ctx context.Context) (err error) {
 	return err
 }
 
-// behind has the next step wait for arrivals. None of them is freed before free
-// has been called.
+// behind makes the next step wait for arrivals. None of them is freed before free is
+// called.
 func (b *Backend) behind(list []kernels.Arrival) (free func(), err error) {
 	held, err := b.holdAll(list)
 	free = func() {
@@ -142,7 +142,8 @@ func (b *Backend) behind(list []kernels.Arrival) (free func(), err error) {
 	return free, nil
 }
 
-// holdAll holds those of which something is still to come, each once; also when it fails.
+// holdAll holds, once each, the arrivals that are not complete; held counts even on an
+// error.
 func (b *Backend) holdAll(list []kernels.Arrival) (held []*awaited, err error) {
 	for _, k := range list {
 		k, ok := k.(interface{ part() *awaited })

@@ -39,14 +39,14 @@ type Backend struct {
 
 	steps             [2]stepState // in turn
 	launched, awaited uint64
-	draws             int // of the step launched last
+	draws             int // of the last launched step
 
 	exported exported
 	links    *links.Group
 }
 
-// New opens the library and the device, copies the weights there (rounded as
-// opt says) and allocates the pool. The caller may release w when it returns.
+// New opens the library and the device, copies the weights there (rounded as opt says) and
+// allocates the pool. The caller may release w when it returns.
 func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
 	b, err := open(a, opt)
 	if err != nil {
@@ -170,7 +170,7 @@ var places = map[arch.Role]C.int32_t{
 	arch.QBias: C.XK_Q_BIAS, arch.KBias: C.XK_K_BIAS, arch.VBias: C.XK_V_BIAS, arch.QNorm: C.XK_Q_NORM, arch.KNorm: C.XK_K_NORM,
 }
 
-// memory asks the device; free is what nobody has.
+// memory asks the device; free is what no process uses.
 func (b *Backend) memory() (m Memory, free int64, err error) {
 	var i C.xk_memory_info
 	err = b.lib.call("xk_memory", func() C.int32_t { return C.api_memory(b.lib.api, b.ctx, &i) })
@@ -181,8 +181,8 @@ func (b *Backend) memory() (m Memory, free int64, err error) {
 // Memory says where the device's memory went.
 func (b *Backend) Memory() Memory { return b.mem }
 
-// SlowProjections names those for which BatchInvariant has no fast kernel on this
-// device: cuBLASLt has no algorithm for them that keeps a row's bits.
+// SlowProjections names the projections for which BatchInvariant has no fast kernel on this
+// device: no algorithm of cuBLASLt keeps a row's bits for them.
 func (b *Backend) SlowProjections() (names []string) {
 	for i, name := range []string{"qkv", "out", "gate_up", "down", "head"} {
 		if b.slow>>i&1 != 0 {
@@ -192,9 +192,8 @@ func (b *Backend) SlowProjections() (names []string) {
 	return names
 }
 
-// start sizes and allocates the pool, and runs steps of every kind and size, so
-// that graphs exist and code is loaded before the first request: later steps
-// allocate nothing.
+// start sizes and allocates the pool and runs steps of every kind and size, so that graphs
+// exist and code is loaded before the first request. Later steps allocate nothing.
 func (b *Backend) start() error {
 	m, free, err := b.memory()
 	if err != nil {
@@ -217,7 +216,7 @@ func (b *Backend) start() error {
 		return err
 	}
 	err = b.warm()
-	b.draws = 0 // nothing may come after these steps' draws
+	b.draws = 0 // nothing may refer to these steps' draws
 	return err
 }
 
@@ -234,8 +233,8 @@ func (b *Backend) warm() error {
 			return err
 		}
 	}
-	// One prompt of each power of two, as much as fits, with what is drawn and
-	// answered in every way. What it leaves in the blocks is nobody's.
+	// One prompt of each power of two that fits, drawn and answered in every way. The rows
+	// left in the blocks belong to nobody.
 	most := min(b.opt.MaxTokens, b.arch.MaxPositions, b.blocks*b.layout.BlockTokens)
 	table := make([]int32, (most+b.layout.BlockTokens-1)/b.layout.BlockTokens)
 	for i := range table {
@@ -273,9 +272,9 @@ func (b *Backend) Layout() kvlayout.Layout { return b.layout }
 // Blocks implements kernels.Backend.
 func (b *Backend) Blocks() int { return b.blocks }
 
-// Close frees the device's memory. Closing twice is allowed. Peers, links and pending
-// moves are to be closed and waited for before. If a link's end hangs, the memory
-// stays with the process: the link may still use it.
+// Close frees the device's memory; close peers and links and await pending moves before it.
+// Closing twice is allowed. If the end of a link hangs, the memory stays with the process:
+// the link may still use it.
 func (b *Backend) Close() (err error) {
 	b.once.Do(func() {
 		b.closed = true
@@ -296,9 +295,8 @@ var (
 	errUnderWay = errors.New("too many steps are under way")
 )
 
-// LastStepTime is the device time of the step awaited last in microseconds, from
-// its first kernel to its last result, and how long the device was idle between
-// the step before it and its first kernel.
+// LastStepTime returns, in microseconds, the device time of the last awaited step, from its
+// first kernel to its last result, and how long the device was idle before it.
 func (b *Backend) LastStepTime() (step, idle float64, err error) {
 	var s, i C.double
 	err = b.lib.call("xk_last_step_us", func() C.int32_t { return C.api_last_step_us(b.lib.api, b.ctx, &s, &i) })

@@ -1,16 +1,16 @@
-// Package cuda runs models on an NVIDIA GPU (Hopper or later) through
-// libxpyd_cuda.so, which scripts/build-cuda makes from this folder and which is
-// opened at run time: building xpyd needs no CUDA. Builds without cgo, and
-// machines without the library or a GPU, get ErrUnavailable from New.
+// Package cuda runs models on an NVIDIA GPU (Hopper or later) through libxpyd_cuda.so,
+// which scripts/build-cuda builds from this folder. The library is opened at run time:
+// building xpyd needs no CUDA. Without cgo, the library or a GPU, New returns
+// ErrUnavailable.
 //
-// Weights and KV rows are bf16, or fp16 (Options.FP16), or FP8 (Options.WeightsFP8,
-// KVFP8); sums are fp32. One Step is one call: Go fills a pinned descriptor, the library copies it once and launches everything,
-// padded decode steps as one CUDA graph; tokens are drawn on the device.
+// Weights and KV rows are bf16, or fp16 (Options.FP16), or FP8 (Options.WeightsFP8, KVFP8);
+// sums are fp32. A Step is one call: Go fills a pinned descriptor, the library copies it
+// once and launches everything, padded decode steps as one CUDA graph. Tokens are drawn on
+// the device.
 //
-// Results of one and the same step are the same on every run and in every
-// process with the same device and library, unless Options.Tune is set. That a
-// row's bits also do not depend on what else is in the step, nor on how its
-// prompt was cut, costs speed and is Options.BatchInvariant's.
+// The same step gives the same results on every run and in every process with the same
+// device and library, unless Options.Tune is set. Options.BatchInvariant makes a row's bits
+// independent of the rest of the step and of how its prompt was cut, which costs speed.
 package cuda
 
 import (
@@ -22,20 +22,20 @@ import (
 )
 
 // Numerics names the arithmetic of bf16 weights and KV; see kernels.Info. With
-// Options.BatchInvariant it is InvariantNumerics and a digest of what the
-// projections make of given rows: where that differs, tokens could. Options.FP16
-// has the same two with fp16 for bf16, KVFP8 and WeightsFP8 names of their own.
+// Options.BatchInvariant it is InvariantNumerics and a digest of what the projections make
+// of given rows: where the digest differs, tokens could. Options.FP16 has its own two,
+// KVFP8 and WeightsFP8 have theirs.
 const (
 	Numerics          = "cuda-bf16-1"
 	InvariantNumerics = "cuda-bf16-invariant-2-"
 )
 
-// ErrUnavailable says that this process cannot use a GPU: a build without cgo,
-// no library, or no device. Errors of New wrap it together with the reason.
+// ErrUnavailable means that this process cannot use a GPU: a build without cgo, no library,
+// or no device. Errors of New wrap it together with the reason.
 var ErrUnavailable = errors.New("CUDA is not available")
 
-// ErrAbsent is what ErrUnavailable comes with where there was nothing to try: a build
-// without cgo, or no library, and none that was asked for.
+// ErrAbsent accompanies ErrUnavailable where there was nothing to try: a build without cgo,
+// or no library where none was asked for.
 var ErrAbsent = errors.New("no library")
 
 // LibraryEnv names the environment variable with the library's path.
@@ -46,34 +46,34 @@ type Options struct {
 	Library     string // path; "" is $XPYD_CUDA_LIB, next to the program, or the loader's path
 	Device      int
 	Blocks      int     // KV blocks; 0 fills what MemoryPart leaves, at most MaxBlocks
-	MemoryPart  float64 // of the device's memory that this backend takes in all; 0 is 0.9
+	MemoryPart  float64 // part of the device's memory that this backend takes in all; 0 is 0.9
 	BlockTokens int     // positions a block, 1..256; 0 is 16
 	MaxTokens   int     // tokens a step; 0 is 2048
-	MaxSeqs     int     // sequences a step that are answered at once; 0 is 256
+	MaxSeqs     int     // sequences with results in one step; 0 is 256
 	NoGraphs    bool    // launch kernels one by one
 	NoPDL       bool    // no programmatic dependent launch
 	Tune        bool    // choose projections by timing: other bits in each process
-	// BatchInvariant makes a row's results a function of its sequence alone: not
-	// of the batch, the chunks, the prefix hit or the phase. DESIGN.md, section 7,
-	// says how, bench/README.md what it costs.
+	// BatchInvariant makes a row's results a function of its sequence alone: not of the
+	// batch, the chunks, the prefix hit or the phase. See section 7 of DESIGN.md;
+	// bench/README.md has the cost.
 	BatchInvariant bool
-	// FP16 keeps weights, activations and KV rows as fp16, not bf16: three bits more,
-	// and a range up to 65504, for which the residual stream is fp32. Weights of
-	// type F16 are as they are, others rounded. Not with KVFP8 or WeightsFP8.
+	// FP16 keeps weights, activations and KV rows as fp16, not bf16: three more bits of
+	// mantissa, and a range up to 65504, so the residual stream is fp32. F16 weights are
+	// taken as they are, others rounded. Not with KVFP8 or WeightsFP8.
 	FP16 bool
 	// KVFP8 keeps KV rows as E4M3 with an f32 scale each: about half the bytes.
-	// Blocks are then a multiple of 16 positions; not with BatchInvariant.
+	// block_tokens must be a multiple of 16. Not with BatchInvariant.
 	KVFP8 bool
-	// WeightsFP8 keeps the layers' projections as E4M3 with a scale a row: those of
-	// type F8 as they are, others rounded. Steps of more than 16 rows round their
-	// activations as well. Not with BatchInvariant.
+	// WeightsFP8 keeps the layers' projections as E4M3 with a scale for each row: F8
+	// weights are taken as they are, others rounded. Steps of more than 16 rows round their
+	// activations too. Not with BatchInvariant.
 	WeightsFP8 bool
 
 	anyGEMM bool // BatchInvariant: all projections by gemm_any.cu, for tests
 }
 
-// numerics names what these options compute with; bits is the library's digest
-// of its projections (BatchInvariant).
+// numerics returns the numerics string of these options; bits is the library's digest of
+// its projections (BatchInvariant).
 func (o *Options) numerics(bits uint32) string {
 	weights, kv := "bf16", ""
 	if o.FP16 {
@@ -91,17 +91,17 @@ func (o *Options) numerics(bits uint32) string {
 	return "cuda-" + weights + kv + "-1"
 }
 
-// MaxBlocks is the most blocks that a pool gets without being asked: what the
-// host keeps of each adds up, too.
+// MaxBlocks bounds a pool whose size was not asked for: what the host keeps for each block
+// adds up, too.
 const MaxBlocks = 1 << 20
 
 // Memory says where a backend's device memory goes, in bytes.
 type Memory struct {
 	Total   int64 // of the device
 	Weights int64
-	Scratch int64  // what steps need, all of it taken at start
+	Scratch int64  // for steps, all taken at start
 	Pool    int64  // the KV pool, digests included
-	Block   int64  // one block of it, all layers
+	Block   int64  // one block, all layers
 	Device  string // its name
 	PCI     string // bus id, "0000:17:00.0"
 }
@@ -114,10 +114,10 @@ const (
 	later = 256 << 20
 )
 
-// poolBlocks is the number of blocks that part of the device holds beside
-// weights and scratch, or asked, if that is not 0 and free has room for it.
-// What others hold does not make a pool smaller: it is an error, or which
-// backend starts first would decide what each gets.
+// poolBlocks returns how many blocks part of the device holds beside weights and scratch;
+// or asked, if that is not 0 and free has room for it. Memory held by others is an error
+// and does not shrink the pool: otherwise the order in which backends start would decide
+// their sizes.
 func poolBlocks(m Memory, free int64, part float64, asked int) (int, error) {
 	const mib = 1 << 20
 	blocks := asked
@@ -183,7 +183,7 @@ func bucketFor(n, most int) int {
 	return 0
 }
 
-// layout is the pool's.
+// layout returns the pool's layout.
 func (o *Options) layout(a *arch.Config) kvlayout.Layout {
 	dtype := kvlayout.BF16
 	switch {
@@ -195,8 +195,8 @@ func (o *Options) layout(a *arch.Config) kvlayout.Layout {
 	return kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, o.BlockTokens, dtype)
 }
 
-// served returns how every layer's rows lie in a pool that the kernels can serve:
-// all layers alike, K and V of one width, all of the model's heads.
+// served returns the row layout if the kernels can serve the pool: all layers alike, K and
+// V of one width, all of the model's heads.
 func served(l kvlayout.Layout) (kvlayout.Rows, error) {
 	g := &l.Groups[0]
 	r, ok := l.Uniform()

@@ -13,7 +13,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// gate implements kernels.Gate. Its last layer lets go of the library's part.
+// gate implements kernels.Gate. It releases the library's part with its last layer.
 type gate struct {
 	awaited
 	open func(layers int) // tells the library
@@ -35,8 +35,8 @@ func (b *Backend) Gate() (kernels.Gate, error) {
 	return &gate{awaited: b.newAwaited(at), open: func(n int) { C.api_gate_open(b.lib.api, at, C.int32_t(n)) }, over: make(chan struct{})}, nil
 }
 
-// Open implements kernels.Gate. It waits for no step: the launch of one may be waiting
-// for another gate, which the caller is to open next.
+// Open implements kernels.Gate. It waits for no step: the launch of one may be waiting for
+// another gate that the caller opens next.
 func (g *gate) Open(layers int) {
 	g.tell.Lock()
 	defer g.tell.Unlock()

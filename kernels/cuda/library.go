@@ -26,8 +26,7 @@ const libraryName = "libxpyd_cuda.so"
 // library is the opened .so. It is never closed: CUDA does not unload cleanly.
 type library struct{ api *C.xk_api }
 
-// candidates lists where the library is looked for. A path that was asked for
-// is the only one.
+// candidates lists where to look for the library: only path, if that is given.
 func candidates(path string) []string {
 	if path == "" {
 		path = os.Getenv(LibraryEnv)
@@ -57,7 +56,7 @@ func openLibrary(path string) (*library, error) {
 		if err == nil {
 			return lib, nil
 		}
-		if len(list) == 1 || !errors.Is(err, ErrAbsent) { // else what was found is to blame
+		if len(list) == 1 || !errors.Is(err, ErrAbsent) { // a library that was found but failed is the reason
 			errs = append(errs, err)
 		}
 	}
@@ -72,7 +71,7 @@ func openAt(path string) (*library, error) {
 		defer C.free(unsafe.Pointer(msg))
 		C.free(unsafe.Pointer(api))
 		err := errors.New(C.GoString(msg))
-		if strings.HasPrefix(err.Error(), libraryName+": cannot open shared object file: No such file") { // dlopen says it in no other way
+		if strings.HasPrefix(err.Error(), libraryName+": cannot open shared object file: No such file") { // dlopen gives no other sign
 			err = fmt.Errorf("%w: %w", ErrAbsent, err)
 		}
 		return nil, fmt.Errorf("open %s: %w", path, err)
@@ -80,8 +79,8 @@ func openAt(path string) (*library, error) {
 	return &library{api}, nil
 }
 
-// call turns a status into an error. The message is the thread's, so f and the
-// look at it stay on one. Who looks again and again is only told that it is late.
+// call turns a status into an error. The library keeps its message by thread, so f and the
+// look at the message stay on one. ErrLate comes without a message: pollers see it often.
 func (l *library) call(name string, f func() C.int32_t) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

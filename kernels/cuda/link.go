@@ -22,9 +22,9 @@ var (
 	_ links.Comm     = (*comm)(nil)
 )
 
-// linkCTAs is how many multiprocessors NCCL may take for a transfer. It also sets
-// what a link takes of the device's memory: with 8 some 70 to 130 MiB, where as many
-// as NCCL likes take 260 to 520.
+// linkCTAs bounds the multiprocessors that NCCL takes for a transfer. It also sets the
+// device memory that a link takes: with 8 some 70 to 130 MiB, with NCCL's own choice 260 to
+// 520.
 const linkCTAs = 8
 
 // NewLink implements kernels.Linker.
@@ -97,7 +97,7 @@ func (c *comm) Settle(d time.Duration) error {
 	return c.b.move("xk_link_settle", func() C.int32_t { return C.api_link_settle(c.b.lib.api, c.at, C.int64_t(d)) })
 }
 
-// afterTime bounds the wait for others to look at what a transfer comes after.
+// afterTime bounds the wait for others that look at what a transfer comes after.
 const afterTime = 100 * time.Millisecond
 
 // Transfer implements links.Comm.
@@ -106,8 +106,8 @@ func (c *comm) Transfer(at, bytes int64, after kernels.Pending, d time.Duration)
 	if a, ok := after.(*marked); ok {
 		ctx, cancel := context.WithTimeout(context.Background(), afterTime)
 		defer cancel()
-		if err := a.hold(ctx); err != nil { // not ErrLate: nothing was asked for
-			return nil, errors.New("kernels/cuda: what the transfer comes after is being looked at all the time")
+		if err := a.hold(ctx); err != nil { // not as ErrLate: nothing was asked for
+			return nil, errors.New("kernels/cuda: others keep looking at what the transfer comes after")
 		}
 		defer a.done()
 		switch {

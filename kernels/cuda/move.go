@@ -22,7 +22,7 @@ var (
 	_ kernels.Gated      = (*Backend)(nil)
 )
 
-// move is lib.call with the failure that callers tell from others.
+// move is lib.call with ErrNoPeerAccess told apart from other failures.
 func (b *Backend) move(name string, f func() C.int32_t) error {
 	err := b.lib.call(name, f)
 	var e *kernels.Error
@@ -32,26 +32,26 @@ func (b *Backend) move(name string, f func() C.int32_t) error {
 	return err
 }
 
-// reached is for await: whether the device has come to a mark.
+// reached returns a look function for await: whether the device has reached a mark.
 func (b *Backend) reached(m *C.xk_mark) func(time.Duration) error {
 	return func(d time.Duration) error {
 		return b.move("xk_wait", func() C.int32_t { return C.api_wait(b.lib.api, m, C.int64_t(d)) })
 	}
 }
 
-// done is what nothing had to be done for.
+// done is a Pending for which there was nothing to do.
 type done struct{}
 
 // Wait implements kernels.Pending.
 func (done) Wait(context.Context) error { return nil }
 
-// marked is pending until the stream has come to a mark.
+// marked is pending until the stream reaches a mark.
 type marked struct {
 	pending
-	mark *C.xk_mark // freed when it is over
+	mark *C.xk_mark // freed once reached
 }
 
-// pendingMark makes it of what a call has begun.
+// pendingMark returns a marked for the mark of a call.
 func (b *Backend) pendingMark(m *C.xk_mark) *marked {
 	free := func() { C.api_mark_free(b.lib.api, m) }
 	return &marked{newPending(b.reached(m), free), m}
@@ -62,7 +62,7 @@ type hostMemory struct {
 	b      *Backend
 	mem    []byte
 	region *C.xk_region
-	lent   bool // a link's memory, of the device
+	lent   bool // a link's device memory
 }
 
 // RegisterHost implements kernels.HostMover.
@@ -119,7 +119,7 @@ func (b *Backend) hostMove(m *kernels.HostMove, toHost bool) (kernels.Pending, e
 	return b.pendingMark(mark), nil
 }
 
-// describeMove puts a move into the library's terms.
+// describeMove translates a move into the library's terms.
 func (b *Backend) describeMove(m *kernels.HostMove) (h *hostMemory, places []C.xk_place, args C.xk_move_args, err error) {
 	h, ok := m.Memory.(*hostMemory)
 	if b.closed || !ok || h.b != b || h.region == nil {
@@ -146,8 +146,7 @@ func (b *Backend) describeMove(m *kernels.HostMove) (h *hostMemory, places []C.x
 	return h, places, args, nil
 }
 
-// layers32 refuses what would not survive the way into 32 bits; the library
-// checks the rest.
+// layers32 refuses what would not fit in 32 bits; the library checks the rest.
 func (b *Backend) layers32(first, n, blocks, ctas int) error {
 	if first < 0 || n < 1 || n > b.arch.Layers || first > b.arch.Layers-n || blocks > 1<<24 || ctas < 0 || ctas > 1<<16 {
 		return fmt.Errorf("kernels/cuda: layers %d+%d of %d, %d blocks, %d CTAs", first, n, b.arch.Layers, blocks, ctas)

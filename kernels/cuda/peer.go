@@ -27,10 +27,9 @@ const (
 	flagStride = int(C.XK_FLAG_STRIDE)
 )
 
-// A peer sets a flag in the exporter's device memory and in a memory file of
-// the host; the host polls the file. A kernel that spins on the device's half
-// would hold a hardware queue, and could so keep decode's steps waiting for a
-// peer that is slow or dead.
+// A peer sets a flag both in the exporter's device memory and in a memory file of the host;
+// the host polls the file. A kernel spinning on the device's half would hold a hardware
+// queue, and could so keep decode's steps waiting for a peer that is slow or dead.
 type exported struct {
 	once  sync.Once
 	flags *memfd.Memory
@@ -59,7 +58,7 @@ func (b *Backend) Export() (kernels.Export, error) {
 	return e, nil
 }
 
-// flagAt is a line of the host's flags; nil: there is none.
+// flagAt returns a line of the host's flags, or nil if there is no such line.
 func (b *Backend) flagAt(line int) *uint64 {
 	flags, err := b.hostFlags()
 	if err != nil || line < 0 || line >= kernels.FlagLines {
@@ -137,11 +136,11 @@ func (b *Backend) Verify(ctx context.Context, landed []kernels.Landed) ([]bool, 
 // peer implements kernels.Peer.
 type peer struct {
 	b    *Backend
-	view []byte // of a local peer's flags; ours to unmap
+	view []byte // a local peer's flags; ours to unmap
 
 	mu     sync.Mutex // of Push and Close
 	closed bool
-	at     *C.xk_peer // nil: closed to the end
+	at     *C.xk_peer // nil: fully closed
 }
 
 // OpenPeer implements kernels.PeerOpener.
@@ -159,8 +158,7 @@ func (b *Backend) OpenPeer(handle, flags []byte) (kernels.Peer, error) {
 	return p, nil
 }
 
-// OpenLocal is OpenPeer for a pool of this process, which must not be closed
-// before the peer.
+// OpenLocal is OpenPeer for a pool of this process. Close the peer before that pool.
 func (b *Backend) OpenLocal(to *Backend) (kernels.Peer, error) {
 	if b.closed || to.closed {
 		return nil, errClosed
@@ -237,7 +235,7 @@ func (p *peer) Close(ctx context.Context) error {
 	if p.at == nil {
 		return nil
 	}
-	if !p.b.closed { // else the context has taken its peers with it
+	if !p.b.closed { // closing the context closed its peers
 		err := p.b.move("xk_peer_close", func() C.int32_t { return C.api_peer_close(p.b.lib.api, p.at) })
 		if err != nil {
 			return err

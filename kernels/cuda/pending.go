@@ -13,15 +13,15 @@ import (
 // slice is how long the library polls for a mark before it looks at the context.
 const slice = time.Millisecond
 
-// pending is what the device has been asked for, and several may wait for. They
-// take turns to look, a slice each, so that none outwaits its context because of
-// another's, and a transfer can be put behind it meanwhile.
+// pending is an operation of the device for which several callers may wait. They take turns
+// to look, a slice each, so that none outwaits its context because of another's, and a
+// transfer can be put behind it meanwhile.
 type pending struct {
-	look func(d time.Duration) error // whether it is done: ErrLate if not within d
-	free func()                      // of what look looks at
+	look func(d time.Duration) error // nil when it is done, ErrLate if not within d
+	free func()                      // frees what look uses
 
-	turn chan struct{} // a token for who looks; it guards the following
-	over bool          // with err
+	turn chan struct{} // token of the one who looks; guards the fields below
+	over bool          // then err is set
 	err  error
 }
 
@@ -29,10 +29,10 @@ func newPending(look func(time.Duration) error, free func()) pending {
 	return pending{look: look, free: free, turn: make(chan struct{}, 1)}
 }
 
-// hold waits for the turn; ErrLate: ctx ended first. done gives it back.
+// hold waits for the turn, or returns ErrLate when ctx ends first. done gives it back.
 func (p *pending) hold(ctx context.Context) error {
 	select {
-	case p.turn <- struct{}{}: // what is done is so also when there is no time left
+	case p.turn <- struct{}{}: // a free turn is taken even when no time is left
 		return nil
 	default:
 	}
@@ -65,7 +65,7 @@ func (p *pending) Wait(ctx context.Context) error {
 	})
 }
 
-// shared is what several hold, from its maker on: the last to drop it frees it.
+// shared counts holders, beginning with its maker: the last to drop it frees it.
 type shared struct {
 	holders atomic.Int32
 	free    func()
@@ -77,7 +77,7 @@ func newShared(free func()) *shared {
 	return s
 }
 
-// hold is false when it has been freed.
+// hold adds a holder; it returns false if it has been freed.
 func (s *shared) hold() bool {
 	for {
 		n := s.holders.Load()
@@ -96,8 +96,8 @@ func (s *shared) drop() {
 	}
 }
 
-// await looks, a slice at a time, as long as ctx lets it; and once without waiting
-// when that is no longer.
+// await looks, a slice at a time, until look succeeds or ctx ends; the last look does not
+// wait.
 func await(ctx context.Context, look func(d time.Duration) error) error {
 	for {
 		d := slice

@@ -10,9 +10,9 @@ import (
 	"unsafe"
 )
 
-// The pool methods panic where kernels/cpu does: on ranges outside the pool.
-// They also do when the device fails, as kernels.Pool has no errors: a lost
-// device ends the process.
+// The pool methods panic on ranges outside the pool, as those of kernels/cpu do. They also
+// panic when the device fails, as kernels.Pool has no errors: a lost device ends the
+// process.
 func (b *Backend) must(name string, f func() C.int32_t) {
 	if err := b.lib.call(name, f); err != nil {
 		panic(fmt.Sprintf("kernels/cuda: %v", err))

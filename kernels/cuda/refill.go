@@ -12,11 +12,11 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// maxRefills is how many blocks one call takes; longer lists go in several, the
-// flag with the last.
+// maxRefills bounds the blocks of one call. Longer lists take several; the last sets the
+// flag.
 const maxRefills = 1 << 13
 
-// refill is Push for a peer whose blocks look different.
+// refill is Push for a peer whose blocks are laid out differently.
 func (p *peer) refill(a *kernels.Push) error {
 	if a.Layers != 1 || len(a.Blocks) > 0 || a.AfterStep || a.Engine != kernels.Auto && a.Engine != kernels.Kernel {
 		return fmt.Errorf("kernels/cuda: refill of %d layers, %d whole blocks, by engine %d, after the step: %t", a.Layers, len(a.Blocks), a.Engine, a.AfterStep)
@@ -41,7 +41,7 @@ func (p *peer) refill(a *kernels.Push) error {
 		}
 		refills[i] = C.xk_refill{block: C.int32_t(r.Block), first_pos: C.int32_t(r.FirstPos), rows: C.int32_t(r.Rows), first: C.int32_t(r.First), count: C.int32_t(r.Count)}
 	}
-	// The library checks what it is given, and is never given these.
+	// Check the sources that no refill names: the library never sees them.
 	if last := a.Refills[len(a.Refills)-1]; last.First+last.Count != len(sources) {
 		return fmt.Errorf("kernels/cuda: %d sources, the refills use %d", len(sources), last.First+last.Count)
 	}
@@ -79,7 +79,7 @@ func (p *peer) refill(a *kernels.Push) error {
 	return nil
 }
 
-// fits32 tells whether all are in 0 .. 2^31-1.
+// fits32 reports whether all values are in 0 .. 2^31-1.
 func fits32(v ...int) bool {
 	for _, n := range v {
 		if uint(n) > 1<<31-1 {

@@ -20,11 +20,11 @@ const (
 	adjustBytes = C.sizeof_xk_adjust
 )
 
-// stepState is a step from its description to its results, in one half of the
-// memory that the device sees. It is reused; a steady state allocates nothing.
+// stepState is a step from its description to its results, in one half of the memory that
+// the device sees. It is reused; a steady state allocates nothing.
 type stepState struct {
 	half     int
-	step     *kernels.Step // while it is under way
+	step     *kernels.Step // set while it is under way
 	arena    []byte        // pinned: sections lie in it, see xk_step_args
 	used     int
 	tokens   []int32 // pinned: drawn ids
@@ -56,8 +56,8 @@ func (s *stepState) init(half int, b *Backend, buf *C.xk_buffers, fold *folder) 
 
 func halfOf[T any](p *T, n, half int) []T { return unsafe.Slice(p, 2*n)[half*n : (half+1)*n] }
 
-// section takes n values from the arena; their offset is returned too. It is
-// nil when the arena is full.
+// section takes n values from the arena and returns them with their offset; nil when the
+// arena is full.
 func section[T any](s *stepState, n int) ([]T, C.int64_t) {
 	var zero T
 	at := (s.used + 15) &^ 15
@@ -105,8 +105,8 @@ func (b *Backend) Launch(st *kernels.Step) error {
 	return nil
 }
 
-// check refuses what could reach outside of the device's memory, and picks the
-// graph: 0 is none.
+// check refuses what could reach outside the device's memory, and picks the graph's bucket;
+// 0 is no graph.
 func (b *Backend) check(st *kernels.Step) (bucket int, err error) {
 	switch {
 	case b.closed:
@@ -187,12 +187,12 @@ func (b *Backend) Await() ([]kernels.Result, error) {
 	return b.collect(s, st), nil
 }
 
-// layers tells of each layer as it is done. However it ends, the library does
-// not count the step as waited for.
+// layers calls OnLayer for each layer as it is done. However it ends, the library does not
+// count the step as waited for.
 func (b *Backend) layers(st *kernels.Step) (err error) {
 	done := false
 	defer func() {
-		if !done { // an error, or a panic of OnLayer's
+		if !done { // an error, or a panic in OnLayer
 			err = errors.Join(err, b.waitStep())
 		}
 	}()
@@ -211,8 +211,8 @@ func (b *Backend) waitStep() error {
 	return b.lib.call("xk_wait_step", func() C.int32_t { return C.api_wait_step(b.lib.api, b.ctx) })
 }
 
-// describe fills the arena of s, whose step is over. Nothing else changes: a step that
-// is too large leaves no trace.
+// describe fills the arena of s, whose previous step is over. It changes nothing else: a
+// step that is too large leaves no trace.
 func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_step_args, error) {
 	s.used = 0
 	rows, segs, decodes, tiles := 0, 0, 0, 0
@@ -324,8 +324,8 @@ func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_ste
 	return a, nil
 }
 
-// answers notes what is wanted from one sequence's logits. collect walks the
-// same way.
+// answers records what is wanted from one sequence's logits. collect walks in the same
+// order.
 func (b *Backend) answers(s *stepState, q *kernels.Seq, row int) error {
 	n := len(q.Tokens)
 	for i := range n {
@@ -364,7 +364,7 @@ func (b *Backend) answers(s *stepState, q *kernels.Seq, row int) error {
 	return nil
 }
 
-// tops is how many entries a list of most likely tokens has.
+// tops returns the length of a list of most likely tokens.
 func (b *Backend) tops(n int) int { return min(max(n, 0), b.arch.Vocab) }
 
 func (s *stepState) item(final, id C.int32_t, top int) {
@@ -372,9 +372,9 @@ func (s *stepState) item(final, id C.int32_t, top int) {
 	s.outs += 1 + top
 }
 
-// sample notes a draw. Choices of one prompt have one history at its end: what is like
-// the draw before, of the same sequence (nil: none), has its list, so that many choices
-// of a long prompt take no more of the arena than one.
+// sample records a draw. All choices of one prompt share its history, so a draw like the
+// one before it in the same sequence (nil: none) shares its list: many choices of a long
+// prompt take no more of the arena than one.
 func (s *stepState) sample(final C.int32_t, p, before *kernels.Sample) {
 	from, n := C.int32_t(len(s.adjust)), C.int32_t(0)
 	if before != nil && folds(before, p) {
@@ -459,16 +459,16 @@ func resize[T any](s []T, n int) []T {
 	return s[:n]
 }
 
-// folder merges a draw's bias, bans and penalties into one entry a token, so
-// that the device applies each without an order.
+// folder merges a draw's bias, bans and penalties into one entry for each token, so that
+// the device can apply them in any order.
 type folder struct {
 	at []int32 // by token: 1 + its entry, 0 between draws
 }
 
 func newFolder(vocab int) *folder { return &folder{make([]int32, vocab)} }
 
-// folds tells whether fold makes the same of two draws, by what it looks at: the lists
-// are the same memory, and the same penalties are on.
+// folds reports whether fold gives the same result for two draws: their lists are the same
+// memory and the same penalties are on.
 func folds(p, q *kernels.Sample) bool {
 	return same(p.Bias, q.Bias) && same(p.Ban, q.Ban) && same(p.Prompt, q.Prompt) && same(p.Output, q.Output) &&
 		repeats(p) == repeats(q) && counts(p) == counts(q)

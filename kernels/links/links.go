@@ -1,18 +1,22 @@
-// Package links has one thread make all calls of NCCL for the links of a device, and
-// says when. NCCL wants it so: calls for communicators of one device do not run beside
-// each other, one that was aborted is freed, and an abort frees memory of the device,
-// which waits for every kernel of the process: also for another link's, which may be
-// waiting for its peer. So
+// Package links makes all NCCL calls for the links of one device from one thread, and
+// decides when. NCCL demands it:
 //
-//   - what a link is asked for is queued, in order, and nobody waits for a launch;
-//   - a link that is closed is not called again; its abort begins when no other link has
-//     a transfer under way, and new ones wait until it is over;
-//   - links that are closed meanwhile are aborted together, each told before any is freed.
+//   - calls for communicators of one device must not overlap;
+//   - an aborted communicator must be freed;
+//   - an abort frees device memory, which waits for every kernel of the process, even one
+//     of another link that is waiting for its peer.
 //
-// Each of these waits is bounded: a link whose transfer holds up the end of another for
-// too long has failed, and is aborted with it.
+// Therefore:
 //
-// Backends implement Library; NCCL itself is behind it.
+//   - requests to a link are queued in order, and nobody waits for a launch;
+//   - a closed link is not called again; its abort begins when no other link has a transfer
+//     under way, and new transfers wait until it is over;
+//   - links closed meanwhile are aborted together: all are told before any is freed.
+//
+// Each of these waits is bounded. A link whose transfer delays the end of another for too
+// long has failed, and is aborted with it.
+//
+// Backends implement Library on top of NCCL.
 package links
 
 import (
@@ -26,47 +30,49 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// Library makes and ends communicators of two ranks. Group calls it, and what it made,
-// from one thread; End may run beside calls for communicators that it does not end.
+// Library makes and ends communicators of two ranks. Group calls it, and the communicators
+// it made, from one thread; End may run beside calls for communicators that it does not
+// end.
 type Library interface {
-	// Open begins to make our end, and returns at once.
+	// Open begins to make our end and returns at once.
 	Open(id []byte, end kernels.LinkEnd, bytes int64) (Comm, error)
-	// End aborts communicators, all of them before it waits for any, and then frees the
-	// memory of the same, or of others whose abort has returned. It waits for the
-	// device, and may never return.
+	// End aborts the communicators in abort, telling all before it waits for any. Then it
+	// frees the memory of those in free: the same ones, or ones whose abort has returned.
+	// It waits for the device and may never return.
 	End(abort, free []Comm) error
 }
 
-// Comm is our end of a communicator and the memory that it moves. Nothing but Memory is
-// called once it is being aborted.
+// Comm is our end of a communicator and the memory that it moves. Once its abort has begun,
+// only Memory may be called.
 type Comm interface {
 	Memory() kernels.HostMemory
-	// Settle returns nil when nothing that was asked for is in progress: ErrLate if not
-	// within d. Any other error is the communicator's.
+	// Settle returns nil when no request is in progress, ErrLate if one still is after d.
+	// Any other error is the communicator's.
 	Settle(d time.Duration) error
-	// Transfer asks for the next transfer, behind after. ErrLate: it is asked for, and
-	// in progress after d; Resume goes on. The Pending is the transfer on the device.
+	// Transfer asks for the next transfer, to run after after. ErrLate: it is asked for and
+	// still in progress after d; Resume continues it. The Pending is the transfer on the
+	// device.
 	Transfer(at, bytes int64, after kernels.Pending, d time.Duration) (kernels.Pending, error)
 	Resume(d time.Duration) (kernels.Pending, error)
-	// Taken is how much of the device's memory it takes besides Memory.
+	// Taken is the device memory it takes besides Memory.
 	Taken() int64
 }
 
 const (
-	warmBytes   = 8 << 20         // moved once both ends are there: as much as in one transfer later
-	maxQueued   = 1 << 10         // transfers of a link that are not on the device
-	openTime    = 5 * time.Second // for the thread to come to a call
+	warmBytes   = 8 << 20         // first transfer, once both ends are there: as large as later ones
+	maxQueued   = 1 << 10         // transfers of a link not yet on the device
+	openTime    = 5 * time.Second // for the thread to get to a call
 	pollingTime = time.Millisecond
-	eager       = 150 * time.Microsecond // for which the thread looks for orders behind a transfer: to wake it takes as long as a transfer of some megabytes
-	processors  = 8                      // of a machine that can spare one for that
+	eager       = 150 * time.Microsecond // the thread polls for orders this long after a transfer: waking it takes as long as moving some megabytes
+	processors  = 8                      // a machine with this many can spare one to poll
 )
 
-// limits are how long links wait for each other.
+// limits bound how long links wait for each other.
 type limits struct {
 	launch     time.Duration // a launch, before others go on
-	shut, open time.Duration // others' transfers come to their end before an abort, in turns, so that two processes cannot wait for each other,
-	gate       time.Duration // and then are aborted too
-	abort      time.Duration // an abort, before others go on beside it
+	shut, open time.Duration // before an abort, transfers are held back and let through in turns, so that two processes cannot deadlock
+	gate       time.Duration // for others' transfers to end; then they are aborted too
+	abort      time.Duration // for an abort; then others go on beside it
 }
 
 var defaults = limits{launch: 100 * time.Millisecond, shut: 300 * time.Millisecond, open: 100 * time.Millisecond, gate: 5 * time.Second, abort: time.Second}
@@ -74,16 +80,16 @@ var defaults = limits{launch: 100 * time.Millisecond, shut: 300 * time.Milliseco
 var (
 	errClosed = errors.New("the link is closed")
 	errQueue  = errors.New("too many transfers are queued")
-	errHeld   = errors.New("a transfer that does not come to its end holds up the end of another link")
+	errHeld   = errors.New("a transfer that does not finish holds up the end of another link")
 	errStuck  = fmt.Errorf("%w: the thread that calls NCCL is stuck in a call", kernels.ErrLate)
 )
 
-// Group is the links of one device.
+// Group holds the links of one device.
 type Group struct {
 	lib  Library
 	lim  limits
 	live atomic.Int32 // links that have not ended
-	gate atomic.Int64 // since when transfers wait for the end of a link, Unix time in ns; 0: they do not
+	gate atomic.Int64 // Unix ns since which transfers wait for a link's end; 0: none waits
 
 	mu      sync.Mutex
 	orders  []func(*loop) // for the thread
@@ -91,13 +97,13 @@ type Group struct {
 	wake    chan struct{} // one slot
 }
 
-// New makes a group without links. Its thread lives while there are some.
+// New returns a group without links. Its thread lives while there are links.
 func New(lib Library) *Group { return &Group{lib: lib, lim: defaults, wake: make(chan struct{}, 1)} }
 
-// Live is how many links have not ended.
+// Live returns how many links have not ended.
 func (g *Group) Live() int { return int(g.live.Load()) }
 
-// order has the thread do something.
+// order queues f for the thread.
 func (g *Group) order(f func(*loop)) {
 	g.mu.Lock()
 	g.orders = append(g.orders, f)
@@ -118,7 +124,7 @@ func (g *Group) Open(id []byte, end kernels.LinkEnd, bytes int64) (kernels.Link,
 		l   *Link
 		err error
 	}
-	var left atomic.Bool // either the caller has gone, or the link is the caller's
+	var left atomic.Bool // set once: the caller gave up, or the link was handed over
 	out := make(chan result, 1)
 	g.order(func(lp *loop) {
 		l, err := lp.open(id, end, bytes)
@@ -140,7 +146,7 @@ func (g *Group) Open(id []byte, end kernels.LinkEnd, bytes int64) (kernels.Link,
 	if left.CompareAndSwap(false, true) {
 		return nil, fmt.Errorf("open a link: %w", errStuck)
 	}
-	r := <-out // it was done just now
+	r := <-out // handed over just now
 	if r.err != nil {
 		return nil, r.err
 	}
@@ -154,22 +160,22 @@ type Link struct {
 	comm Comm
 	size int64
 
-	joined chan struct{} // closed when something has been moved, or never will be
-	failed chan struct{} // closed when no transfer begins any more
-	ended  chan struct{} // closed when it is aborted and freed
-	endErr error         // set before
+	joined chan struct{} // closed after the first transfer, or on failure
+	failed chan struct{} // closed when no further transfer begins
+	ended  chan struct{} // closed once aborted and freed
+	endErr error         // set before ended is closed
 
 	closing atomic.Bool
 	queued  atomic.Int32
 	asked   atomic.Uint64 // transfers
 	taken   atomic.Int64
 
-	// The thread's.
+	// Owned by the thread.
 	state  state
-	err    error // why it has failed
+	err    error // why it failed
 	queue  []*Transfer
-	begun  *Transfer   // asked for and not launched
-	flying []*Transfer // launched, and perhaps over
+	begun  *Transfer   // asked for, not launched
+	flying []*Transfer // launched, perhaps complete
 
 	gone    bool // aborted, or being aborted
 	aborted bool // the abort has returned
@@ -246,7 +252,8 @@ func (l *Link) Close(ctx context.Context) error {
 	}
 }
 
-// shut says that, and for how long, transfers wait for the end of a link.
+// shut describes, for an error, how long transfers have waited for a link's end; "" if they
+// do not.
 func (g *Group) shut() string {
 	if at := g.gate.Load(); at != 0 {
 		return fmt.Sprintf(" (transfers of this device wait for the end of a link, for %v)", time.Since(time.Unix(0, at)).Round(time.Millisecond))
@@ -254,14 +261,14 @@ func (g *Group) shut() string {
 	return ""
 }
 
-// Transfer is one of a link's. It implements kernels.Pending.
+// Transfer is one transfer of a link. It implements kernels.Pending.
 type Transfer struct {
 	l         *Link
 	number    uint64
 	at, bytes int64
 	after     kernels.Pending
-	launched  chan struct{} // closed when it is on the device, or never will be
-	err       error         // why not; set before, as is mark
+	launched  chan struct{} // closed when it is on the device or has failed
+	err       error         // why it failed; set before launched is closed, as mark is
 	mark      kernels.Pending
 	over      atomic.Bool
 	asked     atomic.Bool // NCCL was asked for it
@@ -289,7 +296,7 @@ func (t *Transfer) Wait(ctx context.Context) error {
 	return err
 }
 
-// late says how far the transfer has come.
+// late returns ErrLate with how far the transfer got.
 func (t *Transfer) late(ctx context.Context) error {
 	where := "waits for its launch"
 	select {
@@ -303,7 +310,7 @@ func (t *Transfer) late(ctx context.Context) error {
 	return fmt.Errorf("%s: transfer %d of %d bytes %s: %w: %w%s", t.l.name, t.number, t.bytes, where, kernels.ErrLate, context.Cause(ctx), t.l.g.shut())
 }
 
-// end settles a transfer that is launched, or never will be.
+// end records that a transfer is launched, or why it never will be.
 func (t *Transfer) end(mark kernels.Pending, err error) {
 	t.mark, t.err, t.after = mark, err, nil
 	close(t.launched)

@@ -11,24 +11,24 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// loop is the thread of a group, and what it alone looks at.
+// loop is a group's thread and the state that only it touches.
 type loop struct {
 	g      *Group
 	links  []*Link
-	ending time.Time // since when links wait for their abort; zero: none does
-	aborts int       // that run
-	began  time.Time // the newest of them
-	asked  bool      // for a transfer, since it last waited
+	ending time.Time // since when links wait for their abort; zero: none waits
+	aborts int       // running
+	began  time.Time // start of the newest abort
+	asked  bool      // a transfer was asked for since the last rest
 }
 
-// now has ended: what is waited for under it is only looked at.
+// now is a cancelled context: a Wait under it only looks.
 var now = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// run works until there are no links. NCCL keeps state by thread, so the thread ends too.
+// run works until no links are left. NCCL keeps state by thread, so the thread ends too.
 func (lp *loop) run() {
 	runtime.LockOSThread()
 	for lp.wait() {
@@ -38,8 +38,8 @@ func (lp *loop) run() {
 	}
 }
 
-// wait does what was ordered, and waits for orders when there is nothing to look at. It
-// returns false when there are no links.
+// wait carries out orders, and waits for some when nothing needs polling. It returns false
+// when no links are left.
 func (lp *loop) wait() bool {
 	g := lp.g
 	if busy := lp.busy(); busy != 0 {
@@ -70,8 +70,8 @@ func (lp *loop) wait() bool {
 	}
 }
 
-// rest waits for orders: for a moment with open eyes when there was a transfer just
-// now, because others follow it.
+// rest waits for orders. Just after a transfer it spins for a moment first, because more
+// tend to follow.
 func (lp *loop) rest() {
 	if lp.asked && runtime.GOMAXPROCS(0) >= processors {
 		lp.asked = false
@@ -88,7 +88,7 @@ func (lp *loop) rest() {
 	<-lp.g.wake
 }
 
-// busy is after which time something has to be looked at; 0: when there are orders.
+// busy returns the polling interval, or 0 if only orders need attention.
 func (lp *loop) busy() time.Duration {
 	if !lp.ending.IsZero() || lp.aborts > 0 {
 		return pollingTime
@@ -116,7 +116,7 @@ func (lp *loop) open(id []byte, end kernels.LinkEnd, bytes int64) (*Link, error)
 	return l, nil
 }
 
-// enqueue takes a transfer on.
+// enqueue queues a transfer, or fails it if the link takes no more.
 func (l *Link) enqueue(t *Transfer) {
 	switch {
 	case l.err != nil:
@@ -128,7 +128,7 @@ func (l *Link) enqueue(t *Transfer) {
 	}
 }
 
-// fail notes why nothing more comes of a link; it waits for its Close.
+// fail marks a link as failed; it then waits for its Close.
 func (l *Link) fail(err error) {
 	if l.err != nil {
 		return
@@ -142,7 +142,7 @@ func (l *Link) fail(err error) {
 	l.drop(l.err)
 }
 
-// drop ends what NCCL was not asked for.
+// drop fails the transfers that NCCL has not been asked for.
 func (l *Link) drop(err error) {
 	for _, t := range l.queue {
 		t.end(nil, err)
@@ -150,7 +150,7 @@ func (l *Link) drop(err error) {
 	l.queue = nil
 }
 
-// check says whether a link has failed.
+// check returns the link's failure, if any.
 func (l *Link) check() error {
 	switch {
 	case l.err != nil:
@@ -164,7 +164,7 @@ func (l *Link) check() error {
 	return l.err
 }
 
-// join brings new links on, a step each.
+// join advances each new link by one step.
 func (lp *loop) join() {
 	shut := lp.shut()
 	for _, l := range lp.links {
@@ -206,7 +206,7 @@ func (l *Link) ask(t *Transfer, d time.Duration) {
 	l.settled(t, mark, err)
 }
 
-// settled notes what has become of a transfer that was asked for.
+// settled records the outcome of asking NCCL for a transfer.
 func (l *Link) settled(t *Transfer, mark kernels.Pending, err error) {
 	if errors.Is(err, kernels.ErrLate) {
 		l.begun = t
@@ -223,7 +223,7 @@ func (l *Link) settled(t *Transfer, mark kernels.Pending, err error) {
 	l.flying = append(slices.DeleteFunc(l.flying, func(t *Transfer) bool { return t.over.Load() }), t)
 }
 
-// launch begins what is queued, a transfer of each link in turn.
+// launch begins queued transfers, one of each link in turn.
 func (lp *loop) launch() {
 	for more := true; more; {
 		more = false
@@ -240,31 +240,31 @@ func (lp *loop) launch() {
 	}
 }
 
-// flying tells whether the device works on transfers of a link, or is about to.
+// flying reports whether the device works on transfers of a link, or is about to.
 func (lp *loop) flying(l *Link) bool {
 	l.flying = slices.DeleteFunc(l.flying, func(t *Transfer) bool {
-		return t.over.Load() || !errors.Is(t.mark.Wait(now), kernels.ErrLate) // of the mark: nobody reads how far t is
+		return t.over.Load() || !errors.Is(t.mark.Wait(now), kernels.ErrLate) // ask the mark, not t: nobody needs its progress text
 	})
 	return len(l.flying) > 0 || l.begun != nil
 }
 
-// close ends a link; the abort follows when it may.
+// close fails a link and schedules its abort.
 func (lp *loop) close(l *Link) {
 	l.closing.Store(true)
 	l.fail(errClosed)
 	lp.await(l)
 }
 
-// await has end see to a closed link: unless it has, or its abort, with another's, has
-// begun and is not over. Its memory is in use until then.
+// await schedules a closed link for end, unless it is already freed or its abort, begun
+// together with another's, still runs. Its memory is in use until then.
 func (lp *loop) await(l *Link) {
 	if l.closing.Load() && !l.freed && (!l.gone || l.aborted) && lp.ending.IsZero() {
 		lp.ending = time.Now()
 	}
 }
 
-// shut tells whether transfers wait: for the end of others' before an abort, or for an
-// abort.
+// shut reports whether transfers are held back: for others to finish before an abort, or
+// for an abort.
 func (lp *loop) shut() bool {
 	lim := &lp.g.lim
 	shut := lp.aborts > 0 && time.Since(lp.began) < lim.abort ||
@@ -278,8 +278,8 @@ func (lp *loop) shut() bool {
 	return shut
 }
 
-// end aborts and frees what is closed, all of it together, once nothing of other links
-// is under way. What does not come to its end is aborted with them after a while.
+// end aborts and frees all closed links together, once no other link has a transfer under
+// way. Transfers that do not finish within limits.gate are aborted with them.
 func (lp *loop) end() {
 	if lp.ending.IsZero() || lp.aborts > 0 && time.Since(lp.began) < lp.g.lim.abort {
 		return
@@ -299,10 +299,10 @@ func (lp *loop) end() {
 	var ends, frees []*Link
 	var abort, free []Comm
 	for _, l := range lp.links {
-		closing := l.closing.Load() // which changes at any time
+		closing := l.closing.Load() // read once: it may change at any time
 		begins := !l.gone && (closing || slices.Contains(held, l))
 		if begins {
-			l.drop(fmt.Errorf("%s: %w", l.name, errClosed)) // what came since
+			l.drop(fmt.Errorf("%s: %w", l.name, errClosed)) // queued since it failed
 			l.gone = true
 			ends, abort = append(ends, l), append(abort, l.comm)
 		}
@@ -313,14 +313,14 @@ func (lp *loop) end() {
 	}
 	lp.ending, lp.began = time.Time{}, time.Now()
 	lp.aborts++
-	go func() { // the loop goes on until it has ended
+	go func() { // the loop keeps running meanwhile
 		runtime.LockOSThread()
 		err := lp.g.lib.End(abort, free)
 		lp.g.order(func(lp *loop) { lp.over(ends, frees, err) })
 	}()
 }
 
-// over forgets communicators, and links, that are no more.
+// over forgets aborted communicators and freed links.
 func (lp *loop) over(ends, frees []*Link, err error) {
 	lp.aborts--
 	lp.shut()
@@ -329,9 +329,9 @@ func (lp *loop) over(ends, frees []*Link, err error) {
 			l.begun.end(nil, fmt.Errorf("%s: %w", l.name, errClosed))
 			l.begun = nil
 		}
-		lp.flying(l) // the marks of those that nobody waits for go
+		lp.flying(l) // drops marks that nobody waits for
 		l.aborted = true
-		lp.await(l) // closed meanwhile
+		lp.await(l) // in case it was closed meanwhile
 	}
 	for _, l := range frees {
 		l.endErr = err

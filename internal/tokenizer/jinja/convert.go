@@ -54,7 +54,7 @@ func decoded(s *jsonscan.Scanner) string {
 // fromNumber reads a number as Python's json does.
 func fromNumber(text string) value {
 	if strings.ContainsAny(text, ".eE") {
-		f, _ := strconv.ParseFloat(text, 64) // what is too large is infinite
+		f, _ := strconv.ParseFloat(text, 64) // too large is infinite
 		return f
 	}
 	return fromDigits(text)
@@ -68,8 +68,8 @@ func fromDigits(text string) value {
 	return bigInt(text)
 }
 
-// FromGo converts what the variables of a template may be: values that
-// FromJSON, NewList and FromGo return, json.RawMessage and a list of it.
+// FromGo converts the permitted types of a template's variables: values that FromJSON,
+// NewList and FromGo return, json.RawMessage, and lists of it.
 func FromGo(v any) (any, error) {
 	switch v := v.(type) {
 	case nil, bool, string, int64, *Dict, *List:

@@ -20,7 +20,7 @@ type interp struct {
 	now     func() time.Time
 
 	ctx   context.Context
-	check int // of steps, when ctx is looked at next
+	check int // step count of the next look at ctx
 }
 
 type scope struct {
@@ -45,7 +45,7 @@ func (in *interp) missing(u undefined) {
 
 func (in *interp) step() { in.take(1) }
 
-// linear accounts for an operation over n bytes that makes nothing.
+// linear accounts for an operation over n bytes that allocates nothing.
 func (in *interp) linear(n int) { in.take(n / 64) }
 
 func (in *interp) take(steps int) {
@@ -61,7 +61,7 @@ func (in *interp) take(steps int) {
 	in.check = max(0, in.steps-checkSteps)
 }
 
-// charge accounts for n bytes about to be made.
+// charge accounts for n bytes about to be allocated.
 func (in *interp) charge(n int) {
 	if in.bytes -= n; in.bytes < 0 {
 		in.fail("rendering takes too much memory")
@@ -160,7 +160,7 @@ func (in *interp) stmt(s stmt, sc *scope) flow {
 
 func inner(sc *scope) *scope { return &scope{vars: map[string]value{}, parent: sc} }
 
-// capture returns what body writes.
+// capture returns body's output.
 func (in *interp) capture(body []stmt, sc *scope) string {
 	outer := in.out
 	in.out = &strings.Builder{}
@@ -290,7 +290,7 @@ func (in *interp) loopAttr(l *loop, name string) value {
 	return undefined{what: name, of: "loop"}
 }
 
-// macro makes a macro callable; it sees the scope that it was defined in.
+// macro makes a macro callable; it sees the scope in which it was defined.
 func (in *interp) macro(m *macroStmt, sc *scope) *function {
 	in.charge(512) // with that scope
 	return &function{m.name, func(in *interp, a args) value {

@@ -81,8 +81,8 @@ func (in *interp) call(f value, a args) value {
 	return fn.call(in, a)
 }
 
-// eval bounds the stack: what the parser bounds multiplies, levels of operators
-// with parentheses with macro calls.
+// eval bounds the stack: the parser's bounds multiply (levels of operators, parentheses,
+// macro calls).
 func (in *interp) eval(x expr, sc *scope) value {
 	in.step()
 	in.deeper()
@@ -91,8 +91,8 @@ func (in *interp) eval(x expr, sc *scope) value {
 	return v
 }
 
-// deeper counts a level of recursion, which ends with in.depth--; after a
-// failure nothing is evaluated any more.
+// deeper counts a level of recursion, which in.depth-- ends; after a failure nothing more
+// is evaluated.
 func (in *interp) deeper() {
 	if in.depth++; in.depth > maxDepth {
 		in.fail("expressions nested deeper than %d", maxDepth)
@@ -213,7 +213,7 @@ func (in *interp) contains(set, v value) bool {
 	return false
 }
 
-// hashes accounts for a look for key.
+// hashes accounts for a lookup of key.
 func (in *interp) hashes(key value) {
 	if s, ok := key.(string); ok {
 		in.linear(len(s))

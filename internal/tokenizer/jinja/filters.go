@@ -284,7 +284,7 @@ func (in *interp) path(v value, path string) value {
 	return v
 }
 
-// key returns what to order or tell values by.
+// key returns the value to order or distinguish values by.
 func (in *interp) key(attribute value, caseSensitive bool) func(value) value {
 	return func(v value) value {
 		if attribute != (absent{}) && attribute != nil {

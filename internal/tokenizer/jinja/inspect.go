@@ -1,8 +1,8 @@
 package jinja
 
-// LoopsOver says whether the template has a for loop over an attribute or item
-// of that name, or over a variable set from one. It tells templates that take
-// a message's content as a list of parts from those that take a string.
+// LoopsOver reports whether the template has a for loop over an attribute or item of that
+// name, or over a variable set from one. It distinguishes templates that take a message's
+// content as a list of parts from those that take a string.
 func (t *Template) LoopsOver(name string) bool {
 	w := &walker{name: name, aliases: map[string]bool{}}
 	w.walk(t.body)

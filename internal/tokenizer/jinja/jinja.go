@@ -2,14 +2,15 @@
 // Hugging Face renders them: trim_blocks and lstrip_blocks on, no autoescape,
 // loop controls, tojson without ASCII escapes, raise_exception, strftime_now.
 //
-// A template comes with a model, from a stranger: rendering is bounded in steps,
-// in bytes made and in depth, values are immutable (but for namespaces), and
-// nothing outside the template and its variables can be reached. Integers that
-// int64 does not hold are passed on and printed, not computed with. Not covered:
-// inheritance, include, import, recursive loops, autoescape, calls with *args, and
-// of the filters groupby, truncate, center, random, urlencode and the like, which
-// no chat template that we know of has; of Unicode's case mappings from one
-// character to several only that of ß.
+// A template comes with a model, from a stranger: rendering is bounded in steps, in bytes
+// allocated and in depth, values are immutable (except namespaces), and nothing outside the
+// template and its variables can be reached. Integers beyond int64 are passed on and
+// printed, not computed with.
+//
+// Not covered: inheritance, include, import, recursive loops, autoescape, calls with *args,
+// and filters that no known chat template uses, such as groupby, truncate, center, random
+// and urlencode. Of Unicode's case mappings from one character to several only that of ß is
+// applied.
 package jinja
 
 import (
@@ -22,7 +23,7 @@ import (
 // Limits bounds one rendering. A zero field means the default.
 type Limits struct {
 	Steps int              // statements and expressions evaluated; default 4 million
-	Bytes int              // bytes of all strings and lists made on the way; default 256 MiB
+	Bytes int              // bytes of all strings and lists made while rendering; default 256 MiB
 	Now   func() time.Time // clock of strftime_now; default time.Now
 }
 
@@ -38,7 +39,7 @@ const (
 	checkSteps   = 4096 // between two looks at the context
 )
 
-// Error is what is wrong with a template, or why it refused its input.
+// Error is a fault in a template, or its reason to refuse its input.
 type Error struct {
 	Line   int
 	Msg    string
@@ -113,5 +114,5 @@ func catch(err *error) {
 	}
 }
 
-// stopped is what a rendering panics with whose context is done.
+// stopped is the panic value of a rendering whose context is done.
 type stopped struct{ err error }

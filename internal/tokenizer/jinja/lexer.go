@@ -38,8 +38,8 @@ type lexer struct {
 	toks      []token
 }
 
-// lex cuts a template in tokens; white space control is done here, as in
-// Jinja2's own lexer with trim_blocks and lstrip_blocks.
+// lex cuts a template into tokens. It also controls white space, as Jinja2's own lexer does
+// with trim_blocks and lstrip_blocks.
 func lex(src string) []token {
 	src = strings.ReplaceAll(strings.ReplaceAll(src, "\r\n", "\n"), "\r", "\n")
 	src = strings.TrimSuffix(src, "\n")

@@ -72,8 +72,8 @@ func listMethod(l *List, name string) *function {
 	return nil
 }
 
-// stringMethod returns the method of Python's str; those that only make a new
-// string or answer a question.
+// stringMethod returns the methods of Python's str that make a new string or answer a
+// question.
 func stringMethod(s, name string) *function {
 	fn := func(f func(in *interp, p []value) value, params ...string) *function {
 		return &function{name, func(in *interp, a args) value {
@@ -280,8 +280,8 @@ func split(in *interp, s string, right bool, sep, limit value) value {
 	return collect(len(parts), func(i int) value { return parts[i] })
 }
 
-// splitSpace splits at runs of white space, at most n times if n >= 0; what is
-// left then keeps its far end.
+// splitSpace splits at runs of white space, at most n times if n >= 0; the remainder keeps
+// its far end.
 func splitSpace(s string, right bool, n int64) []string {
 	if fields := strings.Fields(s); n < 0 || int64(len(fields)) <= n {
 		return fields

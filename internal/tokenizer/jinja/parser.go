@@ -25,7 +25,7 @@ func (p *parser) next() token {
 	return t
 }
 
-// is says whether the current token is the operator or name val.
+// is reports whether the current token is the operator or name val.
 func (p *parser) is(kind tokKind, val string) bool {
 	t := p.cur()
 	return t.kind == kind && t.val == val
@@ -158,7 +158,7 @@ func (p *parser) statement() stmt {
 		s.body = p.body("endwith")
 		p.end()
 		return s
-	case "generation": // marks what an assistant wrote, for training; here it is nothing
+	case "generation": // marks an assistant's text for training; ignored here
 		p.blockEnd()
 		body := p.body("endgeneration")
 		p.end()
@@ -175,7 +175,7 @@ func (p *parser) statement() stmt {
 	}
 }
 
-// macroBody parses the body of a macro, in which a loop around does not count.
+// macroBody parses the body of a macro, in which an enclosing loop does not count.
 func (p *parser) macroBody(m *macroStmt, end string) {
 	p.blockEnd()
 	loops, outer := p.loops, p.extra

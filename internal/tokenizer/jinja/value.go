@@ -15,11 +15,11 @@ import (
 // bigInt, float64, string, *List, *Dict, *namespace, *loop or *function.
 type value = any
 
-// bigInt is an integer that int64 does not hold, in decimal. It can be passed on
-// and printed, not computed with.
+// bigInt is an integer beyond int64, in decimal. It can be passed on and printed, not
+// computed with.
 type bigInt string
 
-// undefined is what is not there: a name, or one of something.
+// undefined is a missing name, attribute or item.
 type undefined struct{ what, of string }
 
 // List is a sequence. Make one with NewList.
@@ -41,8 +41,8 @@ type function struct {
 	call func(in *interp, a args) value
 }
 
-// Dict is a mapping that keeps the order of its keys, as Python's does. Make
-// one with FromJSON, or put json.RawMessage among the variables.
+// Dict is a mapping that keeps the order of its keys, as Python's does. Make one with
+// FromJSON, or pass json.RawMessage as a variable.
 type Dict struct {
 	keys  []value
 	vals  []value
@@ -54,8 +54,8 @@ const few = 8
 // Get returns the value of key k.
 func (d *Dict) Get(k string) (any, bool) { return d.get(k) }
 
-// With returns a copy of d in which k has the value v, which is as FromGo
-// returns it; a new key comes last.
+// With returns a copy of d in which k has the value v, which is as FromGo returns it; a new
+// key comes last.
 func (d *Dict) With(k string, v any) *Dict {
 	c := &Dict{keys: slices.Clip(d.keys), vals: slices.Clone(d.vals), index: maps.Clone(d.index)}
 	c.set(k, v)
@@ -80,7 +80,7 @@ func (d *Dict) set(k, v value) {
 	}
 }
 
-// find returns where key k is, -1 if it is not there.
+// find returns the index of key k, or -1.
 func (d *Dict) find(k value) int {
 	h := hashKey(k)
 	if d.index != nil {
@@ -111,7 +111,7 @@ func isKey(k value) bool {
 	return false
 }
 
-// hashKey makes keys alike that are equal: 1, 1.0 and true.
+// hashKey maps equal keys to one: 1, 1.0 and true.
 func hashKey(k value) value {
 	i, f, isInt, ok := number(k)
 	switch {
