@@ -18,12 +18,12 @@ type bind struct {
 
 // segment says where the receiver's blocks lie in memory that it shares with
 // the sender, whose descriptor travels beside the frame. Block b of layer l
-// begins at Layers[l].Offset + b*Layers[l].Stride. The zero value is: none.
+// begins at Layers[l].Offset + b*Layers[l].Stride. The zero value shares none.
 type segment struct {
 	Bytes  uint64 // size of the memory
 	Blocks uint32
 	Layers []span // one a layer
-	Grant  []byte // what the transport has to say of it, opaque; may be empty
+	Grant  []byte // the transport's addition, opaque; may be empty
 }
 
 type span struct{ Offset, Stride uint64 } // bytes
@@ -33,8 +33,8 @@ const maxSegment = 1 << 47
 
 var errSegment = errors.New("segment: blocks lie outside the memory")
 
-// validate checks that every block begins and ends inside the memory, taking
-// a block to be as long as its stride.
+// validate checks that every block lies inside the memory, taking its length as the
+// stride.
 func (s *segment) validate() error {
 	if len(s.Layers) == 0 {
 		if s.Bytes != 0 || s.Blocks != 0 || len(s.Grant) > 0 {
@@ -115,9 +115,8 @@ func decodeBound(b []byte) (*bound, error) {
 	return &bound{Mapped: v == 1}, nil
 }
 
-// placed says that one block of one layer lies in the receiver's memory
-// already: a unit's head and digests without the rows. Its checksum covers
-// the whole body.
+// placed announces one block of one layer that already lies in the receiver's memory: a
+// unit's head and digests without the rows. Its checksum covers the whole body.
 type placed struct {
 	unitHead
 	Digests []uint64 // one a head

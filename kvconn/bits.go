@@ -28,7 +28,7 @@ type UnitSet struct {
 // Len is the number of units in the set.
 func (u UnitSet) Len() int { return u.bits.count() }
 
-// Has tells whether block index of layer is in the set.
+// Has reports whether block index of layer is in the set.
 func (u UnitSet) Has(layer, index int) bool {
 	if layer < 0 || layer >= u.layers || index < 0 || index >= u.blocks {
 		return false
@@ -36,7 +36,7 @@ func (u UnitSet) Has(layer, index int) bool {
 	return u.bits.has(layer*u.blocks + index)
 }
 
-// Only returns those units of the set whose block index is kept.
+// Only returns the units whose block index keep accepts.
 func (u UnitSet) Only(keep func(index int) bool) UnitSet {
 	out := UnitSet{u.layers, u.blocks, newBitmap(u.layers * u.blocks)}
 	for index := range u.blocks {
@@ -52,7 +52,7 @@ func (u UnitSet) Only(keep func(index int) bool) UnitSet {
 	return out
 }
 
-// Block is how many layers of a block are in the set.
+// Block counts the layers of a block that are in the set.
 func (u UnitSet) Block(index int) int {
 	n := 0
 	for layer := range u.layers {

@@ -11,17 +11,16 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// bulkWriter owns the sending half of one bulk connection. It takes a batch
-// of one ticket's units at a time, tickets in turn, and writes it in one go:
-// gathered from the blocks themselves where source and connection can, else
-// loaded behind each other into its buffer.
+// bulkWriter owns the sending half of one bulk connection. It takes a batch of one
+// ticket's units at a time, tickets in turn, and writes it at once: gathered from the
+// blocks themselves where source and connection can, else copied into its buffer.
 type bulkWriter struct {
 	p     *sender
 	f     *frameConn
 	wake  chan struct{} // one slot
 	marks []message     // guarded by p.mu
 
-	// Of the batch that is being written, kept for their memory.
+	// Scratch for the batch being written, reused.
 	all    []departure
 	sums   []uint64
 	buf    []byte // heads, and rows that cannot be sent from where they lie
@@ -35,12 +34,11 @@ type bulkWriter struct {
 	held    []kvlayout.Held
 }
 
-// maxHead is how long the head of a batch gets, but for its last unit. It
-// keeps a batch inside maxBatch and maxSums, and its head inside the
-// receiver's buffer.
+// maxHead bounds the head of a batch, without its last unit. It keeps a batch within
+// maxBatch and maxSums, and its head within the receiver's buffer.
 const maxHead = 16 << 10
 
-// schedule gives g its turn, if it has units; needs p.mu.
+// schedule puts g in the ring of tickets if it has units; needs p.mu.
 func (p *sender) schedule(g *Outgoing) {
 	if g.ended || g.inRing || g.head == len(g.queue) {
 		return
@@ -70,9 +68,9 @@ func (g *Outgoing) mark() {
 	g.p.mark(g, nil)
 }
 
-// mark queues g's marks with every bulk writer but one; needs p.mu. One that
-// still waits there gives way: only the last round's says anything, and a peer
-// that asks for rounds without reading must not fill our memory.
+// mark queues g's marks with every bulk writer but one; needs p.mu. They replace marks
+// of g that still wait there: only the last round's count, and a peer that asks for
+// rounds without reading must not fill our memory.
 func (p *sender) mark(g *Outgoing, but *bulkWriter) {
 	g.marked = true
 	for _, w := range p.bulk {
@@ -88,8 +86,8 @@ func (p *sender) mark(g *Outgoing, but *bulkWriter) {
 
 func (g *Outgoing) markOf() *sent { return &sent{ID: g.t.ID, Tag: g.tag, Round: g.round} }
 
-// markBehind puts this round's mark behind what is gathered, when that is the
-// last of it: it costs no write and no wake of its own then.
+// markBehind appends this round's mark to what is gathered if that ends the round: the
+// mark then costs no write and no wake-up of its own.
 func (w *bulkWriter) markBehind(g *Outgoing) {
 	w.p.mu.Lock()
 	defer w.p.mu.Unlock()
@@ -102,9 +100,9 @@ func (w *bulkWriter) markBehind(g *Outgoing) {
 	w.pieces = append(w.pieces, piece{n: len(w.buf) - at})
 }
 
-// take returns the next work: marks, or a batch of one ticket inside whose
-// fence the caller then is.
-func (p *sender) take(w *bulkWriter, units []uint32) (marks []message, g *Outgoing, _ []uint32) {
+// nextWork returns marks, or a batch of one ticket whose fence the caller is then
+// inside.
+func (p *sender) nextWork(w *bulkWriter, units []uint32) (marks []message, g *Outgoing, _ []uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(w.marks) > 0 {
@@ -137,7 +135,7 @@ func (p *sender) take(w *bulkWriter, units []uint32) (marks []message, g *Outgoi
 	return nil, nil, units
 }
 
-// fit is how many of these units make one batch.
+// fit counts how many of these units make one batch.
 func (p *sender) fit(g *Outgoing, units []uint32) (n int) {
 	for size, head := 0, 0; n < len(units) && size < p.cfg.BatchBytes && head < maxHead; n++ {
 		sh := &g.shapes[int(units[n])/len(g.t.Dest)]
@@ -154,7 +152,7 @@ func (w *bulkWriter) run() {
 	var units []uint32
 	for w.p.ctx.Err() == nil {
 		var err error
-		marks, g, batch := w.p.take(w, units[:0])
+		marks, g, batch := w.p.nextWork(w, units[:0])
 		units = batch
 		switch {
 		case len(marks) > 0:
@@ -176,7 +174,7 @@ func (w *bulkWriter) run() {
 	}
 }
 
-// loadError is a source that failed: the ticket's end, not the connection's.
+// loadError is a failure of the source: it ends the ticket, not the connection.
 type loadError struct{ err error }
 
 func (e *loadError) Error() string { return "load: " + e.err.Error() }
@@ -212,7 +210,7 @@ func (w *bulkWriter) batch(g *Outgoing, units []uint32) (err error) {
 	return err
 }
 
-// send writes units with their rows; last says that they end the batch.
+// send writes units with their rows; last means that they end the batch.
 func (w *bulkWriter) send(g *Outgoing, units []uint32, last bool) error {
 	bytes, err := w.gather(g, units)
 	if err != nil {
@@ -234,14 +232,15 @@ func (w *bulkWriter) send(g *Outgoing, units []uint32, last bool) error {
 	return err
 }
 
-// piece is a stretch of what is written: rows where they lie, or the next n
-// bytes of the writer's buffer.
+// piece is a stretch of the bytes to write: rows in place, or the next n bytes of the
+// writer's buffer.
 type piece struct {
 	view []byte
 	n    int
 }
 
-// gather makes the frame of units, a batch if there are several. It returns the bytes of their rows.
+// gather makes the frame of units, a batch if there are several, and returns the size
+// of their rows.
 func (w *bulkWriter) gather(g *Outgoing, units []uint32) (bytes int, err error) {
 	w.buf, w.pieces, w.all = w.buf[:0], w.pieces[:0], w.all[:0]
 	for _, u := range units {
@@ -255,7 +254,7 @@ func (w *bulkWriter) gather(g *Outgoing, units []uint32) (bytes int, err error) 
 	return bytes, w.frame(g, typeUnit, w.all)
 }
 
-// describe makes the head of one unit; its rows are not looked at yet.
+// describe makes the head of one unit; it does not read the rows.
 func (w *bulkWriter) describe(g *Outgoing, u uint32) departure {
 	blocks := len(g.t.Dest)
 	layer, index := int(u)/blocks, int(u)%blocks
@@ -304,8 +303,7 @@ func (w *bulkWriter) frame(g *Outgoing, typ frameType, units []departure) error 
 			sums += 8
 		}
 	}
-	// Rows are behind the sums, in the buffer or elsewhere: what is sealed is
-	// the head.
+	// Only the head is sealed: the rows follow the sums, in the buffer or elsewhere.
 	endRows(w.buf[:sums], at, w.f.out, rows)
 	w.f.out++
 	return nil
@@ -328,7 +326,7 @@ func (w *bulkWriter) rows(g *Outgoing, d *departure) error {
 	return g.src.Load(layer, index, first, n, w.buf[at:], w.sums)
 }
 
-// vectors lists what is to be written, in order.
+// vectors lists the bytes to write, in order.
 func (w *bulkWriter) vectors() [][]byte {
 	w.vecs = w.vecs[:0]
 	left := w.buf

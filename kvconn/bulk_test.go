@@ -22,7 +22,7 @@ func TestMarksDoNotPileUp(t *testing.T) {
 		}
 	}
 	for _, w := range p.bulk {
-		marks, _, _ := p.take(w, nil)
+		marks, _, _ := p.nextWork(w, nil)
 		if len(marks) != 3 {
 			t.Fatalf("%d marks wait, want one for each of 3 tickets", len(marks))
 		}

@@ -6,8 +6,8 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// compare returns the first field that keeps the two from being paired; convert
-// says that both sides allow rows of another dtype. Both come to the same answer.
+// compare returns the first field that makes the two incompatible; convert means that
+// both sides allow rows of another dtype. Both sides get the same answer.
 func compare(ours, theirs Identity, convert bool) *Incompatible {
 	for _, f := range []struct{ name, a, b string }{
 		{"model_fingerprint", ours.ModelFingerprint, theirs.ModelFingerprint},

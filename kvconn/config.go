@@ -11,11 +11,11 @@ import (
 // Config is what both sides of the connector need. Start from DefaultConfig.
 // Every wait of this package ends by one of these durations.
 type Config struct {
-	// Identity is what this worker says of itself; see Identity.
+	// Identity is what this worker says about itself; see Identity.
 	Identity Identity
 
-	// Ring is the fleet's secrets: both ends of every connection prove that they
-	// have one of them. nil: peers are asked for nothing.
+	// Ring holds the fleet's secrets: both ends of every connection prove that they
+	// have one of them. nil: no proof is asked of peers.
 	Ring *trust.Ring
 
 	// Shared describes this worker's pool, if it lies in memory that a sender on
@@ -26,12 +26,12 @@ type Config struct {
 	// the package's own unless a test or a staged upgrade narrows them.
 	ProtocolMin, ProtocolMax int
 
-	// Convert allows rows whose dtype differs from the peer's: the sender
-	// converts them, and the two may then have different numerics, so the same
-	// tokens are no longer promised. In force when both sides allow it.
+	// Convert allows rows whose dtype differs from the peer's: the sender converts
+	// them. Numerics may then differ, so the same tokens are no longer promised. In
+	// force when both sides set it.
 	Convert bool
-	// Unchecked says that digests need not be checked on arrival. In force
-	// when both sides say so; for measuring what the checks cost.
+	// Unchecked allows digests to go unchecked on arrival, to measure what the checks
+	// cost. In force when both sides set it.
 	Unchecked bool
 
 	// BulkConns is how many bulk connections a receiver dials for a session.
@@ -43,8 +43,8 @@ type Config struct {
 	// HandshakeTimeout bounds the handshake of one connection, both sides,
 	// and how long a sender waits for a session's bulk connections.
 	HandshakeTimeout time.Duration
-	// KeepAlive is how often each side says something on an idle connection.
-	// It is also the grain of the ticket deadlines below.
+	// KeepAlive is how often each side sends something on an idle connection, and the
+	// grain of the ticket deadlines below.
 	KeepAlive time.Duration
 	// PeerSilence is how long a connection may be silent, or take no bytes,
 	// before its peer counts as dead. At least three KeepAlives.
@@ -57,8 +57,8 @@ type Config struct {
 	// RepairTimeout is how long a committed ticket may make no progress
 	// before its missing blocks are asked for again.
 	RepairTimeout time.Duration
-	// RevokeTimeout bounds the peer's acknowledgement of a revoke; a session
-	// that stays silent about one is ended.
+	// RevokeTimeout bounds the peer's acknowledgement of a revoke; then the session
+	// ends.
 	RevokeTimeout time.Duration
 	// IdleTimeout closes a session that carried no ticket for so long.
 	IdleTimeout time.Duration
@@ -68,11 +68,11 @@ type Config struct {
 	Resends int
 	// MaxTickets bounds the tickets of one session at a time.
 	MaxTickets int
-	// MaxSessions bounds the sessions of a server, and the connections that
-	// it shakes hands with at a time.
+	// MaxSessions bounds the sessions of a server, and the handshakes under way at a
+	// time.
 	MaxSessions int
-	// BatchBytes is how much a bulk writer gathers before one write; at most
-	// this and one block of one layer is in flight a connection.
+	// BatchBytes is how much a bulk writer gathers before one write; at most this plus
+	// one block of one layer is in flight on a connection.
 	BatchBytes int
 }
 
@@ -100,7 +100,7 @@ func DefaultConfig() Config {
 
 const maxBulkConns = 64
 
-// Validate says what is wrong with the settings, all of it.
+// Validate reports everything that is wrong with the settings.
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }

@@ -27,15 +27,15 @@ type frameConn struct {
 	buf     []byte        // of send
 	head    [headerSize]byte
 
-	// Of a unit or a batch next returns the head only; its rows follow.
-	rest  int    // bytes of rows that nobody has taken yet
+	// For a unit or a batch, next returns only the head; its rows follow.
+	rest  int    // bytes of rows not taken yet
 	guess int    // length of the last such head: the next is often as long
 	ahead []byte // read behind the rows, not in r yet
 	spare []byte // ahead's memory
 }
 
 // Read and write chunk sizes. A deadline covers one chunk, so that a slow
-// link is not taken for a dead peer.
+// link is not mistaken for a dead peer.
 const (
 	controlBuffer = 32 << 10
 	writeChunk    = 256 << 10
@@ -47,8 +47,8 @@ func newFrameConn(c net.Conn, readBuffer int) *frameConn {
 	return f
 }
 
-// newBulkConn is newFrameConn for a connection on which units of up to unit
-// bytes will come. Without scatter reads each must fit in the buffer.
+// newBulkConn is newFrameConn for a connection that will bring units of up to unit
+// bytes. Without scatter reads each must fit in the buffer.
 func newBulkConn(c net.Conn, unit int) *frameConn {
 	v := vectorsOf(c)
 	size := max(1<<20, 2*unit)
@@ -60,9 +60,9 @@ func newBulkConn(c net.Conn, unit int) *frameConn {
 	return f
 }
 
-// patient reads with the silence deadline. A read that finds nothing for
-// three quarters of it is tried once more, so that a stall of this very
-// process is not taken for the peer's silence.
+// patient reads with the silence deadline. A read that finds nothing for three quarters
+// of it is tried once more, so that a stall of this process is not mistaken for the
+// peer's silence.
 type patient struct{ f *frameConn }
 
 func (p patient) Read(b []byte) (n int, err error) {
@@ -85,7 +85,7 @@ func (p patient) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// patiently calls wait under the silence deadline, and once more.
+// patiently calls wait under the silence deadline, and once more near its end.
 func (f *frameConn) patiently(wait func() error) error {
 	d := f.silence
 	if d <= 0 {
@@ -102,10 +102,9 @@ func (f *frameConn) patiently(wait func() error) error {
 	return errSilent
 }
 
-// readRows reads rows of the frame that next has returned, and what comes
-// behind them, into bufs. It never waits: errAgain says that nothing was
-// there, and waitRows then waits. bufs ends before the end of the rows, or at
-// it.
+// readRows reads rows of the frame that next has returned, and what follows them, into
+// bufs. It never waits: on errAgain there was nothing, and waitRows waits. bufs must
+// not reach past the end of the rows.
 func (f *frameConn) readRows(bufs [][]byte) (n int, err error) {
 	for f.r.Buffered() > 0 && len(bufs) > 0 {
 		m, _ := f.r.Read(bufs[0][:min(len(bufs[0]), f.r.Buffered())]) // buffered: cannot fail
@@ -220,8 +219,8 @@ func (f *frameConn) send(ms ...message) error {
 	return err
 }
 
-// waiting returns first and the messages that wait behind it, in into's
-// memory: they go out, and wake the peer, as one.
+// waiting returns first and the messages queued behind it, in the memory of into: one
+// write sends them all and wakes the peer once.
 func waiting(first message, out <-chan message, into []message) []message {
 	clear(into)
 	into = append(into[:0], first)
@@ -238,9 +237,8 @@ func waiting(first message, out <-chan message, into []message) []message {
 
 const maxTogether = 16
 
-// next returns the next frame. The body is valid until the following call; of
-// a unit or a batch it is what stands before the rows. Rows that were not
-// taken are skipped.
+// next returns the next frame. The body is valid until the following call; for a unit
+// or a batch it ends before the rows. Rows that were not taken are skipped.
 func (f *frameConn) next() (frameType, []byte, error) {
 	for f.rest > 0 {
 		n, err := f.r.Discard(f.rest)
@@ -294,7 +292,7 @@ func (f *frameConn) next() (frameType, []byte, error) {
 	return h.typ, body, nil
 }
 
-// headSize is how much of a unit's or a batch's body stands before its rows.
+// headSize is how much of a unit's or a batch's body precedes its rows.
 func (f *frameConn) headSize(h header, fixed int) (int, error) {
 	if int(h.length) < fixed {
 		return 0, &wireError{errTrunc}
@@ -313,7 +311,7 @@ func (f *frameConn) headSize(h header, fixed int) (int, error) {
 	return n, nil
 }
 
-// readGrowing reads n bytes and allocates no more than twice what has come.
+// readGrowing reads n bytes and never allocates more than twice what has arrived.
 func readGrowing(r io.Reader, n int) ([]byte, error) {
 	b := make([]byte, 0, min(n, 256<<10))
 	for len(b) < n {

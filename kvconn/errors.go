@@ -37,11 +37,11 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Retryable says whether the same request may succeed on another pair.
+// Retryable reports whether the same request may succeed on another pair.
 func (e *Error) Retryable() bool { return e.Outcome.Retryable() }
 
-// OutcomeOf returns the outcome that err carries, and fallback when it has
-// none. A nil error is Done.
+// OutcomeOf returns the outcome that err carries, or fallback if it carries none. A nil
+// error is Done.
 func OutcomeOf(err error, fallback ticket.Outcome) ticket.Outcome {
 	if err == nil {
 		return ticket.Done
@@ -70,8 +70,8 @@ func orderly(o ticket.Outcome, err error, tickets int) ticket.Outcome {
 	return o
 }
 
-// Incompatible says which field of the handshake keeps two peers apart. Both
-// sides get one, each with its own value in Ours.
+// Incompatible names the field of the handshake that keeps two peers apart. Both sides
+// get one, each with its own value in Ours.
 type Incompatible struct {
 	Field        string // "protocol", "model_fingerprint", "layout.groups[0].dtype", "epoch"
 	Ours, Theirs string
@@ -81,7 +81,7 @@ func (e *Incompatible) Error() string {
 	return fmt.Sprintf("%s differs: ours %q, theirs %q", e.Field, e.Ours, e.Theirs)
 }
 
-// asIncompatible digs for the field that a handshake was refused for.
+// asIncompatible returns the field that a handshake was refused for, or nil.
 func asIncompatible(err error) *Incompatible {
 	var d *Incompatible
 	if errors.As(err, &d) {
@@ -90,14 +90,14 @@ func asIncompatible(err error) *Incompatible {
 	return nil
 }
 
-// ErrDigest is what a Sink returns for rows whose digest does not match. The
-// session asks for them again, and gives up after Config.Resends tries.
+// ErrDigest is returned by a Sink for rows whose digest does not match. The session
+// asks for them again, and gives up after Config.Resends tries.
 var ErrDigest = errors.New("digest mismatch")
 
-// ErrNoRoom is a StagedWindow's error for a push that it has no room for yet.
+// ErrNoRoom is returned by a StagedWindow that has no room for a push yet.
 var ErrNoRoom = errors.New("no room for a push yet")
 
-// ErrBroken is what a StagedWindow's errors wrap after which nothing more can be pushed.
+// ErrBroken is wrapped by errors of a StagedWindow that can push nothing more.
 var ErrBroken = errors.New("the way to the peer is broken")
 
 var (

@@ -2,10 +2,9 @@ package kvconn
 
 import "sync"
 
-// fence guards one ticket's memory. Whoever touches that memory does so
-// between enter and leave. Once shut is called nobody enters, and quiet is
-// closed when the last one inside has left: from then on the memory will not
-// be touched on behalf of this ticket.
+// fence guards one ticket's memory, which is touched only between enter and leave.
+// After shut nobody enters, and quiet is closed when the last one inside has left: from
+// then on the memory is no longer touched on behalf of this ticket.
 type fence struct {
 	mu     sync.Mutex
 	inside int

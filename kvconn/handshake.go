@@ -17,9 +17,9 @@ import (
 
 const bannerName = "xpyd-kv "
 
-// meet is what two ends say to each other before any frame: with a ring, the proof
-// that both are of its fleet; then a banner each way, one line of text, so that every two
-// builds can at least tell each other their range.
+// meet is what two ends exchange before any frame: with a ring, the proof that both
+// belong to its fleet; then a banner each way, one line of text, so that any two builds
+// can at least tell each other their range.
 func (f *frameConn) meet(cfg *Config, r role) error {
 	ours := bannerRange(cfg.ProtocolMin, cfg.ProtocolMax)
 	banner, self := []byte(bannerName+ours+"\n"), trust.Member(cfg.Identity.ID, cfg.Identity.Epoch)
@@ -39,7 +39,7 @@ func (f *frameConn) meet(cfg *Config, r role) error {
 	if err != nil {
 		return err
 	}
-	if string(line) == trust.Greeting { // and we have nothing to show
+	if string(line) == trust.Greeting { // and we have no secret
 		ids, err := trust.Named(f.r)
 		if err != nil {
 			return unproven(err, ours)
@@ -60,14 +60,15 @@ func (f *frameConn) meet(cfg *Config, r role) error {
 
 const (
 	fieldSecret = "fleet_secret"
-	noSecret    = "(none)" // as the fleet shows it: it trusts everyone, or is of a build that has none
+	noSecret    = "(none)" // no secret: the peer trusts everyone, or its build has none
 )
 
 func notABanner(ours string, line []byte) error {
 	return &Incompatible{Field: "banner", Ours: ours, Theirs: strconv.QuoteToASCII(string(line))}
 }
 
-// unproven is the error of an exchange of proofs. Secrets show as their IDs.
+// unproven turns an error of the exchange of proofs into ours. Secrets show as their
+// IDs.
 func unproven(err error, ours string) error {
 	var s *trust.Stranger
 	if !errors.As(err, &s) {
@@ -88,7 +89,7 @@ func unproven(err error, ours string) error {
 	return d
 }
 
-// parseBanner accepts exactly what banners writes.
+// parseBanner accepts exactly the banners that meet writes.
 func parseBanner(line []byte) (min, max int, ok bool) {
 	if _, err := fmt.Sscanf(string(line), bannerName+"%d-%d\n", &min, &max); err != nil {
 		return 0, 0, false
@@ -160,20 +161,20 @@ func (f *frameConn) expectHello(want role, cfg *Config) (*hello, error) {
 	if v, ok := agree(cfg.ProtocolMin, cfg.ProtocolMax, int(h.ProtocolMin), int(h.ProtocolMax)); !ok || v != int(f.version) {
 		return nil, &wireError{errors.New("hello: protocol range is not the banner's")}
 	}
-	// Who passes on what others prove cannot have them prove its own name.
+	// One that relays another member's proof cannot make it prove the relay's name.
 	if id := h.Identity.PeerID; cfg.Ring != nil && !f.proven.Is(trust.Member(id.ID, id.Epoch)) {
 		return nil, f.turnAway(ticket.Incompatible, &Incompatible{Field: "identity", Ours: "the peer has proved to be another", Theirs: id.String()})
 	}
 	return h, nil
 }
 
-// hello is what we say of ourselves on this connection.
+// hello describes us on this connection.
 func (f *frameConn) hello(cfg *Config, r role) *hello {
 	return &hello{ProtocolMin: uint8(cfg.ProtocolMin), ProtocolMax: uint8(cfg.ProtocolMax), Role: r, Identity: cfg.Identity,
 		Convert: cfg.Convert, Unchecked: cfg.Unchecked}
 }
 
-// compare is the first field of their hello that keeps us from being paired.
+// compare returns the first field of their hello that makes us incompatible.
 func (m *hello) compare(cfg *Config) *Incompatible {
 	return compare(cfg.Identity, m.Identity, cfg.Convert && m.Convert)
 }
@@ -195,7 +196,7 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello
 	if d := h.compare(cfg); d != nil {
 		return nil, f.turnAway(ticket.Incompatible, d)
 	}
-	// Another instance or run than the router meant: that one is gone.
+	// Not the instance or run that the router meant: that one is gone.
 	if expect.ID != "" && expect.ID != h.Identity.ID {
 		return nil, f.turnAway(ticket.Dead, &Incompatible{Field: "id", Ours: expect.ID, Theirs: h.Identity.ID})
 	}
@@ -250,7 +251,7 @@ func greetReceiver(f *frameConn, cfg *Config, h *hello, session [16]byte) error 
 	return err
 }
 
-// classify gives a connection's failure its outcome.
+// classify returns the outcome of a connection's failure.
 func classify(err error) ticket.Outcome {
 	var r *refusal
 	var d *Incompatible
@@ -263,7 +264,7 @@ func classify(err error) ticket.Outcome {
 		return ticket.Incompatible
 	case errors.As(err, &w):
 		return ticket.Corrupt
-	case scarce.Ours(err): // the peer may be well
+	case scarce.Ours(err): // the peer may be fine
 		return ticket.NoSpace
 	case errors.Is(err, errStalled), errors.Is(err, errDeadline):
 		return ticket.Late
@@ -275,8 +276,8 @@ func classify(err error) ticket.Outcome {
 	return ticket.Dead
 }
 
-// failureLevel is for the log of a handshake that failed: that a peer is gone is
-// the fleet's to warn of, which knows whether it has left as it should.
+// failureLevel is the log level of a failed handshake. A vanished peer is only info:
+// the fleet warns of it, as it knows whether the peer left in good order.
 func failureLevel(err error) slog.Level {
 	for _, gone := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNREFUSED} {
 		if errors.Is(err, gone) {
@@ -286,7 +287,7 @@ func failureLevel(err error) slog.Level {
 	return slog.LevelWarn
 }
 
-// within bounds a handshake; the caller clears it with a zero duration.
+// within sets the deadline of a handshake; a zero duration clears it.
 func (f *frameConn) within(d time.Duration) error {
 	if d == 0 {
 		return f.conn.SetDeadline(time.Time{})

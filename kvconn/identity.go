@@ -6,10 +6,9 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// ProtocolMin and ProtocolMax are the wire versions that this build speaks. Two
-// peers use the highest version that both speak. There is one: what was spoken
-// while this was being made called itself 1 to 3, so that such a build and this
-// one refuse each other by their ranges.
+// ProtocolMin and ProtocolMax are the wire versions that this build speaks; two peers
+// use the highest that both speak. Development builds called theirs 1 to 3, so such a
+// build and this one refuse each other by their ranges.
 const (
 	ProtocolMin = 4
 	ProtocolMax = 4
@@ -23,7 +22,7 @@ type PeerID struct {
 
 func (p PeerID) String() string { return p.ID + "@" + strconv.FormatUint(p.Epoch, 10) }
 
-// Identity is what a worker says of itself in the handshake.
+// Identity is what a worker says about itself in the handshake.
 type Identity struct {
 	PeerID
 	ModelFingerprint     string // hash of configuration and tensor bytes

@@ -11,10 +11,10 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Incoming is a ticket on the receiver's side. Units go missing -> storing ->
-// stored; a wrong digest puts one back to missing and asks for it again. The
-// ticket is over when all are stored and the commit is there, or at the first
-// failure; the fence is shut at that moment and never opens again.
+// Incoming is a ticket on the receiver's side. Units go missing -> storing -> stored; a
+// wrong digest puts one back to missing and asks for it again. The ticket is over when
+// all are stored and the commit has come, or at the first failure. At that moment the
+// fence is shut for good.
 type Incoming struct {
 	s      *Session
 	id     uint64
@@ -33,7 +33,7 @@ type Incoming struct {
 	missing   int         // units not stored
 	tries     map[uint32]int
 	torn      map[uint32]bool // wrong, of a peer that may have ended with them; see doubt
-	round     uint32          // of resends; marks of older rounds say nothing
+	round     uint32          // of resends; marks of older rounds do not count
 	marks     uint64          // bit n: bulk connection n has delivered all of this round
 	accepted  bool
 	committed bool
@@ -42,7 +42,7 @@ type Incoming struct {
 	progress  time.Time // last stored unit, commit or resend
 	ended     bool
 	err       *Error    // why it ended; nil is success
-	revoked   time.Time // when the peer was told; zero: it knows, or need not
+	revoked   time.Time // when the peer was told; zero: it knows, or need not know
 }
 
 type unitState uint8
@@ -54,7 +54,7 @@ const (
 	unitHad
 )
 
-// Commit is the sender's word that the prompt is computed.
+// Commit is the sender's statement that the prompt is computed.
 type Commit struct {
 	Payload []byte // opaque: what the sender's handler gave to Outgoing.Commit
 	Units   int    // units that the sender pushed
@@ -131,14 +131,12 @@ func (i *Incoming) Wait(ctx context.Context) (Commit, error) {
 	return i.commit, nil
 }
 
-// Revoke is the fence: once it has returned nil, no Store of this ticket runs
-// or will run, so its blocks may get a new generation and be used again. It
-// waits for a Store that runs now and, over a byte stream, for nothing else, in
-// particular not for the peer, which is told in passing. A peer that shares
-// our memory writes there by itself: then it also waits for that peer's word
-// that it has stopped, or for proof that it cannot go on. It may be called at
-// any time, also after the ticket is over, and again after an error (ctx
-// ended).
+// Revoke is the fence: once it has returned nil, no Store of this ticket runs or will
+// run, so its blocks may get a new generation and be reused. Over a byte stream it
+// waits only for a Store that is running, not for the peer, which is told in passing.
+// Where the peer itself writes into our memory, it also waits for that peer's
+// acknowledgement, or for proof that it can no longer write. It may be called at any
+// time, even after the ticket is over, and again after an error (ctx ended).
 func (i *Incoming) Revoke(ctx context.Context) error {
 	i.end(ticket.Cancelled, errRevoked)
 	err := proven(ctx, i.fence.quiet, nil)
@@ -151,8 +149,8 @@ func (i *Incoming) Revoke(ctx context.Context) error {
 	return nil
 }
 
-// proven waits for one of two proofs. One that is there counts also when ctx
-// is over: a process that was stopped for a while may find both.
+// proven waits for one of two proofs. One that is there counts even when ctx is over: a
+// process that was stopped for a while may find both.
 func proven(ctx context.Context, a, b <-chan struct{}) error {
 	select {
 	case <-a:
@@ -171,9 +169,9 @@ func proven(ctx context.Context, a, b <-chan struct{}) error {
 	}
 }
 
-// Stored returns the units that are stored and verified so far, those that the
-// spec listed included. After Revoke it is final. One that a peer with our
-// memory was asked for again is left out: it may have died writing it anew.
+// Stored returns the units that are stored and verified so far, including those that
+// the spec listed. It is final after Revoke. A unit that a peer with our memory was
+// asked for again is left out: the peer may have died rewriting it.
 func (i *Incoming) Stored() UnitSet {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -186,9 +184,8 @@ func (i *Incoming) Stored() UnitSet {
 	return set
 }
 
-// end shuts the fence and settles the ticket, once. A ticket that the peer may
-// still be sending stays in the ledger as revoking until the peer has said
-// that it stopped.
+// end shuts the fence and settles the ticket, once. While the peer may still send, the
+// ticket stays in the ledger as revoking.
 func (i *Incoming) end(o ticket.Outcome, err error) {
 	i.fence.shut()
 	i.mu.Lock()
@@ -216,13 +213,13 @@ func (i *Incoming) end(o ticket.Outcome, err error) {
 	i.s.post(note{typeRevoke, i.id})
 }
 
-// address checks everything that the unit says of itself against the ticket.
+// address checks every field of the unit against the ticket.
 func (i *Incoming) address(u *unitHead, bytes int) (unit uint32, ok bool) {
 	unit, size, ok := i.addressed(u, int(u.Heads))
 	return unit, ok && bytes == size
 }
 
-// addressed is address without the rows; size is how many bytes they have.
+// addressed is address without the rows; size is their length in bytes.
 func (i *Incoming) addressed(u *unitHead, heads int) (unit uint32, size int, ok bool) {
 	blocks := uint32(len(i.spec.Dest))
 	if u.Layer >= uint32(len(i.layers)) || u.Index >= blocks {
@@ -250,10 +247,10 @@ func (i *Incoming) claims(unit uint32) bool {
 	return true
 }
 
-// doubt counts a unit whose digest is wrong as corrupt, unless it may be torn: of what
-// comes through memory between two GPUs a dying peer can leave a part (kvconn/nccl),
-// and its connections end later. Such a unit is corrupt once it comes again, which
-// shows that the peer goes on, and lost if it does not; needs mu.
+// doubt counts a unit with a wrong digest as corrupt, unless it may be torn. Through
+// memory between two GPUs a dying peer can deliver part of a block before its
+// connections end (kvconn/nccl). Such a unit counts as corrupt once it comes again,
+// which shows that the peer lives, and as lost if it does not; needs mu.
 func (i *Incoming) doubt(unit uint32) {
 	if _, staged := i.s.staged(); !staged {
 		i.s.m.corrupt.Inc()
@@ -289,7 +286,7 @@ func (i *Incoming) stored(unit uint32, err error) {
 	}
 }
 
-// keep notes what became of a claimed unit; it needs mu.
+// keep records the result of a claimed unit; needs mu.
 func (i *Incoming) keep(unit uint32, err error) {
 	if i.torn[unit] {
 		delete(i.torn, unit)
@@ -366,7 +363,7 @@ func (i *Incoming) keepTime(now time.Time) {
 	case !i.accepted && now.Sub(i.started) > cfg.AcceptTimeout:
 		late = fmt.Errorf("not accepted: %w", errDeadline)
 	case i.committed && now.Sub(i.progress) > cfg.RepairTimeout && i.s.idle(i.progress, now):
-		lost = i.again(i.lost(), errLost) // or, if all is there, the marks that say so
+		lost = i.again(i.lost(), errLost) // or, if nothing is missing, only for the marks
 	}
 	i.mu.Unlock()
 	switch {

@@ -8,33 +8,33 @@ import (
 	"time"
 )
 
-// intake is the reading half of one bulk connection: it takes rows from the
-// socket to the sinks. Where it can, the kernel copies them straight into the
-// destination blocks; else they pass through the connection's buffer.
+// intake is the reading half of one bulk connection: it moves rows from the socket to
+// the sinks. Where possible the kernel copies them straight into the destination
+// blocks; else they pass through the connection's buffer.
 type intake struct {
 	s       *Session
 	f       *frameConn
 	list    []arrival
 	sums    []uint64
 	bufs    [][]byte
-	scratch []byte // one unit that is stored from a copy, or rows that nobody wants
+	scratch []byte // one unit to be stored from a copy, or unwanted rows
 
 	landing sync.WaitGroup // pushes that are being received
-	ahead   chan struct{}  // a token for each; no room for two: one after the other
+	ahead   chan struct{}  // one token each; capacity below 2: one at a time
 }
 
-// arrivalAt is what has become of an arriving unit.
+// arrivalAt is the state of an arriving unit.
 type arrivalAt uint8
 
 const (
-	arriving  arrivalAt = iota // nobody has looked at it yet
+	arriving  arrivalAt = iota // not looked at yet
 	unwanted                   // its rows are thrown away
 	wantsCopy                  // claimed; Store gets a copy
 	wantsView                  // claimed; its rows go into the block itself
 )
 
-// stepBytes is how much is read and verified inside the fence at a time: a
-// revoke waits for it. What was read is still in the core's cache then.
+// stepBytes is how much is read and verified inside the fence at a time: a revoke waits
+// for it, and the bytes are still in the core's cache.
 const stepBytes = 256 << 10
 
 // units stores the units of the frame whose head is given.
@@ -65,8 +65,8 @@ func (r *intake) drop(u *arrival, stale string) {
 	r.s.m.stale.WithLabelValues(stale).Inc()
 }
 
-// copied takes the units one by one; each lies complete in the buffer before
-// the fence is entered.
+// copied takes the units one by one; each is complete in the buffer before the fence is
+// entered.
 func (r *intake) copied(i *Incoming) error {
 	for n := range r.list {
 		u := &r.list[n]
@@ -91,8 +91,8 @@ func (r *intake) copied(i *Incoming) error {
 	return nil
 }
 
-// admit checks a unit against its ticket, claims it and says where its rows
-// go; inside the fence.
+// admit checks a unit against its ticket, claims it and decides where its rows go;
+// inside the fence.
 func (r *intake) admit(i *Incoming, u *arrival, views bool) {
 	unit, ok := i.address(&u.unitHead, u.bytes)
 	switch {
@@ -111,9 +111,9 @@ func (r *intake) admit(i *Incoming, u *arrival, views bool) {
 	}
 }
 
-// scattered reads the rows of all units, as many at a time as there are. Each
-// step runs inside the fence and waits for nothing; between steps it waits
-// for bytes outside, so that a stalled peer holds no revoke up.
+// scattered reads the rows of all units, as many at a time as have arrived. Each step
+// runs inside the fence without waiting; between steps it waits for bytes outside, so
+// that a stalled peer cannot hold up a revoke.
 func (r *intake) scattered(i *Incoming) error {
 	for n, off := 0, 0; n < len(r.list); {
 		inside := i != nil && i.fence.enter()
@@ -139,8 +139,8 @@ func (r *intake) scattered(i *Incoming) error {
 	return nil
 }
 
-// plan lists the memory for the next rows: those of unit n from off on, and
-// of the units behind it. A copy ends the list, because there is one scratch.
+// plan lists the memory for the next rows: of unit n from off on, and of the units
+// behind it. A copy ends the list, because there is only one scratch buffer.
 func (r *intake) plan(i *Incoming, inside bool, n, off int) {
 	r.bufs = r.bufs[:0]
 	for size := 0; n < len(r.list) && size < stepBytes && len(r.bufs) < maxBatch/2; n++ {
@@ -170,7 +170,7 @@ func (r *intake) plan(i *Incoming, inside bool, n, off int) {
 	}
 }
 
-// settle verifies or stores a unit whose rows are all there; inside the fence.
+// settle verifies or stores a unit whose rows have all arrived; inside the fence.
 func (i *Incoming) settle(u *arrival) {
 	layer, first := int(u.Layer), int(u.Index)*i.tokens
 	var err error
@@ -199,9 +199,8 @@ func (r *intake) placed(body []byte) (err error) {
 	return nil
 }
 
-// pushed waits for what the peer's device writes, then verifies it. It waits
-// outside the fence, so that a peer whose device does not come to it holds no
-// revoke up.
+// pushed waits for the rows that the peer's device writes, then verifies them. It waits
+// outside the fence, so that a slow device cannot hold up a revoke.
 func (r *intake) pushed(body []byte) error {
 	m, err := decodeLanding(body)
 	if err != nil {
@@ -220,9 +219,9 @@ func (r *intake) pushed(body []byte) error {
 	return nil
 }
 
-// landing is how long a push of a peer that is not silent may take. What its device
-// writes by itself is there in moments; memory between the pools has the peer's whole
-// queue before it, and either device may be held up by others.
+// landing is how long a push of a peer that is not silent may take. A device that
+// writes directly is done in moments. Through memory between the pools a push waits
+// behind the peer's whole queue, and other work may hold up either device.
 func (s *Session) landing() time.Duration {
 	if _, staged := s.staged(); staged {
 		return 5 * s.cfg.PeerSilence
@@ -230,7 +229,7 @@ func (s *Session) landing() time.Duration {
 	return s.cfg.PeerSilence
 }
 
-// land is the receiving of one push.
+// land receives one push.
 func (r *intake) land(m *landing) (err error) {
 	ctx, cancel := context.WithTimeout(r.s.ctx, r.s.landing())
 	defer cancel()
@@ -276,7 +275,7 @@ func (s *Session) readBulk(n int, f *frameConn) {
 		typ, body, err := f.next()
 		if err == nil {
 			if typ != typePushed {
-				r.landing.Wait() // what it says is said behind the pushes
+				r.landing.Wait() // this frame was sent behind the pushes
 			}
 			switch typ {
 			case typeUnit, typeBatch:

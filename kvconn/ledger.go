@@ -7,7 +7,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Side tells the two ends of a ticket apart.
+// Side is an end of a ticket.
 type Side string
 
 // Sides.
@@ -37,11 +37,11 @@ const (
 	stateTicketed  = "ticketed"
 	stateAccepted  = "accepted"
 	stateCommitted = "committed"
-	stateRevoking  = "revoking" // receiver: failed, and the peer has not said that it stopped
+	stateRevoking  = "revoking" // receiver: failed, and the peer has not confirmed that it stopped
 	stateEnding    = "ending"   // sender: over, and its blocks are still being read
 )
 
-// state names how far the ticket is, and what it waits for.
+// state sets how far the ticket is and what it waits for.
 func (e *Entry) state(ended, committed, accepted bool) {
 	receives := e.Side == SideReceiver
 	switch {

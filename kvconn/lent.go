@@ -13,50 +13,50 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// lent is this receiver's memory in the hands of one session's peer. It
-// outlives the session: until gone is closed the peer may still write.
+// lent is this receiver's memory as one session's peer holds it. It outlives the
+// session: until gone is closed the peer may still write.
 type lent struct {
 	hold  Hold
-	grant []byte // what the transport has to tell the peer
+	grant []byte // for the peer's Map
 	gone  chan struct{}
 }
 
 // DeviceHold is a peer's hold of a pool in a device's memory.
 type DeviceHold interface {
 	Hold
-	// Landed returns nil once the peer's push of this number, and all before
-	// it, are there to be read.
+	// Landed returns nil once the rows of the peer's push of this number, and of all
+	// before it, can be read.
 	Landed(ctx context.Context, number uint64) error
 }
 
-// StagedHold is a peer's hold of memory between the two pools, where its device
-// cannot reach ours: it pushes into that memory, and we copy what has come into
-// our blocks. So nobody but us writes our pool.
+// StagedHold is a peer's hold of memory between the two pools, for a peer whose device
+// cannot reach ours. It pushes into that memory, and we copy the rows into our blocks,
+// so only we write our pool.
 type StagedHold interface {
 	Hold
-	// Receive returns nil once the peer's push of this number, of so many blocks,
-	// is there to be copied; ErrForgotten when it was received or forgotten before.
+	// Receive returns nil once the peer's push of this number, with this many blocks,
+	// is ready to be copied; ErrForgotten if it was received or forgotten before.
 	// Numbers rise by one.
 	Receive(ctx context.Context, number uint64, blocks int) error
 	// Place copies blocks of a received push into ours, digests included.
 	Place(ctx context.Context, number uint64, layer int, blocks []Placement) error
-	// Free gives the memory of a push back to the peer, whatever became of it. It
-	// is called once for each push that was received.
+	// Free gives the memory of a push back to the peer, whether or not it was stored.
+	// It is called once for each push that was received.
 	Free(number uint64)
-	// Ready returns nil once our end can receive. It is asked before a session counts
-	// as open, while the peer's StagedWindow is.
+	// Ready returns nil once our end can receive. It is called before a session counts
+	// as open, at the same time as Ready of the peer's StagedWindow.
 	Ready(ctx context.Context) error
 	// Ahead is how many pushes of one connection may be received at a time, at least 1.
 	Ahead() int
-	// Forget frees what has come and was told of by no frame, as far as the peer's
-	// frames can be lost without the session's end.
+	// Forget frees pushes that came without a frame, where the peer's frames can be
+	// lost without ending the session.
 	Forget()
 }
 
-// ErrForgotten is Receive's error for a push that is not there any more.
+// ErrForgotten is returned by Receive for a push that is gone.
 var ErrForgotten = errors.New("the push was received or forgotten before")
 
-// Placement is one block of a push, the At-th, and where it goes: Rows of it are
+// Placement is one block of a push, the At-th, and its destination: Rows of it are
 // filled.
 type Placement struct {
 	At    int
@@ -64,27 +64,26 @@ type Placement struct {
 	Rows  int
 }
 
-// DeviceSink is a Sink whose blocks lie in a device's memory, where a peer
-// pushes them together with their digests.
+// DeviceSink is a Sink whose blocks lie in a device's memory, where a peer pushes them
+// together with their digests.
 //
-// VerifyPushed looks at blocks of one layer that have landed: it makes the
-// digests anew from the rows, and says of each whether they are those that
-// came with it, for exactly so many rows. An error ends the ticket. The rules of
-// ViewSink.Verify hold.
+// VerifyPushed checks blocks of one layer that have landed. It recomputes the digests
+// from the rows and reports for each block whether they match those that came with it,
+// for exactly that many rows. An error ends the ticket. The rules of ViewSink.Verify
+// hold.
 type DeviceSink interface {
 	Sink
 	VerifyPushed(ctx context.Context, layer int, blocks []PushedBlock) (good []bool, err error)
 }
 
-// PushedBlock is a block whose rows 0 .. Rows-1 are the positions from FirstPos
-// on.
+// PushedBlock is a block whose rows 0 .. Rows-1 are the positions from FirstPos on.
 type PushedBlock struct {
 	Block          int32
 	FirstPos, Rows int
 }
 
-// lend offers our pool to a peer that has been met, if there is a
-// pool to offer and the connection can carry one. theirs is the layout of the peer's.
+// lend offers our pool to a peer after the handshake, if there is a pool to offer and
+// the connection can carry one. theirs is the layout of the peer's pool.
 func (r *Receiver) lend(c net.Conn, theirs kvlayout.Layout) (*lent, error) {
 	sc := sharing(c)
 	if r.cfg.Shared == nil || sc == nil {
@@ -118,15 +117,15 @@ func (r *Receiver) lend(c net.Conn, theirs kvlayout.Layout) (*lent, error) {
 	return &lent{hold: h, grant: grant, gone: make(chan struct{})}, nil
 }
 
-// returned counts one peer that has no memory of ours any more.
+// returned counts one peer less that holds our memory.
 func (r *Receiver) returned() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.lent--
 }
 
-// await closes l.gone once the peer's hold is over. It returns earlier when
-// ctx ends: then nothing was proven.
+// await closes l.gone once the peer's hold is over. If ctx ends first, nothing was
+// proven.
 func (r *Receiver) await(ctx context.Context, l *lent) {
 	err := l.hold.Wait(ctx)
 	if err == nil {
@@ -145,16 +144,16 @@ func (r *Receiver) await(ctx context.Context, l *lent) {
 	r.returned()
 }
 
-// slowly logs the end of a peer's way to our memory, or of ours to its, that took long:
-// what else the devices do may have waited for it.
+// slowly logs a close of shared memory that took long: other work of the devices may
+// have waited for it.
 func slowly(log *slog.Logger, began time.Time) {
 	if took := time.Since(began); took > 100*time.Millisecond {
 		log.Info("kv memory of a session closed", "took", took.Round(time.Millisecond))
 	}
 }
 
-// placed takes one unit that the peer has written into its block. It returns
-// why the unit was dropped as stale, or "".
+// placed takes one unit that the peer has written into its block. stale is why it was
+// dropped, or "".
 func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
 	unit, size, ok := i.addressed(u, len(digests))
 	bt := i.tokens
@@ -177,8 +176,8 @@ func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
 	return ""
 }
 
-// pushed takes blocks of one layer that the peer's device has written. It
-// returns why they were dropped as stale, those that were, or "".
+// pushed takes blocks of one layer that the peer's device has written. stale is why
+// some were dropped, or "".
 func (i *Incoming) pushed(m *landing) (stale string) {
 	sink := i.spec.Sink.(DeviceSink) // newIncoming has looked
 	staged, copies := i.s.staged()
@@ -245,8 +244,8 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 	return stale
 }
 
-// storedAll is stored for the claimed units of a push, of which good says whether
-// their digests agree. It returns how many do.
+// storedAll is stored for the claimed units of a push; good reports for each whether
+// its digests match. It returns how many do.
 func (i *Incoming) storedAll(units []uint32, good []bool) int {
 	var bad []uint32
 	i.mu.Lock()
@@ -280,8 +279,8 @@ func (i *Incoming) storedAll(units []uint32, good []bool) int {
 	return len(units) - len(bad)
 }
 
-// unitAt is the head that a unit of its own would have for a pushed block: its
-// rows and heads are the ticket's, as the digests that came with it have to be.
+// unitAt is the unit head that matches a pushed block. Rows and heads are the ticket's,
+// and the digests that came with the block must cover exactly these.
 func (i *Incoming) unitAt(m *landing, b pushedBlock, heads int) unitHead {
 	first := int(min(b.Index, maxPositions)) * i.tokens
 	rows := max(0, min(i.tokens, i.spec.Positions-first))
@@ -289,8 +288,8 @@ func (i *Incoming) unitAt(m *landing, b pushedBlock, heads int) unitHead {
 		Rows: uint32(rows), Heads: uint32(heads)}
 }
 
-// staged is the hold of a peer that pushes into memory between the pools; of nothing
-// lent there is none.
+// staged is the hold of a peer that pushes into memory between the pools. l may be nil:
+// then there is none.
 func (l *lent) staged() (h StagedHold, ok bool) {
 	if l == nil {
 		return nil, false
@@ -301,15 +300,15 @@ func (l *lent) staged() (h StagedHold, ok bool) {
 
 func (s *Session) staged() (h StagedHold, ok bool) { return s.lent.staged() }
 
-// peerWrites tells whether the peer writes into our pool by itself.
+// peerWrites reports whether the peer writes into our pool directly.
 func (s *Session) peerWrites() bool {
 	_, staged := s.staged()
 	return s.lent != nil && !staged
 }
 
-// claimPlaced is claim for a unit that lies in its block already. One that was
-// asked for again may be written twice: the second writing has to be verified
-// like the first, because it has replaced what that was true of.
+// claimPlaced is claim for a unit that already lies in its block. One that was asked
+// for again may be written twice: the second write replaces what was verified, so it is
+// verified too.
 func (i *Incoming) claimPlaced(unit uint32) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -328,20 +327,20 @@ func (i *Incoming) claimsPlaced(unit uint32) bool {
 	return true
 }
 
-// complete needs mu: everything is there, and the peer writes no more. In the
-// first round a placed frame follows the only writing of its block. Later ones
-// may overlap: then only the marks say that the writing is over.
+// complete reports whether everything is there and the peer writes no more; needs mu.
+// In the first round a placed frame follows the only write of its block. Later writes
+// may overlap: then only the marks show that they are over.
 func (i *Incoming) complete() bool {
 	return i.missing == 0 && i.committed && (!i.s.peerWrites() || i.round == 0 || i.marked())
 }
 
-// stopped notes that the peer has said that it writes no more; once is enough.
+// stopped records that the peer has confirmed that it writes no more; idempotent.
 func (i *Incoming) stopped() {
 	i.stop.Do(func() { close(i.still) })
 }
 
-// unwritable waits until the peer cannot write into the ticket's blocks any
-// more: it has said so, or it has lost our memory.
+// unwritable waits until the peer can no longer write into the ticket's blocks: it has
+// confirmed so, or no longer holds our memory.
 func (i *Incoming) unwritable(ctx context.Context) error {
 	if !i.s.peerWrites() {
 		return nil

@@ -16,7 +16,7 @@ import (
 // b*Layers[l].Stride and holds its rows as Gather packs them.
 type Shared struct {
 	FD     int  // memory file, sealed against shrinking; stays the pool's
-	Device bool // it is no file but a device's memory, which the transport knows
+	Device bool // a device's memory, which the transport knows, instead of a file
 	Bytes  int64
 	Blocks int
 	Layers []Span // one a layer
@@ -28,8 +28,8 @@ type Shared struct {
 // Span is where one layer's blocks lie, in bytes.
 type Span struct{ Offset, Stride int64 }
 
-// DevicePool describes a pool in a device's memory: the blocks of a layer one
-// behind the other, layer after layer.
+// DevicePool describes a pool in a device's memory: layer after layer, each layer's
+// blocks in a row.
 func DevicePool(l kvlayout.Layout, blocks int) *Shared {
 	s := &Shared{FD: -1, Device: true, Blocks: blocks}
 	for _, layer := range l.Resolve() {
@@ -48,23 +48,22 @@ const maxGrant = 4096
 // does.
 type SharedConn interface {
 	net.Conn
-	// Offer hands our pool to the peer. The receiver calls it once the two have
-	// met, and before it says what it offers. The grant, if any, is brought to the
-	// peer's Map. A nil Hold without an error says that pools of this kind are
-	// not for this transport.
+	// Offer hands our pool to the peer. The receiver calls it after the handshake and
+	// before bind. The peer's Map gets the grant, if any. A nil Hold without an error
+	// means that this transport does not carry pools of this kind.
 	Offer(s *Shared) (h Hold, grant []byte, err error)
-	// Map opens what the peer offered, if that is what s and grant describe: s
-	// is what the peer has said in its frames, checked against its layout. The
-	// sender calls it once. The window is a MemoryWindow or a DeviceWindow.
+	// Map opens what the peer offered, if s and grant describe it. s is what the peer
+	// said in its frames, checked against its layout. The sender calls it once. The
+	// window is a MemoryWindow or a DeviceWindow.
 	Map(s *Shared, grant []byte) (Window, error)
 }
 
 // DeviceConn is a SharedConn whose windows are DeviceWindows.
 type DeviceConn interface {
 	SharedConn
-	// Refills tells whether they are RefillWindows.
+	// Refills reports whether they are RefillWindows.
 	Refills() bool
-	// Staged tells whether they are StagedWindows.
+	// Staged reports whether they are StagedWindows.
 	Staged() bool
 }
 
@@ -77,8 +76,8 @@ type Hold interface {
 	Close() error // nobody waits any more; see ErrStuck
 }
 
-// ErrStuck is of a Hold's or a Window's Close that a device holds up: it goes on, and
-// what it uses stays taken until it is over, or the process is.
+// ErrStuck is returned by Close of a Hold or a Window that a device holds up. Close
+// goes on in the background, and what it uses stays taken until it or the process ends.
 var ErrStuck = errors.New("the device does not let go")
 
 // Window is offered memory in the sender's reach.
@@ -90,13 +89,13 @@ type Window interface {
 type MemoryWindow interface {
 	Window
 	Bytes() []byte
-	// Copy fills dst, a part of Bytes, from src, which is as long. It is for
-	// much memory: past the caches, and touching nextDst and nextSrc, which
-	// will be copied next, in advance. The stores are done when it returns.
+	// Copy fills dst, a part of Bytes, from src of the same length. It is meant for
+	// much memory: it bypasses the caches and touches nextDst and nextSrc, which are
+	// copied next, in advance. The stores are done when it returns.
 	Copy(dst, src, nextDst, nextSrc []byte)
 }
 
-// sharing digs for a connection's ability to share memory; nil: it has none.
+// sharing unwraps c until it finds a SharedConn; nil: there is none.
 func sharing(c net.Conn) SharedConn {
 	for {
 		if s, ok := c.(SharedConn); ok {
@@ -165,7 +164,7 @@ func (s *segment) holds(l kvlayout.Layout) error {
 	return nil
 }
 
-// peerPool is a receiver's pool in its sender's reach.
+// peerPool is a receiver's pool as its sender reaches it.
 type peerPool struct {
 	window Window
 	memory MemoryWindow // the window, if rows are copied there; mem are its bytes
@@ -175,8 +174,8 @@ type peerPool struct {
 	layers []kvlayout.Layer // the receiver's
 }
 
-// mapPeer opens what the receiver offered on c and described as seg; ours is the
-// layout of our own pool.
+// mapPeer opens the pool that the receiver offered on c and described as seg; ours is
+// our own pool's layout.
 func mapPeer(c net.Conn, seg segment, peer *Identity, ours kvlayout.Layout) (_ *peerPool, err error) {
 	if err := seg.holds(peer.Layout); err != nil {
 		return nil, err
@@ -205,10 +204,10 @@ func mapPeer(c net.Conn, seg segment, peer *Identity, ours kvlayout.Layout) (_ *
 	return p, nil
 }
 
-// alike says why devices that refill nothing cannot bring rows of one of two pools to the
-// other over c, as far as that is their dtype's, or, of slots, their blocks' size. They could
-// still be sent over the connection, after the sender's host has converted them; but a
-// session that says it is between devices should not be that.
+// alike reports why devices that do not refill cannot move rows between the two pools
+// over c: the dtypes differ or, over slots, the block sizes. The sender's host could
+// still convert and send them over the connection, but a session that claims to run
+// between devices must not do that.
 func alike(c SharedConn, ours, theirs kvlayout.Layout) error {
 	d, ok := c.(DeviceConn)
 	if !ok || d.Refills() {
@@ -227,8 +226,8 @@ func alike(c SharedConn, ours, theirs kvlayout.Layout) error {
 	return nil
 }
 
-// has tells whether all of a ticket's blocks are the pool's; without a pool
-// nothing is written, so any may be named.
+// has reports whether the pool has all of a ticket's blocks. Without a pool nothing is
+// written, so any may be named.
 func (p *peerPool) has(dest []Dest) bool {
 	return p == nil || !slices.ContainsFunc(dest, func(d Dest) bool { return d.Block < 0 || uint32(d.Block) >= p.seg.Blocks })
 }

@@ -187,7 +187,7 @@ func decodeResend(b []byte) (*resend, error) {
 	return m, nil
 }
 
-// commit is the sender's word that all is computed.
+// commit is the sender's statement that everything is computed.
 type commit struct {
 	ID      uint64
 	Units   uint32

@@ -31,8 +31,8 @@ type Metrics struct {
 	failedAccepts prometheus.Counter
 }
 
-// NewMetrics registers the metrics with reg, which may be nil (then they are
-// counted and shown nowhere).
+// NewMetrics registers the metrics with reg. With a nil reg they are counted but not
+// shown.
 func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_kvconn_" + name, Help: help}, labels)
@@ -75,7 +75,7 @@ func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 	return m, nil
 }
 
-// unended counts an end that a device holds up.
+// unended counts a close that a device holds up.
 func (m *Metrics) unended(side Side, err error) {
 	if errors.Is(err, ErrStuck) {
 		m.stuck.WithLabelValues(string(side)).Inc()

@@ -31,7 +31,7 @@ type Outgoing struct {
 	p       *sender
 	t       Ticket
 	tag     uint64
-	layout  kvlayout.Layout // of what is sent: the receiver's
+	layout  kvlayout.Layout // of the rows sent: the receiver's
 	layers  int
 	shapes  []shape // one a layer
 	fence   *fence  // around every Load and the write that follows
@@ -61,13 +61,13 @@ type Outgoing struct {
 	returned  bool // OnTicket has
 }
 
-// shape is what a writer has to know of one layer's units.
+// shape describes one layer's units to a writer.
 type shape struct {
 	kvlayout.Rows      // the receiver's
 	same          bool // we keep whole blocks as the receiver does
 }
 
-// shapesOf are those of all layers; alike says that all are the same.
+// shapesOf returns the shapes of all layers; alike reports whether same is set in all.
 func shapesOf(ours, theirs kvlayout.Layout) (shapes []shape, alike bool) {
 	own := ours.Resolve()
 	alike = true
@@ -118,14 +118,14 @@ func (g *Outgoing) run() {
 // Ticket returns what the receiver asked for; read only.
 func (g *Outgoing) Ticket() *Ticket { return &g.t }
 
-// Layout is the shape of the rows to send, the receiver's. A source that keeps
-// them otherwise has to convert; see package convert.
+// Layout is the layout of the rows to send, the receiver's. A source with another one
+// has to convert; see package convert.
 func (g *Outgoing) Layout() kvlayout.Layout { return g.layout }
 
 // Peer returns the receiver's identity.
 func (g *Outgoing) Peer() Identity { return g.p.peer }
 
-// Has tells whether the receiver holds this destination block of this layer.
+// Has reports whether the receiver holds this destination block of this layer.
 func (g *Outgoing) Has(layer, index int) bool {
 	if layer < 0 || layer >= g.layers || index < 0 || index >= len(g.t.Dest) || len(g.have) == 0 {
 		return false
@@ -133,9 +133,9 @@ func (g *Outgoing) Has(layer, index int) bool {
 	return g.have.has(layer*len(g.t.Dest) + index)
 }
 
-// Accept takes the ticket on; src is read until Done is closed. The error is
-// an *Error when the ticket is over already. Only the first call counts. Loads
-// must be short, as a copy is: a connection that waits for one looks silent.
+// Accept takes the ticket on; src is read until Done is closed. The error is an *Error
+// when the ticket is already over. Only the first call counts. Loads must be as short
+// as a copy: a connection that waits for one looks silent.
 func (g *Outgoing) Accept(src Source) error {
 	g.p.mu.Lock()
 	if g.ended {
@@ -156,9 +156,9 @@ func (g *Outgoing) Accept(src Source) error {
 	return nil
 }
 
-// Push queues destination blocks of one layer whose rows are ready to be
-// loaded; ready is read before it returns. It never blocks, and skips what
-// the receiver has and what was pushed before. Accept comes first.
+// Push queues destination blocks of one layer whose rows are ready to be loaded. It
+// does not keep ready, never blocks, and skips blocks that the receiver has or that
+// were pushed before. Call Accept first.
 func (g *Outgoing) Push(layer int, ready []int) {
 	g.p.mu.Lock()
 	if g.ended || len(ready) == 0 {
@@ -173,8 +173,8 @@ func (g *Outgoing) Push(layer int, ready []int) {
 	}
 }
 
-// enqueue puts blocks of one layer into the queue, as far as they are new; it needs
-// p.mu. false: not all are the ticket's, or it is not accepted yet.
+// enqueue queues the new ones of these blocks of one layer; needs p.mu. It returns
+// false if some are not the ticket's, or it is not accepted yet.
 func (g *Outgoing) enqueue(layer int, ready []int) bool {
 	blocks := len(g.t.Dest)
 	if layer < 0 || layer >= g.layers || g.src == nil {
@@ -196,8 +196,9 @@ func (g *Outgoing) enqueue(layer int, ready []int) bool {
 }
 
 // PushAll is Push of every block of every layer, for a source whose rows are all
-// there from the start and in which Block names the same block for each layer of
-// an index. A device then pushes several layers at once. Nothing was pushed before.
+// complete from the start and whose Block names the same block in every layer for an
+// index. A device then pushes several layers at once. Nothing may have been pushed
+// before.
 func (g *Outgoing) PushAll() {
 	blocks := make([]int, len(g.t.Dest))
 	for i := range blocks {
@@ -221,8 +222,8 @@ func (g *Outgoing) PushAll() {
 	}
 }
 
-// Commit says that everything has been pushed; payload goes to the receiver.
-// Blocks still queued follow. A second call does nothing.
+// Commit ends the pushes; payload goes to the receiver. Blocks still queued follow. A
+// second call does nothing.
 func (g *Outgoing) Commit(payload []byte) {
 	g.p.mu.Lock()
 	if g.ended || g.committed {
@@ -253,8 +254,8 @@ func (g *Outgoing) Fail(o ticket.Outcome, msg string) {
 // again: the moment to free the blocks.
 func (g *Outgoing) Done() <-chan struct{} { return g.fence.quiet }
 
-// Err is nil until the ticket is over, and after it when the receiver has
-// everything; else an *Error.
+// Err is nil until the ticket is over, and afterwards if the receiver has everything;
+// else an *Error.
 func (g *Outgoing) Err() error {
 	g.p.mu.Lock()
 	defer g.p.mu.Unlock()
@@ -264,8 +265,9 @@ func (g *Outgoing) Err() error {
 	return g.err
 }
 
-// end settles the ticket once and shuts its fence. One that fails because its session
-// has ends as the session did, whoever comes first: fail, or a handler that gives up.
+// end settles the ticket once and shuts its fence. If the session has failed, the
+// ticket gets the session's outcome, whether fail comes first or a handler that gives
+// up.
 func (g *Outgoing) end(o ticket.Outcome, err error, tell bool) {
 	g.p.mu.Lock()
 	if g.ended {
@@ -304,7 +306,8 @@ func (g *Outgoing) settle() {
 	g.forget()
 }
 
-// forget drops the ticket from the ledger once nothing of it is left.
+// forget drops the ticket from the ledger once it is quiet and its handler has
+// returned.
 func (g *Outgoing) forget() {
 	g.p.mu.Lock()
 	over := g.quiet && g.returned
@@ -365,7 +368,7 @@ func (g *Outgoing) onResend(m *resend) error {
 	}
 	for _, r := range m.Runs {
 		for u := r.First; u < r.First+r.Count; u++ {
-			if !g.committed && !g.pushed.has(int(u)) { // its rows may be another prompt's yet
+			if !g.committed && !g.pushed.has(int(u)) { // its rows may still be another prompt's
 				return fmt.Errorf("ticket %d: resend of unit %d, which was not pushed", g.t.ID, u)
 			}
 			g.queue = append(g.queue, u)

@@ -10,16 +10,16 @@ const (
 	// placeTurns is how many batches a ticket may place at a turn, so that
 	// there is something to put in order.
 	placeTurns = 64
-	// streamFrom is from how many bytes a turn on rows go past the caches. It
-	// is faster for much memory; little of it the receiver finds in the cache
-	// that both share.
+	// streamFrom is the size of a turn, in bytes, from which rows bypass the caches:
+	// faster for much memory, while less is still in the cache that the receiver
+	// shares.
 	streamFrom = 2 << 20
-	// streamNotify is how many batches are placed before the receiver hears of
-	// them, when they go past the caches anyway.
+	// streamNotify is how many batches are placed before the receiver is told, when the
+	// rows bypass the caches anyway.
 	streamNotify = 4
 )
 
-// spot is one unit that goes straight into the receiver's block.
+// spot is one unit that is copied straight into the receiver's block.
 type spot struct {
 	unitHead
 	dst  []byte // there
@@ -27,11 +27,11 @@ type spot struct {
 	sums int    // where its digests begin
 }
 
-// place copies units straight into the receiver's blocks and sends the frames
-// that say so; it returns those that are no whole blocks there and have to be
-// sent. The caller is inside the ticket's fence; place leaves it while it
-// writes frames, so that a link that takes no bytes cannot hold a revoke up.
-// inside says whether it could come back: if not, the ticket has ended.
+// place copies units straight into the receiver's blocks and sends the frames that say
+// so. It returns the rest, which have to be sent: units that are not whole blocks
+// there. The caller is inside the ticket's fence. place leaves the fence while it
+// writes frames, so that a stalled link cannot hold up a revoke; inside reports whether
+// it re-entered (false: the ticket has ended).
 func (w *bulkWriter) place(g *Outgoing, units []uint32) (rest []uint32, inside bool, err error) {
 	rest, size := units[:0], 0
 	w.spots, w.sums = w.spots[:0], w.sums[:0]
@@ -47,9 +47,8 @@ func (w *bulkWriter) place(g *Outgoing, units []uint32) (rest []uint32, inside b
 	stream, notify := size >= streamFrom, w.p.cfg.BatchBytes
 	if stream {
 		notify *= streamNotify
-		// In the order in which they lie there: it saves the receiver, who
-		// verifies them as they come, more than their order here would save us
-		// (DESIGN.md).
+		// In the receiver's memory order: the receiver verifies blocks as they
+		// come, and saves more than we would with ours (DESIGN.md).
 		slices.SortFunc(w.spots, func(a, b spot) int { return cmp.Compare(addressOf(a.dst), addressOf(b.dst)) })
 	}
 	for at := 0; at < len(w.spots); {
@@ -92,8 +91,8 @@ func (w *bulkWriter) fill(g *Outgoing, n int, stream bool) error {
 	return nil
 }
 
-// spot finds the two ends of a unit that is a whole block in the receiver's
-// pool, and its digests if it can be copied from where it lies.
+// spot finds both ends of a unit that is a whole block in the receiver's pool, and its
+// digests if it can be copied in place.
 func (w *bulkWriter) spot(g *Outgoing, u uint32) (s spot, ok bool) {
 	d := w.describe(g, u)
 	if int(d.Rows) != g.layout.BlockTokens {
@@ -113,5 +112,5 @@ func (w *bulkWriter) spot(g *Outgoing, u uint32) (s spot, ok bool) {
 	return s, true
 }
 
-// addressOf is where b lies, to put blocks in order.
+// addressOf is the address of b, for sorting.
 func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

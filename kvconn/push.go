@@ -10,45 +10,45 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// DeviceWindow is offered memory that a device of the sender's writes to by
-// itself, digests included. Its methods may be called from any goroutine.
+// DeviceWindow is offered memory that a device of the sender's writes to, digests
+// included. Its methods may be called from any goroutine.
 type DeviceWindow interface {
 	Window
-	// Push begins to copy blocks of one layer of our pool, whole and with their
-	// digests, into the peer's blocks, all at once, and returns without waiting
-	// for it. Pushes are carried out one after the other in the order of their
-	// numbers, which rise. The peer has a Hold that tells it what has landed.
+	// Push starts copying blocks of one layer of our pool, whole and with their
+	// digests, into the peer's blocks, and does not wait. Pushes run one after the
+	// other in the order of their numbers, which rise. The peer's Hold tells it what
+	// has landed.
 	Push(layer int, moves []Move) (number uint64, err error)
-	// Await returns when this push and all before it are over: nothing of ours
-	// reads or writes for them any more. It is bounded by the device's own speed.
+	// Await returns when this push and all before it are over: they no longer read or
+	// write anything of ours. Only the device's speed bounds it.
 	Await(number uint64) error
 }
 
 // LayersWindow is a DeviceWindow that pushes several layers at once.
 type LayersWindow interface {
 	DeviceWindow
-	// PushLayers is Push for the same blocks of so many layers, from layer on. Their
-	// rows have been there for long: no step of this ticket runs beside it.
+	// PushLayers is Push of the same blocks for this many layers, from layer on. Their
+	// rows are long complete: no step of this ticket runs beside it.
 	PushLayers(layer, layers int, moves []Move) (number uint64, err error)
 }
 
-// StagedWindow is a DeviceWindow into memory between the two pools, as large as a
-// few pushes: see StagedHold. Push waits for room, but no longer than a fraction of
-// PeerSilence: ErrNoRoom. Its numbers rise by one. An error that is ErrBroken is the
-// session's end, any other the ticket's.
+// StagedWindow is a DeviceWindow into memory between the two pools, which holds a few
+// pushes: see StagedHold. Push waits for room for at most a fraction of PeerSilence,
+// then returns ErrNoRoom. Its numbers rise by one. ErrBroken ends the session, any
+// other error the ticket.
 type StagedWindow interface {
 	DeviceWindow
-	// Ready returns nil once our end can push. It is asked once, before the session
-	// counts as open; with an error the peer is told why, and then the window closed.
+	// Ready returns nil once our end can push. It is called once, before the session
+	// counts as open. After an error the peer is told why and the window is closed.
 	Ready(ctx context.Context) error
 	// MaxMoves is how many blocks one push may have.
 	MaxMoves() int
-	// Abandon ends a Push that waits for room, and those that follow, with an
-	// error: the peer is gone. What Await waits for ends too.
+	// Abandon makes a Push that waits for room, and all later ones, fail: the peer is
+	// gone. It also ends what Await waits for.
 	Abandon()
 }
 
-// Move is one block's way into the peer's pool: Rows of it are filled.
+// Move copies one block into the peer's pool: Rows of it are filled.
 type Move struct {
 	From, To int32
 	Rows     int
@@ -56,9 +56,9 @@ type Move struct {
 
 // BlockSource is a Source whose blocks a device can push from where they lie.
 //
-// Block names the block of our pool that holds these positions of one layer and
-// no others; ok == false means Load is to be used. It must keep its rows until
-// the ticket's fence is quiet. Calls may be concurrent.
+// Block names the block of our pool that holds exactly these positions of one layer. It
+// must keep its rows until the ticket's fence is quiet. When ok is false, Load is used.
+// Calls may be concurrent.
 type BlockSource interface {
 	Source
 	Block(layer, index, firstPos, rows int) (block int32, ok bool)
@@ -68,17 +68,17 @@ type BlockSource interface {
 // writers wait for the device.
 const maxPushes = 64
 
-// inFlight is one push that the device has been told of. The ticket's fence is
-// entered for it.
+// inFlight is one push that the device has been given. The ticket's fence is entered
+// for it.
 type inFlight struct {
 	g      *Outgoing
 	number uint64
 }
 
-// push has the device push units, those of a layer at once, and sends the
-// notices that say so, without waiting for the device; it returns the units that
-// have to be sent. The caller is inside the ticket's fence; push leaves it while
-// it writes frames. inside says whether it could come back.
+// push has the device push units, a layer's at once, and sends the notices for them
+// without waiting for the device. It returns the rest, which have to be sent. The
+// caller is inside the ticket's fence; push leaves it while it writes frames, and
+// inside reports whether it re-entered.
 func (w *bulkWriter) push(g *Outgoing, units []uint32) (rest []uint32, inside bool, err error) {
 	rest = units[:0]
 	blocks := len(g.t.Dest)
@@ -146,7 +146,7 @@ func (w *bulkWriter) launchAndTell(g *Outgoing, layer, layers int, push func() (
 	return g.fence.enter(), err
 }
 
-// movesOf lists units of one layer as moves; false: some are none.
+// movesOf lists units of one layer as moves. It returns false if one cannot be a move.
 func (w *bulkWriter) movesOf(g *Outgoing, units []uint32) bool {
 	for _, u := range units {
 		d := w.describe(g, u)
@@ -159,8 +159,8 @@ func (w *bulkWriter) movesOf(g *Outgoing, units []uint32) bool {
 	return true
 }
 
-// alike finds how many layers from that of the first unit on have the same n blocks
-// next in the list, and look alike.
+// alike counts the layers, from that of the first unit on, that have the same shape and
+// the same n blocks next in the list.
 func (g *Outgoing) alike(units []uint32) (n, layers int) {
 	blocks := len(g.t.Dest)
 	layer := int(units[0]) / blocks
@@ -177,7 +177,8 @@ func (g *Outgoing) alike(units []uint32) (n, layers int) {
 	return n, layers
 }
 
-// wholeLayers cuts n units off the list where a layer begins, if it does among them.
+// wholeLayers cuts n units back to the last beginning of a layer among them, if there
+// is one.
 func (g *Outgoing) wholeLayers(units []uint32, n int) int {
 	if n == len(units) {
 		return n
@@ -191,8 +192,8 @@ func (g *Outgoing) wholeLayers(units []uint32, n int) int {
 	return n
 }
 
-// move finds the two ends of a unit that a device can push: a block that looks
-// alike at both.
+// move finds both ends of a unit that a device can push: a block of the same shape at
+// both.
 func (g *Outgoing) move(d *departure) (Move, bool) {
 	src, ok := g.src.(BlockSource)
 	if !ok || !g.shapes[d.Layer].same {
@@ -202,11 +203,11 @@ func (g *Outgoing) move(d *departure) (Move, bool) {
 	return Move{From: block, To: d.Block, Rows: int(d.Rows)}, ok
 }
 
-// roomTime bounds the wait for room: who makes none for so long does not live.
+// roomTime bounds the wait for room: a peer that makes none for so long counts as dead.
 const roomTime = 10 * time.Second
 
-// launchWithRoom is launch as soon as there is room. It waits outside of g's fence, and
-// gives the peer, which waits for the next push, signs of life. The error is the
+// launchWithRoom is launch as soon as there is room. It waits outside g's fence and
+// sends signs of life to the peer, which waits for the next push. The error is the
 // connection's, or a loadError.
 func (w *bulkWriter) launchWithRoom(g *Outgoing, layer int, push func() (number uint64, err error)) (number uint64, inside bool, err error) {
 	for began := time.Now(); ; {
@@ -229,7 +230,7 @@ func (w *bulkWriter) launchWithRoom(g *Outgoing, layer int, push func() (number 
 	}
 }
 
-// launch begins a push and has its end awaited; the caller is inside g's fence.
+// launch starts a push and queues it for drain; the caller is inside g's fence.
 func (w *bulkWriter) launch(g *Outgoing, push func() (number uint64, err error)) (number uint64, err error) {
 	p := w.p
 	if !g.fence.enter() { // for the push itself
@@ -255,7 +256,7 @@ func (p *sender) landed(g *Outgoing) {
 	g.fence.leave()
 }
 
-// drain awaits the pushes of a session, until there will be no more.
+// drain awaits the pushes of a session in turn, until pushes is closed.
 func (p *sender) drain() {
 	for f := range p.pushes {
 		if err := p.pool.device.Await(f.number); err != nil {
@@ -286,9 +287,9 @@ func (w *bulkWriter) notices(g *Outgoing, number uint64, layer int) error {
 	return nil
 }
 
-// landing says that blocks of one layer are on their way into the receiver's
-// device memory, where they are, with their digests, once the push of that
-// number has landed. Its checksum covers the whole body.
+// landing announces blocks of one layer: they and their digests are in the receiver's
+// device memory once the push of that number has landed. Its checksum covers the whole
+// body.
 type landing struct {
 	Ticket, Tag uint64
 	Number      uint64

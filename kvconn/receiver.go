@@ -64,11 +64,10 @@ func NewReceiver(cfg Config, tr Transport, log *slog.Logger, m *Metrics) (*Recei
 	return &Receiver{cfg: cfg, layers: cfg.Identity.Layout.Resolve(), tr: tr, log: log, m: m, ctx: ctx, cancel: cancel, refused: sparing{log: log}, slots: map[slotKey]*slot{}}, nil
 }
 
-// Open returns a live session to the sender at addr, and dials one when there
-// is none; callers that ask at the same time share one dial. A zero expect.ID
-// or expect.Epoch is not checked. The error is an *Error: Incompatible when
-// the handshake was refused, Dead when nobody is there or another run of the
-// worker answers, Late when a deadline passed.
+// Open returns a live session to the sender at addr, and dials if there is none;
+// concurrent callers share one dial. A zero expect.ID or expect.Epoch is not checked.
+// The error is an *Error: Incompatible when the handshake was refused, Dead when there
+// is no answer or another run of the worker answers, Late when a deadline passed.
 func (r *Receiver) Open(ctx context.Context, addr string, expect PeerID) (*Session, error) {
 	key := slotKey{addr, expect}
 	r.mu.Lock()
@@ -95,7 +94,7 @@ func (r *Receiver) Open(ctx context.Context, addr string, expect PeerID) (*Sessi
 	return sl.s, nil
 }
 
-// over tells whether the slot's session has ended or its dial has failed.
+// over reports whether the slot's session has ended or its dial has failed.
 func (sl *slot) over() bool {
 	select {
 	case <-sl.ready:
@@ -113,7 +112,7 @@ func (sl *slot) over() bool {
 	}
 }
 
-// run dials, then lives as long as the session does.
+// run dials, then lives as long as the session.
 func (r *Receiver) run(key slotKey, sl *slot) {
 	s, err := r.connect(key)
 	if err != nil {
@@ -176,7 +175,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		if err := f.meet(&r.cfg, roleReceiver); err != nil {
 			return err
 		}
-		if lend { // to nobody but a peer that has been met
+		if lend { // only after the handshake
 			if loan, err = r.lend(c, h.Identity.Layout); err != nil {
 				return err
 			}
@@ -198,8 +197,8 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	}); err != nil {
 		return nil, err
 	}
-	// The sender's end of the session lives from here on: what follows may take longer
-	// than it bears silence.
+	// The sender's end of the session is live from here on, and the next steps may take
+	// longer than its PeerSilence.
 	stop := conns[0].pings(r.cfg.KeepAlive)
 	defer stop()
 	unit := 0 // the largest
@@ -229,7 +228,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 }
 
 // joinTimeouts is how many HandshakeTimeouts the two ends of memory between two pools
-// may take to come together, beside whatever else the devices do.
+// may take to connect, beside other work of the devices.
 const joinTimeouts = 3
 
 // pings sends pings on a control connection until stop, which waits for the last.
@@ -244,7 +243,7 @@ func (f *frameConn) pings(every time.Duration) (stop func()) {
 			case <-over:
 				return
 			case <-tick.C:
-				if f.send(bare(typePing)) != nil { // whoever reads there will see why
+				if f.send(bare(typePing)) != nil { // the reader will see why
 					return
 				}
 			}
@@ -256,9 +255,9 @@ func (f *frameConn) pings(every time.Duration) (stop func()) {
 	})
 }
 
-// meet binds the connection that a loan between two pools was made on, while our end of it
-// and the peer's come together. Where ours does not, in time or for a reason that it knows,
-// another way may still lead to the peer: that is a refusal, for our end's reason.
+// meet binds the connection that lent memory between two pools, while our end of it and
+// the peer's connect. If ours fails or is late, it returns a refusal with our end's
+// reason, so that another transport is tried.
 func (r *Receiver) meet(f *frameConn, h StagedHold, bind func() error) error {
 	ctx, cancel := context.WithTimeout(r.ctx, joinTimeouts*r.cfg.HandshakeTimeout)
 	defer cancel()

@@ -2,30 +2,30 @@ package kvconn
 
 import "github.com/xpyd/xpyd/kvlayout"
 
-// RefillWindow is a DeviceWindow that also reaches blocks of another size than
-// ours, or whose rows have another dtype.
+// RefillWindow is a DeviceWindow that also fills blocks of another size or dtype than
+// ours.
 type RefillWindow interface {
 	DeviceWindow
-	// Refill is Push for such blocks: the rows of each are put together out of
-	// those of sources, whose digests are merged, or checked where a source is
-	// cut or its rows are converted: a bad row does not get a good digest.
+	// Refill is Push for such blocks. It assembles the rows of each from those of
+	// sources and merges their digests. A source that is cut or converted is checked,
+	// so that a bad row does not get a good digest.
 	Refill(layer int, blocks []kvlayout.Refill, sources []kvlayout.Held) (number uint64, err error)
 }
 
-// SpanSource is a Source whose rows a device can push from where they lie although
-// the receiver's blocks look different.
+// SpanSource is a Source whose rows a device can push from where they lie although the
+// receiver's blocks have another size or dtype.
 //
 // Spans appends the blocks of our pool that hold these positions of one layer, in
-// order: the first and the last hold some of them, those between all of theirs.
-// They are complete. ok == false means that Load is to be used. They must keep
-// their rows until the ticket's fence is quiet. Calls may be concurrent.
+// order. The first and the last may hold others too. All are complete, and must keep
+// their rows until the ticket's fence is quiet. When ok is false, Load is used. Calls
+// may be concurrent.
 type SpanSource interface {
 	Source
 	Spans(layer, firstPos, rows int, to []kvlayout.Held) (_ []kvlayout.Held, ok bool)
 }
 
-// refill finds what a device needs to put a unit together at the peer's. Its
-// sources go behind those of the units before, whose last one it may share.
+// refill finds what a device needs to assemble a unit at the peer. It appends the
+// unit's sources to those of the units before, and may share the last of those.
 func (w *bulkWriter) refill(g *Outgoing, d *departure) (kvlayout.Refill, bool) {
 	src, ok := g.src.(SpanSource)
 	_, can := w.p.pool.device.(RefillWindow)

@@ -9,7 +9,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// asking is a new round that was decided on and not asked for yet.
+// asking is a new round that was decided on but not yet requested.
 type asking struct {
 	m     *resend // nil: there is nothing to ask for
 	units int
@@ -17,9 +17,9 @@ type asking struct {
 	why   error
 }
 
-// again decides on a new round with units that are missing; needs mu, from the moment
-// on at which they were found missing: else the end of the round finds them, too, and
-// they are asked for twice. The caller asks once it has let go of mu.
+// again decides on a new round for missing units. It needs mu, held since they were
+// found missing: else the end of the round would find them again, and they would be
+// asked for twice. The caller calls ask after it has released mu.
 func (i *Incoming) again(runs []run, why error) asking {
 	if i.ended {
 		return asking{}
@@ -46,7 +46,7 @@ func (i *Incoming) again(runs []run, why error) asking {
 	return a
 }
 
-// ask tells the peer of a round, or gives up.
+// ask requests a round from the peer, or gives up.
 func (i *Incoming) ask(a asking) {
 	if a.m == nil {
 		return
@@ -80,8 +80,8 @@ func (i *Incoming) lost() []run {
 
 var errLost = errors.New("blocks did not arrive")
 
-// onSent notes a bulk connection's mark. Once all have theirs, and the commit
-// is there, nothing of this round is under way: what is missing was lost.
+// onSent records a bulk connection's mark. With all marks and the commit there, nothing
+// of this round is on its way: units still missing were lost.
 func (i *Incoming) onSent(round uint32, conn int) {
 	i.mu.Lock()
 	var lost asking
@@ -99,10 +99,9 @@ func (i *Incoming) onSent(round uint32, conn int) {
 	i.ask(lost)
 }
 
-// idle tells whether the sender has had nothing to send, on any bulk connection,
-// since then and until just now: it beats only when idle. A ticket that makes
-// no progress while it does not beat is waiting behind others, and asking again
-// would only lengthen that queue.
+// idle reports whether the sender has had nothing to send on any bulk connection from
+// since until just now. It beats only when idle: a ticket that makes no progress
+// without beats waits behind others, and asking again would only lengthen that queue.
 func (s *Session) idle(since, now time.Time) bool {
 	for n := range s.beats {
 		if at := time.Unix(0, s.beats[n].Load()); !at.After(since) || now.Sub(at) > 2*s.cfg.KeepAlive {
@@ -112,7 +111,8 @@ func (s *Session) idle(since, now time.Time) bool {
 	return true
 }
 
-// settledRound begins a round with what this one has lost, once it is over; needs mu.
+// settledRound begins a round with the units that the current one has lost, if that is
+// over; needs mu.
 func (i *Incoming) settledRound() asking {
 	if !i.committed || !i.marked() {
 		return asking{}
@@ -123,5 +123,6 @@ func (i *Incoming) settledRound() asking {
 	return asking{}
 }
 
-// marked needs mu: every bulk connection has delivered all of this round.
+// marked reports whether every bulk connection has delivered all of this round; needs
+// mu.
 func (i *Incoming) marked() bool { return bits.OnesCount64(i.marks) == len(i.s.bulk) }

@@ -8,8 +8,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// revoked are the ids of workers that this side has nothing more to do with. The zero
-// value is: none.
+// revoked holds the ids of workers that this side refuses. The zero value is empty.
 type revoked struct {
 	ids atomic.Pointer[map[string]struct{}]
 }
@@ -19,7 +18,7 @@ var (
 	errRetired     = errors.New("the fleet secret that the session was opened with is retired")
 )
 
-// set puts these in the place of those before.
+// set replaces the ids.
 func (r *revoked) set(ids []string) {
 	all := make(map[string]struct{}, len(ids))
 	for _, id := range ids {
@@ -45,9 +44,9 @@ func (r *revoked) refuse(f *frameConn, h *hello) error {
 	return f.turnAway(ticket.Incompatible, &Incompatible{Field: "revoked", Ours: errRevokedPeer.Error(), Theirs: h.Identity.ID})
 }
 
-// Revoke ends the sessions to workers with these ids, as dead, and opens none to them any
-// more. The ids take the place of those of the call before; they hold for what a worker
-// says of itself, so one that lies is kept out by other secrets (Config.Ring).
+// Revoke ends the sessions to workers with these ids, as dead, and opens no new ones.
+// The ids replace those of the call before. A worker states its own id, so one that
+// lies is kept out by changing the secrets (Config.Ring).
 func (r *Receiver) Revoke(ids []string) {
 	r.revoked.set(ids)
 	for _, s := range r.sessions() {
@@ -55,8 +54,8 @@ func (r *Receiver) Revoke(ids []string) {
 	}
 }
 
-// Renew is for a Config.Ring that has changed: it ends the sessions by a secret that is
-// no longer in force, as dead.
+// Renew is to be called after Config.Ring has changed: it ends, as dead, the sessions
+// that a secret no longer in force has proved.
 func (r *Receiver) Renew() {
 	for _, s := range r.sessions() {
 		s.judge(&r.revoked)
@@ -70,7 +69,7 @@ func (s *Session) judge(r *revoked) {
 	}
 }
 
-// against says why a peer that has proved itself is not to stay; nil: it may.
+// against returns why a peer that has proved itself must go, or nil.
 func (r *revoked) against(id string, f *frameConn, ring *trust.Ring) error {
 	switch {
 	case r.has(id):

@@ -12,11 +12,10 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// sender is the sender's half of a session. Its goroutines are run's: a
-// control reader, a control writer that keeps time, a writer and a hang-up
-// watcher for each bulk connection, and one OnTicket a ticket. Locks: mu
-// guards the session and all its Outgoings; a fence's lock may be taken
-// inside it, never the other way round.
+// sender is the sender's half of a session. run owns its goroutines: a control reader,
+// a control writer that also enforces deadlines, a writer and a hang-up watcher for
+// each bulk connection, and one OnTicket a ticket. Locks: mu guards the session and all
+// its Outgoings; a fence's lock may be taken inside it, never the other way round.
 type sender struct {
 	srv    *Server
 	cfg    *Config
@@ -70,8 +69,8 @@ func (p *sender) run(parent context.Context) {
 	p.wait()
 }
 
-// wait waits for the goroutines of a session that has failed. The receiver's
-// memory goes once nobody is left who writes to it.
+// wait waits for the goroutines of a session that has failed. It unmaps the receiver's
+// memory once no writer is left.
 func (p *sender) wait() {
 	<-p.over
 	p.writes.Wait()
@@ -87,8 +86,8 @@ func (p *sender) wait() {
 	p.wg.Wait()
 }
 
-// meet waits until our end of what lies between two pools can push. A receiver that has
-// hung up does not come.
+// meet waits until our end of memory between two pools can push, or the receiver hangs
+// up.
 func (p *sender) meet(pool *peerPool) error {
 	staged, ok := pool.device.(StagedWindow)
 	if !ok {
@@ -108,8 +107,8 @@ func (p *sender) unmap(pool *peerPool) {
 	slowly(p.log, began)
 }
 
-// bind takes a bulk connection on, and with the first one the receiver's
-// memory, if it has offered any.
+// bind takes on a bulk connection and, with the first one, the receiver's memory if
+// offered.
 func (p *sender) bind(f *frameConn, m *bind) error {
 	index := m.Index
 	no := func(o ticket.Outcome, why string) error {
@@ -132,7 +131,7 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 			err = p.meet(pool)
 		}
 		if err != nil {
-			if p.ctx.Err() == nil { // else nothing is wrong with the memory, and the peer need not take another way
+			if p.ctx.Err() == nil { // else the memory is fine, and the peer need not try another transport
 				err = f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
 			}
 			if pool != nil { // after the answer: it may take longer than the peer waits
@@ -179,7 +178,7 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	if p.err != nil {
 		return p.err // the caller closes the connection
 	}
-	p.writes.Go(w.run) // err is nil, so nobody waits for them yet
+	p.writes.Go(w.run) // err is nil, so wait has not begun
 	p.wg.Go(w.watch)
 	return nil
 }
@@ -241,7 +240,7 @@ func (p *sender) find(id uint64) *Outgoing {
 	return p.tickets[id]
 }
 
-// readControl handles what the receiver says until the connection ends.
+// readControl handles control messages until the connection ends.
 func (p *sender) readControl() {
 	for {
 		typ, body, err := p.ctl.next()
@@ -336,7 +335,7 @@ func (p *sender) onTicket(m *request) error {
 	return nil
 }
 
-// writeControl sends queued messages and keeps the tickets' time.
+// writeControl sends queued messages and enforces the tickets' deadlines.
 func (p *sender) writeControl() {
 	tick := time.NewTicker(p.cfg.KeepAlive)
 	defer tick.Stop()

@@ -15,11 +15,11 @@ import (
 
 // Handler answers tickets on the sender's side.
 type Handler interface {
-	// OnTicket runs on a goroutine of its own, one a ticket; Serve waits for
-	// all of them. ctx ends with the ticket: complete, revoked, failed, past
-	// its deadline, or its session gone. It should call o.Accept soon, then
-	// Push as layers are computed, then Commit; or Fail at any point. It may
-	// return before the ticket is over, but not before Commit or Fail.
+	// OnTicket runs on its own goroutine, one a ticket; Serve waits for all of them.
+	// ctx ends with the ticket: complete, revoked, failed, past its deadline, or its
+	// session gone. OnTicket should call o.Accept soon, then Push as layers are
+	// computed, then Commit; or Fail at any point. It may return before the ticket is
+	// over, but only after Commit or Fail.
 	OnTicket(ctx context.Context, o *Outgoing)
 }
 
@@ -80,7 +80,8 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener, h Handler) error {
 	}
 }
 
-// shake counts handshakes under way and keeps them below MaxSessions.
+// shake adds n to the handshakes under way, and reports false if they would exceed
+// MaxSessions.
 func (s *Server) shake(n int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,8 +92,8 @@ func (s *Server) shake(n int) bool {
 	return true
 }
 
-// serveConn shakes hands; a control connection then lives here, a bulk
-// connection goes to its session. met is called when it has proved itself, or failed.
+// serveConn does the handshake; a control connection then lives here, a bulk connection
+// goes to its session. met is called when the peer has proved itself, or failed to.
 func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handler) {
 	f := newFrameConn(c, controlBuffer)
 	stop := context.AfterFunc(ctx, func() { c.Close() })
@@ -121,8 +122,8 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handle
 	}
 }
 
-// greet is the sender's half of the handshake with a peer that it has met. It returns a
-// session for a control connection, and nil for a bulk connection, which it has bound.
+// greet is the sender's half of the handshake after the banners. It returns a session
+// for a control connection; a bulk connection it binds, and returns nil.
 func (s *Server) greet(f *frameConn, h Handler) (*sender, error) {
 	if !s.shake(1) {
 		return nil, f.turnAway(ticket.NoSpace, &Incompatible{Field: "capacity", Ours: "handshakes are all under way", Theirs: "one more"})
@@ -205,8 +206,8 @@ func (s *Server) remove(sess *sender) {
 	s.wake()
 }
 
-// welcome is for a session whose handshake is over. A new run of a known
-// receiver proves that the former one is gone.
+// welcome starts a session after its handshake. A new run of a known receiver proves
+// that the former one is gone.
 func (s *Server) welcome(sess *sender) {
 	for _, o := range s.all() {
 		if o.peer.ID == sess.peer.ID && o.peer.Epoch != sess.peer.Epoch {
@@ -237,8 +238,8 @@ func (s *Server) wake() {
 	}
 }
 
-// Drain tells every receiver to send no more tickets, refuses those that come
-// anyway, and waits until those there are over or ctx ends. One caller.
+// Drain tells every receiver to send no more tickets, refuses any that still come, and
+// waits until the current ones are over or ctx ends. Only one caller.
 func (s *Server) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	s.draining = true

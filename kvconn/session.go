@@ -15,9 +15,9 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Session is one receiver's binding to one run of one sender. Its goroutines
-// are run's: one reader a connection, and one that writes control messages
-// and keeps time. Locks: mu, or one Incoming's mu, never both at once.
+// Session is one receiver's binding to one run of one sender. run owns its goroutines:
+// one reader a connection, and one that writes control messages and enforces deadlines.
+// Locks: mu, or one Incoming's mu, never both at once.
 type Session struct {
 	cfg       *Config
 	log       *slog.Logger
@@ -45,7 +45,7 @@ type Session struct {
 	err      *Error    // why the session ended
 }
 
-// controlQueue is how many control messages may wait for the writer. More
+// controlQueue is how many control messages may wait for the writer. A longer queue
 // means that the peer has stopped reading, which PeerSilence ends anyway.
 const controlQueue = 4096
 
@@ -61,12 +61,12 @@ func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn, loan *
 // Peer returns the sender's identity.
 func (s *Session) Peer() Identity { return s.peer }
 
-// Unchecked tells whether both sides said that digests need not be checked: a
-// Sink may then believe rows as they come.
+// Unchecked reports whether both sides allow digests to go unchecked: a Sink may then
+// accept rows as they come.
 func (s *Session) Unchecked() bool { return s.unchecked }
 
-// Exact tells whether the peer's blocks are made under our numerics, so that
-// they may stand beside our own.
+// Exact reports whether the peer computes blocks under our numerics, so that they may
+// be mixed with our own.
 func (s *Session) Exact() bool { return s.peer.Numerics == s.cfg.Identity.Numerics }
 
 // Done is closed when the session is over.
@@ -102,7 +102,7 @@ func (s *Session) fail(o ticket.Outcome, err error) {
 		all = append(all, i)
 	}
 	clear(s.tickets)
-	s.cancel() // under mu: whoever is refused for err finds a new session next time
+	s.cancel() // under mu: a caller refused with err gets a new session next time
 	s.mu.Unlock()
 	hangUp(s.ctl, s.bulk)
 	for _, i := range all {
@@ -126,7 +126,7 @@ func (s *Session) post(m message) {
 	}
 }
 
-// touch puts the idle timeout off.
+// touch restarts the idle timeout.
 func (s *Session) touch() {
 	s.mu.Lock()
 	s.used = time.Now()
@@ -154,8 +154,8 @@ type TicketSpec struct {
 	Positions int     // positions to move, from 0; 0 means len(Tokens)
 	First     []byte  // opaque to kvconn: how to sample the first token(s)
 	Dest      []Dest  // blocks for positions 0..Positions-1, in order
-	// Have tells which Dest blocks already hold their rows: nil, or one entry
-	// a block. A partly filled last block always moves and must be false.
+	// Have reports which Dest blocks already hold their rows: nil, or one entry a
+	// block. A partly filled last block always moves and must be false.
 	Have []bool
 	// Stored resumes a former ticket: units that its Incoming.Stored reported,
 	// of the same positions in the same Dest blocks.
@@ -172,10 +172,10 @@ type Dest struct {
 	Generation uint32
 }
 
-// Request sends a ticket. It does not wait for the answer: Incoming.Wait does.
-// The error is an *Error: Dead when the session is over, NoSpace when the peer
-// drains or MaxTickets are under way, Refused when the spec is not in order.
-// The slices of spec must not change until the ticket is over.
+// Request sends a ticket and does not wait for the answer; Incoming.Wait does. The
+// error is an *Error: Dead when the session is over, NoSpace when the peer drains or
+// MaxTickets are under way, Refused when the spec is invalid. The slices of spec must
+// not change until the ticket is over.
 func (s *Session) Request(ctx context.Context, spec TicketSpec) (*Incoming, error) {
 	refuse := func(o ticket.Outcome, err error) (*Incoming, error) {
 		return nil, &Error{"request", s.peer.PeerID, PhaseTicket, o, err}
@@ -237,7 +237,7 @@ func (s *Session) Request(ctx context.Context, spec TicketSpec) (*Incoming, erro
 	return i, nil
 }
 
-// readControl handles what the sender says until the connection ends.
+// readControl handles control messages until the connection ends.
 func (s *Session) readControl() {
 	for {
 		typ, body, err := s.ctl.next()
@@ -294,7 +294,7 @@ func (s *Session) onControl(typ frameType, body []byte) error {
 	return bad(fmt.Errorf("frame type %d on a receiver's control connection", typ))
 }
 
-// onPlaced takes a unit that lies in its block already.
+// onPlaced takes a unit that already lies in its block.
 func (s *Session) onPlaced(u *unitHead, digests []uint64) {
 	reason := "unknown"
 	if i := s.find(u.Ticket); i != nil {
@@ -328,7 +328,7 @@ func (s *Session) onSent(m *sent, conn int) {
 	}
 }
 
-// writeControl sends queued messages and pings, and keeps the tickets' time.
+// writeControl sends queued messages and pings, and enforces the tickets' deadlines.
 func (s *Session) writeControl() {
 	tick := time.NewTicker(s.cfg.KeepAlive)
 	defer tick.Stop()
@@ -355,8 +355,8 @@ func (s *Session) writeControl() {
 	}
 }
 
-// keepTime applies the deadlines; it reports whether the session is idle for
-// too long.
+// keepTime applies the deadlines; it reports whether the session has been idle for too
+// long.
 func (s *Session) keepTime(now time.Time) bool {
 	s.mu.Lock()
 	most := s.cfg.IdleTimeout

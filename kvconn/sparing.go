@@ -13,7 +13,7 @@ const (
 	sparingWhile = 10 * time.Second
 )
 
-// sparing logs what peers can cause as often as they like.
+// sparing limits log lines that peers can cause at will.
 type sparing struct {
 	log *slog.Logger
 

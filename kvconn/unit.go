@@ -9,8 +9,7 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// unitHead is what stands before the digests and rows of one block of one
-// layer. On the wire:
+// unitHead precedes the digests and rows of one block of one layer. On the wire:
 //
 //	0 ticket u64 | 8 tag u64 | 16 layer u32 | 20 index u32 | 24 block i32 |
 //	28 generation u32 | 32 rows u32 | 36 heads u32
@@ -78,8 +77,8 @@ type arrival struct {
 	run     []byte // where the rows go
 }
 
-// fixed is how many bytes of the body tell how long the body's head is; 0 for
-// frames that are all head.
+// fixed is how many bytes of the body are needed to know how long its head is; 0 for
+// frames without rows.
 func (t frameType) fixed() int {
 	switch t {
 	case typeUnit:
@@ -90,8 +89,8 @@ func (t frameType) fixed() int {
 	return 0
 }
 
-// checked is how many bytes of the body the frame's crc covers, and headSize
-// adds the digests: what stands before the rows. body has at least fixed bytes.
+// checked is how many bytes of the body the frame's crc covers; headSize adds the
+// digests, up to the rows. body has at least fixed bytes.
 func (t frameType) checked(body []byte) int {
 	if t == typeBatch && len(body) >= batchHeadSize {
 		return batchHeadSize + batchEntrySize*int(min(binary.LittleEndian.Uint32(body[16:]), maxBatch))
@@ -112,7 +111,7 @@ func (t frameType) headSize(body []byte) (int, error) {
 	return t.checked(body) + 8*int(sums), nil
 }
 
-// appendBatchHead begins a batch whose entries, and then digests, follow.
+// appendBatchHead begins a batch; entries, then digests, follow.
 func appendBatchHead(b []byte, ticket, tag uint64, units, digests int) []byte {
 	return putU32(putU32(putU64(putU64(b, ticket), tag), uint32(units)), uint32(digests))
 }
@@ -164,9 +163,8 @@ func decodeArrivals(t frameType, b []byte, rest int, list []arrival, sums []uint
 // unitBytes is the whole frame of a unit with this many heads and row bytes.
 func unitBytes(heads, payload int) int { return headerSize + unitHeadSize + 8*heads + payload }
 
-// sent marks, on each bulk connection, that every unit of this round of the
-// ticket stands before it. What is still missing when all marks of the
-// current round are there was lost.
+// sent, on each bulk connection, follows every unit of this round of the ticket. A unit
+// still missing when all marks of the current round are there was lost.
 type sent struct {
 	ID, Tag uint64
 	Round   uint32
@@ -184,8 +182,8 @@ func decodeSent(b []byte) (*sent, error) {
 	return m, nil
 }
 
-// unitTag is what proves that a unit comes from the holder of the ticket's
-// secret: 64 bits of HMAC-SHA256 over the session and the ticket id.
+// unitTag proves that a unit comes from the holder of the ticket's secret: 64 bits of
+// HMAC-SHA256 over the session and the ticket id.
 func unitTag(secret, session [16]byte, id uint64) uint64 {
 	h := hmac.New(sha256.New, secret[:])
 	h.Write([]byte("xpyd-kv unit"))

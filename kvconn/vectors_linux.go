@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// vectors does scatter/gather I/O on a connection that is a socket of this
-// kernel. Neither read nor write ever waits: errAgain says that nothing could
-// be moved, and waitRead and waitWrite then wait, under the connection's
-// deadlines. One goroutine reads and one writes.
+// vectors does scatter/gather I/O on a connection that is a socket of this kernel. read
+// and write never wait: on errAgain nothing could be moved, and waitRead and waitWrite
+// wait under the connection's deadlines. One goroutine reads and one writes.
 type vectors struct {
 	rc          syscall.RawConn
 	input, outp direction
@@ -75,7 +74,7 @@ func (d *direction) init(trap uintptr, event int16) {
 	}
 }
 
-// move passes bufs, of which at least one is not empty, to the kernel.
+// move passes bufs to the kernel; at least one must not be empty.
 func (v *vectors) move(d *direction, bufs [][]byte) (int, error) {
 	d.iov = d.iov[:0]
 	for _, b := range bufs[:min(len(bufs), maxVectors)] {

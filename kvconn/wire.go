@@ -44,10 +44,10 @@ const (
 //	0  version u8 | 1 type u8 | 2 check u16 | 4 length u32 | 8 seq u32 | 12 crc u32
 //
 // check is the low half of CRC-32C over bytes 0..1 and 4..11, so that a wrong
-// length is known before anybody waits for that many bytes. seq counts the
+// length is detected before the reader waits for that many bytes. seq counts the
 // frames of one direction of one connection from 0. crc is CRC-32C over bytes
-// 0..11 and the body; of a unit or a batch, over bytes 0..11 and what stands
-// before its digests, because its rows have these.
+// 0..11 and the body; for a unit or a batch, over bytes 0..11 and the body up
+// to the digests, which cover the rows.
 const headerSize = 16
 
 // Bounds of what a peer may send. They are checked before any allocation.
@@ -85,7 +85,7 @@ func (t frameType) maxBody(unit int) int {
 		if unit == 0 {
 			return 0 // not a bulk connection
 		}
-		return maxBatchBody // of which only the head is ever held
+		return maxBatchBody // only its head is ever held
 	}
 	return maxSmallBody
 }
@@ -130,8 +130,8 @@ func frameSum(head, body []byte) uint32 {
 	return crc32.Update(crc32.Checksum(head[:12], castagnoli), castagnoli, body)
 }
 
-// parseHeader reads headerSize bytes. It does not check the sum over the
-// body, which is not there yet.
+// parseHeader reads headerSize bytes. It cannot check the sum over the body, which has
+// not arrived yet.
 func parseHeader(b []byte, version uint8, maxUnit int) (header, error) {
 	h := header{
 		version: b[0],
@@ -196,8 +196,8 @@ func (c *cursor) key() (k [16]byte) {
 	return k
 }
 
-// count reads a u32 element count and checks it against max and against the
-// bytes that are there, so that no count allocates more than its frame holds.
+// count reads a u32 element count and checks it against max and the bytes left, so that
+// no count allocates more than its frame holds.
 func (c *cursor) count(elem, max int) int {
 	n := int64(c.u32())
 	if c.err == nil && (n > int64(max) || n*int64(elem) > int64(len(c.b))) {
