@@ -5,10 +5,10 @@ import (
 	"strconv"
 )
 
-// Compare returns the first field in which two layouts differ so that blocks of
-// one cannot become blocks of the other, with its values; field is "" when they
-// can. Block sizes may always differ. So may dtypes, when convert is set and
-// both are numbers (Group.Converts). The answer is the same both ways round.
+// Compare returns the first difference because of which blocks of one layout cannot
+// become blocks of the other, with both values; field is "" if there is none. Block
+// sizes may always differ. Dtypes may differ when convert is set and both are numbers
+// (Group.Converts). The answer is symmetric.
 func Compare(a, b Layout, convert bool) (field, inA, inB string) {
 	if len(a.Groups) != len(b.Groups) {
 		return "groups", strconv.Itoa(len(a.Groups)), strconv.Itoa(len(b.Groups))
@@ -33,13 +33,13 @@ func Compare(a, b Layout, convert bool) (field, inA, inB string) {
 	return "", "", ""
 }
 
-// Differ reports whether some group has another dtype in a than in b.
+// Differ reports whether a group has different dtypes in a and b.
 func Differ(a, b Layout) bool {
 	return !slices.EqualFunc(a.Groups, b.Groups, func(g, h Group) bool { return g.DType == h.DType })
 }
 
-// Converts reports whether rows of g can be made into rows of o that have
-// another dtype: package kvconn/convert does. Rows of F8E4M3 need their scales.
+// Converts reports whether rows of g can be converted to those of o, which have another
+// dtype (package kvconn/convert). Rows of F8E4M3 need their scales.
 func (g *Group) Converts(o *Group) bool {
 	whole := func(g *Group) bool { return g.DType.number() && (g.DType == F8E4M3) == (g.Scale != "") }
 	return g.DType != o.DType && whole(g) && whole(o) && g.Heads.Count == o.Heads.Count && slices.Equal(g.Planes, o.Planes)

@@ -9,11 +9,11 @@ const (
 	F16    DType = "f16"
 	BF16   DType = "bf16"
 	F8E4M3 DType = "f8e4m3" // no infinities
-	U8     DType = "u8"     // bytes that mean nothing to us
-	U4     DType = "u4"     // two to a byte, likewise
+	U8     DType = "u8"     // opaque bytes
+	U4     DType = "u4"     // two to a byte, opaque
 )
 
-// Bits is the size of one element; 0 for a type that is unknown.
+// Bits is the size of one element; 0 for an unknown type.
 func (d DType) Bits() int {
 	switch d {
 	case F32:

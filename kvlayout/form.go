@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Form is a layout as a comparable value, for announcements. Its JSON is the
-// layout's. A foreign engine's has no groups, and perhaps a block size.
+// Form is a layout as a comparable value, for announcements. Its JSON is the layout's.
+// A foreign engine's has no groups, and may lack a block size.
 type Form struct {
 	BlockTokens int  `json:"block_tokens"`
 	Groups      text `json:"groups,omitempty"`
@@ -25,7 +25,7 @@ func (t *text) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Form is the layout to be announced.
+// Form is the layout as it is announced.
 func (l Layout) Form() Form {
 	b, err := json.Marshal(l.Groups)
 	if err != nil { // a Group has nothing that JSON cannot hold
@@ -34,7 +34,7 @@ func (l Layout) Form() Form {
 	return Form{l.BlockTokens, text(b)}
 }
 
-// Layout is what was announced, validated.
+// Layout returns the announced layout, validated.
 func (f Form) Layout() (Layout, error) {
 	l := Layout{BlockTokens: f.BlockTokens}
 	if err := json.Unmarshal([]byte(f.Groups), &l.Groups); err != nil {

@@ -1,7 +1,7 @@
 // Package kvlayout describes the KV cache of a model: which rows each layer
-// keeps, how they are packed into bytes, and what a peer may claim of its own.
-// Pools, tiers, transports and announcements all ask it; nobody else multiplies
-// heads by row bytes. DESIGN.md explains the model.
+// keeps, how they are packed into bytes, and which layouts a peer may announce.
+// Pools, tiers, transports and announcements all use it; no other package
+// multiplies heads by row bytes. DESIGN.md explains the model.
 //
 // Non-goals: the digest function and the rows themselves (package kernels),
 // and converting elements (package kvconn/convert).
@@ -21,8 +21,8 @@ type Layout struct {
 	Groups      []Group `json:"groups"`
 }
 
-// Group is the set of model layers that keep their rows alike. Every layer of a
-// layout is in one group.
+// Group is a set of model layers that keep their rows alike. Every layer of a layout is
+// in exactly one group.
 type Group struct {
 	Kind   string  `json:"kind"` // Full, Window or Latent
 	Layers Layers  `json:"layers"`
@@ -40,8 +40,8 @@ const (
 	Latent = "latent" // multi-head latent attention: one head for all query heads
 )
 
-// Plane is one of the rows that a head keeps of each position: K, V, or what a
-// model has in their place.
+// Plane is one of the rows that a head keeps of each position: K, V, or what a model
+// has instead.
 type Plane struct {
 	Name string `json:"name"`
 	Dim  int    `json:"dim"` // elements of a row
@@ -57,8 +57,8 @@ type Heads struct {
 
 func (h Heads) String() string { return fmt.Sprintf("%d+%d of %d", h.First, h.Count, h.Total) }
 
-// Plain is the layout of a model whose layers are all alike, with K and V rows
-// of one width: Llama and its kin. F8E4M3 rows have a scale each.
+// Plain is the layout of a model whose layers are all alike, with K and V rows of the
+// same width, such as Llama. F8E4M3 rows have a scale each.
 func Plain(layers, heads, dim, blockTokens int, dtype DType) Layout {
 	g := Group{Kind: Full, Layers: Run(0, layers), Planes: KV(dim), Heads: Heads{Count: heads, Total: heads}, DType: dtype}
 	if dtype == F8E4M3 {
@@ -134,8 +134,8 @@ const (
 	maxName   = 32
 )
 
-// Validate reports the first thing that is wrong with a layout. Everything else
-// in this package wants a valid one, but for Compare, String and Encode.
+// Validate reports the first error of a layout. Everything else in this package expects
+// a valid one, except Compare, String and Encode.
 func (l Layout) Validate() error {
 	if l.BlockTokens < 1 || l.BlockTokens > MaxBlockTokens {
 		return fmt.Errorf("layout: block_tokens %d is not in 1..%d", l.BlockTokens, MaxBlockTokens)
@@ -208,7 +208,7 @@ func (l Layout) Encode() []byte {
 	return b
 }
 
-// Decode reads what a peer has encoded, and validates it.
+// Decode reads and validates a peer's encoded layout.
 func Decode(b []byte) (l Layout, err error) {
 	if len(b) > MaxEncoded {
 		return Layout{}, fmt.Errorf("layout: %d bytes, at most %d", len(b), MaxEncoded)

@@ -1,6 +1,6 @@
 package kvlayout
 
-// Rows is how a layer's rows lie in bytes. n packed positions are
+// Rows is the packing of a layer's rows into bytes. n packed positions are
 //
 //	[plane][head][n][bytes of the plane's row]   and then, if rows have scales,
 //	[plane][head][n] scales
@@ -9,18 +9,18 @@ package kvlayout
 // values are packed alike, of elements of one type.
 type Rows struct {
 	BlockTokens int
-	Heads       int // of each plane; so many digests has a block
+	Heads       int // of each plane; a block has one digest each
 	Planes      int
 	DType       DType
 
 	row    [MaxPlanes]int // bytes of one row
-	before [MaxPlanes]int // bytes of one row of each plane before
-	all    int            // bytes of one row of each plane
+	before [MaxPlanes]int // bytes of one row of all earlier planes
+	all    int            // bytes of one row of all planes
 	scale  int            // bytes of a row's scale
 }
 
-// Layer is one layer of a layout with all products made. Whoever moves rows
-// resolves a layout once (Resolve) and asks its layers.
+// Layer is one layer of a layout with its sizes computed. To move rows, resolve a
+// layout once (Resolve) and use its layers.
 type Layer struct {
 	Rows
 	Number    int // in the model
@@ -41,7 +41,7 @@ func (l Layout) Resolve() []Layer {
 	return out
 }
 
-// Uniform returns the rows of any layer, if all layers have them alike.
+// Uniform returns the rows of any layer, if all layers pack theirs alike.
 func (l Layout) Uniform() (r Rows, ok bool) {
 	for i := range l.Groups {
 		other := l.Groups[i].rows(l.BlockTokens)
@@ -65,7 +65,7 @@ func (g *Group) rows(blockTokens int) Rows {
 // RowBytes is the size of one row of a plane, without its scale.
 func (r *Rows) RowBytes(plane int) int { return r.row[plane] }
 
-// ScaleBytes is the size of a row's scale; 0: rows have none.
+// ScaleBytes is the size of a row's scale; 0 without scales.
 func (r *Rows) ScaleBytes() int { return r.scale }
 
 // PackedBytes is the size of n packed positions.
@@ -91,8 +91,8 @@ func (r *Rows) Part(packed []byte, n, plane, head int) (rows, scales []byte) {
 	return rows, scales
 }
 
-// Parts calls f for every plane of every head among n packed positions, in the
-// order in which their rows lie.
+// Parts calls f for every plane of every head among n packed positions, in memory
+// order.
 func (r *Rows) Parts(packed []byte, n int, f func(plane, head int, rows, scales []byte)) {
 	for plane := range r.Planes {
 		for head := range r.Heads {
@@ -102,8 +102,8 @@ func (r *Rows) Parts(packed []byte, n int, f func(plane, head int, rows, scales 
 	}
 }
 
-// Copy copies n positions, with their scales: those from srcAt on of srcN packed
-// ones become those from dstAt on of dstN.
+// Copy copies n positions, with their scales, from srcAt on of srcN packed ones to
+// dstAt on of dstN.
 func (r *Rows) Copy(dst []byte, dstN, dstAt int, src []byte, srcN, srcAt, n int) {
 	for plane := range r.Planes {
 		size := r.row[plane]

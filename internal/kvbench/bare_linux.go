@@ -24,10 +24,9 @@ import (
 // faster on loopback.
 const bareBatch = 1 << 20
 
-// unpaced gives the loop the congestion control that kvconn/tcp takes inside one
-// machine, without the timers of BBR: a limit must not be held back by them.
-// Connections inherit it from their listener; between machines, or where it is
-// not to be had, the host's own stays.
+// unpaced gives the loop the congestion control that kvconn/tcp uses inside one
+// machine, so that BBR's timers do not hold a limit back. Connections inherit it from
+// their listener. Between machines, or where it is unavailable, the host's own stays.
 func unpaced(_, addr string, rc syscall.RawConn) error {
 	if host, _, err := net.SplitHostPort(addr); err == nil && net.ParseIP(host).IsLoopback() {
 		return rc.Control(func(fd uintptr) { _ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno") })

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// What the receiver asks the sender, one JSON object a line, each answered by
-// one. The first is start; the end of the connection frees everything.
+// The receiver's requests, one JSON object a line, each answered by one. The first is
+// start; the end of the connection frees everything.
 const (
 	askStart = "start" // make the pool, listen for sessions
 	askCPU   = "cpu"   // CPU time used so far

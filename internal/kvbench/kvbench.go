@@ -25,7 +25,7 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Config says what to measure. Start from DefaultConfig.
+// Config is what to measure. Start from DefaultConfig.
 type Config struct {
 	Transport   string `json:"transport"`    // "tcp", "shm" or "auto"
 	BlockBytes  int    `json:"block_bytes"`  // one block of one layer
@@ -71,7 +71,7 @@ const (
 	maxTickets = 256
 )
 
-// Validate says what is wrong, all of it.
+// Validate reports everything that is wrong.
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -145,8 +145,8 @@ func (c Config) layout() kvlayout.Layout {
 	return kvlayout.Plain(c.Layers, c.KVHeads, c.BlockBytes/c.rows(), c.BlockTokens, kvlayout.U8)
 }
 
-// everybodys is a fleet's secret that is none: the ends prove it to each other as workers
-// do, for what that costs.
+// everybodys is a ring with a secret that is none: the ends prove it to each other as
+// workers do, to measure what that costs.
 func everybodys() *trust.Ring {
 	r, err := trust.NewRing(trust.Secret{})
 	if err != nil { // it is one
@@ -164,7 +164,7 @@ func (c Config) connector(id string) kvconn.Config {
 	return k
 }
 
-// Size writes a number of bytes as people do: "256 MiB".
+// Size formats a number of bytes: "256 MiB".
 func Size(n int) string {
 	for _, u := range units {
 		if n >= u.bytes && n%u.bytes == 0 {

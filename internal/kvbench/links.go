@@ -9,7 +9,8 @@ import (
 	"text/tabwriter"
 )
 
-// Links is what `bench kvio` found: how fast KV went over the links between the tiers.
+// Links is the result of `bench kvio`: how fast KV went over the links between the
+// tiers.
 type Links struct {
 	Pool   string `json:"pool,omitempty"` // the device
 	Layout string `json:"layout,omitempty"`

@@ -11,7 +11,7 @@ import (
 	"github.com/xpyd/xpyd/internal/figures"
 )
 
-// Report is what a run found. GB is 10^9 bytes.
+// Report is the result of a run. GB is 10^9 bytes.
 type Report struct {
 	Config    Config     `json:"config"`
 	Transport string     `json:"transport"` // the one that was used

@@ -21,7 +21,7 @@ type Peer struct {
 	Addr       string               // of its control connection
 	Transports map[string]Transport // what may be measured, by name
 	Log        *slog.Logger
-	Progress   io.Writer // one line a step; nil is nobody
+	Progress   io.Writer // one line a step; may be nil
 }
 
 // receiver is the process with the clock.
@@ -133,8 +133,8 @@ func (r *receiver) metric(name string) (sum float64) {
 	return sum
 }
 
-// choose names the transport: shared memory, when it is asked for or, with
-// auto, there is any and the sender is on this machine.
+// choose names the transport: shared memory if it is asked for or, with auto, if it
+// exists and the sender is on this machine.
 func (r *receiver) choose(c net.Conn) (name, why string) {
 	if r.cfg.Transport != "auto" {
 		return r.cfg.Transport, "asked for"
@@ -149,8 +149,8 @@ func (r *receiver) choose(c net.Conn) (name, why string) {
 	return "shm", "the sender is on this machine"
 }
 
-// measure makes the session with or without digests the one that is measured;
-// both ends agree on that when it is opened.
+// measure selects the session with or without digests; both ends agree on that when it
+// is opened.
 func (r *receiver) measure(ctx context.Context, unchecked bool) error {
 	if r.all[unchecked] == nil {
 		var reg prometheus.Registerer
@@ -253,9 +253,8 @@ func (r *receiver) transfer(ctx context.Context, n int) (time.Duration, error) {
 	return time.Since(begun), errors.Join(errs...)
 }
 
-// verify compares what lies in the pool with what was sent, twice: after all
-// the timed transfers, and, so that no byte can be left from before, after one
-// more into zeroed memory.
+// verify compares the pool with what was sent, twice: after all the timed transfers
+// and, so that no byte can be left from before, after one more into zeroed memory.
 func (r *receiver) verify(ctx context.Context, rep *Report) error {
 	if !r.cfg.Verify {
 		return nil

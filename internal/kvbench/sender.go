@@ -13,7 +13,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 )
 
-// Transport is one that may be measured.
+// Transport is a transport that may be measured.
 type Transport struct {
 	kvconn.Transport
 	Local bool // between processes of one machine; "" is where it listens
@@ -146,7 +146,7 @@ func (s *sender) start(ctx context.Context, c net.Conn, q request) (addr string,
 	return ln.Addr().String(), nil
 }
 
-// at is where to listen for whoever dialled c: on the same address as c came
+// at is where to listen for the peer at the other end of c: on the address that c came
 // to, so that the benchmark crosses the same network.
 func (t Transport) at(c net.Conn) string {
 	if t.Local {

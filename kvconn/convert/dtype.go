@@ -1,5 +1,5 @@
-// Package convert makes packed KV rows of one form out of rows of another: a
-// slice of their heads, another dtype. A sender does it on the way out, in a
+// Package convert turns packed KV rows of one form into rows of another: a
+// slice of their heads, or another dtype. A sender converts on the way out, in a
 // kvconn.Source around its own (Source).
 //
 // A slice keeps its rows' digests. Rows of another dtype get new ones, after
@@ -16,8 +16,8 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// decode widens the elements of one row to float32, exactly but for
-// kvlayout.F8E4M3, whose product with its scale is rounded once.
+// decode widens the elements of one row to float32, exactly, except for
+// kvlayout.F8E4M3, where the product with the scale is rounded once.
 func decode(dst []float32, dtype kvlayout.DType, row, scale []byte) {
 	switch dtype {
 	case kvlayout.F32:
@@ -40,10 +40,9 @@ func decode(dst []float32, dtype kvlayout.DType, row, scale []byte) {
 	}
 }
 
-// encode rounds the elements of one row to nearest, ties to even. Beyond the
-// range of f16 and bf16 lies infinity. kvlayout.F8E4M3 has a scale a row, the
-// greatest finite magnitude over 448, at least 2^-126, and none of its
-// elements is infinite: infinities become NaN.
+// encode rounds the elements of one row to nearest, ties to even. Overflow of f16 and
+// bf16 is infinity. kvlayout.F8E4M3 has a scale a row, the greatest finite magnitude
+// over 448, at least 2^-126. It has no infinities: they become NaN.
 func encode(row, scale []byte, dtype kvlayout.DType, src []float32) {
 	switch dtype {
 	case kvlayout.F32:
@@ -82,9 +81,9 @@ func toBF16(v float32) uint16 {
 	return uint16((b + 0x7fff + b>>16&1) >> 16)
 }
 
-// narrow rounds the magnitude of a finite float32 to a format of man mantissa
-// bits and the exponent bias given; a result beyond the format's largest
-// exponent is the caller's to see.
+// narrow rounds the magnitude of a finite float32 to a format with man mantissa bits
+// and this exponent bias. The caller checks for a result beyond the format's largest
+// exponent.
 func narrow(magnitude uint32, man, bias int) uint32 {
 	exp := int(magnitude>>23) - 127
 	if exp < -126 { // a float32 subnormal is nothing in any narrower format
@@ -137,7 +136,7 @@ const (
 	e4m3NaN = 0x7f
 )
 
-// toE4M3 takes a value that is scaled: what lies beyond 448 becomes 448.
+// toE4M3 takes a scaled value; values beyond 448 become 448.
 func toE4M3(v float32) byte {
 	b := math.Float32bits(v)
 	sign, m := byte(b>>24)&0x80, b&^signBit

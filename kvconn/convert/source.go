@@ -12,7 +12,7 @@ import (
 // their scales behind them where they have any. kernels.DigestPart is one.
 type Digest func(l *kvlayout.Layer, plane, head, firstPos, n int, rows, scales []byte) uint64
 
-// Source is a kvconn.Source that converts what another one loads.
+// Source is a kvconn.Source that converts the rows of another one.
 type Source struct {
 	inner    kvconn.Source
 	from, to []kvlayout.Layer
@@ -20,17 +20,17 @@ type Source struct {
 	scratch  sync.Pool // of *buffers: loads may be concurrent
 }
 
-// buffers are what one load needs.
+// buffers is the scratch memory of one load.
 type buffers struct {
 	rows   []byte
 	sums   []uint64
 	values []float32
 }
 
-// New returns a source of rows in the form to (Outgoing.Layout) over one of
-// rows in the form from, and inner itself when they are of one form. inner
-// loads for the receiver's block size already. The error is a layout that
-// cannot be made out of the other; the handshake lets none through.
+// New returns a source of rows in the form to (Outgoing.Layout) over inner, whose rows
+// have the form from, or inner itself if the forms are equal. inner already loads for
+// the receiver's block size. It fails for layouts that cannot be converted; the
+// handshake lets none through.
 func New(inner kvconn.Source, from, to kvlayout.Layout, digest Digest) (kvconn.Source, error) {
 	if field, a, b := kvlayout.Compare(from, to, true); field != "" {
 		return nil, fmt.Errorf("convert a layout whose %s is %s to %s", field, a, b)
@@ -41,8 +41,8 @@ func New(inner kvconn.Source, from, to kvlayout.Layout, digest Digest) (kvconn.S
 	return &Source{inner: inner, from: from.Resolve(), to: to.Resolve(), digest: digest, scratch: sync.Pool{New: func() any { return new(buffers) }}}, nil
 }
 
-// Load implements kvconn.Source. Rows of another dtype whose digest does not
-// match what lies in the inner source are an error, and end the ticket.
+// Load implements kvconn.Source. Rows to be converted whose digest does not match are
+// an error, and end the ticket.
 func (s *Source) Load(layer, index, firstPos, rows int, dst []byte, digests []uint64) error {
 	if layer < 0 || layer >= len(s.to) || rows < 1 || len(dst) != s.to[layer].PackedBytes(rows) || len(digests) != s.to[layer].Heads {
 		return fmt.Errorf("convert layer %d: %d bytes and %d digests for %d rows", layer, len(dst), len(digests), rows)
@@ -73,8 +73,8 @@ func (s *Source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 	return nil
 }
 
-// Spans implements kvconn.SpanSource: a device takes the rows where they lie and
-// converts them itself.
+// Spans implements kvconn.SpanSource: a device takes the rows in place and converts
+// them itself.
 func (s *Source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayout.Held, bool) {
 	inner, ok := s.inner.(kvconn.SpanSource)
 	if !ok {
@@ -85,7 +85,7 @@ func (s *Source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayou
 
 var _ kvconn.SpanSource = (*Source)(nil)
 
-// convert makes n rows of one plane of a head out of src.
+// convert turns src into n rows of one plane of a head.
 func (b *buffers) convert(t *kvlayout.Layer, dst, dstScales []byte, f *kvlayout.Layer, src, srcScales []byte, plane, n int) {
 	in, out := f.RowBytes(plane), t.RowBytes(plane)
 	b.values = grow(b.values, 8*in/f.DType.Bits())
@@ -95,7 +95,7 @@ func (b *buffers) convert(t *kvlayout.Layer, dst, dstScales []byte, f *kvlayout.
 	}
 }
 
-// at is the scale of row r, where there are any.
+// at is the scale of row r, if there are scales.
 func at(scales []byte, r int) []byte {
 	if scales == nil {
 		return nil
@@ -103,7 +103,7 @@ func at(scales []byte, r int) []byte {
 	return scales[4*r:][:4]
 }
 
-// grow returns a slice of n elements, of b's memory when that is enough.
+// grow returns a slice of n elements, in b's memory if that is enough.
 func grow[T any](b []T, n int) []T {
 	if cap(b) < n {
 		return make([]T, n)

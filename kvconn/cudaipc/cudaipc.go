@@ -26,15 +26,15 @@ import (
 	"github.com/xpyd/xpyd/kvconn/way"
 )
 
-// ErrUnsupported is what New's error is where the kernel lacks what is needed.
+// ErrUnsupported is returned by New where the kernel lacks what is needed.
 var ErrUnsupported = local.ErrUnsupported
 
 // Name is the transport's name and the scheme of its addresses.
 const Name = "cudaipc"
 
 // New makes a transport that offers the pool of ours and opens peers' pools with
-// opener: of a worker, both are its backend. With refill a device also puts blocks
-// of another size together; else their rows go through this host.
+// opener; a worker passes its backend for both. With refill a device also assembles
+// blocks of another size or dtype; else their rows go through this host.
 func New(ours kernels.Exporter, opener kernels.PeerOpener, refill bool) (kvconn.Transport, error) {
 	d := &device{ours: ours, opener: opener, refill: refill}
 	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
@@ -68,7 +68,7 @@ type device struct {
 	taken [kernels.FlagLines]bool // lines of the flags that a peer may set
 }
 
-// line reserves a line for a peer; false: a peer has each.
+// line reserves a flag line for a peer; false: all are taken.
 func (d *device) line() (int, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -81,8 +81,8 @@ func (d *device) line() (int, bool) {
 	return 0, false
 }
 
-// free gives a line back that nobody can be setting any more. One that cannot
-// be cleared stays taken: the next peer's pushes would seem to have landed.
+// free returns a line that no peer can set any more. A line that cannot be cleared
+// stays taken: the next peer's pushes would seem to have landed.
 func (d *device) free(n int) error {
 	if err := d.ours.ClearFlag(n); err != nil {
 		return err

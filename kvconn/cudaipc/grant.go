@@ -9,7 +9,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 )
 
-// grant is what a receiver says of its pool besides kvconn's description. On the
+// grant is the transport's addition to kvconn's description of a pool. On the
 // wire, little-endian:
 //
 //	0 form u32 (1) | 4 line u32 | 8 epoch u64 | 16 flag bytes u64 | 24 block bytes u64 |
@@ -18,8 +18,7 @@ type grant struct {
 	line      int    // of the flags: this peer's
 	epoch     uint64 // of the worker that offers
 	flagBytes int64  // size of the flags' file
-	// The pool, once more: what the handle stands for has to be the pool that
-	// the frames describe.
+	// The pool again: the handle must stand for the pool that the frames describe.
 	blockBytes     int64 // of one layer
 	blocks, layers int
 	handle         []byte
@@ -69,7 +68,7 @@ func decodeGrant(b []byte) (*grant, error) {
 		blocks: int(u32(32)), layers: int(u32(36)), handle: append([]byte(nil), b[grantHead:]...)}, nil
 }
 
-// describes tells whether the grant is of the pool that the frames describe,
+// describes returns an error unless the grant is for the pool that the frames describe,
 // which kvconn has compared with the peer's layout.
 func (g *grant) describes(s *kvconn.Shared) error {
 	switch {

@@ -42,7 +42,7 @@ type hold struct {
 	*local.Hold
 	d    *device
 	line int
-	gone atomic.Bool // the peer is: the line may be another's
+	gone atomic.Bool // the peer is gone: the line may be another's
 }
 
 var _ kvconn.DeviceHold = (*hold)(nil)
@@ -58,8 +58,8 @@ func (h *hold) Wait(ctx context.Context) error {
 	return err
 }
 
-// Close implements kvconn.Hold. The line is free again with the proof, and not
-// before: a device may set a flag for as long as it may write.
+// Close implements kvconn.Hold. The line becomes free only with the proof: a device may
+// set its flag as long as it may write.
 func (h *hold) Close() (err error) {
 	if h.gone.Load() {
 		err = h.d.free(h.line)
@@ -70,7 +70,7 @@ func (h *hold) Close() (err error) {
 // Landed implements kvconn.DeviceHold.
 func (h *hold) Landed(ctx context.Context, number uint64) error {
 	err := h.d.ours.AwaitFlag(ctx, h.line, number)
-	if h.gone.Load() { // what was read may be another peer's
+	if h.gone.Load() { // the flag read may be another peer's
 		return errGone
 	}
 	return err

@@ -46,7 +46,7 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
 // plain is a window without Refill.
 type plain struct{ kvconn.LayersWindow }
 
-// window is the peer's pool in our device's reach.
+// window is the peer's pool as our device reaches it.
 type window struct {
 	peer  kernels.Peer
 	line  int
@@ -65,21 +65,21 @@ var (
 	_ kvconn.LayersWindow = (*window)(nil)
 )
 
-// A push runs beside the layer that is computed next, whose matrix kernels want
-// every multiprocessor: the copy engines take it where its runs of blocks are not
-// too short or too many to describe (0.7 microseconds each, of this goroutine). Else
-// so many CTAs, which reach 88 % of NVLink's rate.
+// A push runs beside the next layer's computation, whose matrix kernels want every
+// multiprocessor. So the copy engines take it, unless its runs of blocks are too short
+// or too many to describe (0.7 microseconds each, of this goroutine). Then this many
+// CTAs take it, which reach 88 % of NVLink's rate.
 const (
 	pushCTAs = 16
 	longRun  = 64 << 10 // bytes on average
 	mostRuns = 512
-	// Of layers that are there already nothing is computed beside, and the copy
-	// engines take 64 KiB a block only as fast as this host can describe them:
-	// 61 to 97 GB/s from the call on, where 32 CTAs are at 355 of NVLink's 369.
+	// Nothing is computed beside layers that are complete already, and the copy
+	// engines take blocks of 64 KiB only as fast as this host can describe them:
+	// 61 to 97 GB/s from the call on, where 32 CTAs reach 355 of NVLink's 369.
 	wholeCTAs = 32
 )
 
-// engine chooses who copies blocks of so many bytes.
+// engine chooses what copies blocks of this many bytes.
 func engine(pairs []kernels.BlockPair, bytes int64) kernels.Engine {
 	runs := int64(1)
 	for i := range pairs[1:] {
@@ -118,7 +118,7 @@ func (w *window) Refill(layer int, blocks []kvlayout.Refill, sources []kvlayout.
 	return w.launch(&kernels.Push{FirstLayer: layer, Layers: 1, Engine: kernels.Kernel, CTAs: pushCTAs, Refills: blocks, Sources: sources})
 }
 
-// launch begins a push under the next number.
+// launch starts a push under the next number.
 func (w *window) launch(p *kernels.Push) (uint64, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -131,8 +131,8 @@ func (w *window) launch(p *kernels.Push) (uint64, error) {
 	return number, nil
 }
 
-// patience is for the device, asked for one drain or close. A drain that takes
-// longer is asked for again: nothing but its end proves anything.
+// patience bounds one drain or close of the device. A drain that takes longer is
+// started again: only its end proves anything.
 const patience = 10 * time.Second
 
 // Await implements kvconn.DeviceWindow.
@@ -158,8 +158,8 @@ func (w *window) Await(number uint64) error {
 	}
 }
 
-// Close implements kvconn.Window. The peer hears of the end after its pool is
-// unmapped; if that fails, it must go on believing that we could write.
+// Close implements kvconn.Window. The peer is told only after its pool is unmapped; if
+// that fails, it must go on assuming that we could write.
 func (w *window) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -11,21 +11,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The dialler's first bytes are a preamble: "xpyd" and the transport's name. It comes
-// before all that kvconn says. What is lent travels with bytes of kvconn's, as ancillary
-// data, once the peer has been met.
+// The dialler's first bytes are a preamble: "xpyd" and the transport's name. Everything
+// of kvconn's follows it. After the handshake, lent descriptors travel with kvconn's
+// bytes as ancillary data.
 const (
 	preamble = "xpyd"
-	offered  = 2 // descriptors: what is lent, and the pipe that proves its end
+	offered  = 2 // descriptors: the one lent, and the pipe that proves the end of the loan
 )
 
-// Conn is one end of a connection. As any of kvconn's connections it is read
-// by one goroutine, written by one and closed by any.
+// Conn is one end of a connection. Like any of kvconn's connections it is read by one
+// goroutine, written by one and closed by any.
 type Conn struct {
 	*net.UnixConn
 	name     string // of the transport
 	dialed   bool
-	stranger bool // the dialler is of another user; nothing of its is looked at
+	stranger bool // the dialler is of another user; its bytes are not looked at
 	refused  error
 	greeted  bool // by the dialler's writer, or the listener's reader
 
@@ -61,8 +61,8 @@ func (c *Conn) sameUser() error {
 	return nil
 }
 
-// Write sends b, and with it what has been lent; the first one of a dialler sends the
-// preamble before.
+// Write sends b, with descriptors to be lent if there are any. A dialler's first write
+// sends the preamble before.
 func (c *Conn) Write(b []byte) (int, error) {
 	if c.refused != nil {
 		return 0, c.refused
@@ -96,7 +96,7 @@ func (c *Conn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// Read reads into b; the first one of a listener's end takes the preamble.
+// Read reads into b; a listener's first read takes the preamble off.
 func (c *Conn) Read(b []byte) (int, error) {
 	if c.refused != nil {
 		return 0, c.refused
@@ -136,8 +136,8 @@ func (c *Conn) welcome() error {
 	return nil
 }
 
-// receive reads what has come, and keeps what is lent with it until somebody takes it.
-// Nothing is made of it before: whoever takes it has met the peer.
+// receive reads bytes, and keeps the descriptors that come with them until Take. They
+// are not looked at before: the caller of Take has finished the handshake.
 func (c *Conn) receive(b []byte) (int, error) {
 	oob := make([]byte, unix.CmsgSpace(4*offered))
 	n, oobn, flags, _, err := c.ReadMsgUnix(b, oob)
@@ -167,8 +167,8 @@ func (c *Conn) receive(b []byte) (int, error) {
 	return n, nil
 }
 
-// rights returns the descriptors in a control message, those of a bad one too:
-// they are ours to close.
+// rights returns the descriptors in a control message, even in a malformed one: they
+// are ours to close.
 func rights(oob []byte) (fds []int, err error) {
 	msgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -208,14 +208,15 @@ func (c *Conn) take() []int {
 	return fds
 }
 
-// Taken is what the peer has lent, for the caller to close: what has been made
-// of it first, then End.
+// Taken is what the peer has lent. The caller releases what it made of it, then calls
+// End.
 type Taken struct {
 	FD   int // what was lent
 	pipe int
 }
 
-// End tells the peer that we have let go. It does not wait, whatever the peer calls a pipe.
+// End tells the peer that we have let go. It never waits, whatever the peer passed as a
+// pipe.
 func (t Taken) End() error {
 	err := unix.SetNonblock(t.pipe, true)
 	if err == nil {
@@ -236,8 +237,8 @@ func (c *Conn) Take() (Taken, error) {
 	return Taken{fds[0], fds[1]}, nil
 }
 
-// Close closes the connection, and gives back what was offered on it and not taken, or
-// has never gone.
+// Close closes the connection, and gives back descriptors that were offered on it and
+// not taken, or never sent.
 func (c *Conn) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -249,8 +250,9 @@ func (c *Conn) Close() error {
 	return c.UnixConn.Close()
 }
 
-// unread is what has come and that nobody has read: the kernel would close it with the
-// connection, and the lender never hear of it. None comes later.
+// unread returns descriptors that have arrived but were not read: the kernel would
+// close them with the connection, and the lender would never learn of it. No more come
+// later.
 func (c *Conn) unread() (fds []int) {
 	raw, err := c.SyscallConn()
 	if err != nil || c.CloseRead() != nil {
@@ -269,8 +271,8 @@ func (c *Conn) unread() (fds []int) {
 	return fds
 }
 
-// giveBack ends a loan that nobody took: nothing of it was mapped, so the lender may know at
-// once. The bare end of the pipe would not tell it.
+// giveBack ends a loan that was not taken. Nothing of it was mapped, so the lender may
+// know at once; the bare end of the pipe would not tell it.
 func giveBack(fds []int) {
 	if len(fds) == offered {
 		unix.Close(fds[0])

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lend hands the peer fd, together with the writing end of a pipe that the
-// peer keeps for as long as it can write to what fd stands for. They go with the next
-// bytes that are written: the caller has met the peer.
+// Lend hands the peer fd and the writing end of a pipe, which the peer keeps for as
+// long as it can write to what fd refers to. They go with the next bytes that are
+// written, so the caller must have finished the handshake.
 func (c *Conn) Lend(fd int) (*Hold, error) {
 	if !c.dialed || c.lent {
 		return nil, fmt.Errorf("%s: memory is offered once, by the one who dials", c.name)
@@ -37,16 +37,16 @@ func (c *Conn) Lend(fd int) (*Hold, error) {
 	return h, nil
 }
 
-// Hold knows when the peer can no longer write to what it was lent: it has said
+// Hold waits until the peer can no longer write to what it was lent: it has said
 // so in the pipe, or its process has ended (pidfd). It implements kvconn.Hold.
 //
 // The pipe's bare end proves nothing: a dying process's descriptors are closed
-// in no order that we know, and those of a device, which stop its writing, may
-// be behind it. The kernel reports a process's end when all are closed.
+// in no known order, and those of a device, which stop its writes, may come
+// later. The kernel reports a process's end when all are closed.
 type Hold struct {
 	set  *os.File // an epoll of both
 	fds  [2]int   // pipe's reading end, pidfd
-	over bool     // proven; of the one who waits
+	over bool     // proven; used by the waiter only
 }
 
 func (c *Conn) newHold(pipe int) (_ *Hold, err error) {
@@ -78,9 +78,9 @@ func (c *Conn) newHold(pipe int) (_ *Hold, err error) {
 	return &Hold{set: os.NewFile(uintptr(epoll), "peer"), fds: fds}, nil
 }
 
-// pidfd refers to the process at the other end, and to no other that may get
-// its number. Kernels before 6.5 need the number: should it be another's
-// already, then the peer is dead, and the wrong process only delays the proof.
+// pidfd refers to the process at the other end, even if its number is reused. Kernels
+// before 6.5 need the number: if it already belongs to another process, the peer is
+// dead, and watching the wrong process only delays the proof.
 func (c *Conn) pidfd() (fd int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -133,7 +133,7 @@ func (h *Hold) Wait(ctx context.Context) error {
 	return err
 }
 
-// look tells whether there is proof, without waiting for it.
+// look reports whether there is proof, without waiting.
 func (h *Hold) look(epoll int) (proof bool, err error) {
 	for {
 		var events [2]unix.EpollEvent

@@ -1,15 +1,14 @@
 // Package local makes connections between processes of one user on one machine
-// over abstract unix sockets, on which the dialler can lend the listener
-// something: a descriptor, and with it the knowledge when the listener has let
-// go of it. The transports that share memory (kvconn/shm, kvconn/cudaipc) are
-// made of it.
+// over abstract unix sockets. On them the dialler can lend the listener a
+// descriptor, and learn when the listener has let go of it. The transports that
+// share memory (kvconn/shm, kvconn/cudaipc, kvconn/pinned) build on it.
 //
 // Nothing has a name in a folder, so nothing is left behind, however a process
 // ends. The two ends trust each other as far as processes of one user must: the
-// peer of every connection is asked of the kernel (SO_PEERCRED).
+// kernel names the peer's user for every connection (SO_PEERCRED).
 //
 // Non-goals: crossing network namespaces, which abstract sockets do not, and
-// systems other than Linux: there New says ErrUnsupported.
+// systems other than Linux: there New returns ErrUnsupported.
 package local
 
 import (
@@ -21,11 +20,10 @@ import (
 	"strings"
 )
 
-// ErrUnsupported is what New returns where the kernel lacks what is needed.
+// ErrUnsupported is returned by New where the kernel lacks what is needed.
 var ErrUnsupported = errors.New("not on this system")
 
-// Transport is a kvconn.Transport but for what its connections lend. It holds
-// nothing open.
+// Transport is a kvconn.Transport whose connections can lend. It holds nothing open.
 type Transport struct {
 	name  string
 	dress func(*Conn) net.Conn
@@ -34,11 +32,11 @@ type Transport struct {
 // Name returns the transport's name, which is the scheme of its addresses.
 func (t *Transport) Name() string { return t.name }
 
-// maxName is what fits a unix socket's address besides its leading zero.
+// maxName is the room in a unix socket's address beside its leading zero.
 const maxName = 100
 
-// socketName turns an address, "shm:NAME", into what package net calls the
-// abstract socket.
+// socketName turns an address, "shm:NAME", into package net's name of the abstract
+// socket.
 func (t *Transport) socketName(addr string) (string, error) {
 	name, ok := strings.CutPrefix(addr, t.name+":")
 	if !ok || name == "" || len(name) > maxName || strings.ContainsAny(name, "\x00@") {
@@ -47,7 +45,7 @@ func (t *Transport) socketName(addr string) (string, error) {
 	return "@" + name, nil
 }
 
-// freeName is an address that nobody has.
+// freeName is an address that is not in use.
 func (t *Transport) freeName() string {
 	var b [12]byte
 	rand.Read(b[:]) // never fails (crypto/rand)

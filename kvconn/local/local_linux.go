@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New makes a transport of that name, whose connections dress makes of ours. It
-// fails where this process could not prove that a peer has ended (pidfd, Linux
-// 5.3): without that proof, what a dead peer was lent could never be used again.
+// New makes a transport of that name; dress wraps its connections. It fails where this
+// process could not prove that a peer has ended (pidfd, Linux 5.3): without that proof,
+// memory lent to a dead peer could never be reused.
 func New(name string, dress func(*Conn) net.Conn) (*Transport, error) {
 	fd, err := unix.PidfdOpen(os.Getpid(), unix.PIDFD_NONBLOCK)
 	if err != nil {
@@ -21,8 +21,8 @@ func New(name string, dress func(*Conn) net.Conn) (*Transport, error) {
 	return &Transport{name, dress}, nil
 }
 
-// Dial connects to a listener's address. A listener of another user is
-// refused: anybody may bind an abstract name.
+// Dial connects to a listener's address. It refuses another user's listener: any user
+// may bind an abstract name.
 func (t *Transport) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	name, err := t.socketName(addr)
 	if err != nil {
@@ -65,8 +65,8 @@ type listener struct {
 
 func (l *listener) Addr() net.Addr { return l.addr }
 
-// Accept returns every caller; one that may not speak finds its first read and
-// write refused, so that it fails alone and is logged as a handshake.
+// Accept returns every caller. For one of another user the first read and write fail,
+// so that it fails alone and is logged as a handshake.
 func (l *listener) Accept() (net.Conn, error) {
 	c, err := l.AcceptUnix()
 	if err != nil {

@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Map maps the memory file that was lent, if it has exactly this size and can
-// never become shorter: else its owner could hit us with SIGBUS. The descriptor
-// is closed in any case; the caller unmaps with unix.Munmap.
+// Map maps the memory file that was lent, if it has exactly this size and is sealed
+// against shrinking: else its owner could cause SIGBUS here. The descriptor is closed
+// in any case; the caller unmaps with unix.Munmap.
 func (t Taken) Map(bytes int64) ([]byte, error) {
 	defer unix.Close(t.FD)
 	seals, err := unix.FcntlInt(uintptr(t.FD), unix.F_GET_SEALS, 0)

@@ -10,8 +10,7 @@ import (
 
 const grantForm = 5 // of stage.Grant: 1 is cudaipc's, 2 pinned's, 3 and 4 moved less to begin with
 
-// grant is what a receiver says of the link: a stage.Grant, and behind it a length
-// (u32) and the link's name.
+// grant describes the link: a stage.Grant, then a length (u32) and the link's name.
 type grant struct {
 	stage.Grant
 	id []byte

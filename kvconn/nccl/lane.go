@@ -12,8 +12,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/stage"
 )
 
-// joinTime bounds the making of a link. Both sides have the handshake's deadline
-// besides.
+// joinTime bounds the making of a link, besides both sides' handshake deadlines.
 const joinTime = 5 * time.Second
 
 // outlet is the sender's end.
@@ -44,7 +43,7 @@ func (o *outlet) Send(number uint64, at, bytes int64, gathered kernels.Pending) 
 // Close implements stage.Outlet.
 func (o *outlet) Close(ctx context.Context) error { return abort(ctx, o.link, o.sent) }
 
-// abort ends a link and waits for what that has ended.
+// abort ends a link and waits for the transfers that this ends.
 func abort(ctx context.Context, l kernels.Link, under []kernels.Pending) error {
 	err := l.Close(ctx)
 	if errors.Is(err, kernels.ErrLate) {
@@ -61,8 +60,8 @@ func abort(ctx context.Context, l kernels.Link, under []kernels.Pending) error {
 	return err
 }
 
-// inlet is the receiver's end. Transfers are begun in the order of their numbers,
-// whoever reads of them first, as the sender begins them.
+// inlet is the receiver's end. Transfers begin in the order of their numbers, as at the
+// sender, in whatever order their frames are read.
 type inlet struct {
 	link    kernels.Link
 	joined  chan struct{} // closed when joining has ended
@@ -99,7 +98,7 @@ func (i *inlet) ready(ctx context.Context) error {
 	}
 }
 
-// begin begins the transfer of that number when it is its turn. Its slot is free.
+// begin starts the transfer of that number when it is its turn. Its slot is free.
 func (i *inlet) begin(ctx context.Context, number uint64, at, bytes int64) (kernels.Pending, error) {
 	for {
 		i.mu.Lock()
@@ -141,13 +140,13 @@ func (i *inlet) Receive(ctx context.Context, number uint64, at, bytes int64) err
 	if err != nil {
 		return err
 	}
-	return i.link.Ready(ctx) // what a dying peer's device has left may be a part
+	return i.link.Ready(ctx) // a dying peer's device may have sent only part
 }
 
-// Landed implements stage.Inlet: nothing comes by itself.
+// Landed implements stage.Inlet: a push comes only when asked for.
 func (i *inlet) Landed() uint64 { return 0 }
 
-// Free implements stage.Inlet: the sender takes a slot for free when it was sent.
+// Free implements stage.Inlet: to the sender a slot is free once it was sent.
 func (i *inlet) Free(uint64) {}
 
 // Close implements stage.Inlet.

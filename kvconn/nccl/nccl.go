@@ -1,12 +1,12 @@
-// Package nccl is kvconn's transport between GPUs that do not reach each other's
-// memory but for NCCL: on one host without peer access, or on two. What is said goes
-// over another transport's connections (kvconn/tcp); the rows go through a ring of
-// device memory at each end (kvconn/stage), a communicator for each pair.
+// Package nccl is kvconn's transport between GPUs that reach each other only through
+// NCCL: on one host without peer access, or on two. Frames go over another transport's
+// connections (kvconn/tcp); rows go through a ring of device memory at each end
+// (kvconn/stage), with a communicator for each pair.
 //
 // A receiver names the link on the first connection of a session, and both ends
-// join while the session is made, which the router's probe has done before any
-// request. It is dropped with the session, by an abort: nothing waits for a peer that
-// is gone. The receiver alone writes its pool, so nothing is quarantined.
+// join it while the session is made, which the router's probe does before any
+// request. The session's end aborts the link: nothing waits for a peer that is gone.
+// Only the receiver writes its pool, so nothing is quarantined.
 //
 // A transfer whose frame is lost leaves the two ends out of step; connections lose
 // no frames, and if one does the session ends.
@@ -27,16 +27,16 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Name is the transport's name and the scheme of its addresses: "nccl:" and one of
-// the transport underneath.
+// Name is the transport's name and the scheme of its addresses: "nccl:" and an address
+// of the transport underneath.
 const Name = "nccl"
 
 // DefaultRing is the memory of a pair: 64 MiB, at each end, beside what NCCL itself takes.
 func DefaultRing() stage.Ring { return stage.Ring{Slots: 8, SlotBytes: 8 << 20} }
 
 // New makes a transport over base that receives into the pool of ours and sends from
-// that of theirs, both of that layout: of a worker, both are its backend. Who has
-// only the listening end of it also serves callers of base.
+// that of theirs, both of layout l; a worker passes its backend for both. The listener
+// also serves callers of base.
 func New(base kvconn.Transport, ours, theirs kernels.Linker, l kvlayout.Layout, r stage.Ring) kvconn.Transport {
 	return &transport{base, &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, r)}}
 }

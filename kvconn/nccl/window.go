@@ -43,8 +43,8 @@ func (c *conn) Offer(s *kvconn.Shared) (kvconn.Hold, []byte, error) {
 	return &hold{stage.NewHold(c.d.ours, l.Memory(), c.d.geo, in), in, c.ctx, cancel}, g.encode(), nil
 }
 
-// Ready implements kvconn.StagedHold: whether we have joined. What the peer sends
-// before lies at our end of the link.
+// Ready implements kvconn.StagedHold: it returns once we have joined. Pushes that the
+// peer sends earlier wait at our end of the link.
 func (h *hold) Ready(ctx context.Context) error {
 	if err := h.in.ready(ctx); err != nil {
 		return err
@@ -53,12 +53,11 @@ func (h *hold) Ready(ctx context.Context) error {
 }
 
 // Ahead implements kvconn.StagedHold. Transfers of a link follow each other on its
-// stream: the first that waits for its other end holds multiprocessors, those behind
-// it hold none.
+// stream: only the first one that waits for its other end holds multiprocessors.
 func (h *hold) Ahead() int { return 4 }
 
-// Wait implements kvconn.Hold. The peer can write nothing of ours but through the
-// link, which ends with the connection.
+// Wait implements kvconn.Hold. The peer writes to us only through the link, which ends
+// with the connection.
 func (h *hold) Wait(ctx context.Context) error {
 	select {
 	case <-h.conn.Done():
@@ -75,7 +74,8 @@ func (h *hold) Close() error {
 }
 
 // endWith ends the connection, and so the session at both ends, when the link fails. A
-// link that fails before it is joined has not ended anything: who waits for it says why.
+// link that fails before it is joined ends nothing here: whoever waits for it reports
+// why.
 func (c *conn) endWith(l kernels.Link) {
 	select {
 	case <-l.Failed():
@@ -84,7 +84,7 @@ func (c *conn) endWith(l kernels.Link) {
 	}
 }
 
-// Map implements kvconn.SharedConn: it begins to join the link.
+// Map implements kvconn.SharedConn: it starts to join the link.
 func (c *conn) Map(s *kvconn.Shared, b []byte) (kvconn.Window, error) {
 	g, err := decodeGrant(b)
 	if err == nil {
@@ -109,7 +109,7 @@ type window struct {
 
 var _ kvconn.StagedWindow = (*window)(nil)
 
-// Ready implements kvconn.StagedWindow: whether both ends have joined.
+// Ready implements kvconn.StagedWindow: it returns once both ends have joined.
 func (w *window) Ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, joinTime)
 	defer cancel()

@@ -12,9 +12,9 @@ import (
 	"github.com/xpyd/xpyd/kvconn/stage"
 )
 
-// The memory of a ring begins with a page of two words, each the only writer's:
-// the number of the newest push that lies in the ring with all before it, and that
-// up to which all slots are free again.
+// The memory of a ring begins with a page of two words, each with one writer:
+// the number up to which all pushes lie in the ring (the sender's), and the number
+// up to which all slots are free again (the receiver's).
 const (
 	head      = 4096
 	landedAt  = 0
@@ -63,15 +63,15 @@ func (o *outlet) Room(ctx context.Context, number uint64) error {
 	return reach(ctx, word(o.mem, freedAt), number-o.slots)
 }
 
-// Send implements stage.Outlet. There is room in the queue: no more pushes are
-// under way than there are slots.
+// Send implements stage.Outlet. The queue has room: there are no more pushes under way
+// than slots.
 func (o *outlet) Send(number uint64, _, _ int64, gathered kernels.Pending) error {
 	o.queue <- sent{number, gathered}
 	return nil
 }
 
-// publish tells the receiver of each push once it is gathered. One that failed is
-// not told of: its ticket has ended, and the receiver waits in vain.
+// publish announces each push to the receiver once it is gathered. A failed one is not
+// announced: its ticket has ended, and the receiver's wait runs into its deadline.
 func (o *outlet) publish() {
 	failed := false
 	for s := range o.queue {
@@ -109,5 +109,5 @@ func (i inlet) Landed() uint64 { return atomic.LoadUint64(word(i.mem, landedAt))
 // Free implements stage.Inlet.
 func (i inlet) Free(number uint64) { atomic.StoreUint64(word(i.mem, freedAt), number) }
 
-// Close implements stage.Inlet. Nobody uses the ring any more, however long that took.
+// Close implements stage.Inlet. The ring is no longer in use, however long that took.
 func (i inlet) Close(context.Context) error { return i.end() }

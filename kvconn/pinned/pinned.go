@@ -1,12 +1,12 @@
 // Package pinned is kvconn's transport between processes of one user on one machine
-// whose GPUs do not reach each other's memory: unix sockets for what is said
-// (kvconn/local), a ring of pinned host memory that both map for the rows.
+// whose GPUs do not reach each other's memory: unix sockets for frames (kvconn/local),
+// a ring of pinned host memory that both map for rows.
 //
 // A receiver offers a ring of its own to each peer on the first connection of a
 // session. The sender's GPU gathers blocks into it, the receiver's scatters them
 // into its pool and verifies them there (kvconn/stage); pushes follow each other, so
-// that both directions of PCIe are busy at once. The receiver alone writes its pool:
-// nothing is quarantined because of a peer that is silent.
+// that both directions of PCIe are busy at once. Only the receiver writes its pool, so
+// a silent peer causes no quarantine.
 //
 // Non-goals: pools in host memory, which kvconn/shm shares as they are.
 package pinned
@@ -29,7 +29,7 @@ const Name = "pinned"
 func DefaultRing() stage.Ring { return stage.Ring{Slots: 8, SlotBytes: 8 << 20} }
 
 // New makes a transport that receives into the pool of ours and sends from that of
-// theirs, both of that layout: of a worker, both are its backend.
+// theirs, both of layout l; a worker passes its backend for both.
 func New(ours, theirs kernels.HostMover, l kvlayout.Layout, r stage.Ring) (kvconn.Transport, error) {
 	d := &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, r)}
 	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })

@@ -59,14 +59,15 @@ var _ kvconn.StagedHold = (*hold)(nil)
 // Ready implements kvconn.StagedHold: there is nothing to wait for.
 func (h *hold) Ready(context.Context) error { return nil }
 
-// ahead keeps the way to the device busy: a copy into our blocks is seen to have
-// ended some ten microseconds late, and then its digests are looked at.
+// ahead keeps the path to the device busy: the host sees some ten microseconds late
+// that a copy into our blocks has ended, and only then has its digests checked.
 const ahead = 4
 
 // Ahead implements kvconn.StagedHold.
 func (h *hold) Ahead() int { return ahead }
 
-// Wait implements kvconn.Hold: whether the peer can still write into the ring.
+// Wait implements kvconn.Hold: it returns once the peer can no longer write into the
+// ring.
 func (h *hold) Wait(ctx context.Context) error { return h.lent.Wait(ctx) }
 
 // Close implements kvconn.Hold.
@@ -98,7 +99,7 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
 	}
 	out := newOutlet(mem, g.Slots, func() error {
 		if err := registered.Close(); err != nil {
-			return err // still reachable by the device: the peer must go on believing so
+			return err // still reachable by the device: the peer must go on assuming so
 		}
 		return errors.Join(unix.Munmap(mem), t.End())
 	})

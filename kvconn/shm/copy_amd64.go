@@ -11,11 +11,11 @@ import (
 //go:noescape
 func stream(dst, src, nextDst, nextSrc *byte, n int)
 
-// streamAhead is how far stream reads ahead; it wants more than that.
+// streamAhead is how far stream reads ahead; it needs longer runs.
 const streamAhead = 2048
 
-// streamCopy is copy with stores that pass the caches by. What of src and the
-// two next runs cannot be streamed is copied, or not touched in advance.
+// streamCopy is copy with stores that bypass the caches. Parts of src that cannot be
+// streamed are copied; parts of the next runs that cannot are not touched in advance.
 func streamCopy(dst, src, nextDst, nextSrc []byte) {
 	n := len(dst) &^ 127
 	if n <= streamAhead || len(src) != len(dst) || !cpu.X86.HasAVX2 || uintptr(unsafe.Pointer(&dst[0]))&31 != 0 {

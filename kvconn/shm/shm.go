@@ -1,6 +1,5 @@
 // Package shm is kvconn's transport between processes of one user on one
-// machine: unix sockets for what is said (kvconn/local), shared memory for the
-// rows.
+// machine: unix sockets for frames (kvconn/local), shared memory for rows.
 //
 // A receiver whose block pool lies in a sealed memory file (internal/memfd)
 // offers it on the first connection of a session; the sender maps it and
@@ -20,7 +19,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/way"
 )
 
-// ErrUnsupported is what New's error is where the kernel lacks what is needed.
+// ErrUnsupported is returned by New where the kernel lacks what is needed.
 var ErrUnsupported = local.ErrUnsupported
 
 // Name is the transport's name and the scheme of its addresses.
@@ -51,7 +50,7 @@ func Way() way.Kind {
 		}}
 }
 
-// dress makes one of our connections of a socket.
+// dress makes a socket one of our connections.
 func dress(c *local.Conn) net.Conn { return &conn{c} }
 
 // conn is one end of a connection.

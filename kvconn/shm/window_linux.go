@@ -41,8 +41,8 @@ func (c *conn) Map(s *kvconn.Shared, _ []byte) (kvconn.Window, error) {
 	return &window{b: b, lent: t}, nil
 }
 
-// window is the peer's memory in our address space. The peer hears of its end
-// after the memory is unmapped, never before.
+// window is the peer's memory in our address space. The peer is told that the window is
+// closed only after the memory is unmapped.
 type window struct {
 	b    []byte
 	lent local.Taken
@@ -61,7 +61,7 @@ func (w *window) Copy(dst, src, nextDst, nextSrc []byte) { streamCopy(dst, src, 
 // Close implements kvconn.Window.
 func (w *window) Close() error {
 	w.once.Do(func() {
-		if w.err = unix.Munmap(w.b); w.err == nil { // else the peer must go on believing that we could write
+		if w.err = unix.Munmap(w.b); w.err == nil { // else the peer must go on assuming that we could write
 			w.err = w.lent.End()
 		}
 	})

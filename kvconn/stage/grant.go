@@ -8,8 +8,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 )
 
-// Grant is what a receiver says of the ring besides kvconn's description of its
-// pool. On the wire, little-endian:
+// Grant describes the ring, beside kvconn's description of the pool. On the wire, little-endian:
 //
 //	0 form u32 | 4 slots u32 | 8 moves u32 | 12 blocks u32 | 16 block bytes u64 |
 //	24 bytes u64 | 32 epoch u64 | 40 layers u32
@@ -18,18 +17,18 @@ type Grant struct {
 	Slots, Moves int
 	Bytes        int64 // of the memory that the ring is in
 	Epoch        uint64
-	// The pool, once more: its blocks are what slots are cut for.
+	// The pool again: slots are cut for its blocks.
 	BlockBytes     int64 // of one layer
 	Blocks, Layers int
 }
 
-// GrantBytes is what a Grant has on the wire; a transport may put more behind it.
+// GrantBytes is the size of a Grant on the wire; a transport may append more.
 const GrantBytes = 44
 
-// ErrGrant says that a peer's grant is not in order.
+// ErrGrant is the error for an invalid grant.
 var ErrGrant = errors.New("the peer's grant is not in order")
 
-// GrantOf is the grant of a pool and of a ring in so many bytes.
+// GrantOf is the grant of a pool and of a ring in this many bytes of memory.
 func GrantOf(form uint32, s *kvconn.Shared, geo Geometry, bytes int64) Grant {
 	return Grant{Form: form, Slots: geo.Slots, Moves: geo.Moves, Bytes: bytes, Epoch: s.Epoch,
 		BlockBytes: s.Layers[0].Stride, Blocks: s.Blocks, Layers: len(s.Layers)}
@@ -47,8 +46,8 @@ func (g *Grant) Encode() []byte {
 	return binary.LittleEndian.AppendUint32(b, uint32(g.Layers))
 }
 
-// DecodeGrant accepts what Encode writes for a form, and nothing out of bounds. It
-// returns what lies behind it.
+// DecodeGrant accepts exactly what Encode writes for a form, within bounds. It returns
+// the bytes that follow.
 func DecodeGrant(b []byte, form uint32) (g Grant, rest []byte, err error) {
 	if len(b) < GrantBytes {
 		return g, nil, fmt.Errorf("%w: %d bytes", ErrGrant, len(b))
@@ -67,8 +66,8 @@ func DecodeGrant(b []byte, form uint32) (g Grant, rest []byte, err error) {
 		Bytes: int64(u64(24)), Epoch: u64(32), Layers: int(u32(40))}, b[GrantBytes:], nil
 }
 
-// Describes tells whether the grant is of the pool that the frames describe, which
-// kvconn has compared with the peer's layout, and of a ring as we cut one.
+// Describes returns an error unless the grant is for the pool that the frames describe,
+// which kvconn has compared with the peer's layout, and for a ring cut as ours.
 func (g *Grant) Describes(s *kvconn.Shared, geo Geometry, bytes int64) error {
 	switch {
 	case g.Epoch != s.Epoch:

@@ -11,20 +11,20 @@ import (
 
 // Inlet is the receiver's end of a lane. Calls may be concurrent.
 type Inlet interface {
-	// Receive returns when push number, bytes long, lies in the ring at at.
+	// Receive returns when push number, of this many bytes, lies in the ring at at.
 	Receive(ctx context.Context, number uint64, at, bytes int64) error
-	// Landed is the newest push that lies in the ring, with all before it, whether
-	// somebody asked for it or not; 0 where they only come when asked for.
+	// Landed is the newest push that lies in the ring with all before it, asked for or
+	// not; 0 where pushes only come when asked for.
 	Landed() uint64
-	// Free says that the slots of all pushes up to number may be filled anew.
+	// Free allows the slots of all pushes up to number to be refilled.
 	Free(number uint64)
-	// Close ends the lane, once nobody of ours uses the ring, however late that is;
-	// nothing writes the ring any more, or nobody minds. An error that is
+	// Close ends the lane. It is called once our side no longer uses the ring, however
+	// late. Afterwards nothing writes the ring, or it no longer matters.
 	// kvconn.ErrStuck: it had not ended when ctx did.
 	Close(ctx context.Context) error
 }
 
-// Hold is the receiver's end of a ring: kvconn.StagedHold but for Wait and Ready.
+// Hold is the receiver's end of a ring: a kvconn.StagedHold without Wait and Ready.
 type Hold struct {
 	pool   kernels.HostMover
 	memory kernels.HostMemory
@@ -40,7 +40,7 @@ type Hold struct {
 	closed bool
 }
 
-// NewHold makes the receiver's end over memory, which is the ring.
+// NewHold makes the receiver's end; memory is the ring.
 func NewHold(pool kernels.HostMover, memory kernels.HostMemory, geo Geometry, in Inlet) *Hold {
 	return &Hold{pool: pool, memory: memory, geo: geo, in: in, ahead: map[uint64]bool{}, sizes: map[uint64]int{}, moved: make(chan struct{})}
 }
@@ -56,8 +56,8 @@ func (h *Hold) use() (done func(), err error) {
 	return h.users.Done, nil
 }
 
-// claim notes that somebody looks at a push, once its slot is the ring's: a sender may
-// know that a slot was sent before we have copied it (kvconn/nccl).
+// claim registers the receiver of a push once its slot is free in the ring: a sender
+// may reuse a slot when it was sent, before we have copied it (kvconn/nccl).
 func (h *Hold) claim(ctx context.Context, number uint64, blocks int) error {
 	for {
 		h.mu.Lock()
@@ -136,7 +136,7 @@ func (h *Hold) Place(ctx context.Context, number uint64, layer int, blocks []kvc
 func (h *Hold) Free(number uint64) {
 	done, err := h.use()
 	if err != nil {
-		return // nobody fills it any more
+		return // it is not refilled any more
 	}
 	defer done()
 	h.mu.Lock()
@@ -146,7 +146,7 @@ func (h *Hold) Free(number uint64) {
 	h.advance()
 }
 
-// advance frees what all that came before is free of; needs mu.
+// advance frees the slots up to the first push that is still in use; needs mu.
 func (h *Hold) advance() {
 	if !h.ahead[h.freed+1] {
 		return
@@ -177,8 +177,8 @@ func (h *Hold) Forget() {
 	h.advance()
 }
 
-// Close waits for those who use the ring, then ends the lane, and with it the memory:
-// later than it returns if the error is kvconn.ErrStuck.
+// Close waits until the ring is not in use, then ends the lane and frees the memory. On
+// kvconn.ErrStuck both happen after it has returned.
 func (h *Hold) Close() error {
 	h.mu.Lock()
 	over := h.closed

@@ -1,17 +1,17 @@
 // Package stage moves blocks between devices that do not reach each other's pool,
 // through memory between the two: the sender gathers the blocks of a push into a
 // slot of a ring, a lane brings the slot to the receiver, and the receiver copies
-// it into its own blocks. So the receiver alone writes its pool, and its own fence
-// is all that a revoke has to wait for.
+// it into its own blocks. So only the receiver writes its pool, and a revoke waits
+// only for its own fence.
 //
 // A lane is shared host memory (kvconn/pinned) or NCCL (kvconn/nccl). Window and
-// Hold are the two ends; they implement the greater part of kvconn.StagedWindow and
+// Hold are the two ends; they implement most of kvconn.StagedWindow and
 // kvconn.StagedHold.
 //
-// A slot of n blocks is their rows, one behind the other as kernels.Pool.Gather
-// packs whole blocks, and behind those their digests, one uint64 a head.
+// A slot of n blocks holds their rows, block after block as kernels.Pool.Gather
+// packs whole ones, then their digests, one uint64 a head.
 //
-// Non-goals: connections, and who may have which memory: the transports'.
+// Non-goals: connections, and handing memory over; both are the transports'.
 package stage
 
 import (
@@ -31,7 +31,7 @@ type Geometry struct {
 	heads int
 }
 
-// Ring says how large a ring is: the memory of a pair of workers.
+// Ring is the size of a ring: the memory of a pair of workers.
 type Ring struct {
 	Slots     int   // pushes that may be under way
 	SlotBytes int64 // of rows, about: a slot holds whole blocks, and digests besides
@@ -40,11 +40,11 @@ type Ring struct {
 // page is what slots are multiples of: memory is registered in whole pages.
 const page = 4096
 
-// maxMoves is how many blocks a slot holds however small they are.
+// maxMoves bounds the blocks of a slot, however small they are.
 const maxMoves = 4096
 
-// NewGeometry cuts a ring for blocks of a layout whose layers are alike, as devices
-// have them: another pool's grant describes none (Grant.Describes).
+// NewGeometry cuts a ring for blocks of a layout whose layers are all alike, as devices
+// have them. Grant.Describes rejects any other.
 func NewGeometry(l kvlayout.Layout, r Ring) Geometry {
 	layer := l.Resolve()[0]
 	g := Geometry{Slots: max(1, r.Slots), rows: int64(layer.BlockBytes()), sums: int64(layer.DigestBytes()), heads: layer.Heads}
@@ -61,7 +61,7 @@ func (g Geometry) Bytes() int64 { return int64(g.Slots) * g.SlotBytes() }
 // bytes is how much of a slot n blocks take.
 func (g Geometry) bytes(n int) int64 { return int64(n) * (g.rows + g.sums) }
 
-// at is where the slot of a push begins. Numbers begin at 1.
+// at is where the slot of a push begins. Numbers start at 1.
 func (g Geometry) at(number uint64) int64 {
 	return int64((number-1)%uint64(g.Slots)) * g.SlotBytes()
 }
@@ -72,12 +72,12 @@ func (g Geometry) place(number uint64, i, n int) (rows, digests int64) {
 	return at + int64(i)*g.rows, at + int64(n)*g.rows + int64(i)*g.sums
 }
 
-// longRun is from how many bytes on average a run of consecutive blocks goes by
-// the copy engine, which leaves the multiprocessors alone: shorter ones cost the
+// longRun is the average length, in bytes, from which runs of consecutive blocks go by
+// the copy engine, which leaves the multiprocessors alone. Shorter ones cost the
 // calling thread more than they save.
 const longRun = 256 << 10
 
-// engine chooses who copies blocks, a list of ids in the order of the slot.
+// engine chooses what copies blocks, listed by id in the order of the slot.
 func (g Geometry) engine(blocks []kernels.HostBlock) kernels.Engine {
 	runs := int64(1)
 	for i := range blocks[1:] {

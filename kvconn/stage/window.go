@@ -12,19 +12,19 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 )
 
-// Outlet is the sender's end of a lane. A window calls it from one goroutine at a
-// time, but for Close.
+// Outlet is the sender's end of a lane. A window calls its methods, other than Close,
+// from one goroutine at a time.
 type Outlet interface {
 	// Room waits until the slot of a push may be filled.
 	Room(ctx context.Context, number uint64) error
-	// Send has [at, at+bytes) of the ring brought to the receiver as push number
-	// once gathered is done. It does not wait for it.
+	// Send brings [at, at+bytes) of the ring to the receiver as push number once
+	// gathered is done, and does not wait for that.
 	Send(number uint64, at, bytes int64, gathered kernels.Pending) error
-	// Close ends the lane; nothing reads the ring any more when it has returned.
+	// Close ends the lane; once it has returned, nothing reads the ring.
 	Close(ctx context.Context) error
 }
 
-// Window is a sender's end of a ring: kvconn.StagedWindow but for Ready.
+// Window is the sender's end of a ring: a kvconn.StagedWindow without Ready.
 type Window struct {
 	pool   kernels.HostMover
 	memory kernels.HostMemory
@@ -35,11 +35,11 @@ type Window struct {
 	ctx     context.Context // ends with Abandon
 	abandon context.CancelFunc
 
-	turn   chan struct{} // a token: a push at a time, numbers in their order; before mu
+	turn   chan struct{} // a token: one push at a time, in the order of numbers; taken before mu
 	number uint64        // the turn's
 
 	mu      sync.Mutex
-	pending []gathering // oldest first, not awaited yet; at most what kvconn lets be under way
+	pending []gathering // oldest first, not awaited yet; kvconn bounds how many
 	closed  bool
 }
 
@@ -49,8 +49,7 @@ type gathering struct {
 	done   kernels.Pending
 }
 
-// NewWindow makes the sender's end over memory, which is the ring. copier is who
-// gathers; Auto chooses.
+// NewWindow makes the sender's end; memory is the ring. copier gathers; Auto chooses.
 func NewWindow(pool kernels.HostMover, memory kernels.HostMemory, geo Geometry, out Outlet, copier kernels.Engine) *Window {
 	w := &Window{pool: pool, memory: memory, geo: geo, out: out, copier: copier, turn: make(chan struct{}, 1)}
 	w.ctx, w.abandon = context.WithCancel(context.Background())
@@ -60,10 +59,10 @@ func NewWindow(pool kernels.HostMover, memory kernels.HostMemory, geo Geometry, 
 // MaxMoves implements kvconn.StagedWindow.
 func (w *Window) MaxMoves() int { return w.geo.Moves }
 
-// patience bounds what waits for a device.
+// patience bounds waits for a device.
 const patience = 10 * time.Second
 
-// roomTime bounds one look for room, and for the turn.
+// roomTime bounds one wait for room, and for the turn.
 const roomTime = 100 * time.Millisecond
 
 // room waits for the turn and for the slot of the next push; done gives the turn back.
@@ -144,8 +143,8 @@ func (w *Window) over() bool {
 // Abandon implements kvconn.StagedWindow.
 func (w *Window) Abandon() { w.abandon() }
 
-// Await implements kvconn.DeviceWindow: our rows have been read once they are
-// gathered. The error is that push's own; it is asked for once.
+// Await implements kvconn.DeviceWindow: our rows have been read once they are gathered.
+// It returns that push's own error, and is called once for it.
 func (w *Window) Await(number uint64) (err error) {
 	w.mu.Lock()
 	upto := slices.DeleteFunc(slices.Clone(w.pending), func(g gathering) bool { return g.number > number })
@@ -161,7 +160,7 @@ func (w *Window) Await(number uint64) (err error) {
 	return err
 }
 
-// Finish waits for a move: nothing but its end proves anything.
+// Finish waits for a move: only its end proves anything.
 func Finish(p kernels.Pending) error {
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -173,7 +172,7 @@ func Finish(p kernels.Pending) error {
 	}
 }
 
-// Close implements kvconn.Window. kvconn.ErrStuck: the ring and our rows are still in
+// Close implements kvconn.Window. On kvconn.ErrStuck the ring and our rows are still in
 // use.
 func (w *Window) Close() error {
 	w.abandon()
@@ -181,15 +180,15 @@ func (w *Window) Close() error {
 	w.closed = true
 	w.mu.Unlock()
 	return bounded(func(ctx context.Context) error {
-		w.turn <- struct{}{} // of a push that is just being begun
+		w.turn <- struct{}{} // held by a push that is starting
 		last := w.number
 		<-w.turn
 		return errors.Join(w.Await(last), w.out.Close(ctx))
 	})
 }
 
-// bounded runs what ends one side of a ring, which a device may hold up for ever, and
-// waits no longer than patience: kvconn.ErrStuck, and it goes on.
+// bounded runs end, which ends one side of a ring and which a device may hold up for
+// ever. After patience it returns kvconn.ErrStuck, and end goes on.
 func bounded(end func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

@@ -1,5 +1,4 @@
-// Package tcp is kvconn's transport over TCP, with mutual TLS where that is
-// configured.
+// Package tcp is kvconn's transport over TCP, with mutual TLS if configured.
 package tcp
 
 import (
@@ -23,7 +22,7 @@ type Config struct {
 	// fixed size turns that off and is cut to net.core.{r,w}mem_max.
 	BufferBytes int
 	// KeepAlive is the idle time after which the kernel probes the peer. The
-	// sessions' own pings are faster; this one clears sockets that nobody reads.
+	// sessions' own pings are faster; this one clears sockets that are not read.
 	KeepAlive time.Duration
 
 	// TLS makes every connection mutual TLS 1.3; nil: plain TCP. Both ends of a
@@ -36,7 +35,7 @@ func DefaultConfig() Config {
 	return Config{KeepAlive: 15 * time.Second}
 }
 
-// Validate says what is wrong with the settings.
+// Validate reports what is wrong with the settings.
 func (c Config) Validate() error {
 	if c.BufferBytes < 0 || c.BufferBytes > 1<<30 {
 		return fmt.Errorf("tcp: buffer_bytes %d is not in 0..%d", c.BufferBytes, 1<<30)
@@ -111,8 +110,8 @@ func (t *Transport) keepAlive() net.KeepAliveConfig {
 	return net.KeepAliveConfig{Enable: true, Idle: t.cfg.KeepAlive, Interval: t.cfg.KeepAlive / 3, Count: 3}
 }
 
-// tune sets the socket options. A peer may have closed in the meantime, so a
-// failure is that connection's error, not the listener's.
+// tune sets the socket options. The peer may have closed already, so a failure is that
+// connection's error, not the listener's.
 func (t *Transport) tune(c net.Conn, dialled bool) (net.Conn, error) {
 	tc, ok := c.(*net.TCPConn)
 	if !ok {

@@ -5,19 +5,19 @@ import (
 	"net"
 )
 
-// secured is a TLS connection that closes at once. The library's Close waits
-// for a peer to take its good-bye, which a stalled one does not; frames say
-// themselves where they end.
+// secured is a TLS connection that closes at once. The library's Close waits for the
+// peer to take its close_notify, which a stalled peer does not; frames mark their own
+// end.
 type secured struct{ *tls.Conn }
 
 func (s secured) Close() error { return s.NetConn().Close() }
 
-// Private implements kvconn.PrivateConn: both sides have shown a certificate of
-// the fleet's CA before a byte of theirs is read.
+// Private implements kvconn.PrivateConn: both sides show a certificate of the fleet's
+// CA before any of their bytes is read.
 func (s secured) Private() bool { return true }
 
-// secure wraps one end of a connection. The handshake runs with the first read
-// or write, under the deadlines of whoever does that.
+// secure wraps one end of a connection. The handshake runs with the first read or
+// write, under its deadline.
 func (t *Transport) secure(c net.Conn, dialled bool) net.Conn {
 	switch {
 	case t.client == nil:

@@ -6,10 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// withoutPacing spares a connection inside this machine the congestion control
-// that is made for networks: BBR's pacing timers cost a quarter of the CPU
-// time of a transfer there. Reno is in every kernel; where a policy forbids to
-// choose, the default stays.
+// withoutPacing takes a connection inside this machine off the congestion control made
+// for networks: BBR's pacing timers cost a quarter of a transfer's CPU time there. Reno
+// is in every kernel; where policy forbids the choice, the default stays.
 func withoutPacing(c *net.TCPConn) {
 	local, ok := c.LocalAddr().(*net.TCPAddr)
 	remote, ok2 := c.RemoteAddr().(*net.TCPAddr)

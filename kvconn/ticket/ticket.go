@@ -49,7 +49,7 @@ const (
 	Invalid      Outcome = "invalid"      // the model's output is not a number, as it would be anywhere
 )
 
-// Retryable says whether the same request may succeed on another pair.
+// Retryable reports whether the same request may succeed on another pair.
 func (o Outcome) Retryable() bool {
 	switch o {
 	case NoSpace, Late, Dead, Incompatible, Corrupt:
