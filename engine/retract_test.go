@@ -75,7 +75,7 @@ func TestRetraction(t *testing.T) {
 func retraction(t *testing.T, b kernels.Backend, n int, requests []*engine.Request, want [][]output) {
 	blockTokens, reg, log := b.Layout().BlockTokens, prometheus.NewRegistry(), slog.New(slog.NewTextHandler(io.Discard, nil))
 	unit := int64(max(blockTokens, kvcache.Grain)*b.Layout().Layers()*2*b.Layout().Resolve()[0].Heads*b.Layout().Resolve()[0].RowBytes(0) + 64<<10)
-	tiers, err := tier.New(t.Context(), tier.Config{Levels: []level.Config{host.Config{Bytes: 24 * unit}, ssd.Config{Dir: t.TempDir(), Bytes: 64 * unit}}, Identity: "soak", LoadTimeout: 10 * time.Second, LoadBlocks: b.Blocks() * 3 / 4},
+	tiers, err := tier.New(t.Context(), tier.Config{Host: host.Config{Bytes: 24 * unit}, Levels: []level.Config{ssd.Config{Dir: t.TempDir(), Bytes: 64 * unit}}, Identity: "soak", LoadTimeout: 10 * time.Second, LoadBlocks: b.Blocks() * 3 / 4},
 		b, kvcache.UnitBlocks(blockTokens), log, reg)
 	if err != nil {
 		t.Fatal(err)

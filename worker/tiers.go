@@ -25,7 +25,7 @@ func (w *Worker) openTiers(ctx context.Context) error {
 		return nil
 	}
 	numerics, pool := w.backend.Info().Numerics, w.poolBytes()
-	cfg := tier.Config{Levels: []level.Config{host.Config{Bytes: k.HostMemory.Of(pool), Eviction: host.Eviction(k.Eviction)}},
+	cfg := tier.Config{Host: host.Config{Bytes: k.HostMemory.Of(pool), Eviction: host.Eviction(k.Eviction)},
 		Identity: w.model.Fingerprint + " " + numerics, LoadTimeout: k.LoadTimeout, MinLoadTokens: k.MinLoadTokens,
 		LoadBlocks: max(w.backend.Blocks()*3/4, 1), LoadQuota: int64(k.LoadQuota),
 		Write: tier.WritePolicy(k.WritePolicy), WriteHits: k.WriteHits, TTL: k.TTL, PinShare: k.PinShare, TenantShare: k.TenantShare}

@@ -21,7 +21,6 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/engine/tier/host"
-	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels/cuda"
@@ -62,7 +61,7 @@ func newGPURigOn(t *testing.T, b *cuda.Backend, memory int64, dir string, change
 	pool := kvcache.Config{Blocks: b.Blocks(), BlockTokens: blockTokens, Fingerprint: "random", Numerics: b.Info().Numerics}
 	var err error
 	if memory > 0 {
-		cfg := tier.Config{Levels: []level.Config{host.Config{Bytes: memory}}, Identity: "random", LoadTimeout: 10 * time.Second, LoadBlocks: b.Blocks() * 3 / 4}
+		cfg := tier.Config{Host: host.Config{Bytes: memory}, Identity: "random", LoadTimeout: 10 * time.Second, LoadBlocks: b.Blocks() * 3 / 4}
 		if dir != "" {
 			cfg.Levels = append(cfg.Levels, ssd.Config{Dir: dir, Bytes: 4 * memory})
 		}

@@ -18,7 +18,6 @@ import (
 	"github.com/xpyd/xpyd/engine/enginetest"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/host"
-	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/internal/nap"
 	"github.com/xpyd/xpyd/kernels"
 )
@@ -133,7 +132,7 @@ func benchmarkHit(b *testing.B, n int) {
 	const blocks = 8192
 	dev := &quickDevice{Backend: enginetest.New(enginetest.Config{Layers: 32, Blocks: blocks, BlockTokens: 16, MaxPositions: 40960}), way: 25 * time.Millisecond}
 	log, reg := slog.New(slog.DiscardHandler), prometheus.NewRegistry()
-	tiers, err := New(b.Context(), Config{Levels: []level.Config{host.Config{Bytes: 1 << 30}}, Identity: identity, LoadTimeout: time.Minute, LoadBlocks: blocks}, dev, 1, log, reg)
+	tiers, err := New(b.Context(), Config{Host: host.Config{Bytes: 1 << 30}, Identity: identity, LoadTimeout: time.Minute, LoadBlocks: blocks}, dev, 1, log, reg)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -103,18 +103,13 @@ func (t *Tiers) askFor(ctx context.Context, s *search, chain *kvcache.Chain, pos
 	return s.at[pos] != nil
 }
 
-// remote is the lane of a remote level that said it has the unit at pos. Else it is the
-// first one, which may have what was nearer a moment ago; nil: there is none.
+// remote returns the lane of the remote level that said it has the unit at pos, else the
+// first one, which may have what was nearer a moment ago; nil if there is none.
 func (t *Tiers) remote(s *search, pos int) *lane {
 	if l := s.at[pos]; l != nil || s.local {
 		return l
 	}
-	for _, l := range t.below {
-		if l.remote != nil {
-			return l
-		}
-	}
-	return nil
+	return t.shared
 }
 
 // ask asks a remote level for as long as ctx lasts; nil: there is no answer.
@@ -237,7 +232,7 @@ func (t *Tiers) pushOwn(key kvcache.Hash) {
 }
 
 // dropped counts a unit that a level does without.
-func (t *Tiers) dropped(l level.Level) { t.metrics.dropped.WithLabelValues(l.Name()).Inc() }
+func (t *Tiers) dropped(l level.Base) { t.metrics.dropped.WithLabelValues(l.Name()).Inc() }
 
 // writer does a lane's jobs until they are closed.
 func (t *Tiers) writer(l *lane) {

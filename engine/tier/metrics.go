@@ -36,7 +36,7 @@ func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
 		loadTime:   prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "load_seconds", Help: "Time of a request's load.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
 	}
 	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.prefetched, m.corrupt, m.loaded, m.left, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
-	for _, l := range t.levels() {
+	for _, l := range t.below {
 		all = append(all, l)
 	}
 	for _, c := range all {
@@ -124,13 +124,8 @@ func (t *Tiers) Report() []Stats {
 
 // StoreStats describes the shared store; nil when there is none.
 func (t *Tiers) StoreStats() *StoreStats {
-	if t == nil {
+	if t == nil || t.shared == nil {
 		return nil
 	}
-	for _, l := range t.below {
-		if l.remote != nil {
-			return l.Stats(false).Remote
-		}
-	}
-	return nil
+	return t.shared.Stats(false).Remote
 }

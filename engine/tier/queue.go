@@ -45,7 +45,7 @@ type fetch struct {
 }
 
 // from is the level that the unit comes from.
-func (t *Tiers) from(f *fetch) level.Level {
+func (t *Tiers) from(f *fetch) level.Base {
 	if f.lane == nil {
 		return t.host
 	}

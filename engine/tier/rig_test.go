@@ -51,7 +51,7 @@ type testConfig struct {
 
 // levels makes the levels; files of the SSD have faults in between.
 func (c testConfig) levels(f *faults) Config {
-	c.Levels = []level.Config{host.Config{Bytes: c.HostBytes, Eviction: c.Eviction}}
+	c.Host = host.Config{Bytes: c.HostBytes, Eviction: c.Eviction}
 	if c.Dir != "" {
 		one := ssd.Config{Dir: c.Dir, Bytes: c.DirBytes, IO: c.DirIO, Timeout: c.DirTimeout}
 		if f != nil {

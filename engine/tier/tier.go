@@ -46,8 +46,8 @@ import (
 
 // Config says what is kept, and where.
 type Config struct {
-	// Levels, nearest first. The first is a level.Memory: the others are read into it.
-	Levels []level.Config
+	Host   level.MemoryConfig
+	Levels []level.Config // below host memory, nearest first
 	// Identity is what units depend on besides their hash's salt and tokens; what a level
 	// has of another one is not used.
 	Identity string
@@ -92,8 +92,8 @@ type Change struct {
 // Validate names what cannot be.
 func (c *Config) Validate() error {
 	switch {
-	case len(c.Levels) == 0:
-		return errors.New("tier: no level")
+	case c.Host == nil:
+		return errors.New("tier: no host memory")
 	case !slices.Contains([]WritePolicy{"", Through, Selective, Back}, c.Write) || c.Write == Selective && c.WriteHits < 1:
 		return fmt.Errorf("tier: write policy %q after %d hits", c.Write, c.WriteHits)
 	case c.TTL < 0 || c.LoadQuota < 0 || !(c.PinShare >= 0 && c.PinShare <= 0.5) || !(c.TenantShare >= 0 && c.TenantShare <= 1):
@@ -127,6 +127,7 @@ type Tiers struct {
 	host   level.Memory
 	below  []*lane // the levels below host memory, nearest first
 	own    *lane   // the first of those that is this worker's own; nil: none
+	shared *lane   // the first that is not; nil: none
 	keeper level.Keeper
 	pins   *pins
 	slots  int // of host memory
@@ -195,30 +196,26 @@ func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *
 func (t *Tiers) open(ctx context.Context, pool kernels.Pool) error {
 	env := &level.Env{Shape: t.shape, Identity: t.cfg.Identity, Pool: pool, LoadTimeout: t.cfg.LoadTimeout, TTL: t.cfg.TTL, TenantShare: t.cfg.TenantShare,
 		Pinned: t.pins.has, Went: t.lost, Complain: t.complain, Log: t.log, Awake: t.awake}
-	for i, c := range t.cfg.Levels {
-		if t.cfg.Changed != nil {
-			env.Changed = func(name string, u level.Unit, stored bool) {
-				t.cfg.Changed(Change{name, i == 0, stored, u.Key, u.Parent, u.Root, u.Pos, u.Tokens})
-			}
+	if t.cfg.Changed != nil {
+		env.Changed = func(name string, u level.Unit, stored bool) {
+			t.cfg.Changed(Change{name, name == t.host.Name(), stored, u.Key, u.Parent, u.Root, u.Pos, u.Tokens})
 		}
-		one := *env
-		l, err := c.Open(ctx, &one)
+	}
+	host, err := t.cfg.Host.Open(ctx, env)
+	if err != nil {
+		return err
+	}
+	t.host = host
+	t.slots = host.Stats(false).Capacity
+	t.spare = min(spareMost, max(1, t.slots/8))
+	t.batch = min(host.Batch(), t.spare)
+	t.pins.most = int(t.cfg.PinShare * float64(t.slots))
+	for _, c := range t.cfg.Levels {
+		l, err := c.Open(ctx, env)
 		if err != nil {
 			return err
 		}
-		if i > 0 {
-			t.add(l)
-			continue
-		}
-		host, ok := l.(level.Memory)
-		if !ok {
-			return errors.Join(fmt.Errorf("tier: the first level is %s, which is no memory", l.Name()), l.Close(ctx))
-		}
-		t.host = host
-		t.slots = host.Stats(false).Capacity
-		t.spare = min(spareMost, max(1, t.slots/8))
-		t.batch = min(host.Batch(), t.spare)
-		t.pins.most = int(t.cfg.PinShare * float64(t.slots))
+		t.add(l)
 	}
 	if t.keeper == nil {
 		return nil
@@ -235,6 +232,9 @@ func (t *Tiers) add(l level.Level) {
 	lane := newLane(l)
 	t.below = append(t.below, lane)
 	if lane.remote != nil {
+		if t.shared == nil {
+			t.shared = lane
+		}
 		return
 	}
 	if t.own == nil {
@@ -246,8 +246,8 @@ func (t *Tiers) add(l level.Level) {
 	}
 }
 
-// levels are all levels, nearest first; while they are opened those that are.
-func (t *Tiers) levels() (all []level.Level) {
+// levels lists the levels that are open, nearest first.
+func (t *Tiers) levels() (all []level.Base) {
 	if t.host != nil {
 		all = append(all, t.host)
 	}
@@ -302,7 +302,7 @@ func (t *Tiers) Close(ctx context.Context) error {
 	if err == nil {
 		return t.closeLevels(context.Background(), t.levels())
 	}
-	var well []level.Level
+	var well []level.Base
 	for _, l := range t.below {
 		if l.aborter == nil {
 			well = append(well, l.Level)
@@ -311,7 +311,7 @@ func (t *Tiers) Close(ctx context.Context) error {
 	return errors.Join(err, t.closeLevels(ctx, well))
 }
 
-func (t *Tiers) closeLevels(ctx context.Context, list []level.Level) (err error) {
+func (t *Tiers) closeLevels(ctx context.Context, list []level.Base) (err error) {
 	for _, l := range list {
 		err = errors.Join(err, l.Close(ctx))
 	}
@@ -413,14 +413,10 @@ var ErrNoStore = errors.New("no shared store to write to")
 // store, for all workers: those that it finds until ctx ends. With an error
 // there may be more.
 func (t *Tiers) Purge(ctx context.Context) (deleted int, err error) {
-	if t != nil {
-		for _, l := range t.below {
-			if l.remote != nil && l.jobs != nil {
-				return l.remote.Purge(ctx)
-			}
-		}
+	if t == nil || t.shared == nil || t.shared.jobs == nil {
+		return 0, ErrNoStore
 	}
-	return 0, ErrNoStore
+	return t.shared.remote.Purge(ctx)
 }
 
 // complain logs what goes wrong with a level, at most every ten seconds.

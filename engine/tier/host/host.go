@@ -1,5 +1,5 @@
 // Package host is the level in host memory: slots of one record each, which a device may
-// read and write itself. It is the first of the levels: what others have is read into it.
+// read and write itself. What the levels below have is read into it.
 package host
 
 import (
@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"sync"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/level"
@@ -21,16 +19,15 @@ const Name = "host"
 // SettingBytes is the setting that a level.SettingError may name.
 const SettingBytes = "HostBytes"
 
-// Config says how much memory, and who makes room in it.
+// Config says how much memory to take, and which unit is evicted first.
 type Config struct {
 	Bytes    int64    // at least one unit
 	Eviction Eviction // "": LRU
 }
 
-// Memory is the level: slots of one record each. A slot is free, or being
-// filled by one lease, or ready: then it is found by its key, and may go for
-// another unit only while it is idle, which is to say not pinned and under no
-// lease. Who goes is order's to say.
+// Memory is the level: slots of one record each. A slot is free, being filled by one
+// lease, or ready. A ready slot is found by its key; it may be evicted only while it is
+// idle: not pinned and under no lease. order decides which one is.
 type Memory struct {
 	mover
 	env   *level.Env
@@ -41,15 +38,15 @@ type Memory struct {
 	slots   []slot
 	free    []int32
 	keys    map[kvcache.Hash]int32
-	kids    map[kvcache.Hash]int // ready or filling slots, those leaving excepted, by their parent's key
+	kids    map[kvcache.Hash]int // ready and filling slots that are not leaving, by parent
 	tenants map[kvcache.Hash]*tenant
 	order   *order
 	leaving int
 	leased  int           // slots under a lease
 	freed   chan struct{} // a poke: a slot is free
-	turn    chan struct{} // closed when a slot's last lease ends; nil: nobody waits for that
-	lost    uint64        // units that went for others, ever
-	over    uint64        // those of them that went because their tenant had too many
+	turn    chan struct{} // closed when a slot's last lease ends; nil: nobody waits
+	lost    uint64        // units evicted, ever
+	over    uint64        // of them, those whose tenant had its share
 }
 
 var _ level.Memory = (*Memory)(nil)
@@ -72,9 +69,8 @@ type tenant struct {
 	idle  pile
 }
 
-// Open implements level.Config: it takes the memory, which takes seconds where it is much.
-// ctx may end it.
-func (c Config) Open(ctx context.Context, env *level.Env) (level.Level, error) {
+// Open implements level.MemoryConfig. Taking much memory takes seconds, in which ctx may end.
+func (c Config) Open(ctx context.Context, env *level.Env) (level.Memory, error) {
 	return open(ctx, c, env)
 }
 
@@ -106,7 +102,7 @@ func open(ctx context.Context, c Config, env *level.Env) (m *Memory, err error) 
 	case err != nil:
 		return nil, level.Bad(SettingBytes, "host memory: %w", err)
 	}
-	// The slots come after the memory: a size that the machine has no memory for is refused, and not asked for here.
+	// Slots come after the memory: a size that the machine does not have is refused by now.
 	m = &Memory{env: env, mem: mem, limit: env.Share(int(n)), slots: make([]slot, n), keys: make(map[kvcache.Hash]int32), kids: make(map[kvcache.Hash]int),
 		tenants: make(map[kvcache.Hash]*tenant), order: newOrder(c.Eviction, int(n)), freed: make(chan struct{}, 1)}
 	for i := int(n) - 1; i >= 0; i-- {
@@ -120,7 +116,7 @@ func open(ctx context.Context, c Config, env *level.Env) (m *Memory, err error) 
 	return m, nil
 }
 
-// Name implements level.Level, as what follows does.
+// Name implements level.Base, as does what follows.
 func (m *Memory) Name() string { return Name }
 
 // Close frees the memory; no lease may be held.
@@ -130,17 +126,7 @@ func (m *Memory) Close(context.Context) error {
 	return err
 }
 
-// Breaker is nil: memory answers.
-func (m *Memory) Breaker() *level.Breaker { return nil }
-
-// Limits has none: nothing waits for memory.
-func (m *Memory) Limits() level.Limits { return level.Limits{Loads: 1, Burst: 1, Writers: 1} }
-
-// Describe and Collect have nothing beyond Stats.
-func (m *Memory) Describe(chan<- *prometheus.Desc) {}
-func (m *Memory) Collect(chan<- prometheus.Metric) {}
-
-// Stats says how many units there are, and of what age.
+// Stats counts the units, and their ages.
 func (m *Memory) Stats(ages bool) level.Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -157,37 +143,7 @@ func (m *Memory) Stats(ages bool) level.Stats {
 	return st
 }
 
-// Load copies units out of their slots. Who can read records in place calls Get.
-func (m *Memory) Load(_ context.Context, reads []level.Read, got func(i int, born time.Time, err error)) {
-	for i, r := range reads {
-		l := m.Get(r.Key)
-		if l == nil {
-			got(i, time.Time{}, level.ErrGone)
-			continue
-		}
-		copy(r.Rec, l.Record())
-		born := l.Unit().Born
-		l.Release()
-		got(i, born, nil)
-	}
-}
-
-// Save copies a record into a slot. Who can fill one in place calls Take.
-func (m *Memory) Save(_ context.Context, u level.Unit, rec []byte) (saved bool, err error) {
-	l, _ := m.Take(u)
-	if l == nil {
-		if m.Has(u.Key) {
-			return false, nil
-		}
-		return false, level.ErrLeftOut
-	}
-	copy(l.Record(), rec)
-	l.Publish(time.Time{})
-	l.Release()
-	return true, nil
-}
-
-// lease is a slot that stays what it is until it is given back.
+// lease implements level.Lease.
 type lease struct {
 	m *Memory
 	i int32
@@ -196,7 +152,7 @@ type lease struct {
 func (l *lease) Record() []byte   { return l.m.slots[l.i].rec }
 func (l *lease) Unit() level.Unit { return l.m.slots[l.i].Unit }
 
-// Take implements level.Memory, as what follows does.
+// Take implements level.Memory, as does what follows.
 func (m *Memory) Take(u level.Unit) (l level.Lease, later <-chan struct{}) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

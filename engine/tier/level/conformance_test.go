@@ -31,6 +31,49 @@ const room = 32 // units of a level that is bounded
 
 var shape = level.NewShape(kvlayout.Plain(2, 2, 4, 16, kvlayout.F32), 1)
 
+// memoryLevel has host memory do what a level below it does: it copies records.
+type memoryLevel struct{ level.Memory }
+
+type memoryConfig struct{ level.MemoryConfig }
+
+func (c memoryConfig) Open(ctx context.Context, env *level.Env) (level.Level, error) {
+	m, err := c.MemoryConfig.Open(ctx, env)
+	return memoryLevel{m}, err
+}
+
+func (m memoryLevel) Breaker() *level.Breaker          { return nil }
+func (m memoryLevel) Limits() level.Limits             { return level.Limits{Loads: 1, Burst: 1, Writers: 1} }
+func (m memoryLevel) Describe(chan<- *prometheus.Desc) {}
+func (m memoryLevel) Collect(chan<- prometheus.Metric) {}
+
+func (m memoryLevel) Load(_ context.Context, reads []level.Read, got func(i int, born time.Time, err error)) {
+	for i, r := range reads {
+		l := m.Get(r.Key)
+		if l == nil {
+			got(i, time.Time{}, level.ErrGone)
+			continue
+		}
+		copy(r.Rec, l.Record())
+		born := l.Unit().Born
+		l.Release()
+		got(i, born, nil)
+	}
+}
+
+func (m memoryLevel) Save(_ context.Context, u level.Unit, rec []byte) (saved bool, err error) {
+	l, _ := m.Take(u)
+	if l == nil {
+		if m.Has(u.Key) {
+			return false, nil
+		}
+		return false, level.ErrLeftOut
+	}
+	copy(l.Record(), rec)
+	l.Publish(time.Time{})
+	l.Release()
+	return true, nil
+}
+
 // kind is a level to be tested.
 type kind struct {
 	owner   *testing.T // of folder and server, which outlive a level
@@ -47,7 +90,7 @@ func kinds() map[string]*kind {
 	var dir string
 	return map[string]*kind{
 		"host": {
-			config:  func(*testing.T) level.Config { return host.Config{Bytes: room * level.Page} },
+			config:  func(*testing.T) level.Config { return memoryConfig{host.Config{Bytes: room * level.Page}} },
 			bounded: true,
 			harm: func(t *testing.T, l level.Level, key kvcache.Hash, off int) {
 				lease := l.(level.Memory).Peek(key)

@@ -70,7 +70,7 @@ func (c Config) Open(_ context.Context, env *level.Env) (level.Level, error) { r
 func open(c Config, env *level.Env) (*Shared, error) {
 	sum := sha256.Sum256(env.Shape.Preamble("xpyd KV store 3", 0, env.Identity))
 	s := &Shared{cfg: c, env: env, prefix: fmt.Sprintf("xpyd:kv1:%x:", sum[:16]), mark: binary.LittleEndian.Uint64(sum[16:]), metrics: newMetrics()}
-	s.values.New = func() any { return ptr(make([]byte, valueBytes(&env.Shape))) }
+	s.values.New = func() any { return new(make([]byte, valueBytes(&env.Shape))) }
 	s.breaker.Probe = func(ctx context.Context) error {
 		_, err := c.Store.Exists(ctx, []string{s.prefix + "probe"})
 		if errors.Is(err, store.ErrRefused) {
@@ -80,8 +80,6 @@ func open(c Config, env *level.Env) (*Shared, error) {
 	}
 	return s, nil
 }
-
-func ptr[T any](v T) *T { return &v }
 
 // Key is a unit's name in the store.
 func (s *Shared) Key(unit kvcache.Hash) string { return fmt.Sprintf("%s%x", s.prefix, unit[:]) }
