@@ -34,7 +34,7 @@ func (c *Cache) Borrow(ch *Chain, upto, most int, owner string) (ids []int32, n 
 	c.mu.Lock()
 	defer c.unlock()
 	_, n, _ = c.find(ch, upto)
-	if blocks := (upto - n) / c.cfg.BlockTokens; c.waiters.first != nil || blocks > most {
+	if blocks := (upto - n) / c.cfg.BlockTokens; len(c.waiters) > 0 || blocks > most {
 		return nil, 0, ErrNoSpace
 	}
 	return c.reserve(ch, upto, upto/c.cfg.BlockTokens, c.demand.running+c.demand.next, owner)
@@ -60,7 +60,7 @@ func (c *Cache) HoldChain(ch *Chain, tokens int, owner string) (ids []int32, n i
 	c.mu.Lock()
 	defer c.unlock()
 	ids, n, idle := c.find(ch, tokens)
-	if n != tokens || idle > 0 && (c.waiters.first != nil || len(c.free)+c.cached-idle < c.demand.running+c.demand.next) {
+	if n != tokens || idle > 0 && (len(c.waiters) > 0 || len(c.free)+c.cached-idle < c.demand.running+c.demand.next) {
 		return nil, n
 	}
 	c.retain(ids, owner)

@@ -27,7 +27,7 @@ func TestCheckFinds(t *testing.T) {
 		}, "not in use"},
 		"of an entry that is gone":   {func(c *Cache, e *entry) { delete(c.index, e.hash) }, "not in the index"},
 		"count of cached blocks":     {func(c *Cache, _ *entry) { c.cached++ }, "blocks cached, counted"},
-		"count of waiters":           {func(c *Cache, _ *entry) { c.waiters.len++ }, "waiters, counted"},
+		"too many waiters":           {func(c *Cache, _ *entry) { c.waiters = make([]*waiter, c.cfg.MaxWaiters+1) }, "waiters, at most"},
 		"under a name and the index": {func(c *Cache, e *entry) { c.shelf[e.hash] = e }, "is in the index"},
 		"of another entry":           {func(c *Cache, e *entry) { c.blocks[e.blocks[0]].entry = c.index[e.parent] }, "does not know"},
 		"another hash":               {func(_ *Cache, e *entry) { e.hash[0]++ }, "not in the index"},

@@ -14,7 +14,7 @@ func (c *Cache) HoldCold(h Hash, owner string) []int32 {
 	c.mu.Lock()
 	defer c.unlock()
 	e := c.index[h]
-	if e == nil || c.waiters.first != nil || len(c.free)+c.cached-e.idle < c.demand.running+c.demand.next {
+	if e == nil || len(c.waiters) > 0 || len(c.free)+c.cached-e.idle < c.demand.running+c.demand.next {
 		return nil
 	}
 	c.retain(e.blocks, owner)

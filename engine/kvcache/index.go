@@ -84,7 +84,7 @@ func (c *Cache) MatchChain(ch *Chain, maxTokens int, owner string) (ids []int32,
 func (c *Cache) Reserve(ch *Chain, maxTokens, blocks, spare int, since time.Time, owner string) (ids []int32, n int, err error) {
 	c.mu.Lock()
 	defer c.unlock()
-	if w := c.waiters.first; w != nil && w.since.Before(since) {
+	if len(c.waiters) > 0 && c.waiters[0].since.Before(since) {
 		return nil, 0, ErrNoSpace
 	}
 	if ids, n, err = c.reserve(ch, maxTokens, blocks, spare, owner); err == nil {

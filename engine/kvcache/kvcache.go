@@ -93,7 +93,7 @@ type Cache struct {
 	idle, cold  entryHeap       // entries with at least one cached block; cold: those announced as Cold
 	coldBlocks  int             // cached blocks of entries in cold
 	clock       uint64          // orders uses, for LRU
-	waiters     waiterList
+	waiters     []*waiter       // first come, first served
 	demand      demand
 	pending     []Event // index changes not yet told
 	freed       bool    // blocks became available since the last unlock
@@ -181,7 +181,7 @@ func (c *Cache) Stats() Stats {
 	s := Stats{
 		Blocks: c.cfg.Blocks, Free: len(c.free), Cached: c.cached,
 		Quarantined: c.quarantined,
-		Entries:     len(c.index), Waiters: c.waiters.len,
+		Entries:     len(c.index), Waiters: len(c.waiters),
 		Evicted:   c.counters.evicted,
 		HitTokens: c.counters.hitTokens, AskTokens: c.counters.askedTokens,
 	}

@@ -3,51 +3,20 @@ package kvcache
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 )
 
 // waiter is one ReserveWait call in the queue.
 type waiter struct {
-	chain      *Chain
-	maxTokens  int
-	blocks     int
-	owner      string
-	since      time.Time
-	ids        []int32       // with hit: set before granted is closed
-	hit        int           // tokens
-	granted    chan struct{} // closed under Cache.mu
-	prev, next *waiter
-}
-
-// waiterList is a FIFO with removal from the middle.
-type waiterList struct {
-	first, last *waiter
-	len         int
-}
-
-func (l *waiterList) push(w *waiter) {
-	if w.prev = l.last; w.prev == nil {
-		l.first = w
-	} else {
-		w.prev.next = w
-	}
-	l.last = w
-	l.len++
-}
-
-func (l *waiterList) remove(w *waiter) {
-	if w.prev == nil {
-		l.first = w.next
-	} else {
-		w.prev.next = w.next
-	}
-	if w.next == nil {
-		l.last = w.prev
-	} else {
-		w.next.prev = w.prev
-	}
-	w.prev, w.next = nil, nil
-	l.len--
+	chain     *Chain
+	maxTokens int
+	blocks    int
+	owner     string
+	since     time.Time
+	ids       []int32       // with hit: set before granted is closed
+	hit       int           // tokens
+	granted   chan struct{} // closed under Cache.mu
 }
 
 // AllocWait is ReserveWait without a prefix to look for.
@@ -80,24 +49,25 @@ func (c *Cache) ReserveWait(ctx context.Context, ch *Chain, maxTokens, blocks in
 		return w.ids, w.hit, nil
 	default:
 	}
-	c.waiters.remove(w)
-	c.grant() // who stood behind may need less
+	i := slices.Index(c.waiters, w)
+	c.waiters = slices.Delete(c.waiters, i, i+1)
+	c.grant() // those behind it may need less
 	return nil, 0, fmt.Errorf("wait for %d blocks: %w: %w", blocks, ErrNoSpace, context.Cause(ctx))
 }
 
-// enqueue puts a waiter at the end of the queue, and serves it at once if
-// nobody stands before it and there is space.
+// enqueue appends a waiter to the queue, and serves it at once if it is the first and
+// there is space.
 func (c *Cache) enqueue(w *waiter) error {
 	c.mu.Lock()
 	defer c.unlock()
 	switch {
 	case w.blocks > c.cfg.Blocks:
 		return fmt.Errorf("reserve %d of %d blocks: %w", w.blocks, c.cfg.Blocks, ErrTooLarge)
-	case c.waiters.len >= c.cfg.MaxWaiters:
+	case len(c.waiters) >= c.cfg.MaxWaiters:
 		return ErrTooManyWaiters
 	}
-	c.waiters.push(w)
-	if c.waiters.len == 1 {
+	c.waiters = append(c.waiters, w)
+	if len(c.waiters) == 1 {
 		c.grant()
 	}
 	return nil
@@ -121,7 +91,8 @@ type demand struct {
 
 // grant serves waiters from the front while there is space.
 func (c *Cache) grant() {
-	for w := c.waiters.first; w != nil; w = c.waiters.first {
+	for len(c.waiters) > 0 {
+		w := c.waiters[0]
 		spare := c.demand.running
 		if c.demand.next > 0 && c.demand.since.Before(w.since) {
 			spare += c.demand.next
@@ -132,7 +103,7 @@ func (c *Cache) grant() {
 		}
 		c.counted(w.chain, ids, hit, w.maxTokens)
 		w.ids, w.hit = ids, hit
-		c.waiters.remove(w)
+		c.waiters = slices.Delete(c.waiters, 0, 1)
 		close(w.granted)
 	}
 }
