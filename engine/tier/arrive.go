@@ -101,14 +101,11 @@ func (a *Arrival) enter() bool {
 	t := a.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	units := t.quota.take(len(a.units), t.shape.Record(), time.Now())
-	if units < len(a.units) {
-		t.metrics.noQuota.Inc()
-		for _, u := range a.units[units:] {
-			u.Release()
-		}
-		a.fetches, a.units, a.upto = a.fetches[:units], a.units[:units], a.from+units*t.shape.Tokens()
+	units := t.afford(len(a.units))
+	for _, u := range a.units[units:] {
+		u.Release()
 	}
+	a.fetches, a.units, a.upto = a.fetches[:units], a.units[:units], a.from+units*t.shape.Tokens()
 	if t.closed || units == 0 {
 		return false
 	}

@@ -7,15 +7,14 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// claims are the loads under way, by the unit that each begins with. The zero
-// value has none.
+// claims are the loads under way, by the first unit of each. The zero value has none.
 type claims struct {
 	mu sync.Mutex
 	m  map[kvcache.Hash]chan struct{}
 }
 
-// begin claims the load that starts with key; or returns the end of the one
-// that has claimed it.
+// begin claims the load that starts with key. If another load has, wait is closed when
+// that one ends, and end is nil.
 func (l *claims) begin(key kvcache.Hash) (wait <-chan struct{}, end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -35,46 +34,45 @@ func (l *claims) begin(key kvcache.Hash) (wait <-chan struct{}, end func()) {
 	}
 }
 
-// bucket is what loads may take: rate bytes a second, a second's worth at once
-// and at least one thing.
+// bucket limits bytes a second. It holds a second's worth, and at least one thing.
 type bucket struct {
-	rate int64 // 0: anything
+	rate int64 // 0: no limit
 	have float64
-	at   time.Time // when have was right; zero: never, it is full
+	at   time.Time // when have was right; zero: the bucket is full
 }
 
-// take returns how many of n things of so many bytes may be taken now.
-func (b *bucket) take(n, bytes int, now time.Time) int {
-	if b.rate == 0 {
-		return n
-	}
-	most := max(float64(b.rate), float64(bytes))
+// refill adds what has accrued, up to most bytes.
+func (b *bucket) refill(most float64, now time.Time) {
 	if b.have += float64(b.rate) * now.Sub(b.at).Seconds(); b.at.IsZero() || b.have > most {
 		b.have = most
 	}
 	b.at = now
+}
+
+// take returns how many of n things of so many bytes each may be taken now.
+func (b *bucket) take(n, bytes int, now time.Time) int {
+	if b.rate == 0 {
+		return n
+	}
+	b.refill(max(float64(b.rate), float64(bytes)), now)
 	n = max(min(n, int(b.have/float64(bytes))), 0)
 	b.have -= float64(n * bytes)
 	return n
 }
 
-// credit gives back n things of so many bytes that take handed out and nobody moved.
+// credit gives back n things of so many bytes each that were taken but not moved.
 func (b *bucket) credit(n, bytes int) {
 	if b.rate > 0 {
 		b.have = min(b.have+float64(n*bytes), max(float64(b.rate), float64(bytes)))
 	}
 }
 
-// spend takes so many bytes if anything is left; what was too much is missing
-// later.
+// spend takes these bytes if any are left; it may overdraw.
 func (b *bucket) spend(bytes int64, now time.Time) bool {
 	if b.rate == 0 {
 		return true
 	}
-	if b.have += float64(b.rate) * now.Sub(b.at).Seconds(); b.at.IsZero() || b.have > float64(b.rate) {
-		b.have = float64(b.rate)
-	}
-	b.at = now
+	b.refill(float64(b.rate), now)
 	if b.have <= 0 {
 		return false
 	}

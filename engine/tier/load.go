@@ -151,9 +151,7 @@ func (t *Tiers) admit(units int) (owner string, most int, ok bool) {
 	if !t.closed {
 		want = max(min(units, (t.cfg.LoadBlocks-t.taken)/t.shape.Blocks), 0)
 	}
-	if units = t.quota.take(want, t.shape.Record(), time.Now()); units < want {
-		t.metrics.noQuota.Inc()
-	}
+	units = t.afford(want)
 	most = units * t.shape.Blocks
 	t.taken += most
 	return fmt.Sprintf("tier/load-%d", t.loads), most, units > 0

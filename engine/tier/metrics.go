@@ -16,13 +16,19 @@ type metrics struct {
 	loadTime                                  prometheus.Histogram
 }
 
+func counter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help})
+}
+
+func vec(name, help, label string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help}, []string{label})
+}
+
+func seconds(name, help string) prometheus.Histogram {
+	return prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)})
+}
+
 func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
-	vec := func(name, help, label string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help}, []string{label})
-	}
-	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help})
-	}
 	m := &metrics{
 		saved:      vec("saved_units_total", "Units written into a tier.", "tier"),
 		dropped:    vec("dropped_units_total", "Units left out because too many waited.", "tier"),
@@ -33,7 +39,7 @@ func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
 		left:       counter("left_units_total", "Units that tiers had and a load did without: they did not come within kv.load_timeout, could not be read, or found no slot in host memory. They were computed."),
 		noRoom:     counter("no_room_total", "Loads left out because the pool had no block to spare."),
 		noQuota:    counter("no_quota_total", "Loads that were cut short by kv.load_quota."),
-		loadTime:   prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "load_seconds", Help: "Time of a request's load.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
+		loadTime:   seconds("load_seconds", "Time of a request's load."),
 	}
 	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.prefetched, m.corrupt, m.loaded, m.left, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
 	for _, l := range t.below {
@@ -50,15 +56,15 @@ func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
 // What all tiers count in, those of other workers too.
 
 func unitsLoaded() *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "loaded_units_total", Help: "Units that came back into the pool."}, []string{"tier"})
+	return vec("loaded_units_total", "Units that came back into the pool.", "tier")
 }
 
 func unitsCorrupt() *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "corrupt_units_total", Help: "Units that did not agree with their digests, of a peer the fetches of which some did not; they were computed instead."}, []string{"tier"})
+	return vec("corrupt_units_total", "Units that did not agree with their digests, of a peer the fetches of which some did not; they were computed instead.", "tier")
 }
 
 func tokensLoaded() prometheus.Counter {
-	return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "loaded_tokens_total", Help: "Tokens whose KV was loaded instead of computed."})
+	return counter("loaded_tokens_total", "Tokens whose KV was loaded instead of computed.")
 }
 
 // usage collects how full the tiers are.

@@ -33,20 +33,16 @@ func sharedCollector[C prometheus.Collector](reg prometheus.Registerer, c C) (C,
 }
 
 func newPeerMetrics(p *Peers, reg prometheus.Registerer) (*peerMetrics, error) {
-	counter := func(name, help string) prometheus.CounterOpts {
-		return prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help}
-	}
 	hits, err1 := sharedCollector(reg, unitsLoaded())
 	corrupt, err2 := sharedCollector(reg, unitsCorrupt())
 	loaded, err3 := sharedCollector(reg, tokensLoaded())
 	m := &peerMetrics{
-		fetches: prometheus.NewCounterVec(counter("peer_fetches_total", "Prefixes that were asked of a peer, by how it went: done; nothing, it had less than was said; no_room, here or there; shut, it failed lately and was left alone; failed; corrupt; cancelled."), []string{"result"}),
-		refused: prometheus.NewCounterVec(counter("peer_refused_total", "Prefixes that a peer asked for and did not get: gone; room, it is here, and blocks to hold it are not to spare; quota, enough is being given; salt, the peer may not know its salt."), []string{"reason"}),
-		given:   prometheus.NewCounter(counter("peer_given_units_total", "Units held for a peer to collect.")),
-		bytes:   prometheus.NewCounter(counter("peer_given_bytes_total", "Bytes of rows that peers lacked of them.")),
-		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: "peer_seconds", Help: "Time of a fetch from a peer.", Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)}),
-		openPeers: prometheus.NewDesc("xpyd_kvtier_peers_shut", "Peers that are left alone because they failed lately.",
-			nil, nil),
+		fetches:      vec("peer_fetches_total", "Prefixes that were asked of a peer, by how it went: done; nothing, it had less than was said; no_room, here or there; shut, it failed lately and was left alone; failed; corrupt; cancelled.", "result"),
+		refused:      vec("peer_refused_total", "Prefixes that a peer asked for and did not get: gone; room, it is here, and blocks to hold it are not to spare; quota, enough is being given; salt, the peer may not know its salt.", "reason"),
+		given:        counter("peer_given_units_total", "Units held for a peer to collect."),
+		bytes:        counter("peer_given_bytes_total", "Bytes of rows that peers lacked of them."),
+		seconds:      seconds("peer_seconds", "Time of a fetch from a peer."),
+		openPeers:    prometheus.NewDesc("xpyd_kvtier_peers_shut", "Peers that are left alone because they failed lately.", nil, nil),
 		fetchingDesc: prometheus.NewDesc("xpyd_kvtier_peer_blocks", "Blocks that fetches under way have taken, and that are held for peers.", []string{"for"}, nil),
 	}
 	errs := []error{err1, err2, err3}

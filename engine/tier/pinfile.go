@@ -11,31 +11,30 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// Pins outlive a restart where a level does (level.Keeper): as JSON, written anew when
-// they change. It names units by hash, no tokens.
+// A level that outlives the process (level.Keeper) keeps the pins too, as a JSON file that
+// is written anew when they change. It names units by hash and has no tokens.
 const pinsFormat = "xpyd KV pins 1"
 
 // savedPins is the file.
 type savedPins struct {
 	Format   string     `json:"format"`
-	Identity string     `json:"identity"` // as of segments
+	Identity string     `json:"identity"` // as in segments
 	Tokens   int        `json:"unit_tokens"`
 	Pins     []savedPin `json:"pins"`
 }
 
 type savedPin struct {
-	Units []byte    `json:"units"` // hashes, one after the other
+	Units []byte    `json:"units"` // hashes, concatenated
 	Until time.Time `json:"until"`
 }
 
-// pinsOf is what the file must begin with.
+// pinsOf is a file of this worker without pins.
 func (t *Tiers) pinsOf() savedPins {
 	return savedPins{pinsFormat, t.cfg.Identity, t.shape.Tokens(), nil}
 }
 
-// loadPins takes over the pins of the worker that had the folder before: those
-// whose time is not over, as many as may be. A file that is not one is no
-// reason not to start.
+// loadPins takes over the unexpired pins of the worker that had the folder before, as far
+// as the share allows. A bad file is logged, and the worker starts all the same.
 func (t *Tiers) loadPins() {
 	list, err := t.readPins()
 	switch {
@@ -47,10 +46,7 @@ func (t *Tiers) loadPins() {
 	}
 	left := 0
 	for _, one := range list {
-		if !one.until.After(time.Now()) {
-			continue
-		}
-		if t.pins.add(one) != nil {
+		if one.until.After(time.Now()) && t.pins.add(one) != nil {
 			left++
 		}
 	}
@@ -67,7 +63,7 @@ func (t *Tiers) readPins() ([]*pin, error) {
 	return parsePins(b, t.pinsOf())
 }
 
-// parsePins believes nothing: a name that is none pins nothing, and what is no
+// parsePins does not trust the file: an unknown name pins nothing, anything that is not a
 // list of names is an error.
 func parsePins(b []byte, want savedPins) ([]*pin, error) {
 	var s savedPins
@@ -93,7 +89,7 @@ func parsePins(b []byte, want savedPins) ([]*pin, error) {
 	return list, nil
 }
 
-// writePins makes the file what pins are now.
+// writePins writes the pins of this moment.
 func (t *Tiers) writePins() error {
 	s := t.pinsOf()
 	for _, one := range t.pins.all() {
@@ -110,9 +106,8 @@ func (t *Tiers) writePins() error {
 	return t.keeper.WritePins(b)
 }
 
-// pinKeeper writes the file when pins have changed, until the tiers close, and
-// what has changed by then; what fails is tried again. A disk that hangs holds up
-// nothing else.
+// pinKeeper writes the file after each change until the tiers close, with the last change
+// too. A write that failed is tried again. A disk that hangs holds up nothing else.
 func (t *Tiers) pinKeeper() {
 	var again <-chan time.Time
 	wait := level.ProbeFirst
@@ -127,30 +122,20 @@ func (t *Tiers) pinKeeper() {
 	for {
 		select {
 		case <-t.keep:
-			write()
 		case <-again:
-			write()
 		case <-t.awake.Done():
-			select {
-			case <-t.keep:
+			if again != nil || len(t.keep) > 0 {
 				write()
-			default:
-				if again != nil {
-					write()
-				}
 			}
 			return
 		}
+		write()
 	}
 }
 
 // pinsChanged has the file written.
 func (t *Tiers) pinsChanged() {
-	if t.keeper == nil {
-		return
-	}
-	select {
-	case t.keep <- struct{}{}:
-	default: // it will be
+	if t.keeper != nil {
+		poke(t.keep)
 	}
 }

@@ -162,13 +162,19 @@ func (t *Tiers) Pin(tokens []int32, salt string, ttl time.Duration) (Pinned, err
 			t.enqueue(save{Unit: level.Unit{Key: key, Parent: chain.Name(i * t.shape.Tokens()), Root: chain.Name(0), Pos: i * t.shape.Tokens()}})
 		}
 	}
-	select {
-	case t.repin <- struct{}{}:
-	default: // it will look anyhow
-	}
+	poke(t.repin)
 	return t.pinned(one), nil
 }
 
+// poke wakes whoever waits for c, now or next.
+func poke(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// pinOf makes the pin of a prompt; nil if the prompt is shorter than a unit.
 func (t *Tiers) pinOf(tokens []int32, salt string) (*pin, kvcache.Chain) {
 	n := len(tokens) / t.shape.Tokens()
 	chain := t.cache.NewChain(salt)

@@ -9,27 +9,19 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// The question how far a worker reaches, and its answer, as JSON:
+// How much of a prompt a worker has, asked and answered in JSON:
 //
 //	POST /xpyd/v1/cache/reach {"units":["00…", …]}   →   {"units":7}
 //
-// A unit is named by its hash, 32 hexadecimal digits, in the answering worker's
-// own unit size; the list follows one prompt, from wherever the caller's own
-// knowledge ends. The answer counts those that are there, up to the first gap.
+// A unit is named by its hash, 32 hexadecimal digits, in the unit size of the worker that
+// answers. The list follows one prompt, from where the caller's own knowledge ends. The
+// answer counts the units that are there, up to the first gap.
 
-// ReachUnits is how many units one question may be about.
+// ReachUnits bounds the units of one question.
 const ReachUnits = 8192
 
 // reachAnswerBytes bounds an answer.
 const reachAnswerBytes = 256
-
-type reachQuestion struct {
-	Units []string `json:"units"`
-}
-
-type reachAnswer struct {
-	Units *int `json:"units"`
-}
 
 // AppendReach encodes a question.
 func AppendReach(b []byte, units []kvcache.Hash) []byte {
@@ -50,7 +42,9 @@ func ParseReach(b []byte) ([]kvcache.Hash, error) {
 	if len(b) > 64+40*ReachUnits {
 		return nil, fmt.Errorf("%d bytes; at most %d units may be asked about", len(b), ReachUnits)
 	}
-	var q reachQuestion
+	var q struct {
+		Units []string `json:"units"`
+	}
 	if err := json.Unmarshal(b, &q); err != nil {
 		return nil, err
 	}
@@ -72,13 +66,15 @@ func ParseReach(b []byte) ([]kvcache.Hash, error) {
 // AppendReached encodes the answer.
 func AppendReached(b []byte, units int) []byte { return fmt.Appendf(b, `{"units":%d}`, units) }
 
-// ParseReached reads the answer to a question about so many units. A peer's
-// word is bounded by what it was asked.
+// ParseReached reads the answer to a question about so many units, and accepts no more
+// than that.
 func ParseReached(b []byte, asked int) (units int, err error) {
 	if len(b) > reachAnswerBytes {
 		return 0, fmt.Errorf("answer of %d bytes", len(b))
 	}
-	var a reachAnswer
+	var a struct {
+		Units *int `json:"units"`
+	}
 	dec := json.NewDecoder(bytes.NewReader(b))
 	if err := dec.Decode(&a); err != nil {
 		return 0, fmt.Errorf("answer: %w", err)

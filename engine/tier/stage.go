@@ -62,7 +62,9 @@ func (t *Tiers) stage(ctx context.Context, chain *kvcache.Chain, tokens []int32,
 			missing = append(missing, pos)
 		}
 	}
+	t.mu.Lock()
 	missing = missing[:t.afford(len(missing))]
+	t.mu.Unlock()
 	q := &queue{t: t, chain: chain, tokens: tokens, found: s, stays: true, list: missing}
 	for q.more(ctx, true); len(q.ahead) > 0; q.more(ctx, true) {
 		l := q.ahead[0].wait(ctx)
@@ -75,10 +77,9 @@ func (t *Tiers) stage(ctx context.Context, chain *kvcache.Chain, tokens []int32,
 	q.abandon(ctx)
 }
 
-// afford takes what loads may of so many units.
+// afford takes kv.load_quota for up to so many units, and counts a load that it cuts
+// short; mu is held.
 func (t *Tiers) afford(units int) int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	n := t.quota.take(units, t.shape.Record(), time.Now())
 	if n < units {
 		t.metrics.noQuota.Inc()

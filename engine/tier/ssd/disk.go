@@ -188,8 +188,8 @@ func fullDisk(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// begin makes a new segment the one that is written to; growing is held, mu is
-// not, because the file is made here.
+// begin makes a new segment the one that is written to. growing is held; mu is not,
+// because this creates the file.
 func (d *Disk) begin() error {
 	s, err := d.create(d.last + 1)
 	if err != nil {
@@ -229,15 +229,10 @@ func (d *Disk) close() (err error) {
 	return errors.Join(err, unlockDir(d.lock), d.lock.Close())
 }
 
-// Has implements level.Level, as what follows does.
-func (d *Disk) Has(key kvcache.Hash) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	_, ok := d.find(key)
-	return ok
-}
+// Has implements level.Level, as does what follows.
+func (d *Disk) Has(key kvcache.Hash) bool { return !d.Born(key).IsZero() }
 
-// Born is when a unit came into the tiers; zero: it is not here.
+// Born is when a unit entered the tiers; zero if it is not here.
 func (d *Disk) Born(key kvcache.Hash) (at time.Time) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
