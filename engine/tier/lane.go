@@ -16,15 +16,15 @@ type lane struct {
 	limits  level.Limits
 	remote  level.Remote  // nil: the level is this worker's own
 	aborter level.Aborter // nil: its operations end by themselves
-	reads   chan struct{} // a token for each Load, and each Ask, under way
+	reads   chan struct{} // a token for each Load and Ask under way
 	jobs    chan job      // of its writers; nil: nothing is written to it
 }
 
 // job is something to be done to a unit of a lane.
 type job struct {
 	key     kvcache.Hash
-	leaving level.Lease // save it: it goes from host memory with that; nil: it does not
-	remove  bool        // have it deleted: it is bad, or too old
+	leaving level.Lease // of a unit to save that then leaves host memory; nil: it stays
+	remove  bool        // delete it: it is bad or too old
 }
 
 func newLane(l level.Level) *lane {
@@ -38,15 +38,15 @@ func newLane(l level.Level) *lane {
 	return n
 }
 
-// gives reports whether the lane is known to have a unit and can be asked for it.
+// gives reports whether the lane is known to have a unit and may be used.
 func (l *lane) gives(key kvcache.Hash) bool { return l.Has(key) && l.Breaker().Allow() }
 
-// Knows reports whether a level of this worker's own has a unit.
+// Knows reports whether one of this worker's own levels has a unit.
 func (t *Tiers) Knows(key kvcache.Hash) bool {
 	return t != nil && (t.host.Has(key) || t.giver(key) != nil)
 }
 
-// giver is the nearest lane that is known to have a unit; nil: none is.
+// giver returns the nearest lane that is known to have a unit, nil if none is.
 func (t *Tiers) giver(key kvcache.Hash) *lane {
 	for _, l := range t.below {
 		if l.gives(key) {
@@ -56,15 +56,15 @@ func (t *Tiers) giver(key kvcache.Hash) *lane {
 	return nil
 }
 
-// search is where the levels have the units of one prompt, as far as remote ones were
-// asked. The zero value has asked none.
+// search is where the units of one prompt are, as far as remote levels were asked. The
+// zero value has asked none.
 type search struct {
 	local bool  // remote levels are not asked
-	from  []int // by lane: the token from which it was not asked yet
+	from  []int // by lane: the first token that it was not asked about
 	at    map[int]*lane
 }
 
-// find returns how far the levels have the chain from a token on, without a gap.
+// find returns how far the levels have the chain from a token on without a gap.
 func (t *Tiers) find(ctx context.Context, s *search, chain *kvcache.Chain, from, upto int) int {
 	unit := t.shape.Tokens()
 	upto = min(upto, chain.Tokens())
@@ -74,8 +74,8 @@ func (t *Tiers) find(ctx context.Context, s *search, chain *kvcache.Chain, from,
 	return from
 }
 
-// askFor reports whether a remote level has the chain's unit at pos. Those after it are
-// asked about in the same breath.
+// askFor reports whether a remote level has the chain's unit at pos. It asks about the
+// units after it at the same time.
 func (t *Tiers) askFor(ctx context.Context, s *search, chain *kvcache.Chain, pos, upto int) bool {
 	unit := t.shape.Tokens()
 	for i, l := range t.below {
@@ -112,7 +112,7 @@ func (t *Tiers) remote(s *search, pos int) *lane {
 	return t.shared
 }
 
-// ask asks a remote level for as long as ctx lasts; nil: there is no answer.
+// ask asks a remote level until ctx ends; nil means no answer.
 func (t *Tiers) ask(ctx context.Context, l *lane, keys []kvcache.Hash) []bool {
 	if !t.token(ctx, l.reads, l.Breaker(), true) {
 		return nil
@@ -134,8 +134,8 @@ func (t *Tiers) ask(ctx context.Context, l *lane, keys []kvcache.Hash) []bool {
 	}
 }
 
-// token takes the right to one more read, whose goroutine is counted in wg, if the
-// breaker lets it through. With wait it waits for one, as long as ctx lasts.
+// token takes a token for one more read and counts its goroutine in wg, if the breaker
+// allows it. With wait it waits for a token until ctx ends.
 func (t *Tiers) token(ctx context.Context, from chan struct{}, by *level.Breaker, wait bool) bool {
 	select {
 	case from <- struct{}{}:
@@ -176,7 +176,7 @@ func (t *Tiers) untoken(to <-chan struct{}) {
 	t.wg.Done()
 }
 
-// read brings units from a lane; its caller has taken a token.
+// read reads units from a lane; its caller has taken a token.
 func (t *Tiers) read(l *lane, units []*fetch) {
 	defer t.untoken(l.reads)
 	reads := make([]level.Read, len(units))
@@ -197,7 +197,7 @@ func (t *Tiers) read(l *lane, units []*fetch) {
 	})
 }
 
-// push hands a job to the lane's writers.
+// push queues a job for the lane's writers.
 func (t *Tiers) push(l *lane, j job) bool {
 	if l.jobs == nil || !j.remove && l.Has(j.key) {
 		return false
@@ -222,7 +222,7 @@ func (t *Tiers) push(l *lane, j job) bool {
 	return false
 }
 
-// pushOwn has a unit written to the levels of this worker's own.
+// pushOwn has a unit written to this worker's own levels.
 func (t *Tiers) pushOwn(key kvcache.Hash) {
 	for _, l := range t.below {
 		if l.remote == nil {
@@ -231,10 +231,10 @@ func (t *Tiers) pushOwn(key kvcache.Hash) {
 	}
 }
 
-// dropped counts a unit that a level does without.
+// dropped counts a unit that a level does not get.
 func (t *Tiers) dropped(l level.Base) { t.metrics.dropped.WithLabelValues(l.Name()).Inc() }
 
-// writer does a lane's jobs until they are closed.
+// writer does a lane's jobs until the queue is closed.
 func (t *Tiers) writer(l *lane) {
 	for j := range l.jobs {
 		if j.remove {

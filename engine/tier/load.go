@@ -9,20 +9,19 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// Load brings what the tiers have of a prompt into the pool and the prefix
-// index, as far as it is not there, at most its first upto tokens; it returns
-// how many were loaded. It is only ever a help: whatever goes wrong, fewer
-// tokens are loaded, and LoadTimeout bounds it.
+// Load brings what the tiers have of a prompt's first upto tokens, and the prefix index
+// lacks, into the pool and the index. It returns how many tokens were loaded. Whatever
+// goes wrong, fewer are; LoadTimeout bounds it.
 func (t *Tiers) Load(ctx context.Context, tokens []int32, salt string, upto int) int {
 	return t.obtain(ctx, tokens, salt, upto, &search{}, false)
 }
 
-// LoadLocal is Load from the levels of this worker's own.
+// LoadLocal is Load from this worker's own levels.
 func (t *Tiers) LoadLocal(ctx context.Context, tokens []int32, salt string, upto int) int {
 	return t.obtain(ctx, tokens, salt, upto, &search{local: true}, false)
 }
 
-// local is how far the levels of this worker's own have a chain from a token on.
+// local returns how far this worker's own levels have a chain from a token on.
 func (t *Tiers) local(chain *kvcache.Chain, from, upto, unit int) int {
 	for from+unit <= upto && t.Knows(chain.Name(from+unit)) {
 		from += unit
@@ -30,7 +29,7 @@ func (t *Tiers) local(chain *kvcache.Chain, from, upto, unit int) int {
 	return from
 }
 
-// obtain loads what the index lacks, or with stage has it read into host memory.
+// obtain loads what the index lacks, or with stage reads it into host memory.
 func (t *Tiers) obtain(ctx context.Context, tokens []int32, salt string, upto int, s *search, stage bool) int {
 	if t == nil || upto < t.shape.Tokens() {
 		return 0
@@ -59,7 +58,7 @@ func (t *Tiers) obtain(ctx context.Context, tokens []int32, salt string, upto in
 			defer end()
 			return t.load(ctx, &chain, tokens, from, to, s)
 		}
-		select { // somebody loads the same; what is then missing is looked up anew
+		select { // another load has the same; look again after it
 		case <-wait:
 		case <-ctx.Done():
 			return 0
@@ -67,8 +66,8 @@ func (t *Tiers) obtain(ctx context.Context, tokens []int32, salt string, upto in
 	}
 }
 
-// load fills blocks with units and indexes them: those of tokens from .. to-1,
-// as far as loads may take blocks for them.
+// load puts the units of tokens from .. to-1 into blocks and indexes them, as far as
+// loads may take blocks.
 func (t *Tiers) load(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int, s *search) int {
 	r := t.room(chain, from, to)
 	if r == nil {
@@ -105,12 +104,12 @@ type room struct {
 	began    time.Time
 	owner    string
 	table    []int32 // of the first to tokens
-	from, to int     // the index has the first from
-	blocks   int     // that were taken
+	from, to int     // tokens; the index has the first from
+	blocks   int     // taken
 }
 
-// room takes blocks for a load of tokens from .. to-1, or less if that is what
-// loads may have; nil: there is none.
+// room takes blocks for a load of tokens from .. to-1, or as many as loads may have; nil
+// means none.
 func (t *Tiers) room(chain *kvcache.Chain, from, to int) *room {
 	r := &room{began: time.Now()}
 	unit := t.shape.Tokens()
@@ -141,8 +140,8 @@ func (t *Tiers) filled(began time.Time, tokens int) {
 	t.metrics.loadTime.Observe(time.Since(began).Seconds())
 }
 
-// admit names a load of so many units and takes blocks, as many as it may have, out of
-// what loads may; settle gives them back.
+// admit names a load and takes the blocks of up to so many units out of what loads may
+// have; settle gives them back.
 func (t *Tiers) admit(units int) (owner string, most int, ok bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -157,8 +156,8 @@ func (t *Tiers) admit(units int) (owner string, most int, ok bool) {
 	return fmt.Sprintf("tier/load-%d", t.loads), most, units > 0
 }
 
-// lend takes up to so many blocks out of what loads may have, for a fetch from
-// a peer; settle gives them back.
+// lend takes up to so many blocks out of what loads may have for a fetch from a peer;
+// settle gives them back.
 func (t *Tiers) lend(blocks, bytes int) int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -173,7 +172,7 @@ func (t *Tiers) settle(blocks int) {
 	t.taken += blocks
 }
 
-// credit gives back bytes that loads may take, of what did not move.
+// credit gives back quota for what did not move.
 func (t *Tiers) credit(n, bytes int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -187,9 +186,8 @@ type landing struct {
 	wait  func() (good int, err error)
 }
 
-// land waits for the first unit, and begins to put it into its blocks, with
-// those behind it that have come as well, as many as go together. Nil: it does
-// not come, or there is none.
+// land waits for the first unit and begins to put it into its blocks, together with those
+// behind it that have come. It returns nil if the unit does not come, or there is none.
 func (t *Tiers) land(ctx context.Context, q *queue, table []int32) *landing {
 	l := &landing{}
 	for len(l.from) < t.batch && len(q.ahead) > 0 && (len(l.from) == 0 || q.ahead[0].here()) {
@@ -209,8 +207,8 @@ func (t *Tiers) land(ctx context.Context, q *queue, table []int32) *landing {
 	return l
 }
 
-// landed waits for a run, and says how many of its units are in the pool, and
-// whether all are.
+// landed waits for a run, and returns how many of its units are in the pool and whether
+// all are.
 func (t *Tiers) landed(l *landing) (good int, all bool) {
 	if l == nil {
 		return 0, true
@@ -235,7 +233,7 @@ func (t *Tiers) landed(l *landing) (good int, all bool) {
 	return good, good == len(l.units)
 }
 
-// abort waits for a run whose units nobody wants.
+// abort waits for a run whose units are not wanted.
 func (t *Tiers) abort(l *landing) {
 	if l == nil {
 		return

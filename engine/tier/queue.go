@@ -13,20 +13,20 @@ import (
 
 // queue is what one load reads, in order, some of it ahead.
 //
-// All loads share the lanes' tokens and the slots of host memory. One that has nothing
-// under way waits for its turn, as long as its request may; one that has goes on when
-// its own has come. So nobody is turned away because others read, and no two wait for
-// each other: who waits has no slot, who has one waits for a level alone, and its answer
-// gives the token back.
+// All loads share the lanes' tokens and the slots of host memory. A load with nothing under
+// way waits for its turn, as long as its request may; another goes on when its own reads
+// have come. So no load is turned away because others read, and there is no deadlock: a
+// load that waits for a slot holds none, and one that holds a slot waits only for a level,
+// whose answer gives the token back.
 type queue struct {
 	t      *Tiers
 	chain  *kvcache.Chain
 	tokens []int32
 	found  *search
 	stays  bool     // see came
-	list   []int    // positions of units that are not begun
+	list   []int    // positions of units not yet begun
 	ahead  []*fetch // under way, or here
-	stuck  bool     // the next one cannot be had
+	stuck  bool     // the next unit cannot be had
 }
 
 // fetch is one unit on its way into a host slot.
@@ -34,17 +34,17 @@ type fetch struct {
 	key   kvcache.Hash
 	pos   int
 	lane  *lane            // where it comes from; nil: it was in host memory
-	got   chan level.Lease // one; nil when it failed
+	got   chan level.Lease // receives one; nil if the read failed
 	left  atomic.Bool      // nobody waits any more
 	stays bool             // it is to stay in host memory
 	gone  bool             // it did not come
-	out   <-chan struct{}  // closed when nobody is to wait for it any longer
+	out   <-chan struct{}  // closed when waiting is pointless
 	have  level.Lease      // it was in host memory
-	into  level.Lease      // a slot to fill
-	born  time.Time        // when what was read came into the tiers
+	into  level.Lease      // the slot to fill
+	born  time.Time        // when it entered the tiers
 }
 
-// from is the level that the unit comes from.
+// from returns the level that the unit comes from.
 func (t *Tiers) from(f *fetch) level.Base {
 	if f.lane == nil {
 		return t.host
@@ -52,8 +52,8 @@ func (t *Tiers) from(f *fetch) level.Base {
 	return f.lane
 }
 
-// more begins to read, as far as the window goes, and tokens and slots of host
-// memory are at hand; where nothing is ahead it waits for those of one, if wait.
+// more begins reads, as far as the window, tokens and slots of host memory allow. With
+// wait, and nothing ahead, it waits until it can begin one.
 func (q *queue) more(ctx context.Context, wait bool) {
 	if len(q.ahead) > refill {
 		return
@@ -69,7 +69,7 @@ func (q *queue) more(ctx context.Context, wait bool) {
 		alone := wait && len(q.ahead) == 0
 		f := q.begin(ctx, burst, alone)
 		if f == nil {
-			q.stuck = alone // nothing of our own will make it better
+			q.stuck = alone // no read of our own will change that
 			break
 		}
 		q.list, q.ahead = q.list[1:], append(q.ahead, f)
@@ -89,8 +89,8 @@ func (q *queue) more(ctx context.Context, wait bool) {
 	begin()
 }
 
-// begin finds the next unit in host memory, or takes what it needs to be read: a token,
-// unless it goes with the burst, and a slot. Nil: that cannot be now.
+// begin finds the next unit in host memory, or takes what reading it needs: a token,
+// unless it joins the burst, and a slot. It returns nil if it cannot.
 func (q *queue) begin(ctx context.Context, burst []*fetch, wait bool) *fetch {
 	t, pos := q.t, q.list[0]
 	f := &fetch{key: q.chain.Name(pos + t.shape.Tokens()), pos: pos, stays: q.stays}
@@ -108,7 +108,7 @@ func (q *queue) begin(ctx context.Context, burst []*fetch, wait bool) *fetch {
 	if !paid && !t.token(ctx, l.reads, l.Breaker(), wait) {
 		return nil
 	}
-	// The slot comes after the token, so that reads that wait hold none.
+	// The slot comes after the token, so that waiting reads hold none.
 	if !q.slot(ctx, f, wait) {
 		if !paid {
 			t.untoken(l.reads)
@@ -126,8 +126,8 @@ func (q *queue) begin(ctx context.Context, burst []*fetch, wait bool) *fetch {
 	return f
 }
 
-// slot takes a slot of host memory for a unit; with wait it waits for others' reads
-// to leave one. False: there is none, or the unit is here already.
+// slot takes a slot of host memory for a unit; with wait it waits for other reads to free
+// one. It returns false if there is none, or the unit is here by now.
 func (q *queue) slot(ctx context.Context, f *fetch, wait bool) bool {
 	t := q.t
 	u := level.Unit{Key: f.key, Parent: q.chain.Name(f.pos), Root: q.chain.Name(0), Pos: f.pos, Tokens: q.tokens[f.pos : f.pos+t.shape.Tokens()]}
@@ -151,10 +151,10 @@ func (q *queue) slot(ctx context.Context, f *fetch, wait bool) bool {
 	}
 }
 
-// ended reports whether nothing more comes, where the first ahead has not.
+// ended reports, after land found nothing, whether nothing more comes.
 func (q *queue) ended() bool { return q.stuck || len(q.ahead) > 0 || len(q.list) == 0 }
 
-// abandon gives back what is under way or has not been asked for, and counts it.
+// abandon gives up and counts what is under way or not yet begun.
 func (q *queue) abandon(ctx context.Context) {
 	q.t.leftOut(ctx, len(q.ahead)+len(q.list))
 	q.t.credit(len(q.list), q.t.shape.Record())
@@ -163,16 +163,15 @@ func (q *queue) abandon(ctx context.Context) {
 	}
 }
 
-// leftOut counts units that a load does without; those of a request that has left
-// are none.
+// leftOut counts units that a load does without, unless its request has left.
 func (t *Tiers) leftOut(ctx context.Context, units int) {
 	if !errors.Is(ctx.Err(), context.Canceled) {
 		t.metrics.left.Add(float64(units))
 	}
 }
 
-// came ends a read. A unit that nobody waits for, or that is to stay in host
-// memory, is verified and can be found there.
+// came ends a read. A unit that is to stay in host memory, or that nobody waits for any
+// more, is verified and published there.
 func (t *Tiers) came(f *fetch, good bool) {
 	if good && (f.stays || f.left.Load()) {
 		if good = t.shape.Right(f.pos, f.into.Record()); good {
@@ -185,7 +184,7 @@ func (t *Tiers) came(f *fetch, good bool) {
 	f.deliver(good)
 }
 
-// deliver ends a read: the unit is in its slot, or does not come.
+// deliver ends a read: the unit is in its slot, or has failed.
 func (f *fetch) deliver(good bool) {
 	l := f.into
 	if !good {
@@ -198,10 +197,10 @@ func (f *fetch) deliver(good bool) {
 	}
 }
 
-// here reports whether the unit, or word that it does not come, is at hand.
+// here reports whether wait returns at once.
 func (f *fetch) here() bool { return f.have != nil || len(f.got) > 0 }
 
-// wait returns the unit; nil when it does not come, then and ever after.
+// wait returns the unit, or nil, from then on, if it does not come.
 func (f *fetch) wait(ctx context.Context) level.Lease {
 	switch {
 	case f.have != nil:
@@ -221,7 +220,7 @@ func (f *fetch) wait(ctx context.Context) level.Lease {
 	return nil
 }
 
-// abandon gives back what has come or will come.
+// abandon releases what has come or will come.
 func (f *fetch) abandon() {
 	if f.have != nil {
 		f.have.Release()
@@ -241,7 +240,7 @@ func (f *fetch) drain() {
 	}
 }
 
-// spoilt reports a unit that is not what its digests say, and forgets it everywhere.
+// spoilt reports a unit that does not agree with its digests, and forgets it everywhere.
 func (t *Tiers) spoilt(f *fetch) {
 	name := t.from(f).Name()
 	t.metrics.corrupt.WithLabelValues(name).Inc()
@@ -249,8 +248,7 @@ func (t *Tiers) spoilt(f *fetch) {
 	t.forget(f)
 }
 
-// forget has no level of this worker's own find a unit again, nor the one that it came
-// from.
+// forget forgets a unit in all of this worker's own levels and in the one it came from.
 func (t *Tiers) forget(f *fetch) {
 	t.host.Forget(f.key)
 	for _, l := range t.below {

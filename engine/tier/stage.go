@@ -7,15 +7,15 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// Stage is Load for a request whose engine calls Bring: what the tiers have of it
-// is left in host memory, or read into it, and moved when the request has its
-// blocks. So a request that waits for memory takes none, and what it will need is
-// not evicted before its turn. A prefix that is too long for that is loaded.
+// Stage is Load for a request whose engine calls Bring: its prefix is left in host
+// memory, or read into it, and moved when the request has its blocks. So a request that
+// waits for memory takes none, and its prefix is not evicted before its turn. A prefix too
+// long for that is loaded.
 func (t *Tiers) Stage(ctx context.Context, tokens []int32, salt string, upto int) int {
 	return t.obtain(ctx, tokens, salt, upto, &search{}, t != nil && t.host.Arrives())
 }
 
-// inHost is how far host memory has a chain.
+// inHost returns how far host memory has a chain.
 func (t *Tiers) inHost(chain *kvcache.Chain, from, upto int) int {
 	for unit := t.shape.Tokens(); from+unit <= upto && t.host.Has(chain.Name(from+unit)); {
 		from += unit
@@ -23,10 +23,10 @@ func (t *Tiers) inHost(chain *kvcache.Chain, from, upto int) int {
 	return from
 }
 
-// prefetch has stage read tokens from .. to-1, and waits for it until ctx ends: a
-// request waits no longer than it may, and what it did not wait for is there when
-// it is placed, or for the next one. ended is called when all is read. While too
-// many are being read already it waits for its turn, as long as the request.
+// prefetch has stage read tokens from .. to-1 and waits for it until ctx ends. What the
+// request did not wait for is there when it is placed, or for the next one. ended is called
+// when all is read. If too many prefixes are being read it first waits for its turn, also
+// until ctx ends.
 func (t *Tiers) prefetch(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int, s *search, ended func()) {
 	if !t.token(ctx, t.stages, nil, true) {
 		t.leftOut(ctx, (to-from)/t.shape.Tokens())
@@ -51,9 +51,8 @@ func (t *Tiers) prefetch(ctx context.Context, chain *kvcache.Chain, tokens []int
 // prefetchTime bounds what is read for one request, waited for or not.
 const prefetchTime = 30 * time.Second
 
-// stage reads what host memory lacks of tokens from .. to-1 into it, until ctx
-// ends, and waits for it; what comes later stays there as well. It takes no blocks
-// of the pool, and holds nothing afterwards.
+// stage reads what host memory lacks of tokens from .. to-1 into it, until ctx ends; what
+// comes later stays there too. It takes no blocks of the pool and holds nothing afterwards.
 func (t *Tiers) stage(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int, s *search) {
 	unit := t.shape.Tokens()
 	var missing []int
@@ -69,7 +68,7 @@ func (t *Tiers) stage(ctx context.Context, chain *kvcache.Chain, tokens []int32,
 	for q.more(ctx, true); len(q.ahead) > 0; q.more(ctx, true) {
 		l := q.ahead[0].wait(ctx)
 		if l == nil {
-			break // what follows would be of no use now
+			break // what follows is of no use now
 		}
 		q.ahead = q.ahead[1:]
 		l.Release()

@@ -1,29 +1,27 @@
 // Package tier keeps KV blocks below the device pool, so that the next turn of a chat,
-// or the same prompt after a restart, is loaded and not computed again. Where they are
-// kept is a level each (engine/tier/level): host memory, an SSD, a store that several
-// workers share. This package is the policy: what is kept, where it is looked for, who
-// waits how long, and what other workers are given. It knows no level by name.
+// or the same prompt after a restart, is loaded instead of computed. The places are levels
+// (engine/tier/level): host memory, an SSD, a store that workers share. This package is
+// the policy: what is kept, where it is looked for, how long anybody waits, and what other
+// workers are given. It knows no level by name.
 //
-// What moves is the prefix index's unit (kvcache.UnitTokens tokens), under the
-// hash that names it: model, numerics, salt and every token before it. A unit
-// travels with the row digests that were made when its rows were; they are
-// made again from the bytes each time it comes back into the pool. A unit that
-// does not agree is forgotten, and its tokens are computed.
+// What moves is the prefix index's unit (kvcache.UnitTokens tokens), named by the hash of
+// model, numerics, salt and every token up to its end. A unit travels with the digests of
+// its rows; they are recomputed from the bytes each time it comes back into the pool. A
+// unit that does not agree is forgotten, and its tokens are computed.
 //
-//	save   the index has learned of a unit, or it was asked for again, or is
-//	       about to be evicted (WritePolicy): it is copied to host memory, the
-//	       first level, and from there to this worker's own levels by the same
-//	       policy; a shared one gets what host memory gets. Bounded queues:
-//	       under pressure units are left out, nobody waits.
-//	load   before a request is queued, units that the index lacks and a level
-//	       has are put into free blocks of the pool and indexed. Afterwards
-//	       they are cached blocks like any other: nobody holds them, so loads
-//	       can delay nobody and can never be waited for in a circle.
-//	bring  on a device, from host memory: units are put into a request's own
-//	       blocks when it has them, and it computes behind them layer by
-//	       layer; see Bring.
+//	save   when the index has learned of a unit, or it was asked for again, or is
+//	       about to be evicted (WritePolicy), it is copied to host memory, and from
+//	       there to this worker's own levels by the same policy. A shared level gets
+//	       what host memory gets. Queues are bounded: under pressure units are left
+//	       out, and nobody waits.
+//	load   before a request is queued, units that a level has and the index lacks are
+//	       put into free blocks of the pool and indexed. Then they are cached blocks
+//	       like any other: nobody holds them, so loads delay nobody and cannot
+//	       deadlock.
+//	bring  on a device, from host memory: units are put into a request's own blocks
+//	       once it has them, and it computes behind them layer by layer; see Bring.
 //
-// Non-goals: who runs, and matching prefixes (the engine and kvcache do).
+// Non-goals: scheduling requests and matching prefixes (the engine and kvcache do).
 package tier
 
 import (
@@ -44,41 +42,39 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Config says what is kept, and where.
+// Config says what is kept and where.
 type Config struct {
 	Host   level.MemoryConfig
 	Levels []level.Config // below host memory, nearest first
-	// Identity is what units depend on besides their hash's salt and tokens; what a level
-	// has of another one is not used.
+	// Identity is what units depend on besides salt and tokens. Units of another identity
+	// are not used.
 	Identity string
-	// LoadTimeout bounds one request's load: what has not come by then is
-	// computed.
+	// LoadTimeout bounds one request's load: what has not come by then is computed.
 	LoadTimeout time.Duration
-	// MinLoadTokens: fewer are computed rather than loaded.
+	// MinLoadTokens is the least that is loaded; fewer tokens are computed.
 	MinLoadTokens int
-	// LoadBlocks bounds the blocks that loads under way may take together, and
-	// LoadQuota the bytes a second, a second's worth at once; 0: it does not.
+	// LoadBlocks bounds the blocks of all loads under way, and LoadQuota their bytes a
+	// second, with a second's worth at once; 0: no limit.
 	LoadBlocks int
 	LoadQuota  int64
 
 	Write     WritePolicy // "": Through
 	WriteHits int         // of Selective; at least 1
-	// TTL: older units are not used; 0: however old.
+	// TTL is the age at which units are no longer used; 0: no limit.
 	TTL time.Duration
-	// PinShare of each level of this worker's own is the most that pins may keep;
-	// at most a half.
+	// PinShare of each of this worker's own levels is the most that pins may keep, at most
+	// a half.
 	PinShare float64
-	// TenantShare of each level of this worker's own is the most that units of one
-	// cache salt, "" too, may fill: beyond, a new one takes the place of one of
-	// theirs. 0: all.
+	// TenantShare of each of this worker's own levels is the most that units of one cache
+	// salt ("" is one) may fill. Beyond it a new unit replaces one of theirs. 0: all.
 	TenantShare float64
 
-	// Changed hears of each unit that comes into a level or leaves it, in order,
-	// under the level's lock: it must not block, nor ask the tiers. Nil: nobody.
+	// Changed is told of each unit that enters or leaves a level, in order and under the
+	// level's lock: it must not block, or call the tiers. It may be nil.
 	Changed func(Change)
 }
 
-// Change is a unit that can be found in a level from now on, or no more.
+// Change is a unit that entered a level or left it.
 type Change struct {
 	Tier         string // the level's name
 	Memory       bool   // it is host memory
@@ -89,7 +85,7 @@ type Change struct {
 	Tokens       []int32      // of what is stored, if they are at hand
 }
 
-// Validate names what cannot be.
+// Validate reports what is wrong with the configuration.
 func (c *Config) Validate() error {
 	switch {
 	case c.Host == nil:
@@ -111,12 +107,12 @@ type Backend interface {
 }
 
 const (
-	saveQueue  = 1 << 14 // units that wait to be copied to host memory
-	writeQueue = 1 << 10 // units that wait to be written to a level below it
+	saveQueue  = 1 << 14 // units waiting to be copied to host memory
+	writeQueue = 1 << 10 // units waiting to be written to one level below it
 	spareMost  = 64      // slots of host memory that Back keeps free, at most an eighth
 	window     = 16      // units that one load has under way
-	refill     = 12      // units of those that are left when more are begun: reads go together
-	stages     = 32      // prefixes that are being read into host memory
+	refill     = 12      // units under way when more are begun, so that reads go together
+	stages     = 32      // prefixes being read into host memory
 )
 
 // Tiers are the levels under one worker's pool. It is the cache's Listener.
@@ -132,13 +128,13 @@ type Tiers struct {
 	pins   *pins
 	slots  int // of host memory
 	spare  int // see spareMost
-	batch  int // units that move together: few where host memory has few
+	batch  int // units that move together; few if host memory is small
 	// patience is how long Back waits for a level that is slower than evictions.
 	patience time.Duration
 	grace    time.Duration // see await
 	metrics  *metrics
 	loading  claims
-	bringing claims // Bring's: these end when the device is done, with a word to who waits
+	bringing claims // of Bring; they end when the device is done
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -147,24 +143,25 @@ type Tiers struct {
 	wg     sync.WaitGroup // savers, writers, reads
 	saves  chan save
 	stages chan struct{} // a token for each prefix that is being read ahead
-	// clearing has a token while Flush erases what levels have left.
+	// clearing holds a token while Flush erases files.
 	clearing chan struct{}
-	repin    chan struct{} // a poke: pins have changed
-	keep     chan struct{} // the same, for who writes them down
-	unsaved  atomic.Int64  // units in saves and jobs, and in the hands of who reads those
+	repin    chan struct{} // poked when pins have changed, for expirer
+	keep     chan struct{} // the same, for pinKeeper
+	unsaved  atomic.Int64  // units in saves and jobs, and being handled from there
 
 	mu     sync.Mutex
 	cache  *kvcache.Cache // set by Attach, before any event
 	taken  int            // blocks of loads under way
 	said   time.Time      // when complain last did
 	loads  int            // loads begun, ever: their owners' names
-	closed bool           // no more loads, and no more reads
+	closed bool           // no more loads and reads
 	sealed bool           // the lanes' jobs are closed
 	quota  bucket         // of loads
 }
 
-// New opens the levels. They do nothing until Attach. Much host memory takes seconds, in
-// which ctx may end. A *level.SettingError says which setting this machine does not allow.
+// New opens the levels. They do nothing until Attach. Taking much host memory takes
+// seconds, in which ctx may end. A *level.SettingError names a setting that this machine
+// does not allow.
 func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prometheus.Registerer) (*Tiers, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -192,7 +189,7 @@ func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *
 	return t, nil
 }
 
-// open opens the levels and takes over the pins that one of them has kept.
+// open opens the levels and takes over the pins that one of them kept.
 func (t *Tiers) open(ctx context.Context, pool kernels.Pool) error {
 	env := &level.Env{Shape: t.shape, Identity: t.cfg.Identity, Pool: pool, LoadTimeout: t.cfg.LoadTimeout, TTL: t.cfg.TTL, TenantShare: t.cfg.TenantShare,
 		Pinned: t.pins.has, Went: t.lost, Complain: t.complain, Log: t.log, Awake: t.awake}
@@ -227,7 +224,7 @@ func (t *Tiers) open(ctx context.Context, pool kernels.Pool) error {
 	return nil
 }
 
-// add takes in a level below host memory.
+// add adds a level below host memory.
 func (t *Tiers) add(l level.Level) {
 	lane := newLane(l)
 	t.below = append(t.below, lane)
@@ -257,7 +254,7 @@ func (t *Tiers) levels() (all []level.Base) {
 	return all
 }
 
-// Attach starts saving what cache learns of. Once.
+// Attach starts saving what cache learns of. It is called once.
 func (t *Tiers) Attach(cache *kvcache.Cache) {
 	t.mu.Lock()
 	t.cache = cache
@@ -274,17 +271,16 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 	}
 }
 
-// ErrHung says that reads or writes of the SSD do not end; ErrClosed that the
-// tiers are being closed.
+// ErrHung: reads or writes of the SSD do not end. ErrClosed: the tiers are being closed.
 var (
 	ErrHung   = errors.New("the SSD does not answer")
 	ErrClosed = errors.New("the KV tiers are closed")
 )
 
 // Close writes what still waits for a level below host memory (under Back: what only host
-// memory has) until ctx ends, and waits for everything that touches the pool. Loads
-// after it load nothing. ErrHung: transfers were still under way a moment after
-// ctx ended; their memory and files stay with the process, and nothing else.
+// memory has) until ctx ends, and waits for everything that touches the pool. Later loads
+// load nothing. ErrHung: transfers were still under way a moment after ctx ended; only
+// their memory and files stay open.
 func (t *Tiers) Close(ctx context.Context) error {
 	t.mu.Lock()
 	again := t.closed
@@ -318,8 +314,8 @@ func (t *Tiers) closeLevels(ctx context.Context, list []level.Base) (err error) 
 	return err
 }
 
-// await waits for the goroutines of the tiers: a while longer than ctx lasts,
-// since by then only transfers that have begun are waited for.
+// await waits for the goroutines of the tiers, a while longer than ctx lasts: by then only
+// transfers that have begun are left.
 func (t *Tiers) await(ctx context.Context) error {
 	ended := make(chan struct{})
 	go func() { // ends with them
@@ -357,12 +353,10 @@ func (t *Tiers) await(ctx context.Context) error {
 	}
 }
 
-// Flush forgets every unit of every level that is this worker's own (Purge is
-// for the shared store), at once; then it deletes their files. ErrHung: those
-// are not deleted yet as ctx ends; they will be when the SSD answers, and until then
-// a worker that starts anew would find their units, as it would with any other
-// error: then some cannot be deleted. What is being written at this
-// moment may come after it.
+// Flush forgets every unit of this worker's own levels at once (Purge is for the shared
+// store), then deletes their files. ErrHung: ctx ended first; the files are deleted when
+// the SSD answers. Any other error: some could not be deleted. A worker that restarts finds
+// the units of files that are left. Units being written at this moment may survive.
 func (t *Tiers) Flush(ctx context.Context) error {
 	if t == nil {
 		return nil
@@ -379,7 +373,7 @@ func (t *Tiers) Flush(ctx context.Context) error {
 	hung := fmt.Errorf("%w: its files are not deleted yet", ErrHung)
 	select {
 	case t.clearing <- struct{}{}:
-	case <-ctx.Done(): // that of an earlier flush is under way
+	case <-ctx.Done(): // an earlier flush is under way
 		return hung
 	}
 	cleared := make(chan error, 1)
@@ -406,12 +400,11 @@ func (t *Tiers) Flush(ctx context.Context) error {
 	}
 }
 
-// ErrNoStore says that there is no shared store, or this worker may not write to it.
+// ErrNoStore: there is no shared store, or this worker may not write to it.
 var ErrNoStore = errors.New("no shared store to write to")
 
-// Purge deletes the units of this model, numerics and layout from the shared
-// store, for all workers: those that it finds until ctx ends. With an error
-// there may be more.
+// Purge deletes from the shared store, for all workers, the units of this model, numerics
+// and layout that it finds until ctx ends. After an error there may be more.
 func (t *Tiers) Purge(ctx context.Context) (deleted int, err error) {
 	if t == nil || t.shared == nil || t.shared.jobs == nil {
 		return 0, ErrNoStore
@@ -419,7 +412,7 @@ func (t *Tiers) Purge(ctx context.Context) (deleted int, err error) {
 	return t.shared.remote.Purge(ctx)
 }
 
-// complain logs what goes wrong with a level, at most every ten seconds.
+// complain logs a level's failures, at most one every ten seconds.
 func (t *Tiers) complain(err error) {
 	t.mu.Lock()
 	quiet := time.Since(t.said) < 10*time.Second
