@@ -76,7 +76,7 @@ func (p *pool) SetDigest(layer int, block int32, filled int, digest []uint64) {
 	p.digests[[2]int{layer, int(block)}] = digest[0]
 }
 
-// has says whether the blocks hold a prompt's rows.
+// has reports whether the blocks hold a prompt's rows.
 func (p *pool) has(table []int32, seed int32, positions int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -120,7 +120,7 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 	}
 }
 
-// finishOf says whether the n-th output token ends its choice.
+// finishOf reports whether the n-th output token ends its choice.
 func (e *Engine) finishOf(h *Handle, token int32, n int) Finish {
 	r := h.req
 	stops := !r.IgnoreEOS && slices.Contains(e.cfg.EOS, token) || slices.Contains(r.StopTokens, token)

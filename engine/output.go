@@ -22,7 +22,7 @@ func (e *OutputError) Error() string {
 // complainEvery is how often the log tells of such output.
 const complainEvery = time.Minute
 
-// spoilt says whether a result has no token where one was to be drawn, or a prompt
+// spoilt reports whether a result has no token where one was to be drawn, or a prompt
 // token's log probability is NaN; at is its position, from the first of the step's.
 func (e *Engine) spoilt(s *kernels.Seq, r *kernels.Result) (at int, yes bool) {
 	for i := range r.Prompt {

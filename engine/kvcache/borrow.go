@@ -43,7 +43,7 @@ func (c *Cache) Borrow(ch *Chain, upto, most int, owner string) (ids []int32, n 
 // Name returns the hash of the chain's first tokens, a multiple of Grain.
 func (ch *Chain) Name(tokens int) Hash { return ch.at(tokens / Grain) }
 
-// Knows says whether the index has the unit that ends with h.
+// Knows reports whether the index has the unit that ends with h.
 func (c *Cache) Knows(h Hash) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

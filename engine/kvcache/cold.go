@@ -111,7 +111,7 @@ func (c *Cache) setCold(e *entry, cold bool) {
 	c.releaf(e.parent)
 }
 
-// isLeaf says whether nothing extends e, among those that stay longer than e:
+// isLeaf reports whether nothing extends e, among those that stay longer than e:
 // cold entries go first, so that a prompt's units are announced from its end.
 func (c *Cache) isLeaf(e *entry) bool {
 	n := c.kids[e.hash]

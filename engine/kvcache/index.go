@@ -23,7 +23,7 @@ type entry struct {
 	cold         bool   // announced as about to be evicted; see cold.go
 }
 
-// before says whether e is evicted before f.
+// before reports whether e is evicted before f.
 func (e *entry) before(f *entry) bool {
 	if e.leaf != f.leaf {
 		return e.leaf

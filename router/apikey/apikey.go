@@ -96,7 +96,7 @@ func (f *File) Validate() error {
 	return nil
 }
 
-// PlainName says whether s can be a tenant's name: it shows in logs, metrics
+// PlainName reports whether s can be a tenant's name: it shows in logs, metrics
 // and headers.
 func PlainName(s string) bool {
 	if len(s) == 0 || len(s) > 64 {
@@ -126,7 +126,7 @@ func (k *Key) Rates() limit.Rates {
 	return limit.Rates{Requests: k.RequestsPerMinute, Tokens: k.TokensPerMinute, InFlight: k.MaxInFlight}
 }
 
-// May says whether the key's owner may use a model.
+// May reports whether the key's owner may use a model.
 func (k *Key) May(model string) bool {
 	for _, m := range k.Models {
 		if prefix, ok := strings.CutSuffix(m, "*"); m == model || ok && strings.HasPrefix(model, prefix) {
@@ -136,7 +136,7 @@ func (k *Key) May(model string) bool {
 	return len(k.Models) == 0
 }
 
-// Expired says whether the key has ended.
+// Expired reports whether the key has ended.
 func (k *Key) Expired(now time.Time) bool { return !k.Expires.IsZero() && !now.Before(k.Expires) }
 
 // Load reads a file of keys. What is wrong with it is told with its line; the

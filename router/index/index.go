@@ -207,7 +207,7 @@ func (x *Index) held(name uint64, id uint32, tiers uint64) {
 	}
 }
 
-// spare says whether a prompt asked for the prefix since the last call.
+// spare reports whether a prompt asked for the prefix since the last call.
 func (x *Index) spare(name uint64) bool {
 	sh := x.shard(name)
 	sh.mu.Lock()

@@ -49,7 +49,7 @@ func (s *Source) Apply(b *kvevents.Batch) {
 	}
 }
 
-// ours says whether an event's KV group is the one that names prefixes: of
+// ours reports whether an event's KV group is the one that names prefixes: of
 // models with several kinds of attention the first that keeps all. s.mu is
 // held.
 func (s *Source) ours(ev *kvevents.Event) bool {

@@ -55,7 +55,7 @@ func (t *table) get(key uint64) (uint64, bool) {
 	return t.slots[at].val, ok
 }
 
-// put sets a key; added says whether it is new.
+// put sets a key; added reports whether it is new.
 func (t *table) put(key, val uint64) (added bool) {
 	if t.n*5 >= len(t.slots)*4 {
 		t.resize(max(minSlots, len(t.slots)*5/4+1))

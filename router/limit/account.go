@@ -12,7 +12,7 @@ type Rates struct {
 	InFlight int   // at once, waiting ones too
 }
 
-// Limits says whether anything is limited.
+// Limits reports whether anything is limited.
 func (r Rates) Limits() bool { return r != Rates{} }
 
 // Account is what one key has used.

@@ -34,7 +34,7 @@ func (b *Bucket) fill(now time.Time) {
 	}
 }
 
-// Limited says whether it limits anything.
+// Limited reports whether it limits anything.
 func (b *Bucket) Limited() bool { return b.perMinute > 0 }
 
 // Wait is how long it takes until n can be taken; 0 is now. n is at most a

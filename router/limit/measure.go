@@ -30,7 +30,7 @@ func (d *drain) pass(now time.Time) {
 	d.since = now
 }
 
-// waits says whether anything waits from now on.
+// waits reports whether anything waits from now on.
 func (d *drain) waits(now time.Time, on bool) {
 	if d.on != on {
 		d.pass(now)

@@ -31,7 +31,7 @@ func (b *Breaker) validate() error {
 	return cmp.Or(config.AtLeast("failures", b.Failures, 0), config.Positive("open", b.Open), config.AtLeast("max_open", b.MaxOpen, b.Open))
 }
 
-// GuardState says whether a worker gets requests.
+// GuardState reports whether a worker gets requests.
 type GuardState string
 
 // States of a guard.
@@ -54,10 +54,10 @@ type guard struct {
 	health           // for ejection
 }
 
-// shut says whether it is other than closed.
+// shut reports whether it is other than closed.
 func (g *guard) shut() bool { return g.state != "" && g.state != Closed }
 
-// admits says whether a request may go to the worker.
+// admits reports whether a request may go to the worker.
 func (g *guard) admits(now time.Time) bool {
 	switch g.state {
 	case "", Closed:

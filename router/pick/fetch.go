@@ -26,7 +26,7 @@ func (s *scorer) fetched(n *node, own float64) float64 {
 	return out
 }
 
-// fetchesFrom says whether blocks of two classes are of the same kind, roles
+// fetchesFrom reports whether blocks of two classes are of the same kind, roles
 // and block sizes aside.
 func (a *classID) fetchesFrom(b *classID) bool {
 	return a.dialect == b.dialect && a.model == b.model && a.fingerprint == b.fingerprint && a.tokenizer == b.tokenizer && a.numerics == b.numerics

@@ -25,7 +25,7 @@ const (
 // explorer counts chances to serve locally.
 type explorer struct{ unknown, since int }
 
-// tries says whether this chance is used to learn.
+// tries reports whether this chance is used to learn.
 func (e *explorer) tries(known bool) bool {
 	if !known {
 		e.unknown++

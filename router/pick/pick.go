@@ -50,7 +50,7 @@ type Request struct {
 	// prompt's beginning, which ConsistentHash takes where there is none.
 	Session string
 	Head    []byte
-	// Local says whether decode of a dialect could serve the request alone
+	// Local reports whether decode of a dialect could serve the request alone
 	// though it can be split; nil says no.
 	Local func(dialect string) bool
 }

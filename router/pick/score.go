@@ -164,7 +164,7 @@ func (s *scorer) member(n *node) *fleet.Member {
 	return nil
 }
 
-// trusted says whether a chosen node is still eligible; one that is not is
+// trusted reports whether a chosen node is still eligible; one that is not is
 // left out from then on.
 func (s *scorer) trusted(n *node) bool {
 	if !s.behind || s.view.Eligible == nil || s.view.Eligible(s.member(n)) {
@@ -464,7 +464,7 @@ func (s *scorer) weight(n *node) float64 {
 	return w
 }
 
-// due says whether a newcomer of weight w may have its next request now, like
+// due reports whether a newcomer of weight w may have its next request now, like
 // anybody else: it has none, and its last, if there was one, is 1/w rounds of
 // its class ago. A cost over a small weight is no share: where few requests
 // run, even an idle newcomer's is the highest until it has grown up.

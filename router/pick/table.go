@@ -12,7 +12,7 @@ type table struct {
 	models              map[string]*model
 }
 
-// older says whether v may have members that the table does not know.
+// older reports whether v may have members that the table does not know.
 func (t *table) older(v View) bool {
 	switch {
 	case t == nil || v.Snapshot.Version > t.version:

@@ -102,7 +102,7 @@ func (s *peers) apply(m *message, now time.Time) (touched []pick.WorkerLoad, isN
 	return touched, isNew
 }
 
-// first says whether self is the one that answers who asks: one is enough.
+// first reports whether self is the one that answers who asks: one is enough.
 func (s *peers) first(self, asker uint64) bool {
 	for id := range s.byID {
 		if id != asker && id < self {

@@ -155,7 +155,7 @@ func (s *Sharer) Run(ctx context.Context) {
 	}
 }
 
-// questions says whether to ask for prefixes, and whether to tell of them, now.
+// questions reports whether to ask for prefixes, and whether to tell of them, now.
 func (s *Sharer) questions(alone bool) (asks, asked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,7 +164,7 @@ func (s *Sharer) questions(alone bool) (asks, asked bool) {
 	return asks, asked
 }
 
-// look forgets the silent, and says whether anybody is left and wants all.
+// look forgets the silent, and reports whether anybody is left and wants all.
 func (s *Sharer) look(now time.Time) (alone, owed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
