@@ -14,23 +14,23 @@ import (
 // Config configures a Router.
 type Config struct {
 	// Listen is the public listener, host:port.
-	Listen string `koanf:"listen"`
+	Listen string `key:"listen"`
 	// AdminListen is the admin listener; "" leaves it out.
-	AdminListen string `koanf:"admin_listen"`
+	AdminListen string `key:"admin_listen"`
 	// TLSCert and TLSKey are PEM files; both make the public listener TLS.
 	// With TLSClientCA clients need a certificate that it vouches for. Changed
 	// files are read again.
-	TLSCert     string `koanf:"tls_cert"`
-	TLSKey      string `koanf:"tls_key"`
-	TLSClientCA string `koanf:"tls_client_ca"`
+	TLSCert     string `key:"tls_cert"`
+	TLSKey      string `key:"tls_key"`
+	TLSClientCA string `key:"tls_client_ca"`
 	// AdminTLSCert and AdminTLSKey do the same for the admin listener.
-	AdminTLSCert string `koanf:"admin_tls_cert"`
-	AdminTLSKey  string `koanf:"admin_tls_key"`
+	AdminTLSCert string `key:"admin_tls_cert"`
+	AdminTLSKey  string `key:"admin_tls_key"`
 	// AuditFile gets a line of JSON for each change through the admin listener,
 	// besides the log's; ReopenAudit opens it anew. "" is none.
-	AuditFile string `koanf:"audit_file"`
+	AuditFile string `key:"audit_file"`
 	// PublicMetrics serves /metrics on the public listener too.
-	PublicMetrics bool `koanf:"public_metrics"`
+	PublicMetrics bool `key:"public_metrics"`
 
 	h1.Bounds   // of the public listener, but for StallTimeout of the admin's too
 	h1.Timeouts // of legs
@@ -39,11 +39,11 @@ type Config struct {
 	sense.Sources
 
 	// Upstream is how engines are talked to.
-	Upstream h1.Upstream `koanf:"upstream"`
+	Upstream h1.Upstream `key:"upstream"`
 
-	Pick pick.Config `koanf:"pick"` // its policy is reloadable
+	Pick pick.Config `key:"pick"` // its policy is reloadable
 	// Share is what routers side by side tell each other.
-	Share share.Config `koanf:"share"`
+	Share share.Config `key:"share"`
 }
 
 // DefaultConfig is for one machine.

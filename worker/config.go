@@ -19,129 +19,129 @@ import (
 	"github.com/xpyd/xpyd/kvconn/way"
 )
 
-// Config is one worker's settings; the koanf tags are its YAML keys.
+// Config is one worker's settings; the key tags are its YAML keys.
 type Config struct {
 	// Join is the line that a router keeps in DATA/join-url: the fleet's NATS and its
 	// secrets. JoinFile is a file with it, which is followed. With TrustEveryone whoever
 	// reaches this worker may use it like the router.
-	Join          string `koanf:"join" secret:"true"`
-	JoinFile      string `koanf:"join_file"`
-	TrustEveryone bool   `koanf:"trust_everyone"`
+	Join          string `key:"join" secret:"true"`
+	JoinFile      string `key:"join_file"`
+	TrustEveryone bool   `key:"trust_everyone"`
 
-	ID   string `koanf:"id"`   // name in the fleet; empty: the role and a random suffix
-	Role string `koanf:"role"` // "prefill" or "decode"; can be changed while it runs
+	ID   string `key:"id"`   // name in the fleet; empty: the role and a random suffix
+	Role string `key:"role"` // "prefill" or "decode"; can be changed while it runs
 	// Drained: it starts drained and gets no work before `xpyd undrain`.
-	Drained bool `koanf:"drained"`
+	Drained bool `key:"drained"`
 
 	Compute
-	ServedName string `koanf:"served_name"` // what clients call the model; empty: its own name
+	ServedName string `key:"served_name"` // what clients call the model; empty: its own name
 
-	Listen    string `koanf:"listen"`    // HTTP
-	KVListen  string `koanf:"kv_listen"` // kvconn
-	Advertise string `koanf:"advertise"` // host that others dial; empty: found from listen
+	Listen    string `key:"listen"`    // HTTP
+	KVListen  string `key:"kv_listen"` // kvconn
+	Advertise string `key:"advertise"` // host that others dial; empty: found from listen
 	// APIKeysFile has the keys of those who ask this worker without the fleet's secret,
 	// such as a foreign proxy, in the router's format; empty: nobody may.
-	APIKeysFile string   `koanf:"api_keys_file"`
-	AllowHosts  []string `koanf:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
+	APIKeysFile string   `key:"api_keys_file"`
+	AllowHosts  []string `key:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
 
-	Blocks        int           `koanf:"blocks"`         // blocks of the KV pool; 0: from kv_memory
-	MaxModelLen   int           `koanf:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
-	MaxBatch      int           `koanf:"max_batch"`      // sequences a step
-	MaxWaiting    int           `koanf:"max_waiting"`    // requests that may queue
-	StepTokens    int           `koanf:"step_tokens"`    // tokens a step
-	PrefillTokens int           `koanf:"prefill_tokens"` // of one prompt in a step on a GPU in which nothing decodes
-	MaxStepTime   time.Duration `koanf:"max_step_time"`  // aim for a step with a prefill chunk
+	Blocks        int           `key:"blocks"`         // blocks of the KV pool; 0: from kv_memory
+	MaxModelLen   int           `key:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
+	MaxBatch      int           `key:"max_batch"`      // sequences a step
+	MaxWaiting    int           `key:"max_waiting"`    // requests that may queue
+	StepTokens    int           `key:"step_tokens"`    // tokens a step
+	PrefillTokens int           `key:"prefill_tokens"` // of one prompt in a step on a GPU in which nothing decodes
+	MaxStepTime   time.Duration `key:"max_step_time"`  // aim for a step with a prefill chunk
 
-	MaxBody config.Size `koanf:"max_body"` // bytes of a request body
+	MaxBody config.Size `key:"max_body"` // bytes of a request body
 	// MaxAnswer bounds an answer that does not stream: a request whose answer could become
 	// larger is refused. AnswerMemory bounds all answers under way; requests wait for
 	// their share.
-	MaxAnswer    config.Size   `koanf:"max_answer"`
-	AnswerMemory config.Size   `koanf:"answer_memory"`
-	ReadTimeout  time.Duration `koanf:"read_timeout"`  // for a whole request to arrive
-	StallTimeout time.Duration `koanf:"stall_timeout"` // a client that takes no bytes for so long is cut off
-	DrainTimeout time.Duration `koanf:"drain_timeout"` // for running requests to finish at shutdown
-	LeaseTime    time.Duration `koanf:"lease_time"`    // finished prompts wait so long for a foreign proxy's decode
-	LeaseMax     time.Duration `koanf:"lease_max"`     // and so long at most, however often the proxy renews that
-	TicketWait   time.Duration `koanf:"ticket_wait"`   // the router's leg waits so long for decode's ticket
-	ReserveWait  time.Duration `koanf:"reserve_wait"`  // decode waits so long for free blocks
+	MaxAnswer    config.Size   `key:"max_answer"`
+	AnswerMemory config.Size   `key:"answer_memory"`
+	ReadTimeout  time.Duration `key:"read_timeout"`  // for a whole request to arrive
+	StallTimeout time.Duration `key:"stall_timeout"` // a client that takes no bytes for so long is cut off
+	DrainTimeout time.Duration `key:"drain_timeout"` // for running requests to finish at shutdown
+	LeaseTime    time.Duration `key:"lease_time"`    // finished prompts wait so long for a foreign proxy's decode
+	LeaseMax     time.Duration `key:"lease_max"`     // and so long at most, however often the proxy renews that
+	TicketWait   time.Duration `key:"ticket_wait"`   // the router's leg waits so long for decode's ticket
+	ReserveWait  time.Duration `key:"reserve_wait"`  // decode waits so long for free blocks
 
 	// Topology says where the worker is, from the widest label to the narrowest, such as
 	// "zone-a/rack-3". Routers prefer near pairs.
-	Topology string `koanf:"topology"`
+	Topology string `key:"topology"`
 
-	KVEvents KVEvents `koanf:"kv_events"`
-	Fleet    Fleet    `koanf:"fleet"`
-	KV       KV       `koanf:"kv"`
-	Log      Log      `koanf:"log"`
+	KVEvents KVEvents `key:"kv_events"`
+	Fleet    Fleet    `key:"fleet"`
+	KV       KV       `key:"kv"`
+	Log      Log      `key:"log"`
 }
 
 // Compute is what a worker computes, and on what; `xpyd up` has the same of all its workers.
 type Compute struct {
-	Model       string `koanf:"model"`        // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
-	Device      string `koanf:"device"`       // "auto", "cpu" or "cuda"
-	Threads     int    `koanf:"threads"`      // CPU threads; 0: all cores
-	BlockTokens int    `koanf:"block_tokens"` // positions a KV block
+	Model       string `key:"model"`        // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
+	Device      string `key:"device"`       // "auto", "cpu" or "cuda"
+	Threads     int    `key:"threads"`      // CPU threads; 0: all cores
+	BlockTokens int    `key:"block_tokens"` // positions a KV block
 	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on
 	// the CPU; on a GPU what GPUMemory leaves beside weights and scratch.
-	KVMemory  config.AutoSize `koanf:"kv_memory"`
-	GPUMemory float64         `koanf:"gpu_memory"` // part of the GPU's memory that this process takes in all
+	KVMemory  config.AutoSize `key:"kv_memory"`
+	GPUMemory float64         `key:"gpu_memory"` // part of the GPU's memory that this process takes in all
 	// BatchInvariant gives a prompt the same tokens whatever the batch, the chunks
 	// or the split, at some speed. On the CPU it is always so.
-	BatchInvariant bool   `koanf:"batch_invariant"`
-	DType          string `koanf:"dtype"`          // "auto" (fp16 for checkpoints whose torch_dtype is float16, else bf16), "bf16" or "fp16": of weights, activations and KV on a GPU
-	Quantization   string `koanf:"quantization"`   // "auto" (as the checkpoint is), "none" or "fp8": of the layers' projections on a GPU
-	KVCacheDType   string `koanf:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is as dtype on a GPU, f32 on the CPU
+	BatchInvariant bool   `key:"batch_invariant"`
+	DType          string `key:"dtype"`          // "auto" (fp16 for checkpoints whose torch_dtype is float16, else bf16), "bf16" or "fp16": of weights, activations and KV on a GPU
+	Quantization   string `key:"quantization"`   // "auto" (as the checkpoint is), "none" or "fp8": of the layers' projections on a GPU
+	KVCacheDType   string `key:"kv_cache_dtype"` // "auto", "bf16" or "fp8"; auto is as dtype on a GPU, f32 on the CPU
 }
 
 // Fleet says how to reach NATS. The TLS files are for NATS, for HTTP with routers and workers,
 // and for KV over the network.
 type Fleet struct {
 	URL       string        // of the join line, nats://host:port, comma separated; empty is a worker of its own
-	CredsFile string        `koanf:"creds_file"`
-	TLSCert   string        `koanf:"tls_cert"`
-	TLSKey    string        `koanf:"tls_key"`
-	TLSCA     string        `koanf:"tls_ca"`
-	Insecure  bool          `koanf:"insecure"` // allow NATS off this machine without credentials or TLS
-	Heartbeat time.Duration `koanf:"heartbeat"`
+	CredsFile string        `key:"creds_file"`
+	TLSCert   string        `key:"tls_cert"`
+	TLSKey    string        `key:"tls_key"`
+	TLSCA     string        `key:"tls_ca"`
+	Insecure  bool          `key:"insecure"` // allow NATS off this machine without credentials or TLS
+	Heartbeat time.Duration `key:"heartbeat"`
 }
 
 // KV are the connector's settings; kvconn/DESIGN.md explains each deadline.
 type KV struct {
-	BulkConns        int             `koanf:"bulk_conns"`
-	DialTimeout      time.Duration   `koanf:"dial_timeout"`
-	HandshakeTimeout time.Duration   `koanf:"handshake_timeout"`
-	AcceptTimeout    time.Duration   `koanf:"accept_timeout"`
-	TicketTimeout    time.Duration   `koanf:"ticket_timeout"`
-	PeerSilence      time.Duration   `koanf:"peer_silence"`
-	Resends          int             `koanf:"resends"`
-	MaxSessions      int             `koanf:"max_sessions"`
+	BulkConns        int             `key:"bulk_conns"`
+	DialTimeout      time.Duration   `key:"dial_timeout"`
+	HandshakeTimeout time.Duration   `key:"handshake_timeout"`
+	AcceptTimeout    time.Duration   `key:"accept_timeout"`
+	TicketTimeout    time.Duration   `key:"ticket_timeout"`
+	PeerSilence      time.Duration   `key:"peer_silence"`
+	Resends          int             `key:"resends"`
+	MaxSessions      int             `key:"max_sessions"`
 	Ways             []string        // what transport may be: way.Names
-	Transport        string          `koanf:"transport"`          // "auto", the fastest for each peer, or the only one that may be taken
-	MaxQuarantined   int             `koanf:"max_quarantined"`    // blocks; 0: a quarter of the pool
-	Digest           string          `koanf:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
-	Convert          string          `koanf:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
-	DeviceRefill     string          `koanf:"device_refill"`      // "on" or "off": whether GPUs push into blocks of another size or dtype
-	HostMemory       config.PoolSize `koanf:"host_memory"`        // host memory under the pool, or how many times the pool; 0: none
-	SSDDir           string          `koanf:"ssd_dir"`            // folder of this worker alone, under host memory; empty: none
-	SSDSize          config.Size     `koanf:"ssd_size"`           // what ssd_dir may fill
-	SSDIO            string          `koanf:"ssd_io"`             // "auto", "io_uring" or "pread": how ssd_dir is read and written
-	Store            string          `koanf:"store" secret:"url"` // of a Redis or Valkey that workers share, under host memory; empty: none
-	StoreTTL         time.Duration   `koanf:"store_ttl"`          // what nobody wrote or read for so long leaves it
-	StoreTimeout     time.Duration   `koanf:"store_timeout"`      // of an operation; later it counts as down
-	StoreWrite       bool            `koanf:"store_write"`        // false: it is only read
-	LoadTimeout      time.Duration   `koanf:"load_timeout"`       // what a request's prefix has not brought by then is computed
-	MinLoadTokens    int             `koanf:"min_load_tokens"`    // fewer are computed rather than loaded
-	WritePolicy      string          `koanf:"write_policy"`       // "through", "selective" or "back": when units are copied to the tier below
-	WriteHits        int             `koanf:"write_hits"`         // of selective: requests that must have found a unit
-	Eviction         string          `koanf:"eviction"`           // of host memory: "lru", "lfu" or "s3fifo"
-	TTL              time.Duration   `koanf:"ttl"`                // older units of the tiers are not used; 0: however old
-	PinShare         float64         `koanf:"pin_share"`          // most of each tier that pins may keep
-	TenantShare      float64         `koanf:"tenant_share"`       // most of host memory, and of the SSD, that one cache salt may fill; 0: all
-	LoadQuota        config.Size     `koanf:"load_quota"`         // bytes a second that loads may take; 0: any
-	Peers            string          `koanf:"peers"`              // "on" or "off": whether prefixes are fetched from other workers and given to them
-	PeerBring        string          `koanf:"peer_bring"`         // "on" or "off": whether a GPU computes behind what a peer gives
-	PeerQuota        config.Size     `koanf:"peer_quota"`         // bytes a second that are given to them; 0: any
+	Transport        string          `key:"transport"`          // "auto", the fastest for each peer, or the only one that may be taken
+	MaxQuarantined   int             `key:"max_quarantined"`    // blocks; 0: a quarter of the pool
+	Digest           string          `key:"digest"`             // "on"; "off" leaves digests unchecked where both workers say so, for measuring
+	Convert          string          `key:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
+	DeviceRefill     string          `key:"device_refill"`      // "on" or "off": whether GPUs push into blocks of another size or dtype
+	HostMemory       config.PoolSize `key:"host_memory"`        // host memory under the pool, or how many times the pool; 0: none
+	SSDDir           string          `key:"ssd_dir"`            // folder of this worker alone, under host memory; empty: none
+	SSDSize          config.Size     `key:"ssd_size"`           // what ssd_dir may fill
+	SSDIO            string          `key:"ssd_io"`             // "auto", "io_uring" or "pread": how ssd_dir is read and written
+	Store            string          `key:"store" secret:"url"` // of a Redis or Valkey that workers share, under host memory; empty: none
+	StoreTTL         time.Duration   `key:"store_ttl"`          // what nobody wrote or read for so long leaves it
+	StoreTimeout     time.Duration   `key:"store_timeout"`      // of an operation; later it counts as down
+	StoreWrite       bool            `key:"store_write"`        // false: it is only read
+	LoadTimeout      time.Duration   `key:"load_timeout"`       // what a request's prefix has not brought by then is computed
+	MinLoadTokens    int             `key:"min_load_tokens"`    // fewer are computed rather than loaded
+	WritePolicy      string          `key:"write_policy"`       // "through", "selective" or "back": when units are copied to the tier below
+	WriteHits        int             `key:"write_hits"`         // of selective: requests that must have found a unit
+	Eviction         string          `key:"eviction"`           // of host memory: "lru", "lfu" or "s3fifo"
+	TTL              time.Duration   `key:"ttl"`                // older units of the tiers are not used; 0: however old
+	PinShare         float64         `key:"pin_share"`          // most of each tier that pins may keep
+	TenantShare      float64         `key:"tenant_share"`       // most of host memory, and of the SSD, that one cache salt may fill; 0: all
+	LoadQuota        config.Size     `key:"load_quota"`         // bytes a second that loads may take; 0: any
+	Peers            string          `key:"peers"`              // "on" or "off": whether prefixes are fetched from other workers and given to them
+	PeerBring        string          `key:"peer_bring"`         // "on" or "off": whether a GPU computes behind what a peer gives
+	PeerQuota        config.Size     `key:"peer_quota"`         // bytes a second that are given to them; 0: any
 }
 
 // convertAllow pairs workers that keep KV in different dtypes. Their blocks' numerics are mixed
@@ -150,8 +150,8 @@ const convertAllow = "allow"
 
 // Log is what is logged, and how.
 type Log struct {
-	Level  string `koanf:"level"`  // debug, info, warn or error
-	Format string `koanf:"format"` // text or json
+	Level  string `key:"level"`  // debug, info, warn or error
+	Format string `key:"format"` // text or json
 }
 
 // DefaultConfig returns a worker's settings where nothing is set.

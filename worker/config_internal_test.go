@@ -21,7 +21,7 @@ func setKey(t *testing.T, c *Config, key string, v any) {
 next:
 	for name := range strings.SplitSeq(key, ".") {
 		for _, f := range reflect.VisibleFields(at.Type()) { // also of Compute
-			if f.Tag.Get("koanf") == name {
+			if f.Tag.Get("key") == name {
 				at = at.FieldByIndex(f.Index)
 				continue next
 			}

@@ -15,10 +15,10 @@ import (
 
 // KVEvents is where changes of the prefix cache are published, in vLLM's format.
 type KVEvents struct {
-	Listen string `koanf:"listen"` // host:port; empty: nowhere
-	Replay string `koanf:"replay"` // the same, of the replay socket; empty: none
-	Topic  string `koanf:"topic"`
-	Open   bool   `koanf:"open"` // nobody is asked for the fleet's secret
+	Listen string `key:"listen"` // host:port; empty: nowhere
+	Replay string `key:"replay"` // the same, of the replay socket; empty: none
+	Topic  string `key:"topic"`
+	Open   bool   `key:"open"` // nobody is asked for the fleet's secret
 }
 
 // maxPendingEvents bounds the events that wait for the publisher. What does not fit is lost,

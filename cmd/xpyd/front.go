@@ -33,14 +33,14 @@ import (
 // settings at the top level, and how it sees the fleet.
 type RouterConfig struct {
 	router.Config
-	Data string `koanf:"data"` // folder of the secrets
+	Data string `key:"data"` // folder of the secrets
 	// Join or JoinFile comes from another router of the fleet. With TrustEveryone the
 	// fleet's secret is neither asked for nor shown.
-	Join          string      `koanf:"join" secret:"true"`
-	JoinFile      string      `koanf:"join_file"`
-	TrustEveryone bool        `koanf:"trust_everyone"`
-	Fleet         fleetConfig `koanf:"fleet"`
-	Log           worker.Log  `koanf:"log"`
+	Join          string      `key:"join" secret:"true"`
+	JoinFile      string      `key:"join_file"`
+	TrustEveryone bool        `key:"trust_everyone"`
+	Fleet         fleetConfig `key:"fleet"`
+	Log           worker.Log  `key:"log"`
 }
 
 // Validate checks what the router's own check does not.
@@ -54,20 +54,20 @@ func (c *RouterConfig) Validate() error {
 
 // fleetConfig says where NATS is. Without a URL the router embeds a server.
 type fleetConfig struct {
-	URL       string `koanf:"url" secret:"url"`
-	CredsFile string `koanf:"creds_file"`
-	TLSCert   string `koanf:"tls_cert"`
-	TLSKey    string `koanf:"tls_key"`
-	TLSCA     string `koanf:"tls_ca"`
-	Insecure  bool   `koanf:"insecure"`
+	URL       string `key:"url" secret:"url"`
+	CredsFile string `key:"creds_file"`
+	TLSCert   string `key:"tls_cert"`
+	TLSKey    string `key:"tls_key"`
+	TLSCA     string `key:"tls_ca"`
+	Insecure  bool   `key:"insecure"`
 
 	// The embedded server. Two routers name each other in cluster_routes.
-	Listen          string   `koanf:"listen"`
-	Advertise       string   `koanf:"advertise"`
-	ClusterListen   string   `koanf:"cluster_listen"`
-	ClusterRoutes   []string `koanf:"cluster_routes"`
-	ClusterUser     string   `koanf:"cluster_user"`
-	ClusterPassword string   `koanf:"cluster_password" secret:"true"`
+	Listen          string   `key:"listen"`
+	Advertise       string   `key:"advertise"`
+	ClusterListen   string   `key:"cluster_listen"`
+	ClusterRoutes   []string `key:"cluster_routes"`
+	ClusterUser     string   `key:"cluster_user"`
+	ClusterPassword string   `key:"cluster_password" secret:"true"`
 }
 
 // Validate refuses addresses that cannot be listened on or connected to.

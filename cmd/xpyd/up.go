@@ -27,10 +27,10 @@ import (
 // upConfig is `xpyd up`: a router and the workers it starts.
 type upConfig struct {
 	RouterConfig
-	Prefill        int       `koanf:"prefill"` // workers of each role
-	Decode         int       `koanf:"decode"`
+	Prefill        int       `key:"prefill"` // workers of each role
+	Decode         int       `key:"decode"`
 	worker.Compute           // for each worker, except gpu_memory, which all share
-	KV             worker.KV `koanf:"kv"` // for each worker, which has its own folder in ssd_dir
+	KV             worker.KV `key:"kv"` // for each worker, which has its own folder in ssd_dir
 }
 
 const maxWorkers = 64 // for each role, on one machine

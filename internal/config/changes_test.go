@@ -10,18 +10,18 @@ import (
 )
 
 type changing struct {
-	Listen string        `koanf:"listen"`
-	Wait   time.Duration `koanf:"wait"`
-	Key    string        `koanf:"key" secret:"true"`
-	URL    string        `koanf:"url" secret:"url"`
+	Listen string        `key:"listen"`
+	Wait   time.Duration `key:"wait"`
+	Key    string        `key:"key" secret:"true"`
+	URL    string        `key:"url" secret:"url"`
 	List   []struct {
-		ID   string `koanf:"id"`
-		Role string `koanf:"role"`
-	} `koanf:"list"`
+		ID   string `key:"id"`
+		Role string `key:"role"`
+	} `key:"list"`
 	Below struct {
-		Queue int `koanf:"queue"`
-	} `koanf:"below"`
-	Many []int `koanf:"many"`
+		Queue int `key:"queue"`
+	} `key:"below"`
+	Many []int `key:"many"`
 }
 
 func TestChanges(t *testing.T) {
@@ -29,8 +29,8 @@ func TestChanges(t *testing.T) {
 		t.Helper()
 		next := changing{Listen: "a", Key: "hunter2", URL: "nats://u:hunter2@h:1"}
 		next.List = append(next.List, struct {
-			ID   string `koanf:"id"`
-			Role string `koanf:"role"`
+			ID   string `key:"id"`
+			Role string `key:"role"`
 		}{"x", "decode"})
 		old := next
 		old.List = slices.Clone(old.List)

@@ -1,6 +1,6 @@
 // Package config loads a role's Config struct from its defaults, a YAML file, XPYD_*
 // environment variables and flags; later ones win. Fields are found by their
-// `koanf:"name"` tags. Unknown keys are refused, with their place.
+// `key:"name"` tags. Unknown keys are refused, with their place.
 //
 // A field's type decides what is accepted: bool, integers, floats, strings, time.Duration
 // ("3s"), Size ("64MiB"), types with UnmarshalText, and slices, pointers, structs and

@@ -23,10 +23,10 @@ import (
 )
 
 type limits struct {
-	MaxBody int64         `koanf:"max_body" unit:"bytes"`
-	Queue   int           `koanf:"queue"`
-	Rate    float64       `koanf:"rate"`
-	Timeout time.Duration `koanf:"timeout"`
+	MaxBody int64         `key:"max_body" unit:"bytes"`
+	Queue   int           `key:"queue"`
+	Rate    float64       `key:"rate"`
+	Timeout time.Duration `key:"timeout"`
 }
 
 func (l *limits) Validate() error {
@@ -37,9 +37,9 @@ func (l *limits) Validate() error {
 }
 
 type member struct {
-	ID     string `koanf:"id"`
-	URL    string `koanf:"url"`
-	Weight uint8  `koanf:"weight"`
+	ID     string `key:"id"`
+	URL    string `key:"url"`
+	Weight uint8  `key:"weight"`
 }
 
 func (m member) Validate() error {
@@ -56,24 +56,24 @@ func (e foreignKeyError) Error() string     { return "is needed" }
 func (e foreignKeyError) ConfigKey() string { return e.key }
 
 type Common struct {
-	Level slog.Level `koanf:"log_level"`
+	Level slog.Level `key:"log_level"`
 }
 
 type router struct {
 	Common
-	Listen  string            `koanf:"listen"`
-	Token   string            `koanf:"token" secret:"true"`
-	NATS    string            `koanf:"nats" secret:"url"`
-	Debug   bool              `koanf:"debug"`
-	Cache   config.Size       `koanf:"cache"`
-	Limits  limits            `koanf:"limits"`
-	Backup  *limits           `koanf:"backup"`
-	Addr    netip.Addr        `koanf:"addr"`
-	Hosts   []string          `koanf:"hosts"`
-	Members []member          `koanf:"members"`
-	Pools   map[string]member `koanf:"pools"`
-	Weights map[string]int    `koanf:"weights"`
-	Log     *slog.Logger      `koanf:"-"`
+	Listen  string            `key:"listen"`
+	Token   string            `key:"token" secret:"true"`
+	NATS    string            `key:"nats" secret:"url"`
+	Debug   bool              `key:"debug"`
+	Cache   config.Size       `key:"cache"`
+	Limits  limits            `key:"limits"`
+	Backup  *limits           `key:"backup"`
+	Addr    netip.Addr        `key:"addr"`
+	Hosts   []string          `key:"hosts"`
+	Members []member          `key:"members"`
+	Pools   map[string]member `key:"pools"`
+	Weights map[string]int    `key:"weights"`
+	Log     *slog.Logger      `key:"-"`
 	Hidden  func()
 }
 
@@ -157,8 +157,8 @@ token:
 // is no configuration, unless a key has that name.
 func TestServiceLinks(t *testing.T) {
 	var c struct {
-		ServiceHost string `koanf:"service_host"`
-		Port        string `koanf:"port"`
+		ServiceHost string `key:"service_host"`
+		Port        string `key:"port"`
 	}
 	environ := []string{"XPYD_SERVICE_HOST=10.0.0.1", "XPYD_PORT=tcp://10.0.0.1:8000"}
 	if err := config.Load(&c, config.Options{Environ: environ}); err != nil || c.ServiceHost != "10.0.0.1" || c.Port != "tcp://10.0.0.1:8000" {

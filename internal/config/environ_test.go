@@ -12,16 +12,16 @@ import (
 // Load makes the same of them.
 func TestEnviron(t *testing.T) {
 	type inner struct {
-		Size config.Size   `koanf:"size"`
-		Wait time.Duration `koanf:"wait"`
-		URL  string        `koanf:"url" secret:"url"`
+		Size config.Size   `key:"size"`
+		Wait time.Duration `key:"wait"`
+		URL  string        `key:"url" secret:"url"`
 	}
 	type outer struct {
-		Name   string   `koanf:"name"`
-		On     bool     `koanf:"on"`
-		Share  float64  `koanf:"share"`
-		Inner  inner    `koanf:"inner_part"`
-		Hosts  []string `koanf:"hosts"`
+		Name   string   `key:"name"`
+		On     bool     `key:"on"`
+		Share  float64  `key:"share"`
+		Inner  inner    `key:"inner_part"`
+		Hosts  []string `key:"hosts"`
 		Unsaid string
 	}
 	from := outer{Name: "n", On: true, Inner: inner{Size: 1 << 20}}

@@ -26,14 +26,14 @@ type field struct {
 	unit  unit
 }
 
-// fields lists a struct type's settings in order: its exported fields with a koanf tag, and
+// fields lists a struct type's settings in order: its exported fields with a key tag, and
 // those of embedded structs.
 func fields(t reflect.Type) []field {
 	var out []field
 	for i := range t.NumField() {
 		f := t.Field(i)
-		name, option, _ := strings.Cut(f.Tag.Get("koanf"), ",")
-		if f.Type.Kind() == reflect.Struct && f.IsExported() && (option == "squash" || f.Anonymous && name == "") {
+		name, option, _ := strings.Cut(f.Tag.Get("key"), ",")
+		if f.Type.Kind() == reflect.Struct && f.IsExported() && (option == "inline" || f.Anonymous && name == "") {
 			for _, inner := range fields(f.Type) {
 				inner.index = append([]int{i}, inner.index...)
 				out = append(out, inner)

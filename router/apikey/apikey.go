@@ -24,34 +24,34 @@ import (
 // Key is one key's owner and what they may do.
 type Key struct {
 	// Name is the tenant: in logs, metrics and the order of the queue.
-	Name string `koanf:"name"`
+	Name string `key:"name"`
 	// SHA256 is the key's hash in hexadecimal digits.
-	SHA256 string `koanf:"sha256"`
+	SHA256 string `key:"sha256"`
 
 	// RequestsPerMinute and TokensPerMinute (of prompts and answers) bound the
 	// rate, MaxInFlight what runs and waits at once; 0 does not.
-	RequestsPerMinute int64 `koanf:"requests_per_minute"`
-	TokensPerMinute   int64 `koanf:"tokens_per_minute"`
-	MaxInFlight       int   `koanf:"max_in_flight"`
+	RequestsPerMinute int64 `key:"requests_per_minute"`
+	TokensPerMinute   int64 `key:"tokens_per_minute"`
+	MaxInFlight       int   `key:"max_in_flight"`
 	// Weight is the share of the places while requests have to wait; 0 is 1.
-	Weight float64 `koanf:"weight"`
+	Weight float64 `key:"weight"`
 	// Priority is the highest that may be asked for: high, normal or low; ""
 	// is normal.
-	Priority string `koanf:"priority"`
+	Priority string `key:"priority"`
 	// Models that may be used; a * at the end matches the rest. None: all.
-	Models []string `koanf:"models"`
+	Models []string `key:"models"`
 	// NamesTenants lets whoever has the key, a gateway in front, say for whom
 	// a request is: see the router's tenant_header.
-	NamesTenants bool `koanf:"names_tenants"`
+	NamesTenants bool `key:"names_tenants"`
 	// Expires is when the key ends; zero is never.
-	Expires time.Time `koanf:"expires"`
+	Expires time.Time `key:"expires"`
 
 	hash [sha256.Size]byte
 }
 
 // File is what a file of keys holds.
 type File struct {
-	Keys []Key `koanf:"keys"`
+	Keys []Key `key:"keys"`
 }
 
 // Validate returns the first *config.KeyError.

@@ -29,15 +29,15 @@ type Fleet interface {
 type Config struct {
 	// P2PListen is the ZMQ address, host:port, at which engines with vLLM's
 	// P2pNccl connector register; "" listens nowhere.
-	P2PListen string `koanf:"p2p_listen"`
+	P2PListen string `key:"p2p_listen"`
 	// P2PExpiry is how long an engine may not repeat its registration, which
 	// it does every 3 s.
-	P2PExpiry time.Duration `koanf:"p2p_expiry"`
+	P2PExpiry time.Duration `key:"p2p_expiry"`
 	// P2PAllow is networks, such as 10.0.0.0/8, of which an engine may name
 	// addresses. It may always name the one that it registers from.
-	P2PAllow []string `koanf:"p2p_allow"`
+	P2PAllow []string `key:"p2p_allow"`
 
-	Kubernetes Kubernetes `koanf:"kubernetes"`
+	Kubernetes Kubernetes `key:"kubernetes"`
 }
 
 // DefaultConfig looks nowhere.

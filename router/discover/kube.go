@@ -25,25 +25,25 @@ import (
 // Kubernetes names services whose pods are engines.
 type Kubernetes struct {
 	// API is the API server's URL; "" is the cluster that the router runs in.
-	API string `koanf:"api"`
+	API string `key:"api"`
 	// Credentials is the folder with token, ca.crt and namespace.
-	Credentials string `koanf:"credentials"`
+	Credentials string `key:"credentials"`
 	// Namespace is where the services are; "" is the router's own.
-	Namespace string    `koanf:"namespace"`
-	Services  []Service `koanf:"services"`
+	Namespace string    `key:"namespace"`
+	Services  []Service `key:"services"`
 }
 
 // Service is one of them.
 type Service struct {
-	Name    string     `koanf:"name"`
-	Role    fleet.Role `koanf:"role"` // prefill or decode
-	Dialect string     `koanf:"dialect"`
-	Port    string     `koanf:"port"`  // name or number in the slice; "" is its first
-	Model   string     `koanf:"model"` // the name clients use; "" asks the engine
+	Name    string     `key:"name"`
+	Role    fleet.Role `key:"role"` // prefill or decode
+	Dialect string     `key:"dialect"`
+	Port    string     `key:"port"`  // name or number in the slice; "" is its first
+	Model   string     `key:"model"` // the name clients use; "" asks the engine
 	// BootstrapPort is where decode finds a prefill engine of this service.
-	BootstrapPort int `koanf:"bootstrap_port"`
-	KVEventsPort  int `koanf:"kv_events_port"`
-	KVReplayPort  int `koanf:"kv_replay_port"`
+	BootstrapPort int `key:"bootstrap_port"`
+	KVEventsPort  int `key:"kv_events_port"`
+	KVReplayPort  int `key:"kv_replay_port"`
 }
 
 // validate returns an error with a key of the section above.

@@ -16,41 +16,41 @@ type Policy struct {
 	// APIKeys, when there are any, are the bearer tokens that the public
 	// listener's /v1 and tokenizer paths take; APIKeysFile has more, with
 	// limits (package apikey), and is read again when it changes.
-	APIKeys     []string `koanf:"api_keys" secret:"true"`
-	APIKeysFile string   `koanf:"api_keys_file"`
+	APIKeys     []string `key:"api_keys" secret:"true"`
+	APIKeysFile string   `key:"api_keys_file"`
 	// TenantHeader names the header by which a trusted gateway in front says
 	// for whom a request is: anybody may set it while there are no keys, else
 	// those whose key has names_tenants. "" is none.
-	TenantHeader string `koanf:"tenant_header"`
+	TenantHeader string `key:"tenant_header"`
 	// MediaHosts is from where engines may fetch what requests name by
 	// address, such as images: host, host:port, *.domain, or * for anywhere.
-	MediaHosts []string `koanf:"media_hosts"`
+	MediaHosts []string `key:"media_hosts"`
 	// MaxResponseBytes bounds an answer that does not stream, which is held
 	// in memory until it is whole.
-	MaxResponseBytes int `koanf:"max_response_bytes" unit:"bytes"`
+	MaxResponseBytes int `key:"max_response_bytes" unit:"bytes"`
 	// DecodeSilence is how long a foreign decode engine may say nothing after
 	// prefill's answer: some wait in vain, and for minutes.
-	DecodeSilence time.Duration `koanf:"decode_silence"`
+	DecodeSilence time.Duration `key:"decode_silence"`
 	// Fallback lets decode serve alone what its dialect cannot split.
 	// Otherwise such requests are refused.
-	Fallback bool `koanf:"fallback"`
+	Fallback bool `key:"fallback"`
 	// Attempts is how many pairs a request may be tried on.
-	Attempts int `koanf:"attempts"`
+	Attempts int `key:"attempts"`
 	// RetryRatio is how many retries each request earns for all, RetryBurst
 	// how many can be saved up, and RetryMin how many come with each second.
-	RetryRatio float64 `koanf:"retry_ratio"`
-	RetryBurst int     `koanf:"retry_burst"`
-	RetryMin   float64 `koanf:"retry_min"`
+	RetryRatio float64 `key:"retry_ratio"`
+	RetryBurst int     `key:"retry_burst"`
+	RetryMin   float64 `key:"retry_min"`
 	// Hedge is second requests for slow ones; off by default.
-	Hedge Hedge `koanf:"hedge"`
+	Hedge Hedge `key:"hedge"`
 	// History is how many finished requests /debug/requests remembers.
-	History int `koanf:"history"`
+	History int `key:"history"`
 	// SessionHeader names the header by which clients say what belongs
 	// together, for the policies session and consistent_hash.
-	SessionHeader string `koanf:"session_header"`
-	Limits        Limits `koanf:"limits"` // reloadable
+	SessionHeader string `key:"session_header"`
+	Limits        Limits `key:"limits"` // reloadable
 	// Tracing is where spans of requests go.
-	Tracing trace.Config `koanf:"tracing"`
+	Tracing trace.Config `key:"tracing"`
 }
 
 // DefaultPolicy is for one machine.

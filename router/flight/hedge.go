@@ -18,14 +18,14 @@ import (
 // first to begin answers. The loser is cancelled. Nothing is ever mixed from
 // both, so the two need not give the same tokens.
 type Hedge struct {
-	Enabled bool `koanf:"enabled"`
+	Enabled bool `key:"enabled"`
 	// Delay is when the second pair is asked; 0: when 95 % of the latest
 	// requests had begun to answer.
-	Delay time.Duration `koanf:"delay"`
+	Delay time.Duration `key:"delay"`
 	// Ratio is how many second requests each request earns for all, and Burst
 	// how many can be saved up.
-	Ratio float64 `koanf:"ratio"`
-	Burst int     `koanf:"burst"`
+	Ratio float64 `key:"ratio"`
+	Burst int     `key:"burst"`
 }
 
 // DefaultHedge is off: a second request costs a whole prefill, which only a

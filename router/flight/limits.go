@@ -11,25 +11,25 @@ import (
 type Limits struct {
 	// MaxInFlight requests run at once; up to MaxQueue more, of MaxQueueBytes
 	// together, wait, each at most QueueWait (429 when full, 503 when late).
-	MaxInFlight   int           `koanf:"max_in_flight"`
-	MaxQueue      int           `koanf:"max_queue"`
-	MaxQueueBytes int64         `koanf:"max_queue_bytes" unit:"bytes"`
-	QueueWait     time.Duration `koanf:"queue_wait"`
+	MaxInFlight   int           `key:"max_in_flight"`
+	MaxQueue      int           `key:"max_queue"`
+	MaxQueueBytes int64         `key:"max_queue_bytes" unit:"bytes"`
+	QueueWait     time.Duration `key:"queue_wait"`
 	// PriorityWeights are the shares of places, and of room in the queue, that
 	// requests of each priority get while they wait.
-	PriorityWeights Weights `koanf:"priority_weights"`
+	PriorityWeights Weights `key:"priority_weights"`
 	// PairWait is how long a request waits for a pair when there is none.
-	PairWait time.Duration `koanf:"pair_wait"`
+	PairWait time.Duration `key:"pair_wait"`
 	// RequestTimeout is a request's longest life; the header
 	// x-request-timeout-ms can only shorten it.
-	RequestTimeout time.Duration `koanf:"request_timeout"`
+	RequestTimeout time.Duration `key:"request_timeout"`
 }
 
 // Weights are shares of the priorities.
 type Weights struct {
-	High   float64 `koanf:"high"`
-	Normal float64 `koanf:"normal"`
-	Low    float64 `koanf:"low"`
+	High   float64 `key:"high"`
+	Normal float64 `key:"normal"`
+	Low    float64 `key:"low"`
 }
 
 // Validate returns the first *config.KeyError.

@@ -14,17 +14,17 @@ import (
 // Bounds are what a client may take of a server.
 type Bounds struct {
 	// MaxConns bounds the client connections; more are answered 503 at once.
-	MaxConns int `koanf:"max_conns"`
+	MaxConns int `key:"max_conns"`
 	// MaxBodyBytes and MaxHeaderBytes bound a request (413, 431).
-	MaxBodyBytes   int `koanf:"max_body_bytes" unit:"bytes"`
-	MaxHeaderBytes int `koanf:"max_header_bytes" unit:"bytes"`
+	MaxBodyBytes   int `key:"max_body_bytes" unit:"bytes"`
+	MaxHeaderBytes int `key:"max_header_bytes" unit:"bytes"`
 	// ReadTimeout is how long a client may take to send one request (408).
-	ReadTimeout time.Duration `koanf:"read_timeout"`
+	ReadTimeout time.Duration `key:"read_timeout"`
 	// IdleTimeout is how long a kept-alive client connection may idle.
-	IdleTimeout time.Duration `koanf:"idle_timeout"`
+	IdleTimeout time.Duration `key:"idle_timeout"`
 	// StallTimeout is how long a client may not read while its stream has
 	// bytes for it.
-	StallTimeout time.Duration `koanf:"stall_timeout"`
+	StallTimeout time.Duration `key:"stall_timeout"`
 }
 
 // DefaultBounds are for one machine.

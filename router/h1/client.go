@@ -22,12 +22,12 @@ import (
 type Timeouts struct {
 	// ConnectTimeout, WriteTimeout and FirstByteTimeout bound the phases of a
 	// leg; ChunkTimeout is decode's longest silence within a stream.
-	ConnectTimeout   time.Duration `koanf:"connect_timeout"`
-	WriteTimeout     time.Duration `koanf:"write_timeout"`
-	FirstByteTimeout time.Duration `koanf:"first_byte_timeout"`
-	ChunkTimeout     time.Duration `koanf:"chunk_timeout"`
+	ConnectTimeout   time.Duration `key:"connect_timeout"`
+	WriteTimeout     time.Duration `key:"write_timeout"`
+	FirstByteTimeout time.Duration `key:"first_byte_timeout"`
+	ChunkTimeout     time.Duration `key:"chunk_timeout"`
 	// IdleConns is how many idle connections are kept to each worker.
-	IdleConns int `koanf:"idle_conns"`
+	IdleConns int `key:"idle_conns"`
 }
 
 // DefaultTimeouts are for one machine.

@@ -48,19 +48,19 @@ type Upstream struct {
 	// CA is a PEM file of who may vouch for engines whose URL is https; "" is
 	// the system's. Cert and Key are PEM files by which the router shows who
 	// it is, "" for not at all.
-	CA   string `koanf:"ca"`
-	Cert string `koanf:"cert"`
-	Key  string `koanf:"key"`
+	CA   string `key:"ca"`
+	Cert string `key:"cert"`
+	Key  string `key:"key"`
 	// ServerName is in the engines' certificates, if it is not the host of
 	// their URL.
-	ServerName string `koanf:"server_name"`
+	ServerName string `key:"server_name"`
 	// InsecureSkipVerify believes any certificate.
-	InsecureSkipVerify bool `koanf:"insecure_skip_verify"`
+	InsecureSkipVerify bool `key:"insecure_skip_verify"`
 	// APIKey is sent to engines as a bearer token, also with probes.
-	APIKey string `koanf:"api_key" secret:"true"`
+	APIKey string `key:"api_key" secret:"true"`
 	// PassAuthorization sends the client's Authorization header on, in place
 	// of APIKey.
-	PassAuthorization bool `koanf:"pass_authorization"`
+	PassAuthorization bool `key:"pass_authorization"`
 }
 
 // Validate returns the first *config.KeyError.

@@ -15,10 +15,10 @@ import (
 // only if both breakers admit it, so a place to try is never taken for nothing.
 type Breaker struct {
 	// Failures in a row open a breaker; 0 leaves them out.
-	Failures int `koanf:"failures"`
+	Failures int `key:"failures"`
 	// Open is how long it stays open at first, MaxOpen at most.
-	Open    time.Duration `koanf:"open"`
-	MaxOpen time.Duration `koanf:"max_open"`
+	Open    time.Duration `key:"open"`
+	MaxOpen time.Duration `key:"max_open"`
 }
 
 // DefaultBreaker opens for a second at first: shorter than what clients repeat

@@ -23,21 +23,21 @@ const (
 // answers all of them, but late.
 type Ejection struct {
 	// Mode is EjectOff, EjectErrors or EjectAll.
-	Mode string `koanf:"mode"`
+	Mode string `key:"mode"`
 	// Interval is how often workers are compared, and Windows how many
 	// comparisons in a row a worker must lose.
-	Interval time.Duration `koanf:"interval"`
-	Windows  int           `koanf:"windows"`
+	Interval time.Duration `key:"interval"`
+	Windows  int           `key:"windows"`
 	// Deviations is how far off a worker must be: times the median absolute
 	// deviation of its peers, scaled to a normal's standard deviation.
-	Deviations float64 `koanf:"deviations"`
+	Deviations float64 `key:"deviations"`
 	// MaxShare is the part of the peers that may be out, but one may always be
 	// if another stays.
-	MaxShare float64 `koanf:"max_share"`
+	MaxShare float64 `key:"max_share"`
 	// Time is how long the first ejection lasts; each that follows soon lasts
 	// twice as long, up to MaxTime.
-	Time    time.Duration `koanf:"time"`
-	MaxTime time.Duration `koanf:"max_time"`
+	Time    time.Duration `key:"time"`
+	MaxTime time.Duration `key:"max_time"`
 }
 
 // DefaultEjection looks at errors only. Slowness needs a fleet of equal

@@ -33,22 +33,22 @@ const (
 // Config configures a Picker.
 type Config struct {
 	// Policy is one of Policies. It can be changed while running.
-	Policy string `koanf:"policy"`
+	Policy string `key:"policy"`
 	// AffinityBytes bounds the memory of the text prefix index.
-	AffinityBytes int `koanf:"affinity_bytes" unit:"bytes"`
+	AffinityBytes int `key:"affinity_bytes" unit:"bytes"`
 	// SlowStart is how long a newcomer's share of the work rises; 0: not at
 	// all. Round robin and hashing know no shares.
-	SlowStart time.Duration `koanf:"slow_start"`
+	SlowStart time.Duration `key:"slow_start"`
 	// TopologyLevel is how many labels of the topology, from the left, both
 	// members of a pair must share; beyond that nearer pairs are preferred.
-	TopologyLevel int `koanf:"topology_level"`
+	TopologyLevel int `key:"topology_level"`
 	// Disaggregate is Always or ByCost; LocalMaxTokens bounds the prompt
 	// tokens that decode may be given to compute by the latter.
-	Disaggregate   string `koanf:"disaggregate"`
-	LocalMaxTokens int    `koanf:"local_max_tokens"`
+	Disaggregate   string `key:"disaggregate"`
+	LocalMaxTokens int    `key:"local_max_tokens"`
 	// Breaker and Ejection keep requests from workers that fail.
-	Breaker  Breaker  `koanf:"breaker"`
-	Ejection Ejection `koanf:"ejection"`
+	Breaker  Breaker  `key:"breaker"`
+	Ejection Ejection `key:"ejection"`
 }
 
 // DefaultConfig is the prefix policy with a 16 MiB index.

@@ -12,13 +12,13 @@ import (
 type Sources struct {
 	// ProbeTimeout bounds the one-token request that a worker must pass
 	// before it gets users' requests.
-	ProbeTimeout time.Duration `koanf:"probe_timeout"`
+	ProbeTimeout time.Duration `key:"probe_timeout"`
 	// Static is workers and engines that do not announce themselves;
 	// reloadable with SetStatic.
-	Static []Static `koanf:"static"`
-	Events Events   `koanf:"kv_events"`
+	Static []Static `key:"static"`
+	Events Events   `key:"kv_events"`
 	// Discovery is how engines are found that do not announce themselves.
-	Discovery discover.Config `koanf:"discovery"`
+	Discovery discover.Config `key:"discovery"`
 }
 
 // DefaultSources is for one machine.

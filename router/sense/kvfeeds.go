@@ -28,26 +28,26 @@ import (
 // followed while pick.policy uses them.
 type Events struct {
 	// IndexBytes bounds the memory of the index of their blocks.
-	IndexBytes int64 `koanf:"index_bytes" unit:"bytes"`
+	IndexBytes int64 `key:"index_bytes" unit:"bytes"`
 	// HostWeight and DiskWeight are what a token in a slower tier is worth of
 	// one in GPU memory, 0 to 1.
-	HostWeight float64 `koanf:"host_weight"`
-	DiskWeight float64 `koanf:"disk_weight"`
+	HostWeight float64 `key:"host_weight"`
+	DiskWeight float64 `key:"disk_weight"`
 	// PeerTokens: a worker outside the pair that has so many tokens more of a
 	// prompt is named to the pair, which fetches them. 0: never.
-	PeerTokens int `koanf:"peer_tokens"`
+	PeerTokens int `key:"peer_tokens"`
 	// PeerWeight is what a token that another worker would give is worth of one
 	// at hand, in the same tier.
-	PeerWeight float64 `koanf:"peer_weight"`
+	PeerWeight float64 `key:"peer_weight"`
 	// Tokenizers are for prompts that come as text; without one for their
 	// model they are matched by text.
-	Tokenizers []Tokenizer `koanf:"tokenizers"`
+	Tokenizers []Tokenizer `key:"tokenizers"`
 }
 
 // Tokenizer is the files of a model's tokenizer.
 type Tokenizer struct {
-	Model string `koanf:"model"` // the name clients use
-	Path  string `koanf:"path"`  // folder with tokenizer.json
+	Model string `key:"model"` // the name clients use
+	Path  string `key:"path"`  // folder with tokenizer.json
 }
 
 // DefaultEvents has room for four million blocks.

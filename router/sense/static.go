@@ -14,32 +14,32 @@ import (
 
 // Static is one worker or engine of the configuration.
 type Static struct {
-	ID   string     `koanf:"id"`
-	Role fleet.Role `koanf:"role"` // prefill or decode; decode for dialect openai
-	URL  string     `koanf:"url"`  // http://host:port
+	ID   string     `key:"id"`
+	Role fleet.Role `key:"role"` // prefill or decode; decode for dialect openai
+	URL  string     `key:"url"`  // http://host:port
 	// Dialect is one of dialect.Names, but not native: native workers announce
 	// themselves.
-	Dialect string `koanf:"dialect"`
-	Model   string `koanf:"model"` // the name clients use
+	Dialect string `key:"dialect"`
+	Model   string `key:"model"` // the name clients use
 
 	// Version is the engine's; empty asks GET /version.
-	Version string `koanf:"version"`
+	Version string `key:"version"`
 	// Bootstrap is host:port where decode finds this prefill engine; empty
 	// means the URL's host and the dialect's usual port. For vllm-p2pnccl it
 	// is the ZMQ address, of both roles.
-	Bootstrap   string `koanf:"bootstrap"`
-	EngineID    string `koanf:"engine_id"` // vllm-nixl-push
-	TP          int    `koanf:"tp"`        // vllm-nixl-push
-	PP          int    `koanf:"pp"`        // vllm-nixl-push
-	DPRanks     int    `koanf:"dp_ranks"`  // data-parallel ranks behind the URL
-	MaxModelLen int    `koanf:"max_model_len"`
+	Bootstrap   string `key:"bootstrap"`
+	EngineID    string `key:"engine_id"` // vllm-nixl-push
+	TP          int    `key:"tp"`        // vllm-nixl-push
+	PP          int    `key:"pp"`        // vllm-nixl-push
+	DPRanks     int    `key:"dp_ranks"`  // data-parallel ranks behind the URL
+	MaxModelLen int    `key:"max_model_len"`
 	// KVEvents and KVReplay are host:port of rank 0's publisher of KV events
 	// and of its replay socket; KVTopic is the prefix of its topics.
-	KVEvents string `koanf:"kv_events"`
-	KVReplay string `koanf:"kv_replay"`
-	KVTopic  string `koanf:"kv_topic"`
-	Topology string `koanf:"topology"`  // "zone-a/rack-3", for pick.topology_level
-	MaxBatch int    `koanf:"max_batch"` // sequences that decode runs at once; 0: unknown
+	KVEvents string `key:"kv_events"`
+	KVReplay string `key:"kv_replay"`
+	KVTopic  string `key:"kv_topic"`
+	Topology string `key:"topology"`  // "zone-a/rack-3", for pick.topology_level
+	MaxBatch int    `key:"max_batch"` // sequences that decode runs at once; 0: unknown
 }
 
 func (s *Static) instance() fleet.Instance {

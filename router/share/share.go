@@ -17,9 +17,9 @@ import (
 type Config struct {
 	// Interval is the least time between two words about changed load; 0
 	// shares nothing. Between two words both routers may fill the same gap.
-	Interval time.Duration `koanf:"interval"`
+	Interval time.Duration `key:"interval"`
 	// Expire is how long the word of a router that has fallen silent counts.
-	Expire time.Duration `koanf:"expire"`
+	Expire time.Duration `key:"expire"`
 }
 
 // DefaultConfig is 50 words a second at most.

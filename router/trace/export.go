@@ -20,20 +20,20 @@ import (
 type Config struct {
 	// Endpoint is the collector's URL, such as http://localhost:4318/v1/traces;
 	// "" turns tracing off, and then it costs nothing.
-	Endpoint string `koanf:"endpoint"`
+	Endpoint string `key:"endpoint"`
 	// Headers are sent with each export: an API key, mostly.
-	Headers map[string]string `koanf:"headers"`
+	Headers map[string]string `key:"headers"`
 	// Ratio is which part of the requests is sampled that come without a trace
 	// of their own; of the others the client has decided.
-	Ratio float64 `koanf:"ratio"`
+	Ratio float64 `key:"ratio"`
 	// Service is the service's name in the collector.
-	Service string `koanf:"service"`
+	Service string `key:"service"`
 	// Queue bounds the spans that wait for export; more are dropped, and counted.
-	Queue int `koanf:"queue"`
+	Queue int `key:"queue"`
 	// Interval is how long spans wait at most, Timeout how long the collector
 	// may take for them.
-	Interval time.Duration `koanf:"interval"`
-	Timeout  time.Duration `koanf:"timeout"`
+	Interval time.Duration `key:"interval"`
+	Timeout  time.Duration `key:"timeout"`
 }
 
 // DefaultConfig is off.
