@@ -3,8 +3,11 @@ package kvconntest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn"
@@ -58,10 +61,10 @@ func (s Step) String() string {
 	return fmt.Sprintf("step-%d", uint8(s))
 }
 
-// matches tells whether a frame of step is what the rule step means.
+// matches reports whether a frame of step is what the rule step means.
 func (s Step) matches(step Step) bool { return s == step || s == Rows && step.CarriesRows() }
 
-// CarriesRows tells whether a frame brings rows, or says that they are there.
+// CarriesRows reports whether a frame brings rows, or says that they are there.
 func (s Step) CarriesRows() bool { return s == Unit || s == Batch || s == Placed || s == Pushed }
 
 // Direction is who writes the frame.
@@ -138,9 +141,7 @@ func NewChaos(tr kvconn.Transport) *Chaos {
 func (c *Chaos) Arm(r Rule) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r.Times == 0 {
-		r.Times = 1
-	}
+	r.Times = max(r.Times, 1)
 	c.rule, c.armed, c.seen = r, true, 0
 }
 
@@ -158,7 +159,7 @@ func (c *Chaos) mend() {
 	c.mu.Lock()
 	cut := c.cut
 	c.cut = nil
-	all := c.all()
+	all := slices.Collect(maps.Keys(c.conns))
 	c.mu.Unlock()
 	if cut == nil {
 		return
@@ -175,6 +176,11 @@ func (c *Chaos) mend() {
 func (c *Chaos) Sever() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.sever()
+}
+
+// sever needs mu.
+func (c *Chaos) sever() {
 	if c.cut == nil {
 		c.cut = make(chan struct{})
 	}
@@ -185,15 +191,6 @@ func (c *Chaos) severed() chan struct{} {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.cut
-}
-
-// all needs mu.
-func (c *Chaos) all() []*chaosConn {
-	all := make([]*chaosConn, 0, len(c.conns))
-	for cc := range c.conns {
-		all = append(all, cc)
-	}
-	return all
 }
 
 // Hits is how many frames a rule has hit.
@@ -210,6 +207,17 @@ func (c *Chaos) Trace(f func(conn int, to Direction, step Step, frame []byte)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.trace = f
+}
+
+// counter counts the frames of a step that are written from now on.
+func (c *Chaos) counter(step Step) (count func() int) {
+	var n atomic.Int32
+	c.Trace(func(_ int, _ Direction, written Step, _ []byte) {
+		if step.matches(written) {
+			n.Add(1)
+		}
+	})
+	return func() int { return int(n.Load()) }
 }
 
 // Dial wraps the receiver's end.
@@ -261,13 +269,12 @@ func (c *Chaos) wrap(conn net.Conn, to Direction) net.Conn {
 }
 
 // judge says what happens to the frame.
-func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (Action, time.Duration) {
+func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (act Action, delay time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.trace != nil {
 		c.trace(cc.n, cc.to, step, frame)
 	}
-	var act Action
 	if c.armed && c.rule.Step.matches(step) && c.rule.To == cc.to {
 		if c.seen >= c.rule.Nth && c.seen < c.rule.Nth+c.rule.Times {
 			act = c.rule.Action
@@ -281,9 +288,7 @@ func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (Action, time.Dura
 	case Slow:
 		c.slow = true
 	case Partition, Blip:
-		if c.cut == nil {
-			c.cut = make(chan struct{})
-		}
+		c.sever()
 		if act == Blip {
 			time.AfterFunc(c.Blip, c.mend)
 		}
@@ -292,15 +297,15 @@ func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (Action, time.Dura
 		cc.muted = true // for good: Heal is for new connections
 	}
 	if c.slow {
-		return act, c.Delay
+		delay = c.Delay
 	}
-	return act, 0
+	return act, delay
 }
 
 // killAll closes every connection, as the end of a process does.
 func (c *Chaos) killAll() {
 	c.mu.Lock()
-	all := c.all()
+	all := slices.Collect(maps.Keys(c.conns))
 	c.mu.Unlock()
 	for _, cc := range all {
 		cc.Close()

@@ -299,7 +299,7 @@ func (f Factory) friend(t *testing.T, w *World, when string, first int) {
 }
 
 // hostileReceiver runs one of them beside a friend, who notices nothing.
-func hostileReceiver(do func(m *mallory), legal, mute bool) func(*testing.T, Factory, *World, *Chaos) {
+func hostileReceiver(do func(m *mallory), legal, mute bool) caseFunc {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		f.friend(t, w, "before", 0)
 		m := w.mallory(t, ch.Transport, 1)
@@ -399,7 +399,7 @@ func (m *mallory) second(c *RawConn, index uint32) {
 	}
 }
 
-func hostileHandshake(do func(m *mallory, c *RawConn)) func(*testing.T, Factory, *World, *Chaos) {
+func hostileHandshake(do func(m *mallory, c *RawConn)) caseFunc {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		m := &mallory{t: t, w: w, tr: ch.Transport, self: w.RConfig.Identity.PeerID}
 		c := m.dial()
@@ -469,7 +469,7 @@ func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 	drips.Wait()
 }
 
-func hostileReceiverCases(run func(name string, body func(*testing.T, Factory, *World, *Chaos))) {
+func hostileReceiverCases(run func(name string, body caseFunc)) {
 	for _, c := range hostileReceivers {
 		run("hostile/receiver/"+c.name, hostileReceiver(c.do, c.legal, c.mute))
 	}

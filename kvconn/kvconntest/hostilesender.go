@@ -359,7 +359,7 @@ func replays(e *eve) {
 	e.all()
 }
 
-func hostileSender(name string, want ticket.Outcome, do func(e *eve)) func(*testing.T, Factory, *World, *Chaos) {
+func hostileSender(name string, want ticket.Outcome, do func(e *eve)) caseFunc {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		_, _, addr := f.transport(t)
 		ln, err := ch.Transport.Listen(addr)
@@ -480,7 +480,7 @@ var hostileGreetings = []struct {
 	}},
 }
 
-func hostileGreeting(want ticket.Outcome, do func(e *eve, c *RawConn)) func(*testing.T, Factory, *World, *Chaos) {
+func hostileGreeting(want ticket.Outcome, do func(e *eve, c *RawConn)) caseFunc {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		_, _, addr := f.transport(t)
 		ln, err := ch.Transport.Listen(addr)
@@ -517,7 +517,7 @@ func hostileGreeting(want ticket.Outcome, do func(e *eve, c *RawConn)) func(*tes
 
 // hostileSenderCases runs the first in a world whose receiver shares no memory, alone:
 // what they send is for an eve that has to send.
-func hostileSenderCases(alone, run func(name string, body func(*testing.T, Factory, *World, *Chaos))) {
+func hostileSenderCases(alone, run func(name string, body caseFunc)) {
 	for _, c := range hostileSenders {
 		alone("hostile/sender/"+c.name, hostileSender(c.name, c.want, c.do))
 	}

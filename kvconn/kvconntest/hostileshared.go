@@ -151,7 +151,7 @@ var elsewhere = []struct {
 	block int32
 }{{"behind-the-segment", thiefBlocks}, {"of-2^31", math.MaxInt32}, {"below-zero", -1}}
 
-func hostileSharedCases(run func(name string, body func(*testing.T, Factory, *World, *Chaos))) {
+func hostileSharedCases(run func(name string, body caseFunc)) {
 	for _, c := range falseSegments {
 		run("hostile/segment/"+c.name, func(t *testing.T, f Factory, w *World, ch *Chaos) {
 			th := w.thief(t, f, ch.Transport)

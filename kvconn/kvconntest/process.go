@@ -275,7 +275,7 @@ var processSteps = []phase{
 func Processes(t *testing.T, f Factory) {
 	f.AtOnce = cmp.Or(f.AtOnce, 12) // of two processes each
 	f = f.realTime(t)
-	m := matrix{order: processSteps}
+	m := matrix{rows: processSteps}
 	t.Run("case", func(t *testing.T) {
 		for _, victim := range []string{"sender", "receiver"} {
 			for _, p := range processSteps {
@@ -292,7 +292,7 @@ func Processes(t *testing.T, f Factory) {
 			}
 		}
 	})
-	t.Logf("%s: what the transfer that they took part in came to, and when:\n%s", t.Name(), &m)
+	t.Logf("%s: outcome and time of the transfer they took part in:\n%s", t.Name(), &m)
 }
 
 // scene is this process's world and the victim.

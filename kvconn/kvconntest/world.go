@@ -3,17 +3,17 @@ package kvconntest
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
 	"reflect"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -69,7 +69,7 @@ type World struct {
 	RMetrics *prometheus.Registry
 	SMetrics *prometheus.Registry
 
-	// Answer, when set, replaces the handler's answer to a ticket.
+	// Answer, when set, replaces Compute as the answer to a ticket.
 	Answer func(ctx context.Context, o *kvconn.Outgoing, src *Source)
 
 	// Clock measures how long things take; nil is the time of package time.
@@ -83,12 +83,12 @@ type World struct {
 	blocks  *gpuBlocks // of the sender's device, if it has one
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
+	serve   error // of the server, when wg is done
 
 	mu          sync.Mutex
 	sources     []*Source
 	ends        []ticket.Outcome
 	quarantined []quarantined
-	serve       error
 }
 
 // NewWorld starts both sides over tr; tune may change either configuration.
@@ -100,17 +100,13 @@ func NewWorld(t testing.TB, tr kvconn.Transport, addr string, shrink int, tune f
 // newWorld is NewWorld with the factory's memory, clock and deadlines.
 func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune func(r, s *kvconn.Config)) *World {
 	t.Helper()
-	given := tune
-	tune = func(r, s *kvconn.Config) {
-		if f.gpus.Sender != nil {
-			r.Identity.Layout, s.Identity.Layout = f.gpus.Receiver.Layout(), f.gpus.Sender.Layout()
-		}
-		if given != nil {
-			given(r, s)
-		}
-	}
 	w := &World{T: t, Clock: f.clock, stretch: f.stretch, RConfig: config("decode-0", f.Shrink, f.stretch), SConfig: config("prefill-0", f.Shrink, f.stretch)}
-	tune(&w.RConfig, &w.SConfig)
+	if f.gpus.Sender != nil {
+		w.RConfig.Identity.Layout, w.SConfig.Identity.Layout = f.gpus.Receiver.Layout(), f.gpus.Sender.Layout()
+	}
+	if tune != nil {
+		tune(&w.RConfig, &w.SConfig)
+	}
 	w.Pool = NewPool(w.RConfig.Identity.Layout, ReceiverBlocks)
 	switch {
 	case f.private:
@@ -130,7 +126,7 @@ func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune fu
 	check(t, err)
 	sm, err := kvconn.NewMetrics(w.SMetrics)
 	check(t, err)
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	log := slog.New(slog.DiscardHandler)
 	w.Receiver, err = kvconn.NewReceiver(w.RConfig, tr, log, rm)
 	check(t, err)
 	w.Server, err = kvconn.NewServer(w.SConfig, log, sm)
@@ -138,14 +134,9 @@ func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune fu
 	ln, err := tr.Listen(addr)
 	check(t, err)
 	w.Addr = ln.Addr().String()
-	ctx, cancel := context.WithCancel(context.Background())
-	w.stop = cancel
-	w.wg.Go(func() {
-		err := w.Server.Serve(ctx, ln, w)
-		w.mu.Lock()
-		w.serve = err
-		w.mu.Unlock()
-	})
+	var ctx context.Context
+	ctx, w.stop = context.WithCancel(context.Background())
+	w.wg.Go(func() { w.serve = w.Server.Serve(ctx, ln, w) })
 	return w
 }
 
@@ -179,13 +170,26 @@ func (w *World) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 
 // Compute is the ordinary answer.
 func (w *World) Compute(ctx context.Context, o *kvconn.Outgoing, src *Source) {
-	if err := o.Accept(src); err != nil {
-		return
+	if o.Accept(src) == nil {
+		for l := range src.Layout.Layers() {
+			o.Push(l, rand.Perm(len(o.Ticket().Dest)))
+		}
+		o.Commit([]byte("commit of " + o.Ticket().RequestID))
 	}
-	for l := range src.Layout.Layers() {
-		o.Push(l, rand.Perm(len(o.Ticket().Dest)))
+}
+
+// answerFunc answers a ticket in a world.
+type answerFunc func(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source)
+
+// answerOnly answers the tickets of one name in another way.
+func (w *World) answerOnly(name string, answer answerFunc) {
+	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
+		if o.Ticket().RequestID == name {
+			answer(ctx, w, o, src)
+		} else {
+			w.Compute(ctx, o, src)
+		}
 	}
-	o.Commit([]byte("commit of " + o.Ticket().RequestID))
 }
 
 // Seed is the sequence that a prompt stands for.
@@ -222,11 +226,7 @@ func (w *World) Fetch(ctx context.Context, spec kvconn.TicketSpec) error {
 
 // FetchFrom is Fetch from another sender than the world's.
 func (w *World) FetchFrom(ctx context.Context, addr string, peer kvconn.PeerID, spec kvconn.TicketSpec) error {
-	s, err := w.Receiver.Open(ctx, addr, peer)
-	if err != nil {
-		return w.typed(err)
-	}
-	in, err := s.Request(ctx, spec)
+	in, err := w.requestFrom(ctx, addr, peer, spec)
 	if err != nil {
 		return w.typed(err)
 	}
@@ -251,6 +251,66 @@ func (w *World) FetchFrom(ctx context.Context, addr string, peer kvconn.PeerID, 
 		w.T.Errorf("%s: wrong bytes believed: %v", spec.RequestID, err)
 	}
 	return nil
+}
+
+func (w *World) requestFrom(ctx context.Context, addr string, peer kvconn.PeerID, spec kvconn.TicketSpec) (*kvconn.Incoming, error) {
+	s, err := w.Receiver.Open(ctx, addr, peer)
+	if err != nil {
+		return nil, err
+	}
+	return s.Request(ctx, spec)
+}
+
+// open returns a session with the world's sender.
+func (w *World) open() *kvconn.Session {
+	w.T.Helper()
+	s, err := w.Receiver.Open(w.T.Context(), w.Addr, w.SConfig.Identity.PeerID)
+	check(w.T, err)
+	return s
+}
+
+// request sends a ticket to the world's sender.
+func (w *World) request(spec kvconn.TicketSpec) *kvconn.Incoming {
+	w.T.Helper()
+	in, err := w.open().Request(w.T.Context(), spec)
+	check(w.T, err)
+	return in
+}
+
+// expect transfers, and checks the outcome.
+func (w *World) expect(want ticket.Outcome, spec kvconn.TicketSpec) {
+	w.T.Helper()
+	if err := w.Fetch(w.T.Context(), spec); kvconn.OutcomeOf(err, "untyped") != want {
+		w.T.Errorf("%s: want %s, have %v", spec.RequestID, want, err)
+	}
+}
+
+// ended waits for a ticket, and checks its outcome.
+func (w *World) ended(want ticket.Outcome, in *kvconn.Incoming) {
+	w.T.Helper()
+	if _, err := in.Wait(w.T.Context()); kvconn.OutcomeOf(err, "untyped") != want {
+		w.T.Errorf("want %s, have %v", want, err)
+	}
+}
+
+// allEnded checks the outcome of all tickets that the sender has finished.
+func (w *World) allEnded(want ticket.Outcome) {
+	w.T.Helper()
+	for _, o := range w.Ends() {
+		if o != want {
+			w.T.Errorf("the sender's ticket ended %q, want %q", o, want)
+		}
+	}
+}
+
+// over reports whether a channel is closed.
+func over(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // quarantined is a revoked ticket whose peer may still write.
@@ -303,18 +363,23 @@ func (w *World) long(d time.Duration) time.Duration { return time.Duration(float
 // Empty waits until neither side holds a ticket, at most for limit.
 func (w *World) Empty(limit time.Duration) {
 	w.T.Helper()
-	start := w.Clock.Now()
-	for {
-		left := append(w.Receiver.Ledger(), w.Server.Ledger()...)
-		if len(left) == 0 {
-			return
-		}
-		if w.Clock.Since(start) > limit {
-			w.T.Errorf("ledger is not empty %v after: %+v", limit, left)
-			return
-		}
-		time.Sleep(w.RConfig.KeepAlive / 4)
+	var left []kvconn.Entry
+	if !w.within(limit, func() bool {
+		left = append(w.Receiver.Ledger(), w.Server.Ledger()...)
+		return len(left) == 0
+	}) {
+		w.T.Errorf("ledger is not empty after %v: %+v", limit, left)
 	}
+}
+
+// within polls ok until it holds, at most for limit, and reports whether it did.
+func (w *World) within(limit time.Duration, ok func() bool) bool {
+	for start := w.Clock.Now(); !ok(); time.Sleep(w.RConfig.KeepAlive / 4) {
+		if w.Clock.Since(start) > limit {
+			return false
+		}
+	}
+	return true
 }
 
 // Until waits for something, for as long as it does not hang.
@@ -380,11 +445,8 @@ func (w *World) Value(reg *prometheus.Registry, name, label string) float64 {
 	sum := 0.0
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			hit := f.GetName() == name && label == ""
-			for _, l := range m.GetLabel() {
-				hit = hit || f.GetName() == name && l.GetValue() == label
-			}
-			if hit {
+			labelled := func(l *dto.LabelPair) bool { return l.GetValue() == label }
+			if f.GetName() == name && (label == "" || slices.ContainsFunc(m.GetLabel(), labelled)) {
 				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
 			}
 		}
@@ -396,14 +458,12 @@ func (w *World) Value(reg *prometheus.Registry, name, label string) float64 {
 func (w *World) Ends() []ticket.Outcome {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return append([]ticket.Outcome(nil), w.ends...)
+	return slices.Clone(w.ends)
 }
 
 // Raw dials the sender without a session.
 func (w *World) Raw(tr kvconn.Transport) net.Conn {
 	c, err := tr.Dial(context.Background(), w.Addr)
-	if err != nil {
-		w.T.Fatal(fmt.Errorf("dial: %w", err))
-	}
+	check(w.T, err)
 	return c
 }
