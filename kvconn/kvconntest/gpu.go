@@ -1,6 +1,7 @@
 package kvconntest
 
 import (
+	"bytes"
 	"context"
 	"sync"
 	"testing"
@@ -44,8 +45,8 @@ func (f Factory) transport(t testing.TB) (g Factory, tr kvconn.Transport, addr s
 	return f, tr, ""
 }
 
-// World is one world of the factory's, for cases of a transport's own that wait for
-// no deadline.
+// World makes one world of the factory, for a transport's own cases that wait for no
+// deadline.
 func (f Factory) World(t testing.TB, tune func(r, s *kvconn.Config)) *World {
 	t.Helper()
 	f.Shrink, f.stretch = max(f.Shrink, 1), 1
@@ -103,9 +104,6 @@ type gpuBlocks struct {
 }
 
 func newGPUBlocks(g GPU) *gpuBlocks {
-	if g == nil {
-		return nil
-	}
 	b := &gpuBlocks{gpu: g}
 	for n := range int32(SenderBlocks) {
 		b.free = append(b.free, n)
@@ -124,58 +122,29 @@ func (b *gpuBlocks) take() (int32, bool) {
 	return n, true
 }
 
-// give takes a block back, which gets the rows of another prompt.
+// give takes a block back and overwrites it, as another prompt would.
 func (b *gpuBlocks) give(l kvlayout.Layout, block int32) {
 	for layer, r := range l.Resolve() {
-		rows := make([]byte, r.BlockBytes())
-		for i := range rows {
-			rows[i] = byte(block)
-		}
-		b.gpu.Append(layer, block, 0, l.BlockTokens, rows)
+		b.gpu.Append(layer, block, 0, l.BlockTokens, bytes.Repeat([]byte{byte(block)}, r.BlockBytes()))
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.free = append(b.free, block)
 }
 
-// Block implements kvconn.BlockSource: of a world with GPUs, whose pool gets the
-// rows when they are first asked for.
+// Block implements kvconn.BlockSource for worlds with GPUs, whose pool gets the rows
+// when they are asked for.
 func (s *Source) Block(layer, index, firstPos, rows int) (int32, bool) {
-	if s.pool == nil {
-		return 0, false
-	}
-	s.mu.Lock()
-	if s.freed {
-		s.misuse++
-	}
-	block, ok := s.blocks[index]
-	if !ok {
-		if block, ok = s.pool.take(); !ok {
-			s.mu.Unlock()
-			return 0, false
-		}
-		s.blocks[index] = block
-	}
-	s.mu.Unlock()
-	l := layerOf(s.Layout, layer)
-	packed := make([]byte, l.PackedBytes(rows))
-	if err := s.Load(layer, index, firstPos, rows, packed, make([]uint64, l.Heads)); err != nil {
-		return 0, false // Load will be asked, and say so
-	}
-	s.pool.gpu.Append(layer, block, firstPos, rows, packed)
-	return block, true
+	return s.appended(layer, index, firstPos, rows, true)
 }
 
-// Spans implements kvconn.SpanSource: of a world with GPUs, whose pool gets the rows
-// of a block when some of them are first asked for.
+// Spans implements kvconn.SpanSource for worlds with GPUs, whose pool gets the rows of a
+// block when some of them are first asked for.
 func (s *Source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayout.Held, bool) {
-	if s.pool == nil {
-		return to, false
-	}
 	bt := s.Layout.BlockTokens
 	for i := firstPos / bt; i*bt < firstPos+rows; i++ {
 		n := min(bt, s.positions-i*bt)
-		block, ok := s.appended(layer, i, n)
+		block, ok := s.appended(layer, i, i*bt, n, false) // a step appends once
 		if !ok {
 			return to, false
 		}
@@ -184,29 +153,33 @@ func (s *Source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayou
 	return to, true
 }
 
-// appended is our block i, with n rows of the layer in it.
-func (s *Source) appended(layer, i, n int) (block int32, ok bool) {
+// appended returns the device's block for an index, and appends the rows of the layer if
+// they are not there yet, or again.
+func (s *Source) appended(layer, index, firstPos, rows int, again bool) (block int32, ok bool) {
+	if s.pool == nil {
+		return 0, false
+	}
 	l := layerOf(s.Layout, layer)
-	packed := make([]byte, l.PackedBytes(n))
-	if err := s.Load(layer, i, i*s.Layout.BlockTokens, n, packed, make([]uint64, l.Heads)); err != nil {
+	packed := make([]byte, l.PackedBytes(rows))
+	if err := s.Load(layer, index, firstPos, rows, packed, make([]uint64, l.Heads)); err != nil {
 		return 0, false // Load will be asked, and say so
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if block, ok = s.blocks[i]; !ok {
+	if block, ok = s.blocks[index]; !ok {
 		if block, ok = s.pool.take(); !ok {
 			return 0, false
 		}
-		s.blocks[i] = block
+		s.blocks[index] = block
 	}
-	if at := (poolKey{layer, block}); !s.rows[at] { // a step appends once
+	if at := (poolKey{layer, block}); again || !s.rows[at] {
 		s.rows[at] = true
-		s.pool.gpu.Append(layer, block, i*s.Layout.BlockTokens, n, packed)
+		s.pool.gpu.Append(layer, block, firstPos, rows, packed)
 	}
 	return block, true
 }
 
-// giveBack frees the device's blocks; needs mu. One that a push still reads is
+// giveBack frees the device's blocks; needs mu. To free one that a push still reads is
 // misuse.
 func (s *Source) giveBack() {
 	for index, block := range s.blocks {

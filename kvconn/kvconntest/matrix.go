@@ -110,6 +110,8 @@ type phase struct {
 	answer answerFunc
 	drive  func(w *World, ctx context.Context, spec kvconn.TicketSpec) error
 	want   ticket.Outcome // of drive without harm; "" is done
+	// process: real processes suffer here too.
+	process bool
 }
 
 var everyAction = []Action{Kill, Pause, Stall, Drop, Duplicate, Reorder, Truncate, FlipHead, FlipBody, FlipTail, Slow, Partition, Blip}
@@ -134,16 +136,16 @@ var phases = []phase{
 	{name: "handshake-proof-s", step: Proved, to: ToReceiver, fatal: true},
 	{name: "handshake-banner-r", step: Banner, to: ToSender, fatal: true},
 	{name: "handshake-banner-s", step: Banner, to: ToReceiver, fatal: true},
-	{name: "handshake-hello-r", step: Hello, to: ToSender, fatal: true},
-	{name: "handshake-hello-s", step: Hello, to: ToReceiver, fatal: true},
-	{name: "handshake-ready", step: Ready, to: ToSender, fatal: true},
-	{name: "handshake-bind", step: Bind, to: ToSender, fatal: true},
-	{name: "handshake-bound", step: Bound, to: ToReceiver, fatal: true},
-	{name: "ticket", step: Ticket, to: ToSender, fatal: true},
-	{name: "ticket-accepted", step: Accepted, to: ToReceiver, fatal: true},
-	{name: "data-first", step: Rows, to: ToReceiver},
-	{name: "data-middle", step: Rows, to: ToReceiver, nth: 7},
-	{name: "data-last", step: Rows, to: ToReceiver, nth: 14},
+	{name: "handshake-hello-r", step: Hello, to: ToSender, fatal: true, process: true},
+	{name: "handshake-hello-s", step: Hello, to: ToReceiver, fatal: true, process: true},
+	{name: "handshake-ready", step: Ready, to: ToSender, fatal: true, process: true},
+	{name: "handshake-bind", step: Bind, to: ToSender, fatal: true, process: true},
+	{name: "handshake-bound", step: Bound, to: ToReceiver, fatal: true, process: true},
+	{name: "ticket", step: Ticket, to: ToSender, fatal: true, process: true},
+	{name: "ticket-accepted", step: Accepted, to: ToReceiver, fatal: true, process: true},
+	{name: "data-first", step: Rows, to: ToReceiver, process: true},
+	{name: "data-middle", step: Rows, to: ToReceiver, nth: 7, process: true},
+	{name: "data-last", step: Rows, to: ToReceiver, nth: 14, process: true},
 	{name: "data-two-conns", step: Rows, to: ToReceiver, nth: 3, tune: twoBulk},
 	{name: "data-batch", step: Rows, to: ToReceiver, nth: 2, tune: batches},
 	{name: "data-sent", step: Sent, to: ToReceiver},
@@ -151,11 +153,11 @@ var phases = []phase{
 	{name: "resend", step: Resend, to: ToSender, fatal: true, answer: wrongOnce},
 	{name: "revoke", step: Revoke, to: ToSender, fatal: true, answer: firstLayer, drive: revokeHalfway, want: ticket.Cancelled},
 	{name: "revoke-ack", step: RevokeAck, to: ToReceiver, fatal: true, answer: firstLayer, drive: revokeHalfway, want: ticket.Cancelled},
-	{name: "commit", step: Commit, to: ToReceiver, fatal: true},
-	{name: "release", step: Received, to: ToSender, fatal: true},
-	{name: "idle-ping", step: Ping, to: ToSender, fatal: true},
+	{name: "commit", step: Commit, to: ToReceiver, fatal: true, process: true},
+	{name: "release", step: Received, to: ToSender, fatal: true, process: true},
+	{name: "idle-ping", step: Ping, to: ToSender, fatal: true, process: true},
 	{name: "idle-pong", step: Pong, to: ToReceiver, fatal: true},
-	{name: "idle-beat", step: Beat, to: ToReceiver},
+	{name: "idle-beat", step: Beat, to: ToReceiver, process: true},
 }
 
 // faultCase injects one fault into a transfer, then heals and transfers again.

@@ -1,6 +1,7 @@
 package kvconntest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -10,8 +11,8 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Row fills dst with the bytes that row (layer, plane, head, position) of the
-// sequence seed has. Every byte depends on all of them.
+// Row fills dst with the row (layer, plane, head, position) of the sequence seed. Every
+// byte depends on all of them.
 func Row(dst []byte, seed uint64, layer, plane, head, pos int) {
 	x := mix(seed ^ uint64(layer)<<48 ^ uint64(plane)<<40 ^ uint64(head)<<24 ^ uint64(pos))
 	for i := range dst {
@@ -42,13 +43,9 @@ func layerOf(l kvlayout.Layout, layer int) *kvlayout.Layer { return &l.Resolve()
 // empty where rows have none.
 func eachRow(l *kvlayout.Layer, packed []byte, n int, f func(plane, head, at int, row, scale []byte)) {
 	l.Parts(packed, n, func(plane, head int, rows, scales []byte) {
+		size, scale := l.RowBytes(plane), l.ScaleBytes()
 		for at := range n {
-			size, scale := l.RowBytes(plane), l.ScaleBytes()
-			if scale > 0 {
-				f(plane, head, at, rows[at*size:][:size], scales[at*scale:][:scale])
-			} else {
-				f(plane, head, at, rows[at*size:][:size], nil)
-			}
+			f(plane, head, at, rows[at*size:][:size], scales[at*scale:][:scale])
 		}
 	})
 }
@@ -131,11 +128,8 @@ func (p *Pool) untouched() {
 
 // unchanged needs mu.
 func (p *Pool) unchanged(k poolKey) {
-	for _, b := range p.block(k) {
-		if b != abandoned {
-			p.errs = append(p.errs, fmt.Sprintf("layer %d block %d was written after the fence", k.layer, k.block))
-			return
-		}
+	if slices.ContainsFunc(p.block(k), func(b byte) bool { return b != abandoned }) {
+		p.errs = append(p.errs, fmt.Sprintf("layer %d block %d was written after the fence", k.layer, k.block))
 	}
 }
 
@@ -179,9 +173,7 @@ func (p *Pool) Reclaim(dest []kvconn.Dest) {
 			delete(p.data, k)
 			delete(p.blocks, k)
 			if p.shared != nil {
-				for i := range p.block(k) {
-					p.block(k)[i] = abandoned
-				}
+				copy(p.block(k), bytes.Repeat([]byte{abandoned}, len(p.block(k))))
 				p.idle[k] = true
 			}
 		}
@@ -206,7 +198,7 @@ func (p *Pool) Pushed() int {
 func (p *Pool) Errors() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return append([]string(nil), p.errs...)
+	return slices.Clone(p.errs)
 }
 
 // Sink returns a sink for the blocks dest, held under those generations.
@@ -230,10 +222,8 @@ func (s *poolSink) Store(layer int, dst int32, row, rows, firstPos int, packed [
 	}
 	sums := make([]uint64, l.Heads)
 	digest(l, firstPos, rows, packed, sums)
-	for h := range sums {
-		if sums[h] != digests[h] {
-			return kvconn.ErrDigest
-		}
+	if !slices.Equal(sums, digests) {
+		return kvconn.ErrDigest
 	}
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
@@ -242,7 +232,7 @@ func (s *poolSink) Store(layer int, dst int32, row, rows, firstPos int, packed [
 	if _, ok := s.p.data[poolKey{layer, dst}]; ok && s.p.shared == nil { // a peer may have written it again
 		s.p.errs = append(s.p.errs, fmt.Sprintf("second store into layer %d block %d", layer, dst))
 	}
-	s.p.data[poolKey{layer, dst}] = append([]byte(nil), packed...)
+	s.p.data[poolKey{layer, dst}] = bytes.Clone(packed)
 	if s.p.shared != nil && rows == s.p.layout.BlockTokens {
 		copy(s.p.block(poolKey{layer, dst}), packed)
 	}
@@ -289,8 +279,8 @@ func digest(l *kvlayout.Layer, firstPos, rows int, packed []byte, sums []uint64)
 	})
 }
 
-// Check compares blocks with the rows that sequence seed has; skip says which
-// indexes are not looked at.
+// Check compares blocks with the rows that sequence seed has, but for those that skip
+// reports.
 func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(layer, index int) bool) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -312,7 +302,7 @@ func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(l
 			if p.shared != nil && rows == p.layout.BlockTokens { // not what was verified, but what is there now
 				got = p.block(poolKey{l, d.Block})
 			}
-			if string(got) != string(want) {
+			if !bytes.Equal(got, want) {
 				return fmt.Errorf("layer %d block %d (index %d): %d bytes stored, want %d, or they differ", l, d.Block, i, len(got), len(want))
 			}
 		}
@@ -371,7 +361,7 @@ func (s *Source) View(layer, index, firstPos, rows int, digests []uint64) ([]byt
 func (s *Source) fill(l *kvlayout.Layer, firstPos, rows int, dst []byte) {
 	eachRow(l, dst, rows, func(plane, head, at int, row, scale []byte) {
 		Row(row, s.Seed, l.Number, plane, head, firstPos+at)
-		if scale != nil { // positive, finite and not too small: as a step makes them
+		if len(scale) > 0 { // positive, finite and not too small: as a step makes them
 			Row(scale, s.Seed, l.Number, plane+2, head, firstPos+at)
 			scale[3] = 0x10 + scale[3]&0x3f
 		}

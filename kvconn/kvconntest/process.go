@@ -38,7 +38,7 @@ const (
 
 var signals = map[Action]syscall.Signal{ProcessKill: syscall.SIGKILL, ProcessPause: syscall.SIGSTOP}
 
-// Child runs the other process of Processes, and tells whether this is one.
+// Child runs the other process of Processes, and reports whether this is one.
 // Call it first in TestMain.
 func Child(f Factory) bool {
 	args := strings.Fields(os.Getenv(childEnv))
@@ -56,7 +56,7 @@ func Child(f Factory) bool {
 	return true
 }
 
-// Main is a transport's TestMain. So many cases may run at once, more than there are
+// Main is a transport's TestMain. The cases that may run in parallel are more than the
 // cores: they wait for deadlines more than they compute.
 func Main(m *testing.M, f Factory, parallel int) {
 	if Child(f) {
@@ -155,11 +155,11 @@ func strike(s syscall.Signal) {
 	syscall.RawSyscall(syscall.SYS_TGKILL, uintptr(os.Getpid()), uintptr(syscall.Gettid()), uintptr(s))
 }
 
-// idle tells whether a step comes between transfers, too: its fault is armed when
-// the first transfer is over, however long that takes.
+// idle reports whether a step also comes between transfers: its fault is armed when the
+// first transfer is over, however long that takes.
 func idle(step Step) bool { return step == Ping || step == Beat }
 
-// arm is what a child that is to be hit when it is idle is told then.
+// arm tells a child, once it is idle, that its fault is due.
 const arm = "arm"
 
 // onFrame calls f before the nth frame of a step and direction since it was armed
@@ -167,7 +167,7 @@ const arm = "arm"
 func onFrame(ch *Chaos, to Direction, step Step, nth int, armed *atomic.Bool, f func()) {
 	n := 0
 	ch.Trace(func(_ int, dir Direction, st Step, _ []byte) {
-		if dir == to && same(step, st) && armed.Load() {
+		if dir == to && step.matches(st) && armed.Load() {
 			if n == nth {
 				f()
 			}
@@ -175,9 +175,6 @@ func onFrame(ch *Chaos, to Direction, step Step, nth int, armed *atomic.Bool, f 
 		}
 	})
 }
-
-// same tells whether a frame is of a step; rows that are placed are units too.
-func same(step, frame Step) bool { return frame == step || step == Unit && frame.CarriesRows() }
 
 // world makes one side of a process case.
 func (f Factory) world(t testing.TB, tr kvconn.Transport, addr string) *World {
@@ -224,15 +221,15 @@ func (p *peer) line() (string, error) {
 	return strings.TrimSpace(s), err
 }
 
-// answer is what a fetch has come to, and what the peer had to complain of.
-type answer struct {
+// result is the outcome of a fetch, and the peer's complaints.
+type result struct {
 	outcome ticket.Outcome // "" of a peer that is gone
 	why     string
 	wrong   []string
 }
 
 // outcome is how the peer's fetch has ended.
-func (p *peer) outcome() (a answer) {
+func (p *peer) outcome() (a result) {
 	for {
 		s, err := p.line()
 		if err != nil {
@@ -250,23 +247,18 @@ func (p *peer) outcome() (a answer) {
 	}
 }
 
-// processSteps are where a real process is ended or stopped: before a frame
-// that it writes, or that its peer is about to write.
-var processSteps = []phase{
-	{name: "handshake-hello-r", step: Hello, to: ToSender},
-	{name: "handshake-hello-s", step: Hello, to: ToReceiver},
-	{name: "handshake-ready", step: Ready, to: ToSender},
-	{name: "handshake-bind", step: Bind, to: ToSender},
-	{name: "handshake-bound", step: Bound, to: ToReceiver},
-	{name: "ticket", step: Ticket, to: ToSender},
-	{name: "ticket-accepted", step: Accepted, to: ToReceiver},
-	{name: "data-first", step: Unit, to: ToReceiver},
-	{name: "data-middle", step: Unit, to: ToReceiver, nth: 7},
-	{name: "data-last", step: Unit, to: ToReceiver, nth: 14},
-	{name: "commit", step: Commit, to: ToReceiver},
-	{name: "release", step: Received, to: ToSender},
-	{name: "idle-ping", step: Ping, to: ToSender, nth: 2},
-	{name: "idle-beat", step: Beat, to: ToReceiver, nth: 2},
+// processPhases are where a real process is ended or stopped: before a frame that it
+// writes, or that its peer is about to write.
+func processPhases() (all []phase) {
+	for _, p := range phases {
+		if idle(p.step) {
+			p.nth = 2 // since it is armed
+		}
+		if p.process {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // Processes kills and stops real processes, the sender's and the receiver's,
@@ -275,10 +267,10 @@ var processSteps = []phase{
 func Processes(t *testing.T, f Factory) {
 	f.AtOnce = cmp.Or(f.AtOnce, 12) // of two processes each
 	f = f.realTime(t)
-	m := matrix{rows: processSteps}
+	m := matrix{rows: processPhases()}
 	t.Run("case", func(t *testing.T) {
 		for _, victim := range []string{"sender", "receiver"} {
-			for _, p := range processSteps {
+			for _, p := range m.rows {
 				for _, act := range []Action{ProcessKill, ProcessPause} {
 					t.Run(fmt.Sprintf("%s/%s/%s", victim, p.name, act), func(t *testing.T) {
 						t.Parallel()
@@ -318,7 +310,7 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) (v
 		onFrame(ch, p.to, p.step, p.nth, &armed, func() {
 			p := s.peer.Load() // there will be another
 			p.signal(signals[act])
-			for by := time.Now().Add(hangs); !p.is(act) && time.Now().Before(by); {
+			for by := time.Now().Add(hangs); !p.hasSuffered(act) && time.Now().Before(by); {
 				time.Sleep(time.Millisecond)
 			}
 		})
@@ -365,7 +357,7 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) (v
 	}
 	allowed := []ticket.Outcome{ticket.Done, ticket.Dead, ticket.Late, ticket.Corrupt}
 	if s.f.Joined && act == ProcessPause {
-		allowed = append(allowed, ticket.Refused) // our end waits for a stopped sender's as for one that does not reach it
+		allowed = append(allowed, ticket.Refused) // a stopped sender's end does not come, as one that cannot reach us
 	}
 	if !slices.Contains(allowed, v.outcome) {
 		t.Errorf("outcome %q: %s", v.outcome, why)
@@ -424,7 +416,7 @@ func (s *scene) start(fault ...string) {
 
 // strike makes transfers until the victim is hit, and returns the last one. On
 // a loaded machine one may fail before it comes to the frame.
-func (s *scene) strike(act Action) (during chan answer, hit bool) {
+func (s *scene) strike(act Action) (during chan result, hit bool) {
 	for n := range 12 {
 		if during != nil {
 			s.outcome(during)
@@ -437,7 +429,7 @@ func (s *scene) strike(act Action) (during chan answer, hit bool) {
 			wait = s.long(3 * time.Second)
 		}
 		for start := s.Clock.Now(); s.Clock.Since(start) < wait; time.Sleep(time.Millisecond) {
-			if s.peer.Load().is(act) {
+			if s.peer.Load().hasSuffered(act) {
 				return during, true
 			}
 			if len(during) > 0 && !s.idle { // it is over: if it was not hit now, it will not be
@@ -449,7 +441,7 @@ func (s *scene) strike(act Action) (during chan answer, hit bool) {
 }
 
 // outcome waits for a transfer.
-func (s *scene) outcome(c chan answer) answer {
+func (s *scene) outcome(c chan result) result {
 	s.t.Helper()
 	a := <-c
 	for _, e := range a.wrong {
@@ -459,8 +451,8 @@ func (s *scene) outcome(c chan answer) answer {
 }
 
 // fetch begins a transfer.
-func (s *scene) fetch(name string, seed int32, first int) chan answer {
-	done := make(chan answer, 1)
+func (s *scene) fetch(name string, seed int32, first int) chan result {
+	done := make(chan result, 1)
 	if s.victim == "receiver" {
 		p := s.peer.Load()
 		p.say("%s %d %d", name, seed, first)
@@ -472,13 +464,13 @@ func (s *scene) fetch(name string, seed int32, first int) chan answer {
 		ctx, cancel := context.WithTimeout(s.t.Context(), hangs)
 		defer cancel()
 		err := s.Fetch(ctx, spec)
-		done <- answer{outcome: kvconn.OutcomeOf(err, "untyped"), why: fmt.Sprint(err)}
+		done <- result{outcome: kvconn.OutcomeOf(err, "untyped"), why: fmt.Sprint(err)}
 	}()
 	return done
 }
 
-// is tells whether the signal has done its work.
-func (p *peer) is(act Action) bool {
+// hasSuffered reports whether the signal has done its work.
+func (p *peer) hasSuffered(act Action) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	return err != nil || strings.HasPrefix(rest, map[Action]string{ProcessKill: "Z", ProcessPause: "T"}[act])

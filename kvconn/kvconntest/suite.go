@@ -61,14 +61,6 @@ func (f Factory) realTime(t *testing.T) Factory {
 	return f
 }
 
-// turn waits until the machine has room for one more case, and returns the
-// factory for it, its deadlines stretched to the machine's present speed.
-func (f Factory) turn() (g Factory, done func()) {
-	f.turns.take()
-	f.stretch = f.clock.stretch()
-	return f, f.turns.leave
-}
-
 // turns limits the cases that run at once, to fewAtOnce on a slow machine.
 type turns struct {
 	clock   *Clock
@@ -134,10 +126,10 @@ func Run(t *testing.T, f Factory) {
 				if f.Few && (i+j)%8 > 0 || underRace && !f.Bubble && (i+j)%3 > 0 { // the whole runs without the detector
 					continue
 				}
-				f.timed(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) error {
+				f.leaf(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) {
 					v := faultCase(t, f, w, ch, p, a)
 					m.note(t, p.name, a, v)
-					return v.late
+					w.late = v.late
 				})
 			}
 		}
@@ -167,14 +159,6 @@ func (f Factory) patient(tune func(r, s *kvconn.Config)) func(r, s *kvconn.Confi
 
 // leaf runs one case in a world of its own.
 func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config), run caseFunc) {
-	f.timed(t, name, tune, func(t *testing.T, f Factory, w *World, ch *Chaos) error {
-		run(t, f, w, ch)
-		return nil
-	})
-}
-
-// timed is leaf for a case that returns what took too long.
-func (f Factory) timed(t *testing.T, name string, tune func(r, s *kvconn.Config), run func(*testing.T, Factory, *World, *Chaos) error) {
 	t.Run(name, func(t *testing.T) {
 		body := func(t *testing.T, f Factory) error {
 			f, tr, addr := f.transport(t)
@@ -184,12 +168,12 @@ func (f Factory) timed(t *testing.T, name string, tune func(r, s *kvconn.Config)
 				path = between
 			}
 			w := newWorld(t, path, addr, f, tune)
-			late := run(t, f, w, ch)
+			run(t, f, w, ch)
 			ch.Heal()
 			w.Empty(w.RConfig.PeerSilence)
 			w.Close()
 			between.wg.Wait()
-			return late
+			return w.late
 		}
 		if f.Bubble {
 			synctest.Test(t, func(t *testing.T) { check(t, body(t, f)) })
@@ -203,8 +187,9 @@ func (f Factory) timed(t *testing.T, name string, tune func(r, s *kvconn.Config)
 // patiently runs a case, and again with longer deadlines while something took too
 // long: a machine may have become slow after the case began; a defect stays.
 func (f Factory) patiently(t *testing.T, body func(*testing.T, Factory) error) {
-	f, done := f.turn()
-	defer done()
+	f.turns.take()
+	defer f.turns.leave()
+	f.stretch = f.clock.stretch()
 	for {
 		late := body(t, f)
 		if late == nil {

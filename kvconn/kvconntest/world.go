@@ -84,6 +84,7 @@ type World struct {
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
 	serve   error // of the server, when wg is done
+	late    error // what took too long in a fault's case
 
 	mu          sync.Mutex
 	sources     []*Source
