@@ -7,9 +7,9 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// convertRow is a row of bf16, f16 or FP8, with its scale if it has one, in another
-// of these: what a device's conversion is held against, by the arithmetic of whole
-// numbers of steps and not of bits.
+// convertRow converts a row between bf16, f16 and FP8, with its scale if it has one. A
+// device's conversion is held against it: it counts steps of a format, where that works
+// on bits.
 func convertRow(from, to kvlayout.DType, row [][]byte) [][]byte {
 	n := len(row[0])
 	if from != kvlayout.F8E4M3 {
@@ -32,10 +32,7 @@ func convertRow(from, to kvlayout.DType, row [][]byte) [][]byte {
 		}
 		return [][]byte{out}
 	}
-	scale := max(top/448, 0x1p-126)
-	if top == 0 {
-		scale = 1
-	}
+	scale := scaleOf(top)
 	for i, v := range values {
 		if out[i] = 0x7f | byte(math.Float32bits(v)>>24)&0x80; math.Abs(float64(v)) <= math.MaxFloat32 {
 			out[i] = ToE4M3(v / scale)

@@ -44,35 +44,33 @@ func FromE4M3(q byte) float32 {
 	return float32(v)
 }
 
-// F8Tensor rounds a matrix to FP8 as backends do, each row by its greatest
-// magnitude over 448, and returns also what it stands for, in f32.
+// F8Tensor rounds a matrix to FP8 as backends do, each row by its greatest magnitude
+// over 448, and also returns the rounded values in f32.
 func F8Tensor(t kernels.Tensor) (f8, widened kernels.Tensor) {
 	rows, cols := t.Shape[0], t.Shape[1]
 	f8 = kernels.Tensor{DType: kernels.F8, Shape: t.Shape, Data: make([]byte, rows*cols), Scale: make([]float32, rows)}
 	widened = kernels.Tensor{DType: kernels.F32, Shape: t.Shape, Data: make([]byte, 4*rows*cols)}
-	at := func(i int) float32 {
-		if t.DType == kernels.F32 {
-			return math.Float32frombits(binary.LittleEndian.Uint32(t.Data[4*i:]))
-		}
-		return math.Float32frombits(uint32(binary.LittleEndian.Uint16(t.Data[2*i:])) << 16) // BF16
-	}
 	for r := range rows {
 		top := float32(0)
-		for c := range cols {
-			top = max(top, float32(math.Abs(float64(at(r*cols+c)))))
+		for i := r * cols; i < (r+1)*cols; i++ {
+			top = max(top, float32(math.Abs(float64(kernels.Widen(t.DType, t.Data, i)))))
 		}
-		s := max(top/448, 0x1p-126)
-		if top == 0 {
-			s = 1
-		}
+		s := scaleOf(top)
 		f8.Scale[r] = s
-		for c := range cols {
-			q := ToE4M3(at(r*cols+c) / s)
-			f8.Data[r*cols+c] = q
-			binary.LittleEndian.PutUint32(widened.Data[4*(r*cols+c):], math.Float32bits(FromE4M3(q)*s))
+		for i := r * cols; i < (r+1)*cols; i++ {
+			f8.Data[i] = ToE4M3(kernels.Widen(t.DType, t.Data, i) / s)
+			binary.LittleEndian.PutUint32(widened.Data[4*i:], math.Float32bits(FromE4M3(f8.Data[i])*s))
 		}
 	}
 	return f8, widened
+}
+
+// scaleOf is the scale of a row by its greatest magnitude.
+func scaleOf(top float32) float32 {
+	if top == 0 {
+		return 1
+	}
+	return max(top/448, 0x1p-126)
 }
 
 // F8Weights is w with the layers' projections in FP8, and widened.

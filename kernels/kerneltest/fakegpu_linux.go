@@ -20,14 +20,14 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// FakeGPU is a pool on a device that is none: memory that other processes of
-// this user open by the handle, and pushes that another goroutine carries out
-// later and slowly, half of every block and then the other half. Who believes
-// or reuses a block too early finds it torn. A killed process stops in the midst
-// of a push, as a GPU's context does; so does a stopped one, where a GPU goes on.
+// FakeGPU is a pool on a fake device: memory that other processes of this user open by
+// its handle. Another goroutine carries pushes out, later and slowly: half of every block
+// and then the other half, so that a block believed or reused too early is torn. A killed
+// process stops in the midst of a push, as a GPU's context does; so does a stopped one,
+// where a GPU goes on.
 //
-// As a device's kernels do, it wants all layers alike. It implements kernels.Exporter, kernels.PeerOpener, kernels.HostMover and, by
-// fakeNCCL, kernels.Linker.
+// Like a device's kernels it wants all layers alike. It implements kernels.Exporter,
+// kernels.PeerOpener, kernels.HostMover and, by fakeNCCL, kernels.Linker.
 type FakeGPU struct {
 	// Delay is how long a push takes. Set it before the first one.
 	Delay time.Duration
@@ -42,11 +42,8 @@ type FakeGPU struct {
 	rows, flags *memfd.Memory
 	view        device // of rows
 
-	moves sync.WaitGroup // to and from host memory, under way
-	ways  [2]struct {    // in, out
-		mu   sync.Mutex
-		last chan struct{} // the newest's end; nil: there was none
-	}
+	moves             sync.WaitGroup // to and from host memory, under way
+	gathers, scatters lane
 
 	stop  atomic.Pointer[stop]
 	tears atomic.Bool
@@ -82,7 +79,7 @@ func (d device) note(layer int, block int32) []byte {
 	return d.mem[d.layers*d.blocks*d.BlockBytes()+(layer*d.blocks+int(block))*size:][:size:size]
 }
 
-// has panics on ids outside the pool, as backends do.
+// has reports whether the pool has a layer and a block.
 func (d device) has(layer int, block int32) bool {
 	return layer >= 0 && layer < d.layers && block >= 0 && int(block) < d.blocks
 }
@@ -131,17 +128,7 @@ func (g *FakeGPU) Append(layer int, block int32, firstPos, rows int, packed []by
 	g.SetDigest(layer, block, rows, sums)
 }
 
-// rowOf is a row among n packed positions, and behind it its scale, if it has one.
-func rowOf(r *kvlayout.Rows, packed []byte, n, plane, head, at int) [][]byte {
-	rows, scales := r.Part(packed, n, plane, head)
-	row := [][]byte{rows[at*r.RowBytes(plane):][:r.RowBytes(plane)]}
-	if size := r.ScaleBytes(); size > 0 {
-		row = append(row, scales[at*size:][:size])
-	}
-	return row
-}
-
-// Busy tells whether a push under way reads the block.
+// Busy reports whether a push under way reads the block.
 func (g *FakeGPU) Busy(block int32) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -326,12 +313,12 @@ type fakePeer struct {
 
 	mu     sync.Mutex
 	closed bool
-	last   chan struct{} // closed when the newest push is over; nil: there was none
+	last   *fakePending // the newest push; nil: there was none
 }
 
 type fakePush struct {
 	kernels.Push
-	over chan struct{}
+	over *fakePending
 }
 
 // Push implements kernels.Peer.
@@ -359,7 +346,7 @@ func (p *fakePeer) Push(push *kernels.Push) error {
 	if push.Line < 0 || push.Line >= kernels.FlagLines {
 		return fmt.Errorf("fake GPU: line %d", push.Line)
 	}
-	f := fakePush{*push, make(chan struct{})}
+	f := fakePush{*push, &fakePending{make(chan struct{})}}
 	f.Blocks, f.Sources, f.Refills = slices.Clone(push.Blocks), slices.Clone(push.Sources), slices.Clone(push.Refills)
 	p.g.use(f.sources(), 1)
 	p.last = f.over
@@ -414,7 +401,7 @@ func (p *fakePeer) run() {
 			atomic.StoreUint64(flagOf(p.flags, f.Line), f.Value)
 		}
 		p.g.use(f.sources(), -1)
-		close(f.over)
+		close(f.over.done)
 	}
 }
 
@@ -431,15 +418,7 @@ func (p *fakePeer) Drain(ctx context.Context) error {
 	p.mu.Lock()
 	last := p.last
 	p.mu.Unlock()
-	if last == nil {
-		return nil
-	}
-	select {
-	case <-last:
-		return nil
-	case <-ctx.Done():
-		return kernels.ErrLate
-	}
+	return last.Wait(ctx)
 }
 
 // Close implements kernels.Peer.
