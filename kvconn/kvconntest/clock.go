@@ -50,7 +50,7 @@ func NewClock(t testing.TB) *Clock {
 	quit := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() { io.Copy(struct{ io.Writer }{c.ends[3]}, struct{ io.Reader }{c.ends[0]}) }) // by this goroutine, not the kernel
-	wg.Go(func() { c.run(quit) })
+	wg.Go(func() { c.countLaps(quit) })
 	c.stop = sync.OnceFunc(func() {
 		close(quit)
 		for _, f := range c.ends {
@@ -62,7 +62,7 @@ func NewClock(t testing.TB) *Clock {
 	return c
 }
 
-func (c *Clock) run(quit chan struct{}) {
+func (c *Clock) countLaps(quit chan struct{}) {
 	var b [1]byte
 	sleep := time.NewTicker(lapSleep)
 	defer sleep.Stop()

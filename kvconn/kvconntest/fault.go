@@ -96,8 +96,8 @@ const (
 	Blip      Action = "blip"      // a partition of Chaos.Blip
 )
 
-// held is how many bytes a partitioned connection takes before it blocks, as
-// the kernel's socket buffers do.
+// held is how many bytes a partitioned connection buffers before it blocks, as the
+// kernel's socket buffers do.
 const held = 256 << 10
 
 // Rule is one fault: the Nth frame (from 0) of a step in a direction. Times is
@@ -110,8 +110,8 @@ type Rule struct {
 	Action Action
 }
 
-// Chaos is a transport whose frames suffer one rule. It parses what it
-// carries, so that a fault hits a whole frame wherever the writes are cut.
+// Chaos is a transport whose frames suffer one rule. It parses what it carries, so that a
+// fault hits a whole frame however the writes are cut.
 type Chaos struct {
 	kvconn.Transport
 	Delay time.Duration // of Slow
@@ -145,8 +145,8 @@ func (c *Chaos) Arm(r Rule) {
 	c.rule, c.armed, c.seen = r, true, 0
 }
 
-// Heal ends the rule for connections made from now on, and a partition for
-// all: what was written meanwhile arrives.
+// Heal ends the rule for new connections, and a partition for all: what was written
+// meanwhile arrives.
 func (c *Chaos) Heal() {
 	c.mu.Lock()
 	c.armed, c.slow, c.paused = false, false, false
@@ -193,16 +193,15 @@ func (c *Chaos) severed() chan struct{} {
 	return c.cut
 }
 
-// Hits is how many frames a rule has hit.
+// Hits returns how many frames rules have hit.
 func (c *Chaos) Hits() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.hits
 }
 
-// Trace calls f for every frame that is written, before any fault. conn counts
-// the connections: both ends of one have the same number, as long as they are
-// dialled one after the other.
+// Trace calls f for every frame that is written, before any fault. conn counts the
+// connections: both ends of one have the same number if they are dialled one at a time.
 func (c *Chaos) Trace(f func(conn int, to Direction, step Step, frame []byte)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -268,7 +267,7 @@ func (c *Chaos) wrap(conn net.Conn, to Direction) net.Conn {
 	return cc
 }
 
-// judge says what happens to the frame.
+// judge decides what happens to the frame.
 func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (act Action, delay time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -143,7 +143,7 @@ func (cc *chaosConn) Write(b []byte) (int, error) {
 		}
 		frame := append([]byte(nil), cc.part[:n]...)
 		cc.part = append(cc.part[:0], cc.part[n:]...)
-		if err := cc.pass(step, frame); err != nil {
+		if err := cc.writeFrame(step, frame); err != nil {
 			return 0, err
 		}
 	}
@@ -185,7 +185,8 @@ func (cc *chaosConn) before(step Step, n int) (int, Step) {
 	return n, step
 }
 
-func (cc *chaosConn) pass(step Step, frame []byte) error {
+// writeFrame writes a frame, or makes the fault that hits it.
+func (cc *chaosConn) writeFrame(step Step, frame []byte) error {
 	act, delay := cc.c.judge(cc, step, frame)
 	if cc.muted {
 		return nil

@@ -17,15 +17,7 @@ const (
 func idOf(secrets ...byte) string { return ringOf(secrets...).IDs() }
 
 func rings(receiver, sender []byte) func(r, s *kvconn.Config) {
-	return func(r, s *kvconn.Config) {
-		r.Ring, s.Ring = nil, nil
-		if len(receiver) > 0 {
-			r.Ring = ringOf(receiver...)
-		}
-		if len(sender) > 0 {
-			s.Ring = ringOf(sender...)
-		}
-	}
+	return func(r, s *kvconn.Config) { r.Ring, s.Ring = ringOf(receiver...), ringOf(sender...) }
 }
 
 // fleets are cases by the secrets of the two peers.

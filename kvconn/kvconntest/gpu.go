@@ -10,8 +10,7 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// GPU is one end's pool in a device's memory: of a fake device, whose memory the
-// tests can look at.
+// GPU is one end's pool in the memory of a fake device, which tests can look at.
 type GPU interface {
 	Layout() kvlayout.Layout // of memory of its own
 	// Shared describes the pool, whose Rows are all its memory.
@@ -24,9 +23,9 @@ type GPU interface {
 	Spoil(layer int, block int32) // flips a bit when it has landed, before it is verified
 }
 
-// GPUs are the two ends' pools, of ReceiverBlocks and SenderBlocks. The suite's
-// receiver is of the Plain layout of this package, its sender's blocks may have another
-// size. A case that changes a layout does not use them.
+// GPUs are the two ends' pools, of ReceiverBlocks and SenderBlocks. In the suite the
+// receiver has the Plain layout; the sender's blocks may have another size. A case that
+// changes a layout does not use them.
 type GPUs struct{ Receiver, Sender GPU }
 
 // Sizes of the two pools of a world.
@@ -35,7 +34,7 @@ const (
 	SenderBlocks   = 1024
 )
 
-// transport makes what is under test, and notes the pools that belong to it.
+// transport makes the transport under test, and notes its pools.
 func (f Factory) transport(t testing.TB) (g Factory, tr kvconn.Transport, addr string) {
 	if f.Device == nil {
 		tr, addr = f.New(t)
@@ -111,7 +110,7 @@ func newGPUBlocks(g GPU) *gpuBlocks {
 	return b
 }
 
-func (b *gpuBlocks) take() (int32, bool) {
+func (b *gpuBlocks) acquire() (int32, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.free) == 0 {
@@ -122,8 +121,8 @@ func (b *gpuBlocks) take() (int32, bool) {
 	return n, true
 }
 
-// give takes a block back and overwrites it, as another prompt would.
-func (b *gpuBlocks) give(l kvlayout.Layout, block int32) {
+// release takes a block back and overwrites it, as another prompt would.
+func (b *gpuBlocks) release(l kvlayout.Layout, block int32) {
 	for layer, r := range l.Resolve() {
 		b.gpu.Append(layer, block, 0, l.BlockTokens, bytes.Repeat([]byte{byte(block)}, r.BlockBytes()))
 	}
@@ -167,7 +166,7 @@ func (s *Source) appended(layer, index, firstPos, rows int, again bool) (block i
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if block, ok = s.blocks[index]; !ok {
-		if block, ok = s.pool.take(); !ok {
+		if block, ok = s.pool.acquire(); !ok {
 			return 0, false
 		}
 		s.blocks[index] = block
@@ -186,7 +185,7 @@ func (s *Source) giveBack() {
 		if s.pool.gpu.Busy(block) {
 			s.misuse++
 		}
-		s.pool.give(s.Layout, block)
+		s.pool.release(s.Layout, block)
 		delete(s.blocks, index)
 	}
 }

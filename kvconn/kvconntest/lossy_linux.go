@@ -1,6 +1,7 @@
 package kvconntest
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -18,15 +19,13 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Lossy runs transfers over a bad network: 20 ms of delay each way, 1 % of the
-// packets lost, and partitions. It is the kernel's own TCP over a tunnel device
-// in a network namespace of its own, whose packets this process forwards late,
-// loses, or holds: the work of tc's netem, which few kernels of containers
-// have. The second half of Child must serve it.
+// Lossy runs transfers over a bad network: 20 ms of delay each way, 1 % of the packets
+// lost, and partitions. It is the kernel's own TCP over a tunnel device in a network
+// namespace, whose packets a child process delays, loses or holds, as tc's netem does,
+// which few containers' kernels have. TestMain must call Child.
 //
-// It needs user and network namespaces; where the kernel refuses them the
-// test says so and how. The same partition runs through the fault layer on
-// every transport, in Run.
+// It needs user and network namespaces; where the kernel refuses them the test logs so.
+// The same partition runs through the fault layer on every transport, in Run.
 func Lossy(t *testing.T, rounds int, partition time.Duration) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=lossy %d %s", childEnv, rounds, partition))
@@ -112,8 +111,8 @@ func openLink() (*link, error) {
 	return l, nil
 }
 
-// read takes what the kernel sends and reflects it: with the two addresses
-// changed over, sums stay right, and the packet comes from the other host.
+// read takes the kernel's packets and reflects them: with the two addresses swapped, sums
+// stay right, and a packet comes from the other host.
 func (l *link) read() {
 	defer close(l.queue)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -126,7 +125,7 @@ func (l *link) read() {
 		if n < 20 || buf[0]>>4 != 4 {
 			continue
 		}
-		b := append([]byte(nil), buf[:n]...)
+		b := bytes.Clone(buf[:n])
 		copy(b[12:16], buf[16:20])
 		copy(b[16:20], buf[12:16])
 		l.carried.Add(1)
@@ -145,7 +144,7 @@ func (l *link) read() {
 	}
 }
 
-// opens tells whether a packet is a TCP SYN, or the answer to one.
+// opens reports whether a packet is a TCP SYN, or the answer to one.
 func opens(b []byte) bool {
 	tcp := b[4*int(b[0]&15):]
 	return b[9] == syscall.IPPROTO_TCP && len(tcp) > 13 && tcp[13]&2 != 0
@@ -190,7 +189,7 @@ func lossy(f Factory, args []string) error {
 	defer w.Close()
 
 	// Three seconds are enough, unless the network or the machine is at its worst.
-	o := w.load(context.Background(), 4, 3*time.Second)
+	var o map[ticket.Outcome]int
 	for by := time.Now().Add(hangs); o[ticket.Done] == 0 && time.Now().Before(by); {
 		o = w.load(context.Background(), 4, 3*time.Second)
 	}

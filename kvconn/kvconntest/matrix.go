@@ -40,21 +40,14 @@ type verdict struct {
 }
 
 func (v verdict) String() string {
-	s := fmt.Sprintf("%s %s", v.outcome, brief(v.took))
+	s := fmt.Sprintf("%s %v", v.outcome, v.took.Round(time.Millisecond))
 	if v.note != "" {
 		s += ", " + v.note
 	}
 	if v.back > 0 {
-		s += ", back " + brief(v.back)
+		s += ", back " + v.back.Round(time.Millisecond).String()
 	}
 	return s
-}
-
-func brief(d time.Duration) string {
-	if d < time.Second {
-		return fmt.Sprintf("%dms", d.Milliseconds())
-	}
-	return fmt.Sprintf("%.1fs", d.Seconds())
 }
 
 func (m *matrix) note(t testing.TB, row string, column Action, v verdict) {

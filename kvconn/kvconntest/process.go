@@ -67,7 +67,7 @@ func Main(m *testing.M, f Factory, parallel int) {
 	os.Exit(m.Run())
 }
 
-// orphan is the testing.TB of a process without a test: World needs one.
+// orphan is the testing.TB that World needs in a process without a test.
 type orphan struct{ testing.TB }
 
 func (orphan) Helper()                      {}
@@ -147,8 +147,8 @@ func child(f Factory, args []string) error {
 	}
 }
 
-// strike hits the calling thread, so that this very frame is not written: a
-// signal to the process may find another thread first.
+// strike signals the calling thread, so that this very frame is not written: a signal to
+// the process may hit another thread first.
 func strike(s syscall.Signal) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -261,9 +261,8 @@ func processPhases() (all []phase) {
 	return all
 }
 
-// Processes kills and stops real processes, the sender's and the receiver's,
-// at every step of the protocol, and checks what Run checks. TestMain must
-// call Child.
+// Processes kills and stops real processes, the sender's and the receiver's, at every step
+// of the protocol, and checks what Run checks. TestMain must call Child.
 func Processes(t *testing.T, f Factory) {
 	f.AtOnce = cmp.Or(f.AtOnce, 12) // of two processes each
 	f = f.realTime(t)

@@ -32,7 +32,11 @@ func secretOf(b byte) trust.Secret {
 	return s
 }
 
+// ringOf is nil without secrets.
 func ringOf(secrets ...byte) *trust.Ring {
+	if len(secrets) == 0 {
+		return nil
+	}
 	var all []trust.Secret
 	for _, b := range secrets {
 		all = append(all, secretOf(b))

@@ -19,38 +19,29 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// recorded is what both ends of a session's first connection have said before its frames.
+// recorded is what both ends of a session's first connection say up to their hellos.
 func recorded(t *testing.T, f Factory, w *World, ch *Chaos) (receiver, sender []byte) {
 	t.Helper()
-	var mu sync.Mutex
-	first := -1
-	ch.Trace(func(conn int, to Direction, step Step, frame []byte) {
-		mu.Lock()
-		defer mu.Unlock()
-		if first < 0 {
-			first = conn
-		}
-		if conn != first || step != Challenged && step != Proved && step != Banner && step != Hello {
-			return
-		}
-		if to == ToSender {
-			receiver = append(receiver, frame...)
-		} else {
-			sender = append(sender, frame...)
-		}
-	})
+	recording := Record(ch)
 	f.friend(t, w, "recorded", 0)
-	ch.Trace(nil)
-	mu.Lock()
-	defer mu.Unlock()
+	all := recording()
+	for _, r := range all {
+		switch {
+		case r.Conn != all[0].Conn || !slices.Contains([]Step{Challenged, Proved, Banner, Hello}, r.Step):
+		case r.To == ToSender:
+			receiver = append(receiver, r.Bytes...)
+		default:
+			sender = append(sender, r.Bytes...)
+		}
+	}
 	if n := challengeSize + proofSize; len(receiver) <= n || len(sender) <= n {
 		t.Fatalf("%d and %d bytes were recorded", len(receiver), len(sender))
 	}
 	return receiver, sender
 }
 
-// out wants the sender to hang up on a connection without a frame, and to count why.
-func (w *World) out(t *testing.T, c *RawConn, field string) {
+// refuses wants the sender to hang up on a connection without a frame, and to count why.
+func (w *World) refuses(t *testing.T, c *RawConn, field string) {
 	t.Helper()
 	check(t, c.SetDeadline(time.Now().Add(patience*w.SConfig.HandshakeTimeout)))
 	if f, err := c.Next(); err == nil {
@@ -91,7 +82,7 @@ func replayedProof(t *testing.T, f Factory, w *World, ch *Chaos) {
 	c.Write(said[:challengeSize])
 	c.proven(t)
 	c.Write(said[challengeSize:])
-	w.out(t, c, "fleet_secret")
+	w.refuses(t, c, "fleet_secret")
 	f.friend(t, w, "after", 64)
 }
 
@@ -168,9 +159,9 @@ func reflected(t *testing.T, f Factory, w *World, ch *Chaos) {
 	c, theirs, proof := ask(Challenge(fleetSecret, eve)) // a challenge holds nothing secret: anybody can make one
 	o, _, another := ask(theirs)
 	o.Write(slices.Concat(another, []byte(wireBanner)))
-	w.out(t, o, "fleet_secret")
+	w.refuses(t, o, "fleet_secret")
 	c.Write(slices.Concat(proof, []byte(wireBanner)))
-	w.out(t, c, "fleet_secret")
+	w.refuses(t, c, "fleet_secret")
 	f.friend(t, w, "after", 64)
 }
 
@@ -197,7 +188,7 @@ func named(t *testing.T, f Factory, w *World, ch *Chaos) {
 	c.Write(pretend)
 	theirs, proof := c.proven(t)
 	c.Write(slices.Concat(Prove(otherSecret, "dialler", pretend, theirs, proof), []byte(wireBanner)))
-	w.out(t, c, "fleet_secret")
+	w.refuses(t, c, "fleet_secret")
 	f.friend(t, w, "after", 64)
 }
 

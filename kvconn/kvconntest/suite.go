@@ -70,7 +70,7 @@ type turns struct {
 
 const fewAtOnce = 4
 
-func (q *turns) take() {
+func (q *turns) acquire() {
 	q.slots <- struct{}{}
 	for q.running.Add(1) > fewAtOnce && q.clock.Rate() < 0.5 {
 		q.running.Add(-1)
@@ -78,7 +78,7 @@ func (q *turns) take() {
 	}
 }
 
-func (q *turns) leave() {
+func (q *turns) release() {
 	q.running.Add(-1)
 	<-q.slots
 }
@@ -187,8 +187,8 @@ func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config),
 // patiently runs a case, and again with longer deadlines while something took too
 // long: a machine may have become slow after the case began; a defect stays.
 func (f Factory) patiently(t *testing.T, body func(*testing.T, Factory) error) {
-	f.turns.take()
-	defer f.turns.leave()
+	f.turns.acquire()
+	defer f.turns.release()
 	f.stretch = f.clock.stretch()
 	for {
 		late := body(t, f)

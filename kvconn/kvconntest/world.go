@@ -20,9 +20,9 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Layout is a small pool geometry of all that a layout can have: blocks of 4 tokens,
-// a layer of ordinary attention, one of latent attention, and one that looks back 128
-// positions, of which this rank of a tensor-parallel worker has two heads, in FP8.
+// Layout is a small pool with all that a layout can have: blocks of 4 tokens, a layer of
+// ordinary attention, one of latent attention, and one of a window of 128 positions in
+// FP8, of which this rank of a tensor-parallel worker has two of four heads.
 func Layout() kvlayout.Layout {
 	all := kvlayout.Heads{Count: 2, Total: 2}
 	return kvlayout.Layout{BlockTokens: 4, Groups: []kvlayout.Group{
@@ -34,14 +34,14 @@ func Layout() kvlayout.Layout {
 	}}
 }
 
-// Plain is a layout of ordinary layers alone, as devices have them.
+// Plain is a layout of ordinary layers only, as devices have them.
 func Plain() kvlayout.Layout { return kvlayout.Plain(3, 2, 8, 4, kvlayout.F32) }
 
 // Config returns settings for a test peer: defaults, with every wait divided
 // by shrink.
 func Config(id string, shrink int) kvconn.Config { return config(id, shrink, 1) }
 
-// config is Config with every wait so many times longer.
+// config is Config with every wait multiplied by stretch.
 func config(id string, shrink int, stretch float64) kvconn.Config {
 	c := kvconn.DefaultConfig()
 	c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "model", TokenizerFingerprint: "tokenizer",
@@ -56,8 +56,8 @@ func config(id string, shrink int, stretch float64) kvconn.Config {
 	return c
 }
 
-// World is one receiver and one sender over a transport, with the promises
-// that both sides make checked as they run.
+// World is one receiver and one sender over a transport. It checks the promises of both
+// sides as they run.
 type World struct {
 	T        testing.TB
 	Receiver *kvconn.Receiver
@@ -75,8 +75,8 @@ type World struct {
 	// Clock measures how long things take; nil is the time of package time.
 	Clock *Clock
 
-	// Quarantine lets Fetch leave a revoked ticket to Release when the peer
-	// that shares our memory does not say that it has stopped.
+	// Quarantine lets Fetch leave a revoked ticket to Release when the peer that
+	// shares our memory does not acknowledge.
 	Quarantine bool
 
 	stretch float64    // of the deadlines, for a slow machine
@@ -148,8 +148,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// OnTicket computes a prompt layer by layer and pushes it, blocks of a layer in
-// any order, then commits the request id.
+// OnTicket answers a ticket, and notes how it ends.
 func (w *World) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 	layout := w.SConfig.Identity.Layout
 	src := &Source{Layout: layout, Seed: Seed(o.Ticket().Tokens), pool: w.blocks, blocks: map[int]int32{},
@@ -169,7 +168,8 @@ func (w *World) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 	w.ends = append(w.ends, kvconn.OutcomeOf(o.Err(), "untyped"))
 }
 
-// Compute is the ordinary answer.
+// Compute is the ordinary answer: it pushes layer by layer, the blocks of a layer in any
+// order, then commits the request id.
 func (w *World) Compute(ctx context.Context, o *kvconn.Outgoing, src *Source) {
 	if o.Accept(src) == nil {
 		for l := range src.Layout.Layers() {
@@ -218,9 +218,9 @@ func (w *World) Spec(name string, seed int32, n, first int) kvconn.TicketSpec {
 	return kvconn.TicketSpec{Link: ticket.NewLink(), RequestID: name, Tokens: Prompt(seed, n), Dest: dest, Sink: w.Pool.Sink(dest)}
 }
 
-// Fetch opens a session, sends a ticket and waits. On success it checks every
-// byte; on failure it checks that the error is typed, revokes, and gives the
-// blocks a new generation, as a receiver does.
+// Fetch opens a session, sends a ticket, waits and revokes. On success it checks every
+// byte; on failure it checks that the error is typed, and gives the blocks a new
+// generation, as a receiver does.
 func (w *World) Fetch(ctx context.Context, spec kvconn.TicketSpec) error {
 	return w.FetchFrom(ctx, w.Addr, w.SConfig.Identity.PeerID, spec)
 }
@@ -320,8 +320,7 @@ type quarantined struct {
 	dest []kvconn.Dest
 }
 
-// revoke is a bounded wait where blocks may be quarantined, those of a transfer
-// that failed.
+// revoke waits only briefly for a failed transfer whose blocks may be quarantined.
 func (w *World) revoke(ctx context.Context, in *kvconn.Incoming, failed bool) error {
 	if w.Quarantine && failed {
 		var cancel context.CancelFunc
@@ -331,8 +330,8 @@ func (w *World) revoke(ctx context.Context, in *kvconn.Incoming, failed bool) er
 	return in.Revoke(ctx)
 }
 
-// Release ends the quarantine of what Fetch has left in it: its peer must
-// have resumed or died. It returns how many tickets that were.
+// Release ends the quarantine of the tickets that Fetch has left in it, and returns their
+// number. Their peers must have resumed or died.
 func (w *World) Release(ctx context.Context) int {
 	w.mu.Lock()
 	all := w.quarantined
@@ -358,7 +357,7 @@ func (w *World) typed(err error) error {
 	return err
 }
 
-// long is a bound for this machine.
+// long stretches a bound to this machine's speed.
 func (w *World) long(d time.Duration) time.Duration { return time.Duration(float64(d) * w.stretch) }
 
 // Empty waits until neither side holds a ticket, at most for limit.
@@ -383,7 +382,7 @@ func (w *World) within(limit time.Duration, ok func() bool) bool {
 	return true
 }
 
-// Until waits for something, for as long as it does not hang.
+// Until waits for ok, which must not take as long as hangs.
 func (w *World) Until(what string, ok func() bool) {
 	w.T.Helper()
 	for by := time.Now().Add(hangs); !ok(); time.Sleep(time.Millisecond) {
@@ -396,8 +395,7 @@ func (w *World) Until(what string, ok func() bool) {
 // Stop ends the sender.
 func (w *World) Stop() { w.stop() }
 
-// hangs is how long something may take before it counts as hanging, whatever the
-// machine is like.
+// hangs is the time after which anything counts as hanging, on any machine.
 const hangs = time.Minute
 
 // Close ends both sides and checks the promises that show only at the end.
