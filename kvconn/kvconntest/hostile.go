@@ -432,15 +432,7 @@ func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 					words = nil
 				}
 			}
-			for _, b := range words {
-				if _, err := c.Write([]byte{b}); err != nil {
-					break
-				}
-				time.Sleep(w.SConfig.KeepAlive / 4)
-				if w.Clock.Since(start) > 2*w.SConfig.HandshakeTimeout {
-					break
-				}
-			}
+			drip(c, words, w.SConfig.KeepAlive/4)
 			m.shutOut(c, 2*w.SConfig.HandshakeTimeout-w.Clock.Since(start), false) // also of one whose own deadline was first
 			if took := w.Clock.Since(start); took > 2*w.SConfig.HandshakeTimeout {
 				t.Errorf("shut out after %v", took)

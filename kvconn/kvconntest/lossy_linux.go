@@ -22,7 +22,7 @@ import (
 // Lossy runs transfers over a bad network: 20 ms of delay each way, 1 % of the packets
 // lost, and partitions. It is the kernel's own TCP over a tunnel device in a network
 // namespace, whose packets a child process delays, loses or holds, as tc's netem does,
-// which few containers' kernels have. TestMain must call Child.
+// which few containers' kernels have. TestMain must be Main.
 //
 // It needs user and network namespaces; where the kernel refuses them the test logs so.
 // The same partition runs through the fault layer on every transport, in Run.

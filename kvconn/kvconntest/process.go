@@ -25,9 +25,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// childEnv makes a test binary one peer of a world: "sender" or "receiver",
-// the stretch of its deadlines, and the step, the number of the frame and the
-// signal of its fault, if any.
+// childEnv makes a test binary one peer of a world: "sender" or "receiver", the stretch
+// of its deadlines, and the phase and the signal of its fault, if any.
 const childEnv = "XPYD_KVCONNTEST_CHILD"
 
 // Signals that end or stop a process; the columns of the process matrix.
@@ -38,12 +37,15 @@ const (
 
 var signals = map[Action]syscall.Signal{ProcessKill: syscall.SIGKILL, ProcessPause: syscall.SIGSTOP}
 
-// Child runs the other process of Processes, and reports whether this is one.
-// Call it first in TestMain.
-func Child(f Factory) bool {
+// Main is a transport's TestMain, which also runs the other process of Processes and
+// Lossy. The cases that may run in parallel are more than the cores: they wait for
+// deadlines more than they compute.
+func Main(m *testing.M, f Factory, parallel int) {
 	args := strings.Fields(os.Getenv(childEnv))
 	if len(args) == 0 {
-		return false
+		flag.Parse()
+		flag.Set("test.parallel", strconv.Itoa(parallel))
+		os.Exit(m.Run())
 	}
 	run := child
 	if args[0] == "lossy" {
@@ -53,37 +55,22 @@ func Child(f Factory) bool {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	return true
-}
-
-// Main is a transport's TestMain. The cases that may run in parallel are more than the
-// cores: they wait for deadlines more than they compute.
-func Main(m *testing.M, f Factory, parallel int) {
-	if Child(f) {
-		return
-	}
-	flag.Parse()
-	flag.Set("test.parallel", strconv.Itoa(parallel))
-	os.Exit(m.Run())
 }
 
 // orphan is the testing.TB that World needs in a process without a test.
 type orphan struct{ testing.TB }
 
-func (orphan) Helper()                      {}
-func (orphan) Errorf(f string, args ...any) { fmt.Fprintf(os.Stdout, "error "+f+"\n", args...) }
-func (orphan) Error(args ...any)            { fmt.Fprintln(os.Stdout, "error", args) }
-func (orphan) Fatal(args ...any)            { fmt.Fprintln(os.Stdout, "error", args); os.Exit(1) }
-func (orphan) Fatalf(f string, args ...any) {
-	fmt.Fprintf(os.Stdout, "error "+f+"\n", args...)
-	os.Exit(1)
-}
-func (orphan) Context() context.Context     { return context.Background() }
-func (orphan) Cleanup(func())               {}
-func (orphan) TempDir() string              { return os.TempDir() }
-func (orphan) Name() string                 { return "child" }
-func (orphan) Logf(format string, a ...any) {}
-func (orphan) Log(a ...any)                 {}
+func (orphan) Helper()                        {}
+func (orphan) Errorf(f string, args ...any)   { fmt.Fprintf(os.Stdout, "error "+f+"\n", args...) }
+func (orphan) Error(args ...any)              { fmt.Fprintln(os.Stdout, "error", args) }
+func (orphan) Fatal(args ...any)              { fmt.Fprintln(os.Stdout, "error", args); os.Exit(1) }
+func (o orphan) Fatalf(f string, args ...any) { o.Errorf(f, args...); os.Exit(1) }
+func (orphan) Context() context.Context       { return context.Background() }
+func (orphan) Cleanup(func())                 {}
+func (orphan) TempDir() string                { return os.TempDir() }
+func (orphan) Name() string                   { return "child" }
+func (orphan) Logf(format string, a ...any)   {}
+func (orphan) Log(a ...any)                   {}
 
 // child serves until its standard input ends. A receiver first reads the
 // sender's address, then fetches once a line: name, seed, first block.
@@ -93,35 +80,19 @@ func child(f Factory, args []string) error {
 	if _, err := fmt.Sscan(args[1], &f.stretch); err != nil {
 		return err
 	}
-	var armed atomic.Bool
-	if len(args) == 5 {
-		var step, nth int
-		if _, err := fmt.Sscan(args[2]+" "+args[3], &step, &nth); err != nil {
-			return err
-		}
-		to := ToReceiver
-		if args[0] == "receiver" {
-			to = ToSender
-		}
-		armed.Store(!idle(Step(step)))
-		onFrame(ch, to, Step(step), nth, &armed, func() { strike(signals[Action(args[4])]) })
+	arm := func() {}
+	if len(args) == 4 {
+		all := processPhases()
+		p := all[slices.IndexFunc(all, func(p phase) bool { return p.name == args[2] })]
+		arm = beforeFrame(ch, p, func() { strike(signals[Action(args[3])]) })
 	}
 	w := f.world(orphan{}, ch, addr)
 	in := bufio.NewReader(os.Stdin)
 	if args[0] == "sender" {
 		fmt.Fprintln(os.Stdout, w.Addr)
-		for {
-			if _, err := in.ReadString('\n'); err != nil { // its end
-				return nil
-			}
-			armed.Store(true)
-		}
-	}
-	line, err := in.ReadString('\n')
-	if err != nil {
+	} else if _, err := fmt.Fscanln(in, &w.Addr); err != nil {
 		return err
 	}
-	w.Addr = strings.TrimSpace(line)
 	for {
 		var name string
 		var seed int32
@@ -129,8 +100,8 @@ func child(f Factory, args []string) error {
 		if _, err := fmt.Fscanln(in, &name, &seed, &first); err != nil {
 			return nil
 		}
-		if name == arm {
-			armed.Store(true)
+		if name == armNow {
+			arm()
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), hangs)
@@ -159,21 +130,24 @@ func strike(s syscall.Signal) {
 // first transfer is over, however long that takes.
 func idle(step Step) bool { return step == Ping || step == Beat }
 
-// arm tells a child, once it is idle, that its fault is due.
-const arm = "arm"
+// armNow tells a child, once it is idle, that its fault is due.
+const armNow = "arm"
 
-// onFrame calls f before the nth frame of a step and direction since it was armed
-// is written.
-func onFrame(ch *Chaos, to Direction, step Step, nth int, armed *atomic.Bool, f func()) {
+// beforeFrame calls f before the phase's frame is written, counted from arm on if the
+// phase is idle.
+func beforeFrame(ch *Chaos, p phase, f func()) (arm func()) {
+	var armed atomic.Bool
+	armed.Store(!idle(p.step))
 	n := 0
-	ch.Trace(func(_ int, dir Direction, st Step, _ []byte) {
-		if dir == to && step.matches(st) && armed.Load() {
-			if n == nth {
+	ch.Trace(func(_ int, to Direction, step Step, _ []byte) {
+		if to == p.to && p.step.matches(step) && armed.Load() {
+			if n == p.nth {
 				f()
 			}
 			n++
 		}
 	})
+	return func() { armed.Store(true) }
 }
 
 // world makes one side of a process case.
@@ -262,7 +236,7 @@ func processPhases() (all []phase) {
 }
 
 // Processes kills and stops real processes, the sender's and the receiver's, at every step
-// of the protocol, and checks what Run checks. TestMain must call Child.
+// of the protocol, and checks what Run checks. TestMain must be Main.
 func Processes(t *testing.T, f Factory) {
 	f.AtOnce = cmp.Or(f.AtOnce, 12) // of two processes each
 	f = f.realTime(t)
@@ -300,13 +274,12 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) (v
 	f, tr, addr := f.transport(t)
 	ch := NewChaos(tr)
 	s := &scene{World: f.world(t, ch, addr), f: f, t: t, victim: victim, idle: idle(p.step)}
-	var armed atomic.Bool
-	armed.Store(!s.idle)
+	arm := func() {}
 	defer s.Close()
 	if own := map[string]Direction{"sender": ToReceiver, "receiver": ToSender}[victim]; own == p.to {
-		s.start(fmt.Sprint(uint8(p.step)), fmt.Sprint(p.nth), string(act))
+		s.start(p.name, string(act))
 	} else {
-		onFrame(ch, p.to, p.step, p.nth, &armed, func() {
+		arm = beforeFrame(ch, p, func() {
 			p := s.peer.Load() // there will be another
 			p.signal(signals[act])
 			for by := time.Now().Add(hangs); !p.hasSuffered(act) && time.Now().Before(by); {
@@ -320,8 +293,8 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) (v
 			v.late = fmt.Errorf("before the fault: %s", o)
 			return v
 		}
-		armed.Store(true)
-		s.peer.Load().say("%s 0 0", arm)
+		arm()
+		s.peer.Load().say("%s 0 0", armNow)
 	}
 	start, began := s.Clock.Now(), time.Now()
 	during, hit := s.strike(act)

@@ -80,17 +80,15 @@ func ParseFrame(b []byte) (Frame, error) {
 type Body []byte
 
 // U32 appends numbers of 32 bits.
-func (b Body) U32(v ...uint32) Body {
-	for _, x := range v {
-		b = binary.LittleEndian.AppendUint32(b, x)
-	}
-	return b
-}
+func (b Body) U32(v ...uint32) Body { return b.numbers(v) }
 
 // U64 appends numbers of 64 bits.
-func (b Body) U64(v ...uint64) Body {
-	for _, x := range v {
-		b = binary.LittleEndian.AppendUint64(b, x)
+func (b Body) U64(v ...uint64) Body { return b.numbers(v) }
+
+func (b Body) numbers(v any) Body {
+	b, err := binary.Append(b, binary.LittleEndian, v)
+	if err != nil {
+		panic(err)
 	}
 	return b
 }
