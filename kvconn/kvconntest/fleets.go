@@ -111,7 +111,7 @@ func silentStrangers(t *testing.T, f Factory, w *World, ch *Chaos) {
 // session until it is allowed again. Others notice nothing.
 func revokedBy[S any](revoke func(S, []string), side func(w *World) S, id string) caseFunc {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		w.answerOnly("during", firstLayer)
+		w.Answer = answerTo("during", firstLayer, w.Compute)
 		f.friend(t, w, "before", 0)
 		s := w.open()
 		spec := w.Spec("during", 100, 18, 16)

@@ -144,8 +144,8 @@ var phases = []phase{
 	{name: "data-sent", step: Sent, to: ToReceiver},
 	{name: "data-sent-two-conns", step: Sent, to: ToReceiver, tune: twoBulk},
 	{name: "resend", step: Resend, to: ToSender, fatal: true, answer: wrongOnce},
-	{name: "revoke", step: Revoke, to: ToSender, fatal: true, answer: firstLayer, drive: revokeHalfway, want: ticket.Cancelled},
-	{name: "revoke-ack", step: RevokeAck, to: ToReceiver, fatal: true, answer: firstLayer, drive: revokeHalfway, want: ticket.Cancelled},
+	{name: "revoke", step: Revoke, to: ToSender, fatal: true, answer: firstLayer, drive: (*World).revokeHalfway, want: ticket.Cancelled},
+	{name: "revoke-ack", step: RevokeAck, to: ToReceiver, fatal: true, answer: firstLayer, drive: (*World).revokeHalfway, want: ticket.Cancelled},
 	{name: "commit", step: Commit, to: ToReceiver, fatal: true, process: true},
 	{name: "release", step: Received, to: ToSender, fatal: true, process: true},
 	{name: "idle-ping", step: Ping, to: ToSender, fatal: true, process: true},
@@ -165,7 +165,7 @@ func faultCase(t *testing.T, f Factory, w *World, ch *Chaos, p phase, act Action
 	ctx, cancel := context.WithTimeout(t.Context(), patience*limit) // bounds what hangs; the clock judges
 	defer cancel()
 	if p.answer != nil {
-		w.answerOnly("during", p.answer)
+		w.Answer = answerTo("during", p.answer, w.Compute)
 	}
 	drive := p.drive
 	if drive == nil {
@@ -230,7 +230,7 @@ const recovery = 2 * time.Second
 const patience = 20
 
 // firstLayer pushes one layer and nothing more.
-func firstLayer(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) {
+func firstLayer(ctx context.Context, o *kvconn.Outgoing, src *Source) {
 	if o.Accept(src) == nil {
 		o.Push(0, []int{0, 1, 2, 3, 4})
 		<-ctx.Done()
@@ -240,7 +240,7 @@ func firstLayer(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) 
 // revokeHalfway revokes once something has come, and checks that the fence does not
 // wait for the peer. Only where the peer writes into the blocks itself does it wait,
 // at most until the session ends and with it the peer's mapping.
-func revokeHalfway(w *World, ctx context.Context, spec kvconn.TicketSpec) error {
+func (w *World) revokeHalfway(ctx context.Context, spec kvconn.TicketSpec) error {
 	in, err := w.requestFrom(ctx, w.Addr, w.SConfig.Identity.PeerID, spec)
 	if err != nil {
 		return w.typed(err)

@@ -10,7 +10,7 @@ import (
 // Close finds what is written there after it.
 func (w *World) RevokeWaits(t testing.TB, stop func() (begun <-chan struct{}, on func())) {
 	t.Helper()
-	w.answerOnly("revoked", firstBlocks)
+	w.Answer = firstBlocks
 	for n := range 3 {
 		w.open() // before the device is stopped
 		begun, on := stop()

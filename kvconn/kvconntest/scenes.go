@@ -13,14 +13,14 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Scene is a short deterministic session of a world. It is recorded once a
-// released version of the protocol; later builds play either side of it
-// against the recorded other one.
+// Scene is a short deterministic session of a world. It is recorded once for each released
+// version of the protocol; later builds play either side of it against the recorded other
+// one.
 type Scene struct {
 	Name string
 	tune func(r, s *kvconn.Config)
-	// answer is the sender's part.
-	answer answerFunc
+	// prepare may change the sender's part, which is inOrder.
+	prepare func(w *World)
 	// drive is the receiver's part, with its checks.
 	drive func(w *World)
 	// ends is how the sender's tickets end, in any order.
@@ -42,21 +42,24 @@ func (s Scene) World(t testing.TB, tr kvconn.Transport) *World {
 			s.tune(rc, sc)
 		}
 	})
-	answer := s.answer
-	if answer == nil {
-		answer = inOrder
+	w.Answer = inOrder
+	if s.prepare != nil {
+		s.prepare(w)
 	}
-	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) { answer(ctx, w, o, src) }
 	return w
 }
 
 // Drive plays the receiver's part.
 func (s Scene) Drive(w *World) {
-	if s.drive == nil {
-		s.driveRefused(w)
+	if s.drive != nil {
+		s.drive(w)
 		return
 	}
-	s.drive(w)
+	err := w.Fetch(w.T.Context(), w.Spec("refused", 1, 4, 0))
+	var d *kvconn.Incompatible
+	if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !errors.As(err, &d) || !strings.HasPrefix(d.Field, s.refused) {
+		w.T.Errorf("want incompatible by %s, have %v", s.refused, err)
+	}
 }
 
 // Judge compares how the sender's tickets have ended; call it when they have.
@@ -72,8 +75,8 @@ func (s Scene) Judge(w *World) {
 	}
 }
 
-// inOrder is World.Compute with blocks in the order of the prompt.
-func inOrder(_ context.Context, w *World, o *kvconn.Outgoing, src *Source) {
+// inOrder is World.Compute with the blocks in the prompt's order.
+func inOrder(_ context.Context, o *kvconn.Outgoing, src *Source) {
 	pushInOrder(o, src, src.Layout.Layers())
 }
 
@@ -90,6 +93,8 @@ func pushInOrder(o *kvconn.Outgoing, src kvconn.Source, layers int) {
 	}
 	o.Commit([]byte("commit of " + o.Ticket().RequestID))
 }
+
+func answers(answer answerFunc) func(w *World) { return func(w *World) { w.Answer = answer } }
 
 // Scenes are what is recorded of a released version.
 var Scenes = []Scene{
@@ -108,22 +113,24 @@ var Scenes = []Scene{
 		spec.Have = []bool{true, false, true, false, false}
 		w.expect(ticket.Done, spec)
 	}},
-	{Name: "resend", answer: wrongOnce, ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
+	{Name: "resend", prepare: answers(wrongOnce), ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
 		w.expect(ticket.Done, w.Spec("resent", 5, 8, 0))
 	}},
-	{Name: "revoke-resume", answer: firstLayerOnce, ends: []ticket.Outcome{ticket.Cancelled, ticket.Done}, drive: driveResume},
-	{Name: "failed", answer: func(_ context.Context, w *World, o *kvconn.Outgoing, _ *Source) {
+	{Name: "revoke-resume", prepare: answers(answerTo("revoked", firstBlocks, inOrder)), ends: []ticket.Outcome{ticket.Cancelled, ticket.Done}, drive: driveResume},
+	{Name: "failed", prepare: answers(func(_ context.Context, o *kvconn.Outgoing, _ *Source) {
 		o.Fail(ticket.Outcome(o.Ticket().RequestID), "as told")
-	}, ends: failures, drive: func(w *World) {
+	}), ends: failures, drive: func(w *World) {
 		for n, o := range failures {
 			w.expect(o, w.Spec(string(o), 6, 4, 4*n))
 		}
 	}},
-	{Name: "goaway", ends: []ticket.Outcome{ticket.Done}, answer: func(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) {
-		over, cancel := context.WithCancel(ctx)
-		cancel()
-		w.Server.Drain(over) // says goodbye, and does not wait
-		inOrder(ctx, w, o, src)
+	{Name: "goaway", ends: []ticket.Outcome{ticket.Done}, prepare: func(w *World) {
+		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
+			over, cancel := context.WithCancel(ctx)
+			cancel()
+			w.Server.Drain(over) // says goodbye, and does not wait
+			inOrder(ctx, o, src)
+		}
 	}, drive: func(w *World) {
 		w.expect(ticket.Done, w.Spec("last", 7, 4, 0))
 		w.expect(ticket.NoSpace, w.Spec("too-late", 7, 4, 4))
@@ -151,16 +158,8 @@ var Scenes = []Scene{
 
 var failures = []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Corrupt, ticket.Cancelled, ticket.Refused, ticket.Invalid}
 
-func (s Scene) driveRefused(w *World) {
-	err := w.Fetch(context.Background(), w.Spec("refused", 1, 4, 0))
-	var d *kvconn.Incompatible
-	if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !errors.As(err, &d) || !strings.HasPrefix(d.Field, s.refused) {
-		w.T.Errorf("want incompatible by %s, have %v", s.refused, err)
-	}
-}
-
-// wrongOnce gives a wrong byte for the first load of layer 0, block 1.
-func wrongOnce(_ context.Context, w *World, o *kvconn.Outgoing, src *Source) {
+// wrongOnce is inOrder with a wrong byte in the first load of layer 0, block 1.
+func wrongOnce(_ context.Context, o *kvconn.Outgoing, src *Source) {
 	pushInOrder(o, &flaky{Source: src}, src.Layout.Layers())
 }
 
@@ -179,18 +178,8 @@ func (f *flaky) Load(layer, index, firstPos, rows int, dst []byte, digests []uin
 	return err
 }
 
-// firstLayerOnce pushes one layer of a ticket named "revoked", and all of
-// others.
-func firstLayerOnce(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) {
-	if o.Ticket().RequestID == "revoked" {
-		firstBlocks(ctx, w, o, src)
-	} else {
-		inOrder(ctx, w, o, src)
-	}
-}
-
 // firstBlocks pushes three blocks of one layer and nothing more.
-func firstBlocks(ctx context.Context, _ *World, o *kvconn.Outgoing, src *Source) {
+func firstBlocks(ctx context.Context, o *kvconn.Outgoing, src *Source) {
 	if o.Accept(src) == nil {
 		o.Push(0, []int{0, 1, 2})
 		<-ctx.Done()

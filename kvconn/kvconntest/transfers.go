@@ -407,7 +407,8 @@ func idleCloses(t *testing.T, f Factory, w *World, ch *Chaos) {
 
 // modelFails: the ticket ends, and the session goes on.
 func modelFails(t *testing.T, f Factory, w *World, ch *Chaos) {
-	w.answerOnly("invalid", func(_ context.Context, _ *World, o *kvconn.Outgoing, _ *Source) { o.Fail(ticket.Invalid, "no number") })
+	fail := func(_ context.Context, o *kvconn.Outgoing, _ *Source) { o.Fail(ticket.Invalid, "no number") }
+	w.Answer = answerTo("invalid", fail, w.Compute)
 	s := w.open()
 	w.expect(ticket.Invalid, w.Spec("invalid", 1, 9, 0))
 	if over(s.Done()) {

@@ -179,16 +179,16 @@ func (w *World) Compute(ctx context.Context, o *kvconn.Outgoing, src *Source) {
 	}
 }
 
-// answerFunc answers a ticket in a world.
-type answerFunc func(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source)
+// answerFunc answers a ticket; see World.Answer.
+type answerFunc func(ctx context.Context, o *kvconn.Outgoing, src *Source)
 
-// answerOnly answers the tickets of one name in another way.
-func (w *World) answerOnly(name string, answer answerFunc) {
-	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
+// answerTo answers the tickets of one name in one way, and others in another.
+func answerTo(name string, answer, others answerFunc) answerFunc {
+	return func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
 		if o.Ticket().RequestID == name {
-			answer(ctx, w, o, src)
+			answer(ctx, o, src)
 		} else {
-			w.Compute(ctx, o, src)
+			others(ctx, o, src)
 		}
 	}
 }
