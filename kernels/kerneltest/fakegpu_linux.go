@@ -298,7 +298,7 @@ func (g *FakeGPU) OpenPeer(handle, flags []byte) (kernels.Peer, error) {
 		return nil, fmt.Errorf("fake GPU: map: %w", err)
 	}
 	p.to.mem = p.mapping
-	p.stream.Go(p.run)
+	p.stream.Go(p.pushAll)
 	return p, nil
 }
 
@@ -375,8 +375,8 @@ func (g *FakeGPU) use(blocks []int32, n int) {
 	}
 }
 
-// run carries pushes out, one after the other.
-func (p *fakePeer) run() {
+// pushAll carries pushes out, one after the other.
+func (p *fakePeer) pushAll() {
 	for f := range p.pushes {
 		half := p.g.view.BlockBytes() / 2
 		for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {

@@ -124,7 +124,7 @@ func (n *fakeNCCL) Open(id []byte, end kernels.LinkEnd, bytes int64) (links.Comm
 			return nil, fmt.Errorf("fake NCCL: %w", err)
 		}
 	}
-	c.stream.Go(c.run)
+	c.stream.Go(c.transferAll)
 	return c, nil
 }
 
@@ -148,8 +148,8 @@ func (c *fakeComm) join() (conn net.Conn, err error) {
 	}
 }
 
-// run carries transfers out, one after the other.
-func (c *fakeComm) run() {
+// transferAll carries transfers out, one after the other.
+func (c *fakeComm) transferAll() {
 	conn, err := c.join()
 	if err == nil {
 		defer conn.Close()

@@ -21,6 +21,7 @@ import (
 type eve struct {
 	w    *World
 	ln   net.Listener
+	ctx  context.Context // of all connections
 	ctl  *RawConn
 	bulk *RawConn
 	busy bool // bulk, with something else than beats
@@ -30,10 +31,6 @@ type eve struct {
 	secret [16]byte
 	spec   kvconn.TicketSpec
 	stale  string // why the receiver must have dropped a unit; "": it need not
-
-	mu    sync.Mutex
-	conns []net.Conn // accepted; closed by close, whenever that comes
-	over  bool
 }
 
 // greet is the sender's half of a handshake, with one bulk connection.
@@ -78,11 +75,7 @@ func (e *eve) accept() (*RawConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	e.mu.Lock()
-	if e.conns = append(e.conns, c); e.over {
-		c.Close()
-	}
-	e.mu.Unlock()
+	context.AfterFunc(e.ctx, func() { c.Close() })
 	r := NewRawConn(c)
 	if err = r.Welcome(e.identity().PeerID, wireBanner); err == nil {
 		_, err = r.r.ReadString('\n')
@@ -172,23 +165,15 @@ func (e *eve) sent(round uint32) {
 	e.bulk.Send(Sent, Body(nil).U64(e.id, UnitTag(e.secret, e.key, e.id)).U32(round))
 }
 
-// close may be called by others, at any time: on a starved machine the receiver may give
-// up while eve still greets it.
-func (e *eve) close() {
-	e.ln.Close()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.over = true
-	for _, c := range e.conns {
-		c.Close()
-	}
-}
-
-// bent sends a bent unit, then everything as it should be. The receiver must
+// bent sends a bent unit of layer 1, then everything as it should be. The receiver must
 // have dropped the first for the reason given, before any sink saw it.
 func bent(stale string, bend func(h *head, rows *[]byte)) func(e *eve) {
+	return bentAt(1, 0, stale, bend)
+}
+
+func bentAt(layer, index int, stale string, bend func(h *head, rows *[]byte)) func(e *eve) {
 	return func(e *eve) {
-		e.send(1, 0, bend)
+		e.send(layer, index, bend)
 		e.stale = stale
 		e.all()
 	}
@@ -217,16 +202,10 @@ var hostileSenders = []struct {
 	{"rows-of-2^32", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.rows = math.MaxUint32 })},
 	{"fewer-rows", ticket.Done, bent("address", func(h *head, rows *[]byte) { h.rows, *rows = 3, (*rows)[:len(*rows)*3/4] })},
 	{"short-rows", ticket.Done, bent("address", func(h *head, rows *[]byte) { *rows = (*rows)[:len(*rows)-1] })},
-	{"long-last-block", ticket.Done, func(e *eve) {
-		e.send(1, 2, func(h *head, rows *[]byte) { h.rows, *rows = 4, make([]byte, 4*len(*rows)) })
-		e.all()
-	}},
+	{"long-last-block", ticket.Done, bentAt(1, 2, "", func(h *head, rows *[]byte) { h.rows, *rows = 4, make([]byte, 4*len(*rows)) })},
 	{"more-heads", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.heads = 3 })},
-	{"fewer-heads", ticket.Done, func(e *eve) { // of layer 0, which has two: as many bytes as are right
-		e.send(0, 0, func(h *head, rows *[]byte) { h.heads, *rows = 1, (*rows)[8:] })
-		e.stale = "address"
-		e.all()
-	}},
+	// Of layer 0, which has two: the frame is as long as it should be.
+	{"fewer-heads", ticket.Done, bentAt(0, 0, "address", func(h *head, rows *[]byte) { h.heads, *rows = 1, (*rows)[8:] })},
 	{"heads-of-2^32", ticket.Corrupt, bent("", func(h *head, _ *[]byte) { h.heads = math.MaxUint32 })},
 	{"unit-without-a-head", ticket.Corrupt, func(e *eve) { e.bulk.Send(Unit, make([]byte, 39)); e.all() }},
 	{"unit-a-thousand-times", ticket.Done, func(e *eve) {
@@ -350,7 +329,9 @@ func hostileSender(name string, want ticket.Outcome, do func(e *eve)) caseFunc {
 		check(t, err)
 		spec := w.Spec(name, 7, 9, 128)
 		w.Quarantine = f.shares() // eve has our memory, and never lets go of it
-		e := &eve{w: w, ln: ln, key: [16]byte{1, 2, 3}, spec: spec}
+		conns, hangUp := context.WithCancel(t.Context())
+		defer hangUp()
+		e := &eve{w: w, ln: ln, ctx: conns, key: [16]byte{1, 2, 3}, spec: spec}
 		e.spec.Dest = slices.Clone(spec.Dest)
 		var peers sync.WaitGroup
 		peers.Go(func() {
@@ -380,7 +361,8 @@ func hostileSender(name string, want ticket.Outcome, do func(e *eve)) caseFunc {
 			}
 		}
 		w.Empty(w.RConfig.PeerSilence + w.long(time.Second))
-		e.close()
+		ln.Close()
+		hangUp() // on a starved machine the receiver may have given up while eve still greets it
 		peers.Wait()
 		if n := w.Value(w.RMetrics, "xpyd_kvconn_stale_units_total", e.stale); e.stale != "" && n < 1 {
 			t.Errorf("no unit was dropped for its %s", e.stale)
