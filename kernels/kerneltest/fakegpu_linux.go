@@ -294,22 +294,20 @@ func (g *FakeGPU) OpenPeer(handle, flags []byte) (kernels.Peer, error) {
 	if st, err := f.Stat(); err != nil || st.Size() < int64(p.to.size()) {
 		return nil, fmt.Errorf("fake GPU: the peer's memory is too short: %v", err)
 	}
-	if p.mapping, err = unix.Mmap(int(f.Fd()), 0, p.to.size(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	if p.to.mem, err = unix.Mmap(int(f.Fd()), 0, p.to.size(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return nil, fmt.Errorf("fake GPU: map: %w", err)
 	}
-	p.to.mem = p.mapping
 	p.stream.Go(p.pushAll)
 	return p, nil
 }
 
 // fakePeer is an opened pool; its stream is a goroutine.
 type fakePeer struct {
-	g       *FakeGPU
-	flags   []byte
-	to      device
-	mapping []byte
-	pushes  chan fakePush
-	stream  sync.WaitGroup
+	g      *FakeGPU
+	flags  []byte
+	to     device // mem is mapped until Close
+	pushes chan fakePush
+	stream sync.WaitGroup
 
 	mu     sync.Mutex
 	closed bool
@@ -385,18 +383,18 @@ func (p *fakePeer) pushAll() {
 			}
 		}
 		time.Sleep(p.g.Delay / 2)
-		p.copy(&f, func(dst, src []byte) { copy(dst[:half], src) })
+		f.eachBlock(func(layer int, b kernels.BlockPair) {
+			copy(p.to.block(layer, b.Dst)[:half], p.g.view.block(layer, b.Src))
+		})
 		p.refill(&f, 0)
 		p.g.halfway()
 		time.Sleep(p.g.Delay / 2)
-		p.copy(&f, func(dst, src []byte) { copy(dst[half:], src[half:]) })
+		f.eachBlock(func(layer int, b kernels.BlockPair) {
+			copy(p.to.block(layer, b.Dst)[half:], p.g.view.block(layer, b.Src)[half:])
+			copy(p.to.note(layer, b.Dst), p.g.view.note(layer, b.Src))
+		})
 		p.refill(&f, 1)
 		p.seal(&f)
-		for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {
-			for _, b := range f.Blocks {
-				copy(p.to.note(layer, b.Dst), p.g.view.note(layer, b.Src))
-			}
-		}
 		if f.Value != 0 {
 			atomic.StoreUint64(flagOf(p.flags, f.Line), f.Value)
 		}
@@ -405,10 +403,11 @@ func (p *fakePeer) pushAll() {
 	}
 }
 
-func (p *fakePeer) copy(f *fakePush, each func(dst, src []byte)) {
+// eachBlock calls do for the whole blocks of a push, layer by layer.
+func (f *fakePush) eachBlock(do func(layer int, b kernels.BlockPair)) {
 	for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {
 		for _, b := range f.Blocks {
-			each(p.to.block(layer, b.Dst), p.g.view.block(layer, b.Src))
+			do(layer, b)
 		}
 	}
 }
@@ -434,11 +433,11 @@ func (p *fakePeer) Close(ctx context.Context) error {
 		return err
 	}
 	p.stream.Wait()
-	if p.mapping == nil {
+	if p.to.mem == nil {
 		return nil
 	}
-	err := unix.Munmap(p.mapping)
-	p.mapping = nil
+	err := unix.Munmap(p.to.mem)
+	p.to.mem = nil
 	return err
 }
 

@@ -140,14 +140,15 @@ func ticketNamed(name string) Body {
 	return append(Body(nil).U64(1), make([]byte, 32)...).U32(1000, 4, 9).Str(name, "", "")
 }
 
-// hostileReceivers are what a receiver does to a sender. The victim must hang up on
-// each, unless it is legal.
-var hostileReceivers = []struct {
+// receiverCase is what a receiver does to a sender, which must hang up unless it is legal.
+type receiverCase struct {
 	name  string
 	legal bool
-	mute  bool // sends no pings afterwards, as the others do to not be silent
+	mute  bool // sends no pings afterwards; the others do, not to be silent
 	do    func(m *mallory)
-}{
+}
+
+var hostileReceivers = []receiverCase{
 	{name: "ticket-twice", do: func(m *mallory) { m.ticket(7, 9); m.ticket(7, 9) }},
 	{name: "ticket-replayed-after-its-end", do: func(m *mallory) {
 		m.ticket(1, 9)
@@ -292,27 +293,25 @@ func (f Factory) friend(t *testing.T, w *World, when string, first int) {
 	w.Pool.Reclaim(w.Pool.Dest(first, 5))
 }
 
-// hostileReceiver runs one of them beside a friend, who notices nothing.
-func hostileReceiver(do func(m *mallory), legal, mute bool) caseFunc {
-	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		f.friend(t, w, "before", 0)
-		m := w.mallory(t, ch.Transport, 1)
-		defer m.close()
-		var friend sync.WaitGroup
-		friend.Go(func() {
-			for n := range 4 {
-				f.friend(t, w, "beside it", 8+8*n)
-			}
-		})
-		do(m)
-		if !legal {
-			m.shutOut(m.ctl, 2*w.SConfig.PeerSilence, !mute)
+// run runs the case beside a friend, who notices nothing.
+func (c receiverCase) run(t *testing.T, f Factory, w *World, ch *Chaos) {
+	f.friend(t, w, "before", 0)
+	m := w.mallory(t, ch.Transport, 1)
+	defer m.close()
+	var friend sync.WaitGroup
+	friend.Go(func() {
+		for n := range 4 {
+			f.friend(t, w, "beside it", 8+8*n)
 		}
-		friend.Wait()
-		m.close()
-		w.Empty(w.RConfig.PeerSilence + w.long(time.Second))
-		f.friend(t, w, "after", 64)
+	})
+	c.do(m)
+	if !c.legal {
+		m.shutOut(m.ctl, 2*w.SConfig.PeerSilence, !c.mute)
 	}
+	friend.Wait()
+	m.close()
+	w.Empty(w.RConfig.PeerSilence + w.long(time.Second))
+	f.friend(t, w, "after", 64)
 }
 
 // helloAs sends a hello of a range of versions, a role and a number of bulk connections.
@@ -322,11 +321,13 @@ func helloAs(lo, hi, role, bulk uint8) func(m *mallory, c *RawConn) {
 	}
 }
 
-// hostileHandshakes never get as far as a session.
-var hostileHandshakes = []struct {
+// handshakeCase is what a receiver does on a new connection; it never gets as far as a session.
+type handshakeCase struct {
 	name string
 	do   func(m *mallory, c *RawConn)
-}{
+}
+
+var hostileHandshakes = []handshakeCase{
 	{"hello-of-a-sender", helloAs(wireVersion, wireVersion, 2, 1)},
 	{"hello-of-another-range", helloAs(1, 2, 1, 1)},
 	{"hello-with-no-bulk", helloAs(wireVersion, wireVersion, 1, 0)},
@@ -385,15 +386,13 @@ func manyLayers(id kvconn.Identity) kvconn.Identity {
 	return id
 }
 
-func hostileHandshake(do func(m *mallory, c *RawConn)) caseFunc {
-	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		m := &mallory{t: t, w: w, tr: ch.Transport, self: w.RConfig.Identity.PeerID}
-		c := m.dial()
-		defer c.Close()
-		do(m, c)
-		m.shutOut(c, 2*w.SConfig.HandshakeTimeout, false)
-		f.friend(t, w, "after", 64)
-	}
+func (h handshakeCase) run(t *testing.T, f Factory, w *World, ch *Chaos) {
+	m := &mallory{t: t, w: w, tr: ch.Transport, self: w.RConfig.Identity.PeerID}
+	c := m.dial()
+	defer c.Close()
+	h.do(m, c)
+	m.shutOut(c, 2*w.SConfig.HandshakeTimeout, false)
+	f.friend(t, w, "after", 64)
 }
 
 // restarted: a receiver that comes again as another run ends its former one.
@@ -447,10 +446,10 @@ func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 
 func hostileReceiverCases(run func(name string, body caseFunc)) {
 	for _, c := range hostileReceivers {
-		run("hostile/receiver/"+c.name, hostileReceiver(c.do, c.legal, c.mute))
+		run("hostile/receiver/"+c.name, c.run)
 	}
 	for _, c := range hostileHandshakes {
-		run("hostile/handshake/"+c.name, hostileHandshake(c.do))
+		run("hostile/handshake/"+c.name, c.run)
 	}
 	run("hostile/handshake/slowloris", slowloris)
 	run("hostile/handshake/restarted", restarted)

@@ -48,12 +48,8 @@ func one(bend func(b []byte)) func(e *eve) {
 	}
 }
 
-// hostileBatches are hostileSenders that send batches, into shared memory where there is any.
-var hostileBatches = []struct {
-	name string
-	want ticket.Outcome
-	do   func(e *eve)
-}{
+// hostileBatches send batches, into shared memory where there is any.
+var hostileBatches = []senderCase{
 	{"as-it-should-be", ticket.Done, (*eve).whole},
 	{"no-units", ticket.Corrupt, one(put(16, 0))},
 	{"2^32-units", ticket.Corrupt, one(put(16, math.MaxUint32))},

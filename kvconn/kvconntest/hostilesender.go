@@ -181,13 +181,16 @@ func bentAt(layer, index int, stale string, bend func(h *head, rows *[]byte)) fu
 
 func wrongRows(_ *head, rows *[]byte) { (*rows)[5] ^= 1 }
 
-// hostileSenders are what a sender does with a ticket of 9 tokens, 3 blocks in each of
-// 3 layers, and the outcome that the ticket must have.
-var hostileSenders = []struct {
+// senderCase is what a sender does with a ticket of 9 tokens, 3 blocks in each of 3 layers,
+// and the outcome that the ticket must have.
+type senderCase struct {
 	name string
 	want ticket.Outcome
 	do   func(e *eve)
-}{
+}
+
+// hostileSenders send units one by one, or none.
+var hostileSenders = []senderCase{
 	{"old-generation", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.generation-- })},
 	{"next-generation", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.generation++ })},
 	{"another-block", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.block++ })},
@@ -322,51 +325,49 @@ func replays(e *eve) {
 	e.all()
 }
 
-func hostileSender(name string, want ticket.Outcome, do func(e *eve)) caseFunc {
-	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		_, _, addr := f.transport(t)
-		ln, err := ch.Transport.Listen(addr)
-		check(t, err)
-		spec := w.Spec(name, 7, 9, 128)
-		w.Quarantine = f.shares() // eve has our memory, and never lets go of it
-		conns, hangUp := context.WithCancel(t.Context())
-		defer hangUp()
-		e := &eve{w: w, ln: ln, ctx: conns, key: [16]byte{1, 2, 3}, spec: spec}
-		e.spec.Dest = slices.Clone(spec.Dest)
-		var peers sync.WaitGroup
-		peers.Go(func() {
-			if e.greet() == nil && e.next() == nil {
-				do(e)
-				e.listen(nil)
-			}
-		})
-		peers.Go(func() {
-			for n := range 4 {
-				f.friend(t, w, "beside it", 8*n)
-			}
-		})
-		ctx, cancel := context.WithTimeout(t.Context(), patience*w.RConfig.TicketTimeout)
-		defer cancel()
-		rounds := 1
-		if name == "replays-a-former-ticket" {
-			rounds = 2
+func (c senderCase) run(t *testing.T, f Factory, w *World, ch *Chaos) {
+	_, _, addr := f.transport(t)
+	ln, err := ch.Transport.Listen(addr)
+	check(t, err)
+	spec := w.Spec(c.name, 7, 9, 128)
+	w.Quarantine = f.shares() // eve has our memory, and never lets go of it
+	conns, hangUp := context.WithCancel(t.Context())
+	defer hangUp()
+	e := &eve{w: w, ln: ln, ctx: conns, key: [16]byte{1, 2, 3}, spec: spec}
+	e.spec.Dest = slices.Clone(spec.Dest)
+	var peers sync.WaitGroup
+	peers.Go(func() {
+		if e.greet() == nil && e.next() == nil {
+			c.do(e)
+			e.listen(nil)
 		}
-		for range rounds {
-			if err := w.FetchFrom(ctx, ln.Addr().String(), kvconn.PeerID{ID: "eve"}, spec); !f.as(kvconn.OutcomeOf(err, "untyped"), want) && !f.apart(err) { // eve joins nothing
-				t.Errorf("want %s, have %v", want, err)
-			}
-			if want == ticket.Done {
-				w.Pool.Reclaim(spec.Dest)
-				spec = w.Spec(name, 7, 9, 128)
-			}
+	})
+	peers.Go(func() {
+		for n := range 4 {
+			f.friend(t, w, "beside it", 8*n)
 		}
-		w.Empty(w.RConfig.PeerSilence + w.long(time.Second))
-		ln.Close()
-		hangUp() // on a starved machine the receiver may have given up while eve still greets it
-		peers.Wait()
-		if n := w.Value(w.RMetrics, "xpyd_kvconn_stale_units_total", e.stale); e.stale != "" && n < 1 {
-			t.Errorf("no unit was dropped for its %s", e.stale)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience*w.RConfig.TicketTimeout)
+	defer cancel()
+	rounds := 1
+	if c.name == "replays-a-former-ticket" {
+		rounds = 2
+	}
+	for range rounds {
+		if err := w.FetchFrom(ctx, ln.Addr().String(), kvconn.PeerID{ID: "eve"}, spec); !f.as(kvconn.OutcomeOf(err, "untyped"), c.want) && !f.apart(err) { // eve joins nothing
+			t.Errorf("want %s, have %v", c.want, err)
 		}
+		if c.want == ticket.Done {
+			w.Pool.Reclaim(spec.Dest)
+			spec = w.Spec(c.name, 7, 9, 128)
+		}
+	}
+	w.Empty(w.RConfig.PeerSilence + w.long(time.Second))
+	ln.Close()
+	hangUp() // on a starved machine the receiver may have given up while eve still greets it
+	peers.Wait()
+	if n := w.Value(w.RMetrics, "xpyd_kvconn_stale_units_total", e.stale); e.stale != "" && n < 1 {
+		t.Errorf("no unit was dropped for its %s", e.stale)
 	}
 }
 
@@ -393,12 +394,14 @@ func (f Factory) as(got, want ticket.Outcome) bool {
 	return got == want || !f.Bubble && (got == ticket.Dead || got == ticket.Late)
 }
 
-// hostileGreetings never get as far as a session with a receiver.
-var hostileGreetings = []struct {
+// greetingCase is what a sender says on a new connection; it never gets as far as a session.
+type greetingCase struct {
 	name string
 	want ticket.Outcome
 	do   func(e *eve, c *RawConn)
-}{
+}
+
+var hostileGreetings = []greetingCase{
 	{"nothing", ticket.Late, func(e *eve, c *RawConn) {}},
 	{"no-banner", ticket.Late, welcomed("")},
 	{"endless-line", ticket.Incompatible, func(e *eve, c *RawConn) {
@@ -428,33 +431,31 @@ var hostileGreetings = []struct {
 	{"commit-first", ticket.Corrupt, met(func(e *eve, c *RawConn) { c.Send(Commit, Body(nil).U64(1).U32(0).Str("")) })},
 }
 
-func hostileGreeting(want ticket.Outcome, do func(e *eve, c *RawConn)) caseFunc {
-	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		err := w.dialImpostor(t, f, ch, 2*w.RConfig.HandshakeTimeout, func(addr string) error {
-			_, err := w.Receiver.Open(t.Context(), addr, kvconn.PeerID{})
-			return err
-		}, func(c *RawConn) { do(&eve{w: w}, c) })
-		if !f.as(kvconn.OutcomeOf(err, "untyped"), want) {
-			t.Errorf("want %s, have %v", want, err)
-		}
-		var e *kvconn.Error
-		if !errors.As(err, &e) || e.Phase != kvconn.PhaseHandshake {
-			t.Errorf("not an error of the handshake: %v", err)
-		}
-		f.friend(t, w, "after", 64)
+func (g greetingCase) run(t *testing.T, f Factory, w *World, ch *Chaos) {
+	err := w.dialImpostor(t, f, ch, 2*w.RConfig.HandshakeTimeout, func(addr string) error {
+		_, err := w.Receiver.Open(t.Context(), addr, kvconn.PeerID{})
+		return err
+	}, func(c *RawConn) { g.do(&eve{w: w}, c) })
+	if !f.as(kvconn.OutcomeOf(err, "untyped"), g.want) {
+		t.Errorf("want %s, have %v", g.want, err)
 	}
+	var e *kvconn.Error
+	if !errors.As(err, &e) || e.Phase != kvconn.PhaseHandshake {
+		t.Errorf("not an error of the handshake: %v", err)
+	}
+	f.friend(t, w, "after", 64)
 }
 
 // hostileSenderCases runs hostileSenders, which send units, where the receiver shares no
 // memory: alone.
 func hostileSenderCases(alone, run func(name string, body caseFunc)) {
 	for _, c := range hostileSenders {
-		alone("hostile/sender/"+c.name, hostileSender(c.name, c.want, c.do))
+		alone("hostile/sender/"+c.name, c.run)
 	}
 	for _, c := range hostileBatches {
-		run("hostile/batch/"+c.name, hostileSender(c.name, c.want, c.do))
+		run("hostile/batch/"+c.name, c.run)
 	}
 	for _, c := range hostileGreetings {
-		run("hostile/greeting/"+c.name, hostileGreeting(c.want, c.do))
+		run("hostile/greeting/"+c.name, c.run)
 	}
 }

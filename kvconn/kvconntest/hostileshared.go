@@ -50,9 +50,9 @@ type segment struct {
 	layers []kvconn.Span
 }
 
-// bind offers the memory, if offer says so, as a segment that bend may change,
-// and returns the answer.
-func (th *thief) bind(index uint32, offer bool, bend func(s *segment)) Step {
+// bind offers the memory, if offer says so, as a segment that bend may change, and checks
+// the reply, Bound or Refuse.
+func (th *thief) bind(want Step, index uint32, offer bool, bend func(s *segment)) {
 	th.t.Helper()
 	_ = th.ctl.Send(Ping, nil) // not to seem dead while a slow machine handshakes
 	c := th.dial()
@@ -76,9 +76,11 @@ func (th *thief) bind(index uint32, offer bool, bend func(s *segment)) Step {
 	c.Send(Bind, b)
 	f, err := c.Next()
 	if err != nil {
-		return Refuse // the victim hung up without reading it
+		f.Step = Refuse // the victim hung up without reading it
 	}
-	return f.Step
+	if f.Step != want {
+		th.t.Fatalf("bind of connection %d gets %s, want %s", index, f.Step, want)
+	}
 }
 
 // ask sends a ticket for 9 tokens into three blocks.
@@ -136,9 +138,7 @@ func hostileSharedCases(run func(name string, body caseFunc)) {
 		run("hostile/segment/"+c.name, func(t *testing.T, f Factory, w *World, ch *Chaos) {
 			th := w.thief(t, f, ch.Transport, 1)
 			defer th.close()
-			if got := th.bind(0, c.bend != nil, c.bend); got != Refuse {
-				t.Errorf("bind is answered by %s", got)
-			}
+			th.bind(Refuse, 0, c.bend != nil, c.bend)
 			th.unwritten()
 			th.released()
 			f.friend(t, w, "after", 64)
@@ -148,9 +148,7 @@ func hostileSharedCases(run func(name string, body caseFunc)) {
 		run("hostile/block/"+c.name, func(t *testing.T, f Factory, w *World, ch *Chaos) {
 			th := w.thief(t, f, ch.Transport, 1)
 			defer th.close()
-			if got := th.bind(0, true, nil); got != Bound {
-				t.Fatalf("bind is answered by %s", got)
-			}
+			th.bind(Bound, 0, true, nil)
 			th.ask(1, 1, c.block, 2)
 			th.shutOut(th.ctl, 2*w.SConfig.PeerSilence, true)
 			th.unwritten()
@@ -184,16 +182,10 @@ func foreignBlock(t *testing.T, f Factory, w *World, ch *Chaos) {
 func secondSegment(t *testing.T, f Factory, w *World, ch *Chaos) {
 	th := w.thief(t, f, ch.Transport, 2)
 	defer th.close()
-	if got := th.bind(0, true, nil); got != Bound {
-		t.Fatalf("bind is answered by %s", got)
-	}
-	if got := th.bind(1, true, nil); got != Refuse {
-		t.Errorf("a second pool is answered by %s", got)
-	}
+	th.bind(Bound, 0, true, nil)
+	th.bind(Refuse, 1, true, nil) // a second pool
 	th.unwritten()
-	if got := th.bind(1, false, func(s *segment) { *s = segment{} }); got != Bound {
-		t.Fatalf("the second connection without a pool is answered by %s", got)
-	}
+	th.bind(Bound, 1, false, func(s *segment) { *s = segment{} }) // without a pool
 	th.ask(1, 3, 4, 5)
 	if _, err := th.ctl.Expect(Commit); err != nil {
 		t.Error(err)
