@@ -123,7 +123,7 @@ func revokedBy[S any](revoke func(S, []string), side func(w *World) S, id string
 			t.Error("ended by another's revocation")
 		}
 		revoke(side(w), []string{"nobody", id})
-		if _, err := in.Wait(t.Context()); !f.as(kvconn.OutcomeOf(err, ""), ticket.Dead) {
+		if _, err := in.Wait(t.Context()); !f.outcomeIs(kvconn.OutcomeOf(err, ""), ticket.Dead) {
 			t.Errorf("want dead, have %v", err)
 		}
 		check(t, in.Revoke(t.Context()))

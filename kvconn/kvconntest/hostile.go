@@ -419,11 +419,10 @@ func slowloris(t *testing.T, f Factory, w *World, ch *Chaos) {
 	id := w.RConfig.Identity
 	var drips sync.WaitGroup
 	for n := range 40 {
-		c := NewRawConn(w.Raw(ch.Transport))
+		c := w.rawConn(t, ch.Transport)
 		drips.Go(func() {
 			defer c.Close()
 			start := w.Clock.Now()
-			c.SetDeadline(time.Now().Add(patience * w.SConfig.HandshakeTimeout))
 			words := Challenge(fleetSecret, id.PeerID)
 			if n%2 > 0 { // of a member: slow only then
 				words = c.frame(Hello, HelloBody(wireVersion, wireVersion, 1, 1, [16]byte{}, id))

@@ -354,7 +354,7 @@ func (c senderCase) run(t *testing.T, f Factory, w *World, ch *Chaos) {
 		rounds = 2
 	}
 	for range rounds {
-		if err := w.FetchFrom(ctx, ln.Addr().String(), kvconn.PeerID{ID: "eve"}, spec); !f.as(kvconn.OutcomeOf(err, "untyped"), c.want) && !f.apart(err) { // eve joins nothing
+		if err := w.FetchFrom(ctx, ln.Addr().String(), kvconn.PeerID{ID: "eve"}, spec); !f.outcomeIs(kvconn.OutcomeOf(err, "untyped"), c.want) && !f.apart(err) { // eve joins nothing
 			t.Errorf("want %s, have %v", c.want, err)
 		}
 		if c.want == ticket.Done {
@@ -388,9 +388,9 @@ func welcomed(banner string) func(e *eve, c *RawConn) {
 	return func(e *eve, c *RawConn) { e.welcome(c, banner) }
 }
 
-// as reports whether an outcome is the wanted one. In real time a loaded machine may
+// outcomeIs reports whether an outcome is the wanted one. In real time a loaded machine may
 // find a peer silent or late first.
-func (f Factory) as(got, want ticket.Outcome) bool {
+func (f Factory) outcomeIs(got, want ticket.Outcome) bool {
 	return got == want || !f.Bubble && (got == ticket.Dead || got == ticket.Late)
 }
 
@@ -436,7 +436,7 @@ func (g greetingCase) run(t *testing.T, f Factory, w *World, ch *Chaos) {
 		_, err := w.Receiver.Open(t.Context(), addr, kvconn.PeerID{})
 		return err
 	}, func(c *RawConn) { g.do(&eve{w: w}, c) })
-	if !f.as(kvconn.OutcomeOf(err, "untyped"), g.want) {
+	if !f.outcomeIs(kvconn.OutcomeOf(err, "untyped"), g.want) {
 		t.Errorf("want %s, have %v", g.want, err)
 	}
 	var e *kvconn.Error

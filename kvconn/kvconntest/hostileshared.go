@@ -167,7 +167,7 @@ func foreignBlock(t *testing.T, f Factory, w *World, ch *Chaos) {
 	spec := w.Spec("foreign", 1, 8, 0)
 	spec.Dest = []kvconn.Dest{{Block: 0, Generation: 1}, {Block: 256, Generation: 1}}
 	in := w.request(spec)
-	if _, err := in.Wait(t.Context()); !f.as(kvconn.OutcomeOf(err, ""), ticket.Corrupt) {
+	if _, err := in.Wait(t.Context()); !f.outcomeIs(kvconn.OutcomeOf(err, ""), ticket.Corrupt) {
 		t.Errorf("want corrupt or dead, have %v", err)
 	}
 	check(t, in.Revoke(t.Context()))

@@ -182,7 +182,7 @@ func faultCase(t *testing.T, f Factory, w *World, ch *Chaos, p phase, act Action
 		slow("not over after %v", took)
 	}
 	hit := w.within(w.RConfig.PeerSilence, func() bool { return ch.Hits() > 0 })
-	if !hit && p.step != Sent && !f.as(v.outcome, "") { // a ticket that is received first needs no marks
+	if !hit && p.step != Sent && !f.outcomeIs(v.outcome, "") { // a ticket that is received first needs no marks
 		slow("no frame was hit")
 	}
 	if err == nil && slices.Contains([]Step{Received, Sent, Ping, Pong, Beat}, p.step) { // it may show only now
@@ -200,7 +200,7 @@ func faultCase(t *testing.T, f Factory, w *World, ch *Chaos, p phase, act Action
 	} else if !apart && !slices.Contains(allowed, v.outcome) {
 		t.Errorf("outcome %q: %v", v.outcome, err)
 	}
-	if repaired && !early && !f.as(v.outcome, unharmed) {
+	if repaired && !early && !f.outcomeIs(v.outcome, unharmed) {
 		t.Errorf("must be repaired, not failed: %v", err)
 	}
 	known := w.long(time.Second)
@@ -291,7 +291,7 @@ func (f Factory) tries(w *World, n int, do func(n int) error) error {
 	start := w.Clock.Now()
 	for try := 0; ; try++ {
 		err := do(try)
-		if err == nil || try+1 >= n && (f.Bubble || !f.as(kvconn.OutcomeOf(err, ""), "") && !f.apart(err) || w.Clock.Since(start) > w.long(recovery)) {
+		if err == nil || try+1 >= n && (f.Bubble || !f.outcomeIs(kvconn.OutcomeOf(err, ""), "") && !f.apart(err) || w.Clock.Since(start) > w.long(recovery)) {
 			return err
 		}
 	}

@@ -57,13 +57,14 @@ func (w *World) counted(t *testing.T, field string) {
 	}
 }
 
-// rawConn dials the sender as nobody yet.
+// rawConn dials the sender, and says nothing yet.
 func (w *World) rawConn(t *testing.T, tr kvconn.Transport) *RawConn {
 	t.Helper()
-	c := NewRawConn(w.Raw(tr))
+	c, err := tr.Dial(context.Background(), w.Addr)
+	check(t, err)
 	t.Cleanup(func() { c.Close() })
 	check(t, c.SetDeadline(time.Now().Add(patience*w.SConfig.HandshakeTimeout)))
-	return c
+	return NewRawConn(c)
 }
 
 // proven reads the listener's challenge, proof and banner.
@@ -197,8 +198,7 @@ func named(t *testing.T, f Factory, w *World, ch *Chaos) {
 func passedOn(t *testing.T, f Factory, w *World, ch *Chaos) {
 	gone := kvconn.PeerID{ID: "prefill-9", Epoch: 7}
 	err := w.impostor(t, f, ch, gone, func(c *RawConn) {
-		far := NewRawConn(w.Raw(ch.Transport))
-		far.SetDeadline(time.Now().Add(patience * w.RConfig.HandshakeTimeout))
+		far := w.rawConn(t, ch.Transport)
 		var up sync.WaitGroup
 		up.Go(func() { io.Copy(far, c.r) })
 		theirs, proof, err := far.challenged()

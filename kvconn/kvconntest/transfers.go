@@ -422,7 +422,7 @@ func modelFails(t *testing.T, f Factory, w *World, ch *Chaos) {
 func stranger(t *testing.T, f Factory, w *World, ch *Chaos) {
 	for _, say := range []string{"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", wireBanner, "xpyd-kv 4-4\n\x04\x01\x00\x00\xff\xff\xff\xffaaaabbbb",
 		"xpyd-kv 0-999999999999\n", "xpyd-kv 7-9\n", wireBanner + string(slices.Repeat([]byte{0}, 64))} {
-		c := w.Raw(ch.Transport)
+		c := w.rawConn(t, ch.Transport)
 		check(t, c.SetDeadline(time.Now().Add(2*w.RConfig.HandshakeTimeout)))
 		c.Write([]byte(say))
 		if stays(c) {

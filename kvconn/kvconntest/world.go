@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"reflect"
 	"slices"
 	"sync"
@@ -458,11 +457,4 @@ func (w *World) Ends() []ticket.Outcome {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.ends)
-}
-
-// Raw dials the sender without a session.
-func (w *World) Raw(tr kvconn.Transport) net.Conn {
-	c, err := tr.Dial(context.Background(), w.Addr)
-	check(w.T, err)
-	return c
 }
