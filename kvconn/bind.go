@@ -1,7 +1,6 @@
 package kvconn
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -55,38 +54,23 @@ func (s *segment) validate() error {
 
 func (m *bind) kind() frameType { return typeBind }
 
-func (m *bind) append(b []byte) []byte {
-	b = putU32(append(b, m.Session[:]...), m.Index)
-	b = putU32(putU64(b, m.Segment.Bytes), m.Segment.Blocks)
-	b = putU32(b, uint32(len(m.Segment.Layers)))
-	for _, l := range m.Segment.Layers {
-		b = putU64(putU64(b, l.Offset), l.Stride)
+func (m *bind) fields(c *codec) {
+	c.key(&m.Session)
+	u32(c, &m.Index)
+	s := &m.Segment
+	c.u64(&s.Bytes)
+	u32(c, &s.Blocks)
+	layers := list(c, &s.Layers, 16, kvlayout.MaxLayers)
+	for i := range layers {
+		c.u64(&layers[i].Offset)
+		c.u64(&layers[i].Stride)
 	}
-	if len(m.Segment.Layers) == 0 {
-		return b
+	if len(layers) > 0 {
+		c.blob(&s.Grant, maxGrant)
 	}
-	return putBlob(b, m.Segment.Grant)
-}
-
-func decodeBind(b []byte) (*bind, error) {
-	c := &cursor{b: b}
-	m := &bind{Session: c.key(), Index: c.u32()}
-	m.Segment.Bytes, m.Segment.Blocks = c.u64(), c.u32()
-	if n := c.count(16, kvlayout.MaxLayers); n > 0 {
-		m.Segment.Layers = make([]span, n)
-		for i := range m.Segment.Layers {
-			m.Segment.Layers[i] = span{c.u64(), c.u64()}
-		}
-		m.Segment.Grant = c.blob(maxGrant)
+	if err := s.validate(); err != nil {
+		c.fail(err)
 	}
-	err := c.end()
-	if err == nil {
-		err = m.Segment.validate()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("bind: %w", err)
-	}
-	return m, nil
 }
 
 // bound answers a bind.
@@ -96,47 +80,13 @@ type bound struct {
 
 func (m *bound) kind() frameType { return typeBound }
 
-func (m *bound) append(b []byte) []byte {
+func (m *bound) fields(c *codec) {
+	v := uint8(0)
 	if m.Mapped {
-		return append(b, 1)
+		v = 1
 	}
-	return append(b, 0)
-}
-
-func decodeBound(b []byte) (*bound, error) {
-	c := &cursor{b: b}
-	v := c.u8()
-	if v > 1 {
-		return nil, fmt.Errorf("bound: mapped %d", v)
+	if c.u8(&v); v > 1 {
+		c.fail(fmt.Errorf("mapped %d", v))
 	}
-	if err := c.end(); err != nil {
-		return nil, fmt.Errorf("bound: %w", err)
-	}
-	return &bound{Mapped: v == 1}, nil
-}
-
-// placed announces one block of one layer that already lies in the receiver's memory: a
-// unit's head and digests without the rows. Its checksum covers the whole body.
-type placed struct {
-	unitHead
-	Digests []uint64 // one a head
-}
-
-func (m *placed) kind() frameType { return typePlaced }
-
-func (m *placed) append(b []byte) []byte {
-	b = m.unitHead.append(b)
-	for _, d := range m.Digests {
-		b = binary.LittleEndian.AppendUint64(b, d)
-	}
-	return b
-}
-
-// decodePlaced appends the digests to sums.
-func decodePlaced(b []byte, sums []uint64) (unitHead, []uint64, error) {
-	u, sums, rows, err := decodeUnit(b, sums)
-	if err == nil && len(rows) > 0 {
-		err = fmt.Errorf("placed: %w", errTrail)
-	}
-	return u, sums, err
+	m.Mapped = v == 1
 }

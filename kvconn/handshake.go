@@ -17,10 +17,10 @@ import (
 
 const bannerName = "xpyd-kv "
 
-// meet is what two ends exchange before any frame: with a ring, the proof that both
+// introduce is what two ends exchange before any frame: with a ring, the proof that both
 // belong to its fleet; then a banner each way, one line of text, so that any two builds
 // can at least tell each other their range.
-func (f *frameConn) meet(cfg *Config, r role) error {
+func (f *frameConn) introduce(cfg *Config, r role) error {
 	ours := bannerRange(cfg.ProtocolMin, cfg.ProtocolMax)
 	banner, self := []byte(bannerName+ours+"\n"), trust.Member(cfg.Identity.ID, cfg.Identity.Epoch)
 	var err error
@@ -89,7 +89,7 @@ func unproven(err error, ours string) error {
 	return d
 }
 
-// parseBanner accepts exactly the banners that meet writes.
+// parseBanner accepts exactly the banners that introduce writes.
 func parseBanner(line []byte) (min, max int, ok bool) {
 	if _, err := fmt.Sscanf(string(line), bannerName+"%d-%d\n", &min, &max); err != nil {
 		return 0, 0, false
@@ -136,9 +136,9 @@ func (f *frameConn) expect(t frameType) ([]byte, error) {
 	case t:
 		return body, nil
 	case typeRefuse:
-		m, err := decodeRefuse(body)
-		if err != nil {
-			return nil, &wireError{err}
+		var m refuse
+		if err := f.decode(&m, body); err != nil {
+			return nil, err
 		}
 		return nil, &refusal{m.Outcome, &Incompatible{Field: m.Field, Ours: m.Theirs, Theirs: m.Ours}}
 	}
@@ -150,9 +150,9 @@ func (f *frameConn) expectHello(want role, cfg *Config) (*hello, error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := decodeHello(body)
-	if err != nil {
-		return nil, &wireError{err}
+	h := &hello{}
+	if err := f.decode(h, body); err != nil {
+		return nil, err
 	}
 	if h.Role != want {
 		return nil, f.turnAway(ticket.Incompatible, &Incompatible{Field: "role", Ours: "peer must be " + want.String(), Theirs: h.Role.String()})
@@ -220,12 +220,12 @@ func bindBulk(f, ctl *frameConn, h *hello, index int, seg segment) error {
 	if err != nil {
 		return err
 	}
-	m, err := decodeBound(body)
-	if offered := len(seg.Layers) > 0; err == nil && m.Mapped != offered {
-		err = fmt.Errorf("bound: mapped %t, segment offered %t", m.Mapped, offered)
+	var m bound
+	if err := f.decode(&m, body); err != nil {
+		return err
 	}
-	if err != nil {
-		return &wireError{err}
+	if offered := len(seg.Layers) > 0; m.Mapped != offered {
+		return &wireError{fmt.Errorf("bound: mapped %t, segment offered %t", m.Mapped, offered)}
 	}
 	return nil
 }

@@ -99,7 +99,7 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handle
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	err := f.within(s.cfg.HandshakeTimeout)
 	if err == nil {
-		err = f.meet(&s.cfg, roleSender)
+		err = f.introduce(&s.cfg, roleSender)
 	}
 	met()
 	log, sess := &s.strangers, (*sender)(nil)
@@ -168,9 +168,9 @@ func (s *Server) greetBulk(f *frameConn) error {
 	if err != nil {
 		return err
 	}
-	m, err := decodeBind(body)
-	if err != nil {
-		return &wireError{err}
+	m := &bind{}
+	if err := f.decode(m, body); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	sess := s.sessions[m.Session]
