@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -70,11 +71,11 @@ func notABanner(ours string, line []byte) error {
 // unproven turns an error of the exchange of proofs into ours. Secrets show as their
 // IDs.
 func unproven(err error, ours string) error {
-	var s *trust.Stranger
-	if !errors.As(err, &s) {
-		if errors.Is(err, trust.ErrChallenge) {
-			err = &wireError{err}
-		}
+	s, ok := errors.AsType[*trust.Stranger](err)
+	switch {
+	case !ok && errors.Is(err, trust.ErrChallenge):
+		return &wireError{err}
+	case !ok:
 		return err
 	}
 	d := &Incompatible{Field: fieldSecret, Ours: s.Ours, Theirs: s.Theirs}
@@ -209,11 +210,11 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello
 
 // bindBulk is the receiver's half of a bulk connection's handshake. A banner
 // has no checksum, so the version must be the control connection's.
-func bindBulk(f, ctl *frameConn, h *hello, index int, seg segment) error {
+func bindBulk(f, ctl *frameConn, ours *bind) error {
 	if f.version != ctl.version {
 		return &wireError{fmt.Errorf("%w: %d, the session has %d", errVersion, f.version, ctl.version)}
 	}
-	if err := f.send(&bind{Session: h.Session, Index: uint32(index), Segment: seg}); err != nil {
+	if err := f.send(ours); err != nil {
 		return err
 	}
 	body, err := f.expect(typeBound)
@@ -224,8 +225,8 @@ func bindBulk(f, ctl *frameConn, h *hello, index int, seg segment) error {
 	if err := f.decode(&m, body); err != nil {
 		return err
 	}
-	if offered := len(seg.Layers) > 0; m.Mapped != offered {
-		return &wireError{fmt.Errorf("bound: mapped %t, segment offered %t", m.Mapped, offered)}
+	if offered := len(ours.Pool.Layers) > 0; m.Mapped != offered {
+		return &wireError{fmt.Errorf("bound: mapped %t, pool offered %t", m.Mapped, offered)}
 	}
 	return nil
 }
@@ -253,24 +254,24 @@ func greetReceiver(f *frameConn, cfg *Config, h *hello, session [16]byte) error 
 
 // classify returns the outcome of a connection's failure.
 func classify(err error) ticket.Outcome {
-	var r *refusal
-	var d *Incompatible
-	var w *wireError
-	var n net.Error
-	switch {
-	case errors.As(err, &r):
+	if r, ok := errors.AsType[*refusal](err); ok {
 		return r.outcome
-	case errors.As(err, &d):
+	}
+	if _, ok := errors.AsType[*Incompatible](err); ok {
 		return ticket.Incompatible
-	case errors.As(err, &w):
+	}
+	if _, ok := errors.AsType[*wireError](err); ok {
 		return ticket.Corrupt
+	}
+	n, network := errors.AsType[net.Error](err)
+	switch {
 	case scarce.Ours(err): // the peer may be fine
 		return ticket.NoSpace
 	case errors.Is(err, errStalled), errors.Is(err, errDeadline):
 		return ticket.Late
 	case errors.Is(err, errSilent), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return ticket.Dead
-	case errors.As(err, &n) && n.Timeout():
+	case network && n.Timeout():
 		return ticket.Late
 	}
 	return ticket.Dead
@@ -279,10 +280,9 @@ func classify(err error) ticket.Outcome {
 // failureLevel is the log level of a failed handshake. A vanished peer is only info:
 // the fleet warns of it, as it knows whether the peer left in good order.
 func failureLevel(err error) slog.Level {
-	for _, gone := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNREFUSED} {
-		if errors.Is(err, gone) {
-			return slog.LevelInfo
-		}
+	gone := []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNREFUSED}
+	if slices.ContainsFunc(gone, func(e error) bool { return errors.Is(err, e) }) {
+		return slog.LevelInfo
 	}
 	return slog.LevelWarn
 }

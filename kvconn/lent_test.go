@@ -61,7 +61,7 @@ func TestPlacedInsideThePool(t *testing.T) {
 	layout := kvlayout.Plain(2, 2, 1, 2, kvlayout.F32)
 	size := layout.Resolve()[0].BlockBytes()
 	p := &peerPool{mem: make([]byte, 6*size), layers: layout.Resolve(),
-		seg: segment{Bytes: uint64(6 * size), Blocks: 3, Layers: []span{{0, uint64(size)}, {uint64(3 * size), uint64(size)}}}}
+		seg: Shared{Bytes: int64(6 * size), Blocks: 3, Layers: []Span{{0, int64(size)}, {int64(3 * size), int64(size)}}}}
 	f := func(layer int, block int32, want bool) {
 		t.Helper()
 		defer func() {

@@ -68,7 +68,7 @@ func (m *hello) fields(c *codec) {
 	c.u8((*uint8)(&m.Role))
 	c.u8(&m.Bulk)
 	c.key(&m.Session)
-	c.u64(&id.Epoch)
+	u64(c, &id.Epoch)
 	for _, s := range []*string{&id.ID, &id.ModelFingerprint, &id.TokenizerFingerprint, &id.Numerics, &id.Build} {
 		c.str(s)
 	}
@@ -116,7 +116,7 @@ type note struct {
 }
 
 func (m *note) kind() frameType { return m.typ }
-func (m *note) fields(c *codec) { c.u64(&m.ID) }
+func (m *note) fields(c *codec) { u64(c, &m.ID) }
 
 // resend asks for units again. A unit is numbered layer*blocks + index.
 type resend struct {
@@ -131,7 +131,7 @@ type run struct{ First, Count uint32 }
 func (m *resend) kind() frameType { return typeResend }
 
 func (m *resend) fields(c *codec) {
-	c.u64(&m.ID)
+	u64(c, &m.ID)
 	u32(c, &m.Round)
 	runs, next := list(c, &m.Runs, 8, maxUnits), uint64(0)
 	for i := range runs {
@@ -156,7 +156,7 @@ type commit struct {
 func (m *commit) kind() frameType { return typeCommit }
 
 func (m *commit) fields(c *codec) {
-	c.u64(&m.ID)
+	u64(c, &m.ID)
 	u32(c, &m.Units)
 	c.blob(&m.Payload, maxPayload)
 }
@@ -171,7 +171,7 @@ type failed struct {
 func (m *failed) kind() frameType { return typeFailed }
 
 func (m *failed) fields(c *codec) {
-	c.u64(&m.ID)
+	u64(c, &m.ID)
 	outcome(c, &m.Outcome)
 	c.str(&m.Message)
 }
@@ -196,7 +196,7 @@ type sent struct {
 func (m *sent) kind() frameType { return typeSent }
 
 func (m *sent) fields(c *codec) {
-	c.u64(&m.ID)
-	c.u64(&m.Tag)
+	u64(c, &m.ID)
+	u64(c, &m.Tag)
 	u32(c, &m.Round)
 }

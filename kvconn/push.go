@@ -309,9 +309,9 @@ const maxPushed = 4096
 func (m *landing) kind() frameType { return typePushed }
 
 func (m *landing) fields(c *codec) {
-	c.u64(&m.Ticket)
-	c.u64(&m.Tag)
-	c.u64(&m.Number)
+	u64(c, &m.Ticket)
+	u64(c, &m.Tag)
+	u64(c, &m.Number)
 	u32(c, &m.Layer)
 	blocks := list(c, &m.Blocks, 12, maxPushed)
 	for i := range blocks {

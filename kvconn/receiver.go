@@ -98,15 +98,7 @@ func (r *Receiver) Open(ctx context.Context, addr string, expect PeerID) (*Sessi
 func (sl *slot) over() bool {
 	select {
 	case <-sl.ready:
-	default:
-		return false
-	}
-	if sl.err != nil {
-		return true
-	}
-	select {
-	case <-sl.s.ctx.Done():
-		return true
+		return sl.err != nil || sl.s.ctx.Err() != nil
 	default:
 		return false
 	}
@@ -151,9 +143,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		if r.ctx.Err() != nil {
 			e.Outcome = ticket.Cancelled
 		}
-		if d := asIncompatible(err); d != nil {
-			r.m.refused(d)
-		}
+		r.m.refused(err)
 		err = e
 	}()
 	dial := func(wrap func(net.Conn) *frameConn, greet func(*frameConn) error) error {
@@ -198,7 +188,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	for i := range r.cfg.BulkConns {
 		if err := dial(func(c net.Conn) *frameConn { return newBulkConn(c, unit) }, func(f *frameConn) (err error) {
 			if i > 0 {
-				return bindBulk(f, conns[0], h, i, segment{})
+				return bindBulk(f, conns[0], &bind{Session: h.Session, Index: uint32(i)})
 			}
 			if loan, err = r.lend(f.conn, h.Identity.Layout); err != nil {
 				return err
@@ -245,14 +235,13 @@ func (f *frameConn) pings(every time.Duration) (stop func()) {
 // of memory between two pools connect meanwhile. If ours fails or is late, the error is
 // a refusal with our end's reason, so that another transport is tried.
 func (r *Receiver) bindFirst(f, ctl *frameConn, h *hello, loan *lent) error {
-	var seg segment
+	m := &bind{Session: h.Session}
 	if loan != nil {
-		seg = r.cfg.Shared.segment()
-		seg.Grant = loan.grant
+		m.Pool, m.Grant = *r.cfg.Shared, loan.grant
 	}
 	staged, ok := holdAs[StagedHold](loan)
 	if !ok {
-		return bindBulk(f, ctl, h, 0, seg)
+		return bindBulk(f, ctl, m)
 	}
 	patience := joinTimeouts * r.cfg.HandshakeTimeout
 	if err := f.within(patience); err != nil {
@@ -268,7 +257,7 @@ func (r *Receiver) bindFirst(f, ctl *frameConn, h *hello, loan *lent) error {
 			f.conn.Close() // the peer may wait for longer
 		}
 	})
-	err := bindBulk(f, ctl, h, 0, seg)
+	err := bindBulk(f, ctl, m)
 	var ours error
 	if err == nil || classify(err) == ticket.Late {
 		ours = <-joined
@@ -316,14 +305,9 @@ func (r *Receiver) Close(ctx context.Context) error {
 	r.closed = true
 	r.mu.Unlock()
 	r.cancel()
-	return wait(ctx, &r.wg)
-}
-
-// wait waits for wg or ctx. The helper goroutine ends when wg does.
-func wait(ctx context.Context, wg *sync.WaitGroup) error {
 	done := make(chan struct{})
-	go func() {
-		wg.Wait()
+	go func() { // ends with the last of them
+		r.wg.Wait()
 		close(done)
 	}()
 	select {

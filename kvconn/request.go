@@ -28,7 +28,7 @@ func (m *request) kind() frameType { return typeTicket }
 var errShape = errors.New("positions, block size and blocks do not agree")
 
 func (m *request) fields(c *codec) {
-	c.u64(&m.ID)
+	u64(c, &m.ID)
 	c.key(&m.Secret)
 	c.key((*[16]byte)(&m.Link))
 	u32(c, &m.DeadlineMS)
@@ -37,10 +37,7 @@ func (m *request) fields(c *codec) {
 	c.str(&m.RequestID)
 	c.str(&m.LeaseID)
 	c.blob(&m.First, maxPayload)
-	tokens := list(c, &m.Tokens, 4, maxPositions)
-	for i := range tokens {
-		u32(c, &tokens[i])
-	}
+	c.ints(&m.Tokens, maxPositions)
 	dest := list(c, &m.Dest, 8, maxPositions)
 	for i := range dest {
 		u32(c, &dest[i].Block)

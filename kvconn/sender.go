@@ -2,6 +2,7 @@ package kvconn
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
@@ -42,7 +43,9 @@ type sender struct {
 }
 
 func newSender(s *Server, hi *hello, ctl *frameConn, h Handler) *sender {
-	p := &sender{half: newHalf(&s.cfg, s.log, s.m, SideSender, hi.Identity, newKey(), ctl), srv: s, h: h, opened: time.Now(),
+	var key [16]byte
+	rand.Read(key[:]) // never fails (crypto/rand)
+	p := &sender{half: newHalf(&s.cfg, s.log, s.m, SideSender, hi.Identity, key, ctl), srv: s, h: h, opened: time.Now(),
 		pushes: make(chan inFlight, maxPushes), bulk: make([]*bulkWriter, hi.Bulk), tickets: map[uint64]*Outgoing{}}
 	p.quit = p.fail
 	p.shapes, p.alike = shapesOf(s.cfg.Identity.Layout, hi.Identity.Layout)
@@ -109,7 +112,7 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	}
 	f.vec = vectorsOf(f.conn)
 	var pool *peerPool
-	if len(m.Segment.Layers) > 0 {
+	if len(m.Pool.Layers) > 0 {
 		err := f.within(joinTimeouts * p.cfg.HandshakeTimeout)
 		if err != nil {
 			return err
@@ -117,12 +120,12 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 		p.mu.Lock()
 		p.joining = true // and for good: the other connections come after it
 		p.mu.Unlock()
-		if pool, err = mapPeer(f.conn, m.Segment, &p.peer, p.cfg.Identity.Layout); err == nil {
+		if pool, err = mapPeer(f.conn, m, &p.peer, p.cfg.Identity.Layout); err == nil {
 			err = p.join(pool)
 		}
 		if err != nil {
 			if p.ctx.Err() == nil { // else the memory is fine, and the peer need not try another transport
-				err = f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
+				err = f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: fmt.Sprint(m.Pool.Bytes, " bytes")})
 			}
 			if pool != nil { // after the answer: it may take longer than the peer waits
 				p.unmap(pool)

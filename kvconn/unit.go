@@ -28,8 +28,8 @@ type unitHead struct {
 const unitHeadSize = 40
 
 func (u *unitHead) fields(c *codec) {
-	c.u64(&u.Ticket)
-	c.u64(&u.Tag)
+	u64(c, &u.Ticket)
+	u64(c, &u.Tag)
 	if u.block(c); u.Heads > kvlayout.MaxHeads {
 		c.fail(fmt.Errorf("%d heads, at most %d", u.Heads, kvlayout.MaxHeads))
 	}
@@ -123,8 +123,8 @@ type batchHead struct {
 }
 
 func (h *batchHead) fields(c *codec) {
-	c.u64(&h.Ticket)
-	c.u64(&h.Tag)
+	u64(c, &h.Ticket)
+	u64(c, &h.Tag)
 	u32(c, &h.Units)
 	u32(c, &h.Digests)
 }

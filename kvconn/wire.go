@@ -196,11 +196,11 @@ func u32[T ~uint32 | ~int32](c *codec, v *T) {
 	}
 }
 
-func (c *codec) u64(v *uint64) {
+func u64[T ~uint64 | ~int64](c *codec, v *T) {
 	if !c.reading {
-		c.b = putU64(c.b, *v)
+		c.b = putU64(c.b, uint64(*v))
 	} else if b := c.take(8); b != nil {
-		*v = binary.LittleEndian.Uint64(b)
+		*v = T(binary.LittleEndian.Uint64(b))
 	}
 }
 
@@ -251,6 +251,23 @@ func (c *codec) blob(v *[]byte, max int) {
 		c.b = append(c.b, *v...)
 	} else {
 		*v = append([]byte(nil), c.take(n)...)
+	}
+}
+
+// ints is for a prompt's tokens: one by one they would cost a millisecond per 100,000.
+func (c *codec) ints(v *[]int32, max int) {
+	ints := list(c, v, 4, max)
+	if !c.reading {
+		b := c.b
+		for _, n := range ints {
+			b = putU32(b, uint32(n))
+		}
+		c.b = b
+		return
+	}
+	raw := c.take(4 * len(ints))
+	for i := range len(raw) / 4 {
+		ints[i] = int32(binary.LittleEndian.Uint32(raw[4*i:]))
 	}
 }
 

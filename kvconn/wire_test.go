@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"runtime"
@@ -23,11 +24,11 @@ func messages() []message {
 	layout := kvlayout.Plain(2, 2, 4, 16, "f32")
 	h := &hello{Convert: true, Unchecked: true, ProtocolMin: 1, ProtocolMax: 2, Role: roleSender, Bulk: 3, Session: [16]byte{1, 2}, Identity: Identity{PeerID: PeerID{"p", 7},
 		ModelFingerprint: "m", TokenizerFingerprint: "t", Numerics: "n", Layout: layout, Build: "b"}}
-	seg := segment{Bytes: 1 << 20, Blocks: 4, Layers: []span{{0, 1 << 10}, {1 << 19, 1 << 17}}, Grant: []byte("how")}
+	pool := Shared{Bytes: 1 << 20, Blocks: 4, Layers: []Span{{0, 1 << 10}, {1 << 19, 1 << 17}}}
 	r := &request{ID: 1, Secret: [16]byte{1}, Link: ticket.Link{2}, DeadlineMS: 3, DestBlockTokens: 16, Positions: 17, RequestID: "r", LeaseID: "l",
 		First: []byte("{}"), Tokens: []int32{-1, 2}, Dest: []Dest{{1, 2}, {3, 4}}, Have: []byte{5}}
 	return []message{h, r,
-		&bind{Session: [16]byte{9}}, &bind{Session: [16]byte{9}, Index: 2, Segment: seg},
+		&bind{Session: [16]byte{9}}, &bind{Session: [16]byte{9}, Index: 2, Pool: pool, Grant: []byte("how")},
 		&bound{}, &bound{Mapped: true},
 		&refuse{ticket.Incompatible, "numerics", "a", "b"},
 		&note{typeRevoke, 12}, &note{typeReceived, 1 << 60}, &note{typeAccepted, 0}, &note{typeRevokeAck, 3},
@@ -104,23 +105,23 @@ func TestMessageRoundTrip(t *testing.T) {
 }
 
 func TestSegmentBounds(t *testing.T) {
-	f := func(ok bool, s segment) {
+	f := func(ok bool, s Shared) {
 		t.Helper()
-		if err := s.validate(); (err == nil) != ok {
+		if err := s.inside(); (err == nil) != ok {
 			t.Errorf("%+v: %v", s, err)
 		}
 	}
-	f(true, segment{})
-	f(true, segment{Bytes: 64, Blocks: 2, Layers: []span{{0, 16}, {32, 16}}})
-	f(false, segment{Bytes: 64})
-	f(false, segment{Blocks: 1})
-	f(false, segment{Bytes: 64, Layers: []span{{0, 16}}})
-	f(false, segment{Bytes: 63, Blocks: 2, Layers: []span{{0, 16}, {32, 16}}})
-	f(false, segment{Bytes: 64, Blocks: 1, Layers: []span{{0, 0}}})
-	f(false, segment{Bytes: 64, Blocks: 1 << 31, Layers: []span{{0, 1}}})
-	f(false, segment{Bytes: 64, Blocks: 2, Layers: []span{{1<<64 - 16, 16}}})
-	f(false, segment{Bytes: 64, Blocks: 2, Layers: []span{{0, 1 << 63}}})
-	f(false, segment{Bytes: 1 << 48, Blocks: 2, Layers: []span{{0, 1 << 40}}})
+	f(true, Shared{})
+	f(true, Shared{Bytes: 64, Blocks: 2, Layers: []Span{{0, 16}, {32, 16}}})
+	f(false, Shared{Bytes: 64})
+	f(false, Shared{Blocks: 1})
+	f(false, Shared{Bytes: 64, Layers: []Span{{0, 16}}})
+	f(false, Shared{Bytes: 63, Blocks: 2, Layers: []Span{{0, 16}, {32, 16}}})
+	f(false, Shared{Bytes: 64, Blocks: 1, Layers: []Span{{0, 0}}})
+	f(false, Shared{Bytes: 64, Blocks: 1 << 31, Layers: []Span{{0, 1}}})
+	f(false, Shared{Bytes: 64, Blocks: 2, Layers: []Span{{-16, 16}}})
+	f(false, Shared{Bytes: 64, Blocks: 2, Layers: []Span{{0, math.MinInt64}}})
+	f(false, Shared{Bytes: 1 << 48, Blocks: 2, Layers: []Span{{0, 1 << 40}}})
 }
 
 // FuzzMessage: what decodes encodes to the same bytes.
