@@ -136,6 +136,23 @@ func (s *Shared) holds(l kvlayout.Layout) error {
 	return nil
 }
 
+// Matches returns an error unless a grant, which names its pool by these, came with the
+// pool that the peer's frames describe.
+func (s *Shared) Matches(epoch uint64, layers, blocks int, blockBytes int64) error {
+	switch {
+	case epoch != s.Epoch:
+		return fmt.Errorf("of epoch %d, the peer's is %d", epoch, s.Epoch)
+	case blocks != s.Blocks || layers != len(s.Layers):
+		return fmt.Errorf("%d layers of %d blocks, the peer has %d of %d", layers, blocks, len(s.Layers), s.Blocks)
+	}
+	for n, l := range s.Layers {
+		if l.Stride != blockBytes {
+			return fmt.Errorf("blocks of %d bytes, those of layer %d have %d", blockBytes, n, l.Stride)
+		}
+	}
+	return nil
+}
+
 // peerPool is a receiver's pool as its sender reaches it.
 type peerPool struct {
 	window Window
