@@ -282,17 +282,18 @@ func (w *bulkWriter) frame(g *Outgoing, typ frameType, units []departure) error 
 	for n := range units {
 		rows, heads = rows+units[n].bytes, heads+int(units[n].Heads)
 	}
-	w.buf = beginFrame(w.buf, w.f.version, typ)
+	c := codec{b: beginFrame(w.buf, w.f.version, typ)}
 	if typ == typeBatch {
-		w.buf = appendBatchHead(w.buf, g.t.ID, g.tag, len(units), heads)
+		h := batchHead{g.t.ID, g.tag, uint32(len(units)), uint32(heads)}
+		h.fields(&c)
 		for n := range units {
-			w.buf = units[n].appendEntry(w.buf, units[n].bytes)
+			units[n].entry(&c, &units[n].bytes)
 		}
 	} else {
-		w.buf = units[0].append(w.buf)
+		units[0].fields(&c)
 	}
-	sums := len(w.buf)
-	w.buf = slices.Grow(w.buf, 8*heads)[:sums+8*heads]
+	sums := len(c.b)
+	w.buf = slices.Grow(c.b, 8*heads)[:sums+8*heads]
 	w.pieces = append(w.pieces, piece{n: len(w.buf) - at})
 	for n := range units {
 		if err := w.rows(g, &units[n]); err != nil {

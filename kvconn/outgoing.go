@@ -151,7 +151,7 @@ func (g *Outgoing) Accept(src Source) error {
 	}
 	g.p.mu.Unlock()
 	if first {
-		g.p.post(note{typeAccepted, g.t.ID})
+		g.p.post(&note{typeAccepted, g.t.ID})
 	}
 	return nil
 }
@@ -301,7 +301,7 @@ func (g *Outgoing) settle() {
 	ack := g.revoked
 	g.p.mu.Unlock()
 	if ack {
-		g.p.post(note{typeRevokeAck, g.t.ID})
+		g.p.post(&note{typeRevokeAck, g.t.ID})
 	}
 	g.forget()
 }
@@ -327,7 +327,7 @@ func (g *Outgoing) onRevoke() {
 	g.revoked = true
 	g.p.mu.Unlock()
 	if now {
-		g.p.post(note{typeRevokeAck, g.t.ID})
+		g.p.post(&note{typeRevokeAck, g.t.ID})
 		return
 	}
 	g.end(ticket.Cancelled, errRevoked, false)
@@ -382,25 +382,12 @@ func (g *Outgoing) onResend(m *resend) error {
 }
 
 // phase needs p.mu.
-func (g *Outgoing) phase() Phase {
-	switch {
-	case g.ended:
-		return PhaseRelease
-	case g.committed:
-		return PhaseCommit
-	case g.src != nil:
-		return PhaseData
-	}
-	return PhaseTicket
-}
+func (g *Outgoing) phase() Phase { return phaseOf(g.ended, g.committed, g.src != nil) }
 
 // entry needs p.mu.
 func (g *Outgoing) entry() Entry {
 	e := Entry{Side: SideSender, TicketID: g.t.ID, Link: g.t.Link.String(), RequestID: g.t.RequestID, Peer: g.p.peer.PeerID,
-		Phase: g.phase(), Since: g.start, Blocks: len(g.t.Dest), Missing: len(g.queue) - g.head}
-	e.state(g.ended, g.committed, g.src != nil)
-	if g.err != nil {
-		e.Outcome, e.Why, e.Phase = g.err.Outcome, g.err.Err.Error(), g.err.Phase
-	}
+		Since: g.start, Blocks: len(g.t.Dest), Missing: len(g.queue) - g.head}
+	e.state(g.err, g.ended, g.committed, g.src != nil)
 	return e
 }

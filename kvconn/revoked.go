@@ -4,7 +4,6 @@ import (
 	"errors"
 	"sync/atomic"
 
-	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
@@ -63,21 +62,13 @@ func (r *Receiver) Renew() {
 }
 
 // judge ends the session if its peer is revoked, or its secret is retired.
-func (s *Session) judge(r *revoked) {
-	if err := r.against(s.peer.ID, s.ctl, s.cfg.Ring); err != nil {
-		s.fail(ticket.Dead, err)
-	}
-}
-
-// against returns why a peer that has proved itself must go, or nil.
-func (r *revoked) against(id string, f *frameConn, ring *trust.Ring) error {
+func (h *half) judge(r *revoked) {
 	switch {
-	case r.has(id):
-		return errRevokedPeer
-	case !f.proven.In(ring):
-		return errRetired
+	case r.has(h.peer.ID):
+		h.quit(ticket.Dead, errRevokedPeer)
+	case !h.ctl.proven.In(h.cfg.Ring):
+		h.quit(ticket.Dead, errRetired)
 	}
-	return nil
 }
 
 // Revoke is Receiver.Revoke for the receivers of a server.
@@ -92,11 +83,5 @@ func (s *Server) Revoke(ids []string) {
 func (s *Server) Renew() {
 	for _, sess := range s.all() {
 		sess.judge(&s.revoked)
-	}
-}
-
-func (p *sender) judge(r *revoked) {
-	if err := r.against(p.peer.ID, p.ctl, p.cfg.Ring); err != nil {
-		p.fail(ticket.Dead, err)
 	}
 }

@@ -2,10 +2,11 @@ package kvconn
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 
 	"github.com/xpyd/xpyd/internal/lobby"
@@ -99,7 +100,7 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handle
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	err := f.within(s.cfg.HandshakeTimeout)
 	if err == nil {
-		err = f.meet(&s.cfg, roleSender)
+		err = f.introduce(&s.cfg, roleSender)
 	}
 	met()
 	log, sess := &s.strangers, (*sender)(nil)
@@ -110,9 +111,7 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handle
 	stop()
 	if err != nil {
 		c.Close()
-		if d := asIncompatible(err); d != nil {
-			s.m.refused(d)
-		}
+		s.m.refused(err)
 		log.Log(ctx, failureLevel(err), "kv handshake", "addr", c.RemoteAddr(), "outcome", string(classify(err)), "error", err)
 		return
 	}
@@ -168,9 +167,9 @@ func (s *Server) greetBulk(f *frameConn) error {
 	if err != nil {
 		return err
 	}
-	m, err := decodeBind(body)
-	if err != nil {
-		return &wireError{err}
+	m := &bind{}
+	if err := f.decode(m, body); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	sess := s.sessions[m.Session]
@@ -223,11 +222,7 @@ func (s *Server) welcome(sess *sender) {
 func (s *Server) all() []*sender {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]*sender, 0, len(s.sessions))
-	for _, sess := range s.sessions {
-		out = append(out, sess)
-	}
-	return out
+	return slices.Collect(maps.Values(s.sessions))
 }
 
 // wake tells Drain that a ticket has left.
@@ -270,10 +265,4 @@ func (s *Server) Ledger() []Entry {
 		out = append(out, sess.ledger()...)
 	}
 	return out
-}
-
-// newKey returns a random session key.
-func newKey() (k [16]byte) {
-	rand.Read(k[:]) // never fails (crypto/rand)
-	return k
 }

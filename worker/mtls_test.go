@@ -34,12 +34,7 @@ func credentials(t testing.TB, by, trusts *trusttest.Authority) *trust.TLS {
 // secured gives a worker a secret and certificates, for HTTP and KV.
 func secured(t testing.TB, ring *trust.Ring, creds *trust.TLS) func(*worker.Deps) {
 	t.Helper()
-	cfg := tcp.DefaultConfig()
-	cfg.TLS = creds
-	tr, err := tcp.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := tcp.New(creds)
 	return func(d *worker.Deps) { d.Ring, d.TLS, d.Ways = ring, creds, []way.Kind{way.Network(tr)} }
 }
 

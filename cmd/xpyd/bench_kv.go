@@ -185,11 +185,7 @@ func plotted(path string, svg, page func(io.Writer) error) error {
 
 // benchTransports are those that `bench kv` can measure.
 func benchTransports() (map[string]kvbench.Transport, error) {
-	overTCP, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]kvbench.Transport{"tcp": {Transport: overTCP}}
+	all := map[string]kvbench.Transport{"tcp": {Transport: tcp.New(nil)}}
 	overMemory, err := shm.New()
 	if err == nil {
 		all[shm.Name] = kvbench.Transport{Transport: overMemory, Local: true}

@@ -78,18 +78,14 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	if err != nil {
 		return err
 	}
-	tcfg := tcp.DefaultConfig()
-	if tcfg.TLS, err = fleetTLS(cfg.Fleet.TLSCert, cfg.Fleet.TLSKey, cfg.Fleet.TLSCA, log); err != nil {
-		return err
-	}
-	transport, err := tcp.New(tcfg)
+	creds, err := fleetTLS(cfg.Fleet.TLSCert, cfg.Fleet.TLSKey, cfg.Fleet.TLSCA, log)
 	if err != nil {
 		return err
 	}
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(buildInfo())
-	deps := worker.Deps{Log: log, Registry: reg, TLS: tcfg.TLS,
-		Ways: ways(transport, &cfg.KV), Build: build(), Progress: progress(stderr)}
+	deps := worker.Deps{Log: log, Registry: reg, TLS: creds,
+		Ways: ways(tcp.New(creds), &cfg.KV), Build: build(), Progress: progress(stderr)}
 	ring, err := joined.ring()
 	if err != nil {
 		return err

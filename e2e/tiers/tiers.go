@@ -81,10 +81,7 @@ func (b *Bed) start(t *testing.T, blockTokens, blocks int, change func(*worker.C
 	if change != nil {
 		change(&cfg)
 	}
-	tr, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := tcp.New(nil)
 	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"})
 	if err != nil {
 		t.Fatal(err)

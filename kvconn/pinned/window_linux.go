@@ -97,7 +97,7 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("pinned: register the ring: %w", err), unix.Munmap(mem), t.End())
 	}
-	out := newOutlet(mem, g.Slots, func() error {
+	out := newOutlet(mem, int(g.Slots), func() error {
 		if err := registered.Close(); err != nil {
 			return err // still reachable by the device: the peer must go on assuming so
 		}

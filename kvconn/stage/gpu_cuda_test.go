@@ -207,8 +207,7 @@ func TestStagedOnGPUs(t *testing.T) {
 	for _, name := range []string{"pinned", "nccl"} {
 		tr, err := pinned.New(dst.Backend, src.Backend, l, pinned.DefaultRing())
 		if name == "nccl" {
-			base, e := tcp.New(tcp.DefaultConfig())
-			tr, err = nccl.New(loopback{base}, dst.Backend, src.Backend, l, nccl.DefaultRing()), e
+			tr, err = nccl.New(loopback{tcp.New(nil)}, dst.Backend, src.Backend, l, nccl.DefaultRing()), nil
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -72,10 +72,7 @@ func metrics() (text string, err error) {
 		if role == fleet.Decode {
 			reg = back
 		}
-		transport, err := tcp.New(tcp.DefaultConfig())
-		if err != nil {
-			return "", err
-		}
+		transport := tcp.New(nil)
 		cfg := worker.DefaultConfig(role)
 		cfg.Device, cfg.Fleet.URL = "cpu", server.ClientURL()
 		cfg.KV.Store, cfg.KV.SSDDir, cfg.KV.SSDSize = "redis://127.0.0.1:1", dir+"/"+string(role), 64<<20
