@@ -1,13 +1,19 @@
 package flight
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/h1"
@@ -160,4 +166,98 @@ func (s *Service) send(l *leg, h *fasthttp.RequestHeader, body [][]byte, up *h1.
 		return nil, err
 	}
 	return b, nil
+}
+
+// facts is what prefill engines said about themselves.
+type facts struct {
+	mu   sync.Mutex
+	byID map[string]known
+}
+
+type known struct {
+	epoch uint64
+	facts dialect.Facts
+}
+
+// forget makes the next exchange ask again.
+func (k *facts) forget(inst *fleet.Instance) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.byID, inst.ID)
+}
+
+func (k *facts) get(inst *fleet.Instance) (dialect.Facts, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	v, ok := k.byID[inst.ID]
+	return v.facts, ok && v.epoch == inst.Epoch
+}
+
+func (k *facts) put(inst *fleet.Instance, f dialect.Facts) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.byID[inst.ID] = known{inst.Epoch, f}
+}
+
+// prune forgets what engines said that are no more.
+func (k *facts) prune(s *fleet.Snapshot) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.DeleteFunc(k.byID, func(id string, v known) bool {
+		m := s.Get(id)
+		return m == nil || m.State == fleet.Gone || m.Epoch != v.epoch
+	})
+}
+
+// askTimeout bounds a question to an engine that is not a leg.
+const askTimeout = 2 * time.Second
+
+// ask finds out what the dialect must know of prefill.
+func (a *attempt) ask(x *dialect.Exchange) *failure {
+	asker, ok := a.speak.(dialect.Asker)
+	if !ok || a.alone {
+		return nil
+	}
+	s := a.q.s
+	if x.Facts, ok = s.facts.get(a.p.inst); ok {
+		return nil
+	}
+	body, err := s.question(&a.p.Life, asker.Ask(a.p.inst))
+	if err == nil {
+		x.Facts, err = asker.Learn(body)
+	}
+	if scarce.Ours(err) {
+		return shortage(a.p, err)
+	}
+	if err != nil { // its bootstrap is not there; that says nothing about its other port
+		return &failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonTransport, retry: true,
+			avoid: []string{a.p.inst.ID}, err: fmt.Errorf("ask its bootstrap: %w", err)}
+	}
+	s.facts.put(a.p.inst, x.Facts)
+	return nil
+}
+
+// question GETs a small answer.
+func (s *Service) question(asker *h1.Life, url string) ([]byte, error) {
+	addr, err := h1.Address(url)
+	if err != nil {
+		return nil, err
+	}
+	var q h1.Life
+	defer q.End(errOver)
+	defer asker.OnEnd(func() { q.End(asker.Cause()) })()
+	defer time.AfterFunc(askTimeout, func() { q.End(context.DeadlineExceeded) }).Stop()
+	var h fasthttp.RequestHeader
+	h.SetMethod(fasthttp.MethodGet)
+	_, path, _ := strings.Cut(url[strings.Index(url, "//")+2:], "/")
+	h.SetRequestURI("/" + path)
+	b, err := s.Client.Do(&q, addr, &h, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer b.Finish()
+	if s := b.Header.StatusCode(); s != 200 {
+		return nil, &h1.Error{Phase: "answer", Err: fmt.Errorf("%s: status %d", url, s)}
+	}
+	return b.All(1 << 20)
 }

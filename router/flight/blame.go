@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -139,4 +140,29 @@ func (a *attempt) faultOf(l *leg, status int) {
 	case status != 429: // it works, whatever it thinks of the request
 		a.choice.Succeeded(l.role)
 	}
+}
+
+// refused is the failure of an engine that answered other than 2xx. What is
+// wrong with the request is the client's to hear; all else may go better with
+// another pair.
+func (a *attempt) refused(by, partner *leg, said dialect.Answer) *failure {
+	if o := ticket.Outcome(said.Outcome); o != "" && o != ticket.Refused {
+		return a.told(by, partner, o, errorMessage(said.Body))
+	}
+	f := &failure{role: by.role, id: by.inst.ID, reason: reasonStatus, status: said.Status, retry: true, avoid: []string{by.inst.ID},
+		err: fmt.Errorf("status %d: %s", said.Status, errorMessage(said.Body))}
+	a.faultOf(by, said.Status)
+	switch said.Status {
+	case 400, 413, 422:
+		f.retry = false
+		f.relay = &answer{status: said.Status, contentType: "application/json", body: said.Body}
+		if !bytes.HasPrefix(openai.Member(said.Body, "error"), []byte("{")) {
+			e := openai.BadRequest("", "%s", errorMessage(said.Body))
+			e.Status = said.Status
+			f.relay.body = e.Append(nil)
+		}
+	case 429, 503:
+		f.outcome = ticket.NoSpace
+	}
+	return f
 }

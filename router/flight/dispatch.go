@@ -7,9 +7,12 @@ import (
 	"slices"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
 )
 
 // answer is what decode said, once nothing more can be repeated: a whole
@@ -218,4 +221,87 @@ func (q *request) firstByte() {
 	defer q.mu.Unlock()
 	q.first = time.Now()
 	q.state, q.since = stateRelay, q.first
+}
+
+// maxHead is how much of a prompt's beginning counts for consistent hashing.
+const maxHead = 1 << 10
+
+// enrich adds to a pick request what policies want to know beyond its shape.
+func (q *request) enrich(req *pick.Request) {
+	req.Session = q.session
+	req.Head = q.top.Prompt[:min(len(q.top.Prompt), maxHead)]
+	req.Local = q.local
+	q.warm(req)
+}
+
+// local reports whether decode of a dialect could serve the request alone though
+// it can be split.
+func (q *request) local(name string) bool {
+	d := dialect.For(name)
+	return d != nil && !q.probe && (d.Rules().Typed || d.Rules().Falls) && d.Rules().Cannot(&q.top) == ""
+}
+
+// learned tells the picker how long the answer's first byte took.
+func (q *request) learned(ans *answer) {
+	n := len(q.attempts)
+	if n == 0 || q.probe || q.first.IsZero() || ans == nil || ans.status != 200 {
+		return
+	}
+	a := q.attempts[n-1]
+	var prefill time.Duration
+	if state, since := a.p.get(); state == legDone && since.Before(q.first) {
+		prefill = since.Sub(a.start)
+	}
+	if a.choice.Local != "" {
+		q.s.metrics.local.WithLabelValues(a.choice.Local).Inc()
+	}
+	if q.s.Hedge.Enabled {
+		q.s.hedges.first.add(q.first.Sub(q.dispatched))
+	}
+	a.choice.Answered(prefill, q.first.Sub(a.start))
+}
+
+// warm tells a pick request who has how much of the prompt, and keeps what the index
+// knows for findPeer.
+func (q *request) warm(req *pick.Request) {
+	q.reaches = q.reaches[:0]
+	if !q.probe {
+		q.reaches = q.s.Feeds.Warm(&q.ctx, &sense.Prompt{Top: &q.top, Body: q.body}, req, q.reaches)
+	}
+}
+
+// findPeer returns the worker besides the attempt's pair that has more of the prompt
+// than either, by kv_events.peer_tokens at least: of several the one whose hit
+// is worth most, since what lies in a slow tier comes late. Nil if there is none
+// that they can fetch from.
+func (a *attempt) findPeer() *dialect.Peer {
+	q := a.q
+	if len(q.reaches) == 0 || a.d.inst.Dialect != sense.NativeDialect {
+		return nil
+	}
+	own := 0
+	for _, h := range q.reaches {
+		if h.ID == a.p.inst.ID || h.ID == a.d.inst.ID {
+			own = max(own, h.Tokens)
+		}
+	}
+	var best *dialect.Peer
+	worth := 0.0
+	now := q.s.fleet.Snapshot()
+	for _, h := range q.reaches {
+		if h.Tokens < own+q.s.PeerTokens || best != nil && h.Worth <= worth {
+			continue
+		}
+		if m := now.Get(h.ID); m != nil && m.Epoch == h.Epoch && gives(m, a.d.inst) {
+			worth = h.Worth
+			best = &dialect.Peer{Instance: &m.Instance, Tokens: h.Tokens}
+		}
+	}
+	return best
+}
+
+// gives reports whether a worker's blocks are of the same kind as another's.
+func gives(m *fleet.Member, to *fleet.Instance) bool {
+	return m.Serves() && m.Dialect == sense.NativeDialect && m.KVAddr != "" && m.URL != "" && m.ModelFingerprint == to.ModelFingerprint &&
+		m.TokenizerFingerprint == to.TokenizerFingerprint && m.Numerics == to.Numerics
 }

@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"bytes"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,14 +44,6 @@ func (p *pulse) beat(at time.Duration, n, choices int) {
 		i++
 	}
 	p.gaps[i] += uint32(n)
-}
-
-// tokens is how many of the events that next has returned stand for tokens.
-func (e *events) tokens() int {
-	if e.n > 0 && e.size < len(e.last) && bytes.HasPrefix(dataOf(e.last[:e.size]), []byte("[DONE]")) {
-		return e.n - 1
-	}
-	return e.n
 }
 
 // gaps is the histogram of them all, by path.

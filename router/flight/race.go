@@ -1,13 +1,17 @@
 package flight
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
@@ -170,4 +174,136 @@ func (a *attempt) beaten() *failure {
 		f = a.broken(a.d, a.d.Cause())
 	}
 	return f
+}
+
+// runInOrder lets prefill answer, and then gives decode what it kept. The two
+// follow each other on the handler's goroutine; each leg's end, also by its
+// worker's death, ends the attempt.
+func (a *attempt) runInOrder(x *dialect.Exchange) (*answer, *failure) {
+	stop := a.d.OnEnd(func() { // decode died, and will not collect
+		cause := a.d.Cause()
+		if errors.Is(cause, errInstanceDead) {
+			cause = &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
+				exclude: []string{a.d.inst.ID}}
+		}
+		a.p.End(cause)
+	})
+	res, f := a.askPrefill(x)
+	alive := stop()
+	if f != nil {
+		a.choice.EndPrefill()
+		a.p.fail()
+		a.d.set(legUnused)
+		a.mu.Lock()
+		a.outcome = res.Outcome
+		a.mu.Unlock()
+		close(a.pDone)
+		return nil, f
+	}
+	a.choice.DonePrefill()
+	a.p.set(legDone)
+	a.heard(res)
+	close(a.pDone) // before decode is asked: its answer waits for prefill's usage
+	if res.Final != nil {
+		return a.final(res.Final)
+	}
+	if !alive { // its death crossed prefill's answer
+		return nil, a.broken(a.d, a.d.Cause())
+	}
+	x.Kept, x.Left = res.Kept, time.Until(a.q.end)
+	return a.askDecode(x)
+}
+
+// runAlone gives decode the whole request.
+func (a *attempt) runAlone(x *dialect.Exchange) (*answer, *failure) {
+	close(a.pDone)
+	a.p.set(legUnused)
+	if a.falls == "" {
+		defer a.choice.EndPrefill() // it computes the prompt until its first event
+		return a.askDecode(x)
+	}
+	a.choice.EndPrefill()
+	if !a.rules.Falls || !a.q.s.Fallback {
+		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, api: openai.BadRequest(string(a.falls),
+			"%s: engines of dialect %q cannot split such a request between prefill and decode", a.falls, a.d.inst.Dialect)}
+	}
+	a.q.s.metrics.fallbacks.WithLabelValues(string(a.falls)).Inc()
+	return a.askDecode(x)
+}
+
+// final answers with prefill's words, which left nothing to decode.
+func (a *attempt) final(body []byte) (*answer, *failure) {
+	if !a.commit() {
+		return nil, a.beaten()
+	}
+	a.d.set(legUnused)
+	a.q.firstByte()
+	if !a.q.top.Stream {
+		return &answer{status: 200, contentType: "application/json", body: body}, nil
+	}
+	return &answer{status: 200, contentType: "text/event-stream", body: asEvents(body)}, nil
+}
+
+// asEvents is a whole answer as a stream of one event and the end.
+func asEvents(body []byte) []byte {
+	if choices := openai.Member(body, "choices"); choices != nil && string(openai.Member(body, "object")) == `"chat.completion"` {
+		var list []map[string]json.RawMessage
+		if json.Unmarshal(choices, &list) == nil {
+			for _, c := range list {
+				if c == nil { // null
+					continue
+				}
+				c["delta"] = c["message"]
+				delete(c, "message")
+			}
+			if b, err := json.Marshal(list); err == nil {
+				body = openai.With(body, [2]string{"object", `"chat.completion.chunk"`}, [2]string{"choices", string(b)})
+			}
+		}
+	}
+	var line bytes.Buffer // an event's data is one line
+	line.WriteString("data: ")
+	if err := json.Compact(&line, body); err != nil {
+		line.Reset()
+	}
+	line.WriteString("\n\n")
+	return openai.AppendDone(line.Bytes())
+}
+
+// promptUsage is what prefill has counted, if it has. Its answer may be a
+// moment behind decode's.
+func (a *attempt) promptUsage() (openai.PromptUsage, bool) {
+	if !a.asked { // once: a stream may tell its usage with each event
+		a.asked = true
+		await(a.pDone)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.usage, a.counted
+}
+
+// endWatch ends watch; a.mu is held.
+func (a *attempt) endWatch() {
+	if a.unwatch != nil {
+		a.unwatch()
+		a.unwatch = nil
+	}
+}
+
+// errOpening is a stream that begins with an error: its 200 was early.
+var errOpening = errors.New("its stream begins with an error")
+
+// opening commits decode on its first event.
+func (a *attempt) opening(first []byte) error {
+	if event := said(first); isError(event) {
+		text := dataOf(event)
+		if i := bytes.IndexAny(text, "\r\n"); i >= 0 {
+			text = text[:i]
+		}
+		return &h1.Error{Phase: "answer", Err: fmt.Errorf("%w: %s", errOpening, errorMessage(text))}
+	}
+	if !a.commit() {
+		return a.beaten()
+	}
+	return nil
 }

@@ -1,9 +1,13 @@
 package flight
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -160,4 +164,153 @@ func (s *Service) both() (running []*request, over []record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Collect(maps.Keys(s.requests)), s.history.list()
+}
+
+// Info is a request as /debug/ledger and /debug/requests show it.
+type Info struct {
+	ID       string          `json:"request_id"`
+	Path     string          `json:"path"`
+	Model    string          `json:"model,omitempty"`
+	Stream   bool            `json:"stream"`
+	Internal bool            `json:"internal,omitempty"` // a probe or the like
+	State    string          `json:"state"`
+	Since    time.Time       `json:"since"`
+	Start    time.Time       `json:"start"`
+	Deadline *time.Time      `json:"deadline,omitempty"`
+	QueueMS  float64         `json:"queue_ms,omitempty"`
+	TTFTMS   float64         `json:"ttft_ms,omitempty"`
+	TookMS   float64         `json:"took_ms,omitempty"` // once it is over
+	Status   int             `json:"status,omitempty"`
+	Error    string          `json:"error,omitempty"`
+	Attempts []attemptRecord `json:"attempts,omitempty"`
+	Phases   []phaseInfo     `json:"phases,omitempty"`
+}
+
+func (q *request) info() *Info {
+	var rec record
+	q.note(&rec)
+	return rec.info()
+}
+
+func (rec *record) info() *Info {
+	ms := func(t time.Time) float64 {
+		if t.IsZero() {
+			return 0
+		}
+		return float64(t.Sub(rec.start).Microseconds()) / 1000
+	}
+	i := &Info{ID: rec.id, Path: rec.path, Model: rec.model, Stream: rec.streams, Internal: rec.probe,
+		State: rec.state, Since: rec.since, Start: rec.start, Status: rec.status, Error: rec.failed,
+		QueueMS: ms(rec.dispatched), TTFTMS: ms(rec.first), Phases: rec.waterfall()}
+	if !rec.end.IsZero() {
+		i.Deadline = &rec.end
+	}
+	if rec.over {
+		i.TookMS = ms(rec.since)
+	}
+	for n := range rec.n {
+		i.Attempts = append(i.Attempts, *rec.at(n))
+	}
+	return i
+}
+
+// phaseInfo is a row of a request's waterfall, in milliseconds since its start.
+type phaseInfo struct {
+	Name    string  `json:"name"`
+	StartMS float64 `json:"start_ms"`
+	EndMS   float64 `json:"end_ms,omitempty"` // absent while it lasts
+	Attempt int     `json:"attempt,omitempty"`
+	Worker  string  `json:"worker,omitempty"`
+	State   string  `json:"state,omitempty"` // of a leg
+}
+
+func (rec *record) waterfall() []phaseInfo {
+	since := func(t time.Time) float64 { return float64(t.Sub(rec.start).Microseconds()) / 1000 }
+	phases := rec.phases()
+	out := make([]phaseInfo, 0, len(phases))
+	for i := range phases {
+		p := &phases[i]
+		i := phaseInfo{Name: p.name, StartMS: since(p.start), Attempt: p.attempt}
+		if !p.end.IsZero() {
+			i.EndMS = max(since(p.end), 0.001)
+		}
+		if p.leg != nil {
+			i.Worker, i.State = p.leg.ID, p.leg.State
+		}
+		out = append(out, i)
+	}
+	return out
+}
+
+// Text draws the waterfall.
+func (i *Info) Text() []byte {
+	const width = 50
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "%s %s model=%s stream=%v state=%s status=%d", i.ID, i.Path, i.Model, i.Stream, i.State, i.Status)
+	if i.Error != "" {
+		fmt.Fprintf(&b, " error=%q", i.Error)
+	}
+	total := i.TookMS
+	for _, p := range i.Phases {
+		total = max(total, p.StartMS)
+		total = max(total, p.EndMS)
+	}
+	fmt.Fprintf(&b, "\nstart %s, %.3f ms\n\n", i.Start.Format(time.RFC3339Nano), total)
+	for _, p := range i.Phases {
+		end, dur := total, "..."
+		if p.EndMS > 0 {
+			end = p.EndMS
+			dur = fmt.Sprintf("%.3f", end-p.StartMS)
+		}
+		from := int(width * p.StartMS / max(total, 0.001))
+		to := max(int(width*end/max(total, 0.001)), from+1)
+		bar := strings.Repeat(" ", min(from, width-1)) + strings.Repeat("=", min(to, width)-min(from, width-1))
+		fmt.Fprintf(&b, "%-10s |%-*s| %10.3f +%10s ms", p.Name, width, bar, p.StartMS, dur)
+		if p.Worker != "" {
+			fmt.Fprintf(&b, "  %s %s, attempt %d", p.Worker, p.State, p.Attempt)
+		}
+		b.WriteByte('\n')
+	}
+	for n, a := range i.Attempts {
+		if a.Error != "" {
+			fmt.Fprintf(&b, "\nattempt %d failed: %s", n+1, a.Error)
+		}
+	}
+	if b.Bytes()[b.Len()-1] != '\n' {
+		b.WriteByte('\n')
+	}
+	return b.Bytes()
+}
+
+// ledger is what this process holds, for whom and since when. At rest
+// requests is empty and the counts are zero.
+type ledger struct {
+	Process   string                     `json:"process"`
+	At        time.Time                  `json:"at"`
+	Requests  []*Info                    `json:"requests"`
+	Legs      int                        `json:"legs"`
+	Running   int                        `json:"running"` // admitted
+	Waiting   int                        `json:"waiting"` // for admission
+	ConnsBusy int                        `json:"upstream_conns_busy"`
+	ConnsIdle int                        `json:"upstream_conns_idle"`
+	Fleet     map[string]json.RawMessage `json:"fleet,omitempty"` // the workers' ledgers, or their errors
+}
+
+// Ledger says what is held.
+func (s *Service) Ledger() *ledger {
+	l := &ledger{Process: "router", At: time.Now(), Requests: []*Info{}, Legs: s.legs.count()}
+	l.Running, l.Waiting = s.gate.counts()
+	l.ConnsBusy, l.ConnsIdle = s.Client.Counts()
+	for _, q := range s.running() {
+		l.Requests = append(l.Requests, q.info())
+	}
+	slices.SortFunc(l.Requests, func(a, b *Info) int { return cmp.Or(a.Start.Compare(b.Start), cmp.Compare(a.ID, b.ID)) })
+	return l
+}
+
+// running lists the requests that run.
+func (s *Service) running() []*request {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.requests))
 }
