@@ -16,8 +16,8 @@ const maxEvent = openai.MaxEvent
 // source is an answer's body as it arrives: *h1.Response.
 type source interface {
 	io.Reader
-	Await() error // waits for bytes, or the end, without holding a buffer
-	Over() bool   // it has ended, as far as is known without waiting
+	Await() error // waits for bytes or the end, without holding a buffer
+	Over() bool   // whether it has ended, as far as is known without waiting
 	Lend() *[]byte
 	GiveBack(*[]byte)
 	Finish()
@@ -28,20 +28,19 @@ type source interface {
 // that breaks can be ended by an error event: half an event is never relayed.
 type events struct {
 	body source
-	raw  bool    // no events: whatever has come is a run
-	mute bool    // nothing but comments has come, which are kept until there is more
-	lent *[]byte // what buf began as, to be given back
+	raw  bool    // no events: any bytes are a run
+	mute bool    // only comments have come; they are kept until there is more
+	lent *[]byte // the memory that buf began in
 	buf  []byte  // read and not yet returned: [from:]
 	from int
-	last [32]byte // the newest whole event that says something, cut to what ended needs
+	last [32]byte // the beginning of the newest event that is no comment
 	size int      // of last
-	n    int      // events that next has returned
+	n    int      // events in the last run
 	err  error
 }
 
-// lastEnd is where the last whole event ends, 0 without one: behind a blank
-// line, with lines that end in LF, CRLF or CR. Ends of lines are few, which a
-// search for two of them does not know.
+// lastEnd is where the last whole event ends, 0 without one: after a blank line, with lines
+// that end in LF, CRLF or CR. It looks at line ends, which are few.
 func lastEnd(b []byte) int {
 	for i := bytes.LastIndexByte(b, '\n'); i > 0; i = bytes.LastIndexByte(b[:i], '\n') {
 		if b[i-1] == '\n' || i > 1 && b[i-1] == '\r' && b[i-2] == '\n' {
@@ -66,8 +65,8 @@ func countEvents(run []byte) int {
 	return 0
 }
 
-// said is what comes behind blank lines and comments.
-func said(b []byte) []byte {
+// skipComments skips blank lines and comments.
+func skipComments(b []byte) []byte {
 	for len(b) > 0 {
 		switch b[0] {
 		case '\r', '\n':
@@ -85,7 +84,7 @@ func said(b []byte) []byte {
 	return nil
 }
 
-// dataOf is where the data of an event begin.
+// dataOf is an event from its data on.
 func dataOf(event []byte) []byte {
 	for len(event) > 0 {
 		if data, ok := bytes.CutPrefix(event, []byte("data:")); ok {
@@ -103,19 +102,18 @@ func dataOf(event []byte) []byte {
 	return nil
 }
 
-// isError reports whether an event tells of an error.
+// isError reports whether an event reports an error.
 func isError(event []byte) bool {
 	data := dataOf(event)
 	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"object":"error"`)) ||
 		bytes.HasPrefix(event, []byte("event: error")) || bytes.HasPrefix(event, []byte("event:error"))
 }
 
-// eventBytes is what one read of events may return.
+// eventBytes is how much one read of events may return.
 const eventBytes = 16 << 10
 
-// next returns one or more whole events; they are valid until the next call.
-// At the body's end it returns io.EOF. While it waits for a new event it holds no
-// buffer.
+// next returns one or more whole events, valid until the next call; io.EOF at the body's
+// end. While it waits it holds no buffer.
 func (e *events) next() ([]byte, error) {
 	e.used()
 	scanned := 0
@@ -125,7 +123,7 @@ func (e *events) next() ([]byte, error) {
 			return e.buf, nil
 		}
 		if i := lastEnd(e.buf[scanned:]); i > 0 {
-			if e.mute = e.mute && len(said(e.buf[:scanned+i])) == 0; !e.mute {
+			if e.mute = e.mute && len(skipComments(e.buf[:scanned+i])) == 0; !e.mute {
 				e.from = scanned + i
 				e.remember(e.buf[:e.from])
 				return e.buf[:e.from], nil
@@ -154,11 +152,10 @@ func (e *events) next() ([]byte, error) {
 	}
 }
 
-// rest is what next returns of what is left behind the last whole event when the
-// body is over: that the stream is done, if it is, which wants no blank line. Half
-// an event is none.
+// rest returns what follows the last whole event when the body has ended: only [DONE],
+// which needs no blank line. Half an event is an error.
 func (e *events) rest() ([]byte, error) {
-	half := said(e.buf)
+	half := skipComments(e.buf)
 	if e.err != io.EOF || len(half) == 0 {
 		return nil, e.err
 	}
@@ -171,10 +168,10 @@ func (e *events) rest() ([]byte, error) {
 	return e.buf, nil
 }
 
-// errHalf is a stream that ended in good order, but not behind an event.
+// errHalf is a stream that ended properly, but within an event.
 var errHalf = errors.New("the stream ended within an event")
 
-// used gives up what next has returned.
+// used frees what next has returned.
 func (e *events) used() {
 	e.buf = append(e.buf[:0], e.buf[e.from:]...)
 	e.from = 0
@@ -184,11 +181,10 @@ func (e *events) used() {
 	}
 }
 
-// remember counts the events in run, and keeps the beginning of the last that is
-// no comment.
+// remember counts the events in run and keeps the beginning of the last that is no comment.
 func (e *events) remember(run []byte) {
 	if e.n = countEvents(run); e.n == 1 && bytes.IndexByte(run, '\r') < 0 { // mostly
-		if event := said(run); len(event) > 0 {
+		if event := skipComments(run); len(event) > 0 {
 			e.size = copy(e.last[:], event)
 		}
 		return
@@ -196,7 +192,7 @@ func (e *events) remember(run []byte) {
 	for len(run) > 0 {
 		run = bytes.TrimRight(run, "\r\n")
 		i := lastEnd(run)
-		if event := said(run[i:]); len(event) > 0 {
+		if event := skipComments(run[i:]); len(event) > 0 {
 			e.size = copy(e.last[:], event)
 			return
 		}
@@ -213,7 +209,7 @@ func (e *events) ended() bool {
 	return bytes.HasPrefix(dataOf(last), []byte("[DONE]")) || isError(last)
 }
 
-// tokens is how many of the events that next has returned stand for tokens.
+// tokens is how many events of the last run stand for tokens.
 func (e *events) tokens() int {
 	if e.n > 0 && e.size < len(e.last) && bytes.HasPrefix(dataOf(e.last[:e.size]), []byte("[DONE]")) {
 		return e.n - 1

@@ -14,24 +14,13 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// record is what is kept of a request: no pointer into the fleet, which would
-// keep all of an old snapshot, and nothing that has to be made, so that it costs
-// those that nobody asks about no more than a copy.
+// record is what is kept of a request: a copy, so that requests that nobody asks about cost
+// no more, without pointers into the fleet, which would keep an old snapshot alive.
 type record struct {
-	id, path, model string
-	streams, probe  bool
-	over            bool
-	state           string
-	since, start    time.Time
-	end             time.Time // deadline
-	admitted        time.Time
-	dispatched      time.Time
-	first           time.Time
-	status          int
-	failed          string
-	n               int // attempts
-	attempt         attemptRecord
-	more            []attemptRecord // from the second on
+	summary
+	n       int // attempts
+	attempt attemptRecord
+	more    []attemptRecord // from the second on
 }
 
 type attemptRecord struct {
@@ -56,17 +45,15 @@ type legRecord struct {
 	State string    `json:"state"`
 	Since time.Time `json:"since"`
 
-	begun, ended time.Time // see leg.times
+	begun, ended time.Time // zero before
 }
 
 // note fills rec with what is known of the request now.
 func (q *request) note(rec *record) {
 	q.mu.Lock()
-	*rec = record{id: q.id, path: q.path, model: q.model, streams: q.streams, probe: q.probe, over: q.over, state: q.state, since: q.since,
-		start: q.start, end: q.end, admitted: q.admitted, dispatched: q.dispatched, first: q.first, status: q.status, failed: q.failed,
-		n: len(q.attempts)}
+	*rec = record{summary: q.summary, n: len(q.attempts)}
 	attempts := q.attempts
-	if rec.n > 1 { // which are changed in place, with a hedge
+	if rec.n > 1 { // a hedge changes their order in place
 		rec.more, attempts = make([]attemptRecord, rec.n-1), slices.Clone(attempts)
 	}
 	q.mu.Unlock()
@@ -86,17 +73,10 @@ func (a *attempt) note(rec *attemptRecord) {
 		rec.Error = a.failed.Error()
 	}
 	a.mu.Unlock()
-	a.p.note(&rec.Prefill)
-	a.d.note(&rec.Decode)
+	rec.Prefill, rec.Decode = a.p.record(), a.d.record()
 }
 
-func (l *leg) note(rec *legRecord) {
-	l.smu.Lock()
-	defer l.smu.Unlock()
-	*rec = legRecord{l.inst.ID, l.inst.Epoch, l.state, l.since, l.begun, l.ended}
-}
-
-// at is an attempt, from 0.
+// at is the attempt of an index.
 func (rec *record) at(i int) *attemptRecord {
 	if i == 0 {
 		return &rec.attempt
@@ -110,14 +90,12 @@ type history struct {
 	next int
 }
 
-func newHistory(n int) history { return history{ring: make([]record, n)} }
-
 func (h *history) add(rec *record) {
 	h.ring[h.next] = *rec
 	h.next = (h.next + 1) % len(h.ring)
 }
 
-// list is all of them, the newest first.
+// list returns them, the newest first.
 func (h *history) list() []record {
 	out := make([]record, 0, len(h.ring))
 	for i := range h.ring {
@@ -130,8 +108,7 @@ func (h *history) list() []record {
 	return out
 }
 
-// Recent is the requests that run and the latest ones, most of them at most, the
-// newest first.
+// Recent returns up to most requests, running and recent ones, the newest first.
 func (s *Service) Recent(most int) []*Info {
 	running, over := s.both()
 	list := make([]*Info, 0, len(over)+len(running))
@@ -147,7 +124,7 @@ func (s *Service) Recent(most int) []*Info {
 	return list[:min(most, len(list))]
 }
 
-// Find returns a request by its id, running or recent; nil if there is none.
+// Find returns a running or recent request by its ID; nil if there is none.
 func (s *Service) Find(id string) *Info {
 	running, over := s.both()
 	if i := slices.IndexFunc(running, func(q *request) bool { return q.id == id }); i >= 0 {
@@ -159,7 +136,7 @@ func (s *Service) Find(id string) *Info {
 	return nil
 }
 
-// both is the requests that run and the latest ones, at one moment.
+// both returns the running requests and the recent ones, at one moment.
 func (s *Service) both() (running []*request, over []record) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,6 +163,7 @@ type Info struct {
 	Phases   []phaseInfo     `json:"phases,omitempty"`
 }
 
+// info is the request as it stands now.
 func (q *request) info() *Info {
 	var rec record
 	q.note(&rec)
@@ -252,8 +230,7 @@ func (i *Info) Text() []byte {
 	}
 	total := i.TookMS
 	for _, p := range i.Phases {
-		total = max(total, p.StartMS)
-		total = max(total, p.EndMS)
+		total = max(total, p.StartMS, p.EndMS)
 	}
 	fmt.Fprintf(&b, "\nstart %s, %.3f ms\n\n", i.Start.Format(time.RFC3339Nano), total)
 	for _, p := range i.Phases {
@@ -282,8 +259,8 @@ func (i *Info) Text() []byte {
 	return b.Bytes()
 }
 
-// ledger is what this process holds, for whom and since when. At rest
-// requests is empty and the counts are zero.
+// ledger is what this process holds, for whom and since when. At rest requests is empty and
+// the counts are zero.
 type ledger struct {
 	Process   string                     `json:"process"`
 	At        time.Time                  `json:"at"`
@@ -296,10 +273,10 @@ type ledger struct {
 	Fleet     map[string]json.RawMessage `json:"fleet,omitempty"` // the workers' ledgers, or their errors
 }
 
-// Ledger says what is held.
+// Ledger returns what is held now.
 func (s *Service) Ledger() *ledger {
 	l := &ledger{Process: "router", At: time.Now(), Requests: []*Info{}, Legs: s.legs.count()}
-	l.Running, l.Waiting = s.gate.counts()
+	l.Running, l.Waiting = s.gate.Counts()
 	l.ConnsBusy, l.ConnsIdle = s.Client.Counts()
 	for _, q := range s.running() {
 		l.Requests = append(l.Requests, q.info())
@@ -308,7 +285,7 @@ func (s *Service) Ledger() *ledger {
 	return l
 }
 
-// running lists the requests that run.
+// running returns the running requests, in no order.
 func (s *Service) running() []*request {
 	s.mu.Lock()
 	defer s.mu.Unlock()

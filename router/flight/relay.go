@@ -12,26 +12,21 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// stream relays decode's events to the client, on the goroutine of the client's
-// connection: a client that does not read stops the reading from decode, and
-// nothing piles up in between.
+// stream relays decode's events to the client on the goroutine of the client's connection:
+// a client that does not read stops the reading from decode, so nothing piles up in
+// between.
 type stream struct {
-	q         *request
-	events    *events
-	body      source
-	first     []byte                            // events read before the headers went out
-	merge     func() (openai.PromptUsage, bool) // see answer
-	status    int
-	forwarded bool // another API's, with ends of its own
-	pace      *pacer
-	pulse     pulse
+	q *request
+	*answer
+	pace  *pacer
+	pulse pulse
 
 	done   bool // nothing more is to be read
 	failed string
 }
 
-// next returns the next bytes for the client, io.EOF after the last. It turns
-// a stream that broke into an error event.
+// next returns the next bytes for the client, io.EOF after the last. A stream that broke
+// ends with an error event.
 func (s *stream) next() ([]byte, error) {
 	if run := s.first; run != nil {
 		s.first = nil
@@ -47,25 +42,25 @@ func (s *stream) next() ([]byte, error) {
 	s.done = true
 	if err == io.EOF {
 		if s.forwarded || s.events.ended() {
-			s.body.Finish()
+			s.events.body.Finish()
 			return nil, io.EOF
 		}
 		err = errors.New("the stream ended early")
 	}
-	s.body.Abort()
+	s.events.body.Abort()
 	e := s.q.streamError(err)
 	s.failed = e.Message
 	if e.Status == statusClientGone {
 		return nil, errClientGone
 	}
-	if s.events.raw { // there is no saying it: the body is not whole
+	if s.events.raw { // it cannot be said, so the body is cut
 		s.status = e.Status
 		return nil, errCut
 	}
 	return openai.AppendErrorEvent(nil, e), nil
 }
 
-// counted is merged, and what it says noted.
+// counted merges the prompt's usage into a run and notes what the run reports.
 func (s *stream) counted(run []byte) []byte {
 	run = s.merged(run)
 	if s.events.raw {
@@ -80,7 +75,7 @@ func (s *stream) counted(run []byte) []byte {
 	return run
 }
 
-// merged puts the prompt's usage into a run of events, if there is any.
+// merged puts the prompt's usage into a run of events that has a usage.
 func (s *stream) merged(run []byte) []byte {
 	if s.merge == nil || !openai.HasUsage(run) {
 		return run
@@ -92,7 +87,7 @@ func (s *stream) merged(run []byte) []byte {
 	return openai.MergeUsageEvents(run, u)
 }
 
-// Stream implements Streamer: it writes the answer to its end and ends the request.
+// Stream implements h1.Streamer: it writes the answer to its end and ends the request.
 func (s *stream) Stream(c *h1.Conn) error {
 	var err error
 	for err == nil {
@@ -123,23 +118,20 @@ func (s *stream) write(c *h1.Conn, run []byte, last bool) error {
 	return err
 }
 
-// last reports whether nothing comes behind the run that is being written, as far
-// as that is known without waiting for more.
+// last reports whether nothing follows the run that is being written, as far as is known
+// without waiting.
 func (s *stream) last() bool {
-	if s.forwarded {
-		return s.done || len(s.events.buf) == s.events.from && s.body.Over()
-	}
-	return s.done || len(s.events.buf) == s.events.from && s.events.ended() && s.body.Over()
+	return s.done || len(s.events.buf) == s.events.from && (s.forwarded || s.events.ended()) && s.events.body.Over()
 }
 
-// errCut is a body that ends too early.
+// errCut is a body that ended too early.
 var errCut = errors.New("the answer broke")
 
 // end ends the request.
 func (s *stream) end(err error) {
 	s.events.from = len(s.events.buf)
 	s.events.used()
-	s.body.Abort() // does nothing after finish
+	s.events.body.Abort() // does nothing after Finish
 	s.pace.tell()
 	status := s.status
 	if err != nil && err != errCut { //nolint:errorlint // our own, never wrapped
@@ -152,7 +144,7 @@ func (s *stream) end(err error) {
 	s.q.finish(status, s.failed)
 }
 
-// streamError is what a client is told of a stream that broke.
+// streamError is what the client is told of a stream that broke.
 func (q *request) streamError(err error) *openai.Error {
 	if q.ctx.Err() != nil {
 		return contextError(&q.ctx)
@@ -169,9 +161,9 @@ func (q *request) streamError(err error) *openai.Error {
 	return openai.Upstream("decode worker %s: %v", a.d.inst.ID, err)
 }
 
-// pacer measures how long a decode worker lets a stream wait for each run of
-// events, for the ejection of slow workers. The client's own slowness does not
-// count: what has arrived meanwhile costs no wait. A nil pacer measures nothing.
+// pacer measures how long a decode worker makes a stream wait for each run of events, to
+// eject slow workers. A slow client does not count: what arrived meanwhile costs no wait. A
+// nil pacer measures nothing.
 type pacer struct {
 	choice *pick.Choice
 	waited time.Duration
@@ -179,11 +171,11 @@ type pacer struct {
 }
 
 const (
-	pacedOne  = 8 // stream of so many is measured: two looks at the clock a run cost something
-	pacedRuns = 4 // that tell something
+	pacedOne  = 8 // one stream of so many is measured, as each run takes two looks at the clock
+	pacedRuns = 4 // fewer tell nothing
 )
 
-// pacer returns one for some streams if workers are compared by time.
+// pacer returns a pacer for some streams, if workers are compared by time.
 func (q *request) pacer(ans *answer) *pacer {
 	if ans.forwarded || !q.s.Paced || rand.IntN(pacedOne) != 0 {
 		return nil
@@ -191,7 +183,7 @@ func (q *request) pacer(ans *answer) *pacer {
 	return &pacer{choice: q.attempts[len(q.attempts)-1].choice}
 }
 
-// next is e's.
+// next is e.next, measured.
 func (p *pacer) next(e *events) ([]byte, error) {
 	if p == nil {
 		return e.next()
@@ -205,7 +197,7 @@ func (p *pacer) next(e *events) ([]byte, error) {
 	return run, err
 }
 
-// tell hands on what was measured, at the stream's end.
+// tell reports what was measured, at the stream's end.
 func (p *pacer) tell() {
 	if p != nil && p.runs >= pacedRuns {
 		p.choice.Paced(p.waited / time.Duration(p.runs))
