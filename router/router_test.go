@@ -217,7 +217,7 @@ func TestTokenizeWhileDrained(t *testing.T) {
 	drain("d0")
 	f(200, "p0")
 	drain("p0")
-	f(503, "every worker that is live drains")
+	f(503, "every live worker is draining")
 	g.adminJSON("POST", "/admin/v1/instances/d0/undrain", "", nil)
 	f(200, "d0")
 }

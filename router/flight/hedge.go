@@ -54,8 +54,8 @@ type hedger struct {
 }
 
 func newHedger(c Hedge) *hedger {
-	h := &hedger{budget: newBudget(c.Ratio, c.Burst, 0), count: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_hedges_total",
-		Help: "Requests that a second pair was asked for because the first was slow to begin, by what became of that: of those that won, the first pair was slower by more than it cost."}, []string{"result"})}
+	h := &hedger{budget: newBudget(c.Ratio, c.Burst, 0), count: counters("xpyd_router_hedges_total",
+		"Requests that a second pair was asked for because the first was slow to begin, by what became of that: of those that won, the first pair was slower by more than it cost.", "result")}
 	for _, result := range []string{hedgeWon, hedgeLost, hedgeFailed, hedgeNoBudget, hedgeNoPair} {
 		h.count.WithLabelValues(result)
 	}

@@ -91,6 +91,9 @@ type history struct {
 }
 
 func (h *history) add(rec *record) {
+	if len(h.ring) == 0 {
+		return
+	}
 	h.ring[h.next] = *rec
 	h.next = (h.next + 1) % len(h.ring)
 }
@@ -179,7 +182,7 @@ func (rec *record) info() *Info {
 	}
 	i := &Info{ID: rec.id, Path: rec.path, Model: rec.model, Stream: rec.streams, Internal: rec.probe,
 		State: rec.state, Since: rec.since, Start: rec.start, Status: rec.status, Error: rec.failed,
-		QueueMS: ms(rec.dispatched), TTFTMS: ms(rec.first), Phases: rec.waterfall()}
+		QueueMS: ms(rec.dispatched), TTFTMS: ms(rec.first)}
 	if !rec.end.IsZero() {
 		i.Deadline = &rec.end
 	}
@@ -188,6 +191,16 @@ func (rec *record) info() *Info {
 	}
 	for n := range rec.n {
 		i.Attempts = append(i.Attempts, *rec.at(n))
+	}
+	for _, p := range rec.phases() {
+		row := phaseInfo{Name: p.name, StartMS: ms(p.start), Attempt: p.attempt}
+		if !p.end.IsZero() {
+			row.EndMS = max(ms(p.end), 0.001)
+		}
+		if p.leg != nil {
+			row.Worker, row.State = p.leg.ID, p.leg.State
+		}
+		i.Phases = append(i.Phases, row)
 	}
 	return i
 }
@@ -200,24 +213,6 @@ type phaseInfo struct {
 	Attempt int     `json:"attempt,omitempty"`
 	Worker  string  `json:"worker,omitempty"`
 	State   string  `json:"state,omitempty"` // of a leg
-}
-
-func (rec *record) waterfall() []phaseInfo {
-	since := func(t time.Time) float64 { return float64(t.Sub(rec.start).Microseconds()) / 1000 }
-	phases := rec.phases()
-	out := make([]phaseInfo, 0, len(phases))
-	for i := range phases {
-		p := &phases[i]
-		i := phaseInfo{Name: p.name, StartMS: since(p.start), Attempt: p.attempt}
-		if !p.end.IsZero() {
-			i.EndMS = max(since(p.end), 0.001)
-		}
-		if p.leg != nil {
-			i.Worker, i.State = p.leg.ID, p.leg.State
-		}
-		out = append(out, i)
-	}
-	return out
 }
 
 // Text draws the waterfall.

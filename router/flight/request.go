@@ -181,21 +181,18 @@ func (q *request) finish(status int, reason string) {
 	}
 }
 
-// record moves the request from the running ones to the recent ones.
+// record moves the request from the running ones to the recent ones. Probes leave no trace.
 func (q *request) record() {
-	s := q.s
 	var rec record
-	if keep := !q.probe && len(s.history.ring) > 0; keep {
+	if !q.probe {
 		q.note(&rec)
+		q.emit(&rec)
 	}
-	if q.span != nil && !q.probe {
-		q.emit()
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.requests, q)
-	if rec.start != (time.Time{}) {
-		s.history.add(&rec)
+	q.s.mu.Lock()
+	defer q.s.mu.Unlock()
+	delete(q.s.requests, q)
+	if !q.probe {
+		q.s.history.add(&rec)
 	}
 }
 
