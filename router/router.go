@@ -32,7 +32,7 @@ import (
 
 // Deps is what a router is given.
 type Deps struct {
-	Fleet      sense.Fleet
+	Fleet      *fleet.Watcher
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
 	Gatherer   prometheus.Gatherer // for /metrics; nil leaves the path out

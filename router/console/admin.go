@@ -44,7 +44,7 @@ type Deps struct {
 
 	Log            *slog.Logger
 	Gatherer       prometheus.Gatherer // for /metrics; nil leaves the path out
-	Fleet          sense.Fleet
+	Fleet          *fleet.Watcher
 	Members        *sense.Members
 	Feeds          *sense.Feeds
 	Flights        *flight.Service
@@ -251,11 +251,6 @@ func (c *Console) listInstances(ctx *fasthttp.RequestCtx) {
 }
 
 func (c *Console) addInstance(ctx *fasthttp.RequestCtx) {
-	ed, ok := c.Fleet.(sense.Editor)
-	if !ok {
-		h1.WriteError(ctx, openai.BadRequest("", "this fleet cannot be added to"))
-		return
-	}
 	var inst fleet.Instance
 	dec := json.NewDecoder(bytes.NewReader(ctx.PostBody()))
 	dec.DisallowUnknownFields()
@@ -278,7 +273,7 @@ func (c *Console) addInstance(ctx *fasthttp.RequestCtx) {
 	NoteChange(ctx, c.state(inst.ID), fmt.Sprintf("%s %s", inst.Role, inst.URL))
 	err := sense.CheckInstance(&inst)
 	if err == nil {
-		err = ed.AddStatic(inst, fleet.Admin)
+		err = c.Fleet.AddStatic(inst, fleet.Admin)
 	}
 	if err != nil {
 		param := ""

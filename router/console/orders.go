@@ -12,7 +12,6 @@ import (
 	"github.com/xpyd/xpyd/router/flight"
 	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
-	"github.com/xpyd/xpyd/router/sense"
 )
 
 const (
@@ -43,11 +42,6 @@ func (c *Console) last(m *fleet.Member) *openai.Error {
 
 // removeInstance serves DELETE; ?force=true will do for a body.
 func (c *Console) removeInstance(ctx *fasthttp.RequestCtx, name string) {
-	ed, ok := c.Fleet.(sense.Editor)
-	if !ok {
-		h1.WriteError(ctx, openai.BadRequest("", "this fleet cannot be removed from"))
-		return
-	}
 	o, err := readOrder(ctx, "")
 	if err != nil {
 		h1.WriteError(ctx, err)
@@ -64,7 +58,7 @@ func (c *Console) removeInstance(ctx *fasthttp.RequestCtx, name string) {
 			}
 		}
 	}
-	if !ed.Remove(name, "removed by the admin API") {
+	if !c.Fleet.Remove(name, "removed by the admin API") {
 		h1.WriteError(ctx, openai.NotFound("there is no instance %q", h1.Clip(name)))
 		return
 	}

@@ -46,7 +46,7 @@ type Deps struct {
 // Service takes requests from admission to the end of their answer.
 type Service struct {
 	Deps
-	fleet   sense.Fleet
+	fleet   *fleet.Watcher
 	metrics *metrics
 	gate    *gate
 	keys    *keyring
