@@ -23,14 +23,14 @@ func WriteError(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.Response.SetBodyRaw(e.Append(nil))
 }
 
-// WriteJSON answers with a body of JSON.
+// WriteJSON answers with a JSON body.
 func WriteJSON(ctx *fasthttp.RequestCtx, status int, body []byte) {
 	ctx.SetStatusCode(status)
 	ctx.SetContentType("application/json")
 	ctx.Response.SetBodyRaw(body)
 }
 
-// RetryAfter is in seconds; 0 means no Retry-After.
+// RetryAfter is in seconds; 0: no Retry-After.
 func RetryAfter(status int) int {
 	if status == 429 || status == 503 {
 		return 1
@@ -38,7 +38,7 @@ func RetryAfter(status int) int {
 	return 0
 }
 
-// Method treats HEAD as GET: the server leaves the body out.
+// Method treats HEAD as GET: the server leaves out the body.
 func Method(ctx *fasthttp.RequestCtx) string {
 	if ctx.IsHead() {
 		return "GET"
@@ -46,15 +46,15 @@ func Method(ctx *fasthttp.RequestCtx) string {
 	return string(ctx.Method())
 }
 
-// logAdapter takes what the HTTP server has to say about broken connections,
-// which is a client's doing and no warning.
+// logAdapter logs what fasthttp says of broken connections: clients cause them, so it is no
+// warning.
 type logAdapter struct{ log *slog.Logger }
 
 func (l logAdapter) Printf(format string, args ...any) {
 	l.log.Debug("http", "text", strings.TrimSpace(format))
 }
 
-// RequestID is the client's if it is a plain name, else a fresh one.
+// RequestID is the client's if it is a plain name, else a new one.
 func RequestID(client []byte) string {
 	if plainID(client) {
 		return string(client)

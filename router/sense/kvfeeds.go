@@ -167,9 +167,7 @@ func (e *Feeds) sync(s *fleet.Snapshot, on bool) {
 			f = nil
 		}
 		if f == nil {
-			if f = e.start(m); f == nil {
-				continue
-			}
+			f = e.start(m)
 			e.feeds[key] = f
 		}
 		f.secrets.Store(&m.Secrets)
