@@ -270,7 +270,7 @@ func TestUnsplit(t *testing.T) {
 	if n := len(ps[0].Records()); n != 0 {
 		t.Errorf("prefill got %d requests", n)
 	}
-	if err := testutil.GatherAndCompare(g.reg, strings.NewReader(`# HELP xpyd_router_fallbacks_total Requests that decode served alone because they could not be split, by what of them could not.
+	if err := testutil.GatherAndCompare(g.reg, strings.NewReader(`# HELP xpyd_router_fallbacks_total Requests that decode served alone because they could not be split, by the feature that prevents it.
 # TYPE xpyd_router_fallbacks_total counter
 xpyd_router_fallbacks_total{reason="batch"} 1
 xpyd_router_fallbacks_total{reason="chat"} 0
