@@ -130,7 +130,7 @@ func (r *reader) name() (id string, epoch uint64) {
 	return id, r.number("an epoch", 1<<63)
 }
 
-// decode checks and decodes a message. Nothing is returned on error.
+// decode checks and decodes a message.
 func decode(b []byte) (message, error) {
 	if len(b) > maxMessage {
 		return message{}, fmt.Errorf("%d bytes, at most %d allowed", len(b), maxMessage)
