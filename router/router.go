@@ -39,25 +39,25 @@ type Deps struct {
 	Bus        share.Bus           // to other routers; nil for none
 	AdminToken string              // required unless AdminListen is ""
 	Revoker    console.Revoker     // nil: nothing is revoked here
-	// AdminTokenRO opens what only reads on the admin listener; "" for none.
+	// AdminTokenRO opens what only reads on the admin listener; "": none.
 	AdminTokenRO string
 	Version      string      // for GET /version
 	Ring         *trust.Ring // the fleet's secrets; nil: native workers are shown none
 	TLS          *trust.TLS  // to native workers; nil: plain HTTP
-	// Coming reports whether a worker that the fleet does not know, or knows as
-	// dead, is about to start: orders for it wait. It must not block; nil: none is.
+	// Coming reports whether a worker that is unknown to the fleet, or dead, is about to
+	// start: orders for it wait. It must not block; nil: none is.
 	Coming func(id string) bool
-	// Mounts adds handlers to the admin listener, behind its token:
-	// "POST /admin/v1/scale" and the like.
+	// Mounts adds handlers to the admin listener, behind its token: "POST /admin/v1/scale"
+	// and the like.
 	Mounts map[string]fasthttp.RequestHandler
 }
 
-// Router is one front door. New, Start, Shutdown, in this order, once each.
+// Router is a front door. Call New, Start and Shutdown once each, in this order.
 type Router struct {
 	cfg      Config
 	deps     Deps
 	log      *slog.Logger
-	metrics  *metricsOwn
+	metrics  *ownMetrics
 	files    *files
 	tls      h1.ServerTLS // of the public listener
 	adminTLS h1.ServerTLS
@@ -114,7 +114,7 @@ func New(cfg Config, deps Deps) (_ *Router, err error) {
 	if err = r.furnish(); err != nil {
 		return nil, err
 	}
-	if r.metrics, err = newMetricsOwn(deps.Registerer, r); err != nil {
+	if r.metrics, err = newOwnMetrics(deps.Registerer, r); err != nil {
 		return nil, err
 	}
 	if err = r.loadFiles(); err != nil {
@@ -211,10 +211,10 @@ func (r *Router) Start() (err error) {
 	return nil
 }
 
-// Addr is where the public listener is, once started.
+// Addr is the public listener's address, once started.
 func (r *Router) Addr() net.Addr { return r.publicLn.Addr() }
 
-// AdminAddr is where the admin listener is, nil without one.
+// AdminAddr is the admin listener's address, nil without one.
 func (r *Router) AdminAddr() net.Addr {
 	if r.adminLn == nil {
 		return nil
@@ -248,8 +248,7 @@ func (r *Router) Ready() bool {
 	return !stopping && r.members.HasPair()
 }
 
-// spawn runs f on a goroutine that Shutdown waits for; false when it is too
-// late for that.
+// spawn runs f on a goroutine that Shutdown waits for; false if it is too late.
 func (r *Router) spawn(f func()) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -260,7 +259,7 @@ func (r *Router) spawn(f func()) bool {
 	return true
 }
 
-// followFleet ends the legs of workers that died, as soon as that is known.
+// followFleet follows the fleet, so that the legs of dead workers end at once.
 func (r *Router) followFleet() {
 	tick := time.NewTicker(sense.ReviveEvery)
 	defer tick.Stop()
@@ -292,16 +291,16 @@ func (r *Router) Serves(m *fleet.Member) bool { return r.members.Serves(m) }
 // P2PAddr is where P2pNccl engines register, nil if nowhere.
 func (r *Router) P2PAddr() net.Addr { return r.members.P2PAddr() }
 
-// Audit is for changes that come by other ways than the admin listener.
+// Audit notes changes that do not come through the admin listener.
 func (r *Router) Audit(action, by, is string) { r.console.Audit(action, by, is) }
 
-// ReopenAudit opens the audit file anew, for who moves it away. On an error the old
-// one is written on.
+// ReopenAudit opens the audit file again after it was moved away. On an error the old one
+// stays in use.
 func (r *Router) ReopenAudit() error { return r.console.ReopenAudit() }
 
-// Shutdown drains along the data path: not ready and accepting nothing, then
-// the running requests to their end, then the connections. When ctx ends
-// first, what still runs is cut with an error event. It may be called once.
+// Shutdown drains along the data path: it accepts nothing more, lets running requests end,
+// and then closes. If ctx ends first, what still runs is cut with an error event. Call it
+// once.
 func (r *Router) Shutdown(ctx context.Context) error {
 	r.mu.Lock()
 	r.stopping = true
@@ -324,8 +323,8 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// cutShort ends what drain has not waited for: the streams end with an error
-// event, the rest with a 503, and what cannot even write that is cut.
+// cutShort ends what the drain did not wait for: streams with an error event, the rest with a
+// 503. What cannot even write that is cut.
 func (r *Router) cutShort() {
 	r.end(flight.ErrShutdown)
 	tick, late := time.NewTicker(20*time.Millisecond), time.NewTimer(time.Second)
@@ -368,7 +367,7 @@ func (r *Router) close() {
 	}
 }
 
-// release gives back what New has taken.
+// release gives back what New took.
 func (r *Router) release() error {
 	var errs []error
 	if r.watcher != nil {
@@ -383,14 +382,13 @@ func (r *Router) release() error {
 	return errors.Join(errs...)
 }
 
-// maxAdminConns bounds the admin listener's connections. Half of them, at most, are of
-// those who have not shown a token: each read of theirs takes at most guestPatience.
+// maxAdminConns bounds the admin listener's connections. At most half of them have shown no
+// token yet: each of their reads takes at most guestPatience.
 const maxAdminConns, guestPatience = 256, 5 * time.Second
 
-// fitConns is how many connections the public and the admin listener may have
-// where so many files may be open. Each request in flight may take two more, to
-// prefill and to decode; what the router has open besides, for itself and for
-// each worker, gets a share too.
+// fitConns is how many connections the public and the admin listener may have if so many
+// files may be open. A request in flight may take two more, to prefill and to decode; the
+// router's other files get a share too.
 func (c *Config) fitConns(files int) (public, admin int) {
 	admin = max(min(maxAdminConns, files/16), 4)
 	left := files - admin - min(1024, files/4)

@@ -47,7 +47,6 @@ func (g *gate) get() *Limits { return g.limits.Load() }
 // admission is what a request holds if it waited or its tenant is known. Without keys most
 // requests have none.
 type admission struct {
-	tenant *tenant     // nil if nobody asked
 	item   *limit.Item // nil if it did not wait
 	since  time.Time   // when it got its place, if it waited
 	tokens float64     // estimate
@@ -70,16 +69,15 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 	if s.PassAuthorization {
 		q.auth = string(ctx.Request.Header.Peek("Authorization"))
 	}
-	t := tenantOf(ctx)
-	class, err := q.priority(ctx, t, top)
+	class, err := q.priority(ctx, top)
 	if err != nil {
 		return err
 	}
-	if t != nil {
+	if t := q.tenant; t != nil {
 		if open := top == &q.top && top.Model == ""; !open && !t.key.May(top.Model) {
 			return openai.ModelNotFound(top.Model)
 		}
-		q.adm = &admission{tenant: t, size: ctx.Request.Header.ContentLength()}
+		q.adm = &admission{size: ctx.Request.Header.ContentLength()}
 		if q.forwarded && q.adm.size == -1 { // chunked, and not read yet
 			q.adm.size = s.MaxBodyBytes
 		}
@@ -90,7 +88,7 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 	}
 	s.budget.earn()
 	if !s.gate.TryEnter() {
-		if err := q.queue(t, class, top); err != nil {
+		if err := q.queue(class, top); err != nil {
 			q.settle(false)
 			return err
 		}
@@ -121,7 +119,7 @@ func (q *request) estimate(top *openai.Top) {
 // charge takes the estimate from the tenant's account, if it has one, and tells the client
 // what is left there.
 func (q *request) charge(ctx *fasthttp.RequestCtx) *openai.Error {
-	a, t := q.adm, q.adm.tenant
+	a, t := q.adm, q.tenant
 	if t.account == nil {
 		return nil
 	}
@@ -137,11 +135,11 @@ func (q *request) charge(ctx *fasthttp.RequestCtx) *openai.Error {
 }
 
 // queue waits for a place.
-func (q *request) queue(t *tenant, class limit.Class, top *openai.Top) *openai.Error {
+func (q *request) queue(class limit.Class, top *openai.Top) *openai.Error {
 	if q.adm == nil {
 		q.adm = &admission{}
 	}
-	a := q.adm
+	a, t := q.adm, q.tenant
 	q.estimate(top)
 	a.item = &limit.Item{Class: class, Cost: a.tokens, Bytes: int64(max(len(q.body), len(top.Prompt)))}
 	if t != nil {
@@ -187,14 +185,14 @@ func (q *request) settle(ran bool) {
 	if a.item != nil && ran {
 		q.s.gate.Settle(a.item, more)
 	}
-	if a.tenant == nil {
+	if q.tenant == nil {
 		return
 	}
 	if a.taken {
-		a.tenant.account.Release(time.Now(), more, time.Since(q.start))
+		q.tenant.account.Release(time.Now(), more, time.Since(q.start))
 	}
 	if ran {
-		a.tenant.stats.count(q.status, used-generated, generated)
+		q.tenant.stats.count(q.status, used-generated, generated)
 	}
 }
 
@@ -238,7 +236,7 @@ func (q *request) most() (prompt, generated int) {
 // skims has skimmed look for the usage in a forwarded answer, if somebody is charged for
 // it.
 func (q *request) skims() {
-	if q.adm != nil && (q.adm.tenant != nil || q.adm.item != nil) {
+	if q.tenant != nil || q.adm != nil && q.adm.item != nil {
 		q.usage.answer = &skim{scan: jsonscan.Scanner{Lenient: true}}
 	}
 }
@@ -272,7 +270,7 @@ const headerPriority = "x-xpyd-priority"
 // priority is the class that a request asks for, capped by its key. The first that is set
 // counts: the header, the body's priority as vLLM reads it (lower goes first),
 // service_tier.
-func (q *request) priority(ctx *fasthttp.RequestCtx, t *tenant, top *openai.Top) (limit.Class, *openai.Error) {
+func (q *request) priority(ctx *fasthttp.RequestCtx, top *openai.Top) (limit.Class, *openai.Error) {
 	class, asked := limit.Normal, true
 	switch name := ctx.Request.Header.Peek(headerPriority); {
 	case len(name) > 0:
@@ -289,8 +287,8 @@ func (q *request) priority(ctx *fasthttp.RequestCtx, t *tenant, top *openai.Top)
 	default:
 		asked = false
 	}
-	if t != nil {
-		best := t.key.Class()
+	if q.tenant != nil {
+		best := q.tenant.key.Class()
 		class = max(class, best)
 		if !q.forwarded && top.HasPriority && limit.ClassOf(top.Priority) < best { // of forwarded ones skim has done it
 			if err := q.demote(top, best); err != nil {

@@ -185,19 +185,8 @@ func (a *attempt) close() {
 	a.q.s.legs.remove(a.d)
 	a.choice.EndDecode()
 	if a.rules == nil || a.rules.Linger == 0 || !a.p.sent.Load() || !a.prefillOpen() ||
-		!a.q.s.Spawn(func() { a.linger(); prefill() }) {
+		!a.q.s.Spawn(func() { closedWithin(a.rules.Linger, a.pDone, a.q.s.Ctx.Done()); prefill() }) {
 		prefill()
-	}
-}
-
-// linger gives prefill's leg the time that its dialect wants for it.
-func (a *attempt) linger() {
-	timer := time.NewTimer(a.rules.Linger)
-	defer timer.Stop()
-	select {
-	case <-a.pDone:
-	case <-timer.C:
-	case <-a.q.s.Ctx.Done():
 	}
 }
 

@@ -45,7 +45,7 @@ func (q *request) dispatch(try func(*attempt) (*answer, *failure)) (*answer, *op
 			return nil, oerr
 		}
 		again := slices.Contains(avoid, choice.Prefill.ID) || slices.Contains(avoid, choice.Decode.ID)
-		if again && !q.pause(backoff(n-1)) {
+		if again && closedWithin(backoff(n-1), q.ctx.Done(), nil) {
 			choice.EndPrefill()
 			choice.EndDecode()
 			return nil, contextError(&q.ctx)
@@ -103,18 +103,6 @@ const (
 func backoff(n int) time.Duration {
 	d := min(backoffFirst<<min(n-1, 16), backoffMost)
 	return d/2 + rand.N(d/2+1)
-}
-
-// pause waits d; false if the request ends before.
-func (q *request) pause(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-q.ctx.Done():
-		return false
-	}
 }
 
 // retryPairWait is how long a retry waits for another pair.

@@ -144,8 +144,8 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	} else {
 		up.Rest = &rest{up, c.Body(), s.MaxBodyBytes - len(up.Head)}
 	}
-	if t := tenantOf(ctx); t != nil {
-		up.skim.best = t.key.Class()
+	if q.tenant != nil {
+		up.skim.best = q.tenant.key.Class()
 	}
 	if up.form = newForm(up.kind); up.form == nil && mayBeForm(up.kind) {
 		up.kind = "application/json" // that is how it is checked
@@ -166,7 +166,6 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	if n, ok := num["priority"]; ok {
 		q.top.Priority, q.top.HasPriority = int64(max(min(n, 1), -1)), true
 	}
-	q.tenant = tenantOf(ctx)
 	if err := q.resolveModel(); err != nil {
 		return nil, err
 	}

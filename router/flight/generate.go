@@ -111,7 +111,6 @@ func (q *request) readBody(ctx *fasthttp.RequestCtx) *openai.Error {
 	case q.top.Prompt == nil:
 		return openai.BadRequest(promptField(q.path), "%s is required", promptField(q.path))
 	}
-	q.tenant = tenantOf(ctx)
 	return q.resolveModel()
 }
 

@@ -129,18 +129,25 @@ func (a *attempt) failDecode(f *failure) (matters bool) {
 	return matters
 }
 
-func await(done <-chan struct{}) {
+// await waits for the other leg's own report.
+func await(done <-chan struct{}) { closedWithin(grace, done, nil) }
+
+// closedWithin reports whether a or b closed within d.
+func closedWithin(d time.Duration, a, b <-chan struct{}) bool {
 	select {
-	case <-done: // mostly
-		return
+	case <-a: // mostly
+		return true
 	default:
 	}
-	timer := time.NewTimer(grace)
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case <-done:
+	case <-a:
+	case <-b:
 	case <-timer.C:
+		return false
 	}
+	return true
 }
 
 // commit marks that decode has begun to answer, unless prefill's failure or another attempt

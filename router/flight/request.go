@@ -81,6 +81,7 @@ func (q *request) setState(state string) {
 // clientRequest registers a client's request, which ends when the client leaves.
 func (s *Service) clientRequest(ctx *fasthttp.RequestCtx, id string) *request {
 	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()), false)
+	q.tenant = tenantOf(ctx)
 	q.client = h1.ConnOf(ctx.Conn())
 	q.client.Watch(s.Watcher, q)
 	return q
@@ -229,8 +230,8 @@ func (q *request) account() {
 			attrs = append(attrs, slog.String("fallback", string(a.falls)))
 		}
 	}
-	if q.adm != nil && q.adm.tenant != nil {
-		attrs = append(attrs, slog.String("tenant", q.adm.tenant.name))
+	if q.adm != nil && q.tenant != nil {
+		attrs = append(attrs, slog.String("tenant", q.tenant.name))
 	}
 	if q.failed != "" {
 		attrs = append(attrs, slog.String("err", q.failed))

@@ -1,6 +1,7 @@
 package h1
 
 import (
+	"bytes"
 	crand "crypto/rand"
 	"encoding/hex"
 	"log/slog"
@@ -54,28 +55,17 @@ func (l logAdapter) Printf(format string, args ...any) {
 	l.log.Debug("http", "text", strings.TrimSpace(format))
 }
 
+// idChars are the characters of a plain name.
+const idChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+
 // RequestID is the client's if it is a plain name, else a new one.
 func RequestID(client []byte) string {
-	if plainID(client) {
+	if n := len(client); n > 0 && n <= 128 && len(bytes.Trim(client, idChars)) == 0 {
 		return string(client)
 	}
 	var b [12]byte
 	crand.Read(b[:]) // never fails
 	return "req-" + hex.EncodeToString(b[:])
-}
-
-func plainID(id []byte) bool {
-	if len(id) == 0 || len(id) > 128 {
-		return false
-	}
-	for _, c := range id {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return true
 }
 
 // Clip bounds foreign text in messages and logs.
