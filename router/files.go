@@ -55,7 +55,7 @@ func (f *files) reload(all bool) error {
 		} else {
 			f.r.log.Info("read again", "setting", w.setting)
 			if changed {
-				f.r.console.Audit("reload", "file", w.setting+" has changed and was read again")
+				f.r.Console.Audit("reload", "file", w.setting+" has changed and was read again")
 			}
 		}
 		f.r.metrics.reloads.WithLabelValues(w.setting, result).Inc()

@@ -39,7 +39,7 @@ func newOwnMetrics(reg prometheus.Registerer, r *Router) (*ownMetrics, error) {
 				return 1
 			}
 			return 0
-		})}, r.flights.Collectors(), r.members.Collectors(), r.feeds.Collectors())
+		})}, r.flights.Collectors(), r.Members.Collectors(), r.feeds.Collectors())
 	if r.share != nil {
 		m.all = append(m.all, r.share.Collectors()...)
 	}

@@ -54,6 +54,9 @@ type Deps struct {
 
 // Router is a front door. Call New, Start and Shutdown once each, in this order.
 type Router struct {
+	Members *sense.Members
+	Console *console.Console
+
 	cfg      Config
 	deps     Deps
 	log      *slog.Logger
@@ -65,10 +68,8 @@ type Router struct {
 	up       *h1.Client
 	tracer   *trace.Exporter // nil without tracing
 	share    *share.Sharer   // nil without a bus
-	members  *sense.Members
 	feeds    *sense.Feeds
 	flights  *flight.Service
-	console  *console.Console
 	watcher  *clientwatch.Watcher
 	// adminConns bounds those of the admin listener.
 	adminConns    int
@@ -136,17 +137,17 @@ func (r *Router) furnish() (err error) {
 	if r.feeds, err = sense.NewFeeds(sense.FeedsDeps{Events: cfg.Events, Fleet: deps.Fleet, Picker: r.picker, Ring: deps.Ring, Log: deps.Log, Ctx: r.ctx}); err != nil {
 		return err
 	}
-	r.members = sense.NewMembers(sense.MembersDeps{Fleet: deps.Fleet, Log: deps.Log, Picker: r.picker, Client: r.up, Ring: deps.Ring, MemberTLS: deps.TLS != nil,
+	r.Members = sense.NewMembers(sense.MembersDeps{Fleet: deps.Fleet, Log: deps.Log, Picker: r.picker, Client: r.up, Ring: deps.Ring, MemberTLS: deps.TLS != nil,
 		ProbeTimeout: cfg.ProbeTimeout, Judge: cfg.Pick.Ejection.Interval, Share: r.share, HTTP: r.up.HTTPClient(discover.NewClient()), Ctx: r.ctx, Spawn: r.spawn})
 	r.flights, err = flight.New(flight.Deps{Policy: cfg.Policy, Bounds: cfg.Bounds, PassAuthorization: cfg.Upstream.PassAuthorization,
 		PeerTokens: cfg.Events.PeerTokens, Paced: cfg.Pick.Ejection.Mode == pick.EjectAll, AskTimeout: cfg.FirstByteTimeout,
-		Log: deps.Log, Members: r.members, Feeds: r.feeds, Picker: r.picker, Client: r.up, Watcher: r.watcher, Tracer: r.tracer,
+		Log: deps.Log, Members: r.Members, Feeds: r.feeds, Picker: r.picker, Client: r.up, Watcher: r.watcher, Tracer: r.tracer,
 		Paths: slices.Collect(maps.Keys(routes)), Ctx: r.ctx, Spawn: r.spawn})
 	if err != nil {
 		return err
 	}
-	r.console, err = console.New(console.Deps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Gatherer: deps.Gatherer,
-		Fleet: deps.Fleet, Members: r.members, Feeds: r.feeds, Flights: r.flights, Picker: r.picker, TopologyLevel: cfg.Pick.TopologyLevel, Share: r.share,
+	r.Console, err = console.New(console.Deps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Gatherer: deps.Gatherer,
+		Fleet: deps.Fleet, Members: r.Members, Feeds: r.feeds, Flights: r.flights, Picker: r.picker, TopologyLevel: cfg.Pick.TopologyLevel, Share: r.share,
 		Revoker: deps.Revoker, TrustsEveryone: deps.Ring == nil, Ready: r.Ready, Coming: deps.Coming, Mounts: deps.Mounts, Refuse: r.httpError, Ctx: r.ctx})
 	return err
 }
@@ -154,7 +155,7 @@ func (r *Router) furnish() (err error) {
 // serve makes the servers of the two listeners.
 func (r *Router) serve() {
 	public, admin := h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.servePublic, Refuse: r.httpError, Log: r.log, Who: "the router"},
-		h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.console.Serve, Refuse: r.httpError, Log: r.log, Who: "the admin listener"}
+		h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.Console.Serve, Refuse: r.httpError, Log: r.log, Who: "the admin listener"}
 	public.MaxConns, admin.MaxConns = r.cfg.fitConns(scarce.Files())
 	if public.MaxConns < r.cfg.MaxConns {
 		r.log.Warn("max_conns is cut to what the limit of file descriptors allows; raise it (ulimit -n)",
@@ -192,11 +193,11 @@ func (r *Router) Start() (err error) {
 		r.adminLn = lobby.New(r.adminConns/4).Listener(r.adminLn, guestPatience)
 		r.admin.Start(r.adminLn)
 	}
-	if err := errors.Join(r.members.SetStatic(r.cfg.Static), r.members.Discover(r.cfg.Discovery)); err != nil {
+	if err := errors.Join(r.Members.SetStatic(r.cfg.Static), r.Members.Discover(r.cfg.Discovery)); err != nil {
 		return errors.Join(err, r.publicLn.Close())
 	}
 	r.spawn(r.followFleet)
-	r.members.Start(r.flights)
+	r.Members.Start(r.flights)
 	r.spawn(r.feeds.Run)
 	if r.share != nil {
 		r.spawn(func() { r.share.Run(r.ctx) })
@@ -245,7 +246,7 @@ func (r *Router) Ready() bool {
 	r.mu.Lock()
 	stopping := r.stopping
 	r.mu.Unlock()
-	return !stopping && r.members.HasPair()
+	return !stopping && r.Members.HasPair()
 }
 
 // spawn runs f on a goroutine that Shutdown waits for; false if it is too late.
@@ -267,36 +268,17 @@ func (r *Router) followFleet() {
 		changed := r.deps.Fleet.Changed()
 		s := r.deps.Fleet.Snapshot()
 		r.flights.Sweep(s)
-		r.members.Sweep(s)
+		r.Members.Sweep(s)
 		select {
 		case <-changed:
 		case <-tick.C:
 			r.up.Prune()
-			r.members.Revive()
+			r.Members.Revive()
 		case <-r.ctx.Done():
 			return
 		}
 	}
 }
-
-// SetStatic makes the list the static members of the fleet.
-func (r *Router) SetStatic(list []sense.Static) error { return r.members.SetStatic(list) }
-
-// Drained reports whether a drain of that worker, asked for here, is in force.
-func (r *Router) Drained(id string) bool { return r.members.DrainAsked(id) }
-
-// Serves reports whether users' requests may go to m.
-func (r *Router) Serves(m *fleet.Member) bool { return r.members.Serves(m) }
-
-// P2PAddr is where P2pNccl engines register, nil if nowhere.
-func (r *Router) P2PAddr() net.Addr { return r.members.P2PAddr() }
-
-// Audit notes changes that do not come through the admin listener.
-func (r *Router) Audit(action, by, is string) { r.console.Audit(action, by, is) }
-
-// ReopenAudit opens the audit file again after it was moved away. On an error the old one
-// stays in use.
-func (r *Router) ReopenAudit() error { return r.console.ReopenAudit() }
 
 // Shutdown drains along the data path: it accepts nothing more, lets running requests end,
 // and then closes. If ctx ends first, what still runs is cut with an error event. Call it
@@ -353,7 +335,7 @@ func (r *Router) close() {
 	r.mu.Unlock()
 	r.public.Cut()
 	r.admin.Cut()
-	if err := r.members.Close(); err != nil {
+	if err := r.Members.Close(); err != nil {
 		r.log.Warn("stop looking for engines", "err", err)
 	}
 	r.up.Close()
@@ -373,8 +355,8 @@ func (r *Router) release() error {
 	if r.watcher != nil {
 		errs = append(errs, r.watcher.Close())
 	}
-	if r.console != nil {
-		errs = append(errs, r.console.Close())
+	if r.Console != nil {
+		errs = append(errs, r.Console.Close())
 	}
 	if r.metrics != nil {
 		r.metrics.unregister()
