@@ -112,7 +112,7 @@ func New(cfg Config, deps Deps) (_ *Router, err error) {
 	if r.watcher, err = clientwatch.New(); err != nil {
 		return nil, err
 	}
-	if err = r.furnish(); err != nil {
+	if err = r.makeParts(); err != nil {
 		return nil, err
 	}
 	if r.metrics, err = newOwnMetrics(deps.Registerer, r); err != nil {
@@ -121,12 +121,11 @@ func New(cfg Config, deps Deps) (_ *Router, err error) {
 	if err = r.loadFiles(); err != nil {
 		return nil, err
 	}
-	r.serve()
+	r.makeServers()
 	return r, nil
 }
 
-// furnish makes the rooms, each with what it needs.
-func (r *Router) furnish() (err error) {
+func (r *Router) makeParts() (err error) {
 	cfg, deps := &r.cfg, &r.deps
 	if cfg.Tracing.Endpoint != "" {
 		r.tracer = trace.New(cfg.Tracing, deps.Version, deps.Log)
@@ -152,8 +151,7 @@ func (r *Router) furnish() (err error) {
 	return err
 }
 
-// serve makes the servers of the two listeners.
-func (r *Router) serve() {
+func (r *Router) makeServers() {
 	public, admin := h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.servePublic, Refuse: r.httpError, Log: r.log, Who: "the router"},
 		h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.Console.Serve, Refuse: r.httpError, Log: r.log, Who: "the admin listener"}
 	public.MaxConns, admin.MaxConns = r.cfg.fitConns(scarce.Files())
@@ -349,7 +347,6 @@ func (r *Router) close() {
 	}
 }
 
-// release gives back what New took.
 func (r *Router) release() error {
 	var errs []error
 	if r.watcher != nil {

@@ -14,7 +14,6 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// route is how a public path is served.
 type route struct {
 	method  string // the only one
 	serve   func(*Router, *fasthttp.RequestCtx, string)
@@ -42,7 +41,6 @@ func Routes() []console.Route {
 	return list
 }
 
-// routes are the public paths.
 var routes = publicRoutes()
 
 func publicRoutes() map[string]route {
@@ -67,7 +65,6 @@ func flies(serve func(*flight.Service, *fasthttp.RequestCtx, string)) func(*Rout
 	return func(r *Router, ctx *fasthttp.RequestCtx, id string) { serve(r.flights, ctx, id) }
 }
 
-// servePublic routes a public request.
 func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	id := h1.RequestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
@@ -133,13 +130,11 @@ func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
 	r.flights.Brief(ctx, id, "other")
 }
 
-// health says that the process is up.
 func (r *Router) health(ctx *fasthttp.RequestCtx, id string) {
 	h1.WriteJSON(ctx, 200, []byte(`{"status":"ok"}`))
 	r.flights.Brief(ctx, id, "/health")
 }
 
-// ready reports whether requests can be served.
 func (r *Router) ready(ctx *fasthttp.RequestCtx, id string) {
 	if r.Ready() {
 		h1.WriteJSON(ctx, 200, []byte(`{"status":"ready"}`))

@@ -55,7 +55,6 @@ type Conn struct {
 	wanted atomic.Pointer[time.Time] // the read deadline before it was cut
 }
 
-// leave frees the place.
 func (c *Conn) leave() {
 	if !c.left.Swap(true) {
 		c.from.hall.Leave(c.guest)

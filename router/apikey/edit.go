@@ -55,7 +55,6 @@ func Append(path string, k Key) error {
 	return nil
 }
 
-// yaml is the key as an item of the list.
 func (k *Key) yaml() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "- name: %s\n  sha256: %s\n", strconv.Quote(k.Name), k.SHA256)

@@ -45,7 +45,6 @@ func (c *Console) serveRequests(ctx *fasthttp.RequestCtx, _ adminCall) *openai.E
 	return plain(ctx, b.Bytes())
 }
 
-// serveRequest shows one request, running or recent.
 func (c *Console) serveRequest(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 	info := c.Flights.Find(a.part)
 	switch {

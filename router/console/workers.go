@@ -185,7 +185,6 @@ func (c *Console) serveProfile(ctx *fasthttp.RequestCtx, a adminCall) *openai.Er
 	return reply(ctx, 200, all)
 }
 
-// profileOf asks one worker.
 func (c *Console) profileOf(ctx *fasthttp.RequestCtx, id, verb, path string) *openai.Error {
 	m := c.Fleet.Snapshot().Get(id)
 	if !own(m) {

@@ -134,7 +134,6 @@ func (q *request) charge(ctx *fasthttp.RequestCtx) *openai.Error {
 	return t.over(over, a.tokens)
 }
 
-// queue waits for a place.
 func (q *request) queue(class limit.Class, top *openai.Top) *openai.Error {
 	if q.adm == nil {
 		q.adm = &admission{}
@@ -160,7 +159,6 @@ func (q *request) queue(class limit.Class, top *openai.Top) *openai.Error {
 	return shedError(no)
 }
 
-// leave gives the place back and settles.
 func (q *request) leave() {
 	since := q.start
 	if q.adm != nil && !q.adm.since.IsZero() {

@@ -24,7 +24,6 @@ import (
 // maxPrefillAnswer bounds prefill's answer: block IDs, token IDs, a state.
 const maxPrefillAnswer = 16 << 20
 
-// askPrefill sends prefill's leg and reads its answer.
 func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 	h := a.q.s.Client.Header()
 	defer a.q.s.Client.Recycle(h)
@@ -200,7 +199,6 @@ func (k *facts) put(inst *fleet.Instance, f dialect.Facts) {
 	k.byID[inst.ID] = known{inst.Epoch, f}
 }
 
-// prune forgets engines that are gone.
 func (k *facts) prune(s *fleet.Snapshot) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -238,7 +236,6 @@ func (a *attempt) learnFacts(x *dialect.Exchange) *failure {
 	return nil
 }
 
-// getSmall fetches a small body from an engine.
 func (s *Service) getSmall(asker *h1.Life, url string) ([]byte, error) {
 	addr, err := h1.Address(url)
 	if err != nil {

@@ -75,7 +75,6 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 // lingers reports whether prefill's leg may outlive the request.
 func (a *attempt) lingers() bool { return a.rules != nil && a.rules.Linger > 0 }
 
-// leg is the leg of a role.
 func (a *attempt) leg(role fleet.Role) *leg {
 	if role == fleet.Prefill {
 		return a.p
@@ -91,7 +90,6 @@ func (a *attempt) end(cause error) {
 	}
 }
 
-// endLegs ends the legs of all attempts.
 func (q *request) endLegs() {
 	q.mu.Lock()
 	attempts := slices.Clone(q.attempts)
@@ -190,7 +188,6 @@ func (a *attempt) close() {
 	}
 }
 
-// prefillOpen reports whether prefill's leg has yet to be answered.
 func (a *attempt) prefillOpen() bool {
 	select {
 	case <-a.pDone:

@@ -42,7 +42,6 @@ func (b *budget) add(n, most int64) {
 	}
 }
 
-// spend takes a token, if there is one.
 func (b *budget) spend(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -209,7 +209,6 @@ func (q *request) output() int {
 	return n * q.top.N
 }
 
-// firstByte notes the time of the answer's first byte.
 func (q *request) firstByte() {
 	q.mu.Lock()
 	defer q.mu.Unlock()

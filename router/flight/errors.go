@@ -131,7 +131,6 @@ func contextError(ctx context.Context) *openai.Error {
 	}
 }
 
-// pickError is the answer when no pair can be chosen.
 func pickError(err error, model string) *openai.Error {
 	if errors.Is(err, pick.ErrNoModel) {
 		return openai.ModelNotFound(model)
@@ -148,7 +147,6 @@ const (
 	headerTimeout  = "x-request-timeout-ms"
 )
 
-// errorMessage is the message of an error body.
 func errorMessage(body []byte) string {
 	var b struct {
 		Error struct {

@@ -55,7 +55,6 @@ func lastEnd(b []byte) int {
 	return 0
 }
 
-// countEvents is how many events end in a run.
 func countEvents(run []byte) int {
 	for _, end := range []string{"\n\n", "\n\r\n", "\r\r"} { // a stream has one kind
 		if n := bytes.Count(run, []byte(end)); n > 0 {
@@ -65,7 +64,6 @@ func countEvents(run []byte) int {
 	return 0
 }
 
-// skipComments skips blank lines and comments.
 func skipComments(b []byte) []byte {
 	for len(b) > 0 {
 		switch b[0] {
@@ -102,7 +100,6 @@ func dataOf(event []byte) []byte {
 	return nil
 }
 
-// isError reports whether an event reports an error.
 func isError(event []byte) bool {
 	data := dataOf(event)
 	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"object":"error"`)) ||

@@ -27,7 +27,6 @@ type form struct {
 	words bool   // it is never an address, whatever it looks like
 }
 
-// field is a part's name and value.
 type field struct{ name, value string }
 
 type formState uint8
@@ -56,7 +55,6 @@ func mayBeForm(contentType string) bool {
 	return strings.Contains(strings.ToLower(contentType), "form")
 }
 
-// read takes the next bytes of the body.
 func (f *form) read(p []byte) {
 	for len(p) > 0 {
 		i := bytes.IndexByte(p, '\n')
@@ -94,7 +92,6 @@ func (f *form) lineIs(whole bool) {
 	}
 }
 
-// header handles a line of a part's head.
 func (f *form) header(line []byte) {
 	if len(line) == 0 {
 		f.at, f.value = formValue, f.value[:0]

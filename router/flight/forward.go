@@ -96,7 +96,6 @@ func (u *upload) demote(p []byte) {
 	}
 }
 
-// twice refuses a body that names its model again.
 func twice() *openai.Error {
 	return openai.BadRequest("model", "model may be there once, within the first %d bytes", forwardHead)
 }

@@ -21,7 +21,6 @@ func (s *Service) Generate(ctx *fasthttp.RequestCtx, id string) {
 	q.reply(ctx, ans, err)
 }
 
-// refuse answers with an error and ends the request.
 func (q *request) refuse(ctx *fasthttp.RequestCtx, err *openai.Error) {
 	h1.WriteError(ctx, err)
 	q.describe(ctx, "")
@@ -135,7 +134,6 @@ func (q *request) resolveModel() *openai.Error {
 	return nil
 }
 
-// promptField is the field that holds the prompt.
 func promptField(path string) string {
 	if path == "/v1/chat/completions" {
 		return "messages"

@@ -46,7 +46,6 @@ const (
 	hedgeNoPair   = "no_pair"   // not sent: no other pair is without the first pair's workers
 )
 
-// hedger is the router's hedging.
 type hedger struct {
 	budget *budget
 	first  quantile
@@ -127,7 +126,6 @@ func (q *request) hedged(a *attempt) (*answer, *failure) {
 	return ans, f
 }
 
-// second asks another pair.
 func (h *hedge) second() {
 	defer close(h.done)
 	q := h.q
@@ -196,7 +194,6 @@ func (h *hedge) winner() *attempt {
 	return h.won
 }
 
-// endLoser ends the legs of the other attempt.
 func (h *hedge) endLoser(won *attempt) {
 	if h == nil {
 		return

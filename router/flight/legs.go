@@ -56,7 +56,6 @@ func (l *leg) setState(state string) {
 	}
 }
 
-// begin notes that sending begins.
 func (l *leg) begin() {
 	l.smu.Lock()
 	defer l.smu.Unlock()
@@ -88,7 +87,6 @@ func (l *leg) finish(cut bool) (cancelled bool) {
 	return cancelled
 }
 
-// record is the leg as it stands now.
 func (l *leg) record() legRecord {
 	l.smu.Lock()
 	defer l.smu.Unlock()

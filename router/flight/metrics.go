@@ -159,7 +159,6 @@ type statsByName struct {
 	all map[string]*tenantStats
 }
 
-// tenantStats is one tenant's part.
 type tenantStats struct {
 	by   *statsByName
 	name string // the label
@@ -203,7 +202,6 @@ func (t *tenantStats) count(status, prompt, generated int) {
 
 func (t *tenantStats) limited(what string) { t.by.refused.WithLabelValues(t.name, what).Inc() }
 
-// gateMetrics are the gate's own counts.
 type gateMetrics struct {
 	gate    *gate
 	waiting *prometheus.Desc // class

@@ -53,7 +53,6 @@ type gaps struct {
 	all  map[string]*gapCounts
 }
 
-// gapCounts is one path's part.
 type gapCounts struct {
 	n   [len(gapEdges) + 1]atomic.Uint64
 	sum atomic.Int64 // nanoseconds
@@ -75,7 +74,6 @@ func (g *gaps) of(path string) *gapCounts {
 	return c
 }
 
-// add adds a stream's gaps.
 func (c *gapCounts) add(p *pulse) {
 	for i, n := range p.gaps {
 		if n > 0 {

@@ -129,7 +129,6 @@ func (a *attempt) failDecode(f *failure) (matters bool) {
 	return matters
 }
 
-// await waits for the other leg's own report.
 func await(done <-chan struct{}) { closedWithin(grace, done, nil) }
 
 // closedWithin reports whether a or b closed within d.

@@ -76,7 +76,6 @@ func (a *attempt) note(rec *attemptRecord) {
 	rec.Prefill, rec.Decode = a.p.record(), a.d.record()
 }
 
-// at is the attempt of an index.
 func (rec *record) at(i int) *attemptRecord {
 	if i == 0 {
 		return &rec.attempt
@@ -98,7 +97,6 @@ func (h *history) add(rec *record) {
 	h.next = (h.next + 1) % len(h.ring)
 }
 
-// list returns them, the newest first.
 func (h *history) list() []record {
 	out := make([]record, 0, len(h.ring))
 	for i := range h.ring {
@@ -166,7 +164,6 @@ type Info struct {
 	Phases   []phaseInfo     `json:"phases,omitempty"`
 }
 
-// info is the request as it stands now.
 func (q *request) info() *Info {
 	var rec record
 	q.note(&rec)
@@ -280,7 +277,6 @@ func (s *Service) Ledger() *ledger {
 	return l
 }
 
-// running returns the running requests, in no order.
 func (s *Service) running() []*request {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -103,7 +103,6 @@ func (s *stream) Stream(c *h1.Conn) error {
 	return err
 }
 
-// write sends a run.
 func (s *stream) write(c *h1.Conn, run []byte, last bool) error {
 	err := c.Send(run, last)
 	if err == nil {
@@ -124,10 +123,8 @@ func (s *stream) last() bool {
 	return s.done || len(s.events.buf) == s.events.from && (s.forwarded || s.events.ended()) && s.events.body.Over()
 }
 
-// errCut is a body that ended too early.
 var errCut = errors.New("the answer broke")
 
-// end ends the request.
 func (s *stream) end(err error) {
 	s.events.from = len(s.events.buf)
 	s.events.used()
@@ -183,7 +180,6 @@ func (q *request) pacer(ans *answer) *pacer {
 	return &pacer{choice: q.attempts[len(q.attempts)-1].choice}
 }
 
-// next is e.next, measured.
 func (p *pacer) next(e *events) ([]byte, error) {
 	if p == nil {
 		return e.next()

@@ -54,7 +54,6 @@ func (s *skim) counted() bool {
 	return false
 }
 
-// read takes the next bytes of the body.
 func (s *skim) read(p []byte) {
 	s.scan.Feed(p)
 	s.piece, s.better = s.scan.Pos(), s.better[:0]
@@ -106,7 +105,6 @@ func (s *skim) kept() (text string, overlong bool) {
 	return string(jsonscan.AppendDecoded(nil, raw)), overlong
 }
 
-// member handles a key.
 func (s *skim) member() {
 	var overlong bool
 	if s.key, overlong = s.kept(); overlong {

@@ -114,7 +114,6 @@ func (s *Service) Ask(m *fleet.Member, x Question) (*Reply, error) {
 	return q.askOne(m, s.fleet.Snapshot().Version, x.Limit)
 }
 
-// askOne sends the request to one worker and reads its answer.
 func (q *request) askOne(m *fleet.Member, version uint64, limit int) (*Reply, error) {
 	l := newLeg(m.Role, &m.Instance, version)
 	defer l.End(errOver)

@@ -55,7 +55,6 @@ func (l logAdapter) Printf(format string, args ...any) {
 	l.log.Debug("http", "text", strings.TrimSpace(format))
 }
 
-// idChars are the characters of a plain name.
 const idChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
 
 // RequestID is the client's if it is a plain name, else a new one.

@@ -93,7 +93,6 @@ func (u *Client) Header() *fasthttp.RequestHeader {
 // Recycle takes a header back.
 func (u *Client) Recycle(h *fasthttp.RequestHeader) { u.requests.Put(h) }
 
-// workerConn is one connection, used by one leg at a time.
 type workerConn struct {
 	net.Conn
 	u      *Client
@@ -289,7 +288,6 @@ func (u *Client) Do(l *Life, addr string, req *fasthttp.RequestHeader, body [][]
 	return b, nil
 }
 
-// connect gets l a connection.
 func (u *Client) connect(l *Life, addr string) (*Response, error) {
 	c, err := u.get(l, addr)
 	if err != nil {

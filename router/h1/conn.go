@@ -80,7 +80,6 @@ func (c *Conn) BodyOver() bool {
 	return over
 }
 
-// left is called by the watcher.
 func (c *Conn) left() {
 	c.wmu.Lock()
 	q := c.asks
@@ -163,7 +162,6 @@ func (c *Conn) Send(run []byte, last bool) error {
 	return c.server.send(c, out)
 }
 
-// writerStream is a Streamer made of a function that writes and flushes.
 type writerStream func(out *bufio.Writer)
 
 // StreamWriter has f write the answer's body once the handler has returned. Each flush is a
@@ -172,7 +170,6 @@ func StreamWriter(ctx *fasthttp.RequestCtx, f func(out *bufio.Writer)) {
 	ConnOf(ctx.Conn()).Stream(-1, writerStream(f))
 }
 
-// chunkWriter writes a streamed body.
 type chunkWriter struct{ c *Conn }
 
 func (w chunkWriter) Write(p []byte) (int, error) {

@@ -80,7 +80,6 @@ func socket(conn net.Conn) syscall.RawConn {
 	}
 }
 
-// errAgain is a read that would have to wait.
 var errAgain = errors.New("nothing to read yet")
 
 // await waits until there are bytes to read, or for the error or end that comes instead. A
@@ -204,7 +203,6 @@ func (b *inbuf) rest() {
 	}
 }
 
-// drop gives the buffer back with what is in it.
 func (b *inbuf) drop() {
 	if b.br != nil {
 		b.from.pool.Put(b.br)

@@ -187,7 +187,6 @@ func (s *Server) list() []*Conn {
 	return slices.Collect(maps.Keys(s.conns))
 }
 
-// serveConn answers the requests of one connection, one after the other.
 func (s *Server) serveConn(conn net.Conn, c *Conn) {
 	defer conn.Close()
 	below := conn
@@ -221,7 +220,6 @@ func (s *Server) serveConn(conn net.Conn, c *Conn) {
 	}
 }
 
-// refuse answers what is no request.
 func (s *Server) refuse(conn net.Conn, c *Conn, why error) {
 	var ctx fasthttp.RequestCtx
 	ctx.Init2(conn, logAdapter{s.cfg.Log}, true)
@@ -310,7 +308,6 @@ func (s *Server) respond(ctx *fasthttp.RequestCtx, c *Conn) (out Streamer, again
 	return nil, s.write(ctx, c) && again
 }
 
-// write sends a whole answer.
 func (s *Server) write(ctx *fasthttp.RequestCtx, c *Conn) bool {
 	resp := &ctx.Response
 	body := resp.Body()
@@ -364,7 +361,6 @@ func (c *Conn) Invite() error {
 	return err
 }
 
-// appendChunk appends run as a chunk.
 func appendChunk(out, run []byte) []byte {
 	out = append(strconv.AppendInt(out, int64(len(run)), 16), "\r\n"...)
 	return append(append(out, run...), "\r\n"...)

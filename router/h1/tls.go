@@ -152,7 +152,6 @@ func (u *Client) HTTPClient(h *http.Client) *http.Client {
 	return &own
 }
 
-// withKey adds a bearer token.
 type withKey struct {
 	key string
 	*http.Transport

@@ -68,7 +68,6 @@ func (ms *Members) followGuards() {
 	}
 }
 
-// guarded notes a change of a worker's guard.
 func (ms *Members) guarded(ev *pick.Event) {
 	log := ms.Log.With("worker", ev.ID, "role", ev.Role, "was", ev.Was)
 	switch ev.State {

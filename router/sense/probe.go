@@ -58,7 +58,6 @@ const (
 
 func keyOf(m *fleet.Member) probeKey { return probeKey{m.ID, m.Epoch, m.Role} }
 
-// passed reports whether m has passed its probe.
 func (ms *Members) passed(m *fleet.Member) bool {
 	ok, _ := ms.ProbeState(m)
 	return ok

@@ -27,7 +27,6 @@ type told struct {
 	mark int // of the last snapshot that had it
 }
 
-// peer is another router.
 type peer struct {
 	heard   time.Time
 	seq     uint64

@@ -136,7 +136,6 @@ func (e *Exporter) run(ctx context.Context) {
 	}
 }
 
-// flush exports what is queued.
 func (e *Exporter) flush(ctx context.Context) {
 	last := ctx.Err() != nil
 	if last { // one more try, briefly
@@ -178,7 +177,6 @@ const (
 	tryAgain = 500 * time.Millisecond
 )
 
-// export posts one body.
 func (e *Exporter) export(ctx context.Context, body []byte, last bool) error {
 	for n := 1; ; n++ {
 		wait, err := e.post(ctx, body)
