@@ -317,7 +317,7 @@ func (f *front) letGo() {
 func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error)) (end func()) {
 	r, log := f.router, f.log
 	anew := func() (*RouterConfig, error) {
-		if err := r.ReopenAudit(); err != nil {
+		if err := r.Console.ReopenAudit(); err != nil {
 			log.Error("the audit file before it is written on", "err", err)
 		}
 		return load()
@@ -326,7 +326,7 @@ func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error))
 		if err := r.Reload(next.Limits, next.Pick.Policy); err != nil {
 			return err
 		}
-		if err := r.SetStatic(next.Static); err != nil { // the valid ones of the list are in force
+		if err := r.Members.SetStatic(next.Static); err != nil { // the valid ones of the list are in force
 			log.Error("static members", "err", err)
 		}
 		now := *old // in force
@@ -339,7 +339,7 @@ func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error))
 		if changes, err := config.Changes(old, &now); err != nil {
 			log.Error("audit", "err", err)
 		} else if len(changes) > 0 {
-			r.Audit("reload", "SIGHUP", strings.Join(changes, "; "))
+			r.Console.Audit("reload", "SIGHUP", strings.Join(changes, "; "))
 		}
 		return nil
 	}, log)

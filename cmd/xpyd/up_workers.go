@@ -14,15 +14,15 @@ func doing(front *front) func(supervise.Status) (string, supervise.Use) {
 	return func(s supervise.Status) (string, supervise.Use) {
 		m := w.Snapshot().Get(s.Name)
 		if m == nil || s.PID == 0 || m.PID != s.PID || m.State == fleet.Dead || m.State == fleet.Gone {
-			if r.Drained(s.Name) {
+			if r.Members.DrainAsked(s.Name) {
 				return s.Role, supervise.Idle
 			}
 			return s.Role, supervise.Coming
 		}
 		switch {
-		case m.Draining || r.Drained(m.ID):
+		case m.Draining || r.Members.DrainAsked(m.ID):
 			return string(m.Role), supervise.Idle
-		case !r.Serves(m):
+		case !r.Members.Serves(m):
 			return string(m.Role), supervise.Coming
 		}
 		return string(m.Role), supervise.Working
@@ -38,7 +38,7 @@ func again(front *front, id string, args []string) func() (string, []string) {
 		if m := w.Snapshot().Get(id); m != nil && m.State != fleet.Gone {
 			args[0] = string(m.Role) // and so on, should it be forgotten before it is back
 		}
-		if r.Drained(id) {
+		if r.Members.DrainAsked(id) {
 			return args[0], append(slices.Clone(args), "--drained")
 		}
 		return args[0], slices.Clone(args)

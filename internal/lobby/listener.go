@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Listener has the connections of ln enter the lobby, which they leave when Admit is
-// called for them, or when they end. A guest's read takes at most patience. So that
-// guests who are put out, and those who serve them, do not pile up, none is accepted
-// while as many as there are places have not ended yet.
+// Listener has ln's connections enter the lobby, which they leave when Admit is called for
+// them or when they end. A guest's read takes at most patience. So that guests who were put
+// out do not pile up, none is accepted while as many of them as there are places have not
+// ended.
 func (l *Lobby) Listener(ln net.Listener, patience time.Duration) net.Listener {
 	return &listener{Listener: ln, hall: l, patience: patience, places: make(chan struct{}, 2*l.most), closed: make(chan struct{})}
 }
@@ -19,7 +19,7 @@ type listener struct {
 	net.Listener
 	hall     *Lobby
 	patience time.Duration
-	places   chan struct{} // of guests, and of those who were put out and have not ended
+	places   chan struct{} // of guests, including those put out and not ended
 	once     sync.Once
 	closed   chan struct{}
 }
@@ -52,10 +52,9 @@ type Conn struct {
 	guest  *Guest
 	left   atomic.Bool // the lobby
 	member atomic.Bool
-	wanted atomic.Pointer[time.Time] // the read deadline that a guest's was cut from
+	wanted atomic.Pointer[time.Time] // the read deadline before it was cut
 }
 
-// leave gives the place free.
 func (c *Conn) leave() {
 	if !c.left.Swap(true) {
 		c.from.hall.Leave(c.guest)
@@ -63,8 +62,8 @@ func (c *Conn) leave() {
 	}
 }
 
-// Admit makes the connection under c, such as that of TLS, a member's for good. It
-// does nothing for one that is of no Listener.
+// Admit makes the connection under c, such as that of TLS, a member's for good. It does
+// nothing if c is not from a Listener.
 func Admit(c net.Conn) {
 	for c != nil {
 		switch over := c.(type) {
@@ -100,7 +99,7 @@ func (c *Conn) SetDeadline(t time.Time) error {
 	return c.SetReadDeadline(t)
 }
 
-// cut is the read deadline that a connection gets which asks for t.
+// cut is the read deadline for a connection that asks for t.
 func (c *Conn) cut(t time.Time) time.Time {
 	if c.member.Load() {
 		return t
@@ -115,7 +114,7 @@ func (c *Conn) cut(t time.Time) time.Time {
 // NetConn is the connection beneath.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
 
-// CloseWrite ends what is written, where the connection can.
+// CloseWrite closes the writing side, if the connection can.
 func (c *Conn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

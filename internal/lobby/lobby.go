@@ -10,34 +10,34 @@ import (
 	"time"
 )
 
-// Lobby is a listener's connections that have not proved yet to be of the fleet. Their
-// places are their own, so that strangers take none of a member's. There is always room
-// for one more: of whoever has most of them, the one that has been there longest goes. A
-// member needs its place for one round trip, so who says nothing keeps none out.
+// Lobby holds a listener's connections that have not proved yet to be of the fleet. They have
+// places of their own, so that strangers take none of a member's. There is always room for
+// one more: of the source with the most guests, the oldest goes. A member needs its place for
+// one round trip, so silent strangers keep none out.
 type Lobby struct {
 	most int
 
 	mu     sync.Mutex
-	guests []*Guest // by their coming
+	guests []*Guest // in order of arrival
 }
 
-// New makes a lobby with so many places, one at least.
+// New makes a lobby with so many places, at least one.
 func New(most int) *Lobby { return &Lobby{most: max(1, most)} }
 
-// stay is how long a guest is left alone at least. What a member says comes with its
-// connection, but who serves it must get a turn to read that. Crowds that come faster
-// wait where the kernel queues them.
+// stay is how long a guest may stay at least. A member's first bytes come with its
+// connection, but its goroutine must get to run to read them. Faster crowds wait in the
+// kernel's queue.
 const stay = 10 * time.Millisecond
 
 // Guest is one connection in a lobby.
 type Guest struct {
 	conn   net.Conn
-	source netip.Prefix // of a host; the zero value: this machine, over no network
+	source netip.Prefix // of a host; zero: this machine, not over a network
 	since  time.Time
 }
 
-// Enter lets a connection in, and may close another one, for which it may wait (stay).
-// The caller sees to it that it leaves.
+// Enter lets a connection in. It may close another one, after waiting (stay). The caller
+// makes sure that it leaves.
 func (l *Lobby) Enter(c net.Conn) *Guest {
 	g := &Guest{conn: c, source: sourceOf(c.RemoteAddr())}
 	l.mu.Lock()
@@ -58,7 +58,7 @@ func (l *Lobby) Enter(c net.Conn) *Guest {
 	return g
 }
 
-// Leave is for one that has proved itself, or has failed. False: it was put out before.
+// Leave is for a guest that has proved itself or failed. False: it was put out before.
 func (l *Lobby) Leave(g *Guest) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,7 +69,7 @@ func (l *Lobby) Leave(g *Guest) bool {
 	return at >= 0
 }
 
-// longest is the oldest guest of the source that has most; needs mu.
+// longest is the oldest guest of the source with the most; needs mu.
 func (l *Lobby) longest() (at int) {
 	count := map[netip.Prefix]int{}
 	for _, g := range l.guests {
@@ -83,7 +83,7 @@ func (l *Lobby) longest() (at int) {
 	return at
 }
 
-// sourceOf is the host of an address: of IPv6 its network, of which a host has all.
+// sourceOf is the host of an address; with IPv6 its network, all of which a host has.
 func sourceOf(a net.Addr) netip.Prefix {
 	t, ok := a.(*net.TCPAddr)
 	if !ok {

@@ -1,9 +1,8 @@
-// Package apikey reads who may use a router: a file of keys, of which only
-// SHA-256 hashes are written down, with what each key's owner may do.
+// Package apikey reads who may use a router: a file of keys, which holds only their SHA-256
+// hashes, and what each key's owner may do.
 //
-// The keys that New makes have 256 random bits, so a plain hash is enough: it
-// cannot be reversed, and guessing is hopeless. Keys that people think up are
-// not safe in such a file.
+// The keys that New makes have 256 random bits, so a plain hash is enough: it cannot be
+// reversed, and guessing is hopeless. Keys that people think up are not safe in such a file.
 package apikey
 
 import (
@@ -21,27 +20,26 @@ import (
 	"github.com/xpyd/xpyd/router/limit"
 )
 
-// Key is one key's owner and what they may do.
+// Key is a key's owner and what they may do.
 type Key struct {
 	// Name is the tenant: in logs, metrics and the order of the queue.
 	Name string `key:"name"`
 	// SHA256 is the key's hash in hexadecimal digits.
 	SHA256 string `key:"sha256"`
 
-	// RequestsPerMinute and TokensPerMinute (of prompts and answers) bound the
-	// rate, MaxInFlight what runs and waits at once; 0 does not.
+	// RequestsPerMinute and TokensPerMinute (of prompts and answers) bound the rate,
+	// MaxInFlight what runs and waits at once; 0: unbounded.
 	RequestsPerMinute int64 `key:"requests_per_minute"`
 	TokensPerMinute   int64 `key:"tokens_per_minute"`
 	MaxInFlight       int   `key:"max_in_flight"`
-	// Weight is the share of the places while requests have to wait; 0 is 1.
+	// Weight is the share of places while requests wait; 0 is 1.
 	Weight float64 `key:"weight"`
-	// Priority is the highest that may be asked for: high, normal or low; ""
-	// is normal.
+	// Priority is the best that may be asked for: high, normal or low; "" is normal.
 	Priority string `key:"priority"`
-	// Models that may be used; a * at the end matches the rest. None: all.
+	// Models that may be used; a * at the end matches any rest. None: all.
 	Models []string `key:"models"`
-	// NamesTenants lets whoever has the key, a gateway in front, say for whom
-	// a request is: see the router's tenant_header.
+	// NamesTenants lets the key's owner, such as a gateway in front, say whom a request is
+	// for: see the router's tenant_header.
 	NamesTenants bool `key:"names_tenants"`
 	// Expires is when the key ends; zero is never.
 	Expires time.Time `key:"expires"`
@@ -80,7 +78,7 @@ func (k *Key) Validate() error {
 	return nil
 }
 
-// Validate refuses names and keys that are there twice.
+// Validate refuses duplicate names and keys.
 func (f *File) Validate() error {
 	names, hashes := map[string]bool{}, map[string]string{}
 	for i, k := range f.Keys {
@@ -96,23 +94,14 @@ func (f *File) Validate() error {
 	return nil
 }
 
-// PlainName reports whether s can be a tenant's name: it shows in logs, metrics
-// and headers.
+// PlainName reports whether s can be a tenant's name, which shows in logs, metrics and
+// headers.
 func PlainName(s string) bool {
-	if len(s) == 0 || len(s) > 64 {
-		return false
-	}
-	for _, c := range []byte(s) {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.IndexByte("._-@:/", c) >= 0:
-		default:
-			return false
-		}
-	}
-	return true
+	const chars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-@:/"
+	return len(s) > 0 && len(s) <= 64 && strings.Trim(s, chars) == ""
 }
 
-// Class is the highest priority that may be asked for.
+// Class is the best priority that may be asked for.
 func (k *Key) Class() limit.Class {
 	c, ok := limit.ParseClass(k.Priority)
 	if !ok {
@@ -139,8 +128,7 @@ func (k *Key) May(model string) bool {
 // Expired reports whether the key has ended.
 func (k *Key) Expired(now time.Time) bool { return !k.Expires.IsZero() && !now.Before(k.Expires) }
 
-// Load reads a file of keys. What is wrong with it is told with its line; the
-// error holds no key, since the file has none.
+// Load reads a file of keys. Errors name the line; they hold no key, as the file has none.
 func Load(path string) ([]Key, error) {
 	var f File
 	if err := config.Load(&f, config.Options{File: path}); err != nil {
@@ -149,7 +137,7 @@ func Load(path string) ([]Key, error) {
 	return f.Keys, nil
 }
 
-// Plain makes a key without limits of one that is known in plain text.
+// Plain makes an unlimited key of a secret in plain text.
 func Plain(name, secret string) Key {
 	sum := sha256.Sum256([]byte(secret))
 	return Key{Name: name, SHA256: hex.EncodeToString(sum[:]), Priority: limit.High.String()}
@@ -160,7 +148,7 @@ type Ring struct {
 	keys map[uint64][]*Key // by the first bytes of the hash
 }
 
-// NewRing takes keys that are valid; others are left out.
+// NewRing takes valid keys; others are left out.
 func NewRing(keys []Key) *Ring {
 	r := &Ring{keys: make(map[uint64][]*Key, len(keys))}
 	for _, k := range keys {
@@ -173,9 +161,9 @@ func NewRing(keys []Key) *Ring {
 	return r
 }
 
-// Find returns the key whose secret is presented, nil if there is none. Where
-// it looks depends on the presented secret's hash alone, which says nothing
-// about others'; the hashes are compared in constant time.
+// Find returns the key of a secret, nil if there is none. Where it looks depends only on the
+// hash of what was presented, which says nothing about other keys; hashes are compared in
+// constant time.
 func (r *Ring) Find(secret []byte) *Key {
 	sum := sha256.Sum256(secret)
 	for _, k := range r.keys[binary.BigEndian.Uint64(sum[:])] {
@@ -186,8 +174,7 @@ func (r *Ring) Find(secret []byte) *Key {
 	return nil
 }
 
-// Prefix begins each key that New makes, so that leaked ones can be searched
-// for.
+// Prefix begins each key that New makes, so that leaked ones can be found.
 const Prefix = "sk-xpyd-"
 
 // New makes a key. The secret is shown to its owner and then forgotten.

@@ -17,8 +17,8 @@ const header = `# API keys of a router, as api_keys_file names it. Only hashes a
 keys:
 `
 
-// Append adds a key to the file, and makes the file if there is none. The rest
-// of it, with its comments, stays as it is.
+// Append adds a key to the file, which it makes if there is none. The rest of the file stays
+// as it is, with its comments.
 func Append(path string, k Key) error {
 	old, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -55,7 +55,6 @@ func Append(path string, k Key) error {
 	return nil
 }
 
-// yaml is the key as an item of the list.
 func (k *Key) yaml() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "- name: %s\n  sha256: %s\n", strconv.Quote(k.Name), k.SHA256)

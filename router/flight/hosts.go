@@ -8,20 +8,19 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// hosts is which machines clients may make engines connect to, by the addresses
-// of images and the like: nobody else can tell an engine inside a network from
-// the stranger who speaks through it. Fields that say where prefill's blocks are
-// are refused altogether (openai.Top.Link).
+// hosts are the machines that clients may have engines fetch images and the like from. An
+// engine inside the network would otherwise fetch anything for anybody. Fields that say
+// where prefill's blocks are get refused altogether (openai.Top.Link).
 type hosts []string
 
-// validHost reports whether s can be in the list: a host, host:port, *.domain, or *.
+// validHost reports whether s can be in the list.
 func validHost(s string) bool {
 	rest := strings.TrimPrefix(s, "*.")
 	return s == "*" || rest != "" && s == strings.ToLower(s) && !strings.ContainsAny(rest, "*/ @?#")
 }
 
-// check refuses addresses of others, which came in the field param. What cannot be
-// read is refused too: engines may read it in another way.
+// check refuses other addresses in the field param, and what it cannot parse, as engines
+// may parse it differently.
 func (h hosts) check(param string, urls ...string) *openai.Error {
 	for _, s := range urls {
 		u, err := url.Parse(s)

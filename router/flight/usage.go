@@ -6,21 +6,20 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
-// usage is what a request has used, as its answer tells.
+// usage is what a request has used, as its answer reports.
 type usage struct {
-	events    int   // relayed, but for the one that ends a stream
-	answer    *skim // of a whole answer that is passed on, nil for others
-	told      bool
-	prompt    int // tokens, as the answer told
+	events    int   // relayed, except the one that ends a stream
+	answer    *skim // of a whole forwarded answer, else nil
+	told      bool  // the answer reported prompt and generated
+	prompt    int   // tokens
 	generated int
-	guess     int // the prompt's tokens, as far as the request shows
+	guess     int // the prompt's tokens, estimated from the request
 }
 
-// maxTold bounds what an engine may say that it used.
+// maxTold bounds what an engine may report.
 const maxTold = 1 << 26
 
-// tally notes what a whole answer, or a run of n of a stream's events, says that was
-// used.
+// tally notes the usage that a whole answer reports, or a run of n events of a stream.
 func (u *usage) tally(body []byte, n int) {
 	if u.events += n; n > 0 && !openai.HasUsage(body) {
 		return
@@ -30,13 +29,13 @@ func (u *usage) tally(body []byte, n int) {
 	}
 }
 
-// tell notes a usage. Of a stream's several each counts from its beginning, and
-// may tell only a part.
+// tell notes a reported usage. A stream may report several times, each from its beginning,
+// and only a part.
 func (u *usage) tell(prompt, completion int) {
 	u.told, u.prompt, u.generated = true, max(u.prompt, min(prompt, maxTold)), max(u.generated, min(completion, maxTold))
 }
 
-// pass notes what a whole answer, a piece of which passes, says that was used.
+// skimmed looks for the usage in the next piece of a whole forwarded answer.
 func (u *usage) skimmed(piece []byte) {
 	if u.answer == nil {
 		return
@@ -57,9 +56,8 @@ func (u *usage) skimmed(piece []byte) {
 	}
 }
 
-// tokens are those that the request read and generated: as the answer told, else
-// an event of a stream stands for one, and prefill has counted the prompt or it is
-// guessed.
+// tokens is what the request read and generated: as the answer reported, or else one token
+// per event, and the prompt as prefill counted it or as guessed.
 func (q *request) tokens() (prompt, generated int) {
 	u := &q.usage
 	if u.told || q.forwarded {

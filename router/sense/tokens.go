@@ -14,8 +14,8 @@ type Prompt struct {
 	Body []byte
 }
 
-// tokens returns the ids of a request's first prompt: as the client sent them,
-// or made by a tokenizer of the configuration; nil if they cannot be known.
+// tokens is the first prompt's token IDs, as the client sent them or as a configured
+// tokenizer makes them; nil if they cannot be known.
 func (e *Feeds) tokens(ctx context.Context, q *Prompt) []uint32 {
 	if !q.Top.Messages {
 		if ids := tokenIDs(q.Top.Prompt); ids != nil {
@@ -69,8 +69,8 @@ func unsigned(ids []int32) []uint32 {
 	return out
 }
 
-// tokenIDs reads a JSON list of ids, or the first of a list of such lists; nil
-// for anything else. The text is known to be JSON.
+// tokenIDs reads a JSON list of IDs, or the first of a list of such lists; nil for anything
+// else. The text is known to be JSON.
 func tokenIDs(raw []byte) []uint32 {
 	i := 0
 	space := func() {
