@@ -35,7 +35,7 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 	said := dialect.Answer{Status: b.Header.StatusCode(), ContentType: string(b.Header.ContentType()),
 		Outcome: string(b.Header.Peek(dialect.HeaderOutcome)), Body: text}
 	b.Finish()
-	res := a.speak.Result(x, said)
+	res := a.speak.Result(said)
 	switch {
 	case res.Outcome == ticket.Done:
 		return res, nil

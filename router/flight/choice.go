@@ -22,7 +22,7 @@ func (q *request) enrich(req *pick.Request) {
 // it can be split.
 func (q *request) local(name string) bool {
 	d := dialect.For(name)
-	return d != nil && !q.probe && (d.Rules().Typed || d.Rules().Falls) && d.Rules().Cannot(&q.top) == ""
+	return d != nil && !q.probe && (d.Typed || d.Falls) && d.Cannot(&q.top) == ""
 }
 
 // learned tells the picker how long the answer's first byte took.

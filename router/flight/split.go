@@ -224,17 +224,17 @@ const askTimeout = 2 * time.Second
 
 // ask finds out what the dialect must know of prefill.
 func (a *attempt) ask(x *dialect.Exchange) *failure {
-	asker, ok := a.speak.(dialect.Asker)
-	if !ok || a.alone {
+	if a.speak.Ask == nil || a.alone {
 		return nil
 	}
 	s := a.q.s
+	var ok bool
 	if x.Facts, ok = s.facts.get(a.p.inst); ok {
 		return nil
 	}
-	body, err := s.question(&a.p.Life, asker.Ask(a.p.inst))
+	body, err := s.question(&a.p.Life, a.speak.Ask(a.p.inst))
 	if err == nil {
-		x.Facts, err = asker.Learn(body)
+		x.Facts, err = a.speak.Learn(body)
 	}
 	if scarce.Ours(err) {
 		return shortage(a.p, err)

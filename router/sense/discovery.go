@@ -90,7 +90,7 @@ func (p *prober) learn(pr Pair) (changed bool, err error) {
 		return false, nil
 	}
 	for _, m := range pr.Members() {
-		if d := dialect.For(m.Dialect); m.Source == fleet.NATS || d == nil || d.Rules().Typed {
+		if d := dialect.For(m.Dialect); m.Source == fleet.NATS || d == nil || d.Typed {
 			continue
 		}
 		inst, err := p.ask(m)
