@@ -25,7 +25,7 @@ const (
 // exchange is one with known numbers: the link's.
 func exchange(t *testing.T, body string, change ...func(p, d *fleet.Instance)) *dialect.Exchange {
 	t.Helper()
-	top, err := openai.Scan([]byte(body), openai.Limits{})
+	top, err := openai.Scan([]byte(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -285,7 +285,7 @@ func TestCannot(t *testing.T) {
 			if name == "native" || name == "openai" {
 				want = ""
 			}
-			top, err := openai.Scan([]byte(body), openai.Limits{})
+			top, err := openai.Scan([]byte(body))
 			if err != nil {
 				t.Fatal(err)
 			}

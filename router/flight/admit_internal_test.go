@@ -72,7 +72,7 @@ func TestWrongUsage(t *testing.T) {
 		t.Helper()
 		q := &request{path: path, forwarded: path != "/v1/completions", body: []byte(body), adm: &admission{tenant: &tenant{}}, status: 200}
 		var err *openai.Error
-		if q.top, err = openai.Scan(q.body, openai.Limits{}); err != nil {
+		if q.top, err = openai.Scan(q.body); err != nil {
 			t.Fatal(err)
 		}
 		q.estimate(&q.top)
