@@ -63,10 +63,10 @@ type Encoder struct {
 
 // Meta is what all chunks of a response have in common.
 type Meta struct {
-	ID      string // cmpl-… or chatcmpl-…
-	Model   string
-	Created int64 // Unix seconds
-	Chat    bool
+	ID             string // cmpl-… or chatcmpl-…
+	Model          string
+	Created        int64 // Unix seconds
+	Chat           bool
 	IncludeUsage   bool // every chunk carries "usage":null until the last (AppendUsage)
 	ReturnTokenIDs bool
 	Vocab          Vocab // for log probabilities
