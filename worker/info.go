@@ -21,7 +21,7 @@ func (w *Worker) serveModels(ctx *fasthttp.RequestCtx) {
 const tokenizeBytes = 1 << 20
 
 func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) {
-	t, err := openai.ParseTokenize(ctx.PostBody(), w.limits())
+	t, err := openai.ParseTokenize(ctx.PostBody(), w.vocab())
 	if err == nil && t.Model != "" && t.Model != w.served {
 		err = openai.ModelNotFound(t.Model)
 	}
@@ -53,7 +53,7 @@ func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) {
 }
 
 func (w *Worker) serveDetokenize(ctx *fasthttp.RequestCtx) {
-	d, err := openai.ParseDetokenize(ctx.PostBody(), w.limits())
+	d, err := openai.ParseDetokenize(ctx.PostBody(), w.vocab())
 	if err == nil && d.Model != "" && d.Model != w.served {
 		err = openai.ModelNotFound(d.Model)
 	}

@@ -55,7 +55,7 @@ type item struct {
 
 // completionJob reads a POST /v1/completions body.
 func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
-	c, err := openai.ParseCompletion(body, w.limits())
+	c, err := openai.ParseCompletion(body, w.vocab())
 	if err != nil {
 		return nil, err
 	}
@@ -94,7 +94,7 @@ func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
 
 // chatJob reads a POST /v1/chat/completions body.
 func (w *Worker) chatJob(ctx *fasthttp.RequestCtx) (*job, *openai.Error) {
-	c, err := openai.ParseChat(ctx.PostBody(), w.limits())
+	c, err := openai.ParseChat(ctx.PostBody(), w.vocab())
 	if err != nil {
 		return nil, err
 	}
@@ -157,9 +157,7 @@ func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat) ([]int32, 
 	return tokens, nil
 }
 
-func (w *Worker) limits() openai.Limits {
-	return openai.Limits{VocabSize: w.backend.Arch().Vocab}
-}
+func (w *Worker) vocab() int { return w.backend.Arch().Vocab }
 
 // shrink is how many times shorter than a text its normalised form can be: NFC makes one
 // syllable of three jamo.

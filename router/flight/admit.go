@@ -310,7 +310,7 @@ func (q *request) demote(top *openai.Top, best limit.Class) *openai.Error {
 	e.Replace(openai.PriorityField, [limit.Classes]string{"-1", "0", "1"}[best])
 	body := slices.Concat(e.Parts()...)
 	model := top.Model
-	next, err := openai.Scan(body, openai.Limits{})
+	next, err := openai.Scan(body)
 	if err != nil {
 		return err
 	}

@@ -72,7 +72,7 @@ func TestWrongUsage(t *testing.T) {
 		t.Helper()
 		q := &request{summary: summary{path: path, status: 200}, forwarded: path != "/v1/completions", body: []byte(body), tenant: &tenant{}, adm: &admission{}}
 		var err *openai.Error
-		if q.top, err = openai.Scan(q.body, openai.Limits{}); err != nil {
+		if q.top, err = openai.Scan(q.body); err != nil {
 			t.Fatal(err)
 		}
 		q.estimate(&q.top)

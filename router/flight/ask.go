@@ -41,7 +41,7 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 	said := dialect.Answer{Status: b.Header.StatusCode(), ContentType: string(b.Header.ContentType()),
 		Outcome: string(b.Header.Peek(dialect.HeaderOutcome)), Body: text}
 	b.Finish()
-	res := a.speak.Result(x, said)
+	res := a.speak.Result(said)
 	switch {
 	case res.Outcome == ticket.Done:
 		return res, nil
@@ -213,17 +213,17 @@ const askTimeout = 2 * time.Second
 
 // learnFacts fills in what the dialect must know of prefill, asking the engine if needed.
 func (a *attempt) learnFacts(x *dialect.Exchange) *failure {
-	asker, ok := a.speak.(dialect.Asker)
-	if !ok || a.alone {
+	if a.speak.Ask == nil || a.alone {
 		return nil
 	}
 	s := a.q.s
+	var ok bool
 	if x.Facts, ok = s.facts.get(a.p.inst); ok {
 		return nil
 	}
-	body, err := s.getSmall(&a.p.Life, asker.Ask(a.p.inst))
+	body, err := s.getSmall(&a.p.Life, a.speak.Ask(a.p.inst))
 	if err == nil {
-		x.Facts, err = asker.Learn(body)
+		x.Facts, err = a.speak.Learn(body)
 	}
 	if scarce.Ours(err) {
 		return shortage(a.p, err)

@@ -18,7 +18,7 @@ import (
 type attempt struct {
 	q      *request
 	choice *pick.Choice
-	speak  dialect.Dialect
+	speak  *dialect.Dialect
 	rules  *dialect.Rules
 	link   ticket.Link
 	start  time.Time
@@ -46,7 +46,7 @@ type attempt struct {
 func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	a := &attempt{q: q, choice: c, speak: dialect.For(c.Decode.Dialect), link: ticket.NewLink(), start: time.Now(), pDone: make(chan struct{}), dDone: make(chan struct{})}
 	if a.speak != nil {
-		a.rules = a.speak.Rules()
+		a.rules = &a.speak.Rules
 		if a.rules.Order != dialect.Alone && c.Local == "" {
 			a.falls = a.rules.Cannot(&q.top)
 		}

@@ -220,7 +220,7 @@ func (q *request) firstByte() {
 // it can be split.
 func (q *request) couldServeAlone(name string) bool {
 	d := dialect.For(name)
-	return d != nil && !q.probe && (d.Rules().Typed || d.Rules().Falls) && d.Rules().Cannot(&q.top) == ""
+	return d != nil && !q.probe && (d.Typed || d.Falls) && d.Cannot(&q.top) == ""
 }
 
 // learned tells the picker how long the first byte took.

@@ -99,7 +99,7 @@ func (q *request) readBody(ctx *fasthttp.RequestCtx) *openai.Error {
 		return err
 	}
 	q.body = ctx.PostBody()
-	if q.top, err = openai.Scan(q.body, openai.Limits{}); err != nil {
+	if q.top, err = openai.Scan(q.body); err != nil {
 		return err
 	}
 	switch {

@@ -32,7 +32,7 @@ func (s *Service) Tokenize(ctx *fasthttp.RequestCtx, id string) {
 
 // ask sends the request to one worker, and if that fails to another.
 func (q *request) ask(ctx *fasthttp.RequestCtx) (*Reply, *openai.Error) {
-	top, err := openai.Scan(q.body, openai.Limits{})
+	top, err := openai.Scan(q.body)
 	if err != nil {
 		return nil, err
 	}

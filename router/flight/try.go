@@ -21,7 +21,7 @@ func (s *Service) Try(pr *sense.Pair, path, fields string) error {
 	q.body = append(append(append(q.body, ','), fields...), '}')
 	q.deadline(s.Members.ProbeTimeout)
 	var serr *openai.Error
-	if q.top, serr = openai.Scan(q.body, openai.Limits{}); serr != nil {
+	if q.top, serr = openai.Scan(q.body); serr != nil {
 		q.finish(serr.Status, serr.Message)
 		return serr
 	}

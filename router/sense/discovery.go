@@ -75,7 +75,7 @@ const learnTime = 5 * time.Second
 // that serves another model.
 func (ms *Members) learn(pr Pair) (changed bool, err error) {
 	for _, m := range pr.Members() {
-		if d := dialect.For(m.Dialect); m.Source == fleet.NATS || d == nil || d.Rules().Typed {
+		if d := dialect.For(m.Dialect); m.Source == fleet.NATS || d == nil || d.Typed {
 			continue
 		}
 		inst, err := ms.examine(m)

@@ -29,7 +29,7 @@ func (e *Feeds) tokens(ctx context.Context, q *Prompt) []uint32 {
 	if q.Top.Messages {
 		return chatTokens(ctx, tok, q.Body)
 	}
-	c, err := openai.ParseCompletion(q.Body, openai.Limits{})
+	c, err := openai.ParseCompletion(q.Body, 0)
 	if err != nil || len(c.Prompts) == 0 {
 		return nil // the worker will say what is wrong with it
 	}
@@ -43,7 +43,7 @@ func (e *Feeds) isAlien(model string) bool {
 }
 
 func chatTokens(ctx context.Context, tok *tokenizer.Tokenizer, body []byte) []uint32 {
-	c, err := openai.ParseChat(body, openai.Limits{})
+	c, err := openai.ParseChat(body, 0)
 	if err != nil || !tok.HasChatTemplate() {
 		return nil
 	}
