@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -11,7 +12,7 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
-// cacheInfo answers GET /xpyd/v1/cache: what KV is kept, nearest first.
+// cacheInfo answers GET /xpyd/v1/cache: the KV that is kept, nearest first.
 type cacheInfo struct {
 	BlockTokens int              `json:"block_tokens"`
 	UnitTokens  int              `json:"unit_tokens"`
@@ -19,7 +20,7 @@ type cacheInfo struct {
 	Tiers       []tier.Stats     `json:"tiers,omitempty"`
 	Store       *tier.StoreStats `json:"store,omitempty"`
 	Peers       *tier.PeerStats  `json:"peers,omitempty"`
-	Purged      *int             `json:"store_purged_units,omitempty"` // by the flush that is answered
+	Purged      *int             `json:"store_purged_units,omitempty"` // by this very request, a flush
 }
 
 // poolInfo is the device pool, in blocks.
@@ -34,48 +35,48 @@ type poolInfo struct {
 	AskedTokens uint64 `json:"asked_tokens"`
 }
 
-// flushTime bounds a flush; the router waits longer. Units that a shared store still has then
-// are left to the next flush; an SSD deletes the rest when it answers.
+// flushTime bounds a flush; the router waits longer. What a shared store still has then is left to
+// the next flush. A slow SSD deletes the rest once it answers.
 const flushTime = 1500 * time.Millisecond
 
-func (w *Worker) serveCache(ctx *fasthttp.RequestCtx) { w.writeCache(ctx, nil) }
+func (w *Worker) serveCache(*fasthttp.RequestCtx) (any, error) { return w.cacheInfo(), nil }
 
-func (w *Worker) writeCache(ctx *fasthttp.RequestCtx, purged *int) {
+func (w *Worker) cacheInfo() *cacheInfo {
 	s := w.cache.Stats()
-	writeJSON(ctx, 200, mustJSON(cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(), Purged: purged,
-		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}}))
+	return &cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(),
+		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}}
 }
 
-// serveFlush forgets every prefix that no running request holds, in the pool and in this
-// worker's own tiers. With ?store=true it also empties the shared store, for all workers,
-// of this model, numerics and layout.
-func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) {
+// serveFlush forgets every prefix that no running request holds, in the pool and in this worker's own
+// tiers. With ?store=true it also empties the shared store of this model, numerics and layout, for
+// all workers.
+func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) (any, error) {
 	within, cancel := context.WithTimeout(context.Background(), flushTime)
 	defer cancel()
 	w.cache.Clear()
 	flushed := make(chan error, 1)
 	go func() { flushed <- w.tiers.Flush(within) }() // an SSD that hangs leaves the store its time
 	var purged *int
-	var err error
+	var purge error
 	if string(ctx.QueryArgs().Peek("store")) == "true" {
-		var n int
-		n, err = w.tiers.Purge(within)
-		purged = &n
+		purged = new(int)
+		*purged, purge = w.tiers.Purge(within)
 	}
 	switch own := <-flushed; {
 	case errors.Is(own, tier.ErrHung):
-		fail := openai.Deadline("forgotten, but %v", own)
-		fail.Code = "ssd_hung"
-		writeError(ctx, fail)
+		e := openai.Deadline("forgotten, but %v", own)
+		e.Code = "ssd_hung"
+		return nil, e
 	case errors.Is(own, tier.ErrClosed):
-		writeFailure(ctx, closing())
+		return nil, closing()
 	case own != nil:
-		writeError(ctx, openai.Internal("flush the SSD tier: %v", own))
-	case errors.Is(err, tier.ErrNoStore):
-		writeError(ctx, openai.BadRequest("store", "%v", err))
-	case err != nil:
-		writeError(ctx, openai.Upstream("%d units purged, there may be more: %v", *purged, err))
-	default:
-		w.writeCache(ctx, purged)
+		return nil, fmt.Errorf("flush the SSD tier: %w", own)
+	case errors.Is(purge, tier.ErrNoStore):
+		return nil, openai.BadRequest("store", "%v", purge)
+	case purge != nil:
+		return nil, openai.Upstream("%d units purged, there may be more: %v", *purged, purge)
 	}
+	info := w.cacheInfo()
+	info.Purged = purged
+	return info, nil
 }

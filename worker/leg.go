@@ -11,30 +11,27 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// servePrefillLeg is our router's leg to prefill. It answers when the link's prompt has been
-// pushed or has failed; when the router hangs up, the push ends too.
-func (w *Worker) servePrefillLeg(ctx *fasthttp.RequestCtx) {
+// servePrefillLeg is the router's leg to prefill. It answers when the link's prompt has been pushed or
+// has failed. When the router hangs up, the push ends too.
+func (w *Worker) servePrefillLeg(ctx *fasthttp.RequestCtx) (any, error) {
 	var leg struct {
 		Link       string `json:"link"`
 		RequestID  string `json:"request_id"`
 		DeadlineMS int64  `json:"deadline_ms"` // from now; 0: none
 	}
 	if err := json.Unmarshal(ctx.PostBody(), &leg); err != nil {
-		writeError(ctx, openai.BadRequest("", "%v", err))
-		return
+		return nil, openai.BadRequest("", "%v", err)
 	}
 	link, err := ticket.ParseLink(leg.Link)
 	if err != nil {
-		writeError(ctx, openai.BadRequest("link", "%v", err))
-		return
+		return nil, openai.BadRequest("link", "%v", err)
 	}
 	if leg.DeadlineMS < 0 {
-		writeError(ctx, openai.BadRequest("deadline_ms", "deadline_ms is %d", leg.DeadlineMS))
-		return
+		return nil, openai.BadRequest("deadline_ms", "deadline_ms is %d", leg.DeadlineMS)
 	}
-	c := w.begin(ctx, w.requests, "prefill", leg.RequestID)
-	if c == nil {
-		return
+	c, err := w.begin(ctx, w.requests, "prefill", leg.RequestID)
+	if err != nil {
+		return nil, err
 	}
 	defer c.leave()
 	var wait context.Context = c
@@ -44,17 +41,16 @@ func (w *Worker) servePrefillLeg(ctx *fasthttp.RequestCtx) {
 		defer cancel()
 	}
 	report := w.prefill.Await(wait, link)
-	status := legStatus(report.Outcome)
-	if status != 200 {
-		ctx.Response.Header.Set(headerOutcome, string(report.Outcome))
+	if report.Outcome == ticket.Done {
+		return report, nil
 	}
-	writeJSON(ctx, status, mustJSON(report))
+	ctx.Response.Header.Set(headerOutcome, string(report.Outcome))
+	writeJSON(ctx, legStatus(report.Outcome), report)
+	return nil, nil
 }
 
 func legStatus(o ticket.Outcome) int {
 	switch o {
-	case ticket.Done:
-		return 200
 	case ticket.NoSpace:
 		return 503
 	case ticket.Late:

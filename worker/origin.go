@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"slices"
 	"strconv"
@@ -17,7 +18,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Headers by which our router links the two legs of a request (ARCHITECTURE.md).
+// Headers by which our router links the two legs of a request; see ARCHITECTURE.md.
 const (
 	headerLink         = "x-xpyd-link"
 	headerPrefill      = "x-xpyd-prefill"
@@ -26,9 +27,9 @@ const (
 	headerSeed         = "x-xpyd-seed"
 	headerDeadline     = "x-xpyd-deadline-ms"
 	headerRequestID    = "x-request-id"
-	headerProbe        = "x-xpyd-probe" // "1": the router's own; it overtakes what waits
+	headerProbe        = "x-xpyd-probe" // "1": the router's own; it overtakes waiting requests
 	headerOutcome      = "x-xpyd-outcome"
-	headerMaxAnswer    = "x-xpyd-max-answer" // bytes that the router takes of an answer
+	headerMaxAnswer    = "x-xpyd-max-answer" // most bytes that the router accepts
 )
 
 // origin is where the KV of a request's prompts comes from.
@@ -52,8 +53,8 @@ func (from *origin) claim(r *engine.Request, i, n int) *decode.Claim {
 	}
 }
 
-// originOf reads where a request's KV comes from; nil: it is computed here.
-func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams) (*origin, *failure) {
+// originOf reads where a request's KV comes from; nil if it is computed here.
+func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams) (*origin, error) {
 	if link := h.Peek(headerLink); len(link) > 0 {
 		return w.routerOrigin(h, string(link))
 	}
@@ -63,48 +64,48 @@ func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *tra
 	return w.foreignOrigin(ctx, p)
 }
 
-// routerOrigin is named by our router's headers.
-func (w *Worker) routerOrigin(h *fasthttp.RequestHeader, raw string) (*origin, *failure) {
+// routerOrigin reads our router's headers.
+func (w *Worker) routerOrigin(h *fasthttp.RequestHeader, raw string) (*origin, error) {
 	link, err := ticket.ParseLink(raw)
 	if err != nil {
-		return nil, badRequest(headerLink, "%v", err)
+		return nil, openai.BadRequest(headerLink, "%v", err)
 	}
 	from := &origin{link: link, addr: string(h.Peek(headerPrefillKV)),
 		peer: kvconn.PeerID{ID: string(h.Peek(headerPrefill))}}
 	if from.peer.Epoch, err = strconv.ParseUint(string(h.Peek(headerPrefillEpoch)), 10, 64); err != nil {
-		return nil, badRequest(headerPrefillEpoch, "%v", err)
+		return nil, openai.BadRequest(headerPrefillEpoch, "%v", err)
 	}
 	if ms := string(h.Peek(headerDeadline)); ms != "" {
 		n, err := strconv.ParseInt(ms, 10, 64)
 		if err != nil || n <= 0 {
-			return nil, badRequest(headerDeadline, "%q is not a positive number of milliseconds", ms)
+			return nil, openai.BadRequest(headerDeadline, "%q is not a positive number of milliseconds", ms)
 		}
 		from.deadline = time.Now().Add(milliseconds(n))
 	}
-	if f := w.refuseRevoked(from.peer.ID); f != nil {
-		return nil, f
+	if err := w.refuseRevoked(from.peer.ID); err != nil {
+		return nil, err
 	}
-	if err := w.allowPeer(headerPrefillKV, from.addr); err != nil {
+	if err := w.allowPeer(from.addr); err != nil {
 		// The router knows it and we do not, or not yet: another pair may work.
-		return nil, &failure{openai.Upstream("%s", err.Message), ticket.Incompatible}
+		return nil, failed(ticket.Incompatible, err)
 	}
 	return from, nil
 }
 
-// allowPeer refuses addresses that a request has no business naming. Allowed are the hosts of
-// the fleet's workers, this machine, and the configured hosts.
+// allowPeer refuses addresses that a request has no business naming. Allowed are the hosts of the
+// fleet's workers, this machine, and the configured hosts.
 //
-// Another user may listen on such a host. He gets no ticket and no prompt, and nothing of his
-// is used: kvconn's handshake has both ends prove that they know the fleet's secret before
-// the first frame. A worker that trusts everyone has given that up.
-func (w *Worker) allowPeer(param, addr string) *openai.Error {
+// Another user may listen on such a host. He gets no ticket and no prompt, and nothing of his is used:
+// in kvconn's handshake both ends prove that they know the fleet's secret before the first frame. A
+// worker that trusts everyone has given that up.
+func (w *Worker) allowPeer(addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
-		return openai.BadRequest(param, "%q is not host:port", addr)
+		return fmt.Errorf("%q is not host:port", addr)
 	}
 	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() ||
 		slices.Contains(w.cfg.AllowHosts, host) || w.fleet.knows(addr) {
 		return nil
 	}
-	return openai.BadRequest(param, "%s is no worker of this fleet and not in allow_hosts", addr)
+	return fmt.Errorf("%s is no worker of this fleet and not in allow_hosts", addr)
 }

@@ -9,71 +9,64 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
-// pinList answers GET.
+// pinList answers GET /xpyd/v1/cache/pin.
 type pinList struct {
 	Pins      []tier.Pinned `json:"pins"`
 	Units     int           `json:"units"`      // of all pins, each once
 	MostUnits int           `json:"most_units"` // kv.pin_share of the tier
 }
 
-func (w *Worker) servePins(ctx *fasthttp.RequestCtx) {
-	l := pinList{Pins: w.tiers.Pins()}
-	if l.Pins == nil {
-		l.Pins = []tier.Pinned{}
-	}
+func (w *Worker) servePins(*fasthttp.RequestCtx) (any, error) {
+	l := &pinList{Pins: append([]tier.Pinned{}, w.tiers.Pins()...)} // [] in JSON, not null
 	l.Units, l.MostUnits = w.tiers.PinnedUnits()
-	writeJSON(ctx, 200, mustJSON(&l))
+	return l, nil
 }
 
 // servePin pins a prompt's prefix, or renews its pin.
-func (w *Worker) servePin(ctx *fasthttp.RequestCtx) {
+func (w *Worker) servePin(ctx *fasthttp.RequestCtx) (any, error) {
 	p, fail := openai.ParsePin(ctx.PostBody(), false)
-	var j *job
-	if fail == nil {
-		j, fail = w.pinJob(ctx, p)
-	}
 	if fail != nil {
-		writeError(ctx, fail)
-		return
+		return nil, fail
+	}
+	j, err := w.pinJob(ctx, p)
+	if err != nil {
+		return nil, err
 	}
 	pin, err := w.tiers.Pin(j.items[0].tokens, j.CacheSalt, p.TTL)
 	switch {
-	case err == nil:
-		writeJSON(ctx, 200, mustJSON(&pin))
 	case errors.Is(err, tier.ErrPinned):
 		e := openai.TooMany("%v: unpin something, wait, or raise kv.pin_share", err)
 		e.Code = "pin_share_exceeded"
-		writeError(ctx, e)
+		err = e
 	case errors.Is(err, tier.ErrShort):
-		writeError(ctx, openai.BadRequest(j.source(), "%v of %d tokens", err, w.cache.UnitTokens()))
+		err = openai.BadRequest(j.source(), "%v of %d tokens", err, w.cache.UnitTokens())
 	case errors.Is(err, tier.ErrNoTiers):
-		writeError(ctx, &openai.Error{Status: 409, Type: openai.TypeInvalid, Code: "no_host_memory", Message: err.Error() + ": set kv.host_memory"})
-	default:
-		writeError(ctx, openai.Internal("%v", err))
+		err = &openai.Error{Status: 409, Type: openai.TypeInvalid, Code: "no_host_memory", Message: err.Error() + ": set kv.host_memory"}
 	}
+	return &pin, err
 }
 
-// serveUnpin ends the pin of an id or of a prompt.
-func (w *Worker) serveUnpin(ctx *fasthttp.RequestCtx) {
+// serveUnpin ends the pin with an id, or that of a prompt.
+func (w *Worker) serveUnpin(ctx *fasthttp.RequestCtx) (any, error) {
 	p, fail := openai.ParsePin(ctx.PostBody(), true)
-	if fail == nil && p.ID == "" {
-		var j *job
-		if j, fail = w.pinJob(ctx, p); fail == nil {
-			p.ID = w.tiers.PinID(j.items[0].tokens, j.CacheSalt)
-		}
-	}
-	if fail == nil && !w.tiers.Unpin(p.ID) {
-		fail = openai.NotFound("there is no such pin")
-	}
 	if fail != nil {
-		writeError(ctx, fail)
-		return
+		return nil, fail
 	}
-	w.servePins(ctx)
+	if p.ID == "" {
+		j, err := w.pinJob(ctx, p)
+		if err != nil {
+			return nil, err
+		}
+		p.ID = w.tiers.PinID(j.items[0].tokens, j.CacheSalt)
+	}
+	if !w.tiers.Unpin(p.ID) {
+		return nil, openai.NotFound("there is no such pin")
+	}
+	return w.servePins(ctx)
 }
 
-// pinJob reads the prompt as the request to be served would have it.
-func (w *Worker) pinJob(ctx *fasthttp.RequestCtx, p openai.Pin) (j *job, err *openai.Error) {
+// pinJob reads the prompt like the request that will use it.
+func (w *Worker) pinJob(ctx *fasthttp.RequestCtx, p openai.Pin) (j *job, err error) {
 	if p.Chat {
 		j, err = w.chatJob(ctx)
 	} else {

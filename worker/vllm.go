@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"maps"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -10,9 +11,9 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// vllmMetrics measure requests by vLLM's names, labels and buckets (vllm/v1/metrics, 0.33), so
-// that dashboards and pickers made for it work. Each choice counts as a request, as in vLLM.
-// A router's probes do not count.
+// vllmMetrics have vLLM's names, labels and buckets (vllm/v1/metrics, 0.33), so that dashboards and
+// pickers made for it work. Each choice counts as a request, as in vLLM. A router's probes do not
+// count.
 type vllmMetrics struct {
 	ttft, itl, tpot, e2e, queue       prometheus.Histogram
 	prefill, decode, inference        prometheus.Histogram
@@ -28,7 +29,6 @@ const (
 	reasonError = "error"
 )
 
-// newVLLMMetrics makes the metrics for a context length.
 func newVLLMMetrics(labels prometheus.Labels, maxModelLen int) *vllmMetrics {
 	lengths := upTo(maxModelLen)
 	latency := []float64{.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
@@ -42,9 +42,7 @@ func newVLLMMetrics(labels prometheus.Labels, maxModelLen int) *vllmMetrics {
 	}
 	ended := func(reason string) prometheus.Counter {
 		all := prometheus.Labels{"finished_reason": reason}
-		for k, v := range labels {
-			all[k] = v
-		}
+		maps.Copy(all, labels)
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "vllm:request_success_total", Help: "Requests that ended, by how.", ConstLabels: all})
 	}
 	return &vllmMetrics{
@@ -89,10 +87,9 @@ func upTo(most int) (edges []float64) {
 	}
 }
 
-// stepped notes a step of the engine.
 func (m *vllmMetrics) stepped(positions int) { m.step.Observe(float64(positions)) }
 
-// prompted notes a prompt that has its first token.
+// prompted counts a prompt that has its first token.
 func (m *vllmMetrics) prompted(tokens, cached int, queued time.Duration) {
 	m.prompt.Add(float64(tokens))
 	m.queries.Add(float64(tokens))
@@ -100,7 +97,7 @@ func (m *vllmMetrics) prompted(tokens, cached int, queued time.Duration) {
 	m.queue.Observe(queued.Seconds())
 }
 
-// token notes a choice's token.
+// token counts a choice's token.
 func (m *vllmMetrics) token(c *choice, arrived, now time.Time) {
 	if c.first.IsZero() {
 		c.first = now
@@ -112,7 +109,7 @@ func (m *vllmMetrics) token(c *choice, arrived, now time.Time) {
 	m.generation.Inc()
 }
 
-// ended notes a choice's end.
+// ended counts a choice that ended.
 func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
 	switch reason {
 	case string(engine.FinishStop):
@@ -126,7 +123,7 @@ func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
 	}
 	m.e2e.Observe(took.Seconds())
 	m.prompts.Observe(float64(len(c.item.tokens)))
-	if c.first.IsZero() || c.item.info == nil { // it drew nothing
+	if c.first.IsZero() || c.item.info == nil { // no token
 		m.generations.Observe(0)
 		return
 	}
@@ -144,8 +141,8 @@ func (m *vllmMetrics) times(prefill, decode time.Duration) {
 	m.inference.Observe((prefill + decode).Seconds())
 }
 
-// prefilled notes a prompt that was run for a decode worker: its choices end here with their
-// first token.
+// prefilled counts a prompt that was run for a decode worker: its choices end here with their first
+// token.
 func (m *vllmMetrics) prefilled(info *engine.PromptInfo, choices int, took time.Duration) {
 	m.prompted(info.Tokens, info.CachedTokens, info.Queued)
 	for range choices {
@@ -159,8 +156,8 @@ func (m *vllmMetrics) prefilled(info *engine.PromptInfo, choices int, took time.
 	}
 }
 
-// endOf is the reason of choices that the generation's end cut off; "": they were refused.
-func (g *generation) endOf() string {
+// reason is why choices that the generation's end cut off ended; "" if they were refused.
+func (g *generation) reason() string {
 	switch {
 	case g.err == nil || g.err.outcome == ticket.Cancelled:
 		return reasonAbort
@@ -170,8 +167,7 @@ func (g *generation) endOf() string {
 	return reasonError
 }
 
-// older exports the times between tokens by vLLM's name before 0.11, too, from the same
-// histogram.
+// older exports the times between tokens under their name before vLLM 0.11 too.
 type older struct{ itl prometheus.Histogram }
 
 func (o older) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(o, ch) }
