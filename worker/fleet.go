@@ -31,7 +31,7 @@ type membership struct {
 }
 
 func join(w *Worker, secrets *trust.Ring) (*membership, error) {
-	m := &membership{alone: w.instance()}
+	m := &membership{alone: w.Instance()}
 	if w.cfg.Fleet.URL == "" {
 		return m, nil
 	}

@@ -130,7 +130,7 @@ func (w *Worker) serveLedger(*fasthttp.RequestCtx) (any, error) { return w.Ledge
 func (w *Worker) serveChange(do func(*Worker) error) handler {
 	return func(*fasthttp.RequestCtx) (any, error) {
 		err := do(w)
-		return w.instance(), err
+		return w.Instance(), err
 	}
 }
 
@@ -142,5 +142,5 @@ func (w *Worker) serveRole(ctx *fasthttp.RequestCtx) (any, error) {
 		return nil, openai.BadRequest("role", "want {\"role\":\"prefill\"} or {\"role\":\"decode\"}")
 	}
 	err := w.SetRole(body.Role)
-	return w.instance(), err
+	return w.Instance(), err
 }

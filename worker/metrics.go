@@ -9,8 +9,7 @@ import (
 	"github.com/xpyd/xpyd/engine"
 )
 
-// registerMetrics adds the process's metrics; some have vLLM's names too, for its dashboards
-// and pickers.
+// registerMetrics registers the process's metrics; some have vLLM's names, for its dashboards and pickers.
 func (w *Worker) registerMetrics() error {
 	label := prometheus.Labels{"model_name": w.served, "engine": "0"}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
