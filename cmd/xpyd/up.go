@@ -155,7 +155,7 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 		front.close(ctx)
 		return err
 	}
-	scale.set(sup)
+	scale.sup.Store(sup)
 	endPulse := background(func(ctx context.Context) { forwardPulse(ctx, front.watcher, sup) }) // also while the workers drain
 	err = startAll(ctx, cfg, sup, front, stdout, stderr)
 	if err == nil {
