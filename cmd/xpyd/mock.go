@@ -27,7 +27,6 @@ bootstrap address. A router's probes are exempt from a fault without "probes".`,
   xpyd mock --dialect vllm-nixl --role decode --listen 127.0.0.1:8200 --ttft 50ms --itl 10ms
   xpyd mock --dialect sglang --role decode --listen 127.0.0.1:8200 --fault cut=3
   xpyd mock --dialect openai --role decode --listen 127.0.0.1:8300 --fault status=503`,
-		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.Dialect, "dialect", "openai", "engine protocol: openai, vllm-nixl, vllm-nixl-push, vllm-mooncake,\nvllm-offloading, vllm-p2pnccl, storage, sglang, trtllm, trtllm-generation-first")

@@ -30,7 +30,6 @@ environment variable: tls_cert is XPYD_TLS_CERT.`,
 		Example: "  xpyd router --config configs/samples/router.yaml\n  xpyd router --listen 0.0.0.0:8000\n  xpyd router --join-file /run/xpyd/join-url --data /var/lib/xpyd-2 --listen 0.0.0.0:8002\n  xpyd router --config router.yaml --print-config\n" +
 			"  env XPYD_API_KEYS_FILE=keys.yaml XPYD_TLS_CERT=cert.pem XPYD_TLS_KEY=key.pem \\\n    xpyd router --listen 0.0.0.0:8443\n" +
 			"  xpyd keys new --file keys.yaml --name team-a --tokens-per-minute 100000",
-		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	def := defaultRouterConfig()

@@ -80,7 +80,6 @@ policy; Ctrl-C drains; a second one stops at once. /dashboard on the admin addre
 shows the fleet in a browser; the password is what admin-token-ro in --data has, which
 only reads, or admin-token.`,
 		Example: "  xpyd up\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
-		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.Int("prefill", def.Prefill, "prefill workers")

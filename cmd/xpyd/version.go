@@ -41,7 +41,7 @@ func versionLine() string {
 
 func newVersion() *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Print the version and the KV protocol range", Example: "  xpyd version", Args: cobra.NoArgs,
+		Use: "version", Short: "Print the version and the KV protocol range", Example: "  xpyd version",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, err := fmt.Fprint(cmd.OutOrStdout(), versionLine())
 			return err

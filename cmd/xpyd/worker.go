@@ -37,7 +37,6 @@ secret, and so does XPYD_JOIN, which takes the same text. A file that changes is
 in force without a restart. With "#SECRET" alone in it the worker is in no fleet
 and answers those who have the secret, as behind a proxy made for vLLM.`, role),
 		Example: fmt.Sprintf("  xpyd %[1]s --join-file /run/user/1000/xpyd/join-url --model hf:Qwen/Qwen3-0.6B\n  xpyd %[1]s --join-file … --kv-host-memory 16GiB --kv-ssd-dir /var/cache/xpyd/%[1]s-0 --kv-ssd-size 200GiB\n  xpyd %[1]s --config configs/samples/%[1]s.yaml\n  xpyd %[1]s --config %[1]s.yaml --print-config", role),
-		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.String("join-file", "", joinFileHelp)
