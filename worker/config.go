@@ -274,7 +274,7 @@ func (c *Config) Validate() error {
 		config.Positive("stall_timeout", c.StallTimeout),
 		config.Positive("drain_timeout", c.DrainTimeout),
 		config.Positive("lease_time", c.LeaseTime),
-		config.AtLeast("lease_max", c.LeaseMax, c.LeaseTime),
+		c.validLease(),
 		config.Positive("ticket_wait", c.TicketWait),
 		config.Positive("reserve_wait", c.ReserveWait),
 		config.Positive("fleet.heartbeat", c.Fleet.Heartbeat),
@@ -317,6 +317,13 @@ func (c *Config) validPool() error {
 	}
 	if !(c.GPUMemory > 0 && c.GPUMemory <= 1) {
 		return bad("gpu_memory", "%v is not in 0..1", c.GPUMemory)
+	}
+	return nil
+}
+
+func (c *Config) validLease() error {
+	if c.LeaseMax < c.LeaseTime {
+		return bad("lease_max", "%v is less than lease_time, %v", c.LeaseMax, c.LeaseTime)
 	}
 	return nil
 }

@@ -7,8 +7,7 @@ import (
 	"github.com/xpyd/xpyd/internal/supervise"
 )
 
-// doing returns what a worker of `up` does now: an order may have drained it or changed its
-// role.
+// doing returns what a worker of `up` does now: an order may have drained it or changed its role.
 func doing(front *front) func(supervise.Status) (string, supervise.Use) {
 	w, r := front.watcher, front.router
 	return func(s supervise.Status) (string, supervise.Use) {
@@ -29,14 +28,14 @@ func doing(front *front) func(supervise.Status) (string, supervise.Use) {
 	}
 }
 
-// again preserves the effect of orders on a worker across a crash: its role, and that it is
-// drained. args are those of its first start. One goroutine calls it.
+// again preserves the effect of orders on a worker across a crash: its role, and a drain. args are those of
+// its first start. One goroutine calls it.
 func again(front *front, id string, args []string) func() (string, []string) {
 	w, r := front.watcher, front.router
 	args = slices.Clone(args)
 	return func() (string, []string) {
 		if m := w.Snapshot().Get(id); m != nil && m.State != fleet.Gone {
-			args[0] = string(m.Role) // and so on, should it be forgotten before it is back
+			args[0] = string(m.Role) // kept, in case the fleet forgets the worker before it is back
 		}
 		if r.Drained(id) {
 			return args[0], append(slices.Clone(args), "--drained")
