@@ -21,7 +21,7 @@ const (
 	legPlain   = "plain"
 )
 
-// sight is what a request was recognised as.
+// sight is what check recognised in a request.
 type sight struct {
 	leg    string
 	links  []string // one per prompt
@@ -32,10 +32,10 @@ type sight struct {
 
 type fieldsOf map[string]json.RawMessage
 
-// has reports whether a field is there and not null.
+// has reports whether a field is present and not null.
 func (f fieldsOf) has(name string) bool { return f[name] != nil && string(f[name]) != "null" }
 
-// needs wants the field there.
+// needs wants the field present.
 func (f fieldsOf) needs(name string) error {
 	if !f.has(name) {
 		return fmt.Errorf("%s is absent", name)
@@ -43,7 +43,7 @@ func (f fieldsOf) needs(name string) error {
 	return nil
 }
 
-// is wants this raw value.
+// is wants the field to have this raw value.
 func (f fieldsOf) is(name, want string) error {
 	if string(f[name]) != want {
 		return fmt.Errorf("%s is %s, want %s", name, shown(f[name]), want)
@@ -106,7 +106,7 @@ func shown(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// oneToken checks how vLLM's prefill is asked.
+// oneToken checks a request to vLLM's prefill.
 func oneToken(f fieldsOf) error {
 	err := cmp.Or(f.is("stream", "false"), f.is("max_tokens", "1"), f.none("stream_options", "min_tokens", "min_completion_tokens"))
 	if err == nil && f["max_completion_tokens"] != nil {
@@ -115,7 +115,7 @@ func oneToken(f fieldsOf) error {
 	return err
 }
 
-// check finds out which leg the request is, and refuses wrong fields.
+// check recognises the leg of a request, and refuses wrong fields.
 func (e *Engine) check(h http.Header, f fieldsOf) (s sight, err error) {
 	switch e.cfg.Dialect {
 	case "openai":
@@ -259,7 +259,7 @@ func (e *Engine) checkSGLang(f fieldsOf) (sight, error) {
 	return s, nil
 }
 
-// perPrompt reads a field with one value or, for a batch, a list with one per prompt.
+// perPrompt reads a field: one value or, for a batch, a list with one per prompt.
 func perPrompt[T any](f fieldsOf, name string, prompts int) ([]T, error) {
 	list := make([]T, 1)
 	var to any = &list[0]

@@ -12,15 +12,15 @@ type Fault struct {
 	Hang     bool // never answer
 	Refuse   bool // close connections without an answer
 	Event    bool // 200, then an error as the first event
-	Cut      int  // break the connection after so many chunks; 0: no
-	Freeze   int  // say nothing more after so many chunks; 0: no
+	Cut      int  // break the connection after this many chunks; 0: no
+	Freeze   int  // send nothing after this many chunks; 0: no
 	Mute     bool // prefill: do the work, and never answer
 	NoParams bool // prefill: answer without what decode needs, like an engine without its connector
-	Probes   bool // probes suffer it too
+	Probes   bool // also for probes
 }
 
-// ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", "freeze=3",
-// "mute", "no-params", or "" for none. With ",probes" behind it, probes suffer it too.
+// ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", "freeze=3", "mute", "no-params",
+// or "" for none. A ",probes" at the end includes probes.
 func ParseFault(s string) (Fault, error) {
 	if s == "" {
 		return Fault{}, nil

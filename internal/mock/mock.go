@@ -1,8 +1,8 @@
-// Package mock is a fake engine for tests and demonstrations. It speaks one dialect as
-// prefill, decode or both, checks requests strictly, and answers a deterministic text with
-// chosen latencies and faults. Its checks are written from the engines' behaviour, not from
-// our router's code. A decode mock collects over HTTP from the prefill mock that its request
-// names, so that a wrong address, link or prompt shows even between processes.
+// Package mock is a fake engine for tests and demonstrations. It speaks one dialect as prefill, decode or
+// both, checks requests strictly, and answers with a deterministic text and chosen latencies and faults.
+// Its checks follow the engines' behaviour, not our router's code. A decode mock collects over HTTP from
+// the prefill mock that its request names, so that a wrong address, link or prompt shows even between
+// processes.
 package mock
 
 import (
@@ -32,45 +32,41 @@ type Config struct {
 	Role    string // prefill, decode or both
 	Model   string
 	Version string        // of GET /version
-	Embeds  bool          // it only makes embeddings; dialect openai
+	Embeds  bool          // only makes embeddings; dialect openai
 	TTFT    time.Duration // before the first token, or prefill's answer
 	ITL     time.Duration // between tokens
 	Fault   Fault
-	// Lease is how long prefill keeps what no decode collects; 0: for ever.
-	Lease time.Duration
-	KV    KVEvents
-	// Register is the ZMQ address, host:port, at which a vllm-p2pnccl mock registers every
-	// 3 s; "": nowhere.
+	Lease   time.Duration // how long prefill keeps prompts that no decode collects; 0: for ever
+	KV      KVEvents
+	// Register is the ZMQ address, host:port, at which a vllm-p2pnccl mock registers every 3 s; "": nowhere.
 	Register string
 	Log      *slog.Logger
 }
 
-// Validate refuses what Start cannot work with.
+// Validate checks the configuration.
 func (c *Config) Validate() error {
-	if !slices.Contains(Dialects, c.Dialect) {
+	switch {
+	case !slices.Contains(Dialects, c.Dialect):
 		return fmt.Errorf("dialect %q is not one of %s", c.Dialect, strings.Join(Dialects, ", "))
-	}
-	if !slices.Contains([]string{"prefill", "decode", "both"}, c.Role) {
+	case !slices.Contains([]string{"prefill", "decode", "both"}, c.Role):
 		return fmt.Errorf("role %q is not prefill, decode or both", c.Role)
-	}
-	if c.Embeds && (c.Dialect != "openai" || c.Role != legDecode) {
+	case c.Embeds && (c.Dialect != "openai" || c.Role != legDecode):
 		return errors.New("only a decode engine of dialect openai embeds")
-	}
-	if c.TTFT < 0 || c.ITL < 0 || c.Lease < 0 {
+	case c.TTFT < 0 || c.ITL < 0 || c.Lease < 0:
 		return errors.New("a latency or the lease is negative")
 	}
 	return nil
 }
 
-// Record is a request that an Engine got.
+// Record is a request that an Engine received.
 type Record struct {
 	Leg    string // prefill, decode or plain
 	Path   string
 	Header http.Header
 	Body   string
 	Probe  bool
-	Status int  // of the answer, 0 before it
-	Left   bool // the caller left before the answer's end
+	Status int  // of the response; 0 before it
+	Left   bool // the caller left before the end of the response
 	Over   bool
 }
 
@@ -95,7 +91,7 @@ type Engine struct {
 	blocks *blocks // nil when no events are published
 }
 
-// maxRecords bounds an Engine's records, oldest out first, and its links, finished ones out.
+// maxRecords bounds an Engine's records, of which the oldest go, and its links, of which finished ones go.
 const maxRecords = 4096
 
 // Start listens and serves until Close.
@@ -129,7 +125,7 @@ func Start(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// Close cuts running requests, and waits.
+// Close cuts running requests and waits for them.
 func (e *Engine) Close() error {
 	e.cancel()
 	err := e.srv.Close()
@@ -138,7 +134,7 @@ func (e *Engine) Close() error {
 	return errors.Join(err, e.blocks.close())
 }
 
-// Addr is where it listens; it is also its bootstrap address.
+// Addr is its address, which is also its bootstrap address.
 func (e *Engine) Addr() string { return e.ln.Addr().String() }
 
 // URL is its address as a URL.
@@ -161,7 +157,7 @@ func (e *Engine) SetFault(f Fault) {
 	e.fault = f
 }
 
-// SetLease changes Config.Lease, also for prompts that are kept already.
+// SetLease changes Config.Lease, even for prompts that are already kept.
 func (e *Engine) SetLease(d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
