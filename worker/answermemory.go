@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// answerMemory bounds the memory of all answers under way. Each reserves its share before it begins,
-// in order of arrival, and holds nothing else while it waits.
+// answerMemory bounds the memory of all answers under way. Each reserves its share before it
+// begins, in order of arrival, and holds nothing else while it waits.
 type answerMemory struct {
 	most  int64
 	queue int           // how many may wait

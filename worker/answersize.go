@@ -15,8 +15,8 @@ const (
 	leastAnswer = 1024
 )
 
-// answerLimit bounds an answer that does not stream, in bytes: this worker's setting, or the router's
-// header if that is lower.
+// answerLimit bounds an answer that does not stream, in bytes: this worker's setting, or the
+// router's header if that is lower.
 func (w *Worker) answerLimit(header []byte) int {
 	limit := int(w.cfg.MaxAnswer)
 	if n, err := strconv.Atoi(string(header)); err == nil && n > 0 {
@@ -137,8 +137,8 @@ type need struct {
 	each   int64 // a token, without its text
 }
 
-// answerNeeds estimates the memory of an answer; a stream needs it only for the tokens it holds back.
-// unsure: the client set no max_tokens.
+// answerNeeds estimates the memory of an answer; a stream needs it only for the tokens it holds
+// back. unsure: the client set no max_tokens.
 func (w *Worker) answerNeeds(j *job, unsure bool) need {
 	n, event := need{fixed: answerBytes}, 0
 	for i := range j.items {

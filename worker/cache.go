@@ -47,9 +47,9 @@ func (w *Worker) cacheInfo() *cacheInfo {
 		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}}
 }
 
-// serveFlush forgets every prefix that no running request holds, in the pool and in this worker's own
-// tiers. With ?store=true it also empties the shared store of this model, numerics and layout, for
-// all workers.
+// serveFlush forgets every prefix that no running request holds, in the pool and in this worker's
+// own tiers. With ?store=true it also empties the shared store of this model, numerics and layout,
+// for all workers.
 func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) (any, error) {
 	within, cancel := context.WithTimeout(context.Background(), flushTime)
 	defer cancel()

@@ -27,9 +27,9 @@ func (w *Worker) free(name string, run func(context.Context) error) {
 const closeGrace = 5 * time.Second
 
 // Close drains and ends the worker. Until ctx ends, running requests may finish and leases be
-// collected; new requests are refused. Then it leaves the fleet, ends what still runs, closes listeners
-// and sessions, and frees the model. Errors name their step. A second call waits for the first and
-// returns the same.
+// collected; new requests are refused. Then it leaves the fleet, ends what still runs, closes
+// listeners and sessions, and frees the model. Errors name their step. A second call waits for the
+// first and returns the same.
 func (w *Worker) Close(ctx context.Context) error {
 	w.ended.Do(func() { w.endErr = w.end(ctx) })
 	return w.endErr

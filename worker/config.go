@@ -139,8 +139,8 @@ type KV struct {
 	PeerQuota        config.Size     `key:"peer_quota"`         // bytes a second given to them; 0: no limit
 }
 
-// convertAllow pairs workers whose KV has different dtypes. Their numerics mix, so the same tokens are
-// no longer promised.
+// convertAllow pairs workers whose KV has different dtypes. Their numerics mix, so the same tokens
+// are no longer promised.
 const convertAllow = "allow"
 
 // Log says what is logged, and how.

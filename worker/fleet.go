@@ -17,7 +17,8 @@ import (
 )
 
 // membership is the worker's place in the fleet: it announces the worker and watches the others, so
-// that a request cannot make us dial a stranger. Without NATS it only keeps the worker's description.
+// that a request cannot make us dial a stranger. Without NATS it only keeps the worker's
+// description.
 type membership struct {
 	conn      *fleet.Conn
 	announcer *fleet.Announcer
@@ -54,7 +55,8 @@ func join(w *Worker, secrets *trust.Ring) (*membership, error) {
 	return m, nil
 }
 
-// follow calls revoke with the ids that are shut out of the fleet whenever they change, until ctx ends.
+// follow calls revoke with the ids that are shut out of the fleet whenever they change, until ctx
+// ends.
 func (m *membership) follow(ctx context.Context, revoke func(ids []string)) {
 	var last []string
 	for version := uint64(0); ; {
@@ -135,8 +137,8 @@ func (m *membership) update(f func(*fleet.Instance)) error {
 	return nil
 }
 
-// rejoin moves to the NATS servers of url. An empty url changes nothing, and a worker in no fleet stays
-// in none.
+// rejoin moves to the NATS servers of url. An empty url changes nothing, and a worker in no fleet
+// stays in none.
 func (m *membership) rejoin(url string) error {
 	if m.conn == nil || url == "" {
 		return nil
@@ -162,8 +164,8 @@ func (m *membership) close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// Revoke shuts out the workers with these ids, and only these: their sessions end, and no new ones are
-// made, whoever names them. See kvconn.Server.Revoke.
+// Revoke shuts out the workers with these ids, and only these: their sessions end, and no new ones
+// are made, whoever names them. See kvconn.Server.Revoke.
 func (w *Worker) Revoke(ids []string) {
 	w.shutOut.Store(&ids)
 	w.recv.Revoke(ids)

@@ -50,8 +50,8 @@ func parseTransfer(raw json.RawMessage) (*transferParams, error) {
 	return &p, nil
 }
 
-// keptParams is the kv_transfer_params of prefill's answer, in the form of vLLM's NIXL connector: how
-// decode collects the prompt.
+// keptParams is the kv_transfer_params of prefill's answer, in the form of vLLM's NIXL connector:
+// how decode collects the prompt.
 type keptParams struct {
 	DoRemotePrefill  bool      `json:"do_remote_prefill"`
 	DoRemoteDecode   bool      `json:"do_remote_decode"`
@@ -74,8 +74,8 @@ func (w *Worker) keptParams(k *prefill.Kept) *keptParams {
 }
 
 // serveKeep is prefill's side behind a foreign proxy: it runs the prompt, keeps its blocks under a
-// lease, and answers how decode collects them. With a transfer id decode knows that already, and may
-// be waiting.
+// lease, and answers how decode collects them. With a transfer id decode knows that already, and
+// may be waiting.
 func (w *Worker) serveKeep(c context.Context, j *job, p *transferParams, enc *openai.Encoder, id string, seed uint64) (any, error) {
 	if j.Stream {
 		return nil, openai.BadRequest("stream", "do_remote_decode answers once, without a stream")
@@ -109,8 +109,8 @@ type renewed struct {
 }
 
 // serveRenew extends the lease of a prompt that a foreign proxy's decode has not collected yet. The
-// proxy sends the kv_transfer_params of prefill's answer, or the transfer_id that it chose. vLLM's own
-// connectors renew from decode, by messages of their transports, which we do not speak.
+// proxy sends the kv_transfer_params of prefill's answer, or the transfer_id that it chose. vLLM's
+// own connectors renew from decode, by messages of their transports, which we do not speak.
 func (w *Worker) serveRenew(ctx *fasthttp.RequestCtx) (any, error) {
 	var p transferParams
 	if err := json.Unmarshal(ctx.PostBody(), &p); err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
-// startGPU logs where the GPU's memory went and begins to watch the GPU, if the model is on one. A GPU
-// that cannot be watched is no failure.
+// startGPU logs where the GPU's memory went and begins to watch the GPU, if the model is on one. A
+// GPU that cannot be watched is no failure.
 func (w *Worker) startGPU() error {
 	b, ok := w.backend.(interface{ Memory() cuda.Memory })
 	if !ok {

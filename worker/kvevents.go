@@ -21,8 +21,8 @@ type KVEvents struct {
 	Open   bool   `key:"open"` // readers need not know the fleet's secret
 }
 
-// maxPendingEvents bounds the events that wait for the publisher. On overflow they are lost, and readers
-// are told.
+// maxPendingEvents bounds the events that wait for the publisher. On overflow they are lost, and
+// readers are told.
 const maxPendingEvents = 1 << 16
 
 // eventWriter publishes the events of the cache, which must not wait for it: a goroutine of its own

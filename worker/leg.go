@@ -11,8 +11,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// servePrefillLeg is the router's leg to prefill. It answers when the link's prompt has been pushed or
-// has failed. When the router hangs up, the push ends too.
+// servePrefillLeg is the router's leg to prefill. It answers when the link's prompt has been pushed
+// or has failed. When the router hangs up, the push ends too.
 func (w *Worker) servePrefillLeg(ctx *fasthttp.RequestCtx) (any, error) {
 	var leg struct {
 		Link       string `json:"link"`

@@ -34,8 +34,8 @@ func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 	return tok.WithChatTemplate(string(template)) // chat_template.jinja wins
 }
 
-// newBackend puts the model on the device that cfg names; "auto" is a GPU if one can be used, else the
-// CPU. share asks for a pool that other processes can map.
+// newBackend puts the model on the device that cfg names; "auto" is a GPU if one can be used, else
+// the CPU. share asks for a pool that other processes can map.
 func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kernels.Backend, error) {
 	if cfg.Device != "cpu" {
 		b, err := newCUDA(cfg, m)
@@ -69,8 +69,8 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	return b, nil
 }
 
-// populate allocates all memory of a pool on the host now, so that a lack of it shows at start and not
-// during a request.
+// populate allocates all memory of a pool on the host now, so that a lack of it shows at start and
+// not during a request.
 func (w *Worker) populate(ctx context.Context) error {
 	pool, ok := w.backend.(interface{ Populate(context.Context) error })
 	if !ok {
@@ -95,8 +95,8 @@ func poolError(cfg *Config, err error) error {
 	return bad(key, "%s", large)
 }
 
-// fp16 reports whether a GPU computes in fp16: if asked to, or if the checkpoint is fp16 and no setting
-// lacks an fp16 form.
+// fp16 reports whether a GPU computes in fp16: if asked to, or if the checkpoint is fp16 and no
+// setting lacks an fp16 form.
 func fp16(cfg *Config, m *model.Model) bool {
 	if cfg.DType != dtypeAuto {
 		return cfg.DType == dtypeFP16
@@ -104,8 +104,8 @@ func fp16(cfg *Config, m *model.Model) bool {
 	return m.TorchDType == "float16" && cfg.KVCacheDType == kvAuto && !fp8Weights(cfg, m)
 }
 
-// fp8Weights reports whether the layers' projections are kept in FP8: if asked to, or if the checkpoint
-// has them in FP8 and batch_invariant does not rule it out.
+// fp8Weights reports whether the layers' projections are kept in FP8: if asked to, or if the
+// checkpoint has them in FP8 and batch_invariant does not rule it out.
 func fp8Weights(cfg *Config, m *model.Model) bool {
 	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant
 }
@@ -136,8 +136,8 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 // cpuMemory is the default of kv_memory on the CPU.
 const cpuMemory = 256 << 20
 
-// poolBlocks is the pool's size in blocks: as set, or as many of that dtype as size bytes hold, at most
-// 64 whole contexts.
+// poolBlocks is the pool's size in blocks: as set, or as many of that dtype as size bytes hold, at
+// most 64 whole contexts.
 func poolBlocks(cfg *Config, a *arch.Config, dtype kvlayout.DType, size int64) (int, error) {
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil

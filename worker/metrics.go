@@ -9,7 +9,8 @@ import (
 	"github.com/xpyd/xpyd/engine"
 )
 
-// registerMetrics registers the process's metrics; some have vLLM's names, for its dashboards and pickers.
+// registerMetrics registers the process's metrics; some have vLLM's names, for its dashboards and
+// pickers.
 func (w *Worker) registerMetrics() error {
 	label := prometheus.Labels{"model_name": w.served, "engine": "0"}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {

@@ -20,9 +20,10 @@ import (
 	"github.com/xpyd/xpyd/prefill"
 )
 
-// mooncakeRank is a data-parallel rank in Mooncake's bootstrap, as vLLM's MooncakeConnector speaks it.
-// Prefill serves GET /query: its engine id and KV listener, by rank. Decode asks for it, then claims
-// the transfer id that the proxy gave to both. We have one rank, and a new engine_id with every epoch.
+// mooncakeRank is a data-parallel rank in Mooncake's bootstrap, as vLLM's MooncakeConnector speaks
+// it. Prefill serves GET /query: its engine id and KV listener, by rank. Decode asks for it, then
+// claims the transfer id that the proxy gave to both. We have one rank, and a new engine_id with
+// every epoch.
 type mooncakeRank struct {
 	EngineID   string                       `json:"engine_id"`
 	WorkerAddr map[string]map[string]string `json:"worker_addr"` // tp rank -> pp rank -> tcp://host:port
@@ -91,9 +92,9 @@ func (w *Worker) queryBootstrap(ctx context.Context, u *url.URL) (map[string]moo
 	return ranks, err
 }
 
-// askBootstrap tries a token of each of the fleet's secrets, as it does not know which one the other
-// worker has. The tokens are good for this query alone: a proxy's client named the address, and
-// whoever listens there learns them.
+// askBootstrap tries a token of each of the fleet's secrets, as it does not know which one the
+// other worker has. The tokens are good for this query alone: a proxy's client named the address,
+// and whoever listens there learns them.
 func (w *Worker) askBootstrap(ctx context.Context, url string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -115,7 +116,8 @@ func (w *Worker) askBootstrap(ctx context.Context, url string) (*http.Response, 
 	}
 }
 
-// newClient is for requests to other workers. It follows no redirect: only the first host was checked.
+// newClient is for requests to other workers. It follows no redirect: only the first host was
+// checked.
 func newClient(t *trust.TLS) *http.Client {
 	return &http.Client{
 		Transport:     &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute, TLSClientConfig: t.Client()},

@@ -95,9 +95,9 @@ func (w *Worker) routerOrigin(h *fasthttp.RequestHeader, raw string) (*origin, e
 // allowPeer refuses addresses that a request has no business naming. Allowed are the hosts of the
 // fleet's workers, this machine, and the configured hosts.
 //
-// Another user may listen on such a host. He gets no ticket and no prompt, and nothing of his is used:
-// in kvconn's handshake both ends prove that they know the fleet's secret before the first frame. A
-// worker that trusts everyone has given that up.
+// Another user may listen on such a host. He gets no ticket and no prompt, and nothing of his is
+// used: in kvconn's handshake both ends prove that they know the fleet's secret before the first
+// frame. A worker that trusts everyone has given that up.
 func (w *Worker) allowPeer(addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {

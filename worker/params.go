@@ -38,8 +38,8 @@ func (j *job) source() string {
 	return "prompt"
 }
 
-// echoOnly reports whether the answer is the prompt alone: max_tokens 0 with echo. One token is drawn
-// all the same, but not shown.
+// echoOnly reports whether the answer is the prompt alone: max_tokens 0 with echo. One token is
+// drawn all the same, but not shown.
 func (j *job) echoOnly() bool { return j.echo && j.MaxTokens != nil && *j.MaxTokens == 0 }
 
 // item is one prompt.
@@ -123,8 +123,8 @@ func plainText(format json.RawMessage) bool {
 	return json.Unmarshal(format, &f) == nil && f.Type == "text"
 }
 
-// renderChat turns messages into the model's prompt. A template may run for seconds; it is cancelled
-// when the client leaves.
+// renderChat turns messages into the model's prompt. A template may run for seconds; it is
+// cancelled when the client leaves.
 func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat) ([]int32, error) {
 	if !w.tok.HasChatTemplate() {
 		return nil, openai.BadRequest("messages", "model %s has no chat template; use /v1/completions", w.served)

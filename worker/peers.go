@@ -47,8 +47,9 @@ func (w *Worker) self() handoff.Peer {
 	return handoff.Peer{ID: w.identity.ID, Epoch: w.identity.Epoch, KV: w.kvAddr}
 }
 
-// bringPrefix loads what host memory, SSD, peers and the shared store have of a prompt into the pool
-// before it is computed. What is in host memory the engine may load itself, from the returned source.
+// bringPrefix loads what host memory, SSD, peers and the shared store have of a prompt into the
+// pool before it is computed. What is in host memory the engine may load itself, from the returned
+// source.
 func (w *Worker) bringPrefix(ctx context.Context, p prefill.Wanted) engine.Source {
 	ctx, cancel := context.WithTimeout(ctx, w.cfg.KV.LoadTimeout) // for all of them together
 	defer cancel()
@@ -164,8 +165,8 @@ func (c collector) prefix(f *tier.Fetch) *decode.Prefix {
 	return p
 }
 
-// tierError maps decode's errors to the tier's. A peer that refuses because it does not have a prefix
-// has not failed, unless it just said that it has it (Fetch.Peer.URL).
+// tierError maps decode's errors to the tier's. A peer that refuses because it does not have a
+// prefix has not failed, unless it just said that it has it (Fetch.Peer.URL).
 func tierError(f *tier.Fetch, err error) error {
 	var e *decode.Error
 	switch {
@@ -182,8 +183,8 @@ func tierError(f *tier.Fetch, err error) error {
 	return err
 }
 
-// askReach asks a peer how far beyond token from it has a chain. Whoever listens at the URL, the bearer
-// token sent along is good for that run of that worker alone.
+// askReach asks a peer how far beyond token from it has a chain. Whoever listens at the URL, the
+// bearer token sent along is good for that run of that worker alone.
 func (w *Worker) askReach(ctx context.Context, p *tier.Peer, chain *kvcache.Chain, unit, from, upto int) (int, error) {
 	var units []kvcache.Hash
 	for at := from + unit; at <= upto && len(units) < tier.ReachUnits; at += unit {

@@ -11,8 +11,8 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// choice renders one choice's tokens into text and log probabilities. It holds back text that may still
-// become part of a character or of a stop string, with the log probabilities of its tokens.
+// choice renders one choice's tokens into text and log probabilities. It holds back text that may
+// still become part of a character or of a stop string, with the log probabilities of its tokens.
 type choice struct {
 	j      *job
 	tok    *tokenizer.Tokenizer
@@ -49,8 +49,8 @@ func newChoice(w *Worker, j *job, it *item, index int) *choice {
 		detok: it.detok.Continue(j.SkipSpecial), stop: j.stops.Stopper()}
 }
 
-// addToken renders one event. It reports whether the choice hit a stop string, so that the engine should
-// stop it.
+// addToken renders one event. It reports whether the choice hit a stop string, so that the engine
+// should stop it.
 func (c *choice) addToken(e *engine.Event) (stopped bool) {
 	if c.done {
 		return false
@@ -91,7 +91,8 @@ func (c *choice) addToken(e *engine.Event) (stopped bool) {
 	return false
 }
 
-// addText adds text, and reports whether a stop string in it ends the choice. None does before min_tokens.
+// addText adds text, and reports whether a stop string in it ends the choice. None does before
+// min_tokens.
 func (c *choice) addText(text string) (stopped bool) {
 	if c.tokens <= c.j.MinTokens {
 		c.text = append(c.text, c.stop.Skip(text)...)
@@ -117,8 +118,8 @@ func (c *choice) echoPrompt() {
 	}
 }
 
-// logprobs lists the prompt's tokens, once for all choices. The first has no distribution, nor do those
-// that were not computed here.
+// logprobs lists the prompt's tokens, once for all choices. The first has no distribution, nor do
+// those that were not computed here.
 func (it *item) logprobs(tok *tokenizer.Tokenizer, made *[]openai.TokenLogprob, most int) []openai.TokenLogprob {
 	if *made != nil {
 		return *made

@@ -34,7 +34,8 @@ func why(kind string) string {
 	return "a caller waits for its answer"
 }
 
-// requests are those under way. Once shut it admits no more; quiet is closed when the last has left.
+// requests are those under way. Once shut it admits no more; quiet is closed when the last has
+// left.
 type requests struct {
 	mu    sync.Mutex
 	live  map[*Running]struct{}

@@ -60,8 +60,8 @@ func settingError(err error) error {
 	return bad(keys[e.Setting], "%s", strings.TrimPrefix(e.Error(), "tier: "))
 }
 
-// openStore makes the client of the shared store. It does not connect yet, so a worker starts even if
-// the store is down.
+// openStore makes the client of the shared store. It does not connect yet, so a worker starts even
+// if the store is down.
 func (w *Worker) openStore() (store.Store, error) {
 	k := w.cfg.KV
 	addr, err := redis.ParseURL(k.Store)
@@ -99,8 +99,8 @@ func (s source) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 	return a, false
 }
 
-// submitRequest loads what the tiers and these peers have of a request's prompt, then submits it to the
-// engine.
+// submitRequest loads what the tiers and these peers have of a request's prompt, then submits it to
+// the engine.
 func (w *Worker) submitRequest(ctx context.Context, r *engine.Request, requestID string, peers []handoff.Peer) (*engine.Handle, error) {
 	if r.Prefilled == nil && r.PromptLogprobs < 0 {
 		r.Source = w.bringPrefix(ctx, prefill.Wanted{RequestID: requestID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})

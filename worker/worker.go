@@ -1,6 +1,6 @@
-// Package worker is one worker process: a model on a device, an engine, both halves of a pair (prefill
-// and decode), the HTTP listener, and a place in the fleet. The role is only what it announces: every
-// worker can do either phase, and does both for a plain request.
+// Package worker is one worker process: a model on a device, an engine, both halves of a pair
+// (prefill and decode), the HTTP listener, and a place in the fleet. The role is only what it
+// announces: every worker can do either phase, and does both for a plain request.
 //
 // A request's path:
 //
@@ -167,8 +167,8 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	if err != nil {
 		return err
 	}
-	// Join before serving, so that handlers can rely on w.fleet. Early callers wait in the listener's
-	// queue.
+	// Join before serving, so that handlers can rely on w.fleet. Early callers wait in the
+	// listener's queue.
 	if w.fleet, err = join(w, d.NATS); err != nil {
 		return err
 	}
@@ -303,7 +303,8 @@ func (w *Worker) ID() string { return w.identity.ID }
 // Role is what the worker announces now.
 func (w *Worker) Role() fleet.Role { return w.Instance().Role }
 
-// Rejoin applies a changed join line: it moves to NATS at url and announces the secrets now in force.
+// Rejoin applies a changed join line: it moves to NATS at url and announces the secrets now in
+// force.
 func (w *Worker) Rejoin(url string) error { return errors.Join(w.fleet.rejoin(url), w.renew()) }
 
 // renew applies a changed ring.

@@ -22,8 +22,8 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// adminFlags find the admin listener of a router: by flag, by environment, or by the files that a router
-// on this machine keeps in its data folder.
+// adminFlags find the admin listener of a router: by flag, by environment, or by the files that a
+// router on this machine keeps in its data folder.
 type adminFlags struct{ url, token, data, ca string }
 
 // adminCommand completes a command that asks a router.
@@ -45,8 +45,8 @@ func (a *adminFlags) register(cmd *cobra.Command) {
 // found is a router's URL, the token that it wants, and a file with its certificate.
 type found struct{ url, token, ca string }
 
-// find reads flags, the environment and the data folder. If others could have made the folder, or a killed
-// router left it, nothing is sent: others may listen at its address by now.
+// find reads flags, the environment and the data folder. If others could have made the folder, or a
+// killed router left it, nothing is sent: others may listen at its address by now.
 func (a *adminFlags) find() (found, error) {
 	t := found{url: a.url, token: cmp.Or(a.token, os.Getenv("XPYD_ADMIN_TOKEN")), ca: a.ca}
 	if t.url == "" || t.token == "" || t.ca == "" && strings.HasPrefix(t.url, "https:") {
@@ -63,8 +63,8 @@ func (a *adminFlags) find() (found, error) {
 	return t, nil
 }
 
-// look fills in what a router on this machine has left. Its token is used only for the address in its own
-// files, or for the one that the user gives.
+// look fills in what a router on this machine has left. Its token is used only for the address in
+// its own files, or for the one that the user gives.
 func (a *adminFlags) look(t *found) error {
 	dir, err := datadir.Open(a.data)
 	if errors.Is(err, fs.ErrNotExist) {

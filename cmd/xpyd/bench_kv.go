@@ -194,8 +194,8 @@ func benchTransports() (map[string]kvbench.Transport, error) {
 	return all, nil
 }
 
-// startBenchSender starts this program as the sender and sets addr to where it listens. The sender ends
-// with our control connection, or when stop kills it.
+// startBenchSender starts this program as the sender and sets addr to where it listens. The sender
+// ends with our control connection, or when stop kills it.
 func startBenchSender(ctx context.Context, stderr io.Writer, logLevel string, addr *string) (stop func(), err error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -170,7 +170,8 @@ func (b *benchKVIO) progress(of string) level.Progress {
 	}
 }
 
-// checkSSD refuses what ssd.Measure would, and buffers that need more than the available bytes (0: unknown).
+// checkSSD refuses what ssd.Measure would, and buffers that need more than the available bytes (0:
+// unknown).
 func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available int64) error {
 	if b.depth < 1 || b.depth > ssd.MostDepth {
 		return fmt.Errorf("--depth %d: want 1 to %d", b.depth, ssd.MostDepth)
@@ -192,8 +193,8 @@ func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available i
 	return nil
 }
 
-// room refuses a --host-total that needs more than the available bytes (0: unknown): twice as much host
-// memory, and the pool.
+// room refuses a --host-total that needs more than the available bytes (0: unknown): twice as much
+// host memory, and the pool.
 func (b *benchKVIO) room(l kvlayout.Layout, total int64, pool bool, available int64) error {
 	takes, what := int64(host.MeasureBlocks(l, total))*int64(l.BlockBytes()), "host memory"
 	if pool {

@@ -156,8 +156,8 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// calibrate measures the server's tokens per word, and those that it adds. A long prompt is more precise,
-// but a small model may refuse it.
+// calibrate measures the server's tokens per word, and those that it adds. A long prompt is more
+// precise, but a small model may refuse it.
 func calibrate(ctx context.Context, poster *client.Client, enc *workload.Encoder, text *workload.Text) error {
 	const few = 8
 	count := func(words int) (int, *client.Result) {

@@ -19,8 +19,8 @@ import (
 	"github.com/xpyd/xpyd/router/console"
 )
 
-// fleetSecret keeps a router's copy of the fleet's secret: its own, in its data folder, or the one in another
-// router's join file.
+// fleetSecret keeps a router's copy of the fleet's secret: its own, in its data folder, or the one
+// in another router's join file.
 type fleetSecret struct {
 	data   *datadir.Dir
 	ring   *trust.Ring
@@ -92,8 +92,8 @@ func (s *fleetSecret) before() trust.Join {
 	return trust.Join{}
 }
 
-// publish writes the files for workers and Prometheus. Every member has the oldest secret in force, so that
-// one opens its metrics.
+// publish writes the files for workers and Prometheus. Every member has the oldest secret in force,
+// so that one opens its metrics.
 func (s *fleetSecret) publish() error {
 	secrets := s.ring.Secrets()
 	line := trust.Join{URL: s.url, Secrets: secrets}
@@ -190,8 +190,8 @@ func (s *fleetSecret) retire(force bool) error {
 }
 
 // shutOut revokes a retired secret with all members: those with a copy of an older join line would
-// otherwise still accept it. Secrets retired earlier need no revocation: a member that has one of them and
-// the newest got the newest later.
+// otherwise still accept it. Secrets retired earlier need no revocation: a member that has one of
+// them and the newest got the newest later.
 func (s *fleetSecret) shutOut(old trust.Secret) error {
 	for _, name := range s.watch.Snapshot().Revoked {
 		if strings.HasPrefix(name, trust.SecretName) && name != old.String() {
@@ -215,7 +215,8 @@ func lacking(all *fleet.Snapshot, newest trust.Secret) (out []string) {
 	return out
 }
 
-// secretStatus is the response of GET /admin/v1/secret: the IDs of the secrets in force, and who has which.
+// secretStatus is the response of GET /admin/v1/secret: the IDs of the secrets in force, and who
+// has which.
 type secretStatus struct {
 	Secrets []string       `json:"secrets"`        // newest first
 	From    string         `json:"from,omitempty"` // the join file that they come from

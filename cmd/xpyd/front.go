@@ -29,13 +29,13 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// RouterConfig is the configuration of `xpyd router` and `xpyd up`: the router's own settings at the top
-// level, and how it joins the fleet.
+// RouterConfig is the configuration of `xpyd router` and `xpyd up`: the router's own settings at
+// the top level, and how it joins the fleet.
 type RouterConfig struct {
 	router.Config
 	Data string `key:"data"` // folder of the secrets
-	// Join or JoinFile comes from another router of the fleet. With TrustEveryone the fleet's secret
-	// is neither asked for nor shown.
+	// Join or JoinFile comes from another router of the fleet. With TrustEveryone the fleet's
+	// secret is neither asked for nor shown.
 	Join          string      `key:"join" secret:"true"`
 	JoinFile      string      `key:"join_file"`
 	TrustEveryone bool        `key:"trust_everyone"`
@@ -102,8 +102,8 @@ func defaultRouterConfig() RouterConfig {
 	return c
 }
 
-// Files of the data folder, which one router owns while it runs. Other commands on the same machine find
-// the router by them, without a flag.
+// Files of the data folder, which one router owns while it runs. Other commands on the same machine
+// find the router by them, without a flag.
 const (
 	fileToken   = "admin-token"    // bearer token of the admin listener
 	fileTokenRO = "admin-token-ro" // read-only token
@@ -133,8 +133,8 @@ type front struct {
 	lifeline  *fleet.Lifeline
 	router    *router.Router
 
-	// ballast is never touched, so it takes no memory, but it counts as heap. A router holds a few MiB;
-	// without ballast it would collect garbage several hundred times a second under load.
+	// ballast is never touched, so it takes no memory, but it counts as heap. A router holds a few
+	// MiB; without ballast it would collect garbage several hundred times a second under load.
 	ballast []byte
 }
 
@@ -148,8 +148,8 @@ type frontConfig struct {
 	forget  bool              // remove everything from a data folder made here: the fleet ends too
 }
 
-// openFront wires and starts everything that listens. The end of ctx ends waiting for a join file that is a
-// pipe.
+// openFront wires and starts everything that listens. The end of ctx ends waiting for a join file
+// that is a pipe.
 func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how frontConfig) (f *front, err error) {
 	f = &front{log: log, forget: how.forget, ballast: make([]byte, ballastBytes)}
 	defer func() {
@@ -241,7 +241,8 @@ func (f *front) token(env, file string) (string, error) {
 	return token, f.data.Write(file, []byte(token+"\n"))
 }
 
-// openNATS starts the embedded server unless there is an external one, connects, and writes the join line.
+// openNATS starts the embedded server unless there is an external one, connects, and writes the
+// join line.
 func (f *front) openNATS(cfg *RouterConfig, joined *joining, chosen bool) error {
 	url := cfg.Fleet.URL
 	if url == "" && cfg.Fleet.ClusterListen == "" {
@@ -278,8 +279,8 @@ func (f *front) openNATS(cfg *RouterConfig, joined *joining, chosen bool) error 
 	return err
 }
 
-// natsAddrs lists where the embedded server may listen if no setting says so: on the previous port, which
-// join lines name, then the default, then any.
+// natsAddrs lists where the embedded server may listen if no setting says so: on the previous port,
+// which join lines name, then the default, then any.
 func natsAddrs(listen string, before trust.Join) []string {
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil {
@@ -309,8 +310,8 @@ func (f *front) letGo() {
 	f.data.Close(files...)
 }
 
-// reloading reloads limits, policy and static members at each SIGHUP, until end is called. It also reopens
-// the audit file, even if the configuration is invalid.
+// reloading reloads limits, policy and static members at each SIGHUP, until end is called. It also
+// reopens the audit file, even if the configuration is invalid.
 func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error)) (end func()) {
 	r, log := f.router, f.log
 	anew := func() (*RouterConfig, error) {
@@ -352,7 +353,8 @@ func (f *front) url(cfg *RouterConfig) string {
 	return scheme + strings.Replace(f.router.Addr().String(), "[::]", "127.0.0.1", 1)
 }
 
-// close first lets running requests end (until ctx ends), then closes the view of the fleet, then NATS.
+// close first lets running requests end (until ctx ends), then closes the view of the fleet, then
+// NATS.
 func (f *front) close(ctx context.Context) {
 	defer runtime.KeepAlive(f.ballast)
 	var errs []error

@@ -33,8 +33,8 @@ type joining struct {
 	once bool   // the file is a pipe or the like, and read once
 }
 
-// readJoining reads the join line from text or a file; both may be empty. Until ctx ends it waits for a
-// writer of a pipe; then it returns ctx's error.
+// readJoining reads the join line from text or a file; both may be empty. Until ctx ends it waits
+// for a writer of a pipe; then it returns ctx's error.
 func readJoining(ctx context.Context, text, file string) (joining, error) {
 	if file == "" {
 		return parseJoining(text, joining{})
@@ -92,8 +92,8 @@ func parseJoining(text string, j joining) (joining, error) {
 // maxJoin bounds a join line.
 const maxJoin = 16 << 10
 
-// joinFile reads a file, which may be a link, like mounted secrets. A pipe or the like is never read again:
-// that would wait for a writer that is gone.
+// joinFile reads a file, which may be a link, like mounted secrets. A pipe or the like is never
+// read again: that would wait for a writer that is gone.
 func joinFile(path string, again bool) (text string, j joining, err error) {
 	j.file = path
 	info, err := os.Stat(path)
@@ -167,9 +167,9 @@ const nothingElse = "a worker reloads only its join file; restart it to change i
 // followEvery is how often a join file is checked.
 const followEvery = time.Second
 
-// follow calls apply with the file's content whenever it has changed, until ctx ends; look makes it check at
-// once. A missing or unreadable file changes nothing and is logged once. Without a file, or with one that
-// is read once, nothing changes.
+// follow calls apply with the file's content whenever it has changed, until ctx ends; look makes it
+// check at once. A missing or unreadable file changes nothing and is logged once. Without a file,
+// or with one that is read once, nothing changes.
 func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.Logger, apply func(trust.Join) error) {
 	if j.once {
 		log.Info("the join file is not a regular file: it was read once, and is not followed", "file", j.file)

@@ -87,8 +87,8 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	return root
 }
 
-// usageArgs makes wrong arguments bad usage, for all commands below parent. A command without Args takes
-// none.
+// usageArgs makes wrong arguments bad usage, for all commands below parent. A command without Args
+// takes none.
 func usageArgs(parent *cobra.Command) {
 	for _, c := range parent.Commands() {
 		check := c.Args
@@ -105,9 +105,9 @@ func usageArgs(parent *cobra.Command) {
 	}
 }
 
-// shutdownContext is cancelled by the first SIGINT or SIGTERM; a second one cancels the drain that follows
-// and cuts what runs. If that takes longer than lastGrace, or at a third signal, the process runs the
-// lastly function and exits.
+// shutdownContext is cancelled by the first SIGINT or SIGTERM; a second one cancels the drain that
+// follows and cuts what runs. If that takes longer than lastGrace, or at a third signal, the
+// process runs the lastly function and exits.
 func shutdownContext(exit func(int)) (context.Context, func()) {
 	now, cut := context.WithCancel(context.Background())
 	d := &drain{now: now}
@@ -169,15 +169,16 @@ type drain struct {
 	last atomic.Pointer[func()] // see lastly
 }
 
-// lastly sets a quick function that runs, beside whatever still runs, before an exit that no longer waits.
+// lastly sets a quick function that runs, beside whatever still runs, before an exit that no longer
+// waits.
 func lastly(ctx context.Context, f func()) {
 	if d, ok := ctx.Value(drainKey{}).(*drain); ok {
 		d.last.Store(&f)
 	}
 }
 
-// draining returns the context of a command's drain: it ends after limit or with a second signal, not with
-// ctx.
+// draining returns the context of a command's drain: it ends after limit or with a second signal,
+// not with ctx.
 func draining(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	parent := context.Background()
 	if d, ok := ctx.Value(drainKey{}).(*drain); ok {

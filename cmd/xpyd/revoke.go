@@ -24,8 +24,8 @@ const fileRevoked = "revoked"
 // routerName is a router's name at NATS; workers have their ids.
 const routerName = "router"
 
-// revoker keeps the list of revoked members in the data folder and at the embedded NATS. follow adds other
-// routers' revocations.
+// revoker keeps the list of revoked members in the data folder and at the embedded NATS. follow
+// adds other routers' revocations.
 type revoker struct {
 	*fleet.Watcher
 	data *datadir.Dir

@@ -15,8 +15,8 @@ import (
 // foreignEnv are the XPYD_ variables of other commands, and of the search for the CUDA library.
 var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD", "XPYD_CUDA_*"}
 
-// configured makes cmd run with its configuration: defaults, the file of --config, the environment and the
-// flags registered so far; later ones win. load reads it again.
+// configured makes cmd run with its configuration: defaults, the file of --config, the environment
+// and the flags registered so far; later ones win. load reads it again.
 func configured[T any](cmd *cobra.Command, file string, def *T, run func(cmd *cobra.Command, cfg *T, sources config.Sources, load func() (*T, error)) error) {
 	f := cmd.Flags()
 	path := f.String("config", "", "YAML file"+file)
@@ -64,8 +64,8 @@ func flagKey(flag string) string {
 	return key
 }
 
-// wrongSetting turns an error that names a key, because this machine or the model does not allow its value,
-// into bad configuration.
+// wrongSetting turns an error that names a key, because this machine or the model does not allow
+// its value, into bad configuration.
 func wrongSetting(sources config.Sources, err error) error {
 	var e *config.KeyError
 	if !errors.As(err, &e) {

@@ -56,7 +56,8 @@ func (c *upConfig) workers() worker.Config {
 	return w
 }
 
-// environ is each worker's environment: the settings of workers, and this process's other variables.
+// environ is each worker's environment: the settings of workers, and this process's other
+// variables.
 func (c *upConfig) environ(environ []string) ([]string, error) {
 	unset, set := workerDefaults(fleet.Prefill), c.workers()
 	vars, err := config.Environ(&unset, &set)
@@ -100,9 +101,9 @@ which only reads, or of admin-token.`,
 	return cmd
 }
 
-// fits checks, before any worker starts, that the available bytes are enough for the host memory of all;
-// each worker also checks for itself. Left to them are multiples of pools of unknown size, and machines
-// with unknown memory (0 bytes).
+// fits checks, before any worker starts, that the available bytes are enough for the host memory of
+// all; each worker also checks for itself. Left to them are multiples of pools of unknown size, and
+// machines with unknown memory (0 bytes).
 func (c *upConfig) fits(available int64) error {
 	workers, each := c.Prefill+c.Decode, c.KV.HostMemory.Of(int64(c.KVMemory))
 	all := int64(workers) * each
@@ -165,8 +166,8 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 	endReloads()
 	stop, cancel := draining(ctx, shutdownTimeout)
 	defer cancel()
-	// The router first, so that running requests can end; then the workers; the view of the fleet and
-	// NATS last.
+	// The router first, so that running requests can end; then the workers; the view of the fleet
+	// and NATS last.
 	if serr := front.router.Shutdown(stop); serr != nil {
 		log.Warn("router did not drain", "error", serr)
 	}
@@ -206,11 +207,12 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	return err
 }
 
-// settingLine matches a worker's error about a setting: where it was set (the flag or variable, by `up`),
-// the key, and what is wrong with it.
+// settingLine matches a worker's error about a setting: where it was set (the flag or variable, by
+// `up`), the key, and what is wrong with it.
 var settingLine = regexp.MustCompile(`^(?:(?:--[a-z-]+|XPYD_[A-Z_]+): )?([a-z_]+(?:\.[a-z_]+)*): (.*)$`)
 
-// startError returns why a worker did not start; a *config.KeyError if the worker found a setting wrong.
+// startError returns why a worker did not start; a *config.KeyError if the worker found a setting
+// wrong.
 func startError(s *supervise.Status) error {
 	said := strings.TrimPrefix(s.LastLine, "xpyd: ")
 	if s.Exit != nil && s.Exit.Code == exitUsage {
@@ -221,8 +223,8 @@ func startError(s *supervise.Status) error {
 	return fmt.Errorf("%s: %s", s.Name, said)
 }
 
-// startOutput passes the children's lines on, but holds back each one's last line until all have started:
-// when a start fails, that line is the error, and must be printed once.
+// startOutput passes the children's lines on, but holds back each one's last line until all have
+// started: when a start fails, that line is the error, and must be printed once.
 type startOutput struct {
 	mu   sync.Mutex
 	w    io.Writer
@@ -267,8 +269,8 @@ func waitReady(ctx context.Context, front *front) error {
 	return nil
 }
 
-// child describes the i-th worker of a role; settings that it shares are in its environment. It is ready
-// when the fleet knows it.
+// child describes the i-th worker of a role; settings that it shares are in its environment. It is
+// ready when the fleet knows it.
 func (c *upConfig) child(exe string, role fleet.Role, front *front) func(int) supervise.Child {
 	w := front.watcher
 	return func(i int) supervise.Child {
@@ -299,8 +301,8 @@ func childEnv(environ []string) []string {
 	})
 }
 
-// forwardPulse passes the workers' heartbeats to the supervisor, so that it can kill a frozen one: a stopped
-// process (SIGSTOP) ignores everything but SIGKILL.
+// forwardPulse passes the workers' heartbeats to the supervisor, so that it can kill a frozen one:
+// a stopped process (SIGSTOP) ignores everything but SIGKILL.
 func forwardPulse(ctx context.Context, w *fleet.Watcher, sup *supervise.Supervisor) {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()

@@ -28,8 +28,8 @@ func doing(front *front) func(supervise.Status) (string, supervise.Use) {
 	}
 }
 
-// again preserves the effect of orders on a worker across a crash: its role, and a drain. args are those of
-// its first start. One goroutine calls it.
+// again preserves the effect of orders on a worker across a crash: its role, and a drain. args are
+// those of its first start. One goroutine calls it.
 func again(front *front, id string, args []string) func() (string, []string) {
 	w, r := front.watcher, front.router
 	args = slices.Clone(args)

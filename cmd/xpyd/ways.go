@@ -12,8 +12,8 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// ways are all transports for KV, fastest first. Which of them a worker uses depends on kv.transport, its
-// device and its peers.
+// ways are all transports for KV, fastest first. Which of them a worker uses depends on
+// kv.transport, its device and its peers.
 func ways(network kvconn.Transport, kv *worker.KV) []way.Kind {
 	return []way.Kind{
 		cudaipc.Way(kv.DeviceRefill == "on"), // from GPU to GPU

@@ -140,8 +140,8 @@ func fleetTLS(cert, key, ca string, log *slog.Logger) (*trust.TLS, error) {
 	return t, config.Within("fleet", err)
 }
 
-// followJoin applies changes of the worker's join file until end is called. SIGHUP makes it check at once;
-// there is nothing else to reload.
+// followJoin applies changes of the worker's join file until end is called. SIGHUP makes it check
+// at once; there is nothing else to reload.
 func followJoin(w *worker.Worker, joined *joining, ring *trust.Ring, hup <-chan os.Signal, log *slog.Logger) (end func()) {
 	return background(func(ctx context.Context) {
 		joined.follow(ctx, hup, log, func(next trust.Join) error {
@@ -153,8 +153,8 @@ func followJoin(w *worker.Worker, joined *joining, ring *trust.Ring, hup <-chan 
 	})
 }
 
-// newLogger makes the process's log. Lines about single requests are written in batches, other messages
-// are limited per minute. flush writes the rest.
+// newLogger makes the process's log. Lines about single requests are written in batches, other
+// messages are limited per minute. flush writes the rest.
 func newLogger(w io.Writer, level, format string) (log *slog.Logger, flush func()) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {

@@ -19,8 +19,8 @@ type Fault struct {
 	Probes   bool // also for probes
 }
 
-// ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", "freeze=3", "mute", "no-params",
-// or "" for none. A ",probes" at the end includes probes.
+// ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", "freeze=3", "mute",
+// "no-params", or "" for none. A ",probes" at the end includes probes.
 func ParseFault(s string) (Fault, error) {
 	if s == "" {
 		return Fault{}, nil

@@ -12,8 +12,8 @@ import (
 	"github.com/xpyd/xpyd/internal/kvevents"
 )
 
-// KVEvents makes a mock publish the blocks that it would cache of its prompts; the least recently used is
-// evicted first.
+// KVEvents makes a mock publish the blocks that it would cache of its prompts; the least recently
+// used is evicted first.
 type KVEvents struct {
 	Listen string // host:port; "" publishes nothing
 	Replay string // host:port of the replay socket

@@ -1,8 +1,8 @@
-// Package mock is a fake engine for tests and demonstrations. It speaks one dialect as prefill, decode or
-// both, checks requests strictly, and answers with a deterministic text and chosen latencies and faults.
-// Its checks follow the engines' behaviour, not our router's code. A decode mock collects over HTTP from
-// the prefill mock that its request names, so that a wrong address, link or prompt shows even between
-// processes.
+// Package mock is a fake engine for tests and demonstrations. It speaks one dialect as prefill,
+// decode or both, checks requests strictly, and answers with a deterministic text and chosen
+// latencies and faults. Its checks follow the engines' behaviour, not our router's code. A decode
+// mock collects over HTTP from the prefill mock that its request names, so that a wrong address,
+// link or prompt shows even between processes.
 package mock
 
 import (
@@ -38,7 +38,8 @@ type Config struct {
 	Fault   Fault
 	Lease   time.Duration // how long prefill keeps prompts that no decode collects; 0: for ever
 	KV      KVEvents
-	// Register is the ZMQ address, host:port, at which a vllm-p2pnccl mock registers every 3 s; "": nowhere.
+	// Register is the ZMQ address, host:port, at which a vllm-p2pnccl mock registers every 3 s; "":
+	// nowhere.
 	Register string
 	Log      *slog.Logger
 }
@@ -91,7 +92,8 @@ type Engine struct {
 	blocks *blocks // nil when no events are published
 }
 
-// maxRecords bounds an Engine's records, of which the oldest go, and its links, of which finished ones go.
+// maxRecords bounds an Engine's records, of which the oldest go, and its links, of which finished
+// ones go.
 const maxRecords = 4096
 
 // Start listens and serves until Close.

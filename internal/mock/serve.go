@@ -251,8 +251,8 @@ func promptIDs(prompt string) string {
 	return fmt.Sprintf("[1,%d,3]", h.Sum32()%1000+10)
 }
 
-// Token counts of mocks. Prefill finds a part of the prompt cached; decode, like vLLM's, reports what it
-// received as cached.
+// Token counts of mocks. Prefill finds a part of the prompt cached; decode, like vLLM's, reports
+// what it received as cached.
 const (
 	promptTokens = 9
 	cachedTokens = 3
