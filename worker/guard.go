@@ -151,11 +151,9 @@ func (g *guard) refuse(ctx *fasthttp.RequestCtx, class string, why *openai.Error
 	defer g.mu.Unlock()
 	g.since++
 	if now := time.Now(); now.After(g.quiet) {
-		g.log.Warn("refused an HTTP request", "from", ctx.RemoteAddr().String(), "class", class, "path", clipped(ctx.Path()), "status", why.Status, "refused", g.since)
+		path := ctx.Path() // a stranger's text
+		g.log.Warn("refused an HTTP request", "from", ctx.RemoteAddr().String(), "class", class, "path", string(path[:min(len(path), 100)]), "status", why.Status, "refused", g.since)
 		g.quiet, g.since = now.Add(sayEvery), 0
 	}
 	return why
 }
-
-// clipped bounds a stranger's text.
-func clipped(b []byte) string { return string(b[:min(len(b), 100)]) }

@@ -56,7 +56,7 @@ func (w *Worker) startEvents() error {
 	if err != nil {
 		return fmt.Errorf("kv_events: %w", err)
 	}
-	if ring == nil && !onLoopback(pub.Addr()) {
+	if at, ok := pub.Addr().(*net.TCPAddr); ring == nil && !(ok && at.IP.IsLoopback()) {
 		w.log.Warn("KV events are open: whoever reaches this address can read the token ids of every prompt", "addr", pub.Addr().String())
 	}
 	root := kvcache.Root(w.model.Fingerprint, w.backend.Info().Numerics, "")
@@ -71,24 +71,14 @@ func (w *Worker) startEvents() error {
 	return nil
 }
 
-func onLoopback(a net.Addr) bool {
-	at, ok := a.(*net.TCPAddr)
-	return ok && at.IP.IsLoopback()
-}
-
 // eventAddrs are the addresses at which others dial the publisher.
 func (w *Worker) eventAddrs() (events, replay string) {
 	if w.events == nil {
 		return "", ""
 	}
 	events, err := w.advertised(w.events.pub.Addr())
-	if err != nil {
-		return "", ""
-	}
-	if a := w.events.pub.ReplayAddr(); a != nil {
-		if replay, err = w.advertised(a); err != nil {
-			replay = ""
-		}
+	if a := w.events.pub.ReplayAddr(); a != nil && err == nil {
+		replay, _ = w.advertised(a) // "" on an error
 	}
 	return events, replay
 }

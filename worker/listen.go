@@ -31,7 +31,10 @@ func (w *Worker) startKV(d Deps) error {
 		return err
 	}
 	dcfg := decode.DefaultConfig(w.cache.Blocks())
-	dcfg.ReserveTimeout, dcfg.Warm = w.cfg.ReserveWait, w.loadPrefix
+	dcfg.ReserveTimeout = w.cfg.ReserveWait
+	dcfg.Warm = func(ctx context.Context, tokens []int32, salt string) {
+		w.tiers.Load(ctx, tokens, salt, len(tokens)-1) // the last one is computed, for its logits
+	}
 	if w.cfg.KV.Peers == "on" {
 		dcfg.Self = w.self
 	}

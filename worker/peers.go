@@ -198,7 +198,11 @@ func (w *Worker) askReach(ctx context.Context, p *tier.Peer, chain *kvcache.Chai
 		return 0, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	if token := w.tokens.HTTP(p.ID, p.Epoch, w.secretsOf(p.ID)); token != "" {
+	secrets := "" // ids of those that the peer has
+	if m := w.fleet.member(p.ID); m != nil {
+		secrets = m.Secrets
+	}
+	if token := w.tokens.HTTP(p.ID, p.Epoch, secrets); token != "" {
 		req.Header.Set(trust.Header, token)
 	}
 	resp, err := w.client.Do(req)
@@ -215,14 +219,6 @@ func (w *Worker) askReach(ctx context.Context, p *tier.Peer, chain *kvcache.Chai
 	}
 	n, err := tier.ParseReached(b, len(units))
 	return from + n*unit, err
-}
-
-// secretsOf returns the ids of the secrets that a worker of the fleet has; "" if unknown.
-func (w *Worker) secretsOf(id string) string {
-	if m := w.fleet.member(id); m != nil {
-		return m.Secrets
-	}
-	return ""
 }
 
 // serveReach answers how much of a chain this worker has.

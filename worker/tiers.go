@@ -72,11 +72,6 @@ func (w *Worker) openStore() (store.Store, error) {
 		MaxValue: shared.ValueBytes(w.backend.Layout())})
 }
 
-// loadPrefix loads what the tiers have of a prompt into the pool.
-func (w *Worker) loadPrefix(ctx context.Context, tokens []int32, salt string) {
-	w.tiers.Load(ctx, tokens, salt, len(tokens)-1) // the last one is computed, for its logits
-}
-
 // source implements engine.Source with the tiers, or with a peer.
 type source struct {
 	tiers *tier.Tiers

@@ -87,20 +87,14 @@ func (a *adminFlags) look(t *found) error {
 	named := t.url != ""
 	file(fileAdmin, &t.url)
 	if err == nil && !named && t.url != "" {
-		err = running(dir)
+		var taken bool
+		if taken, err = dir.Taken(); err == nil && !taken {
+			err = fmt.Errorf("no router runs on %s: start one, or say where it is with --admin or --data", dir.Path())
+		}
 	}
 	file(fileAdminCert, &t.ca)
 	if t.url != "" {
 		file(fileToken, &t.token)
-	}
-	return err
-}
-
-// running refuses a data folder that no running router owns.
-func running(dir *datadir.Dir) error {
-	taken, err := dir.Taken()
-	if err == nil && !taken {
-		err = fmt.Errorf("no router runs on %s: start one, or say where it is with --admin or --data", dir.Path())
 	}
 	return err
 }

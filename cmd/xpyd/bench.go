@@ -8,7 +8,6 @@ import (
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -242,6 +241,3 @@ func readFile[T any](path string, read func(*os.File) (T, error)) (T, error) {
 	}
 	return v, nil
 }
-
-// secs rounds seconds to three decimals for a report.
-func secs(d time.Duration) float64 { return math.Round(d.Seconds()*1000) / 1000 }

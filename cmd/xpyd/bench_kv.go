@@ -29,7 +29,6 @@ type benchKV struct {
 	noVerify, noBaselines, once, raw bool
 }
 
-// newBenchKV is `xpyd bench kv`: how fast KV blocks move between two processes.
 func newBenchKV() *cobra.Command {
 	b := &benchKV{cfg: kvbench.DefaultConfig()}
 	cmd := &cobra.Command{

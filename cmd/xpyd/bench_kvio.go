@@ -39,7 +39,6 @@ type benchKVIO struct {
 	say  io.Writer
 }
 
-// newBenchKVIO is `xpyd bench kvio`: how fast KV moves between the tiers.
 func newBenchKVIO() *cobra.Command {
 	b := &benchKVIO{}
 	cmd := &cobra.Command{

@@ -10,7 +10,6 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// newBenchMultiturn is `xpyd bench multiturn`.
 func newBenchMultiturn() *cobra.Command {
 	b := &benchFlags{}
 	var clients, conversations, workingSet int

@@ -103,7 +103,7 @@ func (b *benchFlags) phase(ctx context.Context, stderr io.Writer, runner *loadge
 	stop := b.watch(stderr, p, rec)
 	runner.Run(ctx, p, src, rec)
 	stop()
-	out := report.Phase{Name: p.Name, Measured: measured, Mode: "closed", Concurrency: p.Clients, Ramp: secs(p.Ramp)}
+	out := report.Phase{Name: p.Name, Measured: measured, Mode: "closed", Concurrency: p.Clients, Ramp: math.Round(p.Ramp.Seconds()*1000) / 1000}
 	if p.Open {
 		out.Mode, out.Arrival = "open", "trace"
 		if a := p.Arrival; a != nil {

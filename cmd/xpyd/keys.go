@@ -12,7 +12,6 @@ import (
 
 var errNoFile = errors.New("--file: the file of keys is needed")
 
-// newKeys is `xpyd keys`: the API keys of a router.
 func newKeys() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "keys",

@@ -9,7 +9,6 @@ import (
 	"github.com/xpyd/xpyd/internal/mock"
 )
 
-// newMock is `xpyd mock`: a fake engine.
 func newMock() *cobra.Command {
 	cfg := mock.Config{}
 	var fault, logLevel string

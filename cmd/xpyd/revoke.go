@@ -109,7 +109,6 @@ const stillKnows = `Whoever is at that machine still knows the fleet's secret, a
 another name: replace the secret with ` + "`xpyd secret rotate`" + `, give the new join line to all
 others, and end the older one with ` + "`xpyd secret retire`" + `.`
 
-// newRevoke is `xpyd revoke`.
 func newRevoke() *cobra.Command {
 	return adminCommand(&cobra.Command{
 		Use: "revoke [ID]", Short: "Shut a worker out of the fleet; without an ID, list the revoked ones",
@@ -127,7 +126,6 @@ no worker hears it or talks to it any more, even after routers restart.
 	})
 }
 
-// newUnrevoke is `xpyd unrevoke`.
 func newUnrevoke() *cobra.Command {
 	return adminCommand(&cobra.Command{
 		Use: "unrevoke ID", Short: "Let a revoked worker come back",

@@ -15,7 +15,6 @@ const shutdownTimeout = 30 * time.Second
 
 const dataHelp = "folder with the secrets and the router's addresses, closed to other users"
 
-// newRouter is `xpyd router`: a router alone.
 func newRouter() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "router --config FILE",

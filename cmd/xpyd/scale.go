@@ -108,7 +108,6 @@ func respond(ctx *fasthttp.RequestCtx, v any) {
 	ctx.SetBody(b)
 }
 
-// newScale is `xpyd scale`, on a running `up`.
 func newScale() *cobra.Command {
 	var wait waiting
 	cmd := adminCommand(&cobra.Command{

@@ -14,7 +14,6 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// newSecret is `xpyd secret`: the fleet's secret, and who has it.
 func newSecret() *cobra.Command {
 	cmd := adminCommand(&cobra.Command{
 		Use:   "secret",

@@ -52,7 +52,6 @@ func (s *fleetStatus) get(id string) *instanceStatus {
 	return nil
 }
 
-// newStatus is `xpyd status`.
 func newStatus() *cobra.Command {
 	var watch, asJSON, ledger bool
 	cmd := adminCommand(&cobra.Command{

@@ -24,7 +24,6 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// newWorker is `xpyd prefill` or `xpyd decode`: one worker process.
 func newWorker(role fleet.Role) *cobra.Command {
 	def := workerDefaults(role)
 	cmd := &cobra.Command{
@@ -114,7 +113,14 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	hup := make(chan os.Signal, 1) // SIGHUP must not end a worker's requests
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
-	endFollow := followJoin(w, joined, ring, hup, log)
+	endFollow := background(func(ctx context.Context) { // SIGHUP makes it check at once
+		joined.follow(ctx, hup, log, func(next trust.Join) error {
+			if err := ring.Set(next.Secrets...); err != nil {
+				return err
+			}
+			return w.Rejoin(next.URL)
+		})
+	})
 	var failure error
 	drain := cfg.DrainTimeout
 	select {
@@ -138,19 +144,6 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 func fleetTLS(cert, key, ca string, log *slog.Logger) (*trust.TLS, error) {
 	t, err := trust.NewTLS(cert, key, ca, log)
 	return t, config.Within("fleet", err)
-}
-
-// followJoin applies changes of the worker's join file until end is called. SIGHUP makes it check
-// at once; there is nothing else to reload.
-func followJoin(w *worker.Worker, joined *joining, ring *trust.Ring, hup <-chan os.Signal, log *slog.Logger) (end func()) {
-	return background(func(ctx context.Context) {
-		joined.follow(ctx, hup, log, func(next trust.Join) error {
-			if err := ring.Set(next.Secrets...); err != nil {
-				return err
-			}
-			return w.Rejoin(next.URL)
-		})
-	})
 }
 
 // newLogger makes the process's log. Lines about single requests are written in batches, other
