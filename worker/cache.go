@@ -96,11 +96,7 @@ func (w *Worker) servePins(*fasthttp.RequestCtx) (any, error) {
 
 // servePin pins a prompt's prefix, or renews its pin.
 func (w *Worker) servePin(ctx *fasthttp.RequestCtx) (any, error) {
-	p, fail := openai.ParsePin(ctx.PostBody(), false)
-	if fail != nil {
-		return nil, fail
-	}
-	j, err := w.pinJob(ctx, p)
+	p, j, err := w.readPin(ctx, false)
 	if err != nil {
 		return nil, err
 	}
@@ -120,15 +116,11 @@ func (w *Worker) servePin(ctx *fasthttp.RequestCtx) (any, error) {
 
 // serveUnpin ends the pin with an id, or that of a prompt.
 func (w *Worker) serveUnpin(ctx *fasthttp.RequestCtx) (any, error) {
-	p, fail := openai.ParsePin(ctx.PostBody(), true)
-	if fail != nil {
-		return nil, fail
+	p, j, err := w.readPin(ctx, true)
+	if err != nil {
+		return nil, err
 	}
-	if p.ID == "" {
-		j, err := w.pinJob(ctx, p)
-		if err != nil {
-			return nil, err
-		}
+	if j != nil {
 		p.ID = w.tiers.PinID(j.items[0].tokens, j.CacheSalt)
 	}
 	if !w.tiers.Unpin(p.ID) {
@@ -137,15 +129,23 @@ func (w *Worker) serveUnpin(ctx *fasthttp.RequestCtx) (any, error) {
 	return w.servePins(ctx)
 }
 
-// pinJob reads the prompt like the request that will use it.
-func (w *Worker) pinJob(ctx *fasthttp.RequestCtx, p openai.Pin) (j *job, err error) {
-	if p.Chat {
-		j, err = w.chatJob(ctx)
-	} else {
-		j, err = w.completionJob(ctx.PostBody())
+// readPin reads a pin, and its prompt like the request that will use it. There is no prompt if
+// unpin names an id.
+func (w *Worker) readPin(ctx *fasthttp.RequestCtx, unpin bool) (openai.Pin, *job, error) {
+	p, fail := openai.ParsePin(ctx.PostBody(), unpin)
+	if fail != nil {
+		return p, nil, fail
 	}
+	if unpin && p.ID != "" {
+		return p, nil, nil
+	}
+	read := w.completionJob
+	if p.Chat {
+		read = w.chatJob
+	}
+	j, err := read(ctx)
 	if err == nil && len(j.items) != 1 {
 		err = openai.BadRequest("prompt", "one prompt at a time, not %d", len(j.items))
 	}
-	return j, err
+	return p, j, err
 }

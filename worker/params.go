@@ -54,9 +54,9 @@ type item struct {
 	echoed, listed []openai.TokenLogprob  // for echo and for prompt_logprobs; nil until wanted
 }
 
-// completionJob reads a POST /v1/completions body.
-func (w *Worker) completionJob(body []byte) (*job, error) {
-	c, err := openai.ParseCompletion(body, w.limits())
+// completionJob reads a POST /v1/completions.
+func (w *Worker) completionJob(ctx *fasthttp.RequestCtx) (*job, error) {
+	c, err := openai.ParseCompletion(ctx.PostBody(), w.limits())
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +93,7 @@ func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
 	return string(text), d
 }
 
-// chatJob reads a POST /v1/chat/completions body.
+// chatJob reads a POST /v1/chat/completions.
 func (w *Worker) chatJob(ctx *fasthttp.RequestCtx) (*job, error) {
 	c, err := openai.ParseChat(ctx.PostBody(), w.limits())
 	if err != nil {

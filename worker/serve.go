@@ -13,20 +13,15 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
-func (w *Worker) serveCompletion(ctx *fasthttp.RequestCtx) (any, error) {
-	j, err := w.completionJob(ctx.PostBody())
-	if err != nil {
-		return nil, err
+// serveJobs makes the handler of a generation whose job read reads.
+func (w *Worker) serveJobs(read func(*Worker, *fasthttp.RequestCtx) (*job, error)) handler {
+	return func(ctx *fasthttp.RequestCtx) (any, error) {
+		j, err := read(w, ctx)
+		if err != nil {
+			return nil, err
+		}
+		return w.serveJob(ctx, j)
 	}
-	return w.serveJob(ctx, j)
-}
-
-func (w *Worker) serveChat(ctx *fasthttp.RequestCtx) (any, error) {
-	j, err := w.chatJob(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return w.serveJob(ctx, j)
 }
 
 // serveJob answers a generation, alone or as one side of a pair.

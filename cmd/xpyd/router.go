@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -43,9 +41,6 @@ Each key of the configuration is also an environment variable: tls_cert is XPYD_
 		defer flush()
 		ctx := cmd.Context()
 		front, err := openFront(ctx, cfg, log, frontConfig{mounts: startsNone(), sources: sources})
-		if errors.Is(err, context.Canceled) { // stopped while waiting for a pipe
-			return nil
-		}
 		if err != nil {
 			return err
 		}

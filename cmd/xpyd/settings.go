@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
@@ -35,7 +36,11 @@ func configured[T any](cmd *cobra.Command, file string, def *T, run func(cmd *co
 		if *printOnly {
 			return config.Print(cmd.OutOrStdout(), cfg)
 		}
-		return wrongSetting(sources, run(cmd, cfg, sources, func() (*T, error) { return load(nil) }))
+		err = run(cmd, cfg, sources, func() (*T, error) { return load(nil) })
+		if errors.Is(err, context.Canceled) && cmd.Context().Err() != nil { // stopped while starting
+			return nil
+		}
+		return wrongSetting(sources, err)
 	}
 }
 

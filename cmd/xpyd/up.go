@@ -127,9 +127,6 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 	}
 	scale := &scaler{}
 	front, err := openFront(ctx, &cfg.RouterConfig, log, frontConfig{mounts: scale.mounts(), coming: scale.coming, sources: sources, forget: true})
-	if errors.Is(err, context.Canceled) { // stopped while waiting for a pipe
-		return nil
-	}
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -52,9 +51,6 @@ behind a proxy made for vLLM.`, role),
 	logFlags(f, &def.Log)
 	configured(cmd, "; see configs/samples", &def, func(cmd *cobra.Command, cfg *worker.Config, _ config.Sources, _ func() (*worker.Config, error)) error {
 		joined, err := readJoining(cmd.Context(), cfg.Join, cfg.JoinFile)
-		if errors.Is(err, context.Canceled) { // stopped while waiting for a pipe
-			return nil
-		}
 		if err != nil {
 			return err
 		}
