@@ -101,7 +101,7 @@ func TestMemoryTaken(t *testing.T) {
 			go func() { _, err := m.reserve(c, 50); errs <- err }()
 			synctest.Wait()
 		}
-		if _, err := m.reserve(t.Context(), 1); !errors.Is(err, errWaiters) || memoryFailure(err).outcome != ticket.NoSpace || memoryFailure(err).Status != 503 {
+		if _, err := m.reserve(t.Context(), 1); !errors.Is(err, errWaiters) || memoryFailure(err).outcome != ticket.NoSpace || memoryFailure(err).api.Status != 503 {
 			t.Errorf("a third waiter: %v", err)
 		}
 		if n := testutil.ToFloat64(m.full); n != 1 {

@@ -18,7 +18,7 @@ type Running struct {
 	Why   string    `json:"why"`
 }
 
-// stateWaiting is of a request that waits for its answer's memory.
+// stateWaiting is the state of a request that waits for its answer's memory.
 const stateWaiting = "waiting"
 
 // why describes what a kind of request does.
@@ -29,13 +29,13 @@ func why(kind string) string {
 	case "keep":
 		return "a foreign proxy waits for its prompt to be computed"
 	case "prefill":
-		return "the router waits for the exchange to end"
+		return "the router waits for the transfer to end"
 	}
 	return "a caller waits for its answer"
 }
 
-// requests are those under way. Once shut it admits no more, and quiet is closed when the
-// last has left.
+// requests are those under way. Once shut it admits no more; quiet is closed when the last has
+// left.
 type requests struct {
 	mu    sync.Mutex
 	live  map[*Running]struct{}
@@ -47,7 +47,7 @@ func newRequests() *requests {
 	return &requests{live: map[*Running]struct{}{}, quiet: make(chan struct{})}
 }
 
-// enter books a request until leave is called; false when the worker closes.
+// enter adds a request until leave is called; false when the worker is closing.
 func (j *requests) enter(kind, id string) (r *Running, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -77,12 +77,12 @@ func (j *requests) note(r *Running, state string, bytes int64) {
 	defer j.mu.Unlock()
 	r.State, r.Why = state, why(r.Kind)
 	if state == stateWaiting {
-		r.Why = "it waits for memory for its answer, of which others have all"
+		r.Why = "it waits for memory for its answer: other answers have all of it"
 	}
 	r.Bytes += bytes
 }
 
-// close admits no more.
+// close admits no more requests.
 func (j *requests) close() {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -90,7 +90,6 @@ type job struct {
 	chunks  int
 }
 
-// serveCompletion answers a request for tokens.
 func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {
@@ -197,7 +196,7 @@ func compact(raw json.RawMessage) string {
 	return b.String()
 }
 
-// respond does the leg, with the fault.
+// respond answers, with the fault.
 func (j *job) respond() {
 	switch {
 	case j.fault.Hang:
@@ -221,7 +220,7 @@ func (j *job) respond() {
 	}
 }
 
-// cut breaks the connection.
+// cut resets the connection.
 func (j *job) cut() {
 	conn, _, err := http.NewResponseController(j.w).Hijack()
 	if err != nil {
@@ -230,35 +229,30 @@ func (j *job) cut() {
 	if t, ok := conn.(*net.TCPConn); ok {
 		_ = t.SetLinger(0) // only to make it a reset
 	}
-	_ = conn.Close() // it is broken on purpose
+	_ = conn.Close() // broken on purpose
 }
 
 // pause returns false if the caller has left.
 func (j *job) pause(d time.Duration) bool {
-	if d == 0 {
-		return j.ctx.Err() == nil
+	if d > 0 {
+		select {
+		case <-time.After(d):
+		case <-j.ctx.Done():
+		case <-j.e.ctx.Done():
+		}
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-j.ctx.Done():
-		return false
-	case <-j.e.ctx.Done():
-		return false
-	}
+	return j.ctx.Err() == nil && j.e.ctx.Err() == nil
 }
 
-// promptIDs are the mock's token ids of a prompt.
+// promptIDs makes the token ids of a prompt.
 func promptIDs(prompt string) string {
 	h := fnv.New32a()
 	_, _ = io.WriteString(h, prompt) // never fails
 	return fmt.Sprintf("[1,%d,3]", h.Sum32()%1000+10)
 }
 
-// Token counts of mocks. Prefill finds a part of the prompt cached; decode, like vLLM's,
-// reports all that it was sent as cached.
+// Token counts of mocks. Prefill finds a part of the prompt cached; decode, like vLLM's, reports
+// what it received as cached.
 const (
 	promptTokens = 9
 	cachedTokens = 3
@@ -272,7 +266,7 @@ func (j *job) prefill() {
 	}
 	e.blocks.store(j.prompt)
 	e.keep(j.s.links, j.prompt, ids, true)
-	if e.cfg.Dialect == "sglang" { // answers when the transfer is over
+	if e.cfg.Dialect == "sglang" { // it answers when the transfer is over
 		for _, link := range j.s.links {
 			if !e.wait(j.ctx, link, func(k *kept) bool { return k.taken }) {
 				e.keep(j.s.links, "", "", false)
@@ -282,8 +276,7 @@ func (j *job) prefill() {
 		}
 	}
 	j.n, j.max = 1, 1
-	enc := j.encoder()
-	body := enc.AppendFull(nil, []openai.Choice{{Text: " x", Finish: "length"}}, openai.Usage{Prompt: promptTokens, Completion: 1, Cached: cachedTokens})
+	body := j.encoder().AppendFull(nil, []openai.Choice{{Text: " x", Finish: "length"}}, openai.Usage{Prompt: promptTokens, Completion: 1, Cached: cachedTokens})
 	if j.fault.Mute {
 		<-j.ctx.Done()
 		return
@@ -327,7 +320,7 @@ func (j *job) errorEvent(format string, args ...any) {
 	_, _ = j.w.Write(openai.AppendDone(openai.AppendErrorEvent(nil, openai.Upstream(format, args...)))) // the reader may have left
 }
 
-// decode collects, and answers.
+// decode collects the prompt and answers.
 func (j *job) decode() {
 	e := j.e
 	if j.stream && e.cfg.Dialect != "openai" {
@@ -353,7 +346,7 @@ func (j *job) decode() {
 	j.writeAnswer()
 }
 
-// Words is the text of a choice for a prompt, which is raw JSON without white space.
+// Words is the text of a choice. The prompt is raw JSON without white space.
 func Words(prompt string, choice, n int) []string {
 	list := []string{" once", " upon", " a", " time", " there", " was", " one", " small", " mock"}
 	out, draw := make([]string, n), drawsOf(prompt, choice)
@@ -363,7 +356,7 @@ func Words(prompt string, choice, n int) []string {
 	return out
 }
 
-// drawsOf returns a sequence of numbers that depends on a text and a choice.
+// drawsOf returns a random sequence, seeded by a text and a choice.
 func drawsOf(text string, choice int) func() uint64 {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, text) // never fails

@@ -34,6 +34,9 @@ type TLSError struct {
 func (e *TLSError) Error() string { return e.Err.Error() }
 func (e *TLSError) Unwrap() error { return e.Err }
 
+// ConfigKey is the key, for package config.
+func (e *TLSError) ConfigKey() string { return e.Key }
+
 // ValidTLS refuses a part of NewTLS's three files: want all or none. The error is a
 // *TLSError that names a given one.
 func ValidTLS(cert, key, ca string) error {
