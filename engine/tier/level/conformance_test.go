@@ -41,10 +41,9 @@ func (c memoryConfig) Open(ctx context.Context, env *level.Env) (level.Level, er
 	return memoryLevel{m}, err
 }
 
-func (m memoryLevel) Breaker() *level.Breaker          { return nil }
-func (m memoryLevel) Limits() level.Limits             { return level.Limits{Loads: 1, Burst: 1, Writers: 1} }
-func (m memoryLevel) Describe(chan<- *prometheus.Desc) {}
-func (m memoryLevel) Collect(chan<- prometheus.Metric) {}
+func (m memoryLevel) Breaker() *level.Breaker { return nil }
+func (m memoryLevel) Limits() level.Limits    { return level.Limits{Loads: 1, Burst: 1, Writers: 1} }
+func (m memoryLevel) Metrics() level.Metrics  { return nil }
 
 func (m memoryLevel) Load(_ context.Context, reads []level.Read, got func(i int, born time.Time, err error)) {
 	for i, r := range reads {
@@ -502,7 +501,7 @@ func TestLevelMetrics(t *testing.T) {
 		l := k.open(t, nil)
 		save(t, l, unit(1), true)
 		reg := prometheus.NewRegistry()
-		if err := reg.Register(l); err != nil {
+		if err := reg.Register(l.Metrics()); err != nil {
 			t.Fatal(err)
 		}
 		families, err := reg.Gather()

@@ -15,8 +15,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kernels"
 )
@@ -69,8 +67,8 @@ type Level interface {
 	// Breaker opens while the level is to be left alone.
 	Breaker() *Breaker
 	Limits() Limits
-	// Describe and Collect are the level's own metrics.
-	prometheus.Collector
+	// Metrics are the level's own.
+	Metrics() Metrics
 }
 
 // Read is a unit to be loaded.

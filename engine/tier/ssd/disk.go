@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
@@ -33,11 +35,13 @@ type Disk struct {
 	env      *level.Env
 	io       diskIO
 	fs       FS
-	metrics  *metrics
-	slow     level.Breaker // open while the SSD stalls
-	watching atomic.Bool   // for stalls
-	slots    int           // records a segment
-	most     int           // segments
+	metrics  level.Metrics
+	errors   *prometheus.CounterVec // by operation
+	lates    *prometheus.CounterVec // by operation
+	slow     level.Breaker          // open while the SSD stalls
+	watching atomic.Bool            // for stalls
+	slots    int                    // records a segment
+	most     int                    // segments
 	lock     *os.File
 
 	growing sync.Mutex // held while a segment is begun; mu may be taken inside it
@@ -85,12 +89,13 @@ func open(c Config, env *level.Env, way diskIO) (*Disk, error) {
 	if records < 2*minSegments {
 		return nil, level.Bad(SettingBytes, "%d bytes in %s: want room for %d units of %d tokens at least, %d bytes each", c.Bytes, c.Dir, 2*minSegments, env.Shape.Tokens(), record)
 	}
-	d := &Disk{cfg: c, env: env, io: way, fs: &way, metrics: newMetrics(), index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool),
+	d := &Disk{cfg: c, env: env, io: way, fs: &way, index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool),
 		reading: make(map[place]int), tenants: make(map[uint32]*holding)}
 	if c.Wrap != nil {
 		d.fs = c.Wrap(d.fs)
 	}
 	d.slow.Probe = d.probe
+	d.measure()
 	d.slots = int(max(1, min(segmentBytes/int64(record), records/minSegments)))
 	d.most = int(records) / d.slots
 	d.limit = env.Share(d.most * d.slots)
@@ -273,7 +278,7 @@ func (d *Disk) Load(_ context.Context, reads []level.Read, got func(i int, born 
 	for i := range reads {
 		born, err := d.read(&reads[i])
 		if err != nil && !errors.Is(err, level.ErrGone) && !errors.Is(err, level.ErrCorrupt) {
-			d.metrics.errors.WithLabelValues("read").Inc()
+			d.errors.WithLabelValues("read").Inc()
 			d.env.Complain(fmt.Errorf("read from %s: %w", d.cfg.Dir, err))
 			d.Forget(reads[i].Key)
 		}
@@ -323,7 +328,7 @@ func (d *Disk) unuse(s *segment) {
 // Save appends a unit, unless it is there or being written. It sets the record's header.
 func (d *Disk) Save(_ context.Context, u level.Unit, rec []byte) (saved bool, err error) {
 	if saved, err = d.append(u, rec, nil); err != nil {
-		d.metrics.errors.WithLabelValues("write").Inc()
+		d.errors.WithLabelValues("write").Inc()
 		d.env.Complain(fmt.Errorf("write to %s: %w", d.cfg.Dir, err))
 	}
 	return saved, err

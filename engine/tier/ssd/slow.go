@@ -47,7 +47,7 @@ func (d *Disk) late(op string) {
 	if !d.watching.Load() {
 		return
 	}
-	d.metrics.late.WithLabelValues(op).Inc()
+	d.lates.WithLabelValues(op).Inc()
 	err := fmt.Errorf("a %s in %s takes longer than %v: it is left alone until it is faster", op, d.cfg.Dir, d.cfg.Timeout)
 	d.slow.Failed(d.env.Awake, err)
 	d.env.Complain(err)

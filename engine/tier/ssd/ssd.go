@@ -129,41 +129,20 @@ func (d *Disk) Stats(ages bool) level.Stats {
 	return st
 }
 
-type metrics struct{ errors, late *prometheus.CounterVec }
-
-func newMetrics() *metrics {
-	vec := func(name, help string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help}, []string{"op"})
-	}
-	return &metrics{vec("io_errors_total", "Failed reads and writes of the SSD tier."),
-		vec("ssd_late_total", "Transfers of the SSD tier that took longer than half of kv.load_timeout.")}
-}
-
-var (
-	ioDesc     = prometheus.NewDesc("xpyd_kvtier_ssd_io_info", "How the SSD tier is read and written.", []string{"io"}, nil)
-	directDesc = prometheus.NewDesc("xpyd_kvtier_ssd_direct_total", "Transfers that went by pread or pwrite because io_uring did not take them.", nil, nil)
-	slowDesc   = prometheus.NewDesc("xpyd_kvtier_ssd_open", "1 while the SSD tier is left alone because a transfer took too long.", nil, nil)
-)
-
-// Describe implements prometheus.Collector.
-func (d *Disk) Describe(c chan<- *prometheus.Desc) {
-	d.metrics.errors.Describe(c)
-	d.metrics.late.Describe(c)
-	for _, desc := range []*prometheus.Desc{ioDesc, directDesc, slowDesc} {
-		c <- desc
+// measure makes the level's metrics.
+func (d *Disk) measure() {
+	m := &d.metrics
+	d.errors = m.Counters("io_errors_total", "Failed reads and writes of the SSD tier.", "op")
+	d.lates = m.Counters("ssd_late_total", "Transfers of the SSD tier that took longer than half of kv.load_timeout.", "op")
+	m.Gauge("ssd_io_info", "How the SSD tier is read and written.", prometheus.Labels{"io": string(d.io.way())}, func() float64 { return 1 })
+	m.Gauge("ssd_open", "1 while the SSD tier is left alone because a transfer took too long.", nil, d.slow.Open)
+	if r := d.io.ring; r != nil {
+		m.CounterOf("ssd_direct_total", "Transfers that went by pread or pwrite because io_uring did not take them.", func() float64 { return float64(r.Stats().Direct) })
 	}
 }
 
-// Collect implements prometheus.Collector.
-func (d *Disk) Collect(c chan<- prometheus.Metric) {
-	d.metrics.errors.Collect(c)
-	d.metrics.late.Collect(c)
-	c <- prometheus.MustNewConstMetric(ioDesc, prometheus.GaugeValue, 1, string(d.io.way()))
-	c <- prometheus.MustNewConstMetric(slowDesc, prometheus.GaugeValue, d.slow.Open())
-	if d.io.ring != nil {
-		c <- prometheus.MustNewConstMetric(directDesc, prometheus.CounterValue, float64(d.io.ring.Stats().Direct))
-	}
-}
+// Metrics are of transfers.
+func (d *Disk) Metrics() level.Metrics { return d.metrics }
 
 // The file of pins is written anew when they change, and moved into its place.
 const (
