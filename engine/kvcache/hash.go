@@ -3,6 +3,8 @@ package kvcache
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
+	"fmt"
 )
 
 // Grain is the fixed step of the hash chain in tokens, whatever the pool's
@@ -16,6 +18,18 @@ const domain = "xpyd/1"
 // Hash names a token prefix together with the model, numerics and salt that
 // its KV rows depend on: SHA-256 cut to 128 bits.
 type Hash [16]byte
+
+// MarshalText returns 32 hexadecimal digits.
+func (h Hash) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, h[:]), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (h *Hash) UnmarshalText(text []byte) error {
+	if len(text) != hex.EncodedLen(len(h)) {
+		return fmt.Errorf("%q is not %d hexadecimal digits", text, hex.EncodedLen(len(h)))
+	}
+	_, err := hex.Decode(h[:], text)
+	return err
+}
 
 // Root is the hash of the empty prefix: SHA-256 over the domain, then model
 // fingerprint, numerics and salt, each preceded by its length in bytes as
@@ -74,9 +88,6 @@ func (ch *Chain) Extend(tokens []int32) {
 
 // Tokens returns how many tokens are hashed.
 func (ch *Chain) Tokens() int { return len(ch.hashes) * Grain }
-
-// Hashes returns the hash of each prefix of 16, 32, … tokens; read only.
-func (ch *Chain) Hashes() []Hash { return ch.hashes }
 
 // Fork returns an independent copy of the chain's first tokens.
 func (ch *Chain) Fork(tokens int) Chain {

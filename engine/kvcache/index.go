@@ -57,30 +57,10 @@ func (h *entryHeap) Pop() any {
 	return e
 }
 
-// Match finds the longest indexed prefix of tokens, at most maxTokens long,
-// and gives owner a reference to each of its blocks. n is its length, a
-// multiple of UnitTokens.
-func (c *Cache) Match(tokens []int32, salt string, maxTokens int, owner string) (ids []int32, n int) {
-	ch := c.NewChain(salt)
-	ch.Extend(tokens[:min(len(tokens), max(maxTokens, 0))])
-	return c.MatchChain(&ch, maxTokens, owner)
-}
-
-// MatchChain is Match for a sequence whose chain is at hand.
-func (c *Cache) MatchChain(ch *Chain, maxTokens int, owner string) (ids []int32, n int) {
-	c.mu.Lock()
-	defer c.unlock()
-	ids, n, _ = c.find(ch, maxTokens)
-	c.retain(ids, owner)
-	c.counted(ch, ids, n, maxTokens)
-	return ids, n
-}
-
-// Reserve is MatchChain, then Alloc of what is missing to make a table of
-// blocks, both or neither: ErrNoSpace when that would leave fewer than spare
-// blocks available, or when a ReserveWait that began before since still
-// waits; ErrTooLarge when the pool is too small. n is how many tokens the
-// index had.
+// Reserve makes a table of blocks for a chain: those of the longest indexed prefix, of n
+// tokens and at most maxTokens, and fresh ones for the rest. It takes all or none: ErrNoSpace
+// if fewer than spare blocks would be left available, or if a ReserveWait that began before
+// since still waits; ErrTooLarge if the pool is too small.
 func (c *Cache) Reserve(ch *Chain, maxTokens, blocks, spare int, since time.Time, owner string) (ids []int32, n int, err error) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -133,18 +113,10 @@ func (c *Cache) counted(ch *Chain, table []int32, hit, asked int) {
 	c.found(table[:hit/c.cfg.BlockTokens], ch.Priority)
 }
 
-// Insert tells the index that blocks ids, all held, contain the KV rows of
-// tokens; a last incomplete unit is left out. A prefix the index has already
-// keeps its blocks, and the caller's stay private copies.
-func (c *Cache) Insert(tokens []int32, salt string, ids []int32) {
-	ch := c.NewChain(salt)
-	ch.Extend(tokens)
-	c.InsertChain(&ch, tokens, ids, 0)
-}
-
-// InsertChain is Insert for a sequence whose chain, covering tokens, is at
-// hand; the first from tokens are indexed already. It returns how many tokens
-// are done with: pass that as from next time.
+// InsertChain tells the index that blocks ids, all held, contain the KV rows of tokens, whose
+// chain is ch; the first from tokens are indexed already. It leaves out a last incomplete unit
+// and returns how many tokens are done: pass that as from next time. A prefix that the index
+// has keeps its blocks, and the caller's stay private copies.
 func (c *Cache) InsertChain(ch *Chain, tokens, ids []int32, from int) int {
 	whole := min(len(tokens), len(ids)*c.cfg.BlockTokens, ch.Tokens())
 	if from+c.unitTokens > whole {

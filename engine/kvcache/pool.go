@@ -137,19 +137,8 @@ func (c *Cache) Unshare(id int32, owner string) (int32, error) {
 	return fresh[0], nil
 }
 
-// Generation returns the block's generation: it moves on when the block is
-// freed or revoked, so a write that names an old one must be refused. False
-// when the pool has no such block.
-func (c *Cache) Generation(id int32) (uint32, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if id < 0 || int(id) >= len(c.blocks) {
-		return 0, false
-	}
-	return c.blocks[id].gen, true
-}
-
-// Generations returns the generation of each block.
+// Generations returns the generation of each block. It changes when the block is freed or
+// revoked, so a write that names an old one must be refused.
 func (c *Cache) Generations(ids []int32) []uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -19,12 +19,6 @@ type waiter struct {
 	granted   chan struct{} // closed under Cache.mu
 }
 
-// AllocWait is ReserveWait without a prefix to look for.
-func (c *Cache) AllocWait(ctx context.Context, n int, owner string) ([]int32, error) {
-	ids, _, err := c.ReserveWait(ctx, &Chain{}, 0, n, owner)
-	return ids, err
-}
-
 // ReserveWait is Reserve that waits its turn, first come first served, until
 // ctx ends: then ErrNoSpace wrapped together with the context's cause.
 // ErrTooManyWaiters when the queue is full, ErrTooLarge when it can never
