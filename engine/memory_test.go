@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine"
-	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/enginetest"
+	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kernels"
 )
 
