@@ -36,14 +36,13 @@ type Config struct {
 	Dir   string // this worker's own
 	Bytes int64
 	IO    IO // how it is read and written; "": IOAuto
-	// Timeout: an SSD that takes longer for one unit is left alone until it is faster.
-	// 0: half of what a load may take, at least 100 ms.
+	// Timeout is how long a transfer of one unit may take; a slower SSD is left alone until
+	// it is faster. 0: half of what a load may take, at least 100 ms.
 	Timeout time.Duration
-	// Wrap, unless nil, is put around the files of the level: a test's faults.
-	Wrap func(FS) FS
+	Wrap    func(FS) FS // nil, or adds a test's faults to the files
 }
 
-// FS is where files come from.
+// FS opens and removes files.
 type FS interface {
 	Open(path string, flag int) (File, error)
 	Remove(path string) error
@@ -62,8 +61,8 @@ var (
 	_ level.Aborter = (*Disk)(nil)
 )
 
-// Open implements level.Config. While segments are recovered no request is there yet
-// that a slow SSD could hold up, so it is not watched.
+// Open implements level.Config. The SSD is not watched for stalls while segments are recovered:
+// there are no requests yet.
 func (c Config) Open(_ context.Context, env *level.Env) (level.Level, error) {
 	if !slices.Contains([]IO{"", IOAuto, IOUring, IOPread}, c.IO) {
 		return nil, level.Bad(SettingIO, "SSD by %q", c.IO)
@@ -88,7 +87,7 @@ func (c Config) Open(_ context.Context, env *level.Env) (level.Level, error) {
 	return d, nil
 }
 
-// Name implements level.Level, as what follows does.
+// Name implements level.Level, as do the methods below and those in disk.go.
 func (d *Disk) Name() string { return Name }
 
 // Limits bounds transfers: one unit each.
@@ -100,14 +99,12 @@ func (d *Disk) Breaker() *level.Breaker { return &d.slow }
 // Close ends the level. The files stay.
 func (d *Disk) Close(ctx context.Context) error { return errors.Join(d.close(), d.io.close(ctx)) }
 
-// Abort cancels what the kernel has not begun, as far as a ring can.
+// Abort cancels transfers that the kernel has not begun, if there is a ring.
 func (d *Disk) Abort(ctx context.Context) error {
-	return fmt.Errorf("%s: %w", d.cfg.Dir, errors.Join(errHangs, d.io.close(ctx)))
+	return fmt.Errorf("%s: %w", d.cfg.Dir, errors.Join(errors.New("transfers hang"), d.io.close(ctx)))
 }
 
-var errHangs = errors.New("transfers hang")
-
-// Stats says how many units there are, of what age, and how they are read and written.
+// Stats counts the units and, if asked, adds up their ages.
 func (d *Disk) Stats(ages bool) level.Stats {
 	st := level.Stats{Tier: Name, Capacity: d.most * d.slots, UnitBytes: d.env.Shape.Record(), IO: string(d.io.way())}
 	if d.io.why != nil {
@@ -144,7 +141,7 @@ func (d *Disk) measure() {
 // Metrics are of transfers.
 func (d *Disk) Metrics() level.Metrics { return d.metrics }
 
-// The file of pins is written anew when they change, and moved into its place.
+// The file of pins is written beside the old one and renamed into its place.
 const (
 	pinsName = "pins"
 	pinsMost = 256 << 20 // bytes
