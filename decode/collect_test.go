@@ -63,7 +63,7 @@ func prefix(addr string, seed int32, upto int) *decode.Prefix {
 // holds checks that the index has so many tokens of a prompt, and right rows.
 func (r *rig) holds(p *decode.Prefix, tokens int) {
 	r.t.Helper()
-	ids, n := r.cache.Match(p.Tokens, p.Salt, len(p.Tokens), "test")
+	ids, n := cached(r.cache, p.Tokens, p.Salt, "test")
 	if n != tokens || !r.pool.has(ids, p.Tokens[0], n) {
 		r.t.Errorf("the index has %d tokens, want %d; rows right: %t", n, tokens, r.pool.has(ids, p.Tokens[0], n))
 	}

@@ -54,7 +54,9 @@ func TestSetDelta(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.cache.Insert(c.Tokens, "", pre.Blocks)
+		chain := r.cache.NewChain("")
+		chain.Extend(c.Tokens)
+		r.cache.InsertChain(&chain, c.Tokens, pre.Blocks, 0)
 		r.cache.Release(pre.Blocks, c.Owner)
 		asked = nil
 		pre, rep, err := r.Fetch(r.t.Context(), c)

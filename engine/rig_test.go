@@ -135,7 +135,8 @@ func (r *rig) done(h *engine.Handle) {
 func (r *rig) reserve(n int, owner string) ([]int32, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	return r.cache.AllocWait(ctx, n, owner)
+	ids, _, err := r.cache.ReserveWait(ctx, &kvcache.Chain{}, 0, n, owner)
+	return ids, err
 }
 
 // output is what one choice produced.
@@ -258,4 +259,13 @@ func (r *rig) eachBlock(blocks []int32, n int, f func(layer int, id int32, rows 
 			f(layer, id, min(r.cache.BlockTokens(), n-i*r.cache.BlockTokens()))
 		}
 	}
+}
+
+// indexed holds what the index has of a prompt, n tokens.
+func indexed(c *kvcache.Cache, tokens []int32, salt, owner string) (ids []int32, n int) {
+	chain := c.NewChain(salt)
+	chain.Extend(tokens)
+	n = c.Reach(&chain, len(tokens))
+	ids, _ = c.HoldChain(&chain, n, owner)
+	return ids, n
 }

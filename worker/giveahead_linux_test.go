@@ -118,7 +118,7 @@ func TestGiveAhead(t *testing.T) {
 	f("a bit flips on the way", func(_ *testing.T, d, p *gpuEnd) {
 		const flipped = 5
 		p.compute(1, gpuTokens) // to know the blocks
-		table, _ := p.cache.Match(gpuPrompt(1), "", gpuTokens, "look")
+		table, _ := cached(p.cache, gpuPrompt(1)[:gpuTokens], "", "look")
 		p.cache.Release(table, "look")
 		p.cache.Clear()
 		all := p.cache.Stats().Blocks

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
-	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -21,7 +21,7 @@ type Arrival struct {
 	from, upto int // tokens
 	move       kernels.HostArrival
 	fetches    []*fetch
-	units      []level.Move
+	units      []host.Move
 	done       chan struct{}
 }
 
@@ -81,7 +81,7 @@ func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 func (a *Arrival) lease(chain *kvcache.Chain, to int) {
 	t, unit := a.t, a.t.shape.Tokens()
 	list := make([]fetch, (to-a.upto)/unit)
-	a.fetches, a.units = make([]*fetch, 0, len(list)), make([]level.Move, 0, len(list))
+	a.fetches, a.units = make([]*fetch, 0, len(list)), make([]host.Move, 0, len(list))
 	for i := range list {
 		key := chain.Name(a.upto + unit)
 		l := t.host.Get(key)
@@ -90,7 +90,7 @@ func (a *Arrival) lease(chain *kvcache.Chain, to int) {
 		}
 		list[i].key, list[i].pos, list[i].have = key, a.upto, l
 		a.fetches = append(a.fetches, &list[i])
-		a.units = append(a.units, level.Move{Lease: l, Blocks: a.table[a.upto/t.shape.BlockTokens:][:t.shape.Blocks], Pos: a.upto})
+		a.units = append(a.units, host.Move{Lease: l, Blocks: a.table[a.upto/t.shape.BlockTokens:][:t.shape.Blocks], Pos: a.upto})
 		a.upto += unit
 	}
 }

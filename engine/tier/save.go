@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
@@ -123,7 +124,7 @@ func (t *Tiers) seal() {
 }
 
 func (t *Tiers) save(list []save) {
-	var units []level.Move
+	var units []host.Move
 	for _, s := range list {
 		if u, ok := t.depart(s); ok {
 			units = append(units, u)
@@ -156,7 +157,7 @@ func (t *Tiers) save(list []save) {
 
 // depart holds a unit's blocks and takes a slot for it; not ok: it is not
 // wanted, or there is none.
-func (t *Tiers) depart(s save) (u level.Move, ok bool) {
+func (t *Tiers) depart(s save) (u host.Move, ok bool) {
 	if t.host.Has(s.Key) {
 		return u, false // it came from there, mostly
 	}
@@ -176,7 +177,7 @@ func (t *Tiers) depart(s save) (u level.Move, ok bool) {
 		t.spill()
 		return u, false
 	}
-	return level.Move{Lease: l, Blocks: ids, Pos: s.Pos}, true
+	return host.Move{Lease: l, Blocks: ids, Pos: s.Pos}, true
 }
 
 // has reports whether a level of this worker's own has a unit, left alone or not.

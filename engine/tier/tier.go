@@ -37,6 +37,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvlayout"
@@ -44,8 +45,8 @@ import (
 
 // Config says what is kept and where.
 type Config struct {
-	Host   level.MemoryConfig
-	Levels []level.Config // below host memory, nearest first
+	Host   host.Config
+	Levels []level.Config // below host memory, nearest first; at most one level.Remote and one other
 	// Identity is what units depend on besides salt and tokens. Units of another identity
 	// are not used.
 	Identity string
@@ -88,8 +89,6 @@ type Change struct {
 // Validate reports what is wrong with the configuration.
 func (c *Config) Validate() error {
 	switch {
-	case c.Host == nil:
-		return errors.New("tier: no host memory")
 	case !slices.Contains([]WritePolicy{"", Through, Selective, Back}, c.Write) || c.Write == Selective && c.WriteHits < 1:
 		return fmt.Errorf("tier: write policy %q after %d hits", c.Write, c.WriteHits)
 	case c.TTL < 0 || c.LoadQuota < 0 || !(c.PinShare >= 0 && c.PinShare <= 0.5) || !(c.TenantShare >= 0 && c.TenantShare <= 1):
@@ -120,10 +119,10 @@ type Tiers struct {
 	cfg    Config
 	log    *slog.Logger
 	shape  level.Shape
-	host   level.Memory
+	host   *host.Memory
 	below  []*lane // the levels below host memory, nearest first
-	own    *lane   // the first of those that is this worker's own; nil: none
-	shared *lane   // the first that is not; nil: none
+	own    *lane   // the one that is this worker's own; nil: none
+	shared *lane   // the one that workers share; nil: none
 	keeper level.Keeper
 	pins   *pins
 	slots  int // of host memory
@@ -212,7 +211,7 @@ func (t *Tiers) open(ctx context.Context, pool kernels.Pool) error {
 		if err != nil {
 			return err
 		}
-		t.add(l)
+		t.addLane(l)
 	}
 	if t.keeper == nil {
 		return nil
@@ -222,25 +221,6 @@ func (t *Tiers) open(ctx context.Context, pool kernels.Pool) error {
 		t.log.Warn("KV tier", "error", err)
 	}
 	return nil
-}
-
-// add adds a level below host memory.
-func (t *Tiers) add(l level.Level) {
-	lane := newLane(l)
-	t.below = append(t.below, lane)
-	if lane.remote != nil {
-		if t.shared == nil {
-			t.shared = lane
-		}
-		return
-	}
-	if t.own == nil {
-		t.own = lane
-	}
-	t.pins.most = min(t.pins.most, int(t.cfg.PinShare*float64(l.Stats(false).Capacity)))
-	if k, ok := l.(level.Keeper); ok && t.keeper == nil {
-		t.keeper = k
-	}
 }
 
 // levels lists the levels that are open, nearest first.

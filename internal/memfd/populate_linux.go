@@ -41,12 +41,13 @@ func Room(bytes int64) error { return short(bytes, bytes, Available()) }
 // be killed for them. It takes them piece by piece, and none that the machine or
 // the process's control group has not (Available), so that processes which start
 // together do not all get what only one can have. After an error the memory is to
-// be closed. Reserved huge pages need nothing.
+// be closed. Reserved huge pages are always there to take.
 func (m *Memory) Populate(ctx context.Context) error {
-	if m.Pages == Huge {
-		return nil
+	available := Available
+	if m.Pages == Huge { // they are reserved
+		available = func() int64 { return 0 }
 	}
-	return m.populate(ctx, Available, piece)
+	return m.populate(ctx, available, piece)
 }
 
 func (m *Memory) populate(ctx context.Context, available func() int64, piece int) error {
