@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// Llama-3-8B's shape: GB of weights that a decode step reads, and of KV a token.
+// Llama-3-8B's shape: GB of weights read by a decode step, and of KV per token.
 const weights, perToken = 15.01, 131072 / 1e9
 
 const cuDNN, flash, flashInfer = "PyTorch SDPA, cuDNN, dense KV", "PyTorch SDPA, flash, dense KV", "FlashInfer, paged KV"
 
-// rows is the one place of targets.
+// rows has all targets.
 func (b *book) rows() (list []row) {
 	add := func(name, want string, beside ...value) {
 		list = append(list, row{name, want, slices.DeleteFunc(beside, func(v value) bool { return v.value == 0 })})
@@ -66,7 +66,7 @@ func (b *book) rows() (list []row) {
 		f := b.own["hicache."+c[0]]
 		add("hicache."+c[0], c[1], value{f.Peer, f.PeerValue})
 	}
-	list = append(list, b.pushes()...)
+	b.pushes(add)
 	for _, c := range [][2]string{{"16_at_8k", "<= 7"}, {"16_at_32k", "<= 8"}, {"128_at_8k", ""}} {
 		k := 8.0
 		if strings.HasSuffix(c[0], "32k") {
@@ -92,16 +92,9 @@ func (b *book) rows() (list []row) {
 	return list
 }
 
-// pushes are the rows of what moves between two GPUs.
-func (b *book) pushes() (list []row) {
+// pushes are the rows of transfers between two GPUs.
+func (b *book) pushes(add func(name, want string, beside ...value)) {
 	const nccl = "NCCL send/recv, contiguous"
-	add := func(name, want string, peer value) {
-		r := row{name: name, want: want}
-		if peer.value != 0 {
-			r.beside = []value{peer}
-		}
-		list = append(list, r)
-	}
 	for _, piece := range []string{"", ".p64k"} {
 		for _, c := range [][2]string{{"1m", ">= 105"}, {"4m", ">= 230"}, {"16m", ">= 320"}, {"64m", ">= 345"}, {"512m", ""}, {"1g", ">= 365"}} {
 			add("push.ipc_gbs."+c[0]+piece, c[1], b.peer(nccl, "nccl."+c[0]+piece))
@@ -116,10 +109,9 @@ func (b *book) pushes() (list []row) {
 		f := b.own["push."+c[0]]
 		add("push."+c[0], c[1], value{f.Peer, f.PeerValue})
 	}
-	return list
 }
 
-// modelOf says what a figure was measured with.
+// modelOf describes the model and load of a figure.
 func modelOf(name string) string {
 	switch {
 	case strings.HasPrefix(name, "kvio."):
