@@ -20,7 +20,7 @@ import (
 type Entry struct {
 	At      time.Duration // from the first request
 	In, Out int           // tokens
-	// Blocks are the ids of the prompt's blocks of BlockTokens. Requests that begin with the
+	// Blocks are the ids of the prompt's blocks of BlockTokens. Requests that start with the
 	// same ids share that prefix. nil: nothing is shared.
 	Blocks []uint64
 }
@@ -48,10 +48,9 @@ func ReadTrace(r io.Reader) ([]Entry, error) {
 			continue
 		case read == nil && line[0] == '{':
 			read = mooncake
+		case read == nil && string(line) != azureColumns:
+			return nil, fmt.Errorf("neither JSON lines nor CSV with the columns %s", azureColumns)
 		case read == nil:
-			if err := azureHead(string(line)); err != nil {
-				return nil, err
-			}
 			read = new(azure).line
 			continue
 		}
@@ -98,13 +97,10 @@ func mooncake(line []byte) (Entry, error) {
 		return Entry{}, fmt.Errorf("timestamp %v", *m.Timestamp)
 	}
 	e := Entry{At: time.Duration(*m.Timestamp * 1e6), In: m.Input, Out: m.Output, Blocks: m.Hashes}
-	if err := e.check(); err != nil {
-		return Entry{}, err
-	}
 	if want := (e.In + BlockTokens - 1) / BlockTokens; len(e.Blocks) > 0 && len(e.Blocks) != want {
 		return Entry{}, fmt.Errorf("%d hash_ids for %d tokens, want %d", len(e.Blocks), e.In, want)
 	}
-	return e, nil
+	return e, e.check()
 }
 
 func (e *Entry) check() error {
@@ -116,13 +112,6 @@ func (e *Entry) check() error {
 
 const azureColumns = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
-func azureHead(line string) error {
-	if line != azureColumns {
-		return fmt.Errorf("neither JSON lines nor CSV with the columns %s", azureColumns)
-	}
-	return nil
-}
-
 // azure reads lines of an AzurePublicDataset trace: a time and two lengths.
 type azure struct{ first time.Time }
 
@@ -132,20 +121,15 @@ func (a *azure) line(line []byte) (Entry, error) {
 		return Entry{}, fmt.Errorf("%d columns", len(cells))
 	}
 	at, err := time.Parse("2006-01-02 15:04:05", strings.TrimSuffix(cells[0], "+00:00"))
-	if err != nil {
+	in, inErr := strconv.Atoi(cells[1])
+	out, outErr := strconv.Atoi(cells[2])
+	if err := errors.Join(err, inErr, outErr); err != nil {
 		return Entry{}, err
 	}
 	if a.first.IsZero() {
 		a.first = at
 	}
-	var e Entry
-	e.At = at.Sub(a.first)
-	if e.In, err = strconv.Atoi(cells[1]); err != nil {
-		return Entry{}, err
-	}
-	if e.Out, err = strconv.Atoi(cells[2]); err != nil {
-		return Entry{}, err
-	}
+	e := Entry{At: at.Sub(a.first), In: in, Out: out}
 	if e.At < -maxSpan || e.At > maxSpan {
 		return Entry{}, fmt.Errorf("%s is more than a year from the first", cells[0])
 	}
@@ -160,7 +144,7 @@ type Trace struct {
 	text    *Text
 	entries []Entry
 	speed   float64
-	block   int // tokens that an id names
+	block   int // tokens of a block
 	next    atomic.Int64
 }
 
@@ -191,7 +175,7 @@ func (t *Trace) item(i int) *Item {
 	for _, id := range e.Blocks {
 		n := min(left, t.block)
 		left -= n
-		if left == 0 { // leave room for what the server adds
+		if left == 0 { // room for what the server adds
 			n = max(1, n-t.text.Overhead)
 		}
 		dst = t.text.append(dst, t.text.rng(streamBlock, id), t.text.count(n))
@@ -200,7 +184,7 @@ func (t *Trace) item(i int) *Item {
 	return it
 }
 
-// Within leaves out entries of more than most tokens, prompt and answer; 0 is no bound.
+// Within drops entries whose prompt and answer have more than most tokens; 0 is no bound.
 func Within(entries []Entry, most int) []Entry {
 	if most <= 0 {
 		return entries
