@@ -57,20 +57,17 @@ var aiperfFigures = []struct{ name, unit, metric string }{
 	{"output_tokens_per_s", "tokens/s", "output_token_throughput"},
 }
 
+// ttft and itl are the mock's.
+const ttft, itl = "400ms", "50ms"
+
 // compare alternates xpyd bench and aiperf against `xpyd mock`, in a closed loop of 8 and at
 // a fixed rate. The mock is as slow as a large model: aiperf spends up to 1 ms on each of
 // several events that arrive together, which would dominate times of a few ms.
-func (b *loadgen) compare(ctx context.Context) error {
+func (b *loadgen) compare(ctx context.Context, url string) error {
 	var version strings.Builder
 	if _, err := b.Output(ctx, time.Minute, &version, nil, b.aiperf, "--version"); err != nil {
 		return err
 	}
-	const ttft, itl = "400ms", "50ms"
-	url, stop, err := b.server(ctx, b.XPYD, "mock", "--dialect", "openai", "--role", "decode", "--listen", "127.0.0.1:0", "--ttft", ttft, "--itl", itl)
-	if err != nil {
-		return err
-	}
-	defer stop()
 	for _, load := range []struct {
 		name         string
 		ours, theirs []string

@@ -32,7 +32,19 @@ func (b *loadgen) flags(f *flag.FlagSet) {
 }
 
 func (b *loadgen) parts() []part {
-	return []part{{"cost", b.cost}, {"rate", b.rate}, {"streams", b.streams}, {"aiperf", b.compare}}
+	engine := func(name, pace string, f func(context.Context, string) error) part {
+		return part{name, func(ctx context.Context) error {
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			return b.serving(ctx, f, self, "engine", "127.0.0.1:0", pace)
+		}}
+	}
+	return []part{engine("cost", "burst", b.cost), engine("rate", "burst", b.rate), engine("streams", pace.String(), b.streams),
+		{"aiperf", func(ctx context.Context) error {
+			return b.serving(ctx, b.compare, b.XPYD, "mock", "--dialect", "openai", "--role", "decode", "--listen", "127.0.0.1:0", "--ttft", ttft, "--itl", itl)
+		}}}
 }
 
 func (b *loadgen) open(ctx context.Context) error {
@@ -44,23 +56,15 @@ func (b *loadgen) open(ctx context.Context) error {
 	return err
 }
 
-// server starts a program that prints "listening URL".
-func (b *loadgen) server(ctx context.Context, argv ...string) (url string, stop func(), err error) {
+// serving runs f on a server that prints "listening URL".
+func (b *loadgen) serving(ctx context.Context, f func(ctx context.Context, url string) error, argv ...string) error {
 	p, said, _, err := b.Saying(ctx, "listening ", harness.Spec{Name: filepath.Base(argv[0]), Argv: argv})
 	if err != nil {
-		return "", nil, err
+		return err
 	}
-	url, _, _ = strings.Cut(said, " ")
-	return url, p.Kill, nil
-}
-
-// engine starts the mock engine.
-func (b *loadgen) engine(ctx context.Context, pace string) (url string, stop func(), err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", nil, err
-	}
-	return b.server(ctx, self, "engine", "127.0.0.1:0", pace)
+	defer p.Kill()
+	url, _, _ := strings.Cut(said, " ")
+	return f(ctx, url)
 }
 
 // used is what a process took.
@@ -90,12 +94,7 @@ func (b *loadgen) xpydBench(ctx context.Context, args ...string) (*report.Report
 
 // cost measures the processor time of a request by our client and by others, with
 // BenchmarkCost of internal/loadgen/client.
-func (b *loadgen) cost(ctx context.Context) error {
-	url, stop, err := b.engine(ctx, "burst")
-	if err != nil {
-		return err
-	}
-	defer stop()
+func (b *loadgen) cost(ctx context.Context, url string) error {
 	binary := filepath.Join(b.Dir, "client.test")
 	if err := harness.BuildTest(ctx, ".", binary, "./internal/loadgen/client"); err != nil {
 		return err
@@ -125,12 +124,7 @@ func (b *loadgen) cost(ctx context.Context) error {
 var costOf = regexp.MustCompile(`([0-9.]+) cpu-us/op`)
 
 // rate asks for 5,000 requests/s.
-func (b *loadgen) rate(ctx context.Context) error {
-	url, stop, err := b.engine(ctx, "burst")
-	if err != nil {
-		return err
-	}
-	defer stop()
+func (b *loadgen) rate(ctx context.Context, url string) error {
 	const asked = 5000
 	for _, kind := range []struct {
 		name string
@@ -156,14 +150,11 @@ func (b *loadgen) rate(ctx context.Context) error {
 	return nil
 }
 
-// streams opens 10,000 streams of 4 tokens/s each.
-func (b *loadgen) streams(ctx context.Context) error {
-	const open, pace = 10000, 250 * time.Millisecond
-	url, stop, err := b.engine(ctx, pace.String())
-	if err != nil {
-		return err
-	}
-	defer stop()
+const pace = 250 * time.Millisecond // of a stream's tokens
+
+// streams opens 10,000 streams.
+func (b *loadgen) streams(ctx context.Context, url string) error {
+	const open = 10000
 	var delay, delayLimit, memory, memoryLimit []float64
 	for range b.Rounds {
 		r, u, err := b.xpydBench(ctx, "--url", url, "--endpoint", "completions", "--concurrency", fmt.Sprint(open), "--duration", "30s", "--ramp", "10s", "--output", "40", "--input", "64")

@@ -73,9 +73,9 @@ type command struct {
 
 var commands = []command{
 	{"cpu", "decode on the CPU beside llama2.c's run; the cost of separate prefill and decode", "cpu", "bench", 7, func(b base) benchmark { return &cpuBench{base: b} }},
-	{"router", "the router beside nginx and other P/D routers: fifteen minutes", "router", "bench", 5, func(b base) benchmark { return newRouter(b) }},
+	{"router", "the router beside nginx and other P/D routers: fifteen minutes", "router", "bench", 5, func(b base) benchmark { return &router{base: b} }},
 	{"pick", "the router's choice among 4,000 workers beside that among 8", "pick", "bench", 5, func(b base) benchmark { return &pickBench{base: b} }},
-	{"builds", "this tree beside an earlier commit: router and CPU decode", "router", "bench", 20, func(b base) benchmark { return &builds{router: newRouter(b)} }},
+	{"builds", "this tree beside an earlier commit: router and CPU decode", "router", "bench", 20, func(b base) benchmark { return &builds{router: &router{base: b}} }},
 	{"kv", "xpyd bench kv beside memcpy, NIXL, Mooncake and iperf3: four minutes", "kv", "bench", 7, func(b base) benchmark { return newKV(b) }},
 	{"kvio", "the SSD tier beside fio: three minutes", "kvio", "bench", 7, func(b base) benchmark { return &kvioBench{base: b} }},
 	{"loadgen", "xpyd bench beside aiperf and other HTTP clients: fifteen minutes", "loadgen", "bench", 5, func(b base) benchmark { return &loadgen{base: b} }},

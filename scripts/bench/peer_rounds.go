@@ -67,7 +67,7 @@ func (o *peer) series(ctx context.Context, rounds int, exact bool) (*peerResults
 		r.path = "giver shm"
 	}
 	return r, s.until(ctx, func() error { // it takes a while to be announced
-		taker, err := s.member("taker")
+		taker, err := s.member(ctx, "taker")
 		if err == nil && taker.KVPaths != r.path {
 			err = fmt.Errorf("the taker's path is %q, want %q", taker.KVPaths, r.path)
 		}
@@ -77,11 +77,7 @@ func (o *peer) series(ctx context.Context, rounds int, exact bool) (*peerResults
 
 // fetching is how long the taker has spent on fetches so far, in seconds.
 func (s *peerSite) fetching(ctx context.Context) (sum float64, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.taker.URL+"/metrics", nil)
-	if err != nil {
-		return 0, err
-	}
-	return sum, call(req, func(r io.Reader, _ http.Header) error {
+	return sum, call(ctx, http.MethodGet, s.taker.URL+"/metrics", nil, "", func(r io.Reader, _ http.Header) error {
 		lines := bufio.NewScanner(r)
 		for lines.Scan() {
 			_, _ = fmt.Sscanf(lines.Text(), "xpyd_kvtier_peer_seconds_sum %g", &sum) // other lines have other names
@@ -98,10 +94,10 @@ func (s *peerSite) round(ctx context.Context, r *peerResults, n uint64, exact bo
 	for len(prompt) < s.o.tokens {
 		prompt = append(prompt, low+rng.Int32N(vocabulary-low))
 	}
-	if _, err := s.ask(ctx, s.giver, prompt, nil); err != nil {
+	if _, err := s.ask(ctx, s.giver, prompt, ""); err != nil {
 		return err
 	}
-	warm, err := s.ask(ctx, s.giver, prompt, nil)
+	warm, err := s.ask(ctx, s.giver, prompt, "")
 	if err != nil {
 		return err
 	}
@@ -109,7 +105,7 @@ func (s *peerSite) round(ctx context.Context, r *peerResults, n uint64, exact bo
 	if warm.cached < whole {
 		return fmt.Errorf("the giver has %d tokens in its pool, want %d", warm.cached, whole)
 	}
-	hint := http.Header{"X-Xpyd-Kv-Peer": {fmt.Sprintf("%s %d %s %s %d", s.giver.ID, s.giver.Epoch, s.giver.URL, s.giver.KVAddr, len(prompt))}}
+	hint := fmt.Sprintf("%s %d %s %s %d", s.giver.ID, s.giver.Epoch, s.giver.URL, s.giver.KVAddr, len(prompt))
 	before, err := s.fetching(ctx)
 	if err != nil {
 		return err
@@ -117,7 +113,7 @@ func (s *peerSite) round(ctx context.Context, r *peerResults, n uint64, exact bo
 	var computed, peer *reply
 	for i := range uint64(2) {
 		if i == n%2 {
-			computed, err = s.cold(ctx, prompt, nil)
+			computed, err = s.cold(ctx, prompt, "")
 		} else {
 			peer, err = s.fetched(ctx, r, prompt, hint, whole)
 		}
@@ -129,7 +125,7 @@ func (s *peerSite) round(ctx context.Context, r *peerResults, n uint64, exact bo
 		return fmt.Errorf("%d tokens were cached, want none", computed.cached)
 	}
 	time.Sleep(s.o.rest)
-	pool, err := s.ask(ctx, s.taker, prompt, nil)
+	pool, err := s.ask(ctx, s.taker, prompt, "")
 	if err != nil {
 		return err
 	}
@@ -153,7 +149,7 @@ func (s *peerSite) round(ctx context.Context, r *peerResults, n uint64, exact bo
 
 // fetched is cold with a hint that names the giver. A starved machine may lose sight of the
 // giver and compute the prompt, which does not count.
-func (s *peerSite) fetched(ctx context.Context, r *peerResults, prompt []int32, hint http.Header, whole int) (a *reply, err error) {
+func (s *peerSite) fetched(ctx context.Context, r *peerResults, prompt []int32, hint string, whole int) (a *reply, err error) {
 	failed := s.until(ctx, func() error {
 		if a, err = s.cold(ctx, prompt, hint); err != nil {
 			return nil
@@ -168,42 +164,27 @@ func (s *peerSite) fetched(ctx context.Context, r *peerResults, prompt []int32, 
 }
 
 // cold asks a taker whose cache is flushed and whose GPU has rested.
-func (s *peerSite) cold(ctx context.Context, prompt []int32, header http.Header) (*reply, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.taker.URL+"/xpyd/v1/cache/flush", nil)
-	if err != nil {
-		return nil, err
-	}
-	s.authorize(req, s.taker)
-	if err := call(req, func(io.Reader, http.Header) error { return nil }); err != nil {
+func (s *peerSite) cold(ctx context.Context, prompt []int32, hint string) (*reply, error) {
+	if err := s.post(ctx, s.taker, "/xpyd/v1/cache/flush", "", "", func(io.Reader, http.Header) error { return nil }); err != nil {
 		return nil, err
 	}
 	time.Sleep(s.o.rest)
-	return s.ask(ctx, s.taker, prompt, header)
+	return s.ask(ctx, s.taker, prompt, hint)
 }
 
 // ask streams a completion. Only exact series ask for token ids, since they put the whole
 // prompt in front of the first token.
-func (s *peerSite) ask(ctx context.Context, of *fleet.Member, prompt []int32, header http.Header) (*reply, error) {
+func (s *peerSite) ask(ctx context.Context, of *fleet.Member, prompt []int32, hint string) (*reply, error) {
 	body, err := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": answerTokens, "temperature": 0, "ignore_eos": true, "return_token_ids": s.exact,
 		"stream": true, "stream_options": map[string]bool{"include_usage": true}})
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, of.URL+"/v1/completions", strings.NewReader(string(body)))
-	if err != nil {
-		return nil, err
-	}
-	if header != nil {
-		req.Header = header.Clone()
-	}
-	req.Header.Set("Content-Type", "application/json")
-	s.authorize(req, of)
 	a := &reply{}
 	began := time.Now()
-	err = call(req, func(r io.Reader, h http.Header) error {
-		if _, part, ok := strings.Cut(h.Get("Server-Timing"), "prefill;dur="); ok {
-			_, _ = fmt.Sscanf(part, "%g", &a.step) // of our own worker
-		}
+	err = s.post(ctx, of, "/v1/completions", hint, string(body), func(r io.Reader, h http.Header) error {
+		_, part, _ := strings.Cut(h.Get("Server-Timing"), "prefill;dur=")
+		_, _ = fmt.Sscanf(part, "%g", &a.step) // 0 if absent
 		lines := bufio.NewScanner(r)
 		lines.Buffer(nil, 1<<20)
 		for lines.Scan() {

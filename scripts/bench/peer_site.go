@@ -79,8 +79,8 @@ func (o *peer) startSite(ctx context.Context, invariant bool) (*peerSite, error)
 		}
 	}
 	return s, s.until(ctx, func() (err error) {
-		if s.giver, err = s.member("giver"); err == nil {
-			s.taker, err = s.member("taker")
+		if s.giver, err = s.member(ctx, "giver"); err == nil {
+			s.taker, err = s.member(ctx, "taker")
 		}
 		return err
 	})
@@ -107,14 +107,11 @@ func (s *peerSite) until(ctx context.Context, f func() error) error {
 	return harness.Until(ctx, patience, f, s.procs...)
 }
 
-func (s *peerSite) member(id string) (*fleet.Member, error) {
-	req, err := http.NewRequest(http.MethodGet, s.admin+"/admin/v1/instances", nil)
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Authorization", "Bearer "+s.token)
+func (s *peerSite) member(ctx context.Context, id string) (*fleet.Member, error) {
 	var all struct{ Instances []fleet.Member }
-	if err := call(req, func(r io.Reader, _ http.Header) error { return json.NewDecoder(r).Decode(&all) }); err != nil {
+	if err := call(ctx, http.MethodGet, s.admin+"/admin/v1/instances", http.Header{"Authorization": {"Bearer " + s.token}}, "", func(r io.Reader, _ http.Header) error {
+		return json.NewDecoder(r).Decode(&all)
+	}); err != nil {
 		return nil, err
 	}
 	for i := range all.Instances {
@@ -125,13 +122,25 @@ func (s *peerSite) member(id string) (*fleet.Member, error) {
 	return nil, fmt.Errorf("%s is not live", id)
 }
 
-// authorize adds the fleet's token for worker m.
-func (s *peerSite) authorize(req *http.Request, m *fleet.Member) {
-	req.Header.Set(trust.Header, s.secret.Token(trust.HTTP, trust.Member(m.ID, m.Epoch)))
+// post sends JSON to worker m, with the fleet's token for it.
+func (s *peerSite) post(ctx context.Context, m *fleet.Member, path, peer, body string, read func(io.Reader, http.Header) error) error {
+	h := http.Header{"Content-Type": {"application/json"}}
+	h.Set(trust.Header, s.secret.Token(trust.HTTP, trust.Member(m.ID, m.Epoch)))
+	if peer != "" {
+		h.Set("X-Xpyd-Kv-Peer", peer)
+	}
+	return call(ctx, http.MethodPost, m.URL+path, h, body, read)
 }
 
 // call sends a request and reads the reply, whose status must be 200.
-func call(req *http.Request, read func(io.Reader, http.Header) error) error {
+func call(ctx context.Context, method, url string, header http.Header, body string, read func(io.Reader, http.Header) error) error {
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	if header != nil {
+		req.Header = header
+	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
@@ -139,7 +148,7 @@ func call(req *http.Request, read func(io.Reader, http.Header) error) error {
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
-		return fmt.Errorf("%s %s: %s: %s", req.Method, req.URL.Path, resp.Status, text)
+		return fmt.Errorf("%s %s: %s: %s", method, req.URL.Path, resp.Status, text)
 	}
 	return read(resp.Body, resp.Header)
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -31,12 +30,10 @@ type router struct {
 	requests           int
 	resume             bool
 
-	done   map[string]bool // figures that -resume found
-	python string          // folder of the Python peers; "" leaves them out
-	p, d   string          // addresses of the mock engines
+	done   []string // figures that -resume found
+	python string   // folder of the Python peers; "" leaves them out
+	p, d   string   // addresses of the mock engines
 }
-
-func newRouter(b base) *router { return &router{base: b, done: map[string]bool{}} }
 
 func (b *router) flags(f *flag.FlagSet) {
 	f.StringVar(&b.venv, "venv", "", "Python environment with the peers, made if missing (in the user's cache); none leaves them out")
@@ -67,12 +64,10 @@ func (b *router) parts() []part {
 		{"stalled", b.stalled},
 		{"pick", b.pick},
 	}
-	return slices.DeleteFunc(all, func(p part) bool { return b.done["router."+lastFigure[p.name]] })
+	return slices.DeleteFunc(all, func(p part) bool { // -resume: the names of its figures contain the part's
+		return slices.ContainsFunc(b.done, func(figure string) bool { return strings.Contains(figure, p.name) })
+	})
 }
-
-// lastFigure is the last figure that each part records.
-var lastFigure = map[string]string{"nonstream": "cpu_over_bare.nonstream", "stream16": "cpu_over_bare.stream16", "added": "added_ratio.p99", "100k": "cpu_ratio.100k", "turn40": "cpu_ratio.turn40",
-	"slow": "stream_delay_p99_ms.slow", "fast": "stream_delay_p99_ms.fast", "stalled": "stalled_client_kb", "pick": "index_bytes_per_block"}
 
 // open installs the peers and starts the engines.
 func (b *router) open(ctx context.Context) error {
@@ -93,7 +88,11 @@ func (b *router) open(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			maps.Copy(b.done, done)
+			for name, current := range done {
+				if current {
+					b.done = append(b.done, name)
+				}
+			}
 		}
 	}
 	return b.engines(ctx)
@@ -271,10 +270,10 @@ func (b *router) added(ctx context.Context) error {
 		b.Sayf("added round %d: ours p50 %.2f p99 %.2f us, nginx p50 %.2f p99 %.2f us; direct two legs p50 %.2f p99 %.2f, one leg p50 %.2f",
 			round, a, z, u, us(nginx, leg, 0.99), 1e6*figures.Quantile(legs, 0.5), 1e6*figures.Quantile(legs, 0.99), 1e6*figures.Quantile(leg, 0.5))
 	}
-	f := figures.Figure{Name: "router.added_ratio.p50", Unit: "us", Peer: "nginx's added p50", Model: "mock engines, 2 KB prompt, c=1, over the legs direct"}
-	g := f
-	g.Name = "router.added_ratio.p99" // the last: see lastFigure
-	return b.Add(f.Ratios(p50, unit), g.Ratios(p99, unit))
+	of := func(name string, v []float64) figures.Figure {
+		return figures.Figure{Name: "router.added_ratio." + name, Unit: "us", Peer: "nginx's added p50", Model: "mock engines, 2 KB prompt, c=1, over the legs direct"}.Ratios(v, unit)
+	}
+	return b.Add(of("p50", p50), of("p99", p99))
 }
 
 // pick runs the pick benchmark on both processors, with a small index if -requests is small.

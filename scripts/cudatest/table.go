@@ -36,19 +36,17 @@ type book struct {
 
 func open(folders []string) (*book, error) {
 	b := &book{own: map[string]figure{}, peers: map[string]figure{}}
-	newest := map[string]entry{}
-	var order []string
 	for _, dir := range folders {
 		entries, err := read[entry](filepath.Join(dir, "parts.jsonl"))
 		if err != nil {
 			return nil, err
 		}
 		for _, e := range entries {
-			key := e.Stage + "/" + e.Part
-			if _, ok := newest[key]; !ok {
-				order = append(order, key)
+			if i := b.part(e.Stage, e.Part); i >= 0 {
+				b.parts[i] = e
+			} else {
+				b.parts = append(b.parts, e)
 			}
-			newest[key] = e
 		}
 		all, err := read[figure](filepath.Join(dir, "figures.jsonl"))
 		if err != nil {
@@ -68,19 +66,21 @@ func open(folders []string) (*book, error) {
 		}
 		b.logs = append(b.logs, logs...)
 	}
-	if len(order) == 0 {
+	if len(b.parts) == 0 {
 		return nil, fmt.Errorf("nothing has run in %s", strings.Join(folders, ", "))
 	}
-	for _, key := range order {
-		b.parts = append(b.parts, newest[key])
-	}
-	b.prepare()
+	b.derive()
 	return b, nil
 }
 
-// prepare derives figures: percentages of the better of two copies, the best engines for both
-// directions at once, and the best chunk size for prefill.
-func (b *book) prepare() {
+// part is the index of a part's verdict, or -1.
+func (b *book) part(stage, name string) int {
+	return slices.IndexFunc(b.parts, func(e entry) bool { return e.Stage == stage && e.Part == name })
+}
+
+// derive makes figures from others: percentages of the better of two copies, the best engines for
+// both directions at once, and the best chunk size for prefill.
+func (b *book) derive() {
 	own, theirs := b.own["copy"].Value, b.peers["copy"].Value
 	for _, k := range []string{"copy", "read"} {
 		if _, ok := b.peers[k]; !ok && own > 0 {
@@ -183,8 +183,7 @@ const unrun = "not run"
 
 // verdicts prints the outcome of each stage, for a sanitizer of each family.
 func (b *book) verdicts(say io.Writer) {
-	stages := plan()
-	for _, s := range stages {
+	for _, s := range plan() {
 		var names []string // of what is counted together
 		counts, notes := map[string]map[string]int{}, map[string][]string{}
 		for _, p := range s.parts {
@@ -197,7 +196,7 @@ func (b *book) verdicts(say io.Writer) {
 				counts[name], names = map[string]int{}, append(names, name)
 			}
 			e := entry{Verdict: unrun}
-			if i := slices.IndexFunc(b.parts, func(e entry) bool { return e.Stage == s.name && e.Part == p.name }); i >= 0 {
+			if i := b.part(s.name, p.name); i >= 0 {
 				e = b.parts[i]
 			}
 			if counts[name][e.Verdict]++; e.Verdict != good && e.Verdict != unrun {
