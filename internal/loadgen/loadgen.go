@@ -129,7 +129,7 @@ func (r *phaseRun) closed(ctx context.Context) {
 	for i := range r.phase.Clients {
 		clients.Go(func() {
 			from := r.begin.Add(r.phase.Ramp * time.Duration(i) / time.Duration(r.phase.Clients))
-			if !until(ctx, from) {
+			if !workload.WaitUntil(ctx, from) {
 				return
 			}
 			for ctx.Err() == nil {
@@ -161,7 +161,7 @@ func (r *phaseRun) open(ctx context.Context) {
 	})
 	slots := make(chan struct{}, r.phase.Clients)
 	for j := range jobs {
-		if until(r.posting, j.due) && waitSlot(r.posting, slots) {
+		if workload.WaitUntil(r.posting, j.due) && waitSlot(r.posting, slots) {
 			running.Go(func() {
 				r.send(j)
 				<-slots
@@ -249,20 +249,4 @@ func (r *phaseRun) finish(j *job, res *client.Result) {
 	r.src.Done(j.item, res)
 	j.item = nil
 	r.jobs.Put(j)
-}
-
-// until waits for a time; false if ctx ends first.
-func until(ctx context.Context, at time.Time) bool {
-	wait := time.Until(at)
-	if wait <= 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

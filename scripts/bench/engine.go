@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/valyala/fasthttp"
 )
 
 // The mock engine's replies. A chunk's "created" is when it was written, in nanoseconds.
@@ -87,31 +88,15 @@ func (e mockEngine) serve(conn net.Conn) error {
 
 // readHead reads a request up to its body.
 func readHead(r *bufio.Reader) (path string, length int, err error) {
-	for first := true; ; first = false {
-		line, err := r.ReadSlice('\n')
-		if err != nil {
-			return "", 0, err
-		}
-		line = bytes.TrimSpace(line)
-		if first {
-			_, after, _ := strings.Cut(string(line), " ")
-			path, _, _ = strings.Cut(after, " ")
-			path, _, _ = strings.Cut(path, "?")
-			continue
-		}
-		if len(line) == 0 {
-			return path, length, nil
-		}
-		name, value, _ := bytes.Cut(line, []byte(":"))
-		switch {
-		case bytes.EqualFold(name, []byte("Content-Length")):
-			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil || length < 0 || length > 64<<20 {
-				return "", 0, fmt.Errorf("content length %q: %w", value, err)
-			}
-		case bytes.EqualFold(name, []byte("Transfer-Encoding")):
-			return "", 0, errors.New("a body in chunks")
-		}
+	var h fasthttp.RequestHeader
+	if err := h.Read(r); err != nil {
+		return "", 0, err
 	}
+	path, _, _ = strings.Cut(string(h.RequestURI()), "?")
+	if length = h.ContentLength(); length < 0 || length > 64<<20 {
+		return "", 0, fmt.Errorf("content length %d", length)
+	}
+	return path, length, nil
 }
 
 func (e mockEngine) answer(w io.Writer, path string, body []byte) error {

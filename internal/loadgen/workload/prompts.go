@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -23,29 +22,11 @@ type Prompts struct {
 // ReadPrompts reads JSON lines, each with a prompt (a string), messages (a chat) or turns, of
 // which it takes the first, and maybe max_tokens. Otherwise out gives the answer's length.
 func ReadPrompts(r io.Reader, text *Text, out Dist) (*Prompts, error) {
-	p := &Prompts{text: text, out: out}
-	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 64<<10), maxLine)
-	for number := 1; lines.Scan(); number++ {
-		if len(lines.Bytes()) == 0 {
-			continue
-		}
-		it, err := promptLine(lines.Bytes())
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", number, err)
-		}
-		if len(p.items) == maxEntries {
-			return nil, fmt.Errorf("more than %d prompts", maxEntries)
-		}
-		p.items = append(p.items, it)
-	}
-	if err := lines.Err(); err != nil {
-		return nil, err
-	}
-	if len(p.items) == 0 {
-		return nil, errors.New("no prompt in the file")
-	}
-	return p, nil
+	items, err := readLines(r, "prompts", func(line []byte) (Item, bool, error) {
+		it, err := promptLine(line)
+		return it, true, err
+	})
+	return &Prompts{text: text, out: out, items: items}, err
 }
 
 func promptLine(line []byte) (Item, error) {

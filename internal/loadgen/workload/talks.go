@@ -81,15 +81,9 @@ func (t *Talks) Next(ctx context.Context) (*Item, bool) {
 	t.open[0] = nil // let it be collected
 	t.open = t.open[1:]
 	t.mu.Unlock()
-	if wait := time.Until(c.ready); wait > 0 {
-		timer := time.NewTimer(wait)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			t.over(func() {})
-			return nil, false
-		}
+	if !WaitUntil(ctx, c.ready) {
+		t.over(func() {})
+		return nil, false
 	}
 	c.turn++
 	in, out := t.shape.In.Tokens(c.rng, 1), t.shape.Out.Tokens(c.rng, 1)

@@ -32,42 +32,24 @@ const (
 	maxEntries = 10_000_000
 )
 
-// ReadTrace reads a Mooncake trace (JSON lines) or an Azure trace (CSV), and sorts it by time.
+// ReadTrace reads a Mooncake trace (JSON lines) or an Azure trace (CSV) and sorts it by time.
 func ReadTrace(r io.Reader) ([]Entry, error) {
-	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 64<<10), maxLine)
-	var entries []Entry
 	var read func([]byte) (Entry, error)
-	for number := 1; lines.Scan(); number++ {
-		line := bytes.TrimSpace(lines.Bytes())
-		if number == 1 {
-			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
-		}
+	entries, err := readLines(r, "requests", func(line []byte) (e Entry, ok bool, err error) {
 		switch {
-		case len(line) == 0:
-			continue
 		case read == nil && line[0] == '{':
 			read = mooncake
 		case read == nil && string(line) != azureColumns:
-			return nil, fmt.Errorf("neither JSON lines nor CSV with the columns %s", azureColumns)
+			return e, false, fmt.Errorf("neither JSON lines nor CSV with the columns %s", azureColumns)
 		case read == nil:
 			read = new(azure).line
-			continue
+			return e, false, nil
 		}
-		e, err := read(line)
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", number, err)
-		}
-		if len(entries) == maxEntries {
-			return nil, fmt.Errorf("more than %d requests", maxEntries)
-		}
-		entries = append(entries, e)
-	}
-	if err := lines.Err(); err != nil {
+		e, err = read(line)
+		return e, true, err
+	})
+	if err != nil {
 		return nil, err
-	}
-	if len(entries) == 0 {
-		return nil, errors.New("no request in the trace")
 	}
 	slices.SortStableFunc(entries, func(a, b Entry) int { return cmp.Compare(a.At, b.At) })
 	first := entries[0].At
@@ -75,6 +57,35 @@ func ReadTrace(r io.Reader) ([]Entry, error) {
 		entries[i].At -= first
 	}
 	return entries, nil
+}
+
+// readLines reads a file with at most one entry per line.
+func readLines[E any](r io.Reader, what string, read func(line []byte) (e E, ok bool, err error)) (entries []E, err error) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 64<<10), maxLine)
+	for number := 1; lines.Scan(); number++ {
+		line := bytes.TrimSpace(lines.Bytes())
+		if number == 1 {
+			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
+		}
+		if len(line) == 0 {
+			continue
+		}
+		e, ok, err := read(line)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
+		}
+		if len(entries) == maxEntries {
+			return nil, fmt.Errorf("more than %d %s", maxEntries, what)
+		}
+		if ok {
+			entries = append(entries, e)
+		}
+	}
+	if lines.Err() == nil && len(entries) == 0 {
+		return nil, fmt.Errorf("no %s in the file", what)
+	}
+	return entries, lines.Err()
 }
 
 // mooncake reads a line of a kvcache-ai/Mooncake trace: timestamp in ms, lengths in tokens,

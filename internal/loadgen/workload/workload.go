@@ -76,3 +76,19 @@ func (q *queue) over(add func()) {
 	add()
 	q.wake.Broadcast()
 }
+
+// WaitUntil waits for a time; false if ctx ends first.
+func WaitUntil(ctx context.Context, at time.Time) bool {
+	wait := time.Until(at)
+	if wait <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
