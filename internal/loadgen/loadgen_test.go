@@ -99,7 +99,7 @@ func TestClosed(t *testing.T) {
 		if s.Completed != 40 || srv.most != 4 || time.Since(srv.begin) != 10*time.Second {
 			t.Errorf("%d completed, %d at once, %v", s.Completed, srv.most, time.Since(srv.begin))
 		}
-		if s.SchedE2E.Count() != 0 {
+		if s.SchedE2E.Count != 0 {
 			t.Error("a schedule in a closed loop")
 		}
 	})
@@ -133,8 +133,8 @@ func TestOpen(t *testing.T) {
 				t.Fatalf("request %d at %v, want %v", i, at, want)
 			}
 		}
-		if s.Completed != 50 || s.Late.Max() != 0 {
-			t.Errorf("%d completed, late by %d", s.Completed, s.Late.Max())
+		if s.Completed != 50 || s.Late.Max != 0 {
+			t.Errorf("%d completed, late by %d", s.Completed, s.Late.Max)
 		}
 	})
 }
@@ -144,8 +144,8 @@ func TestOpen(t *testing.T) {
 func TestCoordinatedOmission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := run(t, t.Context(), newServer(time.Second), &items{}, loadgen.Phase{Open: true, Clients: 1, Requests: 10, Arrival: &arrival.Config{Rate: 2, Burstiness: math.Inf(1)}})
-		if s.E2E.Max() != int64(time.Second) || s.SchedE2E.Max() != int64(5500*time.Millisecond) || s.Late.Max() != int64(4500*time.Millisecond) {
-			t.Errorf("E2E %v, from schedule %v, late %v", time.Duration(s.E2E.Max()), time.Duration(s.SchedE2E.Max()), time.Duration(s.Late.Max()))
+		if s.E2E.Max != int64(time.Second) || s.SchedE2E.Max != int64(5500*time.Millisecond) || s.Late.Max != int64(4500*time.Millisecond) {
+			t.Errorf("E2E %v, from schedule %v, late %v", time.Duration(s.E2E.Max), time.Duration(s.SchedE2E.Max), time.Duration(s.Late.Max))
 		}
 	})
 }
@@ -162,8 +162,8 @@ func TestLateAreSent(t *testing.T) {
 			srv := newServer(time.Second)
 			p := loadgen.Phase{Open: true, Clients: 1, Duration: 4 * time.Second, Drain: c.drain, Arrival: &arrival.Config{Rate: 2, Burstiness: math.Inf(1)}}
 			s := run(t, t.Context(), srv, &items{}, p)
-			if s.Completed != c.completed || s.Cancelled != c.cancelled || s.Unsent != c.unsent || s.Late.Max() != int64(c.late) {
-				t.Errorf("drain %v: %d completed, %d cancelled, %d unsent, late %v", c.drain, s.Completed, s.Cancelled, s.Unsent, time.Duration(s.Late.Max()))
+			if s.Completed != c.completed || s.Cancelled != c.cancelled || s.Unsent != c.unsent || s.Late.Max != int64(c.late) {
+				t.Errorf("drain %v: %d completed, %d cancelled, %d unsent, late %v", c.drain, s.Completed, s.Cancelled, s.Unsent, time.Duration(s.Late.Max))
 			}
 		})
 	}

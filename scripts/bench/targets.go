@@ -18,8 +18,8 @@ import (
 type target struct {
 	name  string
 	what  string // in a figure's peer field
-	must  bool   // it cannot be left out
-	fewer int    // a measurement has so many times fewer requests
+	must  bool   // its failure ends the benchmark
+	fewer int    // divides the number of requests
 	start func(context.Context) (*harness.Process, error)
 }
 
@@ -40,7 +40,7 @@ func (b *router) engines(ctx context.Context) error {
 	return nil
 }
 
-// targets are what there is to measure here.
+// targets are the proxies available here.
 func (b *router) targets() []target {
 	all := []target{
 		{"nginx", "nginx, one leg", true, 1, b.nginx},
@@ -62,14 +62,14 @@ func (b *router) targets() []target {
 	return slices.DeleteFunc(all, func(t target) bool { return !slices.Contains(append(strings.Split(b.peers, ","), "xpyd"), t.name) })
 }
 
-// proxied starts argv, made for a free address, on a processor of its own.
-func (b *router) proxied(ctx context.Context, name string, argv func(addr, host, port string) ([]string, error)) (*harness.Process, error) {
+// proxied starts a proxy at a free loopback address, on a processor of its own.
+func (b *router) proxied(ctx context.Context, name string, argv func(addr, port string) ([]string, error)) (*harness.Process, error) {
 	addr, err := harness.FreeAddr()
 	if err != nil {
 		return nil, err
 	}
-	host, port, _ := net.SplitHostPort(addr)
-	args, err := argv(addr, host, port)
+	_, port, _ := net.SplitHostPort(addr)
+	args, err := argv(addr, port)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (b *router) file(name, text string) (string, error) {
 }
 
 func (b *router) nginx(ctx context.Context) (*harness.Process, error) {
-	return b.proxied(ctx, "nginx", func(addr, _, _ string) ([]string, error) {
+	return b.proxied(ctx, "nginx", func(addr, _ string) ([]string, error) {
 		conf, err := b.file("nginx.conf", fmt.Sprintf(`daemon off; worker_processes 1; pid %[1]s/nginx.pid; error_log %[1]s/nginx-error.log;
 worker_rlimit_nofile 60000;
 events { worker_connections 30000; }
@@ -121,7 +121,7 @@ http {
 }
 
 func (b *router) bareLoop(ctx context.Context) (*harness.Process, error) {
-	return b.proxied(ctx, "bare", func(addr, _, _ string) ([]string, error) {
+	return b.proxied(ctx, "bare", func(addr, _ string) ([]string, error) {
 		self, err := os.Executable()
 		return []string{self, "bare", addr, b.p, b.d}, err
 	})
@@ -137,7 +137,7 @@ func (b *router) ours(ctx context.Context) (*harness.Process, error) {
 
 // routerOf is a build of xpyd's router with its metrics and its access log on.
 func (b *router) routerOf(ctx context.Context, binary string) (*harness.Process, error) {
-	return b.proxied(ctx, "xpyd", func(addr, _, _ string) ([]string, error) {
+	return b.proxied(ctx, "xpyd", func(addr, _ string) ([]string, error) {
 		data, err := os.MkdirTemp(b.Dir, "data") // its own: two builds run at once
 		if err != nil {
 			return nil, err
@@ -156,33 +156,31 @@ max_conns: 20000
 	})
 }
 
-func (b *router) vllmRouter(ctx context.Context) (*harness.Process, error) {
-	return b.proxied(ctx, "vllm-router", func(_, host, port string) ([]string, error) {
-		return []string{b.venv + "/bin/vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl",
-			"--prefill", "http://" + b.p, "--decode", "http://" + b.d, "--prefill-policy", "round_robin", "--decode-policy", "round_robin",
-			"--host", host, "--port", port, "--worker-startup-check-interval", "1", "--disable-retries"}, nil
+// pythonPeer starts a program of b.python, whose port follows --port.
+func (b *router) pythonPeer(ctx context.Context, name, program string, args ...string) (*harness.Process, error) {
+	return b.proxied(ctx, name, func(_, port string) ([]string, error) {
+		return slices.Concat([]string{filepath.Join(b.python, "bin", program)}, args, []string{"--host", "127.0.0.1", "--port", port}), nil
 	})
+}
+
+func (b *router) vllmRouter(ctx context.Context) (*harness.Process, error) {
+	return b.pythonPeer(ctx, "vllm-router", "vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl", "--prefill", "http://"+b.p, "--decode", "http://"+b.d,
+		"--prefill-policy", "round_robin", "--decode-policy", "round_robin", "--worker-startup-check-interval", "1", "--disable-retries")
 }
 
 func (b *router) smg(ctx context.Context) (*harness.Process, error) {
-	return b.proxied(ctx, "smg", func(_, host, port string) ([]string, error) {
-		return []string{b.venv + "/bin/python", "-m", "smg", "launch", "--pd-disaggregation", "--prefill", "http://" + b.p, "8998", "--decode", "http://" + b.d,
-			"--policy", "round_robin", "--host", host, "--port", port, "--worker-startup-check-interval", "1", "--disable-tokenizer-autoload"}, nil
-	})
+	return b.pythonPeer(ctx, "smg", "python", "-m", "smg", "launch", "--pd-disaggregation", "--prefill", "http://"+b.p, "8998", "--decode", "http://"+b.d,
+		"--policy", "round_robin", "--worker-startup-check-interval", "1", "--disable-tokenizer-autoload")
 }
 
 func (b *router) sglangRouter(ctx context.Context) (*harness.Process, error) {
-	return b.proxied(ctx, "sglang-router", func(_, host, port string) ([]string, error) {
-		return []string{b.venv + "/bin/python", "-m", "sglang_router.launch_router", "--pd-disaggregation", "--prefill", "http://" + b.p, "8998",
-			"--decode", "http://" + b.d, "--policy", "round_robin", "--host", host, "--port", port}, nil
-	})
+	return b.pythonPeer(ctx, "sglang-router", "python", "-m", "sglang_router.launch_router", "--pd-disaggregation", "--prefill", "http://"+b.p, "8998",
+		"--decode", "http://"+b.d, "--policy", "round_robin")
 }
 
 func (b *router) vllmProxy(ctx context.Context) (*harness.Process, error) {
 	_, pPort, _ := net.SplitHostPort(b.p)
 	_, dPort, _ := net.SplitHostPort(b.d)
-	return b.proxied(ctx, "vllm-proxy", func(_, host, port string) ([]string, error) {
-		return []string{b.venv + "/bin/python", b.proxy, "--host", host, "--port", port, "--prefiller-hosts", "127.0.0.1", "--prefiller-ports", pPort,
-			"--decoder-hosts", "127.0.0.1", "--decoder-ports", dPort}, nil
-	})
+	return b.pythonPeer(ctx, "vllm-proxy", "python", b.proxy, "--prefiller-hosts", "127.0.0.1", "--prefiller-ports", pPort,
+		"--decoder-hosts", "127.0.0.1", "--decoder-ports", dPort)
 }

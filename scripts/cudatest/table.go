@@ -14,21 +14,19 @@ import (
 	"github.com/xpyd/xpyd/internal/figures"
 )
 
-// A row is a line of the table: a figure, what is wanted of it, and what it is
-// compared with: the first is its peer.
+// row is a line of the table: a figure, its target, and what it is compared with.
 type row struct {
 	name   string
-	want   string // "<= 5.9", or nothing
-	beside []value
+	want   string  // the target: "<= 5.9", or ""
+	beside []value // the first is its peer
 }
 
 type value struct {
 	label string
-	value float64 // NaN-free; 0: not measured in this run
+	value float64 // 0: not measured in this run
 }
 
-// A book is what output folders hold: the newest figure and verdict of each name,
-// all of the build that ran last.
+// book has the newest figure and verdict of each name in the output folders.
 type book struct {
 	own, peers map[string]figure
 	parts      []entry
@@ -38,19 +36,17 @@ type book struct {
 
 func open(folders []string) (*book, error) {
 	b := &book{own: map[string]figure{}, peers: map[string]figure{}}
-	newest := map[string]entry{}
-	var order []string
 	for _, dir := range folders {
 		entries, err := read[entry](filepath.Join(dir, "parts.jsonl"))
 		if err != nil {
 			return nil, err
 		}
 		for _, e := range entries {
-			key := e.Stage + "/" + e.Part
-			if _, ok := newest[key]; !ok {
-				order = append(order, key)
+			if i := b.part(e.Stage, e.Part); i >= 0 {
+				b.parts[i] = e
+			} else {
+				b.parts = append(b.parts, e)
 			}
-			newest[key] = e
 		}
 		all, err := read[figure](filepath.Join(dir, "figures.jsonl"))
 		if err != nil {
@@ -70,19 +66,21 @@ func open(folders []string) (*book, error) {
 		}
 		b.logs = append(b.logs, logs...)
 	}
-	if len(order) == 0 {
+	if len(b.parts) == 0 {
 		return nil, fmt.Errorf("nothing has run in %s", strings.Join(folders, ", "))
 	}
-	for _, key := range order {
-		b.parts = append(b.parts, newest[key])
-	}
-	b.prepare()
+	b.derive()
 	return b, nil
 }
 
-// prepare makes figures of others: the better of two copies is what percentages are
-// of, the best engines are what both ways at once are, and the best chunk is prefill's.
-func (b *book) prepare() {
+// part is the index of a part's verdict, or -1.
+func (b *book) part(stage, name string) int {
+	return slices.IndexFunc(b.parts, func(e entry) bool { return e.Stage == stage && e.Part == name })
+}
+
+// derive makes figures from others: percentages of the better of two copies, the best engines for
+// both directions at once, and the best chunk size for prefill.
+func (b *book) derive() {
 	own, theirs := b.own["copy"].Value, b.peers["copy"].Value
 	for _, k := range []string{"copy", "read"} {
 		if _, ok := b.peers[k]; !ok && own > 0 {
@@ -119,7 +117,7 @@ func (b *book) prepare() {
 
 func (b *book) peer(label, name string) value { return value{label, b.peers[name].Value} }
 
-// bytes is the time of so many GB at the measured copy bandwidth, in ms.
+// bytes is the time for gb at the measured copy bandwidth, in ms.
 func (b *book) bytes(gb float64) value {
 	v := value{label: "bytes at the measured copy bandwidth"}
 	if rate := b.peers["copy"].Value; rate > 0 {
@@ -128,7 +126,7 @@ func (b *book) bytes(gb float64) value {
 	return v
 }
 
-// verdict is "met" or "missed", or nothing where nothing is wanted.
+// verdict is "met" or "missed", or "" without a target.
 func (r *row) verdict(v float64) string {
 	var sign string
 	var bound float64
@@ -141,7 +139,7 @@ func (r *row) verdict(v float64) string {
 	return "missed"
 }
 
-// report prints the table, and with a folder for records adds the figures to it.
+// report prints the table and, if record names a folder, records the figures there.
 func report(say io.Writer, record string, folders ...string) error {
 	b, err := open(folders)
 	if err != nil {
@@ -154,10 +152,10 @@ func report(say io.Writer, record string, folders ...string) error {
 			wanted++
 		}
 		f, ok := b.own[r.name]
+		if !ok && r.want != "" {
+			fmt.Fprintf(say, "%-36s%12s %-10snot measured\n", r.name, "-", r.want)
+		}
 		if !ok {
-			if r.want != "" {
-				fmt.Fprintf(say, "%-36s%12s %-10snot measured\n", r.name, "-", r.want)
-			}
 			continue
 		}
 		v := r.verdict(f.Value)
@@ -183,11 +181,9 @@ func report(say io.Writer, record string, folders ...string) error {
 
 const unrun = "not run"
 
-// verdicts prints how stages ended: a line of each stage, and of each family of a
-// sanitizer's.
+// verdicts prints the outcome of each stage, for a sanitizer of each family.
 func (b *book) verdicts(say io.Writer) {
-	stages := plan()
-	for _, s := range stages {
+	for _, s := range plan() {
 		var names []string // of what is counted together
 		counts, notes := map[string]map[string]int{}, map[string][]string{}
 		for _, p := range s.parts {
@@ -200,7 +196,7 @@ func (b *book) verdicts(say io.Writer) {
 				counts[name], names = map[string]int{}, append(names, name)
 			}
 			e := entry{Verdict: unrun}
-			if i := slices.IndexFunc(b.parts, func(e entry) bool { return e.Stage == s.name && e.Part == p.name }); i >= 0 {
+			if i := b.part(s.name, p.name); i >= 0 {
 				e = b.parts[i]
 			}
 			if counts[name][e.Verdict]++; e.Verdict != good && e.Verdict != unrun {
@@ -230,7 +226,7 @@ func (b *book) verdicts(say io.Writer) {
 	}
 }
 
-// record adds the figures to DIR/results and the logs to DIR/raw, as other benchmarks have them.
+// record adds the figures to DIR/results and the logs to DIR/raw, like other benchmarks.
 func (b *book) record(dir string) error {
 	raw := filepath.Join("bench", "raw", b.last.Date+"-cuda-test.log")
 	for _, r := range b.rows() {
@@ -249,19 +245,13 @@ func (b *book) record(dir string) error {
 			spread = append(spread, fmt.Sprintf("%s: %.4g", p.label, p.value))
 		}
 		book, _, _ := strings.Cut(r.name, ".")
-		if err := os.MkdirAll(filepath.Join(dir, "results"), 0o755); err != nil {
-			return err
-		}
 		if err := add(filepath.Join(dir, "results", book+".jsonl"), figures.Figure{
 			Name: r.name, Value: f.Value, Unit: f.Unit, Peer: r.beside[0].label, PeerValue: r.beside[0].value, Ratio: f.Value / r.beside[0].value,
 			Device: f.Device, Model: modelOf(r.name), Command: "scripts/cuda-test " + f.Stage, Commit: f.Commit, Date: f.Date, Runs: f.Runs, Spread: strings.Join(spread, "; "), Raw: raw}); err != nil {
 			return err
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "raw"), 0o755); err != nil {
-		return err
-	}
-	log, err := os.OpenFile(filepath.Join(dir, "raw", filepath.Base(raw)), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	log, err := appendTo(filepath.Join(dir, "raw", filepath.Base(raw)))
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ func tree(t *testing.T, files map[string]string) (*module, *unit) {
 			t.Fatal(err)
 		}
 	}
-	m, err := newModule(dir, []string{"./p"})
+	m, err := newModule(dir, []string{"p"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func TestEquivalents(t *testing.T) {
 		{mutant{File: "p/p.go", Kind: "drop", Nth: 1, Before: "x = 0"}, ""},
 		{mutant{File: "p/q.go", Kind: "drop", Nth: 2, Before: "x = 0"}, ""},
 	} {
-		if got := e.reason(&f.x); got != f.want {
+		if got := e[f.x.what()]; got != f.want {
 			t.Errorf("%+v: %q, want %q", f.x, got, f.want)
 		}
 	}
@@ -206,7 +206,7 @@ func TestStanding(t *testing.T) {
 		targets = append(targets, x.File)
 	}
 	folders, only := folders(targets)
-	m, err := newModule("../..", prefixed(folders))
+	m, err := newModule("../..", folders)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +239,7 @@ func TestMutate(t *testing.T) {
 		"q/q_test.go":    test,
 		"equivalent.txt": "p/p.go - const\n- var Hint = 300\n+ var Hint = 0\nNobody reads it.\n",
 	})
-	o := options{seed: 1, n: 10, log: filepath.Join(m.dir, "log.jsonl"), targets: []string{"p"}, limit: time.Minute, dir: m.dir, equivalents: "equivalent.txt"}
+	o := options{seed: 1, n: 10, log: filepath.Join(m.dir, "log.jsonl"), targets: []string{"p"}, limit: time.Minute, dir: m.dir, equivalentFile: "equivalent.txt"}
 	for _, run := range []string{"first", "second"} {
 		var out strings.Builder
 		if err := mutate(t.Context(), o, &out); err != nil {
