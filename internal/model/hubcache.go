@@ -90,7 +90,7 @@ func (c hubCache) link(commit, name, etag string) error {
 	if _, err := os.Stat(to); err == nil {
 		return nil
 	}
-	// A link that leads nowhere is replaced.
+	// Replace a dangling link.
 	if err := os.Remove(to); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}

@@ -5,12 +5,12 @@ import (
 	"strings"
 )
 
-// What decoders of the Llama kind share: every layer is grouped-query attention
-// and a SwiGLU, each with a norm before it.
+// Shared by decoders of the Llama kind: every layer is grouped-query attention and a
+// SwiGLU, each with a norm before it.
 
 func denseLayer(*Config, int) (Attention, FeedForward) { return GQA, SwiGLU }
 
-// denseNames are what Hugging Face and llama.cpp call the tensors. {} is the layer.
+// denseNames are the tensors' names in Hugging Face and llama.cpp. {} is the layer.
 var denseNames = map[Role]struct{ hf, gguf string }{
 	Embed:    {"model.embed_tokens.weight", "token_embd.weight"},
 	AttnNorm: {"model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight"},
