@@ -50,12 +50,7 @@ func F8Tensor(t kernels.Tensor) (f8, widened kernels.Tensor) {
 	rows, cols := t.Shape[0], t.Shape[1]
 	f8 = kernels.Tensor{DType: kernels.F8, Shape: t.Shape, Data: make([]byte, rows*cols), Scale: make([]float32, rows)}
 	widened = kernels.Tensor{DType: kernels.F32, Shape: t.Shape, Data: make([]byte, 4*rows*cols)}
-	at := func(i int) float32 {
-		if t.DType == kernels.F32 {
-			return math.Float32frombits(binary.LittleEndian.Uint32(t.Data[4*i:]))
-		}
-		return math.Float32frombits(uint32(binary.LittleEndian.Uint16(t.Data[2*i:])) << 16) // BF16
-	}
+	at := func(i int) float32 { return kernels.Widen(t.DType, t.Data, i) }
 	for r := range rows {
 		top := float32(0)
 		for c := range cols {

@@ -20,14 +20,15 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// FakeGPU is a pool on a device that is none: memory that other processes of
-// this user open by the handle, and pushes that another goroutine carries out
-// later and slowly, half of every block and then the other half. Who believes
-// or reuses a block too early finds it torn. A killed process stops in the midst
-// of a push, as a GPU's context does; so does a stopped one, where a GPU goes on.
+// FakeGPU is a pool on a pretended device: memory that other processes of this
+// user open by its handle. Another goroutine carries out pushes, later and
+// slowly, one half of every block after the other: whoever believes or reuses a
+// block too early finds it torn. A killed process stops in the middle of a push,
+// as a GPU's context does; so does a stopped one, where a GPU would go on.
 //
-// As a device's kernels do, it wants all layers alike. It implements kernels.Exporter, kernels.PeerOpener, kernels.HostMover and, by
-// fakeNCCL, kernels.Linker.
+// Like a device's kernels it wants all layers alike. It implements
+// kernels.Exporter, kernels.PeerOpener, kernels.HostMover and, by fakeNCCL,
+// kernels.Linker.
 type FakeGPU struct {
 	// Delay is how long a push takes. Set it before the first one.
 	Delay time.Duration
@@ -82,7 +83,7 @@ func (d device) note(layer int, block int32) []byte {
 	return d.mem[d.layers*d.blocks*d.BlockBytes()+(layer*d.blocks+int(block))*size:][:size:size]
 }
 
-// has panics on ids outside the pool, as backends do.
+// has reports whether the pool has that block.
 func (d device) has(layer int, block int32) bool {
 	return layer >= 0 && layer < d.layers && block >= 0 && int(block) < d.blocks
 }
@@ -141,14 +142,14 @@ func rowOf(r *kvlayout.Rows, packed []byte, n, plane, head, at int) [][]byte {
 	return row
 }
 
-// Busy tells whether a push under way reads the block.
+// Busy reports whether a push under way reads the block.
 func (g *FakeGPU) Busy(block int32) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.busy[block] > 0
 }
 
-// rot does what Spoil has asked for.
+// rot flips the bit that Spoil asked for, if any.
 func (g *FakeGPU) rot(layer int, block int32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -434,12 +435,7 @@ func (p *fakePeer) Drain(ctx context.Context) error {
 	if last == nil {
 		return nil
 	}
-	select {
-	case <-last:
-		return nil
-	case <-ctx.Done():
-		return kernels.ErrLate
-	}
+	return (&fakePending{last}).Wait(ctx)
 }
 
 // Close implements kernels.Peer.

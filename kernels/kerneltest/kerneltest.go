@@ -1,5 +1,5 @@
-// Package kerneltest is what the tests of all backends share: small models with
-// random weights, and comparisons to the bit. Nothing but tests imports it.
+// Package kerneltest is shared by the tests of all backends: small models with
+// random weights, and comparisons to the bit. Only tests import it.
 package kerneltest
 
 import (
@@ -67,7 +67,7 @@ func Weights(a arch.Config, dt kernels.DType, seed uint64) kernels.Weights {
 	return w
 }
 
-// Features gives the families of these names what only some models have.
+// Features gives the configs of these names the features that only some models have.
 func Features(f map[string]arch.Config) {
 	Change(f, "llama mha 64", func(a *arch.Config) { a.TiedHead = false })
 	Change(f, "llama gqa4 128", func(a *arch.Config) {
@@ -105,7 +105,7 @@ func Tokens(r *rand.Rand, n, vocab int) []int32 {
 	return ids
 }
 
-// SameBits tells whether two lists are equal to the bit, NaNs too.
+// SameBits reports whether two lists are equal to the bit, NaNs too.
 func SameBits(a, b []float32) bool {
 	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
 }
