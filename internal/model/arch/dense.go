@@ -8,7 +8,28 @@ import (
 // Shared by decoders of the Llama kind: every layer is grouped-query attention and a
 // SwiGLU, each with a norm before it.
 
-func denseLayer(*Config, int) (Attention, FeedForward) { return GQA, SwiGLU }
+// dense completes f: defaults stand for keys that config.json lacks; set, if not nil, sets
+// what files of the family need not say.
+func dense(f Family, defaults denseJSON, set func(*Config)) Family {
+	if set == nil {
+		set = func(*Config) {}
+	}
+	f.readHF = func(b []byte) (Config, error) {
+		c, err := denseHF(b, defaults)
+		set(&c)
+		return c, err
+	}
+	f.readGGUF = func(m *metadata) Config {
+		c := denseGGUF(m)
+		set(&c)
+		return c
+	}
+	f.layer = func(*Config, int) (Attention, FeedForward) { return GQA, SwiGLU }
+	if f.tensors == nil {
+		f.tensors = denseTensors
+	}
+	return f
+}
 
 // denseNames are the tensors' names in Hugging Face and llama.cpp. {} is the layer.
 var denseNames = map[Role]struct{ hf, gguf string }{

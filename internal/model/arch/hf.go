@@ -63,6 +63,9 @@ type denseJSON struct {
 // denseHF reads a dense decoder. h holds the family's defaults for absent keys.
 func denseHF(b []byte, h denseJSON) (Config, error) {
 	h.NormEps, h.RopeTheta, h.PartialRotary, h.ResidualMultiply = 1e-6, 10000, 1, 1
+	if h.HeadDim != nil {
+		h.HeadDim = new(*h.HeadDim) // decoding writes through the pointer
+	}
 	if err := json.Unmarshal(b, &h); err != nil {
 		return Config{}, err
 	}
