@@ -135,7 +135,7 @@ func (g *FakeGPU) Busy(block int32) bool {
 	return g.busy[block] > 0
 }
 
-// rot does what Spoil has asked for.
+// rot flips the bit that Spoil asked for, if any.
 func (g *FakeGPU) rot(layer int, block int32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 )
 
 // Config is a model's architecture with its sizes, and the ids that begin and
-// end its texts. What an architecture does not have is zero.
+// end its texts. Fields that an architecture lacks are zero.
 type Config struct {
 	ModelType    string // Name of its Family
 	Layers       int
@@ -32,8 +32,7 @@ type Config struct {
 	EOS             []int32
 }
 
-// Bounds of what is taken for a model at all. They keep every product of two
-// or three of them inside an int64.
+// Bounds on every model. Products of two or three of them fit in an int64.
 const (
 	maxLayers    = 1 << 12
 	maxWidth     = 1 << 20
