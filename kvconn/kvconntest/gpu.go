@@ -59,10 +59,7 @@ func (f Factory) shares() bool { return !f.private && (f.Memory != nil || f.Devi
 // ShareGPU makes the device's memory the pool's.
 func (p *Pool) ShareGPU(g GPU) *kvconn.Shared {
 	d := g.Shared()
-	for _, l := range d.Layers {
-		p.layers = append(p.layers, int(l.Offset))
-	}
-	p.gpu, p.shared, p.idle = g, g.Rows(), map[poolKey]bool{}
+	p.gpu, p.shared, p.layers, p.idle = g, g.Rows(), d.Layers, map[poolKey]bool{}
 	return d
 }
 

@@ -78,7 +78,7 @@ type Pool struct {
 	// Of a shared pool: all blocks, where each layer's begin, and which of
 	// them were given up and so must not change any more.
 	shared []byte
-	layers []int
+	layers []kvconn.Span
 	idle   map[poolKey]bool
 	gpu    GPU // whose memory shared is; nil: it is ours
 }
@@ -93,25 +93,19 @@ func NewPool(layout kvlayout.Layout, blocks int) *Pool {
 	return &Pool{layout: layout, rows: layout.Resolve(), data: map[poolKey][]byte{}, blocks: map[poolKey][]byte{}, gens: make([]uint32, blocks)}
 }
 
-// Share puts the pool into memory of alloc's, and describes it.
+// Share puts the pool into memory from alloc, and describes it.
 func (p *Pool) Share(alloc func(size int) (fd int, mem []byte)) *kvconn.Shared {
-	size := 0
-	d := &kvconn.Shared{Blocks: len(p.gens)}
-	for l := range p.rows {
-		block := p.rows[l].BlockBytes()
-		p.layers = append(p.layers, size)
-		d.Layers = append(d.Layers, kvconn.Span{Offset: int64(size), Stride: int64(block)})
-		size += block * len(p.gens)
-	}
-	d.FD, p.shared = alloc((size + 4095) / 4096 * 4096)
-	d.Bytes, p.idle = int64(len(p.shared)), map[poolKey]bool{}
+	d := kvconn.DevicePool(p.layout, len(p.gens)) // but of no device
+	d.FD, p.shared = alloc(int(d.Bytes+4095) / 4096 * 4096)
+	d.Bytes, d.Device = int64(len(p.shared)), false
+	p.layers, p.idle = d.Layers, map[poolKey]bool{}
 	return d
 }
 
 // block is one block of a shared pool.
 func (p *Pool) block(k poolKey) []byte {
-	size := p.rows[k.layer].BlockBytes()
-	return p.shared[p.layers[k.layer]+int(k.block)*size:][:size]
+	l := p.layers[k.layer]
+	return p.shared[l.Offset+int64(k.block)*l.Stride:][:l.Stride]
 }
 
 // abandoned is what a shared block is filled with when it is given up.
