@@ -59,7 +59,7 @@ func (f Factory) shares() bool { return !f.private && (f.Memory != nil || f.Devi
 // ShareGPU makes the device's memory the pool's.
 func (p *Pool) ShareGPU(g GPU) *kvconn.Shared {
 	d := g.Shared()
-	p.gpu, p.shared, p.layers, p.idle = g, g.Rows(), d.Layers, map[poolKey]bool{}
+	p.gpu, p.mem, p.layers, p.shared = g, g.Rows(), d.Layers, true
 	return d
 }
 

@@ -69,18 +69,16 @@ type Pool struct {
 
 	mu     sync.Mutex
 	data   map[poolKey][]byte // packed rows as they were stored
-	blocks map[poolKey][]byte // memory that View has given out, a block each
 	gens   []uint32
 	stores int
 	pushed int // of them
 	errs   []string
 
-	// Of a shared pool: all blocks, where each layer's begin, and which of
-	// them were given up and so must not change any more.
-	shared []byte
+	mem    []byte // of all blocks
 	layers []kvconn.Span
-	idle   map[poolKey]bool
-	gpu    GPU // whose memory shared is; nil: it is ours
+	idle   map[poolKey]bool // blocks given up, which must not change any more
+	shared bool             // a peer may write into mem
+	gpu    GPU              // whose memory mem is; nil: it is ours
 }
 
 type poolKey struct {
@@ -90,25 +88,26 @@ type poolKey struct {
 
 // NewPool makes a pool of empty blocks.
 func NewPool(layout kvlayout.Layout, blocks int) *Pool {
-	return &Pool{layout: layout, rows: layout.Resolve(), data: map[poolKey][]byte{}, blocks: map[poolKey][]byte{}, gens: make([]uint32, blocks)}
+	d := kvconn.DevicePool(layout, blocks)
+	return &Pool{layout: layout, rows: layout.Resolve(), data: map[poolKey][]byte{}, gens: make([]uint32, blocks),
+		mem: make([]byte, d.Bytes), layers: d.Layers, idle: map[poolKey]bool{}}
 }
 
 // Share puts the pool into memory from alloc, and describes it.
 func (p *Pool) Share(alloc func(size int) (fd int, mem []byte)) *kvconn.Shared {
 	d := kvconn.DevicePool(p.layout, len(p.gens)) // but of no device
-	d.FD, p.shared = alloc(int(d.Bytes+4095) / 4096 * 4096)
-	d.Bytes, d.Device = int64(len(p.shared)), false
-	p.layers, p.idle = d.Layers, map[poolKey]bool{}
+	d.FD, p.mem = alloc(int(d.Bytes+4095) / 4096 * 4096)
+	d.Bytes, d.Device, p.shared = int64(len(p.mem)), false, true
 	return d
 }
 
-// block is one block of a shared pool.
+// block is the memory of one block.
 func (p *Pool) block(k poolKey) []byte {
 	l := p.layers[k.layer]
-	return p.shared[l.Offset+int64(k.block)*l.Stride:][:l.Stride]
+	return p.mem[l.Offset+int64(k.block)*l.Stride:][:l.Stride]
 }
 
-// abandoned is what a shared block is filled with when it is given up.
+// abandoned is what a block is filled with when it is given up.
 const abandoned = 0xee
 
 // untouched notes every block that was written after it was given up.
@@ -165,11 +164,8 @@ func (p *Pool) Reclaim(dest []kvconn.Dest) {
 		for l := range p.rows {
 			k := poolKey{l, d.Block}
 			delete(p.data, k)
-			delete(p.blocks, k)
-			if p.shared != nil {
-				copy(p.block(k), bytes.Repeat([]byte{abandoned}, len(p.block(k))))
-				p.idle[k] = true
-			}
+			copy(p.block(k), bytes.Repeat([]byte{abandoned}, len(p.block(k))))
+			p.idle[k] = true
 		}
 	}
 }
@@ -223,11 +219,11 @@ func (s *poolSink) Store(layer int, dst int32, row, rows, firstPos int, packed [
 	defer s.p.mu.Unlock()
 	s.p.stores++
 	s.p.held(s, dst)
-	if _, ok := s.p.data[poolKey{layer, dst}]; ok && s.p.shared == nil { // a peer may have written it again
+	if _, ok := s.p.data[poolKey{layer, dst}]; ok && !s.p.shared { // a peer may have written it again
 		s.p.errs = append(s.p.errs, fmt.Sprintf("second store into layer %d block %d", layer, dst))
 	}
 	s.p.data[poolKey{layer, dst}] = bytes.Clone(packed)
-	if s.p.shared != nil && rows == s.p.layout.BlockTokens {
+	if rows == s.p.layout.BlockTokens {
 		copy(s.p.block(poolKey{layer, dst}), packed)
 	}
 	return nil
@@ -241,14 +237,7 @@ func (s *poolSink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
 	s.p.held(s, dst)
-	k := poolKey{layer, dst}
-	if s.p.shared != nil {
-		return s.p.block(k), true
-	}
-	if s.p.blocks[k] == nil {
-		s.p.blocks[k] = make([]byte, s.p.rows[layer].PackedBytes(rows))
-	}
-	return s.p.blocks[k], true
+	return s.p.block(poolKey{layer, dst}), true
 }
 
 // Verify implements kvconn.ViewSink.
@@ -293,7 +282,7 @@ func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(l
 				return err
 			}
 			got := p.data[poolKey{l, d.Block}]
-			if p.shared != nil && rows == p.layout.BlockTokens { // not what was verified, but what is there now
+			if rows == p.layout.BlockTokens { // not what was verified, but what is there now
 				got = p.block(poolKey{l, d.Block})
 			}
 			if !bytes.Equal(got, want) {
