@@ -68,7 +68,7 @@ type Pool struct {
 	Expect func(seed uint64, layer, first, rows int) ([]byte, error)
 
 	mu     sync.Mutex
-	data   map[poolKey][]byte // packed rows as they were stored
+	stored map[poolKey]bool // and not given up since
 	gens   []uint32
 	stores int
 	pushed int // of them
@@ -89,7 +89,7 @@ type poolKey struct {
 // NewPool makes a pool of empty blocks.
 func NewPool(layout kvlayout.Layout, blocks int) *Pool {
 	d := kvconn.DevicePool(layout, blocks)
-	return &Pool{layout: layout, rows: layout.Resolve(), data: map[poolKey][]byte{}, gens: make([]uint32, blocks),
+	return &Pool{layout: layout, rows: layout.Resolve(), stored: map[poolKey]bool{}, gens: make([]uint32, blocks),
 		mem: make([]byte, d.Bytes), layers: d.Layers, idle: map[poolKey]bool{}}
 }
 
@@ -163,7 +163,7 @@ func (p *Pool) Reclaim(dest []kvconn.Dest) {
 		p.gens[d.Block]++
 		for l := range p.rows {
 			k := poolKey{l, d.Block}
-			delete(p.data, k)
+			delete(p.stored, k)
 			copy(p.block(k), bytes.Repeat([]byte{abandoned}, len(p.block(k))))
 			p.idle[k] = true
 		}
@@ -219,13 +219,12 @@ func (s *poolSink) Store(layer int, dst int32, row, rows, firstPos int, packed [
 	defer s.p.mu.Unlock()
 	s.p.stores++
 	s.p.held(s, dst)
-	if _, ok := s.p.data[poolKey{layer, dst}]; ok && !s.p.shared { // a peer may have written it again
+	k := poolKey{layer, dst}
+	if s.p.stored[k] && !s.p.shared { // a peer may have written it again
 		s.p.errs = append(s.p.errs, fmt.Sprintf("second store into layer %d block %d", layer, dst))
 	}
-	s.p.data[poolKey{layer, dst}] = bytes.Clone(packed)
-	if rows == s.p.layout.BlockTokens {
-		copy(s.p.block(poolKey{layer, dst}), packed)
-	}
+	s.p.stored[k] = true
+	l.Copy(s.p.block(k), l.BlockTokens, 0, packed, rows, 0, rows)
 	return nil
 }
 
@@ -281,12 +280,11 @@ func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(l
 			} else if want, err = p.Expect(seed, l, first, rows); err != nil {
 				return err
 			}
-			got := p.data[poolKey{l, d.Block}]
-			if rows == p.layout.BlockTokens { // not what was verified, but what is there now
-				got = p.block(poolKey{l, d.Block})
-			}
-			if !bytes.Equal(got, want) {
-				return fmt.Errorf("layer %d block %d (index %d): %d bytes stored, want %d, or they differ", l, d.Block, i, len(got), len(want))
+			got := make([]byte, len(want)) // not as it was verified, but as it is now
+			k := poolKey{l, d.Block}
+			p.rows[l].Copy(got, rows, 0, p.block(k), p.layout.BlockTokens, 0, rows)
+			if !p.stored[k] || !bytes.Equal(got, want) {
+				return fmt.Errorf("layer %d block %d (index %d): stored %t, or its rows differ", l, d.Block, i, p.stored[k])
 			}
 		}
 	}
