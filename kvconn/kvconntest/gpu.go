@@ -59,10 +59,7 @@ func (f Factory) shares() bool { return !f.private && (f.Memory != nil || f.Devi
 // ShareGPU makes the device's memory the pool's.
 func (p *Pool) ShareGPU(g GPU) *kvconn.Shared {
 	d := g.Shared()
-	for _, l := range d.Layers {
-		p.layers = append(p.layers, int(l.Offset))
-	}
-	p.gpu, p.shared, p.idle = g, g.Rows(), map[poolKey]bool{}
+	p.gpu, p.mem, p.layers, p.shared = g, g.Rows(), d.Layers, true
 	return d
 }
 
@@ -81,17 +78,9 @@ func (s *poolSink) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.
 		s.p.stores++
 		s.p.pushed++
 		s.p.held(s, b.Block)
-		s.p.data[poolKey{layer, b.Block}] = s.p.packed(poolKey{layer, b.Block}, b.Rows)
+		s.p.stored[poolKey{layer, b.Block}] = true
 	}
 	return good, nil
-}
-
-// packed copies the first rows of a shared block; needs mu.
-func (p *Pool) packed(k poolKey, rows int) []byte {
-	l := &p.rows[k.layer]
-	out := make([]byte, l.PackedBytes(rows))
-	l.Copy(out, rows, 0, p.block(k), l.BlockTokens, 0, rows)
-	return out
 }
 
 // gpuBlocks hands out the blocks of the sender's device.
