@@ -16,6 +16,7 @@ package kvbench
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -81,12 +82,9 @@ func (c Config) Validate() error {
 		}
 	}
 	oneOf := func(name, v string, want ...string) {
-		for _, w := range want {
-			if v == w {
-				return
-			}
+		if !slices.Contains(want, v) {
+			bad("%s: %q is not one of %s", name, v, strings.Join(want, ", "))
 		}
-		bad("%s: %q is not one of %s", name, v, strings.Join(want, ", "))
 	}
 	oneOf("transport", c.Transport, "tcp", "shm", "auto")
 	oneOf("scatter", c.Scatter, "shuffled", "contiguous")
@@ -133,11 +131,7 @@ func (c Config) blocks(n int) int { return n / (c.Layers * c.BlockBytes) }
 
 // most is the largest transfer.
 func (c Config) most() int {
-	n := max(c.Bytes, c.LatencyBytes)
-	for _, s := range c.Sweep {
-		n = max(n, s)
-	}
-	return n
+	return max(c.Bytes, c.LatencyBytes, slices.Max(append([]int{0}, c.Sweep...)))
 }
 
 // layout is the pools'. What elements a row has is nobody's concern here.

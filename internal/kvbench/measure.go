@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/memfd"
 )
 
 // The kinds of run that take turns, as Report.Runs names them.
@@ -98,17 +100,15 @@ func (r *receiver) kinds(ctx context.Context, rep *Report) ([]kind, error) {
 	}
 	// Copies have memory of their own, the quickest there is, whatever the
 	// pools lie in.
-	var mem [2][]byte
-	for i := range mem {
-		m, free, err := alloc(n)
+	for i := range 2 {
+		m, err := memfd.Private(n)
 		if err != nil {
 			return nil, err
 		}
-		mem[i] = m
-		r.free = append(r.free, free)
-		pattern(0, i, mem[i])
+		r.copies = append(r.copies, m)
+		pattern(0, i, m.Bytes)
 	}
-	src, dst := mem[0], mem[1]
+	src, dst := r.copies[0].Bytes, r.copies[1].Bytes
 	from, to := order(r.cfg.Scatter, n/r.pool.size, 3), order(r.cfg.Scatter, n/r.pool.size, 4)
 	return append(kinds,
 		kind{RunMemcpy, n, timed(func() error { copy(dst, src); return nil })},

@@ -19,9 +19,9 @@ type pool struct {
 	layers []kvlayout.Layer // all alike
 	blocks int              // of each layer
 	size   int              // bytes of a block
-	mem    []byte
+	memory *memfd.Memory
+	mem    []byte // its
 	digest []uint64
-	free   func()
 	shared *kvconn.Shared // for the sender to map; nil: the memory is private
 }
 
@@ -30,28 +30,21 @@ func newPool(c Config, blocks int, share bool) (p *pool, err error) {
 	p = &pool{layers: c.layout().Resolve(), blocks: blocks, size: c.BlockBytes, digest: make([]uint64, c.Layers*blocks*c.KVHeads)}
 	bytes := c.Layers * blocks * c.BlockBytes
 	if share {
-		err = p.inFile(bytes)
+		p.memory, err = memfd.New("xpyd-bench-kv", bytes)
 	} else {
-		p.mem, p.free, err = alloc(bytes)
+		p.memory, err = memfd.Private(bytes)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pool of %s: %w", Size(bytes), err)
 	}
+	if p.mem = p.memory.Bytes; share {
+		p.shared = &kvconn.Shared{FD: p.memory.FD, Bytes: p.memory.Size, Blocks: p.blocks}
+		for layer := range p.layers {
+			p.shared.Layers = append(p.shared.Layers, kvconn.Span{Offset: int64(layer * p.blocks * p.size), Stride: int64(p.size)})
+		}
+	}
 	clear(p.mem) // so that no page is touched for the first time on the clock
 	return p, nil
-}
-
-func (p *pool) inFile(bytes int) error {
-	m, err := memfd.New("xpyd-bench-kv", bytes)
-	if err != nil {
-		return err
-	}
-	p.mem, p.free = m.Bytes, func() { _ = m.Close() }
-	p.shared = &kvconn.Shared{FD: m.FD, Bytes: m.Size, Blocks: p.blocks}
-	for layer := range p.layers {
-		p.shared.Layers = append(p.shared.Layers, kvconn.Span{Offset: int64(layer * p.blocks * p.size), Stride: int64(p.size)})
-	}
-	return nil
 }
 
 func (p *pool) run(layer int, block int32) []byte {

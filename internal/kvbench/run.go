@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/kvconn"
 )
 
@@ -39,8 +40,9 @@ type receiver struct {
 	reg   *prometheus.Registry     // of the first of them
 	dests [][]kvconn.Dest          // a sequence of blocks for each transfer at a time
 	gen   uint32
-	bare  *bareLoop
-	free  []func() // what else was allocated
+	bare  bareLoop
+
+	copies []*memfd.Memory // for the memcpy limits
 }
 
 // Run measures what cfg says against the sender at peer.
@@ -198,9 +200,7 @@ func closeReceiver(kv *kvconn.Receiver) {
 }
 
 func (r *receiver) close() {
-	if r.bare != nil {
-		r.bare.close()
-	}
+	r.bare.close()
 	for _, kv := range r.kvs {
 		closeReceiver(kv)
 	}
@@ -208,10 +208,10 @@ func (r *receiver) close() {
 		r.ctl.c.Close()
 	}
 	if r.pool != nil {
-		r.pool.free()
+		r.pool.memory.Close()
 	}
-	for _, free := range r.free {
-		free()
+	for _, m := range r.copies {
+		m.Close()
 	}
 }
 
