@@ -175,11 +175,6 @@ func (f *frameConn) hello(cfg *Config, r role) *hello {
 		Convert: cfg.Convert, Unchecked: cfg.Unchecked}
 }
 
-// compare returns the first field of their hello that makes us incompatible.
-func (m *hello) compare(cfg *Config) *Incompatible {
-	return compare(cfg.Identity, m.Identity, cfg.Convert && m.Convert)
-}
-
 // greetSender is the receiver's half of a control connection's handshake.
 func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello, error) {
 	ours := f.hello(cfg, roleReceiver)
@@ -194,7 +189,7 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello
 	if err := out.refuse(f, h); err != nil {
 		return nil, err
 	}
-	if d := h.compare(cfg); d != nil {
+	if d := compare(cfg.Identity, h.Identity, cfg.Convert && h.Convert); d != nil {
 		return nil, f.turnAway(ticket.Incompatible, d)
 	}
 	// Not the instance or run that the router meant: that one is gone.
@@ -234,7 +229,7 @@ func bindBulk(f, ctl *frameConn, ours *bind) error {
 // greetReceiver is the sender's half for a control connection whose hello has
 // been read; it ends when the receiver is ready.
 func greetReceiver(f *frameConn, cfg *Config, h *hello, session [16]byte) error {
-	if d := h.compare(cfg); d != nil {
+	if d := compare(cfg.Identity, h.Identity, cfg.Convert && h.Convert); d != nil {
 		return f.turnAway(ticket.Incompatible, d)
 	}
 	if h.Bulk < 1 || h.Bulk > maxBulkConns {

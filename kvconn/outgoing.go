@@ -161,11 +161,7 @@ func (g *Outgoing) Accept(src Source) error {
 // were pushed before. Call Accept first.
 func (g *Outgoing) Push(layer int, ready []int) {
 	g.p.mu.Lock()
-	if g.ended || len(ready) == 0 {
-		g.p.mu.Unlock()
-		return
-	}
-	ok := g.enqueue(layer, ready)
+	ok := g.ended || g.enqueue(layer, ready)
 	g.p.schedule(g)
 	g.p.mu.Unlock()
 	if !ok {
@@ -178,7 +174,7 @@ func (g *Outgoing) Push(layer int, ready []int) {
 func (g *Outgoing) enqueue(layer int, ready []int) bool {
 	blocks := len(g.t.Dest)
 	if layer < 0 || layer >= g.layers || g.src == nil {
-		return false
+		return len(ready) == 0
 	}
 	for _, index := range ready {
 		if index < 0 || index >= blocks {
@@ -205,17 +201,15 @@ func (g *Outgoing) PushAll() {
 		blocks[i] = i
 	}
 	g.p.mu.Lock()
-	if g.ended {
-		g.p.mu.Unlock()
-		return
-	}
-	g.whole = g.units == 0
-	g.queue = slices.Grow(g.queue, g.layers*len(blocks))
 	ok := true
-	for layer := 0; layer < g.layers && ok; layer++ { // all before a writer takes the first
-		ok = g.enqueue(layer, blocks)
+	if !g.ended {
+		g.whole = g.units == 0
+		g.queue = slices.Grow(g.queue, g.layers*len(blocks))
+		for layer := 0; layer < g.layers && ok; layer++ { // all before a writer takes the first
+			ok = g.enqueue(layer, blocks)
+		}
+		g.p.schedule(g)
 	}
-	g.p.schedule(g)
 	g.p.mu.Unlock()
 	if !ok {
 		g.Fail(ticket.Refused, "push of all layers before accept")
@@ -260,7 +254,7 @@ func (g *Outgoing) Err() error {
 	g.p.mu.Lock()
 	defer g.p.mu.Unlock()
 	if g.err == nil {
-		return nil
+		return nil // not a *Error that is nil
 	}
 	return g.err
 }

@@ -226,15 +226,11 @@ func (s *Scanner) number() bool {
 	return false
 }
 
+var literals = [256]string{True: "true", False: "false", Null: "null"}
+
 // literal goes on in true, false or null, and reports whether it is over.
 func (s *Scanner) literal(k Kind) bool {
-	word := "null"
-	switch k {
-	case True:
-		word = "true"
-	case False:
-		word = "false"
-	}
+	word := literals[k]
 	for ; s.pos < len(s.buf) && int(s.state) < len(word); s.state++ {
 		if s.buf[s.pos] != word[s.state] {
 			s.fail(s.start-s.base, "invalid literal")

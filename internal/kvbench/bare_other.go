@@ -12,7 +12,7 @@ var errBare = errors.New("the bare loop is for Linux")
 
 func (s *sender) bare(context.Context, net.Conn, int) (string, error) { return "", errBare }
 
-type bareLoop struct{}
+type bareLoop []struct{}
 
 func dialBare(context.Context, string, int) (bareLoop, error) { return nil, errBare }
 

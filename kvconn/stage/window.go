@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -35,12 +36,12 @@ type Window struct {
 	ctx     context.Context // ends with Abandon
 	abandon context.CancelFunc
 
+	closed atomic.Bool
 	turn   chan struct{} // a token: one push at a time, in the order of numbers; taken before mu
 	number uint64        // the turn's
 
 	mu      sync.Mutex
 	pending []gathering // oldest first, not awaited yet; kvconn bounds how many
-	closed  bool
 }
 
 // gathering is one push whose rows are being read from our pool.
@@ -86,7 +87,7 @@ func (w *Window) room() (number uint64, done func(), err error) {
 	done = func() { <-w.turn }
 	number = w.number + 1
 	switch {
-	case w.over():
+	case w.closed.Load():
 		err = errClosed
 	case w.ctx.Err() != nil:
 		err = errAbandoned
@@ -134,12 +135,6 @@ func (w *Window) Push(layer int, moves []kvconn.Move) (uint64, error) {
 	return number, nil
 }
 
-func (w *Window) over() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.closed
-}
-
 // Abandon implements kvconn.StagedWindow.
 func (w *Window) Abandon() { w.abandon() }
 
@@ -176,9 +171,7 @@ func Finish(p kernels.Pending) error {
 // use.
 func (w *Window) Close() error {
 	w.abandon()
-	w.mu.Lock()
-	w.closed = true
-	w.mu.Unlock()
+	w.closed.Store(true)
 	return bounded(func(ctx context.Context) error {
 		w.turn <- struct{}{} // held by a push that is starting
 		last := w.number
