@@ -195,8 +195,7 @@ func (w *bulkWriter) batch(g *Outgoing, units []uint32) (err error) {
 		err = w.send(g, units[:n], n == len(units))
 		units = units[n:]
 	}
-	var load *loadError
-	if errors.As(err, &load) {
+	if load, ok := errors.AsType[*loadError](err); ok {
 		g.end(OutcomeOf(load.err, ticket.Corrupt), load, true)
 		err = nil
 	}

@@ -52,10 +52,6 @@ func (h *hold) Ready(ctx context.Context) error {
 	return h.in.link.Ready(ctx) // it may have failed since
 }
 
-// Ahead implements kvconn.StagedHold. Transfers of a link follow each other on its
-// stream: only the first one that waits for its other end holds multiprocessors.
-func (h *hold) Ahead() int { return 4 }
-
 // Wait implements kvconn.Hold. The peer writes to us only through the link, which ends
 // with the connection.
 func (h *hold) Wait(ctx context.Context) error {

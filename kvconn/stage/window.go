@@ -25,7 +25,7 @@ type Outlet interface {
 	Close(ctx context.Context) error
 }
 
-// Window is the sender's end of a ring: a kvconn.StagedWindow without Ready.
+// Window is the sender's end of a ring: a kvconn.StagedWindow.
 type Window struct {
 	pool   kernels.HostMover
 	memory kernels.HostMemory
@@ -56,6 +56,11 @@ func NewWindow(pool kernels.HostMover, memory kernels.HostMemory, geo Geometry, 
 	w.ctx, w.abandon = context.WithCancel(context.Background())
 	return w
 }
+
+var _ kvconn.StagedWindow = (*Window)(nil)
+
+// Ready implements kvconn.StagedWindow, for lanes that need no joining.
+func (w *Window) Ready(context.Context) error { return nil }
 
 // MaxMoves implements kvconn.StagedWindow.
 func (w *Window) MaxMoves() int { return w.geo.Moves }
