@@ -145,8 +145,8 @@ func (p *sender) fit(g *Outgoing, units []uint32) (n int) {
 	return n
 }
 
-// run writes until the session is over.
-func (w *bulkWriter) run() {
+// writeBulk writes until the session is over.
+func (w *bulkWriter) writeBulk() {
 	beat := time.NewTicker(w.p.cfg.KeepAlive)
 	defer beat.Stop()
 	var units []uint32
@@ -345,9 +345,9 @@ func (w *bulkWriter) vectors() [][]byte {
 	return w.vecs
 }
 
-// watch notices at once when the receiver hangs up. The receiver says nothing
+// awaitHangUp notices at once when the receiver hangs up. The receiver says nothing
 // on a bulk connection, so this read has no deadline: it ends with the session.
-func (w *bulkWriter) watch() {
+func (w *bulkWriter) awaitHangUp() {
 	var one [1]byte
 	_, err := w.f.conn.Read(one[:])
 	if err == nil || w.f.r.Buffered() > 0 {

@@ -123,9 +123,9 @@ func (r *Receiver) returned() {
 	r.lent--
 }
 
-// await closes l.gone once the peer's hold is over. If ctx ends first, nothing was
+// awaitReturn closes l.gone once the peer's hold is over. If ctx ends first, nothing was
 // proven.
-func (r *Receiver) await(ctx context.Context, l *lent) {
+func (r *Receiver) awaitReturn(ctx context.Context, l *lent) {
 	err := l.hold.Wait(ctx)
 	if err == nil {
 		close(l.gone)

@@ -38,7 +38,7 @@ type Outgoing struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	start   time.Time
-	places  bool   // rows go straight into the receiver's memory; set before run
+	places  bool   // rows go straight into the receiver's memory; set before handle
 	refills bool   // some layers' blocks look different there
 	whole   bool   // PushAll: set before any of its units is queued
 	have    bitmap // units that the receiver holds; empty when none
@@ -98,8 +98,8 @@ func newOutgoing(p *sender, m *request) (*Outgoing, error) {
 	return g, nil
 }
 
-// run is the ticket's own goroutine.
-func (g *Outgoing) run() {
+// handle is the ticket's own goroutine: the handler's OnTicket.
+func (g *Outgoing) handle() {
 	g.p.h.OnTicket(g.ctx, g)
 	g.p.mu.Lock()
 	answered := g.committed || g.ended

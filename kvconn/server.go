@@ -95,7 +95,7 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handle
 	log, sess := &s.strangers, (*sender)(nil)
 	if err == nil {
 		log = &s.failures
-		sess, err = s.greet(f, h)
+		sess, err = s.handshake(f, h)
 	}
 	stop()
 	if err != nil {
@@ -110,9 +110,9 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handle
 	}
 }
 
-// greet is the sender's half of the handshake after the banners. It returns a session
+// handshake is the sender's half of the handshake after the banners. It returns a session
 // for a control connection; a bulk connection it binds, and returns nil.
-func (s *Server) greet(f *frameConn, h Handler) (*sender, error) {
+func (s *Server) handshake(f *frameConn, h Handler) (*sender, error) {
 	select {
 	case s.shaking <- struct{}{}:
 		defer func() { <-s.shaking }()
@@ -207,7 +207,7 @@ func (s *Server) welcome(sess *sender) {
 	if s.isDraining() {
 		sess.post(bare(typeGoaway))
 	}
-	sess.judge(&s.revoked) // it may have been revoked since its hello
+	sess.endIfRevoked(&s.revoked) // it may have been revoked since its hello
 }
 
 func (s *Server) all() []*sender {

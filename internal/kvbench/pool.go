@@ -136,12 +136,12 @@ func (s source) Load(layer, index, firstPos, rows int, dst []byte, digests []uin
 	return nil
 }
 
-// sink is the receiver's pool. It implements kvconn.ViewSink as decode's does,
-// except that it believes the digests while unchecked is set.
+// sink is the receiver's pool. It implements kvconn.ViewSink as decode's does, except
+// that it does not check digests while unchecked is set.
 type sink struct {
 	*pool
 	unchecked atomic.Bool
-	arrived   func() // called for every block; nil: nobody asks
+	arrived   func() // called for every block; may be nil
 }
 
 var _ kvconn.ViewSink = (*sink)(nil)
@@ -156,20 +156,20 @@ func (s *sink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
 
 // Verify implements kvconn.ViewSink.
 func (s *sink) Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error {
-	return s.believe(layer, dst, rows, firstPos, s.run(layer, dst), digests)
+	return s.accept(layer, dst, rows, firstPos, s.run(layer, dst), digests)
 }
 
 // Store implements kvconn.Sink.
 func (s *sink) Store(layer int, dst int32, row, rows, firstPos int, packed []byte, digests []uint64) error {
-	if err := s.believe(layer, dst, rows, firstPos, packed, digests); err != nil {
+	if err := s.accept(layer, dst, rows, firstPos, packed, digests); err != nil {
 		return err
 	}
 	copy(s.run(layer, dst), packed)
 	return nil
 }
 
-// believe checks the rows of a block and keeps their digests.
-func (s *sink) believe(layer int, dst int32, rows, firstPos int, run []byte, digests []uint64) error {
+// accept checks the rows of a block and keeps their digests.
+func (s *sink) accept(layer int, dst int32, rows, firstPos int, run []byte, digests []uint64) error {
 	if s.arrived != nil {
 		s.arrived()
 	}

@@ -215,7 +215,7 @@ func (r *receiver) close() {
 	}
 }
 
-// one moves n bytes once under one ticket into the blocks of slot.
+// one moves n bytes under one ticket into the blocks of slot.
 func (r *receiver) one(ctx context.Context, s *kvconn.Session, slot, n int, sk kvconn.Sink) error {
 	dest := r.dests[slot][:r.cfg.blocks(n)]
 	in, err := s.Request(ctx, kvconn.TicketSpec{RequestID: "bench", Positions: len(dest) * r.cfg.BlockTokens, Dest: dest, Sink: sk})
@@ -231,7 +231,7 @@ func (r *receiver) one(ctx context.Context, s *kvconn.Session, slot, n int, sk k
 }
 
 // transfer moves n bytes on every slot at once and returns the time it took.
-// The blocks have a new generation, as blocks that are used again do.
+// The blocks get a new generation, as reused blocks do.
 func (r *receiver) transfer(ctx context.Context, n int) (time.Duration, error) {
 	r.gen++
 	for _, dest := range r.dests {
@@ -253,8 +253,8 @@ func (r *receiver) transfer(ctx context.Context, n int) (time.Duration, error) {
 	return time.Since(begun), errors.Join(errs...)
 }
 
-// verify compares the pool with what was sent, twice: after all the timed transfers
-// and, so that no byte can be left from before, after one more into zeroed memory.
+// verify compares the pool with what was sent, twice: after the timed transfers and,
+// so that no byte can be left over, after one more transfer into zeroed memory.
 func (r *receiver) verify(ctx context.Context, rep *Report) error {
 	if !r.cfg.Verify {
 		return nil
@@ -268,7 +268,7 @@ func (r *receiver) verify(ctx context.Context, rep *Report) error {
 		}
 		return nil
 	}
-	if _, err := r.transfer(ctx, r.cfg.Bytes); err != nil { // the limits wrote here too
+	if _, err := r.transfer(ctx, r.cfg.Bytes); err != nil { // the bare loop wrote here too
 		return err
 	}
 	if err := check(); err != nil {
