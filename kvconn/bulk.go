@@ -65,13 +65,13 @@ func (g *Outgoing) mark() {
 	if g.ended || g.marked || !g.committed || g.inflight > 0 || g.head < len(g.queue) {
 		return
 	}
-	g.p.mark(g, nil)
+	g.p.queueMarks(g, nil)
 }
 
-// mark queues g's marks with every bulk writer but one; needs p.mu. They replace marks
+// queueMarks queues g's marks with every bulk writer but one; needs p.mu. They replace marks
 // of g that still wait there: only the last round's count, and a peer that asks for
 // rounds without reading must not fill our memory.
-func (p *sender) mark(g *Outgoing, but *bulkWriter) {
+func (p *sender) queueMarks(g *Outgoing, but *bulkWriter) {
 	g.marked = true
 	for _, w := range p.bulk {
 		if w != but {
@@ -94,7 +94,7 @@ func (w *bulkWriter) markBehind(g *Outgoing) {
 	if g.ended || g.marked || !g.committed || g.inflight > 1 || g.head < len(g.queue) {
 		return
 	}
-	w.p.mark(g, w)
+	w.p.queueMarks(g, w)
 	at := len(w.buf)
 	w.buf = w.f.frame(w.buf, g.markOf())
 	w.pieces = append(w.pieces, piece{n: len(w.buf) - at})

@@ -135,7 +135,7 @@ func (h *Hold) Place(ctx context.Context, number uint64, layer int, blocks []kvc
 	}
 	// Inside the ticket's fence: only its end lets a revoke go on. It takes
 	// microseconds a megabyte.
-	if err := Finish(placed); err != nil {
+	if err := Finish(placed.Wait); err != nil {
 		return err
 	}
 	return ctx.Err()

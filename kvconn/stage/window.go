@@ -150,7 +150,7 @@ func (w *Window) Await(number uint64) (err error) {
 	upto := slices.DeleteFunc(slices.Clone(w.pending), func(g gathering) bool { return g.number > number })
 	w.mu.Unlock()
 	for _, g := range upto { // several bulk writers push: those before it may not have been asked for
-		if failed := Finish(g.done); g.number == number {
+		if failed := Finish(g.done.Wait); g.number == number {
 			err = failed
 		}
 	}
@@ -160,11 +160,12 @@ func (w *Window) Await(number uint64) (err error) {
 	return err
 }
 
-// Finish waits for a move: only its end proves anything.
-func Finish(p kernels.Pending) error {
+// Finish waits for a device's work, again while wait returns kernels.ErrLate: only the
+// end of the work proves anything.
+func Finish(wait func(context.Context) error) error {
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		err := p.Wait(ctx)
+		err := wait(ctx)
 		cancel()
 		if !errors.Is(err, kernels.ErrLate) {
 			return err
