@@ -12,7 +12,6 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/local"
-	"github.com/xpyd/xpyd/kvconn/stage"
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
@@ -132,25 +131,32 @@ func (w *window) launch(p *kernels.Push) (uint64, error) {
 	return number, nil
 }
 
+// patience bounds one drain or close of the device. A drain that takes longer is
+// started again: only its end proves anything.
+const patience = 10 * time.Second
+
 // Await implements kvconn.DeviceWindow.
 func (w *window) Await(number uint64) error {
-	w.mu.Lock()
-	over, launched := number <= w.drained, w.launched
-	w.mu.Unlock()
-	if over {
-		return nil
+	for {
+		w.mu.Lock()
+		over, launched := number <= w.drained, w.launched
+		w.mu.Unlock()
+		if over {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		err := w.peer.Drain(ctx)
+		cancel()
+		switch {
+		case err == nil:
+			w.mu.Lock()
+			w.drained = max(w.drained, launched)
+			w.mu.Unlock()
+		case !errors.Is(err, kernels.ErrLate):
+			return err
+		}
 	}
-	if err := stage.Finish(w.peer.Drain); err != nil {
-		return err
-	}
-	w.mu.Lock()
-	w.drained = max(w.drained, launched)
-	w.mu.Unlock()
-	return nil
 }
-
-// patience bounds the close of the device.
-const patience = 10 * time.Second
 
 // Close implements kvconn.Window. The peer is told only after its pool is unmapped; if
 // that fails, it must go on assuming that we could write.
