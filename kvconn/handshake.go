@@ -8,12 +8,14 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 const bannerName = "xpyd-kv "
@@ -175,10 +177,33 @@ func (f *frameConn) hello(cfg *Config, r role) *hello {
 		Convert: cfg.Convert, Unchecked: cfg.Unchecked}
 }
 
-// compare returns the first field of their hello that makes us incompatible.
-func (m *hello) compare(cfg *Config) *Incompatible {
-	return compare(cfg.Identity, m.Identity, cfg.Convert && m.Convert)
+// compare returns the first field that makes the two incompatible; convert means that
+// both sides allow rows of another dtype. Both sides get the same answer.
+func compare(ours, theirs Identity, convert bool) *Incompatible {
+	for _, f := range []struct{ name, a, b string }{
+		{"model_fingerprint", ours.ModelFingerprint, theirs.ModelFingerprint},
+		{"tokenizer_fingerprint", ours.TokenizerFingerprint, theirs.TokenizerFingerprint},
+		{"numerics", ours.Numerics, theirs.Numerics},
+	} {
+		if f.a != f.b && !(f.name == "numerics" && convert && converts(ours, theirs)) {
+			return &Incompatible{Field: f.name, Ours: f.a, Theirs: f.b}
+		}
+	}
+	if field, a, b := kvlayout.Compare(ours.Layout, theirs.Layout, convert); field != "" {
+		return &Incompatible{Field: "layout." + field, Ours: a, Theirs: b}
+	}
+	return nil
 }
+
+// converts reports whether rows change their dtype between the two. Only then
+// may their numerics differ: another dtype implies others.
+func converts(ours, theirs Identity) bool {
+	return kvlayout.Differ(ours.Layout, theirs.Layout) && littleEndian(ours.Numerics) && littleEndian(theirs.Numerics)
+}
+
+// littleEndian reports whether rows of these numerics can be read element by
+// element (kernels/DESIGN.md, section 4).
+func littleEndian(numerics string) bool { return !strings.HasSuffix(numerics, "-be") }
 
 // greetSender is the receiver's half of a control connection's handshake.
 func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello, error) {
@@ -194,7 +219,7 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello
 	if err := out.refuse(f, h); err != nil {
 		return nil, err
 	}
-	if d := h.compare(cfg); d != nil {
+	if d := compare(cfg.Identity, h.Identity, cfg.Convert && h.Convert); d != nil {
 		return nil, f.turnAway(ticket.Incompatible, d)
 	}
 	// Not the instance or run that the router meant: that one is gone.
@@ -234,7 +259,7 @@ func bindBulk(f, ctl *frameConn, ours *bind) error {
 // greetReceiver is the sender's half for a control connection whose hello has
 // been read; it ends when the receiver is ready.
 func greetReceiver(f *frameConn, cfg *Config, h *hello, session [16]byte) error {
-	if d := h.compare(cfg); d != nil {
+	if d := compare(cfg.Identity, h.Identity, cfg.Convert && h.Convert); d != nil {
 		return f.turnAway(ticket.Incompatible, d)
 	}
 	if h.Bulk < 1 || h.Bulk > maxBulkConns {

@@ -107,7 +107,7 @@ func (r *Receiver) lend(c net.Conn, theirs kvlayout.Layout) (*lent, error) {
 	h, grant, err := sc.Offer(&s)
 	if h == nil || err != nil {
 		r.returned()
-		if op := (*net.OpError)(nil); err != nil && !errors.As(err, &op) { // not the connection's
+		if _, network := errors.AsType[*net.OpError](err); err != nil && !network { // not the connection's
 			err = &refusal{ticket.Refused, err} // another way may be taken, as when the peer refuses it
 		}
 		return nil, err
@@ -123,9 +123,9 @@ func (r *Receiver) returned() {
 	r.lent--
 }
 
-// await closes l.gone once the peer's hold is over. If ctx ends first, nothing was
+// awaitReturn closes l.gone once the peer's hold is over. If ctx ends first, nothing was
 // proven.
-func (r *Receiver) await(ctx context.Context, l *lent) {
+func (r *Receiver) awaitReturn(ctx context.Context, l *lent) {
 	err := l.hold.Wait(ctx)
 	if err == nil {
 		close(l.gone)

@@ -215,7 +215,7 @@ func TestStuckHold(t *testing.T) {
 	r := &Receiver{m: m, log: slog.New(slog.DiscardHandler), lent: 1}
 	m.mapped.WithLabelValues(string(SideReceiver)).Inc()
 	l := &lent{hold: stuckHold{}, gone: make(chan struct{})}
-	r.await(t.Context(), l)
+	r.awaitReturn(t.Context(), l)
 	<-l.gone
 	if n, mapped := testutil.ToFloat64(m.stuck), testutil.ToFloat64(m.mapped); n != 1 || mapped != 0 || r.lent != 0 {
 		t.Errorf("%v stuck, %v mapped, %d lent", n, mapped, r.lent)

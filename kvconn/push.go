@@ -230,7 +230,7 @@ func (w *bulkWriter) launchWithRoom(g *Outgoing, layer int, push func() (number 
 	}
 }
 
-// launch starts a push and queues it for drain; the caller is inside g's fence.
+// launch starts a push and queues it for awaitPushes; the caller is inside g's fence.
 func (w *bulkWriter) launch(g *Outgoing, push func() (number uint64, err error)) (number uint64, err error) {
 	p := w.p
 	if !g.fence.enter() { // for the push itself
@@ -256,8 +256,8 @@ func (p *sender) landed(g *Outgoing) {
 	g.fence.leave()
 }
 
-// drain awaits the pushes of a session in turn, until pushes is closed.
-func (p *sender) drain() {
+// awaitPushes awaits the pushes of a session in turn, until pushes is closed.
+func (p *sender) awaitPushes() {
 	for f := range p.pushes {
 		if err := p.pool.device.Await(f.number); err != nil {
 			f.g.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("push: %w", err), true)

@@ -79,7 +79,7 @@ func (r *Receiver) Open(ctx context.Context, addr string, expect PeerID) (*Sessi
 	if sl == nil || sl.over() {
 		sl = &slot{ready: make(chan struct{})}
 		r.slots[key] = sl
-		r.wg.Go(func() { r.run(key, sl) })
+		r.wg.Go(func() { r.runSlot(key, sl) })
 	}
 	r.mu.Unlock()
 	select {
@@ -104,8 +104,8 @@ func (sl *slot) over() bool {
 	}
 }
 
-// run dials, then lives as long as the session.
-func (r *Receiver) run(key slotKey, sl *slot) {
+// runSlot dials, then lives as long as the session.
+func (r *Receiver) runSlot(key slotKey, sl *slot) {
 	s, err := r.connect(key)
 	if err != nil {
 		r.refused.Log(r.ctx, failureLevel(err), "kv session not opened", logPeer, key.expect.String(), "addr", key.addr, "transport", r.tr.Name(), "error", err)
@@ -113,7 +113,7 @@ func (r *Receiver) run(key slotKey, sl *slot) {
 	sl.s, sl.err = s, err
 	close(sl.ready)
 	if err == nil {
-		s.judge(&r.revoked) // it may have been revoked since its hello
+		s.endIfRevoked(&r.revoked) // it may have been revoked since its hello
 		s.run(r.ctx)
 	}
 	r.mu.Lock()
@@ -131,7 +131,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	var loan *lent
 	defer func() {
 		if loan != nil { // also of a peer that then refused the session
-			r.wg.Go(func() { r.await(r.ctx, loan) })
+			r.wg.Go(func() { r.awaitReturn(r.ctx, loan) })
 		}
 		if err == nil {
 			return

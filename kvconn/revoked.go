@@ -49,7 +49,7 @@ func (r *revoked) refuse(f *frameConn, h *hello) error {
 func (r *Receiver) Revoke(ids []string) {
 	r.revoked.set(ids)
 	for _, s := range r.sessions() {
-		s.judge(&r.revoked)
+		s.endIfRevoked(&r.revoked)
 	}
 }
 
@@ -57,12 +57,12 @@ func (r *Receiver) Revoke(ids []string) {
 // that a secret no longer in force has proved.
 func (r *Receiver) Renew() {
 	for _, s := range r.sessions() {
-		s.judge(&r.revoked)
+		s.endIfRevoked(&r.revoked)
 	}
 }
 
-// judge ends the session if its peer is revoked, or its secret is retired.
-func (h *half) judge(r *revoked) {
+// endIfRevoked ends the session if its peer is revoked, or its secret is retired.
+func (h *half) endIfRevoked(r *revoked) {
 	switch {
 	case r.has(h.peer.ID):
 		h.quit(ticket.Dead, errRevokedPeer)
@@ -75,13 +75,13 @@ func (h *half) judge(r *revoked) {
 func (s *Server) Revoke(ids []string) {
 	s.revoked.set(ids)
 	for _, sess := range s.all() {
-		sess.judge(&s.revoked)
+		sess.endIfRevoked(&s.revoked)
 	}
 }
 
 // Renew is Receiver.Renew for the receivers of a server.
 func (s *Server) Renew() {
 	for _, sess := range s.all() {
-		sess.judge(&s.revoked)
+		sess.endIfRevoked(&s.revoked)
 	}
 }

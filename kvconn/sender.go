@@ -28,8 +28,8 @@ type sender struct {
 
 	wg     sync.WaitGroup // the control reader, the watchers and the tickets
 	writes sync.WaitGroup // the bulk writers
-	drains sync.WaitGroup // drain
-	pushes chan inFlight  // to drain, which ends when it is closed
+	drains sync.WaitGroup // awaitPushes
+	pushes chan inFlight  // to awaitPushes, which ends when it is closed
 
 	mu      sync.Mutex
 	bulk    []*bulkWriter // by index; nil until bound
@@ -143,7 +143,7 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 			p.pool = pool
 			p.m.mapped.WithLabelValues(string(SideSender)).Inc()
 			if pool.device != nil { // here: the writer of another connection may push before ours is started
-				p.drains.Go(p.drain)
+				p.drains.Go(p.awaitPushes)
 			}
 		}
 	}
@@ -171,8 +171,8 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	if p.err != nil {
 		return p.err // the caller closes the connection
 	}
-	p.writes.Go(w.run) // err is nil, so wait has not begun
-	p.wg.Go(w.watch)
+	p.writes.Go(w.writeBulk) // err is nil, so wait has not begun
+	p.wg.Go(w.awaitHangUp)
 	return nil
 }
 
@@ -280,7 +280,7 @@ func (p *sender) onTicket(m *request) error {
 		g.places = p.pool != nil
 		p.mu.Unlock()
 		p.side.active.Inc()
-		p.wg.Go(g.run)
+		p.wg.Go(g.handle)
 		return nil
 	}
 	p.mu.Unlock()

@@ -31,13 +31,14 @@ type Server struct {
 	m    *Metrics
 	gone chan struct{} // a ticket has left; one slot
 
+	shaking chan struct{} // a slot for each peer whose handshake is not over
+
 	revoked   revoked
 	strangers sparing // handshakes that failed before the peer was known,
 	failures  sparing // and after
 
 	mu       sync.Mutex
 	sessions map[[16]byte]*sender
-	shaking  int // connections of peers whose handshake is not over
 	draining bool
 }
 
@@ -46,7 +47,7 @@ func NewServer(cfg Config, log *slog.Logger, m *Metrics) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("kvconn server: %w", err)
 	}
-	return &Server{cfg: cfg, log: log, m: m, gone: make(chan struct{}, 1), sessions: map[[16]byte]*sender{},
+	return &Server{cfg: cfg, log: log, m: m, gone: make(chan struct{}, 1), shaking: make(chan struct{}, cfg.MaxSessions), sessions: map[[16]byte]*sender{},
 		strangers: sparing{log: log}, failures: sparing{log: log}}, nil
 }
 
@@ -81,18 +82,6 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener, h Handler) error {
 	}
 }
 
-// shake adds n to the handshakes under way, and reports false if they would exceed
-// MaxSessions.
-func (s *Server) shake(n int) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n > 0 && s.shaking >= s.cfg.MaxSessions {
-		return false
-	}
-	s.shaking += n
-	return true
-}
-
 // serveConn does the handshake; a control connection then lives here, a bulk connection
 // goes to its session. met is called when the peer has proved itself, or failed to.
 func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handler) {
@@ -106,7 +95,7 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handle
 	log, sess := &s.strangers, (*sender)(nil)
 	if err == nil {
 		log = &s.failures
-		sess, err = s.greet(f, h)
+		sess, err = s.handshake(f, h)
 	}
 	stop()
 	if err != nil {
@@ -121,13 +110,15 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handle
 	}
 }
 
-// greet is the sender's half of the handshake after the banners. It returns a session
+// handshake is the sender's half of the handshake after the banners. It returns a session
 // for a control connection; a bulk connection it binds, and returns nil.
-func (s *Server) greet(f *frameConn, h Handler) (*sender, error) {
-	if !s.shake(1) {
+func (s *Server) handshake(f *frameConn, h Handler) (*sender, error) {
+	select {
+	case s.shaking <- struct{}{}:
+		defer func() { <-s.shaking }()
+	default:
 		return nil, f.turnAway(ticket.NoSpace, &Incompatible{Field: "capacity", Ours: "handshakes are all under way", Theirs: "one more"})
 	}
-	defer s.shake(-1)
 	head, err := f.r.Peek(2)
 	if err != nil {
 		return nil, err
@@ -216,7 +207,7 @@ func (s *Server) welcome(sess *sender) {
 	if s.isDraining() {
 		sess.post(bare(typeGoaway))
 	}
-	sess.judge(&s.revoked) // it may have been revoked since its hello
+	sess.endIfRevoked(&s.revoked) // it may have been revoked since its hello
 }
 
 func (s *Server) all() []*sender {

@@ -124,7 +124,7 @@ func bothCopies(t *testing.T, src, dst *end) float64 {
 				return
 			}
 		}
-		if err := errors.Join(stage.Finish(last), memory.Close()); err != nil {
+		if err := errors.Join(stage.Finish(last.Wait), memory.Close()); err != nil {
 			t.Error(err)
 		}
 	}
