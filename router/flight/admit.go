@@ -149,8 +149,8 @@ func (q *request) queue(class limit.Class, top *openai.Top) *openai.Error {
 		a.since = time.Now()
 		return nil
 	}
-	var no *limit.Refusal
-	if !errors.As(err, &no) {
+	no, ok := errors.AsType[*limit.Refusal](err)
+	if !ok {
 		return contextError(&q.ctx)
 	}
 	if t != nil {

@@ -258,11 +258,7 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Gone reports whether the error shows that the worker is not there, rather than slow.
 func (e *Error) Gone() bool {
-	var timeout interface{ Timeout() bool }
-	if errors.As(e.Err, &timeout) && timeout.Timeout() {
-		return false
-	}
-	return !errors.Is(e.Err, context.Canceled) && !errors.Is(e.Err, context.DeadlineExceeded)
+	return !TimedOut(e.Err) && !errors.Is(e.Err, context.Canceled) && !errors.Is(e.Err, context.DeadlineExceeded)
 }
 
 // address sets whose the request is, and who sends it.
