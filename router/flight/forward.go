@@ -232,7 +232,6 @@ func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failu
 	if (status == 429 || status == 503) && up.Rest == nil {
 		text, err := b.All(a.q.s.MaxResponseBytes)
 		if err != nil {
-			b.Abort()
 			return nil, a.broken(a.d, err)
 		}
 		b.Finish()
