@@ -191,7 +191,9 @@ func TestDrainOutlastsACrash(t *testing.T) {
 	g.watcher.ReportDead("d0", inst.Epoch, "crash")
 	drained(true)
 	again(true)
-	g.until("its mark to follow it", func() bool { return g.r.Members.DrainAsked("d0") && !g.r.Members.Serves(g.watcher.Snapshot().Get("d0")) })
+	g.until("its mark to follow it", func() bool {
+		return g.r.Members.DrainAsked("d0") && !g.r.Members.Serves(g.watcher.Snapshot().Get("d0"))
+	})
 	again(false)
 	drained(false)
 	if got := g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", nil); got != 200 {

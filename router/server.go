@@ -86,12 +86,13 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	switch {
 	case !spoken(ctx):
 		ctx.SetConnectionClose()
-		r.flights.Refuse(ctx, id, "other", versionNotSupported())
+		r.flights.Refuse(ctx, id, "other", openai.BadRequest("", "want HTTP/1.1 or HTTP/1.0").WithStatus(505, "http_version_not_supported"))
 	case ok && h1.Method(ctx) == route.method:
 		route.serve(r, ctx, id)
 	case ok:
 		ctx.Response.Header.Set("Allow", route.method)
-		r.flights.Refuse(ctx, id, path, methodNotAllowed(ctx, route.method))
+		r.flights.Refuse(ctx, id, path, openai.BadRequest("", "%s is not allowed here, use %s", h1.Clip(string(ctx.Method())), route.method).
+			WithStatus(405, "method_not_allowed"))
 	case path == "/metrics" && r.cfg.PublicMetrics && r.deps.Gatherer != nil:
 		console.ServeMetrics(ctx, r.deps.Gatherer)
 	case strings.HasPrefix(path, "/v1/models/") && h1.Method(ctx) == "GET":
@@ -101,12 +102,6 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	}
 }
 
-func methodNotAllowed(ctx *fasthttp.RequestCtx, allowed string) *openai.Error {
-	e := openai.BadRequest("", "%s is not allowed here, use %s", h1.Clip(string(ctx.Method())), allowed)
-	e.Status, e.Code = 405, "method_not_allowed"
-	return e
-}
-
 // spoken reports whether the request's HTTP version is served.
 func spoken(ctx *fasthttp.RequestCtx) bool {
 	switch string(ctx.Request.Header.Protocol()) {
@@ -114,12 +109,6 @@ func spoken(ctx *fasthttp.RequestCtx) bool {
 		return true
 	}
 	return false
-}
-
-func versionNotSupported() *openai.Error {
-	e := openai.BadRequest("", "want HTTP/1.1 or HTTP/1.0")
-	e.Status, e.Code = 505, "http_version_not_supported"
-	return e
 }
 
 // httpError answers what is no valid HTTP request, or one beyond the bounds.

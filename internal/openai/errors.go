@@ -28,6 +28,12 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%d %s", e.Status, e.Message)
 }
 
+// WithStatus gives e another status and code.
+func (e *Error) WithStatus(status int, code string) *Error {
+	e.Status, e.Code = status, code
+	return e
+}
+
 // BadRequest is a 400 that names the field at fault ("" when it is the body).
 func BadRequest(param, format string, args ...any) *Error {
 	return &Error{Status: 400, Type: TypeInvalid, Param: param, Message: fmt.Sprintf(format, args...)}

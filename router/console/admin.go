@@ -140,7 +140,7 @@ func (h holder) String() string { return [...]string{"nobody", "reader", "admin"
 
 // holder looks for a token: a bearer's, or a password where that is enough.
 func (c *Console) holder(ctx *fasthttp.RequestCtx, verb, path string) holder {
-	shown, ok := flight.Bearer(&ctx.Request.Header)
+	shown, ok := flight.Credentials(&ctx.Request.Header, "bearer ")
 	if !ok && dashboardReads(verb, path) {
 		shown, ok = basic(&ctx.Request.Header)
 	}
@@ -276,7 +276,7 @@ func (c *Console) addInstance(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Err
 	}
 	if err != nil {
 		param := ""
-		if key := (*config.KeyError)(nil); errors.As(err, &key) {
+		if key, ok := errors.AsType[*config.KeyError](err); ok {
 			param = key.Key
 		}
 		return openai.BadRequest(param, "%v", err)

@@ -111,31 +111,20 @@ func (a *auditor) close() error {
 	return a.file.Close()
 }
 
-// write notes what was done.
-func (a *auditor) write(e *Audited) {
+// write adds a line. Anybody can be denied any number of times, so those lines are limited.
+func (a *auditor) write(e *Audited, denied bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	e.LeftOut, a.leftOut = a.leftOut, 0
-	a.put(e)
-}
-
-// refused notes what was not allowed, which anybody can try any number of times.
-func (a *auditor) refused(e *Audited) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.tokens = min(auditBurst, a.tokens+float64(e.Time.Sub(a.earned))/float64(auditEvery))
-	a.earned = e.Time
-	if a.tokens < 1 {
-		a.leftOut++
-		return
+	if denied {
+		a.tokens = min(auditBurst, a.tokens+float64(e.Time.Sub(a.earned))/float64(auditEvery))
+		a.earned = e.Time
+		if a.tokens < 1 {
+			a.leftOut++
+			return
+		}
+		a.tokens--
 	}
-	a.tokens--
 	e.LeftOut, a.leftOut = a.leftOut, 0
-	a.put(e)
-}
-
-// put writes a line; a.mu is held.
-func (a *auditor) put(e *Audited) {
 	attrs := []any{"audit", true, "action", e.Action, "by", e.By}
 	for _, x := range []struct{ key, value string }{{"peer", e.Peer}, {"request_id", e.Request}, {"asked", e.Asked}, {"was", e.Was}, {"is", e.Is}} {
 		if x.value != "" {
@@ -163,7 +152,7 @@ func (a *auditor) put(e *Audited) {
 
 // Audit notes changes that do not come through the admin listener.
 func (c *Console) Audit(action, by, is string) {
-	c.audit.write(&Audited{Time: time.Now(), Action: action, By: by, Is: is})
+	c.audit.write(&Audited{Time: time.Now(), Action: action, By: by, Is: is}, false)
 }
 
 // ReopenAudit opens the audit file again after it was moved away. On an error the old one
@@ -186,15 +175,13 @@ func (c *Console) audited(ctx *fasthttp.RequestCtx, id, verb, path string, by ho
 		return
 	}
 	e := &Audited{Time: time.Now(), Action: h1.Clip(verb + " " + path), By: by.String(), Peer: ctx.RemoteAddr().String(), Request: id, Status: status}
-	if denied {
-		c.audit.refused(e)
-		return
+	if !denied {
+		e.Asked = asked(ctx, path)
+		if change, ok := ctx.UserValue(auditKey{}).([2]string); ok && status < 300 {
+			e.Was, e.Is = change[0], change[1]
+		}
 	}
-	e.Asked = asked(ctx, path)
-	if change, ok := ctx.UserValue(auditKey{}).([2]string); ok && status < 300 {
-		e.Was, e.Is = change[0], change[1]
-	}
-	c.audit.write(e)
+	c.audit.write(e, denied)
 }
 
 // asked is the query and the body of an admin request, except of one that has a client's

@@ -11,6 +11,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/flight"
 )
 
 // dashboard is a page that only reads, from /admin/v1/instances and /metrics.
@@ -30,14 +31,10 @@ func dashboardReads(verb, path string) bool {
 
 // basic is the password that a request shows.
 func basic(h *fasthttp.RequestHeader) ([]byte, bool) {
-	const scheme = "basic "
-	v := h.Peek("Authorization")
-	if len(v) <= len(scheme) || !bytes.EqualFold(v[:len(scheme)], []byte(scheme)) {
-		return nil, false
-	}
-	pair, err := base64.StdEncoding.DecodeString(string(bytes.TrimSpace(v[len(scheme):])))
-	_, password, ok := bytes.Cut(pair, []byte(":"))
-	return password, ok && err == nil
+	text, ok := flight.Credentials(h, "basic ")
+	pair, err := base64.StdEncoding.DecodeString(string(text))
+	_, password, cut := bytes.Cut(pair, []byte(":"))
+	return password, ok && cut && err == nil
 }
 
 func (c *Console) serveDashboard(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Error {

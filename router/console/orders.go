@@ -35,10 +35,8 @@ func (c *Console) last(m *fleet.Member) *openai.Error {
 	if without(m.ID) || !without("") {
 		return nil
 	}
-	e := openai.BadRequest("force", "%s is the last %s worker that serves %s; requests would get 503 until another one does. "+
-		"--force, or \"force\": true in the API, does it all the same", m.ID, m.Role, m.Model)
-	e.Status, e.Code = 409, "last_worker"
-	return e
+	return openai.BadRequest("force", "%s is the last %s worker that serves %s; requests would get 503 until another one does. "+
+		"--force, or \"force\": true in the API, does it all the same", m.ID, m.Role, m.Model).WithStatus(409, "last_worker")
 }
 
 // noInstance is the answer about an ID that the fleet does not know.

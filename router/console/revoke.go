@@ -52,9 +52,7 @@ func (c *Console) serveRevocations(ctx *fasthttp.RequestCtx, a adminCall) *opena
 	case errors.Is(err, fleet.ErrNotRevoked):
 		return openai.NotFound("%s: %v", h1.Clip(a.part), err)
 	case errors.Is(err, fleet.ErrManyRevoked):
-		e := openai.BadRequest("", "%v", err)
-		e.Status, e.Code = 409, "too_many_revoked"
-		return e
+		return openai.BadRequest("", "%v", err).WithStatus(409, "too_many_revoked")
 	case err != nil && fleet.ValidID(a.part) != nil:
 		return openai.BadRequest("id", "%v", err)
 	case err != nil: // it is done, but not saved

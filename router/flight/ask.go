@@ -35,7 +35,6 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 	a.p.setState(legAnswer)
 	text, err := b.All(maxPrefillAnswer)
 	if err != nil {
-		b.Abort()
 		return dialect.Result{}, a.broken(a.p, err)
 	}
 	said := dialect.Answer{Status: b.Header.StatusCode(), ContentType: string(b.Header.ContentType()),
@@ -101,7 +100,6 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 		return ans, nil
 	}
 	if ans.body, err = b.All(a.q.s.MaxResponseBytes); err != nil {
-		b.Abort()
 		return nil, a.broken(a.d, err)
 	}
 	outcome := ticket.Outcome(b.Header.Peek(dialect.HeaderOutcome))

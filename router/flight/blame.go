@@ -40,11 +40,11 @@ func (a *attempt) blame(f *failure) *failure {
 func (a *attempt) broken(l *leg, err error) *failure {
 	f := &failure{by: l, outcome: ticket.Dead, retry: true, exclude: []string{l.inst.ID}, err: err, reason: reasonTransport}
 	cause := l.Cause()
-	var other *failure
+	if other, ok := errors.AsType[*failure](cause); ok {
+		return other
+	}
 	var large *h1.LargeError
 	switch {
-	case errors.As(cause, &other):
-		return other
 	case errors.Is(cause, errInstanceDead):
 		f.err, f.reason = cause, reasonDead
 	case cause != nil: // the request is over
@@ -56,9 +56,8 @@ func (a *attempt) broken(l *leg, err error) *failure {
 	case errors.As(err, &large): // the worker is fine, and another's answer would be as large
 		f.outcome, f.retry, f.exclude, f.api = ticket.Refused, false, nil, tooLarge(large, &a.q.top)
 	default:
-		var le *h1.Error
 		a.fault(l, pick.Broken)
-		if errors.As(err, &le) && !le.Gone() {
+		if le, ok := errors.AsType[*h1.Error](err); ok && !le.Gone() {
 			f.outcome, f.reason = ticket.Late, reasonTimeout
 			if a.rules != nil && a.rules.Order == dialect.Together { // each may have waited for the other
 				f.avoid = []string{a.p.inst.ID, a.d.inst.ID}
@@ -121,8 +120,7 @@ func (a *attempt) fault(l *leg, kind pick.Fault) { a.choice.Failed(l.role, kind,
 // brokeOff notes that decode's stream broke after its first byte.
 func (a *attempt) brokeOff(err error) {
 	a.fault(a.d, pick.Broken)
-	var le *h1.Error
-	if errors.As(err, &le) && le.Gone() || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
+	if le, ok := errors.AsType[*h1.Error](err); ok && le.Gone() || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
 		a.q.s.Members.Suspect(a.d.inst, err)
 	}
 }

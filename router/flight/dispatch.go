@@ -188,8 +188,8 @@ func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Requ
 // for a change of the guard, one for the end of its time. Both are nil if no guard is in
 // the way.
 func reopening(err error) (changed <-chan struct{}, due <-chan time.Time) {
-	var shut *pick.Shut
-	if !errors.As(err, &shut) {
+	shut, ok := errors.AsType[*pick.Shut](err)
+	if !ok {
 		return nil, nil
 	}
 	if !shut.Until.IsZero() {

@@ -182,11 +182,10 @@ func linked(field string) *openai.Error {
 
 // unread is the answer to a client whose body could not be read.
 func (q *request) unread(err error) *openai.Error {
-	if said := (*openai.Error)(nil); errors.As(err, &said) {
+	if said, ok := errors.AsType[*openai.Error](err); ok {
 		return said
 	}
-	var timeout interface{ Timeout() bool }
-	if q.ctx.Err() != nil && !errors.Is(err, fasthttp.ErrBodyTooLarge) && !(errors.As(err, &timeout) && timeout.Timeout()) {
+	if q.ctx.Err() != nil && !errors.Is(err, fasthttp.ErrBodyTooLarge) && !h1.TimedOut(err) {
 		return contextError(&q.ctx)
 	}
 	return q.s.Refusal(err)
@@ -233,7 +232,6 @@ func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failu
 	if (status == 429 || status == 503) && up.Rest == nil {
 		text, err := b.All(a.q.s.MaxResponseBytes)
 		if err != nil {
-			b.Abort()
 			return nil, a.broken(a.d, err)
 		}
 		b.Finish()

@@ -77,9 +77,7 @@ func (q *request) generate(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 func (q *request) readHeader(ctx *fasthttp.RequestCtx) *openai.Error {
 	s, h := q.s, &ctx.Request.Header
 	if enc := h.ContentEncoding(); len(enc) > 0 && string(enc) != "identity" {
-		e := openai.BadRequest("", "the content encoding %q is not supported", h1.Clip(string(enc)))
-		e.Status, e.Code = 415, "unsupported_encoding"
-		return e
+		return openai.BadRequest("", "the content encoding %q is not supported", h1.Clip(string(enc))).WithStatus(415, "unsupported_encoding")
 	}
 	life, err := lifetime(h.Peek(headerTimeout), s.gate.get().RequestTimeout)
 	if err != nil {

@@ -91,10 +91,22 @@ func newMetrics(s *Service) *metrics {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(f()) })
 	}
 	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.tpot, m.itl, m.prompt, m.generated, m.queued, m.retries, m.cancelled, m.fallbacks,
-		m.local, m.bytes, m.exhausted, m.unauthorized, m.tenants.requests, m.tenants.tokens, m.tenants.refused, s.hedges.count, newGateMetrics(s.gate),
+		m.local, m.bytes, m.exhausted, m.unauthorized, m.tenants.requests, m.tenants.tokens, m.tenants.refused, s.hedges.count,
 		gauge("xpyd_router_requests_in_flight", "Requests that are admitted and not over.", func() int { n, _ := s.gate.Counts(); return n }),
 		gauge("xpyd_router_queue_requests", "Requests that wait for admission.", func() int { _, n := s.gate.Counts(); return n }),
+		gauge("xpyd_router_queue_bytes", "Bodies of the requests that wait for admission.", func() int { _, n := s.gate.Waiting(); return int(n) }),
 		gauge("xpyd_router_legs_in_flight", "Legs that are open to workers.", s.legs.count),
+	}
+	for c := range limit.Class(limit.Classes) {
+		m.all = append(m.all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "xpyd_router_queue_class_requests",
+			Help: "Requests that wait for admission, by priority.", ConstLabels: prometheus.Labels{"class": c.String()}},
+			func() float64 { n, _ := s.gate.Waiting(); return float64(n[c]) }))
+		for _, why := range limit.Whys {
+			m.all = append(m.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "xpyd_router_shed_total",
+				Help:        "Requests that got no place, by priority and why. A steady rate means that the fleet is too small.",
+				ConstLabels: prometheus.Labels{"class": c.String(), "reason": string(why)}},
+				func() float64 { return float64(s.gate.Shed(c, why)) }))
+		}
 	}
 	if s.Tracer != nil {
 		count := func(name, help string, f func() uint64) {
@@ -201,39 +213,3 @@ func (t *tenantStats) count(status, prompt, generated int) {
 }
 
 func (t *tenantStats) limited(what string) { t.by.refused.WithLabelValues(t.name, what).Inc() }
-
-type gateMetrics struct {
-	gate    *gate
-	waiting *prometheus.Desc // class
-	bytes   *prometheus.Desc
-	shed    *prometheus.Desc // class, reason
-}
-
-func newGateMetrics(g *gate) *gateMetrics {
-	return &gateMetrics{gate: g,
-		waiting: prometheus.NewDesc("xpyd_router_queue_class_requests", "Requests that wait for admission, by priority.", []string{"class"}, nil),
-		bytes:   prometheus.NewDesc("xpyd_router_queue_bytes", "Bodies of the requests that wait for admission.", nil, nil),
-		shed: prometheus.NewDesc("xpyd_router_shed_total",
-			"Requests that got no place, by priority and why. A steady rate means that the fleet is too small.", []string{"class", "reason"}, nil),
-	}
-}
-
-// Describe implements prometheus.Collector.
-func (m *gateMetrics) Describe(ch chan<- *prometheus.Desc) {
-	ch <- m.waiting
-	ch <- m.bytes
-	ch <- m.shed
-}
-
-// Collect implements prometheus.Collector.
-func (m *gateMetrics) Collect(ch chan<- prometheus.Metric) {
-	n, bytes := m.gate.Waiting()
-	ch <- prometheus.MustNewConstMetric(m.bytes, prometheus.GaugeValue, float64(bytes))
-	for i := range n {
-		c := limit.Class(i)
-		ch <- prometheus.MustNewConstMetric(m.waiting, prometheus.GaugeValue, float64(n[i]), c.String())
-		for _, why := range limit.Whys {
-			ch <- prometheus.MustNewConstMetric(m.shed, prometheus.CounterValue, float64(m.gate.Shed(c, why)), c.String(), string(why))
-		}
-	}
-}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
-	"net"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/openai"
@@ -62,7 +61,11 @@ func (s *stream) next() ([]byte, error) {
 
 // counted merges the prompt's usage into a run and notes what the run reports.
 func (s *stream) counted(run []byte) []byte {
-	run = s.merged(run)
+	if s.merge != nil && openai.HasUsage(run) {
+		if u, ok := s.merge(); ok {
+			run = openai.MergeUsageEvents(run, u)
+		}
+	}
 	if s.events.raw {
 		s.q.usage.skimmed(run)
 		return run
@@ -73,18 +76,6 @@ func (s *stream) counted(run []byte) []byte {
 		s.pulse.beat(time.Since(s.q.start), n, s.q.top.N)
 	}
 	return run
-}
-
-// merged puts the prompt's usage into a run of events that has a usage.
-func (s *stream) merged(run []byte) []byte {
-	if s.merge == nil || !openai.HasUsage(run) {
-		return run
-	}
-	u, ok := s.merge()
-	if !ok {
-		return run
-	}
-	return openai.MergeUsageEvents(run, u)
 }
 
 // Stream implements h1.Streamer: it writes the answer to its end and ends the request.
@@ -110,8 +101,7 @@ func (s *stream) write(c *h1.Conn, run []byte, last bool) error {
 		return nil
 	}
 	s.failed = errClientGone.Error()
-	var ne net.Error
-	if errors.As(err, &ne) && ne.Timeout() {
+	if h1.TimedOut(err) {
 		s.failed = errStalled.Error()
 	}
 	return err
@@ -147,7 +137,7 @@ func (q *request) streamError(err error) *openai.Error {
 		return contextError(&q.ctx)
 	}
 	a := q.attempts[len(q.attempts)-1]
-	if large := (*h1.LargeError)(nil); errors.As(err, &large) {
+	if large, ok := errors.AsType[*h1.LargeError](err); ok {
 		return tooLarge(large, &q.top)
 	}
 	if cause := a.d.Cause(); cause != nil {

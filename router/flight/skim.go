@@ -40,16 +40,11 @@ const maxToken = jsonscan.MaxToken // bounds what is kept of a string
 // counted reports whether the current key's number is wanted: of a request its cost and
 // priority, of an answer the tokens it used.
 func (s *skim) counted() bool {
-	if depth := s.scan.Depth(); depth == 1 {
-		switch s.key {
-		case "priority", "max_tokens", "max_completion_tokens", "max_output_tokens":
-			return true
-		}
-	} else if depth == 2 && s.top == "usage" {
-		switch s.key {
-		case "prompt_tokens", "input_tokens", "completion_tokens", "output_tokens":
-			return true
-		}
+	switch s.key {
+	case "priority", "max_tokens", "max_completion_tokens", "max_output_tokens":
+		return s.scan.Depth() == 1
+	case "prompt_tokens", "input_tokens", "completion_tokens", "output_tokens":
+		return s.scan.Depth() == 2 && s.top == "usage"
 	}
 	return false
 }

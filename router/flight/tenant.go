@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -101,7 +102,7 @@ func (k *keyring) identify(h *fasthttp.RequestHeader) (t *tenant, ok bool) {
 	}
 	key := &anyone
 	if now != nil {
-		secret, ok := Bearer(h)
+		secret, ok := Credentials(h, "bearer ")
 		if !ok {
 			return nil, false
 		}
@@ -124,11 +125,10 @@ func (k *keyring) identify(h *fasthttp.RequestHeader) (t *tenant, ok bool) {
 	return named, true
 }
 
-// Bearer is the bearer token that a request shows.
-func Bearer(h *fasthttp.RequestHeader) ([]byte, bool) {
-	const scheme = "bearer "
+// Credentials are what a request's Authorization has after a scheme, such as "bearer ".
+func Credentials(h *fasthttp.RequestHeader, scheme string) ([]byte, bool) {
 	v := h.Peek("Authorization")
-	if len(v) <= len(scheme) || !bytes.EqualFold(v[:len(scheme)], []byte(scheme)) {
+	if len(v) <= len(scheme) || !strings.EqualFold(string(v[:len(scheme)]), scheme) {
 		return nil, false
 	}
 	return bytes.TrimSpace(v[len(scheme):]), true

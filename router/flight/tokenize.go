@@ -137,7 +137,6 @@ func (q *request) askOne(m *fleet.Member, version uint64, limit int) (*Reply, er
 	}
 	body, err := b.All(limit)
 	if err != nil {
-		b.Abort()
 		return nil, fmt.Errorf("worker %s: %w", m.ID, err)
 	}
 	r := &Reply{b.Header.StatusCode(), string(b.Header.ContentType()), body}

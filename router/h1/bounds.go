@@ -42,24 +42,25 @@ func (b *Bounds) Validate() error {
 
 // Refusal is the answer to what is no valid HTTP request, or one beyond the bounds.
 func (b *Bounds) Refusal(err error) *openai.Error {
-	var small *fasthttp.ErrSmallBuffer
-	var timeout interface{ Timeout() bool }
-	var framing FramingError
+	if framing, ok := errors.AsType[FramingError](err); ok {
+		return openai.BadRequest("", "%v", framing)
+	}
+	_, small := errors.AsType[*fasthttp.ErrSmallBuffer](err)
 	switch {
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		return openai.TooLarge("the body is larger than %d bytes", b.MaxBodyBytes)
-	case errors.As(err, &small):
-		e := openai.BadRequest("", "the header is larger than %d bytes", b.MaxHeaderBytes)
-		e.Status, e.Code = 431, "header_too_large"
-		return e
-	case errors.As(err, &timeout) && timeout.Timeout():
-		e := openai.BadRequest("", "the request was not complete within %v", b.ReadTimeout)
-		e.Status, e.Code = 408, "request_timeout"
-		return e
-	case errors.As(err, &framing):
-		return openai.BadRequest("", "%v", err)
+	case small:
+		return openai.BadRequest("", "the header is larger than %d bytes", b.MaxHeaderBytes).WithStatus(431, "header_too_large")
+	case TimedOut(err):
+		return openai.BadRequest("", "the request was not complete within %v", b.ReadTimeout).WithStatus(408, "request_timeout")
 	}
 	return openai.BadRequest("", "malformed HTTP request")
+}
+
+// TimedOut reports whether an error is a timeout.
+func TimedOut(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
 // FramingError is a request whose end two proxies may see in different places.

@@ -136,11 +136,7 @@ func Address(url string) (string, error) {
 
 // get returns an idle connection that still works, or dials.
 func (u *Client) get(l *Life, addr string) (*workerConn, error) {
-	for {
-		c := u.pop(addr)
-		if c == nil {
-			break
-		}
+	for c := u.pop(addr); c != nil; c = u.pop(addr) {
 		if idle := time.Since(c.since); idle < upFresh || idle < upIdle && quiet(under(c.Conn)) {
 			return c, nil
 		}
@@ -156,6 +152,9 @@ func (u *Client) get(l *Life, addr string) (*workerConn, error) {
 		conn, err = u.handshake(ctx, conn, addr)
 	}
 	if err != nil {
+		if conn != nil { // its buffer could not be set
+			conn.Close()
+		}
 		return nil, err
 	}
 	c := &workerConn{Conn: conn, u: u, addr: addr}
@@ -258,11 +257,7 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Gone reports whether the error shows that the worker is not there, rather than slow.
 func (e *Error) Gone() bool {
-	var timeout interface{ Timeout() bool }
-	if errors.As(e.Err, &timeout) && timeout.Timeout() {
-		return false
-	}
-	return !errors.Is(e.Err, context.Canceled) && !errors.Is(e.Err, context.DeadlineExceeded)
+	return !TimedOut(e.Err) && !errors.Is(e.Err, context.Canceled) && !errors.Is(e.Err, context.DeadlineExceeded)
 }
 
 // address sets whose the request is, and who sends it.

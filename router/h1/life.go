@@ -98,7 +98,7 @@ func (l *Life) OnEnd(f func()) (stop func() bool) {
 	}
 }
 
-// Done, Err, Deadline and Value make it a context; Err is why it ended.
+// Done is of context.Context, as are Err, which is why it ended, Deadline and Value.
 func (l *Life) Done() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -47,12 +47,16 @@ func (b *Response) patience() error {
 	return b.in.within(b.conn.u.cfg.ChunkTimeout)
 }
 
-// All reads the whole body, of at most limit bytes.
+// All reads the whole body, of at most limit bytes. On an error it closes the connection.
 func (b *Response) All(limit int) ([]byte, error) {
+	fail := func(err error) ([]byte, error) {
+		b.Abort()
+		return nil, &Error{Phase: "body", Err: err}
+	}
 	size := 4096
 	if !b.chunked && !b.toEnd {
 		if b.left > int64(limit) {
-			return nil, &Error{Phase: "body", Err: &LargeError{What: "an answer", Limit: limit}}
+			return fail(&LargeError{What: "an answer", Limit: limit})
 		}
 		size = int(b.left) + 1
 	}
@@ -62,14 +66,14 @@ func (b *Response) All(limit int) ([]byte, error) {
 			buf = append(buf, 0)[:len(buf)]
 		}
 		n, err := b.Read(buf[len(buf):cap(buf)])
-		if buf = buf[:len(buf)+n]; len(buf) > limit {
-			return nil, &Error{Phase: "body", Err: &LargeError{What: "an answer", Limit: limit}}
-		}
-		if err == io.EOF {
+		buf = buf[:len(buf)+n]
+		switch {
+		case len(buf) > limit:
+			return fail(&LargeError{What: "an answer", Limit: limit})
+		case err == io.EOF:
 			return buf, nil
-		}
-		if err != nil {
-			return nil, &Error{Phase: "body", Err: err}
+		case err != nil:
+			return fail(err)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package sense
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net"
@@ -276,8 +277,12 @@ func (e *Feeds) Warm(ctx context.Context, p *Prompt, req *pick.Request, reaches 
 	if n := e.PeerTokens; n > 0 {
 		req.Fetch = pick.Fetch{Dialect: NativeDialect, Weight: e.PeerWeight, Least: n}
 	}
+	var salt string
+	if len(p.Top.Salt) > 0 {
+		_ = json.Unmarshal(p.Top.Salt, &salt) // anything but a string is none
+	}
 	weight := [kvevents.Tiers]float64{1, e.HostWeight, e.DiskWeight}
-	for _, h := range e.index.Match(&index.Query{Model: p.Top.Model, Salt: saltOf(p.Top.Salt), Tokens: tokens}) {
+	for _, h := range e.index.Match(&index.Query{Model: p.Top.Model, Salt: salt, Tokens: tokens}) {
 		worth := 0.0
 		for tier, n := range h.Tokens {
 			worth += weight[tier] * float64(n)

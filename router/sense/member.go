@@ -88,7 +88,7 @@ func (ms *Members) knock(inst *fleet.Instance, then func(error)) {
 	if err != nil {
 		return
 	}
-	key := fmt.Sprintf("%s/%d", inst.ID, inst.Epoch)
+	key := probeKey{id: inst.ID, epoch: inst.Epoch}
 	ms.mu.Lock()
 	busy := ms.knocks[key]
 	ms.knocks[key] = true

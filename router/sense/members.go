@@ -53,7 +53,7 @@ type Members struct {
 	found []finder
 
 	mu     sync.Mutex
-	knocks map[string]bool   // connection attempts of knock, by worker
+	knocks map[probeKey]bool // connection attempts of knock, by worker, without the role
 	marked map[string]uint64 // epochs of the workers that are drained from here on, before they announce it
 	marks  uint64            // changes of marked
 
@@ -65,7 +65,7 @@ type Members struct {
 func NewMembers(d MembersDeps) *Members {
 	ms := &Members{MembersDeps: d, tokens: trust.NewTokens(d.Ring), created: time.Now(), memberMetrics: newMemberMetrics(),
 		poke: make(chan struct{}, 1), known: map[probeKey]*probeState{},
-		knocks: map[string]bool{}, marked: map[string]uint64{}, statics: map[string]Static{}}
+		knocks: map[probeKey]bool{}, marked: map[string]uint64{}, statics: map[string]Static{}}
 	ms.probed.Store(&probed{change: make(chan struct{})})
 	return ms
 }

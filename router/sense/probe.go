@@ -252,7 +252,7 @@ func (ms *Members) probe(pr Pair) {
 	embeds := false
 	if err == nil {
 		err = ms.trier.Try(&pr, "/v1/completions", `"prompt":"Hi","max_tokens":1,"temperature":0,"ignore_eos":true`)
-		if no := (*ProbeError)(nil); errors.As(err, &no) && slices.Contains(noSuchPath, no.Status) && pr.D.Alone() &&
+		if no, ok := errors.AsType[*ProbeError](err); ok && slices.Contains(noSuchPath, no.Status) && pr.D.Alone() &&
 			ms.trier.Try(&pr, "/v1/embeddings", `"input":"Hi"`) == nil {
 			embeds, err = true, nil
 		}
@@ -263,7 +263,7 @@ func (ms *Members) probe(pr Pair) {
 	result, short := "ok", false
 	if err != nil {
 		result = "failed"
-		if f := (*ProbeError)(nil); errors.As(err, &f) && f.Shortage {
+		if f, ok := errors.AsType[*ProbeError](err); ok && f.Shortage {
 			result, short = "shortage", true
 		}
 		ms.Log.Log(ms.Ctx, ms.level(pr, err), "probe failed", "prefill", pr.p.ID, "decode", pr.D.ID, "err", err.Error())
@@ -321,7 +321,7 @@ func (ms *Members) refused(inst *fleet.Instance) {
 // leaving, and not for a pair's first failures, as the end of its connections may be seen
 // before the news that it leaves.
 func (ms *Members) level(pr Pair, err error) slog.Level {
-	if f := (*ProbeError)(nil); errors.As(err, &f) {
+	if f, ok := errors.AsType[*ProbeError](err); ok {
 		switch {
 		case f.Full:
 			return slog.LevelInfo

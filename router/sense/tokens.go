@@ -22,8 +22,11 @@ func (e *Feeds) tokens(ctx context.Context, q *Prompt) []uint32 {
 			return ids
 		}
 	}
+	e.mu.Lock()
+	alien := e.alien[q.Top.Model]
+	e.mu.Unlock()
 	tok := e.toks[q.Top.Model]
-	if tok == nil || e.isAlien(q.Top.Model) {
+	if tok == nil || alien {
 		return nil
 	}
 	if q.Top.Messages {
@@ -34,12 +37,6 @@ func (e *Feeds) tokens(ctx context.Context, q *Prompt) []uint32 {
 		return nil // the worker will say what is wrong with it
 	}
 	return unsigned(tok.Encode(c.Prompts[0].Text, c.AddSpecial))
-}
-
-func (e *Feeds) isAlien(model string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.alien[model]
 }
 
 func chatTokens(ctx context.Context, tok *tokenizer.Tokenizer, body []byte) []uint32 {
@@ -109,13 +106,4 @@ func tokenIDs(raw []byte) []uint32 {
 		}
 	}
 	return nil
-}
-
-// saltOf reads the cache salt, raw JSON or nothing.
-func saltOf(raw []byte) string {
-	var s string
-	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
-		return ""
-	}
-	return s
 }

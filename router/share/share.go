@@ -73,18 +73,13 @@ type Sharer struct {
 	buf  []byte
 	list []pick.WorkerLoad
 
-	mu      sync.Mutex
-	peers   *peers
-	owed    bool // a new router waits for a snapshot
-	asks    bool // this router has yet to ask for prefixes
-	asked   bool // another router has asked for prefixes
-	traffic traffic
-}
-
-// traffic is for metrics.
-type traffic struct {
-	sent, heard, unsent uint64
-	lost                uint64 // hashes of hints
+	mu    sync.Mutex
+	peers *peers
+	owed  bool // a new router waits for a snapshot
+	asks  bool // this router has yet to ask for prefixes
+	asked bool // another router has asked for prefixes
+	// For metrics: messages, and hashes of hints.
+	sent, heard, unsent, lost uint64
 }
 
 // New makes a sharer; Run does the work.
@@ -194,7 +189,7 @@ func (s *Sharer) hear(b []byte) {
 	case m.from == s.id:
 		return
 	}
-	s.traffic.heard++
+	s.heard++
 	touched, isNew := s.peers.apply(&m, time.Now())
 	if isNew {
 		s.owed = true
@@ -226,10 +221,10 @@ func (s *Sharer) send(b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		s.traffic.unsent++
+		s.unsent++
 		return
 	}
-	s.traffic.sent++
+	s.sent++
 }
 
 // changes tells what has changed since the last time.
@@ -268,7 +263,7 @@ func (s *Sharer) snapshot() {
 func (s *Sharer) hints() {
 	list, lost := s.picker.Hints()
 	s.mu.Lock()
-	s.traffic.lost = lost
+	s.lost = lost
 	s.mu.Unlock()
 	s.tell(list)
 }
@@ -318,12 +313,12 @@ func (s *Sharer) Collectors() []prometheus.Collector {
 		gauge("xpyd_router_peers", "Other routers of the fleet that are heard. Below what you run: look at the links to NATS.", func() float64 { return float64(len(s.peers.byID)) }),
 		gauge("xpyd_router_peers_silence_seconds", "Since the most silent of them spoke. Over a second their load is known late; at share.expire it counts no more.", func() float64 { return s.peers.silence(time.Now()).Seconds() }),
 		count("xpyd_router_peers_expired_total", "Routers that fell silent without a goodbye.", func() float64 { return float64(s.peers.counts.expired) }),
-		count("xpyd_router_share_sent_total", "Messages to other routers.", func() float64 { return float64(s.traffic.sent) }),
-		count("xpyd_router_share_unsent_total", "Messages that NATS did not take, as its link is down.", func() float64 { return float64(s.traffic.unsent) }),
-		count("xpyd_router_share_received_total", "Messages from other routers.", func() float64 { return float64(s.traffic.heard) }),
+		count("xpyd_router_share_sent_total", "Messages to other routers.", func() float64 { return float64(s.sent) }),
+		count("xpyd_router_share_unsent_total", "Messages that NATS did not take, as its link is down.", func() float64 { return float64(s.unsent) }),
+		count("xpyd_router_share_received_total", "Messages from other routers.", func() float64 { return float64(s.heard) }),
 		count("xpyd_router_share_gaps_total", "Messages from other routers that did not arrive; the next second repairs what they said of load.", func() float64 { return float64(s.peers.counts.gaps) }),
 		count("xpyd_router_share_refused_total", "Messages that could not be used: of another version, repeated, or malformed.", func() float64 { return float64(s.peers.counts.refused) }),
-		count("xpyd_router_share_hints_lost_total", "Blocks of prefixes that other routers were not told of, because there were too many.", func() float64 { return float64(s.traffic.lost) }),
+		count("xpyd_router_share_hints_lost_total", "Blocks of prefixes that other routers were not told of, because there were too many.", func() float64 { return float64(s.lost) }),
 	}
 }
 

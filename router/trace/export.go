@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,8 +71,8 @@ type Exporter struct {
 	queue []Span
 	full  chan struct{} // a batch is there
 
-	cancel context.CancelFunc
-	over   chan struct{}
+	cancel  context.CancelFunc // nil before Start
+	running sync.WaitGroup
 }
 
 // New prepares an exporter.
@@ -106,18 +107,15 @@ func (e *Exporter) Counts() (exported, dropped uint64) { return e.exported.Load(
 // Start begins to export.
 func (e *Exporter) Start() {
 	ctx, cancel := context.WithCancel(context.Background())
-	e.cancel, e.over = cancel, make(chan struct{})
-	go func() {
-		defer close(e.over)
-		e.run(ctx)
-	}()
+	e.cancel = cancel
+	e.running.Go(func() { e.run(ctx) })
 }
 
 // Close exports what is left, for at most 2 s, and waits for that.
 func (e *Exporter) Close() {
 	if e.cancel != nil {
 		e.cancel()
-		<-e.over
+		e.running.Wait()
 	}
 }
 
@@ -146,7 +144,7 @@ func (e *Exporter) flush(ctx context.Context) {
 	for {
 		e.mu.Lock()
 		n := min(len(e.queue), batch)
-		spans := append([]Span(nil), e.queue[:n]...)
+		spans := slices.Clone(e.queue[:n])
 		e.mu.Unlock()
 		if n == 0 {
 			return
