@@ -2,8 +2,8 @@ package pick
 
 import "strings"
 
-// A topology is labels from the widest to the narrowest, "zone-a/rack-3/host-7".
-// Two workers are the nearer the more of them they share from the left.
+// A topology is labels from the widest to the narrowest, "zone-a/rack-3/host-7". The more of them
+// two workers share from the left, the nearer they are.
 
 // maxLabels is how many of them count.
 const maxLabels = 8
