@@ -80,9 +80,8 @@ const (
 	kubeLastWait   = 10 * time.Second
 )
 
-// Kube follows the EndpointSlices of services: a list, then a watch from
-// there on; what the watch cannot continue (410 Gone, a lost connection that
-// has been away too long) is listed anew.
+// Kube follows the EndpointSlices of services: a list, then a watch from there on, and a new list
+// when the watch cannot go on (410 Gone).
 type Kube struct {
 	cfg    Kubernetes
 	fleet  Fleet
@@ -263,8 +262,7 @@ func (f *follower) get(ctx context.Context, query url.Values) (*http.Response, e
 	return nil, err
 }
 
-// list takes the present state in, page by page; what it does not have is
-// gone.
+// list reads the present state, page by page. What it lacks is gone.
 func (f *follower) list(ctx context.Context) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -301,8 +299,7 @@ func (f *follower) list(ctx context.Context) (version string, err error) {
 	}
 }
 
-// watch follows changes from a version on, and returns the version that it
-// came to.
+// watch follows changes from a version on, and returns the version that it came to.
 func (f *follower) watch(ctx context.Context, version string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, watchTime+30*time.Second)
 	defer cancel()
@@ -380,12 +377,8 @@ func readChanges(ctx context.Context, body io.Reader, out chan<- change) {
 			c.Type = raw.Type
 			err = json.Unmarshal(raw.Object, &c.Object)
 		}
-		if errors.Is(err, io.EOF) {
-			err = nil
+		if c.err = err; errors.Is(err, io.EOF) {
 			c.err = errEnded
-		}
-		if err != nil {
-			c.err = err
 		}
 		select {
 		case out <- c:
@@ -398,5 +391,5 @@ func readChanges(ctx context.Context, body io.Reader, out chan<- change) {
 	}
 }
 
-// errEnded is a watch that the server ended, as it does now and then.
+// errEnded: the server ended the watch, as it does now and then.
 var errEnded = errors.New("the server ended the watch")
