@@ -1,6 +1,6 @@
-// Package datadir is the folder that a router owns, with its secrets and its addresses. Only
-// this user may read it or have put it there, so its content can be trusted and stays secret;
-// any other folder is refused, with advice. Symbolic links in it are never followed.
+// Package datadir is the folder that a router owns, with its secrets and addresses. Only this user
+// may read it or have put it there; any other folder is refused, with advice. Symbolic links in it
+// are never followed.
 package datadir
 
 import (
@@ -138,8 +138,8 @@ func Own(path string) (*Dir, error) {
 // lookers is how long acquireLock waits for processes that only look (Taken).
 const lookers = 200 * time.Millisecond
 
-// acquireLock locks the folder. Since the former owner removes the lock file, it checks that
-// what it locked is still the folder's.
+// acquireLock locks the folder, and checks that the lock file is still there, as the former owner
+// removes it.
 func (d *Dir) acquireLock() error {
 	until := time.Now().Add(lookers)
 	for range 100 {
@@ -233,8 +233,8 @@ func (d *Dir) noLink(name string) error {
 	return nil
 }
 
-// Write writes a file for this user's eyes only, whole or not at all. Only the folder's
-// owner calls it.
+// Write writes a file for this user's eyes only, whole or not at all. Only the folder's owner calls
+// it.
 func (d *Dir) Write(name string, text []byte) error {
 	fresh := "." + name
 	if err := d.root.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a killed process
@@ -254,8 +254,8 @@ func (d *Dir) Write(name string, text []byte) error {
 	return nil
 }
 
-// Close gives up the folder. It removes these files, and the folder if Own made it and it is
-// empty. It may be called again, also concurrently.
+// Close gives up the folder. It removes these files, and the folder if Own made it and it is empty.
+// It may be called again, also concurrently.
 func (d *Dir) Close(remove ...string) {
 	if d.lock == nil {
 		d.root.Close()

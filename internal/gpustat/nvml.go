@@ -31,9 +31,8 @@ type device struct {
 	fields   []nvml.FieldValue
 }
 
-// newDevice asks for the fields in memory of C's, for good: NVML of driver 580
-// was seen to write a field's time where an earlier call had it, which in Go's
-// memory was something else's by then.
+// newDevice keeps the fields in C memory for good: NVML of driver 580 was seen to write a field's
+// time where an earlier call had it, which Go's memory had given to something else by then.
 func newDevice(h handle, shutdown func() nvml.Return) *device {
 	const n = 2
 	at := C.calloc(n, C.size_t(unsafe.Sizeof(nvml.FieldValue{}))) // never nil: cgo ends the process then
@@ -81,8 +80,8 @@ func failure(call string, r nvml.Return) error {
 // allLinks asks for the sum over a GPU's links.
 const allLinks = math.MaxUint32
 
-// Read asks for each value by itself: a GPU that does not have one (MIG slices,
-// cards without NVLink) still has the others. Only if it has none is that an error.
+// Read asks for each value by itself, as a GPU may lack some (MIG slices, cards without NVLink).
+// It fails only if the GPU has none.
 func (d *device) Read() (Sample, error) {
 	s, known := none(), 0
 	var worst error
