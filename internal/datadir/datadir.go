@@ -143,12 +143,9 @@ const lookers = 200 * time.Millisecond
 func (d *Dir) acquireLock() error {
 	until := time.Now().Add(lookers)
 	for range 100 {
-		if err := d.noLink(fileLock); err != nil {
-			return err
-		}
-		f, err := d.root.OpenFile(fileLock, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+		f, err := d.open(fileLock, os.O_CREATE|os.O_RDWR)
 		if err != nil {
-			return fmt.Errorf("data folder %s: %w", d.path, err)
+			return err
 		}
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		for errors.Is(err, syscall.EWOULDBLOCK) && time.Now().Before(until) {
@@ -172,15 +169,12 @@ func (d *Dir) acquireLock() error {
 
 // Taken reports whether a running process owns the folder.
 func (d *Dir) Taken() (bool, error) {
-	if err := d.noLink(fileLock); err != nil {
-		return false, err
-	}
-	f, err := d.root.OpenFile(fileLock, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := d.open(fileLock, os.O_RDONLY|syscall.O_NONBLOCK)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("data folder %s: %w", d.path, err)
+		return false, err
 	}
 	defer f.Close() // and the lock with it
 	switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB); {
@@ -201,12 +195,9 @@ func (d *Dir) Made() bool { return d.made }
 // Read returns what Write wrote. The error is fs.ErrNotExist if there is no such file. It
 // refuses a file that others own or may read.
 func (d *Dir) Read(name string) ([]byte, error) {
-	if err := d.noLink(name); err != nil {
-		return nil, err
-	}
-	f, err := d.root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := d.open(name, os.O_RDONLY|syscall.O_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("data folder %s: %w", d.path, err)
+		return nil, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
@@ -224,13 +215,16 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	return text, err
 }
 
-// noLink refuses a symbolic link with a better error than opening it would give.
-func (d *Dir) noLink(name string) error {
-	if info, err := d.root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
-		path := filepath.Join(d.path, name)
-		return fmt.Errorf("%s is a symbolic link, which is not followed: remove it, or put the file itself in its place, with mode 0600", path)
+// open opens a file that is no symbolic link.
+func (d *Dir) open(name string, flag int) (*os.File, error) {
+	if info, err := d.root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 { // with a better error than opening it
+		return nil, fmt.Errorf("%s is a symbolic link, which is not followed: remove it, or put the file itself in its place, with mode 0600", filepath.Join(d.path, name))
 	}
-	return nil
+	f, err := d.root.OpenFile(name, flag|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("data folder %s: %w", d.path, err)
+	}
+	return f, nil
 }
 
 // Write writes a file for this user's eyes only, whole or not at all. Only the folder's owner calls

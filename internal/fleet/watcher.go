@@ -430,12 +430,6 @@ func (w *Watcher) Remove(id, reason string) (ok bool) {
 	return ok
 }
 
-// Connected reports whether NATS is reachable, and since when.
-func (w *Watcher) Connected() (up bool, since time.Time) {
-	l := w.Snapshot().Link
-	return l.Up, l.Since
-}
-
 // Close stops watching and waits. The last snapshot stays.
 func (w *Watcher) Close() {
 	w.closeOnce.Do(func() { close(w.quit) })

@@ -6,6 +6,7 @@ package gpustat
 import "C"
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -53,22 +54,16 @@ func Open(pci string) (Device, error) {
 	return newDevice(h, lib.Shutdown), nil
 }
 
-// text names a code; NVML's own names need the library.
-func text(r nvml.Return) string {
-	switch r {
-	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return "libnvidia-ml.so.1 is not there"
-	case nvml.ERROR_DRIVER_NOT_LOADED:
-		return "the driver is not loaded"
-	case nvml.ERROR_NOT_FOUND:
-		return "there is no such GPU"
-	case nvml.ERROR_GPU_IS_LOST:
-		return "the GPU is lost"
-	case nvml.ERROR_NO_PERMISSION:
-		return "no permission"
-	}
-	return fmt.Sprintf("code %d", int(r))
+// texts name codes; NVML's own names need the library.
+var texts = map[nvml.Return]string{
+	nvml.ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not there",
+	nvml.ERROR_DRIVER_NOT_LOADED: "the driver is not loaded",
+	nvml.ERROR_NOT_FOUND:         "there is no such GPU",
+	nvml.ERROR_GPU_IS_LOST:       "the GPU is lost",
+	nvml.ERROR_NO_PERMISSION:     "no permission",
 }
+
+func text(r nvml.Return) string { return cmp.Or(texts[r], fmt.Sprintf("code %d", int(r))) }
 
 func failure(call string, r nvml.Return) error {
 	if r == nvml.SUCCESS {

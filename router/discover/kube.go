@@ -132,7 +132,7 @@ func FollowKube(cfg Kubernetes, f Fleet, log *slog.Logger) (*Kube, error) {
 	k.cancel = cancel
 	for _, s := range cfg.Services {
 		f := &follower{k: k, s: s, slices: map[string]*slice{}, pods: map[string]*pod{}}
-		k.wg.Go(func() { f.run(ctx) })
+		k.wg.Go(func() { f.followLoop(ctx) })
 	}
 	return k, nil
 }
@@ -194,8 +194,8 @@ type pod struct {
 	added bool
 }
 
-// run lists and watches until ctx ends.
-func (f *follower) run(ctx context.Context) {
+// followLoop lists and watches until ctx ends.
+func (f *follower) followLoop(ctx context.Context) {
 	wait := kubeFirstWait
 	timer := time.NewTimer(0)
 	defer timer.Stop()

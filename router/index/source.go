@@ -24,9 +24,6 @@ type Source struct {
 	gone   bool
 }
 
-// Key is what Add was given.
-func (s *Source) Key() Key { return s.key }
-
 // SetRole changes which legs the blocks are good for.
 func (s *Source) SetRole(r Role) { s.role.Store(uint32(r)) }
 
@@ -154,6 +151,7 @@ func (s *Source) remove(ev *kvevents.Event) {
 	s.size.Store(int64(s.blocks.n))
 }
 
+// drop forgets a block.
 func (s *Source) drop(hash uint64) {
 	if s.blocks.del(hash) {
 		s.x.blocks.Add(-1)

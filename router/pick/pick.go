@@ -215,12 +215,12 @@ func (p *Picker) pick(v View, req *Request) (*Choice, error) {
 			break
 		}
 		if s.trusted(pair.p.n) && s.trusted(pair.d.n) {
-			return p.take(s, pair), nil
+			return p.choose(s, pair), nil
 		}
 	}
 	if p.amnesty(m, v.Now) {
 		if pair := s.pair(m); pair.p != nil && s.trusted(pair.p.n) && s.trusted(pair.d.n) {
-			return p.take(s, pair), nil
+			return p.choose(s, pair), nil
 		}
 	}
 	if shut := p.shut(m, v.Now); shut != nil {
@@ -232,8 +232,8 @@ func (p *Picker) pick(v View, req *Request) (*Choice, error) {
 // maxBehind is how many choices of an outdated table may be wrong before it is made anew.
 const maxBehind = 8
 
-// take counts the pair as loaded and remembers where the prefix went.
-func (p *Picker) take(s *scorer, pair pair) *Choice {
+// choose counts the pair as loaded and remembers where the prefix went.
+func (p *Picker) choose(s *scorer, pair pair) *Choice {
 	req, pn, dn := s.req, pair.p.n, pair.d.n
 	seqs := max(req.Seqs, 1)
 	c := &Choice{
