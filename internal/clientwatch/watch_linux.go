@@ -127,8 +127,7 @@ func (w *Watcher) loop() {
 	}
 }
 
-// Close ends all watches without calling back, and waits for the watcher's
-// goroutine.
+// Close ends all watches without calling back, and waits for the watcher's goroutine.
 func (w *Watcher) Close() error {
 	w.mu.Lock()
 	if w.closed {

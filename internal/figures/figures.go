@@ -146,7 +146,7 @@ func (f Figure) Ratios(ours, peer []float64) Figure {
 	return f
 }
 
-// Compare measures two ways in turn, ours and its peer, for so many rounds, so that what disturbs
+// Compare measures two ways in turn, ours and its peer, in each round, so that what disturbs
 // the machine disturbs both. It says each result.
 func Compare[R fmt.Stringer](say func(format string, args ...any), rounds int, ways [2]string, measure func(round int, way string) (R, error)) (runs [2][]R, err error) {
 	for n := range rounds {

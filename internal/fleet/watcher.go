@@ -21,7 +21,7 @@ type WatcherConfig struct {
 	// Conn is the link to NATS. Without one, the only members are those of AddStatic.
 	Conn *Conn
 
-	Grace time.Duration // after the link is back, nobody dies of silence; default 3 s
+	Grace time.Duration // during which silence kills no member after the link is back; default 3 s
 
 	// Probe asks a silent member whether it lives, before it is suspected; see ProbeHealth. If
 	// nil, only NATS counts.

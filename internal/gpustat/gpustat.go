@@ -15,11 +15,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// ErrUnavailable says that this process cannot read NVML: a build without cgo,
-// or no library.
+// ErrUnavailable says that this process cannot read NVML: a build without cgo, or no library.
 var ErrUnavailable = errors.New("NVML is not available")
 
-// Sample is what a GPU says of itself. NaN is what it does not say.
+// Sample is a GPU's report about itself. NaN: it does not tell.
 type Sample struct {
 	Busy        float64 // 0..1 of the last interval in which some kernel ran
 	MemoryUsed  float64 // bytes, by all processes

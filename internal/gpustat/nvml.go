@@ -16,7 +16,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// handle is what is used of an nvml.Device.
+// handle is the part of an nvml.Device in use.
 type handle interface {
 	GetUtilizationRates() (nvml.Utilization, nvml.Return)
 	GetMemoryInfo() (nvml.Memory, nvml.Return)

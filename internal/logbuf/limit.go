@@ -34,7 +34,7 @@ type Limiter struct {
 	closed bool
 }
 
-// message is what lines are counted by: not their attributes, which others choose.
+// message is the key by which lines are counted, without attributes, which others choose.
 type message struct {
 	level slog.Level
 	text  string

@@ -18,7 +18,7 @@ const (
 	looks    = 64                    // between two looks at the clock
 	shortest = 20 * time.Microsecond
 	longest  = 200 * time.Microsecond
-	patient  = 20 * time.Millisecond // then nobody counts microseconds any more
+	patient  = 20 * time.Millisecond // after which microseconds do not matter
 	timer    = time.Millisecond
 )
 

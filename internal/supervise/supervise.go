@@ -208,7 +208,7 @@ func (s *Supervisor) forget(ch *child) {
 	close(ch.done)
 }
 
-// Scaled is what Scale did to a role's children, by name.
+// Scaled lists a role's children by what Scale did to them.
 type Scaled struct {
 	Added, Removed, Kept []string
 }

@@ -107,7 +107,7 @@ func (r *Ring) Accept(in io.Reader, out io.Writer, self string, more []byte) (Pr
 	secrets := r.Secrets()
 	ours := challenge(secrets, self)
 	theirs, err := readChallenge(in, ours)
-	if e := (*Stranger)(nil); errors.As(err, &e) && strings.HasSuffix(string(e.Said), "\n") { // it may show our line to somebody
+	if e := (*Stranger)(nil); errors.As(err, &e) && strings.HasSuffix(string(e.Said), "\n") { // it may show our line to people
 		_, _ = out.Write(ours)
 	}
 	if err != nil {

@@ -185,7 +185,7 @@ type follower struct {
 	pods   map[string]*pod // by id
 }
 
-// pod is what of it is in the fleet.
+// pod is a pod's member of the fleet, or what may become one.
 type pod struct {
 	uid   string // and where it is
 	epoch uint64

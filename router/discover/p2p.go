@@ -209,7 +209,7 @@ func (p *P2P) examine(e *engine, ping kvevents.Ping) {
 	}
 }
 
-// expire takes out who has not registered for a while.
+// expire removes engines that have not registered for a while.
 func (p *P2P) expire() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()

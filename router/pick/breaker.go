@@ -132,7 +132,7 @@ func (p *Picker) guardTo(n *node, state GuardState, until time.Time, why string)
 	g := &n.guard
 	ev := Event{ID: n.key.id, Was: g.state, Guard: Guard{State: state, Why: why}}
 	if n.class != nil {
-		ev.Role = n.class.id.role
+		ev.Role = n.class.id.Role
 	}
 	if state == Open || state == Ejected {
 		ev.Until = &until
@@ -252,7 +252,7 @@ func (p *Picker) shut(m *model, now time.Time) *Shut {
 			continue
 		}
 		if e == nil {
-			e = &Shut{Changed: p.turned(), who: fmt.Sprintf("%s worker %s is not used: its breaker is %s after %s", n.class.id.role, n.key.id, n.guard.state, n.guard.why)}
+			e = &Shut{Changed: p.turned(), who: fmt.Sprintf("%s worker %s is not used: its breaker is %s after %s", n.class.id.Role, n.key.id, n.guard.state, n.guard.why)}
 		}
 		if until := n.guard.until; n.guard.state != HalfOpen && (e.Until.IsZero() || until.Before(e.Until)) {
 			e.Until = until

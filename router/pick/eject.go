@@ -13,8 +13,8 @@ import (
 // Ways to eject.
 const (
 	EjectOff    = "off"
-	EjectErrors = "errors" // who fails more than its peers
-	EjectAll    = "all"    // also who is slower than its peers
+	EjectErrors = "errors" // workers that fail more than their peers
+	EjectAll    = "all"    // also workers slower than their peers
 )
 
 // Ejection configures the ejection of outliers: workers that do worse than their peers, those

@@ -12,7 +12,7 @@ const (
 
 const (
 	disturbs     = 0.05 // of a local prefill's time, charged for each sequence that runs there
-	exploreEvery = 16   // of so many requests one is tried while too little is known
+	exploreEvery = 16   // one request of so many is tried while too little is known
 	staleAfter   = 512  // chances until a line that was not used is tried again
 )
 
@@ -40,14 +40,14 @@ func (s *scorer) alone(m *model, split pair) (pair, bool) {
 	if p.cfg.Disaggregate != ByCost || s.req.Local == nil || split.p == nil || split.p.n == split.d.n || len(s.req.Avoid) > 0 {
 		return split, false
 	}
-	speaks := split.d.n.class.id.dialect
+	speaks := split.d.n.class.id.Dialect
 	if !s.req.Local(speaks) {
 		return split, false
 	}
 	var best *scored
 	var cost float64
 	for j, c := range m.decode {
-		if c.id.dialect != speaks {
+		if c.id.Dialect != speaks {
 			continue
 		}
 		for i := range s.dec[j].n {

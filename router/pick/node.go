@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/kvlayout"
 )
 
 type nodeKey struct {
@@ -87,21 +86,8 @@ type class struct {
 
 // classID is what members of a class have in common.
 type classID struct {
-	model string
-	role  fleet.Role
-	zone  string // the labels that pairs must share
-
-	dialect, fingerprint, tokenizer, numerics string
-	layout                                    kvlayout.Form
-	version, secrets                          string
-	convert                                   bool
-	protoMin, protoMax                        int
-}
-
-func newClass(id classID, rep *fleet.Instance) *class {
-	c := &class{id: id, rep: *rep}
-	c.root.prev, c.root.next = &c.root, &c.root
-	return c
+	fleet.Traits
+	zone string // the labels that pairs must share
 }
 
 func (c *class) unlink(n *node) { n.prev.next, n.next.prev = n.next, n.prev }

@@ -190,7 +190,7 @@ func (p *Picker) Pick(v View, req *Request) (*Choice, error) {
 		if err == nil || !first || !p.table.Load().older(v) {
 			return c, err
 		}
-		p.Refresh(v) // it may know somebody
+		p.Refresh(v) // the new table may know more members
 	}
 }
 

@@ -131,7 +131,7 @@ func (s *scorer) byEvents() bool {
 	return s.req.Tokenized && (s.policy() == KVEvents || s.policy() == PredictedTTFT || s.policy() != Prefix && s.p.cfg.Disaggregate == ByCost)
 }
 
-// warm looks up who has a part of the prompt.
+// warm looks up which workers have a part of the prompt.
 func (s *scorer) warm() {
 	if s.byText() {
 		s.matches, s.length = s.p.index.match(s.matches, s.req.Chain)
@@ -146,7 +146,7 @@ func (s *scorer) warm() {
 	}
 }
 
-// member is what the view has of a node, nil if it has it no more.
+// member returns a node's member in the view, or nil.
 func (s *scorer) member(n *node) *fleet.Member {
 	if at := int(n.at.Load()); at < len(s.snap.Members) {
 		if m := &s.snap.Members[at]; m.ID == n.key.id && m.Epoch == n.key.epoch {
@@ -174,7 +174,7 @@ func (s *scorer) usable(n *node) *fleet.Member {
 		return nil
 	}
 	m := s.member(n)
-	if m == nil || s.behind && (!m.Usable() || m.Role != n.class.id.role) {
+	if m == nil || s.behind && (!m.Usable() || m.Role != n.class.id.Role) {
 		return nil
 	}
 	return m
@@ -352,7 +352,7 @@ func (s *scorer) best(c *class, role fleet.Role) (out shortlist) {
 	return out
 }
 
-// key is what the request is hashed by, 0 if the policy does not.
+// key is the request's hash, 0 if the policy uses none.
 func (s *scorer) key(policy string) uint64 {
 	switch {
 	case policy != ConsistentHash && policy != Session:

@@ -96,7 +96,7 @@ func (p *Picker) Refresh(v View) {
 			m.n.last, m.n.born = p.tick, v.Now
 		}
 		m.to.join(m.n)
-		if g := &m.n.guard; g.state == Open { // whoever comes back may show at once that it is well
+		if g := &m.n.guard; g.state == Open { // a worker that comes back may show at once that it is well
 			g.until = v.Now
 		}
 	}
@@ -166,11 +166,11 @@ func (p *Picker) plan(v View, t *table) (moves []move) {
 }
 
 func (p *Picker) classOf(i *fleet.Instance) *class {
-	id := classID{model: i.Model, role: i.Role, zone: zone(i.Topology, p.cfg.TopologyLevel), dialect: i.Dialect, fingerprint: i.ModelFingerprint,
-		tokenizer: i.TokenizerFingerprint, numerics: i.Numerics, layout: i.Layout, version: i.Version, secrets: i.Secrets, convert: i.Convert, protoMin: i.ProtocolMin, protoMax: i.ProtocolMax}
+	id := classID{i.Traits(), zone(i.Topology, p.cfg.TopologyLevel)}
 	c := p.classes[id]
 	if c == nil {
-		c = newClass(id, i)
+		c = &class{id: id, rep: *i}
+		c.root.prev, c.root.next = &c.root, &c.root
 		p.classes[id] = c
 	}
 	return c

@@ -8,7 +8,7 @@ import "strings"
 // maxLabels is how many of them count.
 const maxLabels = 8
 
-// perLevel is what each label that a pair does not share costs, in sequences.
+// perLevel is the cost of each label that a pair does not share, in sequences.
 const perLevel = 0.25
 
 // zone is the first n labels.
