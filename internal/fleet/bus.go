@@ -6,7 +6,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// subjectShare is what routers tell each other; see router/share.
+// subjectShare carries what routers tell each other; see router/share.
 const subjectShare = "xpyd.router.share"
 
 // Bounds of messages that wait for their reader.

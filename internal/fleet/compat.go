@@ -102,6 +102,22 @@ func shown(v string) string {
 	return v
 }
 
+// Traits is all of an instance that Compatible compares.
+type Traits struct {
+	Role                                             Role
+	Dialect, Model, Version, Secrets                 string
+	ModelFingerprint, TokenizerFingerprint, Numerics string
+	Layout                                           kvlayout.Form
+	Convert                                          bool
+	ProtocolMin, ProtocolMax                         int
+}
+
+// Traits returns the instance's.
+func (i *Instance) Traits() Traits {
+	return Traits{i.Role, i.Dialect, i.Model, i.Version, i.Secrets, i.ModelFingerprint, i.TokenizerFingerprint, i.Numerics,
+		i.Layout, i.Convert, i.ProtocolMin, i.ProtocolMax}
+}
+
 // Refusal is a live member that is incompatible with all or most of its counterparts.
 type Refusal struct {
 	ID       string   `json:"id"`
@@ -140,29 +156,21 @@ type class struct {
 }
 
 func (s *Snapshot) classes() []*class {
-	type shared struct {
-		role                                                               Role
-		dialect, model, version, fingerprint, tokenizer, numerics, secrets string
-		layout                                                             kvlayout.Form
-		convert                                                            bool
-		protocolMin, protocolMax                                           int
-	}
-	byKey := map[shared]*class{}
+	byTraits := map[Traits]*class{}
 	var out []*class
 	for i := range s.Members {
 		m := &s.Members[i]
 		if m.State != Live {
 			continue
 		}
-		key := shared{m.Role, m.Dialect, m.Model, m.Version, m.ModelFingerprint, m.TokenizerFingerprint, m.Numerics, m.Secrets,
-			m.Layout, m.Convert, m.ProtocolMin, m.ProtocolMax}
+		key := m.Traits()
 		if m.Dialect != "sglang" {
-			key.layout.BlockTokens = 0
+			key.Layout.BlockTokens = 0
 		}
-		c := byKey[key]
+		c := byTraits[key]
 		if c == nil {
 			c = &class{Member: m}
-			byKey[key] = c
+			byTraits[key] = c
 			out = append(out, c)
 		}
 		c.size++

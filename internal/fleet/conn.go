@@ -22,7 +22,7 @@ import (
 // ConnConfig says how to reach NATS. Only URL is required.
 type ConnConfig struct {
 	// URL is a comma-separated list of nats:// or tls:// URLs, maybe with user:password:
-	// the servers of one cluster, of which one is used at a time.
+	// the servers of one cluster, used one at a time.
 	URL string
 	// Ring is the fleet's secrets, or nil. With one, a nats:// URL without user:password means
 	// the door of a router's embedded server. Other servers are not shown secrets.

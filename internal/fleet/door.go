@@ -131,7 +131,7 @@ func (d *door) host(v *visit) {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { pump(inside, v, 0) })
-	pump(v, inside, writeDeadline) // as the server, cut off whoever does not read
+	pump(v, inside, writeDeadline) // like the server, cuts off a member that does not read
 	wg.Wait()
 }
 

@@ -15,7 +15,7 @@ import (
 // silence while the link is down or the watcher's own process was stopped. An HTTP probe shows
 // whether only the worker's link is cut.
 type registry struct {
-	grace      time.Duration // after the link is back, silence kills nobody
+	grace      time.Duration // during which silence kills no member after the link is back
 	maxMembers int
 
 	members   map[string]*record

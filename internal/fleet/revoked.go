@@ -130,9 +130,8 @@ func decodeRevoked(payload []byte) ([]Revocation, error) {
 	return m.Revoked, nil
 }
 
-// Revoke shuts an id out of the fleet, in all routers and workers: its announcements are
-// ignored and its work ends. Its machine still knows the fleet's secret, and may return under
-// another id.
+// Revoke shuts an id out of the fleet, in all routers and workers: its announcements are ignored
+// and its work ends. Its machine still knows the fleet's secret, and may return under another id.
 func (w *Watcher) Revoke(id string) error { return w.revocation(id, false) }
 
 // Unrevoke lets an id come back.

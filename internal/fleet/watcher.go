@@ -21,7 +21,7 @@ type WatcherConfig struct {
 	// Conn is the link to NATS. Without one, the only members are those of AddStatic.
 	Conn *Conn
 
-	Grace time.Duration // after the link is back, nobody dies of silence; default 3 s
+	Grace time.Duration // during which silence kills no member after the link is back; default 3 s
 
 	// Probe asks a silent member whether it lives, before it is suspected; see ProbeHealth. If
 	// nil, only NATS counts.
@@ -428,12 +428,6 @@ func (w *Watcher) Learn(was, is Instance) (ok bool, err error) {
 func (w *Watcher) Remove(id, reason string) (ok bool) {
 	w.change(func(now time.Time) { ok = w.reg.remove(id, reason, now) })
 	return ok
-}
-
-// Connected reports whether NATS is reachable, and since when.
-func (w *Watcher) Connected() (up bool, since time.Time) {
-	l := w.Snapshot().Link
-	return l.Up, l.Since
 }
 
 // Close stops watching and waits. The last snapshot stays.

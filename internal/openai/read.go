@@ -50,7 +50,7 @@ func (r *reader) end() *Error {
 	return r.fault()
 }
 
-// kindNames are what messages call kinds of values.
+// kindNames are the kinds of values, as messages name them.
 var kindNames = map[jsonscan.Kind]string{
 	jsonscan.String: "a string", jsonscan.Object: "an object", jsonscan.Array: "an array", jsonscan.True: "a boolean",
 	jsonscan.False: "a boolean", jsonscan.Null: "null", jsonscan.Number: "a number",

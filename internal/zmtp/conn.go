@@ -14,8 +14,7 @@ import (
 	"time"
 )
 
-// Conn is one connection after its handshake. One goroutine reads; any may
-// write or close.
+// Conn is one connection after its handshake. One goroutine reads; any may write or close.
 type Conn struct {
 	cfg     Config
 	raw     net.Conn
@@ -53,8 +52,7 @@ func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// NewConn shakes hands over a connection and owns it from then on; after an error it is
-// closed.
+// NewConn shakes hands over a connection and owns it from then on; after an error it is closed.
 func NewConn(raw net.Conn, cfg Config) (*Conn, error) {
 	return newConn(raw, cfg, func() error { return nil })
 }

@@ -37,7 +37,7 @@ type subscriber struct {
 // ListenPublisher publishes on host:port; port 0 takes a free one.
 func ListenPublisher(addr string, cfg Config) (*Publisher, error) {
 	p := &Publisher{all: map[*subscriber]struct{}{}}
-	return p, p.listen(addr, Pub, cfg, maxSubscribers, p.serve)
+	return p, p.listen(addr, Pub, cfg, maxSubscribers, p.serveSubscriber)
 }
 
 // Subscribers returns how many connections have subscribed to something.
@@ -106,8 +106,8 @@ func (s *subscriber) wants(topic []byte) bool {
 	return false
 }
 
-// serve reads subscriptions while another goroutine writes messages.
-func (p *Publisher) serve(c *Conn) {
+// serveSubscriber reads subscriptions while another goroutine writes messages.
+func (p *Publisher) serveSubscriber(c *Conn) {
 	s := &subscriber{conn: c, topics: map[string]int{}, queue: make(chan [][]byte, maxQueue)}
 	done := make(chan struct{})
 	var wg sync.WaitGroup

@@ -75,8 +75,7 @@ func room(x *Exchange, item int) uint64 {
 	return (binary.BigEndian.Uint64(x.Link[:8]) + uint64(item)*0x9e3779b97f4a7c15) >> 1
 }
 
-// onlyPrefill edits a request so that vLLM computes the prompt and one token and does not
-// stream.
+// onlyPrefill edits a request so that vLLM computes the prompt and one token and does not stream.
 func onlyPrefill(x *Exchange) *openai.Edit {
 	e := openai.NewEdit(x.Body, x.Top)
 	e.Set(openai.Stream, "false")
