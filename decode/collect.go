@@ -116,7 +116,7 @@ func (s *Service) collect(ctx context.Context, p *Prefix, chain *kvcache.Chain, 
 			s.quarantine(in, p.Owner, table[had:])
 			return 0, failure(ctx, "collect prefix", err, ticket.Dead)
 		}
-		whole = s.whole(in, had, len(table))
+		whole = s.whole(in.Stored(), had, len(table))
 	}
 	done := p.Tokens[:whole*s.cache.BlockTokens()]
 	tokens = s.cache.InsertChain(chain, done, table[:whole], from) - from
@@ -137,9 +137,8 @@ func (s *Service) fenced(in *kvconn.Incoming, p *Prefix, fresh []int32) bool {
 }
 
 // whole is the number of leading blocks of a table with all layers stored; the first had have.
-func (s *Service) whole(in *kvconn.Incoming, had, blocks int) int {
-	stored, layers := in.Stored(), len(s.layers)
-	for had < blocks && stored.Block(had) == layers {
+func (s *Service) whole(stored kvconn.UnitSet, had, blocks int) int {
+	for had < blocks && stored.Block(had) == len(s.layers) {
 		had++
 	}
 	return had

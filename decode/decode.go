@@ -273,7 +273,7 @@ func (s *Service) fence(in *kvconn.Incoming, c *Claim, name kvcache.Hash, t *tab
 	ctx, cancel := context.WithTimeout(context.Background(), fenceTimeout)
 	defer cancel()
 	if in.Revoke(ctx) == nil {
-		s.leave(c, name, t, in.Stored(), from)
+		s.salvage(c, name, t, in.Stored(), from)
 		return
 	}
 	s.cache.Release(t.blocks[:t.had], c.Owner)

@@ -61,8 +61,8 @@ func readJoining(ctx context.Context, text, file string) (joining, error) {
 	}
 }
 
-// again rereads the file.
-func (j *joining) again() (joining, error) {
+// reread reads the file again.
+func (j *joining) reread() (joining, error) {
 	text, next, err := joinFile(j.file, true)
 	if err != nil {
 		return next, config.Bad("join_file", "%v", err)
@@ -193,7 +193,7 @@ func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.L
 		case <-look:
 			log.Warn(nothingElse)
 		}
-		next, err := j.again()
+		next, err := j.reread()
 		if err == nil && next.Join.Reveal() != now {
 			now = next.Join.Reveal()
 			if err = apply(next.Join); err == nil {

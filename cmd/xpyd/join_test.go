@@ -162,7 +162,7 @@ func TestPipeForFile(t *testing.T) {
 	j := joining{file: path}
 	read := make(chan error, 1)
 	go func() {
-		_, err := j.again()
+		_, err := j.reread()
 		read <- err
 	}()
 	select {

@@ -120,7 +120,7 @@ func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e.cfg.Log.Info("request", "leg", j.s.leg, "path", r.URL.Path, "links", j.s.links)
-	if err := j.read(); err != nil {
+	if err := j.parse(); err != nil {
 		fail(sw, 400, "%v", err)
 		return
 	}
@@ -159,7 +159,7 @@ const (
 	maxWords = 1 << 20 // of all choices
 )
 
-func (j *job) read() error {
+func (j *job) parse() error {
 	j.prompt = compact(j.f["prompt"])
 	if j.chat {
 		j.prompt = compact(j.f["messages"])
@@ -202,7 +202,7 @@ func (j *job) respond() {
 	case j.fault.Hang:
 		<-j.ctx.Done()
 	case j.fault.Refuse:
-		j.cut()
+		j.reset()
 	case j.fault.Status != 0:
 		fail(j.w, j.fault.Status, "mock: status %d was ordered", j.fault.Status)
 	case j.fault.Event:
@@ -220,8 +220,8 @@ func (j *job) respond() {
 	}
 }
 
-// cut resets the connection.
-func (j *job) cut() {
+// reset breaks the connection.
+func (j *job) reset() {
 	conn, _, err := http.NewResponseController(j.w).Hijack()
 	if err != nil {
 		return
@@ -390,7 +390,7 @@ func (j *job) writeAnswer() {
 			choices[c].Index, choices[c].Finish = c, "length"
 		}
 		if j.fault.Cut > 0 {
-			j.cut()
+			j.reset()
 			return
 		}
 		writeBody(j.w, http.StatusOK, enc.AppendFull(nil, choices, usage))
@@ -412,7 +412,7 @@ func (j *job) writeAnswer() {
 			_ = http.NewResponseController(j.w).Flush() // the next write tells
 			switch j.chunks++; j.chunks {
 			case j.fault.Cut:
-				j.cut()
+				j.reset()
 				return
 			case j.fault.Freeze:
 				<-j.ctx.Done()
