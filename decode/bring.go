@@ -107,7 +107,6 @@ func (w *Way) Bring(p *Prefix, table []int32, from int, wake func(), ended func(
 	return c
 }
 
-// collect brings what the peer has.
 func (c *Coming) collect(ctx context.Context) (tokens int, err error) {
 	c.good = c.from
 	upto := len(c.table) * c.s.cache.BlockTokens()
@@ -172,7 +171,6 @@ func (c *Coming) await(ctx context.Context, in *kvconn.Incoming) error {
 	}
 }
 
-// markVerified marks blocks of a layer as verified.
 func (c *Coming) markVerified(layer int, blocks []kvconn.PushedBlock, good []bool) {
 	bt := c.s.cache.BlockTokens()
 	first := layer * (len(c.table) - c.from/bt)

@@ -60,7 +60,6 @@ func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error
 	return s.collect(ctx, p, &chain, session, upto)
 }
 
-// open opens the session for a prefix.
 func (s *Service) open(ctx context.Context, p *Prefix) (*kvconn.Session, error) {
 	if err := s.checkQuarantine(); err != nil {
 		return nil, failure(ctx, "borrow blocks", err, ticket.NoSpace)

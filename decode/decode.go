@@ -68,7 +68,6 @@ type Claim struct {
 	Deadline  time.Time // zero: kvconn's own
 }
 
-// chain names the prompt's prefixes.
 func (c *Claim) chain(in *kvcache.Cache) kvcache.Chain {
 	chain := in.NewChain(c.Order.Salt)
 	chain.Priority = c.Order.Priority

@@ -154,7 +154,6 @@ func (l *links) forget(key ticket.Link, k *link) {
 	}
 }
 
-// expire ends a link whose next ticket has not come.
 func (l *links) expire(key ticket.Link, k *link) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -204,7 +203,6 @@ func (l *links) await(ctx context.Context, key ticket.Link) Report {
 	return k.report
 }
 
-// close ends every link.
 func (l *links) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -20,7 +20,6 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// run sends the phases' requests and reports.
 func (b *benchFlags) run(cmd *cobra.Command, phases []loadgen.Phase, makeSource func(*workload.Text) (loadgen.Source, error)) error {
 	if err := b.check(); err != nil {
 		return usageError{err}
@@ -93,7 +92,6 @@ func (b *benchFlags) run(cmd *cobra.Command, phases []loadgen.Phase, makeSource 
 	return errors.New("no request completed")
 }
 
-// phase runs one phase and shows its progress.
 func (b *benchFlags) phase(ctx context.Context, stderr io.Writer, runner *loadgen.Runner, p *loadgen.Phase, src loadgen.Source, measured bool) report.Phase {
 	limits := record.SLO{}
 	if measured {

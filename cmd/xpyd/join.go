@@ -61,7 +61,6 @@ func readJoining(ctx context.Context, text, file string) (joining, error) {
 	}
 }
 
-// reread reads the file again.
 func (j *joining) reread() (joining, error) {
 	text, next, err := joinFile(j.file, true)
 	if err != nil {
@@ -89,7 +88,6 @@ func parseJoining(text string, j joining) (joining, error) {
 	return j, nil
 }
 
-// maxJoin bounds a join line.
 const maxJoin = 16 << 10
 
 // joinFile reads a file, which may be a link, like mounted secrets. A pipe or the like is never
@@ -209,7 +207,6 @@ func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.L
 	}
 }
 
-// ids returns the IDs of secrets.
 func ids(secrets []trust.Secret) string {
 	var out []string
 	for _, s := range secrets {

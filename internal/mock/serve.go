@@ -72,7 +72,6 @@ func fail(w http.ResponseWriter, status int, format string, args ...any) {
 	writeBody(w, status, err.Append(nil))
 }
 
-// job is one generation.
 type job struct {
 	e       *Engine
 	w       http.ResponseWriter
@@ -127,7 +126,6 @@ func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	j.respond()
 }
 
-// record remembers a request.
 func (e *Engine) record(rec *Record, r *http.Request, body []byte) *Record {
 	rec.Path, rec.Header, rec.Body, rec.Probe = r.URL.Path, r.Header, string(body), r.Header.Get("x-xpyd-probe") != ""
 	e.mu.Lock()
@@ -137,7 +135,6 @@ func (e *Engine) record(rec *Record, r *http.Request, body []byte) *Record {
 	return rec
 }
 
-// statusWriter notes the status.
 type statusWriter struct {
 	http.ResponseWriter
 	e   *Engine
@@ -244,7 +241,6 @@ func (j *job) pause(d time.Duration) bool {
 	return j.ctx.Err() == nil && j.e.ctx.Err() == nil
 }
 
-// promptIDs makes the token ids of a prompt.
 func promptIDs(prompt string) string {
 	h := fnv.New32a()
 	_, _ = io.WriteString(h, prompt) // never fails
@@ -315,7 +311,6 @@ func (j *job) header() {
 	}
 }
 
-// errorEvent ends the stream.
 func (j *job) errorEvent(format string, args ...any) {
 	_, _ = j.w.Write(openai.AppendDone(openai.AppendErrorEvent(nil, openai.Upstream(format, args...)))) // the reader may have left
 }
