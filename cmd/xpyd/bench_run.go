@@ -8,7 +8,6 @@ import (
 	"math"
 	"net/http"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -124,25 +123,19 @@ func (b *benchFlags) watch(w io.Writer, p *loadgen.Phase, rec *record.Phase) (st
 		return func() {}
 	}
 	show := &report.Progress{W: w, Terminal: b.progress == "auto" && isTerminal(w), Name: p.Name, Requests: p.Requests, Duration: p.Duration}
-	done := make(chan struct{})
-	var watcher sync.WaitGroup
-	watcher.Go(func() {
+	return background(func(ctx context.Context) {
 		tick := time.NewTicker(show.Every())
 		defer tick.Stop()
 		for {
 			select {
 			case at := <-tick.C:
 				show.Show(rec.Now(at))
-			case <-done:
+			case <-ctx.Done():
 				show.End(rec.Now(time.Now()))
 				return
 			}
 		}
 	})
-	return func() {
-		close(done)
-		watcher.Wait()
-	}
 }
 
 func isTerminal(w io.Writer) bool {
