@@ -107,7 +107,6 @@ func (w *Way) Bring(p *Prefix, table []int32, from int, wake func(), ended func(
 	return c
 }
 
-// collect brings what the peer has.
 func (c *Coming) collect(ctx context.Context) (tokens int, err error) {
 	c.good = c.from
 	upto := len(c.table) * c.s.cache.BlockTokens()
@@ -140,7 +139,7 @@ func (c *Coming) attempt(ctx context.Context, upto int) (tokens int, err error) 
 	}
 	// A block that was requested again may have been rewritten while a step read it: its rows are
 	// right now, but the step may have seen others.
-	sure := s.whole(in, had, len(table))
+	sure := s.whole(in.Stored(), had, len(table))
 	whole := sure
 	if err == nil {
 		whole = len(table)
@@ -172,8 +171,7 @@ func (c *Coming) await(ctx context.Context, in *kvconn.Incoming) error {
 	}
 }
 
-// came marks blocks of a layer as verified.
-func (c *Coming) came(layer int, blocks []kvconn.PushedBlock, good []bool) {
+func (c *Coming) markVerified(layer int, blocks []kvconn.PushedBlock, good []bool) {
 	bt := c.s.cache.BlockTokens()
 	first := layer * (len(c.table) - c.from/bt)
 	c.mu.Lock()
@@ -233,14 +231,14 @@ type counting struct {
 // Store implements kvconn.Sink.
 func (s *counting) Store(layer int, dst int32, row, rows, firstPos int, packed []byte, digests []uint64) error {
 	err := s.sink.Store(layer, dst, row, rows, firstPos, packed, digests)
-	s.c.came(layer, []kvconn.PushedBlock{{FirstPos: firstPos}}, []bool{err == nil})
+	s.c.markVerified(layer, []kvconn.PushedBlock{{FirstPos: firstPos}}, []bool{err == nil})
 	return err
 }
 
 // Verify implements kvconn.ViewSink.
 func (s *counting) Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error {
 	err := s.sink.Verify(layer, dst, row, rows, firstPos, digests)
-	s.c.came(layer, []kvconn.PushedBlock{{FirstPos: firstPos}}, []bool{err == nil})
+	s.c.markVerified(layer, []kvconn.PushedBlock{{FirstPos: firstPos}}, []bool{err == nil})
 	return err
 }
 
@@ -248,7 +246,7 @@ func (s *counting) Verify(layer int, dst int32, row, rows, firstPos int, digests
 func (s *counting) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
 	good, err := s.sink.VerifyPushed(ctx, layer, blocks)
 	if err == nil {
-		s.c.came(layer, blocks, good)
+		s.c.markVerified(layer, blocks, good)
 	}
 	return good, err
 }

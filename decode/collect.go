@@ -60,7 +60,6 @@ func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error
 	return s.collect(ctx, p, &chain, session, upto)
 }
 
-// open opens the session for a prefix.
 func (s *Service) open(ctx context.Context, p *Prefix) (*kvconn.Session, error) {
 	if err := s.checkQuarantine(); err != nil {
 		return nil, failure(ctx, "borrow blocks", err, ticket.NoSpace)
@@ -116,7 +115,7 @@ func (s *Service) collect(ctx context.Context, p *Prefix, chain *kvcache.Chain, 
 			s.quarantine(in, p.Owner, table[had:])
 			return 0, failure(ctx, "collect prefix", err, ticket.Dead)
 		}
-		whole = s.whole(in, had, len(table))
+		whole = s.whole(in.Stored(), had, len(table))
 	}
 	done := p.Tokens[:whole*s.cache.BlockTokens()]
 	tokens = s.cache.InsertChain(chain, done, table[:whole], from) - from
@@ -137,9 +136,8 @@ func (s *Service) fenced(in *kvconn.Incoming, p *Prefix, fresh []int32) bool {
 }
 
 // whole is the number of leading blocks of a table with all layers stored; the first had have.
-func (s *Service) whole(in *kvconn.Incoming, had, blocks int) int {
-	stored, layers := in.Stored(), len(s.layers)
-	for had < blocks && stored.Block(had) == layers {
+func (s *Service) whole(stored kvconn.UnitSet, had, blocks int) int {
+	for had < blocks && stored.Block(had) == len(s.layers) {
 		had++
 	}
 	return had

@@ -68,7 +68,6 @@ type Claim struct {
 	Deadline  time.Time // zero: kvconn's own
 }
 
-// chain names the prompt's prefixes.
 func (c *Claim) chain(in *kvcache.Cache) kvcache.Chain {
 	chain := in.NewChain(c.Order.Salt)
 	chain.Priority = c.Order.Priority
@@ -273,7 +272,7 @@ func (s *Service) fence(in *kvconn.Incoming, c *Claim, name kvcache.Hash, t *tab
 	ctx, cancel := context.WithTimeout(context.Background(), fenceTimeout)
 	defer cancel()
 	if in.Revoke(ctx) == nil {
-		s.leave(c, name, t, in.Stored(), from)
+		s.salvage(c, name, t, in.Stored(), from)
 		return
 	}
 	s.cache.Release(t.blocks[:t.had], c.Owner)

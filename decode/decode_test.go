@@ -291,8 +291,8 @@ func TestCallerLeaves(t *testing.T) {
 	})
 }
 
-// TestQuarantine: while a store does not end, its blocks are nobody's: not
-// free, not the failed request's. They are free when it does.
+// TestQuarantine: while a store does not end, its blocks belong to nobody: they are neither free
+// nor the failed request's. They are free once it ends.
 func TestQuarantine(t *testing.T) {
 	few := func(c *decode.Config, _ *kvconn.Config) { c.MaxQuarantined = 4 }
 	bubble(t, few, func(r *rig) {

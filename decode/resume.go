@@ -133,13 +133,11 @@ func (r *remains) remove(name kvcache.Hash) *remainder {
 	return r.order.Remove(e).(*remainder)
 }
 
-// leave gives up the blocks of a failed ticket, to which nobody writes any more.
-func (s *Service) leave(c *Claim, name kvcache.Hash, t *table, stored kvconn.UnitSet, from *kvconn.Session) {
-	layers, bt := len(s.layers), s.cache.BlockTokens()
-	whole := t.had
-	for whole < len(t.blocks) && (whole+1)*bt <= len(c.Tokens) && stored.Block(whole) == layers {
-		whole++
-	}
+// salvage keeps what a failed ticket brought, for another attempt, and releases its other blocks.
+// Nobody writes to them any more.
+func (s *Service) salvage(c *Claim, name kvcache.Hash, t *table, stored kvconn.UnitSet, from *kvconn.Session) {
+	bt := s.cache.BlockTokens()
+	whole := s.whole(stored, t.had, len(c.Tokens)/bt)
 	if whole > t.had && from.Exact() { // a prompt must not mix converted rows with others
 		chain := c.chain(s.cache)
 		whole = max(t.had, s.cache.InsertChain(&chain, c.Tokens[:whole*bt], t.blocks[:whole], 0)/bt)

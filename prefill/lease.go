@@ -134,7 +134,6 @@ type lease struct {
 	err    error
 }
 
-// leases are all leases, by id.
 type leases struct {
 	ttl   time.Duration // of a finished prompt, and of each renewal
 	most  time.Duration // with all renewals

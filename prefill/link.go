@@ -1,7 +1,6 @@
 package prefill
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -65,17 +64,12 @@ type links struct {
 
 	mu       sync.Mutex
 	live     map[ticket.Link]*link
-	finished map[ticket.Link]*list.Element // of finishedLink
-	order    *list.List                    // oldest first
-}
-
-type finishedLink struct {
-	key    ticket.Link
-	report Report
+	finished map[ticket.Link]Report
+	order    []ticket.Link // the finished ones, oldest first
 }
 
 func newLinks(wait time.Duration, limit int) *links {
-	return &links{wait: wait, limit: limit, live: map[ticket.Link]*link{}, finished: map[ticket.Link]*list.Element{}, order: list.New()}
+	return &links{wait: wait, limit: limit, live: map[ticket.Link]*link{}, finished: map[ticket.Link]Report{}}
 }
 
 // get returns the live link, or a fresh one; mu is held.
@@ -94,8 +88,7 @@ func (l *links) get(key ticket.Link) *link {
 func (l *links) begin(key ticket.Link, index, of int, cancel context.CancelCauseFunc) (end func(Report), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if e, ok := l.finished[key]; ok {
-		r := e.Value.(finishedLink).report
+	if r, ok := l.finished[key]; ok {
 		if r.Outcome == ticket.Done {
 			r = Report{Outcome: ticket.Refused, Message: fmt.Sprintf("link %s is over", key)}
 		}
@@ -140,10 +133,11 @@ func (l *links) finish(key ticket.Link, k *link) {
 	for _, cancel := range k.running {
 		cancel(&endError{k.report.Outcome, k.report.Message})
 	}
-	l.finished[key] = l.order.PushBack(finishedLink{key, k.report})
-	for l.order.Len() > l.limit {
-		oldest := l.order.Remove(l.order.Front()).(finishedLink)
-		delete(l.finished, oldest.key)
+	l.finished[key] = k.report
+	l.order = append(l.order, key)
+	if len(l.order) > l.limit {
+		delete(l.finished, l.order[0])
+		l.order = l.order[1:]
 	}
 }
 
@@ -154,7 +148,6 @@ func (l *links) forget(key ticket.Link, k *link) {
 	}
 }
 
-// expire ends a link whose next ticket has not come.
 func (l *links) expire(key ticket.Link, k *link) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -173,9 +166,9 @@ func (s *Service) Await(ctx context.Context, key ticket.Link) Report { return s.
 
 func (l *links) await(ctx context.Context, key ticket.Link) Report {
 	l.mu.Lock()
-	if e, ok := l.finished[key]; ok {
-		defer l.mu.Unlock()
-		return e.Value.(finishedLink).report
+	if r, ok := l.finished[key]; ok {
+		l.mu.Unlock()
+		return r
 	}
 	k := l.get(key)
 	if k.awaited {
@@ -204,7 +197,6 @@ func (l *links) await(ctx context.Context, key ticket.Link) Report {
 	return k.report
 }
 
-// close ends every link.
 func (l *links) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

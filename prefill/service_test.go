@@ -377,7 +377,7 @@ func TestEitherEnd(t *testing.T) {
 	})
 }
 
-// TestQueueFull: prefill has no room, which is no fault of the request's.
+// TestQueueFull: prefill has no room, which is not the request's fault.
 func TestQueueFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		onStep, release := hold()

@@ -81,7 +81,6 @@ func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) (any, error) {
 	return info, nil
 }
 
-// pinList answers GET /xpyd/v1/cache/pin.
 type pinList struct {
 	Pins      []tier.Pinned `json:"pins"`
 	Units     int           `json:"units"`      // of all pins, each once

@@ -310,7 +310,6 @@ func (c *Config) validAddresses() error {
 	return config.Within("fleet", trust.ValidTLS(c.Fleet.TLSCert, c.Fleet.TLSKey, c.Fleet.TLSCA))
 }
 
-// validPool checks the memory of the KV pool.
 func (c *Config) validPool() error {
 	if c.KVMemory != 0 && (c.KVMemory < 1<<10 || c.KVMemory > 1<<46) {
 		return bad("kv_memory", "%d is not auto, nor in %d..%d", int64(c.KVMemory), 1<<10, int64(1)<<46)

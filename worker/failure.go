@@ -50,7 +50,6 @@ func writeError(ctx *fasthttp.RequestCtx, err error) {
 	writeJSON(ctx, api.Status, api.Append(nil))
 }
 
-// engineFailure maps an error of the engine.
 func engineFailure(err error) *failure {
 	var bad *engine.RequestError
 	var long *engine.TooLongError
@@ -96,7 +95,6 @@ func keepFailure(err error) error {
 	return engineFailure(err)
 }
 
-// memoryFailure maps an error of answerMemory.reserve.
 func memoryFailure(err error) *failure {
 	switch {
 	case errors.Is(err, errMemory), errors.Is(err, errWaiters):

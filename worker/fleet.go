@@ -182,13 +182,11 @@ func (w *Worker) Revoke(ids []string) {
 	}
 }
 
-// revoked reports whether a worker is shut out.
 func (w *Worker) revoked(id string) bool {
 	ids := w.shutOut.Load()
 	return ids != nil && slices.Contains(*ids, id)
 }
 
-// refuseRevoked refuses a worker that is shut out.
 func (w *Worker) refuseRevoked(id string) error {
 	if w.revoked(id) {
 		return failed(ticket.Incompatible, fmt.Errorf("%s is revoked", id))

@@ -32,7 +32,6 @@ type transferParams struct {
 
 const maxTransferID = 256 // bytes
 
-// parseTransfer reads kv_transfer_params; nil if the request has none.
 func parseTransfer(raw json.RawMessage) (*transferParams, error) {
 	if raw == nil {
 		return nil, nil
@@ -102,7 +101,6 @@ func (w *Worker) serveKeep(c context.Context, j *job, p *transferParams, enc *op
 	return body, nil
 }
 
-// renewed answers POST /xpyd/v1/lease.
 type renewed struct {
 	ExpiresMS   int64 `json:"expires_ms"`   // from now, unless renewed again
 	RenewableMS int64 `json:"renewable_ms"` // from now, however often it is renewed

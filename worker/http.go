@@ -149,7 +149,6 @@ const maxGuests, guestPatience = 512, 5 * time.Second
 // have not ended.
 func newLobby(conns int) *lobby.Lobby { return lobby.New(min(maxGuests, conns/4)) }
 
-// serveNothing answers for unknown paths.
 func serveNothing(ctx *fasthttp.RequestCtx) (any, error) {
 	return nil, openai.NotFound("no %s %s here", ctx.Method(), ctx.Path())
 }

@@ -20,7 +20,6 @@ func (w *Worker) serveModels(*fasthttp.RequestCtx) (any, error) {
 // of text that they are about to cut.
 const tokenizeBytes = 1 << 20
 
-// checkModel refuses a request for another model.
 func (w *Worker) checkModel(name string) error {
 	if name != "" && name != w.served {
 		return openai.ModelNotFound(name)
@@ -93,7 +92,6 @@ func (w *Worker) serveProfile(ctx *fasthttp.RequestCtx) (any, error) {
 	return nil, nil
 }
 
-// serveSteps lists where the time of the newest steps went.
 func (w *Worker) serveSteps(*fasthttp.RequestCtx) (any, error) { return w.engine.Steps(), nil }
 
 // Ledger is everything that this process holds for somebody; it is empty when idle.

@@ -42,7 +42,6 @@ type eventWriter struct {
 	lost    bool
 }
 
-// startEvents opens the publisher, if one is configured.
 func (w *Worker) startEvents() error {
 	if w.cfg.KVEvents.Listen == "" {
 		return nil

@@ -20,7 +20,6 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// loadTokenizer makes the model's tokenizer, from GGUF or tokenizer.json.
 func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 	if meta := m.GGUFMeta(); meta != nil {
 		return tokenizer.FromGGUF(meta)
@@ -135,7 +134,6 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	return b, nil
 }
 
-// cpuMemory is the default of kv_memory on the CPU.
 const cpuMemory = 256 << 20
 
 // poolBlocks is the pool's size in blocks: as set, or as many of that dtype as size bytes hold, at

@@ -135,7 +135,6 @@ func (m *vllmMetrics) prompted(tokens, cached int, queued time.Duration) {
 	m.queue.Observe(queued.Seconds())
 }
 
-// token counts a choice's token.
 func (m *vllmMetrics) token(c *choice, arrived, now time.Time) {
 	if c.first.IsZero() {
 		c.first = now
@@ -147,7 +146,6 @@ func (m *vllmMetrics) token(c *choice, arrived, now time.Time) {
 	m.generation.Inc()
 }
 
-// ended counts a choice that ended.
 func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
 	switch reason {
 	case string(engine.FinishStop):

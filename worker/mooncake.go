@@ -34,7 +34,6 @@ const (
 	maxQueryBytes   = 1 << 20
 )
 
-// serveQuery is prefill's answer to GET /query.
 func (w *Worker) serveQuery(*fasthttp.RequestCtx) (any, error) {
 	return map[string]mooncakeRank{"0": {
 		EngineID:   engineID(w.identity.PeerID),

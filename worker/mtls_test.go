@@ -159,9 +159,9 @@ func TestMTLS(t *testing.T) {
 	}
 }
 
-// TestBootstrapLearnsNothing: who has an API key may name any address of this
-// machine for Mooncake's question, also his own. What he is shown there opens that
-// question and nothing else.
+// TestBootstrapLearnsNothing: the owner of an API key may name any address of this machine for
+// Mooncake's query, even his own. The token that he sees there opens that query and nothing
+// else.
 func TestBootstrapLearnsNothing(t *testing.T) {
 	ring, _ := newRing(t)
 	keys, key := keysFile(t, nil)

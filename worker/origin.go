@@ -65,7 +65,6 @@ func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *tra
 	return w.foreignOrigin(ctx, p)
 }
 
-// routerOrigin reads our router's headers.
 func (w *Worker) routerOrigin(h *fasthttp.RequestHeader, raw string) (*origin, error) {
 	link, err := ticket.ParseLink(raw)
 	if err != nil {

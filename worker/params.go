@@ -42,7 +42,6 @@ func (j *job) source() string {
 // drawn all the same, but not shown.
 func (j *job) echoOnly() bool { return j.echo && j.MaxTokens != nil && *j.MaxTokens == 0 }
 
-// item is one prompt.
 type item struct {
 	tokens []int32
 	text   string             // as sent, or decoded for echo
@@ -54,7 +53,6 @@ type item struct {
 	echoed, listed []openai.TokenLogprob  // for echo and for prompt_logprobs; nil until wanted
 }
 
-// completionJob reads a POST /v1/completions.
 func (w *Worker) completionJob(ctx *fasthttp.RequestCtx) (*job, error) {
 	c, err := openai.ParseCompletion(ctx.PostBody(), w.vocab())
 	if err != nil {
@@ -93,7 +91,6 @@ func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
 	return string(text), d
 }
 
-// chatJob reads a POST /v1/chat/completions.
 func (w *Worker) chatJob(ctx *fasthttp.RequestCtx) (*job, error) {
 	c, err := openai.ParseChat(ctx.PostBody(), w.vocab())
 	if err != nil {
@@ -214,7 +211,6 @@ func (w *Worker) checkJob(j *job) error {
 	return nil
 }
 
-// checkListed bounds each prompt's log probabilities.
 func (j *job) checkListed() error {
 	field, listed := "logprobs", 0
 	if j.echo && j.logprobs >= 0 {

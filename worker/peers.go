@@ -42,7 +42,6 @@ func (w *Worker) openPeers() error {
 	return err
 }
 
-// self is this worker as a peer of others.
 func (w *Worker) self() handoff.Peer {
 	return handoff.Peer{ID: w.identity.ID, Epoch: w.identity.Epoch, KV: w.kvAddr}
 }
@@ -221,7 +220,6 @@ func (w *Worker) askReach(ctx context.Context, p *tier.Peer, chain *kvcache.Chai
 	return from + n*unit, err
 }
 
-// serveReach answers how much of a chain this worker has.
 func (w *Worker) serveReach(ctx *fasthttp.RequestCtx) (any, error) {
 	units, err := tier.ParseReach(ctx.PostBody())
 	if err != nil {

@@ -143,10 +143,8 @@ func (it *item) logprobs(tok *tokenizer.Tokenizer, made *[]openai.TokenLogprob, 
 	return list
 }
 
-// runes counts the characters of a token's text.
 func (c *choice) runes(id int32) int32 { return int32(utf8.RuneCountInString(c.tok.TokenText(id))) }
 
-// logprob converts one position to the answer's form.
 func logprob(self kernels.TokenLogprob, top []kernels.TokenLogprob) openai.TokenLogprob {
 	lp := openai.TokenLogprob{TopLogprob: openai.TopLogprob{ID: self.ID, Logprob: self.Logprob}}
 	if len(top) > 0 {

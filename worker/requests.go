@@ -18,20 +18,13 @@ type Running struct {
 	Why   string    `json:"why"`
 }
 
-// stateWaiting is the state of a request that waits for its answer's memory.
 const stateWaiting = "waiting"
 
-// why describes what a kind of request does.
-func why(kind string) string {
-	switch kind {
-	case "generate":
-		return "a client, or the router, waits for its answer"
-	case "keep":
-		return "a foreign proxy waits for its prompt to be computed"
-	case "prefill":
-		return "the router waits for the transfer to end"
-	}
-	return "a caller waits for its answer"
+// why says for whom a kind of request runs.
+var why = map[string]string{
+	"generate": "a client, or the router, waits for its answer",
+	"keep":     "a foreign proxy waits for its prompt to be computed",
+	"prefill":  "the router waits for the transfer to end",
 }
 
 // requests are those under way. Once shut it admits no more; quiet is closed when the last has
@@ -54,7 +47,7 @@ func (j *requests) enter(kind, id string) (r *Running, ok bool) {
 	if j.shut {
 		return nil, false
 	}
-	r = &Running{ID: id, Kind: kind, State: "started", Since: time.Now(), Why: why(kind)}
+	r = &Running{ID: id, Kind: kind, State: "started", Since: time.Now(), Why: why[kind]}
 	j.live[r] = struct{}{}
 	return r, true
 }
@@ -75,7 +68,7 @@ func (j *requests) answering(r *Running) { j.note(r, "answering", 0) }
 func (j *requests) note(r *Running, state string, bytes int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	r.State, r.Why = state, why(r.Kind)
+	r.State, r.Why = state, why[r.Kind]
 	if state == stateWaiting {
 		r.Why = "it waits for memory for its answer: other answers have all of it"
 	}
@@ -105,7 +98,6 @@ func (j *requests) wait(ctx context.Context) error {
 	}
 }
 
-// ledger lists the requests, oldest first.
 func (j *requests) ledger() []Running {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -113,7 +113,6 @@ func seedOf(j *job, header []byte) (uint64, error) {
 	return binary.LittleEndian.Uint64(b[:]), nil
 }
 
-// answerWhole answers a request that does not stream.
 func (w *Worker) answerWhole(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) error {
 	defer g.close()
 	for first := true; g.nextEvent(c); first = false {

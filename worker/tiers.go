@@ -18,7 +18,6 @@ import (
 	"github.com/xpyd/xpyd/prefill"
 )
 
-// openTiers opens the configured tiers below the pool.
 func (w *Worker) openTiers(ctx context.Context) error {
 	k := w.cfg.KV
 	if k.HostMemory == 0 {

@@ -256,7 +256,6 @@ func engineConfig(c *Config, a *arch.Config, gpu bool) engine.Config {
 	return cfg
 }
 
-// poolBytes is the size of the KV pool.
 func (w *Worker) poolBytes() int64 {
 	return int64(w.backend.Layout().BlockBytes()) * int64(w.backend.Blocks())
 }

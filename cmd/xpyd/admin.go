@@ -138,7 +138,6 @@ func (a *adminFlags) callWithin(ctx context.Context, limit time.Duration, method
 	return json.Unmarshal(b, out)
 }
 
-// maxAnswer bounds a router's response.
 const maxAnswer = 64 << 20
 
 // ask makes a request and returns the body of a successful response.

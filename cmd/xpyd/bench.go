@@ -137,7 +137,6 @@ func (s *serveFlags) phases(b *benchFlags) ([]loadgen.Phase, error) {
 	return phases, nil
 }
 
-// listOf parses a flag that is a list.
 func listOf[T any](flag, text string, parse func(string) (T, error)) ([]T, error) {
 	var out []T
 	for one := range strings.SplitSeq(text, ",") {

@@ -116,7 +116,6 @@ func (b *benchFlags) parseSLO() error {
 	return nil
 }
 
-// shape reads the lengths.
 func (b *benchFlags) shape() (workload.Shape, error) {
 	in, err := workload.ParseLengths(b.input, 1)
 	if err != nil {
@@ -141,7 +140,6 @@ func (b *benchFlags) path() string {
 	return b.endpoint
 }
 
-// client posts the requests.
 func (b *benchFlags) client() (*client.Client, error) {
 	cfg := client.Config{URLs: b.urls, Path: b.path(), Stream: !b.noStream, Timeout: b.timeout, Insecure: b.insecure}
 	for _, h := range b.headers {
@@ -157,7 +155,6 @@ func (b *benchFlags) client() (*client.Client, error) {
 	return client.New(cfg)
 }
 
-// encoder writes the request bodies.
 func (b *benchFlags) encoder() (*workload.Encoder, error) {
 	extra := b.extra
 	if b.ignoreEOS {

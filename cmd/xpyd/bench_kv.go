@@ -21,7 +21,6 @@ import (
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
 
-// benchKV is the flags of `bench kv`.
 type benchKV struct {
 	cfg                              kvbench.Config
 	size, block, latencySize, sizes  string

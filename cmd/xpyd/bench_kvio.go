@@ -25,7 +25,6 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// benchKVIO holds the flags of `bench kvio`.
 type benchKVIO struct {
 	device, blockTokens, hostTotal string
 	layers, heads, headDim         int
@@ -161,7 +160,6 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 	return nil
 }
 
-// progress reports the progress of a measurement.
 func (b *benchKVIO) progress(of string) level.Progress {
 	say := progress(b.say)
 	return func(what string, done, total int64) {

@@ -8,7 +8,6 @@ import (
 	"math"
 	"net/http"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,7 +19,6 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// run sends the phases' requests and reports.
 func (b *benchFlags) run(cmd *cobra.Command, phases []loadgen.Phase, makeSource func(*workload.Text) (loadgen.Source, error)) error {
 	if err := b.check(); err != nil {
 		return usageError{err}
@@ -93,7 +91,6 @@ func (b *benchFlags) run(cmd *cobra.Command, phases []loadgen.Phase, makeSource 
 	return errors.New("no request completed")
 }
 
-// phase runs one phase and shows its progress.
 func (b *benchFlags) phase(ctx context.Context, stderr io.Writer, runner *loadgen.Runner, p *loadgen.Phase, src loadgen.Source, measured bool) report.Phase {
 	limits := record.SLO{}
 	if measured {
@@ -126,25 +123,19 @@ func (b *benchFlags) watch(w io.Writer, p *loadgen.Phase, rec *record.Phase) (st
 		return func() {}
 	}
 	show := &report.Progress{W: w, Terminal: b.progress == "auto" && isTerminal(w), Name: p.Name, Requests: p.Requests, Duration: p.Duration}
-	done := make(chan struct{})
-	var watcher sync.WaitGroup
-	watcher.Go(func() {
+	return background(func(ctx context.Context) {
 		tick := time.NewTicker(show.Every())
 		defer tick.Stop()
 		for {
 			select {
 			case at := <-tick.C:
 				show.Show(rec.Now(at))
-			case <-done:
+			case <-ctx.Done():
 				show.End(rec.Now(time.Now()))
 				return
 			}
 		}
 	})
-	return func() {
-		close(done)
-		watcher.Wait()
-	}
 }
 
 func isTerminal(w io.Writer) bool {

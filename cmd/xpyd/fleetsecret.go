@@ -245,7 +245,6 @@ func (s *fleetSecret) status() secretStatus {
 	return out
 }
 
-// mounts are the admin listener's routes.
 func (s *fleetSecret) mounts() map[string]fasthttp.RequestHandler {
 	respondStatus := func(ctx *fasthttp.RequestCtx, err error) {
 		var known *openai.Error

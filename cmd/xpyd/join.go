@@ -61,8 +61,7 @@ func readJoining(ctx context.Context, text, file string) (joining, error) {
 	}
 }
 
-// again rereads the file.
-func (j *joining) again() (joining, error) {
+func (j *joining) reread() (joining, error) {
 	text, next, err := joinFile(j.file, true)
 	if err != nil {
 		return next, config.Bad("join_file", "%v", err)
@@ -89,7 +88,6 @@ func parseJoining(text string, j joining) (joining, error) {
 	return j, nil
 }
 
-// maxJoin bounds a join line.
 const maxJoin = 16 << 10
 
 // joinFile reads a file, which may be a link, like mounted secrets. A pipe or the like is never
@@ -193,7 +191,7 @@ func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.L
 		case <-look:
 			log.Warn(nothingElse)
 		}
-		next, err := j.again()
+		next, err := j.reread()
 		if err == nil && next.Join.Reveal() != now {
 			now = next.Join.Reveal()
 			if err = apply(next.Join); err == nil {
@@ -209,7 +207,6 @@ func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.L
 	}
 }
 
-// ids returns the IDs of secrets.
 func ids(secrets []trust.Secret) string {
 	var out []string
 	for _, s := range secrets {

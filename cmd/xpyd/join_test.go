@@ -162,7 +162,7 @@ func TestPipeForFile(t *testing.T) {
 	j := joining{file: path}
 	read := make(chan error, 1)
 	go func() {
-		_, err := j.again()
+		_, err := j.reread()
 		read <- err
 	}()
 	select {
@@ -175,7 +175,7 @@ func TestPipeForFile(t *testing.T) {
 	}
 }
 
-// TestPipeWithoutWriter: who waits for a writer is stopped as always.
+// TestPipeWithoutWriter: a command that waits for a writer can be stopped.
 func TestPipeWithoutWriter(t *testing.T) {
 	t.Setenv("XPYD_JOIN_FILE", pipe(t))
 	for _, command := range []string{"decode", "router", "up"} {
@@ -199,8 +199,8 @@ func TestPipeWithoutWriter(t *testing.T) {
 	}
 }
 
-// TestJoinFileOfOthers: who may write into a join file chooses the fleet, so that is
-// we and root alone. Who may read it is said.
+// TestJoinFileOfOthers: a writer of the join file chooses the fleet, so only this user and root
+// may write it. Readable by others is a warning.
 func TestJoinFileOfOthers(t *testing.T) {
 	f := func(path, want string) joining {
 		t.Helper()
@@ -408,8 +408,8 @@ func TestSquatted(t *testing.T) {
 	}
 }
 
-// TestDeadRouter: what a router left that was killed sends nobody anywhere: another
-// user may listen by now where it did. Before, he got the admin token.
+// TestDeadRouter: the files of a killed router send nobody anywhere: another user may listen at
+// its address by now. Before, he got the admin token.
 func TestDeadRouter(t *testing.T) {
 	var heard atomic.Int32
 	his := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -128,7 +128,6 @@ func (h *heldLines) worker(id string, raw json.RawMessage) {
 	}
 }
 
-// print writes the lines as a table.
 func (h *heldLines) print(w io.Writer) error {
 	if len(h.Lines) == 0 {
 		_, err := fmt.Fprintln(w, "nothing is held")

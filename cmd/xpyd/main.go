@@ -161,7 +161,6 @@ func background(f func(context.Context)) (end func()) {
 // lastGrace is the time after a second signal to clean up processes and files.
 const lastGrace = 500 * time.Millisecond
 
-// drainKey is the key of a command's drain in its context.
 type drainKey struct{}
 
 type drain struct {

@@ -37,7 +37,6 @@ type revoker struct {
 	kept []fleet.Revocation
 }
 
-// readRevoked returns the folder's list.
 func readRevoked(data *datadir.Dir) (list []fleet.Revocation, err error) {
 	text, err := data.Read(fileRevoked)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -138,7 +138,6 @@ go have finished.`,
 	return cmd
 }
 
-// wantedCounts reads prefill=N and decode=N.
 func wantedCounts(args []string) (map[string]int, error) {
 	want := map[string]int{}
 	for _, a := range args {

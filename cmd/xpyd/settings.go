@@ -44,7 +44,6 @@ func configured[T any](cmd *cobra.Command, file string, def *T, run func(cmd *co
 	}
 }
 
-// flagKeys names the configuration key of each flag.
 func flagKeys(f *pflag.FlagSet) map[string]string {
 	keys := map[string]string{}
 	f.VisitAll(func(f *pflag.Flag) { keys[f.Name] = flagKey(f.Name) })
@@ -98,7 +97,6 @@ func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 	f.String("quantization", def.Quantization, "of the layers' weights on a GPU: auto (as in the checkpoint), none or fp8 (E4M3, a scale per channel, converted at load: half the memory, faster, small errors)")
 }
 
-// kvFlags are the flags of workers' kv section.
 func kvFlags(f *pflag.FlagSet, k *worker.KV) {
 	f.String("kv-transport", k.Transport, "transport of KV from workers of this machine: auto (GPU to GPU or shared memory if possible), tcp, shm, cudaipc, nccl or pinned")
 	f.String("kv-host-memory", k.HostMemory.String(), "host memory for KV that a worker's pool has no room for: a size, or 2x for twice the pool; 0: none")

@@ -102,10 +102,11 @@ func showLedger(w io.Writer, raw json.RawMessage, asJSON bool) error {
 	if err := json.Unmarshal(raw, &f); err != nil {
 		return err
 	}
+	held := f.lines()
 	if asJSON {
-		return printJSON(w, f.lines())
+		return printJSON(w, held)
 	}
-	return f.lines().print(w)
+	return held.print(w)
 }
 
 func printJSON(w io.Writer, v any) error {

@@ -143,7 +143,7 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 			"prefill": cfg.child(exe, fleet.Prefill, front),
 			"decode":  cfg.child(exe, fleet.Decode, front),
 		},
-		Doing: doing(front),
+		Doing: useOf(front),
 	})
 	if err != nil {
 		endReloads()
@@ -275,7 +275,7 @@ func (c *upConfig) child(exe string, role fleet.Role, front *front) func(int) su
 		if c.KV.SSDDir != "" {
 			args = append(args, "--kv-ssd-dir", filepath.Join(c.KV.SSDDir, id))
 		}
-		return supervise.Child{Name: id, Role: string(role), Path: exe, Args: args, Again: again(front, id, args),
+		return supervise.Child{Name: id, Role: string(role), Path: exe, Args: args, Again: restartArgs(front, id, args),
 			Ready: func(ctx context.Context, pid int) error {
 				for s := w.Snapshot(); ; {
 					if m := s.Get(id); m != nil && m.PID == pid && m.State == fleet.Live {
@@ -324,8 +324,8 @@ func forwardPulse(ctx context.Context, w *fleet.Watcher, sup *supervise.Supervis
 	}
 }
 
-// doing returns what a worker of `up` does now: an order may have drained it or changed its role.
-func doing(front *front) func(supervise.Status) (string, supervise.Use) {
+// useOf returns what a worker of `up` does now: an order may have drained it or changed its role.
+func useOf(front *front) func(supervise.Status) (string, supervise.Use) {
 	w, r := front.watcher, front.router
 	return func(s supervise.Status) (string, supervise.Use) {
 		m := w.Snapshot().Get(s.Name)
@@ -345,9 +345,9 @@ func doing(front *front) func(supervise.Status) (string, supervise.Use) {
 	}
 }
 
-// again preserves the effect of orders on a worker across a crash: its role, and a drain. args are
+// restartArgs preserves the effect of orders on a worker across a crash: its role, and a drain. args are
 // those of its first start. One goroutine calls it.
-func again(front *front, id string, args []string) func() (string, []string) {
+func restartArgs(front *front, id string, args []string) func() (string, []string) {
 	w, r := front.watcher, front.router
 	args = slices.Clone(args)
 	return func() (string, []string) {

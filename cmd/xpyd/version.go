@@ -49,7 +49,6 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// buildInfo is a metric with the build of a process.
 func buildInfo() prometheus.Collector {
 	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "xpyd_build_info", Help: "1, with the build in its labels.",
 		ConstLabels: prometheus.Labels{"version": version, "revision": revision(), "go": runtime.Version()}})

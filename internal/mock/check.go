@@ -301,7 +301,6 @@ func (e *Engine) checkTRT(f fieldsOf) (sight, error) {
 	return s, cmp.Or(err, p.is("ctx_request_id", id), p.is("schedule_style", style))
 }
 
-// promptsOf counts the prompts of a request.
 func promptsOf(f fieldsOf) int {
 	var list []json.RawMessage
 	if json.Unmarshal(f["prompt"], &list) != nil || len(list) == 0 || list[0][0] != '"' && list[0][0] != '[' {

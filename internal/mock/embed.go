@@ -6,7 +6,6 @@ import (
 	"net/http"
 )
 
-// embedDims is the length of a mock's vectors.
 const embedDims = 8
 
 // Vector is the embedding of an input. The input is raw JSON without white space.

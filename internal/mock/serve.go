@@ -72,7 +72,6 @@ func fail(w http.ResponseWriter, status int, format string, args ...any) {
 	writeBody(w, status, err.Append(nil))
 }
 
-// job is one generation.
 type job struct {
 	e       *Engine
 	w       http.ResponseWriter
@@ -120,14 +119,13 @@ func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e.cfg.Log.Info("request", "leg", j.s.leg, "path", r.URL.Path, "links", j.s.links)
-	if err := j.read(); err != nil {
+	if err := j.parse(); err != nil {
 		fail(sw, 400, "%v", err)
 		return
 	}
 	j.respond()
 }
 
-// record remembers a request.
 func (e *Engine) record(rec *Record, r *http.Request, body []byte) *Record {
 	rec.Path, rec.Header, rec.Body, rec.Probe = r.URL.Path, r.Header, string(body), r.Header.Get("x-xpyd-probe") != ""
 	e.mu.Lock()
@@ -137,7 +135,6 @@ func (e *Engine) record(rec *Record, r *http.Request, body []byte) *Record {
 	return rec
 }
 
-// statusWriter notes the status.
 type statusWriter struct {
 	http.ResponseWriter
 	e   *Engine
@@ -159,7 +156,7 @@ const (
 	maxWords = 1 << 20 // of all choices
 )
 
-func (j *job) read() error {
+func (j *job) parse() error {
 	j.prompt = compact(j.f["prompt"])
 	if j.chat {
 		j.prompt = compact(j.f["messages"])
@@ -202,7 +199,7 @@ func (j *job) respond() {
 	case j.fault.Hang:
 		<-j.ctx.Done()
 	case j.fault.Refuse:
-		j.cut()
+		j.reset()
 	case j.fault.Status != 0:
 		fail(j.w, j.fault.Status, "mock: status %d was ordered", j.fault.Status)
 	case j.fault.Event:
@@ -220,8 +217,8 @@ func (j *job) respond() {
 	}
 }
 
-// cut resets the connection.
-func (j *job) cut() {
+// reset breaks the connection.
+func (j *job) reset() {
 	conn, _, err := http.NewResponseController(j.w).Hijack()
 	if err != nil {
 		return
@@ -244,7 +241,6 @@ func (j *job) pause(d time.Duration) bool {
 	return j.ctx.Err() == nil && j.e.ctx.Err() == nil
 }
 
-// promptIDs makes the token ids of a prompt.
 func promptIDs(prompt string) string {
 	h := fnv.New32a()
 	_, _ = io.WriteString(h, prompt) // never fails
@@ -315,7 +311,6 @@ func (j *job) header() {
 	}
 }
 
-// errorEvent ends the stream.
 func (j *job) errorEvent(format string, args ...any) {
 	_, _ = j.w.Write(openai.AppendDone(openai.AppendErrorEvent(nil, openai.Upstream(format, args...)))) // the reader may have left
 }
@@ -390,7 +385,7 @@ func (j *job) writeAnswer() {
 			choices[c].Index, choices[c].Finish = c, "length"
 		}
 		if j.fault.Cut > 0 {
-			j.cut()
+			j.reset()
 			return
 		}
 		writeBody(j.w, http.StatusOK, enc.AppendFull(nil, choices, usage))
@@ -412,7 +407,7 @@ func (j *job) writeAnswer() {
 			_ = http.NewResponseController(j.w).Flush() // the next write tells
 			switch j.chunks++; j.chunks {
 			case j.fault.Cut:
-				j.cut()
+				j.reset()
 				return
 			case j.fault.Freeze:
 				<-j.ctx.Done()
