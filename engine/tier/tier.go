@@ -146,7 +146,7 @@ type Tiers struct {
 	clearing chan struct{}
 	repin    chan struct{} // poked when pins have changed, for expirer
 	keep     chan struct{} // the same, for pinKeeper
-	unsaved  atomic.Int64  // units in saves and jobs, and being handled from there
+	unsaved  atomic.Int64  // units in saves and lanes' jobs, and those being saved
 
 	mu     sync.Mutex
 	cache  *kvcache.Cache // set by Attach, before any event
@@ -197,14 +197,13 @@ func (t *Tiers) open(ctx context.Context, pool kernels.Pool) error {
 			t.cfg.Changed(Change{name, name == t.host.Name(), stored, u.Key, u.Parent, u.Root, u.Pos, u.Tokens})
 		}
 	}
-	host, err := t.cfg.Host.Open(ctx, env)
-	if err != nil {
+	var err error
+	if t.host, err = t.cfg.Host.Open(ctx, env); err != nil {
 		return err
 	}
-	t.host = host
-	t.slots = host.Stats(false).Capacity
+	t.slots = t.host.Stats(false).Capacity
 	t.spare = min(spareMost, max(1, t.slots/8))
-	t.batch = min(host.Batch(), t.spare)
+	t.batch = min(t.host.Batch(), t.spare)
 	t.pins.most = int(t.cfg.PinShare * float64(t.slots))
 	for _, c := range t.cfg.Levels {
 		l, err := c.Open(ctx, env)
@@ -251,10 +250,11 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 	}
 }
 
-// ErrHung: reads or writes of the SSD do not end. ErrClosed: the tiers are being closed.
+// Errors of Close, Flush and Purge.
 var (
-	ErrHung   = errors.New("the SSD does not answer")
-	ErrClosed = errors.New("the KV tiers are closed")
+	ErrHung    = errors.New("the SSD does not answer")
+	ErrClosed  = errors.New("the KV tiers are closed")
+	ErrNoStore = errors.New("no shared store to write to")
 )
 
 // Close writes what still waits for a level below host memory (under Back: what only host
@@ -272,7 +272,7 @@ func (t *Tiers) Close(ctx context.Context) error {
 	}
 	stop := context.AfterFunc(ctx, t.cancel)
 	defer stop()
-	close(t.saves) // its saver closes the queues behind it; KVEvent sends no more
+	close(t.saves) // saver then closes the lanes' queues; KVEvent sends no more
 	err := t.await(ctx)
 	t.cancel()
 	if err == nil {
@@ -305,17 +305,21 @@ func (t *Tiers) await(ctx context.Context) error {
 		}
 		close(ended)
 	}()
-	select {
-	case <-ended:
+	within := func(ctx context.Context) bool {
+		select {
+		case <-ended:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	if within(ctx) {
 		return nil
-	case <-ctx.Done():
 	}
 	last, cancel := context.WithTimeout(context.Background(), t.grace)
 	defer cancel()
-	select {
-	case <-ended:
+	if within(last) {
 		return nil
-	case <-last.Done():
 	}
 	rest, cancel := context.WithTimeout(context.Background(), t.grace)
 	defer cancel()
@@ -325,12 +329,10 @@ func (t *Tiers) await(ctx context.Context) error {
 			err = errors.Join(err, l.aborter.Abort(rest))
 		}
 	}
-	select {
-	case <-ended:
+	if within(rest) {
 		return nil
-	case <-rest.Done():
-		return fmt.Errorf("tier: %w: %w", ErrHung, err)
 	}
+	return fmt.Errorf("tier: %w: %w", ErrHung, err)
 }
 
 // Flush forgets every unit of this worker's own levels at once (Purge is for the shared
@@ -357,21 +359,19 @@ func (t *Tiers) Flush(ctx context.Context) error {
 		return hung
 	}
 	cleared := make(chan error, 1)
-	t.mu.Lock()
-	if t.closed {
-		t.mu.Unlock()
+	if !t.enter() {
 		<-t.clearing
 		return ErrClosed
 	}
-	t.wg.Go(func() {
+	go func() {
+		defer t.wg.Done()
 		var err error
 		for _, erase := range erases {
 			err = errors.Join(err, erase())
 		}
 		cleared <- err
 		<-t.clearing
-	})
-	t.mu.Unlock()
+	}()
 	select {
 	case err := <-cleared:
 		return err
@@ -380,11 +380,19 @@ func (t *Tiers) Flush(ctx context.Context) error {
 	}
 }
 
-// ErrNoStore: there is no shared store, or this worker may not write to it.
-var ErrNoStore = errors.New("no shared store to write to")
+// enter counts a goroutine in wg; it returns false if the tiers are being closed.
+func (t *Tiers) enter() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.closed {
+		t.wg.Add(1)
+	}
+	return !t.closed
+}
 
-// Purge deletes from the shared store, for all workers, the units of this model, numerics
-// and layout that it finds until ctx ends. After an error there may be more.
+// Purge deletes from the shared store, for all workers, the units of this model, numerics and
+// layout that it finds until ctx ends. After an error there may be more. ErrNoStore: there is
+// no store, or this worker may not write to it.
 func (t *Tiers) Purge(ctx context.Context) (deleted int, err error) {
 	if t == nil || t.shared == nil || t.shared.jobs == nil {
 		return 0, ErrNoStore
@@ -395,12 +403,9 @@ func (t *Tiers) Purge(ctx context.Context) (deleted int, err error) {
 // complain logs a level's failures, at most one every ten seconds.
 func (t *Tiers) complain(err error) {
 	t.mu.Lock()
-	quiet := time.Since(t.said) < 10*time.Second
-	if !quiet {
+	defer t.mu.Unlock()
+	if time.Since(t.said) >= 10*time.Second {
 		t.said = time.Now()
-	}
-	t.mu.Unlock()
-	if !quiet {
 		t.log.Warn("KV tier", "error", err)
 	}
 }
