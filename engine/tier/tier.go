@@ -403,9 +403,12 @@ func (t *Tiers) Purge(ctx context.Context) (deleted int, err error) {
 // complain logs a level's failures, at most one every ten seconds.
 func (t *Tiers) complain(err error) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if time.Since(t.said) >= 10*time.Second {
+	quiet := time.Since(t.said) < 10*time.Second
+	if !quiet {
 		t.said = time.Now()
+	}
+	t.mu.Unlock()
+	if !quiet {
 		t.log.Warn("KV tier", "error", err)
 	}
 }
