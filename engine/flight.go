@@ -9,12 +9,11 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// A launcher is given the next step while one is under way, so that the device
-// never waits for the loop: step n+1 is planned before the tokens of step n are
-// known. A sequence whose next token is still being drawn takes part with
-// kernels.Seq.After in the place of that token; if the token then ends it, what
-// it computed in vain is dropped. Blocks that a step under way may write are
-// freed when it has ended, never before: others could fill them from outside.
+// A launcher is given the next step while one is under way, so that the device never waits for
+// the loop: step n+1 is planned before the tokens of step n are known. A sequence whose next
+// token is still being drawn takes part with kernels.Seq.After in the place of that token; if
+// the token then ends it, what it computed in vain is dropped. Blocks that a step under way may
+// write are freed when it has ended, never before: others could fill them from outside.
 //
 // A sequence sits the next step out when more than its token depends on the
 // draw: the first one of a prompt (forks), one under penalties, one that length

@@ -158,9 +158,8 @@ type Tiers struct {
 	quota  bucket         // of loads
 }
 
-// New opens the levels. They do nothing until Attach. Taking much host memory takes
-// seconds, in which ctx may end. A *level.SettingError names a setting that this machine
-// does not allow.
+// New opens the levels. They do nothing until Attach. Taking much host memory takes seconds, in
+// which ctx may end. A *level.SettingError names a setting that this machine does not allow.
 func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prometheus.Registerer) (*Tiers, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err

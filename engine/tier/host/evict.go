@@ -6,9 +6,8 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// Eviction says which unit makes room in host memory. In all of them a unit
-// that another one extends stays until that is gone, and of others those of less
-// priority go first.
+// Eviction says which unit makes room in host memory. In all of them a unit that another one
+// extends stays until that is gone, and of others those of less priority go first.
 type Eviction string
 
 // The orders. A use is a load into the pool.
@@ -18,12 +17,11 @@ const (
 	// LFU: the one used least often, of those the one not used for longest.
 	// What was popular once stays.
 	LFU Eviction = "lfu"
-	// S3FIFO: new units are on trial in a tenth of the memory, from where one
-	// that was used twice moves to the rest, and the others go; the rest is a
-	// queue in which a use buys another round, up to three. Units that come
-	// back soon after they went skip the trial. Long prompts that nobody asks
-	// for again push out no others. (Yang et al., "FIFO queues are all you
-	// need for cache eviction", SOSP 2023.)
+	// S3FIFO: new units are on trial in a tenth of the memory, from where one that was used
+	// twice moves to the rest, and the others go; the rest is a queue in which a use buys
+	// another round, up to three. Units that come back soon after they went skip the trial.
+	// Long prompts that nobody asks for again push out no others. (Yang et al., "FIFO queues
+	// are all you need for cache eviction", SOSP 2023.)
 	S3FIFO Eviction = "s3fifo"
 )
 

@@ -9,10 +9,9 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/store"
 )
 
-// The client library believes the lengths that a server announces. A guard
-// stands under it and follows the reply stream (RESP 2) byte by byte: what is
-// longer than anything that we ask for ends the connection before the library
-// has read its length.
+// The client library believes the lengths that a server announces. A guard stands under it and
+// follows the reply stream (RESP 2) byte by byte: what is longer than anything that we ask for
+// ends the connection before the library has read its length.
 const (
 	maxLine     = 1 << 10 // bytes of a status, error, number or length
 	maxElements = 1 << 16 // of one reply: what SCAN may give at once

@@ -29,8 +29,7 @@ import (
 // Config says which server, and what is asked of it.
 type Config struct {
 	Address
-	// Timeout bounds an operation, connecting included; of Read, the wait for
-	// each value.
+	// Timeout bounds an operation, connecting included; of Read, the wait for each value.
 	Timeout time.Duration
 	// TTL is how long a value stays after it was written or read.
 	TTL time.Duration

@@ -18,9 +18,8 @@ type Address struct {
 	DB       int
 }
 
-// ParseURL reads redis://[user:password@]host[:port][/db], rediss:// for TLS,
-// valkey:// and valkeys:// for the same, and unix://[user:password@]/path[?db=N].
-// Errors name no password.
+// ParseURL reads redis://[user:password@]host[:port][/db], rediss:// for TLS, valkey:// and
+// valkeys:// for the same, and unix://[user:password@]/path[?db=N]. Errors name no password.
 func ParseURL(text string) (a Address, err error) {
 	u, err := url.Parse(text)
 	if err != nil {

@@ -18,11 +18,10 @@ var (
 	ErrForeign = errors.New("no value of ours")
 )
 
-// Store keeps values under keys for many workers, and forgets them some time
-// after they were last written or read. Every method may be called from many
-// goroutines, and ends within a bound that the implementation documents, or
-// soon after ctx does. What comes from a store is not to be believed: callers
-// verify values.
+// Store keeps values under keys for many workers, and forgets them some time after they were
+// last written or read. Every method may be called from many goroutines, and ends within a
+// bound that the implementation documents, or soon after ctx does. What comes from a store is
+// not to be believed: callers verify values.
 type Store interface {
 	// Exists says of each key whether it has a value.
 	Exists(ctx context.Context, keys []string) ([]bool, error)

@@ -52,8 +52,7 @@ const (
 	canceled = wake - 1
 )
 
-// nudge is how long a kernel may take over nothing, and how often a broken ring
-// is looked at.
+// nudge is how long a kernel may take over nothing, and how often a broken ring is looked at.
 const nudge = time.Second
 
 // Open sets up a ring for at least so many transfers at a time, at most 4,096.
@@ -267,10 +266,9 @@ func (r *Ring) complete(c cqe) (last bool) {
 	return false
 }
 
-// Close ends the ring: what the kernel has not begun is cancelled, and its
-// callers get an error; what it has begun is waited for until ctx ends. Then an
-// error says how much is left, whose buffers must not be used again, and the
-// ring stays mapped. Again: the same.
+// Close ends the ring: what the kernel has not begun is cancelled, and its callers get an
+// error; what it has begun is waited for until ctx ends. Then an error says how much is left,
+// whose buffers must not be used again, and the ring stays mapped. Again: the same.
 func (r *Ring) Close(ctx context.Context) error {
 	r.mu.Lock()
 	if !r.ending {
