@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Address is where a server listens, and who we are there.
+// Address is where a server listens, and how to log in.
 type Address struct {
 	Network  string // tcp or unix
 	Host     string // host:port, or the socket's path
@@ -61,7 +61,7 @@ func ParseURL(text string) (a Address, err error) {
 	return a, nil
 }
 
-// String is the address without who we are.
+// String is the address without user and password.
 func (a Address) String() string {
 	switch {
 	case a.Network == "unix":
