@@ -42,9 +42,13 @@ func (t *Tiers) addLane(l level.Level) {
 		t.shared = n
 		return
 	}
-	t.own = n
+	if t.own == nil {
+		t.own = n
+	}
 	t.pins.most = min(t.pins.most, int(t.cfg.PinShare*float64(l.Stats(false).Capacity)))
-	t.keeper, _ = l.(level.Keeper)
+	if t.keeper == nil {
+		t.keeper, _ = l.(level.Keeper)
+	}
 }
 
 // Knows reports whether one of this worker's own levels has a unit.

@@ -2,7 +2,7 @@
 // or the same prompt after a restart, is loaded instead of computed. The places are levels
 // (engine/tier/level): host memory, an SSD, a store that workers share. This package is
 // the policy: what is kept, where it is looked for, how long anybody waits, and what other
-// workers are given. It knows no level by name.
+// workers are given. It knows host memory, and no level below it by name.
 //
 // What moves is the prefix index's unit (kvcache.UnitTokens tokens), named by the hash of
 // model, numerics, salt and every token up to its end. A unit travels with the digests of
@@ -46,7 +46,7 @@ import (
 // Config says what is kept and where.
 type Config struct {
 	Host   host.Config
-	Levels []level.Config // below host memory, nearest first; at most one level.Remote and one other
+	Levels []level.Config // below host memory, nearest first; at most one level.Remote
 	// Identity is what units depend on besides salt and tokens. Units of another identity
 	// are not used.
 	Identity string
@@ -121,7 +121,7 @@ type Tiers struct {
 	shape  level.Shape
 	host   *host.Memory
 	below  []*lane // the levels below host memory, nearest first
-	own    *lane   // the one that is this worker's own; nil: none
+	own    *lane   // the first of those that is this worker's own; nil: none
 	shared *lane   // the one that workers share; nil: none
 	keeper level.Keeper
 	pins   *pins
