@@ -16,9 +16,8 @@ type pacer struct {
 	rate float64 // tokens a second; 0 when not measured
 }
 
-// budget is how many prefill tokens fit into a step that decodes sequences
-// already: within the step's total tokens and, by the measured rate, within
-// target.
+// budget is how many prefill tokens fit into a step beside its decodes: within the step's total
+// tokens and, at the measured rate, within target.
 func (p *pacer) budget(total int, target time.Duration, decodes int) int {
 	n := total
 	if target > 0 {

@@ -42,9 +42,13 @@ func (t *Tiers) addLane(l level.Level) {
 		t.shared = n
 		return
 	}
-	t.own = n
+	if t.own == nil {
+		t.own = n
+	}
 	t.pins.most = min(t.pins.most, int(t.cfg.PinShare*float64(l.Stats(false).Capacity)))
-	t.keeper, _ = l.(level.Keeper)
+	if t.keeper == nil {
+		t.keeper, _ = l.(level.Keeper)
+	}
 }
 
 // Knows reports whether one of this worker's own levels has a unit.
@@ -153,14 +157,10 @@ func (t *Tiers) token(ctx context.Context, from chan struct{}, by *level.Breaker
 			return false
 		}
 	}
-	t.mu.Lock()
-	if t.closed {
-		t.mu.Unlock()
+	if !t.enter() {
 		<-from
 		return false
 	}
-	t.wg.Add(1)
-	t.mu.Unlock()
 	if !by.Allow() {
 		t.untoken(from)
 		return false
@@ -174,7 +174,7 @@ func (t *Tiers) untoken(to <-chan struct{}) {
 	t.wg.Done()
 }
 
-// read reads units from a lane; its caller has taken a token.
+// read reads units from a lane. Its caller has taken a token.
 func (t *Tiers) read(l *lane, units []*fetch) {
 	defer t.untoken(l.reads)
 	reads := make([]level.Read, len(units))

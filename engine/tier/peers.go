@@ -93,9 +93,8 @@ func NewPeers(cfg PeersConfig, cache *kvcache.Cache, tiers *Tiers, from Collecto
 	return p, err
 }
 
-// Load fetches what the index lacks of a prompt's first upto tokens from the peer that
-// reaches furthest, then from the next, and returns how many tokens came. LoadTimeout
-// bounds it.
+// Load fetches what the index lacks of a prompt's first upto tokens from the peer that reaches
+// furthest, then from the next, and returns how many tokens came. LoadTimeout bounds it.
 func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt string, upto int, peers []Peer) int {
 	least := p.least()
 	reach := 0

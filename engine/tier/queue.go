@@ -12,7 +12,7 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// queue is what one load reads, in order, some of it ahead.
+// queue reads the units of one load in order, some of them ahead.
 //
 // All loads share the lanes' tokens and the slots of host memory. A load with nothing under
 // way waits for its turn, as long as its request may; another goes on when its own reads
@@ -182,11 +182,6 @@ func (t *Tiers) came(f *fetch, good bool) {
 			t.spoilt(f)
 		}
 	}
-	f.deliver(good)
-}
-
-// deliver ends a read: the unit is in its slot, or has failed.
-func (f *fetch) deliver(good bool) {
 	l := f.into
 	if !good {
 		l.Release()

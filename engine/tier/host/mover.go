@@ -22,9 +22,8 @@ type mover interface {
 	Batch() int
 	// Gather copies units out of the pool.
 	Gather(units []Move) error
-	// Scatter starts to copy units into blocks that nobody reads. wait, to be called
-	// once, waits for the end and returns how many units, from the first, agree with
-	// their digests.
+	// Scatter starts to copy units into blocks that nobody reads. wait, to be called once,
+	// waits for the end and returns how many units, from the first, agree with their digests.
 	Scatter(units []Move) (wait func() (good int, err error))
 	// Arrives reports whether the pool can compute with units while they arrive. Arrive
 	// is Scatter, layer by layer, for steps to wait for.

@@ -1,10 +1,9 @@
 // Package level defines the levels of the KV tiers: places below the device pool that
 // keep units. engine/tier decides what goes where.
 //
-// engine/tier/host is host memory: units move between its records and the pool. A Level
-// below it (engine/tier/ssd, engine/tier/shared) is read into those records and written
-// from them. What only some levels can do is an interface of its own: Remote, Keeper,
-// Aborter.
+// engine/tier/host is host memory: units move between its records and the pool. A Level below
+// it (engine/tier/ssd, engine/tier/shared) is read into those records and written from them.
+// What only some levels can do is an interface of its own: Remote, Keeper, Aborter.
 package level
 
 import (

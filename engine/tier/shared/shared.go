@@ -1,8 +1,8 @@
-// Package shared is the level that several workers have together: one value a unit, its
-// record without the padding, in a store that is not believed.
+// Package shared is the level that workers share: one value per unit, its record without padding,
+// in a store that is not trusted.
 //
-// Every operation is the business of a goroutine that no request waits for longer than
-// its load may take; one failure, and nobody asks until a probe has found the store well.
+// Operations run on goroutines that no request waits for longer than its load may take. After one
+// failure nobody asks until a probe finds that the store answers.
 package shared
 
 import (
@@ -30,7 +30,7 @@ const (
 	flights      = 32 // questions and reads under way, of all loads
 	burst        = 4  // units that one read asks for
 	refusedPause = 10 * time.Second
-	badPause     = time.Minute // somebody who may write will have deleted it
+	badPause     = time.Minute // by then a worker that may write will have deleted it
 	badMost      = 1 << 12     // values that are remembered
 )
 
@@ -93,10 +93,10 @@ func open(c Config, env *level.Env) (*Shared, error) {
 // Key is a unit's name in the store.
 func (s *Shared) Key(unit kvcache.Hash) string { return fmt.Sprintf("%s%x", s.prefix, unit[:]) }
 
-// Name implements level.Level, as what follows does.
+// Name implements level.Level, as do the methods below.
 func (s *Shared) Name() string { return Name }
 
-// Has is false: whoever wants to know asks.
+// Has returns false: callers must Ask.
 func (s *Shared) Has(kvcache.Hash) bool { return false }
 
 // Born is not known here.
@@ -158,7 +158,7 @@ func (s *Shared) done(ctx context.Context, op string, began time.Time, err error
 	return false
 }
 
-// Ask implements level.Remote. What was found to be bad is absent for a while.
+// Ask implements level.Remote. Units that were found bad are absent for a while.
 func (s *Shared) Ask(ctx context.Context, units []kvcache.Hash) (have []bool, ok bool) {
 	keys := make([]string, len(units))
 	for i, unit := range units {
@@ -175,7 +175,7 @@ func (s *Shared) Ask(ctx context.Context, units []kvcache.Hash) (have []bool, ok
 	return have, true
 }
 
-// Load reads units in one breath.
+// Load reads all units in one pipeline.
 func (s *Shared) Load(ctx context.Context, reads []level.Read, got func(i int, born time.Time, err error)) {
 	keys := make([]string, len(reads))
 	for i := range reads {
@@ -204,7 +204,7 @@ func (s *Shared) Load(ctx context.Context, reads []level.Read, got func(i int, b
 	}
 }
 
-// Save writes a unit, unless somebody has: mostly prefill, which gave it to decode.
+// Save writes a unit, unless another worker has: mostly the prefill worker that sent it.
 func (s *Shared) Save(ctx context.Context, u level.Unit, rec []byte) (saved bool, err error) {
 	s.mu.Lock()
 	paused := time.Now().Before(s.pause)
@@ -235,7 +235,7 @@ func (s *Shared) Save(ctx context.Context, u level.Unit, rec []byte) (saved bool
 	return saved, err
 }
 
-// Forget takes a value that we may not delete for absent, for a while.
+// Forget takes a unit for absent for a while, if its value may not be deleted.
 func (s *Shared) Forget(unit kvcache.Hash) {
 	if s.cfg.Writes {
 		return // Delete does it
