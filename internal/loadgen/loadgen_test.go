@@ -16,7 +16,7 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// server takes a while for each request, and notes when they came.
+// server takes a while for each request and records when they came.
 type server struct {
 	takes time.Duration
 	begin time.Time
@@ -105,8 +105,8 @@ func TestClosed(t *testing.T) {
 	})
 }
 
-// TestClosedRamp: clients begin one after another, and what they do until all
-// are there is not counted.
+// TestClosedRamp: clients start one after another, and requests until all have started are not
+// counted.
 func TestClosedRamp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := newServer(time.Second)
@@ -122,8 +122,7 @@ func TestClosedRamp(t *testing.T) {
 	})
 }
 
-// TestOpen: requests go out at their times although the server is stuck, and
-// the time that they would have waited shows.
+// TestOpen: requests go out on time although the server is stuck, and the wait shows.
 func TestOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := newServer(10 * time.Second)
@@ -139,8 +138,8 @@ func TestOpen(t *testing.T) {
 	})
 }
 
-// TestCoordinatedOmission: where the number in flight is bounded, latencies
-// from the schedule have the wait that the others hide.
+// TestCoordinatedOmission: with a bound on requests in flight, latencies from the schedule include
+// the wait that others hide.
 func TestCoordinatedOmission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := run(t, t.Context(), newServer(time.Second), &items{}, loadgen.Phase{Open: true, Clients: 1, Requests: 10, Arrival: &arrival.Config{Rate: 2, Burstiness: math.Inf(1)}})
@@ -150,8 +149,8 @@ func TestCoordinatedOmission(t *testing.T) {
 	})
 }
 
-// TestLateAreSent: what is due within the duration is sent, however late, and what
-// cannot be sent before the drain ends is counted.
+// TestLateAreSent: requests due within the duration are sent however late; those not sent before
+// the drain ends are counted.
 func TestLateAreSent(t *testing.T) {
 	for _, c := range []struct {
 		drain                        time.Duration
@@ -169,7 +168,7 @@ func TestLateAreSent(t *testing.T) {
 	}
 }
 
-// TestTrace: items go at their own times, until none is left.
+// TestTrace: items go at their own times until none is left.
 func TestTrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := newServer(time.Second)
@@ -186,8 +185,8 @@ func TestTrace(t *testing.T) {
 	})
 }
 
-// TestDrain: after the duration nothing starts that is not late, and what is not over when the
-// drain ends is broken off and counted apart.
+// TestDrain: after the duration only late requests start; those running when the drain ends are
+// aborted and counted separately.
 func TestDrain(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

@@ -64,8 +64,17 @@ func checkCommand(root, line string) error {
 	}
 	glob, format := "", "" // the source that names each argument, and a pattern for that
 	switch {
+	case program == "scripts/bench" && len(args) == 0:
+		return fmt.Errorf("%q names no benchmark", line)
 	case program == "scripts/bench":
-		return checkBench(line, args)
+		c, err := find(args[0])
+		if err == nil {
+			_, _, err = c.parse(args[1:])
+		}
+		if err != nil {
+			return fmt.Errorf("%q: %w", line, err)
+		}
+		return nil
 	case program == "make" && len(args) == 1:
 		glob, format = "Makefile", `(?m)^%s:`
 	case program == "cuda.test" && len(args) == 2 && args[0] == "-test.run":
@@ -92,21 +101,6 @@ func checkCommand(root, line string) error {
 		if !matches(root, glob, pattern) {
 			return fmt.Errorf("%q: there is no %s in %s", line, pattern, glob)
 		}
-	}
-	return nil
-}
-
-// checkBench parses a command of this program.
-func checkBench(line string, args []string) error {
-	if len(args) == 0 {
-		return fmt.Errorf("%q names no benchmark", line)
-	}
-	c, err := find(args[0])
-	if err == nil {
-		_, _, err = c.parse(args[1:])
-	}
-	if err != nil {
-		return fmt.Errorf("%q: %w", line, err)
 	}
 	return nil
 }

@@ -6,9 +6,11 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -222,12 +224,14 @@ func (b *kv) peer(name string, args []string, env ...string) part {
 		}
 		version, _ := r["version"].(string)
 		b.versions[name] = strings.TrimSpace(version + " " + strings.Join(args[1:], " ") + " " + strings.Join(env, " "))
-		for what, v := range r {
-			if v, ok := v.(float64); ok && v > 0 {
+		said := ""
+		for _, what := range slices.Sorted(maps.Keys(r)) {
+			if v, ok := r[what].(float64); ok && v > 0 {
 				b.note(name, what, v)
+				said += fmt.Sprintf("%s %.4g, ", what, v)
 			}
 		}
-		b.Sayf("%v", r)
+		b.Sayf("%s", strings.TrimSuffix(said, ", "))
 		return nil
 	}}
 }

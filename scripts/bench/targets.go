@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -47,14 +46,28 @@ func (b *router) targets() []target {
 		{"bare", "bare two-leg fasthttp loop", true, 1, b.bareLoop},
 		{"xpyd", "xpyd", true, 1, b.ours},
 	}
+	peer := func(name, what string, fewer int, program string, args ...string) {
+		start := func(ctx context.Context) (*harness.Process, error) {
+			return b.proxied(ctx, name, func(_, port string) ([]string, error) {
+				return slices.Concat([]string{filepath.Join(b.python, "bin", program)}, args, []string{"--host", "127.0.0.1", "--port", port}), nil
+			})
+		}
+		all = append(all, target{name, what, false, fewer, start})
+	}
+	p, d := "http://"+b.p, "http://"+b.d
 	if b.python != "" {
-		all = append(all,
-			target{"vllm-router", "vllm-router, NIXL", false, 1, b.vllmRouter},
-			target{"smg", "SMG, SGLang bootstrap", false, 1, b.smg},
-			target{"sglang-router", "sglang-router, SGLang bootstrap", false, 1, b.sglangRouter})
+		peer("vllm-router", "vllm-router, NIXL", 1, "vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl", "--prefill", p, "--decode", d,
+			"--prefill-policy", "round_robin", "--decode-policy", "round_robin", "--worker-startup-check-interval", "1", "--disable-retries")
+		peer("smg", "SMG, SGLang bootstrap", 1, "python", "-m", "smg", "launch", "--pd-disaggregation", "--prefill", p, "8998", "--decode", d,
+			"--policy", "round_robin", "--worker-startup-check-interval", "1", "--disable-tokenizer-autoload")
+		peer("sglang-router", "sglang-router, SGLang bootstrap", 1, "python", "-m", "sglang_router.launch_router", "--pd-disaggregation", "--prefill", p, "8998",
+			"--decode", d, "--policy", "round_robin")
 	}
 	if b.proxy != "" {
-		all = append(all, target{"vllm-proxy", "vLLM's example proxy, NIXL", false, 40, b.vllmProxy})
+		_, pPort, _ := net.SplitHostPort(b.p)
+		_, dPort, _ := net.SplitHostPort(b.d)
+		peer("vllm-proxy", "vLLM's example proxy, NIXL", 40, "python", b.proxy, "--prefiller-hosts", "127.0.0.1", "--prefiller-ports", pPort,
+			"--decoder-hosts", "127.0.0.1", "--decoder-ports", dPort)
 	}
 	if b.peers == "" {
 		return all
@@ -84,18 +97,14 @@ func (b *router) proxied(ctx context.Context, name string, argv func(addr, port 
 	return p, nil
 }
 
-// completes reports whether a completion through addr succeeds.
+// completes checks that a completion through addr succeeds.
 func completes(addr string) error {
-	client := http.Client{Timeout: 10 * time.Second}
-	resp, err := client.Post("http://"+addr+"/v1/completions", "application/json", strings.NewReader(completion("hello", false, 1, "")))
+	c, err := dial(addr)
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("a completion: %s", resp.Status)
-	}
-	return nil
+	defer func() { c.conn.Close() }()
+	return c.do(post("/v1/completions", completion("hello", false, 1, "")))
 }
 
 // file writes a configuration file of a proxy.
@@ -154,33 +163,4 @@ max_conns: 20000
 `, addr, data, b.p, b.d))
 		return []string{binary, "router", "--config", conf}, err
 	})
-}
-
-// pythonPeer starts a program of b.python, whose port follows --port.
-func (b *router) pythonPeer(ctx context.Context, name, program string, args ...string) (*harness.Process, error) {
-	return b.proxied(ctx, name, func(_, port string) ([]string, error) {
-		return slices.Concat([]string{filepath.Join(b.python, "bin", program)}, args, []string{"--host", "127.0.0.1", "--port", port}), nil
-	})
-}
-
-func (b *router) vllmRouter(ctx context.Context) (*harness.Process, error) {
-	return b.pythonPeer(ctx, "vllm-router", "vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl", "--prefill", "http://"+b.p, "--decode", "http://"+b.d,
-		"--prefill-policy", "round_robin", "--decode-policy", "round_robin", "--worker-startup-check-interval", "1", "--disable-retries")
-}
-
-func (b *router) smg(ctx context.Context) (*harness.Process, error) {
-	return b.pythonPeer(ctx, "smg", "python", "-m", "smg", "launch", "--pd-disaggregation", "--prefill", "http://"+b.p, "8998", "--decode", "http://"+b.d,
-		"--policy", "round_robin", "--worker-startup-check-interval", "1", "--disable-tokenizer-autoload")
-}
-
-func (b *router) sglangRouter(ctx context.Context) (*harness.Process, error) {
-	return b.pythonPeer(ctx, "sglang-router", "python", "-m", "sglang_router.launch_router", "--pd-disaggregation", "--prefill", "http://"+b.p, "8998",
-		"--decode", "http://"+b.d, "--policy", "round_robin")
-}
-
-func (b *router) vllmProxy(ctx context.Context) (*harness.Process, error) {
-	_, pPort, _ := net.SplitHostPort(b.p)
-	_, dPort, _ := net.SplitHostPort(b.d)
-	return b.pythonPeer(ctx, "vllm-proxy", "python", b.proxy, "--prefiller-hosts", "127.0.0.1", "--prefiller-ports", pPort,
-		"--decoder-hosts", "127.0.0.1", "--decoder-ports", dPort)
 }

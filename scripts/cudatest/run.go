@@ -17,6 +17,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Verdicts of a part.
@@ -73,9 +75,8 @@ type runner struct {
 	elapsed  func() time.Duration
 	say      io.Writer
 
-	mu      sync.Mutex
-	done    map[string]entry // of this build, by stage and part
-	modules map[string]bool  // of Python: whether they import
+	mu   sync.Mutex
+	done map[string]entry // of this build, by stage and part
 }
 
 // run runs stages in order and reports whether all passed.
@@ -84,7 +85,7 @@ func (r *runner) run(ctx context.Context, stages []stage) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	r.done, r.modules = map[string]entry{}, map[string]bool{}
+	r.done = map[string]entry{}
 	for _, e := range entries {
 		if e.Build == r.pack.Build {
 			r.done[e.Stage+"/"+e.Part] = e
@@ -111,16 +112,8 @@ func (r *runner) missing(ctx context.Context, s *stage) string {
 			return "no compute-sanitizer here"
 		}
 	}
-	if s.python == "" {
-		return ""
-	}
-	has, known := r.modules[s.python]
-	if !known {
-		find := "import sys, importlib.util as i; sys.exit(not all(map(i.find_spec, sys.argv[1:])))"
-		has = exec.CommandContext(ctx, "python3", append([]string{"-c", find}, strings.Fields(s.python)...)...).Run() == nil
-		r.modules[s.python] = has
-	}
-	if !has {
+	find := "import sys, importlib.util as i; sys.exit(not all(map(i.find_spec, sys.argv[1:])))"
+	if s.python != "" && exec.CommandContext(ctx, "python3", append([]string{"-c", find}, strings.Fields(s.python)...)...).Run() != nil {
 		return "no " + s.python + " in python3"
 	}
 	return ""
@@ -178,34 +171,28 @@ func (r *runner) stage(ctx context.Context, s *stage) (ok bool, err error) {
 // beside runs parts on workers and clears ok unless they pass. With several workers, failed parts
 // are returned instead: they may fail for lack of memory.
 func (r *runner) beside(ctx context.Context, s *stage, parts []part, workers int, log *os.File, ok *bool) (failed []part, err error) {
-	next := make(chan *part, len(parts))
+	var all errgroup.Group
+	all.SetLimit(max(workers, 1))
 	for i := range parts {
-		next <- &parts[i]
-	}
-	close(next)
-	var all sync.WaitGroup
-	for range min(workers, len(parts)) {
-		all.Go(func() {
-			for p := range next {
-				verdict, e := r.part(ctx, s, p, log)
-				r.mu.Lock()
-				if verdict == bad && workers > 1 {
-					failed = append(failed, *p)
-				} else {
-					*ok = *ok && verdict == good
-				}
-				err = errors.Join(err, e)
-				r.mu.Unlock()
+		all.Go(func() error {
+			verdict, err := r.part(ctx, s, &parts[i], log)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if verdict == bad && workers > 1 {
+				failed = append(failed, parts[i])
+			} else {
+				*ok = *ok && verdict == good
 			}
+			return err
 		})
 	}
-	all.Wait()
-	return failed, err
+	return failed, all.Wait()
 }
 
 // leftOut keeps a tool from looking at the probe's oracle, at calls that tests make fail on
 // purpose, and at cuBLASLt's kernels where they take so much of its memory that few processes
-// fit a device. racecheck crashes without cuBLASLt's kernels, so judge ignores their reports.
+// fit a device. racecheck fails if it must skip cuBLASLt's kernels, so judge ignores what it reports
+// of them.
 var leftOut = map[string][]string{
 	"memcheck":  {"--kernel-name-exclude", "kernel_substring=reference_kernel", "--report-api-errors", "no"},
 	"synccheck": {"--kernel-name-exclude", "kernel_substring=reference_kernel", "--kernel-name-exclude", "kernel_substring=nvjet"},

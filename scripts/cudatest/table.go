@@ -179,49 +179,53 @@ func report(say io.Writer, record string, folders ...string) error {
 	return b.record(record)
 }
 
-const unrun = "not run"
+// tally counts the verdicts on parts that are shown in one line.
+type tally struct {
+	name             string
+	all, good, unrun int
+	notes            []string
+}
 
 // verdicts prints the outcome of each stage, for a sanitizer of each family.
 func (b *book) verdicts(say io.Writer) {
 	for _, s := range plan() {
-		var names []string // of what is counted together
-		counts, notes := map[string]map[string]int{}, map[string][]string{}
+		if !slices.ContainsFunc(b.parts, func(e entry) bool { return e.Stage == s.name }) {
+			fmt.Fprintf(say, "%-36s%12s %s\n", s.name, "not run", s.about)
+			continue
+		}
+		clean := "ok"
+		if s.tool != "" {
+			clean = "clean"
+		}
+		var list []*tally
 		for _, p := range s.parts {
 			name := s.name
 			if s.tool != "" {
 				family, _, _ := strings.Cut(p.name, "/")
 				name += " " + family
 			}
-			if counts[name] == nil {
-				counts[name], names = map[string]int{}, append(names, name)
+			if len(list) == 0 || list[len(list)-1].name != name { // a family's parts are adjacent
+				list = append(list, &tally{name: name})
 			}
-			e := entry{Verdict: unrun}
-			if i := b.part(s.name, p.name); i >= 0 {
-				e = b.parts[i]
-			}
-			if counts[name][e.Verdict]++; e.Verdict != good && e.Verdict != unrun {
-				notes[name] = append(notes[name], strings.TrimSpace(p.name+" "+e.Verdict+" "+e.Note))
+			t := list[len(list)-1]
+			t.all++
+			if i := b.part(s.name, p.name); i < 0 {
+				t.unrun++
+			} else if e := b.parts[i]; e.Verdict == good {
+				t.good++
+			} else {
+				t.notes = append(t.notes, strings.TrimSpace(p.name+" "+e.Verdict+" "+e.Note))
 			}
 		}
-		if !slices.ContainsFunc(b.parts, func(e entry) bool { return e.Stage == s.name }) {
-			fmt.Fprintf(say, "%-36s%12s %s\n", s.name, unrun, s.about)
-			continue
-		}
-		for _, name := range names {
-			word, all := "ok", 0
-			if s.tool != "" {
-				word = "clean"
+		for _, t := range list {
+			word := clean
+			if t.good < t.all {
+				word = fmt.Sprintf("%d of %d", t.good, t.all)
 			}
-			for _, n := range counts[name] {
-				all += n
+			if t.unrun > 0 {
+				t.notes = append(t.notes, fmt.Sprintf("%d not run", t.unrun))
 			}
-			if counts[name][good] < all {
-				word = fmt.Sprintf("%d of %d", counts[name][good], all)
-				if n := counts[name][unrun]; n > 0 {
-					notes[name] = append(notes[name], fmt.Sprintf("%d not run", n))
-				}
-			}
-			fmt.Fprintf(say, "%-36s%12s %s\n", name, word, strings.Join(notes[name], "; "))
+			fmt.Fprintf(say, "%-36s%12s %s\n", t.name, word, strings.Join(t.notes, "; "))
 		}
 	}
 }

@@ -170,18 +170,18 @@ func summary(out io.Writer, drawn []*mutant, done map[string]*record) {
 	fmt.Fprintf(out, "noticed %v\n", &all)
 }
 
-// score counts mutants that are not equivalent.
+// score counts mutants; total excludes equivalent ones.
 type score struct{ noticed, total, same int }
 
 func (s *score) add(r *record) {
-	switch {
-	case r.Equivalent != "":
+	if r.Equivalent != "" {
 		s.same++
 		return
-	case r.Noticed:
-		s.noticed++
 	}
 	s.total++
+	if r.Noticed {
+		s.noticed++
+	}
 }
 
 func (s *score) String() string {

@@ -108,7 +108,7 @@ func newServer(raw string, cfg *Config) (*server, error) {
 		}
 		head += h[0] + ": " + h[1] + "\r\n"
 	}
-	return &server{pool: newPool(addr, config), head: []byte(head + "Content-Length: ")}, nil
+	return &server{pool: &pool{addr: addr, tls: config, open: map[*conn]struct{}{}}, head: []byte(head + "Content-Length: ")}, nil
 }
 
 // Abort breaks off running requests, which end as Cancelled, and closes idle connections. It

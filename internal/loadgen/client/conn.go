@@ -32,10 +32,6 @@ type conn struct {
 	since time.Time // idle since
 }
 
-func newPool(addr string, config *tls.Config) *pool {
-	return &pool{addr: addr, tls: config, open: map[*conn]struct{}{}}
-}
-
 // get returns the newest idle connection, which may turn out to be closed (reused), or a new
 // one. After the end of ctx and abort, the error is net.ErrClosed.
 func (p *pool) get(ctx context.Context, timeout time.Duration, fresh bool) (c *conn, reused bool, err error) {

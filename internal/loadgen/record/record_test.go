@@ -70,7 +70,7 @@ func TestHistEdges(t *testing.T) {
 	}
 }
 
-// TestTimeline: bins merge when the run gets long, and nothing is lost.
+// TestTimeline: bins merge in a long run without losing counts.
 func TestTimeline(t *testing.T) {
 	var l timeline
 	for s := range 1000 {
@@ -144,7 +144,7 @@ func TestPhase(t *testing.T) {
 	}
 }
 
-// TestSample: the sample is bounded and has requests from the whole run.
+// TestSample: the sample is bounded and covers the whole run.
 func TestSample(t *testing.T) {
 	begin := time.Now()
 	p := NewPhase(SLO{}, begin)
