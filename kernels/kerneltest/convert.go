@@ -7,9 +7,9 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// convertRow is a row of bf16, f16 or FP8, with its scale if it has one, in another
-// of these: what a device's conversion is held against, by the arithmetic of whole
-// numbers of steps and not of bits.
+// convertRow converts a row of bf16, f16 or FP8, with its scale if it has one, to another
+// of these. A device's conversion must equal it; it counts whole steps instead of
+// shifting bits.
 func convertRow(from, to kvlayout.DType, row [][]byte) [][]byte {
 	n := len(row[0])
 	if from != kvlayout.F8E4M3 {

@@ -67,7 +67,7 @@ func Weights(a arch.Config, dt kernels.DType, seed uint64) kernels.Weights {
 	return w
 }
 
-// Features gives the configs of these names the features that only some models have.
+// Features gives the configs with these names features that only some models have.
 func Features(f map[string]arch.Config) {
 	Change(f, "llama mha 64", func(a *arch.Config) { a.TiedHead = false })
 	Change(f, "llama gqa4 128", func(a *arch.Config) {
