@@ -100,8 +100,8 @@ func refills(ours, theirs kvlayout.Layout) bool {
 	return field == ""
 }
 
-// CheckRefills reports what is wrong with the refills of a push from a pool of so many
-// blocks into another.
+// CheckRefills returns what is wrong with the refills of a push from one pool into
+// another.
 func CheckRefills(p *kernels.Push, ours, theirs kvlayout.Rows, layers, blocks, theirBlocks int) error {
 	if len(p.Blocks) > 0 || p.Layers != 1 || p.FirstLayer < 0 || p.FirstLayer >= layers {
 		return fmt.Errorf("refill of layers %d+%d, and %d whole blocks", p.FirstLayer, p.Layers, len(p.Blocks))

@@ -94,26 +94,15 @@ func (c *Config) Validate() error {
 // change the fingerprints of models that lack it.
 func (c *Config) Canonical() string {
 	var b strings.Builder
-	str := func(k, v string) {
-		if v != "" {
-			b.WriteString(k + "=" + strconv.Quote(v) + "\n")
+	line := func(k, v string, given bool) {
+		if given {
+			b.WriteString(k + "=" + v + "\n")
 		}
 	}
-	num := func(k string, v float64) {
-		if v != 0 {
-			b.WriteString(k + "=" + strconv.FormatFloat(v, 'g', -1, 64) + "\n")
-		}
-	}
-	flag := func(k string, v bool) {
-		if v {
-			b.WriteString(k + "=true\n")
-		}
-	}
-	list := func(k string, v []int32) {
-		if len(v) > 0 {
-			b.WriteString(k + "=" + strings.Trim(fmt.Sprint(v), "[]") + "\n")
-		}
-	}
+	str := func(k, v string) { line(k, strconv.Quote(v), v != "") }
+	num := func(k string, v float64) { line(k, strconv.FormatFloat(v, 'g', -1, 64), v != 0) }
+	flag := func(k string, v bool) { line(k, "true", v) }
+	list := func(k string, v []int32) { line(k, strings.Trim(fmt.Sprint(v), "[]"), len(v) > 0) }
 	str("model_type", c.ModelType)
 	num("layers", float64(c.Layers))
 	num("hidden", float64(c.Hidden))

@@ -243,40 +243,26 @@ func (in *interp) loop(s *forStmt, sc *scope) flow {
 	return goOn
 }
 
-// attr returns the attribute of that name that is not a method.
-func (l *loop) attr(name string) value {
-	n := len(l.items)
-	at := func(i int) value {
-		if i < 0 || i >= n {
-			return undefined{what: name, of: "loop"}
-		}
-		return l.items[i]
+// loopAttrs are the attributes of loop that are not methods.
+var loopAttrs = map[string]func(l *loop) value{
+	"index":     func(l *loop) value { return int64(l.at + 1) },
+	"index0":    func(l *loop) value { return int64(l.at) },
+	"revindex":  func(l *loop) value { return int64(len(l.items) - l.at) },
+	"revindex0": func(l *loop) value { return int64(len(l.items) - l.at - 1) },
+	"first":     func(l *loop) value { return l.at == 0 },
+	"last":      func(l *loop) value { return l.at == len(l.items)-1 },
+	"length":    func(l *loop) value { return int64(len(l.items)) },
+	"depth":     func(*loop) value { return int64(1) }, // of recursion
+	"depth0":    func(*loop) value { return int64(0) },
+	"previtem":  func(l *loop) value { return l.item(l.at-1, "previtem") },
+	"nextitem":  func(l *loop) value { return l.item(l.at+1, "nextitem") },
+}
+
+func (l *loop) item(i int, name string) value {
+	if i < 0 || i >= len(l.items) {
+		return undefined{what: name, of: "loop"}
 	}
-	switch name {
-	case "index":
-		return int64(l.at + 1)
-	case "index0":
-		return int64(l.at)
-	case "revindex":
-		return int64(n - l.at)
-	case "revindex0":
-		return int64(n - l.at - 1)
-	case "first":
-		return l.at == 0
-	case "last":
-		return l.at == n-1
-	case "length":
-		return int64(n)
-	case "previtem":
-		return at(l.at - 1)
-	case "nextitem":
-		return at(l.at + 1)
-	case "depth": // of recursion
-		return int64(1)
-	case "depth0":
-		return int64(0)
-	}
-	return undefined{what: name, of: "loop"}
+	return l.items[i]
 }
 
 // macro makes a macro callable; it sees the scope in which it was defined.

@@ -177,7 +177,9 @@ func (in *interp) attr(v value, name string) value {
 			return x
 		}
 	case *loop:
-		return v.attr(name)
+		if get := loopAttrs[name]; get != nil {
+			return get(v)
+		}
 	case *Dict:
 		if x, ok := v.get(name); ok {
 			return x

@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -261,28 +262,15 @@ func (l *lexer) op(rest string, open []byte) []byte {
 	return open
 }
 
+var numberPattern = regexp.MustCompile(`^[0-9_]+(\.[0-9][0-9_]*)?([eE][+-]?[0-9_]+)?`)
+
 func (l *lexer) number(rest string) {
-	digits := func(i int) int {
-		for i < len(rest) && (rest[i] >= '0' && rest[i] <= '9' || rest[i] == '_') {
-			i++
-		}
-		return i
+	m, kind := numberPattern.FindStringSubmatch(rest), tokInt
+	if m[1] != "" || m[2] != "" {
+		kind = tokFloat
 	}
-	n, kind := digits(0), tokInt
-	if n+1 < len(rest) && rest[n] == '.' && rest[n+1] >= '0' && rest[n+1] <= '9' {
-		n, kind = digits(n+1), tokFloat
-	}
-	if n < len(rest) && rest[n]|0x20 == 'e' {
-		k := n + 1
-		if k < len(rest) && (rest[k] == '+' || rest[k] == '-') {
-			k++
-		}
-		if end := digits(k); end > k {
-			n, kind = end, tokFloat
-		}
-	}
-	l.emit(kind, strings.ReplaceAll(rest[:n], "_", ""))
-	l.advance(n)
+	l.emit(kind, strings.ReplaceAll(m[0], "_", ""))
+	l.advance(len(m[0]))
 }
 
 func (l *lexer) str(rest string) {

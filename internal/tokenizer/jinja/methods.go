@@ -274,32 +274,22 @@ func split(right bool) onText {
 // splitSpace splits at runs of white space, at most n times if n >= 0; the remainder keeps
 // its far end.
 func splitSpace(s string, right bool, n int64) []string {
-	if fields := strings.Fields(s); n < 0 || int64(len(fields)) <= n {
+	fields := strings.Fields(s)
+	if n < 0 || int64(len(fields)) <= n {
 		return fields
 	}
-	trim, index := strings.TrimLeftFunc, strings.IndexFunc
 	if right {
-		trim, index = strings.TrimRightFunc, strings.LastIndexFunc
-	}
-	var parts []string
-	for s = trim(s, unicode.IsSpace); s != ""; n-- {
-		i := index(s, unicode.IsSpace)
-		if n == 0 || i < 0 {
-			parts = append(parts, s)
-			break
+		last := fields[len(fields)-int(n):]
+		for _, f := range slices.Backward(last) {
+			s = strings.TrimRightFunc(s, unicode.IsSpace)
+			s = s[:len(s)-len(f)]
 		}
-		if right {
-			_, w := utf8.DecodeRuneInString(s[i:])
-			parts, s = append(parts, s[i+w:]), s[:i]
-		} else {
-			parts, s = append(parts, s[:i]), s[i:]
-		}
-		s = trim(s, unicode.IsSpace)
+		return append([]string{strings.TrimRightFunc(s, unicode.IsSpace)}, last...)
 	}
-	if right {
-		slices.Reverse(parts)
+	for _, f := range fields[:n] {
+		s = strings.TrimLeftFunc(s, unicode.IsSpace)[len(f):]
 	}
-	return parts
+	return append(fields[:n:n], strings.TrimLeftFunc(s, unicode.IsSpace))
 }
 
 func replace(in *interp, s string, a args) value {
