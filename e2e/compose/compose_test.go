@@ -196,25 +196,33 @@ func TestDashboard(t *testing.T) {
 	for _, m := range f.Instances {
 		urls = append(urls, m.URL)
 	}
-	var all strings.Builder
-	for _, u := range urls {
-		resp, err := client.Get(u + "/metrics")
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = io.Copy(&all, resp.Body)
-		resp.Body.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
 	names := regexp.MustCompile(`\b(xpyd|process)_[a-z_]+`).FindAllString(string(b), -1)
 	slices.Sort(names)
-	for _, name := range slices.Compact(names) {
-		if !strings.Contains(all.String(), "\n"+name+"{") && !strings.Contains(all.String(), "\n"+name+" ") {
-			t.Errorf("no metric %s", name)
+	names = slices.Compact(names)
+	cluster.Wait(t, 10*time.Second, "all metrics", func() error { // the router counts a request once its answer is sent
+		var all strings.Builder
+		for _, u := range urls {
+			resp, err := client.Get(u + "/metrics")
+			if err != nil {
+				return err
+			}
+			_, err = io.Copy(&all, resp.Body)
+			resp.Body.Close()
+			if err != nil {
+				return err
+			}
 		}
-	}
+		var missing []string
+		for _, name := range names {
+			if !strings.Contains(all.String(), "\n"+name+"{") && !strings.Contains(all.String(), "\n"+name+" ") {
+				missing = append(missing, name)
+			}
+		}
+		if len(missing) > 0 {
+			return fmt.Errorf("no metric %s", strings.Join(missing, ", "))
+		}
+		return nil
+	})
 	if len(names) < 20 {
 		t.Errorf("only %v", names)
 	}
