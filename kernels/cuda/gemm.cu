@@ -79,7 +79,7 @@ static bool takes_own(xk_ctx *c, Shape s, int rows) {
 
 static int32_t run_own(xk_ctx *c, const Launch &l, Shape s, int layer, int rows) {
   Operands o = operands(c, s, layer);
-  return xk_gemm_hopper(l, o.epilogue, {&c->reads[s], &c->layers[layer].maps[s], &c->writes[s], rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
+  return xk_gemm_hopper(l, o.epilogue, {&c->reads[s], &c->layers[layer].maps[s], &c->writes[s], rows, o.n, o.k, c->gemm_ctas, c->gemm_work, false});
 }
 
 // By cuBLASLt or gemm_any.cu, neither of which does SiLU.
@@ -237,7 +237,7 @@ struct Check {
     XK_OK_OR_RETURN(xk_matrix_map(&x, part.x, rows, o.k, o.k, false));
     XK_OK_OR_RETURN(xk_matrix_map(&w, o.w, o.n, o.k, o.k, false));
     XK_OK_OR_RETURN(xk_matrix_map(&out, static_cast<element *>(o.out), rows, o.n, o.out_stride, true));
-    return xk_gemm_hopper(l, o.epilogue == SILU ? STORE : o.epilogue, {&x, &w, &out, rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
+    return xk_gemm_hopper(l, o.epilogue == SILU ? STORE : o.epilogue, {&x, &w, &out, rows, o.n, o.k, c->gemm_ctas, c->gemm_work, false});
   }
   // Whether so many rows, from some place, come out as they are in kept.
   bool agrees(int rows, const Choice &h) const {
