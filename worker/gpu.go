@@ -18,6 +18,9 @@ func (w *Worker) startGPU() error {
 	m := b.Memory()
 	w.log.Info("GPU memory", "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
 		"weights_mib", m.Weights>>20, "scratch_mib", m.Scratch>>20, "kv_mib", m.Pool>>20, "kv_tokens", w.backend.Blocks()*w.cfg.BlockTokens)
+	if c, ok := w.backend.(interface{ Choices() string }); ok && c.Choices() != "" {
+		w.log.Info("kernels of the projections", "choices", c.Choices())
+	}
 	if s, ok := w.backend.(interface{ SlowProjections() []string }); ok && len(s.SlowProjections()) > 0 {
 		w.log.Warn("batch_invariant: no fast kernel keeps the bits of these projections", "projections", s.SlowProjections())
 	}
