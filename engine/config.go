@@ -25,6 +25,10 @@ type Config struct {
 	// most; the chunk adapts to the measured speed. 0 means StepTokens alone
 	// decides. A step for which PrefillTokens counts may take four times that.
 	MaxStepTime time.Duration
+	// QueueTime is how soon prompts' tokens that wait are to be computed: steps beside
+	// which others decode are as large as that takes, within StepTokens and MaxStepTime, and
+	// no larger. 0 makes them as large as those two allow.
+	QueueTime time.Duration
 	// MaxBacklog is how many unread events a choice may have before it
 	// pauses until they are read.
 	MaxBacklog int
@@ -54,6 +58,7 @@ func DefaultConfig() Config {
 		MaxWaiting:  1024,
 		StepTokens:  2048,
 		MaxStepTime: 50 * time.Millisecond,
+		QueueTime:   100 * time.Millisecond,
 		MaxBacklog:  64,
 		MaxFailures: 3,
 	}
@@ -79,6 +84,7 @@ func (c *Config) Validate() error {
 		{"max model len", c.MaxModelLen, 0},
 		{"max failures", c.MaxFailures, 1},
 		{"max step time", int(c.MaxStepTime), 0},
+		{"queue time", int(c.QueueTime), 0},
 	} {
 		if f.value < f.least {
 			return fmt.Errorf("engine: %s is %d, want at least %d", f.name, f.value, f.least)

@@ -41,25 +41,30 @@ func (e *Engine) fill(from []*sequence) bool {
 	}
 	// A failed copy has ended a request; none of it may be stepped.
 	e.batch = keepRunning(e.batch)
-	tokens, target := e.cfg.StepTokens, e.cfg.MaxStepTime
-	alone := e.cfg.PrefillTokens > tokens && !e.decoding()
-	if alone {
-		tokens, target = e.cfg.PrefillTokens, aloneTime*target
+	prefills = keepRunning(prefills)
+	l := limits{total: e.cfg.StepTokens, target: e.cfg.MaxStepTime, drain: e.cfg.QueueTime, decodes: len(e.batch)}
+	alone := e.cfg.PrefillTokens >= l.total && !e.decoding()
+	if alone { // only who comes meanwhile waits
+		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0
 	}
-	budget := e.pace.budget(tokens, target, len(e.batch))
-	if e.cfg.MaxStepTime > 0 && e.pace.rate == 0 && e.prefilling() {
+	for _, q := range prefills {
+		l.queued += q.missing()
+	}
+	budget := e.pace.budget(l)
+	if e.cfg.MaxStepTime > 0 && !e.pace.measured() && e.prefilling() {
 		budget = 0 // how much is too much, the step under way will show
 	}
-	shared := max(e.cfg.StepTokens, sharedTokens)
-	for i, q := range keepRunning(prefills) {
-		if alone && i > 0 {
+	shared := sharedTokens
+	for i, q := range prefills {
+		short := shortOnes(prefills[i+1:], q, min(budget, shared)/2)
+		if alone && (i > 0 || short > 0) {
 			budget = min(budget, shared)
 		}
 		if budget <= 0 {
 			break
 		}
-		n := e.chunk(q, budget)
-		if all := q.missing(); alone && i == 0 && all-n <= n/smallRest && all <= tokens-len(e.batch) {
+		n := e.chunk(q, budget-short)
+		if all := q.missing(); alone && i == 0 && all-n <= n/smallRest && all <= l.total-len(e.batch) {
 			n = all
 		}
 		if e.holdsUp(q, n) {
@@ -84,6 +89,20 @@ const (
 	// is all that is left: a small step takes longer than its tokens would here.
 	smallRest = 8
 )
+
+// shortOnes returns how many tokens, of at most so many, finish prompts younger than q, which
+// needs more than these itself: they go with it, so that no short prompt waits for a long one.
+func shortOnes(younger []*sequence, q *sequence, most int) (tokens int) {
+	if q.missing() <= 2*most {
+		return 0
+	}
+	for _, y := range younger {
+		if n := y.missing(); tokens+n <= most {
+			tokens += n
+		}
+	}
+	return tokens
+}
 
 // decoding says that some sequence waits for its next step to get a token.
 func (e *Engine) decoding() bool {
