@@ -119,6 +119,9 @@ func New(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.Lo
 // MaxModelLen is the longest prompt plus output, in tokens.
 func (e *Engine) MaxModelLen() int { return e.maxLen }
 
+// MaxRunning is how many sequences one step carries.
+func (e *Engine) MaxRunning() int { return e.cfg.MaxRunning }
+
 // Stats returns the current load.
 func (e *Engine) Stats() Stats {
 	kv := e.cache.Stats()

@@ -44,13 +44,13 @@ type Config struct {
 	APIKeysFile string   `key:"api_keys_file"`
 	AllowHosts  []string `key:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
 
-	Blocks        int           `key:"blocks"`         // blocks of the KV pool; 0: from kv_memory
-	MaxModelLen   int           `key:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
-	MaxBatch      int           `key:"max_batch"`      // sequences a step
-	MaxWaiting    int           `key:"max_waiting"`    // requests that may queue
-	StepTokens    int           `key:"step_tokens"`    // tokens a step
-	PrefillTokens int           `key:"prefill_tokens"` // of one prompt in a step on a GPU in which nothing decodes
-	MaxStepTime   time.Duration `key:"max_step_time"`  // aim for a step with a prefill chunk
+	Blocks      int           `key:"blocks"`        // blocks of the KV pool; 0: from kv_memory
+	MaxModelLen int           `key:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
+	MaxBatch    int           `key:"max_batch"`     // sequences a step; 0: 64 on the CPU, 256 on a GPU
+	MaxWaiting  int           `key:"max_waiting"`   // requests that may queue
+	StepTokens  int           `key:"step_tokens"`   // tokens a step, at most; 0: 512 on the CPU, 8192 on a GPU
+	MaxStepTime time.Duration `key:"max_step_time"` // aim for a step with a prefill chunk
+	QueueTime   time.Duration `key:"queue_time"`    // aim for the wait of prompts: steps are as large as that takes
 
 	MaxBody config.Size `key:"max_body"` // bytes of a request body
 	// MaxAnswer bounds an answer that does not stream: a request whose answer could become
@@ -160,8 +160,8 @@ func DefaultConfig(role fleet.Role) Config {
 	return Config{
 		Role:    string(role),
 		Compute: Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto},
-		Listen:  "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxBatch: 64, MaxWaiting: 1024,
-		StepTokens: 512, PrefillTokens: 8192, MaxStepTime: 50 * time.Millisecond,
+		Listen:  "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxWaiting: 1024,
+		MaxStepTime: 50 * time.Millisecond, QueueTime: 100 * time.Millisecond,
 		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, LeaseMax: 8 * time.Minute, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
@@ -304,10 +304,9 @@ func (c *Config) Validate() error {
 		{"block_tokens", int64(c.BlockTokens), 1, 256},
 		{"blocks", int64(c.Blocks), 0, 1 << 30},
 		{"max_model_len", int64(c.MaxModelLen), 0, 1 << 30},
-		{"max_batch", int64(c.MaxBatch), 1, 1 << 16},
+		{"max_batch", int64(c.MaxBatch), 0, 1 << 16},
 		{"max_waiting", int64(c.MaxWaiting), 1, 1 << 20},
-		{"step_tokens", int64(c.StepTokens), 1, 1 << 20},
-		{"prefill_tokens", int64(c.PrefillTokens), 0, 1 << 20},
+		{"step_tokens", int64(c.StepTokens), 0, 1 << 20},
 		{"max_body", int64(c.MaxBody), 1 << 10, 1 << 31},
 		{"max_answer", int64(c.MaxAnswer), 1 << 16, 1 << 31},
 		{"answer_memory", int64(c.AnswerMemory), 1 << 20, 1 << 46},
@@ -336,7 +335,7 @@ func (c *Config) Validate() error {
 		key string
 		v   time.Duration
 	}{
-		{"max_step_time", c.MaxStepTime}, {"read_timeout", c.ReadTimeout}, {"stall_timeout", c.StallTimeout}, {"drain_timeout", c.DrainTimeout},
+		{"max_step_time", c.MaxStepTime}, {"queue_time", c.QueueTime}, {"read_timeout", c.ReadTimeout}, {"stall_timeout", c.StallTimeout}, {"drain_timeout", c.DrainTimeout},
 		{"lease_time", c.LeaseTime}, {"ticket_wait", c.TicketWait}, {"reserve_wait", c.ReserveWait},
 		{"fleet.heartbeat", c.Fleet.Heartbeat}, {"kv.dial_timeout", c.KV.DialTimeout}, {"kv.handshake_timeout", c.KV.HandshakeTimeout},
 		{"kv.accept_timeout", c.KV.AcceptTimeout}, {"kv.ticket_timeout", c.KV.TicketTimeout}, {"kv.peer_silence", c.KV.PeerSilence},

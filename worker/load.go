@@ -123,12 +123,12 @@ func fp8Weights(cfg *Config, m *model.Model) bool {
 func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	a := m.Config
 	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m), FP16: fp16(cfg, m),
-		MaxSeqs: cfg.MaxBatch, Tune: !cfg.BatchInvariant}
+		Tune: !cfg.BatchInvariant}
 	if cache, err := os.UserCacheDir(); err == nil {
 		opt.Choices = filepath.Join(cache, "xpyd", "projections")
 	}
-	steps := engineConfig(cfg, &a, true)
-	opt.MaxTokens = steps.MostTokens()
+	steps := engineConfig(cfg, true)
+	opt.MaxTokens, opt.MaxSeqs = steps.MostTokens(), steps.MaxRunning
 	if cfg.Blocks == 0 && cfg.KVMemory != 0 {
 		dtype := kvlayout.BF16
 		if opt.KVFP8 {
