@@ -13,8 +13,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// held is how long a step may wait for a prefix, and the device with it. A step begins only if
-// the rest should come sooner, by the pace so far. After twice that, the prefix is given up.
+// held is how long a step may wait for a prefix, and the device with it. A step begins only if the
+// rest should arrive sooner, at the pace so far. After twice that time the prefix is given up.
 const held = 100 * time.Millisecond
 
 var errHeld = fmt.Errorf("a step has waited for %v", 2*held)
@@ -26,13 +26,13 @@ type Way struct {
 	session *kvconn.Session
 }
 
-// Prepare opens the way for Bring; nil if steps of this backend cannot wait for peers.
+// Prepare opens a session for Bring; nil if steps of this backend cannot wait for peers.
 func (s *Service) Prepare(ctx context.Context, p *Prefix) (*Way, error) {
 	gated, ok := s.backend.(kernels.Gated)
 	if !ok {
 		return nil, nil
 	}
-	session, err := s.way(ctx, p)
+	session, err := s.open(ctx, p)
 	if err != nil {
 		return nil, err
 	}
@@ -40,33 +40,33 @@ func (s *Service) Prepare(ctx context.Context, p *Prefix) (*Way, error) {
 }
 
 // Coming is a prefix that arrives in a request's blocks while steps are launched: each layer is
-// computed once it is there and verified. It holds the blocks until its end, at most twice held
-// after a step can begin.
+// computed once it has arrived and is verified. It holds the blocks until its end, at most twice
+// held after a step can begin.
 type Coming struct {
 	*Way
 	p     *Prefix
 	chain kvcache.Chain
 	table []int32
-	from  int // tokens that were there before
+	from  int // tokens that were already there
 	gate  kernels.Gate
 	wake  func()
 
 	begun atomic.Bool
 	began chan struct{} // closed when begun is set
-	over  chan struct{} // closed when the following are known
+	over  chan struct{} // closed when good and lost are known
 	good  int
 	lost  bool
 
 	mu     sync.Mutex // guards its progress
 	asked  time.Time  // when the ticket was sent
-	here   []bool     // by layer, and block from the first that comes
+	here   []bool     // by layer, and by block from the first missing one
 	left   []int      // by layer: missing blocks
-	layers int        // complete ones, from the first
+	layers int        // leading complete layers
 }
 
 // Bring is Collect into blocks that the caller holds: table is the prompt's, and its first from
-// tokens are there. It returns at once; nil if there is too little to bring. wake is called when
-// a step can begin, and at the end; ended gets what Collect returns.
+// tokens are there. It returns at once; nil if there is too little to bring. wake is called when a
+// step can begin, and at the end; ended gets what Collect returns.
 func (w *Way) Bring(p *Prefix, table []int32, from int, wake func(), ended func(tokens int, err error)) *Coming {
 	s := w.s
 	c := &Coming{Way: w, p: p, chain: s.chain(p), from: from, wake: wake, began: make(chan struct{}), over: make(chan struct{})}
@@ -107,7 +107,6 @@ func (w *Way) Bring(p *Prefix, table []int32, from int, wake func(), ended func(
 	return c
 }
 
-// collect brings all that the peer has.
 func (c *Coming) collect(ctx context.Context) (tokens int, err error) {
 	c.good = c.from
 	upto := len(c.table) * c.s.cache.BlockTokens()
@@ -138,9 +137,9 @@ func (c *Coming) attempt(ctx context.Context, upto int) (tokens int, err error) 
 		s.quarantine(in, c.p.Owner, table[had:])
 		return 0, failure(ctx, "collect prefix", err, ticket.Dead)
 	}
-	// A block that was asked for again may have been rewritten while a step read it: its rows
-	// are right now, but the step may have seen others.
-	sure := s.whole(in, had, len(table))
+	// A block that was requested again may have been rewritten while a step read it: its rows are
+	// right now, but the step may have seen others.
+	sure := s.whole(in.Stored(), had, len(table))
 	whole := sure
 	if err == nil {
 		whole = len(table)
@@ -172,8 +171,7 @@ func (c *Coming) await(ctx context.Context, in *kvconn.Incoming) error {
 	}
 }
 
-// came notes verified blocks of a layer.
-func (c *Coming) came(layer int, blocks []kvconn.PushedBlock, good []bool) {
+func (c *Coming) markVerified(layer int, blocks []kvconn.PushedBlock, good []bool) {
 	bt := c.s.cache.BlockTokens()
 	first := layer * (len(c.table) - c.from/bt)
 	c.mu.Lock()
@@ -218,13 +216,13 @@ func (c *Coming) Over() bool {
 	}
 }
 
-// Good implements engine.Arriving. It waits for the end, which is near once a step was awaited.
+// Good implements engine.Arriving. It waits for the end, which is near once a step has begun.
 func (c *Coming) Good() (tokens int, lost bool) {
 	<-c.over
 	return c.good, c.lost
 }
 
-// counting is a sink that tells a Coming what it has verified.
+// counting is a sink that tells a Coming which blocks are verified.
 type counting struct {
 	*sink
 	c *Coming
@@ -233,14 +231,14 @@ type counting struct {
 // Store implements kvconn.Sink.
 func (s *counting) Store(layer int, dst int32, row, rows, firstPos int, packed []byte, digests []uint64) error {
 	err := s.sink.Store(layer, dst, row, rows, firstPos, packed, digests)
-	s.c.came(layer, []kvconn.PushedBlock{{FirstPos: firstPos}}, []bool{err == nil})
+	s.c.markVerified(layer, []kvconn.PushedBlock{{FirstPos: firstPos}}, []bool{err == nil})
 	return err
 }
 
 // Verify implements kvconn.ViewSink.
 func (s *counting) Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error {
 	err := s.sink.Verify(layer, dst, row, rows, firstPos, digests)
-	s.c.came(layer, []kvconn.PushedBlock{{FirstPos: firstPos}}, []bool{err == nil})
+	s.c.markVerified(layer, []kvconn.PushedBlock{{FirstPos: firstPos}}, []bool{err == nil})
 	return err
 }
 
@@ -248,7 +246,7 @@ func (s *counting) Verify(layer int, dst int32, row, rows, firstPos int, digests
 func (s *counting) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
 	good, err := s.sink.VerifyPushed(ctx, layer, blocks)
 	if err == nil {
-		s.c.came(layer, blocks, good)
+		s.c.markVerified(layer, blocks, good)
 	}
 	return good, err
 }

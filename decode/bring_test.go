@@ -15,7 +15,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// TestBringNoWay: without a session with the peer there is no way, and nothing is held.
+// TestBringNoWay: without a session to the peer nothing is brought or held.
 func TestBringNoWay(t *testing.T) {
 	bubble(t, func(_ *decode.Config, c *kvconn.Config) { c.Identity.ModelFingerprint = "another" }, func(r *rig) {
 		way, err := r.Prepare(r.t.Context(), prefix(r.addr, 7, 48))
@@ -30,9 +30,9 @@ func TestBringNoWay(t *testing.T) {
 // Gate implements kernels.Gated.
 func (*pool) Gate() (kernels.Gate, error) { return kernels.NewHostGate(layout.Layers()), nil }
 
-// TestBring: what a peer has comes into blocks of somebody else's, layer by layer;
-// whatever goes wrong, a step that waits is let go, what is said to be right is, and
-// blocks that may still be written are said to be lost and stay in quarantine.
+// TestBring: a peer's prefix arrives in blocks of another request, layer by layer. After any
+// fault, waiting steps go on, rows that Good vouches for are right, and blocks that may still be
+// written count as lost and stay in quarantine.
 func TestBring(t *testing.T) {
 	const holder = "request"
 	type coming struct {

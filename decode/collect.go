@@ -3,7 +3,6 @@ package decode
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/handoff"
@@ -21,26 +20,26 @@ type Prefix struct {
 	Addr      string        // its kvconn address
 	Peer      kvconn.PeerID // who must answer there
 	RequestID string
-	Owner     string // unique label of the blocks meanwhile
+	Owner     string // unique label of the blocks during the transfer
 	Tokens    []int32
 	Salt      string
 	Chain     *kvcache.Chain // of at least Upto of the Tokens; nil: not made yet
 	Upto      int            // tokens, at most
 	Least     int            // new tokens; fewer are not worth it
-	Most      int            // blocks that may be taken for it
+	Most      int            // blocks, at most
 	Deadline  time.Time
-	// Reach asks the peer how far it has the chain, from token from up to upto, in units of so
-	// many tokens. It costs a round trip, so it is called only if the peer lacks some of the
-	// first Upto. Nil: the peer holds them for us.
+	// Reach asks the peer how far it has the chain, from token from up to upto, in units of this
+	// many tokens. It costs a round trip, so it is called only if the peer lacks some of the first
+	// Upto. Nil: the peer holds them for us.
 	Reach func(ctx context.Context, chain *kvcache.Chain, unit, from, upto int) (int, error)
 }
 
-// Collect brings a prefix into the cache, as far as it is missing there, and returns how many
-// tokens are new. Like a load from any tier it takes blocks that nobody waits for, and holds none
-// afterwards, except those that a silent peer could still write to, which are quarantined. On
-// failure (*Error) it keeps what has arrived whole.
+// Collect brings the missing part of a prefix into the cache and returns how many tokens are new.
+// Like a load from any tier it takes only blocks that nobody waits for, and holds none afterwards,
+// except those that a silent peer could still write to, which are quarantined. On failure (*Error)
+// it keeps the whole blocks that have arrived.
 func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error) {
-	session, err := s.way(ctx, p)
+	session, err := s.open(ctx, p)
 	if err != nil {
 		return 0, err
 	}
@@ -61,10 +60,9 @@ func (s *Service) Collect(ctx context.Context, p *Prefix) (tokens int, err error
 	return s.collect(ctx, p, &chain, session, upto)
 }
 
-// way opens the session for a prefix.
-func (s *Service) way(ctx context.Context, p *Prefix) (*kvconn.Session, error) {
-	if n := s.cache.Stats().Quarantined; n >= s.cfg.MaxQuarantined {
-		return nil, failure(ctx, "borrow blocks", fmt.Errorf("%d blocks are quarantined: %w", n, kvcache.ErrNoSpace), ticket.NoSpace)
+func (s *Service) open(ctx context.Context, p *Prefix) (*kvconn.Session, error) {
+	if err := s.checkQuarantine(); err != nil {
+		return nil, failure(ctx, "borrow blocks", err, ticket.NoSpace)
 	}
 	session, err := s.recv.Open(ctx, p.Addr, p.Peer)
 	if err != nil {
@@ -76,8 +74,8 @@ func (s *Service) way(ctx context.Context, p *Prefix) (*kvconn.Session, error) {
 	return session, nil
 }
 
-// less reports whether a ticket's error may mean that the peer has less than it was asked for,
-// and it can be asked how much.
+// less reports whether a ticket's error may mean that the peer has less than it was asked for, and
+// whether it can be asked how much.
 func (p *Prefix) less(err error) bool {
 	var e *Error
 	return p.Reach != nil && errors.As(err, &e) && e.Outcome == ticket.Refused
@@ -95,12 +93,9 @@ func (s *Service) reach(ctx context.Context, p *Prefix, chain *kvcache.Chain, se
 
 // collect is Collect of the chain's first upto tokens.
 func (s *Service) collect(ctx context.Context, p *Prefix, chain *kvcache.Chain, session *kvconn.Session, upto int) (tokens int, err error) {
-	fail := func(op string, err error, fallback ticket.Outcome) (int, error) {
-		return tokens, failure(ctx, op, err, fallback)
-	}
 	table, from, err := s.cache.Borrow(chain, upto, p.Most, p.Owner)
 	if err != nil {
-		return fail("borrow blocks", err, ticket.NoSpace)
+		return 0, failure(ctx, "borrow blocks", err, ticket.NoSpace)
 	}
 	if from >= upto { // brought by another request meanwhile
 		s.cache.ReleaseAll(p.Owner)
@@ -111,27 +106,27 @@ func (s *Service) collect(ctx context.Context, p *Prefix, chain *kvcache.Chain, 
 	in, err := s.requestCached(ctx, p, session, table, had, s.sink(session))
 	if err != nil {
 		s.cache.ReleaseAll(p.Owner)
-		return fail("send ticket", err, ticket.Dead)
+		return 0, failure(ctx, "send ticket", err, ticket.Dead)
 	}
 	whole := len(table)
 	if _, err = in.Wait(ctx); err != nil {
 		if !s.fenced(in, p, table[had:]) {
 			s.cache.Release(table[:had], p.Owner)
 			s.quarantine(in, p.Owner, table[had:])
-			return fail("collect prefix", err, ticket.Dead)
+			return 0, failure(ctx, "collect prefix", err, ticket.Dead)
 		}
-		whole = s.whole(in, had, len(table))
+		whole = s.whole(in.Stored(), had, len(table))
 	}
 	done := p.Tokens[:whole*s.cache.BlockTokens()]
 	tokens = s.cache.InsertChain(chain, done, table[:whole], from) - from
 	s.cache.ReleaseAll(p.Owner)
 	if err != nil {
-		return fail("collect prefix", err, ticket.Dead)
+		return tokens, failure(ctx, "collect prefix", err, ticket.Dead)
 	}
 	return tokens, nil
 }
 
-// fenced makes the blocks of a failed ticket reusable. It reports false if the fence takes too
+// fenced makes the blocks of a failed ticket reusable. It returns false if the fence takes too
 // long.
 func (s *Service) fenced(in *kvconn.Incoming, p *Prefix, fresh []int32) bool {
 	s.cache.Revoke(fresh, p.Owner)
@@ -140,16 +135,14 @@ func (s *Service) fenced(in *kvconn.Incoming, p *Prefix, fresh []int32) bool {
 	return in.Revoke(ctx) == nil
 }
 
-// whole is the number of leading blocks of a table that have all layers stored; the first had do.
-func (s *Service) whole(in *kvconn.Incoming, had, blocks int) int {
-	stored, layers := in.Stored(), len(s.layers)
-	for had < blocks && stored.Block(had) == layers {
+// whole is the number of leading blocks of a table with all layers stored; the first had have.
+func (s *Service) whole(stored kvconn.UnitSet, had, blocks int) int {
+	for had < blocks && stored.Block(had) == len(s.layers) {
 		had++
 	}
 	return had
 }
 
-// chain returns the prefix's chain.
 func (s *Service) chain(p *Prefix) kvcache.Chain {
 	if p.Chain != nil {
 		return p.Chain.Fork(p.Upto)
@@ -171,7 +164,7 @@ func (s *Service) agree(p *Prefix, chain *kvcache.Chain, session *kvconn.Session
 	return min(most, chain.Tokens(), from+p.Most/(unit/bt)*unit) / step * step
 }
 
-// unitOf is the tokens that a pool with such blocks indexes at a time.
+// unitOf is how many tokens a pool with such blocks indexes at a time.
 func unitOf(blockTokens int) int { return blockTokens * kvcache.UnitBlocks(blockTokens) }
 
 // requestCached sends a ticket for the blocks of the table from had on.
@@ -180,10 +173,8 @@ func (s *Service) requestCached(ctx context.Context, p *Prefix, session *kvconn.
 	if err != nil {
 		return nil, err
 	}
-	spec := kvconn.TicketSpec{
-		Link: ticket.NewLink(), RequestID: p.RequestID, Tokens: p.Tokens[:len(table)*s.cache.BlockTokens()], First: order, Deadline: p.Deadline,
-		Sink: into,
-	}
+	spec := kvconn.TicketSpec{Link: ticket.NewLink(), RequestID: p.RequestID, Tokens: p.Tokens[:len(table)*s.cache.BlockTokens()],
+		First: order, Deadline: p.Deadline, Sink: into}
 	spec.Dest, spec.Have = s.dests(table, had)
 	return session.Request(ctx, spec)
 }

@@ -60,19 +60,18 @@ func prefix(addr string, seed int32, upto int) *decode.Prefix {
 	return p
 }
 
-// holds checks that the index has so many tokens of a prompt, and right rows.
+// holds checks that the index has that many tokens of a prompt, and right rows.
 func (r *rig) holds(p *decode.Prefix, tokens int) {
 	r.t.Helper()
-	ids, n := r.cache.Match(p.Tokens, p.Salt, len(p.Tokens), "test")
+	ids, n := cached(r.cache, p.Tokens, p.Salt, "test")
 	if n != tokens || !r.pool.has(ids, p.Tokens[0], n) {
 		r.t.Errorf("the index has %d tokens, want %d; rows right: %t", n, tokens, r.pool.has(ids, p.Tokens[0], n))
 	}
 	r.cache.Release(ids, "test")
 }
 
-// TestCollect: what a peer has comes into the index, verified, as far as it is
-// lacking; whatever goes wrong, no block is held afterwards, no wrong row is
-// found, and what has arrived whole stays.
+// TestCollect: the missing part of a peer's prefix comes into the index, verified. After any fault no
+// block is held, no wrong row is found, and whole blocks stay.
 func TestCollect(t *testing.T) {
 	ended := errors.New("test")
 	f := func(name string, answer func(r *rig, ctx context.Context, o *kvconn.Outgoing), change func(*rig, *decode.Prefix), want ticket.Outcome, tokens, held int) {

@@ -1,9 +1,9 @@
 // Package decode is the second half of a pair: it reserves blocks for a prompt, collects the
-// prompt's KV from a prefill worker under a ticket, and hands the blocks to the engine, which goes
-// on from there.
+// prompt's KV from a prefill worker under a ticket, and gives the blocks to the engine, which
+// continues from there.
 //
-// Fetch does it: match the prefix cache, reserve, send the ticket, wait, and on any failure fence
-// before a block is reused.
+// Fetch matches the prefix cache, reserves, sends the ticket and waits. On any failure it fences
+// the blocks before they are reused.
 //
 // Non-goals: HTTP, tokenising, sampling (the engine's), choosing the peer.
 package decode
@@ -32,19 +32,17 @@ type Config struct {
 	// ReserveTimeout is how long a request waits for free blocks.
 	ReserveTimeout time.Duration
 	// MaxQuarantined is how many blocks may be in quarantine before nothing more is fetched
-	// (NoSpace), so that silent peers cannot take the pool bit by bit. Fetches under way at that
-	// moment can still add to them.
+	// (NoSpace), so that silent peers cannot take the pool bit by bit. Fetches under way can still
+	// add to them.
 	MaxQuarantined int
 	// MaxRemains bounds the broken transfers whose arrived part is kept for another attempt. Its
-	// blocks are not held: whoever needs them takes them.
+	// blocks are not held: others may take them.
 	MaxRemains int
-	// Metrics are counted if set.
-	Metrics *Metrics
+	Metrics    *Metrics // may be nil
 	// Warm, if set, loads what lower tiers have of a prompt into the cache, so that it need not
 	// come from prefill. It is bounded in time.
 	Warm func(ctx context.Context, tokens []int32, salt string)
-	// Self, if set, says how prefill reaches this worker for what it has of a prompt, without
-	// Tokens.
+	// Self, if set, says where prefill can fetch what this worker has of a prompt, without Tokens.
 	Self func() handoff.Peer
 }
 
@@ -54,11 +52,10 @@ const fenceTimeout = 500 * time.Millisecond
 
 // DefaultConfig returns the documented settings for a pool of blocks.
 func DefaultConfig(blocks int) Config {
-	return Config{ReserveTimeout: 10 * time.Second, MaxQuarantined: max(blocks/4, 1),
-		MaxRemains: 256}
+	return Config{ReserveTimeout: 10 * time.Second, MaxQuarantined: max(blocks/4, 1), MaxRemains: 256}
 }
 
-// Claim is what to collect, and from whom.
+// Claim says what to collect, and from whom.
 type Claim struct {
 	Addr      string        // prefill's kvconn address
 	Peer      kvconn.PeerID // who must answer there; zero fields are not checked
@@ -71,7 +68,6 @@ type Claim struct {
 	Deadline  time.Time // zero: kvconn's own
 }
 
-// chain names the prompt's prefixes.
 func (c *Claim) chain(in *kvcache.Cache) kvcache.Chain {
 	chain := in.NewChain(c.Order.Salt)
 	chain.Priority = c.Order.Priority
@@ -105,7 +101,7 @@ type Backend interface {
 	Arch() arch.Config
 }
 
-// Opener opens sessions to prefill workers: a kvconn.Receiver, or what chooses a way for one.
+// Opener opens sessions to prefill workers: a kvconn.Receiver, or a way.Chooser.
 type Opener interface {
 	Open(ctx context.Context, addr string, peer kvconn.PeerID) (*kvconn.Session, error)
 }
@@ -119,7 +115,7 @@ type Service struct {
 	layers  []kvlayout.Layer // of its pool
 	log     *slog.Logger
 
-	ctx    context.Context // ends with Close, for the fencing goroutines
+	ctx    context.Context // of fencing goroutines; ends with Close
 	cancel context.CancelFunc
 
 	remains *remains
@@ -132,8 +128,8 @@ type Service struct {
 // New makes a service that fills cache's blocks in backend's pool.
 func New(cfg Config, recv Opener, cache *kvcache.Cache, backend Backend, log *slog.Logger) *Service {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Service{cfg: cfg, recv: recv, cache: cache, backend: backend, layers: backend.Layout().Resolve(), log: log, ctx: ctx, cancel: cancel,
-		remains: newRemains(cfg.MaxRemains)}
+	return &Service{cfg: cfg, recv: recv, cache: cache, backend: backend, layers: backend.Layout().Resolve(), log: log,
+		ctx: ctx, cancel: cancel, remains: newRemains(cfg.MaxRemains)}
 }
 
 // Close gives up fences that do not hold yet, and waits for their goroutines. Their blocks stay
@@ -154,8 +150,8 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 	fail := func(op string, err error, fallback ticket.Outcome) (*engine.Prefilled, Report, error) {
 		return nil, rep, failure(ctx, op, err, fallback)
 	}
-	if n := s.cache.Stats().Quarantined; n >= s.cfg.MaxQuarantined {
-		return fail("reserve blocks", fmt.Errorf("%d blocks are quarantined: %w", n, kvcache.ErrNoSpace), ticket.NoSpace)
+	if err := s.checkQuarantine(); err != nil {
+		return fail("reserve blocks", err, ticket.NoSpace)
 	}
 	order, err := c.Order.Encode()
 	if err != nil {
@@ -210,20 +206,28 @@ func (s *Service) Fetch(ctx context.Context, c *Claim) (*engine.Prefilled, Repor
 		CachedTokens: draft.Cached, PromptLogprobs: draft.Prompt}, rep, nil
 }
 
-// reserve returns the prompt's block table. The first had blocks were in the prefix cache and are
-// pinned. It waits its turn for blocks.
+// checkQuarantine refuses to fetch while too many blocks are quarantined.
+func (s *Service) checkQuarantine() error {
+	if n := s.cache.Stats().Quarantined; n >= s.cfg.MaxQuarantined {
+		return fmt.Errorf("%d blocks are quarantined: %w", n, kvcache.ErrNoSpace)
+	}
+	return nil
+}
+
+// reserve returns the prompt's blocks; the first had were in the prefix cache and are pinned. It
+// waits its turn for blocks.
 func (s *Service) reserve(ctx context.Context, c *Claim) (blocks []int32, had int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.ReserveTimeout)
 	defer cancel()
 	chain := c.chain(s.cache)
-	// Without the last position: an exchange without first tokens computes it again, so its block
+	// Without the last position: a transfer without first tokens computes it again, so its block
 	// must be ours alone.
 	blocks, hit, err := s.cache.ReserveWait(ctx, &chain, len(c.Tokens)-1, s.cache.BlocksFor(len(c.Tokens)), c.Owner)
 	return blocks, hit / s.cache.BlockTokens(), err
 }
 
-// withPeers adds to an encoded order who has parts of the prompt. This worker's part is held until
-// the ticket is over.
+// withPeers adds the workers that have parts of the prompt to an encoded order. This worker's part
+// is held until the ticket is over.
 func (s *Service) withPeers(c *Claim, order []byte, t *table) []byte {
 	o := c.Order
 	if s.cfg.Self == nil || c.LeaseID != "" || o.PromptLogprobs >= 0 {
@@ -234,14 +238,10 @@ func (s *Service) withPeers(c *Claim, order []byte, t *table) []byte {
 		self.Tokens = had
 		o.Peers = append([]handoff.Peer{self}, o.Peers...)
 	}
-	if len(o.Peers) == 0 {
-		return order
+	if more, err := o.Encode(); err == nil {
+		return more
 	}
-	more, err := o.Encode()
-	if err != nil {
-		return order
-	}
-	return more
+	return order
 }
 
 // ticket asks for what the table's blocks lack.
@@ -263,20 +263,20 @@ func (s *Service) dests(blocks []int32, had int) (to []kvconn.Dest, have []bool)
 	return to, have
 }
 
-// fence makes the blocks of a failed ticket reusable: the generation moves, then no store may be
-// running or come. If the fence does not hold in time, the blocks are quarantined until it does;
+// fence makes the blocks of a failed ticket reusable: it moves the generation, then waits until no
+// store runs or can come. If that takes too long, the blocks are quarantined until it holds;
 // otherwise what has arrived is left for another attempt.
 func (s *Service) fence(in *kvconn.Incoming, c *Claim, name kvcache.Hash, t *table, from *kvconn.Session) {
-	owner, blocks, had, fresh := c.Owner, t.blocks, t.had, t.blocks[t.had:]
-	s.cache.Revoke(fresh, owner)
+	fresh := t.blocks[t.had:]
+	s.cache.Revoke(fresh, c.Owner)
 	ctx, cancel := context.WithTimeout(context.Background(), fenceTimeout)
 	defer cancel()
 	if in.Revoke(ctx) == nil {
-		s.leave(c, name, t, in.Stored(), from)
+		s.salvage(c, name, t, in.Stored(), from)
 		return
 	}
-	s.cache.Release(blocks[:had], owner)
-	s.quarantine(in, owner, fresh)
+	s.cache.Release(t.blocks[:t.had], c.Owner)
+	s.quarantine(in, c.Owner, fresh)
 }
 
 // quarantine takes blocks out of use until in's fence holds.
@@ -296,8 +296,8 @@ func (s *Service) quarantine(in *kvconn.Incoming, owner string, fresh []int32) {
 	})
 }
 
-// failure gives err the outcome that the router acts on. Once the caller has left, the cause is its
-// leaving, whatever broke.
+// failure gives err the outcome that the router acts on. Once the caller has left, that is the
+// cause, whatever broke.
 func failure(ctx context.Context, op string, err error, fallback ticket.Outcome) *Error {
 	outcome := kvconn.OutcomeOf(err, fallback)
 	cause := context.Cause(ctx)

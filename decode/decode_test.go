@@ -54,7 +54,9 @@ func TestSetDelta(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.cache.Insert(c.Tokens, "", pre.Blocks)
+		chain := r.cache.NewChain("")
+		chain.Extend(c.Tokens)
+		r.cache.InsertChain(&chain, c.Tokens, pre.Blocks, 0)
 		r.cache.Release(pre.Blocks, c.Owner)
 		asked = nil
 		pre, rep, err := r.Fetch(r.t.Context(), c)
@@ -289,8 +291,8 @@ func TestCallerLeaves(t *testing.T) {
 	})
 }
 
-// TestQuarantine: while a store does not end, its blocks are nobody's: not
-// free, not the failed request's. They are free when it does.
+// TestQuarantine: while a store does not end, its blocks belong to nobody: they are neither free
+// nor the failed request's. They are free once it ends.
 func TestQuarantine(t *testing.T) {
 	few := func(c *decode.Config, _ *kvconn.Config) { c.MaxQuarantined = 4 }
 	bubble(t, few, func(r *rig) {

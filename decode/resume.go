@@ -16,16 +16,16 @@ import (
 	"github.com/xpyd/xpyd/kvconn"
 )
 
-// A broken transfer leaves what has arrived. Whole blocks at the front go to the prefix cache, for
-// any request. The others are shelved, with a note of their layers (remains). The next attempt at
-// the same prompt takes them up and asks its prefill, mostly another one, for the rest only.
+// What a broken transfer has brought is kept. Leading whole blocks go to the prefix cache, for any
+// request. The others are shelved, and their layers recorded (remains). The next attempt at the
+// same prompt takes them and asks its prefill worker, usually another one, only for the rest.
 
-// table is the blocks for one prompt's rows.
+// table is the blocks of a prompt.
 type table struct {
 	blocks  []int32
 	had     int            // leading blocks from the prefix cache
-	stored  kvconn.UnitSet // what a broken transfer brought of the others
-	resumed int            // blocks of one layer that a broken transfer brought, of both kinds
+	stored  kvconn.UnitSet // of the others, what a broken transfer brought
+	resumed int            // blocks of one layer that a broken transfer brought, of all blocks
 }
 
 // remainder is what a broken transfer left: blocks first to whole-1 in the prefix cache, others on
@@ -60,7 +60,7 @@ func newRemains(limit int) *remains {
 	return &remains{limit: limit, byName: map[kvcache.Hash]*list.Element{}, order: list.New(), under: map[attempt]chan struct{}{}}
 }
 
-// nameOf names the prompt by its tokens, on which rows depend, and its salt, which bounds sharing.
+// nameOf names a prompt by its tokens and its salt, which bounds sharing.
 func nameOf(c *Claim) (name kvcache.Hash) {
 	h := sha256.New()
 	h.Write([]byte("xpyd remains"))
@@ -75,8 +75,8 @@ func nameOf(c *Claim) (name kvcache.Hash) {
 	return name
 }
 
-// begin notes an attempt. It waits for a former one at the same prompt of the same request, to take
-// up what that had: a router may repeat a request before the former attempt is over here.
+// begin starts an attempt. It first waits for a former one at the same prompt of the same request,
+// to reuse what that brought: a router may repeat a request before the former attempt is over here.
 func (r *remains) begin(ctx context.Context, c *Claim, name kvcache.Hash, wait time.Duration) (over func(), err error) {
 	key := attempt{c.RequestID, c.Order.Index, name}
 	mine := make(chan struct{})
@@ -107,7 +107,7 @@ func (r *remains) begin(ctx context.Context, c *Claim, name kvcache.Hash, wait t
 	return over, nil
 }
 
-// put remembers a remainder, and returns one that it forgets for it: that of the same name, or the
+// put stores a remainder, and returns the one that it replaces: that of the same name, or the
 // oldest.
 func (r *remains) put(m *remainder) (gone *remainder) {
 	r.mu.Lock()
@@ -133,13 +133,11 @@ func (r *remains) remove(name kvcache.Hash) *remainder {
 	return r.order.Remove(e).(*remainder)
 }
 
-// leave gives up the blocks of a failed ticket, which nobody writes to any more.
-func (s *Service) leave(c *Claim, name kvcache.Hash, t *table, stored kvconn.UnitSet, from *kvconn.Session) {
-	layers, bt := len(s.layers), s.cache.BlockTokens()
-	whole := t.had
-	for whole < len(t.blocks) && (whole+1)*bt <= len(c.Tokens) && stored.Block(whole) == layers {
-		whole++
-	}
+// salvage keeps what a failed ticket brought, for another attempt, and releases its other blocks.
+// Nobody writes to them any more.
+func (s *Service) salvage(c *Claim, name kvcache.Hash, t *table, stored kvconn.UnitSet, from *kvconn.Session) {
+	bt := s.cache.BlockTokens()
+	whole := s.whole(stored, t.had, len(c.Tokens)/bt)
 	if whole > t.had && from.Exact() { // a prompt must not mix converted rows with others
 		chain := c.chain(s.cache)
 		whole = max(t.had, s.cache.InsertChain(&chain, c.Tokens[:whole*bt], t.blocks[:whole], 0)/bt)
@@ -169,8 +167,8 @@ func (s *Service) leave(c *Claim, name kvcache.Hash, t *table, stored kvconn.Uni
 	s.cache.Release(t.blocks[:whole], c.Owner)
 }
 
-// assemble returns blocks for the prompt: those of the prefix cache, those that a broken transfer
-// under the same numerics left, and fresh ones.
+// assemble returns blocks for the prompt: from the prefix cache, from a broken transfer with the
+// same numerics, and fresh ones.
 func (s *Service) assemble(ctx context.Context, c *Claim, name kvcache.Hash, numerics string) (*table, error) {
 	m := s.remains.remove(name)
 	var t *table
@@ -190,8 +188,8 @@ func (s *Service) assemble(ctx context.Context, c *Claim, name kvcache.Hash, num
 	return t, nil
 }
 
-// resume is assemble with a remainder. It returns nil if that is of no use: other numerics, blocks
-// taken for space, or no space for the rest.
+// resume is assemble with a remainder. It returns nil if the remainder is of no use: other
+// numerics, blocks taken by others, or no space for the rest.
 func (s *Service) resume(c *Claim, m *remainder, numerics string) *table {
 	left := s.cache.Unshelve(m.shelf, c.Owner)
 	if len(left) != len(m.index) || m.numerics != numerics {

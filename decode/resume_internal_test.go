@@ -8,7 +8,7 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// Rows made under other numerics are never put beside those to come.
+// Rows of different numerics are never mixed.
 func TestOtherNumerics(t *testing.T) {
 	cache, err := kvcache.New(kvcache.Config{Blocks: 4, BlockTokens: 4})
 	if err != nil {

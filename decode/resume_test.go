@@ -166,8 +166,8 @@ func TestNotTakenUp(t *testing.T) {
 
 // A second break keeps what both transfers have brought; a repeated attempt
 // that comes before the former one is over waits for it.
-// TestTakenUpBehindAnother: what another request has brought meanwhile is had, and the
-// blocks that were kept for it serve for the rest.
+// TestTakenUpBehindAnother: what another request has brought in between is used, and the blocks
+// kept for it serve for the rest.
 func TestTakenUpBehindAnother(t *testing.T) {
 	bubble(t, nil, func(r *rig) {
 		c := claim(r.addr, 5, 40) // 10 blocks; a hash covers 4
@@ -182,7 +182,7 @@ func TestTakenUpBehindAnother(t *testing.T) {
 	})
 }
 
-// TestFormerAttempt: who gives up while the former attempt still has the blocks gets
+// TestFormerAttempt: an attempt that gives up while the former one still has the blocks gets
 // nothing, and leaves the way free for the next.
 func TestFormerAttempt(t *testing.T) {
 	bubble(t, nil, func(r *rig) {

@@ -11,8 +11,8 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// sink stores a ticket's rows in the pool. It implements kvconn.Sink. Rows are stored only if their
-// digests match those made from the bytes that arrived.
+// sink stores a ticket's rows in the pool, if the bytes that arrived match their digests. It
+// implements kvconn.Sink.
 type sink struct {
 	backend Backend
 	layers  []kvlayout.Layer

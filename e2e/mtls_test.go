@@ -34,12 +34,7 @@ func TestMTLS(t *testing.T) {
 	}
 	secured := func(creds *trust.TLS) func(*worker.Deps) {
 		t.Helper()
-		cfg := tcp.DefaultConfig()
-		cfg.TLS = creds
-		tr, err := tcp.New(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		tr := tcp.New(creds)
 		return func(d *worker.Deps) { d.Ring, d.TLS, d.Ways = ring, creds, []way.Kind{way.Network(tr)} }
 	}
 	_, b := post(t, startWorker(t, fleet.Decode, nil).URL()+"/v1/completions", nil, `{"prompt":"Once upon a time","max_tokens":16,"temperature":0}`)

@@ -34,10 +34,7 @@ func startWorker(t testing.TB, role fleet.Role, change func(*worker.Config), giv
 	if change != nil {
 		change(&cfg)
 	}
-	tr, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := tcp.New(nil)
 	deps := worker.Deps{Log: testLog(), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"}
 	if cfg.KV.Transport == "shm" {
 		deps.Ways = []way.Kind{shm.Way(), way.Network(tr)}

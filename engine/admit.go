@@ -6,10 +6,9 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// admit moves waiting sequences into the batch, oldest first. One that needs
-// memory and gets none holds back younger ones that need memory too; those
-// that bring their blocks along pass. One that waits for another's prefix holds
-// nobody back.
+// admit moves waiting sequences into the batch, oldest first. One that gets no memory holds back
+// younger ones that need memory, but not those that have their blocks. One that waits for
+// another's prefix holds nobody back.
 func (e *Engine) admit() {
 	active := e.claim()
 	full := false // of memory
@@ -35,9 +34,8 @@ func (e *Engine) admit() {
 	}
 }
 
-// claim counts the sequences that want to step, and tells the cache what the
-// engine needs before reservations from outside get anything: a block to grow
-// for each of them, and the first waiting sequence's table.
+// claim counts the sequences that want to step, and tells the cache what the engine needs before
+// reservations from outside: a block to grow for each, and the first waiting sequence's table.
 func (e *Engine) claim() (active int) {
 	for _, q := range e.running {
 		if !q.paused() {
@@ -54,10 +52,9 @@ func (e *Engine) claim() (active int) {
 	return active
 }
 
-// place gives a sequence a block table for all its tokens: what the prefix
-// cache has, and fresh blocks. It leaves a block free for each active
-// sequence, so that a newcomer is not preempted at once. Paused sequences
-// lose their blocks if that makes the room.
+// place gives a sequence a block table for all its tokens: what the prefix cache has, and fresh
+// blocks. It leaves a block free for each active sequence, so that the new one is not preempted
+// at once. Paused sequences lose their blocks if that makes enough room.
 func (e *Engine) place(q *sequence, active int) bool {
 	r := q.h.req
 	q.chain.Extend(q.tokens)
@@ -66,9 +63,12 @@ func (e *Engine) place(q *sequence, active int) bool {
 		reusable = 0
 	}
 	blocks := e.cache.BlocksFor(len(q.tokens))
-	table, hit, err := e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
+	reserve := func() ([]int32, int, error) {
+		return e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
+	}
+	table, hit, err := reserve()
 	for err != nil && e.evictPaused(blocks+active) {
-		table, hit, err = e.cache.Reserve(&q.chain, reusable, blocks, active, q.h.arrived, q.h.owner)
+		table, hit, err = reserve()
 	}
 	if err != nil {
 		return false
@@ -81,7 +81,7 @@ func (e *Engine) place(q *sequence, active int) bool {
 	q.table, q.computed, q.indexed, q.shared = table, hit, hit, false
 	if !q.h.prompted {
 		q.h.mu.Lock()
-		// Placed again after a preemption it finds what it has computed itself.
+		// After a preemption it finds what it has computed itself.
 		if r.Prefilled == nil && (q.h.started.IsZero() || hit < q.h.cached) {
 			q.h.cached = hit
 		}
@@ -93,8 +93,8 @@ func (e *Engine) place(q *sequence, active int) bool {
 	return true
 }
 
-// evictPaused preempts the youngest paused sequence if all of them together
-// hold what is missing to need blocks.
+// evictPaused preempts the youngest paused sequence, if all of them together hold enough blocks
+// to make need available.
 func (e *Engine) evictPaused(need int) bool {
 	var victim *sequence
 	could := e.cache.Stats().Available()
@@ -111,8 +111,8 @@ func (e *Engine) evictPaused(need int) bool {
 	return true
 }
 
-// makeRoom frees blocks for q, which is running, by preempting one sequence:
-// a paused one if there is, else the youngest that is younger than q.
+// makeRoom preempts one sequence for q, which is running: the youngest paused one if there is
+// any, else the youngest that is younger than q.
 func (e *Engine) makeRoom(q *sequence) bool {
 	var paused, youngest *sequence
 	for _, list := range [][]*sequence{e.waiting, e.running} {
@@ -132,14 +132,14 @@ func (e *Engine) makeRoom(q *sequence) bool {
 		youngest = paused
 	}
 	if youngest == nil {
-		e.short = true // perhaps one of those in the steps under way will do
+		e.short = true // the steps under way may free memory
 		return false
 	}
 	e.preempt(youngest)
 	return true
 }
 
-// retract is RetractEvery.
+// retract implements Config.RetractEvery.
 func (e *Engine) retract() {
 	if e.planned++; e.cfg.RetractEvery == 0 || e.planned < e.cfg.RetractEvery {
 		return
@@ -153,13 +153,13 @@ func (e *Engine) retract() {
 	}
 }
 
-// preemptible sequences hold blocks that nobody outside the loop reads.
+// preemptible reports whether a sequence holds blocks that nobody outside the loop reads.
 func (e *Engine) preemptible(q *sequence) bool {
 	return q.table != nil && !q.h.req.PrefillOnly && q.chunk == 0 && q.flights == 0
 }
 
-// preempt takes a sequence's blocks; it computes them again when it is
-// admitted again, as far as the prefix cache does not have them.
+// preempt takes a sequence's blocks. When it is admitted again, it computes what the prefix cache
+// does not have.
 func (e *Engine) preempt(q *sequence) {
 	e.metrics.preemptions.Inc()
 	if e.cfg.Preempted != nil {
@@ -180,8 +180,8 @@ func (e *Engine) preempt(q *sequence) {
 	}
 }
 
-// grow makes the block of row computed exist and be q's alone, preempting
-// others if need be. False means that q has to sit this step out.
+// grow makes sure that the block of q's next row exists and is q's alone. It preempts others if
+// it must. False means that q cannot be in this step.
 func (e *Engine) grow(q *sequence) (bool, error) {
 	i := q.next() / e.blockToks
 	for i == len(q.table) {
@@ -221,16 +221,20 @@ func (e *Engine) announceHits(q *sequence) error {
 	if q.told == 0 {
 		return nil
 	}
-	ready := e.ready(q, 0, q.computed)
+	return e.tellAll(q.h.req.OnBlocks, e.ready(q, 0, q.computed))
+}
+
+// tellAll tells OnBlocks of blocks for all layers.
+func (e *Engine) tellAll(onBlocks func(layer int, ready []Ready), ready []Ready) error {
 	return guard(func() error {
 		for layer := range e.layers {
-			q.h.req.OnBlocks(layer, ready)
+			onBlocks(layer, ready)
 		}
 		return nil
 	})
 }
 
-// ready lists the blocks of rows from .. upto-1 of q; from starts a block.
+// ready lists the blocks of q's rows from .. upto-1; from is the first row of a block.
 func (e *Engine) ready(q *sequence, from, upto int) []Ready {
 	list := make([]Ready, 0, e.cache.BlocksFor(upto-from))
 	for pos := from; pos < upto; pos += e.blockToks {

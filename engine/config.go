@@ -11,42 +11,37 @@ import (
 type Config struct {
 	// MaxRunning is how many sequences (choices) one step carries.
 	MaxRunning int
-	// MaxWaiting is how many requests may wait to be started; more are
-	// refused with ErrQueueFull.
+	// MaxWaiting is how many requests may wait; more are refused with ErrQueueFull.
 	MaxWaiting int
-	// StepTokens is the token budget of a step: decoding sequences take one
-	// each, prefill chunks the rest, and a few if there is none.
+	// StepTokens is the token budget of a step: decoding sequences take one each, prefill chunks
+	// the rest, and a few if there is none.
 	StepTokens int
-	// PrefillTokens is the most that one prompt gets of a step in which nothing
-	// decodes: large chunks are faster and keep nobody waiting that came
-	// earlier. Less than StepTokens means no more than that.
+	// PrefillTokens is the most that one prompt gets in a step in which nothing decodes: large
+	// chunks are faster, and nobody waits for them. Less than StepTokens means StepTokens.
 	PrefillTokens int
-	// MaxStepTime is how long a step with a prefill chunk should take at
-	// most; the chunk adapts to the measured speed. 0 means StepTokens alone
-	// decides. A step for which PrefillTokens counts may take four times that.
+	// MaxStepTime is how long a step with a prefill chunk should take at most; the chunk adapts
+	// to the measured speed. 0: StepTokens alone decides. A step for which PrefillTokens counts
+	// may take four times as long.
 	MaxStepTime time.Duration
-	// QueueTime is how soon prompts' tokens that wait are to be computed: steps beside
-	// which others decode are as large as that takes, within StepTokens and MaxStepTime, and
-	// no larger. 0 makes them as large as those two allow.
+	// QueueTime is how soon waiting prompt tokens are to be computed: a step beside which
+	// others decode is as large as that takes, and no larger. 0: as large as StepTokens and
+	// MaxStepTime allow.
 	QueueTime time.Duration
-	// MaxBacklog is how many unread events a choice may have before it
-	// pauses until they are read.
+	// MaxBacklog is how many unread events a choice may have before it pauses.
 	MaxBacklog int
-	// MaxModelLen caps prompt plus output tokens; 0 means what model and
-	// pool allow.
+	// MaxModelLen caps prompt plus output tokens; 0 means what model and pool allow.
 	MaxModelLen int
-	// MaxFailures is how many steps in a row may fail before Health reports
-	// the engine as broken.
+	// MaxFailures is how many steps in a row fail before Health returns an error.
 	MaxFailures int
-	// RetractEvery preempts the youngest sequence that can be every so many
-	// steps, room or not: for tests of what follows. 0: never.
+	// RetractEvery preempts the youngest preemptible sequence every so many steps, for tests; 0:
+	// never.
 	RetractEvery int
 	// EOS are the model's end-of-sequence ids.
 	EOS []int32
 	// Model is its name, for errors and the log.
 	Model string
-	// Stepped, when set, is told of each step how many positions it computed, and
-	// Preempted of each sequence that lost its blocks; by the loop, which waits.
+	// Stepped, if set, is told how many positions each step computed, and Preempted of each
+	// sequence that lost its blocks. The loop waits for both.
 	Stepped   func(positions int)
 	Preempted func()
 }
@@ -58,7 +53,7 @@ func DefaultConfig() Config {
 		MaxWaiting:  1024,
 		StepTokens:  2048,
 		MaxStepTime: 50 * time.Millisecond,
-		QueueTime:   100 * time.Millisecond,
+		QueueTime:   50 * time.Millisecond,
 		MaxBacklog:  64,
 		MaxFailures: 3,
 	}

@@ -38,9 +38,8 @@ func (e *Engine) deliver(q *sequence, res *kernels.Result) {
 	e.firstDraw(q, drawn)
 }
 
-// firstDraw turns the sequence that computed the prompt into one for each
-// choice still wanted. They share its blocks; whoever first writes to the
-// partial last one copies it (grow).
+// firstDraw turns the sequence that computed the prompt into one for each choice still wanted.
+// They share its blocks; whoever first writes to the partial last one copies it (grow).
 func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 	h := q.h
 	h.prompted = true

@@ -1,17 +1,15 @@
-// Package engine runs requests on a backend. One loop goroutine owns the
-// schedule: it takes new requests in (queue.go), lets them into the batch
-// when memory allows (admit.go), plans a step of decoding sequences and
-// prefill chunks (plan.go), describes it (step.go), runs it, where the backend
-// can while the step before is still under way (flight.go), and hands out the
-// tokens (deliver.go). Everyone else talks to it through Handles.
+// Package engine runs requests on a backend. One loop goroutine owns the schedule: it takes in
+// new requests (queue.go), admits them to the batch when memory allows (admit.go), plans a step
+// of decoding sequences and prefill chunks (plan.go), describes it (step.go), runs it, if the
+// backend can while the step before is still under way (flight.go), and delivers the tokens
+// (deliver.go). Everyone else talks to it through Handles.
 //
-// A sequence is a list of tokens and how many of them have KV rows; decoding,
-// prefill, and recompute after a preemption are one path that differs only in
-// how many rows are missing. Draws depend on seed, choice, position and the
-// tokens so far, so scheduling never changes a result.
+// A sequence is a list of tokens, some of which have KV rows. Decoding, prefill and recomputing
+// after a preemption are one path: they differ only in how many rows are missing. Draws depend on
+// seed, choice, position and the tokens so far, so scheduling never changes a result.
 //
-// Non-goals: text (callers turn tokens into it and look for stop strings),
-// transport of KV rows (prefill and decode own that), and choosing a worker.
+// Non-goals: text (callers decode tokens and look for stop strings), transport of KV rows
+// (prefill and decode), and choosing a worker.
 package engine
 
 import (
@@ -81,9 +79,8 @@ type Engine struct {
 	held     int       // ended PrefillOnly requests whose blocks wait for Release
 }
 
-// New checks that cache and backend agree, registers metrics, and starts the
-// loop. The engine becomes the cache's Notify receiver. The backend stays the
-// caller's to close, after Close.
+// New checks that cache and backend agree, registers metrics and starts the loop. The engine
+// becomes the cache's Notify receiver. The caller closes the backend, after Close.
 func New(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.Logger, reg prometheus.Registerer) (*Engine, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -137,17 +134,17 @@ func (e *Engine) Stats() Stats {
 // Holders lists who holds blocks, for the ledger.
 func (e *Engine) Holders() []kvcache.Holder { return e.cache.Holders() }
 
-// Health is nil while steps succeed; after MaxFailures failed ones in a row
-// it is the last failure, until a step succeeds.
+// Health returns nil, or after MaxFailures failed steps in a row the last failure, until a step
+// succeeds.
 func (e *Engine) Health() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.failure
 }
 
-// Close lets queued and running requests finish, and PrefillOnly ones be
-// released, until ctx ends; then it aborts them with ErrClosed and returns
-// the context's cause. It waits for the loop either way.
+// Close waits until queued and running requests have finished and PrefillOnly ones are released.
+// When ctx ends first it aborts them with ErrClosed and returns the context's cause. It waits for
+// the loop either way.
 func (e *Engine) Close(ctx context.Context) error {
 	e.mu.Lock()
 	e.closing = true
@@ -166,11 +163,12 @@ func (e *Engine) Close(ctx context.Context) error {
 	return fmt.Errorf("close engine: %w", context.Cause(ctx))
 }
 
-// loop turns until the engine is closed. With nothing to compute it sleeps
-// until a handle, the cache or Close signals.
+// loop turns until the engine is closed. With nothing to compute it sleeps until a handle, the
+// cache or Close signals.
 func (e *Engine) loop() {
 	defer close(e.loopExited)
 	for {
+		e.linger()
 		e.intake()
 		if e.leave() {
 			e.cache.Prioritise(0, 0, time.Time{})
@@ -182,8 +180,8 @@ func (e *Engine) loop() {
 	}
 }
 
-// leave reports whether the engine is closed and everything has ended; from
-// then on handles serve themselves.
+// leave reports whether the engine is closed and everything has ended. From then on handles give
+// back their own blocks.
 func (e *Engine) leave() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -195,7 +193,7 @@ func (e *Engine) leave() bool {
 	return true
 }
 
-// publish tells Stats how the loop stands.
+// publish updates what Stats returns.
 func (e *Engine) publish() {
 	s := Stats{Running: len(e.running), Waiting: len(e.waiting)}
 	for _, list := range [][]*sequence{e.waiting, e.running} {
@@ -213,10 +211,12 @@ func (e *Engine) publish() {
 	e.taken = Stats{}
 }
 
-// signal wakes the loop, or makes its next sleep short.
-func (e *Engine) signal() {
+// signal wakes the loop, now or when it sleeps next.
+func (e *Engine) signal() { poke(e.wake) }
+
+func poke(c chan<- struct{}) {
 	select {
-	case e.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }

@@ -9,12 +9,11 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// A launcher is given the next step while one is under way, so that the device
-// never waits for the loop: step n+1 is planned before the tokens of step n are
-// known. A sequence whose next token is still being drawn takes part with
-// kernels.Seq.After in the place of that token; if the token then ends it, what
-// it computed in vain is dropped. Blocks that a step under way may write are
-// freed when it has ended, never before: others could fill them from outside.
+// A launcher is given the next step while one is under way, so that the device never waits for
+// the loop: step n+1 is planned before the tokens of step n are known. A sequence whose next
+// token is still being drawn takes part with kernels.Seq.After in the place of that token; if
+// the token then ends it, what it computed in vain is dropped. Blocks that a step under way may
+// write are freed when it has ended, never before: others could fill them from outside.
 //
 // A sequence sits the next step out when more than its token depends on the
 // draw: the first one of a prompt (forks), one under penalties, one that length
@@ -59,9 +58,33 @@ func launcherOf(b kernels.Backend) (kernels.Launcher, int) {
 	return &serial{Backend: b}, 1
 }
 
-// turn plans and launches a step if one more may be under way, and settles the
-// oldest if not, or if there is nothing to launch. It reports whether there was
-// anything to do.
+// ahead is how long before the end of the step under way the next is planned: enough to
+// describe and launch it while the device is busy.
+const ahead = 3 * time.Millisecond
+
+// linger waits with the plan of the next step until the one under way is about to end, by
+// what such steps took: requests that come meanwhile go into the next step, not into the one
+// behind it. It takes a device that computes by itself, and a step that nobody hears of layer
+// by layer, and that waits for nothing.
+func (e *Engine) linger() {
+	if _, ok := e.backend.(stepTimer); !ok || len(e.flights) == 0 || len(e.flights) >= e.depth || e.cfg.MaxStepTime == 0 {
+		return
+	}
+	f := e.flights[0]
+	if f.step == nil || f.step.OnLayer != nil || len(f.step.Arrivals) > 0 {
+		return
+	}
+	began := f.began
+	if began.Before(e.settled) {
+		began = e.settled
+	}
+	if d := time.Until(began.Add(e.pace.takes(f.members)*9/10 - ahead)); d > 0 {
+		time.Sleep(d)
+	}
+}
+
+// turn plans and launches a step if one more may be under way. Otherwise, or if there is nothing
+// to launch, it settles the oldest. It reports whether there was anything to do.
 func (e *Engine) turn() bool {
 	launched := false
 	if !e.short || len(e.flights) == 0 {
@@ -80,7 +103,7 @@ func (e *Engine) turn() bool {
 	return launched
 }
 
-// launch sends the batch off.
+// launch launches the batch.
 func (e *Engine) launch() {
 	f := e.spare
 	if e.spare = nil; f == nil {
@@ -122,8 +145,8 @@ func (e *Engine) launch() {
 	}
 }
 
-// halve takes back a step that was too large: the last half of its batch goes
-// into the next one, before anything else does.
+// halve takes back a step that was too large: the last half of its batch goes into the next
+// step, before anything else.
 func (e *Engine) halve(b *stepBuffers) {
 	b.untell()
 	n := (len(e.batch) + 1) / 2
@@ -188,10 +211,10 @@ func (e *Engine) settle() {
 	e.reuse(f)
 }
 
-// broken ends every request of a flight that failed: its rows mean nothing.
+// broken ends every request of a flight that failed: its rows are not valid.
 func (e *Engine) broken(f *flight, err error) {
 	e.log.Error("engine step", "sequences", len(f.members), "error", err)
-	if bad := new(RequestError); !errors.As(err, &bad) { // else it says nothing of the device
+	if bad := new(RequestError); !errors.As(err, &bad) { // else it says nothing about the device
 		e.record(err)
 	}
 	e.metrics.failures.Inc()
@@ -204,15 +227,10 @@ func (e *Engine) broken(f *flight, err error) {
 	e.reuse(f)
 }
 
-// land takes a flight off. What ended while it was under way is freed, unless
-// a later one carries it too.
+// land removes a flight. It frees what ended while the flight was under way, unless a later one
+// carries it too.
 func (e *Engine) land(f *flight) {
-	for i, g := range e.flights {
-		if g == f {
-			e.flights = append(e.flights[:i], e.flights[i+1:]...)
-			break
-		}
-	}
+	e.flights = slices.DeleteFunc(e.flights, func(g *flight) bool { return g == f })
 	for _, m := range f.members {
 		q, h := m.q, m.q.h
 		q.ahead -= m.chunk

@@ -46,11 +46,10 @@ type Handle struct {
 	allBanned []int32   // EOS and stop ids, while MinTokens is not reached
 }
 
-// Next waits for events and returns all there are, per choice in order. After
-// the last one it returns io.EOF; a request that failed or was aborted ends
-// with *StepError or ErrClosed after what was drawn before, a cancelled one
-// with ErrCancelled at once. When ctx ends first: its error, and nothing is
-// lost.
+// Next waits for events and returns all there are, in order for each choice. After the last one
+// it returns io.EOF. A request that failed or was aborted ends with *StepError or ErrClosed after
+// the events before, a cancelled one with ErrCancelled at once. When ctx ends first, Next returns
+// its error and loses nothing.
 func (h *Handle) Next(ctx context.Context) ([]Event, error) {
 	for {
 		if events, err := h.take(); len(events) > 0 || err != nil {
@@ -81,8 +80,8 @@ func (h *Handle) take() ([]Event, error) {
 	return events, nil
 }
 
-// CancelChoice ends one choice (a stop string was hit): its unread events are
-// dropped and no more come.
+// CancelChoice ends one choice, for instance at a stop string: its unread events are dropped and
+// no more come.
 func (h *Handle) CancelChoice(choice int) {
 	h.mu.Lock()
 	if choice < 0 || choice >= len(h.dropped) || h.dropped[choice] {
@@ -96,9 +95,9 @@ func (h *Handle) CancelChoice(choice int) {
 	h.e.attend(h)
 }
 
-// Cancel ends the request (the client left). Its blocks are free at the end
-// of the steps under way at the latest, except a PrefillOnly request's, which
-// wait for Release. Cancelling an ended request does nothing.
+// Cancel ends the request, for instance when the client left. Its blocks are free at the end of
+// the steps under way at the latest, except a PrefillOnly request's, which wait for Release.
+// Cancelling an ended request does nothing.
 func (h *Handle) Cancel() {
 	h.mu.Lock()
 	h.cancelled = true
@@ -106,9 +105,9 @@ func (h *Handle) Cancel() {
 	h.e.attend(h)
 }
 
-// Release gives back a PrefillOnly request's blocks, at the end of the
-// steps under way at the latest; it cancels the request if that still runs. Each
-// PrefillOnly request needs it, whatever its end. On others it is Cancel.
+// Release gives back a PrefillOnly request's blocks, at the end of the steps under way at the
+// latest. It cancels a request that still runs. Each PrefillOnly request needs it, however it
+// ended. For others it is Cancel.
 func (h *Handle) Release() {
 	h.mu.Lock()
 	h.released, h.cancelled = true, true
@@ -116,8 +115,8 @@ func (h *Handle) Release() {
 	h.e.attend(h)
 }
 
-// Blocks returns a PrefillOnly request's block table: nil until it is started
-// and after its release. Read only.
+// Blocks returns a PrefillOnly request's block table, read only: nil until it is started and
+// after its release.
 func (h *Handle) Blocks() []int32 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -150,11 +149,10 @@ func (h *Handle) push(ev Event) {
 	}
 	h.events = append(h.events, ev)
 	h.unread[ev.Choice]++
-	h.notify()
+	poke(h.ready)
 }
 
-// end records how the request ended. One that was cancelled during its last
-// step is cancelled all the same.
+// end records how the request ended. A request cancelled during its last step ends cancelled.
 func (h *Handle) end(err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -166,18 +164,11 @@ func (h *Handle) end(err error) {
 		h.events = nil
 		clear(h.unread)
 	}
-	h.notify()
+	poke(h.ready)
 }
 
-func (h *Handle) notify() {
-	select {
-	case h.ready <- struct{}{}:
-	default:
-	}
-}
-
-// giveBack frees the blocks of an ended and released PrefillOnly request, and
-// reports whether it did so now.
+// giveBack frees the blocks of an ended and released PrefillOnly request, and reports whether it
+// did.
 func (h *Handle) giveBack() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

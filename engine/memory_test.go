@@ -11,6 +11,7 @@ import (
 
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/enginetest"
+	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -214,7 +215,7 @@ func TestRecomputeIntoIndexedBlocks(t *testing.T) {
 	r := newRig(t, config(), enginetest.Config{Blocks: 2, BlockTokens: 16, MaxPositions: 100}, nil)
 	p := prompt(rng(), 31)
 	r.generate(request(p, 1)) // leaves the first block cached
-	blocks, n := r.cache.Match(p, "", 16, "d")
+	blocks, n := indexed(r.cache, p[:16], "", "d")
 	if n != 16 {
 		t.Fatalf("matched %d", n)
 	}
@@ -246,7 +247,7 @@ func TestReservationsDoNotRobTheRunning(t *testing.T) {
 		served := make(chan error, 1)
 		time.Sleep(time.Millisecond) // the reservation is younger than the requests
 		go func() {
-			_, err := r.cache.AllocWait(t.Context(), 2, "d")
+			_, _, err := r.cache.ReserveWait(t.Context(), &kvcache.Chain{}, 0, 2, "d")
 			served <- err
 		}()
 		synctest.Wait()

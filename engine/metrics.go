@@ -12,24 +12,19 @@ import (
 
 // metrics are the engine's collectors, all named xpyd_engine_*.
 type metrics struct {
-	stepSeconds prometheus.Histogram
-	prefill     prometheus.Counter
-	decode      prometheus.Counter
-	hits        prometheus.Counter
-	preemptions prometheus.Counter
-	failures    prometheus.Counter
-	voided      prometheus.Counter
-	spoilt      prometheus.Counter
-	requests    *prometheus.CounterVec
+	stepSeconds                                                  prometheus.Histogram
+	prefill, decode, hits, preemptions, failures, voided, spoilt prometheus.Counter
+	requests                                                     *prometheus.CounterVec
 }
 
 func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_engine_" + name, Help: help})
 	}
-	tokens := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "xpyd_engine_tokens_total", Help: "Token positions computed, by phase.",
-	}, []string{"phase"})
+	counters := func(name, help, label string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_engine_" + name, Help: help}, []string{label})
+	}
+	tokens := counters("tokens_total", "Token positions computed, by phase.", "phase")
 	m := &metrics{
 		stepSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "xpyd_engine_step_seconds", Help: "Time of one backend step.",
@@ -42,30 +37,22 @@ func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 		failures:    counter("step_failures_total", "Backend steps that failed; see the worker's log."),
 		voided:      counter("voided_prefixes_total", "Prefixes that were on their way when their request was placed, and did not come, or were not what their digests say: what steps had computed with them was dropped, and computed again."),
 		spoilt:      counter("invalid_outputs_total", "Requests that failed because the model computed no number for them: look at its weights, its dtype and the device."),
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "xpyd_engine_requests_total", Help: "Requests ended, by how.",
-		}, []string{"outcome"}),
+		requests:    counters("requests_total", "Requests ended, by how.", "outcome"),
 	}
 	all := []prometheus.Collector{m.stepSeconds, tokens, m.hits, m.preemptions, m.failures, m.voided, m.spoilt, m.requests}
 	gauge := func(name, help string, labels prometheus.Labels, f func() float64) {
-		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "xpyd_engine_" + name, Help: help, ConstLabels: labels,
-		}, f))
+		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "xpyd_engine_" + name, Help: help, ConstLabels: labels}, f))
 	}
-	gauge("running_sequences", "Sequences in the batch.", nil,
-		func() float64 { return float64(e.Stats().Running) })
-	gauge("waiting_sequences", "Sequences that wait for a place or for memory.", nil,
-		func() float64 { return float64(e.Stats().Waiting) })
-	gauge("queued_tokens", "Prompt tokens not yet computed.", nil,
-		func() float64 { return float64(e.Stats().QueuedTokens) })
+	gauge("running_sequences", "Sequences in the batch.", nil, func() float64 { return float64(e.Stats().Running) })
+	gauge("waiting_sequences", "Sequences that wait for a place or for memory.", nil, func() float64 { return float64(e.Stats().Waiting) })
+	gauge("queued_tokens", "Prompt tokens not yet computed.", nil, func() float64 { return float64(e.Stats().QueuedTokens) })
 	for state, count := range map[string]func(kvcache.Stats) int{
 		"free":        func(s kvcache.Stats) int { return s.Free },
 		"held":        func(s kvcache.Stats) int { return s.Held },
 		"cached":      func(s kvcache.Stats) int { return s.Cached },
 		"quarantined": func(s kvcache.Stats) int { return s.Quarantined },
 	} {
-		gauge("kv_blocks", "KV blocks, by state.", prometheus.Labels{"state": state},
-			func() float64 { return float64(count(e.cache.Stats())) })
+		gauge("kv_blocks", "KV blocks, by state.", prometheus.Labels{"state": state}, func() float64 { return float64(count(e.cache.Stats())) })
 	}
 	for i, c := range all {
 		if err := reg.Register(c); err != nil {

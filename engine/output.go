@@ -7,9 +7,8 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// OutputError ends a request for which the model computed no number: its weights
-// or the device are broken, or its numbers overflow. Others in the step are as
-// right as ever.
+// OutputError ends a request for which the model computed no number: its weights or the device
+// are broken, or its numbers overflow. Other requests in the step are not affected.
 type OutputError struct {
 	Model    string
 	Position int // of the token that was to follow
@@ -19,7 +18,7 @@ func (e *OutputError) Error() string {
 	return fmt.Sprintf("the output of model %q is not a number at position %d", e.Model, e.Position)
 }
 
-// complainEvery is how often the log tells of such output.
+// complainEvery is how often such output is logged.
 const complainEvery = time.Minute
 
 // spoilt reports whether a result has no token where one was to be drawn, or a prompt

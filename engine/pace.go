@@ -16,7 +16,8 @@ const (
 
 // pacer measures how fast steps compute tokens, by their size, to size prefill chunks.
 type pacer struct {
-	rates []float64 // tokens a second of steps with up to so many tiles and one; 0 when not measured
+	rates   []float64     // tokens a second of steps with prefill, by their tiles less one; 0 when not measured
+	decodes time.Duration // of a step without
 }
 
 // measured reports whether any step was.
@@ -74,33 +75,55 @@ type limits struct {
 }
 
 // budget is how many prefill tokens a step gets: as few as drain the queue in time, no
-// more than the target and the total have room for, and a few however slow it is. A large
-// step ends with a tile.
-func (p *pacer) budget(l limits) int {
-	n := l.total
+// more than the target and the total have room for (most), and a few however slow it is. A
+// large step ends with a tile.
+func (p *pacer) budget(l limits) (tokens, most int) {
+	most = l.total
 	if l.target > 0 {
-		n = p.within(n, l.target)
-		if l.drain > 0 && p.measured() {
-			n = p.drain(n, l.decodes, l.queued, l.drain)
-		}
+		most = p.within(most, l.target)
+	}
+	n := most
+	if l.target > 0 && l.drain > 0 && p.measured() {
+		n = p.drain(n, l.decodes, l.queued, l.drain)
 	}
 	if n >= efficient {
 		n -= n % tile
 	}
-	return max(n-l.decodes, min(leastChunk, l.total))
+	return max(n-l.decodes, min(leastChunk, l.total)), most - l.decodes
 }
 
-// step records a step that carried prefill.
-func (p *pacer) step(took time.Duration, members []member) {
-	prefill, total := 0, 0
+// takes predicts how long a step takes; 0 when nothing like it was measured.
+func (p *pacer) takes(members []member) time.Duration {
+	prefill, total := count(members)
+	switch {
+	case prefill == 0:
+		return p.decodes
+	case !p.measured():
+		return 0
+	}
+	return time.Duration(float64(total) / p.rate(total) * float64(time.Second))
+}
+
+func count(members []member) (prefill, total int) {
 	for _, m := range members {
 		total += m.chunk
 		if m.chunk > 1 {
 			prefill += m.chunk
 		}
 	}
-	if prefill > 0 {
+	return prefill, total
+}
+
+// step records a step.
+func (p *pacer) step(took time.Duration, members []member) {
+	prefill, total := count(members)
+	switch {
+	case prefill > 0:
 		p.observe(total, took)
+	case p.decodes == 0:
+		p.decodes = took
+	default:
+		p.decodes += (took - p.decodes) / 4
 	}
 }
 

@@ -32,7 +32,7 @@ func TestBudget(t *testing.T) {
 		if c.rate > 0 {
 			p.rates = []float64{c.rate}
 		}
-		if got := p.budget(limits{total: c.total, target: c.target, decodes: c.decodes}); got != c.want {
+		if got, _ := p.budget(limits{total: c.total, target: c.target, decodes: c.decodes}); got != c.want {
 			t.Errorf("%+v: %d tokens", c, got)
 		}
 	}
@@ -58,7 +58,7 @@ func TestDrain(t *testing.T) {
 		{3000, 100, min(leastChunk, 1)}, // no room: a few
 	} {
 		want := max(c.want, leastChunk)
-		if got := p.budget(limits{total: 8192, target: 50 * time.Millisecond, drain: 100 * time.Millisecond, decodes: c.decodes, queued: c.queued}); got != want {
+		if got, most := p.budget(limits{total: 8192, target: 50 * time.Millisecond, drain: 100 * time.Millisecond, decodes: c.decodes, queued: c.queued}); got != want || most != 19*tile-c.decodes {
 			t.Errorf("%+v: %d tokens, want %d", c, got, want)
 		}
 	}

@@ -1,8 +1,9 @@
 package engine
 
-// plan fills the batch of the next step, with what the last one was too large
-// for, if it was, else from all sequences. It reports whether there is anything
-// to do.
+import "slices"
+
+// plan fills the batch of the next step: with what the last step was too large for, or else from
+// all sequences. It reports whether there is anything to do.
 func (e *Engine) plan() bool {
 	e.retract()
 	cut := e.cut
@@ -10,10 +11,9 @@ func (e *Engine) plan() bool {
 	return len(cut) > 0 && e.fill(cut) || e.fill(e.running)
 }
 
-// fill plans a step of some of the running sequences, in their order, oldest
-// first: each decoding one gets its token, what is left of the token budget goes
-// to prefill chunks. Where nothing decodes the budget is larger, for the oldest
-// prompt.
+// fill plans a step of some of the running sequences, oldest first: each decoding one gets its
+// token, and the rest of the token budget goes to prefill chunks. Where nothing decodes the budget
+// is larger, for the oldest prompt.
 func (e *Engine) fill(from []*sequence) bool {
 	e.batch = e.batch[:0]
 	var prefills []*sequence
@@ -50,11 +50,14 @@ func (e *Engine) fill(from []*sequence) bool {
 	for _, q := range prefills {
 		l.queued += q.missing()
 	}
-	budget := e.pace.budget(l)
+	budget, room := e.pace.budget(l)
 	if e.cfg.MaxStepTime > 0 && !e.pace.measured() && e.prefilling() {
-		budget = 0 // how much is too much, the step under way will show
+		budget = 0 // the step under way will show how fast prefill is
 	}
 	shared := sharedTokens
+	if alone {
+		room = l.total - l.decodes
+	}
 	for i, q := range prefills {
 		short := shortOnes(prefills[i+1:], q, min(budget, shared)/2)
 		if alone && (i > 0 || short > 0) {
@@ -64,7 +67,8 @@ func (e *Engine) fill(from []*sequence) bool {
 			break
 		}
 		n := e.chunk(q, budget-short)
-		if all := q.missing(); alone && i == 0 && all-n <= n/smallRest && all <= l.total-len(e.batch) {
+		last := i == len(prefills)-1 || alone && i == 0
+		if all := q.missing(); last && all-n <= n/smallRest && all <= room {
 			n = all
 		}
 		if e.holdsUp(q, n) {
@@ -72,6 +76,7 @@ func (e *Engine) fill(from []*sequence) bool {
 		}
 		q.chunk = n
 		budget -= q.chunk
+		room -= q.chunk
 		shared -= q.chunk
 		e.batch = append(e.batch, q)
 	}
@@ -79,14 +84,14 @@ func (e *Engine) fill(from []*sequence) bool {
 }
 
 const (
-	// aloneTime is how many times MaxStepTime a step may take in which nothing
-	// decodes: only who comes meanwhile waits for it.
+	// aloneTime is how many times MaxStepTime a step may take in which nothing decodes: only
+	// requests that come meanwhile wait for it.
 	aloneTime = 4
-	// sharedTokens is from where on a larger step is faster only for the one long
-	// prompt in it, by its attention: others get their first token sooner without.
+	// sharedTokens is the size beyond which a step gets faster only for one long prompt, by its
+	// attention. Other prompts get their first token sooner in smaller steps.
 	sharedTokens = 2048
-	// smallRest is the part of a chunk that may go with it beyond the time, where it
-	// is all that is left: a small step takes longer than its tokens would here.
+	// smallRest: the last prompt's last tokens go with its chunk, beyond its budget, if they are
+	// at most the chunk over smallRest. A small step of their own would take longer.
 	smallRest = 8
 )
 
@@ -104,7 +109,7 @@ func shortOnes(younger []*sequence, q *sequence, most int) (tokens int) {
 	return tokens
 }
 
-// decoding says that some sequence waits for its next step to get a token.
+// decoding reports whether some sequence gets a token from its next step.
 func (e *Engine) decoding() bool {
 	for _, q := range e.running {
 		if q.missing() <= 1 && !q.h.req.PrefillOnly && !q.paused() {
@@ -114,7 +119,7 @@ func (e *Engine) decoding() bool {
 	return false
 }
 
-// prefilling says that a step under way carries prefill.
+// prefilling reports whether a step under way carries prefill.
 func (e *Engine) prefilling() bool {
 	for _, f := range e.flights {
 		for _, m := range f.members {
@@ -126,8 +131,8 @@ func (e *Engine) prefilling() bool {
 	return false
 }
 
-// chunk is how many of at most budget tokens q computes next. An inner chunk
-// ends with a block where possible, so that a push finds whole blocks.
+// chunk is how many tokens, at most budget, q computes next. An inner chunk ends with a block
+// where possible, so that a push finds whole blocks.
 func (e *Engine) chunk(q *sequence, budget int) int {
 	n := min(q.missing(), budget)
 	if end := q.next() + n; n < q.missing() && n > e.blockToks {
@@ -136,19 +141,13 @@ func (e *Engine) chunk(q *sequence, budget int) int {
 	return n
 }
 
-// foreseen says of a sequence whose next token is being drawn that it can be
-// stepped without knowing which it is, and that it is not its last for certain.
+// foreseen reports whether a sequence whose next token is being drawn can be stepped without
+// knowing the token. It must not be certain to be the last one.
 func (e *Engine) foreseen(q *sequence) bool {
 	r := q.h.req
 	return q.h.prompted && r.Repetition == 1 && r.Presence == 0 && r.Frequency == 0 && !e.full(r, len(q.output())+1)
 }
 
 func keepRunning(list []*sequence) []*sequence {
-	kept := list[:0]
-	for _, q := range list {
-		if q.running {
-			kept = append(kept, q)
-		}
-	}
-	return kept
+	return slices.DeleteFunc(list, func(q *sequence) bool { return !q.running })
 }

@@ -17,14 +17,8 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Handle{
-		e: e, req: req, owner: req.Owner,
-		arrived: time.Now(),
-		ready:   make(chan struct{}, 1),
-		done:    make(chan struct{}),
-		unread:  make([]int, req.N),
-		dropped: make([]bool, req.N),
-	}
+	h := &Handle{e: e, req: req, owner: req.Owner, arrived: time.Now(),
+		ready: make(chan struct{}, 1), done: make(chan struct{}), unread: make([]int, req.N), dropped: make([]bool, req.N)}
 	if req.MinTokens > 0 {
 		h.allBanned = append(append(h.allBanned, e.cfg.EOS...), req.StopTokens...)
 	}
@@ -46,8 +40,8 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 	return h, nil
 }
 
-// ordinary is added to the arrival numbers of all requests but urgent ones, so
-// that those are older than any other.
+// ordinary is added to the arrival numbers of requests that are not urgent, so that urgent ones
+// are older than any other.
 const ordinary = 1 << 63
 
 // enter gives the request its place in the queue.
@@ -77,7 +71,7 @@ func (e *Engine) enter(ctx context.Context, h *Handle) error {
 	return nil
 }
 
-// unqueue takes the request out of the count that ErrQueueFull limits.
+// unqueue removes the request from the count that ErrQueueFull limits.
 func (e *Engine) unqueue(h *Handle) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -87,8 +81,7 @@ func (e *Engine) unqueue(h *Handle) {
 	}
 }
 
-// attend makes the loop look at a handle; once the loop is gone, the caller
-// does what is left to do.
+// attend makes the loop look at a handle. Once the loop is gone, it does what is left to do.
 func (e *Engine) attend(h *Handle) {
 	e.mu.Lock()
 	if e.stopped {
@@ -104,7 +97,7 @@ func (e *Engine) attend(h *Handle) {
 	e.signal()
 }
 
-// intake begins new requests and acts on what was asked of others.
+// intake begins new requests and acts on cancellations and releases.
 func (e *Engine) intake() {
 	e.mu.Lock()
 	inbox, aborting := e.inbox, e.aborting
@@ -128,8 +121,7 @@ func (e *Engine) intake() {
 	}
 }
 
-// begin puts a new request's first sequence into the queue; one with first
-// tokens forks at once.
+// begin queues a new request's first sequence. One with first tokens forks at once.
 func (e *Engine) begin(h *Handle) {
 	h.begun = true
 	e.live++
@@ -164,8 +156,8 @@ func (e *Engine) heed(h *Handle) {
 	}
 }
 
-// prune drops the sequences whose choices were cancelled. A sequence that has
-// not drawn yet stands for all choices.
+// prune drops the sequences whose choices were cancelled. A sequence that has not drawn yet stands
+// for all choices.
 func (e *Engine) prune(h *Handle) {
 	alive := h.survivors()
 	for _, q := range slices.Clone(h.seqs) {

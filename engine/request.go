@@ -10,13 +10,13 @@ import (
 // must not change after Submit.
 type Request struct {
 	ID string // for logs
-	// Owner labels the request's blocks in the ledger, and must be unlike
-	// any other live request's. Empty means one made from ID. A Prefilled
-	// request names the label its blocks were reserved under.
+	// Owner labels the request's blocks in the ledger, and must differ from any other live
+	// request's. Empty: one is made from ID. A Prefilled request's is the label under which its
+	// blocks were reserved.
 	Owner string
 
-	// Urgent puts the request before all others that wait: for a router's
-	// probe, which must not queue behind what it is to make room for.
+	// Urgent puts the request before all others that wait. It is for a router's probe, which
+	// must not wait for what it is to make room for.
 	Urgent bool
 
 	Prompt []int32
@@ -29,25 +29,23 @@ type Request struct {
 	Salt       string // of the prefix index: tenant, LoRA
 	Priority   int8   // of its KV in the prefix index: kvcache.Chain
 
-	// Logprobs and PromptLogprobs say how many top entries to list with each
-	// token's own log probability; negative means none at all. Prompt
-	// logprobs make the engine compute the whole prompt, cached or not.
+	// Logprobs and PromptLogprobs say how many top entries to list with each token's own log
+	// probability; negative: no log probabilities. Prompt logprobs make the engine compute the
+	// whole prompt, cached or not.
 	Logprobs       int
 	PromptLogprobs int
 
-	// PrefillOnly runs the prompt and draws one token for each choice, then
-	// holds the blocks until Handle.Release.
+	// PrefillOnly runs the prompt, draws one token for each choice, and holds the blocks until
+	// Handle.Release.
 	PrefillOnly bool
-	// OnBlocks tells of prompt blocks whose rows of one layer are in the
-	// pool, for PrefillOnly. Blocks found in the prefix cache come first,
-	// for all layers; then, step by step, layer after layer, the blocks that
-	// the step completed, and with the prompt's last step a partial last
-	// block. It runs on the engine's goroutine, inside a step: it must not
-	// block. Ready is read only and may be kept. Calls can come until
-	// Handle.Done.
+	// OnBlocks is told, for PrefillOnly, of prompt blocks whose rows of one layer are in the
+	// pool: first of blocks found in the prefix cache, for all layers; then, step by step and
+	// layer by layer, of blocks that the step completed, and with the prompt's last step of a
+	// partial last block. It runs on the engine's goroutine inside a step, so it must not block.
+	// Ready is read only and may be kept. Calls can come until Handle.Done.
 	OnBlocks func(layer int, ready []Ready)
 
-	// Source may have KV rows of Prompt that the pool has not; nil: nobody has.
+	// Source may have KV rows of Prompt that the pool lacks; nil: nobody has.
 	Source Source
 
 	// Prefilled starts from KV rows that another worker computed.
@@ -77,16 +75,14 @@ type Ready struct {
 
 // Prefilled is a prompt whose KV rows are in place.
 type Prefilled struct {
-	// Blocks is the block table of exactly the prompt, held under
-	// Request.Owner with one reference each. Once Submit has succeeded they
-	// are the engine's to release; when it fails they stay the caller's.
+	// Blocks is the block table of exactly the prompt, held under Request.Owner with one
+	// reference each. The engine releases them if Submit succeeds, else the caller does.
 	Blocks []int32
-	// First are the N choices' first tokens, drawn by the other worker; they
-	// are delivered as if drawn here. Empty means that the engine computes
-	// the prompt's last position again and draws them itself.
+	// First are the N choices' first tokens, drawn by the other worker and delivered as if
+	// drawn here. If empty, the engine computes the prompt's last position again and draws them.
 	First []kernels.Sampled
-	// CachedTokens and PromptLogprobs are handed on in PromptInfo. Unless it
-	// computes the last position itself, the engine has no others.
+	// CachedTokens and PromptLogprobs are passed on in PromptInfo. The engine has no others,
+	// unless it computes the last position.
 	CachedTokens   int
 	PromptLogprobs []kernels.PromptLogprob
 }
@@ -94,8 +90,7 @@ type Prefilled struct {
 // Finish says why a choice ended.
 type Finish string
 
-// Reasons. A failed or cancelled request has none: Handle.Next returns an
-// error instead.
+// Reasons. A failed or cancelled request has none: Handle.Next returns an error instead.
 const (
 	FinishNone   Finish = ""
 	FinishStop   Finish = "stop"   // EOS or a stop token, which is the event's token
@@ -111,12 +106,11 @@ type Event struct {
 	Prompt  *PromptInfo // with the request's first event only
 }
 
-// PromptInfo is what became known by computing the prompt.
+// PromptInfo is what computing the prompt yielded.
 type PromptInfo struct {
 	Tokens       int
 	CachedTokens int // found in the prefix cache
-	// Logprobs[i] is of prompt token i+1 after tokens 0..i; empty unless
-	// asked for.
+	// Logprobs[i] is of prompt token i+1 after tokens 0..i; empty unless asked for.
 	Logprobs []kernels.PromptLogprob
 	Queued   time.Duration // from Submit to the first step
 	Prefill  time.Duration // from the first step to the first token

@@ -89,8 +89,11 @@ func newRigOn(t testing.TB, cfg engine.Config, b kernels.Backend) *rig {
 
 // fake is the backend without what makes it a Launcher.
 func (r *rig) fake() *enginetest.Backend {
-	if p, ok := r.backend.(*enginetest.Pipelined); ok {
-		return p.Backend
+	switch b := r.backend.(type) {
+	case *enginetest.Pipelined:
+		return b.Backend
+	case *device:
+		return b.Backend
 	}
 	return r.backend.(*enginetest.Backend)
 }
@@ -135,7 +138,8 @@ func (r *rig) done(h *engine.Handle) {
 func (r *rig) reserve(n int, owner string) ([]int32, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	return r.cache.AllocWait(ctx, n, owner)
+	ids, _, err := r.cache.ReserveWait(ctx, &kvcache.Chain{}, 0, n, owner)
+	return ids, err
 }
 
 // output is what one choice produced.
@@ -258,4 +262,13 @@ func (r *rig) eachBlock(blocks []int32, n int, f func(layer int, id int32, rows 
 			f(layer, id, min(r.cache.BlockTokens(), n-i*r.cache.BlockTokens()))
 		}
 	}
+}
+
+// indexed holds what the index has of a prompt, n tokens.
+func indexed(c *kvcache.Cache, tokens []int32, salt, owner string) (ids []int32, n int) {
+	chain := c.NewChain(salt)
+	chain.Extend(tokens)
+	n = c.Reach(&chain, len(tokens))
+	ids, _ = c.HoldChain(&chain, n, owner)
+	return ids, n
 }

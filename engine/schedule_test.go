@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -265,75 +263,6 @@ func TestShortPrompts(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestQueueTime: 60 clients in a closed loop on a device that takes 20 us a token and 5 ms
-// at least. No step that others wait for is longer than MaxStepTime, first tokens come
-// within some steps of QueueTime, and steps beside decodes are efficient, no more.
-func TestQueueTime(t *testing.T) {
-	cfg := config()
-	cfg.StepTokens, cfg.PrefillTokens, cfg.MaxStepTime, cfg.QueueTime, cfg.MaxRunning = 8192, 8192, 50*time.Millisecond, 100*time.Millisecond, 256
-	const clients, in, out = 60, 1000, 64
-	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		var first []time.Duration
-		var steps, large int
-		r := newRig(t, cfg, enginetest.Config{Blocks: 8000, BlockTokens: 16, MaxPositions: 4096}, func(s *kernels.Step) error {
-			tokens, decodes := 0, 0
-			for _, q := range s.Seqs {
-				tokens += len(q.Tokens)
-				if len(q.Tokens) == 1 {
-					decodes++
-				}
-			}
-			took := max(5*time.Millisecond, time.Duration(tokens)*20*time.Microsecond)
-			if decodes > 0 {
-				if steps++; tokens > 1024 {
-					large++
-				}
-				if took > cfg.MaxStepTime+time.Millisecond {
-					t.Errorf("a step of %d tokens, %d decode", tokens, decodes)
-				}
-			}
-			time.Sleep(took)
-			return nil
-		})
-		var wg sync.WaitGroup
-		for c := range clients {
-			wg.Go(func() {
-				random := rand.New(rand.NewPCG(uint64(c), 7))
-				time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
-				for round := range 6 {
-					q := request(prompt(random, in), out)
-					q.IgnoreEOS = true
-					began := time.Now()
-					h := r.submit(q)
-					if _, err := h.Next(t.Context()); err != nil {
-						t.Error(err)
-						return
-					}
-					if round > 1 {
-						mu.Lock()
-						first = append(first, time.Since(began))
-						mu.Unlock()
-					}
-					if _, err := readAll(h); err != nil {
-						t.Error(err)
-					}
-				}
-			})
-		}
-		wg.Wait()
-		r.close()
-		slices.Sort(first)
-		t.Logf("first tokens after %v, 99 of 100 within %v; %d of %d steps beside decodes have more than 1024 tokens", first[len(first)/2], first[len(first)*99/100], large, steps)
-		if p50, p99 := first[len(first)/2], first[len(first)*99/100]; p50 > 2*cfg.QueueTime || p99 > 3*cfg.QueueTime {
-			t.Errorf("first tokens after %v, 99 of 100 within %v", p50, p99)
-		}
-		if large*4 > steps {
-			t.Errorf("%d of %d steps beside decodes have more than 1024 tokens", large, steps)
-		}
-	})
 }
 
 func readAll(h *engine.Handle) ([]engine.Event, error) {

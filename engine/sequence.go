@@ -1,14 +1,15 @@
 package engine
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// sequence is one line of tokens that grows: a request's prompt until its
-// first draw, then each of its choices. It belongs to the loop.
+// sequence is a growing list of tokens: a request's prompt until its first draw, then one for
+// each of its choices. It belongs to the loop.
 type sequence struct {
 	h      *Handle
 	choice int
@@ -24,8 +25,8 @@ type sequence struct {
 
 	arriving Arriving // rows below computed that no step has proved; nil: none
 	asked    time.Time
-	behind   uint64 // another request had begun to bring its prefix, when so many and one less had ended; 0: none had
-	void     int    // steps under way that came to nothing; see arrive.go
+	behind   uint64 // another request brings its prefix: it waits until Engine.brought is this; 0: none does
+	void     int    // steps under way whose results are dropped; see arrive.go
 	lost     bool   // others may still write into its blocks: it needs fresh ones
 
 	running bool // in Engine.running, else in Engine.waiting
@@ -34,39 +35,31 @@ type sequence struct {
 
 	// Of the steps under way.
 	flights int // that carry it
-	ahead   int // tokens in them: no rows yet that could be relied on
-	draw    int // 1 + place among the last one's draws of its next token; 0: there is none
+	ahead   int // tokens in them, whose rows do not count yet
+	draw    int // 1 + the place of its next token among the last one's draws; 0: none
 }
 
 // next is the position of the next row to compute.
 func (q *sequence) next() int { return q.computed + q.ahead }
 
-// length counts its tokens, with one that is being drawn.
+// length counts its tokens, including one that is being drawn.
 func (q *sequence) length() int { return len(q.tokens) + min(q.draw, 1) }
 
 // missing is how many tokens have no KV rows; 1 means that it decodes.
 func (q *sequence) missing() int { return q.length() - q.next() }
 
-// paused says that its reader has too many events to read, with that of a token
-// which is being drawn.
+// paused reports whether its reader has too many unread events, counting that of a token being
+// drawn.
 func (q *sequence) paused() bool { return q.h.unreadOf(q.choice)+min(q.draw, 1) > q.h.e.cfg.MaxBacklog }
 
 // output is what was drawn so far.
 func (q *sequence) output() []int32 { return q.tokens[len(q.h.req.Prompt):] }
 
-// older orders sequences by arrival, then choice.
 func (q *sequence) older(than *sequence) bool { return compareAge(q, than) < 0 }
 
+// compareAge orders sequences by arrival, then choice.
 func compareAge(a, b *sequence) int {
-	switch {
-	case a.h.order != b.h.order:
-		if a.h.order < b.h.order {
-			return -1
-		}
-		return 1
-	default:
-		return a.choice - b.choice
-	}
+	return cmp.Or(cmp.Compare(a.h.order, b.h.order), cmp.Compare(a.choice, b.choice))
 }
 
 func insertByAge(list []*sequence, q *sequence) []*sequence {
@@ -81,7 +74,7 @@ func without(list []*sequence, q *sequence) []*sequence {
 	return list
 }
 
-// enqueue and enroll put a new or moved sequence into its list.
+// enqueue moves a running sequence to the waiting ones; enroll does the opposite.
 func (e *Engine) enqueue(q *sequence) {
 	e.running, q.running = without(e.running, q), false
 	e.waiting = insertByAge(e.waiting, q)
@@ -92,8 +85,8 @@ func (e *Engine) enroll(q *sequence) {
 	e.running = insertByAge(e.running, q)
 }
 
-// drop ends a sequence and frees its blocks, when no step under way may write
-// them any more (land). A PrefillOnly request's stay in its handle.
+// drop ends a sequence and frees its blocks, or leaves that to land while steps under way may
+// write them. A PrefillOnly request's blocks stay in its handle.
 func (e *Engine) drop(q *sequence) {
 	e.waiting, e.running, q.running = without(e.waiting, q), without(e.running, q), false
 	q.h.seqs = without(q.h.seqs, q)
@@ -117,10 +110,7 @@ func (e *Engine) finish(h *Handle, err error) {
 	e.unqueue(h)
 	e.live--
 	e.metrics.ended(err)
-	h.mu.Lock()
-	kept := h.blocks != nil
-	h.mu.Unlock()
-	if kept {
+	if h.Blocks() != nil {
 		e.cache.SetState(h.owner, kvcache.StateFinished)
 		e.held++
 	}
@@ -131,16 +121,11 @@ func (e *Engine) finish(h *Handle, err error) {
 	}
 }
 
-// close lets go of a request that is over and in no step under way.
+// close ends a request that is over and in no step under way.
 func (e *Engine) close(h *Handle) {
-	h.mu.Lock()
-	kept := h.blocks != nil
-	h.mu.Unlock()
-	if !kept {
+	if h.Blocks() == nil {
 		close(h.done)
-		return
-	}
-	if h.giveBack() {
+	} else if h.giveBack() {
 		e.held--
 	}
 }

@@ -16,16 +16,16 @@ type stepBuffers struct {
 	arrivals []kernels.Arrival
 }
 
-// tell is what one sequence's OnBlocks hears during a step.
+// tell is what one sequence's OnBlocks is told during a step.
 type tell struct {
 	q        *sequence
-	told     int  // blocks that it had heard of before
-	late     bool // not told: the step was not judged then
+	told     int  // blocks that it was told of before
+	late     bool // it was not told: the step was not judged then
 	onBlocks func(layer int, ready []Ready)
 	ready    []Ready
 }
 
-// unknown stands for a token that is being drawn.
+// unknown is the token of a sequence whose token is being drawn.
 var unknown = []int32{0}
 
 // build describes the batch to the backend.
@@ -86,7 +86,7 @@ func (e *Engine) build(b *stepBuffers) *kernels.Step {
 	return step
 }
 
-// untell takes back what build noted of a step that was not launched.
+// untell takes back what build noted about a step that was not launched.
 func (b *stepBuffers) untell() {
 	for _, t := range b.tells {
 		t.q.told = t.told
@@ -108,13 +108,12 @@ func (q *sequence) sample(i int) kernels.Sample {
 	return s
 }
 
-// wantsPrompt says that this pass yields prompt log probabilities.
+// wantsPrompt reports whether the sequence's steps yield prompt log probabilities.
 func (q *sequence) wantsPrompt() bool {
 	return q.h.req.PromptLogprobs >= 0 && !q.h.prompted && q.h.req.Prefilled == nil
 }
 
-// advance books the step's new KV rows, and lets the prefix cache know of
-// blocks they completed.
+// advance counts the step's new KV rows, and indexes the blocks that they completed.
 func (e *Engine) advance(m member) {
 	if m.q.running { // else it ended while the step was under way
 		m.q.computed += m.chunk
@@ -128,7 +127,7 @@ func (e *Engine) index(q *sequence) {
 	q.indexed = e.cache.InsertChain(&q.chain, done, q.table, q.indexed)
 }
 
-// record keeps count of failures for Health.
+// record counts failures for Health.
 func (e *Engine) record(err error) {
 	if err == nil && e.failures == 0 {
 		return
@@ -147,7 +146,7 @@ func (e *Engine) record(err error) {
 	}
 }
 
-// checkResults guards the loop against a backend that answers out of shape.
+// checkResults checks the shape of a backend's results.
 func checkResults(step *kernels.Step, results []kernels.Result) error {
 	if len(results) != len(step.Seqs) {
 		return fmt.Errorf("%d results for %d sequences", len(results), len(step.Seqs))

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// StepRecord is one step, for /debug/steps: where its time went, on the host and on
-// the device.
+// StepRecord is one step, for /debug/steps: where its time went, on the host and on the device.
 type StepRecord struct {
 	Began    time.Time     `json:"began"` // its launch, or the end of the step before it if that was later
 	Seqs     int           `json:"seqs"`

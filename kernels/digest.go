@@ -27,6 +27,14 @@ func mix64(z uint64) uint64 {
 // the high ones.
 func digestKey(i int) uint64 { return mix64(digestKeySeed * (uint64(i) + 1)) }
 
+// digestKeys holds the first keys: those of rows up to 2 KiB. Longer rows compute the rest.
+var digestKeys = func() (keys [256]uint64) {
+	for i := range keys {
+		keys[i] = digestKey(i)
+	}
+	return keys
+}()
+
 // coordHash mixes a row's coordinates (kvlayout.Coordinates).
 func coordHash(coord uint64) uint64 { return mix64(digestCoordSeed + coord) }
 

@@ -54,7 +54,7 @@ func TestDigestVectors(t *testing.T) {
 	}
 }
 
-// layer is one of a layout of K and V rows of so many bytes, digests' numbers 0 and 1.
+// layer is a layer of a layout whose K and V rows, planes 0 and 1 of digests, have rowBytes.
 func layer(number, heads, rowBytes int) *kvlayout.Layer {
 	return &kvlayout.Plain(number+1, heads, rowBytes, 16, kvlayout.U8).Resolve()[number]
 }

@@ -65,13 +65,13 @@ func (g *Outgoing) mark() {
 	if g.ended || g.marked || !g.committed || g.inflight > 0 || g.head < len(g.queue) {
 		return
 	}
-	g.p.mark(g, nil)
+	g.p.queueMarks(g, nil)
 }
 
-// mark queues g's marks with every bulk writer but one; needs p.mu. They replace marks
+// queueMarks queues g's marks with every bulk writer but one; needs p.mu. They replace marks
 // of g that still wait there: only the last round's count, and a peer that asks for
 // rounds without reading must not fill our memory.
-func (p *sender) mark(g *Outgoing, but *bulkWriter) {
+func (p *sender) queueMarks(g *Outgoing, but *bulkWriter) {
 	g.marked = true
 	for _, w := range p.bulk {
 		if w != but {
@@ -94,7 +94,7 @@ func (w *bulkWriter) markBehind(g *Outgoing) {
 	if g.ended || g.marked || !g.committed || g.inflight > 1 || g.head < len(g.queue) {
 		return
 	}
-	w.p.mark(g, w)
+	w.p.queueMarks(g, w)
 	at := len(w.buf)
 	w.buf = w.f.frame(w.buf, g.markOf())
 	w.pieces = append(w.pieces, piece{n: len(w.buf) - at})
@@ -145,8 +145,8 @@ func (p *sender) fit(g *Outgoing, units []uint32) (n int) {
 	return n
 }
 
-// run writes until the session is over.
-func (w *bulkWriter) run() {
+// writeBulk writes until the session is over.
+func (w *bulkWriter) writeBulk() {
 	beat := time.NewTicker(w.p.cfg.KeepAlive)
 	defer beat.Stop()
 	var units []uint32
@@ -195,8 +195,7 @@ func (w *bulkWriter) batch(g *Outgoing, units []uint32) (err error) {
 		err = w.send(g, units[:n], n == len(units))
 		units = units[n:]
 	}
-	var load *loadError
-	if errors.As(err, &load) {
+	if load, ok := errors.AsType[*loadError](err); ok {
 		g.end(OutcomeOf(load.err, ticket.Corrupt), load, true)
 		err = nil
 	}
@@ -282,17 +281,18 @@ func (w *bulkWriter) frame(g *Outgoing, typ frameType, units []departure) error 
 	for n := range units {
 		rows, heads = rows+units[n].bytes, heads+int(units[n].Heads)
 	}
-	w.buf = beginFrame(w.buf, w.f.version, typ)
+	c := codec{b: beginFrame(w.buf, w.f.version, typ)}
 	if typ == typeBatch {
-		w.buf = appendBatchHead(w.buf, g.t.ID, g.tag, len(units), heads)
+		h := batchHead{g.t.ID, g.tag, uint32(len(units)), uint32(heads)}
+		h.fields(&c)
 		for n := range units {
-			w.buf = units[n].appendEntry(w.buf, units[n].bytes)
+			units[n].entry(&c, &units[n].bytes)
 		}
 	} else {
-		w.buf = units[0].append(w.buf)
+		units[0].fields(&c)
 	}
-	sums := len(w.buf)
-	w.buf = slices.Grow(w.buf, 8*heads)[:sums+8*heads]
+	sums := len(c.b)
+	w.buf = slices.Grow(c.b, 8*heads)[:sums+8*heads]
 	w.pieces = append(w.pieces, piece{n: len(w.buf) - at})
 	for n := range units {
 		if err := w.rows(g, &units[n]); err != nil {
@@ -345,9 +345,9 @@ func (w *bulkWriter) vectors() [][]byte {
 	return w.vecs
 }
 
-// watch notices at once when the receiver hangs up. The receiver says nothing
+// awaitHangUp notices at once when the receiver hangs up. The receiver says nothing
 // on a bulk connection, so this read has no deadline: it ends with the session.
-func (w *bulkWriter) watch() {
+func (w *bulkWriter) awaitHangUp() {
 	var one [1]byte
 	_, err := w.f.conn.Read(one[:])
 	if err == nil || w.f.r.Buffered() > 0 {

@@ -9,7 +9,7 @@ func TestMarksDoNotPileUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &sender{side: m.of(SideSender)}
+	p := &sender{half: half{side: m.of(SideSender)}}
 	for range 2 {
 		p.bulk = append(p.bulk, &bulkWriter{p: p, wake: make(chan struct{}, 1)})
 	}

@@ -120,9 +120,6 @@ func (c Config) Validate() error {
 	if c.ProtocolMin < 1 || c.ProtocolMax < c.ProtocolMin || c.ProtocolMax > 255 {
 		bad("protocol range %d-%d is not inside 1-255", c.ProtocolMin, c.ProtocolMax)
 	}
-	if c.BulkConns < 1 || c.BulkConns > maxBulkConns {
-		bad("bulk_conns %d is not in 1..%d", c.BulkConns, maxBulkConns)
-	}
 	for _, d := range []struct {
 		name string
 		d    time.Duration
@@ -138,17 +135,16 @@ func (c Config) Validate() error {
 	if c.PeerSilence < 3*c.KeepAlive {
 		bad("peer_silence %v is under three keep_alives of %v", c.PeerSilence, c.KeepAlive)
 	}
-	if c.Resends < 0 || c.Resends > 100 {
-		bad("resends %d is not in 0..100", c.Resends)
-	}
-	if c.MaxTickets < 1 || c.MaxTickets > 1<<20 {
-		bad("max_tickets %d is not in 1..%d", c.MaxTickets, 1<<20)
-	}
-	if c.MaxSessions < 1 || c.MaxSessions > 1<<16 {
-		bad("max_sessions %d is not in 1..%d", c.MaxSessions, 1<<16)
-	}
-	if c.BatchBytes < 1 || c.BatchBytes > 64<<20 {
-		bad("batch_bytes %d is not in 1..%d", c.BatchBytes, 64<<20)
+	for _, n := range []struct {
+		name         string
+		n, low, high int
+	}{
+		{"bulk_conns", c.BulkConns, 1, maxBulkConns}, {"resends", c.Resends, 0, 100}, {"max_tickets", c.MaxTickets, 1, 1 << 20},
+		{"max_sessions", c.MaxSessions, 1, 1 << 16}, {"batch_bytes", c.BatchBytes, 1, 64 << 20},
+	} {
+		if n.n < n.low || n.n > n.high {
+			bad("%s %d is not in %d..%d", n.name, n.n, n.low, n.high)
+		}
 	}
 	return errors.Join(errs...)
 }

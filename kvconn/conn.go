@@ -26,6 +26,8 @@ type frameConn struct {
 	ordered bool          // refuse gaps and repeats in the sequence numbers
 	buf     []byte        // of send
 	head    [headerSize]byte
+	enc     codec // of frame
+	dec     codec // of decode
 
 	// For a unit or a batch, next returns only the head; its rows follow.
 	rest  int    // bytes of rows not taken yet
@@ -137,6 +139,11 @@ func (f *frameConn) waitRows() error { return f.patiently(f.vec.waitRead) }
 // takeRows returns the next n bytes of rows, valid until the following read.
 func (f *frameConn) takeRows(n int) ([]byte, error) {
 	f.rest -= n
+	return f.take(n)
+}
+
+// take returns the next n bytes, valid until the following read.
+func (f *frameConn) take(n int) ([]byte, error) {
 	if n > f.r.Size() {
 		b, err := readGrowing(f.r, n)
 		return b, cut(err)
@@ -200,10 +207,22 @@ func (f *frameConn) write(b []byte) error {
 // frame appends m as the next frame of this connection.
 func (f *frameConn) frame(b []byte, m message) []byte {
 	at := len(b)
-	b = m.append(beginFrame(b, f.version, m.kind()))
+	f.enc.b = beginFrame(b, f.version, m.kind())
+	m.fields(&f.enc)
+	b, f.enc.b = f.enc.b, nil
 	endFrame(b, at, f.out)
 	f.out++
 	return b
+}
+
+// decode reads a frame's body into m. An error is a wireError.
+func (f *frameConn) decode(m message, body []byte) error {
+	f.dec = codec{b: body, reading: true}
+	m.fields(&f.dec)
+	if err := f.dec.end(); err != nil {
+		return &wireError{fmt.Errorf("frame type %d: %w", m.kind(), err)}
+	}
+	return nil
 }
 
 // send writes messages as one chunk of bytes.
@@ -218,24 +237,6 @@ func (f *frameConn) send(ms ...message) error {
 	}
 	return err
 }
-
-// waiting returns first and the messages queued behind it, in the memory of into: one
-// write sends them all and wakes the peer once.
-func waiting(first message, out <-chan message, into []message) []message {
-	clear(into)
-	into = append(into[:0], first)
-	for len(into) < maxTogether {
-		select {
-		case m := <-out:
-			into = append(into, m)
-		default:
-			return into
-		}
-	}
-	return into
-}
-
-const maxTogether = 16
 
 // next returns the next frame. The body is valid until the following call; for a unit
 // or a batch it ends before the rows. Rows that were not taken are skipped.
@@ -258,28 +259,17 @@ func (f *frameConn) next() (frameType, []byte, error) {
 		return 0, nil, &wireError{err}
 	}
 	copy(f.head[:], head) // reading the body may move the buffer under it
-	size := headerSize + int(h.length)
-	rest := 0
+	_, _ = f.r.Discard(headerSize)
+	size, rest := int(h.length), 0
 	if fixed := h.typ.fixed(); fixed > 0 {
-		n, err := f.headSize(h, fixed)
-		if err != nil {
+		if size, err = f.headSize(h, fixed); err != nil {
 			return 0, nil, err
 		}
-		rest, f.guess, size = int(h.length)-n, n, headerSize+n
+		rest, f.guess = int(h.length)-size, size
 	}
-	var body []byte
-	if size <= f.r.Size() {
-		whole, err := f.r.Peek(size)
-		if err != nil {
-			return 0, nil, cut(err)
-		}
-		body = whole[headerSize:]
-		_, _ = f.r.Discard(size) // buffered: cannot fail, and leaves the bytes in place
-	} else {
-		_, _ = f.r.Discard(headerSize)
-		if body, err = readGrowing(f.r, size-headerSize); err != nil {
-			return 0, nil, cut(err)
-		}
+	body, err := f.take(size)
+	if err != nil {
+		return 0, nil, err
 	}
 	if frameSum(f.head[:], body) != h.crc {
 		return 0, nil, &wireError{errSum}
@@ -297,11 +287,11 @@ func (f *frameConn) headSize(h header, fixed int) (int, error) {
 	if int(h.length) < fixed {
 		return 0, &wireError{errTrunc}
 	}
-	b, err := f.r.Peek(headerSize + fixed)
+	b, err := f.r.Peek(fixed)
 	if err != nil {
 		return 0, cut(err)
 	}
-	n, err := h.typ.headSize(b[headerSize:])
+	n, err := h.typ.headSize(b)
 	if err == nil && n > int(h.length) {
 		err = errTrunc
 	}
@@ -332,6 +322,14 @@ type wireError struct{ err error }
 
 func (e *wireError) Error() string { return e.err.Error() }
 func (e *wireError) Unwrap() error { return e.err }
+
+// breach makes an error a wireError; nil stays nil.
+func breach(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &wireError{err}
+}
 
 func cut(err error) error {
 	if err == io.EOF {

@@ -37,17 +37,13 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// Retryable reports whether the same request may succeed on another pair.
-func (e *Error) Retryable() bool { return e.Outcome.Retryable() }
-
 // OutcomeOf returns the outcome that err carries, or fallback if it carries none. A nil
 // error is Done.
 func OutcomeOf(err error, fallback ticket.Outcome) ticket.Outcome {
 	if err == nil {
 		return ticket.Done
 	}
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Outcome
 	}
 	return fallback
@@ -79,15 +75,6 @@ type Incompatible struct {
 
 func (e *Incompatible) Error() string {
 	return fmt.Sprintf("%s differs: ours %q, theirs %q", e.Field, e.Ours, e.Theirs)
-}
-
-// asIncompatible returns the field that a handshake was refused for, or nil.
-func asIncompatible(err error) *Incompatible {
-	var d *Incompatible
-	if errors.As(err, &d) {
-		return d
-	}
-	return nil
 }
 
 // ErrDigest is returned by a Sink for rows whose digest does not match. The session

@@ -6,21 +6,24 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 const bannerName = "xpyd-kv "
 
-// meet is what two ends exchange before any frame: with a ring, the proof that both
+// introduce is what two ends exchange before any frame: with a ring, the proof that both
 // belong to its fleet; then a banner each way, one line of text, so that any two builds
 // can at least tell each other their range.
-func (f *frameConn) meet(cfg *Config, r role) error {
+func (f *frameConn) introduce(cfg *Config, r role) error {
 	ours := bannerRange(cfg.ProtocolMin, cfg.ProtocolMax)
 	banner, self := []byte(bannerName+ours+"\n"), trust.Member(cfg.Identity.ID, cfg.Identity.Epoch)
 	var err error
@@ -70,11 +73,11 @@ func notABanner(ours string, line []byte) error {
 // unproven turns an error of the exchange of proofs into ours. Secrets show as their
 // IDs.
 func unproven(err error, ours string) error {
-	var s *trust.Stranger
-	if !errors.As(err, &s) {
-		if errors.Is(err, trust.ErrChallenge) {
-			err = &wireError{err}
-		}
+	s, ok := errors.AsType[*trust.Stranger](err)
+	switch {
+	case !ok && errors.Is(err, trust.ErrChallenge):
+		return &wireError{err}
+	case !ok:
 		return err
 	}
 	d := &Incompatible{Field: fieldSecret, Ours: s.Ours, Theirs: s.Theirs}
@@ -89,7 +92,7 @@ func unproven(err error, ours string) error {
 	return d
 }
 
-// parseBanner accepts exactly the banners that meet writes.
+// parseBanner accepts exactly the banners that introduce writes.
 func parseBanner(line []byte) (min, max int, ok bool) {
 	if _, err := fmt.Sscanf(string(line), bannerName+"%d-%d\n", &min, &max); err != nil {
 		return 0, 0, false
@@ -136,9 +139,9 @@ func (f *frameConn) expect(t frameType) ([]byte, error) {
 	case t:
 		return body, nil
 	case typeRefuse:
-		m, err := decodeRefuse(body)
-		if err != nil {
-			return nil, &wireError{err}
+		var m refuse
+		if err := f.decode(&m, body); err != nil {
+			return nil, err
 		}
 		return nil, &refusal{m.Outcome, &Incompatible{Field: m.Field, Ours: m.Theirs, Theirs: m.Ours}}
 	}
@@ -150,9 +153,9 @@ func (f *frameConn) expectHello(want role, cfg *Config) (*hello, error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := decodeHello(body)
-	if err != nil {
-		return nil, &wireError{err}
+	h := &hello{}
+	if err := f.decode(h, body); err != nil {
+		return nil, err
 	}
 	if h.Role != want {
 		return nil, f.turnAway(ticket.Incompatible, &Incompatible{Field: "role", Ours: "peer must be " + want.String(), Theirs: h.Role.String()})
@@ -174,10 +177,33 @@ func (f *frameConn) hello(cfg *Config, r role) *hello {
 		Convert: cfg.Convert, Unchecked: cfg.Unchecked}
 }
 
-// compare returns the first field of their hello that makes us incompatible.
-func (m *hello) compare(cfg *Config) *Incompatible {
-	return compare(cfg.Identity, m.Identity, cfg.Convert && m.Convert)
+// compare returns the first field that makes the two incompatible; convert means that
+// both sides allow rows of another dtype. Both sides get the same answer.
+func compare(ours, theirs Identity, convert bool) *Incompatible {
+	for _, f := range []struct{ name, a, b string }{
+		{"model_fingerprint", ours.ModelFingerprint, theirs.ModelFingerprint},
+		{"tokenizer_fingerprint", ours.TokenizerFingerprint, theirs.TokenizerFingerprint},
+		{"numerics", ours.Numerics, theirs.Numerics},
+	} {
+		if f.a != f.b && !(f.name == "numerics" && convert && converts(ours, theirs)) {
+			return &Incompatible{Field: f.name, Ours: f.a, Theirs: f.b}
+		}
+	}
+	if field, a, b := kvlayout.Compare(ours.Layout, theirs.Layout, convert); field != "" {
+		return &Incompatible{Field: "layout." + field, Ours: a, Theirs: b}
+	}
+	return nil
 }
+
+// converts reports whether rows change their dtype between the two. Only then
+// may their numerics differ: another dtype implies others.
+func converts(ours, theirs Identity) bool {
+	return kvlayout.Differ(ours.Layout, theirs.Layout) && littleEndian(ours.Numerics) && littleEndian(theirs.Numerics)
+}
+
+// littleEndian reports whether rows of these numerics can be read element by
+// element (kernels/DESIGN.md, section 4).
+func littleEndian(numerics string) bool { return !strings.HasSuffix(numerics, "-be") }
 
 // greetSender is the receiver's half of a control connection's handshake.
 func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello, error) {
@@ -193,7 +219,7 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello
 	if err := out.refuse(f, h); err != nil {
 		return nil, err
 	}
-	if d := h.compare(cfg); d != nil {
+	if d := compare(cfg.Identity, h.Identity, cfg.Convert && h.Convert); d != nil {
 		return nil, f.turnAway(ticket.Incompatible, d)
 	}
 	// Not the instance or run that the router meant: that one is gone.
@@ -209,23 +235,23 @@ func greetSender(f *frameConn, cfg *Config, expect PeerID, out *revoked) (*hello
 
 // bindBulk is the receiver's half of a bulk connection's handshake. A banner
 // has no checksum, so the version must be the control connection's.
-func bindBulk(f, ctl *frameConn, h *hello, index int, seg segment) error {
+func bindBulk(f, ctl *frameConn, ours *bind) error {
 	if f.version != ctl.version {
 		return &wireError{fmt.Errorf("%w: %d, the session has %d", errVersion, f.version, ctl.version)}
 	}
-	if err := f.send(&bind{Session: h.Session, Index: uint32(index), Segment: seg}); err != nil {
+	if err := f.send(ours); err != nil {
 		return err
 	}
 	body, err := f.expect(typeBound)
 	if err != nil {
 		return err
 	}
-	m, err := decodeBound(body)
-	if offered := len(seg.Layers) > 0; err == nil && m.Mapped != offered {
-		err = fmt.Errorf("bound: mapped %t, segment offered %t", m.Mapped, offered)
+	var m bound
+	if err := f.decode(&m, body); err != nil {
+		return err
 	}
-	if err != nil {
-		return &wireError{err}
+	if offered := len(ours.Pool.Layers) > 0; m.Mapped != offered {
+		return &wireError{fmt.Errorf("bound: mapped %t, pool offered %t", m.Mapped, offered)}
 	}
 	return nil
 }
@@ -233,7 +259,7 @@ func bindBulk(f, ctl *frameConn, h *hello, index int, seg segment) error {
 // greetReceiver is the sender's half for a control connection whose hello has
 // been read; it ends when the receiver is ready.
 func greetReceiver(f *frameConn, cfg *Config, h *hello, session [16]byte) error {
-	if d := h.compare(cfg); d != nil {
+	if d := compare(cfg.Identity, h.Identity, cfg.Convert && h.Convert); d != nil {
 		return f.turnAway(ticket.Incompatible, d)
 	}
 	if h.Bulk < 1 || h.Bulk > maxBulkConns {
@@ -253,24 +279,24 @@ func greetReceiver(f *frameConn, cfg *Config, h *hello, session [16]byte) error 
 
 // classify returns the outcome of a connection's failure.
 func classify(err error) ticket.Outcome {
-	var r *refusal
-	var d *Incompatible
-	var w *wireError
-	var n net.Error
-	switch {
-	case errors.As(err, &r):
+	if r, ok := errors.AsType[*refusal](err); ok {
 		return r.outcome
-	case errors.As(err, &d):
+	}
+	if _, ok := errors.AsType[*Incompatible](err); ok {
 		return ticket.Incompatible
-	case errors.As(err, &w):
+	}
+	if _, ok := errors.AsType[*wireError](err); ok {
 		return ticket.Corrupt
+	}
+	n, network := errors.AsType[net.Error](err)
+	switch {
 	case scarce.Ours(err): // the peer may be fine
 		return ticket.NoSpace
 	case errors.Is(err, errStalled), errors.Is(err, errDeadline):
 		return ticket.Late
 	case errors.Is(err, errSilent), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return ticket.Dead
-	case errors.As(err, &n) && n.Timeout():
+	case network && n.Timeout():
 		return ticket.Late
 	}
 	return ticket.Dead
@@ -279,10 +305,9 @@ func classify(err error) ticket.Outcome {
 // failureLevel is the log level of a failed handshake. A vanished peer is only info:
 // the fleet warns of it, as it knows whether the peer left in good order.
 func failureLevel(err error) slog.Level {
-	for _, gone := range []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNREFUSED} {
-		if errors.Is(err, gone) {
-			return slog.LevelInfo
-		}
+	gone := []error{io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNREFUSED}
+	if slices.ContainsFunc(gone, func(e error) bool { return errors.Is(err, e) }) {
+		return slog.LevelInfo
 	}
 	return slog.LevelWarn
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,9 +25,9 @@ type Incoming struct {
 	tokens int              // of our blocks
 	fence  *fence
 	done   chan struct{}
-	view   ViewSink      // the spec's sink, on a session that shares memory
-	still  chan struct{} // closed when the peer has said that it writes no more
-	stop   sync.Once     // closes still
+	still  chan struct{} // closed by stopped
+	// stopped records that the peer has confirmed that it writes no more; idempotent.
+	stopped func()
 
 	mu        sync.Mutex
 	units     []unitState // layer*len(Dest) + index
@@ -87,7 +88,7 @@ func newIncoming(s *Session, spec TicketSpec) (*Incoming, *request, error) {
 	now := time.Now()
 	i := &Incoming{s: s, spec: spec, layers: s.layers, tokens: bt, fence: newFence(nil), done: make(chan struct{}),
 		still: make(chan struct{}), units: make([]unitState, layers*blocks), missing: layers * blocks, started: now, progress: now}
-	i.view, _ = spec.Sink.(ViewSink)
+	i.stopped = sync.OnceFunc(func() { close(i.still) })
 	m := &request{Link: spec.Link, DestBlockTokens: uint32(bt), Positions: uint32(spec.Positions), RequestID: spec.RequestID,
 		LeaseID: spec.LeaseID, First: spec.First, Tokens: spec.Tokens, Dest: spec.Dest}
 	for u := range i.units {
@@ -206,45 +207,21 @@ func (i *Incoming) end(o ticket.Outcome, err error) {
 	if o == ticket.Done {
 		i.stopped()
 		i.s.drop(i.id)
-		i.s.post(note{typeReceived, i.id})
+		i.s.post(&note{typeReceived, i.id})
 		return
 	}
 	i.s.log.Debug("kv ticket over", logTicket, i.id, logReqID, i.spec.RequestID, logPhase, string(i.err.Phase), "outcome", string(o), "why", err)
-	i.s.post(note{typeRevoke, i.id})
+	i.s.post(&note{typeRevoke, i.id})
 }
 
-// address checks every field of the unit against the ticket.
-func (i *Incoming) address(u *unitHead, bytes int) (unit uint32, ok bool) {
-	unit, size, ok := i.addressed(u, int(u.Heads))
-	return unit, ok && bytes == size
-}
-
-// addressed is address without the rows; size is their length in bytes.
-func (i *Incoming) addressed(u *unitHead, heads int) (unit uint32, size int, ok bool) {
+// addressed checks a block of a layer against the ticket. It returns the unit, and how
+// many rows it has.
+func (i *Incoming) addressed(layer uint32, b pushedBlock) (unit uint32, rows int, ok bool) {
 	blocks := uint32(len(i.spec.Dest))
-	if u.Layer >= uint32(len(i.layers)) || u.Index >= blocks {
+	if layer >= uint32(len(i.layers)) || b.Index >= blocks || i.spec.Dest[b.Index] != (Dest{b.Block, b.Generation}) {
 		return 0, 0, false
 	}
-	l := &i.layers[u.Layer]
-	want := min(i.tokens, i.spec.Positions-int(u.Index)*i.tokens)
-	d := i.spec.Dest[u.Index]
-	return u.Layer*blocks + u.Index, l.PackedBytes(want),
-		u.Block == d.Block && u.Generation == d.Generation && int(u.Rows) == want && heads == l.Heads
-}
-
-func (i *Incoming) claim(unit uint32) bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.claims(unit)
-}
-
-// claims is claim; it needs mu.
-func (i *Incoming) claims(unit uint32) bool {
-	if i.units[unit] != unitMissing {
-		return false
-	}
-	i.units[unit] = unitStoring
-	return true
+	return layer*blocks + b.Index, min(i.tokens, i.spec.Positions-int(b.Index)*i.tokens), true
 }
 
 // doubt counts a unit with a wrong digest as corrupt, unless it may be torn. Through
@@ -252,7 +229,7 @@ func (i *Incoming) claims(unit uint32) bool {
 // connections end (kvconn/nccl). Such a unit counts as corrupt once it comes again,
 // which shows that the peer lives, and as lost if it does not; needs mu.
 func (i *Incoming) doubt(unit uint32) {
-	if _, staged := i.s.staged(); !staged {
+	if _, staged := holdAs[StagedHold](i.s.lent); !staged {
 		i.s.m.corrupt.Inc()
 		return
 	}
@@ -262,17 +239,27 @@ func (i *Incoming) doubt(unit uint32) {
 	i.torn[unit] = true
 }
 
-// stored settles a claimed unit.
-func (i *Incoming) stored(unit uint32, err error) {
+// stored settles claimed units that had the same result.
+func (i *Incoming) stored(err error, units ...uint32) {
+	if len(units) == 0 {
+		return
+	}
 	i.mu.Lock()
-	i.keep(unit, err)
+	for _, unit := range units {
+		i.keep(unit, err)
+	}
 	if err == nil {
 		i.progress = time.Now()
 	}
 	complete := err == nil && i.complete()
 	var wrong asking
 	if errors.Is(err, ErrDigest) {
-		wrong = i.again([]run{{unit, 1}}, err)
+		slices.Sort(units)
+		var runs []run
+		for _, unit := range units {
+			runs = appendUnit(runs, unit)
+		}
+		wrong = i.again(runs, err)
 	}
 	i.mu.Unlock()
 	switch {
@@ -333,11 +320,6 @@ func (i *Incoming) onCommit(m *commit) {
 	i.ask(lost)
 }
 
-// onFailed ends the ticket; the peer has stopped already.
-func (i *Incoming) onFailed(m *failed) {
-	i.end(m.Outcome, fmt.Errorf("peer: %s", m.Message))
-}
-
 func (i *Incoming) onRevokeAck() {
 	i.mu.Lock()
 	ended := i.ended
@@ -377,26 +359,13 @@ func (i *Incoming) keepTime(now time.Time) {
 }
 
 // phase needs mu.
-func (i *Incoming) phase() Phase {
-	switch {
-	case i.ended:
-		return PhaseRelease
-	case i.committed:
-		return PhaseCommit
-	case i.accepted:
-		return PhaseData
-	}
-	return PhaseTicket
-}
+func (i *Incoming) phase() Phase { return phaseOf(i.ended, i.committed, i.accepted) }
 
 func (i *Incoming) entry() Entry {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	e := Entry{Side: SideReceiver, TicketID: i.id, Link: i.spec.Link.String(), RequestID: i.spec.RequestID,
-		Peer: i.s.peer.PeerID, Phase: i.phase(), Since: i.started, Blocks: len(i.spec.Dest), Missing: i.missing}
-	e.state(i.ended, i.committed, i.accepted)
-	if i.err != nil {
-		e.Outcome, e.Why, e.Phase = i.err.Outcome, i.err.Err.Error(), i.err.Phase
-	}
+		Peer: i.s.peer.PeerID, Since: i.started, Blocks: len(i.spec.Dest), Missing: i.missing}
+	e.state(i.err, i.ended, i.committed, i.accepted)
 	return e
 }

@@ -41,8 +41,9 @@ func lonely(t *testing.T, sink Sink) (*Session, *Incoming) {
 	}
 	cfg := DefaultConfig()
 	cfg.Identity.Layout = kvlayout.Plain(2, 2, 1, 2, kvlayout.F32)
-	s := &Session{cfg: &cfg, peer: cfg.Identity, layers: cfg.Identity.Layout.Resolve(), log: slog.New(slog.NewTextHandler(io.Discard, nil)), m: m, side: m.of(SideReceiver),
-		bulk: make([]*frameConn, 1), beats: make([]atomic.Int64, 1), out: make(chan message, 64), tickets: map[uint64]*Incoming{}}
+	s := &Session{half: newHalf(&cfg, slog.New(slog.NewTextHandler(io.Discard, nil)), m, SideReceiver, cfg.Identity, [16]byte{}, nil),
+		layers: cfg.Identity.Layout.Resolve(), bulk: make([]*frameConn, 1), beats: make([]atomic.Int64, 1), tickets: map[uint64]*Incoming{}}
+	s.out = make(chan message, 64)
 	s.ctx, s.cancel = context.WithCancel(t.Context())
 	t.Cleanup(s.cancel)
 	in, err := s.Request(t.Context(), TicketSpec{Positions: 3, Dest: []Dest{{10, 5}, {11, 6}}, Sink: sink})
@@ -55,7 +56,7 @@ func lonely(t *testing.T, sink Sink) (*Session, *Incoming) {
 // onUnit lets one unit arrive.
 func onUnit(t *testing.T, s *Session, u *unitHead, digests []uint64, rows []byte) {
 	t.Helper()
-	b := u.append(beginFrame(nil, 1, typeUnit))
+	b := encode(beginFrame(nil, 1, typeUnit), u)
 	for _, d := range digests {
 		b = putU64(b, d)
 	}

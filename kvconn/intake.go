@@ -18,6 +18,7 @@ type intake struct {
 	sums    []uint64
 	bufs    [][]byte
 	scratch []byte // one unit to be stored from a copy, or unwanted rows
+	placed  placed // of onPlaced, reused
 
 	landing sync.WaitGroup // pushes that are being received
 	ahead   chan struct{}  // one token each; capacity below 2: one at a time
@@ -40,12 +41,9 @@ const stepBytes = 256 << 10
 // units stores the units of the frame whose head is given.
 func (r *intake) units(t frameType, head []byte) (err error) {
 	if r.list, r.sums, err = decodeArrivals(t, head, r.f.rest, r.list[:0], r.sums[:0]); err != nil {
-		return &wireError{err}
+		return &wireError{fmt.Errorf("frame type %d: %w", t, err)}
 	}
-	i, stale := r.s.find(r.list[0].Ticket), "unknown"
-	if i != nil && i.tag != r.list[0].Tag {
-		i, stale = nil, "tag"
-	}
+	i, stale := r.s.holder(r.list[0].Ticket, r.list[0].Tag)
 	for n := range r.list {
 		if r.list[n].bytes < 1 || r.list[n].bytes > r.f.maxUnit {
 			return &wireError{fmt.Errorf("unit of %d bytes", r.list[n].bytes)}
@@ -62,7 +60,25 @@ func (r *intake) units(t frameType, head []byte) (err error) {
 
 func (r *intake) drop(u *arrival, stale string) {
 	u.at = unwanted
-	r.s.m.stale.WithLabelValues(stale).Inc()
+	r.s.stale(stale)
+}
+
+// holder finds the ticket of a frame with this tag; stale is why there is none.
+func (s *Session) holder(id, tag uint64) (i *Incoming, stale string) {
+	if i = s.find(id); i == nil {
+		return nil, "unknown"
+	}
+	if i.tag != tag {
+		return nil, "tag"
+	}
+	return i, ""
+}
+
+// stale counts what was dropped, if there is a reason.
+func (s *Session) stale(reason string) {
+	if reason != "" {
+		s.m.stale.WithLabelValues(reason).Inc()
+	}
 }
 
 // copied takes the units one by one; each is complete in the buffer before the fence is
@@ -94,12 +110,15 @@ func (r *intake) copied(i *Incoming) error {
 // admit checks a unit against its ticket, claims it and decides where its rows go;
 // inside the fence.
 func (r *intake) admit(i *Incoming, u *arrival, views bool) {
-	unit, ok := i.address(&u.unitHead, u.bytes)
-	switch {
-	case !ok:
+	unit, rows, ok := i.addressed(u.Layer, pushedBlock{u.Index, u.Block, u.Generation})
+	if l := u.Layer; !ok || int(u.Rows) != rows || int(u.Heads) != i.layers[l].Heads || u.bytes != i.layers[l].PackedBytes(rows) {
 		r.drop(u, "address")
 		return
-	case !i.claim(unit):
+	}
+	i.mu.Lock()
+	ok = i.claim(unit, false)
+	i.mu.Unlock()
+	if !ok {
 		r.drop(u, "duplicate")
 		return
 	}
@@ -179,32 +198,37 @@ func (i *Incoming) settle(u *arrival) {
 	} else {
 		err = i.spec.Sink.Store(layer, u.Block, 0, int(u.Rows), first, u.run, u.digests)
 	}
-	i.stored(u.unit, err)
+	i.stored(err, u.unit)
 	if err == nil {
 		i.s.side.units.Inc()
 		i.s.side.bytes.Add(float64(u.bytes))
 	}
 }
 
-// placed verifies a unit that the peer has written into its block.
-func (r *intake) placed(body []byte) (err error) {
-	var u unitHead
-	if u, r.sums, err = decodePlaced(body, r.sums[:0]); err == nil && r.s.lent == nil {
-		err = errors.New("placed: this session shares no memory")
+// onPlaced verifies a unit that the peer has written into its block.
+func (r *intake) onPlaced(body []byte) error {
+	u := &r.placed
+	u.Digests = u.Digests[:0]
+	if err := r.f.decode(u, body); err != nil {
+		return err
 	}
-	if err != nil {
-		return &wireError{err}
+	if r.s.lent == nil {
+		return &wireError{errors.New("placed: this session shares no memory")}
 	}
-	r.s.onPlaced(&u, r.sums)
+	i, stale := r.s.holder(u.Ticket, u.Tag)
+	if i != nil {
+		stale = i.placed(&u.unitHead, u.Digests)
+	}
+	r.s.stale(stale)
 	return nil
 }
 
-// pushed waits for the rows that the peer's device writes, then verifies them. It waits
-// outside the fence, so that a slow device cannot hold up a revoke.
-func (r *intake) pushed(body []byte) error {
-	m, err := decodeLanding(body)
-	if err != nil {
-		return &wireError{err}
+// onPushed waits for the rows that the peer's device writes, then verifies them. It
+// waits outside the fence, so that a slow device cannot hold up a revoke.
+func (r *intake) onPushed(body []byte) error {
+	m := &landing{}
+	if err := r.f.decode(m, body); err != nil {
+		return err
 	}
 	if cap(r.ahead) < 2 {
 		return r.land(m)
@@ -223,7 +247,7 @@ func (r *intake) pushed(body []byte) error {
 // writes directly is done in moments. Through memory between the pools a push waits
 // behind the peer's whole queue, and other work may hold up either device.
 func (s *Session) landing() time.Duration {
-	if _, staged := s.staged(); staged {
+	if _, staged := holdAs[StagedHold](s.lent); staged {
 		return 5 * s.cfg.PeerSilence
 	}
 	return s.cfg.PeerSilence
@@ -233,9 +257,9 @@ func (s *Session) landing() time.Duration {
 func (r *intake) land(m *landing) (err error) {
 	ctx, cancel := context.WithTimeout(r.s.ctx, r.s.landing())
 	defer cancel()
-	if hold, ok := r.s.device(); ok {
+	if hold, ok := holdAs[DeviceHold](r.s.lent); ok {
 		err = hold.Landed(ctx, m.Number)
-	} else if hold, ok := r.s.staged(); ok {
+	} else if hold, ok := holdAs[StagedHold](r.s.lent); ok {
 		if err = hold.Receive(ctx, m.Number, len(m.Blocks)); err == nil {
 			defer hold.Free(m.Number)
 		}
@@ -244,30 +268,25 @@ func (r *intake) land(m *landing) (err error) {
 	}
 	switch {
 	case errors.Is(err, ErrForgotten):
-		r.s.m.stale.WithLabelValues("duplicate").Inc()
+		r.s.stale("duplicate")
 		return nil
 	case err != nil && ctx.Err() != nil:
 		return fmt.Errorf("push %d, of %d blocks of layer %d, has not landed in %v: %w: %w", m.Number, len(m.Blocks), m.Layer, r.s.landing(), errDeadline, err)
 	case err != nil: // the way between the devices has failed
 		return fmt.Errorf("push %d: %w", m.Number, err)
 	}
-	r.s.onPushed(m)
-	return nil
-}
-
-// device is the hold of a peer that pushes.
-func (s *Session) device() (DeviceHold, bool) {
-	if s.lent == nil {
-		return nil, false
+	i, stale := r.s.holder(m.Ticket, m.Tag)
+	if i != nil {
+		stale = i.pushed(m)
 	}
-	h, ok := s.lent.hold.(DeviceHold)
-	return h, ok
+	r.s.stale(stale)
+	return nil
 }
 
 // readBulk stores units until the connection ends.
 func (s *Session) readBulk(n int, f *frameConn) {
 	r := &intake{s: s, f: f}
-	if hold, ok := s.staged(); ok {
+	if hold, ok := holdAs[StagedHold](s.lent); ok {
 		r.ahead = make(chan struct{}, hold.Ahead())
 	}
 	defer r.landing.Wait()
@@ -281,15 +300,13 @@ func (s *Session) readBulk(n int, f *frameConn) {
 			case typeUnit, typeBatch:
 				err = r.units(typ, body)
 			case typePlaced:
-				err = r.placed(body)
+				err = r.onPlaced(body)
 			case typePushed:
-				err = r.pushed(body)
+				err = r.onPushed(body)
 			case typeSent:
-				var m *sent
-				if m, err = decodeSent(body); err == nil {
+				m := &sent{}
+				if err = f.decode(m, body); err == nil {
 					s.onSent(m, n)
-				} else {
-					err = &wireError{err}
 				}
 			case typeBeat:
 				s.beats[n].Store(time.Now().UnixNano())

@@ -41,8 +41,22 @@ const (
 	stateEnding    = "ending"   // sender: over, and its blocks are still being read
 )
 
-// state sets how far the ticket is and what it waits for.
-func (e *Entry) state(ended, committed, accepted bool) {
+// phaseOf is how far a ticket is.
+func phaseOf(ended, committed, accepted bool) Phase {
+	switch {
+	case ended:
+		return PhaseRelease
+	case committed:
+		return PhaseCommit
+	case accepted:
+		return PhaseData
+	}
+	return PhaseTicket
+}
+
+// state sets how far the ticket is, and what it waits for or why it failed.
+func (e *Entry) state(err *Error, ended, committed, accepted bool) {
+	e.Phase = phaseOf(ended, committed, accepted)
 	receives := e.Side == SideReceiver
 	switch {
 	case ended && receives:
@@ -61,5 +75,8 @@ func (e *Entry) state(ended, committed, accepted bool) {
 		e.State, e.Why = stateTicketed, "the peer has not accepted it"
 	default:
 		e.State, e.Why = stateTicketed, "its handler has not accepted it"
+	}
+	if err != nil {
+		e.Outcome, e.Why, e.Phase = err.Outcome, err.Err.Error(), err.Phase
 	}
 }

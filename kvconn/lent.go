@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"slices"
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -108,7 +107,7 @@ func (r *Receiver) lend(c net.Conn, theirs kvlayout.Layout) (*lent, error) {
 	h, grant, err := sc.Offer(&s)
 	if h == nil || err != nil {
 		r.returned()
-		if op := (*net.OpError)(nil); err != nil && !errors.As(err, &op) { // not the connection's
+		if _, network := errors.AsType[*net.OpError](err); err != nil && !network { // not the connection's
 			err = &refusal{ticket.Refused, err} // another way may be taken, as when the peer refuses it
 		}
 		return nil, err
@@ -124,9 +123,9 @@ func (r *Receiver) returned() {
 	r.lent--
 }
 
-// await closes l.gone once the peer's hold is over. If ctx ends first, nothing was
+// awaitReturn closes l.gone once the peer's hold is over. If ctx ends first, nothing was
 // proven.
-func (r *Receiver) await(ctx context.Context, l *lent) {
+func (r *Receiver) awaitReturn(ctx context.Context, l *lent) {
 	err := l.hold.Wait(ctx)
 	if err == nil {
 		close(l.gone)
@@ -155,23 +154,26 @@ func slowly(log *slog.Logger, began time.Time) {
 // placed takes one unit that the peer has written into its block. stale is why it was
 // dropped, or "".
 func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
-	unit, size, ok := i.addressed(u, len(digests))
-	bt := i.tokens
-	if !ok || int(u.Rows) != bt {
+	unit, rows, ok := i.addressed(u.Layer, pushedBlock{u.Index, u.Block, u.Generation})
+	sink, views := i.spec.Sink.(ViewSink)
+	if !ok || !views || rows != i.tokens || int(u.Rows) != rows || len(digests) != i.layers[u.Layer].Heads {
 		return "address"
 	}
 	if !i.fence.enter() {
 		return "ended"
 	}
 	defer i.fence.leave()
-	if !i.claimPlaced(unit) {
+	i.mu.Lock()
+	ok = i.claim(unit, true)
+	i.mu.Unlock()
+	if !ok {
 		return "duplicate"
 	}
-	err := i.view.Verify(int(u.Layer), u.Block, 0, bt, int(u.Index)*bt, digests)
-	i.stored(unit, err)
+	err := sink.Verify(int(u.Layer), u.Block, 0, rows, int(u.Index)*rows, digests)
+	i.stored(err, unit)
 	if err == nil {
 		i.s.side.units.Inc()
-		i.s.side.bytes.Add(float64(size))
+		i.s.side.bytes.Add(float64(i.layers[u.Layer].PackedBytes(rows)))
 	}
 	return ""
 }
@@ -179,12 +181,7 @@ func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
 // pushed takes blocks of one layer that the peer's device has written. stale is why
 // some were dropped, or "".
 func (i *Incoming) pushed(m *landing) (stale string) {
-	sink := i.spec.Sink.(DeviceSink) // newIncoming has looked
-	staged, copies := i.s.staged()
-	claims := i.claimsPlaced
-	if copies { // what is stored is never written again
-		claims = i.claims
-	}
+	staged, copies := holdAs[StagedHold](i.s.lent)
 	units, blocks := make([]uint32, 0, len(m.Blocks)), make([]PushedBlock, 0, len(m.Blocks))
 	var places []Placement
 	bytes := 0
@@ -192,24 +189,19 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 		return "ended"
 	}
 	defer i.fence.leave()
-	heads := 0 // of a layer that there is: addressed looks
-	if m.Layer < uint32(len(i.layers)) {
-		heads = i.layers[m.Layer].Heads
-	}
 	i.mu.Lock()
 	for at, b := range m.Blocks {
-		u := i.unitAt(m, b, heads)
-		unit, size, ok := i.addressed(&u, int(u.Heads))
+		unit, rows, ok := i.addressed(m.Layer, b)
 		switch {
 		case !ok:
 			stale = "address"
-		case !claims(unit):
+		case !i.claim(unit, !copies): // what we have copied is never written again
 			stale = "duplicate"
 		default:
-			units, bytes = append(units, unit), bytes+size
-			blocks = append(blocks, PushedBlock{u.Block, int(u.Index) * i.tokens, int(u.Rows)})
+			units, bytes = append(units, unit), bytes+i.layers[m.Layer].PackedBytes(rows)
+			blocks = append(blocks, PushedBlock{b.Block, int(b.Index) * i.tokens, rows})
 			if copies {
-				places = append(places, Placement{at, u.Block, int(u.Rows)})
+				places = append(places, Placement{at, b.Block, rows})
 			}
 		}
 	}
@@ -225,7 +217,7 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 		err = staged.Place(ctx, m.Number, int(m.Layer), places)
 	}
 	if err == nil {
-		good, err = sink.VerifyPushed(ctx, int(m.Layer), blocks)
+		good, err = i.spec.Sink.(DeviceSink).VerifyPushed(ctx, int(m.Layer), blocks) // newIncoming has looked
 	}
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -234,93 +226,48 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 		err = fmt.Errorf("verdicts on %d of %d blocks", len(good), len(units))
 	}
 	if err != nil {
-		for _, unit := range units {
-			i.stored(unit, err)
-		}
+		i.stored(err, units...)
 		return stale
 	}
-	i.s.side.units.Add(float64(i.storedAll(units, good)))
+	var bad []uint32
+	verified := units[:0]
+	for n, unit := range units {
+		if good[n] {
+			verified = append(verified, unit)
+		} else {
+			bad = append(bad, unit)
+		}
+	}
+	i.stored(nil, verified...)
+	i.stored(ErrDigest, bad...)
+	i.s.side.units.Add(float64(len(verified)))
 	i.s.side.bytes.Add(float64(bytes))
 	return stale
 }
 
-// storedAll is stored for the claimed units of a push; good reports for each whether
-// its digests match. It returns how many do.
-func (i *Incoming) storedAll(units []uint32, good []bool) int {
-	var bad []uint32
-	i.mu.Lock()
-	for n, unit := range units {
-		switch {
-		case !good[n]:
-			i.keep(unit, ErrDigest)
-			bad = append(bad, unit)
-		default:
-			i.keep(unit, nil)
-		}
+// holdAs is the peer's hold of our memory, if it is of this kind. l may be nil.
+func holdAs[H Hold](l *lent) (h H, ok bool) {
+	if l != nil {
+		h, ok = l.hold.(H)
 	}
-	if len(bad) < len(units) {
-		i.progress = time.Now()
-	}
-	complete := i.complete()
-	var wrong asking
-	if len(bad) > 0 {
-		slices.Sort(bad)
-		runs := make([]run, len(bad))
-		for n, unit := range bad {
-			runs[n] = run{unit, 1}
-		}
-		wrong = i.again(runs, ErrDigest)
-	}
-	i.mu.Unlock()
-	if complete {
-		i.end(ticket.Done, nil)
-	}
-	i.ask(wrong)
-	return len(units) - len(bad)
-}
-
-// unitAt is the unit head that matches a pushed block. Rows and heads are the ticket's,
-// and the digests that came with the block must cover exactly these.
-func (i *Incoming) unitAt(m *landing, b pushedBlock, heads int) unitHead {
-	first := int(min(b.Index, maxPositions)) * i.tokens
-	rows := max(0, min(i.tokens, i.spec.Positions-first))
-	return unitHead{Ticket: m.Ticket, Tag: m.Tag, Layer: m.Layer, Index: b.Index, Block: b.Block, Generation: b.Generation,
-		Rows: uint32(rows), Heads: uint32(heads)}
-}
-
-// staged is the hold of a peer that pushes into memory between the pools. l may be nil:
-// then there is none.
-func (l *lent) staged() (h StagedHold, ok bool) {
-	if l == nil {
-		return nil, false
-	}
-	h, ok = l.hold.(StagedHold)
 	return h, ok
 }
 
-func (s *Session) staged() (h StagedHold, ok bool) { return s.lent.staged() }
-
 // peerWrites reports whether the peer writes into our pool directly.
 func (s *Session) peerWrites() bool {
-	_, staged := s.staged()
+	_, staged := holdAs[StagedHold](s.lent)
 	return s.lent != nil && !staged
 }
 
-// claimPlaced is claim for a unit that already lies in its block. One that was asked
-// for again may be written twice: the second write replaces what was verified, so it is
-// verified too.
-func (i *Incoming) claimPlaced(unit uint32) bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.claimsPlaced(unit)
-}
-
-// claimsPlaced is claimPlaced; it needs mu.
-func (i *Incoming) claimsPlaced(unit uint32) bool {
+// claim takes on a missing unit. One that the peer writes into its block and that was
+// asked for again may be written twice: the second write replaces what was verified,
+// and is verified too. Needs mu.
+func (i *Incoming) claim(unit uint32, written bool) bool {
 	switch {
-	case i.units[unit] == unitStored && i.tries[unit] > 0:
+	case i.units[unit] == unitMissing:
+	case written && i.units[unit] == unitStored && i.tries[unit] > 0:
 		i.missing++
-	case i.units[unit] != unitMissing:
+	default:
 		return false
 	}
 	i.units[unit] = unitStoring
@@ -332,11 +279,6 @@ func (i *Incoming) claimsPlaced(unit uint32) bool {
 // may overlap: then only the marks show that they are over.
 func (i *Incoming) complete() bool {
 	return i.missing == 0 && i.committed && (!i.s.peerWrites() || i.round == 0 || i.marked())
-}
-
-// stopped records that the peer has confirmed that it writes no more; idempotent.
-func (i *Incoming) stopped() {
-	i.stop.Do(func() { close(i.still) })
 }
 
 // unwritable waits until the peer can no longer write into the ticket's blocks: it has

@@ -40,7 +40,7 @@ func (s *viewSink) Verify(layer int, dst int32, row, rows, firstPos int, digests
 func TestSecondWritingIsVerified(t *testing.T) {
 	sink := &viewSink{errs: []error{ErrDigest}}
 	s, in := lonely(t, sink)
-	s.lent, in.view = &lent{gone: make(chan struct{})}, sink
+	s.lent = &lent{gone: make(chan struct{})}
 	u := unitHead{Ticket: in.id, Tag: in.tag, Layer: 1, Block: 10, Generation: 5, Rows: 2, Heads: 2}
 	for n, want := range []int{1, 2, 3} { // wrong; good; written once more
 		if stale := in.placed(&u, make([]uint64, 2)); stale != "" || sink.verified != want {
@@ -61,7 +61,7 @@ func TestPlacedInsideThePool(t *testing.T) {
 	layout := kvlayout.Plain(2, 2, 1, 2, kvlayout.F32)
 	size := layout.Resolve()[0].BlockBytes()
 	p := &peerPool{mem: make([]byte, 6*size), layers: layout.Resolve(),
-		seg: segment{Bytes: uint64(6 * size), Blocks: 3, Layers: []span{{0, uint64(size)}, {uint64(3 * size), uint64(size)}}}}
+		seg: Shared{Bytes: int64(6 * size), Blocks: 3, Layers: []Span{{0, int64(size)}, {int64(3 * size), int64(size)}}}}
 	f := func(layer int, block int32, want bool) {
 		t.Helper()
 		defer func() {
@@ -172,11 +172,11 @@ func TestReceivesAhead(t *testing.T) {
 	s, in := lonely(t, &deviceSink{})
 	hold := &ringHold{asked: make(chan uint64), come: make(chan struct{})}
 	s.lent = &lent{hold: hold, gone: make(chan struct{})}
-	r := &intake{s: s, ahead: make(chan struct{}, hold.Ahead())}
+	r := &intake{s: s, f: &frameConn{}, ahead: make(chan struct{}, hold.Ahead())}
 	go func() {
 		for n := range uint64(2 * pushesAhead) {
-			body := (&landing{Ticket: in.id, Tag: in.tag, Number: n + 1, Blocks: []pushedBlock{{0, 10, 5}}}).append(nil)
-			if err := r.pushed(body); err != nil {
+			body := encode(nil, &landing{Ticket: in.id, Tag: in.tag, Number: n + 1, Blocks: []pushedBlock{{0, 10, 5}}})
+			if err := r.onPushed(body); err != nil {
 				t.Error(err)
 			}
 		}
@@ -215,7 +215,7 @@ func TestStuckHold(t *testing.T) {
 	r := &Receiver{m: m, log: slog.New(slog.DiscardHandler), lent: 1}
 	m.mapped.WithLabelValues(string(SideReceiver)).Inc()
 	l := &lent{hold: stuckHold{}, gone: make(chan struct{})}
-	r.await(t.Context(), l)
+	r.awaitReturn(t.Context(), l)
 	<-l.gone
 	if n, mapped := testutil.ToFloat64(m.stuck), testutil.ToFloat64(m.mapped); n != 1 || mapped != 0 || r.lent != 0 {
 		t.Errorf("%v stuck, %v mapped, %d lent", n, mapped, r.lent)

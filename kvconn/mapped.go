@@ -4,16 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"slices"
 
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Shared describes a receiver's block pool as memory that a sender on the same
-// machine may write to: block b of layer l begins at Layers[l].Offset +
-// b*Layers[l].Stride and holds its rows as Gather packs them.
+// Shared describes a receiver's block pool as memory that a sender may write to: block
+// b of layer l begins at Layers[l].Offset + b*Layers[l].Stride and holds its rows as
+// Gather packs them.
 type Shared struct {
 	FD     int  // memory file, sealed against shrinking; stays the pool's
 	Device bool // a device's memory, which the transport knows, instead of a file
@@ -109,47 +108,20 @@ func sharing(c net.Conn) SharedConn {
 	}
 }
 
-// segment is the description as it goes over the wire.
-func (s *Shared) segment() segment {
-	if s == nil {
-		return segment{}
-	}
-	g := segment{Bytes: uint64(s.Bytes), Blocks: uint32(s.Blocks), Layers: make([]span, len(s.Layers))}
-	for i, l := range s.Layers {
-		g.Layers[i] = span{uint64(l.Offset), uint64(l.Stride)}
-	}
-	return g
-}
-
-// shared is a peer's description as the transport gets it.
-func (s *segment) shared(epoch uint64) *Shared {
-	d := &Shared{FD: -1, Bytes: int64(s.Bytes), Blocks: int(s.Blocks), Layers: make([]Span, len(s.Layers)), Epoch: epoch}
-	for i, l := range s.Layers {
-		d.Layers[i] = Span{int64(l.Offset), int64(l.Stride)}
-	}
-	return d
-}
-
 // validate checks a description of our own pool.
 func (s *Shared) validate(layout kvlayout.Layout) error {
 	if s == nil {
 		return nil
 	}
-	if s.FD < 0 && !s.Device || s.Bytes < 1 || s.Blocks < 1 || s.Blocks > math.MaxInt32 {
+	if s.FD < 0 && !s.Device || s.Bytes < 1 || s.Blocks < 1 {
 		return fmt.Errorf("shared pool: descriptor %d, %d bytes, %d blocks", s.FD, s.Bytes, s.Blocks)
 	}
-	for _, l := range s.Layers {
-		if l.Offset < 0 || l.Stride < 0 {
-			return fmt.Errorf("shared pool: a layer at %d, stride %d", l.Offset, l.Stride)
-		}
-	}
-	seg := s.segment()
-	return seg.holds(layout)
+	return s.holds(layout)
 }
 
-// holds checks that the segment has this layout's blocks, all inside it.
-func (s *segment) holds(l kvlayout.Layout) error {
-	if err := s.validate(); err != nil {
+// holds checks that the pool has this layout's blocks, all inside its memory.
+func (s *Shared) holds(l kvlayout.Layout) error {
+	if err := s.inside(); err != nil {
 		return err
 	}
 	layers := l.Resolve()
@@ -157,8 +129,25 @@ func (s *segment) holds(l kvlayout.Layout) error {
 		return fmt.Errorf("segment: %d layers, the layout has %d", len(s.Layers), len(layers))
 	}
 	for i := range layers {
-		if need := layers[i].BlockBytes(); s.Layers[i].Stride < uint64(need) {
+		if need := layers[i].BlockBytes(); s.Layers[i].Stride < int64(need) {
 			return fmt.Errorf("segment: layer %d has a block every %d bytes, one needs %d", i, s.Layers[i].Stride, need)
+		}
+	}
+	return nil
+}
+
+// Matches returns an error unless a grant, which names its pool by these, came with the
+// pool that the peer's frames describe.
+func (s *Shared) Matches(epoch uint64, layers, blocks int, blockBytes int64) error {
+	switch {
+	case epoch != s.Epoch:
+		return fmt.Errorf("of epoch %d, the peer's is %d", epoch, s.Epoch)
+	case blocks != s.Blocks || layers != len(s.Layers):
+		return fmt.Errorf("%d layers of %d blocks, the peer has %d of %d", layers, blocks, len(s.Layers), s.Blocks)
+	}
+	for n, l := range s.Layers {
+		if l.Stride != blockBytes {
+			return fmt.Errorf("blocks of %d bytes, those of layer %d have %d", blockBytes, n, l.Stride)
 		}
 	}
 	return nil
@@ -170,13 +159,15 @@ type peerPool struct {
 	memory MemoryWindow // the window, if rows are copied there; mem are its bytes
 	mem    []byte
 	device DeviceWindow // the window, if a device pushes rows there
-	seg    segment
+	seg    Shared
 	layers []kvlayout.Layer // the receiver's
 }
 
-// mapPeer opens the pool that the receiver offered on c and described as seg; ours is
+// mapPeer opens the pool that the receiver offered on c, as m describes it; ours is
 // our own pool's layout.
-func mapPeer(c net.Conn, seg segment, peer *Identity, ours kvlayout.Layout) (_ *peerPool, err error) {
+func mapPeer(c net.Conn, m *bind, peer *Identity, ours kvlayout.Layout) (_ *peerPool, err error) {
+	seg := m.Pool
+	seg.FD, seg.Epoch = -1, peer.Epoch
 	if err := seg.holds(peer.Layout); err != nil {
 		return nil, err
 	}
@@ -187,7 +178,7 @@ func mapPeer(c net.Conn, seg segment, peer *Identity, ours kvlayout.Layout) (_ *
 	if err := alike(sc, ours, peer.Layout); err != nil {
 		return nil, err
 	}
-	w, err := sc.Map(seg.shared(peer.Epoch), seg.Grant)
+	w, err := sc.Map(&seg, m.Grant)
 	if err != nil {
 		return nil, err
 	}
@@ -198,7 +189,7 @@ func mapPeer(c net.Conn, seg segment, peer *Identity, ours kvlayout.Layout) (_ *
 	if p.memory, _ = w.(MemoryWindow); p.memory == nil {
 		return nil, errors.Join(fmt.Errorf("segment: a window that cannot be written to: %T", w), w.Close())
 	}
-	if p.mem = p.memory.Bytes(); uint64(len(p.mem)) != seg.Bytes {
+	if p.mem = p.memory.Bytes(); int64(len(p.mem)) != seg.Bytes {
 		return nil, errors.Join(fmt.Errorf("segment: %d bytes mapped, the peer says %d", len(p.mem), seg.Bytes), w.Close())
 	}
 	return p, nil
@@ -229,16 +220,16 @@ func alike(c SharedConn, ours, theirs kvlayout.Layout) error {
 // has reports whether the pool has all of a ticket's blocks. Without a pool nothing is
 // written, so any may be named.
 func (p *peerPool) has(dest []Dest) bool {
-	return p == nil || !slices.ContainsFunc(dest, func(d Dest) bool { return d.Block < 0 || uint32(d.Block) >= p.seg.Blocks })
+	return p == nil || !slices.ContainsFunc(dest, func(d Dest) bool { return d.Block < 0 || int(d.Block) >= p.seg.Blocks })
 }
 
 // block is the memory of one whole block of one layer.
 func (p *peerPool) block(layer int, block int32) (run []byte, ok bool) {
-	if layer < 0 || layer >= len(p.seg.Layers) || block < 0 || uint32(block) >= p.seg.Blocks {
+	if layer < 0 || layer >= len(p.seg.Layers) || block < 0 || int(block) >= p.seg.Blocks {
 		return nil, false
 	}
-	size := p.layers[layer].BlockBytes()
+	size := int64(p.layers[layer].BlockBytes())
 	l := p.seg.Layers[layer] // checked by holds: the product and the sums stay inside mem
-	at := l.Offset + uint64(block)*l.Stride
-	return p.mem[at : at+uint64(size) : at+uint64(size)], true
+	at := l.Offset + int64(block)*l.Stride
+	return p.mem[at : at+size : at+size], true
 }

@@ -65,10 +65,10 @@ type ViewSink interface {
 
 // suits reports whether a sink can verify what the session's peer writes.
 func (s *Session) suits(sink Sink) (ok bool) {
-	_, device := s.device()
-	if _, staged := s.staged(); device || staged {
+	switch s.lent.hold.(type) {
+	case DeviceHold, StagedHold:
 		_, ok = sink.(DeviceSink)
-	} else {
+	default:
 		_, ok = sink.(ViewSink)
 	}
 	return ok

@@ -7,11 +7,10 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// A message is one control frame's body. append is the encoder; each type has
-// a decode function that accepts exactly what append writes.
+// A message is the body of a frame. What is read into one is exactly what it writes.
 type message interface {
 	kind() frameType
-	append(b []byte) []byte
+	fields(c *codec) // writes them all, in order, or reads and checks them
 }
 
 // role is which end of a session a peer is.
@@ -51,50 +50,41 @@ const (
 
 func (m *hello) kind() frameType { return typeHello }
 
-func (m *hello) append(b []byte) []byte {
-	b = append(b, m.ProtocolMin, m.ProtocolMax, byte(m.Role), m.Bulk)
-	b = append(b, m.Session[:]...)
+func (m *hello) fields(c *codec) {
 	id := &m.Identity
-	b = putU64(b, id.Epoch)
-	for _, s := range []string{id.ID, id.ModelFingerprint, id.TokenizerFingerprint, id.Numerics, id.Build} {
-		b = putStr(b, s)
+	var layout []byte
+	var flags uint32
+	if !c.reading {
+		layout = id.Layout.Encode()
+		if m.Convert {
+			flags |= flagConvert
+		}
+		if m.Unchecked {
+			flags |= flagUnchecked
+		}
 	}
-	b = putBlob(b, id.Layout.Encode())
-	flags := uint32(0)
-	if m.Convert {
-		flags |= flagConvert
-	}
-	if m.Unchecked {
-		flags |= flagUnchecked
-	}
-	return putU32(b, flags)
-}
-
-func decodeHello(b []byte) (*hello, error) {
-	c := &cursor{b: b}
-	m := &hello{ProtocolMin: c.u8(), ProtocolMax: c.u8(), Role: role(c.u8()), Bulk: c.u8(), Session: c.key()}
-	id := &m.Identity
-	id.Epoch = c.u64()
+	c.u8(&m.ProtocolMin)
+	c.u8(&m.ProtocolMax)
+	c.u8((*uint8)(&m.Role))
+	c.u8(&m.Bulk)
+	c.key(&m.Session)
+	u64(c, &id.Epoch)
 	for _, s := range []*string{&id.ID, &id.ModelFingerprint, &id.TokenizerFingerprint, &id.Numerics, &id.Build} {
-		*s = c.str()
+		c.str(s)
 	}
-	layout := c.blob(kvlayout.MaxEncoded)
-	flags := c.u32()
-	if c.err == nil && flags&^(flagConvert|flagUnchecked) != 0 {
-		return nil, fmt.Errorf("hello: flags %#x", flags)
+	c.blob(&layout, kvlayout.MaxEncoded)
+	u32(c, &flags)
+	if !c.reading || c.err != nil {
+		return
 	}
 	m.Convert, m.Unchecked = flags&flagConvert != 0, flags&flagUnchecked != 0
-	if err := c.end(); err != nil {
-		return nil, fmt.Errorf("hello: %w", err)
-	}
-	if m.Role != roleReceiver && m.Role != roleSender {
-		return nil, fmt.Errorf("hello: %v", m.Role)
+	if flags&^(flagConvert|flagUnchecked) != 0 || m.Role != roleReceiver && m.Role != roleSender {
+		c.fail(fmt.Errorf("flags %#x of a %v", flags, m.Role))
 	}
 	var err error
 	if id.Layout, err = kvlayout.Decode(layout); err != nil {
-		return nil, fmt.Errorf("hello: %w", err)
+		c.fail(err)
 	}
-	return m, nil
 }
 
 // refuse ends a handshake; Ours is the value of the side that sends it.
@@ -105,26 +95,18 @@ type refuse struct {
 
 func (m *refuse) kind() frameType { return typeRefuse }
 
-func (m *refuse) append(b []byte) []byte {
-	b = putStr(b, string(m.Outcome))
-	b = putStr(b, m.Field)
-	return putStr(putStr(b, clip(m.Ours)), clip(m.Theirs))
-}
-
-func decodeRefuse(b []byte) (*refuse, error) {
-	c := &cursor{b: b}
-	m := &refuse{Outcome: outcome(c), Field: c.str(), Ours: c.str(), Theirs: c.str()}
-	if err := c.end(); err != nil {
-		return nil, fmt.Errorf("refuse: %w", err)
-	}
-	return m, nil
+func (m *refuse) fields(c *codec) {
+	outcome(c, &m.Outcome)
+	c.str(&m.Field)
+	c.str(&m.Ours)
+	c.str(&m.Theirs)
 }
 
 // bare is a frame without a body: ready, ping, pong, goaway, beat.
 type bare frameType
 
-func (m bare) kind() frameType        { return frameType(m) }
-func (m bare) append(b []byte) []byte { return b }
+func (m bare) kind() frameType { return frameType(m) }
+func (m bare) fields(*codec)   {}
 
 // note is a frame that only names a ticket: revoke, received, accepted,
 // revoke acknowledgement.
@@ -133,23 +115,14 @@ type note struct {
 	ID  uint64
 }
 
-func (m note) kind() frameType        { return m.typ }
-func (m note) append(b []byte) []byte { return putU64(b, m.ID) }
-
-func decodeNote(t frameType, b []byte) (note, error) {
-	c := &cursor{b: b}
-	m := note{typ: t, ID: c.u64()}
-	if err := c.end(); err != nil {
-		return note{}, fmt.Errorf("note %d: %w", t, err)
-	}
-	return m, nil
-}
+func (m *note) kind() frameType { return m.typ }
+func (m *note) fields(c *codec) { u64(c, &m.ID) }
 
 // resend asks for units again. A unit is numbered layer*blocks + index.
 type resend struct {
 	ID    uint64
 	Round uint32
-	Runs  []run
+	Runs  []run // ascending, never overlapping
 }
 
 // run is Count units from First on.
@@ -157,34 +130,20 @@ type run struct{ First, Count uint32 }
 
 func (m *resend) kind() frameType { return typeResend }
 
-func (m *resend) append(b []byte) []byte {
-	b = putU32(putU64(b, m.ID), m.Round)
-	b = putU32(b, uint32(len(m.Runs)))
-	for _, r := range m.Runs {
-		b = putU32(putU32(b, r.First), r.Count)
-	}
-	return b
-}
-
-func decodeResend(b []byte) (*resend, error) {
-	c := &cursor{b: b}
-	m := &resend{ID: c.u64(), Round: c.u32()}
-	if n := c.count(8, maxUnits); n > 0 {
-		m.Runs = make([]run, n)
-	}
-	next := uint64(0) // runs ascend and never overlap
-	for i := range m.Runs {
-		r := run{First: c.u32(), Count: c.u32()}
-		if c.err == nil && (uint64(r.First) < next || r.Count == 0 || uint64(r.First)+uint64(r.Count) > maxUnits) {
-			return nil, fmt.Errorf("resend: run %d is out of order or range", i)
+func (m *resend) fields(c *codec) {
+	u64(c, &m.ID)
+	u32(c, &m.Round)
+	runs, next := list(c, &m.Runs, 8, maxUnits), uint64(0)
+	for i := range runs {
+		r := &runs[i]
+		u32(c, &r.First)
+		u32(c, &r.Count)
+		end := uint64(r.First) + uint64(r.Count)
+		if uint64(r.First) < next || r.Count == 0 || end > maxUnits {
+			c.fail(fmt.Errorf("run %d is out of order or range", i))
 		}
-		next = uint64(r.First) + uint64(r.Count)
-		m.Runs[i] = r
+		next = end
 	}
-	if err := c.end(); err != nil {
-		return nil, fmt.Errorf("resend: %w", err)
-	}
-	return m, nil
 }
 
 // commit is the sender's statement that everything is computed.
@@ -196,17 +155,10 @@ type commit struct {
 
 func (m *commit) kind() frameType { return typeCommit }
 
-func (m *commit) append(b []byte) []byte {
-	return putBlob(putU32(putU64(b, m.ID), m.Units), m.Payload)
-}
-
-func decodeCommit(b []byte) (*commit, error) {
-	c := &cursor{b: b}
-	m := &commit{ID: c.u64(), Units: c.u32(), Payload: c.blob(maxPayload)}
-	if err := c.end(); err != nil {
-		return nil, fmt.Errorf("commit: %w", err)
-	}
-	return m, nil
+func (m *commit) fields(c *codec) {
+	u64(c, &m.ID)
+	u32(c, &m.Units)
+	c.blob(&m.Payload, maxPayload)
 }
 
 // failed ends a ticket from the sender's side.
@@ -218,36 +170,33 @@ type failed struct {
 
 func (m *failed) kind() frameType { return typeFailed }
 
-func (m *failed) append(b []byte) []byte {
-	return putStr(putStr(putU64(b, m.ID), string(m.Outcome)), clip(m.Message))
+func (m *failed) fields(c *codec) {
+	u64(c, &m.ID)
+	outcome(c, &m.Outcome)
+	c.str(&m.Message)
 }
 
-func decodeFailed(b []byte) (*failed, error) {
-	c := &cursor{b: b}
-	m := &failed{ID: c.u64(), Outcome: outcome(c), Message: c.str()}
-	if err := c.end(); err != nil {
-		return nil, fmt.Errorf("failed: %w", err)
-	}
-	return m, nil
-}
-
-// outcome reads one of the failing outcomes.
-func outcome(c *cursor) ticket.Outcome {
-	o := ticket.Outcome(c.str())
-	switch o {
+// outcome is for one of the failing outcomes.
+func outcome(c *codec, o *ticket.Outcome) {
+	c.str((*string)(o))
+	switch *o {
 	case ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Incompatible, ticket.Corrupt, ticket.Cancelled, ticket.Refused, ticket.Invalid:
 	default:
-		if c.err == nil {
-			c.err = fmt.Errorf("unknown outcome %q", o)
-		}
+		c.fail(fmt.Errorf("unknown outcome %q", *o))
 	}
-	return o
 }
 
-// clip bounds free text to what a string field holds.
-func clip(s string) string {
-	if len(s) > maxString {
-		return s[:maxString]
-	}
-	return s
+// sent, on each bulk connection, follows every unit of this round of the ticket. A unit
+// still missing when all marks of the current round are there was lost.
+type sent struct {
+	ID, Tag uint64
+	Round   uint32
+}
+
+func (m *sent) kind() frameType { return typeSent }
+
+func (m *sent) fields(c *codec) {
+	u64(c, &m.ID)
+	u64(c, &m.Tag)
+	u32(c, &m.Round)
 }

@@ -34,40 +34,45 @@ type Metrics struct {
 // NewMetrics registers the metrics with reg. With a nil reg they are counted but not
 // shown.
 func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
+	var all []prometheus.Collector
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_kvconn_" + name, Help: help}, labels)
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+		all = append(all, c)
+		return c
 	}
-	gauge := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "xpyd_kvconn_" + name, Help: help}, labels)
+	gauge := func(name, help string) *prometheus.GaugeVec {
+		g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, []string{"side"})
+		all = append(all, g)
+		return g
 	}
 	m := &Metrics{
-		tickets: counter("tickets_total", "Tickets that ended, by outcome.", "side", "outcome"),
+		tickets: counter("xpyd_kvconn_tickets_total", "Tickets that ended, by outcome.", "side", "outcome"),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "xpyd_kvconn_ticket_seconds",
 			Help:    "Time from a ticket to its end, prompt computation included.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 18)}, []string{"side"}),
-		active:   gauge("active_tickets", "Tickets that are not over.", "side"),
-		sessions: gauge("sessions", "Live sessions.", "side"),
-		ends:     counter("session_ends_total", "Sessions that ended, by outcome; done is an orderly close.", "side", "outcome"),
-		bytes:    counter("payload_bytes_total", "KV row bytes sent, or stored after their digest check.", "side"),
-		units:    counter("units_total", "Blocks of one layer sent, or stored after their digest check.", "side"),
-		resends:  counter("resent_units_total", "Blocks of one layer asked for again, or sent again.", "side"),
-		corrupt: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kvconn_corrupt_units_total",
-			Help: "Blocks of one layer that arrived with a wrong digest and were not stored."}),
-		lost: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kvconn_lost_units_total",
-			Help: "Blocks of one layer that were torn when their peer ended: what came between two GPUs had a wrong digest and did not come again."}),
-		repaired: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kv_repaired_units_total",
-			Help: "Blocks of one layer that arrived damaged or not at all and were stored after they had been asked for again."}),
-		stale:  counter("stale_units_total", "Blocks of one layer dropped on arrival, by reason.", "reason"),
-		mapped: gauge("mapped_pools", "Receivers' pools that a sender has mapped: on the receiver's side those it has not proof of being unmapped.", "side"),
-		stuck:  counter("stuck_ends_total", "Pools and rings between GPUs whose end a device held up for longer than was waited for. Their memory is taken until it lets go: look at that GPU, or at NCCL's log, and restart the worker.", "side"),
-		failedAccepts: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_kvconn_accept_errors_total",
-			Help: "Connections of other workers that could not be accepted, mostly for want of file descriptors: raise the limit (ulimit -n)."}),
-		refusals: counter("handshake_refusals_total", "Handshakes refused by either side, by field.", "field"),
+		active:   gauge("xpyd_kvconn_active_tickets", "Tickets that are not over."),
+		sessions: gauge("xpyd_kvconn_sessions", "Live sessions."),
+		ends:     counter("xpyd_kvconn_session_ends_total", "Sessions that ended, by outcome; done is an orderly close.", "side", "outcome"),
+		bytes:    counter("xpyd_kvconn_payload_bytes_total", "KV row bytes sent, or stored after their digest check.", "side"),
+		units:    counter("xpyd_kvconn_units_total", "Blocks of one layer sent, or stored after their digest check.", "side"),
+		resends:  counter("xpyd_kvconn_resent_units_total", "Blocks of one layer asked for again, or sent again.", "side"),
+		corrupt: counter("xpyd_kvconn_corrupt_units_total",
+			"Blocks of one layer that arrived with a wrong digest and were not stored.").WithLabelValues(),
+		lost: counter("xpyd_kvconn_lost_units_total",
+			"Blocks of one layer that were torn when their peer ended: what came between two GPUs had a wrong digest and did not come again.").WithLabelValues(),
+		repaired: counter("xpyd_kv_repaired_units_total",
+			"Blocks of one layer that arrived damaged or not at all and were stored after they had been asked for again.").WithLabelValues(),
+		stale:  counter("xpyd_kvconn_stale_units_total", "Blocks of one layer dropped on arrival, by reason.", "reason"),
+		mapped: gauge("xpyd_kvconn_mapped_pools", "Receivers' pools that a sender has mapped: on the receiver's side those it has not proof of being unmapped."),
+		stuck:  counter("xpyd_kvconn_stuck_ends_total", "Pools and rings between GPUs whose end a device held up for longer than was waited for. Their memory is taken until it lets go: look at that GPU, or at NCCL's log, and restart the worker.", "side"),
+		failedAccepts: counter("xpyd_kvconn_accept_errors_total",
+			"Connections of other workers that could not be accepted, mostly for want of file descriptors: raise the limit (ulimit -n).").WithLabelValues(),
+		refusals: counter("xpyd_kvconn_handshake_refusals_total", "Handshakes refused by either side, by field.", "field"),
 	}
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.tickets, m.seconds, m.active, m.sessions, m.ends, m.bytes, m.units, m.resends, m.corrupt, m.lost, m.repaired, m.stale, m.refusals, m.mapped, m.stuck, m.failedAccepts} {
+	for _, c := range append(all, m.seconds) {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
@@ -108,8 +113,13 @@ func (p perSide) sessionEnd(o ticket.Outcome) {
 	p.m.ends.WithLabelValues(p.side, string(o)).Inc()
 }
 
-// refused counts under the field without its index, so that labels stay few.
-func (m *Metrics) refused(d *Incompatible) {
+// refused counts a failed handshake under the field it was refused for, if it was,
+// without the field's index, so that labels stay few.
+func (m *Metrics) refused(err error) {
+	d, ok := errors.AsType[*Incompatible](err)
+	if !ok {
+		return
+	}
 	field, _, _ := strings.Cut(d.Field, "[")
 	switch field {
 	case "banner", "protocol", "role", "id", "epoch", "model_fingerprint", "tokenizer_fingerprint", "numerics", "layout.groups", "bulk_conns", "session", "capacity", fieldSecret, "identity", "revoked":

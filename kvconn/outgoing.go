@@ -38,7 +38,7 @@ type Outgoing struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	start   time.Time
-	places  bool   // rows go straight into the receiver's memory; set before run
+	places  bool   // rows go straight into the receiver's memory; set before handle
 	refills bool   // some layers' blocks look different there
 	whole   bool   // PushAll: set before any of its units is queued
 	have    bitmap // units that the receiver holds; empty when none
@@ -98,8 +98,8 @@ func newOutgoing(p *sender, m *request) (*Outgoing, error) {
 	return g, nil
 }
 
-// run is the ticket's own goroutine.
-func (g *Outgoing) run() {
+// handle is the ticket's own goroutine: the handler's OnTicket.
+func (g *Outgoing) handle() {
 	g.p.h.OnTicket(g.ctx, g)
 	g.p.mu.Lock()
 	answered := g.committed || g.ended
@@ -151,7 +151,7 @@ func (g *Outgoing) Accept(src Source) error {
 	}
 	g.p.mu.Unlock()
 	if first {
-		g.p.post(note{typeAccepted, g.t.ID})
+		g.p.post(&note{typeAccepted, g.t.ID})
 	}
 	return nil
 }
@@ -161,11 +161,7 @@ func (g *Outgoing) Accept(src Source) error {
 // were pushed before. Call Accept first.
 func (g *Outgoing) Push(layer int, ready []int) {
 	g.p.mu.Lock()
-	if g.ended || len(ready) == 0 {
-		g.p.mu.Unlock()
-		return
-	}
-	ok := g.enqueue(layer, ready)
+	ok := g.ended || g.enqueue(layer, ready)
 	g.p.schedule(g)
 	g.p.mu.Unlock()
 	if !ok {
@@ -178,7 +174,7 @@ func (g *Outgoing) Push(layer int, ready []int) {
 func (g *Outgoing) enqueue(layer int, ready []int) bool {
 	blocks := len(g.t.Dest)
 	if layer < 0 || layer >= g.layers || g.src == nil {
-		return false
+		return len(ready) == 0
 	}
 	for _, index := range ready {
 		if index < 0 || index >= blocks {
@@ -205,17 +201,15 @@ func (g *Outgoing) PushAll() {
 		blocks[i] = i
 	}
 	g.p.mu.Lock()
-	if g.ended {
-		g.p.mu.Unlock()
-		return
-	}
-	g.whole = g.units == 0
-	g.queue = slices.Grow(g.queue, g.layers*len(blocks))
 	ok := true
-	for layer := 0; layer < g.layers && ok; layer++ { // all before a writer takes the first
-		ok = g.enqueue(layer, blocks)
+	if !g.ended {
+		g.whole = g.units == 0
+		g.queue = slices.Grow(g.queue, g.layers*len(blocks))
+		for layer := 0; layer < g.layers && ok; layer++ { // all before a writer takes the first
+			ok = g.enqueue(layer, blocks)
+		}
+		g.p.schedule(g)
 	}
-	g.p.schedule(g)
 	g.p.mu.Unlock()
 	if !ok {
 		g.Fail(ticket.Refused, "push of all layers before accept")
@@ -260,7 +254,7 @@ func (g *Outgoing) Err() error {
 	g.p.mu.Lock()
 	defer g.p.mu.Unlock()
 	if g.err == nil {
-		return nil
+		return nil // not a *Error that is nil
 	}
 	return g.err
 }
@@ -301,7 +295,7 @@ func (g *Outgoing) settle() {
 	ack := g.revoked
 	g.p.mu.Unlock()
 	if ack {
-		g.p.post(note{typeRevokeAck, g.t.ID})
+		g.p.post(&note{typeRevokeAck, g.t.ID})
 	}
 	g.forget()
 }
@@ -327,7 +321,7 @@ func (g *Outgoing) onRevoke() {
 	g.revoked = true
 	g.p.mu.Unlock()
 	if now {
-		g.p.post(note{typeRevokeAck, g.t.ID})
+		g.p.post(&note{typeRevokeAck, g.t.ID})
 		return
 	}
 	g.end(ticket.Cancelled, errRevoked, false)
@@ -382,25 +376,12 @@ func (g *Outgoing) onResend(m *resend) error {
 }
 
 // phase needs p.mu.
-func (g *Outgoing) phase() Phase {
-	switch {
-	case g.ended:
-		return PhaseRelease
-	case g.committed:
-		return PhaseCommit
-	case g.src != nil:
-		return PhaseData
-	}
-	return PhaseTicket
-}
+func (g *Outgoing) phase() Phase { return phaseOf(g.ended, g.committed, g.src != nil) }
 
 // entry needs p.mu.
 func (g *Outgoing) entry() Entry {
 	e := Entry{Side: SideSender, TicketID: g.t.ID, Link: g.t.Link.String(), RequestID: g.t.RequestID, Peer: g.p.peer.PeerID,
-		Phase: g.phase(), Since: g.start, Blocks: len(g.t.Dest), Missing: len(g.queue) - g.head}
-	e.state(g.ended, g.committed, g.src != nil)
-	if g.err != nil {
-		e.Outcome, e.Why, e.Phase = g.err.Outcome, g.err.Err.Error(), g.err.Phase
-	}
+		Since: g.start, Blocks: len(g.t.Dest), Missing: len(g.queue) - g.head}
+	e.state(g.err, g.ended, g.committed, g.src != nil)
 	return e
 }

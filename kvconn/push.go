@@ -230,7 +230,7 @@ func (w *bulkWriter) launchWithRoom(g *Outgoing, layer int, push func() (number 
 	}
 }
 
-// launch starts a push and queues it for drain; the caller is inside g's fence.
+// launch starts a push and queues it for awaitPushes; the caller is inside g's fence.
 func (w *bulkWriter) launch(g *Outgoing, push func() (number uint64, err error)) (number uint64, err error) {
 	p := w.p
 	if !g.fence.enter() { // for the push itself
@@ -256,8 +256,8 @@ func (p *sender) landed(g *Outgoing) {
 	g.fence.leave()
 }
 
-// drain awaits the pushes of a session in turn, until pushes is closed.
-func (p *sender) drain() {
+// awaitPushes awaits the pushes of a session in turn, until pushes is closed.
+func (p *sender) awaitPushes() {
 	for f := range p.pushes {
 		if err := p.pool.device.Await(f.number); err != nil {
 			f.g.end(OutcomeOf(err, ticket.Corrupt), fmt.Errorf("push: %w", err), true)
@@ -270,7 +270,6 @@ func (p *sender) drain() {
 func (w *bulkWriter) notices(g *Outgoing, number uint64, layer int) error {
 	bytes := g.shapes[layer].PackedBytes(1)
 	for at := 0; at < len(w.heads); {
-		w.buf = w.buf[:0]
 		m := &landing{Ticket: g.t.ID, Tag: g.tag, Number: number, Layer: uint32(layer)}
 		size := 0
 		for ; at < len(w.heads) && len(m.Blocks) < maxPushed && size < placeTurns*w.p.cfg.BatchBytes; at++ {
@@ -278,7 +277,8 @@ func (w *bulkWriter) notices(g *Outgoing, number uint64, layer int) error {
 			m.Blocks = append(m.Blocks, pushedBlock{h.Index, h.Block, h.Generation})
 			size += bytes * int(h.Rows)
 		}
-		if err := w.f.write(w.f.frame(w.buf, m)); err != nil {
+		w.buf = w.f.frame(w.buf[:0], m)
+		if err := w.f.write(w.buf); err != nil {
 			return err
 		}
 		w.p.side.units.Add(float64(len(m.Blocks)))
@@ -308,29 +308,18 @@ const maxPushed = 4096
 
 func (m *landing) kind() frameType { return typePushed }
 
-func (m *landing) append(b []byte) []byte {
-	b = slices.Grow(b, 32+12*len(m.Blocks))
-	b = putU32(putU64(putU64(putU64(b, m.Ticket), m.Tag), m.Number), m.Layer)
-	b = putU32(b, uint32(len(m.Blocks)))
-	for _, u := range m.Blocks {
-		b = putU32(putU32(putU32(b, u.Index), uint32(u.Block)), u.Generation)
+func (m *landing) fields(c *codec) {
+	u64(c, &m.Ticket)
+	u64(c, &m.Tag)
+	u64(c, &m.Number)
+	u32(c, &m.Layer)
+	blocks := list(c, &m.Blocks, 12, maxPushed)
+	for i := range blocks {
+		u32(c, &blocks[i].Index)
+		u32(c, &blocks[i].Block)
+		u32(c, &blocks[i].Generation)
 	}
-	return b
-}
-
-func decodeLanding(b []byte) (*landing, error) {
-	c := &cursor{b: b}
-	m := &landing{Ticket: c.u64(), Tag: c.u64(), Number: c.u64(), Layer: c.u32()}
-	n := c.count(12, maxPushed)
-	if c.err == nil && n == 0 {
-		c.err = errEmpty
+	if len(blocks) == 0 {
+		c.fail(errEmpty)
 	}
-	m.Blocks = make([]pushedBlock, n)
-	for i := range m.Blocks {
-		m.Blocks[i] = pushedBlock{c.u32(), int32(c.u32()), c.u32()}
-	}
-	if err := c.end(); err != nil {
-		return nil, fmt.Errorf("pushed: %w", err)
-	}
-	return m, nil
 }

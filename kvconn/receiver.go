@@ -79,7 +79,7 @@ func (r *Receiver) Open(ctx context.Context, addr string, expect PeerID) (*Sessi
 	if sl == nil || sl.over() {
 		sl = &slot{ready: make(chan struct{})}
 		r.slots[key] = sl
-		r.wg.Go(func() { r.run(key, sl) })
+		r.wg.Go(func() { r.runSlot(key, sl) })
 	}
 	r.mu.Unlock()
 	select {
@@ -98,22 +98,14 @@ func (r *Receiver) Open(ctx context.Context, addr string, expect PeerID) (*Sessi
 func (sl *slot) over() bool {
 	select {
 	case <-sl.ready:
-	default:
-		return false
-	}
-	if sl.err != nil {
-		return true
-	}
-	select {
-	case <-sl.s.ctx.Done():
-		return true
+		return sl.err != nil || sl.s.ctx.Err() != nil
 	default:
 		return false
 	}
 }
 
-// run dials, then lives as long as the session.
-func (r *Receiver) run(key slotKey, sl *slot) {
+// runSlot dials, then lives as long as the session.
+func (r *Receiver) runSlot(key slotKey, sl *slot) {
 	s, err := r.connect(key)
 	if err != nil {
 		r.refused.Log(r.ctx, failureLevel(err), "kv session not opened", logPeer, key.expect.String(), "addr", key.addr, "transport", r.tr.Name(), "error", err)
@@ -121,7 +113,7 @@ func (r *Receiver) run(key slotKey, sl *slot) {
 	sl.s, sl.err = s, err
 	close(sl.ready)
 	if err == nil {
-		s.judge(&r.revoked) // it may have been revoked since its hello
+		s.endIfRevoked(&r.revoked) // it may have been revoked since its hello
 		s.run(r.ctx)
 	}
 	r.mu.Lock()
@@ -139,7 +131,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 	var loan *lent
 	defer func() {
 		if loan != nil { // also of a peer that then refused the session
-			r.wg.Go(func() { r.await(r.ctx, loan) })
+			r.wg.Go(func() { r.awaitReturn(r.ctx, loan) })
 		}
 		if err == nil {
 			return
@@ -151,12 +143,10 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		if r.ctx.Err() != nil {
 			e.Outcome = ticket.Cancelled
 		}
-		if d := asIncompatible(err); d != nil {
-			r.m.refused(d)
-		}
+		r.m.refused(err)
 		err = e
 	}()
-	dial := func(wrap func(net.Conn) *frameConn, lend bool, greet func(*frameConn) error) error {
+	dial := func(wrap func(net.Conn) *frameConn, greet func(*frameConn) error) error {
 		phase = PhaseDial
 		ctx, cancel := context.WithTimeout(r.ctx, r.cfg.DialTimeout)
 		defer cancel()
@@ -172,18 +162,8 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		}
 		stop := context.AfterFunc(r.ctx, func() { c.Close() })
 		defer stop()
-		if err := f.meet(&r.cfg, roleReceiver); err != nil {
+		if err := f.introduce(&r.cfg, roleReceiver); err != nil {
 			return err
-		}
-		if lend { // only after the handshake
-			if loan, err = r.lend(c, h.Identity.Layout); err != nil {
-				return err
-			}
-			if _, ok := loan.staged(); ok { // both ends have to come together
-				if err := f.within(joinTimeouts * r.cfg.HandshakeTimeout); err != nil {
-					return err
-				}
-			}
 		}
 		if err := greet(f); err != nil {
 			return err
@@ -191,7 +171,7 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		f.silence = r.cfg.PeerSilence
 		return f.within(0)
 	}
-	if err := dial(func(c net.Conn) *frameConn { return newFrameConn(c, controlBuffer) }, false, func(f *frameConn) (err error) {
+	if err := dial(func(c net.Conn) *frameConn { return newFrameConn(c, controlBuffer) }, func(f *frameConn) (err error) {
 		h, err = greetSender(f, &r.cfg, key.expect, &r.revoked)
 		return err
 	}); err != nil {
@@ -206,18 +186,14 @@ func (r *Receiver) connect(key slotKey) (_ *Session, err error) {
 		unit = max(unit, unitBytes(r.layers[i].Heads, r.layers[i].BlockBytes()))
 	}
 	for i := range r.cfg.BulkConns {
-		first := i == 0
-		if err := dial(func(c net.Conn) *frameConn { return newBulkConn(c, unit) }, first, func(f *frameConn) error {
-			var seg segment
-			if first && loan != nil {
-				seg = r.cfg.Shared.segment()
-				seg.Grant = loan.grant
+		if err := dial(func(c net.Conn) *frameConn { return newBulkConn(c, unit) }, func(f *frameConn) (err error) {
+			if i > 0 {
+				return bindBulk(f, conns[0], &bind{Session: h.Session, Index: uint32(i)})
 			}
-			bind := func() error { return bindBulk(f, conns[0], h, i, seg) }
-			if staged, ok := loan.staged(); first && ok {
-				return r.meet(f, staged, bind)
+			if loan, err = r.lend(f.conn, h.Identity.Layout); err != nil {
+				return err
 			}
-			return bind()
+			return r.bindFirst(f, conns[0], h, loan)
 		}); err != nil {
 			return nil, err
 		}
@@ -255,35 +231,46 @@ func (f *frameConn) pings(every time.Duration) (stop func()) {
 	})
 }
 
-// meet binds the connection that lent memory between two pools, while our end of it and
-// the peer's connect. If ours fails or is late, it returns a refusal with our end's
-// reason, so that another transport is tried.
-func (r *Receiver) meet(f *frameConn, h StagedHold, bind func() error) error {
-	ctx, cancel := context.WithTimeout(r.ctx, joinTimeouts*r.cfg.HandshakeTimeout)
+// bindFirst binds the connection that lends our pool, if loan is not nil. The two ends
+// of memory between two pools connect meanwhile. If ours fails or is late, the error is
+// a refusal with our end's reason, so that another transport is tried.
+func (r *Receiver) bindFirst(f, ctl *frameConn, h *hello, loan *lent) error {
+	m := &bind{Session: h.Session}
+	if loan != nil {
+		m.Pool, m.Grant = *r.cfg.Shared, loan.grant
+	}
+	staged, ok := holdAs[StagedHold](loan)
+	if !ok {
+		return bindBulk(f, ctl, m)
+	}
+	patience := joinTimeouts * r.cfg.HandshakeTimeout
+	if err := f.within(patience); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(r.ctx, patience)
 	defer cancel()
-	met := make(chan error, 1)
+	joined := make(chan error, 1)
 	r.wg.Go(func() {
-		err := h.Ready(ctx)
-		met <- err
+		err := staged.Ready(ctx)
+		joined <- err
 		if err != nil {
 			f.conn.Close() // the peer may wait for longer
 		}
 	})
-	err := bind()
+	err := bindBulk(f, ctl, m)
+	var ours error
 	if err == nil || classify(err) == ticket.Late {
-		if apart := <-met; apart != nil {
-			return &refusal{ticket.Refused, apart}
+		ours = <-joined
+	} else {
+		select {
+		case ours = <-joined:
+		default: // the peer's refusal, or its end
 		}
-		return err
 	}
-	select {
-	case apart := <-met:
-		if apart != nil {
-			return &refusal{ticket.Refused, apart}
-		}
-	default:
+	if ours != nil {
+		return &refusal{ticket.Refused, ours}
 	}
-	return err // the peer's refusal, or its end
+	return err
 }
 
 // Ledger lists the tickets that are not over.
@@ -318,14 +305,9 @@ func (r *Receiver) Close(ctx context.Context) error {
 	r.closed = true
 	r.mu.Unlock()
 	r.cancel()
-	return wait(ctx, &r.wg)
-}
-
-// wait waits for wg or ctx. The helper goroutine ends when wg does.
-func wait(ctx context.Context, wg *sync.WaitGroup) error {
 	done := make(chan struct{})
-	go func() {
-		wg.Wait()
+	go func() { // ends with the last of them
+		r.wg.Wait()
 		close(done)
 	}()
 	select {

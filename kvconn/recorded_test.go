@@ -64,13 +64,13 @@ func rewrite(b []byte, version uint8) ([]byte, error) {
 	w := beginFrame(nil, version, typ)
 	switch {
 	case len(body) == 0:
-		w = bare(typ).append(w)
+		w = encode(w, bare(typ))
 	case typ == typeUnit:
 		u, sums, rows, err := decodeUnit(body, nil)
 		if err != nil {
 			return nil, err
 		}
-		w = u.append(w)
+		w = encode(w, &u)
 		for _, s := range sums {
 			w = putU64(w, s)
 		}
@@ -84,9 +84,9 @@ func rewrite(b []byte, version uint8) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		w = appendBatchHead(w, list[0].Ticket, list[0].Tag, len(list), len(sums))
+		w = encode(w, &batchHead{list[0].Ticket, list[0].Tag, uint32(len(list)), uint32(len(sums))})
 		for i := range list {
-			w = list[i].appendEntry(w, list[i].bytes)
+			w = appendEntry(w, &list[i].unitHead, list[i].bytes)
 		}
 		for _, s := range sums {
 			w = putU64(w, s)
@@ -101,7 +101,7 @@ func rewrite(b []byte, version uint8) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		w = m.append(w)
+		w = encode(w, m)
 	}
 	endFrame(w, 0, r.in-1)
 	return w, nil

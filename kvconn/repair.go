@@ -51,7 +51,7 @@ func (i *Incoming) ask(a asking) {
 	if a.m == nil {
 		return
 	}
-	if staged, ok := i.s.staged(); ok && errors.Is(a.why, errLost) { // or the peer has no room to send them
+	if staged, ok := holdAs[StagedHold](i.s.lent); ok && errors.Is(a.why, errLost) { // or the peer has no room to send them
 		staged.Forget()
 	}
 	if a.tired {
@@ -66,19 +66,29 @@ func (i *Incoming) ask(a asking) {
 func (i *Incoming) lost() []run {
 	var runs []run
 	for u, st := range i.units {
-		if st != unitMissing {
-			continue
-		}
-		if n := len(runs); n > 0 && runs[n-1].First+runs[n-1].Count == uint32(u) {
-			runs[n-1].Count++
-		} else {
-			runs = append(runs, run{uint32(u), 1})
+		if st == unitMissing {
+			runs = appendUnit(runs, uint32(u))
 		}
 	}
 	return runs
 }
 
+// appendUnit adds a unit behind those in runs.
+func appendUnit(runs []run, u uint32) []run {
+	if n := len(runs); n > 0 && runs[n-1].First+runs[n-1].Count == u {
+		runs[n-1].Count++
+		return runs
+	}
+	return append(runs, run{u, 1})
+}
+
 var errLost = errors.New("blocks did not arrive")
+
+func (s *Session) onSent(m *sent, conn int) {
+	if i, _ := s.holder(m.ID, m.Tag); i != nil {
+		i.onSent(m.Round, conn)
+	}
+}
 
 // onSent records a bulk connection's mark. With all marks and the commit there, nothing
 // of this round is on its way: units still missing were lost.

@@ -56,7 +56,7 @@ func TestRecord(t *testing.T) {
 				s.Judge(w)
 				w.Close()
 				if *record && !t.Failed() {
-					write(t, s.Name, rec.Recording())
+					write(t, s.Name, rec())
 				}
 			})
 		})

@@ -2,7 +2,6 @@ package kvconn
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/kvlayout"
@@ -26,50 +25,27 @@ type request struct {
 
 func (m *request) kind() frameType { return typeTicket }
 
-func (m *request) append(b []byte) []byte {
-	b = putU64(b, m.ID)
-	b = append(b, m.Secret[:]...)
-	b = append(b, m.Link[:]...)
-	b = putU32(putU32(putU32(b, m.DeadlineMS), m.DestBlockTokens), m.Positions)
-	b = putStr(putStr(b, m.RequestID), m.LeaseID)
-	b = putBlob(b, m.First)
-	b = putU32(b, uint32(len(m.Tokens)))
-	for _, t := range m.Tokens {
-		b = putU32(b, uint32(t))
-	}
-	b = putU32(b, uint32(len(m.Dest)))
-	for _, d := range m.Dest {
-		b = putU32(putU32(b, uint32(d.Block)), d.Generation)
-	}
-	return putBlob(b, m.Have)
-}
-
 var errShape = errors.New("positions, block size and blocks do not agree")
 
-func decodeRequest(b []byte) (*request, error) {
-	c := &cursor{b: b}
-	m := &request{ID: c.u64(), Secret: c.key(), Link: c.key(),
-		DeadlineMS: c.u32(), DestBlockTokens: c.u32(), Positions: c.u32(),
-		RequestID: c.str(), LeaseID: c.str(), First: c.blob(maxPayload)}
-	if n := c.count(4, maxPositions); n > 0 {
-		m.Tokens = make([]int32, n)
-		for i := range m.Tokens {
-			m.Tokens[i] = int32(c.u32())
-		}
+func (m *request) fields(c *codec) {
+	u64(c, &m.ID)
+	c.key(&m.Secret)
+	c.key((*[16]byte)(&m.Link))
+	u32(c, &m.DeadlineMS)
+	u32(c, &m.DestBlockTokens)
+	u32(c, &m.Positions)
+	c.str(&m.RequestID)
+	c.str(&m.LeaseID)
+	c.blob(&m.First, maxPayload)
+	c.ints(&m.Tokens, maxPositions)
+	dest := list(c, &m.Dest, 8, maxPositions)
+	for i := range dest {
+		u32(c, &dest[i].Block)
+		u32(c, &dest[i].Generation)
 	}
-	if n := c.count(8, maxPositions); n > 0 {
-		m.Dest = make([]Dest, n)
-		for i := range m.Dest {
-			m.Dest[i] = Dest{Block: int32(c.u32()), Generation: c.u32()}
-		}
-	}
-	m.Have = c.blob(maxUnits / 8)
-	if err := c.end(); err != nil {
-		return nil, fmt.Errorf("ticket: %w", err)
-	}
+	c.blob(&m.Have, maxUnits/8)
 	bt, n := int64(m.DestBlockTokens), int64(m.Positions)
 	if bt < 1 || bt > kvlayout.MaxBlockTokens || n < 1 || n > maxPositions || int64(len(m.Dest)) != (n+bt-1)/bt {
-		return nil, fmt.Errorf("ticket: %w", errShape)
+		c.fail(errShape)
 	}
-	return m, nil
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"sync/atomic"
 
-	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
@@ -50,7 +49,7 @@ func (r *revoked) refuse(f *frameConn, h *hello) error {
 func (r *Receiver) Revoke(ids []string) {
 	r.revoked.set(ids)
 	for _, s := range r.sessions() {
-		s.judge(&r.revoked)
+		s.endIfRevoked(&r.revoked)
 	}
 }
 
@@ -58,45 +57,31 @@ func (r *Receiver) Revoke(ids []string) {
 // that a secret no longer in force has proved.
 func (r *Receiver) Renew() {
 	for _, s := range r.sessions() {
-		s.judge(&r.revoked)
+		s.endIfRevoked(&r.revoked)
 	}
 }
 
-// judge ends the session if its peer is revoked, or its secret is retired.
-func (s *Session) judge(r *revoked) {
-	if err := r.against(s.peer.ID, s.ctl, s.cfg.Ring); err != nil {
-		s.fail(ticket.Dead, err)
-	}
-}
-
-// against returns why a peer that has proved itself must go, or nil.
-func (r *revoked) against(id string, f *frameConn, ring *trust.Ring) error {
+// endIfRevoked ends the session if its peer is revoked, or its secret is retired.
+func (h *half) endIfRevoked(r *revoked) {
 	switch {
-	case r.has(id):
-		return errRevokedPeer
-	case !f.proven.In(ring):
-		return errRetired
+	case r.has(h.peer.ID):
+		h.quit(ticket.Dead, errRevokedPeer)
+	case !h.ctl.proven.In(h.cfg.Ring):
+		h.quit(ticket.Dead, errRetired)
 	}
-	return nil
 }
 
 // Revoke is Receiver.Revoke for the receivers of a server.
 func (s *Server) Revoke(ids []string) {
 	s.revoked.set(ids)
 	for _, sess := range s.all() {
-		sess.judge(&s.revoked)
+		sess.endIfRevoked(&s.revoked)
 	}
 }
 
 // Renew is Receiver.Renew for the receivers of a server.
 func (s *Server) Renew() {
 	for _, sess := range s.all() {
-		sess.judge(&s.revoked)
-	}
-}
-
-func (p *sender) judge(r *revoked) {
-	if err := r.against(p.peer.ID, p.ctl, p.cfg.Ring); err != nil {
-		p.fail(ticket.Dead, err)
+		sess.endIfRevoked(&s.revoked)
 	}
 }

@@ -2,9 +2,11 @@ package kvconn
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
-	"log/slog"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -17,26 +19,17 @@ import (
 // each bulk connection, and one OnTicket a ticket. Locks: mu guards the session and all
 // its Outgoings; a fence's lock may be taken inside it, never the other way round.
 type sender struct {
+	half
 	srv    *Server
-	cfg    *Config
-	log    *slog.Logger
-	side   perSide
-	peer   Identity
 	shapes []shape // of the units that the receiver gets
 	alike  bool    // all of them are whole blocks of ours
-	key    [16]byte
-	ctl    *frameConn
-	out    chan message
 	h      Handler
-
-	ctx    context.Context
-	cancel context.CancelFunc
-	wg     sync.WaitGroup
-	writes sync.WaitGroup // of it, the bulk writers
-	pushes chan inFlight  // to drain, which ends with them
-	drains sync.WaitGroup // drain
-	over   chan struct{}  // fail has run to its end
 	opened time.Time
+
+	wg     sync.WaitGroup // the control reader, the watchers and the tickets
+	writes sync.WaitGroup // the bulk writers
+	drains sync.WaitGroup // awaitPushes
+	pushes chan inFlight  // to awaitPushes, which ends when it is closed
 
 	mu      sync.Mutex
 	bulk    []*bulkWriter // by index; nil until bound
@@ -50,12 +43,12 @@ type sender struct {
 }
 
 func newSender(s *Server, hi *hello, ctl *frameConn, h Handler) *sender {
-	p := &sender{srv: s, cfg: &s.cfg, log: s.log.With(logPeer, hi.Identity.PeerID.String()), side: s.m.of(SideSender),
-		peer: hi.Identity, key: newKey(), ctl: ctl, out: make(chan message, controlQueue), h: h,
-		opened: time.Now(), over: make(chan struct{}), bulk: make([]*bulkWriter, hi.Bulk), tickets: map[uint64]*Outgoing{}}
+	var key [16]byte
+	rand.Read(key[:]) // never fails (crypto/rand)
+	p := &sender{half: newHalf(&s.cfg, s.log, s.m, SideSender, hi.Identity, key, ctl), srv: s, h: h, opened: time.Now(),
+		pushes: make(chan inFlight, maxPushes), bulk: make([]*bulkWriter, hi.Bulk), tickets: map[uint64]*Outgoing{}}
+	p.quit = p.fail
 	p.shapes, p.alike = shapesOf(s.cfg.Identity.Layout, hi.Identity.Layout)
-	p.pushes = make(chan inFlight, maxPushes)
-	p.ctx, p.cancel = context.WithCancel(context.Background())
 	return p
 }
 
@@ -64,8 +57,8 @@ func (p *sender) run(parent context.Context) {
 	stop := context.AfterFunc(parent, func() { p.fail(ticket.Cancelled, errClosed) })
 	defer stop()
 	p.log.Info("kv session accepted", "build", p.peer.Build, "bulk", len(p.bulk))
-	p.wg.Go(p.readControl)
-	p.writeControl()
+	p.wg.Go(func() { p.readControl(func(t frameType, body []byte) error { return breach(p.onControl(t, body)) }) })
+	p.writeControl(p.keepTime)
 	p.wait()
 }
 
@@ -81,14 +74,14 @@ func (p *sender) wait() {
 	p.mu.Unlock()
 	if pool != nil {
 		p.unmap(pool)
-		p.srv.m.mapped.WithLabelValues(string(SideSender)).Dec()
+		p.m.mapped.WithLabelValues(string(SideSender)).Dec()
 	}
 	p.wg.Wait()
 }
 
-// meet waits until our end of memory between two pools can push, or the receiver hangs
+// join waits until our end of memory between two pools can push, or the receiver hangs
 // up.
-func (p *sender) meet(pool *peerPool) error {
+func (p *sender) join(pool *peerPool) error {
 	staged, ok := pool.device.(StagedWindow)
 	if !ok {
 		return nil
@@ -101,7 +94,7 @@ func (p *sender) meet(pool *peerPool) error {
 func (p *sender) unmap(pool *peerPool) {
 	began := time.Now()
 	if err := pool.window.Close(); err != nil {
-		p.srv.m.unended(SideSender, err)
+		p.m.unended(SideSender, err)
 		p.log.Error("unmap the peer's pool", "error", err)
 	}
 	slowly(p.log, began)
@@ -119,7 +112,7 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	}
 	f.vec = vectorsOf(f.conn)
 	var pool *peerPool
-	if len(m.Segment.Layers) > 0 {
+	if len(m.Pool.Layers) > 0 {
 		err := f.within(joinTimeouts * p.cfg.HandshakeTimeout)
 		if err != nil {
 			return err
@@ -127,12 +120,12 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 		p.mu.Lock()
 		p.joining = true // and for good: the other connections come after it
 		p.mu.Unlock()
-		if pool, err = mapPeer(f.conn, m.Segment, &p.peer, p.cfg.Identity.Layout); err == nil {
-			err = p.meet(pool)
+		if pool, err = mapPeer(f.conn, m, &p.peer, p.cfg.Identity.Layout); err == nil {
+			err = p.join(pool)
 		}
 		if err != nil {
 			if p.ctx.Err() == nil { // else the memory is fine, and the peer need not try another transport
-				err = f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: strconv.FormatUint(m.Segment.Bytes, 10) + " bytes"})
+				err = f.turnAway(ticket.Refused, &Incompatible{Field: "segment", Ours: err.Error(), Theirs: fmt.Sprint(m.Pool.Bytes, " bytes")})
 			}
 			if pool != nil { // after the answer: it may take longer than the peer waits
 				p.unmap(pool)
@@ -148,9 +141,9 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 		p.bound++
 		if pool != nil {
 			p.pool = pool
-			p.srv.m.mapped.WithLabelValues(string(SideSender)).Inc()
+			p.m.mapped.WithLabelValues(string(SideSender)).Inc()
 			if pool.device != nil { // here: the writer of another connection may push before ours is started
-				p.drains.Go(p.drain)
+				p.drains.Go(p.awaitPushes)
 			}
 		}
 	}
@@ -178,8 +171,8 @@ func (p *sender) bind(f *frameConn, m *bind) error {
 	if p.err != nil {
 		return p.err // the caller closes the connection
 	}
-	p.writes.Go(w.run) // err is nil, so wait has not begun
-	p.wg.Go(w.watch)
+	p.writes.Go(w.writeBulk) // err is nil, so wait has not begun
+	p.wg.Go(w.awaitHangUp)
 	return nil
 }
 
@@ -198,7 +191,7 @@ func (p *sender) fail(o ticket.Outcome, err error) {
 			bulk = append(bulk, w.f)
 		}
 	}
-	all := p.outgoings()
+	all := slices.Collect(maps.Values(p.tickets))
 	pool := p.pool
 	p.mu.Unlock()
 	p.cancel()
@@ -216,85 +209,50 @@ func (p *sender) fail(o ticket.Outcome, err error) {
 	close(p.over)
 }
 
-// outgoings needs mu.
-func (p *sender) outgoings() []*Outgoing {
-	all := make([]*Outgoing, 0, len(p.tickets))
-	for _, g := range p.tickets {
-		all = append(all, g)
-	}
-	return all
-}
-
-// post queues a control message; it never blocks.
-func (p *sender) post(m message) {
-	select {
-	case p.out <- m:
-	default:
-		p.fail(ticket.Dead, errStalled)
-	}
-}
-
 func (p *sender) find(id uint64) *Outgoing {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.tickets[id]
 }
 
-// readControl handles control messages until the connection ends.
-func (p *sender) readControl() {
-	for {
-		typ, body, err := p.ctl.next()
-		if err == nil {
-			if err = p.onControl(typ, body); err != nil {
-				err = &wireError{err}
-			}
-		}
-		if err != nil {
-			p.fail(classify(err), fmt.Errorf("control: %w", err))
-			return
-		}
-	}
-}
-
+// onControl handles one control message.
 func (p *sender) onControl(typ frameType, body []byte) error {
 	switch typ {
 	case typePing:
 		p.post(bare(typePong))
-		return nil
 	case typeTicket:
-		m, err := decodeRequest(body)
-		if err != nil {
+		m := &request{}
+		if err := p.ctl.decode(m, body); err != nil {
 			return err
 		}
 		return p.onTicket(m)
 	case typeRevoke, typeReceived:
-		n, err := decodeNote(typ, body)
-		if err != nil {
+		n := &note{typ: typ}
+		if err := p.ctl.decode(n, body); err != nil {
 			return err
 		}
 		g := p.find(n.ID)
 		switch {
 		case typ == typeReceived && g == nil: // it has crossed our Failed
-			return nil
 		case typ == typeReceived:
 			return g.onReceived()
 		case g == nil:
-			p.post(note{typeRevokeAck, n.ID})
+			p.post(&note{typeRevokeAck, n.ID})
 		default:
 			g.onRevoke()
 		}
-		return nil
 	case typeResend:
-		m, err := decodeResend(body)
-		if err != nil {
+		m := &resend{}
+		if err := p.ctl.decode(m, body); err != nil {
 			return err
 		}
 		if g := p.find(m.ID); g != nil {
 			return g.onResend(m)
 		}
-		return nil
+	default:
+		return fmt.Errorf("frame type %d on a sender's control connection", typ)
 	}
-	return fmt.Errorf("frame type %d on a sender's control connection", typ)
+	return nil
 }
 
 func (p *sender) onTicket(m *request) error {
@@ -322,7 +280,7 @@ func (p *sender) onTicket(m *request) error {
 		g.places = p.pool != nil
 		p.mu.Unlock()
 		p.side.active.Inc()
-		p.wg.Go(g.run)
+		p.wg.Go(g.handle)
 		return nil
 	}
 	p.mu.Unlock()
@@ -335,28 +293,8 @@ func (p *sender) onTicket(m *request) error {
 	return nil
 }
 
-// writeControl sends queued messages and enforces the tickets' deadlines.
-func (p *sender) writeControl() {
-	tick := time.NewTicker(p.cfg.KeepAlive)
-	defer tick.Stop()
-	var queued []message
-	for {
-		select {
-		case <-p.ctx.Done():
-			return
-		case m := <-p.out:
-			queued = waiting(m, p.out, queued)
-			if err := p.ctl.send(queued...); err != nil {
-				p.fail(classify(err), fmt.Errorf("control: %w", err))
-				return
-			}
-		case now := <-tick.C:
-			p.keepTime(now)
-		}
-	}
-}
-
-func (p *sender) keepTime(now time.Time) {
+// keepTime enforces the deadlines; it has nothing to send.
+func (p *sender) keepTime(now time.Time) message {
 	p.mu.Lock()
 	patience := p.cfg.HandshakeTimeout
 	if p.joining {
@@ -376,6 +314,7 @@ func (p *sender) keepTime(now time.Time) {
 	for _, g := range late {
 		g.end(ticket.Late, errDeadline, true)
 	}
+	return nil
 }
 
 func (p *sender) ledger() []Entry {

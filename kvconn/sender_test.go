@@ -82,10 +82,10 @@ func TestPushesBesideABind(t *testing.T) {
 	})
 	layout := p.cfg.Identity.Layout
 	first := &deviceConn{Conn: sinkConn(t), pushed: make(chan struct{}, 1), goOn: make(chan struct{})}
-	seg := DevicePool(layout, 4).segment()
+	pool := *DevicePool(layout, 4)
 	bound := make(chan error)
 	go func() {
-		bound <- p.bind(&frameConn{conn: first, version: ProtocolMax}, &bind{Segment: seg})
+		bound <- p.bind(&frameConn{conn: first, version: ProtocolMax}, &bind{Pool: pool})
 	}()
 	for ready := false; !ready; time.Sleep(time.Millisecond) {
 		p.mu.Lock()

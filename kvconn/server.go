@@ -2,10 +2,11 @@ package kvconn
 
 import (
 	"context"
-	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 
 	"github.com/xpyd/xpyd/internal/lobby"
@@ -30,13 +31,14 @@ type Server struct {
 	m    *Metrics
 	gone chan struct{} // a ticket has left; one slot
 
+	shaking chan struct{} // a slot for each peer whose handshake is not over
+
 	revoked   revoked
 	strangers sparing // handshakes that failed before the peer was known,
 	failures  sparing // and after
 
 	mu       sync.Mutex
 	sessions map[[16]byte]*sender
-	shaking  int // connections of peers whose handshake is not over
 	draining bool
 }
 
@@ -45,7 +47,7 @@ func NewServer(cfg Config, log *slog.Logger, m *Metrics) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("kvconn server: %w", err)
 	}
-	return &Server{cfg: cfg, log: log, m: m, gone: make(chan struct{}, 1), sessions: map[[16]byte]*sender{},
+	return &Server{cfg: cfg, log: log, m: m, gone: make(chan struct{}, 1), shaking: make(chan struct{}, cfg.MaxSessions), sessions: map[[16]byte]*sender{},
 		strangers: sparing{log: log}, failures: sparing{log: log}}, nil
 }
 
@@ -80,18 +82,6 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener, h Handler) error {
 	}
 }
 
-// shake adds n to the handshakes under way, and reports false if they would exceed
-// MaxSessions.
-func (s *Server) shake(n int) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if n > 0 && s.shaking >= s.cfg.MaxSessions {
-		return false
-	}
-	s.shaking += n
-	return true
-}
-
 // serveConn does the handshake; a control connection then lives here, a bulk connection
 // goes to its session. met is called when the peer has proved itself, or failed to.
 func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handler) {
@@ -99,20 +89,18 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handle
 	stop := context.AfterFunc(ctx, func() { c.Close() })
 	err := f.within(s.cfg.HandshakeTimeout)
 	if err == nil {
-		err = f.meet(&s.cfg, roleSender)
+		err = f.introduce(&s.cfg, roleSender)
 	}
 	met()
 	log, sess := &s.strangers, (*sender)(nil)
 	if err == nil {
 		log = &s.failures
-		sess, err = s.greet(f, h)
+		sess, err = s.handshake(f, h)
 	}
 	stop()
 	if err != nil {
 		c.Close()
-		if d := asIncompatible(err); d != nil {
-			s.m.refused(d)
-		}
+		s.m.refused(err)
 		log.Log(ctx, failureLevel(err), "kv handshake", "addr", c.RemoteAddr(), "outcome", string(classify(err)), "error", err)
 		return
 	}
@@ -122,13 +110,15 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, met func(), h Handle
 	}
 }
 
-// greet is the sender's half of the handshake after the banners. It returns a session
+// handshake is the sender's half of the handshake after the banners. It returns a session
 // for a control connection; a bulk connection it binds, and returns nil.
-func (s *Server) greet(f *frameConn, h Handler) (*sender, error) {
-	if !s.shake(1) {
+func (s *Server) handshake(f *frameConn, h Handler) (*sender, error) {
+	select {
+	case s.shaking <- struct{}{}:
+		defer func() { <-s.shaking }()
+	default:
 		return nil, f.turnAway(ticket.NoSpace, &Incompatible{Field: "capacity", Ours: "handshakes are all under way", Theirs: "one more"})
 	}
-	defer s.shake(-1)
 	head, err := f.r.Peek(2)
 	if err != nil {
 		return nil, err
@@ -168,9 +158,9 @@ func (s *Server) greetBulk(f *frameConn) error {
 	if err != nil {
 		return err
 	}
-	m, err := decodeBind(body)
-	if err != nil {
-		return &wireError{err}
+	m := &bind{}
+	if err := f.decode(m, body); err != nil {
+		return err
 	}
 	s.mu.Lock()
 	sess := s.sessions[m.Session]
@@ -217,17 +207,13 @@ func (s *Server) welcome(sess *sender) {
 	if s.isDraining() {
 		sess.post(bare(typeGoaway))
 	}
-	sess.judge(&s.revoked) // it may have been revoked since its hello
+	sess.endIfRevoked(&s.revoked) // it may have been revoked since its hello
 }
 
 func (s *Server) all() []*sender {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make([]*sender, 0, len(s.sessions))
-	for _, sess := range s.sessions {
-		out = append(out, sess)
-	}
-	return out
+	return slices.Collect(maps.Values(s.sessions))
 }
 
 // wake tells Drain that a ticket has left.
@@ -270,10 +256,4 @@ func (s *Server) Ledger() []Entry {
 		out = append(out, sess.ledger()...)
 	}
 	return out
-}
-
-// newKey returns a random session key.
-func newKey() (k [16]byte) {
-	rand.Read(k[:]) // never fails (crypto/rand)
-	return k
 }

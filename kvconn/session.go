@@ -5,8 +5,9 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"log/slog"
+	"maps"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,23 +20,12 @@ import (
 // one reader a connection, and one that writes control messages and enforces deadlines.
 // Locks: mu, or one Incoming's mu, never both at once.
 type Session struct {
-	cfg       *Config
-	log       *slog.Logger
-	m         *Metrics
-	side      perSide
-	peer      Identity
+	half
 	layers    []kvlayout.Layer // of our pool
-	key       [16]byte         // the session key, part of every unit tag
 	unchecked bool             // both sides said that digests need not be checked
-	ctl       *frameConn
 	bulk      []*frameConn
 	beats     []atomic.Int64 // by bulk connection: when its last beat came, Unix time in ns
 	lent      *lent          // our memory that the peer writes into; nil: it sends
-	out       chan message   // to the control writer
-
-	ctx    context.Context
-	cancel context.CancelFunc
-	over   chan struct{} // fail has run to its end
 
 	mu       sync.Mutex
 	tickets  map[uint64]*Incoming
@@ -45,15 +35,11 @@ type Session struct {
 	err      *Error    // why the session ended
 }
 
-// controlQueue is how many control messages may wait for the writer. A longer queue
-// means that the peer has stopped reading, which PeerSilence ends anyway.
-const controlQueue = 4096
-
 func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn, loan *lent) *Session {
-	s := &Session{cfg: &r.cfg, log: r.log.With(logPeer, h.Identity.PeerID.String()), m: r.m, side: r.m.of(SideReceiver),
-		peer: h.Identity, layers: r.layers, key: h.Session, unchecked: r.cfg.Unchecked && h.Unchecked, ctl: ctl, bulk: bulk, lent: loan,
-		beats: make([]atomic.Int64, len(bulk)), out: make(chan message, controlQueue), tickets: map[uint64]*Incoming{}, over: make(chan struct{}), used: time.Now()}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s := &Session{half: newHalf(&r.cfg, r.log, r.m, SideReceiver, h.Identity, h.Session, ctl),
+		layers: r.layers, unchecked: r.cfg.Unchecked && h.Unchecked, bulk: bulk, lent: loan,
+		beats: make([]atomic.Int64, len(bulk)), tickets: map[uint64]*Incoming{}, used: time.Now()}
+	s.quit = s.fail
 	s.side.sessions.Inc()
 	return s
 }
@@ -78,11 +64,11 @@ func (s *Session) run(parent context.Context) {
 	defer stop()
 	s.log.Info("kv session open", "build", s.peer.Build, "bulk", len(s.bulk))
 	var wg sync.WaitGroup
-	wg.Go(s.readControl)
+	wg.Go(func() { s.readControl(s.onControl) })
 	for n, f := range s.bulk {
 		wg.Go(func() { s.readBulk(n, f) })
 	}
-	s.writeControl()
+	s.writeControl(s.keepTime)
 	wg.Wait()
 	<-s.over
 }
@@ -97,10 +83,7 @@ func (s *Session) fail(o ticket.Outcome, err error) {
 	}
 	o = orderly(o, err, len(s.tickets))
 	s.err = &Error{"session", s.peer.PeerID, PhaseIdle, o, err}
-	all := make([]*Incoming, 0, len(s.tickets))
-	for _, i := range s.tickets {
-		all = append(all, i)
-	}
+	all := slices.Collect(maps.Values(s.tickets))
 	clear(s.tickets)
 	s.cancel() // under mu: a caller refused with err gets a new session next time
 	s.mu.Unlock()
@@ -115,15 +98,6 @@ func (s *Session) fail(o ticket.Outcome, err error) {
 	s.side.sessionEnd(o)
 	s.log.Info("kv session over", "outcome", string(o), "tickets", len(all), "why", err)
 	close(s.over)
-}
-
-// post queues a control message; it never blocks.
-func (s *Session) post(m message) {
-	select {
-	case s.out <- m:
-	default:
-		s.fail(ticket.Dead, errStalled)
-	}
 }
 
 // touch restarts the idle timeout.
@@ -237,154 +211,73 @@ func (s *Session) Request(ctx context.Context, spec TicketSpec) (*Incoming, erro
 	return i, nil
 }
 
-// readControl handles control messages until the connection ends.
-func (s *Session) readControl() {
-	for {
-		typ, body, err := s.ctl.next()
-		if err == nil {
-			err = s.onControl(typ, body)
-		}
-		if err != nil {
-			s.fail(classify(err), fmt.Errorf("control: %w", err))
-			return
-		}
-	}
-}
-
+// onControl handles one control message.
 func (s *Session) onControl(typ frameType, body []byte) error {
-	bad := func(err error) error { return &wireError{err} }
 	switch typ {
 	case typePong:
-		return nil
 	case typeGoaway:
 		s.mu.Lock()
 		s.draining = true
 		s.mu.Unlock()
-		return nil
 	case typeAccepted, typeRevokeAck:
-		n, err := decodeNote(typ, body)
-		if err != nil {
-			return bad(err)
+		n := &note{typ: typ}
+		if err := s.ctl.decode(n, body); err != nil {
+			return err
 		}
 		if i := s.find(n.ID); i != nil && typ == typeAccepted {
 			i.onAccepted()
 		} else if i != nil {
 			i.onRevokeAck()
 		}
-		return nil
 	case typeCommit:
-		m, err := decodeCommit(body)
-		if err != nil {
-			return bad(err)
+		m := &commit{}
+		if err := s.ctl.decode(m, body); err != nil {
+			return err
 		}
 		if i := s.find(m.ID); i != nil {
 			i.onCommit(m)
 		}
-		return nil
 	case typeFailed:
-		m, err := decodeFailed(body)
-		if err != nil {
-			return bad(err)
+		m := &failed{}
+		if err := s.ctl.decode(m, body); err != nil {
+			return err
 		}
-		if i := s.find(m.ID); i != nil {
-			i.onFailed(m)
+		if i := s.find(m.ID); i != nil { // the peer has stopped already
+			i.end(m.Outcome, fmt.Errorf("peer: %s", m.Message))
 		}
-		return nil
+	default:
+		return &wireError{fmt.Errorf("frame type %d on a receiver's control connection", typ)}
 	}
-	return bad(fmt.Errorf("frame type %d on a receiver's control connection", typ))
+	return nil
 }
 
-// onPlaced takes a unit that already lies in its block.
-func (s *Session) onPlaced(u *unitHead, digests []uint64) {
-	reason := "unknown"
-	if i := s.find(u.Ticket); i != nil {
-		reason = "tag"
-		if u.Tag == i.tag {
-			reason = i.placed(u, digests)
-		}
-	}
-	if reason != "" {
-		s.m.stale.WithLabelValues(reason).Inc()
-	}
-}
-
-// onPushed takes blocks that have landed.
-func (s *Session) onPushed(m *landing) {
-	reason := "unknown"
-	if i := s.find(m.Ticket); i != nil {
-		reason = "tag"
-		if m.Tag == i.tag {
-			reason = i.pushed(m)
-		}
-	}
-	if reason != "" {
-		s.m.stale.WithLabelValues(reason).Inc()
-	}
-}
-
-func (s *Session) onSent(m *sent, conn int) {
-	if i := s.find(m.ID); i != nil && i.tag == m.Tag {
-		i.onSent(m.Round, conn)
-	}
-}
-
-// writeControl sends queued messages and pings, and enforces the tickets' deadlines.
-func (s *Session) writeControl() {
-	tick := time.NewTicker(s.cfg.KeepAlive)
-	defer tick.Stop()
-	var queued []message
-	for {
-		var err error
-		select {
-		case <-s.ctx.Done():
-			return
-		case m := <-s.out:
-			queued = waiting(m, s.out, queued)
-			err = s.ctl.send(queued...)
-		case now := <-tick.C:
-			if s.keepTime(now) {
-				s.fail(ticket.Done, errors.New("idle"))
-				return
-			}
-			err = s.ctl.send(bare(typePing))
-		}
-		if err != nil {
-			s.fail(classify(err), fmt.Errorf("control: %w", err))
-			return
-		}
-	}
-}
-
-// keepTime applies the deadlines; it reports whether the session has been idle for too
-// long.
-func (s *Session) keepTime(now time.Time) bool {
+// keepTime applies the deadlines and returns a ping, or ends a session that has been
+// idle for too long.
+func (s *Session) keepTime(now time.Time) message {
 	s.mu.Lock()
 	most := s.cfg.IdleTimeout
 	if !s.ctl.proven.Newest(s.cfg.Ring) { // the next one is by the newest, before the older is retired
 		most = min(most, 2*s.cfg.KeepAlive)
 	}
 	idle := len(s.tickets) == 0 && now.Sub(s.used) > most
-	all := make([]*Incoming, 0, len(s.tickets))
-	for _, i := range s.tickets {
-		all = append(all, i)
-	}
+	all := slices.Collect(maps.Values(s.tickets))
 	s.mu.Unlock()
 	for _, i := range all {
 		i.keepTime(now)
 	}
-	return idle
+	if idle {
+		s.fail(ticket.Done, errors.New("idle"))
+		return nil
+	}
+	return bare(typePing)
 }
 
-func (s *Session) ledger() []Entry {
+func (s *Session) ledger() (out []Entry) {
 	s.mu.Lock()
-	all := make([]*Incoming, 0, len(s.tickets))
-	for _, i := range s.tickets {
-		all = append(all, i)
-	}
+	all := slices.Collect(maps.Values(s.tickets))
 	s.mu.Unlock()
-	out := make([]Entry, len(all))
-	for n, i := range all {
-		out[n] = i.entry()
+	for _, i := range all {
+		out = append(out, i.entry())
 	}
 	return out
 }

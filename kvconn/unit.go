@@ -27,31 +27,36 @@ type unitHead struct {
 
 const unitHeadSize = 40
 
-func (u *unitHead) append(b []byte) []byte {
-	b = putU64(putU64(b, u.Ticket), u.Tag)
-	for _, v := range []uint32{u.Layer, u.Index, uint32(u.Block), u.Generation, u.Rows, u.Heads} {
-		b = putU32(b, v)
+func (u *unitHead) fields(c *codec) {
+	u64(c, &u.Ticket)
+	u64(c, &u.Tag)
+	if u.block(c); u.Heads > kvlayout.MaxHeads {
+		c.fail(fmt.Errorf("%d heads, at most %d", u.Heads, kvlayout.MaxHeads))
 	}
-	return b
 }
 
-// decodeUnit splits a unit's body; digests are appended to sums, and rows
-// point into b.
-func decodeUnit(b []byte, sums []uint64) (u unitHead, digests []uint64, rows []byte, err error) {
-	c := &cursor{b: b}
-	u = unitHead{Ticket: c.u64(), Tag: c.u64(), Layer: c.u32(), Index: c.u32(),
-		Block: int32(c.u32()), Generation: c.u32(), Rows: c.u32(), Heads: c.u32()}
-	if c.err == nil && u.Heads > kvlayout.MaxHeads {
-		c.err = fmt.Errorf("%d heads, at most %d", u.Heads, kvlayout.MaxHeads)
-	}
-	raw := c.take(8 * int(min(u.Heads, kvlayout.MaxHeads)))
-	if c.err != nil {
-		return unitHead{}, nil, nil, fmt.Errorf("unit: %w", c.err)
-	}
-	for i := 0; i < len(raw); i += 8 {
-		sums = append(sums, binary.LittleEndian.Uint64(raw[i:]))
-	}
-	return u, sums, c.b, nil
+// block is the part that differs between the units of a batch.
+func (u *unitHead) block(c *codec) {
+	u32(c, &u.Layer)
+	u32(c, &u.Index)
+	u32(c, &u.Block)
+	u32(c, &u.Generation)
+	u32(c, &u.Rows)
+	u32(c, &u.Heads)
+}
+
+// placed announces one block of one layer that already lies in the receiver's memory: a
+// unit without the rows. Its checksum covers the whole body.
+type placed struct {
+	unitHead
+	Digests []uint64 // one a head; a read appends them
+}
+
+func (m *placed) kind() frameType { return typePlaced }
+
+func (m *placed) fields(c *codec) {
+	m.unitHead.fields(c)
+	m.Digests = c.digests(m.Digests, int(m.Heads))
 }
 
 // A batch is several units of one ticket in one frame, so that their rows can
@@ -111,47 +116,52 @@ func (t frameType) headSize(body []byte) (int, error) {
 	return t.checked(body) + 8*int(sums), nil
 }
 
-// appendBatchHead begins a batch; entries, then digests, follow.
-func appendBatchHead(b []byte, ticket, tag uint64, units, digests int) []byte {
-	return putU32(putU32(putU64(putU64(b, ticket), tag), uint32(units)), uint32(digests))
+// batchHead begins a batch; the units' entries, then their digests, follow.
+type batchHead struct {
+	Ticket, Tag    uint64
+	Units, Digests uint32
 }
 
-func (u *unitHead) appendEntry(b []byte, bytes int) []byte {
-	for _, v := range []uint32{u.Layer, u.Index, uint32(u.Block), u.Generation, u.Rows, u.Heads, uint32(bytes)} {
-		b = putU32(b, v)
-	}
-	return b
+func (h *batchHead) fields(c *codec) {
+	u64(c, &h.Ticket)
+	u64(c, &h.Tag)
+	u32(c, &h.Units)
+	u32(c, &h.Digests)
+}
+
+// entry is one unit of a batch; bytes is the size of its rows.
+func (u *unitHead) entry(c *codec, bytes *int) {
+	n := uint32(*bytes)
+	u.block(c)
+	u32(c, &n)
+	*bytes = int(n)
 }
 
 // decodeArrivals reads the head of a unit or a batch whose rows take rest
 // bytes. The units are appended to list, their digests to sums; both are
 // returned even with an error, for their memory.
 func decodeArrivals(t frameType, b []byte, rest int, list []arrival, sums []uint64) ([]arrival, []uint64, error) {
+	c := codec{b: b, reading: true}
 	if t == typeUnit {
-		u, sums, rows, err := decodeUnit(b, sums)
-		if err == nil && len(rows) > 0 {
-			err = fmt.Errorf("unit: %w", errTrail)
-		}
-		return append(list, arrival{unitHead: u, bytes: rest, digests: sums}), sums, err
+		u := placed{Digests: sums}
+		u.fields(&c)
+		return append(list, arrival{unitHead: u.unitHead, bytes: rest, digests: u.Digests}), u.Digests, c.end()
 	}
-	c := &cursor{b: b}
-	ticket, tag, n, count := c.u64(), c.u64(), c.u32(), c.u32()
+	var h batchHead
+	h.fields(&c)
 	total, heads := 0, 0
-	for range min(n, maxBatch) {
-		u := arrival{unitHead: unitHead{Ticket: ticket, Tag: tag, Layer: c.u32(), Index: c.u32(), Block: int32(c.u32()),
-			Generation: c.u32(), Rows: c.u32(), Heads: c.u32()}, bytes: int(c.u32())}
+	for range min(h.Units, maxBatch) {
+		u := arrival{unitHead: unitHead{Ticket: h.Ticket, Tag: h.Tag}}
+		u.entry(&c, &u.bytes)
 		total, heads = total+u.bytes, heads+int(u.Heads)
 		list = append(list, u)
 	}
-	for range min(count, maxSums) {
-		sums = append(sums, c.u64())
+	sums = c.digests(sums, int(h.Digests))
+	if total != rest || heads != int(h.Digests) || h.Units > maxBatch || h.Digests > maxSums {
+		c.fail(fmt.Errorf("batch of %d bytes of rows and %d digests, its units say %d and %d", rest, h.Digests, total, heads))
 	}
-	err := c.end()
-	if err == nil && (total != rest || heads != int(count) || n > maxBatch || count > maxSums) {
-		err = fmt.Errorf("%d bytes of rows and %d digests, its units say %d and %d", rest, count, total, heads)
-	}
-	if err != nil {
-		return list, sums, fmt.Errorf("batch: %w", err)
+	if err := c.end(); err != nil {
+		return list, sums, err
 	}
 	left := sums
 	for i := range list {
@@ -162,25 +172,6 @@ func decodeArrivals(t frameType, b []byte, rest int, list []arrival, sums []uint
 
 // unitBytes is the whole frame of a unit with this many heads and row bytes.
 func unitBytes(heads, payload int) int { return headerSize + unitHeadSize + 8*heads + payload }
-
-// sent, on each bulk connection, follows every unit of this round of the ticket. A unit
-// still missing when all marks of the current round are there was lost.
-type sent struct {
-	ID, Tag uint64
-	Round   uint32
-}
-
-func (m *sent) kind() frameType        { return typeSent }
-func (m *sent) append(b []byte) []byte { return putU32(putU64(putU64(b, m.ID), m.Tag), m.Round) }
-
-func decodeSent(b []byte) (*sent, error) {
-	c := &cursor{b: b}
-	m := &sent{ID: c.u64(), Tag: c.u64(), Round: c.u32()}
-	if err := c.end(); err != nil {
-		return nil, fmt.Errorf("sent: %w", err)
-	}
-	return m, nil
-}
 
 // unitTag proves that a unit comes from the holder of the ticket's secret: 64 bits of
 // HMAC-SHA256 over the session and the ticket id.

@@ -9,13 +9,13 @@ import (
 // FuzzUnit: a unit's parts are inside its body, and encode to it.
 func FuzzUnit(f *testing.F) {
 	u := unitHead{Ticket: 1, Tag: 2, Layer: 3, Index: 4, Block: -5, Generation: 6, Rows: 1, Heads: 2}
-	f.Add(append(u.append(nil), make([]byte, 16+40)...))
+	f.Add(append(encode(nil, &u), make([]byte, 16+40)...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		u, sums, rows, err := decodeUnit(b, nil)
 		if err != nil {
 			return
 		}
-		again := u.append(nil)
+		again := encode(nil, &u)
 		for _, s := range sums {
 			again = putU64(again, s)
 		}
@@ -25,13 +25,26 @@ func FuzzUnit(f *testing.F) {
 	})
 }
 
+// decodeUnit splits a unit's body; digests are appended to sums.
+func decodeUnit(b []byte, sums []uint64) (u unitHead, digests []uint64, rows []byte, err error) {
+	c, m := codec{b: b, reading: true}, placed{Digests: sums}
+	m.fields(&c)
+	return m.unitHead, m.Digests, c.b, c.err
+}
+
+func appendEntry(b []byte, u *unitHead, bytes int) []byte {
+	c := codec{b: b}
+	u.entry(&c, &bytes)
+	return c.b
+}
+
 // aBatch is the head of a batch of three units, and the bytes of their rows.
 func aBatch() (head []byte, rows int) {
 	units := []unitHead{{Layer: 1, Index: 2, Block: 3, Generation: 4, Rows: 16, Heads: 2},
 		{Layer: 1, Index: 3, Block: -1, Generation: 1, Rows: 16, Heads: 2}, {Layer: 2, Index: 3, Block: 9, Rows: 1, Heads: 1}}
-	head = appendBatchHead(nil, 7, 8, len(units), 5)
+	head = encode(nil, &batchHead{7, 8, uint32(len(units)), 5})
 	for i := range units {
-		head = units[i].appendEntry(head, 10*(i+1))
+		head = appendEntry(head, &units[i], 10*(i+1))
 	}
 	for i := range 5 {
 		head = putU64(head, uint64(i)<<40)
@@ -88,10 +101,10 @@ func FuzzBatch(f *testing.F) {
 		if err != nil {
 			return
 		}
-		again := appendBatchHead(nil, list[0].Ticket, list[0].Tag, len(list), len(sums))
+		again := encode(nil, &batchHead{list[0].Ticket, list[0].Tag, uint32(len(list)), uint32(len(sums))})
 		total := 0
 		for i := range list {
-			again = list[i].appendEntry(again, list[i].bytes)
+			again = appendEntry(again, &list[i].unitHead, list[i].bytes)
 			total += list[i].bytes
 		}
 		for i := range list {
@@ -110,7 +123,7 @@ func TestUnitAllocations(t *testing.T) {
 	w := &frameConn{version: 1}
 	u := unitHead{Rows: 16, Heads: 8}
 	b := beginFrame(nil, 1, typeUnit)
-	b = append(u.append(b), make([]byte, 64+16<<10)...)
+	b = append(encode(b, &u), make([]byte, 64+16<<10)...)
 	endFrame(b, 0, w.out)
 	src := bytes.NewReader(b)
 	r := newFrameConn(&stubConn{r: src}, 64<<10)

@@ -152,17 +152,27 @@ func parseHeader(b []byte, version uint8, maxUnit int) (header, error) {
 	return h, nil
 }
 
-// cursor reads a body. After the first failure everything it returns is zero.
-type cursor struct {
-	b   []byte
-	err error
+// codec writes the body of a frame or reads one: a message lists its fields once, for
+// both. The zero value writes. After the first failure of a read, fields stay zero.
+type codec struct {
+	b       []byte // written so far, or left to read
+	reading bool
+	err     error
 }
 
-func (c *cursor) take(n int) []byte {
-	if c.err != nil || n > len(c.b) {
-		if c.err == nil {
-			c.err = errTrunc
-		}
+// fail makes a read fail, unless it already has.
+func (c *codec) fail(err error) {
+	if c.reading && c.err == nil {
+		c.err = err
+	}
+}
+
+// take reads the next n bytes; nil: they are not there.
+func (c *codec) take(n int) []byte {
+	if n > len(c.b) {
+		c.fail(errTrunc)
+	}
+	if c.err != nil {
 		return nil
 	}
 	v := c.b[:n]
@@ -170,60 +180,118 @@ func (c *cursor) take(n int) []byte {
 	return v
 }
 
-func (c *cursor) u8() uint8 {
-	if v := c.take(1); v != nil {
-		return v[0]
+func (c *codec) u8(v *uint8) {
+	if !c.reading {
+		c.b = append(c.b, *v)
+	} else if b := c.take(1); b != nil {
+		*v = b[0]
 	}
-	return 0
 }
 
-func (c *cursor) u32() uint32 {
-	if v := c.take(4); v != nil {
-		return binary.LittleEndian.Uint32(v)
+func u32[T ~uint32 | ~int32](c *codec, v *T) {
+	if !c.reading {
+		c.b = putU32(c.b, uint32(*v))
+	} else if b := c.take(4); b != nil {
+		*v = T(binary.LittleEndian.Uint32(b))
 	}
-	return 0
 }
 
-func (c *cursor) u64() uint64 {
-	if v := c.take(8); v != nil {
-		return binary.LittleEndian.Uint64(v)
+func u64[T ~uint64 | ~int64](c *codec, v *T) {
+	if !c.reading {
+		c.b = putU64(c.b, uint64(*v))
+	} else if b := c.take(8); b != nil {
+		*v = T(binary.LittleEndian.Uint64(b))
 	}
-	return 0
 }
 
-func (c *cursor) key() (k [16]byte) {
-	copy(k[:], c.take(16))
-	return k
+func (c *codec) key(k *[16]byte) {
+	if !c.reading {
+		c.b = append(c.b, k[:]...)
+	} else {
+		copy(k[:], c.take(len(k)))
+	}
 }
 
-// count reads a u32 element count and checks it against max and the bytes left, so that
-// no count allocates more than its frame holds.
-func (c *cursor) count(elem, max int) int {
-	n := int64(c.u32())
-	if c.err == nil && (n > int64(max) || n*int64(elem) > int64(len(c.b))) {
-		c.err = fmt.Errorf("count %d: %w", n, errTrunc)
+// count is for the number of a list's elements of elem bytes each. It returns n or, of
+// a read, the number that came: at most max, and no more than the frame holds.
+func (c *codec) count(n, elem, max int) int {
+	v := uint32(n)
+	if u32(c, &v); !c.reading {
+		return n
+	}
+	if c.err == nil && (int64(v) > int64(max) || int64(v)*int64(elem) > int64(len(c.b))) {
+		c.fail(fmt.Errorf("count %d: %w", v, errTrunc))
 	}
 	if c.err != nil {
 		return 0
 	}
-	return int(n)
+	return int(v)
 }
 
-func (c *cursor) str() string { return string(c.take(c.count(1, maxString))) }
-
-// blob copies, because bodies live in reused buffers. An empty one is nil.
-func (c *cursor) blob(max int) []byte {
-	return append([]byte(nil), c.take(c.count(1, max))...)
+// list is count for a slice, which a read makes; nil when it is empty.
+func list[T any](c *codec, v *[]T, elem, max int) []T {
+	if n := c.count(len(*v), elem, max); c.reading && n > 0 {
+		*v = make([]T, n)
+	}
+	return *v
 }
 
-func (c *cursor) end() error {
-	if c.err == nil && len(c.b) > 0 {
-		return errTrail
+// str cuts a text that is too long for the wire.
+func (c *codec) str(s *string) {
+	if n := c.count(min(len(*s), maxString), 1, maxString); !c.reading {
+		c.b = append(c.b, (*s)[:n]...)
+	} else {
+		*s = string(c.take(n))
+	}
+}
+
+// blob copies what it reads, because bodies live in reused buffers.
+func (c *codec) blob(v *[]byte, max int) {
+	if n := c.count(len(*v), 1, max); !c.reading {
+		c.b = append(c.b, *v...)
+	} else {
+		*v = append([]byte(nil), c.take(n)...)
+	}
+}
+
+// ints is for a prompt's tokens: one by one they would cost a millisecond per 100,000.
+func (c *codec) ints(v *[]int32, max int) {
+	ints := list(c, v, 4, max)
+	if !c.reading {
+		b := c.b
+		for _, n := range ints {
+			b = putU32(b, uint32(n))
+		}
+		c.b = b
+		return
+	}
+	raw := c.take(4 * len(ints))
+	for i := range len(raw) / 4 {
+		ints[i] = int32(binary.LittleEndian.Uint32(raw[4*i:]))
+	}
+}
+
+// digests writes d, or appends the n that come.
+func (c *codec) digests(d []uint64, n int) []uint64 {
+	if !c.reading {
+		for _, v := range d {
+			c.b = putU64(c.b, v)
+		}
+		return d
+	}
+	for b := c.take(8 * n); len(b) > 0; b = b[8:] {
+		d = append(d, binary.LittleEndian.Uint64(b))
+	}
+	return d
+}
+
+// end is the error of a read, also if anything is left.
+func (c *codec) end() error {
+	if len(c.b) > 0 {
+		c.fail(errTrail)
 	}
 	return c.err
 }
 
 func putU32(b []byte, v uint32) []byte { return binary.LittleEndian.AppendUint32(b, v) }
 func putU64(b []byte, v uint64) []byte { return binary.LittleEndian.AppendUint64(b, v) }
-func putStr(b []byte, s string) []byte { return append(putU32(b, uint32(len(s))), s...) }
-func putBlob(b, v []byte) []byte       { return append(putU32(b, uint32(len(v))), v...) }

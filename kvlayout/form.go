@@ -36,12 +36,9 @@ func (l Layout) Form() Form {
 
 // Layout returns the announced layout, validated.
 func (f Form) Layout() (Layout, error) {
-	l := Layout{BlockTokens: f.BlockTokens}
-	if err := json.Unmarshal([]byte(f.Groups), &l.Groups); err != nil {
+	b, err := json.Marshal(f)
+	if err != nil {
 		return Layout{}, fmt.Errorf("layout: %w", err)
 	}
-	if err := l.Validate(); err != nil {
-		return Layout{}, err
-	}
-	return l, nil
+	return Decode(b)
 }

@@ -61,14 +61,15 @@ func (l *Layers) UnmarshalText(b []byte) error {
 	for part := range strings.SplitSeq(string(b), ",") {
 		run, by, stepped := strings.Cut(part, "/")
 		from, to, ranged := strings.Cut(run, "-")
+		if !ranged {
+			to = from
+		}
+		if !stepped {
+			by = "1"
+		}
 		first, err1 := strconv.ParseUint(from, 10, 16)
-		last, err2, step, err3 := first, error(nil), uint64(1), error(nil)
-		if ranged {
-			last, err2 = strconv.ParseUint(to, 10, 16)
-		}
-		if stepped {
-			step, err3 = strconv.ParseUint(by, 10, 16)
-		}
+		last, err2 := strconv.ParseUint(to, 10, 16)
+		step, err3 := strconv.ParseUint(by, 10, 16)
 		if err1 != nil || err2 != nil || err3 != nil || int(first) < next || last < first || last >= MaxLayers || step < 1 {
 			return fmt.Errorf("layers: %q", clip(part))
 		}

@@ -12,20 +12,18 @@ import (
 
 // Errors of Config.Give.
 var (
-	// ErrNotCached: some of it is not here, or not for this peer.
-	ErrNotCached = errors.New("not cached here")
-	// ErrGivesEnough: the worker already gives as much as it may.
-	ErrGivesEnough = errors.New("gives enough already")
+	ErrNotCached   = errors.New("not cached here")      // or not for this peer
+	ErrGivesEnough = errors.New("gives enough already") // the worker gives as much as it may
 )
 
 // Asked is a prefix that another worker wants from our cache.
 type Asked struct {
 	Peer    kvconn.PeerID
-	Private bool // nobody else can listen; see kvconn.Outgoing.Private
+	Private bool // nobody can listen; see kvconn.Outgoing.Private
 	Tokens  []int32
 	Salt    string
-	Blocks  int   // of the receiver's size, that it lacks
-	Bytes   int64 // of them, in all layers
+	Blocks  int   // missing at the receiver, of its size
+	Bytes   int64 // of those, in all layers
 }
 
 // serveCached answers a ticket for cached blocks: it pushes all of them or none. It holds them
@@ -67,7 +65,7 @@ func (s *Service) serveCached(ctx context.Context, o *kvconn.Outgoing, salt stri
 	}
 }
 
-// refuse is fail without a log line: the peer computes instead.
+// refuse fails a ticket without a log line: the peer computes instead.
 func (s *Service) refuse(o *kvconn.Outgoing, err error) {
 	o.Fail(outcomeOf(err), err.Error())
 	<-o.Done()

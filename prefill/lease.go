@@ -2,8 +2,6 @@ package prefill
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -19,22 +17,18 @@ import (
 
 // Errors of Keep, besides the engine's.
 var (
-	// ErrTooManyLeases: MaxLeases prompts already run or wait to be collected.
-	ErrTooManyLeases = errors.New("too many leases")
-	// ErrLeaseExists: the id is in use.
-	ErrLeaseExists = errors.New("a lease of that id exists")
-	// ErrNoLease: no lease of that id waits for its claim.
-	ErrNoLease = errors.New("the lease has ended, was claimed, or never was")
-	// ErrClaimGone: the claimant left before the lease was ready, or the worker is
-	// shutting down.
+	ErrTooManyLeases = errors.New("too many leases") // Config.MaxLeases run or wait to be collected
+	ErrLeaseExists   = errors.New("a lease of that id exists")
+	ErrNoLease       = errors.New("the lease has ended, was claimed, or never was") // none waits for its claim
+	// ErrClaimGone: the claimant left before the lease was ready, or the worker is shutting down.
 	ErrClaimGone = errors.New("the claim of the lease is gone")
 )
 
-// EarlyClaim begins the id of a lease that may be claimed before its prompt has come, because
-// decode and prefill were told at the same time.
+// EarlyClaim begins the id of a lease that may be claimed before its prompt arrives, because decode
+// and prefill were told at the same time.
 const EarlyClaim = "xfer:"
 
-// Kept describes a lease to the proxy, which hands it to decode.
+// Kept describes a lease to the proxy, which passes it to decode.
 type Kept struct {
 	ID     string
 	Blocks []int32
@@ -42,14 +36,12 @@ type Kept struct {
 	Info   engine.PromptInfo
 }
 
-// Keep runs r, a PrefillOnly request, and keeps its blocks for Config.Lease under id, or under
-// a fresh id if it is "". A ticket that names the id collects them; a later one is answered
-// Late. Renew extends the lease.
+// Keep runs r, a PrefillOnly request, and keeps its blocks for Config.Lease under id; "" makes a
+// fresh id. A ticket with the id collects them; a later one is answered Late. Renew extends the
+// lease.
 func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept, error) {
 	if id == "" {
-		var raw [16]byte
-		rand.Read(raw[:]) // never fails (crypto/rand)
-		id = hex.EncodeToString(raw[:])
+		id = ticket.NewLink().String() // unique
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -65,9 +57,8 @@ func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept
 	return kept, nil
 }
 
-// Renew keeps the blocks of a lease for Config.Lease from now on, but at most for
-// Config.MaxLease in all. It returns how long they are kept, and the most that further
-// renewals could reach.
+// Renew keeps the blocks of a lease for Config.Lease from now on, but at most for Config.MaxLease
+// in all. It returns how long they are kept, and the most that further renewals could reach.
 func (s *Service) Renew(id string) (left, most time.Duration, err error) { return s.leases.renew(id) }
 
 func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept, error) {
@@ -94,8 +85,8 @@ func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept,
 	return kept, nil
 }
 
-// serveLease answers a ticket that names a lease, in one pass. It accepts the ticket at once,
-// since an early claim may have to wait for the prompt.
+// serveLease answers a ticket that names a lease. It accepts the ticket at once, since an early
+// claim may have to wait for the prompt.
 func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 	t := o.Ticket()
 	src := newSource(s.pool, s.layers, len(t.Tokens), t.DestBlockTokens)
@@ -123,13 +114,13 @@ func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 	<-o.Done()
 }
 
-// lease is a prompt that runs or has run, whose blocks wait for their one claim, or a claim
-// that waits for its prompt. The fields below ready are written once, before it is closed.
+// lease is a prompt that runs or has run, whose blocks wait for their one claim, or a claim that
+// waits for its prompt. The fields below ready are written once, before it is closed.
 type lease struct {
 	id      string
 	since   time.Time               // the last change
-	begun   chan struct{}           // closed when the prompt has come
-	cancel  context.CancelCauseFunc // of the prompt; nil before it has come
+	begun   chan struct{}           // closed when the prompt arrives
+	cancel  context.CancelCauseFunc // of the prompt; nil before it arrives
 	claimed bool
 	timer   *time.Timer // ends an unclaimed lease at until; nil before
 	until   time.Time
@@ -143,10 +134,9 @@ type lease struct {
 	err    error
 }
 
-// leases is all leases, by id.
 type leases struct {
-	ttl   time.Duration // of a finished prompt, and from each renewal
-	most  time.Duration // with renewals
+	ttl   time.Duration // of a finished prompt, and of each renewal
+	most  time.Duration // with all renewals
 	early time.Duration // how long a claim waits for its prompt
 	limit int
 
@@ -160,8 +150,8 @@ func newLeases(ttl, most, early time.Duration, limit int) *leases {
 	return &leases{ttl: ttl, most: max(ttl, most), early: early, limit: limit, byID: map[string]*lease{}, changed: make(chan struct{})}
 }
 
-// add makes an entry; mu is held. If the table is full, it takes the place of a failed one,
-// which only explains a late claim.
+// add makes an entry; mu is held. In a full table it replaces a failed one, which only explains a
+// late claim.
 func (l *leases) add(id string) (*lease, error) {
 	if len(l.byID) >= l.limit {
 		for _, k := range l.byID {
@@ -182,7 +172,7 @@ func (l *leases) add(id string) (*lease, error) {
 	return k, nil
 }
 
-// remove takes an entry out, once; mu is held.
+// remove takes an entry out and reports whether it was in; mu is held.
 func (l *leases) remove(k *lease) bool {
 	if l.byID[k.id] != k {
 		return false
@@ -201,7 +191,7 @@ func (l *leases) tell() {
 	l.changed = make(chan struct{})
 }
 
-// begin enters the prompt of a lease, which a claim may already wait for.
+// begin adds the prompt of a lease; a claim may already wait for it.
 func (l *leases) begin(id string, tokens []int32, cancel context.CancelCauseFunc) (*lease, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -220,11 +210,11 @@ func (l *leases) begin(id string, tokens []int32, cancel context.CancelCauseFunc
 	return k, nil
 }
 
-// keep hands the prompt's blocks to the claim or to the table.
+// keep gives the prompt's blocks to the claim, or keeps them for it.
 func (l *leases) keep(k *lease, h *engine.Handle, info *engine.PromptInfo) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.byID[k.id] != k { // closed, or its claim gave up
+	if l.byID[k.id] != k { // closed, or the claim gave up
 		return ErrClaimGone
 	}
 	k.handle, k.info, k.since = h, info, time.Now()
@@ -256,7 +246,7 @@ func (l *leases) renew(id string) (left, most time.Duration, err error) {
 	return left, max(0, k.last.Sub(now)), nil
 }
 
-// failed tells the claim, even a later one, that the prompt failed.
+// failed tells the claim that the prompt failed, even if it comes later.
 func (l *leases) failed(k *lease, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -282,8 +272,8 @@ func (l *leases) expire(k *lease) {
 	}
 }
 
-// claim takes a lease out of the table once it is ready; the caller releases its handle. Each
-// lease has one claim.
+// claim takes a lease out of the table once it is ready; the caller releases its handle. Each lease
+// has one claim.
 func (l *leases) claim(ctx context.Context, id string) (*lease, error) {
 	k, err := l.reserve(id)
 	if err != nil {
@@ -360,7 +350,7 @@ func (l *leases) idle(ctx context.Context) error {
 	}
 }
 
-// close gives all of them back; prompts that run are cancelled.
+// close releases all leases and cancels prompts that run.
 func (l *leases) close() {
 	l.mu.Lock()
 	l.closed = true
@@ -397,7 +387,7 @@ func (l *leases) ledger() []Entry {
 		case k.cancel != nil:
 			e.Kind, e.Why = "leasing", "the prompt runs"
 		default:
-			e.Kind, e.Why = "claimed", "decode waits for the prompt to come"
+			e.Kind, e.Why = "claimed", "decode waits for the prompt to arrive"
 		}
 		out = append(out, e)
 	}

@@ -8,8 +8,8 @@ import (
 	"github.com/xpyd/xpyd/engine"
 )
 
-// TestEarlyClaimsAreBounded: claims that come before their prompts take places as
-// leases do, and there are so many; after the end there are none.
+// TestEarlyClaimsAreBounded: claims that come before their prompts count as leases, whose number
+// is bounded; after the end there are none.
 func TestEarlyClaimsAreBounded(t *testing.T) {
 	l := newLeases(time.Minute, time.Minute, time.Minute, 2)
 	reserve := func(id string, want error) {

@@ -1,7 +1,6 @@
 package prefill
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +10,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Report is how a link ended: the answer to the router's leg.
+// Report says how a link ended. It is the response to the router's leg.
 type Report struct {
 	Outcome      ticket.Outcome `json:"outcome"`
 	Message      string         `json:"message,omitempty"`
@@ -21,7 +20,7 @@ type Report struct {
 	ComputeUS    int64          `json:"compute_us"` // longest of its tickets
 }
 
-// merge adds one ticket's report to its link's: the first failure wins.
+// merge adds a ticket's report to its link's; the first failure wins.
 func (r *Report) merge(t Report) {
 	if r.Outcome == "" || r.Outcome == ticket.Done {
 		r.Outcome, r.Message = t.Outcome, t.Message
@@ -32,8 +31,8 @@ func (r *Report) merge(t Report) {
 	r.ComputeUS = max(r.ComputeUS, t.ComputeUS)
 }
 
-// endError ends a ticket with an outcome, for a reason outside it: its link is over, the
-// router's leg has left, or its lease is gone.
+// endError ends a ticket for a reason outside it: its link is over, the router's leg has left, or
+// its lease is gone.
 type endError struct {
 	outcome ticket.Outcome
 	msg     string
@@ -41,41 +40,36 @@ type endError struct {
 
 func (e *endError) Error() string { return e.msg }
 
-// link is one request's exchange: the router's leg on one side and decode's tickets on the
-// other, in any order. It is over when all tickets are done, one failed, the leg left, or the
-// next ticket did not come in time.
+// link joins the router's leg of a request and decode's tickets, which come in any order. It is
+// over when all tickets are done, one failed, the leg left, or the next ticket did not come in
+// time.
 type link struct {
 	since   time.Time
 	of      int                             // tickets announced; 0 until the first
 	seen    map[int]bool                    // tickets begun
-	running map[int]context.CancelCauseFunc // of them
-	ended   int                             // of them
+	running map[int]context.CancelCauseFunc // tickets that run
+	ended   int                             // tickets that have ended
 	awaited bool                            // the leg waits
-	quiet   time.Time                       // no ticket has run since
+	quiet   time.Time                       // since when no ticket runs
 	timer   *time.Timer                     // for the next ticket; stopped while one runs
 	report  Report
 	done    bool
 	over    chan struct{} // closed when done
 }
 
-// links is the live links, and a bounded memory of finished ones.
+// links are the live links, and a bounded memory of finished ones.
 type links struct {
 	wait  time.Duration // for the first or next ticket
 	limit int           // finished links remembered
 
 	mu       sync.Mutex
 	live     map[ticket.Link]*link
-	finished map[ticket.Link]*list.Element // of finishedLink
-	order    *list.List                    // oldest first
-}
-
-type finishedLink struct {
-	key    ticket.Link
-	report Report
+	finished map[ticket.Link]Report
+	order    []ticket.Link // the finished ones, oldest first
 }
 
 func newLinks(wait time.Duration, limit int) *links {
-	return &links{wait: wait, limit: limit, live: map[ticket.Link]*link{}, finished: map[ticket.Link]*list.Element{}, order: list.New()}
+	return &links{wait: wait, limit: limit, live: map[ticket.Link]*link{}, finished: map[ticket.Link]Report{}}
 }
 
 // get returns the live link, or a fresh one; mu is held.
@@ -90,13 +84,11 @@ func (l *links) get(key ticket.Link) *link {
 	return k
 }
 
-// begin enters ticket index of key; end must be called with its report. The error is an
-// *endError.
+// begin adds ticket index of key; the caller calls end with its report. The error is an *endError.
 func (l *links) begin(key ticket.Link, index, of int, cancel context.CancelCauseFunc) (end func(Report), err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if e, ok := l.finished[key]; ok {
-		r := e.Value.(finishedLink).report
+	if r, ok := l.finished[key]; ok {
 		if r.Outcome == ticket.Done {
 			r = Report{Outcome: ticket.Refused, Message: fmt.Sprintf("link %s is over", key)}
 		}
@@ -133,7 +125,7 @@ func (l *links) end(key ticket.Link, k *link, index int, r Report) {
 	l.forget(key, k)
 }
 
-// finish ends a link by its report, and the tickets that still run; mu is held.
+// finish ends a link with its report, and the tickets that still run; mu is held.
 func (l *links) finish(key ticket.Link, k *link) {
 	k.done = true
 	k.timer.Stop()
@@ -141,21 +133,21 @@ func (l *links) finish(key ticket.Link, k *link) {
 	for _, cancel := range k.running {
 		cancel(&endError{k.report.Outcome, k.report.Message})
 	}
-	l.finished[key] = l.order.PushBack(finishedLink{key, k.report})
-	for l.order.Len() > l.limit {
-		oldest := l.order.Remove(l.order.Front()).(finishedLink)
-		delete(l.finished, oldest.key)
+	l.finished[key] = k.report
+	l.order = append(l.order, key)
+	if len(l.order) > l.limit {
+		delete(l.finished, l.order[0])
+		l.order = l.order[1:]
 	}
 }
 
-// forget drops a finished link that nobody uses any more; mu is held.
+// forget drops a finished link that nobody uses; mu is held.
 func (l *links) forget(key ticket.Link, k *link) {
 	if k.done && len(k.running) == 0 && !k.awaited {
 		delete(l.live, key)
 	}
 }
 
-// expire ends a link whose next ticket has not come.
 func (l *links) expire(key ticket.Link, k *link) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -167,16 +159,16 @@ func (l *links) expire(key ticket.Link, k *link) {
 	l.forget(key, k)
 }
 
-// Await is the router's leg. It returns when the link is over; Late if the next ticket did not
-// come within Config.TicketWait. If ctx ends first, it ends the link: as Late after a
-// deadline, else as Cancelled.
+// Await is the router's leg. It returns when the link is over, with Late if the next ticket did not
+// come within Config.TicketWait. If ctx ends first, it ends the link: as Late after a deadline,
+// else as Cancelled.
 func (s *Service) Await(ctx context.Context, key ticket.Link) Report { return s.links.await(ctx, key) }
 
 func (l *links) await(ctx context.Context, key ticket.Link) Report {
 	l.mu.Lock()
-	if e, ok := l.finished[key]; ok {
-		defer l.mu.Unlock()
-		return e.Value.(finishedLink).report
+	if r, ok := l.finished[key]; ok {
+		l.mu.Unlock()
+		return r
 	}
 	k := l.get(key)
 	if k.awaited {
@@ -195,7 +187,7 @@ func (l *links) await(ctx context.Context, key ticket.Link) Report {
 	defer l.mu.Unlock()
 	k.awaited = false
 	if !k.done {
-		k.report.Outcome, k.report.Message = ticket.Cancelled, "the router gave up the exchange"
+		k.report.Outcome, k.report.Message = ticket.Cancelled, "the router gave up the transfer"
 		if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 			k.report.Outcome, k.report.Message = ticket.Late, "the request's deadline passed"
 		}
@@ -205,7 +197,6 @@ func (l *links) await(ctx context.Context, key ticket.Link) Report {
 	return k.report
 }
 
-// close ends every link.
 func (l *links) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -225,7 +216,7 @@ func (l *links) ledger() []Entry {
 	for key, k := range l.live {
 		e := Entry{Kind: "linked", ID: key.String(), Since: k.since, Why: fmt.Sprintf("%d of %d tickets have ended", k.ended, k.of)}
 		if k.awaited {
-			e.Kind, e.Why = "awaited", "the router's leg waits for the exchange to end"
+			e.Kind, e.Why = "awaited", "the router's leg waits for the transfer to end"
 		}
 		out = append(out, e)
 	}

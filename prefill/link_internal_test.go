@@ -74,8 +74,8 @@ func (s *scene) empty() {
 	if l := s.ledger(); len(l) > 0 {
 		s.t.Errorf("ledger: %+v", l)
 	}
-	if len(s.finished) > s.limit || len(s.finished) != s.order.Len() {
-		s.t.Errorf("%d links remembered, %d in order, limit %d", len(s.finished), s.order.Len(), s.limit)
+	if len(s.finished) > s.limit || len(s.finished) != len(s.order) {
+		s.t.Errorf("%d links remembered, %d in order, limit %d", len(s.finished), len(s.order), s.limit)
 	}
 }
 

@@ -1,11 +1,10 @@
-// Package prefill is the first half of a pair: it runs prompts and pushes their KV blocks to
-// whoever holds a ticket.
+// Package prefill is the first half of a pair: it runs prompts and pushes their KV blocks to the
+// senders of tickets.
 //
-// A ticket arrives over kvconn (Service is its handler) and names the prompt and decode's
-// blocks. The engine runs the prompt, each layer's finished blocks are pushed while the next
-// layer is computed, and the commit carries the first token of each choice. The router's leg
-// of the same link (Await) only watches: it learns how the exchange ended, and ends it by
-// leaving.
+// A ticket arrives over kvconn (Service is its handler) and names the prompt and decode's blocks.
+// The engine runs the prompt, each layer's finished blocks are pushed while the next layer is
+// computed, and the commit carries the first token of each choice. The router's leg of the same
+// link (Await) only watches: it learns how the transfer ended, and ends it by leaving.
 //
 // For foreign proxies a prompt can also be run first (Keep) and collected later under a lease.
 // Workers also give cached beginnings of prompts to others (give.go).
@@ -32,23 +31,23 @@ import (
 
 // Config bounds what the service keeps.
 type Config struct {
-	// TicketWait is how long a link waits for decode's first or next ticket, and an early
-	// claim for its prompt.
+	// TicketWait is how long a link waits for decode's next ticket, and an early claim for its
+	// prompt.
 	TicketWait time.Duration
 	// Lease is how long finished blocks are kept for a claim (Keep), and from each Renew on;
-	// MaxLease bounds it in all.
+	// MaxLease is the most in all.
 	Lease, MaxLease time.Duration
-	// MaxLeases bounds the leases kept at a time.
+	// MaxLeases bounds the number of leases.
 	MaxLeases int
-	// Warm, if set, loads what lower tiers and these peers have of a prompt into the cache,
-	// or returns who will once the request has its blocks. It is bounded in time.
+	// Warm, if set, loads what lower tiers and the peers have of a prompt into the cache, or
+	// returns a source that will once the request has its blocks. It is bounded in time.
 	Warm func(ctx context.Context, w Wanted) engine.Source
-	// Ran, if set, is told of each prompt that has its first tokens, and how long that took
-	// from its ticket or request on; not of a router's probes.
+	// Ran, if set, is told of each prompt that has its first tokens, except a router's probes, and
+	// how long that took since its ticket or request.
 	Ran func(info *engine.PromptInfo, choices int, took time.Duration)
-	// Give, if set, answers tickets for cached blocks; see give.go.
-	Give func(ctx context.Context, a Asked) (blocks []int32, release func(), err error)
-	// GiveTime bounds such a ticket, whatever its deadline.
+	// Give, if set, answers tickets for cached blocks; see give.go. GiveTime bounds such a ticket,
+	// whatever its deadline.
+	Give     func(ctx context.Context, a Asked) (blocks []int32, release func(), err error)
 	GiveTime time.Duration
 }
 
@@ -85,7 +84,7 @@ type Service struct {
 	leases *leases
 }
 
-// New makes a service over one engine and the pool that it fills.
+// New makes a service for an engine and the pool that it fills.
 func New(cfg Config, e Engine, pool kernels.Pool, layout kvlayout.Layout, log *slog.Logger) *Service {
 	return &Service{
 		cfg: cfg, engine: e, pool: pool, layout: layout, layers: layout.Resolve(), log: log,
@@ -149,9 +148,7 @@ func (s *Service) servePrompt(ctx context.Context, o *kvconn.Outgoing, order *ha
 		MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
 		Salt: order.Salt, Priority: order.Priority, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
 		PrefillOnly: true, Urgent: order.Urgent, Source: source,
-		OnBlocks: func(layer int, ready []engine.Ready) {
-			o.Push(layer, src.ready(layer, ready))
-		},
+		OnBlocks: func(layer int, ready []engine.Ready) { o.Push(layer, src.ready(layer, ready)) },
 	})
 	if err != nil {
 		return s.fail(o, err)
@@ -177,8 +174,8 @@ func (s *Service) warm(ctx context.Context, w Wanted) engine.Source {
 	return s.cfg.Warm(ctx, w)
 }
 
-// accept accepts the ticket, with src in the dtype that the receiver keeps. src has its
-// block size already.
+// accept accepts the ticket, with src converted to the receiver's dtype. src already has its block
+// size.
 func (s *Service) accept(o *kvconn.Outgoing, src *source) error {
 	rows, err := convert.New(src, s.layout, o.Layout(), kernels.DigestPart)
 	if err != nil {
@@ -188,8 +185,8 @@ func (s *Service) accept(o *kvconn.Outgoing, src *source) error {
 	return o.Accept(rows)
 }
 
-// fail tells the receiver why, waits until the source is no longer read, and returns how the
-// ticket ended, which may have been before and otherwise.
+// fail tells the receiver why, waits until the source is no longer read, and returns how the ticket
+// ended, which may have been earlier and for another reason.
 func (s *Service) fail(o *kvconn.Outgoing, err error) Report {
 	o.Fail(outcomeOf(err), err.Error())
 	<-o.Done()
@@ -256,7 +253,7 @@ func drawn(ctx context.Context, h *engine.Handle, n int) ([]engine.Event, *engin
 	}
 }
 
-// outcomeOf names an error for the peer and the router.
+// outcomeOf maps an error to the outcome for the peer and the router.
 func outcomeOf(err error) ticket.Outcome {
 	var end *endError
 	var bad *engine.RequestError
@@ -269,9 +266,8 @@ func outcomeOf(err error) ticket.Outcome {
 		return ticket.Invalid
 	case errors.As(err, &bad), errors.Is(err, ErrLeaseExists), errors.Is(err, ErrNotCached):
 		return ticket.Refused
-	case errors.As(err, &long): // for this worker; decode had room
-		return ticket.NoSpace
-	case errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrClosed), errors.Is(err, ErrTooManyLeases), errors.Is(err, ErrGivesEnough):
+	case errors.As(err, &long), // for this worker; decode had room
+		errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrClosed), errors.Is(err, ErrTooManyLeases), errors.Is(err, ErrGivesEnough):
 		return ticket.NoSpace
 	case errors.Is(err, context.DeadlineExceeded):
 		return ticket.Late

@@ -11,8 +11,8 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// source reads a prompt's rows from the pool for a receiver whose blocks may have another
-// size. It implements kvconn.Source.
+// source reads a prompt's rows from the pool for a receiver whose blocks may have another size. It
+// implements kvconn.Source.
 type source struct {
 	pool      kernels.Pool
 	layers    []kvlayout.Layer
@@ -46,8 +46,8 @@ func (s *source) fill(blocks []int32) {
 	}
 }
 
-// ready notes blocks that the engine completed, in order, and returns the receiver's blocks
-// that are complete now.
+// ready adds blocks that the engine completed, in order, and returns the receiver's blocks that are
+// now complete.
 func (s *source) ready(layer int, blocks []engine.Ready) []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,7 +85,7 @@ func (s *source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 	s.mu.Lock()
 	blocks, upto := slices.Clone(s.table[first:last+1]), s.upto[layer]
 	s.mu.Unlock()
-	if firstPos+rows > upto { // the pool still has another prompt's rows there
+	if firstPos+rows > upto { // the pool may still have another prompt's rows there
 		return fmt.Errorf("load layer %d positions %d+%d: computed up to %d", layer, firstPos, rows, upto)
 	}
 	if first == last && firstPos == first*bt && rows == s.filled(first) {
@@ -96,7 +96,7 @@ func (s *source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 	return s.cut(layer, first, blocks, firstPos, rows, dst, digests)
 }
 
-// View implements kvconn.ViewSource: whole blocks, of one size at both ends, are sent from the
+// View implements kvconn.ViewSource: whole blocks of the same size at both ends are sent from the
 // pool itself.
 func (s *source) View(layer, index, firstPos, rows int, digests []uint64) ([]byte, bool) {
 	viewer, ok := s.pool.(kernels.Viewer)
@@ -114,7 +114,7 @@ func (s *source) View(layer, index, firstPos, rows int, digests []uint64) ([]byt
 	return run, ok
 }
 
-// Block implements kvconn.BlockSource, for blocks that are one of ours each.
+// Block implements kvconn.BlockSource, for blocks that are the same at both ends.
 func (s *source) Block(layer, index, firstPos, rows int) (int32, bool) {
 	bt := s.tokens
 	if s.destBlock != bt || firstPos != index*bt || layer < 0 || layer >= len(s.layers) || index < 0 || index >= len(s.table) || rows != s.filled(index) {
@@ -122,7 +122,7 @@ func (s *source) Block(layer, index, firstPos, rows int) (int32, bool) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// Before it is computed, it holds another prompt's rows: Load explains.
+	// Before it is computed it has another prompt's rows; see Load.
 	return s.table[index], firstPos+rows <= s.upto[layer]
 }
 
@@ -135,7 +135,7 @@ func (s *source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayou
 	last := (firstPos + rows - 1) / bt
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if last*bt+s.filled(last) > s.upto[layer] { // Load explains
+	if last*bt+s.filled(last) > s.upto[layer] { // see Load
 		return to, false
 	}
 	for i := firstPos / bt; i <= last; i++ {
@@ -145,9 +145,7 @@ func (s *source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayou
 }
 
 // filled is how many of the prompt's rows are in block i of the table.
-func (s *source) filled(i int) int {
-	return min(s.tokens, s.positions-i*s.tokens)
-}
+func (s *source) filled(i int) int { return min(s.tokens, s.positions-i*s.tokens) }
 
 // cut joins or slices our blocks into one of the receiver's. Slicing makes new digests, so each
 // source block is checked first: a bad row must not get a good digest.

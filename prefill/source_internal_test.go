@@ -66,9 +66,8 @@ func prompt(bt, n int) (*rows, []engine.Ready) {
 	return p, ready
 }
 
-// TestConvert: whatever the two block sizes, each of the receiver's blocks is
-// announced once, when its rows are there, with the right rows and a digest
-// that holds for them.
+// TestConvert: for any two block sizes, each of the receiver's blocks is announced once, when its rows
+// are there, with the right rows and a digest that matches them.
 func TestConvert(t *testing.T) {
 	sizes := []int{1, 2, 3, 5, 7, 8, 13, 16, 17, 31, 32, 48, 64, 100, 128, 255, 256}
 	r := rand.New(rand.NewPCG(1, 1))

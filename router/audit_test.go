@@ -70,7 +70,7 @@ func TestReadOnlyToken(t *testing.T) {
 	for _, wrong := range []string{"", "Bearer", "Bearer ", "Bearer read", "Bearer readss", "Basic " + base64.StdEncoding.EncodeToString([]byte("reads:"))} {
 		f(wrong, "GET", "/admin/v1/instances", 401)
 	}
-	if g.r.Drained("d0") {
+	if g.r.Members.DrainAsked("d0") {
 		t.Error("d0 is drained")
 	}
 }
@@ -202,14 +202,14 @@ func TestAuditFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	drain()
-	if err := g.r.ReopenAudit(); err != nil {
+	if err := g.r.Console.ReopenAudit(); err != nil {
 		t.Fatal(err)
 	}
 	drain()
 	if old, now := auditLines(t, path+".1"), auditLines(t, path); len(old) != 2 || len(now) != 1 {
 		t.Errorf("%d and %d lines", len(old), len(now))
 	}
-	g.r.Audit("reload", "SIGHUP", "limits.max_queue: 1 -> 2")
+	g.r.Console.Audit("reload", "SIGHUP", "limits.max_queue: 1 -> 2")
 	if now := auditLines(t, path); len(now) != 2 || now[1].By != "SIGHUP" || now[1].Is != "limits.max_queue: 1 -> 2" {
 		t.Errorf("%+v", now)
 	}
@@ -251,7 +251,7 @@ func TestAuditFile(t *testing.T) {
 	if err := os.Symlink("victim", path); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.r.ReopenAudit(); err == nil {
+	if err := g.r.Console.ReopenAudit(); err == nil {
 		t.Error("a link was opened")
 	}
 	drain()

@@ -17,28 +17,27 @@ type Config struct {
 	Listen string `key:"listen"`
 	// AdminListen is the admin listener; "" leaves it out.
 	AdminListen string `key:"admin_listen"`
-	// TLSCert and TLSKey are PEM files; both make the public listener TLS.
-	// With TLSClientCA clients need a certificate that it vouches for. Changed
-	// files are read again.
+	// TLSCert and TLSKey are PEM files that make the public listener TLS. With TLSClientCA
+	// clients need a certificate of it. Changed files are read again.
 	TLSCert     string `key:"tls_cert"`
 	TLSKey      string `key:"tls_key"`
 	TLSClientCA string `key:"tls_client_ca"`
 	// AdminTLSCert and AdminTLSKey do the same for the admin listener.
 	AdminTLSCert string `key:"admin_tls_cert"`
 	AdminTLSKey  string `key:"admin_tls_key"`
-	// AuditFile gets a line of JSON for each change through the admin listener,
-	// besides the log's; ReopenAudit opens it anew. "" is none.
+	// AuditFile gets a line of JSON for each change through the admin listener, besides the
+	// log. "": none.
 	AuditFile string `key:"audit_file"`
 	// PublicMetrics serves /metrics on the public listener too.
 	PublicMetrics bool `key:"public_metrics"`
 
-	h1.Bounds   // of the public listener, but for StallTimeout of the admin's too
+	h1.Bounds   // of the public listener, and except StallTimeout of the admin's
 	h1.Timeouts // of legs
 	flight.Policy
 
 	sense.Sources
 
-	// Upstream is how engines are talked to.
+	// Upstream is how engines are reached.
 	Upstream h1.Upstream `key:"upstream"`
 
 	Pick pick.Config `key:"pick"` // its policy is reloadable

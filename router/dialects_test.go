@@ -270,7 +270,7 @@ func TestUnsplit(t *testing.T) {
 	if n := len(ps[0].Records()); n != 0 {
 		t.Errorf("prefill got %d requests", n)
 	}
-	if err := testutil.GatherAndCompare(g.reg, strings.NewReader(`# HELP xpyd_router_fallbacks_total Requests that decode served alone because they could not be split, by what of them could not.
+	if err := testutil.GatherAndCompare(g.reg, strings.NewReader(`# HELP xpyd_router_fallbacks_total Requests that decode served alone because they could not be split, by the feature that prevents it.
 # TYPE xpyd_router_fallbacks_total counter
 xpyd_router_fallbacks_total{reason="batch"} 1
 xpyd_router_fallbacks_total{reason="chat"} 0
@@ -435,7 +435,7 @@ func TestReloadStatic(t *testing.T) {
 	g, _, _ := pairRig(t, "vllm-nixl", 1, 1)
 	_, list := engines(t, "sglang", fleet.Prefill, 1)
 	_, more := engines(t, "sglang", fleet.Decode, 1)
-	if err := g.r.SetStatic(append(list, more...)); err != nil {
+	if err := g.r.Members.SetStatic(append(list, more...)); err != nil {
 		t.Fatal(err)
 	}
 	g.until("the new pair", func() bool {
@@ -454,10 +454,10 @@ func TestReloadStatic(t *testing.T) {
 		return out
 	}
 	before := epochs()
-	if err := g.r.SetStatic(append(list, more...)); err != nil || !slices.Equal(before, epochs()) {
+	if err := g.r.Members.SetStatic(append(list, more...)); err != nil || !slices.Equal(before, epochs()) {
 		t.Errorf("%v, epochs %v became %v", err, before, epochs())
 	}
-	if err := g.r.SetStatic([]sense.Static{{ID: "x", Role: "prefill", URL: "http://h:1", Dialect: "openai", Model: "m"}}); err == nil {
+	if err := g.r.Members.SetStatic([]sense.Static{{ID: "x", Role: "prefill", URL: "http://h:1", Dialect: "openai", Model: "m"}}); err == nil {
 		t.Error("an engine without a decode half was taken")
 	}
 }

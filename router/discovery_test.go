@@ -39,7 +39,7 @@ func TestP2PRegistration(t *testing.T) {
 	g := newRig(t, 0, 0, func(c *router.Config) {
 		c.Discovery.P2PListen, c.Discovery.P2PExpiry = "127.0.0.1:0", 4*time.Second
 	})
-	registering := func(c *fake.Config) { c.Register = g.r.P2PAddr().String() }
+	registering := func(c *fake.Config) { c.Register = g.r.Members.P2PAddr().String() }
 	engines(t, "vllm-p2pnccl", fleet.Prefill, 2, registering)
 	ds, _ := engines(t, "vllm-p2pnccl", fleet.Decode, 1, registering)
 	g.allProbed(3)
@@ -88,7 +88,7 @@ func TestGoneWhileExamined(t *testing.T) {
 	})
 	<-asked
 	was := g.watcher.Snapshot().Get("e").Instance
-	if err := g.r.SetStatic(nil); err != nil {
+	if err := g.r.Members.SetStatic(nil); err != nil {
 		t.Fatal(err)
 	}
 	close(free)
@@ -129,7 +129,7 @@ func TestProbeTimeout(t *testing.T) {
 		}
 		return false
 	})
-	if err := g.r.SetStatic(nil); err != nil {
+	if err := g.r.Members.SetStatic(nil); err != nil {
 		t.Fatal(err)
 	}
 }

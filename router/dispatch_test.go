@@ -15,7 +15,6 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/router/apikey"
-	"github.com/xpyd/xpyd/router/sense"
 )
 
 // TestRetries: whatever one member of a pair does wrong before a byte went
@@ -449,11 +448,3 @@ func TestMetricNames(t *testing.T) {
 		}
 	}
 }
-
-// The fleet's watcher is all that the router can use of a fleet.
-var (
-	_ sense.Fleet   = (*fleet.Watcher)(nil)
-	_ sense.Editor  = (*fleet.Watcher)(nil)
-	_ sense.Reviver = (*fleet.Watcher)(nil)
-	_ sense.Learner = (*fleet.Watcher)(nil)
-)

@@ -11,4 +11,4 @@ func (r *Router) OnDial(f func() error) {
 func (c *Config) FitConns(files int) (public, admin int) { return c.fitConns(files) }
 
 // Knocking reports whether a connection is being tried.
-func (r *Router) Knocking() bool { return r.members.Knocking() }
+func (r *Router) Knocking() bool { return r.Members.Knocking() }

@@ -10,25 +10,24 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// files are what is read again when it changes on disk: keys and certificates.
-// They are looked at by polling.
+// files are the keys and certificates that are read again when they change. They are polled.
 type files struct {
 	r   *Router
 	all []*watchedFile
 	mu  sync.Mutex // one look at them at a time
 }
 
-// watchedFile is what one setting names, with what belongs to it.
+// watchedFile is the files of one setting.
 type watchedFile struct {
 	setting string
 	files   *reread.Files
-	load    func() error // keeps the old on an error
+	load    func() error // keeps the old ones on an error
 }
 
-// add loads a setting's files and keeps an eye on them.
+// add loads a setting's files and watches them.
 func (f *files) add(setting string, load func() error, paths ...string) error {
 	w := &watchedFile{setting: setting, load: load, files: reread.Of(paths...)}
-	w.files.Changed() // before they are read, so that no change in between is missed
+	w.files.Changed() // before reading them, so that no change is missed
 	if err := load(); err != nil {
 		return fmt.Errorf("%s: %w", setting, err)
 	}
@@ -56,7 +55,7 @@ func (f *files) reload(all bool) error {
 		} else {
 			f.r.log.Info("read again", "setting", w.setting)
 			if changed {
-				f.r.console.Audit("reload", "file", w.setting+" has changed and was read again")
+				f.r.Console.Audit("reload", "file", w.setting+" has changed and was read again")
 			}
 		}
 		f.r.metrics.reloads.WithLabelValues(w.setting, result).Inc()
@@ -64,7 +63,7 @@ func (f *files) reload(all bool) error {
 	return errors.Join(errs...)
 }
 
-// follow looks at them until the router ends.
+// follow polls them until the router ends.
 func (f *files) follow() {
 	tick := time.NewTicker(reread.Every)
 	defer tick.Stop()
@@ -80,7 +79,7 @@ func (f *files) follow() {
 	}
 }
 
-// loadFiles reads keys and certificates, and begins to watch their files.
+// loadFiles reads keys and certificates and begins to watch their files.
 func (r *Router) loadFiles() (err error) {
 	c := &r.cfg
 	r.files = &files{r: r}

@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metricsOwn registers the rooms' metrics, and has those of the whole.
-type metricsOwn struct {
+// ownMetrics has the router's own metrics, and registers those of its parts, too.
+type ownMetrics struct {
 	failedAccepts *prometheus.CounterVec // listener
 	reloads       *prometheus.CounterVec // file, result
 
@@ -16,11 +16,11 @@ type metricsOwn struct {
 	all []prometheus.Collector
 }
 
-func newMetricsOwn(reg prometheus.Registerer, r *Router) (*metricsOwn, error) {
+func newOwnMetrics(reg prometheus.Registerer, r *Router) (*ownMetrics, error) {
 	if reg == nil {
 		reg = prometheus.NewRegistry()
 	}
-	m := &metricsOwn{reg: reg,
+	m := &ownMetrics{reg: reg,
 		failedAccepts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_accept_errors_total",
 			Help: "Connections that could not be accepted, mostly for want of file descriptors: raise the limit (ulimit -n)."}, []string{"listener"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_file_reloads_total",
@@ -39,7 +39,7 @@ func newMetricsOwn(reg prometheus.Registerer, r *Router) (*metricsOwn, error) {
 				return 1
 			}
 			return 0
-		})}, r.flights.Collectors(), r.members.Collectors(), r.feeds.Collectors())
+		})}, r.flights.Collectors(), r.Members.Collectors(), r.feeds.Collectors())
 	if r.share != nil {
 		m.all = append(m.all, r.share.Collectors()...)
 	}
@@ -53,7 +53,7 @@ func newMetricsOwn(reg prometheus.Registerer, r *Router) (*metricsOwn, error) {
 	return m, nil
 }
 
-func (m *metricsOwn) unregister() {
+func (m *ownMetrics) unregister() {
 	for _, c := range m.all {
 		m.reg.Unregister(c)
 	}

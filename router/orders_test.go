@@ -82,7 +82,7 @@ func TestLastWorkerByModel(t *testing.T) {
 	g.add("new-d", fleet.Decode, func(i *fleet.Instance) { i.Numerics = "new" })
 	g.until("the other model to be probed", func() bool {
 		s := g.watcher.Snapshot()
-		return g.r.Serves(s.Get("other-p")) && g.r.Serves(s.Get("other-d"))
+		return g.r.Members.Serves(s.Get("other-p")) && g.r.Members.Serves(s.Get("other-d"))
 	})
 	for _, id := range []string{"p0", "d0", "other-p", "other-d"} {
 		if got := g.adminJSON("POST", "/admin/v1/instances/"+id+"/drain", "", nil); got != 409 {
@@ -135,7 +135,7 @@ func TestRoleWhileTurning(t *testing.T) {
 	if got := <-done; got != 200 {
 		t.Errorf("%d", got)
 	}
-	if g.r.Drained("d0") {
+	if g.r.Members.DrainAsked("d0") {
 		t.Error("still marked")
 	}
 }
@@ -183,7 +183,7 @@ func TestDrainOutlastsACrash(t *testing.T) {
 	}
 	drained := func(want bool) {
 		t.Helper()
-		g.until(fmt.Sprintf("drained to be %v", want), func() bool { return g.r.Drained("d0") == want })
+		g.until(fmt.Sprintf("drained to be %v", want), func() bool { return g.r.Members.DrainAsked("d0") == want })
 	}
 	if got := g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", nil); got != 200 {
 		t.Fatal(got)
@@ -191,7 +191,9 @@ func TestDrainOutlastsACrash(t *testing.T) {
 	g.watcher.ReportDead("d0", inst.Epoch, "crash")
 	drained(true)
 	again(true)
-	g.until("its mark to follow it", func() bool { return g.r.Drained("d0") && !g.r.Serves(g.watcher.Snapshot().Get("d0")) })
+	g.until("its mark to follow it", func() bool {
+		return g.r.Members.DrainAsked("d0") && !g.r.Members.Serves(g.watcher.Snapshot().Get("d0"))
+	})
 	again(false)
 	drained(false)
 	if got := g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", nil); got != 200 {

@@ -24,7 +24,7 @@ func (r *revoker) Revoke(id string) error { return errors.Join(r.Watcher.Revoke(
 func TestRevoke(t *testing.T) {
 	var who *revoker
 	g := newRigOf(t, func(d *router.Deps) {
-		who = &revoker{Watcher: d.Fleet.(*fleet.Watcher)}
+		who = &revoker{Watcher: d.Fleet}
 		d.Revoker = who
 	}, 1, 2, func(c *router.Config) { c.Pick.Policy = "round_robin" })
 	f := func(verb, path string, status int) (out struct {

@@ -32,32 +32,35 @@ import (
 
 // Deps is what a router is given.
 type Deps struct {
-	Fleet      sense.Fleet
+	Fleet      *fleet.Watcher
 	Log        *slog.Logger
 	Registerer prometheus.Registerer
 	Gatherer   prometheus.Gatherer // for /metrics; nil leaves the path out
 	Bus        share.Bus           // to other routers; nil for none
 	AdminToken string              // required unless AdminListen is ""
 	Revoker    console.Revoker     // nil: nothing is revoked here
-	// AdminTokenRO opens what only reads on the admin listener; "" for none.
+	// AdminTokenRO opens what only reads on the admin listener; "": none.
 	AdminTokenRO string
 	Version      string      // for GET /version
 	Ring         *trust.Ring // the fleet's secrets; nil: native workers are shown none
 	TLS          *trust.TLS  // to native workers; nil: plain HTTP
-	// Coming reports whether a worker that the fleet does not know, or knows as
-	// dead, is about to start: orders for it wait. It must not block; nil: none is.
+	// Coming reports whether a worker that is unknown to the fleet, or dead, is about to
+	// start: orders for it wait. It must not block; nil: none is.
 	Coming func(id string) bool
-	// Mounts adds handlers to the admin listener, behind its token:
-	// "POST /admin/v1/scale" and the like.
+	// Mounts adds handlers to the admin listener, behind its token: "POST /admin/v1/scale"
+	// and the like.
 	Mounts map[string]fasthttp.RequestHandler
 }
 
-// Router is one front door. New, Start, Shutdown, in this order, once each.
+// Router is a front door. Call New, Start and Shutdown once each, in this order.
 type Router struct {
+	Members *sense.Members
+	Console *console.Console
+
 	cfg      Config
 	deps     Deps
 	log      *slog.Logger
-	metrics  *metricsOwn
+	metrics  *ownMetrics
 	files    *files
 	tls      h1.ServerTLS // of the public listener
 	adminTLS h1.ServerTLS
@@ -65,10 +68,8 @@ type Router struct {
 	up       *h1.Client
 	tracer   *trace.Exporter // nil without tracing
 	share    *share.Sharer   // nil without a bus
-	members  *sense.Members
 	feeds    *sense.Feeds
 	flights  *flight.Service
-	console  *console.Console
 	watcher  *clientwatch.Watcher
 	// adminConns bounds those of the admin listener.
 	adminConns    int
@@ -111,21 +112,20 @@ func New(cfg Config, deps Deps) (_ *Router, err error) {
 	if r.watcher, err = clientwatch.New(); err != nil {
 		return nil, err
 	}
-	if err = r.furnish(); err != nil {
+	if err = r.makeParts(); err != nil {
 		return nil, err
 	}
-	if r.metrics, err = newMetricsOwn(deps.Registerer, r); err != nil {
+	if r.metrics, err = newOwnMetrics(deps.Registerer, r); err != nil {
 		return nil, err
 	}
 	if err = r.loadFiles(); err != nil {
 		return nil, err
 	}
-	r.serve()
+	r.makeServers()
 	return r, nil
 }
 
-// furnish makes the rooms, each with what it needs.
-func (r *Router) furnish() (err error) {
+func (r *Router) makeParts() (err error) {
 	cfg, deps := &r.cfg, &r.deps
 	if cfg.Tracing.Endpoint != "" {
 		r.tracer = trace.New(cfg.Tracing, deps.Version, deps.Log)
@@ -136,25 +136,24 @@ func (r *Router) furnish() (err error) {
 	if r.feeds, err = sense.NewFeeds(sense.FeedsDeps{Events: cfg.Events, Fleet: deps.Fleet, Picker: r.picker, Ring: deps.Ring, Log: deps.Log, Ctx: r.ctx}); err != nil {
 		return err
 	}
-	r.members = sense.NewMembers(sense.MembersDeps{Fleet: deps.Fleet, Log: deps.Log, Picker: r.picker, Client: r.up, Ring: deps.Ring, MemberTLS: deps.TLS != nil,
+	r.Members = sense.NewMembers(sense.MembersDeps{Fleet: deps.Fleet, Log: deps.Log, Picker: r.picker, Client: r.up, Ring: deps.Ring, MemberTLS: deps.TLS != nil,
 		ProbeTimeout: cfg.ProbeTimeout, Judge: cfg.Pick.Ejection.Interval, Share: r.share, HTTP: r.up.HTTPClient(discover.NewClient()), Ctx: r.ctx, Spawn: r.spawn})
 	r.flights, err = flight.New(flight.Deps{Policy: cfg.Policy, Bounds: cfg.Bounds, PassAuthorization: cfg.Upstream.PassAuthorization,
 		PeerTokens: cfg.Events.PeerTokens, Paced: cfg.Pick.Ejection.Mode == pick.EjectAll, AskTimeout: cfg.FirstByteTimeout,
-		Log: deps.Log, Members: r.members, Feeds: r.feeds, Picker: r.picker, Client: r.up, Watcher: r.watcher, Tracer: r.tracer,
+		Log: deps.Log, Members: r.Members, Feeds: r.feeds, Picker: r.picker, Client: r.up, Watcher: r.watcher, Tracer: r.tracer,
 		Paths: slices.Collect(maps.Keys(routes)), Ctx: r.ctx, Spawn: r.spawn})
 	if err != nil {
 		return err
 	}
-	r.console, err = console.New(console.Deps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Gatherer: deps.Gatherer,
-		Fleet: deps.Fleet, Members: r.members, Feeds: r.feeds, Flights: r.flights, Picker: r.picker, TopologyLevel: cfg.Pick.TopologyLevel, Share: r.share,
+	r.Console, err = console.New(console.Deps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Gatherer: deps.Gatherer,
+		Fleet: deps.Fleet, Members: r.Members, Feeds: r.feeds, Flights: r.flights, Picker: r.picker, TopologyLevel: cfg.Pick.TopologyLevel, Share: r.share,
 		Revoker: deps.Revoker, TrustsEveryone: deps.Ring == nil, Ready: r.Ready, Coming: deps.Coming, Mounts: deps.Mounts, Refuse: r.httpError, Ctx: r.ctx})
 	return err
 }
 
-// serve makes the servers of the two listeners.
-func (r *Router) serve() {
+func (r *Router) makeServers() {
 	public, admin := h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.servePublic, Refuse: r.httpError, Log: r.log, Who: "the router"},
-		h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.console.Serve, Refuse: r.httpError, Log: r.log, Who: "the admin listener"}
+		h1.ServerConfig{Bounds: r.cfg.Bounds, Handler: r.Console.Serve, Refuse: r.httpError, Log: r.log, Who: "the admin listener"}
 	public.MaxConns, admin.MaxConns = r.cfg.fitConns(scarce.Files())
 	if public.MaxConns < r.cfg.MaxConns {
 		r.log.Warn("max_conns is cut to what the limit of file descriptors allows; raise it (ulimit -n)",
@@ -192,11 +191,11 @@ func (r *Router) Start() (err error) {
 		r.adminLn = lobby.New(r.adminConns/4).Listener(r.adminLn, guestPatience)
 		r.admin.Start(r.adminLn)
 	}
-	if err := errors.Join(r.members.SetStatic(r.cfg.Static), r.members.Discover(r.cfg.Discovery)); err != nil {
+	if err := errors.Join(r.Members.SetStatic(r.cfg.Static), r.Members.Discover(r.cfg.Discovery)); err != nil {
 		return errors.Join(err, r.publicLn.Close())
 	}
 	r.spawn(r.followFleet)
-	r.members.Start(r.flights)
+	r.Members.Start(r.flights)
 	r.spawn(r.feeds.Run)
 	if r.share != nil {
 		r.spawn(func() { r.share.Run(r.ctx) })
@@ -211,10 +210,10 @@ func (r *Router) Start() (err error) {
 	return nil
 }
 
-// Addr is where the public listener is, once started.
+// Addr is the public listener's address, once started.
 func (r *Router) Addr() net.Addr { return r.publicLn.Addr() }
 
-// AdminAddr is where the admin listener is, nil without one.
+// AdminAddr is the admin listener's address, nil without one.
 func (r *Router) AdminAddr() net.Addr {
 	if r.adminLn == nil {
 		return nil
@@ -245,11 +244,10 @@ func (r *Router) Ready() bool {
 	r.mu.Lock()
 	stopping := r.stopping
 	r.mu.Unlock()
-	return !stopping && r.members.HasPair()
+	return !stopping && r.Members.HasPair()
 }
 
-// spawn runs f on a goroutine that Shutdown waits for; false when it is too
-// late for that.
+// spawn runs f on a goroutine that Shutdown waits for; false if it is too late.
 func (r *Router) spawn(f func()) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -260,7 +258,7 @@ func (r *Router) spawn(f func()) bool {
 	return true
 }
 
-// followFleet ends the legs of workers that died, as soon as that is known.
+// followFleet follows the fleet, so that the legs of dead workers end at once.
 func (r *Router) followFleet() {
 	tick := time.NewTicker(sense.ReviveEvery)
 	defer tick.Stop()
@@ -268,40 +266,21 @@ func (r *Router) followFleet() {
 		changed := r.deps.Fleet.Changed()
 		s := r.deps.Fleet.Snapshot()
 		r.flights.Sweep(s)
-		r.members.Sweep(s)
+		r.Members.Sweep(s)
 		select {
 		case <-changed:
 		case <-tick.C:
 			r.up.Prune()
-			r.members.Revive()
+			r.Members.Revive()
 		case <-r.ctx.Done():
 			return
 		}
 	}
 }
 
-// SetStatic makes the list the static members of the fleet.
-func (r *Router) SetStatic(list []sense.Static) error { return r.members.SetStatic(list) }
-
-// Drained reports whether a drain of that worker, asked for here, is in force.
-func (r *Router) Drained(id string) bool { return r.members.DrainAsked(id) }
-
-// Serves reports whether users' requests may go to m.
-func (r *Router) Serves(m *fleet.Member) bool { return r.members.Serves(m) }
-
-// P2PAddr is where P2pNccl engines register, nil if nowhere.
-func (r *Router) P2PAddr() net.Addr { return r.members.P2PAddr() }
-
-// Audit is for changes that come by other ways than the admin listener.
-func (r *Router) Audit(action, by, is string) { r.console.Audit(action, by, is) }
-
-// ReopenAudit opens the audit file anew, for who moves it away. On an error the old
-// one is written on.
-func (r *Router) ReopenAudit() error { return r.console.ReopenAudit() }
-
-// Shutdown drains along the data path: not ready and accepting nothing, then
-// the running requests to their end, then the connections. When ctx ends
-// first, what still runs is cut with an error event. It may be called once.
+// Shutdown drains along the data path: it accepts nothing more, lets running requests end,
+// and then closes. If ctx ends first, what still runs is cut with an error event. Call it
+// once.
 func (r *Router) Shutdown(ctx context.Context) error {
 	r.mu.Lock()
 	r.stopping = true
@@ -324,8 +303,8 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	return err
 }
 
-// cutShort ends what drain has not waited for: the streams end with an error
-// event, the rest with a 503, and what cannot even write that is cut.
+// cutShort ends what the drain did not wait for: streams with an error event, the rest with a
+// 503. What cannot even write that is cut.
 func (r *Router) cutShort() {
 	r.end(flight.ErrShutdown)
 	tick, late := time.NewTicker(20*time.Millisecond), time.NewTimer(time.Second)
@@ -354,7 +333,7 @@ func (r *Router) close() {
 	r.mu.Unlock()
 	r.public.Cut()
 	r.admin.Cut()
-	if err := r.members.Close(); err != nil {
+	if err := r.Members.Close(); err != nil {
 		r.log.Warn("stop looking for engines", "err", err)
 	}
 	r.up.Close()
@@ -368,14 +347,13 @@ func (r *Router) close() {
 	}
 }
 
-// release gives back what New has taken.
 func (r *Router) release() error {
 	var errs []error
 	if r.watcher != nil {
 		errs = append(errs, r.watcher.Close())
 	}
-	if r.console != nil {
-		errs = append(errs, r.console.Close())
+	if r.Console != nil {
+		errs = append(errs, r.Console.Close())
 	}
 	if r.metrics != nil {
 		r.metrics.unregister()
@@ -383,14 +361,13 @@ func (r *Router) release() error {
 	return errors.Join(errs...)
 }
 
-// maxAdminConns bounds the admin listener's connections. Half of them, at most, are of
-// those who have not shown a token: each read of theirs takes at most guestPatience.
+// maxAdminConns bounds the admin listener's connections. At most half of them have shown no
+// token yet: each of their reads takes at most guestPatience.
 const maxAdminConns, guestPatience = 256, 5 * time.Second
 
-// fitConns is how many connections the public and the admin listener may have
-// where so many files may be open. Each request in flight may take two more, to
-// prefill and to decode; what the router has open besides, for itself and for
-// each worker, gets a share too.
+// fitConns is how many connections the public and the admin listener may have if so many
+// files may be open. A request in flight may take two more, to prefill and to decode; the
+// router's other files get a share too.
 func (c *Config) fitConns(files int) (public, admin int) {
 	admin = max(min(maxAdminConns, files/16), 4)
 	left := files - admin - min(1024, files/4)

@@ -126,7 +126,7 @@ func TestModels(t *testing.T) {
 	g.add("odd-p", fleet.Prefill, func(i *fleet.Instance) { i.Model, i.Numerics = "odd", "a" })
 	g.add("odd-d", fleet.Decode, func(i *fleet.Instance) { i.Model, i.Numerics = "odd", "b" })
 	engine := g.add("engine", fleet.Decode, func(i *fleet.Instance) { i.Model, i.Dialect = "alone", "openai" })
-	g.until("the engine to be probed", func() bool { return g.r.Serves(g.watcher.Snapshot().Get("engine")) })
+	g.until("the engine to be probed", func() bool { return g.r.Members.Serves(g.watcher.Snapshot().Get("engine")) })
 	listed := func(want ...string) {
 		t.Helper()
 		_, body := g.get("/v1/models")
@@ -217,7 +217,7 @@ func TestTokenizeWhileDrained(t *testing.T) {
 	drain("d0")
 	f(200, "p0")
 	drain("p0")
-	f(503, "every worker that is live drains")
+	f(503, "every live worker is draining")
 	g.adminJSON("POST", "/admin/v1/instances/d0/undrain", "", nil)
 	f(200, "d0")
 }

@@ -14,9 +14,8 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// route is what a public path is served by.
 type route struct {
-	method  string // its only one
+	method  string // the only one
 	serve   func(*Router, *fasthttp.RequestCtx, string)
 	key     bool // behind the API key
 	streams bool // serve reads the body
@@ -42,7 +41,6 @@ func Routes() []console.Route {
 	return list
 }
 
-// routes are the public paths.
 var routes = publicRoutes()
 
 func publicRoutes() map[string]route {
@@ -62,12 +60,11 @@ func publicRoutes() map[string]route {
 	return all
 }
 
-// flies is a path that is served in flight.
+// flies serves a path in flight.
 func flies(serve func(*flight.Service, *fasthttp.RequestCtx, string)) func(*Router, *fasthttp.RequestCtx, string) {
 	return func(r *Router, ctx *fasthttp.RequestCtx, id string) { serve(r.flights, ctx, id) }
 }
 
-// servePublic routes a request.
 func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	id := h1.RequestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
@@ -77,7 +74,7 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 		r.flights.Refuse(ctx, id, path, openai.Unauthorized("the API key is missing or wrong, or it has expired"))
 		return
 	}
-	if ok && route.key && h1.Method(ctx) == route.method && !route.streams { // nobody else's are read either
+	if ok && route.key && h1.Method(ctx) == route.method && !route.streams { // no other body is read
 		body, err := h1.ConnOf(ctx.Conn()).ReadBody()
 		if err != nil {
 			r.httpError(ctx, err)
@@ -89,12 +86,13 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	switch {
 	case !spoken(ctx):
 		ctx.SetConnectionClose()
-		r.flights.Refuse(ctx, id, "other", versionNotSupported())
+		r.flights.Refuse(ctx, id, "other", openai.BadRequest("", "want HTTP/1.1 or HTTP/1.0").WithStatus(505, "http_version_not_supported"))
 	case ok && h1.Method(ctx) == route.method:
 		route.serve(r, ctx, id)
 	case ok:
 		ctx.Response.Header.Set("Allow", route.method)
-		r.flights.Refuse(ctx, id, path, methodNotAllowed(ctx, route.method))
+		r.flights.Refuse(ctx, id, path, openai.BadRequest("", "%s is not allowed here, use %s", h1.Clip(string(ctx.Method())), route.method).
+			WithStatus(405, "method_not_allowed"))
 	case path == "/metrics" && r.cfg.PublicMetrics && r.deps.Gatherer != nil:
 		console.ServeMetrics(ctx, r.deps.Gatherer)
 	case strings.HasPrefix(path, "/v1/models/") && h1.Method(ctx) == "GET":
@@ -104,13 +102,7 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	}
 }
 
-func methodNotAllowed(ctx *fasthttp.RequestCtx, allowed string) *openai.Error {
-	e := openai.BadRequest("", "%s is not allowed here, use %s", h1.Clip(string(ctx.Method())), allowed)
-	e.Status, e.Code = 405, "method_not_allowed"
-	return e
-}
-
-// spoken reports whether the request is of a version that we answer in.
+// spoken reports whether the request's HTTP version is served.
 func spoken(ctx *fasthttp.RequestCtx) bool {
 	switch string(ctx.Request.Header.Protocol()) {
 	case "HTTP/1.1", "HTTP/1.0":
@@ -119,13 +111,7 @@ func spoken(ctx *fasthttp.RequestCtx) bool {
 	return false
 }
 
-func versionNotSupported() *openai.Error {
-	e := openai.BadRequest("", "want HTTP/1.1 or HTTP/1.0")
-	e.Status, e.Code = 505, "http_version_not_supported"
-	return e
-}
-
-// httpError answers what is no proper HTTP request, or one beyond the bounds.
+// httpError answers what is no valid HTTP request, or one beyond the bounds.
 func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
 	id := h1.RequestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
@@ -133,13 +119,11 @@ func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
 	r.flights.Brief(ctx, id, "other")
 }
 
-// health says that the process is up.
 func (r *Router) health(ctx *fasthttp.RequestCtx, id string) {
 	h1.WriteJSON(ctx, 200, []byte(`{"status":"ok"}`))
 	r.flights.Brief(ctx, id, "/health")
 }
 
-// ready reports whether requests can be served.
 func (r *Router) ready(ctx *fasthttp.RequestCtx, id string) {
 	if r.Ready() {
 		h1.WriteJSON(ctx, 200, []byte(`{"status":"ready"}`))

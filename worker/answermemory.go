@@ -11,12 +11,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// answerMemory bounds the memory of all answers under way. Each reserves its share before
-// it begins, in order of arrival, and holds nothing else while it waits.
+// answerMemory bounds the memory of all answers under way. Each reserves its share before it
+// begins, in order of arrival, and holds nothing else while it waits.
 type answerMemory struct {
 	most  int64
-	queue int           // may wait
-	wait  time.Duration // each
+	queue int           // how many may wait
+	wait  time.Duration // how long each may
 	full  prometheus.Counter
 
 	mu      sync.Mutex
@@ -24,11 +24,11 @@ type answerMemory struct {
 	waiting []*answerShare
 }
 
-// answerShare is one answer's part; nil: it needs none.
+// answerShare is one answer's part; nil if it needs none.
 type answerShare struct {
 	m     *answerMemory
 	bytes int64
-	got   chan struct{} // closed when it is there
+	got   chan struct{} // closed when granted
 }
 
 func newAnswerMemory(most int64, queue int, wait time.Duration) *answerMemory {
@@ -41,7 +41,7 @@ var (
 	errWaiters = errors.New("the memory for answers is taken, and too many wait for it")
 )
 
-// reserve waits for n bytes, no more than there are in all. Release them.
+// reserve waits for n bytes, at most m.most. The caller releases them.
 func (m *answerMemory) reserve(ctx context.Context, n int64) (*answerShare, error) {
 	s := &answerShare{m: m, bytes: n, got: make(chan struct{})}
 	m.mu.Lock()
@@ -69,7 +69,7 @@ func (m *answerMemory) reserve(ctx context.Context, n int64) (*answerShare, erro
 	return nil, err
 }
 
-// grantWaiting serves the queue from its head, as far as memory goes. m.mu is held.
+// grantWaiting serves the queue from its head while memory lasts. m.mu is held.
 func (m *answerMemory) grantWaiting() {
 	n := 0
 	for _, s := range m.waiting {
@@ -83,8 +83,8 @@ func (m *answerMemory) grantWaiting() {
 	m.waiting = slices.Delete(m.waiting, 0, n)
 }
 
-// grow adds n bytes to a share if they are free. It does not wait, because its holder keeps
-// others waiting.
+// grow adds n bytes to a share if they are free. It does not wait, because its holder keeps others
+// waiting.
 func (s *answerShare) grow(n int64) bool {
 	if s == nil {
 		return true

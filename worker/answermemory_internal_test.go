@@ -17,8 +17,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// TestMemoryInTurn: shares are given in order of arrival, a small one does not
-// overtake a large one, and what is given back goes to who waits longest.
+// TestMemoryInTurn: shares are granted in order of arrival. A small one does not overtake a
+// large one, and released memory goes to the one that has waited longest.
 func TestMemoryInTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newAnswerMemory(100, 10, time.Minute)
@@ -86,8 +86,8 @@ func TestMemoryInTurn(t *testing.T) {
 	})
 }
 
-// TestMemoryTaken: who waits too long, or finds too many waiting, is told that
-// another worker may have room; who leaves makes way.
+// TestMemoryTaken: a request that waits too long, or finds too many waiting, is told that
+// another worker may have room. One that leaves makes room.
 func TestMemoryTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newAnswerMemory(100, 2, time.Second)
@@ -101,7 +101,7 @@ func TestMemoryTaken(t *testing.T) {
 			go func() { _, err := m.reserve(c, 50); errs <- err }()
 			synctest.Wait()
 		}
-		if _, err := m.reserve(t.Context(), 1); !errors.Is(err, errWaiters) || memoryFailure(err).outcome != ticket.NoSpace || memoryFailure(err).Status != 503 {
+		if _, err := m.reserve(t.Context(), 1); !errors.Is(err, errWaiters) || memoryFailure(err).outcome != ticket.NoSpace || memoryFailure(err).api.Status != 503 {
 			t.Errorf("a third waiter: %v", err)
 		}
 		if n := testutil.ToFloat64(m.full); n != 1 {

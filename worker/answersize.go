@@ -7,16 +7,16 @@ import (
 )
 
 const (
-	// unsaid is how many tokens a stream holds back while their text is incomplete. Then
-	// it sends their log probabilities and ids in a chunk without text.
+	// unsaid is how many tokens a stream holds back while their text is incomplete. Then it
+	// sends their log probabilities and ids in a chunk without text.
 	unsaid = 64
-	// leastAnswer is the fewest tokens that a choice is cut to when the client set no
-	// max_tokens and the answer is bounded.
+	// leastAnswer is the lowest max_tokens that the worker chooses to bound an answer when the
+	// client set none.
 	leastAnswer = 1024
 )
 
-// answerLimit bounds an answer that does not stream, in bytes: by this worker's setting, or
-// the router's header if that is lower.
+// answerLimit bounds an answer that does not stream, in bytes: this worker's setting, or the
+// router's header if that is lower.
 func (w *Worker) answerLimit(header []byte) int {
 	limit := int(w.cfg.MaxAnswer)
 	if n, err := strconv.Atoi(string(header)); err == nil && n > 0 {
@@ -25,7 +25,7 @@ func (w *Worker) answerLimit(header []byte) int {
 	return limit
 }
 
-// answerShape is what the size of a prompt's choice depends on.
+// answerShape is what the size of a choice depends on.
 func (w *Worker) answerShape(j *job, it *item) openai.Shape {
 	s := openai.Shape{Chat: j.chat, IDs: j.ReturnTokenIDs, Logprobs: j.logprobs,
 		Prompt: len(it.tokens), Echo: j.echo, PromptLogprobs: -1}
@@ -48,9 +48,9 @@ func (w *Worker) answerShape(j *job, it *item) openai.Shape {
 	return s
 }
 
-// checkAnswer refuses, before anything is computed, an answer that could become too large.
-// Without max_tokens the client gets as many tokens as fit.
-func (w *Worker) checkAnswer(j *job, limit int) *openai.Error {
+// checkAnswer refuses, before anything is computed, an answer that could become too large. Without
+// max_tokens the client gets as many tokens as fit.
+func (w *Worker) checkAnswer(j *job, limit int) error {
 	around := openai.MaxHead + 6*len(w.served)
 	total, largest, which := around, 0, openai.Shape{}
 	for i := range j.items {
@@ -82,8 +82,8 @@ func (w *Worker) checkAnswer(j *job, limit int) *openai.Error {
 	return j.tooLarge(&which, total, limit)
 }
 
-// tooLarge is the error of an answer of that shape; it names the field to lower.
-func (j *job) tooLarge(s *openai.Shape, size, limit int) *openai.Error {
+// tooLarge is the error for an answer of that shape; it names the field to lower.
+func (j *job) tooLarge(s *openai.Shape, size, limit int) error {
 	what, instead := "the answer", ", or ask for a stream"
 	if j.Stream {
 		what, instead = "an event of the stream", ""
@@ -114,8 +114,8 @@ func (j *job) field(s *openai.Shape) string {
 	return "max_tokens"
 }
 
-// Memory of an answer while it is made, in bytes. A growing slice briefly takes three times
-// its elements; text is copied once more.
+// Memory of an answer while it is made, in bytes. A growing slice briefly takes three times its
+// elements; text is copied once more.
 const (
 	answerBytes   = 160 << 10 // its buffers
 	choiceBytes   = 1 << 10
@@ -137,7 +137,7 @@ type need struct {
 	each   int64 // a token, without its text
 }
 
-// answerNeeds is the memory of an answer; a stream needs only that of the tokens it holds
+// answerNeeds estimates the memory of an answer; a stream needs it only for the tokens it holds
 // back. unsure: the client set no max_tokens.
 func (w *Worker) answerNeeds(j *job, unsure bool) need {
 	n, event := need{fixed: answerBytes}, 0
@@ -177,16 +177,16 @@ func (w *Worker) answerNeeds(j *job, unsure bool) need {
 	return n
 }
 
-// reserveAnswer waits for the memory of an answer. A router's probe does not wait: it is
-// small, and shows that the worker lives.
-func (w *Worker) reserveAnswer(c *call, j *job, n need) (*answerShare, *failure) {
+// reserveAnswer waits for the memory of an answer. A router's probe does not wait: it is small, and
+// shows that the worker lives.
+func (w *Worker) reserveAnswer(c *call, j *job, n need) (*answerShare, error) {
 	all := n.fixed + n.tokens
 	switch {
 	case j.urgent && all < 1<<20:
 		return nil, nil
 	case all > w.answers.most:
 		s := w.answerShape(j, &j.items[0])
-		return nil, &failure{Error: openai.AnswerTooLarge(j.field(&s), "the answer could take %d bytes of memory; %d is what this worker has for all", all, w.answers.most)}
+		return nil, openai.AnswerTooLarge(j.field(&s), "the answer could take %d bytes of memory; this worker has %d for all answers", all, w.answers.most)
 	}
 	w.requests.note(c.run, stateWaiting, 0)
 	s, err := w.answers.reserve(c, all)
@@ -197,10 +197,10 @@ func (w *Worker) reserveAnswer(c *call, j *job, n need) (*answerShare, *failure)
 	return s, nil
 }
 
-// encodedSize bounds the encoded size of an answer that is complete.
+// encodedSize bounds the encoded size of a complete answer.
 func (w *Worker) encodedSize(g *generation) int {
 	sizes := w.sizes
-	sizes.Text = 0 // that is known
+	sizes.Text = 0 // its size is known
 	n := openai.MaxHead + 6*len(w.served)
 	for i := range g.j.items {
 		s := w.answerShape(g.j, &g.j.items[i])

@@ -211,8 +211,7 @@ func TestAnswerMemory(t *testing.T) {
 	}
 }
 
-// TestAnswersFit: whatever is asked, what is not refused is never larger than it
-// may be.
+// TestAnswersFit: an accepted answer is never larger than allowed, whatever the request.
 func TestAnswersFit(t *testing.T) {
 	w := start(t, func(c *worker.Config) { c.Model = talking(t) })
 	r := rand.New(rand.NewPCG(7, 7))

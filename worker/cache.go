@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -11,7 +12,7 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
-// cacheInfo answers GET /xpyd/v1/cache: what KV is kept, nearest first.
+// cacheInfo answers GET /xpyd/v1/cache: the KV that is kept, nearest first.
 type cacheInfo struct {
 	BlockTokens int              `json:"block_tokens"`
 	UnitTokens  int              `json:"unit_tokens"`
@@ -19,7 +20,7 @@ type cacheInfo struct {
 	Tiers       []tier.Stats     `json:"tiers,omitempty"`
 	Store       *tier.StoreStats `json:"store,omitempty"`
 	Peers       *tier.PeerStats  `json:"peers,omitempty"`
-	Purged      *int             `json:"store_purged_units,omitempty"` // by the flush that is answered
+	Purged      *int             `json:"store_purged_units,omitempty"` // by this very request, a flush
 }
 
 // poolInfo is the device pool, in blocks.
@@ -34,48 +35,116 @@ type poolInfo struct {
 	AskedTokens uint64 `json:"asked_tokens"`
 }
 
-// flushTime bounds a flush; the router waits longer. Units that a shared store still has then
-// are left to the next flush; an SSD deletes the rest when it answers.
+// flushTime bounds a flush; the router waits longer. What a shared store still has then is left to
+// the next flush. A slow SSD deletes the rest once it answers.
 const flushTime = 1500 * time.Millisecond
 
-func (w *Worker) serveCache(ctx *fasthttp.RequestCtx) { w.writeCache(ctx, nil) }
+func (w *Worker) serveCache(*fasthttp.RequestCtx) (any, error) { return w.cacheInfo(), nil }
 
-func (w *Worker) writeCache(ctx *fasthttp.RequestCtx, purged *int) {
+func (w *Worker) cacheInfo() *cacheInfo {
 	s := w.cache.Stats()
-	writeJSON(ctx, 200, mustJSON(cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(), Purged: purged,
-		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}}))
+	return &cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(),
+		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}}
 }
 
-// serveFlush forgets every prefix that no running request holds, in the pool and in this
-// worker's own tiers. With ?store=true it also empties the shared store, for all workers,
-// of this model, numerics and layout.
-func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) {
+// serveFlush forgets every prefix that no running request holds, in the pool and in this worker's
+// own tiers. With ?store=true it also empties the shared store of this model, numerics and layout,
+// for all workers.
+func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) (any, error) {
 	within, cancel := context.WithTimeout(context.Background(), flushTime)
 	defer cancel()
 	w.cache.Clear()
 	flushed := make(chan error, 1)
 	go func() { flushed <- w.tiers.Flush(within) }() // an SSD that hangs leaves the store its time
 	var purged *int
-	var err error
+	var purge error
 	if string(ctx.QueryArgs().Peek("store")) == "true" {
-		var n int
-		n, err = w.tiers.Purge(within)
-		purged = &n
+		purged = new(int)
+		*purged, purge = w.tiers.Purge(within)
 	}
 	switch own := <-flushed; {
 	case errors.Is(own, tier.ErrHung):
-		fail := openai.Deadline("forgotten, but %v", own)
-		fail.Code = "ssd_hung"
-		writeError(ctx, fail)
+		e := openai.Deadline("forgotten, but %v", own)
+		e.Code = "ssd_hung"
+		return nil, e
 	case errors.Is(own, tier.ErrClosed):
-		writeFailure(ctx, closing())
+		return nil, closing()
 	case own != nil:
-		writeError(ctx, openai.Internal("flush the SSD tier: %v", own))
-	case errors.Is(err, tier.ErrNoStore):
-		writeError(ctx, openai.BadRequest("store", "%v", err))
-	case err != nil:
-		writeError(ctx, openai.Upstream("%d units purged, there may be more: %v", *purged, err))
-	default:
-		w.writeCache(ctx, purged)
+		return nil, fmt.Errorf("flush the SSD tier: %w", own)
+	case errors.Is(purge, tier.ErrNoStore):
+		return nil, openai.BadRequest("store", "%v", purge)
+	case purge != nil:
+		return nil, openai.Upstream("%d units purged, there may be more: %v", *purged, purge)
 	}
+	info := w.cacheInfo()
+	info.Purged = purged
+	return info, nil
+}
+
+type pinList struct {
+	Pins      []tier.Pinned `json:"pins"`
+	Units     int           `json:"units"`      // of all pins, each once
+	MostUnits int           `json:"most_units"` // kv.pin_share of the tier
+}
+
+func (w *Worker) servePins(*fasthttp.RequestCtx) (any, error) {
+	l := &pinList{Pins: append([]tier.Pinned{}, w.tiers.Pins()...)} // [] in JSON, not null
+	l.Units, l.MostUnits = w.tiers.PinnedUnits()
+	return l, nil
+}
+
+// servePin pins a prompt's prefix, or renews its pin.
+func (w *Worker) servePin(ctx *fasthttp.RequestCtx) (any, error) {
+	p, j, err := w.readPin(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	pin, err := w.tiers.Pin(j.items[0].tokens, j.CacheSalt, p.TTL)
+	switch {
+	case errors.Is(err, tier.ErrPinned):
+		e := openai.TooMany("%v: unpin something, wait, or raise kv.pin_share", err)
+		e.Code = "pin_share_exceeded"
+		err = e
+	case errors.Is(err, tier.ErrShort):
+		err = openai.BadRequest(j.source(), "%v of %d tokens", err, w.cache.UnitTokens())
+	case errors.Is(err, tier.ErrNoTiers):
+		err = &openai.Error{Status: 409, Type: openai.TypeInvalid, Code: "no_host_memory", Message: err.Error() + ": set kv.host_memory"}
+	}
+	return &pin, err
+}
+
+// serveUnpin ends the pin with an id, or that of a prompt.
+func (w *Worker) serveUnpin(ctx *fasthttp.RequestCtx) (any, error) {
+	p, j, err := w.readPin(ctx, true)
+	if err != nil {
+		return nil, err
+	}
+	if j != nil {
+		p.ID = w.tiers.PinID(j.items[0].tokens, j.CacheSalt)
+	}
+	if !w.tiers.Unpin(p.ID) {
+		return nil, openai.NotFound("there is no such pin")
+	}
+	return w.servePins(ctx)
+}
+
+// readPin reads a pin, and its prompt like the request that will use it. There is no prompt if
+// unpin names an id.
+func (w *Worker) readPin(ctx *fasthttp.RequestCtx, unpin bool) (openai.Pin, *job, error) {
+	p, fail := openai.ParsePin(ctx.PostBody(), unpin)
+	if fail != nil {
+		return p, nil, fail
+	}
+	if unpin && p.ID != "" {
+		return p, nil, nil
+	}
+	read := w.completionJob
+	if p.Chat {
+		read = w.chatJob
+	}
+	j, err := read(ctx)
+	if err == nil && len(j.items) != 1 {
+		err = openai.BadRequest("prompt", "one prompt at a time, not %d", len(j.items))
+	}
+	return p, j, err
 }

@@ -61,8 +61,8 @@ func paused(t testing.TB, w *worker.Worker) {
 // many is a stream of some 30 MB: more than the sockets hold.
 const many = `{` + long + `,"n":24,"logprobs":20,"stream":true}`
 
-// TestSlowReader: who does not read pauses its own choices, in bounded memory,
-// and loses nothing when it goes on; others are served meanwhile.
+// TestSlowReader: a client that stops reading pauses its own choices, in bounded memory, and
+// loses nothing when it reads on. Others are served.
 func TestSlowReader(t *testing.T) {
 	if testing.Short() {
 		t.Skip("reads tens of megabytes")
@@ -110,7 +110,7 @@ func TestSlowReader(t *testing.T) {
 	empty(t, w)
 }
 
-// TestStalledReader: who never reads is cut off, and does not hold up the end.
+// TestStalledReader: a client that never reads is cut off, and does not hold up the end.
 func TestStalledReader(t *testing.T) {
 	w := start(t, func(c *worker.Config) { c.StallTimeout = 300 * time.Millisecond })
 	_, r := dial(t, w, "/v1/completions", many)

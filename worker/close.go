@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
-// closer is one step of Close, run in reverse order of construction.
+// closer is a step of Close; the steps run in reverse order.
 type closer struct {
 	name   string
 	run    func(context.Context) error
@@ -25,10 +26,10 @@ func (w *Worker) free(name string, run func(context.Context) error) {
 // closeGrace bounds all steps of close together. They are quick unless something hangs.
 const closeGrace = 5 * time.Second
 
-// Close drains and ends the worker. Until ctx ends, running requests may finish and leases
-// be collected; new requests are refused. Then it leaves the fleet, ends what still runs,
-// closes listeners and sessions, and frees the model. Errors name their step. A second
-// call waits for the first and returns the same.
+// Close drains and ends the worker. Until ctx ends, running requests may finish and leases be
+// collected; new requests are refused. Then it leaves the fleet, ends what still runs, closes
+// listeners and sessions, and frees the model. Errors name their step. A second call waits for the
+// first and returns the same.
 func (w *Worker) Close(ctx context.Context) error {
 	w.ended.Do(func() { w.endErr = w.end(ctx) })
 	return w.endErr
@@ -54,10 +55,9 @@ func (w *Worker) close(ctx context.Context) error {
 	defer cancel()
 	var errs []error
 	w.client.CloseIdleConnections()
-	for i := len(w.closers) - 1; i >= 0; i-- {
-		c := &w.closers[i]
+	for _, c := range slices.Backward(w.closers) {
 		if c.memory && len(errs) > 0 {
-			break // a step that failed may still use it; the process's end frees it
+			break // a failed step may still use it; the end of the process frees it
 		}
 		if err := c.run(ctx); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", c.name, err))

@@ -23,10 +23,7 @@ import (
 func TestCloseUnusedConnection(t *testing.T) {
 	cfg := worker.DefaultConfig(fleet.Decode)
 	cfg.Threads, cfg.KVMemory = 1, 1<<20
-	tr, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := tcp.New(nil)
 	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"})
 	if err != nil {
 		t.Fatal(err)

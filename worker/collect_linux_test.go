@@ -81,7 +81,9 @@ func BenchmarkCollect(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	giver.cache.Insert(prompt, "", table)
+	chain := giver.cache.NewChain("")
+	chain.Extend(prompt)
+	giver.cache.InsertChain(&chain, prompt, table, 0)
 	giver.cache.Release(table, "sequence")
 	collect := func() {
 		n, err := taker.Collect(b.Context(), &decode.Prefix{Addr: giver.addr, Peer: giver.peer, RequestID: "r", Owner: "peer/fetch", Tokens: prompt,

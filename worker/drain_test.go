@@ -55,7 +55,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestDrainTimeout: what has not finished in time is told why.
+// TestDrainTimeout: requests that have not finished in time are told why.
 func TestDrainTimeout(t *testing.T) {
 	w := start(t, nil)
 	_, r := dial(t, w, "/v1/completions", many)

@@ -100,7 +100,7 @@ func randomPrompt(seed uint64, n, vocab int) []int32 {
 	return tokens
 }
 
-// tokensOf reads a request's tokens, at most so many.
+// tokensOf reads a request's tokens, at most n.
 func tokensOf(ctx context.Context, h *engine.Handle, most int) ([]int32, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -233,8 +233,7 @@ func average(v []float64) float64 {
 	return s / float64(max(len(v), 1))
 }
 
-// TestEndurance runs the load on a backend that is no model; on a GPU
-// TestGPUEndurance does.
+// TestEndurance runs the load on a backend without a model; TestGPUEndurance runs it on a GPU.
 func TestEndurance(t *testing.T) {
 	fake := enginetest.New(enginetest.Config{Blocks: 192, BlockTokens: 16, MaxPositions: 512})
 	e := endurance{backend: &enginetest.Pipelined{Backend: fake}, clients: 64, kinds: 60, prompt: 200, output: 60, stepTokens: 256, queued: 30,

@@ -3,6 +3,8 @@ package worker
 import (
 	"errors"
 
+	"github.com/valyala/fasthttp"
+
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/openai"
@@ -10,18 +12,44 @@ import (
 	"github.com/xpyd/xpyd/prefill"
 )
 
-// failure is an API error together with the outcome that a router acts on.
+// failure is an API error with the outcome that a router acts on.
 type failure struct {
-	*openai.Error
+	api     *openai.Error
 	outcome ticket.Outcome
 }
 
-// badRequest is a failure of the client: its request is as wrong for any other worker.
-func badRequest(param, format string, args ...any) *failure {
-	return &failure{Error: openai.BadRequest(param, format, args...)}
+func (f *failure) Error() string { return f.api.Error() }
+func (f *failure) Unwrap() error { return f.api }
+
+// failed is the failure of err with an outcome, not Refused.
+func failed(o ticket.Outcome, err error) *failure {
+	api := openai.Upstream
+	switch o {
+	case ticket.NoSpace:
+		api = openai.Unavailable
+	case ticket.Late:
+		api = openai.Deadline
+	case ticket.Invalid:
+		api = openai.InvalidOutput
+	}
+	return &failure{api("%v", err), o}
 }
 
-// engineFailure is what the engine refused, or ended with.
+// closing is the answer while the worker shuts down: another worker may serve the request.
+func closing() *failure { return failed(ticket.NoSpace, errClosing) }
+
+// writeError answers with a *failure or an *openai.Error; any other error is a 500.
+func writeError(ctx *fasthttp.RequestCtx, err error) {
+	if f := (*failure)(nil); errors.As(err, &f) && f.api.Status >= 500 {
+		ctx.Response.Header.Set(headerOutcome, string(f.outcome))
+	}
+	var api *openai.Error
+	if !errors.As(err, &api) {
+		api = openai.Internal("%v", err)
+	}
+	writeJSON(ctx, api.Status, api.Append(nil))
+}
+
 func engineFailure(err error) *failure {
 	var bad *engine.RequestError
 	var long *engine.TooLongError
@@ -32,54 +60,47 @@ func engineFailure(err error) *failure {
 	case errors.As(err, &long):
 		return &failure{openai.BadRequest("prompt", "%v", err), ticket.Refused}
 	case errors.As(err, &spoilt):
-		return &failure{openai.InvalidOutput("%v", err), ticket.Invalid}
+		return failed(ticket.Invalid, err)
 	case errors.Is(err, engine.ErrQueueFull):
-		return &failure{openai.Unavailable("%v", err), ticket.NoSpace}
+		return failed(ticket.NoSpace, err)
 	case errors.Is(err, engine.ErrClosed):
 		return closing()
 	}
-	return &failure{openai.Upstream("%v", err), ticket.Dead}
+	return failed(ticket.Dead, err)
 }
 
-// fetchFailure is why decode has not got a prompt's KV from prefill.
+// fetchFailure maps an error of decode.Fetch.
 func fetchFailure(err error) *failure {
 	var e *decode.Error
 	if !errors.As(err, &e) {
-		return &failure{openai.Upstream("%v", err), ticket.Dead}
+		return failed(ticket.Dead, err)
 	}
-	switch e.Outcome {
-	case ticket.NoSpace:
-		return &failure{openai.Unavailable("%v", err), e.Outcome}
-	case ticket.Late:
-		return &failure{openai.Deadline("%v", err), e.Outcome}
-	case ticket.Invalid: // of prefill, whose own leg says so
-		return &failure{openai.InvalidOutput("%v", err), ticket.Refused}
+	f := failed(e.Outcome, err)
+	if e.Outcome == ticket.Invalid { // the answer of prefill's own leg has that outcome
+		f.outcome = ticket.Refused
 	}
-	return &failure{openai.Upstream("%v", err), e.Outcome}
+	return f
 }
 
-// keepFailure is why prefill does not keep a prompt for a foreign proxy's decode.
-func keepFailure(err error) *failure {
+// keepFailure maps an error of prefill.Keep.
+func keepFailure(err error) error {
 	switch {
 	case errors.Is(err, prefill.ErrLeaseExists):
-		return badRequest(fieldTransfer, "transfer_id: %v", err)
+		return openai.BadRequest(fieldTransfer, "transfer_id: %v", err)
 	case errors.Is(err, prefill.ErrTooManyLeases):
-		return &failure{openai.Unavailable("%v", err), ticket.NoSpace}
+		return failed(ticket.NoSpace, err)
 	case errors.Is(err, prefill.ErrClaimGone):
-		return &failure{openai.Upstream("%v", err), ticket.Cancelled}
+		return failed(ticket.Cancelled, err)
 	}
 	return engineFailure(err)
 }
 
-// memoryFailure is the answer of who got no share.
 func memoryFailure(err error) *failure {
 	switch {
 	case errors.Is(err, errMemory), errors.Is(err, errWaiters):
-		return &failure{openai.Unavailable("%v", err), ticket.NoSpace}
+		return failed(ticket.NoSpace, err)
 	case errors.Is(err, errClosing):
 		return closing()
 	}
-	return &failure{openai.Upstream("%v", err), ticket.Cancelled}
+	return failed(ticket.Cancelled, err)
 }
-
-func closing() *failure { return &failure{openai.Unavailable("%v", errClosing), ticket.NoSpace} }

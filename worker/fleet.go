@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"sync"
@@ -11,12 +12,13 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/kvconn/way"
 )
 
-// membership is the worker's place in the fleet: it announces the worker and watches the
-// others, so that a request cannot make us dial a stranger. Without NATS it only keeps the
-// worker's own description.
+// membership is the worker's place in the fleet: it announces the worker and watches the others, so
+// that a request cannot make us dial a stranger. Without NATS it only keeps the worker's
+// description.
 type membership struct {
 	conn      *fleet.Conn
 	announcer *fleet.Announcer
@@ -30,7 +32,7 @@ type membership struct {
 }
 
 func join(w *Worker, secrets *trust.Ring) (*membership, error) {
-	m := &membership{alone: w.instance()}
+	m := &membership{alone: w.Instance()}
 	if w.cfg.Fleet.URL == "" {
 		return m, nil
 	}
@@ -53,8 +55,8 @@ func join(w *Worker, secrets *trust.Ring) (*membership, error) {
 	return m, nil
 }
 
-// follow calls revoke with the ids that are shut out of the fleet, whenever they change,
-// until ctx ends.
+// follow calls revoke with the ids that are shut out of the fleet whenever they change, until ctx
+// ends.
 func (m *membership) follow(ctx context.Context, revoke func(ids []string)) {
 	var last []string
 	for version := uint64(0); ; {
@@ -69,7 +71,7 @@ func (m *membership) follow(ctx context.Context, revoke func(ids []string)) {
 	}
 }
 
-// members is the fleet as this worker sees it; none without one.
+// members is the fleet as this worker sees it; empty without one.
 func (m *membership) members() []fleet.Member {
 	if m == nil || m.watcher == nil {
 		return nil
@@ -77,7 +79,7 @@ func (m *membership) members() []fleet.Member {
 	return m.watcher.Snapshot().Members
 }
 
-// member returns what the fleet knows of a worker; nil: nothing.
+// member returns the fleet's record of a worker; nil if there is none.
 func (m *membership) member(id string) *fleet.Member {
 	if m == nil || m.watcher == nil {
 		return nil
@@ -135,7 +137,7 @@ func (m *membership) update(f func(*fleet.Instance)) error {
 	return nil
 }
 
-// rejoin moves to the servers of url. An empty url changes nothing, and a worker in no fleet
+// rejoin moves to the NATS servers of url. An empty url changes nothing, and a worker in no fleet
 // stays in none.
 func (m *membership) rejoin(url string) error {
 	if m.conn == nil || url == "" {
@@ -160,4 +162,34 @@ func (m *membership) close(ctx context.Context) error {
 		errs = append(errs, m.conn.Close(ctx))
 	}
 	return errors.Join(errs...)
+}
+
+// Revoke shuts out the workers with these ids, and only these: their sessions end, and no new ones
+// are made, whoever names them. See kvconn.Server.Revoke.
+func (w *Worker) Revoke(ids []string) {
+	w.shutOut.Store(&ids)
+	w.recv.Revoke(ids)
+	w.server.Revoke(ids)
+	if w.ring.Retire(ids) { // one of them is a secret that our join line still names
+		if err := w.renew(); err != nil {
+			w.log.Error("announce the secrets in force", "error", err)
+		}
+	}
+	if slices.Contains(ids, w.identity.ID) {
+		w.log.Warn("this worker is revoked: the fleet does not hear it and gives it nothing; `xpyd unrevoke` takes that back", "id", w.identity.ID)
+	} else {
+		w.log.Info("revoked", "ids", ids)
+	}
+}
+
+func (w *Worker) revoked(id string) bool {
+	ids := w.shutOut.Load()
+	return ids != nil && slices.Contains(*ids, id)
+}
+
+func (w *Worker) refuseRevoked(id string) error {
+	if w.revoked(id) {
+		return failed(ticket.Incompatible, fmt.Errorf("%s is revoked", id))
+	}
+	return nil
 }

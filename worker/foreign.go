@@ -18,8 +18,7 @@ import (
 
 const fieldTransfer = "kv_transfer_params"
 
-// transferParams is what we read of vLLM's kv_transfer_params; the rest is opaque, as it is
-// to a proxy.
+// transferParams is the part of vLLM's kv_transfer_params that we read.
 type transferParams struct {
 	DoRemoteDecode      bool    `json:"do_remote_decode"`
 	DoRemotePrefill     bool    `json:"do_remote_prefill"`
@@ -31,8 +30,9 @@ type transferParams struct {
 	RemoteBootstrapAddr string  `json:"remote_bootstrap_addr"`
 }
 
-// parseTransfer reads kv_transfer_params; nil when the request has none.
-func parseTransfer(raw json.RawMessage) (*transferParams, *openai.Error) {
+const maxTransferID = 256 // bytes
+
+func parseTransfer(raw json.RawMessage) (*transferParams, error) {
 	if raw == nil {
 		return nil, nil
 	}
@@ -49,10 +49,8 @@ func parseTransfer(raw json.RawMessage) (*transferParams, *openai.Error) {
 	return &p, nil
 }
 
-const maxTransferID = 256 // bytes
-
-// keptParams is the kv_transfer_params of prefill's answer, as vLLM's NIXL connector has
-// them: how decode collects the prompt.
+// keptParams is the kv_transfer_params of prefill's answer, in the form of vLLM's NIXL connector:
+// how decode collects the prompt.
 type keptParams struct {
 	DoRemotePrefill  bool      `json:"do_remote_prefill"`
 	DoRemoteDecode   bool      `json:"do_remote_decode"`
@@ -68,19 +66,18 @@ type keptParams struct {
 }
 
 func (w *Worker) keptParams(k *prefill.Kept) *keptParams {
-	host, portText, _ := net.SplitHostPort(w.kvAddr) // made by advertised, always well formed
+	host, portText, _ := net.SplitHostPort(w.kvAddr) // well formed: made by advertised
 	port, _ := strconv.Atoi(portText)
 	return &keptParams{DoRemotePrefill: true, RemoteBlockIDs: [][]int32{k.Blocks}, RemoteEngineID: engineID(w.identity.PeerID),
 		RemoteRequestID: k.ID, RemoteHost: host, RemotePort: port, TPSize: 1, RemoteNumTokens: k.Info.Tokens, TransferMode: "pull"}
 }
 
-// serveKeep is prefill's side behind a foreign proxy: it runs the prompt, keeps its blocks
-// under a lease, and answers how decode collects them. With a transfer id decode knows that
-// already, and may be waiting.
-func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, p *transferParams, enc *openai.Encoder, id string, seed uint64) {
+// serveKeep is prefill's side behind a foreign proxy: it runs the prompt, keeps its blocks under a
+// lease, and answers how decode collects them. With a transfer id decode knows that already, and
+// may be waiting.
+func (w *Worker) serveKeep(c context.Context, j *job, p *transferParams, enc *openai.Encoder, id string, seed uint64) (any, error) {
 	if j.Stream {
-		writeError(ctx, openai.BadRequest("stream", "do_remote_decode answers once, without a stream"))
-		return
+		return nil, openai.BadRequest("stream", "do_remote_decode answers once, without a stream")
 	}
 	lease := ""
 	if p.TransferID != "" {
@@ -88,8 +85,7 @@ func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, 
 	}
 	kept, err := w.prefill.Keep(c, w.request(j, 0, id, seed), lease)
 	if err != nil {
-		writeFailure(ctx, keepFailure(err))
-		return
+		return nil, keepFailure(err)
 	}
 	j.items[0].info = &kept.Info
 	choices := make([]openai.Choice, len(kept.First))
@@ -100,51 +96,83 @@ func (w *Worker) serveKeep(ctx *fasthttp.RequestCtx, c context.Context, j *job, 
 	}
 	body := enc.AppendFull(nil, choices, openai.Usage{Prompt: kept.Info.Tokens, Completion: len(choices), Cached: kept.Info.CachedTokens})
 	if lease == "" {
-		body = append(body[:len(body)-1], `,"kv_transfer_params":`...)
-		body = append(append(body, mustJSON(w.keptParams(kept))...), '}')
+		body = openai.With(body, [2]string{fieldTransfer, string(mustJSON(w.keptParams(kept)))})
 	}
-	writeJSON(ctx, 200, body)
+	return body, nil
 }
 
-// foreignOrigin is decode's side behind a foreign proxy: the lease that prefill's answer
+type renewed struct {
+	ExpiresMS   int64 `json:"expires_ms"`   // from now, unless renewed again
+	RenewableMS int64 `json:"renewable_ms"` // from now, however often it is renewed
+}
+
+// serveRenew extends the lease of a prompt that a foreign proxy's decode has not collected yet. The
+// proxy sends the kv_transfer_params of prefill's answer, or the transfer_id that it chose. vLLM's
+// own connectors renew from decode, by messages of their transports, which we do not speak.
+func (w *Worker) serveRenew(ctx *fasthttp.RequestCtx) (any, error) {
+	var p transferParams
+	if err := json.Unmarshal(ctx.PostBody(), &p); err != nil {
+		return nil, openai.BadRequest("", "%v", err)
+	}
+	id := prefill.EarlyClaim + p.TransferID
+	switch {
+	case (p.RemoteRequestID != nil) == (p.TransferID != ""):
+		return nil, openai.BadRequest("remote_request_id", "want remote_request_id or transfer_id, one of them")
+	case len(p.TransferID) > maxTransferID:
+		return nil, openai.BadRequest("transfer_id", "transfer_id is over %d bytes", maxTransferID)
+	case p.TransferID != "":
+	case strings.HasPrefix(*p.RemoteRequestID, prefill.EarlyClaim):
+		return nil, openai.BadRequest("remote_request_id", "remote_request_id is none of ours")
+	default:
+		id = *p.RemoteRequestID
+	}
+	left, most, err := w.prefill.Renew(id)
+	if err != nil {
+		e := openai.NotFound("%v", err)
+		e.Code = "no_lease"
+		return nil, e
+	}
+	return &renewed{left.Milliseconds(), most.Milliseconds()}, nil
+}
+
+// foreignOrigin is decode's side behind a foreign proxy. It claims the lease that prefill's answer
 // named (prefill, then decode), or Mooncake's transfer id (both at once).
-func (w *Worker) foreignOrigin(ctx context.Context, p *transferParams) (*origin, *failure) {
+func (w *Worker) foreignOrigin(ctx context.Context, p *transferParams) (*origin, error) {
 	if p.TransferID != "" && p.RemoteBootstrapAddr != "" {
 		return w.mooncakeOrigin(ctx, p)
 	}
 	if p.RemoteHost == nil || p.RemotePort == nil || p.RemoteRequestID == nil || *p.RemoteRequestID == "" {
-		return nil, badRequest(fieldTransfer, "do_remote_prefill needs remote_host, remote_port and remote_request_id")
+		return nil, openai.BadRequest(fieldTransfer, "do_remote_prefill needs remote_host, remote_port and remote_request_id")
 	}
 	if *p.RemotePort < 1 || *p.RemotePort > 65535 {
-		return nil, badRequest(fieldTransfer, "remote_port is %d, want 1 to 65535", *p.RemotePort)
+		return nil, openai.BadRequest(fieldTransfer, "remote_port is %d, want 1 to 65535", *p.RemotePort)
 	}
 	if strings.HasPrefix(*p.RemoteRequestID, prefill.EarlyClaim) {
-		return nil, badRequest(fieldTransfer, "remote_request_id is none of ours")
+		return nil, openai.BadRequest(fieldTransfer, "remote_request_id is none of ours")
 	}
 	from := &origin{link: ticket.NewLink(), leaseID: *p.RemoteRequestID,
 		addr: net.JoinHostPort(*p.RemoteHost, strconv.Itoa(*p.RemotePort))}
 	if p.RemoteEngineID != nil {
-		peer, ok := parseEngineID(*p.RemoteEngineID)
-		if !ok {
-			return nil, badRequest(fieldTransfer, "remote_engine_id %q is none of ours", *p.RemoteEngineID)
+		var ok bool
+		if from.peer, ok = parseEngineID(*p.RemoteEngineID); !ok {
+			return nil, openai.BadRequest(fieldTransfer, "remote_engine_id %q is none of ours", *p.RemoteEngineID)
 		}
-		from.peer = peer
 	}
-	return w.checkOrigin(from)
+	return from, w.checkOrigin(from)
 }
 
 // checkOrigin refuses an origin that a proxy's client has no business naming.
-func (w *Worker) checkOrigin(from *origin) (*origin, *failure) {
-	if f := w.refuseRevoked(from.peer.ID); f != nil {
-		return nil, f
+func (w *Worker) checkOrigin(from *origin) error {
+	if err := w.refuseRevoked(from.peer.ID); err != nil {
+		return err
 	}
-	if err := w.allowPeer(fieldTransfer, from.addr); err != nil {
-		return nil, &failure{Error: err}
+	if err := w.allowPeer(from.addr); err != nil {
+		return openai.BadRequest(fieldTransfer, "%v", err)
 	}
-	return from, nil
+	return nil
 }
 
-// engineID is a worker's name in vLLM's dialect, new with each epoch.
+// engineID is a worker's name in vLLM's dialect; it changes with each epoch.
 func engineID(p kvconn.PeerID) string { return fmt.Sprintf("%s@%d", p.ID, p.Epoch) }
 
 func parseEngineID(s string) (kvconn.PeerID, bool) {

@@ -13,7 +13,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// batch is what a prompt's goroutine hands to the response writer.
+// batch is what a prompt's goroutine sends to the writer of the response.
 type batch struct {
 	item   int
 	events []engine.Event
@@ -21,14 +21,13 @@ type batch struct {
 	end    bool     // the prompt is finished
 }
 
-// generation runs a job's prompts, a goroutine each, and merges their events. While the
-// consumer does not read batches the goroutines wait, and the engine pauses choices that
-// get ahead.
+// generation runs a job's prompts, a goroutine each, and merges their events. The goroutines wait
+// for the reader of batches, and the engine pauses choices that get ahead.
 type generation struct {
 	w       *Worker
 	j       *job
 	from    *origin // nil: both phases here
-	id      string  // unlike any other live request's
+	id      string  // unique among live requests
 	arrived time.Time
 	seed    uint64
 	cancel  context.CancelFunc
@@ -36,12 +35,12 @@ type generation struct {
 	batches chan batch
 
 	choices []*choice
-	emit    func(*choice) // takes what a choice has ready; nil: all is taken at the end
+	emit    func(*choice) // is given a choice that has something to send; nil: all is sent at the end
 	open    int           // prompts not finished
 	err     *failure
 	usage   openai.Usage
 	timing  timing
-	events  []engine.Event // of item, at now: not yet rendered
+	events  []engine.Event // of item, received at now, not yet rendered
 	item    int
 	now     time.Time
 	mem     *answerShare
@@ -51,10 +50,8 @@ type generation struct {
 	handles []*engine.Handle
 }
 
-// timing is for Server-Timing: of each, the slowest prompt's.
-type timing struct {
-	queue, prefill, kv time.Duration
-}
+// timing is for Server-Timing: each time is the slowest prompt's.
+type timing struct{ queue, prefill, kv time.Duration }
 
 func (w *Worker) generate(ctx context.Context, j *job, from *origin, id string, seed uint64) *generation {
 	ctx, cancel := context.WithCancel(ctx)
@@ -66,20 +63,16 @@ func (w *Worker) generate(ctx context.Context, j *job, from *origin, id string, 
 		for n := range j.N {
 			g.choices = append(g.choices, newChoice(w, j, it, i*j.N+n))
 		}
-		g.wg.Add(1)
-		go func() {
-			defer g.wg.Done()
-			g.runPrompt(ctx, i)
-		}()
+		g.wg.Go(func() { g.runPrompt(ctx, i) })
 	}
 	return g
 }
 
-// close ends what still runs, and waits for it.
+// close cancels the prompts that still run and waits for their goroutines.
 func (g *generation) close() {
 	g.cancel()
 	g.wg.Wait()
-	if reason := g.endOf(); reason != "" && !g.j.urgent {
+	if reason := g.reason(); reason != "" && !g.j.urgent {
 		for _, c := range g.choices {
 			if !c.done {
 				g.w.vllm.ended(c, reason, time.Since(g.arrived))
@@ -124,7 +117,7 @@ func (g *generation) runPrompt(ctx context.Context, i int) {
 	}
 }
 
-// submitPrompt submits one prompt: with KV from a prefill worker, or from scratch.
+// submitPrompt gives one prompt to the engine, with KV from a prefill worker if there is an origin.
 func (g *generation) submitPrompt(ctx context.Context, i int) (*engine.Handle, *failure) {
 	r := g.w.request(g.j, i, g.id, g.seed)
 	if g.from != nil {
@@ -160,8 +153,8 @@ func (g *generation) timings() timing {
 	return g.timing
 }
 
-// nextEvent waits for the next event and renders it. It returns false at the end, with g.err
-// set if the generation failed.
+// nextEvent waits for the next event and renders it. It returns false at the end, with g.err set if
+// the generation failed.
 func (g *generation) nextEvent(ctx context.Context) bool {
 	if len(g.events) > 0 && g.err == nil {
 		g.renderEvent()
@@ -181,7 +174,7 @@ func (g *generation) nextEvent(ctx context.Context) bool {
 		}
 		return g.err == nil
 	case <-ctx.Done():
-		g.err = &failure{openai.Upstream("%v", context.Cause(ctx)), ticket.Cancelled}
+		g.err = failed(ticket.Cancelled, context.Cause(ctx))
 		if errors.Is(context.Cause(ctx), errClosing) {
 			g.err = closing()
 		}
@@ -191,7 +184,7 @@ func (g *generation) nextEvent(ctx context.Context) bool {
 
 // renderEvent renders the first of g.events.
 func (g *generation) renderEvent() {
-	e, counts := &g.events[0], !g.j.urgent // urgent are a router's probes
+	e, counts := &g.events[0], !g.j.urgent // a router's probes are urgent and not counted
 	g.events = g.events[1:]
 	if p := e.Prompt; p != nil {
 		it := &g.j.items[g.item]
@@ -211,7 +204,7 @@ func (g *generation) renderEvent() {
 	}
 	before := len(c.text)
 	if c.tokens == 0 && g.j.echo {
-		before += len(c.item.text) // that has its memory
+		before += len(c.item.text) // its memory is reserved
 	}
 	stopped := c.addToken(e)
 	if !g.j.echoOnly() {
@@ -239,8 +232,8 @@ func (g *generation) renderEvent() {
 	}
 }
 
-// reserveText accounts for a token with so many bytes of text. It returns false when the
-// answer's share is used up and no more memory is free.
+// reserveText accounts for a token with so many bytes of text. It returns false when the answer's
+// share is used up and no more memory is free.
 func (g *generation) reserveText(text int) bool {
 	const step = 64 << 10
 	g.needs.tokens -= textTimes*int64(text) + g.needs.each
@@ -252,8 +245,8 @@ func (g *generation) reserveText(text int) bool {
 	return g.mem.grow(more)
 }
 
-// header is the worker's part of Server-Timing; wait is for blocks and in prefill's queue.
-// The router adds queue, its own, and ttft.
+// header is the worker's part of Server-Timing. wait is the time spent waiting for blocks and in
+// prefill's queue. The router adds its own queue, and ttft.
 func (t timing) header() string {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	return fmt.Sprintf("wait;dur=%.3f, prefill;dur=%.3f, kv;dur=%.3f", ms(t.queue), ms(t.prefill), ms(t.kv))

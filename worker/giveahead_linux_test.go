@@ -23,7 +23,7 @@ type ahead struct {
 
 const aheadOwner = "request"
 
-// bring places a prompt of which another end is to give the first tokens.
+// bring places a prompt whose first tokens another end shall give.
 func (e *gpuEnd) bring(from *gpuEnd, seed int32) *ahead {
 	e.t.Helper()
 	a := &ahead{e: e, seed: seed, ended: make(chan error, 1)}
@@ -82,8 +82,8 @@ func (a *ahead) over(tokens int, lost bool, want ticket.Outcome) {
 	a.e.cache.ReleaseAll(aheadOwner)
 }
 
-// TestGiveAhead: as TestGiveBack, into the blocks of a prompt whose step is launched
-// meanwhile. What a step has seen is right as far as it is said to be.
+// TestGiveAhead: like TestGiveBack, into the blocks of a prompt whose step is already launched.
+// The rows that a step has seen are right up to where Good says.
 func TestGiveAhead(t *testing.T) {
 	f := func(name string, do func(t *testing.T, d, p *gpuEnd)) {
 		t.Run(name, func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestGiveAhead(t *testing.T) {
 	f("a bit flips on the way", func(_ *testing.T, d, p *gpuEnd) {
 		const flipped = 5
 		p.compute(1, gpuTokens) // to know the blocks
-		table, _ := p.cache.Match(gpuPrompt(1), "", gpuTokens, "look")
+		table, _ := cached(p.cache, gpuPrompt(1)[:gpuTokens], "", "look")
 		p.cache.Release(table, "look")
 		p.cache.Clear()
 		all := p.cache.Stats().Blocks

@@ -78,7 +78,7 @@ func newGPUEnd(t *testing.T, name string, blockTokens int) *gpuEnd {
 	return openGPUEnd(t, name, l, 3*gpuTokens/blockTokens, func(g *kerneltest.FakeGPU) gpuDevice { return g })
 }
 
-// openGPUEnd makes a worker's KV with a pool of so many blocks.
+// openGPUEnd makes a worker's KV with a pool of that many blocks.
 func openGPUEnd(t testing.TB, name string, l kvlayout.Layout, blocks int, device func(*kerneltest.FakeGPU) gpuDevice) *gpuEnd {
 	t.Helper()
 	must := func(err error) {
@@ -194,16 +194,16 @@ func (e *gpuEnd) compute(seed int32, upto int) {
 
 // blockOf is the block of a computed prompt that has a position.
 func (e *gpuEnd) blockOf(seed int32, position int) int32 {
-	ids, _ := e.cache.Match(gpuPrompt(seed), "", gpuTokens, "look")
+	ids, _ := cached(e.cache, gpuPrompt(seed)[:gpuTokens], "", "look")
 	defer e.cache.Release(ids, "look")
 	return ids[position/e.layout.BlockTokens]
 }
 
-// has checks that the index has so many tokens of a prompt, with its rows.
+// has checks that the index has that many tokens of a prompt, with its rows.
 func (e *gpuEnd) has(seed int32, tokens int) {
 	e.t.Helper()
 	bt := e.layout.BlockTokens
-	ids, n := e.cache.Match(gpuPrompt(seed), "", gpuTokens, "look")
+	ids, n := cached(e.cache, gpuPrompt(seed)[:gpuTokens], "", "look")
 	defer e.cache.Release(ids, "look")
 	if n != tokens {
 		e.t.Errorf("%s has %d tokens of prompt %d, want %d", e.peer.ID, n, seed, tokens)
@@ -218,8 +218,8 @@ func (e *gpuEnd) has(seed int32, tokens int) {
 	}
 }
 
-// collect fetches a prompt from another end; want "" is no error. Of what has failed it
-// keeps nothing when the fence takes its time, as on a starved machine.
+// collect fetches a prompt from another end; want "" is no error. After a failure it keeps nothing if
+// the fence is slow, as on a starved machine.
 func (e *gpuEnd) collect(ctx context.Context, from *gpuEnd, seed int32, tokens int, want ticket.Outcome) (got int) {
 	e.t.Helper()
 	got, err := e.Collect(ctx, &decode.Prefix{Addr: from.addr, Peer: from.peer, RequestID: "r", Owner: fmt.Sprint("peer/fetch-", seed), Tokens: gpuPrompt(seed),
@@ -267,9 +267,9 @@ func begins(t *testing.T, writing <-chan struct{}) {
 	}
 }
 
-// TestGiveBack: what decode has in its GPU's pool, its answer too, its GPU pushes into
-// prefill's when that asks for it, whole and verified; whatever goes wrong, no wrong
-// row is found, what has come whole stays, and nothing is held afterwards.
+// TestGiveBack: decode's GPU pushes what its pool has, its answer too, into prefill's pool when
+// that asks for it, whole and verified. After any fault no wrong row is found, whole blocks
+// stay, and nothing is held.
 func TestGiveBack(t *testing.T) {
 	f := func(name string, do func(t *testing.T, d, p *gpuEnd)) {
 		t.Run(name, func(t *testing.T) {
@@ -374,4 +374,13 @@ func TestGiveBack(t *testing.T) {
 		p.has(1, 0)
 		p.quarantineEnds()
 	})
+}
+
+// cached holds what the index has of a prompt, n tokens.
+func cached(c *kvcache.Cache, tokens []int32, salt, owner string) (ids []int32, n int) {
+	chain := c.NewChain(salt)
+	chain.Extend(tokens)
+	n = c.Reach(&chain, len(tokens))
+	ids, _ = c.HoldChain(&chain, n, owner)
+	return ids, n
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/valyala/fasthttp"
 
-	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/lobby"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/reread"
@@ -18,13 +17,13 @@ import (
 	"github.com/xpyd/xpyd/router/apikey"
 )
 
-// access is who may use a route. The fleet's token for this run of the worker opens all.
+// access says who may use a route. The fleet's token for this run of the worker opens all.
 type access uint8
 
 const (
 	forMembers  access = iota // the fleet's token alone
-	forUsers                  // also an API key of the worker's own
-	forPeers                  // also workers that do not know yet which run they ask
+	forUsers                  // also the worker's own API keys
+	forPeers                  // also workers that do not know this run's epoch yet
 	forScrapers               // also this machine, and the scrape token
 	forAnybody
 )
@@ -34,7 +33,7 @@ func (a access) String() string {
 	return [...]string{"control", "public", "query", "metrics", "open"}[a]
 }
 
-// guard decides who may ask what, by a request's header alone: a stranger's body is not read.
+// guard checks access by a request's header alone: a stranger's body is not read.
 type guard struct {
 	members, peers, scrapers *trust.Gate                 // nil: everyone is trusted
 	keys                     *reread.Value[*apikey.Ring] // nil: there are none
@@ -43,11 +42,10 @@ type guard struct {
 	refused                  *prometheus.CounterVec
 
 	mu    sync.Mutex
-	quiet time.Time // nothing is logged before
-	since int       // refused and not logged
+	quiet time.Time // no log lines before
+	since int       // refusals not logged yet
 }
 
-// newGuard makes a worker's guard.
 func newGuard(w *Worker) (*guard, error) {
 	g := &guard{members: w.ring.Gate(trust.HTTP, trust.Member(w.identity.ID, w.identity.Epoch)),
 		peers: w.ring.Gate(trust.Query, ""), scrapers: w.ring.Gate(trust.Scrape, ""), model: w.served, log: w.log,
@@ -61,11 +59,11 @@ func newGuard(w *Worker) (*guard, error) {
 		return nil, fmt.Errorf("register metrics: %w", err)
 	}
 	path := w.cfg.APIKeysFile
-	if path == "" {
+	switch {
+	case path == "":
 		return g, nil
-	}
-	if w.ring == nil {
-		return nil, bad("api_keys_file", "nobody is asked for a key by a worker that trusts everyone")
+	case w.ring == nil:
+		return nil, bad("api_keys_file", "a worker that trusts everyone asks nobody for a key")
 	}
 	var err error
 	g.keys, err = reread.New(func() (*apikey.Ring, error) {
@@ -76,20 +74,20 @@ func newGuard(w *Worker) (*guard, error) {
 			w.log.Error("api_keys_file has changed and cannot be used: the old keys stay in force", "error", err)
 			return
 		}
-		w.log.Info("api_keys_file is read again")
+		w.log.Info("api_keys_file was read again")
 	}, path)
 	if err != nil {
-		return nil, &config.KeyError{Key: "api_keys_file", Msg: err.Error()}
+		return nil, bad("api_keys_file", "%v", err)
 	}
 	return g, nil
 }
 
 const classLink = "link"
 
-// linkHeaders name whom to take KV from; they count only from the fleet.
+// linkHeaders say where to take KV from; only the fleet may set them.
 var linkHeaders = []string{headerLink, headerPrefill, headerPrefillEpoch, headerPrefillKV, headerPeer}
 
-// check returns why a request may not use a route; nil: it may.
+// check returns why a request may not use a route; nil if it may.
 func (g *guard) check(ctx *fasthttp.RequestCtx, to access) *openai.Error {
 	h := &ctx.Request.Header
 	token := h.Peek(trust.Header)
@@ -107,7 +105,7 @@ func (g *guard) check(ctx *fasthttp.RequestCtx, to access) *openai.Error {
 			}
 		}
 		lobby.Admit(ctx.Conn())
-		h.Del(headerProbe) // a router in front of engines of any kind marks its probes so
+		h.Del(headerProbe) // set by routers that treat this worker as a foreign engine
 		return nil
 	case to == forScrapers && (ctx.RemoteIP().IsLoopback() || g.scrapers.Accepts(bearer(h))):
 		return nil
@@ -134,7 +132,7 @@ func (g *guard) key(h *fasthttp.RequestHeader) bool {
 	return k != nil && !k.Expired(time.Now()) && k.May(g.model)
 }
 
-// bearer is the request's Authorization: Bearer; nil: there is none.
+// bearer is the token of Authorization: Bearer; nil if there is none.
 func bearer(h *fasthttp.RequestHeader) []byte {
 	scheme, shown, ok := bytes.Cut(h.Peek(fasthttp.HeaderAuthorization), []byte(" "))
 	if !ok || !bytes.EqualFold(scheme, []byte("bearer")) {
@@ -143,21 +141,19 @@ func bearer(h *fasthttp.RequestHeader) []byte {
 	return bytes.TrimSpace(shown)
 }
 
-// sayEvery is how often refusals are logged at most: strangers can cause them at will.
+// sayEvery is the least time between log lines about refusals: strangers can cause them at will.
 const sayEvery = time.Minute
 
-// refuse counts a refusal, and logs one a sayEvery.
+// refuse counts a refusal, and logs it if none was logged lately.
 func (g *guard) refuse(ctx *fasthttp.RequestCtx, class string, why *openai.Error) *openai.Error {
 	g.refused.WithLabelValues(class).Inc()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.since++
 	if now := time.Now(); now.After(g.quiet) {
-		g.log.Warn("refused an HTTP request", "from", ctx.RemoteAddr().String(), "class", class, "path", clipped(ctx.Path()), "status", why.Status, "refused", g.since)
+		path := ctx.Path() // a stranger's text
+		g.log.Warn("refused an HTTP request", "from", ctx.RemoteAddr().String(), "class", class, "path", string(path[:min(len(path), 100)]), "status", why.Status, "refused", g.since)
 		g.quiet, g.since = now.Add(sayEvery), 0
 	}
 	return why
 }
-
-// clipped bounds a stranger's text.
-func clipped(b []byte) string { return string(b[:min(len(b), 100)]) }

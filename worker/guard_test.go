@@ -97,8 +97,8 @@ func lifeline(t testing.TB, w *worker.Worker, header map[string]string) int {
 	return resp.StatusCode
 }
 
-// TestStrangers: every route but /health asks for the token of this run of this
-// worker, or, as far as the API goes, for a key.
+// TestStrangers: every route but /health wants the token of this run of this worker; the API's
+// routes also accept a key.
 func TestStrangers(t *testing.T) {
 	ring, secret := newRing(t)
 	keys, key := keysFile(t, nil)
@@ -165,8 +165,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestSecretsRotate: each of two secrets opens; one that is no longer in force does
-// not, also where it has just done so.
+// TestSecretsRotate: each of two secrets opens; a retired one does not, even if it just did.
 func TestSecretsRotate(t *testing.T) {
 	ring, old := newRing(t)
 	w := start(t, nil, func(d *worker.Deps) { d.Ring = ring })
@@ -238,8 +237,8 @@ func hostAddress(t testing.TB) string {
 	return "127.0.0.1"
 }
 
-// TestKeyIsNoFleet: what links legs counts only from the fleet; an API key does not
-// make a decode worker take KV from whom its owner likes.
+// TestKeyIsNoFleet: headers that link legs count only from the fleet: with an API key nobody can
+// make a decode worker take KV from a place of his choice.
 func TestKeyIsNoFleet(t *testing.T) {
 	ring, secret := newRing(t)
 	keys, key := keysFile(t, nil)
@@ -324,8 +323,8 @@ func TestKeysOfAWorker(t *testing.T) {
 	refused(path+":2", ring, path)
 }
 
-// TestStrangersBodiesAreNotRead: a stranger who announces 60 MiB is answered at
-// once, whether he sends them or not; one who sends them all has his answer too.
+// TestStrangersBodiesAreNotRead: a stranger who announces 60 MiB is answered at once, whether he
+// sends them or not. One who sends them all also gets his answer.
 func TestStrangersBodiesAreNotRead(t *testing.T) {
 	ring, _ := newRing(t)
 	w := start(t, nil, func(d *worker.Deps) { d.Ring = ring })

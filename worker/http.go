@@ -2,6 +2,7 @@ package worker
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -29,32 +30,35 @@ var (
 	errClosing    = errors.New("this worker is shutting down")
 )
 
-// route is what a method and path are served by, and to whom.
+// handler serves a route. It returns the value to answer as JSON ([]byte is JSON already), or an
+// error; nil and nil if it has written the response itself.
+type handler func(ctx *fasthttp.RequestCtx) (any, error)
+
+// route is one method and path: who may use it, its handler, and a line of reference.
 type route struct {
 	to    access
-	serve fasthttp.RequestHandler
+	serve handler
 	what  string
 }
 
-// routes is what a worker answers.
-func (w *Worker) routes(metrics fasthttp.RequestHandler) map[string]route {
+func (w *Worker) routes() map[string]route {
 	return map[string]route{
-		"POST /v1/completions":      {forUsers, w.serveCompletion, "A completion, or several."},
-		"POST /v1/chat/completions": {forUsers, w.serveChat, "A chat's next message."},
+		"POST /v1/completions":      {forUsers, w.serveJobs((*Worker).completionJob), "A completion, or several."},
+		"POST /v1/chat/completions": {forUsers, w.serveJobs((*Worker).chatJob), "A chat's next message."},
 		"GET /v1/models":            {forUsers, w.serveModels, "The model."},
 		"POST /tokenize":            {forUsers, w.serveTokenize, "A text's tokens."},
 		"POST /detokenize":          {forUsers, w.serveDetokenize, "Tokens' text."},
 		"GET /version":              {forUsers, w.serveVersion, "The build."},
 		"GET /health":               {forAnybody, w.serveHealth, "Whether the engine works, its ID and epoch."},
-		"GET /metrics":              {forScrapers, metrics, "Metrics, in Prometheus' text format."},
+		"GET /metrics":              {forScrapers, w.serveMetrics, "Metrics, in Prometheus' text format."},
 		"GET /query":                {forPeers, w.serveQuery, "What a proxy for Mooncake asks of prefill."},
 		"GET /debug/ledger":         {forMembers, w.serveLedger, "What this process holds, and why."},
 		"GET /debug/steps":          {forMembers, w.serveSteps, "Where the latest steps' time went."},
 		"GET /xpyd/v1/lifeline":     {forMembers, w.serveLifeline, "Stays open as long as the process lives."},
 		"POST /xpyd/v1/prefill":     {forMembers, w.servePrefillLeg, "Prefill's leg: expect this link."},
 		"POST /xpyd/v1/lease":       {forUsers, w.serveRenew, "Renew the lease of a prompt that a foreign proxy has not collected yet."},
-		"POST /xpyd/v1/drain":       {forMembers, func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Drain) }, "Take no new work."},
-		"POST /xpyd/v1/undrain":     {forMembers, func(ctx *fasthttp.RequestCtx) { w.serveControl(ctx, w.Undrain) }, "Take work again."},
+		"POST /xpyd/v1/drain":       {forMembers, w.serveChange((*Worker).Drain), "Take no new work."},
+		"POST /xpyd/v1/undrain":     {forMembers, w.serveChange((*Worker).Undrain), "Take work again."},
 		"POST /xpyd/v1/role":        {forMembers, w.serveRole, "Another role."},
 		"GET /xpyd/v1/cache":        {forMembers, w.serveCache, "What the cache holds, by tier."},
 		"POST /xpyd/v1/cache/flush": {forMembers, w.serveFlush, "Forget all of it."},
@@ -68,13 +72,13 @@ func (w *Worker) routes(metrics fasthttp.RequestHandler) map[string]route {
 	}
 }
 
-// Route is a path of a worker, as the HTTP reference lists it.
+// Route is one line of the HTTP reference.
 type Route struct{ Method, Path, For, What string }
 
-// Routes lists what a worker answers, by path.
+// Routes lists a worker's routes by path.
 func Routes() []Route {
 	var list []Route
-	for at, r := range (*Worker)(nil).routes(nil) {
+	for at, r := range (*Worker)(nil).routes() {
 		method, path, _ := strings.Cut(at, " ")
 		list = append(list, Route{method, path, r.to.String(), r.what})
 	}
@@ -84,12 +88,11 @@ func Routes() []Route {
 	return list
 }
 
-// newHTTP makes the worker's HTTP server.
 func (w *Worker) newHTTP() *h1.Server {
 	bounds := h1.Bounds{MaxConns: w.fitConns(scarce.Files()), MaxBodyBytes: int(w.cfg.MaxBody), MaxHeaderBytes: 32 << 10,
 		ReadTimeout: w.cfg.ReadTimeout, IdleTimeout: 2 * time.Minute, StallTimeout: w.cfg.StallTimeout}
 	refuse := func(ctx *fasthttp.RequestCtx, err error) { writeError(ctx, bounds.Refusal(err)) }
-	routes := w.routes(fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(w.registry, promhttp.HandlerOpts{})))
+	routes := w.routes()
 	return h1.NewServer(h1.ServerConfig{Bounds: bounds, TLS: w.tls.Server(), Refuse: refuse, LastWords: lastWords, Who: "the worker",
 		Failed: func(err error) { w.fail(fmt.Errorf("http listener: %w", err)) },
 		Handler: func(ctx *fasthttp.RequestCtx) {
@@ -98,11 +101,11 @@ func (w *Worker) newHTTP() *h1.Server {
 			if !ok {
 				r = route{to: forUsers, serve: serveNothing}
 			}
-			if err := w.guard.check(ctx, r.to); err != nil { // strangers' bodies are not read
+			if err := w.guard.check(ctx, r.to); err != nil { // a stranger's body is not read
 				writeError(ctx, err)
 				return
 			}
-			if r.to != forAnybody && r.to != forScrapers { // whose callers may be strangers
+			if r.to != forAnybody && r.to != forScrapers { // their callers may be strangers
 				body, err := h1.ConnOf(ctx.Conn()).ReadBody()
 				if err != nil {
 					refuse(ctx, err)
@@ -110,58 +113,60 @@ func (w *Worker) newHTTP() *h1.Server {
 				}
 				ctx.Request.SetBodyRaw(body)
 			}
-			r.serve(ctx)
+			switch v, err := r.serve(ctx); {
+			case err != nil:
+				writeError(ctx, err)
+			case v != nil:
+				writeJSON(ctx, 200, v)
+			}
 		}})
 }
 
-// lastWords is how long a connection may take its last bytes once the worker
-// closes.
+// lastWords is how long a connection may take its last bytes once the worker closes.
 const lastWords = time.Second
 
-// maxConns bounds the HTTP connections; more are answered 503 at once. Fewer than
-// fewConns are worth a warning: a router opens one for each request.
+// maxConns bounds the HTTP connections; more are answered 503 at once. Below fewConns the worker
+// warns: a router opens a connection for each request.
 const maxConns, fewConns = 16384, 2048
 
-// fitConns is how many HTTP connections there may be where so many files may be
-// open: half are left for other workers, the KV tiers and the fleet.
+// fitConns fits the HTTP connections to the limit of open files.
 func (w *Worker) fitConns(files int) int {
 	n := mostConns(files)
 	if n < fewConns {
-		w.log.Warn("HTTP connections are cut to what the limit of file descriptors allows; raise it (ulimit -n)", "connections", n, "files", files)
+		w.log.Warn("fewer HTTP connections, because of the limit of file descriptors; raise it (ulimit -n)", "connections", n, "files", files)
 	}
 	return n
 }
 
+// mostConns leaves half of the files to other workers, the KV tiers and the fleet.
 func mostConns(files int) int { return max(min(maxConns, files/2), 8) }
 
-// Of the connections, so many may be of those who have not shown yet who they are;
-// each read of theirs takes at most guestPatience.
+// maxGuests bounds the connections that have not shown yet who they are; each of their reads takes
+// at most guestPatience.
 const maxGuests, guestPatience = 512, 5 * time.Second
 
-// newLobby has at most half of the connections for guests, those included that were
-// put out and have not ended.
+// newLobby gives guests at most half of the connections, counting those that were put out and
+// have not ended.
 func newLobby(conns int) *lobby.Lobby { return lobby.New(min(maxGuests, conns/4)) }
 
-// serveNothing answers for a path that is not there.
-func serveNothing(ctx *fasthttp.RequestCtx) {
-	writeError(ctx, openai.NotFound("no %s %s here", ctx.Method(), ctx.Path()))
+func serveNothing(ctx *fasthttp.RequestCtx) (any, error) {
+	return nil, openai.NotFound("no %s %s here", ctx.Method(), ctx.Path())
 }
 
-func writeJSON(ctx *fasthttp.RequestCtx, status int, body []byte) {
+func (w *Worker) serveMetrics(ctx *fasthttp.RequestCtx) (any, error) {
+	fasthttpadaptor.NewFastHTTPHandler(promhttp.HandlerFor(w.registry, promhttp.HandlerOpts{}))(ctx)
+	return nil, nil
+}
+
+// writeJSON answers with v, one of our own plain structs or []byte that is JSON already.
+func writeJSON(ctx *fasthttp.RequestCtx, status int, v any) {
+	body, raw := v.([]byte)
+	if !raw {
+		body = mustJSON(v)
+	}
 	ctx.SetStatusCode(status)
 	ctx.SetContentType("application/json")
 	ctx.SetBody(body)
-}
-
-func writeError(ctx *fasthttp.RequestCtx, err *openai.Error) {
-	writeJSON(ctx, err.Status, err.Append(nil))
-}
-
-func writeFailure(ctx *fasthttp.RequestCtx, f *failure) {
-	if f.outcome != "" && f.Status >= 500 {
-		ctx.Response.Header.Set(headerOutcome, string(f.outcome))
-	}
-	writeError(ctx, f.Error)
 }
 
 // mustJSON encodes our own plain structs, which cannot fail.
@@ -173,15 +178,12 @@ func mustJSON(v any) []byte {
 	return b
 }
 
-// requestID is the caller's, if it is one; it goes into logs, the answer and
-// every ticket.
+// requestID is the caller's, if it is printable and short: it goes into logs, the answer and every
+// ticket.
 func requestID(h *fasthttp.RequestHeader) string {
 	id := h.Peek(headerRequestID)
-	ok := len(id) > 0 && len(id) <= 256
-	for _, c := range id {
-		ok = ok && c > ' ' && c < 0x7f
-	}
-	if !ok {
+	bad := func(r rune) bool { return r <= ' ' || r >= 0x7f }
+	if len(id) == 0 || len(id) > 256 || bytes.ContainsFunc(id, bad) {
 		return randomID()
 	}
 	return string(id)
@@ -189,44 +191,59 @@ func requestID(h *fasthttp.RequestHeader) string {
 
 func randomID() string { return ticket.NewLink().String() }
 
-// call is a request under way: its context ends when the client leaves or the
-// worker closes. leave must be called before the connection is used again.
+// call is a request under way. Its context ends when the client leaves or the worker closes.
 type call struct {
 	context.Context
-	run   *Running
-	leave func()
+	run     *Running
+	end     func()
+	streams bool
 }
 
-// begin books a request. It is nil when the worker is closing; then the caller
-// has its answer: that another worker may try.
-func (w *Worker) begin(ctx *fasthttp.RequestCtx, in *requests, kind, id string) *call {
+// begin enters a request, whose handler must call leave. It fails when the worker is closing;
+// another worker may serve the request then.
+func (w *Worker) begin(ctx *fasthttp.RequestCtx, in *requests, kind, id string) (*call, error) {
 	run, ok := in.enter(kind, id)
 	if !ok {
-		writeFailure(ctx, closing())
-		return nil
+		return nil, closing()
 	}
 	c, cancel := context.WithCancelCause(w.ctx)
 	unwatch := w.clients.Watch(ctx.Conn(), func() { cancel(errClientLeft) })
-	return &call{Context: c, run: run, leave: func() {
+	return &call{Context: c, run: run, end: func() {
 		unwatch()
 		cancel(nil)
 		in.leave(run)
-	}}
+	}}, nil
 }
 
-// serveLifeline holds the connection open for ever: its end tells the other
-// side that this process is gone.
-func (w *Worker) serveLifeline(ctx *fasthttp.RequestCtx) {
-	c := w.begin(ctx, w.lifelines, "lifeline", "")
-	if c == nil {
-		return
+// leave ends the call, unless stream has taken it over.
+func (c *call) leave() {
+	if !c.streams {
+		c.end()
+	}
+}
+
+// stream has write produce the response's body after the handler has returned, and then ends the
+// call.
+func (c *call) stream(ctx *fasthttp.RequestCtx, write func(*bufio.Writer)) {
+	c.streams = true
+	h1.StreamWriter(ctx, func(out *bufio.Writer) {
+		defer c.end()
+		write(out)
+	})
+}
+
+// serveLifeline holds the connection open for as long as the process lives: when it breaks, the
+// caller knows that the process is gone.
+func (w *Worker) serveLifeline(ctx *fasthttp.RequestCtx) (any, error) {
+	c, err := w.begin(ctx, w.lifelines, "lifeline", "")
+	if err != nil {
+		return nil, err
 	}
 	ctx.SetContentType("text/plain")
-	h1.StreamWriter(ctx, func(out *bufio.Writer) {
-		defer c.leave()
-		if _, err := out.WriteString("\n"); err != nil || out.Flush() != nil {
-			return
+	c.stream(ctx, func(out *bufio.Writer) {
+		if _, err := out.WriteString("\n"); err == nil && out.Flush() == nil {
+			<-c.Done()
 		}
-		<-c.Done()
 	})
+	return nil, nil
 }

@@ -240,8 +240,8 @@ func TestStreamIsWhole(t *testing.T) {
 	empty(t, w)
 }
 
-// TestEcho: each choice has the prompt and its log probabilities, also those
-// that did not come first; max_tokens 0 has nothing else.
+// TestEcho: each choice has the prompt and its log probabilities, not only the first one; with
+// max_tokens 0 it has nothing else.
 func TestEcho(t *testing.T) {
 	w := start(t, nil)
 	a := complete(t, w, nil, `{"prompt":["Once upon","Lily"],"n":2,"max_tokens":3,"echo":true,"logprobs":2,"seed":4,"prompt_logprobs":3,"return_token_ids":true}`)

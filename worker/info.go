@@ -12,35 +12,39 @@ import (
 	"github.com/xpyd/xpyd/prefill"
 )
 
-func (w *Worker) serveModels(ctx *fasthttp.RequestCtx) {
-	writeJSON(ctx, 200, openai.AppendModels(nil, []openai.Model{{ID: w.served, Created: w.started.Unix(), MaxModelLen: w.engine.MaxModelLen()}}))
+func (w *Worker) serveModels(*fasthttp.RequestCtx) (any, error) {
+	return openai.AppendModels(nil, []openai.Model{{ID: w.served, Created: w.started.Unix(), MaxModelLen: w.engine.MaxModelLen()}}), nil
 }
 
-// tokenizeBytes of text are tokenised whatever the model's length: people count tokens of
-// text that they are about to cut.
+// tokenizeBytes of text are tokenised however short the model's context is: people count the tokens
+// of text that they are about to cut.
 const tokenizeBytes = 1 << 20
 
-func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) {
-	t, err := openai.ParseTokenize(ctx.PostBody(), w.limits())
-	if err == nil && t.Model != "" && t.Model != w.served {
-		err = openai.ModelNotFound(t.Model)
+func (w *Worker) checkModel(name string) error {
+	if name != "" && name != w.served {
+		return openai.ModelNotFound(name)
+	}
+	return nil
+}
+
+func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) (any, error) {
+	t, fail := openai.ParseTokenize(ctx.PostBody(), w.vocab())
+	if fail != nil {
+		return nil, fail
+	}
+	err := w.checkModel(t.Model)
+	var ids []int32
+	switch {
+	case err != nil:
+	case t.Chat != nil:
+		ids, err = w.renderChat(ctx, t.Chat)
+	default:
+		if err = w.checkText("prompt", t.Prompt, tokenizeBytes); err == nil {
+			ids = w.tok.Encode(t.Prompt, t.AddSpecial)
+		}
 	}
 	if err != nil {
-		writeError(ctx, err)
-		return
-	}
-	var ids []int32
-	if t.Chat != nil {
-		if ids, err = w.renderChat(ctx, t.Chat); err != nil {
-			writeError(ctx, err)
-			return
-		}
-	} else {
-		if err := w.checkText("prompt", t.Prompt, tokenizeBytes); err != nil {
-			writeError(ctx, err)
-			return
-		}
-		ids = w.tok.Encode(t.Prompt, t.AddSpecial)
+		return nil, err
 	}
 	var strs []string
 	if t.ReturnStrs {
@@ -49,41 +53,48 @@ func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) {
 			strs[i] = w.tok.Piece(id)
 		}
 	}
-	writeJSON(ctx, 200, openai.AppendTokenized(nil, ids, strs, w.engine.MaxModelLen()))
+	return openai.AppendTokenized(nil, ids, strs, w.engine.MaxModelLen()), nil
 }
 
-func (w *Worker) serveDetokenize(ctx *fasthttp.RequestCtx) {
-	d, err := openai.ParseDetokenize(ctx.PostBody(), w.limits())
-	if err == nil && d.Model != "" && d.Model != w.served {
-		err = openai.ModelNotFound(d.Model)
+func (w *Worker) serveDetokenize(ctx *fasthttp.RequestCtx) (any, error) {
+	d, fail := openai.ParseDetokenize(ctx.PostBody(), w.vocab())
+	if fail != nil {
+		return nil, fail
 	}
-	if most := int(w.cfg.MaxAnswer); err == nil && openai.MaxHead+len(d.Tokens)*w.sizes.Text > most {
-		err = openai.AnswerTooLarge("tokens", "%d tokens could be more than %d bytes of text, which is the limit; ask for fewer at a time", len(d.Tokens), most)
+	if err := w.checkModel(d.Model); err != nil {
+		return nil, err
 	}
-	if err != nil {
-		writeError(ctx, err)
-		return
+	if most := int(w.cfg.MaxAnswer); openai.MaxHead+len(d.Tokens)*w.sizes.Text > most {
+		return nil, openai.AnswerTooLarge("tokens", "%d tokens could be more than %d bytes of text, which is the limit; ask for fewer at a time", len(d.Tokens), most)
 	}
-	writeJSON(ctx, 200, openai.AppendDetokenized(nil, w.tok.Decode(d.Tokens, true)))
+	return openai.AppendDetokenized(nil, w.tok.Decode(d.Tokens, true)), nil
 }
 
-func (w *Worker) serveVersion(ctx *fasthttp.RequestCtx) {
-	b := append([]byte(`{"version":`), openai.AppendString(nil, w.build)...)
-	writeJSON(ctx, 200, append(b, '}'))
+func (w *Worker) serveVersion(*fasthttp.RequestCtx) (any, error) {
+	return append(openai.AppendString([]byte(`{"version":`), w.build), '}'), nil
 }
 
 // serveHealth answers whether the engine works, and names this run of the worker.
-func (w *Worker) serveHealth(ctx *fasthttp.RequestCtx) {
+func (w *Worker) serveHealth(ctx *fasthttp.RequestCtx) (any, error) {
 	is := fleet.Instance{ID: w.identity.ID, Epoch: w.identity.Epoch}
 	ctx.Response.Header.Set(fleet.HeaderInstance, is.Is())
 	if err := w.engine.Health(); err != nil {
-		writeError(ctx, openai.Unavailable("engine: %v", err))
-		return
+		return nil, openai.Unavailable("engine: %v", err)
 	}
-	writeJSON(ctx, 200, []byte(`{"status":"ok"}`))
+	return []byte(`{"status":"ok"}`), nil
 }
 
-// Ledger is everything that this process holds for somebody; empty when it is idle.
+// serveProfile turns profiling on and off and hands out the profile; see profile.Serve.
+func (w *Worker) serveProfile(ctx *fasthttp.RequestCtx) (any, error) {
+	if err := w.profile.Serve(ctx); err != nil {
+		return nil, err
+	}
+	return nil, nil
+}
+
+func (w *Worker) serveSteps(*fasthttp.RequestCtx) (any, error) { return w.engine.Steps(), nil }
+
+// Ledger is everything that this process holds for somebody; it is empty when idle.
 type Ledger struct {
 	ID       string           `json:"id"`
 	Epoch    uint64           `json:"epoch"`
@@ -104,43 +115,30 @@ func (l *Ledger) Empty() bool {
 	return len(l.Requests)+len(l.Tickets)+len(l.Held) == 0
 }
 
-// Ledger returns what this process holds now.
+// Ledger returns what this process holds now. Its lists are never nil: [] in JSON, not null.
 func (w *Worker) Ledger() *Ledger {
-	l := &Ledger{ID: w.identity.ID, Epoch: w.identity.Epoch, Role: w.Role(), Requests: w.requests.ledger(),
-		Blocks: w.cache.Holders(), Held: w.prefill.Ledger(),
-		Tickets: append(w.recv.Ledger(), w.server.Ledger()...)}
-	if l.Blocks == nil {
-		l.Blocks = []kvcache.Holder{}
-	}
-	if l.Tickets == nil {
-		l.Tickets = []kvconn.Entry{}
-	}
-	if l.Held == nil {
-		l.Held = []prefill.Entry{}
-	}
-	return l
+	return &Ledger{ID: w.identity.ID, Epoch: w.identity.Epoch, Role: w.Role(), Requests: w.requests.ledger(),
+		Blocks: append([]kvcache.Holder{}, w.cache.Holders()...), Held: append([]prefill.Entry{}, w.prefill.Ledger()...),
+		Tickets: append(append([]kvconn.Entry{}, w.recv.Ledger()...), w.server.Ledger()...)}
 }
 
-func (w *Worker) serveLedger(ctx *fasthttp.RequestCtx) {
-	writeJSON(ctx, 200, mustJSON(w.Ledger()))
-}
+func (w *Worker) serveLedger(*fasthttp.RequestCtx) (any, error) { return w.Ledger(), nil }
 
-// serveControl answers drain and undrain.
-func (w *Worker) serveControl(ctx *fasthttp.RequestCtx, do func() error) {
-	if err := do(); err != nil {
-		writeError(ctx, openai.Internal("%v", err))
-		return
+// serveChange makes a handler that changes what the worker announces, and answers with that.
+func (w *Worker) serveChange(do func(*Worker) error) handler {
+	return func(*fasthttp.RequestCtx) (any, error) {
+		err := do(w)
+		return w.Instance(), err
 	}
-	writeJSON(ctx, 200, mustJSON(w.instance()))
 }
 
-func (w *Worker) serveRole(ctx *fasthttp.RequestCtx) {
+func (w *Worker) serveRole(ctx *fasthttp.RequestCtx) (any, error) {
 	var body struct {
 		Role fleet.Role `json:"role"`
 	}
 	if err := json.Unmarshal(ctx.PostBody(), &body); err != nil || body.Role != fleet.Prefill && body.Role != fleet.Decode {
-		writeError(ctx, openai.BadRequest("role", "want {\"role\":\"prefill\"} or {\"role\":\"decode\"}"))
-		return
+		return nil, openai.BadRequest("role", "want {\"role\":\"prefill\"} or {\"role\":\"decode\"}")
 	}
-	w.serveControl(ctx, func() error { return w.SetRole(body.Role) })
+	err := w.SetRole(body.Role)
+	return w.Instance(), err
 }

@@ -13,23 +13,23 @@ import (
 	"github.com/xpyd/xpyd/internal/kvevents"
 )
 
-// KVEvents is where changes of the prefix cache are published, in vLLM's format.
+// KVEvents says where changes of the prefix cache are published, in vLLM's format.
 type KVEvents struct {
 	Listen string `key:"listen"` // host:port; empty: nowhere
-	Replay string `key:"replay"` // the same, of the replay socket; empty: none
+	Replay string `key:"replay"` // host:port of the replay socket; empty: none
 	Topic  string `key:"topic"`
-	Open   bool   `key:"open"` // nobody is asked for the fleet's secret
+	Open   bool   `key:"open"` // readers need not know the fleet's secret
 }
 
-// maxPendingEvents bounds the events that wait for the publisher. What does not fit is lost,
-// and readers are told.
+// maxPendingEvents bounds the events that wait for the publisher. On overflow they are lost, and
+// readers are told.
 const maxPendingEvents = 1 << 16
 
-// eventWriter is the cache's listener, which must not block: a goroutine of its own encodes
-// and publishes the events.
+// eventWriter publishes the events of the cache, which must not wait for it: a goroutine of its own
+// encodes and sends them.
 //
-// Prefixes under a cache salt are not published: the salt is their client's secret, and
-// without it they would look like other prefixes.
+// Prefixes under a cache salt are not published: the salt is their client's secret, and without it
+// they would look like other prefixes.
 type eventWriter struct {
 	pub  *kvevents.Publisher
 	root kvcache.Hash // of unsalted prefixes
@@ -42,7 +42,6 @@ type eventWriter struct {
 	lost    bool
 }
 
-// startEvents opens the publisher, if one is configured.
 func (w *Worker) startEvents() error {
 	if w.cfg.KVEvents.Listen == "" {
 		return nil
@@ -56,7 +55,7 @@ func (w *Worker) startEvents() error {
 	if err != nil {
 		return fmt.Errorf("kv_events: %w", err)
 	}
-	if ring == nil && !onLoopback(pub.Addr()) {
+	if at, ok := pub.Addr().(*net.TCPAddr); ring == nil && !(ok && at.IP.IsLoopback()) {
 		w.log.Warn("KV events are open: whoever reaches this address can read the token ids of every prompt", "addr", pub.Addr().String())
 	}
 	root := kvcache.Root(w.model.Fingerprint, w.backend.Info().Numerics, "")
@@ -71,24 +70,14 @@ func (w *Worker) startEvents() error {
 	return nil
 }
 
-func onLoopback(a net.Addr) bool {
-	at, ok := a.(*net.TCPAddr)
-	return ok && at.IP.IsLoopback()
-}
-
-// eventAddrs are where others dial the publisher.
+// eventAddrs are the addresses at which others dial the publisher.
 func (w *Worker) eventAddrs() (events, replay string) {
 	if w.events == nil {
 		return "", ""
 	}
 	events, err := w.advertised(w.events.pub.Addr())
-	if err != nil {
-		return "", ""
-	}
-	if a := w.events.pub.ReplayAddr(); a != nil {
-		if replay, err = w.advertised(a); err != nil {
-			replay = ""
-		}
+	if a := w.events.pub.ReplayAddr(); a != nil && err == nil {
+		replay, _ = w.advertised(a) // "" on an error
 	}
 	return events, replay
 }
@@ -112,8 +101,8 @@ func (e *eventWriter) KVEvent(ev kvcache.Event) {
 	e.publish(out)
 }
 
-// tierChange publishes a change of a lower tier. Units without tokens were in the pool before,
-// so readers know them.
+// tierChange publishes a change of a lower tier. Units without tokens were in the pool before, so
+// readers know them.
 func (e *eventWriter) tierChange(c tier.Change) {
 	if c.Stored && c.Root != e.root {
 		return
@@ -155,10 +144,10 @@ func (e *eventWriter) publish(out kvevents.Event) {
 	}
 }
 
-// shortHash is a hash's last 8 bytes, as vLLM's integers are.
+// shortHash is the last 8 bytes of a hash, like vLLM's integer hashes.
 func shortHash(h kvcache.Hash) uint64 { return binary.BigEndian.Uint64(h[8:]) }
 
-// sendBatches publishes what has come in, a batch at a time, until quit.
+// sendBatches publishes pending events, a batch at a time, until quit.
 func (e *eventWriter) sendBatches() {
 	for {
 		select {

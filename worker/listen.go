@@ -9,7 +9,6 @@ import (
 
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/internal/clientwatch"
-	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn"
@@ -32,7 +31,10 @@ func (w *Worker) startKV(d Deps) error {
 		return err
 	}
 	dcfg := decode.DefaultConfig(w.cache.Blocks())
-	dcfg.ReserveTimeout, dcfg.Warm = w.cfg.ReserveWait, w.loadPrefix
+	dcfg.ReserveTimeout = w.cfg.ReserveWait
+	dcfg.Warm = func(ctx context.Context, tokens []int32, salt string) {
+		w.tiers.Load(ctx, tokens, salt, len(tokens)-1) // the last one is computed, for its logits
+	}
 	if w.cfg.KV.Peers == "on" {
 		dcfg.Self = w.self
 	}
@@ -77,7 +79,6 @@ func (w *Worker) startKV(d Deps) error {
 	}
 	listeners = append(listeners, ln)
 	serve, stop := context.WithCancel(context.Background())
-	done := make(chan struct{})
 	var running sync.WaitGroup
 	for _, ln := range listeners {
 		running.Go(func() {
@@ -86,6 +87,7 @@ func (w *Worker) startKV(d Deps) error {
 			}
 		})
 	}
+	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		running.Wait()
@@ -104,7 +106,7 @@ func (w *Worker) startKV(d Deps) error {
 	return nil
 }
 
-// publishPaths announces how prefill workers are reached.
+// publishPaths announces by which transports this worker reaches prefill workers.
 func (w *Worker) publishPaths(summary string) {
 	if err := w.fleet.update(func(i *fleet.Instance) { i.KVPaths = summary }); err != nil {
 		w.log.Warn("announce kv paths", "error", err)
@@ -126,12 +128,11 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 	ln = newLobby(mostConns(scarce.Files())).Listener(ln, guestPatience)
 	w.http = w.newHTTP()
 	w.later("close the HTTP listener", func(ctx context.Context) error {
-		// Streams and lifelines hold their connections for as long as they
-		// like: what has not ended by itself is ended now.
+		// Streams and lifelines may hold their connections for ever: end them now.
 		w.requests.close()
 		w.lifelines.close()
 		w.cancel(errClosing)
-		err := w.http.Drain(ctx) // knows ln only once it is served
+		err := w.http.Drain(ctx) // does not close ln if it was never served
 		w.http.Cut()
 		if e := ln.Close(); e != nil && !errors.Is(e, net.ErrClosed) {
 			err = errors.Join(err, e)
@@ -143,7 +144,7 @@ func (w *Worker) listenHTTP() (net.Listener, error) {
 	return ln, err
 }
 
-// scheme is that of the URLs of this worker and its peers.
+// scheme is the scheme of the URLs of this worker and its peers.
 func (w *Worker) scheme() string {
 	if w.tls != nil {
 		return "https"
@@ -172,5 +173,5 @@ func (w *Worker) advertised(a net.Addr) (string, error) {
 			return net.JoinHostPort(n.IP.String(), port), nil
 		}
 	}
-	return "", &config.KeyError{Key: "advertise", Msg: "listening on every address, and none can be found that others could dial; set it"}
+	return "", bad("advertise", "listening on every address, and none can be found that others could dial; set it")
 }

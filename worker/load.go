@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 	"runtime"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/tokenizer"
@@ -19,7 +22,6 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// loadTokenizer makes the model's tokenizer, from GGUF or tokenizer.json.
 func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 	if meta := m.GGUFMeta(); meta != nil {
 		return tokenizer.FromGGUF(meta)
@@ -35,8 +37,8 @@ func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 	return tok.WithChatTemplate(string(template)) // chat_template.jinja wins
 }
 
-// newBackend puts the model on the device that cfg names; "auto" is a GPU if one can be used,
-// else the CPU. share asks for a pool that other processes can map.
+// newBackend puts the model on the device that cfg names; "auto" is a GPU if one can be used, else
+// the CPU. share asks for a pool that other processes can map.
 func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kernels.Backend, error) {
 	if cfg.Device != "cpu" {
 		b, err := newCUDA(cfg, m)
@@ -44,7 +46,7 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 			return b, err
 		}
 		level := slog.LevelWarn
-		if errors.Is(err, cuda.ErrAbsent) { // nobody has said that there should be a GPU
+		if errors.Is(err, cuda.ErrAbsent) { // nobody said that there should be a GPU
 			level = slog.LevelInfo
 		}
 		if cfg.DType != dtypeAuto {
@@ -59,27 +61,19 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 		log.Log(context.Background(), level, "device auto: taking the CPU", "reason", err)
 	}
 	a := m.Config
-	threads := cfg.Threads
-	if threads == 0 {
-		threads = runtime.GOMAXPROCS(0)
-	}
-	size := int64(cfg.KVMemory)
-	if size == 0 {
-		size = cpuMemory
-	}
-	blocks, err := poolBlocks(cfg, &a, kvlayout.F32, size)
+	blocks, err := poolBlocks(cfg, &a, kvlayout.F32, cmp.Or(int64(cfg.KVMemory), cpuMemory))
 	if err != nil {
 		return nil, err
 	}
-	b, err := cpu.New(a, m.Weights(false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: threads, Share: share})
+	b, err := cpu.New(a, m.Weights(false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: cmp.Or(cfg.Threads, runtime.GOMAXPROCS(0)), Share: share})
 	if err != nil {
 		return nil, poolError(cfg, fmt.Errorf("model %s: %w", m.Name, err))
 	}
 	return b, nil
 }
 
-// populate takes all memory of a pool on the host now, so that a lack of it shows at start
-// and not with a request.
+// populate allocates all memory of a pool on the host now, so that a lack of it shows at start and
+// not during a request.
 func (w *Worker) populate(ctx context.Context) error {
 	pool, ok := w.backend.(interface{ Populate(context.Context) error })
 	if !ok {
@@ -91,8 +85,7 @@ func (w *Worker) populate(ctx context.Context) error {
 	return poolError(&w.cfg, pool.Populate(ctx))
 }
 
-// poolError adds to the error of a pool that is too large for the machine which key asked
-// for it.
+// poolError turns the error of a pool that is too large for the machine into one of its setting.
 func poolError(cfg *Config, err error) error {
 	var large *cpu.PoolError
 	if !errors.As(err, &large) {
@@ -105,8 +98,8 @@ func poolError(cfg *Config, err error) error {
 	return bad(key, "%s", large)
 }
 
-// fp16 reports whether a GPU computes in fp16: if asked to, or if the checkpoint is fp16 and
-// nothing is asked for that has no fp16 form.
+// fp16 reports whether a GPU computes in fp16: if asked to, or if the checkpoint is fp16 and no
+// setting lacks an fp16 form.
 func fp16(cfg *Config, m *model.Model) bool {
 	if cfg.DType != dtypeAuto {
 		return cfg.DType == dtypeFP16
@@ -114,8 +107,8 @@ func fp16(cfg *Config, m *model.Model) bool {
 	return m.TorchDType == "float16" && cfg.KVCacheDType == kvAuto && !fp8Weights(cfg, m)
 }
 
-// fp8Weights reports whether the layers' projections are kept in FP8: if asked for, or if the
-// checkpoint has them so, unless batch_invariant rules FP8 out.
+// fp8Weights reports whether the layers' projections are kept in FP8: if asked to, or if the
+// checkpoint has them in FP8 and batch_invariant does not rule it out.
 func fp8Weights(cfg *Config, m *model.Model) bool {
 	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant
 }
@@ -146,20 +139,63 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	return b, nil
 }
 
-// cpuMemory is kv_memory on the CPU by default.
 const cpuMemory = 256 << 20
 
-// poolBlocks is the pool's size in blocks: as set, or what size bytes hold of rows of that
-// dtype, at most 64 whole contexts.
+// poolBlocks is the pool's size in blocks: as set, or as many of that dtype as size bytes hold, at
+// most 64 whole contexts.
 func poolBlocks(cfg *Config, a *arch.Config, dtype kvlayout.DType, size int64) (int, error) {
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil
 	}
 	block := kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, cfg.BlockTokens, dtype).BlockBytes()
-	blocks := int(size / int64(block))
-	blocks = min(blocks, 64*((a.MaxPositions+cfg.BlockTokens-1)/cfg.BlockTokens))
+	blocks := min(int(size/int64(block)), 64*((a.MaxPositions+cfg.BlockTokens-1)/cfg.BlockTokens))
 	if blocks < 1 {
-		return 0, &config.KeyError{Key: "kv_memory", Msg: fmt.Sprintf("%d bytes hold no block of %d tokens", size, cfg.BlockTokens)}
+		return 0, bad("kv_memory", "%d bytes hold no block of %d tokens", size, cfg.BlockTokens)
 	}
 	return blocks, nil
+}
+
+// startGPU logs where the GPU's memory went and begins to watch the GPU, if the model is on one. A
+// GPU that cannot be watched is no failure.
+func (w *Worker) startGPU() error {
+	b, ok := w.backend.(interface{ Memory() cuda.Memory })
+	if !ok {
+		return nil
+	}
+	m := b.Memory()
+	w.log.Info("GPU memory", "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
+		"weights_mib", m.Weights>>20, "scratch_mib", m.Scratch>>20, "kv_mib", m.Pool>>20, "kv_tokens", w.backend.Blocks()*w.cfg.BlockTokens)
+	if c, ok := w.backend.(interface{ Choices() string }); ok && c.Choices() != "" {
+		w.log.Info("kernels of the projections", "choices", c.Choices())
+	}
+	if s, ok := w.backend.(interface{ SlowProjections() []string }); ok && len(s.SlowProjections()) > 0 {
+		w.log.Warn("batch_invariant: no fast kernel keeps the bits of these projections", "projections", s.SlowProjections())
+	}
+	dev, err := gpustat.Open(m.PCI)
+	if err != nil {
+		w.log.Info("the GPU's load, power and temperature are not shown", "reason", err)
+		return nil
+	}
+	w.gpu = gpustat.Poll(dev, w.log)
+	w.free("stop watching the GPU", w.gpu.Close)
+	if err := w.registry.Register(w.gpu); err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	return nil
+}
+
+// gpuLoad is the GPU's part of a heartbeat.
+func (w *Worker) gpuLoad() fleet.GPU {
+	s, ok := w.gpu.Latest()
+	if !ok {
+		return fleet.GPU{}
+	}
+	known := func(v float64) float64 {
+		if v != v { // NaN, which JSON does not have
+			return 0
+		}
+		return v
+	}
+	return fleet.GPU{Busy: known(s.Busy), MemoryUsed: int64(known(s.MemoryUsed)), MemoryTotal: int64(known(s.MemoryTotal)),
+		Watts: known(s.Power), Celsius: known(s.Temperature)}
 }

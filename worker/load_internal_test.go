@@ -7,8 +7,7 @@ import (
 	"github.com/xpyd/xpyd/internal/model"
 )
 
-// A GPU computes in fp16 where it is told to, and where the checkpoint says so and
-// nothing else is asked for.
+// A GPU computes in fp16 if told to, or if the checkpoint is fp16 and nothing else is asked for.
 func TestDType(t *testing.T) {
 	f := func(want bool, torchDType string, change func(*Config)) {
 		t.Helper()

@@ -2,15 +2,19 @@ package worker
 
 import (
 	"fmt"
+	"maps"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// registerMetrics adds the process's metrics; some have vLLM's names too, for its dashboards
-// and pickers.
+// registerMetrics registers the process's metrics; some have vLLM's names, for its dashboards and
+// pickers.
 func (w *Worker) registerMetrics() error {
 	label := prometheus.Labels{"model_name": w.served, "engine": "0"}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
@@ -43,4 +47,180 @@ func (w *Worker) registerMetrics() error {
 		}
 	}
 	return nil
+}
+
+// vllmMetrics have vLLM's names, labels and buckets (vllm/v1/metrics, 0.33), so that dashboards and
+// pickers made for it work. Each choice counts as a request, as in vLLM. A router's probes do not
+// count.
+type vllmMetrics struct {
+	ttft, itl, tpot, e2e, queue       prometheus.Histogram
+	prefill, decode, inference        prometheus.Histogram
+	prompts, generations, step        prometheus.Histogram // tokens
+	prompt, generation, queries, hits prometheus.Counter
+	stopped, cut, aborted, failed     prometheus.Counter
+	preemptions                       prometheus.Counter
+}
+
+// Reasons of vllm:request_success_total besides the engine's own.
+const (
+	reasonAbort = "abort"
+	reasonError = "error"
+)
+
+func newVLLMMetrics(labels prometheus.Labels, maxModelLen int) *vllmMetrics {
+	lengths := upTo(maxModelLen)
+	latency := []float64{.3, .5, .8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680}
+	first := []float64{.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560}
+	between := []float64{.01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80}
+	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: "vllm:" + name, Help: help, ConstLabels: labels, Buckets: buckets})
+	}
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "vllm:" + name, Help: help, ConstLabels: labels})
+	}
+	ended := func(reason string) prometheus.Counter {
+		all := prometheus.Labels{"finished_reason": reason}
+		maps.Copy(all, labels)
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "vllm:request_success_total", Help: "Requests that ended, by how.", ConstLabels: all})
+	}
+	return &vllmMetrics{
+		ttft:  histogram("time_to_first_token_seconds", "From a request's arrival to its first token.", first),
+		itl:   histogram("inter_token_latency_seconds", "Between a request's tokens.", between),
+		tpot:  histogram("request_time_per_output_token_seconds", "Mean of a request's times between tokens.", between),
+		e2e:   histogram("e2e_request_latency_seconds", "From a request's arrival to its end.", latency),
+		queue: histogram("request_queue_time_seconds", "Wait of a request for blocks and for a place in the batch.", latency),
+
+		prefill:     histogram("request_prefill_time_seconds", "From a request's first step to its first token.", latency),
+		decode:      histogram("request_decode_time_seconds", "From a request's first token to its last.", latency),
+		inference:   histogram("request_inference_time_seconds", "From a request's first step to its last token.", latency),
+		prompts:     histogram("request_prompt_tokens", "Prompt tokens of a request.", lengths),
+		generations: histogram("request_generation_tokens", "Tokens generated for a request.", lengths),
+		step:        histogram("iteration_tokens_total", "Tokens computed in one step of the engine.", []float64{1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}),
+		preemptions: counter("num_preemptions_total", "Sequences that lost their blocks to others."),
+
+		prompt:     counter("prompt_tokens_total", "Prompt tokens of requests that have their first token, computed here or not."),
+		generation: counter("generation_tokens_total", "Tokens generated."),
+		queries:    counter("prefix_cache_queries_total", "Prompt tokens that were looked for in the prefix cache."),
+		hits:       counter("prefix_cache_hits_total", "Prompt tokens that the prefix cache had."),
+
+		stopped: ended(string(engine.FinishStop)), cut: ended(string(engine.FinishLength)),
+		aborted: ended(reasonAbort), failed: ended(reasonError),
+	}
+}
+
+func (m *vllmMetrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{m.ttft, m.itl, m.tpot, m.e2e, m.queue, m.prefill, m.decode, m.inference, m.prompts, m.generations, m.step,
+		m.prompt, m.generation, m.queries, m.hits, m.stopped, m.cut, m.aborted, m.failed, m.preemptions, older{m.itl}}
+}
+
+// upTo returns vLLM's buckets of token counts: 1, 2, 5, 10, 20, 50 and so on to most.
+func upTo(most int) (edges []float64) {
+	for ten := 1; ; ten *= 10 {
+		for _, n := range []int{1, 2, 5} {
+			if n*ten > most {
+				return edges
+			}
+			edges = append(edges, float64(n*ten))
+		}
+	}
+}
+
+func (m *vllmMetrics) stepped(positions int) { m.step.Observe(float64(positions)) }
+
+// prompted counts a prompt that has its first token.
+func (m *vllmMetrics) prompted(tokens, cached int, queued time.Duration) {
+	m.prompt.Add(float64(tokens))
+	m.queries.Add(float64(tokens))
+	m.hits.Add(float64(cached))
+	m.queue.Observe(queued.Seconds())
+}
+
+func (m *vllmMetrics) token(c *choice, arrived, now time.Time) {
+	if c.first.IsZero() {
+		c.first = now
+		m.ttft.Observe(now.Sub(arrived).Seconds())
+	} else {
+		m.itl.Observe(now.Sub(c.last).Seconds())
+	}
+	c.last = now
+	m.generation.Inc()
+}
+
+func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
+	switch reason {
+	case string(engine.FinishStop):
+		m.stopped.Inc()
+	case string(engine.FinishLength):
+		m.cut.Inc()
+	case reasonAbort:
+		m.aborted.Inc()
+	default:
+		m.failed.Inc()
+	}
+	m.e2e.Observe(took.Seconds())
+	m.prompts.Observe(float64(len(c.item.tokens)))
+	if c.first.IsZero() || c.item.info == nil { // no token
+		m.generations.Observe(0)
+		return
+	}
+	m.generations.Observe(float64(c.tokens))
+	decode := c.last.Sub(c.first)
+	m.times(c.item.info.Prefill, decode)
+	if c.tokens > 1 {
+		m.tpot.Observe(decode.Seconds() / float64(c.tokens-1))
+	}
+}
+
+func (m *vllmMetrics) times(prefill, decode time.Duration) {
+	m.prefill.Observe(prefill.Seconds())
+	m.decode.Observe(decode.Seconds())
+	m.inference.Observe((prefill + decode).Seconds())
+}
+
+// prefilled counts a prompt that was run for a decode worker: its choices end here with their first
+// token.
+func (m *vllmMetrics) prefilled(info *engine.PromptInfo, choices int, took time.Duration) {
+	m.prompted(info.Tokens, info.CachedTokens, info.Queued)
+	for range choices {
+		m.ttft.Observe(took.Seconds())
+		m.generation.Inc()
+		m.cut.Inc()
+		m.e2e.Observe(took.Seconds())
+		m.prompts.Observe(float64(info.Tokens))
+		m.generations.Observe(1)
+		m.times(info.Prefill, 0)
+	}
+}
+
+// reason is why choices that the generation's end cut off ended; "" if they were refused.
+func (g *generation) reason() string {
+	switch {
+	case g.err == nil || g.err.outcome == ticket.Cancelled:
+		return reasonAbort
+	case g.err.outcome == ticket.Refused:
+		return ""
+	}
+	return reasonError
+}
+
+// older exports the times between tokens under their name before vLLM 0.11 too.
+type older struct{ itl prometheus.Histogram }
+
+func (o older) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(o, ch) }
+
+func (o older) Collect(ch chan<- prometheus.Metric) {
+	var now dto.Metric
+	if err := o.itl.Write(&now); err != nil {
+		return
+	}
+	labels := prometheus.Labels{}
+	for _, l := range now.Label {
+		labels[l.GetName()] = l.GetValue()
+	}
+	buckets := map[float64]uint64{}
+	for _, b := range now.Histogram.Bucket {
+		buckets[b.GetUpperBound()] = b.GetCumulativeCount()
+	}
+	desc := prometheus.NewDesc("vllm:time_per_output_token_seconds", "As vllm:inter_token_latency_seconds, which replaced it.", nil, labels)
+	ch <- prometheus.MustNewConstHistogram(desc, now.Histogram.GetSampleCount(), now.Histogram.GetSampleSum(), buckets)
 }

@@ -20,10 +20,10 @@ import (
 	"github.com/xpyd/xpyd/prefill"
 )
 
-// mooncakeRank is a data-parallel rank in Mooncake's bootstrap, as vLLM's MooncakeConnector
-// speaks it. Prefill serves GET /query: per rank, who it is and where its KV listener is.
-// Decode asks it, then claims the transfer id that the proxy gave to both. We have one rank,
-// and a new engine_id with every epoch.
+// mooncakeRank is a data-parallel rank in Mooncake's bootstrap, as vLLM's MooncakeConnector speaks
+// it. Prefill serves GET /query: its engine id and KV listener, by rank. Decode asks for it, then
+// claims the transfer id that the proxy gave to both. We have one rank, and a new engine_id with
+// every epoch.
 type mooncakeRank struct {
 	EngineID   string                       `json:"engine_id"`
 	WorkerAddr map[string]map[string]string `json:"worker_addr"` // tp rank -> pp rank -> tcp://host:port
@@ -34,42 +34,41 @@ const (
 	maxQueryBytes   = 1 << 20
 )
 
-// serveQuery is prefill's answer to GET /query.
-func (w *Worker) serveQuery(ctx *fasthttp.RequestCtx) {
-	writeJSON(ctx, 200, mustJSON(map[string]mooncakeRank{"0": {
+func (w *Worker) serveQuery(*fasthttp.RequestCtx) (any, error) {
+	return map[string]mooncakeRank{"0": {
 		EngineID:   engineID(w.identity.PeerID),
 		WorkerAddr: map[string]map[string]string{"0": {"0": "tcp://" + w.kvAddr}},
-	}}))
+	}}, nil
 }
 
 // mooncakeOrigin asks prefill's bootstrap where to dial it.
-func (w *Worker) mooncakeOrigin(ctx context.Context, p *transferParams) (*origin, *failure) {
+func (w *Worker) mooncakeOrigin(ctx context.Context, p *transferParams) (*origin, error) {
 	u, err := url.Parse(p.RemoteBootstrapAddr)
 	if err != nil || u.Scheme != w.scheme() || u.Host == "" {
-		return nil, badRequest(fieldTransfer, "remote_bootstrap_addr %q is no %s URL", p.RemoteBootstrapAddr, w.scheme())
+		return nil, openai.BadRequest(fieldTransfer, "remote_bootstrap_addr %q is no %s URL", p.RemoteBootstrapAddr, w.scheme())
 	}
-	if err := w.allowPeer(fieldTransfer, u.Host); err != nil {
-		return nil, &failure{Error: err}
+	if err := w.allowPeer(u.Host); err != nil {
+		return nil, openai.BadRequest(fieldTransfer, "%v", err)
 	}
 	ranks, err := w.queryBootstrap(ctx, u)
 	switch {
 	case scarce.Ours(err):
-		return nil, &failure{openai.Unavailable("ask %s: %v", u.Host, err), ticket.NoSpace}
+		return nil, failed(ticket.NoSpace, fmt.Errorf("ask %s: %w", u.Host, err))
 	case err != nil:
-		return nil, &failure{openai.Upstream("ask %s: %v", u.Host, err), ticket.Dead}
+		return nil, failed(ticket.Dead, fmt.Errorf("ask %s: %w", u.Host, err))
 	}
 	for _, r := range ranks {
 		if p.RemoteEngineID != nil && *p.RemoteEngineID != r.EngineID {
 			continue
 		}
-		peer, ok := parseEngineID(r.EngineID)
-		if !ok {
-			return nil, badRequest(fieldTransfer, "%s has engine_id %q, which is none of ours", u.Host, r.EngineID)
+		from := &origin{link: ticket.NewLink(), leaseID: prefill.EarlyClaim + p.TransferID, addr: strings.TrimPrefix(r.WorkerAddr["0"]["0"], "tcp://")}
+		var ok bool
+		if from.peer, ok = parseEngineID(r.EngineID); !ok {
+			return nil, openai.BadRequest(fieldTransfer, "%s has engine_id %q, which is none of ours", u.Host, r.EngineID)
 		}
-		return w.checkOrigin(&origin{link: ticket.NewLink(), leaseID: prefill.EarlyClaim + p.TransferID,
-			addr: strings.TrimPrefix(r.WorkerAddr["0"]["0"], "tcp://"), peer: peer})
+		return from, w.checkOrigin(from)
 	}
-	return nil, &failure{openai.Upstream("%s has not the engine that was asked for: it restarted, or the proxy's knowledge is old", u.Host), ticket.Dead}
+	return nil, failed(ticket.Dead, fmt.Errorf("%s does not have the requested engine: it restarted, or the proxy's knowledge is old", u.Host))
 }
 
 func (w *Worker) queryBootstrap(ctx context.Context, u *url.URL) (map[string]mooncakeRank, error) {
@@ -80,22 +79,21 @@ func (w *Worker) queryBootstrap(ctx context.Context, u *url.URL) (map[string]moo
 		return nil, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode == http.StatusUnauthorized {
+	switch resp.StatusCode {
+	case http.StatusOK:
+	case http.StatusUnauthorized:
 		return nil, errors.New("it does not accept this worker's fleet secret")
-	}
-	if resp.StatusCode != http.StatusOK {
+	default:
 		return nil, fmt.Errorf("status %d", resp.StatusCode)
 	}
 	var ranks map[string]mooncakeRank
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxQueryBytes)).Decode(&ranks); err != nil {
-		return nil, err
-	}
-	return ranks, nil
+	err = json.NewDecoder(io.LimitReader(resp.Body, maxQueryBytes)).Decode(&ranks)
+	return ranks, err
 }
 
-// askBootstrap tries a token of each of the fleet's secrets, because which one the other
-// worker has is not known. The tokens are good for this question alone: a proxy's client
-// named the address, and whoever listens there learns them.
+// askBootstrap tries a token of each of the fleet's secrets, as it does not know which one the
+// other worker has. The tokens are good for this query alone: a proxy's client named the address,
+// and whoever listens there learns them.
 func (w *Worker) askBootstrap(ctx context.Context, url string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
@@ -113,7 +111,7 @@ func (w *Worker) askBootstrap(ctx context.Context, url string) (*http.Response, 
 		if err != nil || resp.StatusCode != http.StatusUnauthorized || i+1 >= len(secrets) {
 			return resp, err
 		}
-		_ = resp.Body.Close() // a refusal; what it says is not read
+		_ = resp.Body.Close() // a refusal; its text is not read
 	}
 }
 

@@ -34,12 +34,7 @@ func credentials(t testing.TB, by, trusts *trusttest.Authority) *trust.TLS {
 // secured gives a worker a secret and certificates, for HTTP and KV.
 func secured(t testing.TB, ring *trust.Ring, creds *trust.TLS) func(*worker.Deps) {
 	t.Helper()
-	cfg := tcp.DefaultConfig()
-	cfg.TLS = creds
-	tr, err := tcp.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := tcp.New(creds)
 	return func(d *worker.Deps) { d.Ring, d.TLS, d.Ways = ring, creds, []way.Kind{way.Network(tr)} }
 }
 
@@ -164,9 +159,9 @@ func TestMTLS(t *testing.T) {
 	}
 }
 
-// TestBootstrapLearnsNothing: who has an API key may name any address of this
-// machine for Mooncake's question, also his own. What he is shown there opens that
-// question and nothing else.
+// TestBootstrapLearnsNothing: the owner of an API key may name any address of this machine for
+// Mooncake's query, even his own. The token that he sees there opens that query and nothing
+// else.
 func TestBootstrapLearnsNothing(t *testing.T) {
 	ring, _ := newRing(t)
 	keys, key := keysFile(t, nil)

@@ -2,6 +2,8 @@ package worker
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"net"
 	"slices"
 	"strconv"
@@ -17,7 +19,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Headers by which our router links the two legs of a request (ARCHITECTURE.md).
+// Headers by which our router links the two legs of a request; see ARCHITECTURE.md.
 const (
 	headerLink         = "x-xpyd-link"
 	headerPrefill      = "x-xpyd-prefill"
@@ -26,9 +28,9 @@ const (
 	headerSeed         = "x-xpyd-seed"
 	headerDeadline     = "x-xpyd-deadline-ms"
 	headerRequestID    = "x-request-id"
-	headerProbe        = "x-xpyd-probe" // "1": the router's own; it overtakes what waits
+	headerProbe        = "x-xpyd-probe" // "1": the router's own; it overtakes waiting requests
 	headerOutcome      = "x-xpyd-outcome"
-	headerMaxAnswer    = "x-xpyd-max-answer" // bytes that the router takes of an answer
+	headerMaxAnswer    = "x-xpyd-max-answer" // most bytes that the router accepts
 )
 
 // origin is where the KV of a request's prompts comes from.
@@ -52,8 +54,8 @@ func (from *origin) claim(r *engine.Request, i, n int) *decode.Claim {
 	}
 }
 
-// originOf reads where a request's KV comes from; nil: it is computed here.
-func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams) (*origin, *failure) {
+// originOf reads where a request's KV comes from; nil if it is computed here.
+func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams) (*origin, error) {
 	if link := h.Peek(headerLink); len(link) > 0 {
 		return w.routerOrigin(h, string(link))
 	}
@@ -63,48 +65,102 @@ func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *tra
 	return w.foreignOrigin(ctx, p)
 }
 
-// routerOrigin is named by our router's headers.
-func (w *Worker) routerOrigin(h *fasthttp.RequestHeader, raw string) (*origin, *failure) {
+func (w *Worker) routerOrigin(h *fasthttp.RequestHeader, raw string) (*origin, error) {
 	link, err := ticket.ParseLink(raw)
 	if err != nil {
-		return nil, badRequest(headerLink, "%v", err)
+		return nil, openai.BadRequest(headerLink, "%v", err)
 	}
 	from := &origin{link: link, addr: string(h.Peek(headerPrefillKV)),
 		peer: kvconn.PeerID{ID: string(h.Peek(headerPrefill))}}
 	if from.peer.Epoch, err = strconv.ParseUint(string(h.Peek(headerPrefillEpoch)), 10, 64); err != nil {
-		return nil, badRequest(headerPrefillEpoch, "%v", err)
+		return nil, openai.BadRequest(headerPrefillEpoch, "%v", err)
 	}
 	if ms := string(h.Peek(headerDeadline)); ms != "" {
 		n, err := strconv.ParseInt(ms, 10, 64)
 		if err != nil || n <= 0 {
-			return nil, badRequest(headerDeadline, "%q is not a positive number of milliseconds", ms)
+			return nil, openai.BadRequest(headerDeadline, "%q is not a positive number of milliseconds", ms)
 		}
 		from.deadline = time.Now().Add(milliseconds(n))
 	}
-	if f := w.refuseRevoked(from.peer.ID); f != nil {
-		return nil, f
+	if err := w.refuseRevoked(from.peer.ID); err != nil {
+		return nil, err
 	}
-	if err := w.allowPeer(headerPrefillKV, from.addr); err != nil {
+	if err := w.allowPeer(from.addr); err != nil {
 		// The router knows it and we do not, or not yet: another pair may work.
-		return nil, &failure{openai.Upstream("%s", err.Message), ticket.Incompatible}
+		return nil, failed(ticket.Incompatible, err)
 	}
 	return from, nil
 }
 
-// allowPeer refuses addresses that a request has no business naming. Allowed are the hosts of
-// the fleet's workers, this machine, and the configured hosts.
+// allowPeer refuses addresses that a request has no business naming. Allowed are the hosts of the
+// fleet's workers, this machine, and the configured hosts.
 //
-// Another user may listen on such a host. He gets no ticket and no prompt, and nothing of his
-// is used: kvconn's handshake has both ends prove that they know the fleet's secret before
-// the first frame. A worker that trusts everyone has given that up.
-func (w *Worker) allowPeer(param, addr string) *openai.Error {
+// Another user may listen on such a host. He gets no ticket and no prompt, and nothing of his is
+// used: in kvconn's handshake both ends prove that they know the fleet's secret before the first
+// frame. A worker that trusts everyone has given that up.
+func (w *Worker) allowPeer(addr string) error {
 	host, _, err := net.SplitHostPort(addr)
 	if err != nil {
-		return openai.BadRequest(param, "%q is not host:port", addr)
+		return fmt.Errorf("%q is not host:port", addr)
 	}
 	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() ||
 		slices.Contains(w.cfg.AllowHosts, host) || w.fleet.knows(addr) {
 		return nil
 	}
-	return openai.BadRequest(param, "%s is no worker of this fleet and not in allow_hosts", addr)
+	return fmt.Errorf("%s is no worker of this fleet and not in allow_hosts", addr)
+}
+
+// servePrefillLeg is the router's leg to prefill. It answers when the link's prompt has been pushed
+// or has failed. When the router hangs up, the push ends too.
+func (w *Worker) servePrefillLeg(ctx *fasthttp.RequestCtx) (any, error) {
+	var leg struct {
+		Link       string `json:"link"`
+		RequestID  string `json:"request_id"`
+		DeadlineMS int64  `json:"deadline_ms"` // from now; 0: none
+	}
+	if err := json.Unmarshal(ctx.PostBody(), &leg); err != nil {
+		return nil, openai.BadRequest("", "%v", err)
+	}
+	link, err := ticket.ParseLink(leg.Link)
+	if err != nil {
+		return nil, openai.BadRequest("link", "%v", err)
+	}
+	if leg.DeadlineMS < 0 {
+		return nil, openai.BadRequest("deadline_ms", "deadline_ms is %d", leg.DeadlineMS)
+	}
+	c, err := w.begin(ctx, w.requests, "prefill", leg.RequestID)
+	if err != nil {
+		return nil, err
+	}
+	defer c.leave()
+	var wait context.Context = c
+	if leg.DeadlineMS > 0 {
+		var cancel context.CancelFunc
+		wait, cancel = context.WithTimeout(c, milliseconds(leg.DeadlineMS))
+		defer cancel()
+	}
+	report := w.prefill.Await(wait, link)
+	if report.Outcome == ticket.Done {
+		return report, nil
+	}
+	ctx.Response.Header.Set(headerOutcome, string(report.Outcome))
+	writeJSON(ctx, legStatus(report.Outcome), report)
+	return nil, nil
+}
+
+func legStatus(o ticket.Outcome) int {
+	switch o {
+	case ticket.NoSpace:
+		return 503
+	case ticket.Late:
+		return 504
+	case ticket.Cancelled:
+		return 499
+	}
+	return 502
+}
+
+// milliseconds is a duration that a peer named, cut to a day.
+func milliseconds(n int64) time.Duration {
+	return time.Duration(min(n, int64(24*time.Hour/time.Millisecond))) * time.Millisecond
 }

@@ -162,8 +162,8 @@ func TestNativeFails(t *testing.T) {
 	empty(t, hasty)
 }
 
-// TestNativeRefusedLate: an engine that refuses a prompt whose KV is there already
-// leaves none of its blocks held.
+// TestNativeRefusedLate: an engine that refuses a prompt whose KV has arrived leaves none of its
+// blocks held.
 func TestNativeRefusedLate(t *testing.T) {
 	p, d := pair(t, nil)
 	if err := d.CloseEngine(t.Context()); err != nil { // as one that shuts down does
@@ -321,7 +321,7 @@ func TestNIXL(t *testing.T) {
 	empty(t, d)
 }
 
-// TestLeaseEnds: nobody comes, and the blocks are free again.
+// TestLeaseEnds: without a claim the blocks become free again.
 func TestLeaseEnds(t *testing.T) {
 	p, _ := pair(t, func(p, d *worker.Config) { p.LeaseTime = 50 * time.Millisecond })
 	nixl(t, p, `"prompt":"Once upon a time"`)

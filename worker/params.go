@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -22,7 +23,7 @@ type job struct {
 	echo     bool
 	logprobs int // alternatives listed with each token; -1: none
 	urgent   bool
-	peers    []handoff.Peer // workers that have the beginning of the prompt, by the router
+	peers    []handoff.Peer // have the beginning of the prompt, says the router
 
 	requestID string // the client's
 	items     []item
@@ -37,25 +38,23 @@ func (j *job) source() string {
 	return "prompt"
 }
 
-// echoOnly reports whether the answer is the prompt alone: max_tokens 0 with echo. One token
-// is drawn all the same, and not shown.
+// echoOnly reports whether the answer is the prompt alone: max_tokens 0 with echo. One token is
+// drawn all the same, but not shown.
 func (j *job) echoOnly() bool { return j.echo && j.MaxTokens != nil && *j.MaxTokens == 0 }
 
-// item is one prompt.
 type item struct {
 	tokens []int32
 	text   string             // as sent, or decoded for echo
 	info   *engine.PromptInfo // nil before its first event
-	had    int                // tokens of it in this worker's prefix cache
+	had    int                // prompt tokens found in this worker's prefix cache
 	waited time.Duration      // for blocks, before the engine
 
-	detok          *tokenizer.Detokenizer // behind the prompt; nil until the first choice
-	echoed, listed []openai.TokenLogprob  // for echo, for prompt_logprobs; nil until wanted
+	detok          *tokenizer.Detokenizer // has seen the prompt; nil until the first choice
+	echoed, listed []openai.TokenLogprob  // for echo and for prompt_logprobs; nil until wanted
 }
 
-// completionJob reads a POST /v1/completions body.
-func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
-	c, err := openai.ParseCompletion(body, w.limits())
+func (w *Worker) completionJob(ctx *fasthttp.RequestCtx) (*job, error) {
+	c, err := openai.ParseCompletion(ctx.PostBody(), w.vocab())
 	if err != nil {
 		return nil, err
 	}
@@ -81,8 +80,8 @@ func (w *Worker) completionJob(body []byte) (*job, *openai.Error) {
 	return j, w.checkJob(j)
 }
 
-// echoed is the text of a prompt of tokens, up to its last whole character. The detokenizer
-// has the rest: the answer may complete it.
+// echoed is the text of a prompt of tokens, up to its last whole character. The detokenizer keeps
+// the rest, which the answer may complete.
 func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
 	var text []byte
 	d := w.tok.NewDetokenizer(false, nil)
@@ -92,23 +91,20 @@ func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
 	return string(text), d
 }
 
-// chatJob reads a POST /v1/chat/completions body.
-func (w *Worker) chatJob(ctx *fasthttp.RequestCtx) (*job, *openai.Error) {
-	c, err := openai.ParseChat(ctx.PostBody(), w.limits())
+func (w *Worker) chatJob(ctx *fasthttp.RequestCtx) (*job, error) {
+	c, err := openai.ParseChat(ctx.PostBody(), w.vocab())
 	if err != nil {
 		return nil, err
 	}
 	if c.ResponseFormat != nil && !plainText(c.ResponseFormat) {
 		return nil, openai.BadRequest("response_format", "this engine generates plain text only")
 	}
-	switch string(c.ToolChoice) {
-	case "", `"auto"`, `"none"`:
-	default:
+	if !slices.Contains([]string{"", `"auto"`, `"none"`}, string(c.ToolChoice)) {
 		return nil, openai.BadRequest("tool_choice", "this engine cannot be made to call a tool; use auto or none")
 	}
-	tokens, err := w.renderChat(ctx, c)
-	if err != nil {
-		return nil, err
+	tokens, fail := w.renderChat(ctx, c)
+	if fail != nil {
+		return nil, fail
 	}
 	j := &job{Sampling: c.Sampling, chat: true, logprobs: -1, items: []item{{tokens: tokens}}}
 	if c.Logprobs {
@@ -124,9 +120,9 @@ func plainText(format json.RawMessage) bool {
 	return json.Unmarshal(format, &f) == nil && f.Type == "text"
 }
 
-// renderChat turns messages into the model's prompt. A template may run for seconds; the
-// client's leaving ends it.
-func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat) ([]int32, *openai.Error) {
+// renderChat turns messages into the model's prompt. A template may run for seconds; it is
+// cancelled when the client leaves.
+func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat) ([]int32, error) {
 	if !w.tok.HasChatTemplate() {
 		return nil, openai.BadRequest("messages", "model %s has no chat template; use /v1/completions", w.served)
 	}
@@ -157,17 +153,15 @@ func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat) ([]int32, 
 	return tokens, nil
 }
 
-func (w *Worker) limits() openai.Limits {
-	return openai.Limits{VocabSize: w.backend.Arch().Vocab}
-}
+func (w *Worker) vocab() int { return w.backend.Arch().Vocab }
 
 // shrink is how many times shorter than a text its normalised form can be: NFC makes one
 // syllable of three jamo.
 const shrink = 4
 
-// checkText refuses text that no tokenisation makes short enough for the model, before it is
-// tokenised: that takes a hundred times its size. least bytes are always accepted.
-func (w *Worker) checkText(field, text string, least int) *openai.Error {
+// checkText refuses text that is too long for the model however it is tokenised: tokenising takes a
+// hundred times its size. least bytes are always accepted.
+func (w *Worker) checkText(field, text string, least int) error {
 	most := w.engine.MaxModelLen()
 	if limit := max(shrink*w.longest*most, least); len(text) > limit {
 		return openai.BadRequest(field, "%s has %d bytes of text; %d is the limit where %d tokens are", field, len(text), limit, most)
@@ -181,10 +175,10 @@ const (
 	maxListed  = 1 << 19 // log probabilities of a prompt: prefill sends them in one piece
 )
 
-// checkJob refuses what cannot run here, with numbers.
-func (w *Worker) checkJob(j *job) *openai.Error {
-	if j.Model != "" && j.Model != w.served {
-		return openai.ModelNotFound(j.Model)
+// checkJob refuses a job that cannot run here.
+func (w *Worker) checkJob(j *job) error {
+	if err := w.checkModel(j.Model); err != nil {
+		return err
 	}
 	if len(j.CacheSalt) > maxSalt {
 		return openai.BadRequest("cache_salt", "cache_salt has %d bytes; %d is the limit", len(j.CacheSalt), maxSalt)
@@ -217,8 +211,7 @@ func (w *Worker) checkJob(j *job) *openai.Error {
 	return nil
 }
 
-// checkListed bounds each prompt's log probabilities.
-func (j *job) checkListed() *openai.Error {
+func (j *job) checkListed() error {
 	field, listed := "logprobs", 0
 	if j.echo && j.logprobs >= 0 {
 		listed = j.logprobs + 1
@@ -234,7 +227,7 @@ func (j *job) checkListed() *openai.Error {
 	return nil
 }
 
-// sampling maps the request's parameters to the engine's. What the client left out is from
+// sampling maps the request's parameters to the engine's. Those that the client left out come from
 // the model's generation_config.json.
 func (w *Worker) sampling(s *openai.Sampling, seed uint64) engine.Sampling {
 	out := engine.Sampling{
@@ -270,7 +263,7 @@ func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request 
 		StopTokens: j.StopTokenIDs, IgnoreEOS: j.IgnoreEOS, Salt: j.CacheSalt, Priority: int8(j.CachePriority),
 		Logprobs: j.logprobs, PromptLogprobs: -1,
 	}
-	if j.Seed == nil { // the same prompt twice in a list gets two answers
+	if j.Seed == nil { // the same prompt twice in a list should get two answers
 		r.Seed += uint64(i) * seedStride
 	}
 	if j.MaxTokens != nil {

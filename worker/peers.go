@@ -24,11 +24,11 @@ import (
 	"github.com/xpyd/xpyd/prefill"
 )
 
-// headerPeer names a worker besides the pair that has the beginning of the prompt, as
-// handoff.ParsePeer reads it. Our router sets it.
+// headerPeer is set by our router. It names a worker besides the pair that has the beginning of the
+// prompt, in the form of handoff.ParsePeer.
 const headerPeer = "x-xpyd-kv-peer"
 
-// openPeers makes the tier of other workers, which fetches through decode.
+// openPeers makes the tier that fetches from other workers, through decode.
 func (w *Worker) openPeers() error {
 	if w.cfg.KV.Peers == "off" {
 		return nil
@@ -42,14 +42,13 @@ func (w *Worker) openPeers() error {
 	return err
 }
 
-// self is this worker as a peer of others.
 func (w *Worker) self() handoff.Peer {
 	return handoff.Peer{ID: w.identity.ID, Epoch: w.identity.Epoch, KV: w.kvAddr}
 }
 
-// bringPrefix brings what tiers and peers have of a prompt into the pool before it is
-// computed: from host memory, SSD, peers and the shared store. The engine itself may bring
-// what is in host memory, from the source that is returned.
+// bringPrefix loads what host memory, SSD, peers and the shared store have of a prompt into the
+// pool before it is computed. What is in host memory the engine may load itself, from the returned
+// source.
 func (w *Worker) bringPrefix(ctx context.Context, p prefill.Wanted) engine.Source {
 	ctx, cancel := context.WithTimeout(ctx, w.cfg.KV.LoadTimeout) // for all of them together
 	defer cancel()
@@ -57,7 +56,7 @@ func (w *Worker) bringPrefix(ctx context.Context, p prefill.Wanted) engine.Sourc
 	if w.peers != nil && len(p.Peers) > 0 {
 		s.ahead = w.askPeers(ctx, p)
 	}
-	if w.tiers != nil && s.ahead == nil { // they have nothing of what comes from the peer
+	if w.tiers != nil && s.ahead == nil { // they have nothing that comes from the peer
 		w.tiers.Stage(ctx, p.Tokens, p.Salt, len(p.Tokens)-1) // the last one is computed, for its logits
 		s.tiers = w.tiers
 	}
@@ -67,8 +66,8 @@ func (w *Worker) bringPrefix(ctx context.Context, p prefill.Wanted) engine.Sourc
 	return s
 }
 
-// askPeers fetches what peers have of a prompt, or returns what one will bring once the
-// request has its blocks.
+// askPeers fetches what peers have of a prompt, or returns what one will bring once the request has
+// its blocks.
 func (w *Worker) askPeers(ctx context.Context, p prefill.Wanted) *tier.Ahead {
 	list := make([]tier.Peer, 0, len(p.Peers))
 	for i := range p.Peers {
@@ -87,8 +86,8 @@ func (w *Worker) askPeers(ctx context.Context, p prefill.Wanted) *tier.Ahead {
 	return nil
 }
 
-// resolvePeer resolves a peer that a request names. Where it is, the fleet says; without a
-// fleet it must be where allowPeer allows.
+// resolvePeer finds a peer that a request names: at the address that the fleet knows, or without a
+// fleet at one that allowPeer allows.
 func (w *Worker) resolvePeer(p *handoff.Peer) (tier.Peer, bool) {
 	out := tier.Peer(*p)
 	if p.ID == w.identity.ID || w.revoked(p.ID) {
@@ -104,12 +103,12 @@ func (w *Worker) resolvePeer(p *handoff.Peer) (tier.Peer, bool) {
 		}
 		return out, out.KV != ""
 	}
-	if w.allowPeer(headerPeer, p.KV) != nil {
+	if w.allowPeer(p.KV) != nil {
 		return out, false
 	}
 	if p.URL != "" {
 		u, err := url.Parse(p.URL)
-		if err != nil || u.Scheme != w.scheme() || w.allowPeer(headerPeer, u.Host) != nil {
+		if err != nil || u.Scheme != w.scheme() || w.allowPeer(u.Host) != nil {
 			return out, false
 		}
 	}
@@ -130,7 +129,7 @@ func (w *Worker) peerHint(h *fasthttp.RequestHeader) []handoff.Peer {
 	return []handoff.Peer{*p}
 }
 
-// collector adapts decode's service to the tier of peers.
+// collector implements tier.Collector and tier.Bringer with decode's service.
 type collector struct{ w *Worker }
 
 // Collect implements tier.Collector.
@@ -165,13 +164,13 @@ func (c collector) prefix(f *tier.Fetch) *decode.Prefix {
 	return p
 }
 
-// tierError maps an error of decode's to the tier's. A peer that refuses because it does not
-// have a prefix has not failed, unless it just said that it has it (Fetch.Peer.URL).
+// tierError maps decode's errors to the tier's. A peer that refuses because it does not have a
+// prefix has not failed, unless it just said that it has it (Fetch.Peer.URL).
 func tierError(f *tier.Fetch, err error) error {
 	var e *decode.Error
 	switch {
 	case err == nil || !errors.As(err, &e):
-	case e.Outcome == ticket.Cancelled: // the request is over, for whatever reason
+	case e.Outcome == ticket.Cancelled: // the request is over, whatever the reason
 		err = fmt.Errorf("%w: %w", context.Canceled, err)
 	case e.Outcome == ticket.Corrupt:
 		err = fmt.Errorf("%w: %w", tier.ErrCorrupt, err)
@@ -183,8 +182,8 @@ func tierError(f *tier.Fetch, err error) error {
 	return err
 }
 
-// askReach asks a peer how far beyond token from it has a chain. The token sent along is
-// good for that run of that worker alone, whoever listens at the URL.
+// askReach asks a peer how far beyond token from it has a chain. Whoever listens at the URL, the
+// bearer token sent along is good for that run of that worker alone.
 func (w *Worker) askReach(ctx context.Context, p *tier.Peer, chain *kvcache.Chain, unit, from, upto int) (int, error) {
 	var units []kvcache.Hash
 	for at := from + unit; at <= upto && len(units) < tier.ReachUnits; at += unit {
@@ -198,7 +197,11 @@ func (w *Worker) askReach(ctx context.Context, p *tier.Peer, chain *kvcache.Chai
 		return 0, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	if token := w.tokens.HTTP(p.ID, p.Epoch, w.secretsOf(p.ID)); token != "" {
+	secrets := "" // ids of those that the peer has
+	if m := w.fleet.member(p.ID); m != nil {
+		secrets = m.Secrets
+	}
+	if token := w.tokens.HTTP(p.ID, p.Epoch, secrets); token != "" {
 		req.Header.Set(trust.Header, token)
 	}
 	resp, err := w.client.Do(req)
@@ -217,29 +220,19 @@ func (w *Worker) askReach(ctx context.Context, p *tier.Peer, chain *kvcache.Chai
 	return from + n*unit, err
 }
 
-// secretsOf names the secrets of a worker of the fleet; "": it is not known.
-func (w *Worker) secretsOf(id string) string {
-	if m := w.fleet.member(id); m != nil {
-		return m.Secrets
-	}
-	return ""
-}
-
-// serveReach answers how much of a chain this worker has.
-func (w *Worker) serveReach(ctx *fasthttp.RequestCtx) {
+func (w *Worker) serveReach(ctx *fasthttp.RequestCtx) (any, error) {
 	units, err := tier.ParseReach(ctx.PostBody())
 	if err != nil {
-		writeError(ctx, openai.BadRequest("units", "%v", err))
-		return
+		return nil, openai.BadRequest("units", "%v", err)
 	}
 	n := 0
 	if w.peers != nil {
 		n = w.peers.Reach(units)
 	}
-	writeJSON(ctx, 200, tier.AppendReached(nil, n))
+	return tier.AppendReached(nil, n), nil
 }
 
-// givePrefix hands out cached blocks for a ticket that asks for a prefix.
+// givePrefix lends the cached blocks of a prefix that a ticket asks for.
 func (w *Worker) givePrefix(ctx context.Context, a prefill.Asked) ([]int32, func(), error) {
 	if w.peers == nil {
 		return nil, nil, prefill.ErrNotCached
@@ -255,7 +248,7 @@ func (w *Worker) givePrefix(ctx context.Context, a prefill.Asked) ([]int32, func
 	return blocks, release, err
 }
 
-// isMember reports whether that run of a worker is in the fleet.
+// isMember reports whether this run of a worker is in the fleet.
 func (w *Worker) isMember(p kvconn.PeerID) bool {
 	m := w.fleet.member(p.ID)
 	return m != nil && m.Epoch == p.Epoch && (m.Serves() || m.State == fleet.Suspect)

@@ -37,7 +37,7 @@ func through(t *testing.T, p, d *worker.Worker, more map[string]string, body str
 	return a
 }
 
-// peerHeader names a worker that has so many tokens of a prompt.
+// peerHeader names a worker that has that many tokens of a prompt.
 func peerHeader(w *worker.Worker, tokens int) map[string]string {
 	i := w.Instance()
 	return map[string]string{"x-xpyd-kv-peer": fmt.Sprintf("%s %d %s %s %d", i.ID, i.Epoch, i.URL, i.KVAddr, tokens)}
@@ -113,8 +113,8 @@ func turns(t *testing.T, plain, p, d *worker.Worker, unit int) {
 	empty(t, d)
 }
 
-// TestPeerHint: a worker that the router names gives what the pair lacks, from
-// its pool and from its host memory; without a reason to fetch nobody does.
+// TestPeerHint: a worker that the router names gives what the pair lacks, from its pool and from
+// its host memory; without a reason to fetch, nothing is fetched.
 func TestPeerHint(t *testing.T) {
 	bothWays(t, func(t *testing.T, set func(...*worker.Config)) {
 		prompts := stories(5)
@@ -159,9 +159,8 @@ func TestPeerHint(t *testing.T) {
 	})
 }
 
-// TestPeerSalt: a salted prefix goes to nobody over a connection that others
-// can listen to; the request is served all the same, and so is a hint that
-// makes no sense, or leads nowhere.
+// TestPeerSalt: a salted prefix is never sent over a connection that others can listen to. The
+// request is served all the same, and so is one with a malformed or useless hint.
 func TestPeerSalt(t *testing.T) {
 	bothWays(t, func(t *testing.T, set func(...*worker.Config)) {
 		p, d := pair(t, func(pc, dc *worker.Config) { set(pc, dc) })
@@ -189,9 +188,8 @@ func TestPeerSalt(t *testing.T) {
 	})
 }
 
-// TestPeerLies: whatever a peer says of itself, and whatever it then has, the
-// request is answered with the right tokens; a peer that failed is left alone,
-// and the worker says so.
+// TestPeerLies: whatever a peer claims and then has, the request is answered with the right
+// tokens. A peer that failed is left alone, and the worker logs it.
 func TestPeerLies(t *testing.T) {
 	bothWays(t, func(t *testing.T, set func(...*worker.Config)) {
 		giver := start(t, func(c *worker.Config) { set(c) })

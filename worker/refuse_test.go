@@ -28,10 +28,7 @@ func start(t *testing.T, change func(*worker.Config), given ...func(*worker.Deps
 	if change != nil {
 		change(&cfg)
 	}
-	tr, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := tcp.New(nil)
 	deps := worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"}
 	for _, give := range given {
 		give(&deps)

@@ -11,9 +11,8 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// choice renders one choice's tokens into text and log probabilities. It holds back text that
-// may still become part of a character or of a stop string, and the log probabilities of
-// its tokens.
+// choice renders one choice's tokens into text and log probabilities. It holds back text that may
+// still become part of a character or of a stop string, with the log probabilities of its tokens.
 type choice struct {
 	j      *job
 	tok    *tokenizer.Tokenizer
@@ -24,7 +23,7 @@ type choice struct {
 	stop   *tokenizer.Stopper
 	offset int32 // characters of token texts so far (completions' text_offset)
 
-	begun    bool      // the first chunk is out
+	begun    bool      // the first chunk was sent
 	sent     bool      // and the last one
 	first    time.Time // its first token
 	last     time.Time // its latest
@@ -32,7 +31,7 @@ type choice struct {
 	done     bool
 	text     []byte // not yet taken
 	logprobs []openai.TokenLogprob
-	echo     []openai.TokenLogprob // the prompt's, to go before them
+	echo     []openai.TokenLogprob // the prompt's, sent before logprobs
 	ids      []int32
 	finish   string
 	hit      string // stop string
@@ -50,8 +49,8 @@ func newChoice(w *Worker, j *job, it *item, index int) *choice {
 		detok: it.detok.Continue(j.SkipSpecial), stop: j.stops.Stopper()}
 }
 
-// addToken renders one event. It returns true when the choice hit a stop string, so that the
-// engine should stop it.
+// addToken renders one event. It reports whether the choice hit a stop string, so that the engine
+// should stop it.
 func (c *choice) addToken(e *engine.Event) (stopped bool) {
 	if c.done {
 		return false
@@ -76,7 +75,7 @@ func (c *choice) addToken(e *engine.Event) (stopped bool) {
 		c.logprobs = append(c.logprobs, lp)
 	}
 	ended := e.Finish == engine.FinishStop
-	if !ended || c.j.IncludeStop { // the token that ends it is no text
+	if !ended || c.j.IncludeStop { // the stop token is not text
 		if c.addText(c.detok.Push(id)) {
 			return e.Finish == engine.FinishNone
 		}
@@ -119,8 +118,8 @@ func (c *choice) echoPrompt() {
 	}
 }
 
-// logprobs lists the prompt's tokens, once for all choices. The first has no distribution, nor
-// has one that was not computed here.
+// logprobs lists the prompt's tokens, once for all choices. The first has no distribution, nor do
+// those that were not computed here.
 func (it *item) logprobs(tok *tokenizer.Tokenizer, made *[]openai.TokenLogprob, most int) []openai.TokenLogprob {
 	if *made != nil {
 		return *made
@@ -144,10 +143,8 @@ func (it *item) logprobs(tok *tokenizer.Tokenizer, made *[]openai.TokenLogprob, 
 	return list
 }
 
-// runes counts the characters of a token's text.
 func (c *choice) runes(id int32) int32 { return int32(utf8.RuneCountInString(c.tok.TokenText(id))) }
 
-// logprob converts one position to the answer's form.
 func logprob(self kernels.TokenLogprob, top []kernels.TokenLogprob) openai.TokenLogprob {
 	lp := openai.TokenLogprob{TopLogprob: openai.TopLogprob{ID: self.ID, Logprob: self.Logprob}}
 	if len(top) > 0 {
@@ -168,8 +165,7 @@ func (c *choice) usage() openai.Usage {
 	return u
 }
 
-// ready reports whether there is something to send: text, the end, or as many held back
-// tokens as may be.
+// ready reports whether there is something to send: text, the end, or unsaid tokens held back.
 func (c *choice) ready() bool {
 	return !c.sent && (len(c.text) > 0 || c.done || max(len(c.logprobs), len(c.ids)) >= unsaid)
 }
@@ -200,7 +196,7 @@ func (c *choice) takeChunk() openai.Choice {
 	}
 	c.begun, c.echo = true, nil
 	c.text, c.logprobs, c.ids = c.text[:0], c.logprobs[:0], c.ids[:0]
-	if cap(c.text) > keptText { // of the prompt, with echo
+	if cap(c.text) > keptText { // after echo it had the prompt
 		c.text = nil
 	}
 	return out

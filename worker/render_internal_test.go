@@ -46,8 +46,7 @@ func newTestJob(change func(*job)) *job {
 	return j
 }
 
-// play pushes ids into a choice and takes whatever is ready after each, as a
-// stream does.
+// play pushes ids into a choice and takes what is ready after each, like a stream.
 func play(c *choice, ids []int32, last engine.Finish) (chunks []openai.Choice, cancelled bool) {
 	for i, id := range ids {
 		e := &engine.Event{Index: i, Sampled: kernels.Sampled{Token: id, Self: kernels.TokenLogprob{ID: id, Logprob: -1}}}

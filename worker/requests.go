@@ -18,24 +18,17 @@ type Running struct {
 	Why   string    `json:"why"`
 }
 
-// stateWaiting is of a request that waits for its answer's memory.
 const stateWaiting = "waiting"
 
-// why describes what a kind of request does.
-func why(kind string) string {
-	switch kind {
-	case "generate":
-		return "a client, or the router, waits for its answer"
-	case "keep":
-		return "a foreign proxy waits for its prompt to be computed"
-	case "prefill":
-		return "the router waits for the exchange to end"
-	}
-	return "a caller waits for its answer"
+// why says for whom a kind of request runs.
+var why = map[string]string{
+	"generate": "a client, or the router, waits for its answer",
+	"keep":     "a foreign proxy waits for its prompt to be computed",
+	"prefill":  "the router waits for the transfer to end",
 }
 
-// requests are those under way. Once shut it admits no more, and quiet is closed when the
-// last has left.
+// requests are those under way. Once shut it admits no more; quiet is closed when the last has
+// left.
 type requests struct {
 	mu    sync.Mutex
 	live  map[*Running]struct{}
@@ -47,14 +40,14 @@ func newRequests() *requests {
 	return &requests{live: map[*Running]struct{}{}, quiet: make(chan struct{})}
 }
 
-// enter books a request until leave is called; false when the worker closes.
+// enter adds a request until leave is called; false when the worker is closing.
 func (j *requests) enter(kind, id string) (r *Running, ok bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if j.shut {
 		return nil, false
 	}
-	r = &Running{ID: id, Kind: kind, State: "started", Since: time.Now(), Why: why(kind)}
+	r = &Running{ID: id, Kind: kind, State: "started", Since: time.Now(), Why: why[kind]}
 	j.live[r] = struct{}{}
 	return r, true
 }
@@ -75,14 +68,14 @@ func (j *requests) answering(r *Running) { j.note(r, "answering", 0) }
 func (j *requests) note(r *Running, state string, bytes int64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	r.State, r.Why = state, why(r.Kind)
+	r.State, r.Why = state, why[r.Kind]
 	if state == stateWaiting {
-		r.Why = "it waits for memory for its answer, of which others have all"
+		r.Why = "it waits for memory for its answer: other answers have all of it"
 	}
 	r.Bytes += bytes
 }
 
-// close admits no more.
+// close admits no more requests.
 func (j *requests) close() {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -105,7 +98,6 @@ func (j *requests) wait(ctx context.Context) error {
 	}
 }
 
-// ledger lists the requests, oldest first.
 func (j *requests) ledger() []Running {
 	j.mu.Lock()
 	defer j.mu.Unlock()

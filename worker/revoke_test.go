@@ -7,8 +7,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// TestRevoke: a prefill worker that is shut out is not dialled, whoever names it and
-// in whatever way, and is again when it may come back.
+// TestRevoke: a revoked prefill worker is not dialled, whoever names it and however, until it
+// may come back.
 func TestRevoke(t *testing.T) {
 	p, d := pair(t, nil)
 	const body = `"prompt":"Once upon a time","temperature":0`

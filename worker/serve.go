@@ -11,130 +11,109 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/router/h1"
 )
 
-func (w *Worker) serveCompletion(ctx *fasthttp.RequestCtx) {
-	j, err := w.completionJob(ctx.PostBody())
-	if err != nil {
-		writeError(ctx, err)
-		return
+// serveJobs makes the handler of a generation whose job read reads.
+func (w *Worker) serveJobs(read func(*Worker, *fasthttp.RequestCtx) (*job, error)) handler {
+	return func(ctx *fasthttp.RequestCtx) (any, error) {
+		j, err := read(w, ctx)
+		if err != nil {
+			return nil, err
+		}
+		return w.serveJob(ctx, j)
 	}
-	w.serveJob(ctx, j)
-}
-
-func (w *Worker) serveChat(ctx *fasthttp.RequestCtx) {
-	j, err := w.chatJob(ctx)
-	if err != nil {
-		writeError(ctx, err)
-		return
-	}
-	w.serveJob(ctx, j)
 }
 
 // serveJob answers a generation, alone or as one side of a pair.
-func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) {
+func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
+	h := &ctx.Request.Header
 	params, err := parseTransfer(j.KVTransferParams)
 	if err != nil {
-		writeError(ctx, err)
-		return
+		return nil, err
 	}
 	if len(j.items) > 1 {
-		// A transfer carries one prompt. For a proxy that sends a batch through both sides,
-		// prefill keeps nothing and decode computes it alone, as vLLM's engines do for all
-		// prompts but the first.
+		// A transfer carries one prompt. When a proxy sends a batch through both sides, prefill
+		// keeps nothing and decode computes it alone. vLLM does so for all prompts but the first.
 		params = nil
 	}
-	seed, err := seedOf(j, ctx.Request.Header.Peek(headerSeed))
+	seed, err := seedOf(j, h.Peek(headerSeed))
 	if err != nil {
-		writeError(ctx, err)
-		return
+		return nil, err
 	}
 	unsure := j.MaxTokens == nil
-	if err := w.checkAnswer(j, w.answerLimit(ctx.Request.Header.Peek(headerMaxAnswer))); err != nil {
-		writeError(ctx, err)
-		return
+	if err := w.checkAnswer(j, w.answerLimit(h.Peek(headerMaxAnswer))); err != nil {
+		return nil, err
 	}
 	keep, kind := params != nil && params.DoRemoteDecode, "generate"
 	if keep {
 		kind = "keep"
 	}
+	j.requestID = requestID(h)
 	// Clients may reuse an id while it is in use; ours is unique.
-	public := requestID(&ctx.Request.Header)
-	id := fmt.Sprintf("%s#%d", public, w.sequence.Add(1))
-	c := w.begin(ctx, w.requests, kind, id)
-	if c == nil {
-		return
+	id := fmt.Sprintf("%s#%d", j.requestID, w.sequence.Add(1))
+	c, err := w.begin(ctx, w.requests, kind, id)
+	if err != nil {
+		return nil, err
 	}
-	j.urgent = string(ctx.Request.Header.Peek(headerProbe)) == "1"
+	defer c.leave()
+	j.urgent = string(h.Peek(headerProbe)) == "1"
 	needs := w.answerNeeds(j, unsure)
-	mem, fail := w.reserveAnswer(c, j, needs)
-	if fail != nil {
-		writeFailure(ctx, fail)
-		c.leave()
-		return
+	mem, err := w.reserveAnswer(c, j, needs)
+	if err != nil {
+		return nil, err
 	}
-	leave := c.leave
-	c.leave = func() { mem.release(); leave() }
-	enc := w.encoder(j, public)
+	end := c.end
+	c.end = func() { mem.release(); end() }
+	enc := w.encoder(j)
 	if keep {
-		defer c.leave()
-		w.serveKeep(ctx, c, j, params, enc, id, seed)
-		return
+		return w.serveKeep(c, j, params, enc, id, seed)
 	}
-	from, fail := w.originOf(c, &ctx.Request.Header, params)
-	if fail != nil {
-		writeFailure(ctx, fail)
-		c.leave()
-		return
+	from, err := w.originOf(c, h, params)
+	if err != nil {
+		return nil, err
 	}
+	j.peers = w.peerHint(h)
 	if from != nil {
-		from.requestID = public
-	}
-	j.requestID, j.peers = public, w.peerHint(&ctx.Request.Header)
-	if from != nil && from.leaseID == "" {
-		from.peers = j.peers
+		from.requestID = j.requestID
+		if from.leaseID == "" {
+			from.peers = j.peers
+		}
 	}
 	g := w.generate(c, j, from, id, seed)
 	g.mem, g.needs = mem, needs
 	if j.Stream {
-		w.stream(ctx, c, g, enc)
-		return
+		return nil, w.answerStream(ctx, c, g, enc)
 	}
-	w.whole(ctx, c, g, enc)
+	return nil, w.answerWhole(ctx, c, g, enc)
 }
 
-// encoder makes the encoder of the answer to j.
-func (w *Worker) encoder(j *job, id string) *openai.Encoder {
+func (w *Worker) encoder(j *job) *openai.Encoder {
 	prefix := "cmpl-"
 	if j.chat {
 		prefix = "chatcmpl-"
 	}
-	return openai.NewEncoder(openai.Meta{ID: prefix + id, Model: w.served, Created: time.Now().Unix(),
+	return openai.NewEncoder(openai.Meta{ID: prefix + j.requestID, Model: w.served, Created: time.Now().Unix(),
 		Chat: j.chat, IncludeUsage: j.IncludeUsage, ReturnTokenIDs: j.ReturnTokenIDs, Vocab: w.tok})
 }
 
 // seedOf returns the client's seed, the router's, or a fresh one.
-func seedOf(j *job, header []byte) (uint64, *openai.Error) {
+func seedOf(j *job, header []byte) (uint64, error) {
 	if j.Seed != nil {
 		return uint64(*j.Seed), nil
 	}
 	if len(header) > 0 {
 		n, err := strconv.ParseUint(string(header), 10, 64)
 		if err != nil {
-			return 0, openai.BadRequest(headerSeed, "%v", err)
+			err = openai.BadRequest(headerSeed, "%v", err)
 		}
-		return n, nil
+		return n, err
 	}
 	var b [8]byte
 	rand.Read(b[:]) // never fails (crypto/rand)
 	return binary.LittleEndian.Uint64(b[:]), nil
 }
 
-// whole answers a request that does not stream.
-func (w *Worker) whole(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) {
-	leave := c.leave
-	defer func() { leave() }()
+func (w *Worker) answerWhole(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) error {
 	defer g.close()
 	for first := true; g.nextEvent(c); first = false {
 		if first {
@@ -142,25 +121,20 @@ func (w *Worker) whole(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *op
 		}
 	}
 	if g.err != nil {
-		writeFailure(ctx, g.err)
-		return
+		return g.err
 	}
 	n := w.encodedSize(g)
 	choices := make([]openai.Choice, len(g.choices))
 	for i, c := range g.choices {
 		choices[i] = c.takeChunk()
 	}
+	ctx.SetContentType("application/json")
 	ctx.Response.Header.Set("Server-Timing", g.timings().header())
 	if n <= pieceBytes || n <= wholeBytes && g.mem.grow(int64(n)) {
-		ctx.SetStatusCode(200)
-		ctx.SetContentType("application/json")
 		ctx.Response.SetBodyRaw(enc.AppendFull(make([]byte, 0, n), choices, g.usage))
-		return
+		return nil
 	}
-	leave = func() {} // the writer's
-	ctx.SetContentType("application/json")
-	h1.StreamWriter(ctx, func(out *bufio.Writer) {
-		defer c.leave()
+	c.stream(ctx, func(out *bufio.Writer) {
 		_ = enc.WriteFull(func(piece []byte) error { // fails when the client left: nobody is left to tell
 			if _, err := out.Write(piece); err != nil {
 				return err
@@ -168,6 +142,7 @@ func (w *Worker) whole(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *op
 			return out.Flush()
 		}, choices, g.usage)
 	})
+	return nil
 }
 
 const (
@@ -175,32 +150,29 @@ const (
 	wholeBytes = 256 << 10 // an answer of more is sent as it is encoded
 )
 
-// stream answers with server-sent events, one a token as far as its text is whole characters.
-// The status waits for the first token, so that an early failure has a status of its own.
-func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) {
+// answerStream answers with server-sent events: one a token, if its text is whole characters. The
+// status waits for the first token, so that an early failure has a status of its own.
+func (w *Worker) answerStream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) error {
 	var buf []byte
 	g.emit = func(c *choice) {
 		out := c.takeChunk()
 		c.sent = c.done
+		var usage *openai.Usage
 		if g.j.IncludeUsage && g.j.ContinuousUsage {
 			u := c.usage()
-			buf = enc.AppendChunk(buf, &out, &u)
-			return
+			usage = &u
 		}
-		buf = enc.AppendChunk(buf, &out, nil)
+		buf = enc.AppendChunk(buf, &out, usage)
 	}
 	if !g.nextEvent(c) && g.err != nil {
-		writeFailure(ctx, g.err)
 		g.close()
-		c.leave()
-		return
+		return g.err
 	}
 	w.requests.answering(c.run)
 	ctx.SetContentType("text/event-stream; charset=utf-8")
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
 	ctx.Response.Header.Set("Server-Timing", g.timings().header())
-	h1.StreamWriter(ctx, func(out *bufio.Writer) {
-		defer c.leave()
+	c.stream(ctx, func(out *bufio.Writer) {
 		defer g.close()
 		flush := func() error {
 			if _, err := out.Write(buf); err != nil {
@@ -214,10 +186,9 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *o
 				return // the client left or takes nothing; close cancels the rest
 			}
 		}
-		switch {
-		case g.err != nil:
-			buf = openai.AppendErrorEvent(buf, g.err.Error)
-		default:
+		if g.err != nil {
+			buf = openai.AppendErrorEvent(buf, g.err.api)
+		} else {
 			if g.j.IncludeUsage {
 				buf = enc.AppendUsage(buf, g.usage)
 			}
@@ -225,4 +196,5 @@ func (w *Worker) stream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *o
 		}
 		_ = flush() // nobody is left to tell
 	})
+	return nil
 }

@@ -18,7 +18,6 @@ import (
 	"github.com/xpyd/xpyd/prefill"
 )
 
-// openTiers opens the tiers that are configured below the pool.
 func (w *Worker) openTiers(ctx context.Context) error {
 	k := w.cfg.KV
 	if k.HostMemory == 0 {
@@ -50,7 +49,7 @@ func (w *Worker) openTiers(ctx context.Context) error {
 	return nil
 }
 
-// settingError adds the key of a setting that this machine does not allow.
+// settingError names the key of a setting that this machine does not allow.
 func settingError(err error) error {
 	keys := map[string]string{host.SettingBytes: "kv.host_memory", ssd.SettingDir: "kv.ssd_dir", ssd.SettingBytes: "kv.ssd_size", ssd.SettingIO: "kv.ssd_io"}
 	var e *level.SettingError
@@ -60,8 +59,8 @@ func settingError(err error) error {
 	return bad(keys[e.Setting], "%s", strings.TrimPrefix(e.Error(), "tier: "))
 }
 
-// openStore makes the client of the shared store. It does not connect yet: a worker starts
-// also when the store is down.
+// openStore makes the client of the shared store. It does not connect yet, so a worker starts even
+// if the store is down.
 func (w *Worker) openStore() (store.Store, error) {
 	k := w.cfg.KV
 	addr, err := redis.ParseURL(k.Store)
@@ -72,12 +71,7 @@ func (w *Worker) openStore() (store.Store, error) {
 		MaxValue: shared.ValueBytes(w.backend.Layout())})
 }
 
-// loadPrefix brings what the tiers have of a prompt into the pool (tier.Load).
-func (w *Worker) loadPrefix(ctx context.Context, tokens []int32, salt string) {
-	w.tiers.Load(ctx, tokens, salt, len(tokens)-1) // the last one is computed, for its logits
-}
-
-// source adapts the tiers, or a peer, to the engine.
+// source implements engine.Source with the tiers, or with a peer.
 type source struct {
 	tiers *tier.Tiers
 	ahead *tier.Ahead
@@ -99,8 +93,8 @@ func (s source) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 	return a, false
 }
 
-// submitRequest submits a request to the engine after its prefix has come from the tiers and
-// these peers, as far as they have it.
+// submitRequest loads what the tiers and these peers have of a request's prompt, then submits it to
+// the engine.
 func (w *Worker) submitRequest(ctx context.Context, r *engine.Request, requestID string, peers []handoff.Peer) (*engine.Handle, error) {
 	if r.Prefilled == nil && r.PromptLogprobs < 0 {
 		r.Source = w.bringPrefix(ctx, prefill.Wanted{RequestID: requestID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
@@ -118,7 +112,7 @@ func (l listeners) KVEvent(ev kvcache.Event) {
 	}
 }
 
-// listener is the cache's listener; nil: there is none.
+// listener is the cache's listener; nil if there is none.
 func (w *Worker) listener() kvcache.Listener {
 	var all listeners
 	if w.events != nil {

@@ -260,9 +260,8 @@ func TestGPUTiers(t *testing.T) {
 	}
 }
 
-// TestGPUTiersInvariant: in batch-invariant mode a prompt's tokens are the same cold,
-// from the pool, from host memory, from the SSD, with its parts in both, and beside
-// others, at every block size.
+// TestGPUTiersInvariant: in batch-invariant mode a prompt's tokens are the same cold, from the pool,
+// from host memory, from the SSD, from both in parts, and in a batch, at every block size.
 func TestGPUTiersInvariant(t *testing.T) {
 	shape := arch.Config{ModelType: "llama", Layers: 4, Hidden: 512, Intermediate: 1024, Heads: 8, KVHeads: 4, HeadDim: 64, Vocab: 4096, MaxPositions: 8192, NormEps: 1e-5, RopeTheta: 10000}
 	for _, blockTokens := range []int{1, 16, 64, 256} {
@@ -312,9 +311,9 @@ func TestGPUTiersInvariant(t *testing.T) {
 	}
 }
 
-// TestHiCache prints a JSON line a figure: what the time to the first token is
-// with a prefix in host memory, and what writing through costs those that
-// decode meanwhile. XPYD_CUDA_BENCH names what to run: "8k 32k overlap itl".
+// TestHiCache prints a JSON line per figure: the time to the first token with a prefix in host memory,
+// and what writing through costs requests that decode. XPYD_CUDA_BENCH names what to run:
+// "8k 32k overlap itl".
 func TestHiCache(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
@@ -416,12 +415,11 @@ type stepped struct {
 	device float64
 }
 
-// overlap is how much of a load is hidden: a prompt with its first half in host
-// memory, beside the same with that half in the pool. They take turns in pairs, now
-// the one first, now the other, each behind a computed prompt and a pause, so that the
-// device is as warm for both and has the same clock: at its limit of power the same prompt
-// takes 8 % more or less, and the load is 9 % of it. What shows is the median of the pairs'
-// differences.
+// overlap measures how much of a load is hidden: a prompt with its first half in host memory against the
+// same prompt with that half in the pool. They run in pairs, in alternating order, each after a computed
+// prompt and a pause, so that the device is equally warm and has the same clock for both: at its power
+// limit the same prompt takes 8 % more or less, and the load is 9 % of it. The result is the median of
+// the pairs' differences.
 func overlap(t *testing.T, b *cuda.Backend) {
 	const n, pairs, pause = 8192, 32, 300 * time.Millisecond
 	r := newGPURigOn(t, b, 10<<30, "", func(c *engine.Config) { c.MaxStepTime = 0 }) // steps of 2,048 tokens, however long

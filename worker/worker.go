@@ -1,13 +1,13 @@
-// Package worker is one worker process: a model on a device, an engine, both halves of a
-// pair (prefill and decode), the HTTP listener, and a place in the fleet. The role is only
-// what it announces: every worker can do either phase, and does both for a plain request.
+// Package worker is one worker process: a model on a device, an engine, both halves of a pair
+// (prefill and decode), the HTTP listener, and a place in the fleet. The role is only what it
+// announces: every worker can do either phase, and does both for a plain request.
 //
 // A request's path:
 //
-//	http.go        bounds, who may ask; watches the client
+//	http.go        routes, bounds, access; watches the client
 //	params.go      the request in the engine's terms: a job of one or more prompts
 //	answersize.go  how large its answer can become, and the memory for it
-//	origin.go      where its KV comes from: prefill named by our router,
+//	origin.go      where its KV comes from: a prefill worker named by our router,
 //	foreign.go,    or by a foreign proxy
 //	mooncake.go
 //	generate.go    a goroutine a prompt: collect KV, submit, events
@@ -54,15 +54,11 @@ import (
 type Deps struct {
 	Log      *slog.Logger
 	Registry *prometheus.Registry
-	Ways     []way.Kind // the transports for KV: fastest first, the network's last
+	Ways     []way.Kind // the transports for KV, fastest first, the network last
 	Build    string
-	// Ring is the fleet's secrets; nil: the worker trusts everyone.
-	Ring *trust.Ring
-	// TLS is what the HTTP listener and calls to other workers use; nil: plain HTTP.
-	TLS *trust.TLS
-	// NATS opens the fleet's NATS, also for a worker that trusts everyone; nil: Fleet.URL
-	// is enough.
-	NATS     *trust.Ring
+	Ring     *trust.Ring          // the fleet's secrets; nil: the worker trusts everyone
+	TLS      *trust.TLS           // of the HTTP listener and of calls to other workers; nil: plain HTTP
+	NATS     *trust.Ring          // opens NATS, even if Ring is nil; nil: Fleet.URL is enough
 	Progress func(model.Progress) // of a download or a fingerprint; may be nil
 }
 
@@ -82,21 +78,20 @@ type Worker struct {
 	kvAddr   string
 	kvWays   map[string]string // where the faster ways reach it; see fleet.Instance
 
-	model   *model.Model
-	tok     *tokenizer.Tokenizer
-	longest int // bytes of the longest token
-	sizes   openai.TokenSizes
-	answers *answerMemory
-	eos     []int32 // ids that end an answer
-	backend kernels.Backend
-	gpu     *gpustat.Poller   // nil: none, or nothing can be read
-	profile *profile.Profiler // of this process, and of the device where it has one
-	cache   *kvcache.Cache
-	tiers   *tier.Tiers // nil: none
-	peers   *tier.Peers // nil: it neither fetches nor gives
-	vllm    *vllmMetrics
-	// failedAccepts has the label listener.
-	failedAccepts *prometheus.CounterVec
+	model         *model.Model
+	tok           *tokenizer.Tokenizer
+	longest       int // bytes of the longest token
+	sizes         openai.TokenSizes
+	answers       *answerMemory
+	eos           []int32 // ids that end an answer
+	backend       kernels.Backend
+	gpu           *gpustat.Poller   // nil: none, or nothing can be read
+	profile       *profile.Profiler // of this process, and of the device if it can
+	cache         *kvcache.Cache
+	tiers         *tier.Tiers // nil: none
+	peers         *tier.Peers // nil: none are asked or given to
+	vllm          *vllmMetrics
+	failedAccepts *prometheus.CounterVec // by listener
 	engine        *engine.Engine
 	prefill       *prefill.Service
 	decode        *decode.Service
@@ -106,7 +101,7 @@ type Worker struct {
 	events        *eventWriter // nil without a publisher
 	ring          *trust.Ring  // nil: it trusts everyone
 	clients       *clientwatch.Watcher
-	client        *http.Client // to a foreign prefill's bootstrap
+	client        *http.Client // for other workers
 	http          *h1.Server
 
 	ctx       context.Context // ends when requests must: every request's parent
@@ -116,14 +111,14 @@ type Worker struct {
 	lifelines *requests
 	sequence  atomic.Uint64
 	shutOut   atomic.Pointer[[]string] // see Revoke
-	failed    chan error               // a listener that ended by itself
+	failed    chan error               // see Failed
 	closers   []closer
 	ended     sync.Once
 	endErr    error
 }
 
-// Start loads the model, opens the listeners and joins the fleet. The caller closes the
-// worker; the end of ctx does not.
+// Start loads the model, opens the listeners and joins the fleet. The end of ctx does not close the
+// worker: call Close.
 func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
 	cfg.KV.Ways = way.Names(d.Ways)
 	if err := cfg.Validate(); err != nil {
@@ -249,7 +244,7 @@ func (w *Worker) startEngine(ctx context.Context) error {
 	return nil
 }
 
-// engineConfig is how the engine steps a model. A GPU's buffers are sized by it.
+// engineConfig says how the engine steps a model. A GPU's buffers are sized by it.
 func engineConfig(c *Config, gpu bool) engine.Config {
 	cfg := engine.DefaultConfig()
 	cfg.MaxRunning, cfg.StepTokens = 64, 512 // on a CPU large steps are no faster
@@ -264,20 +259,19 @@ func engineConfig(c *Config, gpu bool) engine.Config {
 	return cfg
 }
 
-// poolBytes is the size of the KV pool.
 func (w *Worker) poolBytes() int64 {
 	return int64(w.backend.Layout().BlockBytes()) * int64(w.backend.Blocks())
 }
 
-// ends returns the token ids that end an answer, by the model's configuration or its tokenizer.
+// ends returns the token ids that end an answer, from the model's configuration and its tokenizer.
 func ends(m *model.Model, tok *tokenizer.Tokenizer) []int32 {
 	list := append(slices.Clone(m.Config.EOS), tok.EOS()...)
 	slices.Sort(list)
 	return slices.Compact(list)
 }
 
-// instance describes this worker to the fleet.
-func (w *Worker) instance() fleet.Instance {
+// Instance is what the worker announces.
+func (w *Worker) Instance() fleet.Instance {
 	if w.fleet != nil {
 		if i, ok := w.fleet.instance(); ok {
 			return i
@@ -302,9 +296,6 @@ func (w *Worker) currentLoad() fleet.Load {
 	return fleet.Load{Running: s.Running, Waiting: s.Waiting, QueuedTokens: s.QueuedTokens, KVUsed: s.KVUsed, GPU: w.gpuLoad()}
 }
 
-// Instance is what the worker announces.
-func (w *Worker) Instance() fleet.Instance { return w.instance() }
-
 // URL is where the worker's HTTP listener is reached.
 func (w *Worker) URL() string { return w.url }
 
@@ -312,10 +303,10 @@ func (w *Worker) URL() string { return w.url }
 func (w *Worker) ID() string { return w.identity.ID }
 
 // Role is what the worker announces now.
-func (w *Worker) Role() fleet.Role { return w.instance().Role }
+func (w *Worker) Role() fleet.Role { return w.Instance().Role }
 
-// Rejoin applies a changed join line: it moves to NATS at url and announces the secrets
-// now in force.
+// Rejoin applies a changed join line: it moves to NATS at url and announces the secrets now in
+// force.
 func (w *Worker) Rejoin(url string) error { return errors.Join(w.fleet.rejoin(url), w.renew()) }
 
 // renew applies a changed ring.
@@ -341,10 +332,10 @@ func (w *Worker) SetRole(r fleet.Role) error {
 	return w.fleet.update(func(i *fleet.Instance) { i.Role = r })
 }
 
-// Failed yields an error when a listener has ended by itself.
+// Failed yields an error when a listener ends by itself.
 func (w *Worker) Failed() <-chan error { return w.failed }
 
-// fail reports an error by Failed. One is enough to end the worker; others are dropped.
+// fail passes an error to Failed. One is enough to end the worker; others are dropped.
 func (w *Worker) fail(err error) {
 	select {
 	case w.failed <- err:

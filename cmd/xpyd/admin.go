@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,26 +19,34 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/xpyd/xpyd/internal/datadir"
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// adminFlags find the admin listener of a router: by flag, by environment, or by the files
-// that a router on this machine leaves in its data folder.
+// adminFlags find the admin listener of a router: by flag, by environment, or by the files that a
+// router on this machine keeps in its data folder.
 type adminFlags struct{ url, token, data, ca string }
+
+// adminCommand completes a command that asks a router.
+func adminCommand(cmd *cobra.Command, run func(cmd *cobra.Command, admin *adminFlags, args []string) error) *cobra.Command {
+	admin := &adminFlags{}
+	admin.register(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error { return run(cmd, admin, args) }
+	return cmd
+}
 
 func (a *adminFlags) register(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&a.url, "admin", "", "URL of the router's admin listener; default: the one in --data, else http://127.0.0.1:8001")
 	f.StringVar(&a.token, "token", "", "admin token; default: XPYD_ADMIN_TOKEN, else the one in --data, else XPYD_ADMIN_TOKEN_RO, which only reads")
-	f.StringVar(&a.ca, "admin-ca", "", "PEM file of who vouches for an https admin listener; default: the one's own in --data, else the system's")
+	f.StringVar(&a.ca, "admin-ca", "", "PEM file of the CA of an https admin listener; default: the listener's certificate in --data, else the system's CAs")
 	f.StringVar(&a.data, "data", datadir.Default(), "data folder of the router")
 }
 
-// found returns where the router is and what it expects, according to flags, the
-// environment and the data folder. It trusts no folder that others could have made, and
-// then sends nothing anywhere; nor what a killed router left behind: by now others may
-// listen where it did.
+// found is a router's URL, the token that it wants, and a file with its certificate.
 type found struct{ url, token, ca string }
 
+// find reads flags, the environment and the data folder. If others could have made the folder, or a
+// killed router left it, nothing is sent: others may listen at its address by now.
 func (a *adminFlags) find() (found, error) {
 	t := found{url: a.url, token: cmp.Or(a.token, os.Getenv("XPYD_ADMIN_TOKEN")), ca: a.ca}
 	if t.url == "" || t.token == "" || t.ca == "" && strings.HasPrefix(t.url, "https:") {
@@ -56,8 +63,8 @@ func (a *adminFlags) find() (found, error) {
 	return t, nil
 }
 
-// look fills in what a router on this machine has left. Its token is only used for the
-// address in its own files, or the one that the user gives.
+// look fills in what a router on this machine has left. Its token is used only for the address in
+// its own files, or for the one that the user gives.
 func (a *adminFlags) look(t *found) error {
 	dir, err := datadir.Open(a.data)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -80,7 +87,10 @@ func (a *adminFlags) look(t *found) error {
 	named := t.url != ""
 	file(fileAdmin, &t.url)
 	if err == nil && !named && t.url != "" {
-		err = running(dir)
+		var taken bool
+		if taken, err = dir.Taken(); err == nil && !taken {
+			err = fmt.Errorf("no router runs on %s: start one, or say where it is with --admin or --data", dir.Path())
+		}
 	}
 	file(fileAdminCert, &t.ca)
 	if t.url != "" {
@@ -89,36 +99,25 @@ func (a *adminFlags) look(t *found) error {
 	return err
 }
 
-// running refuses a data folder that no router holds.
-func running(dir *datadir.Dir) error {
-	taken, err := dir.Taken()
-	if err == nil && !taken {
-		err = fmt.Errorf("no router runs on %s: start one, or say where it is with --admin or --data", dir.Path())
-	}
-	return err
-}
-
-// client trusts the given certificate, or the one that the router on this machine has left.
+// client trusts the certificate in f.ca, if there is one.
 func (f *found) client() (*http.Client, error) {
-	path := f.ca
 	t := &http.Transport{Proxy: http.ProxyFromEnvironment}
-	if path != "" {
-		text, err := os.ReadFile(path)
+	if f.ca != "" {
+		roots, err := trust.CertPool(f.ca)
 		if err != nil {
 			return nil, fmt.Errorf("certificate of the admin listener: %w", err)
-		}
-		roots := x509.NewCertPool()
-		if !roots.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("certificate of the admin listener: %s: no certificates in PEM", path)
 		}
 		t.TLSClientConfig = &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}
 	}
 	return &http.Client{Transport: t}, nil
 }
 
-// call does one request; in and out are JSON and may be nil.
+// Bounds of requests. An order may wait for a worker that is starting.
+const callWait, orderWait = 15 * time.Second, 45 * time.Second
+
+// call makes a request; in and out are JSON and may be nil.
 func (a *adminFlags) call(ctx context.Context, method, path string, in, out any) error {
-	return a.callWithin(ctx, 15*time.Second, method, path, in, out)
+	return a.callWithin(ctx, callWait, method, path, in, out)
 }
 
 func (a *adminFlags) callWithin(ctx context.Context, limit time.Duration, method, path string, in, out any) error {
@@ -133,19 +132,15 @@ func (a *adminFlags) callWithin(ctx context.Context, limit time.Duration, method
 		body = bytes.NewReader(b)
 	}
 	b, err := a.ask(ctx, method, path, body)
-	if err != nil {
+	if err != nil || out == nil {
 		return err
-	}
-	if out == nil {
-		return nil
 	}
 	return json.Unmarshal(b, out)
 }
 
-// maxAnswer bounds a router's response.
 const maxAnswer = 64 << 20
 
-// ask does one request and returns the body of a successful response.
+// ask makes a request and returns the body of a successful response.
 func (a *adminFlags) ask(ctx context.Context, method, path string, body io.Reader) ([]byte, error) {
 	at, err := a.find()
 	if err != nil {
@@ -163,7 +158,7 @@ func (a *adminFlags) ask(ctx context.Context, method, path string, body io.Reade
 	defer client.CloseIdleConnections()
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("no router at %s (%w); is it running? --admin and --data say where", at.url, err)
+		return nil, fmt.Errorf("no router at %s (%w); is it running? Say where with --admin or --data", at.url, err)
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer))
@@ -182,104 +177,90 @@ func (a *adminFlags) ask(ctx context.Context, method, path string, body io.Reade
 
 // newAdmin is `xpyd admin`: requests that have no command of their own.
 func newAdmin() *cobra.Command {
-	var admin adminFlags
 	var method, data string
-	cmd := &cobra.Command{
+	cmd := adminCommand(&cobra.Command{
 		Use: "admin PATH [--request METHOD] [--json BODY]", Short: "Ask a router's admin API, without a token on the command line",
-		Long: `Ask a router's admin API and print what it answers. PATH is below /admin/v1, unless
-it begins with a slash. It is a GET, and with --json a POST.`,
+		Long: `Ask a router's admin API and print the response. PATH is below /admin/v1, unless it
+begins with a slash. The request is a GET, or with --json a POST.`,
 		Example: "  xpyd admin cache\n  xpyd admin cache/flush --request POST\n  xpyd admin cache/pin --json '{\"prompt\": \"You are a helpful assistant.\", \"ttl_s\": 3600}'\n  xpyd admin /debug/requests/REQUEST",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			path := args[0]
-			if !strings.HasPrefix(path, "/") {
-				path = "/admin/v1/" + path
-			}
-			verb, body := "GET", io.Reader(nil)
-			if cmd.Flags().Changed("json") {
-				verb, body = "POST", strings.NewReader(data)
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), orderWait)
-			defer cancel()
-			b, err := admin.ask(ctx, cmp.Or(strings.ToUpper(method), verb), path, body)
-			if err != nil {
-				return err
-			}
-			if n := len(b); n > 0 && json.Valid(b) && b[n-1] != '\n' {
-				b = append(b, '\n')
-			}
-			_, err = cmd.OutOrStdout().Write(b)
+	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
+		path := args[0]
+		if !strings.HasPrefix(path, "/") {
+			path = "/admin/v1/" + path
+		}
+		verb, body := "GET", io.Reader(nil)
+		if cmd.Flags().Changed("json") {
+			verb, body = "POST", strings.NewReader(data)
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), orderWait)
+		defer cancel()
+		b, err := admin.ask(ctx, cmp.Or(strings.ToUpper(method), verb), path, body)
+		if err != nil {
 			return err
-		},
-	}
+		}
+		if n := len(b); n > 0 && json.Valid(b) && b[n-1] != '\n' {
+			b = append(b, '\n')
+		}
+		_, err = cmd.OutOrStdout().Write(b)
+		return err
+	})
 	cmd.Flags().StringVarP(&method, "request", "X", "", "method; default: GET, or POST with --json")
 	cmd.Flags().StringVar(&data, "json", "", "body")
-	admin.register(cmd)
 	return cmd
 }
 
-// orderWait bounds an order: it waits for a worker that is starting.
-const orderWait = 45 * time.Second
-
-// order is `xpyd drain`, `undrain` or `role`.
-type order struct {
-	admin adminFlags
-	cmd   *cobra.Command
+// order has the router change a worker, args[0], and prints the order.
+func (a *adminFlags) order(cmd *cobra.Command, action string, args []string, body any) error {
+	if err := a.callWithin(cmd.Context(), orderWait, "POST", "/admin/v1/instances/"+url.PathEscape(args[0])+"/"+action, body, nil); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", args[0], strings.Join(append([]string{action}, args[1:]...), " "))
+	return err
 }
 
-func newOrder(use, short, example, action string, body func(args []string) map[string]any, args cobra.PositionalArgs) *order {
-	o := &order{}
-	o.cmd = &cobra.Command{Use: use, Short: short, Example: example, Args: args,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.admin.callWithin(cmd.Context(), orderWait, "POST", "/admin/v1/instances/"+url.PathEscape(args[0])+"/"+action, body(args), nil); err != nil {
-				return err
-			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", args[0], strings.Join(append([]string{action}, args[1:]...), " "))
-			return err
-		}}
-	o.admin.register(o.cmd)
-	return o
-}
-
-const forceHelp = "also the last worker of its role that serves the model: requests get 503 then"
+const forceHelp = "also the last worker of its role that serves the model: requests then get 503"
 
 func newDrain() *cobra.Command {
 	var force bool
 	var wait waiting
-	o := newOrder("drain ID", "Send a worker no new work; what it has goes on",
-		"  xpyd drain decode-0\n  xpyd drain decode-0 --wait     until it has finished what it has", "drain",
-		func([]string) map[string]any { return map[string]any{"force": force} }, cobra.ExactArgs(1))
-	o.cmd.Long = `Send a worker no new work; what it has goes on. The last worker of its role that
-serves a model is drained with --force only. The drain holds until
-` + "`xpyd undrain`" + `, also over a crash of a worker of ` + "`xpyd up`" + `; one that was ended in
-order starts afresh.`
-	run := o.cmd.RunE
-	o.cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := run(cmd, args); err != nil {
+	cmd := adminCommand(&cobra.Command{
+		Use: "drain ID", Short: "Send a worker no new work; running requests go on",
+		Long: `Send a worker no new work; running requests go on. The last worker of its role that
+serves a model is drained with --force only. The drain holds until ` + "`xpyd undrain`" + `,
+even if a worker of ` + "`xpyd up`" + ` crashes; a worker that was stopped in order starts undrained.`,
+		Example: "  xpyd drain decode-0\n  xpyd drain decode-0 --wait     until it has finished its work",
+		Args:    cobra.ExactArgs(1),
+	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
+		if err := admin.order(cmd, "drain", args, map[string]bool{"force": force}); err != nil {
 			return err
 		}
-		return wait.until(cmd, "the drain", func(ctx context.Context) (string, error) { return stillHeld(ctx, &o.admin, args[0]) })
-	}
-	o.cmd.Flags().BoolVar(&force, "force", false, forceHelp)
-	wait.register(o.cmd, "until it has no request, ticket or lease any more")
-	return o.cmd
+		return wait.until(cmd, "the drain", func(ctx context.Context) (string, error) { return stillHeld(ctx, admin, args[0]) })
+	})
+	cmd.Flags().BoolVar(&force, "force", false, forceHelp)
+	wait.register(cmd, "until it has no request, ticket or lease left")
+	return cmd
 }
 
 func newUndrain() *cobra.Command {
-	return newOrder("undrain ID", "Take a drain back", "  xpyd undrain decode-0", "undrain",
-		func([]string) map[string]any { return nil }, cobra.ExactArgs(1)).cmd
+	return adminCommand(&cobra.Command{
+		Use: "undrain ID", Short: "Take a drain back", Example: "  xpyd undrain decode-0", Args: cobra.ExactArgs(1),
+	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
+		return admin.order(cmd, "undrain", args, nil)
+	})
 }
 
 func newRole() *cobra.Command {
 	var force bool
-	o := newOrder("role ID prefill|decode", "Change what a running worker does for new requests", "  xpyd role prefill-1 decode", "role",
-		func(args []string) map[string]any { return map[string]any{"role": args[1], "force": force} },
-		cobra.MatchAll(cobra.ExactArgs(2), func(cmd *cobra.Command, args []string) error {
-			if args[1] != "prefill" && args[1] != "decode" {
-				return usageError{fmt.Errorf("%q: want prefill or decode", args[1])}
-			}
-			return nil
-		}))
-	o.cmd.Flags().BoolVar(&force, "force", false, forceHelp)
-	return o.cmd
+	cmd := adminCommand(&cobra.Command{
+		Use: "role ID prefill|decode", Short: "Change what a running worker does for new requests", Example: "  xpyd role prefill-1 decode",
+		Args: cobra.ExactArgs(2),
+	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
+		if args[1] != "prefill" && args[1] != "decode" {
+			return usageError{fmt.Errorf("%q: want prefill or decode", args[1])}
+		}
+		return admin.order(cmd, "role", args, map[string]any{"role": args[1], "force": force})
+	})
+	cmd.Flags().BoolVar(&force, "force", false, forceHelp)
+	return cmd
 }

@@ -1,13 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
 	"os"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -16,25 +16,24 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// newBench is `xpyd bench`, which loads a server, with the other measurements as
-// subcommands, a file each.
+// newBench is `xpyd bench`, which loads a server. Other measurements are subcommands, a file each.
 func newBench() *cobra.Command {
 	b := &benchFlags{}
 	var s serveFlags
 	cmd := &cobra.Command{
 		Use:   "bench --url URL",
-		Short: "Put load on an OpenAI-compatible server and report what it was like",
-		Long: `Sends requests to any OpenAI-compatible server and reports TTFT (to the first
-token), ITL (between chunks), TPOT (per output token after the first), E2E,
-throughput, goodput and errors, as text, JSON and a page of plots.
+		Short: "Put load on an OpenAI-compatible server and report its latency and throughput",
+		Long: `Send requests to any OpenAI-compatible server and report TTFT (to the first token),
+ITL (between chunks), TPOT (per output token after the first), E2E, throughput, goodput
+and errors, as text, JSON and a page of plots.
 
-A closed loop (--concurrency) keeps requests in flight. An open loop (--rate, or
---trace) sends at its times whatever the server does, and also reports latencies
-from the scheduled time. Lists (--rate 1,2,4) run one phase each.
+A closed loop (--concurrency) keeps requests in flight. An open loop (--rate, or --trace)
+sends on schedule whatever the server does, and also reports latencies from the scheduled
+time. Lists (--rate 1,2,4) run one phase each.
 
 Lengths are distributions of tokens: 512, 100-200 (uniform), normal:512,64,
-lognormal:512,0.5 or exp:512. Prompts are made of words that are one token in
-most vocabularies; --calibrate measures what they are in the server's.`,
+lognormal:512,0.5 or exp:512. Prompts are made of words that are one token in most
+vocabularies; --calibrate measures how many tokens they are for the server.`,
 		Example: `  xpyd bench --url http://127.0.0.1:8000 --endpoint completions --input 40     the built-in model: no chat, 512 tokens, of which 40 words are about 144
   xpyd bench --url http://127.0.0.1:8000 --concurrency 32 --requests 1000
   xpyd bench --url http://127.0.0.1:8000 --rate 1,2,4,8 --duration 60s --slo ttft=500ms,tpot=50ms --html report.html
@@ -42,7 +41,6 @@ most vocabularies; --calibrate measures what they are in the server's.`,
   xpyd bench --url http://127.0.0.1:8000 --trace conversation_trace.jsonl --speed 2 --max-context 32768 --json report.json
   xpyd bench --url https://api.example.com --endpoint completions --model m --prompts prompts.jsonl
   xpyd bench multiturn --url http://127.0.0.1:8000 --clients 64 --turns 10`,
-		Args: cobra.NoArgs,
 	}
 	b.register(cmd, "chat")
 	s.register(cmd)
@@ -53,17 +51,11 @@ most vocabularies; --calibrate measures what they are in the server's.`,
 		}
 		return b.run(cmd, phases, func(text *workload.Text) (loadgen.Source, error) { return s.source(b, text) })
 	}
-	cmd.AddCommand(benchCommands()...)
+	cmd.AddCommand(newBenchKV(), newBenchKVIO(), newBenchMultiturn())
 	return cmd
 }
 
-// benchCommands are the subcommands of bench. Each sets Args, as the root's do, and has an
-// example that begins with its whole name.
-func benchCommands() []*cobra.Command {
-	return []*cobra.Command{newBenchKV(), newBenchKVIO(), newBenchMultiturn()}
-}
-
-// serveFlags are those of bench itself.
+// serveFlags are the flags of `bench` itself.
 type serveFlags struct {
 	concurrency, rate string
 	burstiness        string
@@ -80,12 +72,12 @@ func (s *serveFlags) register(cmd *cobra.Command) {
 	f.StringVar(&s.concurrency, "concurrency", "", "closed loop: requests in flight; a list runs a phase each (default 16)")
 	f.StringVar(&s.rate, "rate", "", "open loop: requests a second; a list runs a phase each")
 	f.StringVar(&s.burstiness, "burstiness", "1", "of --rate: 1 is Poisson, less comes in bursts (gamma), fixed comes evenly")
-	f.IntVar(&s.inFlight, "max-in-flight", 16384, "open loop: the most requests at once; beyond it they are late, which shows")
+	f.IntVar(&s.inFlight, "max-in-flight", 16384, "open loop: the most requests at once; more are sent late, which the report shows")
 	f.StringVar(&s.trace, "trace", "", "send a trace: Mooncake JSON lines (with its shared prefixes) or Azure CSV; at its\ntimes, unless --rate or --concurrency is given")
-	f.Float64Var(&s.speed, "speed", 1, "of --trace: so many times as fast")
+	f.Float64Var(&s.speed, "speed", 1, "of --trace: this many times as fast")
 	f.IntVar(&s.maxContext, "max-context", 0, "of --trace: leave out requests of more tokens than this")
 	f.IntVar(&s.blockTokens, "block-tokens", workload.BlockTokens, blockTokensHelp)
-	f.StringVar(&s.prompts, "prompts", "", "JSON lines with prompt, messages or turns, and maybe max_tokens; over and over")
+	f.StringVar(&s.prompts, "prompts", "", "JSON lines with prompt, messages or turns, and maybe max_tokens; repeated as needed")
 	f.StringVar(&s.promptIDs, "prompt-ids", "", promptIDsHelp)
 }
 
@@ -117,9 +109,9 @@ func (s *serveFlags) phases(b *benchFlags) ([]loadgen.Phase, error) {
 				return nil, fmt.Errorf("--burstiness %q: want a number, or fixed", s.burstiness)
 			}
 		}
-		rates, err := list(s.rate)
+		rates, err := listOf("rate", s.rate, positive)
 		if err != nil {
-			return nil, fmt.Errorf("--rate: %w", err)
+			return nil, err
 		}
 		var phases []loadgen.Phase
 		for _, r := range rates {
@@ -128,34 +120,41 @@ func (s *serveFlags) phases(b *benchFlags) ([]loadgen.Phase, error) {
 		}
 		return phases, nil
 	}
-	if s.concurrency == "" {
-		s.concurrency = "16"
-	}
-	levels, err := list(s.concurrency)
+	levels, err := listOf("concurrency", cmp.Or(s.concurrency, "16"), func(text string) (int, error) {
+		n, err := positive(text)
+		if err == nil && (n != math.Trunc(n) || n > 1e6) {
+			err = errors.New("want whole numbers")
+		}
+		return int(n), err
+	})
 	if err != nil {
-		return nil, fmt.Errorf("--concurrency: %w", err)
+		return nil, err
 	}
 	var phases []loadgen.Phase
 	for _, c := range levels {
-		if c != math.Trunc(c) || c > 1e6 {
-			return nil, fmt.Errorf("--concurrency %v: want a whole number", c)
-		}
-		phases = append(phases, loadgen.Phase{Name: fmt.Sprintf("concurrency %g", c), Clients: int(c)})
+		phases = append(phases, loadgen.Phase{Name: fmt.Sprintf("concurrency %d", c), Clients: c})
 	}
 	return phases, nil
 }
 
-// list reads positive numbers with commas between them.
-func list(s string) ([]float64, error) {
-	var out []float64
-	for _, part := range strings.Split(s, ",") {
-		x, err := strconv.ParseFloat(strings.TrimSpace(part), 64)
-		if err != nil || !(x > 0) || math.IsInf(x, 1) {
-			return nil, fmt.Errorf("%q is not a list of numbers above 0", s)
+func listOf[T any](flag, text string, parse func(string) (T, error)) ([]T, error) {
+	var out []T
+	for one := range strings.SplitSeq(text, ",") {
+		v, err := parse(strings.TrimSpace(one))
+		if err != nil {
+			return nil, usageError{fmt.Errorf("--%s %q: %w", flag, text, err)}
 		}
-		out = append(out, x)
+		out = append(out, v)
 	}
 	return out, nil
+}
+
+func positive(text string) (float64, error) {
+	x, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(x > 0) || math.IsInf(x, 1) {
+		return 0, errors.New("want numbers above 0")
+	}
+	return x, nil
 }
 
 // source returns the requests of all phases.
@@ -185,7 +184,7 @@ func (s *serveFlags) source(b *benchFlags, text *workload.Text) (loadgen.Source,
 }
 
 const (
-	blockTokensHelp = "of --trace: tokens that a block id names; fewer than 512 make all lengths shorter\nin proportion"
+	blockTokensHelp = "of --trace: tokens of a block id; fewer than 512 shorten all lengths in proportion"
 	promptIDsHelp   = "send token ids from LOW-HIGH instead of words (--endpoint completions)"
 )
 
@@ -196,7 +195,7 @@ func (s *serveFlags) checkTrace() error {
 	return nil
 }
 
-// readTrace reads the trace, scaled and bounded as asked for.
+// readTrace reads the trace, scaled and bounded as the flags say.
 func (s *serveFlags) readTrace(b *benchFlags, text *workload.Text) (*workload.Trace, error) {
 	b.load.File, b.load.Speed, b.load.Input, b.load.Output = s.trace, s.speed, "", ""
 	entries, err := readFile(s.trace, func(f *os.File) ([]workload.Entry, error) { return workload.ReadTrace(f) })
@@ -213,7 +212,7 @@ func (s *serveFlags) readTrace(b *benchFlags, text *workload.Text) (*workload.Tr
 	return workload.NewTrace(text, entries, s.speed, s.blockTokens), nil
 }
 
-// promptIDs turns text into token ids of a range.
+// promptIDs makes text use token ids LOW-HIGH.
 func promptIDs(s string, b *benchFlags, text *workload.Text) error {
 	low, high, ok := strings.Cut(s, "-")
 	lo, err1 := strconv.ParseUint(low, 10, 31)
@@ -241,6 +240,3 @@ func readFile[T any](path string, read func(*os.File) (T, error)) (T, error) {
 	}
 	return v, nil
 }
-
-// secs rounds seconds to three decimals for a report.
-func secs(d time.Duration) float64 { return math.Round(d.Seconds()*1000) / 1000 }

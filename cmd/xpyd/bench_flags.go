@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -21,7 +22,7 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// benchFlags are those of every benchmark that posts requests.
+// benchFlags are the flags of every benchmark that posts requests.
 type benchFlags struct {
 	urls, headers                     []string
 	endpoint, model, apiKey, extra    string
@@ -40,30 +41,30 @@ type benchFlags struct {
 
 func (b *benchFlags) register(cmd *cobra.Command, endpoint string) {
 	f := cmd.Flags()
-	f.StringArrayVar(&b.urls, "url", nil, "address of the server, with or without /v1; again for more servers, in turn")
+	f.StringArrayVar(&b.urls, "url", nil, "address of the server, with or without /v1; repeat it for more servers, used in turn")
 	f.StringVar(&b.endpoint, "endpoint", endpoint, "chat or completions")
 	f.StringVar(&b.model, "model", "", "model to ask for (default: the first of GET /v1/models)")
 	f.StringVar(&b.apiKey, "api-key", "", "bearer token (default $XPYD_BENCH_API_KEY)")
 	f.StringArrayVar(&b.headers, "header", nil, "NAME: VALUE to send with each request")
 	f.StringVar(&b.extra, "extra", "", `JSON object of fields to send with each request, such as {"temperature":0}`)
-	f.BoolVar(&b.ignoreEOS, "ignore-eos", false, "send ignore_eos, so that answers get as long as asked (vLLM, SGLang, xpyd)")
+	f.BoolVar(&b.ignoreEOS, "ignore-eos", false, "send ignore_eos, so that answers get the requested length (vLLM, SGLang, xpyd)")
 	f.BoolVar(&b.noStream, "no-stream", false, "ask for whole answers: no TTFT, ITL and TPOT")
-	f.BoolVar(&b.insecure, "insecure", false, "take any certificate of a https server")
+	f.BoolVar(&b.insecure, "insecure", false, "accept any certificate of an https server")
 	f.IntVar(&b.requests, "requests", 0, "requests of a phase (default 200 if there is no --duration)")
 	f.DurationVar(&b.duration, "duration", 0, "length of a phase")
-	f.DurationVar(&b.ramp, "ramp", 0, "time in which the load grows at the beginning of a phase; not counted")
+	f.DurationVar(&b.ramp, "ramp", 0, "time over which the load grows at the start of a phase; not counted")
 	f.IntVar(&b.warmup, "warmup", 0, "requests before the first phase; not counted")
-	f.DurationVar(&b.timeout, "timeout", 10*time.Minute, "of a whole request")
-	f.DurationVar(&b.drain, "drain", 30*time.Second, "how long requests may go on after --duration; then they are broken off")
-	f.Uint64Var(&b.seed, "seed", 1, "of prompts, lengths and times: the same seed, the same load")
+	f.DurationVar(&b.timeout, "timeout", 10*time.Minute, "limit of a whole request")
+	f.DurationVar(&b.drain, "drain", 30*time.Second, "how long requests may go on after --duration before they are cancelled")
+	f.Uint64Var(&b.seed, "seed", 1, "of prompts, lengths and times: the same seed gives the same load")
 	f.StringVar(&b.input, "input", "512", "tokens of a prompt")
 	f.StringVar(&b.output, "output", "128", "tokens of an answer, max_tokens")
 	f.IntVar(&b.prefix, "prefix", 0, "tokens of a prefix before each prompt")
-	f.IntVar(&b.groups, "prefix-groups", 1, "different prefixes")
-	f.Float64Var(&b.share, "prefix-share", 1, "part of the prompts whose prefix is a shared one, 0 to 1")
-	f.BoolVar(&b.calibrate, "calibrate", false, "send two prompts first to measure the server's tokens a word")
-	f.StringVar(&b.slo, "slo", "", "what a good request keeps: ttft=500ms,tpot=50ms,itl=200ms (longest gap),e2e=10s;\nin an open loop ttft and e2e count from the scheduled time")
-	f.StringVar(&b.jsonPath, "json", "", "write the report as JSON to this file; - is standard output, instead of the text")
+	f.IntVar(&b.groups, "prefix-groups", 1, "number of different prefixes")
+	f.Float64Var(&b.share, "prefix-share", 1, "part of the prompts with a shared prefix, 0 to 1")
+	f.BoolVar(&b.calibrate, "calibrate", false, "first send two prompts to measure the server's tokens per word")
+	f.StringVar(&b.slo, "slo", "", "limits of a good request: ttft=500ms,tpot=50ms,itl=200ms (longest gap),e2e=10s;\nin an open loop ttft and e2e count from the scheduled time")
+	f.StringVar(&b.jsonPath, "json", "", "write the report as JSON to this file; - for standard output, instead of the text")
 	f.StringVar(&b.htmlPath, "html", "", "write the report as one HTML page with plots to this file")
 	f.StringVar(&b.progress, "progress", "auto", "on standard error: auto, plain (a line every 5 s) or off")
 }
@@ -96,32 +97,25 @@ func (b *benchFlags) parseSLO() error {
 	if b.slo == "" {
 		return nil
 	}
+	limits := map[string]*time.Duration{"ttft": &b.limits.TTFT, "tpot": &b.limits.TPOT, "itl": &b.limits.ITL, "e2e": &b.limits.E2E}
 	for part := range strings.SplitSeq(b.slo, ",") {
 		name, value, _ := strings.Cut(part, "=")
 		limit, err := time.ParseDuration(value)
 		if err != nil || limit <= 0 {
 			return fmt.Errorf("--slo %q: want NAME=TIME, such as ttft=500ms", part)
 		}
-		switch name {
-		case "ttft":
-			b.limits.TTFT = limit
-		case "tpot":
-			b.limits.TPOT = limit
-		case "itl":
-			b.limits.ITL = limit
-		case "e2e":
-			b.limits.E2E = limit
-		default:
+		to := limits[name]
+		switch {
+		case to == nil:
 			return fmt.Errorf("--slo %q is none of ttft, tpot, itl, e2e", name)
-		}
-		if b.noStream && name != "e2e" {
+		case b.noStream && name != "e2e":
 			return fmt.Errorf("--slo %s: not known with --no-stream", name)
 		}
+		*to = limit
 	}
 	return nil
 }
 
-// shape reads the lengths.
 func (b *benchFlags) shape() (workload.Shape, error) {
 	in, err := workload.ParseLengths(b.input, 1)
 	if err != nil {
@@ -146,7 +140,6 @@ func (b *benchFlags) path() string {
 	return b.endpoint
 }
 
-// client posts the requests.
 func (b *benchFlags) client() (*client.Client, error) {
 	cfg := client.Config{URLs: b.urls, Path: b.path(), Stream: !b.noStream, Timeout: b.timeout, Insecure: b.insecure}
 	for _, h := range b.headers {
@@ -162,18 +155,12 @@ func (b *benchFlags) client() (*client.Client, error) {
 	return client.New(cfg)
 }
 
-// encoder writes the request bodies.
 func (b *benchFlags) encoder() (*workload.Encoder, error) {
 	extra := b.extra
 	if b.ignoreEOS {
 		var fields map[string]json.RawMessage
-		if extra != "" {
-			if err := json.Unmarshal([]byte(extra), &fields); err != nil {
-				return nil, fmt.Errorf("--extra: %w", err)
-			}
-		}
-		if fields == nil {
-			fields = map[string]json.RawMessage{}
+		if err := json.Unmarshal([]byte(cmp.Or(extra, "{}")), &fields); err != nil || fields == nil {
+			return nil, fmt.Errorf("--extra %s: want a JSON object", extra)
 		}
 		fields["ignore_eos"] = json.RawMessage("true")
 		raw, err := json.Marshal(fields)
@@ -190,49 +177,45 @@ func (b *benchFlags) encoder() (*workload.Encoder, error) {
 	return enc, nil
 }
 
-// findModel asks the server which model it has.
+// findModel asks the server for its model, if none is given.
 func (b *benchFlags) findModel(ctx context.Context) error {
 	if b.model != "" {
 		return nil
 	}
 	base := strings.TrimSuffix(strings.TrimSuffix(b.urls[0], "/"), "/v1")
-	fail := func(err error) error {
+	var err error
+	if b.model, err = firstModel(ctx, base+"/v1/models", b.apiKey); err != nil {
 		return fmt.Errorf("which model? %s/v1/models does not say: %w; give --model", base, err)
 	}
+	return nil
+}
+
+func firstModel(ctx context.Context, url, apiKey string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, base+"/v1/models", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return fail(err)
+		return "", err
 	}
-	if b.apiKey != "" {
-		req.Header.Set("Authorization", "Bearer "+b.apiKey)
+	if apiKey != "" {
+		req.Header.Set("Authorization", "Bearer "+apiKey)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return fail(err)
+		return "", err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
-	if err != nil {
-		return fail(err)
-	}
-	var list struct {
-		Data []struct {
-			ID string `json:"id"`
-		} `json:"data"`
-	}
 	if resp.StatusCode != http.StatusOK {
-		return fail(errors.New(resp.Status))
+		return "", errors.New(resp.Status)
 	}
-	if err := json.Unmarshal(body, &list); err != nil {
-		return fail(err)
+	var list struct{ Data []struct{ ID string } }
+	if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&list); err != nil {
+		return "", err
 	}
 	if len(list.Data) == 0 {
-		return fail(errors.New("the list is empty"))
+		return "", errors.New("the list is empty")
 	}
-	b.model = list.Data[0].ID
-	return nil
+	return list.Data[0].ID, nil
 }
 
 // command returns the command line for the report, without secrets.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -20,7 +21,6 @@ import (
 	"github.com/xpyd/xpyd/kvconn/tcp"
 )
 
-// benchKV holds the flags of `bench kv`.
 type benchKV struct {
 	cfg                              kvbench.Config
 	size, block, latencySize, sizes  string
@@ -28,28 +28,26 @@ type benchKV struct {
 	noVerify, noBaselines, once, raw bool
 }
 
-// newBenchKV is `xpyd bench kv`: how fast KV blocks move between two processes.
 func newBenchKV() *cobra.Command {
 	b := &benchKV{cfg: kvbench.DefaultConfig()}
 	cmd := &cobra.Command{
 		Use:   "kv",
 		Short: "Move KV blocks between two processes and measure it",
-		Long: `Starts a second process as the sender, moves transfers of scattered KV blocks
-from its pool into this process's, and reports throughput, the latency of small
-transfers, what a new peer costs, and CPU time, beside limits measured in turn in
-the same run: memcpy by one thread (one run, and the same scattered blocks), and
-a bare writev/readv loop over TCP on the same memory. Ours carries tickets,
-digests and checks; the limits carry nothing. GB are 10^9 bytes.
+		Long: `Start a second process as the sender, move scattered KV blocks from its pool into this
+process's, and report throughput, the latency of small transfers, the cost of a new peer,
+and CPU time. The same run measures limits for comparison: memcpy by one thread (of one
+piece, and of the same scattered blocks), and a bare writev/readv loop over TCP on the same
+memory. The connector carries tickets, digests and checks; the limits carry nothing. GB are
+10^9 bytes.
 
-With --listen it is the sender for another host's --connect. It listens on a
-control port and a free port of the same address.`,
+With --listen it is the sender for another host's --connect. It listens on a control port
+and a free port of the same address.`,
 		Example: `  xpyd bench kv                                    256 MiB in 16 KiB blocks, and the limits
   xpyd bench kv --transport tcp --connections 4 --digests both
   xpyd bench kv --plot kv.svg                      throughput and latency over transfer sizes
   xpyd bench kv --json --repetitions 20 --duration 30s
   xpyd bench kv --listen 10.0.0.1:7700             on one host, and on the other:
   xpyd bench kv --connect 10.0.0.1:7700`,
-		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.StringVar(&b.cfg.Transport, "transport", b.cfg.Transport, "tcp, shm, or auto: shm on one host, else tcp")
@@ -60,21 +58,21 @@ control port and a free port of the same address.`,
 	f.IntVar(&b.cfg.KVHeads, "kv-heads", b.cfg.KVHeads, "KV heads: a digest each")
 	f.StringVar(&b.cfg.Scatter, "scatter", b.cfg.Scatter, "order of the block ids at both ends: shuffled or contiguous")
 	f.IntVar(&b.cfg.Concurrency, "concurrency", b.cfg.Concurrency, "transfers at a time")
-	f.IntVar(&b.cfg.Connections, "connections", b.cfg.Connections, "bulk connections, of the bare loop too")
-	f.StringVar(&b.cfg.Digests, "digests", b.cfg.Digests, "checked on arrival: on, off, or both in turn")
-	f.BoolVar(&b.noVerify, "no-verify", false, "do not compare every byte with the source's pattern at the end")
+	f.IntVar(&b.cfg.Connections, "connections", b.cfg.Connections, "bulk connections, also of the bare loop")
+	f.StringVar(&b.cfg.Digests, "digests", b.cfg.Digests, "check digests on arrival: on, off, or both in turn")
+	f.BoolVar(&b.noVerify, "no-verify", false, "do not compare all bytes with the source's pattern at the end")
 	f.BoolVar(&b.noBaselines, "no-baselines", false, "leave out memcpy and the bare loop")
-	f.IntVar(&b.cfg.Warmup, "warmup", b.cfg.Warmup, "transfers before the clock")
-	f.IntVar(&b.cfg.Repetitions, "repetitions", b.cfg.Repetitions, "at least so many transfers")
-	f.DurationVar(&b.cfg.Duration, "duration", 0, "and for at least so long")
+	f.IntVar(&b.cfg.Warmup, "warmup", b.cfg.Warmup, "transfers that are not measured")
+	f.IntVar(&b.cfg.Repetitions, "repetitions", b.cfg.Repetitions, "at least this many transfers")
+	f.DurationVar(&b.cfg.Duration, "duration", 0, "and for at least this long")
 	f.StringVar(&b.latencySize, "latency-size", "256KiB", "bytes of one small transfer")
 	f.IntVar(&b.cfg.LatencyRuns, "latency-runs", b.cfg.LatencyRuns, "small transfers, one at a time; 0 for none")
 	f.IntVar(&b.cfg.Handshakes, "handshakes", b.cfg.Handshakes, "new peers in a row; 0 for none")
 	f.StringVar(&b.plot, "plot", "", "also sweep transfer sizes and draw them: FILE.svg or FILE.html")
 	f.StringVar(&b.sizes, "sweep", "256KiB,1MiB,4MiB,16MiB,64MiB,256MiB", "the sizes of --plot")
 	f.BoolVar(&b.raw, "json", false, "print the report as JSON")
-	f.StringVar(&b.listen, "listen", "", "be the sender at this address until interrupted")
-	f.StringVar(&b.connect, "connect", "", "measure against the sender at this address; without it one is started")
+	f.StringVar(&b.listen, "listen", "", "be the sender, at this address, until interrupted")
+	f.StringVar(&b.connect, "connect", "", "measure against the sender at this address; default: start one")
 	f.StringVar(&b.logLevel, "log-level", "error", "debug, info, warn or error")
 	f.BoolVar(&b.once, "once", false, "with --listen: end after the first receiver")
 	_ = f.MarkHidden("once")
@@ -115,13 +113,10 @@ func (b *benchKV) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return err
 	}
-	if err := b.draw(report); err != nil {
-		return err
+	if err := showMeasured(cmd.OutOrStdout(), report, b.plot, b.raw); err != nil {
+		return fmt.Errorf("bench kv: %w", err)
 	}
-	if b.raw {
-		return json.NewEncoder(cmd.OutOrStdout()).Encode(report)
-	}
-	return report.Table(cmd.OutOrStdout())
+	return nil
 }
 
 // parse turns the flags' texts into the configuration.
@@ -137,59 +132,53 @@ func (b *benchKV) parse() error {
 		}
 	}
 	if b.plot != "" {
-		if err := plottable(b.plot); err != nil {
+		var err error
+		if b.cfg.Sweep, err = listOf("sweep", b.sizes, kvbench.ParseSize); err != nil {
 			return err
 		}
-		for text := range strings.SplitSeq(b.sizes, ",") {
-			n, err := kvbench.ParseSize(text)
-			if err != nil {
-				return fmt.Errorf("--sweep: %w", err)
-			}
-			b.cfg.Sweep = append(b.cfg.Sweep, n)
-		}
 	}
-	return b.cfg.Validate()
+	return cmp.Or(plottable(b.plot), b.cfg.Validate())
 }
 
-// draw writes the plot.
-func (b *benchKV) draw(r *kvbench.Report) error {
-	if b.plot == "" {
-		return nil
-	}
-	if err := plotted(b.plot, r.Plot, r.PlotHTML); err != nil {
-		return fmt.Errorf("bench kv: plot: %w", err)
-	}
-	return nil
-}
-
-// plottable reports whether a file's name tells the format to draw.
+// plottable refuses a file whose name does not tell the format to draw.
 func plottable(path string) error {
-	if !strings.HasSuffix(path, ".svg") && !strings.HasSuffix(path, ".html") {
+	if path != "" && !strings.HasSuffix(path, ".svg") && !strings.HasSuffix(path, ".html") {
 		return fmt.Errorf("--plot: %q ends neither in .svg nor in .html", path)
 	}
 	return nil
 }
 
-// plotted draws to a file in the format of its name.
-func plotted(path string, svg, page func(io.Writer) error) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
+// measured is the result of a benchmark of KV.
+type measured interface {
+	Table(io.Writer) error
+	Plot(io.Writer) error
+	PlotHTML(io.Writer) error
+}
+
+// showMeasured draws a result to a file, if one is named, and prints it.
+func showMeasured(w io.Writer, r measured, plot string, asJSON bool) error {
+	if plot != "" {
+		f, err := os.Create(plot)
+		if err != nil {
+			return fmt.Errorf("plot: %w", err)
+		}
+		draw := r.Plot
+		if strings.HasSuffix(plot, ".html") {
+			draw = r.PlotHTML
+		}
+		if err := errors.Join(draw(f), f.Close()); err != nil {
+			return fmt.Errorf("plot: %w", err)
+		}
 	}
-	draw := svg
-	if strings.HasSuffix(path, ".html") {
-		draw = page
+	if asJSON {
+		return json.NewEncoder(w).Encode(r)
 	}
-	return errors.Join(draw(f), f.Close())
+	return r.Table(w)
 }
 
 // benchTransports are those that `bench kv` can measure.
 func benchTransports() (map[string]kvbench.Transport, error) {
-	overTCP, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		return nil, err
-	}
-	all := map[string]kvbench.Transport{"tcp": {Transport: overTCP}}
+	all := map[string]kvbench.Transport{"tcp": {Transport: tcp.New(nil)}}
 	overMemory, err := shm.New()
 	if err == nil {
 		all[shm.Name] = kvbench.Transport{Transport: overMemory, Local: true}
@@ -199,8 +188,8 @@ func benchTransports() (map[string]kvbench.Transport, error) {
 	return all, nil
 }
 
-// startBenchSender runs this program again as the sender and learns where it listens. The
-// sender ends with our control connection, or when stop kills it.
+// startBenchSender starts this program as the sender and sets addr to where it listens. The sender
+// ends with our control connection, or when stop kills it.
 func startBenchSender(ctx context.Context, stderr io.Writer, logLevel string, addr *string) (stop func(), err error) {
 	self, err := os.Executable()
 	if err != nil {

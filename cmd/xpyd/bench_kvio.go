@@ -1,14 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -26,7 +25,6 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// benchKVIO holds the flags of `bench kvio`.
 type benchKVIO struct {
 	device, blockTokens, hostTotal string
 	layers, heads, headDim         int
@@ -40,68 +38,52 @@ type benchKVIO struct {
 	say  io.Writer
 }
 
-// newBenchKVIO is `xpyd bench kvio`: how fast KV goes between the tiers.
 func newBenchKVIO() *cobra.Command {
 	b := &benchKVIO{}
 	cmd := &cobra.Command{
 		Use:   "kvio",
 		Short: "Measure the links between KV tiers: pool, host memory, SSD",
-		Long: `Moves KV units of a model's shape out of a pool into host memory and back, as a
-worker's tiers do (--kv-host-memory): by the GPU's copy engines or multiprocessors,
-whichever is faster there, verified where they land; each way alone, then both at
-once. A unit is 16 tokens, or a block if that has more.
+		Long: `Move KV units of a model's shape from a pool to host memory and back, as a worker's
+tiers do (--kv-host-memory): with the GPU's copy engines or multiprocessors, whichever
+is faster there, and verified on arrival; each way alone, then both at once. A unit is
+16 tokens, or a block if that has more.
 
-With --ssd-dir it also writes units through an SSD tier, then reads them in random
-order, headers checked, past the page cache where the file system allows. The folder
-must be empty or new; it is deleted at the end. scripts/bench kvio runs that
-beside fio. --device none leaves the pool out. GB are 10^9 bytes.`,
+With --ssd-dir, also write units through an SSD tier, then read them in random order,
+with headers checked, past the page cache if the file system allows it. The folder must
+be empty or new; it is deleted at the end. scripts/bench kvio runs that beside fio.
+--device none leaves the pool out. GB are 10^9 bytes.`,
 		Example: `  xpyd bench kvio                                       this machine's GPU, or CPU; Llama-3-8B's shape
   xpyd bench kvio --block-tokens 16 --layers 28 --kv-heads 4 --plot kvio.html
   xpyd bench kvio --ssd-dir /var/cache/xpyd-bench
   xpyd bench kvio --device none --ssd-dir /mnt/nvme/x --unit 256KiB,2MiB --total 16GiB --depth 32 --json`,
-		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.StringVar(&b.device, "device", "auto", "of the pool: cuda, cpu, auto (a GPU if there is one) or none")
 	f.IntVar(&b.gpu, "gpu", 0, "which GPU")
-	f.StringVar(&b.blockTokens, "block-tokens", "1,16,64,256", "tokens of a block, each measured")
+	f.StringVar(&b.blockTokens, "block-tokens", "1,16,64,256", "tokens of a block; a list is measured one by one")
 	f.IntVar(&b.layers, "layers", 32, "layers")
 	f.IntVar(&b.heads, "kv-heads", 8, "KV heads")
 	f.IntVar(&b.headDim, "head-dim", 128, "width of a head")
-	f.StringVar(&b.hostTotal, "host-total", "256MiB", "bytes each way; the pool and host memory take twice as many, each")
-	f.IntVar(&b.rounds, "rounds", 20, "times that all is moved")
-	f.StringVar(&b.dir, "ssd-dir", "", "a folder for this alone; without it there is no SSD")
-	f.StringVar(&b.units, "unit", "2MiB", "bytes of a unit on the SSD, multiples of 4 KiB, each measured")
+	f.StringVar(&b.hostTotal, "host-total", "256MiB", "bytes each way; the pool and host memory each take twice as many")
+	f.IntVar(&b.rounds, "rounds", 20, "how often everything is moved")
+	f.StringVar(&b.dir, "ssd-dir", "", "an unused folder; without it no SSD is measured")
+	f.StringVar(&b.units, "unit", "2MiB", "bytes of a unit on the SSD, multiples of 4 KiB; a list is measured one by one")
 	f.StringVar(&b.total, "total", "4GiB", "bytes to write to the SSD, and to read")
-	f.IntVar(&b.depth, "depth", 16, "writes, and reads, at a time")
-	f.StringVar(&b.io, "io", string(ssd.IOAuto), "auto, io_uring or pread, as kv.ssd_io")
-	f.StringVar(&b.plot, "plot", "", "draw them: FILE.svg or FILE.html")
+	f.IntVar(&b.depth, "depth", 16, "writes, or reads, at a time")
+	f.StringVar(&b.io, "io", string(ssd.IOAuto), "auto, io_uring or pread, like kv.ssd_io")
+	f.StringVar(&b.plot, "plot", "", "draw the results: FILE.svg or FILE.html")
 	f.BoolVar(&b.json, "json", false, "print JSON")
 	cmd.RunE = b.run
 	return cmd
 }
 
-// listOf parses a flag that is a list.
-func listOf[T any](flag, text string, parse func(string) (T, error)) ([]T, error) {
-	var out []T
-	for one := range strings.SplitSeq(text, ",") {
-		v, err := parse(strings.TrimSpace(one))
-		if err != nil {
-			return nil, usageError{fmt.Errorf("--%s %q: %w", flag, text, err)}
-		}
-		out = append(out, v)
-	}
-	return out, nil
-}
-
 func (b *benchKVIO) run(cmd *cobra.Command, _ []string) error {
-	if !slices.Contains([]ssd.IO{ssd.IOAuto, ssd.IOUring, ssd.IOPread}, ssd.IO(b.io)) {
+	switch {
+	case !slices.Contains([]ssd.IO{ssd.IOAuto, ssd.IOUring, ssd.IOPread}, ssd.IO(b.io)):
 		return usageError{fmt.Errorf("--io %q: want auto, io_uring or pread", b.io)}
-	}
-	if !slices.Contains([]string{"auto", "cpu", "cuda", "none"}, b.device) {
+	case !slices.Contains([]string{"auto", "cpu", "cuda", "none"}, b.device):
 		return usageError{fmt.Errorf("--device %q: want auto, cuda, cpu or none", b.device)}
-	}
-	if b.device == "none" && b.dir == "" {
+	case b.device == "none" && b.dir == "":
 		return usageError{errors.New("--device none leaves nothing to measure without --ssd-dir")}
 	}
 	blocks, err := listOf("block-tokens", b.blockTokens, func(s string) (int, error) {
@@ -123,14 +105,10 @@ func (b *benchKVIO) run(cmd *cobra.Command, _ []string) error {
 		return usageError{fmt.Errorf("--total: %w", err)}
 	}
 	if b.dir != "" {
-		if err := b.checkSSD(units, total, memfd.Available()); err != nil {
-			return usageError{err}
-		}
+		err = b.checkSSD(units, total, memfd.Available())
 	}
-	if b.plot != "" {
-		if err := plottable(b.plot); err != nil {
-			return usageError{err}
-		}
+	if err = cmp.Or(err, plottable(b.plot)); err != nil {
+		return usageError{err}
 	}
 	b.say = cmd.ErrOrStderr()
 	r := &kvbench.Links{}
@@ -150,18 +128,13 @@ func (b *benchKVIO) run(cmd *cobra.Command, _ []string) error {
 				Write: s.Write / 1e9, Read: s.Read / 1e9, WriteCPU: s.WriteCPU, ReadCPU: s.ReadCPU})
 		}
 	}
-	if b.plot != "" {
-		if err := plotted(b.plot, r.Plot, r.PlotHTML); err != nil {
-			return fmt.Errorf("bench kvio: plot: %w", err)
-		}
+	if err := showMeasured(cmd.OutOrStdout(), r, b.plot, b.json); err != nil {
+		return fmt.Errorf("bench kvio: %w", err)
 	}
-	if b.json {
-		return json.NewEncoder(cmd.OutOrStdout()).Encode(r)
-	}
-	return r.Table(cmd.OutOrStdout())
+	return nil
 }
 
-// host measures a pool and host memory, for each size of a block.
+// host measures a pool and host memory, for each block size.
 func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) error {
 	total, err := config.ParseSize(b.hostTotal)
 	if err != nil {
@@ -187,7 +160,6 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 	return nil
 }
 
-// progress reports now and then how far a measurement is.
 func (b *benchKVIO) progress(of string) level.Progress {
 	say := progress(b.say)
 	return func(what string, done, total int64) {
@@ -195,8 +167,8 @@ func (b *benchKVIO) progress(of string) level.Progress {
 	}
 }
 
-// checkSSD refuses what ssd.Measure would, and buffers too large for a machine that can
-// give most bytes (0: unknown).
+// checkSSD refuses what ssd.Measure would, and buffers that need more than the available bytes (0:
+// unknown).
 func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available int64) error {
 	if b.depth < 1 || b.depth > ssd.MostDepth {
 		return fmt.Errorf("--depth %d: want 1 to %d", b.depth, ssd.MostDepth)
@@ -218,8 +190,8 @@ func (b *benchKVIO) checkSSD(units []config.Size, total config.Size, available i
 	return nil
 }
 
-// room refuses a --host-total too large for a machine that can give so many bytes (0:
-// unknown): it takes twice as much host memory, plus the pool.
+// room refuses a --host-total that needs more than the available bytes (0: unknown): twice as much
+// host memory, and the pool.
 func (b *benchKVIO) room(l kvlayout.Layout, total int64, pool bool, available int64) error {
 	takes, what := int64(host.MeasureBlocks(l, total))*int64(l.BlockBytes()), "host memory"
 	if pool {
@@ -233,7 +205,7 @@ func (b *benchKVIO) room(l kvlayout.Layout, total int64, pool bool, available in
 		b.hostTotal, gib(takes), what, gib(memfd.Spare), gib(available))
 }
 
-// pool makes a pool of that shape, with blocks of so many tokens, for MeasureHost.
+// pool makes a pool of that shape, with blocks of so many tokens, for host.Measure.
 func (b *benchKVIO) pool(tokens int, total int64) (kernels.Pool, kvlayout.Layout, string, func() error, error) {
 	layout := func(d kvlayout.DType) kvlayout.Layout {
 		return kvlayout.Plain(b.layers, b.heads, b.headDim, tokens, d)

@@ -10,7 +10,6 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// newBenchMultiturn is `xpyd bench multiturn`.
 func newBenchMultiturn() *cobra.Command {
 	b := &benchFlags{}
 	var clients, conversations, workingSet int
@@ -18,33 +17,30 @@ func newBenchMultiturn() *cobra.Command {
 	var replay serveFlags
 	cmd := &cobra.Command{
 		Use:   "multiturn --url URL",
-		Short: "Hold conversations with a server: each turn has the real answers before it",
-		Long: `Holds conversations: each turn's prompt has all turns and real answers before
-it, so that a server with a prefix cache finds them again. --clients requests are
-in flight at most. With a --working-set above that, more conversations are open:
-a client always goes on with the one that has waited longest, so the cache must
-keep them all. --input and --output are those of a turn. --prefix is a system
-message, shared as --prefix-groups and --prefix-share say.
+		Short: "Hold conversations with a server: each turn's prompt has the real answers before it",
+		Long: `Hold conversations: each turn's prompt has all turns and real answers before it, which a
+server with a prefix cache finds again. At most --clients requests are in flight. With a
+larger --working-set more conversations are open: a client always continues the one that
+has waited longest, so the cache must keep them all. --input and --output are for a turn.
+--prefix is a system message, shared according to --prefix-groups and --prefix-share.
 
-With --trace, a Mooncake trace is held as conversations: a request whose prompt
-begins with the blocks of an earlier one is that one's next turn, and goes after
-its answer; who shares what is exactly what the trace's block ids say. Its times
-are not kept. --block-tokens makes its blocks, and so all its lengths, smaller.
+With --trace, the requests of a Mooncake trace become conversations: a request whose prompt
+begins with the blocks of an earlier one is its next turn, sent after its answer. Prompts
+share exactly the trace's block ids. Its times are ignored. --block-tokens shrinks its
+blocks, and so all its lengths.
 
-The report has a row a turn. A turn that fails ends its conversation, but not one
-of a trace.`,
+The report has a row for each turn. A failed turn ends its conversation, except with --trace.`,
 		Example: `  xpyd bench multiturn --url http://127.0.0.1:8000 --clients 64 --turns 10 --conversations 256
   xpyd bench multiturn --url http://127.0.0.1:8000 --clients 8 --working-set 200 --duration 5m --think exp:5s
   xpyd bench multiturn --url http://127.0.0.1:8000 --prefix 2000 --prefix-groups 4 --prefix-share 0.8 --input 100-300 --output 200 --html turns.html
   xpyd bench multiturn --url http://127.0.0.1:8000 --trace conversation_trace.jsonl --block-tokens 64 --max-context 4096 --clients 16 --requests 2000 --json turns.json`,
-		Args: cobra.NoArgs,
 	}
 	b.register(cmd, "chat")
 	f := cmd.Flags()
-	f.IntVar(&clients, "clients", 16, "requests in flight at most")
-	f.StringVar(&turns, "turns", "5", "turns of a conversation, a distribution as those of tokens")
-	f.IntVar(&conversations, "conversations", 0, "conversations in all (default 4 a client if there is no --duration and --requests)")
-	f.IntVar(&workingSet, "working-set", 0, "conversations open at once (default as many as clients)")
+	f.IntVar(&clients, "clients", 16, "most requests in flight")
+	f.StringVar(&turns, "turns", "5", "turns of a conversation, a distribution like those of tokens")
+	f.IntVar(&conversations, "conversations", 0, "conversations in all (default 4 for each open one, without --duration and --requests)")
+	f.IntVar(&workingSet, "working-set", 0, "conversations open at once (default: --clients)")
 	f.StringVar(&think, "think", "0s", "time between an answer and the next turn: 2s, 1s-3s, exp:2s, …")
 	f.StringVar(&replay.trace, "trace", "", "a Mooncake trace (JSON lines with hash_ids) instead of --turns and lengths")
 	f.IntVar(&replay.blockTokens, "block-tokens", workload.BlockTokens, blockTokensHelp)

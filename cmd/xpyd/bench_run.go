@@ -8,7 +8,6 @@ import (
 	"math"
 	"net/http"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -20,7 +19,6 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// run sends the phases' requests and reports.
 func (b *benchFlags) run(cmd *cobra.Command, phases []loadgen.Phase, makeSource func(*workload.Text) (loadgen.Source, error)) error {
 	if err := b.check(); err != nil {
 		return usageError{err}
@@ -93,7 +91,6 @@ func (b *benchFlags) run(cmd *cobra.Command, phases []loadgen.Phase, makeSource 
 	return errors.New("no request completed")
 }
 
-// phase runs one phase and shows its progress.
 func (b *benchFlags) phase(ctx context.Context, stderr io.Writer, runner *loadgen.Runner, p *loadgen.Phase, src loadgen.Source, measured bool) report.Phase {
 	limits := record.SLO{}
 	if measured {
@@ -103,7 +100,7 @@ func (b *benchFlags) phase(ctx context.Context, stderr io.Writer, runner *loadge
 	stop := b.watch(stderr, p, rec)
 	runner.Run(ctx, p, src, rec)
 	stop()
-	out := report.Phase{Name: p.Name, Measured: measured, Mode: "closed", Concurrency: p.Clients, Ramp: secs(p.Ramp)}
+	out := report.Phase{Name: p.Name, Measured: measured, Mode: "closed", Concurrency: p.Clients, Ramp: math.Round(p.Ramp.Seconds()*1000) / 1000}
 	if p.Open {
 		out.Mode, out.Arrival = "open", "trace"
 		if a := p.Arrival; a != nil {
@@ -126,25 +123,19 @@ func (b *benchFlags) watch(w io.Writer, p *loadgen.Phase, rec *record.Phase) (st
 		return func() {}
 	}
 	show := &report.Progress{W: w, Terminal: b.progress == "auto" && isTerminal(w), Name: p.Name, Requests: p.Requests, Duration: p.Duration}
-	done := make(chan struct{})
-	var watcher sync.WaitGroup
-	watcher.Go(func() {
+	return background(func(ctx context.Context) {
 		tick := time.NewTicker(show.Every())
 		defer tick.Stop()
 		for {
 			select {
 			case at := <-tick.C:
 				show.Show(rec.Now(at))
-			case <-done:
+			case <-ctx.Done():
 				show.End(rec.Now(time.Now()))
 				return
 			}
 		}
 	})
-	return func() {
-		close(done)
-		watcher.Wait()
-	}
 }
 
 func isTerminal(w io.Writer) bool {
@@ -156,8 +147,8 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// calibrate measures the server's tokens for each word, and those that it adds. A long
-// prompt tells more, but a small model may refuse it.
+// calibrate measures the server's tokens per word, and those that it adds. A long prompt is more
+// precise, but a small model may refuse it.
 func calibrate(ctx context.Context, poster *client.Client, enc *workload.Encoder, text *workload.Text) error {
 	const few = 8
 	count := func(words int) (int, *client.Result) {
@@ -184,61 +175,44 @@ func calibrate(ctx context.Context, poster *client.Client, enc *workload.Encoder
 	return nil
 }
 
-// reports is where a report goes; files are opened before the load begins.
+// reports is where a report goes. Files are opened before the load begins.
 type reports struct {
-	text       io.Writer // nil: JSON goes there
-	json, html io.Writer
-	files      []*os.File
+	stdout     io.Writer
+	toStdout   func(*report.Report, io.Writer) error
+	json, html *os.File // nil: none
 }
 
-func openReports(stdout io.Writer, jsonPath, htmlPath string) (*reports, error) {
-	r := &reports{text: stdout}
-	open := func(path string) (io.Writer, error) {
-		f, err := os.Create(path)
-		if err == nil {
-			r.files = append(r.files, f)
-		}
-		return f, err
+func openReports(stdout io.Writer, jsonPath, htmlPath string) (r *reports, err error) {
+	r = &reports{stdout: stdout, toStdout: (*report.Report).WriteText}
+	switch jsonPath {
+	case "":
+	case "-":
+		r.toStdout = (*report.Report).WriteJSON
+	default:
+		r.json, err = os.Create(jsonPath)
 	}
-	var err error
-	switch {
-	case jsonPath == "-":
-		r.text, r.json = nil, stdout
-	case jsonPath != "":
-		if r.json, err = open(jsonPath); err != nil {
-			return nil, err
-		}
+	if err == nil && htmlPath != "" {
+		r.html, err = os.Create(htmlPath)
 	}
-	if htmlPath != "" {
-		if r.html, err = open(htmlPath); err != nil {
-			r.close()
-			return nil, err
-		}
+	if err != nil {
+		r.close()
 	}
-	return r, nil
+	return r, err
 }
 
 func (r *reports) write(rep *report.Report) error {
-	var errs []error
-	if r.text != nil {
-		errs = append(errs, rep.WriteText(r.text))
-	}
+	err := r.toStdout(rep, r.stdout)
 	if r.json != nil {
-		errs = append(errs, rep.WriteJSON(r.json))
+		err = errors.Join(err, rep.WriteJSON(r.json), r.json.Close())
 	}
 	if r.html != nil {
-		errs = append(errs, rep.WriteHTML(r.html))
+		err = errors.Join(err, rep.WriteHTML(r.html), r.html.Close())
 	}
-	for _, f := range r.files {
-		errs = append(errs, f.Close())
-	}
-	r.files = nil
-	return errors.Join(errs...)
+	return err
 }
 
-// close is for when nothing was written.
+// close closes the files when there is nothing to write, and does nothing after write.
 func (r *reports) close() {
-	for _, f := range r.files {
-		f.Close()
-	}
+	r.json.Close()
+	r.html.Close()
 }

@@ -19,12 +19,12 @@ import (
 	"github.com/xpyd/xpyd/router/console"
 )
 
-// fleetSecret keeps one router's copy of the fleet's secret: its own, in its data folder,
-// or the one in another router's join file.
+// fleetSecret keeps a router's copy of the fleet's secret: its own, in its data folder, or the one
+// in another router's join file.
 type fleetSecret struct {
 	data   *datadir.Dir
 	ring   *trust.Ring
-	joined *joining // nil: it is this router's own
+	joined *joining // nil: the secret is this router's own
 	log    *slog.Logger
 
 	mu    sync.Mutex
@@ -35,23 +35,19 @@ type fleetSecret struct {
 }
 
 // openFleetSecret reads the secret, or makes one.
-func openFleetSecret(data *datadir.Dir, joined *joining, log *slog.Logger) (*fleetSecret, error) {
-	s := &fleetSecret{data: data, log: log}
+func openFleetSecret(data *datadir.Dir, joined *joining, log *slog.Logger) (s *fleetSecret, err error) {
+	s = &fleetSecret{data: data, log: log}
 	secrets := joined.Secrets
 	if joined.given() {
 		s.joined = joined
-	} else {
-		var err error
-		if secrets, err = ownSecrets(data); err != nil {
-			return nil, err
-		}
+	} else if secrets, err = ownSecrets(data); err != nil {
+		return nil, err
 	}
-	ring, err := trust.NewRing(secrets...)
-	s.ring = ring
+	s.ring, err = trust.NewRing(secrets...)
 	return s, err
 }
 
-// ownSecrets reads those of the data folder, newest first, one a line.
+// ownSecrets reads the secrets of the data folder, newest first, one a line.
 func ownSecrets(data *datadir.Dir) ([]trust.Secret, error) {
 	text, err := data.Read(fileSecret)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -62,7 +58,7 @@ func ownSecrets(data *datadir.Dir) ([]trust.Secret, error) {
 		return nil, err
 	}
 	lost := func(err error) error {
-		return fmt.Errorf("%s/%s: %w; put it back, or remove it: the router then makes another, which workers need anew", data.Path(), fileSecret, err)
+		return fmt.Errorf("%s/%s: %w; put it back, or remove it: the router then makes a new one, which all workers need", data.Path(), fileSecret, err)
 	}
 	var out []trust.Secret
 	for line := range strings.Lines(string(text)) {
@@ -86,21 +82,18 @@ func writeSecrets(data *datadir.Dir, secrets []trust.Secret) error {
 	return data.Write(fileSecret, []byte(b.String()))
 }
 
-// before returns the join line that the folder's router had before, if any.
+// before returns the folder's previous join line, if any.
 func (s *fleetSecret) before() trust.Join {
-	text, err := s.data.Read(fileJoin)
-	if err != nil {
-		return trust.Join{}
+	if text, err := s.data.Read(fileJoin); err == nil {
+		if j, err := trust.ParseJoin(string(text)); err == nil {
+			return j
+		}
 	}
-	j, err := trust.ParseJoin(string(text))
-	if err != nil {
-		return trust.Join{}
-	}
-	return j
+	return trust.Join{}
 }
 
-// publish writes what workers and Prometheus need. Each member has the oldest secret in
-// force, so that one opens its metrics.
+// publish writes the files for workers and Prometheus. Every member has the oldest secret in force,
+// so that one opens its metrics.
 func (s *fleetSecret) publish() error {
 	secrets := s.ring.Secrets()
 	line := trust.Join{URL: s.url, Secrets: secrets}
@@ -112,8 +105,7 @@ func scrapeToken(secrets []trust.Secret) string {
 	return secrets[len(secrets)-1].Token(trust.Scrape, "")
 }
 
-// put brings other secrets into force, here and in the files that others read. The caller
-// holds mu.
+// put changes the secrets in force, here and in the files that others read. The caller holds mu.
 func (s *fleetSecret) put(secrets []trust.Secret) error {
 	if err := s.ring.Set(secrets...); err != nil {
 		return err
@@ -121,8 +113,7 @@ func (s *fleetSecret) put(secrets []trust.Secret) error {
 	return s.renew()
 }
 
-// heed retires revoked secrets here, too, even if the other router's join file still names
-// them.
+// heed retires revoked secrets here too, even if the other router's join file still names them.
 func (s *fleetSecret) heed(revoked []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -134,13 +125,11 @@ func (s *fleetSecret) heed(revoked []string) error {
 
 // renew applies a changed ring. The caller holds mu.
 func (s *fleetSecret) renew() error {
-	if err := s.publish(); err != nil {
-		return err
+	err := s.publish()
+	if err == nil && s.nats != nil {
+		err = s.nats.Renew()
 	}
-	if s.nats == nil {
-		return nil
-	}
-	return s.nats.Renew()
+	return err
 }
 
 // follow applies the current content of the other router's join file.
@@ -157,7 +146,7 @@ func (s *fleetSecret) follow(j trust.Join, conn *fleet.Conn) error {
 }
 
 func notOwn() error {
-	return openai.BadRequest("", "this router has its secret from another's join file: change it there, and this one follows")
+	return openai.BadRequest("", "this router has its secret from another router's join file: change it there, and this one follows")
 }
 
 // rotate makes a new secret. The older one stays in force beside it.
@@ -179,7 +168,7 @@ func (s *fleetSecret) rotate() error {
 	return s.put(next)
 }
 
-// retire ends the older secret, unless a member would be left behind.
+// retire ends the older secret, unless that shuts a member out.
 func (s *fleetSecret) retire(force bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -191,7 +180,7 @@ func (s *fleetSecret) retire(force bool) error {
 		return openai.BadRequest("", "there is one secret, %s: `xpyd secret rotate` makes another", now[0].ID())
 	}
 	if lack := lacking(s.watch.Snapshot(), now[0]); len(lack) > 0 && !force {
-		return openai.BadRequest("", "these have not got %s and would be shut out: %s; copy join-url there, or say --force", now[0].ID(), strings.Join(lack, ", "))
+		return openai.BadRequest("", "members without %s would be shut out: %s; copy join-url there, or use --force", now[0].ID(), strings.Join(lack, ", "))
 	}
 	if err := writeSecrets(s.data, now[:1]); err != nil {
 		return err
@@ -200,9 +189,9 @@ func (s *fleetSecret) retire(force bool) error {
 	return errors.Join(s.put(now[:1]), s.shutOut(now[1]))
 }
 
-// shutOut revokes a retired secret with all members: those with a copy of an older join
-// line would otherwise still accept it. Secrets retired before need no such notice: a
-// member that has one of them and the newest got the newest later.
+// shutOut revokes a retired secret with all members: those with a copy of an older join line would
+// otherwise still accept it. Secrets retired earlier need no revocation: a member that has one of
+// them and the newest got the newest later.
 func (s *fleetSecret) shutOut(old trust.Secret) error {
 	for _, name := range s.watch.Snapshot().Revoked {
 		if strings.HasPrefix(name, trust.SecretName) && name != old.String() {
@@ -226,8 +215,8 @@ func lacking(all *fleet.Snapshot, newest trust.Secret) (out []string) {
 	return out
 }
 
-// secretStatus is the response of GET /admin/v1/secret: the IDs of the secrets in force,
-// and who has which.
+// secretStatus is the response of GET /admin/v1/secret: the IDs of the secrets in force, and who
+// has which.
 type secretStatus struct {
 	Secrets []string       `json:"secrets"`        // newest first
 	From    string         `json:"from,omitempty"` // the join file that they come from
@@ -237,7 +226,7 @@ type secretStatus struct {
 
 type memberSecret struct {
 	ID      string `json:"id"`
-	Secrets string `json:"secrets"` // "" trusts everyone
+	Secrets string `json:"secrets"` // "": it trusts everyone
 }
 
 func (s *fleetSecret) status() secretStatus {
@@ -256,9 +245,8 @@ func (s *fleetSecret) status() secretStatus {
 	return out
 }
 
-// mounts are the admin listener's routes.
 func (s *fleetSecret) mounts() map[string]fasthttp.RequestHandler {
-	answer := func(ctx *fasthttp.RequestCtx, err error) {
+	respondStatus := func(ctx *fasthttp.RequestCtx, err error) {
 		var known *openai.Error
 		switch {
 		case errors.As(err, &known):
@@ -273,10 +261,10 @@ func (s *fleetSecret) mounts() map[string]fasthttp.RequestHandler {
 		was := s.ring.IDs()
 		err := do()
 		console.NoteChange(ctx, was, s.ring.IDs())
-		answer(ctx, err)
+		respondStatus(ctx, err)
 	}
 	return map[string]fasthttp.RequestHandler{
-		"GET /admin/v1/secret":         func(ctx *fasthttp.RequestCtx) { answer(ctx, nil) },
+		"GET /admin/v1/secret":         func(ctx *fasthttp.RequestCtx) { respondStatus(ctx, nil) },
 		"POST /admin/v1/secret/rotate": func(ctx *fasthttp.RequestCtx) { change(ctx, s.rotate) },
 		"POST /admin/v1/secret/retire": func(ctx *fasthttp.RequestCtx) {
 			var order struct {
@@ -284,7 +272,7 @@ func (s *fleetSecret) mounts() map[string]fasthttp.RequestHandler {
 			}
 			if body := ctx.PostBody(); len(body) > 0 {
 				if err := json.Unmarshal(body, &order); err != nil {
-					answer(ctx, openai.BadRequest("", "want {\"force\": true} or nothing: %v", err))
+					respondStatus(ctx, openai.BadRequest("", "want {\"force\": true} or nothing: %v", err))
 					return
 				}
 			}

@@ -29,13 +29,13 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// RouterConfig is the configuration of `xpyd router` and `xpyd up`: the router's own
-// settings at the top level, and how it sees the fleet.
+// RouterConfig is the configuration of `xpyd router` and `xpyd up`: the router's own settings at
+// the top level, and how it joins the fleet.
 type RouterConfig struct {
 	router.Config
 	Data string `key:"data"` // folder of the secrets
-	// Join or JoinFile comes from another router of the fleet. With TrustEveryone the
-	// fleet's secret is neither asked for nor shown.
+	// Join or JoinFile comes from another router of the fleet. With TrustEveryone the fleet's
+	// secret is neither asked for nor shown.
 	Join          string      `key:"join" secret:"true"`
 	JoinFile      string      `key:"join_file"`
 	TrustEveryone bool        `key:"trust_everyone"`
@@ -47,7 +47,7 @@ type RouterConfig struct {
 func (c *RouterConfig) Validate() error {
 	err := c.Config.Validate()
 	if c.Join != "" && c.JoinFile != "" {
-		err = errors.Join(err, &config.KeyError{Key: "join_file", Msg: "it and join (XPYD_JOIN) exclude each other"})
+		err = errors.Join(err, config.Bad("join_file", "it and join (XPYD_JOIN) exclude each other"))
 	}
 	return err
 }
@@ -72,22 +72,22 @@ type fleetConfig struct {
 
 // Validate refuses addresses that cannot be listened on or connected to.
 func (c *fleetConfig) Validate() error {
-	var wrong *trust.TLSError
-	if err := trust.ValidTLS(c.TLSCert, c.TLSKey, c.TLSCA); errors.As(err, &wrong) {
-		return &config.KeyError{Key: wrong.Key, Msg: wrong.Error()}
+	if err := trust.ValidTLS(c.TLSCert, c.TLSKey, c.TLSCA); err != nil {
+		return err
 	}
+	server, conn := c.server(&trust.Ring{}), c.conn()
+	key, err := "listen", server.Validate()
 	if c.URL != "" {
-		conn := fleet.ConnConfig{URL: c.URL, CredsFile: c.CredsFile, TLSCert: c.TLSCert, TLSCA: c.TLSCA, Insecure: c.Insecure}
-		if err := conn.Validate(); err != nil {
-			return &config.KeyError{Key: "url", Msg: err.Error()}
-		}
-		return nil
+		key, err = "url", conn.Validate()
 	}
-	server := c.server(&trust.Ring{})
-	if err := server.Validate(); err != nil {
-		return &config.KeyError{Key: "listen", Msg: err.Error()}
+	if err != nil {
+		return config.Bad(key, "%v", err)
 	}
 	return nil
+}
+
+func (c *fleetConfig) conn() fleet.ConnConfig {
+	return fleet.ConnConfig{URL: c.URL, CredsFile: c.CredsFile, TLSCert: c.TLSCert, TLSKey: c.TLSKey, TLSCA: c.TLSCA, Insecure: c.Insecure}
 }
 
 func (c *fleetConfig) server(secrets *trust.Ring) fleet.ServerConfig {
@@ -102,17 +102,17 @@ func defaultRouterConfig() RouterConfig {
 	return c
 }
 
-// Files of the data folder, which one router owns while it runs. Other commands on the same
-// machine find the router by them, without a flag.
+// Files of the data folder, which one router owns while it runs. Other commands on the same machine
+// find the router by them, without a flag.
 const (
 	fileToken   = "admin-token"    // bearer token of the admin listener
 	fileTokenRO = "admin-token-ro" // read-only token
 	fileAdmin   = "admin-url"
-	// fileAdminCert names the admin listener's certificate, if it has one: the commands of
-	// this machine trust it.
+	// fileAdminCert has the path of the admin listener's certificate, which the commands of this
+	// machine trust.
 	fileAdminCert = "admin-cert"
 
-	// These outlast the router, so that it is the same fleet when it starts again.
+	// These outlive the router, so that it starts again with the same fleet.
 	fileSecret = "fleet-secret"
 	fileJoin   = "join-url"     // for --join-file
 	fileScrape = "scrape-token" // for Prometheus
@@ -125,35 +125,31 @@ type front struct {
 	data      *datadir.Dir
 	secret    *fleetSecret
 	joinFile  string        // for --join-file
-	endFollow func()        // nil: the secret is its own
-	endKeep   func()        // of revocations; nil before
+	endFollow func()        // ends following the join file; nil without one
+	endKeep   func()        // ends keeping revocations; nil before it began
 	nats      *fleet.Server // nil with an external NATS
 	conn      *fleet.Conn
 	watcher   *fleet.Watcher
 	lifeline  *fleet.Lifeline
 	router    *router.Router
 
-	// ballast is never touched, so it takes no memory, but it counts as heap. A router
-	// holds a few MiB; without ballast, garbage of that size would trigger a collection
-	// several hundred times a second under load.
+	// ballast is never touched, so it takes no memory, but it counts as heap. A router holds a few
+	// MiB; without ballast it would collect garbage several hundred times a second under load.
 	ballast []byte
 }
 
 const ballastBytes = 16 << 20
 
-// frontConfig is what the settings do not contain.
+// frontConfig is what the caller of openFront adds to the settings.
 type frontConfig struct {
-	mounts map[string]fasthttp.RequestHandler
-	coming func(string) bool // router.Deps.Coming
-	// sources reports whether somebody chose fleet.listen. If not, another port will do.
-	sources config.Sources
-	// forget leaves nothing behind in a data folder that was made here: there is no fleet
-	// any more.
-	forget bool
+	mounts  map[string]fasthttp.RequestHandler
+	coming  func(string) bool // router.Deps.Coming
+	sources config.Sources    // if none sets fleet.listen, another port will do
+	forget  bool              // remove everything from a data folder made here: the fleet ends too
 }
 
-// openFront wires and starts everything that listens. Waiting for a join file that is a
-// pipe ends with ctx.
+// openFront wires and starts everything that listens. The end of ctx ends waiting for a join file
+// that is a pipe.
 func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how frontConfig) (f *front, err error) {
 	f = &front{log: log, forget: how.forget, ballast: make([]byte, ballastBytes)}
 	defer func() {
@@ -245,8 +241,8 @@ func (f *front) token(env, file string) (string, error) {
 	return token, f.data.Write(file, []byte(token+"\n"))
 }
 
-// openNATS starts the embedded server unless there is an external one, connects, and writes
-// the join line.
+// openNATS starts the embedded server unless there is an external one, connects, and writes the
+// join line.
 func (f *front) openNATS(cfg *RouterConfig, joined *joining, chosen bool) error {
 	url := cfg.Fleet.URL
 	if url == "" && cfg.Fleet.ClusterListen == "" {
@@ -275,14 +271,16 @@ func (f *front) openNATS(cfg *RouterConfig, joined *joining, chosen bool) error 
 	if err := f.secret.publish(); err != nil {
 		return err
 	}
+	conn := cfg.Fleet.conn()
+	conn.URL, conn.Ring, conn.Name, conn.Log = url, f.secret.ring, routerName, f.log
+	conn.Insecure = conn.Insecure && f.nats == nil
 	var err error
-	f.conn, err = fleet.Connect(fleet.ConnConfig{URL: url, Ring: f.secret.ring, Name: routerName, CredsFile: cfg.Fleet.CredsFile,
-		TLSCert: cfg.Fleet.TLSCert, TLSKey: cfg.Fleet.TLSKey, TLSCA: cfg.Fleet.TLSCA, Insecure: cfg.Fleet.Insecure && f.nats == nil, Log: f.log})
+	f.conn, err = fleet.Connect(conn)
 	return err
 }
 
-// natsAddrs lists where the embedded server may listen when nobody chose: the previous
-// port, which join lines name, then the default, then any.
+// natsAddrs lists where the embedded server may listen if no setting says so: on the previous port,
+// which join lines name, then the default, then any.
 func natsAddrs(listen string, before trust.Join) []string {
 	host, _, err := net.SplitHostPort(listen)
 	if err != nil {
@@ -312,13 +310,13 @@ func (f *front) letGo() {
 	f.data.Close(files...)
 }
 
-// reloading applies limits, policy and static members anew on each SIGHUP, until end is
-// called. It also reopens the audit file, even if the configuration is invalid.
+// reloading reloads limits, policy and static members at each SIGHUP, until end is called. It also
+// reopens the audit file, even if the configuration is invalid.
 func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error)) (end func()) {
 	r, log := f.router, f.log
 	anew := func() (*RouterConfig, error) {
-		if err := r.ReopenAudit(); err != nil {
-			log.Error("the audit file before it is written on", "err", err)
+		if err := r.Console.ReopenAudit(); err != nil {
+			log.Error("the audit file is not reopened; the old one stays in use", "err", err)
 		}
 		return load()
 	}
@@ -326,7 +324,7 @@ func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error))
 		if err := r.Reload(next.Limits, next.Pick.Policy); err != nil {
 			return err
 		}
-		if err := r.SetStatic(next.Static); err != nil { // the valid ones of the list are in force
+		if err := r.Members.SetStatic(next.Static); err != nil { // the valid ones are in force
 			log.Error("static members", "err", err)
 		}
 		now := *old // in force
@@ -334,12 +332,12 @@ func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error))
 		rest := *next
 		rest.Limits, rest.Pick.Policy, rest.Static = old.Limits, old.Pick.Policy, old.Static
 		if !reflect.DeepEqual(&rest, old) {
-			log.Warn("limits, pick.policy, static, keys and certificates are in force; what else has changed needs a restart")
+			log.Warn("limits, pick.policy, static, keys and certificates are in force; other changes need a restart")
 		}
 		if changes, err := config.Changes(old, &now); err != nil {
 			log.Error("audit", "err", err)
 		} else if len(changes) > 0 {
-			r.Audit("reload", "SIGHUP", strings.Join(changes, "; "))
+			r.Console.Audit("reload", "SIGHUP", strings.Join(changes, "; "))
 		}
 		return nil
 	}, log)
@@ -355,8 +353,8 @@ func (f *front) url(cfg *RouterConfig) string {
 	return scheme + strings.Replace(f.router.Addr().String(), "[::]", "127.0.0.1", 1)
 }
 
-// close shuts down along the data path: no new requests, running ones to their end (until
-// ctx), then the view of the fleet, then NATS.
+// close first lets running requests end (until ctx ends), then closes the view of the fleet, then
+// NATS.
 func (f *front) close(ctx context.Context) {
 	defer runtime.KeepAlive(f.ballast)
 	var errs []error

@@ -20,21 +20,21 @@ import (
 )
 
 const (
-	joinFileHelp = "file with the fleet's NATS and secret, which is followed: what a router keeps in DATA/" + fileJoin + ". Or the same text in XPYD_JOIN"
+	joinFileHelp = "file with the fleet's NATS and secret, which a router keeps as DATA/" + fileJoin + "; changes take effect. Or the same text in XPYD_JOIN"
 	trustMeans   = "whoever reaches a port may use it, drain it and poison its KV"
-	trustHelp    = "ask nobody who comes for the fleet's secret: " + trustMeans
+	trustHelp    = "do not ask for the fleet's secret: " + trustMeans
 )
 
-// joining is the join line given to a process, and its source.
+// joining is the join line of a process, and its source.
 type joining struct {
 	trust.Join
 	file string // "": from XPYD_JOIN, which does not change
 	open bool   // others may read the file
-	once bool   // the file is a pipe or the like, which is read once
+	once bool   // the file is a pipe or the like, and read once
 }
 
-// readJoining reads the line; if both are empty there is none. It waits until ctx ends for
-// somebody to write into a pipe, and then returns ctx's error.
+// readJoining reads the join line from text or a file; both may be empty. Until ctx ends it waits
+// for a writer of a pipe; then it returns ctx's error.
 func readJoining(ctx context.Context, text, file string) (joining, error) {
 	if file == "" {
 		return parseJoining(text, joining{})
@@ -61,11 +61,10 @@ func readJoining(ctx context.Context, text, file string) (joining, error) {
 	}
 }
 
-// again rereads a file that is followed.
-func (j *joining) again() (joining, error) {
+func (j *joining) reread() (joining, error) {
 	text, next, err := joinFile(j.file, true)
 	if err != nil {
-		return next, &config.KeyError{Key: "join_file", Msg: err.Error()}
+		return next, config.Bad("join_file", "%v", err)
 	}
 	return parseJoining(text, next)
 }
@@ -84,16 +83,15 @@ func parseJoining(text string, j joining) (joining, error) {
 		err = conn.Validate()
 	}
 	if j.Join = line; err != nil {
-		return j, &config.KeyError{Key: key, Msg: strings.TrimPrefix(file+": ", ": ") + err.Error()}
+		return j, config.Bad(key, "%s%v", strings.TrimPrefix(file+": ", ": "), err)
 	}
 	return j, nil
 }
 
-// maxJoin bounds a join line.
 const maxJoin = 16 << 10
 
-// joinFile reads a file, which may be a link, as mounted secrets are. A pipe or the like is
-// read once and never again: that would wait for a writer that is gone.
+// joinFile reads a file, which may be a link, like mounted secrets. A pipe or the like is never
+// read again: that would wait for a writer that is gone.
 func joinFile(path string, again bool) (text string, j joining, err error) {
 	j.file = path
 	info, err := os.Stat(path)
@@ -105,7 +103,7 @@ func joinFile(path string, again bool) (text string, j joining, err error) {
 	}
 	flags := os.O_RDONLY
 	if j.once = !info.Mode().IsRegular(); !j.once {
-		flags |= syscall.O_NONBLOCK // in case a pipe has just taken its place
+		flags |= syscall.O_NONBLOCK // in case a pipe has just replaced it
 	} else if again {
 		return "", j, fmt.Errorf("%s is no regular file any more", path)
 	}
@@ -119,7 +117,7 @@ func joinFile(path string, again bool) (text string, j joining, err error) {
 	}
 	mode := info.Mode()
 	if mode.IsRegular() == j.once {
-		return "", j, fmt.Errorf("%s: another was put in its place just now", path)
+		return "", j, fmt.Errorf("%s: it was just replaced by another file", path)
 	}
 	if err := chosenByUs(path, info); err != nil {
 		return "", j, err
@@ -135,7 +133,7 @@ func joinFile(path string, again bool) (text string, j joining, err error) {
 // chosenByUs refuses a file or pipe that another user may write into.
 func chosenByUs(path string, info fs.FileInfo) error {
 	if uid := datadir.Owner(info); uid != 0 && uid != os.Geteuid() {
-		return fmt.Errorf("%s belongs to uid %d, who may so choose this worker's fleet, and this is uid %d: make a copy of your own with mode 0600, or give its text in XPYD_JOIN", path, uid, os.Geteuid())
+		return fmt.Errorf("%s belongs to uid %d, who could choose this worker's fleet, and this is uid %d: make your own copy with mode 0600, or give its text in XPYD_JOIN", path, uid, os.Geteuid())
 	}
 	mode, who := info.Mode(), ""
 	switch {
@@ -146,14 +144,14 @@ func chosenByUs(path string, info fs.FileInfo) error {
 		who = "its group"
 	}
 	if who != "" {
-		return fmt.Errorf("%s has mode %04o, so that %s may choose this worker's fleet: run `chmod 600 %s`", path, mode.Perm(), who, path)
+		return fmt.Errorf("%s has mode %04o, so that %s could choose this worker's fleet: run `chmod 600 %s`", path, mode.Perm(), who, path)
 	}
 	return nil
 }
 
 func (j *joining) given() bool { return len(j.Secrets) > 0 }
 
-// ring returns the secrets for use. Without a line it is a ring that nobody else has.
+// ring returns the secrets for use. Without a line it makes one that nobody else has.
 func (j *joining) ring() (*trust.Ring, error) {
 	if !j.given() {
 		return trust.NewRing(trust.NewSecret())
@@ -162,14 +160,14 @@ func (j *joining) ring() (*trust.Ring, error) {
 }
 
 // nothingElse is a worker's log line on SIGHUP.
-const nothingElse = "a worker has nothing to reload but its join file; restart it to change its configuration"
+const nothingElse = "a worker reloads only its join file; restart it to change its configuration"
 
 // followEvery is how often a join file is checked.
 const followEvery = time.Second
 
-// follow calls apply with the file's content whenever it has changed, and also checks when
-// told to, until ctx ends. A file that is missing or unreadable changes nothing and is
-// logged once. Without a file, or with one that is read once, nothing changes.
+// follow calls apply with the file's content whenever it has changed, until ctx ends; look makes it
+// check at once. A missing or unreadable file changes nothing and is logged once. Without a file,
+// or with one that is read once, nothing changes.
 func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.Logger, apply func(trust.Join) error) {
 	if j.once {
 		log.Info("the join file is not a regular file: it was read once, and is not followed", "file", j.file)
@@ -193,7 +191,7 @@ func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.L
 		case <-look:
 			log.Warn(nothingElse)
 		}
-		next, err := j.again()
+		next, err := j.reread()
 		if err == nil && next.Join.Reveal() != now {
 			now = next.Join.Reveal()
 			if err = apply(next.Join); err == nil {
@@ -204,12 +202,11 @@ func (j *joining) follow(ctx context.Context, look <-chan os.Signal, log *slog.L
 			said = ""
 		} else if text := err.Error(); text != said {
 			said = text
-			log.Warn("the join file cannot be used; what it said before stays in force", "err", err)
+			log.Warn("the join file cannot be used; its former content stays in force", "err", err)
 		}
 	}
 }
 
-// ids returns the IDs of secrets.
 func ids(secrets []trust.Secret) string {
 	var out []string
 	for _, s := range secrets {
@@ -218,7 +215,7 @@ func ids(secrets []trust.Secret) string {
 	return strings.Join(out, "+")
 }
 
-// answersWhom refuses a worker that was not told which fleet may use it.
+// answersWhom refuses a worker that was not told who may use it.
 func answersWhom(cfg *worker.Config, j *joining) error {
 	if j.given() || cfg.TrustEveryone || cfg.APIKeysFile != "" {
 		return nil

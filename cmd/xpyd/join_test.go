@@ -91,7 +91,7 @@ func TestFollow(t *testing.T) {
 	if n := strings.Count(text, "level=WARN") - strings.Count(text, nothingElse); n != 5 || strings.Contains(text, "hunter2") || strings.Contains(text, one.Reveal()) {
 		t.Errorf("%d warnings:\n%s", n, text)
 	}
-	for _, want := range []string{"no such file", "has mode 0602, so that anybody may choose this worker's fleet: run `chmod 600 ", "it has no fleet secret", "more than 16384 bytes", "no such server"} {
+	for _, want := range []string{"no such file", "has mode 0602, so that anybody could choose this worker's fleet: run `chmod 600 ", "it has no fleet secret", "more than 16384 bytes", "no such server"} {
 		if strings.Count(text, want) != 1 {
 			t.Errorf("%d times %q:\n%s", strings.Count(text, want), want, text)
 		}
@@ -162,7 +162,7 @@ func TestPipeForFile(t *testing.T) {
 	j := joining{file: path}
 	read := make(chan error, 1)
 	go func() {
-		_, err := j.again()
+		_, err := j.reread()
 		read <- err
 	}()
 	select {
@@ -175,7 +175,7 @@ func TestPipeForFile(t *testing.T) {
 	}
 }
 
-// TestPipeWithoutWriter: who waits for a writer is stopped as always.
+// TestPipeWithoutWriter: a command that waits for a writer can be stopped.
 func TestPipeWithoutWriter(t *testing.T) {
 	t.Setenv("XPYD_JOIN_FILE", pipe(t))
 	for _, command := range []string{"decode", "router", "up"} {
@@ -199,8 +199,8 @@ func TestPipeWithoutWriter(t *testing.T) {
 	}
 }
 
-// TestJoinFileOfOthers: who may write into a join file chooses the fleet, so that is
-// we and root alone. Who may read it is said.
+// TestJoinFileOfOthers: a writer of the join file chooses the fleet, so only this user and root
+// may write it. Readable by others is a warning.
 func TestJoinFileOfOthers(t *testing.T) {
 	f := func(path, want string) joining {
 		t.Helper()
@@ -220,8 +220,8 @@ func TestJoinFileOfOthers(t *testing.T) {
 			t.Errorf("%v: open is %v", m, j.open)
 		}
 	}
-	f(mode(0o660), "has mode 0660, so that its group may choose this worker's fleet: run `chmod 600 "+path)
-	f(mode(0o602), "has mode 0602, so that anybody may choose this worker's fleet: run `chmod 600 "+path)
+	f(mode(0o660), "has mode 0660, so that its group could choose this worker's fleet: run `chmod 600 "+path)
+	f(mode(0o602), "has mode 0602, so that anybody could choose this worker's fleet: run `chmod 600 "+path)
 	if os.Geteuid() != 0 {
 		t.Log("not root: no file can be given to another user")
 		return
@@ -232,7 +232,7 @@ func TestJoinFileOfOthers(t *testing.T) {
 		}
 		return path
 	}
-	f(theirs(mode(0o600)), "belongs to uid 65534, who may so choose this worker's fleet, and this is uid 0")
+	f(theirs(mode(0o600)), "belongs to uid 65534, who could choose this worker's fleet, and this is uid 0")
 	link := filepath.Join(t.TempDir(), "link")
 	if err := os.Symlink(path, link); err != nil {
 		t.Fatal(err)
@@ -408,8 +408,8 @@ func TestSquatted(t *testing.T) {
 	}
 }
 
-// TestDeadRouter: what a router left that was killed sends nobody anywhere: another
-// user may listen by now where it did. Before, he got the admin token.
+// TestDeadRouter: the files of a killed router send nobody anywhere: another user may listen at
+// its address by now. Before, he got the admin token.
 func TestDeadRouter(t *testing.T) {
 	var heard atomic.Int32
 	his := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -461,7 +461,7 @@ func TestSecretRefused(t *testing.T) {
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	refused("it is empty; put it back, or remove it: the router then makes another")
+	refused("it is empty; put it back, or remove it: the router then makes a new one")
 	for _, to := range []string{filepath.Join(t.TempDir(), "elsewhere"), "beside"} {
 		if err := errors.Join(os.Remove(path), os.Symlink(to, path)); err != nil {
 			t.Fatal(err)
@@ -521,7 +521,7 @@ func TestSecondRouterFollows(t *testing.T) {
 			if readData(t, a, fileJoin) != readData(t, b, fileJoin) {
 				t.Error("another join line")
 			}
-			if _, errs, code := xpyd(t, "secret", "rotate", "--data", b); code != exitFailed || !strings.Contains(errs, "from another's join file") {
+			if _, errs, code := xpyd(t, "secret", "rotate", "--data", b); code != exitFailed || !strings.Contains(errs, "from another router's join file") {
 				t.Errorf("exit code %d, %q", code, errs)
 			}
 			if _, errs, code := xpyd(t, "secret", "rotate", "--data", a); code != exitDone {

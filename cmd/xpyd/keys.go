@@ -10,15 +10,15 @@ import (
 	"github.com/xpyd/xpyd/router/apikey"
 )
 
-// newKeys is `xpyd keys`: who may use a router.
+var errNoFile = errors.New("--file: the file of keys is needed")
+
 func newKeys() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "keys",
 		Short: "Make API keys for a router, and list them",
-		Long: `A file of keys holds the hash of each key, its owner's name and limits. The
-router whose api_keys_file names it reads it again when it changes.`,
+		Long: `A file of keys holds the hash of each key, its owner's name and limits. The router
+that has it as api_keys_file reads it again when it changes.`,
 		Example: "  xpyd keys new --file keys.yaml --name team-a --tokens-per-minute 100000\n  xpyd keys list --file keys.yaml",
-		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, args []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newKeysNew(), newKeysList())
@@ -32,38 +32,38 @@ func newKeysNew() *cobra.Command {
 		Use:     "new --file FILE --name NAME",
 		Short:   "Make a key: it is printed once, and its hash is added to the file",
 		Example: "  xpyd keys new --file keys.yaml --name team-a --requests-per-minute 600 --priority high --models 'llama-3,qwen-*'",
-		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
-	f.StringVar(&file, "file", "", "the router's api_keys_file; made if there is none")
-	f.StringVar(&k.Name, "name", "", "whose it is: in metrics, logs and the queue")
+	f.StringVar(&file, "file", "", "the router's api_keys_file; created if missing")
+	f.StringVar(&k.Name, "name", "", "the owner, for metrics, logs and the queue")
 	f.Int64Var(&k.RequestsPerMinute, "requests-per-minute", 0, "0 is no limit")
 	f.Int64Var(&k.TokensPerMinute, "tokens-per-minute", 0, "of prompts and answers; 0 is no limit")
 	f.IntVar(&k.MaxInFlight, "max-in-flight", 0, "requests at once; 0 is no limit")
 	f.Float64Var(&k.Weight, "weight", 0, "share of the places while requests wait; 0 is 1")
-	f.StringVar(&k.Priority, "priority", "", "the highest that may be asked for: high, normal or low; default normal")
-	f.StringSliceVar(&k.Models, "models", nil, "models that may be used, * at the end for the rest; default all")
-	f.BoolVar(&k.NamesTenants, "names-tenants", false, "a gateway's: it may say for whom a request is (tenant_header)")
-	f.StringVar(&expires, "expires", "", "when it ends: a duration (720h) or a time (2027-01-01T00:00:00Z); default never")
+	f.StringVar(&k.Priority, "priority", "", "the highest that requests may ask for: high, normal or low; default normal")
+	f.StringSliceVar(&k.Models, "models", nil, "models that may be used, a prefix with * at its end; default all")
+	f.BoolVar(&k.NamesTenants, "names-tenants", false, "for a gateway: it may say whose a request is (tenant_header)")
+	f.StringVar(&expires, "expires", "", "when it expires: a duration (720h) or a time (2027-01-01T00:00:00Z); default never")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if file == "" {
-			return usageError{errors.New("--file: the file of keys is needed")}
-		}
 		secret, made := apikey.New(k.Name)
 		k.SHA256 = made.SHA256
-		if expires != "" {
-			var err error
-			if k.Expires, err = expiry(expires, time.Now()); err != nil {
-				return usageError{err}
-			}
+		var err error
+		switch {
+		case file == "":
+			err = errNoFile
+		case expires != "":
+			k.Expires, err = expiry(expires, time.Now())
 		}
-		if err := k.Validate(); err != nil {
+		if err == nil {
+			err = k.Validate()
+		}
+		if err != nil {
 			return usageError{err}
 		}
 		if err := apikey.Append(file, k); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintln(cmd.OutOrStdout(), secret)
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), secret)
 		return err
 	}
 	return cmd
@@ -87,12 +87,11 @@ func newKeysList() *cobra.Command {
 		Use:     "list --file FILE",
 		Short:   "List whose keys are in the file, and their limits",
 		Example: "  xpyd keys list --file keys.yaml",
-		Args:    cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&file, "file", "", "the file of keys")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if file == "" {
-			return usageError{errors.New("--file: the file of keys is needed")}
+			return usageError{errNoFile}
 		}
 		list, err := apikey.Load(file)
 		if err != nil {

@@ -15,8 +15,7 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// fleetLedger is the response of GET /debug/ledger?fleet=1: what the router holds, and what
-// each worker does.
+// fleetLedger is the response of GET /debug/ledger?fleet=1: what the router and each worker hold.
 type fleetLedger struct {
 	Process  string
 	At       time.Time
@@ -48,7 +47,7 @@ type line struct {
 	Why     string    `json:"why"`
 }
 
-// heldLines returns everything that the fleet holds, oldest first.
+// heldLines is everything that the fleet holds, oldest first.
 type heldLines struct {
 	At          time.Time `json:"at"`
 	Lines       []line    `json:"lines"`
@@ -56,12 +55,12 @@ type heldLines struct {
 	Leased      int       `json:"leased_blocks"`
 }
 
-// lines flattens the ledgers of all processes. A process that did not answer is a line too.
+// lines flattens the ledgers of all processes. A process that did not answer also gets a line.
 func (f *fleetLedger) lines() *heldLines {
 	out := &heldLines{At: f.At, Lines: []line{}}
 	for _, q := range f.Requests {
 		if q.Internal {
-			continue // a probe, or this very request
+			continue // a probe, or this request
 		}
 		l := line{Process: f.Process, Kind: "request", ID: q.ID, State: q.State, Since: q.Since, Why: "a client waits for its answer to " + q.Path}
 		if n := len(q.Attempts); n > 0 {
@@ -129,7 +128,6 @@ func (h *heldLines) worker(id string, raw json.RawMessage) {
 	}
 }
 
-// print writes the lines as a table.
 func (h *heldLines) print(w io.Writer) error {
 	if len(h.Lines) == 0 {
 		_, err := fmt.Fprintln(w, "nothing is held")
@@ -155,7 +153,7 @@ func (h *heldLines) print(w io.Writer) error {
 	return t.Flush()
 }
 
-// plain keeps a text from another process to one line of a table.
+// plain keeps a text from another process on one line of a table.
 func plain(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {

@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Exit codes (contract, section 2).
+// Exit codes.
 const (
 	exitDone   = 0
 	exitFailed = 1
@@ -43,7 +43,7 @@ func main() {
 // run executes one command line and returns its exit code.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
-	root.SetArgs(append([]string{}, args...)) // with nil cobra would take the process's own
+	root.SetArgs(append([]string{}, args...)) // cobra replaces nil by the process's arguments
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return exitDone
@@ -87,11 +87,14 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	return root
 }
 
-// usageArgs turns a wrong number of arguments into bad usage, for all commands below
-// parent.
+// usageArgs makes wrong arguments bad usage, for all commands below parent. A command without Args
+// takes none.
 func usageArgs(parent *cobra.Command) {
 	for _, c := range parent.Commands() {
 		check := c.Args
+		if check == nil {
+			check = cobra.NoArgs
+		}
 		c.Args = func(cmd *cobra.Command, args []string) error {
 			if err := check(cmd, args); err != nil {
 				return usageError{fmt.Errorf("%s: %w; see `%s --help`", cmd.CommandPath(), err, cmd.CommandPath())}
@@ -102,9 +105,9 @@ func usageArgs(parent *cobra.Command) {
 	}
 }
 
-// shutdownContext is cancelled by the first SIGINT or SIGTERM, and the drain that follows
-// by a second: what runs is then cut. If that takes longer than lastGrace, or at a third
-// signal, the process runs the lastly function and exits.
+// shutdownContext is cancelled by the first SIGINT or SIGTERM; a second one cancels the drain that
+// follows and cuts what runs. If that takes longer than lastGrace, or at a third signal, the
+// process runs the lastly function and exits.
 func shutdownContext(exit func(int)) (context.Context, func()) {
 	now, cut := context.WithCancel(context.Background())
 	d := &drain{now: now}
@@ -112,9 +115,8 @@ func shutdownContext(exit func(int)) (context.Context, func()) {
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	done := make(chan struct{})
-	finished := make(chan struct{})
-	go func() {
-		defer close(finished)
+	var watching sync.WaitGroup
+	watching.Go(func() {
 		for _, act := range []func(){cancel, cut} {
 			select {
 			case <-signals:
@@ -135,11 +137,11 @@ func shutdownContext(exit func(int)) (context.Context, func()) {
 			(*f)()
 		}
 		exit(exitFailed)
-	}()
+	})
 	return ctx, func() {
 		signal.Stop(signals)
 		close(done)
-		<-finished
+		watching.Wait()
 		cancel()
 		cut()
 	}
@@ -159,24 +161,23 @@ func background(f func(context.Context)) (end func()) {
 // lastGrace is the time after a second signal to clean up processes and files.
 const lastGrace = 500 * time.Millisecond
 
-// drainKey is where a command's context has its drain.
 type drainKey struct{}
 
 type drain struct {
-	now  context.Context        // ends with a second signal
+	now  context.Context        // ends with the second signal
 	last atomic.Pointer[func()] // see lastly
 }
 
-// lastly sets what is done, beside whatever runs, before an exit that no longer waits. It
-// must be quick.
+// lastly sets a quick function that runs, beside whatever still runs, before an exit that no longer
+// waits.
 func lastly(ctx context.Context, f func()) {
 	if d, ok := ctx.Value(drainKey{}).(*drain); ok {
 		d.last.Store(&f)
 	}
 }
 
-// draining returns the context of a command's drain: it ends after limit or with a second
-// signal, not with ctx.
+// draining returns the context of a command's drain: it ends after limit or with a second signal,
+// not with ctx.
 func draining(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	parent := context.Background()
 	if d, ok := ctx.Value(drainKey{}).(*drain); ok {

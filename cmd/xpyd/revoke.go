@@ -18,26 +18,25 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// fileRevoked outlasts the router, as the secret does.
+// fileRevoked outlives the router, like the secret.
 const fileRevoked = "revoked"
 
-// routerName is a router's name at NATS, where workers have their ids.
+// routerName is a router's name at NATS; workers have their ids.
 const routerName = "router"
 
-// revoker keeps the list of members shut out of the fleet, in the data folder and at the
-// embedded NATS. Other routers' revocations come through follow.
+// revoker keeps the list of revoked members in the data folder and at the embedded NATS. follow
+// adds other routers' revocations.
 type revoker struct {
 	*fleet.Watcher
 	data *datadir.Dir
 	nats *fleet.Server                // nil with an external one
-	heed func(revoked []string) error // looks for secrets among them
+	heed func(revoked []string) error // retires secrets among them
 	log  *slog.Logger
 
 	mu   sync.Mutex
 	kept []fleet.Revocation
 }
 
-// readRevoked returns the folder's list.
 func readRevoked(data *datadir.Dir) (list []fleet.Revocation, err error) {
 	text, err := data.Read(fileRevoked)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -63,7 +62,7 @@ func (r *revoker) after(err error) error {
 		return err
 	}
 	if err := r.keep(); err != nil {
-		return fmt.Errorf("it is so now, but not when the router starts again: %w", err)
+		return fmt.Errorf("it holds now, but not after a restart of the router: %w", err)
 	}
 	return nil
 }
@@ -105,79 +104,63 @@ func (r *revoker) follow(ctx context.Context) {
 	}
 }
 
-const revocationsPath = "/admin/v1/revocations"
-
-const stillKnows = `Whoever is at that machine still knows the fleet's secret, and can come as somebody
-else: replace the secret with ` + "`xpyd secret rotate`" + `, give the new join line to all
+const stillKnows = `Whoever is at that machine still knows the fleet's secret, and can come back under
+another name: replace the secret with ` + "`xpyd secret rotate`" + `, give the new join line to all
 others, and end the older one with ` + "`xpyd secret retire`" + `.`
 
-// newRevoke is `xpyd revoke`.
 func newRevoke() *cobra.Command {
-	var admin adminFlags
-	cmd := &cobra.Command{
-		Use: "revoke [ID]", Short: "Shut a worker out of the fleet; without an ID, list who is",
-		Long: `Shut a worker out of the fleet, by its ID: what it has under way ends, no router and
-no worker hears it or talks to it any more, and that stays so when routers restart.
+	return adminCommand(&cobra.Command{
+		Use: "revoke [ID]", Short: "Shut a worker out of the fleet; without an ID, list the revoked ones",
+		Long: `Shut a worker out of the fleet, by its ID: its running requests end, and no router and
+no worker hears it or talks to it any more, even after routers restart.
 
 ` + stillKnows,
 		Example: "  xpyd revoke decode-3\n  xpyd revoke",
 		Args:    cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				if err := admin.revocation(cmd, "POST", args[0]); err != nil {
-					return err
-				}
-				_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: revoked\n%s\n", args[0], stillKnows)
-				return err
-			}
-			return admin.revocation(cmd, "GET", "")
-		},
-	}
-	admin.register(cmd)
-	return cmd
+	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
+		if len(args) == 0 {
+			return admin.listRevoked(cmd)
+		}
+		return admin.revocation(cmd, "POST", args[0], "revoked\n"+stillKnows)
+	})
 }
 
-// newUnrevoke is `xpyd unrevoke`.
 func newUnrevoke() *cobra.Command {
-	var admin adminFlags
-	cmd := &cobra.Command{
+	return adminCommand(&cobra.Command{
 		Use: "unrevoke ID", Short: "Let a revoked worker come back",
 		Long: `Let a revoked worker come back. One that still runs does so by itself. If the secret
 was replaced since, it needs the new join line.`,
 		Example: "  xpyd unrevoke decode-3",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := admin.revocation(cmd, "DELETE", args[0]); err != nil {
-				return err
-			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: not revoked any more\n", args[0])
-			return err
-		},
-	}
-	admin.register(cmd)
-	return cmd
+	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
+		return admin.revocation(cmd, "DELETE", args[0], "not revoked any more")
+	})
 }
 
-// revocation asks the router, and prints the list if that was the request.
-func (a *adminFlags) revocation(cmd *cobra.Command, verb, id string) error {
-	path := revocationsPath
-	if id != "" {
-		if err := fleet.ValidID(id); err != nil {
-			return usageError{err}
-		}
-		path += "/" + id
+// revocation revokes a member, or takes that back, and prints what was done.
+func (a *adminFlags) revocation(cmd *cobra.Command, verb, id, done string) error {
+	if err := fleet.ValidID(id); err != nil {
+		return usageError{err}
 	}
+	var out struct{ Notes []string }
+	err := a.call(cmd.Context(), verb, "/admin/v1/revocations/"+id, nil, &out)
+	for _, note := range out.Notes {
+		fmt.Fprintln(cmd.ErrOrStderr(), "xpyd: "+note)
+	}
+	if err == nil {
+		_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", id, done)
+	}
+	return err
+}
+
+func (a *adminFlags) listRevoked(cmd *cobra.Command) error {
 	var out struct {
 		Revoked []struct {
 			ID    string
 			Since time.Time
 		}
-		Notes []string
 	}
-	if err := a.call(cmd.Context(), verb, path, nil, &out); err != nil || id != "" {
-		for _, note := range out.Notes {
-			fmt.Fprintln(cmd.ErrOrStderr(), "xpyd: "+note)
-		}
+	if err := a.call(cmd.Context(), "GET", "/admin/v1/revocations", nil, &out); err != nil {
 		return err
 	}
 	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)

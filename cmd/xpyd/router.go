@@ -1,8 +1,6 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -13,31 +11,28 @@ import (
 
 const shutdownTimeout = 30 * time.Second
 
-const dataHelp = "folder of the secrets, and of where the router is found; nobody else may look into it"
+const dataHelp = "folder with the secrets and the router's addresses, closed to other users"
 
-// newRouter is `xpyd router`: the front door alone.
 func newRouter() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "router --config FILE",
-		Short: "Run the front door, alone",
-		Long: `Run the router. Without fleet.url it embeds a NATS server. At its first start it
-makes the fleet's secret in --data, and it prints the file with which workers
-join. A second router of the fleet joins with the same file. SIGHUP reloads limits, policy, static, keys and
-certificates; SIGTERM drains. /dashboard on the admin address shows the fleet in a
-browser; the password is what admin-token-ro in --data has, which
-only reads, or admin-token. Each key of the configuration is also an
-environment variable: tls_cert is XPYD_TLS_CERT.`,
+		Short: "Run a router alone",
+		Long: `Run a router. Without fleet.url it embeds a NATS server. At its first start it makes the
+fleet's secret in --data. It prints the file with which workers join; a second router of
+the fleet joins with the same file. SIGHUP reloads limits, policy, static, keys and
+certificates; SIGTERM drains. /dashboard on the admin address shows the fleet in a browser;
+its password is the text of admin-token-ro in --data, which only reads, or of admin-token.
+Each key of the configuration is also an environment variable: tls_cert is XPYD_TLS_CERT.`,
 		Example: "  xpyd router --config configs/samples/router.yaml\n  xpyd router --listen 0.0.0.0:8000\n  xpyd router --join-file /run/xpyd/join-url --data /var/lib/xpyd-2 --listen 0.0.0.0:8002\n  xpyd router --config router.yaml --print-config\n" +
 			"  env XPYD_API_KEYS_FILE=keys.yaml XPYD_TLS_CERT=cert.pem XPYD_TLS_KEY=key.pem \\\n    xpyd router --listen 0.0.0.0:8443\n" +
 			"  xpyd keys new --file keys.yaml --name team-a --tokens-per-minute 100000",
-		Args: cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	def := defaultRouterConfig()
 	f.String("listen", def.Listen, "public address")
 	f.String("admin", def.AdminListen, "admin address; \"\" leaves it out")
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
-	f.String("join-file", "", "of another router of the fleet, for its secret and NATS, which is followed. Or the same text in XPYD_JOIN")
+	f.String("join-file", "", "join file of another router of the fleet, with its secret and NATS; changes take effect. Or the same text in XPYD_JOIN")
 	f.Bool("trust-everyone", false, trustHelp)
 	f.String("data", def.Data, dataHelp)
 	logFlags(f, &def.Log)
@@ -46,9 +41,6 @@ environment variable: tls_cert is XPYD_TLS_CERT.`,
 		defer flush()
 		ctx := cmd.Context()
 		front, err := openFront(ctx, cfg, log, frontConfig{mounts: startsNone(), sources: sources})
-		if errors.Is(err, context.Canceled) { // stopped while nobody has written into a pipe
-			return nil
-		}
 		if err != nil {
 			return err
 		}

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 
 	"github.com/spf13/cobra"
 	"github.com/valyala/fasthttp"
@@ -18,17 +18,10 @@ import (
 	"github.com/xpyd/xpyd/router/console"
 )
 
-// scaler serves POST /admin/v1/scale on the router of an `up`. The listener opens before
-// the supervisor exists, which is set later.
+// scaler serves POST /admin/v1/scale on the router of an `up`. The listener opens before there is a
+// supervisor.
 type scaler struct {
-	mu  sync.Mutex
-	sup *supervise.Supervisor
-}
-
-func (s *scaler) set(sup *supervise.Supervisor) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.sup = sup
+	sup atomic.Pointer[supervise.Supervisor]
 }
 
 func (s *scaler) mounts() map[string]fasthttp.RequestHandler {
@@ -38,17 +31,11 @@ func (s *scaler) mounts() map[string]fasthttp.RequestHandler {
 	}
 }
 
-// startsNone refuses to scale on a router that stands alone.
+// startsNone refuses to scale on a router that was not started by `up`.
 func startsNone() map[string]fasthttp.RequestHandler {
 	return map[string]fasthttp.RequestHandler{"POST /admin/v1/scale": func(ctx *fasthttp.RequestCtx) {
-		fail(ctx, openai.NotFound("this router was not started by `xpyd up`, and starts no workers: start them where they are to run, with `xpyd prefill --join-file …` and `xpyd decode --join-file …`, and end them there, after `xpyd drain ID`"))
+		fail(ctx, openai.NotFound("this router was not started by `xpyd up`, and starts no workers: start them where they shall run, with `xpyd prefill --join-file …` and `xpyd decode --join-file …`, and end them there, after `xpyd drain ID`"))
 	}}
-}
-
-func (s *scaler) get() *supervise.Supervisor {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.sup
 }
 
 func (s *scaler) serve(ctx *fasthttp.RequestCtx) {
@@ -59,7 +46,7 @@ func (s *scaler) serve(ctx *fasthttp.RequestCtx) {
 			err = fmt.Errorf("want prefill and decode counts in 1..%d, have %s=%d", maxWorkers, role, n)
 		}
 	}
-	sup := s.get()
+	sup := s.sup.Load()
 	if err == nil && sup == nil {
 		err = fmt.Errorf("still starting")
 	}
@@ -89,21 +76,20 @@ func noteScale(ctx *fasthttp.RequestCtx, changes map[string]supervise.Scaled) {
 	console.NoteChange(ctx, strings.Join(was, " "), strings.Join(is, " "))
 }
 
-// coming reports whether a worker runs or will run, even if the fleet has not heard of it
-// yet.
+// coming reports whether a worker runs or will run, even if the fleet has not heard of it yet.
 func (s *scaler) coming(id string) bool {
-	sup := s.get()
+	sup := s.sup.Load()
 	return sup != nil && slices.ContainsFunc(sup.Status(), func(c supervise.Status) bool {
 		return c.Name == id && c.State != supervise.Draining && c.State != supervise.Stopped
 	})
 }
 
 func (s *scaler) list(ctx *fasthttp.RequestCtx) {
-	if sup := s.get(); sup != nil {
-		respond(ctx, sup.Status())
-		return
+	list := []supervise.Status{}
+	if sup := s.sup.Load(); sup != nil {
+		list = sup.Status()
 	}
-	respond(ctx, []supervise.Status{})
+	respond(ctx, list)
 }
 
 func fail(ctx *fasthttp.RequestCtx, err *openai.Error) {
@@ -122,42 +108,36 @@ func respond(ctx *fasthttp.RequestCtx, v any) {
 	ctx.SetBody(b)
 }
 
-// newScale is `xpyd scale`, on a running `up`.
 func newScale() *cobra.Command {
-	var admin adminFlags
 	var wait waiting
-	cmd := &cobra.Command{
+	cmd := adminCommand(&cobra.Command{
 		Use: "scale prefill=N decode=N", Short: "Change the number of workers of a running `xpyd up`",
-		Long: `Change the number of workers of a running ` + "`xpyd up`" + `. Whoever has the role now
-counts, also a drained worker; of those that are too many, drained ones go first,
-and the last that serves stays. With --wait it ends when the workers are there, and
-those that go have finished.`,
+		Long: `Change the number of workers of a running ` + "`xpyd up`" + `. Every worker that now has the
+role counts, drained or not. If there are too many, drained ones go first, and the last
+one that serves stays. With --wait it ends when the new workers serve, and those that
+go have finished.`,
 		Example: "  xpyd scale prefill=3 decode=2\n  xpyd scale decode=4 --wait",
 		Args:    cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			want, err := wantedCounts(args)
-			if err != nil {
-				return usageError{err}
-			}
-			var changes map[string]supervise.Scaled
-			if err := admin.call(cmd.Context(), "POST", "/admin/v1/scale", want, &changes); err != nil {
-				return err
-			}
-			s := scaling{changes: changes, skip: map[string]bool{}}
-			var f fleetStatus
-			if err := admin.call(cmd.Context(), "GET", "/admin/v1/instances", nil, &f); err != nil {
-				return err
-			}
-			s.tell(cmd.OutOrStdout(), want, &f)
-			return wait.until(cmd, "the scaling", func(ctx context.Context) (string, error) { return s.pending(ctx, &admin) })
-		},
-	}
-	admin.register(cmd)
-	wait.register(cmd, "until the workers are there, and those that go have finished")
+	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
+		want, err := wantedCounts(args)
+		if err != nil {
+			return usageError{err}
+		}
+		s := scaling{skip: map[string]bool{}}
+		if err := admin.call(cmd.Context(), "POST", "/admin/v1/scale", want, &s.changes); err != nil {
+			return err
+		}
+		var f fleetStatus
+		if err := admin.call(cmd.Context(), "GET", "/admin/v1/instances", nil, &f); err != nil {
+			return err
+		}
+		s.tell(cmd.OutOrStdout(), want, &f)
+		return wait.until(cmd, "the scaling", func(ctx context.Context) (string, error) { return s.pending(ctx, admin) })
+	})
+	wait.register(cmd, "until the new workers serve, and those that go have finished")
 	return cmd
 }
 
-// wantedCounts reads prefill=N and decode=N.
 func wantedCounts(args []string) (map[string]int, error) {
 	want := map[string]int{}
 	for _, a := range args {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,61 +14,46 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-const secretPath = "/admin/v1/secret"
-
-// newSecret is `xpyd secret`: the fleet's secret, and who has it.
 func newSecret() *cobra.Command {
-	var admin adminFlags
-	cmd := &cobra.Command{
+	cmd := adminCommand(&cobra.Command{
 		Use:   "secret",
 		Short: "Show the fleet's secrets by their IDs, and who has which; replace them",
-		Long: `The fleet's secret is made at a router's first start and kept in its data folder.
-Workers have it from their join file. To replace it, rotate, let every join file
-be followed or copied, then retire the older one; nothing is restarted. Who has
-not got the new one then is shut out.`,
+		Long: `A router makes the fleet's secret at its first start and keeps it in its data folder.
+Workers have it from their join file. To replace it, rotate, let every join file be
+followed or copied, then retire the older one; nothing is restarted. A member without
+the new secret is then shut out.`,
 		Example: "  xpyd secret\n  xpyd secret rotate\n  xpyd secret retire",
-		Args:    cobra.NoArgs,
-	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error { return secretCall(cmd, &admin, "GET", "", nil) }
-	admin.register(cmd)
+	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
+		return admin.secret(cmd, "GET", "", nil)
+	})
 	cmd.AddCommand(newRotate(), newRetire(), newScrapeToken(), newJoinLine())
 	return cmd
 }
 
 func newRotate() *cobra.Command {
-	var admin adminFlags
-	cmd := &cobra.Command{
-		Use:     "rotate",
-		Short:   "Make a new secret; the older one is accepted beside it until it is retired",
-		Example: "  xpyd secret rotate",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, args []string) error { return secretCall(cmd, &admin, "POST", "/rotate", nil) },
-	}
-	admin.register(cmd)
-	return cmd
+	return adminCommand(&cobra.Command{
+		Use: "rotate", Short: "Make a new secret; the older one is accepted beside it until it is retired", Example: "  xpyd secret rotate",
+	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
+		return admin.secret(cmd, "POST", "/rotate", nil)
+	})
 }
 
 func newRetire() *cobra.Command {
-	var admin adminFlags
 	var force bool
-	cmd := &cobra.Command{
-		Use:     "retire",
-		Short:   "End the older secret, once every member has the newer one",
-		Example: "  xpyd secret retire\n  xpyd secret retire --force     shuts out who has not got the newer one",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return secretCall(cmd, &admin, "POST", "/retire", map[string]bool{"force": force})
-		},
-	}
+	cmd := adminCommand(&cobra.Command{
+		Use: "retire", Short: "End the older secret, once every member has the newer one",
+		Example: "  xpyd secret retire\n  xpyd secret retire --force     shuts out members without the newer one",
+	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
+		return admin.secret(cmd, "POST", "/retire", map[string]bool{"force": force})
+	})
 	cmd.Flags().BoolVar(&force, "force", false, "also if that shuts members out")
-	admin.register(cmd)
 	return cmd
 }
 
-// secretCall makes a request and prints the resulting state.
-func secretCall(cmd *cobra.Command, admin *adminFlags, method, path string, in any) error {
+// secret makes a request about the fleet's secrets and prints their state.
+func (a *adminFlags) secret(cmd *cobra.Command, method, path string, in any) error {
 	var s secretStatus
-	if err := admin.call(cmd.Context(), method, secretPath+path, in, &s); err != nil {
+	if err := a.call(cmd.Context(), method, "/admin/v1/secret"+path, in, &s); err != nil {
 		return err
 	}
 	t := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
@@ -84,11 +70,7 @@ func secretCall(cmd *cobra.Command, admin *adminFlags, method, path string, in a
 	}
 	fmt.Fprintln(t, "\t\nMEMBER\tHAS")
 	for _, m := range s.Members {
-		has := m.Secrets
-		if has == "" {
-			has = "trusts everyone"
-		}
-		fmt.Fprintf(t, "%s\t%s\n", m.ID, has)
+		fmt.Fprintf(t, "%s\t%s\n", m.ID, cmp.Or(m.Secrets, "trusts everyone"))
 	}
 	if len(s.Lacking) > 0 {
 		fmt.Fprintf(t, "\t\nwithout %s\t%s\n", s.Secrets[0], strings.Join(s.Lacking, ", "))
@@ -99,12 +81,11 @@ func secretCall(cmd *cobra.Command, admin *adminFlags, method, path string, in a
 func newJoinLine() *cobra.Command {
 	return &cobra.Command{
 		Use:   "new",
-		Short: "Print a new join line for workers without a router of ours, which a foreign proxy fronts",
-		Long: `Print a join line of a new secret, without NATS. Workers that are started with it
-are in no fleet, but pass each other KV and believe each other. What fronts them
-needs a key of their api_keys_file.`,
+		Short: "Print a new join line for workers behind a foreign proxy, without a router of ours",
+		Long: `Print a join line with a new secret, without NATS. Workers that are started with it
+are in no fleet, but pass KV to each other and trust each other. The proxy in front of
+them needs a key of their api_keys_file.`,
 		Example: "  (umask 077; xpyd secret new >join)\n  xpyd prefill --join-file join --config prefill.yaml",
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			line := trust.Join{Secrets: []trust.Secret{trust.NewSecret()}}
 			_, err := fmt.Fprintln(cmd.OutOrStdout(), line.Reveal())
@@ -119,10 +100,9 @@ func newScrapeToken() *cobra.Command {
 		Use:   "scrape-token",
 		Short: "Print the bearer token with which Prometheus may read workers' /metrics from other hosts",
 		Long: `Print the bearer token with which Prometheus may read workers' /metrics from other
-hosts. It opens nothing else. A router keeps it in its data folder too, as
-scrape-token, for credentials_file; it changes when an older secret is retired.`,
+hosts. It opens nothing else. A router also keeps it in its data folder, as scrape-token,
+for credentials_file; it changes when an older secret is retired.`,
 		Example: "  xpyd secret scrape-token\n  xpyd secret scrape-token --join-file /run/user/1000/xpyd/join-url",
-		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			j, err := readJoining(cmd.Context(), "", file)
 			if err != nil {
@@ -146,7 +126,7 @@ scrape-token, for credentials_file; it changes when an older secret is retired.`
 func joinOf(data string) (trust.Join, error) {
 	dir, err := datadir.Open(data)
 	if errors.Is(err, fs.ErrNotExist) {
-		return trust.Join{}, fmt.Errorf("%w; --data or --join-file say where", err)
+		return trust.Join{}, fmt.Errorf("%w; say where with --data or --join-file", err)
 	}
 	if err != nil {
 		return trust.Join{}, err
@@ -158,7 +138,7 @@ func joinOf(data string) (trust.Join, error) {
 	}
 	line, err := trust.ParseJoin(string(text))
 	if err != nil {
-		err = fmt.Errorf("%s/%s: %w; a router that starts writes it anew", dir.Path(), fileJoin, err)
+		err = fmt.Errorf("%s/%s: %w; a router writes it again when it starts", dir.Path(), fileJoin, err)
 	}
 	return line, err
 }

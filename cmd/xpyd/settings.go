@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"os"
 	"strings"
@@ -12,13 +13,11 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// foreignEnv are XPYD_ variables that belong to other commands, or to the CUDA
-// library's search.
+// foreignEnv are the XPYD_ variables of other commands, and of the search for the CUDA library.
 var foreignEnv = []string{"XPYD_DATA", "XPYD_ADMIN*", "XPYD_NATS_PASSWORD", "XPYD_CUDA_*"}
 
-// configured runs a command with its configuration: the defaults, the file of --config, the
-// environment and the flags that the command has by then, later ones overriding. load reads
-// it once more.
+// configured makes cmd run with its configuration: defaults, the file of --config, the environment
+// and the flags registered so far; later ones win. load reads it again.
 func configured[T any](cmd *cobra.Command, file string, def *T, run func(cmd *cobra.Command, cfg *T, sources config.Sources, load func() (*T, error)) error) {
 	f := cmd.Flags()
 	path := f.String("config", "", "YAML file"+file)
@@ -37,11 +36,14 @@ func configured[T any](cmd *cobra.Command, file string, def *T, run func(cmd *co
 		if *printOnly {
 			return config.Print(cmd.OutOrStdout(), cfg)
 		}
-		return wrongSetting(sources, run(cmd, cfg, sources, func() (*T, error) { return load(nil) }))
+		err = run(cmd, cfg, sources, func() (*T, error) { return load(nil) })
+		if errors.Is(err, context.Canceled) && cmd.Context().Err() != nil { // stopped while starting
+			return nil
+		}
+		return wrongSetting(sources, err)
 	}
 }
 
-// flagKeys names the configuration key of each flag.
 func flagKeys(f *pflag.FlagSet) map[string]string {
 	keys := map[string]string{}
 	f.VisitAll(func(f *pflag.Flag) { keys[f.Name] = flagKey(f.Name) })
@@ -66,8 +68,8 @@ func flagKey(flag string) string {
 	return key
 }
 
-// wrongSetting turns an error that names a key, for what this machine or the model does not
-// allow, into bad configuration.
+// wrongSetting turns an error that names a key, because this machine or the model does not allow
+// its value, into bad configuration.
 func wrongSetting(sources config.Sources, err error) error {
 	var e *config.KeyError
 	if !errors.As(err, &e) {
@@ -81,35 +83,33 @@ func logFlags(f *pflag.FlagSet, def *worker.Log) {
 	f.String("log-format", def.Format, "text or json")
 }
 
-// computeFlags are the flags for what workers compute and on what, shared by a worker and
-// `up`.
+// computeFlags are the flags of Compute, shared by a worker and `up`.
 func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 	f.String("model", "", "a directory, a .gguf file or hf:OWNER/NAME; default: the embedded stories260k")
 	f.String("device", def.Device, "auto, cpu or cuda")
 	f.Int("threads", 0, "CPU threads of a worker; 0: all cores")
-	f.Int("block-tokens", def.BlockTokens, "positions a KV block, 1 to 256; best 16, or a divisor or multiple of it")
-	f.String("kv-memory", def.KVMemory.String(), "size of a worker's KV pool; auto: 256MiB on the CPU, what --gpu-memory leaves on a GPU")
+	f.Int("block-tokens", def.BlockTokens, "positions in a KV block, 1 to 256; best are 16, its divisors and its multiples")
+	f.String("kv-memory", def.KVMemory.String(), "size of a worker's KV pool; auto: 256MiB on the CPU, and what --gpu-memory leaves on a GPU")
 	f.Float64("gpu-memory", def.GPUMemory, "part of the GPU's memory that "+gpuMemory)
-	f.Bool("batch-invariant", false, "the same tokens whatever the batch, the chunks or the split; costs a GPU some speed, and is always so on the CPU")
-	f.String("kv-cache-dtype", def.KVCacheDType, "auto (as --dtype), bf16 or fp8 (E4M3, a scale a row: half the memory, faster decoding, small errors); a GPU only. Workers that differ are not paired unless kv.convert allows it")
-	f.String("dtype", def.DType, "auto (fp16 for checkpoints that say torch_dtype float16, else bf16), bf16 or fp16: weights, activations and KV on a GPU. Workers that differ are not paired unless kv.convert allows it")
-	f.String("quantization", def.Quantization, "auto (as the checkpoint is), none or fp8 (E4M3, a scale a channel, made when loading; half the memory, faster, small errors): the weights of the layers, on a GPU")
+	f.Bool("batch-invariant", false, "make tokens independent of the batch, the chunks and the split; costs a GPU some speed. Always so on the CPU")
+	f.String("kv-cache-dtype", def.KVCacheDType, "of KV on a GPU: auto (like --dtype), bf16 or fp8 (E4M3, a scale per row: half the memory, faster decoding, small errors). Workers that differ are not paired unless kv.convert allows it")
+	f.String("dtype", def.DType, "of weights, activations and KV on a GPU: auto (fp16 if the checkpoint's torch_dtype is float16, else bf16), bf16 or fp16. Workers that differ are not paired unless kv.convert allows it")
+	f.String("quantization", def.Quantization, "of the layers' weights on a GPU: auto (as in the checkpoint), none or fp8 (E4M3, a scale per channel, converted at load: half the memory, faster, small errors)")
 }
 
-// kvFlags are the flags of workers' kv section.
 func kvFlags(f *pflag.FlagSet, k *worker.KV) {
-	f.String("kv-transport", k.Transport, "how KV comes from workers of this machine: auto (from GPU to GPU or through shared memory where possible), tcp, shm, cudaipc, nccl or pinned")
-	f.String("kv-host-memory", k.HostMemory.String(), "host memory that keeps KV which a worker's pool has no room for: a size, or 2x for twice the pool; 0: none")
-	f.String("kv-ssd-dir", "", "folder that keeps KV also across restarts; default: none")
-	f.String("kv-ssd-size", k.SSDSize.String(), "what a worker may fill of --kv-ssd-dir")
+	f.String("kv-transport", k.Transport, "transport of KV from workers of this machine: auto (GPU to GPU or shared memory if possible), tcp, shm, cudaipc, nccl or pinned")
+	f.String("kv-host-memory", k.HostMemory.String(), "host memory for KV that a worker's pool has no room for: a size, or 2x for twice the pool; 0: none")
+	f.String("kv-ssd-dir", "", "folder that keeps KV, even across restarts; default: none")
+	f.String("kv-ssd-size", k.SSDSize.String(), "most bytes that a worker keeps in --kv-ssd-dir")
 	f.String("kv-ssd-io", k.SSDIO, "how the SSD is read and written: auto, io_uring or pread")
 	f.String("kv-store", "", "Redis or Valkey that keeps KV for all workers: redis://[user:password@]host[:port][/db], rediss://, valkey://, unix:///socket")
-	f.String("kv-write-policy", k.WritePolicy, "when KV is copied to host memory and SSD: through (when computed: a copy of all), selective (when found again: evicted before, computed again) or back (when evicted: fewest copies, made when memory is short, some lost)")
-	f.String("kv-eviction", k.Eviction, "who makes room in host memory: lru, lfu (keeps what was popular once) or s3fifo (what comes once pushes out nothing, but goes soon)")
-	f.Duration("kv-ttl", k.TTL, "KV of host memory and SSD that is older is not used; 0: however old. What it ends is computed again")
-	f.Float64("kv-pin-share", k.PinShare, "most of host memory, and of the SSD, that pins may keep, at most 0.5; nobody else can use that meanwhile")
-	f.Float64("kv-tenant-share", k.TenantShare, "most of host memory, and of the SSD, that one cache_salt may fill; 0: all. A tenant's new KV then pushes out its own, also where there is room")
-	f.Duration("kv-load-timeout", k.LoadTimeout, "what a request's prefix has not brought from host memory, SSD, peers and store by then is computed: the most that they can cost it")
-	f.String("kv-load-quota", k.LoadQuota.String(), "bytes a second that loads may take from the tiers, so that they leave links to others; 0: any. What is over it is computed")
-	f.String("kv-peers", k.Peers, "on: what other workers have of a prompt is fetched from them rather than computed, and given to them; off: neither")
+	f.String("kv-write-policy", k.WritePolicy, "when KV is copied to host memory and SSD: through (when computed), selective (when found again; what is evicted before is computed again) or back (when evicted: fewest copies, made when memory is short, so that some KV is lost)")
+	f.String("kv-eviction", k.Eviction, "what leaves a full host memory: lru, lfu (keeps what once was popular) or s3fifo (KV used once pushes nothing out, and leaves soon)")
+	f.Duration("kv-ttl", k.TTL, "age at which KV in host memory and on the SSD is no longer used, but computed again; 0: no limit")
+	f.Float64("kv-pin-share", k.PinShare, "part of host memory, and of the SSD, that pins may take from others, at most 0.5")
+	f.Float64("kv-tenant-share", k.TenantShare, "part of host memory, and of the SSD, that one cache_salt may fill; 0: all. Beyond it a tenant's new KV pushes out its own, even if there is room")
+	f.Duration("kv-load-timeout", k.LoadTimeout, "most time that a request waits for KV from host memory, SSD, peers and store; the rest of its prefix is computed")
+	f.String("kv-load-quota", k.LoadQuota.String(), "bytes a second that loads may take from the tiers; 0: no limit. The rest is computed")
+	f.String("kv-peers", k.Peers, "on: fetch KV that other workers have of a prompt instead of computing it, and give them ours; off: neither")
 }

@@ -96,7 +96,7 @@ func TestWorkerStopped(t *testing.T) {
 	}
 }
 
-// TestScaleOfRouter: a router that stands alone says so, and what to do.
+// TestScaleOfRouter: a router without `up` says that it starts no workers, and what to do.
 func TestScaleOfRouter(t *testing.T) {
 	data := filepath.Join(t.TempDir(), "data")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

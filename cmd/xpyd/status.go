@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -17,7 +18,7 @@ import (
 	"github.com/xpyd/xpyd/router/share"
 )
 
-// fleetStatus is the part of GET /admin/v1/instances that the table needs.
+// fleetStatus is what the table needs of GET /admin/v1/instances.
 type fleetStatus struct {
 	Ready     bool
 	At        time.Time // the router's clock
@@ -51,70 +52,64 @@ func (s *fleetStatus) get(id string) *instanceStatus {
 	return nil
 }
 
-// newStatus is `xpyd status`.
 func newStatus() *cobra.Command {
-	var admin adminFlags
 	var watch, asJSON, ledger bool
-	cmd := &cobra.Command{
-		Use: "status", Short: "Show the fleet: who is there, in which state, with which load",
+	cmd := adminCommand(&cobra.Command{
+		Use: "status", Short: "Show the fleet: the workers, their state and load",
 		Example: "  xpyd status\n  xpyd status --watch\n  xpyd status --json | jq .instances\n  xpyd status --ledger        every ticket and block held, by whom, since when, why",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			path := "/admin/v1/instances"
-			if ledger {
-				path = "/debug/ledger?fleet=1"
+	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
+		path, show := "/admin/v1/instances", showFleet
+		if ledger {
+			path, show = "/debug/ledger?fleet=1", showLedger
+		}
+		again := func() error {
+			var raw json.RawMessage
+			if err := admin.call(cmd.Context(), "GET", path, nil, &raw); err != nil {
+				return err
 			}
-			show := func() error {
-				var raw json.RawMessage
-				if err := admin.call(cmd.Context(), "GET", path, nil, &raw); err != nil {
-					return err
-				}
-				if ledger {
-					var f fleetLedger
-					if err := json.Unmarshal(raw, &f); err != nil {
-						return err
-					}
-					held := f.lines()
-					if !asJSON {
-						return held.print(cmd.OutOrStdout())
-					}
-					enc := json.NewEncoder(cmd.OutOrStdout())
-					enc.SetIndent("", "  ")
-					return enc.Encode(held)
-				}
-				if asJSON {
-					return printJSON(cmd.OutOrStdout(), raw)
-				}
-				var s fleetStatus
-				if err := json.Unmarshal(raw, &s); err != nil {
-					return err
-				}
-				if s.At.IsZero() { // of a router before it told
-					s.At = time.Now()
-				}
-				return s.print(cmd.OutOrStdout(), s.At)
-			}
-			if !watch {
-				return show()
-			}
-			return every(cmd.Context(), time.Second, func() error {
-				fmt.Fprint(cmd.OutOrStdout(), "\033[H\033[2J")
-				return show()
-			})
-		},
-	}
-	admin.register(cmd)
+			return show(cmd.OutOrStdout(), raw, asJSON)
+		}
+		if !watch {
+			return again()
+		}
+		return every(cmd.Context(), time.Second, func() error {
+			fmt.Fprint(cmd.OutOrStdout(), "\033[H\033[2J")
+			return again()
+		})
+	})
 	cmd.Flags().BoolVar(&watch, "watch", false, "again every second")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
 	cmd.Flags().BoolVar(&ledger, "ledger", false, "what every process holds, oldest first; --json for programs")
 	return cmd
 }
 
-func printJSON(w io.Writer, raw json.RawMessage) error {
-	var v any
-	if err := json.Unmarshal(raw, &v); err != nil {
+func showFleet(w io.Writer, raw json.RawMessage, asJSON bool) error {
+	if asJSON {
+		return printJSON(w, raw)
+	}
+	var s fleetStatus
+	if err := json.Unmarshal(raw, &s); err != nil {
 		return err
 	}
+	if s.At.IsZero() { // from an older router
+		s.At = time.Now()
+	}
+	return s.print(w, s.At)
+}
+
+func showLedger(w io.Writer, raw json.RawMessage, asJSON bool) error {
+	var f fleetLedger
+	if err := json.Unmarshal(raw, &f); err != nil {
+		return err
+	}
+	held := f.lines()
+	if asJSON {
+		return printJSON(w, held)
+	}
+	return held.print(w)
+}
+
+func printJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	return enc.Encode(v)
@@ -136,7 +131,7 @@ func every(ctx context.Context, interval time.Duration, f func() error) error {
 	}
 }
 
-// pool shows how much of a KV pool is held, and its size where known.
+// pool shows how much of a KV pool is held, and its size if known.
 func pool(used float64, bytes int64) string {
 	text := fmt.Sprintf("%.0f%%", 100*used)
 	switch {
@@ -173,7 +168,7 @@ func gpu(m *fleet.Member) string {
 	return strings.Join(parts, " ")
 }
 
-// lapseShown is how long a worker's lapse is shown.
+// lapseShown is how long late heartbeats are shown.
 const lapseShown = 10 * time.Minute
 
 func (s *fleetStatus) print(w io.Writer, now time.Time) error {
@@ -194,13 +189,13 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	fmt.Fprintln(t, "ID\tROLE\tSTATE\tFOR\tMODEL\tRUN\tWAIT\tKV\tGPU\tURL\tBUILD\tNOTE")
 	for i := range s.Instances {
 		m := &s.Instances[i]
-		state, note := string(m.State), m.Reason
+		state, notes := string(m.State), []string{m.Reason}
 		if m.Draining {
 			state += ",draining"
 		}
 		if m.Serves() && !m.Probed {
 			state += ",unprobed"
-			note = strings.Trim(note+"; "+m.ProbeError, "; ")
+			notes = append(notes, m.ProbeError)
 		}
 		if b := m.Breaker; b.State != "" && b.State != pick.Closed {
 			state += "," + string(b.State)
@@ -208,28 +203,27 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			if b.Until != nil && b.Until.After(now) {
 				why += fmt.Sprintf(", for %v", b.Until.Sub(now).Round(100*time.Millisecond))
 			}
-			note = strings.TrimPrefix(note+"; "+why, "; ")
+			notes = append(notes, why)
 		}
-		if ago := now.Sub(m.Lapsed); m.Lapses > 0 && ago < lapseShown {
-			note = strings.TrimPrefix(note+fmt.Sprintf("; its heartbeats were late %d times, last %v ago", m.Lapses, ago.Round(time.Second)), "; ")
+		ago := now.Sub(m.Lapsed)
+		for _, n := range []struct {
+			is   bool
+			note string
+		}{
+			{m.Lapses > 0 && ago < lapseShown, fmt.Sprintf("its heartbeats were late %d times, last %v ago", m.Lapses, ago.Round(time.Second))},
+			{m.Embeds, "embeds only"},
+			{m.KVPaths != "", "kv: " + m.KVPaths},
+			{m.Unchecked, "kv.digest: off"},
+			{m.Dialect == "native" && m.Secrets == "", "trusts everyone"},
+			{m.Convert, "kv.convert: allow"},
+		} {
+			if n.is {
+				notes = append(notes, n.note)
+			}
 		}
-		if m.Embeds {
-			note = strings.TrimPrefix(note+"; embeds only", "; ")
-		}
-		if m.KVPaths != "" {
-			note = strings.TrimPrefix(note+"; kv: "+m.KVPaths, "; ")
-		}
-		if m.Unchecked {
-			note = strings.TrimPrefix(note+"; kv.digest: off", "; ")
-		}
-		if m.Dialect == "native" && m.Secrets == "" {
-			note = strings.TrimPrefix(note+"; trusts everyone", "; ")
-		}
-		if m.Convert {
-			note = strings.TrimPrefix(note+"; kv.convert: allow", "; ")
-		}
+		notes = slices.DeleteFunc(notes, func(n string) bool { return n == "" })
 		fmt.Fprintf(t, "%s\t%s\t%s\t%v\t%s\t%d\t%d\t%s\t%s\t%s\t%s\t%s\n", m.ID, m.Role, state, now.Sub(m.Since).Round(time.Second),
-			m.Model, m.Load.Running, m.Load.Waiting, pool(m.Load.KVUsed, m.KVBytes), gpu(&m.Member), m.URL, m.Build, note)
+			m.Model, m.Load.Running, m.Load.Waiting, pool(m.Load.KVUsed, m.KVBytes), gpu(&m.Member), m.URL, m.Build, strings.Join(notes, "; "))
 	}
 	if err := t.Flush(); err != nil {
 		return err

@@ -55,8 +55,8 @@ func TestStatusBreaker(t *testing.T) {
 	}
 }
 
-// TestStatusLapses: for how long a worker has been live is by the router's clock,
-// and no late heartbeat begins that anew; the note tells of those.
+// TestStatusLapses: how long a worker has been live is measured by the router's clock and not
+// reset by a late heartbeat; the note mentions those.
 func TestStatusLapses(t *testing.T) {
 	t.Parallel()
 	d := &desk{answers: map[string][]string{instancesPath: {`{"ready":true,"at":"2026-01-02T03:04:05Z","link":{"up":true},"instances":[

@@ -39,7 +39,7 @@ const maxWorkers = 64 // for each role, on one machine
 func (c *upConfig) Validate() error {
 	for key, n := range map[string]int{"prefill": c.Prefill, "decode": c.Decode} {
 		if n < 1 || n > maxWorkers {
-			return &config.KeyError{Key: key, Msg: fmt.Sprintf("%d is not in 1..%d", n, maxWorkers)}
+			return config.Bad(key, "%d is not in 1..%d", n, maxWorkers)
 		}
 	}
 	w := c.workers()
@@ -47,7 +47,7 @@ func (c *upConfig) Validate() error {
 	return errors.Join(c.RouterConfig.Validate(), w.Validate())
 }
 
-// workers returns the common part of its workers' configurations.
+// workers returns the settings that its workers share.
 func (c *upConfig) workers() worker.Config {
 	w := workerDefaults(fleet.Prefill)
 	w.TrustEveryone, w.Compute, w.KV, w.Log = c.TrustEveryone, c.Compute, c.KV, c.Log
@@ -56,14 +56,14 @@ func (c *upConfig) workers() worker.Config {
 	return w
 }
 
-// environ passes that to each worker, after what this process has from others.
+// environ is each worker's environment: the settings of workers, and this process's other
+// variables.
 func (c *upConfig) environ(environ []string) ([]string, error) {
 	unset, set := workerDefaults(fleet.Prefill), c.workers()
 	vars, err := config.Environ(&unset, &set)
 	return append(childEnv(environ), vars...), err
 }
 
-// newUp is `xpyd up`: a whole xPyD on this machine.
 func newUp() *cobra.Command {
 	w := workerDefaults(fleet.Prefill)
 	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Compute: w.Compute, KV: w.KV}
@@ -72,15 +72,13 @@ func newUp() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Start a whole xPyD on this machine: router, prefill and decode workers",
-		Long: `Start a router with an embedded NATS server, and prefill and decode workers as
-processes of their own, supervised. It prints "ready URL" once a request has
-gone through prefill, push and decode, and before it, on standard error, that it
-took the CPU where --device auto found no GPU to use. SIGHUP reloads limits and
-policy; Ctrl-C drains; a second one stops at once. /dashboard on the admin address
-shows the fleet in a browser; the password is what admin-token-ro in --data has, which
-only reads, or admin-token.`,
+		Long: `Start a router with an embedded NATS server, and prefill and decode workers as supervised
+processes. It prints "ready URL" once a request has gone through prefill, push and decode;
+if --device auto found no GPU, it says so on standard error before that. SIGHUP reloads
+limits and policy; Ctrl-C drains; a second Ctrl-C stops at once. /dashboard on the admin
+address shows the fleet in a browser; its password is the text of admin-token-ro in --data,
+which only reads, or of admin-token.`,
 		Example: "  xpyd up\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
-		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.Int("prefill", def.Prefill, "prefill workers")
@@ -90,7 +88,7 @@ only reads, or admin-token.`,
 	f.Bool("trust-everyone", false, trustHelp)
 	f.String("data", def.Data, dataHelp)
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
-	computeFlags(f, &def.Compute, "the workers take, divided evenly among those of the start")
+	computeFlags(f, &def.Compute, "all workers take, divided evenly among the first ones")
 	kvFlags(f, &def.KV)
 	logFlags(f, &def.Log)
 	configured(cmd, ": the router's keys, and prefill, decode, model, …", &def, func(cmd *cobra.Command, cfg *upConfig, sources config.Sources, load func() (*upConfig, error)) error {
@@ -102,17 +100,17 @@ only reads, or admin-token.`,
 	return cmd
 }
 
-// fits reports, before any worker starts, whether so many bytes are enough for the host
-// memory of all; each also checks for itself. Multiples of pools of unknown size are left
-// to the workers, and so is a machine about which nothing is known (0 bytes).
+// fits checks, before any worker starts, that the available bytes are enough for the host memory of
+// all; each worker also checks for itself. Left to them are multiples of pools of unknown size, and
+// machines with unknown memory (0 bytes).
 func (c *upConfig) fits(available int64) error {
 	workers, each := c.Prefill+c.Decode, c.KV.HostMemory.Of(int64(c.KVMemory))
 	all := int64(workers) * each
 	if available == 0 || all <= available {
 		return nil
 	}
-	return &config.KeyError{Key: "kv.host_memory", Msg: fmt.Sprintf("%s for each of %d workers is %s, and this machine has %s to give: take less, or start fewer",
-		c.KV.HostMemory, workers, config.Size(all), config.Size(available>>20<<20))}
+	return config.Bad("kv.host_memory", "%s for each of %d workers is %s, and this machine has %s to give: take less, or start fewer",
+		c.KV.HostMemory, workers, config.Size(all), config.Size(available>>20<<20))
 }
 
 // runUp runs until ctx ends.
@@ -129,9 +127,6 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 	}
 	scale := &scaler{}
 	front, err := openFront(ctx, &cfg.RouterConfig, log, frontConfig{mounts: scale.mounts(), coming: scale.coming, sources: sources, forget: true})
-	if errors.Is(err, context.Canceled) { // stopped while nobody has written into a pipe
-		return nil
-	}
 	if err != nil {
 		return err
 	}
@@ -143,37 +138,37 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 	output := &startOutput{w: stderr, held: map[string][]byte{}}
 	sup, err := supervise.New(supervise.Config{
 		Env: env, Output: output, Log: log,
-		StopOrder: []string{"decode", "prefill"}, // a stream needs its decode, nothing needs its prefill
+		StopOrder: []string{"decode", "prefill"}, // a stream needs its decode worker, not its prefill worker
 		Templates: map[string]func(int) supervise.Child{
 			"prefill": cfg.child(exe, fleet.Prefill, front),
 			"decode":  cfg.child(exe, fleet.Decode, front),
 		},
-		Doing: doing(front),
+		Doing: useOf(front),
 	})
 	if err != nil {
 		endReloads()
 		front.close(ctx)
 		return err
 	}
-	scale.set(sup)
+	scale.sup.Store(sup)
 	endPulse := background(func(ctx context.Context) { forwardPulse(ctx, front.watcher, sup) }) // also while the workers drain
 	err = startAll(ctx, cfg, sup, front, stdout, stderr)
 	if err == nil {
 		output.release()
 		<-ctx.Done()
 	} else if ctx.Err() != nil {
-		err = nil // stopped while starting: no failure
+		err = nil // stopped while starting
 	}
 	endReloads()
 	stop, cancel := draining(ctx, shutdownTimeout)
 	defer cancel()
-	// The router first, so that running requests end with their workers still
-	// there; then the workers; the fleet's view and NATS last.
+	// The router first, so that running requests can end; then the workers; the view of the fleet
+	// and NATS last.
 	if serr := front.router.Shutdown(stop); serr != nil {
 		log.Warn("router did not drain", "error", serr)
 	}
 	front.router = nil
-	front.lifeline.Close() // or it would report the deaths of workers that leave
+	front.lifeline.Close() // or it would report leaving workers as dead
 	front.lifeline = nil
 	if serr := sup.Stop(stop); serr != nil {
 		log.Warn("workers did not stop", "error", serr)
@@ -192,7 +187,7 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	}
 	if err := sup.WaitReady(ctx); err != nil {
 		var start *supervise.StartError
-		if errors.As(err, &start) && start.Status.LastLine != "" { // in the words of its own main
+		if errors.As(err, &start) && start.Status.LastLine != "" {
 			err = startError(&start.Status)
 		}
 		return err
@@ -208,24 +203,24 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	return err
 }
 
-// settingLine matches what a worker's main says about a setting: where it was set (by `up`:
-// its own flag or environment), the key, and what is wrong with it.
+// settingLine matches a worker's error about a setting: where it was set (the flag or variable, by
+// `up`), the key, and what is wrong with it.
 var settingLine = regexp.MustCompile(`^(?:(?:--[a-z-]+|XPYD_[A-Z_]+): )?([a-z_]+(?:\.[a-z_]+)*): (.*)$`)
 
-// startError returns why a worker did not start: a *config.KeyError where the worker found
-// a setting wrong.
+// startError returns why a worker did not start; a *config.KeyError if the worker found a setting
+// wrong.
 func startError(s *supervise.Status) error {
 	said := strings.TrimPrefix(s.LastLine, "xpyd: ")
 	if s.Exit != nil && s.Exit.Code == exitUsage {
 		if m := settingLine.FindStringSubmatch(said); m != nil {
-			return &config.KeyError{Key: m[1], Msg: s.Name + ": " + m[2]}
+			return config.Bad(m[1], "%s: %s", s.Name, m[2])
 		}
 	}
 	return fmt.Errorf("%s: %s", s.Name, said)
 }
 
-// startOutput passes the children's lines on, but holds back each one's newest until all
-// have started: when a start fails, that line is the error, and is printed once.
+// startOutput passes the children's lines on, but holds back each one's last line until all have
+// started: when a start fails, that line is the error, and must be printed once.
 type startOutput struct {
 	mu   sync.Mutex
 	w    io.Writer
@@ -256,7 +251,7 @@ func (o *startOutput) release() {
 	o.held = nil
 }
 
-// waitReady polls the router until its probe went through a whole pair.
+// waitReady waits until the router's probe has gone through a whole pair.
 func waitReady(ctx context.Context, front *front) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
@@ -270,8 +265,8 @@ func waitReady(ctx context.Context, front *front) error {
 	return nil
 }
 
-// child describes the i-th worker of a role; its arguments are what it does not share with
-// the others. It is ready when the fleet knows it.
+// child describes the i-th worker of a role; settings that it shares are in its environment. It is
+// ready when the fleet knows it.
 func (c *upConfig) child(exe string, role fleet.Role, front *front) func(int) supervise.Child {
 	w := front.watcher
 	return func(i int) supervise.Child {
@@ -280,7 +275,7 @@ func (c *upConfig) child(exe string, role fleet.Role, front *front) func(int) su
 		if c.KV.SSDDir != "" {
 			args = append(args, "--kv-ssd-dir", filepath.Join(c.KV.SSDDir, id))
 		}
-		return supervise.Child{Name: id, Role: string(role), Path: exe, Args: args, Again: again(front, id, args),
+		return supervise.Child{Name: id, Role: string(role), Path: exe, Args: args, Again: restartArgs(front, id, args),
 			Ready: func(ctx context.Context, pid int) error {
 				for s := w.Snapshot(); ; {
 					if m := s.Get(id); m != nil && m.PID == pid && m.State == fleet.Live {
@@ -295,16 +290,15 @@ func (c *upConfig) child(exe string, role fleet.Role, front *front) func(int) su
 	}
 }
 
-// childEnv is the parent's environment without its own settings, which a worker does not
-// know.
+// childEnv is the parent's environment without its own settings, which a worker does not know.
 func childEnv(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(kv string) bool {
 		return strings.HasPrefix(kv, "XPYD_") && !strings.HasPrefix(kv, cuda.LibraryEnv+"=")
 	})
 }
 
-// forwardPulse passes the workers' heartbeats to the supervisor, so that it can kill one
-// that stopped: a stopped process ignores everything but SIGKILL.
+// forwardPulse passes the workers' heartbeats to the supervisor, so that it can kill a frozen one:
+// a stopped process (SIGSTOP) ignores everything but SIGKILL.
 func forwardPulse(ctx context.Context, w *fleet.Watcher, sup *supervise.Supervisor) {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
@@ -321,11 +315,48 @@ func forwardPulse(ctx context.Context, w *fleet.Watcher, sup *supervise.Supervis
 			if m == nil || m.PID != s.PID {
 				continue
 			}
-			// While NATS is away no heartbeat arrives, and silence means nothing.
+			// While NATS is down no heartbeats arrive, and silence means nothing.
 			if m.Heard.After(heard[s.Name]) || !link.Up {
 				heard[s.Name] = m.Heard
 				sup.Heartbeat(s.Name)
 			}
 		}
+	}
+}
+
+// useOf returns what a worker of `up` does now: an order may have drained it or changed its role.
+func useOf(front *front) func(supervise.Status) (string, supervise.Use) {
+	w, r := front.watcher, front.router
+	return func(s supervise.Status) (string, supervise.Use) {
+		m := w.Snapshot().Get(s.Name)
+		if m == nil || s.PID == 0 || m.PID != s.PID || m.State == fleet.Dead || m.State == fleet.Gone {
+			if r.Members.DrainAsked(s.Name) {
+				return s.Role, supervise.Idle
+			}
+			return s.Role, supervise.Coming
+		}
+		switch {
+		case m.Draining || r.Members.DrainAsked(m.ID):
+			return string(m.Role), supervise.Idle
+		case !r.Members.Serves(m):
+			return string(m.Role), supervise.Coming
+		}
+		return string(m.Role), supervise.Working
+	}
+}
+
+// restartArgs preserves the effect of orders on a worker across a crash: its role, and a drain. args are
+// those of its first start. One goroutine calls it.
+func restartArgs(front *front, id string, args []string) func() (string, []string) {
+	w, r := front.watcher, front.router
+	args = slices.Clone(args)
+	return func() (string, []string) {
+		if m := w.Snapshot().Get(id); m != nil && m.State != fleet.Gone {
+			args[0] = string(m.Role) // kept, in case the fleet forgets the worker before it is back
+		}
+		if r.Members.DrainAsked(id) {
+			return args[0], append(slices.Clone(args), "--drained")
+		}
+		return args[0], slices.Clone(args)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // version is set by the linker for releases: -X main.version=v1.2.3.
 var version = "dev"
 
-// build names this binary: its version, and the commit if the build knows it.
+// build names this binary: its version, and its commit if known.
 func build() string {
 	if rev := revision(); len(rev) >= 12 {
 		return version + "+" + rev[:12]
@@ -22,7 +22,7 @@ func build() string {
 	return version
 }
 
-// revision is the commit that this binary was built from, "" if the build does not know it.
+// revision is the commit of this binary, "" if unknown.
 func revision() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, s := range info.Settings {
@@ -41,7 +41,7 @@ func versionLine() string {
 
 func newVersion() *cobra.Command {
 	return &cobra.Command{
-		Use: "version", Short: "Print the version and the KV protocol range", Example: "  xpyd version", Args: cobra.NoArgs,
+		Use: "version", Short: "Print the version and the KV protocol range", Example: "  xpyd version",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			_, err := fmt.Fprint(cmd.OutOrStdout(), versionLine())
 			return err
@@ -49,7 +49,6 @@ func newVersion() *cobra.Command {
 	}
 }
 
-// buildInfo is a metric with the build of a process.
 func buildInfo() prometheus.Collector {
 	g := prometheus.NewGauge(prometheus.GaugeOpts{Name: "xpyd_build_info", Help: "1, with the build in its labels.",
 		ConstLabels: prometheus.Labels{"version": version, "revision": revision(), "go": runtime.Version()}})

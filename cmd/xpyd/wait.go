@@ -16,7 +16,7 @@ import (
 	"github.com/xpyd/xpyd/internal/supervise"
 )
 
-// waiting is --wait and --timeout, for a command whose operation continues after it.
+// waiting is --wait and --timeout, for commands that start something.
 type waiting struct {
 	on      bool
 	timeout time.Duration
@@ -24,17 +24,16 @@ type waiting struct {
 
 func (w *waiting) register(cmd *cobra.Command, until string) {
 	f := cmd.Flags()
-	f.BoolVar(&w.on, "wait", false, "wait "+until+"; Ctrl-C ends the waiting, not what it waits for")
+	f.BoolVar(&w.on, "wait", false, "wait "+until+"; Ctrl-C ends only the waiting")
 	f.DurationVar(&w.timeout, "timeout", 5*time.Minute, "with --wait: fail if it takes longer; 0: never")
 }
 
 const (
 	waitLook = 250 * time.Millisecond
-	waitTell = time.Second // at most so often
+	waitTell = time.Second // between lines, at least
 )
 
-// until polls pending for what is missing until that is nothing, and shows it on standard
-// error.
+// until polls pending until nothing is missing, and shows on standard error what is.
 func (w *waiting) until(cmd *cobra.Command, what string, pending func(context.Context) (string, error)) error {
 	if !w.on {
 		return nil
@@ -80,10 +79,10 @@ func (w *waiting) until(cmd *cobra.Command, what string, pending func(context.Co
 // scaling is what `xpyd scale` waits for.
 type scaling struct {
 	changes map[string]supervise.Scaled
-	skip    map[string]bool // those that stay drained
+	skip    map[string]bool // workers that stay drained
 }
 
-// tell prints what is done, by role.
+// tell prints the changes, by role.
 func (s *scaling) tell(w io.Writer, want map[string]int, f *fleetStatus) {
 	for _, role := range []string{"prefill", "decode"} {
 		c, ok := s.changes[role]
@@ -102,13 +101,13 @@ func (s *scaling) tell(w io.Writer, want map[string]int, f *fleetStatus) {
 		for _, id := range c.Kept {
 			if m := f.get(id); m != nil && m.Draining {
 				s.skip[id] = true
-				fmt.Fprintf(w, "%s: %s counts, but is drained; `xpyd undrain %s` has it serve\n", role, id, id)
+				fmt.Fprintf(w, "%s: %s counts, but is drained; `xpyd undrain %s` makes it serve\n", role, id, id)
 			}
 		}
 	}
 }
 
-// pending returns which workers do not serve yet, and which have not ended.
+// pending returns which new workers do not serve yet, and which removed ones have not ended.
 func (s *scaling) pending(ctx context.Context, admin *adminFlags) (string, error) {
 	var f fleetStatus
 	var workers []supervise.Status
@@ -152,7 +151,7 @@ func (s *scaling) pending(ctx context.Context, admin *adminFlags) (string, error
 	return strings.Join(left, "; "), nil
 }
 
-// stillHeld returns what a drained worker has yet to finish.
+// stillHeld returns what a drained worker still has to finish.
 func stillHeld(ctx context.Context, admin *adminFlags, id string) (string, error) {
 	var f fleetStatus
 	if err := admin.call(ctx, "GET", "/admin/v1/instances", nil, &f); err != nil {
@@ -163,7 +162,7 @@ func stillHeld(ctx context.Context, admin *adminFlags, id string) (string, error
 		return "", nil
 	}
 	if !m.Draining {
-		return "", fmt.Errorf("%s is drained no more: somebody has taken the drain back", id)
+		return "", fmt.Errorf("%s is not drained any more: somebody has taken the drain back", id)
 	}
 	if m.Dialect != "native" { // only the router's own part is known
 		if m.InFlight.Legs == 0 {
@@ -177,7 +176,7 @@ func stillHeld(ctx context.Context, admin *adminFlags, id string) (string, error
 	}
 	raw, ok := l.Fleet[id]
 	if !ok {
-		raw = json.RawMessage(`{}`) // it left between the two requests, or the next response will tell
+		raw = json.RawMessage(`{}`) // it left between the two requests; the next poll will tell
 	}
 	var held heldLines
 	held.worker(id, raw)

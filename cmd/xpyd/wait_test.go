@@ -83,7 +83,7 @@ func TestDrainWait(t *testing.T) {
 	}, 0, "d0: 2 requests, 1 ticket\n")
 	f([]string{drained, `{}`}, []string{holding("")}, 0, "d0: 1 request\n") // the router's own; then it has left
 	f([]string{quiet}, []string{`{"fleet":{"d0":{"error":{"message":"no"}}}}`, holding("")}, 0, "d0: does not answer\n")
-	f([]string{quiet, strings.Replace(quiet, "true", "false", 1)}, []string{holding(`,"requests":[{}]`)}, 1, "d0 is drained no more")
+	f([]string{quiet, strings.Replace(quiet, "true", "false", 1)}, []string{holding(`,"requests":[{}]`)}, 1, "d0 is not drained any more")
 	f([]string{strings.Replace(drained, "native", "openai", 1), strings.Replace(quiet, "native", "openai", 1)}, nil, 0, "d0: 1 request\n")
 }
 

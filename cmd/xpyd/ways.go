@@ -24,7 +24,7 @@ func ways(network kvconn.Transport, kv *worker.KV) []way.Kind {
 	}
 }
 
-// workerDefaults are a worker's settings; kv.transport may be any of our ways.
+// workerDefaults are a worker's default settings; kv.transport may be any of our ways.
 func workerDefaults(role fleet.Role) worker.Config {
 	cfg := worker.DefaultConfig(role)
 	cfg.KV.Ways = way.Names(ways(&tcp.Transport{}, &cfg.KV))

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -24,20 +23,18 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// newWorker is `xpyd prefill` or `xpyd decode`: one worker process.
 func newWorker(role fleet.Role) *cobra.Command {
 	def := workerDefaults(role)
 	cmd := &cobra.Command{
 		Use:   fmt.Sprintf("%s (--join-file FILE [--model M] | --config FILE)", role),
 		Short: fmt.Sprintf("Run one %s worker", role),
-		Long: fmt.Sprintf(`Run one %s worker. It loads the model, joins the fleet on NATS, and answers
-HTTP on a port of its own; plain OpenAI requests work there too. The join file is
-what `+"`xpyd router` and `xpyd up`"+` keep in their data folder as join-url: it has a
-secret, and so does XPYD_JOIN, which takes the same text. A file that changes is
-in force without a restart. With "#SECRET" alone in it the worker is in no fleet
-and answers those who have the secret, as behind a proxy made for vLLM.`, role),
+		Long: fmt.Sprintf(`Run one %s worker. It loads the model, joins the fleet on NATS, and serves HTTP on a
+port of its own; plain OpenAI requests work there too. The join file is what `+"`xpyd router`"+`
+and `+"`xpyd up`"+` keep in their data folder as join-url. It has a secret, as has XPYD_JOIN, which
+takes the same text. Changes of the file take effect without a restart. If it has
+"#SECRET" alone, the worker is in no fleet and answers those who have the secret, as
+behind a proxy made for vLLM.`, role),
 		Example: fmt.Sprintf("  xpyd %[1]s --join-file /run/user/1000/xpyd/join-url --model hf:Qwen/Qwen3-0.6B\n  xpyd %[1]s --join-file … --kv-host-memory 16GiB --kv-ssd-dir /var/cache/xpyd/%[1]s-0 --kv-ssd-size 200GiB\n  xpyd %[1]s --config configs/samples/%[1]s.yaml\n  xpyd %[1]s --config %[1]s.yaml --print-config", role),
-		Args:    cobra.NoArgs,
 	}
 	f := cmd.Flags()
 	f.String("join-file", "", joinFileHelp)
@@ -48,15 +45,12 @@ and answers those who have the secret, as behind a proxy made for vLLM.`, role),
 	f.String("kv-listen", def.KVListen, "KV connector address")
 	f.String("advertise", "", "host that others dial, when it is not the listen host")
 	f.Int("blocks", 0, "blocks of the KV pool; 0: from --kv-memory")
-	f.Bool("drained", false, "start drained: it gets no work before xpyd undrain ID")
-	computeFlags(f, &def.Compute, "this process takes in all")
+	f.Bool("drained", false, "start drained: no work before xpyd undrain ID")
+	computeFlags(f, &def.Compute, "this process takes")
 	kvFlags(f, &def.KV)
 	logFlags(f, &def.Log)
 	configured(cmd, "; see configs/samples", &def, func(cmd *cobra.Command, cfg *worker.Config, _ config.Sources, _ func() (*worker.Config, error)) error {
 		joined, err := readJoining(cmd.Context(), cfg.Join, cfg.JoinFile)
-		if errors.Is(err, context.Canceled) { // stopped while nobody has written into a pipe
-			return nil
-		}
 		if err != nil {
 			return err
 		}
@@ -78,18 +72,14 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	if err != nil {
 		return err
 	}
-	tcfg := tcp.DefaultConfig()
-	if tcfg.TLS, err = fleetTLS(cfg.Fleet.TLSCert, cfg.Fleet.TLSKey, cfg.Fleet.TLSCA, log); err != nil {
-		return err
-	}
-	transport, err := tcp.New(tcfg)
+	creds, err := fleetTLS(cfg.Fleet.TLSCert, cfg.Fleet.TLSKey, cfg.Fleet.TLSCA, log)
 	if err != nil {
 		return err
 	}
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(buildInfo())
-	deps := worker.Deps{Log: log, Registry: reg, TLS: tcfg.TLS,
-		Ways: ways(transport, &cfg.KV), Build: build(), Progress: progress(stderr)}
+	deps := worker.Deps{Log: log, Registry: reg, TLS: creds,
+		Ways: ways(tcp.New(creds), &cfg.KV), Build: build(), Progress: progress(stderr)}
 	ring, err := joined.ring()
 	if err != nil {
 		return err
@@ -103,20 +93,26 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 		log.Warn("everybody on this machine can read the fleet's secret: run `chmod 600 " + joined.file + "`")
 	}
 	w, err := worker.Start(ctx, cfg, deps)
-	if err != nil && ctx.Err() != nil {
+	switch {
+	case err != nil && ctx.Err() != nil:
 		log.Info("stopped while starting", "error", err)
 		return nil
-	}
-	if err != nil {
+	case err != nil:
 		return err
-	}
-	if joined.URL == "" {
-		log.Info("in no fleet: no router finds this worker, as its join line names no NATS")
+	case joined.URL == "":
+		log.Info("in no fleet: the join line names no NATS, so no router finds this worker")
 	}
 	hup := make(chan os.Signal, 1) // SIGHUP must not end a worker's requests
 	signal.Notify(hup, syscall.SIGHUP)
 	defer signal.Stop(hup)
-	endFollow := followJoin(w, joined, ring, hup, log)
+	endFollow := background(func(ctx context.Context) { // SIGHUP makes it check at once
+		joined.follow(ctx, hup, log, func(next trust.Join) error {
+			if err := ring.Set(next.Secrets...); err != nil {
+				return err
+			}
+			return w.Rejoin(next.URL)
+		})
+	})
 	var failure error
 	drain := cfg.DrainTimeout
 	select {
@@ -127,7 +123,7 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	case failure = <-w.Failed():
 	}
 	endFollow()
-	// One second more than the drain: whatever is left then is ended by force.
+	// A second after the drain the rest is ended by force.
 	stop, done := draining(ctx, drain+time.Second)
 	defer done()
 	if err := w.Close(stop); err != nil {
@@ -136,30 +132,14 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	return failure
 }
 
-// fleetTLS reads the files of mutual TLS between members; nil without any.
+// fleetTLS reads the files of mutual TLS between members; nil without files.
 func fleetTLS(cert, key, ca string, log *slog.Logger) (*trust.TLS, error) {
 	t, err := trust.NewTLS(cert, key, ca, log)
-	if wrong := (*trust.TLSError)(nil); errors.As(err, &wrong) {
-		err = &config.KeyError{Key: "fleet." + wrong.Key, Msg: wrong.Error()}
-	}
-	return t, err
+	return t, config.Within("fleet", err)
 }
 
-// followJoin keeps the worker's join file in force as it changes, until end is called.
-// SIGHUP makes it check at once; there is nothing else to reload.
-func followJoin(w *worker.Worker, joined *joining, ring *trust.Ring, hup <-chan os.Signal, log *slog.Logger) (end func()) {
-	return background(func(ctx context.Context) {
-		joined.follow(ctx, hup, log, func(next trust.Join) error {
-			if err := ring.Set(next.Secrets...); err != nil {
-				return err
-			}
-			return w.Rejoin(next.URL)
-		})
-	})
-}
-
-// newLogger makes the process's log. Lines about single requests are written in batches,
-// and any other message only so many times a minute; flush writes the last.
+// newLogger makes the process's log. Lines about single requests are written in batches, other
+// messages are limited per minute. flush writes the rest.
 func newLogger(w io.Writer, level, format string) (log *slog.Logger, flush func()) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
@@ -178,7 +158,7 @@ func newLogger(w io.Writer, level, format string) (log *slog.Logger, flush func(
 	}
 }
 
-// progress shows long work, at most a line a second; short work is not shown.
+// progress shows long work, at most a line a second.
 func progress(w io.Writer) func(model.Progress) {
 	last := time.Now()
 	return func(p model.Progress) {

@@ -10,8 +10,8 @@ import (
 	"github.com/xpyd/xpyd/e2e/cluster"
 )
 
-// TestCache: a result that go test keeps depends on all that the binary is built
-// from: what the test's process tells go test of itself names it.
+// TestCache: a cached test result depends on everything that the binary is built from, which the
+// test's process reports to go test.
 func TestCache(t *testing.T) {
 	const child = "XPYD_E2E_CACHE"
 	if os.Getenv(child) != "" {

@@ -21,17 +21,17 @@ func NewClient(t testing.TB) *http.Client {
 // Reply is a completion of one choice as its client saw it, streamed or not.
 type Reply struct {
 	Status          int
-	Prefill, Decode string // who answered
+	Prefill, Decode string // the workers
 	Text            string
 	Finish          string
 	Chunks          int    // events with text; 1 for a whole body
-	Problem         string // the API error's message: a status, or an error event
-	Err             error  // the connection's own end; nil when the answer is complete
+	Problem         string // message of an API error: by status, or an error event
+	Err             error  // how the connection broke; nil when the answer is complete
 	Start, End      time.Time
 	First           time.Time // first byte of the body; zero if none came
 }
 
-// Good says that the answer is whole.
+// Good reports whether the answer is complete.
 func (r *Reply) Good() bool { return r.Status == 200 && r.Problem == "" && r.Err == nil }
 
 func (r *Reply) String() string {
@@ -54,17 +54,20 @@ type chunk struct {
 // Post sends a completion or chat request and reads the answer to its end.
 func Post(ctx context.Context, client *http.Client, url, body string) *Reply {
 	r := &Reply{Start: time.Now()}
-	defer func() { r.End = time.Now() }()
+	r.Err = r.post(ctx, client, url, body)
+	r.End = time.Now()
+	return r
+}
+
+func (r *Reply) post(ctx context.Context, client *http.Client, url, body string) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
-		r.Err = err
-		return r
+		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := client.Do(req)
 	if err != nil {
-		r.Err = err
-		return r
+		return err
 	}
 	defer resp.Body.Close()
 	r.Status, r.Prefill, r.Decode = resp.StatusCode, resp.Header.Get("x-xpyd-prefill"), resp.Header.Get("x-xpyd-decode")
@@ -73,37 +76,36 @@ func Post(ctx context.Context, client *http.Client, url, body string) *Reply {
 		r.First = time.Now()
 	}
 	if strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
-		r.stream(in)
-		return r
+		return r.stream(in)
 	}
 	var c chunk
-	if r.Err = json.NewDecoder(in).Decode(&c); r.Err == nil {
-		r.addChunk(&c)
+	if err := json.NewDecoder(in).Decode(&c); err != nil {
+		return err
 	}
-	return r
+	r.addChunk(&c)
+	return nil
 }
 
-// stream reads events up to [DONE] or an error event; any other end is Err.
-func (r *Reply) stream(in *bufio.Reader) {
+// stream reads events up to [DONE] or an error event. Any other end is an error.
+func (r *Reply) stream(in *bufio.Reader) error {
 	for {
 		line, err := in.ReadString('\n')
 		if err != nil {
-			r.Err = fmt.Errorf("the stream just stopped: %w", err)
-			return
+			return fmt.Errorf("the stream just stopped: %w", err)
 		}
 		data, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), "data: ")
 		switch {
 		case !ok:
 			continue
 		case data == "[DONE]":
-			return
+			return nil
 		}
 		var c chunk
-		if r.Err = json.Unmarshal([]byte(data), &c); r.Err != nil {
-			return
+		if err := json.Unmarshal([]byte(data), &c); err != nil {
+			return err
 		}
 		if r.addChunk(&c); r.Problem != "" {
-			return
+			return nil
 		}
 	}
 }

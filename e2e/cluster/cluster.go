@@ -1,15 +1,13 @@
-// Package cluster runs xpyd as real processes, for tests: it builds the
-// binary once a test run, starts and stops `xpyd up` and single commands, an
-// external NATS server as a process of its own, and reads what they say of
-// themselves. Nothing but tests imports it.
+// Package cluster runs xpyd as real processes, for tests. It builds the binary once per test run,
+// starts and stops `xpyd up`, single commands and an external NATS server, and reads their state.
+// Only tests import it.
 //
 // A test package that uses it has
 //
 //	func TestMain(m *testing.M) { os.Exit(cluster.Main(m)) }
 //
-// Everything started under a t is killed and waited for when t ends.
-// XPYD_E2E_RACE=1 builds the binary with the race detector, and
-// XPYD_E2E_LOG=1 copies what the processes print to standard error.
+// Everything started under a t is killed and waited for when t ends. XPYD_E2E_RACE=1 builds the
+// binary with the race detector; XPYD_E2E_LOG=1 copies the processes' output to standard error.
 package cluster
 
 import (
@@ -23,8 +21,8 @@ import (
 	"time"
 )
 
-// Main runs a package's tests and removes what they share. In a process that
-// StartNATS started it is the NATS server instead.
+// Main runs a package's tests and removes what they share. In a child of StartNATS it is the NATS
+// server instead.
 func Main(m *testing.M) int {
 	if addr := os.Getenv(natsEnv); addr != "" {
 		return serveNATS(addr)
@@ -36,11 +34,10 @@ func Main(m *testing.M) int {
 	return code
 }
 
-// sharedEnv names the folder of what tests share, for Main to remove.
+// sharedEnv names the shared folder, for Main to remove.
 const sharedEnv = "XPYD_E2E_SHARED"
 
-// shared is the folder of what is made once for all tests of a process: the
-// binary, and what Once makes.
+// shared is a folder for what all tests of a process share: the binary, and what Once makes.
 var shared = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "xpyd-e2e-")
 	if err != nil {
@@ -49,8 +46,8 @@ var shared = sync.OnceValues(func() (string, error) {
 	return dir, os.Setenv(sharedEnv, dir)
 })
 
-// Once returns a function that has make write something large to a folder of
-// that name, at its first call, and returns the folder's path. Main removes it.
+// Once returns a function that calls make once, to write something large to a folder called name,
+// and returns the folder's path. Main removes it.
 func Once(name string, make func(dir string) error) func(testing.TB) string {
 	once := sync.OnceValues(func() (string, error) {
 		dir, err := shared()
@@ -70,8 +67,8 @@ func Once(name string, make func(dir string) error) func(testing.TB) string {
 	}
 }
 
-// binary is built as `make dist` builds it, and by go run, which alone keeps
-// linked programs in the build cache: a run of all tests links it once.
+// binary is built like `make dist`, but by go run, which alone caches linked programs: a run of all
+// tests links it once.
 var binary = sync.OnceValues(func() (string, error) {
 	dir, err := shared()
 	if err != nil {
@@ -95,10 +92,9 @@ var binary = sync.OnceValues(func() (string, error) {
 
 const command = "github.com/xpyd/xpyd/cmd/xpyd"
 
-// track opens every folder and embedded file that a program is built from. The
-// cache of go test looks at what a test opens, and at the variables it reads, but
-// not at what a build that it runs does: without this a result would stay "ok
-// (cached)" whatever became of xpyd.
+// track opens every folder and embedded file that a program is built from. The cache of go test
+// tracks what a test opens and the variables it reads, but not what its child processes do. Without
+// this a result would stay "ok (cached)" however xpyd changed.
 func track(program string) error {
 	os.Getenv("GOFLAGS") // may name an overlay
 	const inputs = `{{with .Module}}{{if .Main}}{{.GoMod}}{{"\n"}}{{$.Dir}}{{range $.EmbedFiles}}{{"\n"}}{{$.Dir}}/{{.}}{{end}}{{end}}{{end}}`
@@ -116,8 +112,8 @@ func track(program string) error {
 	return nil
 }
 
-// Binary is the path of the built xpyd. What a test has of it counts for as long as
-// xpyd's sources stay as they are (see track).
+// Binary is the path of the built xpyd. A cached test result is valid until xpyd's sources change
+// (see track).
 func Binary(t testing.TB) string {
 	t.Helper()
 	path, err := binary()
@@ -127,8 +123,8 @@ func Binary(t testing.TB) string {
 	return path
 }
 
-// Wait polls f until it returns nil, and fails the test with its last error
-// after limit, which a starved machine may exceed (see Late).
+// Wait polls f until it returns nil, or fails the test with f's last error after limit, which a
+// starved machine may exceed (see Late).
 func Wait(t testing.TB, limit time.Duration, what string, f func() error) {
 	t.Helper()
 	if err := Poll(limit, f); err != nil {
@@ -136,10 +132,10 @@ func Wait(t testing.TB, limit time.Duration, what string, f func() error) {
 	}
 }
 
-// Poll is Wait for goroutines, which must not end the test.
+// Poll is Wait for other goroutines, which must not call Fatal.
 func Poll(limit time.Duration, f func() error) error { return PollSince(time.Now(), limit, f) }
 
-// PollSince is Poll with a limit that began at start, maybe a while ago.
+// PollSince is Poll with a limit that counts from start.
 func PollSince(start time.Time, limit time.Duration, f func() error) error {
 	for ; ; time.Sleep(5 * time.Millisecond) {
 		err := f()

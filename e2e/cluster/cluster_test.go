@@ -15,8 +15,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(cluster.Main(m)) }
 
-// TestCluster: what the package offers, in one walk: a front door on an
-// external NATS, two workers that join with one flag, a stream, the counts.
+// TestCluster uses the whole package: a router on an external NATS, two workers that join with one
+// flag, a stream, the counts.
 func TestCluster(t *testing.T) {
 	nats := cluster.StartNATS(t)
 	r := cluster.Alone(t, "--nats", nats.URL)
@@ -47,8 +47,8 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// TestProfile: /admin/v1/profile turns profiling on and off in every process,
-// and hands out what each has made.
+// TestProfile: /admin/v1/profile turns profiling on and off in every process and returns the
+// profiles.
 func TestProfile(t *testing.T) {
 	r := cluster.Up(t)
 	ask := func(method, query string, status int) []byte {

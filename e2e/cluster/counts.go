@@ -26,7 +26,7 @@ func (r *Router) Counts() (map[string]Counts, error) {
 	return out, err
 }
 
-// Usage is what a process has.
+// Usage is the resources of a process.
 type Usage struct {
 	Counts
 	RSS int // bytes
@@ -36,8 +36,7 @@ func (u Usage) String() string {
 	return fmt.Sprintf("%d MiB, %d goroutines, %d descriptors", u.RSS>>20, u.Goroutines, u.FDs)
 }
 
-// Usage is what the router and every live worker have, by id; the router's name is
-// "router". A restarted worker counts as another one.
+// Usage is the usage of the router, as "router", and of each live worker, as "ID/PID".
 func (r *Router) Usage() (map[string]Usage, error) {
 	f, err := r.Fleet()
 	if err != nil {
@@ -60,8 +59,7 @@ func (r *Router) Usage() (map[string]Usage, error) {
 	return out, nil
 }
 
-// Grown is nil when no process that is in both has more than slack over
-// before.
+// Grown is an error if a process in both maps has grown by more than slack.
 func Grown(before, now map[string]Counts, slack int) error {
 	for _, id := range slices.Sorted(maps.Keys(before)) {
 		b := before[id]
@@ -73,7 +71,7 @@ func Grown(before, now map[string]Counts, slack int) error {
 	return nil
 }
 
-// metric sums the samples of a name in the text format, 0 if there are none.
+// metric sums the samples of a name in the text format; 0 without any.
 func metric(text, name string) (sum float64) {
 	for line := range strings.SplitSeq(text, "\n") {
 		rest, ok := strings.CutPrefix(line, name)
@@ -96,8 +94,7 @@ func ReadMetric(client *http.Client, url, name string) (float64, error) {
 // Metric is one of the router's metrics, summed over its labels.
 func (r *Router) Metric(name string) (float64, error) { return ReadMetric(r.client, r.Admin, name) }
 
-// Goroutines is the router's goroutine profile, stacks and counts, for the
-// message of a test that found a leak.
+// Goroutines is the router's goroutine profile, for the message of a test that found a leak.
 func (r *Router) Goroutines() string {
 	var text string
 	if err := r.Call("GET", "/debug/pprof/goroutine?debug=1", nil, &text); err != nil {
@@ -106,8 +103,7 @@ func (r *Router) Goroutines() string {
 	return text
 }
 
-// WorkerMetric is one of a live worker's metrics, summed over those of its
-// samples that begin with name.
+// WorkerMetric is one of a live worker's metrics, summed over its labels.
 func (r *Router) WorkerMetric(id, name string) (float64, error) {
 	f, err := r.Fleet()
 	if err != nil {

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,13 +13,12 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// natsEnv makes Main the NATS server on that address.
+// natsEnv is the address on which Main is a NATS server.
 const natsEnv = "XPYD_E2E_NATS"
 
 const natsUser, natsPassword = "fleet", "test"
 
-// NATS is an external NATS server, a process of its own. A restarted one has
-// the same URL.
+// NATS is an external NATS server in its own process. It keeps its URL when restarted.
 type NATS struct {
 	*Process
 	URL  string
@@ -44,7 +44,7 @@ func (n *NATS) Restart(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.Process = start(t, exec.Command(self, "-test.run=^$"), []string{natsEnv + "=" + n.addr})
+	n.Process = StartCommand(t, exec.Command(self, "-test.run=^$"), []string{natsEnv + "=" + n.addr})
 	n.Line(t, 20*time.Second, "nats ")
 }
 
@@ -56,9 +56,9 @@ func serveNATS(addr string) int {
 		return 1
 	}
 	defer s.Close()
-	stop := make(chan os.Signal, 1)
-	signal.Notify(stop, os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
 	fmt.Fprintln(os.Stdout, "nats", addr)
-	<-stop
+	<-ctx.Done()
 	return 0
 }

@@ -7,16 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Late says that something took longer than a limit which holds on a machine
-// that is the tests' own. What others leave of it is measured when the limit is
-// over, and a starved machine is given as many times longer.
+// Late reports whether something took longer than limit, which holds on an otherwise idle machine.
+// Once the limit is over it measures how starved the machine is, and extends the limit as much.
 func Late(took, limit time.Duration) bool {
 	return took > limit && took > time.Duration(float64(limit)*slowness())
 }
 
-// slowness is how many times longer than on the tests' own machine computing
-// takes now: there a cluster's processes and its clients share two cores, and
-// each gets a quarter of one.
+// slowness is how many times slower than on an idle machine computing is now. There a cluster's
+// processes and its clients share two cores and get a quarter of one each.
 func slowness() float64 {
 	const work, quiet, most = 10 * time.Millisecond, 4, 30
 	runtime.LockOSThread()

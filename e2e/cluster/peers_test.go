@@ -14,10 +14,9 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// TestPeers: a worker that takes no new work still gives what it has: the
-// router knows of it by its events and names it to the pair that it chooses,
-// which fetches the prefix. When that worker is stopped or killed at such a
-// moment, or is another run by now, the pair computes; the answer is the same.
+// TestPeers: a worker that takes no new work still gives its KV. The router knows it from events
+// and names it to the chosen pair, which fetches the prefix. If that worker is stopped, killed or
+// restarted meanwhile, the pair computes; the answer is the same.
 func TestPeers(t *testing.T) {
 	for _, bring := range []string{"off", "on"} {
 		t.Run("bring "+bring, func(t *testing.T) { testPeers(t, bring) })
@@ -61,7 +60,7 @@ func testPeers(t *testing.T, bring string) {
 		}
 		return ids
 	}
-	// warm has the giver compute a prompt, past the router, until that knows.
+	// warm makes the giver compute a prompt directly, and waits until the router knows.
 	warm := func(n int32) *told {
 		t.Helper()
 		before, err := r.Metric("xpyd_router_kv_index_blocks")
@@ -125,8 +124,7 @@ func testPeers(t *testing.T, bring string) {
 	}
 }
 
-// idle says whether these workers hold nothing, without asking others, which
-// may be stopped.
+// idle is nil when these workers hold nothing. It does not ask others, which may be stopped.
 func idle(t *testing.T, r *cluster.Router, ids ...string) error {
 	f, err := r.Fleet()
 	if err != nil {

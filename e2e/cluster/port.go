@@ -7,10 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Port reserves an address of a free port until t ends, for a server that must
-// be told where to listen, or to be found there again after a restart. A socket
-// that is bound and does not listen holds it: whoever asks for that port gets
-// it (Go sets SO_REUSEADDR), and nobody who asks for any.
+// Port reserves an address with a free port until t ends, for a server that must be told where to
+// listen, or that restarts there. A bound socket that does not listen holds the port: who asks for
+// it gets it (Go sets SO_REUSEADDR), who asks for any port does not.
 func Port(t testing.TB) (addr string) {
 	t.Helper()
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

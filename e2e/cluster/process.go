@@ -21,23 +21,18 @@ type Process struct {
 	Stdout, Stderr *Output
 	Started        time.Time
 
-	done chan struct{} // closed when it was waited for
+	done chan struct{} // closed once it is waited for
 }
 
-// Start runs xpyd with these arguments, in an environment without settings
-// of its own but env. It is killed when the test ends, if it still runs.
+// Start runs xpyd with these arguments, in an environment whose only settings are env. It is killed
+// when the test ends, if it still runs.
 func Start(t testing.TB, env []string, args ...string) *Process {
 	t.Helper()
-	return start(t, exec.Command(Binary(t), args...), env)
+	return StartCommand(t, exec.Command(Binary(t), args...), env)
 }
 
 // StartCommand is Start for another program.
 func StartCommand(t testing.TB, cmd *exec.Cmd, env []string) *Process {
-	t.Helper()
-	return start(t, cmd, env)
-}
-
-func start(t testing.TB, cmd *exec.Cmd, env []string) *Process {
 	t.Helper()
 	p := &Process{Cmd: cmd, Stdout: &Output{}, Stderr: &Output{}, done: make(chan struct{})}
 	clean := slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "XPYD_") })
@@ -46,10 +41,9 @@ func start(t testing.TB, cmd *exec.Cmd, env []string) *Process {
 	if os.Getenv("XPYD_E2E_LOG") != "" {
 		cmd.Stdout, cmd.Stderr = io.MultiWriter(p.Stdout, os.Stderr), io.MultiWriter(p.Stderr, os.Stderr)
 	}
-	// A group of its own, so that a signal to the test's terminal or group
-	// does not reach it: the tests decide who gets one.
+	// In its own group, where signals to the test's terminal or group do not reach it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	// Children hold the pipes of a process that was killed until they end.
+	// Children of a killed process keep its pipes open until they end.
 	cmd.WaitDelay = 2 * time.Second
 	p.Started = time.Now()
 	if err := cmd.Start(); err != nil {
@@ -57,14 +51,13 @@ func start(t testing.TB, cmd *exec.Cmd, env []string) *Process {
 	}
 	go func() {
 		defer close(p.done)
-		_ = cmd.Wait() // the state says all
+		_ = cmd.Wait() // see ProcessState
 	}()
 	t.Cleanup(func() {
 		p.Kill()
 		<-p.done
 		for _, line := range strings.Split(p.Stderr.String(), "\n") {
-			// Also of its children: a supervisor restarts them, and nobody
-			// would notice.
+			// Also those of its children, which a supervisor restarts quietly.
 			if strings.Contains(line, "DATA RACE") || strings.Contains(line, "panic: ") || strings.Contains(line, "fatal error: ") {
 				t.Errorf("%s: %s", cmd.Args[1], line)
 			}
@@ -102,14 +95,13 @@ func (p *Process) Exit(t testing.TB, limit time.Duration) int {
 	return p.Cmd.ProcessState.ExitCode()
 }
 
-// Line waits for a line of standard output with this beginning and returns
-// the rest of it.
-func (p *Process) Line(t testing.TB, limit time.Duration, beginning string) string {
+// Line waits for a line of standard output that starts with prefix and returns the rest of it.
+func (p *Process) Line(t testing.TB, limit time.Duration, prefix string) string {
 	t.Helper()
 	var rest string
-	Wait(t, limit, fmt.Sprintf("line %q", beginning), func() error {
+	Wait(t, limit, fmt.Sprintf("line %q", prefix), func() error {
 		for _, line := range strings.Split(p.Stdout.String(), "\n") {
-			if after, ok := strings.CutPrefix(line, beginning); ok {
+			if after, ok := strings.CutPrefix(line, prefix); ok {
 				rest = strings.TrimSpace(after)
 				return nil
 			}
@@ -124,7 +116,7 @@ func (p *Process) Line(t testing.TB, limit time.Duration, beginning string) stri
 	return rest
 }
 
-// Run runs xpyd to its end, with its standard input closed.
+// Run runs xpyd to its end with closed standard input.
 func Run(t testing.TB, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	p := Start(t, nil, args...)
@@ -132,17 +124,17 @@ func Run(t testing.TB, args ...string) (stdout, stderr string, code int) {
 	return p.Stdout.String(), p.Stderr.String(), code
 }
 
-// Alive says whether a process of that pid runs; a zombie does not.
+// Alive reports whether the process runs; a zombie does not.
 func Alive(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return false
 	}
-	rest := b[bytes.LastIndexByte(b, ')')+1:]
-	return !bytes.HasPrefix(rest, []byte(" Z")) && !bytes.HasPrefix(rest, []byte(" X"))
+	rest := string(b[bytes.LastIndexByte(b, ')')+1:])
+	return !strings.HasPrefix(rest, " Z") && !strings.HasPrefix(rest, " X")
 }
 
-// Output keeps what a process printed.
+// Output collects what a process prints.
 type Output struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

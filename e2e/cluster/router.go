@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -41,52 +42,46 @@ func Up(t testing.TB, args ...string) *Router {
 	return Launch(t, "up", args...).serves(t, "ready ")
 }
 
-// Alone starts `xpyd router` with an embedded NATS on free ports and returns
-// when it listens; workers are to be started with Worker.
+// Alone starts `xpyd router` with an embedded NATS on free ports and returns when it listens. Workers
+// are to be started with Worker.
 func Alone(t testing.TB, args ...string) *Router {
 	t.Helper()
-	config := filepath.Join(t.TempDir(), "nats.yaml")
-	if err := os.WriteFile(config, []byte("fleet: {listen: \"127.0.0.1:0\"}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if !strings.Contains(strings.Join(args, " "), "--config") {
+	if !slices.Contains(args, "--config") {
+		config := filepath.Join(t.TempDir(), "nats.yaml")
+		if err := os.WriteFile(config, []byte("fleet: {listen: \"127.0.0.1:0\"}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		args = append([]string{"--config", config}, args...)
 	}
 	return Launch(t, "router", args...).serves(t, "listening ")
 }
 
-// UpWithFiles is Up where each process may have so many files open.
+// UpWithFiles is Up where each process may have files open files.
 func UpWithFiles(t testing.TB, files int, args ...string) *Router {
 	t.Helper()
-	return launch(t, func(args []string) *Process {
-		limited := []string{"-c", `ulimit -n "$0" && exec "$@"`, strconv.Itoa(files), Binary(t)}
-		return StartCommand(t, exec.Command("sh", append(limited, args...)...), nil)
-	}, "up", args...).serves(t, "ready ")
+	limited := exec.Command("sh", "-c", `ulimit -n "$0" && exec "$@"`, strconv.Itoa(files), Binary(t))
+	return launch(t, limited, filepath.Join(t.TempDir(), "data"), "up", args...).serves(t, "ready ")
 }
 
 // Again starts `xpyd router` in the data folder of one that has ended.
 func (r *Router) Again(t testing.TB, args ...string) *Router {
 	t.Helper()
-	args = append([]string{"router", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", r.Data}, args...)
-	n := &Router{Process: Start(t, nil, args...), Data: r.Data, client: NewClient(t)}
-	return n.serves(t, "listening ")
+	return launch(t, exec.Command(Binary(t)), r.Data, "router", args...).serves(t, "listening ")
 }
 
-// Launch starts `xpyd up` or `xpyd router` on free ports, and waits for
-// nothing.
+// Launch starts `xpyd up` or `xpyd router` on free ports and does not wait.
 func Launch(t testing.TB, command string, args ...string) *Router {
 	t.Helper()
-	return launch(t, func(args []string) *Process { return Start(t, nil, args...) }, command, args...)
+	return launch(t, exec.Command(Binary(t)), filepath.Join(t.TempDir(), "data"), command, args...)
 }
 
-func launch(t testing.TB, start func(args []string) *Process, command string, args ...string) *Router {
+func launch(t testing.TB, xpyd *exec.Cmd, data, command string, args ...string) *Router {
 	t.Helper()
-	data := filepath.Join(t.TempDir(), "data")
-	args = append([]string{command, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", data}, args...)
-	return &Router{Process: start(args), Data: data, client: NewClient(t)}
+	xpyd.Args = append(append(xpyd.Args, command, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", data), args...)
+	return &Router{Process: StartCommand(t, xpyd, nil), Data: data, client: NewClient(t)}
 }
 
-// serves waits for the line with its URL, and reads what it left in its data folder.
+// serves waits for the line with the URL, and reads the files of the data folder.
 func (r *Router) serves(t testing.TB, line string) *Router {
 	t.Helper()
 	r.URL = r.Line(t, time.Minute, line)
@@ -108,7 +103,7 @@ func (r *Router) Worker(t testing.TB, role fleet.Role, args ...string) *Process 
 	return Start(t, nil, append([]string{string(role), "--join-file", r.Join, "--threads", "1"}, args...)...)
 }
 
-// JoinLine is what the join file says now.
+// JoinLine reads the join file.
 func (r *Router) JoinLine(t testing.TB) trust.Join {
 	t.Helper()
 	b, err := os.ReadFile(r.Join)
@@ -122,7 +117,7 @@ func (r *Router) JoinLine(t testing.TB) trust.Join {
 	return j
 }
 
-// Ring is the fleet's secrets, as the join file has them now.
+// Ring is the fleet's secrets, read from the join file.
 func (r *Router) Ring(t testing.TB) *trust.Ring {
 	t.Helper()
 	ring, err := trust.NewRing(r.JoinLine(t).Secrets...)
@@ -132,26 +127,25 @@ func (r *Router) Ring(t testing.TB) *trust.Ring {
 	return ring
 }
 
-// AsMember returns a client that shows m, which is of the fleet of r, the fleet's
-// token: as routers do.
+// AsMember returns a client that sends the fleet's token to its member m, as routers do.
 func (r *Router) AsMember(t testing.TB, m *Instance) *http.Client {
 	t.Helper()
 	name, token := r.MemberToken(t, m)
-	return &http.Client{Transport: shows{r.client.Transport, name, token}}
+	return &http.Client{Transport: authorized{r.client.Transport, name, token}}
 }
 
-type shows struct {
+type authorized struct {
 	http.RoundTripper
 	name, token string
 }
 
-func (s shows) RoundTrip(q *http.Request) (*http.Response, error) {
+func (a authorized) RoundTrip(q *http.Request) (*http.Response, error) {
 	q = q.Clone(q.Context())
-	q.Header.Set(s.name, s.token)
-	return s.RoundTripper.RoundTrip(q)
+	q.Header.Set(a.name, a.token)
+	return a.RoundTripper.RoundTrip(q)
 }
 
-// CLI runs an xpyd command against r, such as "status" or "drain".
+// CLI runs an xpyd command such as "status" or "drain" against r.
 func (r *Router) CLI(t testing.TB, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	return Run(t, append(args, "--data", r.Data)...)
@@ -159,26 +153,27 @@ func (r *Router) CLI(t testing.TB, args ...string) (stdout, stderr string, code 
 
 // Call does one request at the admin listener; in and out are JSON, or nil.
 func (r *Router) Call(method, path string, in, out any) error {
-	var body io.Reader
+	var body []byte
 	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
 			return err
 		}
-		body = bytes.NewReader(b)
 	}
+	return fetch(r.client, method, r.Admin+path, r.Token, body, out)
+}
+
+// fetch decodes a JSON answer; out may be nil, or a *string for any answer.
+func fetch(client *http.Client, method, url, token string, body []byte, out any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, r.Admin+path, body)
+	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
-	req.Header.Set("Authorization", "Bearer "+r.Token)
-	return fetch(r.client, req, out)
-}
-
-// fetch decodes a JSON answer; out may be a *string, for any answer.
-func fetch(client *http.Client, req *http.Request, out any) error {
+	if token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
 	resp, err := client.Do(req)
 	if err != nil {
 		return err
@@ -189,7 +184,7 @@ func fetch(client *http.Client, req *http.Request, out any) error {
 		return err
 	}
 	if resp.StatusCode >= 300 {
-		return fmt.Errorf("%s %s: %s: %s", req.Method, req.URL.Path, resp.Status, b)
+		return fmt.Errorf("%s %s: %s: %s", method, req.URL.Path, resp.Status, b)
 	}
 	switch to := out.(type) {
 	case nil:
@@ -202,19 +197,13 @@ func fetch(client *http.Client, req *http.Request, out any) error {
 }
 
 func get(client *http.Client, url string, out any) error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	return fetch(client, req, out)
+	return fetch(client, http.MethodGet, url, "", nil, out)
 }
 
 // Ready is nil when GET /ready says 200.
 func (r *Router) Ready() error { return get(r.client, r.URL+"/ready", nil) }
 
-// Fleet is what GET /admin/v1/instances says.
+// Fleet is the answer of GET /admin/v1/instances.
 type Fleet struct {
 	Ready     bool
 	Link      fleet.Link
@@ -230,7 +219,7 @@ type Instance struct {
 	Draining bool   `json:"draining"`
 }
 
-// Get returns the member of that id, nil if there is none.
+// Get returns a member by id, or nil.
 func (f *Fleet) Get(id string) *Instance {
 	for i := range f.Instances {
 		if f.Instances[i].ID == id {
@@ -240,7 +229,7 @@ func (f *Fleet) Get(id string) *Instance {
 	return nil
 }
 
-// Serving counts the members of a role that users' requests may go to.
+// Serving counts the members of a role that may get users' requests.
 func (f *Fleet) Serving(role fleet.Role) (n int) {
 	for i := range f.Instances {
 		if m := &f.Instances[i]; m.Role == role && m.Serves() && m.Probed && !m.Draining {
@@ -250,13 +239,13 @@ func (f *Fleet) Serving(role fleet.Role) (n int) {
 	return n
 }
 
-// Fleet asks the router who is there.
+// Fleet asks the router for the fleet.
 func (r *Router) Fleet() (*Fleet, error) {
 	var f Fleet
 	return &f, r.Call(http.MethodGet, "/admin/v1/instances", nil, &f)
 }
 
-// WaitServing waits until that many workers of each role serve.
+// WaitServing waits until ServingIs.
 func (r *Router) WaitServing(t testing.TB, limit time.Duration, prefill, decode int) {
 	t.Helper()
 	Wait(t, limit, "workers serving", func() error { return r.ServingIs(prefill, decode) })
@@ -297,7 +286,7 @@ type Ledger struct {
 	ConnsIdle int `json:"upstream_conns_idle"`
 	Fleet     map[string]struct {
 		worker.Ledger
-		Error json.RawMessage `json:"error"` // the worker could not be asked
+		Error json.RawMessage `json:"error"` // why the worker could not be asked
 	}
 }
 
@@ -313,7 +302,7 @@ func (r *Router) Idle() error {
 	if err != nil {
 		return err
 	}
-	// The ledger's own requests to the workers are begun after it is made.
+	// The ledger is made before it asks the workers.
 	if len(l.Requests)+l.Legs+l.Running+l.Waiting+l.ConnsBusy > 0 {
 		return fmt.Errorf("the router holds %d requests, %d legs, %d running, %d waiting, %d connections: %s",
 			len(l.Requests), l.Legs, l.Running, l.Waiting, l.ConnsBusy, l.Requests)

@@ -6,14 +6,14 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// MemberToken is the header that m, which is of the fleet of r, asks for.
+// MemberToken is the header that the fleet's member m requires.
 func (r *Router) MemberToken(t testing.TB, m *Instance) (name, value string) {
 	t.Helper()
 	s, _ := r.Ring(t).Shared(m.Secrets)
 	return trust.Header, s.Token(trust.HTTP, trust.Member(m.ID, m.Epoch))
 }
 
-// Secrets is all that nobody else may see, by what it is.
+// Secrets is everything that nobody else may see, by name.
 func (r *Router) Secrets(t testing.TB) map[string]string {
 	t.Helper()
 	s := r.JoinLine(t).Secrets[0]

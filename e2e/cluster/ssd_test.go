@@ -16,9 +16,8 @@ import (
 	"github.com/xpyd/xpyd/e2e/cluster"
 )
 
-// TestKilledWriting: a worker that is killed in the middle of writing to its
-// SSD finds there what was whole, and gives the same tokens as before; by
-// io_uring, where there is one, and by pread.
+// TestKilledWriting: a worker killed while writing to its SSD finds the complete units afterwards
+// and gives the same tokens; by io_uring, where available, and by pread.
 func TestKilledWriting(t *testing.T) {
 	client := cluster.NewClient(t)
 	dir := filepath.Join(t.TempDir(), "kv")
@@ -90,7 +89,7 @@ func TestKilledWriting(t *testing.T) {
 	}
 }
 
-// workerURL is where a worker without a fleet says that it listens.
+// workerURL is where a worker without a fleet listens.
 func workerURL(t *testing.T, p *cluster.Process) (url string) {
 	t.Helper()
 	cluster.Wait(t, time.Minute, "worker is up", func() error {
@@ -105,7 +104,7 @@ func workerURL(t *testing.T, p *cluster.Process) (url string) {
 	return url
 }
 
-// metric reads a worker's metric; 0 where there is none, or no worker.
+// metric reads a worker's metric; 0 if there is none, or no worker.
 func metric(t *testing.T, client *http.Client, url, name string) (v float64) {
 	t.Helper()
 	resp, err := client.Get(url + "/metrics")

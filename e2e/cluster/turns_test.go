@@ -13,7 +13,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// told is what a turn needs of an answer.
+// told is the part of an answer that a turn needs.
 type told struct {
 	Choices []struct {
 		Text     string
@@ -45,10 +45,9 @@ func say(t *testing.T, client *http.Client, url string, talk []int32, salt strin
 	return &a
 }
 
-// TestTurns: with `xpyd up` as it comes, prefill does not compute the answer
-// that decode has given in the turn before: it is cached, for whoever looks at
-// the usage, and the text is that of a worker that starts cold. With a salt too,
-// because decode and prefill share memory.
+// TestTurns: with the defaults of `xpyd up`, prefill does not compute decode's answer of the turn
+// before: usage reports it as cached, and the text is that of a cold worker. This holds with a salt
+// too, because decode and prefill share memory.
 func TestTurns(t *testing.T) {
 	r := cluster.Up(t)
 	lone := cluster.Alone(t)

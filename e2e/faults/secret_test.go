@@ -155,7 +155,7 @@ func TestSecretRotates(t *testing.T) {
 	})
 	both := cluster.Start(t, nil, "prefill", "--join-file", joinFile(t, r.JoinLine(t)), "--threads", "1", "--id", "both")
 	r.WaitServing(t, 30*time.Second, 2, 2)
-	do(1, "these have not got "+next.ID()+" and would be shut out: copied;", "secret", "retire")
+	do(1, "members without "+next.ID()+" would be shut out: copied;", "secret", "retire")
 	l.answered(t, 40, nil)
 	do(0, "", "drain", "copied", "--wait")
 	do(0, "in force", "secret", "retire", "--force")

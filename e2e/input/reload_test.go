@@ -54,7 +54,7 @@ func TestReload(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	says("a worker has nothing to reload")
+	says("a worker reloads only its join file")
 
 	write("limits: {max_in_flight: 0, request_timeout: 1ms}\n")
 	s.Signal(syscall.SIGHUP)
@@ -74,7 +74,7 @@ func TestReload(t *testing.T) {
 	})
 	write("read_timeout: 7s\nlimits: {request_timeout: 1ms}\npick: {policy: random}\n")
 	s.Signal(syscall.SIGHUP)
-	says("what else has changed needs a restart")
+	says("other changes need a restart")
 	late(true)
 	if r := <-done; !r.Good() {
 		t.Errorf("a request that ran meanwhile: %v", r)

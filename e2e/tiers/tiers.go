@@ -1,11 +1,10 @@
-// Package tiers tests that KV from wherever it lies gives the same tokens: on the CPU
-// with its own tests, on a GPU with those of worker.
+// Package tiers tests that KV gives the same tokens from wherever it is loaded: on the CPU in its
+// own tests, on a GPU in those of worker.
 package tiers
 
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -31,21 +30,21 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// A Bed is where workers run, and with what.
+// Bed is the setting that workers run in.
 type Bed struct {
-	Change func(*worker.Config)      // of every worker; nil: none
-	Store  func(t *testing.T) string // starts an empty shared store, and says where
+	Change func(*worker.Config)      // applies to every worker; may be nil
+	Store  func(t *testing.T) string // starts an empty shared store and returns its URL
 	Prompt int                       // tokens of a prompt
 	Tokens int                       // of an answer
-	// Temperature is so high that answers change with any part of a prompt: random
-	// weights are sure of little things.
+	// Temperature is high enough for answers to change with any part of a prompt, even with
+	// random weights.
 	Temperature float64
-	SSD         config.Size // has room for some 60 prompts
-	Apart       []int       // block sizes that take another kernel than the first: its tokens may differ
+	SSD         config.Size // room for some 60 prompts
+	Apart       []int       // block sizes that use another kernel than the first, so tokens may differ
 }
 
-// RandomModel writes a model of random weights with the embedded one's tokens, and
-// returns its folder.
+// RandomModel writes a model with random weights and the embedded model's tokens, and returns its
+// folder.
 func RandomModel(t *testing.T, d kernels.DType, change func(*arch.Config)) string {
 	t.Helper()
 	tiny, err := model.Open(t.Context(), "", model.Options{Log: slog.New(slog.DiscardHandler)})
@@ -69,8 +68,8 @@ type node struct {
 	bed *Bed
 }
 
-// start starts a worker with a pool of so many blocks.
-func (b *Bed) start(t *testing.T, blockTokens, blocks int, change func(*worker.Config)) *node {
+// startWorker starts a worker with a pool of blocks.
+func (b *Bed) startWorker(t *testing.T, blockTokens, blocks int, change func(*worker.Config)) *node {
 	t.Helper()
 	cfg := worker.DefaultConfig(fleet.Decode)
 	cfg.Threads, cfg.BlockTokens, cfg.Blocks = 1, blockTokens, blocks
@@ -81,10 +80,7 @@ func (b *Bed) start(t *testing.T, blockTokens, blocks int, change func(*worker.C
 	if change != nil {
 		change(&cfg)
 	}
-	tr, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
+	tr := tcp.New(nil)
 	w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"})
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +90,7 @@ func (b *Bed) start(t *testing.T, blockTokens, blocks int, change func(*worker.C
 	return n
 }
 
-// end checks that nothing is held, and ends the worker. Twice is once.
+// end checks that nothing is held and ends the worker. Further calls do nothing.
 func (n *node) end() {
 	n.t.Helper()
 	n.holdsNothing()
@@ -105,7 +101,7 @@ func (n *node) end() {
 	}
 }
 
-// holdsNothing waits until all blocks are given back.
+// holdsNothing waits until all blocks are returned.
 func (n *node) holdsNothing() {
 	n.t.Helper()
 	n.until("an empty ledger", func() error {
@@ -121,7 +117,7 @@ func (n *node) until(what string, f func() error) {
 	cluster.Wait(n.t, time.Minute, what, f)
 }
 
-// ask completes a prompt, and says how much of it was cached.
+// ask completes a prompt and returns the tokens and how many of the prompt were cached.
 func (n *node) ask(prompt []int32, header string) (tokens []int32, cached int, err error) {
 	ids, _ := json.Marshal(prompt)
 	body := fmt.Sprintf(`{"prompt":%s,"max_tokens":%d,"temperature":%g,"seed":5,"ignore_eos":true,"return_token_ids":true}`, ids, n.bed.Tokens, n.bed.Temperature)
@@ -154,8 +150,8 @@ func (n *node) ask(prompt []int32, header string) (tokens []int32, cached int, e
 	return a.Choices[0].TokenIDs, a.Usage.Details.Cached, nil
 }
 
-// counter reads a metric; 0 where there is none.
-func (n *node) counter(name string) float64 {
+// metric reads a metric; 0 if there is none.
+func (n *node) metric(name string) float64 {
 	n.t.Helper()
 	v, err := cluster.ReadMetric(http.DefaultClient, n.URL(), name)
 	if err != nil {
@@ -164,26 +160,26 @@ func (n *node) counter(name string) float64 {
 	return v
 }
 
-// from is how many units came from a tier, also if by way of host memory.
+// from is how many units came from a tier, directly or by way of host memory.
 func (n *node) from(tier string) float64 {
-	return n.counter(fmt.Sprintf("xpyd_kvtier_loaded_units_total{tier=%q}", tier)) + n.counter(fmt.Sprintf("xpyd_kvtier_prefetched_units_total{tier=%q}", tier))
+	return n.metric(fmt.Sprintf("xpyd_kvtier_loaded_units_total{tier=%q}", tier)) + n.metric(fmt.Sprintf("xpyd_kvtier_prefetched_units_total{tier=%q}", tier))
 }
 
-// loaded does something, and returns how many tokens were loaded for it. A GPU's are
-// counted a moment after they are used, so it waits for as many as are expected.
+// loaded returns how many tokens are loaded during do. A GPU counts them shortly after their use,
+// so it waits a while for at least least.
 func (n *node) loaded(least int, do func()) (tokens int) {
 	n.t.Helper()
 	const name = "xpyd_kvtier_loaded_tokens_total"
-	before := n.counter(name)
+	before := n.metric(name)
 	do()
 	for by := time.Now().Add(5 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		if tokens = int(n.counter(name) - before); tokens >= least || time.Now().After(by) {
+		if tokens = int(n.metric(name) - before); tokens >= least || time.Now().After(by) {
 			return tokens
 		}
 	}
 }
 
-// flush empties the pool, of which all must then be free, and this worker's own tiers.
+// flush empties the pool, which must then be free, and the worker's own tiers.
 func (n *node) flush() {
 	n.t.Helper()
 	n.until("a flush", func() error {
@@ -200,39 +196,33 @@ func (n *node) flush() {
 	})
 }
 
-// settled waits until nothing is on its way into a tier.
-func (n *node) settled() {
+// drained waits until a metric is 0.
+func (n *node) drained(metric string) {
 	n.t.Helper()
-	n.until("nothing on its way to a tier", func() error {
-		if n.counter("xpyd_kvtier_waiting_units") > 0 {
-			return errors.New("units wait for a minute")
+	n.until(metric+" 0", func() error {
+		if v := n.metric(metric); v > 0 {
+			return fmt.Errorf("it is %v", v)
 		}
 		return nil
 	})
 }
 
-// gaveAll waits until nothing is held for peers.
-func (n *node) gaveAll() {
-	n.t.Helper()
-	n.until("nothing held for peers", func() error {
-		if v := n.counter(`xpyd_kvtier_peer_blocks{for="give"}`); v > 0 {
-			return fmt.Errorf("%v blocks are held for peers", v)
-		}
-		return nil
-	})
-}
+const (
+	waiting = "xpyd_kvtier_waiting_units"           // on their way into a tier
+	given   = `xpyd_kvtier_peer_blocks{for="give"}` // held for peers
+)
 
-// crowd is how many requests share a prefix at once.
+// crowd is how many concurrent requests share a prefix.
 const crowd = 50
 
-// talk is what is asked, and what a worker answers that computes everything.
+// talk is prompts, and the answers of a worker that computes everything.
 type talk struct {
-	prompts, ends [][]int32 // ends begin like the first prompt, and end each in its own way
+	prompts, ends [][]int32 // ends start like the first prompt and differ at the end
 	shared        int       // tokens that ends have in common
 	want, wants   [][]int32 // answers to prompts and ends
 }
 
-// cold answers everything from an empty cache, one by one.
+// cold makes the prompts and answers them one by one with an empty cache.
 func (b *Bed) cold(t *testing.T, blockTokens int) *talk {
 	t.Helper()
 	gen := rand.New(rand.NewPCG(1, 1))
@@ -249,7 +239,7 @@ func (b *Bed) cold(t *testing.T, blockTokens int) *talk {
 	for range crowd {
 		k.ends = append(k.ends, random(slices.Clone(k.prompts[0][:k.shared])))
 	}
-	plain := b.start(t, blockTokens, b.pool(blockTokens), func(c *worker.Config) { c.KV.Peers = "off" })
+	plain := b.startWorker(t, blockTokens, b.pool(blockTokens), func(c *worker.Config) { c.KV.Peers = "off" })
 	defer plain.end()
 	all := func(prompts [][]int32) (answers [][]int32) {
 		for _, p := range prompts {
@@ -266,13 +256,13 @@ func (b *Bed) cold(t *testing.T, blockTokens int) *talk {
 	return k
 }
 
-// pool is the blocks of one prompt and a bit.
+// pool is the blocks of one prompt and a bit more.
 func (b *Bed) pool(blockTokens int) int { return max(3, b.Prompt*7/5/blockTokens) }
 
-// SameTokens asks prompts cold, from the pool, host memory, the SSD, a shared store, a
-// peer and several of them, after eviction storms and restarts, and fifty at once
-// that share their beginning: the tokens are those of a worker that computes
-// everything, at each block size, and the same at all of them but those Apart.
+// SameTokens asks prompts cold and with KV from the pool, host memory, the SSD, a shared store, a
+// peer and combinations, after eviction storms and restarts, and fifty at once that share a
+// prefix. At each block size the tokens must be those of a worker that computes everything, and
+// the same at all sizes but those Apart.
 func SameTokens(t *testing.T, b Bed, blockTokens ...int) {
 	var first *talk
 	for _, size := range blockTokens {
@@ -299,12 +289,11 @@ func (b *Bed) everywhere(t *testing.T, blockTokens int, k *talk) {
 	unit := max(blockTokens, 16)
 	whole := (b.Prompt - 1) / unit * unit // all but the last token
 	store := b.Store(t)
-	// As many pools of host memory have room for all prompts and ends, and for one
-	// prompt and a bit.
+	// Host memory for all prompts and ends, and for one prompt and a bit.
 	const roomy, tight config.PoolSize = -16_000, -1_200
 	start := func(host config.PoolSize, dir string, stored bool) *node {
 		t.Helper()
-		return b.start(t, blockTokens, b.pool(blockTokens), func(c *worker.Config) {
+		return b.startWorker(t, blockTokens, b.pool(blockTokens), func(c *worker.Config) {
 			c.KV.HostMemory, c.KV.SSDDir, c.KV.SSDSize = host, dir, b.SSD
 			if stored {
 				c.KV.Store = store
@@ -317,7 +306,7 @@ func (b *Bed) everywhere(t *testing.T, blockTokens int, k *talk) {
 		if err != nil || !slices.Equal(got, k.want[i]) || had < cached {
 			t.Errorf("%s, prompt %d: tokens %v, want %v; %d cached, want %d: %v", what, i, got, k.want[i], had, cached, err)
 		}
-		n.settled()
+		n.drained(waiting)
 	}
 	each := func(n *node, what string, cached int, header string) {
 		t.Helper()
@@ -325,8 +314,8 @@ func (b *Bed) everywhere(t *testing.T, blockTokens int, k *talk) {
 			check(n, what, i, cached, header)
 		}
 	}
-	// storm asks for all prompts, each of which pushes the others out of the pool:
-	// all that is cached of one was loaded, and some from there.
+	// storm asks all prompts, each of which evicts the others from the pool: whatever is cached was
+	// loaded, some of it from there.
 	storm := func(n *node, from string) {
 		t.Helper()
 		units := n.from(from)
@@ -354,7 +343,7 @@ func (b *Bed) everywhere(t *testing.T, blockTokens int, k *talk) {
 		if got := n.loaded(least, func() { b.together(n, k, "from "+from, 0) }); got < least {
 			t.Errorf("fifty at once, from %s: %d tokens loaded, they share %d", from, got, k.shared)
 		}
-		n.settled()
+		n.drained(waiting)
 	}
 	fifty(all, "host memory")
 	each(all, "after fifty", whole, "")
@@ -362,7 +351,7 @@ func (b *Bed) everywhere(t *testing.T, blockTokens int, k *talk) {
 	taker := start(0, "", false)
 	for n := range k.prompts {
 		check(taker, "from a peer", n, whole, fmt.Sprintf("%s %d %s %s %d", i.ID, i.Epoch, i.URL, i.KVAddr, whole))
-		all.gaveAll() // its pool has not room to give two
+		all.drained(given) // its pool has no room to give two
 	}
 	if taker.from("peer") == 0 {
 		t.Error("nothing came from a peer")
@@ -380,10 +369,10 @@ func (b *Bed) everywhere(t *testing.T, blockTokens int, k *talk) {
 	if n := int(stored.from("store")); n < len(k.prompts)*whole/unit {
 		t.Errorf("%d units came from the store, the prompts have %d", n, len(k.prompts)*whole/unit)
 	}
-	b.together(stored, k, "from the store too", 0) // which answers 32 at a time, and the others compute
+	b.together(stored, k, "from the store too", 0) // the store serves 32 at a time; the others compute
 	stored.end()
 
-	// With little host memory storms go on to the SSD.
+	// With little host memory, storms spill to the SSD.
 	small := start(tight, filepath.Join(t.TempDir(), "kv"), false)
 	each(small, "cold", 0, "")
 	for range 2 {
@@ -392,8 +381,8 @@ func (b *Bed) everywhere(t *testing.T, blockTokens int, k *talk) {
 	fifty(small, "the SSD")
 	small.end()
 
-	// Of another folder only the prompts' beginnings are there, of those one is
-	// in host memory, and the rest is in the store.
+	// Another folder has only the prompts' prefixes, one of which is also in host memory. The store
+	// has the rest.
 	other := filepath.Join(t.TempDir(), "kv")
 	part := start(roomy, other, false)
 	begun := b.Prompt*2/5 + 2
@@ -401,7 +390,7 @@ func (b *Bed) everywhere(t *testing.T, blockTokens int, k *talk) {
 		if _, _, err := part.ask(p[:begun], ""); err != nil {
 			t.Fatal(err)
 		}
-		part.settled()
+		part.drained(waiting)
 	}
 	part.end()
 	mixed := start(roomy, other, true)
@@ -412,11 +401,11 @@ func (b *Bed) everywhere(t *testing.T, blockTokens int, k *talk) {
 	}
 	mixed.end()
 
-	// A pool that has room for fifty only if they share what they have in common.
+	// A pool with room for fifty only if they share their prefix.
 	need := func(tokens int) int { return (tokens + blockTokens - 1) / blockTokens }
 	common := k.shared / unit * unit / blockTokens
 	own := need(b.Prompt+b.Tokens) - common
-	full := b.start(t, blockTokens, common+crowd*own+2, nil)
+	full := b.startWorker(t, blockTokens, common+crowd*own+2, nil)
 	check(full, "cold", 0, 0, "")
 	if most := b.together(full, k, "from the pool", k.shared/unit*unit); most < crowd/5 {
 		t.Errorf("no block was in more than %d hands", most)
@@ -425,9 +414,8 @@ func (b *Bed) everywhere(t *testing.T, blockTokens int, k *talk) {
 	full.end()
 }
 
-// together asks for all ends at once, of each of which so much must be cached, and
-// checks that all blocks are given back. It returns how many requests were seen to
-// hold one block at a time.
+// together asks all ends at once, each with at least cached tokens cached, and checks that all
+// blocks are returned. It returns the most requests seen to hold one block.
 func (b *Bed) together(n *node, k *talk, what string, cached int) (most int) {
 	n.t.Helper()
 	var all sync.WaitGroup
@@ -438,22 +426,17 @@ func (b *Bed) together(n *node, k *talk, what string, cached int) (most int) {
 			}
 		})
 	}
-	done := make(chan struct{})
+	ctx, done := context.WithCancel(context.Background())
 	go func() {
 		all.Wait()
-		close(done)
+		done()
 	}()
-	for ended := false; !ended; {
-		select {
-		case <-done:
-			ended = true
-		case <-time.After(time.Millisecond):
-			hands := map[int32]int{}
-			for _, h := range n.Ledger().Blocks {
-				for _, id := range h.Blocks {
-					hands[id]++
-					most = max(most, hands[id])
-				}
+	for ; ctx.Err() == nil; time.Sleep(time.Millisecond) {
+		hands := map[int32]int{}
+		for _, h := range n.Ledger().Blocks {
+			for _, id := range h.Blocks {
+				hands[id]++
+				most = max(most, hands[id])
 			}
 		}
 	}

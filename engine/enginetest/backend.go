@@ -1,10 +1,11 @@
-// Package enginetest has a small deterministic backend for tests of the
-// engine and of what stands on it. It is no model, but its KV pool is real:
-// each layer mixes what it reads from the rows that the block table names, so
-// a stale, foreign or missing row changes every later token.
+// Package enginetest has a small deterministic backend for tests of the engine and its
+// users. It is no model, but its KV pool is real: each layer mixes what it reads from the
+// rows that the block table names, so a stale, foreign or missing row changes every later
+// token.
 package enginetest
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
@@ -47,16 +48,11 @@ type Backend struct {
 
 // New makes a backend whose pool holds garbage.
 func New(cfg Config) *Backend {
-	def := func(v *int, d int) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	def(&cfg.Layers, 2)
-	def(&cfg.Vocab, 48)
-	def(&cfg.MaxPositions, 512)
-	def(&cfg.Blocks, 64)
-	def(&cfg.BlockTokens, 16)
+	cfg.Layers = cmp.Or(cfg.Layers, 2)
+	cfg.Vocab = cmp.Or(cfg.Vocab, 48)
+	cfg.MaxPositions = cmp.Or(cfg.MaxPositions, 512)
+	cfg.Blocks = cmp.Or(cfg.Blocks, 64)
+	cfg.BlockTokens = cmp.Or(cfg.BlockTokens, 16)
 	b := &Backend{cfg: cfg, rows: make([]uint64, cfg.Layers*cfg.Blocks*cfg.BlockTokens)}
 	for i := range b.rows {
 		b.rows[i] = rand.Uint64()
@@ -155,13 +151,13 @@ func (b *Backend) layer(layer int, s *kernels.Step, hidden [][]uint64) {
 	defer b.mu.Unlock()
 	for i, q := range s.Seqs {
 		for j := range q.Tokens {
-			*b.row(layer, q.Blocks, q.Pos+j) = mix(hidden[i][j], uint64(layer))
+			b.rows[b.at(layer, q.Blocks, q.Pos+j)] = mix(hidden[i][j], uint64(layer))
 		}
 	}
 	for i, q := range s.Seqs {
 		var sum uint64
 		for pos := range q.Pos + len(q.Tokens) {
-			sum += mix(*b.row(layer, q.Blocks, pos), uint64(pos))
+			sum += mix(b.rows[b.at(layer, q.Blocks, pos)], uint64(pos))
 			if j := pos - q.Pos; j >= 0 {
 				hidden[i][j] = mix(hidden[i][j], sum)
 			}
@@ -169,18 +165,19 @@ func (b *Backend) layer(layer int, s *kernels.Step, hidden [][]uint64) {
 	}
 }
 
-func (b *Backend) row(layer int, table []int32, pos int) *uint64 {
-	return &b.rows[b.at(layer, table[pos/b.cfg.BlockTokens], pos%b.cfg.BlockTokens)]
+// at is the index in rows of a position of a block table.
+func (b *Backend) at(layer int, table []int32, pos int) int {
+	return layer*b.cfg.Blocks*b.cfg.BlockTokens + int(table[pos/b.cfg.BlockTokens])*b.cfg.BlockTokens + pos%b.cfg.BlockTokens
 }
 
-func (b *Backend) at(layer int, block int32, row int) int {
-	return (layer*b.cfg.Blocks+int(block))*b.cfg.BlockTokens + row
+// block is the rows of one block.
+func (b *Backend) block(layer int, id int32) []uint64 {
+	return b.rows[b.at(layer, []int32{id}, 0):][:b.cfg.BlockTokens]
 }
 
 // check refuses what no backend should be asked to do.
 func (b *Backend) check(s *kernels.Step) error {
-	type slot struct{ block, row int }
-	written := make(map[slot]bool)
+	written := make(map[int]bool) // rows of layer 0
 	for i, q := range s.Seqs {
 		end := q.Pos + len(q.Tokens)
 		switch {
@@ -194,18 +191,17 @@ func (b *Backend) check(s *kernels.Step) error {
 			return fmt.Errorf("sequence %d: %d targets for %d tokens", i, len(q.Targets), len(q.Tokens))
 		}
 		for pos := q.Pos; pos < end; pos++ {
-			at := slot{int(q.Blocks[pos/b.cfg.BlockTokens]), pos % b.cfg.BlockTokens}
+			at := b.at(0, q.Blocks, pos)
 			if written[at] {
-				return fmt.Errorf("sequence %d: block %d is written twice in one step", i, at.block)
+				return fmt.Errorf("sequence %d: block %d is written twice in one step", i, at/b.cfg.BlockTokens)
 			}
 			written[at] = true
 		}
 	}
 	for i, q := range s.Seqs { // nobody may read what another writes in this step
 		for pos := range q.Pos {
-			at := slot{int(q.Blocks[pos/b.cfg.BlockTokens]), pos % b.cfg.BlockTokens}
-			if written[at] {
-				return fmt.Errorf("sequence %d reads block %d while it is written", i, at.block)
+			if at := b.at(0, q.Blocks, pos); written[at] {
+				return fmt.Errorf("sequence %d reads block %d while it is written", i, at/b.cfg.BlockTokens)
 			}
 		}
 	}
@@ -216,8 +212,7 @@ func (b *Backend) check(s *kernels.Step) error {
 func (b *Backend) Gather(layer int, block int32, row, n int, dst []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i := range n { // [2][1][n][8]
-		v := b.rows[b.at(layer, block, row+i)]
+	for i, v := range b.block(layer, block)[row : row+n] { // [2][1][n][8]
 		binary.LittleEndian.PutUint64(dst[8*i:], v)
 		binary.LittleEndian.PutUint64(dst[8*(n+i):], ^v)
 	}
@@ -227,8 +222,8 @@ func (b *Backend) Gather(layer int, block int32, row, n int, dst []byte) {
 func (b *Backend) Scatter(layer int, block int32, row, n int, src []byte) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for i := range n {
-		b.rows[b.at(layer, block, row+i)] = binary.LittleEndian.Uint64(src[8*i:])
+	for i, dst := 0, b.block(layer, block)[row:]; i < n; i++ {
+		dst[i] = binary.LittleEndian.Uint64(src[8*i:])
 	}
 }
 
@@ -236,9 +231,8 @@ func (b *Backend) Scatter(layer int, block int32, row, n int, src []byte) {
 func (b *Backend) Digest(layer int, block int32, dst []uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	at := b.at(layer, block, 0)
 	dst[0] = 0
-	for _, v := range b.rows[at : at+b.cfg.BlockTokens] {
+	for _, v := range b.block(layer, block) {
 		dst[0] += v
 	}
 }
@@ -251,8 +245,7 @@ func (b *Backend) CopyBlock(dst, src int32, _, n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for layer := range b.cfg.Layers {
-		to, from := b.at(layer, dst, 0), b.at(layer, src, 0)
-		copy(b.rows[to:to+n], b.rows[from:from+n])
+		copy(b.block(layer, dst), b.block(layer, src)[:n])
 	}
 }
 
@@ -294,8 +287,8 @@ func (b *Backend) logits(hidden uint64) []float32 {
 	return l
 }
 
-// sample draws with temperature, bias, bans and penalties, which is enough to
-// see whether the engine passes them on.
+// sample draws with temperature, bias, bans and penalties: enough to see whether the
+// engine passes them on.
 func sample(s *kernels.Sample, raw []float32) kernels.Sampled {
 	l := slices.Clone(raw)
 	for _, bias := range s.Bias {

@@ -9,9 +9,8 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// Pipelined is a Backend that is also a kernels.Launcher. It runs a step as late
-// as can be, when it is awaited, so that whoever gives a block away too soon
-// finds it overwritten.
+// Pipelined is a Backend that is also a kernels.Launcher. It runs a step as late as it
+// can, when awaited, so that a block given away too soon is overwritten.
 type Pipelined struct {
 	*Backend
 	// MostDraws, if not 0, is how many draws a step may ask for. Set it before the
@@ -81,13 +80,11 @@ func (p *Pipelined) Await() ([]kernels.Result, error) {
 		}
 		q.Tokens = p.drawn[q.After-1 : q.After]
 	}
-	before := p.drawn
-	p.drawn = nil
 	results, err := p.Step(&s)
 	if err != nil {
-		p.drawn = before
 		return nil, err
 	}
+	p.drawn = nil
 	for _, r := range results {
 		for _, d := range r.Samples {
 			p.drawn = append(p.drawn, max(d.Token, 0)) // NoToken is the host's alone

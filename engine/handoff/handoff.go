@@ -1,10 +1,9 @@
-// Package handoff is what the two workers of a pair tell each other inside a
-// ticket: decode's order (how to draw the first tokens) and prefill's draft
-// (the tokens drawn). kvconn carries both without looking in.
+// Package handoff is what the workers of a pair tell each other inside a ticket: decode's order
+// (how to draw the first tokens) and prefill's draft (the tokens drawn). kvconn carries both
+// without reading them.
 //
-// Both are JSON: they are small, and an unknown field from a newer release is
-// ignored by an older one. A draft's prompt log probabilities, of which there can be
-// many, are packed.
+// Both are JSON: they are small, and an older release ignores a newer one's fields. A draft's
+// prompt log probabilities, of which there can be many, are packed.
 package handoff
 
 import (
@@ -24,8 +23,7 @@ const (
 	entryBytes  = 128     // of one log probability in JSON, with room to spare
 )
 
-// Order is decode's side: everything that decides the first token of each
-// choice, besides the prompt.
+// Order is decode's side: everything but the prompt that decides the first token of each choice.
 type Order struct {
 	Sampling       engine.Sampling `json:"sampling"`
 	N              int             `json:"n"`
@@ -36,33 +34,34 @@ type Order struct {
 	PromptLogprobs int             `json:"prompt_logprobs"` // -1: none
 	Salt           string          `json:"salt,omitempty"`
 	Priority       int8            `json:"priority,omitempty"` // of its KV: kvcache.Chain
-	Urgent         bool            `json:"urgent,omitempty"`   // a router's probe: before what waits
+	Urgent         bool            `json:"urgent,omitempty"`   // a router's probe: before waiting requests
 
-	// Peers have some of the prompt, and prefill may fetch from them what it
-	// lacks: decode itself, who holds its part until the ticket is over, and
-	// whom the router knows.
+	// Peers have some of the prompt, and prefill may fetch from them what it lacks: decode itself,
+	// which holds its part until the ticket is over, and workers that the router knows.
 	Peers []Peer `json:"peers,omitempty"`
-	// Cached asks for what the sender has of the tokens, all of them or nothing;
-	// nothing is computed. Of the other fields only Salt counts then; N is 0.
+	// Cached asks for cached tokens, all or none; nothing is computed. Of the other fields only
+	// Salt counts then; N is 0.
 	Cached bool `json:"cached,omitempty"`
 
-	// Index and Of number the tickets of one link: a request with a list of
-	// prompts needs one each. The link is over when all Of are.
+	// Index and Of number the tickets of one link: a list of prompts needs one each. The link is
+	// over when all Of are.
 	Index int `json:"index"`
 	Of    int `json:"of"`
 }
 
 // Encode renders the order for a ticket.
-func (o *Order) Encode() ([]byte, error) {
-	b, err := json.Marshal(o)
+func (o *Order) Encode() ([]byte, error) { return encode("order", o) }
+
+func encode(what string, v any) ([]byte, error) {
+	b, err := json.Marshal(v)
 	if err != nil {
-		return nil, fmt.Errorf("encode order: %w", err)
+		return nil, fmt.Errorf("encode %s: %w", what, err)
 	}
 	return b, nil
 }
 
-// ParseOrder reads a peer's order and checks its bounds; token ids are the
-// engine's to check.
+// ParseOrder reads a peer's order and checks its bounds, but for token ids, which the engine
+// checks.
 func ParseOrder(b []byte) (*Order, error) {
 	if len(b) > maxOrder {
 		return nil, fmt.Errorf("read order: %d bytes, at most %d", len(b), maxOrder)
@@ -105,7 +104,7 @@ func ParseOrder(b []byte) (*Order, error) {
 	return &o, nil
 }
 
-// Draft is prefill's side: what it drew, and what it learned by computing.
+// Draft is prefill's side: the tokens it drew, and what it learned by computing.
 type Draft struct {
 	First     []kernels.Sampled `json:"first"`            // one a choice; empty for a lease
 	Prompt    PromptLogprobs    `json:"prompt,omitempty"` // [i] is of prompt token i+1
@@ -114,19 +113,12 @@ type Draft struct {
 	ComputeUS int64             `json:"compute_us"`
 }
 
-// Encode renders the draft for a commit. It fails when the model yielded what is
-// no number.
-func (d *Draft) Encode() ([]byte, error) {
-	b, err := json.Marshal(d)
-	if err != nil {
-		return nil, fmt.Errorf("encode draft: %w", err)
-	}
-	return b, nil
-}
+// Encode renders the draft for a commit. It fails if the model yielded NaN or infinity.
+func (d *Draft) Encode() ([]byte, error) { return encode("draft", d) }
 
-// ParseDraft reads a peer's draft for the order o of a prompt of tokens ids
-// over a vocabulary of vocab ids. A lease has no first tokens, and has prompt
-// log probabilities only if its prefill was asked for them.
+// ParseDraft reads a peer's draft for the order o of a prompt of tokens ids over a vocabulary of
+// vocab ids. A lease has no first tokens, and has prompt log probabilities only if its prefill was
+// asked for them.
 func ParseDraft(b []byte, o *Order, lease bool, tokens, vocab int) (*Draft, error) {
 	n := o.N
 	if lease {

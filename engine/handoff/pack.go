@@ -9,9 +9,8 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// PromptLogprobs are a prompt's log probabilities. In JSON they are a string of
-// packed bytes: written out they are four times as long, and a commit holds only so
-// much.
+// PromptLogprobs are a prompt's log probabilities. In JSON they are a string of packed bytes, a
+// quarter of the size of plain JSON: a commit is bounded.
 type PromptLogprobs []kernels.PromptLogprob
 
 // MarshalJSON implements json.Marshaler.
@@ -26,8 +25,8 @@ func (p *PromptLogprobs) UnmarshalJSON(text []byte) (err error) {
 	return err
 }
 
-// Packed, little-endian: for each position the number of top entries u32, then its
-// own entry and those: id u32, logprob f32, rank u32.
+// packedEntry is the size of an entry: id u32, logprob f32, rank u32, little-endian. A position is
+// the number of top entries, u32, then its own entry, then the top ones.
 const packedEntry = 12
 
 func pack(list []kernels.PromptLogprob) []byte {

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Bounds of what is said about a peer.
+// Bounds of a peer's fields.
 const (
 	maxPeers  = 4 // of one order
 	maxField  = 512
@@ -18,9 +18,9 @@ const (
 type Peer struct {
 	ID     string `json:"id"`
 	Epoch  uint64 `json:"epoch"`
-	URL    string `json:"url,omitempty"` // where to ask how far it reaches; "": it holds Tokens for us
+	URL    string `json:"url,omitempty"` // where to ask how many tokens it has; "": it holds Tokens for us
 	KV     string `json:"kv"`            // host:port of its kvconn
-	Tokens int    `json:"tokens"`        // how far it reaches, from the beginning
+	Tokens int    `json:"tokens"`        // how many it has, from the beginning
 }
 
 var errField = errors.New("a field is empty, too long, or has a character that it must not have")
@@ -41,8 +41,7 @@ func (p *Peer) Validate() error {
 	return nil
 }
 
-// ParsePeer reads the router's header: ID EPOCH URL KV TOKENS, one blank
-// between them.
+// ParsePeer reads the router's header: ID EPOCH URL KV TOKENS, with one blank between them.
 func ParsePeer(s string) (*Peer, error) {
 	f := strings.Split(s, " ")
 	if len(s) > 4*maxField || len(f) != 5 || f[2] == "" {
@@ -57,10 +56,7 @@ func ParsePeer(s string) (*Peer, error) {
 		return nil, fmt.Errorf("tokens: %w", err)
 	}
 	p := &Peer{ID: f[0], Epoch: epoch, URL: f[2], KV: f[3], Tokens: tokens}
-	if err := p.Validate(); err != nil {
-		return nil, err
-	}
-	return p, nil
+	return p, p.Validate()
 }
 
 // String is the header that ParsePeer reads.

@@ -1,11 +1,10 @@
 package kvcache
 
-// What lower tiers (engine/tier) need of the index: to look without
-// touching, to hold a unit while it is copied out, and to take room for units
-// that come back.
+// The methods below are for lower tiers (engine/tier): they look up units, hold them while they
+// are copied out, and take blocks for units that come back.
 
-// Reach returns how many leading tokens of the chain the index knows, at most
-// maxTokens. Nothing is held or counted: it may be less a moment later.
+// Reach returns how many leading tokens of the chain the index knows, at most maxTokens. It
+// holds and counts nothing: a moment later it may be less.
 func (c *Cache) Reach(ch *Chain, maxTokens int) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -13,8 +12,8 @@ func (c *Cache) Reach(ch *Chain, maxTokens int) int {
 	return n
 }
 
-// Hold gives owner a reference to each block of the indexed unit that ends
-// with h; nil when the index does not know it (any more).
+// Hold gives owner a reference to each block of the unit h. It returns nil if the index does
+// not know it.
 func (c *Cache) Hold(h Hash, owner string) []int32 {
 	c.mu.Lock()
 	defer c.unlock()
@@ -26,10 +25,9 @@ func (c *Cache) Hold(h Hash, owner string) []int32 {
 	return e.blocks
 }
 
-// Borrow returns a table for the chain's first upto tokens, whole units: what
-// the index has (n tokens), and at most most fresh blocks. It stands behind
-// everybody: ErrNoSpace when somebody waits for blocks, or when it would take
-// what the engine is about to need.
+// Borrow returns a table for the chain's first upto tokens, whole units: what the index has (n
+// tokens), and up to most fresh blocks. It comes last: ErrNoSpace when somebody waits for
+// blocks, or when it would take what the engine is about to need.
 func (c *Cache) Borrow(ch *Chain, upto, most int, owner string) (ids []int32, n int, err error) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -50,17 +48,15 @@ func (c *Cache) Knows(h Hash) bool {
 	return c.index[h] != nil
 }
 
-// HoldChain gives owner a reference to each block of the chain's first tokens,
-// whole units, and returns them in order; nil, and nothing held, when the index
-// does not have all of them (n is less than tokens), or when holding blocks that nobody
-// holds would take what somebody waits for or the engine is about to need: it stands
-// behind everybody, as Borrow does. It is for another worker's sake, so it is no hit
-// of ours, but Release makes it a use.
+// HoldChain gives owner a reference to each block of the chain's first tokens, whole units,
+// and returns them in order. It holds nothing and returns nil when the index does not have all
+// of them (n is less than tokens), or, coming last as Borrow does, when cached ones among them
+// are needed. It is for another worker, so it counts no hit, but Release makes it a use.
 func (c *Cache) HoldChain(ch *Chain, tokens int, owner string) (ids []int32, n int) {
 	c.mu.Lock()
 	defer c.unlock()
 	ids, n, idle := c.find(ch, tokens)
-	if n != tokens || idle > 0 && (len(c.waiters) > 0 || len(c.free)+c.cached-idle < c.demand.running+c.demand.next) {
+	if n != tokens || idle > 0 && c.needed(idle) {
 		return nil, n
 	}
 	c.retain(ids, owner)

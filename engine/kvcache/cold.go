@@ -2,27 +2,32 @@ package kvcache
 
 import "container/heap"
 
-// What a lower tier hears in time for its write policy: that a unit is asked
-// for again and again, and that it is about to be evicted. Evicting is then a
-// matter of the index alone, as ever: who did not copy a unit after Cold, or
-// was too slow, has lost it, and no allocation waits.
+// A lower tier hears, in time for its write policy, that a unit is found again and again
+// (Hot), and that it is about to be evicted (Cold). Eviction waits for nobody: a unit that was
+// not copied after Cold is lost.
 
-// HoldCold is Hold for whoever copies units that are about to be evicted. It
-// stands behind everybody: nil also when somebody waits for blocks, or when
-// what is left would be less than what the engine is about to need.
+// HoldCold is Hold for a copy of a unit that is about to be evicted. It comes last: it also
+// returns nil when somebody waits for blocks, or when too few would be left for what the
+// engine is about to need.
 func (c *Cache) HoldCold(h Hash, owner string) []int32 {
 	c.mu.Lock()
 	defer c.unlock()
 	e := c.index[h]
-	if e == nil || len(c.waiters) > 0 || len(c.free)+c.cached-e.idle < c.demand.running+c.demand.next {
+	if e == nil || c.needed(e.idle) {
 		return nil
 	}
 	c.retain(e.blocks, owner)
 	return e.blocks
 }
 
-// PutBack is Release after Hold and HoldCold: to have been copied is no use,
-// so the units are evicted no later than before.
+// needed reports whether holding idle more cached blocks would take what somebody waits for or
+// the engine is about to need.
+func (c *Cache) needed(idle int) bool {
+	return len(c.waiters) > 0 || len(c.free)+c.cached-idle < c.demand.running+c.demand.next
+}
+
+// PutBack is Release after Hold and HoldCold. A copy is not a use: the units are evicted no
+// later than before.
 func (c *Cache) PutBack(ids []int32, owner string) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -31,32 +36,27 @@ func (c *Cache) PutBack(ids []int32, owner string) {
 	}
 }
 
-// found notes that a request of that priority has got the units that these blocks,
-// all held now, are of.
+// found notes that a request of that priority got the units of these blocks, all held now.
 func (c *Cache) found(ids []int32, priority int8) {
 	for ; len(ids) > 0; ids = ids[c.unitBlocks:] {
 		e := c.blocks[ids[0]].entry
 		c.use(e)
 		c.raise(e, priority)
-		if e.hits++; e.hits == c.cfg.HotHits && c.cfg.Listener != nil {
-			c.pending = append(c.pending, e.event(Hot))
+		if e.hits++; e.hits == c.cfg.HotHits {
+			c.tell(e.event(Hot))
 		}
 	}
 }
 
-// raise gives e a priority if it is higher than its own; it is in no heap, or about to
-// be fixed there.
+// raise raises the priority of e, which is in no heap or about to be fixed there.
 func (c *Cache) raise(e *entry, priority int8) {
-	if priority <= e.priority {
-		return
-	}
-	e.priority = priority
-	if c.cfg.Listener != nil {
-		c.pending = append(c.pending, e.event(Raised))
+	if priority > e.priority {
+		e.priority = priority
+		c.tell(e.event(Raised))
 	}
 }
 
-// use notes a use of e; it is not in a heap, or about to be fixed there.
+// use notes a use of e, which is in no heap or about to be fixed there.
 func (c *Cache) use(e *entry) {
 	c.clock++
 	e.used = c.clock
@@ -75,8 +75,7 @@ func (c *Cache) rewarm(e *entry) {
 	}
 }
 
-// announce tells of the units that are next to be evicted until, with the free
-// blocks, there are Ahead blocks of them.
+// announce announces the next units to be evicted until Ahead blocks are free or announced.
 func (c *Cache) announce() {
 	if c.cfg.Listener == nil {
 		return
@@ -88,7 +87,7 @@ func (c *Cache) announce() {
 		c.coldBlocks += e.idle
 		heap.Push(&c.cold, e)
 		if !e.shelved {
-			c.pending = append(c.pending, e.event(Cold))
+			c.tell(e.event(Cold))
 		}
 	}
 }
@@ -111,8 +110,8 @@ func (c *Cache) setCold(e *entry, cold bool) {
 	c.releaf(e.parent)
 }
 
-// isLeaf reports whether nothing extends e, among those that stay longer than e:
-// cold entries go first, so that a prompt's units are announced from its end.
+// isLeaf reports whether no entry extends e that is evicted after e. Cold ones are evicted
+// first, so that a prompt's units are announced from its end.
 func (c *Cache) isLeaf(e *entry) bool {
 	n := c.kids[e.hash]
 	if !e.cold {
@@ -121,7 +120,7 @@ func (c *Cache) isLeaf(e *entry) bool {
 	return n == 0
 }
 
-// worst is the entry that is evicted next; there is one.
+// worst is the entry that is evicted next. There must be one.
 func (c *Cache) worst() *entry {
 	if len(c.cold) == 0 || len(c.idle) > 0 && !c.cold[0].leaf && c.idle[0].leaf {
 		return c.idle[0]

@@ -17,25 +17,31 @@ const (
 type Event struct {
 	Kind   EventKind
 	Hash   Hash
-	Root   Hash    // not of Cleared: the empty prefix's name, one for each salt
-	Parent Hash    // not of Removed, Cleared: what it extends; zero for the first unit
+	Root   Hash    // of all but Cleared: the name of the empty prefix, one for each salt
+	Parent Hash    // of all but Removed and Cleared: the unit before it; zero for the first one
 	Pos    int     // the same: tokens before it
-	Tokens []int32 // Stored: its UnitTokens token ids
+	Tokens []int32 // of Stored: its UnitTokens token ids
 	Blocks []int32
-	// Priority is the highest of the requests that stored or found it; not of Cleared.
+	// Priority is the highest of the requests that stored or found it; of all but Cleared.
 	Priority int8
-	// Evicted: Removed to make room, not because its rows or the index changed.
+	// Evicted says that it was Removed to make room, not because its rows or the index changed.
 	Evicted bool
 }
 
-// Listener hears of index changes, in order, one call at a time, outside the
-// cache's lock but on the goroutine that caused one: it must not block, and
-// must not change the cache.
+// Listener hears of index changes, in order, one call at a time, outside the cache's lock but
+// on the goroutine that caused one: it must not block, and must not change the cache.
 type Listener interface {
 	KVEvent(Event)
 }
 
-// deliver tells the listener what is pending.
+// tell makes an event pending, if anybody listens.
+func (c *Cache) tell(ev Event) {
+	if c.cfg.Listener != nil {
+		c.pending = append(c.pending, ev)
+	}
+}
+
+// deliver passes pending events to the listener.
 func (c *Cache) deliver() {
 	c.deliverMu.Lock()
 	defer c.deliverMu.Unlock()

@@ -3,23 +3,35 @@ package kvcache
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
+	"fmt"
 )
 
-// Grain is the fixed step of the hash chain in tokens, whatever the pool's
-// block size, so that pools of different block sizes name the same prefix
-// alike.
+// Grain is the step of the hash chain in tokens. It does not depend on the pool's block size,
+// so that pools of different block sizes give a prefix the same name.
 const Grain = 16
 
 // domain separates our hashes from anybody else's, and versions them.
 const domain = "xpyd/1"
 
-// Hash names a token prefix together with the model, numerics and salt that
-// its KV rows depend on: SHA-256 cut to 128 bits.
+// Hash names a token prefix, and the model, numerics and salt that its KV rows depend on:
+// SHA-256 cut to 128 bits.
 type Hash [16]byte
 
-// Root is the hash of the empty prefix: SHA-256 over the domain, then model
-// fingerprint, numerics and salt, each preceded by its length in bytes as
-// uint32 LE.
+// MarshalText returns 32 hexadecimal digits.
+func (h Hash) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, h[:]), nil }
+
+// UnmarshalText reads what MarshalText wrote.
+func (h *Hash) UnmarshalText(text []byte) error {
+	if len(text) != hex.EncodedLen(len(h)) {
+		return fmt.Errorf("%q is not %d hexadecimal digits", text, hex.EncodedLen(len(h)))
+	}
+	_, err := hex.Decode(h[:], text)
+	return err
+}
+
+// Root is the hash of the empty prefix: SHA-256 over the domain, then model fingerprint,
+// numerics and salt, each preceded by its length in bytes as uint32 LE.
 func Root(fingerprint, numerics, salt string) Hash {
 	b := make([]byte, 0, len(domain)+12+len(fingerprint)+len(numerics)+len(salt))
 	b = append(b, domain...)
@@ -30,8 +42,8 @@ func Root(fingerprint, numerics, salt string) Hash {
 	return cut(b)
 }
 
-// Next extends a prefix by one grain: SHA-256 over the domain, a zero byte,
-// the parent, and the Grain token ids as int32 LE.
+// Next extends a prefix by one grain: SHA-256 over the domain, a zero byte, the parent, and the
+// Grain token ids as int32 LE.
 func Next(parent Hash, tokens []int32) Hash {
 	_ = tokens[Grain-1]
 	var buf [len(domain) + 1 + len(parent) + 4*Grain]byte
@@ -48,11 +60,11 @@ func cut(b []byte) Hash {
 	return Hash(sum[:16])
 }
 
-// Chain is the running hash of one token sequence. It is a value owned by one
-// goroutine; Fork copies it for a sequence that goes on differently.
+// Chain is the running hash of one token sequence. It belongs to one goroutine; Fork copies it
+// for a sequence that goes on differently.
 type Chain struct {
-	// Priority of the request that the sequence is of: what it stores and what it finds
-	// is evicted after what only requests of less have asked for. 0: as any.
+	// Priority is the request's: units that it stores or finds are evicted after those that
+	// only requests of a lower priority stored or found.
 	Priority int8
 
 	root   Hash
@@ -64,8 +76,8 @@ func (c *Cache) NewChain(salt string) Chain {
 	return Chain{root: Root(c.cfg.Fingerprint, c.cfg.Numerics, salt)}
 }
 
-// Extend hashes the complete grains of tokens, the whole sequence from its
-// start, that are not hashed yet.
+// Extend hashes the complete grains of tokens that are not hashed yet. tokens is the whole
+// sequence.
 func (ch *Chain) Extend(tokens []int32) {
 	for i := len(ch.hashes); (i+1)*Grain <= len(tokens); i++ {
 		ch.hashes = append(ch.hashes, Next(ch.at(i), tokens[i*Grain:]))
@@ -74,9 +86,6 @@ func (ch *Chain) Extend(tokens []int32) {
 
 // Tokens returns how many tokens are hashed.
 func (ch *Chain) Tokens() int { return len(ch.hashes) * Grain }
-
-// Hashes returns the hash of each prefix of 16, 32, … tokens; read only.
-func (ch *Chain) Hashes() []Hash { return ch.hashes }
 
 // Fork returns an independent copy of the chain's first tokens.
 func (ch *Chain) Fork(tokens int) Chain {

@@ -3,18 +3,18 @@ package kvcache
 import (
 	"container/heap"
 	"fmt"
+	"slices"
 	"time"
 )
 
-// entry is one indexed unit of a prefix: UnitTokens tokens in unitBlocks
-// blocks, named by the chain hash at its end.
+// entry is one indexed unit: UnitTokens tokens of a prefix, named by the chain hash at its end.
 type entry struct {
 	hash, parent Hash
 	blocks       []int32
 	idle         int    // its blocks that nobody holds
 	used         uint64 // clock of the last release
-	leaf         bool   // no indexed entry extends it; but see isLeaf
-	pos          int    // in Cache.idle or Cache.cold, when idle > 0
+	leaf         bool   // see isLeaf
+	pos          int    // in Cache.idle or Cache.cold, if idle > 0
 	shelved      bool   // in Cache.shelf, not in the index: hash is a name, and it has no parent
 	root         Hash   // of its chain
 	from         int    // tokens before it
@@ -34,8 +34,8 @@ func (e *entry) before(f *entry) bool {
 	return e.used < f.used
 }
 
-// entryHeap orders entries with something to evict: leaves before inner
-// entries, then those of less priority, then least recently used.
+// entryHeap orders entries with blocks to evict: leaves before inner entries, then by
+// priority, then least recently used.
 type entryHeap []*entry
 
 func (h entryHeap) Len() int           { return len(h) }
@@ -57,30 +57,10 @@ func (h *entryHeap) Pop() any {
 	return e
 }
 
-// Match finds the longest indexed prefix of tokens, at most maxTokens long,
-// and gives owner a reference to each of its blocks. n is its length, a
-// multiple of UnitTokens.
-func (c *Cache) Match(tokens []int32, salt string, maxTokens int, owner string) (ids []int32, n int) {
-	ch := c.NewChain(salt)
-	ch.Extend(tokens[:min(len(tokens), max(maxTokens, 0))])
-	return c.MatchChain(&ch, maxTokens, owner)
-}
-
-// MatchChain is Match for a sequence whose chain is at hand.
-func (c *Cache) MatchChain(ch *Chain, maxTokens int, owner string) (ids []int32, n int) {
-	c.mu.Lock()
-	defer c.unlock()
-	ids, n, _ = c.find(ch, maxTokens)
-	c.retain(ids, owner)
-	c.counted(ch, ids, n, maxTokens)
-	return ids, n
-}
-
-// Reserve is MatchChain, then Alloc of what is missing to make a table of
-// blocks, both or neither: ErrNoSpace when that would leave fewer than spare
-// blocks available, or when a ReserveWait that began before since still
-// waits; ErrTooLarge when the pool is too small. n is how many tokens the
-// index had.
+// Reserve makes a table of blocks for a chain: those of the longest indexed prefix, of n
+// tokens and at most maxTokens, and fresh ones for the rest. It takes all or none: ErrNoSpace
+// if fewer than spare blocks would be left available, or if a ReserveWait that began before
+// since still waits; ErrTooLarge if the pool is too small.
 func (c *Cache) Reserve(ch *Chain, maxTokens, blocks, spare int, since time.Time, owner string) (ids []int32, n int, err error) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -110,7 +90,7 @@ func (c *Cache) reserve(ch *Chain, maxTokens, blocks, spare int, owner string) (
 	return append(ids, more...), n, nil
 }
 
-// find looks a prefix up; idle is how many of its blocks nobody holds.
+// find looks up the longest indexed prefix; idle is how many of its blocks nobody holds.
 func (c *Cache) find(ch *Chain, maxTokens int) (ids []int32, n, idle int) {
 	grains := c.unitTokens / Grain
 	for i := grains; i <= len(ch.hashes) && i*Grain <= maxTokens; i += grains {
@@ -125,26 +105,18 @@ func (c *Cache) find(ch *Chain, maxTokens int) (ids []int32, n, idle int) {
 	return ids, n, idle
 }
 
-// counted notes that somebody asked for so many tokens of a sequence and found the
-// first hit of them, in a table's first blocks.
+// counted notes that a request looked for so many tokens and found the first hit of them, in
+// the table's first blocks.
 func (c *Cache) counted(ch *Chain, table []int32, hit, asked int) {
-	c.counters.hitTokens += uint64(hit)
-	c.counters.askedTokens += uint64(max(asked, 0))
+	c.ever.HitTokens += uint64(hit)
+	c.ever.AskTokens += uint64(max(asked, 0))
 	c.found(table[:hit/c.cfg.BlockTokens], ch.Priority)
 }
 
-// Insert tells the index that blocks ids, all held, contain the KV rows of
-// tokens; a last incomplete unit is left out. A prefix the index has already
-// keeps its blocks, and the caller's stay private copies.
-func (c *Cache) Insert(tokens []int32, salt string, ids []int32) {
-	ch := c.NewChain(salt)
-	ch.Extend(tokens)
-	c.InsertChain(&ch, tokens, ids, 0)
-}
-
-// InsertChain is Insert for a sequence whose chain, covering tokens, is at
-// hand; the first from tokens are indexed already. It returns how many tokens
-// are done with: pass that as from next time.
+// InsertChain tells the index that blocks ids, all held, contain the KV rows of tokens, whose
+// chain is ch; the first from tokens are indexed already. It leaves out a last incomplete unit
+// and returns how many tokens are done: pass that as from next time. A prefix that the index
+// has keeps its blocks, and the caller's stay private copies.
 func (c *Cache) InsertChain(ch *Chain, tokens, ids []int32, from int) int {
 	whole := min(len(tokens), len(ids)*c.cfg.BlockTokens, ch.Tokens())
 	if from+c.unitTokens > whole {
@@ -172,22 +144,13 @@ func (c *Cache) insert(ch *Chain, from int, tokens, ids []int32) {
 		if b.refs == 0 {
 			panic("kvcache: insert of a block that nobody holds")
 		}
+		// A unit of several blocks may share its first ones with a forked sibling's: a block
+		// is indexed once. A block in quarantine may still change.
 		if b.entry != nil || b.quarantined {
-			// A unit of several blocks that shares its first ones with a
-			// forked sibling's unit: a block is indexed once. One in quarantine
-			// may still change.
 			return
 		}
 	}
-	e := &entry{
-		hash:   hash,
-		parent: ch.at(from / Grain),
-		blocks: append([]int32(nil), ids...),
-		root:   ch.root,
-		from:   from,
-
-		priority: ch.Priority,
-	}
+	e := &entry{hash: hash, parent: ch.at(from / Grain), blocks: slices.Clone(ids), root: ch.root, from: from, priority: ch.Priority}
 	e.leaf = c.isLeaf(e)
 	c.index[hash] = e
 	c.kids[e.parent]++
@@ -197,8 +160,8 @@ func (c *Cache) insert(ch *Chain, from int, tokens, ids []int32) {
 	}
 	if c.cfg.Listener != nil {
 		ev := e.event(Stored)
-		ev.Tokens = append([]int32(nil), tokens...)
-		c.pending = append(c.pending, ev)
+		ev.Tokens = slices.Clone(tokens)
+		c.tell(ev)
 	}
 }
 
@@ -217,21 +180,18 @@ func (c *Cache) Clear() {
 	clear(c.idle)
 	clear(c.cold)
 	c.idle, c.cold, c.coldBlocks = c.idle[:0], c.cold[:0], 0
-	if c.cfg.Listener != nil {
-		c.pending = append(c.pending, Event{Kind: Cleared})
-	}
+	c.tell(Event{Kind: Cleared})
 }
 
-// evict drops the entry that is worth least. The caller knows that at least
-// one block is cached.
+// evict drops the entry that is worth least. At least one block must be cached.
 func (c *Cache) evict() {
 	e := c.worst()
-	c.counters.evicted += uint64(e.idle)
+	c.ever.Evicted += uint64(e.idle)
 	c.remove(e, true)
 }
 
-// drop takes an entry out of the index. Entries that extend it stay: they
-// match again once it is back.
+// drop takes an entry out of the index. Entries that extend it stay and match again once it
+// is back.
 func (c *Cache) drop(e *entry) { c.remove(e, false) }
 
 func (c *Cache) remove(e *entry, evicted bool) {
@@ -247,12 +207,10 @@ func (c *Cache) remove(e *entry, evicted bool) {
 		delete(c.kids, e.parent)
 	}
 	c.releaf(e.parent)
-	if c.cfg.Listener != nil {
-		c.pending = append(c.pending, Event{Kind: Removed, Hash: e.hash, Root: e.root, Blocks: e.blocks, Priority: e.priority, Evicted: evicted})
-	}
+	c.tell(Event{Kind: Removed, Hash: e.hash, Root: e.root, Blocks: e.blocks, Priority: e.priority, Evicted: evicted})
 }
 
-// unindex parts an entry from its blocks; idle ones become free.
+// unindex separates an entry from its blocks, and frees the idle ones.
 func (c *Cache) unindex(e *entry) {
 	for _, id := range e.blocks {
 		b := &c.blocks[id]
@@ -265,7 +223,7 @@ func (c *Cache) unindex(e *entry) {
 	}
 }
 
-// releaf updates whether the entry of that hash, if indexed, is a leaf.
+// releaf updates whether the entry of that hash is a leaf, if it is indexed.
 func (c *Cache) releaf(hash Hash) {
 	e := c.index[hash]
 	if e == nil {
@@ -277,8 +235,7 @@ func (c *Cache) releaf(hash Hash) {
 	}
 }
 
-// entryBusy and entryIdle record that one more block of e is held, or no
-// longer is. quietly: that was no use of it.
+// entryBusy records that one more block of e is held.
 func (c *Cache) entryBusy(e *entry) {
 	if e.cold {
 		c.coldBlocks--
@@ -288,6 +245,7 @@ func (c *Cache) entryBusy(e *entry) {
 	}
 }
 
+// entryIdle records that one block of e is no longer held. quietly: that is no use of e.
 func (c *Cache) entryIdle(e *entry, quietly bool) {
 	if !quietly {
 		c.use(e)

@@ -1,20 +1,19 @@
-// Package kvcache says which KV block belongs to whom: a pool of block ids
-// with generations, reference counts and owners, and an index of finished
-// prefixes that later requests reuse. It is safe for concurrent use: HTTP
-// handlers reserve blocks while the engine runs.
+// Package kvcache tracks who owns each KV block: a pool of block ids with generations,
+// reference counts and owners, and an index of computed prefixes that later requests reuse. It
+// is safe for concurrent use: HTTP handlers reserve blocks while the engine runs.
 //
 // Every block is in exactly one state:
 //
 //	free        nobody holds it, its content means nothing
 //	held        one or more references, each booked on an owner's label
 //	cached      no references, but the prefix index, or a shelf, knows its content;
-//	            taken back, least recently used leaf first, when Alloc needs it
+//	            evicted, least recently used leaf first, when Alloc needs it
 //	quarantined revoked while a peer may still write to it; not reusable
 //	            until Unquarantine
 //
-// Non-goals: moving or reading KV rows (kernels.Pool does), deciding who runs
-// (the engine does), and trusting callers: a release of something not held is
-// a bug that would mix two requests' memory, so it panics.
+// Non-goals: moving or reading KV rows (kernels.Pool does), and deciding who runs (the engine
+// does). Callers are not trusted: releasing a block that is not held would mix two requests'
+// memory, so it panics.
 package kvcache
 
 import (
@@ -37,16 +36,17 @@ var (
 type Config struct {
 	Blocks      int // blocks in the pool, ids 0 .. Blocks-1
 	BlockTokens int // positions a block, 1 to 256
-	// Fingerprint and Numerics go into every hash: blocks made by another
-	// model or under other numerics never match.
+	// Fingerprint and Numerics go into every hash, so that blocks of another model or of
+	// other numerics never match.
 	Fingerprint string
 	Numerics    string
 	MaxWaiters  int      // ReserveWait calls that may queue; 0 means 1024
 	Listener    Listener // told about index changes; may be nil
-	// HotHits: a unit that was found this often is announced, once, as Hot.
-	// Ahead: so many blocks are free, or of units that were announced as Cold
-	// before they must be evicted. 0: no announcements.
-	HotHits, Ahead int
+	// HotHits is how often a unit is found before it is announced, once, as Hot; 0: never.
+	HotHits int
+	// Ahead is how many blocks are kept free or of units that were announced as Cold; 0: no
+	// announcements.
+	Ahead int
 }
 
 // Validate checks the ranges.
@@ -88,9 +88,9 @@ type Cache struct {
 	owners      map[string]*holding
 	index       map[Hash]*entry
 	kids        map[Hash]int    // indexed entries by their parent's hash
-	coldKids    map[Hash]int    // the same, of cold ones
+	coldKids    map[Hash]int    // the cold ones of them
 	shelf       map[Hash]*entry // by name; see Shelve
-	idle, cold  entryHeap       // entries with at least one cached block; cold: those announced as Cold
+	idle, cold  entryHeap       // entries with at least one cached block; in cold those announced as Cold
 	coldBlocks  int             // cached blocks of entries in cold
 	clock       uint64          // orders uses, for LRU
 	waiters     []*waiter       // first come, first served
@@ -98,13 +98,7 @@ type Cache struct {
 	pending     []Event // index changes not yet told
 	freed       bool    // blocks became available since the last unlock
 	notify      func()
-	counters    counters
-}
-
-type counters struct {
-	evicted     uint64
-	hitTokens   uint64
-	askedTokens uint64
+	ever        Stats // what it counts since the start
 }
 
 // New makes an empty cache.
@@ -134,8 +128,9 @@ func New(cfg Config) (*Cache, error) {
 	return c, nil
 }
 
-// UnitBlocks returns how many blocks of a size make one unit of the index.
-func UnitBlocks(blockTokens int) int { return lcm(blockTokens, Grain) / blockTokens }
+// UnitBlocks returns how many blocks of a size make one unit of the index: as few as have a
+// multiple of Grain, a power of two, tokens.
+func UnitBlocks(blockTokens int) int { return Grain / min(Grain, blockTokens&-blockTokens) }
 
 // Blocks returns the pool's size.
 func (c *Cache) Blocks() int { return c.cfg.Blocks }
@@ -143,8 +138,7 @@ func (c *Cache) Blocks() int { return c.cfg.Blocks }
 // BlockTokens returns the positions a block holds.
 func (c *Cache) BlockTokens() int { return c.cfg.BlockTokens }
 
-// UnitTokens returns the tokens that one index entry covers: prefixes match
-// in multiples of it.
+// UnitTokens returns the tokens of a unit: prefixes match in multiples of it.
 func (c *Cache) UnitTokens() int { return c.unitTokens }
 
 // BlocksFor returns how many blocks hold n positions.
@@ -152,8 +146,8 @@ func (c *Cache) BlocksFor(n int) int {
 	return (n + c.cfg.BlockTokens - 1) / c.cfg.BlockTokens
 }
 
-// Notify sets the function called, outside all locks, whenever blocks became
-// available. It must not block. The engine sets it; a later call replaces it.
+// Notify sets the function that is called, outside all locks, when blocks have become
+// available. It must not block.
 func (c *Cache) Notify(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -166,9 +160,9 @@ type Stats struct {
 
 	Entries   int    // prefix index entries
 	Waiters   int    // ReserveWait calls in the queue
-	Evicted   uint64 // blocks taken back from the index, ever
-	HitTokens uint64 // tokens found by Match, ever
-	AskTokens uint64 // tokens that Match was asked for, ever
+	Evicted   uint64 // blocks evicted, ever
+	HitTokens uint64 // tokens that Reserve found in the index, ever
+	AskTokens uint64 // tokens that it looked for, ever
 }
 
 // Available is how many blocks an Alloc could get.
@@ -178,19 +172,14 @@ func (s Stats) Available() int { return s.Free + s.Cached }
 func (c *Cache) Stats() Stats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	s := Stats{
-		Blocks: c.cfg.Blocks, Free: len(c.free), Cached: c.cached,
-		Quarantined: c.quarantined,
-		Entries:     len(c.index), Waiters: len(c.waiters),
-		Evicted:   c.counters.evicted,
-		HitTokens: c.counters.hitTokens, AskTokens: c.counters.askedTokens,
-	}
+	s := c.ever
+	s.Blocks, s.Free, s.Cached, s.Quarantined = c.cfg.Blocks, len(c.free), c.cached, c.quarantined
 	s.Held = s.Blocks - s.Free - s.Cached - s.Quarantined
+	s.Entries, s.Waiters = len(c.index), len(c.waiters)
 	return s
 }
 
-// unlock ends a mutation: it serves waiters, lets go of the lock, then tells
-// the listener and the notifier what happened.
+// unlock ends a mutation: it serves waiters, unlocks, then calls the listener and the notifier.
 func (c *Cache) unlock() {
 	if c.freed {
 		c.grant()
@@ -205,12 +194,4 @@ func (c *Cache) unlock() {
 	if freed && notify != nil {
 		notify()
 	}
-}
-
-func lcm(a, b int) int {
-	x, y := a, b
-	for y != 0 {
-		x, y = y, x%y
-	}
-	return a / x * b
 }

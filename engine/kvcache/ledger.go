@@ -1,7 +1,9 @@
 package kvcache
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -32,8 +34,7 @@ type Holder struct {
 	Why    string    `json:"why"`
 }
 
-// States of held blocks. The cache itself gives held and quarantined, the
-// others come by SetState.
+// States of held blocks. The cache sets held and quarantined, SetState the others.
 const (
 	StateHeld        = "held"
 	StateReceiving   = "receiving"
@@ -43,25 +44,17 @@ const (
 	StateQuarantined = "quarantined"
 )
 
-// why says what blocks of a state are held for.
-func why(state string) string {
-	switch state {
-	case StateReceiving:
-		return "a prefill fills them under a ticket"
-	case StateWaiting:
-		return "its sequences wait for their turn in the batch"
-	case StateRunning:
-		return "its sequences run"
-	case StateFinished:
-		return "the prompt is computed; a receiver or a lease still reads them"
-	case StateQuarantined:
-		return "a peer that was told to stop may still write to them"
-	}
-	return "reserved for a request"
+// why says what blocks of each state are held for.
+var why = map[string]string{
+	StateHeld:        "reserved for a request",
+	StateReceiving:   "a prefill fills them under a ticket",
+	StateWaiting:     "its sequences wait for their turn in the batch",
+	StateRunning:     "its sequences run",
+	StateFinished:    "the prompt is computed; a receiver or a lease still reads them",
+	StateQuarantined: "a peer that was told to stop may still write to them",
 }
 
-// SetState names what owner's blocks are for, as the ledger shows it. Nothing
-// happens when owner holds nothing.
+// SetState sets what owner's blocks are for, as the ledger shows it, if owner holds any.
 func (c *Cache) SetState(owner, state string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -70,39 +63,34 @@ func (c *Cache) SetState(owner, state string) {
 	}
 }
 
-// Holders lists who holds blocks, by owner: one line for held ones, one for
-// quarantined ones. Empty means that nothing is held.
+// Holders lists who holds blocks, by owner: one line for held ones, one for quarantined ones.
 func (c *Cache) Holders() []Holder {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var list []Holder
 	for owner, h := range c.owners {
 		if len(h.refs) > 0 {
-			list = append(list, Holder{owner, sortedKeys(h.refs), h.state, h.since, why(h.state)})
+			list = append(list, Holder{owner, slices.Sorted(maps.Keys(h.refs)), h.state, h.since, why[h.state]})
 		}
 		if len(h.quarantined) > 0 {
-			list = append(list, Holder{owner, sortedKeys(h.quarantined), StateQuarantined, h.silent, why(StateQuarantined)})
+			list = append(list, Holder{owner, slices.Sorted(maps.Keys(h.quarantined)), StateQuarantined, h.silent, why[StateQuarantined]})
 		}
 	}
 	slices.SortFunc(list, func(a, b Holder) int {
-		if d := strings.Compare(a.Owner, b.Owner); d != 0 {
-			return d
-		}
-		return strings.Compare(a.State, b.State)
+		return cmp.Or(strings.Compare(a.Owner, b.Owner), strings.Compare(a.State, b.State))
 	})
 	return list
 }
 
-func sortedKeys[V any](m map[int32]V) []int32 {
-	ids := make([]int32, 0, len(m))
-	for id := range m {
-		ids = append(ids, id)
+// held is how many references owner has to a block.
+func (c *Cache) held(id int32, owner string) int {
+	if h := c.owners[owner]; h != nil {
+		return h.refs[id]
 	}
-	slices.Sort(ids)
-	return ids
+	return 0
 }
 
-// holding returns owner's account, opening it if need be.
+// holding returns owner's account, and opens it for n blocks if there is none.
 func (c *Cache) holding(owner string, n int) *holding {
 	h := c.owners[owner]
 	if h == nil {
@@ -114,10 +102,10 @@ func (c *Cache) holding(owner string, n int) *holding {
 
 // disown takes one reference off owner's account.
 func (c *Cache) disown(id int32, owner string) {
-	h := c.owners[owner]
-	if h == nil || h.refs[id] == 0 {
+	if c.held(id, owner) == 0 {
 		panic(fmt.Sprintf("kvcache: release of block %d, which %q does not hold", id, owner))
 	}
+	h := c.owners[owner]
 	if h.refs[id]--; h.refs[id] == 0 {
 		delete(h.refs, id)
 		c.forget(owner, h)

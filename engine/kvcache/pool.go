@@ -2,9 +2,8 @@ package kvcache
 
 import "fmt"
 
-// Alloc takes n blocks for owner, evicting cached ones if it must, or none:
-// ErrNoSpace, ErrTooLarge. It does not queue behind ReserveWait: it is
-// for sequences that run and grow.
+// Alloc takes n blocks for owner, evicting cached ones if it must, or none: ErrNoSpace,
+// ErrTooLarge. It is for sequences that run and grow, so it does not queue behind ReserveWait.
 func (c *Cache) Alloc(n int, owner string) ([]int32, error) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -35,8 +34,7 @@ func (c *Cache) alloc(n int, owner string) ([]int32, error) {
 	return ids, nil
 }
 
-// Retain adds a reference to each block, all of them held already, on
-// owner's account.
+// Retain gives owner a reference to each block. All of them must be held already.
 func (c *Cache) Retain(ids []int32, owner string) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -55,7 +53,7 @@ func (c *Cache) retain(ids []int32, owner string) {
 	h := c.holding(owner, len(ids))
 	for _, id := range ids {
 		b := &c.blocks[id]
-		if b.refs == 0 { // cached, found by Match
+		if b.refs == 0 { // cached
 			c.cached--
 			c.entryBusy(b.entry)
 		}
@@ -64,9 +62,8 @@ func (c *Cache) retain(ids []int32, owner string) {
 	}
 }
 
-// Release drops one of owner's references to each block. A block nobody holds
-// any more becomes cached when the index knows it, else free; its generation
-// moves on either way.
+// Release drops one of owner's references to each block. A block that nobody holds any more
+// becomes cached if the index knows it, else free, and its generation changes.
 func (c *Cache) Release(ids []int32, owner string) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -76,8 +73,8 @@ func (c *Cache) Release(ids []int32, owner string) {
 	}
 }
 
-// ReleaseAll drops every reference that owner has, quarantined blocks
-// excepted, and returns how many there were.
+// ReleaseAll drops every reference that owner has, except to quarantined blocks, and returns
+// how many there were.
 func (c *Cache) ReleaseAll(owner string) int {
 	c.mu.Lock()
 	defer c.unlock()
@@ -114,11 +111,10 @@ func (c *Cache) release(id int32, owner string, quietly bool) {
 	c.free = append(c.free, id)
 }
 
-// Unshare makes a block that owner holds safe to write: it returns the same
-// id when owner's is the only reference (the index forgets the block) and no
-// quarantine is on it, else
-// moves owner's reference to a fresh block, whose id it returns; the caller
-// then copies the rows. ErrNoSpace leaves everything as it was.
+// Unshare makes a block that owner holds safe to write. It returns the same id if owner's is
+// the only reference and the block is not in quarantine; the index then forgets the block.
+// Otherwise it moves owner's reference to a fresh block and returns its id, and the caller
+// copies the rows. ErrNoSpace leaves everything as it was.
 func (c *Cache) Unshare(id int32, owner string) (int32, error) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -137,19 +133,8 @@ func (c *Cache) Unshare(id int32, owner string) (int32, error) {
 	return fresh[0], nil
 }
 
-// Generation returns the block's generation: it moves on when the block is
-// freed or revoked, so a write that names an old one must be refused. False
-// when the pool has no such block.
-func (c *Cache) Generation(id int32) (uint32, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if id < 0 || int(id) >= len(c.blocks) {
-		return 0, false
-	}
-	return c.blocks[id].gen, true
-}
-
-// Generations returns the generation of each block.
+// Generations returns the generation of each block. It changes when the block is freed or
+// revoked, so a write that names an old one must be refused.
 func (c *Cache) Generations(ids []int32) []uint32 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,38 +145,34 @@ func (c *Cache) Generations(ids []int32) []uint32 {
 	return gens
 }
 
-// Revoke moves the generation of blocks that owner holds, so that writes
-// under the old one are refused. The holding itself stays.
+// Revoke changes the generation of blocks that owner holds, so that writes under the old one
+// are refused. The references stay.
 func (c *Cache) Revoke(ids []int32, owner string) {
 	c.mu.Lock()
 	defer c.unlock()
-	h := c.owners[owner]
 	for _, id := range ids {
-		if h == nil || h.refs[id] == 0 {
+		if c.held(id, owner) == 0 {
 			panic(fmt.Sprintf("kvcache: revoke of block %d, which %q does not hold", id, owner))
 		}
 		c.blocks[id].gen++
 	}
 }
 
-// Quarantine takes blocks that owner holds, with one reference and not indexed, out
-// of use under a new generation, until Unquarantine. It is for revoked blocks whose
-// writer has not acknowledged. Others who hold them must not use their rows, nor
-// will find them in the index, and may let go of them at any time.
+// Quarantine takes blocks out of use, under a new generation, until Unquarantine. Owner must
+// have one reference to each, and none may be indexed. It is for revoked blocks whose writer
+// has not acknowledged. Others who hold them must not use their rows, and may release them at
+// any time.
 func (c *Cache) Quarantine(ids []int32, owner string) {
 	c.mu.Lock()
 	defer c.unlock()
 	for _, id := range ids {
 		b := c.at(id)
-		h, refs := c.owners[owner], 0
-		if h != nil {
-			refs = h.refs[id]
-		}
+		refs := c.held(id, owner)
 		if refs != 1 || b.entry != nil || b.quarantined {
 			panic(fmt.Sprintf("kvcache: quarantine of block %d: %d references of %q, indexed %t, in quarantine %t; want one unindexed",
 				id, refs, owner, b.entry != nil, b.quarantined))
 		}
-		h.quarantine(id) // keeps the holding while its last reference moves
+		c.owners[owner].quarantine(id) // first, so that the account stays open
 		c.disown(id, owner)
 		b.refs--
 		b.quarantined = true
@@ -200,8 +181,8 @@ func (c *Cache) Quarantine(ids []int32, owner string) {
 	}
 }
 
-// Unquarantine frees blocks that owner's Quarantine took out of use, as far as nobody
-// holds them: the writer acknowledged, or is proven gone.
+// Unquarantine ends owner's Quarantine of blocks, and frees those that nobody holds: their
+// writer acknowledged, or is proven gone.
 func (c *Cache) Unquarantine(ids []int32, owner string) {
 	c.mu.Lock()
 	defer c.unlock()

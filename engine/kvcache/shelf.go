@@ -1,12 +1,14 @@
 package kvcache
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
-// Shelve gives up owner's only references to blocks, which the index does not
-// know, and keeps them together under name until Unshelve: like cached blocks
-// they are nobody's and go, all of them at once, when Alloc needs space, but
-// no prefix leads to them. It is for the part of a sequence that has arrived.
-// Blocks that lay there under the same name are freed.
+// Shelve keeps blocks under name until Unshelve: owner's only references to blocks that the
+// index does not know end. Like cached blocks they are nobody's, and evicted, all at once, when
+// Alloc needs space, but no prefix leads to them. It is for the part of a sequence that has
+// arrived. Blocks that were shelved under the same name are freed.
 func (c *Cache) Shelve(name Hash, ids []int32, owner string) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -16,7 +18,7 @@ func (c *Cache) Shelve(name Hash, ids []int32, owner string) {
 	if len(ids) == 0 {
 		return
 	}
-	e := &entry{hash: name, blocks: append([]int32(nil), ids...), leaf: true, shelved: true}
+	e := &entry{hash: name, blocks: slices.Clone(ids), leaf: true, shelved: true}
 	for _, id := range ids {
 		if b := c.at(id); b.refs != 1 || b.entry != nil {
 			panic(fmt.Sprintf("kvcache: shelve of block %d: %d references, indexed %t, want one unindexed", id, b.refs, b.entry != nil))
@@ -29,8 +31,8 @@ func (c *Cache) Shelve(name Hash, ids []int32, owner string) {
 	}
 }
 
-// Unshelve gives owner the blocks that lie under name, in their order and
-// under the generations that they have from then on; nil when they are gone.
+// Unshelve gives owner the blocks that are shelved under name, in their order; nil if they are
+// gone.
 func (c *Cache) Unshelve(name Hash, owner string) []int32 {
 	c.mu.Lock()
 	defer c.unlock()

@@ -19,21 +19,11 @@ type waiter struct {
 	granted   chan struct{} // closed under Cache.mu
 }
 
-// AllocWait is ReserveWait without a prefix to look for.
-func (c *Cache) AllocWait(ctx context.Context, n int, owner string) ([]int32, error) {
-	ids, _, err := c.ReserveWait(ctx, &Chain{}, 0, n, owner)
-	return ids, err
-}
-
-// ReserveWait is Reserve that waits its turn, first come first served, until
-// ctx ends: then ErrNoSpace wrapped together with the context's cause.
-// ErrTooManyWaiters when the queue is full, ErrTooLarge when it can never
-// fit. The chain must not change meanwhile.
+// ReserveWait is Reserve that waits its turn, first come first served, until ctx ends: then it
+// returns ErrNoSpace and the context's cause. ErrTooManyWaiters: the queue is full.
+// ErrTooLarge: it can never fit. The chain must not change meanwhile.
 func (c *Cache) ReserveWait(ctx context.Context, ch *Chain, maxTokens, blocks int, owner string) (ids []int32, n int, err error) {
-	w := &waiter{
-		chain: ch, maxTokens: maxTokens, blocks: blocks, owner: owner,
-		since: time.Now(), granted: make(chan struct{}),
-	}
+	w := &waiter{chain: ch, maxTokens: maxTokens, blocks: blocks, owner: owner, since: time.Now(), granted: make(chan struct{})}
 	if err := c.enqueue(w); err != nil {
 		return nil, 0, err
 	}
@@ -55,8 +45,7 @@ func (c *Cache) ReserveWait(ctx context.Context, ch *Chain, maxTokens, blocks in
 	return nil, 0, fmt.Errorf("wait for %d blocks: %w: %w", blocks, ErrNoSpace, context.Cause(ctx))
 }
 
-// enqueue appends a waiter to the queue, and serves it at once if it is the first and
-// there is space.
+// enqueue appends a waiter to the queue, and serves it at once if it is first and there is space.
 func (c *Cache) enqueue(w *waiter) error {
 	c.mu.Lock()
 	defer c.unlock()
@@ -73,9 +62,9 @@ func (c *Cache) enqueue(w *waiter) error {
 	return nil
 }
 
-// Prioritise tells the cache what the engine is about to need, so that blocks
-// which it frees by preemption do not go to waiters first: each waiter leaves
-// running blocks available, and next more unless it came before since.
+// Prioritise says what the engine is about to need, so that blocks it frees by preemption do
+// not go to waiters first: each waiter leaves running blocks available, and next more unless it
+// came before since.
 func (c *Cache) Prioritise(running, next int, since time.Time) {
 	c.mu.Lock()
 	defer c.unlock()
@@ -83,7 +72,7 @@ func (c *Cache) Prioritise(running, next int, since time.Time) {
 	c.grant()
 }
 
-// demand is what Prioritise said.
+// demand is what Prioritise was told.
 type demand struct {
 	running, next int
 	since         time.Time

@@ -8,8 +8,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// Coming is a prefix on its way into a request's blocks; engine.Arriving says what
-// its methods promise.
+// Coming is a prefix on its way into a request's blocks: an engine.Arriving.
 type Coming interface {
 	Move() kernels.Arrival
 	Upto() int
@@ -21,24 +20,24 @@ type Coming interface {
 // Bringer is a Collector whose prefixes can be computed with while they come.
 type Bringer interface {
 	Collector
-	// Prepare opens the way to a fetch's peer. What it returns begins to bring the
-	// prefix into blocks that the caller holds, as decode.Way.Bring does, and must not
-	// wait; it returns nil when nothing comes. Nil, nil: the fetch is to be collected.
+	// Prepare opens the way to a fetch's peer. The Bring that it returns begins to bring the
+	// prefix into blocks that the caller holds, as decode.Way.Bring does, must not wait, and
+	// returns nil when nothing comes. Nil, nil: the fetch is to be collected.
 	Prepare(ctx context.Context, f *Fetch) (bring Bring, err error)
 }
 
 // Bring is a fetch that only lacks blocks.
 type Bring func(f *Fetch, table []int32, from int, wake func(), ended func(tokens int, err error)) Coming
 
-// Ahead is a prefix that a peer gives when the request has its blocks.
+// Ahead is a prefix that a peer gives once the request has its blocks.
 type Ahead struct {
 	p     *Peers
 	f     Fetch
 	bring Bring
 }
 
-// Stage is Load for a request whose engine calls Bring: what one peer can give of it,
-// and nothing here has, is left there until then. Nil: it was loaded, as far as may be.
+// Stage is Load for a request whose engine calls Bring: what one peer can give, and nothing here
+// has, is left there until then. Nil: it was loaded, as far as possible.
 func (p *Peers) Stage(ctx context.Context, requestID string, tokens []int32, salt string, upto int, peers []Peer) *Ahead {
 	if a := p.ahead(ctx, requestID, tokens, salt, upto, peers); a != nil {
 		return a
@@ -47,7 +46,7 @@ func (p *Peers) Stage(ctx context.Context, requestID string, tokens []int32, sal
 	return nil
 }
 
-// ahead opens the way to who reaches furthest, if our own tiers have nothing of it.
+// ahead opens the way to the peer that reaches furthest, if our own tiers have nothing of it.
 func (p *Peers) ahead(ctx context.Context, requestID string, tokens []int32, salt string, upto int, peers []Peer) *Ahead {
 	from, ok := p.from.(Bringer)
 	if !ok || len(peers) == 0 {

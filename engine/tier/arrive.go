@@ -3,16 +3,16 @@ package tier
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
-	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// Arrival is a prefix on its way into the pool. The tiers wait for its end, tell
-// the index of the units that are right, and let go of the blocks; whoever else
-// holds them may go at any time.
+// Arrival is a prefix on its way into the pool. The tiers wait for its end, index the units that
+// are right, and release the blocks. Others who hold the blocks may release them at any time.
 type Arrival struct {
 	t          *Tiers
 	began      time.Time
@@ -21,16 +21,14 @@ type Arrival struct {
 	from, upto int // tokens
 	move       kernels.HostArrival
 	fetches    []*fetch
-	units      []level.Move
+	units      []host.Move
 	done       chan struct{}
 }
 
-// Bring begins to move what host memory has of a prompt, from token from on, into
-// blocks that the caller holds: table is that of the prompt, chain covers upto
-// tokens. It returns when the device has been told to. Nil: there is nothing to
-// bring; or another call brings the same, or has just done (busy): the index has
-// it when that call's ended has been called, which is at the end of what it has
-// begun, or else this one's.
+// Bring begins to move what host memory has of a prompt, from token from on, into blocks that
+// the caller holds: table is the prompt's, chain covers upto tokens. It returns once the device
+// has been told. Nil and not busy: there is nothing to bring. Busy: another call brings the same
+// prefix, or just has; the index has it when ended of either call has been called.
 func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int, ended func()) (a *Arrival, busy bool) {
 	if t == nil || !t.host.Arrives() {
 		return nil, false
@@ -51,7 +49,7 @@ func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 		return nil, true
 	}
 	a = &Arrival{t: t, began: time.Now(), table: table[:to/t.shape.BlockTokens], from: from, upto: from, done: make(chan struct{})}
-	if a.lease(&chain, to); !a.enter() {
+	if a.lease(&chain, to); !a.admit() {
 		a.release()
 		mine()
 		return nil, false
@@ -77,11 +75,11 @@ func (t *Tiers) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 	return a, false
 }
 
-// lease takes the records of units up to token to, as far as they are still there.
+// lease takes the records of units up to token to, as far as they are still here.
 func (a *Arrival) lease(chain *kvcache.Chain, to int) {
 	t, unit := a.t, a.t.shape.Tokens()
 	list := make([]fetch, (to-a.upto)/unit)
-	a.fetches, a.units = make([]*fetch, 0, len(list)), make([]level.Move, 0, len(list))
+	a.fetches, a.units = make([]*fetch, 0, len(list)), make([]host.Move, 0, len(list))
 	for i := range list {
 		key := chain.Name(a.upto + unit)
 		l := t.host.Get(key)
@@ -90,14 +88,14 @@ func (a *Arrival) lease(chain *kvcache.Chain, to int) {
 		}
 		list[i].key, list[i].pos, list[i].have = key, a.upto, l
 		a.fetches = append(a.fetches, &list[i])
-		a.units = append(a.units, level.Move{Lease: l, Blocks: a.table[a.upto/t.shape.BlockTokens:][:t.shape.Blocks], Pos: a.upto})
+		a.units = append(a.units, host.Move{Lease: l, Blocks: a.table[a.upto/t.shape.BlockTokens:][:t.shape.Blocks], Pos: a.upto})
 		a.upto += unit
 	}
 }
 
-// enter names the load and counts its goroutine in wg; false: there is nothing
-// left to load, or it may not be, or the tiers are closed.
-func (a *Arrival) enter() bool {
+// admit names the load and counts its goroutine in wg. It returns false if nothing may be
+// loaded, or the tiers are being closed.
+func (a *Arrival) admit() bool {
 	t := a.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -115,7 +113,7 @@ func (a *Arrival) enter() bool {
 	return true
 }
 
-// taken are the blocks that the arrival writes.
+// taken lists the blocks that the arrival writes.
 func (a *Arrival) taken() []int32 {
 	return a.table[a.from/a.t.shape.BlockTokens : a.upto/a.t.shape.BlockTokens]
 }
@@ -126,8 +124,8 @@ func (a *Arrival) release() {
 	}
 }
 
-// finish waits for the end. The claim on the prefix ends when the index has it and
-// before its blocks are let go of: who waits for either looks again then.
+// finish waits for the end. The claim on the prefix ends after the index has it and before its
+// blocks are released: those who wait for either look again then.
 func (a *Arrival) finish(chain *kvcache.Chain, tokens []int32, mine func()) {
 	t := a.t
 	err := a.move.Wait(context.Background()) // a device that does not end it computes nothing either
@@ -139,19 +137,19 @@ func (a *Arrival) finish(chain *kvcache.Chain, tokens []int32, mine func()) {
 	t.filled(a.began, good-a.from)
 }
 
-// Done is closed when the index has what is good, and nothing is held any more.
+// Done is closed when the index has what is right, and nothing is held any more.
 func (a *Arrival) Done() <-chan struct{} { return a.done }
 
-// Move is what steps wait for.
+// Move implements engine.Arriving, as do the methods below.
 func (a *Arrival) Move() kernels.Arrival { return a.move }
 
-// Upto is where what arrives ends, in tokens of the prompt.
+// Upto is where the arrival ends, in tokens of the prompt.
 func (a *Arrival) Upto() int { return a.upto }
 
-// Begun is true: the device comes to the end by itself.
+// Begun is true: the device needs nobody to go on.
 func (a *Arrival) Begun() bool { return true }
 
-// Over says that the verdict is there.
+// Over reports whether Good is known.
 func (a *Arrival) Over() bool {
 	select {
 	case <-a.done:
@@ -161,21 +159,16 @@ func (a *Arrival) Over() bool {
 	}
 }
 
-// Good is how many tokens, from the first, have right rows, once all have
-// arrived; before, how many did without it. No block is lost: nobody else writes.
+// Good is how many tokens, from the first, have right rows once all have arrived; before that,
+// how many had them without the arrival. No block is lost: nobody else writes.
 func (a *Arrival) Good() (tokens int, lost bool) {
-	n := a.from
 	good, err := a.move.Good()
 	if err != nil {
-		return n, false
+		return a.from, false
 	}
-	for i := range a.units {
-		for _, ok := range good[i*a.t.shape.Blocks:][:a.t.shape.Blocks] {
-			if !ok {
-				return n, false
-			}
-		}
-		n += a.t.shape.Tokens()
+	right := slices.Index(good, false)
+	if right < 0 {
+		right = len(a.units) * a.t.shape.Blocks
 	}
-	return n, false
+	return a.from + right/a.t.shape.Blocks*a.t.shape.Tokens(), false
 }

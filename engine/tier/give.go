@@ -24,10 +24,9 @@ type Asked struct {
 	Bytes   int64 // of rows that it lacks
 }
 
-// Give holds the blocks of all of a prefix until release is called, loading
-// what only this worker's own tiers have of it. A salt is its tenant's secret,
-// and whoever asks names it; prefixes under one are given to trusted peers only,
-// so that nobody else learns whether they are here.
+// Give holds the blocks of a whole prefix until release is called. It loads what only this
+// worker's own tiers have of it. A salt is its tenant's secret: prefixes under one are given
+// to trusted peers only, so that nobody else learns whether they are here.
 func (p *Peers) Give(ctx context.Context, a *Asked) (blocks []int32, release func(), err error) {
 	refuse := func(reason string, err error) ([]int32, func(), error) {
 		p.metrics.refused.WithLabelValues(reason).Inc()
@@ -55,7 +54,7 @@ func (p *Peers) Give(ctx context.Context, a *Asked) (blocks []int32, release fun
 	blocks, here := p.cache.HoldChain(&chain, n, owner)
 	if blocks == nil {
 		p.keep(holds, a.Bytes)
-		if p.tiers.local(&chain, here, n, p.cache.UnitTokens()) == n { // a peer that gives it is not one that lacks it
+		if p.tiers.local(&chain, here, n, p.cache.UnitTokens()) == n { // it is here, but there is no room to give it
 			return refuse("room", ErrEnough)
 		}
 		return refuse("gone", ErrAbsent)
@@ -68,7 +67,7 @@ func (p *Peers) Give(ctx context.Context, a *Asked) (blocks []int32, release fun
 	}, nil
 }
 
-// promise books what is about to be given.
+// promise books blocks and bytes that are about to be given.
 func (p *Peers) promise(a *Asked, holds int) (owner string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -80,8 +79,7 @@ func (p *Peers) promise(a *Asked, holds int) (owner string, err error) {
 	return fmt.Sprintf("peer/give-%d to %s", p.gives, a.Peer), nil
 }
 
-// keep takes promise back: blocks that are held no more, bytes that were not
-// given.
+// keep takes promise back for blocks that are no longer held and bytes that were not given.
 func (p *Peers) keep(holds int, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -89,8 +87,8 @@ func (p *Peers) keep(holds int, bytes int64) {
 	p.giveaway.have += float64(bytes)
 }
 
-// Reach says how many of these units, which follow each other, are here without
-// a gap from the first on, in the pool or in a tier of our own. Nothing is held.
+// Reach returns how many of a prompt's consecutive units are here, from the first on without
+// a gap, in the pool or in this worker's own tiers. It holds nothing.
 func (p *Peers) Reach(units []kvcache.Hash) int {
 	for i, key := range units {
 		if !p.cache.Knows(key) && !p.tiers.Knows(key) {

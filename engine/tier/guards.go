@@ -5,65 +5,59 @@ import (
 	"time"
 )
 
-// Bounds of guards. A peer that failed is left alone for guardFirst, doubling
-// with each failure in a row up to guardLast.
 const (
+	// A peer that failed is left alone for guardFirst, doubling with each failure in a row
+	// up to guardLast.
 	guardFirst = time.Second
 	guardLast  = 30 * time.Second
 	guardsMost = 256 // peers that are remembered
 )
 
-// guardKey is one run of a worker: a restarted one starts anew.
+// guardKey is one run of a worker: a restarted worker has a clean record.
 type guardKey struct {
 	id    string
 	epoch uint64
 }
 
-// guard is a breaker without a probe of its own: when its time is over one
-// fetch tries the peer, and the others go past it until that one is back.
+// guard is a breaker without a probe: when its time is over, one fetch tries the peer, and
+// the others skip the peer until that fetch is back.
 type guard struct {
-	failures int // in a row
+	failures int // in a row, at least 1
 	until    time.Time
 	trying   bool // while shut
 	at       time.Time
 	last     error
 }
 
-// guards are the breakers of peers that have failed lately. The zero value has
-// none.
+// guards are the breakers of peers that failed lately. The zero value has none.
 type guards struct {
 	mu sync.Mutex
 	m  map[guardKey]*guard
 }
 
-// verdict ends a try: came says that the peer gave something, err that it failed; with
-// neither nothing was learned of it.
-type verdict func(came bool, err error, now time.Time)
-
-// enter says whether to try a peer now; done must then be called.
-func (g *guards) enter(key guardKey, now time.Time) (done verdict, ok bool) {
+// enter reports whether to try a peer now; done must then be called. came says that the peer
+// gave something, err that it failed; neither says nothing about it.
+func (g *guards) enter(key guardKey, now time.Time) (done func(came bool, err error, now time.Time), ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	b := g.m[key]
 	if !b.passes(now) {
 		return nil, false
 	}
-	if b != nil && b.failures > 0 {
+	if b != nil {
 		b.trying = true
 	}
 	return func(came bool, err error, now time.Time) { g.done(key, came, err, now) }, true
 }
 
-// open says whether enter would let a fetch pass, without being one.
+// open reports what enter would, without entering.
 func (g *guards) open(key guardKey, now time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.m[key].passes(now)
 }
 
-func (b *guard) passes(now time.Time) bool {
-	return b == nil || b.failures == 0 || !b.trying && !now.Before(b.until)
-}
+func (b *guard) passes(now time.Time) bool { return b == nil || !b.trying && !now.Before(b.until) }
 
 func (g *guards) done(key guardKey, came bool, err error, now time.Time) {
 	g.mu.Lock()
@@ -81,7 +75,7 @@ func (g *guards) done(key guardKey, came bool, err error, now time.Time) {
 		if g.m == nil {
 			g.m = make(map[guardKey]*guard)
 		}
-		g.forget()
+		g.makeRoom()
 		b = &guard{}
 		g.m[key] = b
 	}
@@ -93,8 +87,8 @@ func (g *guards) done(key guardKey, came bool, err error, now time.Time) {
 	b.at, b.last = now, err
 }
 
-// forget makes room for one more: the peer that failed longest ago goes.
-func (g *guards) forget() {
+// makeRoom forgets the peer that failed longest ago, if there is no room for one more.
+func (g *guards) makeRoom() {
 	if len(g.m) < guardsMost {
 		return
 	}
@@ -108,7 +102,7 @@ func (g *guards) forget() {
 	delete(g.m, oldest)
 }
 
-// shut lists the peers that are left alone, and why.
+// shut lists the peers that are left alone.
 func (g *guards) shut(now time.Time) map[guardKey]guard {
 	g.mu.Lock()
 	defer g.mu.Unlock()

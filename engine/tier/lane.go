@@ -7,10 +7,11 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// lane is a level below host memory, with what is under way to it and from it.
+// lane is a level below host memory with the operations under way in it.
 type lane struct {
 	level.Level
 	limits  level.Limits
@@ -20,14 +21,15 @@ type lane struct {
 	jobs    chan job      // of its writers; nil: nothing is written to it
 }
 
-// job is something to be done to a unit of a lane.
+// job is a unit that a lane's writer saves or deletes.
 type job struct {
 	key     kvcache.Hash
-	leaving level.Lease // of a unit to save that then leaves host memory; nil: it stays
-	remove  bool        // delete it: it is bad or too old
+	leaving *host.Lease // of a unit that leaves host memory once it is saved; nil: it stays
+	remove  bool        // delete the unit: it is bad or too old
 }
 
-func newLane(l level.Level) *lane {
+// addLane adds a level below host memory.
+func (t *Tiers) addLane(l level.Level) {
 	n := &lane{Level: l, limits: l.Limits()}
 	n.remote, _ = l.(level.Remote)
 	n.aborter, _ = l.(level.Aborter)
@@ -35,79 +37,81 @@ func newLane(l level.Level) *lane {
 	if n.limits.Writers > 0 {
 		n.jobs = make(chan job, writeQueue)
 	}
-	return n
+	t.below = append(t.below, n)
+	if n.remote != nil {
+		t.shared = n
+		return
+	}
+	if t.own == nil {
+		t.own = n
+	}
+	t.pins.most = min(t.pins.most, int(t.cfg.PinShare*float64(l.Stats(false).Capacity)))
+	if t.keeper == nil {
+		t.keeper, _ = l.(level.Keeper)
+	}
 }
-
-// gives reports whether the lane is known to have a unit and may be used.
-func (l *lane) gives(key kvcache.Hash) bool { return l.Has(key) && l.Breaker().Allow() }
 
 // Knows reports whether one of this worker's own levels has a unit.
 func (t *Tiers) Knows(key kvcache.Hash) bool {
 	return t != nil && (t.host.Has(key) || t.giver(key) != nil)
 }
 
-// giver returns the nearest lane that is known to have a unit, nil if none is.
+// giver returns the nearest lane that is known to have a unit and may be used; nil if none.
 func (t *Tiers) giver(key kvcache.Hash) *lane {
 	for _, l := range t.below {
-		if l.gives(key) {
+		if l.Has(key) && l.Breaker().Allow() {
 			return l
 		}
 	}
 	return nil
 }
 
-// search is where the units of one prompt are, as far as remote levels were asked. The
-// zero value has asked none.
+// search is what one load knows about the shared level. The zero value has asked nothing.
 type search struct {
-	local bool  // remote levels are not asked
-	from  []int // by lane: the first token that it was not asked about
-	at    map[int]*lane
+	local bool         // the shared level is left out
+	asked int          // the first token that it was not asked about
+	has   map[int]bool // by position: units that it has
 }
 
 // find returns how far the levels have the chain from a token on without a gap.
 func (t *Tiers) find(ctx context.Context, s *search, chain *kvcache.Chain, from, upto int) int {
 	unit := t.shape.Tokens()
 	upto = min(upto, chain.Tokens())
-	for from+unit <= upto && (t.Knows(chain.Name(from+unit)) || !s.local && t.askFor(ctx, s, chain, from, upto)) {
+	for from+unit <= upto && (t.Knows(chain.Name(from+unit)) || t.askFor(ctx, s, chain, from, upto)) {
 		from += unit
 	}
 	return from
 }
 
-// askFor reports whether a remote level has the chain's unit at pos. It asks about the
+// askFor reports whether the shared level has the chain's unit at pos. It asks about the
 // units after it at the same time.
 func (t *Tiers) askFor(ctx context.Context, s *search, chain *kvcache.Chain, pos, upto int) bool {
-	unit := t.shape.Tokens()
-	for i, l := range t.below {
-		if l.remote == nil || s.from != nil && pos < s.from[i] {
-			continue
-		}
-		if s.from == nil {
-			s.from, s.at = make([]int, len(t.below)), make(map[int]*lane)
-		}
-		keys := make([]kvcache.Hash, min((upto-pos)/unit, level.AskMost))
-		for k := range keys {
-			keys[k] = chain.Name(pos + (k+1)*unit)
-		}
-		have := t.ask(ctx, l, keys)
-		s.from[i] = pos + len(keys)*unit
-		if have == nil {
-			s.from[i] = math.MaxInt // it is not asked again
-		}
-		for k, ok := range have {
-			if at := pos + k*unit; ok && s.at[at] == nil {
-				s.at[at] = l
-			}
-		}
+	if t.remote(s) == nil || pos < s.asked {
+		return s.has[pos]
 	}
-	return s.at[pos] != nil
+	unit := t.shape.Tokens()
+	keys := make([]kvcache.Hash, min((upto-pos)/unit, level.AskMost))
+	for k := range keys {
+		keys[k] = chain.Name(pos + (k+1)*unit)
+	}
+	have := t.ask(ctx, t.shared, keys)
+	if s.asked = pos + len(keys)*unit; have == nil {
+		s.asked = math.MaxInt // do not ask again
+	}
+	if s.has == nil {
+		s.has = make(map[int]bool)
+	}
+	for k, ok := range have {
+		s.has[pos+k*unit] = ok
+	}
+	return s.has[pos]
 }
 
-// remote returns the lane of the remote level that said it has the unit at pos, else the
-// first one, which may have what was nearer a moment ago; nil if there is none.
-func (t *Tiers) remote(s *search, pos int) *lane {
-	if l := s.at[pos]; l != nil || s.local {
-		return l
+// remote returns the lane of the shared level, which may also have units that were nearer a
+// moment ago; nil if there is none or the search leaves it out.
+func (t *Tiers) remote(s *search) *lane {
+	if s.local {
+		return nil
 	}
 	return t.shared
 }
@@ -140,34 +144,28 @@ func (t *Tiers) token(ctx context.Context, from chan struct{}, by *level.Breaker
 	select {
 	case from <- struct{}{}:
 	default:
-		if !wait || !t.awaitToken(ctx, from, by) {
+		if !wait {
+			return false
+		}
+		select {
+		case from <- struct{}{}:
+		case <-ctx.Done():
+			return false
+		case <-by.Opens():
+			return false
+		case <-t.awake.Done(): // Close begins
 			return false
 		}
 	}
-	t.mu.Lock()
-	if t.closed {
-		t.mu.Unlock()
+	if !t.enter() {
 		<-from
 		return false
 	}
-	t.wg.Add(1)
-	t.mu.Unlock()
 	if !by.Allow() {
 		t.untoken(from)
 		return false
 	}
 	return true
-}
-
-func (t *Tiers) awaitToken(ctx context.Context, from chan<- struct{}, by *level.Breaker) bool {
-	select {
-	case from <- struct{}{}:
-		return true
-	case <-ctx.Done():
-	case <-by.Opens():
-	case <-t.awake.Done(): // Close begins
-	}
-	return false
 }
 
 // untoken gives a token back.
@@ -176,7 +174,7 @@ func (t *Tiers) untoken(to <-chan struct{}) {
 	t.wg.Done()
 }
 
-// read reads units from a lane; its caller has taken a token.
+// read reads units from a lane. Its caller has taken a token.
 func (t *Tiers) read(l *lane, units []*fetch) {
 	defer t.untoken(l.reads)
 	reads := make([]level.Read, len(units))
@@ -237,22 +235,16 @@ func (t *Tiers) dropped(l level.Base) { t.metrics.dropped.WithLabelValues(l.Name
 // writer does a lane's jobs until the queue is closed.
 func (t *Tiers) writer(l *lane) {
 	for j := range l.jobs {
-		if j.remove {
-			t.remove(l, j.key)
-		} else {
+		switch {
+		case !j.remove:
 			t.write(l, j)
+		case t.ctx.Err() != nil:
+		case l.Breaker().Allow():
+			l.remote.Delete(t.ctx, j.key)
+		default:
+			t.dropped(l)
 		}
 		t.unsaved.Add(-1)
-	}
-}
-
-func (t *Tiers) remove(l *lane, key kvcache.Hash) {
-	switch {
-	case t.ctx.Err() != nil:
-	case l.Breaker().Allow():
-		l.remote.Delete(t.ctx, key)
-	default:
-		t.dropped(l)
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
-	"github.com/xpyd/xpyd/engine/tier/level"
+	"github.com/xpyd/xpyd/engine/tier/host"
 )
 
 // Load brings what the tiers have of a prompt's first upto tokens, and the prefix index
@@ -182,7 +182,7 @@ func (t *Tiers) credit(n, bytes int) {
 // landing is a run of units on their way into the pool.
 type landing struct {
 	units []*fetch
-	from  []level.Move
+	from  []host.Move
 	wait  func() (good int, err error)
 }
 
@@ -198,7 +198,7 @@ func (t *Tiers) land(ctx context.Context, q *queue, table []int32) *landing {
 		}
 		q.ahead = q.ahead[1:]
 		l.units = append(l.units, f)
-		l.from = append(l.from, level.Move{Lease: lease, Blocks: table[f.pos/t.shape.BlockTokens:][:t.shape.Blocks], Pos: f.pos})
+		l.from = append(l.from, host.Move{Lease: lease, Blocks: table[f.pos/t.shape.BlockTokens:][:t.shape.Blocks], Pos: f.pos})
 	}
 	if len(l.from) == 0 {
 		return nil

@@ -10,71 +10,54 @@ import (
 // peerTier is the label of what came from other workers.
 const peerTier = "peer"
 
+// common counts what came into the pool: from the tiers, and from other workers.
+type common struct {
+	hits, corrupt *prometheus.CounterVec // units, by tier
+	loaded        prometheus.Counter     // tokens
+}
+
+func newCommon(m *level.Metrics) common {
+	return common{
+		hits:    m.Counters("loaded_units_total", "Units that came back into the pool.", "tier"),
+		corrupt: m.Counters("corrupt_units_total", "Units that did not agree with their digests, of a peer the fetches of which some did not; they were computed instead.", "tier"),
+		loaded:  m.Counter("loaded_tokens_total", "Tokens whose KV was loaded instead of computed."),
+	}
+}
+
 type metrics struct {
-	saved, dropped, hits, prefetched, corrupt *prometheus.CounterVec
-	loaded, left, noRoom, noQuota             prometheus.Counter
-	loadTime                                  prometheus.Histogram
-}
-
-func counter(name, help string) prometheus.Counter {
-	return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help})
-}
-
-func vec(name, help, label string) *prometheus.CounterVec {
-	return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help}, []string{label})
-}
-
-func seconds(name, help string) prometheus.Histogram {
-	return prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help, Buckets: prometheus.ExponentialBuckets(0.0005, 2, 12)})
+	common
+	saved, dropped, prefetched *prometheus.CounterVec
+	left, noRoom, noQuota      prometheus.Counter
+	loadTime                   prometheus.Observer
 }
 
 func newMetrics(t *Tiers, reg prometheus.Registerer) (*metrics, error) {
+	var all level.Metrics
 	m := &metrics{
-		saved:      vec("saved_units_total", "Units written into a tier.", "tier"),
-		dropped:    vec("dropped_units_total", "Units left out because too many waited.", "tier"),
-		hits:       unitsLoaded(),
-		prefetched: vec("prefetched_units_total", "Units read into host memory for a request that then moves them from there, or that did not wait for them.", "tier"),
-		corrupt:    unitsCorrupt(),
-		loaded:     tokensLoaded(),
-		left:       counter("left_units_total", "Units that tiers had and a load did without: they did not come within kv.load_timeout, could not be read, or found no slot in host memory. They were computed."),
-		noRoom:     counter("no_room_total", "Loads left out because the pool had no block to spare."),
-		noQuota:    counter("no_quota_total", "Loads that were cut short by kv.load_quota."),
-		loadTime:   seconds("load_seconds", "Time of a request's load."),
+		common:     newCommon(&all),
+		saved:      all.Counters("saved_units_total", "Units written into a tier.", "tier"),
+		dropped:    all.Counters("dropped_units_total", "Units left out because too many waited.", "tier"),
+		prefetched: all.Counters("prefetched_units_total", "Units read into host memory for a request that then moves them from there, or that did not wait for them.", "tier"),
+		left:       all.Counter("left_units_total", "Units that tiers had and a load did without: they did not come within kv.load_timeout, could not be read, or found no slot in host memory. They were computed."),
+		noRoom:     all.Counter("no_room_total", "Loads left out because the pool had no block to spare."),
+		noQuota:    all.Counter("no_quota_total", "Loads that were cut short by kv.load_quota."),
+		loadTime:   all.Seconds("load_seconds", "Time of a request's load.", 0.0005, 12).WithLabelValues(),
 	}
-	all := []prometheus.Collector{m.saved, m.dropped, m.hits, m.prefetched, m.corrupt, m.loaded, m.left, m.noRoom, m.noQuota, m.loadTime, &usage{t}}
+	all.Gauge("waiting_units", "Units on their way into a tier.", nil, func() float64 { return float64(t.unsaved.Load()) })
+	all.Gauge("pinned_units", "Units that pins keep, or will once they are computed.", nil, func() float64 { return float64(t.pins.count()) })
+	all = append(all, &usage{t})
 	for _, l := range t.below {
-		all = append(all, l)
+		all = append(all, l.Metrics())
 	}
-	for _, c := range all {
-		if err := reg.Register(c); err != nil {
-			return nil, err
-		}
-	}
-	return m, nil
-}
-
-// What all tiers count in, those of other workers too.
-
-func unitsLoaded() *prometheus.CounterVec {
-	return vec("loaded_units_total", "Units that came back into the pool.", "tier")
-}
-
-func unitsCorrupt() *prometheus.CounterVec {
-	return vec("corrupt_units_total", "Units that did not agree with their digests, of a peer the fetches of which some did not; they were computed instead.", "tier")
-}
-
-func tokensLoaded() prometheus.Counter {
-	return counter("loaded_tokens_total", "Tokens whose KV was loaded instead of computed.")
+	return m, reg.Register(all)
 }
 
 // usage collects how full the tiers are.
 type usage struct{ t *Tiers }
 
 var (
-	unsavedDesc = prometheus.NewDesc("xpyd_kvtier_waiting_units", "Units on their way into a tier.", nil, nil)
 	unitsDesc   = prometheus.NewDesc("xpyd_kvtier_units", "Units in a tier.", []string{"tier"}, nil)
 	roomDesc    = prometheus.NewDesc("xpyd_kvtier_capacity_units", "Units that a tier has room for.", []string{"tier"}, nil)
-	pinnedDesc  = prometheus.NewDesc("xpyd_kvtier_pinned_units", "Units that pins keep, or will once they are computed.", nil, nil)
 	tenantsDesc = prometheus.NewDesc("xpyd_kvtier_tenants", "Cache salts with units in a tier; counted with kv.tenant_share only.", []string{"tier"}, nil)
 	overDesc    = prometheus.NewDesc("xpyd_kvtier_tenant_evicted_units_total", "Units that went, or were left out, because their cache salt had its share of a tier.", []string{"tier"}, nil)
 	evictedDesc = prometheus.NewDesc("xpyd_kvtier_evicted_units_total", "Units that made room for others.", []string{"tier"}, nil)
@@ -83,8 +66,6 @@ var (
 func (u *usage) Describe(c chan<- *prometheus.Desc) { prometheus.DescribeByCollect(u, c) }
 
 func (u *usage) Collect(c chan<- prometheus.Metric) {
-	c <- prometheus.MustNewConstMetric(unsavedDesc, prometheus.GaugeValue, float64(u.t.unsaved.Load()))
-	c <- prometheus.MustNewConstMetric(pinnedDesc, prometheus.GaugeValue, float64(u.t.pins.count()))
 	for _, s := range u.t.Stats() {
 		c <- prometheus.MustNewConstMetric(unitsDesc, prometheus.GaugeValue, float64(s.Units), s.Tier)
 		c <- prometheus.MustNewConstMetric(roomDesc, prometheus.GaugeValue, float64(s.Capacity), s.Tier)

@@ -1,56 +1,32 @@
 package tier
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// peerMetrics is what came from peers and went to them. Units and tokens are
-// counted with those of the other tiers, where there are any.
+// peerMetrics counts what came from peers and went to them. Units and tokens are counted
+// with those of the other tiers, if there are any.
 type peerMetrics struct {
-	hits, corrupt, loaded   prometheus.Counter
-	fetches, refused        *prometheus.CounterVec
-	given, bytes            prometheus.Counter
-	seconds                 prometheus.Histogram
-	openPeers, fetchingDesc *prometheus.Desc
-}
-
-// sharedCollector registers a collector, or returns the one that is registered already
-// under its name: the other tiers count in it too.
-func sharedCollector[C prometheus.Collector](reg prometheus.Registerer, c C) (C, error) {
-	err := reg.Register(c)
-	var already prometheus.AlreadyRegisteredError
-	if errors.As(err, &already) {
-		if old, ok := already.ExistingCollector.(C); ok {
-			return old, nil
-		}
-	}
-	return c, err
+	hits, corrupt, loaded prometheus.Counter
+	fetches, refused      *prometheus.CounterVec
+	given, bytes          prometheus.Counter
+	seconds               prometheus.Observer
 }
 
 func newPeerMetrics(p *Peers, reg prometheus.Registerer) (*peerMetrics, error) {
-	hits, err1 := sharedCollector(reg, unitsLoaded())
-	corrupt, err2 := sharedCollector(reg, unitsCorrupt())
-	loaded, err3 := sharedCollector(reg, tokensLoaded())
+	var all level.Metrics
 	m := &peerMetrics{
-		fetches:      vec("peer_fetches_total", "Prefixes that were asked of a peer, by how it went: done; nothing, it had less than was said; no_room, here or there; shut, it failed lately and was left alone; failed; corrupt; cancelled.", "result"),
-		refused:      vec("peer_refused_total", "Prefixes that a peer asked for and did not get: gone; room, it is here, and blocks to hold it are not to spare; quota, enough is being given; salt, the peer may not know its salt.", "reason"),
-		given:        counter("peer_given_units_total", "Units held for a peer to collect."),
-		bytes:        counter("peer_given_bytes_total", "Bytes of rows that peers lacked of them."),
-		seconds:      seconds("peer_seconds", "Time of a fetch from a peer."),
-		openPeers:    prometheus.NewDesc("xpyd_kvtier_peers_shut", "Peers that are left alone because they failed lately.", nil, nil),
-		fetchingDesc: prometheus.NewDesc("xpyd_kvtier_peer_blocks", "Blocks that fetches under way have taken, and that are held for peers.", []string{"for"}, nil),
-	}
-	errs := []error{err1, err2, err3}
-	for _, c := range []prometheus.Collector{m.fetches, m.refused, m.given, m.bytes, m.seconds, &peerUsage{p, m}} {
-		errs = append(errs, reg.Register(c))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
+		fetches: all.Counters("peer_fetches_total", "Prefixes that were asked of a peer, by how it went: done; nothing, it had less than was said; no_room, here or there; shut, it failed lately and was left alone; failed; corrupt; cancelled.", "result"),
+		refused: all.Counters("peer_refused_total", "Prefixes that a peer asked for and did not get: gone; room, it is here, and blocks to hold it are not to spare; quota, enough is being given; salt, the peer may not know its salt.", "reason"),
+		given:   all.Counter("peer_given_units_total", "Units held for a peer to collect."),
+		bytes:   all.Counter("peer_given_bytes_total", "Bytes of rows that peers lacked of them."),
+		seconds: all.Seconds("peer_seconds", "Time of a fetch from a peer.", 0.0005, 12).WithLabelValues(),
 	}
 	for _, result := range []string{"done", "nothing", "no_room", "shut", "failed", "corrupt", "cancelled"} {
 		m.fetches.WithLabelValues(result)
@@ -58,28 +34,18 @@ func newPeerMetrics(p *Peers, reg prometheus.Registerer) (*peerMetrics, error) {
 	for _, reason := range []string{"gone", "room", "quota", "salt"} {
 		m.refused.WithLabelValues(reason)
 	}
-	m.hits, m.corrupt, m.loaded = hits.WithLabelValues(peerTier), corrupt.WithLabelValues(peerTier), loaded
-	return m, nil
-}
-
-// peerUsage collects what is going on.
-type peerUsage struct {
-	p *Peers
-	m *peerMetrics
-}
-
-func (u *peerUsage) Describe(c chan<- *prometheus.Desc) {
-	c <- u.m.openPeers
-	c <- u.m.fetchingDesc
-}
-
-func (u *peerUsage) Collect(c chan<- prometheus.Metric) {
-	c <- prometheus.MustNewConstMetric(u.m.openPeers, prometheus.GaugeValue, float64(len(u.p.guards.shut(time.Now()))))
-	u.p.mu.Lock()
-	taken, held := u.p.taken, u.p.held
-	u.p.mu.Unlock()
-	c <- prometheus.MustNewConstMetric(u.m.fetchingDesc, prometheus.GaugeValue, float64(taken), "fetch")
-	c <- prometheus.MustNewConstMetric(u.m.fetchingDesc, prometheus.GaugeValue, float64(held), "give")
+	const blocks = "Blocks that fetches under way have taken, and that are held for peers."
+	all.Gauge("peer_blocks", blocks, prometheus.Labels{"for": "fetch"}, func() float64 { return float64(p.Stats().Fetching) })
+	all.Gauge("peer_blocks", blocks, prometheus.Labels{"for": "give"}, func() float64 { return float64(p.Stats().Giving) })
+	all.Gauge("peers_shut", "Peers that are left alone because they failed lately.", nil, func() float64 { return float64(len(p.guards.shut(time.Now()))) })
+	var c common
+	if p.tiers != nil {
+		c = p.tiers.metrics.common
+	} else {
+		c = newCommon(&all)
+	}
+	m.hits, m.corrupt, m.loaded = c.hits.WithLabelValues(peerTier), c.corrupt.WithLabelValues(peerTier), c.loaded
+	return m, reg.Register(all)
 }
 
 // PeerStats is how the tier of other workers stands.

@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,57 +14,54 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// Peer is another worker that has the beginning of a prompt, as somebody said
-// who may be wrong.
+// Peer is another worker that is said to have the beginning of a prompt.
 type Peer struct {
 	ID     string
 	Epoch  uint64
-	URL    string // where it says how far it reaches; "": it holds Tokens for us
-	KV     string // where to collect from it
+	URL    string // where to ask how far it reaches; "": it holds Tokens for us
+	KV     string // where to collect from
 	Tokens int
 }
 
-// Fetch is a prefix to be collected from one peer.
+// Fetch is a prefix to collect from one peer.
 type Fetch struct {
 	Peer      Peer
 	RequestID string
 	Owner     string // label of its blocks
 	Tokens    []int32
 	Salt      string
-	Chain     *kvcache.Chain // of Tokens, Upto of them at least
+	Chain     *kvcache.Chain // of at least the first Upto of Tokens
 	Upto      int            // tokens, at most
-	Least     int            // tokens more than are here, at least
-	Blocks    int            // that may be taken for it
+	Least     int            // tokens beyond those that are here
+	Blocks    int            // that it may take
 	Deadline  time.Time
 }
 
-// Errors of a Collector that count otherwise than as the peer's failure, as does
-// ErrAbsent.
+// Errors of a Collector that, like ErrAbsent, are not just the peer's failure.
 var (
 	ErrCorrupt = errors.New("rows do not agree with their digests")
 	ErrBusy    = errors.New("no room, here or there, just now")
 )
 
-// Collector brings a prefix from a peer into the pool and the prefix index,
-// every row verified, and returns how many tokens came. It ends with ctx.
+// Collector brings a prefix from a peer into the pool and the prefix index, verifies every
+// row, and returns how many tokens came. It ends with ctx.
 type Collector interface {
 	Collect(ctx context.Context, f *Fetch) (tokens int, err error)
 }
 
 // PeersConfig bounds what is fetched from peers and given to them.
 type PeersConfig struct {
-	LoadTimeout   time.Duration // of a fetch, and of a look into the tiers for another worker
-	MinLoadTokens int           // fewer are computed rather than fetched
-	FetchBlocks   int           // that fetches under way may take together,
-	FetchQuota    int64         // and bytes a second, 0: any; where there are Tiers, theirs are for both
-	GiveBlocks    int           // that may be held for peers together
+	LoadTimeout   time.Duration // of a fetch, and of a load from the tiers for another worker
+	MinLoadTokens int           // fewer are computed
+	FetchBlocks   int           // of all fetches under way; with Tiers, their LoadBlocks count
+	FetchQuota    int64         // bytes a second, 0: any; with Tiers, their LoadQuota counts
+	GiveBlocks    int           // held for all peers together
 	GiveQuota     int64         // bytes a second that are given; 0: any
 	BlockBytes    int64         // of a block, all layers
 }
 
-// Peers is the tier that other workers are: what they have is fetched, and
-// what we have is given. It needs no other tier. Make it with NewPeers; there
-// is nothing to close, what runs is the callers'.
+// Peers is the tier of other workers: it fetches what they have and gives what this worker
+// has. It needs no other tier. It runs on its callers' goroutines, so nothing is to close.
 type Peers struct {
 	cfg      PeersConfig
 	cache    *kvcache.Cache
@@ -74,19 +70,19 @@ type Peers struct {
 	log      *slog.Logger
 	metrics  *peerMetrics
 	guards   guards
-	loading  claims // before a request is queued,
-	bringing claims // and when it has its blocks
+	loading  claims // of fetches before a request is queued
+	bringing claims // of fetches into a request's blocks
 
 	mu       sync.Mutex
-	fetches  int // begun, ever: their owners' names
+	fetches  int // begun, ever; for their owners' names
 	taken    int // blocks of fetches under way
 	quota    bucket
-	gives    int // begun, ever
+	gives    int // begun, ever; the same
 	held     int // blocks held for peers
 	giveaway bucket
 }
 
-// NewPeers makes the tier over a pool's cache and what lies under it.
+// NewPeers makes the tier over a pool's cache and the tiers below it, which may be nil.
 func NewPeers(cfg PeersConfig, cache *kvcache.Cache, tiers *Tiers, from Collector, log *slog.Logger, reg prometheus.Registerer) (*Peers, error) {
 	if cfg.LoadTimeout <= 0 || cfg.MinLoadTokens < 0 || cfg.FetchBlocks < 1 || cfg.GiveBlocks < 1 || cfg.FetchQuota < 0 || cfg.GiveQuota < 0 || cfg.BlockBytes < 1 {
 		return nil, fmt.Errorf("tier: bounds of peers: %+v", cfg)
@@ -97,9 +93,8 @@ func NewPeers(cfg PeersConfig, cache *kvcache.Cache, tiers *Tiers, from Collecto
 	return p, err
 }
 
-// Load fetches what peers have of a prompt and the index lacks, at most its
-// first upto tokens, from whom reaches furthest; it returns how many tokens
-// came. Like any load it is only a help, and LoadTimeout bounds it.
+// Load fetches what the index lacks of a prompt's first upto tokens from the peer that reaches
+// furthest, then from the next, and returns how many tokens came. LoadTimeout bounds it.
 func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt string, upto int, peers []Peer) int {
 	least := p.least()
 	reach := 0
@@ -118,7 +113,7 @@ func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt
 	}
 	p.tiers.LoadLocal(ctx, tokens, salt, upto) // what lies before it
 	untried := slices.Clone(peers)
-	slices.SortStableFunc(untried, func(a, b Peer) int { return cmp.Compare(b.Tokens, a.Tokens) })
+	slices.SortStableFunc(untried, func(a, b Peer) int { return b.Tokens - a.Tokens })
 	total := 0
 	for ctx.Err() == nil {
 		from := p.cache.Reach(&chain, upto)
@@ -126,15 +121,16 @@ func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt
 		if i < 0 {
 			break
 		}
-		wait, mine := p.loading.begin(chain.Name(from + p.cache.UnitTokens()))
-		if mine == nil { // somebody fetches the same; what is then missing is looked up anew
+		first := chain.Name(from + p.cache.UnitTokens())
+		wait, mine := p.loading.begin(first)
+		if mine == nil { // another request fetches the same: look again after it
 			select {
 			case <-wait:
 			case <-ctx.Done():
 			}
 			continue
 		}
-		if p.cache.Knows(chain.Name(from + p.cache.UnitTokens())) { // since we looked
+		if p.cache.Knows(first) { // since we looked
 			mine()
 			continue
 		}
@@ -149,7 +145,7 @@ func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt
 // least is how many tokens are worth a fetch.
 func (p *Peers) least() int { return max(p.cfg.MinLoadTokens, p.cache.UnitTokens()) }
 
-// fetch asks one peer, if it is not left alone.
+// fetch asks one peer, unless it is left alone.
 func (p *Peers) fetch(ctx context.Context, f *Fetch, from int) int {
 	over, ok := p.enter(f, from)
 	if !ok {
@@ -161,19 +157,20 @@ func (p *Peers) fetch(ctx context.Context, f *Fetch, from int) int {
 	return n
 }
 
-// enter asks whether a fetch may be made now; over is to be called with what came of it.
+// enter reports whether a fetch may be made now; over must then be called with its outcome.
 func (p *Peers) enter(f *Fetch, from int) (over func(tokens int, err error), ok bool) {
-	blocks, ok := p.book((f.Upto-from)/p.cache.BlockTokens(), f)
-	if !ok { // before the peer's guard, of which that says nothing
+	refuse := func(blocks int, result string) (func(int, error), bool) {
 		p.unbook(blocks, blocks)
-		p.metrics.fetches.WithLabelValues("no_room").Inc()
+		p.metrics.fetches.WithLabelValues(result).Inc()
 		return nil, false
+	}
+	blocks, ok := p.book((f.Upto-from)/p.cache.BlockTokens(), f)
+	if !ok { // before the peer's guard: it says nothing about the peer
+		return refuse(blocks, "no_room")
 	}
 	done, ok := p.guards.enter(guardKey{f.Peer.ID, f.Peer.Epoch}, time.Now())
 	if !ok {
-		p.unbook(blocks, blocks)
-		p.metrics.fetches.WithLabelValues("shut").Inc()
-		return nil, false
+		return refuse(blocks, "shut")
 	}
 	began := time.Now()
 	return func(n int, err error) {
@@ -240,7 +237,7 @@ func (p *Peers) unbook(blocks, unused int) {
 	if p.tiers != nil {
 		p.tiers.settle(-blocks)
 		p.tiers.credit(unused, int(p.cfg.BlockBytes))
-	} else {
-		p.quota.credit(unused, int(p.cfg.BlockBytes))
+		return
 	}
+	p.quota.credit(unused, int(p.cfg.BlockBytes))
 }

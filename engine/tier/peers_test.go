@@ -292,7 +292,7 @@ func TestGuards(t *testing.T) {
 		if shut() || len(g.shut(time.Now())) != 0 {
 			t.Error("still shut")
 		}
-		both := [2]verdict{}
+		both := [2]func(bool, error, time.Time){}
 		for i := range both { // at the same time
 			both[i], _ = g.enter(a, time.Now())
 		}
@@ -318,7 +318,7 @@ func TestGuardsNeutral(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g guards
 		a := guardKey{"a", 1}
-		enter := func() verdict {
+		enter := func() func(bool, error, time.Time) {
 			t.Helper()
 			over, ok := g.enter(a, time.Now())
 			if !ok {

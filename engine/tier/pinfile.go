@@ -12,7 +12,7 @@ import (
 )
 
 // A level that outlives the process (level.Keeper) keeps the pins too, as a JSON file that
-// is written anew when they change. It names units by hash and has no tokens.
+// is rewritten when they change. It names units by hash and has no tokens.
 const pinsFormat = "xpyd KV pins 1"
 
 // savedPins is the file.
@@ -28,21 +28,21 @@ type savedPin struct {
 	Until time.Time `json:"until"`
 }
 
-// pinsOf is a file of this worker without pins.
-func (t *Tiers) pinsOf() savedPins {
+// noPins is the file of this worker without pins.
+func (t *Tiers) noPins() savedPins {
 	return savedPins{pinsFormat, t.cfg.Identity, t.shape.Tokens(), nil}
 }
 
 // loadPins takes over the unexpired pins of the worker that had the folder before, as far
 // as the share allows. A bad file is logged, and the worker starts all the same.
 func (t *Tiers) loadPins() {
-	list, err := t.readPins()
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return
-	case err != nil:
+	var list []*pin
+	b, err := t.keeper.ReadPins()
+	if err == nil {
+		list, err = parsePins(b, t.noPins())
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.log.Warn("pins are not known any more", "error", err)
-		return
 	}
 	left := 0
 	for _, one := range list {
@@ -53,14 +53,6 @@ func (t *Tiers) loadPins() {
 	if left > 0 {
 		t.log.Warn("pins left out, the share is smaller now", "pins", left)
 	}
-}
-
-func (t *Tiers) readPins() ([]*pin, error) {
-	b, err := t.keeper.ReadPins()
-	if err != nil {
-		return nil, err
-	}
-	return parsePins(b, t.pinsOf())
 }
 
 // parsePins does not trust the file: an unknown name pins nothing, anything that is not a
@@ -91,7 +83,7 @@ func parsePins(b []byte, want savedPins) ([]*pin, error) {
 
 // writePins writes the pins of this moment.
 func (t *Tiers) writePins() error {
-	s := t.pinsOf()
+	s := t.noPins()
 	for _, one := range t.pins.all() {
 		p := savedPin{Until: one.until}
 		for _, key := range one.keys {
@@ -106,8 +98,8 @@ func (t *Tiers) writePins() error {
 	return t.keeper.WritePins(b)
 }
 
-// pinKeeper writes the file after each change until the tiers close, with the last change
-// too. A write that failed is tried again. A disk that hangs holds up nothing else.
+// pinKeeper writes the file after each change until the tiers close, the last one included.
+// It retries a write that failed. A disk that hangs holds up nothing else.
 func (t *Tiers) pinKeeper() {
 	var again <-chan time.Time
 	wait := level.ProbeFirst

@@ -148,7 +148,11 @@ func TestPinFileAgain(t *testing.T) {
 		}
 		time.Sleep(probeLast)
 		synctest.Wait()
-		if list, err := r.tiers.readPins(); err != nil || len(list) != 1 {
+		b, err := r.disk.ReadPins()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if list, err := parsePins(b, r.tiers.noPins()); err != nil || len(list) != 1 {
 			t.Errorf("%d pins in the file: %v", len(list), err)
 		}
 	})

@@ -1,7 +1,6 @@
 package tier
 
 import (
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,19 +11,18 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// ErrPinned: the units that are pinned may not be more. ErrNoTiers: there is
-// no host memory to pin anything in. ErrShort: a prompt shorter than a unit.
+// Errors of Pin.
 var (
 	ErrPinned  = errors.New("too much is pinned")
 	ErrNoTiers = errors.New("there is no KV tier in host memory")
 	ErrShort   = errors.New("the prompt is shorter than one unit")
 )
 
-// pins are prefixes that stay until their time is over. A unit is pinned by
-// name, whether a tier has it by now or not, and counts against the share all
-// the same. The lock is the innermost: tiers ask under their own.
+// pins are prefixes that are kept for a time. A unit is pinned by name and counts against
+// the share whether or not a tier has it yet. The lock is the innermost: levels call has
+// under their own.
 type pins struct {
-	most int // names
+	most int // names that may be pinned
 
 	mu    sync.Mutex
 	names map[kvcache.Hash]int // pins that each name is part of
@@ -43,7 +41,7 @@ type Pinned struct {
 	Tokens int       `json:"tokens"` // whole units of the prompt
 	Units  int       `json:"units"`
 	Until  time.Time `json:"until"`
-	// Where its units are: the others will stay once they are computed.
+	// Where its units are. The others are kept once they are computed.
 	Host int `json:"host_units"`
 	SSD  int `json:"ssd_units"` // of those not in host memory
 }
@@ -64,7 +62,7 @@ func (p *pins) count() int {
 	return len(p.names)
 }
 
-// add pins or renews.
+// add adds a pin or renews it.
 func (p *pins) add(one *pin) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,6 +94,7 @@ func (p *pins) remove(id kvcache.Hash) *pin {
 	return p.end(id)
 }
 
+// end is remove under the lock.
 func (p *pins) end(id kvcache.Hash) *pin {
 	one := p.list[id]
 	if one == nil {
@@ -110,7 +109,7 @@ func (p *pins) end(id kvcache.Hash) *pin {
 	return one
 }
 
-// expired ends the pins whose time is over, and says when the next one's is.
+// expired ends the pins whose time is over, and returns when the next one's will be.
 func (p *pins) expired(now time.Time) (over []*pin, next time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -125,7 +124,7 @@ func (p *pins) expired(now time.Time) (over []*pin, next time.Time) {
 	return over, next
 }
 
-// all lists the pins, those that end first first.
+// all lists the pins in the order in which they end.
 func (p *pins) all() []*pin {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,15 +133,13 @@ func (p *pins) all() []*pin {
 		c := *one // until changes
 		list = append(list, &c)
 	}
-	slices.SortFunc(list, func(a, b *pin) int {
-		return a.until.Compare(b.until)
-	})
+	slices.SortFunc(list, func(a, b *pin) int { return a.until.Compare(b.until) })
 	return list
 }
 
-// Pin keeps the prompt's whole units in host memory, and on the SSD if they are
-// there, for ttl from now: those that are there, and the others once they are
-// computed. To pin again is to renew. ErrPinned, ErrNoTiers, ErrShort.
+// Pin keeps the prompt's whole units in host memory and on the SSD for ttl from now: those
+// that are there, and the others once they are computed. Pinning again renews the pin.
+// Errors: ErrPinned, ErrNoTiers, ErrShort.
 func (t *Tiers) Pin(tokens []int32, salt string, ttl time.Duration) (Pinned, error) {
 	if t == nil {
 		return Pinned{}, ErrNoTiers
@@ -175,41 +172,39 @@ func poke(c chan<- struct{}) {
 }
 
 // pinOf makes the pin of a prompt; nil if the prompt is shorter than a unit.
-func (t *Tiers) pinOf(tokens []int32, salt string) (*pin, kvcache.Chain) {
-	n := len(tokens) / t.shape.Tokens()
-	chain := t.cache.NewChain(salt)
+func (t *Tiers) pinOf(tokens []int32, salt string) (one *pin, chain kvcache.Chain) {
+	chain = t.cache.NewChain(salt)
 	chain.Extend(tokens)
-	one := &pin{tokens: n * t.shape.Tokens()}
-	for i := range n {
-		one.keys = append(one.keys, chain.Name((i+1)*t.shape.Tokens()))
-	}
-	if n == 0 {
+	unit := t.shape.Tokens()
+	if len(tokens) < unit {
 		return nil, chain
+	}
+	one = &pin{tokens: len(tokens) / unit * unit}
+	for end := unit; end <= one.tokens; end += unit {
+		one.keys = append(one.keys, chain.Name(end))
 	}
 	return one, chain
 }
 
-// PinID is what Pin of the same prompt calls its pin; "" for a prompt too short.
+// PinID returns the id that Pin gives to the same prompt; "" if it is too short.
 func (t *Tiers) PinID(tokens []int32, salt string) string {
-	if t == nil {
-		return ""
+	if t != nil {
+		if one, _ := t.pinOf(tokens, salt); one != nil {
+			return one.id()
+		}
 	}
-	one, _ := t.pinOf(tokens, salt)
-	if one == nil {
-		return ""
-	}
-	return one.id()
+	return ""
 }
 
-func (p *pin) id() string { return hex.EncodeToString(p.keys[len(p.keys)-1][:]) }
+func (p *pin) id() string { return fmt.Sprintf("%x", p.keys[len(p.keys)-1]) }
 
-// Unpin ends a pin; false: there is none of that id.
+// Unpin ends a pin. It returns false if there is none with that id.
 func (t *Tiers) Unpin(id string) bool {
-	b, err := hex.DecodeString(id)
-	if t == nil || err != nil || len(b) != len(kvcache.Hash{}) {
+	var key kvcache.Hash
+	if t == nil || key.UnmarshalText([]byte(id)) != nil {
 		return false
 	}
-	one := t.pins.remove(kvcache.Hash(b))
+	one := t.pins.remove(key)
 	if one == nil {
 		return false
 	}
@@ -218,7 +213,7 @@ func (t *Tiers) Unpin(id string) bool {
 	return true
 }
 
-// Pins lists what is pinned, those that end first first.
+// Pins lists the pins in the order in which they end.
 func (t *Tiers) Pins() []Pinned {
 	if t == nil {
 		return nil
@@ -230,7 +225,7 @@ func (t *Tiers) Pins() []Pinned {
 	return list
 }
 
-// PinnedUnits is how many units are pinned, and may be.
+// PinnedUnits returns how many units are pinned, and how many may be.
 func (t *Tiers) PinnedUnits() (n, most int) {
 	if t == nil {
 		return 0, 0

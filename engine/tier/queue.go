@@ -8,10 +8,11 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// queue is what one load reads, in order, some of it ahead.
+// queue reads the units of one load in order, some of them ahead.
 //
 // All loads share the lanes' tokens and the slots of host memory. A load with nothing under
 // way waits for its turn, as long as its request may; another goes on when its own reads
@@ -34,13 +35,13 @@ type fetch struct {
 	key   kvcache.Hash
 	pos   int
 	lane  *lane            // where it comes from; nil: it was in host memory
-	got   chan level.Lease // receives one; nil if the read failed
+	got   chan *host.Lease // receives one; nil if the read failed
 	left  atomic.Bool      // nobody waits any more
 	stays bool             // it is to stay in host memory
 	gone  bool             // it did not come
 	out   <-chan struct{}  // closed when waiting is pointless
-	have  level.Lease      // it was in host memory
-	into  level.Lease      // the slot to fill
+	have  *host.Lease      // it was in host memory
+	into  *host.Lease      // the slot to fill
 	born  time.Time        // when it entered the tiers
 }
 
@@ -98,7 +99,7 @@ func (q *queue) begin(ctx context.Context, burst []*fetch, wait bool) *fetch {
 		return f
 	}
 	if f.lane = t.giver(f.key); f.lane == nil {
-		f.lane = t.remote(q.found, pos)
+		f.lane = t.remote(q.found)
 	}
 	l := f.lane
 	if l == nil {
@@ -119,7 +120,7 @@ func (q *queue) begin(ctx context.Context, burst []*fetch, wait bool) *fetch {
 		f.lane = nil // it came while we waited
 		return f
 	}
-	f.got = make(chan level.Lease, 1)
+	f.got = make(chan *host.Lease, 1)
 	if l.aborter != nil {
 		f.out = l.Breaker().Opens()
 	}
@@ -181,11 +182,6 @@ func (t *Tiers) came(f *fetch, good bool) {
 			t.spoilt(f)
 		}
 	}
-	f.deliver(good)
-}
-
-// deliver ends a read: the unit is in its slot, or has failed.
-func (f *fetch) deliver(good bool) {
 	l := f.into
 	if !good {
 		l.Release()
@@ -201,7 +197,7 @@ func (f *fetch) deliver(good bool) {
 func (f *fetch) here() bool { return f.have != nil || len(f.got) > 0 }
 
 // wait returns the unit, or nil, from then on, if it does not come.
-func (f *fetch) wait(ctx context.Context) level.Lease {
+func (f *fetch) wait(ctx context.Context) *host.Lease {
 	switch {
 	case f.have != nil:
 		return f.have

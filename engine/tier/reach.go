@@ -1,8 +1,6 @@
 package tier
 
 import (
-	"bytes"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 
@@ -23,18 +21,17 @@ const ReachUnits = 8192
 // reachAnswerBytes bounds an answer.
 const reachAnswerBytes = 256
 
+type reachQuestion struct {
+	Units []kvcache.Hash `json:"units"`
+}
+
 // AppendReach encodes a question.
 func AppendReach(b []byte, units []kvcache.Hash) []byte {
-	b = append(b, `{"units":[`...)
-	for i, u := range units {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b = append(b, '"')
-		b = hex.AppendEncode(b, u[:])
-		b = append(b, '"')
+	text, err := json.Marshal(reachQuestion{units})
+	if err != nil { // it has nothing that JSON cannot hold
+		panic(err)
 	}
-	return append(b, `]}`...)
+	return append(b, text...)
 }
 
 // ParseReach reads a question.
@@ -42,32 +39,21 @@ func ParseReach(b []byte) ([]kvcache.Hash, error) {
 	if len(b) > 64+40*ReachUnits {
 		return nil, fmt.Errorf("%d bytes; at most %d units may be asked about", len(b), ReachUnits)
 	}
-	var q struct {
-		Units []string `json:"units"`
-	}
+	var q reachQuestion
 	if err := json.Unmarshal(b, &q); err != nil {
 		return nil, err
 	}
 	if len(q.Units) < 1 || len(q.Units) > ReachUnits {
 		return nil, fmt.Errorf("units has %d entries, want 1 to %d", len(q.Units), ReachUnits)
 	}
-	units := make([]kvcache.Hash, len(q.Units))
-	for i, s := range q.Units {
-		if len(s) != 2*len(units[i]) {
-			return nil, fmt.Errorf("units: entry %d is not 32 hexadecimal digits", i)
-		}
-		if _, err := hex.Decode(units[i][:], []byte(s)); err != nil {
-			return nil, fmt.Errorf("units: entry %d: %w", i, err)
-		}
-	}
-	return units, nil
+	return q.Units, nil
 }
 
 // AppendReached encodes the answer.
 func AppendReached(b []byte, units int) []byte { return fmt.Appendf(b, `{"units":%d}`, units) }
 
-// ParseReached reads the answer to a question about so many units, and accepts no more
-// than that.
+// ParseReached reads the answer to a question about so many units. It accepts no more than
+// that.
 func ParseReached(b []byte, asked int) (units int, err error) {
 	if len(b) > reachAnswerBytes {
 		return 0, fmt.Errorf("answer of %d bytes", len(b))
@@ -75,11 +61,10 @@ func ParseReached(b []byte, asked int) (units int, err error) {
 	var a struct {
 		Units *int `json:"units"`
 	}
-	dec := json.NewDecoder(bytes.NewReader(b))
-	if err := dec.Decode(&a); err != nil {
+	if err := json.Unmarshal(b, &a); err != nil {
 		return 0, fmt.Errorf("answer: %w", err)
 	}
-	if dec.More() || a.Units == nil || *a.Units < 0 || *a.Units > asked {
+	if a.Units == nil || *a.Units < 0 || *a.Units > asked {
 		return 0, fmt.Errorf("answer of %d bytes does not count the %d units", len(b), asked)
 	}
 	return *a.Units, nil

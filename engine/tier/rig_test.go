@@ -147,7 +147,7 @@ type levelsOf struct {
 }
 
 func levelsIn(t *Tiers) (of levelsOf) {
-	of.host = t.host.(*host.Memory)
+	of.host = t.host
 	for _, l := range t.below {
 		switch one := l.Level.(type) {
 		case *ssd.Disk:

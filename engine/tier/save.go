@@ -7,38 +7,39 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// WritePolicy says when a unit is copied to the level below.
+// WritePolicy says when a unit is copied to the level below. Pinned units are copied as soon as
+// they are computed under all policies.
 type WritePolicy string
 
-// The policies. Pinned units are copied as soon as they are computed under all
-// of them.
 const (
-	// Through: when it is computed. Costs a copy of each unit, used again or
+	// Through copies a unit when it is computed. It costs a copy of each unit, used again or
 	// not, and loses nothing.
 	Through WritePolicy = "through"
-	// Selective: when WriteHits requests have found it, in the pool for host
-	// memory, in host memory for what is below. Costs the first hits after an
-	// eviction; spares the copies, and an SSD's wear, of what nobody asks for.
+	// Selective copies a unit when WriteHits requests have found it: from the pool to host
+	// memory when they found it in the pool, and on when they found it in host memory. It costs
+	// the first hits after an eviction, and saves copies, and an SSD's wear, for units that
+	// nobody asks for.
 	Selective WritePolicy = "selective"
-	// Back: when it is about to make room for another. Costs least, but the
-	// copy is made when memory is short: what is evicted before its turn is
-	// lost to the tiers, as are the pool's units when the worker ends.
+	// Back copies a unit when it is about to be evicted. It costs least, but copies when memory
+	// is short: units evicted before their turn are lost to the tiers, as are the pool's units
+	// when the worker ends.
 	Back WritePolicy = "back"
 )
 
-// save is a unit of the pool that is to be copied to host memory.
+// save is a unit of the pool to be copied to host memory.
 type save struct {
 	level.Unit
-	cold bool // it is about to be evicted from the pool
+	cold bool // about to be evicted from the pool
 }
 
-// saveOwner holds blocks while they are copied out.
+// saveOwner owns blocks while they are copied out.
 const saveOwner = "tier/save"
 
-// Tune sets what the cache tells its listener, as the write policy needs it.
+// Tune makes the cache announce what the write policy needs.
 func (t *Tiers) Tune(c *kvcache.Config) {
 	switch t.cfg.Write {
 	case Selective:
@@ -48,20 +49,19 @@ func (t *Tiers) Tune(c *kvcache.Config) {
 	}
 }
 
-// KVEvent implements kvcache.Listener: what the policy wants to be saved is,
-// unless too much waits already.
+// KVEvent implements kvcache.Listener: it queues units that the policy wants to be saved.
 func (t *Tiers) KVEvent(ev kvcache.Event) {
 	switch ev.Kind {
 	case kvcache.Stored:
 		if t.cfg.Write != Through && !t.pins.has(ev.Hash) {
 			return
 		}
-	case kvcache.Hot, kvcache.Cold: // told under the other two only
+	case kvcache.Hot, kvcache.Cold: // see Tune
 	case kvcache.Raised:
 		t.host.Raise(ev.Hash, ev.Priority)
 		return
 	case kvcache.Removed:
-		if ev.Priority > 0 { // it may have been raised before it was saved
+		if ev.Priority > 0 { // the unit may have been saved after it was Raised
 			t.host.Raise(ev.Hash, ev.Priority)
 		}
 		if t.cfg.Write == Back && ev.Evicted && !t.has(ev.Hash) {
@@ -85,7 +85,7 @@ func (t *Tiers) enqueue(s save) {
 	case t.saves <- s:
 	default:
 		t.unsaved.Add(-1)
-		if !s.cold { // those are counted when they are evicted
+		if !s.cold { // else it is counted when it is evicted
 			t.dropped(t.host)
 		}
 	}
@@ -97,7 +97,7 @@ func (t *Tiers) saver() {
 	var list []save
 	for s := range t.saves {
 		list = append(list[:0], s)
-		for len(list) < t.batch && len(t.saves) > 0 { // nobody else takes them
+		for len(list) < t.batch && len(t.saves) > 0 { // nobody else receives
 			list = append(list, <-t.saves)
 		}
 		if t.ctx.Err() == nil {
@@ -123,7 +123,7 @@ func (t *Tiers) seal() {
 }
 
 func (t *Tiers) save(list []save) {
-	var units []level.Move
+	var units []host.Move
 	for _, s := range list {
 		if u, ok := t.depart(s); ok {
 			units = append(units, u)
@@ -138,12 +138,12 @@ func (t *Tiers) save(list []save) {
 	}
 	for _, u := range units {
 		if err == nil {
-			u.Publish(time.Time{}) // found before the blocks are let go
+			u.Publish(time.Time{}) // before the blocks are released
 			t.metrics.saved.WithLabelValues(t.host.Name()).Inc()
 			key := u.Unit().Key
 			own := t.cfg.Write == Through || t.pins.has(key)
 			for _, l := range t.below {
-				if own || l.remote != nil { // what others share has what host memory has
+				if own || l.remote != nil { // the shared level gets what host memory gets
 					t.push(l, job{key: key})
 				}
 			}
@@ -154,11 +154,11 @@ func (t *Tiers) save(list []save) {
 	t.spill()
 }
 
-// depart holds a unit's blocks and takes a slot for it; not ok: it is not
-// wanted, or there is none.
-func (t *Tiers) depart(s save) (u level.Move, ok bool) {
+// depart holds a unit's blocks and takes a slot for it. It returns false if the unit is here
+// or evicted, or there is no slot.
+func (t *Tiers) depart(s save) (u host.Move, ok bool) {
 	if t.host.Has(s.Key) {
-		return u, false // it came from there, mostly
+		return u, false // mostly it came from there
 	}
 	t.awaitRoom()
 	hold := t.cache.Hold
@@ -167,7 +167,7 @@ func (t *Tiers) depart(s save) (u level.Move, ok bool) {
 	}
 	ids := hold(s.Key, saveOwner)
 	if ids == nil {
-		return u, false // evicted since
+		return u, false // it was evicted
 	}
 	s.Born = t.born(s.Key)
 	l, _ := t.host.Take(s.Unit)
@@ -176,15 +176,15 @@ func (t *Tiers) depart(s save) (u level.Move, ok bool) {
 		t.spill()
 		return u, false
 	}
-	return level.Move{Lease: l, Blocks: ids, Pos: s.Pos}, true
+	return host.Move{Lease: l, Blocks: ids, Pos: s.Pos}, true
 }
 
-// has reports whether a level of this worker's own has a unit, left alone or not.
+// has reports whether one of this worker's own levels has a unit, left alone or not.
 func (t *Tiers) has(key kvcache.Hash) bool {
 	return t.host.Has(key) || slices.ContainsFunc(t.below, func(l *lane) bool { return l.Has(key) })
 }
 
-// born is when a unit came into the tiers: now, if no level has it.
+// born is when a unit entered the tiers: now, if no level has it.
 func (t *Tiers) born(key kvcache.Hash) time.Time {
 	for _, l := range t.below {
 		if at := l.Born(key); !at.IsZero() {
@@ -194,8 +194,8 @@ func (t *Tiers) born(key kvcache.Hash) time.Time {
 	return time.Now()
 }
 
-// spill keeps some of host memory free under Back: what goes next is written
-// below first. What goes before it could be is counted by lost.
+// spill keeps some of host memory free under Back: it writes the units that are evicted next to
+// the level below. Those evicted before that are counted by lost.
 func (t *Tiers) spill() {
 	if t.cfg.Write != Back || t.own == nil {
 		return
@@ -218,13 +218,13 @@ func (t *Tiers) spill() {
 	}
 }
 
-// awaitRoom gives the level below a moment to take what leaves host memory, before a
-// unit that it does not have yet is taken for another.
+// awaitRoom gives the level below a moment to write what leaves host memory, before a unit that
+// it does not have yet is evicted.
 func (t *Tiers) awaitRoom() {
 	if !t.host.Leaving() {
 		return
 	}
-	stalls := t.own.Breaker().Opens() // nothing is leaving without it
+	stalls := t.own.Breaker().Opens() // units leave for own, so it is there
 	timer := time.NewTimer(t.patience)
 	defer timer.Stop()
 	for t.host.Leaving() {
@@ -240,16 +240,15 @@ func (t *Tiers) awaitRoom() {
 	}
 }
 
-// lost counts what goes from host memory for good, where it should have been
-// written.
+// lost counts units evicted from host memory that should have been written.
 func (t *Tiers) lost(u level.Unit) {
 	if t.cfg.Write == Back && t.own != nil && !t.own.Has(u.Key) {
 		t.dropped(t.own)
 	}
 }
 
-// writeAll writes what only host memory has, prompts from their beginning,
-// until Close's time is over.
+// writeAll writes what only host memory has, the beginnings of prompts first, until Close's
+// context ends.
 func (t *Tiers) writeAll() {
 	list := t.host.Units()
 	slices.SortFunc(list, func(a, b level.Unit) int { return cmp.Compare(a.Pos, b.Pos) })

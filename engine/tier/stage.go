@@ -23,10 +23,10 @@ func (t *Tiers) inHost(chain *kvcache.Chain, from, upto int) int {
 	return from
 }
 
-// prefetch has stage read tokens from .. to-1 and waits for it until ctx ends. What the
-// request did not wait for is there when it is placed, or for the next one. ended is called
-// when all is read. If too many prefixes are being read it first waits for its turn, also
-// until ctx ends.
+// prefetch makes stage read tokens from .. to-1 and waits for it until ctx ends. Units that the
+// request did not wait for are there when it is placed, or for the next request. ended is called
+// when all is read. If too many prefixes are being read it first waits for its turn, also until
+// ctx ends.
 func (t *Tiers) prefetch(ctx context.Context, chain *kvcache.Chain, tokens []int32, from, to int, s *search, ended func()) {
 	if !t.token(ctx, t.stages, nil, true) {
 		t.leftOut(ctx, (to-from)/t.shape.Tokens())

@@ -2,7 +2,7 @@
 // or the same prompt after a restart, is loaded instead of computed. The places are levels
 // (engine/tier/level): host memory, an SSD, a store that workers share. This package is
 // the policy: what is kept, where it is looked for, how long anybody waits, and what other
-// workers are given. It knows no level by name.
+// workers are given. It knows host memory, and no level below it by name.
 //
 // What moves is the prefix index's unit (kvcache.UnitTokens tokens), named by the hash of
 // model, numerics, salt and every token up to its end. A unit travels with the digests of
@@ -37,6 +37,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvlayout"
@@ -44,8 +45,8 @@ import (
 
 // Config says what is kept and where.
 type Config struct {
-	Host   level.MemoryConfig
-	Levels []level.Config // below host memory, nearest first
+	Host   host.Config
+	Levels []level.Config // below host memory, nearest first; at most one level.Remote
 	// Identity is what units depend on besides salt and tokens. Units of another identity
 	// are not used.
 	Identity string
@@ -88,8 +89,6 @@ type Change struct {
 // Validate reports what is wrong with the configuration.
 func (c *Config) Validate() error {
 	switch {
-	case c.Host == nil:
-		return errors.New("tier: no host memory")
 	case !slices.Contains([]WritePolicy{"", Through, Selective, Back}, c.Write) || c.Write == Selective && c.WriteHits < 1:
 		return fmt.Errorf("tier: write policy %q after %d hits", c.Write, c.WriteHits)
 	case c.TTL < 0 || c.LoadQuota < 0 || !(c.PinShare >= 0 && c.PinShare <= 0.5) || !(c.TenantShare >= 0 && c.TenantShare <= 1):
@@ -120,10 +119,10 @@ type Tiers struct {
 	cfg    Config
 	log    *slog.Logger
 	shape  level.Shape
-	host   level.Memory
+	host   *host.Memory
 	below  []*lane // the levels below host memory, nearest first
 	own    *lane   // the first of those that is this worker's own; nil: none
-	shared *lane   // the first that is not; nil: none
+	shared *lane   // the one that workers share; nil: none
 	keeper level.Keeper
 	pins   *pins
 	slots  int // of host memory
@@ -147,7 +146,7 @@ type Tiers struct {
 	clearing chan struct{}
 	repin    chan struct{} // poked when pins have changed, for expirer
 	keep     chan struct{} // the same, for pinKeeper
-	unsaved  atomic.Int64  // units in saves and jobs, and being handled from there
+	unsaved  atomic.Int64  // units in saves and lanes' jobs, and those being saved
 
 	mu     sync.Mutex
 	cache  *kvcache.Cache // set by Attach, before any event
@@ -159,9 +158,8 @@ type Tiers struct {
 	quota  bucket         // of loads
 }
 
-// New opens the levels. They do nothing until Attach. Taking much host memory takes
-// seconds, in which ctx may end. A *level.SettingError names a setting that this machine
-// does not allow.
+// New opens the levels. They do nothing until Attach. Taking much host memory takes seconds, in
+// which ctx may end. A *level.SettingError names a setting that this machine does not allow.
 func New(ctx context.Context, cfg Config, backend Backend, unitBlocks int, log *slog.Logger, reg prometheus.Registerer) (*Tiers, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -198,21 +196,20 @@ func (t *Tiers) open(ctx context.Context, pool kernels.Pool) error {
 			t.cfg.Changed(Change{name, name == t.host.Name(), stored, u.Key, u.Parent, u.Root, u.Pos, u.Tokens})
 		}
 	}
-	host, err := t.cfg.Host.Open(ctx, env)
-	if err != nil {
+	var err error
+	if t.host, err = t.cfg.Host.Open(ctx, env); err != nil {
 		return err
 	}
-	t.host = host
-	t.slots = host.Stats(false).Capacity
+	t.slots = t.host.Stats(false).Capacity
 	t.spare = min(spareMost, max(1, t.slots/8))
-	t.batch = min(host.Batch(), t.spare)
+	t.batch = min(t.host.Batch(), t.spare)
 	t.pins.most = int(t.cfg.PinShare * float64(t.slots))
 	for _, c := range t.cfg.Levels {
 		l, err := c.Open(ctx, env)
 		if err != nil {
 			return err
 		}
-		t.add(l)
+		t.addLane(l)
 	}
 	if t.keeper == nil {
 		return nil
@@ -222,25 +219,6 @@ func (t *Tiers) open(ctx context.Context, pool kernels.Pool) error {
 		t.log.Warn("KV tier", "error", err)
 	}
 	return nil
-}
-
-// add adds a level below host memory.
-func (t *Tiers) add(l level.Level) {
-	lane := newLane(l)
-	t.below = append(t.below, lane)
-	if lane.remote != nil {
-		if t.shared == nil {
-			t.shared = lane
-		}
-		return
-	}
-	if t.own == nil {
-		t.own = lane
-	}
-	t.pins.most = min(t.pins.most, int(t.cfg.PinShare*float64(l.Stats(false).Capacity)))
-	if k, ok := l.(level.Keeper); ok && t.keeper == nil {
-		t.keeper = k
-	}
 }
 
 // levels lists the levels that are open, nearest first.
@@ -271,10 +249,11 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 	}
 }
 
-// ErrHung: reads or writes of the SSD do not end. ErrClosed: the tiers are being closed.
+// Errors of Close, Flush and Purge.
 var (
-	ErrHung   = errors.New("the SSD does not answer")
-	ErrClosed = errors.New("the KV tiers are closed")
+	ErrHung    = errors.New("the SSD does not answer")
+	ErrClosed  = errors.New("the KV tiers are closed")
+	ErrNoStore = errors.New("no shared store to write to")
 )
 
 // Close writes what still waits for a level below host memory (under Back: what only host
@@ -292,7 +271,7 @@ func (t *Tiers) Close(ctx context.Context) error {
 	}
 	stop := context.AfterFunc(ctx, t.cancel)
 	defer stop()
-	close(t.saves) // its saver closes the queues behind it; KVEvent sends no more
+	close(t.saves) // saver then closes the lanes' queues; KVEvent sends no more
 	err := t.await(ctx)
 	t.cancel()
 	if err == nil {
@@ -325,17 +304,21 @@ func (t *Tiers) await(ctx context.Context) error {
 		}
 		close(ended)
 	}()
-	select {
-	case <-ended:
+	within := func(ctx context.Context) bool {
+		select {
+		case <-ended:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	if within(ctx) {
 		return nil
-	case <-ctx.Done():
 	}
 	last, cancel := context.WithTimeout(context.Background(), t.grace)
 	defer cancel()
-	select {
-	case <-ended:
+	if within(last) {
 		return nil
-	case <-last.Done():
 	}
 	rest, cancel := context.WithTimeout(context.Background(), t.grace)
 	defer cancel()
@@ -345,12 +328,10 @@ func (t *Tiers) await(ctx context.Context) error {
 			err = errors.Join(err, l.aborter.Abort(rest))
 		}
 	}
-	select {
-	case <-ended:
+	if within(rest) {
 		return nil
-	case <-rest.Done():
-		return fmt.Errorf("tier: %w: %w", ErrHung, err)
 	}
+	return fmt.Errorf("tier: %w: %w", ErrHung, err)
 }
 
 // Flush forgets every unit of this worker's own levels at once (Purge is for the shared
@@ -377,21 +358,19 @@ func (t *Tiers) Flush(ctx context.Context) error {
 		return hung
 	}
 	cleared := make(chan error, 1)
-	t.mu.Lock()
-	if t.closed {
-		t.mu.Unlock()
+	if !t.enter() {
 		<-t.clearing
 		return ErrClosed
 	}
-	t.wg.Go(func() {
+	go func() {
+		defer t.wg.Done()
 		var err error
 		for _, erase := range erases {
 			err = errors.Join(err, erase())
 		}
 		cleared <- err
 		<-t.clearing
-	})
-	t.mu.Unlock()
+	}()
 	select {
 	case err := <-cleared:
 		return err
@@ -400,11 +379,19 @@ func (t *Tiers) Flush(ctx context.Context) error {
 	}
 }
 
-// ErrNoStore: there is no shared store, or this worker may not write to it.
-var ErrNoStore = errors.New("no shared store to write to")
+// enter counts a goroutine in wg; it returns false if the tiers are being closed.
+func (t *Tiers) enter() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.closed {
+		t.wg.Add(1)
+	}
+	return !t.closed
+}
 
-// Purge deletes from the shared store, for all workers, the units of this model, numerics
-// and layout that it finds until ctx ends. After an error there may be more.
+// Purge deletes from the shared store, for all workers, the units of this model, numerics and
+// layout that it finds until ctx ends. After an error there may be more. ErrNoStore: there is
+// no store, or this worker may not write to it.
 func (t *Tiers) Purge(ctx context.Context) (deleted int, err error) {
 	if t == nil || t.shared == nil || t.shared.jobs == nil {
 		return 0, ErrNoStore

@@ -280,7 +280,7 @@ func TestNoRoom(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		r.cache.AllocWait(ctx, 64, "a waiter")
+		r.cache.ReserveWait(ctx, &kvcache.Chain{}, 0, 64, "a waiter")
 	}()
 	soon(t, "it waits", func() bool { return r.cache.Stats().Waiters > 0 })
 	r.load(tokens, 0)

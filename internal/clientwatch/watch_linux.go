@@ -13,11 +13,10 @@ import (
 
 // Watcher watches connections. It is safe for concurrent use.
 //
-// A descriptor may be closed and its number reused at any time, so nothing is
-// keyed by it: each Watch has a key of its own, which the kernel hands back
-// with the event, and the descriptor is only touched inside RawConn.Control,
-// which fails once the connection is closed. The kernel drops a closed
-// descriptor from the set by itself.
+// A descriptor may be closed and its number reused at any time, so each Watch has a key of its own,
+// which the kernel hands back with the event, and touches the descriptor only inside
+// RawConn.Control, which fails once the connection is closed. The kernel drops a closed descriptor
+// from the set by itself.
 type Watcher struct {
 	epfd, wakefd int
 	done         chan struct{}
@@ -46,11 +45,10 @@ func New() (*Watcher, error) {
 	return w, nil
 }
 
-// Watch calls gone once, on the watcher's goroutine, when conn's peer has
-// closed it or reset it, at once if that has happened already. gone must not
-// block. stop ends the watch; a call that has begun may still be running when
-// it returns. One watch at a time per connection: a second replaces the first.
-// A connection without a descriptor is not watched.
+// Watch calls gone once, on the watcher's goroutine, when conn's peer has closed or reset it, at
+// once if that has happened already. gone must not block, and may still be running when stop, which
+// ends the watch, returns. A second watch of a connection replaces the first. A connection without a
+// descriptor is not watched.
 func (w *Watcher) Watch(conn net.Conn, gone func()) (stop func()) {
 	rc := raw(conn)
 	if rc == nil {
@@ -63,14 +61,13 @@ func (w *Watcher) Watch(conn net.Conn, gone func()) (stop func()) {
 	if key == 0 {
 		return func() {}
 	}
-	// Stopping does not disarm: an event with a forgotten key is ignored, and
-	// the next Watch arms the descriptor anew. It saves a system call for
-	// every request on a kept-alive connection.
+	// Stopping does not disarm, which saves a system call for every request on a kept-alive
+	// connection: an event with a forgotten key is ignored.
 	return func() { w.forget(key) }
 }
 
-// start registers gone and arms rc; key is 0 when nothing is watched. The lock
-// is held across the system call so that Close cannot take the set away.
+// start registers gone and arms rc; key is 0 when nothing is watched. It holds the lock across the
+// system call so that Close cannot take the set away.
 func (w *Watcher) start(rc syscall.RawConn, gone func()) (key uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,8 +127,7 @@ func (w *Watcher) loop() {
 	}
 }
 
-// Close ends all watches without calling back, and waits for the watcher's
-// goroutine.
+// Close ends all watches without calling back, and waits for the watcher's goroutine.
 func (w *Watcher) Close() error {
 	w.mu.Lock()
 	if w.closed {

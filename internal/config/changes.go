@@ -23,33 +23,29 @@ func Changes(old, next any) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := differ{}
-	d.compare("", a, b)
-	if n := len(d.out) - maxChanges; n > 0 {
-		d.out = append(d.out[:maxChanges], fmt.Sprintf("and %d more", n))
+	out := compare("", a, b)
+	if n := len(out) - maxChanges; n > 0 {
+		out = append(out[:maxChanges], fmt.Sprintf("and %d more", n))
 	}
-	return d.out, nil
+	return out, nil
 }
 
-type differ struct{ out []string }
-
 // compare compares two values of a key; nil: not there.
-func (d *differ) compare(key string, a, b *yaml.Node) {
+func compare(key string, a, b *yaml.Node) (out []string) {
 	if a != nil && b != nil && a.Kind == b.Kind && a.Kind != yaml.ScalarNode {
 		below, keys := parts(key, a)
 		next, more := parts(key, b)
 		for _, k := range append(keys, more...) {
 			if x, ok := below[k]; ok || next[k] != nil {
-				d.compare(k, x, next[k])
+				out = append(out, compare(k, x, next[k])...)
 				delete(below, k)
 				delete(next, k)
 			}
 		}
-		return
+	} else if was, is := text(a), text(b); was != is {
+		out = append(out, fmt.Sprintf("%s: %s -> %s", key, was, is))
 	}
-	if was, is := text(a), text(b); was != is {
-		d.out = append(d.out, fmt.Sprintf("%s: %s -> %s", key, was, is))
-	}
+	return out
 }
 
 // parts returns the values below a key, by their own keys.
@@ -68,7 +64,7 @@ func parts(key string, n *yaml.Node) (by map[string]*yaml.Node, keys []string) {
 	return by, keys
 }
 
-// text is a value in one line.
+// text returns a value in one line.
 func text(n *yaml.Node) string {
 	if n == nil {
 		return "none"

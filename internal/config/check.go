@@ -2,14 +2,13 @@ package config
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 )
 
-// Bad is the error of a key whose value will not do.
+// Bad returns an error about a key's value.
 func Bad(key, format string, args ...any) error {
 	return &KeyError{Key: key, Msg: fmt.Sprintf(format, args...)}
 }
@@ -22,7 +21,7 @@ func AtLeast[T cmp.Ordered](key string, v, least T) error {
 	return nil
 }
 
-// Portion refuses what is not within 0 and 1.
+// Portion refuses values outside 0..1.
 func Portion(key string, v float64) error {
 	if !(v >= 0 && v <= 1) {
 		return Bad(key, "%v is not within 0 and 1", v)
@@ -30,7 +29,7 @@ func Portion(key string, v float64) error {
 	return nil
 }
 
-// OneOf refuses a word that is none of those.
+// OneOf refuses other words than those.
 func OneOf(key, v string, words ...string) error {
 	if !slices.Contains(words, v) {
 		return Bad(key, "%q is none of %s", v, strings.Join(words, ", "))
@@ -48,12 +47,8 @@ func Positive(key string, d time.Duration) error {
 
 // Within puts a section before the key of its error.
 func Within(section string, err error) error {
-	var keyed interface {
-		error
-		ConfigKey() string
+	if key, msg, ok := keyed(err); ok {
+		return Bad(section+"."+key, "%s", msg)
 	}
-	if !errors.As(err, &keyed) {
-		return err
-	}
-	return Bad(section+"."+keyed.ConfigKey(), "%s", strings.TrimPrefix(keyed.Error(), keyed.ConfigKey()+": "))
+	return err
 }

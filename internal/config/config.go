@@ -27,11 +27,11 @@ import (
 type Options struct {
 	File    string   // YAML; empty: none
 	Environ []string // os.Environ(); nil: none
-	// EnvAllow are XPYD_ variables that belong to somebody else; a trailing * matches the
-	// rest. XPYD_ADMIN_TOKEN and XPYD_PARENT_FD are always allowed, unless a key claims them.
+	// EnvAllow lists other XPYD_ variables that may be set; a trailing * matches the rest.
+	// XPYD_ADMIN_TOKEN and XPYD_PARENT_FD are always allowed, unless a key claims them.
 	EnvAllow []string
-	// Flags that were set win over all else. FlagKeys maps a flag to its key; flags without
-	// one are not configuration.
+	// Flags that were set win over all else. FlagKeys maps a flag to its key; flags without one
+	// are not configuration.
 	Flags    *pflag.FlagSet
 	FlagKeys map[string]string
 	// Sources, unless nil, is told where each key was set.
@@ -51,9 +51,9 @@ func (s Sources) Locate(err error) error {
 	return err
 }
 
-// KeyError is for Validate methods: it says what is wrong with a key of the validated struct.
-// Load adds where it was set. Packages that cannot import this one may return any error with
-// the method ConfigKey; a message that begins with the key is shown without it.
+// KeyError is for Validate methods: it says what is wrong with a key of the validated struct, and
+// Load adds where it was set. Packages that cannot import this one may return any error with the
+// method ConfigKey; a message that begins with the key is shown without it.
 type KeyError struct{ Key, Msg string }
 
 func (e *KeyError) Error() string { return e.Key + ": " + e.Msg }
@@ -82,9 +82,9 @@ func (e *Error) Error() string {
 // maxFileBytes bounds a configuration file.
 const maxFileBytes = 4 << 20
 
-// Load fills dst, a pointer to a struct with the defaults, and calls Validate() error of
-// every struct in it that has it. On error, dst is unchanged except by Validate, and the
-// error joins an *Error for each problem.
+// Load fills dst, a pointer to a struct with the defaults, and calls the Validate() error methods
+// of the structs in it. On error, dst is unchanged except by Validate, and the error joins an
+// *Error for each problem.
 func Load(dst any, o Options) error {
 	v := reflect.ValueOf(dst)
 	if v.Kind() != reflect.Pointer || v.IsNil() || v.Elem().Kind() != reflect.Struct {
@@ -101,37 +101,27 @@ func Load(dst any, o Options) error {
 	}
 	l.environ(o)
 	l.flags(o)
-	if len(l.errs) > 0 {
-		return l.err()
+	if len(l.errs) == 0 {
+		l.validate(next.Elem(), "", 0)
 	}
-	l.validate(next.Elem(), "", 0)
-	if len(l.errs) > 0 {
-		return l.err()
+	if len(l.errs) == 0 {
+		v.Elem().Set(next.Elem())
 	}
-	v.Elem().Set(next.Elem())
-	return nil
+	return errors.Join(l.errs...)
 }
 
 // loader sets root, and collects problems and where each key was set last.
 type loader struct {
 	root   reflect.Value
 	origin Sources
-	errs   []*Error
+	errs   []error // each an *Error
 }
 
 func (l *loader) fail(source, key, format string, args ...any) {
 	e := &Error{Source: source, Key: key, Msg: fmt.Sprintf(format, args...)}
-	if !slices.ContainsFunc(l.errs, func(o *Error) bool { return *o == *e }) {
+	if !slices.ContainsFunc(l.errs, func(o error) bool { return o.Error() == e.Error() }) {
 		l.errs = append(l.errs, e)
 	}
-}
-
-func (l *loader) err() error {
-	errs := make([]error, len(l.errs))
-	for i, e := range l.errs {
-		errs[i] = e
-	}
-	return errors.Join(errs...)
 }
 
 func (l *loader) file(path string) error {
@@ -154,10 +144,7 @@ func (l *loader) file(path string) error {
 	return nil
 }
 
-// set notes where a key was set.
-func (l *loader) set(key, source string) { l.origin[key] = source }
-
-// where is the source of a key, or of the nearest section around it that has one.
+// where returns the source of a key, or of the nearest section around it that has one.
 func (s Sources) where(key string) string {
 	for key != "" {
 		if source, ok := s[key]; ok {

@@ -4,7 +4,6 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
-	"sort"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -61,9 +60,7 @@ func (l *loader) environ(o Options) {
 		names = append(names, field{name: prefix + name})
 	}
 	used := map[string]string{}
-	environ := slices.Clone(o.Environ)
-	sort.Strings(environ)
-	for _, kv := range environ {
+	for _, kv := range slices.Sorted(slices.Values(o.Environ)) {
 		name, text, ok := strings.Cut(kv, "=")
 		if !ok || !strings.HasPrefix(name, prefix) {
 			continue
@@ -126,15 +123,23 @@ func (l *loader) flags(o Options) {
 			return
 		}
 		if s, ok := f.Value.(pflag.SliceValue); ok {
-			n := &yaml.Node{Kind: yaml.SequenceNode}
-			for _, e := range s.GetSlice() {
-				n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: e})
-			}
-			l.node(all[i], source, n)
+			l.node(all[i], source, listNode(s.GetSlice()))
 			return
 		}
 		l.text(all[i], source, f.Value.String())
 	})
+}
+
+func textNode(text string) *yaml.Node {
+	return &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}
+}
+
+func listNode(items []string) *yaml.Node {
+	n := &yaml.Node{Kind: yaml.SequenceNode}
+	for _, text := range items {
+		n.Content = append(n.Content, textNode(text))
+	}
+	return n
 }
 
 // text reads a setting given as text.
@@ -143,8 +148,7 @@ func (l *loader) text(lf leaf, source, text string) {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}
-	trimmed := strings.TrimSpace(text)
+	n, trimmed := textNode(text), strings.TrimSpace(text)
 	switch {
 	case isScalar(t):
 	case strings.HasPrefix(trimmed, "[") || strings.HasPrefix(trimmed, "{"):
@@ -154,12 +158,11 @@ func (l *loader) text(lf leaf, source, text string) {
 			return
 		}
 	case t.Kind() == reflect.Slice:
-		n = &yaml.Node{Kind: yaml.SequenceNode}
-		for _, e := range strings.Split(text, ",") {
-			if e = strings.TrimSpace(e); e != "" {
-				n.Content = append(n.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: e})
-			}
+		items := strings.FieldsFunc(text, func(c rune) bool { return c == ',' })
+		for i := range items {
+			items[i] = strings.TrimSpace(items[i])
 		}
+		n = listNode(slices.DeleteFunc(items, func(s string) bool { return s == "" }))
 	}
 	l.node(lf, source, n)
 }
@@ -181,5 +184,5 @@ func (l *loader) node(lf leaf, source string, n *yaml.Node) {
 	}
 	r := &reader{loader: l, source: func(*yaml.Node) string { return source }}
 	r.assign(v, n, key, lf.field().unit)
-	l.set(key, source)
+	l.origin[key] = source
 }

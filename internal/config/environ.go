@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Environ returns the variables with which Load makes to of a configuration that would be
-// from without them: a process hands its children settings so.
+// Environ returns the variables that make Load return to where it would return from without them.
+// A process hands settings to its children this way.
 func Environ[T any](from, to *T) ([]string, error) {
 	return environ("XPYD_", reflect.ValueOf(from).Elem(), reflect.ValueOf(to).Elem())
 }

@@ -37,9 +37,8 @@ func Print(w io.Writer, v any) error {
 // nextURL matches where the next URL begins in a list.
 var nextURL = regexp.MustCompile(`,\s*[a-zA-Z][a-zA-Z0-9+.-]*://`)
 
-// Redact hides the passwords in a URL or a comma-separated list of them. A user without a
-// password is a token, and is hidden too. All before a URL's last @ counts as user and
-// password.
+// Redact hides the passwords in a URL or a comma-separated list of them, and users without a
+// password, which are tokens. All before a URL's last @ counts as user and password.
 func Redact(text string) string {
 	rest := ""
 	if at := nextURL.FindStringIndex(text); at != nil {

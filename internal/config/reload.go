@@ -21,8 +21,8 @@ type Reloader[T any] struct {
 	current atomic.Pointer[T]
 }
 
-// NewReloader starts with first, which is in force already. load reads anew from the defaults
-// up. apply puts the result in force, or refuses it and changes nothing.
+// NewReloader starts with first, which is in force already. load reads anew from the defaults up;
+// apply puts the result in force, or refuses it and changes nothing.
 func NewReloader[T any](first *T, load func() (*T, error), apply func(old, new *T) error, log *slog.Logger) *Reloader[T] {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)

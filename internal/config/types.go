@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// unit is what a field's tags say of its text.
+// unit is what a field's tags say about its text.
 type unit struct {
 	bytes  bool   // unit:"bytes": an integer is a size, as Size is
 	secret string // secret:"true" or secret:"url", see Print
@@ -49,14 +49,6 @@ func fields(t reflect.Type) []field {
 		}})
 	}
 	return out
-}
-
-func find(fs []field, name string) (field, bool) {
-	i := slices.IndexFunc(fs, func(f field) bool { return f.name == name })
-	if i < 0 {
-		return field{}, false
-	}
-	return fs[i], true
 }
 
 // Size is a number of bytes, written as "64MiB", "1.5GB" or "4096".
@@ -218,24 +210,18 @@ func parse(v reflect.Value, text string, u unit) error {
 			return errors.New("want true or false")
 		}
 		v.SetBool(text == "true")
-	case v.CanInt():
+	case v.CanInt(), v.CanUint():
 		n, err := parseInt(text, u)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
-		}
-		if v.OverflowInt(n) {
+		case v.CanInt() && v.OverflowInt(n), v.CanUint() && (n < 0 || v.OverflowUint(uint64(n))):
 			return fmt.Errorf("%d does not fit", n)
+		case v.CanInt():
+			v.SetInt(n)
+		default:
+			v.SetUint(uint64(n))
 		}
-		v.SetInt(n)
-	case v.CanUint():
-		n, err := parseInt(text, u)
-		if err != nil {
-			return err
-		}
-		if n < 0 || v.OverflowUint(uint64(n)) {
-			return fmt.Errorf("%d does not fit", n)
-		}
-		v.SetUint(uint64(n))
 	case v.CanFloat():
 		f, err := strconv.ParseFloat(text, 64)
 		if err != nil || math.IsNaN(f) || math.IsInf(f, 0) || v.OverflowFloat(f) {

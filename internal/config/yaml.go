@@ -7,6 +7,7 @@ import (
 	"io"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -134,7 +135,7 @@ func (r *reader) list(v reflect.Value, n *yaml.Node, key string, u unit) {
 	v.Set(reflect.MakeSlice(v.Type(), len(n.Content), len(n.Content)))
 	for i, c := range n.Content {
 		at := fmt.Sprintf("%s[%d]", key, i)
-		r.set(at, r.source(c))
+		r.origin[at] = r.source(c)
 		refused := len(r.errs)
 		if !r.assign(v.Index(i), c, at, u) && len(r.errs) == refused {
 			r.fail(r.source(c), at, "is empty")
@@ -174,15 +175,15 @@ func (r *reader) mapping(v reflect.Value, n *yaml.Node, key string, u unit) {
 		}
 		lines[name] = k.Line
 		if !isMap {
-			if f, ok := find(known, name); ok {
-				r.set(full, r.source(k))
-				r.assign(v.FieldByIndex(f.index), value, full, f.unit)
+			if i := slices.IndexFunc(known, func(f field) bool { return f.name == name }); i >= 0 {
+				r.origin[full] = r.source(k)
+				r.assign(v.FieldByIndex(known[i].index), value, full, known[i].unit)
 			} else {
 				r.fail(r.source(k), full, "unknown key%s", didYouMean(name, known))
 			}
 			continue
 		}
-		r.set(full, r.source(k))
+		r.origin[full] = r.source(k)
 		at, elem := reflect.ValueOf(name).Convert(v.Type().Key()), reflect.New(v.Type().Elem()).Elem()
 		if old := v.MapIndex(at); old.IsValid() {
 			elem.Set(old)

@@ -1,6 +1,6 @@
-// Package datadir is the folder that a router owns, with its secrets and its addresses. Only
-// this user may read it or have put it there, so its content can be trusted and stays secret;
-// any other folder is refused, with advice. Symbolic links in it are never followed.
+// Package datadir is the folder that a router owns, with its secrets and addresses. Only this user
+// may read it or have put it there; any other folder is refused, with advice. Symbolic links in it
+// are never followed.
 package datadir
 
 import (
@@ -138,17 +138,14 @@ func Own(path string) (*Dir, error) {
 // lookers is how long acquireLock waits for processes that only look (Taken).
 const lookers = 200 * time.Millisecond
 
-// acquireLock locks the folder. Since the former owner removes the lock file, it checks that
-// what it locked is still the folder's.
+// acquireLock locks the folder, and checks that the lock file is still there, as the former owner
+// removes it.
 func (d *Dir) acquireLock() error {
 	until := time.Now().Add(lookers)
 	for range 100 {
-		if err := d.noLink(fileLock); err != nil {
-			return err
-		}
-		f, err := d.root.OpenFile(fileLock, os.O_CREATE|os.O_RDWR|syscall.O_NOFOLLOW, 0o600)
+		f, err := d.open(fileLock, os.O_CREATE|os.O_RDWR)
 		if err != nil {
-			return fmt.Errorf("data folder %s: %w", d.path, err)
+			return err
 		}
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		for errors.Is(err, syscall.EWOULDBLOCK) && time.Now().Before(until) {
@@ -172,15 +169,12 @@ func (d *Dir) acquireLock() error {
 
 // Taken reports whether a running process owns the folder.
 func (d *Dir) Taken() (bool, error) {
-	if err := d.noLink(fileLock); err != nil {
-		return false, err
-	}
-	f, err := d.root.OpenFile(fileLock, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := d.open(fileLock, os.O_RDONLY|syscall.O_NONBLOCK)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("data folder %s: %w", d.path, err)
+		return false, err
 	}
 	defer f.Close() // and the lock with it
 	switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB); {
@@ -201,12 +195,9 @@ func (d *Dir) Made() bool { return d.made }
 // Read returns what Write wrote. The error is fs.ErrNotExist if there is no such file. It
 // refuses a file that others own or may read.
 func (d *Dir) Read(name string) ([]byte, error) {
-	if err := d.noLink(name); err != nil {
-		return nil, err
-	}
-	f, err := d.root.OpenFile(name, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
+	f, err := d.open(name, os.O_RDONLY|syscall.O_NONBLOCK)
 	if err != nil {
-		return nil, fmt.Errorf("data folder %s: %w", d.path, err)
+		return nil, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
@@ -224,17 +215,20 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	return text, err
 }
 
-// noLink refuses a symbolic link with a better error than opening it would give.
-func (d *Dir) noLink(name string) error {
-	if info, err := d.root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 {
-		path := filepath.Join(d.path, name)
-		return fmt.Errorf("%s is a symbolic link, which is not followed: remove it, or put the file itself in its place, with mode 0600", path)
+// open opens a file that is no symbolic link.
+func (d *Dir) open(name string, flag int) (*os.File, error) {
+	if info, err := d.root.Lstat(name); err == nil && info.Mode()&fs.ModeSymlink != 0 { // with a better error than opening it
+		return nil, fmt.Errorf("%s is a symbolic link, which is not followed: remove it, or put the file itself in its place, with mode 0600", filepath.Join(d.path, name))
 	}
-	return nil
+	f, err := d.root.OpenFile(name, flag|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("data folder %s: %w", d.path, err)
+	}
+	return f, nil
 }
 
-// Write writes a file for this user's eyes only, whole or not at all. Only the folder's
-// owner calls it.
+// Write writes a file for this user's eyes only, whole or not at all. Only the folder's owner calls
+// it.
 func (d *Dir) Write(name string, text []byte) error {
 	fresh := "." + name
 	if err := d.root.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a killed process
@@ -254,8 +248,8 @@ func (d *Dir) Write(name string, text []byte) error {
 	return nil
 }
 
-// Close gives up the folder. It removes these files, and the folder if Own made it and it is
-// empty. It may be called again, also concurrently.
+// Close gives up the folder. It removes these files, and the folder if Own made it and it is empty.
+// It may be called again, also concurrently.
 func (d *Dir) Close(remove ...string) {
 	if d.lock == nil {
 		d.root.Close()

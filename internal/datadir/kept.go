@@ -13,10 +13,9 @@ import (
 // maxLinks is how many symbolic links a path may lead through, as in Linux.
 const maxLinks = 40
 
-// Kept returns an error if another user could put something of his own in path's place. It
-// walks the path as the kernel does: each folder and link on it must be ours or root's, and
-// no folder may be writable by others, unless sticky like /tmp. What does not exist yet is
-// fine.
+// Kept returns an error if another user could put something of his own in path's place. It walks
+// the path as the kernel does: each folder and link on it must be ours or root's, and no folder
+// may be writable by others, unless sticky like /tmp. What does not exist yet is fine.
 func Kept(path string) error {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -1,7 +1,6 @@
-// Package figures reads and writes the result lines of bench/results: one JSON
-// object a line, one line a figure, each with its peer's value from the same
-// run and the path of the log that holds both. The newest line of a name
-// counts.
+// Package figures reads and writes the result lines of bench/results: one figure a line, in JSON,
+// with its peer's value from the same run and the path of the log that holds both. The newest line
+// of a name counts.
 package figures
 
 import (
@@ -46,8 +45,8 @@ type Book struct {
 	device                string
 }
 
-// Open appends to DIR/results/NAME.jsonl and DIR/raw/DATE-NAME.log, and begins
-// this run's part of the log. Without a DIR the book keeps nothing.
+// Open appends to DIR/results/NAME.jsonl and DIR/raw/DATE-NAME.log, and begins this run's part of the
+// log. Without a DIR the book keeps nothing.
 func Open(dir, name string) (*Book, error) {
 	b := &Book{date: time.Now().UTC().Format("2006-01-02"), device: Device()}
 	if dir == "" {
@@ -147,8 +146,8 @@ func (f Figure) Ratios(ours, peer []float64) Figure {
 	return f
 }
 
-// Compare measures two ways in turn, ours and its peer, for so many rounds, and says
-// what each came to: what disturbs the machine disturbs both.
+// Compare measures two ways in turn, ours and its peer, in each round, so that what disturbs
+// the machine disturbs both. It says each result.
 func Compare[R fmt.Stringer](say func(format string, args ...any), rounds int, ways [2]string, measure func(round int, way string) (R, error)) (runs [2][]R, err error) {
 	for n := range rounds {
 		for i, way := range ways {

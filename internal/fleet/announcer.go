@@ -14,21 +14,18 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// NewEpoch returns a worker's epoch for this start: microseconds since 1970, which rise
-// over restarts and fit the 53 bits of JSON readers.
+// NewEpoch returns a worker's epoch for this start: microseconds since 1970, which rise over
+// restarts and fit the 53 bits of JSON readers.
 func NewEpoch() uint64 { return uint64(time.Now().UnixMicro()) }
 
 // AnnouncerConfig configures an Announcer.
 type AnnouncerConfig struct {
 	Conn     *Conn    // required
 	Instance Instance // required; its epoch must not be zero
-	// Load, if set, is called for every heartbeat and must not block. Otherwise the
-	// instance's own Load is sent.
-	Load func() Load
-	// Heartbeat is the interval of heartbeats; default 250 ms, at most 1 s.
-	Heartbeat time.Duration
-
-	Log *slog.Logger
+	// Load is called for every heartbeat and must not block; nil sends the instance's own.
+	Load      func() Load
+	Heartbeat time.Duration // default 250 ms, at most 1 s
+	Log       *slog.Logger
 }
 
 const (
@@ -38,8 +35,7 @@ const (
 	queryBacklog     = 64
 )
 
-// Announcer makes a worker known until it is closed: it announces it, sends heartbeats
-// and answers queries.
+// Announcer announces a worker, sends its heartbeats and answers queries until it is closed.
 type Announcer struct {
 	cfg    AnnouncerConfig
 	log    *slog.Logger
@@ -85,7 +81,7 @@ func Announce(cfg AnnouncerConfig) (*Announcer, error) {
 	}
 	stop := cfg.Conn.listen(func(l Link) {
 		if l.Up {
-			a.due()
+			signal(a.wake)
 		}
 	})
 	go func() {
@@ -124,13 +120,14 @@ func (a *Announcer) Update(change func(*Instance)) error {
 		return fmt.Errorf("update: %w", err)
 	}
 	a.inst = next
-	a.due()
+	signal(a.wake)
 	return nil
 }
 
-func (a *Announcer) due() {
+// signal wakes the reader of a channel with room for one, unless it is awake.
+func signal(c chan<- struct{}) {
 	select {
-	case a.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -165,12 +162,10 @@ func (a *Announcer) beat() beat {
 
 func (a *Announcer) announce() { a.publish(subjectAnnounce, a.Instance()) }
 
-// publish sends v on the worker's own subject. While NATS is away this fails; when the
-// link is back, the worker is announced again.
-func (a *Announcer) publish(prefix string, v any) {
-	a.send(prefix+a.cfg.Instance.ID, v)
-}
+// publish sends v on the worker's own subject.
+func (a *Announcer) publish(prefix string, v any) { a.send(prefix+a.cfg.Instance.ID, v) }
 
+// send fails while NATS is away. When the link is back, the worker is announced again.
 func (a *Announcer) send(subject string, v any) {
 	if a.paused.Load() {
 		return

@@ -6,7 +6,7 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// subjectShare is what routers tell each other; see router/share.
+// subjectShare carries what routers tell each other; see router/share.
 const subjectShare = "xpyd.router.share"
 
 // Bounds of messages that wait for their reader.
@@ -15,8 +15,7 @@ const (
 	busBacklogBytes = 8 << 20
 )
 
-// Bus carries messages among the routers of a fleet. A message that cannot be sent at
-// once is lost.
+// Bus carries messages among the routers of a fleet. It drops what it cannot send at once.
 type Bus struct{ c *Conn }
 
 // Bus returns the connection's bus. It ends with the connection.

@@ -9,8 +9,7 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Mismatch is the first difference that keeps a prefill and a decode instance from being
-// paired.
+// Mismatch is the first difference that keeps a prefill and a decode instance apart.
 type Mismatch struct {
 	Field   string `json:"field"`
 	Prefill string `json:"prefill"`
@@ -26,10 +25,9 @@ func (m *Mismatch) Error() string {
 func (i *Instance) Alone() bool { return i.Dialect == "openai" }
 
 // Compatible returns nil if the KV blocks of p can serve requests on d, else the first
-// difference. Build and load are never compared. Block sizes are compared for SGLang
-// only, because kvconn converts them. As in kvconn's handshake, dtype and numerics may
-// differ if both sides allow conversion. A member without secrets pairs only with others
-// without.
+// difference. Only SGLang's block sizes must be equal, because kvconn converts others. As in
+// kvconn's handshake, dtype and numerics may differ if both sides allow conversion. A member
+// without secrets pairs only with others without.
 func Compatible(p, d *Instance) *Mismatch {
 	diff := func(field, prefill, decode string) *Mismatch {
 		return &Mismatch{Field: field, Prefill: shown(prefill), Decode: shown(decode)}
@@ -56,7 +54,7 @@ func Compatible(p, d *Instance) *Mismatch {
 		return diff("numerics", p.Numerics, d.Numerics)
 	case p.ProtocolMin > d.ProtocolMax || d.ProtocolMin > p.ProtocolMax:
 		return diff("protocol", span(p), span(d))
-	case layout != nil: // builds of other protocols may announce it otherwise
+	case layout != nil: // after protocol: other protocols may announce it otherwise
 		return layout
 	case p.Dialect == "sglang" && a.BlockTokens != b.BlockTokens && a.BlockTokens > 0 && b.BlockTokens > 0:
 		return num("layout.block_tokens", a.BlockTokens, b.BlockTokens) // decode would fail
@@ -64,8 +62,8 @@ func Compatible(p, d *Instance) *Mismatch {
 	return nil
 }
 
-// compareLayouts returns how the two layouts differ, if in more than a block size or
-// in what both allow to be converted, and whether rows are converted between them.
+// compareLayouts returns a difference that is neither the block size nor converted, and
+// whether rows are converted.
 func compareLayouts(p, d *Instance) (m *Mismatch, converts bool) {
 	if p.Layout.Groups == d.Layout.Groups {
 		return nil, false
@@ -104,6 +102,22 @@ func shown(v string) string {
 	return v
 }
 
+// Traits is all of an instance that Compatible compares.
+type Traits struct {
+	Role                                             Role
+	Dialect, Model, Version, Secrets                 string
+	ModelFingerprint, TokenizerFingerprint, Numerics string
+	Layout                                           kvlayout.Form
+	Convert                                          bool
+	ProtocolMin, ProtocolMax                         int
+}
+
+// Traits returns the instance's.
+func (i *Instance) Traits() Traits {
+	return Traits{i.Role, i.Dialect, i.Model, i.Version, i.Secrets, i.ModelFingerprint, i.TokenizerFingerprint, i.Numerics,
+		i.Layout, i.Convert, i.ProtocolMin, i.ProtocolMax}
+}
+
 // Refusal is a live member that is incompatible with all or most of its counterparts.
 type Refusal struct {
 	ID       string   `json:"id"`
@@ -119,10 +133,9 @@ func (r Refusal) String() string {
 		r.Role, r.ID, r.Refused, r.Of, r.Against, r.Mismatch.Error())
 }
 
-// Refusals lists, by ID, every live member that is incompatible with more than half of
-// its counterparts, with its most frequent difference. A role without counterparts is not
-// refused, nor are fleets of several dialects side by side. It is for status and the log,
-// not for the request path.
+// Refusals lists, by ID, every live member that is incompatible with more than half of its
+// counterparts, with its most frequent difference. Members without counterparts, or with some
+// only in other dialects than theirs, are left out. It is not for the request path.
 func (s *Snapshot) Refusals() []Refusal {
 	classes := s.classes()
 	var out []Refusal
@@ -136,37 +149,28 @@ func (s *Snapshot) Refusals() []Refusal {
 	return out
 }
 
-// class is all live members that Compatible cannot tell apart. A fleet has few of them,
-// so members are compared with classes.
+// class is all live members that Compatible cannot tell apart. A fleet has few of them.
 type class struct {
 	*Member // the first by ID
 	size    int
 }
 
 func (s *Snapshot) classes() []*class {
-	type shared struct {
-		role                                                               Role
-		dialect, model, version, fingerprint, tokenizer, numerics, secrets string
-		layout                                                             kvlayout.Form
-		convert                                                            bool
-		protocolMin, protocolMax                                           int
-	}
-	byKey := map[shared]*class{}
+	byTraits := map[Traits]*class{}
 	var out []*class
 	for i := range s.Members {
 		m := &s.Members[i]
 		if m.State != Live {
 			continue
 		}
-		key := shared{m.Role, m.Dialect, m.Model, m.Version, m.ModelFingerprint, m.TokenizerFingerprint, m.Numerics, m.Secrets,
-			m.Layout, m.Convert, m.ProtocolMin, m.ProtocolMax}
+		key := m.Traits()
 		if m.Dialect != "sglang" {
-			key.layout.BlockTokens = 0
+			key.Layout.BlockTokens = 0
 		}
-		c := byKey[key]
+		c := byTraits[key]
 		if c == nil {
 			c = &class{Member: m}
-			byKey[key] = c
+			byTraits[key] = c
 			out = append(out, c)
 		}
 		c.size++

@@ -22,27 +22,23 @@ import (
 // ConnConfig says how to reach NATS. Only URL is required.
 type ConnConfig struct {
 	// URL is a comma-separated list of nats:// or tls:// URLs, maybe with user:password:
-	// the servers of one cluster, of which one is used at a time.
+	// the servers of one cluster, used one at a time.
 	URL string
-	// Ring is the fleet's secrets, or nil. With one, a nats:// URL without user:password
-	// means a router's embedded server, which is entered through its door. Other servers
-	// are not shown secrets.
-	Ring *trust.Ring
-	// Name is shown in the server's connection list.
-	Name string
-	// CredsFile is a NATS credentials file (JWT and seed).
-	CredsFile string
+	// Ring is the fleet's secrets, or nil. With one, a nats:// URL without user:password means
+	// the door of a router's embedded server. Other servers are not shown secrets.
+	Ring      *trust.Ring
+	Name      string // shown in the server's connection list
+	CredsFile string // NATS credentials (JWT and seed)
 	// TLSCert, TLSKey and TLSCA are PEM files; setting any turns TLS on.
 	TLSCert, TLSKey, TLSCA string
 	// Insecure allows a URL off this machine without credentials or TLS. A server without
 	// user:password then counts as external.
 	Insecure bool
-
-	Log *slog.Logger
+	Log      *slog.Logger
 }
 
-// Validate checks the URLs, and that NATS off this machine has credentials or TLS. Its
-// errors show no password or token.
+// Validate checks the URLs, and that NATS off this machine has credentials or TLS. Its errors
+// show no password or token.
 func (c *ConnConfig) Validate() error {
 	_, _, err := c.urls()
 	return err
@@ -122,8 +118,6 @@ type Conn struct {
 	log    *slog.Logger
 	closed chan struct{} // closed when the NATS client has ended
 
-	ring *trust.Ring
-
 	mu         sync.Mutex
 	link       Link
 	wasUp      bool
@@ -149,7 +143,6 @@ func Connect(cfg ConnConfig) (*Conn, error) {
 		closed:    make(chan struct{}),
 		link:      Link{Since: time.Now()},
 		listeners: map[int]func(Link){},
-		ring:      cfg.Ring,
 		cfg:       cfg,
 		door:      door,
 		hosts:     hosts(urls),
@@ -207,7 +200,7 @@ func (c *Conn) Dial(_, addr string) (net.Conn, error) {
 	c.mu.Lock()
 	refused := c.refused
 	c.mu.Unlock()
-	secrets := c.ring.Secrets()
+	secrets := c.cfg.Ring.Secrets()
 	conn, err := dial(ctx, addr, secrets[refused%len(secrets)], c.outer)
 	var header tls.RecordHeaderError
 	switch {
@@ -219,8 +212,8 @@ func (c *Conn) Dial(_, addr string) (net.Conn, error) {
 	return conn, err
 }
 
-// Rejoin follows a changed join line. It moves to these servers, unless it is at one of
-// them, and tries again at once if it was refused.
+// Rejoin follows a changed join line: it moves to these servers, unless it is at one of them,
+// and tries again at once if it was refused.
 func (c *Conn) Rejoin(url string) error {
 	cfg := c.cfg
 	cfg.URL = url
@@ -331,8 +324,8 @@ func (c *Conn) complain(err error) {
 	switch {
 	case !c.complained.IsZero() && now.Sub(c.complained) < every:
 		return
-	case refused && c.ring != nil:
-		c.log.Warn("the router at " + c.hosts + " does not know this fleet secret (" + c.ring.IDs() + "), or has revoked this worker; copy its join-url here again, for --join-file")
+	case refused && c.cfg.Ring != nil:
+		c.log.Warn("the router at " + c.hosts + " does not know this fleet secret (" + c.cfg.Ring.IDs() + "), or has revoked this worker; copy its join-url here again, for --join-file")
 	default:
 		c.log.Warn("nats", "err", err)
 	}

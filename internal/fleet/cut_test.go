@@ -107,7 +107,7 @@ func cutLinkKillsNobody(t *testing.T) {
 	u.Host = c.listener.Addr().String()
 	w := watch(t, fleet.WatcherConfig{Conn: connect(t, u.String()), Grace: time.Millisecond})
 	joined := eventually(t, w, "join", is("p", fleet.Live)).Get("p").Since
-	within(t, "the grace does not end", func() bool { _, since := w.Connected(); return time.Since(since) > 100*time.Millisecond })
+	within(t, "the grace does not end", func() bool { since := w.Snapshot().Link.Since; return time.Since(since) > 100*time.Millisecond })
 
 	c.set(true)
 	cut := time.Now()

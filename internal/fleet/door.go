@@ -16,9 +16,8 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// door is where members enter the embedded server, which itself listens on no port. They
-// prove in a pinned connection that they have one of the ring's secrets, before a byte
-// passes between them and the server.
+// door lets members into the embedded server, which itself listens on no port. In a pinned
+// connection they first prove that they have one of the ring's secrets.
 type door struct {
 	ln      net.Listener
 	ns      *server.Server
@@ -49,8 +48,7 @@ const (
 
 // openDoor owns ln from now on.
 func openDoor(ln net.Listener, ns *server.Server, ring *trust.Ring, outer *trust.TLS, log *slog.Logger) *door {
-	// A quarter of the file descriptors is for members, an eighth for strangers, and the
-	// rest for users.
+	// Members get a quarter of the file descriptors, strangers an eighth, users the rest.
 	files := scarce.Files()
 	d := &door{ln: scarce.Listener(ln, log, nil), ns: ns, ring: ring, outer: outer, pinned: ring.PinnedServer(),
 		refused: &refusals{log: log, from: map[string]int{}}, hall: lobby.New(min(maxGuests, files/8)), most: min(maxClients, files/4),
@@ -107,8 +105,8 @@ func (d *door) meet(c net.Conn) (*visit, error) {
 	return &visit{t, by}, c.SetDeadline(time.Time{})
 }
 
-// admit counts a member in. It reports false if there are too many, or if its secret is
-// no longer in force.
+// admit counts a member in. It reports false if there are too many, or if its secret is no
+// longer in force.
 func (d *door) admit(v *visit) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -133,12 +131,11 @@ func (d *door) host(v *visit) {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { pump(inside, v, 0) })
-	pump(v, inside, writeDeadline) // as the server, cut off whoever does not read
+	pump(v, inside, writeDeadline) // like the server, cuts off a member that does not read
 	wg.Wait()
 }
 
-// pump copies until one end closes, then closes the other. A limit above 0 bounds each
-// write.
+// pump copies until one end closes, then closes the other. A limit above 0 bounds each write.
 func pump(to, from net.Conn, limit time.Duration) {
 	defer to.Close()
 	defer from.Close()
@@ -146,10 +143,8 @@ func pump(to, from net.Conn, limit time.Duration) {
 	for {
 		n, err := from.Read(buf)
 		if n > 0 {
-			if limit > 0 {
-				if to.SetWriteDeadline(time.Now().Add(limit)) != nil {
-					return
-				}
+			if limit > 0 && to.SetWriteDeadline(time.Now().Add(limit)) != nil {
+				return
 			}
 			if _, err := to.Write(buf[:n]); err != nil {
 				return

@@ -195,8 +195,8 @@ func natsRestartKillsNobody(t *testing.T) {
 
 	first.Close()
 	eventually(t, w, "link down", linked(false))
-	if up, since := w.Connected(); up || time.Since(since) > patience {
-		t.Fatal("Connected", up, since)
+	if l := w.Snapshot().Link; l.Up || time.Since(l.Since) > patience {
+		t.Fatal("link", l)
 	}
 	time.Sleep(3500 * time.Millisecond) // longer than silence may last
 	for _, m := range w.Snapshot().Members {

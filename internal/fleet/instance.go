@@ -1,6 +1,6 @@
-// Package fleet knows who is there. Workers announce themselves on NATS, and every
-// reader holds an immutable snapshot of them. The package decides liveness (live,
-// suspect, dead) and which pairs are compatible. It never routes.
+// Package fleet knows the workers. They announce themselves on NATS, and every reader holds an
+// immutable snapshot of them. The package decides who is live, suspect or dead and which pairs
+// are compatible. It never routes.
 package fleet
 
 import (
@@ -44,12 +44,10 @@ type Instance struct {
 	Role   Role   `json:"role"`
 	URL    string `json:"url"`     // http://host:port of its HTTP listener
 	KVAddr string `json:"kv_addr"` // host:port of its kvconn listener, by which requests name it
-	// KVWays is where the same worker is reached by faster ways than the network
-	// (kvconn/way): way → address.
+	// KVWays are its addresses by ways faster than the network (kvconn/way): way → address.
 	KVWays  map[string]string `json:"kv_ways,omitempty"`
 	Machine string            `json:"machine,omitempty"` // boot id and user of its process
-	// Secrets are the IDs of the fleet secrets that it accepts, newest first
-	// (trust.Ring.IDs). Empty means that it trusts everyone.
+	// Secrets are trust.Ring.IDs of the fleet secrets that it accepts; "": it trusts everyone.
 	Secrets  string `json:"secrets,omitempty"`
 	KVPaths  string `json:"kv_paths,omitempty"` // how it reaches its prefill workers, for people
 	Dialect  string `json:"dialect"`            // "native", or of a foreign engine: router/dialect
@@ -81,8 +79,7 @@ type Instance struct {
 	KVTopic  string `json:"kv_topic,omitempty"` // prefix of its topics
 	// KVEventsOpen means that anyone may subscribe, although it has Secrets.
 	KVEventsOpen bool `json:"kv_events_open,omitempty"`
-	// Topology is its place, widest label first: "zone-a/rack-3". It plays no part in
-	// compatibility.
+	// Topology is its place, widest label first: "zone-a/rack-3". Compatible ignores it.
 	Topology string `json:"topology,omitempty"`
 
 	MaxModelLen int   `json:"max_model_len"`      // tokens, prompt and output

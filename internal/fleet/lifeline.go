@@ -30,9 +30,8 @@ type LifelineConfig struct {
 	Log     *slog.Logger
 }
 
-// Lifeline holds one TCP connection to each live member, so that the end of its process
-// is known at once: the kernel closes a dead process's connections. A member without a
-// lifeline is merely not watched this way.
+// Lifeline holds a TCP connection to each live member, which its kernel closes when the process
+// dies. A member to which none can be opened is merely not watched this way.
 type Lifeline struct {
 	fleet  *Watcher
 	cfg    LifelineConfig
@@ -44,8 +43,8 @@ type Lifeline struct {
 	wg     sync.WaitGroup
 }
 
-// WatchLifeline reports the end of members' processes to w. The caller
-// closes the Lifeline before w.
+// WatchLifeline reports the end of members' processes to w. The caller closes the Lifeline
+// before w.
 func WatchLifeline(w *Watcher, cfg LifelineConfig) *Lifeline {
 	orDefault(&cfg.Timeout, 2*time.Second)
 	orDefault(&cfg.Backoff, 250*time.Millisecond)
@@ -139,9 +138,9 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// hold opens a lifeline and reads it until it ends; err says how. For members that send
-// no other signs of life, an open lifeline is one. It is repeated until it counts, because
-// a reported death makes the fleet deaf for a while.
+// hold opens a lifeline and reads it until it ends; err says how. An open lifeline is the sign
+// of life of members that send none, repeated until it counts: after a reported death the fleet
+// is deaf for a while.
 func (l *Lifeline) hold(ctx context.Context, t target) (opened bool, err error) {
 	var signs sync.WaitGroup
 	defer signs.Wait()

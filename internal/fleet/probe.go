@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// HeaderInstance is ID@EPOCH in a worker's answers to GET /health, so that another process
-// at its address is not taken for it.
+// HeaderInstance is ID@EPOCH in a worker's answers to GET /health. It tells it from another
+// process at its address.
 const HeaderInstance = "x-xpyd-instance"
 
 // Is is the value of HeaderInstance.
 func (i *Instance) Is() string { return i.ID + "@" + strconv.FormatUint(i.Epoch, 10) }
 
-// ProbeHealth returns a WatcherConfig.Probe that asks members' GET /health, each time on
-// a new connection. conf is for https URLs and may be nil.
+// ProbeHealth returns a WatcherConfig.Probe that asks members' GET /health, each time on a new
+// connection. conf is for https URLs and may be nil.
 func ProbeHealth(conf *tls.Config) func(context.Context, *Instance) error {
 	client := askOnce(conf, nil)
 	return func(ctx context.Context, m *Instance) error {

@@ -18,17 +18,15 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// gate authenticates connections for the embedded server. A change of the ring counts at
-// once.
+// gate authenticates connections for the embedded server. A change of the ring counts at once.
 type gate struct {
-	routes *trust.Gate
-	// User and password of routes, if configured.
-	user, password string
+	routes         *trust.Gate
+	user, password string                   // of routes, if configured
 	revoked        atomic.Pointer[[]string] // names of refused clients; nil: none
 }
 
-// Check implements server.Authentication. Clients have proved at the door that they have
-// the secret; routes show a token.
+// Check implements server.Authentication. Clients have proved at the door that they have the
+// secret; routes show a token.
 func (g *gate) Check(c server.ClientAuthentication) bool {
 	o := c.GetOpts()
 	if c.Kind() == server.ROUTER {

@@ -6,17 +6,16 @@ import (
 	"time"
 )
 
-// registry is the state machine of a watcher: no I/O, no clock, no locks.
-// Time comes in with every call and must not run backwards.
+// registry is the state machine of a watcher: no I/O, no clock, no locks. Time comes in with
+// every call and must not run backwards.
 //
-// Silence is measured on the witnessed clock. It advances only when an echo that the
-// watcher sent to itself comes back through NATS: by the time between the sending of
-// two echoes, at most echoStep. Whatever was published before an echo arrives before it.
-// So a worker is never blamed for silence while the link is down or cut, or while the
-// watcher's own process was stopped. An HTTP probe shows whether only the worker's own
-// link is cut.
+// Silence is measured on the witnessed clock, which advances only when an echo that the watcher
+// sent to itself comes back through NATS: by the time since the last echo was sent, at most
+// echoStep. What was published before an echo arrives before it. So no worker is blamed for
+// silence while the link is down or the watcher's own process was stopped. An HTTP probe shows
+// whether only the worker's link is cut.
 type registry struct {
-	grace      time.Duration // after the link is back, silence kills nobody
+	grace      time.Duration // during which silence kills no member after the link is back
 	maxMembers int
 
 	members   map[string]*record
@@ -43,10 +42,10 @@ type record struct {
 	reports   int           // reported deaths; each doubles the deafness
 	lived     time.Time     // when it became live, before it lapsed
 	removed   bool          // by an operator
-	owes      bool          // a message over NATS: a fleet secret was retired, and no other sign of life counts
+	owes      bool          // a fleet secret was retired: only a message over NATS counts
 }
 
-// underWay is how long messages may still arrive that were sent before a connection ended.
+// underWay is how long messages may arrive after their sender's connection ended.
 const underWay = 500 * time.Millisecond
 
 // Causes of an event, a closed set: they are metric labels.
@@ -87,8 +86,7 @@ func newRegistry(grace time.Duration, maxMembers int, now time.Time) *registry {
 	}
 }
 
-// apply handles one message. It returns an id that should be asked to announce itself,
-// or "".
+// apply handles one message. It returns an id to ask for its announcement, or "".
 func (r *registry) apply(m *message, now time.Time) (ask string) {
 	if id := cmp.Or(m.inst.ID, m.beat.ID); r.revoked.has(id) {
 		return ""
@@ -106,9 +104,9 @@ func (r *registry) apply(m *message, now time.Time) (ask string) {
 	return ""
 }
 
-// announce adds or replaces a member. An older epoch loses, unless the newer one has
-// ended (yields). Of equal epochs the later announcement wins, except for a member that
-// left or was removed: only a newer epoch brings it back.
+// announce adds or replaces a member. An older epoch loses unless the newer one has ended
+// (yields). Of equal epochs the later announcement wins, unless the member left or was removed:
+// then only a newer epoch brings it back.
 func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 	rec := r.members[inst.ID]
 	if rec != nil {
@@ -150,7 +148,7 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 	return true
 }
 
-// learn is Watcher.Learn. The member's state stays, too.
+// learn is Watcher.Learn.
 func (r *registry) learn(was, is *Instance) bool {
 	rec := r.members[was.ID]
 	if rec == nil || rec.Source == NATS || rec.State == Gone {
@@ -167,8 +165,7 @@ func (r *registry) learn(was, is *Instance) bool {
 	return true
 }
 
-// room makes room for one more member, if need be by forgetting the one that has been
-// dead or gone longest.
+// room makes room for one more member, if need be by forgetting the one longest dead or gone.
 func (r *registry) room() bool {
 	if len(r.members) < r.maxMembers {
 		return true
@@ -207,8 +204,8 @@ func (r *registry) beat(b *beat, now time.Time) (ask string) {
 	return ""
 }
 
-// yields reports whether the member has ended and leaves its id to an older epoch that
-// goes on, as when a second process was started by mistake with the id of a running one.
+// yields reports whether the member has ended and leaves its id to an older epoch, as when a
+// second process was started by mistake with the id of a running one.
 func (rec *record) yields(now time.Time) bool {
 	return rec.Source == NATS && over(rec.State) && !rec.removed && !rec.Revoked && !now.Before(rec.deafUntil)
 }
@@ -230,8 +227,8 @@ func (r *registry) bye(b *beat, now time.Time) {
 	}
 }
 
-// alive notes a sign of life and reports whether it counts. It does not if the member is
-// gone, or if it may have been under way when the member's death was reported.
+// alive notes a sign of life and reports whether it counts: not if the member is gone, or if it
+// may have been sent before the member's reported death.
 func (r *registry) alive(rec *record, now time.Time) bool {
 	if rec.State == Gone || now.Before(rec.deafUntil) {
 		return false
@@ -249,9 +246,9 @@ func (r *registry) reportAlive(id string, epoch uint64, now time.Time) bool {
 	return rec != nil && rec.Epoch == epoch && !rec.owes && r.alive(rec, now)
 }
 
-// retired handles the end of a fleet secret. A member that announced no other is dead
-// until it announces one. NATS has to hear all others again, since it admits only secrets
-// in force; an answered probe proves nothing.
+// retired handles the end of a fleet secret. A member that announced no other is dead until it
+// does. All others must be heard on NATS, which admits only secrets in force; probes prove
+// nothing.
 func (r *registry) retired(id string, now time.Time) {
 	for _, rec := range r.members {
 		if rec.Source != NATS || over(rec.State) {
@@ -264,9 +261,8 @@ func (r *registry) retired(id string, now time.Time) {
 	}
 }
 
-// reportDead is a death seen by the data path. Signs of life are ignored for a while
-// after it, longer each time, so that neither messages under way nor a half-dead worker
-// make it flap.
+// reportDead is a death seen by the data path. Signs of life are then ignored for a while,
+// longer each time, so that neither messages under way nor a half-dead worker make it flap.
 func (r *registry) reportDead(id string, epoch uint64, reason string, now time.Time) {
 	rec := r.members[id]
 	if rec == nil || rec.Epoch != epoch || over(rec.State) {
@@ -280,9 +276,8 @@ func (r *registry) reportDead(id string, epoch uint64, reason string, now time.T
 	r.end(rec, Dead, causeReport, reason, now)
 }
 
-// left reports whether a reported death was a proper exit: the member was draining, or
-// said goodbye. That is settled once an echo sent after the death is back, since a
-// goodbye would have come before it.
+// left reports whether a reported death was a proper exit: the member was draining or said
+// goodbye. A goodbye would come before an echo sent after the death, which settles it.
 func (r *registry) left(e *event, reported, now time.Time) (left, settled bool) {
 	rec := r.members[e.id]
 	if e.draining || rec != nil && rec.Epoch == e.epoch && rec.State == Gone {
@@ -311,8 +306,8 @@ func (r *registry) echo(sent time.Time) {
 	}
 }
 
-// setLink notes that the link went up or down. When it comes up, everybody counts as
-// just heard, and silence is not judged for the grace time.
+// setLink notes that the link went up or down. When it comes up, all members count as just
+// heard, and silence is not judged for the grace time.
 func (r *registry) setLink(l Link, now time.Time) {
 	if l.Up {
 		r.judgeFrom = now.Add(r.grace)
@@ -346,8 +341,7 @@ func (r *registry) tick(now time.Time) {
 	}
 }
 
-// judge judges a member's silence. If NATS does not hear it, an answered probe counts
-// until the next answer is overdue.
+// judge judges a member's silence. An answered probe counts until the next one is overdue.
 func (r *registry) judge(rec *record, now time.Time) {
 	unheard, silent, allowed := r.witnessed-rec.heard, r.witnessed-rec.heard, suspectAfter
 	if rec.proof > rec.heard && !rec.owes {
@@ -373,8 +367,8 @@ type doubt struct {
 	at   time.Duration // witnessed clock
 }
 
-// doubts returns at most n members to probe: those about to be suspected of silence, and
-// those that live on probes. Each is probed at most once in suspectAfter.
+// doubts returns at most n members to probe: those about to be suspected, and those that live
+// on probes. Each is probed at most once in suspectAfter.
 func (r *registry) doubts(now time.Time, n int) (out []doubt) {
 	if !r.link.Up {
 		return nil

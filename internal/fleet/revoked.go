@@ -12,8 +12,8 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// Revocation is the newest decision on whether an id is shut out of the fleet. Every
-// router keeps and repeats all of them. Of two about one id, the later counts.
+// Revocation is the newest decision on whether an id is shut out of the fleet. Every router
+// keeps and repeats all of them. Of two about one id, the later counts.
 type Revocation struct {
 	ID   string `json:"id"`
 	At   int64  `json:"at"`             // microseconds since 1970
@@ -84,8 +84,8 @@ func (t revocations) shutOut() (ids []string) {
 	return ids
 }
 
-// revoke applies revocations. Members that are shut out end. Those that may come back
-// are forgotten, so that their next sign of life is news.
+// revoke applies revocations. Members that are shut out end. Those that may come back are
+// forgotten, so that their next sign of life is news.
 func (r *registry) revoke(list []Revocation, now time.Time) (changed bool) {
 	for _, n := range r.revoked.merge(list, now) {
 		changed = true
@@ -130,9 +130,8 @@ func decodeRevoked(payload []byte) ([]Revocation, error) {
 	return m.Revoked, nil
 }
 
-// Revoke shuts an id out of the fleet, in all routers and workers: its announcements are
-// ignored and its work ends. That machine still knows the fleet's secret, and may come
-// back under another id.
+// Revoke shuts an id out of the fleet, in all routers and workers: its announcements are ignored
+// and its work ends. Its machine still knows the fleet's secret, and may return under another id.
 func (w *Watcher) Revoke(id string) error { return w.revocation(id, false) }
 
 // Unrevoke lets an id come back.
@@ -171,8 +170,7 @@ func (w *Watcher) Revocations() []Revocation {
 	return w.reg.revoked.list()
 }
 
-// tellRevoked repeats the revocations when it is time, or when a member has joined that
-// may not know them.
+// tellRevoked repeats the revocations now and then, and for members that have just joined.
 func (w *Watcher) tellRevoked() {
 	w.mu.Lock()
 	now, list := time.Now(), w.reg.revoked.list()

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"crypto/rand"
 	"crypto/tls"
 	"errors"
@@ -19,16 +20,13 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// ServerConfig configures the NATS server that a router embeds. The zero value listens
-// on a free loopback port with generated credentials. With a Ring, clients enter through
-// a door, and routes prove that they have one of its secrets.
+// ServerConfig configures the NATS server that a router embeds. The zero value listens on a
+// free loopback port with generated credentials. With a Ring, clients enter through a door, and
+// routes prove that they have one of its secrets.
 type ServerConfig struct {
-	// Listen is host:port; default 127.0.0.1:0, any free port.
-	Listen string
-	// Advertise is the host in ClientURL when Listen binds every address.
-	Advertise string
-	// Ring is the fleet's secrets. Call Renew after a change.
-	Ring *trust.Ring
+	Listen    string      // host:port; default 127.0.0.1:0, any free port
+	Advertise string      // the host in ClientURL when Listen binds every address
+	Ring      *trust.Ring // the fleet's secrets; call Renew after a change
 	// User and Password of workers and routers, without a Ring. By default they are
 	// generated, unless Insecure.
 	User, Password string
@@ -44,14 +42,11 @@ type ServerConfig struct {
 	// come from the Ring; without one they are generated, unless Insecure.
 	ClusterUser, ClusterPassword string
 
-	// Insecure allows a server without credentials, also off this machine.
-	Insecure bool
-
-	Log *slog.Logger
+	Insecure bool // allows a server without credentials, also off this machine
+	Log      *slog.Logger
 }
 
-// Validate checks the addresses, and that a listener off this machine has credentials or
-// TLS.
+// Validate checks the addresses, and that a listener off this machine has credentials or TLS.
 func (c *ServerConfig) Validate() error {
 	check := func(what, addr string, secured bool) error {
 		host, port, err := net.SplitHostPort(addr)
@@ -86,12 +81,7 @@ func (c *ServerConfig) Validate() error {
 	return nil
 }
 
-func (c *ServerConfig) listen() string {
-	if c.Listen == "" {
-		return "127.0.0.1:0"
-	}
-	return c.Listen
-}
+func (c *ServerConfig) listen() string { return cmp.Or(c.Listen, "127.0.0.1:0") }
 
 // clusterTLSInsecureWarning is a text of nats-server, which does not export it.
 const clusterTLSInsecureWarning = "TLS certificate chain and hostname of solicited routes will not be verified. DO NOT USE IN PRODUCTION!"
@@ -205,8 +195,8 @@ func (c *ServerConfig) options(ln net.Listener) (*server.Options, error) {
 	} else {
 		g := &gate{routes: c.Ring.Gate(trust.Cluster, ""), user: c.ClusterUser, password: c.ClusterPassword}
 		o.CustomClientAuthentication, o.CustomRouterAuthentication = g, g
-		// With DontListen a server does not listen for routes either. So in a cluster it
-		// is given the door's port, where it cannot listen.
+		// DontListen would stop it listening for routes too. In a cluster it therefore gets the
+		// door's port, where it cannot listen.
 		o.DontListen = c.ClusterListen == ""
 		o.Host, o.Port = splitListen(ln.Addr().String())
 	}
@@ -248,8 +238,8 @@ func (c *ServerConfig) options(ln net.Listener) (*server.Options, error) {
 	return o, err
 }
 
-// routes returns the other servers, with our credentials. While two secrets are in force
-// the older one is shown: others may not have the newer yet.
+// routes returns the other servers, with our credentials: of two secrets the older, as others
+// may not have the newer yet.
 func (c *ServerConfig) routes() (out []*url.URL, err error) {
 	for _, r := range c.ClusterRoutes {
 		u, err := url.Parse(r)
@@ -270,8 +260,8 @@ func (c *ServerConfig) routes() (out []*url.URL, err error) {
 	return out, nil
 }
 
-// Renew follows a change of the Ring: it disconnects clients whose secret is no longer in
-// force, and makes routes with one that is.
+// Renew follows a change of the Ring: it disconnects clients whose secret is no longer in force,
+// and makes routes with one that is.
 func (s *Server) Renew() error {
 	if s.cfg.Ring == nil {
 		return nil
@@ -353,9 +343,7 @@ func (s *Server) ClusterURL() string {
 func (s *Server) url(scheme string, addr net.Addr, user, password string) string {
 	host, port, _ := net.SplitHostPort(addr.String())
 	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
-		if host = s.cfg.Advertise; host == "" {
-			host = "127.0.0.1"
-		}
+		host = cmp.Or(s.cfg.Advertise, "127.0.0.1")
 	}
 	u := url.URL{Scheme: scheme, Host: net.JoinHostPort(host, port)}
 	if user != "" {
@@ -384,8 +372,7 @@ func (s *Server) Close() {
 	s.ns.WaitForShutdown()
 }
 
-// serverLog passes on the server's log. It keeps a fatal error instead of ending the
-// process.
+// serverLog passes on the server's log. It keeps a fatal error instead of ending the process.
 type serverLog struct {
 	log  *slog.Logger
 	door bool // clients enter by a door: the server cannot listen for them
@@ -433,8 +420,7 @@ func keyOf(format string) string {
 	return ""
 }
 
-// Errorf leaves out refused clients: they are counted elsewhere, and revoked ones are
-// expected.
+// Errorf leaves out refused clients: they are counted elsewhere, and revoked ones are expected.
 func (l *serverLog) Errorf(format string, v ...any) {
 	if text := fmt.Sprintf(format, v...); !strings.Contains(text, server.ErrAuthentication.Error()) {
 		l.log.Error("nats", "says", text)

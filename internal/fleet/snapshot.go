@@ -2,7 +2,8 @@ package fleet
 
 import (
 	"iter"
-	"sort"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -22,8 +23,8 @@ const (
 // Source says how a member became known.
 type Source string
 
-// Sources. Only members of source NATS send heartbeats and can die of silence. The others
-// live until somebody reports them dead.
+// Sources. Only members of source NATS send heartbeats and can die of silence. The others live
+// until somebody reports them dead.
 const (
 	NATS   Source = "nats"
 	Static Source = "static" // a list in the configuration
@@ -42,12 +43,9 @@ type Member struct {
 	Reason string    `json:"reason,omitempty"` // why it is not live
 	Source Source    `json:"source"`
 
-	// Revoked means gone because shut out; see Watcher.Revoke.
-	Revoked bool `json:"revoked,omitempty"`
-	// Lapses counts how often it was suspect or unheard and came back, as on an
-	// overloaded machine.
-	Lapses int       `json:"lapses,omitempty"`
-	Lapsed time.Time `json:"lapsed,omitzero"` // the end of the last
+	Revoked bool      `json:"revoked,omitempty"` // gone because shut out; see Watcher.Revoke
+	Lapses  int       `json:"lapses,omitempty"`  // times that it was suspect or unheard and came back
+	Lapsed  time.Time `json:"lapsed,omitzero"`   // the end of the last
 }
 
 // Serves reports whether the member is known to be well.
@@ -75,10 +73,9 @@ type Snapshot struct {
 	index map[string]int
 }
 
-// NewSnapshot makes a snapshot of members, which it takes over and sorts by
-// ID; tests and simulators use it, watchers make their own.
+// NewSnapshot makes a snapshot of members, which it takes over and sorts by ID.
 func NewSnapshot(version uint64, at time.Time, members []Member) *Snapshot {
-	sort.Slice(members, func(i, j int) bool { return members[i].ID < members[j].ID })
+	slices.SortFunc(members, func(a, b Member) int { return strings.Compare(a.ID, b.ID) })
 	index := make(map[string]int, len(members))
 	for i := range members {
 		index[members[i].ID] = i

@@ -21,14 +21,14 @@ type WatcherConfig struct {
 	// Conn is the link to NATS. Without one, the only members are those of AddStatic.
 	Conn *Conn
 
-	Grace time.Duration // after the link is back, nobody dies of silence; default 3 s
+	Grace time.Duration // during which silence kills no member after the link is back; default 3 s
 
-	// Probe asks a silent member directly before it is suspected; see ProbeHealth. A
-	// member that answers is not dead. If nil, only NATS counts.
+	// Probe asks a silent member whether it lives, before it is suspected; see ProbeHealth. If
+	// nil, only NATS counts.
 	Probe func(ctx context.Context, m *Instance) error
 
-	// Revoked is the result of an earlier Revocations. A watcher that Leads (a
-	// router's) repeats them to all others.
+	// Revoked is the result of an earlier Revocations. A router's watcher Leads: it repeats
+	// them to all others.
 	Revoked []Revocation
 	Leads   bool
 
@@ -54,8 +54,8 @@ const (
 	probesAtOnce = 64                     // a stopped member occupies one for answerTime
 )
 
-// Watcher keeps the fleet's snapshot. Its methods are safe for concurrent use. When
-// one returns, its change is in the snapshot.
+// Watcher keeps the fleet's snapshot. Its methods are safe for concurrent use. When one
+// returns, its change is in the snapshot.
 type Watcher struct {
 	cfg     WatcherConfig
 	log     *slog.Logger
@@ -152,10 +152,7 @@ func (w *Watcher) subscribe(msgs chan *nats.Msg) (stop func(), err error) {
 func (w *Watcher) setLink(l Link) {
 	w.change(func(now time.Time) { w.reg.setLink(l, now) })
 	if l.Up {
-		select {
-		case w.query <- struct{}{}:
-		default:
-		}
+		signal(w.query)
 	}
 }
 
@@ -211,8 +208,8 @@ func (w *Watcher) doubt() {
 	}
 }
 
-// checkEcho logs now and then that the watcher's own messages do not come back, in
-// which case silence is not judged. w.mu is held.
+// checkEcho logs now and then that the watcher's own messages do not come back, so that silence
+// is not judged. w.mu is held.
 func (w *Watcher) checkEcho(now time.Time) {
 	if w.reg.link.Up && now.Sub(w.reg.proved) > echoPatience && now.After(w.muteEcho) {
 		w.muteEcho = now.Add(complaints)
@@ -271,8 +268,8 @@ func (w *Watcher) ask(q query) {
 	w.publish(subjectQuery, subjectReply+w.token, payload)
 }
 
-// publish drops the message while NATS is away. When the link is back, whatever
-// matters is sent again.
+// publish drops the message while NATS is away. When the link is back, what matters is sent
+// again.
 func (w *Watcher) publish(subject, reply string, payload []byte) {
 	if w.cfg.Conn == nil {
 		return
@@ -313,9 +310,8 @@ type untold struct {
 	at time.Time
 }
 
-// tell logs e. It reports false if it is too early to choose the level: the end of a
-// process may be seen before its goodbye. A suspect member is not worth a warning: it
-// comes back, or is logged when dead.
+// tell logs e. It reports false if it is too early to choose the level, since a process's end
+// may be seen before its goodbye. A suspect member gets no warning: it comes back, or dies.
 func (w *Watcher) tell(e *untold, now time.Time) bool {
 	level := slog.LevelWarn
 	switch {
@@ -353,16 +349,15 @@ func (w *Watcher) tellRefusals() {
 // Snapshot is the fleet now; it never blocks.
 func (w *Watcher) Snapshot() *Snapshot { return w.snap.Load() }
 
-// Changed returns a channel that is closed at the next version. Call it before
-// Snapshot.
+// Changed returns a channel that is closed at the next version. Call it before Snapshot.
 func (w *Watcher) Changed() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.changed
 }
 
-// Wait returns a snapshot newer than version. If ctx ends first, it returns the current
-// one and ctx's error.
+// Wait returns a snapshot newer than version or, if ctx ends first, the current one and ctx's
+// error.
 func (w *Watcher) Wait(ctx context.Context, version uint64) (*Snapshot, error) {
 	for {
 		changed := w.Changed()
@@ -378,21 +373,20 @@ func (w *Watcher) Wait(ctx context.Context, version uint64) (*Snapshot, error) {
 }
 
 // ReportDead is for the data path: the member of that epoch exited, reset or broke a
-// connection. It is dead at once; only heartbeats that come well after bring it back.
+// connection. It is dead at once; only heartbeats well after that bring it back.
 func (w *Watcher) ReportDead(id string, epoch uint64, reason string) {
 	w.change(func(now time.Time) { w.reg.reportDead(id, epoch, reason, now) })
 }
 
-// ReportAlive is for the data path: the member of that epoch answered. It reports
-// whether that counts; soon after ReportDead it does not.
+// ReportAlive is for the data path: the member of that epoch answered. It reports whether that
+// counts; soon after ReportDead it does not.
 func (w *Watcher) ReportAlive(id string, epoch uint64) (counts bool) {
 	w.change(func(now time.Time) { counts = w.reg.reportAlive(id, epoch, now) })
 	return counts
 }
 
-// AddStatic adds a member that does not announce itself, or replaces an earlier static
-// one. It refuses an id that announces itself and lives, unless the epoch is newer, and
-// an id that was removed at this epoch.
+// AddStatic adds or replaces a member that does not announce itself. It refuses the id of a
+// live member that does, unless the epoch is newer, and an id that was removed at this epoch.
 func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
 	if source == NATS || source == "" {
 		return fmt.Errorf("add %s: source %q announces itself", clip(inst.ID), source)
@@ -419,9 +413,9 @@ func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
 	return err
 }
 
-// Learn replaces was, a member that does not announce itself, by is, which knows more
-// about it. Load and Draining stay as they are. It reports false, and changes nothing,
-// if the member was removed or is no longer as in was.
+// Learn replaces was, a member that does not announce itself, by is, which knows more about it.
+// Load, Draining and its state stay. It reports false, and changes nothing, if the member was
+// removed or is no longer as in was.
 func (w *Watcher) Learn(was, is Instance) (ok bool, err error) {
 	if err := is.Validate(); err != nil {
 		return false, fmt.Errorf("learn %s: %w", clip(is.ID), err)
@@ -430,17 +424,10 @@ func (w *Watcher) Learn(was, is Instance) (ok bool, err error) {
 	return ok, nil
 }
 
-// Remove ends a member of any source until it starts anew. It reports whether there
-// was one.
+// Remove ends a member of any source until it starts anew. It reports whether there was one.
 func (w *Watcher) Remove(id, reason string) (ok bool) {
 	w.change(func(now time.Time) { ok = w.reg.remove(id, reason, now) })
 	return ok
-}
-
-// Connected reports whether NATS is reachable, and since when.
-func (w *Watcher) Connected() (up bool, since time.Time) {
-	l := w.Snapshot().Link
-	return l.Up, l.Since
 }
 
 // Close stops watching and waits. The last snapshot stays.

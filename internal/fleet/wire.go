@@ -153,8 +153,8 @@ func decodeEcho(payload []byte) (time.Duration, error) {
 	return time.Duration(n), nil
 }
 
-// ValidID checks an instance's id: 1 to 64 characters of [A-Za-z0-9._-], with no dot
-// at either end and no two in a row. An id is part of a NATS subject.
+// ValidID checks an instance's id, part of a NATS subject: 1 to 64 characters of [A-Za-z0-9._-],
+// with no dot at either end and no two in a row.
 func ValidID(id string) error {
 	if id == "" || len(id) > maxIDBytes {
 		return fmt.Errorf("id: length %d, want 1 to %d", len(id), maxIDBytes)
@@ -172,8 +172,8 @@ func ValidID(id string) error {
 	return nil
 }
 
-// Validate checks an instance from a peer, a file or an administrator. A static
-// instance may lack a KV address, fingerprints and an epoch.
+// Validate checks an instance from a peer, a file or an administrator. A static instance may
+// lack a KV address, fingerprints and an epoch.
 func (i *Instance) Validate() error {
 	if err := errors.Join(ValidID(i.ID), validRole(i.Role)); err != nil {
 		return err

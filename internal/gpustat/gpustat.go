@@ -1,6 +1,5 @@
-// Package gpustat watches one GPU: how busy it is, its memory, power,
-// temperature and NVLink traffic, read from NVML once in a while by a goroutine
-// of its own and shown as metrics. Builds without cgo, and machines without the
+// Package gpustat watches one GPU: a goroutine reads load, memory, power, temperature and NVLink
+// traffic from NVML once in a while, shown as metrics. Builds without cgo, and machines without the
 // driver's library, have none of it and lose nothing else.
 package gpustat
 
@@ -16,11 +15,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// ErrUnavailable says that this process cannot read NVML: a build without cgo,
-// or no library.
+// ErrUnavailable says that this process cannot read NVML: a build without cgo, or no library.
 var ErrUnavailable = errors.New("NVML is not available")
 
-// Sample is what a GPU says of itself. NaN is what it does not say.
+// Sample is a GPU's report about itself. NaN: it does not tell.
 type Sample struct {
 	Busy        float64 // 0..1 of the last interval in which some kernel ran
 	MemoryUsed  float64 // bytes, by all processes
@@ -55,8 +53,7 @@ type timed struct {
 	at time.Time
 }
 
-// Poller reads a Device and keeps what it said last. It is a
-// prometheus.Collector.
+// Poller reads a Device and keeps the last Sample. It is a prometheus.Collector.
 type Poller struct {
 	dev    Device
 	log    *slog.Logger
@@ -98,7 +95,7 @@ func (p *Poller) readLoop(ctx context.Context) {
 	}
 }
 
-// Latest is what the device said last, unless that is long ago.
+// Latest returns the last Sample, unless it is stale.
 func (p *Poller) Latest() (Sample, bool) {
 	if p == nil {
 		return none(), false
@@ -110,8 +107,7 @@ func (p *Poller) Latest() (Sample, bool) {
 	return t.Sample, true
 }
 
-// Close ends the reading and closes the device. A driver that hangs is waited
-// for until ctx ends.
+// Close ends the reading and closes the device. It waits for a driver that hangs until ctx ends.
 func (p *Poller) Close(ctx context.Context) error {
 	p.cancel()
 	select {

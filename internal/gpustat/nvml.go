@@ -6,6 +6,7 @@ package gpustat
 import "C"
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -15,7 +16,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// handle is what is used of an nvml.Device.
+// handle is the part of an nvml.Device in use.
 type handle interface {
 	GetUtilizationRates() (nvml.Utilization, nvml.Return)
 	GetMemoryInfo() (nvml.Memory, nvml.Return)
@@ -31,9 +32,8 @@ type device struct {
 	fields   []nvml.FieldValue
 }
 
-// newDevice asks for the fields in memory of C's, for good: NVML of driver 580
-// was seen to write a field's time where an earlier call had it, which in Go's
-// memory was something else's by then.
+// newDevice keeps the fields in C memory for good: NVML of driver 580 was seen to write a field's
+// time where an earlier call had it, which Go's memory had given to something else by then.
 func newDevice(h handle, shutdown func() nvml.Return) *device {
 	const n = 2
 	at := C.calloc(n, C.size_t(unsafe.Sizeof(nvml.FieldValue{}))) // never nil: cgo ends the process then
@@ -54,22 +54,16 @@ func Open(pci string) (Device, error) {
 	return newDevice(h, lib.Shutdown), nil
 }
 
-// text names a code; NVML's own names need the library.
-func text(r nvml.Return) string {
-	switch r {
-	case nvml.ERROR_LIBRARY_NOT_FOUND:
-		return "libnvidia-ml.so.1 is not there"
-	case nvml.ERROR_DRIVER_NOT_LOADED:
-		return "the driver is not loaded"
-	case nvml.ERROR_NOT_FOUND:
-		return "there is no such GPU"
-	case nvml.ERROR_GPU_IS_LOST:
-		return "the GPU is lost"
-	case nvml.ERROR_NO_PERMISSION:
-		return "no permission"
-	}
-	return fmt.Sprintf("code %d", int(r))
+// texts name codes; NVML's own names need the library.
+var texts = map[nvml.Return]string{
+	nvml.ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 is not there",
+	nvml.ERROR_DRIVER_NOT_LOADED: "the driver is not loaded",
+	nvml.ERROR_NOT_FOUND:         "there is no such GPU",
+	nvml.ERROR_GPU_IS_LOST:       "the GPU is lost",
+	nvml.ERROR_NO_PERMISSION:     "no permission",
 }
+
+func text(r nvml.Return) string { return cmp.Or(texts[r], fmt.Sprintf("code %d", int(r))) }
 
 func failure(call string, r nvml.Return) error {
 	if r == nvml.SUCCESS {
@@ -81,8 +75,8 @@ func failure(call string, r nvml.Return) error {
 // allLinks asks for the sum over a GPU's links.
 const allLinks = math.MaxUint32
 
-// Read asks for each value by itself: a GPU that does not have one (MIG slices,
-// cards without NVLink) still has the others. Only if it has none is that an error.
+// Read asks for each value by itself, as a GPU may lack some (MIG slices, cards without NVLink).
+// It fails only if the GPU has none.
 func (d *device) Read() (Sample, error) {
 	s, known := none(), 0
 	var worst error

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// Places within a string; 1 to 4 are hex digits that are to come.
+// Places within a string; 1 to 4 count the hex digits still to come.
 const (
 	inText    = 0
 	inEscape  = 5 // after a backslash
@@ -18,7 +18,7 @@ const (
 // unescaped is what a backslash and one other byte stand for.
 var unescaped = [256]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// str goes on in a string, and reports whether it is over.
+// str continues a string and reports whether it has ended.
 func (s *Scanner) str() bool {
 	for s.state == inText || s.escape() {
 		b, i := s.buf, s.pos
@@ -45,8 +45,8 @@ func (s *Scanner) str() bool {
 	return false
 }
 
-// escape goes on in an escape sequence, or in two that are a pair of surrogates,
-// and reports whether it is over.
+// escape continues an escape sequence, or two that are a pair of surrogates, and
+// reports whether it has ended.
 func (s *Scanner) escape() bool {
 	for ; s.pos < len(s.buf); s.pos++ {
 		at, what := s.pos, ""
@@ -88,7 +88,7 @@ func (s *Scanner) escape() bool {
 	return s.state == inText
 }
 
-// paired takes a \uXXXX, and reports whether it may stand there.
+// paired takes a \uXXXX and reports whether it is valid there.
 func (s *Scanner) paired() bool {
 	switch {
 	case s.high != 0:
@@ -102,10 +102,9 @@ func (s *Scanner) paired() bool {
 	return true
 }
 
-// plain is how many bytes come before the first quote, backslash or control
-// character. Prompts are mostly such bytes, so it looks at eight at once: the
-// lowest of the high bits that x-y &^ x leaves marks the first byte of x that
-// is less than y's (Hacker's Delight, 6-1).
+// plain counts the bytes before the first quote, backslash or control character.
+// Prompts are mostly such bytes, so it looks at eight at once: the lowest high bit
+// of x-y &^ x marks the first byte of x that is less than y's (Hacker's Delight, 6-1).
 func plain(b []byte) int {
 	const ones, highs = 0x0101010101010101, 0x8080808080808080
 	n := 0
@@ -132,9 +131,8 @@ func hexDigit(c byte) rune {
 	return -1
 }
 
-// AppendDecoded appends the string that raw, which a Scanner has read, stands
-// for: U+FFFD for a lone surrogate. If raw was cut within an escape, it ends before
-// that.
+// AppendDecoded appends the string that raw, as read by a Scanner, stands for, with
+// U+FFFD for a lone surrogate. If raw is cut within an escape, it stops before that.
 func AppendDecoded(dst, raw []byte) []byte {
 	for i := 0; i < len(raw); i++ {
 		c := raw[i]
@@ -175,7 +173,7 @@ func hex4(b []byte) (v rune) {
 	return v
 }
 
-// Places within a number: what there was last.
+// Places within a number: what came last.
 const (
 	inNumber = iota // nothing
 	inMinus
@@ -188,8 +186,8 @@ const (
 	inExpDigits
 )
 
-// numberStep is where a digit 0, another one, a minus, a plus, a point and an e lead
-// from each place; inNumber is nowhere.
+// numberStep is the place that follows each place after 0, another digit, minus, plus,
+// point or e; inNumber: none.
 var numberStep = [...][7]byte{
 	inNumber:    {1: inZero, 2: inInt, 3: inMinus},
 	inMinus:     {1: inZero, 2: inInt},
@@ -205,7 +203,7 @@ var numberStep = [...][7]byte{
 var numberClass = [256]byte{'0': 1, '1': 2, '2': 2, '3': 2, '4': 2, '5': 2, '6': 2, '7': 2, '8': 2, '9': 2,
 	'-': 3, '+': 4, '.': 5, 'e': 6, 'E': 6}
 
-// number goes on in a number, and reports whether it is over.
+// number continues a number and reports whether it has ended.
 func (s *Scanner) number() bool {
 	i, state := s.pos, s.state
 	for ; i < len(s.buf); i++ {
@@ -226,15 +224,11 @@ func (s *Scanner) number() bool {
 	return false
 }
 
-// literal goes on in true, false or null, and reports whether it is over.
+var literals = [256]string{True: "true", False: "false", Null: "null"}
+
+// literal continues true, false or null and reports whether it has ended.
 func (s *Scanner) literal(k Kind) bool {
-	word := "null"
-	switch k {
-	case True:
-		word = "true"
-	case False:
-		word = "false"
-	}
+	word := literals[k]
 	for ; s.pos < len(s.buf) && int(s.state) < len(word); s.state++ {
 		if s.buf[s.pos] != word[s.state] {
 			s.fail(s.start-s.base, "invalid literal")

@@ -9,7 +9,7 @@ import (
 // Kind is what a token is.
 type Kind byte
 
-// Kinds. None is no token: the text or the piece is over, or Err says why.
+// Kinds. None is no token: the text or the piece has ended, or Err says why.
 const (
 	None      Kind = 0
 	Object    Kind = '{'
@@ -26,7 +26,7 @@ const (
 
 const (
 	MaxDepth = 64      // open objects and arrays
-	MaxToken = 1 << 10 // bytes that Text returns of a string or number that came in pieces
+	MaxToken = 1 << 10 // bytes that Text returns of a token that came in pieces
 )
 
 // Errors beside SyntaxError.
@@ -45,7 +45,7 @@ func (e *SyntaxError) Error() string { return fmt.Sprintf("%s at byte %d", e.Wha
 
 // Scanner reads one JSON text. Use Reset for a whole one, or Feed for each piece.
 type Scanner struct {
-	// Lenient takes what encoding/json does beside: invalid UTF-8 and lone
+	// Lenient also accepts, as encoding/json does, invalid UTF-8 and lone
 	// surrogates. Decoded returns U+FFFD for these.
 	Lenient bool
 
@@ -91,7 +91,7 @@ const (
 	wantEnd   // after the one value
 )
 
-// Reset starts a text that is whole. It must not change while it is read.
+// Reset starts a whole text, which must not change while it is read.
 func (s *Scanner) Reset(text []byte) {
 	s.buf, s.base, s.pos, s.whole, s.err = text, 0, 0, true, nil
 	s.want, s.depth, s.ahead, s.cut, s.from, s.to = wantValue, 0, None, false, 0, 0
@@ -110,11 +110,11 @@ func (s *Scanner) Feed(piece []byte) {
 	}
 }
 
-// Close says that the last piece was fed: a number may end here.
+// Close marks the last piece as fed: a number may end here.
 func (s *Scanner) Close() { s.whole = true }
 
-// validPiece reports whether p goes on in UTF-8. It holds back a last character
-// that is not whole.
+// validPiece reports whether p continues valid UTF-8. It holds back an incomplete last
+// character.
 func (s *Scanner) validPiece(p []byte) bool {
 	for ; s.nrest > 0 && len(p) > 0; p = p[1:] {
 		s.rest[s.nrest] = p[0]
@@ -135,7 +135,7 @@ func (s *Scanner) validPiece(p []byte) bool {
 	return utf8.Valid(p)
 }
 
-// Err is why no more can be read; nil at the end of a sound text or piece.
+// Err is why no more can be read; nil at the end of a valid text or piece.
 func (s *Scanner) Err() error { return s.err }
 
 // Pos is the offset behind the last token, or behind Peek of the next one.
@@ -159,8 +159,7 @@ func (s *Scanner) Cut() Kind {
 	return s.ahead
 }
 
-// Fail ends the reading: from now on there are no more tokens, and Err is err if
-// there was none before.
+// Fail ends the reading: no more tokens come, and Err is err unless it was set before.
 func (s *Scanner) Fail(err error) {
 	if s.err == nil {
 		s.err, s.ahead = err, None
@@ -172,7 +171,7 @@ func (s *Scanner) fail(at int, what string) Kind {
 	return None
 }
 
-// kinds has the kind of the value that begins with a byte.
+// kinds maps the first byte of a value to its kind.
 var kinds = func() (k [256]Kind) {
 	for _, c := range []Kind{Object, Array, String, True, False, Null} {
 		k[c] = c
@@ -193,8 +192,8 @@ func (s *Scanner) Peek() Kind {
 	return s.ahead
 }
 
-// look steps over what separates the last token from the next, and returns the
-// kind of that.
+// look skips what separates the last token from the next, and returns the next one's
+// kind.
 func (s *Scanner) look() Kind {
 	for b, i := s.buf, s.pos; ; i++ {
 		for i < len(b) && (b[i] == ' ' || b[i] == '\n' || b[i] == '\t' || b[i] == '\r') {
@@ -252,7 +251,7 @@ func (s *Scanner) closing() byte {
 	return ']'
 }
 
-// unexpected refuses what is at pos, or that nothing is.
+// unexpected refuses what is at pos, or the end there.
 func (s *Scanner) unexpected() Kind {
 	what := "unexpected character"
 	switch s.want {
@@ -273,10 +272,10 @@ func (s *Scanner) unexpected() Kind {
 }
 
 // Next reads the next token. It returns None at the end of a piece; after Feed it
-// goes on with the token that was cut.
+// continues the token that was cut.
 func (s *Scanner) Next() Kind {
 	k := s.Peek()
-	if (k == String || k == Key) && !s.cut { // most tokens: one without an escape, of which nothing is cut
+	if (k == String || k == Key) && !s.cut { // most tokens: whole, without an escape
 		from := s.pos + 1
 		if to := from + plain(s.buf[from:]); to < len(s.buf) && s.buf[to] == '"' {
 			s.start, s.from, s.to, s.pos = s.base+s.pos, from, to, to+1
@@ -287,7 +286,7 @@ func (s *Scanner) Next() Kind {
 			return k
 		}
 	}
-	if k == Number && !s.cut { // and of numbers: digits
+	if k == Number && !s.cut { // most numbers: digits
 		b, to := s.buf, s.pos
 		for to < len(b) && b[to]-'0' <= 9 {
 			to++
@@ -302,7 +301,7 @@ func (s *Scanner) Next() Kind {
 	return s.next(k)
 }
 
-// next reads a token of kind k, or what has come of it.
+// next reads a token of kind k, or the part of it that has come.
 func (s *Scanner) next(k Kind) Kind {
 	fresh := !s.cut
 	if k == None {
@@ -350,7 +349,7 @@ func (s *Scanner) next(k Kind) Kind {
 	return k
 }
 
-// hold keeps the token's text of this piece, for when the next one has come.
+// hold keeps this piece's part of the token until the next piece comes.
 func (s *Scanner) hold(first bool) {
 	if first {
 		s.held = s.held[:0]
@@ -395,9 +394,8 @@ func (s *Scanner) valueRead() {
 	}
 }
 
-// Text is the last token as it was written, a string without its quotes. It
-// lives until the next token. Of one that came in pieces it is the first MaxToken
-// bytes.
+// Text is the last token as written, a string without its quotes, valid until the
+// next token. Of one that came in pieces it is the first MaxToken bytes.
 func (s *Scanner) Text() []byte {
 	if s.pieced {
 		return s.held
@@ -408,8 +406,8 @@ func (s *Scanner) Text() []byte {
 // Escaped reports whether the last token is a string with escapes.
 func (s *Scanner) Escaped() bool { return s.escaped }
 
-// Decoded is the last token, a string without its escapes. It lives until the
-// next token.
+// Decoded is the last token, a string with its escapes replaced, valid until the next
+// token.
 func (s *Scanner) Decoded() []byte {
 	if !s.escaped {
 		return s.Text()
@@ -418,8 +416,8 @@ func (s *Scanner) Decoded() []byte {
 	return s.scratch
 }
 
-// Enter reads the next token if it is of kind k, and reports whether it is.
-// Another value is stepped over.
+// Enter reads the next token if it is of kind k, and reports whether it is. It skips
+// any other value.
 func (s *Scanner) Enter(k Kind) bool {
 	if s.Peek() != k {
 		s.Skip()
@@ -428,8 +426,7 @@ func (s *Scanner) Enter(k Kind) bool {
 	return s.Next() == k
 }
 
-// Item reports whether another value comes in an array; it reads the bracket that
-// closes it.
+// Item reports whether an array has another value; if not, it reads the closing bracket.
 func (s *Scanner) Item() bool {
 	k := s.Peek()
 	if k == ArrayEnd {
@@ -452,8 +449,8 @@ func (s *Scanner) Leave(depth int) {
 	}
 }
 
-// Raw reads the next value of a whole text and returns it as it was written; nil
-// if it is not sound.
+// Raw reads the next value of a whole text and returns it as written; nil if it is
+// invalid.
 func (s *Scanner) Raw() []byte {
 	s.Peek()
 	from := s.pos
@@ -469,7 +466,7 @@ func (s *Scanner) Since(from int) []byte {
 	return s.buf[from:s.pos:s.pos]
 }
 
-// End is the error of a text, also if anything follows its value.
+// End returns the error of a text, also if anything follows its value.
 func (s *Scanner) End() error {
 	if s.Peek(); s.err == nil && s.want != wantEnd {
 		s.unexpected()
@@ -477,9 +474,8 @@ func (s *Scanner) End() error {
 	return s.err
 }
 
-// Ints appends the integers that come next in an array, as far as they are
-// written plainly in at most nine digits and are at most most: lists of token
-// ids are long. What else comes, Next reads.
+// Ints appends the next integers of an array while they are plain, of at most nine
+// digits and at most most: lists of token ids are long. Next reads what remains.
 func (s *Scanner) Ints(dst []int32, most int64) []int32 {
 	for s.Peek() == Number && !s.cut {
 		var v int64

@@ -51,10 +51,7 @@ func (s *sender) bare(ctx context.Context, c net.Conn, conns int) (addr string, 
 				return
 			}
 			s.wg.Go(func() {
-				defer c.Close()
-				stop := context.AfterFunc(ctx, func() { hangUp(c) })
-				defer stop()
-				if err := s.bareServe(c); err != nil && !errors.Is(err, io.EOF) {
+				if err := s.bareServe(ctx, c); err != nil && !errors.Is(err, io.EOF) {
 					s.log.Warn("bench kv: bare loop", "error", err)
 				}
 			})
@@ -63,12 +60,14 @@ func (s *sender) bare(ctx context.Context, c net.Conn, conns int) (addr string, 
 	return ln.Addr().String(), nil
 }
 
-func (s *sender) bareServe(c net.Conn) error {
+func (s *sender) bareServe(ctx context.Context, c net.Conn) error {
 	f, err := blocking(c)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	stop := context.AfterFunc(ctx, func() { hangUp(f) })
+	defer stop()
 	var go8 [8]byte
 	for {
 		if _, err := io.ReadFull(f, go8[:]); err != nil {
@@ -87,6 +86,7 @@ func (s *sender) bareServe(c net.Conn) error {
 // blocking takes c's socket out of the runtime's poller: a bare loop waits in
 // the system call.
 func blocking(c net.Conn) (*os.File, error) {
+	defer c.Close() // the file is another descriptor of the socket
 	tc, ok := c.(*net.TCPConn)
 	if !ok {
 		return nil, fmt.Errorf("%T is no TCP connection", c)
@@ -95,28 +95,19 @@ func blocking(c net.Conn) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.SetNonblock(int(f.Fd()), false); err != nil {
+	limit := unix.NsecToTimeval(controlIdle.Nanoseconds())
+	fd := int(f.Fd())
+	if err := errors.Join(unix.SetNonblock(fd, false),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit)); err != nil {
 		f.Close()
 		return nil, err
-	}
-	for _, option := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
-		limit := unix.NsecToTimeval(controlIdle.Nanoseconds())
-		if err := unix.SetsockoptTimeval(int(f.Fd()), unix.SOL_SOCKET, option, &limit); err != nil {
-			f.Close()
-			return nil, err
-		}
 	}
 	return f, nil
 }
 
-// hangUp ends a blocked read or write; closing one of the socket's two
-// descriptors would not.
-func hangUp(c net.Conn) {
-	if tc, ok := c.(*net.TCPConn); ok {
-		_ = tc.CloseWrite()
-		_ = tc.CloseRead()
-	}
-}
+// hangUp ends a blocked read or write; closing the descriptor would not.
+func hangUp(f *os.File) { _ = unix.Shutdown(int(f.Fd()), unix.SHUT_RDWR) }
 
 // vectored moves the blocks of every layer with one system call a batch.
 func vectored(f *os.File, p *pool, order []int32, move func(fd int, iovs [][]byte) (int, error)) error {
@@ -159,47 +150,40 @@ func skip(v [][]byte, n int) [][]byte {
 	return v
 }
 
-// bareLoop is the receiver's end.
-type bareLoop struct {
-	files []*os.File
-	conns []net.Conn
-}
+// bareLoop is the receiver's end: its connections.
+type bareLoop []*os.File
 
-func dialBare(ctx context.Context, addr string, conns int) (_ *bareLoop, err error) {
-	l := &bareLoop{}
-	defer func() {
-		if err != nil {
-			l.close()
-		}
-	}()
+func dialBare(ctx context.Context, addr string, conns int) (l bareLoop, err error) {
 	d := net.Dialer{Timeout: 5 * time.Second, Control: unpaced}
-	for range conns {
-		c, err := d.DialContext(ctx, "tcp", addr)
-		if err != nil {
-			return nil, fmt.Errorf("bare loop: %w", err)
+	for len(l) < conns && err == nil {
+		var c net.Conn
+		var f *os.File
+		if c, err = d.DialContext(ctx, "tcp", addr); err == nil {
+			f, err = blocking(c)
 		}
-		l.conns = append(l.conns, c)
-		f, err := blocking(c)
-		if err != nil {
-			return nil, fmt.Errorf("bare loop: %w", err)
+		if err == nil {
+			l = append(l, f)
 		}
-		l.files = append(l.files, f)
+	}
+	if err != nil {
+		l.close()
+		return nil, fmt.Errorf("bare loop: %w", err)
 	}
 	return l, nil
 }
 
 // transfer moves the first blocks of the sender's sequence into order.
-func (l *bareLoop) transfer(ctx context.Context, p *pool, order []int32) error {
+func (l bareLoop) transfer(ctx context.Context, p *pool, order []int32) error {
 	stop := context.AfterFunc(ctx, func() {
-		for _, c := range l.conns {
-			hangUp(c)
+		for _, f := range l {
+			hangUp(f)
 		}
 	})
 	defer stop()
-	errs := make([]error, len(l.files))
+	errs := make([]error, len(l))
 	var wg sync.WaitGroup
-	for i, f := range l.files {
-		first, end := len(order)*i/len(l.files), len(order)*(i+1)/len(l.files)
+	for i, f := range l {
+		first, end := len(order)*i/len(l), len(order)*(i+1)/len(l)
 		if first == end {
 			continue
 		}
@@ -219,11 +203,8 @@ func (l *bareLoop) transfer(ctx context.Context, p *pool, order []int32) error {
 	return nil
 }
 
-func (l *bareLoop) close() {
-	for _, f := range l.files {
+func (l bareLoop) close() {
+	for _, f := range l {
 		f.Close()
-	}
-	for _, c := range l.conns {
-		c.Close()
 	}
 }

@@ -21,12 +21,12 @@ func TestPool(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer from.free()
+	defer from.memory.Close()
 	to, err := newPool(c, 8, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer to.free()
+	defer to.memory.Close()
 	src := source{from, order("shuffled", 4, 1)}
 	src.fill(src.order)
 	if err := src.check(src.order); err != nil {

@@ -5,10 +5,9 @@
 //
 // One process is the sender (Serve), as a prefill worker is; the other, where
 // the clock is, the receiver (Run), as a decode worker is. They meet on a small
-// control connection of their own: the receiver sends the shape of the pools
-// and asks for the sender's CPU time. The pools are memory with kvconn's views,
-// the rows a fixed pattern with the digests that a prefill worker would have
-// stored with them.
+// control connection of their own, where the receiver sends the shape of the pools
+// and asks for the sender's CPU time. The pools are memory with kvconn's views; the
+// rows are a fixed pattern with the digests that a prefill worker would have stored.
 //
 // Non-goals: models, engines, the router; see `xpyd bench` for those.
 package kvbench
@@ -16,6 +15,7 @@ package kvbench
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -40,9 +40,9 @@ type Config struct {
 	Verify      bool   `json:"verify"`      // compare every byte at the end
 
 	Warmup      int           `json:"warmup"`      // transfers before the clock
-	Repetitions int           `json:"repetitions"` // at least so many of each kind
-	Duration    time.Duration `json:"duration"`    // and for at least so long
-	Baselines   bool          `json:"baselines"`   // measure the limits in turn with ours
+	Repetitions int           `json:"repetitions"` // of each kind, at least
+	Duration    time.Duration `json:"duration"`    // of all repetitions, at least
+	Baselines   bool          `json:"baselines"`   // measure the limits too, in turn
 
 	LatencyBytes int `json:"latency_bytes"` // of one small transfer
 	LatencyRuns  int `json:"latency_runs"`  // small transfers, one at a time
@@ -81,12 +81,9 @@ func (c Config) Validate() error {
 		}
 	}
 	oneOf := func(name, v string, want ...string) {
-		for _, w := range want {
-			if v == w {
-				return
-			}
+		if !slices.Contains(want, v) {
+			bad("%s: %q is not one of %s", name, v, strings.Join(want, ", "))
 		}
-		bad("%s: %q is not one of %s", name, v, strings.Join(want, ", "))
 	}
 	oneOf("transport", c.Transport, "tcp", "shm", "auto")
 	oneOf("scatter", c.Scatter, "shuffled", "contiguous")
@@ -133,32 +130,23 @@ func (c Config) blocks(n int) int { return n / (c.Layers * c.BlockBytes) }
 
 // most is the largest transfer.
 func (c Config) most() int {
-	n := max(c.Bytes, c.LatencyBytes)
-	for _, s := range c.Sweep {
-		n = max(n, s)
-	}
-	return n
+	return max(c.Bytes, c.LatencyBytes, slices.Max(append([]int{0}, c.Sweep...)))
 }
 
-// layout is the pools'. What elements a row has is nobody's concern here.
+// layout is the pools'. The type of the elements does not matter here.
 func (c Config) layout() kvlayout.Layout {
 	return kvlayout.Plain(c.Layers, c.KVHeads, c.BlockBytes/c.rows(), c.BlockTokens, kvlayout.U8)
 }
 
-// everybodys is a ring with a secret that is none: the ends prove it to each other as
-// workers do, to measure what that costs.
-func everybodys() *trust.Ring {
-	r, err := trust.NewRing(trust.Secret{})
-	if err != nil { // it is one
+// connector is kvconn's configuration of one end. Both ends prove to each other, as
+// workers do, that they hold a secret, to measure what that costs; it is a public one.
+func (c Config) connector(id string) kvconn.Config {
+	ring, err := trust.NewRing(trust.Secret{})
+	if err != nil { // one secret makes a ring
 		panic(err)
 	}
-	return r
-}
-
-// connector is kvconn's configuration of one end.
-func (c Config) connector(id string) kvconn.Config {
 	k := kvconn.DefaultConfig()
-	k.BulkConns, k.Ring = c.Connections, everybodys()
+	k.BulkConns, k.Ring = c.Connections, ring
 	k.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "bench kv", TokenizerFingerprint: "none", Numerics: "none",
 		Layout: c.layout()}
 	return k

@@ -30,11 +30,7 @@ func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)
 
 func transports(t *testing.T) map[string]kvbench.Transport {
 	t.Helper()
-	tr, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	all := map[string]kvbench.Transport{"tcp": {Transport: tr}}
+	all := map[string]kvbench.Transport{"tcp": {Transport: tcp.New(nil)}}
 	if mem, err := shm.New(); err == nil {
 		all["shm"] = kvbench.Transport{Transport: mem, Local: true}
 	} else if !errors.Is(err, shm.ErrUnsupported) {

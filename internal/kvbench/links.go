@@ -74,38 +74,23 @@ func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Me
 // Plot draws them as one SVG: host memory above, by the size of a block; the SSD
 // below, by that of a unit.
 func (r *Links) Plot(w io.Writer) error {
-	var b strings.Builder
-	const width, half = 760, 300
-	tall := 0
 	var charts []chart
 	if len(r.Host) > 0 {
-		c := chart{top: float64(50 + tall), label: "GB/s by tokens of a block, " + r.Pool + ", " + r.Layout, zero: true, mark: strconv.Itoa,
-			lines: []line{{name: "out", colour: "#1f6fb4"}, {name: "in", colour: "#c0392b"}, {name: "both", colour: "#2e8b57"}}}
+		c := chart{label: "GB/s by tokens of a block, " + r.Pool + ", " + r.Layout, zero: true, mark: strconv.Itoa,
+			lines: []line{{name: "out", colour: blue}, {name: "in", colour: red}, {name: "both", colour: green}}}
 		for _, h := range r.Host {
-			c.x = append(c.x, float64(h.BlockTokens))
-			for i, s := range []Spread{h.Out, h.In, h.Both} {
-				c.lines[i].y = append(c.lines[i].y, s.Median)
-			}
+			c.add(float64(h.BlockTokens), h.Out.Median, h.In.Median, h.Both.Median)
 		}
-		charts, tall = append(charts, c), tall+half
+		charts = append(charts, c)
 	}
 	if len(r.SSD) > 0 {
-		c := chart{top: float64(50 + tall), label: "GB/s by bytes of a unit, SSD", zero: true, lines: []line{{name: "write", colour: "#1f6fb4"}, {name: "read", colour: "#c0392b"}}}
+		c := chart{label: "GB/s by bytes of a unit, SSD", zero: true, mark: Size, lines: []line{{name: "write", colour: blue}, {name: "read", colour: red}}}
 		for _, s := range r.SSD {
-			c.x = append(c.x, float64(s.UnitBytes))
-			c.lines[0].y, c.lines[1].y = append(c.lines[0].y, s.Write), append(c.lines[1].y, s.Read)
+			c.add(float64(s.UnitBytes), s.Write, s.Read)
 		}
-		charts, tall = append(charts, c), tall+half
+		charts = append(charts, c)
 	}
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", width, tall+20, width, tall+20)
-	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
-	fmt.Fprintf(&b, `<text x="%d" y="20" font-size="14">xpyd bench kvio</text>`+"\n", left)
-	for _, c := range charts {
-		c.draw(&b)
-	}
-	b.WriteString("</svg>\n")
-	_, err := io.WriteString(w, b.String())
-	return err
+	return draw(w, "xpyd bench kvio", charts...)
 }
 
 // PlotHTML is Plot in a page with the table.

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/memfd"
 )
 
 // The kinds of run that take turns, as Report.Runs names them.
@@ -16,8 +18,8 @@ const (
 	RunScattered = "memcpy, same blocks"
 )
 
-// throughput runs ours and the limits in turn, so that what disturbs the
-// machine disturbs all of them.
+// throughput runs ours and the limits in turn, so that a disturbance of the machine
+// affects all of them.
 func (r *receiver) throughput(ctx context.Context, rep *Report) error {
 	kinds, err := r.kinds(ctx, rep)
 	if err != nil {
@@ -64,7 +66,7 @@ type kind struct {
 	run   func() (time.Duration, error)
 }
 
-// kinds lists what takes turns.
+// kinds lists the runs that take turns.
 func (r *receiver) kinds(ctx context.Context, rep *Report) ([]kind, error) {
 	n := r.cfg.Bytes
 	ours := func(unchecked bool) func() (time.Duration, error) {
@@ -88,7 +90,7 @@ func (r *receiver) kinds(ctx context.Context, rep *Report) ([]kind, error) {
 		return kinds, nil
 	}
 	dest := blocksOf(r.dests[0][:r.cfg.blocks(n)])
-	if r.peer.Transports[rep.Transport].Local { // a socket is no limit of shared memory
+	if r.peer.Transports[rep.Transport].Local { // a socket does not limit shared memory
 	} else if a, err := r.ctl.ask(request{Ask: askBare, Connections: r.cfg.Connections}); err != nil {
 		rep.Notes = append(rep.Notes, "no bare loop: "+err.Error())
 	} else if r.bare, err = dialBare(ctx, a.Addr, r.cfg.Connections); err != nil {
@@ -96,19 +98,16 @@ func (r *receiver) kinds(ctx context.Context, rep *Report) ([]kind, error) {
 	} else {
 		kinds = append(kinds, kind{RunBare, n, timed(func() error { return r.bare.transfer(ctx, r.pool, dest) })})
 	}
-	// Copies have memory of their own, the quickest there is, whatever the
-	// pools lie in.
-	var mem [2][]byte
-	for i := range mem {
-		m, free, err := alloc(n)
+	// Copies have memory of their own, the fastest available, whatever the pools lie in.
+	for i := range 2 {
+		m, err := memfd.Private(n)
 		if err != nil {
 			return nil, err
 		}
-		mem[i] = m
-		r.free = append(r.free, free)
-		pattern(0, i, mem[i])
+		r.copies = append(r.copies, m)
+		pattern(0, i, m.Bytes)
 	}
-	src, dst := mem[0], mem[1]
+	src, dst := r.copies[0].Bytes, r.copies[1].Bytes
 	from, to := order(r.cfg.Scatter, n/r.pool.size, 3), order(r.cfg.Scatter, n/r.pool.size, 4)
 	return append(kinds,
 		kind{RunMemcpy, n, timed(func() error { copy(dst, src); return nil })},

@@ -5,6 +5,7 @@ import (
 	"html"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"time"
 )
@@ -12,21 +13,33 @@ import (
 // Plot writes the sweep as one self-contained SVG: throughput above, latency
 // below, against the transfer size.
 func (r *Report) Plot(w io.Writer) error {
-	var b strings.Builder
-	const width, height = 760, 620
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", width, height, width, height)
-	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
 	c := r.Config
 	title := fmt.Sprintf("xpyd bench kv: %s, blocks of %s %s, %d layers, %s, digests %s", r.Transport, Size(c.BlockBytes), c.Scatter, c.Layers,
 		count(c.Connections, "connection"), c.Digests)
-	fmt.Fprintf(&b, `<text x="70" y="22" font-size="14">%s</text>`+"\n", html.EscapeString(title))
-	sizes := make([]float64, len(r.Sweep))
-	gbs, p50, p99 := make([]float64, len(sizes)), make([]float64, len(sizes)), make([]float64, len(sizes))
-	for i, p := range r.Sweep {
-		sizes[i], gbs[i], p50[i], p99[i] = float64(p.Bytes), p.GBs.Median, p.P50, p.P99
+	rates := chart{label: "GB/s", zero: true, mark: Size, lines: []line{{name: "throughput", colour: blue}}}
+	times := chart{label: "latency, ticket to verified", mark: Size, lines: []line{{name: "p50", colour: blue}, {name: "p99", colour: red}}}
+	for _, p := range r.Sweep {
+		rates.add(float64(p.Bytes), p.GBs.Median)
+		times.add(float64(p.Bytes), p.P50, p.P99)
 	}
-	chart{top: 50, label: "GB/s", x: sizes, lines: []line{{"throughput", "#1f6fb4", gbs}}, zero: true}.draw(&b)
-	chart{top: 345, label: "latency, ticket to verified", x: sizes, lines: []line{{"p50", "#1f6fb4", p50}, {"p99", "#c0392b", p99}}}.draw(&b)
+	return draw(w, title, rates, times)
+}
+
+// Colours of lines.
+const blue, red, green = "#1f6fb4", "#c0392b", "#2e8b57"
+
+// draw writes charts below each other as one SVG.
+func draw(w io.Writer, title string, charts ...chart) error {
+	var b strings.Builder
+	const width, each = 760, 300
+	height := 20 + each*len(charts)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", width, height, width, height)
+	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
+	fmt.Fprintf(&b, `<text x="%d" y="20" font-size="14">%s</text>`+"\n", left, html.EscapeString(title))
+	for i, c := range charts {
+		c.top = float64(50 + i*each)
+		c.draw(&b)
+	}
 	b.WriteString("</svg>\n")
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -42,7 +55,15 @@ type chart struct {
 	x     []float64
 	lines []line
 	zero  bool             // y is linear and begins at 0
-	mark  func(int) string // of a value of x; nil: a Size
+	mark  func(int) string // of a value of x
+}
+
+// add adds a point to each line.
+func (c *chart) add(x float64, y ...float64) {
+	c.x = append(c.x, x)
+	for i := range c.lines {
+		c.lines[i].y = append(c.lines[i].y, y[i])
+	}
 }
 
 type line struct {
@@ -57,18 +78,18 @@ const (
 )
 
 func (c chart) draw(b *strings.Builder) {
-	lowX, highX := bounds(c.x)
+	lowX, highX := slices.Min(c.x), slices.Max(c.x)
 	var all []float64
 	for _, l := range c.lines {
 		all = append(all, l.y...)
 	}
-	lowY, highY := bounds(all)
+	lowY, highY := slices.Min(all), slices.Max(all)
 	ticks := decades(lowY, highY)
 	if c.zero {
 		lowY, ticks = 0, steps(highY)
-		highY = math.Max(highY, ticks[len(ticks)-1])
+		highY = max(highY, ticks[len(ticks)-1])
 	} else {
-		lowY, highY = math.Min(lowY, ticks[0]), math.Max(highY, ticks[len(ticks)-1])
+		lowY, highY = min(lowY, ticks[0]), max(highY, ticks[len(ticks)-1])
 	}
 	at := func(v, low, high float64, log bool) float64 {
 		if log {
@@ -85,13 +106,9 @@ func (c chart) draw(b *strings.Builder) {
 	for _, v := range ticks {
 		fmt.Fprintf(b, `<path d="M%d %.1fH%d" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`+"\n", left, py(v), right, left-8, py(v)+4, c.tick(v))
 	}
-	mark := c.mark
-	if mark == nil {
-		mark = Size
-	}
 	for _, v := range c.x {
 		fmt.Fprintf(b, `<path d="M%.1f %.0fV%.0f" stroke="#eee"/><text x="%.1f" y="%.0f" text-anchor="middle">%s</text>`+"\n",
-			px(v), c.top, c.top+tall, px(v), c.top+tall+18, mark(int(v)))
+			px(v), c.top, c.top+tall, px(v), c.top+tall+18, c.mark(int(v)))
 	}
 	for i, l := range c.lines {
 		var points []string
@@ -100,7 +117,7 @@ func (c chart) draw(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", strings.Join(points, " "), l.colour)
 		for k, v := range l.y {
-			fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"><title>%s %s: %.4g</title></circle>`+"\n", px(c.x[k]), py(v), l.colour, l.name, mark(int(c.x[k])), v)
+			fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"><title>%s %s: %.4g</title></circle>`+"\n", px(c.x[k]), py(v), l.colour, l.name, c.mark(int(c.x[k])), v)
 		}
 		fmt.Fprintf(b, `<text x="%d" y="%.0f" fill="%s">%s</text>`+"\n", right-150+75*i, c.top-8, l.colour, l.name)
 	}
@@ -112,14 +129,6 @@ func (c chart) tick(v float64) string {
 		return fmt.Sprintf("%.4g", v)
 	}
 	return time.Duration(v * 1e3).String()
-}
-
-func bounds(v []float64) (low, high float64) {
-	low, high = math.Inf(1), math.Inf(-1)
-	for _, x := range v {
-		low, high = math.Min(low, x), math.Max(high, x)
-	}
-	return low, high
 }
 
 // decades are the powers of ten around low..high.
@@ -140,8 +149,7 @@ func steps(high float64) (out []float64) {
 			break
 		}
 	}
-	for i := 0; ; i++ {
-		v := unit * float64(i)
+	for v := 0.0; ; v = unit * float64(len(out)) {
 		if out = append(out, v); v >= high {
 			return out
 		}

@@ -19,9 +19,9 @@ type pool struct {
 	layers []kvlayout.Layer // all alike
 	blocks int              // of each layer
 	size   int              // bytes of a block
-	mem    []byte
+	memory *memfd.Memory
+	mem    []byte // its
 	digest []uint64
-	free   func()
 	shared *kvconn.Shared // for the sender to map; nil: the memory is private
 }
 
@@ -30,28 +30,21 @@ func newPool(c Config, blocks int, share bool) (p *pool, err error) {
 	p = &pool{layers: c.layout().Resolve(), blocks: blocks, size: c.BlockBytes, digest: make([]uint64, c.Layers*blocks*c.KVHeads)}
 	bytes := c.Layers * blocks * c.BlockBytes
 	if share {
-		err = p.inFile(bytes)
+		p.memory, err = memfd.New("xpyd-bench-kv", bytes)
 	} else {
-		p.mem, p.free, err = alloc(bytes)
+		p.memory, err = memfd.Private(bytes)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("pool of %s: %w", Size(bytes), err)
 	}
+	if p.mem = p.memory.Bytes; share {
+		p.shared = &kvconn.Shared{FD: p.memory.FD, Bytes: p.memory.Size, Blocks: p.blocks}
+		for layer := range p.layers {
+			p.shared.Layers = append(p.shared.Layers, kvconn.Span{Offset: int64(layer * p.blocks * p.size), Stride: int64(p.size)})
+		}
+	}
 	clear(p.mem) // so that no page is touched for the first time on the clock
 	return p, nil
-}
-
-func (p *pool) inFile(bytes int) error {
-	m, err := memfd.New("xpyd-bench-kv", bytes)
-	if err != nil {
-		return err
-	}
-	p.mem, p.free = m.Bytes, func() { _ = m.Close() }
-	p.shared = &kvconn.Shared{FD: m.FD, Bytes: m.Size, Blocks: p.blocks}
-	for layer := range p.layers {
-		p.shared.Layers = append(p.shared.Layers, kvconn.Span{Offset: int64(layer * p.blocks * p.size), Stride: int64(p.size)})
-	}
-	return nil
 }
 
 func (p *pool) run(layer int, block int32) []byte {
@@ -143,12 +136,12 @@ func (s source) Load(layer, index, firstPos, rows int, dst []byte, digests []uin
 	return nil
 }
 
-// sink is the receiver's pool. It implements kvconn.ViewSink as decode's does,
-// except that it believes the digests while unchecked is set.
+// sink is the receiver's pool. It implements kvconn.ViewSink as decode's does, except
+// that it does not check digests while unchecked is set.
 type sink struct {
 	*pool
 	unchecked atomic.Bool
-	arrived   func() // called for every block; nil: nobody asks
+	arrived   func() // called for every block; may be nil
 }
 
 var _ kvconn.ViewSink = (*sink)(nil)
@@ -163,20 +156,20 @@ func (s *sink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
 
 // Verify implements kvconn.ViewSink.
 func (s *sink) Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error {
-	return s.believe(layer, dst, rows, firstPos, s.run(layer, dst), digests)
+	return s.accept(layer, dst, rows, firstPos, s.run(layer, dst), digests)
 }
 
 // Store implements kvconn.Sink.
 func (s *sink) Store(layer int, dst int32, row, rows, firstPos int, packed []byte, digests []uint64) error {
-	if err := s.believe(layer, dst, rows, firstPos, packed, digests); err != nil {
+	if err := s.accept(layer, dst, rows, firstPos, packed, digests); err != nil {
 		return err
 	}
 	copy(s.run(layer, dst), packed)
 	return nil
 }
 
-// believe checks the rows of a block and keeps their digests.
-func (s *sink) believe(layer int, dst int32, rows, firstPos int, run []byte, digests []uint64) error {
+// accept checks the rows of a block and keeps their digests.
+func (s *sink) accept(layer int, dst int32, rows, firstPos int, run []byte, digests []uint64) error {
 	if s.arrived != nil {
 		s.arrived()
 	}

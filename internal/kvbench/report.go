@@ -74,12 +74,11 @@ type Point struct {
 
 // add takes one run.
 func (r *Report) add(name string, bytes int, took, ours, theirs time.Duration) {
-	i := slices.IndexFunc(r.Runs, func(s *Series) bool { return s.Name == name })
-	if i < 0 {
-		r.Runs = append(r.Runs, &Series{Name: name})
-		i = len(r.Runs) - 1
+	s, gb := r.Find(name), float64(bytes)/1e9
+	if s == nil {
+		s = &Series{Name: name}
+		r.Runs = append(r.Runs, s)
 	}
-	s, gb := r.Runs[i], float64(bytes)/1e9
 	s.All = append(s.All, gb/took.Seconds())
 	s.GBs = spreadOf(s.All)
 	s.moved += gb

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/kvconn"
 )
 
@@ -39,8 +40,9 @@ type receiver struct {
 	reg   *prometheus.Registry     // of the first of them
 	dests [][]kvconn.Dest          // a sequence of blocks for each transfer at a time
 	gen   uint32
-	bare  *bareLoop
-	free  []func() // what else was allocated
+	bare  bareLoop
+
+	copies []*memfd.Memory // for the memcpy limits
 }
 
 // Run measures what cfg says against the sender at peer.
@@ -198,9 +200,7 @@ func closeReceiver(kv *kvconn.Receiver) {
 }
 
 func (r *receiver) close() {
-	if r.bare != nil {
-		r.bare.close()
-	}
+	r.bare.close()
 	for _, kv := range r.kvs {
 		closeReceiver(kv)
 	}
@@ -208,14 +208,14 @@ func (r *receiver) close() {
 		r.ctl.c.Close()
 	}
 	if r.pool != nil {
-		r.pool.free()
+		r.pool.memory.Close()
 	}
-	for _, free := range r.free {
-		free()
+	for _, m := range r.copies {
+		m.Close()
 	}
 }
 
-// one moves n bytes once under one ticket into the blocks of slot.
+// one moves n bytes under one ticket into the blocks of slot.
 func (r *receiver) one(ctx context.Context, s *kvconn.Session, slot, n int, sk kvconn.Sink) error {
 	dest := r.dests[slot][:r.cfg.blocks(n)]
 	in, err := s.Request(ctx, kvconn.TicketSpec{RequestID: "bench", Positions: len(dest) * r.cfg.BlockTokens, Dest: dest, Sink: sk})
@@ -231,7 +231,7 @@ func (r *receiver) one(ctx context.Context, s *kvconn.Session, slot, n int, sk k
 }
 
 // transfer moves n bytes on every slot at once and returns the time it took.
-// The blocks have a new generation, as blocks that are used again do.
+// The blocks get a new generation, as reused blocks do.
 func (r *receiver) transfer(ctx context.Context, n int) (time.Duration, error) {
 	r.gen++
 	for _, dest := range r.dests {
@@ -253,8 +253,8 @@ func (r *receiver) transfer(ctx context.Context, n int) (time.Duration, error) {
 	return time.Since(begun), errors.Join(errs...)
 }
 
-// verify compares the pool with what was sent, twice: after all the timed transfers
-// and, so that no byte can be left from before, after one more into zeroed memory.
+// verify compares the pool with what was sent, twice: after the timed transfers and,
+// so that no byte can be left over, after one more transfer into zeroed memory.
 func (r *receiver) verify(ctx context.Context, rep *Report) error {
 	if !r.cfg.Verify {
 		return nil
@@ -268,7 +268,7 @@ func (r *receiver) verify(ctx context.Context, rep *Report) error {
 		}
 		return nil
 	}
-	if _, err := r.transfer(ctx, r.cfg.Bytes); err != nil { // the limits wrote here too
+	if _, err := r.transfer(ctx, r.cfg.Bytes); err != nil { // the bare loop wrote here too
 		return err
 	}
 	if err := check(); err != nil {

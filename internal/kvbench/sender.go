@@ -70,7 +70,7 @@ func (s *sender) serve(ctx context.Context, c net.Conn) error {
 		cancel()
 		s.wg.Wait()
 		if s.pool != nil {
-			s.pool.free()
+			s.pool.memory.Close()
 		}
 	}()
 	stop := context.AfterFunc(ctx, func() { c.Close() })

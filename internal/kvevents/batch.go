@@ -15,8 +15,7 @@ const (
 // Tier is where a block is.
 type Tier uint8
 
-// Tiers, from fast to slow. Shared storage that no single engine owns is Disk
-// too: its engine can load from it.
+// Tiers, from fast to slow. Storage that engines share is Disk too.
 const (
 	GPU Tier = iota
 	Host
@@ -34,14 +33,14 @@ type Batch struct {
 	Unknown int // events of unknown kinds
 }
 
-// Event is one change. Hashes are the engine's names of blocks: integers as they are; of
-// byte strings the last 8 bytes, which is also what vLLM's integers are.
+// Event is one change. Hashes are the engine's names of blocks: integers, or the last 8 bytes of
+// byte strings, as vLLM's integers are.
 type Event struct {
 	Kind   Kind
 	Hashes []uint64
 	Tier   Tier
-	// Group is the KV group of a model with several kinds of attention. Window marks a
-	// group that forgets: only the others name prefixes.
+	// Group is the KV group of a model with several kinds of attention. Only those that keep all
+	// of a prompt (without Window) name prefixes.
 	Group  int
 	Window bool
 
@@ -61,8 +60,8 @@ const (
 	maxRank      = 1 << 12
 )
 
-// Decode reads a batch of either engine, in any of their shapes. It skips unknown fields
-// and events, and returns nothing on error. The batch does not alias b.
+// Decode reads a batch of either engine, in any of their shapes, and does not alias b. It skips
+// unknown fields and events.
 func Decode(b []byte) (*Batch, error) {
 	r, out := &reader{b: b}, &Batch{}
 	n := r.list()
@@ -102,8 +101,7 @@ var places = map[string][]string{
 	"AllBlocksCleared": {},
 }
 
-// event reads one event: a map with its type among the fields, or a list that
-// begins with it.
+// event reads one event: a map with its type among the fields, or a list that begins with it.
 func (r *reader) event() (ev Event, known bool) {
 	d, tag := draft{}, ""
 	if msgp.NextType(r.b) == msgp.MapType {

@@ -58,8 +58,7 @@ func (d *draft) field(r *reader, name string) {
 	}
 }
 
-// tierOf reads vLLM's GPU, CPU, STORAGE and SGLang's GPU, CPU_PINNED, DISK,
-// EXTERNAL.
+// tierOf reads vLLM's GPU, CPU, STORAGE and SGLang's GPU, CPU_PINNED, DISK, EXTERNAL.
 func tierOf(medium string) Tier {
 	switch m := strings.ToUpper(medium); {
 	case strings.HasPrefix(m, "GPU"), m == "":
@@ -121,8 +120,8 @@ func ExtraOf(raw []byte) uint64 {
 	return max(h.Sum64(), 1)
 }
 
-// SaltExtra is the Extra of the first block of a prompt with that cache salt and no other
-// extra keys, as in vLLM.
+// SaltExtra is the Extra of a prompt's first block with that cache salt and no other extra keys,
+// as in vLLM.
 func SaltExtra(salt string) uint64 {
 	return ExtraOf(msgp.AppendString(msgp.AppendArrayHeader(nil, 1), salt))
 }

@@ -2,43 +2,38 @@ package kvevents
 
 import "github.com/tinylib/msgp/msgp"
 
-// Append encodes a batch as vLLM does since mid-2026: [time, events, rank],
-// each event a map with its type. Hashes are integers. Extra is left out: only
-// its hash is known.
-func Append(dst []byte, batch *Batch) []byte {
-	dst = msgp.AppendArrayHeader(dst, 3)
-	dst = msgp.AppendFloat64(dst, batch.Time)
+// Append encodes a batch as vLLM does since mid-2026: [time, events, rank], each event a map with
+// its type. Hashes are integers. Extra is left out: only its hash is known.
+func Append(dst []byte, batch *Batch) []byte { return appendBatch(dst, batch, (*Event).append) }
+
+// AppendArrays encodes a batch with events as lists, as SGLang does and vLLM did before.
+func AppendArrays(dst []byte, batch *Batch) []byte {
+	return appendBatch(dst, batch, (*Event).appendArray)
+}
+
+func appendBatch(dst []byte, batch *Batch, event func(*Event, []byte) []byte) []byte {
+	dst = msgp.AppendFloat64(msgp.AppendArrayHeader(dst, 3), batch.Time)
 	dst = msgp.AppendArrayHeader(dst, uint32(len(batch.Events)))
 	for i := range batch.Events {
-		dst = batch.Events[i].append(dst)
+		dst = event(&batch.Events[i], dst)
 	}
 	return msgp.AppendUint64(dst, uint64(batch.Rank))
 }
 
-// AppendArrays encodes a batch with events as lists, as vLLM did before, and
-// SGLang.
-func AppendArrays(dst []byte, batch *Batch) []byte {
-	dst = msgp.AppendArrayHeader(dst, 3)
-	dst = msgp.AppendFloat64(dst, batch.Time)
-	dst = msgp.AppendArrayHeader(dst, uint32(len(batch.Events)))
-	for i := range batch.Events {
-		ev := &batch.Events[i]
-		switch ev.Kind {
-		case Cleared:
-			dst = msgp.AppendString(msgp.AppendArrayHeader(dst, 1), "AllBlocksCleared")
-		case Removed:
-			dst = msgp.AppendString(msgp.AppendArrayHeader(dst, 3), "BlockRemoved")
-			dst = msgp.AppendString(appendHashes(dst, ev.Hashes), mediums[ev.Tier])
-		default:
-			dst = msgp.AppendString(msgp.AppendArrayHeader(dst, 7), "BlockStored")
-			dst = appendHashes(dst, ev.Hashes)
-			dst = ev.appendParent(dst)
-			dst = appendTokens(dst, ev.Tokens)
-			dst = msgp.AppendNil(msgp.AppendUint64(dst, uint64(ev.BlockSize)))
-			dst = msgp.AppendString(dst, mediums[ev.Tier])
-		}
+func (ev *Event) appendArray(dst []byte) []byte {
+	switch ev.Kind {
+	case Cleared:
+		return msgp.AppendString(msgp.AppendArrayHeader(dst, 1), "AllBlocksCleared")
+	case Removed:
+		dst = msgp.AppendString(msgp.AppendArrayHeader(dst, 3), "BlockRemoved")
+		dst = appendNumbers(dst, ev.Hashes)
+	default:
+		dst = msgp.AppendString(msgp.AppendArrayHeader(dst, 7), "BlockStored")
+		dst = ev.appendParent(appendNumbers(dst, ev.Hashes))
+		dst = appendNumbers(dst, ev.Tokens)
+		dst = msgp.AppendNil(msgp.AppendUint64(dst, uint64(ev.BlockSize)))
 	}
-	return msgp.AppendUint64(dst, uint64(batch.Rank))
+	return msgp.AppendString(dst, mediums[ev.Tier])
 }
 
 var mediums = [Tiers]string{"GPU", "CPU", "STORAGE"}
@@ -49,12 +44,12 @@ func (ev *Event) append(dst []byte) []byte {
 		return msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(dst, 1), "type"), "AllBlocksCleared")
 	case Removed:
 		dst = msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(dst, 4), "type"), "BlockRemoved")
-		dst = appendHashes(msgp.AppendString(dst, "block_hashes"), ev.Hashes)
+		dst = appendNumbers(msgp.AppendString(dst, "block_hashes"), ev.Hashes)
 	default:
 		dst = msgp.AppendString(msgp.AppendString(msgp.AppendMapHeader(dst, 8), "type"), "BlockStored")
-		dst = appendHashes(msgp.AppendString(dst, "block_hashes"), ev.Hashes)
+		dst = appendNumbers(msgp.AppendString(dst, "block_hashes"), ev.Hashes)
 		dst = ev.appendParent(msgp.AppendString(dst, "parent_block_hash"))
-		dst = appendTokens(msgp.AppendString(dst, "token_ids"), ev.Tokens)
+		dst = appendNumbers(msgp.AppendString(dst, "token_ids"), ev.Tokens)
 		dst = msgp.AppendUint64(msgp.AppendString(dst, "block_size"), uint64(ev.BlockSize))
 		dst = msgp.AppendString(dst, "lora_name")
 		if ev.LoRA == "" {
@@ -74,18 +69,10 @@ func (ev *Event) appendParent(dst []byte) []byte {
 	return msgp.AppendUint64(dst, ev.Parent)
 }
 
-func appendHashes(dst []byte, hashes []uint64) []byte {
-	dst = msgp.AppendArrayHeader(dst, uint32(len(hashes)))
-	for _, h := range hashes {
-		dst = msgp.AppendUint64(dst, h)
-	}
-	return dst
-}
-
-func appendTokens(dst []byte, tokens []uint32) []byte {
-	dst = msgp.AppendArrayHeader(dst, uint32(len(tokens)))
-	for _, t := range tokens {
-		dst = msgp.AppendUint64(dst, uint64(t))
+func appendNumbers[T uint32 | uint64](dst []byte, list []T) []byte {
+	dst = msgp.AppendArrayHeader(dst, uint32(len(list)))
+	for _, n := range list {
+		dst = msgp.AppendUint64(dst, uint64(n))
 	}
 	return dst
 }

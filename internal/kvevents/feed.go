@@ -26,8 +26,8 @@ type FeedConfig struct {
 	Endpoint string // host:port of the publisher
 	Replay   string // host:port of its replay socket; "" if it has none
 	Topic    string // prefix of the topics wanted; "" for all
-	// Keys are shown to a publisher that asks for them, on each new connection; nil if it
-	// does not ask. While it returns an error, nothing is dialled.
+	// Keys returns the keys for each new connection; nil if the publisher asks for none. While it
+	// fails, nothing is dialled.
 	Keys    func() (*zmtp.Keys, error)
 	Handler Handler
 	Log     *slog.Logger
@@ -51,14 +51,13 @@ func (s *Stats) Failure() error {
 	return nil
 }
 
-// Refused reports whether a failure is one of trust, which only other settings or secrets
-// end: the publisher wants a key that we lack, or takes no key where we show one.
+// Refused reports whether a failure is one of trust, which only other settings or secrets end:
+// the publisher wants a key that we lack, or takes none where we show one.
 func Refused(err error) bool {
 	return errors.Is(err, ErrNoSecret) || errors.Is(err, zmtp.ErrRefused) || errors.Is(err, zmtp.ErrMechanism)
 }
 
-// Feed follows one publisher: one data-parallel rank of one engine. Run does
-// the work.
+// Feed follows one publisher: one data-parallel rank of one engine. Run does the work.
 type Feed struct {
 	cfg   FeedConfig
 	stats Stats
@@ -70,8 +69,7 @@ type Feed struct {
 	next  uint64 // sequence number wanted
 	print uint64 // of the payload before next
 
-	// Within a session live numbers only rise. Those below caughtUp were covered by a
-	// replay meanwhile.
+	// Within a session live numbers only rise. A replay has covered those below caughtUp.
 	live     uint64 // the number after the last live one
 	caughtUp uint64
 }
@@ -193,8 +191,7 @@ func (f *Feed) message(ctx context.Context, seq uint64, payload []byte) {
 	f.applyBatch(seq, payload)
 }
 
-// mend fetches the batches missing before seq. It returns false if seq itself is still to
-// be applied.
+// mend fetches the batches missing before seq. It returns false if seq itself is to be applied.
 func (f *Feed) mend(ctx context.Context, seq uint64) bool {
 	missing := fmt.Sprintf("%d batches before %d were lost", seq-f.next, seq)
 	if f.cfg.Replay == "" {
@@ -214,8 +211,8 @@ func (f *Feed) mend(ctx context.Context, seq uint64) bool {
 	return f.heard
 }
 
-// resume finds out, on a new connection, whether this is still the publisher that we know:
-// it is if it repeats our last batch.
+// resume checks, on a new connection, that this is the publisher that we know: it repeats our
+// last batch.
 func (f *Feed) resume(ctx context.Context) {
 	if f.heard && f.next > 0 {
 		same := false
@@ -235,8 +232,8 @@ func (f *Feed) resume(ctx context.Context) {
 
 var errStopped = errors.New("not the batch that was expected")
 
-// replay applies all batches from a number on. If check is given, the first batch goes
-// there instead, and check may end the replay.
+// replay applies all batches from a number on. The first one goes to check instead, if that is
+// not nil; it may end the replay.
 func (f *Feed) replay(ctx context.Context, from uint64, check func(uint64, []byte) bool) error {
 	ctx, cancel := context.WithTimeout(ctx, replayTime)
 	defer cancel()

@@ -13,8 +13,7 @@ import (
 // ErrNoSecret means that the publisher asks for a fleet's secret that we do not have.
 var ErrNoSecret = errors.New("the publisher asks for a fleet's secret that is not ours")
 
-// Audiences of the keys that are derived from a fleet's secret: Curve25519
-// private keys, 32 bytes as they come.
+// Audiences of the Curve25519 private keys derived from a fleet's secret, 32 bytes as they come.
 const (
 	toPublish   = "publisher"
 	toSubscribe = "subscriber"
@@ -31,14 +30,12 @@ func privateKey(s trust.Secret, audience string) *ecdh.PrivateKey {
 // SubscriberKeys returns keys for a publisher that accepts the secrets that theirs names
 // (trust.Ring.IDs). The error is ErrNoSecret.
 func SubscriberKeys(r *trust.Ring, theirs string) (*zmtp.Keys, error) {
-	if r == nil {
-		return nil, ErrNoSecret
+	if r != nil {
+		if s, ok := r.Shared(theirs); ok {
+			return &zmtp.Keys{Own: privateKey(s, toSubscribe), Server: privateKey(s, toPublish).PublicKey()}, nil
+		}
 	}
-	s, ok := r.Shared(theirs)
-	if !ok {
-		return nil, ErrNoSecret
-	}
-	return &zmtp.Keys{Own: privateKey(s, toSubscribe), Server: privateKey(s, toPublish).PublicKey()}, nil
+	return nil, ErrNoSecret
 }
 
 // doors are a publisher's keys: one for each secret in force.

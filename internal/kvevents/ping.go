@@ -2,8 +2,7 @@ package kvevents
 
 import "github.com/tinylib/msgp/msgp"
 
-// Ping is what an engine with vLLM's legacy P2pNccl connector registers with.
-// It is no event, but the same msgpack.
+// Ping is how an engine with vLLM's legacy P2pNccl connector registers.
 type Ping struct {
 	Type string // "P" or "D"
 	HTTP string // host:port of its API
@@ -12,8 +11,7 @@ type Ping struct {
 
 const maxPing = 4 << 10
 
-// DecodePing reads {"type", "http_address", "zmq_address"}; other fields are
-// skipped.
+// DecodePing reads {"type", "http_address", "zmq_address"} and skips other fields.
 func DecodePing(b []byte) (Ping, error) {
 	r, p := &reader{b: b}, Ping{}
 	if len(b) > maxPing {

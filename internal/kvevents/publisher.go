@@ -19,16 +19,18 @@ type PublisherConfig struct {
 	Topic  string
 	Arrays bool // events as lists, as SGLang and older vLLMs have them
 
-	// Ring holds the fleet's secrets, one of which a subscriber must know; nil admits
-	// everybody.
+	// Ring holds the fleet's secrets, one of which a subscriber must know; nil admits everybody.
 	Ring *trust.Ring
-
-	Keep      int // batches that can be replayed; default 10,000
-	KeepBytes int // and their bytes; default 32 MiB
 
 	Log    *slog.Logger   // failed accepts and refused subscribers; nil for none
 	Failed scarce.Counter // counts failed accepts; nil for none
 }
+
+// Bounds of what can be replayed.
+const (
+	keptBatches = 10_000
+	keptBytes   = 32 << 20
+)
 
 // Publisher publishes batches as vLLM does, with the same replay socket.
 type Publisher struct {
@@ -46,12 +48,6 @@ type Publisher struct {
 
 // Publish listens. The caller closes the publisher.
 func Publish(cfg PublisherConfig) (*Publisher, error) {
-	if cfg.Keep == 0 {
-		cfg.Keep = 10_000
-	}
-	if cfg.KeepBytes == 0 {
-		cfg.KeepBytes = 32 << 20
-	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
@@ -73,7 +69,7 @@ func Publish(cfg PublisherConfig) (*Publisher, error) {
 	return p, nil
 }
 
-// refused is called for handshakes that failed, and logs subscribers that lack the secret.
+// refused logs subscribers whose handshake failed for lack of the secret.
 func (p *Publisher) refused(err error) {
 	if p.cfg.Ring == nil || !errors.Is(err, zmtp.ErrKey) && !errors.Is(err, zmtp.ErrMechanism) {
 		return
@@ -98,8 +94,7 @@ func (p *Publisher) ReplayAddr() net.Addr {
 // Subscribers returns the number of subscribers.
 func (p *Publisher) Subscribers() int { return p.pub.Subscribers() }
 
-// Renew applies a changed Ring: it disconnects those who came in with a secret no longer in
-// force.
+// Renew applies a changed Ring: it disconnects those who came in with a secret not in force now.
 func (p *Publisher) Renew() {
 	p.pub.Judge()
 	if p.router != nil {
@@ -109,12 +104,11 @@ func (p *Publisher) Renew() {
 
 // Send publishes a batch.
 func (p *Publisher) Send(b *Batch) {
-	var payload []byte
+	encode := Append
 	if p.cfg.Arrays {
-		payload = AppendArrays(nil, b)
-	} else {
-		payload = Append(nil, b)
+		encode = AppendArrays
 	}
+	payload := encode(nil, b)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.pub.Publish([]byte(p.cfg.Topic), binary.BigEndian.AppendUint64(nil, p.next), payload)
@@ -122,12 +116,12 @@ func (p *Publisher) Send(b *Batch) {
 	if p.router != nil {
 		p.kept = append(p.kept, payload)
 		p.bytes += len(payload)
-		p.trim(p.cfg.Keep, p.cfg.KeepBytes)
+		p.trim(keptBatches, keptBytes)
 	}
 }
 
-// Lose records that events were lost before they could be sent: the sequence gets a gap
-// that no replay mends, so that readers start over.
+// Lose records that events were lost before they could be sent: the sequence gets a gap that no
+// replay mends, so that readers start over.
 func (p *Publisher) Lose() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -170,8 +164,7 @@ func (p *Publisher) replay(_ zmtp.Peer, frames [][]byte, reply func(...[]byte) e
 	}
 }
 
-// keptFrom returns the first batch from a number on, and its number; nil if there
-// is none.
+// keptFrom returns the first batch from a number on, or nil, and its number.
 func (p *Publisher) keptFrom(seq uint64) ([]byte, uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

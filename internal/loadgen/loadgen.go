@@ -1,11 +1,10 @@
-// Package loadgen puts an OpenAI-compatible server under load and reports how it did.
-// workload makes prompts, arrival the times of an open loop, client posts and takes the
-// times, record gathers them, report shows them. This package runs the phases.
+// Package loadgen puts an OpenAI-compatible server under load and reports how it did. Package
+// workload makes prompts, arrival the times of an open loop, client posts and measures, record
+// gathers, report shows. This package runs the phases.
 //
-// A closed loop keeps a number of requests in flight. A slow server gets fewer of them, so
-// its latencies leave out requests that would have come meanwhile (coordinated omission). An
-// open loop sends on time whatever the server does, and every latency is also given from the
-// scheduled time.
+// A closed loop keeps a number of requests in flight. A slow server gets fewer of them, so its
+// latencies omit requests that would have come meanwhile (coordinated omission). An open loop
+// sends on time whatever the server does, and also measures every latency from the scheduled time.
 package loadgen
 
 import (
@@ -23,15 +22,14 @@ import (
 
 // Source makes requests, for any number of goroutines.
 type Source interface {
-	// Next returns the next request, maybe after a wait; false when there are no more, or
-	// ctx ends.
+	// Next returns the next request, maybe after a wait; false when there are no more or ctx ends.
 	Next(ctx context.Context) (*workload.Item, bool)
-	// Done returns an item of Next with its result, which it must not keep.
+	// Done takes back an item of Next with its result, which it must not keep.
 	Done(*workload.Item, *client.Result)
 }
 
-// Poster posts a request and returns when its answer is over. Abort ends those that run; it
-// is called when the context has ended.
+// Poster posts a request and returns when its answer is over. Abort, called once the context has
+// ended, ends those that run.
 type Poster interface {
 	Do(context.Context, *client.Request, *client.Result)
 	Abort()
@@ -40,27 +38,27 @@ type Poster interface {
 // Phase is one stretch of load.
 type Phase struct {
 	Name string
-	// Clients is the number of requests in flight: always in a closed loop, at most in an
-	// open one, where further requests are late.
+	// Clients is the number of requests in flight. In an open loop it is a maximum, beyond which
+	// requests are late.
 	Clients int
 	Open    bool
-	// Arrival is when an open loop sends; nil: when its items say (a trace).
+	// Arrival is when an open loop sends; nil: at its items' own times (a trace).
 	Arrival *arrival.Config
 	Seed    uint64
-	// Requests or Duration ends the phase, whichever is first; 0 means no end. After
-	// Duration a closed loop starts no request. An open one still sends those that were due
-	// before, until the drain ends.
+	// Requests or Duration ends the phase, whichever comes first; 0 means no end. After
+	// Duration a closed loop starts no request. An open one sends those that were due before,
+	// until the drain ends.
 	Requests int
 	Duration time.Duration
-	// Ramp is how long the clients of a closed loop take to begin, one after another; an
-	// open loop's is also in its Arrival. Requests that start in the ramp are not counted.
+	// Ramp is how long the clients of a closed loop take to start, one after another; an open
+	// loop's is also in its Arrival. Requests that start in the ramp are not counted.
 	Ramp time.Duration
-	// Drain is how long requests may still run after Duration. Then they are broken off and
-	// counted as cancelled, and what an open loop has not sent is counted as unsent.
+	// Drain is how long requests may run after Duration. Then they are aborted and counted as
+	// cancelled; what an open loop has not sent counts as unsent.
 	Drain time.Duration
 }
 
-// Validate refuses what Run cannot work with.
+// Validate returns an error for a phase that Run cannot run.
 func (p *Phase) Validate() error {
 	switch {
 	case p.Clients < 1:
@@ -84,7 +82,7 @@ type Runner struct {
 	jobs    sync.Pool // *job
 }
 
-// job is what one request needs while it runs.
+// job is the memory of a running request.
 type job struct {
 	req  client.Request
 	res  client.Result
@@ -92,8 +90,8 @@ type job struct {
 	due  time.Time // zero in a closed loop
 }
 
-// Run sends a phase's requests and returns when all are over. When ctx ends it breaks off
-// those that run and sends no more.
+// Run sends a phase's requests and returns when all are over. When ctx ends it aborts those that
+// run and sends no more.
 func (r *Runner) Run(ctx context.Context, p *Phase, src Source, rec *record.Phase) {
 	begin := time.Now()
 	whole, sending := ctx, ctx
@@ -106,7 +104,7 @@ func (r *Runner) Run(ctx context.Context, p *Phase, src Source, rec *record.Phas
 	}
 	stop := context.AfterFunc(ctx, r.Post.Abort)
 	defer stop()
-	run := run{Runner: r, phase: p, src: src, rec: rec, begin: begin, posting: ctx}
+	run := phaseRun{Runner: r, phase: p, src: src, rec: rec, begin: begin, posting: ctx}
 	if p.Open {
 		run.open(whole)
 	} else {
@@ -114,25 +112,24 @@ func (r *Runner) Run(ctx context.Context, p *Phase, src Source, rec *record.Phas
 	}
 }
 
-// run is a phase that runs.
-type run struct {
+// phaseRun is a running phase.
+type phaseRun struct {
 	*Runner
-	phase *Phase
-	src   Source
-	rec   *record.Phase
-	begin time.Time
-	// posting ends when the drain does.
-	posting context.Context
+	phase   *Phase
+	src     Source
+	rec     *record.Phase
+	begin   time.Time
+	posting context.Context // ends with the drain
 }
 
-// closed lets each client send its next request when its last one is over.
-func (r *run) closed(ctx context.Context) {
+// closed lets each client send its next request when the last one is over.
+func (r *phaseRun) closed(ctx context.Context) {
 	var issued atomic.Int64
 	var clients sync.WaitGroup
 	for i := range r.phase.Clients {
 		clients.Go(func() {
 			from := r.begin.Add(r.phase.Ramp * time.Duration(i) / time.Duration(r.phase.Clients))
-			if !until(ctx, from) {
+			if !workload.WaitUntil(ctx, from) {
 				return
 			}
 			for ctx.Err() == nil {
@@ -143,19 +140,19 @@ func (r *run) closed(ctx context.Context) {
 				if j == nil {
 					return
 				}
-				r.do(j)
+				r.send(j)
 			}
 		})
 	}
 	clients.Wait()
 }
 
-// prepared is how many requests an open loop makes ahead of their time.
+// prepared is how many requests an open loop makes ahead of time.
 const prepared = 32
 
-// open sends at the scheduled times, or late. At the end of the drain it counts the requests
-// that were due and not sent. ctx ends all.
-func (r *run) open(ctx context.Context) {
+// open sends at the scheduled times or late, until ctx ends. At the end of the drain it counts the
+// requests that were due and not sent.
+func (r *phaseRun) open(ctx context.Context) {
 	jobs := make(chan *job, prepared)
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -164,14 +161,14 @@ func (r *run) open(ctx context.Context) {
 	})
 	slots := make(chan struct{}, r.phase.Clients)
 	for j := range jobs {
-		if until(r.posting, j.due) && waitSlot(r.posting, slots) {
+		if workload.WaitUntil(r.posting, j.due) && waitSlot(r.posting, slots) {
 			running.Go(func() {
-				r.do(j)
+				r.send(j)
 				<-slots
 			})
 		} else if ctx.Err() == nil {
 			r.rec.Unsent()
-			r.over(j, &client.Result{Kind: client.Cancelled})
+			r.finish(j, &client.Result{Kind: client.Cancelled})
 		}
 	}
 	running.Wait()
@@ -190,8 +187,8 @@ func waitSlot(ctx context.Context, slots chan struct{}) bool {
 	return false
 }
 
-// schedule makes the requests of an open loop and says when they are due.
-func (r *run) schedule(ctx context.Context, jobs chan<- *job) {
+// schedule makes the requests of an open loop and sets when they are due.
+func (r *phaseRun) schedule(ctx context.Context, jobs chan<- *job) {
 	var process *arrival.Process
 	if r.phase.Arrival != nil {
 		process = arrival.New(*r.phase.Arrival, r.phase.Seed)
@@ -217,8 +214,8 @@ func (r *run) schedule(ctx context.Context, jobs chan<- *job) {
 	}
 }
 
-// next makes a request ready to be sent; nil when there is none.
-func (r *run) next(ctx context.Context) *job {
+// next prepares a request; nil when there are no more.
+func (r *phaseRun) next(ctx context.Context) *job {
 	it, ok := r.src.Next(ctx)
 	if !ok {
 		return nil
@@ -233,8 +230,8 @@ func (r *run) next(ctx context.Context) *job {
 	return j
 }
 
-// do sends a request and passes on the result.
-func (r *run) do(j *job) {
+// send posts a request and records the result.
+func (r *phaseRun) send(j *job) {
 	r.rec.Start(time.Now())
 	r.Post.Do(r.posting, &j.req, &j.res)
 	began := j.res.Start
@@ -245,27 +242,11 @@ func (r *run) do(j *job) {
 		Result: &j.res, Scheduled: j.due, Ramp: began.Sub(r.begin) < r.phase.Ramp,
 		In: j.item.In, Out: j.item.Out, Turn: j.item.Turn,
 	})
-	r.over(j, &j.res)
+	r.finish(j, &j.res)
 }
 
-func (r *run) over(j *job, res *client.Result) {
+func (r *phaseRun) finish(j *job, res *client.Result) {
 	r.src.Done(j.item, res)
 	j.item = nil
 	r.jobs.Put(j)
-}
-
-// until waits for a time; false if ctx ends first.
-func until(ctx context.Context, at time.Time) bool {
-	wait := time.Until(at)
-	if wait <= 0 {
-		return ctx.Err() == nil
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// server takes a while for each request, and notes when they came.
+// server takes a while for each request and records when they came.
 type server struct {
 	takes time.Duration
 	begin time.Time
@@ -99,14 +99,14 @@ func TestClosed(t *testing.T) {
 		if s.Completed != 40 || srv.most != 4 || time.Since(srv.begin) != 10*time.Second {
 			t.Errorf("%d completed, %d at once, %v", s.Completed, srv.most, time.Since(srv.begin))
 		}
-		if s.SchedE2E.Count() != 0 {
+		if s.SchedE2E.Count != 0 {
 			t.Error("a schedule in a closed loop")
 		}
 	})
 }
 
-// TestClosedRamp: clients begin one after another, and what they do until all
-// are there is not counted.
+// TestClosedRamp: clients start one after another, and requests until all have started are not
+// counted.
 func TestClosedRamp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := newServer(time.Second)
@@ -122,8 +122,7 @@ func TestClosedRamp(t *testing.T) {
 	})
 }
 
-// TestOpen: requests go out at their times although the server is stuck, and
-// the time that they would have waited shows.
+// TestOpen: requests go out on time although the server is stuck, and the wait shows.
 func TestOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := newServer(10 * time.Second)
@@ -133,25 +132,25 @@ func TestOpen(t *testing.T) {
 				t.Fatalf("request %d at %v, want %v", i, at, want)
 			}
 		}
-		if s.Completed != 50 || s.Late.Max() != 0 {
-			t.Errorf("%d completed, late by %d", s.Completed, s.Late.Max())
+		if s.Completed != 50 || s.Late.Max != 0 {
+			t.Errorf("%d completed, late by %d", s.Completed, s.Late.Max)
 		}
 	})
 }
 
-// TestCoordinatedOmission: where the number in flight is bounded, latencies
-// from the schedule have the wait that the others hide.
+// TestCoordinatedOmission: with a bound on requests in flight, latencies from the schedule include
+// the wait that others hide.
 func TestCoordinatedOmission(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := run(t, t.Context(), newServer(time.Second), &items{}, loadgen.Phase{Open: true, Clients: 1, Requests: 10, Arrival: &arrival.Config{Rate: 2, Burstiness: math.Inf(1)}})
-		if s.E2E.Max() != int64(time.Second) || s.SchedE2E.Max() != int64(5500*time.Millisecond) || s.Late.Max() != int64(4500*time.Millisecond) {
-			t.Errorf("E2E %v, from schedule %v, late %v", time.Duration(s.E2E.Max()), time.Duration(s.SchedE2E.Max()), time.Duration(s.Late.Max()))
+		if s.E2E.Max != int64(time.Second) || s.SchedE2E.Max != int64(5500*time.Millisecond) || s.Late.Max != int64(4500*time.Millisecond) {
+			t.Errorf("E2E %v, from schedule %v, late %v", time.Duration(s.E2E.Max), time.Duration(s.SchedE2E.Max), time.Duration(s.Late.Max))
 		}
 	})
 }
 
-// TestLateAreSent: what is due within the duration is sent, however late, and what
-// cannot be sent before the drain ends is counted.
+// TestLateAreSent: requests due within the duration are sent however late; those not sent before
+// the drain ends are counted.
 func TestLateAreSent(t *testing.T) {
 	for _, c := range []struct {
 		drain                        time.Duration
@@ -162,14 +161,14 @@ func TestLateAreSent(t *testing.T) {
 			srv := newServer(time.Second)
 			p := loadgen.Phase{Open: true, Clients: 1, Duration: 4 * time.Second, Drain: c.drain, Arrival: &arrival.Config{Rate: 2, Burstiness: math.Inf(1)}}
 			s := run(t, t.Context(), srv, &items{}, p)
-			if s.Completed != c.completed || s.Cancelled != c.cancelled || s.Unsent != c.unsent || s.Late.Max() != int64(c.late) {
-				t.Errorf("drain %v: %d completed, %d cancelled, %d unsent, late %v", c.drain, s.Completed, s.Cancelled, s.Unsent, time.Duration(s.Late.Max()))
+			if s.Completed != c.completed || s.Cancelled != c.cancelled || s.Unsent != c.unsent || s.Late.Max != int64(c.late) {
+				t.Errorf("drain %v: %d completed, %d cancelled, %d unsent, late %v", c.drain, s.Completed, s.Cancelled, s.Unsent, time.Duration(s.Late.Max))
 			}
 		})
 	}
 }
 
-// TestTrace: items go at their own times, until none is left.
+// TestTrace: items go at their own times until none is left.
 func TestTrace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		srv := newServer(time.Second)
@@ -186,8 +185,8 @@ func TestTrace(t *testing.T) {
 	})
 }
 
-// TestDrain: after the duration nothing starts that is not late, and what is not over when the
-// drain ends is broken off and counted apart.
+// TestDrain: after the duration only late requests start; those running when the drain ends are
+// aborted and counted separately.
 func TestDrain(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

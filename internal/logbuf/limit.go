@@ -21,9 +21,8 @@ const (
 	maxValue = 1 << 10
 )
 
-// Limiter keeps whoever can cause a log's lines, such as clients, engines and
-// workers that announce themselves, from flooding it: of each message only the
-// first lines of a window are written, and at its end how many were left out.
+// Limiter keeps clients, engines and workers from flooding a log: it writes only the first lines of
+// each message in a window, and at its end how many it left out.
 type Limiter struct {
 	h       slog.Handler
 	routine []string
@@ -35,7 +34,7 @@ type Limiter struct {
 	closed bool
 }
 
-// message is what lines are counted by: not their attributes, which others choose.
+// message is the key by which lines are counted, without attributes, which others choose.
 type message struct {
 	level slog.Level
 	text  string
@@ -43,9 +42,8 @@ type message struct {
 
 type tally struct{ written, left int }
 
-// Limit returns a limiter of what is logged to h. Debug lines, and those of level
-// info whose message is routine, pass as they are. Close it before the
-// process ends.
+// Limit returns a limiter of what is logged to h. Debug lines, and info lines whose message is
+// routine, pass as they are. Close it before the process ends.
 func Limit(h slog.Handler, routine ...string) *Limiter {
 	return &Limiter{h: h, routine: routine, counts: map[message]*tally{}}
 }
@@ -53,7 +51,7 @@ func Limit(h slog.Handler, routine ...string) *Limiter {
 // Handler is the limited one.
 func (l *Limiter) Handler() slog.Handler { return &limited{l.h, l} }
 
-// Close tells how many lines were left out since that was told last.
+// Close logs how many lines were left out since the last such line.
 func (l *Limiter) Close() {
 	l.mu.Lock()
 	l.closed = true
@@ -65,8 +63,7 @@ func (l *Limiter) Close() {
 	l.write(lines)
 }
 
-// admit counts a line and says whether it is written. Those that the end of a
-// window brings come first.
+// admit counts a line and reports whether to write it, after those that the end of a window brings.
 func (l *Limiter) admit(m message, now time.Time) (before []slog.Record, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -101,8 +98,7 @@ func (l *Limiter) admit(m message, now time.Time) (before []slog.Record, ok bool
 	return before, false
 }
 
-// next begins a window and returns what is to be said of the one before. l.mu is
-// held.
+// next begins a window and returns the lines about the one before. l.mu is held.
 func (l *Limiter) next(now time.Time) (lines []slog.Record) {
 	for m, t := range l.counts {
 		if t.left > 0 {
@@ -164,7 +160,7 @@ func (h *limited) WithGroup(name string) slog.Handler {
 	return &limited{h.Handler.WithGroup(name), h.l}
 }
 
-// cut bounds a record's texts, which may be others' words.
+// cut shortens a record's long texts, which others may have caused.
 func cut(r slog.Record) slog.Record {
 	long := false
 	r.Attrs(func(a slog.Attr) bool {
@@ -185,7 +181,7 @@ func cut(r slog.Record) slog.Record {
 	return out
 }
 
-// shortened is a text that is too long, cut, and whether it is one.
+// shortened returns a text that is too long, cut, and reports whether it is one.
 func shortened(v slog.Value) (string, bool) {
 	v = v.Resolve()
 	s := ""

@@ -1,6 +1,5 @@
-// Package logbuf writes a log's routine lines in batches. An access line for
-// every request is one system call each otherwise, which costs a router more
-// than making the line does.
+// Package logbuf writes a log's routine lines in batches: a system call for every access line costs
+// a router more than making the line.
 package logbuf
 
 import (
@@ -75,8 +74,8 @@ func (b *Writer) flush() error {
 	return err
 }
 
-// Handler is h, which writes to b: lines up to level info whose message is
-// routine wait, any other is written at once, with all before it.
+// Handler is h, which writes to b: lines up to level info whose message is routine wait, any other
+// is written at once, with all before it.
 func Handler(h slog.Handler, b *Writer, routine string) slog.Handler {
 	return &handler{h, b, routine}
 }

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Available is what this process can still be given, in bytes, as the kernel
-// guesses it: of the machine, and of each control group that it is in (version 2
-// or 1, as containers have them), whichever has least. 0 means unknown.
+// Available is the kernel's estimate of the bytes that this process can still get: from
+// the machine or one of its control groups (version 2 or 1), whichever has least. 0
+// means unknown.
 func Available() int64 { return available("/") }
 
 func available(root string) int64 {
@@ -28,12 +28,12 @@ func available(root string) int64 {
 		default:
 			continue
 		}
-		// A group's parents bound it, too. In a container the path may be the host's,
-		// which is not there: then the mount's own files are the container's.
+		// A group's parents bound it, too. In a container the path may be the host's and
+		// not exist: then the mount's own files are the container's.
 		for at := filepath.Join("/", f[2]); ; at = filepath.Dir(at) {
 			group := filepath.Join(mount, at)
 			if most := number(root, filepath.Join(group, limit), ""); most > 0 {
-				// Pages of files that nobody used lately are given up first.
+				// The kernel gives up file pages that were not used lately first.
 				room := most - number(root, filepath.Join(group, used), "") + number(root, filepath.Join(group, "memory.stat"), idle+" ")
 				least = min(least, max(room, 1))
 			}
@@ -45,8 +45,8 @@ func available(root string) int64 {
 	return least
 }
 
-// number is what follows a prefix at the begin of a line; 0 when there is none, as
-// in "max".
+// number is the one that follows prefix at the beginning of a line; 0 if there is none,
+// as in "max".
 func number(root, name, prefix string) int64 {
 	b, err := os.ReadFile(filepath.Join(root, name))
 	if err != nil {

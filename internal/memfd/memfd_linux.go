@@ -21,21 +21,11 @@ func New(name string, size int) (*Memory, error) {
 	}
 	if size >= HugeBytes {
 		// Fails when no huge pages are reserved, which is the usual case.
-		if m, err := create(name, size, roundUp(size, HugeBytes), unix.MFD_HUGETLB|unix.MFD_HUGE_2MB); err == nil {
-			m.Pages = Huge
+		if m, err := newFile(name, size, true); err == nil {
 			return m, nil
 		}
 	}
-	m, err := create(name, size, roundUp(size, os.Getpagesize()), 0)
-	if err != nil {
-		return nil, err
-	}
-	m.Pages = Small
-	// Only hints: errors mean that small pages are all there is.
-	if unix.Madvise(m.Bytes, unix.MADV_HUGEPAGE) == nil && allowed("shmem_enabled") {
-		m.Pages = Transparent
-	}
-	return m, nil
+	return newFile(name, size, false)
 }
 
 // Private allocates size bytes that no other process can map: FD is -1. Systems
@@ -45,36 +35,25 @@ func Private(size int) (*Memory, error) {
 	if size < 1 {
 		return nil, fmt.Errorf("memfd: %d bytes", size)
 	}
-	const rights, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
-	whole := roundUp(size, HugeBytes)
-	m := &Memory{FD: -1, Size: int64(whole), Pages: Huge}
+	const flags = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
 	// Fails when no huge pages are reserved, which is the usual case.
-	at, err := unix.MmapPtr(-1, 0, nil, uintptr(whole), rights, flags|unix.MAP_HUGETLB|unix.MAP_HUGE_2MB)
-	area, length := at, uintptr(whole)
+	whole := roundUp(size, HugeBytes)
+	m, err := newMapping(-1, size, whole, flags|unix.MAP_HUGETLB|unix.MAP_HUGE_2MB, "")
 	if err != nil {
-		length += HugeBytes
-		if area, err = unix.MmapPtr(-1, 0, nil, length, rights, flags|unix.MAP_NORESERVE); err != nil {
-			return nil, fmt.Errorf("memfd: map: %w", err)
-		}
-		at = unsafe.Add(area, -int(uintptr(area))&(HugeBytes-1))
-		m.Pages = Small
+		m, err = newMapping(-1, size, whole, flags|unix.MAP_NORESERVE, "enabled")
 	}
-	b := unsafe.Slice((*byte)(at), whole)
-	if m.Pages == Small && unix.Madvise(b, unix.MADV_HUGEPAGE) == nil && allowed("enabled") {
-		m.Pages = Transparent
-	}
-	_ = unix.Madvise(b, unix.MADV_DONTFORK) // a device may have the pages pinned
-	place(b)
-	m.Bytes, m.unmap = b[:size:size], func() error { return unix.MunmapPtr(area, length) }
-	return m, nil
+	return m, err
 }
 
-// create makes, sizes, maps and seals one file.
-func create(name string, size, whole, flags int) (_ *Memory, err error) {
-	fail := func(op string, err error) (*Memory, error) { return nil, fmt.Errorf("memfd: %s: %w", op, err) }
-	fd, err := unix.MemfdCreate(name, flags|unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+// newFile makes, sizes, seals and maps a file, of huge pages or others.
+func newFile(name string, size int, huge bool) (_ *Memory, err error) {
+	flags, whole, setting := unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING, roundUp(size, os.Getpagesize()), "shmem_enabled"
+	if huge {
+		flags, whole, setting = flags|unix.MFD_HUGETLB|unix.MFD_HUGE_2MB, roundUp(size, HugeBytes), ""
+	}
+	fd, err := unix.MemfdCreate(name, flags)
 	if err != nil {
-		return fail("create", err)
+		return nil, fmt.Errorf("memfd: create: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -82,46 +61,53 @@ func create(name string, size, whole, flags int) (_ *Memory, err error) {
 		}
 	}()
 	if err = unix.Ftruncate(fd, int64(whole)); err != nil {
-		return fail("size", err)
+		return nil, fmt.Errorf("memfd: size: %w", err)
 	}
 	if _, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, Seals); err != nil {
-		return fail("seal", err)
+		return nil, fmt.Errorf("memfd: seal: %w", err)
 	}
-	at, unmap, err := mapAligned(fd, whole, flags&unix.MFD_HUGETLB != 0)
+	return newMapping(fd, size, whole, unix.MAP_SHARED, setting)
+}
+
+// newMapping maps whole bytes of a file, or of private memory if fd is -1, at a multiple
+// of HugeBytes. The kernel places huge pages so by itself. For others, which setting
+// makes transparent huge pages, a range is taken that is large enough wherever it lies,
+// and the memory put at the first multiple in it.
+func newMapping(fd, size, whole, flags int, setting string) (*Memory, error) {
+	const rights = unix.PROT_READ | unix.PROT_WRITE
+	pages, length := Huge, uintptr(whole)
+	var area, at unsafe.Pointer
+	var err error
+	if setting == "" {
+		area, err = unix.MmapPtr(fd, 0, nil, length, rights, flags)
+		at = area
+	} else {
+		pages, length = Small, uintptr(roundUp(whole, HugeBytes)+HugeBytes)
+		if area, err = unix.MmapPtr(-1, 0, nil, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE); err == nil {
+			// If this fails, the range stays taken, which costs addresses only: where
+			// it failed may be a hole by now, and in the hole another thread's stack.
+			at = unsafe.Add(area, -int(uintptr(area))&(HugeBytes-1))
+			_, err = unix.MmapPtr(fd, 0, at, uintptr(whole), rights, flags|unix.MAP_FIXED)
+		}
+	}
 	if err != nil {
-		return fail("map", err)
+		return nil, fmt.Errorf("memfd: map: %w", err)
 	}
 	b := unsafe.Slice((*byte)(at), whole)
+	// Only a hint: an error means that small pages are all there is.
+	if pages == Small && unix.Madvise(b, unix.MADV_HUGEPAGE) == nil && allowed(setting) {
+		pages = Transparent
+	}
+	if fd < 0 {
+		_ = unix.Madvise(b, unix.MADV_DONTFORK) // a device may have the pages pinned
+	}
 	place(b)
-	return &Memory{Bytes: b[:size:size], FD: fd, Size: int64(whole), unmap: unmap}, nil
+	return &Memory{Bytes: b[:size:size], FD: fd, Size: int64(whole), Pages: pages, unmap: func() error { return unix.MunmapPtr(area, length) }}, nil
 }
 
-// mapAligned maps a file at a multiple of HugeBytes. The kernel places huge
-// pages so by itself. For others it takes a range that is large enough wherever
-// it lies, then puts the file at the first multiple.
-func mapAligned(fd, size int, huge bool) (unsafe.Pointer, func() error, error) {
-	const rights = unix.PROT_READ | unix.PROT_WRITE
-	if huge {
-		at, err := unix.MmapPtr(fd, 0, nil, uintptr(size), rights, unix.MAP_SHARED)
-		return at, func() error { return unix.MunmapPtr(at, uintptr(size)) }, err
-	}
-	length := uintptr(roundUp(size, HugeBytes) + HugeBytes)
-	area, err := unix.MmapPtr(-1, 0, nil, length, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-	if err != nil {
-		return nil, nil, err
-	}
-	at := unsafe.Add(area, -int(uintptr(area))&(HugeBytes-1))
-	if _, err := unix.MmapPtr(fd, 0, at, uintptr(size), rights, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
-		// The range stays taken, which costs addresses only: where this failed
-		// may be a hole by now, and in the hole another thread's stack.
-		return nil, nil, err
-	}
-	return at, func() error { return unix.MunmapPtr(area, length) }, nil
-}
-
-// allowed says whether the kernel may back memory of a kind with huge pages.
-func allowed(kind string) bool {
-	b, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/" + kind)
+// allowed reports whether a setting lets the kernel back memory with huge pages.
+func allowed(setting string) bool {
+	b, err := os.ReadFile("/sys/kernel/mm/transparent_hugepage/" + setting)
 	return err == nil && !strings.Contains(string(b), "[never]") && !strings.Contains(string(b), "[deny]")
 }
 

@@ -2,7 +2,9 @@ package memfd
 
 import (
 	"fmt"
+	"math/bits"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -45,17 +47,12 @@ type node struct {
 
 // policy chooses among the nodes that have a usable CPU.
 func policy(nodes []node, usable func(cpu int) bool) (mode int, mask uint64) {
-	n := 0
-	for _, nd := range nodes {
-		for _, c := range nd.cpus {
-			if usable(c) && nd.id < 64 {
-				mask |= 1 << nd.id
-				n++
-				break
-			}
+	for _, n := range nodes {
+		if n.id < 64 && slices.ContainsFunc(n.cpus, usable) {
+			mask |= 1 << n.id
 		}
 	}
-	if n > 1 {
+	if bits.OnesCount64(mask) > 1 {
 		return mpolInterleave, mask
 	}
 	return mpolPreferred, mask

@@ -1,12 +1,12 @@
 package memfd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -15,7 +15,7 @@ import (
 
 const piece = 8 << 20 // bytes that are taken at a time
 
-// A ShortError says that the system has not the memory that was asked for.
+// A ShortError reports that the system lacks the memory that was asked for.
 type ShortError struct {
 	Want, Spare, Have int64 // bytes
 }
@@ -24,8 +24,8 @@ func (e *ShortError) Error() string {
 	return fmt.Sprintf("%d MiB wanted, and %d MiB to spare for others, where %d MiB are to be had", e.Want>>20, e.Spare>>20, e.Have>>20)
 }
 
-// short is the error when so many bytes are not to be had any more for the rest of
-// what is wanted, and what is left to others.
+// short is a *ShortError if what is available (0: unknown) is less than the rest of what
+// is wanted and what is left to others.
 func short(want, rest, have int64) error {
 	if spare := min(Spare, want); have > 0 && have < rest+spare {
 		return &ShortError{Want: want, Spare: spare, Have: have}
@@ -33,20 +33,20 @@ func short(want, rest, have int64) error {
 	return nil
 }
 
-// Room is nil when so many bytes are to be had, as Populate wants them; else a
-// *ShortError.
+// Room returns a *ShortError if Populate would find less than this.
 func Room(bytes int64) error { return short(bytes, bytes, Available()) }
 
 // Populate gives the memory its pages now: whoever counts on them later could
 // be killed for them. It takes them piece by piece, and none that the machine or
 // the process's control group has not (Available), so that processes which start
 // together do not all get what only one can have. After an error the memory is to
-// be closed. Reserved huge pages need nothing.
+// be closed. Reserved huge pages are always there to take.
 func (m *Memory) Populate(ctx context.Context) error {
-	if m.Pages == Huge {
-		return nil
+	available := Available
+	if m.Pages == Huge { // they are reserved
+		available = func() int64 { return 0 }
 	}
-	return m.populate(ctx, Available, piece)
+	return m.populate(ctx, available, piece)
 }
 
 func (m *Memory) populate(ctx context.Context, available func() int64, piece int) error {
@@ -76,21 +76,17 @@ func (m *Memory) populate(ctx context.Context, available func() int64, piece int
 		})
 	}
 	all.Wait()
-	i := slices.IndexFunc(errs, func(err error) bool { return err != nil })
-	if i < 0 {
-		return nil
-	}
-	return errs[i] // the others' are of the same kind
+	return cmp.Or(errs...) // the others' are of the same kind
 }
 
 // touch has the kernel give b its pages.
 func touch(b []byte) error {
 	err := unix.Madvise(b, unix.MADV_POPULATE_WRITE)
-	if !errors.Is(err, unix.EINVAL) {
-		if err != nil {
-			return fmt.Errorf("memfd: pages: %w", err)
-		}
+	switch {
+	case err == nil:
 		return nil
+	case !errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("memfd: pages: %w", err)
 	}
 	for i := 0; i < len(b); i += os.Getpagesize() { // before Linux 5.14
 		b[i] = 0

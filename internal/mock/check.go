@@ -21,7 +21,7 @@ const (
 	legPlain   = "plain"
 )
 
-// sight is what a request was recognised as.
+// sight is what check recognised in a request.
 type sight struct {
 	leg    string
 	links  []string // one per prompt
@@ -32,10 +32,10 @@ type sight struct {
 
 type fieldsOf map[string]json.RawMessage
 
-// has reports whether a field is there and not null.
+// has reports whether a field is present and not null.
 func (f fieldsOf) has(name string) bool { return f[name] != nil && string(f[name]) != "null" }
 
-// needs wants the field there.
+// needs wants the field present.
 func (f fieldsOf) needs(name string) error {
 	if !f.has(name) {
 		return fmt.Errorf("%s is absent", name)
@@ -43,10 +43,10 @@ func (f fieldsOf) needs(name string) error {
 	return nil
 }
 
-// is wants this raw value.
-func (f fieldsOf) is(name, want string) error {
-	if string(f[name]) != want {
-		return fmt.Errorf("%s is %s, want %s", name, shown(f[name]), want)
+// is wants the field to have one of these raw values.
+func (f fieldsOf) is(name string, want ...string) error {
+	if !slices.Contains(want, string(f[name])) {
+		return fmt.Errorf("%s is %s, want %s", name, shown(f[name]), strings.Join(want, " or "))
 	}
 	return nil
 }
@@ -106,7 +106,7 @@ func shown(raw json.RawMessage) string {
 	return string(raw)
 }
 
-// oneToken checks how vLLM's prefill is asked.
+// oneToken checks a request to vLLM's prefill.
 func oneToken(f fieldsOf) error {
 	err := cmp.Or(f.is("stream", "false"), f.is("max_tokens", "1"), f.none("stream_options", "min_tokens", "min_completion_tokens"))
 	if err == nil && f["max_completion_tokens"] != nil {
@@ -115,7 +115,7 @@ func oneToken(f fieldsOf) error {
 	return err
 }
 
-// check finds out which leg the request is, and refuses wrong fields.
+// check recognises the leg of a request, and refuses wrong fields.
 func (e *Engine) check(h http.Header, f fieldsOf) (s sight, err error) {
 	switch e.cfg.Dialect {
 	case "openai":
@@ -159,8 +159,7 @@ func (e *Engine) checkVLLM(h http.Header, f fieldsOf) (sight, error) {
 	if string(p["do_remote_decode"]) == "true" {
 		s := sight{leg: legPrefill, links: []string{id}}
 		if e.cfg.Dialect == "vllm-mooncake" {
-			id, err := p.text("transfer_id")
-			s.links = []string{id}
+			s.links[0], err = p.text("transfer_id")
 			return s, cmp.Or(err, oneToken(f), p.is("do_remote_prefill", "false"), p.only("do_remote_decode", "do_remote_prefill", "transfer_id"))
 		}
 		return s, cmp.Or(oneToken(f), p.is("do_remote_prefill", "false"), p.is("remote_engine_id", "null"), p.is("remote_block_ids", "null"),
@@ -189,21 +188,14 @@ func (e *Engine) checkVLLM(h http.Header, f fieldsOf) (sight, error) {
 	var err2 error
 	s.peer, err2 = p.hostPort("remote_host", "remote_port")
 	if e.cfg.Dialect != "vllm-nixl-push" {
-		return s, cmp.Or(err1, err2, p.is("remote_num_tokens", "9"), p.opaque())
+		return s, cmp.Or(err1, err2, p.is("remote_num_tokens", "9"),
+			p.is("mock_opaque", "1.5", "1.50")) // from prefill's answer, verbatim or re-encoded by a proxy
 	}
 	if err1 == nil && link != id {
 		err1 = fmt.Errorf("remote_request_id is %s, X-Request-Id is %s", link, id)
 	}
 	return s, cmp.Or(err1, err2, p.only("do_remote_decode", "do_remote_prefill", "remote_engine_id", "remote_host", "remote_port",
 		"tp_size", "pp_size", "remote_request_id"))
-}
-
-// opaque wants the value from prefill's answer, verbatim or re-encoded by a proxy.
-func (f fieldsOf) opaque() error {
-	if f.is("mock_opaque", "1.5") == nil {
-		return nil
-	}
-	return f.is("mock_opaque", "1.50")
 }
 
 func checkOffloading(f, p fieldsOf) (sight, error) {
@@ -259,7 +251,7 @@ func (e *Engine) checkSGLang(f fieldsOf) (sight, error) {
 	return s, nil
 }
 
-// perPrompt reads a field with one value or, for a batch, a list with one per prompt.
+// perPrompt reads a field: one value or, for a batch, a list with one per prompt.
 func perPrompt[T any](f fieldsOf, name string, prompts int) ([]T, error) {
 	list := make([]T, 1)
 	var to any = &list[0]
@@ -309,7 +301,6 @@ func (e *Engine) checkTRT(f fieldsOf) (sight, error) {
 	return s, cmp.Or(err, p.is("ctx_request_id", id), p.is("schedule_style", style))
 }
 
-// promptsOf counts the prompts of a request.
 func promptsOf(f fieldsOf) int {
 	var list []json.RawMessage
 	if json.Unmarshal(f["prompt"], &list) != nil || len(list) == 0 || list[0][0] != '"' && list[0][0] != '[' {

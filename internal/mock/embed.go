@@ -6,10 +6,9 @@ import (
 	"net/http"
 )
 
-// embedDims is the length of a mock's vectors.
 const embedDims = 8
 
-// Vector is the embedding of an input, which is raw JSON without white space.
+// Vector is the embedding of an input. The input is raw JSON without white space.
 func Vector(input string) []float32 {
 	out, draw := make([]float32, embedDims), drawsOf(input, 0)
 	for i := range out {

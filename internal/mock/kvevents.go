@@ -1,25 +1,26 @@
 package mock
 
 import (
-	"container/list"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"hash/fnv"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/kvevents"
 )
 
-// KVEvents makes a mock publish what it would cache: blocks of the prompts it has seen, least
-// recently used out first.
+// KVEvents makes a mock publish the blocks that it would cache of its prompts; the least recently
+// used is evicted first.
 type KVEvents struct {
 	Listen string // host:port; "" publishes nothing
-	Replay string // the same, for the replay socket
+	Replay string // host:port of the replay socket
 	Topic  string
-	Arrays bool // events in the older form, like SGLang's
+	Arrays bool // events in the older form, like SGLang
 	Block  int  // tokens per block; 0 means 16
-	Blocks int  // that fit; 0 means 1,024
+	Blocks int  // size of the cache; 0 means 1,024
 }
 
 // blocks is the cache that a mock pretends to have.
@@ -27,9 +28,8 @@ type blocks struct {
 	cfg KVEvents
 	pub *kvevents.Publisher
 
-	mu   sync.Mutex
-	have map[uint64]*list.Element // hashes in lru
-	lru  list.List                // least recent first
+	mu     sync.Mutex
+	hashes []uint64 // least recently used first
 }
 
 // newBlocks returns nil if there is nothing to publish.
@@ -40,17 +40,12 @@ func newBlocks(cfg KVEvents) (*blocks, error) {
 	if cfg.Block < 0 || cfg.Blocks < 0 {
 		return nil, errors.New("kv events: a size is negative")
 	}
-	if cfg.Block == 0 {
-		cfg.Block = 16
-	}
-	if cfg.Blocks == 0 {
-		cfg.Blocks = 1024
-	}
+	cfg.Block, cfg.Blocks = cmp.Or(cfg.Block, 16), cmp.Or(cfg.Blocks, 1024)
 	pub, err := kvevents.Publish(kvevents.PublisherConfig{Listen: cfg.Listen, Replay: cfg.Replay, Topic: cfg.Topic, Arrays: cfg.Arrays})
 	if err != nil {
 		return nil, err
 	}
-	return &blocks{cfg: cfg, pub: pub, have: map[uint64]*list.Element{}}, nil
+	return &blocks{cfg: cfg, pub: pub}, nil
 }
 
 func (b *blocks) close() error {
@@ -83,7 +78,7 @@ func (b *blocks) store(prompt string) {
 	defer b.mu.Unlock()
 	stored := kvevents.Event{BlockSize: size}
 	removed := kvevents.Event{Kind: kvevents.Removed}
-	h := fnv.New64a() // its sum names all up to here
+	h := fnv.New64a() // its sum names the prefix
 	var parent uint64
 	for n := range min(len(tokens)/size, b.cfg.Blocks) {
 		block := tokens[n*size : (n+1)*size]
@@ -91,21 +86,22 @@ func (b *blocks) store(prompt string) {
 			h.Write([]byte{byte(t), byte(t >> 8), byte(t >> 16), byte(t >> 24)})
 		}
 		hash := h.Sum64()
-		if el := b.have[hash]; el != nil {
-			b.lru.MoveToBack(el)
-		} else {
+		i := slices.Index(b.hashes, hash)
+		if i < 0 {
 			if len(stored.Hashes) == 0 {
 				stored.Parent, stored.HasParent = parent, n > 0
 			}
 			stored.Hashes = append(stored.Hashes, hash)
 			stored.Tokens = append(stored.Tokens, block...)
-			b.have[hash] = b.lru.PushBack(hash)
-			if b.lru.Len() > b.cfg.Blocks {
-				oldest := b.lru.Remove(b.lru.Front()).(uint64)
-				delete(b.have, oldest)
-				removed.Hashes = append(removed.Hashes, oldest)
+			if i = len(b.hashes); i >= b.cfg.Blocks {
+				i = 0 // evict the oldest
+				removed.Hashes = append(removed.Hashes, b.hashes[0])
 			}
 		}
+		if i < len(b.hashes) {
+			b.hashes = slices.Delete(b.hashes, i, i+1)
+		}
+		b.hashes = append(b.hashes, hash)
 		parent = hash
 	}
 	batch := &kvevents.Batch{Time: float64(time.Now().UnixMicro()) / 1e6}
@@ -127,19 +123,18 @@ func (e *Engine) ClearKV() {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	clear(b.have)
-	b.lru.Init()
+	b.hashes = nil
 	b.pub.Send(&kvevents.Batch{Events: []kvevents.Event{{Kind: kvevents.Cleared}}})
 }
 
-// LoseKV loses a batch of events for good.
+// LoseKV loses a batch of events.
 func (e *Engine) LoseKV() {
 	if e.blocks != nil {
 		e.blocks.pub.Lose()
 	}
 }
 
-// KVAddrs is where events are published and replayed; "" for nowhere.
+// KVAddrs are the addresses of events and replays, "" for none.
 func (e *Engine) KVAddrs() (events, replay string) {
 	if e.blocks == nil {
 		return "", ""

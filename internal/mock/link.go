@@ -13,18 +13,18 @@ import (
 // kept is a prompt at prefill, by its link; Engine.mu guards it.
 type kept struct {
 	prompt string // as prefill got it
-	ids    string // its token ids, for dialects that hand them on
+	ids    string // its token ids, for dialects that pass them on
 	ready  bool
 	taken  bool
 	failed bool
 	since  time.Time     // when it became ready or failed
-	change chan struct{} // closed and replaced with each change
+	change chan struct{} // closed and replaced at each change
 }
 
 // linkTimeout is how long one side waits for the other. Real engines wait for minutes.
 const linkTimeout = 20 * time.Second
 
-// link returns the entry; e.mu is held.
+// link returns the entry of key; e.mu is held.
 func (e *Engine) link(key string) *kept {
 	k := e.links[key]
 	if k == nil {
@@ -46,22 +46,21 @@ func (k *kept) changed() {
 	k.change = make(chan struct{})
 }
 
-// keep makes the links ready, or failed.
+// keep marks the links as ready or failed.
 func (e *Engine) keep(keys []string, prompt, ids string, ok bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, key := range keys {
 		k := e.link(key)
-		k.prompt, k.ids, k.ready, k.failed = prompt, ids, ok, !ok
-		k.since = time.Now()
+		k.prompt, k.ids, k.ready, k.failed, k.since = prompt, ids, ok, !ok, time.Now()
 		k.changed()
 	}
 }
 
-// wait returns once cond holds for the link.
+// wait waits until cond holds for the link; false if it gave up.
 func (e *Engine) wait(ctx context.Context, key string, cond func(*kept) bool) bool {
-	timer := time.NewTimer(linkTimeout)
-	defer timer.Stop()
+	ctx, cancel := context.WithTimeout(ctx, linkTimeout)
+	defer cancel()
 	for {
 		e.mu.Lock()
 		k := e.link(key)
@@ -72,8 +71,6 @@ func (e *Engine) wait(ctx context.Context, key string, cond func(*kept) bool) bo
 		}
 		select {
 		case <-change:
-		case <-timer.C:
-			return false
 		case <-ctx.Done():
 			return false
 		case <-e.ctx.Done():
@@ -89,7 +86,7 @@ type claim struct {
 	Prompt string `json:"prompt"`
 }
 
-// serveClaim waits for the link, and hands out its prompt once.
+// serveClaim waits for the link, and answers with its prompt, once.
 func (e *Engine) serveClaim(w http.ResponseWriter, r *http.Request) {
 	var c claim
 	if err := json.NewDecoder(io.LimitReader(r.Body, maxBody)).Decode(&c); err != nil {

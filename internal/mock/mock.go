@@ -1,8 +1,8 @@
-// Package mock is a fake engine for tests and demonstrations. It speaks one dialect as
-// prefill, decode or both, checks requests strictly, and answers a deterministic text with
-// chosen latencies and faults. Its checks are written from the engines' behaviour, not from
-// our router's code. A decode mock collects over HTTP from the prefill mock that its request
-// names, so that a wrong address, link or prompt shows even between processes.
+// Package mock is a fake engine for tests and demonstrations. It speaks one dialect as prefill,
+// decode or both, checks requests strictly, and answers with a deterministic text and chosen
+// latencies and faults. Its checks follow the engines' behaviour, not our router's code. A decode
+// mock collects over HTTP from the prefill mock that its request names, so that a wrong address,
+// link or prompt shows even between processes.
 package mock
 
 import (
@@ -14,11 +14,14 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/scarce"
+	"github.com/xpyd/xpyd/internal/zmtp"
 )
 
 // Dialects that a mock speaks.
@@ -32,45 +35,42 @@ type Config struct {
 	Role    string // prefill, decode or both
 	Model   string
 	Version string        // of GET /version
-	Embeds  bool          // it only makes embeddings; dialect openai
+	Embeds  bool          // only makes embeddings; dialect openai
 	TTFT    time.Duration // before the first token, or prefill's answer
 	ITL     time.Duration // between tokens
 	Fault   Fault
-	// Lease is how long prefill keeps what no decode collects; 0: for ever.
-	Lease time.Duration
-	KV    KVEvents
-	// Register is the ZMQ address, host:port, at which a vllm-p2pnccl mock registers every
-	// 3 s; "": nowhere.
+	Lease   time.Duration // how long prefill keeps prompts that no decode collects; 0: for ever
+	KV      KVEvents
+	// Register is the ZMQ address, host:port, at which a vllm-p2pnccl mock registers every 3 s; "":
+	// nowhere.
 	Register string
 	Log      *slog.Logger
 }
 
-// Validate refuses what Start cannot work with.
+// Validate checks the configuration.
 func (c *Config) Validate() error {
-	if !slices.Contains(Dialects, c.Dialect) {
+	switch {
+	case !slices.Contains(Dialects, c.Dialect):
 		return fmt.Errorf("dialect %q is not one of %s", c.Dialect, strings.Join(Dialects, ", "))
-	}
-	if !slices.Contains([]string{"prefill", "decode", "both"}, c.Role) {
+	case !slices.Contains([]string{"prefill", "decode", "both"}, c.Role):
 		return fmt.Errorf("role %q is not prefill, decode or both", c.Role)
-	}
-	if c.Embeds && (c.Dialect != "openai" || c.Role != legDecode) {
+	case c.Embeds && (c.Dialect != "openai" || c.Role != legDecode):
 		return errors.New("only a decode engine of dialect openai embeds")
-	}
-	if c.TTFT < 0 || c.ITL < 0 || c.Lease < 0 {
+	case c.TTFT < 0 || c.ITL < 0 || c.Lease < 0:
 		return errors.New("a latency or the lease is negative")
 	}
 	return nil
 }
 
-// Record is a request that an Engine got.
+// Record is a request that an Engine received.
 type Record struct {
 	Leg    string // prefill, decode or plain
 	Path   string
 	Header http.Header
 	Body   string
 	Probe  bool
-	Status int  // of the answer, 0 before it
-	Left   bool // the caller left before the answer's end
+	Status int  // of the response; 0 before it
+	Left   bool // the caller left before the end of the response
 	Over   bool
 }
 
@@ -95,7 +95,8 @@ type Engine struct {
 	blocks *blocks // nil when no events are published
 }
 
-// maxRecords bounds an Engine's records, oldest out first, and its links, finished ones out.
+// maxRecords bounds an Engine's records, of which the oldest go, and its links, of which finished
+// ones go.
 const maxRecords = 4096
 
 // Start listens and serves until Close.
@@ -129,7 +130,7 @@ func Start(cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// Close cuts running requests, and waits.
+// Close cuts running requests and waits for them.
 func (e *Engine) Close() error {
 	e.cancel()
 	err := e.srv.Close()
@@ -138,7 +139,7 @@ func (e *Engine) Close() error {
 	return errors.Join(err, e.blocks.close())
 }
 
-// Addr is where it listens; it is also its bootstrap address.
+// Addr is its address, which is also its bootstrap address.
 func (e *Engine) Addr() string { return e.ln.Addr().String() }
 
 // URL is its address as a URL.
@@ -161,7 +162,7 @@ func (e *Engine) SetFault(f Fault) {
 	e.fault = f
 }
 
-// SetLease changes Config.Lease, also for prompts that are kept already.
+// SetLease changes Config.Lease, even for prompts that are already kept.
 func (e *Engine) SetLease(d time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -192,4 +193,82 @@ func (e *Engine) Held() int {
 		}
 	}
 	return n
+}
+
+// registerEvery is how often vLLM's P2pNccl connector registers.
+const registerEvery = 3 * time.Second
+
+// register tells a router's ZMQ listener about the mock until it is closed, like engines with
+// the P2pNccl connector.
+func (e *Engine) register() {
+	kind := "P"
+	if e.cfg.Role == legDecode {
+		kind = "D"
+	}
+	ping := kvevents.Ping{Type: kind, HTTP: e.Addr(), ZMQ: e.Addr()}.Append(nil)
+	tick := time.NewTicker(registerEvery)
+	defer tick.Stop()
+	var conn *zmtp.Conn
+	defer func() {
+		if conn != nil {
+			conn.Close()
+		}
+	}()
+	for {
+		if conn == nil {
+			c, err := zmtp.Dial(e.ctx, e.cfg.Register, zmtp.Config{Type: zmtp.Dealer, Identity: []byte(e.Addr())})
+			if err != nil {
+				e.cfg.Log.Warn("register", "at", e.cfg.Register, "err", err)
+			} else {
+				conn = c
+			}
+		}
+		if conn != nil && conn.WriteMessage(ping) != nil {
+			conn.Close()
+			conn = nil
+			continue
+		}
+		select {
+		case <-tick.C:
+		case <-e.ctx.Done():
+			return
+		}
+	}
+}
+
+// Fault is what goes wrong with requests. A router's probes are exempt unless Probes is set.
+type Fault struct {
+	Status   int  // answer with it; 0: no
+	Hang     bool // never answer
+	Refuse   bool // close connections without an answer
+	Event    bool // 200, then an error as the first event
+	Cut      int  // break the connection after this many chunks; 0: no
+	Freeze   int  // send nothing after this many chunks; 0: no
+	Mute     bool // prefill: do the work, and never answer
+	NoParams bool // prefill: answer without what decode needs, like an engine without its connector
+	Probes   bool // also for probes
+}
+
+// ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", "freeze=3", "mute",
+// "no-params", or "" for none. A ",probes" at the end includes probes.
+func ParseFault(s string) (Fault, error) {
+	if s == "" {
+		return Fault{}, nil
+	}
+	var f Fault
+	flags := map[string]*bool{"hang": &f.Hang, "refuse": &f.Refuse, "error-event": &f.Event, "mute": &f.Mute, "no-params": &f.NoParams, "probes": &f.Probes}
+	counts := map[string]*int{"status": &f.Status, "cut": &f.Cut, "freeze": &f.Freeze}
+	for part := range strings.SplitSeq(s, ",") {
+		name, value, given := strings.Cut(part, "=")
+		n, err := strconv.Atoi(value)
+		switch flag, count := flags[name], counts[name]; {
+		case flag != nil && !given:
+			*flag = true
+		case count != nil && err == nil && n > 0 && (name != "status" || n >= 300 && n < 600):
+			*count = n
+		default:
+			return Fault{}, fmt.Errorf("fault %q is none of status=CODE, hang, refuse, error-event, cut=CHUNKS, freeze=CHUNKS, mute, no-params, and probes beside one", s)
+		}
+	}
+	return f, nil
 }

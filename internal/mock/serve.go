@@ -72,7 +72,6 @@ func fail(w http.ResponseWriter, status int, format string, args ...any) {
 	writeBody(w, status, err.Append(nil))
 }
 
-// job is one generation.
 type job struct {
 	e       *Engine
 	w       http.ResponseWriter
@@ -90,7 +89,6 @@ type job struct {
 	chunks  int
 }
 
-// serveCompletion answers a request for tokens.
 func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(io.LimitReader(r.Body, maxBody))
 	if err != nil {
@@ -121,14 +119,13 @@ func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e.cfg.Log.Info("request", "leg", j.s.leg, "path", r.URL.Path, "links", j.s.links)
-	if err := j.read(); err != nil {
+	if err := j.parse(); err != nil {
 		fail(sw, 400, "%v", err)
 		return
 	}
 	j.respond()
 }
 
-// record remembers a request.
 func (e *Engine) record(rec *Record, r *http.Request, body []byte) *Record {
 	rec.Path, rec.Header, rec.Body, rec.Probe = r.URL.Path, r.Header, string(body), r.Header.Get("x-xpyd-probe") != ""
 	e.mu.Lock()
@@ -138,7 +135,6 @@ func (e *Engine) record(rec *Record, r *http.Request, body []byte) *Record {
 	return rec
 }
 
-// statusWriter notes the status.
 type statusWriter struct {
 	http.ResponseWriter
 	e   *Engine
@@ -160,7 +156,7 @@ const (
 	maxWords = 1 << 20 // of all choices
 )
 
-func (j *job) read() error {
+func (j *job) parse() error {
 	j.prompt = compact(j.f["prompt"])
 	if j.chat {
 		j.prompt = compact(j.f["messages"])
@@ -197,13 +193,13 @@ func compact(raw json.RawMessage) string {
 	return b.String()
 }
 
-// respond does the leg, with the fault.
+// respond answers, with the fault.
 func (j *job) respond() {
 	switch {
 	case j.fault.Hang:
 		<-j.ctx.Done()
 	case j.fault.Refuse:
-		j.cut()
+		j.reset()
 	case j.fault.Status != 0:
 		fail(j.w, j.fault.Status, "mock: status %d was ordered", j.fault.Status)
 	case j.fault.Event:
@@ -221,8 +217,8 @@ func (j *job) respond() {
 	}
 }
 
-// cut breaks the connection.
-func (j *job) cut() {
+// reset breaks the connection.
+func (j *job) reset() {
 	conn, _, err := http.NewResponseController(j.w).Hijack()
 	if err != nil {
 		return
@@ -230,35 +226,29 @@ func (j *job) cut() {
 	if t, ok := conn.(*net.TCPConn); ok {
 		_ = t.SetLinger(0) // only to make it a reset
 	}
-	_ = conn.Close() // it is broken on purpose
+	_ = conn.Close() // broken on purpose
 }
 
 // pause returns false if the caller has left.
 func (j *job) pause(d time.Duration) bool {
-	if d == 0 {
-		return j.ctx.Err() == nil
+	if d > 0 {
+		select {
+		case <-time.After(d):
+		case <-j.ctx.Done():
+		case <-j.e.ctx.Done():
+		}
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-j.ctx.Done():
-		return false
-	case <-j.e.ctx.Done():
-		return false
-	}
+	return j.ctx.Err() == nil && j.e.ctx.Err() == nil
 }
 
-// promptIDs are the mock's token ids of a prompt.
 func promptIDs(prompt string) string {
 	h := fnv.New32a()
 	_, _ = io.WriteString(h, prompt) // never fails
 	return fmt.Sprintf("[1,%d,3]", h.Sum32()%1000+10)
 }
 
-// Token counts of mocks. Prefill finds a part of the prompt cached; decode, like vLLM's,
-// reports all that it was sent as cached.
+// Token counts of mocks. Prefill finds a part of the prompt cached; decode, like vLLM's, reports
+// what it received as cached.
 const (
 	promptTokens = 9
 	cachedTokens = 3
@@ -272,7 +262,7 @@ func (j *job) prefill() {
 	}
 	e.blocks.store(j.prompt)
 	e.keep(j.s.links, j.prompt, ids, true)
-	if e.cfg.Dialect == "sglang" { // answers when the transfer is over
+	if e.cfg.Dialect == "sglang" { // it answers when the transfer is over
 		for _, link := range j.s.links {
 			if !e.wait(j.ctx, link, func(k *kept) bool { return k.taken }) {
 				e.keep(j.s.links, "", "", false)
@@ -282,8 +272,7 @@ func (j *job) prefill() {
 		}
 	}
 	j.n, j.max = 1, 1
-	enc := j.encoder()
-	body := enc.AppendFull(nil, []openai.Choice{{Text: " x", Finish: "length"}}, openai.Usage{Prompt: promptTokens, Completion: 1, Cached: cachedTokens})
+	body := j.encoder().AppendFull(nil, []openai.Choice{{Text: " x", Finish: "length"}}, openai.Usage{Prompt: promptTokens, Completion: 1, Cached: cachedTokens})
 	if j.fault.Mute {
 		<-j.ctx.Done()
 		return
@@ -322,12 +311,11 @@ func (j *job) header() {
 	}
 }
 
-// errorEvent ends the stream.
 func (j *job) errorEvent(format string, args ...any) {
 	_, _ = j.w.Write(openai.AppendDone(openai.AppendErrorEvent(nil, openai.Upstream(format, args...)))) // the reader may have left
 }
 
-// decode collects, and answers.
+// decode collects the prompt and answers.
 func (j *job) decode() {
 	e := j.e
 	if j.stream && e.cfg.Dialect != "openai" {
@@ -353,7 +341,7 @@ func (j *job) decode() {
 	j.writeAnswer()
 }
 
-// Words is the text of a choice for a prompt, which is raw JSON without white space.
+// Words is the text of a choice. The prompt is raw JSON without white space.
 func Words(prompt string, choice, n int) []string {
 	list := []string{" once", " upon", " a", " time", " there", " was", " one", " small", " mock"}
 	out, draw := make([]string, n), drawsOf(prompt, choice)
@@ -363,7 +351,7 @@ func Words(prompt string, choice, n int) []string {
 	return out
 }
 
-// drawsOf returns a sequence of numbers that depends on a text and a choice.
+// drawsOf returns a random sequence, seeded by a text and a choice.
 func drawsOf(text string, choice int) func() uint64 {
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, text) // never fails
@@ -397,7 +385,7 @@ func (j *job) writeAnswer() {
 			choices[c].Index, choices[c].Finish = c, "length"
 		}
 		if j.fault.Cut > 0 {
-			j.cut()
+			j.reset()
 			return
 		}
 		writeBody(j.w, http.StatusOK, enc.AppendFull(nil, choices, usage))
@@ -419,7 +407,7 @@ func (j *job) writeAnswer() {
 			_ = http.NewResponseController(j.w).Flush() // the next write tells
 			switch j.chunks++; j.chunks {
 			case j.fault.Cut:
-				j.cut()
+				j.reset()
 				return
 			case j.fault.Freeze:
 				<-j.ctx.Done()

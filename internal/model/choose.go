@@ -18,9 +18,9 @@ type stored struct {
 	why  string // non-empty: it cannot be read, and why
 }
 
-// choose takes from have what c's architecture needs, by Hugging Face's names,
-// and checks shapes. It refuses other tensors of a layer: a model that has them
-// computes something else. The names in have are llama.cpp's if gguf.
+// choose returns the tensors in have that c's architecture needs, by their Hugging Face
+// names, after checking shapes. It refuses a model whose layers have more: it computes
+// something else. If gguf, the names in have are llama.cpp's.
 func choose(c *arch.Config, source string, have map[string]stored, gguf bool) (map[string]entry, error) {
 	out, used := make(map[string]entry), make(map[string]bool)
 	var f8, wide string // a projection that is FP8, and one that is not
@@ -69,7 +69,7 @@ func choose(c *arch.Config, source string, have map[string]stored, gguf bool) (m
 	return out, nil
 }
 
-// harmless matches what some exporters save and nobody needs: rotary tables,
-// masks, and an FP8 checkpoint's scales of activations and KV, which are found
-// anew, a row at a time.
+// harmless matches what some exporters save and nobody needs: rotary tables, masks, and
+// an FP8 checkpoint's scales of activations and KV, which xpyd computes itself, row by
+// row.
 var harmless = regexp.MustCompile(`\.rotary_emb\.|\.attn_rot_embd\.|\.masked_bias$|\.attn\.bias$|\.(input|output|k|v|q|kv)_scale$`)

@@ -40,7 +40,7 @@ type fakeHub struct {
 
 	// hook, when set, may answer a request for a file's content itself.
 	hook func(w http.ResponseWriter, r *http.Request, name string, content []byte) bool
-	// refuse, when set, is the status of every answer of the hub.
+	// refuse, when set, is the status of every response of the hub.
 	refuse func(r *http.Request) int
 	etag   func(name, etag string) string
 }

@@ -75,7 +75,7 @@ func (m *Model) hash(ctx context.Context, report func(Progress)) (string, error)
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// hashStep is how much is hashed between two looks at the context, bytes.
+// hashStep is how many bytes are hashed between checks of the context.
 const hashStep = 4 << 20
 
 func hashTensor(ctx context.Context, name string, e entry, meter *meter) (out [sha256.Size]byte, err error) {

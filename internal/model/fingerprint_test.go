@@ -79,7 +79,7 @@ func TestFingerprintCache(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// load opens the model and tells whether its weights were read.
+	// load opens the model and reports whether its weights were read.
 	load := func() (fp string, read bool) {
 		t.Helper()
 		m, err := model.Open(t.Context(), dir, model.Options{CacheDir: cache, Progress: func(p model.Progress) {

@@ -23,7 +23,7 @@ const (
 	scaleSuffix = "_scale"
 )
 
-// findScale gives the FP8 tensor of that name its scales, and returns their own entry.
+// findScale sets the scales of the FP8 tensor of that name and returns their own entry.
 func (s *stored) findScale(name string, have map[string]stored) (entry, error) {
 	t, ok := have[name+scaleSuffix]
 	if !ok {
@@ -76,8 +76,8 @@ func widenF8(raw []byte, rows int, scale []float32) []byte {
 	return out
 }
 
-// F8 returns a tensor that the file has in E4M3 as it lies there, with its
-// scales; false if it is stored otherwise. Tensor widens it to F32.
+// F8 returns a tensor stored in E4M3 as it is, with its scales; false if it is stored
+// otherwise. Tensor widens it to F32.
 func (m *Model) F8(name string) (kernels.Tensor, bool) {
 	e := m.tensors[name]
 	if e.scale == nil {
@@ -97,8 +97,8 @@ func (m *Model) StoredF8() bool {
 	return false
 }
 
-// Weights returns all tensors, with those that are stored in E4M3 as they are
-// if f8 is set, else widened. They are valid until Close.
+// Weights returns all tensors, valid until Close. Those stored in E4M3 stay E4M3 if f8 is
+// set, else they are widened.
 func (m *Model) Weights(f8 bool) kernels.Weights {
 	w := kernels.Weights{}
 	for _, t := range m.Config.Tensors() {

@@ -1,7 +1,6 @@
 package model
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -32,7 +31,7 @@ type ggufTensor struct {
 	raw  []byte   // nil when the type is not supported
 }
 
-// ggmlType is a tensor type. Those that are not blocks are kept in their dtype.
+// ggmlType is a tensor type: quantised blocks, or elements of dtype.
 type ggmlType struct {
 	name  string
 	quant quant // without a decoder: elements of dtype
@@ -159,9 +158,7 @@ func (g *gguf) readTensors(r *cursor, data []byte, n int) error {
 		spans = append(spans, span{in.name, in.offset, in.offset + uint64(len(in.raw))})
 		g.tensors[in.name] = in.ggufTensor
 	}
-	slices.SortFunc(spans, func(a, b span) int {
-		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end))
-	})
+	slices.SortFunc(spans, span.compare)
 	for i := 1; i < len(spans); i++ {
 		if spans[i].begin < spans[i-1].end {
 			return fmt.Errorf("tensors %.120q and %.120q overlap", spans[i-1].name, spans[i].name)
@@ -238,44 +235,38 @@ const (
 	ggufF64
 )
 
+// ggufScalars read the values that are neither strings nor arrays.
+var ggufScalars = map[uint32]func(*cursor) any{
+	ggufU8:   func(r *cursor) any { return r.fixed(1)[0] },
+	ggufI8:   func(r *cursor) any { return int8(r.fixed(1)[0]) },
+	ggufBool: func(r *cursor) any { return r.fixed(1)[0] != 0 },
+	ggufU16:  func(r *cursor) any { return binary.LittleEndian.Uint16(r.fixed(2)) },
+	ggufI16:  func(r *cursor) any { return int16(binary.LittleEndian.Uint16(r.fixed(2))) },
+	ggufU32:  func(r *cursor) any { return r.u32() },
+	ggufI32:  func(r *cursor) any { return int32(r.u32()) },
+	ggufF32:  func(r *cursor) any { return math.Float32frombits(r.u32()) },
+	ggufU64:  func(r *cursor) any { return r.u64() },
+	ggufI64:  func(r *cursor) any { return int64(r.u64()) },
+	ggufF64:  func(r *cursor) any { return math.Float64frombits(r.u64()) },
+}
+
 // value reads one metadata value of the given type.
 func (r *cursor) value(kind uint32, depth int) any {
-	switch kind {
-	case ggufU8:
-		return r.fixed(1)[0]
-	case ggufI8:
-		return int8(r.fixed(1)[0])
-	case ggufU16:
-		return binary.LittleEndian.Uint16(r.fixed(2))
-	case ggufI16:
-		return int16(binary.LittleEndian.Uint16(r.fixed(2)))
-	case ggufU32:
-		return r.u32()
-	case ggufI32:
-		return int32(r.u32())
-	case ggufF32:
-		return math.Float32frombits(r.u32())
-	case ggufBool:
-		return r.fixed(1)[0] != 0
-	case ggufString:
+	switch read, ok := ggufScalars[kind]; {
+	case ok:
+		return read(r)
+	case kind == ggufString:
 		return r.str()
-	case ggufArray:
+	case kind == ggufArray:
 		return r.array(depth + 1)
-	case ggufU64:
-		return r.u64()
-	case ggufI64:
-		return int64(r.u64())
-	case ggufF64:
-		return math.Float64frombits(r.u64())
-	}
-	if r.err == nil {
+	case r.err == nil:
 		r.err = fmt.Errorf("value type %d is unknown", kind)
 	}
 	return nil
 }
 
-// array reads an array. An element takes at least one byte of the header and
-// boxed ones are counted, so that memory stays in proportion to it.
+// array reads an array. Each element takes at least one byte of the header, and boxed
+// ones are counted, so memory stays in proportion to the header.
 func (r *cursor) array(depth int) any {
 	kind, n := r.u32(), r.u64()
 	if r.err == nil && (depth > maxArrayNest || n > maxArrayLen || n > uint64(len(r.b)-r.at)) {
@@ -302,16 +293,13 @@ func (r *cursor) array(depth int) any {
 }
 
 func fill[T any](r *cursor, n uint64, next func() T) []T {
-	var out []T
+	out := []T{}
 	for range n {
 		v := next()
 		if r.err != nil {
 			return nil
 		}
 		out = append(out, v)
-	}
-	if out == nil {
-		out = []T{}
 	}
 	return out
 }

@@ -40,7 +40,7 @@ func openGGUF(path string) (_ *Model, err error) {
 	return m, nil
 }
 
-// config is what the file's metadata and tensors say of the architecture.
+// config reads the architecture from the file's metadata and tensors.
 func (g *gguf) config() (arch.Config, error) {
 	var factors []float32
 	if t, ok := g.tensors[arch.RopeFreqs]; ok {

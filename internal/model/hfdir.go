@@ -29,7 +29,7 @@ type folder struct {
 	root string // "" in the binary: nothing to map
 }
 
-// path is how errors name a file of the folder.
+// path is a file's name for errors.
 func (d folder) path(name string) string { return filepath.Join(d.root, name) }
 
 // read returns a file of at most limit bytes.
@@ -140,8 +140,8 @@ func openFolder(d folder) (_ *Model, err error) {
 	return m, err
 }
 
-// torchDType reads what config.json says of the type to compute in: dtype, which
-// was torch_dtype before transformers 5. It is a hint: what is no name is none.
+// torchDType returns the type to compute in: config.json's dtype, torch_dtype before
+// transformers 5. It is a hint: anything but a string is ignored.
 func torchDType(b []byte) string {
 	var c struct {
 		Old any `json:"torch_dtype"`
@@ -157,9 +157,9 @@ func torchDType(b []byte) string {
 
 const indexName = "model.safetensors.index.json"
 
-// weightFiles returns those of a model's files that hold its weights: those of
-// the index, model.safetensors, or every *.safetensors. From an index it also
-// returns in which file each tensor lies.
+// weightFiles returns the files that hold a model's weights: those of the index, else
+// model.safetensors, else every *.safetensors. From an index it also returns the file of
+// each tensor.
 func weightFiles(all []string, readIndex func() ([]byte, error)) (files []string, owner map[string]string, err error) {
 	switch {
 	case slices.Contains(all, indexName):
@@ -234,8 +234,8 @@ func (m *Model) mapSafetensors(d folder) (map[string]stored, error) {
 	return have, nil
 }
 
-// GenerationConfig holds generation_config.json's sampling defaults; nil means
-// that the file does not say. Its end ids are merged into Config.EOS.
+// GenerationConfig holds generation_config.json's sampling defaults; nil if absent. Its
+// end ids are merged into Config.EOS.
 type GenerationConfig struct {
 	Temperature       *float32 `json:"temperature"`
 	TopP              *float32 `json:"top_p"`

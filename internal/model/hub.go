@@ -95,7 +95,16 @@ func newHub(r repo, opts Options) (*hub, error) {
 	return h, nil
 }
 
-// listing is what the API says of a revision.
+// snapshot brings the repository into the hub's cache and returns its directory there.
+func (r repo) snapshot(ctx context.Context, opts Options) (dir string, err error) {
+	h, err := newHub(r, opts)
+	if err != nil {
+		return "", err
+	}
+	return h.snapshot(ctx)
+}
+
+// listing is the API's answer about a revision.
 type listing struct {
 	Commit string `json:"sha"`
 	Files  []struct {
@@ -103,9 +112,8 @@ type listing struct {
 	} `json:"siblings"`
 }
 
-// snapshot returns the directory of the revision's snapshot in the hub's cache.
-// What it lacks is downloaded; a complete one is used when the hub cannot be
-// reached.
+// snapshot returns the directory of the revision's snapshot in the hub's cache. It
+// downloads what is missing; if the hub cannot be reached, a complete snapshot will do.
 func (h *hub) snapshot(ctx context.Context) (string, error) {
 	defer h.http.CloseIdleConnections()
 	cached, complete := h.cache.find(h.rev)
@@ -132,8 +140,8 @@ func (h *hub) snapshot(ctx context.Context) (string, error) {
 	return dir, h.cache.setRef(h.rev, list.Commit)
 }
 
-// list asks the API for the commit and the files of the revision. With a
-// snapshot to fall back on it tries once, and not for long.
+// list asks the API for the revision's commit and files. once: there is a
+// snapshot to fall back on, so try only once, and not for long.
 func (h *hub) list(ctx context.Context, once bool) (listing, error) {
 	if once {
 		var cancel context.CancelFunc
@@ -211,8 +219,8 @@ func ggufHint(files []string) string {
 	return ""
 }
 
-// downloadAll brings the named files of a commit into its snapshot: first
-// their sizes, for a true total, then the bytes.
+// downloadAll downloads the named files of a commit into its snapshot: first their sizes,
+// for a true total, then the bytes.
 func (h *hub) downloadAll(ctx context.Context, commit string, names []string) error {
 	var jobs []*job
 	for _, name := range names {

@@ -90,7 +90,7 @@ func (c hubCache) link(commit, name, etag string) error {
 	if _, err := os.Stat(to); err == nil {
 		return nil
 	}
-	// A link that leads nowhere is replaced.
+	// Replace a dangling link.
 	if err := os.Remove(to); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -103,46 +103,37 @@ func (c hubCache) link(commit, name, etag string) error {
 // lockEvery is how often a lock that is held elsewhere is tried again.
 const lockEvery = 100 * time.Millisecond
 
-// lock takes the blob's lock, waiting for other processes until ctx ends.
+// lock takes the blob's lock, an flock as Python's filelock takes it, waiting for other
+// processes until ctx ends. The file stays: removing it would let two holders in.
 func (c hubCache) lock(ctx context.Context, etag string) (unlock func(), err error) {
 	if err := os.MkdirAll(c.locks, 0o755); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(c.locks, etag+".lock")
-	t := time.NewTicker(lockEvery)
-	defer t.Stop()
-	for {
-		unlock, err := tryLock(path)
-		if err == nil || !errors.Is(err, errLocked) {
-			return unlock, err
-		}
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for %s, which another process holds: %w", path, ctx.Err())
-		}
-	}
-}
-
-var errLocked = errors.New("locked")
-
-// tryLock takes an flock on path, as Python's filelock does, or returns
-// errLocked. The file stays: removing it would let two holders in.
-func tryLock(path string) (unlock func(), err error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return func() {
-			_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // also for a child that was just forked and has a copy of f
-			f.Close()
-		}, nil
+	t := time.NewTicker(lockEvery)
+	defer t.Stop()
+	for err == nil {
+		switch err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err {
+		case nil:
+			return func() {
+				_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // also for a child that was just forked and has a copy of f
+				f.Close()
+			}, nil
+		case unix.EWOULDBLOCK, unix.EINTR:
+			select {
+			case <-t.C:
+				err = nil
+			case <-ctx.Done():
+				err = fmt.Errorf("wait for %s, which another process holds: %w", path, ctx.Err())
+			}
+		default:
+			err = fmt.Errorf("lock %s: %w", path, err)
+		}
 	}
 	f.Close()
-	if err == unix.EWOULDBLOCK || err == unix.EINTR {
-		return nil, errLocked
-	}
-	return nil, fmt.Errorf("lock %s: %w", path, err)
+	return nil, err
 }

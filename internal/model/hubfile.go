@@ -144,7 +144,7 @@ func (j *job) restart() error {
 	return nil
 }
 
-// enoughProgress is what resets the count of failed attempts, bytes.
+// enoughProgress is how many bytes reset the count of failed attempts.
 const enoughProgress = 64 << 10
 
 // pull makes one request for the rest of the file and stores what comes.

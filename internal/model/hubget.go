@@ -94,7 +94,7 @@ func (h *hub) home(u *url.URL) bool {
 	return u.Host == h.endpoint.Host && u.Scheme == h.endpoint.Scheme
 }
 
-// authorize gives a request the token if it goes to the hub, and else none.
+// authorize gives the token to requests that go to the hub, and to no others.
 func (h *hub) authorize(req *http.Request) {
 	req.Header.Del("Authorization")
 	if h.token != "" && h.home(req.URL) {
@@ -102,7 +102,7 @@ func (h *hub) authorize(req *http.Request) {
 	}
 }
 
-// note keeps what the hub says of the content behind a redirect.
+// note records what the hub states about the content behind a redirect.
 func (r *response) note(h http.Header) {
 	r.etag = cmp.Or(h.Get("X-Linked-Etag"), r.etag, h.Get("Etag"))
 	if n, err := strconv.ParseInt(h.Get("X-Linked-Size"), 10, 64); err == nil && n >= 0 {
@@ -110,8 +110,8 @@ func (r *response) note(h http.Header) {
 	}
 }
 
-// unsigned takes the query out of the URL that err names: that of a storage link
-// is as good as a token, and errors are logged.
+// unsigned removes the query from the URL in err: that of a storage link is as good as a
+// token, and errors are logged.
 func unsigned(err error) error {
 	var e *url.Error
 	if errors.As(err, &e) {
@@ -120,7 +120,7 @@ func unsigned(err error) error {
 	return err
 }
 
-// watchedBody gives up a body that is silent for too long.
+// watchedBody gives up on a body that is silent for too long.
 type watchedBody struct {
 	io.ReadCloser
 	ctx   context.Context
@@ -156,7 +156,7 @@ type fatal struct{ error }
 
 func (f fatal) Unwrap() error { return f.error }
 
-// statusError is an HTTP answer that is no success.
+// statusError is an unsuccessful HTTP response.
 type statusError struct {
 	status    int
 	text      string
@@ -166,7 +166,7 @@ type statusError struct {
 
 func (e *statusError) Error() string { return e.text }
 
-// refusal explains an answer in words for the user.
+// refusal explains an unsuccessful response to the user.
 func (h *hub) refusal(resp *http.Response, home bool) error {
 	e := &statusError{status: resp.StatusCode}
 	id := h.owner + "/" + h.name

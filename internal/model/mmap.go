@@ -46,7 +46,7 @@ func mapFile(path string) (*mapping, error) {
 	return &mapping{path: resolve(path), data: data, modTime: st.ModTime(), mapped: true}, nil
 }
 
-// resolve makes a path absolute and follows links, as far as that goes.
+// resolve makes a path absolute and follows links, as far as possible.
 func resolve(path string) string {
 	if p, err := filepath.Abs(path); err == nil {
 		path = p
@@ -59,7 +59,9 @@ func resolve(path string) string {
 
 func (m *mapping) close() (err error) {
 	if m.mapped {
-		err = unix.Munmap(m.data)
+		if err = unix.Munmap(m.data); err != nil {
+			err = fmt.Errorf("unmap %s: %w", m.path, err)
+		}
 	}
 	m.data, m.mapped = nil, false
 	return err

@@ -13,6 +13,7 @@ package model
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -31,11 +32,11 @@ const EmbeddedName = "stories260k"
 
 // Options for Open. The zero value is usable.
 type Options struct {
-	// Log receives warnings and one line a step; nil discards.
+	// Log receives warnings, and a line for each step; nil discards them.
 	Log *slog.Logger
-	// Progress, when set, is called while a download or a fingerprint runs,
-	// from one goroutine at a time and at most ten times a second, plus once
-	// at the end of each phase. It must not block for long.
+	// Progress, if set, is called during a download or a fingerprint: by one
+	// goroutine at a time, at most ten times a second, and once at the end of
+	// each phase. It must not block for long.
 	Progress func(Progress)
 	// CacheDir holds remembered fingerprints; "" is the user's cache directory
 	// (os.UserCacheDir), folder xpyd.
@@ -65,9 +66,9 @@ type Model struct {
 	// base name, the file's without ".gguf", or "OWNER/NAME" on the hub.
 	Name   string
 	Config arch.Config
-	// TorchDType is what the model's makers compute in ("float16", "bfloat16",
-	// "float32"), "" where nobody says. It is no part of the fingerprint, which
-	// has what the weights are stored as.
+	// TorchDType is the type that the model's makers compute in ("float16",
+	// "bfloat16", "float32"), "" if unknown. It is not in the fingerprint, which
+	// has the types that the weights are stored in.
 	TorchDType string
 	// Generation holds the defaults that generation_config.json asks for.
 	Generation GenerationConfig
@@ -75,7 +76,7 @@ type Model struct {
 	// dtype, shape and stored bytes. Equal fingerprints mean equal models.
 	Fingerprint string
 
-	source    string // what errors name: a path, or "embedded stories260k"
+	source    string // for errors: a path, or "embedded stories260k"
 	tensors   map[string]entry
 	maps      []*mapping
 	gguf      map[string]any
@@ -96,7 +97,8 @@ func Open(ctx context.Context, ref string, opts Options) (*Model, error) {
 		opts.Log.Warn("generation_config.json: a value out of range is ignored", "model", m.Name, "key", what)
 	}
 	if err := m.fingerprint(ctx, opts); err != nil {
-		return nil, fmt.Errorf("open model: %w", joinClose(err, m))
+		_ = m.Close() // err is the reason
+		return nil, fmt.Errorf("open model: %w", err)
 	}
 	return m, nil
 }
@@ -110,20 +112,11 @@ func open(ctx context.Context, ref string, opts Options) (*Model, error) {
 		if err != nil {
 			return nil, err
 		}
-		h, err := newHub(repo, opts)
+		dir, err := repo.snapshot(ctx, opts)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", ref, err)
 		}
-		dir, err := h.snapshot(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", ref, err)
-		}
-		m, err := openDir(dir)
-		if err != nil {
-			return nil, err
-		}
-		m.Name = repo.owner + "/" + repo.name
-		return m, nil
+		return openDir(dir)
 	case strings.EqualFold(filepath.Ext(ref), ".gguf"):
 		return openGGUF(ref)
 	}
@@ -140,15 +133,9 @@ func open(ctx context.Context, ref string, opts Options) (*Model, error) {
 	return openDir(ref)
 }
 
-// joinClose closes m on a failure path; the first error is the one that tells.
-func joinClose(err error, m *Model) error {
-	_ = m.Close()
-	return err
-}
-
 // Tensor returns the named tensor. Its Data is read-only and valid until
-// Close. Quantised GGUF tensors are dequantised to F32 and re-ordered ones
-// copied anew on each call; all else is a window on the mapped file.
+// Close: a window on the mapped file, except that each call dequantises
+// quantised GGUF tensors to F32 and copies those whose rows change order.
 func (m *Model) Tensor(name string) (kernels.Tensor, bool) {
 	e, ok := m.tensors[name]
 	if !ok {
@@ -160,9 +147,9 @@ func (m *Model) Tensor(name string) (kernels.Tensor, bool) {
 // Names lists the tensors that Config's architecture uses, sorted.
 func (m *Model) Names() []string { return slices.Sorted(maps.Keys(m.tensors)) }
 
-// TokenizerFiles returns tokenizer.json, tokenizer_config.json and
-// chat_template.jinja as they are; nil for each that the model lacks. A GGUF
-// model has none: see GGUFMeta.
+// TokenizerFiles returns the contents of tokenizer.json, tokenizer_config.json
+// and chat_template.jinja, nil for those that the model lacks. A GGUF model has
+// none of them: see GGUFMeta.
 func (m *Model) TokenizerFiles() (tokenizerJSON, configJSON, chatTemplate []byte) {
 	return m.tokenizer[0], m.tokenizer[1], m.tokenizer[2]
 }
@@ -175,12 +162,10 @@ func (m *Model) GGUFMeta() map[string]any { return m.gguf }
 
 // Close unmaps the weights: Data of every Tensor is invalid from here on.
 func (m *Model) Close() error {
-	var first error
+	var errs []error
 	for _, mp := range m.maps {
-		if err := mp.close(); err != nil && first == nil {
-			first = fmt.Errorf("unmap %s: %w", mp.path, err)
-		}
+		errs = append(errs, mp.close())
 	}
 	m.maps, m.tensors = nil, nil
-	return first
+	return errors.Join(errs...)
 }

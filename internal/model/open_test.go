@@ -141,8 +141,8 @@ func TestOpenHF(t *testing.T) {
 	f("llama 3 scaling", scaled, modeltest.HFOptions{Seed: 6})
 }
 
-// What a config.json says of the type to compute in, in old and new files; what is
-// no name stops nobody.
+// The type to compute in, from old and new config.json files; anything but a string is
+// ignored.
 func TestTorchDType(t *testing.T) {
 	f := func(want string, change map[string]any) {
 		t.Helper()
@@ -187,7 +187,7 @@ func TestOpenHFFiles(t *testing.T) {
 	}
 }
 
-// TestGenerationValues: what no request could ask for is left out, and said.
+// TestGenerationValues: values that no request could have are left out, and reported.
 func TestGenerationValues(t *testing.T) {
 	var said bytes.Buffer
 	f := func(value string, ignored bool) {
@@ -303,7 +303,7 @@ func TestTiedHeadSavedTwice(t *testing.T) {
 	}
 }
 
-// TestTensorAlignment: data at odd places in the file comes out aligned.
+// TestTensorAlignment: data at odd offsets of the file comes out aligned.
 func TestTensorAlignment(t *testing.T) {
 	dir := writeHF(t, modeltest.Tiny("llama"), modeltest.HFOptions{})
 	path := filepath.Join(dir, "model.safetensors")

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// printCache remembers one model's fingerprint in a small file, named after
-// the weight files' paths and believed while their sizes and times are those
-// it was made under. An unreadable or stale file counts as absent.
+// printCache remembers one model's fingerprint in a small file, named after the weight
+// files' paths and valid while their sizes and times are unchanged. An unreadable or
+// stale file counts as absent.
 type printCache struct {
 	path   string // "": nothing is remembered
 	state  string // digest of configuration, sizes, times

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Progress tells how far a long step of Open is.
+// Progress is how far a long step of Open has come.
 type Progress struct {
 	Phase string // "download" or "fingerprint"
 	What  string // the repository, or the model's path
@@ -13,7 +13,7 @@ type Progress struct {
 	Total int64  // bytes
 }
 
-// meter adds up bytes from several goroutines and reports them, rarely.
+// meter counts bytes from several goroutines and reports them now and then.
 type meter struct {
 	report func(Progress)
 

@@ -7,10 +7,9 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// quant is a block format of GGUF: block values lie in size bytes.
-// The layouts are those of ggml (ggml-common.h, "block_q4_0" and so on).
-// Products are rounded to float32 before they are added, on every machine, so
-// that dequantised weights are the same bits everywhere.
+// quant is a block format of GGUF: block values lie in size bytes. The layouts are those
+// of ggml (ggml-common.h, "block_q4_0" and so on). Products are rounded to float32 before
+// they are added, so that dequantised weights have the same bits on every machine.
 type quant struct {
 	block int // values
 	size  int // bytes

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -66,9 +67,7 @@ func parseSafetensors(data []byte) (map[string]stored, error) {
 	if err != nil {
 		return nil, fmt.Errorf("safetensors header: %w", err)
 	}
-	slices.SortFunc(spans, func(a, b span) int {
-		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end))
-	})
+	slices.SortFunc(spans, span.compare)
 	at := uint64(0)
 	for _, sp := range spans {
 		if sp.begin != at {
@@ -82,9 +81,14 @@ func parseSafetensors(data []byte) (map[string]stored, error) {
 	return ts, nil
 }
 
+// span is where a tensor's bytes lie.
 type span struct {
 	name       string
 	begin, end uint64
+}
+
+func (s span) compare(o span) int {
+	return cmp.Or(cmp.Compare(s.begin, o.begin), cmp.Compare(s.end, o.end))
 }
 
 // readTensor decodes one header entry and cuts its bytes out of body.
@@ -136,15 +140,9 @@ func readTensor(dec *json.Decoder, body []byte) (stored, span, error) {
 // File names are bare: nothing outside the directory can be named.
 func parseIndex(b []byte) (map[string]string, error) {
 	owner := make(map[string]string)
-	found := false
 	err := eachKey(b, func(key string, dec *json.Decoder) error {
-		if key != "weight_map" {
-			var ignored json.RawMessage
-			return dec.Decode(&ignored)
-		}
-		found = true
 		var raw json.RawMessage
-		if err := dec.Decode(&raw); err != nil {
+		if err := dec.Decode(&raw); err != nil || key != "weight_map" {
 			return err
 		}
 		return eachKey(raw, func(name string, dec *json.Decoder) error {
@@ -165,7 +163,7 @@ func parseIndex(b []byte) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !found || len(owner) == 0 {
+	if len(owner) == 0 {
 		return nil, errors.New("weight_map is missing or empty")
 	}
 	if n := len(filesOf(owner)); n > maxShards {
@@ -176,12 +174,7 @@ func parseIndex(b []byte) (map[string]string, error) {
 
 // filesOf lists the distinct files of an index, sorted.
 func filesOf(owner map[string]string) []string {
-	var files []string
-	for _, f := range owner {
-		files = append(files, f)
-	}
-	slices.Sort(files)
-	return slices.Compact(files)
+	return slices.Compact(slices.Sorted(maps.Values(owner)))
 }
 
 // bareName reports whether name is safe as a file name in any folder.

@@ -1,10 +1,8 @@
-// Package nap waits for what another process or a device writes into memory, of
-// which nothing tells us.
+// Package nap waits for what another process or a device writes into memory, without notice.
 //
-// A Go timer is of no use for that: in a process whose goroutines all wait, one of
-// 20 microseconds takes more than a millisecond, because the runtime sleeps in
-// epoll_wait, which counts milliseconds. A nap here is the kernel's, and takes some
-// 50 microseconds more than it should (the kernel's slack); a thread takes it.
+// A Go timer is too slow: in a process whose goroutines all wait, one of 20 microseconds takes more
+// than a millisecond, because the runtime sleeps in epoll_wait, which counts milliseconds. A nap is
+// the kernel's: it blocks a thread, for some 50 microseconds too long (the kernel's slack).
 //
 // Non-goals: waiting for anything that can wake a goroutine.
 package nap
@@ -20,12 +18,12 @@ const (
 	looks    = 64                    // between two looks at the clock
 	shortest = 20 * time.Microsecond
 	longest  = 200 * time.Microsecond
-	patient  = 20 * time.Millisecond // then nobody counts microseconds any more
+	patient  = 20 * time.Millisecond // after which microseconds do not matter
 	timer    = time.Millisecond
 )
 
-// Until asks again and again whether it is ready: nil once it is, ctx's error when
-// that ends first and it still is not. The end of ctx is noticed within a millisecond.
+// Until polls ready until it is true, and returns nil. If ctx ends first, it returns ctx's error
+// within a millisecond.
 func Until(ctx context.Context, ready func() bool) error {
 	began := time.Now()
 	for time.Since(began) < busy {

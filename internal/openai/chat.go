@@ -12,9 +12,9 @@ import (
 )
 
 // ParseChat reads and validates a chat body. Nothing of body is kept.
-func ParseChat(body []byte, lim Limits) (*Chat, *Error) {
+func ParseChat(body []byte, vocab int) (*Chat, *Error) {
 	c := &Chat{Sampling: defaults(), AddGenerationPrompt: true}
-	p := parser{lim: lim.withDefaults()}
+	p := parser{vocab: vocab}
 	p.begin(body)
 	for p.Next() == jsonscan.Key {
 		p.chatField(c, p.Decoded())
@@ -45,7 +45,7 @@ func (p *parser) chatField(c *Chat, key []byte) {
 	case "logprobs":
 		c.Logprobs = p.bool("logprobs", false)
 	case "top_logprobs":
-		c.TopLogprobs = p.intOr("top_logprobs", 0, 0, int64(p.lim.MaxLogprobs))
+		c.TopLogprobs = p.intOr("top_logprobs", 0, 0, maxLogprobs)
 		p.topLogprobs = c.TopLogprobs > 0
 	case "tools":
 		c.Tools = p.tools()
@@ -107,8 +107,8 @@ func (p *parser) responseFormat() json.RawMessage {
 	return bytes.Clone(p.Since(from))
 }
 
-// tools checks that tools is a list of objects with a type. It keeps their text, because
-// the order of keys matters to templates.
+// tools checks that tools is a list of objects with a type. It keeps their text, because the
+// order of keys matters to templates.
 func (p *parser) tools() json.RawMessage {
 	p.Peek()
 	from, n := p.Pos(), 0
@@ -214,8 +214,7 @@ func (p *parser) message(name string) json.RawMessage {
 	return bytes.Clone(raw)
 }
 
-// toolCalls checks the calls that an assistant made. Templates want their arguments as
-// JSON, so text that holds JSON is unwrapped.
+// toolCalls checks the calls that an assistant made, whose arguments may be a string of JSON.
 func (p *parser) toolCalls(name string) {
 	if !p.is(name, jsonscan.Array, "a list") {
 		return
@@ -313,8 +312,7 @@ func (p *parser) joinParts(name string) string {
 	return strings.Join(texts, "\n")
 }
 
-// maxValues bounds what templates are given. Memory goes by the number of values, not by
-// their length, and two bytes of a body can hold one.
+// maxValues bounds what templates get: each value takes memory, and two bytes can hold one.
 const maxValues = 100_000
 
 // count counts a JSON value of field.
@@ -324,8 +322,8 @@ func (p *parser) count(field string) {
 	}
 }
 
-// walk is Skip for what templates are given: it counts the values, and refuses numbers too
-// large for a float. Integers may have any size.
+// walk is Skip for what templates get. It counts the values and refuses numbers, other than
+// integers, too large for a float.
 func (p *parser) walk(field string) {
 	for depth := p.Depth(); ; {
 		switch p.Next() {
@@ -363,10 +361,8 @@ func (p *parser) stringOr(field string) string {
 
 // stringOrNil is stringOr within messages, with nil for anything but a string.
 func (p *parser) stringOrNil() *string {
-	is := p.Peek() == jsonscan.String
-	s := p.stringOr("messages")
-	if !is {
-		return nil
+	if is, s := p.Peek() == jsonscan.String, p.stringOr("messages"); is {
+		return &s
 	}
-	return &s
+	return nil
 }

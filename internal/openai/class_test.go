@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -28,9 +29,9 @@ func TestNullIsAbsent(t *testing.T) {
 			}
 		}
 	}
-	f(func(body string) (any, *openai.Error) { return openai.ParseCompletion([]byte(body), openai.Limits{}) },
+	f(func(body string) (any, *openai.Error) { return openai.ParseCompletion([]byte(body), 0) },
 		`"prompt":"x"`, "echo", "best_of", "suffix")
-	f(func(body string) (any, *openai.Error) { return openai.ParseChat([]byte(body), openai.Limits{}) },
+	f(func(body string) (any, *openai.Error) { return openai.ParseChat([]byte(body), 0) },
 		`"messages":[{"role":"user","content":"x"}]`, "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "add_generation_prompt",
 		"continue_final_message", "chat_template_kwargs", "modalities")
 }
@@ -52,7 +53,7 @@ func TestEscapes(t *testing.T) {
 	for _, e := range list {
 		var want struct{ Prompt string }
 		bad := json.Unmarshal([]byte(`{"prompt":"a`+e+`z"}`), &want)
-		got, err := openai.ParseCompletion([]byte(`{"prompt":"a`+e+`z"}`), openai.Limits{})
+		got, err := openai.ParseCompletion([]byte(`{"prompt":"a`+e+`z"}`), 0)
 		if (err == nil) != (bad == nil) || err == nil && got.Prompts[0].Text != want.Prompt {
 			t.Errorf("%s: %+v, %v; encoding/json has %q, %v", e, got, err, want.Prompt, bad)
 		}
@@ -61,14 +62,19 @@ func TestEscapes(t *testing.T) {
 
 // TestMostEntries: of lists with a limit, what is at the limit is taken and one more is not.
 func TestMostEntries(t *testing.T) {
-	for body, good := range map[string]bool{
-		`{"prompt":"x","stop_token_ids":[1,2,3]}`:               true,
-		`{"prompt":"x","stop_token_ids":[1,2,3,4]}`:             false,
-		`{"prompt":"x","logit_bias":{"1":1,"2":1,"3":1}}`:       true,
-		`{"prompt":"x","logit_bias":{"1":1,"2":1,"3":1,"4":1}}`: false,
-	} {
-		if _, err := openai.ParseCompletion([]byte(body), openai.Limits{MaxBias: 3}); (err == nil) != good {
-			t.Errorf("%s: %v", body, err)
+	const most = 1024
+	for _, n := range []int{most, most + 1} {
+		ids, biases := make([]string, n), make([]string, n)
+		for i := range n {
+			ids[i], biases[i] = strconv.Itoa(i), fmt.Sprintf(`"%d":1`, i)
+		}
+		for _, body := range []string{
+			`{"prompt":"x","stop_token_ids":[` + strings.Join(ids, ",") + `]}`,
+			`{"prompt":"x","logit_bias":{` + strings.Join(biases, ",") + `}}`,
+		} {
+			if _, err := openai.ParseCompletion([]byte(body), 0); (err == nil) != (n <= most) {
+				t.Errorf("%d entries of %.40s: %v", n, body, err)
+			}
 		}
 	}
 }

@@ -1,9 +1,11 @@
 package openai
 
+import "bytes"
+
 // Field is a top-level field of a request that an Edit can set or remove.
 type Field uint8
 
-// The fields that engines' exchanges touch.
+// The fields that dialects change.
 const (
 	Stream Field = iota
 	StreamOptions
@@ -29,11 +31,6 @@ var fieldNames = [fields]string{"stream", "stream_options", "max_tokens", "max_c
 
 func (f Field) String() string { return fieldNames[f] }
 
-func fieldOf(key []byte) (Field, bool) {
-	f, ok := fieldsByName[string(key)]
-	return f, ok
-}
-
 var fieldsByName = func() map[string]Field {
 	m := make(map[string]Field, len(fieldNames))
 	for f, name := range fieldNames {
@@ -42,16 +39,16 @@ var fieldsByName = func() map[string]Field {
 	return m
 }()
 
-// span is where a member is: [key, end) with its value at [val, end); end is
-// 0 for a field that is not there.
+// span is a member's place, [key, end), and its value's, [val, end); end is 0 for an absent
+// field.
 type span struct{ key, val, end int }
 
 // Has reports whether the field is there, even as null.
 func (t *Top) Has(f Field) bool { return t.at[f].end != 0 }
 
-// Edit changes the top level of a request's body by splicing: what it does not touch keeps
-// its bytes, including white space, order and the spelling of numbers. A field that the
-// body has twice cannot be edited; see Top.Twice.
+// Edit changes the top level of a request's body. What it does not touch keeps its bytes, white
+// space, order and spelling of numbers included. It cannot edit a field that the body has twice;
+// see Top.Twice.
 type Edit struct {
 	body  []byte
 	top   *Top
@@ -106,6 +103,9 @@ func (e *Edit) Add(key, raw string) {
 	e.added = append(e.added, raw...)
 }
 
+// jsonSpace is the white space between JSON tokens.
+const jsonSpace = " \t\r\n"
+
 // Parts returns the edited body as pieces to be written one after the other; those of the
 // original alias it.
 func (e *Edit) Parts() [][]byte {
@@ -129,17 +129,10 @@ func (e *Edit) Parts() [][]byte {
 			continue
 		}
 		cut, end := s.key, s.end
-		if i := skipSpace(e.body, end); e.body[i] == ',' { // the comma behind goes along
-			end = i + 1
-		} else { // the last member: the comma before it, if it is still there
-			for i := cut - 1; i >= from; i-- {
-				if c := e.body[i]; c == ',' {
-					cut = i
-					break
-				} else if c != ' ' && c != '\t' && c != '\n' && c != '\r' {
-					break
-				}
-			}
+		if rest := bytes.TrimLeft(e.body[end:], jsonSpace); rest[0] == ',' { // the comma behind goes along
+			end = len(e.body) - len(rest) + 1
+		} else if before := bytes.TrimRight(e.body[from:cut], jsonSpace); bytes.HasSuffix(before, []byte{','}) { // or the one before
+			cut = from + len(before) - 1
 		}
 		parts = append(parts, e.body[from:cut])
 		from = end
@@ -156,21 +149,12 @@ func (e *Edit) Parts() [][]byte {
 	return append(parts, added, e.body[e.top.close:])
 }
 
-func skipSpace(b []byte, i int) int {
-	for b[i] == ' ' || b[i] == '\t' || b[i] == '\n' || b[i] == '\r' {
-		i++
-	}
-	return i
-}
-
-// lastByte returns the last byte that is not white space, and its place counted from the
-// beginning of its part; 0 without one.
+// lastByte returns the last byte that is not white space, its part and its place in that; 0
+// without one.
 func lastByte(parts [][]byte) (c byte, part, at int) {
 	for i := len(parts) - 1; i >= 0; i-- {
-		for j := len(parts[i]) - 1; j >= 0; j-- {
-			if c := parts[i][j]; c != ' ' && c != '\t' && c != '\n' && c != '\r' {
-				return c, i, j
-			}
+		if p := bytes.TrimRight(parts[i], jsonSpace); len(p) > 0 {
+			return p[len(p)-1], i, len(p) - 1
 		}
 	}
 	return 0, 0, 0

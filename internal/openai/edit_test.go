@@ -12,7 +12,7 @@ import (
 
 func scan(t testing.TB, body string) *openai.Top {
 	t.Helper()
-	top, err := openai.Scan([]byte(body), openai.Limits{})
+	top, err := openai.Scan([]byte(body))
 	if err != nil {
 		t.Fatalf("%s: %v", body, err)
 	}
@@ -88,7 +88,7 @@ func FuzzEdit(f *testing.F) {
 	}
 	f.Add([]byte(`{"stream_options":{} , "min_tokens":3,"stream":true }`), uint64(0x2a))
 	f.Fuzz(func(t *testing.T, body []byte, choose uint64) {
-		top, serr := openai.Scan(body, openai.Limits{})
+		top, serr := openai.Scan(body)
 		if serr != nil || top.Twice != "" {
 			return
 		}

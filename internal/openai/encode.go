@@ -6,8 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// TopLogprob is one alternative at a position. A response may hold millions of them, so a
-// token's text is looked up only when it is written.
+// TopLogprob is one alternative at a position, without its text: a response may hold millions.
 type TopLogprob struct {
 	ID      int32
 	Logprob float32
@@ -15,16 +14,14 @@ type TopLogprob struct {
 
 // Vocab gives tokens' texts; *tokenizer.Tokenizer implements it.
 type Vocab interface {
-	// TokenText is an id's text; it may hold U+FFFD where TokenBytes are not whole
-	// characters.
+	// TokenText returns an id's text, with U+FFFD where its bytes are not whole characters.
 	TokenText(id int32) string
-	// TokenBytes are its exact bytes; nil renders as null.
+	// TokenBytes returns its exact bytes; nil renders as null.
 	TokenBytes(id int32) []byte
 }
 
-// TokenLogprob is one position: the token there and its alternatives, best
-// first. None marks a position without a distribution, which is an echoed
-// prompt's first token.
+// TokenLogprob is one position: its token and the alternatives, best first. None marks a
+// position without a distribution, an echoed prompt's first token.
 type TokenLogprob struct {
 	TopLogprob
 	Top    []TopLogprob
@@ -32,12 +29,11 @@ type TokenLogprob struct {
 	None   bool
 }
 
-// Choice is one choice in a chunk or in a full response. Role is meant for a chat stream's
-// first chunk of a choice.
+// Choice is one choice in a chunk or a full response.
 type Choice struct {
 	Index    int
 	Text     string
-	Role     bool
+	Role     bool           // in a chat stream, for the first chunk of a choice
 	Logprobs []TokenLogprob // nil renders as null
 	Echo     []TokenLogprob // the prompt's, before Logprobs (completions); only used with those
 	Finish   string         // "", "stop", "length", "tool_calls", …
@@ -57,8 +53,7 @@ type Usage struct {
 	Cached     int // of Prompt, found in a prefix cache
 }
 
-// Encoder writes one response. The zero value is not usable; NewEncoder
-// renders the fields that repeat. An Encoder is for one goroutine.
+// Encoder writes one response, on one goroutine.
 type Encoder struct {
 	chat, ids, nullUsage bool
 	chunk, full          []byte // up to and including `"choices":[`
@@ -68,29 +63,23 @@ type Encoder struct {
 
 // Meta is what all chunks of a response have in common.
 type Meta struct {
-	ID      string // cmpl-… or chatcmpl-…
-	Model   string
-	Created int64 // Unix seconds
-	Chat    bool
-	// IncludeUsage makes every chunk carry "usage":null until the last
-	// (AppendUsage).
-	IncludeUsage   bool
+	ID             string // cmpl-… or chatcmpl-…
+	Model          string
+	Created        int64 // Unix seconds
+	Chat           bool
+	IncludeUsage   bool // every chunk carries "usage":null until the last (AppendUsage)
 	ReturnTokenIDs bool
 	Vocab          Vocab // for log probabilities
 }
 
-// NewEncoder prepares the writer of one response.
+// NewEncoder renders the fields that repeat.
 func NewEncoder(m Meta) *Encoder {
 	e := &Encoder{chat: m.Chat, nullUsage: m.IncludeUsage, ids: m.ReturnTokenIDs, vocab: m.Vocab}
 	head := func(object string) []byte {
-		b := append([]byte(nil), `{"id":`...)
-		b = AppendString(b, m.ID)
-		b = append(b, `,"object":"`...)
-		b = append(b, object...)
-		b = append(b, `","created":`...)
-		b = strconv.AppendInt(b, m.Created, 10)
-		b = append(b, `,"model":`...)
-		b = AppendString(b, m.Model)
+		b := appendStr(nil, `{"id":`, m.ID)
+		b = appendStr(b, `,"object":`, object)
+		b = appendInt(b, `,"created":`, m.Created)
+		b = appendStr(b, `,"model":`, m.Model)
 		return append(b, `,"system_fingerprint":null,"choices":[`...)
 	}
 	if m.Chat {
@@ -101,9 +90,8 @@ func NewEncoder(m Meta) *Encoder {
 	return e
 }
 
-// AppendChunk appends one server-sent event with one choice. usage, when not
-// nil, is the running count (stream_options.continuous_usage_stats). It does
-// not allocate when dst has room.
+// AppendChunk appends a server-sent event with one choice and, unless nil, the running usage
+// (stream_options.continuous_usage_stats). It allocates nothing if dst has room.
 func (e *Encoder) AppendChunk(dst []byte, c *Choice, usage *Usage) []byte {
 	dst = append(dst, "data: "...)
 	dst = append(dst, e.chunk...)
@@ -122,8 +110,7 @@ func (e *Encoder) AppendChunk(dst []byte, c *Choice, usage *Usage) []byte {
 	return append(dst, "}\n\n"...)
 }
 
-// AppendUsage appends the event that closes a stream with include_usage: no
-// choices, and the usage.
+// AppendUsage appends the last event of a stream with include_usage: the usage, no choices.
 func (e *Encoder) AppendUsage(dst []byte, u Usage) []byte {
 	dst = append(dst, "data: "...)
 	dst = append(dst, e.chunk...)
@@ -135,9 +122,7 @@ func (e *Encoder) AppendUsage(dst []byte, u Usage) []byte {
 func (e *Encoder) AppendFull(dst []byte, choices []Choice, u Usage) []byte {
 	dst = append(dst, e.full...)
 	for i := range choices {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
+		dst = comma(dst, i)
 		if e.chat {
 			dst = e.appendMessage(dst, &choices[i])
 		} else {
@@ -149,8 +134,7 @@ func (e *Encoder) AppendFull(dst []byte, choices []Choice, u Usage) []byte {
 	return append(dst, '}')
 }
 
-// WriteFull is AppendFull in pieces of some 64 KiB: write gets each and may not
-// keep it.
+// WriteFull is AppendFull in pieces of some 64 KiB, which write may not keep.
 func (e *Encoder) WriteFull(write func([]byte) error, choices []Choice, u Usage) error {
 	var failed error
 	e.spill = func(dst []byte) []byte {
@@ -172,7 +156,7 @@ func (e *Encoder) WriteFull(write func([]byte) error, choices []Choice, u Usage)
 
 const spillBytes = 64 << 10
 
-// put passes on what was written, in WriteFull.
+// put writes dst out, in WriteFull.
 func (e *Encoder) put(dst []byte) []byte {
 	if e.spill == nil {
 		return dst
@@ -183,8 +167,7 @@ func (e *Encoder) put(dst []byte) []byte {
 // AppendDone appends the event that ends every successful stream.
 func AppendDone(dst []byte) []byte { return append(dst, "data: [DONE]\n\n"...) }
 
-// AppendErrorEvent appends err as an event; the stream ends after it, without
-// [DONE].
+// AppendErrorEvent appends err as the last event of a stream, without [DONE].
 func AppendErrorEvent(dst []byte, err *Error) []byte {
 	dst = append(dst, "data: "...)
 	dst = err.Append(dst)
@@ -192,96 +175,87 @@ func AppendErrorEvent(dst []byte, err *Error) []byte {
 }
 
 func (u *Usage) append(dst []byte) []byte {
-	dst = append(dst, `{"prompt_tokens":`...)
-	dst = strconv.AppendInt(dst, int64(u.Prompt), 10)
-	dst = append(dst, `,"completion_tokens":`...)
-	dst = strconv.AppendInt(dst, int64(u.Completion), 10)
-	dst = append(dst, `,"total_tokens":`...)
-	dst = strconv.AppendInt(dst, int64(u.Prompt+u.Completion), 10)
-	dst = append(dst, `,"prompt_tokens_details":{"cached_tokens":`...)
-	dst = strconv.AppendInt(dst, int64(u.Cached), 10)
+	dst = appendInt(dst, `{"prompt_tokens":`, u.Prompt)
+	dst = appendInt(dst, `,"completion_tokens":`, u.Completion)
+	dst = appendInt(dst, `,"total_tokens":`, u.Prompt+u.Completion)
+	dst = appendInt(dst, `,"prompt_tokens_details":{"cached_tokens":`, u.Cached)
 	return append(dst, `}}`...)
 }
 
 // appendText writes a completions choice.
 func (e *Encoder) appendText(dst []byte, c *Choice, full bool) []byte {
-	dst = append(dst, `{"index":`...)
-	dst = strconv.AppendInt(dst, int64(c.Index), 10)
+	dst = appendInt(dst, `{"index":`, c.Index)
 	dst = append(dst, `,"text":`...)
 	dst = e.appendLong(dst, c.Text)
 	dst = append(dst, `,"logprobs":`...)
-	dst = e.appendTextLogprobs(dst, c.Echo, c.Logprobs)
-	dst = appendFinish(dst, c)
-	if full && c.PromptLogprobs != nil {
-		dst = e.appendPromptLogprobs(append(dst, `,"prompt_logprobs":`...), c.PromptLogprobs)
-	}
-	dst = e.appendIDs(dst, c, full)
-	return append(dst, '}')
+	return e.appendEnd(e.appendTextLogprobs(dst, c.Echo, c.Logprobs), c, full)
 }
 
 // appendDelta writes a chat stream's choice.
 func (e *Encoder) appendDelta(dst []byte, c *Choice) []byte {
-	dst = append(dst, `{"index":`...)
-	dst = strconv.AppendInt(dst, int64(c.Index), 10)
+	dst = appendInt(dst, `{"index":`, c.Index)
 	dst = append(dst, `,"delta":{`...)
 	if c.Role {
 		dst = append(dst, `"role":"assistant",`...)
 	}
 	if c.Role || c.Text != "" || len(c.Logprobs) > 0 || len(c.TokenIDs) > 0 {
-		dst = append(dst, `"content":`...)
-		dst = AppendString(dst, c.Text)
+		dst = appendStr(dst, `"content":`, c.Text)
 	}
 	dst = append(dst, `},"logprobs":`...)
-	dst = e.appendChatLogprobs(dst, c.Logprobs)
-	dst = appendFinish(dst, c)
-	dst = e.appendIDs(dst, c, false)
-	return append(dst, '}')
+	return e.appendEnd(e.appendChatLogprobs(dst, c.Logprobs), c, false)
 }
 
 // appendMessage writes a full chat response's choice.
 func (e *Encoder) appendMessage(dst []byte, c *Choice) []byte {
-	dst = append(dst, `{"index":`...)
-	dst = strconv.AppendInt(dst, int64(c.Index), 10)
+	dst = appendInt(dst, `{"index":`, c.Index)
 	dst = append(dst, `,"message":{"role":"assistant","content":`...)
 	dst = e.appendLong(dst, c.Text)
 	dst = append(dst, `,"refusal":null},"logprobs":`...)
-	dst = e.appendChatLogprobs(dst, c.Logprobs)
-	dst = appendFinish(dst, c)
-	if c.PromptLogprobs != nil {
+	return e.appendEnd(e.appendChatLogprobs(dst, c.Logprobs), c, true)
+}
+
+// appendEnd writes what follows a choice's log probabilities.
+func (e *Encoder) appendEnd(dst []byte, c *Choice, full bool) []byte {
+	dst = appendStringOrNull(append(dst, `,"finish_reason":`...), c.Finish)
+	if c.StopToken > 0 {
+		dst = appendInt(dst, `,"stop_reason":`, c.StopToken-1)
+	} else {
+		dst = appendStringOrNull(append(dst, `,"stop_reason":`...), c.StopString)
+	}
+	if full && c.PromptLogprobs != nil {
 		dst = e.appendPromptLogprobs(append(dst, `,"prompt_logprobs":`...), c.PromptLogprobs)
 	}
-	dst = e.appendIDs(dst, c, true)
+	if e.ids {
+		dst = e.put(appendInts(append(dst, `,"token_ids":`...), c.TokenIDs))
+		if full || c.PromptTokenIDs != nil {
+			dst = e.put(appendInts(append(dst, `,"prompt_token_ids":`...), c.PromptTokenIDs))
+		}
+	}
 	return append(dst, '}')
 }
 
-func appendFinish(dst []byte, c *Choice) []byte {
-	dst = append(dst, `,"finish_reason":`...)
-	dst = appendStringOrNull(dst, c.Finish)
-	dst = append(dst, `,"stop_reason":`...)
-	if c.StopToken > 0 {
-		return strconv.AppendInt(dst, int64(c.StopToken)-1, 10)
-	}
-	return appendStringOrNull(dst, c.StopString)
+// appendInt appends a piece of JSON and a number.
+func appendInt[T int | int32 | int64](dst []byte, before string, n T) []byte {
+	return strconv.AppendInt(append(dst, before...), int64(n), 10)
 }
 
-func (e *Encoder) appendIDs(dst []byte, c *Choice, full bool) []byte {
-	if !e.ids {
-		return dst
-	}
-	dst = e.put(appendInts(append(dst, `,"token_ids":`...), c.TokenIDs))
-	if full || c.PromptTokenIDs != nil {
-		dst = e.put(appendInts(append(dst, `,"prompt_token_ids":`...), c.PromptTokenIDs))
+// appendStr appends a piece of JSON and a string.
+func appendStr(dst []byte, before, s string) []byte {
+	return AppendString(append(dst, before...), s)
+}
+
+// comma separates item i of a list from the one before.
+func comma(dst []byte, i int) []byte {
+	if i > 0 {
+		return append(dst, ',')
 	}
 	return dst
 }
 
-func appendInts(dst []byte, ids []int32) []byte {
+func appendInts[T byte | int32](dst []byte, ids []T) []byte {
 	dst = append(dst, '[')
 	for i, id := range ids {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendInt(dst, int64(id), 10)
+		dst = strconv.AppendInt(comma(dst, i), int64(id), 10)
 	}
 	return append(dst, ']')
 }
@@ -352,8 +326,7 @@ func appendEscaped(dst []byte, s string) []byte {
 	return append(dst, s[start:]...)
 }
 
-// appendLogprob appends v; JSON has no infinity, and -9999 stands for it as
-// in vLLM.
+// appendLogprob appends v, with -9999 for minus infinity, which JSON lacks, as in vLLM.
 func appendLogprob(dst []byte, v float32) []byte {
 	if f := float64(v); math.IsNaN(f) || f < -9999 {
 		v = -9999

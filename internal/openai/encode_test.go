@@ -255,7 +255,7 @@ func TestChunkAllocatesNothing(t *testing.T) {
 func TestScanAllocations(t *testing.T) {
 	body := []byte(`{"model":"m","prompt":"` + strings.Repeat("word ", 2000) + `","x":[{"a":1,"b":[2,3]},{"c":{}}],"seed":1}`)
 	if n := testing.AllocsPerRun(100, func() {
-		if _, err := openai.Scan(body, openai.Limits{}); err != nil {
+		if _, err := openai.Scan(body); err != nil {
 			t.Fatal(err)
 		}
 	}); n > 4 {
@@ -275,7 +275,7 @@ func BenchmarkScan(b *testing.B) {
 			b.SetBytes(int64(len(body)))
 			b.ReportAllocs()
 			for b.Loop() {
-				if _, err := openai.Scan(body, openai.Limits{}); err != nil {
+				if _, err := openai.Scan(body); err != nil {
 					b.Fatal(err)
 				}
 			}

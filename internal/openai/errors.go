@@ -2,8 +2,7 @@ package openai
 
 import "fmt"
 
-// Error is a refusal or failure in the API's shape. Param and Code render as
-// null when empty.
+// Error is a refusal or failure in the API's shape. Empty Param and Code render as null.
 type Error struct {
 	Status  int    // HTTP status
 	Message string // for people
@@ -27,6 +26,12 @@ func (e *Error) Error() string {
 		return fmt.Sprintf("%d %s: %s", e.Status, e.Param, e.Message)
 	}
 	return fmt.Sprintf("%d %s", e.Status, e.Message)
+}
+
+// WithStatus gives e another status and code.
+func (e *Error) WithStatus(status int, code string) *Error {
+	e.Status, e.Code = status, code
+	return e
 }
 
 // BadRequest is a 400 that names the field at fault ("" when it is the body).
@@ -55,8 +60,7 @@ func TooLarge(format string, args ...any) *Error {
 	return &Error{Status: 413, Type: TypeInvalid, Code: "request_too_large", Message: fmt.Sprintf(format, args...)}
 }
 
-// AnswerTooLarge is a 400 for a request whose response would exceed the limit; it names the
-// field responsible.
+// AnswerTooLarge is a 400 for a request whose response would exceed the limit because of param.
 func AnswerTooLarge(param, format string, args ...any) *Error {
 	e := BadRequest(param, format, args...)
 	e.Code = "answer_too_large"
@@ -95,10 +99,8 @@ func Deadline(format string, args ...any) *Error {
 
 // Append appends {"error":{…}}.
 func (e *Error) Append(dst []byte) []byte {
-	dst = append(dst, `{"error":{"message":`...)
-	dst = AppendString(dst, e.Message)
-	dst = append(dst, `,"type":`...)
-	dst = AppendString(dst, e.Type)
+	dst = appendStr(dst, `{"error":{"message":`, e.Message)
+	dst = appendStr(dst, `,"type":`, e.Type)
 	dst = append(dst, `,"param":`...)
 	dst = appendStringOrNull(dst, e.Param)
 	dst = append(dst, `,"code":`...)

@@ -22,7 +22,7 @@ func FuzzScan(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		top, err := openai.Scan(body, openai.Limits{})
+		top, err := openai.Scan(body)
 		if err != nil {
 			if err.Status != 400 || err.Message == "" {
 				t.Fatalf("%+v", err)
@@ -55,7 +55,7 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		c, err := openai.ParseCompletion(body, openai.Limits{VocabSize: 100})
+		c, err := openai.ParseCompletion(body, 100)
 		if (c == nil) == (err == nil) {
 			t.Fatal("one of result and error")
 		}
@@ -70,15 +70,15 @@ func FuzzParse(f *testing.F) {
 					}
 				}
 			}
-			if _, err := openai.Scan(body, openai.Limits{}); err != nil && err.Param == "" {
+			if _, err := openai.Scan(body); err != nil && err.Param == "" {
 				t.Fatalf("Scan refuses what ParseCompletion takes: %v", err)
 			}
 		}
-		chat, err := openai.ParseChat(body, openai.Limits{})
+		chat, err := openai.ParseChat(body, 0)
 		if (chat == nil) == (err == nil) {
 			t.Fatal("one of result and error")
 		}
-		if tok, err := openai.ParseTokenize(body, openai.Limits{}); (tok == nil) == (err == nil) {
+		if tok, err := openai.ParseTokenize(body, 0); (tok == nil) == (err == nil) {
 			t.Fatal("one of result and error")
 		}
 	})

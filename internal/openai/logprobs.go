@@ -5,23 +5,19 @@ import (
 	"strconv"
 )
 
-// appendTextLogprobs writes the completions shape: parallel lists, echo's entries
-// first.
+// appendTextLogprobs writes the completions shape: parallel lists, echo's entries first.
 func (e *Encoder) appendTextLogprobs(dst []byte, echo, lps []TokenLogprob) []byte {
 	if lps == nil {
 		return append(dst, "null"...)
 	}
 	list := func(dst []byte, name string, item func(dst []byte, lp *TokenLogprob) []byte) []byte {
 		dst = append(dst, name...)
-		for i := range len(echo) + len(lps) {
-			if i > 0 {
-				dst = append(dst, ',')
+		n := 0
+		for _, part := range [2][]TokenLogprob{echo, lps} {
+			for i := range part {
+				dst = e.put(item(comma(dst, n), &part[i]))
+				n++
 			}
-			if i < len(echo) {
-				dst = e.put(item(dst, &echo[i]))
-				continue
-			}
-			dst = e.put(item(dst, &lps[i-len(echo)]))
 		}
 		return append(dst, ']')
 	}
@@ -76,15 +72,11 @@ func (e *Encoder) appendChatLogprobs(dst []byte, lps []TokenLogprob) []byte {
 	}
 	dst = append(dst, `{"content":[`...)
 	for i := range lps {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
+		dst = comma(dst, i)
 		dst = e.put(e.appendEntry(dst, &lps[i].TopLogprob))
 		dst = append(dst, `,"top_logprobs":[`...)
 		for j := range lps[i].Top {
-			if j > 0 {
-				dst = append(dst, ',')
-			}
+			dst = comma(dst, j)
 			dst = append(e.appendEntry(dst, &lps[i].Top[j]), '}')
 		}
 		dst = append(dst, `]}`...)
@@ -94,8 +86,7 @@ func (e *Encoder) appendChatLogprobs(dst []byte, lps []TokenLogprob) []byte {
 
 // appendEntry writes {"token","logprob","bytes" and leaves the brace open.
 func (e *Encoder) appendEntry(dst []byte, t *TopLogprob) []byte {
-	dst = append(dst, `{"token":`...)
-	dst = AppendString(dst, e.vocab.TokenText(t.ID))
+	dst = appendStr(dst, `{"token":`, e.vocab.TokenText(t.ID))
 	dst = append(dst, `,"logprob":`...)
 	dst = appendLogprob(dst, t.Logprob)
 	dst = append(dst, `,"bytes":`...)
@@ -103,51 +94,35 @@ func (e *Encoder) appendEntry(dst []byte, t *TopLogprob) []byte {
 	if raw == nil {
 		return append(dst, "null"...)
 	}
-	dst = append(dst, '[')
-	for i, c := range raw {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendUint(dst, uint64(c), 10)
-	}
-	return append(dst, ']')
+	return appendInts(dst, raw)
 }
 
-// appendPromptLogprobs writes vLLM's shape: a list with null for the first
-// position, then {"id":{"logprob","rank","decoded_token"}}. Rank is 1 for the
-// best of the alternatives; a token outside them has a null rank.
+// appendPromptLogprobs writes vLLM's shape: a list with null for the first position, then
+// {"id":{"logprob","rank","decoded_token"}}. The best alternative has rank 1, a token outside
+// them null.
 func (e *Encoder) appendPromptLogprobs(dst []byte, lps []TokenLogprob) []byte {
 	entry := func(dst []byte, t *TopLogprob, rank int) []byte {
 		dst = append(dst, '"')
 		dst = strconv.AppendInt(dst, int64(t.ID), 10)
 		dst = append(dst, `":{"logprob":`...)
 		dst = appendLogprob(dst, t.Logprob)
-		dst = append(dst, `,"rank":`...)
 		if rank == 0 {
-			dst = append(dst, "null"...)
+			dst = append(dst, `,"rank":null`...)
 		} else {
-			dst = strconv.AppendInt(dst, int64(rank), 10)
+			dst = appendInt(dst, `,"rank":`, rank)
 		}
-		dst = append(dst, `,"decoded_token":`...)
-		dst = AppendString(dst, e.vocab.TokenText(t.ID))
+		dst = appendStr(dst, `,"decoded_token":`, e.vocab.TokenText(t.ID))
 		return append(dst, '}')
 	}
 	dst = append(dst, '[')
 	for i := range lps {
 		lp := &lps[i]
-		if i > 0 {
-			dst = append(dst, ',')
-		}
+		dst = comma(dst, i)
 		if lp.None {
 			dst = append(dst, "null"...)
 			continue
 		}
-		rank := 0
-		for j := range lp.Top {
-			if lp.Top[j].ID == lp.ID {
-				rank = j + 1
-			}
-		}
+		rank := 1 + slices.IndexFunc(lp.Top, func(t TopLogprob) bool { return t.ID == lp.ID })
 		dst = entry(append(dst, '{'), &lp.TopLogprob, rank)
 		for j := range lp.Top {
 			if lp.Top[j].ID != lp.ID {

@@ -9,12 +9,12 @@ import (
 	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
-// ParseCompletion reads and validates a completions body. Nothing of body is
-// kept, except as Prompt text copies.
-func ParseCompletion(body []byte, lim Limits) (*Completion, *Error) {
+// ParseCompletion reads and validates a completions body, without aliasing it. Token ids must
+// be below vocab; 0 leaves them unchecked.
+func ParseCompletion(body []byte, vocab int) (*Completion, *Error) {
 	c := &Completion{Sampling: defaults(), AddSpecial: true}
 	c.MaxTokens = new(16)
-	p := parser{lim: lim.withDefaults()}
+	p := parser{vocab: vocab}
 	p.begin(body)
 	for p.Next() == jsonscan.Key {
 		p.completionField(c, p.Decoded())
@@ -44,7 +44,7 @@ func (p *parser) completionField(c *Completion, key []byte) {
 	case "echo":
 		c.Echo = p.bool("echo", false)
 	case "logprobs":
-		c.Logprobs = p.optInt("logprobs", 0, int64(p.lim.MaxLogprobs))
+		c.Logprobs = p.optInt("logprobs", 0, maxLogprobs)
 	case "max_tokens":
 		c.MaxTokens = new(p.intOr("max_tokens", 16, 0, math.MaxInt32))
 	case "add_special_tokens":
@@ -68,11 +68,10 @@ func defaults() Sampling {
 	return Sampling{N: 1, SkipSpecial: true, Temperature: 1, TopP: 1, Repetition: 1}
 }
 
-// parser is one parse: the reader, the limits, and what can only be decided at the end of
-// the object.
+// parser is one parse, with what only the end of the object can decide.
 type parser struct {
 	reader
-	lim    Limits
+	vocab  int
 	bestOf bool
 
 	unknown bool // an unknown field was skipped
@@ -83,8 +82,7 @@ type parser struct {
 	generationGiven  bool // add_generation_prompt was given
 }
 
-// sampling reads one field that completions and chat share; unknown ones are
-// checked for syntax and ignored.
+// sampling reads one field that completions and chat share. It skips unknown ones.
 func (p *parser) sampling(s *Sampling, key []byte) {
 	switch string(key) {
 	case "model":
@@ -92,7 +90,7 @@ func (p *parser) sampling(s *Sampling, key []byte) {
 	case "user":
 		s.User = p.string("user")
 	case "n":
-		s.N = p.intOr("n", 1, 1, int64(p.lim.MaxN))
+		s.N = p.intOr("n", 1, 1, maxN)
 	case "seed":
 		s.Seed = nil
 		if v, given := p.int("seed", math.MinInt64, math.MaxInt64); given {
@@ -107,7 +105,7 @@ func (p *parser) sampling(s *Sampling, key []byte) {
 	case "stop":
 		s.Stop = p.stop()
 	case "stop_token_ids":
-		s.StopTokenIDs = p.tokenIDs("stop_token_ids", p.lim.MaxBias)
+		s.StopTokenIDs = p.tokenIDs("stop_token_ids", maxBias)
 	case "include_stop_str_in_output":
 		s.IncludeStop = p.bool("include_stop_str_in_output", false)
 	case "ignore_eos":
@@ -137,7 +135,7 @@ func (p *parser) sampling(s *Sampling, key []byte) {
 	case "logit_bias":
 		s.LogitBias = p.logitBias()
 	case "prompt_logprobs":
-		s.PromptLogprobs = p.optInt("prompt_logprobs", 0, int64(p.lim.MaxLogprobs))
+		s.PromptLogprobs = p.optInt("prompt_logprobs", 0, maxLogprobs)
 	case "return_token_ids":
 		s.ReturnTokenIDs = p.bool("return_token_ids", false)
 	case "cache_salt":
@@ -231,8 +229,8 @@ func (p *parser) prompts() (out []Prompt) {
 	for p.Item() {
 		name := fmt.Sprintf("prompt[%d]", len(out))
 		switch k := p.Peek(); {
-		case len(out) == p.lim.MaxPrompts:
-			p.refuse("prompt", "prompt has more than %d entries", p.lim.MaxPrompts)
+		case len(out) == maxPrompts:
+			p.refuse("prompt", "prompt has more than %d entries", maxPrompts)
 		case k != first:
 			p.wrong(name, "of the same type as those before it")
 		case k == jsonscan.String:
@@ -254,8 +252,8 @@ func (p *parser) prompts() (out []Prompt) {
 }
 
 func (p *parser) highestID() int64 {
-	if p.lim.VocabSize > 0 {
-		return int64(p.lim.VocabSize) - 1
+	if p.vocab > 0 {
+		return int64(p.vocab) - 1
 	}
 	return math.MaxInt32
 }
@@ -267,7 +265,7 @@ func (p *parser) tokenIDs(field string, limit int) []int32 {
 	return p.idsAfter([]int32{}, field, limit)
 }
 
-// idsAfter appends a list of token ids whose bracket has been read.
+// idsAfter appends a list of token ids, behind its bracket.
 func (p *parser) idsAfter(ids []int32, field string, limit int) []int32 {
 	for p.Item() {
 		n := len(ids)
@@ -286,16 +284,15 @@ func (p *parser) idsAfter(ids []int32, field string, limit int) []int32 {
 	return ids
 }
 
-// stop reads a string or a list of strings; an empty string stops nothing and
-// is refused.
+// stop reads a string or a list of strings, none of them empty.
 func (p *parser) stop() (out []string) {
 	one := func(field string) {
 		s := p.string(field)
 		switch {
 		case s == "":
 			p.refuse("stop", "%s must not be empty", field)
-		case len(s) > p.lim.MaxStopBytes:
-			p.refuse("stop", "%s is longer than %d bytes", field, p.lim.MaxStopBytes)
+		case len(s) > maxStopBytes:
+			p.refuse("stop", "%s is longer than %d bytes", field, maxStopBytes)
 		}
 		out = append(out, s)
 	}
@@ -307,8 +304,8 @@ func (p *parser) stop() (out []string) {
 		return nil
 	}
 	for p.Item() {
-		if len(out) == p.lim.MaxStops {
-			p.refuse("stop", "stop has more than %d entries", p.lim.MaxStops)
+		if len(out) == maxStops {
+			p.refuse("stop", "stop has more than %d entries", maxStops)
 		}
 		one(fmt.Sprintf("stop[%d]", len(out)))
 	}
@@ -332,8 +329,8 @@ func (p *parser) logitBias() (out []Bias) {
 			p.refuse("logit_bias", "logit_bias[%d] must be a number", id)
 		case twice:
 			out[i].Value = v
-		case len(out) == p.lim.MaxBias:
-			p.refuse("logit_bias", "logit_bias has more than %d entries", p.lim.MaxBias)
+		case len(out) == maxBias:
+			p.refuse("logit_bias", "logit_bias has more than %d entries", maxBias)
 		default:
 			at[int32(id)] = len(out)
 			out = append(out, Bias{int32(id), v})
@@ -342,8 +339,8 @@ func (p *parser) logitBias() (out []Bias) {
 	return out
 }
 
-// objectType reads an object and returns its member "type"; given is false for
-// null. The values in it are counted.
+// objectType reads an object, counting its values, and returns its member "type"; given is
+// false for null.
 func (p *parser) objectType(field string) (kind string, given bool) {
 	if !p.is(field, jsonscan.Object, "an object") {
 		return "", false

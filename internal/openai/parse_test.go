@@ -24,7 +24,7 @@ func TestLimits(t *testing.T) {
 		`{"prompt":"x","cache_priority":0}`, `{"prompt":"x","cache_priority":100}`, `{"prompt":"x","max_tokens":0,"echo":true}`, `{"prompt":"x","max_tokens":1}`,
 		`{"prompt":"x","min_p":1}`, `{"prompt":"x","min_p":0}`, `{"prompt":"x","top_k":-1}`, `{"prompt":"x","top_k":0}`, `{"prompt":"x","top_k":1}`,
 	} {
-		if _, err := openai.ParseCompletion([]byte(body), openai.Limits{VocabSize: 512}); err != nil {
+		if _, err := openai.ParseCompletion([]byte(body), 512); err != nil {
 			t.Errorf("%.80s: %v", body, err)
 		}
 	}
@@ -35,10 +35,10 @@ func TestCutShort(t *testing.T) {
 	const body = `{"model":"m","prompt":[[1,2],[3]],"stream":true,"echo":false,"stop":["a","\u00e9"],"seed":-1.5e3,"logit_bias":{"1":2},"user":null,"a":[true,false,null]`
 	for n := range len(body) + 1 {
 		b := slices.Clip([]byte(body[:n]))
-		if _, err := openai.ParseCompletion(b, openai.Limits{}); err == nil {
+		if _, err := openai.ParseCompletion(b, 0); err == nil {
 			t.Errorf("%s is parsed", b)
 		}
-		if _, err := openai.Scan(b, openai.Limits{}); err == nil {
+		if _, err := openai.Scan(b); err == nil {
 			t.Errorf("%s is scanned", b)
 		}
 	}
@@ -148,7 +148,7 @@ func TestBadCompletions(t *testing.T) {
 		{`{"prompt":"x","cache_priority":"high"}`, "cache_priority", "integer"},
 		{`{"prompt":"x","kv_transfer_params":[]}`, "kv_transfer_params", "object"},
 	} {
-		got, err := openai.ParseCompletion([]byte(c.body), openai.Limits{VocabSize: 512})
+		got, err := openai.ParseCompletion([]byte(c.body), 512)
 		if err == nil || got != nil {
 			t.Errorf("%s: accepted", c.body)
 			continue
@@ -165,7 +165,7 @@ func TestCompletion(t *testing.T) {
 		"stream_options":{"include_usage":true,"x":[1]},"stop":"\n","stop_token_ids":[7],"echo":true,
 		"temperature":0.5,"top_p":null,"top_k":-1,"seed":-9223372036854775808,"logprobs":0,
 		"logit_bias":{"5":-100,"6":1,"5":2},"unknown":{"deep":[{}]},"best_of":1,"suffix":null,
-		"kv_transfer_params":{"a":1},"skip_special_tokens":false,"cache_priority":80}`), openai.Limits{})
+		"kv_transfer_params":{"a":1},"skip_special_tokens":false,"cache_priority":80}`), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestCompletion(t *testing.T) {
 func TestPromptForms(t *testing.T) {
 	f := func(prompt string, want ...openai.Prompt) {
 		t.Helper()
-		got, err := openai.ParseCompletion([]byte(`{"prompt":`+prompt+`}`), openai.Limits{})
+		got, err := openai.ParseCompletion([]byte(`{"prompt":`+prompt+`}`), 0)
 		if err != nil || !reflect.DeepEqual(got.Prompts, want) {
 			t.Errorf("%s: %+v, %v", prompt, got, err)
 		}
@@ -231,7 +231,7 @@ func TestBadChats(t *testing.T) {
 		{`{` + hi + `,"x":1e999999999999}`, "ok", ""},
 		{`{"messages":[{"role":"user","content":"x","n":1e999}]}`, "", "out of range"},
 	} {
-		got, err := openai.ParseChat([]byte(c.body), openai.Limits{})
+		got, err := openai.ParseChat([]byte(c.body), 0)
 		if c.param == "ok" {
 			if err != nil {
 				t.Errorf("%s: %v", c.body, err)
@@ -251,7 +251,7 @@ func TestChat(t *testing.T) {
 		{"role":"user","content":"hi"}],
 		"max_completion_tokens":5,"max_tokens":9,"logprobs":true,"top_logprobs":2,
 		"tools":[{"type":"function","function":{"name":"f"}}],"response_format":{"type":"text"},
-		"chat_template_kwargs":{"enable_thinking":false},"continue_final_message":true}`), openai.Limits{})
+		"chat_template_kwargs":{"enable_thinking":false},"continue_final_message":true}`), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +274,7 @@ func TestChat(t *testing.T) {
 func TestMessages(t *testing.T) {
 	f := func(message, want string) {
 		t.Helper()
-		got, err := openai.ParseChat([]byte(`{"messages":[ `+message+` ]}`), openai.Limits{})
+		got, err := openai.ParseChat([]byte(`{"messages":[ `+message+` ]}`), 0)
 		if err != nil || string(got.Messages[0]) != want {
 			t.Errorf("%s: have %v, %v, want %s", message, got, err, want)
 		}
@@ -293,7 +293,7 @@ func TestValues(t *testing.T) {
 	list := func(n int) string { return "[" + strings.Repeat("0,", n-1) + "{}]" } // with n items
 	f := func(body, param string) {
 		t.Helper()
-		_, err := openai.ParseChat([]byte(body), openai.Limits{})
+		_, err := openai.ParseChat([]byte(body), 0)
 		have := "none"
 		if err != nil {
 			have = err.Param
@@ -315,7 +315,7 @@ func TestValues(t *testing.T) {
 
 func TestScan(t *testing.T) {
 	body := `{"mod\u0065l":"m","stream":true,"seed":4,"n":3,"max_tokens":7,"prompt": ["ab", "c"] ,"x":{"kv_transfer_params":1}}`
-	got, err := openai.Scan([]byte(body), openai.Limits{})
+	got, err := openai.Scan([]byte(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -325,7 +325,7 @@ func TestScan(t *testing.T) {
 	}
 	link := func(body, want string) {
 		t.Helper()
-		if got, err := openai.Scan([]byte(body), openai.Limits{}); err != nil || got.Link != want {
+		if got, err := openai.Scan([]byte(body)); err != nil || got.Link != want {
 			t.Errorf("%s: %q, %v", body, got.Link, err)
 		}
 	}
@@ -336,7 +336,7 @@ func TestScan(t *testing.T) {
 	link(`{"disaggregated_params":{}}`, "disaggregated_params")
 	tokens := func(body string, want int) {
 		t.Helper()
-		if got, _ := openai.Scan([]byte(body), openai.Limits{}); got.PromptTokens() != want {
+		if got, _ := openai.Scan([]byte(body)); got.PromptTokens() != want {
 			t.Errorf("%s: %d tokens, want %d", body, got.PromptTokens(), want)
 		}
 	}
@@ -346,18 +346,18 @@ func TestScan(t *testing.T) {
 }
 
 func TestTokenize(t *testing.T) {
-	got, err := openai.ParseTokenize([]byte(`{"model":"m","prompt":"x","return_token_strs":true}`), openai.Limits{})
+	got, err := openai.ParseTokenize([]byte(`{"model":"m","prompt":"x","return_token_strs":true}`), 0)
 	if err != nil || got.Prompt != "x" || !got.AddSpecial || !got.ReturnStrs || got.Chat != nil {
 		t.Errorf("%+v, %v", got, err)
 	}
-	got, err = openai.ParseTokenize([]byte(`{"messages":[{"role":"user","content":"x"}],"add_special_tokens":true}`), openai.Limits{})
+	got, err = openai.ParseTokenize([]byte(`{"messages":[{"role":"user","content":"x"}],"add_special_tokens":true}`), 0)
 	if err != nil || got.Chat == nil || !got.AddSpecial || !got.Chat.AddSpecial {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if _, err := openai.ParseTokenize([]byte(`{}`), openai.Limits{}); err == nil || err.Param != "prompt" {
+	if _, err := openai.ParseTokenize([]byte(`{}`), 0); err == nil || err.Param != "prompt" {
 		t.Errorf("empty: %v", err)
 	}
-	if _, err := openai.ParseDetokenize([]byte(`{"tokens":["a"]}`), openai.Limits{}); err == nil || err.Param != "tokens" {
+	if _, err := openai.ParseDetokenize([]byte(`{"tokens":["a"]}`), 0); err == nil || err.Param != "tokens" {
 		t.Errorf("detokenize: %v", err)
 	}
 }

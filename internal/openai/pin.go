@@ -12,19 +12,19 @@ import (
 // LongestPin bounds ttl_s.
 const LongestPin = 31 * 24 * time.Hour
 
-// Pin holds the fields of a pin's body, or of an unpin's, that completions and chats lack.
-// What is pinned is named by the prompt, or messages, and cache_salt.
+// Pin holds the fields of a pin's or unpin's body that completions and chats lack. The prompt
+// (or messages) and cache_salt name what is pinned.
 type Pin struct {
 	TTL  time.Duration // of a new pin
 	ID   string        // the pin to end; "": the one of the prompt
 	Chat bool          // the prompt is messages
 }
 
-// ParsePin reads the body of a pin or, if ends, of its end. The prompt's own fields are
-// left to ParseCompletion and ParseChat. Unknown fields are refused: a mistaken pin would
-// show only when it is too late.
+// ParsePin reads the body of a pin or, if ends, of an unpin, and leaves the prompt's own fields
+// to ParseCompletion and ParseChat. It refuses unknown fields, since a mistaken pin shows too
+// late.
 func ParsePin(body []byte, ends bool) (pin Pin, _ *Error) {
-	p := parser{lim: Limits{}.withDefaults()}
+	p := parser{}
 	var prompt, ttl bool
 	p.begin(body)
 	for p.Next() == jsonscan.Key {
@@ -62,7 +62,7 @@ func ParsePin(body []byte, ends bool) (pin Pin, _ *Error) {
 	return pin, err
 }
 
-// wanted is an example of a pin's body, or of its end's.
+// wanted returns an example of a pin's body, or of an unpin's.
 func wanted(ends bool) string {
 	if ends {
 		return `{"id": "…"} or {"prompt": "You are …"}`
@@ -87,19 +87,18 @@ func (p *parser) seconds(field string, most time.Duration) (d time.Duration, giv
 var elsewhere = []string{"metadata", "parallel_tool_calls", "priority", "prompt_cache_key", "reasoning_effort",
 	"safety_identifier", "service_tier", "store", "verbosity"}
 
-// known reports whether completions or chats have such a field: whether their parser does
-// more than skip it.
+// known reports whether completions or chats have such a field: their parser does not skip it.
 func known(name string) bool {
 	if slices.Contains(elsewhere, name) {
 		return true
 	}
-	p := parser{lim: Limits{}.withDefaults()}
+	p := parser{}
 	p.Reset([]byte("null"))
 	p.completionField(&Completion{}, []byte(name))
 	if !p.unknown {
 		return true
 	}
-	p = parser{lim: p.lim}
+	p = parser{}
 	p.Reset([]byte("null"))
 	p.chatField(&Chat{}, []byte(name))
 	return !p.unknown

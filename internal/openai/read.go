@@ -9,8 +9,8 @@ import (
 	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
-// reader reads the fields of a body, which is a JSON object. Its first error sticks: after
-// it there are no more tokens, and every method returns nothing. Null counts as absent.
+// reader reads the fields of a body, a JSON object. After its first error, which sticks, there
+// are no more tokens and every method returns nothing. Null counts as absent.
 type reader struct{ jsonscan.Scanner }
 
 // begin starts a body; the members are next.
@@ -50,14 +50,13 @@ func (r *reader) end() *Error {
 	return r.fault()
 }
 
-// kindNames are what messages call kinds of values.
+// kindNames are the kinds of values, as messages name them.
 var kindNames = map[jsonscan.Kind]string{
 	jsonscan.String: "a string", jsonscan.Object: "an object", jsonscan.Array: "an array", jsonscan.True: "a boolean",
 	jsonscan.False: "a boolean", jsonscan.Null: "null", jsonscan.Number: "a number",
 }
 
-// wrong refuses the next value as not what field wants. If it is not valid JSON, that stays
-// the error.
+// wrong refuses the next value as not what field wants, or as invalid JSON.
 func (r *reader) wrong(field, want string) {
 	depth := r.Depth()
 	k := r.Next()
@@ -65,8 +64,7 @@ func (r *reader) wrong(field, want string) {
 	r.refuse(field, "%s must be %s, not %s", field, want, kindNames[k])
 }
 
-// is reads a token of kind k, as field wants, and reports whether it is there: false for
-// null and for refused values.
+// is reads a token and reports whether it is of kind k. It refuses other kinds but null.
 func (r *reader) is(field string, k jsonscan.Kind, want string) bool {
 	switch r.Peek() {
 	case k, jsonscan.Null:

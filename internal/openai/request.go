@@ -2,34 +2,18 @@ package openai
 
 import "encoding/json"
 
-// Limits bounds a request. The zero value of a field means the default.
-type Limits struct {
-	MaxPrompts   int // prompts in one completion request; 256
-	MaxN         int // choices a prompt; 128
-	MaxLogprobs  int // alternatives a position; 20
-	MaxStops     int // stop strings; 16
-	MaxStopBytes int // bytes of one stop string; 1024
-	MaxBias      int // logit_bias and stop_token_ids entries; 1024
-	VocabSize    int // token ids must be below it; 0 leaves them unchecked
-}
+// Limits of a request.
+const (
+	maxPrompts   = 256  // in one completion request
+	maxN         = 128  // choices a prompt
+	maxLogprobs  = 20   // alternatives a position
+	maxStops     = 16   // stop strings
+	maxStopBytes = 1024 // of one stop string
+	maxBias      = 1024 // entries of logit_bias and stop_token_ids
+)
 
-func (l Limits) withDefaults() Limits {
-	def := func(p *int, v int) {
-		if *p == 0 {
-			*p = v
-		}
-	}
-	def(&l.MaxPrompts, 256)
-	def(&l.MaxN, 128)
-	def(&l.MaxLogprobs, 20)
-	def(&l.MaxStops, 16)
-	def(&l.MaxStopBytes, 1024)
-	def(&l.MaxBias, 1024)
-	return l
-}
-
-// Fields is a set of request fields that the client gave a value; a worker
-// fills the others from the model's generation config.
+// Fields is a set of request fields that the client gave a value. A worker takes the others
+// from the model's generation config.
 type Fields uint8
 
 // The fields whose absence can matter.
@@ -50,8 +34,8 @@ type Bias struct {
 	Value float32 // added to the logit, -100..100
 }
 
-// Sampling is what completions and chat share. Values hold the API's defaults
-// where the client gave none.
+// Sampling is what completions and chat share, with the API's defaults where the client gave no
+// value.
 type Sampling struct {
 	Model  string // "" when absent
 	User   string
@@ -85,9 +69,7 @@ type Sampling struct {
 	CacheSalt      string // separates prefix caches
 	CachePriority  int    // cache_priority (0..100) minus its default of 50: KV of lower priority is evicted first
 
-	// KVTransferParams is the raw kv_transfer_params object; nil when absent
-	// or null.
-	KVTransferParams json.RawMessage
+	KVTransferParams json.RawMessage // the raw object; nil when absent or null
 }
 
 // Prompt is text or token ids.
@@ -102,19 +84,19 @@ type Completion struct {
 	Sampling
 	Prompts    []Prompt // at least one
 	Echo       bool
-	Logprobs   *int // 0..MaxLogprobs; nil: none
+	Logprobs   *int // 0..20; nil: none
 	AddSpecial bool // add_special_tokens, default true
 }
 
 // Chat is a POST /v1/chat/completions body.
 type Chat struct {
 	Sampling
-	// Messages are objects as sent, because chat templates see the order of
-	// keys and how numbers are written, except that a list of text parts is
-	// joined with newlines into one string, and an absent content is null.
+	// Messages are objects as sent, because chat templates see the order of keys and how
+	// numbers are written. But a list of text parts is joined with newlines into one string,
+	// and an absent content is null.
 	Messages    []json.RawMessage
 	Logprobs    bool
-	TopLogprobs int // 0..MaxLogprobs
+	TopLogprobs int // 0..20
 
 	Tools          json.RawMessage // array; nil when absent or empty
 	ToolChoice     json.RawMessage

@@ -8,8 +8,8 @@ import (
 	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
-// Member returns the raw value of a top-level member of a JSON object; nil if body is not a
-// valid object or the member is absent or null. It aliases body.
+// Member returns a top-level member's raw value, which aliases body; nil if body is not a valid
+// object or the member is absent or null.
 func Member(body []byte, name string) []byte {
 	var found []byte
 	if !members(body, func(key, value []byte, _, _ int) {
@@ -22,8 +22,8 @@ func Member(body []byte, name string) []byte {
 	return found
 }
 
-// members calls f with each top-level member of a JSON object and the place of its value;
-// false if body is not a valid object.
+// members calls f with each top-level member of a JSON object and its value's place. It reports
+// whether body is a valid object.
 func members(body []byte, f func(key, value []byte, from, to int)) bool {
 	var r reader
 	r.begin(body)
@@ -38,9 +38,8 @@ func members(body []byte, f func(key, value []byte, from, to int)) bool {
 	return r.End() == nil
 }
 
-// With returns the JSON object with members set to raw JSON values: existing ones are
-// replaced in place, others appended. Everything else keeps its bytes. An invalid object is
-// returned as it is.
+// With returns the JSON object with members set to raw JSON values, in place or appended. The
+// rest keeps its bytes. An invalid object is returned as it is.
 func With(object []byte, set ...[2]string) []byte {
 	type cut struct {
 		from, to int
@@ -85,14 +84,13 @@ func With(object []byte, set ...[2]string) []byte {
 	return append(out, object[end:]...)
 }
 
-// PromptUsage is the part of a usage that prefill knows. Cached is -1 when not given.
+// PromptUsage is the part of a usage that prefill knows. Cached is -1 if not given.
 type PromptUsage struct {
 	Prompt, Cached int
 }
 
-// ReadUsage reads the prompt's part of a response's usage; the response may be whole or an
-// event stream. counted is false when there is none. The same pass is Member of another
-// member.
+// ReadUsage reads the prompt's part of the usage of a response, whole or an event stream, and,
+// in the same pass, Member(body, name). counted reports whether there is a usage.
 func ReadUsage(body []byte, name string) (u PromptUsage, counted bool, value []byte) {
 	body, _ = withUsage(body)
 	var usage, details []byte
@@ -131,8 +129,8 @@ func atoi(raw []byte) (int, bool) {
 	return n, err == nil && n >= 0
 }
 
-// MergeUsage puts the prompt's part of usage, which prefill knows, into decode's response:
-// a whole one, or one event's JSON. A response without a usage object is returned as it is.
+// MergeUsage puts prefill's part of the usage into decode's response: a whole one, or one
+// event's JSON. A response without a usage object is returned as it is.
 func MergeUsage(body []byte, u PromptUsage) []byte {
 	from, to := 0, 0
 	if !members(body, func(key, _ []byte, f, t int) {
@@ -164,8 +162,7 @@ func MergeUsage(body []byte, u PromptUsage) []byte {
 	return slices.Concat(body[:from], merged, body[to:])
 }
 
-// MergeUsageEvents is MergeUsage for a run of server-sent events; a run
-// without a usage object is returned as it is.
+// MergeUsageEvents is MergeUsage for a run of server-sent events.
 func MergeUsageEvents(run []byte, u PromptUsage) []byte {
 	if !HasUsage(run) {
 		return run

@@ -43,8 +43,8 @@ type Top struct {
 	Twice string
 }
 
-// PromptTokens is a cheap estimate of the prompt's length in tokens: exact
-// for token ids, a quarter of the bytes for text.
+// PromptTokens estimates the prompt's length in tokens: exact for token ids, a quarter of the
+// bytes for text.
 func (t *Top) PromptTokens() int {
 	p := t.Prompt
 	if !t.Messages && len(p) > 1 && p[0] == '[' {
@@ -56,19 +56,17 @@ func (t *Top) PromptTokens() int {
 	return (len(p)+len(t.Tools))/4 + 1
 }
 
-// Scan validates the whole of body as JSON and reads its top level. It refuses wrong types
-// of the fields it reads, naming them, and decides nothing else: the worker's parser has
-// the last word.
-func Scan(body []byte, lim Limits) (Top, *Error) {
-	lim = lim.withDefaults()
+// Scan validates the whole of body as JSON and reads its top level. It refuses wrong types of
+// the fields it reads, naming them, and leaves the rest to the worker's parser.
+func Scan(body []byte) (Top, *Error) {
 	t := Top{N: 1, Prompts: 1}
 	var r reader
 	r.begin(body)
 	for r.Next() == jsonscan.Key {
 		key := r.Decoded()
-		f, known := fieldOf(key)
+		f, known := fieldsByName[string(key)]
 		if !known {
-			t.field(&r, key, lim)
+			t.field(&r, key)
 			continue
 		}
 		if t.Has(f) {
@@ -77,7 +75,7 @@ func Scan(body []byte, lim Limits) (Top, *Error) {
 		at := span{key: r.Start()}
 		r.Peek()
 		at.val = r.Pos()
-		t.field(&r, key, lim)
+		t.field(&r, key)
 		at.end = r.Pos()
 		t.at[f] = at
 	}
@@ -89,7 +87,7 @@ func Scan(body []byte, lim Limits) (Top, *Error) {
 }
 
 // field reads the value of a field. The key is only valid until then.
-func (t *Top) field(r *reader, key []byte, lim Limits) {
+func (t *Top) field(r *reader, key []byte) {
 	switch string(key) {
 	case "model":
 		t.Model = r.string("model")
@@ -98,7 +96,7 @@ func (t *Top) field(r *reader, key []byte, lim Limits) {
 	case "seed":
 		_, t.HasSeed = r.int("seed", math.MinInt64, math.MaxInt64)
 	case "n":
-		t.N = r.intOr("n", 1, 1, int64(lim.MaxN))
+		t.N = r.intOr("n", 1, 1, maxN)
 	case "max_tokens":
 		t.MaxTokens = r.intOr("max_tokens", 0, 0, math.MaxInt32)
 	case "max_completion_tokens":
@@ -113,7 +111,7 @@ func (t *Top) field(r *reader, key []byte, lim Limits) {
 		raw := r.raw()
 		t.Logprobs = t.Logprobs || truth(raw)
 		if n, ok := atoi(raw); ok {
-			t.TopLogprobs = max(t.TopLogprobs, min(n, lim.MaxLogprobs))
+			t.TopLogprobs = max(t.TopLogprobs, min(n, maxLogprobs))
 		}
 	case "prompt_logprobs":
 		t.PromptLogprobs = r.raw() != nil
@@ -138,12 +136,11 @@ func (t *Top) field(r *reader, key []byte, lim Limits) {
 	}
 }
 
-// truth reports whether a value asks for something: it is neither false nor null. Whether a
-// number is allowed there is for a worker to say.
+// truth reports whether a value is neither false nor null. A worker checks its type.
 func truth(raw []byte) bool { return raw != nil && raw[0] != 'f' }
 
-// prompts reads prompt as raw does, and counts its prompts: each string and each list of
-// token ids is one; token ids outside a list together are one.
+// prompts reads prompt as raw does, and counts its prompts: each string or list of token ids
+// is one, and token ids outside a list are one together.
 func (t *Top) prompts(r *reader) (raw []byte, n int) {
 	if r.Peek() != jsonscan.Array {
 		return r.raw(), 1
@@ -172,7 +169,7 @@ func (t *Top) prompts(r *reader) (raw []byte, n int) {
 	return r.Since(from), n
 }
 
-// LinkField returns the field's name if engines link legs with it, "" if not.
+// LinkField returns the field's name if engines link legs with it, else "".
 func LinkField(key []byte) string {
 	switch string(key) {
 	case "kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room":

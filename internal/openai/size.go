@@ -5,14 +5,13 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of responses, shared by routers and workers: what passes a worker's check is never
-// too large for a router.
+// Bounds of responses. Routers and workers share them: no worker sends more than a router takes.
 const (
 	MaxAnswer = 64 << 20 // bytes of a response that does not stream, by default
 	MaxEvent  = 4 << 20  // of one event of a stream
 )
 
-// TokenSizes are the most bytes of JSON that one token of a model takes, by use.
+// TokenSizes are the most JSON bytes that one token of a model takes, by use.
 type TokenSizes struct {
 	Text  int // added to a choice's text
 	Token int // its text as a string, in a log probability
@@ -21,8 +20,7 @@ type TokenSizes struct {
 	Float int // a log probability
 }
 
-// leastTokens are lower bounds for all models: what is too large with them is too large for
-// any.
+// leastTokens are lower bounds for all models.
 var leastTokens = TokenSizes{Text: 1, Token: 3, Bytes: 3, ID: 1, Float: 1}
 
 // MeasureTokens measures the tokens 0 to n-1.
@@ -43,8 +41,8 @@ func MeasureTokens(v Vocab, n int) TokenSizes {
 	return s
 }
 
-// textSize returns the size of a token's bytes in a text. Bytes that are not whole
-// characters by themselves may become U+FFFD, one for each.
+// textSize returns the most that a token's bytes take in a text. Each byte of an incomplete
+// character may become U+FFFD.
 func textSize(raw []byte) (n int) {
 	if utf8.Valid(raw) {
 		return StringSize(raw) - 2
@@ -106,17 +104,14 @@ func (s *Shape) Entries() int {
 }
 
 // Size returns the most bytes that a choice of a whole response takes.
-func (s *Shape) Size(t *TokenSizes) int {
-	return s.head(t) + s.Tokens*s.perToken(t)
-}
+func (s *Shape) Size(t *TokenSizes) int { return s.head(t) + s.Tokens*s.perToken(t) }
 
-// Fits returns how many tokens a choice may have to take at most size bytes.
+// Fits returns how many tokens fit into a choice of size bytes.
 func (s *Shape) Fits(t *TokenSizes, size int) int {
 	return max(size-s.head(t), 0) / s.perToken(t)
 }
 
-// EventSize returns the most bytes of one event with so many new tokens, including what
-// only a choice's first event has.
+// EventSize returns the most bytes of an event with so many new tokens, even a choice's first.
 func (s *Shape) EventSize(t *TokenSizes, tokens int) int {
 	return MaxHead + s.head(t) + min(tokens, s.Tokens)*s.perToken(t)
 }
@@ -172,7 +167,7 @@ func (s *Shape) textEntry(t *TokenSizes) int {
 	return offset + (t.Float + len("null,")) + (t.Token + 1) + (s.Logprobs+1)*each + len("{},")
 }
 
-// Surely returns a lower bound of a worker's bound for the response, whatever the model.
+// Surely returns a lower bound, for any model, of a worker's bound for the response.
 func (t *Top) Surely() int {
 	s := Shape{Chat: t.Messages, Tokens: min(t.MaxTokens, 1<<24), Logprobs: -1, PromptLogprobs: -1}
 	if t.Logprobs {

@@ -169,7 +169,7 @@ func TestSizeIsCloseToo(t *testing.T) {
 func TestSurely(t *testing.T) {
 	f := func(body string, want int) {
 		t.Helper()
-		top, err := openai.Scan([]byte(body), openai.Limits{})
+		top, err := openai.Scan([]byte(body))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,18 +2,16 @@ package openai
 
 import (
 	"math"
-	"strconv"
 
 	"github.com/xpyd/xpyd/internal/jsonscan"
 )
 
-// ParseTokenize reads a POST /tokenize body, in either of vLLM's forms:
-// prompt, or messages with the chat fields.
-func ParseTokenize(body []byte, lim Limits) (*Tokenize, *Error) {
-	t := &Tokenize{}
-	c := &Chat{Sampling: defaults(), AddGenerationPrompt: true}
-	hasPrompt, special, specialGiven := false, false, false
-	p := parser{lim: lim.withDefaults()}
+// ParseTokenize reads a POST /tokenize body in either of vLLM's forms: prompt, or messages with
+// the chat fields.
+func ParseTokenize(body []byte, vocab int) (*Tokenize, *Error) {
+	t, c := &Tokenize{}, &Chat{Sampling: defaults(), AddGenerationPrompt: true}
+	var hasPrompt, special, specialGiven bool
+	p := parser{vocab: vocab}
 	p.begin(body)
 	for p.Next() == jsonscan.Key {
 		switch key := p.Decoded(); string(key) {
@@ -56,9 +54,9 @@ func ParseTokenize(body []byte, lim Limits) (*Tokenize, *Error) {
 }
 
 // ParseDetokenize reads a POST /detokenize body.
-func ParseDetokenize(body []byte, lim Limits) (*Detokenize, *Error) {
+func ParseDetokenize(body []byte, vocab int) (*Detokenize, *Error) {
 	d := &Detokenize{}
-	p := parser{lim: lim.withDefaults()}
+	p := parser{vocab: vocab}
 	p.begin(body)
 	for p.Next() == jsonscan.Key {
 		switch string(p.Decoded()) {
@@ -82,10 +80,8 @@ func ParseDetokenize(body []byte, lim Limits) (*Detokenize, *Error) {
 
 // AppendTokenized appends the answer to /tokenize; strs nil renders as null.
 func AppendTokenized(dst []byte, tokens []int32, strs []string, maxModelLen int) []byte {
-	dst = append(dst, `{"count":`...)
-	dst = strconv.AppendInt(dst, int64(len(tokens)), 10)
-	dst = append(dst, `,"max_model_len":`...)
-	dst = strconv.AppendInt(dst, int64(maxModelLen), 10)
+	dst = appendInt(dst, `{"count":`, len(tokens))
+	dst = appendInt(dst, `,"max_model_len":`, maxModelLen)
 	dst = appendInts(append(dst, `,"tokens":`...), tokens)
 	dst = append(dst, `,"token_strs":`...)
 	if strs == nil {
@@ -93,19 +89,14 @@ func AppendTokenized(dst []byte, tokens []int32, strs []string, maxModelLen int)
 	}
 	dst = append(dst, '[')
 	for i, s := range strs {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = AppendString(dst, s)
+		dst = AppendString(comma(dst, i), s)
 	}
 	return append(dst, `]}`...)
 }
 
 // AppendDetokenized appends the answer to /detokenize.
 func AppendDetokenized(dst []byte, prompt string) []byte {
-	dst = append(dst, `{"prompt":`...)
-	dst = AppendString(dst, prompt)
-	return append(dst, '}')
+	return append(appendStr(dst, `{"prompt":`, prompt), '}')
 }
 
 // Model is one entry of /v1/models.
@@ -119,23 +110,16 @@ type Model struct {
 func AppendModels(dst []byte, models []Model) []byte {
 	dst = append(dst, `{"object":"list","data":[`...)
 	for i, m := range models {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = AppendModel(dst, m)
+		dst = AppendModel(comma(dst, i), m)
 	}
 	return append(dst, `]}`...)
 }
 
 // AppendModel appends the answer to /v1/models/{id}.
 func AppendModel(dst []byte, m Model) []byte {
-	dst = append(dst, `{"id":`...)
-	dst = AppendString(dst, m.ID)
-	dst = append(dst, `,"object":"model","created":`...)
-	dst = strconv.AppendInt(dst, m.Created, 10)
-	dst = append(dst, `,"owned_by":"xpyd","root":`...)
-	dst = AppendString(dst, m.ID)
-	dst = append(dst, `,"parent":null,"max_model_len":`...)
-	dst = strconv.AppendInt(dst, int64(m.MaxModelLen), 10)
+	dst = appendStr(dst, `{"id":`, m.ID)
+	dst = appendInt(dst, `,"object":"model","created":`, m.Created)
+	dst = appendStr(dst, `,"owned_by":"xpyd","root":`, m.ID)
+	dst = appendInt(dst, `,"parent":null,"max_model_len":`, m.MaxModelLen)
 	return append(dst, '}')
 }

@@ -9,8 +9,8 @@ import (
 // maxURLs bounds the addresses of one request.
 const maxURLs = 1024
 
-// fetched is raw for a value in which members that isURL names are addresses for the engine
-// to fetch. They are found by their decoded names, at any depth.
+// fetched is raw for a value in which isURL finds, by their decoded names at any depth, members
+// that hold addresses for the engine to fetch.
 func (t *Top) fetched(r *reader, isURL func(key []byte) bool) []byte {
 	if r.Peek() == jsonscan.Null {
 		return r.raw()
@@ -31,7 +31,7 @@ func (t *Top) fetched(r *reader, isURL func(key []byte) bool) []byte {
 	}
 }
 
-// address keeps a string, unless it is the content itself, which can be large.
+// address keeps a string, unless it is the content itself (data:), which can be large.
 func (t *Top) address(r *reader) {
 	url := r.Decoded()
 	if bytes.HasPrefix(url, []byte("data:")) {
@@ -44,13 +44,12 @@ func (t *Top) address(r *reader) {
 	t.URLs = append(t.URLs, string(url))
 }
 
-// isMediaURL reports whether content parts give addresses in that member: url, image_url,
+// isMediaURL reports whether that member of a content part is an address: url, image_url,
 // video_url, audio_url, file_url.
 func isMediaURL(key []byte) bool {
 	rest, ok := bytes.CutSuffix(key, []byte("url"))
 	return ok && (len(rest) == 0 || rest[len(rest)-1] == '_')
 }
 
-// isServerURL reports whether a tool of type mcp names its server in that member. Schemas
-// of functions may use any other name.
+// isServerURL reports whether that member of a tool is the address of an mcp server.
 func isServerURL(key []byte) bool { return string(key) == "server_url" }

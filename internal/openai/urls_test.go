@@ -13,7 +13,7 @@ import (
 func TestURLs(t *testing.T) {
 	f := func(body string, want ...string) {
 		t.Helper()
-		top, err := openai.Scan([]byte(body), openai.Limits{})
+		top, err := openai.Scan([]byte(body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -37,31 +37,31 @@ func TestURLs(t *testing.T) {
 	f(`{"input":[{"type":"input_image","image_url":"http://h"},{"type":"input_file","file_url":"http://i"}]}`, "http://h", "http://i")
 	f(`{"tools":[{"type":"mcp","server_url":"http://h"},{"type":"function","function":{"parameters":{"properties":{"url":{"type":"string"}},"examples":[{"url":"http://x"}]}}}]}`, "http://h")
 	many := part(`"m":[` + strings.Repeat(`{"url":"http://h"},`, 1024) + `0]`)
-	if top, err := openai.Scan([]byte(many), openai.Limits{}); err != nil || len(top.URLs) != 1024 {
+	if top, err := openai.Scan([]byte(many)); err != nil || len(top.URLs) != 1024 {
 		t.Errorf("%d, %v", len(top.URLs), err)
 	}
 	many = part(`"m":[` + strings.Repeat(`{"url":"http://h"},`, 1025) + `0]`)
-	if _, err := openai.Scan([]byte(many), openai.Limits{}); err == nil || err.Status != 400 {
+	if _, err := openai.Scan([]byte(many)); err == nil || err.Status != 400 {
 		t.Errorf("%v", err)
 	}
 }
 
 func TestPriorityFields(t *testing.T) {
-	top, err := openai.Scan([]byte(`{"priority":-3,"service_tier":"flex"}`), openai.Limits{})
+	top, err := openai.Scan([]byte(`{"priority":-3,"service_tier":"flex"}`))
 	if err != nil || top.Priority != -3 || !top.HasPriority || top.Tier != "flex" {
 		t.Errorf("%+v %v", top, err)
 	}
-	top, err = openai.Scan([]byte(`{"priority":null,"service_tier":null}`), openai.Limits{})
+	top, err = openai.Scan([]byte(`{"priority":null,"service_tier":null}`))
 	if err != nil || top.HasPriority || top.Tier != "" {
 		t.Errorf("%+v %v", top, err)
 	}
 	for _, body := range []string{`{"priority":"high"}`, `{"priority":1.5}`, `{"service_tier":3}`} {
-		if _, err := openai.Scan([]byte(body), openai.Limits{}); err == nil || err.Param == "" {
+		if _, err := openai.Scan([]byte(body)); err == nil || err.Param == "" {
 			t.Errorf("%s: %v", body, err)
 		}
 	}
 	body := []byte(`{"a":1, "priority" : -3}`)
-	top, _ = openai.Scan(body, openai.Limits{})
+	top, _ = openai.Scan(body)
 	e := openai.NewEdit(body, &top)
 	e.Replace(openai.PriorityField, "0")
 	if got := string(slices.Concat(e.Parts()...)); got != `{"a":1, "priority" : 0}` {

@@ -2,10 +2,9 @@ package openai
 
 import "bytes"
 
-// ReadTokens reads the token counts that a response reports: a whole response, or a run of
-// events, of which the last with a usage counts. It also reads input_tokens and
-// output_tokens, the usage of responses and messages, which their streams nest within the
-// response or the message. Counts that are missing are 0.
+// ReadTokens reads the token counts of a whole response, or of the last event with a usage in a
+// run of events. It also knows input_tokens and output_tokens, of responses and messages, whose
+// streams nest the usage within the response or message. Missing counts are 0.
 func ReadTokens(body []byte) (prompt, completion int, ok bool) {
 	body, before := withUsage(body)
 	members(usageOf(body), func(key, value []byte, _, _ int) {
@@ -26,8 +25,8 @@ func ReadTokens(body []byte) (prompt, completion int, ok bool) {
 	return prompt, completion, ok
 }
 
-// usageOf returns the usage object of a response or event. If its name occurs once, the
-// response is not parsed from the beginning to find it.
+// usageOf returns the usage object of a response or event. It parses only that if its name
+// occurs once.
 func usageOf(body []byte) []byte {
 	if i := bytes.Index(body, usageKey[1:]); i > 0 && body[i-1] == '"' && opensUsage(body[i-1:]) {
 		if rest := body[i+len(usageKey)-1:]; !bytes.Contains(rest, usageKey[1:]) {
@@ -43,8 +42,7 @@ func usageOf(body []byte) []byte {
 	return usage
 }
 
-// braced returns b up to the brace that closes its first. A usage has no strings, so every
-// brace in it counts.
+// braced returns b up to the brace that closes its first. A usage has no strings to mislead it.
 func braced(b []byte) []byte {
 	depth := 0
 	for i, c := range b {

@@ -10,10 +10,9 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
-// Serve answers a request for the profiler: POST begins (seconds=N ends it by
-// itself), DELETE ends, GET says how it stands, and with download in the query
-// GET is the last profile, for `go tool pprof`. The error is the caller's to
-// write.
+// Serve answers a request for the profiler: POST begins a profile (seconds=N ends it by itself),
+// DELETE ends it, GET returns the state or, with download in the query, the last profile for
+// `go tool pprof`. The caller writes the error.
 func (p *Profiler) Serve(ctx *fasthttp.RequestCtx) *openai.Error {
 	switch string(ctx.Method()) {
 	case fasthttp.MethodPost:

@@ -1,9 +1,8 @@
-// Package profile turns the profiling of a running process on and off: Go's CPU
-// profiler, and beside it whatever the device has (a CUDA profiler range, which
-// nsys or ncu records). The profile is kept in memory until the next one.
+// Package profile turns the profiling of a running process on and off: Go's CPU profiler, and beside
+// it the device's (a CUDA profiler range, which nsys or ncu records). The profile is kept in memory
+// until the next one.
 //
-// Non-goals: heap, goroutines and the like, which need no turning on: see
-// /debug/pprof.
+// Non-goals: heap, goroutines and the like, which need no turning on: see /debug/pprof.
 package profile
 
 import (
@@ -24,12 +23,10 @@ const (
 	deviceTime = time.Second // for the device to begin or end, which takes milliseconds
 )
 
-// ErrOn says that a profile is being made already, perhaps through
-// /debug/pprof/profile.
+// ErrOn means that a profile is being made already, perhaps through /debug/pprof/profile.
 var ErrOn = errors.New("a CPU profile is being made already")
 
-// ErrDevice says that the device's profiler does not answer. It is left out
-// from then on.
+// ErrDevice means that the device's profiler does not answer. It is left out from then on.
 var ErrDevice = fmt.Errorf("no answer in %v; it is left out from now on", deviceTime)
 
 // Device is a profiler of another kind that runs along; see kernels/cuda.
@@ -62,8 +59,8 @@ type Profiler struct {
 // New makes a profiler; device may be nil.
 func New(device Device) *Profiler { return &Profiler{device: device} }
 
-// Start begins a profile that ends after d, at most Longest, if Stop does not
-// come before. ErrOn when one is being made.
+// Start begins a profile that ends after d, at most Longest, or at Stop. The error is ErrOn if one
+// is being made.
 func (p *Profiler) Start(d time.Duration) error {
 	if d <= 0 || d > Longest {
 		return fmt.Errorf("a profile of %v: want more than 0, at most %v", d, Longest)
@@ -90,8 +87,8 @@ func (p *Profiler) Start(d time.Duration) error {
 	return nil
 }
 
-// turn tells the device, under mu. A driver that hangs keeps one goroutine, ever; what
-// it begins when nobody waits any more, that goroutine ends.
+// turn switches the device's profiler, under mu. A driver that hangs keeps one goroutine, which ends
+// what the driver begins when nobody waits any more.
 func (p *Profiler) turn(on bool) error {
 	done, left := make(chan error), make(chan struct{})
 	device := p.device
@@ -163,8 +160,7 @@ func (p *Profiler) State() State {
 	return s
 }
 
-// Last returns the last complete profile in pprof's format, nil without one.
-// Read only.
+// Last returns the last complete profile in pprof's format, or nil. It must not be changed.
 func (p *Profiler) Last() []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()

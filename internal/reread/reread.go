@@ -1,7 +1,6 @@
-// Package reread keeps what is made of files in step with them: keys and
-// certificates are renewed under a running process. Files are compared by what
-// the system says of them, which also sees through the links by which
-// Kubernetes changes secrets.
+// Package reread reads keys and certificates again when their files change under a running process.
+// It compares files by their metadata, which also sees through the links by which Kubernetes changes
+// secrets.
 package reread
 
 import (
@@ -31,8 +30,7 @@ func Of(paths ...string) *Files {
 // None reports whether there are no files.
 func (f *Files) None() bool { return len(f.paths) == 0 }
 
-// Changed reports whether a file is another than the last time; the first time
-// it is.
+// Changed reports whether a file has changed since the last call; at first, all have.
 func (f *Files) Changed() bool {
 	now := make([]os.FileInfo, len(f.paths))
 	differ := f.seen == nil
@@ -59,8 +57,8 @@ func (f *Files) Changed() bool {
 // Every is how often files are looked at.
 const Every = 2 * time.Second
 
-// Value is what is made of files. Who uses it looks at them, so that nothing
-// runs in between. It is safe for concurrent use.
+// Value is what is made of files. Get looks at them, so that nothing runs in between. It is safe for
+// concurrent use.
 type Value[T any] struct {
 	load  func() (T, error)
 	told  func(error)
@@ -73,8 +71,8 @@ type Value[T any] struct {
 	files *Files
 }
 
-// New reads the value. Each later reading of changed files is told, with its
-// error or nil; after an error the value stays as it was.
+// New reads the value. It reports each later reading of changed files to told, with its error or
+// nil; after an error the value stays as it was.
 func New[T any](load func() (T, error), told func(error), paths ...string) (*Value[T], error) {
 	v := &Value[T]{load: load, told: told, start: time.Now(), files: Of(paths...)}
 	v.files.Changed() // before they are read, so that no change in between is missed
@@ -87,8 +85,8 @@ func New[T any](load func() (T, error), told func(error), paths ...string) (*Val
 	return v, nil
 }
 
-// Get returns the value as the files were within the last two seconds. Whoever
-// comes while they are read gets the one before.
+// Get returns the value as the files were within the last two seconds, or the one before while they
+// are being read.
 func (v *Value[T]) Get() T {
 	if since := int64(time.Since(v.start)); since >= v.next.Load() && v.mu.TryLock() {
 		v.look(since)

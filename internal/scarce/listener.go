@@ -17,11 +17,9 @@ const (
 // Counter counts failed accepts; a prometheus.Counter is one.
 type Counter interface{ Inc() }
 
-// Listener returns ln with an Accept that fails only once ln is closed: it
-// waits out whatever else goes wrong, counts it, and logs it now and then. One
-// error is enough for most servers to stop accepting for good, and running out
-// of file descriptors is an error that anybody with a few hundred connections
-// can cause. log and failed may be nil.
+// Listener returns ln with an Accept that fails only once ln is closed: it waits out other errors,
+// counts them, and logs them now and then. One error stops most servers for good, and anybody with a
+// few hundred connections can cause one, by a lack of file descriptors. log and failed may be nil.
 func Listener(ln net.Listener, log *slog.Logger, failed Counter) net.Listener {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)

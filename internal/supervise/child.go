@@ -24,7 +24,7 @@ func (b *backoff) next(ready time.Duration) time.Duration {
 	return b.last
 }
 
-// child is a Child with the goroutine that keeps it running.
+// child is a Child and the state of the goroutine that keeps it running.
 type child struct {
 	Child
 	s     *Supervisor
@@ -89,20 +89,12 @@ func (c *child) set(change func(*Status)) {
 func (c *child) keepRunning() {
 	for !c.over() {
 		exit, ready := c.runOnce()
-		over := c.over()
-		var wait time.Duration
-		if !over {
-			wait = c.wait.next(ready)
-		}
-		c.set(func(s *Status) {
-			s.State, s.Wait, s.PID, s.Exit = Backoff, wait, 0, &exit
-			if over {
-				s.State = Stopped
-			}
-		})
-		if over {
+		if c.over() {
+			c.set(func(s *Status) { s.State, s.Wait, s.PID, s.Exit = Stopped, 0, 0, &exit })
 			return
 		}
+		wait := c.wait.next(ready)
+		c.set(func(s *Status) { s.State, s.Wait, s.PID, s.Exit = Backoff, wait, 0, &exit })
 		timer := time.NewTimer(wait)
 		select {
 		case <-timer.C:
@@ -180,8 +172,9 @@ func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 	endNow, killNow := c.endNow, c.killNow
 	var drained <-chan time.Time
 	var readySince time.Time
-	pulse := newPulse(c.beats.Load())
-	defer pulse.stop()
+	pulse := pulse{beats: c.beats.Load()}
+	ticker := time.NewTicker(silentAfter / pulseTicks)
+	defer ticker.Stop()
 	for {
 		select {
 		case exit = <-exited:
@@ -215,7 +208,7 @@ func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 		case <-killNow:
 			killNow = nil
 			kill("stopped at once")
-		case <-pulse.tick():
+		case <-ticker.C:
 			if pulse.lost(c.beats.Load()) {
 				kill(fmt.Sprintf("silent for %v", silentAfter))
 			}
@@ -223,25 +216,18 @@ func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 	}
 }
 
-// pulse notices that heartbeats have stopped. It counts ticks, not time, so that a
-// supervisor that was itself stopped blames nobody.
+// pulse notices that heartbeats have stopped. It counts ticks, not time, so that a supervisor that
+// was itself stopped blames nobody.
 type pulse struct {
-	ticker *time.Ticker
-	beats  uint64
-	alive  bool // there was a beat
-	ticks  int  // since the last beat
+	beats uint64
+	alive bool // there was a beat
+	ticks int  // since the last beat
 }
 
 // pulseTicks make silentAfter.
 const pulseTicks = 12
 
-func newPulse(beats uint64) *pulse {
-	return &pulse{ticker: time.NewTicker(silentAfter / pulseTicks), beats: beats}
-}
-
-func (p *pulse) tick() <-chan time.Time { return p.ticker.C }
-func (p *pulse) stop()                  { p.ticker.Stop() }
-
+// lost is called at each tick.
 func (p *pulse) lost(beats uint64) bool {
 	if beats != p.beats {
 		p.beats, p.alive, p.ticks = beats, true, 0

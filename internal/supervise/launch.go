@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -26,8 +27,8 @@ type Launcher interface {
 	Launch(Spec) (Process, error)
 }
 
-// Process is a running process. Wait is called once, and returns when the process is
-// reaped and its output is read. The other methods may be called at any time.
+// Process is a running process. Wait is called once, and returns when the process is reaped and its
+// output is read. The other methods may be called at any time.
 type Process interface {
 	PID() int
 	Wait() Exit
@@ -54,8 +55,8 @@ func (e *Exit) String() string {
 // outputDelay is how long output is read after the exit, if another process holds the pipe.
 const outputDelay = time.Second
 
-// launcher starts real processes, all from one OS thread, because the kernel sends the
-// parent death signal when the thread that forked ends.
+// launcher starts real processes, all from one OS thread, because the kernel sends the parent death
+// signal when the thread that forked ends.
 type launcher struct {
 	pipe  [2]*os.File // children hold [0]; the parent's end closes [1]
 	start chan func()
@@ -96,7 +97,7 @@ func (l *launcher) Launch(s Spec) (Process, error) {
 	if cmd.Env == nil {
 		cmd.Env = os.Environ()
 	}
-	cmd.Env = append(append([]string(nil), cmd.Env...), s.Env...)
+	cmd.Env = slices.Concat(cmd.Env, s.Env)
 	l.prepare(cmd)
 	result := make(chan error)
 	l.start <- func() { result <- cmd.Start() }
@@ -152,8 +153,7 @@ func (p *process) signal(f func(*os.Process) error) error {
 	return f(p.cmd.Process)
 }
 
-// prepare gives the command its own process group, and the pipe whose end tells it that
-// the parent is gone.
+// prepare gives the command its own process group, and the pipe that closes with the parent.
 func (l *launcher) prepare(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	dieWithParent(cmd.SysProcAttr)

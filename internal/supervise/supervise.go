@@ -1,11 +1,10 @@
-// Package supervise keeps the child processes of `xpyd up` running: it starts them,
-// restarts those that fail, kills those that are silent, scales, and stops all in order.
-// Children die with their parent, however that ends. The caller says when children are
-// ready and passes on their signs of life.
+// Package supervise keeps the child processes of `xpyd up` running: it starts them, restarts those
+// that fail, kills those that are silent, scales, and stops all in order. Children die with their
+// parent, however that ends. The caller says when children are ready and passes on their signs of
+// life.
 //
-// Goroutines: one per child, owned by the Supervisor and awaited by Stop. While the
-// process runs it has two helpers, which wait for its exit and for it to be ready. The
-// launcher has one more, tied to the OS thread that starts all processes.
+// Goroutines: one per child, awaited by Stop, with two helpers while the process runs, which wait
+// for its exit and for it to be ready; and one tied to the OS thread that starts all processes.
 package supervise
 
 import (
@@ -15,6 +14,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -28,15 +28,14 @@ type Child struct {
 	Path string   // of the executable
 	Args []string // without the executable
 	Env  []string // added to Config.Env
-	// Ready blocks until the process with that pid serves. On an error it is killed. ctx
-	// ends with the process. Nil: ready at once.
+	// Ready blocks until the process with that pid serves. On an error it is killed. ctx ends with
+	// the process. Nil: ready at once.
 	Ready func(ctx context.Context, pid int) error
 	// Again returns role and arguments for a restart. Nil: they stay the same.
 	Again func() (role string, args []string)
 }
 
-// Use is how useful a child is at the moment. If there are too many, the least useful go
-// first.
+// Use is how useful a child is now. If there are too many, the least useful go first.
 type Use int
 
 // Uses, the least first.
@@ -52,12 +51,11 @@ type Config struct {
 	Output io.Writer // gets the children's lines, one per Write; nil drops them
 	// Templates make the i-th child of a role, for Scale.
 	Templates map[string]func(i int) Child
-	// Doing returns a child's current role and its use in it. Nil: its original role, where
-	// it works once ready. It is called under the Supervisor's lock and must neither block
-	// nor call the Supervisor.
+	// Doing returns a child's current role and its use in it. Nil: its original role, where it
+	// works once ready. It is called under the Supervisor's lock: it must not block or call it.
 	Doing func(Status) (role string, use Use)
-	// StopOrder is the order of roles in Stop: each stops when those before it have
-	// exited. Other roles stop last, together.
+	// StopOrder is the order of roles in Stop: each stops when those before it have exited. Other
+	// roles stop last, together.
 	StopOrder []string
 
 	BackoffMin   time.Duration // first wait before a restart, doubling; default 100 ms
@@ -210,15 +208,15 @@ func (s *Supervisor) forget(ch *child) {
 	close(ch.done)
 }
 
-// Scaled is what Scale did to a role's children, by name.
+// Scaled lists a role's children by what Scale did to them.
 type Scaled struct {
 	Added, Removed, Kept []string
 }
 
-// Scale starts or drains children of a role until n are wanted, and returns at once. All
-// that have the role now count, even idle ones, except those asked to end. The least useful
-// go first, then those that began in another role, then those with the highest index. An
-// index is free again when its last process has exited.
+// Scale starts or drains children of a role until n are wanted, and returns at once. All that have
+// the role now count, except those asked to end. The least useful go first, then those that began in
+// another role, then those with the highest index. An index is free again when its process has
+// exited.
 func (s *Supervisor) Scale(role string, n int) (Scaled, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -254,8 +252,7 @@ func (s *Supervisor) Scale(role string, n int) (Scaled, error) {
 	return done, nil
 }
 
-// wanted returns the children that have a role and have not been asked to end, in the order
-// in which they would go.
+// wanted returns the children of a role that were not asked to end, the first to go first.
 func (s *Supervisor) wanted(role string) []*child {
 	var out []*child
 	use, strange := map[*child]Use{}, map[*child]int{}
@@ -277,8 +274,8 @@ func (s *Supervisor) wanted(role string) []*child {
 	return out
 }
 
-// Heartbeat is a child's sign of life. After its first one, a process is killed when it is
-// silent for silentAfter.
+// Heartbeat is a child's sign of life. After its first, a process that is silent for silentAfter is
+// killed.
 func (s *Supervisor) Heartbeat(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,8 +300,8 @@ func (s *Supervisor) Status() []Status {
 	return out
 }
 
-// WaitReady waits until all children have been ready. It fails with a *StartError as soon
-// as one ends before.
+// WaitReady waits until all children have been ready. It fails with a *StartError as soon as one
+// ends before.
 func (s *Supervisor) WaitReady(ctx context.Context) error {
 	for {
 		s.mu.Lock()
@@ -333,16 +330,12 @@ func (s *Supervisor) WaitReady(ctx context.Context) error {
 	}
 }
 
-// Stop asks the children to exit, role after role, kills those left when ctx ends, and
-// waits for all. Nothing is started from now on. An error means that a process could not be
-// killed.
+// Stop asks the children to exit, role after role, kills those left when ctx ends, and waits for
+// all. Nothing starts from now on. An error means that a process could not be killed.
 func (s *Supervisor) Stop(ctx context.Context) error {
 	s.mu.Lock()
 	s.stopping = true
-	var all []*child
-	for _, ch := range s.children {
-		all = append(all, ch)
-	}
+	all := slices.Collect(maps.Values(s.children))
 	s.mu.Unlock()
 
 	for _, role := range append(slices.Clone(s.cfg.StopOrder), "") {

@@ -89,6 +89,28 @@ func (t *pairTable) find(key uint64) int {
 	return i
 }
 
+// newBPE returns a model without words and merges; ids from vocabSize on are hidden symbols.
+func newBPE(vocabSize int) *bpe {
+	return &bpe{words: make(map[string]int32, vocabSize), unk: -1, vocabSize: int32(vocabSize), seed: maphash.MakeSeed()}
+}
+
+// setMerges fills the merge table: pairs in order of rank, of tokens in vocab. Those of other
+// strings can never apply; strict makes them an error.
+func (m *bpe) setMerges(pairs [][2]string, vocab map[string]int32, strict bool) error {
+	m.merges = newPairTable(len(pairs))
+	for rank, p := range pairs {
+		left, ok1 := vocab[p[0]]
+		right, ok2 := vocab[p[1]]
+		merged, ok3 := vocab[p[0]+p[1]]
+		if ok1 && ok2 && ok3 {
+			m.merges.put(left, right, merged, uint32(rank))
+		} else if strict {
+			return fmt.Errorf("merge %d of %q and %q: not in the vocabulary", rank, p[0], p[1])
+		}
+	}
+	return nil
+}
+
 // encode appends the ids of one word to out, reusing sc.
 func (m *bpe) encode(out []int32, word string, sc *scratch) []int32 {
 	if m.ignoreMerges {

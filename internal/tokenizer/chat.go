@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -47,13 +48,9 @@ type ChatInput struct {
 
 // newChat parses templates. A template that does not parse is an error only when used: the
 // model can still complete text.
-func newChat(sources, special map[string]string) *chat {
-	c := &chat{named: map[string]chatTemplate{}, special: map[string]string{}}
-	for name, tok := range special {
-		if tok != "" {
-			c.special[name] = tok
-		}
-	}
+func newChat(sources, special map[string]string) chat {
+	c := chat{named: map[string]chatTemplate{}, special: maps.Clone(special)}
+	maps.DeleteFunc(c.special, func(_, token string) bool { return token == "" })
 	for name, src := range sources {
 		parsed, err := jinja.Parse(src)
 		t := chatTemplate{source: src, parsed: parsed, err: err}
@@ -67,9 +64,6 @@ func newChat(sources, special map[string]string) *chat {
 
 // sources returns everything that decides a rendering, in canonical order.
 func (c *chat) sources() []string {
-	if c == nil {
-		return nil
-	}
 	var out []string
 	for name, t := range c.named {
 		out = append(out, "template "+name+"\n"+t.source)
@@ -83,9 +77,6 @@ func (c *chat) sources() []string {
 
 // pick returns the template for an input with or without tools.
 func (c *chat) pick(tools bool) (chatTemplate, bool) {
-	if c == nil {
-		return chatTemplate{}, false
-	}
 	if t, ok := c.named[toolTemplate]; ok && tools {
 		return t, true
 	}
@@ -102,15 +93,11 @@ func (t *Tokenizer) HasChatTemplate() bool {
 // WithChatTemplate returns a copy of t with another chat template, which must
 // parse.
 func (t *Tokenizer) WithChatTemplate(source string) (*Tokenizer, error) {
-	if _, err := jinja.Parse(source); err != nil {
+	c := *t
+	c.chat = newChat(map[string]string{defaultTemplate: source}, t.chat.special)
+	if err := c.chat.named[defaultTemplate].err; err != nil {
 		return nil, fmt.Errorf("chat template: %w", err)
 	}
-	c := *t
-	var special map[string]string
-	if t.chat != nil {
-		special = t.chat.special
-	}
-	c.chat = newChat(map[string]string{defaultTemplate: source}, special)
 	c.finish()
 	return &c, nil
 }

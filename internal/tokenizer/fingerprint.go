@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -38,12 +39,7 @@ func (t *Tokenizer) finish() {
 			merges = append(merges, s)
 		}
 	}
-	slices.SortFunc(merges, func(a, b pairSlot) int {
-		if a.key < b.key {
-			return -1
-		}
-		return 1 // keys are unique
-	})
+	slices.SortFunc(merges, func(a, b pairSlot) int { return cmp.Compare(a.key, b.key) })
 	num(int64(len(merges)))
 	for _, s := range merges {
 		num(int64(s.key))

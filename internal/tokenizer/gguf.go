@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math"
 	"reflect"
 	"slices"
@@ -51,6 +50,7 @@ func (g *gguf) build() (*Tokenizer, error) {
 	if len(g.tokens) == 0 || len(g.tokens) > maxID {
 		return nil, fmt.Errorf("%stokens has %d entries", ggml, len(g.tokens))
 	}
+	g.types = slices.Repeat([]int32{ggufNormal}, len(g.tokens))
 	if types := g.meta[ggml+"token_type"]; types != nil {
 		var ok bool
 		if g.types, ok = types.([]int32); !ok || len(g.types) != len(g.tokens) {
@@ -74,13 +74,6 @@ func (g *gguf) build() (*Tokenizer, error) {
 	g.specials(t)
 	t.finish()
 	return t, nil
-}
-
-func (g *gguf) kind(id int) int32 {
-	if g.types == nil {
-		return ggufNormal
-	}
-	return g.types[id]
 }
 
 func (g *gguf) byteLevel(t *Tokenizer) error {
@@ -109,26 +102,20 @@ func (g *gguf) byteLevel(t *Tokenizer) error {
 		return err
 	}
 	vocab := make(map[string]int32, len(g.tokens))
-	b := &bpe{byteLevel: true, ignoreMerges: family.ignoreMerges, unk: -1, vocabSize: int32(len(g.tokens)),
-		seed: maphash.MakeSeed(), words: make(map[string]int32, len(g.tokens))}
+	b := newBPE(len(g.tokens))
+	b.byteLevel, b.ignoreMerges = true, family.ignoreMerges
 	for id, piece := range g.tokens {
 		if _, dup := vocab[piece]; dup {
 			continue // as in llama.cpp, the first stands
 		}
 		vocab[piece] = int32(id)
-		if text, ok := fromByteLevel(piece); ok && g.kind(id) == ggufNormal {
+		if text, ok := fromByteLevel(piece); ok && g.types[id] == ggufNormal {
 			b.words[text] = int32(id)
 		}
 	}
 	b.firstSymbols(false)
-	b.merges = newPairTable(len(pairs))
-	for rank, p := range pairs {
-		left, ok1 := vocab[p[0]]
-		right, ok2 := vocab[p[1]]
-		merged, ok3 := vocab[p[0]+p[1]]
-		if ok1 && ok2 && ok3 { // others can never apply
-			b.merges.put(left, right, merged, uint32(rank))
-		}
+	if err := b.setMerges(pairs, vocab, false); err != nil {
+		return err
 	}
 	t.model = b
 	g.addBOS = family.bos
@@ -146,7 +133,7 @@ func (g *gguf) sentencePiece(t *Tokenizer) error {
 	if !ok || len(scores) != len(g.tokens) {
 		return fmt.Errorf("%sscores: want %d float32", ggml, len(g.tokens))
 	}
-	b := &bpe{unk: -1, vocabSize: int32(len(g.tokens)), seed: maphash.MakeSeed(), words: make(map[string]int32, len(g.tokens))}
+	b := newBPE(len(g.tokens))
 	var usable []int32
 	for id, piece := range g.tokens {
 		if len(piece) > maxPiece {
@@ -156,7 +143,7 @@ func (g *gguf) sentencePiece(t *Tokenizer) error {
 			continue
 		}
 		b.words[piece] = int32(id)
-		switch g.kind(id) {
+		switch g.types[id] {
 		case ggufUnknown:
 			b.unk = int32(id)
 		case ggufControl, ggufByte:
@@ -237,7 +224,7 @@ func (g *gguf) setTokens(t *Tokenizer, dec decoder) {
 			piece = strings.ToValidUTF8(piece, "\uFFFD")
 		}
 		t.setToken(int32(id), piece, dec)
-		kind := g.kind(id)
+		kind := g.types[id]
 		special := kind == ggufControl || kind == ggufUnknown
 		if special {
 			t.flags[id] |= flagSpecial
@@ -263,12 +250,8 @@ func (g *gguf) specials(t *Tokenizer) {
 		return int32(n), true
 	}
 	t.bos, t.hasBOS = id("bos_token_id", "bos_token")
-	for _, key := range []string{"eos_token_id", "eot_token_id", "eom_token_id"} {
-		name := ""
-		if key == "eos_token_id" {
-			name = "eos_token"
-		}
-		if n, ok := id(key, name); ok && !slices.Contains(t.eos, n) {
+	for _, end := range [][2]string{{"eos_token_id", "eos_token"}, {"eot_token_id"}, {"eom_token_id"}} {
+		if n, ok := id(end[0], end[1]); ok && !slices.Contains(t.eos, n) {
 			t.eos = append(t.eos, n)
 		}
 	}

@@ -216,7 +216,7 @@ func TestNormalMarks(t *testing.T) {
 	}
 }
 
-// TestLongPiece: each cut of a sentencepiece token is looked at, so its length is bounded.
+// TestLongPiece: the length of a sentencepiece token is bounded, as every cut of it is tried.
 func TestLongPiece(t *testing.T) {
 	f := func(n int, ok bool) {
 		t.Helper()
@@ -229,8 +229,8 @@ func TestLongPiece(t *testing.T) {
 	f(4097, false)
 }
 
-// TestBrokenTemplate: a checkpoint's template that does not parse is an error of
-// those who use it, and not an empty prompt.
+// TestBrokenTemplate: using a checkpoint's template that does not parse is an error, and
+// not an empty prompt.
 func TestBrokenTemplate(t *testing.T) {
 	tok := &Tokenizer{chat: newChat(map[string]string{defaultTemplate: "{% if %}"}, nil)}
 	got, err := tok.RenderChat(t.Context(), ChatInput{Messages: []json.RawMessage{json.RawMessage(`{"role":"user","content":"hi"}`)}})

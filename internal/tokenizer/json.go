@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"strings"
 	"unicode/utf8"
 )
@@ -196,10 +195,11 @@ func (t *Tokenizer) setAdded(tokens []addedToken) {
 
 // setModel builds the BPE model; byteLevel says that words are bytes.
 func (t *Tokenizer) setModel(m *modelJSON, byteLevel bool) error {
-	b := &bpe{byteLevel: byteLevel, ignoreMerges: m.IgnoreMerges, fuseUnk: m.FuseUnk, unk: -1,
-		vocabSize: int32(len(t.pieces)), seed: maphash.MakeSeed(), words: m.Vocab}
-	if byteLevel {
-		b.words = make(map[string]int32, len(m.Vocab))
+	b := newBPE(len(t.pieces))
+	b.byteLevel, b.ignoreMerges, b.fuseUnk = byteLevel, m.IgnoreMerges, m.FuseUnk
+	if !byteLevel {
+		b.words = m.Vocab
+	} else {
 		for piece, id := range m.Vocab {
 			if text, ok := fromByteLevel(piece); ok {
 				b.words[text] = id
@@ -216,15 +216,8 @@ func (t *Tokenizer) setModel(m *modelJSON, byteLevel bool) error {
 	if err != nil {
 		return err
 	}
-	b.merges = newPairTable(len(merges))
-	for rank, pair := range merges {
-		left, ok1 := m.Vocab[pair[0]]
-		right, ok2 := m.Vocab[pair[1]]
-		merged, ok3 := m.Vocab[pair[0]+pair[1]]
-		if !ok1 || !ok2 || !ok3 {
-			return fmt.Errorf("merge %d of %q and %q: not in the vocabulary", rank, pair[0], pair[1])
-		}
-		b.merges.put(left, right, merged, uint32(rank))
+	if err := b.setMerges(merges, m.Vocab, true); err != nil {
+		return err
 	}
 	t.model = b
 	t.description = append(t.description, fmt.Sprint("bpe ", byteLevel, b.ignoreMerges, b.fuseUnk, b.unk, b.fallback))

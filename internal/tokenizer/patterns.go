@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"math"
 	"unicode"
 	"unicode/utf8"
 )
@@ -66,7 +67,7 @@ func run(s string, c class, limit int) int {
 	return i
 }
 
-const noLimit = int(^uint(0) >> 1)
+const noLimit = math.MaxInt
 
 // cutGPT2 cuts by gpt2Pattern.
 func cutGPT2(s string) (int, bool) {

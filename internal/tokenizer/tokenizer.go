@@ -11,6 +11,7 @@
 package tokenizer
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -43,7 +44,7 @@ type Tokenizer struct {
 	bos         int32
 	hasBOS      bool
 	eos         []int32
-	chat        *chat
+	chat        chat
 	description []string // canonical text of the options, for the fingerprint
 	fingerprint string
 }
@@ -56,7 +57,7 @@ func (t *Tokenizer) VocabSize() int { return len(t.pieces) }
 func (t *Tokenizer) BOS() (int32, bool) { return t.bos, t.hasBOS }
 
 // EOS returns the ids that end a text, most usual first.
-func (t *Tokenizer) EOS() []int32 { return append([]int32(nil), t.eos...) }
+func (t *Tokenizer) EOS() []int32 { return slices.Clone(t.eos) }
 
 // IsSpecial reports whether id is a control token, which Decode can skip.
 func (t *Tokenizer) IsSpecial(id int32) bool { return t.has(id, flagSpecial) }

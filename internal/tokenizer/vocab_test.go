@@ -18,7 +18,7 @@ import (
 	"github.com/xpyd/xpyd/internal/tokenizer"
 )
 
-// read returns a file of testdata, unpacked if it is only there as .gz.
+// read returns a file of testdata, unpacked if only the .gz exists.
 func read(t testing.TB, name string) []byte {
 	t.Helper()
 	path := filepath.Join("testdata", name)

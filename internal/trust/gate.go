@@ -9,9 +9,8 @@ import (
 // Header carries a token of purpose HTTP or Query to a worker.
 const Header = "x-xpyd-fleet"
 
-// Gate checks tokens for one purpose and audience. What it accepts is derived once
-// for each change of the ring. It is safe for concurrent use; a nil *Gate belongs to
-// a process that trusts everyone.
+// Gate checks tokens for one purpose and audience. It derives what it accepts once for each change
+// of the ring. It is safe for concurrent use; a nil *Gate accepts everything.
 type Gate struct {
 	ring     *Ring
 	purpose  Purpose
@@ -56,8 +55,8 @@ func (g *Gate) Accepts(token []byte) bool {
 // maxTokens bounds the tokens kept: a whole fleet's, and some of former members.
 const maxTokens = 4096
 
-// Tokens makes the tokens that a process shows to members over HTTP, once for each run of
-// a member. It is safe for concurrent use. With a nil ring they are empty.
+// Tokens makes the tokens that a process shows to members over HTTP, once for each run of a member.
+// It is safe for concurrent use. With a nil ring they are empty.
 type Tokens struct {
 	ring *Ring
 
@@ -76,8 +75,7 @@ type shown struct {
 // NewTokens makes an empty set for a ring.
 func NewTokens(r *Ring) *Tokens { return &Tokens{ring: r} }
 
-// HTTP returns the token for one run of a member that announced these secrets, "" if none
-// of them is ours.
+// HTTP returns the token for one run of a member that announced these secrets, "" if none is ours.
 func (t *Tokens) HTTP(id string, epoch uint64, secrets string) string {
 	if t.ring == nil {
 		return ""
@@ -90,10 +88,9 @@ func (t *Tokens) HTTP(id string, epoch uint64, secrets string) string {
 	if ok {
 		return token
 	}
+	token = ""
 	if s, ok := t.ring.Shared(secrets); ok {
 		token = s.Token(HTTP, Member(id, epoch))
-	} else {
-		token = ""
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

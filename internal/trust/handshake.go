@@ -12,9 +12,8 @@ import (
 	"strings"
 )
 
-// Greeting is the first line from an end of a connection that wants the other to prove
-// itself. A peer that does not know it shows it in its error, which explains the problem.
-// The digit is the version of the exchange.
+// Greeting is the first line from an end that wants the other to prove itself. A peer that does not
+// know it shows it in its error, which explains the problem. The digit is the version.
 const Greeting = "xpyd-kv wants a fleet secret 1\n"
 
 const (
@@ -59,8 +58,7 @@ func (p Proven) Newest(r *Ring) bool { return r == nil || r.Secrets()[0].ID() ==
 
 func nameOf(member string) [sha256.Size]byte { return sha256.Sum256([]byte(member)) }
 
-// Stranger is the error of an exchange with a peer that did not prove to be of our fleet.
-// It shows nothing secret.
+// Stranger is the error about a peer that did not prove to be of our fleet. It shows nothing secret.
 type Stranger struct {
 	Ours, Theirs string // IDs of the secrets of either end; "": none
 	Said         []byte // the peer's first line, if it was not Greeting
@@ -77,9 +75,8 @@ func (e *Stranger) Error() string {
 	return fmt.Sprintf("no fleet secret in common: ours %s, the peer's %s", e.Ours, e.Theirs)
 }
 
-// Dial is the dialler's end of a new connection: both ends prove that they have a secret
-// of the fleet. self is our Member; more is sent right behind our proof. It costs one
-// round trip.
+// Dial is the dialler's end of a new connection: both ends prove that they have a secret of the
+// fleet, in one round trip. self is our Member; more is sent right behind our proof.
 func (r *Ring) Dial(in io.Reader, out io.Writer, self string, more []byte) (Proven, error) {
 	secrets := r.Secrets()
 	ours := challenge(secrets, self)
@@ -105,13 +102,12 @@ func (r *Ring) Dial(in io.Reader, out io.Writer, self string, more []byte) (Prov
 	return proven(theirs, s), err
 }
 
-// Accept is the other end of Dial. more is sent behind our proof, before the peer has
-// shown its own.
+// Accept is the other end of Dial. more is sent behind our proof, before the peer has shown its own.
 func (r *Ring) Accept(in io.Reader, out io.Writer, self string, more []byte) (Proven, error) {
 	secrets := r.Secrets()
 	ours := challenge(secrets, self)
 	theirs, err := readChallenge(in, ours)
-	if e := (*Stranger)(nil); errors.As(err, &e) && strings.HasSuffix(string(e.Said), "\n") { // it may show our line to somebody
+	if e := (*Stranger)(nil); errors.As(err, &e) && strings.HasSuffix(string(e.Said), "\n") { // it may show our line to people
 		_, _ = out.Write(ours)
 	}
 	if err != nil {
@@ -151,8 +147,7 @@ func Line(in io.Reader) ([]byte, error) {
 	return line, nil
 }
 
-// Named reads the IDs of a peer's secrets, which follow a Greeting, for a process that has
-// no secret itself.
+// Named reads the IDs of a peer's secrets behind a Greeting, for a process that has none itself.
 func Named(in io.Reader) (string, error) {
 	c, err := readRest(in)
 	if err != nil {
@@ -214,7 +209,7 @@ func readProof(in io.Reader) ([]byte, error) {
 	return p, cut(err)
 }
 
-// cut is err in an exchange that has begun.
+// cut turns EOF, in a handshake that has begun, into ErrUnexpectedEOF.
 func cut(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -222,8 +217,8 @@ func cut(err error) error {
 	return err
 }
 
-// common returns the first of the dialler's secrets that the listener has too. Both ends
-// choose the same one, each from its own secrets.
+// common returns the first of the dialler's secrets that the listener has too. Each end finds it
+// among its own secrets.
 func common(secrets []Secret, dialler, listener []byte) (Secret, bool) {
 	theirs := strings.Split(idsOf(listener), "+")
 	for id := range strings.SplitSeq(idsOf(dialler), "+") {

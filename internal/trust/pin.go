@@ -12,9 +12,9 @@ import (
 	"slices"
 )
 
-// A pinned connection is TLS 1.3 in which both ends show a key derived from a secret of
-// the fleet, and accept no other. An impostor or a man in the middle has no such key, so he
-// can neither read nor write, nor use what he has heard. There is no CA, name or date.
+// A pinned connection is TLS 1.3 in which both ends show a key derived from a secret of the fleet,
+// and accept no other. A man in the middle has no such key, so he can neither read nor write, nor
+// use what he has heard. There is no CA, name or date.
 
 const pinHost = ".xpyd" // behind the secret's ID, in the name that the client asks for
 
@@ -77,8 +77,8 @@ func PinnedClient(s Secret) (*tls.Config, error) {
 	}, nil
 }
 
-// PinnedServer is for accepted connections: the client asks for one of the ring's secrets,
-// and both ends show its key.
+// PinnedServer is for accepted connections: the client asks for one of the ring's secrets, and both
+// ends show its key.
 func (r *Ring) PinnedServer() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
@@ -92,8 +92,7 @@ func (r *Ring) PinnedServer() *tls.Config {
 	}
 }
 
-// accepts is for one connection: this end shows the secret's key, and verify looks
-// at the other's.
+// accepts is for one connection: this end shows the secret's key, and verify checks the other's.
 func (s Secret) accepts(end string, verify func(tls.ConnectionState) error, protos ...string) (*tls.Config, error) {
 	cert, err := s.certificate(end)
 	if err != nil {
@@ -118,8 +117,7 @@ func (r *Ring) pinnedTo(name string) (Secret, bool) {
 	return Secret{}, false
 }
 
-// PinnedBy returns the secret of a PinnedServer's connection; false if it is not, or no
-// longer, in the ring.
+// PinnedBy returns the secret of a PinnedServer's connection; false if the ring lacks it by now.
 func (r *Ring) PinnedBy(c tls.ConnectionState) (Secret, bool) { return r.pinnedTo(c.ServerName) }
 
 // PinnedPeers is for servers that dial each other under names of their own. The dialler
@@ -150,8 +148,7 @@ func (r *Ring) PinnedPeers() *tls.Config {
 	return conf
 }
 
-// Refused reports whether a handshake failed because one end lacks the secret or does not
-// accept it.
+// Refused reports whether a handshake failed because one end lacks or does not accept the secret.
 func Refused(err error) bool {
 	var pin *PinError
 	var header tls.RecordHeaderError // it does not speak TLS

@@ -12,9 +12,8 @@ import (
 // maxSecrets may be in force at once: the newest, and the one it replaces.
 const maxSecrets = 2
 
-// Ring is the secrets in force in a process. The first is shown to others, and each is
-// accepted. It is safe for concurrent use. A nil *Ring belongs to a process that trusts
-// everyone.
+// Ring is the secrets in force in a process. It shows the first to others and accepts each. It is
+// safe for concurrent use. A nil *Ring belongs to a process that trusts everyone.
 type Ring struct {
 	now atomic.Pointer[[]Secret]
 
@@ -31,8 +30,7 @@ func NewRing(secrets ...Secret) (*Ring, error) {
 	return r, r.Set(secrets...)
 }
 
-// Set puts other secrets in force. Servers have a method Renew, which ends the connections
-// of secrets that no longer are.
+// Set puts other secrets in force. Servers' Renew then ends the connections of those that are not.
 func (r *Ring) Set(secrets ...Secret) error {
 	if len(secrets) < 1 || len(secrets) > maxSecrets {
 		return errCount
@@ -47,10 +45,9 @@ func (r *Ring) Set(secrets ...Secret) error {
 	return nil
 }
 
-// Retire keeps the secrets of these names (Secret.String), and only these, out of force
-// even if Set names them: an old copy of a join line may do so for years. A process's only
-// secret stays; it opens nothing elsewhere. Retire reports whether the secrets in force
-// have changed.
+// Retire keeps the secrets of these names (Secret.String), and only these, out of force even if Set
+// names them, as an old copy of a join line may do for years. A process's only secret stays; it
+// opens nothing elsewhere. Retire reports whether the secrets in force have changed.
 func (r *Ring) Retire(names []string) (changed bool) {
 	if r == nil {
 		return false
@@ -77,8 +74,7 @@ func (r *Ring) sift() (changed bool) {
 // Secrets returns those in force, newest first. It must not be changed.
 func (r *Ring) Secrets() []Secret { return *r.now.Load() }
 
-// IDs lists the IDs of the secrets in force, newest first: "3238efab+0c55e1f0". A nil ring
-// has "".
+// IDs lists the IDs of the secrets in force, newest first: "3238efab+0c55e1f0"; "" for a nil ring.
 func (r *Ring) IDs() string {
 	if r == nil {
 		return ""
@@ -90,8 +86,7 @@ func (r *Ring) IDs() string {
 	return strings.Join(ids, "+")
 }
 
-// Shared returns the first of our secrets that is among theirs, a list of IDs. If theirs is
-// empty, it returns our first.
+// Shared returns the first of our secrets whose ID is among theirs, or our first if that is "".
 func (r *Ring) Shared(theirs string) (Secret, bool) {
 	all := r.Secrets()
 	if theirs == "" {
@@ -105,6 +100,6 @@ func (r *Ring) Shared(theirs string) (Secret, bool) {
 	return Secret{}, false
 }
 
-// Member is the audience of tokens for one run of one member. So a token that reaches a
-// stranger in place of a dead member opens nothing.
+// Member is the audience of tokens for one run of one member: a token that reaches a stranger in its
+// place opens nothing.
 func Member(id string, epoch uint64) string { return id + "@" + strconv.FormatUint(epoch, 10) }

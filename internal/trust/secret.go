@@ -1,7 +1,6 @@
-// Package trust decides who belongs to the fleet: whoever holds the secret that the router
-// made at its first start. What members show each other is derived from it, for one purpose
-// and one audience, so that what one connection gives away opens no other. Two secrets may
-// be in force while one replaces the other.
+// Package trust decides who belongs to the fleet: whoever holds the secret that the router made at
+// its first start. What members show each other is derived from it for one purpose and audience, so
+// that it opens nothing else. Two secrets may be in force while one replaces the other.
 package trust
 
 import (
@@ -43,10 +42,7 @@ func ParseSecret(text string) (Secret, error) {
 func (s Secret) Reveal() string { return base64.RawURLEncoding.EncodeToString(s.raw[:]) }
 
 // ID names the secret without revealing it, in 8 hexadecimal characters.
-func (s Secret) ID() string {
-	id := s.Key(purposeID, "", 4)
-	return hex.EncodeToString(id)
-}
+func (s Secret) ID() string { return hex.EncodeToString(s.Key(purposeID, "", 4)) }
 
 // SecretName is the beginning of a Secret's String.
 const SecretName = "fleet-secret-"
@@ -76,8 +72,7 @@ const (
 	Cluster Purpose = "cluster" // the embedded server's peers; no audience
 )
 
-// Key derives n bytes by HKDF-SHA256 (RFC 5869) with the purpose and the audience
-// as its info. n is at most 8,160.
+// Key derives n bytes, at most 8,160, by HKDF-SHA256 (RFC 5869) with purpose and audience as info.
 func (s Secret) Key(p Purpose, audience string, n int) []byte {
 	key, err := hkdf.Key(sha256.New, s.raw[:], nil, "xpyd "+string(p)+"\x00"+audience, n)
 	if err != nil { // n alone can be wrong

@@ -12,11 +12,10 @@ import (
 	"github.com/xpyd/xpyd/internal/reread"
 )
 
-// TLS is mutual TLS 1.3 between the members of a fleet: each side of a connection shows a
-// certificate of the fleet's CA, for server or client use. Names are not compared, since the
-// CA is the fleet's own and its members move between hosts; the fleet's secret is still
-// asked for. The files are read again when they change; open connections stay. A nil *TLS is
-// plain TCP.
+// TLS is mutual TLS 1.3 between the members of a fleet: each side shows a certificate of the fleet's
+// CA, for server or client use, besides the fleet's secret. Names are not compared, since members
+// move between hosts. The files are read again when they change; open connections stay. A nil *TLS
+// is plain TCP.
 type TLS struct{ files *reread.Value[*shownCert] }
 
 // shownCert is what the three files hold.
@@ -34,8 +33,10 @@ type TLSError struct {
 func (e *TLSError) Error() string { return e.Err.Error() }
 func (e *TLSError) Unwrap() error { return e.Err }
 
-// ValidTLS refuses a part of NewTLS's three files: want all or none. The error is a
-// *TLSError that names a given one.
+// ConfigKey is the key, for package config.
+func (e *TLSError) ConfigKey() string { return e.Key }
+
+// ValidTLS wants all or none of NewTLS's files. The error is a *TLSError that names a given one.
 func ValidTLS(cert, key, ca string) error {
 	if (cert == "") == (key == "") && (cert == "") == (ca == "") {
 		return nil
@@ -50,8 +51,8 @@ func ValidTLS(cert, key, ca string) error {
 	return e
 }
 
-// NewTLS reads PEM files: this process's certificate and key, and the fleet's CA. Without
-// files it returns nil. The error is a *TLSError.
+// NewTLS reads PEM files: this process's certificate and key, and the fleet's CA. Without files it
+// returns nil. The error is a *TLSError.
 func NewTLS(cert, key, ca string, log *slog.Logger) (*TLS, error) {
 	if err := ValidTLS(cert, key, ca); err != nil || cert == "" {
 		return nil, err

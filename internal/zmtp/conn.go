@@ -2,6 +2,7 @@ package zmtp
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -13,8 +14,7 @@ import (
 	"time"
 )
 
-// Conn is one connection after its handshake. One goroutine reads; any may
-// write or close.
+// Conn is one connection after its handshake. One goroutine reads; any may write or close.
 type Conn struct {
 	cfg     Config
 	raw     net.Conn
@@ -34,8 +34,7 @@ type Conn struct {
 
 // Dial connects to host:port and shakes hands, both within the handshake's timeout and ctx.
 func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
-	cfg = cfg.withDefaults()
-	ctx, cancel := context.WithTimeout(ctx, cfg.HandshakeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
 	raw, err := (&net.Dialer{KeepAlive: 15 * time.Second}).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -53,8 +52,7 @@ func Dial(ctx context.Context, addr string, cfg Config) (*Conn, error) {
 	return c, nil
 }
 
-// NewConn shakes hands over a connection and owns it from then on; after an error it is
-// closed.
+// NewConn shakes hands over a connection and owns it from then on; after an error it is closed.
 func NewConn(raw net.Conn, cfg Config) (*Conn, error) {
 	return newConn(raw, cfg, func() error { return nil })
 }
@@ -69,7 +67,7 @@ func newConn(raw net.Conn, cfg Config, admit func() error) (*Conn, error) {
 	cfg = cfg.withDefaults()
 	c := &Conn{cfg: cfg, raw: raw, admit: admit, peer: Peer{Addr: raw.RemoteAddr().String()}}
 	c.in = bufio.NewReaderSize(raw, strangersBuffer)
-	err := raw.SetDeadline(time.Now().Add(cfg.HandshakeTimeout))
+	err := raw.SetDeadline(time.Now().Add(handshakeTime))
 	if err == nil {
 		err = c.shake()
 	}
@@ -80,18 +78,13 @@ func newConn(raw net.Conn, cfg Config, admit func() error) (*Conn, error) {
 		raw.Close()
 		return nil, &Error{"handshake", c.peer.Addr, err}
 	}
-	c.in = bufio.NewReaderSize(&watched{c: c, beat: c.peer.Minor >= 1, rest: c.buffered()}, readBuffer)
+	rest, _ := c.in.Peek(c.in.Buffered()) // behind the handshake; cannot fail: all of it is there
+	c.in = bufio.NewReaderSize(&watched{c: c, beat: c.peer.Minor >= 1, rest: bytes.Clone(rest)}, readBuffer)
 	return c, nil
 }
 
-// buffered returns what was read beyond the end of the handshake.
-func (c *Conn) buffered() []byte {
-	b, _ := c.in.Peek(c.in.Buffered()) // cannot fail: all of it is there
-	return append([]byte(nil), b...)
-}
-
-// watched is the connection's read side. It asks a silent peer for a sign of life and gives
-// up on one that sends none. It sits below the buffer, so that it tears no frame.
+// watched is the connection's read side. It asks a silent peer for a sign of life and gives up on
+// one that sends none. It sits below the buffer, so that it tears no frame.
 type watched struct {
 	c    *Conn
 	beat bool
@@ -128,9 +121,9 @@ func (w *watched) Read(b []byte) (int, error) {
 // Peer describes the other end.
 func (c *Conn) Peer() Peer { return c.peer }
 
-// ReadMessage returns the frames of the next message, valid until the next call. It answers
-// or skips commands, except subscriptions, which it returns in the older form of a message
-// (1 or 0, then the prefix).
+// ReadMessage returns the frames of the next message, valid until the next call. It answers or
+// skips commands, except subscriptions, which it returns in the older form of a message (1 or 0,
+// then the prefix).
 func (c *Conn) ReadMessage(frames [][]byte) ([][]byte, error) {
 	frames, err := c.read(frames[:0])
 	if err != nil {
@@ -271,7 +264,7 @@ func (c *Conn) write(encode func([]byte) []byte) error {
 	defer c.mu.Unlock()
 	wire := encode(c.out)
 	c.out = kept(wire)
-	err := c.raw.SetWriteDeadline(time.Now().Add(c.cfg.WriteTimeout))
+	err := c.raw.SetWriteDeadline(time.Now().Add(writeTime))
 	if err == nil {
 		_, err = c.raw.Write(wire)
 	}

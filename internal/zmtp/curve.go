@@ -47,7 +47,7 @@ func nonce(prefix string, sent []byte) *[24]byte {
 }
 
 // agree is NaCl's crypto_box_beforenm as in libsodium: it refuses a public key of low
-// order, with which anybody knows the outcome. box.Precompute would accept it.
+// order, which makes the outcome known to all. box.Precompute would accept it.
 func agree(ours *ecdh.PrivateKey, theirs *ecdh.PublicKey) (*[keyBytes]byte, error) {
 	raw, err := ours.ECDH(theirs)
 	if err != nil {

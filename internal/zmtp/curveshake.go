@@ -11,12 +11,9 @@ import (
 // refusal is the reason that libzmq's servers give in ERROR for a key that is not allowed.
 const refusal = "400"
 
-// shortKey makes the key pair of one connection.
-func shortKey() (*ecdh.PrivateKey, error) { return ecdh.X25519().GenerateKey(rand.Reader) }
-
 // curveClient shakes hands as a client, from HELLO on.
 func (c *Conn) curveClient(k *Keys) error {
-	short, err := shortKey()
+	short, err := ecdh.X25519().GenerateKey(rand.Reader)
 	if err != nil {
 		return err
 	}
@@ -57,11 +54,9 @@ func (c *Conn) curveClient(k *Keys) error {
 	return parseReady(meta, &c.peer)
 }
 
-// curveServer shakes hands as a server, from HELLO on. Finding a door takes knowledge that
-// strangers lack; whether the client may come in by it depends on its own key.
-//
-// The cookie, in which a server may hand its state to the client, holds nothing here: the state
-// stays on the server.
+// curveServer shakes hands as a server, from HELLO on. Strangers lack the knowledge to find a
+// door; whether a client may come in by it depends on its own key. The cookie, in which a server
+// may hand its state to the client, holds nothing here.
 func (c *Conn) curveServer(doors []Door) error {
 	body, err := c.expect("HELLO")
 	if err != nil {
@@ -74,7 +69,7 @@ func (c *Conn) curveServer(doors []Door) error {
 	if err := c.admit(); err != nil {
 		return err
 	}
-	short, err := shortKey()
+	short, err := ecdh.X25519().GenerateKey(rand.Reader)
 	if err != nil {
 		return err
 	}

@@ -125,8 +125,8 @@ type initiate struct {
 	n      uint64
 }
 
-// openInitiate reads the reply to a WELCOME with cookie; key is agreed on by s' and C'. It
-// proves that the client holds the private part of C, not that C may come in.
+// openInitiate reads the reply to a WELCOME with cookie; key is agreed on by s' and C'. It proves
+// that the client holds the private part of C, not that C may come in.
 func openInitiate(b, cookie []byte, h *hello, short *ecdh.PrivateKey, key *[keyBytes]byte) (*initiate, error) {
 	if len(b) < initiateMin {
 		return nil, malformed("INITIATE", len(b))

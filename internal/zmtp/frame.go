@@ -15,8 +15,7 @@ const (
 	flagCommand = 4
 )
 
-// appendHeader encodes what precedes a frame's body: flags, and the size in 1 or
-// 8 bytes.
+// appendHeader encodes what precedes a frame's body: flags, and the size in 1 or 8 bytes.
 func appendHeader(dst []byte, flags byte, size int) []byte {
 	if size > 255 {
 		return binary.BigEndian.AppendUint64(append(dst, flags|flagLong), uint64(size))
@@ -43,8 +42,7 @@ func splitCommand(b []byte) (name string, body []byte, err error) {
 	return string(b[1:n]), b[n:], nil
 }
 
-// growth bounds the memory that a frame's size alone may claim; the rest comes as bytes
-// arrive.
+// growth bounds the memory that a frame's size alone may claim; the rest comes as bytes arrive.
 const growth = 64 << 10
 
 // readFrame appends one frame's body to buf. At most room bytes may follow.

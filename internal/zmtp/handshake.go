@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 )
 
-// greetingBytes is the fixed size of the greeting: signature, version,
-// mechanism, as-server, filler.
+// greetingBytes is the size of the greeting: signature, version, mechanism, as-server, filler.
 const greetingBytes = 64
 
 // Mechanisms.
@@ -100,9 +100,9 @@ func parseReady(b []byte, p *Peer) error {
 		b = b[size:]
 		// Names are case-insensitive.
 		switch {
-		case equalFold(name, propType):
+		case strings.EqualFold(name, propType):
 			p.Type = Type(value)
-		case equalFold(name, propIdentity):
+		case strings.EqualFold(name, propIdentity):
 			if len(value) > 255 {
 				return fmt.Errorf("%w: an identity of %d bytes", ErrProtocol, len(value))
 			}
@@ -111,8 +111,6 @@ func parseReady(b []byte, p *Peer) error {
 	}
 	return nil
 }
-
-func equalFold(a, b string) bool { return bytes.EqualFold([]byte(a), []byte(b)) }
 
 // maxReady bounds each of the peer's commands until it may send messages.
 const maxReady = 4 << 10

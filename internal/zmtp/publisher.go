@@ -2,7 +2,6 @@ package zmtp
 
 import (
 	"bytes"
-	"net"
 	"sync"
 	"sync/atomic"
 )
@@ -16,8 +15,8 @@ const (
 	maxQueuedBytes = 4 * maxQueueBytes // for all, in equal parts
 )
 
-// Publisher is a listening PUB socket. A subscriber that does not keep up loses messages,
-// as with any PUB: the published data must make that noticeable.
+// Publisher is a listening PUB socket. A subscriber that does not keep up loses messages, as with
+// any PUB: the published data must make that noticeable.
 type Publisher struct {
 	server
 
@@ -37,21 +36,9 @@ type subscriber struct {
 
 // ListenPublisher publishes on host:port; port 0 takes a free one.
 func ListenPublisher(addr string, cfg Config) (*Publisher, error) {
-	cfg.Type = Pub
-	cfg = cfg.withDefaults()
 	p := &Publisher{all: map[*subscriber]struct{}{}}
-	p.server = server{cfg: cfg, most: maxSubscribers, run: p.serve}
-	if err := p.listen(addr); err != nil {
-		return nil, err
-	}
-	return p, nil
+	return p, p.listen(addr, Pub, cfg, maxSubscribers, p.serveSubscriber)
 }
-
-// Addr returns the listener's address.
-func (p *Publisher) Addr() net.Addr { return p.ln.Addr() }
-
-// Close disconnects all subscribers, and waits.
-func (p *Publisher) Close() error { return p.close() }
 
 // Subscribers returns how many connections have subscribed to something.
 func (p *Publisher) Subscribers() int { return int(p.count.Load()) }
@@ -59,8 +46,7 @@ func (p *Publisher) Subscribers() int { return int(p.count.Load()) }
 // Dropped returns how many messages were lost on slow subscribers.
 func (p *Publisher) Dropped() uint64 { return p.dropped.Load() }
 
-// Publish sends a message to each subscriber with a prefix of the first frame. It does not
-// block.
+// Publish sends a message to each subscriber to a prefix of the first frame. It does not block.
 func (p *Publisher) Publish(frames ...[]byte) {
 	if p.count.Load() == 0 || len(frames) == 0 {
 		return
@@ -96,8 +82,7 @@ func clone(frames [][]byte, size int64) [][]byte {
 	return out
 }
 
-// offer queues a message unless the subscriber is too far behind; an empty queue takes any
-// message.
+// offer queues a message unless the subscriber is too far behind. An empty queue takes any.
 func (s *subscriber) offer(message [][]byte, size, room int64) bool {
 	if queued := s.bytes.Load(); queued > 0 && queued+size > min(room, maxQueueBytes) {
 		return false
@@ -121,8 +106,8 @@ func (s *subscriber) wants(topic []byte) bool {
 	return false
 }
 
-// serve reads subscriptions while another goroutine writes messages.
-func (p *Publisher) serve(c *Conn) {
+// serveSubscriber reads subscriptions while another goroutine writes messages.
+func (p *Publisher) serveSubscriber(c *Conn) {
 	s := &subscriber{conn: c, topics: map[string]int{}, queue: make(chan [][]byte, maxQueue)}
 	done := make(chan struct{})
 	var wg sync.WaitGroup

@@ -9,22 +9,21 @@ import (
 	"github.com/xpyd/xpyd/internal/scarce"
 )
 
-// maxStrangers bounds the connections that have not yet shown whether they may come in;
-// fewer if the limit of open files is low. One more displaces the oldest. However fast
-// strangers return, a client with a key still has a few milliseconds to show it, which is
-// enough.
+// maxStrangers bounds the connections that have not yet shown whether they may come in; fewer if
+// the limit of open files is low. One more displaces the oldest. Even if strangers return fast,
+// a client with a key has the few milliseconds that it needs to show it.
 const (
 	maxStrangers  = 256
 	strangersPart = 16
 )
 
-// server accepts connections, shakes hands and hands each to a function on its own
-// goroutine. Both listening ends of this package use it.
+// server accepts connections, shakes hands and serves each on its own goroutine. It is the
+// common part of Publisher and Router.
 type server struct {
 	ln     net.Listener
 	cfg    Config
 	most   int // admitted connections
-	run    func(*Conn)
+	serve  func(*Conn)
 	places chan struct{} // for strangers
 	wg     sync.WaitGroup
 
@@ -34,15 +33,21 @@ type server struct {
 	guests    map[net.Conn]*Door // with the door they came in by; nil without CURVE
 }
 
-func (s *server) listen(addr string) error {
+func (s *server) listen(addr string, t Type, cfg Config, most int, serve func(*Conn)) error {
 	ln, err := net.Listen("tcp", addr)
 	if err != nil {
 		return fmt.Errorf("zmtp listen: %w", err)
 	}
-	s.ln, s.guests, s.places = scarce.Listener(ln, s.cfg.Log, s.cfg.Failed), map[net.Conn]*Door{}, make(chan struct{}, min(maxStrangers, max(1, scarce.Files()/strangersPart)))
+	cfg.Type = t
+	s.cfg, s.most, s.serve, s.guests = cfg.withDefaults(), most, serve, map[net.Conn]*Door{}
+	s.ln = scarce.Listener(ln, cfg.Log, cfg.Failed)
+	s.places = make(chan struct{}, min(maxStrangers, max(1, scarce.Files()/strangersPart)))
 	s.wg.Go(s.accept)
 	return nil
 }
+
+// Addr returns the listener's address.
+func (s *server) Addr() net.Addr { return s.ln.Addr() }
 
 func (s *server) accept() {
 	for {
@@ -58,7 +63,7 @@ func (s *server) accept() {
 			c, err := newConn(raw, s.cfg, func() error { return s.admit(raw) })
 			if err == nil {
 				if s.enter(raw, c.door) {
-					s.run(c)
+					s.serve(c)
 				}
 				c.Close()
 			} else if s.cfg.Refused != nil {
@@ -69,8 +74,8 @@ func (s *server) accept() {
 	}
 }
 
-// addStranger gives a stranger a place, displacing the oldest if need be, whose goroutine
-// then ends; false when the server closes.
+// addStranger gives a stranger a place, if need be that of the oldest, whose goroutine then
+// ends. It reports false when the server closes.
 func (s *server) addStranger(raw net.Conn) bool {
 	select {
 	case s.places <- struct{}{}:
@@ -92,8 +97,7 @@ func (s *server) addStranger(raw net.Conn) bool {
 	return true
 }
 
-// removeStranger removes a connection from the strangers, and reports whether it was one;
-// s.mu is held.
+// removeStranger reports whether a connection was a stranger's, and removes it; s.mu is held.
 func (s *server) removeStranger(raw net.Conn) bool {
 	i := slices.Index(s.strangers, raw)
 	if i < 0 {
@@ -126,8 +130,8 @@ func (s *server) enter(raw net.Conn, by *Door) bool {
 	return by.among(s.cfg.Doors)
 }
 
-// Judge ends the connections whose door is no longer among Config.Doors. Call it when these
-// have changed.
+// Judge ends the connections whose door is no longer among Config.Doors. Call it when these have
+// changed.
 func (s *server) Judge() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -152,8 +156,8 @@ func (s *server) leave(raw net.Conn) {
 	delete(s.guests, raw)
 }
 
-// close ends the listener and all connections, and waits.
-func (s *server) close() error {
+// Close ends the listener and all connections, and waits.
+func (s *server) Close() error {
 	s.mu.Lock()
 	s.closed = true
 	err := s.ln.Close()

@@ -1,22 +1,21 @@
-// Package zmtp speaks ZMTP 3.0 and 3.1, the wire protocol of ZeroMQ, with the NULL and
-// CURVE mechanisms: as much of it as inference engines use. Subscribe to a publisher with
-// Dial and Conn, publish with Publisher, take messages of DEALER and REQ sockets with
-// Router.
+// Package zmtp speaks ZMTP 3.0 and 3.1, the wire protocol of ZeroMQ, with the NULL and CURVE
+// mechanisms, as far as inference engines use it. Subscribe with Dial and Conn, publish with
+// Publisher, and take messages of DEALER and REQ sockets with Router.
 //
-// It is written against rfc.zeromq.org/spec/23, /26 and /37, and tested against libzmq.
-// Everything a peer sends is bounded before it is stored, every wait has a deadline or a
-// heartbeat, and nothing reconnects by itself: the caller knows what a lost connection
-// means.
+// It is written against rfc.zeromq.org/spec/23, /26 and /37, and tested against libzmq. What a
+// peer sends is bounded before it is stored, every wait has a deadline or a heartbeat, and
+// nothing reconnects by itself.
 //
-// With NULL nobody is authenticated: use what comes in only as a hint, and send only what
-// everybody may read. With CURVE (Config.Doors, Config.Keys) both ends prove their keys,
-// and all is encrypted. An end speaks one mechanism and refuses peers of the other.
+// With NULL nobody is authenticated: take what comes in as a hint, and send only what everybody
+// may read. With CURVE (Config.Doors, Config.Keys) both ends prove their keys, and all is
+// encrypted. An end speaks one mechanism and refuses peers of the other.
 //
 // PLAIN, ZMTP 2 and further socket semantics (fair queueing, high-water blocking) are not
 // supported.
 package zmtp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -76,9 +75,8 @@ type Config struct {
 	Type     Type
 	Identity []byte // at most 255 bytes; may be empty
 
-	// Doors makes this a server of CURVE. It is called for each connection; a client that
-	// finds none of the doors, or may not come in by it, is refused. Keys makes this a
-	// client. With neither it speaks NULL.
+	// Doors makes this a server of CURVE, called for each connection: a client must find one of
+	// the doors and be among its Clients. Keys makes this a client. With neither it speaks NULL.
 	Doors func() []Door
 	Keys  *Keys
 	// Refused, if not nil, is called for each connection to a listening end whose handshake
@@ -87,33 +85,23 @@ type Config struct {
 
 	MaxMessage int // bytes of a message, over all frames; default 16 MiB
 	MaxFrames  int // frames of a message; default 64
-
-	HandshakeTimeout time.Duration // default 5 s
-	WriteTimeout     time.Duration // for one message; default 10 s
-	// Silence ends a connection on which nothing has come for so long; default 30 s. Peers
-	// of ZMTP 3.1 are asked for a sign of life in time. Those of 3.0 cannot be: only TCP's
-	// keep-alive guards them.
+	// Silence ends a connection on which nothing has come for so long; default 30 s. Peers of
+	// ZMTP 3.1 are asked for a sign of life in time; those of 3.0 have only TCP's keep-alive.
 	Silence time.Duration
 
 	Log    *slog.Logger   // failed accepts of a listening end; nil for none
 	Failed scarce.Counter // counts failed accepts; nil for none
 }
 
+const (
+	handshakeTime = 5 * time.Second
+	writeTime     = 10 * time.Second // for one message
+)
+
 func (c Config) withDefaults() Config {
-	set := func(d *time.Duration, v time.Duration) {
-		if *d == 0 {
-			*d = v
-		}
-	}
-	set(&c.HandshakeTimeout, 5*time.Second)
-	set(&c.WriteTimeout, 10*time.Second)
-	set(&c.Silence, 30*time.Second)
-	if c.MaxMessage == 0 {
-		c.MaxMessage = 16 << 20
-	}
-	if c.MaxFrames == 0 {
-		c.MaxFrames = 64
-	}
+	c.Silence = cmp.Or(c.Silence, 30*time.Second)
+	c.MaxMessage = cmp.Or(c.MaxMessage, 16<<20)
+	c.MaxFrames = cmp.Or(c.MaxFrames, 64)
 	return c
 }
 

@@ -9,15 +9,8 @@ import (
 // the K and V rows with their digests.
 func (b *Backend) appendRows(layer int) {
 	s := &b.step
-	chunk := b.team.share(len(s.items))
-	for {
-		lo, hi := b.team.claim(len(s.items), chunk)
-		if lo == hi {
-			return
-		}
-		for i := lo; i < hi; i++ {
-			b.appendItem(layer, &s.items[i])
-		}
+	for i := range b.team.items(len(s.items), b.team.share(len(s.items))) {
+		b.appendItem(layer, &s.items[i])
 	}
 }
 
@@ -25,15 +18,9 @@ func (b *Backend) appendRows(layer int) {
 // steps without OnLayer whose sequences are single items a head, as in decode.
 func (b *Backend) appendAttend(m *member, layer int) {
 	s := &b.step
-	for {
-		lo, hi := b.team.claim(len(s.items), 1)
-		if lo == hi {
-			return
-		}
-		for i := lo; i < hi; i++ {
-			b.appendItem(layer, &s.items[i])
-			b.attendItem(m, layer, &s.items[i])
-		}
+	for i := range b.team.items(len(s.items), 1) {
+		b.appendItem(layer, &s.items[i])
+		b.attendItem(m, layer, &s.items[i])
 	}
 }
 
@@ -93,15 +80,9 @@ func addBias(x, bias []float32, at int) {
 // attend computes the attention output of a layer.
 func (b *Backend) attend(m *member, layer int) {
 	s := &b.step
-	for {
-		lo, hi := b.team.claim(len(s.items), 1)
-		if lo == hi {
-			return
-		}
-		for i := lo; i < hi; i++ {
-			// The last items see the most positions: start with them.
-			b.attendItem(m, layer, &s.items[len(s.items)-1-i])
-		}
+	for i := range b.team.items(len(s.items), 1) {
+		// The last items see the most positions: start with them.
+		b.attendItem(m, layer, &s.items[len(s.items)-1-i])
 	}
 }
 

@@ -11,6 +11,7 @@
 package cpu
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -73,12 +74,7 @@ type pvPass struct {
 // New packs the weights and allocates the pool. The caller may release w when
 // it returns.
 func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
-	if opt.BlockTokens == 0 {
-		opt.BlockTokens = 16
-	}
-	if opt.Threads == 0 {
-		opt.Threads = runtime.GOMAXPROCS(0)
-	}
+	opt.BlockTokens, opt.Threads = cmp.Or(opt.BlockTokens, 16), cmp.Or(opt.Threads, runtime.GOMAXPROCS(0))
 	if err := checkOptions(opt); err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}

@@ -17,11 +17,7 @@ func (b *Backend) finish(m *member) {
 		hi := min(lo+headTile, n)
 		b.project(&b.head, s.last[lo*s.hidden:], s.hidden, s.logits, row, hi-lo)
 		t.barrier()
-		for {
-			i, end := t.claim(hi-lo, 1)
-			if i == end {
-				break
-			}
+		for i := range t.items(hi-lo, 1) {
 			b.fillResult(m, &s.finals[lo+i], s.logits[i*row:i*row+b.arch.Vocab])
 		}
 		t.barrier()
@@ -31,17 +27,10 @@ func (b *Backend) finish(m *member) {
 // lastNorm applies the last residual and the final norm to wanted rows only.
 func (b *Backend) lastNorm() {
 	s := &b.step
-	chunk := b.team.share(len(s.finals))
-	for {
-		lo, hi := b.team.claim(len(s.finals), chunk)
-		if lo == hi {
-			return
-		}
-		for i := lo; i < hi; i++ {
-			at := s.finals[i].row * s.hidden
-			sum := b.ops.addSumSq(&s.x[at], &s.delta[at], s.hidden)
-			b.rmsNorm(s.last[i*s.hidden:], s.x[at:], b.norm, sum)
-		}
+	for i := range b.team.items(len(s.finals), b.team.share(len(s.finals))) {
+		at := s.finals[i].row * s.hidden
+		sum := b.ops.addSumSq(&s.x[at], &s.delta[at], s.hidden)
+		b.rmsNorm(s.last[i*s.hidden:], s.x[at:], b.norm, sum)
 	}
 }
 

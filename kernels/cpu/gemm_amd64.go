@@ -20,139 +20,50 @@ func gemmAVX2() gemmTable {
 	}
 }
 
-//go:noescape
 func gemmAVX512F32x1(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F32x2(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F32x3(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F32x4(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F32x5(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F32x6(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F32x7(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F32x8(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F32x9(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F32x10(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F32x11(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F32x12(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x1(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x2(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x3(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x4(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x5(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x6(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x7(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x8(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x9(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x10(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x11(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512F16x12(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x1(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x2(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x3(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x4(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x5(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x6(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x7(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x8(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x9(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x10(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x11(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX512BF16x12(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX2F32x1(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX2F32x2(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX2F32x3(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX2F16x1(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX2F16x2(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX2F16x3(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX2BF16x1(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX2BF16x2(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
-
-//go:noescape
 func gemmAVX2BF16x3(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)
 
 func pvAVX512() pvTable {
@@ -163,40 +74,17 @@ func pvAVX512() pvTable {
 	}
 }
 
-//go:noescape
 func pvAVX512x1x1(a *pvArgs)
-
-//go:noescape
 func pvAVX512x2x1(a *pvArgs)
-
-//go:noescape
 func pvAVX512x3x1(a *pvArgs)
-
-//go:noescape
 func pvAVX512x4x1(a *pvArgs)
-
-//go:noescape
 func pvAVX512x1x2(a *pvArgs)
-
-//go:noescape
 func pvAVX512x2x2(a *pvArgs)
-
-//go:noescape
 func pvAVX512x3x2(a *pvArgs)
-
-//go:noescape
 func pvAVX512x4x2(a *pvArgs)
-
-//go:noescape
 func pvAVX512x1x4(a *pvArgs)
-
-//go:noescape
 func pvAVX512x2x4(a *pvArgs)
-
-//go:noescape
 func pvAVX512x3x4(a *pvArgs)
-
-//go:noescape
 func pvAVX512x4x4(a *pvArgs)
 
 func pvAVX2() pvTable {
@@ -206,26 +94,11 @@ func pvAVX2() pvTable {
 	}
 }
 
-//go:noescape
 func pvAVX2x1x1(a *pvArgs)
-
-//go:noescape
 func pvAVX2x2x1(a *pvArgs)
-
-//go:noescape
 func pvAVX2x3x1(a *pvArgs)
-
-//go:noescape
 func pvAVX2x4x1(a *pvArgs)
-
-//go:noescape
 func pvAVX2x1x2(a *pvArgs)
-
-//go:noescape
 func pvAVX2x2x2(a *pvArgs)
-
-//go:noescape
 func pvAVX2x3x2(a *pvArgs)
-
-//go:noescape
 func pvAVX2x4x2(a *pvArgs)

@@ -88,7 +88,7 @@ func at(off int, base, s1, s3 string, i int) string {
 func header(name string) {
 	p("// func %s(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)", name)
 	p("TEXT ·%s(SB), NOSPLIT, $0-56", name)
-	fmt.Fprintf(&decls, "\n//go:noescape\nfunc %s(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)\n", name)
+	fmt.Fprintf(&decls, "func %s(w, x unsafe.Pointer, xs uintptr, out unsafe.Pointer, os uintptr, k, n int)\n", name)
 }
 
 // kLoop emits body(u) unrolled over k, advancing x pointers by 4 bytes and the
@@ -271,7 +271,7 @@ func pv(m isa, regs, r int) {
 	name := fmt.Sprintf("pv%sx%dx%d", m.name, regs, r)
 	p("// func %s(a *pvArgs)", name)
 	p("TEXT ·%s(SB), NOSPLIT, $0-8", name)
-	fmt.Fprintf(&decls, "\n//go:noescape\nfunc %s(a *pvArgs)\n", name)
+	fmt.Fprintf(&decls, "func %s(a *pvArgs)\n", name)
 	p("\tMOVQ a+0(FP), AX")
 	for i, reg := range []string{"R8", "R9", "R10", "DI", "DX", "R13", "R11", "R12", "R14"} {
 		p("\tMOVQ %d(AX), %s", 8*i, reg)
@@ -340,7 +340,7 @@ func main() {
 			}
 			decls.WriteString("},")
 		}
-		decls.WriteString("\n\t}\n}\n")
+		decls.WriteString("\n\t}\n}\n\n")
 	}
 	for _, m := range isas {
 		for _, d := range dtypes {
@@ -363,7 +363,7 @@ func main() {
 			}
 			decls.WriteString("},")
 		}
-		decls.WriteString("\n\t}\n}\n")
+		decls.WriteString("\n\t}\n}\n\n")
 		for _, r := range rows {
 			for regs := 1; regs <= 4; regs++ {
 				pv(m, regs, r)

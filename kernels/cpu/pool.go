@@ -56,8 +56,7 @@ func NewPool(l kvlayout.Layout, blocks int) (kernels.Pool, error) {
 }
 
 // poolMemory allocates memory for a pool, shareable if share asks for it and the system
-// can. private says why others cannot map it; mem is nil where only the Go heap is
-// available.
+// can. private says why others cannot map it.
 func poolMemory(size int, share bool) (mem *memfd.Memory, private, err error) {
 	private = errPrivate
 	if err := memfd.Room(int64(size)); err != nil {
@@ -68,9 +67,7 @@ func poolMemory(size int, share bool) (mem *memfd.Memory, private, err error) {
 			return mem, nil, nil
 		}
 	}
-	if mem, err = memfd.Private(size); errors.Is(err, memfd.ErrUnsupported) {
-		err = nil
-	}
+	mem, err = memfd.Private(size)
 	return mem, private, err
 }
 

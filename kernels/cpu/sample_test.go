@@ -287,8 +287,8 @@ func TestGreedy(t *testing.T) {
 	}
 }
 
-// TestPenaltiesOff: a repetition penalty of none, or of 1, changes nothing, whatever
-// the tokens so far were, beside other settings too.
+// TestPenaltiesOff: a repetition penalty of 0 or 1 changes nothing, whatever the tokens
+// so far and the other settings.
 func TestPenaltiesOff(t *testing.T) {
 	token := draw(t, 4)
 	for _, off := range []float32{0, 1} {

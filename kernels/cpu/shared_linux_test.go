@@ -60,8 +60,8 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestPopulate: a pool takes its memory at once, shared or not, and one that the machine
-// has no memory for is refused before any of it is taken.
+// TestPopulate: a pool takes its memory at once, shared or not, and a pool too large for
+// the machine is refused before it takes any.
 func TestPopulate(t *testing.T) {
 	a := shape(3, 32, 48, 4, 2, 8, 50)
 	w := randomWeights(a, kernels.F32, 1)

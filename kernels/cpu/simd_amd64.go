@@ -4,30 +4,16 @@ import "golang.org/x/sys/cpu"
 
 //go:generate go run gen.go
 
-//go:noescape
+// Called through ops alone, so that go:noescape would say nothing.
 func softmaxAVX2(s *float32, n8 int) float32
-
-//go:noescape
 func siluMulAVX2(out, gu *float32, panels int)
-
-//go:noescape
 func sumSqAVX2(x *float32, n int) float32
-
-//go:noescape
 func addSumSqAVX2(x, d *float32, n int) float32
-
-//go:noescape
 func scaleMulAVX2(out, x, w *float32, r float32, n int)
-
-//go:noescape
 func argmaxAVX2(x *float32, n int) int
-
-//go:noescape
 func scoresAVX2(a *scoreArgs)
 
 // pause executes n PAUSE instructions.
-//
-//go:noescape
 func pause(n int)
 
 // simdOps lists the implementations that this machine can run, best first.

@@ -298,19 +298,12 @@ func (b *Backend) member(id int) {
 func (b *Backend) embedRows() {
 	s := &b.step
 	dim := b.arch.HeadDim
-	chunk := b.team.share(len(s.tokens))
-	for {
-		lo, hi := b.team.claim(len(s.tokens), chunk)
-		if lo == hi {
-			return
-		}
-		for r := lo; r < hi; r++ {
-			x := s.x[r*s.hidden : (r+1)*s.hidden]
-			b.embedding(int(s.tokens[r].id), x)
-			clear(x[b.arch.Hidden:])
-			b.ropeRow(s.cosSin[r*dim:(r+1)*dim], s.tokens[r].pos)
-			b.rmsNorm(s.xn[r*s.hidden:], x, b.layers[0].attnNorm, b.ops.sumSq(&x[0], s.hidden))
-		}
+	for r := range b.team.items(len(s.tokens), b.team.share(len(s.tokens))) {
+		x := s.x[r*s.hidden : (r+1)*s.hidden]
+		b.embedding(int(s.tokens[r].id), x)
+		clear(x[b.arch.Hidden:])
+		b.ropeRow(s.cosSin[r*dim:(r+1)*dim], s.tokens[r].pos)
+		b.rmsNorm(s.xn[r*s.hidden:], x, b.layers[0].attnNorm, b.ops.sumSq(&x[0], s.hidden))
 	}
 }
 
@@ -337,28 +330,17 @@ func (b *Backend) rsqrtMean(sumSq float32, n int) float32 {
 // addNorm adds the last projection to the residual stream and norms the sum.
 func (b *Backend) addNorm(w []float32) {
 	s := &b.step
-	chunk := b.team.share(len(s.tokens))
-	for {
-		lo, hi := b.team.claim(len(s.tokens), chunk)
-		if lo == hi {
-			return
-		}
-		for r := lo; r < hi; r++ {
-			at := r * s.hidden
-			sum := b.ops.addSumSq(&s.x[at], &s.delta[at], s.hidden)
-			b.rmsNorm(s.xn[at:], s.x[at:], w, sum)
-		}
+	for r := range b.team.items(len(s.tokens), b.team.share(len(s.tokens))) {
+		at := r * s.hidden
+		sum := b.ops.addSumSq(&s.x[at], &s.delta[at], s.hidden)
+		b.rmsNorm(s.xn[at:], s.x[at:], w, sum)
 	}
 }
 
 // project computes out = m*x for n rows.
 func (b *Backend) project(m *matrix, x []float32, xs int, out []float32, os, n int) {
 	chunk := b.team.share(m.panels)
-	for {
-		lo, hi := b.team.claim(m.panels, chunk)
-		if lo == hi {
-			return
-		}
+	for lo, hi := b.team.claim(m.panels, chunk); lo < hi; lo, hi = b.team.claim(m.panels, chunk) {
 		m.mul(b.ops, x, xs, out[lo*panelRows:], os, n, lo, hi)
 	}
 }
@@ -369,11 +351,7 @@ func (b *Backend) gate(m *member, l *layer) {
 	s := &b.step
 	n := len(s.tokens)
 	panels := min(max(len(m.gated)/(n*panelRows), 1), gatedPanels, b.team.share(l.gated.panels))
-	for {
-		lo, hi := b.team.claim(l.gated.panels, panels)
-		if lo == hi {
-			return
-		}
+	for lo, hi := b.team.claim(l.gated.panels, panels); lo < hi; lo, hi = b.team.claim(l.gated.panels, panels) {
 		row := (hi - lo) * panelRows
 		l.gated.mul(b.ops, s.xn, s.hidden, m.gated, row, n, lo, hi)
 		for r := range n {

@@ -177,8 +177,8 @@ func TestClose(t *testing.T) {
 	}
 }
 
-// A step behind gates computes no layer before it is open in all of them, and is then
-// what it would have been with all rows in place.
+// A step behind gates computes no layer before all of them have opened it, and gives the
+// results that it would have given with all rows in place.
 func TestGates(t *testing.T) {
 	a := shape(3, 64, 96, 4, 2, 16, 64)
 	for _, threads := range []int{1, 3} {
@@ -232,8 +232,8 @@ func TestGates(t *testing.T) {
 
 type otherGate struct{ kernels.Gate }
 
-// TestStepPanic: what panics inside a step of many threads ends that step, for all
-// of them, and the next one is as good as ever.
+// TestStepPanic: a panic inside a step of many threads ends that step for all of them,
+// and the next step works.
 func TestStepPanic(t *testing.T) {
 	a := shape(2, 256, 512, 4, 2, 64, 300)
 	b := open(t, a, randomWeights(a, kernels.F32, 1), cpu.Options{Blocks: 4, BlockTokens: 16, Threads: 4})

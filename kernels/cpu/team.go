@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"iter"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -170,19 +171,26 @@ func (t *team) await(phase uint32) {
 // lo == hi means that none are left.
 func (t *team) claim(n, chunk int) (lo, hi int) {
 	if t.active == 1 {
-		lo = int(t.next.Load())
-		if lo >= n {
-			return n, n
-		}
+		lo = min(int(t.next.Load()), n)
 		hi = min(lo+chunk, n)
 		t.next.Store(int64(hi))
 		return lo, hi
 	}
-	lo = int(t.next.Add(int64(chunk))) - chunk
-	if lo >= n {
-		return n, n
-	}
+	lo = min(int(t.next.Add(int64(chunk)))-chunk, n)
 	return lo, min(lo+chunk, n)
+}
+
+// items yields the items 0..n-1 that this member claims, chunk by chunk.
+func (t *team) items(n, chunk int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		for lo, hi := t.claim(n, chunk); lo < hi; lo, hi = t.claim(n, chunk) {
+			for i := lo; i < hi; i++ {
+				if !yield(i) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // share is a chunk for claim: a quarter of an even share, because a long run of

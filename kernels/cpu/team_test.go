@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestTeamPanic: whichever member panics, in whichever part of a run, the others
-// leave too, run panics with the same, and the team goes on.
+// TestTeamPanic: whichever member panics, in any part of a run, the others leave too, run
+// panics with the same value, and the team can run again.
 func TestTeamPanic(t *testing.T) {
 	const size, parts = 4, 3
 	team := newTeam(size)

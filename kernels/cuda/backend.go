@@ -49,29 +49,23 @@ type Backend struct {
 // New opens the library and the device, copies the weights there (rounded as opt says) and
 // allocates the pool. The caller may release w when it returns.
 func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
-	b, err := open(a, opt)
-	if err != nil {
-		return nil, fmt.Errorf("cuda backend: %w", err)
-	}
-	err = b.load(w)
-	if err == nil {
-		err = b.start()
-	}
-	if err != nil {
-		b.Close()
-		return nil, fmt.Errorf("cuda backend: %w", err)
-	}
-	return b, nil
+	return newBackend(a, opt, func(b *Backend) error { return b.load(w) })
 }
 
 // NewRandom is New with random weights made on the device, for benchmarks.
 func NewRandom(a arch.Config, seed uint64, opt Options) (*Backend, error) {
+	return newBackend(a, opt, func(b *Backend) error {
+		return b.lib.call("xk_fill_random", func() C.int32_t { return C.api_fill_random(b.lib.api, b.ctx, C.uint64_t(seed)) })
+	})
+}
+
+// newBackend opens a backend, has load bring its weights, and makes it ready for steps.
+func newBackend(a arch.Config, opt Options, load func(*Backend) error) (*Backend, error) {
 	b, err := open(a, opt)
 	if err != nil {
 		return nil, fmt.Errorf("cuda backend: %w", err)
 	}
-	err = b.lib.call("xk_fill_random", func() C.int32_t { return C.api_fill_random(b.lib.api, b.ctx, C.uint64_t(seed)) })
-	if err == nil {
+	if err = load(b); err == nil {
 		err = b.start()
 	}
 	if err != nil {

@@ -14,6 +14,7 @@
 package cuda
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -142,33 +143,21 @@ func poolBlocks(m Memory, free int64, part float64, asked int) (int, error) {
 }
 
 func (o *Options) fill() error {
-	def := func(v *int, d int) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	def(&o.BlockTokens, 16)
-	def(&o.MaxTokens, 2048)
-	def(&o.MaxSeqs, 256)
-	if o.MemoryPart == 0 {
-		o.MemoryPart = 0.9
-	}
+	o.BlockTokens, o.MaxTokens, o.MaxSeqs = cmp.Or(o.BlockTokens, 16), cmp.Or(o.MaxTokens, 2048), cmp.Or(o.MaxSeqs, 256)
+	o.MemoryPart = cmp.Or(o.MemoryPart, 0.9)
 	if o.Blocks < 0 || o.BlockTokens < 1 || o.BlockTokens > 256 || o.MaxTokens < 1 || o.MaxSeqs < 1 || o.MemoryPart < 0 || o.MemoryPart > 1 {
 		return fmt.Errorf("bad options %+v", *o)
 	}
-	if o.FP16 && o.KVFP8 {
+	switch {
+	case o.FP16 && o.KVFP8:
 		return errors.New("fp16 and an FP8 KV cache exclude each other")
-	}
-	if o.FP16 && o.WeightsFP8 {
+	case o.FP16 && o.WeightsFP8:
 		return errors.New("fp16 and FP8 weights exclude each other")
-	}
-	if o.KVFP8 && o.BatchInvariant {
+	case o.KVFP8 && o.BatchInvariant:
 		return errors.New("an FP8 KV cache and batch invariance exclude each other")
-	}
-	if o.WeightsFP8 && o.BatchInvariant {
+	case o.WeightsFP8 && o.BatchInvariant:
 		return errors.New("FP8 weights and batch invariance exclude each other")
-	}
-	if o.KVFP8 && o.BlockTokens%16 != 0 {
+	case o.KVFP8 && o.BlockTokens%16 != 0:
 		return fmt.Errorf("an FP8 KV cache needs blocks of a multiple of 16 tokens, not %d", o.BlockTokens)
 	}
 	return nil
@@ -212,13 +201,12 @@ func served(l kvlayout.Layout) (kvlayout.Rows, error) {
 }
 
 func checkArch(a *arch.Config, opt *Options) error {
-	if opt.WeightsFP8 && (a.Hidden%16 != 0 || a.Heads*a.HeadDim%16 != 0) {
+	switch {
+	case opt.WeightsFP8 && (a.Hidden%16 != 0 || a.Heads*a.HeadDim%16 != 0):
 		return fmt.Errorf("FP8 weights need widths %d and %d to be multiples of 16", a.Hidden, a.Heads*a.HeadDim)
-	}
-	if opt.KVFP8 && a.HeadDim%16 != 0 {
+	case opt.KVFP8 && a.HeadDim%16 != 0:
 		return fmt.Errorf("an FP8 KV cache needs a head_dim of a multiple of 16, not %d", a.HeadDim)
-	}
-	if a.HeadDim%8 != 0 || a.HeadDim > 256 || a.Hidden%8 != 0 {
+	case a.HeadDim%8 != 0 || a.HeadDim > 256 || a.Hidden%8 != 0:
 		return fmt.Errorf("head_dim %d and hidden %d: want multiples of 8, head_dim at most 256", a.HeadDim, a.Hidden)
 	}
 	if err := a.Validate(); err != nil {

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestUnusableLibraries: why a library cannot be used is said, and told from that there
-// is none. One of another version is told by that, whatever functions it has.
+// TestUnusableLibraries: errors say why a library cannot be used, which differs from
+// having none. One of another version is known by its version, whatever functions it has.
 func TestUnusableLibraries(t *testing.T) {
 	dir := t.TempDir()
 	f := func(path, want string, absent bool) {

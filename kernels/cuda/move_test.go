@@ -378,8 +378,8 @@ func TestMovesRefuse(t *testing.T) {
 	}
 }
 
-// Flags that do not come are late, not for ever; a context that has ended does
-// not undo what is there; a closed peer pushes no more.
+// A flag that does not come is late, and the wait ends; an ended context does not undo a
+// flag that is set; a closed peer pushes no more.
 func TestMovesLate(t *testing.T) {
 	_, dst, p := openPair(t, shape(2, 64, 64, 8, 4, 8, 64), cuda.Options{BlockTokens: 4}, 10, 20)
 	ended, cancel := context.WithCancel(t.Context())
@@ -417,8 +417,8 @@ func TestMovesLate(t *testing.T) {
 	}
 }
 
-// Drain is the fence: while slow pushes are under way it is late, and once it has
-// returned nothing of them is written any more, so the blocks can be used anew.
+// Drain is the fence: it is late while slow pushes are under way, and once it has
+// returned they write nothing more, so the blocks can be reused.
 func TestDrain(t *testing.T) {
 	src, dst, p := openPair(t, shape(2, 512, 64, 8, 8, 128, 64), cuda.Options{BlockTokens: 64}, 40, 56)
 	noise(src, 1)

@@ -100,8 +100,8 @@ func TestOverlapEqualsSteps(t *testing.T) {
 	}
 }
 
-// Chunks of a prompt that overlap, with OnLayer, leave the rows and digests of
-// chunks that do not; each layer is told of when it is there.
+// Chunks of a prompt that overlap, with OnLayer, leave the same rows and digests as
+// chunks that do not; each layer is reported when it is complete.
 func TestOverlappingChunks(t *testing.T) {
 	a := families()["llama gqa4 128"]
 	b := open(t, a, randomWeights(a, 3), cuda.Options{})

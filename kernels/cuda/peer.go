@@ -67,6 +67,10 @@ func (b *Backend) flagAt(line int) *uint64 {
 	return (*uint64)(unsafe.Pointer(&flags.Bytes[line*flagStride]))
 }
 
+func noLine(line int) error {
+	return fmt.Errorf("kernels/cuda: no flag line %d of %d", line, kernels.FlagLines)
+}
+
 // Flag implements kernels.Exporter; 0 where there is no such line.
 func (b *Backend) Flag(line int) uint64 {
 	if at := b.flagAt(line); at != nil {
@@ -79,7 +83,7 @@ func (b *Backend) Flag(line int) uint64 {
 func (b *Backend) AwaitFlag(ctx context.Context, line int, value uint64) error {
 	at := b.flagAt(line)
 	if at == nil {
-		return fmt.Errorf("kernels/cuda: no flag line %d of %d", line, kernels.FlagLines)
+		return noLine(line)
 	}
 	if err := nap.Until(ctx, func() bool { return atomic.LoadUint64(at) >= value }); err != nil {
 		return fmt.Errorf("%w: flag %d is %d, not %d: %w", kernels.ErrLate, line, atomic.LoadUint64(at), value, err)
@@ -91,7 +95,7 @@ func (b *Backend) AwaitFlag(ctx context.Context, line int, value uint64) error {
 func (b *Backend) ClearFlag(line int) error {
 	at := b.flagAt(line)
 	if b.closed || at == nil {
-		return fmt.Errorf("kernels/cuda: no flag line %d of %d", line, kernels.FlagLines)
+		return noLine(line)
 	}
 	atomic.StoreUint64(at, 0)
 	return b.move("xk_flag_clear", func() C.int32_t { return C.api_flag_clear(b.lib.api, b.ctx, C.int32_t(line)) })
@@ -182,14 +186,14 @@ func (b *Backend) OpenLocal(to *Backend) (kernels.Peer, error) {
 
 // Push implements kernels.Peer.
 func (p *peer) Push(a *kernels.Push) error {
+	if a.Line < 0 || a.Line >= kernels.FlagLines {
+		return noLine(a.Line)
+	}
 	if len(a.Refills) > 0 {
 		return p.refill(a)
 	}
 	if err := p.b.layers32(a.FirstLayer, a.Layers, len(a.Blocks), a.CTAs); err != nil {
 		return err
-	}
-	if a.Line < 0 || a.Line >= kernels.FlagLines {
-		return fmt.Errorf("kernels/cuda: no flag line %d of %d", a.Line, kernels.FlagLines)
 	}
 	args := C.xk_push_args{
 		layer: C.int32_t(a.FirstLayer), n_layers: C.int32_t(a.Layers), n_pairs: C.int32_t(len(a.Blocks)),

@@ -58,8 +58,8 @@ func openParent(handle string, bytes int64) (*cuda.Backend, kernels.Peer, error)
 	return b, p, nil
 }
 
-// child is the other process of a test: the test again, with a variable that has
-// the handle of the pool.
+// child is the other process of a test: the same test, with the pool's handle in a
+// variable.
 type child struct {
 	t     *testing.T
 	cmd   *exec.Cmd
@@ -67,7 +67,7 @@ type child struct {
 	lines *bufio.Scanner
 }
 
-// beget starts it; it gets more of the environment besides.
+// beget starts it, with more environment variables.
 func beget(t *testing.T, test, variable string, e kernels.Export, more ...string) *child {
 	t.Helper()
 	c := &child{t: t, cmd: exec.CommandContext(soon(t), os.Args[0], "-test.run", "^"+test+"$")}
@@ -97,10 +97,10 @@ func (c *child) says(want string) {
 	}
 }
 
-// push tells it which blocks to push into.
+// push has it push into these blocks.
 func (c *child) push(dst []int32) { fmt.Fprintln(c.in, strings.Trim(fmt.Sprint(dst), "[]")) }
 
-// end tells it to end, and waits until it has.
+// end has it exit, and waits for that.
 func (c *child) end() {
 	c.t.Helper()
 	c.in.Close()

@@ -10,7 +10,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// TestPendingForMany: nobody is held up by another who waits for longer, what is done
+// TestPendingForMany: no waiter is held up by one that waits longer, a finished operation
 // is freed once, and a transfer can be put behind it between two looks.
 func TestPendingForMany(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -48,7 +48,7 @@ func TestPushBeside(t *testing.T) {
 		tokens[i] = int32(i * 104729 % src.Arch().Vocab)
 	}
 	number := uint64(0)
-	// onLayer tells what a step does with its layers; nil: nobody hears of them.
+	// onLayer is what a step does with its layers; nil: nothing.
 	type onLayer func(first int, blocks []int32) func(layer int)
 	quiet := func(int, []int32) func(int) { return func(int) {} }
 	push := func(engine kernels.Engine, ctas int) onLayer {

@@ -24,9 +24,6 @@ func (p *peer) refill(a *kernels.Push) error {
 	if err := p.b.layers32(a.FirstLayer, a.Layers, len(a.Refills), a.CTAs); err != nil {
 		return err
 	}
-	if a.Line < 0 || a.Line >= kernels.FlagLines {
-		return fmt.Errorf("kernels/cuda: no flag line %d of %d", a.Line, kernels.FlagLines)
-	}
 	sources := make([]C.xk_held, len(a.Sources))
 	for i, s := range a.Sources {
 		if !fits32(s.FirstPos, s.Rows) {

@@ -82,7 +82,7 @@ func checkRefills(a *kernels.Push, src, dst *cuda.Backend) error {
 	return kerneltest.CheckRefills(a, from[0].Rows, to[0].Rows, len(from), src.Blocks(), dst.Blocks())
 }
 
-// refilled is dst with what the list brings, its digests hashed anew.
+// refilled is dst after the refills, with new digests.
 func (m image) refilled(src image, from, to *cuda.Backend, a *kernels.Push) image {
 	m.rows, m.digests = slices.Clone(m.rows), slices.Clone(m.digests)
 	fl, tl := from.Layout(), to.Layout()

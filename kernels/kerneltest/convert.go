@@ -7,9 +7,9 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// convertRow is a row of bf16, f16 or FP8, with its scale if it has one, in another
-// of these: what a device's conversion is held against, by the arithmetic of whole
-// numbers of steps and not of bits.
+// convertRow converts a row between bf16, f16 and FP8, with its scale if it has one. A
+// device's conversion is held against it: it counts steps of a format, where that works
+// on bits.
 func convertRow(from, to kvlayout.DType, row [][]byte) [][]byte {
 	n := len(row[0])
 	if from != kvlayout.F8E4M3 {
@@ -32,10 +32,7 @@ func convertRow(from, to kvlayout.DType, row [][]byte) [][]byte {
 		}
 		return [][]byte{out}
 	}
-	scale := max(top/448, 0x1p-126)
-	if top == 0 {
-		scale = 1
-	}
+	scale := scaleOf(top)
 	for i, v := range values {
 		if out[i] = 0x7f | byte(math.Float32bits(v)>>24)&0x80; math.Abs(float64(v)) <= math.MaxFloat32 {
 			out[i] = ToE4M3(v / scale)
@@ -43,9 +40,6 @@ func convertRow(from, to kvlayout.DType, row [][]byte) [][]byte {
 	}
 	return [][]byte{out, binary.LittleEndian.AppendUint32(nil, math.Float32bits(scale))}
 }
-
-// form is a binary float: mantissa bits, and the least exponent.
-type form struct{ man, least int }
 
 var forms = map[kvlayout.DType]form{kvlayout.BF16: {7, -126}, kvlayout.F16: {10, -14}}
 
@@ -59,15 +53,11 @@ func widen(dtype kvlayout.DType, row [][]byte, i int) float32 {
 		return FromE4M3(q) * math.Float32frombits(binary.LittleEndian.Uint32(row[1]))
 	}
 	f, h := forms[dtype], uint32(binary.LittleEndian.Uint16(row[0][2*i:]))
-	sign, exp, frac := h&0x8000<<16, int(h&0x7fff)>>f.man, h&(1<<f.man-1)
-	if exp == 1<<(15-f.man)-1 {
-		return math.Float32frombits(sign | 0x7f800000 | frac<<(23-f.man))
+	sign, code := h&0x8000<<16, h&0x7fff
+	if code>>f.man == 1<<(15-f.man)-1 {
+		return math.Float32frombits(sign | 0x7f800000 | code&(1<<f.man-1)<<(23-f.man))
 	}
-	v := math.Ldexp(float64(frac), f.least-f.man)
-	if exp > 0 {
-		v = math.Ldexp(1+math.Ldexp(float64(frac), -f.man), exp-1+f.least)
-	}
-	return math.Float32frombits(math.Float32bits(float32(v)) | sign)
+	return math.Float32frombits(math.Float32bits(float32(f.value(int(code)))) | sign)
 }
 
 // narrow16 is v in a form of 16 bits: nearest, ties to even, beyond the range infinity.
@@ -77,19 +67,5 @@ func narrow16(dtype kvlayout.DType, v float32) uint16 {
 	if v != v {
 		return sign | uint16(infinite|1<<(f.man-1)|b&(1<<23-1)>>(23-f.man))
 	}
-	m := math.Abs(float64(v))
-	exp := f.least
-	if m > 0 {
-		exp = max(exp, math.Ilogb(m))
-	}
-	// In steps of the form at that exponent: codes count them on, also from the
-	// subnormals and into the next exponent.
-	steps := math.Inf(1)
-	if m <= math.MaxFloat32 {
-		steps = math.RoundToEven(math.Ldexp(m, f.man-exp)) + math.Ldexp(float64(exp-f.least), f.man)
-	}
-	if steps >= float64(infinite) {
-		return sign | uint16(infinite)
-	}
-	return sign | uint16(steps)
+	return sign | uint16(f.nearest(math.Abs(float64(v)), int(infinite)))
 }

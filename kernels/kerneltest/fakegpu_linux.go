@@ -20,14 +20,14 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// FakeGPU is a pool on a device that is none: memory that other processes of
-// this user open by the handle, and pushes that another goroutine carries out
-// later and slowly, half of every block and then the other half. Who believes
-// or reuses a block too early finds it torn. A killed process stops in the midst
-// of a push, as a GPU's context does; so does a stopped one, where a GPU goes on.
+// FakeGPU is a pool on a fake device: memory that other processes of this user open by
+// its handle. Another goroutine carries pushes out, later and slowly: half of every block
+// and then the other half, so that a block believed or reused too early is torn. A killed
+// process stops in the midst of a push, as a GPU's context does; so does a stopped one,
+// where a GPU goes on.
 //
-// As a device's kernels do, it wants all layers alike. It implements kernels.Exporter, kernels.PeerOpener, kernels.HostMover and, by
-// fakeNCCL, kernels.Linker.
+// Like a device's kernels it wants all layers alike. It implements kernels.Exporter,
+// kernels.PeerOpener, kernels.HostMover and, by fakeNCCL, kernels.Linker.
 type FakeGPU struct {
 	// Delay is how long a push takes. Set it before the first one.
 	Delay time.Duration
@@ -42,11 +42,8 @@ type FakeGPU struct {
 	rows, flags *memfd.Memory
 	view        device // of rows
 
-	moves sync.WaitGroup // to and from host memory, under way
-	ways  [2]struct {    // in, out
-		mu   sync.Mutex
-		last chan struct{} // the newest's end; nil: there was none
-	}
+	moves             sync.WaitGroup // to and from host memory, under way
+	gathers, scatters lane
 
 	stop  atomic.Pointer[stop]
 	tears atomic.Bool
@@ -82,7 +79,7 @@ func (d device) note(layer int, block int32) []byte {
 	return d.mem[d.layers*d.blocks*d.BlockBytes()+(layer*d.blocks+int(block))*size:][:size:size]
 }
 
-// has panics on ids outside the pool, as backends do.
+// has reports whether the pool has a layer and a block.
 func (d device) has(layer int, block int32) bool {
 	return layer >= 0 && layer < d.layers && block >= 0 && int(block) < d.blocks
 }
@@ -131,24 +128,14 @@ func (g *FakeGPU) Append(layer int, block int32, firstPos, rows int, packed []by
 	g.SetDigest(layer, block, rows, sums)
 }
 
-// rowOf is a row among n packed positions, and behind it its scale, if it has one.
-func rowOf(r *kvlayout.Rows, packed []byte, n, plane, head, at int) [][]byte {
-	rows, scales := r.Part(packed, n, plane, head)
-	row := [][]byte{rows[at*r.RowBytes(plane):][:r.RowBytes(plane)]}
-	if size := r.ScaleBytes(); size > 0 {
-		row = append(row, scales[at*size:][:size])
-	}
-	return row
-}
-
-// Busy tells whether a push under way reads the block.
+// Busy reports whether a push under way reads the block.
 func (g *FakeGPU) Busy(block int32) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.busy[block] > 0
 }
 
-// rot does what Spoil has asked for.
+// rot flips the bit that Spoil asked for, if any.
 func (g *FakeGPU) rot(layer int, block int32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -307,31 +294,29 @@ func (g *FakeGPU) OpenPeer(handle, flags []byte) (kernels.Peer, error) {
 	if st, err := f.Stat(); err != nil || st.Size() < int64(p.to.size()) {
 		return nil, fmt.Errorf("fake GPU: the peer's memory is too short: %v", err)
 	}
-	if p.mapping, err = unix.Mmap(int(f.Fd()), 0, p.to.size(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+	if p.to.mem, err = unix.Mmap(int(f.Fd()), 0, p.to.size(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return nil, fmt.Errorf("fake GPU: map: %w", err)
 	}
-	p.to.mem = p.mapping
-	p.stream.Go(p.run)
+	p.stream.Go(p.pushAll)
 	return p, nil
 }
 
 // fakePeer is an opened pool; its stream is a goroutine.
 type fakePeer struct {
-	g       *FakeGPU
-	flags   []byte
-	to      device
-	mapping []byte
-	pushes  chan fakePush
-	stream  sync.WaitGroup
+	g      *FakeGPU
+	flags  []byte
+	to     device // mem is mapped until Close
+	pushes chan fakePush
+	stream sync.WaitGroup
 
 	mu     sync.Mutex
 	closed bool
-	last   chan struct{} // closed when the newest push is over; nil: there was none
+	last   *fakePending // the newest push; nil: there was none
 }
 
 type fakePush struct {
 	kernels.Push
-	over chan struct{}
+	over *fakePending
 }
 
 // Push implements kernels.Peer.
@@ -359,7 +344,7 @@ func (p *fakePeer) Push(push *kernels.Push) error {
 	if push.Line < 0 || push.Line >= kernels.FlagLines {
 		return fmt.Errorf("fake GPU: line %d", push.Line)
 	}
-	f := fakePush{*push, make(chan struct{})}
+	f := fakePush{*push, &fakePending{make(chan struct{})}}
 	f.Blocks, f.Sources, f.Refills = slices.Clone(push.Blocks), slices.Clone(push.Sources), slices.Clone(push.Refills)
 	p.g.use(f.sources(), 1)
 	p.last = f.over
@@ -388,8 +373,8 @@ func (g *FakeGPU) use(blocks []int32, n int) {
 	}
 }
 
-// run carries pushes out, one after the other.
-func (p *fakePeer) run() {
+// pushAll carries pushes out, one after the other.
+func (p *fakePeer) pushAll() {
 	for f := range p.pushes {
 		half := p.g.view.BlockBytes() / 2
 		for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {
@@ -398,30 +383,31 @@ func (p *fakePeer) run() {
 			}
 		}
 		time.Sleep(p.g.Delay / 2)
-		p.copy(&f, func(dst, src []byte) { copy(dst[:half], src) })
+		f.eachBlock(func(layer int, b kernels.BlockPair) {
+			copy(p.to.block(layer, b.Dst)[:half], p.g.view.block(layer, b.Src))
+		})
 		p.refill(&f, 0)
 		p.g.halfway()
 		time.Sleep(p.g.Delay / 2)
-		p.copy(&f, func(dst, src []byte) { copy(dst[half:], src[half:]) })
+		f.eachBlock(func(layer int, b kernels.BlockPair) {
+			copy(p.to.block(layer, b.Dst)[half:], p.g.view.block(layer, b.Src)[half:])
+			copy(p.to.note(layer, b.Dst), p.g.view.note(layer, b.Src))
+		})
 		p.refill(&f, 1)
 		p.seal(&f)
-		for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {
-			for _, b := range f.Blocks {
-				copy(p.to.note(layer, b.Dst), p.g.view.note(layer, b.Src))
-			}
-		}
 		if f.Value != 0 {
 			atomic.StoreUint64(flagOf(p.flags, f.Line), f.Value)
 		}
 		p.g.use(f.sources(), -1)
-		close(f.over)
+		close(f.over.done)
 	}
 }
 
-func (p *fakePeer) copy(f *fakePush, each func(dst, src []byte)) {
+// eachBlock calls do for the whole blocks of a push, layer by layer.
+func (f *fakePush) eachBlock(do func(layer int, b kernels.BlockPair)) {
 	for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {
 		for _, b := range f.Blocks {
-			each(p.to.block(layer, b.Dst), p.g.view.block(layer, b.Src))
+			do(layer, b)
 		}
 	}
 }
@@ -431,15 +417,7 @@ func (p *fakePeer) Drain(ctx context.Context) error {
 	p.mu.Lock()
 	last := p.last
 	p.mu.Unlock()
-	if last == nil {
-		return nil
-	}
-	select {
-	case <-last:
-		return nil
-	case <-ctx.Done():
-		return kernels.ErrLate
-	}
+	return last.Wait(ctx)
 }
 
 // Close implements kernels.Peer.
@@ -455,11 +433,11 @@ func (p *fakePeer) Close(ctx context.Context) error {
 		return err
 	}
 	p.stream.Wait()
-	if p.mapping == nil {
+	if p.to.mem == nil {
 		return nil
 	}
-	err := unix.Munmap(p.mapping)
-	p.mapping = nil
+	err := unix.Munmap(p.to.mem)
+	p.to.mem = nil
 	return err
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -27,18 +29,30 @@ func (g *FakeGPU) RegisterHost(mem []byte) (kernels.HostMemory, error) {
 }
 
 // GatherBlocks implements kernels.HostMover.
-func (g *FakeGPU) GatherBlocks(m *kernels.HostMove) (kernels.Pending, error) { return g.move(m, true) }
+func (g *FakeGPU) GatherBlocks(m *kernels.HostMove) (kernels.Pending, error) {
+	return g.move(m, true, &g.gathers)
+}
 
 // ScatterBlocks implements kernels.HostMover.
 func (g *FakeGPU) ScatterBlocks(m *kernels.HostMove) (kernels.Pending, error) {
-	return g.move(m, false)
+	return g.move(m, false, &g.scatters)
+}
+
+// lane is the order of the moves of one direction.
+type lane struct {
+	mu   sync.Mutex
+	last *fakePending // nil: there was none
 }
 
 // fakePending is over when done is closed.
 type fakePending struct{ done chan struct{} }
 
-// Wait implements kernels.Pending.
+// Wait implements kernels.Pending. The end of the move wins over that of ctx; a nil
+// fakePending is over.
 func (p *fakePending) Wait(ctx context.Context) error {
+	if p == nil {
+		return nil
+	}
 	select {
 	case <-p.done:
 		return nil
@@ -52,9 +66,9 @@ func (p *fakePending) Wait(ctx context.Context) error {
 	}
 }
 
-// move begins a move, which another goroutine carries out like a push: half of
-// every block, and later the other half. Moves of one direction follow each other.
-func (g *FakeGPU) move(m *kernels.HostMove, out bool) (kernels.Pending, error) {
+// move begins a move, which another goroutine carries out like a push: half of every
+// block, and later the other half. Moves of one direction follow each other.
+func (g *FakeGPU) move(m *kernels.HostMove, out bool, way *lane) (kernels.Pending, error) {
 	h, ok := m.Memory.(*fakeMemory)
 	if !ok || h.g != g || m.Layers != 1 {
 		return nil, errors.New("fake GPU: a move of one layer, to memory of this device, please")
@@ -72,38 +86,31 @@ func (g *FakeGPU) move(m *kernels.HostMove, out bool) (kernels.Pending, error) {
 	if out {
 		g.use(ids, 1)
 	}
-	blocks := append([]kernels.HostBlock(nil), m.Blocks...)
-	layer := m.FirstLayer
+	blocks, layer := slices.Clone(m.Blocks), m.FirstLayer
 	p := &fakePending{make(chan struct{})}
-	way := &g.ways[0]
-	if out {
-		way = &g.ways[1]
-	}
 	way.mu.Lock()
 	before := way.last
-	way.last = p.done
+	way.last = p
 	way.mu.Unlock()
+	transfer := func(host, pool []byte) {
+		if out {
+			copy(host, pool)
+		} else {
+			copy(pool, host)
+		}
+	}
+	part := func(from, upto int64) {
+		time.Sleep(g.Delay / 2)
+		for _, b := range blocks {
+			transfer(h.mem[b.Rows+from:b.Rows+upto], g.view.block(layer, b.Block)[from:upto])
+		}
+	}
 	g.moves.Go(func() {
 		defer close(p.done)
-		if before != nil {
-			<-before
-		}
+		_ = before.Wait(context.Background()) // never late
 		if out {
 			defer g.use(ids, -1)
-		}
-		part := func(from, upto int64) {
-			time.Sleep(g.Delay / 2)
 			for _, b := range blocks {
-				pool, host := g.view.block(layer, b.Block), h.mem[b.Rows:b.Rows+rows]
-				if out {
-					copy(host[from:upto], pool[from:upto])
-				} else {
-					copy(pool[from:upto], host[from:upto])
-				}
-			}
-		}
-		for _, b := range blocks {
-			if out {
 				g.rot(layer, b.Block)
 			}
 		}
@@ -112,10 +119,8 @@ func (g *FakeGPU) move(m *kernels.HostMove, out bool) (kernels.Pending, error) {
 		part(rows/2, rows)
 		for _, b := range blocks {
 			note := g.view.note(layer, b.Block)
-			if out {
-				copy(h.mem[b.Digests:b.Digests+sums], note)
-			} else {
-				copy(note[:sums], h.mem[b.Digests:])
+			transfer(h.mem[b.Digests:b.Digests+sums], note[:sums])
+			if !out {
 				setFilled(note[sums:], b.Filled)
 			}
 		}

@@ -26,7 +26,7 @@ import (
 //   - an abort frees memory, which waits for every other transfer of this device, and
 //     nothing can be launched meanwhile;
 //
-// and it panics where NCCL would read freed memory or run into itself: a call for a
+// It panics where NCCL would read freed memory or race with itself: a call for a
 // communicator that is being aborted, or beside another call; memory that is freed while
 // an abort still uses it.
 type fakeNCCL struct {
@@ -124,7 +124,7 @@ func (n *fakeNCCL) Open(id []byte, end kernels.LinkEnd, bytes int64) (links.Comm
 			return nil, fmt.Errorf("fake NCCL: %w", err)
 		}
 	}
-	c.stream.Go(c.run)
+	c.stream.Go(c.transferAll)
 	return c, nil
 }
 
@@ -148,8 +148,8 @@ func (c *fakeComm) join() (conn net.Conn, err error) {
 	}
 }
 
-// run carries transfers out, one after the other.
-func (c *fakeComm) run() {
+// transferAll carries transfers out, one after the other.
+func (c *fakeComm) transferAll() {
 	conn, err := c.join()
 	if err == nil {
 		defer conn.Close()
@@ -251,17 +251,12 @@ func (c *fakeComm) Taken() int64 { return 0 }
 // Settle implements links.Comm.
 func (c *fakeComm) Settle(d time.Duration) error {
 	defer c.n.call(c)()
-	select {
-	case <-c.ready:
-		return nil
-	default:
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	if err := (&fakePending{c.ready}).Wait(ctx); err != nil {
+		return fmt.Errorf("fake NCCL: %w", err)
 	}
-	select {
-	case <-c.ready:
-		return nil
-	case <-time.After(d):
-		return fmt.Errorf("fake NCCL: %w", kernels.ErrLate)
-	}
+	return nil
 }
 
 // Transfer implements links.Comm. Some launches take a while.
@@ -364,7 +359,7 @@ func holdUp(at *atomic.Pointer[chan struct{}]) (release func()) {
 	})
 }
 
-// BreakLinks has NCCL refuse every transfer from now on, but for a link's first.
+// BreakLinks makes NCCL refuse every transfer from now on, except a link's first.
 func (g *FakeGPU) BreakLinks() {
 	err := errors.New("fake NCCL: unhandled system error")
 	g.broken.Store(&err)

@@ -1,5 +1,5 @@
-// Package kerneltest is what the tests of all backends share: small models with
-// random weights, and comparisons to the bit. Nothing but tests imports it.
+// Package kerneltest is shared by the tests of all backends: small models with random
+// weights, and comparisons to the bit. Only tests import it.
 package kerneltest
 
 import (
@@ -19,22 +19,20 @@ func tensor(r *rand.Rand, dt kernels.DType, scale, base float64, dims ...int) ke
 	for _, d := range dims {
 		n *= d
 	}
-	t := kernels.Tensor{DType: dt, Shape: dims, Data: make([]byte, n*dt.Bytes())}
-	for i := range n {
-		v := float32(base + scale*r.NormFloat64())
-		bits := math.Float32bits(v)
+	t := kernels.Tensor{DType: dt, Shape: dims, Data: make([]byte, 0, n*dt.Bytes())}
+	for range n {
+		bits := math.Float32bits(float32(base + scale*r.NormFloat64()))
 		switch dt {
 		case kernels.F32:
-			binary.LittleEndian.PutUint32(t.Data[4*i:], bits)
+			t.Data = binary.LittleEndian.AppendUint32(t.Data, bits)
 		case kernels.BF16:
-			binary.LittleEndian.PutUint16(t.Data[2*i:], uint16(bits>>16))
+			t.Data = binary.LittleEndian.AppendUint16(t.Data, uint16(bits>>16))
 		case kernels.F16: // truncated; normal range only
-			e := int(bits>>23&255) - 112
 			h := uint16(0)
-			if e > 0 && e < 31 {
+			if e := int(bits>>23&255) - 112; e > 0 && e < 31 {
 				h = uint16(e<<10) | uint16(bits>>13&1023)
 			}
-			binary.LittleEndian.PutUint16(t.Data[2*i:], h|uint16(bits>>16)&0x8000)
+			t.Data = binary.LittleEndian.AppendUint16(t.Data, h|uint16(bits>>16)&0x8000)
 		}
 	}
 	return t
@@ -67,7 +65,7 @@ func Weights(a arch.Config, dt kernels.DType, seed uint64) kernels.Weights {
 	return w
 }
 
-// Features gives the families of these names what only some models have.
+// Features gives some families, by name, features that only some models have.
 func Features(f map[string]arch.Config) {
 	Change(f, "llama mha 64", func(a *arch.Config) { a.TiedHead = false })
 	Change(f, "llama gqa4 128", func(a *arch.Config) {
@@ -105,7 +103,7 @@ func Tokens(r *rand.Rand, n, vocab int) []int32 {
 	return ids
 }
 
-// SameBits tells whether two lists are equal to the bit, NaNs too.
+// SameBits reports whether two lists are equal to the bit, NaNs too.
 func SameBits(a, b []float32) bool {
 	return slices.EqualFunc(a, b, func(x, y float32) bool { return math.Float32bits(x) == math.Float32bits(y) })
 }

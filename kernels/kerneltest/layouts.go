@@ -2,7 +2,7 @@ package kerneltest
 
 import "github.com/xpyd/xpyd/kvlayout"
 
-// Layouts are small pools of each kind that there is, with blocks of so many tokens.
+// Layouts are small pools of every kind, with blocks of blockTokens tokens.
 func Layouts(blockTokens int) map[string]kvlayout.Layout {
 	heads := func(n int) kvlayout.Heads { return kvlayout.Heads{Count: n, Total: n} }
 	groups := func(g ...kvlayout.Group) kvlayout.Layout {

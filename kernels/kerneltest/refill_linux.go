@@ -9,11 +9,16 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// The fake's refills: plain loops over positions, from kvlayout.Refill's contract.
+// The fake's refills are plain loops over positions, by kvlayout.Refill's contract.
 
-// row is one row of a plane of a block, and its scale.
+// row is one row of a plane of a block, and its scale, if it has one.
 func (d device) row(layer int, block int32, plane, head, at int) [][]byte {
-	return rowOf(&d.Rows, d.block(layer, block), d.BlockTokens, plane, head, at)
+	rows, scales := d.Part(d.block(layer, block), d.BlockTokens, plane, head)
+	row := [][]byte{rows[at*d.RowBytes(plane):][:d.RowBytes(plane)]}
+	if size := d.ScaleBytes(); size > 0 {
+		row = append(row, scales[at*size:][:size])
+	}
+	return row
 }
 
 // refill copies the rows of a plane into the peer's blocks.
@@ -95,8 +100,8 @@ func refills(ours, theirs kvlayout.Layout) bool {
 	return field == ""
 }
 
-// CheckRefills reports what is wrong with the refills of a push from a pool of so many
-// blocks into another.
+// CheckRefills returns what is wrong with the refills of a push from one pool into
+// another.
 func CheckRefills(p *kernels.Push, ours, theirs kvlayout.Rows, layers, blocks, theirBlocks int) error {
 	if len(p.Blocks) > 0 || p.Layers != 1 || p.FirstLayer < 0 || p.FirstLayer >= layers {
 		return fmt.Errorf("refill of layers %d+%d, and %d whole blocks", p.FirstLayer, p.Layers, len(p.Blocks))

@@ -135,18 +135,15 @@ func (g *Group) Open(id []byte, end kernels.LinkEnd, bytes int64) (kernels.Link,
 	})
 	timer := time.NewTimer(openTime)
 	defer timer.Stop()
+	var r result
 	select {
-	case r := <-out:
-		if r.err != nil {
-			return nil, r.err
-		}
-		return r.l, nil
+	case r = <-out:
 	case <-timer.C:
+		if left.CompareAndSwap(false, true) {
+			return nil, fmt.Errorf("open a link: %w", errStuck)
+		}
+		r = <-out // handed over just now
 	}
-	if left.CompareAndSwap(false, true) {
-		return nil, fmt.Errorf("open a link: %w", errStuck)
-	}
-	r := <-out // handed over just now
 	if r.err != nil {
 		return nil, r.err
 	}
@@ -202,9 +199,7 @@ func (l *Link) Taken() int64 { return l.taken.Load() }
 
 // Ready implements kernels.Link.
 func (l *Link) Ready(ctx context.Context) error {
-	select {
-	case <-l.joined:
-	case <-ctx.Done():
+	if !came(ctx, l.joined) {
 		return fmt.Errorf("%s: %w: join: %w%s", l.name, kernels.ErrLate, context.Cause(ctx), l.g.shut())
 	}
 	out := make(chan error, 1)
@@ -239,16 +234,24 @@ func (l *Link) Close(ctx context.Context) error {
 	if !l.closing.Swap(true) {
 		l.g.order(func(lp *loop) { lp.close(l) })
 	}
+	if !came(ctx, l.ended) {
+		return fmt.Errorf("%s: abort: %w: %w%s", l.name, kernels.ErrLate, context.Cause(ctx), l.g.shut())
+	}
+	return l.endErr
+}
+
+// came waits until ch is closed, and reports false if ctx ends first.
+func came(ctx context.Context, ch <-chan struct{}) bool {
 	select {
-	case <-l.ended:
-		return l.endErr
-	default:
+	case <-ch:
+		return true
+	case <-ctx.Done():
 	}
 	select {
-	case <-l.ended:
-		return l.endErr
-	case <-ctx.Done():
-		return fmt.Errorf("%s: abort: %w: %w%s", l.name, kernels.ErrLate, context.Cause(ctx), l.g.shut())
+	case <-ch: // both: the good news counts
+		return true
+	default:
+		return false
 	}
 }
 
@@ -276,14 +279,8 @@ type Transfer struct {
 
 // Wait implements kernels.Pending.
 func (t *Transfer) Wait(ctx context.Context) error {
-	select {
-	case <-t.launched:
-	default:
-		select {
-		case <-t.launched:
-		case <-ctx.Done():
-			return t.late(ctx)
-		}
+	if !came(ctx, t.launched) {
+		return t.late(ctx)
 	}
 	if t.err != nil {
 		return t.err

@@ -287,7 +287,7 @@ func TestNobodyJoins(t *testing.T) {
 	}
 }
 
-// TestChurn: links come, move and go beside each other, closed at any moment by either
+// TestChurn: many links at once open, transfer and close, at any moment and from either
 // end; the fake panics on any call that NCCL would not survive.
 func TestChurn(t *testing.T) {
 	ds := []device{newDevice(t), newDevice(t), newDevice(t)}

@@ -26,9 +26,6 @@ import (
 	"github.com/xpyd/xpyd/kvconn/way"
 )
 
-// ErrUnsupported is returned by New where the kernel lacks what is needed.
-var ErrUnsupported = local.ErrUnsupported
-
 // Name is the transport's name and the scheme of its addresses.
 const Name = "cudaipc"
 

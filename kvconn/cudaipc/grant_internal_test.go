@@ -10,7 +10,7 @@ import (
 )
 
 func good() grant {
-	return grant{line: 3, epoch: 7, flagBytes: 1 << 17, blockBytes: 512, blocks: 256, layers: 3, handle: []byte("handle")}
+	return grant{head{Line: 3, Epoch: 7, FlagBytes: 1 << 17, BlockBytes: 512, Blocks: 256, Layers: 3}, []byte("handle")}
 }
 
 // described is the pool that the good grant is of.
@@ -56,17 +56,17 @@ func TestGrantRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
 	}
-	f("a line too many", "line", func(g *grant) { g.line = kernels.FlagLines })
-	f("a line below zero", "line", func(g *grant) { g.line = -1 })
-	f("of another run", "epoch", func(g *grant) { g.epoch++ })
-	f("no flags", "flags", func(g *grant) { g.flagBytes = 0 })
-	f("flags without end", "flags", func(g *grant) { g.flagBytes = 1 << 40 })
-	f("negative flags", "flags", func(g *grant) { g.flagBytes = -1 })
-	f("more blocks", "blocks", func(g *grant) { g.blocks++ })
-	f("no blocks", "blocks", func(g *grant) { g.blocks = 0 })
-	f("blocks below zero", "blocks", func(g *grant) { g.blocks = -1 })
-	f("fewer layers", "layers", func(g *grant) { g.layers-- })
-	f("longer blocks", "bytes", func(g *grant) { g.blockBytes++ })
+	f("a line too many", "line", func(g *grant) { g.Line = kernels.FlagLines })
+	f("a line below zero", "line", func(g *grant) { g.Line = -1 })
+	f("of another run", "epoch", func(g *grant) { g.Epoch++ })
+	f("no flags", "flags", func(g *grant) { g.FlagBytes = 0 })
+	f("flags without end", "flags", func(g *grant) { g.FlagBytes = 1 << 40 })
+	f("negative flags", "flags", func(g *grant) { g.FlagBytes = -1 })
+	f("more blocks", "blocks", func(g *grant) { g.Blocks++ })
+	f("no blocks", "blocks", func(g *grant) { g.Blocks = 0 })
+	f("blocks below zero", "blocks", func(g *grant) { g.Blocks = -1 })
+	f("fewer layers", "layers", func(g *grant) { g.Layers-- })
+	f("longer blocks", "bytes", func(g *grant) { g.BlockBytes++ })
 	f("no handle", "handle", func(g *grant) { g.handle = nil })
 	f("a long handle", "bytes", func(g *grant) { g.handle = make([]byte, kernels.MaxHandle+1) })
 }
@@ -76,7 +76,7 @@ func FuzzGrant(f *testing.F) {
 	g := good()
 	f.Add(g.encode())
 	f.Add([]byte{})
-	f.Add(make([]byte, grantHead+1))
+	f.Add(make([]byte, 45))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		g, err := decodeGrant(b)
 		if err != nil {
@@ -85,8 +85,8 @@ func FuzzGrant(f *testing.F) {
 		if !bytes.Equal(g.encode(), b) {
 			t.Errorf("%x became %x", b, g.encode())
 		}
-		if g.line < 0 || g.line >= kernels.FlagLines || len(g.handle) < 1 || len(g.handle) > kernels.MaxHandle ||
-			g.flagBytes < 1 || g.flagBytes > maxFlagBytes || g.blocks < 1 || g.layers < 1 || g.blockBytes < 1 {
+		if g.Line < 0 || g.Line >= kernels.FlagLines || len(g.handle) < 1 || len(g.handle) > kernels.MaxHandle ||
+			g.FlagBytes < 1 || g.FlagBytes > maxFlagBytes || g.Blocks < 1 || g.Layers < 1 || g.BlockBytes < 1 {
 			t.Errorf("%+v", g)
 		}
 	})

@@ -32,8 +32,8 @@ func (c *conn) Offer(s *kvconn.Shared) (kvconn.Hold, []byte, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, c.d.free(line))
 	}
-	g := grant{line: line, epoch: s.Epoch, flagBytes: e.Bytes, blockBytes: s.Layers[0].Stride,
-		blocks: s.Blocks, layers: len(s.Layers), handle: e.Handle}
+	g := grant{head{Line: int32(line), Epoch: s.Epoch, FlagBytes: e.Bytes, BlockBytes: s.Layers[0].Stride,
+		Blocks: int32(s.Blocks), Layers: int32(len(s.Layers))}, e.Handle}
 	return &hold{Hold: h, d: c.d, line: line}, g.encode(), nil
 }
 

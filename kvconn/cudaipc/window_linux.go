@@ -28,7 +28,7 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
 	if err != nil {
 		return nil, err
 	}
-	flags, err := t.Map(g.flagBytes)
+	flags, err := t.Map(g.FlagBytes)
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("cudaipc: flags: %w", err), t.End())
 	}
@@ -36,7 +36,7 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
 	if err != nil {
 		return nil, errors.Join(err, unix.Munmap(flags), t.End())
 	}
-	w := &window{peer: peer, line: g.line, block: g.blockBytes, flags: flags, lent: t}
+	w := &window{peer: peer, line: int(g.Line), block: g.BlockBytes, flags: flags, lent: t}
 	if !c.d.refill {
 		return plain{w}, nil
 	}

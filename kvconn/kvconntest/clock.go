@@ -2,6 +2,7 @@ package kvconntest
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"sync"
@@ -9,17 +10,15 @@ import (
 	"time"
 )
 
-// Clock counts the time that the machine has really given to this process. A
-// promise such as "known within a second" cannot be kept by a process that
-// does not run for two; so the bounds of cases on a real clock are measured
-// with this one, which stands still meanwhile. On a quiet machine it goes like
-// any other.
+// Clock counts the time that the machine has really given to this process. A process
+// that does not run for two seconds cannot keep a promise such as "known within a
+// second"; so bounds of cases on a real clock are measured with this one, which stands
+// still meanwhile. On a quiet machine it keeps real time.
 //
-// It is made of laps: a sleep and a small exchange with another goroutine over
-// a pipe of the kernel's, as peers have. A lap counts for as long as it took,
-// but at most for lapLimit; and less by the share of the processors' time that
-// this process's threads have waited for, where the kernel tells (schedstat):
-// who sleeps much is woken in time also on a machine where computing is slow.
+// It counts laps: a sleep, and a byte to another goroutine and back over pipes, as peers
+// exchange them. A lap counts for as long as it took, at most lapLimit, less the share of
+// processor time that this process's threads have waited for, where the kernel tells
+// (schedstat): a sleeper is woken in time even where computing is slow.
 //
 // A nil Clock is the time of package time: exact in a bubble of synctest.
 type Clock struct {
@@ -28,8 +27,7 @@ type Clock struct {
 	rate  float64 // of given time to time, over about the last half second
 
 	ends [4]*os.File // of two pipes, there and back
-	quit chan struct{}
-	wg   sync.WaitGroup
+	stop func()
 }
 
 const (
@@ -43,48 +41,28 @@ const (
 // NewClock starts a clock; it ends with the test.
 func NewClock(t testing.TB) *Clock {
 	t.Helper()
-	c := &Clock{rate: 1, quit: make(chan struct{})}
+	c := &Clock{rate: 1}
 	var err error
 	c.ends[0], c.ends[1], err = os.Pipe()
 	check(t, err)
 	c.ends[2], c.ends[3], err = os.Pipe()
 	check(t, err)
-	c.wg.Go(c.echo)
-	c.wg.Go(c.run)
+	quit := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { io.Copy(struct{ io.Writer }{c.ends[3]}, struct{ io.Reader }{c.ends[0]}) }) // by this goroutine, not the kernel
+	wg.Go(func() { c.countLaps(quit) })
+	c.stop = sync.OnceFunc(func() {
+		close(quit)
+		for _, f := range c.ends {
+			f.Close()
+		}
+		wg.Wait()
+	})
 	t.Cleanup(c.stop)
 	return c
 }
 
-// stop may be called twice.
-func (c *Clock) stop() {
-	c.mu.Lock()
-	if c.quit != nil {
-		close(c.quit)
-		c.quit = nil
-	}
-	c.mu.Unlock()
-	for _, f := range c.ends {
-		f.Close()
-	}
-	c.wg.Wait()
-}
-
-func (c *Clock) echo() {
-	var b [1]byte
-	for {
-		if _, err := c.ends[0].Read(b[:]); err != nil {
-			return
-		}
-		if _, err := c.ends[3].Write(b[:]); err != nil {
-			return
-		}
-	}
-}
-
-func (c *Clock) run() {
-	c.mu.Lock()
-	quit := c.quit
-	c.mu.Unlock()
+func (c *Clock) countLaps(quit chan struct{}) {
 	var b [1]byte
 	sleep := time.NewTicker(lapSleep)
 	defer sleep.Stop()
@@ -120,8 +98,8 @@ func (c *Clock) run() {
 	}
 }
 
-// waits is how long this process's threads have been ready to run and did not
-// run, all together; 0 where the kernel does not say.
+// waits sums how long this process's threads have been ready to run and did not run;
+// 0 where the kernel does not say.
 func waits() (sum time.Duration) {
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -163,8 +141,7 @@ func (c *Clock) Rate() float64 {
 	return c.rate
 }
 
-// stretch is how many times longer than usual deadlines have to be on this
-// machine now.
+// stretch is how many times longer than usual deadlines have to be now.
 func (c *Clock) stretch() float64 { return min(max(1, 1/c.Rate()), mostStretch) }
 
 const mostStretch = 16

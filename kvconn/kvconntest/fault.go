@@ -3,8 +3,11 @@ package kvconntest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn"
@@ -58,10 +61,10 @@ func (s Step) String() string {
 	return fmt.Sprintf("step-%d", uint8(s))
 }
 
-// matches tells whether a frame of step is what the rule step means.
+// matches reports whether a frame of step is what the rule step means.
 func (s Step) matches(step Step) bool { return s == step || s == Rows && step.CarriesRows() }
 
-// CarriesRows tells whether a frame brings rows, or says that they are there.
+// CarriesRows reports whether a frame brings rows, or says that they are there.
 func (s Step) CarriesRows() bool { return s == Unit || s == Batch || s == Placed || s == Pushed }
 
 // Direction is who writes the frame.
@@ -93,8 +96,8 @@ const (
 	Blip      Action = "blip"      // a partition of Chaos.Blip
 )
 
-// held is how many bytes a partitioned connection takes before it blocks, as
-// the kernel's socket buffers do.
+// held is how many bytes a partitioned connection buffers before it blocks, as the
+// kernel's socket buffers do.
 const held = 256 << 10
 
 // Rule is one fault: the Nth frame (from 0) of a step in a direction. Times is
@@ -107,8 +110,8 @@ type Rule struct {
 	Action Action
 }
 
-// Chaos is a transport whose frames suffer one rule. It parses what it
-// carries, so that a fault hits a whole frame wherever the writes are cut.
+// Chaos is a transport whose frames suffer one rule. It parses what it carries, so that a
+// fault hits a whole frame however the writes are cut.
 type Chaos struct {
 	kvconn.Transport
 	Delay time.Duration // of Slow
@@ -138,14 +141,12 @@ func NewChaos(tr kvconn.Transport) *Chaos {
 func (c *Chaos) Arm(r Rule) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r.Times == 0 {
-		r.Times = 1
-	}
+	r.Times = max(r.Times, 1)
 	c.rule, c.armed, c.seen = r, true, 0
 }
 
-// Heal ends the rule for connections made from now on, and a partition for
-// all: what was written meanwhile arrives.
+// Heal ends the rule for new connections, and a partition for all: what was written
+// meanwhile arrives.
 func (c *Chaos) Heal() {
 	c.mu.Lock()
 	c.armed, c.slow, c.paused = false, false, false
@@ -158,7 +159,7 @@ func (c *Chaos) mend() {
 	c.mu.Lock()
 	cut := c.cut
 	c.cut = nil
-	all := c.all()
+	all := slices.Collect(maps.Keys(c.conns))
 	c.mu.Unlock()
 	if cut == nil {
 		return
@@ -175,6 +176,11 @@ func (c *Chaos) mend() {
 func (c *Chaos) Sever() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.sever()
+}
+
+// sever needs mu.
+func (c *Chaos) sever() {
 	if c.cut == nil {
 		c.cut = make(chan struct{})
 	}
@@ -187,29 +193,30 @@ func (c *Chaos) severed() chan struct{} {
 	return c.cut
 }
 
-// all needs mu.
-func (c *Chaos) all() []*chaosConn {
-	all := make([]*chaosConn, 0, len(c.conns))
-	for cc := range c.conns {
-		all = append(all, cc)
-	}
-	return all
-}
-
-// Hits is how many frames a rule has hit.
+// Hits returns how many frames rules have hit.
 func (c *Chaos) Hits() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.hits
 }
 
-// Trace calls f for every frame that is written, before any fault. conn counts
-// the connections: both ends of one have the same number, as long as they are
-// dialled one after the other.
+// Trace calls f for every frame that is written, before any fault. conn counts the
+// connections: both ends of one have the same number if they are dialled one at a time.
 func (c *Chaos) Trace(f func(conn int, to Direction, step Step, frame []byte)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.trace = f
+}
+
+// counter counts the frames of a step that are written from now on.
+func (c *Chaos) counter(step Step) (count func() int) {
+	var n atomic.Int32
+	c.Trace(func(_ int, _ Direction, written Step, _ []byte) {
+		if step.matches(written) {
+			n.Add(1)
+		}
+	})
+	return func() int { return int(n.Load()) }
 }
 
 // Dial wraps the receiver's end.
@@ -260,14 +267,13 @@ func (c *Chaos) wrap(conn net.Conn, to Direction) net.Conn {
 	return cc
 }
 
-// judge says what happens to the frame.
-func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (Action, time.Duration) {
+// judge decides what happens to the frame.
+func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (act Action, delay time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.trace != nil {
 		c.trace(cc.n, cc.to, step, frame)
 	}
-	var act Action
 	if c.armed && c.rule.Step.matches(step) && c.rule.To == cc.to {
 		if c.seen >= c.rule.Nth && c.seen < c.rule.Nth+c.rule.Times {
 			act = c.rule.Action
@@ -281,9 +287,7 @@ func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (Action, time.Dura
 	case Slow:
 		c.slow = true
 	case Partition, Blip:
-		if c.cut == nil {
-			c.cut = make(chan struct{})
-		}
+		c.sever()
 		if act == Blip {
 			time.AfterFunc(c.Blip, c.mend)
 		}
@@ -292,15 +296,15 @@ func (c *Chaos) judge(cc *chaosConn, step Step, frame []byte) (Action, time.Dura
 		cc.muted = true // for good: Heal is for new connections
 	}
 	if c.slow {
-		return act, c.Delay
+		delay = c.Delay
 	}
-	return act, 0
+	return act, delay
 }
 
 // killAll closes every connection, as the end of a process does.
 func (c *Chaos) killAll() {
 	c.mu.Lock()
-	all := c.all()
+	all := slices.Collect(maps.Keys(c.conns))
 	c.mu.Unlock()
 	for _, cc := range all {
 		cc.Close()

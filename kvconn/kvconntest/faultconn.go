@@ -3,6 +3,7 @@ package kvconntest
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"net"
 	"os"
 	"sync"
@@ -19,12 +20,12 @@ type chaosConn struct {
 	gone chan struct{}
 
 	part    []byte // of a frame
-	said    Step   // what was last said before the frames; 0: nothing, Hello: it is over
+	said    Step   // what was last said before the frames; 0: nothing, Hello: frames follow
 	held    []byte // reordered frame
 	stalled bool
 	muted   bool // paused: what is written vanishes
 
-	out     chan struct{} // full while somebody writes to Conn; no mutex, which would hold a bubble's clock
+	out     chan struct{} // full while somebody writes to Conn; a mutex would hold a bubble's clock
 	backlog []byte        // written during a partition
 	closing bool          // closed during one: the peer hears of it when it is over
 
@@ -46,10 +47,7 @@ func (cc *chaosConn) Read(b []byte) (int, error) {
 }
 
 func (cc *chaosConn) SetDeadline(t time.Time) error {
-	cc.mu.Lock()
-	defer cc.mu.Unlock()
-	cc.writeBy = t
-	return cc.Conn.SetDeadline(t)
+	return errors.Join(cc.SetReadDeadline(t), cc.SetWriteDeadline(t))
 }
 
 func (cc *chaosConn) SetWriteDeadline(t time.Time) error {
@@ -72,8 +70,8 @@ func (cc *chaosConn) Close() error {
 	return cc.Conn.Close()
 }
 
-// hold keeps b until the partition is over. It reports false when there is
-// none any more: then b is the caller's to write.
+// hold keeps b until the partition is over. It reports false when there is none: then
+// the caller writes b.
 func (cc *chaosConn) hold(b []byte) (bool, error) {
 	for {
 		cc.out <- struct{}{}
@@ -103,8 +101,8 @@ const (
 	onTheWay = 10 * time.Second
 )
 
-// deliver needs out. Who wrote this has been told that it is written: his deadline,
-// which may be over by now, is not that of the way.
+// deliver writes the backlog; needs out. The writer, told that it is written, may be past
+// its deadline: delivery has its own.
 func (cc *chaosConn) deliver(limit time.Duration) {
 	if len(cc.backlog) == 0 {
 		return
@@ -145,13 +143,14 @@ func (cc *chaosConn) Write(b []byte) (int, error) {
 		}
 		frame := append([]byte(nil), cc.part[:n]...)
 		cc.part = append(cc.part[:0], cc.part[n:]...)
-		if err := cc.pass(step, frame); err != nil {
+		if err := cc.writeFrame(step, frame); err != nil {
 			return 0, err
 		}
 	}
 }
 
-// whole is how long the first thing in part is, and what; 0: it is not there yet.
+// whole returns the length and the step of what part begins with; 0: not all of it is
+// there yet.
 func (cc *chaosConn) whole() (int, Step) {
 	switch cc.said {
 	case 0, Proved:
@@ -160,11 +159,11 @@ func (cc *chaosConn) whole() (int, Step) {
 		case line == 0:
 			return 0, 0
 		case cc.said == 0 && string(cc.part[:line]) == wants:
-			return cc.take(Challenged, challengeSize)
+			return cc.before(Challenged, challengeSize)
 		}
-		return cc.take(Banner, line)
+		return cc.before(Banner, line)
 	case Challenged:
-		return cc.take(Proved, proofSize)
+		return cc.before(Proved, proofSize)
 	}
 	if len(cc.part) < headerSize {
 		return 0, 0
@@ -175,8 +174,8 @@ func (cc *chaosConn) whole() (int, Step) {
 	return 0, 0
 }
 
-// take notes what comes before the frames, once it is there.
-func (cc *chaosConn) take(step Step, n int) (int, Step) {
+// before notes what comes before the frames, once it is there.
+func (cc *chaosConn) before(step Step, n int) (int, Step) {
 	if len(cc.part) < n {
 		return 0, 0
 	}
@@ -186,7 +185,8 @@ func (cc *chaosConn) take(step Step, n int) (int, Step) {
 	return n, step
 }
 
-func (cc *chaosConn) pass(step Step, frame []byte) error {
+// writeFrame writes a frame, or makes the fault that hits it.
+func (cc *chaosConn) writeFrame(step Step, frame []byte) error {
 	act, delay := cc.c.judge(cc, step, frame)
 	if cc.muted {
 		return nil
@@ -248,22 +248,15 @@ func (cc *chaosConn) pass(step Step, frame []byte) error {
 	return err
 }
 
-// block takes nothing until the write deadline, the end of the connection, or
-// until is closed, if it is not nil.
+// block waits until the write deadline, the end of the connection, or until is closed.
 func (cc *chaosConn) block(until chan struct{}) error {
 	cc.mu.Lock()
 	by := cc.writeBy
 	cc.mu.Unlock()
-	var late <-chan time.Time
-	if !by.IsZero() {
-		t := time.NewTimer(time.Until(by))
-		defer t.Stop()
-		late = t.C
-	}
 	select {
 	case <-cc.gone:
 		return net.ErrClosed
-	case <-late:
+	case <-after(by):
 		return os.ErrDeadlineExceeded
 	case <-until:
 		return nil

@@ -1,10 +1,6 @@
 package kvconntest
 
 import (
-	"context"
-	"errors"
-	"io"
-	"net"
 	"testing"
 	"time"
 
@@ -21,18 +17,10 @@ const (
 func idOf(secrets ...byte) string { return ringOf(secrets...).IDs() }
 
 func rings(receiver, sender []byte) func(r, s *kvconn.Config) {
-	return func(r, s *kvconn.Config) {
-		r.Ring, s.Ring = nil, nil
-		if len(receiver) > 0 {
-			r.Ring = ringOf(receiver...)
-		}
-		if len(sender) > 0 {
-			s.Ring = ringOf(sender...)
-		}
-	}
+	return func(r, s *kvconn.Config) { r.Ring, s.Ring = ringOf(receiver...), ringOf(sender...) }
 }
 
-// fleets are pairs of peers by their secrets.
+// fleets are cases by the secrets of the two peers.
 var fleets = []leafCase{
 	{name: "no-secrets", tune: rings(nil, nil), run: works},
 	{name: "receiver-has-none", tune: rings(nil, []byte{fleetSecret}), run: refused("fleet_secret", "(none)", idOf(fleetSecret))},
@@ -57,14 +45,13 @@ var fleets = []leafCase{
 	{name: "revoked-by-the-receiver", run: revokedBy((*kvconn.Receiver).Revoke, func(w *World) *kvconn.Receiver { return w.Receiver }, "prefill-0")},
 }
 
-// rotation: a new secret beside the old one, then alone, while the peers work. Sessions
-// that are open stay so; whoever has the old one alone is out at the end.
+// rotation: a new secret beside the old one, then alone, while the peers work. Open
+// sessions stay open; a peer with only the old secret is refused at the end.
 func rotation(t *testing.T, f Factory, w *World, ch *Chaos) {
 	r, s := w.RConfig.Ring, w.SConfig.Ring
 	again := func(what string, n int) {
 		t.Helper()
-		w.Receiver.Revoke([]string{"prefill-0"}) // ends the session: the next one is new
-		w.Receiver.Revoke(nil)
+		w.endSession()
 		f.friend(t, w, what, 8*n)
 	}
 	f.friend(t, w, "before", 0)
@@ -75,25 +62,27 @@ func rotation(t *testing.T, f Factory, w *World, ch *Chaos) {
 	again("both have both", 2)
 	check(t, s.Set(newer))
 	again("the sender has the new one alone", 3)
-	open, err := w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
-	check(t, err)
+	open := w.open()
 	check(t, r.Set(old))
 	f.friend(t, w, "in the session that was open", 32)
-	select {
-	case <-open.Done():
+	if over(open.Done()) {
 		t.Error("the session has ended with its secret")
-	default:
 	}
-	w.Receiver.Revoke([]string{"prefill-0"})
-	w.Receiver.Revoke(nil)
-	_, err = w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
+	w.endSession()
+	_, err := w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
 	unproven(t, err, idOf(newerSecret))
 	w.counted(t, "fleet_secret")
 }
 
-// silentStrangers: ten times as many connections as a server has places, which say nothing,
-// or name the secret and say no more. A friend beside them notices nothing, though each of
-// its sessions is new; and the strangers hold no more connections than there are places.
+// endSession ends the receiver's session: the next one is new.
+func (w *World) endSession() {
+	w.Receiver.Revoke([]string{"prefill-0"})
+	w.Receiver.Revoke(nil)
+}
+
+// silentStrangers: ten times as many connections as a server has places say nothing, or
+// name the secret and no more. A friend beside them notices nothing, though each of its
+// sessions is new; and the strangers hold no more connections than there are places.
 func silentStrangers(t *testing.T, f Factory, w *World, ch *Chaos) {
 	var strangers []*RawConn
 	for n := range 10 * w.SConfig.MaxSessions {
@@ -102,18 +91,15 @@ func silentStrangers(t *testing.T, f Factory, w *World, ch *Chaos) {
 			c.Write(Challenge(fleetSecret, kvconn.PeerID{ID: "eve", Epoch: 1}))
 		}
 		if n%w.SConfig.MaxSessions == w.SConfig.MaxSessions-1 {
-			w.Receiver.Revoke([]string{"prefill-0"})
-			w.Receiver.Revoke(nil)
+			w.endSession()
 			f.friend(t, w, "beside them", 8)
 		}
 	}
 	there := 0
 	for _, c := range strangers {
 		c.SetReadDeadline(time.Now().Add(w.SConfig.KeepAlive / 4))
-		if _, err := io.Copy(io.Discard, c.r); err != nil {
-			if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
-				there++
-			}
+		if stays(c.r) {
+			there++
 		}
 	}
 	if there > w.SConfig.MaxSessions {
@@ -123,40 +109,28 @@ func silentStrangers(t *testing.T, f Factory, w *World, ch *Chaos) {
 
 // revokedBy: a revoked peer's ticket ends as dead, its fence holds, and it gets no
 // session until it is allowed again. Others notice nothing.
-func revokedBy[S any](revoke func(S, []string), side func(w *World) S, id string) func(*testing.T, Factory, *World, *Chaos) {
+func revokedBy[S any](revoke func(S, []string), side func(w *World) S, id string) caseFunc {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
-			if o.Ticket().RequestID == "during" {
-				firstLayer(ctx, w, o, src)
-			} else {
-				w.Compute(ctx, o, src)
-			}
-		}
+		w.Answer = answerTo("during", firstLayer, w.Compute)
 		f.friend(t, w, "before", 0)
-		s, err := w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
-		check(t, err)
+		s := w.open()
 		spec := w.Spec("during", 100, 18, 16)
 		in, err := s.Request(t.Context(), spec)
 		check(t, err)
 		w.Until("the first layer", func() bool { return in.Stored().Len() > 0 })
 		revoke(side(w), []string{"somebody-else"})
-		select {
-		case <-s.Done():
+		if over(s.Done()) {
 			t.Error("ended by another's revocation")
-		default:
 		}
 		revoke(side(w), []string{"nobody", id})
-		if _, err := in.Wait(t.Context()); !f.as(kvconn.OutcomeOf(err, ""), ticket.Dead) {
+		if _, err := in.Wait(t.Context()); !f.outcomeIs(kvconn.OutcomeOf(err, ""), ticket.Dead) {
 			t.Errorf("want dead, have %v", err)
 		}
 		check(t, in.Revoke(t.Context()))
 		w.Pool.Reclaim(spec.Dest)
 		w.Empty(w.RConfig.PeerSilence + w.long(time.Second))
 		_, err = w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
-		var d *kvconn.Incompatible
-		if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !errors.As(err, &d) || d.Field != "revoked" {
-			t.Errorf("want incompatible by revocation, have %v", err)
-		}
+		differs(t, err, ticket.Incompatible, "revoked")
 		w.counted(t, "revoked")
 		revoke(side(w), nil)
 		f.friend(t, w, "allowed again", 32)

@@ -1,6 +1,7 @@
 package kvconntest
 
 import (
+	"bytes"
 	"context"
 	"sync"
 	"testing"
@@ -9,8 +10,7 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// GPU is one end's pool in a device's memory: of a fake device, whose memory the
-// tests can look at.
+// GPU is one end's pool in the memory of a fake device, which tests can look at.
 type GPU interface {
 	Layout() kvlayout.Layout // of memory of its own
 	// Shared describes the pool, whose Rows are all its memory.
@@ -23,9 +23,9 @@ type GPU interface {
 	Spoil(layer int, block int32) // flips a bit when it has landed, before it is verified
 }
 
-// GPUs are the two ends' pools, of ReceiverBlocks and SenderBlocks. The suite's
-// receiver is of the Plain layout of this package, its sender's blocks may have another
-// size. A case that changes a layout does not use them.
+// GPUs are the two ends' pools, of ReceiverBlocks and SenderBlocks. In the suite the
+// receiver has the Plain layout; the sender's blocks may have another size. A case that
+// changes a layout does not use them.
 type GPUs struct{ Receiver, Sender GPU }
 
 // Sizes of the two pools of a world.
@@ -34,7 +34,7 @@ const (
 	SenderBlocks   = 1024
 )
 
-// transport makes what is under test, and notes the pools that belong to it.
+// transport makes the transport under test, and notes its pools.
 func (f Factory) transport(t testing.TB) (g Factory, tr kvconn.Transport, addr string) {
 	if f.Device == nil {
 		tr, addr = f.New(t)
@@ -44,8 +44,8 @@ func (f Factory) transport(t testing.TB) (g Factory, tr kvconn.Transport, addr s
 	return f, tr, ""
 }
 
-// World is one world of the factory's, for cases of a transport's own that wait for
-// no deadline.
+// World makes one world of the factory, for a transport's own cases that wait for no
+// deadline.
 func (f Factory) World(t testing.TB, tune func(r, s *kvconn.Config)) *World {
 	t.Helper()
 	f.Shrink, f.stretch = max(f.Shrink, 1), 1
@@ -59,10 +59,7 @@ func (f Factory) shares() bool { return !f.private && (f.Memory != nil || f.Devi
 // ShareGPU makes the device's memory the pool's.
 func (p *Pool) ShareGPU(g GPU) *kvconn.Shared {
 	d := g.Shared()
-	for _, l := range d.Layers {
-		p.layers = append(p.layers, int(l.Offset))
-	}
-	p.gpu, p.shared, p.idle = g, g.Rows(), map[poolKey]bool{}
+	p.gpu, p.mem, p.layers, p.shared = g, g.Rows(), d.Layers, true
 	return d
 }
 
@@ -81,17 +78,9 @@ func (s *poolSink) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.
 		s.p.stores++
 		s.p.pushed++
 		s.p.held(s, b.Block)
-		s.p.data[poolKey{layer, b.Block}] = s.p.packed(poolKey{layer, b.Block}, b.Rows)
+		s.p.stored[poolKey{layer, b.Block}] = true
 	}
 	return good, nil
-}
-
-// packed copies the first rows of a shared block; needs mu.
-func (p *Pool) packed(k poolKey, rows int) []byte {
-	l := &p.rows[k.layer]
-	out := make([]byte, l.PackedBytes(rows))
-	l.Copy(out, rows, 0, p.block(k), l.BlockTokens, 0, rows)
-	return out
 }
 
 // gpuBlocks hands out the blocks of the sender's device.
@@ -103,9 +92,6 @@ type gpuBlocks struct {
 }
 
 func newGPUBlocks(g GPU) *gpuBlocks {
-	if g == nil {
-		return nil
-	}
 	b := &gpuBlocks{gpu: g}
 	for n := range int32(SenderBlocks) {
 		b.free = append(b.free, n)
@@ -113,7 +99,7 @@ func newGPUBlocks(g GPU) *gpuBlocks {
 	return b
 }
 
-func (b *gpuBlocks) take() (int32, bool) {
+func (b *gpuBlocks) acquire() (int32, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.free) == 0 {
@@ -124,58 +110,29 @@ func (b *gpuBlocks) take() (int32, bool) {
 	return n, true
 }
 
-// give takes a block back, which gets the rows of another prompt.
-func (b *gpuBlocks) give(l kvlayout.Layout, block int32) {
+// release takes a block back and overwrites it, as another prompt would.
+func (b *gpuBlocks) release(l kvlayout.Layout, block int32) {
 	for layer, r := range l.Resolve() {
-		rows := make([]byte, r.BlockBytes())
-		for i := range rows {
-			rows[i] = byte(block)
-		}
-		b.gpu.Append(layer, block, 0, l.BlockTokens, rows)
+		b.gpu.Append(layer, block, 0, l.BlockTokens, bytes.Repeat([]byte{byte(block)}, r.BlockBytes()))
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.free = append(b.free, block)
 }
 
-// Block implements kvconn.BlockSource: of a world with GPUs, whose pool gets the
-// rows when they are first asked for.
+// Block implements kvconn.BlockSource for worlds with GPUs, whose pool gets the rows
+// when they are asked for.
 func (s *Source) Block(layer, index, firstPos, rows int) (int32, bool) {
-	if s.pool == nil {
-		return 0, false
-	}
-	s.mu.Lock()
-	if s.freed {
-		s.misuse++
-	}
-	block, ok := s.blocks[index]
-	if !ok {
-		if block, ok = s.pool.take(); !ok {
-			s.mu.Unlock()
-			return 0, false
-		}
-		s.blocks[index] = block
-	}
-	s.mu.Unlock()
-	l := layerOf(s.Layout, layer)
-	packed := make([]byte, l.PackedBytes(rows))
-	if err := s.Load(layer, index, firstPos, rows, packed, make([]uint64, l.Heads)); err != nil {
-		return 0, false // Load will be asked, and say so
-	}
-	s.pool.gpu.Append(layer, block, firstPos, rows, packed)
-	return block, true
+	return s.appended(layer, index, firstPos, rows, true)
 }
 
-// Spans implements kvconn.SpanSource: of a world with GPUs, whose pool gets the rows
-// of a block when some of them are first asked for.
+// Spans implements kvconn.SpanSource for worlds with GPUs, whose pool gets the rows of a
+// block when some of them are first asked for.
 func (s *Source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayout.Held, bool) {
-	if s.pool == nil {
-		return to, false
-	}
 	bt := s.Layout.BlockTokens
 	for i := firstPos / bt; i*bt < firstPos+rows; i++ {
 		n := min(bt, s.positions-i*bt)
-		block, ok := s.appended(layer, i, n)
+		block, ok := s.appended(layer, i, i*bt, n, false) // a step appends once
 		if !ok {
 			return to, false
 		}
@@ -184,36 +141,40 @@ func (s *Source) Spans(layer, firstPos, rows int, to []kvlayout.Held) ([]kvlayou
 	return to, true
 }
 
-// appended is our block i, with n rows of the layer in it.
-func (s *Source) appended(layer, i, n int) (block int32, ok bool) {
+// appended returns the device's block for an index, and appends the rows of the layer if
+// they are not there yet, or again.
+func (s *Source) appended(layer, index, firstPos, rows int, again bool) (block int32, ok bool) {
+	if s.pool == nil {
+		return 0, false
+	}
 	l := layerOf(s.Layout, layer)
-	packed := make([]byte, l.PackedBytes(n))
-	if err := s.Load(layer, i, i*s.Layout.BlockTokens, n, packed, make([]uint64, l.Heads)); err != nil {
+	packed := make([]byte, l.PackedBytes(rows))
+	if err := s.Load(layer, index, firstPos, rows, packed, make([]uint64, l.Heads)); err != nil {
 		return 0, false // Load will be asked, and say so
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if block, ok = s.blocks[i]; !ok {
-		if block, ok = s.pool.take(); !ok {
+	if block, ok = s.blocks[index]; !ok {
+		if block, ok = s.pool.acquire(); !ok {
 			return 0, false
 		}
-		s.blocks[i] = block
+		s.blocks[index] = block
 	}
-	if at := (poolKey{layer, block}); !s.rows[at] { // a step appends once
+	if at := (poolKey{layer, block}); again || !s.rows[at] {
 		s.rows[at] = true
-		s.pool.gpu.Append(layer, block, i*s.Layout.BlockTokens, n, packed)
+		s.pool.gpu.Append(layer, block, firstPos, rows, packed)
 	}
 	return block, true
 }
 
-// giveBack frees the device's blocks; needs mu. One that a push still reads is
+// giveBack frees the device's blocks; needs mu. To free one that a push still reads is
 // misuse.
 func (s *Source) giveBack() {
 	for index, block := range s.blocks {
 		if s.pool.gpu.Busy(block) {
 			s.misuse++
 		}
-		s.pool.give(s.Layout, block)
+		s.pool.release(s.Layout, block)
 		delete(s.blocks, index)
 	}
 }

@@ -3,14 +3,12 @@ package kvconntest
 import (
 	"encoding/binary"
 	"math"
-	"slices"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// batch sends units as one frame: the head and the entries, then
-// all digests, then all rows. bend may change the head and the entries, the
-// first 24 bytes and 28 for each unit.
+// batch sends units as one frame: head and entries, then all digests, then all rows.
+// bend may change the head, 24 bytes, and the entries, 28 bytes each.
 func (e *eve) batch(units [][2]int, bend func(b []byte)) {
 	var entries, sums, rows []byte
 	for _, u := range units {
@@ -27,14 +25,10 @@ func (e *eve) batch(units [][2]int, bend func(b []byte)) {
 	e.bulk.Send(Batch, append(append(b, sums...), rows...))
 }
 
-// every unit of the ticket, as it should be, in one batch, and the commit.
+// whole sends every unit of the ticket in one correct batch, and the commit.
 func (e *eve) whole() {
 	var units [][2]int
-	for l := range e.w.SConfig.Identity.Layout.Layers() {
-		for i := range e.spec.Dest {
-			units = append(units, [2]int{l, i})
-		}
-	}
+	e.eachUnit(func(l, i int) { units = append(units, [2]int{l, i}) })
 	e.ctl.Send(Accepted, Body(nil).U64(e.id))
 	e.batch(units, nil)
 	e.sent(0)
@@ -54,12 +48,8 @@ func one(bend func(b []byte)) func(e *eve) {
 	}
 }
 
-// hostileBatches are hostileSenders that send batches, into shared memory where there is any.
-var hostileBatches = []struct {
-	name string
-	want ticket.Outcome
-	do   func(e *eve)
-}{
+// hostileBatches send batches, into shared memory where there is any.
+var hostileBatches = []senderCase{
 	{"as-it-should-be", ticket.Done, (*eve).whole},
 	{"no-units", ticket.Corrupt, one(put(16, 0))},
 	{"2^32-units", ticket.Corrupt, one(put(16, math.MaxUint32))},
@@ -88,8 +78,8 @@ var hostileBatches = []struct {
 	}},
 	{"unit-inside-a-batch-cut-off", ticket.Dead, func(e *eve) {
 		e.ctl.Send(Accepted, Body(nil).U64(e.id))
-		e.batch([][2]int{{0, 0}, {1, 0}}, func(b []byte) {})
-		frame := slices.Clone(Frame{Version: wireVersion, Step: Unit, Seq: e.bulk.Out, Body: e.unit(2, 0, nil)}.Bytes())
+		e.batch([][2]int{{0, 0}, {1, 0}}, nil)
+		frame := e.bulk.frame(Unit, e.unit(2, 0, nil))
 		e.bulk.Write(frame[:len(frame)-9])
 		e.bulk.Close()
 	}},

@@ -16,23 +16,21 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// eve is a sender without scruples. Its methods run on a goroutine of its own;
-// what fails there shows in what the receiver comes to.
+// eve is a hostile sender. Its methods run on a goroutine of their own; their failures
+// show in the receiver's outcome.
 type eve struct {
 	w    *World
 	ln   net.Listener
+	ctx  context.Context // of all connections
 	ctl  *RawConn
 	bulk *RawConn
+	busy bool // bulk, with something else than beats
 	key  [16]byte
 
 	id     uint64 // of the ticket
 	secret [16]byte
 	spec   kvconn.TicketSpec
-	stale  string // why the receiver must have dropped a unit; "" if it need not
-
-	mu    sync.Mutex
-	conns []net.Conn // accepted; closed by close, whenever that comes
-	over  bool
+	stale  string // why the receiver must have dropped a unit; "": it need not
 }
 
 // greet is the sender's half of a handshake, with one bulk connection.
@@ -44,7 +42,7 @@ func (e *eve) greet() error {
 	if _, err = e.ctl.Expect(Hello); err != nil {
 		return err
 	}
-	if err = e.ctl.Send(Hello, HelloBody(wireVersion, wireVersion, 2, 1, e.key, e.identity())); err != nil {
+	if err = e.ctl.Send(Hello, e.hello(2)); err != nil {
 		return err
 	}
 	if _, err = e.ctl.Expect(Ready); err != nil {
@@ -54,13 +52,11 @@ func (e *eve) greet() error {
 		return err
 	}
 	f, err := e.bulk.Expect(Bind)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case binary.LittleEndian.Uint32(f.Body[32:]) > 0: // memory is offered, and taken
-		return e.bulk.Send(Bound, []byte{1})
 	}
-	return e.bulk.Send(Bound, []byte{0})
+	taken := min(1, binary.LittleEndian.Uint32(f.Body[32:])) // 1 if memory is offered
+	return e.bulk.Send(Bound, []byte{byte(taken)})
 }
 
 func (e *eve) identity() kvconn.Identity {
@@ -69,16 +65,17 @@ func (e *eve) identity() kvconn.Identity {
 	return id
 }
 
+// hello is eve's, in the role 1 of a receiver or 2 of a sender.
+func (e *eve) hello(role uint8) Body {
+	return HelloBody(wireVersion, wireVersion, role, 1, e.key, e.identity())
+}
+
 func (e *eve) accept() (*RawConn, error) {
 	c, err := e.ln.Accept()
 	if err != nil {
 		return nil, err
 	}
-	e.mu.Lock()
-	if e.conns = append(e.conns, c); e.over {
-		c.Close()
-	}
-	e.mu.Unlock()
+	context.AfterFunc(e.ctx, func() { c.Close() })
 	r := NewRawConn(c)
 	if err = r.Welcome(e.identity().PeerID, wireBanner); err == nil {
 		_, err = r.r.ReadString('\n')
@@ -95,8 +92,7 @@ func (e *eve) next() error {
 	return err
 }
 
-// listen answers pings, and resends with what again says, until the receiver
-// has had enough.
+// listen answers pings, and resends with again, until the receiver has had enough.
 func (e *eve) listen(again func()) {
 	for {
 		f, err := e.ctl.Next()
@@ -105,7 +101,9 @@ func (e *eve) listen(again func()) {
 			return
 		case f.Step == Ping:
 			e.ctl.Send(Pong, nil)
-			e.bulk.Send(Beat, nil)
+			if !e.busy {
+				e.bulk.Send(Beat, nil)
+			}
 		case f.Step == Resend && again != nil:
 			again()
 		case f.Step == Revoke:
@@ -147,12 +145,16 @@ func (e *eve) send(layer, index int, bend func(h *head, rows *[]byte)) {
 // all sends every unit as it should be, and the commit.
 func (e *eve) all() {
 	e.ctl.Send(Accepted, Body(nil).U64(e.id))
+	e.eachUnit(func(l, i int) { e.send(l, i, nil) })
+	e.commit()
+}
+
+func (e *eve) eachUnit(do func(layer, index int)) {
 	for l := range e.w.SConfig.Identity.Layout.Layers() {
 		for i := range e.spec.Dest {
-			e.send(l, i, nil)
+			do(l, i)
 		}
 	}
-	e.commit()
 }
 
 func (e *eve) commit() {
@@ -163,35 +165,32 @@ func (e *eve) sent(round uint32) {
 	e.bulk.Send(Sent, Body(nil).U64(e.id, UnitTag(e.secret, e.key, e.id)).U32(round))
 }
 
-// close is the one method that others call, at any time: on a starved machine the
-// receiver may give up while eve still greets it.
-func (e *eve) close() {
-	e.ln.Close()
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.over = true
-	for _, c := range e.conns {
-		c.Close()
-	}
-}
-
-// bent sends a bent unit, then everything as it should be. The receiver must
+// bent sends a bent unit of layer 1, then everything as it should be. The receiver must
 // have dropped the first for the reason given, before any sink saw it.
 func bent(stale string, bend func(h *head, rows *[]byte)) func(e *eve) {
+	return bentAt(1, 0, stale, bend)
+}
+
+func bentAt(layer, index int, stale string, bend func(h *head, rows *[]byte)) func(e *eve) {
 	return func(e *eve) {
-		e.send(1, 0, bend)
+		e.send(layer, index, bend)
 		e.stale = stale
 		e.all()
 	}
 }
 
-// hostileSenders are what a sender does with a ticket of 9 tokens, 3 blocks in
-// each of 3 layers, and what the ticket must come to.
-var hostileSenders = []struct {
+func wrongRows(_ *head, rows *[]byte) { (*rows)[5] ^= 1 }
+
+// senderCase is what a sender does with a ticket of 9 tokens, 3 blocks in each of 3 layers,
+// and the outcome that the ticket must have.
+type senderCase struct {
 	name string
 	want ticket.Outcome
 	do   func(e *eve)
-}{
+}
+
+// hostileSenders send units one by one, or none.
+var hostileSenders = []senderCase{
 	{"old-generation", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.generation-- })},
 	{"next-generation", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.generation++ })},
 	{"another-block", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.block++ })},
@@ -206,16 +205,10 @@ var hostileSenders = []struct {
 	{"rows-of-2^32", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.rows = math.MaxUint32 })},
 	{"fewer-rows", ticket.Done, bent("address", func(h *head, rows *[]byte) { h.rows, *rows = 3, (*rows)[:len(*rows)*3/4] })},
 	{"short-rows", ticket.Done, bent("address", func(h *head, rows *[]byte) { *rows = (*rows)[:len(*rows)-1] })},
-	{"long-last-block", ticket.Done, func(e *eve) {
-		e.send(1, 2, func(h *head, rows *[]byte) { h.rows, *rows = 4, make([]byte, 4*len(*rows)) })
-		e.all()
-	}},
+	{"long-last-block", ticket.Done, bentAt(1, 2, "", func(h *head, rows *[]byte) { h.rows, *rows = 4, make([]byte, 4*len(*rows)) })},
 	{"more-heads", ticket.Done, bent("address", func(h *head, _ *[]byte) { h.heads = 3 })},
-	{"fewer-heads", ticket.Done, func(e *eve) { // of layer 0, which has two: as many bytes as are right
-		e.send(0, 0, func(h *head, rows *[]byte) { h.heads, *rows = 1, (*rows)[8:] })
-		e.stale = "address"
-		e.all()
-	}},
+	// Of layer 0, which has two: the frame is as long as it should be.
+	{"fewer-heads", ticket.Done, bentAt(0, 0, "address", func(h *head, rows *[]byte) { h.heads, *rows = 1, (*rows)[8:] })},
 	{"heads-of-2^32", ticket.Corrupt, bent("", func(h *head, _ *[]byte) { h.heads = math.MaxUint32 })},
 	{"unit-without-a-head", ticket.Corrupt, func(e *eve) { e.bulk.Send(Unit, make([]byte, 39)); e.all() }},
 	{"unit-a-thousand-times", ticket.Done, func(e *eve) {
@@ -224,12 +217,9 @@ var hostileSenders = []struct {
 		}
 		e.all()
 	}},
-	{"wrong-rows-once", ticket.Done, func(e *eve) {
-		e.send(1, 0, func(_ *head, rows *[]byte) { (*rows)[5] ^= 1 })
-		e.all()
-	}},
+	{"wrong-rows-once", ticket.Done, bent("", wrongRows)},
 	{"wrong-rows-always", ticket.Corrupt, func(e *eve) {
-		wrong := func() { e.send(1, 0, func(_ *head, rows *[]byte) { (*rows)[5] ^= 1 }) }
+		wrong := func() { e.send(1, 0, wrongRows) }
 		e.ctl.Send(Accepted, Body(nil).U64(e.id))
 		wrong()
 		e.listen(wrong)
@@ -261,27 +251,10 @@ var hostileSenders = []struct {
 	{"accepted-and-nothing-more", ticket.Late, func(e *eve) { e.ctl.Send(Accepted, Body(nil).U64(e.id)); e.listen(nil) }},
 	{"a-unit-drop-by-drop", ticket.Late, func(e *eve) {
 		var wg sync.WaitGroup
-		frame := Frame{Version: wireVersion, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
-		wg.Go(func() {
-			for _, b := range frame[:len(frame)-1] {
-				if _, err := e.bulk.Write([]byte{b}); err != nil {
-					return
-				}
-				time.Sleep(e.w.RConfig.PeerSilence / 4)
-			}
-		})
-		for { // like listen, but the bulk connection is busy
-			f, err := e.ctl.Next()
-			if err != nil {
-				break
-			}
-			switch f.Step {
-			case Ping:
-				e.ctl.Send(Pong, nil)
-			case Revoke:
-				e.ctl.Send(RevokeAck, f.Body)
-			}
-		}
+		frame := e.bulk.frame(Unit, e.unit(0, 0, nil))
+		e.busy = true
+		wg.Go(func() { drip(e.bulk, frame[:len(frame)-1], e.w.RConfig.PeerSilence/4) })
+		e.listen(nil)
 		wg.Wait()
 	}},
 	{"failed-as-done", ticket.Corrupt, func(e *eve) { e.ctl.Send(Failed, Body(nil).U64(e.id).Str("done", "")) }},
@@ -314,15 +287,12 @@ var hostileSenders = []struct {
 	{"placed-without-memory", ticket.Corrupt, func(e *eve) { e.bulk.Send(51, e.unit(0, 0, func(_ *head, rows *[]byte) { *rows = nil })) }},
 	{"unit-over-its-bound", ticket.Corrupt, func(e *eve) { e.bulk.Send(Unit, make([]byte, 1<<16)) }},
 	{"frame-of-4-GiB-on-bulk", ticket.Corrupt, func(e *eve) {
-		b := Frame{Version: wireVersion, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
-		binary.LittleEndian.PutUint32(b[4:], math.MaxUint32)
-		Seal(b)
-		e.bulk.Write(b)
+		e.bulk.Write(e.bulk.ofLength(math.MaxUint32, Unit, e.unit(0, 0, nil)))
 	}},
 	{"version-of-tomorrow-on-bulk", ticket.Corrupt, func(e *eve) { e.bulk.Version++; e.all() }},
 	{"noise-on-bulk", ticket.Corrupt, func(e *eve) { e.bulk.Write(bytes.Repeat([]byte{0xa5}, 64)) }},
 	{"hangs-up-inside-a-unit", ticket.Dead, func(e *eve) {
-		b := Frame{Version: wireVersion, Step: Unit, Seq: e.bulk.Out, Body: e.unit(0, 0, nil)}.Bytes()
+		b := e.bulk.frame(Unit, e.unit(0, 0, nil))
 		e.bulk.Write(b[:len(b)-7])
 		e.bulk.Close()
 	}},
@@ -330,15 +300,11 @@ var hostileSenders = []struct {
 	{"replays-a-former-ticket", ticket.Done, replays},
 }
 
-// replays serves one ticket, and answers the next one, for the same blocks
-// under their new generations, with the frames of the first before its own.
+// replays serves one ticket, then sends its frames again before those of the next
+// ticket, which is for the same blocks under new generations.
 func replays(e *eve) {
 	var old []Body
-	for l := range 3 {
-		for i := range e.spec.Dest {
-			old = append(old, e.unit(l, i, nil))
-		}
-	}
+	e.eachUnit(func(l, i int) { old = append(old, e.unit(l, i, nil)) })
 	former := e.id
 	e.all()
 	if e.next() != nil {
@@ -359,77 +325,85 @@ func replays(e *eve) {
 	e.all()
 }
 
-func hostileSender(name string, want ticket.Outcome, do func(e *eve)) func(*testing.T, Factory, *World, *Chaos) {
-	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		_, _, addr := f.transport(t)
-		ln, err := ch.Transport.Listen(addr)
-		check(t, err)
-		spec := w.Spec(name, 7, 9, 128)
-		w.Quarantine = f.shares() // eve has our memory, and never lets go of it
-		e := &eve{w: w, ln: ln, key: [16]byte{1, 2, 3}, spec: spec}
-		e.spec.Dest = slices.Clone(spec.Dest)
-		var peers sync.WaitGroup
-		peers.Go(func() {
-			if e.greet() == nil && e.next() == nil {
-				do(e)
-				e.listen(nil)
-			}
-		})
-		peers.Go(func() {
-			for n := range 4 {
-				f.friend(t, w, "beside it", 8*n)
-			}
-		})
-		ctx, cancel := context.WithTimeout(t.Context(), patience*w.RConfig.TicketTimeout)
-		defer cancel()
-		rounds := 1
-		if name == "replays-a-former-ticket" {
-			rounds = 2
+func (c senderCase) run(t *testing.T, f Factory, w *World, ch *Chaos) {
+	_, _, addr := f.transport(t)
+	ln, err := ch.Transport.Listen(addr)
+	check(t, err)
+	spec := w.Spec(c.name, 7, 9, 128)
+	w.Quarantine = f.shares() // eve has our memory, and never lets go of it
+	conns, hangUp := context.WithCancel(t.Context())
+	defer hangUp()
+	e := &eve{w: w, ln: ln, ctx: conns, key: [16]byte{1, 2, 3}, spec: spec}
+	e.spec.Dest = slices.Clone(spec.Dest)
+	var peers sync.WaitGroup
+	peers.Go(func() {
+		if e.greet() == nil && e.next() == nil {
+			c.do(e)
+			e.listen(nil)
 		}
-		for range rounds {
-			if err := w.FetchFrom(ctx, ln.Addr().String(), kvconn.PeerID{ID: "eve"}, spec); !f.as(kvconn.OutcomeOf(err, "untyped"), want) && !f.apart(err) { // eve joins nothing
-				t.Errorf("want %s, have %v", want, err)
-			}
-			if want == ticket.Done {
-				w.Pool.Reclaim(spec.Dest)
-				spec = w.Spec(name, 7, 9, 128)
-			}
+	})
+	peers.Go(func() {
+		for n := range 4 {
+			f.friend(t, w, "beside it", 8*n)
 		}
-		w.Empty(w.RConfig.PeerSilence + w.long(time.Second))
-		e.close()
-		peers.Wait()
-		if n := w.Value(w.RMetrics, "xpyd_kvconn_stale_units_total", e.stale); e.stale != "" && n < 1 {
-			t.Errorf("no unit was dropped for its %s", e.stale)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), patience*w.RConfig.TicketTimeout)
+	defer cancel()
+	rounds := 1
+	if c.name == "replays-a-former-ticket" {
+		rounds = 2
+	}
+	for range rounds {
+		if err := w.FetchFrom(ctx, ln.Addr().String(), kvconn.PeerID{ID: "eve"}, spec); !f.outcomeIs(kvconn.OutcomeOf(err, "untyped"), c.want) && !f.apart(err) { // eve joins nothing
+			t.Errorf("want %s, have %v", c.want, err)
 		}
+		if c.want == ticket.Done {
+			w.Pool.Reclaim(spec.Dest)
+			spec = w.Spec(c.name, 7, 9, 128)
+		}
+	}
+	w.Empty(w.RConfig.PeerSilence + w.long(time.Second))
+	ln.Close()
+	hangUp() // on a starved machine the receiver may have given up while eve still greets it
+	peers.Wait()
+	if n := w.Value(w.RMetrics, "xpyd_kvconn_stale_units_total", e.stale); e.stale != "" && n < 1 {
+		t.Errorf("no unit was dropped for its %s", e.stale)
 	}
 }
 
-// welcome sees the receiver prove itself, and says something in place of a banner.
-func (e *eve) welcome(c *RawConn, banner string) {
-	c.Welcome(e.identity().PeerID, banner)
+func (e *eve) welcome(c *RawConn, banner string) { c.Welcome(e.identity().PeerID, banner) }
+
+// met exchanges banners and reads the receiver's hello first.
+func met(do func(e *eve, c *RawConn)) func(e *eve, c *RawConn) {
+	return func(e *eve, c *RawConn) {
+		e.welcome(c, wireBanner)
+		c.r.ReadString('\n')
+		c.Expect(Hello)
+		do(e, c)
+	}
 }
 
-// meet exchanges banners and hears the receiver's hello.
-func (e *eve) meet(c *RawConn) {
-	e.welcome(c, wireBanner)
-	c.r.ReadString('\n')
-	c.Expect(Hello)
+// welcomed sees the receiver prove itself, and says something in place of a banner.
+func welcomed(banner string) func(e *eve, c *RawConn) {
+	return func(e *eve, c *RawConn) { e.welcome(c, banner) }
 }
 
-// as tells whether an outcome is the one that a peer has earned. In real time
-// a loaded machine may find a peer silent or late first.
-func (f Factory) as(got, want ticket.Outcome) bool {
+// outcomeIs reports whether an outcome is the wanted one. In real time a loaded machine may
+// find a peer silent or late first.
+func (f Factory) outcomeIs(got, want ticket.Outcome) bool {
 	return got == want || !f.Bubble && (got == ticket.Dead || got == ticket.Late)
 }
 
-// hostileGreetings never get as far as a session with a receiver.
-var hostileGreetings = []struct {
+// greetingCase is what a sender says on a new connection; it never gets as far as a session.
+type greetingCase struct {
 	name string
 	want ticket.Outcome
 	do   func(e *eve, c *RawConn)
-}{
+}
+
+var hostileGreetings = []greetingCase{
 	{"nothing", ticket.Late, func(e *eve, c *RawConn) {}},
-	{"no-banner", ticket.Late, func(e *eve, c *RawConn) { e.welcome(c, "") }},
+	{"no-banner", ticket.Late, welcomed("")},
 	{"endless-line", ticket.Incompatible, func(e *eve, c *RawConn) {
 		c.r.Discard(challengeSize)
 		c.Write(bytes.Repeat([]byte{'x'}, 1000))
@@ -439,92 +413,49 @@ var hostileGreetings = []struct {
 		c.r.ReadString('\n')
 		c.Write(bytes.Repeat([]byte{'x'}, 1000))
 	}},
-	{"banner-of-2^31", ticket.Incompatible, func(e *eve, c *RawConn) { e.welcome(c, "xpyd-kv 1-2147483648\n") }},
-	{"banner-upside-down", ticket.Incompatible, func(e *eve, c *RawConn) { e.welcome(c, "xpyd-kv 2-1\n") }},
-	{"no-hello", ticket.Late, func(e *eve, c *RawConn) { e.welcome(c, wireBanner) }},
-	{"hello-drop-by-drop", ticket.Late, func(e *eve, c *RawConn) {
-		e.meet(c)
-		for _, b := range (Frame{Version: wireVersion, Step: Hello, Body: HelloBody(wireVersion, wireVersion, 2, 1, e.key, e.identity())}).Bytes() {
-			if _, err := c.Write([]byte{b}); err != nil {
-				return
-			}
-			time.Sleep(e.w.RConfig.KeepAlive / 4)
-		}
-	}},
-	{"hello-of-a-receiver", ticket.Incompatible, func(e *eve, c *RawConn) {
-		e.meet(c)
-		c.Send(Hello, HelloBody(wireVersion, wireVersion, 1, 1, e.key, e.identity()))
-	}},
-	{"hello-of-another-range", ticket.Corrupt, func(e *eve, c *RawConn) {
-		e.meet(c)
+	{"banner-of-2^31", ticket.Incompatible, welcomed("xpyd-kv 1-2147483648\n")},
+	{"banner-upside-down", ticket.Incompatible, welcomed("xpyd-kv 2-1\n")},
+	{"no-hello", ticket.Late, welcomed(wireBanner)},
+	{"hello-drop-by-drop", ticket.Late, met(func(e *eve, c *RawConn) {
+		drip(c, c.frame(Hello, e.hello(2)), e.w.RConfig.KeepAlive/4)
+	})},
+	{"hello-of-a-receiver", ticket.Incompatible, met(func(e *eve, c *RawConn) { c.Send(Hello, e.hello(1)) })},
+	{"hello-of-another-range", ticket.Corrupt, met(func(e *eve, c *RawConn) {
 		c.Send(Hello, HelloBody(1, 2, 2, 1, e.key, e.identity()))
-	}},
-	{"hello-with-2^31-layers", ticket.Corrupt, func(e *eve, c *RawConn) {
-		e.meet(c)
-		id := e.identity()
-		id.Layout.Groups = slices.Clone(id.Layout.Groups)
-		id.Layout.Groups[0].Heads.Count = 1 << 31
-		c.Send(Hello, HelloBody(wireVersion, wireVersion, 2, 1, e.key, id))
-	}},
-	{"hello-with-a-tail", ticket.Corrupt, func(e *eve, c *RawConn) {
-		e.meet(c)
-		c.Send(Hello, append(HelloBody(wireVersion, wireVersion, 2, 1, e.key, e.identity()), 0))
-	}},
-	{"refuse-as-nonsense", ticket.Corrupt, func(e *eve, c *RawConn) {
-		e.meet(c)
-		c.Send(Refuse, Body(nil).Str("nonsense", "a", "b", "c"))
-	}},
-	{"commit-first", ticket.Corrupt, func(e *eve, c *RawConn) {
-		e.meet(c)
-		c.Send(Commit, Body(nil).U64(1).U32(0).Str(""))
-	}},
+	})},
+	{"hello-with-2^31-layers", ticket.Corrupt, met(func(e *eve, c *RawConn) {
+		c.Send(Hello, HelloBody(wireVersion, wireVersion, 2, 1, e.key, manyLayers(e.identity())))
+	})},
+	{"hello-with-a-tail", ticket.Corrupt, met(func(e *eve, c *RawConn) { c.Send(Hello, append(e.hello(2), 0)) })},
+	{"refuse-as-nonsense", ticket.Corrupt, met(func(e *eve, c *RawConn) { c.Send(Refuse, Body(nil).Str("nonsense", "a", "b", "c")) })},
+	{"commit-first", ticket.Corrupt, met(func(e *eve, c *RawConn) { c.Send(Commit, Body(nil).U64(1).U32(0).Str("")) })},
 }
 
-func hostileGreeting(want ticket.Outcome, do func(e *eve, c *RawConn)) func(*testing.T, Factory, *World, *Chaos) {
-	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		_, _, addr := f.transport(t)
-		ln, err := ch.Transport.Listen(addr)
-		check(t, err)
-		e := &eve{w: w, ln: ln}
-		var peer sync.WaitGroup
-		peer.Go(func() {
-			c, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			defer c.Close()
-			raw := NewRawConn(c)
-			do(e, raw)
-			c.SetDeadline(time.Now().Add(patience * w.RConfig.HandshakeTimeout))
-			for err == nil { // until the receiver hangs up
-				_, err = raw.r.Discard(1)
-			}
-		})
-		start := w.Clock.Now()
-		_, err = w.Receiver.Open(t.Context(), ln.Addr().String(), kvconn.PeerID{})
-		if took := w.Clock.Since(start); !f.as(kvconn.OutcomeOf(err, "untyped"), want) || took > 2*w.RConfig.HandshakeTimeout {
-			t.Errorf("want %s, have %v after %v", want, err, took)
-		}
-		var e2 *kvconn.Error
-		if !errors.As(err, &e2) || e2.Phase != kvconn.PhaseHandshake {
-			t.Errorf("not an error of the handshake: %v", err)
-		}
-		ln.Close()
-		peer.Wait()
-		f.friend(t, w, "after", 64)
+func (g greetingCase) run(t *testing.T, f Factory, w *World, ch *Chaos) {
+	err := w.dialImpostor(t, f, ch, 2*w.RConfig.HandshakeTimeout, func(addr string) error {
+		_, err := w.Receiver.Open(t.Context(), addr, kvconn.PeerID{})
+		return err
+	}, func(c *RawConn) { g.do(&eve{w: w}, c) })
+	if !f.outcomeIs(kvconn.OutcomeOf(err, "untyped"), g.want) {
+		t.Errorf("want %s, have %v", g.want, err)
 	}
+	var e *kvconn.Error
+	if !errors.As(err, &e) || e.Phase != kvconn.PhaseHandshake {
+		t.Errorf("not an error of the handshake: %v", err)
+	}
+	f.friend(t, w, "after", 64)
 }
 
-// hostileSenderCases runs the first in a world whose receiver shares no memory, alone:
-// what they send is for an eve that has to send.
-func hostileSenderCases(alone, run func(name string, body func(*testing.T, Factory, *World, *Chaos))) {
+// hostileSenderCases runs hostileSenders, which send units, where the receiver shares no
+// memory: alone.
+func hostileSenderCases(alone, run func(name string, body caseFunc)) {
 	for _, c := range hostileSenders {
-		alone("hostile/sender/"+c.name, hostileSender(c.name, c.want, c.do))
+		alone("hostile/sender/"+c.name, c.run)
 	}
 	for _, c := range hostileBatches {
-		run("hostile/batch/"+c.name, hostileSender(c.name, c.want, c.do))
+		run("hostile/batch/"+c.name, c.run)
 	}
 	for _, c := range hostileGreetings {
-		run("hostile/greeting/"+c.name, hostileGreeting(c.want, c.do))
+		run("hostile/greeting/"+c.name, c.run)
 	}
 }

@@ -12,24 +12,24 @@ import (
 )
 
 // thief is a receiver that shares memory with its victim and lies about it. It
-// describes the first half of its blocks only: what lies behind them is inside
-// the memory and no business of the victim's.
+// describes the first half of its blocks only: what lies behind them is inside the
+// memory and none of the victim's business.
 type thief struct {
 	*mallory
 	fd     int
 	mem    []byte
-	blocks int // described
 	layers []kvconn.Span
 }
 
-const thiefBlocks = 16
+const thiefBlocks = 16 // described
 
-func (w *World) thief(t *testing.T, f Factory, tr kvconn.Transport) *thief {
+// thief opens a session that waits for so many bulk connections.
+func (w *World) thief(t *testing.T, f Factory, tr kvconn.Transport, bulk uint8) *thief {
 	t.Helper()
 	layout := w.RConfig.Identity.Layout
 	p := NewPool(layout, 2*thiefBlocks)
 	self := kvconn.PeerID{ID: "thief", Epoch: w.RConfig.Identity.Epoch}
-	th := &thief{mallory: &mallory{t: t, w: w, tr: tr, self: self}, blocks: thiefBlocks}
+	th := &thief{mallory: &mallory{t: t, w: w, tr: tr, self: self}}
 	d := p.Share(func(size int) (int, []byte) {
 		th.fd, th.mem = f.Memory(t, size)
 		return th.fd, th.mem
@@ -38,63 +38,49 @@ func (w *World) thief(t *testing.T, f Factory, tr kvconn.Transport) *thief {
 	for i := range th.mem {
 		th.mem[i] = abandoned
 	}
+	th.ctl = th.dial()
+	check(t, th.hello(th.ctl, bulk))
 	return th
 }
 
-// hello makes a session with so many bulk connections to come.
-func (th *thief) hello(bulk uint8) {
-	th.t.Helper()
-	id := th.w.RConfig.Identity
-	id.PeerID = th.self
-	th.ctl = NewRawConn(th.w.Raw(th.tr))
-	th.greet(th.ctl)
-	th.send(th.ctl, Hello, HelloBody(wireVersion, wireVersion, 1, bulk, [16]byte{}, id))
-	f, err := th.ctl.Next()
-	if err != nil || f.Step != Hello {
-		th.t.Fatalf("hello: %s, %v", f.Step, err)
-	}
-	th.key = HelloSession(f.Body)
-	th.send(th.ctl, Ready, nil)
+// segment is what a bind says of the memory.
+type segment struct {
+	size   uint64
+	blocks uint32
+	layers []kvconn.Span
 }
 
-func (th *thief) greet(c *RawConn) {
+// bind offers the memory, if offer says so, as a segment that bend may change, and checks
+// the reply, Bound or Refuse.
+func (th *thief) bind(want Step, index uint32, offer bool, bend func(s *segment)) {
 	th.t.Helper()
-	check(th.t, c.SetDeadline(time.Now().Add(patience*th.w.RConfig.HandshakeTimeout)))
-	_, err := c.Greet(th.self, wireBanner)
-	check(th.t, err)
-}
-
-// bind offers the memory, if offer says so, as a segment that bend may change,
-// and returns the answer.
-func (th *thief) bind(index uint32, offer bool, bend func(size *uint64, blocks *uint32, layers []kvconn.Span) []kvconn.Span) Step {
-	th.t.Helper()
-	_ = th.ctl.Send(Ping, nil) // who is silent while a slow machine handshakes is taken for dead
-	conn := th.w.Raw(th.tr)
-	c := NewRawConn(conn)
-	th.mallory.bulk = append(th.mallory.bulk, c)
-	th.greet(c)
+	_ = th.ctl.Send(Ping, nil) // not to seem dead while a slow machine handshakes
+	c := th.dial()
+	th.bulk = append(th.bulk, c)
 	if offer {
-		hold, _, err := conn.(kvconn.SharedConn).Offer(&kvconn.Shared{FD: th.fd})
+		hold, _, err := c.Conn.(kvconn.SharedConn).Offer(&kvconn.Shared{FD: th.fd})
 		check(th.t, err)
 		th.t.Cleanup(func() { hold.Close() })
 	}
-	size, blocks, layers := uint64(len(th.mem)), uint32(th.blocks), slices.Clone(th.layers)
+	s := segment{uint64(len(th.mem)), thiefBlocks, slices.Clone(th.layers)}
 	if bend != nil {
-		layers = bend(&size, &blocks, layers)
+		bend(&s)
 	}
-	b := append(Body(nil), th.key[:]...).U32(index).U64(size).U32(blocks, uint32(len(layers)))
-	for _, l := range layers {
+	b := append(Body(nil), th.key[:]...).U32(index).U64(s.size).U32(s.blocks, uint32(len(s.layers)))
+	for _, l := range s.layers {
 		b = b.U64(uint64(l.Offset), uint64(l.Stride))
 	}
-	if len(layers) > 0 {
+	if len(s.layers) > 0 {
 		b = b.U32(0) // no grant
 	}
-	th.send(c, Bind, b)
+	c.Send(Bind, b)
 	f, err := c.Next()
 	if err != nil {
-		return Refuse // hung up on: the victim would not read it
+		f.Step = Refuse // the victim hung up without reading it
 	}
-	return f.Step
+	if f.Step != want {
+		th.t.Fatalf("bind of connection %d gets %s, want %s", index, f.Step, want)
+	}
 }
 
 // ask sends a ticket for 9 tokens into three blocks.
@@ -103,7 +89,7 @@ func (th *thief) ask(id uint64, blocks ...int32) {
 	for _, b := range blocks {
 		dest = append(dest, kvconn.Dest{Block: b, Generation: 1})
 	}
-	th.send(th.ctl, Ticket, TicketBody(id, [16]byte{1}, 4, Prompt(1, 9), 9, dest, nil))
+	th.ctl.Send(Ticket, TicketBody(id, [16]byte{1}, 4, Prompt(1, 9), 9, dest, nil))
 }
 
 // unwritten checks that no byte of the memory has changed.
@@ -118,31 +104,27 @@ func (th *thief) unwritten() {
 func (th *thief) released() {
 	th.t.Helper()
 	mapped := func() float64 { return th.w.Value(th.w.SMetrics, "xpyd_kvconn_mapped_pools", "") }
-	for start := th.w.Clock.Now(); mapped() > 0; time.Sleep(th.w.RConfig.KeepAlive / 4) {
-		if th.w.Clock.Since(start) > th.w.RConfig.PeerSilence+th.w.long(time.Second) {
-			th.t.Errorf("%v pools are still mapped", mapped())
-			return
-		}
+	if !th.w.within(th.w.RConfig.PeerSilence+th.w.long(time.Second), func() bool { return mapped() == 0 }) {
+		th.t.Errorf("%v pools are still mapped", mapped())
 	}
 }
 
 // falseSegments are descriptions that do not fit the memory or the layout.
 var falseSegments = []struct {
-	name  string
-	offer bool
-	bend  func(size *uint64, blocks *uint32, l []kvconn.Span) []kvconn.Span
+	name string
+	bend func(s *segment)
 }{
-	{"smaller-than-the-memory", true, func(size *uint64, _ *uint32, l []kvconn.Span) []kvconn.Span { *size -= 4096; return l }},
-	{"larger-than-the-memory", true, func(size *uint64, _ *uint32, l []kvconn.Span) []kvconn.Span { *size += 4096; return l }},
-	{"of-2^47-bytes", true, func(size *uint64, _ *uint32, l []kvconn.Span) []kvconn.Span { *size = 1 << 47; return l }},
-	{"more-blocks-than-fit", true, func(_ *uint64, n *uint32, l []kvconn.Span) []kvconn.Span { *n *= 64; return l }},
-	{"of-2^31-blocks", true, func(_ *uint64, n *uint32, l []kvconn.Span) []kvconn.Span { *n = 1 << 31; return l }},
-	{"layer-behind-the-end", true, func(size *uint64, _ *uint32, l []kvconn.Span) []kvconn.Span { l[2].Offset = int64(*size); return l }},
-	{"layer-below-zero", true, func(_ *uint64, _ *uint32, l []kvconn.Span) []kvconn.Span { l[0].Offset = -1; return l }},
-	{"stride-under-a-block", true, func(_ *uint64, _ *uint32, l []kvconn.Span) []kvconn.Span { l[1].Stride--; return l }},
-	{"stride-of-2^63", true, func(_ *uint64, _ *uint32, l []kvconn.Span) []kvconn.Span { l[1].Stride = math.MinInt64; return l }},
-	{"fewer-layers", true, func(_ *uint64, _ *uint32, l []kvconn.Span) []kvconn.Span { return l[:2] }},
-	{"without-memory", false, nil},
+	{"smaller-than-the-memory", func(s *segment) { s.size -= 4096 }},
+	{"larger-than-the-memory", func(s *segment) { s.size += 4096 }},
+	{"of-2^47-bytes", func(s *segment) { s.size = 1 << 47 }},
+	{"more-blocks-than-fit", func(s *segment) { s.blocks *= 64 }},
+	{"of-2^31-blocks", func(s *segment) { s.blocks = 1 << 31 }},
+	{"layer-behind-the-end", func(s *segment) { s.layers[2].Offset = int64(s.size) }},
+	{"layer-below-zero", func(s *segment) { s.layers[0].Offset = -1 }},
+	{"stride-under-a-block", func(s *segment) { s.layers[1].Stride-- }},
+	{"stride-of-2^63", func(s *segment) { s.layers[1].Stride = math.MinInt64 }},
+	{"fewer-layers", func(s *segment) { s.layers = s.layers[:2] }},
+	{"without-memory", nil},
 }
 
 // elsewhere are blocks that are not the segment's.
@@ -151,15 +133,12 @@ var elsewhere = []struct {
 	block int32
 }{{"behind-the-segment", thiefBlocks}, {"of-2^31", math.MaxInt32}, {"below-zero", -1}}
 
-func hostileSharedCases(run func(name string, body func(*testing.T, Factory, *World, *Chaos))) {
+func hostileSharedCases(run func(name string, body caseFunc)) {
 	for _, c := range falseSegments {
 		run("hostile/segment/"+c.name, func(t *testing.T, f Factory, w *World, ch *Chaos) {
-			th := w.thief(t, f, ch.Transport)
+			th := w.thief(t, f, ch.Transport, 1)
 			defer th.close()
-			th.hello(1)
-			if got := th.bind(0, c.offer, c.bend); got != Refuse {
-				t.Errorf("bind is answered by %s", got)
-			}
+			th.bind(Refuse, 0, c.bend != nil, c.bend)
 			th.unwritten()
 			th.released()
 			f.friend(t, w, "after", 64)
@@ -167,12 +146,9 @@ func hostileSharedCases(run func(name string, body func(*testing.T, Factory, *Wo
 	}
 	for _, c := range elsewhere {
 		run("hostile/block/"+c.name, func(t *testing.T, f Factory, w *World, ch *Chaos) {
-			th := w.thief(t, f, ch.Transport)
+			th := w.thief(t, f, ch.Transport, 1)
 			defer th.close()
-			th.hello(1)
-			if got := th.bind(0, true, nil); got != Bound {
-				t.Fatalf("bind is answered by %s", got)
-			}
+			th.bind(Bound, 0, true, nil)
 			th.ask(1, 1, c.block, 2)
 			th.shutOut(th.ctl, 2*w.SConfig.PeerSilence, true)
 			th.unwritten()
@@ -185,16 +161,13 @@ func hostileSharedCases(run func(name string, body func(*testing.T, Factory, *Wo
 	run("hostile/segment/second-one", secondSegment)
 }
 
-// foreignBlock: a receiver of ours that is told of a block that is not the
-// pool's gets no byte, and an error of its own making.
+// foreignBlock: a receiver asked for a block outside its pool gets no byte, and an
+// error of its own making.
 func foreignBlock(t *testing.T, f Factory, w *World, ch *Chaos) {
-	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
-	check(t, err)
 	spec := w.Spec("foreign", 1, 8, 0)
 	spec.Dest = []kvconn.Dest{{Block: 0, Generation: 1}, {Block: 256, Generation: 1}}
-	in, err := s.Request(t.Context(), spec)
-	check(t, err)
-	if _, err := in.Wait(t.Context()); !f.as(kvconn.OutcomeOf(err, ""), ticket.Corrupt) {
+	in := w.request(spec)
+	if _, err := in.Wait(t.Context()); !f.outcomeIs(kvconn.OutcomeOf(err, ""), ticket.Corrupt) {
 		t.Errorf("want corrupt or dead, have %v", err)
 	}
 	check(t, in.Revoke(t.Context()))
@@ -207,27 +180,17 @@ func foreignBlock(t *testing.T, f Factory, w *World, ch *Chaos) {
 // secondSegment: a session has one pool. The blocks of the first are written,
 // the second is refused and not kept.
 func secondSegment(t *testing.T, f Factory, w *World, ch *Chaos) {
-	th := w.thief(t, f, ch.Transport)
+	th := w.thief(t, f, ch.Transport, 2)
 	defer th.close()
-	th.hello(2)
-	if got := th.bind(0, true, nil); got != Bound {
-		t.Fatalf("bind is answered by %s", got)
-	}
-	if got := th.bind(1, true, nil); got != Refuse {
-		t.Errorf("a second pool is answered by %s", got)
-	}
+	th.bind(Bound, 0, true, nil)
+	th.bind(Refuse, 1, true, nil) // a second pool
 	th.unwritten()
-	if got := th.bind(1, false, func(size *uint64, blocks *uint32, _ []kvconn.Span) []kvconn.Span {
-		*size, *blocks = 0, 0
-		return nil
-	}); got != Bound {
-		t.Fatalf("the second connection without a pool is answered by %s", got)
-	}
+	th.bind(Bound, 1, false, func(s *segment) { *s = segment{} }) // without a pool
 	th.ask(1, 3, 4, 5)
 	if _, err := th.ctl.Expect(Commit); err != nil {
 		t.Error(err)
 	}
-	th.send(th.ctl, Received, Body(nil).U64(1))
+	th.ctl.Send(Received, Body(nil).U64(1))
 	w.Empty(w.RConfig.PeerSilence)
 	if bytes.Count(th.mem, []byte{abandoned}) == len(th.mem) {
 		t.Error("nothing was written into the first pool")

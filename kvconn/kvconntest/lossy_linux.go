@@ -1,7 +1,9 @@
 package kvconntest
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -12,24 +14,22 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"golang.org/x/sys/unix"
 )
 
-// Lossy runs transfers over a bad network: 20 ms of delay each way, 1 % of the
-// packets lost, and partitions. It is the kernel's own TCP over a tunnel device
-// in a network namespace of its own, whose packets this process forwards late,
-// loses, or holds: the work of tc's netem, which few kernels of containers
-// have. The second half of Child must serve it.
+// Lossy runs transfers over a bad network: 20 ms of delay each way, 1 % of the packets
+// lost, and partitions. It is the kernel's own TCP over a tunnel device in a network
+// namespace, whose packets a child process delays, loses or holds, as tc's netem does,
+// which few containers' kernels have. TestMain must be Main.
 //
-// It needs user and network namespaces; where the kernel refuses them the
-// test says so and how. The same partition runs through the fault layer on
-// every transport, in Run.
+// It needs user and network namespaces; where the kernel refuses them the test logs so.
+// The same partition runs through the fault layer on every transport, in Run.
 func Lossy(t *testing.T, rounds int, partition time.Duration) {
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=lossy %d %s", childEnv, rounds, partition))
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=lossy %d %d", childEnv, rounds, partition))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}}}
@@ -85,26 +85,18 @@ func openLink() (*link, error) {
 		return nil, err
 	}
 	defer syscall.Close(s)
-	request := func(value ...byte) (r [40]byte) { // struct ifreq
-		copy(r[:], "xpyd0")
-		copy(r[16:], value)
-		return r
+	r, err := unix.NewIfreq("xpyd0")
+	if err != nil {
+		return nil, err
 	}
-	inet := func(a, b, c, d byte) [40]byte { return request(syscall.AF_INET, 0, 0, 0, a, b, c, d) }
-	for _, step := range []struct {
-		fd   int
-		call uintptr
-		r    [40]byte
-	}{
-		{fd, syscall.TUNSETIFF, request(0x01, 0x10)}, // IFF_TUN | IFF_NO_PI
-		{s, syscall.SIOCSIFADDR, inet(10, 9, 0, 1)},
-		{s, syscall.SIOCSIFNETMASK, inet(255, 255, 255, 0)},
-		{s, syscall.SIOCSIFFLAGS, request(syscall.IFF_UP | syscall.IFF_RUNNING)},
-	} {
-		if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, uintptr(step.fd), step.call, uintptr(unsafe.Pointer(&step.r))); errno != 0 {
-			syscall.Close(fd)
-			return nil, fmt.Errorf("ioctl %#x: %w", step.call, errno)
-		}
+	r.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+	err = errors.Join(unix.IoctlIfreq(fd, unix.TUNSETIFF, r),
+		r.SetInet4Addr([]byte{10, 9, 0, 1}), unix.IoctlIfreq(s, unix.SIOCSIFADDR, r),
+		r.SetInet4Addr([]byte{255, 255, 255, 0}), unix.IoctlIfreq(s, unix.SIOCSIFNETMASK, r))
+	r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	if err = errors.Join(err, unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, r)); err != nil {
+		syscall.Close(fd)
+		return nil, fmt.Errorf("tunnel device: %w", err)
 	}
 	l := &link{dev: os.NewFile(uintptr(fd), "tun"), queue: make(chan packet, linkQueue)}
 	l.done.Go(l.read)
@@ -112,8 +104,8 @@ func openLink() (*link, error) {
 	return l, nil
 }
 
-// read takes what the kernel sends and reflects it: with the two addresses
-// changed over, sums stay right, and the packet comes from the other host.
+// read takes the kernel's packets and reflects them: with the two addresses swapped, sums
+// stay right, and a packet comes from the other host.
 func (l *link) read() {
 	defer close(l.queue)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -126,7 +118,7 @@ func (l *link) read() {
 		if n < 20 || buf[0]>>4 != 4 {
 			continue
 		}
-		b := append([]byte(nil), buf[:n]...)
+		b := bytes.Clone(buf[:n])
 		copy(b[12:16], buf[16:20])
 		copy(b[16:20], buf[12:16])
 		l.carried.Add(1)
@@ -145,7 +137,7 @@ func (l *link) read() {
 	}
 }
 
-// opens tells whether a packet is a TCP SYN, or the answer to one.
+// opens reports whether a packet is a TCP SYN, or the answer to one.
 func opens(b []byte) bool {
 	tcp := b[4*int(b[0]&15):]
 	return b[9] == syscall.IPPROTO_TCP && len(tcp) > 13 && tcp[13]&2 != 0
@@ -170,12 +162,8 @@ func (l *link) close() {
 // lossy is the process in the namespace.
 func lossy(f Factory, args []string) error {
 	var rounds int
-	var length string
-	if _, err := fmt.Sscan(strings.Join(args, " "), &rounds, &length); err != nil {
-		return err
-	}
-	partition, err := time.ParseDuration(length)
-	if err != nil {
+	var partition time.Duration
+	if _, err := fmt.Sscan(strings.Join(args, " "), &rounds, &partition); err != nil {
 		return err
 	}
 	l, err := openLink()
@@ -190,7 +178,7 @@ func lossy(f Factory, args []string) error {
 	defer w.Close()
 
 	// Three seconds are enough, unless the network or the machine is at its worst.
-	o := w.load(context.Background(), 4, 3*time.Second)
+	var o map[ticket.Outcome]int
 	for by := time.Now().Add(hangs); o[ticket.Done] == 0 && time.Now().Before(by); {
 		o = w.load(context.Background(), 4, 3*time.Second)
 	}

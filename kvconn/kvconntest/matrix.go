@@ -16,51 +16,45 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// matrix collects what came of each fault.
+// matrix collects the verdicts on faults.
 type matrix struct {
-	order []phase // of the rows
+	rows []phase
 
 	mu      sync.Mutex
-	rows    []string
 	columns []Action
-	cells   map[string]string // by row and column
+	cells   map[cell]string
 }
 
-// verdict is what a fault has come to.
+type cell struct {
+	row    string
+	column Action
+}
+
+// verdict is the result of a fault.
 type verdict struct {
 	outcome ticket.Outcome
-	took    time.Duration // until the transfer that it hit was over
-	back    time.Duration // from the heal until another one was complete
+	took    time.Duration // until the transfer it hit was over
+	back    time.Duration // from the heal to the next complete transfer
 	note    string
 	late    error // what took too long
 }
 
 func (v verdict) String() string {
-	s := fmt.Sprintf("%s %s", v.outcome, brief(v.took))
+	s := fmt.Sprintf("%s %v", v.outcome, v.took.Round(time.Millisecond))
 	if v.note != "" {
 		s += ", " + v.note
 	}
 	if v.back > 0 {
-		s += ", back " + brief(v.back)
+		s += ", back " + v.back.Round(time.Millisecond).String()
 	}
 	return s
-}
-
-func brief(d time.Duration) string {
-	if d < time.Second {
-		return fmt.Sprintf("%dms", d.Milliseconds())
-	}
-	return fmt.Sprintf("%.1fs", d.Seconds())
 }
 
 func (m *matrix) note(t testing.TB, row string, column Action, v verdict) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.cells == nil {
-		m.cells = map[string]string{}
-	}
-	if !slices.Contains(m.rows, row) {
-		m.rows = append(m.rows, row)
+		m.cells = map[cell]string{}
 	}
 	if !slices.Contains(m.columns, column) {
 		m.columns = append(m.columns, column)
@@ -69,50 +63,48 @@ func (m *matrix) note(t testing.TB, row string, column Action, v verdict) {
 	if t.Failed() || v.late != nil {
 		verdict = "FAIL"
 	}
-	m.cells[row+"\n"+string(column)] = verdict + " " + v.String()
+	m.cells[cell{row, column}] = verdict + " " + v.String()
 }
 
 // String is the table, in the order of the protocol.
 func (m *matrix) String() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	order := func(name string) int { return slices.IndexFunc(m.order, func(p phase) bool { return p.name == name }) }
-	slices.SortStableFunc(m.rows, func(a, b string) int { return cmp.Compare(order(a), order(b)) })
 	slices.SortFunc(m.columns, func(a, b Action) int {
 		return cmp.Or(cmp.Compare(slices.Index(everyAction, a), slices.Index(everyAction, b)), cmp.Compare(a, b))
 	})
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 1, ' ', 0)
-	line := func(first string, cell func(a Action) string) {
-		fmt.Fprint(w, first)
-		for _, a := range m.columns {
-			fmt.Fprintf(w, "\t| %s", cmp.Or(cell(a), "-"))
-		}
-		fmt.Fprintln(w)
+	for _, c := range m.columns {
+		fmt.Fprintf(w, "\t| %s", c)
 	}
-	line("", func(a Action) string { return string(a) })
-	for _, r := range m.rows {
-		line(r, func(a Action) string { return m.cells[r+"\n"+string(a)] })
+	for _, p := range m.rows {
+		fmt.Fprintf(w, "\n%s", p.name)
+		for _, c := range m.columns {
+			fmt.Fprintf(w, "\t| %s", cmp.Or(m.cells[cell{p.name, c}], "-"))
+		}
 	}
 	w.Flush()
 	return b.String()
 }
 
-// phase is one step of the protocol at which faults are made. The name ends
-// with who writes the frame, r or s, where both write one of its kind.
+// phase is a step of the protocol at which faults are injected. Where both sides
+// write such a frame, the name ends with the writer, r or s.
 type phase struct {
 	name string
 	step Step
 	to   Direction
 	nth  int
 	tune func(r, s *kvconn.Config)
-	// fatal says that losing or repeating this frame may fail the ticket; for
-	// the others it must be repaired.
+	// fatal: losing or repeating this frame may fail the ticket; otherwise it must be
+	// repaired.
 	fatal bool
 	// answer and drive, when set, replace the two sides of the transfer.
-	answer func(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source)
-	drive  func(ctx context.Context, w *World, spec kvconn.TicketSpec) error
+	answer answerFunc
+	drive  func(w *World, ctx context.Context, spec kvconn.TicketSpec) error
 	want   ticket.Outcome // of drive without harm; "" is done
+	// process: real processes suffer here too.
+	process bool
 }
 
 var everyAction = []Action{Kill, Pause, Stall, Drop, Duplicate, Reorder, Truncate, FlipHead, FlipBody, FlipTail, Slow, Partition, Blip}
@@ -137,31 +129,31 @@ var phases = []phase{
 	{name: "handshake-proof-s", step: Proved, to: ToReceiver, fatal: true},
 	{name: "handshake-banner-r", step: Banner, to: ToSender, fatal: true},
 	{name: "handshake-banner-s", step: Banner, to: ToReceiver, fatal: true},
-	{name: "handshake-hello-r", step: Hello, to: ToSender, fatal: true},
-	{name: "handshake-hello-s", step: Hello, to: ToReceiver, fatal: true},
-	{name: "handshake-ready", step: Ready, to: ToSender, fatal: true},
-	{name: "handshake-bind", step: Bind, to: ToSender, fatal: true},
-	{name: "handshake-bound", step: Bound, to: ToReceiver, fatal: true},
-	{name: "ticket", step: Ticket, to: ToSender, fatal: true},
-	{name: "ticket-accepted", step: Accepted, to: ToReceiver, fatal: true},
-	{name: "data-first", step: Rows, to: ToReceiver},
-	{name: "data-middle", step: Rows, to: ToReceiver, nth: 7},
-	{name: "data-last", step: Rows, to: ToReceiver, nth: 14},
+	{name: "handshake-hello-r", step: Hello, to: ToSender, fatal: true, process: true},
+	{name: "handshake-hello-s", step: Hello, to: ToReceiver, fatal: true, process: true},
+	{name: "handshake-ready", step: Ready, to: ToSender, fatal: true, process: true},
+	{name: "handshake-bind", step: Bind, to: ToSender, fatal: true, process: true},
+	{name: "handshake-bound", step: Bound, to: ToReceiver, fatal: true, process: true},
+	{name: "ticket", step: Ticket, to: ToSender, fatal: true, process: true},
+	{name: "ticket-accepted", step: Accepted, to: ToReceiver, fatal: true, process: true},
+	{name: "data-first", step: Rows, to: ToReceiver, process: true},
+	{name: "data-middle", step: Rows, to: ToReceiver, nth: 7, process: true},
+	{name: "data-last", step: Rows, to: ToReceiver, nth: 14, process: true},
 	{name: "data-two-conns", step: Rows, to: ToReceiver, nth: 3, tune: twoBulk},
 	{name: "data-batch", step: Rows, to: ToReceiver, nth: 2, tune: batches},
 	{name: "data-sent", step: Sent, to: ToReceiver},
 	{name: "data-sent-two-conns", step: Sent, to: ToReceiver, tune: twoBulk},
 	{name: "resend", step: Resend, to: ToSender, fatal: true, answer: wrongOnce},
-	{name: "revoke", step: Revoke, to: ToSender, fatal: true, answer: firstLayer, drive: revokeHalfway, want: ticket.Cancelled},
-	{name: "revoke-ack", step: RevokeAck, to: ToReceiver, fatal: true, answer: firstLayer, drive: revokeHalfway, want: ticket.Cancelled},
-	{name: "commit", step: Commit, to: ToReceiver, fatal: true},
-	{name: "release", step: Received, to: ToSender, fatal: true},
-	{name: "idle-ping", step: Ping, to: ToSender, fatal: true},
+	{name: "revoke", step: Revoke, to: ToSender, fatal: true, answer: firstLayer, drive: (*World).revokeHalfway, want: ticket.Cancelled},
+	{name: "revoke-ack", step: RevokeAck, to: ToReceiver, fatal: true, answer: firstLayer, drive: (*World).revokeHalfway, want: ticket.Cancelled},
+	{name: "commit", step: Commit, to: ToReceiver, fatal: true, process: true},
+	{name: "release", step: Received, to: ToSender, fatal: true, process: true},
+	{name: "idle-ping", step: Ping, to: ToSender, fatal: true, process: true},
 	{name: "idle-pong", step: Pong, to: ToReceiver, fatal: true},
-	{name: "idle-beat", step: Beat, to: ToReceiver},
+	{name: "idle-beat", step: Beat, to: ToReceiver, process: true},
 }
 
-// faultCase makes one fault during a transfer, then heals and transfers again.
+// faultCase injects one fault into a transfer, then heals and transfers again.
 func faultCase(t *testing.T, f Factory, w *World, ch *Chaos, p phase, act Action) (v verdict) {
 	slow := func(format string, args ...any) { v.late = errors.Join(v.late, fmt.Errorf(format, args...)) }
 	idle := strings.HasPrefix(p.name, "idle")
@@ -173,35 +165,25 @@ func faultCase(t *testing.T, f Factory, w *World, ch *Chaos, p phase, act Action
 	ctx, cancel := context.WithTimeout(t.Context(), patience*limit) // bounds what hangs; the clock judges
 	defer cancel()
 	if p.answer != nil {
-		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
-			if o.Ticket().RequestID == "during" {
-				p.answer(ctx, w, o, src)
-			} else {
-				w.Compute(ctx, o, src)
-			}
-		}
+		w.Answer = answerTo("during", p.answer, w.Compute)
 	}
 	drive := p.drive
 	if drive == nil {
-		drive = func(ctx context.Context, w *World, spec kvconn.TicketSpec) error { return w.Fetch(ctx, spec) }
+		drive = (*World).Fetch
 	}
 	ch.Arm(Rule{Step: p.step, To: p.to, Nth: p.nth, Action: act})
 	start, began := w.Clock.Now(), time.Now()
 	if idle {
 		time.Sleep(3 * w.RConfig.KeepAlive)
 	}
-	err := drive(ctx, w, w.Spec("during", 100, 18, 16))
+	err := drive(w, ctx, w.Spec("during", 100, 18, 16))
 	v.took, v.outcome = time.Since(began), kvconn.OutcomeOf(err, "untyped")
 	if took := w.Clock.Since(start); took >= limit {
 		slow("not over after %v", took)
 	}
-	for from := w.Clock.Now(); ch.Hits() == 0; time.Sleep(w.RConfig.KeepAlive / 4) {
-		if w.Clock.Since(from) > w.RConfig.PeerSilence {
-			if p.step != Sent && !f.as(v.outcome, "") { // a ticket that is received first needs no marks
-				slow("no frame was hit")
-			}
-			break
-		}
+	hit := w.within(w.RConfig.PeerSilence, func() bool { return ch.Hits() > 0 })
+	if !hit && p.step != Sent && !f.outcomeIs(v.outcome, "") { // a ticket that is received first needs no marks
+		slow("no frame was hit")
 	}
 	if err == nil && slices.Contains([]Step{Received, Sent, Ping, Pong, Beat}, p.step) { // it may show only now
 		time.Sleep(w.RConfig.PeerSilence + 2*w.RConfig.KeepAlive)
@@ -210,15 +192,15 @@ func faultCase(t *testing.T, f Factory, w *World, ch *Chaos, p phase, act Action
 	allowed := []ticket.Outcome{unharmed, ticket.Dead, ticket.Late, ticket.Corrupt, ticket.Incompatible}
 	repaired := slices.Contains([]Action{Drop, Duplicate, Reorder}, act) && !p.fatal || act == FlipTail && p.step == Rows ||
 		act == Slow || act == Blip
-	apart := f.apart(err)                                        // what a fault of the handshake comes to,
-	meant := strings.HasPrefix(p.name, "handshake") && !repaired // else a slow machine
+	apart := f.apart(err) // by a fault of the handshake, else by a slow machine
+	meant := strings.HasPrefix(p.name, "handshake") && !repaired
 	early := errors.Is(err, errEarly) || !f.Bubble && apart && !meant
 	if early {
 		slow("outcome %q: %v", v.outcome, err)
 	} else if !apart && !slices.Contains(allowed, v.outcome) {
 		t.Errorf("outcome %q: %v", v.outcome, err)
 	}
-	if repaired && !early && !f.as(v.outcome, unharmed) {
+	if repaired && !early && !f.outcomeIs(v.outcome, unharmed) {
 		t.Errorf("must be repaired, not failed: %v", err)
 	}
 	known := w.long(time.Second)
@@ -243,28 +225,23 @@ var errEarly = errors.New("over before the revoke")
 // recovery bounds the time from the end of a fault to the next good transfer.
 const recovery = 2 * time.Second
 
-// patience is how many times longer than it should something may take before
-// it counts as hanging, on a machine that does not run us.
+// patience multiplies a deadline to the time after which something hangs, even on a
+// machine that hardly runs us.
 const patience = 20
 
-// firstLayer pushes one layer and then nothing.
-func firstLayer(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) {
+// firstLayer pushes one layer and nothing more.
+func firstLayer(ctx context.Context, o *kvconn.Outgoing, src *Source) {
 	if o.Accept(src) == nil {
 		o.Push(0, []int{0, 1, 2, 3, 4})
 		<-ctx.Done()
 	}
 }
 
-// revokeHalfway revokes once something has come, and checks that the fence
-// does not wait for the peer: unless the peer writes into the blocks itself,
-// and is silent; then for the end of its mapping, which the session's end
-// brings about.
-func revokeHalfway(ctx context.Context, w *World, spec kvconn.TicketSpec) error {
-	s, err := w.Receiver.Open(ctx, w.Addr, w.SConfig.Identity.PeerID)
-	if err != nil {
-		return w.typed(err)
-	}
-	in, err := s.Request(ctx, spec)
+// revokeHalfway revokes once something has come, and checks that the fence does not
+// wait for the peer. Only where the peer writes into the blocks itself does it wait,
+// at most until the session ends and with it the peer's mapping.
+func (w *World) revokeHalfway(ctx context.Context, spec kvconn.TicketSpec) error {
+	in, err := w.requestFrom(ctx, w.Addr, w.SConfig.Identity.PeerID, spec)
 	if err != nil {
 		return w.typed(err)
 	}
@@ -291,8 +268,8 @@ func revokeHalfway(ctx context.Context, w *World, spec kvconn.TicketSpec) error 
 	return w.typed(err)
 }
 
-// settledFetch transfers once more on the healed transport. A session that
-// the fault has wounded may have to be found dead first.
+// settledFetch transfers on the healed transport. A session that the fault has
+// wounded may have to be found dead first.
 func (f Factory) settledFetch(t *testing.T, w *World) error {
 	return f.tries(w, 3, func(n int) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 4*w.RConfig.TicketTimeout)
@@ -301,20 +278,20 @@ func (f Factory) settledFetch(t *testing.T, w *World) error {
 	})
 }
 
-// apart tells whether the two ends of memory between two pools did not come together in
-// time: either side refuses the session then, so that another way is taken.
+// apart reports whether a session was refused because the two ends of the memory
+// between the pools did not meet in time.
 func (f Factory) apart(err error) bool {
 	return f.Joined && kvconn.OutcomeOf(err, "") == ticket.Refused && strings.Contains(err.Error(), context.DeadlineExceeded.Error())
 }
 
-// tries does something until it works, n times. On a real clock a loaded
-// machine may take a peer for silent or late: then the tries go on for as long
-// as a recovery may take, and a long one is the caller's to judge.
+// tries calls do until it works, n times at most. On a real clock, where a loaded
+// machine may take a peer for silent or late, the tries go on for as long as a
+// recovery may take.
 func (f Factory) tries(w *World, n int, do func(n int) error) error {
 	start := w.Clock.Now()
 	for try := 0; ; try++ {
 		err := do(try)
-		if err == nil || try+1 >= n && (f.Bubble || !f.as(kvconn.OutcomeOf(err, ""), "") && !f.apart(err) || w.Clock.Since(start) > w.long(recovery)) {
+		if err == nil || try+1 >= n && (f.Bubble || !f.outcomeIs(kvconn.OutcomeOf(err, ""), "") && !f.apart(err) || w.Clock.Since(start) > w.long(recovery)) {
 			return err
 		}
 	}

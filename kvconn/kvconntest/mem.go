@@ -1,9 +1,10 @@
-// Package kvconntest holds what kvconn and its transports are tested with: an
-// in-memory transport that works under testing/synctest, a fault layer over
-// any transport, a fake KV memory, and the conformance suite Run.
+// Package kvconntest tests kvconn and its transports: an in-memory transport that works
+// under testing/synctest, a fault layer over any transport, a fake KV memory, and the
+// conformance suite Run.
 package kvconntest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -95,7 +96,7 @@ func (l *memListener) Close() error {
 		delete(l.m.listeners, string(l.addr))
 		l.m.mu.Unlock()
 		close(l.closed)
-		for { // those that nobody accepted
+		for { // connections that nobody accepted
 			select {
 			case c := <-l.queue:
 				c.Close()
@@ -109,110 +110,94 @@ func (l *memListener) Close() error {
 
 // half is one direction of a connection.
 type half struct {
-	mu       sync.Mutex
-	change   chan struct{} // closed and replaced at every change
-	data     []byte
-	limit    int
-	eof      bool // the writer has closed
-	broken   bool // the reader has closed
-	readBy   time.Time
-	writeBy  time.Time
-	consumed int // bytes at the front of data already read
+	mu      sync.Mutex
+	change  chan struct{} // closed and replaced at every change
+	data    []byte
+	limit   int
+	eof     bool // the writer has closed
+	broken  bool // the reader has closed
+	readBy  time.Time
+	writeBy time.Time
 }
 
 func newHalf(limit int) *half { return &half{limit: limit, change: make(chan struct{})} }
 
-// update applies f and tells everybody who waits.
+// update applies f and wakes all that wait.
 func (h *half) update(f func()) {
 	h.mu.Lock()
+	defer h.mu.Unlock()
 	f()
 	close(h.change)
 	h.change = make(chan struct{})
-	h.mu.Unlock()
 }
 
-// await waits for a change after the one seen, or for the deadline.
-func await(change chan struct{}, by time.Time) error {
-	if by.IsZero() {
-		<-change
-		return nil
-	}
-	left := time.Until(by)
-	if left <= 0 {
-		return os.ErrDeadlineExceeded
-	}
-	t := time.NewTimer(left)
-	defer t.Stop()
-	select {
-	case <-change:
-		return nil
-	case <-t.C:
-		return os.ErrDeadlineExceeded
-	}
-}
-
-func (h *half) read(b []byte) (int, error) {
+// await repeats step after each change until it succeeds, or until the deadline *by.
+func (h *half) await(by *time.Time, step func() bool) error {
 	for {
-		n, done := 0, false
-		var change chan struct{}
-		var by time.Time
 		h.mu.Lock()
-		switch {
-		case h.broken:
-			h.mu.Unlock()
-			return 0, net.ErrClosed
-		case len(h.data) > h.consumed:
-			n = copy(b, h.data[h.consumed:])
-			h.consumed += n
-			if h.consumed == len(h.data) {
-				h.data, h.consumed = h.data[:0], 0
-			}
+		done, change, late := step(), h.change, after(*by)
+		if done {
 			close(h.change)
 			h.change = make(chan struct{})
-			done = true
-		case h.eof:
-			h.mu.Unlock()
-			return 0, io.EOF
-		default:
-			change, by = h.change, h.readBy
 		}
 		h.mu.Unlock()
 		if done {
-			return n, nil
+			return nil
 		}
-		if err := await(change, by); err != nil {
-			return 0, err
+		select {
+		case <-change:
+		case <-late:
+			return os.ErrDeadlineExceeded
 		}
 	}
 }
 
-func (h *half) write(b []byte) (n int, err error) {
-	for len(b) > 0 {
-		h.mu.Lock()
-		room := h.limit - (len(h.data) - h.consumed)
-		switch {
-		case h.eof:
-			h.mu.Unlock()
-			return n, net.ErrClosed
-		case h.broken:
-			h.mu.Unlock()
-			return n, io.ErrClosedPipe
-		case room > 0:
-			m := min(room, len(b))
-			h.data = append(h.data, b[:m]...)
-			b, n = b[m:], n+m
-			close(h.change)
-			h.change = make(chan struct{})
-			h.mu.Unlock()
-			continue
-		}
-		change, by := h.change, h.writeBy
-		h.mu.Unlock()
-		if err := await(change, by); err != nil {
-			return n, err
-		}
+// after fires at a deadline; the zero time is none.
+func after(by time.Time) <-chan time.Time {
+	if by.IsZero() {
+		return nil
 	}
-	return n, nil
+	return time.After(time.Until(by))
+}
+
+func (h *half) read(b []byte) (n int, err error) {
+	late := h.await(&h.readBy, func() bool {
+		switch {
+		case h.broken:
+			err = net.ErrClosed
+		case len(h.data) > 0:
+			n = copy(b, h.data)
+			h.data = h.data[n:]
+		case h.eof:
+			err = io.EOF
+		default:
+			return false
+		}
+		return true
+	})
+	return n, cmp.Or(err, late)
+}
+
+func (h *half) write(b []byte) (n int, err error) {
+	for len(b) > 0 && err == nil {
+		late := h.await(&h.writeBy, func() bool {
+			room := min(h.limit-len(h.data), len(b))
+			switch {
+			case h.eof:
+				err = net.ErrClosed
+			case h.broken:
+				err = io.ErrClosedPipe
+			case room > 0:
+				h.data = append(h.data, b[:room]...)
+				b, n = b[room:], n+room
+			default:
+				return false
+			}
+			return true
+		})
+		err = cmp.Or(err, late)
+	}
+	return n, err
 }
 
 // memConn is one end of a connection.

@@ -1,6 +1,7 @@
 package kvconntest
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -10,8 +11,8 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Row fills dst with the bytes that row (layer, plane, head, position) of the
-// sequence seed has. Every byte depends on all of them.
+// Row fills dst with the row (layer, plane, head, position) of the sequence seed. Every
+// byte depends on all of them.
 func Row(dst []byte, seed uint64, layer, plane, head, pos int) {
 	x := mix(seed ^ uint64(layer)<<48 ^ uint64(plane)<<40 ^ uint64(head)<<24 ^ uint64(pos))
 	for i := range dst {
@@ -42,13 +43,9 @@ func layerOf(l kvlayout.Layout, layer int) *kvlayout.Layer { return &l.Resolve()
 // empty where rows have none.
 func eachRow(l *kvlayout.Layer, packed []byte, n int, f func(plane, head, at int, row, scale []byte)) {
 	l.Parts(packed, n, func(plane, head int, rows, scales []byte) {
+		size, scale := l.RowBytes(plane), l.ScaleBytes()
 		for at := range n {
-			size, scale := l.RowBytes(plane), l.ScaleBytes()
-			if scale > 0 {
-				f(plane, head, at, rows[at*size:][:size], scales[at*scale:][:scale])
-			} else {
-				f(plane, head, at, rows[at*size:][:size], nil)
-			}
+			f(plane, head, at, rows[at*size:][:size], scales[at*scale:][:scale])
 		}
 	})
 }
@@ -71,19 +68,17 @@ type Pool struct {
 	Expect func(seed uint64, layer, first, rows int) ([]byte, error)
 
 	mu     sync.Mutex
-	data   map[poolKey][]byte // packed rows as they were stored
-	blocks map[poolKey][]byte // memory that View has given out, a block each
+	stored map[poolKey]bool // and not given up since
 	gens   []uint32
 	stores int
 	pushed int // of them
 	errs   []string
 
-	// Of a shared pool: all blocks, where each layer's begin, and which of
-	// them were given up and so must not change any more.
-	shared []byte
-	layers []int
-	idle   map[poolKey]bool
-	gpu    GPU // whose memory shared is; nil: it is ours
+	mem    []byte // of all blocks
+	layers []kvconn.Span
+	idle   map[poolKey]bool // blocks given up, which must not change any more
+	shared bool             // a peer may write into mem
+	gpu    GPU              // whose memory mem is; nil: it is ours
 }
 
 type poolKey struct {
@@ -93,31 +88,26 @@ type poolKey struct {
 
 // NewPool makes a pool of empty blocks.
 func NewPool(layout kvlayout.Layout, blocks int) *Pool {
-	return &Pool{layout: layout, rows: layout.Resolve(), data: map[poolKey][]byte{}, blocks: map[poolKey][]byte{}, gens: make([]uint32, blocks)}
+	d := kvconn.DevicePool(layout, blocks)
+	return &Pool{layout: layout, rows: layout.Resolve(), stored: map[poolKey]bool{}, gens: make([]uint32, blocks),
+		mem: make([]byte, d.Bytes), layers: d.Layers, idle: map[poolKey]bool{}}
 }
 
-// Share puts the pool into memory of alloc's, and describes it.
+// Share puts the pool into memory from alloc, and describes it.
 func (p *Pool) Share(alloc func(size int) (fd int, mem []byte)) *kvconn.Shared {
-	size := 0
-	d := &kvconn.Shared{Blocks: len(p.gens)}
-	for l := range p.rows {
-		block := p.rows[l].BlockBytes()
-		p.layers = append(p.layers, size)
-		d.Layers = append(d.Layers, kvconn.Span{Offset: int64(size), Stride: int64(block)})
-		size += block * len(p.gens)
-	}
-	d.FD, p.shared = alloc((size + 4095) / 4096 * 4096)
-	d.Bytes, p.idle = int64(len(p.shared)), map[poolKey]bool{}
+	d := kvconn.DevicePool(p.layout, len(p.gens)) // but of no device
+	d.FD, p.mem = alloc(int(d.Bytes+4095) / 4096 * 4096)
+	d.Bytes, d.Device, p.shared = int64(len(p.mem)), false, true
 	return d
 }
 
-// block is one block of a shared pool.
+// block is the memory of one block.
 func (p *Pool) block(k poolKey) []byte {
-	size := p.rows[k.layer].BlockBytes()
-	return p.shared[p.layers[k.layer]+int(k.block)*size:][:size]
+	l := p.layers[k.layer]
+	return p.mem[l.Offset+int64(k.block)*l.Stride:][:l.Stride]
 }
 
-// abandoned is what a shared block is filled with when it is given up.
+// abandoned is what a block is filled with when it is given up.
 const abandoned = 0xee
 
 // untouched notes every block that was written after it was given up.
@@ -131,11 +121,8 @@ func (p *Pool) untouched() {
 
 // unchanged needs mu.
 func (p *Pool) unchanged(k poolKey) {
-	for _, b := range p.block(k) {
-		if b != abandoned {
-			p.errs = append(p.errs, fmt.Sprintf("layer %d block %d was written after the fence", k.layer, k.block))
-			return
-		}
+	if slices.ContainsFunc(p.block(k), func(b byte) bool { return b != abandoned }) {
+		p.errs = append(p.errs, fmt.Sprintf("layer %d block %d was written after the fence", k.layer, k.block))
 	}
 }
 
@@ -176,14 +163,9 @@ func (p *Pool) Reclaim(dest []kvconn.Dest) {
 		p.gens[d.Block]++
 		for l := range p.rows {
 			k := poolKey{l, d.Block}
-			delete(p.data, k)
-			delete(p.blocks, k)
-			if p.shared != nil {
-				for i := range p.block(k) {
-					p.block(k)[i] = abandoned
-				}
-				p.idle[k] = true
-			}
+			delete(p.stored, k)
+			copy(p.block(k), bytes.Repeat([]byte{abandoned}, len(p.block(k))))
+			p.idle[k] = true
 		}
 	}
 }
@@ -206,7 +188,7 @@ func (p *Pool) Pushed() int {
 func (p *Pool) Errors() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return append([]string(nil), p.errs...)
+	return slices.Clone(p.errs)
 }
 
 // Sink returns a sink for the blocks dest, held under those generations.
@@ -230,22 +212,19 @@ func (s *poolSink) Store(layer int, dst int32, row, rows, firstPos int, packed [
 	}
 	sums := make([]uint64, l.Heads)
 	digest(l, firstPos, rows, packed, sums)
-	for h := range sums {
-		if sums[h] != digests[h] {
-			return kvconn.ErrDigest
-		}
+	if !slices.Equal(sums, digests) {
+		return kvconn.ErrDigest
 	}
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
 	s.p.stores++
 	s.p.held(s, dst)
-	if _, ok := s.p.data[poolKey{layer, dst}]; ok && s.p.shared == nil { // a peer may have written it again
+	k := poolKey{layer, dst}
+	if s.p.stored[k] && !s.p.shared { // a peer may have written it again
 		s.p.errs = append(s.p.errs, fmt.Sprintf("second store into layer %d block %d", layer, dst))
 	}
-	s.p.data[poolKey{layer, dst}] = append([]byte(nil), packed...)
-	if s.p.shared != nil && rows == s.p.layout.BlockTokens {
-		copy(s.p.block(poolKey{layer, dst}), packed)
-	}
+	s.p.stored[k] = true
+	l.Copy(s.p.block(k), l.BlockTokens, 0, packed, rows, 0, rows)
 	return nil
 }
 
@@ -257,14 +236,7 @@ func (s *poolSink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
 	s.p.held(s, dst)
-	k := poolKey{layer, dst}
-	if s.p.shared != nil {
-		return s.p.block(k), true
-	}
-	if s.p.blocks[k] == nil {
-		s.p.blocks[k] = make([]byte, s.p.rows[layer].PackedBytes(rows))
-	}
-	return s.p.blocks[k], true
+	return s.p.block(poolKey{layer, dst}), true
 }
 
 // Verify implements kvconn.ViewSink.
@@ -289,8 +261,8 @@ func digest(l *kvlayout.Layer, firstPos, rows int, packed []byte, sums []uint64)
 	})
 }
 
-// Check compares blocks with the rows that sequence seed has; skip says which
-// indexes are not looked at.
+// Check compares blocks with the rows that sequence seed has, but for those that skip
+// reports.
 func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(layer, index int) bool) (err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -308,12 +280,11 @@ func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(l
 			} else if want, err = p.Expect(seed, l, first, rows); err != nil {
 				return err
 			}
-			got := p.data[poolKey{l, d.Block}]
-			if p.shared != nil && rows == p.layout.BlockTokens { // not what was verified, but what is there now
-				got = p.block(poolKey{l, d.Block})
-			}
-			if string(got) != string(want) {
-				return fmt.Errorf("layer %d block %d (index %d): %d bytes stored, want %d, or they differ", l, d.Block, i, len(got), len(want))
+			got := make([]byte, len(want)) // not as it was verified, but as it is now
+			k := poolKey{l, d.Block}
+			p.rows[l].Copy(got, rows, 0, p.block(k), p.layout.BlockTokens, 0, rows)
+			if !p.stored[k] || !bytes.Equal(got, want) {
+				return fmt.Errorf("layer %d block %d (index %d): stored %t, or its rows differ", l, d.Block, i, p.stored[k])
 			}
 		}
 	}
@@ -371,7 +342,7 @@ func (s *Source) View(layer, index, firstPos, rows int, digests []uint64) ([]byt
 func (s *Source) fill(l *kvlayout.Layer, firstPos, rows int, dst []byte) {
 	eachRow(l, dst, rows, func(plane, head, at int, row, scale []byte) {
 		Row(row, s.Seed, l.Number, plane, head, firstPos+at)
-		if scale != nil { // positive, finite and not too small: as a step makes them
+		if len(scale) > 0 { // positive, finite and not too small: as a step makes them
 			Row(scale, s.Seed, l.Number, plane+2, head, firstPos+at)
 			scale[3] = 0x10 + scale[3]&0x3f
 		}

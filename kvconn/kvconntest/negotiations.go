@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -38,11 +37,7 @@ var negotiations = []leafCase{
 	{name: "four-bulk-connections", tune: func(r, s *kvconn.Config) { r.BulkConns = 4; s.BatchBytes = 1 }, run: works},
 	{name: "other-epoch", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		w.SConfig.Identity.Epoch = 9 // what we expect; the sender says 1
-		err := w.Fetch(t.Context(), w.Spec("epoch", 1, 9, 0))
-		var d *kvconn.Incompatible
-		if kvconn.OutcomeOf(err, "") != ticket.Dead || !errors.As(err, &d) || d.Field != "epoch" {
-			t.Errorf("want dead by epoch, have %v", err)
-		}
+		differs(t, w.Fetch(t.Context(), w.Spec("epoch", 1, 9, 0)), ticket.Dead, "epoch")
 	}},
 }
 
@@ -63,7 +58,7 @@ const (
 func protocols(lo, hi int) string { return fmt.Sprintf("%d-%d", lo, hi) }
 
 // speaks expects transfers to work, in frames of one version only.
-func speaks(version int) func(t *testing.T, f Factory, w *World, ch *Chaos) {
+func speaks(version int) caseFunc {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		var frames atomic.Int64
 		ch.Trace(func(_ int, to Direction, step Step, frame []byte) {
@@ -82,14 +77,12 @@ func speaks(version int) func(t *testing.T, f Factory, w *World, ch *Chaos) {
 
 func works(t *testing.T, f Factory, w *World, ch *Chaos) {
 	for n := range 3 {
-		if err := w.Fetch(t.Context(), w.Spec("works", int32(n), 41, 16*n)); err != nil {
-			t.Error(err)
-		}
+		w.expect(ticket.Done, w.Spec("works", int32(n), 41, 16*n))
 	}
 }
 
-// anotherSize expects transfers to work, but where slots are of one size: then another way
-// has to be taken.
+// anotherSize expects transfers to work, or the session to be refused where slots have
+// one size.
 func anotherSize(t *testing.T, f Factory, w *World, ch *Chaos) {
 	if !f.Joined {
 		works(t, f, w, ch)
@@ -102,26 +95,32 @@ func anotherSize(t *testing.T, f Factory, w *World, ch *Chaos) {
 
 // refused expects the same refusal on both sides, each with its own value
 // first; the sender's shows in its metrics.
-func refused(field, ours, theirs string) func(t *testing.T, f Factory, w *World, ch *Chaos) {
+func refused(field, ours, theirs string) caseFunc {
 	return func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		err := w.Fetch(t.Context(), w.Spec("refused", 1, 9, 0))
-		var d *kvconn.Incompatible
-		if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !errors.As(err, &d) {
-			t.Fatalf("want incompatible, have %v", err)
-		}
-		if want := (kvconn.Incompatible{Field: field, Ours: ours, Theirs: theirs}); *d != want {
-			t.Errorf("have %+v, want %+v", *d, want)
+		d := differs(t, w.Fetch(t.Context(), w.Spec("refused", 1, 9, 0)), ticket.Incompatible, field)
+		if d.Ours != ours || d.Theirs != theirs {
+			t.Errorf("have %+v, want ours %s, theirs %s", d, ours, theirs)
 		}
 		if n := w.Pool.Stores(); n != 0 {
 			t.Errorf("%d stores", n)
 		}
 		label, _, _ := strings.Cut(field, "[")
-		const name = "xpyd_kvconn_handshake_refusals_total"
-		for start := w.Clock.Now(); w.Value(w.SMetrics, name, label) == 0 && w.Clock.Since(start) < w.RConfig.PeerSilence; {
-			time.Sleep(w.RConfig.KeepAlive / 4)
-		}
-		if r, s := w.Value(w.RMetrics, name, label), w.Value(w.SMetrics, name, label); r != 1 || s != 1 {
+		w.within(w.RConfig.PeerSilence, func() bool { return w.Value(w.SMetrics, refusals, label) > 0 })
+		if r, s := w.Value(w.RMetrics, refusals, label), w.Value(w.SMetrics, refusals, label); r != 1 || s != 1 {
 			t.Errorf("refusals counted for %s: %v by the receiver, %v by the sender", field, r, s)
 		}
 	}
+}
+
+const refusals = "xpyd_kvconn_handshake_refusals_total"
+
+// differs checks that an error names the field by which the peers do not match, and
+// returns what it says.
+func differs(t testing.TB, err error, want ticket.Outcome, field string) kvconn.Incompatible {
+	t.Helper()
+	var d *kvconn.Incompatible
+	if !errors.As(err, &d) || kvconn.OutcomeOf(err, "") != want || d.Field != field {
+		t.Fatalf("want %s by %s, have %v", want, field, err)
+	}
+	return *d
 }

@@ -25,9 +25,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// childEnv makes a test binary one peer of a world: "sender" or "receiver",
-// the stretch of its deadlines, and the step, the number of the frame and the
-// signal of its fault, if any.
+// childEnv makes a test binary one peer of a world: "sender" or "receiver", the stretch
+// of its deadlines, and the phase and the signal of its fault, if any.
 const childEnv = "XPYD_KVCONNTEST_CHILD"
 
 // Signals that end or stop a process; the columns of the process matrix.
@@ -38,12 +37,15 @@ const (
 
 var signals = map[Action]syscall.Signal{ProcessKill: syscall.SIGKILL, ProcessPause: syscall.SIGSTOP}
 
-// Child runs the other process of Processes, and tells whether this is one.
-// Call it first in TestMain.
-func Child(f Factory) bool {
+// Main is a transport's TestMain, which also runs the other process of Processes and
+// Lossy. The cases that may run in parallel are more than the cores: they wait for
+// deadlines more than they compute.
+func Main(m *testing.M, f Factory, parallel int) {
 	args := strings.Fields(os.Getenv(childEnv))
 	if len(args) == 0 {
-		return false
+		flag.Parse()
+		flag.Set("test.parallel", strconv.Itoa(parallel))
+		os.Exit(m.Run())
 	}
 	run := child
 	if args[0] == "lossy" {
@@ -53,37 +55,22 @@ func Child(f Factory) bool {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	return true
 }
 
-// Main is a transport's TestMain. So many cases may run at once, more than there are
-// cores: they wait for deadlines more than they compute.
-func Main(m *testing.M, f Factory, parallel int) {
-	if Child(f) {
-		return
-	}
-	flag.Parse()
-	flag.Set("test.parallel", strconv.Itoa(parallel))
-	os.Exit(m.Run())
-}
-
-// orphan is the testing.TB of a process without a test: World needs one.
+// orphan is the testing.TB that World needs in a process without a test.
 type orphan struct{ testing.TB }
 
-func (orphan) Helper()                      {}
-func (orphan) Errorf(f string, args ...any) { fmt.Fprintf(os.Stdout, "error "+f+"\n", args...) }
-func (orphan) Error(args ...any)            { fmt.Fprintln(os.Stdout, "error", args) }
-func (orphan) Fatal(args ...any)            { fmt.Fprintln(os.Stdout, "error", args); os.Exit(1) }
-func (orphan) Fatalf(f string, args ...any) {
-	fmt.Fprintf(os.Stdout, "error "+f+"\n", args...)
-	os.Exit(1)
-}
-func (orphan) Context() context.Context     { return context.Background() }
-func (orphan) Cleanup(func())               {}
-func (orphan) TempDir() string              { return os.TempDir() }
-func (orphan) Name() string                 { return "child" }
-func (orphan) Logf(format string, a ...any) {}
-func (orphan) Log(a ...any)                 {}
+func (orphan) Helper()                        {}
+func (orphan) Errorf(f string, args ...any)   { fmt.Fprintf(os.Stdout, "error "+f+"\n", args...) }
+func (orphan) Error(args ...any)              { fmt.Fprintln(os.Stdout, "error", args) }
+func (orphan) Fatal(args ...any)              { fmt.Fprintln(os.Stdout, "error", args); os.Exit(1) }
+func (o orphan) Fatalf(f string, args ...any) { o.Errorf(f, args...); os.Exit(1) }
+func (orphan) Context() context.Context       { return context.Background() }
+func (orphan) Cleanup(func())                 {}
+func (orphan) TempDir() string                { return os.TempDir() }
+func (orphan) Name() string                   { return "child" }
+func (orphan) Logf(format string, a ...any)   {}
+func (orphan) Log(a ...any)                   {}
 
 // child serves until its standard input ends. A receiver first reads the
 // sender's address, then fetches once a line: name, seed, first block.
@@ -93,35 +80,19 @@ func child(f Factory, args []string) error {
 	if _, err := fmt.Sscan(args[1], &f.stretch); err != nil {
 		return err
 	}
-	var armed atomic.Bool
-	if len(args) == 5 {
-		var step, nth int
-		if _, err := fmt.Sscan(args[2]+" "+args[3], &step, &nth); err != nil {
-			return err
-		}
-		to := ToReceiver
-		if args[0] == "receiver" {
-			to = ToSender
-		}
-		armed.Store(!idle(Step(step)))
-		onFrame(ch, to, Step(step), nth, &armed, func() { strike(signals[Action(args[4])]) })
+	arm := func() {}
+	if len(args) == 4 {
+		all := processPhases()
+		p := all[slices.IndexFunc(all, func(p phase) bool { return p.name == args[2] })]
+		arm = beforeFrame(ch, p, func() { strike(signals[Action(args[3])]) })
 	}
 	w := f.world(orphan{}, ch, addr)
 	in := bufio.NewReader(os.Stdin)
 	if args[0] == "sender" {
 		fmt.Fprintln(os.Stdout, w.Addr)
-		for {
-			if _, err := in.ReadString('\n'); err != nil { // its end
-				return nil
-			}
-			armed.Store(true)
-		}
-	}
-	line, err := in.ReadString('\n')
-	if err != nil {
+	} else if _, err := fmt.Fscanln(in, &w.Addr); err != nil {
 		return err
 	}
-	w.Addr = strings.TrimSpace(line)
 	for {
 		var name string
 		var seed int32
@@ -129,8 +100,8 @@ func child(f Factory, args []string) error {
 		if _, err := fmt.Fscanln(in, &name, &seed, &first); err != nil {
 			return nil
 		}
-		if name == arm {
-			armed.Store(true)
+		if name == armNow {
+			arm()
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), hangs)
@@ -147,37 +118,37 @@ func child(f Factory, args []string) error {
 	}
 }
 
-// strike hits the calling thread, so that this very frame is not written: a
-// signal to the process may find another thread first.
+// strike signals the calling thread, so that this very frame is not written: a signal to
+// the process may hit another thread first.
 func strike(s syscall.Signal) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	syscall.RawSyscall(syscall.SYS_TGKILL, uintptr(os.Getpid()), uintptr(syscall.Gettid()), uintptr(s))
 }
 
-// idle tells whether a step comes between transfers, too: its fault is armed when
-// the first transfer is over, however long that takes.
+// idle reports whether a step also comes between transfers: its fault is armed when the
+// first transfer is over, however long that takes.
 func idle(step Step) bool { return step == Ping || step == Beat }
 
-// arm is what a child that is to be hit when it is idle is told then.
-const arm = "arm"
+// armNow tells a child, once it is idle, that its fault is due.
+const armNow = "arm"
 
-// onFrame calls f before the nth frame of a step and direction since it was armed
-// is written.
-func onFrame(ch *Chaos, to Direction, step Step, nth int, armed *atomic.Bool, f func()) {
+// beforeFrame calls f before the phase's frame is written, counted from arm on if the
+// phase is idle.
+func beforeFrame(ch *Chaos, p phase, f func()) (arm func()) {
+	var armed atomic.Bool
+	armed.Store(!idle(p.step))
 	n := 0
-	ch.Trace(func(_ int, dir Direction, st Step, _ []byte) {
-		if dir == to && same(step, st) && armed.Load() {
-			if n == nth {
+	ch.Trace(func(_ int, to Direction, step Step, _ []byte) {
+		if to == p.to && p.step.matches(step) && armed.Load() {
+			if n == p.nth {
 				f()
 			}
 			n++
 		}
 	})
+	return func() { armed.Store(true) }
 }
-
-// same tells whether a frame is of a step; rows that are placed are units too.
-func same(step, frame Step) bool { return frame == step || step == Unit && frame.CarriesRows() }
 
 // world makes one side of a process case.
 func (f Factory) world(t testing.TB, tr kvconn.Transport, addr string) *World {
@@ -224,15 +195,15 @@ func (p *peer) line() (string, error) {
 	return strings.TrimSpace(s), err
 }
 
-// answer is what a fetch has come to, and what the peer had to complain of.
-type answer struct {
+// result is the outcome of a fetch, and the peer's complaints.
+type result struct {
 	outcome ticket.Outcome // "" of a peer that is gone
 	why     string
 	wrong   []string
 }
 
 // outcome is how the peer's fetch has ended.
-func (p *peer) outcome() (a answer) {
+func (p *peer) outcome() (a result) {
 	for {
 		s, err := p.line()
 		if err != nil {
@@ -250,35 +221,29 @@ func (p *peer) outcome() (a answer) {
 	}
 }
 
-// processSteps are where a real process is ended or stopped: before a frame
-// that it writes, or that its peer is about to write.
-var processSteps = []phase{
-	{name: "handshake-hello-r", step: Hello, to: ToSender},
-	{name: "handshake-hello-s", step: Hello, to: ToReceiver},
-	{name: "handshake-ready", step: Ready, to: ToSender},
-	{name: "handshake-bind", step: Bind, to: ToSender},
-	{name: "handshake-bound", step: Bound, to: ToReceiver},
-	{name: "ticket", step: Ticket, to: ToSender},
-	{name: "ticket-accepted", step: Accepted, to: ToReceiver},
-	{name: "data-first", step: Unit, to: ToReceiver},
-	{name: "data-middle", step: Unit, to: ToReceiver, nth: 7},
-	{name: "data-last", step: Unit, to: ToReceiver, nth: 14},
-	{name: "commit", step: Commit, to: ToReceiver},
-	{name: "release", step: Received, to: ToSender},
-	{name: "idle-ping", step: Ping, to: ToSender, nth: 2},
-	{name: "idle-beat", step: Beat, to: ToReceiver, nth: 2},
+// processPhases are where a real process is ended or stopped: before a frame that it
+// writes, or that its peer is about to write.
+func processPhases() (all []phase) {
+	for _, p := range phases {
+		if idle(p.step) {
+			p.nth = 2 // since it is armed
+		}
+		if p.process {
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
-// Processes kills and stops real processes, the sender's and the receiver's,
-// at every step of the protocol, and checks what Run checks. TestMain must
-// call Child.
+// Processes kills and stops real processes, the sender's and the receiver's, at every step
+// of the protocol, and checks what Run checks. TestMain must be Main.
 func Processes(t *testing.T, f Factory) {
 	f.AtOnce = cmp.Or(f.AtOnce, 12) // of two processes each
 	f = f.realTime(t)
-	m := matrix{order: processSteps}
+	m := matrix{rows: processPhases()}
 	t.Run("case", func(t *testing.T) {
 		for _, victim := range []string{"sender", "receiver"} {
-			for _, p := range processSteps {
+			for _, p := range m.rows {
 				for _, act := range []Action{ProcessKill, ProcessPause} {
 					t.Run(fmt.Sprintf("%s/%s/%s", victim, p.name, act), func(t *testing.T) {
 						t.Parallel()
@@ -292,7 +257,7 @@ func Processes(t *testing.T, f Factory) {
 			}
 		}
 	})
-	t.Logf("%s: what the transfer that they took part in came to, and when:\n%s", t.Name(), &m)
+	t.Logf("%s: outcome and time of the transfer they took part in:\n%s", t.Name(), &m)
 }
 
 // scene is this process's world and the victim.
@@ -309,16 +274,15 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) (v
 	f, tr, addr := f.transport(t)
 	ch := NewChaos(tr)
 	s := &scene{World: f.world(t, ch, addr), f: f, t: t, victim: victim, idle: idle(p.step)}
-	var armed atomic.Bool
-	armed.Store(!s.idle)
+	arm := func() {}
 	defer s.Close()
 	if own := map[string]Direction{"sender": ToReceiver, "receiver": ToSender}[victim]; own == p.to {
-		s.start(fmt.Sprint(uint8(p.step)), fmt.Sprint(p.nth), string(act))
+		s.start(p.name, string(act))
 	} else {
-		onFrame(ch, p.to, p.step, p.nth, &armed, func() {
+		arm = beforeFrame(ch, p, func() {
 			p := s.peer.Load() // there will be another
 			p.signal(signals[act])
-			for by := time.Now().Add(hangs); !p.is(act) && time.Now().Before(by); {
+			for by := time.Now().Add(hangs); !p.hasSuffered(act) && time.Now().Before(by); {
 				time.Sleep(time.Millisecond)
 			}
 		})
@@ -329,8 +293,8 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) (v
 			v.late = fmt.Errorf("before the fault: %s", o)
 			return v
 		}
-		armed.Store(true)
-		s.peer.Load().say("%s 0 0", arm)
+		arm()
+		s.peer.Load().say("%s 0 0", armNow)
 	}
 	start, began := s.Clock.Now(), time.Now()
 	during, hit := s.strike(act)
@@ -365,7 +329,7 @@ func processCase(t *testing.T, f Factory, victim string, p phase, act Action) (v
 	}
 	allowed := []ticket.Outcome{ticket.Done, ticket.Dead, ticket.Late, ticket.Corrupt}
 	if s.f.Joined && act == ProcessPause {
-		allowed = append(allowed, ticket.Refused) // our end waits for a stopped sender's as for one that does not reach it
+		allowed = append(allowed, ticket.Refused) // a stopped sender's end does not come, as one that cannot reach us
 	}
 	if !slices.Contains(allowed, v.outcome) {
 		t.Errorf("outcome %q: %s", v.outcome, why)
@@ -424,7 +388,7 @@ func (s *scene) start(fault ...string) {
 
 // strike makes transfers until the victim is hit, and returns the last one. On
 // a loaded machine one may fail before it comes to the frame.
-func (s *scene) strike(act Action) (during chan answer, hit bool) {
+func (s *scene) strike(act Action) (during chan result, hit bool) {
 	for n := range 12 {
 		if during != nil {
 			s.outcome(during)
@@ -437,7 +401,7 @@ func (s *scene) strike(act Action) (during chan answer, hit bool) {
 			wait = s.long(3 * time.Second)
 		}
 		for start := s.Clock.Now(); s.Clock.Since(start) < wait; time.Sleep(time.Millisecond) {
-			if s.peer.Load().is(act) {
+			if s.peer.Load().hasSuffered(act) {
 				return during, true
 			}
 			if len(during) > 0 && !s.idle { // it is over: if it was not hit now, it will not be
@@ -449,7 +413,7 @@ func (s *scene) strike(act Action) (during chan answer, hit bool) {
 }
 
 // outcome waits for a transfer.
-func (s *scene) outcome(c chan answer) answer {
+func (s *scene) outcome(c chan result) result {
 	s.t.Helper()
 	a := <-c
 	for _, e := range a.wrong {
@@ -459,8 +423,8 @@ func (s *scene) outcome(c chan answer) answer {
 }
 
 // fetch begins a transfer.
-func (s *scene) fetch(name string, seed int32, first int) chan answer {
-	done := make(chan answer, 1)
+func (s *scene) fetch(name string, seed int32, first int) chan result {
+	done := make(chan result, 1)
 	if s.victim == "receiver" {
 		p := s.peer.Load()
 		p.say("%s %d %d", name, seed, first)
@@ -472,13 +436,13 @@ func (s *scene) fetch(name string, seed int32, first int) chan answer {
 		ctx, cancel := context.WithTimeout(s.t.Context(), hangs)
 		defer cancel()
 		err := s.Fetch(ctx, spec)
-		done <- answer{outcome: kvconn.OutcomeOf(err, "untyped"), why: fmt.Sprint(err)}
+		done <- result{outcome: kvconn.OutcomeOf(err, "untyped"), why: fmt.Sprint(err)}
 	}()
 	return done
 }
 
-// is tells whether the signal has done its work.
-func (p *peer) is(act Action) bool {
+// hasSuffered reports whether the signal has done its work.
+func (p *peer) hasSuffered(act Action) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	return err != nil || strings.HasPrefix(rest, map[Action]string{ProcessKill: "Z", ProcessPause: "T"}[act])

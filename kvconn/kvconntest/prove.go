@@ -8,14 +8,14 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"errors"
-	"io"
+	"slices"
 
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn"
 )
 
-// This file proves to be of a fleet as DESIGN.md describes it, without a line of the
-// exchange's own code.
+// This file proves fleet membership as DESIGN.md describes it, without a line of
+// internal/trust's handshake.
 
 const (
 	wants         = "xpyd-kv wants a fleet secret 1\n"
@@ -32,7 +32,11 @@ func secretOf(b byte) trust.Secret {
 	return s
 }
 
+// ringOf is nil without secrets.
 func ringOf(secrets ...byte) *trust.Ring {
+	if len(secrets) == 0 {
+		return nil
+	}
 	var all []trust.Secret
 	for _, b := range secrets {
 		all = append(all, secretOf(b))
@@ -58,12 +62,9 @@ func derive(secret byte, purpose string, n int) []byte {
 // Challenge is what an end says first.
 func Challenge(secret byte, self kvconn.PeerID) []byte {
 	name := sha256.Sum256([]byte(self.String()))
-	b := append([]byte(wants), 1)
-	b = append(append(b, derive(secret, "id", 4)...), 0, 0, 0, 0)
-	b = append(b, name[:]...)
 	nonce := make([]byte, 32)
 	rand.Read(nonce) // never fails (crypto/rand)
-	return append(b, nonce...)
+	return slices.Concat([]byte(wants), []byte{1}, derive(secret, "id", 4), make([]byte, 4), name[:], nonce)
 }
 
 // Prove is an end's proof: of a listener's with what both have said, of a dialler's also
@@ -99,8 +100,8 @@ func (c *RawConn) Greet(self kvconn.PeerID, banner string) (string, error) {
 
 // challenged reads a listener's challenge and its proof.
 func (c *RawConn) challenged() (theirs, proof []byte, err error) {
-	b := make([]byte, challengeSize+proofSize)
-	if _, err := io.ReadFull(c.r, b); err != nil {
+	b, err := c.read(challengeSize + proofSize)
+	if err != nil {
 		return nil, nil, err
 	}
 	return b[:challengeSize], b[challengeSize:], nil
@@ -108,17 +109,17 @@ func (c *RawConn) challenged() (theirs, proof []byte, err error) {
 
 // Welcome is the listener's end of Greet, without the peer's banner.
 func (c *RawConn) Welcome(self kvconn.PeerID, banner string) error {
-	theirs := make([]byte, challengeSize)
-	if _, err := io.ReadFull(c.r, theirs); err != nil {
+	theirs, err := c.read(challengeSize)
+	if err != nil {
 		return err
 	}
 	ours := Challenge(fleetSecret, self)
 	proof := Prove(fleetSecret, "listener", theirs, ours)
-	if _, err := c.Write(append(append(bytes.Clone(ours), proof...), banner...)); err != nil {
+	if _, err := c.Write(slices.Concat(ours, proof, []byte(banner))); err != nil {
 		return err
 	}
-	shown := make([]byte, proofSize)
-	if _, err := io.ReadFull(c.r, shown); err != nil {
+	shown, err := c.read(proofSize)
+	if err != nil {
 		return err
 	}
 	if !bytes.Equal(shown, Prove(fleetSecret, "dialler", theirs, ours, proof)) {

@@ -1,10 +1,10 @@
 package kvconntest
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -17,32 +17,23 @@ type Recorded struct {
 	Bytes []byte
 }
 
-// Recording is what both sides of some sessions have written, in the order in
-// which they wrote it.
+// Recording is what both sides of some sessions have written, in order.
 type Recording []Recorded
 
-// Recorder collects what passes a Chaos.
-type Recorder struct {
-	mu  sync.Mutex
-	all Recording
-}
-
-// Record starts collecting.
-func Record(c *Chaos) *Recorder {
-	r := &Recorder{}
+// Record collects what passes a Chaos from now on; recording returns what has come.
+func Record(c *Chaos) (recording func() Recording) {
+	var mu sync.Mutex
+	var all Recording
 	c.Trace(func(conn int, to Direction, step Step, frame []byte) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.all = append(r.all, Recorded{conn, to, step, append([]byte(nil), frame...)})
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, Recorded{conn, to, step, bytes.Clone(frame)})
 	})
-	return r
-}
-
-// Recording returns what has been collected.
-func (r *Recorder) Recording() Recording {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return append(Recording(nil), r.all...)
+	return func() Recording {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(all)
+	}
 }
 
 // MarshalText writes a line a frame: connection, > (to the sender) or <, step
@@ -63,18 +54,16 @@ func (r Recording) MarshalText() ([]byte, error) {
 // comments.
 func (r *Recording) UnmarshalText(text []byte) error {
 	*r = nil
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	lines.Buffer(nil, len(text)+1)
-	for n := 1; lines.Scan(); n++ {
-		if line := lines.Text(); line != "" && !strings.HasPrefix(line, "#") {
+	for n, line := range strings.Split(string(text), "\n") {
+		if line != "" && !strings.HasPrefix(line, "#") {
 			f, err := parseRecorded(line)
 			if err != nil {
-				return fmt.Errorf("line %d: %w", n, err)
+				return fmt.Errorf("line %d: %w", n+1, err)
 			}
 			*r = append(*r, f)
 		}
 	}
-	return lines.Err()
+	return nil
 }
 
 func parseRecorded(line string) (f Recorded, err error) {

@@ -15,11 +15,10 @@ import (
 // replayWait bounds how long a recorded peer waits for a live one.
 const replayWait = 20 * time.Second
 
-// player is one side of a recording that talks to a live other side. It says
-// what was recorded, each frame after all that the other side had said before
-// it, and compares what the live side says with the recording. Only secrets
-// differ from run to run: the session key and the tickets' tags are put in
-// anew, and so are the sequence numbers, which pings shift.
+// player plays one side of a recording to a live other side. It sends each recorded frame
+// after all that the other side had sent before it, and compares what the live side sends
+// with the recording. It renews what differs from run to run: the session key, the
+// tickets' tags, and the sequence numbers, which pings shift.
 type player struct {
 	rec  Recording
 	side Direction // the frames that this side writes
@@ -55,7 +54,7 @@ func ReplaySender(ctx context.Context, ln net.Listener, rec Recording) error {
 			if err != nil {
 				return
 			}
-			p.take(n, c)
+			p.converse(n, c)
 		}
 	})
 	err := p.play(ctx, nil)
@@ -68,8 +67,8 @@ func ReplaySender(ctx context.Context, ln net.Listener, rec Recording) error {
 	return err
 }
 
-// ReplayReceiver plays the recorded receiver against addr; over tells when the
-// live sender has nothing more to do.
+// ReplayReceiver plays the recorded receiver against addr; over returns when the live
+// sender has nothing more to do.
 func ReplayReceiver(ctx context.Context, tr kvconn.Transport, addr string, rec Recording, over func()) error {
 	p := newPlayer(rec, ToSender)
 	err := p.play(ctx, func(n int) error {
@@ -77,7 +76,7 @@ func ReplayReceiver(ctx context.Context, tr kvconn.Transport, addr string, rec R
 		if err != nil {
 			return err
 		}
-		p.take(n, c)
+		p.converse(n, c)
 		return nil
 	})
 	if err == nil {
@@ -87,8 +86,8 @@ func ReplayReceiver(ctx context.Context, tr kvconn.Transport, addr string, rec R
 	return err
 }
 
-// take starts the reader of a connection.
-func (p *player) take(n int, c net.Conn) {
+// converse starts the reader of connection n.
+func (p *player) converse(n int, c net.Conn) {
 	pc := &playConn{RawConn: NewRawConn(c)}
 	p.update(func() { p.conns[n] = pc })
 	p.wg.Go(func() {
@@ -133,7 +132,7 @@ func (p *player) hear(conn int, f Frame) {
 	p.heard[k] = append(p.heard[k], f.Body)
 }
 
-// identify names a frame by what it is about. Units may take any connection.
+// identify names a frame by its subject. Units may take any connection.
 func identify(conn int, f Frame) string {
 	switch f.Step {
 	case Banner, Hello, Ready, Bind, Bound, Refuse, Goaway:
@@ -251,8 +250,8 @@ func (p *player) until(ctx context.Context, f func() bool) error {
 	}
 }
 
-// plain is a body without what differs from run to run: secrets, deadlines,
-// and what a build says of itself.
+// plain is a body without secrets, deadlines and the build's name, which differ from run
+// to run.
 func plain(step Step, body []byte) []byte {
 	b := bytes.Clone(body)
 	switch step {

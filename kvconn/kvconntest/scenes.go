@@ -13,14 +13,14 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Scene is a short deterministic session of a world. It is recorded once a
-// released version of the protocol; later builds play either side of it
-// against the recorded other one.
+// Scene is a short deterministic session of a world. It is recorded once for each released
+// version of the protocol; later builds play either side of it against the recorded other
+// one.
 type Scene struct {
 	Name string
 	tune func(r, s *kvconn.Config)
-	// answer is the sender's part.
-	answer func(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source)
+	// prepare may change the sender's part, which is inOrder.
+	prepare func(w *World)
 	// drive is the receiver's part, with its checks.
 	drive func(w *World)
 	// ends is how the sender's tickets end, in any order.
@@ -42,21 +42,24 @@ func (s Scene) World(t testing.TB, tr kvconn.Transport) *World {
 			s.tune(rc, sc)
 		}
 	})
-	answer := s.answer
-	if answer == nil {
-		answer = inOrder
+	w.Answer = inOrder
+	if s.prepare != nil {
+		s.prepare(w)
 	}
-	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) { answer(ctx, w, o, src) }
 	return w
 }
 
 // Drive plays the receiver's part.
 func (s Scene) Drive(w *World) {
-	if s.drive == nil {
-		s.driveRefused(w)
+	if s.drive != nil {
+		s.drive(w)
 		return
 	}
-	s.drive(w)
+	err := w.Fetch(w.T.Context(), w.Spec("refused", 1, 4, 0))
+	var d *kvconn.Incompatible
+	if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !errors.As(err, &d) || !strings.HasPrefix(d.Field, s.refused) {
+		w.T.Errorf("want incompatible by %s, have %v", s.refused, err)
+	}
 }
 
 // Judge compares how the sender's tickets have ended; call it when they have.
@@ -72,74 +75,70 @@ func (s Scene) Judge(w *World) {
 	}
 }
 
-// inOrder is World.Compute with blocks in the order of the prompt.
-func inOrder(_ context.Context, w *World, o *kvconn.Outgoing, src *Source) {
+// inOrder is World.Compute with the blocks in the prompt's order.
+func inOrder(_ context.Context, o *kvconn.Outgoing, src *Source) {
+	pushInOrder(o, src, src.Layout.Layers())
+}
+
+func pushInOrder(o *kvconn.Outgoing, src kvconn.Source, layers int) {
 	if o.Accept(src) != nil {
 		return
 	}
-	pushAll(o, src)
-	o.Commit([]byte("commit of " + o.Ticket().RequestID))
-}
-
-func pushAll(o *kvconn.Outgoing, src *Source) {
 	all := make([]int, len(o.Ticket().Dest))
 	for i := range all {
 		all[i] = i
 	}
-	for l := range src.Layout.Layers() {
+	for l := range layers {
 		o.Push(l, all)
 	}
+	o.Commit([]byte("commit of " + o.Ticket().RequestID))
 }
 
-// fetch transfers, and wants the outcome o.
-func fetch(w *World, o ticket.Outcome, spec kvconn.TicketSpec) {
-	w.T.Helper()
-	if err := w.Fetch(context.Background(), spec); kvconn.OutcomeOf(err, "untyped") != o {
-		w.T.Errorf("%s: want %s, have %v", spec.RequestID, o, err)
-	}
-}
+func answers(answer answerFunc) func(w *World) { return func(w *World) { w.Answer = answer } }
 
 // Scenes are what is recorded of a released version.
 var Scenes = []Scene{
 	{Name: "push", ends: []ticket.Outcome{ticket.Done, ticket.Done}, drive: func(w *World) {
-		fetch(w, ticket.Done, w.Spec("ten", 1, 10, 0))
-		fetch(w, ticket.Done, w.Spec("four", 2, 4, 8))
+		w.expect(ticket.Done, w.Spec("ten", 1, 10, 0))
+		w.expect(ticket.Done, w.Spec("four", 2, 4, 8))
 	}},
 	{Name: "batch", tune: batches, ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
-		fetch(w, ticket.Done, w.Spec("batched", 10, 22, 0))
+		w.expect(ticket.Done, w.Spec("batched", 10, 22, 0))
 	}},
 	{Name: "two-bulk", tune: twoBulk, ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
-		fetch(w, ticket.Done, w.Spec("twelve", 3, 12, 0))
+		w.expect(ticket.Done, w.Spec("twelve", 3, 12, 0))
 	}},
 	{Name: "set-delta", ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
 		spec := w.Spec("delta", 4, 18, 0)
 		spec.Have = []bool{true, false, true, false, false}
-		fetch(w, ticket.Done, spec)
+		w.expect(ticket.Done, spec)
 	}},
-	{Name: "resend", answer: wrongOnce, ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
-		fetch(w, ticket.Done, w.Spec("resent", 5, 8, 0))
+	{Name: "resend", prepare: answers(wrongOnce), ends: []ticket.Outcome{ticket.Done}, drive: func(w *World) {
+		w.expect(ticket.Done, w.Spec("resent", 5, 8, 0))
 	}},
-	{Name: "revoke-resume", answer: firstLayerOnce, ends: []ticket.Outcome{ticket.Cancelled, ticket.Done}, drive: driveResume},
-	{Name: "failed", answer: func(_ context.Context, w *World, o *kvconn.Outgoing, _ *Source) {
+	{Name: "revoke-resume", prepare: answers(answerTo("revoked", firstBlocks, inOrder)), ends: []ticket.Outcome{ticket.Cancelled, ticket.Done}, drive: driveResume},
+	{Name: "failed", prepare: answers(func(_ context.Context, o *kvconn.Outgoing, _ *Source) {
 		o.Fail(ticket.Outcome(o.Ticket().RequestID), "as told")
-	}, ends: failures, drive: func(w *World) {
+	}), ends: failures, drive: func(w *World) {
 		for n, o := range failures {
-			fetch(w, o, w.Spec(string(o), 6, 4, 4*n))
+			w.expect(o, w.Spec(string(o), 6, 4, 4*n))
 		}
 	}},
-	{Name: "goaway", ends: []ticket.Outcome{ticket.Done}, answer: func(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) {
-		over, cancel := context.WithCancel(ctx)
-		cancel()
-		w.Server.Drain(over) // says goodbye, and does not wait
-		inOrder(ctx, w, o, src)
+	{Name: "goaway", ends: []ticket.Outcome{ticket.Done}, prepare: func(w *World) {
+		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
+			over, cancel := context.WithCancel(ctx)
+			cancel()
+			w.Server.Drain(over) // says goodbye, and does not wait
+			inOrder(ctx, o, src)
+		}
 	}, drive: func(w *World) {
-		fetch(w, ticket.Done, w.Spec("last", 7, 4, 0))
-		fetch(w, ticket.NoSpace, w.Spec("too-late", 7, 4, 4))
+		w.expect(ticket.Done, w.Spec("last", 7, 4, 0))
+		w.expect(ticket.NoSpace, w.Spec("too-late", 7, 4, 4))
 	}},
 	{Name: "idle", ends: []ticket.Outcome{ticket.Done, ticket.Done}, drive: func(w *World) {
-		fetch(w, ticket.Done, w.Spec("before", 8, 4, 0))
+		w.expect(ticket.Done, w.Spec("before", 8, 4, 0))
 		time.Sleep(3 * w.RConfig.KeepAlive)
-		fetch(w, ticket.Done, w.Spec("after", 9, 4, 4))
+		w.expect(ticket.Done, w.Spec("after", 9, 4, 4))
 	}},
 	{Name: "refuse-protocol", refused: "protocol", tune: func(r, s *kvconn.Config) { r.ProtocolMin, r.ProtocolMax = 200, 201 }},
 	{Name: "refuse-model", refused: "model_fingerprint", tune: func(r, s *kvconn.Config) { s.Identity.ModelFingerprint = "other" }},
@@ -149,39 +148,19 @@ var Scenes = []Scene{
 	{Name: "refuse-heads", refused: "layout.groups", tune: func(r, s *kvconn.Config) { s.Identity.Layout.Groups[0].Heads = kvlayout.Heads{Count: 4, Total: 4} }},
 	{Name: "refuse-epoch", refused: "epoch", drive: func(w *World) {
 		w.SConfig.Identity.Epoch = 9 // what we expect; the sender says 1
-		driveDead(w, "epoch")
+		differs(w.T, w.Fetch(w.T.Context(), w.Spec("dead", 1, 4, 0)), ticket.Dead, "epoch")
 	}},
 	{Name: "refuse-id", refused: "id", drive: func(w *World) {
 		w.SConfig.Identity.ID = "prefill-9"
-		driveDead(w, "id")
+		differs(w.T, w.Fetch(w.T.Context(), w.Spec("dead", 1, 4, 0)), ticket.Dead, "id")
 	}},
 }
 
 var failures = []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Corrupt, ticket.Cancelled, ticket.Refused, ticket.Invalid}
 
-func (s Scene) driveRefused(w *World) {
-	err := w.Fetch(context.Background(), w.Spec("refused", 1, 4, 0))
-	var d *kvconn.Incompatible
-	if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !errors.As(err, &d) || !strings.HasPrefix(d.Field, s.refused) {
-		w.T.Errorf("want incompatible by %s, have %v", s.refused, err)
-	}
-}
-
-func driveDead(w *World, field string) {
-	err := w.Fetch(context.Background(), w.Spec("dead", 1, 4, 0))
-	var d *kvconn.Incompatible
-	if kvconn.OutcomeOf(err, "") != ticket.Dead || !errors.As(err, &d) || d.Field != field {
-		w.T.Errorf("want dead by %s, have %v", field, err)
-	}
-}
-
-// wrongOnce gives a wrong byte for the first load of layer 0, block 1.
-func wrongOnce(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) {
-	if o.Accept(&flaky{Source: src}) != nil {
-		return
-	}
-	pushAll(o, src)
-	o.Commit([]byte("commit of " + o.Ticket().RequestID))
+// wrongOnce is inOrder with a wrong byte in the first load of layer 0, block 1.
+func wrongOnce(_ context.Context, o *kvconn.Outgoing, src *Source) {
+	pushInOrder(o, &flaky{Source: src}, src.Layout.Layers())
 }
 
 // flaky is read by one bulk writer only: it has no lock.
@@ -199,32 +178,22 @@ func (f *flaky) Load(layer, index, firstPos, rows int, dst []byte, digests []uin
 	return err
 }
 
-// firstLayerOnce pushes one layer of a ticket named "revoked", and all of
-// others.
-func firstLayerOnce(ctx context.Context, w *World, o *kvconn.Outgoing, src *Source) {
-	if o.Ticket().RequestID != "revoked" {
-		inOrder(ctx, w, o, src)
-		return
+// firstBlocks pushes three blocks of one layer and nothing more.
+func firstBlocks(ctx context.Context, o *kvconn.Outgoing, src *Source) {
+	if o.Accept(src) == nil {
+		o.Push(0, []int{0, 1, 2})
+		<-ctx.Done()
 	}
-	if o.Accept(src) != nil {
-		return
-	}
-	o.Push(0, []int{0, 1, 2})
-	<-ctx.Done()
 }
 
 // driveResume revokes a ticket of which one layer has come, then asks for the
 // rest.
 func driveResume(w *World) {
-	ctx := context.Background()
-	s, err := w.Receiver.Open(ctx, w.Addr, w.SConfig.Identity.PeerID)
-	check(w.T, err)
 	spec := w.Spec("revoked", 10, 11, 0)
-	in, err := s.Request(ctx, spec)
-	check(w.T, err)
+	in := w.request(spec)
 	w.Until("the first layer", func() bool { return in.Stored().Len() >= 3 })
-	check(w.T, in.Revoke(ctx))
+	check(w.T, in.Revoke(w.T.Context()))
 	w.Empty(hangs) // the acknowledgement comes before the next ticket goes
 	spec.RequestID, spec.Stored = "resumed", in.Stored()
-	fetch(w, ticket.Done, spec)
+	w.expect(ticket.Done, spec)
 }

@@ -19,38 +19,29 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// recorded is what both ends of a session's first connection have said before its frames.
+// recorded is what both ends of a session's first connection say up to their hellos.
 func recorded(t *testing.T, f Factory, w *World, ch *Chaos) (receiver, sender []byte) {
 	t.Helper()
-	var mu sync.Mutex
-	first := -1
-	ch.Trace(func(conn int, to Direction, step Step, frame []byte) {
-		mu.Lock()
-		defer mu.Unlock()
-		if first < 0 {
-			first = conn
-		}
-		if conn != first || step != Challenged && step != Proved && step != Banner && step != Hello {
-			return
-		}
-		if to == ToSender {
-			receiver = append(receiver, frame...)
-		} else {
-			sender = append(sender, frame...)
-		}
-	})
+	recording := Record(ch)
 	f.friend(t, w, "recorded", 0)
-	ch.Trace(nil)
-	mu.Lock()
-	defer mu.Unlock()
+	all := recording()
+	for _, r := range all {
+		switch {
+		case r.Conn != all[0].Conn || !slices.Contains([]Step{Challenged, Proved, Banner, Hello}, r.Step):
+		case r.To == ToSender:
+			receiver = append(receiver, r.Bytes...)
+		default:
+			sender = append(sender, r.Bytes...)
+		}
+	}
 	if n := challengeSize + proofSize; len(receiver) <= n || len(sender) <= n {
 		t.Fatalf("%d and %d bytes were recorded", len(receiver), len(sender))
 	}
 	return receiver, sender
 }
 
-// out wants the sender to hang up on a connection without a frame, and to count why.
-func (w *World) out(t *testing.T, c *RawConn, field string) {
+// refuses wants the sender to hang up on a connection without a frame, and to count why.
+func (w *World) refuses(t *testing.T, c *RawConn, field string) {
 	t.Helper()
 	check(t, c.SetDeadline(time.Now().Add(patience*w.SConfig.HandshakeTimeout)))
 	if f, err := c.Next(); err == nil {
@@ -61,22 +52,28 @@ func (w *World) out(t *testing.T, c *RawConn, field string) {
 
 func (w *World) counted(t *testing.T, field string) {
 	t.Helper()
-	const name = "xpyd_kvconn_handshake_refusals_total"
-	for start := w.Clock.Now(); w.Value(w.SMetrics, name, field) == 0; time.Sleep(w.SConfig.KeepAlive / 4) {
-		if w.Clock.Since(start) > w.SConfig.HandshakeTimeout/2 {
-			t.Errorf("no refusal for %s was counted in time", field)
-			return
-		}
+	if !w.within(w.SConfig.HandshakeTimeout/2, func() bool { return w.Value(w.SMetrics, refusals, field) > 0 }) {
+		t.Errorf("no refusal for %s was counted in time", field)
 	}
 }
 
-// rawConn dials the sender as nobody yet.
+// rawConn dials the sender, and says nothing yet.
 func (w *World) rawConn(t *testing.T, tr kvconn.Transport) *RawConn {
 	t.Helper()
-	c := NewRawConn(w.Raw(tr))
+	c, err := tr.Dial(context.Background(), w.Addr)
+	check(t, err)
 	t.Cleanup(func() { c.Close() })
 	check(t, c.SetDeadline(time.Now().Add(patience*w.SConfig.HandshakeTimeout)))
-	return c
+	return NewRawConn(c)
+}
+
+// proven reads the listener's challenge, proof and banner.
+func (c *RawConn) proven(t *testing.T) (theirs, proof []byte) {
+	t.Helper()
+	theirs, proof, err := c.challenged()
+	check(t, err)
+	c.r.ReadString('\n')
+	return theirs, proof
 }
 
 // replayedProof: all that a receiver has said once, said again.
@@ -84,26 +81,24 @@ func replayedProof(t *testing.T, f Factory, w *World, ch *Chaos) {
 	said, _ := recorded(t, f, w, ch)
 	c := w.rawConn(t, ch.Transport)
 	c.Write(said[:challengeSize])
-	if _, _, err := c.challenged(); err != nil {
-		t.Error(err)
-	}
-	c.r.ReadString('\n')
+	c.proven(t)
 	c.Write(said[challengeSize:])
-	w.out(t, c, "fleet_secret")
+	w.refuses(t, c, "fleet_secret")
 	f.friend(t, w, "after", 64)
 }
 
-// impostor listens for the receiver and does what do says, and returns what comes of
-// opening a session to it.
+// impostor serves one connection with do, and returns what comes of opening a session
+// there, which must fail in half the time of a handshake.
 func (w *World) impostor(t *testing.T, f Factory, ch *Chaos, expect kvconn.PeerID, do func(c *RawConn)) error {
 	t.Helper()
-	return w.impostorOf(t, f, ch, func(addr string) error {
+	return w.dialImpostor(t, f, ch, w.RConfig.HandshakeTimeout/2, func(addr string) error {
 		_, err := w.Receiver.Open(t.Context(), addr, expect)
 		return err
 	}, do)
 }
 
-func (w *World) impostorOf(t *testing.T, f Factory, ch *Chaos, open func(addr string) error, do func(c *RawConn)) error {
+// dialImpostor serves one connection with do, while open has to be done within limit.
+func (w *World) dialImpostor(t *testing.T, f Factory, ch *Chaos, limit time.Duration, open func(addr string) error, do func(c *RawConn)) error {
 	t.Helper()
 	_, _, addr := f.transport(t)
 	ln, err := ch.Transport.Listen(addr)
@@ -118,13 +113,11 @@ func (w *World) impostorOf(t *testing.T, f Factory, ch *Chaos, open func(addr st
 		conn.SetDeadline(time.Now().Add(patience * w.RConfig.HandshakeTimeout))
 		c := NewRawConn(conn)
 		do(c)
-		for err == nil { // until the receiver hangs up
-			_, err = c.r.Discard(1)
-		}
+		io.Copy(io.Discard, c.r) // until the receiver hangs up
 	})
 	start := w.Clock.Now()
 	err = open(ln.Addr().String())
-	if took := w.Clock.Since(start); took > w.RConfig.HandshakeTimeout/2 {
+	if took := w.Clock.Since(start); took > limit {
 		t.Errorf("only known after %v", took)
 	}
 	ln.Close()
@@ -135,11 +128,11 @@ func (w *World) impostorOf(t *testing.T, f Factory, ch *Chaos, open func(addr st
 // unproven wants an error that names the secrets.
 func unproven(t *testing.T, err error, theirs string) {
 	t.Helper()
-	var d *kvconn.Incompatible
-	if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !errors.As(err, &d) || d.Field != "fleet_secret" || d.Ours != idOf(fleetSecret) || !strings.HasPrefix(d.Theirs, theirs) {
-		t.Errorf("want incompatible by the secret, the peer's %s, have %v", theirs, err)
+	d := differs(t, err, ticket.Incompatible, "fleet_secret")
+	if d.Ours != idOf(fleetSecret) || !strings.HasPrefix(d.Theirs, theirs) {
+		t.Errorf("want the peer's %s, have %v", theirs, err)
 	}
-	if err != nil && strings.Contains(err.Error(), secretOf(fleetSecret).Reveal()) {
+	if strings.Contains(err.Error(), secretOf(fleetSecret).Reveal()) {
 		t.Errorf("the secret shows in %v", err)
 	}
 }
@@ -161,58 +154,51 @@ func reflected(t *testing.T, f Factory, w *World, ch *Chaos) {
 	ask := func(challenge []byte) (c *RawConn, theirs, proof []byte) {
 		c = w.rawConn(t, ch.Transport)
 		c.Write(challenge)
-		theirs, proof, err := c.challenged()
-		check(t, err)
-		c.r.ReadString('\n')
+		theirs, proof = c.proven(t)
 		return c, theirs, proof
 	}
 	c, theirs, proof := ask(Challenge(fleetSecret, eve)) // a challenge holds nothing secret: anybody can make one
 	o, _, another := ask(theirs)
 	o.Write(slices.Concat(another, []byte(wireBanner)))
-	w.out(t, o, "fleet_secret")
+	w.refuses(t, o, "fleet_secret")
 	c.Write(slices.Concat(proof, []byte(wireBanner)))
-	w.out(t, c, "fleet_secret")
+	w.refuses(t, c, "fleet_secret")
 	f.friend(t, w, "after", 64)
 }
 
 // echoed: a listener that says what it hears.
 func echoed(t *testing.T, f Factory, w *World, ch *Chaos) {
 	err := w.impostor(t, f, ch, kvconn.PeerID{}, func(c *RawConn) {
-		b := make([]byte, challengeSize)
-		io.ReadFull(c.r, b)
+		b, _ := c.read(challengeSize)
 		c.Write(append(b, b[:proofSize]...))
 	})
 	unproven(t, err, idOf(fleetSecret))
 	f.friend(t, w, "after", 64)
 }
 
-// named: who names the fleet's secret and does not have it, at either end.
+// named: a peer that names the fleet's secret and does not have it, at either end.
 func named(t *testing.T, f Factory, w *World, ch *Chaos) {
 	eve := kvconn.PeerID{ID: "eve", Epoch: 1}
 	pretend := Challenge(fleetSecret, eve)
 	err := w.impostor(t, f, ch, kvconn.PeerID{}, func(c *RawConn) {
-		theirs := make([]byte, challengeSize)
-		io.ReadFull(c.r, theirs)
+		theirs, _ := c.read(challengeSize)
 		c.Write(slices.Concat(pretend, Prove(otherSecret, "listener", theirs, pretend)))
 	})
 	unproven(t, err, idOf(fleetSecret)+", and a wrong proof")
 	c := w.rawConn(t, ch.Transport)
 	c.Write(pretend)
-	theirs, proof, err := c.challenged()
-	check(t, err)
-	c.r.ReadString('\n')
+	theirs, proof := c.proven(t)
 	c.Write(slices.Concat(Prove(otherSecret, "dialler", pretend, theirs, proof), []byte(wireBanner)))
-	w.out(t, c, "fleet_secret")
+	w.refuses(t, c, "fleet_secret")
 	f.friend(t, w, "after", 64)
 }
 
-// passedOn: somebody in the place of a worker that is gone passes on what another proves,
-// and puts the name of the gone one into its hello.
+// passedOn: an impostor at the address of a worker that is gone passes on what another
+// proves, and puts the gone worker's name into its hello.
 func passedOn(t *testing.T, f Factory, w *World, ch *Chaos) {
 	gone := kvconn.PeerID{ID: "prefill-9", Epoch: 7}
 	err := w.impostor(t, f, ch, gone, func(c *RawConn) {
-		far := NewRawConn(w.Raw(ch.Transport))
-		far.SetDeadline(time.Now().Add(patience * w.RConfig.HandshakeTimeout))
+		far := w.rawConn(t, ch.Transport)
 		var up sync.WaitGroup
 		up.Go(func() { io.Copy(far, c.r) })
 		theirs, proof, err := far.challenged()
@@ -232,9 +218,8 @@ func passedOn(t *testing.T, f Factory, w *World, ch *Chaos) {
 		c.Close()
 		up.Wait()
 	})
-	var d *kvconn.Incompatible
-	if kvconn.OutcomeOf(err, "") != ticket.Incompatible || !errors.As(err, &d) || d.Field != "identity" || d.Theirs != gone.String() {
-		t.Errorf("want incompatible by identity, have %v", err)
+	if d := differs(t, err, ticket.Incompatible, "identity"); d.Theirs != gone.String() {
+		t.Errorf("want the peer's %s, have %v", gone, err)
 	}
 	f.friend(t, w, "after", 64)
 }
@@ -251,20 +236,15 @@ func bulkOfAnother(t *testing.T, f Factory, w *World, ch *Chaos) {
 	m := w.mallory(t, ch.Transport, 1)
 	defer m.close()
 	m.self.ID = "eve"
-	b := m.dial()
-	defer b.Close()
-	b.Send(Bind, BindBody(m.key, 0))
-	if f, err := b.Next(); err != nil || f.Step != Refuse {
-		t.Errorf("bind by another member: %s, %v", f.Step, err)
-	}
+	m.refused(m.key, 0)
 	w.counted(t, "identity")
 }
 
-// diverted is a transport whose second connection, the one that memory goes with, ends at
-// somebody else's.
+// diverted is a transport whose second connection, which memory goes with, ends at
+// another address.
 type diverted struct {
 	kvconn.Transport
-	addr    string // somebody's
+	addr    string // of the second
 	dials   atomic.Int32
 	offered atomic.Int32
 }
@@ -291,8 +271,9 @@ func (o offering) Offer(s *kvconn.Shared) (kvconn.Hold, []byte, error) {
 	return o.SharedConn.Offer(s)
 }
 
-// memoryForNobody: whoever has come by a worker's address between two connections of a
-// session is offered nothing before it has proved itself, and learns no session's key.
+// memoryForNobody: an impostor that takes over a worker's address between two connections
+// of a session is offered no memory before it has proved itself, and learns no session's
+// key.
 func memoryForNobody(t *testing.T, f Factory, w *World, ch *Chaos) {
 	d := &diverted{Transport: ch.Transport}
 	m, err := kvconn.NewMetrics(nil)
@@ -301,13 +282,12 @@ func memoryForNobody(t *testing.T, f Factory, w *World, ch *Chaos) {
 	check(t, err)
 	defer r.Close(t.Context())
 	heard := 0
-	err = w.impostorOf(t, f, ch, func(addr string) error {
+	err = w.dialImpostor(t, f, ch, w.RConfig.HandshakeTimeout/2, func(addr string) error {
 		d.addr = addr
 		_, err := r.Open(t.Context(), w.Addr, kvconn.PeerID{})
 		return err
 	}, func(c *RawConn) {
-		theirs := make([]byte, challengeSize)
-		io.ReadFull(c.r, theirs)
+		theirs, _ := c.read(challengeSize)
 		pretend := Challenge(fleetSecret, w.SConfig.Identity.PeerID)
 		c.Write(slices.Concat(pretend, Prove(otherSecret, "listener", theirs, pretend), []byte(wireBanner)))
 		for ; ; heard++ {
@@ -322,7 +302,7 @@ func memoryForNobody(t *testing.T, f Factory, w *World, ch *Chaos) {
 	}
 }
 
-// oldReceiver: a build that knows of no secrets is told in the line that its error shows.
+// oldReceiver: a build that knows no secrets is told so in the line that its error shows.
 func oldReceiver(t *testing.T, f Factory, w *World, ch *Chaos) {
 	c := w.rawConn(t, ch.Transport)
 	c.Write([]byte(wireBanner))
@@ -336,7 +316,7 @@ func oldReceiver(t *testing.T, f Factory, w *World, ch *Chaos) {
 	w.counted(t, "fleet_secret")
 }
 
-// oldSender: a build that knows of no secrets says its banner at once, and hears the line.
+// oldSender: a build that knows no secrets says its banner at once, and hears the line.
 func oldSender(t *testing.T, f Factory, w *World, ch *Chaos) {
 	err := w.impostor(t, f, ch, kvconn.PeerID{}, func(c *RawConn) {
 		c.Write([]byte(wireBanner))

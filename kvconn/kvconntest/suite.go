@@ -16,35 +16,31 @@ import (
 type Factory struct {
 	// New returns a transport and an address to listen on.
 	New func(t testing.TB) (tr kvconn.Transport, addr string)
-	// Memory returns a descriptor of size bytes that the transport's two ends
-	// can share, and the bytes; nil: the transport shares no memory. It frees
-	// them when the test ends.
+	// Memory returns size bytes that the transport's two ends can share, and their
+	// descriptor, until the test ends; nil: the transport shares no memory.
 	Memory func(t testing.TB, size int) (fd int, mem []byte)
-	// Device, in place of New, returns a transport whose two ends push between
-	// GPUs, and those.
+	// Device replaces New: a transport that pushes between two GPUs, and the GPUs.
 	Device func(t testing.TB) (kvconn.Transport, GPUs)
-	// Bubble runs every case under testing/synctest, with a fake clock. Only
-	// a transport that is made of channels and timers can.
+	// Bubble runs every case under testing/synctest, with a fake clock: for a
+	// transport made of channels and timers alone.
 	Bubble bool
-	// Relay makes the faults between the peers, which keep the transport's own
-	// connections; else the connections themselves make them, and cannot be
-	// used with the system calls of a socket.
+	// Relay injects faults between the peers, which keep the transport's own
+	// connections. Otherwise faults happen in the connections themselves, which then
+	// support no system calls of a socket.
 	Relay bool
-	// InStep says that a lost frame leaves the two ends of the transport out of
-	// step, and ends the session: no row comes again by itself.
+	// InStep: a lost frame leaves the two ends out of step and ends the session; no
+	// row is sent again.
 	InStep bool
-	// Joined says that the two ends of memory between two pools have to come together
-	// before a session is there, for which they have three times HandshakeTimeout, and
-	// that blocks have one size.
+	// Joined: a session opens only once the two ends of the memory between the pools
+	// have met, within three times HandshakeTimeout, and blocks have one size.
 	Joined bool
 	// Shrink divides the default deadlines, to keep real-time runs short.
-	// Cases without a bubble run in parallel: they wait more than they work.
 	Shrink int
 	// Few leaves out hostile peers and seven faults of eight: a second factory
 	// of a transport need not repeat them.
 	Few bool
-	// AtOnce bounds how many of them run at a time, 0 for 24: handshakes that
-	// compute must not eat up each other's deadlines.
+	// AtOnce bounds the cases without a bubble that run in parallel, 0 for 24: the
+	// handshakes' computing must not eat up each other's deadlines.
 	AtOnce int
 
 	private bool    // the receiver shares no memory, whatever the transport could
@@ -65,16 +61,7 @@ func (f Factory) realTime(t *testing.T) Factory {
 	return f
 }
 
-// turn waits until the machine has room for one more case, and returns the
-// factory for it, with deadlines for a machine as slow as it is now. Done ends
-// the turn.
-func (f Factory) turn() (g Factory, done func()) {
-	f.turns.take()
-	f.stretch = f.clock.stretch()
-	return f, f.turns.leave
-}
-
-// turns hands out turns: on a machine that is slow already, only a few at once.
+// turns limits the cases that run at once, to fewAtOnce on a slow machine.
 type turns struct {
 	clock   *Clock
 	slots   chan struct{}
@@ -83,7 +70,7 @@ type turns struct {
 
 const fewAtOnce = 4
 
-func (q *turns) take() {
+func (q *turns) acquire() {
 	q.slots <- struct{}{}
 	for q.running.Add(1) > fewAtOnce && q.clock.Rate() < 0.5 {
 		q.running.Add(-1)
@@ -91,47 +78,45 @@ func (q *turns) take() {
 	}
 }
 
-func (q *turns) leave() {
+func (q *turns) release() {
 	q.running.Add(-1)
 	<-q.slots
 }
 
-// Run checks the contract's invariants on a transport: ordinary transfers,
-// fences, negotiation, hostile peers, and every fault at every step of the
-// protocol. After each, no wrong byte was believed, every failure was typed
-// and in time, both ledgers are empty, no goroutine is left, and both peers
-// still work. Verbose runs print the faults as a table.
+// Run checks a transport: ordinary transfers, fences, negotiation, hostile peers,
+// and every fault at every step of the protocol. After each case no wrong byte was
+// believed, every failure was typed and in time, both ledgers are empty, no
+// goroutine is left, and both peers still work. Verbose runs print the faults as a
+// table.
 func Run(t *testing.T, f Factory) {
 	before := runtime.NumGoroutine()
 	f.Shrink, f.stretch = max(f.Shrink, 1), 1
 	if !f.Bubble {
 		f = f.realTime(t)
 	}
-	m := matrix{order: phases}
+	m := matrix{rows: phases}
 	t.Run("case", func(t *testing.T) {
-		f.leaf(t, "transfer/rows", f.patient(nil), func(t *testing.T, f Factory, w *World, ch *Chaos) { f.rows(t, w, ch) })
-		for _, c := range transfers {
-			if c.direct && f.Relay || c.loses && f.InStep {
-				continue
+		for _, g := range []struct {
+			name  string
+			cases []leafCase
+		}{{"transfer", transfers}, {"handshake", negotiations}, {"fleet", fleets}} {
+			for _, c := range g.cases {
+				if c.direct && f.Relay || c.loses && f.InStep {
+					continue
+				}
+				tune := c.tune
+				if !c.waits {
+					tune = f.patient(tune)
+				}
+				f.leaf(t, g.name+"/"+c.name, tune, c.run)
 			}
-			tune := c.tune
-			if !c.waits {
-				tune = f.patient(tune)
-			}
-			f.leaf(t, "transfer/"+c.name, tune, c.run)
 		}
-		for _, c := range negotiations {
-			f.leaf(t, "handshake/"+c.name, f.patient(c.tune), c.run)
-		}
-		for _, c := range fleets {
-			f.leaf(t, "fleet/"+c.name, f.patient(c.tune), c.run)
-		}
-		hostile := func(name string, body func(*testing.T, Factory, *World, *Chaos)) { f.leaf(t, name, nil, body) }
+		hostile := func(name string, body caseFunc) { f.leaf(t, name, nil, body) }
 		if !f.Few {
 			hostileReceiverCases(hostile)
 			alone := f
 			alone.private = true
-			hostileSenderCases(func(name string, body func(*testing.T, Factory, *World, *Chaos)) { alone.leaf(t, name, nil, body) }, hostile)
+			hostileSenderCases(func(name string, body caseFunc) { alone.leaf(t, name, nil, body) }, hostile)
 		}
 		if f.Memory != nil {
 			hostileSharedCases(hostile)
@@ -141,26 +126,26 @@ func Run(t *testing.T, f Factory) {
 				if f.Few && (i+j)%8 > 0 || underRace && !f.Bubble && (i+j)%3 > 0 { // the whole runs without the detector
 					continue
 				}
-				f.timed(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) error {
+				f.leaf(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) {
 					v := faultCase(t, f, w, ch, p, a)
 					m.note(t, p.name, a, v)
-					return v.late
+					w.late = v.late
 				})
 			}
 		}
 	})
-	t.Logf("%s: faults, what the transfer they hit came to, and when:\n%s", t.Name(), &m)
+	t.Logf("%s: faults, and the outcome and time of the transfer they hit:\n%s", t.Name(), &m)
 	if !f.Bubble { // a bubble fails by itself when a goroutine stays
 		f.settle(t, before)
 	}
 }
 
-// patient makes the deadlines of cases that wait for none of them long, on a
-// real clock: a loaded machine is no silent peer there.
+// patient lengthens, on a real clock, the deadlines of cases that wait for none of
+// them: a loaded machine must not pass for a silent peer.
 func (f Factory) patient(tune func(r, s *kvconn.Config)) func(r, s *kvconn.Config) {
 	return func(r, s *kvconn.Config) {
-		for _, c := range []*kvconn.Config{r, s} {
-			if !f.Bubble {
+		if !f.Bubble {
+			for _, c := range []*kvconn.Config{r, s} {
 				for _, d := range []*time.Duration{&c.DialTimeout, &c.HandshakeTimeout, &c.PeerSilence, &c.AcceptTimeout, &c.TicketTimeout, &c.RevokeTimeout} {
 					*d *= patience
 				}
@@ -172,41 +157,8 @@ func (f Factory) patient(tune func(r, s *kvconn.Config)) func(r, s *kvconn.Confi
 	}
 }
 
-// rows checks that rows come the way the transport is made for.
-func (f Factory) rows(t *testing.T, w *World, ch *Chaos) {
-	placed, sent := 0, 0
-	ch.Trace(func(conn int, to Direction, step Step, frame []byte) {
-		switch step {
-		case Placed, Pushed:
-			placed++
-		case Unit:
-			sent++
-		}
-	})
-	check(t, w.Fetch(t.Context(), w.Spec("rows", 1, 18, 0))) // 4 whole blocks and a part of one, of 3 layers
-	ch.Trace(nil)
-	want := 0
-	switch {
-	case f.Memory != nil:
-		want = 12
-	case f.Device != nil: // a device also pushes a part of a block
-		want = 15
-	}
-	if placed != want || placed+sent != 15 {
-		t.Errorf("%d blocks placed and %d sent, want %d placed of 15", placed, sent, want)
-	}
-}
-
 // leaf runs one case in a world of its own.
-func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config), run func(*testing.T, Factory, *World, *Chaos)) {
-	f.timed(t, name, tune, func(t *testing.T, f Factory, w *World, ch *Chaos) error {
-		run(t, f, w, ch)
-		return nil
-	})
-}
-
-// timed is leaf for a case that returns what took too long.
-func (f Factory) timed(t *testing.T, name string, tune func(r, s *kvconn.Config), run func(*testing.T, Factory, *World, *Chaos) error) {
+func (f Factory) leaf(t *testing.T, name string, tune func(r, s *kvconn.Config), run caseFunc) {
 	t.Run(name, func(t *testing.T) {
 		body := func(t *testing.T, f Factory) error {
 			f, tr, addr := f.transport(t)
@@ -216,12 +168,12 @@ func (f Factory) timed(t *testing.T, name string, tune func(r, s *kvconn.Config)
 				path = between
 			}
 			w := newWorld(t, path, addr, f, tune)
-			late := run(t, f, w, ch)
+			run(t, f, w, ch)
 			ch.Heal()
 			w.Empty(w.RConfig.PeerSilence)
 			w.Close()
 			between.wg.Wait()
-			return late
+			return w.late
 		}
 		if f.Bubble {
 			synctest.Test(t, func(t *testing.T) { check(t, body(t, f)) })
@@ -232,12 +184,12 @@ func (f Factory) timed(t *testing.T, name string, tune func(r, s *kvconn.Config)
 	})
 }
 
-// patiently runs a case, and once more with longer deadlines if something took too
-// long: on a machine that became slow after the case had begun that may be, with a
-// defect it is so again.
+// patiently runs a case, and again with longer deadlines while something took too
+// long: a machine may have become slow after the case began; a defect stays.
 func (f Factory) patiently(t *testing.T, body func(*testing.T, Factory) error) {
-	f, done := f.turn()
-	defer done()
+	f.turns.acquire()
+	defer f.turns.release()
+	f.stretch = f.clock.stretch()
 	for {
 		late := body(t, f)
 		if late == nil {

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -17,50 +19,42 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
+// caseFunc is one case, in a world of its own.
+type caseFunc func(t *testing.T, f Factory, w *World, ch *Chaos)
+
 type leafCase struct {
 	name string
 	tune func(r, s *kvconn.Config)
-	run  func(t *testing.T, f Factory, w *World, ch *Chaos)
+	run  caseFunc
 	// direct cases watch the order of writes, which buffers on the way hide.
 	direct bool
 	// loses cases lose frames and want the rows again.
 	loses bool
-	// waits says that the case waits for a deadline, or is about one.
+	// waits cases wait for a deadline, or are about one.
 	waits bool
 }
 
 // transfers are the cases without faults of the path.
 var transfers = []leafCase{
+	{name: "rows", run: rows},
 	{name: "one", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		for _, n := range []int{1, 3, 4, 5, 40} {
-			if err := w.Fetch(t.Context(), w.Spec(fmt.Sprintf("n-%d", n), int32(n), n, 20*(n%7))); err != nil {
-				t.Errorf("%d tokens: %v", n, err)
-			}
+			w.expect(ticket.Done, w.Spec(fmt.Sprintf("n-%d", n), int32(n), n, 20*(n%7)))
 			w.Pool.Reclaim(w.Pool.Dest(20*(n%7), (n+3)/4))
 		}
 		w.Empty(w.RConfig.PeerSilence)
-		for _, o := range w.Ends() {
-			if o != ticket.Done {
-				t.Errorf("sender saw %q", o)
-			}
-		}
+		w.allEnded(ticket.Done)
 	}},
 	{name: "batches", tune: batches, run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		for i, n := range []int{1, 7, 24, 41} {
-			if err := w.Fetch(t.Context(), w.Spec(fmt.Sprintf("n-%d", n), int32(n), n, 16*i)); err != nil {
-				t.Errorf("%d tokens: %v", n, err)
-			}
+			w.expect(ticket.Done, w.Spec(fmt.Sprintf("n-%d", n), int32(n), n, 16*i))
 		}
 	}},
 	{name: "many", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		var wg sync.WaitGroup
 		for n := range 24 {
 			spec := w.Spec(fmt.Sprintf("many-%d", n), int32(1000*n), 37, 10*n)
-			wg.Go(func() {
-				if err := w.Fetch(t.Context(), spec); err != nil {
-					t.Error(err)
-				}
-			})
+			wg.Go(func() { w.expect(ticket.Done, spec) })
 		}
 		wg.Wait()
 	}},
@@ -73,10 +67,7 @@ var transfers = []leafCase{
 	{name: "sender-fails", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		for _, o := range []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Refused, ticket.Corrupt, ticket.Cancelled} {
 			w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) { g.Fail(o, "as told") }
-			err := w.Fetch(t.Context(), w.Spec("fails", 1, 9, 0))
-			if kvconn.OutcomeOf(err, "") != o {
-				t.Errorf("want %s, have %v", o, err)
-			}
+			w.expect(o, w.Spec("fails", 1, 9, 0))
 		}
 	}},
 	{name: "model-fails", run: modelFails},
@@ -90,9 +81,7 @@ var transfers = []leafCase{
 			}
 			w.Compute(ctx, g, src)
 		}
-		if err := w.Fetch(t.Context(), w.Spec("fails", 1, 9, 0)); kvconn.OutcomeOf(err, "") != ticket.Corrupt {
-			t.Errorf("want corrupt, have %v", err)
-		}
+		w.expect(ticket.Corrupt, w.Spec("fails", 1, 9, 0))
 	}},
 	{name: "always-corrupt", run: alwaysCorrupt},
 	{name: "handler-mute", waits: true, run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
@@ -100,9 +89,7 @@ var transfers = []leafCase{
 		start := w.Clock.Now()
 		spec := w.Spec("mute", 1, 9, 0)
 		spec.Deadline = time.Now().Add(w.RConfig.PeerSilence)
-		if err := w.Fetch(t.Context(), spec); kvconn.OutcomeOf(err, "") != ticket.Late {
-			t.Errorf("want late, have %v", err)
-		}
+		w.expect(ticket.Late, spec)
 		if took := w.Clock.Since(start); took > 2*w.RConfig.PeerSilence {
 			t.Errorf("took %v", took)
 		}
@@ -117,35 +104,25 @@ var transfers = []leafCase{
 		}
 	}},
 	{name: "drain", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		if err := w.Fetch(t.Context(), w.Spec("first", 1, 9, 0)); err != nil {
-			t.Error(err)
-		}
+		w.expect(ticket.Done, w.Spec("first", 1, 9, 0))
 		if err := w.Server.Drain(t.Context()); err != nil {
 			t.Error(err)
 		}
-		if err := w.Fetch(t.Context(), w.Spec("second", 1, 9, 8)); kvconn.OutcomeOf(err, "") != ticket.NoSpace {
-			t.Errorf("want no_space, have %v", err)
-		}
+		w.expect(ticket.NoSpace, w.Spec("second", 1, 9, 8))
 	}},
 	{name: "double-close", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		if err := w.Fetch(t.Context(), w.Spec("first", 1, 9, 0)); err != nil {
-			t.Error(err)
-		}
+		w.expect(ticket.Done, w.Spec("first", 1, 9, 0))
 		for range 2 {
 			if err := w.Receiver.Close(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}
-		if err := w.Fetch(t.Context(), w.Spec("second", 1, 9, 8)); kvconn.OutcomeOf(err, "") != ticket.Cancelled {
-			t.Errorf("want cancelled, have %v", err)
-		}
+		w.expect(ticket.Cancelled, w.Spec("second", 1, 9, 8))
 	}},
 	{name: "no-listener", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
 		w.stop()
 		w.wg.Wait()
-		if err := w.Fetch(t.Context(), w.Spec("first", 1, 9, 0)); kvconn.OutcomeOf(err, "") != ticket.Dead {
-			t.Errorf("want dead, have %v", err)
-		}
+		w.expect(ticket.Dead, w.Spec("first", 1, 9, 0))
 	}},
 	{name: "stranger", waits: true, run: stranger},
 	{name: "no-room", tune: func(r, s *kvconn.Config) { s.MaxTickets = 1 }, run: noRoom},
@@ -154,55 +131,59 @@ var transfers = []leafCase{
 	{name: "idle-session-closes", tune: func(r, s *kvconn.Config) { r.IdleTimeout = 3 * r.KeepAlive }, run: idleCloses},
 }
 
-// setDelta moves exactly the blocks that the receiver does not have.
-func setDelta(t *testing.T, f Factory, w *World, ch *Chaos) {
-	var units int
-	ch.Trace(func(_ int, to Direction, step Step, frame []byte) {
-		if step.CarriesRows() {
-			units++
+// rows checks that rows come the way the transport is made for.
+func rows(t *testing.T, f Factory, w *World, ch *Chaos) {
+	placed, sent := 0, 0
+	ch.Trace(func(conn int, to Direction, step Step, frame []byte) {
+		switch step {
+		case Placed, Pushed:
+			placed++
+		case Unit:
+			sent++
 		}
 	})
+	check(t, w.Fetch(t.Context(), w.Spec("rows", 1, 18, 0))) // 4 whole blocks and a part of one, of 3 layers
+	ch.Trace(nil)
+	want := 0
+	switch {
+	case f.Memory != nil:
+		want = 12
+	case f.Device != nil: // a device also pushes a part of a block
+		want = 15
+	}
+	if placed != want || placed+sent != 15 {
+		t.Errorf("%d blocks placed and %d sent, want %d placed of 15", placed, sent, want)
+	}
+}
+
+// setDelta moves exactly the blocks that the receiver does not have.
+func setDelta(t *testing.T, f Factory, w *World, ch *Chaos) {
+	units := ch.counter(Rows)
 	spec := w.Spec("delta", 7, 30, 0) // 8 blocks, the last one partly filled
 	spec.Have = []bool{true, false, true, true, false, false, true, false}
-	if err := w.Fetch(t.Context(), spec); err != nil {
-		t.Fatal(err)
+	check(t, w.Fetch(t.Context(), spec))
+	if n, want := units(), 4*w.RConfig.Identity.Layout.Layers(); n != want {
+		t.Errorf("%d units moved, want %d", n, want)
 	}
-	ch.Trace(nil)
-	if want := 4 * w.RConfig.Identity.Layout.Layers(); units != want {
-		t.Errorf("%d units moved, want %d", units, want)
-	}
-	spec = w.Spec("all", 7, 8, 16)
+	spec = w.Spec("nothing to move", 7, 8, 16)
 	spec.Have = []bool{true, true}
-	if err := w.Fetch(t.Context(), spec); err != nil {
-		t.Errorf("nothing to move: %v", err)
-	}
-	spec = w.Spec("tail", 7, 30, 24)
+	w.expect(ticket.Done, spec)
+	spec = w.Spec("has a partly filled block", 7, 30, 24)
 	spec.Have = []bool{7: true}
-	if err := w.Fetch(t.Context(), spec); kvconn.OutcomeOf(err, "") != ticket.Refused {
-		t.Errorf("have of a partly filled block: %v", err)
-	}
+	w.expect(ticket.Refused, spec)
 }
 
 // resume asks a second time for what a broken transfer has not brought.
 func resume(t *testing.T, f Factory, w *World, ch *Chaos) {
-	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
-	check(t, err)
 	spec := w.Spec("resume", 7, 30, 0)
 	ch.Arm(Rule{Step: Rows, To: ToReceiver, Nth: 9, Action: Kill})
-	in, err := s.Request(t.Context(), spec)
-	check(t, err)
-	if _, err = in.Wait(t.Context()); kvconn.OutcomeOf(err, "") != ticket.Dead {
-		t.Fatalf("want dead, have %v", err)
-	}
+	in := w.request(spec)
+	w.ended(ticket.Dead, in)
 	check(t, in.Revoke(t.Context()))
 	ch.Heal()
 	done := in.Stored().Len()
 	spec.Stored = in.Stored()
-	s, err = w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
-	check(t, err)
-	in, err = s.Request(t.Context(), spec)
-	check(t, err)
-	c, err := in.Wait(t.Context())
+	c, err := w.request(spec).Wait(t.Context())
 	check(t, err)
 	if want := 24 - done; c.Units != want {
 		t.Errorf("%d units pushed, want %d", c.Units, want)
@@ -231,28 +212,19 @@ func revokeFence(t *testing.T, f Factory, w *World, ch *Chaos) {
 		g.Commit(nil)
 	}
 	for n := range 6 {
-		s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
-		check(t, err)
 		spec := w.Spec("revoked", int32(n), 160, 0)
-		in, err := s.Request(t.Context(), spec)
-		check(t, err)
+		in := w.request(spec)
 		time.Sleep(time.Duration(n) * w.RConfig.KeepAlive / 30)
 		check(t, in.Revoke(t.Context()))
 		w.Pool.Reclaim(spec.Dest)
 		before := w.Pool.Stores()
-		if _, err := in.Wait(t.Context()); kvconn.OutcomeOf(err, "") != ticket.Cancelled {
-			t.Errorf("want cancelled, have %v", err)
-		}
+		w.ended(ticket.Cancelled, in)
 		w.Empty(w.RConfig.PeerSilence)
 		if now := w.Pool.Stores(); now != before {
 			t.Errorf("%d stores after the fence", now-before)
 		}
 	}
-	for _, o := range w.Ends() {
-		if o != ticket.Cancelled {
-			t.Errorf("sender saw %q", o)
-		}
-	}
+	w.allEnded(ticket.Cancelled)
 }
 
 // longPartition: on a link with 20 ms of delay, a partition of five silences in
@@ -297,12 +269,7 @@ func longPartition(t *testing.T, f Factory, w *World, ch *Chaos) {
 // acknowledged: the sender says that it has stopped once it has, and not while
 // a load runs.
 func acknowledged(t *testing.T, f Factory, w *World, ch *Chaos) {
-	var acks atomic.Int32
-	ch.Trace(func(_ int, _ Direction, step Step, _ []byte) {
-		if step == RevokeAck {
-			acks.Add(1)
-		}
-	})
+	acks := ch.counter(RevokeAck)
 	inside, leave := make(chan struct{}, 99), make(chan struct{})
 	w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) {
 		src.Hook = func(layer, index int) error {
@@ -315,34 +282,27 @@ func acknowledged(t *testing.T, f Factory, w *World, ch *Chaos) {
 			<-ctx.Done()
 		}
 	}
-	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
-	check(t, err)
-	in, err := s.Request(t.Context(), w.Spec("revoked", 1, 9, 0))
-	check(t, err)
+	in := w.request(w.Spec("revoked", 1, 9, 0))
 	<-inside
 	revoked := make(chan error, 1)
 	go func() { revoked <- in.Revoke(t.Context()) }() // over shared memory it waits for the acknowledgement
 	time.Sleep(w.RConfig.KeepAlive)
-	if n := acks.Load(); n > 0 {
+	if acks() > 0 {
 		t.Error("acknowledged while a load was running")
 	}
 	close(leave)
 	check(t, <-revoked)
 	w.Empty(w.RConfig.PeerSilence)
-	ch.Trace(nil)
-	if n := acks.Load(); n != 1 {
+	if n := acks(); n != 1 {
 		t.Errorf("%d acknowledgements", n)
 	}
 }
 
 // revokeStalled: a link that takes no bytes does not hold the fence up.
 func revokeStalled(t *testing.T, f Factory, w *World, ch *Chaos) {
-	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
-	check(t, err)
 	ch.Arm(Rule{Step: Rows, To: ToReceiver, Nth: 2, Action: Stall})
 	spec := w.Spec("stalled", 1, 160, 0)
-	in, err := s.Request(t.Context(), spec)
-	check(t, err)
+	in := w.request(spec)
 	time.Sleep(w.RConfig.KeepAlive / 2)
 	start := w.Clock.Now()
 	check(t, in.Revoke(t.Context()))
@@ -356,28 +316,20 @@ func revokeStalled(t *testing.T, f Factory, w *World, ch *Chaos) {
 // alwaysCorrupt: a unit that is wrong each time ends the ticket after the
 // bounded number of tries, and nothing of it is stored.
 func alwaysCorrupt(t *testing.T, f Factory, w *World, ch *Chaos) {
-	resends := 0
-	ch.Trace(func(_ int, to Direction, step Step, frame []byte) {
-		if step == Resend {
-			resends++
-		}
-	})
+	resends := ch.counter(Resend)
 	ch.Arm(Rule{Step: Rows, To: ToReceiver, Times: 1 << 20, Action: FlipTail})
 	err := w.Fetch(t.Context(), w.Spec("corrupt", 1, 4, 0))
-	ch.Trace(nil)
 	if kvconn.OutcomeOf(err, "") != ticket.Corrupt || !errors.Is(err, kvconn.ErrDigest) {
 		t.Errorf("want corrupt by digest, have %v", err)
 	}
 	if n := w.Pool.Stores(); n != 0 {
 		t.Errorf("%d stores", n)
 	}
-	if most := 3 * w.RConfig.Resends; resends == 0 || resends > most {
-		t.Errorf("%d resends, want 1..%d", resends, most)
+	if n, most := resends(), 3*w.RConfig.Resends; n == 0 || n > most {
+		t.Errorf("%d resends, want 1..%d", n, most)
 	}
 	ch.Heal()
-	if err := w.Fetch(t.Context(), w.Spec("again", 1, 4, 8)); err != nil {
-		t.Error(err)
-	}
+	w.expect(ticket.Done, w.Spec("again", 1, 4, 8))
 }
 
 // noRoom: a ticket too many is refused as no_space, by whichever side is full.
@@ -387,20 +339,10 @@ func noRoom(t *testing.T, f Factory, w *World, ch *Chaos) {
 		<-hold
 		w.Compute(ctx, g, src)
 	}
-	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
-	check(t, err)
-	spec := w.Spec("first", 1, 9, 0)
-	in, err := s.Request(t.Context(), spec)
-	check(t, err)
-	second, err := s.Request(t.Context(), w.Spec("second", 1, 9, 8))
-	check(t, err)
-	if _, err := second.Wait(t.Context()); kvconn.OutcomeOf(err, "") != ticket.NoSpace {
-		t.Errorf("want no_space, have %v", err)
-	}
+	in := w.request(w.Spec("first", 1, 9, 0))
+	w.ended(ticket.NoSpace, w.request(w.Spec("second", 1, 9, 8)))
 	close(hold)
-	if _, err := in.Wait(t.Context()); err != nil {
-		t.Error(err)
-	}
+	w.ended(ticket.Done, in)
 }
 
 // fair: a short ticket does not wait for a long one that came before it. Both
@@ -409,10 +351,10 @@ func fair(t *testing.T, f Factory, w *World, ch *Chaos) {
 	var queued sync.WaitGroup
 	queued.Add(2)
 	begun, both := make(chan struct{}), make(chan struct{})
-	var once sync.Once
+	begin := sync.OnceFunc(func() { close(begun) })
 	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
 		src.Hook = func(layer, index int) error {
-			once.Do(func() { close(begun) })
+			begin()
 			<-both
 			return nil
 		}
@@ -425,20 +367,13 @@ func fair(t *testing.T, f Factory, w *World, ch *Chaos) {
 			order = append(order, binary.LittleEndian.Uint64(frame[headerSize:]))
 		}
 	})
-	s, err := w.Receiver.Open(t.Context(), w.Addr, kvconn.PeerID{})
-	check(t, err)
-	long, err := s.Request(t.Context(), w.Spec("long", 1, 240, 0))
-	check(t, err)
+	long := w.request(w.Spec("long", 1, 240, 0))
 	<-begun
-	short, err := s.Request(t.Context(), w.Spec("short", 1, 8, 100))
-	check(t, err)
+	short := w.request(w.Spec("short", 1, 8, 100))
 	queued.Wait()
 	close(both)
-	for _, in := range []*kvconn.Incoming{short, long} {
-		if _, err := in.Wait(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}
+	w.ended(ticket.Done, short)
+	w.ended(ticket.Done, long)
 	ch.Trace(nil)
 	if other := slices.IndexFunc(order, func(id uint64) bool { return id != order[0] }); other < 0 || order[len(order)-1] != order[0] {
 		t.Errorf("the short ticket had to wait for the long one: %d", order)
@@ -449,9 +384,7 @@ func fair(t *testing.T, f Factory, w *World, ch *Chaos) {
 func marks(t *testing.T, f Factory, w *World, ch *Chaos) {
 	for n := range 4 {
 		ch.Arm(Rule{Step: Rows, To: ToReceiver, Nth: 3 * n, Times: 2, Action: Drop})
-		if err := w.Fetch(t.Context(), w.Spec("lost", int32(n), 20, 8*n)); err != nil {
-			t.Error(err)
-		}
+		w.expect(ticket.Done, w.Spec("lost", int32(n), 20, 8*n))
 	}
 	if n := w.Value(w.RMetrics, "xpyd_kvconn_resent_units_total", "receiver"); n < 8 {
 		t.Errorf("%v units asked for again, 8 were lost", n)
@@ -461,14 +394,10 @@ func marks(t *testing.T, f Factory, w *World, ch *Chaos) {
 // idleCloses: a session without tickets ends in order, and Open makes another.
 func idleCloses(t *testing.T, f Factory, w *World, ch *Chaos) {
 	check(t, w.Fetch(t.Context(), w.Spec("first", 1, 9, 0)))
-	s, err := w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
-	check(t, err)
-	<-s.Done()
+	<-w.open().Done()
 	const ends = "xpyd_kvconn_session_ends_total"
 	for _, reg := range []*prometheus.Registry{w.RMetrics, w.SMetrics} {
-		for start := w.Clock.Now(); w.Value(reg, ends, "") == 0 && w.Clock.Since(start) < w.RConfig.PeerSilence; {
-			time.Sleep(w.RConfig.KeepAlive / 4)
-		}
+		w.within(w.RConfig.PeerSilence, func() bool { return w.Value(reg, ends, "") > 0 })
 		if n, all := w.Value(reg, ends, "done"), w.Value(reg, ends, ""); n < 1 || n != all {
 			t.Errorf("%v orderly ends of %v", n, all)
 		}
@@ -476,24 +405,14 @@ func idleCloses(t *testing.T, f Factory, w *World, ch *Chaos) {
 	check(t, w.Fetch(t.Context(), w.Spec("second", 1, 9, 8)))
 }
 
-// modelFails: it is the ticket's end, and the session goes on.
+// modelFails: the ticket ends, and the session goes on.
 func modelFails(t *testing.T, f Factory, w *World, ch *Chaos) {
-	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
-		if o.Ticket().RequestID == "invalid" {
-			o.Fail(ticket.Invalid, "no number")
-			return
-		}
-		w.Compute(ctx, o, src)
-	}
-	s, err := w.Receiver.Open(t.Context(), w.Addr, w.SConfig.Identity.PeerID)
-	check(t, err)
-	if err := w.Fetch(t.Context(), w.Spec("invalid", 1, 9, 0)); kvconn.OutcomeOf(err, "") != ticket.Invalid {
-		t.Errorf("want %s, have %v", ticket.Invalid, err)
-	}
-	select {
-	case <-s.Done():
+	fail := func(_ context.Context, o *kvconn.Outgoing, _ *Source) { o.Fail(ticket.Invalid, "no number") }
+	w.Answer = answerTo("invalid", fail, w.Compute)
+	s := w.open()
+	w.expect(ticket.Invalid, w.Spec("invalid", 1, 9, 0))
+	if over(s.Done()) {
 		t.Error("the session is over")
-	default:
 	}
 	f.friend(t, w, "after", 8)
 }
@@ -503,22 +422,20 @@ func modelFails(t *testing.T, f Factory, w *World, ch *Chaos) {
 func stranger(t *testing.T, f Factory, w *World, ch *Chaos) {
 	for _, say := range []string{"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", wireBanner, "xpyd-kv 4-4\n\x04\x01\x00\x00\xff\xff\xff\xffaaaabbbb",
 		"xpyd-kv 0-999999999999\n", "xpyd-kv 7-9\n", wireBanner + string(slices.Repeat([]byte{0}, 64))} {
-		c := w.Raw(ch.Transport)
+		c := w.rawConn(t, ch.Transport)
 		check(t, c.SetDeadline(time.Now().Add(2*w.RConfig.HandshakeTimeout)))
 		c.Write([]byte(say))
-		buf := make([]byte, 4096)
-		for {
-			if _, err := c.Read(buf); err != nil {
-				var ne interface{ Timeout() bool }
-				if errors.As(err, &ne) && ne.Timeout() {
-					t.Errorf("%q: still connected", say)
-				}
-				break
-			}
+		if stays(c) {
+			t.Errorf("%q: still connected", say)
 		}
 		c.Close()
 	}
-	if err := w.Fetch(t.Context(), w.Spec("friend", 1, 9, 0)); err != nil {
-		t.Error(err)
-	}
+	w.expect(ticket.Done, w.Spec("friend", 1, 9, 0))
+}
+
+// stays reports whether a connection is still open at its read deadline.
+func stays(c io.Reader) bool {
+	_, err := io.Copy(io.Discard, c)
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
 }

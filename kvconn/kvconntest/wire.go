@@ -2,6 +2,7 @@ package kvconntest
 
 import (
 	"bufio"
+	"bytes"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
@@ -47,8 +48,7 @@ func (f Frame) Bytes() []byte {
 	return b
 }
 
-// Seal makes the check and the checksum of a frame right again after a change;
-// it leaves the length as it is.
+// Seal corrects a changed frame's check and checksum, and leaves its length.
 func Seal(frame []byte) {
 	sum := crc32.Update(crc32.Checksum(frame[:2], castagnoli), castagnoli, frame[4:12])
 	binary.LittleEndian.PutUint16(frame[2:], uint16(sum))
@@ -69,8 +69,8 @@ func ParseFrame(b []byte) (Frame, error) {
 		return Frame{}, fmt.Errorf("frame of %d bytes", len(b))
 	}
 	f := Frame{Version: b[0], Step: Step(b[1]), Seq: binary.LittleEndian.Uint32(b[8:]), Body: b[headerSize:]}
-	again := append([]byte(nil), b...)
-	if Seal(again); string(again) != string(b) {
+	again := bytes.Clone(b)
+	if Seal(again); !bytes.Equal(again, b) {
 		return f, errors.New("frame is not sealed")
 	}
 	return f, nil
@@ -79,21 +79,16 @@ func ParseFrame(b []byte) (Frame, error) {
 // Body builds a frame's body.
 type Body []byte
 
-// U8 appends bytes.
-func (b Body) U8(v ...uint8) Body { return append(b, v...) }
-
 // U32 appends numbers of 32 bits.
-func (b Body) U32(v ...uint32) Body {
-	for _, x := range v {
-		b = binary.LittleEndian.AppendUint32(b, x)
-	}
-	return b
-}
+func (b Body) U32(v ...uint32) Body { return b.numbers(v) }
 
 // U64 appends numbers of 64 bits.
-func (b Body) U64(v ...uint64) Body {
-	for _, x := range v {
-		b = binary.LittleEndian.AppendUint64(b, x)
+func (b Body) U64(v ...uint64) Body { return b.numbers(v) }
+
+func (b Body) numbers(v any) Body {
+	b, err := binary.Append(b, binary.LittleEndian, v)
+	if err != nil {
+		panic(err)
 	}
 	return b
 }
@@ -160,29 +155,41 @@ func NewRawConn(c net.Conn) *RawConn {
 	return &RawConn{Conn: c, Version: wireVersion, r: bufio.NewReader(c)}
 }
 
+// frame is the next frame to be sent.
+func (c *RawConn) frame(step Step, body []byte) []byte {
+	return Frame{Version: c.Version, Step: step, Seq: c.Out, Body: body}.Bytes()
+}
+
 // Send writes a frame with the next sequence number.
 func (c *RawConn) Send(step Step, body []byte) error {
-	f := Frame{Version: c.Version, Step: step, Seq: c.Out, Body: body}
+	b := c.frame(step, body)
 	c.Out++
-	_, err := c.Write(f.Bytes())
+	_, err := c.Write(b)
 	return err
 }
 
 // Next reads a frame.
 func (c *RawConn) Next() (Frame, error) {
-	b := make([]byte, headerSize)
-	if _, err := io.ReadFull(c.r, b); err != nil {
+	b, err := c.read(headerSize)
+	if err != nil {
 		return Frame{}, err
 	}
 	n := binary.LittleEndian.Uint32(b[4:])
 	if n > maxFrame {
 		return Frame{}, fmt.Errorf("frame of %d bytes", n)
 	}
-	b = append(b, make([]byte, n)...)
-	if _, err := io.ReadFull(c.r, b[headerSize:]); err != nil {
+	body, err := c.read(int(n))
+	if err != nil {
 		return Frame{}, err
 	}
-	return ParseFrame(b)
+	return ParseFrame(append(b, body...))
+}
+
+// read reads n bytes.
+func (c *RawConn) read(n int) ([]byte, error) {
+	b := make([]byte, n)
+	_, err := io.ReadFull(c.r, b)
+	return b, err
 }
 
 // Expect reads frames until one of step comes; others are passed over.

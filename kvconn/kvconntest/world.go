@@ -3,26 +3,25 @@ package kvconntest
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"reflect"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Layout is a small pool geometry of all that a layout can have: blocks of 4 tokens,
-// a layer of ordinary attention, one of latent attention, and one that looks back 128
-// positions, of which this rank of a tensor-parallel worker has two heads, in FP8.
+// Layout is a small pool with all that a layout can have: blocks of 4 tokens, a layer of
+// ordinary attention, one of latent attention, and one of a window of 128 positions in
+// FP8, of which this rank of a tensor-parallel worker has two of four heads.
 func Layout() kvlayout.Layout {
 	all := kvlayout.Heads{Count: 2, Total: 2}
 	return kvlayout.Layout{BlockTokens: 4, Groups: []kvlayout.Group{
@@ -34,14 +33,14 @@ func Layout() kvlayout.Layout {
 	}}
 }
 
-// Plain is a layout of ordinary layers alone, as devices have them.
+// Plain is a layout of ordinary layers only, as devices have them.
 func Plain() kvlayout.Layout { return kvlayout.Plain(3, 2, 8, 4, kvlayout.F32) }
 
 // Config returns settings for a test peer: defaults, with every wait divided
 // by shrink.
 func Config(id string, shrink int) kvconn.Config { return config(id, shrink, 1) }
 
-// config is Config with every wait so many times longer.
+// config is Config with every wait multiplied by stretch.
 func config(id string, shrink int, stretch float64) kvconn.Config {
 	c := kvconn.DefaultConfig()
 	c.Identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: id, Epoch: 1}, ModelFingerprint: "model", TokenizerFingerprint: "tokenizer",
@@ -56,8 +55,8 @@ func config(id string, shrink int, stretch float64) kvconn.Config {
 	return c
 }
 
-// World is one receiver and one sender over a transport, with the promises
-// that both sides make checked as they run.
+// World is one receiver and one sender over a transport. It checks the promises of both
+// sides as they run.
 type World struct {
 	T        testing.TB
 	Receiver *kvconn.Receiver
@@ -69,26 +68,27 @@ type World struct {
 	RMetrics *prometheus.Registry
 	SMetrics *prometheus.Registry
 
-	// Answer, when set, replaces the handler's answer to a ticket.
+	// Answer, when set, replaces Compute as the answer to a ticket.
 	Answer func(ctx context.Context, o *kvconn.Outgoing, src *Source)
 
 	// Clock measures how long things take; nil is the time of package time.
 	Clock *Clock
 
-	// Quarantine lets Fetch leave a revoked ticket to Release when the peer
-	// that shares our memory does not say that it has stopped.
+	// Quarantine lets Fetch leave a revoked ticket to Release when the peer that
+	// shares our memory does not acknowledge.
 	Quarantine bool
 
 	stretch float64    // of the deadlines, for a slow machine
 	blocks  *gpuBlocks // of the sender's device, if it has one
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
+	serve   error // of the server, when wg is done
+	late    error // what took too long in a fault's case
 
 	mu          sync.Mutex
 	sources     []*Source
 	ends        []ticket.Outcome
 	quarantined []quarantined
-	serve       error
 }
 
 // NewWorld starts both sides over tr; tune may change either configuration.
@@ -100,17 +100,13 @@ func NewWorld(t testing.TB, tr kvconn.Transport, addr string, shrink int, tune f
 // newWorld is NewWorld with the factory's memory, clock and deadlines.
 func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune func(r, s *kvconn.Config)) *World {
 	t.Helper()
-	given := tune
-	tune = func(r, s *kvconn.Config) {
-		if f.gpus.Sender != nil {
-			r.Identity.Layout, s.Identity.Layout = f.gpus.Receiver.Layout(), f.gpus.Sender.Layout()
-		}
-		if given != nil {
-			given(r, s)
-		}
-	}
 	w := &World{T: t, Clock: f.clock, stretch: f.stretch, RConfig: config("decode-0", f.Shrink, f.stretch), SConfig: config("prefill-0", f.Shrink, f.stretch)}
-	tune(&w.RConfig, &w.SConfig)
+	if f.gpus.Sender != nil {
+		w.RConfig.Identity.Layout, w.SConfig.Identity.Layout = f.gpus.Receiver.Layout(), f.gpus.Sender.Layout()
+	}
+	if tune != nil {
+		tune(&w.RConfig, &w.SConfig)
+	}
 	w.Pool = NewPool(w.RConfig.Identity.Layout, ReceiverBlocks)
 	switch {
 	case f.private:
@@ -130,7 +126,7 @@ func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune fu
 	check(t, err)
 	sm, err := kvconn.NewMetrics(w.SMetrics)
 	check(t, err)
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	log := slog.New(slog.DiscardHandler)
 	w.Receiver, err = kvconn.NewReceiver(w.RConfig, tr, log, rm)
 	check(t, err)
 	w.Server, err = kvconn.NewServer(w.SConfig, log, sm)
@@ -138,14 +134,9 @@ func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune fu
 	ln, err := tr.Listen(addr)
 	check(t, err)
 	w.Addr = ln.Addr().String()
-	ctx, cancel := context.WithCancel(context.Background())
-	w.stop = cancel
-	w.wg.Go(func() {
-		err := w.Server.Serve(ctx, ln, w)
-		w.mu.Lock()
-		w.serve = err
-		w.mu.Unlock()
-	})
+	var ctx context.Context
+	ctx, w.stop = context.WithCancel(context.Background())
+	w.wg.Go(func() { w.serve = w.Server.Serve(ctx, ln, w) })
 	return w
 }
 
@@ -156,8 +147,7 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// OnTicket computes a prompt layer by layer and pushes it, blocks of a layer in
-// any order, then commits the request id.
+// OnTicket answers a ticket, and notes how it ends.
 func (w *World) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 	layout := w.SConfig.Identity.Layout
 	src := &Source{Layout: layout, Seed: Seed(o.Ticket().Tokens), pool: w.blocks, blocks: map[int]int32{},
@@ -177,15 +167,29 @@ func (w *World) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 	w.ends = append(w.ends, kvconn.OutcomeOf(o.Err(), "untyped"))
 }
 
-// Compute is the ordinary answer.
+// Compute is the ordinary answer: it pushes layer by layer, the blocks of a layer in any
+// order, then commits the request id.
 func (w *World) Compute(ctx context.Context, o *kvconn.Outgoing, src *Source) {
-	if err := o.Accept(src); err != nil {
-		return
+	if o.Accept(src) == nil {
+		for l := range src.Layout.Layers() {
+			o.Push(l, rand.Perm(len(o.Ticket().Dest)))
+		}
+		o.Commit([]byte("commit of " + o.Ticket().RequestID))
 	}
-	for l := range src.Layout.Layers() {
-		o.Push(l, rand.Perm(len(o.Ticket().Dest)))
+}
+
+// answerFunc answers a ticket; see World.Answer.
+type answerFunc func(ctx context.Context, o *kvconn.Outgoing, src *Source)
+
+// answerTo answers the tickets of one name in one way, and others in another.
+func answerTo(name string, answer, others answerFunc) answerFunc {
+	return func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
+		if o.Ticket().RequestID == name {
+			answer(ctx, o, src)
+		} else {
+			others(ctx, o, src)
+		}
 	}
-	o.Commit([]byte("commit of " + o.Ticket().RequestID))
 }
 
 // Seed is the sequence that a prompt stands for.
@@ -213,20 +217,16 @@ func (w *World) Spec(name string, seed int32, n, first int) kvconn.TicketSpec {
 	return kvconn.TicketSpec{Link: ticket.NewLink(), RequestID: name, Tokens: Prompt(seed, n), Dest: dest, Sink: w.Pool.Sink(dest)}
 }
 
-// Fetch opens a session, sends a ticket and waits. On success it checks every
-// byte; on failure it checks that the error is typed, revokes, and gives the
-// blocks a new generation, as a receiver does.
+// Fetch opens a session, sends a ticket, waits and revokes. On success it checks every
+// byte; on failure it checks that the error is typed, and gives the blocks a new
+// generation, as a receiver does.
 func (w *World) Fetch(ctx context.Context, spec kvconn.TicketSpec) error {
 	return w.FetchFrom(ctx, w.Addr, w.SConfig.Identity.PeerID, spec)
 }
 
 // FetchFrom is Fetch from another sender than the world's.
 func (w *World) FetchFrom(ctx context.Context, addr string, peer kvconn.PeerID, spec kvconn.TicketSpec) error {
-	s, err := w.Receiver.Open(ctx, addr, peer)
-	if err != nil {
-		return w.typed(err)
-	}
-	in, err := s.Request(ctx, spec)
+	in, err := w.requestFrom(ctx, addr, peer, spec)
 	if err != nil {
 		return w.typed(err)
 	}
@@ -253,14 +253,73 @@ func (w *World) FetchFrom(ctx context.Context, addr string, peer kvconn.PeerID, 
 	return nil
 }
 
+func (w *World) requestFrom(ctx context.Context, addr string, peer kvconn.PeerID, spec kvconn.TicketSpec) (*kvconn.Incoming, error) {
+	s, err := w.Receiver.Open(ctx, addr, peer)
+	if err != nil {
+		return nil, err
+	}
+	return s.Request(ctx, spec)
+}
+
+// open returns a session with the world's sender.
+func (w *World) open() *kvconn.Session {
+	w.T.Helper()
+	s, err := w.Receiver.Open(w.T.Context(), w.Addr, w.SConfig.Identity.PeerID)
+	check(w.T, err)
+	return s
+}
+
+// request sends a ticket to the world's sender.
+func (w *World) request(spec kvconn.TicketSpec) *kvconn.Incoming {
+	w.T.Helper()
+	in, err := w.open().Request(w.T.Context(), spec)
+	check(w.T, err)
+	return in
+}
+
+// expect transfers, and checks the outcome.
+func (w *World) expect(want ticket.Outcome, spec kvconn.TicketSpec) {
+	w.T.Helper()
+	if err := w.Fetch(w.T.Context(), spec); kvconn.OutcomeOf(err, "untyped") != want {
+		w.T.Errorf("%s: want %s, have %v", spec.RequestID, want, err)
+	}
+}
+
+// ended waits for a ticket, and checks its outcome.
+func (w *World) ended(want ticket.Outcome, in *kvconn.Incoming) {
+	w.T.Helper()
+	if _, err := in.Wait(w.T.Context()); kvconn.OutcomeOf(err, "untyped") != want {
+		w.T.Errorf("want %s, have %v", want, err)
+	}
+}
+
+// allEnded checks the outcome of all tickets that the sender has finished.
+func (w *World) allEnded(want ticket.Outcome) {
+	w.T.Helper()
+	for _, o := range w.Ends() {
+		if o != want {
+			w.T.Errorf("the sender's ticket ended %q, want %q", o, want)
+		}
+	}
+}
+
+// over reports whether a channel is closed.
+func over(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
 // quarantined is a revoked ticket whose peer may still write.
 type quarantined struct {
 	in   *kvconn.Incoming
 	dest []kvconn.Dest
 }
 
-// revoke is a bounded wait where blocks may be quarantined, those of a transfer
-// that failed.
+// revoke waits only briefly for a failed transfer whose blocks may be quarantined.
 func (w *World) revoke(ctx context.Context, in *kvconn.Incoming, failed bool) error {
 	if w.Quarantine && failed {
 		var cancel context.CancelFunc
@@ -270,8 +329,8 @@ func (w *World) revoke(ctx context.Context, in *kvconn.Incoming, failed bool) er
 	return in.Revoke(ctx)
 }
 
-// Release ends the quarantine of what Fetch has left in it: its peer must
-// have resumed or died. It returns how many tickets that were.
+// Release ends the quarantine of the tickets that Fetch has left in it, and returns their
+// number. Their peers must have resumed or died.
 func (w *World) Release(ctx context.Context) int {
 	w.mu.Lock()
 	all := w.quarantined
@@ -297,27 +356,32 @@ func (w *World) typed(err error) error {
 	return err
 }
 
-// long is a bound for this machine.
+// long stretches a bound to this machine's speed.
 func (w *World) long(d time.Duration) time.Duration { return time.Duration(float64(d) * w.stretch) }
 
 // Empty waits until neither side holds a ticket, at most for limit.
 func (w *World) Empty(limit time.Duration) {
 	w.T.Helper()
-	start := w.Clock.Now()
-	for {
-		left := append(w.Receiver.Ledger(), w.Server.Ledger()...)
-		if len(left) == 0 {
-			return
-		}
-		if w.Clock.Since(start) > limit {
-			w.T.Errorf("ledger is not empty %v after: %+v", limit, left)
-			return
-		}
-		time.Sleep(w.RConfig.KeepAlive / 4)
+	var left []kvconn.Entry
+	if !w.within(limit, func() bool {
+		left = append(w.Receiver.Ledger(), w.Server.Ledger()...)
+		return len(left) == 0
+	}) {
+		w.T.Errorf("ledger is not empty after %v: %+v", limit, left)
 	}
 }
 
-// Until waits for something, for as long as it does not hang.
+// within polls ok until it holds, at most for limit, and reports whether it did.
+func (w *World) within(limit time.Duration, ok func() bool) bool {
+	for start := w.Clock.Now(); !ok(); time.Sleep(w.RConfig.KeepAlive / 4) {
+		if w.Clock.Since(start) > limit {
+			return false
+		}
+	}
+	return true
+}
+
+// Until waits for ok, which must not take as long as hangs.
 func (w *World) Until(what string, ok func() bool) {
 	w.T.Helper()
 	for by := time.Now().Add(hangs); !ok(); time.Sleep(time.Millisecond) {
@@ -330,8 +394,7 @@ func (w *World) Until(what string, ok func() bool) {
 // Stop ends the sender.
 func (w *World) Stop() { w.stop() }
 
-// hangs is how long something may take before it counts as hanging, whatever the
-// machine is like.
+// hangs is the time after which anything counts as hanging, on any machine.
 const hangs = time.Minute
 
 // Close ends both sides and checks the promises that show only at the end.
@@ -380,11 +443,8 @@ func (w *World) Value(reg *prometheus.Registry, name, label string) float64 {
 	sum := 0.0
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			hit := f.GetName() == name && label == ""
-			for _, l := range m.GetLabel() {
-				hit = hit || f.GetName() == name && l.GetValue() == label
-			}
-			if hit {
+			labelled := func(l *dto.LabelPair) bool { return l.GetValue() == label }
+			if f.GetName() == name && (label == "" || slices.ContainsFunc(m.GetLabel(), labelled)) {
 				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
 			}
 		}
@@ -396,14 +456,5 @@ func (w *World) Value(reg *prometheus.Registry, name, label string) float64 {
 func (w *World) Ends() []ticket.Outcome {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return append([]ticket.Outcome(nil), w.ends...)
-}
-
-// Raw dials the sender without a session.
-func (w *World) Raw(tr kvconn.Transport) net.Conn {
-	c, err := tr.Dial(context.Background(), w.Addr)
-	if err != nil {
-		w.T.Fatal(fmt.Errorf("dial: %w", err))
-	}
-	return c
+	return slices.Clone(w.ends)
 }

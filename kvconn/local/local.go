@@ -51,12 +51,3 @@ func (t *Transport) freeName() string {
 	rand.Read(b[:]) // never fails (crypto/rand)
 	return t.name + ":xpyd-kv-" + hex.EncodeToString(b[:])
 }
-
-// Addr is a listener's address.
-type Addr struct{ network, addr string }
-
-// Network returns the transport's name.
-func (a Addr) Network() string { return a.network }
-
-// String is what Dial takes.
-func (a Addr) String() string { return a.addr }

@@ -54,13 +54,13 @@ func (t *Transport) Listen(addr string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &listener{ln, t, Addr{t.name, addr}}, nil
+	return &listener{ln, t, &net.UnixAddr{Name: addr, Net: t.name}}, nil
 }
 
 type listener struct {
 	*net.UnixListener
 	t    *Transport
-	addr Addr
+	addr *net.UnixAddr // as Dial takes it
 }
 
 func (l *listener) Addr() net.Addr { return l.addr }

@@ -62,11 +62,7 @@ func over(t testing.TB, r, s fakegpu.GPU, ring stage.Ring) kvconn.Transport {
 
 // between is over two devices that may be more than fakes.
 func between(t testing.TB, r, s kernels.Linker, ring stage.Ring) kvconn.Transport {
-	base, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return nccl.New(loopback{base}, r, s, kvconntest.Plain(), ring)
+	return nccl.New(loopback{tcp.New(nil)}, r, s, kvconntest.Plain(), ring)
 }
 
 // corrupt and lost are what the receiver has counted.

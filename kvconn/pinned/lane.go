@@ -75,7 +75,7 @@ func (o *outlet) Send(number uint64, _, _ int64, gathered kernels.Pending) error
 func (o *outlet) publish() {
 	failed := false
 	for s := range o.queue {
-		err := stage.Finish(s.gathered)
+		err := stage.Finish(s.gathered.Wait)
 		if failed = failed || err != nil; !failed {
 			atomic.StoreUint64(word(o.mem, landedAt), s.number)
 		}

@@ -56,16 +56,6 @@ type hold struct {
 
 var _ kvconn.StagedHold = (*hold)(nil)
 
-// Ready implements kvconn.StagedHold: there is nothing to wait for.
-func (h *hold) Ready(context.Context) error { return nil }
-
-// ahead keeps the path to the device busy: the host sees some ten microseconds late
-// that a copy into our blocks has ended, and only then has its digests checked.
-const ahead = 4
-
-// Ahead implements kvconn.StagedHold.
-func (h *hold) Ahead() int { return ahead }
-
 // Wait implements kvconn.Hold: it returns once the peer can no longer write into the
 // ring.
 func (h *hold) Wait(ctx context.Context) error { return h.lent.Wait(ctx) }
@@ -97,19 +87,11 @@ func (c *conn) Map(s *kvconn.Shared, b []byte) (_ kvconn.Window, err error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("pinned: register the ring: %w", err), unix.Munmap(mem), t.End())
 	}
-	out := newOutlet(mem, g.Slots, func() error {
+	out := newOutlet(mem, int(g.Slots), func() error {
 		if err := registered.Close(); err != nil {
 			return err // still reachable by the device: the peer must go on assuming so
 		}
 		return errors.Join(unix.Munmap(mem), t.End())
 	})
-	return window{stage.NewWindow(c.d.theirs, registered, c.d.geo, out, kernels.Auto)}, nil
+	return stage.NewWindow(c.d.theirs, registered, c.d.geo, out, kernels.Auto), nil
 }
-
-// window is the sender's end of a ring.
-type window struct{ *stage.Window }
-
-var _ kvconn.StagedWindow = window{}
-
-// Ready implements kvconn.StagedWindow: there is nothing to wait for.
-func (window) Ready(context.Context) error { return nil }

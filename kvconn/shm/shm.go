@@ -26,7 +26,9 @@ var ErrUnsupported = local.ErrUnsupported
 const Name = "shm"
 
 // New makes a transport; see local.New.
-func New() (kvconn.Transport, error) { return local.New(Name, dress) }
+func New() (kvconn.Transport, error) {
+	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c} })
+}
 
 // Way describes the transport to a worker: it serves pools in host memory that others can
 // map.
@@ -49,9 +51,6 @@ func Way() way.Kind {
 			return t, pool, nil
 		}}
 }
-
-// dress makes a socket one of our connections.
-func dress(c *local.Conn) net.Conn { return &conn{c} }
 
 // conn is one end of a connection.
 type conn struct{ *local.Conn }

@@ -124,7 +124,7 @@ func bothCopies(t *testing.T, src, dst *end) float64 {
 				return
 			}
 		}
-		if err := errors.Join(stage.Finish(last), memory.Close()); err != nil {
+		if err := errors.Join(stage.Finish(last.Wait), memory.Close()); err != nil {
 			t.Error(err)
 		}
 	}
@@ -207,8 +207,7 @@ func TestStagedOnGPUs(t *testing.T) {
 	for _, name := range []string{"pinned", "nccl"} {
 		tr, err := pinned.New(dst.Backend, src.Backend, l, pinned.DefaultRing())
 		if name == "nccl" {
-			base, e := tcp.New(tcp.DefaultConfig())
-			tr, err = nccl.New(loopback{base}, dst.Backend, src.Backend, l, nccl.DefaultRing()), e
+			tr, err = nccl.New(loopback{tcp.New(nil)}, dst.Backend, src.Backend, l, nccl.DefaultRing()), nil
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -24,7 +24,7 @@ type Inlet interface {
 	Close(ctx context.Context) error
 }
 
-// Hold is the receiver's end of a ring: a kvconn.StagedHold without Wait and Ready.
+// Hold is the receiver's end of a ring: a kvconn.StagedHold without Wait.
 type Hold struct {
 	pool   kernels.HostMover
 	memory kernels.HostMemory
@@ -44,6 +44,15 @@ type Hold struct {
 func NewHold(pool kernels.HostMover, memory kernels.HostMemory, geo Geometry, in Inlet) *Hold {
 	return &Hold{pool: pool, memory: memory, geo: geo, in: in, ahead: map[uint64]bool{}, sizes: map[uint64]int{}, moved: make(chan struct{})}
 }
+
+// Ready implements kvconn.StagedHold, for lanes that need no joining.
+func (h *Hold) Ready(context.Context) error { return nil }
+
+// Ahead implements kvconn.StagedHold. It keeps the path to the device busy: the host sees
+// some ten microseconds late that a copy into our blocks has ended, and only then has its
+// digests checked. NCCL's transfers follow each other on a stream: only the first one that
+// waits for its other end holds multiprocessors.
+func (h *Hold) Ahead() int { return 4 }
 
 // use keeps the ring until done is called.
 func (h *Hold) use() (done func(), err error) {
@@ -126,7 +135,7 @@ func (h *Hold) Place(ctx context.Context, number uint64, layer int, blocks []kvc
 	}
 	// Inside the ticket's fence: only its end lets a revoke go on. It takes
 	// microseconds a megabyte.
-	if err := Finish(placed); err != nil {
+	if err := Finish(placed.Wait); err != nil {
 		return err
 	}
 	return ctx.Err()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -24,7 +25,7 @@ type Outlet interface {
 	Close(ctx context.Context) error
 }
 
-// Window is the sender's end of a ring: a kvconn.StagedWindow without Ready.
+// Window is the sender's end of a ring: a kvconn.StagedWindow.
 type Window struct {
 	pool   kernels.HostMover
 	memory kernels.HostMemory
@@ -35,12 +36,12 @@ type Window struct {
 	ctx     context.Context // ends with Abandon
 	abandon context.CancelFunc
 
+	closed atomic.Bool
 	turn   chan struct{} // a token: one push at a time, in the order of numbers; taken before mu
 	number uint64        // the turn's
 
 	mu      sync.Mutex
 	pending []gathering // oldest first, not awaited yet; kvconn bounds how many
-	closed  bool
 }
 
 // gathering is one push whose rows are being read from our pool.
@@ -55,6 +56,11 @@ func NewWindow(pool kernels.HostMover, memory kernels.HostMemory, geo Geometry, 
 	w.ctx, w.abandon = context.WithCancel(context.Background())
 	return w
 }
+
+var _ kvconn.StagedWindow = (*Window)(nil)
+
+// Ready implements kvconn.StagedWindow, for lanes that need no joining.
+func (w *Window) Ready(context.Context) error { return nil }
 
 // MaxMoves implements kvconn.StagedWindow.
 func (w *Window) MaxMoves() int { return w.geo.Moves }
@@ -86,7 +92,7 @@ func (w *Window) room() (number uint64, done func(), err error) {
 	done = func() { <-w.turn }
 	number = w.number + 1
 	switch {
-	case w.over():
+	case w.closed.Load():
 		err = errClosed
 	case w.ctx.Err() != nil:
 		err = errAbandoned
@@ -134,12 +140,6 @@ func (w *Window) Push(layer int, moves []kvconn.Move) (uint64, error) {
 	return number, nil
 }
 
-func (w *Window) over() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.closed
-}
-
 // Abandon implements kvconn.StagedWindow.
 func (w *Window) Abandon() { w.abandon() }
 
@@ -150,7 +150,7 @@ func (w *Window) Await(number uint64) (err error) {
 	upto := slices.DeleteFunc(slices.Clone(w.pending), func(g gathering) bool { return g.number > number })
 	w.mu.Unlock()
 	for _, g := range upto { // several bulk writers push: those before it may not have been asked for
-		if failed := Finish(g.done); g.number == number {
+		if failed := Finish(g.done.Wait); g.number == number {
 			err = failed
 		}
 	}
@@ -160,11 +160,12 @@ func (w *Window) Await(number uint64) (err error) {
 	return err
 }
 
-// Finish waits for a move: only its end proves anything.
-func Finish(p kernels.Pending) error {
+// Finish waits for a device's work, again while wait returns kernels.ErrLate: only the
+// end of the work proves anything.
+func Finish(wait func(context.Context) error) error {
 	for {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		err := p.Wait(ctx)
+		err := wait(ctx)
 		cancel()
 		if !errors.Is(err, kernels.ErrLate) {
 			return err
@@ -176,9 +177,7 @@ func Finish(p kernels.Pending) error {
 // use.
 func (w *Window) Close() error {
 	w.abandon()
-	w.mu.Lock()
-	w.closed = true
-	w.mu.Unlock()
+	w.closed.Store(true)
 	return bounded(func(ctx context.Context) error {
 		w.turn <- struct{}{} // held by a push that is starting
 		last := w.number

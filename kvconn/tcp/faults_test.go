@@ -17,11 +17,7 @@ import (
 // peers are the worlds of real processes.
 var peers = kvconntest.Factory{
 	New: func(t testing.TB) (kvconn.Transport, string) {
-		tr, err := tcp.New(tcp.DefaultConfig())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return tr, "127.0.0.1:0"
+		return tcp.New(nil), "127.0.0.1:0"
 	},
 	Shrink: 2,
 }

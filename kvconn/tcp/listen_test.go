@@ -13,11 +13,7 @@ import (
 
 func plain(t testing.TB) kvconn.Transport {
 	t.Helper()
-	tr, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tr
+	return tcp.New(nil)
 }
 
 // A range gives the first free port, and an error once all are taken.

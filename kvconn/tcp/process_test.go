@@ -35,10 +35,7 @@ func (half) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 }
 
 func serveUntilKilled() error {
-	tr, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		return err
-	}
+	tr := tcp.New(nil)
 	m, err := kvconn.NewMetrics(nil)
 	if err != nil {
 		return err
@@ -80,10 +77,7 @@ func TestProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			tr, err := tcp.New(tcp.DefaultConfig())
-			if err != nil {
-				t.Fatal(err)
-			}
+			tr := tcp.New(nil)
 			m, err := kvconn.NewMetrics(nil)
 			if err != nil {
 				t.Fatal(err)

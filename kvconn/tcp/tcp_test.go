@@ -33,11 +33,7 @@ func suite(t *testing.T, relay bool) {
 	kvconntest.Run(t, kvconntest.Factory{
 		Relay: relay,
 		New: func(t testing.TB) (kvconn.Transport, string) {
-			tr, err := tcp.New(tcp.DefaultConfig())
-			if err != nil {
-				t.Fatal(err)
-			}
-			return tr, "127.0.0.1:0"
+			return tcp.New(nil), "127.0.0.1:0"
 		},
 		Shrink: 2, AtOnce: 48,
 	})

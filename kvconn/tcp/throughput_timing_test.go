@@ -156,10 +156,7 @@ func serveBench() error {
 		return err
 	}
 	src.digest()
-	tr, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		return err
-	}
+	tr := tcp.New(nil)
 	m, err := kvconn.NewMetrics(nil)
 	if err != nil {
 		return err
@@ -294,8 +291,7 @@ func newBenchPair(b *testing.B, conns int) *benchPair {
 		b.Cleanup(func() { f.Close(); c.Close() })
 		p.bare = append(p.bare, f)
 	}
-	tr, err := tcp.New(tcp.DefaultConfig())
-	fatal(err)
+	tr := tcp.New(nil)
 	m, err := kvconn.NewMetrics(nil)
 	fatal(err)
 	p.r, err = kvconn.NewReceiver(benchConfig(conns), tr, slog.New(slog.NewTextHandler(io.Discard, nil)), m)
@@ -420,11 +416,11 @@ func BenchmarkOpen(b *testing.B) {
 		if err := p.r.Close(b.Context()); err != nil {
 			b.Fatal(err)
 		}
-		tr, err := tcp.New(tcp.DefaultConfig())
+		tr := tcp.New(nil)
+		m, err := kvconn.NewMetrics(nil)
 		if err != nil {
 			b.Fatal(err)
 		}
-		m, _ := kvconn.NewMetrics(nil)
 		if p.r, err = kvconn.NewReceiver(benchConfig(0), tr, slog.New(slog.NewTextHandler(io.Discard, nil)), m); err != nil {
 			b.Fatal(err)
 		}

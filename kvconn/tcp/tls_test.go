@@ -22,11 +22,7 @@ func secured(t testing.TB, cert, key string, b *trusttest.Authority) kvconn.Tran
 	t.Helper()
 	creds, err := trust.NewTLS(cert, key, b.CA(), slog.New(slog.DiscardHandler))
 	check(t, err)
-	cfg := tcp.DefaultConfig()
-	cfg.TLS = creds
-	tr, err := tcp.New(cfg)
-	check(t, err)
-	return tr
+	return tcp.New(creds)
 }
 
 func check(t testing.TB, err error) {

@@ -209,15 +209,14 @@ func (c *Chooser) recall(peer *Peer) (old choice, known bool) {
 // unreachable reports whether an error is about the way, a socket that does not lead to the
 // peer or a peer that does not take our memory, rather than about the peer.
 func unreachable(err error) bool {
-	var e *kvconn.Error
-	return errors.As(err, &e) && (e.Phase == kvconn.PhaseDial && e.Outcome == ticket.Dead || e.Outcome == ticket.Refused)
+	e, ok := errors.AsType[*kvconn.Error](err)
+	return ok && (e.Phase == kvconn.PhaseDial && e.Outcome == ticket.Dead || e.Outcome == ticket.Refused)
 }
 
 // cause is the innermost text of a failed open: peer and phase are shown beside it.
 func cause(err error) string {
-	var e *kvconn.Error
-	if errors.As(err, &e) {
-		return e.Err.Error()
+	if e, ok := errors.AsType[*kvconn.Error](err); ok {
+		err = e.Err
 	}
 	return err.Error()
 }

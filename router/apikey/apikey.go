@@ -1,19 +1,26 @@
-// Package apikey reads who may use a router: a file of keys, of which only
-// SHA-256 hashes are written down, with what each key's owner may do.
+// Package apikey reads who may use a router: a file of keys, which holds only their SHA-256
+// hashes, and what each key's owner may do.
 //
-// The keys that New makes have 256 random bits, so a plain hash is enough: it
-// cannot be reversed, and guessing is hopeless. Keys that people think up are
-// not safe in such a file.
+// The keys that New makes have 256 random bits, so a plain hash is enough: it cannot be
+// reversed, and guessing is hopeless. Keys that people think up are not safe in such a file.
 package apikey
 
 import (
+	"bytes"
+	"cmp"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -21,27 +28,26 @@ import (
 	"github.com/xpyd/xpyd/router/limit"
 )
 
-// Key is one key's owner and what they may do.
+// Key is a key's owner and what they may do.
 type Key struct {
 	// Name is the tenant: in logs, metrics and the order of the queue.
 	Name string `key:"name"`
 	// SHA256 is the key's hash in hexadecimal digits.
 	SHA256 string `key:"sha256"`
 
-	// RequestsPerMinute and TokensPerMinute (of prompts and answers) bound the
-	// rate, MaxInFlight what runs and waits at once; 0 does not.
+	// RequestsPerMinute and TokensPerMinute (of prompts and answers) bound the rate,
+	// MaxInFlight what runs and waits at once; 0: unbounded.
 	RequestsPerMinute int64 `key:"requests_per_minute"`
 	TokensPerMinute   int64 `key:"tokens_per_minute"`
 	MaxInFlight       int   `key:"max_in_flight"`
-	// Weight is the share of the places while requests have to wait; 0 is 1.
+	// Weight is the share of places while requests wait; 0 is 1.
 	Weight float64 `key:"weight"`
-	// Priority is the highest that may be asked for: high, normal or low; ""
-	// is normal.
+	// Priority is the best that may be asked for: high, normal or low; "" is normal.
 	Priority string `key:"priority"`
-	// Models that may be used; a * at the end matches the rest. None: all.
+	// Models that may be used; a * at the end matches any rest. None: all.
 	Models []string `key:"models"`
-	// NamesTenants lets whoever has the key, a gateway in front, say for whom
-	// a request is: see the router's tenant_header.
+	// NamesTenants lets the key's owner, such as a gateway in front, say whom a request is
+	// for: see the router's tenant_header.
 	NamesTenants bool `key:"names_tenants"`
 	// Expires is when the key ends; zero is never.
 	Expires time.Time `key:"expires"`
@@ -62,14 +68,9 @@ func (k *Key) Validate() error {
 	if b, err := hex.DecodeString(k.SHA256); err != nil || len(b) != sha256.Size {
 		return config.Bad("sha256", "want the 64 hexadecimal digits of the key's SHA-256")
 	}
-	if k.RequestsPerMinute < 0 {
-		return config.Bad("requests_per_minute", "%d is below 0", k.RequestsPerMinute)
-	}
-	if k.TokensPerMinute < 0 {
-		return config.Bad("tokens_per_minute", "%d is below 0", k.TokensPerMinute)
-	}
-	if k.MaxInFlight < 0 {
-		return config.Bad("max_in_flight", "%d is below 0", k.MaxInFlight)
+	if err := cmp.Or(config.AtLeast("requests_per_minute", k.RequestsPerMinute, 0), config.AtLeast("tokens_per_minute", k.TokensPerMinute, 0),
+		config.AtLeast("max_in_flight", k.MaxInFlight, 0)); err != nil {
+		return err
 	}
 	if !(k.Weight == 0 || k.Weight >= 0.001 && k.Weight <= 1000) {
 		return config.Bad("weight", "%v is not within 0.001 and 1000", k.Weight)
@@ -80,7 +81,7 @@ func (k *Key) Validate() error {
 	return nil
 }
 
-// Validate refuses names and keys that are there twice.
+// Validate refuses duplicate names and keys.
 func (f *File) Validate() error {
 	names, hashes := map[string]bool{}, map[string]string{}
 	for i, k := range f.Keys {
@@ -96,23 +97,14 @@ func (f *File) Validate() error {
 	return nil
 }
 
-// PlainName reports whether s can be a tenant's name: it shows in logs, metrics
-// and headers.
+// PlainName reports whether s can be a tenant's name, which shows in logs, metrics and
+// headers.
 func PlainName(s string) bool {
-	if len(s) == 0 || len(s) > 64 {
-		return false
-	}
-	for _, c := range []byte(s) {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', strings.IndexByte("._-@:/", c) >= 0:
-		default:
-			return false
-		}
-	}
-	return true
+	const chars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-@:/"
+	return len(s) > 0 && len(s) <= 64 && strings.Trim(s, chars) == ""
 }
 
-// Class is the highest priority that may be asked for.
+// Class is the best priority that may be asked for.
 func (k *Key) Class() limit.Class {
 	c, ok := limit.ParseClass(k.Priority)
 	if !ok {
@@ -139,8 +131,7 @@ func (k *Key) May(model string) bool {
 // Expired reports whether the key has ended.
 func (k *Key) Expired(now time.Time) bool { return !k.Expires.IsZero() && !now.Before(k.Expires) }
 
-// Load reads a file of keys. What is wrong with it is told with its line; the
-// error holds no key, since the file has none.
+// Load reads a file of keys. Errors name the line; they hold no key, as the file has none.
 func Load(path string) ([]Key, error) {
 	var f File
 	if err := config.Load(&f, config.Options{File: path}); err != nil {
@@ -149,7 +140,7 @@ func Load(path string) ([]Key, error) {
 	return f.Keys, nil
 }
 
-// Plain makes a key without limits of one that is known in plain text.
+// Plain makes an unlimited key of a secret in plain text.
 func Plain(name, secret string) Key {
 	sum := sha256.Sum256([]byte(secret))
 	return Key{Name: name, SHA256: hex.EncodeToString(sum[:]), Priority: limit.High.String()}
@@ -160,7 +151,7 @@ type Ring struct {
 	keys map[uint64][]*Key // by the first bytes of the hash
 }
 
-// NewRing takes keys that are valid; others are left out.
+// NewRing takes valid keys; others are left out.
 func NewRing(keys []Key) *Ring {
 	r := &Ring{keys: make(map[uint64][]*Key, len(keys))}
 	for _, k := range keys {
@@ -173,9 +164,9 @@ func NewRing(keys []Key) *Ring {
 	return r
 }
 
-// Find returns the key whose secret is presented, nil if there is none. Where
-// it looks depends on the presented secret's hash alone, which says nothing
-// about others'; the hashes are compared in constant time.
+// Find returns the key of a secret, nil if there is none. Where it looks depends only on the
+// hash of what was presented, which says nothing about other keys; hashes are compared in
+// constant time.
 func (r *Ring) Find(secret []byte) *Key {
 	sum := sha256.Sum256(secret)
 	for _, k := range r.keys[binary.BigEndian.Uint64(sum[:])] {
@@ -186,8 +177,7 @@ func (r *Ring) Find(secret []byte) *Key {
 	return nil
 }
 
-// Prefix begins each key that New makes, so that leaked ones can be searched
-// for.
+// Prefix begins each key that New makes, so that leaked ones can be found.
 const Prefix = "sk-xpyd-"
 
 // New makes a key. The secret is shown to its owner and then forgotten.
@@ -198,4 +188,80 @@ func New(name string) (secret string, k Key) {
 	k = Plain(name, secret)
 	k.Priority = ""
 	return secret, k
+}
+
+const header = `# API keys of a router, as api_keys_file names it. Only hashes are here; made by
+# "xpyd keys new". A running router reads the file again when it changes.
+keys:
+`
+
+// Append adds a key to the file, which it makes if there is none. The rest of the file stays
+// as it is, with its comments.
+func Append(path string, k Key) error {
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read keys: %w", err)
+	}
+	text, mode := old, fs.FileMode(0o600)
+	if err != nil || len(bytes.TrimSpace(old)) == 0 {
+		text = []byte(header)
+	} else if info, err := os.Stat(path); err == nil {
+		mode = info.Mode().Perm()
+	}
+	text = append(bytes.TrimRight(slices.Clone(text), "\n"), '\n')
+	text = append(text, k.yaml()...)
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".keys-*")
+	if err != nil {
+		return fmt.Errorf("write keys: %w", err)
+	}
+	defer os.Remove(tmp.Name()) // no matter once it is renamed
+	_, err = tmp.Write(text)
+	err = errors.Join(err, tmp.Chmod(mode), tmp.Close())
+	if err != nil {
+		return fmt.Errorf("write keys: %w", err)
+	}
+	keys, err := Load(tmp.Name())
+	if err == nil && !slices.ContainsFunc(keys, func(o Key) bool { return o.SHA256 == k.SHA256 }) {
+		err = errors.New("the file does not end with its list of keys")
+	}
+	if err != nil {
+		return fmt.Errorf("add the key to %s: %s", path, strings.ReplaceAll(err.Error(), tmp.Name(), path))
+	}
+	if err := os.Rename(tmp.Name(), path); err != nil {
+		return fmt.Errorf("write keys: %w", err)
+	}
+	return nil
+}
+
+func (k *Key) yaml() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "- name: %s\n  sha256: %s\n", strconv.Quote(k.Name), k.SHA256)
+	number := func(name string, n int64) {
+		if n != 0 {
+			fmt.Fprintf(&b, "  %s: %d\n", name, n)
+		}
+	}
+	number("requests_per_minute", k.RequestsPerMinute)
+	number("tokens_per_minute", k.TokensPerMinute)
+	number("max_in_flight", int64(k.MaxInFlight))
+	if k.Weight != 0 {
+		fmt.Fprintf(&b, "  weight: %v\n", k.Weight)
+	}
+	if k.Priority != "" {
+		fmt.Fprintf(&b, "  priority: %s\n", k.Priority)
+	}
+	if len(k.Models) > 0 {
+		quoted := make([]string, len(k.Models))
+		for i, m := range k.Models {
+			quoted[i] = strconv.Quote(m)
+		}
+		fmt.Fprintf(&b, "  models: [%s]\n", strings.Join(quoted, ", "))
+	}
+	if k.NamesTenants {
+		b.WriteString("  names_tenants: true\n")
+	}
+	if !k.Expires.IsZero() {
+		fmt.Fprintf(&b, "  expires: %s\n", k.Expires.UTC().Format("2006-01-02T15:04:05Z"))
+	}
+	return b.String()
 }

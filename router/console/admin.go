@@ -1,5 +1,5 @@
-// Package console answers the admin listener: who is there, orders to workers,
-// what is held and why, and the audit log of changes.
+// Package console answers the admin listener: which workers there are, orders to them, what
+// is held and why, and the audit log of changes.
 package console
 
 import (
@@ -39,12 +39,12 @@ import (
 type Deps struct {
 	Token   string // may do all
 	TokenRO string // opens what only reads; "" for none
-	// AuditFile gets a line of JSON for each change, besides the log's.
+	// AuditFile gets a line of JSON for each change, besides the log.
 	AuditFile string
 
 	Log            *slog.Logger
 	Gatherer       prometheus.Gatherer // for /metrics; nil leaves the path out
-	Fleet          sense.Fleet
+	Fleet          *fleet.Watcher
 	Members        *sense.Members
 	Feeds          *sense.Feeds
 	Flights        *flight.Service
@@ -54,8 +54,8 @@ type Deps struct {
 	Revoker        Revoker       // nil: nothing is revoked here
 	TrustsEveryone bool          // no worker is shown the fleet's secret
 	Ready          func() bool
-	// Coming reports whether a worker that the fleet does not know, or knows as
-	// dead, is about to start: orders for it wait. It must not block; nil: none is.
+	// Coming reports whether a worker that is unknown to the fleet, or dead, is about to
+	// start: orders for it wait. It must not block; nil: none is.
 	Coming func(id string) bool
 	// Mounts adds handlers behind the token: "POST /admin/v1/scale" and the like.
 	Mounts map[string]fasthttp.RequestHandler
@@ -70,7 +70,7 @@ type Console struct {
 	audit    *auditor
 	profiler *profile.Profiler
 
-	// orders is held while an order is judged: two at once would each find the
+	// orders is held while an order is judged: otherwise two at once would each find the
 	// other's worker still serving.
 	orders sync.Mutex
 }
@@ -87,9 +87,9 @@ func (c *Console) Close() error {
 	return c.audit.close()
 }
 
-// Serve routes the admin listener: all but /metrics and /health are
-// behind a token, before which no body is read, and what is asked besides is written
-// down.
+// Serve routes the admin listener. Everything except /metrics and /health is behind a
+// token, before which no body is read, and is written to the audit log unless it only
+// reads.
 func (c *Console) Serve(ctx *fasthttp.RequestCtx) {
 	id := h1.RequestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
@@ -122,7 +122,7 @@ func (c *Console) Serve(ctx *fasthttp.RequestCtx) {
 			return
 		}
 		ctx.Request.SetBodyRaw(body)
-		c.administer(ctx, id, verb, path)
+		c.dispatch(ctx, id, verb, path)
 	}
 	c.audited(ctx, id, verb, path, by)
 }
@@ -138,9 +138,9 @@ const (
 
 func (h holder) String() string { return [...]string{"nobody", "reader", "admin"}[h] }
 
-// holder looks for a token: as a bearer, or as a password where that is enough.
+// holder looks for a token: a bearer's, or a password where that is enough.
 func (c *Console) holder(ctx *fasthttp.RequestCtx, verb, path string) holder {
-	shown, ok := flight.Bearer(&ctx.Request.Header)
+	shown, ok := flight.Credentials(&ctx.Request.Header, "bearer ")
 	if !ok && dashboardReads(verb, path) {
 		shown, ok = basic(&ctx.Request.Header)
 	}
@@ -160,8 +160,8 @@ func (c *Console) holder(ctx *fasthttp.RequestCtx, verb, path string) holder {
 	return nobody
 }
 
-// readable reports whether the token that only reads is enough for a path: not for
-// profiles, which show memory and take time.
+// readable reports whether the read-only token is enough for a path: not for profiles,
+// which show memory and take time.
 func readable(path string) bool {
 	return !strings.HasPrefix(path, "/debug/pprof") && path != "/admin/v1/profile"
 }
@@ -175,7 +175,7 @@ func onlyReads(verb string) *openai.Error {
 	return e
 }
 
-// ServeMetrics writes the text format.
+// ServeMetrics answers with the metrics in the text format.
 func ServeMetrics(ctx *fasthttp.RequestCtx, g prometheus.Gatherer) {
 	families, err := g.Gather()
 	if err != nil && len(families) == 0 {
@@ -195,19 +195,19 @@ func ServeMetrics(ctx *fasthttp.RequestCtx, g prometheus.Gatherer) {
 	ctx.SetBody(buf.Bytes())
 }
 
-// servePprof is Go's, but that nothing takes longer than a profile may.
-func servePprof(ctx *fasthttp.RequestCtx, path string) {
-	if path != "/debug/pprof/symbol" { // else a form could say how long, too
+// servePprof serves Go's own profiles, none of which may take longer than ours.
+func (c *Console) servePprof(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
+	if a.path != "/debug/pprof/symbol" { // elsewhere a form could also say how long
 		ctx.Request.ResetBody()
 	}
 	if _, err := profile.Duration(ctx.QueryArgs()); err != nil {
-		h1.WriteError(ctx, err)
-		return
+		return err
 	}
 	pprofhandler.PprofHandler(ctx)
+	return nil
 }
 
-// instanceInfo is one member as the admin API lists it.
+// instanceInfo is a member as the admin API lists it.
 type instanceInfo struct {
 	*fleet.Member
 	Probed     bool            `json:"probed"`
@@ -221,7 +221,7 @@ type instanceInfo struct {
 
 type fleetInfo struct {
 	Version uint64       `json:"version"`
-	At      time.Time    `json:"at"` // the router's clock, for all that is said of times here
+	At      time.Time    `json:"at"` // by the router's clock, as all times here
 	Ready   bool         `json:"ready"`
 	Link    fleet.Link   `json:"link"`
 	Router  string       `json:"router,omitempty"`  // its id, as others know it
@@ -229,13 +229,13 @@ type fleetInfo struct {
 	// TrustsEveryone says that no worker is shown the fleet's secret.
 	TrustsEveryone bool            `json:"trusts_everyone"`
 	Instances      []instanceInfo  `json:"instances"`
-	Revoked        []string        `json:"revoked,omitempty"` // ids that are shut out
+	Revoked        []string        `json:"revoked,omitempty"` // IDs that are shut out
 	Refusals       []fleet.Refusal `json:"refusals"`
 	// Strangers are engines that were found and not added.
 	Strangers []discover.Refusal `json:"strangers"`
 }
 
-func (c *Console) listInstances(ctx *fasthttp.RequestCtx) {
+func (c *Console) listInstances(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Error {
 	s := c.Fleet.Snapshot()
 	info := fleetInfo{Version: s.Version, At: time.Now(), Ready: c.Ready(), Link: s.Link, TrustsEveryone: c.TrustsEveryone, Revoked: s.Revoked, Instances: []instanceInfo{}, Refusals: s.Refusals(), Strangers: c.Members.Refusals()}
 	if c.Share != nil {
@@ -247,15 +247,10 @@ func (c *Console) listInstances(ctx *fasthttp.RequestCtx) {
 		info.Instances = append(info.Instances, instanceInfo{Member: m, Probed: ok, ProbeError: err, Embeds: slices.Contains(c.Members.Embedders(), m.ID),
 			Draining: m.Draining || c.Members.Drained(m), InFlight: c.Picker.Loads(m.ID, m.Epoch), Breaker: c.Picker.Guard(m.ID, m.Epoch), KVEvents: c.Feeds.Info(m)})
 	}
-	reply(ctx, 200, info)
+	return reply(ctx, 200, info)
 }
 
-func (c *Console) addInstance(ctx *fasthttp.RequestCtx) {
-	ed, ok := c.Fleet.(sense.Editor)
-	if !ok {
-		h1.WriteError(ctx, openai.BadRequest("", "this fleet cannot be added to"))
-		return
-	}
+func (c *Console) addInstance(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Error {
 	var inst fleet.Instance
 	dec := json.NewDecoder(bytes.NewReader(ctx.PostBody()))
 	dec.DisallowUnknownFields()
@@ -266,11 +261,10 @@ func (c *Console) addInstance(ctx *fasthttp.RequestCtx) {
 		} else if errors.As(err, &wrong) {
 			param = wrong.Field
 		}
-		h1.WriteError(ctx, openai.BadRequest(h1.Clip(param), "read instance: %v", err))
-		return
+		return openai.BadRequest(h1.Clip(param), "read instance: %v", err)
 	}
 	if inst.Dialect == "" {
-		inst.Dialect = "native"
+		inst.Dialect = sense.NativeDialect
 	}
 	if inst.Epoch == 0 {
 		inst.Epoch = c.Members.NextEpoch(inst.ID)
@@ -278,27 +272,26 @@ func (c *Console) addInstance(ctx *fasthttp.RequestCtx) {
 	NoteChange(ctx, c.state(inst.ID), fmt.Sprintf("%s %s", inst.Role, inst.URL))
 	err := sense.CheckInstance(&inst)
 	if err == nil {
-		err = ed.AddStatic(inst, fleet.Admin)
+		err = c.Fleet.AddStatic(inst, fleet.Admin)
 	}
 	if err != nil {
 		param := ""
-		if key := (*config.KeyError)(nil); errors.As(err, &key) {
+		if key, ok := errors.AsType[*config.KeyError](err); ok {
 			param = key.Key
 		}
-		h1.WriteError(ctx, openai.BadRequest(param, "%v", err))
-		return
+		return openai.BadRequest(param, "%v", err)
 	}
-	reply(ctx, 201, inst)
+	return reply(ctx, 201, inst)
 }
 
 // describe is a member for the audit log.
 func describe(m *fleet.Member) string { return fmt.Sprintf("%s %s %s", m.State, m.Role, m.URL) }
 
-func reply(ctx *fasthttp.RequestCtx, status int, v any) {
+func reply(ctx *fasthttp.RequestCtx, status int, v any) *openai.Error {
 	b, err := json.Marshal(v)
 	if err != nil {
-		h1.WriteError(ctx, openai.Internal("encode answer: %v", err))
-		return
+		return openai.Internal("encode answer: %v", err)
 	}
 	h1.WriteJSON(ctx, status, b)
+	return nil
 }

@@ -18,19 +18,19 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// Audited is one line of the audit log: who changed what, or tried to. It has no
-// token, nor anybody's prompts.
+// Audited is a line of the audit log: who changed what, or tried to. It has no token and no
+// prompt.
 type Audited struct {
 	Time    time.Time `json:"time"`
 	Action  string    `json:"action"`                   // "POST /admin/v1/instances/decode-0/drain", "reload"
 	By      string    `json:"by"`                       // whose token: admin, reader, nobody; or SIGHUP
 	Peer    string    `json:"peer,omitempty"`           // its address
-	Request string    `json:"request_id,omitempty"`     //
-	Status  int       `json:"status,omitempty"`         // it was answered
+	Request string    `json:"request_id,omitempty"`     // ID
+	Status  int       `json:"status,omitempty"`         // of the answer
 	Asked   string    `json:"asked,omitempty"`          // query and body
-	Was     string    `json:"was,omitempty"`            // before, as far as that is known
-	Is      string    `json:"is,omitempty"`             // behind it
-	LeftOut int       `json:"refused_before,omitempty"` // refusals that have no line of their own
+	Was     string    `json:"was,omitempty"`            // before, if known
+	Is      string    `json:"is,omitempty"`             // after
+	LeftOut int       `json:"refused_before,omitempty"` // refusals without a line of their own
 }
 
 // auditor writes the audit log: to the log, and to a file if there is one.
@@ -45,7 +45,7 @@ type auditor struct {
 	leftOut int
 }
 
-// What strangers try has auditBurst lines at once, and one more every auditEvery.
+// Refusals may write auditBurst lines at once, and one more every auditEvery.
 const (
 	auditBurst = 10
 	auditEvery = 6 * time.Second
@@ -57,7 +57,7 @@ func newAuditor(path string, log *slog.Logger) (*auditor, error) {
 	return a, a.reopen()
 }
 
-// reopen opens the file anew, which may have been moved away.
+// reopen opens the file again, as it may have been moved away.
 func (a *auditor) reopen() error {
 	if a.path == "" {
 		return nil
@@ -75,8 +75,7 @@ func (a *auditor) reopen() error {
 	return err
 }
 
-// openAudit opens a file that this user alone writes, and never another in its
-// place.
+// openAudit opens a file that only this user can write, and never another in its place.
 func openAudit(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
 	if errors.Is(err, syscall.ELOOP) {
@@ -112,31 +111,20 @@ func (a *auditor) close() error {
 	return a.file.Close()
 }
 
-// write is for what was done.
-func (a *auditor) write(e *Audited) {
+// write adds a line. Anybody can be denied any number of times, so those lines are limited.
+func (a *auditor) write(e *Audited, denied bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	e.LeftOut, a.leftOut = a.leftOut, 0
-	a.put(e)
-}
-
-// refused is for what was not allowed, which anybody can try as often as he likes.
-func (a *auditor) refused(e *Audited) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.tokens = min(auditBurst, a.tokens+float64(e.Time.Sub(a.earned))/float64(auditEvery))
-	a.earned = e.Time
-	if a.tokens < 1 {
-		a.leftOut++
-		return
+	if denied {
+		a.tokens = min(auditBurst, a.tokens+float64(e.Time.Sub(a.earned))/float64(auditEvery))
+		a.earned = e.Time
+		if a.tokens < 1 {
+			a.leftOut++
+			return
+		}
+		a.tokens--
 	}
-	a.tokens--
 	e.LeftOut, a.leftOut = a.leftOut, 0
-	a.put(e)
-}
-
-// put writes a line; a.mu is held.
-func (a *auditor) put(e *Audited) {
 	attrs := []any{"audit", true, "action", e.Action, "by", e.By}
 	for _, x := range []struct{ key, value string }{{"peer", e.Peer}, {"request_id", e.Request}, {"asked", e.Asked}, {"was", e.Was}, {"is", e.Is}} {
 		if x.value != "" {
@@ -162,24 +150,24 @@ func (a *auditor) put(e *Audited) {
 	}
 }
 
-// Audit is for changes that come by other ways than the admin listener.
+// Audit notes changes that do not come through the admin listener.
 func (c *Console) Audit(action, by, is string) {
-	c.audit.write(&Audited{Time: time.Now(), Action: action, By: by, Is: is})
+	c.audit.write(&Audited{Time: time.Now(), Action: action, By: by, Is: is}, false)
 }
 
-// ReopenAudit opens the audit file anew, for who moves it away. On an error the old
-// one is written on.
+// ReopenAudit opens the audit file again after it was moved away. On an error the old one
+// stays in use.
 func (c *Console) ReopenAudit() error { return c.audit.reopen() }
 
 type auditKey struct{}
 
-// NoteChange says for the audit log what an admin request changes: how it was, and
-// how it is when the request is answered well.
+// NoteChange says for the audit log what an admin request changes: the state before, and
+// after, if the request succeeds.
 func NoteChange(ctx *fasthttp.RequestCtx, was, is string) {
 	ctx.SetUserValue(auditKey{}, [2]string{was, is})
 }
 
-// audited writes down a request that is answered, unless it only read.
+// audited notes an answered request, unless it only read.
 func (c *Console) audited(ctx *fasthttp.RequestCtx, id, verb, path string, by holder) {
 	status := ctx.Response.StatusCode()
 	denied := status == 401 || status == 403
@@ -187,18 +175,17 @@ func (c *Console) audited(ctx *fasthttp.RequestCtx, id, verb, path string, by ho
 		return
 	}
 	e := &Audited{Time: time.Now(), Action: h1.Clip(verb + " " + path), By: by.String(), Peer: ctx.RemoteAddr().String(), Request: id, Status: status}
-	if denied {
-		c.audit.refused(e)
-		return
+	if !denied {
+		e.Asked = asked(ctx, path)
+		if change, ok := ctx.UserValue(auditKey{}).([2]string); ok && status < 300 {
+			e.Was, e.Is = change[0], change[1]
+		}
 	}
-	e.Asked = asked(ctx, path)
-	if change, ok := ctx.UserValue(auditKey{}).([2]string); ok && status < 300 {
-		e.Was, e.Is = change[0], change[1]
-	}
-	c.audit.write(e)
+	c.audit.write(e, denied)
 }
 
-// asked is what an admin request asks for, where that is nobody's words.
+// asked is the query and the body of an admin request, except of one that has a client's
+// words.
 func asked(ctx *fasthttp.RequestCtx, path string) string {
 	body := ctx.PostBody()
 	known := false

@@ -9,20 +9,21 @@ import (
 	"strings"
 
 	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/flight"
 )
 
-// dashboard is one page that only reads: what it shows it fetches from
-// /admin/v1/instances and /metrics.
+// dashboard is a page that only reads, from /admin/v1/instances and /metrics.
 //
 //go:embed dashboard.html
 var dashboard []byte
 
 const dashboardRealm = `Basic realm="xpyd: any name, and the admin token as password", charset="UTF-8"`
 
-// dashboardReads says where a browser may show the token its own way, besides
-// a bearer's: the page, what it fetches, and the latest requests. A browser
-// sends it by itself, for other sites' pages too, so that nothing there changes
-// anything or takes long.
+// dashboardReads reports whether a browser may show the token as a password: for the page,
+// what it fetches, and the latest requests. A browser sends it by itself, also for other
+// sites' pages, so nothing there changes anything or takes long.
 func dashboardReads(verb, path string) bool {
 	return verb == "GET" && (path == "/dashboard" || path == "/admin/v1/instances" ||
 		path == "/debug/requests" || strings.HasPrefix(path, "/debug/requests/"))
@@ -30,17 +31,13 @@ func dashboardReads(verb, path string) bool {
 
 // basic is the password that a request shows.
 func basic(h *fasthttp.RequestHeader) ([]byte, bool) {
-	const scheme = "basic "
-	v := h.Peek("Authorization")
-	if len(v) <= len(scheme) || !bytes.EqualFold(v[:len(scheme)], []byte(scheme)) {
-		return nil, false
-	}
-	pair, err := base64.StdEncoding.DecodeString(string(bytes.TrimSpace(v[len(scheme):])))
-	_, password, ok := bytes.Cut(pair, []byte(":"))
-	return password, ok && err == nil
+	text, ok := flight.Credentials(h, "basic ")
+	pair, err := base64.StdEncoding.DecodeString(string(text))
+	_, password, cut := bytes.Cut(pair, []byte(":"))
+	return password, ok && cut && err == nil
 }
 
-func serveDashboard(ctx *fasthttp.RequestCtx) {
+func (c *Console) serveDashboard(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Error {
 	h := &ctx.Response.Header
 	h.Set("Content-Security-Policy", dashboardPolicy(dashboard))
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -48,10 +45,11 @@ func serveDashboard(ctx *fasthttp.RequestCtx) {
 	h.Set("Cache-Control", "no-store")
 	ctx.SetContentType("text/html; charset=utf-8")
 	ctx.Response.SetBodyRaw(dashboard)
+	return nil
 }
 
-// dashboardPolicy lets the page run its own script and style, by their hashes,
-// and fetch from where it came from; nothing else.
+// dashboardPolicy allows the page its own script and style, by their hashes, and fetching
+// from where it came from; nothing else.
 func dashboardPolicy(page []byte) string {
 	hash := func(tag string) string {
 		_, rest, _ := bytes.Cut(page, []byte("<"+tag+">"))

@@ -3,6 +3,7 @@ package console
 import (
 	"bytes"
 	"encoding/json"
+	"strings"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -18,12 +19,11 @@ import (
 const (
 	orderTimeout = 10 * time.Second
 	comingWait   = 30 * time.Second       // for a worker that is starting
-	comingLook   = 100 * time.Millisecond // whether it still is
+	comingLook   = 100 * time.Millisecond // how often to look whether it still is
 	shownWait    = 2 * time.Second        // for the fleet to show what a worker has done
 )
 
-// last refuses to take m from where it is, if no pair of its model is left
-// without it.
+// last refuses to take m away if that leaves no pair for its model.
 func (c *Console) last(m *fleet.Member) *openai.Error {
 	without := func(id string) bool {
 		v := c.Members.View()
@@ -35,44 +35,39 @@ func (c *Console) last(m *fleet.Member) *openai.Error {
 	if without(m.ID) || !without("") {
 		return nil
 	}
-	e := openai.BadRequest("force", "%s is the last %s worker that serves %s; requests would get 503 until another one does. "+
-		"--force, or \"force\": true in the API, does it all the same", m.ID, m.Role, m.Model)
-	e.Status, e.Code = 409, "last_worker"
-	return e
+	return openai.BadRequest("force", "%s is the last %s worker that serves %s; requests would get 503 until another one does. "+
+		"--force, or \"force\": true in the API, does it all the same", m.ID, m.Role, m.Model).WithStatus(409, "last_worker")
 }
 
-// removeInstance serves DELETE; ?force=true will do for a body.
-func (c *Console) removeInstance(ctx *fasthttp.RequestCtx, name string) {
-	ed, ok := c.Fleet.(sense.Editor)
-	if !ok {
-		h1.WriteError(ctx, openai.BadRequest("", "this fleet cannot be removed from"))
-		return
-	}
+// noInstance is the answer about an ID that the fleet does not know.
+func noInstance(id string) *openai.Error {
+	return openai.NotFound("there is no instance %q", h1.Clip(id))
+}
+
+// removeInstance takes a worker out. ?force=true does without a body.
+func (c *Console) removeInstance(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 	o, err := readOrder(ctx, "")
 	if err != nil {
-		h1.WriteError(ctx, err)
-		return
+		return err
 	}
 	c.orders.Lock()
 	defer c.orders.Unlock()
-	if m := c.Fleet.Snapshot().Get(name); m != nil {
+	if m := c.Fleet.Snapshot().Get(a.part); m != nil {
 		NoteChange(ctx, describe(m), string(fleet.Gone))
 		if !o.Force && !ctx.QueryArgs().GetBool("force") {
 			if err := c.last(m); err != nil {
-				h1.WriteError(ctx, err)
-				return
+				return err
 			}
 		}
 	}
-	if !ed.Remove(name, "removed by the admin API") {
-		h1.WriteError(ctx, openai.NotFound("there is no instance %q", h1.Clip(name)))
-		return
+	if !c.Fleet.Remove(a.part, "removed by the admin API") {
+		return noInstance(a.part)
 	}
 	ctx.SetStatusCode(204)
+	return nil
 }
 
-// orderBody is the body of a drain, an undrain, a role or a removal; of all but
-// a role it may be left out.
+// orderBody is the body of an order or a removal. Only a change of role needs one.
 type orderBody struct {
 	Role  fleet.Role `json:"role,omitempty"`
 	Force bool       `json:"force,omitempty"`
@@ -91,20 +86,19 @@ func readOrder(ctx *fasthttp.RequestCtx, action string) (o orderBody, err *opena
 }
 
 // order hands a drain, undrain or role to the worker.
-func (c *Console) order(ctx *fasthttp.RequestCtx, id, name, action string) {
+func (c *Console) order(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
+	action := a.path[strings.LastIndexByte(a.path, '/')+1:]
 	o, err := readOrder(ctx, action)
 	if err != nil {
-		h1.WriteError(ctx, err)
-		return
+		return err
 	}
-	m := c.await(name)
+	m := c.await(a.part)
 	if m == nil {
-		h1.WriteError(ctx, openai.NotFound("there is no instance %q", h1.Clip(name)))
-		return
+		return noInstance(a.part)
 	}
-	if action == "role" && m.Dialect != "native" {
-		h1.WriteError(ctx, openai.BadRequest("", "%s is an engine of dialect %s: only native workers change their role", m.ID, m.Dialect))
-		return
+	native := m.Dialect == sense.NativeDialect
+	if action == "role" && !native {
+		return openai.BadRequest("", "%s is an engine of dialect %s: only native workers change their role", m.ID, m.Dialect)
 	}
 	drained := map[bool]string{false: "not drained", true: "drained"}
 	if action == "role" {
@@ -114,32 +108,29 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, id, name, action string) {
 	}
 	release, err := c.mark(m, action, o)
 	if err != nil {
-		h1.WriteError(ctx, err)
-		return
+		return err
 	}
 	defer release()
-	if m.Dialect != "native" { // engines have no such path; the drain is the router's
-		reply(ctx, 200, m.Instance)
-		return
+	if !native { // engines have no such path; only the router drains them
+		return reply(ctx, 200, m.Instance)
 	}
-	x := flight.Question{ID: id, Method: "POST", Path: "/xpyd/v1/" + action, Timeout: orderTimeout, Limit: maxLedger}
+	x := flight.Question{ID: a.id, Method: "POST", Path: "/xpyd/v1/" + action, Timeout: orderTimeout, Limit: maxReply}
 	if action == "role" {
 		x.Body = []byte(`{"role":"` + o.Role + `"}`)
 	}
 	said, aerr := c.Flights.Ask(m, x)
 	if aerr != nil {
-		h1.WriteError(ctx, openai.Upstream("%s: %v", action, aerr))
-		return
+		return openai.Upstream("%s: %v", action, aerr)
 	}
 	if said.Status == 200 && action == "role" && m.Source == fleet.NATS {
 		c.awaitMember(m.ID, shownWait, func(now *fleet.Member) bool { return now == nil || now.Epoch != m.Epoch || now.Role == o.Role })
 	}
 	said.Write(ctx)
+	return nil
 }
 
-// mark marks m as an order will leave it, or refuses the order. Until release a
-// worker whose role changes is marked as drained: it gets no requests meanwhile,
-// and another order does not count on it.
+// mark marks m as an order will leave it, or refuses the order. Until release, a worker that
+// changes its role is marked as drained: it gets no requests, and no other order counts on it.
 func (c *Console) mark(m *fleet.Member, action string, o orderBody) (release func(), err *openai.Error) {
 	c.orders.Lock()
 	defer c.orders.Unlock()
@@ -159,8 +150,8 @@ func (c *Console) mark(m *fleet.Member, action string, o orderBody) (release fun
 	return func() {}, nil
 }
 
-// await returns the member of that id, nil if there is none. For one that is
-// about to start it waits.
+// await returns the member of that ID, nil if there is none, after waiting for one that is
+// about to start.
 func (c *Console) await(id string) *fleet.Member {
 	there := func(m *fleet.Member) bool { return m != nil && m.State != fleet.Gone && m.State != fleet.Dead }
 	m := c.awaitMember(id, comingWait, func(m *fleet.Member) bool {
@@ -172,8 +163,8 @@ func (c *Console) await(id string) *fleet.Member {
 	return m
 }
 
-// awaitMember returns the member of that id, nil if there is none, once until is
-// true of it, and after limit at the latest.
+// awaitMember returns the member of that ID, nil if there is none, once until is true of it, or
+// after limit.
 func (c *Console) awaitMember(id string, limit time.Duration, until func(*fleet.Member) bool) *fleet.Member {
 	end := time.NewTimer(limit)
 	defer end.Stop()

@@ -12,8 +12,7 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// asText reports whether curl or a browser asks, and not a program that wants
-// JSON.
+// asText reports whether a person asks, with curl or a browser, rather than a program.
 func asText(ctx *fasthttp.RequestCtx) bool {
 	if f := ctx.QueryArgs().Peek("format"); len(f) > 0 {
 		return string(f) == "text"
@@ -21,19 +20,18 @@ func asText(ctx *fasthttp.RequestCtx) bool {
 	return strings.HasPrefix(string(ctx.Request.Header.Peek("Accept")), "text/")
 }
 
-// serveRequests lists the requests that run and the recent ones, the newest
-// first: ?n=N of them, as text with ?format=text.
-func (c *Console) serveRequests(ctx *fasthttp.RequestCtx) {
+// serveRequests lists running and recent requests, the newest first: ?n=N of them, as text with
+// ?format=text.
+func (c *Console) serveRequests(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Error {
 	most := 100
 	if n, err := ctx.QueryArgs().GetUint("n"); err == nil {
 		most = n
 	}
 	list := c.Flights.Recent(most)
 	if !asText(ctx) {
-		reply(ctx, 200, struct {
+		return reply(ctx, 200, struct {
 			Requests []*flight.Info `json:"requests"`
 		}{list})
-		return
 	}
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%-12s %-8s %6s %10s %10s  %-28s %-20s %s\n", "start", "state", "status", "ttft ms", "took ms", "request", "pair", "path")
@@ -44,23 +42,22 @@ func (c *Console) serveRequests(ctx *fasthttp.RequestCtx) {
 		}
 		fmt.Fprintf(&b, "%-12s %-8s %6d %10.1f %10.1f  %-28s %-20s %s\n", i.Start.Format("15:04:05.000"), i.State, i.Status, i.TTFTMS, i.TookMS, i.ID, pair, i.Path)
 	}
-	plain(ctx, b.Bytes())
+	return plain(ctx, b.Bytes())
 }
 
-// serveRequest shows one request, running or recent.
-func (c *Console) serveRequest(ctx *fasthttp.RequestCtx, id string) {
-	info := c.Flights.Find(id)
+func (c *Console) serveRequest(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
+	info := c.Flights.Find(a.part)
 	switch {
 	case info == nil:
-		h1.WriteError(ctx, openai.NotFound("there is no request %q, or it is too old", h1.Clip(id)))
+		return openai.NotFound("there is no request %q, or it is too old", h1.Clip(a.part))
 	case asText(ctx):
-		plain(ctx, info.Text())
-	default:
-		reply(ctx, 200, info)
+		return plain(ctx, info.Text())
 	}
+	return reply(ctx, 200, info)
 }
 
-func plain(ctx *fasthttp.RequestCtx, text []byte) {
+func plain(ctx *fasthttp.RequestCtx, text []byte) *openai.Error {
 	ctx.SetContentType("text/plain; charset=utf-8")
 	ctx.SetBody(text)
+	return nil
 }

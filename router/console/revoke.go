@@ -13,7 +13,7 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// Revoker shuts ids out of the fleet, and keeps the list.
+// Revoker shuts IDs out of the fleet, and keeps the list.
 type Revoker interface {
 	Revoke(id string) error
 	Unrevoke(id string) error
@@ -23,7 +23,7 @@ type Revoker interface {
 // revocations answers GET /admin/v1/revocations.
 type revocations struct {
 	Revoked []revokedInfo `json:"revoked"`
-	Notes   []string      `json:"notes,omitempty"` // what whoever changed it should know
+	Notes   []string      `json:"notes,omitempty"` // for whoever changed it
 }
 
 type revokedInfo struct {
@@ -31,55 +31,43 @@ type revokedInfo struct {
 	Since time.Time `json:"since"`
 }
 
-// serveRevocations shuts an id out of the fleet (POST), lets it come back (DELETE),
-// and says who is shut out (GET).
-func (c *Console) serveRevocations(ctx *fasthttp.RequestCtx, verb, id string) {
+// serveRevocations shuts an ID out of the fleet (POST), lets it come back (DELETE), and lists
+// who is shut out (GET).
+func (c *Console) serveRevocations(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 	if c.Revoker == nil {
-		h1.WriteError(ctx, openai.BadRequest("", "nobody can be revoked in this fleet"))
-		return
+		return openai.BadRequest("", "nobody can be revoked in this fleet")
 	}
 	var err error
 	switch {
-	case verb == "GET" && id == "":
-	case verb == "POST" && strings.HasPrefix(id, trust.SecretName):
-		h1.WriteError(ctx, openai.BadRequest("id", "%s is a fleet secret: `xpyd secret rotate` replaces it, and `xpyd secret retire` ends it", h1.Clip(id)))
-		return
-	case verb == "POST" && id != "":
-		NoteChange(ctx, c.standing(id), "revoked")
-		err = c.Revoker.Revoke(id)
-	case verb == "DELETE" && id != "":
-		NoteChange(ctx, c.standing(id), "not revoked")
-		err = c.Revoker.Unrevoke(id)
-	default:
-		h1.WriteError(ctx, openai.NotFound("there is no %s %s", h1.Clip(verb), h1.Clip(string(ctx.Path()))))
-		return
+	case a.verb == "POST" && strings.HasPrefix(a.part, trust.SecretName):
+		return openai.BadRequest("id", "%s is a fleet secret: `xpyd secret rotate` replaces it, and `xpyd secret retire` ends it", h1.Clip(a.part))
+	case a.verb == "POST":
+		NoteChange(ctx, c.standing(a.part), "revoked")
+		err = c.Revoker.Revoke(a.part)
+	case a.verb == "DELETE":
+		NoteChange(ctx, c.standing(a.part), "not revoked")
+		err = c.Revoker.Unrevoke(a.part)
 	}
 	switch {
 	case errors.Is(err, fleet.ErrNotRevoked):
-		h1.WriteError(ctx, openai.NotFound("%s: %v", h1.Clip(id), err))
-		return
+		return openai.NotFound("%s: %v", h1.Clip(a.part), err)
 	case errors.Is(err, fleet.ErrManyRevoked):
-		e := openai.BadRequest("", "%v", err)
-		e.Status, e.Code = 409, "too_many_revoked"
-		h1.WriteError(ctx, e)
-		return
-	case err != nil && fleet.ValidID(id) != nil:
-		h1.WriteError(ctx, openai.BadRequest("id", "%v", err))
-		return
-	case err != nil: // it is done, and not kept
-		h1.WriteError(ctx, openai.Internal("%v", err))
-		return
+		return openai.BadRequest("", "%v", err).WithStatus(409, "too_many_revoked")
+	case err != nil && fleet.ValidID(a.part) != nil:
+		return openai.BadRequest("id", "%v", err)
+	case err != nil: // it is done, but not saved
+		return openai.Internal("%v", err)
 	}
-	out := revocations{Revoked: []revokedInfo{}, Notes: c.notes(verb, id)}
+	out := revocations{Revoked: []revokedInfo{}, Notes: c.notes(a.verb, a.part)}
 	for _, x := range c.Revoker.Revocations() {
 		if !x.Back {
 			out.Revoked = append(out.Revoked, revokedInfo{x.ID, time.UnixMicro(x.At).UTC()})
 		}
 	}
-	reply(ctx, 200, out)
+	return reply(ctx, 200, out)
 }
 
-// notes are for a change that does not do yet what it says.
+// notes explain a change that has no effect yet.
 func (c *Console) notes(verb, id string) (out []string) {
 	if verb == "GET" {
 		return nil
@@ -94,7 +82,7 @@ func (c *Console) notes(verb, id string) (out []string) {
 	return out
 }
 
-// standing is whether an id is revoked, for the audit log.
+// standing says for the audit log whether an ID is revoked.
 func (c *Console) standing(id string) string {
 	for _, x := range c.Revoker.Revocations() {
 		if x.ID == id && !x.Back {
@@ -104,7 +92,7 @@ func (c *Console) standing(id string) string {
 	return strings.TrimSpace("not revoked " + c.state(id))
 }
 
-// state is a member's for the audit log; "" for none.
+// state is a member's for the audit log; "" if there is none.
 func (c *Console) state(id string) string {
 	if m := c.Fleet.Snapshot().Get(id); m != nil {
 		return describe(m)

@@ -1,6 +1,8 @@
 package dialect
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -16,14 +18,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// common is what every leg carries.
+// common sets what every leg carries, but for the request's id.
 func common(h *fasthttp.RequestHeader, x *Exchange) {
-	basic(h, x)
-	h.Set(HeaderRequestID, x.RequestID)
-}
-
-// basic is common but for the request's id.
-func basic(h *fasthttp.RequestHeader, x *Exchange) {
 	h.SetMethod(fasthttp.MethodPost)
 	h.SetRequestURI(x.Path)
 	h.SetContentType("application/json")
@@ -45,10 +41,10 @@ func basic(h *fasthttp.RequestHeader, x *Exchange) {
 
 func leftMS(x *Exchange) int64 { return max(x.Left.Milliseconds(), 1) }
 
-// foreign is common for engines that link or log by the request's id: it is
-// unlike any other, also for a retry and for a client that repeats its ids.
+// foreign is common for engines that link or log by the request's id, which is therefore
+// unique, even if a client repeats its ids or the router tries again.
 func foreign(h *fasthttp.RequestHeader, x *Exchange) {
-	basic(h, x)
+	common(h, x)
 	var space [192]byte
 	h.SetBytesV(HeaderRequestID, appendEngineRequest(space[:0], x))
 	h.SetBytesV(HeaderSeed, strconv.AppendInt(space[:0], x.Seed, 10))
@@ -61,16 +57,8 @@ func appendEngineRequest(b []byte, x *Exchange) []byte {
 	return hex.AppendEncode(b, x.Link[:])
 }
 
-// pinned adds the data-parallel rank of an engine that has several.
-func pinned(h *fasthttp.RequestHeader, x *Exchange, i *fleet.Instance) {
-	if i.DPRanks > 1 {
-		h.Set(HeaderDPRank, strconv.Itoa(rank(x, i)))
-	}
-}
-
-// rank is the data-parallel rank that was chosen, or else spreads exchanges over
-// an engine's ranks: the room modulo their number, as SGLang's engines count by
-// default.
+// rank returns the data-parallel rank that was chosen; if none was, the room modulo the number
+// of ranks, as SGLang's engines spread requests by default.
 func rank(x *Exchange, i *fleet.Instance) int {
 	chosen := x.DecodeRank
 	if i == x.Prefill {
@@ -82,14 +70,12 @@ func rank(x *Exchange, i *fleet.Instance) int {
 	return int(room(x, 0) % uint64(max(i.DPRanks, 1)))
 }
 
-// room is a number in [0, 2^63-1] made of the link, a different one for each
-// item of a batch.
+// room returns a number in [0, 2^63-1] made of the link, different for each item of a batch.
 func room(x *Exchange, item int) uint64 {
 	return (binary.BigEndian.Uint64(x.Link[:8]) + uint64(item)*0x9e3779b97f4a7c15) >> 1
 }
 
-// onlyPrefill edits a request so that vLLM computes the prompt and one token,
-// and answers at once.
+// onlyPrefill edits a request so that vLLM computes the prompt and one token and does not stream.
 func onlyPrefill(x *Exchange) *openai.Edit {
 	e := openai.NewEdit(x.Body, x.Top)
 	e.Set(openai.Stream, "false")
@@ -119,12 +105,11 @@ func encode(v any) []byte {
 	return b
 }
 
-// bootstrap is where decode finds prefill: what is configured, or the URL's
-// host with the engine's default port.
+// bootstrap returns where decode finds prefill: as configured, else the URL's host with the
+// engine's default port.
 func bootstrap(p *fleet.Instance, port int) (string, int) {
 	if host, text, err := net.SplitHostPort(p.Bootstrap); err == nil {
-		n, err := strconv.Atoi(text)
-		if err == nil {
+		if n, err := strconv.Atoi(text); err == nil {
 			return host, n
 		}
 	}
@@ -134,16 +119,15 @@ func bootstrap(p *fleet.Instance, port int) (string, int) {
 	return "", port
 }
 
-// status is the outcome of an answer by its HTTP status: what foreign engines
-// say in words is for people.
+// status reads the outcome from the HTTP status; what foreign engines say is for people.
 func status(a Answer) Result { return statusAnd(a, "") }
 
-// statusAnd also takes a member of a good answer as Kept.Params.
+// statusAnd also keeps a member of a good answer as Kept.Params.
 func statusAnd(a Answer, params string) Result {
 	switch {
 	case a.Status >= 200 && a.Status < 300:
-		if msg := streamError(a.Body); msg != "" {
-			return Result{Outcome: ticket.Refused, Message: msg}
+		if bytes.HasPrefix(a.Body, []byte(`data: {"error":`)) { // an event stream that only fails
+			return Result{Outcome: ticket.Refused, Message: clip(string(a.Body))}
 		}
 		r := Result{Outcome: ticket.Done}
 		r.Prompt, r.Counted, r.Kept.Params = openai.ReadUsage(a.Body, params)
@@ -154,15 +138,6 @@ func statusAnd(a Answer, params string) Result {
 	return Result{Outcome: ticket.Refused, Message: message(a)}
 }
 
-// streamError is the message of an event stream that holds only an error.
-func streamError(body []byte) string {
-	const start = `data: {"error":`
-	if len(body) > len(start) && string(body[:len(start)]) == start {
-		return clip(string(body))
-	}
-	return ""
-}
-
 func message(a Answer) string {
 	var body struct {
 		Message string `json:"message"`
@@ -170,14 +145,10 @@ func message(a Answer) string {
 			Message string `json:"message"`
 		} `json:"error"`
 	}
-	text := ""
-	if json.Unmarshal(a.Body, &body) == nil {
-		text = body.Error.Message + body.Message
+	if json.Unmarshal(a.Body, &body) != nil {
+		body.Message, body.Error.Message = "", ""
 	}
-	if text == "" {
-		text = string(a.Body)
-	}
-	return fmt.Sprintf("status %d: %s", a.Status, clip(text))
+	return fmt.Sprintf("status %d: %s", a.Status, clip(cmp.Or(body.Error.Message+body.Message, string(a.Body))))
 }
 
 func clip(s string) string {

@@ -1,12 +1,10 @@
-// Package dialect knows the engines' protocols, one file each: the rules by
-// which a request is split between two engines, the requests of the two legs,
-// and how prefill's answer is read. It sends nothing.
-//
-// A dialect is mostly data (Rules), which router's dispatch obeys without
-// knowing whose they are.
+// Package dialect knows the engines' protocols, one file each: the rules for splitting a
+// request between two engines, the requests of the two legs, and how to read prefill's answer.
+// It sends nothing. The router obeys a dialect's Rules without knowing whose they are.
 package dialect
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -48,7 +46,7 @@ func (o Order) String() string { return [...]string{"together", "prefill first",
 // Shape is a kind of request that a dialect may be unable to split.
 type Shape string
 
-// Shapes; also the reasons of a fall-back, as headers and metrics show them.
+// Shapes, which headers and metrics show as reasons of a fall-back.
 const (
 	Choices        Shape = "n"
 	Batch          Shape = "batch"
@@ -59,47 +57,41 @@ const (
 	Twice          Shape = "duplicate_field" // one that the split would have to change
 )
 
-// Shapes is all of them.
+// Shapes lists all of them.
 var Shapes = []Shape{Choices, Batch, Echo, Logprobs, PromptLogprobs, Chat, Twice}
 
-// Rules is how the legs of one dialect are treated.
+// Rules tell the router how to treat the legs of one dialect.
 type Rules struct {
 	Order Order
 	Link  string // what links the legs, for people
 
-	// Typed says that failures carry an outcome, and that decode's header
-	// waits for its first token. Of other engines only the status counts, and
-	// the first event is the first sign of success.
+	// Typed: failures carry an outcome, and decode sends its header with the first token. Of
+	// other engines only the status counts, and the first event is the first sign of success.
 	Typed bool
 
-	// Splits is the shapes, beside a single prompt with one choice, that can
-	// be split. Falls says that others may be given to decode alone; without
-	// it they are refused.
+	// Splits are the shapes that can be split, beside one prompt with one choice. With Falls,
+	// decode alone may serve the others; without, they are refused.
 	Splits []Shape
 	Falls  bool
 
-	// Linger is how long a prefill leg that lost its purpose may go on until
-	// its connection is closed, because these engines strand blocks when that
-	// happens in the middle of a transfer; 0 closes it at once.
+	// Linger is how long a useless prefill leg may go on before its connection is closed,
+	// because these engines strand blocks if that interrupts a transfer; 0: not at all.
 	Linger time.Duration
-	// Hedges says that a request may go to a second pair, because cancelling the
-	// slower one strands nothing.
+	// Hedges: a request may go to a second pair, as cancelling the slower one strands nothing.
 	Hedges bool
-	// Hold is how long prefill keeps what decode does not collect, and Gap
-	// what may pass from prefill's answer until decode has its request.
+	// Hold is how long prefill keeps what decode does not collect, Gap how long decode may take
+	// to get its request after prefill's answer.
 	Hold, Gap time.Duration
-	// Watched says that decode can wait in vain after prefill's answer, so
-	// that the router has to look at the clock and at prefill's life until
-	// decode's first event.
+	// Watched: decode can wait in vain after prefill's answer, so until decode's first event
+	// the router watches the clock and whether prefill lives.
 	Watched bool
-	// Hint is what is known about a decode that stays silent.
+	// Hint explains a decode that stays silent.
 	Hint string
-	// Usage says that the prompt's part of the usage is prefill's to know.
+	// Usage: prefill counts the prompt's part of the usage.
 	Usage bool
 }
 
-// Cannot returns the first shape of the request that cannot be split, "" when
-// it can.
+// Cannot returns the first shape of the request that cannot be split, or "".
 func (r *Rules) Cannot(top *openai.Top) Shape {
 	for _, s := range [...]struct {
 		is    bool
@@ -125,22 +117,20 @@ type Exchange struct {
 	Seed      int64 // for a body without one
 	Prefill   *fleet.Instance
 	Decode    *fleet.Instance
-	// PrefillRank and DecodeRank are data-parallel ranks from 1; 0 leaves the
-	// choice to the dialect.
+	// PrefillRank and DecodeRank are data-parallel ranks from 1; 0 lets the dialect choose.
 	PrefillRank, DecodeRank int
 
 	Left  time.Duration // until the request's deadline
 	Probe bool
 	// Trace is what the client sent as traceparent and tracestate.
 	Trace [2]string
-	// Authorization is the client's header, if engines are to see it.
+	// Authorization is the client's header, if engines may see it.
 	Authorization string
 
-	// Peer has more of the prompt than the pair; nil: nobody is known to. Of our
-	// own workers only.
+	// Peer is one of our own workers that has more of the prompt than the pair; or nil.
 	Peer *Peer
 
-	// Facts is what was asked of prefill; see Asker.
+	// Facts is what Dialect.Learn read.
 	Facts Facts
 	// Kept is Result.Kept of a prefill that goes first.
 	Kept Kept
@@ -160,11 +150,10 @@ type Answer struct {
 	Body        []byte
 }
 
-// Kept is what prefill's answer hands to decode's request; it aliases the
-// answer.
+// Kept is what prefill's answer hands to decode's request. It aliases the answer.
 type Kept struct {
 	Params []byte // raw JSON
-	Tokens []byte // raw JSON list of the prompt's ids, if decode shall not tokenise
+	Tokens []byte // raw JSON list of the prompt's ids, if decode need not tokenise
 	Usage  []byte // raw JSON
 }
 
@@ -176,60 +165,45 @@ type Result struct {
 	// Prompt is prefill's count, if Counted.
 	Prompt  openai.PromptUsage
 	Counted bool
-	// Final is the response to the client, of a prefill that left nothing for
-	// decode to do; nil otherwise.
+	// Final is the response to the client if prefill left nothing for decode to do, else nil.
 	Final []byte
 }
 
-// Dialect is one engine protocol. Prefill and Decode set the method, path and
-// headers of a leg and return its body in pieces, which may alias the
-// client's.
-type Dialect interface {
-	Rules() *Rules
-	Prefill(h *fasthttp.RequestHeader, x *Exchange) [][]byte
-	Decode(h *fasthttp.RequestHeader, x *Exchange) [][]byte
-	// Result reads how the prefill leg ended. It does not look at x.Body.
-	Result(x *Exchange, a Answer) Result
+// Dialect is one engine protocol.
+type Dialect struct {
+	Rules
+	// Prefill and Decode set the method, path and headers of a leg and return its body in
+	// pieces, which may alias the client's.
+	Prefill, Decode func(h *fasthttp.RequestHeader, x *Exchange) [][]byte
+	// Result reads how the prefill leg ended. It and Prefill are nil for engines Alone.
+	Result func(Answer) Result
+	// Ask returns a URL at which prefill tells more than the configuration, and Learn reads
+	// the answer, which holds until an exchange fails. Nil: nothing is asked.
+	Ask   func(p *fleet.Instance) string
+	Learn func(body []byte) (Facts, error)
 }
 
-// Facts is what a prefill engine says about itself: its id by data-parallel
-// rank.
+// Facts is what a prefill engine says about itself: its id by data-parallel rank.
 type Facts struct {
 	Engines map[int]string
 }
 
-// Asker is a dialect whose exchanges need to know more of prefill than the
-// configuration says. The answer holds until an exchange with it fails.
-type Asker interface {
-	// Ask is the URL to GET.
-	Ask(p *fleet.Instance) string
-	// Learn reads the answer.
-	Learn(body []byte) (Facts, error)
+var dialects = map[string]*Dialect{
+	"native":                  &native,
+	"openai":                  &openAI,
+	"vllm-nixl":               &nixlPull,
+	"vllm-nixl-push":          &nixlPush,
+	"vllm-mooncake":           &mooncake,
+	"vllm-offloading":         &offloading,
+	"vllm-p2pnccl":            &p2pNccl,
+	"storage":                 &storage,
+	"sglang":                  &sglang,
+	"trtllm":                  &trtContextFirst,
+	"trtllm-generation-first": &trtGenerationFirst,
 }
 
-var dialects = map[string]Dialect{
-	"native":                  Native{},
-	"openai":                  OpenAI{},
-	"vllm-nixl":               NIXLPull{},
-	"vllm-nixl-push":          NIXLPush{},
-	"vllm-mooncake":           Mooncake{},
-	"vllm-offloading":         Offloading{},
-	"vllm-p2pnccl":            P2pNccl{},
-	"storage":                 Storage{},
-	"sglang":                  SGLang{},
-	"trtllm":                  TRTContextFirst{},
-	"trtllm-generation-first": TRTGenerationFirst{},
-}
+// For returns the dialect of that name, or nil.
+func For(name string) *Dialect { return dialects[name] }
 
-// For returns the dialect of that name, nil when there is none.
-func For(name string) Dialect { return dialects[name] }
-
-// Names is all dialects, in alphabetical order.
-func Names() []string {
-	names := make([]string, 0, len(dialects))
-	for n := range dialects {
-		names = append(names, n)
-	}
-	slices.Sort(names)
-	return names
-}
+// Names lists all dialects, in alphabetical order.
+func Names() []string { return slices.Sorted(maps.Keys(dialects)) }

@@ -25,7 +25,7 @@ const (
 // exchange is one with known numbers: the link's.
 func exchange(t *testing.T, body string, change ...func(p, d *fleet.Instance)) *dialect.Exchange {
 	t.Helper()
-	top, err := openai.Scan([]byte(body), openai.Limits{})
+	top, err := openai.Scan([]byte(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func TestNIXLPull(t *testing.T) {
 	asked := `"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}`
 	kept := `{"do_remote_prefill":true, "remote_block_ids":[[1,2],[3]],"remote_port":5600,"x":1.50}`
 	speak := dialect.For("vllm-nixl")
-	r := speak.Result(x, answer(`{"choices":[],"kv_transfer_params": `+kept+`,"usage":{"prompt_tokens":5}}`))
+	r := speak.Result(answer(`{"choices":[],"kv_transfer_params": ` + kept + `,"usage":{"prompt_tokens":5}}`))
 	if r.Outcome != ticket.Done || string(r.Kept.Params) != kept || !r.Counted || r.Prompt.Prompt != 5 {
 		t.Fatalf("%+v", r)
 	}
@@ -99,7 +99,7 @@ func TestNIXLPull(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 	for _, body := range []string{`{}`, `{"kv_transfer_params":null}`, `{"kv_transfer_params":{}}`, `{"kv_transfer_params":[1,2,3,4]}`, `{`} {
-		if r := speak.Result(x, answer(body)); r.Outcome != ticket.Incompatible {
+		if r := speak.Result(answer(body)); r.Outcome != ticket.Incompatible {
 			t.Errorf("%s: %+v", body, r)
 		}
 	}
@@ -139,19 +139,18 @@ func TestNIXLPush(t *testing.T) {
 func TestMooncake(t *testing.T) {
 	speak := dialect.For("vllm-mooncake")
 	x := exchange(t, text)
-	asker := speak.(dialect.Asker)
-	if url := asker.Ask(x.Prefill); url != "http://10.0.0.1:8998/query" {
+	if url := speak.Ask(x.Prefill); url != "http://10.0.0.1:8998/query" {
 		t.Error(url)
 	}
 	var err error
-	if x.Facts, err = asker.Learn([]byte(`{"0":{"engine_id":"e0","worker_addr":{}},"1":{"engine_id":"e1"}}`)); err != nil {
+	if x.Facts, err = speak.Learn([]byte(`{"0":{"engine_id":"e0","worker_addr":{}},"1":{"engine_id":"e1"}}`)); err != nil {
 		t.Fatal(err)
 	}
 	legs(t, "vllm-mooncake", x,
 		strings.Replace(with(onlyPrefill, `"ignore_eos":true,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"xfer-`+linkHex+`"}`), `"stop":["b"],`, "", 1),
 		with(text, `"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_bootstrap_addr":"http://10.0.0.1:8998","remote_engine_id":"e0","transfer_id":"xfer-`+linkHex+`"}`))
 	for _, body := range []string{``, `{}`, `{"x":{"engine_id":"e"}}`, `{"0":{}}`, `[]`} {
-		if _, err := asker.Learn([]byte(body)); err == nil {
+		if _, err := speak.Learn([]byte(body)); err == nil {
 			t.Errorf("%q was learnt", body)
 		}
 	}
@@ -232,7 +231,7 @@ func TestTRTContextFirst(t *testing.T) {
 	}
 	x := exchange(t, text)
 	did := prefill(x)
-	r := speak.Result(x, answer(`{"prompt_token_ids":[1, 2],"usage":{"prompt_tokens":2},"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":5,"disagg_request_id":6,"encoded_opaque_state":"s"}}]}`))
+	r := speak.Result(answer(`{"prompt_token_ids":[1, 2],"usage":{"prompt_tokens":2},"choices":[{"finish_reason":"length","disaggregated_params":{"request_type":"context_only","ctx_request_id":5,"disagg_request_id":6,"encoded_opaque_state":"s"}}]}`))
 	if r.Outcome != ticket.Done || r.Final != nil {
 		t.Fatalf("%+v", r)
 	}
@@ -245,15 +244,15 @@ func TestTRTContextFirst(t *testing.T) {
 	if b := string(joined(speak.Decode(&fasthttp.RequestHeader{}, chat))); !strings.Contains(b, `"messages":[]`) || !strings.Contains(b, `"prompt_token_ids":[1, 2]`) {
 		t.Error(b)
 	}
-	if r := speak.Result(x, answer(`{"choices":[{"finish_reason":"stop","text":""}]}`)); r.Outcome != ticket.Done || r.Final == nil {
+	if r := speak.Result(answer(`{"choices":[{"finish_reason":"stop","text":""}]}`)); r.Outcome != ticket.Done || r.Final == nil {
 		t.Errorf("%+v", r)
 	}
 	// The client gets none of what links the legs.
-	if r := speak.Result(x, answer(`{"id":"c","prompt_token_ids":[1],"choices":[{"finish_reason":"stop","text":"a","disaggregated_params":{"ctx_request_id":5}}]}`)); string(r.Final) != `{"choices":[{"finish_reason":"stop","text":"a"}],"id":"c"}` {
+	if r := speak.Result(answer(`{"id":"c","prompt_token_ids":[1],"choices":[{"finish_reason":"stop","text":"a","disaggregated_params":{"ctx_request_id":5}}]}`)); string(r.Final) != `{"choices":[{"finish_reason":"stop","text":"a"}],"id":"c"}` {
 		t.Errorf("%s", r.Final)
 	}
 	for body, want := range map[string]ticket.Outcome{`{"choices":[]}`: ticket.Refused, `{"choices":[{},{}]}`: ticket.Refused, `{"choices":[{"finish_reason":"length"}]}`: ticket.Incompatible} {
-		if r := speak.Result(x, answer(body)); r.Outcome != want {
+		if r := speak.Result(answer(body)); r.Outcome != want {
 			t.Errorf("%s: %+v", body, r)
 		}
 	}
@@ -271,7 +270,7 @@ func TestCannot(t *testing.T) {
 	shapes := map[dialect.Shape]string{dialect.Choices: `{"n":2}`, dialect.Batch: `{"prompt":["a","b"]}`, dialect.Echo: `{"echo":true}`,
 		dialect.Logprobs: `{"logprobs":1}`, dialect.PromptLogprobs: `{"prompt_logprobs":0}`, dialect.Chat: `{"messages":[]}`, dialect.Twice: `{"stop":1,"stop":2}`}
 	for _, name := range dialect.Names() {
-		rules := dialect.For(name).Rules()
+		rules := dialect.For(name).Rules
 		for shape, body := range shapes {
 			var want dialect.Shape
 			switch shape {
@@ -286,7 +285,7 @@ func TestCannot(t *testing.T) {
 			if name == "native" || name == "openai" {
 				want = ""
 			}
-			top, err := openai.Scan([]byte(body), openai.Limits{})
+			top, err := openai.Scan([]byte(body))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -304,7 +303,7 @@ func TestCannot(t *testing.T) {
 func TestStatuses(t *testing.T) {
 	f := func(status int, body string, want ticket.Outcome) {
 		t.Helper()
-		if r := dialect.For("storage").Result(nil, dialect.Answer{Status: status, Body: []byte(body)}); r.Outcome != want || want != ticket.Done && r.Message == "" {
+		if r := dialect.For("storage").Result(dialect.Answer{Status: status, Body: []byte(body)}); r.Outcome != want || want != ticket.Done && r.Message == "" {
 			t.Errorf("%d %s: %+v", status, body, r)
 		}
 	}

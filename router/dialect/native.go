@@ -11,58 +11,54 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Native is the exchange between our own workers. Prefill is told to expect a
-// link, and decode gets the client's body unchanged with the link and prefill's
-// address in headers; the two then talk to each other over kvconn.
-type Native struct{}
-
-var nativeRules = Rules{
-	Order: Together, Link: "x-xpyd-link, fresh for each attempt",
-	Typed: true, Hedges: true,
-	Splits: Shapes, // decode gets the client's bytes
-	Usage:  false,  // decode knows it all from the commit
+// native is the protocol of our own workers. Prefill is told to expect a link; decode gets the
+// client's body unchanged, with the link and prefill's address in headers. The two then talk
+// to each other over kvconn.
+var native = Dialect{
+	Rules: Rules{
+		Order: Together, Link: "x-xpyd-link, fresh for each attempt",
+		Typed: true, Hedges: true,
+		Splits: Shapes, // decode gets the client's bytes
+		Usage:  false,  // the commit tells decode
+	},
+	// POST /xpyd/v1/prefill is answered when prefill's part is over.
+	Prefill: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
+		common(h, x)
+		h.Set(HeaderRequestID, x.RequestID)
+		h.SetRequestURI("/xpyd/v1/prefill")
+		b := append([]byte(nil), `{"link":"`...)
+		b = append(b, x.Link.String()...)
+		b = append(b, `","request_id":`...)
+		b = openai.AppendString(b, x.RequestID)
+		b = append(b, `,"decode_id":`...)
+		b = openai.AppendString(b, x.Decode.ID)
+		b = append(b, `,"deadline_ms":`...)
+		b = strconv.AppendInt(b, leftMS(x), 10)
+		return [][]byte{append(b, '}')}
+	},
+	Decode: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
+		common(h, x)
+		h.Set(HeaderRequestID, x.RequestID)
+		h.Set(HeaderLink, x.Link.String())
+		h.Set(HeaderPrefill, x.Prefill.ID)
+		h.Set(HeaderPrefillEpoch, strconv.FormatUint(x.Prefill.Epoch, 10))
+		h.Set(HeaderPrefillKV, x.Prefill.KVAddr)
+		h.Set(HeaderSeed, strconv.FormatInt(x.Seed, 10))
+		peered(h, x)
+		return [][]byte{x.Body}
+	},
+	Result: nativeResult,
 }
 
-// Rules are those of a protocol that has an answer of its own for everything.
-func (Native) Rules() *Rules { return &nativeRules }
-
-// Prefill is POST /xpyd/v1/prefill with {"link","request_id","decode_id",
-// "deadline_ms"}. It is answered when prefill's part is over.
-func (Native) Prefill(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
-	common(h, x)
-	h.SetRequestURI("/xpyd/v1/prefill")
-	b := append([]byte(nil), `{"link":"`...)
-	b = append(b, x.Link.String()...)
-	b = append(b, `","request_id":`...)
-	b = openai.AppendString(b, x.RequestID)
-	b = append(b, `,"decode_id":`...)
-	b = openai.AppendString(b, x.Decode.ID)
-	b = append(b, `,"deadline_ms":`...)
-	b = strconv.AppendInt(b, leftMS(x), 10)
-	return [][]byte{append(b, '}')}
-}
-
-// Decode is the client's request with the exchange in headers.
-func (Native) Decode(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
-	common(h, x)
-	h.Set(HeaderLink, x.Link.String())
-	h.Set(HeaderPrefill, x.Prefill.ID)
-	h.Set(HeaderPrefillEpoch, strconv.FormatUint(x.Prefill.Epoch, 10))
-	h.Set(HeaderPrefillKV, x.Prefill.KVAddr)
-	h.Set(HeaderSeed, strconv.FormatInt(x.Seed, 10))
-	peered(h, x)
-	return [][]byte{x.Body}
-}
-
-// peered names who has more of the prompt.
+// peered names the worker that has more of the prompt.
 func peered(h *fasthttp.RequestHeader, x *Exchange) {
 	if p := x.Peer; p != nil {
 		h.Set(HeaderKVPeer, fmt.Sprintf("%s %d %s %s %d", p.Instance.ID, p.Instance.Epoch, p.Instance.URL, p.Instance.KVAddr, p.Tokens))
 	}
 }
 
-// Result reads {"outcome","message"}.
-func (Native) Result(_ *Exchange, a Answer) Result {
+// nativeResult reads {"outcome","message"}.
+func nativeResult(a Answer) Result {
 	var body struct {
 		Outcome ticket.Outcome `json:"outcome"`
 		Message string         `json:"message"`

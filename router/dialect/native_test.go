@@ -56,7 +56,7 @@ func TestNativeResult(t *testing.T) {
 	f := func(status int, body, header string, want ticket.Outcome) {
 		t.Helper()
 		a := dialect.Answer{Status: status, Body: []byte(body), Outcome: header}
-		if got := (dialect.Native{}).Result(nil, a); got.Outcome != want {
+		if got := dialect.For("native").Result(a); got.Outcome != want {
 			t.Errorf("%d %s: %s, want %s", status, body, got.Outcome, want)
 		}
 	}

@@ -10,26 +10,27 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
-// SGLang is the bootstrap exchange: both legs at once with the same body, and
-// a room for each prompt in which prefill and decode meet.
-type SGLang struct{}
-
-var sglangRules = Rules{
-	Order: Together, Link: "bootstrap_room",
-	// Prefill stops after one token by itself; rooms are repeated for n by
-	// the engine. Prompt log probabilities would have to be merged.
-	Splits: []Shape{Choices, Batch, Chat, Logprobs},
-	// A connection closed in the middle of a transfer can leak blocks.
-	Linger: 2 * time.Second,
-	Hold:   300 * time.Second, Watched: true, Usage: true,
-	Hint: "decode waits up to 300 s for a prefill that it cannot meet; check bootstrap, page_size and kv_cache_dtype",
+// sglang sends both legs at once with the same body, and for each prompt a bootstrap room in
+// which prefill and decode meet.
+var sglang = Dialect{
+	Rules: Rules{
+		Order: Together, Link: "bootstrap_room",
+		// Prefill stops after one token by itself; the engine repeats rooms for n. Prompt log
+		// probabilities would have to be merged.
+		Splits: []Shape{Choices, Batch, Chat, Logprobs},
+		// Closing a connection in the middle of a transfer can leak blocks.
+		Linger: 2 * time.Second,
+		Hold:   300 * time.Second, Watched: true, Usage: true,
+		Hint: "decode waits up to 300 s for a prefill that it cannot meet; check bootstrap, page_size and kv_cache_dtype",
+	},
+	Prefill: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte { return sglangLeg(h, x, x.Prefill) },
+	Decode:  func(h *fasthttp.RequestHeader, x *Exchange) [][]byte { return sglangLeg(h, x, x.Decode) },
+	Result:  status,
 }
 
-// Rules of the bootstrap exchange.
-func (SGLang) Rules() *Rules { return &sglangRules }
-
-// body adds the rooms, and the ranks of engines that have several.
-func (SGLang) body(x *Exchange, to *fleet.Instance) [][]byte {
+// sglangLeg adds the rooms, and the ranks of engines that have several.
+func sglangLeg(h *fasthttp.RequestHeader, x *Exchange, to *fleet.Instance) [][]byte {
+	foreign(h, x)
 	host, port := bootstrap(x.Prefill, 0)
 	name, number := string(openai.AppendString(nil, host)), "null" // null: the engine's default
 	if port > 0 {
@@ -54,6 +55,7 @@ func (SGLang) body(x *Exchange, to *fleet.Instance) [][]byte {
 	return e.Parts()
 }
 
+// list returns a JSON list of n items.
 func list(n int, item func(i int) string) string {
 	b := []byte{'['}
 	for i := range n {
@@ -64,18 +66,3 @@ func list(n int, item func(i int) string) string {
 	}
 	return string(append(b, ']'))
 }
-
-// Prefill is the client's request with the rooms.
-func (s SGLang) Prefill(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
-	foreign(h, x)
-	return s.body(x, x.Prefill)
-}
-
-// Decode is the same.
-func (s SGLang) Decode(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
-	foreign(h, x)
-	return s.body(x, x.Decode)
-}
-
-// Result needs nothing of prefill's answer but that it is one.
-func (SGLang) Result(_ *Exchange, a Answer) Result { return status(a) }

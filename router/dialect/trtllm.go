@@ -2,7 +2,7 @@ package dialect
 
 import (
 	"encoding/json"
-	"strconv"
+	"fmt"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -11,7 +11,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// trtSplits: single prompts and one choice.
+// trtSplits: single prompts with one choice.
 var trtSplits = []Shape{Chat, Logprobs}
 
 // disaggID is unlike any other orchestrator's and above the engines' own ids.
@@ -26,57 +26,53 @@ type trtParams struct {
 	CtxDPRank *int    `json:"ctx_dp_rank,omitempty"`
 }
 
-func trtPrefill(h *fasthttp.RequestHeader, x *Exchange, style string) [][]byte {
-	foreign(h, x)
-	e := openai.NewEdit(x.Body, x.Top)
-	e.Set(openai.Stream, "false") // max_tokens stays: the engine stops by itself
-	e.Remove(openai.StreamOptions)
-	e.Add("disaggregated_params", string(encode(trtParams{Type: "context_only", DisaggID: disaggID(x), Schedule: style})))
-	return e.Parts()
-}
-
-// TRTContextFirst is TensorRT-LLM's context_first: prefill's answer holds an
-// opaque state that decode starts from.
-type TRTContextFirst struct{}
-
-var trtContextRules = Rules{
-	Order: PrefillFirst, Link: "disagg_request_id and prefill's opaque state",
-	Splits: trtSplits, Falls: true,
-	Hold: 180 * time.Second, Gap: 10 * time.Second,
-	Watched: true, Usage: true,
-}
-
-// Rules of context_first. Prefill's leg is over before there is a transfer, so
-// it can always be closed.
-func (TRTContextFirst) Rules() *Rules { return &trtContextRules }
-
-// Prefill asks for the context only.
-func (TRTContextFirst) Prefill(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
-	return trtPrefill(h, x, "context_first")
-}
-
-// Decode gets prefill's state, its usage, and its token ids for the prompt.
-func (TRTContextFirst) Decode(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
-	foreign(h, x)
-	e := openai.NewEdit(x.Body, x.Top)
-	set := [][2]string{{"request_type", `"generation_only"`}}
-	if x.Kept.Usage != nil {
-		set = append(set, [2]string{"ctx_usage", string(x.Kept.Usage)})
+// trtPrefill asks for the context only.
+func trtPrefill(style string) func(*fasthttp.RequestHeader, *Exchange) [][]byte {
+	return func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
+		foreign(h, x)
+		e := openai.NewEdit(x.Body, x.Top)
+		e.Set(openai.Stream, "false") // max_tokens stays: the engine stops by itself
+		e.Remove(openai.StreamOptions)
+		e.Add("disaggregated_params", string(encode(trtParams{Type: "context_only", DisaggID: disaggID(x), Schedule: style})))
+		return e.Parts()
 	}
-	e.Add("disaggregated_params", string(openai.With(x.Kept.Params, set...)))
-	if x.Kept.Tokens != nil {
-		field := openai.PromptField
-		if x.Top.Messages {
-			field = openai.PromptTokenIDs
+}
+
+// trtContextFirst is TensorRT-LLM's context_first: prefill's answer holds an opaque state
+// from which decode starts. Prefill's leg is over before any transfer, so that it can always
+// be closed.
+var trtContextFirst = Dialect{
+	Rules: Rules{
+		Order: PrefillFirst, Link: "disagg_request_id and prefill's opaque state",
+		Splits: trtSplits, Falls: true,
+		Hold: 180 * time.Second, Gap: 10 * time.Second,
+		Watched: true, Usage: true,
+	},
+	Prefill: trtPrefill("context_first"),
+	// Decode gets prefill's state and usage, and its token ids for the prompt.
+	Decode: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
+		foreign(h, x)
+		e := openai.NewEdit(x.Body, x.Top)
+		set := [][2]string{{"request_type", `"generation_only"`}}
+		if x.Kept.Usage != nil {
+			set = append(set, [2]string{"ctx_usage", string(x.Kept.Usage)})
 		}
-		e.Set(field, string(x.Kept.Tokens))
-	}
-	return e.Parts()
+		e.Add("disaggregated_params", string(openai.With(x.Kept.Params, set...)))
+		if x.Kept.Tokens != nil {
+			field := openai.PromptField
+			if x.Top.Messages {
+				field = openai.PromptTokenIDs
+			}
+			e.Set(field, string(x.Kept.Tokens))
+		}
+		return e.Parts()
+	},
+	Result: trtContextResult,
 }
 
-// Result wants exactly one choice with its disaggregated_params. One that did
-// not end for its length has nothing left to generate: it is the answer.
-func (TRTContextFirst) Result(_ *Exchange, a Answer) Result {
+// trtContextResult wants exactly one choice with its disaggregated_params. A choice that ended
+// for another reason than its length is the whole response.
+func trtContextResult(a Answer) Result {
 	r := status(a)
 	if r.Outcome != ticket.Done {
 		return r
@@ -88,7 +84,7 @@ func (TRTContextFirst) Result(_ *Exchange, a Answer) Result {
 		} `json:"choices"`
 	}
 	if err := json.Unmarshal(a.Body, &body); err != nil || len(body.Choices) != 1 {
-		return Result{Outcome: ticket.Refused, Message: "prefill answered with " + strconv.Itoa(len(body.Choices)) + " choices, not with one"}
+		return Result{Outcome: ticket.Refused, Message: fmt.Sprintf("prefill answered with %d choices, not with one", len(body.Choices))}
 	}
 	c := body.Choices[0]
 	if c.Finish != nil && *c.Finish != "length" && *c.Finish != "not_finished" {
@@ -102,7 +98,7 @@ func (TRTContextFirst) Result(_ *Exchange, a Answer) Result {
 	return r
 }
 
-// trtFinal is prefill's answer without what only the exchange needs.
+// trtFinal returns prefill's answer without what links the legs.
 func trtFinal(body []byte) []byte {
 	var all map[string]json.RawMessage
 	var choices []map[string]json.RawMessage
@@ -117,39 +113,27 @@ func trtFinal(body []byte) []byte {
 	return encode(all)
 }
 
-// TRTGenerationFirst is TensorRT-LLM's generation_first: both legs at once,
-// decode looks for the context at Bootstrap, prefill's ctx_info_endpoint.
-type TRTGenerationFirst struct{}
-
-var trtGenerationRules = Rules{
-	Order: Together, Link: "disagg_request_id",
-	Splits: trtSplits, Falls: true,
-	// Cancelling prefill in the middle of a transfer strands it.
-	Linger: 2 * time.Second,
-	Hold:   180 * time.Second, Watched: true, Usage: true,
+// trtGenerationFirst is TensorRT-LLM's generation_first: both legs at once; decode looks for
+// the context at Bootstrap, prefill's ctx_info_endpoint.
+var trtGenerationFirst = Dialect{
+	Rules: Rules{
+		Order: Together, Link: "disagg_request_id",
+		Splits: trtSplits, Falls: true,
+		// Cancelling prefill in the middle of a transfer strands it.
+		Linger: 2 * time.Second,
+		Hold:   180 * time.Second, Watched: true, Usage: true,
+	},
+	Prefill: trtPrefill("generation_first"),
+	Decode: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
+		foreign(h, x)
+		id := disaggID(x)
+		p := trtParams{Type: "generation_only", CtxID: &id, DisaggID: id, Schedule: "generation_first", InfoAddr: x.Prefill.Bootstrap}
+		if x.Prefill.DPRanks > 1 {
+			p.CtxDPRank = new(rank(x, x.Prefill))
+		}
+		e := openai.NewEdit(x.Body, x.Top)
+		e.Add("disaggregated_params", string(encode(p)))
+		return e.Parts()
+	},
+	Result: status,
 }
-
-// Rules of generation_first.
-func (TRTGenerationFirst) Rules() *Rules { return &trtGenerationRules }
-
-// Prefill asks for the context only.
-func (TRTGenerationFirst) Prefill(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
-	return trtPrefill(h, x, "generation_first")
-}
-
-// Decode waits for the context of the same id.
-func (TRTGenerationFirst) Decode(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
-	foreign(h, x)
-	id := disaggID(x)
-	p := trtParams{Type: "generation_only", CtxID: &id, DisaggID: id, Schedule: "generation_first", InfoAddr: x.Prefill.Bootstrap}
-	if x.Prefill.DPRanks > 1 {
-		n := rank(x, x.Prefill)
-		p.CtxDPRank = &n
-	}
-	e := openai.NewEdit(x.Body, x.Top)
-	e.Add("disaggregated_params", string(encode(p)))
-	return e.Parts()
-}
-
-// Result needs nothing of prefill's answer but that it is one.
-func (TRTGenerationFirst) Result(_ *Exchange, a Answer) Result { return status(a) }

@@ -1,7 +1,7 @@
-// Package discover finds engines that do not know us: vLLM's P2pNccl connector
-// registers over ZMQ, Kubernetes lists the pods of a service. What is found is
-// asked what it is (Examine) and added to the fleet; who goes silent or away is
-// taken out. What is found but refused is kept with the reason, for people.
+// Package discover finds engines that do not know us: vLLM's P2pNccl connector registers over ZMQ,
+// Kubernetes lists the pods of a service. It asks them what they are (Examine), adds them to the
+// fleet, and removes them when they go silent or away. It keeps the refused ones, with the reason,
+// for people.
 package discover
 
 import (
@@ -27,14 +27,13 @@ type Fleet interface {
 
 // Config says where to look.
 type Config struct {
-	// P2PListen is the ZMQ address, host:port, at which engines with vLLM's
-	// P2pNccl connector register; "" listens nowhere.
+	// P2PListen is the ZMQ address, host:port, at which engines with vLLM's P2pNccl connector
+	// register; "" listens nowhere.
 	P2PListen string `key:"p2p_listen"`
-	// P2PExpiry is how long an engine may not repeat its registration, which
-	// it does every 3 s.
+	// P2PExpiry is after how much silence an engine is removed; it registers every 3 s.
 	P2PExpiry time.Duration `key:"p2p_expiry"`
-	// P2PAllow is networks, such as 10.0.0.0/8, of which an engine may name
-	// addresses. It may always name the one that it registers from.
+	// P2PAllow is networks, such as 10.0.0.0/8, whose addresses an engine may name. It may always
+	// name the one that it registers from.
 	P2PAllow []string `key:"p2p_allow"`
 
 	Kubernetes Kubernetes `key:"kubernetes"`
@@ -43,8 +42,7 @@ type Config struct {
 // DefaultConfig looks nowhere.
 func DefaultConfig() Config { return Config{P2PExpiry: 10 * time.Second} }
 
-// Validate refuses what Start cannot work with; the error's ConfigKey method
-// names the key.
+// Validate refuses what cannot work; the error's ConfigKey method names the key.
 func (c Config) Validate() error {
 	if c.P2PListen != "" {
 		if _, _, err := net.SplitHostPort(c.P2PListen); err != nil {
@@ -85,7 +83,7 @@ const (
 	maxReason   = 256 // bytes; engines have their say in it
 )
 
-// note returns whether the refusal is news.
+// note reports whether the refusal is news.
 func (r *refusals) note(f Refusal) bool {
 	f.Reason = f.Reason[:min(len(f.Reason), maxReason)]
 	r.mu.Lock()

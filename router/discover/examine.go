@@ -17,7 +17,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// Facts is what an engine says of itself; what it does not tell is zero.
+// Facts is what an engine says about itself; zero where it does not tell.
 type Facts struct {
 	Models      []string // the first is its own, others are adapters
 	MaxModelLen int
@@ -65,10 +65,9 @@ func get(ctx context.Context, c *http.Client, base, path string, limit int64) ([
 	return b, err
 }
 
-// Examine asks an engine, at http://host:port, what it is: its models
-// (/v1/models), and where it has them its version (/version), settings
-// (SGLang's /server_info or /get_server_info) and block size (/metrics). Only
-// models that cannot be had are an error.
+// Examine asks an engine, at http://host:port, for its models (/v1/models) and, if it has them,
+// version (/version), settings (SGLang's /server_info or /get_server_info) and block size
+// (/metrics). Only a lack of models is an error.
 func Examine(ctx context.Context, c *http.Client, base string) (*Facts, error) {
 	f := &Facts{}
 	b, err := get(ctx, c, base, "/v1/models", 1<<20)
@@ -142,8 +141,7 @@ func (f *Facts) serverInfo(b []byte) bool {
 	return true
 }
 
-// metrics reads block size and number of vLLM's
-// vllm:cache_config_info{block_size="16",num_gpu_blocks="…"}.
+// metrics reads vLLM's vllm:cache_config_info{block_size="16",num_gpu_blocks="…"}.
 func (f *Facts) metrics(b []byte) {
 	lines := bufio.NewScanner(bytes.NewReader(b))
 	lines.Buffer(nil, 1<<20)
@@ -169,8 +167,8 @@ func (f *Facts) metrics(b []byte) {
 	}
 }
 
-// Describe fills in what an instance does not say itself. host replaces
-// addresses that mean "here" to the engine.
+// Describe fills in what an instance does not say. host replaces addresses that mean "here" to the
+// engine.
 func (f *Facts) Describe(i *fleet.Instance, host string) {
 	set := func(to *int, v int) {
 		if *to == 0 && v < 1<<30 {

@@ -80,9 +80,8 @@ const (
 	kubeLastWait   = 10 * time.Second
 )
 
-// Kube follows the EndpointSlices of services: a list, then a watch from
-// there on; what the watch cannot continue (410 Gone, a lost connection that
-// has been away too long) is listed anew.
+// Kube follows the EndpointSlices of services: a list, then a watch from there on, and a new list
+// when the watch cannot go on (410 Gone).
 type Kube struct {
 	cfg    Kubernetes
 	fleet  Fleet
@@ -133,7 +132,7 @@ func FollowKube(cfg Kubernetes, f Fleet, log *slog.Logger) (*Kube, error) {
 	k.cancel = cancel
 	for _, s := range cfg.Services {
 		f := &follower{k: k, s: s, slices: map[string]*slice{}, pods: map[string]*pod{}}
-		k.wg.Go(func() { f.run(ctx) })
+		k.wg.Go(func() { f.followLoop(ctx) })
 	}
 	return k, nil
 }
@@ -186,7 +185,7 @@ type follower struct {
 	pods   map[string]*pod // by id
 }
 
-// pod is what of it is in the fleet.
+// pod is a pod's member of the fleet, or what may become one.
 type pod struct {
 	uid   string // and where it is
 	epoch uint64
@@ -195,8 +194,8 @@ type pod struct {
 	added bool
 }
 
-// run lists and watches until ctx ends.
-func (f *follower) run(ctx context.Context) {
+// followLoop lists and watches until ctx ends.
+func (f *follower) followLoop(ctx context.Context) {
 	wait := kubeFirstWait
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -263,8 +262,7 @@ func (f *follower) get(ctx context.Context, query url.Values) (*http.Response, e
 	return nil, err
 }
 
-// list takes the present state in, page by page; what it does not have is
-// gone.
+// list reads the present state, page by page. What it lacks is gone.
 func (f *follower) list(ctx context.Context) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -301,8 +299,7 @@ func (f *follower) list(ctx context.Context) (version string, err error) {
 	}
 }
 
-// watch follows changes from a version on, and returns the version that it
-// came to.
+// watch follows changes from a version on, and returns the version that it came to.
 func (f *follower) watch(ctx context.Context, version string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, watchTime+30*time.Second)
 	defer cancel()
@@ -380,12 +377,8 @@ func readChanges(ctx context.Context, body io.Reader, out chan<- change) {
 			c.Type = raw.Type
 			err = json.Unmarshal(raw.Object, &c.Object)
 		}
-		if errors.Is(err, io.EOF) {
-			err = nil
+		if c.err = err; errors.Is(err, io.EOF) {
 			c.err = errEnded
-		}
-		if err != nil {
-			c.err = err
 		}
 		select {
 		case out <- c:
@@ -398,5 +391,5 @@ func readChanges(ctx context.Context, body io.Reader, out chan<- change) {
 	}
 }
 
-// errEnded is a watch that the server ended, as it does now and then.
+// errEnded: the server ended the watch, as it does now and then.
 var errEnded = errors.New("the server ended the watch")

@@ -1,6 +1,7 @@
 package discover
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,10 +20,9 @@ import (
 	"github.com/xpyd/xpyd/internal/zmtp"
 )
 
-// P2P is the ZMQ ROUTER at which vLLM engines with the legacy P2pNccl connector
-// register: every 3 s a msgpack map {"type": "P" or "D", "http_address",
-// "zmq_address"}, never answered, never taken back. Nobody is authenticated,
-// so an engine may only name its own address, or one that is allowed.
+// P2P is the ZMQ ROUTER at which vLLM engines with the legacy P2pNccl connector register: every 3 s
+// they send a msgpack map {"type": "P" or "D", "http_address", "zmq_address"}, and get no answer.
+// Nobody is authenticated, so an engine may only name its own address, or one that is allowed.
 type P2P struct {
 	cfg    Config
 	allow  []netip.Prefix
@@ -100,23 +100,17 @@ func (p *P2P) handle(peer zmtp.Peer, frames [][]byte, _ func(...[]byte) error) e
 		err = p.valid(peer, ping)
 	}
 	if err != nil {
-		p.refuse(cmpOr(ping.HTTP, peer.Addr), err)
+		p.refuse(cmp.Or(ping.HTTP, peer.Addr), err)
 		return nil
 	}
 	p.seen(ping)
 	return nil
 }
 
-func cmpOr(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
-}
-
 func (p *P2P) refuse(name string, err error) {
-	if p.no.note(Refusal{From: fromZMQ, Name: name[:min(len(name), 128)], Reason: err.Error(), At: time.Now()}) {
-		p.log.Warn("registration refused", "engine", name[:min(len(name), 128)], "reason", err.Error())
+	name = name[:min(len(name), 128)]
+	if p.no.note(Refusal{From: fromZMQ, Name: name, Reason: err.Error(), At: time.Now()}) {
+		p.log.Warn("registration refused", "engine", name, "reason", err.Error())
 	}
 }
 
@@ -148,7 +142,7 @@ func (p *P2P) valid(peer zmtp.Peer, ping kvevents.Ping) error {
 	return nil
 }
 
-// seen notes a valid ping, and has an engine that is new examined.
+// seen notes a valid ping, and starts to examine a new engine.
 func (p *P2P) seen(ping kvevents.Ping) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -215,7 +209,7 @@ func (p *P2P) examine(e *engine, ping kvevents.Ping) {
 	}
 }
 
-// expire takes out who has not registered for a while.
+// expire removes engines that have not registered for a while.
 func (p *P2P) expire() {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strconv"
 	"time"
 
@@ -13,8 +14,8 @@ import (
 // examineAgain is how long a pod that could not be examined is left alone.
 const examineAgain = 3 * time.Second
 
-// sync makes the fleet's members those of the slices: ready pods are examined
-// and added, terminating ones drain, others are taken out.
+// sync makes the fleet's members those of the slices: ready pods are examined and added,
+// terminating ones drain, others are removed.
 func (f *follower) sync(ctx context.Context) {
 	want := map[string]bool{}
 	for _, s := range f.slices {
@@ -26,14 +27,11 @@ func (f *follower) sync(ctx context.Context) {
 			if len(e.Addresses) == 0 || port == 0 || !ready && !(ending && yes(e.Conditions.Serving, false)) {
 				continue
 			}
-			name, uid := e.Addresses[0], ""
+			id, uid := f.s.Name+"-"+e.Addresses[0], ""
 			if e.Target != nil {
-				name, uid = e.Target.Name, e.Target.UID
+				id, uid = e.Target.Name, e.Target.UID
 			}
-			id := named("", f.s.Name+"-"+name)
-			if e.Target != nil {
-				id = named("", name)
-			}
+			id = named("", id)
 			want[id] = true
 			f.pod(ctx, id, uid+" "+e.Addresses[0]+" "+strconv.Itoa(port), fleet.Instance{
 				ID: id, Role: f.s.Role, URL: "http://" + net.JoinHostPort(e.Addresses[0], strconv.Itoa(port)), Dialect: f.s.Dialect,
@@ -108,22 +106,13 @@ func (f *follower) pod(ctx context.Context, id, uid string, inst fleet.Instance)
 		facts.Add(ctx, f.k.ask, inst.URL)
 	case f.s.Model == "":
 		inst.Model = facts.Models[0]
-	case !contains(facts.Models, f.s.Model):
+	case !slices.Contains(facts.Models, f.s.Model):
 		f.refuse(id, errors.New("it serves "+facts.Models[0]+", the service is for "+f.s.Model))
 		return
 	}
 	facts.Describe(&inst, host)
 	p.inst = inst
 	f.add(p)
-}
-
-func contains(list []string, s string) bool {
-	for _, v := range list {
-		if v == s {
-			return true
-		}
-	}
-	return false
 }
 
 func (f *follower) add(p *pod) {

@@ -3,6 +3,8 @@ package flight
 import (
 	"errors"
 	"math"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -10,10 +12,11 @@ import (
 
 	"github.com/xpyd/xpyd/internal/jsonscan"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/limit"
 )
 
-// gate admits requests: so many run, so many more wait by priority and tenant,
+// gate admits requests: a fixed number run, a bounded number wait by priority and tenant,
 // the rest are refused.
 type gate struct {
 	*limit.Gate
@@ -32,35 +35,32 @@ func (l *Limits) gate() limit.Limits {
 		Weights: [limit.Classes]float64{w.High, w.Normal, w.Low}}}
 }
 
-// set changes the limits; more places are given out at once.
+// set changes the limits; new places are given out at once.
 func (g *gate) set(l Limits) {
 	g.limits.Store(&l)
 	g.Set(l.gate())
 }
 
-// get returns the limits in force, which must not be written to.
+// get returns the limits in force, which are read only.
 func (g *gate) get() *Limits { return g.limits.Load() }
 
-func (g *gate) counts() (running, waiting int) { return g.Counts() }
-
-// admission is what a request holds that waited, or whose tenant is known;
-// most requests have none while no keys are configured.
+// admission is what a request holds if it waited or its tenant is known. Without keys most
+// requests have none.
 type admission struct {
-	tenant *tenant     // nil if nobody asked who it is
 	item   *limit.Item // nil if it did not wait
-	since  time.Time   // when it got its place
+	since  time.Time   // when it got its place, if it waited
 	tokens float64     // estimate
 	taken  bool        // from the tenant's account
-	prompt int         // tokens, of the estimate
+	prompt int         // prompt tokens of the estimate
 
 	size    int // of the body, in bytes
 	prompts int
-	seqs    int // choices of all prompts
-	asked   int // tokens to generate for all of them; 0 leaves it to the engine
+	seqs    int // choices, over all prompts
+	asked   int // most tokens to generate, over all choices; 0: the engine decides
 }
 
-// admit lets a request through its tenant's limits and takes a place for it,
-// waiting for one if need be. finish gives all back.
+// admit takes the request through its tenant's limits and takes a place for it, waiting if
+// need be. finish gives both back.
 func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error {
 	s := q.s
 	if err := s.hosts.check("messages", top.URLs...); err != nil {
@@ -69,17 +69,16 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 	if s.PassAuthorization {
 		q.auth = string(ctx.Request.Header.Peek("Authorization"))
 	}
-	t := tenantOf(ctx)
-	class, err := q.priority(ctx, t, top)
+	class, err := q.priority(ctx, top)
 	if err != nil {
 		return err
 	}
-	if t != nil {
+	if t := q.tenant; t != nil {
 		if open := top == &q.top && top.Model == ""; !open && !t.key.May(top.Model) {
 			return openai.ModelNotFound(top.Model)
 		}
-		q.adm = &admission{tenant: t, size: ctx.Request.Header.ContentLength()}
-		if q.forwarded && q.adm.size == -1 { // in chunks, and not read yet
+		q.adm = &admission{size: ctx.Request.Header.ContentLength()}
+		if q.forwarded && q.adm.size == -1 { // chunked, and not read yet
 			q.adm.size = s.MaxBodyBytes
 		}
 		q.estimate(top)
@@ -89,7 +88,7 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 	}
 	s.budget.earn()
 	if !s.gate.TryEnter() {
-		if err := q.queue(t, class, top); err != nil {
+		if err := q.queue(class, top); err != nil {
 			q.settle(false)
 			return err
 		}
@@ -101,7 +100,7 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 	return nil
 }
 
-// estimate is what the request will cost, as far as can be told now.
+// estimate sets what the request will cost, as far as can be told now.
 func (q *request) estimate(top *openai.Top) {
 	a := q.adm
 	if a.tokens > 0 {
@@ -117,10 +116,10 @@ func (q *request) estimate(top *openai.Top) {
 	}
 }
 
-// charge takes the estimate from the tenant's account, if it has one, and tells
-// the client how much is left there.
+// charge takes the estimate from the tenant's account, if it has one, and tells the client
+// what is left there.
 func (q *request) charge(ctx *fasthttp.RequestCtx) *openai.Error {
-	a, t := q.adm, q.adm.tenant
+	a, t := q.adm, q.tenant
 	if t.account == nil {
 		return nil
 	}
@@ -135,12 +134,11 @@ func (q *request) charge(ctx *fasthttp.RequestCtx) *openai.Error {
 	return t.over(over, a.tokens)
 }
 
-// queue waits for a place.
-func (q *request) queue(t *tenant, class limit.Class, top *openai.Top) *openai.Error {
+func (q *request) queue(class limit.Class, top *openai.Top) *openai.Error {
 	if q.adm == nil {
 		q.adm = &admission{}
 	}
-	a := q.adm
+	a, t := q.adm, q.tenant
 	q.estimate(top)
 	a.item = &limit.Item{Class: class, Cost: a.tokens, Bytes: int64(max(len(q.body), len(top.Prompt)))}
 	if t != nil {
@@ -151,8 +149,8 @@ func (q *request) queue(t *tenant, class limit.Class, top *openai.Top) *openai.E
 		a.since = time.Now()
 		return nil
 	}
-	var no *limit.Refusal
-	if !errors.As(err, &no) {
+	no, ok := errors.AsType[*limit.Refusal](err)
+	if !ok {
 		return contextError(&q.ctx)
 	}
 	if t != nil {
@@ -161,7 +159,6 @@ func (q *request) queue(t *tenant, class limit.Class, top *openai.Top) *openai.E
 	return shedError(no)
 }
 
-// leave gives the place back, and settles.
 func (q *request) leave() {
 	since := q.start
 	if q.adm != nil && !q.adm.since.IsZero() {
@@ -171,8 +168,8 @@ func (q *request) leave() {
 	q.settle(true)
 }
 
-// settle corrects the estimate by what the request used in fact: nothing, if
-// it failed before an answer.
+// settle corrects the estimate to what the request really used: nothing, if it failed
+// before an answer.
 func (q *request) settle(ran bool) {
 	a := q.adm
 	if a == nil {
@@ -186,19 +183,19 @@ func (q *request) settle(ran bool) {
 	if a.item != nil && ran {
 		q.s.gate.Settle(a.item, more)
 	}
-	if a.tenant == nil {
+	if q.tenant == nil {
 		return
 	}
 	if a.taken {
-		a.tenant.account.Release(time.Now(), more, time.Since(q.start))
+		q.tenant.account.Release(time.Now(), more, time.Since(q.start))
 	}
 	if ran {
-		a.tenant.stats.count(q.status, used-generated, generated)
+		q.tenant.stats.count(q.status, used-generated, generated)
 	}
 }
 
-// used is how many tokens the request has used, those of the prompt too, and how
-// many of them it generated.
+// used is how many tokens the request used, including the prompt, and how many of them it
+// generated.
 func (q *request) used() (all, generated int) {
 	a, u := q.adm, &q.usage
 	switch {
@@ -207,19 +204,19 @@ func (q *request) used() (all, generated int) {
 		generated = min(u.generated, most)
 		return min(u.prompt, prompt) + generated, generated
 	case q.status == 200 || q.status == statusClientGone && u.events > 0:
-		// It did not say. An event has about one token.
+		// The answer did not report. An event has about one token.
 		return a.prompt + u.events, u.events
 	}
 	return 0, 0
 }
 
-// unseen is tokens that no byte of a request or an answer stands for: a chat
-// template's, those of images that are fetched, of a conversation that the engine
-// has stored, reasoning that is not shown.
+// unseen is tokens that no byte of a request or an answer stands for: those of a chat
+// template, of fetched images, of a conversation that the engine has stored, of hidden
+// reasoning.
 const unseen = 256 << 10
 
-// most is how many tokens the request can have used: an engine's wrong number
-// would otherwise lock its key out for years.
+// most is how many tokens the request can have used: an engine's wrong number would
+// otherwise lock its key out for years.
 func (q *request) most() (prompt, generated int) {
 	a := q.adm
 	prompt, generated = a.size+unseen, int(q.bytes)+unseen
@@ -234,14 +231,15 @@ func (q *request) most() (prompt, generated int) {
 	return prompt, generated
 }
 
-// skims makes pass look for the usage in what passes, if somebody pays for that.
+// skims has skimmed look for the usage in a forwarded answer, if somebody is charged for
+// it.
 func (q *request) skims() {
-	if q.adm != nil && (q.adm.tenant != nil || q.adm.item != nil) {
+	if q.tenant != nil || q.adm != nil && q.adm.item != nil {
 		q.usage.answer = &skim{scan: jsonscan.Scanner{Lenient: true}}
 	}
 }
 
-// shedError is the answer for a request that got no place.
+// shedError is the answer to a request that got no place.
 func shedError(no *limit.Refusal) *openai.Error {
 	l := &no.Limits
 	var e *openai.Error
@@ -261,5 +259,131 @@ func shedError(no *limit.Refusal) *openai.Error {
 	return e
 }
 
-// seconds rounds up, 1 at least.
+// seconds rounds up, to 1 at least.
 func seconds(d time.Duration) int { return max(int(math.Ceil(d.Seconds())), 1) }
+
+// headerPriority asks for a priority; the answer carries the one that counted.
+const headerPriority = "x-xpyd-priority"
+
+// priority is the class that a request asks for, capped by its key. The first that is set
+// counts: the header, the body's priority as vLLM reads it (lower goes first),
+// service_tier.
+func (q *request) priority(ctx *fasthttp.RequestCtx, top *openai.Top) (limit.Class, *openai.Error) {
+	class, asked := limit.Normal, true
+	switch name := ctx.Request.Header.Peek(headerPriority); {
+	case len(name) > 0:
+		var ok bool
+		if class, ok = limit.ParseClass(strings.ToLower(string(name))); !ok {
+			return 0, openai.BadRequest(headerPriority, "the header %s must be high, normal, low or an integer, not %q", headerPriority, h1.Clip(string(name)))
+		}
+	case top.HasPriority:
+		class = limit.ClassOf(top.Priority)
+	case top.Tier == "priority":
+		class = limit.High
+	case top.Tier == "flex":
+		class = limit.Low
+	default:
+		asked = false
+	}
+	if q.tenant != nil {
+		best := q.tenant.key.Class()
+		class = max(class, best)
+		if !q.forwarded && top.HasPriority && limit.ClassOf(top.Priority) < best { // of forwarded ones skim has done it
+			if err := q.demote(top, best); err != nil {
+				return 0, err
+			}
+		}
+	}
+	if asked {
+		ctx.Response.Header.Set(headerPriority, class.String())
+	}
+	return class, nil
+}
+
+// demote writes the best priority that the key may ask for into the body, as engines have
+// queues of their own.
+func (q *request) demote(top *openai.Top, best limit.Class) *openai.Error {
+	if top.Twice == openai.PriorityField.String() {
+		return openai.BadRequest("priority", "priority is there twice")
+	}
+	e := openai.NewEdit(q.body, top)
+	e.Replace(openai.PriorityField, [limit.Classes]string{"-1", "0", "1"}[best])
+	body := slices.Concat(e.Parts()...)
+	model := top.Model
+	next, err := openai.Scan(body)
+	if err != nil {
+		return err
+	}
+	q.body, *top = body, next
+	top.Model = model // the body may name none
+	return nil
+}
+
+// usage is what a request has used, as its answer reports.
+type usage struct {
+	events    int   // relayed, except the one that ends a stream
+	answer    *skim // of a whole forwarded answer, else nil
+	told      bool  // the answer reported prompt and generated
+	prompt    int   // tokens
+	generated int
+	guess     int // the prompt's tokens, estimated from the request
+}
+
+// maxTold bounds what an engine may report.
+const maxTold = 1 << 26
+
+// tally notes the usage that a whole answer reports, or a run of n events of a stream.
+func (u *usage) tally(body []byte, n int) {
+	if u.events += n; n > 0 && !openai.HasUsage(body) {
+		return
+	}
+	if p, c, ok := openai.ReadTokens(body); ok {
+		u.tell(p, c)
+	}
+}
+
+// tell notes a reported usage. A stream may report several times, each from its beginning,
+// and only a part.
+func (u *usage) tell(prompt, completion int) {
+	u.told, u.prompt, u.generated = true, max(u.prompt, min(prompt, maxTold)), max(u.generated, min(completion, maxTold))
+}
+
+// skimmed looks for the usage in the next piece of a whole forwarded answer.
+func (u *usage) skimmed(piece []byte) {
+	if u.answer == nil {
+		return
+	}
+	u.answer.read(piece)
+	u.answer.urls = nil
+	num, told := u.answer.num, false
+	most := func(names ...string) (n int) {
+		for _, name := range names {
+			v, ok := num[name]
+			n, told = max(n, int(min(v, math.MaxInt32))), told || ok
+		}
+		return n
+	}
+	prompt, completion := most("prompt_tokens", "input_tokens"), most("completion_tokens", "output_tokens")
+	if told {
+		u.tell(prompt, completion)
+	}
+}
+
+// tokens is what the request read and generated: as the answer reported, or else one token
+// per event, and the prompt as prefill counted it or as guessed.
+func (q *request) tokens() (prompt, generated int) {
+	u := &q.usage
+	if u.told || q.forwarded {
+		return u.prompt, u.generated
+	}
+	if u.events == 0 {
+		return 0, 0
+	}
+	a := q.attempts[len(q.attempts)-1]
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.counted {
+		return a.usage.Prompt, u.events
+	}
+	return u.guess, u.events
+}

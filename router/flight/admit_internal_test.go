@@ -70,9 +70,9 @@ func TestTally(t *testing.T) {
 func TestWrongUsage(t *testing.T) {
 	f := func(path, body string, context int, prompt, completion uint64, want int) {
 		t.Helper()
-		q := &request{path: path, forwarded: path != "/v1/completions", body: []byte(body), adm: &admission{tenant: &tenant{}}, status: 200}
+		q := &request{summary: summary{path: path, status: 200}, forwarded: path != "/v1/completions", body: []byte(body), tenant: &tenant{}, adm: &admission{}}
 		var err *openai.Error
-		if q.top, err = openai.Scan(q.body, openai.Limits{}); err != nil {
+		if q.top, err = openai.Scan(q.body); err != nil {
 			t.Fatal(err)
 		}
 		q.estimate(&q.top)

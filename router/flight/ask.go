@@ -1,13 +1,19 @@
 package flight
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"strings"
+	"sync"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/h1"
@@ -15,7 +21,7 @@ import (
 	"github.com/xpyd/xpyd/router/sense"
 )
 
-// maxPrefillAnswer bounds prefill's answer: block ids, token ids, a state.
+// maxPrefillAnswer bounds prefill's answer: block IDs, token IDs, a state.
 const maxPrefillAnswer = 16 << 20
 
 func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
@@ -26,27 +32,26 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 	if err != nil {
 		return dialect.Result{}, a.broken(a.p, err)
 	}
-	a.p.set(legAnswer)
+	a.p.setState(legAnswer)
 	text, err := b.All(maxPrefillAnswer)
 	if err != nil {
-		b.Abort()
 		return dialect.Result{}, a.broken(a.p, err)
 	}
 	said := dialect.Answer{Status: b.Header.StatusCode(), ContentType: string(b.Header.ContentType()),
 		Outcome: string(b.Header.Peek(dialect.HeaderOutcome)), Body: text}
 	b.Finish()
-	res := a.speak.Result(x, said)
+	res := a.speak.Result(said)
 	switch {
 	case res.Outcome == ticket.Done:
 		return res, nil
 	case !a.rules.Typed && (said.Status < 200 || said.Status > 299):
 		return res, a.refused(a.p, a.d, said)
 	}
-	return res, a.told(a.p, a.d, res.Outcome, res.Message)
+	return res, a.reported(a.p, a.d, res.Outcome, res.Message)
 }
 
-// decode sends decode's leg and reads its answer up to where it can still be
-// repeated: the whole body, or a stream's first events.
+// askDecode sends decode's leg and reads as much of its answer as can still be repeated: a
+// whole body, or a stream's first events.
 func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	h := a.q.s.Client.Header()
 	defer a.q.s.Client.Recycle(h)
@@ -69,24 +74,24 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 		return nil, a.beaten()
 	}
 	if a.rules.Typed && status >= 300 && status < 500 {
-		a.faultOf(a.d, status)
+		a.countStatus(a.d, status)
 	}
-	a.d.set(legAnswer)
-	ans := &answer{status: status, contentType: string(b.Header.ContentType()), timing: string(b.Header.Peek("Server-Timing"))}
+	a.d.setState(legAnswer)
+	ans := &answer{status: status, contentType: string(b.Header.ContentType()), timing: string(b.Header.Peek("Server-Timing")), length: -1}
 	if a.rules.Usage && !a.alone {
 		ans.merge = a.promptUsage
 	}
 	if status == 200 && isEventStream(ans.contentType) {
-		ans.stream = &events{body: b, mute: true}
-		ans.first, err = ans.stream.next()
+		ans.events = &events{body: b, mute: true}
+		ans.first, err = ans.events.next()
 		if err == nil && !a.rules.Typed {
 			err = a.opening(ans.first)
 		}
 		if err != nil {
 			b.Abort()
-			if errors.Is(err, errOpening) { // mostly of blocks that it could not get
+			if errors.Is(err, errOpening) { // mostly because it could not get the blocks
 				a.fault(a.d, pick.Poor)
-				return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, retry: true,
+				return nil, &failure{by: a.d, reason: reasonStatus, retry: true,
 					avoid: []string{a.p.inst.ID, a.d.inst.ID}, err: err}
 			}
 			return nil, a.broken(a.d, err)
@@ -95,7 +100,6 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 		return ans, nil
 	}
 	if ans.body, err = b.All(a.q.s.MaxResponseBytes); err != nil {
-		b.Abort()
 		return nil, a.broken(a.d, err)
 	}
 	outcome := ticket.Outcome(b.Header.Peek(dialect.HeaderOutcome))
@@ -115,19 +119,19 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	} else if status >= 500 {
 		switch outcome {
 		case "":
-			a.faultOf(a.d, status)
-		case ticket.Refused: // no fault of its own
-		case ticket.Invalid: // so it is here, but its device may be broken
+			a.countStatus(a.d, status)
+		case ticket.Refused: // not its fault
+		case ticket.Invalid: // nor here, unless its device is broken
 			a.fault(a.d, pick.Poor)
 		default:
-			return nil, a.told(a.d, a.p, outcome, errorMessage(ans.body))
+			return nil, a.reported(a.d, a.p, outcome, errorMessage(ans.body))
 		}
 		if !isJSON(ans.contentType) { // not our worker's own words
-			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, retry: true, avoid: []string{a.d.inst.ID},
+			return nil, &failure{by: a.d, reason: reasonStatus, retry: true, avoid: []string{a.d.inst.ID},
 				err: fmt.Errorf("status %d", status)}
 		}
-		if a.hedge != nil { // another attempt may do better
-			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, reason: reasonStatus, status: status, relay: ans,
+		if a.hedge != nil { // the other attempt may do better
+			return nil, &failure{by: a.d, reason: reasonStatus, status: status, relay: ans,
 				err: fmt.Errorf("status %d: %s", status, errorMessage(ans.body))}
 		}
 	}
@@ -135,8 +139,8 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	return ans, nil
 }
 
-// send does a leg's round trip to its worker, with a body that is here or one that
-// is still coming.
+// send sends a leg's request to its worker, with a body that is here or one that is still
+// coming, and reads the answer's header.
 func (s *Service) send(l *leg, h *fasthttp.RequestHeader, body [][]byte, up *h1.Upload) (*h1.Response, error) {
 	addr, err := s.Members.Address(l.inst)
 	if err != nil {
@@ -160,4 +164,96 @@ func (s *Service) send(l *leg, h *fasthttp.RequestHeader, body [][]byte, up *h1.
 		return nil, err
 	}
 	return b, nil
+}
+
+// facts is what prefill engines have said about themselves.
+type facts struct {
+	mu   sync.Mutex
+	byID map[string]known
+}
+
+type known struct {
+	epoch uint64
+	facts dialect.Facts
+}
+
+// forget has the next attempt ask the engine again.
+func (k *facts) forget(inst *fleet.Instance) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.byID, inst.ID)
+}
+
+func (k *facts) get(inst *fleet.Instance) (dialect.Facts, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	v, ok := k.byID[inst.ID]
+	return v.facts, ok && v.epoch == inst.Epoch
+}
+
+func (k *facts) put(inst *fleet.Instance, f dialect.Facts) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.byID[inst.ID] = known{inst.Epoch, f}
+}
+
+func (k *facts) prune(s *fleet.Snapshot) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.DeleteFunc(k.byID, func(id string, v known) bool {
+		m := s.Get(id)
+		return m == nil || m.State == fleet.Gone || m.Epoch != v.epoch
+	})
+}
+
+// askTimeout bounds a question to an engine that is not a leg.
+const askTimeout = 2 * time.Second
+
+// learnFacts fills in what the dialect must know of prefill, asking the engine if needed.
+func (a *attempt) learnFacts(x *dialect.Exchange) *failure {
+	if a.speak.Ask == nil || a.alone {
+		return nil
+	}
+	s := a.q.s
+	var ok bool
+	if x.Facts, ok = s.facts.get(a.p.inst); ok {
+		return nil
+	}
+	body, err := s.getSmall(&a.p.Life, a.speak.Ask(a.p.inst))
+	if err == nil {
+		x.Facts, err = a.speak.Learn(body)
+	}
+	if scarce.Ours(err) {
+		return shortage(a.p, err)
+	}
+	if err != nil { // its bootstrap is down, which says nothing about its other port
+		return &failure{by: a.p, outcome: ticket.Dead, reason: reasonTransport, retry: true,
+			avoid: []string{a.p.inst.ID}, err: fmt.Errorf("ask its bootstrap: %w", err)}
+	}
+	s.facts.put(a.p.inst, x.Facts)
+	return nil
+}
+
+func (s *Service) getSmall(asker *h1.Life, url string) ([]byte, error) {
+	addr, err := h1.Address(url)
+	if err != nil {
+		return nil, err
+	}
+	var q h1.Life
+	defer q.End(errOver)
+	defer asker.OnEnd(func() { q.End(asker.Cause()) })()
+	defer time.AfterFunc(askTimeout, func() { q.End(context.DeadlineExceeded) }).Stop()
+	var h fasthttp.RequestHeader
+	h.SetMethod(fasthttp.MethodGet)
+	_, path, _ := strings.Cut(url[strings.Index(url, "//")+2:], "/")
+	h.SetRequestURI("/" + path)
+	b, err := s.Client.Do(&q, addr, &h, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer b.Finish()
+	if s := b.Header.StatusCode(); s != 200 {
+		return nil, &h1.Error{Phase: "answer", Err: fmt.Errorf("%s: status %d", url, s)}
+	}
+	return b.All(1 << 20)
 }

@@ -14,31 +14,31 @@ import (
 	"github.com/xpyd/xpyd/router/sense"
 )
 
-// attempt is one exchange of a request with one pair. Its link is fresh.
+// attempt asks one pair, under a link of its own.
 type attempt struct {
 	q      *request
 	choice *pick.Choice
-	speak  dialect.Dialect
+	speak  *dialect.Dialect
 	rules  *dialect.Rules
 	link   ticket.Link
 	start  time.Time
 	p, d   *leg
-	alone  bool          // decode does it all, and p is not used,
+	alone  bool          // decode does both phases and p is not used,
 	falls  dialect.Shape // because of this; "" for engines without a partner
-	asked  bool          // for the usage; the handler's own
-	hedge  *hedge        // whose other attempt may be first; mostly nil
-	peer   *dialect.Peer // who has more of the prompt than the pair; mostly nil
+	asked  bool          // whether prefill's usage was awaited; only the handler uses it
+	hedge  *hedge        // whose other attempt may answer first; mostly nil
+	peer   *dialect.Peer // a worker that has more of the prompt than the pair; mostly nil
 
-	pDone chan struct{} // prefill's goroutine is over
-	dDone chan struct{} // decode has answered or failed
+	pDone chan struct{} // closed when prefill's leg is over
+	dDone chan struct{} // closed when decode has answered or failed
 
 	mu        sync.Mutex
-	committed bool // decode answers: prefill's fate matters no more
+	committed bool // decode answers: prefill no longer matters
 	outcome   ticket.Outcome
 	failed    *failure
 	usage     openai.PromptUsage // prefill's, if counted
 	counted   bool
-	unwatch   func() // see watch; nil when nothing is watched
+	unwatch   func() // see watchDecode; nil when nothing is watched
 	unlinger  func() bool
 	closed    bool
 }
@@ -46,14 +46,11 @@ type attempt struct {
 func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	a := &attempt{q: q, choice: c, speak: dialect.For(c.Decode.Dialect), link: ticket.NewLink(), start: time.Now(), pDone: make(chan struct{}), dDone: make(chan struct{})}
 	if a.speak != nil {
-		a.rules = a.speak.Rules()
-		if a.rules.Order == dialect.Alone {
-			a.alone = true
-		} else if c.Local != "" {
-			a.alone = true
-		} else if a.falls = a.rules.Cannot(&q.top); a.falls != "" {
-			a.alone = true
+		a.rules = &a.speak.Rules
+		if a.rules.Order != dialect.Alone && c.Local == "" {
+			a.falls = a.rules.Cannot(&q.top)
 		}
+		a.alone = a.rules.Order == dialect.Alone || c.Local != "" || a.falls != ""
 	}
 	a.p = newLeg(fleet.Prefill, &c.Prefill.Instance, version)
 	a.d = newLeg(fleet.Decode, &c.Decode.Instance, version)
@@ -78,7 +75,6 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 // lingers reports whether prefill's leg may outlive the request.
 func (a *attempt) lingers() bool { return a.rules != nil && a.rules.Linger > 0 }
 
-// leg is one of the two.
 func (a *attempt) leg(role fleet.Role) *leg {
 	if role == fleet.Prefill {
 		return a.p
@@ -86,7 +82,7 @@ func (a *attempt) leg(role fleet.Role) *leg {
 	return a.d
 }
 
-// end ends the legs, because the request is over.
+// end ends the legs because the request is over. A lingering prefill leg goes on.
 func (a *attempt) end(cause error) {
 	a.d.End(cause)
 	if !a.lingers() {
@@ -94,7 +90,6 @@ func (a *attempt) end(cause error) {
 	}
 }
 
-// endLegs ends the legs of all attempts with the request.
 func (q *request) endLegs() {
 	q.mu.Lock()
 	attempts := slices.Clone(q.attempts)
@@ -109,21 +104,21 @@ func (a *attempt) generate() (*answer, *failure) {
 	s := a.q.s
 	if a.speak == nil {
 		close(a.pDone)
-		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Incompatible, reason: reasonOutcome + string(ticket.Incompatible),
+		return nil, &failure{by: a.d, outcome: ticket.Incompatible, reason: reasonOutcome + string(ticket.Incompatible),
 			err: fmt.Errorf("its dialect %q is unknown", a.d.inst.Dialect)}
 	}
 	if n, most := a.q.top.Surely(), s.MaxResponseBytes; a.d.inst.Dialect == sense.NativeDialect && !a.q.top.Stream && n > most {
 		close(a.pDone)
 		field := largest(&a.q.top)
-		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Refused, reason: reasonOutcome + string(ticket.Refused),
+		return nil, &failure{by: a.d, outcome: ticket.Refused, reason: reasonOutcome + string(ticket.Refused),
 			err: errLargeAnswer, api: openai.AnswerTooLarge(field, "the answer could have %d bytes and more; %d is the limit: lower %s, or ask for a stream", n, most, field)}
 	}
 	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Top: &a.q.top, Seed: a.q.seed,
 		Prefill: a.p.inst, Decode: a.d.inst, PrefillRank: a.choice.PrefillRank, DecodeRank: a.choice.DecodeRank,
 		Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth, Peer: a.peer}
-	a.open()
+	a.register()
 	var ans *answer
-	f := a.ask(x)
+	f := a.learnFacts(x)
 	switch {
 	case f != nil:
 		close(a.pDone)
@@ -141,23 +136,23 @@ func (a *attempt) generate() (*answer, *failure) {
 	return nil, a.blame(f)
 }
 
-// open has the legs end with their workers.
-func (a *attempt) open() {
+// register has the legs end with their workers.
+func (a *attempt) register() {
 	s := a.q.s
 	s.legs.add(a.d)
 	if !a.alone {
 		s.legs.add(a.p)
 	}
-	now := s.fleet.Snapshot() // a death between the choice and add
+	now := s.fleet.Snapshot() // for a death between the choice and add
 	for _, l := range []*leg{a.p, a.d} {
-		if err := lost(now.Get(l.inst.ID), l.inst); err != nil && l.version <= now.Version {
+		if err := l.lost(now); err != nil {
 			l.End(err)
 		}
 	}
 }
 
-// close ends what is left of the attempt and waits for prefill's goroutine,
-// but for a leg that must not be cut: that one is given its time.
+// close ends what is left of the attempt and waits for prefill's goroutine. A leg that must
+// not be cut is given its time.
 func (a *attempt) close() {
 	a.mu.Lock()
 	again := a.closed
@@ -188,23 +183,11 @@ func (a *attempt) close() {
 	a.q.s.legs.remove(a.d)
 	a.choice.EndDecode()
 	if a.rules == nil || a.rules.Linger == 0 || !a.p.sent.Load() || !a.prefillOpen() ||
-		!a.q.s.Spawn(func() { a.linger(); prefill() }) {
+		!a.q.s.Spawn(func() { closedWithin(a.rules.Linger, a.pDone, a.q.s.Ctx.Done()); prefill() }) {
 		prefill()
 	}
 }
 
-// linger waits for prefill's leg for as long as the dialect wants.
-func (a *attempt) linger() {
-	timer := time.NewTimer(a.rules.Linger)
-	defer timer.Stop()
-	select {
-	case <-a.pDone:
-	case <-timer.C:
-	case <-a.q.s.Ctx.Done():
-	}
-}
-
-// prefillOpen reports whether prefill's leg is still to be answered.
 func (a *attempt) prefillOpen() bool {
 	select {
 	case <-a.pDone:

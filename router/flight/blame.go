@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -19,8 +20,8 @@ import (
 	"github.com/xpyd/xpyd/router/sense"
 )
 
-// blame returns what really ended the attempt: a leg often only reports what
-// happened to the other, whose own word is about to come.
+// blame returns what really ended the attempt. A leg often only reports what happened to
+// the other, whose own report is about to come.
 func (a *attempt) blame(f *failure) *failure {
 	a.d.fail()
 	if f.hearsay() {
@@ -34,16 +35,16 @@ func (a *attempt) blame(f *failure) *failure {
 	return a.failed
 }
 
-// broken is the failure of a leg whose connection broke, timed out, or was
-// closed because its worker is dead or the other leg failed.
+// broken is the failure of a leg whose connection broke, timed out, or was closed because
+// its worker is dead or the other leg failed.
 func (a *attempt) broken(l *leg, err error) *failure {
-	f := &failure{role: l.role, id: l.inst.ID, outcome: ticket.Dead, retry: true, exclude: []string{l.inst.ID}, err: err, reason: reasonTransport}
+	f := &failure{by: l, outcome: ticket.Dead, retry: true, exclude: []string{l.inst.ID}, err: err, reason: reasonTransport}
 	cause := l.Cause()
-	var other *failure
+	if other, ok := errors.AsType[*failure](cause); ok {
+		return other
+	}
 	var large *h1.LargeError
 	switch {
-	case errors.As(cause, &other):
-		return other
 	case errors.Is(cause, errInstanceDead):
 		f.err, f.reason = cause, reasonDead
 	case cause != nil: // the request is over
@@ -52,12 +53,11 @@ func (a *attempt) broken(l *leg, err error) *failure {
 		return shortage(l, err)
 	case errors.Is(err, sense.ErrRefusesUs):
 		f.outcome, f.reason = ticket.Incompatible, reasonOutcome+string(ticket.Incompatible)
-	case errors.As(err, &large): // it works, and another's answer is as large
+	case errors.As(err, &large): // the worker is fine, and another's answer would be as large
 		f.outcome, f.retry, f.exclude, f.api = ticket.Refused, false, nil, tooLarge(large, &a.q.top)
 	default:
-		var le *h1.Error
 		a.fault(l, pick.Broken)
-		if errors.As(err, &le) && !le.Gone() {
+		if le, ok := errors.AsType[*h1.Error](err); ok && !le.Gone() {
 			f.outcome, f.reason = ticket.Late, reasonTimeout
 			if a.rules != nil && a.rules.Order == dialect.Together { // each may have waited for the other
 				f.avoid = []string{a.p.inst.ID, a.d.inst.ID}
@@ -72,32 +72,31 @@ func (a *attempt) broken(l *leg, err error) *failure {
 	return f
 }
 
-// shortage is the failure of a leg that the router could not open for want of
-// its own: descriptors, ports, memory of sockets. No worker is at fault, and one
-// with an idle connection can be asked all the same.
+// shortage is the failure of a leg that the router could not open because it lacks file
+// descriptors, ports or socket memory. No worker is at fault, and one with an idle
+// connection can still be asked.
 func shortage(l *leg, err error) *failure {
-	return &failure{role: l.role, id: l.inst.ID, outcome: ticket.NoSpace, reason: reasonShortage, retry: true, avoid: []string{l.inst.ID},
+	return &failure{by: l, outcome: ticket.NoSpace, reason: reasonShortage, retry: true, avoid: []string{l.inst.ID},
 		err: fmt.Errorf("the router lacks what a connection takes: %w", err)}
 }
 
 // maxReason is how many bytes of a worker's reason go into answers and the log.
 const maxReason = 1 << 10
 
-// told is the failure that a worker reported in words; they are mostly about
-// its partner.
-func (a *attempt) told(by, partner *leg, o ticket.Outcome, message string) *failure {
+// reported is the failure that a worker reported; it is mostly about its partner.
+func (a *attempt) reported(by, partner *leg, o ticket.Outcome, message string) *failure {
 	if message == "" {
 		message = "no reason given"
 	} else if len(message) > maxReason {
 		message = strings.ToValidUTF8(message[:maxReason], "") + "…"
 	}
-	f := &failure{role: by.role, id: by.inst.ID, outcome: o, retry: o.Retryable() || o == ticket.Cancelled, reason: reasonOutcome + string(o),
+	f := &failure{by: by, outcome: o, retry: o.Retryable() || o == ticket.Cancelled, reason: reasonOutcome + string(o),
 		err: fmt.Errorf("%s: %s", o, message)}
 	if !slices.Contains(retryReasons, f.reason) {
 		f.reason = reasonStatus
 	}
 	switch {
-	case o == ticket.Invalid: // whoever computes it; but a device may be broken
+	case o == ticket.Invalid: // any worker would compute the same, unless this device is broken
 		f.api = openai.InvalidOutput("%s", f.Error())
 		a.fault(by, pick.Poor)
 	case o == ticket.NoSpace:
@@ -113,30 +112,53 @@ func (a *attempt) told(by, partner *leg, o ticket.Outcome, message string) *fail
 	return f
 }
 
-// fault counts against a leg's worker. It is called where a leg shows a fault of
-// its own: not for what the router cut, what a worker says about its partner,
-// what the client did wrong, or a worker that has no room.
+// fault counts against a leg's worker. It is called only for a leg's own faults: not when
+// the router cut it, for a worker's word about its partner, for a client's mistake, or for
+// a worker that has no room.
 func (a *attempt) fault(l *leg, kind pick.Fault) { a.choice.Failed(l.role, kind, time.Now()) }
 
 // brokeOff notes that decode's stream broke after its first byte.
 func (a *attempt) brokeOff(err error) {
 	a.fault(a.d, pick.Broken)
-	var le *h1.Error
-	if errors.As(err, &le) && le.Gone() || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
+	if le, ok := errors.AsType[*h1.Error](err); ok && le.Gone() || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) {
 		a.q.s.Members.Suspect(a.d.inst, err)
 	}
 }
 
-// faultOf is what a status says for or against a worker. A 503 mostly says that
-// there is no room, which a breaker would make worse; but one that says so more
-// often than its peers is an outlier.
-func (a *attempt) faultOf(l *leg, status int) {
+// countStatus counts an answer's status for or against a worker. A 503 mostly means that it
+// has no room, which a breaker would make worse; but a worker that says so more often than
+// its peers is an outlier.
+func (a *attempt) countStatus(l *leg, status int) {
 	switch {
 	case status == 503:
 		a.fault(l, pick.Poor)
 	case status >= 500:
 		a.fault(l, pick.Broken)
-	case status != 429: // it works, whatever it thinks of the request
+	case status != 429: // it works, even if it refuses the request
 		a.choice.Succeeded(l.role)
 	}
+}
+
+// refused is the failure of an engine that did not answer 2xx. Errors in the request are
+// relayed to the client; anything else may go better with another pair.
+func (a *attempt) refused(by, partner *leg, said dialect.Answer) *failure {
+	if o := ticket.Outcome(said.Outcome); o != "" && o != ticket.Refused {
+		return a.reported(by, partner, o, errorMessage(said.Body))
+	}
+	f := &failure{by: by, reason: reasonStatus, status: said.Status, retry: true, avoid: []string{by.inst.ID},
+		err: fmt.Errorf("status %d: %s", said.Status, errorMessage(said.Body))}
+	a.countStatus(by, said.Status)
+	switch said.Status {
+	case 400, 413, 422:
+		f.retry = false
+		f.relay = &answer{status: said.Status, contentType: "application/json", body: said.Body}
+		if !bytes.HasPrefix(openai.Member(said.Body, "error"), []byte("{")) {
+			e := openai.BadRequest("", "%s", errorMessage(said.Body))
+			e.Status = said.Status
+			f.relay.body = e.Append(nil)
+		}
+	case 429, 503:
+		f.outcome = ticket.NoSpace
+	}
+	return f
 }

@@ -6,28 +6,27 @@ import (
 	"time"
 )
 
-// budget is a token bucket that traffic itself fills: each request earns a part
-// of a token, and a trickle comes with time, so that a fleet with little
-// traffic is not left without. It bounds what the router adds to the load: a
-// failing fleet must not be hit several times as hard.
+// budget is a token bucket that traffic fills: each request earns a part of a token, and a
+// trickle comes with time, so that a quiet fleet is not left without. It bounds the load
+// that the router adds: a failing fleet must not be hit several times as hard.
 type budget struct {
 	thousandths atomic.Int64 // of a token
-	earned      int64        // thousandths a request
-	burst       int64        // thousandths that can be saved up by requests
+	earned      int64        // thousandths per request
+	burst       int64        // most thousandths that requests can save up
 
 	mu      sync.Mutex
 	trickle float64 // tokens a second
 	at      time.Time
 }
 
-// newBudget starts full. ratio is tokens a request, trickle tokens a second.
+// newBudget returns a full budget. ratio is tokens per request, trickle tokens per second.
 func newBudget(ratio float64, burst int, trickle float64) *budget {
 	b := &budget{earned: int64(ratio * 1000), burst: int64(burst) * 1000, trickle: trickle}
 	b.thousandths.Store(b.burst)
 	return b
 }
 
-// earn is a request's part; in the usual case, of a full bucket, it is one load.
+// earn adds a request's part. Mostly the bucket is full, and then it is one load.
 func (b *budget) earn() {
 	if b.thousandths.Load() < b.burst {
 		b.add(b.earned, b.burst)
@@ -43,7 +42,6 @@ func (b *budget) add(n, most int64) {
 	}
 }
 
-// spend takes a token, if there is one.
 func (b *budget) spend(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -51,7 +49,7 @@ func (b *budget) spend(now time.Time) bool {
 		if b.at.IsZero() {
 			b.at = now
 		}
-		// What is less than a thousandth counts the next time.
+		// Less than a thousandth is carried over.
 		if n := int64(now.Sub(b.at).Seconds() * b.trickle * 1000); n > 0 {
 			b.add(n, max(b.burst, 1000))
 			b.at = b.at.Add(time.Duration(float64(n) / (b.trickle * 1000) * float64(time.Second)))
@@ -68,7 +66,7 @@ func (b *budget) spend(now time.Time) bool {
 	}
 }
 
-// affords reports whether the retry budget has another attempt after f, and takes it.
+// affords takes another attempt after f from the retry budget; false if it is used up.
 func (s *Service) affords(f *failure) bool {
 	if !f.budgeted() || s.budget.spend(time.Now()) {
 		return true

@@ -7,30 +7,31 @@ import (
 	"slices"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
+	"github.com/xpyd/xpyd/router/sense"
 )
 
-// answer is what decode said, once nothing more can be repeated: a whole
-// body, or a stream whose first events are here.
+// answer is decode's, once nothing can be repeated any more: a whole body, or a stream whose
+// first events are here.
 type answer struct {
 	status      int
 	contentType string
 	timing      string // decode's Server-Timing
 	body        []byte
-	stream      *events // nil for a whole body
+	events      *events // nil for a whole body
 	first       []byte
-	// merge is where the prompt's usage is found, nil if decode knows it.
-	merge func() (openai.PromptUsage, bool)
-	// passed is another API's answer, as it comes; length is its body's, -1 if
-	// that is not announced.
-	forwarded bool
-	length    int
+	// merge returns the prompt's usage; nil if decode knows it.
+	merge     func() (openai.PromptUsage, bool)
+	forwarded bool // another API's, relayed as it comes
+	length    int  // of a stream's body; -1: not announced
 }
 
-// dispatch has attempts made, each with another pair, until one answers or
-// nothing is left to try.
+// dispatch makes attempts, each with another pair, until one answers or nothing is left to
+// try.
 func (q *request) dispatch(try func(*attempt) (*answer, *failure)) (*answer, *openai.Error) {
 	var exclude, avoid []string
 	prefer := ""
@@ -44,7 +45,7 @@ func (q *request) dispatch(try func(*attempt) (*answer, *failure)) (*answer, *op
 			return nil, oerr
 		}
 		again := slices.Contains(avoid, choice.Prefill.ID) || slices.Contains(avoid, choice.Decode.ID)
-		if again && !q.pause(backoff(n-1)) {
+		if again && closedWithin(backoff(n-1), q.ctx.Done(), nil) {
 			choice.EndPrefill()
 			choice.EndDecode()
 			return nil, contextError(&q.ctx)
@@ -59,10 +60,10 @@ func (q *request) dispatch(try func(*attempt) (*answer, *failure)) (*answer, *op
 		if q.ctx.Err() != nil {
 			return nil, contextError(&q.ctx)
 		}
-		if q.forwarded && f.api != nil { // the client's own, which broke
+		if q.forwarded && f.api != nil { // the client's body broke
 			return nil, f.api
 		}
-		if f.relay != nil { // the client's own fault, in an engine's words
+		if f.relay != nil { // the client's fault, in the engine's words
 			q.firstByte()
 			return f.relay, nil
 		}
@@ -83,43 +84,31 @@ func (q *request) dispatch(try func(*attempt) (*answer, *failure)) (*answer, *op
 		q.s.metrics.retries.WithLabelValues(f.reason).Inc()
 		last = f
 		exclude, avoid = append(exclude, f.exclude...), append(avoid, f.avoid...)
-		if f.holds != "" && f.holds == prefer { // it lost two in a row: perhaps it is the one
+		if f.holds != "" && f.holds == prefer { // it lost two partners in a row: perhaps it is to blame
 			avoid, f.holds = append(avoid, f.holds), ""
 		}
 		prefer = f.holds
 	}
 }
 
-// Back-off, which only an attempt waits for that has to try a worker again:
-// another one may be free now.
+// Back-off. Only an attempt that must use a worker again waits: another one may be free
+// now.
 const (
 	backoffFirst = 10 * time.Millisecond
 	backoffMost  = 500 * time.Millisecond
 )
 
-// backoff is the wait before retry n: it doubles, and half of it is drawn, so
-// that those who failed together do not come back together.
+// backoff is the wait before retry n. It doubles, and half of it is random, so that
+// requests that failed together do not come back together.
 func backoff(n int) time.Duration {
 	d := min(backoffFirst<<min(n-1, 16), backoffMost)
 	return d/2 + rand.N(d/2+1)
 }
 
-// pause waits d, unless the request ends before.
-func (q *request) pause(d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-q.ctx.Done():
-		return false
-	}
-}
-
-// retryPairWait bounds a retry's wait for another pair.
+// retryPairWait is how long a retry waits for another pair.
 const retryPairWait = 500 * time.Millisecond
 
-// choose picks a pair, waiting up to PairWait for one to come.
+// choose picks a pair, waiting up to PairWait for one.
 func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*pick.Choice, uint64, *openai.Error) {
 	s := q.s
 	if q.ctx.Err() != nil {
@@ -130,7 +119,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 	for {
 		changed, probed := s.fleet.Changed(), s.Members.Probed()
 		if q.top.Model == "" {
-			if err := q.named(); err != nil {
+			if err := q.resolveModel(); err != nil {
 				return nil, 0, err
 			}
 			req = q.pickRequest(exclude, avoid, prefer)
@@ -144,11 +133,11 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 			return nil, 0, openai.BadRequest("model", "the model %q does not generate text: its engines have /v1/embeddings and the like", h1.Clip(q.top.Model))
 		}
 		wait := s.gate.get().PairWait
-		if again { // it has a failure to report
+		if again { // there is a failure to report
 			wait = min(wait, retryPairWait)
 		}
 		if !errors.Is(err, pick.ErrNoPair) && len(view.Snapshot.Members) > 0 {
-			wait = 0 // an unknown model will not come
+			wait = 0 // waiting does not make a model known
 		}
 		if len(view.Snapshot.Members) == 0 {
 			err = fmt.Errorf("%w: there are no workers", pick.ErrNoPair)
@@ -161,7 +150,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 			timer := time.NewTimer(wait)
 			defer timer.Stop()
 			timeout = timer.C
-			q.set(statePicking)
+			q.setState(statePicking)
 		}
 		select {
 		case <-changed:
@@ -176,23 +165,31 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 	}
 }
 
-// pickRequest is what a choice of a pair depends on.
+// maxHead is how much of a prompt's beginning counts for consistent hashing.
+const maxHead = 1 << 10
+
+// pickRequest is what the choice of a pair depends on. It keeps in reaches what the index
+// knows, for findPeer.
 func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Request {
 	if !q.forwarded {
 		exclude = append(exclude[:len(exclude):len(exclude)], q.s.Members.Embedders()...)
 	}
 	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
-		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.ex}
-	q.enrich(req)
+		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.explain, Session: q.session,
+		Head: q.top.Prompt[:min(len(q.top.Prompt), maxHead)], Local: q.couldServeAlone}
+	q.reaches = q.reaches[:0]
+	if !q.probe {
+		q.reaches = q.s.Feeds.Warm(&q.ctx, &sense.Prompt{Top: &q.top, Body: q.body}, req, q.reaches)
+	}
 	return req
 }
 
-// reopening returns when a pair may come because a guard of its workers lets
-// somebody in: when that changes, and when its time is over. Both are nil if no
-// guard is why there is no pair.
+// reopening returns two channels that say when a worker's guard may let a pair come: one
+// for a change of the guard, one for the end of its time. Both are nil if no guard is in
+// the way.
 func reopening(err error) (changed <-chan struct{}, due <-chan time.Time) {
-	var shut *pick.Shut
-	if !errors.As(err, &shut) {
+	shut, ok := errors.AsType[*pick.Shut](err)
+	if !ok {
 		return nil, nil
 	}
 	if !shut.Until.IsZero() {
@@ -201,7 +198,7 @@ func reopening(err error) (changed <-chan struct{}, due <-chan time.Time) {
 	return shut.Changed, due
 }
 
-// output estimates how many tokens may be generated.
+// output estimates how many tokens will be generated.
 func (q *request) output() int {
 	n := q.top.MaxTokens
 	if n == 0 {
@@ -212,10 +209,71 @@ func (q *request) output() int {
 	return n * q.top.N
 }
 
-// firstByte notes the time of the answer's first byte.
 func (q *request) firstByte() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.first = time.Now()
 	q.state, q.since = stateRelay, q.first
+}
+
+// couldServeAlone reports whether decode of a dialect could serve the whole request though
+// it can be split.
+func (q *request) couldServeAlone(name string) bool {
+	d := dialect.For(name)
+	return d != nil && !q.probe && (d.Typed || d.Falls) && d.Cannot(&q.top) == ""
+}
+
+// learned tells the picker how long the first byte took.
+func (q *request) learned(ans *answer) {
+	n := len(q.attempts)
+	if n == 0 || q.probe || q.first.IsZero() || ans == nil || ans.status != 200 {
+		return
+	}
+	a := q.attempts[n-1]
+	var prefill time.Duration
+	if p := a.p.record(); p.State == legDone && p.Since.Before(q.first) {
+		prefill = p.Since.Sub(a.start)
+	}
+	if a.choice.Local != "" {
+		q.s.metrics.local.WithLabelValues(a.choice.Local).Inc()
+	}
+	if q.s.Hedge.Enabled {
+		q.s.hedges.first.add(q.first.Sub(q.dispatched))
+	}
+	a.choice.Answered(prefill, q.first.Sub(a.start))
+}
+
+// findPeer returns the worker outside the pair that has kv_events.peer_tokens more of the
+// prompt than either of the two; of several, the one whose hit is worth most, since slow
+// tiers deliver late. Nil if there is none to fetch from.
+func (a *attempt) findPeer() *dialect.Peer {
+	q := a.q
+	if len(q.reaches) == 0 || a.d.inst.Dialect != sense.NativeDialect {
+		return nil
+	}
+	own := 0
+	for _, h := range q.reaches {
+		if h.ID == a.p.inst.ID || h.ID == a.d.inst.ID {
+			own = max(own, h.Tokens)
+		}
+	}
+	var best *dialect.Peer
+	worth := 0.0
+	now := q.s.fleet.Snapshot()
+	for _, h := range q.reaches {
+		if h.Tokens < own+q.s.PeerTokens || best != nil && h.Worth <= worth {
+			continue
+		}
+		if m := now.Get(h.ID); m != nil && m.Epoch == h.Epoch && gives(m, a.d.inst) {
+			worth = h.Worth
+			best = &dialect.Peer{Instance: &m.Instance, Tokens: h.Tokens}
+		}
+	}
+	return best
+}
+
+// gives reports whether m's blocks fit the worker to.
+func gives(m *fleet.Member, to *fleet.Instance) bool {
+	return m.Serves() && m.Dialect == sense.NativeDialect && m.KVAddr != "" && m.URL != "" && m.ModelFingerprint == to.ModelFingerprint &&
+		m.TokenizerFingerprint == to.TokenizerFingerprint && m.Numerics == to.Numerics
 }

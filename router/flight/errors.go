@@ -2,17 +2,18 @@ package flight
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
-	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// Causes of a request's or a leg's end.
+// Why a request or a leg ends.
 var (
 	errClientGone = errors.New("the client left")
 	errDeadline   = errors.New("the request's deadline passed")
@@ -24,42 +25,38 @@ var (
 // statusClientGone is nginx's 499: logged, never sent.
 const statusClientGone = 499
 
-// failure is how one attempt ended without an answer.
+// failure is how an attempt ended without an answer.
 type failure struct {
-	role    fleet.Role     // the leg that failed first
-	id      string         // its worker
+	by      *leg           // which failed first
 	outcome ticket.Outcome // Dead for a broken connection
-	reason  string         // for retries' metric: a closed set
+	reason  string         // label of the retry metric; see retryReasons
 	err     error
-	status  int // that an engine answered instead, if that is it
+	status  int // that an engine answered instead, if it did
 	retry   bool
 	exclude []string // ids that must not be tried again
 	avoid   []string // ids to try again only when no others are left
-	holds   string   // a decode that keeps what has arrived of the prompt, and is not at fault
-	relay   *answer  // what an engine has to say to the client: it is the client's fault, or see lastResort
+	holds   string   // a decode worker that keeps what has arrived of the prompt, and is not at fault
+	relay   *answer  // the engine's own words for the client, who is at fault; or see lastResort
 	api     *openai.Error
 }
 
 func (f *failure) Error() string {
-	return fmt.Sprintf("%s worker %s: %v", f.role, f.id, f.err)
+	return fmt.Sprintf("%s worker %s: %v", f.by.role, f.by.inst.ID, f.err)
 }
 
-// cause is the error below the failure.
-func (f *failure) cause() error { return f.err }
-
-// lastResort reports whether the failure is an engine's 5xx that the client gets
-// unless a second attempt does better.
+// lastResort reports whether the failure is an engine's 5xx that the client gets unless
+// the hedged attempt does better.
 func (f *failure) lastResort() bool { return f.relay != nil && f.relay.status >= 500 }
 
-// hearsay reports whether the failure is a worker's report that its partner is
-// gone: the partner's own leg knows better.
+// hearsay reports whether the failure is one worker's report that its partner is gone: the
+// partner's own leg knows better.
 func (f *failure) hearsay() bool {
 	return f.reason == reasonOutcome+string(ticket.Cancelled) || f.reason == reasonOutcome+string(ticket.Dead)
 }
 
-// budgeted reports whether another attempt counts against the retry budget, which
-// keeps overload from feeding itself. What a lost worker had in flight does
-// not: it is repeated wherever another pair lives, and bounded by itself.
+// budgeted reports whether another attempt counts against the retry budget, which keeps
+// overload from feeding itself. What a lost worker had in flight does not: it is bounded by
+// itself, and is repeated wherever another pair lives.
 func (f *failure) budgeted() bool {
 	return f.outcome != ticket.Dead && f.outcome != ticket.Cancelled
 }
@@ -81,7 +78,7 @@ var retryReasons = []string{
 	reasonOutcome + string(ticket.Incompatible), reasonOutcome + string(ticket.Corrupt), reasonOutcome + string(ticket.Cancelled),
 }
 
-// httpError is the answer for a request whose attempts all failed.
+// httpError is the answer when all attempts have failed.
 func (f *failure) httpError() *openai.Error {
 	switch {
 	case f.api != nil:
@@ -94,7 +91,7 @@ func (f *failure) httpError() *openai.Error {
 	return openai.Upstream("%s", f.Error())
 }
 
-// tooLarge tells the client which of its fields make an answer that large.
+// tooLarge tells the client which field makes its answer too large.
 func tooLarge(e *h1.LargeError, top *openai.Top) *openai.Error {
 	field := largest(top)
 	if top.Stream {
@@ -103,11 +100,11 @@ func tooLarge(e *h1.LargeError, top *openai.Top) *openai.Error {
 	return openai.AnswerTooLarge(field, "%v: lower %s, or ask for a stream", e, field)
 }
 
-// errLargeAnswer is an answer that is not even asked for.
+// errLargeAnswer refuses a request before it is sent.
 var errLargeAnswer = errors.New("its answer would be too large")
 
-// largest is the field that does most to make an answer large, as far as can be
-// told without a tokenizer.
+// largest is the field that most enlarges the answer, as far as can be told without a
+// tokenizer.
 func largest(top *openai.Top) string {
 	switch {
 	case top.PromptLogprobs:
@@ -122,7 +119,7 @@ func largest(top *openai.Top) string {
 	return "max_tokens"
 }
 
-// contextError is the answer for a request whose context ended.
+// contextError is the answer to a request that was ended.
 func contextError(ctx context.Context) *openai.Error {
 	switch cause := context.Cause(ctx); {
 	case errors.Is(cause, errClientGone) || errors.Is(cause, errStalled):
@@ -134,10 +131,35 @@ func contextError(ctx context.Context) *openai.Error {
 	}
 }
 
-// pickError is the answer when no pair can be chosen.
 func pickError(err error, model string) *openai.Error {
 	if errors.Is(err, pick.ErrNoModel) {
 		return openai.ModelNotFound(model)
 	}
 	return openai.Unavailable("%v", err)
 }
+
+// Headers of the public listener, besides the dialect's.
+const (
+	headerDecode   = "x-xpyd-decode"
+	headerFallback = "x-xpyd-fallback" // why decode served a request alone
+	headerLocal    = "x-xpyd-local"    // why decode served it alone though it could be split
+	headerExplain  = "x-xpyd-explain"
+	headerTimeout  = "x-request-timeout-ms"
+)
+
+func errorMessage(body []byte) string {
+	var b struct {
+		Error struct {
+			Message string `json:"message"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(body, &b) == nil && b.Error.Message != "" {
+		return h1.Clip(b.Error.Message)
+	}
+	return h1.Clip(string(body))
+}
+
+func isEventStream(contentType string) bool {
+	return strings.HasPrefix(contentType, "text/event-stream")
+}
+func isJSON(contentType string) bool { return strings.HasPrefix(contentType, "application/json") }

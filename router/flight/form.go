@@ -9,25 +9,24 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// form reads a multipart form that passes by: who the model is, and what the
-// engine would fetch. A form that engines may read in another way is refused.
+// form reads a multipart form as it passes: which model it names, and what the engine would
+// fetch. A form that engines may read differently is refused.
 type form struct {
 	model  string
-	named  bool    // a part was called so
-	twice  bool    // a second one was, or one is not model, if that was set, or it cannot be said how one is called
-	broken string  // what is wrong with it, "" if nothing is
-	fetch  []field // what may be addresses; whoever has looked at them empties it
+	named  bool    // there was a part called model
+	twice  bool    // there was another one, or another name than model's, or a part's name is unclear
+	broken string  // what is wrong with the form; "": nothing
+	fetch  []field // possible addresses; whoever has checked them empties it
 
-	delim []byte // with which the lines between parts begin
-	line  []byte // the present one, cut to maxToken
-	value []byte // of the part, cut to maxToken
+	delim []byte // begins the lines between parts
+	line  []byte // the current one, cut to maxToken
+	value []byte // the part's, cut to maxToken
 	at    formState
-	meant bool   // the part's head calls it model
-	name  string // what its head calls it last
-	words bool   // it is text, whatever it looks like
+	meant bool   // the part's head named it model
+	name  string // its last name in the head
+	words bool   // it is never an address, whatever it looks like
 }
 
-// field is a part of a form that is a client's words.
 type field struct{ name, value string }
 
 type formState uint8
@@ -38,7 +37,7 @@ const (
 	formValue
 )
 
-// newForm returns nil for a body that is no form.
+// newForm returns nil if the body is no form.
 func newForm(contentType string) *form {
 	kind, params, err := mime.ParseMediaType(contentType)
 	if err != nil || kind != "multipart/form-data" {
@@ -51,12 +50,11 @@ func newForm(contentType string) *form {
 	return f
 }
 
-// mayBeForm reports whether an engine may take for a form what newForm does not.
+// mayBeForm reports whether an engine may read as a form what newForm does not.
 func mayBeForm(contentType string) bool {
 	return strings.Contains(strings.ToLower(contentType), "form")
 }
 
-// read takes the next bytes of the body.
 func (f *form) read(p []byte) {
 	for len(p) > 0 {
 		i := bytes.IndexByte(p, '\n')
@@ -66,19 +64,19 @@ func (f *form) read(p []byte) {
 		}
 		f.line = append(f.line, p[:min(i+1, maxToken-len(f.line))]...)
 		p = p[i+1:]
-		if f.has(whole); whole {
+		if f.lineIs(whole); whole {
 			f.line = f.line[:0]
 		}
 	}
 }
 
-// has looks at the line, of which more may come if it is not whole.
-func (f *form) has(whole bool) {
+// lineIs handles the line; more of it may come if it is not whole.
+func (f *form) lineIs(whole bool) {
 	if bytes.HasPrefix(f.line, f.delim) {
 		if f.at == formValue {
 			f.found(string(bytes.TrimRight(f.value, "\r\n")))
 		}
-		f.meant = f.meant && f.at == formHead // there it may as well be a field's name
+		f.meant = f.meant && f.at == formHead // in a head this line may be a header
 		f.at, f.name, f.words = formHead, "", false
 		return
 	}
@@ -87,14 +85,13 @@ func (f *form) has(whole bool) {
 	case f.at == formValue:
 		f.value = append(f.value, f.line[:min(len(f.line), maxToken-len(f.value))]...)
 	case f.at == formHead:
-		if !bytes.HasSuffix(f.line, []byte("\r\n")) && f.broken == "" { // for others the head goes on
+		if !bytes.HasSuffix(f.line, []byte("\r\n")) && f.broken == "" { // other parsers may not end it here
 			f.broken = "a part's header line is too long, or does not end with CR LF"
 		}
 		f.header(bytes.TrimRight(f.line, "\r\n"))
 	}
 }
 
-// header takes a line of a part's head.
 func (f *form) header(line []byte) {
 	if len(line) == 0 {
 		f.at, f.value = formValue, f.value[:0]
@@ -107,7 +104,7 @@ func (f *form) header(line []byte) {
 	switch name = bytes.TrimSpace(name); {
 	case bytes.EqualFold(name, []byte("Content-Disposition")):
 		_, params, err := mime.ParseMediaType(string(value))
-		f.twice = f.twice || err != nil // engines may read it in another way
+		f.twice = f.twice || err != nil // engines may read it differently
 		f.meant = f.meant || params["name"] == "model"
 		f.words = f.name == "" && isWords(params["name"]) && !bytes.Contains(value, []byte("*"))
 		f.name = params["name"]
@@ -120,8 +117,8 @@ func (f *form) header(line []byte) {
 	}
 }
 
-// found takes a part's value, or the beginning of a long one. Files are looked at
-// as all others: what is one is for the engine to say.
+// found handles a part's value, or the beginning of a long one. Files are no exception:
+// only the engine decides what is one.
 func (f *form) found(value string) {
 	if f.meant {
 		f.twice = f.twice || f.model != "" && f.model != value
@@ -132,7 +129,7 @@ func (f *form) found(value string) {
 	}
 }
 
-// isWords reports whether a field of that name is text that engines never fetch.
+// isWords reports whether engines never fetch what a field of that name holds.
 func isWords(name string) bool {
 	return name == "prompt" || name == "negative_prompt" || name == "user"
 }
@@ -144,7 +141,7 @@ func namesURL(name string) bool {
 	return name == "url" || strings.HasSuffix(name, "_url")
 }
 
-// isAddress reports whether text begins as an address does, with a scheme and a slash.
+// isAddress reports whether text begins like an address, with a scheme and a slash.
 func isAddress(text string) bool {
 	text = strings.TrimLeftFunc(text, func(r rune) bool { return r <= ' ' })
 	scheme, rest, ok := strings.Cut(text, ":")
@@ -159,7 +156,7 @@ func isAddress(text string) bool {
 	return true
 }
 
-// refusal says what a client may not send, as far as it has been read.
+// refusal refuses what a client may not send, as far as it has been read.
 func (f *form) refusal(h hosts) *openai.Error {
 	fetch := f.fetch
 	f.fetch = fetch[:0]

@@ -9,7 +9,6 @@ import (
 
 	"github.com/valyala/fasthttp"
 
-	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
@@ -17,10 +16,9 @@ import (
 	"github.com/xpyd/xpyd/router/limit"
 )
 
-// ForwardedPaths are what one engine answers by itself: the rest of the OpenAI
-// API that engines have, and what vLLM and SGLang add to it. What names a thing
-// that only one engine knows, such as GET /v1/responses/ID or a file, is not
-// among them.
+// ForwardedPaths are the paths that one engine answers by itself: the rest of the OpenAI
+// API that engines have, and what vLLM and SGLang add. Paths that name what only one engine
+// knows, such as GET /v1/responses/ID or a file, are not among them.
 var ForwardedPaths = []string{
 	"/v1/embeddings", "/v1/responses", "/v1/moderations",
 	"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
@@ -29,8 +27,8 @@ var ForwardedPaths = []string{
 	"/v1/classify", "/classify", "/pooling", "/v1/messages",
 }
 
-// forwardHead is how much of a body is read before an engine is chosen: a body
-// that ends within can be sent again, and the model has to be named within.
+// forwardHead is how much of a body is read before an engine is chosen. A body that ends
+// within it can be sent again; the model must be named within it.
 const forwardHead = 256 << 10
 
 // upload is a request's body on its way to an engine.
@@ -38,12 +36,12 @@ type upload struct {
 	h1.Upload
 	kind  string // content type
 	form  *form  // nil for other bodies
-	skim  skim   // of other bodies: whatever they are called, engines may read JSON
+	skim  skim   // of other bodies: engines may read them as JSON, whatever their type
 	hosts hosts  // from where engines may fetch
 }
 
-// rest is what comes behind an upload's head, at most left bytes: more is an
-// error, as is what a client may not send.
+// rest is what follows an upload's head, at most left bytes. More is an error, and so is
+// what a client may not send.
 type rest struct {
 	up   *upload
 	from io.Reader
@@ -85,8 +83,8 @@ func (u *upload) look(p []byte) *openai.Error {
 	return u.hosts.check("messages", urls...)
 }
 
-// demote writes the best priority that may be asked for over better ones in p, as
-// long as they were: the body's length may have been told.
+// demote overwrites better priorities in p with the best that may be asked for, at the same
+// length, as the body's may have been announced.
 func (u *upload) demote(p []byte) {
 	for _, at := range u.skim.better {
 		for i := at.from; i < at.to; i++ {
@@ -104,9 +102,8 @@ func twice() *openai.Error {
 
 // Forward serves what one engine answers by itself.
 func (s *Service) Forward(ctx *fasthttp.RequestCtx, id string) {
-	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()))
+	q := s.clientRequest(ctx, id)
 	q.forwarded = true
-	q.watch(ctx.Conn())
 	up, err := q.receive(ctx)
 	var ans *answer
 	if err == nil {
@@ -115,16 +112,12 @@ func (s *Service) Forward(ctx *fasthttp.RequestCtx, id string) {
 	if err == nil {
 		ans, err = q.dispatch(func(a *attempt) (*answer, *failure) { return a.forward(ctx, up) })
 	}
-	if err != nil {
-		q.refuse(ctx, err)
-		return
-	}
-	q.reply(ctx, ans)
+	q.reply(ctx, ans, err)
 }
 
-// receive reads the beginning of the body, and the model's name in it.
+// receive reads the body's head, and the model's name in it.
 func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
-	if err := q.opened(ctx); err != nil {
+	if err := q.readHeader(ctx); err != nil {
 		return nil, err
 	}
 	s, c, h := q.s, h1.ConnOf(ctx.Conn()), &ctx.Request.Header
@@ -150,11 +143,11 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	} else {
 		up.Rest = &rest{up, c.Body(), s.MaxBodyBytes - len(up.Head)}
 	}
-	if t := tenantOf(ctx); t != nil {
-		up.skim.best = t.key.Class()
+	if q.tenant != nil {
+		up.skim.best = q.tenant.key.Class()
 	}
 	if up.form = newForm(up.kind); up.form == nil && mayBeForm(up.kind) {
-		up.kind = "application/json" // as it is looked at here
+		up.kind = "application/json" // that is how it is checked
 	}
 	if err := up.look(up.Head); err != nil {
 		return nil, err
@@ -163,7 +156,7 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	if up.form != nil {
 		model = &up.form.model
 	}
-	// The length stands for the work that the engine is given.
+	// The length stands for the engine's work.
 	q.top = openai.Top{Model: *model, N: 1, Prompts: 1, Prompt: up.Head}
 	num := up.skim.num
 	for _, name := range []string{"max_tokens", "max_completion_tokens", "max_output_tokens"} {
@@ -172,42 +165,41 @@ func (q *request) receive(ctx *fasthttp.RequestCtx) (*upload, *openai.Error) {
 	if n, ok := num["priority"]; ok {
 		q.top.Priority, q.top.HasPriority = int64(max(min(n, 1), -1)), true
 	}
-	q.tenant = tenantOf(ctx)
-	if err := q.named(); err != nil {
+	if err := q.resolveModel(); err != nil {
 		return nil, err
 	}
-	if q.top.Model == "" && up.Rest != nil { // nothing is served now, and a name may be in the rest
+	if q.top.Model == "" && up.Rest != nil { // nothing is served now, and the rest may have a name
 		return nil, openai.BadRequest("model", "model is required, within the first %d bytes", forwardHead)
 	}
-	*model = q.top.Model // which may be the only one that is served: what comes later is held against it
+	*model = q.top.Model // it may be the only one served: later names must equal it
 	return up, nil
 }
 
+// linked refuses a field that links legs.
 func linked(field string) *openai.Error {
 	return openai.BadRequest(field, "%s links prefill and decode inside the fleet; a client may not set it", field)
 }
 
-// unread is what a client is told whose body could not be read.
+// unread is the answer to a client whose body could not be read.
 func (q *request) unread(err error) *openai.Error {
-	if said := (*openai.Error)(nil); errors.As(err, &said) {
+	if said, ok := errors.AsType[*openai.Error](err); ok {
 		return said
 	}
-	var timeout interface{ Timeout() bool }
-	if q.ctx.Err() != nil && !errors.Is(err, fasthttp.ErrBodyTooLarge) && !(errors.As(err, &timeout) && timeout.Timeout()) {
+	if q.ctx.Err() != nil && !errors.Is(err, fasthttp.ErrBodyTooLarge) && !h1.TimedOut(err) {
 		return contextError(&q.ctx)
 	}
 	return q.s.Refusal(err)
 }
 
-// forward sends the body to decode, or the engine that is both, and reads the
+// forward sends the body to decode, or to the engine that does both phases, and reads the
 // answer's header.
 func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure) {
 	close(a.pDone)
 	defer close(a.dDone)
 	a.alone, a.falls = true, ""
-	a.p.set(legUnused)
+	a.p.setState(legUnused)
 	a.choice.EndPrefill()
-	a.open()
+	a.register()
 	h := a.q.s.Client.Header()
 	defer a.q.s.Client.Recycle(h)
 	h.SetMethod(fasthttp.MethodPost)
@@ -228,30 +220,29 @@ func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failu
 	b, err := a.q.s.send(a.d, h, nil, &up.Upload)
 	if err != nil {
 		a.d.fail()
-		if up.Broken != nil { // the client's doing, not the engine's
-			return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, err: up.Broken, api: a.q.unread(up.Broken)}
+		if up.Broken != nil { // the client's fault, not the engine's
+			return nil, &failure{by: a.d, err: up.Broken, api: a.q.unread(up.Broken)}
 		}
 		f := a.broken(a.d, err)
 		f.retry = f.retry && up.Rest == nil
 		return nil, f
 	}
 	status := b.Header.StatusCode()
-	a.faultOf(a.d, status)
+	a.countStatus(a.d, status)
 	if (status == 429 || status == 503) && up.Rest == nil {
 		text, err := b.All(a.q.s.MaxResponseBytes)
 		if err != nil {
-			b.Abort()
 			return nil, a.broken(a.d, err)
 		}
 		b.Finish()
-		return nil, &failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.NoSpace, reason: reasonStatus, retry: true,
+		return nil, &failure{by: a.d, outcome: ticket.NoSpace, reason: reasonStatus, retry: true,
 			avoid: []string{a.d.inst.ID}, err: fmt.Errorf("status %d: %s", status, errorMessage(text))}
 	}
 	a.commit()
-	a.d.set(legAnswer)
+	a.d.setState(legAnswer)
 	a.q.firstByte()
 	ans := &answer{status: status, contentType: string(b.Header.ContentType()), forwarded: true, length: b.Length()}
-	ans.stream = &events{body: b, raw: !isEventStream(ans.contentType)}
+	ans.events = &events{body: b, raw: !isEventStream(ans.contentType)}
 	if isJSON(ans.contentType) {
 		a.q.skims()
 	}

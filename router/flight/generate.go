@@ -16,29 +16,28 @@ import (
 
 // Generate serves completions and chat.
 func (s *Service) Generate(ctx *fasthttp.RequestCtx, id string) {
-	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()))
-	q.watch(ctx.Conn())
-	ans, err := q.serve(ctx)
-	if err != nil {
-		q.refuse(ctx, err)
-		return
-	}
-	q.reply(ctx, ans)
+	q := s.clientRequest(ctx, id)
+	ans, err := q.generate(ctx)
+	q.reply(ctx, ans, err)
 }
 
-// refuse answers with an error, and ends the request.
 func (q *request) refuse(ctx *fasthttp.RequestCtx, err *openai.Error) {
 	h1.WriteError(ctx, err)
 	q.describe(ctx, "")
 	q.finish(err.Status, err.Message)
 }
 
-// reply answers. A whole answer ends the request; a stream does when it ends.
-func (q *request) reply(ctx *fasthttp.RequestCtx, ans *answer) {
+// reply answers, with an error if there is one. A whole answer ends the request; a stream
+// ends it when it is over.
+func (q *request) reply(ctx *fasthttp.RequestCtx, ans *answer, err *openai.Error) {
+	if err != nil {
+		q.refuse(ctx, err)
+		return
+	}
 	ctx.SetStatusCode(ans.status)
 	ctx.SetContentType(ans.contentType)
 	q.describe(ctx, ans.timing)
-	if ans.stream == nil {
+	if ans.events == nil {
 		if s := h1.RetryAfter(ans.status); s > 0 {
 			ctx.Response.Header.Set("Retry-After", strconv.Itoa(s))
 		}
@@ -47,29 +46,24 @@ func (q *request) reply(ctx *fasthttp.RequestCtx, ans *answer) {
 		q.finish(ans.status, "")
 		return
 	}
-	if !ans.stream.raw {
+	if !ans.events.raw {
 		ctx.Response.Header.Set("Cache-Control", "no-cache")
 		ctx.Response.Header.Set("X-Accel-Buffering", "no")
 	}
 	q.slim()
-	length := -1
-	if ans.forwarded {
-		length = ans.length
-	}
-	h1.ConnOf(ctx.Conn()).Stream(length, &stream{q: q, events: ans.stream, body: ans.stream.body, first: ans.first, merge: ans.merge,
-		status: ans.status, forwarded: ans.forwarded, pace: q.pacer(ans)})
+	h1.ConnOf(ctx.Conn()).Stream(ans.length, &stream{q: q, answer: ans, pace: q.pacer(ans)})
 }
 
-// serve takes the request through scan, admission and dispatch.
-func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
-	if err := q.read(ctx); err != nil {
+// generate takes the request through scan, admission and dispatch.
+func (q *request) generate(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
+	if err := q.readBody(ctx); err != nil {
 		return nil, err
 	}
 	if err := q.admit(ctx, &q.top); err != nil {
 		return nil, err
 	}
 	ans, err := q.dispatch(q.hedged)
-	if ans != nil && ans.stream == nil {
+	if ans != nil && ans.events == nil {
 		q.usage.tally(ans.body, 0)
 	}
 	q.learned(ans)
@@ -79,50 +73,47 @@ func (q *request) serve(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	return ans, err
 }
 
-// opened reads what the header says, and starts the clock.
-func (q *request) opened(ctx *fasthttp.RequestCtx) *openai.Error {
+// readHeader reads what the header says and starts the clock.
+func (q *request) readHeader(ctx *fasthttp.RequestCtx) *openai.Error {
 	s, h := q.s, &ctx.Request.Header
 	if enc := h.ContentEncoding(); len(enc) > 0 && string(enc) != "identity" {
-		e := openai.BadRequest("", "the content encoding %q is not supported", h1.Clip(string(enc)))
-		e.Status, e.Code = 415, "unsupported_encoding"
-		return e
+		return openai.BadRequest("", "the content encoding %q is not supported", h1.Clip(string(enc))).WithStatus(415, "unsupported_encoding")
 	}
 	life, err := lifetime(h.Peek(headerTimeout), s.gate.get().RequestTimeout)
 	if err != nil {
 		return err
 	}
 	q.deadline(life)
-	q.ex = string(h.Peek(headerExplain)) == "1"
+	q.explain = string(h.Peek(headerExplain)) == "1"
 	q.session = string(h.Peek(s.SessionHeader))
 	q.traced(string(h.Peek("traceparent")), string(h.Peek("tracestate")))
 	return nil
 }
 
-// read checks what the router itself decides, and takes what it needs.
-func (q *request) read(ctx *fasthttp.RequestCtx) *openai.Error {
-	err := q.opened(ctx)
+// readBody scans the body and checks what the router itself decides.
+func (q *request) readBody(ctx *fasthttp.RequestCtx) *openai.Error {
+	err := q.readHeader(ctx)
 	if err != nil {
 		return err
 	}
 	q.body = ctx.PostBody()
-	if q.top, err = openai.Scan(q.body, openai.Limits{}); err != nil {
+	if q.top, err = openai.Scan(q.body); err != nil {
 		return err
 	}
 	switch {
 	case q.top.Link != "":
 		return linked(q.top.Link)
 	case q.top.Messages != (q.path == "/v1/chat/completions") && q.top.Prompt != nil:
-		return openai.BadRequest(wanted(q.path), "%s is required here", wanted(q.path))
+		return openai.BadRequest(promptField(q.path), "%s is required here", promptField(q.path))
 	case q.top.Prompt == nil:
-		return openai.BadRequest(wanted(q.path), "%s is required", wanted(q.path))
+		return openai.BadRequest(promptField(q.path), "%s is required", promptField(q.path))
 	}
-	q.tenant = tenantOf(ctx)
-	return q.named()
+	return q.resolveModel()
 }
 
-// named settles which model is meant: without a name the only one that is
-// served. While none is, it stays open, and the choice of a pair asks again.
-func (q *request) named() *openai.Error {
+// resolveModel settles which model is meant: without a name, the only one that is served.
+// While none is served it stays open, and choose asks again.
+func (q *request) resolveModel() *openai.Error {
 	if q.top.Model == "" {
 		models := q.s.servedTo(q.tenant)
 		switch {
@@ -134,21 +125,21 @@ func (q *request) named() *openai.Error {
 			q.top.Model = models[0].ID
 		}
 	}
-	q.shown(h1.Clip(q.top.Model), q.top.Stream)
+	q.setModel(h1.Clip(q.top.Model), q.top.Stream)
 	if !q.forwarded {
 		q.chain = pick.NewChain(q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
 	}
 	return nil
 }
 
-func wanted(path string) string {
+func promptField(path string) string {
 	if path == "/v1/chat/completions" {
 		return "messages"
 	}
 	return "prompt"
 }
 
-// lifetime is the configured one, or what the client's header shortens it to.
+// lifetime is the configured timeout, or the shorter one of the client's header.
 func lifetime(header []byte, most time.Duration) (time.Duration, *openai.Error) {
 	if len(header) == 0 {
 		return most, nil
@@ -172,8 +163,8 @@ func appendMS(b []byte, d time.Duration) []byte {
 
 const maxExplain = 8 << 10
 
-// describe sets the headers that say what happened: the pair, the timings and,
-// if asked for, the choice.
+// describe sets the headers that say what happened: the pair, the timings and, if asked
+// for, why it was chosen.
 func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
 	h := &ctx.Response.Header
 	if len(q.attempts) == 0 {
@@ -192,16 +183,16 @@ func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
 	h.Set(headerDecode, a.d.inst.ID)
 	var space [128]byte
 	line := appendMS(append(space[:0], "queue;dur="...), q.dispatched.Sub(q.start))
-	if timing != "" && len(timing) < 1024 { // decode's prefill and kv
+	if timing != "" && len(timing) < 1024 { // decode's own: prefill and kv
 		line = append(append(line, ", "...), timing...)
-	} else if begun, ended := a.p.times(); !begun.IsZero() && !ended.IsZero() { // a foreign engine's, as seen from here
-		line = appendMS(append(line, ", prefill;dur="...), ended.Sub(begun))
+	} else if p := a.p.record(); !p.begun.IsZero() && !p.ended.IsZero() { // a foreign engine's, as seen from here
+		line = appendMS(append(line, ", prefill;dur="...), p.ended.Sub(p.begun))
 	}
 	if !q.first.IsZero() {
 		line = appendMS(append(line, ", ttft;dur="...), q.first.Sub(q.start))
 	}
 	h.SetBytesV("Server-Timing", line)
-	if !q.ex {
+	if !q.explain {
 		return
 	}
 	type shown struct {

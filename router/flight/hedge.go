@@ -13,23 +13,23 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 )
 
-// Hedge configures second requests: when a pair has not begun to answer after a
-// delay, another pair gets the request too, under a link of its own, and the
-// first to begin answers. The loser is cancelled. Nothing is ever mixed from
-// both, so the two need not give the same tokens.
+// Hedge configures second requests: when a pair has not begun to answer after a delay,
+// another pair gets the request too, under a link of its own, and the first to begin
+// answers. The loser is cancelled. The two are never mixed, so they need not give the same
+// tokens.
 type Hedge struct {
 	Enabled bool `key:"enabled"`
-	// Delay is when the second pair is asked; 0: when 95 % of the latest
-	// requests had begun to answer.
+	// Delay is how long to wait for the first pair; 0: until 95 % of the latest requests
+	// had begun to answer.
 	Delay time.Duration `key:"delay"`
-	// Ratio is how many second requests each request earns for all, and Burst
-	// how many can be saved up.
+	// Ratio is how many second requests each request earns, and Burst how many can be saved
+	// up.
 	Ratio float64 `key:"ratio"`
 	Burst int     `key:"burst"`
 }
 
-// DefaultHedge is off: a second request costs a whole prefill, which only a
-// fleet with room to spare should pay for its slowest requests.
+// DefaultHedge is off: a second request costs a whole prefill, so only a fleet with room to
+// spare should use it.
 func DefaultHedge() Hedge { return Hedge{Ratio: 0.05, Burst: 16} }
 
 // Validate returns a *config.KeyError.
@@ -42,11 +42,10 @@ const (
 	hedgeWon      = "won"
 	hedgeLost     = "lost"
 	hedgeFailed   = "failed"
-	hedgeNoBudget = "no_budget" // it was not sent: too many were
-	hedgeNoPair   = "no_pair"   // nor this: no other pair is free of both first workers
+	hedgeNoBudget = "no_budget" // not sent: too many were
+	hedgeNoPair   = "no_pair"   // not sent: no other pair is without the first pair's workers
 )
 
-// hedger is the hedging of one router.
 type hedger struct {
 	budget *budget
 	first  quantile
@@ -54,15 +53,15 @@ type hedger struct {
 }
 
 func newHedger(c Hedge) *hedger {
-	h := &hedger{budget: newBudget(c.Ratio, c.Burst, 0), count: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_hedges_total",
-		Help: "Requests that a second pair was asked for because the first was slow to begin, by what became of that: of those that won, the first pair was slower by more than it cost."}, []string{"result"})}
+	h := &hedger{budget: newBudget(c.Ratio, c.Burst, 0), count: counters("xpyd_router_hedges_total",
+		"Requests that a second pair was asked for because the first was slow to begin, by what became of that: of those that won, the first pair was slower by more than it cost.", "result")}
 	for _, result := range []string{hedgeWon, hedgeLost, hedgeFailed, hedgeNoBudget, hedgeNoPair} {
 		h.count.WithLabelValues(result)
 	}
 	return h
 }
 
-// errLost is why the legs of an attempt end when another was first.
+// errLost ends the legs of an attempt when the other one answered first.
 var errLost = errors.New("another pair answered first")
 
 // hedge is two attempts at one request, of which one may answer.
@@ -72,15 +71,15 @@ type hedge struct {
 
 	mu  sync.Mutex
 	won *attempt
-	two *attempt // nil until it is sent
+	two *attempt // the second; nil until it is sent
 
-	done chan struct{} // nothing more comes of the second
-	ans  *answer       // its own, as run returns them
+	done chan struct{} // closed when the second is over
+	ans  *answer       // the second's, as generate returned it
 	f    *failure
 }
 
-// hedged makes the attempt, with a second one beside it if that is configured, the
-// dialect's legs are cheap to cancel, and the first is slow.
+// hedged makes the attempt, with a second one beside it if hedging is on, the dialect's
+// legs are cheap to cancel, and the first is slow.
 func (q *request) hedged(a *attempt) (*answer, *failure) {
 	c := &q.s.Hedge
 	if !c.Enabled || q.probe || a.rules == nil || !a.rules.Hedges {
@@ -103,31 +102,30 @@ func (q *request) hedged(a *attempt) (*answer, *failure) {
 	ans, f := a.generate()
 	if f == nil && h.win(a) {
 		h.endLoser(a)
-	} else if f == nil { // it is not one that commits
-		ans, f = nil, &failure{role: a.d.role, id: a.d.inst.ID, err: errLost}
+	} else if f == nil { // it does not commit by itself
+		ans, f = nil, &failure{by: a.d, err: errLost}
 	}
 	if timer.Stop() {
 		return ans, f
 	}
-	if f != nil && !f.retry && !f.lastResort() && h.win(a) { // final, but not for who won already
+	if f != nil && !f.retry && !f.lastResort() && h.win(a) { // final, unless the other has won
 		h.endLoser(a)
 	}
 	<-h.done
 	switch two := h.two; {
 	case two == nil:
 	case f == nil || h.won == a:
-		q.last(a)
-	case h.won == two, h.f.lastResort() && f.retry: // as if it were the retry
+		q.moveLast(a)
+	case h.won == two, h.f.lastResort() && f.retry: // the second counts as the retry
 		a.close()
 		return h.ans, h.f
 	default: // both failed
 		f.exclude, f.avoid = append(f.exclude, h.f.exclude...), append(f.avoid, h.f.avoid...)
-		q.last(a)
+		q.moveLast(a)
 	}
 	return ans, f
 }
 
-// second asks another pair.
 func (h *hedge) second() {
 	defer close(h.done)
 	q := h.q
@@ -156,7 +154,7 @@ func (h *hedge) second() {
 	}
 	ans, f := a.generate()
 	if f == nil && !h.win(a) {
-		f = &failure{role: a.d.role, id: a.d.inst.ID, err: errLost}
+		f = &failure{by: a.d, err: errLost}
 	}
 	won := h.winner() == a
 	switch {
@@ -172,13 +170,12 @@ func (h *hedge) second() {
 	}
 	a.close()
 	h.f = f
-	if !won && f.cause() != errLost && q.ctx.Err() == nil {
+	if !won && f.err != errLost && q.ctx.Err() == nil {
 		q.s.Log.Warn("second attempt failed", "request_id", q.id, "link", a.link.String(), "prefill", a.p.inst.ID, "decode", a.d.inst.ID, "err", f.Error())
 	}
 }
 
-// win makes a the winner, unless there is another. Without a hedge everybody
-// wins.
+// win makes a the winner, unless there is another. Without a hedge every attempt wins.
 func (h *hedge) win(a *attempt) bool {
 	if h == nil {
 		return true
@@ -197,7 +194,6 @@ func (h *hedge) winner() *attempt {
 	return h.won
 }
 
-// endLoser ends the legs of the other attempt.
 func (h *hedge) endLoser(won *attempt) {
 	if h == nil {
 		return
@@ -213,16 +209,16 @@ func (h *hedge) endLoser(won *attempt) {
 	}
 }
 
-// last makes a the attempt that counts as the latest: it answers, or says why not.
-func (q *request) last(a *attempt) {
+// moveLast makes a the latest attempt: the one that answers, or says why not.
+func (q *request) moveLast(a *attempt) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	i := slices.Index(q.attempts, a)
 	q.attempts = append(slices.Delete(q.attempts, i, i+1), a)
 }
 
-// quantile is the time within which 95 % of the latest requests begin to
-// answer; 0 while too few have.
+// quantile is the time within which 95 % of the latest requests began to answer; 0 while
+// there are too few.
 type quantile struct {
 	now atomic.Int64 // nanoseconds
 
@@ -231,7 +227,7 @@ type quantile struct {
 	n    int // ever added
 }
 
-// quantileEvery is how many new values change what is returned.
+// quantileEvery is how many new values it takes to change the result.
 const quantileEvery = 16
 
 func (e *quantile) get() time.Duration { return time.Duration(e.now.Load()) }

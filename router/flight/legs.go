@@ -15,22 +15,21 @@ import (
 // errInstanceDead is why the legs on a dead worker end.
 var errInstanceDead = errors.New("the worker is dead")
 
-// leg is one exchange with one worker.
+// leg is a request to one worker, and its answer.
 type leg struct {
 	role    fleet.Role
 	inst    *fleet.Instance
-	version uint64 // of the snapshot that it was chosen from
+	version uint64 // of the snapshot it was chosen from
 
 	h1.Life // its end closes the leg's connection
 
-	sent atomic.Bool // the request is written: its body is not needed any more
-
-	span *trace.Context // that the worker is told; nil without a trace
+	sent atomic.Bool    // the request is written; its body is no longer needed
+	span *trace.Context // as the worker is told; nil without a trace
 
 	smu   sync.Mutex
 	state string // see the states below
 	since time.Time
-	begun time.Time // its request is being sent
+	begun time.Time // when sending began
 	ended time.Time
 }
 
@@ -48,7 +47,7 @@ func newLeg(role fleet.Role, inst *fleet.Instance, version uint64) *leg {
 	return &leg{role: role, inst: inst, version: version, state: legOpen, since: time.Now()}
 }
 
-func (l *leg) set(state string) {
+func (l *leg) setState(state string) {
 	l.smu.Lock()
 	defer l.smu.Unlock()
 	l.state, l.since = state, time.Now()
@@ -57,30 +56,21 @@ func (l *leg) set(state string) {
 	}
 }
 
-// begin notes that the request is being sent.
 func (l *leg) begin() {
 	l.smu.Lock()
 	defer l.smu.Unlock()
 	l.begun = time.Now()
 }
 
-// times are when the request was begun to be sent, and when the leg ended;
-// zero for what has not happened.
-func (l *leg) times() (begun, ended time.Time) {
-	l.smu.Lock()
-	defer l.smu.Unlock()
-	return l.begun, l.ended
-}
-
 // fail marks the leg as failed, unless it was ended from outside.
 func (l *leg) fail() {
 	if l.Cause() == nil {
-		l.set(legFailed)
+		l.setState(legFailed)
 	}
 }
 
-// finish settles the state at the exchange's end and reports whether the router
-// cut the leg short; cut says that the whole request was.
+// finish settles the final state and reports whether the router cut the leg short;
+// cut means that the whole request was cut.
 func (l *leg) finish(cut bool) (cancelled bool) {
 	l.smu.Lock()
 	defer l.smu.Unlock()
@@ -97,76 +87,62 @@ func (l *leg) finish(cut bool) (cancelled bool) {
 	return cancelled
 }
 
-func (l *leg) get() (state string, since time.Time) {
+func (l *leg) record() legRecord {
 	l.smu.Lock()
 	defer l.smu.Unlock()
-	return l.state, l.since
+	return legRecord{l.inst.ID, l.inst.Epoch, l.state, l.since, l.begun, l.ended}
 }
 
-// legs are the open legs by worker, so that a death ends them at once.
+// legs are the open legs, so that a worker's death ends its own at once.
 type legs struct {
 	mu   sync.Mutex
-	byID map[string]map[*leg]struct{}
-	n    int
+	open map[*leg]struct{}
 }
 
 func (r *legs) add(l *leg) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	m := r.byID[l.inst.ID]
-	if m == nil {
-		m = map[*leg]struct{}{}
-		r.byID[l.inst.ID] = m
-	}
-	m[l] = struct{}{}
-	r.n++
+	r.open[l] = struct{}{}
 }
 
 func (r *legs) remove(l *leg) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	m := r.byID[l.inst.ID]
-	if _, ok := m[l]; !ok {
-		return
-	}
-	delete(m, l)
-	r.n--
-	if len(m) == 0 {
-		delete(r.byID, l.inst.ID)
-	}
+	delete(r.open, l)
 }
 
 func (r *legs) count() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.n
+	return len(r.open)
 }
 
 // sweep ends the legs on workers that s knows to be dead, gone or restarted.
 func (r *legs) sweep(s *fleet.Snapshot) {
 	var dead []*leg
 	r.mu.Lock()
-	for id, m := range r.byID {
-		for l := range m {
-			if l.version <= s.Version && lost(s.Get(id), l.inst) != nil {
-				dead = append(dead, l)
-			}
+	for l := range r.open {
+		if l.lost(s) != nil {
+			dead = append(dead, l)
 		}
 	}
 	r.mu.Unlock()
 	for _, l := range dead {
-		l.End(lost(s.Get(l.inst.ID), l.inst))
+		l.End(l.lost(s))
 	}
 }
 
-// lost says why what inst had is lost, nil if it is not. One that said goodbye
-// has answered what it had, though the last bytes may still be on their way:
-// its connections end by themselves.
-func lost(m *fleet.Member, inst *fleet.Instance) error {
-	switch {
+// lost says why the worker has lost what it had, as far as s knows; nil if it has not. A
+// worker that said goodbye has answered everything, but the last bytes may still be on
+// their way: its connections end by themselves.
+func (l *leg) lost(s *fleet.Snapshot) error {
+	if l.version > s.Version {
+		return nil
+	}
+	switch m := s.Get(l.inst.ID); {
 	case m == nil:
 		return fmt.Errorf("%w: it was removed", errInstanceDead)
-	case m.Epoch != inst.Epoch:
+	case m.Epoch != l.inst.Epoch:
 		return fmt.Errorf("%w: it was restarted, or another was started with its id", errInstanceDead)
 	case m.State == fleet.Dead || m.Revoked:
 		return fmt.Errorf("%w: %s %s", errInstanceDead, m.State, m.Reason)

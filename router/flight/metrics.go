@@ -3,16 +3,16 @@ package flight
 import (
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/limit"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// metrics are the router's, without probes. Labels come from closed sets:
-// path is a route or "other".
+// metrics are the router's, without probes. Labels come from closed sets: path is a route or
+// "other".
 type metrics struct {
 	requests  *prometheus.CounterVec   // path, code
 	duration  *prometheus.HistogramVec // path
@@ -27,82 +27,97 @@ type metrics struct {
 	fallbacks *prometheus.CounterVec // reason
 	local     *prometheus.CounterVec // reason
 	bytes     prometheus.Counter
-	*admissionMetrics
 	exhausted prometheus.Counter // the retry budget
 
-	// byPath is what a request counts on its route: looking a label up for each
-	// costs more than counting. The map does not change.
+	tenants      *statsByName
+	unauthorized prometheus.Counter
+
+	// byPath has what a request counts on its route: looking up a label for each costs more
+	// than counting. The map does not change.
 	byPath map[string]*routeMetrics
 
 	all []prometheus.Collector
 }
 
-// routeMetrics are one route's, each from its first use on: what nothing was asked
-// of has no series.
+// routeMetrics are one route's, each from its first use on: an unused one has no series.
 type routeMetrics struct {
 	requests, prompt, generated func() prometheus.Counter // of status 200
 	duration, ttft, tpot        func() prometheus.Observer
 	gaps                        func() *gapCounts
 }
 
+func counter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+}
+
+func counters(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+}
+
 func newMetrics(s *Service) *metrics {
 	seconds := []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}
+	var gaps []float64
+	for _, d := range gapEdges {
+		gaps = append(gaps, d.Seconds())
+	}
+	byPath := func(name, help string, buckets []float64) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets}, []string{"path"})
+	}
 	m := &metrics{
-		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_requests_total",
-			Help: "Requests answered, by route and status; 499 is a client that left."}, []string{"path", "code"}),
-		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "xpyd_router_request_duration_seconds",
-			Help: "From a request's arrival to the end of its answer.", Buckets: seconds}, []string{"path"}),
-		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "xpyd_router_ttft_seconds",
-			Help: "From a request's arrival to decode's first byte.", Buckets: seconds}, []string{"path"}),
-		tpot: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "xpyd_router_tpot_seconds",
-			Help: "Mean time between the tokens of a stream, of each.", Buckets: edges(gapEdges[:])}, []string{"path"}),
-		itl: newGaps(),
-		prompt: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_prompt_tokens_total",
-			Help: "Prompt tokens of requests that were answered, cached or not. Of streams that do not tell, as prefill counted or as a guess; of what is passed on, where keys are counted."}, []string{"path"}),
-		generated: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_generation_tokens_total",
-			Help: "Tokens of answers. Of streams that do not tell, one an event; of what is passed on, where keys are counted."}, []string{"path"}),
+		requests: counters("xpyd_router_requests_total", "Requests answered, by route and status; 499 is a client that left.", "path", "code"),
+		duration: byPath("xpyd_router_request_duration_seconds", "From a request's arrival to the end of its answer.", seconds),
+		ttft:     byPath("xpyd_router_ttft_seconds", "From a request's arrival to decode's first byte.", seconds),
+		tpot:     byPath("xpyd_router_tpot_seconds", "Mean time between the tokens of a stream, of each.", gaps),
+		itl:      newGaps(),
+		prompt: counters("xpyd_router_prompt_tokens_total",
+			"Prompt tokens of requests that were answered, cached or not. Of streams that do not tell, as prefill counted or as a guess; of what is passed on, where keys are counted.", "path"),
+		generated: counters("xpyd_router_generation_tokens_total",
+			"Tokens of answers. Of streams that do not tell, one an event; of what is passed on, where keys are counted.", "path"),
 		queued: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "xpyd_router_queue_duration_seconds",
 			Help: "Wait for admission and for a pair.", Buckets: seconds}),
-		retries: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_retries_total",
-			Help: "Attempts that were repeated on another pair, by what ended them."}, []string{"reason"}),
-		cancelled: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_legs_cancelled_total",
-			Help: "Legs that the router ended before their worker did."}, []string{"role"}),
-		fallbacks: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_fallbacks_total",
-			Help: "Requests that decode served alone because they could not be split, by what of them could not."}, []string{"reason"}),
-		bytes: prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_router_response_bytes_total",
-			Help: "Bytes of answers relayed to clients."}),
+		retries:   counters("xpyd_router_retries_total", "Attempts that were repeated on another pair, by what ended them.", "reason"),
+		cancelled: counters("xpyd_router_legs_cancelled_total", "Legs that the router ended before their worker did.", "role"),
+		fallbacks: counters("xpyd_router_fallbacks_total",
+			"Requests that decode served alone because they could not be split, by the feature that prevents it.", "reason"),
+		local: counters("xpyd_router_local_prefills_total",
+			"Requests that decode served alone though they could be split: by predicted cost, or to learn it.", "reason"),
+		bytes: counter("xpyd_router_response_bytes_total", "Bytes of answers relayed to clients."),
+		exhausted: counter("xpyd_router_retry_budget_exhausted_total",
+			"Requests that failed because the retry budget was used up. The fleet fails more than retries should cover: look at xpyd_router_retries_total for why."),
+		tenants:      newStatsByName(),
+		unauthorized: counter("xpyd_router_unauthorized_total", "Requests without a good API key."),
 	}
-	m.local = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_local_prefills_total",
-		Help: "Requests that decode served alone though they could be split: by predicted cost, or to learn it."}, []string{"reason"})
+	gauge := func(name, help string, f func() int) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(f()) })
+	}
+	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.tpot, m.itl, m.prompt, m.generated, m.queued, m.retries, m.cancelled, m.fallbacks,
+		m.local, m.bytes, m.exhausted, m.unauthorized, m.tenants.requests, m.tenants.tokens, m.tenants.refused, s.hedges.count,
+		gauge("xpyd_router_requests_in_flight", "Requests that are admitted and not over.", func() int { n, _ := s.gate.Counts(); return n }),
+		gauge("xpyd_router_queue_requests", "Requests that wait for admission.", func() int { _, n := s.gate.Counts(); return n }),
+		gauge("xpyd_router_queue_bytes", "Bodies of the requests that wait for admission.", func() int { _, n := s.gate.Waiting(); return int(n) }),
+		gauge("xpyd_router_legs_in_flight", "Legs that are open to workers.", s.legs.count),
+	}
+	for c := range limit.Class(limit.Classes) {
+		m.all = append(m.all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "xpyd_router_queue_class_requests",
+			Help: "Requests that wait for admission, by priority.", ConstLabels: prometheus.Labels{"class": c.String()}},
+			func() float64 { n, _ := s.gate.Waiting(); return float64(n[c]) }))
+		for _, why := range limit.Whys {
+			m.all = append(m.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "xpyd_router_shed_total",
+				Help:        "Requests that got no place, by priority and why. A steady rate means that the fleet is too small.",
+				ConstLabels: prometheus.Labels{"class": c.String(), "reason": string(why)}},
+				func() float64 { return float64(s.gate.Shed(c, why)) }))
+		}
+	}
+	if s.Tracer != nil {
+		count := func(name, help string, f func() uint64) {
+			m.all = append(m.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(f()) }))
+		}
+		count("xpyd_router_spans_exported_total", "Spans that the collector took.", func() uint64 { n, _ := s.Tracer.Counts(); return n })
+		count("xpyd_router_spans_dropped_total", "Spans dropped because the queue was full or the collector did not take them: look at its health, or sample less.",
+			func() uint64 { _, n := s.Tracer.Counts(); return n })
+	}
 	for _, reason := range []string{pick.LocalCost, pick.LocalExplore} {
 		m.local.WithLabelValues(reason)
-	}
-	gauge := func(name, help string, f func() float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
-	}
-	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.tpot, m.itl, m.prompt, m.generated, m.queued, m.retries, m.cancelled, m.fallbacks, m.bytes,
-		gauge("xpyd_router_requests_in_flight", "Requests that are admitted and not over.", func() float64 {
-			n, _ := s.gate.counts()
-			return float64(n)
-		}),
-		gauge("xpyd_router_queue_requests", "Requests that wait for admission.", func() float64 {
-			_, n := s.gate.counts()
-			return float64(n)
-		}),
-		gauge("xpyd_router_legs_in_flight", "Legs that are open to workers.", func() float64 { return float64(s.legs.count()) }),
-	}
-	m.admissionMetrics = newAdmissionMetrics(s.gate)
-	m.exhausted = prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_router_retry_budget_exhausted_total",
-		Help: "Requests that failed because the retry budget was used up. The fleet fails more than retries should cover: look at xpyd_router_retries_total for why."})
-	m.all = append(m.all, m.local, m.admissionMetrics, m.exhausted, s.hedges.count)
-	if s.Tracer != nil {
-		count := func(name, help string, f func() float64) {
-			m.all = append(m.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, f))
-		}
-		count("xpyd_router_spans_exported_total", "Spans that the collector took.",
-			func() float64 { n, _ := s.Tracer.Counts(); return float64(n) })
-		count("xpyd_router_spans_dropped_total", "Spans dropped because the queue was full or the collector did not take them: look at its health, or sample less.",
-			func() float64 { _, n := s.Tracer.Counts(); return float64(n) })
 	}
 	for _, reason := range retryReasons {
 		m.retries.WithLabelValues(reason)
@@ -117,13 +132,6 @@ func newMetrics(s *Service) *metrics {
 	return m
 }
 
-func edges(of []time.Duration) (out []float64) {
-	for _, d := range of {
-		out = append(out, d.Seconds())
-	}
-	return out
-}
-
 func (m *metrics) route(path string) *routeMetrics {
 	if route := m.byPath[path]; route != nil {
 		return route
@@ -132,17 +140,76 @@ func (m *metrics) route(path string) *routeMetrics {
 }
 
 func (m *metrics) newRoute(path string) *routeMetrics {
-	counter := func(v *prometheus.CounterVec, labels ...string) func() prometheus.Counter {
+	count := func(v *prometheus.CounterVec, labels ...string) func() prometheus.Counter {
 		return sync.OnceValue(func() prometheus.Counter { return v.WithLabelValues(labels...) })
 	}
-	observer := func(v *prometheus.HistogramVec) func() prometheus.Observer {
+	observe := func(v *prometheus.HistogramVec) func() prometheus.Observer {
 		return sync.OnceValue(func() prometheus.Observer { return v.WithLabelValues(path) })
 	}
-	return &routeMetrics{requests: counter(m.requests, path, "200"), prompt: counter(m.prompt, path), generated: counter(m.generated, path),
-		duration: observer(m.duration), ttft: observer(m.ttft), tpot: observer(m.tpot),
+	return &routeMetrics{requests: count(m.requests, path, "200"), prompt: count(m.prompt, path), generated: count(m.generated, path),
+		duration: observe(m.duration), ttft: observe(m.ttft), tpot: observe(m.tpot),
 		gaps: sync.OnceValue(func() *gapCounts { return m.itl.of(path) })}
 }
 
 func (m *metrics) request(path string, code int) {
 	m.requests.WithLabelValues(path, strconv.Itoa(code)).Inc()
 }
+
+// maxTenants bounds the values of the label tenant; later ones count as otherTenants.
+const (
+	maxTenants   = 100
+	otherTenants = "other"
+)
+
+// statsByName is what is counted by tenant.
+type statsByName struct {
+	requests *prometheus.CounterVec // tenant, code
+	tokens   *prometheus.CounterVec // tenant, kind
+	refused  *prometheus.CounterVec // tenant, limit
+
+	mu  sync.RWMutex
+	all map[string]*tenantStats
+}
+
+type tenantStats struct {
+	by   *statsByName
+	name string // the label
+}
+
+func newStatsByName() *statsByName {
+	return &statsByName{all: map[string]*tenantStats{},
+		requests: counters("xpyd_router_tenant_requests_total",
+			"Requests that were admitted and are over, by tenant and the first digit of their status. The first 100 tenants are named.", "tenant", "code"),
+		tokens: counters("xpyd_router_tenant_tokens_total", "Tokens used, by tenant and kind; of streams that do not tell, one an event.", "tenant", "kind"),
+		refused: counters("xpyd_router_tenant_limited_total",
+			"Requests refused, by tenant and the limit that they met. A rise is a client that wants more than its key gives.", "tenant", "limit"),
+	}
+}
+
+func (s *statsByName) of(name string) *tenantStats {
+	s.mu.RLock()
+	t := s.all[name]
+	s.mu.RUnlock()
+	if t != nil {
+		return t
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.all) >= maxTenants && s.all[name] == nil {
+		name = otherTenants
+	}
+	if s.all[name] == nil {
+		s.all[name] = &tenantStats{by: s, name: name}
+	}
+	return s.all[name]
+}
+
+var codeClasses = [...]string{"0xx", "1xx", "2xx", "3xx", "4xx", "5xx"}
+
+func (t *tenantStats) count(status, prompt, generated int) {
+	t.by.requests.WithLabelValues(t.name, codeClasses[min(max(status/100, 0), 5)]).Inc()
+	t.by.tokens.WithLabelValues(t.name, "prompt").Add(float64(max(prompt, 0)))
+	t.by.tokens.WithLabelValues(t.name, "generated").Add(float64(max(generated, 0)))
+}
+
+func (t *tenantStats) limited(what string) { t.by.refused.WithLabelValues(t.name, what).Inc() }

@@ -7,18 +7,17 @@ import (
 	"github.com/xpyd/xpyd/router/trace"
 )
 
-// phase is a part of a request's life: what a waterfall and a trace show.
+// phase is a part of a request's life, as a waterfall and a trace show it.
 type phase struct {
 	name       string
 	start, end time.Time // end is zero while it lasts
-	attempt    int       // 1 for the first; 0 for what is before and behind
+	attempt    int       // from 1; 0 for what belongs to none
 	role       fleet.Role
 	leg        *legRecord // of a phase at a worker
 }
 
-// phases are a request's so far, in order of their begin: admit; for each
-// attempt pick, prefill and decode; then first_byte, from decode's request to
-// its answer, and relay. What was not reached is left out.
+// phases are the request's so far, in order of their start: admit; for each attempt pick,
+// prefill and decode; then first_byte, from decode's request to its answer, and relay.
 func (rec *record) phases() []phase {
 	var over time.Time
 	if rec.over {
@@ -35,13 +34,13 @@ func (rec *record) phases() []phase {
 		if from.Before(a.Start) {
 			out = append(out, phase{name: "pick", start: from, end: a.Start, attempt: i + 1})
 		}
-		for _, l := range []*legRecord{&a.Prefill, &a.Decode} {
+		for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
+			l := &a.Prefill
+			if role == fleet.Decode {
+				l = &a.Decode
+			}
 			if l.begun.IsZero() {
 				continue
-			}
-			role := fleet.Prefill
-			if l == &a.Decode {
-				role = fleet.Decode
 			}
 			out = append(out, phase{name: string(role), start: l.begun, end: l.ended, attempt: i + 1, role: role, leg: l})
 			if l.ended.After(from) {
@@ -58,7 +57,7 @@ func (rec *record) phases() []phase {
 	return append(out, phase{name: "relay", start: rec.first, end: over})
 }
 
-// traced takes up the client's trace, or begins one.
+// traced continues the client's trace, or begins one.
 func (q *request) traced(parent, state string) {
 	q.trace = [2]string{parent, state}
 	if q.s.Tracer == nil {
@@ -75,13 +74,13 @@ func (q *request) traced(parent, state string) {
 	}
 }
 
-// span is a sampled request's own, and the one that it came from.
+// span is a sampled request's own, and the one it came from.
 type span struct {
 	trace.Context
 	from [8]byte
 }
 
-// spanOf is a leg's span; nil without one.
+// spanOf is a new span for a leg; nil without a trace.
 func (q *request) spanOf() *trace.Context {
 	if q.span == nil {
 		return nil
@@ -90,30 +89,29 @@ func (q *request) spanOf() *trace.Context {
 	return &c
 }
 
-// emit exports the request's spans.
-func (q *request) emit() {
-	var rec record
-	q.note(&rec)
-	phases := rec.phases()
-	q.mu.Lock()
-	end := q.since
-	root := trace.Span{Context: q.span.Context, Parent: q.span.from, Name: q.method + " " + q.path, Kind: trace.Server, Start: q.start, End: end,
-		Attrs: []trace.Attr{
-			{Key: "http.request.method", Text: q.method}, {Key: "http.route", Text: q.path},
-			{Key: "http.response.status_code", Int: int64(q.status)}, {Key: "gen_ai.request.model", Text: q.model},
-			{Key: "xpyd.request_id", Text: q.id}, {Key: "xpyd.attempts", Int: int64(len(q.attempts))},
-		}}
-	if q.status >= 500 || q.status == 200 && q.failed != "" {
-		root.Error = q.failed
+// emit exports the spans of a sampled request that is over.
+func (q *request) emit(rec *record) {
+	if q.span == nil {
+		return
 	}
-	attempts := q.attempts // it is over: they do not change any more
+	phases := rec.phases()
+	root := trace.Span{Context: q.span.Context, Parent: q.span.from, Name: q.method + " " + rec.path, Kind: trace.Server, Start: rec.start, End: rec.since,
+		Attrs: []trace.Attr{
+			{Key: "http.request.method", Text: q.method}, {Key: "http.route", Text: rec.path},
+			{Key: "http.response.status_code", Int: int64(rec.status)}, {Key: "gen_ai.request.model", Text: rec.model},
+			{Key: "xpyd.request_id", Text: rec.id}, {Key: "xpyd.attempts", Int: int64(rec.n)},
+		}}
+	if rec.status >= 500 || rec.status == 200 && rec.failed != "" {
+		root.Error = rec.failed
+	}
+	q.mu.Lock()
+	attempts := q.attempts // no more come
 	q.mu.Unlock()
 	spans := append(make([]trace.Span, 0, len(phases)+1), root)
-	for i := range phases {
-		p := &phases[i]
+	for _, p := range phases {
 		s := trace.Span{Context: q.span.Child(), Parent: q.span.Span, Name: p.name, Kind: trace.Internal, Start: p.start, End: p.end}
 		if s.End.IsZero() {
-			s.End = end
+			s.End = rec.since
 		}
 		if p.leg != nil {
 			l := attempts[p.attempt-1].leg(p.role)

@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"bytes"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -9,20 +8,20 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// gapEdges are the buckets of the time between two tokens.
+// gapEdges are the buckets for the time between two tokens.
 var gapEdges = [...]time.Duration{time.Millisecond, 2500 * time.Microsecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond,
 	50 * time.Millisecond, 75 * time.Millisecond, 100 * time.Millisecond, 150 * time.Millisecond, 200 * time.Millisecond, 300 * time.Millisecond,
 	500 * time.Millisecond, time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second}
 
-// pulse is when the tokens of one stream came. They are counted here, and once for
-// all streams when it ends: that is a look at the clock for each run of events.
+// pulse is when the tokens of one stream came. A stream counts by itself, with one look at
+// the clock per run of events, and adds to the histogram when it ends.
 type pulse struct {
-	first, last time.Duration // from the request's arrival; 0 before there is one
+	first, last time.Duration // since the request's arrival; 0 before the first token
 	gaps        [len(gapEdges) + 1]uint32
 	sum         time.Duration
 }
 
-// beat notes a run of n tokens of a stream with so many choices at a time.
+// beat notes a run of n tokens of a stream with several choices at a time.
 func (p *pulse) beat(at time.Duration, n, choices int) {
 	if n <= 0 {
 		return
@@ -34,7 +33,7 @@ func (p *pulse) beat(at time.Duration, n, choices int) {
 	if p.last = at; n == 0 {
 		return
 	}
-	if p.first == at { // more came with the first
+	if p.first == at { // they came with the first
 		gap = 0
 	}
 	gap *= time.Duration(choices)
@@ -47,22 +46,13 @@ func (p *pulse) beat(at time.Duration, n, choices int) {
 	p.gaps[i] += uint32(n)
 }
 
-// tokens is how many of the events that next has returned stand for tokens.
-func (e *events) tokens() int {
-	if e.n > 0 && e.size < len(e.last) && bytes.HasPrefix(dataOf(e.last[:e.size]), []byte("[DONE]")) {
-		return e.n - 1
-	}
-	return e.n
-}
-
-// gaps is the histogram of them all, by path.
+// gaps is the histogram of all gaps, by path.
 type gaps struct {
 	desc *prometheus.Desc
 	mu   sync.Mutex
 	all  map[string]*gapCounts
 }
 
-// gapCounts are one path's.
 type gapCounts struct {
 	n   [len(gapEdges) + 1]atomic.Uint64
 	sum atomic.Int64 // nanoseconds
@@ -84,7 +74,6 @@ func (g *gaps) of(path string) *gapCounts {
 	return c
 }
 
-// add takes in a stream's.
 func (c *gapCounts) add(p *pulse) {
 	for i, n := range p.gaps {
 		if n > 0 {
@@ -94,10 +83,10 @@ func (c *gapCounts) add(p *pulse) {
 	c.sum.Add(int64(p.sum))
 }
 
-// Describe is prometheus.Collector's.
+// Describe implements prometheus.Collector.
 func (g *gaps) Describe(ch chan<- *prometheus.Desc) { ch <- g.desc }
 
-// Collect is prometheus.Collector's.
+// Collect implements prometheus.Collector.
 func (g *gaps) Collect(ch chan<- prometheus.Metric) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -73,7 +73,7 @@ func TestGapsExport(t *testing.T) {
 // BenchmarkCounted is what the accounting of one event of a stream costs.
 func BenchmarkCounted(b *testing.B) {
 	run := []byte("data: {\"id\":\"cmpl-1\",\"object\":\"text_completion\",\"choices\":[{\"index\":0,\"text\":\" word\"}]}\n\n")
-	s := &stream{q: &request{start: time.Now()}, events: &events{}}
+	s := &stream{q: &request{summary: summary{start: time.Now()}}, answer: &answer{events: &events{}}}
 	s.q.top.N = 1
 	for b.Loop() {
 		s.events.remember(run)

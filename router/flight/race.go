@@ -1,19 +1,21 @@
 package flight
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
-	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// runTogether sends both legs at once: prefill's on its own goroutine, which
-// close waits for, decode's here. Whichever fails first, before decode has
-// committed itself, ends the other.
+// runTogether sends both legs at once: prefill's on its own goroutine, which close waits
+// for, decode's on this one. Whichever fails first before decode commits ends the other.
 func (a *attempt) runTogether(x *dialect.Exchange) (*answer, *failure) {
 	started := a.q.s.Spawn(func() {
 		defer close(a.pDone)
@@ -26,18 +28,17 @@ func (a *attempt) runTogether(x *dialect.Exchange) (*answer, *failure) {
 	return a.askDecode(x)
 }
 
-// grace is how long one leg's hearsay about the other waits for the other's
-// own word.
+// grace is how long one leg's hearsay waits for the other leg's own report.
 const grace = 50 * time.Millisecond
 
-// prefill sends prefill's leg and waits for its outcome, however long decode
-// takes to stream; it is over when prefill's part is.
+// prefill sends prefill's leg and waits for its outcome, which does not depend on how long
+// decode streams.
 func (a *attempt) prefill(x *dialect.Exchange) {
 	res, f := a.askPrefill(x)
 	if f == nil {
 		a.choice.DonePrefill()
-		a.p.set(legDone)
-		a.heard(res)
+		a.p.setState(legDone)
+		a.prefillDone(res)
 		return
 	}
 	a.choice.EndPrefill()
@@ -52,9 +53,9 @@ func (a *attempt) prefill(x *dialect.Exchange) {
 	a.failDecode(f)
 }
 
-// heard notes prefill's good word. If decode can wait in vain from here on,
-// prefill is still watched until decode's first event, and so is the clock.
-func (a *attempt) heard(res dialect.Result) {
+// prefillDone notes prefill's success. If decode may wait in vain from now on, prefill and
+// the clock are watched until decode's first event.
+func (a *attempt) prefillDone(res dialect.Result) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.outcome, a.usage, a.counted = res.Outcome, res.Prompt, res.Counted
@@ -62,21 +63,20 @@ func (a *attempt) heard(res dialect.Result) {
 		a.q.s.legs.remove(a.p)
 		return
 	}
-	a.unwatch = a.watch()
+	a.unwatch = a.watchDecode()
 }
 
-// silent gives the attempt up because decode does not answer.
-func (a *attempt) silent(err error) {
-	if a.failDecode(&failure{role: fleet.Decode, id: a.d.inst.ID, outcome: ticket.Late, reason: reasonTimeout, err: err, retry: true,
+// decodeSilent fails the attempt because decode does not answer.
+func (a *attempt) decodeSilent(err error) {
+	if a.failDecode(&failure{by: a.d, outcome: ticket.Late, reason: reasonTimeout, err: err, retry: true,
 		avoid: []string{a.p.inst.ID, a.d.inst.ID, a.d.inst.ID}}) {
 		a.fault(a.d, pick.Broken)
 	}
 }
 
-// watch ends decode's leg when prefill dies with the blocks that decode has to
-// collect, and when the dialect's budgets of time are used up. It returns how
-// to end that.
-func (a *attempt) watch() func() {
+// watchDecode ends decode's leg when prefill dies with the blocks that decode has yet to
+// collect, or when the dialect's time limits pass. The result stops it.
+func (a *attempt) watchDecode() func() {
 	start, silence, gap := time.Now(), a.q.s.DecodeSilence, a.rules.Gap
 	if gap <= 0 || a.rules.Order != dialect.PrefillFirst {
 		gap = silence
@@ -90,9 +90,9 @@ func (a *attempt) watch() func() {
 			if a.rules.Hint != "" {
 				err = fmt.Errorf("%w; %s", err, a.rules.Hint)
 			}
-			a.silent(err)
+			a.decodeSilent(err)
 		case !a.d.sent.Load():
-			a.silent(fmt.Errorf("it did not take its request within %v of prefill's answer", gap))
+			a.decodeSilent(fmt.Errorf("it did not take its request within %v of prefill's answer", gap))
 		default:
 			a.mu.Lock() // unwatch may have stopped the timer just now
 			if a.unwatch != nil {
@@ -103,7 +103,7 @@ func (a *attempt) watch() func() {
 	})
 	stop := a.p.OnEnd(func() {
 		if cause := a.p.Cause(); errors.Is(cause, errInstanceDead) {
-			a.failDecode(&failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
+			a.failDecode(&failure{by: a.p, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true,
 				exclude: []string{a.p.inst.ID}, holds: a.d.inst.ID})
 		}
 	})
@@ -114,8 +114,8 @@ func (a *attempt) watch() func() {
 	}
 }
 
-// failDecode ends decode's leg with the failure, unless decode has committed itself
-// or something else failed before.
+// failDecode ends decode's leg with f, unless decode has committed or something else failed
+// before.
 func (a *attempt) failDecode(f *failure) (matters bool) {
 	a.mu.Lock()
 	matters = !a.committed && a.failed == nil && !a.closed
@@ -129,22 +129,28 @@ func (a *attempt) failDecode(f *failure) (matters bool) {
 	return matters
 }
 
-func await(done <-chan struct{}) {
+func await(done <-chan struct{}) { closedWithin(grace, done, nil) }
+
+// closedWithin reports whether a or b closed within d.
+func closedWithin(d time.Duration, a, b <-chan struct{}) bool {
 	select {
-	case <-done: // mostly
-		return
+	case <-a: // mostly
+		return true
 	default:
 	}
-	timer := time.NewTimer(grace)
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
-	case <-done:
+	case <-a:
+	case <-b:
 	case <-timer.C:
+		return false
 	}
+	return true
 }
 
-// commit marks that decode has begun to answer, unless prefill's failure or
-// another attempt came first.
+// commit marks that decode has begun to answer, unless prefill's failure or another attempt
+// came first.
 func (a *attempt) commit() bool {
 	a.mu.Lock()
 	ok := a.failed == nil && a.d.Cause() == nil
@@ -170,4 +176,134 @@ func (a *attempt) beaten() *failure {
 		f = a.broken(a.d, a.d.Cause())
 	}
 	return f
+}
+
+// runInOrder has prefill answer and then gives decode what it kept, both on the handler's
+// goroutine. The end of either leg, also by its worker's death, ends the attempt.
+func (a *attempt) runInOrder(x *dialect.Exchange) (*answer, *failure) {
+	stop := a.d.OnEnd(func() { // decode died, and will not collect
+		cause := a.d.Cause()
+		if errors.Is(cause, errInstanceDead) {
+			cause = &failure{by: a.d, outcome: ticket.Dead, reason: reasonDead, err: cause, retry: true, exclude: []string{a.d.inst.ID}}
+		}
+		a.p.End(cause)
+	})
+	res, f := a.askPrefill(x)
+	alive := stop()
+	if f != nil {
+		a.choice.EndPrefill()
+		a.p.fail()
+		a.d.setState(legUnused)
+		a.mu.Lock()
+		a.outcome = res.Outcome
+		a.mu.Unlock()
+		close(a.pDone)
+		return nil, f
+	}
+	a.choice.DonePrefill()
+	a.p.setState(legDone)
+	a.prefillDone(res)
+	close(a.pDone) // before decode is asked: its answer waits for prefill's usage
+	if res.Final != nil {
+		return a.final(res.Final)
+	}
+	if !alive { // its death crossed prefill's answer
+		return nil, a.broken(a.d, a.d.Cause())
+	}
+	x.Kept, x.Left = res.Kept, time.Until(a.q.end)
+	return a.askDecode(x)
+}
+
+// runAlone gives decode the whole request.
+func (a *attempt) runAlone(x *dialect.Exchange) (*answer, *failure) {
+	close(a.pDone)
+	a.p.setState(legUnused)
+	if a.falls == "" {
+		defer a.choice.EndPrefill() // it computes the prompt until its first event
+		return a.askDecode(x)
+	}
+	a.choice.EndPrefill()
+	if !a.rules.Falls || !a.q.s.Fallback {
+		return nil, &failure{by: a.d, api: openai.BadRequest(string(a.falls),
+			"%s: engines of dialect %q cannot split such a request between prefill and decode", a.falls, a.d.inst.Dialect)}
+	}
+	a.q.s.metrics.fallbacks.WithLabelValues(string(a.falls)).Inc()
+	return a.askDecode(x)
+}
+
+// final answers with prefill's body, which leaves nothing to decode.
+func (a *attempt) final(body []byte) (*answer, *failure) {
+	if !a.commit() {
+		return nil, a.beaten()
+	}
+	a.d.setState(legUnused)
+	a.q.firstByte()
+	if !a.q.top.Stream {
+		return &answer{status: 200, contentType: "application/json", body: body}, nil
+	}
+	return &answer{status: 200, contentType: "text/event-stream", body: asEvents(body)}, nil
+}
+
+// asEvents turns a whole answer into a stream of one event and the end.
+func asEvents(body []byte) []byte {
+	if choices := openai.Member(body, "choices"); choices != nil && string(openai.Member(body, "object")) == `"chat.completion"` {
+		var list []map[string]json.RawMessage
+		if json.Unmarshal(choices, &list) == nil {
+			for _, c := range list {
+				if c == nil { // null
+					continue
+				}
+				c["delta"] = c["message"]
+				delete(c, "message")
+			}
+			if b, err := json.Marshal(list); err == nil {
+				body = openai.With(body, [2]string{"object", `"chat.completion.chunk"`}, [2]string{"choices", string(b)})
+			}
+		}
+	}
+	var line bytes.Buffer // an event's data is one line
+	line.WriteString("data: ")
+	if err := json.Compact(&line, body); err != nil {
+		line.Reset()
+	}
+	line.WriteString("\n\n")
+	return openai.AppendDone(line.Bytes())
+}
+
+// promptUsage is what prefill has counted, if it has. Its answer may come a moment after
+// decode's.
+func (a *attempt) promptUsage() (openai.PromptUsage, bool) {
+	if !a.asked { // once: a stream may report its usage with each event
+		a.asked = true
+		await(a.pDone)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.usage, a.counted
+}
+
+// endWatch ends watchDecode; a.mu is held.
+func (a *attempt) endWatch() {
+	if a.unwatch != nil {
+		a.unwatch()
+		a.unwatch = nil
+	}
+}
+
+// errOpening is a stream that begins with an error: its 200 came too early.
+var errOpening = errors.New("its stream begins with an error")
+
+// opening commits decode on its first event.
+func (a *attempt) opening(first []byte) error {
+	if event := skipComments(first); isError(event) {
+		text := dataOf(event)
+		if i := bytes.IndexAny(text, "\r\n"); i >= 0 {
+			text = text[:i]
+		}
+		return &h1.Error{Phase: "answer", Err: fmt.Errorf("%w: %s", errOpening, errorMessage(text))}
+	}
+	if !a.commit() {
+		return a.beaten()
+	}
+	return nil
 }

@@ -43,7 +43,7 @@ func FuzzEvents(f *testing.F) {
 				if !bytes.HasSuffix(run, []byte("\n\n")) && !bytes.HasSuffix(run, []byte("\n\r\n")) && !bytes.HasSuffix(run, []byte("\r\r")) {
 					t.Fatalf("no whole events: %q of %q", run, in)
 				}
-				if len(out) == 0 && i%2 == 1 && len(said(run)) == 0 {
+				if len(out) == 0 && i%2 == 1 && len(skipComments(run)) == 0 {
 					t.Fatalf("it began with %q of %q", run, in)
 				}
 				out = append(out, run...)
@@ -54,7 +54,7 @@ func FuzzEvents(f *testing.F) {
 				if err != io.EOF || !e.ended() || !bytes.HasPrefix(in, bytes.TrimRight(out, "\r\n")) {
 					t.Fatalf("%q became %q, %v", in, out, err)
 				}
-			case (err == errHalf) != (len(said(rest)) > 0) || err != errHalf && err != io.EOF:
+			case (err == errHalf) != (len(skipComments(rest)) > 0) || err != errHalf && err != io.EOF:
 				t.Fatalf("%q became %q and %q, %v", in, out, rest, err)
 			}
 		}

@@ -4,9 +4,10 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"time"
+
+	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/h1"
@@ -18,71 +19,82 @@ import (
 const (
 	stateQueued  = "queued"  // waits for admission
 	statePicking = "picking" // waits for a pair
-	stateWaiting = "waiting" // legs are out, no byte yet
+	stateWaiting = "waiting" // legs are sent, no byte yet
 	stateRelay   = "relay"   // decode answers
 	stateOver    = "over"
 )
 
+// summary is what the ledger and /debug/requests show of a request.
+type summary struct {
+	id, path, model string // path is a route
+	streams, probe  bool
+	over            bool
+	state           string
+	since, start    time.Time
+	end             time.Time // deadline
+	admitted        time.Time
+	dispatched      time.Time // first attempt
+	first           time.Time // decode's first byte
+	status          int
+	failed          string // why
+}
+
 // request is one inference request from its arrival to the end of its answer.
 type request struct {
 	s         *Service
-	id        string
 	method    string
-	path      string // route
 	body      []byte // the client's; valid until the handler returns
 	top       openai.Top
 	seed      int64
-	probe     bool
-	forwarded bool      // it is passed on to one engine; see forward.go
-	ex        bool      // explain
+	forwarded bool // to one engine; see forward.go
+	explain   bool
 	trace     [2]string // traceparent and tracestate for the legs
 	span      *span     // nil unless sampled
-	start     time.Time
-	end       time.Time // deadline
 
-	ctx   h1.Life     // ends with it; see cancel
+	ctx   h1.Life     // ends with the request; see cancel
 	timer *time.Timer // ends it at the deadline
 
-	client *h1.Conn // whose end ends it; nil for the router's own
-	placed bool     // it has a place, to be given back
+	client *h1.Conn // its end ends the request; nil for the router's own
+	placed bool     // it has a place to give back
 
 	chain   pick.Chain
 	session string        // what the client says belongs together
-	reaches []sense.Reach // who has how much of the prompt, as the last choice knew it
+	reaches []sense.Reach // who had how much of the prompt at the last choice
 	tenant  *tenant       // whose key it came with; nil if nobody asks
-	adm     *admission    // nil for most; see there
+	adm     *admission    // mostly nil; see there
 	usage   usage
 	pulse   *pulse // of a stream that is over
-	auth    string // the client's Authorization, if it is to be passed on
+	auth    string // the client's Authorization, if it is passed on
+	bytes   int64  // relayed
 
-	mu         sync.Mutex // guards what the ledger shows
-	model      string
-	streams    bool
-	admitted   time.Time
-	dispatched time.Time // first dispatch
-	first      time.Time // decode's first byte
-	state      string
-	since      time.Time
-	attempts   []*attempt
-	status     int
-	failed     string // why, for the log
-	bytes      int64
-	over       bool
+	mu       sync.Mutex // guards attempts, and the summary once others can see it
+	attempts []*attempt
+	summary
 }
 
-func (q *request) set(state string) {
+func (q *request) setState(state string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.state, q.since = state, time.Now()
 }
 
-// newRequest registers a request; finish is its end.
-func (s *Service) newRequest(id, method, path string) *request {
-	q := &request{s: s, id: id, method: method, path: path, start: time.Now(), seed: rand.Int64()}
-	q.state, q.since = stateQueued, q.start
+// clientRequest registers a client's request, which ends when the client leaves.
+func (s *Service) clientRequest(ctx *fasthttp.RequestCtx, id string) *request {
+	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()), false)
+	q.tenant = tenantOf(ctx)
+	q.client = h1.ConnOf(ctx.Conn())
+	q.client.Watch(s.Watcher, q)
+	return q
+}
+
+// newRequest registers a request; finish is its end. No user made a probe.
+func (s *Service) newRequest(id, method, path string, probe bool) *request {
+	now := time.Now()
+	q := &request{s: s, method: method, seed: rand.Int64(),
+		summary: summary{id: id, path: path, probe: probe, start: now, state: stateQueued, since: now}}
 	s.mu.Lock()
 	s.requests[q] = struct{}{}
-	over := context.Cause(s.Ctx) // end, which comes behind that, has not seen q
+	over := context.Cause(s.Ctx) // then End may not have seen q
 	s.mu.Unlock()
 	if over != nil {
 		q.cancel(over)
@@ -90,8 +102,7 @@ func (s *Service) newRequest(id, method, path string) *request {
 	return q
 }
 
-// cancel ends the request before it is answered, and its legs. It does not
-// block.
+// cancel ends the request, if it is not answered yet, and its legs. It does not block.
 func (q *request) cancel(why error) {
 	if !q.ctx.End(why) {
 		return
@@ -101,22 +112,13 @@ func (q *request) cancel(why error) {
 	}
 }
 
-// shown sets what the ledger shows of the request: others read it from the
-// moment when it was made.
-func (q *request) shown(model string, streams bool) {
+func (q *request) setModel(model string, streams bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.model, q.streams = model, streams
 }
 
-// internal marks a request that no user made.
-func (q *request) internal() {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.probe = true
-}
-
-// deadline makes the request end after d at most.
+// deadline ends the request after d at the latest.
 func (q *request) deadline(d time.Duration) {
 	q.mu.Lock()
 	q.end = q.start.Add(d)
@@ -124,8 +126,8 @@ func (q *request) deadline(d time.Duration) {
 	q.timer = time.AfterFunc(d, func() { q.cancel(errDeadline) })
 }
 
-// slim gives up what only dispatch needs, once the answer streams: the prompt
-// can be larger than all else that a stream takes.
+// slim frees what only dispatch needs once the answer streams: the prompt can be larger
+// than everything else that a stream holds.
 func (q *request) slim() {
 	q.usage.guess = q.top.PromptTokens()
 	if q.attempts[len(q.attempts)-1].prefillOpen() {
@@ -135,17 +137,11 @@ func (q *request) slim() {
 	q.top = openai.Top{N: q.top.N, Prompts: q.top.Prompts, Stream: q.top.Stream, Messages: q.top.Messages, Logprobs: q.top.Logprobs, PromptLogprobs: q.top.PromptLogprobs}
 }
 
-// watch cancels the request when its client leaves.
-func (q *request) watch(conn net.Conn) {
-	q.client = h1.ConnOf(conn)
-	q.client.Watch(q.s.Watcher, q)
-}
-
-// Left implements Leaver.
+// Left implements h1.Leaver.
 func (q *request) Left() { q.cancel(errClientGone) }
 
-// finish ends the request with what the client was told, and accounts for it.
-// Only the first call counts.
+// finish ends the request with what the client was told, and accounts for it. Only the
+// first call counts.
 func (q *request) finish(status int, reason string) {
 	q.mu.Lock()
 	if q.over {
@@ -174,9 +170,9 @@ func (q *request) finish(status int, reason string) {
 		}
 		q.record()
 	}
-	// Decode may end before prefill's "done" is here. It is about to come, and
-	// closing its connection would only cost the next request one. A leg that
-	// is still being sent may hold the client's body, which ends here.
+	// Decode may end before prefill's "done" arrives. It is about to come, and closing its
+	// connection would only cost the next request one. A leg that is still being sent may
+	// hold the client's body, which ends here.
 	if n := len(attempts); n == 0 || status != 200 || !attempts[n-1].prefillOpen() || !attempts[n-1].p.sent.Load() ||
 		!q.s.Spawn(func() { await(attempts[n-1].pDone); end() }) {
 		end()
@@ -186,21 +182,18 @@ func (q *request) finish(status int, reason string) {
 	}
 }
 
-// record moves the request from those that run to the recent ones.
+// record moves the request from the running ones to the recent ones. Probes leave no trace.
 func (q *request) record() {
-	s := q.s
 	var rec record
-	if keep := !q.probe && len(s.history.ring) > 0; keep {
+	if !q.probe {
 		q.note(&rec)
+		q.emit(&rec)
 	}
-	if q.span != nil && !q.probe {
-		q.emit()
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.requests, q)
-	if rec.start != (time.Time{}) {
-		s.history.add(&rec)
+	q.s.mu.Lock()
+	defer q.s.mu.Unlock()
+	delete(q.s.requests, q)
+	if !q.probe {
+		q.s.history.add(&rec)
 	}
 }
 
@@ -218,7 +211,7 @@ func (q *request) account() {
 		q.answered(route)
 	}
 	m.bytes.Add(float64(q.bytes))
-	log := q.s.Log.Handler() // itself: a Logger looks up who calls it, for each line
+	log := q.s.Log.Handler() // a Logger would look up its caller for each line
 	if !log.Enabled(q.s.Ctx, slog.LevelInfo) {
 		return
 	}
@@ -233,12 +226,12 @@ func (q *request) account() {
 		a := q.attempts[n-1]
 		attrs = append(attrs, slog.String("prefill", a.p.inst.ID), slog.String("decode", a.d.inst.ID),
 			slog.String("link", a.link.String()), slog.Int("attempts", n))
+		if a.falls != "" {
+			attrs = append(attrs, slog.String("fallback", string(a.falls)))
+		}
 	}
-	if n := len(q.attempts); n > 0 && q.attempts[n-1].falls != "" {
-		attrs = append(attrs, slog.String("fallback", string(q.attempts[n-1].falls)))
-	}
-	if q.adm != nil && q.adm.tenant != nil {
-		attrs = append(attrs, slog.String("tenant", q.adm.tenant.name))
+	if q.adm != nil && q.tenant != nil {
+		attrs = append(attrs, slog.String("tenant", q.tenant.name))
 	}
 	if q.failed != "" {
 		attrs = append(attrs, slog.String("err", q.failed))
@@ -248,7 +241,7 @@ func (q *request) account() {
 	_ = log.Handle(q.s.Ctx, line) // a log that cannot be written has nobody to tell
 }
 
-// answered accounts for what a request was answered with.
+// answered accounts for the answer's times and tokens.
 func (q *request) answered(route *routeMetrics) {
 	route.ttft().Observe(q.first.Sub(q.start).Seconds())
 	prompt, generated := q.tokens()

@@ -1,6 +1,6 @@
-// Package flight takes a request from its admission to the end of its answer: it
-// picks pairs, sends both legs, tries again where nothing has reached the
-// client, and relays. DESIGN.md has the rules.
+// Package flight takes a request from its admission to the end of its answer: it picks
+// pairs, sends both legs, tries again while nothing has reached the client, and relays.
+// DESIGN.md has the rules.
 package flight
 
 import (
@@ -29,24 +29,24 @@ type Deps struct {
 	PassAuthorization bool          // the client's Authorization goes to engines
 	PeerTokens        int           // see Events
 	Paced             bool          // workers are compared by the pace of their streams
-	AskTimeout        time.Duration // of requests that any worker answers by itself
+	AskTimeout        time.Duration // of requests that any worker can answer
 
 	Log     *slog.Logger
 	Members *sense.Members
 	Feeds   *sense.Feeds
 	Picker  *pick.Picker
 	Client  *h1.Client
-	Watcher *clientwatch.Watcher // of clients that leave
+	Watcher *clientwatch.Watcher // for clients that leave
 	Tracer  *trace.Exporter      // nil without tracing
-	Paths   []string             // that have metrics of their own
+	Paths   []string             // those with metrics of their own
 	Ctx     context.Context      //nolint:containedctx // ends when everything must
-	Spawn   func(func()) bool    // runs what shutdown waits for; false when it is too late
+	Spawn   func(func()) bool    // runs what shutdown waits for; false if it is too late
 }
 
 // Service takes requests from admission to the end of their answer.
 type Service struct {
 	Deps
-	fleet   sense.Fleet
+	fleet   *fleet.Watcher
 	metrics *metrics
 	gate    *gate
 	keys    *keyring
@@ -63,50 +63,49 @@ type Service struct {
 	history  history
 }
 
-// New makes the service; the keys of APIKeysFile are not loaded yet.
+// New makes the service. It does not load the keys of APIKeysFile; LoadKeys does.
 func New(d Deps) (*Service, error) {
 	s := &Service{Deps: d, fleet: d.Members.Fleet, gate: newGate(d.Limits), hosts: d.MediaHosts, maxAnswer: strconv.Itoa(d.MaxResponseBytes),
 		budget: newBudget(d.RetryRatio, d.RetryBurst, d.RetryMin), hedges: newHedger(d.Hedge),
-		legs: legs{byID: map[string]map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}},
-		requests: map[*request]struct{}{}, history: newHistory(d.History)}
+		legs: legs{open: map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}},
+		requests: map[*request]struct{}{}, history: history{ring: make([]record, d.History)}}
 	s.metrics = newMetrics(s)
 	var err error
 	s.keys, err = newKeyring(&d.Policy, s.metrics.tenants)
 	return s, err
 }
 
-// Collectors are the metrics.
+// Collectors returns the metrics.
 func (s *Service) Collectors() []prometheus.Collector { return s.metrics.all }
 
 // LoadKeys reads APIKeysFile; on an error the old keys stay in force.
 func (s *Service) LoadKeys() error { return s.keys.load() }
 
-// SetLimits puts new limits in force; requests go on.
+// SetLimits puts new limits in force; running requests go on.
 func (s *Service) SetLimits(l Limits) { s.gate.set(l) }
 
-// Sweep follows the fleet: it ends the legs of workers that died, and forgets
-// what engines said that are no more.
+// Sweep follows the fleet: it ends the legs of dead workers and forgets engines that left.
 func (s *Service) Sweep(now *fleet.Snapshot) {
 	s.legs.sweep(now)
 	s.facts.prune(now)
 }
 
-// End ends what runs.
+// End cancels all running requests.
 func (s *Service) End(why error) {
 	for _, q := range s.running() {
 		q.cancel(why)
 	}
 }
 
-// InFlight is how many requests run.
+// InFlight is the number of running requests.
 func (s *Service) InFlight() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.requests)
 }
 
-// Brief accounts for a request that has no life of its own. Health checks and the
-// like are logged at debug level only.
+// Brief accounts for a request that is answered at once. Health checks and the like are
+// logged at debug level only.
 func (s *Service) Brief(ctx *fasthttp.RequestCtx, id, path string) {
 	status := ctx.Response.StatusCode()
 	s.metrics.request(path, status)
@@ -117,8 +116,53 @@ func (s *Service) Brief(ctx *fasthttp.RequestCtx, id, path string) {
 	s.Log.Log(s.Ctx, level, "request", "request_id", id, "method", h1.Clip(string(ctx.Method())), "path", h1.Clip(string(ctx.Path())), "status", status)
 }
 
-// Refuse answers a request that has no life of its own.
+// Refuse answers a request with an error at once.
 func (s *Service) Refuse(ctx *fasthttp.RequestCtx, id, path string, e *openai.Error) {
 	h1.WriteError(ctx, e)
 	s.Brief(ctx, id, path)
+}
+
+// Models serves /v1/models: what can be served now.
+func (s *Service) Models(ctx *fasthttp.RequestCtx, id string) {
+	h1.WriteJSON(ctx, 200, openai.AppendModels(nil, s.servedTo(tenantOf(ctx))))
+	s.Brief(ctx, id, "/v1/models")
+}
+
+// OneModel serves /v1/models/NAME.
+func (s *Service) OneModel(ctx *fasthttp.RequestCtx, id, name string) {
+	if !s.Keyed(ctx) {
+		s.Refuse(ctx, id, "/v1/models", openai.Unauthorized("the API key is missing or wrong, or it has expired"))
+		return
+	}
+	list, known := s.Members.Served()
+	if t := tenantOf(ctx); t != nil && !t.key.May(name) {
+		list, known = nil, nil
+	}
+	for _, m := range list {
+		if m.ID == name {
+			h1.WriteJSON(ctx, 200, openai.AppendModel(nil, m))
+			s.Brief(ctx, id, "/v1/models")
+			return
+		}
+	}
+	err := openai.ModelNotFound(name)
+	if _, ok := known[name]; ok {
+		err = openai.Unavailable("the model %q cannot be served now: no live, compatible pair of workers that have passed their probe has it", h1.Clip(name))
+	}
+	s.Refuse(ctx, id, "/v1/models", err)
+}
+
+// servedTo lists the served models that a tenant may use.
+func (s *Service) servedTo(t *tenant) []openai.Model {
+	all, _ := s.Members.Served()
+	if t == nil {
+		return all
+	}
+	var out []openai.Model
+	for _, m := range all {
+		if t.key.May(m.ID) {
+			out = append(out, m)
+		}
+	}
+	return out
 }

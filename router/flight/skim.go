@@ -9,52 +9,46 @@ import (
 	"github.com/xpyd/xpyd/router/limit"
 )
 
-// skim reads a JSON object that passes by: at its top level who the model is,
-// and whether a field is there that a client may not set; anywhere in it, what
-// the engine would fetch. Whoever has it read a piece looks at what it found, and
-// at scan.Err: nothing behind an error is read, and so it may not pass.
+// skim reads a JSON object as it passes: which model its top level names, whether it has a
+// field that a client may not set, and, at any level, what the engine would fetch. Whoever
+// feeds it a piece looks at its findings and at scan.Err: it reads nothing after an error,
+// so nothing after one may pass.
 type skim struct {
 	model  string
-	named  bool               // the key model was there
-	twice  bool               // it was there again, or with another name than model, if that was set
-	link   string             // the first field that links legs, "" when none
-	urls   []string           // as openai.Top.URLs; whoever has looked at them empties it
-	worded bool               // priority is a string, which some engines take for a number
-	best   limit.Class        // the highest priority that may be asked for
-	better []priorityAt       // where the last piece asks for more
-	num    map[string]float64 // the numbers of countedField and countedUsage that were there
+	named  bool               // there was a key model
+	twice  bool               // there was another one, or another name than model, if that was set
+	link   string             // the first field that links legs; "": none
+	urls   []string           // as openai.Top.URLs; whoever has checked them empties it
+	worded bool               // priority is a string, which some engines read as a number
+	best   limit.Class        // the best priority that may be asked for
+	better []priorityAt       // where the last piece asks for a better one
+	num    map[string]float64 // the values of counted keys
 
 	scan  jsonscan.Scanner
 	piece int    // offset of the last piece
 	top   string // key at the top level
-	key   string // the last one, anywhere
+	key   string // the last one, at any level
 	value bool   // the next token is its value
 }
 
-// priorityAt is where a piece has a priority, or a part of one, that is above the
-// best: all of it in [from, to), and the first digit, which another piece may have.
+// priorityAt is where a piece has a priority, or a part of one, that is too good: all of it
+// in [from, to), and its first digit, which may be in another piece.
 type priorityAt struct{ from, to, digit int }
 
 const maxToken = jsonscan.MaxToken // bounds what is kept of a string
 
-// counted reports whether the present key's value is a number that is wanted: of a
-// request what it may cost and its priority, of an answer the tokens it used.
+// counted reports whether the current key's number is wanted: of a request its cost and
+// priority, of an answer the tokens it used.
 func (s *skim) counted() bool {
-	if depth := s.scan.Depth(); depth == 1 {
-		switch s.key {
-		case "priority", "max_tokens", "max_completion_tokens", "max_output_tokens":
-			return true
-		}
-	} else if depth == 2 && s.top == "usage" {
-		switch s.key {
-		case "prompt_tokens", "input_tokens", "completion_tokens", "output_tokens":
-			return true
-		}
+	switch s.key {
+	case "priority", "max_tokens", "max_completion_tokens", "max_output_tokens":
+		return s.scan.Depth() == 1
+	case "prompt_tokens", "input_tokens", "completion_tokens", "output_tokens":
+		return s.scan.Depth() == 2 && s.top == "usage"
 	}
 	return false
 }
 
-// read takes the next bytes of the body.
 func (s *skim) read(p []byte) {
 	s.scan.Feed(p)
 	s.piece, s.better = s.scan.Pos(), s.better[:0]
@@ -75,8 +69,8 @@ func (s *skim) read(p []byte) {
 	}
 }
 
-// number takes a number, or as much of it as there is: a priority that is better
-// than the best, where the lower number is the higher, may not pass.
+// number handles a number, or as much of it as there is. A priority that is too good, where
+// the lower number is the better, is noted.
 func (s *skim) number(whole bool) {
 	if !s.counted() {
 		return
@@ -106,7 +100,6 @@ func (s *skim) kept() (text string, overlong bool) {
 	return string(jsonscan.AppendDecoded(nil, raw)), overlong
 }
 
-// member takes a key.
 func (s *skim) member() {
 	var overlong bool
 	if s.key, overlong = s.kept(); overlong {
@@ -124,7 +117,7 @@ func (s *skim) member() {
 	}
 }
 
-// text takes a string that is a member's value.
+// text handles a string that is a member's value.
 func (s *skim) text() {
 	atTop := s.scan.Depth() == 1
 	switch {
@@ -143,7 +136,7 @@ func (s *skim) text() {
 	}
 }
 
-// fetched reports whether the present key is one whose value an engine fetches.
+// fetched reports whether engines fetch the current key's value.
 func (s *skim) fetched() bool {
 	switch s.top {
 	case "metadata":

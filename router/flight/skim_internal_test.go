@@ -38,7 +38,7 @@ func TestSkim(t *testing.T) {
 	f(`{"bootstrap_pair_key":1}`, "", "bootstrap_*")
 	for _, name := range []string{"kv_transfer_params", "disaggregated_params", "bootstrap_host", "bootstrap_port", "bootstrap_room"} {
 		f(`{"`+name+`":1}`, "", name)
-		if top, err := openai.Scan([]byte(`{"`+name+`":{}}`), openai.Limits{}); err != nil || top.Link != name {
+		if top, err := openai.Scan([]byte(`{"` + name + `":{}}`)); err != nil || top.Link != name {
 			t.Errorf("%s: %q %v", name, top.Link, err)
 		}
 	}

@@ -27,13 +27,13 @@ func TestSweep(t *testing.T) {
 		"an older snapshot":  {6, nil, false},
 	} {
 		l := newLeg(fleet.Decode, &fleet.Instance{ID: "d0", Epoch: 3}, 7)
-		r := &legs{byID: map[string]map[*leg]struct{}{}}
+		r := &legs{open: map[*leg]struct{}{}}
 		r.add(l)
 		r.sweep(fleet.NewSnapshot(c.version, time.Now(), c.members))
 		if ended := l.Cause(); (ended != nil) != c.ends {
 			t.Errorf("%s: %v, want an end: %t", name, ended, c.ends)
 		}
-		if r.remove(l); r.count() != 0 || len(r.byID) != 0 {
+		if r.remove(l); r.count() != 0 {
 			t.Errorf("%s: %d legs are left", name, r.count())
 		}
 	}

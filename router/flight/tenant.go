@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,30 +16,30 @@ import (
 	"github.com/xpyd/xpyd/router/limit"
 )
 
-// tenant is for whom a request is: the owner of its API key, or who a trusted
-// header names.
+// tenant is whom a request is for: the owner of its API key, or whom a trusted header
+// names.
 type tenant struct {
 	name    string
-	key     *apikey.Key    // with which it came; never nil
+	key     *apikey.Key    // never nil
 	account *limit.Account // nil without limits
 	stats   *tenantStats
 }
 
-// keyring is the keys in force. While there are none, and no header names
-// tenants, nobody is asked who they are.
+// keyring holds the keys in force. While there are none and no header names tenants, nobody
+// is asked who they are.
 type keyring struct {
-	path   string   // of the file of keys, "" for none
+	path   string   // of the file of keys; "": none
 	plain  []string // keys of the configuration
-	header string   // that names tenants, "" for none
+	header string   // that names tenants; "": none
 	stats  *statsByName
 
-	now atomic.Pointer[keys] // nil: no keys are needed
+	now atomic.Pointer[keys] // nil: no key is needed
 
 	mu       sync.Mutex
-	accounts map[string]*limit.Account // by tenant; what was used survives a reload
+	accounts map[string]*limit.Account // by tenant; they survive a reload
 }
 
-// keys is one version of them. It is immutable.
+// keys is one immutable version of them.
 type keys struct {
 	ring    *apikey.Ring
 	tenants map[string]*tenant
@@ -47,12 +48,12 @@ type keys struct {
 func newKeyring(cfg *Policy, stats *statsByName) (*keyring, error) {
 	k := &keyring{path: cfg.APIKeysFile, plain: cfg.APIKeys, header: cfg.TenantHeader, stats: stats, accounts: map[string]*limit.Account{}}
 	if k.path != "" {
-		return k, nil // files.add loads it
+		return k, nil // LoadKeys follows
 	}
 	return k, k.load()
 }
 
-// load reads the file and puts it in force; on an error nothing changes.
+// load reads the file and puts its keys in force; on an error nothing changes.
 func (k *keyring) load() error {
 	if k.path == "" && len(k.plain) == 0 {
 		return nil
@@ -89,11 +90,11 @@ func (k *keyring) load() error {
 	return nil
 }
 
-// open is the key of those who need none.
+// anyone is the key of requests that need none.
 var anyone = apikey.Key{Priority: "high", NamesTenants: true}
 
-// identify finds out for whom a request is; nil if nobody asks. ok is false
-// for a key that is missing, wrong or has ended.
+// identify finds out whom a request is for; nil if nobody asks. ok is false for a key that
+// is missing, wrong or expired.
 func (k *keyring) identify(h *fasthttp.RequestHeader) (t *tenant, ok bool) {
 	now := k.now.Load()
 	if now == nil && k.header == "" {
@@ -101,7 +102,7 @@ func (k *keyring) identify(h *fasthttp.RequestHeader) (t *tenant, ok bool) {
 	}
 	key := &anyone
 	if now != nil {
-		secret, ok := Bearer(h)
+		secret, ok := Credentials(h, "bearer ")
 		if !ok {
 			return nil, false
 		}
@@ -124,11 +125,10 @@ func (k *keyring) identify(h *fasthttp.RequestHeader) (t *tenant, ok bool) {
 	return named, true
 }
 
-// Bearer is the key that a request shows.
-func Bearer(h *fasthttp.RequestHeader) ([]byte, bool) {
-	const scheme = "bearer "
+// Credentials are what a request's Authorization has after a scheme, such as "bearer ".
+func Credentials(h *fasthttp.RequestHeader, scheme string) ([]byte, bool) {
 	v := h.Peek("Authorization")
-	if len(v) <= len(scheme) || !bytes.EqualFold(v[:len(scheme)], []byte(scheme)) {
+	if len(v) <= len(scheme) || !strings.EqualFold(string(v[:len(scheme)]), scheme) {
 		return nil, false
 	}
 	return bytes.TrimSpace(v[len(scheme):]), true
@@ -136,7 +136,7 @@ func Bearer(h *fasthttp.RequestHeader) ([]byte, bool) {
 
 type tenantKey struct{}
 
-// Keyed finds out for whom the request is; false if its key will not do.
+// Keyed finds out whom the request is for; false if its key is not accepted.
 func (s *Service) Keyed(ctx *fasthttp.RequestCtx) bool {
 	t, ok := s.keys.identify(&ctx.Request.Header)
 	switch {
@@ -149,13 +149,13 @@ func (s *Service) Keyed(ctx *fasthttp.RequestCtx) bool {
 	return ok
 }
 
-// tenantOf is what keyed found out.
+// tenantOf is the tenant that Keyed found; nil if nobody asked.
 func tenantOf(ctx *fasthttp.RequestCtx) *tenant {
 	t, _ := ctx.UserValue(tenantKey{}).(*tenant)
 	return t
 }
 
-// headers tells the client its limits by the names that OpenAI gives them.
+// headers tells the client its limits under OpenAI's header names.
 func (t *tenant) headers(h *fasthttp.ResponseHeader, now time.Time) {
 	requests, tokens := t.account.Levels(now)
 	set := func(what string, l limit.Level) {
@@ -170,7 +170,7 @@ func (t *tenant) headers(h *fasthttp.ResponseHeader, now time.Time) {
 	set("tokens", tokens)
 }
 
-// over is the answer for a request that goes beyond the tenant's limits.
+// over is the answer to a request that exceeds the tenant's limits.
 func (t *tenant) over(o *limit.Over, tokens float64) *openai.Error {
 	var e *openai.Error
 	switch o.What {

@@ -14,18 +14,15 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// Tokenize serves /tokenize and /detokenize: any live worker of the model can
-// answer, but those that drain get this no more than other work; a second is
-// tried if the first's connection breaks.
+// Tokenize serves /tokenize and /detokenize. Any live worker of the model that is not
+// draining can answer; if the first one's connection breaks, a second is tried.
 func (s *Service) Tokenize(ctx *fasthttp.RequestCtx, id string) {
-	q := s.newRequest(id, string(ctx.Method()), string(ctx.Path()))
-	q.watch(ctx.Conn())
+	q := s.clientRequest(ctx, id)
 	q.body = ctx.PostBody()
 	q.deadline(min(s.gate.get().RequestTimeout, s.AskTimeout))
 	ans, err := q.ask(ctx)
 	if err != nil {
-		h1.WriteError(ctx, err)
-		q.finish(err.Status, err.Message)
+		q.refuse(ctx, err)
 		return
 	}
 	ans.Write(ctx)
@@ -33,16 +30,16 @@ func (s *Service) Tokenize(ctx *fasthttp.RequestCtx, id string) {
 	q.finish(ans.Status, "")
 }
 
-// ask sends the request to one worker, then to another.
+// ask sends the request to one worker, and if that fails to another.
 func (q *request) ask(ctx *fasthttp.RequestCtx) (*Reply, *openai.Error) {
-	top, err := openai.Scan(q.body, openai.Limits{})
+	top, err := openai.Scan(q.body)
 	if err != nil {
 		return nil, err
 	}
 	if top.Link != "" {
 		return nil, linked(top.Link)
 	}
-	q.shown(h1.Clip(top.Model), false)
+	q.setModel(h1.Clip(top.Model), false)
 	if err := q.admit(ctx, &top); err != nil {
 		return nil, err
 	}
@@ -61,7 +58,7 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*Reply, *openai.Error) {
 				continue
 			case m.Draining || q.s.Members.Drained(m):
 				if tries == 0 {
-					last = errors.New("every worker that is live drains")
+					last = errors.New("every live worker is draining")
 				}
 				continue
 			}
@@ -85,40 +82,38 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*Reply, *openai.Error) {
 	return nil, openai.Upstream("%v", last)
 }
 
-// Question is a request of the router's own to one worker.
+// Question is the router's own request to one worker.
 type Question struct {
-	ID           string // of the request; "" makes one
+	ID           string // "": a new one
 	Method, Path string
 	Body         []byte
 	Timeout      time.Duration
-	Limit        int // bytes of the answer
+	Limit        int // most bytes of the answer
 }
 
-// Reply is a worker's answer to one.
+// Reply is a worker's answer to a Question.
 type Reply struct {
 	Status      int
 	ContentType string
 	Body        []byte
 }
 
-// Write answers with it.
+// Write answers the client with r.
 func (r *Reply) Write(ctx *fasthttp.RequestCtx) {
 	ctx.SetStatusCode(r.Status)
 	ctx.SetContentType(r.ContentType)
 	ctx.Response.SetBodyRaw(r.Body)
 }
 
-// Ask sends one request to a worker.
+// Ask sends a question to a worker.
 func (s *Service) Ask(m *fleet.Member, x Question) (*Reply, error) {
-	q := s.newRequest(h1.RequestID([]byte(x.ID)), x.Method, x.Path)
-	q.internal()
+	q := s.newRequest(h1.RequestID([]byte(x.ID)), x.Method, x.Path, true)
 	q.body = x.Body
 	q.deadline(x.Timeout)
 	defer q.finish(200, "")
 	return q.askOne(m, s.fleet.Snapshot().Version, x.Limit)
 }
 
-// askOne sends the request to one worker.
 func (q *request) askOne(m *fleet.Member, version uint64, limit int) (*Reply, error) {
 	l := newLeg(m.Role, &m.Instance, version)
 	defer l.End(errOver)
@@ -142,7 +137,6 @@ func (q *request) askOne(m *fleet.Member, version uint64, limit int) (*Reply, er
 	}
 	body, err := b.All(limit)
 	if err != nil {
-		b.Abort()
 		return nil, fmt.Errorf("worker %s: %w", m.ID, err)
 	}
 	r := &Reply{b.Header.StatusCode(), string(b.Header.ContentType()), body}

@@ -13,16 +13,15 @@ import (
 	"github.com/xpyd/xpyd/router/sense"
 )
 
-// Try implements Trier: the probe is a request that is marked and bound to its pair.
+// Try implements sense.Trier: a probe is a marked request that is bound to its pair.
 func (s *Service) Try(pr *sense.Pair, path, fields string) error {
-	q := s.newRequest(h1.RequestID(nil), "POST", path)
-	q.internal()
-	q.shown(pr.D.Model, false)
+	q := s.newRequest(h1.RequestID(nil), "POST", path, true)
+	q.setModel(pr.D.Model, false)
 	q.body = openai.AppendString([]byte(`{"model":`), pr.D.Model)
 	q.body = append(append(append(q.body, ','), fields...), '}')
 	q.deadline(s.Members.ProbeTimeout)
 	var serr *openai.Error
-	if q.top, serr = openai.Scan(q.body, openai.Limits{}); serr != nil {
+	if q.top, serr = openai.Scan(q.body); serr != nil {
 		q.finish(serr.Status, serr.Message)
 		return serr
 	}
@@ -31,7 +30,7 @@ func (s *Service) Try(pr *sense.Pair, path, fields string) error {
 		members = append(members, *m)
 	}
 	view := pick.View{Snapshot: fleet.NewSnapshot(pr.Version, time.Time{}, members)}
-	// A picker of its own: probes are no load, and no user's choice.
+	// With a picker of its own, probes count neither as load nor as choices.
 	own := pick.New(pick.Config{Policy: pick.RoundRobin}, nil)
 	choice, err := own.Pick(view, &pick.Request{Model: pr.D.Model})
 	if err != nil {
@@ -45,29 +44,30 @@ func (s *Service) Try(pr *sense.Pair, path, fields string) error {
 		err = f.probe()
 	case ans.status != 200:
 		err = fmt.Errorf("status %d: %s", ans.status, errorMessage(ans.body))
-	default: // prefill's word too: both must have passed
+	default: // prefill must have passed too
 		select {
 		case <-a.pDone:
 			err = a.prefillError()
-		case <-q.ctx.Done(): // the leg may linger
-			err = (&failure{role: fleet.Prefill, id: a.p.inst.ID, err: q.ctx.Cause()}).probe()
+		case <-q.ctx.Done(): // its leg may linger
+			err = (&failure{by: a.p, err: q.ctx.Cause()}).probe()
 		}
 	}
 	q.finish(200, "")
 	return err
 }
 
-// prefillError reports whether prefill's leg ended other than done.
+// prefillError is why prefill's leg failed; nil if it did not.
 func (a *attempt) prefillError() error {
-	if state, _ := a.p.get(); state != legDone && state != legUnused {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		return (&failure{role: fleet.Prefill, id: a.p.inst.ID, outcome: a.outcome, err: fmt.Errorf("its leg ended %s %s", state, a.outcome)}).probe()
+	state := a.p.record().State
+	if state == legDone || state == legUnused {
+		return nil
 	}
-	return nil
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return (&failure{by: a.p, outcome: a.outcome, err: fmt.Errorf("its leg ended %s %s", state, a.outcome)}).probe()
 }
 
-// probe is the failure as the prober knows it.
+// probe is the failure in the prober's terms.
 func (f *failure) probe() error {
 	return &sense.ProbeError{Err: f, Status: f.status, Full: f.outcome == ticket.NoSpace, Refuses: errors.Is(f.err, sense.ErrRefusesUs), Shortage: f.reason == reasonShortage}
 }

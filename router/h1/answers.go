@@ -1,6 +1,7 @@
 package h1
 
 import (
+	"bytes"
 	crand "crypto/rand"
 	"encoding/hex"
 	"log/slog"
@@ -23,14 +24,14 @@ func WriteError(ctx *fasthttp.RequestCtx, e *openai.Error) {
 	ctx.Response.SetBodyRaw(e.Append(nil))
 }
 
-// WriteJSON answers with a body of JSON.
+// WriteJSON answers with a JSON body.
 func WriteJSON(ctx *fasthttp.RequestCtx, status int, body []byte) {
 	ctx.SetStatusCode(status)
 	ctx.SetContentType("application/json")
 	ctx.Response.SetBodyRaw(body)
 }
 
-// RetryAfter is in seconds; 0 means no Retry-After.
+// RetryAfter is in seconds; 0: no Retry-After.
 func RetryAfter(status int) int {
 	if status == 429 || status == 503 {
 		return 1
@@ -38,7 +39,7 @@ func RetryAfter(status int) int {
 	return 0
 }
 
-// Method treats HEAD as GET: the server leaves the body out.
+// Method treats HEAD as GET: the server leaves out the body.
 func Method(ctx *fasthttp.RequestCtx) string {
 	if ctx.IsHead() {
 		return "GET"
@@ -46,36 +47,24 @@ func Method(ctx *fasthttp.RequestCtx) string {
 	return string(ctx.Method())
 }
 
-// logAdapter takes what the HTTP server has to say about broken connections,
-// which is a client's doing and no warning.
+// logAdapter logs what fasthttp says of broken connections: clients cause them, so it is no
+// warning.
 type logAdapter struct{ log *slog.Logger }
 
 func (l logAdapter) Printf(format string, args ...any) {
 	l.log.Debug("http", "text", strings.TrimSpace(format))
 }
 
-// RequestID is the client's if it is a plain name, else a fresh one.
+const idChars = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+
+// RequestID is the client's if it is a plain name, else a new one.
 func RequestID(client []byte) string {
-	if plainID(client) {
+	if n := len(client); n > 0 && n <= 128 && len(bytes.Trim(client, idChars)) == 0 {
 		return string(client)
 	}
 	var b [12]byte
 	crand.Read(b[:]) // never fails
 	return "req-" + hex.EncodeToString(b[:])
-}
-
-func plainID(id []byte) bool {
-	if len(id) == 0 || len(id) > 128 {
-		return false
-	}
-	for _, c := range id {
-		switch {
-		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '.', c == '_', c == '-':
-		default:
-			return false
-		}
-	}
-	return true
 }
 
 // Clip bounds foreign text in messages and logs.

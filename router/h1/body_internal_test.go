@@ -18,6 +18,8 @@ type deadConn struct {
 
 func (deadConn) SetReadDeadline(time.Time) error { return nil }
 
+func (deadConn) Close() error { return nil }
+
 func (c deadConn) Read(p []byte) (int, error) { return c.r.Read(p) }
 
 func bodyOf(r io.Reader, chunked bool, length int64) *Response {
@@ -26,7 +28,7 @@ func bodyOf(r io.Reader, chunked bool, length int64) *Response {
 	if chunked {
 		length = -1
 	}
-	return &Response{conn: c, httpBody: newBody(&c.in, int(length))}
+	return &Response{conn: c, life: &Life{}, httpBody: newBody(&c.in, int(length))}
 }
 
 // FuzzChunked: what our chunk reader accepts, the standard library's accepts

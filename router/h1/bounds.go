@@ -1,6 +1,7 @@
 package h1
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"time"
@@ -11,19 +12,18 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
-// Bounds are what a client may take of a server.
+// Bounds limit what a client may use of a server.
 type Bounds struct {
-	// MaxConns bounds the client connections; more are answered 503 at once.
+	// MaxConns bounds the client connections; more get a 503 at once.
 	MaxConns int `key:"max_conns"`
 	// MaxBodyBytes and MaxHeaderBytes bound a request (413, 431).
 	MaxBodyBytes   int `key:"max_body_bytes" unit:"bytes"`
 	MaxHeaderBytes int `key:"max_header_bytes" unit:"bytes"`
-	// ReadTimeout is how long a client may take to send one request (408).
+	// ReadTimeout is how long a client may take to send a request (408).
 	ReadTimeout time.Duration `key:"read_timeout"`
 	// IdleTimeout is how long a kept-alive client connection may idle.
 	IdleTimeout time.Duration `key:"idle_timeout"`
-	// StallTimeout is how long a client may not read while its stream has
-	// bytes for it.
+	// StallTimeout is how long a client may leave a stream's bytes unread.
 	StallTimeout time.Duration `key:"stall_timeout"`
 }
 
@@ -40,25 +40,72 @@ func (b *Bounds) Validate() error {
 		config.Positive("idle_timeout", b.IdleTimeout), config.Positive("stall_timeout", b.StallTimeout))
 }
 
-// Refusal is the answer for what is no proper HTTP request, or one beyond the
-// bounds.
+// Refusal is the answer to what is no valid HTTP request, or one beyond the bounds.
 func (b *Bounds) Refusal(err error) *openai.Error {
-	var small *fasthttp.ErrSmallBuffer
-	var timeout interface{ Timeout() bool }
-	var framing FramingError
+	if framing, ok := errors.AsType[FramingError](err); ok {
+		return openai.BadRequest("", "%v", framing)
+	}
+	_, small := errors.AsType[*fasthttp.ErrSmallBuffer](err)
 	switch {
 	case errors.Is(err, fasthttp.ErrBodyTooLarge):
 		return openai.TooLarge("the body is larger than %d bytes", b.MaxBodyBytes)
-	case errors.As(err, &small):
-		e := openai.BadRequest("", "the header is larger than %d bytes", b.MaxHeaderBytes)
-		e.Status, e.Code = 431, "header_too_large"
-		return e
-	case errors.As(err, &timeout) && timeout.Timeout():
-		e := openai.BadRequest("", "the request was not complete within %v", b.ReadTimeout)
-		e.Status, e.Code = 408, "request_timeout"
-		return e
-	case errors.As(err, &framing):
-		return openai.BadRequest("", "%v", err)
+	case small:
+		return openai.BadRequest("", "the header is larger than %d bytes", b.MaxHeaderBytes).WithStatus(431, "header_too_large")
+	case TimedOut(err):
+		return openai.BadRequest("", "the request was not complete within %v", b.ReadTimeout).WithStatus(408, "request_timeout")
 	}
 	return openai.BadRequest("", "malformed HTTP request")
+}
+
+// TimedOut reports whether an error is a timeout.
+func TimedOut(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// FramingError is a request whose end two proxies may see in different places.
+type FramingError string
+
+func (e FramingError) Error() string { return string(e) }
+
+// The framing errors. fasthttp itself refuses others, such as a length given twice.
+const (
+	ErrTwoLengths = FramingError("the request has both Content-Length and Transfer-Encoding")
+	ErrCoding     = FramingError("Transfer-Encoding: want chunked, or a Content-Length instead")
+	ErrLine       = FramingError("a header line does not end with CR LF, or is continued on the next one")
+)
+
+// framed refuses a header that leaves doubt where it or its body ends.
+func framed(h *fasthttp.RequestHeader) error {
+	var length, encoding bool
+	for raw := h.RawHeaders(); len(raw) > 0; {
+		end := bytes.IndexByte(raw, '\n')
+		if end < 1 || raw[end-1] != '\r' || raw[0] == ' ' || raw[0] == '\t' {
+			return ErrLine
+		}
+		line := raw[:end-1]
+		raw = raw[end+1:]
+		if len(line) < len("content-length:") {
+			continue
+		}
+		switch line[0] | 0x20 {
+		case 'c':
+			length = length || named(line, "content-length:")
+		case 't':
+			if named(line, "transfer-encoding:") {
+				encoding = true
+				if coding := bytes.Trim(line[len("transfer-encoding:"):], " \t"); !bytes.EqualFold(coding, []byte("chunked")) {
+					return ErrCoding
+				}
+			}
+		}
+	}
+	if length && encoding {
+		return ErrTwoLengths
+	}
+	return nil
+}
+
+func named(line []byte, name string) bool {
+	return len(line) >= len(name) && bytes.EqualFold(line[:len(name)], []byte(name))
 }

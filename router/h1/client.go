@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,8 +22,8 @@ import (
 
 // Timeouts bound the phases of a request to a worker.
 type Timeouts struct {
-	// ConnectTimeout, WriteTimeout and FirstByteTimeout bound the phases of a
-	// leg; ChunkTimeout is decode's longest silence within a stream.
+	// ConnectTimeout, WriteTimeout and FirstByteTimeout bound the phases of a leg;
+	// ChunkTimeout is decode's longest silence within a stream.
 	ConnectTimeout   time.Duration `key:"connect_timeout"`
 	WriteTimeout     time.Duration `key:"write_timeout"`
 	FirstByteTimeout time.Duration `key:"first_byte_timeout"`
@@ -43,13 +45,15 @@ func (t *Timeouts) Validate() error {
 		config.Positive("chunk_timeout", t.ChunkTimeout))
 }
 
-// Client is the connections to workers. Each leg owns one connection from
-// request to answer, so that cancelling a leg is closing its connection, which
-// the worker notices at once.
+// Client is the connections to workers. Each leg owns one connection from request to
+// answer: cancelling a leg closes it, which the worker notices at once.
 type Client struct {
 	cfg    Timeouts
 	Dialer net.Dialer
-	tls    clientTLS
+
+	upstream  Upstream
+	engineTLS atomic.Pointer[tls.Config] // to engines whose URL is https
+	memberTLS *tls.Config                // to the fleet's own workers; nil: they have none
 
 	mu     sync.Mutex
 	closed bool
@@ -58,21 +62,21 @@ type Client struct {
 
 	requests sync.Pool // of *fasthttp.RequestHeader
 	bufs     *lender   // what connections are read through
-	outs     outs      // what small requests are put together in
-	runs     outs      // what streams' events are cut in
+	outs     outs      // for putting small requests together
+	runs     outs      // for cutting streams into events
 }
 
 const (
-	upIdle   = 15 * time.Second      // idle longer than this, a connection is not used again
-	upFresh  = 10 * time.Millisecond // idle shorter than this, it is not looked at first: servers time idle connections out in seconds
+	upIdle   = 15 * time.Second      // a connection idle for longer is not used again
+	upFresh  = 10 * time.Millisecond // one idle for less is not checked: servers close idle connections after seconds
 	upHeader = 16 << 10              // most bytes of an answer's header
-	upSmall  = 16 << 10              // a request of so many bytes is put together and sent in one
+	upSmall  = 16 << 10              // a smaller request is put together and sent in one write
 )
 
-// NewClient makes a client. members is the TLS of the fleet's own workers; nil:
-// they have none.
+// NewClient makes a client. members is the TLS of the fleet's own workers; nil: they have
+// none.
 func NewClient(cfg Timeouts, u Upstream, members *tls.Config) *Client {
-	return &Client{cfg: cfg, tls: clientTLS{u: u, members: members}, idle: map[string][]*workerConn{}, open: map[*workerConn]struct{}{}, bufs: newLender(upHeader)}
+	return &Client{cfg: cfg, upstream: u, memberTLS: members, idle: map[string][]*workerConn{}, open: map[*workerConn]struct{}{}, bufs: newLender(upHeader)}
 }
 
 // Header returns an empty header; Recycle takes it back once it is sent.
@@ -89,20 +93,19 @@ func (u *Client) Header() *fasthttp.RequestHeader {
 // Recycle takes a header back.
 func (u *Client) Recycle(h *fasthttp.RequestHeader) { u.requests.Put(h) }
 
-// upConn is one connection, used by one leg at a time.
 type workerConn struct {
 	net.Conn
 	u      *Client
 	addr   string
 	in     inbuf
 	header fasthttp.ResponseHeader // of the answer to the leg that uses it
-	parts  [][]byte                // of its request, while it is written
+	parts  [][]byte                // of the request while it is written
 	since  time.Time               // idle since
 	until  time.Time               // the write deadline in force
 	once   sync.Once
 }
 
-// Close may be called by a leg's end and its cancellation at once.
+// Close may be called by a leg's end and by its cancellation at once.
 func (c *workerConn) Close() error {
 	var err error
 	c.once.Do(func() {
@@ -114,7 +117,7 @@ func (c *workerConn) Close() error {
 	return err
 }
 
-// Address is the address in an instance's URL, marked as secure for https.
+// Address is the address in an instance's URL, marked Secure for https.
 func Address(url string) (string, error) {
 	rest, ok := strings.CutPrefix(url, "http://")
 	mark := ""
@@ -131,30 +134,27 @@ func Address(url string) (string, error) {
 	return mark + rest, nil
 }
 
-// get returns an idle connection that still is one, or dials.
+// get returns an idle connection that still works, or dials.
 func (u *Client) get(l *Life, addr string) (*workerConn, error) {
-	for {
-		c := u.pop(addr)
-		if c == nil {
-			break
-		}
+	for c := u.pop(addr); c != nil; c = u.pop(addr) {
 		if idle := time.Since(c.since); idle < upFresh || idle < upIdle && quiet(under(c.Conn)) {
 			return c, nil
 		}
 		_ = c.Close()
 	}
-	ctx, cancel := l.context()
+	ctx, cancel := context.WithTimeout(l, u.cfg.ConnectTimeout)
 	defer cancel()
-	ctx, stop := context.WithTimeout(ctx, u.cfg.ConnectTimeout)
-	defer stop()
 	conn, err := u.Dialer.DialContext(ctx, "tcp", Bare(addr))
 	if t, ok := conn.(*net.TCPConn); ok && err == nil {
 		err = t.SetReadBuffer(upBuffer)
 	}
 	if err == nil {
-		conn, err = u.tls.shake(ctx, conn, addr)
+		conn, err = u.handshake(ctx, conn, addr)
 	}
 	if err != nil {
+		if conn != nil { // its buffer could not be set
+			conn.Close()
+		}
 		return nil, err
 	}
 	c := &workerConn{Conn: conn, u: u, addr: addr}
@@ -169,8 +169,8 @@ func (u *Client) get(l *Life, addr string) (*workerConn, error) {
 	return c, nil
 }
 
-// upBuffer is what the kernel may hold of an answer whose client does not read:
-// left to itself it grows to megabytes.
+// upBuffer is how much of an answer the kernel may hold for a client that does not read; by
+// default it grows to megabytes.
 const upBuffer = 64 << 10
 
 func (u *Client) pop(addr string) *workerConn {
@@ -201,7 +201,7 @@ func (u *Client) put(c *workerConn) {
 	_ = c.Close()
 }
 
-// Prune closes connections that have idled too long; the fleet loop calls it.
+// Prune closes connections that have idled too long.
 func (u *Client) Prune() {
 	u.mu.Lock()
 	var old []*workerConn
@@ -221,7 +221,7 @@ func (u *Client) Prune() {
 	}
 }
 
-// Counts returns the connections in use and idle.
+// Counts returns how many connections are in use and idle.
 func (u *Client) Counts() (busy, idle int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -235,10 +235,7 @@ func (u *Client) Counts() (busy, idle int) {
 func (u *Client) Close() {
 	u.mu.Lock()
 	u.closed = true
-	all := make([]*workerConn, 0, len(u.open))
-	for c := range u.open {
-		all = append(all, c)
-	}
+	all := slices.Collect(maps.Keys(u.open))
 	clear(u.idle)
 	u.mu.Unlock()
 	for _, c := range all {
@@ -248,8 +245,8 @@ func (u *Client) Close() {
 
 var errClosed = errors.New("the client is closed")
 
-// Error is a leg that broke, and in which phase. Dial errors and ends of a
-// connection speak about the worker; timeouts do not.
+// Error is a leg that broke, and in which phase. Failed dials and broken connections say
+// something about the worker; timeouts do not.
 type Error struct {
 	Phase string // connect, send, answer, body
 	Err   error
@@ -258,28 +255,22 @@ type Error struct {
 func (e *Error) Error() string { return e.Phase + ": " + e.Err.Error() }
 func (e *Error) Unwrap() error { return e.Err }
 
-// Gone reports whether the error shows that the worker's end is not there, as
-// opposed to slow.
+// Gone reports whether the error shows that the worker is not there, rather than slow.
 func (e *Error) Gone() bool {
-	var timeout interface{ Timeout() bool }
-	if errors.As(e.Err, &timeout) && timeout.Timeout() {
-		return false
-	}
-	return !errors.Is(e.Err, context.Canceled) && !errors.Is(e.Err, context.DeadlineExceeded)
+	return !TimedOut(e.Err) && !errors.Is(e.Err, context.Canceled) && !errors.Is(e.Err, context.DeadlineExceeded)
 }
 
-// address says whose the request is, and who sends it.
+// address sets whose the request is, and who sends it.
 func (u *Client) address(req *fasthttp.RequestHeader, addr string) {
 	req.SetHost(Bare(addr))
-	if key := u.tls.u.APIKey; key != "" && len(req.Peek("Authorization")) == 0 {
+	if key := u.upstream.APIKey; key != "" && len(req.Peek("Authorization")) == 0 {
 		req.Set("Authorization", "Bearer "+key)
 	}
 }
 
-// Do sends one request and reads the header of its answer. When l
-// ends the connection is closed, now or while the body is read. The caller
-// ends the body. sent, if not nil, is set once body is not needed any more
-// because it was written.
+// Do sends one request and reads its answer's header. When l ends, the connection is
+// closed, now or while the body is read. The caller ends the body. sent, if not nil, is set
+// once body is written and no longer needed.
 func (u *Client) Do(l *Life, addr string, req *fasthttp.RequestHeader, body [][]byte, sent *atomic.Bool) (*Response, error) {
 	b, err := u.connect(l, addr)
 	if err != nil {
@@ -292,7 +283,6 @@ func (u *Client) Do(l *Life, addr string, req *fasthttp.RequestHeader, body [][]
 	return b, nil
 }
 
-// connect gives l a connection.
 func (u *Client) connect(l *Life, addr string) (*Response, error) {
 	c, err := u.get(l, addr)
 	if err != nil {
@@ -306,11 +296,11 @@ func (u *Client) connect(l *Life, addr string) (*Response, error) {
 	return b, nil
 }
 
-// Upload is a body of which only a part is here yet.
+// Upload is a body of which only a part is here.
 type Upload struct {
 	Head   []byte
-	Length int       // of all; -1: not known
-	Rest   io.Reader // what comes behind Head; nil: nothing
+	Length int       // of all; -1: unknown
+	Rest   io.Reader // what follows Head; nil: nothing
 	Broken error     // why Rest could not be read
 }
 
@@ -328,7 +318,7 @@ func (u *Client) Upload(l *Life, addr string, req *fasthttp.RequestHeader, up *U
 	if err = b.conn.pump(req, up); err == nil {
 		sent.Store(true)
 	} else {
-		b.spoilt = true // an engine that refuses may answer and read no more
+		b.spoilt = true // an engine that refuses may have answered without reading on
 	}
 	if up.Broken == nil {
 		if aerr := b.conn.in.within(u.cfg.FirstByteTimeout); aerr == nil && b.readHeader() == nil {
@@ -377,8 +367,7 @@ func (c *workerConn) pump(req *fasthttp.RequestHeader, up *Upload) error {
 	return nil
 }
 
-// do writes the request, header and pieces of the body in one write if
-// it is small, and reads the answer's header.
+// do writes the request, in one write if it is small, and reads the answer's header.
 func (b *Response) do(addr string, req *fasthttp.RequestHeader, body [][]byte, sent *atomic.Bool) error {
 	c := b.conn
 	size := 0
@@ -417,7 +406,7 @@ func (b *Response) do(addr string, req *fasthttp.RequestHeader, body [][]byte, s
 	return b.readHeader()
 }
 
-// send writes parts within WriteTimeout; they are cleared.
+// send writes parts within WriteTimeout and clears them.
 func (c *workerConn) send(parts [][]byte) error {
 	if next, renew := prolong(c.until, c.u.cfg.WriteTimeout); renew {
 		if err := c.SetWriteDeadline(next); err != nil {
@@ -431,8 +420,8 @@ func (c *workerConn) send(parts [][]byte) error {
 	return err
 }
 
-// readHeader reads the answer's header. What comes before it, such as early hints, is
-// no answer.
+// readHeader reads the answer's header, and skips what comes before it, such as early
+// hints.
 func (b *Response) readHeader() error {
 	c := b.conn
 	for again := true; again; again = c.header.StatusCode() < 200 {
@@ -444,11 +433,15 @@ func (b *Response) readHeader() error {
 		}
 	}
 	b.Header = &c.header
-	b.begin()
+	length := c.header.ContentLength()
+	if status := c.header.StatusCode(); status == 204 || status == 304 {
+		length = 0
+	}
+	b.httpBody = newBody(&c.in, length)
 	return nil
 }
 
-// LargeError is an answer, or one event of it, beyond what the router holds.
+// LargeError is an answer, or one event of it, larger than the router holds.
 type LargeError struct {
 	What  string
 	Limit int

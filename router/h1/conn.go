@@ -1,6 +1,7 @@
 package h1
 
 import (
+	"bufio"
 	"crypto/tls"
 	"errors"
 	"io"
@@ -9,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
 	"github.com/xpyd/xpyd/internal/clientwatch"
 )
 
@@ -16,32 +19,32 @@ import (
 type Conn struct {
 	net.Conn
 	server *Server
-	begun  atomic.Bool // bytes of a request came, and its answer is not written
-	linger atomic.Bool // an answer went out while the client was sending
+	begun  atomic.Bool // a request has begun to come and is not answered
+	linger atomic.Bool // the client may still be sending when the answer is out
 	once   sync.Once
 
-	// What follows is of the goroutine that serves it.
+	// The following belongs to the goroutine that serves the connection.
 	in      inbuf
 	body    httpBody  // of the request
-	awaited bool      // the client sends the body without being told to
+	awaited bool      // the client needs no 100 Continue
 	until   time.Time // the write deadline in force
 	out     Streamer  // the answer, if it is streamed
-	length  int       // of its body; -1: not known
+	length  int       // of its body; -1: unknown
 	head    []byte    // of a streamed answer, not yet written
-	chunked bool      // its body
+	chunked bool      // its body is sent in chunks
 	ended   bool      // its last chunk is written
 	unwatch func()    // of its watch, from the first request on
 
 	wmu  sync.Mutex
-	asks Leaver // what ends when the client leaves
-	gone bool   // it left
+	asks Leaver // is told when the client leaves
+	gone bool   // the client left
 }
 
 // Leaver is told when the client of its request has left. It must not block.
 type Leaver interface{ Left() }
 
-// Watch has q told when the client leaves. The connection is watched once, from
-// here to its end, so that requests need no system call for it.
+// Watch tells q when the client leaves. A connection is watched once, until its end, so
+// that requests need no system call for it.
 func (c *Conn) Watch(w *clientwatch.Watcher, q Leaver) {
 	c.wmu.Lock()
 	gone := c.gone
@@ -67,8 +70,8 @@ func (c *Conn) Unwatch(q Leaver) {
 // Body is the request's body as it comes.
 func (c *Conn) Body() io.Reader { return &c.body }
 
-// BodyOver reports whether the request's body has ended, as far as that is known
-// without waiting.
+// BodyOver reports whether the request's body has ended, as far as is known without
+// waiting.
 func (c *Conn) BodyOver() bool {
 	over := c.body.Over()
 	if over {
@@ -77,7 +80,6 @@ func (c *Conn) BodyOver() bool {
 	return over
 }
 
-// left is the watcher's.
 func (c *Conn) left() {
 	c.wmu.Lock()
 	q := c.asks
@@ -88,32 +90,17 @@ func (c *Conn) left() {
 	}
 }
 
-// forget ends the watch.
-func (c *Conn) forget() {
-	if c.unwatch != nil {
-		c.unwatch()
-	}
-}
-
-// under is what conn, which is c or TLS over it, reads and writes by.
-func (c *Conn) under(conn net.Conn) net.Conn {
-	if conn == net.Conn(c) {
-		return c.Conn
-	}
-	return conn
-}
-
 // NetConn lets the client watcher find the descriptor.
 func (c *Conn) NetConn() net.Conn { return c.Conn }
 
 const (
 	lingerFor  = 2 * time.Second
-	lingerMost = 256 << 20 // bytes thrown away
+	lingerMost = 256 << 20 // most bytes thrown away
 )
 
-// Close of a connection that still has bytes to read would reset it, and the
-// client would lose the answer that it has not read. So what it sends is
-// thrown away for a while first.
+// Close closes the connection. If there were still bytes to read, closing would reset it
+// and the client would lose an answer that it has not read, so what it sends is thrown away
+// for a while first.
 func (c *Conn) Close() error {
 	var err error
 	c.once.Do(func() {
@@ -135,11 +122,75 @@ func (c *Conn) Close() error {
 	return err
 }
 
-// ConnOf finds our connection under the server's.
+// ConnOf is the Conn below the server's connection.
 func ConnOf(conn net.Conn) *Conn {
 	if t, ok := conn.(*tls.Conn); ok {
 		conn = t.NetConn()
 	}
 	c, _ := conn.(*Conn)
 	return c
+}
+
+// Streamer writes an answer's body by Conn.Send. An error ends the connection.
+type Streamer interface{ Stream(c *Conn) error }
+
+// Stream has s write the answer's body once the handler has returned. length is -1 if
+// unknown.
+func (c *Conn) Stream(length int, s Streamer) { c.length, c.out = length, s }
+
+// Send writes the next bytes of a streamed body in one piece: the header before the first,
+// and the end of a chunked body after the last.
+func (c *Conn) Send(run []byte, last bool) error {
+	p := c.server.outs.get()
+	defer c.server.outs.put(p)
+	out := append(*p, c.head...)
+	c.head = nil
+	if !c.chunked {
+		out = append(out, run...)
+	} else {
+		if len(run) > 0 {
+			out = appendChunk(out, run)
+		}
+		if last && !c.ended {
+			out = append(out, lastChunk...)
+		}
+	}
+	c.ended = last
+	if *p = out; len(out) == 0 {
+		return nil
+	}
+	return c.server.send(c, out)
+}
+
+type writerStream func(out *bufio.Writer)
+
+// StreamWriter has f write the answer's body once the handler has returned. Each flush is a
+// chunk.
+func StreamWriter(ctx *fasthttp.RequestCtx, f func(out *bufio.Writer)) {
+	ConnOf(ctx.Conn()).Stream(-1, writerStream(f))
+}
+
+type chunkWriter struct{ c *Conn }
+
+func (w chunkWriter) Write(p []byte) (int, error) {
+	if err := w.c.Send(p, false); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+var writers = sync.Pool{New: func() any { return bufio.NewWriter(nil) }}
+
+// Stream implements Streamer.
+func (f writerStream) Stream(c *Conn) error {
+	out := writers.Get().(*bufio.Writer) //nolint:forcetypeassert // the pool has no others
+	out.Reset(chunkWriter{c})
+	f(out)
+	err := out.Flush()
+	out.Reset(nil)
+	writers.Put(out)
+	if err != nil {
+		return err
+	}
+	return c.Send(nil, true)
 }

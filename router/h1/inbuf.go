@@ -4,15 +4,17 @@ import (
 	"bufio"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 )
 
-// lender lends the buffers through which connections are read. A connection
-// that waits has none: ten thousand streams between two tokens need a handful.
+// lender lends the buffers that connections are read through. A waiting connection has
+// none: ten thousand streams between two tokens need a handful.
 type lender struct {
 	pool sync.Pool
 	size int // of each; a header has to fit in one
@@ -29,27 +31,27 @@ func (l *lender) get(b *inbuf) *bufio.Reader {
 	return br
 }
 
-// inbuf reads a connection through a buffer that is borrowed when bytes have
-// come and given back when they are used up. One goroutine uses it.
+// inbuf reads a connection through a buffer that is borrowed when bytes have come and given
+// back when they are used up. One goroutine uses it.
 type inbuf struct {
 	conn net.Conn
-	raw  syscall.RawConn // nil where the system cannot say that bytes are there: TLS
+	raw  syscall.RawConn // nil if the system cannot tell that there are bytes: TLS
 	from *lender
 	br   *bufio.Reader // nil without a buffer
 
-	out  []byte       // of ask and write: not written yet
-	sent *atomic.Bool // set once it is
+	out  []byte       // what ask and write have yet to write
+	sent *atomic.Bool // set once all is written
 
-	into []byte // of Read, and what it got
+	into []byte // where Read wants its bytes, and how many it got
 	got  int
 
 	fd  int                   // while try runs, else -1
 	try func(fd uintptr) bool // b.readable; made once
 	put func(fd uintptr) bool // b.writable; made once
-	err error                 // their outcome
+	err error                 // of try or put
 
 	until time.Time     // the read deadline in force
-	begun time.Duration // what has begun to come may take so long; 0 for what until says
+	begun time.Duration // how long what has begun to come may take; 0: as until says
 }
 
 func (b *inbuf) init(conn net.Conn, from *lender) {
@@ -59,8 +61,8 @@ func (b *inbuf) init(conn net.Conn, from *lender) {
 	}
 }
 
-// socket is what conn reads from and writes to; nil for TLS, which does more
-// than that, and for what has none.
+// socket is conn's raw connection; nil for TLS, which does more than the socket, and
+// without one.
 func socket(conn net.Conn) syscall.RawConn {
 	for {
 		if sc, ok := conn.(syscall.Conn); ok {
@@ -78,11 +80,10 @@ func socket(conn net.Conn) syscall.RawConn {
 	}
 }
 
-// errAgain is a read that would have to wait.
 var errAgain = errors.New("nothing to read yet")
 
-// await waits until there are bytes to read, or for the error or end that
-// comes instead of them. A connection that ended in good order is io.EOF.
+// await waits until there are bytes to read, or for the error or end that comes instead. A
+// connection that ended properly is io.EOF.
 func (b *inbuf) await() error {
 	if b.buffered() > 0 {
 		return nil
@@ -102,10 +103,9 @@ func (b *inbuf) await() error {
 	return b.err
 }
 
-// ask writes out and awaits what comes back. That the poller is asked to watch
-// for an answer before there can be one saves the read that would find nothing.
-// left is what the connection would not take at once, and then nothing was
-// awaited. sent, if not nil, is set when all is written.
+// ask writes out and awaits the answer. The poller watches for it before there can be one,
+// which saves a read that would find nothing. left is what the connection would not take at
+// once; then nothing was awaited. sent, if not nil, is set when all is written.
 func (b *inbuf) ask(out []byte, sent *atomic.Bool) (left []byte, err error) {
 	b.out, b.sent = out, sent
 	err = b.raw.Read(b.try)
@@ -117,8 +117,8 @@ func (b *inbuf) ask(out []byte, sent *atomic.Bool) (left []byte, err error) {
 	return left, b.err
 }
 
-// readable reads what there is, to where Read wants it or else into a buffer;
-// false when there is nothing. Before, it writes what ask was given.
+// readable reads what there is, to where Read wants it or else into a buffer; false if
+// there is nothing. First it writes what ask was given.
 func (b *inbuf) readable(fd uintptr) bool {
 	if b.into != nil {
 		b.got, b.err = readNow(int(fd), b.into)
@@ -146,7 +146,7 @@ func (b *inbuf) readable(fd uintptr) bool {
 	return err != errAgain //nolint:errorlint // our own, never wrapped
 }
 
-// write writes p, within the connection's write deadline.
+// write writes p within the connection's write deadline.
 func (b *inbuf) write(p []byte) error {
 	if b.raw == nil {
 		_, err := b.conn.Write(p)
@@ -160,7 +160,7 @@ func (b *inbuf) write(p []byte) error {
 	return b.err
 }
 
-// writable writes what is taken; false when there is more.
+// writable writes what is taken; false if there is more.
 func (b *inbuf) writable(fd uintptr) bool {
 	n, err := writeNow(int(fd), b.out)
 	b.out, b.err = b.out[n:], err
@@ -195,7 +195,7 @@ func (b *inbuf) borrow() {
 	}
 }
 
-// rest gives the buffer back if there is nothing in it.
+// rest gives the buffer back if it is empty.
 func (b *inbuf) rest() {
 	if b.br != nil && b.br.Buffered() == 0 {
 		b.from.pool.Put(b.br)
@@ -203,7 +203,6 @@ func (b *inbuf) rest() {
 	}
 }
 
-// drop gives the buffer back with what is in it.
 func (b *inbuf) drop() {
 	if b.br != nil {
 		b.from.pool.Put(b.br)
@@ -218,9 +217,8 @@ func (b *inbuf) buffered() int {
 	return b.br.Buffered()
 }
 
-// within bounds the time to the next byte by d, or an eighth more: to renew
-// the deadline for each read would cost as much as the reading's own
-// bookkeeping.
+// within bounds the time to the next byte by d or up to an eighth more: renewing the
+// deadline for each read would cost as much as the read's own bookkeeping.
 func (b *inbuf) within(d time.Duration) error {
 	next, renew := prolong(b.until, d)
 	if !renew {
@@ -230,8 +228,7 @@ func (b *inbuf) within(d time.Duration) error {
 	return b.conn.SetReadDeadline(next)
 }
 
-// prolong returns a deadline that is d away or an eighth more, and whether it
-// is another than now in force.
+// prolong returns a deadline that is d to d+d/8 away, and whether it is a new one.
 func prolong(inForce time.Time, d time.Duration) (next time.Time, renew bool) {
 	now := time.Now()
 	if left := inForce.Sub(now); left >= d && left <= d+d/8 {
@@ -240,10 +237,10 @@ func prolong(inForce time.Time, d time.Duration) (next time.Time, renew bool) {
 	return now.Add(d + d/8), true
 }
 
-// outs lends slices in which what is written at once is put together.
+// outs lends slices in which one write is put together.
 type outs struct{ pool sync.Pool }
 
-const maxOut = 64 << 10 // a slice that grew beyond is not kept
+const maxOut = 64 << 10 // a larger slice is not kept
 
 func (o *outs) get() *[]byte {
 	b, _ := o.pool.Get().(*[]byte)
@@ -258,5 +255,39 @@ func (o *outs) put(b *[]byte) {
 	if cap(*b) <= maxOut {
 		*b = (*b)[:0]
 		o.pool.Put(b)
+	}
+}
+
+// readNow reads what there is without waiting: errAgain if there is nothing.
+func readNow(fd int, p []byte) (int, error) {
+	for {
+		n, err := sysRead(fd, p)
+		switch {
+		case err == syscall.EINTR:
+		case err == syscall.EAGAIN:
+			return 0, errAgain
+		case err != nil:
+			return 0, os.NewSyscallError("read", err)
+		case n == 0 && len(p) > 0:
+			return 0, io.EOF
+		default:
+			return n, nil
+		}
+	}
+}
+
+// writeNow writes what is taken without waiting.
+func writeNow(fd int, p []byte) (int, error) {
+	for {
+		n, err := sysWrite(fd, p)
+		switch {
+		case err == syscall.EINTR:
+		case err == syscall.EAGAIN:
+			return 0, nil
+		case err != nil:
+			return 0, os.NewSyscallError("write", err)
+		default:
+			return n, nil
+		}
 	}
 }

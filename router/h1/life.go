@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// Life is a scope that ends once, for a reason: a context less the standard
-// one's tree, its locks and five allocations, of which a request would need a
-// dozen. The zero value has not ended.
+// Life is a scope that ends once, for a reason. It is a context without the standard one's
+// tree, locks and five allocations, of which a request would need a dozen. The zero value
+// has not ended.
 type Life struct {
 	mu    sync.Mutex
 	done  chan struct{} // nil until somebody asks
@@ -17,10 +17,10 @@ type Life struct {
 	why   error
 	conn  io.Closer // closed at the end
 	hooks []func()  // called at the end; nil where stopped
-	first [1]func() // memory of hooks: mostly there is one
+	first [1]func() // room for the usual single hook
 }
 
-// End ends it; the first reason counts, and first reports whether this was it.
+// End ends it. Only the first reason counts; first reports whether this was it.
 func (l *Life) End(why error) (first bool) {
 	l.mu.Lock()
 	if l.over {
@@ -45,15 +45,15 @@ func (l *Life) End(why error) (first bool) {
 	return true
 }
 
-// Cause is why it has ended, nil if it has not.
+// Cause is why it ended; nil before.
 func (l *Life) Cause() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.why
 }
 
-// hold makes the end close conn, one at a time; false when it has ended, and
-// then conn is the caller's to close.
+// hold has the end close conn, one at a time; false if it has ended, and then the caller
+// must close conn.
 func (l *Life) hold(conn io.Closer) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -64,8 +64,7 @@ func (l *Life) hold(conn io.Closer) bool {
 	return true
 }
 
-// release gives up what it holds; false when the end has closed it, or will
-// in a moment.
+// release gives up what it holds; false if the end has closed it or is about to.
 func (l *Life) release() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -73,9 +72,8 @@ func (l *Life) release() bool {
 	return !l.over
 }
 
-// OnEnd calls f at the end, on the goroutine that ends it, or at once, on one
-// of its own, when that has been. f must not block. stop is false when f was
-// called or is about to be.
+// OnEnd calls f at the end, on the goroutine that ends it, or now, on one of its own, if it
+// has ended. f must not block. stop is false if f was called or is about to be.
 func (l *Life) OnEnd(f func()) (stop func() bool) {
 	l.mu.Lock()
 	if l.over {
@@ -100,7 +98,7 @@ func (l *Life) OnEnd(f func()) (stop func() bool) {
 	}
 }
 
-// Done is context.Context's, as Err, Deadline and Value are; Err is why it ended.
+// Done is of context.Context, as are Err, which is why it ended, Deadline and Value.
 func (l *Life) Done() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -116,17 +114,10 @@ func (l *Life) Err() error                  { return l.Cause() }
 func (l *Life) Deadline() (time.Time, bool) { return time.Time{}, false }
 func (l *Life) Value(any) any               { return nil }
 
-// AfterFunc is how package context follows a context that is not its own.
+// AfterFunc is how package context follows a foreign context.
 func (l *Life) AfterFunc(f func()) (stop func() bool) { return l.OnEnd(func() { go f() }) }
 
-// context is one that ends with l; cancel frees it.
-func (l *Life) context() (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(context.Background())
-	stop := l.OnEnd(func() { cancel(l.Cause()) })
-	return ctx, func() { stop(); cancel(nil) }
-}
-
-// Within ends l with ctx; stop ends that.
+// Within ends l with ctx; stop undoes that.
 func (l *Life) Within(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() { l.End(context.Cause(ctx)) })
 }

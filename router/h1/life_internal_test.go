@@ -28,10 +28,11 @@ func TestLife(t *testing.T) {
 		if !stop() || !l.release() || !l.hold(&later) {
 			t.Error("not alive")
 		}
-		ctx, cancel := l.context()
+		ctx, cancel := context.WithCancel(&l)
 		defer cancel()
 		l.End(first)
 		l.End(second)
+		synctest.Wait()
 		if l.Cause() != first || context.Cause(ctx) != first || calls.Load() != 10 {
 			t.Errorf("cause %v and %v, %d calls", l.Cause(), context.Cause(ctx), calls.Load())
 		}

@@ -8,8 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// quiet reports whether an idle connection has neither ended nor received bytes
-// that nobody asked for.
+// quiet reports whether an idle connection is neither ended nor has unasked-for bytes.
 func quiet(conn net.Conn) bool {
 	rc := socket(conn)
 	if rc == nil {
@@ -20,11 +19,11 @@ func quiet(conn net.Conn) bool {
 	return err == nil && quiet
 }
 
-// unsentMost is how much may wait in the kernel for a client that does not
-// read; left to itself the kernel takes megabytes.
+// unsentMost is how much the kernel may hold for a client that does not read; by default it
+// takes megabytes.
 const unsentMost = 64 << 10
 
-// boundUnsent makes writes to conn wait once so much waits there.
+// boundUnsent makes writes to conn wait once that much is unsent.
 func boundUnsent(conn net.Conn) {
 	if rc := socket(conn); rc != nil {
 		_ = rc.Control(func(fd uintptr) { // an old kernel has no such bound
@@ -33,8 +32,8 @@ func boundUnsent(conn net.Conn) {
 	}
 }
 
-// sysPeek is what a read would say now, without waiting: EAGAIN where there is
-// nothing to read, 0 for bytes or the end.
+// sysPeek is what a read would return now: EAGAIN if there is nothing to read, 0 for bytes
+// or the end.
 func sysPeek(fd int) syscall.Errno {
 	var b [1]byte
 	_, _, err := syscall.RawSyscall6(syscall.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b)), 1, syscall.MSG_PEEK|syscall.MSG_DONTWAIT, 0, 0)

@@ -11,22 +11,13 @@ type Response struct {
 	httpBody
 	conn   *workerConn
 	life   *Life                    // of the leg, which holds conn
-	Header *fasthttp.ResponseHeader // the connection's, until finish or abort
-	done   bool                     // finish or abort was called
+	Header *fasthttp.ResponseHeader // the connection's, until Finish or Abort
+	done   bool                     // Finish or Abort was called
 	spoilt bool                     // the connection cannot be used again
 }
 
-func (b *Response) begin() {
-	length := b.Header.ContentLength()
-	if status := b.Header.StatusCode(); status == 204 || status == 304 {
-		length = 0
-	}
-	b.httpBody = newBody(&b.conn.in, length)
-}
-
-// Read returns body bytes as soon as there are any, at the latest within
-// ChunkTimeout. A connection that ends before the body does is
-// io.ErrUnexpectedEOF.
+// Read returns body bytes as soon as there are any, within ChunkTimeout. A connection that
+// ends before the body does is io.ErrUnexpectedEOF.
 func (b *Response) Read(p []byte) (int, error) {
 	if err := b.patience(); err != nil {
 		return 0, err
@@ -48,7 +39,7 @@ func (b *Response) Await() error {
 	return nil
 }
 
-// patience renews the deadline where reading may have to wait.
+// patience renews the deadline if reading may have to wait.
 func (b *Response) patience() error {
 	if b.eof || b.in.buffered() > 0 {
 		return nil
@@ -56,12 +47,16 @@ func (b *Response) patience() error {
 	return b.in.within(b.conn.u.cfg.ChunkTimeout)
 }
 
-// All reads the whole body, which may have at most limit bytes.
+// All reads the whole body, of at most limit bytes. On an error it closes the connection.
 func (b *Response) All(limit int) ([]byte, error) {
+	fail := func(err error) ([]byte, error) {
+		b.Abort()
+		return nil, &Error{Phase: "body", Err: err}
+	}
 	size := 4096
 	if !b.chunked && !b.toEnd {
 		if b.left > int64(limit) {
-			return nil, &Error{Phase: "body", Err: &LargeError{What: "an answer", Limit: limit}}
+			return fail(&LargeError{What: "an answer", Limit: limit})
 		}
 		size = int(b.left) + 1
 	}
@@ -71,19 +66,19 @@ func (b *Response) All(limit int) ([]byte, error) {
 			buf = append(buf, 0)[:len(buf)]
 		}
 		n, err := b.Read(buf[len(buf):cap(buf)])
-		if buf = buf[:len(buf)+n]; len(buf) > limit {
-			return nil, &Error{Phase: "body", Err: &LargeError{What: "an answer", Limit: limit}}
-		}
-		if err == io.EOF {
+		buf = buf[:len(buf)+n]
+		switch {
+		case len(buf) > limit:
+			return fail(&LargeError{What: "an answer", Limit: limit})
+		case err == io.EOF:
 			return buf, nil
-		}
-		if err != nil {
-			return nil, &Error{Phase: "body", Err: err}
+		case err != nil:
+			return fail(err)
 		}
 	}
 }
 
-// Length is the body's, -1 if it was not announced; before the body is read.
+// Length is the body's, -1 if unannounced; before the body is read.
 func (b *Response) Length() int {
 	if b.chunked || b.toEnd {
 		return -1
@@ -91,12 +86,12 @@ func (b *Response) Length() int {
 	return int(b.left)
 }
 
-// Lend lends memory in which an answer can be cut; GiveBack takes it.
+// Lend lends memory to cut an answer in; GiveBack takes it back.
 func (b *Response) Lend() *[]byte      { return b.conn.u.runs.get() }
 func (b *Response) GiveBack(p *[]byte) { b.conn.u.runs.put(p) }
 
-// Finish gives the connection back if the body was read to its end, and
-// closes it otherwise.
+// Finish gives the connection back if the body was read to its end, and closes it
+// otherwise.
 func (b *Response) Finish() {
 	if b.done {
 		return

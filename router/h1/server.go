@@ -1,6 +1,6 @@
-// Package h1 is HTTP/1.1: the server of the router's listeners and of workers, and
-// the client of legs. A connection that waits holds no memory but its own;
-// DESIGN.md says why fasthttp's server is not used.
+// Package h1 is HTTP/1.1: the server of the router's listeners and of workers, and the
+// client for legs. A waiting connection holds no buffers; DESIGN.md says why fasthttp's
+// server is not used.
 package h1
 
 import (
@@ -24,28 +24,28 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
-// ServerConfig is what a server is given.
+// ServerConfig configures a Server.
 type ServerConfig struct {
 	Bounds
 	// Handler answers a request. Its body is not read yet; see Conn.ReadBody.
 	Handler func(*fasthttp.RequestCtx)
-	// Refuse answers what is no request; Refusal says how.
+	// Refuse answers what is no valid request; Bounds.Refusal says how.
 	Refuse func(*fasthttp.RequestCtx, error)
 	TLS    *tls.Config // nil: plain HTTP
 	Log    *slog.Logger
-	// Failed is told why nothing more is accepted, unless that is Drain's or
-	// Cut's doing; nil: it is logged.
+	// Failed is told why nothing more is accepted, unless Drain or Cut did it; nil: it is
+	// logged.
 	Failed func(error)
-	// LastWords is how long after Drain answers may still be written; 0: for as
-	// long as they take.
+	// LastWords is how long after Drain answers may still be written; 0: as long as they
+	// take.
 	LastWords time.Duration
-	Who       string // has too many connections: "the router"
+	Who       string // named when there are too many connections: "the router"
 }
 
-// Server serves HTTP/1.1 and 1.0, one goroutine a connection. fasthttp parses
-// requests and formats answers. Its own server keeps a reader, a writer and a
-// request for as long as a connection is open, 20 KiB and more; here all three
-// are borrowed, for as long as bytes come and go.
+// Server serves HTTP/1.1 and 1.0, one goroutine per connection. fasthttp parses requests
+// and formats answers. Its own server keeps a reader, a writer and a request, 20 KiB and
+// more, while a connection is open; here all three are borrowed only while bytes come and
+// go.
 type Server struct {
 	cfg      ServerConfig
 	ln       net.Listener
@@ -54,14 +54,14 @@ type Server struct {
 	pieces   pieces
 	ctxs     sync.Pool // of *fasthttp.RequestCtx
 	stopping atomic.Bool
-	end      atomic.Pointer[time.Time] // nothing is written later; nil: there is none
+	end      atomic.Pointer[time.Time] // of all writes; nil: none
 	running  sync.WaitGroup
 
 	mu    sync.Mutex
 	conns map[*Conn]struct{}
 }
 
-// NewServer makes a server; Start begins.
+// NewServer makes a server; Start begins to serve.
 func NewServer(cfg ServerConfig) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -87,7 +87,7 @@ func (s *Server) accept() {
 			}
 			return
 		}
-		c := s.enter(raw)
+		c := s.register(raw)
 		if c == nil {
 			continue
 		}
@@ -95,12 +95,12 @@ func (s *Server) accept() {
 		if s.cfg.TLS != nil { // the handshake runs with the first read, within ReadTimeout
 			conn = tls.Server(c, s.cfg.TLS)
 		}
-		s.running.Go(func() { s.converse(conn, c) })
+		s.running.Go(func() { s.serveConn(conn, c) })
 	}
 }
 
-// enter makes raw one of the connections; nil if there are too many.
-func (s *Server) enter(raw net.Conn) *Conn {
+// register makes raw one of the connections; nil if there are too many.
+func (s *Server) register(raw net.Conn) *Conn {
 	boundUnsent(raw)
 	c := &Conn{Conn: raw, server: s}
 	s.mu.Lock()
@@ -122,11 +122,11 @@ func (s *Server) enter(raw net.Conn) *Conn {
 	return nil
 }
 
-// drainLook is how often Drain looks for connections that have become idle.
+// drainLook is how often Drain looks for idle connections.
 const drainLook = 10 * time.Millisecond
 
-// Drain closes the listener and idle connections, and waits for the others:
-// each ends after the request that it is in.
+// Drain closes the listener and idle connections and waits for the others, which end after
+// their current request.
 func (s *Server) Drain(ctx context.Context) error {
 	if s.cfg.LastWords > 0 {
 		end := time.Now().Add(s.cfg.LastWords)
@@ -187,25 +187,32 @@ func (s *Server) list() []*Conn {
 	return slices.Collect(maps.Keys(s.conns))
 }
 
-// converse answers the requests of one connection, one after the other.
-func (s *Server) converse(conn net.Conn, c *Conn) {
+func (s *Server) serveConn(conn net.Conn, c *Conn) {
 	defer conn.Close()
-	c.in.init(c.under(conn), s.in)
+	below := conn
+	if s.cfg.TLS == nil { // conn is c
+		below = c.Conn
+	}
+	c.in.init(below, s.in)
 	defer c.in.drop()
-	defer c.forget()
+	defer func() {
+		if c.unwatch != nil {
+			c.unwatch()
+		}
+	}()
 	wait := s.cfg.ReadTimeout
 	for first := true; !s.stopping.Load(); first = false {
 		if c.in.within(wait) != nil {
 			return
 		}
 		if err := c.in.await(); err != nil {
-			if first && errors.Is(err, os.ErrDeadlineExceeded) { // a client without a request
+			if first && errors.Is(err, os.ErrDeadlineExceeded) { // the client sent nothing
 				s.refuse(conn, c, err)
 			}
 			return
 		}
 		c.begun.Store(true)
-		if !s.serve(conn, c) {
+		if !s.serveRequest(conn, c) {
 			return
 		}
 		c.begun.Store(false)
@@ -213,7 +220,6 @@ func (s *Server) converse(conn net.Conn, c *Conn) {
 	}
 }
 
-// refuse answers what is no request.
 func (s *Server) refuse(conn net.Conn, c *Conn, why error) {
 	var ctx fasthttp.RequestCtx
 	ctx.Init2(conn, logAdapter{s.cfg.Log}, true)
@@ -223,10 +229,10 @@ func (s *Server) refuse(conn net.Conn, c *Conn, why error) {
 	s.write(&ctx, c)
 }
 
-// serve answers one request, the first bytes of which are there; false ends the
-// connection. A stream is written from here, where the stack is shallow and the
-// request's memory has been given back.
-func (s *Server) serve(conn net.Conn, c *Conn) bool {
+// serveRequest answers one request, whose first bytes are there; false ends the connection.
+// A stream is written from here, where the stack is shallow and the request's memory has
+// been given back.
+func (s *Server) serveRequest(conn net.Conn, c *Conn) bool {
 	ctx, _ := s.ctxs.Get().(*fasthttp.RequestCtx)
 	if ctx == nil {
 		ctx = &fasthttp.RequestCtx{}
@@ -245,8 +251,8 @@ func (s *Server) serve(conn net.Conn, c *Conn) bool {
 	return again
 }
 
-// respond reads the request, has it handled, and writes the answer, but for a
-// stream, which it returns.
+// respond reads the request, has it handled, and writes the answer, except a stream, which
+// it returns.
 func (s *Server) respond(ctx *fasthttp.RequestCtx, c *Conn) (out Streamer, again bool) {
 	req, resp := &ctx.Request, &ctx.Response
 	c.body = httpBody{}
@@ -260,11 +266,11 @@ func (s *Server) respond(ctx *fasthttp.RequestCtx, c *Conn) (out Streamer, again
 	again = err == nil
 	if err == nil {
 		c.body = newBody(&c.in, max(req.Header.ContentLength(), -1))
-		if req.Header.ContentLength() == -2 { // none was announced
+		if req.Header.ContentLength() == -2 { // no body was announced
 			c.body.eof = true
 		}
 		c.awaited = !req.MayContinue()
-		if !c.body.here() { // the deadline in force may be an idle connection's
+		if !c.body.here() { // the deadline may still be that of an idle connection
 			err = c.in.within(s.cfg.ReadTimeout)
 		}
 	}
@@ -293,7 +299,7 @@ func (s *Server) respond(ctx *fasthttp.RequestCtx, c *Conn) (out Streamer, again
 		case c.length >= 0:
 			resp.Header.SetContentLength(c.length)
 		default:
-			resp.SetConnectionClose() // which is the body's end
+			resp.SetConnectionClose() // the end of the body
 			again = false
 		}
 		c.head, c.ended = append([]byte(nil), resp.Header.Header()...), false
@@ -302,7 +308,6 @@ func (s *Server) respond(ctx *fasthttp.RequestCtx, c *Conn) (out Streamer, again
 	return nil, s.write(ctx, c) && again
 }
 
-// write sends an answer that is whole.
 func (s *Server) write(ctx *fasthttp.RequestCtx, c *Conn) bool {
 	resp := &ctx.Response
 	body := resp.Body()
@@ -342,7 +347,7 @@ func (s *Server) send(c *Conn, out ...[]byte) error {
 	return err
 }
 
-// Invite tells a client that waits for it to send the body.
+// Invite tells a client that waits for 100 Continue to send the body.
 func (c *Conn) Invite() error {
 	if c.awaited {
 		return nil
@@ -356,7 +361,6 @@ func (c *Conn) Invite() error {
 	return err
 }
 
-// appendChunk writes run as a chunk.
 func appendChunk(out, run []byte) []byte {
 	out = append(strconv.AppendInt(out, int64(len(run)), 16), "\r\n"...)
 	return append(append(out, run...), "\r\n"...)

@@ -7,11 +7,11 @@ import (
 	"unsafe"
 )
 
-// sysRead and sysWrite are recv(2) and send(2) on sockets, without waiting, less
-// the scheduler's bookkeeping of calls that may wait: told of one, an idle runtime
-// wakes its monitor thread, which then looks every 20 us for a while. At a few
-// thousand requests a second that was a twelfth of the router's time. read(2) and
-// write(2) reach a socket by way of the file system, a tenth of a microsecond longer.
+// sysRead and sysWrite are recv(2) and send(2) on sockets, without waiting and without the
+// scheduler's bookkeeping for calls that may wait: for those an idle runtime wakes its
+// monitor thread, which then looks every 20 us for a while. At a few thousand requests a
+// second that was a twelfth of the router's time. read(2) and write(2) reach a socket
+// through the file system, a tenth of a microsecond slower.
 func sysRead(fd int, p []byte) (int, error) { return sysIO(syscall.SYS_RECVFROM, fd, p) }
 
 func sysWrite(fd int, p []byte) (int, error) { return sysIO(syscall.SYS_SENDTO, fd, p) }

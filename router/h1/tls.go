@@ -14,7 +14,7 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
-// ServerTLS is a listener's; each handshake uses what is in force.
+// ServerTLS is a listener's TLS; each handshake uses the latest files.
 type ServerTLS struct {
 	Cert, Key, ClientCA string
 	now                 atomic.Pointer[tls.Config]
@@ -37,29 +37,26 @@ func (s *ServerTLS) Load() error {
 	return nil
 }
 
-// Config uses what is in force at each handshake.
+// Config uses what is loaded at the time of each handshake.
 func (s *ServerTLS) Config() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return s.now.Load(), nil }}
 }
 
-// Upstream is how engines are talked to, beyond plain HTTP.
+// Upstream is how engines are reached, beyond plain HTTP.
 type Upstream struct {
-	// CA is a PEM file of who may vouch for engines whose URL is https; "" is
-	// the system's. Cert and Key are PEM files by which the router shows who
-	// it is, "" for not at all.
+	// CA is a PEM file of the CAs for engines whose URL is https; "": the system's. Cert
+	// and Key are PEM files of the router's own certificate; "": none.
 	CA   string `key:"ca"`
 	Cert string `key:"cert"`
 	Key  string `key:"key"`
-	// ServerName is in the engines' certificates, if it is not the host of
-	// their URL.
+	// ServerName is the name in the engines' certificates, if it is not their URL's host.
 	ServerName string `key:"server_name"`
-	// InsecureSkipVerify believes any certificate.
+	// InsecureSkipVerify accepts any certificate.
 	InsecureSkipVerify bool `key:"insecure_skip_verify"`
 	// APIKey is sent to engines as a bearer token, also with probes.
 	APIKey string `key:"api_key" secret:"true"`
-	// PassAuthorization sends the client's Authorization header on, in place
-	// of APIKey.
+	// PassAuthorization passes on the client's Authorization header in place of APIKey.
 	PassAuthorization bool `key:"pass_authorization"`
 }
 
@@ -76,58 +73,46 @@ func (u *Upstream) Validate() error {
 	return nil
 }
 
-// clientTLS is for engines and workers whose URL is https.
-type clientTLS struct {
-	u       Upstream
-	now     atomic.Pointer[tls.Config] // to engines
-	members *tls.Config                // to the fleet's workers; nil: they have none
-}
-
 // LoadTLS reads the files of Upstream.
-func (u *Client) LoadTLS() error { return u.tls.load() }
-
-// HTTPClient makes h, which asks engines what they are, connect and name itself as
-// legs do.
-func (u *Client) HTTPClient(h *http.Client) *http.Client { return u.tls.client(h) }
-
-func (c *clientTLS) load() error {
-	t := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, ServerName: c.u.ServerName,
-		InsecureSkipVerify: c.u.InsecureSkipVerify, ClientSessionCache: tls.NewLRUClientSessionCache(256)}
+func (u *Client) LoadTLS() error {
+	c := &u.upstream
+	t := &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, ServerName: c.ServerName,
+		InsecureSkipVerify: c.InsecureSkipVerify, ClientSessionCache: tls.NewLRUClientSessionCache(256)}
 	var err error
-	if c.u.CA != "" {
-		if t.RootCAs, err = trust.CertPool(c.u.CA); err != nil {
+	if c.CA != "" {
+		if t.RootCAs, err = trust.CertPool(c.CA); err != nil {
 			return err
 		}
 	}
-	if c.u.Cert != "" {
-		pair, err := tls.LoadX509KeyPair(c.u.Cert, c.u.Key)
+	if c.Cert != "" {
+		pair, err := tls.LoadX509KeyPair(c.Cert, c.Key)
 		if err != nil {
 			return err
 		}
 		t.Certificates = []tls.Certificate{pair}
 	}
-	c.now.Store(t)
+	u.engineTLS.Store(t)
 	return nil
 }
 
-// Marks of the addresses that are connected to by TLS, so that the connections
-// of each kind are kept apart: to engines, and to the fleet's own workers.
+// Marks of addresses that are reached by TLS, so that connections to engines and to the
+// fleet's own workers are kept apart.
 const (
 	Secure = "tls:"
 	Member = "member:"
 )
 
-// Bare is an address without a mark.
+// Bare is an address without its mark.
 func Bare(addr string) string { return strings.TrimPrefix(strings.TrimPrefix(addr, Secure), Member) }
 
-// shake makes a connection to addr a TLS one, if it is marked so.
-func (c *clientTLS) shake(ctx context.Context, conn net.Conn, addr string) (net.Conn, error) {
-	conf := c.members
+// handshake makes a connection a TLS one if its address is marked so.
+func (u *Client) handshake(ctx context.Context, conn net.Conn, addr string) (net.Conn, error) {
+	conf := u.memberTLS
 	switch {
 	case strings.HasPrefix(addr, Secure):
-		if conf = c.now.Load(); conf.ServerName == "" {
+		if conf = u.engineTLS.Load(); conf.ServerName == "" {
 			conf = conf.Clone()
-			conf.ServerName, _, _ = net.SplitHostPort(Bare(addr)) // Address has looked
+			conf.ServerName, _, _ = net.SplitHostPort(Bare(addr)) // Address has checked it
 		}
 	case !strings.HasPrefix(addr, Member):
 		return conn, nil
@@ -148,7 +133,8 @@ func under(conn net.Conn) net.Conn {
 	return conn
 }
 
-func (c *clientTLS) client(h *http.Client) *http.Client {
+// HTTPClient has h, which asks engines what they are, use the TLS and the key of legs.
+func (u *Client) HTTPClient(h *http.Client) *http.Client {
 	t, ok := h.Transport.(*http.Transport)
 	if !ok {
 		return h
@@ -159,14 +145,13 @@ func (c *clientTLS) client(h *http.Client) *http.Client {
 		if err != nil {
 			return nil, err
 		}
-		return c.shake(ctx, conn, Secure+addr)
+		return u.handshake(ctx, conn, Secure+addr)
 	}
 	own := *h
-	own.Transport = &withKey{c.u.APIKey, t}
+	own.Transport = &withKey{u.upstream.APIKey, t}
 	return &own
 }
 
-// withKey adds a bearer token.
 type withKey struct {
 	key string
 	*http.Transport

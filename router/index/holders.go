@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 )
 
-// Holders of a prefix in one word. Up to two are in place, each 24 bits of
-// source id plus one and 3 bits of tiers; with more, bit 63 is set and the low
-// half is the number of a set. Bit 62 says that a prompt asked for the prefix.
+// Holders of a prefix in one word. Up to two are in place, each 24 bits of source id plus one and 3
+// bits of tiers. For more, bit 63 is set and the low half is the number of a set. Bit 62 says that a
+// prompt asked for the prefix.
 const (
 	manyBit    = 1 << 63
 	refBit     = 1 << 62
@@ -17,7 +17,7 @@ const (
 
 func holder(id uint32, tiers uint64) uint64 { return uint64(id+1)<<3 | tiers }
 
-// tiersIn is what a source has according to a word without a set.
+// tiersIn returns a source's tiers by a word without a set.
 func tiersIn(word uint64, id uint32) uint64 {
 	want := uint64(id+1) << 3
 	if a := word & holderMask; a&^7 == want {
@@ -29,8 +29,8 @@ func tiersIn(word uint64, id uint32) uint64 {
 	return 0
 }
 
-// set is the holders of a prefix that many have: sorted words of id and tiers,
-// or, where that is smaller, 4 bits for each id there is.
+// set is the holders of a prefix that many have: sorted words of id and tiers or, if smaller
+// (dense), 4 bits for each id there is.
 type set struct {
 	w     []uint32
 	sum   uint64 // of the holders and their tiers: equal sets have equal ones
@@ -77,7 +77,12 @@ func (s *set) put(id uint32, tiers uint64, sources int) {
 		was := *at >> (id % 8 * 4) & 7
 		s.sum ^= mark(id, uint64(was)) ^ mark(id, tiers)
 		*at = *at&^(15<<(id%8*4)) | uint32(tiers)<<(id%8*4)
-		s.n += presence(tiers) - presence(uint64(was))
+		if was != 0 {
+			s.n--
+		}
+		if tiers != 0 {
+			s.n++
+		}
 		if int(s.n) < len(s.w)/2 {
 			s.sparsify()
 		}
@@ -105,13 +110,6 @@ func (s *set) put(id uint32, tiers uint64, sources int) {
 	}
 }
 
-func presence(tiers uint64) int32 {
-	if tiers == 0 {
-		return 0
-	}
-	return 1
-}
-
 func (s *set) densify() {
 	w := make([]uint32, s.w[len(s.w)-1]>>3/8+1)
 	for _, h := range s.w {
@@ -130,8 +128,7 @@ func (s *set) sparsify() {
 	s.w, s.dense = w, false
 }
 
-// each yields the holders, from the one at or after a position in the set's
-// memory on, around.
+// each yields the holders, starting at a position in the set's memory and wrapping around.
 func (s *set) each(from int, yield func(id uint32, tiers uint64) bool) {
 	n := len(s.w)
 	for k := range n {

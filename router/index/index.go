@@ -1,28 +1,25 @@
-// Package index knows which worker holds which blocks of which token prefixes,
-// exactly, from the workers' own KV events.
+// Package index knows exactly, from the workers' own KV events, which worker holds which blocks of
+// which token prefixes.
 //
-// Engines name blocks by opaque hashes of their own. The index gives every
-// prefix a name that does not depend on who holds it, a rolling hash over its
-// token ids, and each source (one rank of one worker) keeps a table from its
-// engine's names to ours: a stored block's prefix is its parent's, extended by
-// the block's tokens. Names do not depend on block sizes either, so engines
-// with different ones meet where their blocks end together.
+// Engines name blocks by opaque hashes. The index names every prefix by a rolling hash over its
+// token ids, and each source (one rank of one worker) keeps a table from its engine's names to ours:
+// a stored block's prefix is its parent's, extended by the block's tokens. Our names do not depend
+// on block sizes, so engines with different ones meet where their blocks end together.
 //
-// Two tables of 16-byte slots hold everything: by our name a block's holders,
-// two of them in place and more in a set beside; by the engine's name our name
-// and the tiers. Together they take less than 64 bytes a block, and the budget
-// counts in that unit. When it is used up, blocks that no prompt asked for
-// lately go first, of those who have most.
+// Two tables of 16-byte slots hold everything: by our name a block's holders, two in place and more
+// in a set beside; by the engine's name our name and the tiers. Together they take less than 64
+// bytes a block, the unit of the budget. When that is used up, blocks that no prompt asked for
+// lately are evicted, from the sources that have most.
 //
-// Looking a prompt up costs two table accesses a block of the prompt, whatever
-// the number of workers: only the deepest holders are collected, a few of each
-// role.
+// Looking a prompt up costs two table accesses per block, whatever the number of workers: only the
+// deepest holders are collected, a few of each role.
 //
 // Locks: Source.mu, then Index.mu or a shard's; nobody holds two sources'.
 package index
 
 import (
 	"hash/maphash"
+	"maps"
 	"math/bits"
 	"math/rand/v2"
 	"slices"
@@ -32,8 +29,7 @@ import (
 	"github.com/xpyd/xpyd/internal/kvevents"
 )
 
-// BlockBytes is what one block of one source takes at most, and the unit of
-// the budget.
+// BlockBytes is the most that one block of one source takes, and the unit of the budget.
 const BlockBytes = 64
 
 // Key names a source.
@@ -61,7 +57,8 @@ type Index struct {
 	shards [shards]shard
 	blocks atomic.Int64 // of all sources
 	bytes  atomic.Int64 // of all tables
-	stats  counters
+
+	orphans, foreign, evicted atomic.Uint64 // see Stats
 
 	mu      sync.Mutex // guards what follows
 	sources []*Source  // by id; nil where free
@@ -71,11 +68,7 @@ type Index struct {
 	sizes   atomic.Pointer[[]int]     // the grains, ascending
 }
 
-type counters struct {
-	orphans, foreign, evicted atomic.Uint64
-}
-
-// Stats is what the index holds and what it could not.
+// Stats is what the index holds, and what it could not.
 type Stats struct {
 	Sources int
 	Blocks  int64  // of all sources
@@ -103,8 +96,8 @@ func (x *Index) Stats() Stats {
 	x.mu.Lock()
 	n := len(x.sources) - len(x.free)
 	x.mu.Unlock()
-	return Stats{Sources: n, Blocks: x.blocks.Load(), Bytes: x.bytes.Load(), Orphans: x.stats.orphans.Load(),
-		Foreign: x.stats.foreign.Load(), Evicted: x.stats.evicted.Load()}
+	return Stats{Sources: n, Blocks: x.blocks.Load(), Bytes: x.bytes.Load(), Orphans: x.orphans.Load(),
+		Foreign: x.foreign.Load(), Evicted: x.evicted.Load()}
 }
 
 // Add makes a source of blocks of a model; Remove ends it.
@@ -130,16 +123,12 @@ func (x *Index) Add(key Key, model string, role Role) *Source {
 func (x *Index) publish() {
 	list := slices.Clone(x.sources)
 	x.byID.Store(&list)
-	sizes := make([]int, 0, len(x.grains))
-	for g := range x.grains {
-		sizes = append(sizes, g)
-	}
-	slices.Sort(sizes)
+	sizes := slices.Sorted(maps.Keys(x.grains))
 	x.sizes.Store(&sizes)
 }
 
-// A name is a prefix's rolling hash: 57 bits of hash, three that are zero and
-// hold tiers where a table has use for them, and the length modulo 16.
+// A name is a prefix's rolling hash: 57 bits of hash, three bits for a table's tiers, else zero, and
+// the length modulo 16.
 const (
 	tierShift = 4
 	tierMask  = 7 << tierShift
@@ -171,8 +160,8 @@ func (x *Index) next(name uint64, token uint32) uint64 {
 	return (hi^lo)&hashMask | (name+1)&15
 }
 
-// grainOf is the step in tokens at which a source's prefixes are indexed:
-// its block size, but for small pages 16 tokens.
+// grainOf is the step in tokens at which a source's prefixes are indexed: its block size, but for
+// small pages 16 tokens.
 func grainOf(blockSize int) int {
 	if blockSize < 16 && 16%blockSize == 0 {
 		return 16
@@ -220,8 +209,8 @@ func (x *Index) spare(name uint64) bool {
 	return false
 }
 
-// maxShare bounds one event: it can store that part of the budget, by which the
-// index may exceed it for a moment.
+// maxShare bounds the part of the budget that one event may store, and by which the index may
+// exceed it for a moment.
 const maxShare = 4
 
 // makeRoom evicts until what was stored is within the budget.

@@ -13,8 +13,7 @@ type Query struct {
 	Tokens            []uint32
 }
 
-// Held is how much of a prompt a source holds, from its beginning without a
-// gap.
+// Held is how much of a prompt a source holds, from its beginning without a gap.
 type Held struct {
 	Key  Key
 	Role Role
@@ -45,18 +44,18 @@ type scratch struct {
 	count [4]int // by role
 }
 
-// candidate is a holder of the prefix that match has come back to.
+// candidate is a holder of the prefix that match looks at.
 type candidate struct {
 	src   *Source
 	role  Role
-	tiers uint64 // at the present prefix
+	tiers uint64 // of that prefix
 	held  [kvevents.Tiers]int
 }
 
 var pool = sync.Pool{New: func() any { return &scratch{} }}
 
-// Match finds those who hold most of the prompt: of each role up to 8, with
-// the longest prefixes; of equals any. The result is not sorted.
+// Match returns the sources with the longest prefixes of the prompt, up to 8 of each role, in no
+// order.
 func (x *Index) Match(q *Query) []Held {
 	sc := pool.Get().(*scratch)
 	defer func() {
@@ -75,8 +74,8 @@ func (x *Index) Match(q *Query) []Held {
 	return out
 }
 
-// match looks at the prefixes of multiples of a grain, once forward for the
-// longest that anybody has, and back from there for who has it.
+// match looks at the prefixes at multiples of a grain: forward to the longest that anybody has, and
+// back from there for who has it.
 func (x *Index) match(q *Query, grain int, sc *scratch) {
 	sc.names, sc.words, sc.found, sc.count = sc.names[:0], sc.words[:0], sc.found[:0], [4]int{}
 	name := x.root(q.Model, q.LoRA)
@@ -108,8 +107,8 @@ func (x *Index) match(q *Query, grain int, sc *scratch) {
 	}
 }
 
-// holders reads a prefix's word, and notes that it was asked for. Words are
-// equal where the holders are: a set's has its sum.
+// holders reads a prefix's word, and notes that it was asked for. Equal holders have equal words: a
+// set's has its sum.
 func (x *Index) holders(name uint64) uint64 {
 	sh := x.shard(name)
 	sh.mu.Lock()
@@ -170,8 +169,8 @@ func (sc *scratch) visit(s *set, sources []*Source) {
 	})
 }
 
-// add counts tokens that all come before those counted so far: if the
-// candidate does not have them, what lies behind is of no use.
+// add counts tokens that all come before those counted so far: if the candidate does not have them,
+// the others are of no use.
 func (c *candidate) add(tokens int) {
 	switch {
 	case c.tiers == 0:

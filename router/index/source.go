@@ -24,9 +24,6 @@ type Source struct {
 	gone   bool
 }
 
-// Key is what Add was given.
-func (s *Source) Key() Key { return s.key }
-
 // SetRole changes which legs the blocks are good for.
 func (s *Source) SetRole(r Role) { s.role.Store(uint32(r)) }
 
@@ -49,9 +46,8 @@ func (s *Source) Apply(b *kvevents.Batch) {
 	}
 }
 
-// ours reports whether an event's KV group is the one that names prefixes: of
-// models with several kinds of attention the first that keeps all. s.mu is
-// held.
+// ours reports whether an event's KV group is the one that names prefixes: the first that keeps all
+// of them. s.mu is held.
 func (s *Source) ours(ev *kvevents.Event) bool {
 	if s.group < 0 && !ev.Window && ev.Kind == kvevents.Stored {
 		s.group = ev.Group
@@ -65,12 +61,9 @@ func (s *Source) store(ev *kvevents.Event) {
 	if s.gone {
 		return
 	}
-	if int64(len(ev.Hashes)) > s.x.limit/maxShare {
-		s.x.stats.foreign.Add(uint64(len(ev.Hashes)))
-		return
-	}
-	if !s.ours(ev) || len(ev.Tokens) > 0 && s.grain != 0 && s.grain != grainOf(ev.BlockSize) {
-		s.x.stats.foreign.Add(uint64(len(ev.Hashes)))
+	if int64(len(ev.Hashes)) > s.x.limit/maxShare || !s.ours(ev) ||
+		len(ev.Tokens) > 0 && s.grain != 0 && s.grain != grainOf(ev.BlockSize) {
+		s.x.foreign.Add(uint64(len(ev.Hashes)))
 		return
 	}
 	if len(ev.Tokens) == 0 {
@@ -85,7 +78,7 @@ func (s *Source) store(ev *kvevents.Event) {
 	if ev.HasParent {
 		v, ok := s.blocks.get(ev.Parent)
 		if !ok {
-			s.x.stats.orphans.Add(uint64(len(ev.Hashes)))
+			s.x.orphans.Add(uint64(len(ev.Hashes)))
 			return
 		}
 		name = v &^ tierMask
@@ -108,7 +101,7 @@ func (s *Source) copied(ev *kvevents.Event) {
 		if v, ok := s.blocks.get(hash); ok {
 			s.put(hash, v&^tierMask, tierOf(ev.Tier))
 		} else {
-			s.x.stats.orphans.Add(1)
+			s.x.orphans.Add(1)
 		}
 	}
 }
@@ -158,6 +151,7 @@ func (s *Source) remove(ev *kvevents.Event) {
 	s.size.Store(int64(s.blocks.n))
 }
 
+// drop forgets a block.
 func (s *Source) drop(hash uint64) {
 	if s.blocks.del(hash) {
 		s.x.blocks.Add(-1)
@@ -186,8 +180,7 @@ func (s *Source) forget() {
 	s.grain, s.group, s.hand = 0, -1, 0
 }
 
-// evict drops up to n blocks, of those that no prompt has asked for since the
-// hand last came by.
+// evict drops up to n blocks that no prompt has asked for since the hand last came by.
 func (s *Source) evict(n int) (dropped int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,7 +197,7 @@ func (s *Source) evict(n int) (dropped int) {
 		s.drop(e.key) // another may have moved here: the hand stays
 		dropped++
 	}
-	s.x.stats.evicted.Add(uint64(dropped))
+	s.x.evicted.Add(uint64(dropped))
 	s.size.Store(int64(s.blocks.n))
 	return dropped
 }

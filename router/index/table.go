@@ -5,9 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// table maps 64-bit keys to non-zero values: open addressing, linear probing,
-// deletion by shifting back. It grows by a quarter at four fifths and shrinks
-// below a half, so that a slot's 16 bytes are never less than half used.
+// table maps 64-bit keys to non-zero values: open addressing, linear probing, deletion by shifting
+// back. It grows by a quarter at four fifths and shrinks below a half, so at least half is in use.
 type table struct {
 	slots []slot
 	n     int
@@ -21,8 +20,7 @@ const (
 	minSlots  = 8
 )
 
-// home is where a key would be in a table of its own. Engines' hashes need not
-// be well mixed.
+// home is a key's preferred slot. Engines' hashes need not be well mixed.
 func (t *table) home(key uint64) int {
 	key ^= key >> 32
 	key *= 0x9e3779b97f4a7c15

@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// Rates are what one key may use; 0 limits nothing.
+// Rates are what one key may use; 0 does not limit.
 type Rates struct {
 	Requests int64 // a minute
 	Tokens   int64 // a minute, prompt and output
-	InFlight int   // at once, waiting ones too
+	InFlight int   // at once, including waiting ones
 }
 
 // Limits reports whether anything is limited.
@@ -25,7 +25,7 @@ type Account struct {
 	took     float64 // mean seconds of a request; recent ones count more
 }
 
-// NewAccount returns one that has used nothing.
+// NewAccount returns an account that has used nothing.
 func NewAccount(now time.Time, r Rates) *Account {
 	return &Account{rates: r, requests: NewBucket(now, r.Requests), tokens: NewBucket(now, r.Tokens)}
 }
@@ -44,17 +44,17 @@ const (
 	OverRequests = "requests"
 	OverTokens   = "tokens"
 	OverInFlight = "in_flight"
-	OverSize     = "size" // more tokens than a minute has: it can never be taken
+	OverSize     = "size" // more tokens than a minute has: it can never succeed
 )
 
 // Over is why nothing was taken.
 type Over struct {
 	What  string
 	Limit int64
-	After time.Duration // until it may be tried again; 0 is unknown
+	After time.Duration // until it may be tried again; 0: unknown
 }
 
-// Take counts a request of so many tokens as running. Who gets nil calls
+// Take counts a request of so many tokens as running. If it returns nil, the caller calls
 // Release once.
 func (a *Account) Take(now time.Time, tokens float64) *Over {
 	a.mu.Lock()
@@ -81,8 +81,8 @@ func (a *Account) Take(now time.Time, tokens float64) *Over {
 	return nil
 }
 
-// Release ends a request for which more tokens were used than taken, fewer if
-// negative; ran is how long it took.
+// Release ends a request that used so many more tokens than taken, fewer if negative; ran
+// is how long it took.
 func (a *Account) Release(now time.Time, more float64, ran time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -95,16 +95,82 @@ func (a *Account) Release(now time.Time, more float64, ran time.Duration) {
 	a.took += newest * (ran.Seconds() - a.took)
 }
 
-// Levels of both buckets.
+// Levels returns those of both buckets.
 func (a *Account) Levels(now time.Time) (requests, tokens Level) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.requests.Level(now), a.tokens.Level(now)
 }
 
-// Running is how many requests were taken and not released.
-func (a *Account) Running() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.running
+// Bucket is a token bucket. It holds at most a minute's worth, fills evenly, and can be
+// overdrawn by what becomes known only afterwards. The zero value limits nothing.
+type Bucket struct {
+	perMinute float64
+	level     float64
+	at        time.Time
+}
+
+// NewBucket returns a full bucket; 0 a minute limits nothing.
+func NewBucket(now time.Time, perMinute int64) Bucket {
+	return Bucket{perMinute: float64(perMinute), level: float64(perMinute), at: now}
+}
+
+// Set changes the rate; what was used stays used.
+func (b *Bucket) Set(now time.Time, perMinute int64) {
+	if b.perMinute == 0 {
+		*b = NewBucket(now, perMinute)
+		return
+	}
+	b.fill(now)
+	b.level += float64(perMinute) - b.perMinute
+	b.perMinute = float64(perMinute)
+}
+
+func (b *Bucket) fill(now time.Time) {
+	if d := now.Sub(b.at); d > 0 {
+		b.level = min(b.level+b.perMinute*d.Minutes(), b.perMinute)
+		b.at = now
+	}
+}
+
+// Limited reports whether it limits anything.
+func (b *Bucket) Limited() bool { return b.perMinute > 0 }
+
+// Wait is how long until n, at most a minute's worth, can be taken; 0: now.
+func (b *Bucket) Wait(now time.Time, n float64) time.Duration {
+	if !b.Limited() {
+		return 0
+	}
+	b.fill(now)
+	return b.until(n)
+}
+
+func (b *Bucket) until(n float64) time.Duration {
+	if b.level >= n {
+		return 0
+	}
+	return max(time.Duration((n-b.level)/b.perMinute*float64(time.Minute)), 1)
+}
+
+// Add takes n out even if it is not there, or puts -n back.
+func (b *Bucket) Add(now time.Time, n float64) {
+	if b.Limited() {
+		b.fill(now)
+		b.level = min(b.level-n, b.perMinute)
+	}
+}
+
+// Level is a bucket's limit a minute, what is left, and the time until it is full.
+type Level struct {
+	Limit, Left int64
+	Full        time.Duration
+}
+
+// Level returns the bucket's; Limit 0 limits nothing.
+func (b *Bucket) Level(now time.Time) Level {
+	if !b.Limited() {
+		return Level{}
+	}
+	b.fill(now)
+	return Level{Limit: int64(b.perMinute), Left: max(int64(b.level), 0), Full: b.until(b.perMinute)}
 }

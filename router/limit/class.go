@@ -2,7 +2,7 @@ package limit
 
 import "strconv"
 
-// Class is a priority: the lower number goes first, as with vLLM.
+// Class is a priority; as with vLLM, the lower number goes first.
 type Class uint8
 
 // The classes.
@@ -17,8 +17,8 @@ var classNames = [Classes]string{"high", "normal", "low"}
 
 func (c Class) String() string { return classNames[c] }
 
-// ParseClass reads a class's name, or a number as vLLM's priority: below 0 is
-// high, 0 normal, above 0 low.
+// ParseClass reads a class's name or a vLLM priority: below 0 is high, 0 normal, above 0
+// low.
 func ParseClass(s string) (Class, bool) {
 	for c, name := range classNames {
 		if s == name {

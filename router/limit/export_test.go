@@ -8,3 +8,13 @@ func (q *Queue) Tenants() int {
 	}
 	return n
 }
+
+// Limits that are in force.
+func (g *Gate) Limits() Limits { return *g.limits.Load() }
+
+// Running is how many requests were taken and not released.
+func (a *Account) Running() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.running
+}

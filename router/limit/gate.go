@@ -15,11 +15,10 @@ type Limits struct {
 	Bounds                 // of what waits
 }
 
-// Refusal is why Gate.Wait gave no place, other than the context's cause.
+// Refusal is why Gate.Wait gave no place, unless the context ended.
 type Refusal struct {
 	Why Why
-	// After is in what time the request might have got a place, as far as
-	// that is known: 0 is unknown.
+	// After is when the request might have got a place; 0: unknown.
 	After time.Duration
 	// Limits were in force.
 	Limits Limits
@@ -30,11 +29,11 @@ type Why string
 
 // The reasons.
 const (
-	Full      Why = "full"      // the queue is, and others have less in it
+	Full      Why = "full"      // the queue is full, and others have less in it
 	Displaced Why = "displaced" // the queue became full, and others had less in it
 	Late      Why = "late"      // it waited for Limits.Wait
-	Hopeless  Why = "hopeless"  // by far too much is before it, for the time that it has
-	Deadline  Why = "deadline"  // what is left until its deadline is too short
+	Hopeless  Why = "hopeless"  // far too much is ahead of it for the time that it has
+	Deadline  Why = "deadline"  // too little time is left until its deadline
 )
 
 // Whys are all of them.
@@ -42,18 +41,17 @@ var Whys = []Why{Full, Displaced, Late, Hopeless, Deadline}
 
 func (r *Refusal) Error() string { return fmt.Sprintf("not admitted: %s", r.Why) }
 
-// Gate lets so many requests run; the others wait in a Queue. While nobody
-// waits, entering and leaving are one atomic operation each.
+// Gate lets a number of requests run; the others wait in a Queue. While nobody waits,
+// entering and leaving are one atomic operation each.
 type Gate struct {
-	// word is waiting<<32 | running. While anybody waits, and only then, it is
-	// changed with mu held alone.
+	// word is waiting<<32 | running. While anybody waits, only the holder of mu changes it.
 	word   atomic.Uint64
 	limits atomic.Pointer[Limits]
 
 	mu    sync.Mutex
 	queue *Queue
 	drain drain
-	least least // of what ran while others waited
+	least least // of requests that ran while others waited
 	shed  [Classes]map[Why]uint64
 }
 
@@ -62,7 +60,7 @@ const oneWaits = 1 << 32
 func running(w uint64) int { return int(uint32(w)) }
 func waiting(w uint64) int { return int(w >> 32) }
 
-// NewGate returns an open one.
+// NewGate returns a gate with all its places free.
 func NewGate(l Limits) *Gate {
 	g := &Gate{queue: NewQueue(l.Bounds)}
 	for c := range g.shed {
@@ -72,7 +70,7 @@ func NewGate(l Limits) *Gate {
 	return g
 }
 
-// Set changes the limits; more places are given out at once.
+// Set changes the limits; new places are given out at once.
 func (g *Gate) Set(l Limits) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -81,8 +79,8 @@ func (g *Gate) Set(l Limits) {
 	g.hand(time.Now())
 }
 
-// TryEnter takes a place if one is free and nobody waits for one. Who got it
-// leaves once.
+// TryEnter takes a place if one is free and nobody waits. If it succeeds, the caller calls
+// Leave once.
 func (g *Gate) TryEnter() bool {
 	most := g.limits.Load().InFlight
 	for {
@@ -96,8 +94,8 @@ func (g *Gate) TryEnter() bool {
 	}
 }
 
-// Leave gives a place back. since is when the request got it, or arrived; good
-// says that it was served.
+// Leave gives a place back. since is when the request got it, or arrived; good means that
+// it was served.
 func (g *Gate) Leave(since time.Time, good bool) {
 	for {
 		w := g.word.Load()
@@ -118,7 +116,7 @@ func (g *Gate) Leave(since time.Time, good bool) {
 	g.hand(now)
 }
 
-// hand gives free places to who is next; g.mu is held.
+// hand gives free places to the next requests; g.mu is held.
 func (g *Gate) hand(now time.Time) {
 	most := g.limits.Load().InFlight
 	for {
@@ -134,7 +132,7 @@ func (g *Gate) hand(now time.Time) {
 	g.drain.waits(now, g.queue.Len() > 0)
 }
 
-// place takes a free place, or counts one more that waits; g.mu is held.
+// place takes a free place, or counts one more as waiting; g.mu is held.
 func (g *Gate) place() (entered bool) {
 	most := g.limits.Load().InFlight
 	for {
@@ -150,10 +148,9 @@ func (g *Gate) place() (entered bool) {
 	}
 }
 
-// Wait takes a place, waiting for it until ctx ends, for Limits.Wait, or for as
-// long as the request can be served before its deadline (zero is none),
-// judging by the fastest that was lately. The error is a *Refusal, or ctx's
-// cause. Who got nil leaves once.
+// Wait takes a place. It waits until ctx ends, for Limits.Wait, or for as long as the
+// request can still be served before its deadline (zero: none), judging by the fastest of
+// late. The error is a *Refusal or ctx's cause. If it is nil, the caller calls Leave once.
 func (g *Gate) Wait(ctx context.Context, it *Item, deadline time.Time) error {
 	it.turn = make(chan struct{})
 	left, why, err := g.join(it, deadline)
@@ -190,8 +187,8 @@ func (g *Gate) Wait(ctx context.Context, it *Item, deadline time.Time) error {
 	return g.refuse(now, it, why)
 }
 
-// join puts a request into the queue; left is how long it may wait there, 0 if
-// it has got a place at once.
+// join puts a request into the queue; left is how long it may wait there, 0 if it got a
+// place at once.
 func (g *Gate) join(it *Item, deadline time.Time) (left time.Duration, why Why, err error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -230,8 +227,8 @@ func (g *Gate) join(it *Item, deadline time.Time) (left time.Duration, why Why, 
 	return left, why, err
 }
 
-// hopeless is how many times the measured wait must exceed what a request has,
-// for it to be refused at once: a rate that was measured a moment ago may rise.
+// hopeless is by how many times the measured wait must exceed the time that a request has
+// for it to be refused at once: the rate may rise.
 const hopeless = 2
 
 // ahead is how long a request that comes now would wait.
@@ -244,7 +241,7 @@ func (g *Gate) ahead(now time.Time, it *Item) (time.Duration, bool) {
 	return time.Duration(s * float64(time.Second)), true
 }
 
-// maxAfter bounds what is promised.
+// maxAfter bounds Refusal.After.
 const maxAfter = time.Hour
 
 func (g *Gate) refuse(now time.Time, it *Item, why Why) error {
@@ -253,18 +250,14 @@ func (g *Gate) refuse(now time.Time, it *Item, why Why) error {
 	return &Refusal{Why: why, After: after, Limits: *g.limits.Load()}
 }
 
-// Settle tells the queue that a request that had waited cost so much more than
-// was estimated.
+// Settle tells the queue that a request that had waited cost so much more than estimated.
 func (g *Gate) Settle(it *Item, more float64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.queue.Settle(it.Tenant, it.Class, more)
 }
 
-// Limits that are in force.
-func (g *Gate) Limits() Limits { return *g.limits.Load() }
-
-// Counts are of what runs and waits.
+// Counts returns how many run and how many wait.
 func (g *Gate) Counts() (run, wait int) {
 	w := g.word.Load()
 	return running(w), waiting(w)

@@ -1,10 +1,10 @@
 package limit
 
-// heap is a binary heap whose elements know their place, so that any of them
-// can move or leave in O(log n).
+// heap is a binary heap whose elements know their place, so that any of them can move or
+// leave in O(log n).
 type heap struct {
 	less func(a, b *flow) bool
-	at   func(*flow) *int // where an element keeps its place; -1 outside
+	at   func(*flow) *int // where an element keeps its place; -1 outside the heap
 	all  []*flow
 }
 

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// drain measures how fast a queue is served, in tokens a second, while
-// anything waits; what is older than a few times drainMemory hardly counts.
+// drain measures how fast a queue is served, in tokens a second, while anything waits. What
+// is older than a few times drainMemory hardly counts.
 type drain struct {
 	cost, seconds float64
 	n             int // services seen, up to drainLeast
@@ -30,7 +30,7 @@ func (d *drain) pass(now time.Time) {
 	d.since = now
 }
 
-// waits reports whether anything waits from now on.
+// waits notes whether anything waits from now on.
 func (d *drain) waits(now time.Time, on bool) {
 	if d.on != on {
 		d.pass(now)
@@ -53,7 +53,7 @@ func (d *drain) rate(now time.Time) (float64, bool) {
 	return d.cost / d.seconds, true
 }
 
-// least is the shortest of recent durations, over leastWindow at least.
+// least is the shortest of recent durations, over at least leastWindow.
 type least struct {
 	now, before time.Duration // 0 is none
 	since       time.Time
@@ -77,7 +77,7 @@ func (l *least) add(now time.Time, d time.Duration) {
 	}
 }
 
-// get is 0 when nothing was seen lately.
+// get returns 0 if nothing was seen lately.
 func (l *least) get(now time.Time) time.Duration {
 	l.turn(now)
 	if l.now == 0 || l.before != 0 && l.before < l.now {

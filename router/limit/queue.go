@@ -8,7 +8,7 @@ import (
 // Item is one waiting request.
 type Item struct {
 	Tenant string
-	Weight float64 // the tenant's share among its class's; 0 is 1
+	Weight float64 // the tenant's share within its class; 0 is 1
 	Class  Class
 	Cost   float64 // estimated tokens, prompt and output
 	Bytes  int64   // that it holds while it waits
@@ -16,20 +16,19 @@ type Item struct {
 	flow  *flow
 	place *list.Element
 
-	turn chan struct{} // Gate's: closed when it may run, or has to go
+	turn chan struct{} // Gate's: closed when it may run or has to go
 	err  error         // why it has to go; set before turn is closed
 }
 
-// Bounds of a queue.
+// Bounds are those of a queue.
 type Bounds struct {
 	Items   int
 	Bytes   int64
 	Weights [Classes]float64 // shares of the classes, each above 0
 }
 
-// flow is the waiting requests of one tenant in one class, in order of
-// arrival, and the tenant's standing there: tag is the virtual time at which
-// its next request starts.
+// flow is the waiting requests of one tenant in one class, in order of arrival. tag is the
+// virtual time at which its next request starts.
 type flow struct {
 	tenant string
 	class  *class
@@ -47,7 +46,7 @@ type flow struct {
 type class struct {
 	weight  float64
 	tag     float64 // its own standing among the classes
-	now     float64 // its tenants' virtual time: the start of what was served last
+	now     float64 // its tenants' virtual time: when the last one served started
 	n       int
 	bytes   int64
 	weights float64 // sum over active
@@ -56,8 +55,8 @@ type class struct {
 	idle    list.List // flows that are ahead of now, longest idle first
 }
 
-// Queue orders waiting requests. A decision is O(log n) in the tenants that
-// wait; the memory is that of what waits, and of maxIdle tenants a class.
+// Queue orders waiting requests. A decision takes O(log n) in the waiting tenants. It
+// remembers what waits, and maxIdle tenants per class.
 type Queue struct {
 	b       Bounds
 	now     float64 // the classes' virtual time
@@ -65,16 +64,16 @@ type Queue struct {
 	bytes   int64
 	cost    float64
 	classes [Classes]class
-	fat     heap // all active flows, who has most of the queue first
+	fat     heap // all active flows, the one with most of the queue first
 }
 
-// maxIdle is of how many tenants, in each class, it is remembered that they
-// were served more than others a moment ago.
+// maxIdle is how many idle tenants per class are remembered as having been served ahead of
+// others.
 const maxIdle = 1024
 
-// maxCost is the most tokens that one request counts as, and how far ahead of
-// the others corrections can put a tenant or a class: numbers come from clients
-// and engines, and a wrong one must not starve anybody.
+// maxCost is the most tokens that one request counts as, and the most that corrections can
+// put a tenant or a class ahead of others: a wrong number of a client or an engine must
+// starve nobody.
 const maxCost = 1 << 20
 
 // NewQueue returns an empty queue.
@@ -89,7 +88,7 @@ func NewQueue(b Bounds) *Queue {
 	return q
 }
 
-// Set changes the bounds; what waits already stays.
+// Set changes the bounds; what waits stays.
 func (q *Queue) Set(b Bounds) {
 	q.b = b
 	for i := range q.classes {
@@ -109,17 +108,17 @@ func (q *Queue) Bytes() int64 { return q.bytes }
 // LenOf is how many requests of a class wait.
 func (q *Queue) LenOf(c Class) int { return q.classes[c].n }
 
-// share is what part of the queue a flow takes, with so much more in it, over
-// what it is entitled to.
+// share is the part of the queue that a flow takes, with so much more in it, over what it
+// is entitled to.
 func (q *Queue) share(f *flow, more int, bytes int64) float64 {
 	part := float64(f.items.Len()+more) / float64(max(q.b.Items, 1))
 	part = max(part, float64(f.bytes+bytes)/float64(max(q.b.Bytes, 1)))
 	return part / (f.weight * f.class.weight)
 }
 
-// Push adds a request. When there is no room, the newest requests of those who
-// take most of the queue, for their share, are displaced; false, and nothing
-// has changed, when that would be this one.
+// Push adds a request. When there is no room, the newest requests of those that take most
+// of the queue for their share are displaced. If that would be this one, it returns false
+// and changes nothing.
 func (q *Queue) Push(it *Item) (displaced []*Item, ok bool) {
 	it.Cost = min(it.Cost, maxCost)
 	f := q.flow(it)
@@ -139,7 +138,7 @@ func (q *Queue) Push(it *Item) (displaced []*Item, ok bool) {
 	return displaced, true
 }
 
-// insert puts a request at the end of its flow.
+// insert adds a request to the end of its flow.
 func (q *Queue) insert(f *flow, it *Item) {
 	c := f.class
 	if c.n == 0 {
@@ -156,7 +155,7 @@ func (q *Queue) insert(f *flow, it *Item) {
 		c.idle.Remove(f.idle)
 		f.idle = nil
 	}
-	c.flows[f.tenant] = f // it is new, or a displacement has dropped it
+	c.flows[f.tenant] = f // it is new, or was dropped by a displacement
 	f.tag = max(f.tag, c.now)
 	c.weights += f.weight
 	c.active.push(f)
@@ -186,7 +185,7 @@ func (q *Queue) flow(it *Item) *flow {
 	return f
 }
 
-// count adds a request to all sums, or takes it out of them.
+// count adds a request to all sums, or takes it out.
 func (q *Queue) count(f *flow, sign int, it *Item) {
 	n, bytes, cost := sign, int64(sign)*it.Bytes, float64(sign)*it.Cost
 	q.n += n
@@ -198,7 +197,7 @@ func (q *Queue) count(f *flow, sign int, it *Item) {
 	f.cost += cost
 }
 
-// Pop takes out the request that is next, nil when none waits.
+// Pop takes out the next request, nil if none waits.
 func (q *Queue) Pop() *Item {
 	var c *class
 	for i := range q.classes {
@@ -233,7 +232,7 @@ func (q *Queue) Remove(it *Item) {
 	q.fat.remove(f)
 	f.class.active.remove(f)
 	f.class.weights -= f.weight
-	if q.n == 0 { // no rounding is left over
+	if q.n == 0 { // drop rounding errors
 		q.cost = 0
 		for i := range q.classes {
 			q.classes[i].weights = 0
@@ -241,7 +240,7 @@ func (q *Queue) Remove(it *Item) {
 	}
 	f.cost = 0
 	f.idle = f.class.idle.PushBack(f)
-	for i := range q.classes { // whose tags the virtual time has passed
+	for i := range q.classes { // forget flows whose tags the virtual time has passed
 		c := &q.classes[i]
 		for e := c.idle.Front(); e != nil && (c.idle.Len() > maxIdle || e.Value.(*flow).tag <= c.now); e = c.idle.Front() {
 			c.drop(e.Value.(*flow))
@@ -249,7 +248,7 @@ func (q *Queue) Remove(it *Item) {
 	}
 }
 
-// drop forgets a flow that has nothing waiting.
+// drop forgets a flow with nothing waiting.
 func (c *class) drop(f *flow) {
 	if f.idle != nil {
 		c.idle.Remove(f.idle)
@@ -258,8 +257,8 @@ func (c *class) drop(f *flow) {
 	delete(c.flows, f.tenant)
 }
 
-// Settle corrects the standing of a tenant whose request cost so much more
-// than was estimated, less if negative.
+// Settle corrects the standing of a tenant whose request cost so much more than estimated,
+// less if negative.
 func (q *Queue) Settle(tenant string, cl Class, more float64) {
 	c := &q.classes[cl]
 	f := c.flows[tenant]
@@ -276,13 +275,13 @@ func (q *Queue) Settle(tenant string, cl Class, more float64) {
 	}
 }
 
-// settled is a tag that is moved by more tokens, to maxCost ahead of now at most.
+// settled is a tag moved by more tokens, to at most maxCost ahead of now.
 func settled(tag, now, more, weight float64) float64 {
 	return min(tag+more/weight, max(tag, now+maxCost/weight))
 }
 
-// Ahead is about how many tokens are served before a request that comes now:
-// what waits of its tenant, over the tenant's share, and all at most.
+// Ahead estimates how many tokens are served before a request that comes now: what waits of
+// its tenant, over the tenant's share, and at most everything.
 func (q *Queue) Ahead(it *Item) float64 {
 	c := &q.classes[it.Class]
 	classes, tenants, own, weight := 0.0, c.weights, 0.0, max(it.Weight, 0)

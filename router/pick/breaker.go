@@ -9,20 +9,17 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// Breaker configures the circuit breakers, one a worker. Failures in a row open
-// it, and no request goes there. After a while it is half open: one request may
-// try, and closes it or opens it again, for twice as long. A pair is chosen
-// only if both breakers admit it, so a place to try is never taken for nothing.
+// Breaker configures the circuit breakers, one a worker. Failures in a row open it, and no request
+// goes there. After a while it is half open: one request may try, and closes it or opens it again,
+// for twice as long. A pair is chosen only if both breakers admit it, so no try is wasted.
 type Breaker struct {
-	// Failures in a row open a breaker; 0 leaves them out.
-	Failures int `key:"failures"`
-	// Open is how long it stays open at first, MaxOpen at most.
-	Open    time.Duration `key:"open"`
-	MaxOpen time.Duration `key:"max_open"`
+	Failures int           `key:"failures"` // in a row, to open a breaker; 0: none opens
+	Open     time.Duration `key:"open"`     // how long it is open at first
+	MaxOpen  time.Duration `key:"max_open"` // and at most
 }
 
-// DefaultBreaker opens for a second at first: shorter than what clients repeat
-// a request for, and longer than an engine's hiccup.
+// DefaultBreaker opens for a second at first: clients retry for longer, and an engine's hiccup is
+// shorter.
 func DefaultBreaker() Breaker {
 	return Breaker{Failures: 5, Open: time.Second, MaxOpen: 30 * time.Second}
 }
@@ -44,8 +41,8 @@ const (
 
 // guard keeps requests from a worker that fails; under Picker.mu.
 type guard struct {
-	state GuardState // "" for Closed
-	until time.Time  // of Open and Ejected
+	state GuardState
+	until time.Time // of Open and Ejected
 	why   string
 
 	row    int       // failures since the last success
@@ -54,13 +51,10 @@ type guard struct {
 	health           // for ejection
 }
 
-// shut reports whether it is other than closed.
-func (g *guard) shut() bool { return g.state != "" && g.state != Closed }
-
 // admits reports whether a request may go to the worker.
 func (g *guard) admits(now time.Time) bool {
 	switch g.state {
-	case "", Closed:
+	case Closed:
 		return true
 	case HalfOpen:
 		return false
@@ -68,10 +62,10 @@ func (g *guard) admits(now time.Time) bool {
 	return !now.Before(g.until)
 }
 
-// Guard is what Picker.Guard tells of a worker.
+// Guard is the state of a worker's guard.
 type Guard struct {
 	State GuardState `json:"state"`
-	Until *time.Time `json:"until,omitempty"` // of open and ejected: a request may try it then
+	Until *time.Time `json:"until,omitempty"` // if open or ejected: when a request may try it
 	Why   string     `json:"why,omitempty"`
 }
 
@@ -80,13 +74,12 @@ func (p *Picker) Guard(id string, epoch uint64) Guard {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.nodes[nodeKey{id, epoch}]
-	if n == nil || !n.guard.shut() {
+	if n == nil || n.guard.state == Closed {
 		return Guard{State: Closed}
 	}
 	g := Guard{State: n.guard.state, Why: n.guard.why}
 	if g.State != HalfOpen {
-		until := n.guard.until
-		g.Until = &until
+		g.Until = new(n.guard.until)
 	}
 	return g
 }
@@ -117,8 +110,7 @@ type Event struct {
 // maxEvents bounds the events that nobody has fetched: the oldest go first.
 const maxEvents = 1024
 
-// Events returns what has changed since it was called last, and a channel that
-// closes with the next change.
+// Events returns the changes since the last call, and a channel that closes with the next one.
 func (p *Picker) Events() ([]Event, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -135,23 +127,12 @@ func (p *Picker) turned() <-chan struct{} {
 	return p.turn
 }
 
-// wake tells who waits for a guard; p.mu is held.
-func (p *Picker) wake() {
-	if p.turn != nil {
-		close(p.turn)
-		p.turn = nil
-	}
-}
-
 // guardTo changes a guard; p.mu is held.
 func (p *Picker) guardTo(n *node, state GuardState, until time.Time, why string) {
 	g := &n.guard
 	ev := Event{ID: n.key.id, Was: g.state, Guard: Guard{State: state, Why: why}}
-	if ev.Was == "" {
-		ev.Was = Closed
-	}
 	if n.class != nil {
-		ev.Role = n.class.id.role
+		ev.Role = n.class.id.Role
 	}
 	if state == Open || state == Ejected {
 		ev.Until = &until
@@ -161,11 +142,14 @@ func (p *Picker) guardTo(n *node, state GuardState, until time.Time, why string)
 		p.events = p.events[1:]
 	}
 	p.events = append(p.events, ev)
-	p.wake()
+	if p.turn != nil {
+		close(p.turn)
+		p.turn = nil
+	}
 }
 
-// enter lets a chosen request through a guard whose time is over, and says
-// whether it is the one that tries it; p.mu is held.
+// enter lets a chosen request through a guard whose time is over, and reports whether it is the
+// one that tries it; p.mu is held.
 func (p *Picker) enter(n *node, now time.Time) (trial bool) {
 	switch n.guard.state {
 	case Open:
@@ -184,36 +168,22 @@ func (p *Picker) recover(n *node, now time.Time) {
 	n.guard.health.reset()
 }
 
-// leave gives a place to try back, unused.
-func (p *Picker) leave(n *node) {
-	if n.guard.state == HalfOpen {
-		p.guardTo(n, Open, n.guard.until, n.guard.why) // until has passed
+// succeeded notes that a worker did its part of a choice. p.mu is held.
+func (c *Choice) succeeded(l *leg) {
+	g := &l.n.guard
+	g.row = 0
+	g.good++
+	if l.trial && g.state == HalfOpen {
+		c.p.recover(l.n, time.Unix(0, c.at))
 	}
+	l.trial = false
 }
 
-// succeeded notes that a worker did its part of a choice, which was made at
-// at; trial is the choice's place to try. p.mu is held.
-func (p *Picker) succeeded(n *node, trial *bool, at int64) {
-	n.guard.row = 0
-	n.guard.good++
-	if *trial {
-		*trial = false
-		if n.guard.state == HalfOpen {
-			p.recover(n, time.Unix(0, at))
-		}
-	}
-}
-
-// Succeeded notes that a worker did its part, where neither DonePrefill nor
-// Answered is called for it.
+// Succeeded notes that a worker did its part, where neither DonePrefill nor Answered is called.
 func (c *Choice) Succeeded(role fleet.Role) {
 	c.p.mu.Lock()
 	defer c.p.mu.Unlock()
-	if role == fleet.Prefill {
-		c.p.succeeded(c.pn, &c.pTrial, c.at)
-	} else {
-		c.p.succeeded(c.dn, &c.dTrial, c.at)
-	}
+	c.succeeded(c.leg(role))
 }
 
 // Fault says how a worker failed.
@@ -222,29 +192,26 @@ type Fault uint8
 // Faults.
 const (
 	Broken Fault = iota // its connection, or a 5xx: counts for its breaker and its ejection
-	Poor                // an answer that was no good, of which it may not be the cause: counts for its ejection
+	Poor                // a bad answer, maybe not its fault: counts for its ejection
 )
 
-// Failed notes that a worker failed its part: of 4xx, of clients that leave, and
-// of a worker that has no room it is not called.
+// Failed notes that a worker failed its part, except by a 4xx, by a client that left, or for lack
+// of room.
 func (c *Choice) Failed(role fleet.Role, fault Fault, now time.Time) {
 	p := c.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n, trial := c.pn, &c.pTrial
-	if role == fleet.Decode {
-		n, trial = c.dn, &c.dTrial
-	}
-	g := &n.guard
+	l := c.leg(role)
+	g := &l.n.guard
 	g.bad++
 	if fault != Broken || p.cfg.Breaker.Failures == 0 {
 		return
 	}
 	g.row++
 	switch {
-	case *trial && g.state == HalfOpen:
-		*trial = false
-	case g.shut() || g.row < p.cfg.Breaker.Failures:
+	case l.trial && g.state == HalfOpen:
+		l.trial = false
+	case g.state != Closed || g.row < p.cfg.Breaker.Failures:
 		return
 	}
 	b := &p.cfg.Breaker
@@ -253,8 +220,8 @@ func (c *Choice) Failed(role fleet.Role, fault Fault, now time.Time) {
 	}
 	d := doubled(b.Open, g.opened, b.MaxOpen)
 	g.opened++
-	// A fifth of it is drawn: routers side by side must not try all at once.
-	p.guardTo(n, Open, now.Add(d-time.Duration(p.rnd.Int64N(int64(d)/5+1))), fmt.Sprintf("%d failures in a row", g.row))
+	// A fifth of it is drawn, so that routers side by side do not all try at once.
+	p.guardTo(l.n, Open, now.Add(d-time.Duration(p.rnd.Int64N(int64(d)/5+1))), fmt.Sprintf("%d failures in a row", g.row))
 }
 
 // doubled is d, doubled n times, most at most.
@@ -277,27 +244,19 @@ func (e *Shut) Error() string { return fmt.Sprintf("%v: %s", ErrNoPair, e.who) }
 // Unwrap makes it an ErrNoPair.
 func (e *Shut) Unwrap() error { return ErrNoPair }
 
-// shut says which guards keep the model from having a pair, nil if that is not
-// why. p.mu is held.
-func (p *Picker) shut(m *model, now time.Time) error {
+// shut returns the guards that keep the model from having a pair, or nil. p.mu is held.
+func (p *Picker) shut(m *model, now time.Time) *Shut {
 	var e *Shut
-	for _, list := range [][]*class{m.prefill, m.decode} {
-		for _, c := range list {
-			for _, n := range c.nodes {
-				if n.guard.admits(now) {
-					continue
-				}
-				if e == nil {
-					e = &Shut{Changed: p.turned(), who: fmt.Sprintf("%s worker %s is not used: its breaker is %s after %s", c.id.role, n.key.id, n.guard.state, n.guard.why)}
-				}
-				if until := n.guard.until; n.guard.state != HalfOpen && (e.Until.IsZero() || until.Before(e.Until)) {
-					e.Until = until
-				}
-			}
+	for n := range m.nodes {
+		if n.guard.admits(now) {
+			continue
 		}
-	}
-	if e == nil {
-		return nil
+		if e == nil {
+			e = &Shut{Changed: p.turned(), who: fmt.Sprintf("%s worker %s is not used: its breaker is %s after %s", n.class.id.Role, n.key.id, n.guard.state, n.guard.why)}
+		}
+		if until := n.guard.until; n.guard.state != HalfOpen && (e.Until.IsZero() || until.Before(e.Until)) {
+			e.Until = until
+		}
 	}
 	return e
 }

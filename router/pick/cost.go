@@ -1,11 +1,9 @@
 package pick
 
-import (
-	"time"
-)
+import "time"
 
-// line is y = a + b·x, fitted to what was seen lately: least squares with
-// weights that fade by forget with each point. The zero value knows nothing.
+// line is y = a + b·x, fitted to what was seen lately: least squares with weights that fade by
+// forget with each point. The zero value knows nothing.
 type line struct {
 	w, x, y, xx, xy float64
 	n               int
@@ -50,46 +48,49 @@ func (l *line) at(x float64) float64 {
 	return a + b*x
 }
 
-// best is a node's own line, or its class's while that knows more.
-func best(own, class *line) *line {
+// The lines of a node and a class: prefill's time by the work before its end, decode's by the
+// tokens that it lacks, and decode's alone by the work.
+const (
+	linePrefill = iota
+	lineDecode
+	lineLocal
+)
+
+// time predicts by a node's own line, or its class's while that knows more.
+func (n *node) time(kind int, x float64) float64 {
+	own, class := &n.lines[kind], &n.class.lines[kind]
 	if own.n >= enough || own.n >= class.n {
-		return own
+		return own.at(x)
 	}
-	return class
+	return class.at(x)
 }
 
-func (n *node) prefillTime(work float64) float64 { return best(&n.prefill, &n.class.prefill).at(work) }
-func (n *node) decodeTime(moved float64) float64 { return best(&n.decode, &n.class.decode).at(moved) }
-func (n *node) localTime(work float64) float64   { return best(&n.local, &n.class.local).at(work) }
-
-// learn adds a point to a node's line and its class's; compared says that it
-// also counts for ejection.
-func (n *node) learn(which func(*node, *class) (own, class *line), x float64, took time.Duration, compared bool) {
+// learn adds a point to a node's line and its class's; compared: it counts for ejection too.
+func (n *node) learn(kind int, x float64, took time.Duration, compared bool) {
 	if n.class == nil || took < 0 {
 		return
 	}
-	own, class := which(n, n.class)
 	if compared {
-		n.took(class, x, took)
+		n.took(&n.class.lines[kind], x, took)
 	}
-	own.add(x, took.Seconds())
-	class.add(x, took.Seconds())
+	n.lines[kind].add(x, took.Seconds())
+	n.class.lines[kind].add(x, took.Seconds())
 }
 
-// Answered tells the picker how long the first token took from dispatch, and
-// how much of that was prefill's leg; 0 if that is not known.
+// Answered tells the picker how long the first token took from dispatch, and how much of that was
+// prefill's leg; 0 if that is unknown.
 func (c *Choice) Answered(prefill, first time.Duration) {
 	c.p.mu.Lock()
 	defer c.p.mu.Unlock()
 	compared := c.p.times()
-	c.p.succeeded(c.dn, &c.dTrial, c.at)
-	if c.Local != "" || c.pn == c.dn {
-		c.dn.learn(func(n *node, k *class) (*line, *line) { return &n.local, &k.local }, c.work, first, compared)
+	c.succeeded(&c.decode)
+	if c.Local != "" || c.prefill.n == c.decode.n {
+		c.decode.n.learn(lineLocal, c.work, first, compared)
 		return
 	}
 	if prefill <= 0 || prefill > first {
 		prefill = first
 	}
-	c.pn.learn(func(n *node, k *class) (*line, *line) { return &n.prefill, &k.prefill }, c.work, prefill, compared)
-	c.dn.learn(func(n *node, k *class) (*line, *line) { return &n.decode, &k.decode }, c.moved, first-prefill, compared)
+	c.prefill.n.learn(linePrefill, c.work, prefill, compared)
+	c.decode.n.learn(lineDecode, c.moved, first-prefill, compared)
 }

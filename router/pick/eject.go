@@ -13,36 +13,30 @@ import (
 // Ways to eject.
 const (
 	EjectOff    = "off"
-	EjectErrors = "errors" // who fails more than its peers
-	EjectAll    = "all"    // also who is slower than its peers
+	EjectErrors = "errors" // workers that fail more than their peers
+	EjectAll    = "all"    // also workers slower than their peers
 )
 
-// Ejection configures the ejection of outliers: workers that do worse than
-// their peers, which are those alike in all that compatibility compares. It
-// catches what breakers do not: a worker that fails every third request, or
-// answers all of them, but late.
+// Ejection configures the ejection of outliers: workers that do worse than their peers, those
+// alike in all that compatibility compares. It catches what breakers do not: a worker that fails
+// every third request, or answers late.
 type Ejection struct {
-	// Mode is EjectOff, EjectErrors or EjectAll.
-	Mode string `key:"mode"`
-	// Interval is how often workers are compared, and Windows how many
-	// comparisons in a row a worker must lose.
-	Interval time.Duration `key:"interval"`
-	Windows  int           `key:"windows"`
-	// Deviations is how far off a worker must be: times the median absolute
-	// deviation of its peers, scaled to a normal's standard deviation.
+	Mode     string        `key:"mode"`     // EjectOff, EjectErrors or EjectAll
+	Interval time.Duration `key:"interval"` // between two comparisons
+	Windows  int           `key:"windows"`  // comparisons that a worker must lose in a row
+	// Deviations is how far off a worker must be: times the median absolute deviation of its
+	// peers, scaled to a normal's standard deviation.
 	Deviations float64 `key:"deviations"`
-	// MaxShare is the part of the peers that may be out, but one may always be
-	// if another stays.
+	// MaxShare is the part of the peers that may be out. One always may, if another stays.
 	MaxShare float64 `key:"max_share"`
-	// Time is how long the first ejection lasts; each that follows soon lasts
-	// twice as long, up to MaxTime.
+	// Time is how long the first ejection lasts; each soon after it lasts twice as long, up to
+	// MaxTime.
 	Time    time.Duration `key:"time"`
 	MaxTime time.Duration `key:"max_time"`
 }
 
-// DefaultEjection looks at errors only. Slowness needs a fleet of equal
-// machines: of mixed ones the slower would be ejected for what they are, though
-// the policies that look at load give them less already.
+// DefaultEjection looks at errors only: of unequal machines the slower would be ejected for what
+// they are, though policies that look at load give them less already.
 func DefaultEjection() Ejection {
 	return Ejection{Mode: EjectErrors, Interval: 5 * time.Second, Windows: 3, Deviations: 5, MaxShare: 0.34,
 		Time: 15 * time.Second, MaxTime: 5 * time.Minute}
@@ -68,8 +62,8 @@ const (
 	oldest    = 12 * time.Minute // a window that is older compares with nothing
 )
 
-// measure is one thing in which workers are compared: a window that is being
-// filled, and the value of the last full one.
+// measure is one thing in which workers are compared: the window being filled, and the value of
+// the last full one.
 type measure struct {
 	sum     float64
 	n       int
@@ -89,41 +83,62 @@ func (m *measure) roll(now time.Time) {
 
 // health is how a worker has done.
 type health struct {
-	good, bad int     // since the last comparison
-	errors    measure // 1 for each failure
-	late      measure // logarithm of the time to the first token over what its peers would take
-	slow      measure // logarithm of the time between pieces of an answer
-	ejected   int     // times, for the doubling
+	good, bad int // since the last comparison
+	measures  [3]measure
+	ejected   int // times, for the doubling
+}
+
+// The measures.
+const (
+	measureErrors = iota // 1 for each failure
+	measureLate          // logarithm of the time to the first token over what its peers would take
+	measureSlow          // logarithm of the time between pieces of an answer
+)
+
+// outliers says, for each measure, the least difference that counts and why it ejects.
+var outliers = [3]struct {
+	least float64
+	why   func(value, median float64) string
+}{
+	{leastRate, func(v, m float64) string {
+		return fmt.Sprintf("%.0f%% of its requests fail, of its peers' %.0f%%", 100*v, 100*m)
+	}},
+	{leastSlow, func(v, m float64) string {
+		return fmt.Sprintf("its first tokens take %.1f times as long as its peers'", math.Exp(v-m))
+	}},
+	{leastSlow, func(v, m float64) string {
+		return fmt.Sprintf("its tokens take %.1f times as long as its peers'", math.Exp(v-m))
+	}},
 }
 
 // reset forgets what led to an ejection, but not that there was one.
 func (h *health) reset() { *h = health{ejected: h.ejected} }
 
-// times is whether workers are compared by time.
+// times reports whether workers are compared by time.
 func (p *Picker) times() bool { return p.cfg.Ejection.Mode == EjectAll }
 
 // took notes a time to the first token beside the class's line.
 func (n *node) took(l *line, x float64, took time.Duration) {
 	if l.n >= enough && took > 0 {
 		if want := l.at(x); want > 0 {
-			n.guard.late.add(math.Log(took.Seconds() / want))
+			n.guard.measures[measureLate].add(math.Log(took.Seconds() / want))
 		}
 	}
 }
 
-// Paced tells how long decode took between two pieces of its answer, in the
-// mean over a stream. It is used by EjectAll only.
+// Paced tells how long decode took between two pieces of its answer, on average over a stream.
+// Only EjectAll uses it.
 func (c *Choice) Paced(gap time.Duration) {
 	if !c.p.times() || gap <= 0 {
 		return
 	}
 	c.p.mu.Lock()
 	defer c.p.mu.Unlock()
-	c.dn.guard.slow.add(math.Log(gap.Seconds()))
+	c.decode.n.guard.measures[measureSlow].add(math.Log(gap.Seconds()))
 }
 
-// Judge compares the workers of each class and ejects outliers. The caller
-// calls it each Ejection.Interval.
+// Judge compares the workers of each class and ejects outliers. The caller calls it each
+// Ejection.Interval.
 func (p *Picker) Judge(now time.Time) {
 	if m := p.cfg.Ejection.Mode; m == "" || m == EjectOff {
 		return
@@ -141,15 +156,16 @@ func (p *Picker) judge(c *class, now time.Time) {
 	out := 0
 	for _, n := range c.nodes {
 		g := &n.guard
-		g.errors.sum, g.errors.n = g.errors.sum+float64(g.bad), g.errors.n+g.good+g.bad
+		errors := &g.measures[measureErrors]
+		errors.sum, errors.n = errors.sum+float64(g.bad), errors.n+g.good+g.bad
 		g.good, g.bad = 0, 0
-		g.errors.roll(now)
-		g.late.roll(now)
-		g.slow.roll(now)
+		for i := range g.measures {
+			g.measures[i].roll(now)
+		}
 		if g.state == Ejected && !now.Before(g.until) {
 			p.recover(n, now)
 		}
-		if g.shut() {
+		if g.state != Closed {
 			out++
 		}
 	}
@@ -158,19 +174,12 @@ func (p *Picker) judge(c *class, now time.Time) {
 		return
 	}
 	worst := verdict{}
-	p.compare(c, now, &worst, leastRate, func(h *health) *measure { return &h.errors }, func(v, m float64) string {
-		return fmt.Sprintf("%.0f%% of its requests fail, of its peers' %.0f%%", 100*v, 100*m)
-	})
-	if p.times() {
-		p.compare(c, now, &worst, leastSlow, func(h *health) *measure { return &h.late }, func(v, m float64) string {
-			return fmt.Sprintf("its first tokens take %.1f times as long as its peers'", math.Exp(v-m))
-		})
-		p.compare(c, now, &worst, leastSlow, func(h *health) *measure { return &h.slow }, func(v, m float64) string {
-			return fmt.Sprintf("its tokens take %.1f times as long as its peers'", math.Exp(v-m))
-		})
+	for measure := range outliers {
+		if measure == measureErrors || p.times() {
+			p.compare(c, now, &worst, measure)
+		}
 	}
-	// The worst alone, and the next with the next comparison: without it the
-	// others may look better.
+	// The worst alone: without it the others may look better in the next comparison.
 	if allowed := max(int(p.cfg.Ejection.MaxShare*float64(n)), 1); worst.n != nil && out < allowed && out+1 < n {
 		p.eject(worst.n, worst.why, now)
 	}
@@ -183,38 +192,38 @@ type verdict struct {
 	why string
 }
 
-// compare looks for outliers in one measure. Of few workers each is compared
-// with the others, as it would be half of its own peers; of many with all.
-func (p *Picker) compare(c *class, now time.Time, worst *verdict, least float64, of func(*health) *measure, why func(value, median float64) string) {
+// compare looks for outliers in one measure. Of few workers each is compared with the others, of
+// many with all.
+func (p *Picker) compare(c *class, now time.Time, worst *verdict, measure int) {
 	const few = 16
 	var median, limit float64
-	known := false
+	known, o := false, &outliers[measure]
 	for _, n := range c.nodes {
-		m := of(&n.guard.health)
+		m := &n.guard.measures[measure]
 		if m.at != now { // no new window
 			continue
 		}
 		if len(c.nodes) <= few {
-			median, limit, known = p.peers(c, n, of, now, least)
+			median, limit, known = p.peers(c, n, measure, now)
 		} else if !known {
-			median, limit, known = p.peers(c, nil, of, now, least)
+			median, limit, known = p.peers(c, nil, measure, now)
 		}
 		if !known || m.value <= limit {
 			m.strikes = 0
 			continue
 		}
 		m.strikes++
-		if far := (m.value - limit) / least; m.strikes >= p.cfg.Ejection.Windows && n.guard.admits(now) && (worst.n == nil || far > worst.far) {
-			*worst = verdict{n, far, why(m.value, median)}
+		if far := (m.value - limit) / o.least; m.strikes >= p.cfg.Ejection.Windows && n.guard.admits(now) && (worst.n == nil || far > worst.far) {
+			*worst = verdict{n, far, o.why(m.value, median)}
 		}
 	}
 }
 
 // peers returns the median of the others' values and the limit beyond it.
-func (p *Picker) peers(c *class, not *node, of func(*health) *measure, now time.Time, least float64) (median, limit float64, ok bool) {
+func (p *Picker) peers(c *class, not *node, measure int, now time.Time) (median, limit float64, ok bool) {
 	values := p.values[:0]
 	for _, n := range c.nodes {
-		if m := of(&n.guard.health); n != not && !n.guard.shut() && !m.at.IsZero() && now.Sub(m.at) < oldest {
+		if m := &n.guard.measures[measure]; n != not && n.guard.state == Closed && !m.at.IsZero() && now.Sub(m.at) < oldest {
 			values = append(values, m.value)
 		}
 	}
@@ -226,7 +235,7 @@ func (p *Picker) peers(c *class, not *node, of func(*health) *measure, now time.
 	for i, v := range values {
 		values[i] = math.Abs(v - median)
 	}
-	return median, median + max(least, p.cfg.Ejection.Deviations*scaled*middle(values)), true
+	return median, median + max(outliers[measure].least, p.cfg.Ejection.Deviations*scaled*middle(values)), true
 }
 
 // middle is the median; it sorts.
@@ -249,17 +258,13 @@ func (p *Picker) eject(n *node, why string, now time.Time) {
 	p.guardTo(n, Ejected, now.Add(d), why)
 }
 
-// amnesty takes back the ejections of a model that has no pair without those
-// workers: an outlier is better than nobody. p.mu is held.
+// amnesty takes back the ejections of a model that has no pair without those workers: an outlier
+// is better than nobody. p.mu is held.
 func (p *Picker) amnesty(m *model, now time.Time) (any bool) {
-	for _, list := range [][]*class{m.prefill, m.decode} {
-		for _, c := range list {
-			for _, n := range c.nodes {
-				if n.guard.state == Ejected && now.Before(n.guard.until) {
-					p.recover(n, now)
-					any = true
-				}
-			}
+	for n := range m.nodes {
+		if n.guard.state == Ejected && now.Before(n.guard.until) {
+			p.recover(n, now)
+			any = true
 		}
 	}
 	return any

@@ -17,10 +17,9 @@ type Explain struct {
 	Split   *Split      `json:"split,omitempty"` // when it was weighed
 }
 
-// Candidate is one member that was considered. Load is prompt tokens for
-// prefill, sequences for decode, Cost the same or, by predicted_ttft, seconds;
-// Match is the part of the prompt, 0 to 1, that it has cached, Fetch what it
-// counts as with what it would fetch from others.
+// Candidate is one member that was considered. Load is prompt tokens for prefill, sequences for
+// decode; Cost the same or, by predicted_ttft, seconds. Match is the part of the prompt, 0 to 1,
+// that it has cached, Fetch that with what it would fetch from others.
 type Candidate struct {
 	ID    string  `json:"id"`
 	Cost  float64 `json:"cost"`
@@ -29,8 +28,8 @@ type Candidate struct {
 	Fetch float64 `json:"fetch,omitempty"`
 }
 
-// Split is the decision whether decode serves the request alone, by the
-// predicted time to the first token.
+// Split is the decision whether decode serves the request alone, by the predicted time to the first
+// token.
 type Split struct {
 	PairMS  float64 `json:"pair_ms"`
 	LocalMS float64 `json:"local_ms"`      // with what it costs those that run there

@@ -1,19 +1,18 @@
 package pick
 
-// Fetch says what workers make of a prefix that only others have: they fetch it
-// from those rather than compute it. The zero value: they do not.
+// Fetch says which workers fetch a prefix that only others have rather than compute it. The zero
+// value: none.
 type Fetch struct {
-	Dialect string  // of those who can
+	Dialect string  // of the workers that can
 	Weight  float64 // what a fetched token is worth of one at hand, 0 to 1
-	Least   int     // tokens that a fetch must save to be worth its while
+	Least   int     // tokens that a fetch must save to pay
 }
 
-// fetched is the part of the prompt that n need not compute because another
-// worker would give it, in all: with what it has itself. 0: nobody has enough
-// more. The pair's own decode counts as others do.
+// fetched returns the part of the prompt that n need not compute, counting what another worker
+// (maybe the pair's own decode) would give; 0 if none has enough more.
 func (s *scorer) fetched(n *node, own float64) float64 {
 	f := &s.req.Fetch
-	if f.Weight == 0 || n.class.id.dialect != f.Dialect {
+	if f.Weight == 0 || n.class.id.Dialect != f.Dialect {
 		return 0
 	}
 	best := own + float64(f.Least)/float64(max(s.req.Tokens, 1))
@@ -26,8 +25,8 @@ func (s *scorer) fetched(n *node, own float64) float64 {
 	return out
 }
 
-// fetchesFrom reports whether blocks of two classes are of the same kind, roles
-// and block sizes aside.
+// fetchesFrom reports whether two classes have the same kind of blocks, of whatever size.
 func (a *classID) fetchesFrom(b *classID) bool {
-	return a.dialect == b.dialect && a.model == b.model && a.fingerprint == b.fingerprint && a.tokenizer == b.tokenizer && a.numerics == b.numerics
+	return a.Dialect == b.Dialect && a.Model == b.Model && a.ModelFingerprint == b.ModelFingerprint &&
+		a.TokenizerFingerprint == b.TokenizerFingerprint && a.Numerics == b.Numerics
 }

@@ -8,9 +8,8 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// Chain is the rolling hash of a prompt's text, block by block: each hash
-// covers everything up to its block's end. Blocks are 256 bytes at first and
-// grow with the position, so that a prompt of 100,000 tokens has about 250.
+// Chain is the rolling hash of a prompt's text: one hash per block, over all up to its end. Blocks
+// are 256 bytes at first and grow with the position: 100,000 tokens have about 250.
 type Chain struct {
 	hashes []uint64
 	length int
@@ -27,10 +26,9 @@ func blockBytes(at int) int {
 	return 4 << 10
 }
 
-// NewChain hashes text; a trailing part of a block is left out. What must not
-// match is in separate: models, salts, tools. The hash has no secret, so that
-// routers side by side understand each other's hints: a forged collision could
-// only send a request where its prefix is not warm.
+// NewChain hashes text but for a trailing part of a block. Chains with other separate (models,
+// salts, tools) do not match. Routers share hints, so the hash has no secret: a forged collision
+// could only send a request where its prefix is not warm.
 func NewChain(text []byte, separate ...string) Chain {
 	var h xxhash.Digest
 	h.Reset()
@@ -48,8 +46,8 @@ func NewChain(text []byte, separate ...string) Chain {
 	return c
 }
 
-// match is how far the prompt's text is known to have gone through a node in
-// a role; one of p and d is set.
+// match is how much of the prompt's text a node is known to have had in a role; one of p and d is
+// set.
 type match struct {
 	p, d  *node
 	bytes int
@@ -62,8 +60,8 @@ func (m match) node(role fleet.Role) *node {
 	return m.d
 }
 
-// index remembers which pair last served each prefix, least recently used
-// out first. The list is threaded through a slice; slot 0 is its head.
+// index remembers which pair last served each prefix; the least recently used is forgotten first.
+// The list is threaded through a slice; slot 0 is its head.
 type index struct {
 	slots map[uint64]int32
 	list  []entry
@@ -85,8 +83,8 @@ func newIndex(budget int) *index {
 
 func (x *index) bytes() int { return len(x.slots) * entryBytes }
 
-// match appends to out, for each node on the known part of the chain, how deep it
-// goes: having served a longer prefix implies the shorter ones.
+// match appends to out how deep each node on the known part of the chain goes: having served a
+// longer prefix implies the shorter ones.
 func (x *index) match(out []match, c Chain) ([]match, int) {
 	deepen := func(m match) {
 		i := slices.IndexFunc(out, func(o match) bool { return o.p == m.p && o.d == m.d })
@@ -109,9 +107,8 @@ func (x *index) match(out []match, c Chain) ([]match, int) {
 	return out, c.length
 }
 
-// put notes that the pair serves the chain, and returns how many blocks at its
-// end were not known to be there. The start of the chain ends up most recent: a
-// prefix must outlive its continuations.
+// put notes that the pair serves the chain, and returns how many blocks at its end are news. The
+// start of the chain ends up most recent: a prefix must outlive its continuations.
 func (x *index) put(c Chain, p, d *node) (fresh int) {
 	n := min(len(c.hashes), x.max)
 	for k := n - 1; k >= 0; k-- {

@@ -1,9 +1,8 @@
 package pick
 
-// Conditional disaggregation: whether a request is split at all. A short rest
-// of a prompt that decode computes itself saves the way over prefill, but holds
-// up the sequences that decode runs. Both are predicted from what was measured;
-// what has not been measured yet is tried now and then.
+// Conditional disaggregation: whether a request is split at all. Computing a short rest of a
+// prompt on decode saves the way over prefill, but holds up the sequences that run there. Both are
+// predicted from measurements; what has not been measured yet is tried now and then.
 
 // Reasons of Choice.Local.
 const (
@@ -12,14 +11,9 @@ const (
 )
 
 const (
-	// disturbs is how much of a local prefill's time each sequence that runs
-	// there is charged for.
-	disturbs = 0.05
-	// exploreEvery is the share of requests that are tried while too little
-	// is known, and staleAfter how many local chances pass until a line that
-	// was not used is tried again.
-	exploreEvery = 16
-	staleAfter   = 512
+	disturbs     = 0.05 // of a local prefill's time, charged for each sequence that runs there
+	exploreEvery = 16   // one request of so many is tried while too little is known
+	staleAfter   = 512  // chances until a line that was not used is tried again
 )
 
 // explorer counts chances to serve locally.
@@ -39,21 +33,21 @@ func (e *explorer) tries(known bool) bool {
 	return false
 }
 
-// alone looks for a decode worker that should serve the request without
-// prefill, given the best pair.
+// alone looks for a decode worker that should serve the request without prefill, given the best
+// pair.
 func (s *scorer) alone(m *model, split pair) (pair, bool) {
 	p := s.p
 	if p.cfg.Disaggregate != ByCost || s.req.Local == nil || split.p == nil || split.p.n == split.d.n || len(s.req.Avoid) > 0 {
 		return split, false
 	}
-	speaks := split.d.n.class.id.dialect
+	speaks := split.d.n.class.id.Dialect
 	if !s.req.Local(speaks) {
 		return split, false
 	}
 	var best *scored
 	var cost float64
 	for j, c := range m.decode {
-		if c.id.dialect != speaks {
+		if c.id.Dialect != speaks {
 			continue
 		}
 		for i := range s.dec[j].n {
@@ -62,7 +56,7 @@ func (s *scorer) alone(m *model, split pair) (pair, bool) {
 			if rest > float64(p.cfg.LocalMaxTokens) {
 				continue
 			}
-			took := d.n.localTime(rest)
+			took := d.n.time(lineLocal, rest)
 			if total := took * (1 + disturbs*d.load); best == nil || total < cost {
 				best, cost = d, total
 			}
@@ -71,9 +65,8 @@ func (s *scorer) alone(m *model, split pair) (pair, bool) {
 	if best == nil {
 		return split, false
 	}
-	remote := split.p.n.prefillTime(split.p.load+s.uncached(split.p)) + split.d.n.decodeTime(s.uncached(split.d))
-	line := &best.n.class.local
-	known := line.n >= enough
+	remote := split.p.n.time(linePrefill, split.p.load+s.uncached(split.p)) + split.d.n.time(lineDecode, s.uncached(split.d))
+	known := best.n.class.lines[lineLocal].n >= enough
 	s.localMS, s.splitMS = cost*1000, remote*1000
 	switch {
 	case known && cost < remote:

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/kvlayout"
 )
 
 type nodeKey struct {
@@ -14,8 +13,8 @@ type nodeKey struct {
 	epoch uint64
 }
 
-// node is what the picker remembers of one instance in one epoch; under
-// Picker.mu but for what is marked otherwise.
+// node is what the picker remembers of one instance in one epoch; under Picker.mu unless marked
+// otherwise.
 type node struct {
 	key   nodeKey
 	at    atomic.Int32 // about where it is in the snapshot's members
@@ -28,21 +27,17 @@ type node struct {
 	point      uint64 // on class's ring
 	born       time.Time
 
-	legs   int // choices that count it
-	queued int // prompt tokens in flight (prefill)
-	seqs   int // sequences in flight (decode)
-	kv     int // tokens that they may hold (decode)
+	own    Loads // what this router has here
+	others Loads // what other routers have here
 
 	last   uint64  // tick of the last dispatch, or of its coming
 	used   bool    // there was a dispatch
 	memory float64 // dispatched work, decayed by later dispatches
 
-	prefill, decode, local line // what its time depends on
-
-	guard  guard
-	others Loads // what other routers have here
-	noted  bool  // it is in Picker.notes
-	named  bool  // its epoch is this router's own; others know it by its id
+	lines [3]line
+	guard guard
+	noted bool // it is in Picker.notes
+	named bool // its epoch is this router's own; others know it by its id
 }
 
 // halfLife is how many dispatches halve a node's memory of its work.
@@ -62,16 +57,19 @@ func (n *node) use(tick uint64, work float64) {
 	}
 }
 
-// count changes the legs of the node and its class.
-func (n *node) count(by int) {
-	n.legs += by
+// count adds a leg's load, or with sign -1 takes it away.
+func (n *node) count(l *Loads, sign int) {
+	n.own.Legs += sign * l.Legs
+	n.own.Tokens += sign * l.Tokens
+	n.own.Seqs += sign * l.Seqs
+	n.own.KV += sign * l.KV
 	if n.class != nil {
-		n.class.legs += by
+		n.class.legs += sign * l.Legs
 	}
 }
 
-// class is usable members of a model and role that are alike in all that
-// compatibility compares. It lives as long as it has members.
+// class is usable members of a model and role, alike in all that compatibility compares. It lives
+// as long as it has members.
 type class struct {
 	id    classID
 	rep   fleet.Instance
@@ -83,26 +81,13 @@ type class struct {
 	ring  []*node   // by point
 	legs  int       // of all nodes and routers
 
-	prefill, decode, local line // of all nodes
+	lines [3]line // of all nodes
 }
 
 // classID is what members of a class have in common.
 type classID struct {
-	model string
-	role  fleet.Role
-	zone  string // the labels that pairs must share
-
-	dialect, fingerprint, tokenizer, numerics string
-	layout                                    kvlayout.Form
-	version, secrets                          string
-	convert                                   bool
-	protoMin, protoMax                        int
-}
-
-func newClass(id classID, rep *fleet.Instance) *class {
-	c := &class{id: id, rep: *rep}
-	c.root.prev, c.root.next = &c.root, &c.root
-	return c
+	fleet.Traits
+	zone string // the labels that pairs must share
 }
 
 func (c *class) unlink(n *node) { n.prev.next, n.next.prev = n.next, n.prev }

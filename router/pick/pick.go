@@ -1,20 +1,16 @@
-// Package pick chooses the pair of workers for a request: a function of the
-// request, the fleet's snapshot, the counts of what this router has in flight,
-// and what it has learnt of how long things take. It starts nothing, reads no
-// clock and does no I/O.
+// Package pick chooses the pair of workers for a request, from the request, the fleet's snapshot,
+// what this router has in flight and what it has learnt of how long things take. It starts
+// nothing, reads no clock and does no I/O.
 //
-// Only pairs that can serve are considered: both members live, not draining,
-// eligible in the caller's eyes (probed), and compatible with each other. The
-// two members are chosen together, never one by one.
+// It considers only pairs whose members are live, not draining, eligible to the caller (probed)
+// and compatible, and chooses both together.
 //
-// A choice costs the same in a fleet of any size: members are kept in classes
-// that are alike in all that compatibility looks at, lists and rings are
-// mended when members come and go (Refresh), and of large classes only the
-// warm, some random and the least recently used members are compared.
+// A choice costs the same in a fleet of any size: members are kept in classes alike in all that
+// compatibility looks at, lists and rings change when members come and go (Refresh), and of large
+// classes only the warm, some random and the least recently used members are compared.
 //
-// Load is counted when a request is dispatched and given back when its leg
-// ends (Choice.EndPrefill, Choice.EndDecode); nothing but those calls changes a
-// count, so counts cannot leak by time or sweep.
+// Load is counted when a request is dispatched and given back when its leg ends (Choice.EndPrefill,
+// Choice.EndDecode). Nothing else changes a count, so counts cannot leak.
 package pick
 
 import (
@@ -40,23 +36,21 @@ type Request struct {
 	Prefer  string   // a decode that holds a part of the prompt already, not cached for all; "" for none
 	Explain bool
 
-	// Warm says who has how much of the prompt, by the workers' own events.
-	// Tokenized says that it is the whole truth about those that publish
-	// events; Tokens is exact then.
+	// Warm says who has how much of the prompt, by the workers' own events. With Tokenized it is
+	// complete for those that publish events, and Tokens is exact.
 	Warm      []Warm
 	Tokenized bool
 	Fetch     Fetch
-	// Session is the client's word for what belongs together; Head is the
-	// prompt's beginning, which ConsistentHash takes where there is none.
+	// Session is the client's word for what belongs together. Without one, ConsistentHash takes
+	// Head, the prompt's beginning.
 	Session string
 	Head    []byte
-	// Local reports whether decode of a dialect could serve the request alone
-	// though it can be split; nil says no.
+	// Local reports whether decode of a dialect could serve the request alone though it can be
+	// split; nil says no.
 	Local func(dialect string) bool
 }
 
-// Warm is a prefix that a worker has, in tokens of the prompt, those in slow
-// tiers counted in part.
+// Warm is a prefix that a worker has, in tokens of the prompt, those in slow tiers counted in part.
 type Warm struct {
 	ID     string
 	Epoch  uint64
@@ -70,8 +64,8 @@ var (
 	ErrNoPair  = errors.New("no pair of workers can take this request")
 )
 
-// Picker holds the counts and the prefix index of one router. It is safe for
-// concurrent use. Locks: build, then mu.
+// Picker holds the counts and the prefix index of one router. It is safe for concurrent use.
+// Locks: build, then mu.
 type Picker struct {
 	cfg   Config
 	table atomic.Pointer[table]
@@ -115,92 +109,78 @@ func (p *Picker) Policy() string {
 	return p.policy
 }
 
-// View is the fleet as one pick sees it. Eligible says which members the
-// caller trusts; nil trusts all. Generation must rise whenever Eligible's
-// answers change.
+// View is the fleet as one pick sees it. Eligible says which members the caller trusts (nil: all);
+// Generation must rise whenever its answers change.
 type View struct {
 	Snapshot   *fleet.Snapshot
 	Eligible   func(*fleet.Member) bool
 	Generation uint64
-	// Now is for newcomers' slow start; zero: none.
-	Now time.Time
-	// Behind says that somebody else calls Refresh for each view, so that a
-	// choice need not wait for it: newcomers may be missed for a moment, but
-	// never is a member chosen that this view does not have.
+	Now        time.Time // for newcomers' slow start; zero: none
+	// Behind: somebody else calls Refresh for each view, so that a choice need not wait for it. It
+	// may miss newcomers for a moment, but never chooses a member that this view does not have.
 	Behind bool
 }
 
-// Choice is a pair that was chosen, and the load that it stands for. Prefill
-// and Decode are the same member if that one does both phases.
+// Choice is a pair that was chosen, and the load that it stands for. Prefill and Decode are the
+// same member if that one does both phases.
 type Choice struct {
 	Prefill, Decode *fleet.Member
-	// Local says why decode serves a request alone that could be split; ""
-	// when it is split, or when the engine has no other half.
+	// Local says why decode alone serves a request that could be split, else "".
 	Local   string
 	Explain *Explain // when asked for
-	// PrefillRank and DecodeRank are the data-parallel ranks that have at least
-	// half of the prompt, counted from 1; 0 for any.
+	// PrefillRank and DecodeRank are the data-parallel ranks that have at least half of the
+	// prompt, counted from 1; 0 for any.
 	PrefillRank, DecodeRank int
 
-	p            *Picker
-	pn, dn       *node
-	tokens       int
-	kv, seqs     int
-	work         float64 // prompt tokens to compute before the answer: the queue's and its own
-	moved        float64 // prompt tokens that decode does not have
-	at           int64   // when it was made: Unix nanoseconds of the view's clock, 0 without one
-	pOver, dOver bool    // under p.mu, as what follows: whether the choice tries a half-open breaker
-	pTrial       bool
-	dTrial       bool
+	p               *Picker
+	prefill, decode leg     // under p.mu
+	work            float64 // prompt tokens to compute before the answer: the queue's and its own
+	moved           float64 // prompt tokens that decode does not have
+	at              int64   // when it was made: Unix nanoseconds of the view's clock, 0 without one
+}
+
+// leg is one half of a choice.
+type leg struct {
+	n     *node
+	load  Loads
+	over  bool
+	trial bool // it tries a half-open breaker
+}
+
+func (c *Choice) leg(role fleet.Role) *leg {
+	if role == fleet.Decode {
+		return &c.decode
+	}
+	return &c.prefill
 }
 
 // EndPrefill gives back prefill's share of the load. Later calls do nothing.
-func (c *Choice) EndPrefill() {
-	c.p.mu.Lock()
-	defer c.p.mu.Unlock()
-	c.endPrefill()
-}
+func (c *Choice) EndPrefill() { c.end(&c.prefill, false) }
 
 // DonePrefill is EndPrefill of a prefill that did its part.
-func (c *Choice) DonePrefill() {
-	c.p.mu.Lock()
-	defer c.p.mu.Unlock()
-	c.p.succeeded(c.pn, &c.pTrial, c.at)
-	c.endPrefill()
-}
-
-func (c *Choice) endPrefill() {
-	if c.pTrial {
-		c.pTrial = false
-		c.p.leave(c.pn)
-	}
-	if !c.pOver {
-		c.pOver = true
-		c.pn.queued -= c.tokens
-		c.pn.count(-1)
-		c.p.note(c.pn)
-	}
-}
+func (c *Choice) DonePrefill() { c.end(&c.prefill, true) }
 
 // EndDecode gives back decode's share of the load. Later calls do nothing.
-func (c *Choice) EndDecode() {
+func (c *Choice) EndDecode() { c.end(&c.decode, false) }
+
+func (c *Choice) end(l *leg, succeeded bool) {
 	c.p.mu.Lock()
 	defer c.p.mu.Unlock()
-	if c.dTrial {
-		c.dTrial = false
-		c.p.leave(c.dn)
+	if succeeded {
+		c.succeeded(l)
 	}
-	if !c.dOver {
-		c.dOver = true
-		c.dn.kv -= c.kv
-		c.dn.seqs -= c.seqs
-		c.dn.count(-1)
-		c.p.note(c.dn)
+	if g := &l.n.guard; l.trial && g.state == HalfOpen { // its place to try is unused
+		c.p.guardTo(l.n, Open, g.until, g.why) // until has passed
+	}
+	l.trial = false
+	if !l.over {
+		l.over = true
+		l.n.count(&l.load, -1)
+		c.p.note(l.n)
 	}
 }
 
-// Pick chooses a pair and counts it as loaded. The caller ends both legs of
-// the choice, each once it is over.
+// Pick chooses a pair and counts it as loaded. The caller ends each leg of the choice once.
 func (p *Picker) Pick(v View, req *Request) (*Choice, error) {
 	if !v.Behind {
 		p.Refresh(v)
@@ -210,7 +190,7 @@ func (p *Picker) Pick(v View, req *Request) (*Choice, error) {
 		if err == nil || !first || !p.table.Load().older(v) {
 			return c, err
 		}
-		p.Refresh(v) // it may know somebody
+		p.Refresh(v) // the new table may know more members
 	}
 }
 
@@ -235,32 +215,32 @@ func (p *Picker) pick(v View, req *Request) (*Choice, error) {
 			break
 		}
 		if s.trusted(pair.p.n) && s.trusted(pair.d.n) {
-			return p.take(s, pair), nil
+			return p.choose(s, pair), nil
 		}
 	}
 	if p.amnesty(m, v.Now) {
 		if pair := s.pair(m); pair.p != nil && s.trusted(pair.p.n) && s.trusted(pair.d.n) {
-			return p.take(s, pair), nil
+			return p.choose(s, pair), nil
 		}
 	}
-	if err := p.shut(m, v.Now); err != nil {
-		return nil, err
+	if shut := p.shut(m, v.Now); shut != nil {
+		return nil, shut
 	}
 	return nil, fmt.Errorf("%w: %s", ErrNoPair, m.why(v))
 }
 
-// maxBehind is how many choices of an outdated table may turn out wrong before
-// it has to be made anew.
+// maxBehind is how many choices of an outdated table may be wrong before it is made anew.
 const maxBehind = 8
 
-// take counts the pair as loaded and remembers where the prefix went.
-func (p *Picker) take(s *scorer, pair pair) *Choice {
+// choose counts the pair as loaded and remembers where the prefix went.
+func (p *Picker) choose(s *scorer, pair pair) *Choice {
 	req, pn, dn := s.req, pair.p.n, pair.d.n
 	seqs := max(req.Seqs, 1)
 	c := &Choice{
-		Prefill: s.member(pn), Decode: s.member(dn), Local: pair.local,
-		p: p, pn: pn, dn: dn, tokens: req.Tokens, kv: req.Tokens + req.Output, seqs: seqs,
-		work: pair.p.load + s.uncached(pair.p), moved: s.uncached(pair.d),
+		Prefill: s.member(pn), Decode: s.member(dn), Local: pair.local, p: p,
+		prefill: leg{n: pn, load: Loads{Legs: 1, Tokens: req.Tokens}},
+		decode:  leg{n: dn, load: Loads{Legs: 1, Seqs: seqs, KV: req.Tokens + req.Output}},
+		work:    pair.p.load + s.uncached(pair.p), moved: s.uncached(pair.d),
 	}
 	if pair.local != "" {
 		c.work = c.moved // measured by what decode computes
@@ -268,8 +248,8 @@ func (p *Picker) take(s *scorer, pair pair) *Choice {
 	if !s.view.Now.IsZero() {
 		c.at = s.view.Now.UnixNano()
 	}
-	c.dTrial = p.enter(dn, s.view.Now)
-	c.pTrial = p.enter(pn, s.view.Now) // not for an engine that does both
+	c.decode.trial = p.enter(dn, s.view.Now)
+	c.prefill.trial = p.enter(pn, s.view.Now) // not for an engine that does both
 	c.PrefillRank, c.DecodeRank = s.rank(pn), s.rank(dn)
 	if req.Explain {
 		c.Explain = s.explain(pair)
@@ -277,13 +257,10 @@ func (p *Picker) take(s *scorer, pair pair) *Choice {
 	p.tick++
 	pn.use(p.tick, float64(req.Tokens))
 	dn.use(p.tick, float64(seqs))
-	pn.queued += c.tokens
-	dn.kv += c.kv
-	dn.seqs += seqs
-	pn.count(1)
-	dn.count(1)
-	p.note(pn)
-	p.note(dn)
+	for _, l := range [2]*leg{&c.prefill, &c.decode} {
+		l.n.count(&l.load, 1)
+		p.note(l.n)
+	}
 	p.noteHint(req.Chain, p.index.put(req.Chain, pn, dn), pn, dn)
 	return c
 }
@@ -299,8 +276,7 @@ func (p *Picker) Ready(v View, counts func(model string) bool) bool {
 	return false
 }
 
-// Models are those that the view's members have, each with whether some pair of
-// its can take work.
+// Models returns the models of the view's members, each with whether some pair can take work.
 func (p *Picker) Models(v View) map[string]bool {
 	p.Refresh(v)
 	out := map[string]bool{}
@@ -322,11 +298,10 @@ type Loads struct {
 func (p *Picker) Loads(id string, epoch uint64) Loads {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	n := p.nodes[nodeKey{id, epoch}]
-	if n == nil {
-		return Loads{}
+	if n := p.nodes[nodeKey{id, epoch}]; n != nil {
+		return n.own
 	}
-	return Loads{Legs: n.legs, Tokens: n.queued, Seqs: n.seqs, KV: n.kv}
+	return Loads{}
 }
 
 // AffinityBytes is the memory that the prefix index takes now.

@@ -36,14 +36,14 @@ type Config struct {
 	Policy string `key:"policy"`
 	// AffinityBytes bounds the memory of the text prefix index.
 	AffinityBytes int `key:"affinity_bytes" unit:"bytes"`
-	// SlowStart is how long a newcomer's share of the work rises; 0: not at
-	// all. Round robin and hashing know no shares.
+	// SlowStart is how long a newcomer's share of the work rises; 0: not at all. Round robin and
+	// hashing know no shares.
 	SlowStart time.Duration `key:"slow_start"`
-	// TopologyLevel is how many labels of the topology, from the left, both
-	// members of a pair must share; beyond that nearer pairs are preferred.
+	// TopologyLevel is how many labels of the topology, from the left, both members of a pair must
+	// share. Beyond that, nearer pairs are preferred.
 	TopologyLevel int `key:"topology_level"`
-	// Disaggregate is Always or ByCost; LocalMaxTokens bounds the prompt
-	// tokens that decode may be given to compute by the latter.
+	// Disaggregate is Always or ByCost; LocalMaxTokens bounds the prompt tokens that ByCost may let
+	// decode compute.
 	Disaggregate   string `key:"disaggregate"`
 	LocalMaxTokens int    `key:"local_max_tokens"`
 	// Breaker and Ejection keep requests from workers that fail.
@@ -60,8 +60,7 @@ func DefaultConfig() Config {
 // ValidPolicy refuses what SetPolicy cannot work with.
 func ValidPolicy(policy string) error { return config.OneOf("policy", policy, Policies...) }
 
-// Validate refuses what New cannot work with; the error's ConfigKey method
-// names the key.
+// Validate refuses what New cannot work with; the error's ConfigKey method names the key.
 func (c Config) Validate() error {
 	if c.TopologyLevel < 0 || c.TopologyLevel > maxLabels {
 		return config.Bad("topology_level", "%d is not in 0..%d", c.TopologyLevel, maxLabels)

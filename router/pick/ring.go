@@ -1,23 +1,21 @@
 package pick
 
 import (
+	"cmp"
 	"math"
 	"slices"
 )
 
-// Consistent hashing after Appleton and O'Reilly, "Multi-probe consistent
-// hashing" (2015): each member has one point, each key several probes, and the
-// one that lands nearest before a point wins. Loads are bounded as by
-// Mirrokni, Thorup and Zadimoghaddam (2016): who has 1.25 times the mean is
-// passed over for the next on the ring. Points depend on ids only, so routers
-// side by side agree.
+// Consistent hashing after Appleton and O'Reilly, "Multi-probe consistent hashing" (2015): each
+// member has one point, each key several probes, and the one that lands nearest before a point
+// wins. Loads are bounded as by Mirrokni, Thorup and Zadimoghaddam (2016): a member with 1.25 times
+// the mean is passed over for the next on the ring. Points depend on ids only, so routers agree.
 const (
 	probes = 21
 	bound  = 1.25
 )
 
-// hashString is FNV-1a, then mixed: neighbours on the ring must not be
-// neighbours by name.
+// hashString is FNV-1a, then mixed: neighbours by name must not be neighbours on the ring.
 func hashString[T string | []byte](s T) uint64 {
 	h := uint64(14695981039346656037)
 	for i := range len(s) {
@@ -32,15 +30,7 @@ func mix(h uint64) uint64 {
 	return h ^ h>>31
 }
 
-func byPoint(n *node, point uint64) int {
-	switch {
-	case n.point < point:
-		return -1
-	case n.point > point:
-		return 1
-	}
-	return 0
-}
+func byPoint(n *node, point uint64) int { return cmp.Compare(n.point, point) }
 
 func (c *class) addPoint(n *node) {
 	i, _ := slices.BinarySearchFunc(c.ring, n.point, byPoint)

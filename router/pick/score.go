@@ -7,10 +7,9 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// Up to scanAll members of a class are all compared; of more, those with a
-// warm prefix, the least recently used and some random ones, so that a choice
-// costs the same in a fleet of any size. The best few of each class are
-// looked at in pairs.
+// Up to scanAll members of a class are all compared; of more, those with a warm prefix, the least
+// recently used and some random ones, so that a choice costs the same in a fleet of any size. The
+// best few of each class are looked at in pairs.
 const (
 	scanAll  = 16
 	sample   = 8
@@ -26,12 +25,11 @@ const (
 	preferred  = -4  // a broken transfer has brought a part of the prompt
 )
 
-// tokensPerSeq is how many queued prompt tokens weigh like one running
-// sequence.
+// tokensPerSeq is how many queued prompt tokens weigh like one running sequence.
 const tokensPerSeq = 1000
 
-// Weights of the predicted time, in seconds: what a running sequence slows a
-// new one down, and a place in the batch that has to be waited for.
+// Weights of the predicted time, in seconds: for each running sequence, and for waiting for a place
+// in the batch.
 const (
 	seqTime   = 5e-4
 	batchTime = 5e-2
@@ -61,13 +59,12 @@ type warmNode struct {
 	share float64
 }
 
-// scored is a candidate: its cost in the policy's unit, its load, and the part
-// of the prompt that it has.
+// scored is a candidate: its cost in the policy's unit, its load, and the part of the prompt that
+// it has and, unless 0, would have with what others give.
 type scored struct {
-	n                 *node
-	avoid             int
-	cost, load, share float64
-	fetched           float64 // the part that it would have with what others give; 0: with its own
+	n                          *node
+	avoid                      int
+	cost, load, share, fetched float64
 }
 
 // shortlist is the best of a class, best first.
@@ -76,15 +73,13 @@ type shortlist struct {
 	n    int
 }
 
-// pair is two candidates, the same one for an engine that does both phases or
-// a request that decode serves alone.
+// pair is two candidates, or twice the same one that serves alone.
 type pair struct {
 	p, d  *scored
 	local string
 }
 
-// before orders candidates: those to avoid last, then by cost, of equals the
-// least recently used first.
+// before orders candidates: those to avoid last, then by cost, then the least recently used first.
 func (a *scored) before(b *scored) bool {
 	switch {
 	case a.avoid != b.avoid:
@@ -136,7 +131,7 @@ func (s *scorer) byEvents() bool {
 	return s.req.Tokenized && (s.policy() == KVEvents || s.policy() == PredictedTTFT || s.policy() != Prefix && s.p.cfg.Disaggregate == ByCost)
 }
 
-// warm looks up who has a part of the prompt.
+// warm looks up which workers have a part of the prompt.
 func (s *scorer) warm() {
 	if s.byText() {
 		s.matches, s.length = s.p.index.match(s.matches, s.req.Chain)
@@ -151,7 +146,7 @@ func (s *scorer) warm() {
 	}
 }
 
-// member is what the view has of a node, nil if it has it no more.
+// member returns a node's member in the view, or nil.
 func (s *scorer) member(n *node) *fleet.Member {
 	if at := int(n.at.Load()); at < len(s.snap.Members) {
 		if m := &s.snap.Members[at]; m.ID == n.key.id && m.Epoch == n.key.epoch {
@@ -164,8 +159,7 @@ func (s *scorer) member(n *node) *fleet.Member {
 	return nil
 }
 
-// trusted reports whether a chosen node is still eligible; one that is not is
-// left out from then on.
+// trusted reports whether a chosen node is still eligible; if not, it is left out from then on.
 func (s *scorer) trusted(n *node) bool {
 	if !s.behind || s.view.Eligible == nil || s.view.Eligible(s.member(n)) {
 		return true
@@ -180,15 +174,14 @@ func (s *scorer) usable(n *node) *fleet.Member {
 		return nil
 	}
 	m := s.member(n)
-	if m == nil || s.behind && (!m.Usable() || m.Role != n.class.id.role) {
+	if m == nil || s.behind && (!m.Usable() || m.Role != n.class.id.Role) {
 		return nil
 	}
 	return m
 }
 
-// pair returns the cheapest compatible pair; none has a nil p. Members of a
-// class are interchangeable partners but for where they are, so the best few
-// of each class decide.
+// pair returns the cheapest compatible pair; p is nil if there is none. Members of a class differ
+// as partners only by where they are, so the best few of each class decide.
 func (s *scorer) pair(m *model) pair {
 	s.prefills, s.decodes = nil, nil
 	s.pre, s.dec = sized(s.pre, len(m.prefill)), sized(s.dec, len(m.decode))
@@ -359,7 +352,7 @@ func (s *scorer) best(c *class, role fleet.Role) (out shortlist) {
 	return out
 }
 
-// key is what the request is hashed by, 0 if the policy does not.
+// key is the request's hash, 0 if the policy uses none.
 func (s *scorer) key(policy string) uint64 {
 	switch {
 	case policy != ConsistentHash && policy != Session:
@@ -372,9 +365,8 @@ func (s *scorer) key(policy string) uint64 {
 	return 0
 }
 
-// score is how unwelcome the request is at n: by most policies, for prefill in
-// prompt tokens to compute before its answer, for decode in sequences beside
-// it.
+// score is how unwelcome the request is at n: by most policies, for prefill in prompt tokens to
+// compute before its answer, for decode in sequences beside it.
 func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
 	out := scored{n: n, share: s.share(n, m, role)}
 	for _, id := range s.req.Avoid {
@@ -384,8 +376,7 @@ func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
 	}
 	unit := 1.0
 	if role == fleet.Prefill {
-		// Its own report and the routers' counts tell of the same work: the
-		// larger is nearer the truth, their sum counts twice.
+		// Its report and the routers' counts tell of the same work: the larger is nearer the truth.
 		out.load = float64(max(n.queuedAll(), m.Load.QueuedTokens))
 		out.fetched = s.fetched(n, out.share)
 		out.cost = out.load + s.uncached(&out)
@@ -402,9 +393,9 @@ func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
 		out.cost, unit = float64(n.last), 0
 	case PredictedTTFT:
 		if role == fleet.Prefill {
-			out.cost = n.prefillTime(out.cost)
+			out.cost = n.time(linePrefill, out.cost)
 		} else {
-			out.cost = n.decodeTime(s.uncached(&out)) + seqTime*out.load
+			out.cost = n.time(lineDecode, s.uncached(&out)) + seqTime*out.load
 			if full {
 				out.cost += batchTime * (1 + out.load - float64(m.MaxBatch))
 			}
@@ -448,9 +439,8 @@ func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
 	return out
 }
 
-// weight is the share of work that a node takes, below 1 for one that came
-// after the first of its class: it rises from a tenth with its age. Where all
-// are new, nobody waits.
+// weight is the share of work that a node takes. It rises from a tenth with its age, for one that
+// came after the first of its class: where all are new, nobody waits.
 func (s *scorer) weight(n *node) float64 {
 	slow := s.p.cfg.SlowStart
 	if slow == 0 || s.view.Now.IsZero() || n.born.IsZero() {
@@ -464,22 +454,19 @@ func (s *scorer) weight(n *node) float64 {
 	return w
 }
 
-// due reports whether a newcomer of weight w may have its next request now, like
-// anybody else: it has none, and its last, if there was one, is 1/w rounds of
-// its class ago. A cost over a small weight is no share: where few requests
-// run, even an idle newcomer's is the highest until it has grown up.
+// due reports whether a newcomer of weight w may have its next request now, like anybody else: it
+// has none, and its last is 1/w rounds of its class ago. Its cost over a small weight would not do:
+// where few requests run, even an idle newcomer's is the highest.
 func (n *node) due(tick uint64, w float64) bool {
 	return n.legsAll() == 0 && (!n.used || w*float64(tick-n.last) >= float64(len(n.class.nodes)))
 }
 
-// uncached is how many prompt tokens a candidate has neither itself nor from
-// others.
+// uncached is how many prompt tokens a candidate has neither itself nor from others.
 func (s *scorer) uncached(c *scored) float64 {
 	return float64(s.req.Tokens) * (1 - max(c.share, c.fetched))
 }
 
-// used is the fraction of n's block pool that is taken, by its own report or
-// by what we sent there.
+// used is the fraction of n's block pool that is taken, by its report or by what we sent there.
 func used(n *node, m *fleet.Member) float64 {
 	pool := m.Blocks * m.Layout.BlockTokens
 	if pool <= 0 {
@@ -488,9 +475,8 @@ func used(n *node, m *fleet.Member) float64 {
 	return max(m.Load.KVUsed, float64(n.kvAll())/float64(pool))
 }
 
-// rank is the data-parallel rank of n that has half of the prompt or more, from
-// 1; 0 for none. A shorter prefix, which many prompts share, must not gather
-// them all on one rank.
+// rank is the data-parallel rank of n, from 1, that has at least half of the prompt; 0 for none.
+// Prompts that share less must not all gather on one rank.
 func (s *scorer) rank(n *node) int {
 	for _, w := range s.req.Warm {
 		if w.ID == n.key.id && w.Epoch == n.key.epoch && 2*w.Tokens >= float64(max(s.req.Tokens, 1)) {
@@ -500,8 +486,7 @@ func (s *scorer) rank(n *node) int {
 	return 0
 }
 
-// share is the part of the prompt that n has cached: what its events say, or
-// else what was sent there before.
+// share is the part of the prompt that n has cached: by its events, else by what was sent there.
 func (s *scorer) share(n *node, m *fleet.Member, role fleet.Role) float64 {
 	if m.KVEvents != "" && s.byEvents() {
 		for _, w := range s.warms {

@@ -2,14 +2,11 @@ package pick
 
 import "slices"
 
-// What routers side by side tell each other of their choices: the load that
-// each has on the workers, and where each has sent which prefixes. The picker
-// notes what has changed and takes in what others say; how that travels is not
-// its business.
+// Routers side by side tell each other the load that each has on the workers, and where each has
+// sent which prefixes. The picker notes what has changed and takes in what others say.
 
-// WorkerLoad is what one router, or all others together, have in flight on one
-// worker. Epoch is 0 for engines that do not announce themselves: theirs is
-// each router's own.
+// WorkerLoad is what one router, or all others together, have in flight on one worker. Epoch is 0
+// for engines that do not announce themselves, as each router gives them its own.
 type WorkerLoad struct {
 	ID    string
 	Epoch uint64
@@ -35,8 +32,7 @@ type notes struct {
 	lost   uint64
 }
 
-// Note starts or stops noting changes for Changes and Hints; while off it
-// costs nothing.
+// Note starts or stops noting changes for Changes and Hints; while off it costs nothing.
 func (p *Picker) Note(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -49,14 +45,14 @@ func (p *Picker) Note(on bool) {
 	p.notes = notes{on: on, lost: p.notes.lost}
 }
 
-// Changes appends the counts of workers that have changed since the last call,
-// at most so many; all is every worker with a count, and leaves the changes be.
+// Changes appends the counts of workers that have changed since the last call, at most so many; or,
+// if all, of every worker with a count, leaving the changes be.
 func (p *Picker) Changes(out []WorkerLoad, all bool, most int) []WorkerLoad {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if all {
 		for _, n := range p.nodes {
-			if n.legs > 0 && len(out) < most {
+			if n.own.Legs > 0 && len(out) < most {
 				out = append(out, n.told())
 			}
 		}
@@ -73,11 +69,11 @@ func (p *Picker) Changes(out []WorkerLoad, all bool, most int) []WorkerLoad {
 
 func (n *node) told() WorkerLoad {
 	id, epoch := n.name()
-	return WorkerLoad{id, epoch, Loads{Legs: n.legs, Tokens: n.queued, Seqs: n.seqs, KV: n.kv}}
+	return WorkerLoad{id, epoch, n.own}
 }
 
-// Hints returns what was noted of prefixes since the last call, and how many
-// hashes were lost so far because nobody fetched them in time.
+// Hints returns what was noted of prefixes since the last call, and how many hashes were lost so
+// far because nobody fetched them in time.
 func (p *Picker) Hints() (hints []Hint, lost uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,9 +84,8 @@ func (p *Picker) Hints() (hints []Hint, lost uint64) {
 // recentRun bounds a hint of Recent.
 const recentRun = 256
 
-// Recent returns where the blocks that were used last have gone, at most so
-// many, the oldest first: as AddHints takes them, so that a picker that knows
-// nothing ends up with the same order of age.
+// Recent returns where the last used blocks have gone, at most so many, the oldest first: an empty
+// picker that gets them by AddHints ends up with the same order of age.
 func (p *Picker) Recent(most int) []Hint {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,10 +96,7 @@ func (p *Picker) Recent(most int) []Hint {
 		e := &list[i]
 		if n := len(hints); n == 0 || e.p != pn || e.d != dn || len(hints[n-1].Hashes) == recentRun {
 			pn, dn = e.p, e.d
-			var h Hint
-			h.Prefill, h.PrefillEpoch = pn.name()
-			h.Decode, h.DecodeEpoch = dn.name()
-			hints = append(hints, h)
+			hints = append(hints, hint(pn, dn, nil))
 		}
 		h := &hints[len(hints)-1]
 		h.Hashes = append(h.Hashes, e.hash)
@@ -113,8 +105,7 @@ func (p *Picker) Recent(most int) []Hint {
 	return hints
 }
 
-// SetOthers says what other routers together have on workers. Workers that
-// this one does not know are left out.
+// SetOthers says what other routers together have on workers. It skips unknown workers.
 func (p *Picker) SetOthers(list []WorkerLoad) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -148,8 +139,7 @@ func (p *Picker) note(n *node) {
 	}
 }
 
-// noteHint remembers which blocks of a chain the index did not have with this
-// pair: its end, mostly.
+// noteHint remembers which blocks of a chain the index did not have with this pair.
 func (p *Picker) noteHint(c Chain, fresh int, pn, dn *node) {
 	if !p.notes.on || fresh == 0 {
 		return
@@ -160,10 +150,14 @@ func (p *Picker) noteHint(c Chain, fresh int, pn, dn *node) {
 	}
 	p.notes.hashes += fresh
 	n := min(len(c.hashes), p.index.max)
-	h := Hint{Hashes: c.hashes[n-fresh : n]}
+	p.notes.hints = append(p.notes.hints, hint(pn, dn, c.hashes[n-fresh:n]))
+}
+
+func hint(pn, dn *node, hashes []uint64) Hint {
+	h := Hint{Hashes: hashes}
 	h.Prefill, h.PrefillEpoch = pn.name()
 	h.Decode, h.DecodeEpoch = dn.name()
-	p.notes.hints = append(p.notes.hints, h)
+	return h
 }
 
 // name is how routers call a worker among themselves.
@@ -183,7 +177,7 @@ func (p *Picker) called(id string, epoch uint64) *node {
 }
 
 // legsAll, queuedAll, seqsAll and kvAll are the counts of all routers.
-func (n *node) legsAll() int   { return n.legs + n.others.Legs }
-func (n *node) queuedAll() int { return n.queued + n.others.Tokens }
-func (n *node) seqsAll() int   { return n.seqs + n.others.Seqs }
-func (n *node) kvAll() int     { return n.kv + n.others.KV }
+func (n *node) legsAll() int   { return n.own.Legs + n.others.Legs }
+func (n *node) queuedAll() int { return n.own.Tokens + n.others.Tokens }
+func (n *node) seqsAll() int   { return n.own.Seqs + n.others.Seqs }
+func (n *node) kvAll() int     { return n.own.KV + n.others.KV }

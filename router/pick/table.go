@@ -2,6 +2,7 @@ package pick
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 )
@@ -30,6 +31,17 @@ func (t *table) model(name string) *model {
 	return t.models[name]
 }
 
+// nodes yields the members of all classes.
+func (m *model) nodes(yield func(*node) bool) {
+	for _, c := range slices.Concat(m.prefill, m.decode) {
+		for _, n := range c.nodes {
+			if !yield(n) {
+				return
+			}
+		}
+	}
+}
+
 // model is the members that serve one model.
 type model struct {
 	name              string
@@ -38,8 +50,8 @@ type model struct {
 	nPrefill, nDecode int      // members of each role, whatever their state
 }
 
-// Refresh brings the picker up to a view. Only what has changed is touched
-// under the lock that choices need, so they do not wait for it.
+// Refresh brings the picker up to a view. Under the lock that choices need it touches only what has
+// changed.
 func (p *Picker) Refresh(v View) {
 	if !p.table.Load().older(v) {
 		return
@@ -84,12 +96,12 @@ func (p *Picker) Refresh(v View) {
 			m.n.last, m.n.born = p.tick, v.Now
 		}
 		m.to.join(m.n)
-		if g := &m.n.guard; g.state == Open { // whoever comes back may show at once that it is well
+		if g := &m.n.guard; g.state == Open { // a worker that comes back may show at once that it is well
 			g.until = v.Now
 		}
 	}
 	for _, key := range gone {
-		if p.nodes[key].legs == 0 {
+		if p.nodes[key].own.Legs == 0 {
 			if p.named[key.id] == p.nodes[key] {
 				delete(p.named, key.id)
 			}
@@ -111,8 +123,8 @@ type move struct {
 	to *class
 }
 
-// plan sorts the usable members into classes, and says which nodes have to
-// move. It changes nothing that choices read.
+// plan sorts the usable members into classes, and returns which nodes have to move. It changes
+// nothing that choices read.
 func (p *Picker) plan(v View, t *table) (moves []move) {
 	for i := range v.Snapshot.Members {
 		mem := &v.Snapshot.Members[i]
@@ -137,7 +149,7 @@ func (p *Picker) plan(v View, t *table) (moves []move) {
 			continue
 		}
 		if n == nil {
-			n = &node{key: key, seen: p.stamp, point: hashString(mem.ID), named: mem.Source != "" && mem.Source != fleet.NATS}
+			n = &node{key: key, seen: p.stamp, point: hashString(mem.ID), named: mem.Source != "" && mem.Source != fleet.NATS, guard: guard{state: Closed}}
 		}
 		n.at.Store(int32(i))
 		n.stamp = p.stamp
@@ -154,11 +166,11 @@ func (p *Picker) plan(v View, t *table) (moves []move) {
 }
 
 func (p *Picker) classOf(i *fleet.Instance) *class {
-	id := classID{model: i.Model, role: i.Role, zone: zone(i.Topology, p.cfg.TopologyLevel), dialect: i.Dialect, fingerprint: i.ModelFingerprint,
-		tokenizer: i.TokenizerFingerprint, numerics: i.Numerics, layout: i.Layout, version: i.Version, secrets: i.Secrets, convert: i.Convert, protoMin: i.ProtocolMin, protoMax: i.ProtocolMax}
+	id := classID{i.Traits(), zone(i.Topology, p.cfg.TopologyLevel)}
 	c := p.classes[id]
 	if c == nil {
-		c = newClass(id, i)
+		c = &class{id: id, rep: *i}
+		c.root.prev, c.root.next = &c.root, &c.root
 		p.classes[id] = c
 	}
 	return c
@@ -175,22 +187,11 @@ func (m *model) pairUp() {
 }
 
 func (m *model) ready() bool {
-	for _, c := range m.decode {
-		if c.rep.Alone() {
-			return true
-		}
-	}
-	for _, row := range m.compatible {
-		for _, ok := range row {
-			if ok {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(m.decode, func(c *class) bool { return c.rep.Alone() }) ||
+		slices.ContainsFunc(m.compatible, func(row []bool) bool { return slices.Contains(row, true) })
 }
 
-// why says why a model has no pair, for the error's reader.
+// why returns why a model has no pair, for people.
 func (m *model) why(v View) string {
 	switch {
 	case m.nDecode > 0 && len(m.decode) > 0 && m.ready():
@@ -211,7 +212,7 @@ func (m *model) why(v View) string {
 	return fmt.Sprintf("%s and %s are too far apart: topology %q and %q", p.ID, d.ID, p.Topology, d.Topology)
 }
 
-// draining names one of a role that is well and takes no new work, if there is one.
+// draining names a worker of a role that is well but drains, if there is one.
 func (m *model) draining(v View, role fleet.Role) string {
 	for i := range v.Snapshot.Members {
 		if mem := &v.Snapshot.Members[i]; mem.Model == m.name && mem.Serves() && mem.Draining && (mem.Role == role || mem.Alone()) {
@@ -221,8 +222,7 @@ func (m *model) draining(v View, role fleet.Role) string {
 	return ""
 }
 
-// refusal is why a live worker of the model cannot even be probed, if there is
-// such a one.
+// refusal returns why some live worker of the model is incompatible, if there is one.
 func (m *model) refusal(v View) string {
 	for _, r := range v.Snapshot.Refusals() {
 		if mem := v.Snapshot.Get(r.ID); mem != nil && mem.Model == m.name {

@@ -2,13 +2,13 @@ package pick
 
 import "strings"
 
-// A topology is labels from the widest to the narrowest, "zone-a/rack-3/host-7".
-// Two workers are the nearer the more of them they share from the left.
+// A topology is labels from the widest to the narrowest, "zone-a/rack-3/host-7". The more of them
+// two workers share from the left, the nearer they are.
 
 // maxLabels is how many of them count.
 const maxLabels = 8
 
-// perLevel is what each label that a pair does not share costs, in sequences.
+// perLevel is the cost of each label that a pair does not share, in sequences.
 const perLevel = 0.25
 
 // zone is the first n labels.

@@ -16,63 +16,53 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// discovery is the running ways of finding engines.
-type discovery struct {
-	p2p  *discover.P2P
-	kube *discover.Kube
+// finder is a running way of finding engines.
+type finder interface {
+	Refusals() []discover.Refusal
+	Close() error
 }
 
 // Discover starts what the configuration names.
-func (ms *Members) Discover(cfg discover.Config) error {
-	if cfg.P2PListen == "" && len(cfg.Kubernetes.Services) == 0 {
-		return nil
-	}
-	ed, ok := ms.Fleet.(Editor)
-	if !ok {
-		return config.Bad("discovery", "this fleet cannot be added to")
-	}
-	var err error
+func (ms *Members) Discover(cfg discover.Config) (err error) {
 	if cfg.P2PListen != "" {
-		if ms.found.p2p, err = discover.ListenP2P(cfg, ed, ms.Log); err != nil {
+		if ms.p2p, err = discover.ListenP2P(cfg, ms.Fleet, ms.Log); err != nil {
 			return fmt.Errorf("discovery.p2p_listen: %w", err)
 		}
+		ms.found = append(ms.found, ms.p2p)
 	}
 	if len(cfg.Kubernetes.Services) > 0 {
-		if ms.found.kube, err = discover.FollowKube(cfg.Kubernetes, ed, ms.Log); err != nil {
+		kube, err := discover.FollowKube(cfg.Kubernetes, ms.Fleet, ms.Log)
+		if err != nil {
 			return config.Within("discovery", err)
 		}
+		ms.found = append(ms.found, kube)
 	}
 	return nil
 }
 
 // P2PAddr is where P2pNccl engines register, nil if nowhere.
 func (ms *Members) P2PAddr() net.Addr {
-	if ms.found.p2p == nil {
+	if ms.p2p == nil {
 		return nil
 	}
-	return ms.found.p2p.Addr()
+	return ms.p2p.Addr()
 }
 
-// close ends it.
-func (d *discovery) close() error {
+// Close ends discovery.
+func (ms *Members) Close() error {
+	ms.HTTP.CloseIdleConnections()
 	var errs []error
-	if d.p2p != nil {
-		errs = append(errs, d.p2p.Close())
-	}
-	if d.kube != nil {
-		errs = append(errs, d.kube.Close())
+	for _, f := range ms.found {
+		errs = append(errs, f.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// refusals are the engines that were found lately and not added.
-func (d *discovery) refusals() []discover.Refusal {
+// Refusals are the engines that were found lately and not added.
+func (ms *Members) Refusals() []discover.Refusal {
 	out := []discover.Refusal{}
-	if d.p2p != nil {
-		out = append(out, d.p2p.Refusals()...)
-	}
-	if d.kube != nil {
-		out = append(out, d.kube.Refusals()...)
+	for _, f := range ms.found {
+		out = append(out, f.Refusals()...)
 	}
 	return out
 }
@@ -80,51 +70,46 @@ func (d *discovery) refusals() []discover.Refusal {
 // learnTime bounds the questions to one engine before its probe.
 const learnTime = 5 * time.Second
 
-// learn asks the engines of a foreign pair what they are before they are
-// probed, and reports whether something has become known that was not, or has
-// changed meanwhile: the pair may be none any more. It refuses an engine that
-// serves another model.
-func (p *prober) learn(pr Pair) (changed bool, err error) {
-	fl, ok := p.ms.Fleet.(Learner)
-	if !ok {
-		return false, nil
-	}
+// learn asks the engines of a foreign pair what they are before they are probed, and reports
+// whether anything new has become known: the pair may no longer be one. It refuses an engine
+// that serves another model.
+func (ms *Members) learn(pr Pair) (changed bool, err error) {
 	for _, m := range pr.Members() {
-		if d := dialect.For(m.Dialect); m.Source == fleet.NATS || d == nil || d.Rules().Typed {
+		if d := dialect.For(m.Dialect); m.Source == fleet.NATS || d == nil || d.Typed {
 			continue
 		}
-		inst, err := p.ask(m)
+		inst, err := ms.examine(m)
 		if err != nil {
 			return false, err
 		}
 		if inst.Equal(&m.Instance) {
 			continue // an engine need not tell
 		}
-		ok, err := fl.Learn(m.Instance, inst)
+		ok, err := ms.Fleet.Learn(m.Instance, inst)
 		if err != nil {
-			p.ms.Log.Warn("note what an engine is", "id", m.ID, "err", err)
+			ms.Log.Warn("note what an engine is", "id", m.ID, "err", err)
 			continue
 		}
 		changed = true
 		if !ok {
-			p.ms.Log.Debug("engine taken out or changed while it was examined", "id", m.ID)
+			ms.Log.Debug("engine taken out or changed while it was examined", "id", m.ID)
 			continue
 		}
-		p.ms.Log.Info("engine found", "id", m.ID, "role", string(m.Role), "dialect", m.Dialect, "version", inst.Version,
+		ms.Log.Info("engine found", "id", m.ID, "role", string(m.Role), "dialect", m.Dialect, "version", inst.Version,
 			"block_tokens", inst.Layout.BlockTokens, "kv_events", inst.KVEvents)
 	}
 	return changed, nil
 }
 
-// ask returns a member with what its engine says of itself.
-func (p *prober) ask(m *fleet.Member) (fleet.Instance, error) {
-	ctx, cancel := context.WithTimeout(p.ms.Ctx, learnTime)
+// examine returns a member with what its engine says of itself.
+func (ms *Members) examine(m *fleet.Member) (fleet.Instance, error) {
+	ctx, cancel := context.WithTimeout(ms.Ctx, learnTime)
 	defer cancel()
 	inst := m.Instance
-	facts, err := discover.Examine(ctx, p.ms.HTTP, strings.TrimSuffix(m.URL, "/"))
+	facts, err := discover.Examine(ctx, ms.HTTP, strings.TrimSuffix(m.URL, "/"))
 	if err != nil {
 		facts = &discover.Facts{}
-		facts.Add(ctx, p.ms.HTTP, strings.TrimSuffix(m.URL, "/"))
+		facts.Add(ctx, ms.HTTP, strings.TrimSuffix(m.URL, "/"))
 	} else if !slices.Contains(facts.Models, m.Model) {
 		return inst, fmt.Errorf("%s serves %q, not %q", m.ID, h1.Clip(facts.Models[0]), m.Model)
 	}
@@ -132,7 +117,10 @@ func (p *prober) ask(m *fleet.Member) (fleet.Instance, error) {
 	if err != nil {
 		return inst, nil // the probe will say
 	}
-	if facts.Version != "" && !p.configured(m) {
+	ms.staticMu.Lock()
+	configured := ms.statics[m.ID].Version != ""
+	ms.staticMu.Unlock()
+	if facts.Version != "" && !configured {
 		inst.Version = h1.Clip(facts.Version)
 	}
 	facts.Describe(&inst, host)

@@ -3,6 +3,7 @@ package sense
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net"
@@ -24,23 +25,23 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// Events configures what the router makes of the workers' KV events. They are
-// followed while pick.policy uses them.
+// Events configures how the router uses the workers' KV events. It follows them while
+// pick.policy uses them.
 type Events struct {
 	// IndexBytes bounds the memory of the index of their blocks.
 	IndexBytes int64 `key:"index_bytes" unit:"bytes"`
-	// HostWeight and DiskWeight are what a token in a slower tier is worth of
-	// one in GPU memory, 0 to 1.
+	// HostWeight and DiskWeight are what a token in a slower tier is worth, 1 being one in
+	// GPU memory.
 	HostWeight float64 `key:"host_weight"`
 	DiskWeight float64 `key:"disk_weight"`
-	// PeerTokens: a worker outside the pair that has so many tokens more of a
-	// prompt is named to the pair, which fetches them. 0: never.
+	// PeerTokens: a worker outside the pair that has so many more tokens of a prompt is
+	// named to the pair, which fetches them. 0: never.
 	PeerTokens int `key:"peer_tokens"`
-	// PeerWeight is what a token that another worker would give is worth of one
-	// at hand, in the same tier.
+	// PeerWeight is what a token that another worker would give is worth, 1 being one at
+	// hand in the same tier.
 	PeerWeight float64 `key:"peer_weight"`
-	// Tokenizers are for prompts that come as text; without one for their
-	// model they are matched by text.
+	// Tokenizers are for prompts that come as text; without their model's they are matched
+	// by text.
 	Tokenizers []Tokenizer `key:"tokenizers"`
 }
 
@@ -79,14 +80,14 @@ func usesEvents(policy string) bool { return policy == pick.KVEvents || policy =
 // FeedsDeps is what Feeds is given.
 type FeedsDeps struct {
 	Events
-	Fleet  Fleet
-	Picker *pick.Picker // whose policy reports whether events are followed
+	Fleet  *fleet.Watcher
+	Picker *pick.Picker // its policy says whether events are followed
 	Ring   *trust.Ring
 	Log    *slog.Logger
 	Ctx    context.Context //nolint:containedctx // ends when everything must
 }
 
-// Feeds follows the publishers of the fleet and keeps the index.
+// Feeds follows the fleet's publishers of KV events and keeps the index.
 type Feeds struct {
 	FeedsDeps
 	index *index.Index
@@ -94,11 +95,11 @@ type Feeds struct {
 	toks  map[string]*tokenizer.Tokenizer // by model
 
 	mu    sync.Mutex
-	feeds map[probeKey]*follow // by worker and epoch; the role is left out
+	feeds map[probeKey]*follow // by worker and epoch, without the role
 	alien map[string]bool      // models whose workers have another tokenizer
 }
 
-// follow is the feeds of one worker, one a data-parallel rank.
+// follow is the feeds of one worker, one per data-parallel rank.
 type follow struct {
 	inst    fleet.Instance
 	secrets atomic.Pointer[string] // that it accepts now
@@ -122,7 +123,7 @@ func NewFeeds(d FeedsDeps) (*Feeds, error) {
 	return e, nil
 }
 
-// Wake makes run look at the policy.
+// Wake has Run look at the policy.
 func (e *Feeds) Wake() {
 	select {
 	case e.poke <- struct{}{}:
@@ -145,7 +146,7 @@ func (e *Feeds) Run() {
 	}
 }
 
-// sync makes the feeds those of the members that there are.
+// sync starts and ends feeds so that they fit the members.
 func (e *Feeds) sync(s *fleet.Snapshot, on bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -167,9 +168,7 @@ func (e *Feeds) sync(s *fleet.Snapshot, on bool) {
 			f = nil
 		}
 		if f == nil {
-			if f = e.start(m); f == nil {
-				continue
-			}
+			f = e.start(m)
 			e.feeds[key] = f
 		}
 		f.secrets.Store(&m.Secrets)
@@ -196,8 +195,8 @@ func legOf(m *fleet.Member) index.Role {
 	return index.Decode
 }
 
-// asks reports whether a publisher asks for the fleet's secret. A native worker
-// with secrets does unless it says otherwise; it is not followed without them.
+// asks reports whether a publisher wants the fleet's secret. A native worker with secrets
+// does unless it says otherwise, and is not followed without them.
 func asks(i *fleet.Instance) bool {
 	return i.Dialect == NativeDialect && i.Secrets != "" && !i.KVEventsOpen
 }
@@ -205,7 +204,7 @@ func asks(i *fleet.Instance) bool {
 // maxRanks bounds the feeds of one worker.
 const maxRanks = 64
 
-// start follows a member; nil if its addresses make no sense.
+// start follows a member; it stops at an address that makes no sense.
 func (e *Feeds) start(m *fleet.Member) *follow {
 	ctx, cancel := context.WithCancel(e.Ctx)
 	f := &follow{inst: m.Instance, cancel: cancel}
@@ -239,7 +238,7 @@ func (f *follow) end() {
 	}
 }
 
-// portAfter is an address with a port so many higher; "" stays as it is.
+// portAfter is addr with a port higher by n; "" stays as it is.
 func portAfter(addr string, n int) (string, bool) {
 	if addr == "" {
 		return "", true
@@ -255,18 +254,17 @@ func portAfter(addr string, n int) (string, bool) {
 	return net.JoinHostPort(host, strconv.Itoa(p+n)), true
 }
 
-// Reach is how many tokens of a prompt a worker has, in whatever tier, by its own
-// events.
+// Reach is how many tokens of a prompt a worker has, in any tier, by its own events.
 type Reach struct {
 	ID     string
 	Epoch  uint64
 	Tokens int
-	Worth  float64 // those in slow tiers counted in part
+	Worth  float64 // as Tokens, but those in slow tiers count in part
 }
 
-// Warm tells a pick request who has how much of its prompt, if the policy wants
-// to know and the prompt's tokens can be known. It appends to reaches what the
-// index knows, if peers are of interest.
+// Warm adds to a pick request which workers have how much of its prompt, if the policy
+// wants to know and the prompt's tokens can be known. If peers are of interest it appends
+// them to reaches.
 func (e *Feeds) Warm(ctx context.Context, p *Prompt, req *pick.Request, reaches []Reach) []Reach {
 	if !usesEvents(e.Picker.Policy()) {
 		return reaches
@@ -279,8 +277,12 @@ func (e *Feeds) Warm(ctx context.Context, p *Prompt, req *pick.Request, reaches 
 	if n := e.PeerTokens; n > 0 {
 		req.Fetch = pick.Fetch{Dialect: NativeDialect, Weight: e.PeerWeight, Least: n}
 	}
+	var salt string
+	if len(p.Top.Salt) > 0 {
+		_ = json.Unmarshal(p.Top.Salt, &salt) // anything but a string is none
+	}
 	weight := [kvevents.Tiers]float64{1, e.HostWeight, e.DiskWeight}
-	for _, h := range e.index.Match(&index.Query{Model: p.Top.Model, Salt: saltOf(p.Top.Salt), Tokens: tokens}) {
+	for _, h := range e.index.Match(&index.Query{Model: p.Top.Model, Salt: salt, Tokens: tokens}) {
 		worth := 0.0
 		for tier, n := range h.Tokens {
 			worth += weight[tier] * float64(n)
@@ -309,7 +311,7 @@ type FeedInfo struct {
 	Error     string `json:"error,omitempty"`   // why one of them is not connected
 }
 
-// Info returns nil for a worker that is not followed.
+// Info is a worker's feed; nil if it is not followed.
 func (e *Feeds) Info(m *fleet.Member) *FeedInfo {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -332,25 +334,22 @@ func (e *Feeds) Info(m *fleet.Member) *FeedInfo {
 	return out
 }
 
-// totals sums up all feeds, for metrics.
-func (e *Feeds) totals() (feeds, connected int, gaps, resets uint64) {
+// totals counts the feeds, for metrics.
+func (e *Feeds) totals() (feeds, connected int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, f := range e.feeds {
 		for _, feed := range f.feeds {
-			s := feed.Stats()
 			feeds++
-			if s.Connected.Load() {
+			if feed.Stats().Connected.Load() {
 				connected++
 			}
-			gaps += s.Gaps.Load()
-			resets += s.Resets.Load()
 		}
 	}
-	return feeds, connected, gaps, resets
+	return feeds, connected
 }
 
-// Collectors are the metrics of KV events.
+// Collectors returns the metrics of KV events.
 func (e *Feeds) Collectors() []prometheus.Collector {
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
@@ -363,7 +362,7 @@ func (e *Feeds) Collectors() []prometheus.Collector {
 		gauge("xpyd_router_kv_index_bytes", "Memory of that index. At kv_events.index_bytes it forgets what no prompt asks for.", func() float64 { return float64(e.index.Stats().Bytes) }),
 		count("xpyd_router_kv_index_evicted_total", "Blocks forgotten to stay within kv_events.index_bytes. If it rises fast, raise that.", func() uint64 { return e.index.Stats().Evicted }),
 		count("xpyd_router_kv_index_orphans_total", "Blocks that came without their parent being known. They rise after a router's start, where engines cannot replay all.", func() uint64 { return e.index.Stats().Orphans }),
-		gauge("xpyd_router_kv_feeds", "Publishers of KV events that are followed.", func() float64 { n, _, _, _ := e.totals(); return float64(n) }),
-		gauge("xpyd_router_kv_feeds_connected", "Those that are connected. While one is not, its worker looks as warm as it was.", func() float64 { _, n, _, _ := e.totals(); return float64(n) }),
+		gauge("xpyd_router_kv_feeds", "Publishers of KV events that are followed.", func() float64 { n, _ := e.totals(); return float64(n) }),
+		gauge("xpyd_router_kv_feeds_connected", "Those that are connected. While one is not, its worker looks as warm as it was.", func() float64 { _, n := e.totals(); return float64(n) }),
 	}
 }

@@ -1,27 +1,31 @@
 package sense
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// NativeDialect is spoken by our own workers, the only ones that fetch from
-// others what they lack.
+// NativeDialect is spoken by our own workers, the only ones that fetch what they lack from
+// others.
 const NativeDialect = "native"
 
-// ErrRefusesUs is a worker of the fleet's own that answers 401. No client hears of
-// that: the secret is not theirs to show.
+// ErrRefusesUs is a 401 from a worker of the fleet's own. Clients do not see it: the secret
+// is not theirs to show.
 var ErrRefusesUs = errors.New("it does not accept this router's fleet secret: give both the same one")
 
-// Address is where an instance is reached: a worker of the fleet's own over its
-// TLS, if the router has that, and never without it then.
+// Address is where an instance is reached: a worker of the fleet's own over its TLS if the
+// router has that, and then never without.
 func (ms *Members) Address(inst *fleet.Instance) (string, error) {
 	addr, err := h1.Address(inst.URL)
 	if err != nil || inst.Dialect != NativeDialect {
@@ -39,8 +43,8 @@ func (ms *Members) Address(inst *fleet.Instance) (string, error) {
 	return addr, nil
 }
 
-// Introduce shows a worker of the fleet's own whom it has before it. Others are
-// shown nothing.
+// Introduce shows a worker of the fleet's own the token made for it. Others are shown
+// nothing.
 func (ms *Members) Introduce(h *fasthttp.RequestHeader, inst *fleet.Instance) {
 	if inst.Dialect != NativeDialect {
 		return
@@ -50,13 +54,90 @@ func (ms *Members) Introduce(h *fasthttp.RequestHeader, inst *fleet.Instance) {
 	}
 }
 
-// Admitted makes an error of a 401 by a worker of the fleet's own, and ends its
-// answer.
+// Admitted turns a 401 from a worker of the fleet's own into an error, and ends its answer.
 func (ms *Members) Admitted(inst *fleet.Instance, b *h1.Response) error {
 	if inst.Dialect != NativeDialect || b.Header.StatusCode() != fasthttp.StatusUnauthorized {
 		return nil
 	}
 	b.Abort()
-	ms.probes.refused(inst)
+	ms.refused(inst)
 	return ErrRefusesUs
+}
+
+// Suspect checks a worker whose connection broke: it is reported dead if it takes no new
+// one.
+func (ms *Members) Suspect(inst *fleet.Instance, err error) {
+	if scarce.Ours(err) || errors.Is(err, ErrRefusesUs) {
+		return
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		ms.Fleet.ReportDead(inst.ID, inst.Epoch, err.Error())
+		return
+	}
+	ms.knock(inst, func(derr error) {
+		if derr != nil {
+			ms.Fleet.ReportDead(inst.ID, inst.Epoch, fmt.Sprintf("%v, then %v", err, derr))
+		}
+	})
+}
+
+// knock connects to a worker and passes on the result; other knocks are dropped meanwhile.
+// A slow answer counts as none. If the router itself cannot connect, nothing is passed on.
+func (ms *Members) knock(inst *fleet.Instance, then func(error)) {
+	addr, err := h1.Address(inst.URL)
+	if err != nil {
+		return
+	}
+	key := probeKey{id: inst.ID, epoch: inst.Epoch}
+	ms.mu.Lock()
+	busy := ms.knocks[key]
+	ms.knocks[key] = true
+	ms.mu.Unlock()
+	if busy {
+		return
+	}
+	done := func() {
+		ms.mu.Lock()
+		defer ms.mu.Unlock()
+		delete(ms.knocks, key)
+	}
+	if !ms.Spawn(func() {
+		defer done()
+		ctx, cancel := context.WithTimeout(ms.Ctx, 500*time.Millisecond)
+		defer cancel()
+		conn, err := ms.Client.Dialer.DialContext(ctx, "tcp", h1.Bare(addr))
+		if err == nil {
+			conn.Close()
+		}
+		if ms.Ctx.Err() == nil && !scarce.Ours(err) {
+			then(err)
+		}
+	}) {
+		done()
+	}
+}
+
+// Knocking reports whether a connection is being tried; for tests.
+func (ms *Members) Knocking() bool {
+	ms.mu.Lock()
+	defer ms.mu.Unlock()
+	return len(ms.knocks) > 0
+}
+
+// ReviveEvery is how often dead members that do not announce themselves are tried.
+const ReviveEvery = 2 * time.Second
+
+// Revive tries dead members that do not announce themselves, each on its own goroutine and
+// one at a time.
+func (ms *Members) Revive() {
+	s := ms.Fleet.Snapshot()
+	for i := range s.Members {
+		if m := &s.Members[i]; m.State == fleet.Dead && m.Source != fleet.NATS {
+			ms.knock(&m.Instance, func(err error) {
+				if err == nil {
+					ms.Fleet.ReportAlive(m.ID, m.Epoch)
+				}
+			})
+		}
+	}
 }

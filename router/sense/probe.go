@@ -4,27 +4,31 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// prober sends each worker one one-token request through a pair before users'
-// requests may use it: once for each id, epoch and role, marked, and outside
-// the user metrics. What passed stays passed; liveness is the fleet's matter.
-type prober struct {
-	ms   *Members
-	try  Trier
-	poke chan struct{}
-
-	mu        sync.Mutex
-	gen       uint64
-	change    chan struct{} // closed and renewed with gen
-	known     map[probeKey]*probeState
-	embed     []string // see embedders; replaced, never changed
-	generated bool     // see haveGenerated
+// probed is what the probes have found so far. A newer one replaces it.
+type probed struct {
+	generation uint64
+	change     chan struct{} // closes when more workers have passed
+	embedders  []string      // workers that passed and generate nothing; mostly nil
+	generated  bool          // whether any worker has ever passed by generating
 }
+
+// publish replaces what the probes have found; probeMu is held.
+func (ms *Members) publish(edit func(*probed)) {
+	next := *ms.probed.Load()
+	edit(&next)
+	ms.probed.Store(&next)
+}
+
+// Probed returns a channel that closes when more workers have passed their probe.
+func (ms *Members) Probed() <-chan struct{} { return ms.probed.Load().change }
+
+// Embedders are the workers that passed and generate nothing; mostly nil.
+func (ms *Members) Embedders() []string { return ms.probed.Load().embedders }
 
 type probeKey struct {
 	id    string
@@ -32,9 +36,11 @@ type probeKey struct {
 	role  fleet.Role
 }
 
+// probeState is what is known of a worker of one id, epoch and role. It is probed once:
+// what passed stays passed, as the fleet watches whether it lives.
 type probeState struct {
 	ok      bool
-	embeds  bool // it generates nothing, but has other paths
+	embeds  bool // it generates nothing, but serves other paths
 	refuses bool // it does not take us for its fleet
 	running bool
 	fails   int
@@ -46,92 +52,57 @@ const (
 	probesAtOnce   = 8
 	probeFirstWait = 100 * time.Millisecond // after a failure, doubling
 	probeMaxWait   = 2 * time.Second
-	probeRefused   = 10 * time.Second // after ErrRefusesUs, which people have to mend
-	probeQuiet     = 3                // failures in a row that are not warned of: 0.7 s
+	probeRefused   = 10 * time.Second // after ErrRefusesUs, which an operator must fix
+	probeQuiet     = 3                // failures in a row without a warning: 0.7 s
 )
-
-func newProber(ms *Members) *prober {
-	return &prober{ms: ms, poke: make(chan struct{}, 1), change: make(chan struct{}), known: map[probeKey]*probeState{}}
-}
 
 func keyOf(m *fleet.Member) probeKey { return probeKey{m.ID, m.Epoch, m.Role} }
 
-// passed reports whether m may serve users.
-func (p *prober) passed(m *fleet.Member) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := p.known[keyOf(m)]
-	return s != nil && s.ok
+func (ms *Members) passed(m *fleet.Member) bool {
+	ok, _ := ms.ProbeState(m)
+	return ok
 }
 
-// state is what the admin API shows of m: passed, or the last error.
-func (p *prober) state(m *fleet.Member) (ok bool, err string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	s := p.known[keyOf(m)]
-	if s == nil {
-		return false, ""
+// ProbeState is what the admin API shows of m: passed, or the last error.
+func (ms *Members) ProbeState(m *fleet.Member) (ok bool, err string) {
+	ms.probeMu.Lock()
+	defer ms.probeMu.Unlock()
+	if s := ms.known[keyOf(m)]; s != nil {
+		return s.ok, s.err
 	}
-	return s.ok, s.err
+	return false, ""
 }
 
-// embedders are the workers that passed and generate nothing; mostly nil.
-func (p *prober) embedders() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.embed
-}
-
-// haveGenerated reports whether any worker has ever passed by generating.
-func (p *prober) haveGenerated() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.generated
-}
-
-func (p *prober) generation() uint64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.gen
-}
-
-// changed returns a channel that closes when more workers have passed.
-func (p *prober) changed() <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.change
-}
-
-// wake makes loop look at the fleet.
-func (p *prober) wake() {
+// wakeProbes has probeLoop look at the fleet.
+func (ms *Members) wakeProbes() {
 	select {
-	case p.poke <- struct{}{}:
+	case ms.poke <- struct{}{}:
 	default:
 	}
 }
 
-// loop starts probes until the router ends.
-func (p *prober) loop() {
+// probeLoop starts probes until the router ends.
+func (ms *Members) probeLoop() {
 	slots := make(chan struct{}, probesAtOnce)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		select {
-		case <-p.poke:
+		case <-ms.poke:
 		case <-timer.C:
-		case <-p.ms.Ctx.Done():
+		case <-ms.Ctx.Done():
 			return
 		}
-		pairs, wait := p.plan(p.ms.Fleet.Snapshot())
+		pairs, wait := ms.plan(ms.Fleet.Snapshot())
 		for _, pair := range pairs {
 			select {
 			case slots <- struct{}{}:
-			case <-p.ms.Ctx.Done():
+			case <-ms.Ctx.Done():
 				return
 			}
-			if !p.ms.Spawn(func() {
+			if !ms.Spawn(func() {
 				defer func() { <-slots }()
-				p.probe(pair)
+				ms.probe(pair)
 			}) {
 				return
 			}
@@ -140,8 +111,8 @@ func (p *prober) loop() {
 	}
 }
 
-// Trier sends a probe: a request of one token, bound to a pair and marked. The
-// error is nil if both legs ended well; a *ProbeError says more.
+// Trier sends a probe: a marked request for one token through a pair, outside the user
+// metrics. The error is nil if both legs ended well; a *ProbeError says more.
 type Trier interface {
 	Try(pr *Pair, path, fields string) error
 }
@@ -163,7 +134,7 @@ type Pair struct {
 	Version uint64
 }
 
-// Members is the two, or the one that has no partner.
+// Members is the two, or the one that does both phases.
 func (pr *Pair) Members() []*fleet.Member {
 	if pr.p == pr.D {
 		return []*fleet.Member{pr.D}
@@ -171,25 +142,31 @@ func (pr *Pair) Members() []*fleet.Member {
 	return []*fleet.Member{pr.p, pr.D}
 }
 
-// plan pairs every worker that has yet to pass with a partner, preferring one
-// that has passed or is not being probed, and says when to look again.
-func (p *prober) plan(s *fleet.Snapshot) ([]Pair, time.Duration) {
+// state finds or makes what is known of m; probeMu is held.
+func (ms *Members) state(m *fleet.Member) *probeState {
+	st := ms.known[keyOf(m)]
+	if st == nil {
+		st = &probeState{}
+		ms.known[keyOf(m)] = st
+	}
+	return st
+}
+
+// plan pairs every worker that has yet to pass with a partner, preferably one that has
+// passed or is not being probed, and says when to look again.
+func (ms *Members) plan(s *fleet.Snapshot) ([]Pair, time.Duration) {
 	now := time.Now()
 	wait := time.Minute
 	var out []Pair
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.forget(s)
+	ms.probeMu.Lock()
+	defer ms.probeMu.Unlock()
+	ms.forget(s)
 	for i := range s.Members {
 		m := &s.Members[i]
 		if !m.Usable() {
 			continue
 		}
-		st := p.known[keyOf(m)]
-		if st == nil {
-			st = &probeState{}
-			p.known[keyOf(m)] = st
-		}
+		st := ms.state(m)
 		if st.ok || st.running {
 			continue
 		}
@@ -197,13 +174,13 @@ func (p *prober) plan(s *fleet.Snapshot) ([]Pair, time.Duration) {
 			wait = min(wait, d)
 			continue
 		}
-		if partner := p.partner(s, m, st.fails, now); partner != nil {
+		if partner := ms.partner(s, m, st.fails, now); partner != nil {
 			pr := Pair{p: m, D: partner, Version: s.Version}
 			if m.Role == fleet.Decode {
 				pr.p, pr.D = partner, m
 			}
 			for _, x := range pr.Members() {
-				st := p.known[keyOf(x)]
+				st := ms.state(x)
 				st.running, st.refuses = true, false
 			}
 			out = append(out, pr)
@@ -213,7 +190,7 @@ func (p *prober) plan(s *fleet.Snapshot) ([]Pair, time.Duration) {
 }
 
 // partner chooses whom to probe m with; after failures others get their turn.
-func (p *prober) partner(s *fleet.Snapshot, m *fleet.Member, turn int, now time.Time) *fleet.Member {
+func (ms *Members) partner(s *fleet.Snapshot, m *fleet.Member, turn int, now time.Time) *fleet.Member {
 	if m.Alone() {
 		return m
 	}
@@ -230,12 +207,7 @@ func (p *prober) partner(s *fleet.Snapshot, m *fleet.Member, turn int, now time.
 		if fleet.Compatible(a, b) != nil {
 			continue
 		}
-		st := p.known[keyOf(o)]
-		if st == nil {
-			st = &probeState{}
-			p.known[keyOf(o)] = st
-		}
-		switch {
+		switch st := ms.state(o); {
 		case st.ok:
 			passed = append(passed, o)
 		case !st.running && !(st.refuses && now.Before(st.next)):
@@ -249,126 +221,123 @@ func (p *prober) partner(s *fleet.Snapshot, m *fleet.Member, turn int, now time.
 	return all[turn%len(all)]
 }
 
-// forget drops what is known of members that are no more, and of dead ones
-// that do not announce themselves: should they come back, it is as another
-// process under the same epoch. p.mu is held.
-func (p *prober) forget(s *fleet.Snapshot) {
-	for k := range p.known {
+// forget drops what is known of members that left, and of dead ones that do not announce
+// themselves: they may come back as another process under the same epoch. probeMu is held.
+func (ms *Members) forget(s *fleet.Snapshot) {
+	var embedders []string
+	for k, st := range ms.known {
 		if m := s.Get(k.id); m == nil || keyOf(m) != k || m.State == fleet.Dead && m.Source != fleet.NATS {
-			delete(p.known, k)
+			delete(ms.known, k)
+		} else if st.ok && st.embeds {
+			embedders = append(embedders, k.id)
 		}
 	}
-	p.embed = nil
-	for k, st := range p.known {
-		if st.ok && st.embeds {
-			p.embed = append(p.embed, k.id)
-		}
-	}
+	ms.publish(func(n *probed) { n.embedders = embedders })
 }
 
 // probe sends one and notes the result for both members.
-func (p *prober) probe(pr Pair) {
-	changed, err := p.learn(pr)
+func (ms *Members) probe(pr Pair) {
+	changed, err := ms.learn(pr)
 	if changed {
-		p.mu.Lock()
+		ms.probeMu.Lock()
 		for _, m := range pr.Members() {
-			if st := p.known[keyOf(m)]; st != nil {
+			if st := ms.known[keyOf(m)]; st != nil {
 				st.running = false
 			}
 		}
-		p.mu.Unlock()
-		p.wake()
+		ms.probeMu.Unlock()
+		ms.wakeProbes()
 		return
 	}
 	embeds := false
 	if err == nil {
-		err = p.try.Try(&pr, "/v1/completions", `"prompt":"Hi","max_tokens":1,"temperature":0,"ignore_eos":true`)
-		if no := (*ProbeError)(nil); errors.As(err, &no) && slices.Contains(noSuchPath, no.Status) && pr.D.Alone() &&
-			p.try.Try(&pr, "/v1/embeddings", `"input":"Hi"`) == nil {
+		err = ms.trier.Try(&pr, "/v1/completions", `"prompt":"Hi","max_tokens":1,"temperature":0,"ignore_eos":true`)
+		if no, ok := errors.AsType[*ProbeError](err); ok && slices.Contains(noSuchPath, no.Status) && pr.D.Alone() &&
+			ms.trier.Try(&pr, "/v1/embeddings", `"input":"Hi"`) == nil {
 			embeds, err = true, nil
 		}
 	}
-	result := "ok"
-	if err != nil && p.ms.Ctx.Err() != nil {
+	if err != nil && ms.Ctx.Err() != nil {
 		return // cut by the router's own end
 	}
-	lack := false
+	result, short := "ok", false
 	if err != nil {
 		result = "failed"
-		if f := (*ProbeError)(nil); errors.As(err, &f) && f.Shortage {
-			result, lack = "shortage", true
+		if f, ok := errors.AsType[*ProbeError](err); ok && f.Shortage {
+			result, short = "shortage", true
 		}
-		p.ms.Log.Log(p.ms.Ctx, p.level(pr, err), "probe failed", "prefill", pr.p.ID, "decode", pr.D.ID, "err", err.Error())
+		ms.Log.Log(ms.Ctx, ms.level(pr, err), "probe failed", "prefill", pr.p.ID, "decode", pr.D.ID, "err", err.Error())
 	}
-	p.ms.sent.WithLabelValues(result).Inc()
-	p.mu.Lock()
+	ms.sent.WithLabelValues(result).Inc()
+	ms.probeMu.Lock()
 	for _, m := range pr.Members() {
-		st := p.known[keyOf(m)]
+		st := ms.known[keyOf(m)]
 		if st == nil {
-			continue // it is no more
+			continue // it left
 		}
 		st.running = false
 		if err == nil {
 			st.ok, st.embeds, st.refuses, st.err, st.fails = true, embeds, false, "", 0
 			if embeds {
-				p.embed = append(slices.Clone(p.embed), m.ID)
-				p.ms.Log.Info("engine embeds and does not generate", "id", m.ID)
+				ms.publish(func(n *probed) { n.embedders = append(slices.Clone(n.embedders), m.ID) })
+				ms.Log.Info("engine embeds and does not generate", "id", m.ID)
 			}
-		} else if lack {
+		} else if short {
 			st.next = time.Now().Add(probeMaxWait)
-		} else if !st.ok && !st.refuses { // which refused has noted
+		} else if !st.ok && !st.refuses { // refused has noted it
 			st.err = err.Error()
 			st.next = time.Now().Add(min(probeFirstWait<<min(st.fails, 10), probeMaxWait))
 			st.fails++
 		}
 	}
 	if err == nil {
-		p.generated = p.generated || !embeds
-		p.gen++
-		close(p.change)
-		p.change = make(chan struct{})
+		old := ms.probed.Load().change
+		ms.publish(func(n *probed) {
+			n.generation, n.generated, n.change = n.generation+1, n.generated || !embeds, make(chan struct{})
+		})
+		close(old)
 	}
-	p.mu.Unlock()
-	p.wake()
+	ms.probeMu.Unlock()
+	ms.wakeProbes()
 }
 
-// refused notes that a worker does not take us for its fleet. It gets no more
-// requests until a probe, some time later, finds that it does.
-func (p *prober) refused(inst *fleet.Instance) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	st := p.known[probeKey{inst.ID, inst.Epoch, inst.Role}]
+// refused notes that a worker does not take us for its fleet. It gets no more requests until
+// a later probe finds that it does.
+func (ms *Members) refused(inst *fleet.Instance) {
+	ms.probeMu.Lock()
+	defer ms.probeMu.Unlock()
+	st := ms.known[probeKey{inst.ID, inst.Epoch, inst.Role}]
 	if st == nil {
 		return
 	}
 	if st.ok {
-		p.gen++
+		ms.publish(func(n *probed) { n.generation++ })
 	}
 	st.ok, st.refuses, st.err, st.next = false, true, ErrRefusesUs.Error(), time.Now().Add(probeRefused)
-	p.wake()
+	ms.wakeProbes()
 }
 
-// level is a warning's where somebody should look: not for a worker that is
-// full or leaves, and, as the end of its connections may be seen before the news
-// that it leaves, not for the first probes of a pair that fail.
-func (p *prober) level(pr Pair, err error) slog.Level {
-	if f := (*ProbeError)(nil); errors.As(err, &f) {
+// level is a warning only where somebody should look: not for a worker that is full or
+// leaving, and not for a pair's first failures, as the end of its connections may be seen
+// before the news that it leaves.
+func (ms *Members) level(pr Pair, err error) slog.Level {
+	if f, ok := errors.AsType[*ProbeError](err); ok {
 		switch {
 		case f.Full:
 			return slog.LevelInfo
 		case f.Refuses:
-			return slog.LevelWarn // it does not mend itself
+			return slog.LevelWarn // it does not fix itself
 		}
 	}
-	s := p.ms.Fleet.Snapshot()
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	s := ms.Fleet.Snapshot()
+	ms.probeMu.Lock()
+	defer ms.probeMu.Unlock()
 	fails := 0
 	for _, m := range pr.Members() {
-		if now := s.Get(m.ID); now == nil || keyOf(now) != keyOf(m) || !now.Usable() || p.ms.Drained(now) {
+		if now := s.Get(m.ID); now == nil || keyOf(now) != keyOf(m) || !now.Usable() || ms.Drained(now) {
 			return slog.LevelInfo
 		}
-		if st := p.known[keyOf(m)]; st != nil {
+		if st := ms.known[keyOf(m)]; st != nil {
 			fails = max(fails, st.fails)
 		}
 	}
@@ -378,6 +347,6 @@ func (p *prober) level(pr Pair, err error) slog.Level {
 	return slog.LevelWarn
 }
 
-// noSuchPath is how engines answer for a path that their model has no use for:
-// there is no route, or it is not supported, which vLLM says by 400.
+// noSuchPath is how engines answer a path that their model has no use for: there is no
+// route, or it is not supported, for which vLLM answers 400.
 var noSuchPath = []int{400, 404, 405, 422, 501}

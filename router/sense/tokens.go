@@ -14,36 +14,33 @@ type Prompt struct {
 	Body []byte
 }
 
-// tokens returns the ids of a request's first prompt: as the client sent them,
-// or made by a tokenizer of the configuration; nil if they cannot be known.
+// tokens is the first prompt's token IDs, as the client sent them or as a configured
+// tokenizer makes them; nil if they cannot be known.
 func (e *Feeds) tokens(ctx context.Context, q *Prompt) []uint32 {
 	if !q.Top.Messages {
 		if ids := tokenIDs(q.Top.Prompt); ids != nil {
 			return ids
 		}
 	}
+	e.mu.Lock()
+	alien := e.alien[q.Top.Model]
+	e.mu.Unlock()
 	tok := e.toks[q.Top.Model]
-	if tok == nil || e.isAlien(q.Top.Model) {
+	if tok == nil || alien {
 		return nil
 	}
 	if q.Top.Messages {
 		return chatTokens(ctx, tok, q.Body)
 	}
-	c, err := openai.ParseCompletion(q.Body, openai.Limits{})
+	c, err := openai.ParseCompletion(q.Body, 0)
 	if err != nil || len(c.Prompts) == 0 {
 		return nil // the worker will say what is wrong with it
 	}
 	return unsigned(tok.Encode(c.Prompts[0].Text, c.AddSpecial))
 }
 
-func (e *Feeds) isAlien(model string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.alien[model]
-}
-
 func chatTokens(ctx context.Context, tok *tokenizer.Tokenizer, body []byte) []uint32 {
-	c, err := openai.ParseChat(body, openai.Limits{})
+	c, err := openai.ParseChat(body, 0)
 	if err != nil || !tok.HasChatTemplate() {
 		return nil
 	}
@@ -69,8 +66,8 @@ func unsigned(ids []int32) []uint32 {
 	return out
 }
 
-// tokenIDs reads a JSON list of ids, or the first of a list of such lists; nil
-// for anything else. The text is known to be JSON.
+// tokenIDs reads a JSON list of IDs, or the first of a list of such lists; nil for anything
+// else. The text is known to be JSON.
 func tokenIDs(raw []byte) []uint32 {
 	i := 0
 	space := func() {
@@ -109,13 +106,4 @@ func tokenIDs(raw []byte) []uint32 {
 		}
 	}
 	return nil
-}
-
-// saltOf reads the cache salt, raw JSON or nothing.
-func saltOf(raw []byte) string {
-	var s string
-	if len(raw) == 0 || json.Unmarshal(raw, &s) != nil {
-		return ""
-	}
-	return s
 }

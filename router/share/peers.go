@@ -9,7 +9,7 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// Bounds of what others may make this router remember.
+// Bounds of what other routers can make this one remember.
 const (
 	maxPeers   = 64
 	maxWorkers = 16 << 10 // of one router
@@ -21,19 +21,18 @@ type name struct {
 	epoch uint64
 }
 
-// told is what one router has on a worker.
+// told is the load that one router has on a worker.
 type told struct {
 	pick.Loads
-	mark int // of the snapshot that it was in last
+	mark int // of the last snapshot that had it
 }
 
-// peer is another router.
 type peer struct {
 	heard   time.Time
 	seq     uint64
 	workers map[name]told
 	mark    int
-	next    int // part of the snapshot that must come next; -1 for none
+	next    int // part of the snapshot that must come next; -1: none
 }
 
 // peers is what other routers have said: a state machine without I/O or clock.
@@ -55,8 +54,8 @@ func newPeers(expire time.Duration) *peers {
 	return &peers{expire: expire, byID: map[uint64]*peer{}, totals: map[name]pick.Loads{}}
 }
 
-// apply takes a message in. It returns the workers whose totals it concerns,
-// and whether its sender was unknown.
+// apply takes in a message. It returns the workers whose totals change, and whether its
+// sender was unknown.
 func (s *peers) apply(m *message, now time.Time) (touched []pick.WorkerLoad, isNew bool) {
 	p := s.byID[m.from]
 	if m.kind == kindBye {
@@ -70,7 +69,7 @@ func (s *peers) apply(m *message, now time.Time) (touched []pick.WorkerLoad, isN
 		p, isNew = &peer{workers: map[name]told{}, next: -1, seq: m.seq - 1}, true
 		s.byID[m.from] = p
 	}
-	if m.seq <= p.seq && !isNew { // a bus may repeat itself, but not us
+	if m.seq <= p.seq && !isNew { // the bus repeated it
 		s.counts.refused++
 		return nil, false
 	}
@@ -86,7 +85,7 @@ func (s *peers) apply(m *message, now time.Time) (touched []pick.WorkerLoad, isN
 			p.next = 1
 		case p.next:
 			p.next++
-		default: // a part was lost; the next snapshot will do
+		default: // a part was lost; the next snapshot repairs it
 			p.next = -1
 		}
 		touched = s.set(p, m.workers, touched)
@@ -102,7 +101,7 @@ func (s *peers) apply(m *message, now time.Time) (touched []pick.WorkerLoad, isN
 	return touched, isNew
 }
 
-// first reports whether self is the one that answers who asks: one is enough.
+// first reports whether self is the one that answers the asker: one is enough.
 func (s *peers) first(self, asker uint64) bool {
 	for id := range s.byID {
 		if id != asker && id < self {
@@ -119,7 +118,7 @@ func (s *peers) set(p *peer, list []pick.WorkerLoad, touched []pick.WorkerLoad) 
 	return touched
 }
 
-// put makes l what p has on a worker.
+// put makes l the load that p has on a worker.
 func (s *peers) put(p *peer, n name, l pick.Loads, touched []pick.WorkerLoad) []pick.WorkerLoad {
 	old, known := p.workers[n]
 	switch {
@@ -156,7 +155,7 @@ func (s *peers) forget(id uint64) (touched []pick.WorkerLoad) {
 	return touched
 }
 
-// tick forgets who has been silent for too long.
+// tick forgets routers that have been silent for too long.
 func (s *peers) tick(now time.Time) (touched []pick.WorkerLoad) {
 	for id, p := range s.byID {
 		if now.Sub(p.heard) >= s.expire {
@@ -192,7 +191,7 @@ func (s *peers) list(now time.Time) []Peer {
 	return out
 }
 
-// silence is how long the most silent router has been so.
+// silence is how long the most silent router has been silent.
 func (s *peers) silence(now time.Time) (most time.Duration) {
 	for _, p := range s.byID {
 		most = max(most, now.Sub(p.heard))

@@ -15,14 +15,14 @@ import (
 
 // Config configures what routers tell each other.
 type Config struct {
-	// Interval is the least time between two words about changed load; 0
-	// shares nothing. Between two words both routers may fill the same gap.
+	// Interval is the shortest time between two messages about changed load; 0 shares
+	// nothing. In between, both routers may fill the same gap.
 	Interval time.Duration `key:"interval"`
-	// Expire is how long the word of a router that has fallen silent counts.
+	// Expire is how long a silent router's messages count.
 	Expire time.Duration `key:"expire"`
 }
 
-// DefaultConfig is 50 words a second at most.
+// DefaultConfig sends at most 50 messages a second.
 func DefaultConfig() Config { return Config{Interval: 20 * time.Millisecond, Expire: 3 * time.Second} }
 
 // Validate returns a *config.KeyError.
@@ -36,17 +36,17 @@ func (c Config) Validate() error {
 const (
 	snapshotEvery = time.Second
 	hintsEvery    = 100 * time.Millisecond
-	mostChanges   = 2048    // workers in one word
-	mostRecent    = 1 << 14 // blocks of prefixes that a newcomer is told
+	mostChanges   = 2048    // workers in one round of changes
+	mostRecent    = 1 << 14 // blocks of prefixes that a new router is told
 )
 
-// Bus carries messages to all routers, perhaps the sender too. It may lose
-// them; those of one sender keep their order.
+// Bus carries messages to all routers, perhaps including the sender. It may lose some;
+// those of one sender keep their order.
 type Bus interface {
 	// Publish does not wait; an error says that nobody will get it.
 	Publish(msg []byte) error
-	// Subscribe calls f for each message, one at a time, until stop has
-	// returned. The message is f's during the call only.
+	// Subscribe calls f for each message, one at a time, until stop has returned. f may use
+	// the message only during the call.
 	Subscribe(f func(msg []byte)) (stop func(), err error)
 }
 
@@ -67,32 +67,27 @@ type Sharer struct {
 	picker Picker
 	log    *slog.Logger
 	id     uint64
-	wake   chan struct{} // somebody new is there
+	wake   chan struct{} // a new router is there
 
-	seq  uint64 // of the last message; Run's own, as what follows
+	seq  uint64 // of the last message; this and the following belong to Run
 	buf  []byte
 	list []pick.WorkerLoad
 
-	mu      sync.Mutex
-	peers   *peers
-	owed    bool // a newcomer waits for a snapshot
-	asks    bool // this router has yet to ask for prefixes,
-	asked   bool // and somebody has asked it
-	traffic traffic
+	mu    sync.Mutex
+	peers *peers
+	owed  bool // a new router waits for a snapshot
+	asks  bool // this router has yet to ask for prefixes
+	asked bool // another router has asked for prefixes
+	// For metrics: messages, and hashes of hints.
+	sent, heard, unsent, lost uint64
 }
 
-// traffic is for metrics.
-type traffic struct {
-	sent, heard, unsent uint64
-	lost                uint64 // hashes of hints
-}
-
-// New makes a sharer that does nothing yet.
+// New makes a sharer; Run does the work.
 func New(cfg Config, bus Bus, picker Picker, log *slog.Logger) *Sharer {
 	return &Sharer{cfg: cfg, bus: bus, picker: picker, log: log, id: rand.Uint64(), wake: make(chan struct{}, 1), peers: newPeers(cfg.Expire)}
 }
 
-// Ask asks the others, once there are any, where the latest prefixes are. It is
+// Ask has Run ask the others, once there are any, where the latest prefixes are. It is
 // called when this router has workers to remember them for.
 func (s *Sharer) Ask() {
 	s.mu.Lock()
@@ -100,7 +95,7 @@ func (s *Sharer) Ask() {
 	s.asks = true
 }
 
-// Run shares until ctx ends, and says goodbye.
+// Run shares until ctx ends, and then says goodbye.
 func (s *Sharer) Run(ctx context.Context) {
 	if s.cfg.Interval == 0 {
 		return
@@ -124,7 +119,7 @@ func (s *Sharer) Run(ctx context.Context) {
 			return
 		}
 		now := time.Now()
-		alone, owed := s.look(now)
+		alone, owed := s.expirePeers(now)
 		switch {
 		case owed || now.Sub(full) >= snapshotEvery:
 			full = now
@@ -155,7 +150,7 @@ func (s *Sharer) Run(ctx context.Context) {
 	}
 }
 
-// questions reports whether to ask for prefixes, and whether to tell of them, now.
+// questions reports whether to ask for prefixes now, and whether to tell of them.
 func (s *Sharer) questions(alone bool) (asks, asked bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,8 +159,9 @@ func (s *Sharer) questions(alone bool) (asks, asked bool) {
 	return asks, asked
 }
 
-// look forgets the silent, and reports whether anybody is left and wants all.
-func (s *Sharer) look(now time.Time) (alone, owed bool) {
+// expirePeers forgets silent routers, and reports whether this one is alone and whether a
+// snapshot is owed.
+func (s *Sharer) expirePeers(now time.Time) (alone, owed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := len(s.peers.byID)
@@ -173,7 +169,7 @@ func (s *Sharer) look(now time.Time) (alone, owed bool) {
 		s.picker.SetOthers(touched)
 	}
 	if n := len(s.peers.byID); n < before {
-		s.log.Warn("a router has fallen silent; its share of the load counts no more", "routers", n+1)
+		s.log.Warn("a router has fallen silent; its load no longer counts", "routers", n+1)
 	}
 	alone, owed = len(s.peers.byID) == 0, s.owed
 	s.owed = false
@@ -193,7 +189,7 @@ func (s *Sharer) hear(b []byte) {
 	case m.from == s.id:
 		return
 	}
-	s.traffic.heard++
+	s.heard++
 	touched, isNew := s.peers.apply(&m, time.Now())
 	if isNew {
 		s.owed = true
@@ -225,13 +221,13 @@ func (s *Sharer) send(b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		s.traffic.unsent++
+		s.unsent++
 		return
 	}
-	s.traffic.sent++
+	s.sent++
 }
 
-// changes says what has changed since the last word.
+// changes tells what has changed since the last time.
 func (s *Sharer) changes() {
 	s.list = s.picker.Changes(s.list[:0], false, mostChanges)
 	b := s.buf[:0]
@@ -246,10 +242,10 @@ func (s *Sharer) changes() {
 	}
 }
 
-// perPart is how many workers surely fit in a message.
+// perPart is how many workers always fit in a message.
 const perPart = (maxMessage - 64) / maxWorker
 
-// snapshot says all there is, in parts.
+// snapshot tells all there is, in parts.
 func (s *Sharer) snapshot() {
 	s.list = s.picker.Changes(s.list[:0], true, maxWorkers)
 	parts := max((len(s.list)+perPart-1)/perPart, 1)
@@ -263,11 +259,11 @@ func (s *Sharer) snapshot() {
 	}
 }
 
-// hints says where new prefixes went.
+// hints tells where new prefixes went.
 func (s *Sharer) hints() {
 	list, lost := s.picker.Hints()
 	s.mu.Lock()
-	s.traffic.lost = lost
+	s.lost = lost
 	s.mu.Unlock()
 	s.tell(list)
 }
@@ -295,24 +291,17 @@ func (s *Sharer) tell(list []pick.Hint) {
 	}
 }
 
-// Peers is how many other routers are heard.
-func (s *Sharer) Peers() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.peers.byID)
-}
-
 // ID is how other routers know this one.
 func (s *Sharer) ID() string { return idText(s.id) }
 
-// List is what the other routers have said, by their ids.
+// List lists the other routers, by ID.
 func (s *Sharer) List() []Peer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.peers.list(time.Now())
 }
 
-// Collectors are the metrics.
+// Collectors returns the metrics.
 func (s *Sharer) Collectors() []prometheus.Collector {
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, s.locked(f))
@@ -324,12 +313,12 @@ func (s *Sharer) Collectors() []prometheus.Collector {
 		gauge("xpyd_router_peers", "Other routers of the fleet that are heard. Below what you run: look at the links to NATS.", func() float64 { return float64(len(s.peers.byID)) }),
 		gauge("xpyd_router_peers_silence_seconds", "Since the most silent of them spoke. Over a second their load is known late; at share.expire it counts no more.", func() float64 { return s.peers.silence(time.Now()).Seconds() }),
 		count("xpyd_router_peers_expired_total", "Routers that fell silent without a goodbye.", func() float64 { return float64(s.peers.counts.expired) }),
-		count("xpyd_router_share_sent_total", "Messages to other routers.", func() float64 { return float64(s.traffic.sent) }),
-		count("xpyd_router_share_unsent_total", "Messages that NATS did not take, as its link is down.", func() float64 { return float64(s.traffic.unsent) }),
-		count("xpyd_router_share_received_total", "Messages from other routers.", func() float64 { return float64(s.traffic.heard) }),
+		count("xpyd_router_share_sent_total", "Messages to other routers.", func() float64 { return float64(s.sent) }),
+		count("xpyd_router_share_unsent_total", "Messages that NATS did not take, as its link is down.", func() float64 { return float64(s.unsent) }),
+		count("xpyd_router_share_received_total", "Messages from other routers.", func() float64 { return float64(s.heard) }),
 		count("xpyd_router_share_gaps_total", "Messages from other routers that did not arrive; the next second repairs what they said of load.", func() float64 { return float64(s.peers.counts.gaps) }),
 		count("xpyd_router_share_refused_total", "Messages that could not be used: of another version, repeated, or malformed.", func() float64 { return float64(s.peers.counts.refused) }),
-		count("xpyd_router_share_hints_lost_total", "Blocks of prefixes that other routers were not told of, because there were too many.", func() float64 { return float64(s.traffic.lost) }),
+		count("xpyd_router_share_hints_lost_total", "Blocks of prefixes that other routers were not told of, because there were too many.", func() float64 { return float64(s.lost) }),
 	}
 }
 

@@ -432,3 +432,10 @@ func TestPeersList(t *testing.T) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }
+
+// Peers is how many other routers are heard.
+func (s *Sharer) Peers() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.peers.byID)
+}

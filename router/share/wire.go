@@ -41,7 +41,6 @@ const (
 
 var errVersion = errors.New("another version of the protocol")
 
-// message is one decoded message.
 type message struct {
 	kind        byte
 	from        uint64
@@ -51,7 +50,6 @@ type message struct {
 	hints       []pick.Hint
 }
 
-// appendHead begins a message.
 func appendHead(b []byte, kind byte, from, seq uint64) []byte {
 	b = append(b, version, kind)
 	b = binary.BigEndian.AppendUint64(b, from)
@@ -130,7 +128,6 @@ func (r *reader) name() (id string, epoch uint64) {
 	return id, r.number("an epoch", 1<<63)
 }
 
-// decode checks and decodes a message. Nothing is returned on error.
 func decode(b []byte) (message, error) {
 	if len(b) > maxMessage {
 		return message{}, fmt.Errorf("%d bytes, at most %d allowed", len(b), maxMessage)
@@ -198,7 +195,6 @@ func (r *reader) hint(m *message) {
 	m.hints = append(m.hints, h)
 }
 
-// appendNumbers appends a snapshot's part and parts.
 func appendNumbers(b []byte, part, parts int) []byte {
 	return binary.AppendUvarint(binary.AppendUvarint(b, uint64(part)), uint64(parts))
 }

@@ -1,7 +1,7 @@
-// Package trace is the little of OpenTelemetry that the router needs: W3C trace
-// context, spans, and their export by OTLP over HTTP. The SDK's exporters link
-// gRPC, also the one over HTTP; here a request that is not sampled costs nothing,
-// and one that is, its spans, made once at its end.
+// Package trace is the little of OpenTelemetry that the router needs: W3C trace context,
+// spans, and their export by OTLP over HTTP. The SDK's exporters link gRPC, even the one over
+// HTTP. Here a request that is not sampled costs nothing, and a sampled one only its spans,
+// made once at its end.
 package trace
 
 import (
@@ -19,8 +19,8 @@ type Context struct {
 	State   string // tracestate, as it came
 }
 
-// maxState is the longest tracestate that is passed on; the specification asks
-// for 512 at least.
+// maxState is the longest tracestate that is passed on; the specification asks for at least
+// 512.
 const maxState = 1 << 10
 
 // Parse reads the headers traceparent and tracestate.
@@ -70,8 +70,8 @@ func (c Context) Child() Context {
 	return c
 }
 
-// Root begins a trace, sampled with the probability ratio: by its id, so that
-// all who use the same ratio agree.
+// Root begins a trace, sampled with the probability ratio: by its ID, so that all who use the
+// same ratio agree.
 func Root(ratio float64) Context {
 	var c Context
 	for c.Trace == [16]byte{} {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,22 +17,21 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 )
 
-// Config says where spans go and how many.
+// Config says where spans go, and how many.
 type Config struct {
-	// Endpoint is the collector's URL, such as http://localhost:4318/v1/traces;
-	// "" turns tracing off, and then it costs nothing.
+	// Endpoint is the collector's URL, such as http://localhost:4318/v1/traces; "" turns
+	// tracing off, and then it costs nothing.
 	Endpoint string `key:"endpoint"`
-	// Headers are sent with each export: an API key, mostly.
+	// Headers are sent with each export, such as an API key.
 	Headers map[string]string `key:"headers"`
-	// Ratio is which part of the requests is sampled that come without a trace
-	// of their own; of the others the client has decided.
+	// Ratio is the part of the requests to sample, of those without a trace of their own; for
+	// the others the client has decided.
 	Ratio float64 `key:"ratio"`
 	// Service is the service's name in the collector.
 	Service string `key:"service"`
-	// Queue bounds the spans that wait for export; more are dropped, and counted.
+	// Queue bounds the spans that wait for export; more are dropped and counted.
 	Queue int `key:"queue"`
-	// Interval is how long spans wait at most, Timeout how long the collector
-	// may take for them.
+	// Interval is how long spans wait at most, Timeout how long an export may take.
 	Interval time.Duration `key:"interval"`
 	Timeout  time.Duration `key:"timeout"`
 }
@@ -57,8 +57,7 @@ func (c Config) Validate() error {
 // batch is how many spans go in one export.
 const batch = 512
 
-// Exporter sends spans to a collector: New, Start, Close. Add may be called by
-// many.
+// Exporter sends spans to a collector: New, Start, Close. Add is safe for concurrent use.
 type Exporter struct {
 	cfg     Config
 	version string
@@ -72,8 +71,8 @@ type Exporter struct {
 	queue []Span
 	full  chan struct{} // a batch is there
 
-	cancel context.CancelFunc
-	over   chan struct{}
+	cancel  context.CancelFunc // nil before Start
+	running sync.WaitGroup
 }
 
 // New prepares an exporter.
@@ -82,7 +81,7 @@ func New(cfg Config, version string, log *slog.Logger) *Exporter {
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute, Proxy: http.ProxyFromEnvironment}}}
 }
 
-// Add queues spans, all of them or none; it never waits.
+// Add queues all of the spans or none; it never waits.
 func (e *Exporter) Add(spans []Span) {
 	e.mu.Lock()
 	fits := len(e.queue)+len(spans) <= e.cfg.Queue
@@ -108,22 +107,19 @@ func (e *Exporter) Counts() (exported, dropped uint64) { return e.exported.Load(
 // Start begins to export.
 func (e *Exporter) Start() {
 	ctx, cancel := context.WithCancel(context.Background())
-	e.cancel, e.over = cancel, make(chan struct{})
-	go func() {
-		defer close(e.over)
-		e.run(ctx)
-	}()
+	e.cancel = cancel
+	e.running.Go(func() { e.run(ctx) })
 }
 
-// Close exports what is left, for 2 s at most, and waits for that.
+// Close exports what is left, for at most 2 s, and waits for that.
 func (e *Exporter) Close() {
 	if e.cancel != nil {
 		e.cancel()
-		<-e.over
+		e.running.Wait()
 	}
 }
 
-// run exports until ctx ends, and then once more what is left.
+// run exports until ctx ends, and then what is left.
 func (e *Exporter) run(ctx context.Context) {
 	defer e.client.CloseIdleConnections()
 	tick := time.NewTicker(e.cfg.Interval)
@@ -138,7 +134,6 @@ func (e *Exporter) run(ctx context.Context) {
 	}
 }
 
-// flush exports what is queued.
 func (e *Exporter) flush(ctx context.Context) {
 	last := ctx.Err() != nil
 	if last { // one more try, briefly
@@ -149,7 +144,7 @@ func (e *Exporter) flush(ctx context.Context) {
 	for {
 		e.mu.Lock()
 		n := min(len(e.queue), batch)
-		spans := append([]Span(nil), e.queue[:n]...)
+		spans := slices.Clone(e.queue[:n])
 		e.mu.Unlock()
 		if n == 0 {
 			return
@@ -173,14 +168,13 @@ func (e *Exporter) flush(ctx context.Context) {
 	}
 }
 
-// Tries of one export, and the wait between two where the collector says
-// nothing about it; meanwhile the queue fills, and no more than that.
+// Tries of one export, and the wait between two if the collector names none. Meanwhile the
+// queue may fill.
 const (
 	tries    = 3
 	tryAgain = 500 * time.Millisecond
 )
 
-// export posts one body.
 func (e *Exporter) export(ctx context.Context, body []byte, last bool) error {
 	for n := 1; ; n++ {
 		wait, err := e.post(ctx, body)
@@ -197,7 +191,8 @@ func (e *Exporter) export(ctx context.Context, body []byte, last bool) error {
 	}
 }
 
-// post says with an error how long to wait before trying again; 0 is never.
+// post posts one body. On an error it says how long to wait before the next try; 0: do not
+// try again.
 func (e *Exporter) post(ctx context.Context, body []byte) (wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.Timeout)
 	defer cancel()

@@ -14,7 +14,7 @@ const (
 	Client   = 3
 )
 
-// Span is one that is over.
+// Span is a span that is over.
 type Span struct {
 	Context
 	Parent     [8]byte // zero for the first of a trace
@@ -22,17 +22,17 @@ type Span struct {
 	Kind       int
 	Start, End time.Time
 	Attrs      []Attr
-	Error      string // what failed, "" if nothing did
+	Error      string // what failed; "": nothing
 }
 
-// Attr is an attribute: of type string, or int if Text is "".
+// Attr is an attribute: a string, or an int if Text is "".
 type Attr struct {
 	Key  string
 	Text string
 	Int  int64
 }
 
-// encode is an ExportTraceServiceRequest with one resource and one scope, by
+// encode makes an ExportTraceServiceRequest with one resource and one scope, by
 // opentelemetry/proto/{collector/trace,trace,resource,common}/v1.
 func encode(service, version string, spans []Span) []byte {
 	attr := func(b []byte, a Attr) []byte { // KeyValue
@@ -96,7 +96,7 @@ func message(b []byte, field protowire.Number, fill func([]byte) []byte) []byte 
 	return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), fill(nil))
 }
 
-// retryAfter reads the header of that name, in seconds.
+// retryAfter reads a Retry-After header, in seconds.
 func retryAfter(header string, otherwise time.Duration) time.Duration {
 	if s, err := strconv.Atoi(header); err == nil && s >= 0 && s <= 60 {
 		return time.Duration(s) * time.Second

@@ -1,15 +1,15 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/figures"
 	"github.com/xpyd/xpyd/internal/loadgen/report"
@@ -23,55 +23,51 @@ type aiperfStats struct {
 	P99 float64 `json:"p99"`
 }
 
-// pair is one figure as both tools have it.
-type pair struct {
-	name, unit string
-	ours       func(*report.Phase) float64
-	metric     string // of aiperf
-	theirs     func(aiperfStats) float64
+// of returns what a figure's name ends in: the 50th or 90th percentile, else the mean.
+func (s aiperfStats) of(figure string) float64 {
+	switch {
+	case strings.HasSuffix(figure, "_p50"):
+		return s.P50
+	case strings.HasSuffix(figure, "_p90"):
+		return s.P90
+	}
+	return s.Avg
 }
 
-// pairs are what is compared. aiperf's inter token latency is what we call
-// TPOT, its inter chunk latency (not in its summary) our ITL.
-func pairs() []pair {
-	avg, p50, p90 := func(s aiperfStats) float64 { return s.Avg }, func(s aiperfStats) float64 { return s.P50 }, func(s aiperfStats) float64 { return s.P90 }
-	l := func(get func(*report.Latency) float64) func(*report.Phase) float64 {
-		return func(p *report.Phase) float64 { return get(&p.Latency) }
-	}
-	return []pair{
-		{"ttft_mean", "ms", l(func(l *report.Latency) float64 { return l.TTFT.Mean }), "time_to_first_token", avg},
-		{"ttft_p50", "ms", l(func(l *report.Latency) float64 { return l.TTFT.P50 }), "time_to_first_token", p50},
-		{"ttft_p90", "ms", l(func(l *report.Latency) float64 { return l.TTFT.P90 }), "time_to_first_token", p90},
-		{"itl_mean", "ms", l(func(l *report.Latency) float64 { return l.TPOT.Mean }), "inter_token_latency", avg},
-		{"itl_p50", "ms", l(func(l *report.Latency) float64 { return l.TPOT.P50 }), "inter_token_latency", p50},
-		{"e2e_mean", "ms", l(func(l *report.Latency) float64 { return l.E2E.Mean }), "request_latency", avg},
-		{"e2e_p50", "ms", l(func(l *report.Latency) float64 { return l.E2E.P50 }), "request_latency", p50},
-		{"e2e_p90", "ms", l(func(l *report.Latency) float64 { return l.E2E.P90 }), "request_latency", p90},
-		{"requests_per_s", "requests/s", func(p *report.Phase) float64 { return p.Throughput.Requests }, "request_throughput", avg},
-		{"output_tokens_per_s", "tokens/s", func(p *report.Phase) float64 { return p.Throughput.OutputTokens }, "output_token_throughput", avg},
+// asAiperf has our metrics under aiperf's names. Its inter token latency is our TPOT; our
+// ITL is its inter chunk latency, which its summary lacks.
+func asAiperf(p *report.Phase) map[string]aiperfStats {
+	of := func(v report.Values) aiperfStats { return aiperfStats{v.Mean, v.P50, v.P90, v.P99} }
+	return map[string]aiperfStats{
+		"time_to_first_token": of(p.Latency.TTFT), "inter_token_latency": of(p.Latency.TPOT), "request_latency": of(p.Latency.E2E),
+		"request_throughput": {Avg: p.Throughput.Requests}, "output_token_throughput": {Avg: p.Throughput.OutputTokens},
 	}
 }
 
-// compare runs xpyd bench and aiperf by turns against `xpyd mock`, in a closed
-// loop of 8 and at a fixed rate. The mock's times are those of a large model:
-// events that come at once cost aiperf up to a ms each, which with times of a
-// few ms would be most of what is compared.
-func (b *loadgen) compare(ctx context.Context) error {
-	version, err := exec.CommandContext(ctx, b.aiperf, "--version").Output()
-	if err != nil {
-		return fmt.Errorf("%s --version: %w", b.aiperf, err)
-	}
-	peer := "aiperf " + strings.TrimSpace(string(version))
-	tokenizer := b.tokenizer
-	if !filepath.IsAbs(tokenizer) {
-		tokenizer = "./" + tokenizer // else aiperf looks for it on the hub
-	}
-	const ttft, itl = "400ms", "50ms"
-	url, stop, err := b.server(ctx, b.XPYD, "mock", "--dialect", "openai", "--role", "decode", "--listen", "127.0.0.1:0", "--ttft", ttft, "--itl", itl)
-	if err != nil {
+var aiperfFigures = []struct{ name, unit, metric string }{
+	{"ttft_mean", "ms", "time_to_first_token"},
+	{"ttft_p50", "ms", "time_to_first_token"},
+	{"ttft_p90", "ms", "time_to_first_token"},
+	{"itl_mean", "ms", "inter_token_latency"},
+	{"itl_p50", "ms", "inter_token_latency"},
+	{"e2e_mean", "ms", "request_latency"},
+	{"e2e_p50", "ms", "request_latency"},
+	{"e2e_p90", "ms", "request_latency"},
+	{"requests_per_s", "requests/s", "request_throughput"},
+	{"output_tokens_per_s", "tokens/s", "output_token_throughput"},
+}
+
+// ttft and itl are the mock's.
+const ttft, itl = "400ms", "50ms"
+
+// compare alternates xpyd bench and aiperf against `xpyd mock`, in a closed loop of 8 and at
+// a fixed rate. The mock is as slow as a large model: aiperf spends up to 1 ms on each of
+// several events that arrive together, which would dominate times of a few ms.
+func (b *loadgen) compare(ctx context.Context, url string) error {
+	var version strings.Builder
+	if _, err := b.Output(ctx, time.Minute, &version, nil, b.aiperf, "--version"); err != nil {
 		return err
 	}
-	defer stop()
 	for _, load := range []struct {
 		name         string
 		ours, theirs []string
@@ -79,28 +75,27 @@ func (b *loadgen) compare(ctx context.Context) error {
 		{"closed", []string{"--concurrency", "8", "--requests", "96"}, []string{"--concurrency", "8", "--request-count", "96"}},
 		{"rate", []string{"--rate", "4", "--burstiness", "fixed", "--requests", "96"}, []string{"--request-rate", "4", "--arrival-pattern", "constant", "--request-count", "96"}},
 	} {
-		list := pairs()
-		ours, theirs := make([][]float64, len(list)), make([][]float64, len(list))
+		ours, theirs := make([][]float64, len(aiperfFigures)), make([][]float64, len(aiperfFigures))
 		for range b.Rounds {
 			r, _, err := b.xpydBench(ctx, append([]string{"--url", url, "--input", "128", "--output", "32"}, load.ours...)...)
 			if err != nil {
 				return err
 			}
-			stats, err := b.runAiperf(ctx, url, tokenizer, load.theirs)
+			stats, err := b.runAiperf(ctx, url, load.theirs)
 			if err != nil {
 				return err
 			}
-			for i, p := range list {
-				s, ok := stats[p.metric]
+			for i, f := range aiperfFigures {
+				s, ok := stats[f.metric]
 				if !ok {
-					return fmt.Errorf("aiperf's export lacks %s", p.metric)
+					return fmt.Errorf("aiperf's export lacks %s", f.metric)
 				}
-				ours[i], theirs[i] = append(ours[i], p.ours(&r.Phases[0])), append(theirs[i], p.theirs(s))
+				ours[i], theirs[i] = append(ours[i], asAiperf(&r.Phases[0])[f.metric].of(f.name)), append(theirs[i], s.of(f.name))
 			}
 		}
 		worst := 0.0
-		for i, p := range list {
-			f := figures.Figure{Name: "loadgen.aiperf." + load.name + "." + p.name, Unit: p.unit, Peer: peer,
+		for i, f := range aiperfFigures {
+			f := figures.Figure{Name: "loadgen.aiperf." + load.name + "." + f.name, Unit: f.unit, Peer: "aiperf " + strings.TrimSpace(version.String()),
 				Model: "xpyd mock, TTFT " + ttft + ", ITL " + itl + ", 32 tokens, " + strings.Join(load.ours, " ")}.Ratios(ours[i], theirs[i])
 			if err := b.Add(f); err != nil {
 				return err
@@ -113,20 +108,19 @@ func (b *loadgen) compare(ctx context.Context) error {
 }
 
 // runAiperf runs aiperf and returns its summary by metric.
-func (b *loadgen) runAiperf(ctx context.Context, url, tokenizer string, load []string) (map[string]aiperfStats, error) {
-	dir, err := os.MkdirTemp("", "xpyd-aiperf")
+func (b *loadgen) runAiperf(ctx context.Context, url string, load []string) (map[string]aiperfStats, error) {
+	dir, err := os.MkdirTemp(b.Dir, "aiperf")
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(dir)
-	args := append([]string{"profile", "-m", "m", "--url", url, "--endpoint-type", "chat", "--streaming", "--tokenizer", tokenizer, "--use-server-token-count",
+	tokenizer := b.tokenizer
+	if !filepath.IsAbs(tokenizer) {
+		tokenizer = "./" + tokenizer // else aiperf looks for it on the hub
+	}
+	args := append([]string{b.aiperf, "profile", "-m", "m", "--url", url, "--endpoint-type", "chat", "--streaming", "--tokenizer", tokenizer, "--use-server-token-count",
 		"--synthetic-input-tokens-mean", "128", "--output-tokens-mean", "32", "--use-legacy-max-tokens", "--random-seed", "1", "--ui", "none", "--artifact-dir", dir}, load...)
-	b.Book.Logf("$ aiperf %q", args)
-	cmd := exec.CommandContext(ctx, b.aiperf, args...)
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("aiperf: %w: %s", err, out.Bytes())
+	if _, err := b.Output(ctx, 10*time.Minute, io.Discard, nil, args...); err != nil {
+		return nil, err
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, "profile_export_aiperf.json"))
 	if err != nil {
@@ -139,11 +133,11 @@ func (b *loadgen) runAiperf(ctx context.Context, url, tokenizer string, load []s
 	stats := map[string]aiperfStats{}
 	for name, v := range all {
 		var s aiperfStats
-		if json.Unmarshal(v, &s) == nil {
-			stats[name] = s
-			if s.Avg != 0 {
-				b.Book.Logf("aiperf %s: avg %.4f p50 %.4f p90 %.4f p99 %.4f", name, s.Avg, s.P50, s.P90, s.P99)
-			}
+		if json.Unmarshal(v, &s) != nil {
+			continue // not a metric
+		}
+		if stats[name] = s; s.Avg != 0 {
+			b.Book.Logf("aiperf %s: avg %.4f p50 %.4f p90 %.4f p99 %.4f", name, s.Avg, s.P50, s.P90, s.P99)
 		}
 	}
 	return stats, nil

@@ -8,8 +8,8 @@ import (
 )
 
 // serveBare is the least that a two-leg proxy on fasthttp can do: the prompt goes to
-// prefill, the KV coordinates of its answer go to decode behind the body, and decode's
-// answer goes to the client. It checks, counts, chooses and logs nothing.
+// prefill, then to decode with prefill's KV coordinates appended to the body, and decode's
+// reply goes to the client. It checks, counts, chooses and logs nothing.
 func serveBare(addr, p, d string) error {
 	prefill := &fasthttp.HostClient{Addr: p, MaxConns: 1 << 14}
 	decode := &fasthttp.HostClient{Addr: d, MaxConns: 1 << 14, StreamResponseBody: true}
@@ -21,8 +21,6 @@ func serveBare(addr, p, d string) error {
 		}}
 	return s.ListenAndServe(addr)
 }
-
-var params = []byte(`"kv_transfer_params":`)
 
 func twoLegs(ctx *fasthttp.RequestCtx, prefill, decode *fasthttp.HostClient) error {
 	body := ctx.PostBody()
@@ -42,13 +40,13 @@ func twoLegs(ctx *fasthttp.RequestCtx, prefill, decode *fasthttp.HostClient) err
 	if err := leg(prefill, []byte(`"max_tokens":1,"stream":false,"kv_transfer_params":{"do_remote_decode":true}`), first); err != nil {
 		return err
 	}
-	answer := first.Body()
-	at := bytes.Index(answer, params)
+	reply := first.Body()
+	at := bytes.Index(reply, []byte(`"kv_transfer_params":`))
 	if at < 0 {
 		return io.ErrUnexpectedEOF
 	}
 	second := fasthttp.AcquireResponse()
-	if err := leg(decode, answer[at:len(answer)-1], second); err != nil {
+	if err := leg(decode, reply[at:len(reply)-1], second); err != nil {
 		fasthttp.ReleaseResponse(second)
 		return err
 	}

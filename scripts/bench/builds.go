@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
@@ -14,24 +13,24 @@ import (
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// turns is how often the two routers take turns in a round. A machine that others use
-// too is slower for some seconds at times; that meets both then.
+// turns is how often the two routers alternate in a round. A shared machine is slow for
+// seconds at a time; short turns make that hit both.
 const turns = 10
 
-// builds compares this tree with an earlier commit, of which it builds what it needs: the
-// router's processor time of a request, and decode on the CPU.
+// builds compares this tree with an earlier commit, which it builds: the router's processor
+// time per request, and decode on the CPU.
 type builds struct {
-	router                      // for its engines
+	*router                     // for its engines
 	before, routerName, cpuName string
-	tree                        string    // of the commit before
+	tree                        string    // work tree of the earlier commit
 	routerBefore                string    // its xpyd
-	decoders                    [2]string // decode benchmarks: of this tree, and of before
+	decoders                    [2]string // decode benchmarks: this tree's, the earlier commit's
 }
 
 func (b *builds) flags(f *flag.FlagSet) {
 	f.StringVar(&b.before, "before", "", "the earlier commit")
-	f.StringVar(&b.routerName, "router-name", "router.build_ratio", "of the router's figures, less .nonstream and .stream16")
-	f.StringVar(&b.cpuName, "cpu-name", "cpu.build_ratio", "of decode's figure, less .110m")
+	f.StringVar(&b.routerName, "router-name", "router.build_ratio", "name of the router's figures, less .nonstream and .stream16")
+	f.StringVar(&b.cpuName, "cpu-name", "cpu.build_ratio", "name of decode's figure, less .110m")
 	f.IntVar(&b.requests, "requests", 6000, "to each router in a round")
 }
 
@@ -42,25 +41,25 @@ func (b *builds) parts() []part {
 	return []part{routers("nonstream", false), routers("stream16", true), {"cpu.110m", b.decoding}}
 }
 
-// open builds the commit before in a work tree of its own.
+// open builds the earlier commit in a work tree of its own.
 func (b *builds) open(ctx context.Context) error {
 	if b.before == "" {
 		return errors.New("name the earlier commit: -before")
 	}
-	commit, err := exec.CommandContext(ctx, "git", "rev-parse", "--short=12", b.before+"^{commit}").Output()
+	commit, err := harness.Run(ctx, nil, "git", "rev-parse", "--short=12", b.before+"^{commit}")
 	if err != nil {
-		return fmt.Errorf("-before %s is no commit: %w", b.before, err)
+		return err
 	}
-	hash := strings.TrimSpace(string(commit))
+	hash := strings.TrimSpace(commit)
 	b.Command = strings.Replace(b.Command, "-before "+b.before, "-before "+hash, 1)
 	b.before = hash
 	b.tree = filepath.Join(b.Dir, "before")
-	if text, err := exec.CommandContext(ctx, "git", "worktree", "add", "--detach", b.tree, b.before).CombinedOutput(); err != nil {
-		return fmt.Errorf("git worktree add %s: %w: %s", b.before, err, text)
+	if _, err := harness.Run(ctx, nil, "git", "worktree", "add", "--detach", b.tree, hash); err != nil {
+		return err
 	}
 	b.routerBefore, b.decoders = filepath.Join(b.Dir, "xpyd-before"), [2]string{filepath.Join(b.Dir, "decode"), filepath.Join(b.Dir, "decode-before")}
 	if b.Wants("router.nonstream") || b.Wants("router.stream16") {
-		if err := errors.Join(harness.Build(ctx, b.tree, b.routerBefore, "./cmd/xpyd", "CGO_ENABLED=0"), b.engines(ctx)); err != nil {
+		if err := errors.Join(harness.Build(ctx, b.tree, b.routerBefore, "0"), b.engines(ctx)); err != nil {
 			return err
 		}
 	}
@@ -71,15 +70,15 @@ func (b *builds) open(ctx context.Context) error {
 }
 
 func (b *builds) close() error {
-	text, err := exec.Command("git", "worktree", "remove", "--force", b.tree).CombinedOutput()
-	if err != nil && b.tree != "" {
-		return fmt.Errorf("git worktree remove: %w: %s", err, text)
+	if b.tree == "" {
+		return nil
 	}
-	return nil
+	_, err := harness.Run(context.Background(), nil, "git", "worktree", "remove", "--force", b.tree)
+	return err
 }
 
-// add writes the ratio of now over before: its median's 95 % interval, of which the upper
-// end is the figure where less is better, and the lower end where more is.
+// add records the ratio of now over before by the worse end of its median's 95 % interval:
+// the upper end where less is better, the lower end where more is.
 func (b *builds) add(name, unit, model string, now, before []float64, more bool) error {
 	f := figures.Figure{Name: name}.Ratios(now, before)
 	ratios := make([]float64, len(now))
@@ -96,7 +95,7 @@ func (b *builds) add(name, unit, model string, now, before []float64, more bool)
 		Spread: fmt.Sprintf("median %.4f, 95 %% interval %.4f..%.4f; now %.4g %s, before %.4g %s", f.Ratio, low, high, f.Value, unit, f.PeerValue, unit)})
 }
 
-// routers compares the processor time of a request. Each round starts both builds anew.
+// routers compares the processor time per request. Each round starts both builds afresh.
 func (b *builds) routers(ctx context.Context, name string, stream bool) error {
 	now, err := b.Binary(ctx)
 	if err != nil {
@@ -106,7 +105,7 @@ func (b *builds) routers(ctx context.Context, name string, stream bool) error {
 	n := max(b.requests/turns, 1)
 	us := map[string][]float64{}
 	for round := range b.Rounds {
-		used, err := b.inTurns(ctx, []string{b.routerBefore, now}, round, n, req)
+		used, err := b.alternate(ctx, []string{b.routerBefore, now}, round, n, req)
 		if err != nil {
 			return err
 		}
@@ -118,9 +117,9 @@ func (b *builds) routers(ctx context.Context, name string, stream bool) error {
 	return b.add(b.routerName+"."+name, "us", "mock engines, 2 KB prompt, c=32", us[now], us[b.routerBefore], false)
 }
 
-// inTurns starts routers and drives one after the other, n requests in each turn; another
-// is first each time. It returns the processor time of each.
-func (b *builds) inTurns(ctx context.Context, binaries []string, round, n int, req []byte) (map[string]time.Duration, error) {
+// alternate starts the routers, drives them in turns of n requests, each turn with another
+// one first, and returns each router's processor time.
+func (b *builds) alternate(ctx context.Context, binaries []string, round, n int, req []byte) (map[string]time.Duration, error) {
 	var started []*harness.Process
 	used := map[string]time.Duration{}
 	for _, binary := range binaries {
@@ -146,8 +145,8 @@ func (b *builds) inTurns(ctx context.Context, binaries []string, round, n int, r
 	return used, nil
 }
 
-// decoding compares decode of the 110M shape, one thread, batch 1, by kernels/cpu's
-// BenchmarkDecode of both trees; the one that is first changes from round to round.
+// decoding compares decode of the 110M shape, one thread, batch 1, by both trees'
+// BenchmarkDecode of kernels/cpu. Which runs first alternates.
 func (b *builds) decoding(ctx context.Context) error {
 	speeds := map[string][]float64{}
 	for round := range b.Rounds + 1 {
@@ -157,7 +156,7 @@ func (b *builds) decoding(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if round > 0 { // the first one warms up
+			if round > 0 { // round 0 warms up
 				speeds[binary] = append(speeds[binary], v)
 			}
 		}

@@ -8,13 +8,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/xpyd/xpyd/internal/figures"
 )
 
-// check reports figures that nobody can repeat: of a command, a flag, a test, a stage or a
-// make target that does not exist, or of a commit that is not in the history.
+// check reports figures that cannot be repeated because their command, flag, test, stage or
+// make target does not exist, or because their commit is not in the history.
 func check(root string, all []figures.Figure) error {
 	var errs []error
 	commands, commits := map[string]error{}, map[string]error{}
@@ -32,7 +33,7 @@ func check(root string, all []figures.Figure) error {
 	return errors.Join(errs...)
 }
 
-// checkCommit asks git; where there is no whole history, there is nothing to ask.
+// checkCommit looks for a commit in the history. It passes if the history is not complete.
 func checkCommit(root, commit string) error {
 	shallow, err := exec.Command("git", "-C", root, "rev-parse", "--is-shallow-repository").Output()
 	if err != nil || strings.TrimSpace(string(shallow)) != "false" {
@@ -44,7 +45,7 @@ func checkCommit(root, commit string) error {
 	return nil
 }
 
-// checkCommand looks for what a command line names.
+// checkCommand looks for everything that a command line names.
 func checkCommand(root, line string) error {
 	words := strings.Fields(line)
 	for len(words) > 0 && strings.Contains(words[0], "=") {
@@ -61,86 +62,69 @@ func checkCommand(root, line string) error {
 	if program == "go" && len(args) > 1 && args[0] == "run" {
 		program, args = strings.TrimPrefix(args[1], "./"), args[2:]
 	}
-	missing := ""
+	glob, format := "", "" // the source that names each argument, and a pattern for that
 	switch {
-	case program == "scripts/bench":
-		return checkBench(line, args)
-	case program == "make" && len(args) == 1:
-		missing = lacks(root, "Makefile", `(?m)^`+regexp.QuoteMeta(args[0])+`:`)
-	case program == "cuda.test" && len(args) == 2 && args[0] == "-test.run":
-		missing = lacks(root, "kernels/cuda/*_test.go", `(?m)^func Test\w*`+strings.TrimPrefix(args[1], "Test"))
-	case program == "probe" || program == "moves":
-		for _, a := range args {
-			if strings.Trim(a, "0123456789") != "" && missing == "" {
-				missing = lacks(root, "kernels/cuda/probe/"+program+".cu", `"`+regexp.QuoteMeta(a)+`"`)
-			}
-		}
-	case program == "scripts/cuda-test":
-		for _, a := range args {
-			if missing == "" {
-				missing = lacks(root, "scripts/cudatest/stages.go", `name: "`+regexp.QuoteMeta(a)+`", about:`)
-			}
-		}
-	case strings.HasPrefix(program, "scripts/"):
-		source := program
-		if info, err := os.Stat(filepath.Join(root, program)); err != nil {
-			missing = program
-		} else if info.IsDir() {
-			source += "/*.go"
-		}
-		for _, a := range args {
-			name := strings.TrimLeft(a, "-")
-			if name != a && missing == "" {
-				missing = lacks(root, source, `["'-]`+regexp.QuoteMeta(name)+`\b`)
-			}
-		}
-	default:
-		missing = "program " + program
-	}
-	if missing != "" {
-		return fmt.Errorf("%q: there is no %s", line, missing)
-	}
-	return nil
-}
-
-// checkBench parses a command of this program as it would be parsed.
-func checkBench(line string, args []string) error {
-	if len(args) == 0 {
+	case program == "scripts/bench" && len(args) == 0:
 		return fmt.Errorf("%q names no benchmark", line)
+	case program == "scripts/bench":
+		c, err := find(args[0])
+		if err == nil {
+			_, _, err = c.parse(args[1:])
+		}
+		if err != nil {
+			return fmt.Errorf("%q: %w", line, err)
+		}
+		return nil
+	case program == "make" && len(args) == 1:
+		glob, format = "Makefile", `(?m)^%s:`
+	case program == "cuda.test" && len(args) == 2 && args[0] == "-test.run":
+		glob, format, args = "kernels/cuda/*_test.go", `(?m)^func Test\w*%s`, []string{strings.TrimPrefix(args[1], "Test")}
+	case program == "probe" || program == "moves":
+		glob, format = "kernels/cuda/probe/"+program+".cu", `"%s"`
+		args = slices.DeleteFunc(args, func(a string) bool { return strings.Trim(a, "0123456789") == "" })
+	case program == "scripts/cuda-test":
+		glob, format = "scripts/cudatest/stages.go", `name: "%s", about:`
+	case strings.HasPrefix(program, "scripts/"):
+		info, err := os.Stat(filepath.Join(root, program))
+		if err != nil {
+			return fmt.Errorf("%q: there is no %s", line, program)
+		}
+		if glob, format = program, `["'-]%s\b`; info.IsDir() {
+			glob += "/*.go"
+		}
+		args = slices.DeleteFunc(args, func(a string) bool { return !strings.HasPrefix(a, "-") })
+	default:
+		return fmt.Errorf("%q: there is no program %s", line, program)
 	}
-	c, err := find(args[0])
-	if err == nil {
-		_, _, err = c.parse(args[1:])
-	}
-	if err != nil {
-		return fmt.Errorf("%q: %w", line, err)
+	for _, a := range args {
+		pattern := fmt.Sprintf(format, regexp.QuoteMeta(strings.TrimLeft(a, "-")))
+		if !matches(root, glob, pattern) {
+			return fmt.Errorf("%q: there is no %s in %s", line, pattern, glob)
+		}
 	}
 	return nil
 }
 
-// lacks returns the pattern if no file of a glob matches it.
-func lacks(root, glob, pattern string) string {
+// matches reports whether any file of a glob matches pattern.
+func matches(root, glob, pattern string) bool {
 	paths, _ := filepath.Glob(filepath.Join(root, glob))
-	for _, path := range paths {
-		if text, err := os.ReadFile(path); err == nil && regexp.MustCompile(pattern).Match(text) {
-			return ""
-		}
-	}
-	return pattern + " in " + glob
+	return slices.ContainsFunc(paths, func(path string) bool {
+		text, err := os.ReadFile(path)
+		return err == nil && regexp.MustCompile(pattern).Match(text)
+	})
 }
 
-// mentioned reports whether a source under root has the text.
+// mentioned reports whether a source under root contains text.
 func mentioned(root, text string) (found bool) {
 	_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || found {
 			return fs.SkipAll
 		}
-		if d.IsDir() && (d.Name() == ".git" || d.Name() == "bench" || d.Name() == ".cache" || d.Name() == "bin") {
+		if d.IsDir() && slices.Contains([]string{".git", "bench", ".cache", "bin"}, d.Name()) {
 			return fs.SkipDir
 		}
-		if raw, err := os.ReadFile(path); err == nil && !d.IsDir() && strings.Contains(string(raw), text) {
-			found = true
-		}
+		raw, err := os.ReadFile(path)
+		found = err == nil && strings.Contains(string(raw), text)
 		return nil
 	})
 	return found

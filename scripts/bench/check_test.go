@@ -11,7 +11,7 @@ import (
 
 const root = "../.."
 
-// TestResults: every figure of bench/ can be repeated, and the page shows what is there.
+// TestResults: every figure of bench/ can be repeated, and the page is current.
 func TestResults(t *testing.T) {
 	var page bytes.Buffer
 	if err := writeReport(root, &page); err != nil {
@@ -96,7 +96,7 @@ func TestLine(t *testing.T) {
 	}
 }
 
-// TestReport: a table shows what is written of a figure.
+// TestReport: a table shows a figure's fields.
 func TestReport(t *testing.T) {
 	f := figures.Figure{Name: "kv.x", Unit: "GB/s", Peer: "peer", Model: "load", Command: "make x", Was: "another", Device: "a CPU", Date: "2026-01-01", Raw: "bench/raw/x.log"}.Ratios([]float64{1, 3}, []float64{2, 2})
 	var b bytes.Buffer

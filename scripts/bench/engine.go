@@ -3,16 +3,19 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"errors"
+	"cmp"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/valyala/fasthttp"
 )
 
-// The mock engine's answers. A chunk's "created" is when it was written, in nanoseconds.
+// The mock engine's replies. A chunk's "created" is when it was written, in nanoseconds.
 const (
 	prefillAnswer = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" a","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":1,"total_tokens":513},"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16],"remote_engine_id":"e-1","remote_request_id":"r-1","remote_host":"127.0.0.1","remote_port":5600,"tp_size":1}}`
 	wholeAnswer   = `{"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":" and sixteen words of an answer that a model could have given to somebody","finish_reason":"length"}],"usage":{"prompt_tokens":512,"completion_tokens":16,"total_tokens":528}}`
@@ -21,7 +24,7 @@ const (
 	serverInfo    = `{"model_path":"m","served_model_name":"m","tp_size":1,"dp_size":1,"version":"0.5.0","disaggregation_mode":"null","internal_states":[{}]}`
 )
 
-// asked are the answers to what routers ask of an engine besides completions; {} to the rest.
+// asked has the replies to what routers ask besides completions; anything else gets {}.
 var asked = map[string]string{
 	"/v1/models":       `{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","max_model_len":131072}]}`,
 	"/version":         `{"version":"0.12.0"}`,
@@ -29,18 +32,18 @@ var asked = map[string]string{
 	"/load": `[]`, "/get_load": `[]`, "/v1/loads": `[]`,
 }
 
-// burst as an engine's pace sends the first chunk of a stream, and then all others at once.
+// burst as a pace sends the first chunk of a stream, then all others in one write.
 const burst = -1
 
-// pacePrefix in a request's "user" spaces the chunks of a stream by so many milliseconds.
+// pacePrefix in a request's "user", followed by milliseconds, spaces the stream's chunks.
 const pacePrefix = "pace-"
 
 // mockEngine is the cheapest server that a P/D router or a load generator takes for an
-// engine: it answers at once, as prefill when it is asked to decode elsewhere. pace spaces
-// the chunks of streams whose request does not say it.
+// engine. It replies at once, as prefill if decode is to be elsewhere. pace spaces the chunks
+// of streams whose request names no pace.
 type mockEngine struct{ pace time.Duration }
 
-// serveEngine serves at addr, and says where.
+// serveEngine serves at addr and prints where.
 func serveEngine(addr, pace string, say io.Writer) (err error) {
 	e := mockEngine{burst}
 	if pace != "burst" {
@@ -85,49 +88,28 @@ func (e mockEngine) serve(conn net.Conn) error {
 
 // readHead reads a request up to its body.
 func readHead(r *bufio.Reader) (path string, length int, err error) {
-	for first := true; ; first = false {
-		line, err := r.ReadSlice('\n')
-		if err != nil {
-			return "", 0, err
-		}
-		line = bytes.TrimSpace(line)
-		if first {
-			_, after, _ := strings.Cut(string(line), " ")
-			path, _, _ = strings.Cut(after, " ")
-			path, _, _ = strings.Cut(path, "?")
-			continue
-		}
-		if len(line) == 0 {
-			return path, length, nil
-		}
-		name, value, _ := bytes.Cut(line, []byte(":"))
-		switch {
-		case bytes.EqualFold(name, []byte("Content-Length")):
-			if length, err = strconv.Atoi(string(bytes.TrimSpace(value))); err != nil || length < 0 || length > 64<<20 {
-				return "", 0, fmt.Errorf("content length %q: %w", value, err)
-			}
-		case bytes.EqualFold(name, []byte("Transfer-Encoding")):
-			return "", 0, errors.New("a body in chunks")
-		}
+	var h fasthttp.RequestHeader
+	if err := h.Read(r); err != nil {
+		return "", 0, err
 	}
+	path, _, _ = strings.Cut(string(h.RequestURI()), "?")
+	if length = h.ContentLength(); length < 0 || length > 64<<20 {
+		return "", 0, fmt.Errorf("content length %d", length)
+	}
+	return path, length, nil
 }
 
 func (e mockEngine) answer(w io.Writer, path string, body []byte) error {
 	head, end := body[:min(len(body), 4<<10)], body[max(0, len(body)-4<<10):]
 	has := func(field string) bool {
-		for _, s := range []string{`"` + field + `":true`, `"` + field + `": true`} {
-			if bytes.Contains(head, []byte(s)) || bytes.Contains(end, []byte(s)) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc([]string{`"` + field + `":true`, `"` + field + `": true`}, func(s string) bool {
+			return bytes.Contains(head, []byte(s)) || bytes.Contains(end, []byte(s))
+		})
 	}
-	text, ok := asked[path]
+	text := wholeAnswer
 	switch {
 	case path != "/v1/completions" && path != "/v1/chat/completions":
-		if !ok {
-			text = "{}"
-		}
+		text = cmp.Or(asked[path], "{}")
 	case has("do_remote_decode"):
 		text = prefillAnswer
 	case has("stream"):
@@ -136,29 +118,30 @@ func (e mockEngine) answer(w io.Writer, path string, body []byte) error {
 			pace = time.Duration(ms) * time.Millisecond
 		}
 		return stream(w, numberAfter(body, `"max_tokens":`, 16), pace, has("include_usage"))
-	default:
-		text = wholeAnswer
 	}
 	_, err := fmt.Fprintf(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
 	return err
 }
 
-// numberAfter is the number behind the last place of a text in a body.
+// numberAfter returns the number after the last occurrence of a text.
 func numberAfter(body []byte, after string, otherwise int) int {
 	i := bytes.LastIndex(body, []byte(after))
 	if i < 0 {
 		return otherwise
 	}
-	digits := bytes.TrimLeft(body[i+len(after):], " ")
-	digits = digits[:len(digits)-len(bytes.TrimLeft(digits, "0123456789"))]
-	v, err := strconv.Atoi(string(digits))
+	v, err := leadingInt(bytes.TrimLeft(body[i+len(after):], " "))
 	if err != nil {
 		return otherwise
 	}
-	return v
+	return int(v)
 }
 
-// stream writes an answer of so many chunks; without a pace, each by itself and at once.
+// leadingInt parses the digits that text begins with.
+func leadingInt(text []byte) (int64, error) {
+	return strconv.ParseInt(string(text[:len(text)-len(bytes.TrimLeft(text, "0123456789"))]), 10, 64)
+}
+
+// stream writes a reply in chunks, one write each except in a burst.
 func stream(w io.Writer, chunks int, pace time.Duration, usage bool) error {
 	out := []byte("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n")
 	put := func(text string) { out = fmt.Appendf(out, "%x\r\n%s\r\n", len(text), text) }

@@ -11,7 +11,7 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// ask sends a request to a mock engine, and returns its answer and how many writes it took.
+// ask sends a request to a mock engine and returns its reply and the number of writes.
 func ask(t *testing.T, e mockEngine, method, path, body string) (*fasthttp.Response, int) {
 	t.Helper()
 	here, there := net.Pipe()
@@ -22,7 +22,7 @@ func ask(t *testing.T, e mockEngine, method, path, body string) (*fasthttp.Respo
 		t.Fatal(err)
 	}
 	req := bytes.Replace(post(path, body), []byte("POST"), []byte(method), 1)
-	go func() { _, _ = here.Write(req) }() // a failure shows in the answer
+	go func() { _, _ = here.Write(req) }() // a failure shows in the reply
 	n := &counted{Conn: here}
 	var resp fasthttp.Response
 	if err := resp.Read(bufio.NewReaderSize(n, 1<<20)); err != nil {
@@ -31,7 +31,7 @@ func ask(t *testing.T, e mockEngine, method, path, body string) (*fasthttp.Respo
 	return &resp, n.reads
 }
 
-// counted counts reads: a pipe has one of each write, into a buffer that is large enough.
+// counted counts reads: a pipe has one per write if the buffer is large enough.
 type counted struct {
 	net.Conn
 	reads int

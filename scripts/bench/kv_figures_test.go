@@ -9,7 +9,7 @@ import (
 	"github.com/xpyd/xpyd/internal/kvbench"
 )
 
-// full is what three rounds of every step leave behind.
+// full has the values of three rounds of every step.
 func full() *kv {
 	b := &kv{values: map[string][]float64{}, versions: map[string]string{nixlTCP[1]: "nixl-cu12 9 tuned"}}
 	put := func(step, what string, v ...float64) {
@@ -76,7 +76,7 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// A peer that is not there takes its figures with it and no others.
+// A missing peer only leaves out its own figures.
 func TestFiguresMissing(t *testing.T) {
 	b := full()
 	delete(b.values, stepMoon+"/gb_s")

@@ -16,17 +16,17 @@ import (
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// kvioBench measures the SSD tier (xpyd bench kvio), by io_uring and by pread, and fio's
-// direct I/O with the same unit, depth and amount, in turn.
+// kvioBench alternates the SSD tier (xpyd bench kvio), by io_uring and by pread, with fio's
+// direct I/O of the same unit, depth and amount.
 type kvioBench struct {
-	*harness.Bench
+	base
 	on, total string
-	dir       string // on the file system that is measured
+	dir       string // on the file system under test
 }
 
 func (b *kvioBench) flags(f *flag.FlagSet) {
 	f.StringVar(&b.on, "dir", os.TempDir(), "a folder on the file system to measure")
-	f.StringVar(&b.total, "total", "2GiB", "bytes a run, in units of 2 MiB")
+	f.StringVar(&b.total, "total", "2GiB", "bytes per run, in units of 2 MiB")
 }
 
 func (b *kvioBench) open(ctx context.Context) (err error) {
@@ -37,15 +37,10 @@ func (b *kvioBench) open(ctx context.Context) (err error) {
 	return err
 }
 
-func (b *kvioBench) close() error {
-	if b.dir == "" {
-		return nil
-	}
-	return os.RemoveAll(b.dir)
-}
+func (b *kvioBench) close() error { return os.RemoveAll(b.dir) }
 
-// parts are sizes of units: usual ones (8B in bf16), which kv.ssd_io: auto moves by pread,
-// and small ones (a slice of it, or FP8), by io_uring.
+// parts are unit sizes: the usual one (8B in bf16), which kv.ssd_io: auto moves by pread, and
+// a small one (a slice of it, or FP8), which it moves by io_uring.
 func (b *kvioBench) parts() []part {
 	of := func(unit, suffix, total string, auto ssd.IO) part {
 		return part{unit, func(ctx context.Context) error { return b.measure(ctx, unit, suffix, total, auto) }}
@@ -55,15 +50,8 @@ func (b *kvioBench) parts() []part {
 
 const depth = 16
 
-// rates are GB/s and processor seconds a GB of all rounds.
+// rates are GB/s and processor seconds per GB, by round.
 type rates struct{ rate, cpu []float64 }
-
-func (r *rates) add(rate, cpu float64) { r.rate, r.cpu = append(r.rate, rate), append(r.cpu, cpu) }
-
-func (r *rates) last() string {
-	n := len(r.rate) - 1
-	return fmt.Sprintf("%.3f (%.2f)", r.rate[n], r.cpu[n])
-}
 
 func (b *kvioBench) measure(ctx context.Context, unit, suffix, total string, auto ssd.IO) error {
 	xpyd, err := b.Binary(ctx)
@@ -72,36 +60,34 @@ func (b *kvioBench) measure(ctx context.Context, unit, suffix, total string, aut
 	}
 	directions := []string{"write", "read"}
 	got := map[string]*rates{} // by direction and way: "write fio"
-	for _, d := range directions {
-		for _, way := range []string{string(ssd.IOUring), string(ssd.IOPread), "fio"} {
-			got[d+" "+way] = &rates{}
+	add := func(direction, way string, rate, cpu float64) {
+		key := direction + " " + way
+		if got[key] == nil {
+			got[key] = &rates{}
 		}
+		got[key].rate, got[key].cpu = append(got[key].rate, rate), append(got[key].cpu, cpu)
+		b.Sayf("%s units, %s: %.3f GB/s, %.2f processor seconds a GB", unit, key, rate, cpu)
 	}
-	for round := range b.Rounds {
-		for _, way := range []ssd.IO{ssd.IOUring, ssd.IOPread} {
+	for range b.Rounds {
+		for _, way := range []string{string(ssd.IOUring), string(ssd.IOPread)} {
 			var l kvbench.Links
 			if _, err := b.Output(ctx, 10*time.Minute, &l, nil, xpyd, "bench", "kvio", "--device", "none", "--ssd-dir", filepath.Join(b.dir, "tier"), "--unit", unit, "--total", total,
-				"--depth", fmt.Sprint(depth), "--io", string(way), "--json"); err != nil {
+				"--depth", fmt.Sprint(depth), "--io", way, "--json"); err != nil {
 				return err
 			}
 			if len(l.SSD) != 1 {
-				return fmt.Errorf("xpyd bench kvio: %d sizes of a unit, want one", len(l.SSD))
+				return fmt.Errorf("xpyd bench kvio: %d unit sizes, want one", len(l.SSD))
 			}
-			got["write "+string(way)].add(l.SSD[0].Write, l.SSD[0].WriteCPU)
-			got["read "+string(way)].add(l.SSD[0].Read, l.SSD[0].ReadCPU)
+			add("write", way, l.SSD[0].Write, l.SSD[0].WriteCPU)
+			add("read", way, l.SSD[0].Read, l.SSD[0].ReadCPU)
 		}
 		for i, job := range []string{"write", "randread"} {
 			rate, cpu, err := b.fio(ctx, job, unit, total)
 			if err != nil {
 				return err
 			}
-			got[directions[i]+" fio"].add(rate, cpu)
+			add(directions[i], "fio", rate, cpu)
 		}
-		var said []string
-		for _, d := range directions {
-			said = append(said, fmt.Sprintf("%s %s, %s, fio %s", d, got[d+" io_uring"].last(), got[d+" pread"].last(), got[d+" fio"].last()))
-		}
-		b.Sayf("%s, round %d: %s (io_uring, pread; GB/s and processor seconds a GB)", unit, round+1, strings.Join(said, "; "))
 	}
 	const fioPeer = "fio, io_uring, direct=1, the same size and depth"
 	for _, d := range directions {
@@ -123,8 +109,8 @@ func (b *kvioBench) measure(ctx context.Context, unit, suffix, total string, aut
 	return nil
 }
 
-// fio runs one job over a file of its own, which the write job lays out and the read job
-// removes: GB/s, and processor seconds a GB.
+// fio runs one job over a file that the write job lays out and the read job removes. It
+// returns GB/s and processor seconds per GB.
 func (b *kvioBench) fio(ctx context.Context, job, unit, total string) (rate, cpu float64, err error) {
 	type way struct {
 		BW float64 `json:"bw_bytes"`

@@ -5,13 +5,12 @@ import (
 	"bytes"
 	"fmt"
 	"net"
-	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/valyala/fasthttp"
+	"golang.org/x/sync/errgroup"
 )
 
 // words is a prompt of n bytes.
@@ -23,17 +22,17 @@ func words(n int) string {
 	return b.String()[:n]
 }
 
-// completion is the body of a request that the mock engine answers: see pacePrefix for user.
+// completion is a request body for the mock engine; for user see pacePrefix.
 func completion(prompt string, stream bool, chunks int, user string) string {
 	return fmt.Sprintf(`{"model":"m","stream":%v,"max_tokens":%d,"user":%q,"prompt":%q}`, stream, chunks, user, prompt)
 }
 
-// post is the bytes of one POST.
+// post is the wire form of one POST.
 func post(path, body string) []byte {
 	return fmt.Appendf(nil, "POST %s HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", path, len(body), body)
 }
 
-// rawClient is one keep-alive connection: it costs less than any HTTP client.
+// rawClient is one keep-alive connection, cheaper than any HTTP client.
 type rawClient struct {
 	conn net.Conn
 	r    *bufio.Reader
@@ -48,12 +47,18 @@ func dial(addr string) (*rawClient, error) {
 	return &rawClient{conn: c, r: bufio.NewReaderSize(c, 16<<10)}, nil
 }
 
-// do sends the request and reads the whole answer.
-func (c *rawClient) do(req []byte) error {
-	if err := c.conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+// send writes a request whose reply is due within limit.
+func (c *rawClient) send(req []byte, limit time.Duration) error {
+	if err := c.conn.SetDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
-	if _, err := c.conn.Write(req); err != nil {
+	_, err := c.conn.Write(req)
+	return err
+}
+
+// do sends the request and reads the whole reply.
+func (c *rawClient) do(req []byte) error {
+	if err := c.send(req, 30*time.Second); err != nil {
 		return err
 	}
 	if err := c.resp.Read(c.r); err != nil {
@@ -76,39 +81,33 @@ func (c *rawClient) do(req []byte) error {
 	return nil
 }
 
-// drive sends n requests over conns connections and returns how long it took.
+// drive sends n requests over conns connections and returns how long that took.
 func drive(addr string, conns, n int, reqs ...[]byte) (time.Duration, error) {
 	var next atomic.Int64
-	var wg sync.WaitGroup
-	var once sync.Once
-	var failed error
+	var all errgroup.Group
 	start := time.Now()
 	for range conns {
 		c, err := dial(addr)
 		if err != nil {
 			return 0, err
 		}
-		wg.Go(func() {
+		all.Go(func() error {
 			defer func() { c.conn.Close() }()
-			for {
-				i := next.Add(1) - 1
-				if i >= int64(n) {
-					return
-				}
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
 				if err := c.do(reqs[int(i)%len(reqs)]); err != nil {
-					once.Do(func() { failed = err })
 					next.Store(int64(n))
-					return
+					return err
 				}
 			}
+			return nil
 		})
 	}
-	wg.Wait()
-	return time.Since(start), failed
+	err := all.Wait()
+	return time.Since(start), err
 }
 
-// latencies are the seconds of n requests sent one after the other, each to
-// all addresses in turn; a tenth more of them come first, to warm up.
+// latencies times n sequential requests, in seconds, each sent to every address in turn. A
+// tenth more go first, to warm up.
 func latencies(n int, req [][]byte, addrs ...string) ([]float64, error) {
 	var clients []*rawClient
 	for _, a := range addrs {
@@ -134,12 +133,9 @@ func latencies(n int, req [][]byte, addrs ...string) ([]float64, error) {
 	return out, nil
 }
 
-// chunkAges reads one paced stream and gives each chunk's age in seconds.
+// chunkAges reads one paced stream and passes each chunk's age in seconds to each.
 func chunkAges(c *rawClient, req []byte, each func(float64)) error {
-	if err := c.conn.SetDeadline(time.Now().Add(3 * time.Minute)); err != nil {
-		return err
-	}
-	if _, err := c.conn.Write(req); err != nil {
+	if err := c.send(req, 3*time.Minute); err != nil {
 		return err
 	}
 	for first := true; ; first = false {
@@ -149,7 +145,7 @@ func chunkAges(c *rawClient, req []byte, each func(float64)) error {
 		}
 		if first && !bytes.Contains(line, []byte(" 200 ")) {
 			rest, _ := c.r.Peek(c.r.Buffered()) // cannot fail
-			return fmt.Errorf("it answers %s%s", line, rest)
+			return fmt.Errorf("the reply is %s%s", line, rest)
 		}
 		if bytes.HasPrefix(line, []byte("data: [DONE]")) {
 			return nil
@@ -161,8 +157,7 @@ func chunkAges(c *rawClient, req []byte, each func(float64)) error {
 		if !ok {
 			continue
 		}
-		digits, _, _ := bytes.Cut(after, []byte(","))
-		at, err := strconv.ParseInt(string(digits), 10, 64)
+		at, err := leadingInt(after)
 		if err != nil {
 			return err
 		}

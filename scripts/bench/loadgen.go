@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -16,22 +17,34 @@ import (
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// loadgen measures `xpyd bench` itself: what a request costs it beside net/http's and
-// fasthttp's clients, what rate and how many streams it sustains, and whether its figures
-// agree with those of aiperf (https://pypi.org/project/aiperf/) on the same server.
+// loadgen measures `xpyd bench` itself: its cost of a request beside net/http's and fasthttp's
+// clients, the rate and the number of streams it sustains, and whether its figures agree with
+// those of aiperf (https://pypi.org/project/aiperf/) on the same server.
 type loadgen struct {
-	*harness.Bench
+	base
 	venv, tokenizer string
 	aiperf          string // the program; "" leaves the comparison out
 }
 
 func (b *loadgen) flags(f *flag.FlagSet) {
-	f.StringVar(&b.venv, "venv", "", "Python environment with aiperf, made if it is not there (the user's cache)")
+	f.StringVar(&b.venv, "venv", "", "Python environment with aiperf, made if missing (in the user's cache)")
 	f.StringVar(&b.tokenizer, "tokenizer", "internal/model/stories260k", "Hugging Face directory for aiperf")
 }
 
 func (b *loadgen) parts() []part {
-	return []part{{"cost", b.cost}, {"rate", b.rate}, {"streams", b.streams}, {"aiperf", b.compare}}
+	engine := func(name, pace string, f func(context.Context, string) error) part {
+		return part{name, func(ctx context.Context) error {
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			return b.serving(ctx, f, self, "engine", "127.0.0.1:0", pace)
+		}}
+	}
+	return []part{engine("cost", "burst", b.cost), engine("rate", "burst", b.rate), engine("streams", pace.String(), b.streams),
+		{"aiperf", func(ctx context.Context) error {
+			return b.serving(ctx, b.compare, b.XPYD, "mock", "--dialect", "openai", "--role", "decode", "--listen", "127.0.0.1:0", "--ttft", ttft, "--itl", itl)
+		}}}
 }
 
 func (b *loadgen) open(ctx context.Context) error {
@@ -43,32 +56,24 @@ func (b *loadgen) open(ctx context.Context) error {
 	return err
 }
 
-// server starts a program that says "listening URL".
-func (b *loadgen) server(ctx context.Context, argv ...string) (url string, stop func(), err error) {
+// serving runs f on a server that prints "listening URL".
+func (b *loadgen) serving(ctx context.Context, f func(ctx context.Context, url string) error, argv ...string) error {
 	p, said, _, err := b.Saying(ctx, "listening ", harness.Spec{Name: filepath.Base(argv[0]), Argv: argv})
 	if err != nil {
-		return "", nil, err
+		return err
 	}
-	url, _, _ = strings.Cut(said, " ")
-	return url, p.Kill, nil
-}
-
-// engine starts the mock engine.
-func (b *loadgen) engine(ctx context.Context, pace string) (url string, stop func(), err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return "", nil, err
-	}
-	return b.server(ctx, self, "engine", "127.0.0.1:0", pace)
+	defer p.Kill()
+	url, _, _ := strings.Cut(said, " ")
+	return f(ctx, url)
 }
 
 // used is what a process took.
 type used struct {
-	processors float64 // in the mean
-	memory     int64   // bytes, at its peak
+	processors float64 // on average
+	memory     int64   // peak bytes
 }
 
-// xpydBench runs `xpyd bench` and returns its report, and what it took.
+// xpydBench runs `xpyd bench` and returns its report and resource usage.
 func (b *loadgen) xpydBench(ctx context.Context, args ...string) (*report.Report, used, error) {
 	var r report.Report
 	begin := time.Now()
@@ -87,14 +92,9 @@ func (b *loadgen) xpydBench(ctx context.Context, args ...string) (*report.Report
 	return &r, u, nil
 }
 
-// cost measures the processor time of a request by our client and by others': see
+// cost measures the processor time of a request by our client and by others, with
 // BenchmarkCost of internal/loadgen/client.
-func (b *loadgen) cost(ctx context.Context) error {
-	url, stop, err := b.engine(ctx, "burst")
-	if err != nil {
-		return err
-	}
-	defer stop()
+func (b *loadgen) cost(ctx context.Context, url string) error {
 	binary := filepath.Join(b.Dir, "client.test")
 	if err := harness.BuildTest(ctx, ".", binary, "./internal/loadgen/client"); err != nil {
 		return err
@@ -123,13 +123,8 @@ func (b *loadgen) cost(ctx context.Context) error {
 
 var costOf = regexp.MustCompile(`([0-9.]+) cpu-us/op`)
 
-// rate asks for 5,000 requests a second.
-func (b *loadgen) rate(ctx context.Context) error {
-	url, stop, err := b.engine(ctx, "burst")
-	if err != nil {
-		return err
-	}
-	defer stop()
+// rate asks for 5,000 requests/s.
+func (b *loadgen) rate(ctx context.Context, url string) error {
 	const asked = 5000
 	for _, kind := range []struct {
 		name string
@@ -155,14 +150,11 @@ func (b *loadgen) rate(ctx context.Context) error {
 	return nil
 }
 
-// streams opens 10,000 at 4 tokens a second each.
-func (b *loadgen) streams(ctx context.Context) error {
-	const open, pace = 10000, 250 * time.Millisecond
-	url, stop, err := b.engine(ctx, pace.String())
-	if err != nil {
-		return err
-	}
-	defer stop()
+const pace = 250 * time.Millisecond // of a stream's tokens
+
+// streams opens 10,000 streams.
+func (b *loadgen) streams(ctx context.Context, url string) error {
+	const open = 10000
 	var delay, delayLimit, memory, memoryLimit []float64
 	for range b.Rounds {
 		r, u, err := b.xpydBench(ctx, "--url", url, "--endpoint", "completions", "--concurrency", fmt.Sprint(open), "--duration", "30s", "--ramp", "10s", "--output", "40", "--input", "64")
@@ -170,20 +162,14 @@ func (b *loadgen) streams(ctx context.Context) error {
 			return err
 		}
 		p := &r.Phases[0]
-		most := 0
-		for _, n := range p.Timeline.InFlight {
-			most = max(most, n)
-		}
 		late := p.Latency.ITL.P99 - float64(pace.Milliseconds())
 		kb := float64(u.memory) / open / 1024
-		b.Sayf("streams: %d open, %.0f tokens/s, gaps p50 %.1f p99 %.1f ms, %.2f processors, %.1f KiB a stream", most, p.Throughput.OutputTokens, p.Latency.ITL.P50, p.Latency.ITL.P99, u.processors, kb)
+		b.Sayf("streams: %d open, %.0f tokens/s, gaps p50 %.1f p99 %.1f ms, %.2f processors, %.1f KiB a stream", slices.Max(p.Timeline.InFlight), p.Throughput.OutputTokens, p.Latency.ITL.P50, p.Latency.ITL.P99, u.processors, kb)
 		delay, delayLimit = append(delay, late), append(delayLimit, 50)
 		memory, memoryLimit = append(memory, kb), append(memoryLimit, 32)
 	}
-	f := figures.Figure{Name: "loadgen.streams_delay_ms", Unit: "ms", Peer: "limit: p99 of a gap over its 250 ms, server's delay included", Model: "10,000 streams at 4 tokens/s"}
-	if err := b.Add(f.Ratios(delay, delayLimit)); err != nil {
-		return err
-	}
-	f = figures.Figure{Name: "loadgen.stream_kb", Unit: "KiB", Peer: "limit: the router's of a stream", Model: "10,000 streams at 4 tokens/s; peak resident memory of the whole process"}
-	return b.Add(f.Ratios(memory, memoryLimit))
+	return b.Add(figures.Figure{Name: "loadgen.streams_delay_ms", Unit: "ms", Peer: "limit: p99 of a gap over its 250 ms, server's delay included",
+		Model: "10,000 streams at 4 tokens/s"}.Ratios(delay, delayLimit),
+		figures.Figure{Name: "loadgen.stream_kb", Unit: "KiB", Peer: "limit: the router's of a stream",
+			Model: "10,000 streams at 4 tokens/s; peak resident memory of the whole process"}.Ratios(memory, memoryLimit))
 }

@@ -12,34 +12,31 @@ import (
 
 	"github.com/xpyd/xpyd/internal/model/modeltest"
 	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// mooncake measures what tiers below the pool are worth to the conversations of a Mooncake
-// trace, taken as conversations by its block ids: `xpyd up` with host memory and an SSD
-// under small pools, and without. A block is made 16 tokens, so that minutes of a CPU are
-// enough; the model has random weights.
+// mooncake measures what tiers below the pool gain on a Mooncake trace, split into
+// conversations by its block ids: `xpyd up` with host memory and an SSD under small pools, and
+// without. Blocks are cut to 16 tokens so that minutes of a CPU suffice; weights are random.
 type mooncake struct {
-	*harness.Bench
+	base
 	trace, reports string
 	requests       int
 	model          string // its folder
 }
 
-// Sizes: of each worker's pool, and of what is under it.
+// Sizes of each worker's pool and of the tiers under it.
 const poolSize, hostSize, ssdSize = "6MiB", "96MiB", "1GiB"
 
 func (b *mooncake) flags(f *flag.FlagSet) {
 	f.StringVar(&b.trace, "trace", "", "FAST25-release/traces/conversation_trace.jsonl of github.com/kvcache-ai/Mooncake (Apache-2.0)")
-	f.IntVar(&b.requests, "requests", 800, "of the trace")
-	f.StringVar(&b.reports, "reports", "", "a folder for the last round's reports, with their plots")
+	f.IntVar(&b.requests, "requests", 800, "requests of the trace to send")
+	f.StringVar(&b.reports, "reports", "", "folder for the last round's reports and plots")
 }
 
 func (b *mooncake) parts() []part { return []part{{"mooncake", b.compare}} }
 
-// open makes a model that costs something to compute, and has room for the trace's
-// prompts. One KV head: 5,000 operations a byte of KV, which is less than large models
-// have (8B: 100,000), but not by as much as with six.
+// open makes a model with room for the trace's prompts. One KV head gives 5,000 operations a
+// byte of KV; six would be further still from large models (8B: 100,000).
 func (b *mooncake) open(context.Context) (err error) {
 	if b.trace == "" {
 		return errors.New("name the trace: -trace")

@@ -1,13 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,55 +22,47 @@ import (
 
 // peer measures the first token of a prompt whose KV lies in the pool of another worker
 // (another process, on another GPU: CUDA IPC; on the CPU: shared memory) beside that of the
-// same prompt computed; answers are compared. XPYD_KV__PEER_BRING=off and other settings of
-// the workers' kv are handed on. Without -gpus it is a rehearsal on the CPU.
+// same prompt computed, and compares the tokens. XPYD_KV__PEER_BRING=off and other kv settings
+// are passed to the workers. Without -gpus it is a rehearsal on the CPU.
 //
-//	bench peer -gpus 0,1 -out bench   Llama-3-8B's shape: two minutes, 14 GB of -dir
+//	bench peer -gpus 0,1 -out bench   Llama-3-8B's shape: two minutes, 14 GB in -dir
 //
-// On a machine without Go: `scripts/cuda-test --pack DIR` here, `DIR/cuda-test peer` there.
+// For a machine without Go: `scripts/cuda-test --pack DIR` here, `DIR/cuda-test peer` there.
 type peer struct {
-	*harness.Bench
+	base
 	library string
 	gpuList string
-	gpus    []string // of the giver and of the taker; none: both on the CPU
+	gpus    []string // of the giver and the taker; none: both on the CPU
 	model   string   // "8b" is made; else as --model
 	tokens  int      // of a prompt
-	exact   int      // more rounds on GPUs with batch_invariant, whose answers must be those computed
+	exact   int      // additional rounds on GPUs with batch_invariant, whose tokens must be equal
 	rest    time.Duration
-	large   string // where the model is made
+	large   string // folder of the model
 }
 
 func (o *peer) flags(f *flag.FlagSet) {
-	f.StringVar(&o.library, "library", os.Getenv("XPYD_CUDA_LIB"), "libxpyd_cuda.so; scripts/build-cuda makes it, if none is given")
-	f.StringVar(&o.gpuList, "gpus", "", "the giver's GPU and the taker's, such as 0,1; none: both on the CPU")
-	f.StringVar(&o.model, "model", "", "8b, which is what GPUs have: Llama-3-8B's shape, random weights, made for it (14 GB); else as xpyd's")
+	f.StringVar(&o.library, "library", os.Getenv("XPYD_CUDA_LIB"), "libxpyd_cuda.so; built by scripts/build-cuda if empty")
+	f.StringVar(&o.gpuList, "gpus", "", "the giver's GPU and the taker's, such as 0,1; both on the CPU if empty")
+	f.StringVar(&o.model, "model", "", "8b: a temporary model of Llama-3-8B's shape with random weights (14 GB), the default on GPUs; else as xpyd's")
 	f.IntVar(&o.tokens, "tokens", 0, "of a prompt (8192, on the CPU 400)")
-	f.IntVar(&o.exact, "exact", 3, "more rounds on GPUs, with batch_invariant")
-	f.DurationVar(&o.rest, "rest", 400*time.Millisecond, "before each request that is timed: a GPU that has just worked is slower")
-	f.StringVar(&o.large, "dir", os.TempDir(), "a folder for the model, which is removed")
+	f.IntVar(&o.exact, "exact", 3, "additional rounds on GPUs, with batch_invariant")
+	f.DurationVar(&o.rest, "rest", 400*time.Millisecond, "before each timed request: a GPU that has just worked is slower")
+	f.StringVar(&o.large, "dir", os.TempDir(), "a folder for the temporary model")
 }
 
 func (o *peer) parts() []part { return []part{{"peer", o.compare}} }
 
 func (o *peer) open(ctx context.Context) (err error) {
 	o.gpus = strings.FieldsFunc(o.gpuList, func(r rune) bool { return r == ',' })
-	switch {
-	case len(o.gpus) == 0 && o.tokens == 0:
-		o.tokens = 400
-	case len(o.gpus) == 0:
-	case len(o.gpus) != 2:
-		return fmt.Errorf("%d GPUs: two, or none", len(o.gpus))
-	default:
-		if o.tokens == 0 {
-			o.tokens = 8192
-		}
-		if o.model == "" {
-			o.model = "8b"
-		}
+	switch len(o.gpus) {
+	case 0:
+		o.tokens = cmp.Or(o.tokens, 400)
+	case 2:
+		o.tokens, o.model = cmp.Or(o.tokens, 8192), cmp.Or(o.model, "8b")
 		if o.library == "" {
 			o.library = filepath.Join(o.Dir, "libxpyd_cuda.so")
-			if text, err := exec.CommandContext(ctx, "scripts/build-cuda", o.library).CombinedOutput(); err != nil {
-				return fmt.Errorf("scripts/build-cuda: %w: %s", err, text)
+			if _, err := harness.Run(ctx, nil, "scripts/build-cuda", o.library); err != nil {
+				return err
 			}
 		}
 		if o.library, err = filepath.Abs(o.library); err != nil {
@@ -78,10 +70,12 @@ func (o *peer) open(ctx context.Context) (err error) {
 		}
 		if o.XPYD == "" {
 			o.XPYD = filepath.Join(o.Dir, "xpyd")
-			if err := harness.Build(ctx, ".", o.XPYD, "./cmd/xpyd", "CGO_ENABLED=1"); err != nil {
+			if err := harness.Build(ctx, ".", o.XPYD, "1"); err != nil {
 				return err
 			}
 		}
+	default:
+		return fmt.Errorf("%d GPUs: two, or none", len(o.gpus))
 	}
 	o.XPYD, err = o.Binary(ctx)
 	return err
@@ -104,13 +98,10 @@ func (o *peer) compare(ctx context.Context) error {
 	if len(o.gpus) > 0 {
 		o.Book.On(gpuName(ctx))
 	}
-	for _, f := range list {
-		err = errors.Join(err, o.Add(f))
-	}
-	return err
+	return errors.Join(err, o.Add(list...))
 }
 
-// make8B writes a model of Llama-3-8B's shape, but with the embedded model's tokens.
+// make8B writes a model of Llama-3-8B's shape with the embedded model's tokens.
 func make8B(ctx context.Context, to string) (string, error) {
 	tiny, err := model.Open(ctx, "", model.Options{})
 	if err != nil {
@@ -125,7 +116,7 @@ func make8B(ctx context.Context, to string) (string, error) {
 		Files: map[string][]byte{"tokenizer.json": tokens, "tokenizer_config.json": config}})
 }
 
-// measure runs all rounds and returns the figures, which it also prints as cuda-test reads them.
+// measure runs all rounds and returns the figures, which it also prints for cuda-test.
 func (o *peer) measure(ctx context.Context) ([]figures.Figure, error) {
 	all, err := o.series(ctx, o.Rounds, len(o.gpus) == 0)
 	if err != nil {
@@ -172,10 +163,10 @@ func (o *peer) measure(ctx context.Context) ([]figures.Figure, error) {
 	return list, nil
 }
 
-// gpuName asks the driver.
+// gpuName names both GPUs.
 func gpuName(ctx context.Context) string {
-	raw, err := exec.CommandContext(ctx, "nvidia-smi", "--query-gpu=name", "--format=csv,noheader").Output()
-	name, _, _ := strings.Cut(string(raw), "\n")
+	raw, err := harness.Run(ctx, nil, "nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+	name, _, _ := strings.Cut(raw, "\n")
 	if err != nil || name == "" {
 		name = "GPU"
 	}

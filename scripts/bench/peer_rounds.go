@@ -17,115 +17,104 @@ import (
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// peerResults are those of all rounds that count, in milliseconds.
+// peerResults are the results of the rounds that count; times are in milliseconds.
 type peerResults struct {
-	computed, peer, pool []float64
-	equal, alike         int       // answers over the peer's KV that are those computed, and those of the giver over its own
+	computed, peer, pool []float64 // first tokens
+	fetch, step          []float64 // of peer: the fetch, and the engine's part
+	equal, alike         int       // replies over the peer's KV equal to the computed one, to the giver's from its own pool
 	missed               int       // tries in which the fetch did not come
 	path                 string    // how the taker reaches the giver
-	fetch, step          []float64 // of first tokens over the peer's KV: the fetch, and the engine's part
 }
 
-// answer is one answer, and when its first token came.
-type answer struct {
+// reply is a completion with the time of its first token.
+type reply struct {
 	text   string
-	tokens []int32 // if asked for
+	tokens []int32 // in exact series
 	drawn  int
 	cached int
-	first  time.Duration
+	first  float64 // ms
 	step   float64 // the engine's part of it, ms
 }
 
+func (a *reply) equal(b *reply) bool { return a.text == b.text && slices.Equal(a.tokens, b.tokens) }
+
 const answerTokens = 8
 
-// vocabulary is that of the embedded model, which all have; the first ids are no text.
+// All models have the embedded model's vocabulary, whose first ids are no text.
 const low, vocabulary = 3, 512
 
-// series runs rounds on workers of its own. exact: answers over the giver's KV must be
-// those that the taker computes. Else they are only counted: two GPUs need not choose the
-// same kernels.
+// series runs rounds on fresh workers. With exact, replies over the giver's KV must equal those
+// that the taker computes. Otherwise equal ones are only counted, since two GPUs may choose
+// different kernels.
 func (o *peer) series(ctx context.Context, rounds int, exact bool) (*peerResults, error) {
-	s, err := o.start(ctx, exact)
+	s, err := o.startSite(ctx, exact)
 	defer s.close()
 	if err != nil {
 		return nil, err
 	}
 	r := &peerResults{}
-	for n := range rounds + 1 { // the first one opens the connection
+	for n := range rounds + 1 { // round 0 opens the connection
 		if n == 1 {
 			*r = peerResults{}
 		}
 		if err := s.round(ctx, r, uint64(n), exact); err != nil {
-			return nil, fmt.Errorf("round %d: %w\n%s", n, err, harness.Logs(s.procs))
+			return nil, fmt.Errorf("round %d: %w\n%s", n, err, harness.Logs(s.procs...))
 		}
 		i := len(r.peer) - 1
 		o.Sayf("round %d: computed %.2f ms, from the peer %.2f ms (%.4f), in its own pool %.2f ms; the fetch %.2f ms, the engine after it %.2f ms", n, r.computed[i], r.peer[i], r.peer[i]/r.computed[i], r.pool[i], r.fetch[i], r.step[i])
 	}
-	want := "giver cudaipc"
-	if len(o.gpus) == 0 {
-		want = "giver shm"
+	if r.path = "giver cudaipc"; len(o.gpus) == 0 {
+		r.path = "giver shm"
 	}
-	if err := s.until(ctx, func() error { // it is announced
-		taker, err := s.member("taker")
-		if err != nil {
-			return err
+	return r, s.until(ctx, func() error { // it takes a while to be announced
+		taker, err := s.member(ctx, "taker")
+		if err == nil && taker.KVPaths != r.path {
+			err = fmt.Errorf("the taker's path is %q, want %q", taker.KVPaths, r.path)
 		}
-		if r.path = taker.KVPaths; r.path == "" {
-			return errors.New("the taker does not say how it reaches the giver")
-		}
-		return nil
-	}); err != nil {
-		return nil, err
-	}
-	if r.path != want {
-		return nil, fmt.Errorf("the taker's path is %q, want %q", r.path, want)
-	}
-	return r, nil
+		return err
+	})
 }
 
-// fetching is how long the taker has fetched so far, in seconds.
+// fetching is how long the taker has spent on fetches so far, in seconds.
 func (s *peerSite) fetching(ctx context.Context) (sum float64, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.taker.URL+"/metrics", nil)
-	if err != nil {
-		return 0, err
-	}
-	return sum, call(req, func(r io.Reader, _ http.Header) error {
+	err = call(ctx, http.MethodGet, s.taker.URL+"/metrics", nil, "", func(r io.Reader, _ http.Header) error {
 		lines := bufio.NewScanner(r)
 		for lines.Scan() {
 			_, _ = fmt.Sscanf(lines.Text(), "xpyd_kvtier_peer_seconds_sum %g", &sum) // other lines have other names
 		}
 		return lines.Err()
 	})
+	return sum, err
 }
 
-// round measures one prompt: computed by the taker, fetched by it from the giver, in
-// either order, and then out of its own pool.
+// round measures one prompt at the taker: computed and fetched from the giver, in either order,
+// and then from its own pool.
 func (s *peerSite) round(ctx context.Context, r *peerResults, n uint64, exact bool) error {
 	rng := rand.New(rand.NewPCG(n, 1))
 	prompt := []int32{1}
 	for len(prompt) < s.o.tokens {
 		prompt = append(prompt, low+rng.Int32N(vocabulary-low))
 	}
-	if _, err := s.ask(ctx, s.giver, prompt, nil); err != nil {
-		return err
-	}
-	warm, err := s.ask(ctx, s.giver, prompt, nil)
-	if err != nil {
-		return err
+	var warm *reply
+	for range 2 { // computed, then from its pool
+		var err error
+		if warm, err = s.ask(ctx, s.giver, prompt, ""); err != nil {
+			return err
+		}
 	}
 	whole := (len(prompt) - 1) / 16 * 16
 	if warm.cached < whole {
 		return fmt.Errorf("the giver has %d tokens in its pool, want %d", warm.cached, whole)
 	}
-	hint := http.Header{"X-Xpyd-Kv-Peer": {fmt.Sprintf("%s %d %s %s %d", s.giver.ID, s.giver.Epoch, s.giver.URL, s.giver.KVAddr, len(prompt))}}
+	hint := fmt.Sprintf("%s %d %s %s %d", s.giver.ID, s.giver.Epoch, s.giver.URL, s.giver.KVAddr, len(prompt))
 	before, err := s.fetching(ctx)
 	if err != nil {
 		return err
 	}
-	var computed, peer *answer
+	var computed, peer *reply
 	for i := range uint64(2) {
 		if i == n%2 {
-			computed, err = s.cold(ctx, prompt, nil)
+			computed, err = s.cold(ctx, prompt, "")
 		} else {
 			peer, err = s.fetched(ctx, r, prompt, hint, whole)
 		}
@@ -134,36 +123,34 @@ func (s *peerSite) round(ctx context.Context, r *peerResults, n uint64, exact bo
 		}
 	}
 	if computed.cached != 0 {
-		return fmt.Errorf("%d tokens of what was to be computed were cached", computed.cached)
+		return fmt.Errorf("%d tokens were cached, want none", computed.cached)
 	}
 	time.Sleep(s.o.rest)
-	pool, err := s.ask(ctx, s.taker, prompt, nil)
+	pool, err := s.ask(ctx, s.taker, prompt, "")
 	if err != nil {
 		return err
 	}
-	same := func(a *answer) bool { return peer.text == a.text && slices.Equal(peer.tokens, a.tokens) }
-	switch {
-	case exact && !(same(computed) && same(warm)):
-		return fmt.Errorf("the taker's answer is %q %v; the giver's %q %v, computed %q %v", peer.text, peer.tokens, warm.text, warm.tokens, computed.text, computed.tokens)
-	case same(computed):
+	if exact && !(peer.equal(computed) && peer.equal(warm)) {
+		return fmt.Errorf("the taker's tokens are %q %v; the giver's %q %v, computed %q %v", peer.text, peer.tokens, warm.text, warm.tokens, computed.text, computed.tokens)
+	}
+	if peer.equal(computed) {
 		r.equal++
 	}
-	if same(warm) {
+	if peer.equal(warm) {
 		r.alike++
 	}
-	ms := func(a *answer) float64 { return float64(a.first) / 1e6 }
 	after, err := s.fetching(ctx)
 	if err != nil {
 		return err
 	}
 	r.fetch, r.step = append(r.fetch, 1000*(after-before)), append(r.step, peer.step)
-	r.computed, r.peer, r.pool = append(r.computed, ms(computed)), append(r.peer, ms(peer)), append(r.pool, ms(pool))
+	r.computed, r.peer, r.pool = append(r.computed, computed.first), append(r.peer, peer.first), append(r.pool, pool.first)
 	return nil
 }
 
-// fetched is cold with the giver's name. A starved machine may lose sight of the giver:
-// then the prompt is computed, which does not count.
-func (s *peerSite) fetched(ctx context.Context, r *peerResults, prompt []int32, hint http.Header, whole int) (a *answer, err error) {
+// fetched is cold with a hint that names the giver. A starved machine may lose sight of the
+// giver and compute the prompt, which does not count.
+func (s *peerSite) fetched(ctx context.Context, r *peerResults, prompt []int32, hint string, whole int) (a *reply, err error) {
 	failed := s.until(ctx, func() error {
 		if a, err = s.cold(ctx, prompt, hint); err != nil {
 			return nil
@@ -177,70 +164,53 @@ func (s *peerSite) fetched(ctx context.Context, r *peerResults, prompt []int32, 
 	return a, errors.Join(failed, err)
 }
 
-// cold asks a taker that has nothing, and has rested.
-func (s *peerSite) cold(ctx context.Context, prompt []int32, header http.Header) (*answer, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, s.taker.URL+"/xpyd/v1/cache/flush", nil)
-	if err != nil {
-		return nil, err
-	}
-	s.show(req, s.taker)
-	if err := call(req, func(io.Reader, http.Header) error { return nil }); err != nil {
+// cold asks a taker whose cache is flushed and whose GPU has rested.
+func (s *peerSite) cold(ctx context.Context, prompt []int32, hint string) (*reply, error) {
+	if err := s.post(ctx, s.taker, "/xpyd/v1/cache/flush", "", "", func(io.Reader, http.Header) error { return nil }); err != nil {
 		return nil, err
 	}
 	time.Sleep(s.o.rest)
-	return s.ask(ctx, s.taker, prompt, header)
+	return s.ask(ctx, s.taker, prompt, hint)
 }
 
-// ask streams an answer. Token ids come in exact series only: with them goes the whole
+// ask streams a completion. Only exact series ask for token ids, since they put the whole
 // prompt in front of the first token.
-func (s *peerSite) ask(ctx context.Context, of *fleet.Member, prompt []int32, header http.Header) (*answer, error) {
+func (s *peerSite) ask(ctx context.Context, of *fleet.Member, prompt []int32, hint string) (*reply, error) {
 	body, err := json.Marshal(map[string]any{"prompt": prompt, "max_tokens": answerTokens, "temperature": 0, "ignore_eos": true, "return_token_ids": s.exact,
 		"stream": true, "stream_options": map[string]bool{"include_usage": true}})
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, of.URL+"/v1/completions", strings.NewReader(string(body)))
-	if err != nil {
-		return nil, err
-	}
-	if header != nil {
-		req.Header = header.Clone()
-	}
-	req.Header.Set("Content-Type", "application/json")
-	s.show(req, of)
-	a := &answer{}
+	a := &reply{}
 	began := time.Now()
-	err = call(req, func(r io.Reader, h http.Header) error {
-		if _, part, ok := strings.Cut(h.Get("Server-Timing"), "prefill;dur="); ok {
-			_, _ = fmt.Sscanf(part, "%g", &a.step) // of our own worker
-		}
-		for lines := bufio.NewReader(r); ; {
-			line, err := lines.ReadString('\n')
-			if errors.Is(err, io.EOF) {
-				return nil
-			} else if err != nil {
-				return err
-			}
-			if !strings.HasPrefix(line, "data: {") {
+	err = s.post(ctx, of, "/v1/completions", hint, string(body), func(r io.Reader, h http.Header) error {
+		_, part, _ := strings.Cut(h.Get("Server-Timing"), "prefill;dur=")
+		_, _ = fmt.Sscanf(part, "%g", &a.step) // 0 if absent
+		lines := bufio.NewScanner(r)
+		lines.Buffer(nil, 1<<20)
+		for lines.Scan() {
+			data, ok := strings.CutPrefix(lines.Text(), "data: ")
+			if !ok || data == "[DONE]" {
 				continue
 			}
 			if a.first == 0 {
-				a.first = time.Since(began)
+				a.first = time.Since(began).Seconds() * 1e3
 			}
 			var e event
-			if err := json.Unmarshal([]byte(line[len("data: "):]), &e); err != nil {
+			if err := json.Unmarshal([]byte(data), &e); err != nil {
 				return err
 			}
-			a.take(&e)
+			a.addEvent(&e)
 		}
+		return lines.Err()
 	})
 	if err == nil && a.drawn != answerTokens {
-		err = fmt.Errorf("an answer of %d tokens", a.drawn)
+		err = fmt.Errorf("%d tokens, want %d", a.drawn, answerTokens)
 	}
 	return a, err
 }
 
-// event is what is read of a stream's event.
+// event is the part of a stream's event that is read.
 type event struct {
 	Choices []struct {
 		Text     string
@@ -254,7 +224,7 @@ type event struct {
 	}
 }
 
-func (a *answer) take(e *event) {
+func (a *reply) addEvent(e *event) {
 	for _, c := range e.Choices {
 		a.text += c.Text
 		a.tokens = append(a.tokens, c.TokenIDs...)

@@ -18,27 +18,27 @@ import (
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// peerSite is a router, for its NATS, and two workers.
+// peerSite is two workers and a router, which is there for its NATS.
 type peerSite struct {
 	o            *peer
 	procs        []*harness.Process
 	admin, token string
 	secret       trust.Secret
 	giver, taker *fleet.Member
-	exact        bool // answers have to be those computed, to the token
+	exact        bool // batch_invariant: tokens must be equal
 }
 
-// patience bounds what has to come: loading a model, and a fetch on a starved machine.
+// patience bounds each wait: for a model to load, and for a fetch on a starved machine.
 const patience = 3 * time.Minute
 
-// start starts all of it; close also ends what a failed start has left.
-func (o *peer) start(ctx context.Context, invariant bool) (*peerSite, error) {
+// startSite starts the processes; close also ends those of a failed start.
+func (o *peer) startSite(ctx context.Context, invariant bool) (*peerSite, error) {
 	s := &peerSite{o: o, exact: invariant}
 	data, config := filepath.Join(o.Dir, "data"), filepath.Join(o.Dir, "router.yaml")
 	if err := errors.Join(os.RemoveAll(data), os.WriteFile(config, []byte("fleet: {listen: \"127.0.0.1:0\"}\n"), 0o600)); err != nil {
 		return s, err
 	}
-	if err := s.run("router", nil, "router", "--config", config, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", data); err != nil {
+	if err := s.startProcess("router", nil, "router", "--config", config, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", data); err != nil {
 		return s, err
 	}
 	join := filepath.Join(data, "join-url")
@@ -61,7 +61,7 @@ func (o *peer) start(ctx context.Context, invariant bool) (*peerSite, error) {
 		args := []string{"prefill", "--id", id, "--join-file", join, "--kv-load-timeout", patience.String()}
 		env := []string{"XPYD_KV__PEER_SILENCE=" + patience.String(), "XPYD_KV__DIAL_TIMEOUT=" + patience.String(), "XPYD_KV__HANDSHAKE_TIMEOUT=" + patience.String()}
 		for _, e := range os.Environ() {
-			if strings.HasPrefix(e, "XPYD_KV__") { // for the workers alone: a router knows no such settings
+			if strings.HasPrefix(e, "XPYD_KV__") { // a router knows no such settings
 				env = append(env, e)
 			}
 		}
@@ -74,19 +74,19 @@ func (o *peer) start(ctx context.Context, invariant bool) (*peerSite, error) {
 		} else {
 			args = append(args, "--device", "cpu", "--threads", "1")
 		}
-		if err := s.run(id, env, args...); err != nil {
+		if err := s.startProcess(id, env, args...); err != nil {
 			return s, err
 		}
 	}
 	return s, s.until(ctx, func() (err error) {
-		if s.giver, err = s.member("giver"); err == nil {
-			s.taker, err = s.member("taker")
+		if s.giver, err = s.member(ctx, "giver"); err == nil {
+			s.taker, err = s.member(ctx, "taker")
 		}
 		return err
 	})
 }
 
-func (s *peerSite) run(name string, env []string, args ...string) error {
+func (s *peerSite) startProcess(name string, env []string, args ...string) error {
 	own := slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "XPYD_") && !strings.HasPrefix(e, "XPYD_CUDA_") })
 	p, err := s.o.Bench.Start(harness.Spec{Name: name, Argv: append([]string{s.o.XPYD}, args...), Env: append(own, env...)})
 	if err == nil {
@@ -98,24 +98,20 @@ func (s *peerSite) run(name string, env []string, args ...string) error {
 // close ends the processes, the router last.
 func (s *peerSite) close() {
 	for _, p := range slices.Backward(s.procs) {
-		_ = p.Stop() // what counts was measured before
+		_ = p.Stop() // the figures are taken
 	}
-	s.procs = nil
 }
 
-// until tries f until it succeeds, within patience, and while all processes run.
+// until retries f for as long as patience lasts and all processes run.
 func (s *peerSite) until(ctx context.Context, f func() error) error {
 	return harness.Until(ctx, patience, f, s.procs...)
 }
 
-func (s *peerSite) member(id string) (*fleet.Member, error) {
-	req, err := http.NewRequest(http.MethodGet, s.admin+"/admin/v1/instances", nil)
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Authorization", "Bearer "+s.token)
+func (s *peerSite) member(ctx context.Context, id string) (*fleet.Member, error) {
 	var all struct{ Instances []fleet.Member }
-	if err := call(req, func(r io.Reader, _ http.Header) error { return json.NewDecoder(r).Decode(&all) }); err != nil {
+	if err := call(ctx, http.MethodGet, s.admin+"/admin/v1/instances", http.Header{"Authorization": {"Bearer " + s.token}}, "", func(r io.Reader, _ http.Header) error {
+		return json.NewDecoder(r).Decode(&all)
+	}); err != nil {
 		return nil, err
 	}
 	for i := range all.Instances {
@@ -123,16 +119,28 @@ func (s *peerSite) member(id string) (*fleet.Member, error) {
 			return m, nil
 		}
 	}
-	return nil, fmt.Errorf("%s is not there", id)
+	return nil, fmt.Errorf("%s is not live", id)
 }
 
-// show gives a request to a worker the fleet's token for it.
-func (s *peerSite) show(req *http.Request, m *fleet.Member) {
-	req.Header.Set(trust.Header, s.secret.Token(trust.HTTP, trust.Member(m.ID, m.Epoch)))
+// post sends JSON to worker m, with the fleet's token for it.
+func (s *peerSite) post(ctx context.Context, m *fleet.Member, path, peer, body string, read func(io.Reader, http.Header) error) error {
+	h := http.Header{"Content-Type": {"application/json"}}
+	h.Set(trust.Header, s.secret.Token(trust.HTTP, trust.Member(m.ID, m.Epoch)))
+	if peer != "" {
+		h.Set("X-Xpyd-Kv-Peer", peer)
+	}
+	return call(ctx, http.MethodPost, m.URL+path, h, body, read)
 }
 
-// call does a request that must be answered with 200.
-func call(req *http.Request, read func(io.Reader, http.Header) error) error {
+// call sends a request and reads the reply, whose status must be 200.
+func call(ctx context.Context, method, url string, header http.Header, body string, read func(io.Reader, http.Header) error) error {
+	req, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	if header != nil {
+		req.Header = header
+	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return err
@@ -140,7 +148,7 @@ func call(req *http.Request, read func(io.Reader, http.Header) error) error {
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(resp.Body, 1000))
-		return fmt.Errorf("%s %s: %s: %s", req.Method, req.URL.Path, resp.Status, text)
+		return fmt.Errorf("%s %s: %s: %s", method, req.URL.Path, resp.Status, text)
 	}
 	return read(resp.Body, resp.Header)
 }

@@ -13,8 +13,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(cluster.Main(m)) }
 
-// TestOnCPU: the whole way between two workers on the CPU, which share memory; every
-// answer is the one computed, the figures are in the book, and nothing is left behind.
+// TestOnCPU runs between two workers on the CPU that share memory: every reply is the computed
+// one, the figures are recorded, and nothing is left behind.
 func TestOnCPU(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("TMPDIR", dir)

@@ -15,10 +15,10 @@ import (
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// pickBench measures the router's choice among many workers and an exact index of many
-// blocks, beside the same with 8 workers: router/pick's TestScale.
+// pickBench measures router/pick's TestScale: the router's choice among many workers and an
+// exact index of many blocks, beside the same with 8 workers.
 type pickBench struct {
-	*harness.Bench
+	base
 	blocks, workers int
 	profile         string
 }
@@ -26,11 +26,10 @@ type pickBench struct {
 func (b *pickBench) flags(f *flag.FlagSet) {
 	f.IntVar(&b.blocks, "blocks", 10_000_000, "blocks in each index")
 	f.IntVar(&b.workers, "workers", 4000, "workers of the large fleet")
-	f.StringVar(&b.profile, "cpuprofile", "", "file for a CPU profile")
+	f.StringVar(&b.profile, "cpuprofile", "", "write a CPU profile to this file")
 }
 
-func (b *pickBench) open(context.Context) error { return nil }
-func (b *pickBench) parts() []part              { return []part{{"pick", b.compare}} }
+func (b *pickBench) parts() []part { return []part{{"pick", b.compare}} }
 
 func (b *pickBench) compare(ctx context.Context) error {
 	binary := filepath.Join(b.Dir, "pick.test")
@@ -45,7 +44,7 @@ func (b *pickBench) compare(ctx context.Context) error {
 	if _, err := b.Output(ctx, time.Hour, &out, []string{fmt.Sprint("XPYD_PICK_BLOCKS=", b.blocks), fmt.Sprint("XPYD_PICK_WORKERS=", b.workers), fmt.Sprint("XPYD_PICK_ROUNDS=", b.Rounds)}, argv...); err != nil {
 		return err
 	}
-	var mean, p99 [2][]float64 // of the large fleet, and of 8
+	var mean, p99 [2][]float64 // of the large fleet and of 8
 	perBlock := 0.0
 	for lines := json.NewDecoder(&out); ; {
 		var r struct {
@@ -69,15 +68,7 @@ func (b *pickBench) compare(ctx context.Context) error {
 		return fmt.Errorf("TestScale printed %d and %d rounds of %d", len(mean[0]), len(mean[1]), b.Rounds)
 	}
 	about := fmt.Sprintf("%d workers, %d blocks, prompts of 1,024 to 2,088 tokens, lookup and choice, with churn", b.workers, b.blocks)
-	for _, f := range []figures.Figure{
-		figures.Figure{Name: "router.pick_ratio.4000", Unit: "us of thread time, mean", Peer: "the same with 8 workers"}.Ratios(mean[0], mean[1]),
-		figures.Figure{Name: "router.pick_p99_ratio.4000", Unit: "us of thread time, p99", Peer: "the same with 8 workers"}.Ratios(p99[0], p99[1]),
-		{Name: "router.index_bytes_per_block", Value: perBlock, Unit: "bytes of heap", Peer: "limit", PeerValue: 64, Ratio: perBlock / 64, Runs: 1, Spread: "one build"},
-	} {
-		f.Model = about
-		if err := b.Add(f); err != nil {
-			return err
-		}
-	}
-	return nil
+	return b.Add(figures.Figure{Name: "router.pick_ratio.4000", Unit: "us of thread time, mean", Peer: "the same with 8 workers", Model: about}.Ratios(mean[0], mean[1]),
+		figures.Figure{Name: "router.pick_p99_ratio.4000", Unit: "us of thread time, p99", Peer: "the same with 8 workers", Model: about}.Ratios(p99[0], p99[1]),
+		figures.Figure{Name: "router.index_bytes_per_block", Value: perBlock, Unit: "bytes of heap", Peer: "limit", PeerValue: 64, Ratio: perBlock / 64, Runs: 1, Spread: "one build", Model: about})
 }

@@ -14,12 +14,14 @@ import (
 	"github.com/xpyd/xpyd/internal/figures"
 )
 
-// topics are the tables of bench/README.md. A figure belongs to the first that has a
-// beginning of its name.
-var topics = []struct {
+// topic is a table of bench/README.md. A figure belongs to the first topic with a prefix of
+// its name.
+type topic struct {
 	title, about string
 	names        []string
-}{
+}
+
+var topics = []topic{
 	{"Builds", "This build beside an earlier one, in alternating rounds. The figure is the worse end of the median's 95 % interval.", []string{"edge.cpu_ratio.", "house."}},
 	{"Router", "Processor time, latency and memory that the router adds, in front of mock engines.", []string{"router."}},
 	{"Soak, faults, tests", "Wrong answers and errors under kills, stops, lost networks and full disks; how many drawn bugs the tests notice.", []string{"edge.", "kv.partition"}},
@@ -33,7 +35,7 @@ var topics = []struct {
 	{"Other", "", []string{""}},
 }
 
-// retired is a figure that counts no longer, a line of bench/retired.jsonl.
+// retired is a line of bench/retired.jsonl: a figure that no longer counts.
 type retired struct {
 	figures.Figure
 	Reason string `json:"reason"`
@@ -60,7 +62,7 @@ func newest(root string) (map[string]figures.Figure, error) {
 	return all, nil
 }
 
-// writeReport writes bench/README.md, unless a figure cannot be repeated.
+// writeReport prints bench/README.md. It fails if a figure cannot be repeated.
 func writeReport(root string, to io.Writer) error {
 	all, err := newest(root)
 	if err != nil {
@@ -90,15 +92,12 @@ func writeReport(root string, to io.Writer) error {
 }
 
 func topicOf(name string) int {
-	return slices.IndexFunc(topics, func(t struct {
-		title, about string
-		names        []string
-	}) bool {
+	return slices.IndexFunc(topics, func(t topic) bool {
 		return slices.ContainsFunc(t.names, func(begin string) bool { return strings.HasPrefix(name, begin) })
 	})
 }
 
-// table writes a topic's figures, and under them how to repeat each.
+// table writes a topic's figures and how to repeat each.
 func table(to io.Writer, rows []figures.Figure) {
 	devices := map[string]bool{}
 	for i := range rows {
@@ -142,7 +141,7 @@ func table(to io.Writer, rows []figures.Figure) {
 
 var ofRatio = regexp.MustCompile(`ratio (\S+\.\.[0-9.]+)`)
 
-// spread is that of the ratio, or the beginning of what the figure says of it.
+// spread is the ratio's, or else the figure's up to the first semicolon.
 func spread(f *figures.Figure) string {
 	if m := ofRatio.FindStringSubmatch(f.Spread); m != nil {
 		return m[1]
@@ -151,8 +150,8 @@ func spread(f *figures.Figure) string {
 	return begin
 }
 
-// ratio is ours over the peer. A figure without a unit is one itself, whatever stands
-// beside it, but where that is a limit of the same kind.
+// ratio is ours over the peer. A figure without a unit is a ratio itself, unless its peer is
+// a limit.
 func ratio(f *figures.Figure) string {
 	v := f.Ratio
 	if (f.Unit == "" || f.Unit == "x") && !strings.HasPrefix(f.Peer, "limit") {
@@ -164,7 +163,7 @@ func ratio(f *figures.Figure) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
-// retirees lists the figures that count no longer, by their reasons.
+// retirees lists the figures that no longer count, by reason.
 func retirees(to io.Writer, lines []byte) error {
 	by := map[string][]string{}
 	for line := range strings.Lines(string(lines)) {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"slices"
@@ -19,55 +18,58 @@ import (
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// The proxy under test has a processor to itself; the load generator, which is this
-// program, and the mock engines share another one.
+// The proxy under test has a processor to itself. This program, which generates the load, and
+// the mock engines share another.
 const proxyCPU, loadCPU = "0", "1"
 
 // router measures the router beside nginx, a bare two-leg fasthttp loop and other P/D
 // routers, all in front of the same mock engines.
 type router struct {
-	*harness.Bench
+	base
 	venv, proxy, peers string
 	requests           int
 	resume             bool
 
-	done   map[string]bool // figures that -resume found
-	python string          // the folder of the Python peers; "" leaves them out
-	p, d   string          // addresses of the mock engines
+	done   []string // figures that -resume found
+	python string   // folder of the Python peers; "" leaves them out
+	p, d   string   // addresses of the mock engines
 }
 
 func (b *router) flags(f *flag.FlagSet) {
-	f.StringVar(&b.venv, "venv", "", "Python environment with the peers, made if they are not there (the user's cache); none leaves them out")
+	f.StringVar(&b.venv, "venv", "", "Python environment with the peers, made if missing (in the user's cache); none leaves them out")
 	f.StringVar(&b.proxy, "vllm-proxy", "", "vLLM's tests/v1/kv_connector/nixl_integration/toy_proxy_server.py; without it that peer is left out")
 	f.StringVar(&b.peers, "peers", "", "only these, comma separated: nginx, bare, vllm-router, smg, sglang-router, vllm-proxy")
-	f.IntVar(&b.requests, "requests", 6000, "of one measurement")
-	f.BoolVar(&b.resume, "resume", false, "leave out what was measured since the router was changed")
+	f.IntVar(&b.requests, "requests", 6000, "requests of one measurement")
+	f.BoolVar(&b.resume, "resume", false, "leave out what was measured since the router last changed")
 }
 
 func (b *router) parts() []part {
-	short := post("/v1/completions", completion(words(2<<10), false, 16, ""))
-	streamed := post("/v1/completions", completion(words(2<<10), true, 16, ""))
+	request := func(bytes int, stream bool) []byte {
+		return post("/v1/completions", completion(words(bytes), stream, 16, ""))
+	}
+	short := func(name string, stream bool) part {
+		return part{name, func(ctx context.Context) error { return b.short(ctx, name, request(2<<10, stream)) }}
+	}
+	streams := func(name string, count, rate int) part {
+		return part{name, func(ctx context.Context) error { return b.manyStreams(ctx, name, min(count, mostStreams()), rate) }}
+	}
 	all := []part{
-		{"nonstream", func(ctx context.Context) error { return b.short(ctx, "nonstream", short) }},
-		{"stream16", func(ctx context.Context) error { return b.short(ctx, "stream16", streamed) }},
+		short("nonstream", false),
+		short("stream16", true),
 		{"added", b.added},
-		{"100k", func(ctx context.Context) error {
-			return b.long(ctx, "100k", load{req: post("/v1/completions", completion(words(400<<10), false, 16, ""))})
-		}},
+		{"100k", func(ctx context.Context) error { return b.long(ctx, "100k", load{req: request(400<<10, false)}) }},
 		{"turn40", b.turn40},
-		{"slow", func(ctx context.Context) error { return b.manyStreams(ctx, "slow", min(10_000, mostStreams()), 4) }},
-		{"fast", func(ctx context.Context) error { return b.manyStreams(ctx, "fast", min(2000, mostStreams()), 20) }},
+		streams("slow", 10_000, 4),
+		streams("fast", 2000, 20),
 		{"stalled", b.stalled},
 		{"pick", b.pick},
 	}
-	return slices.DeleteFunc(all, func(p part) bool { return b.done["router."+lastFigure[p.name]] })
+	return slices.DeleteFunc(all, func(p part) bool { // -resume: the names of its figures contain the part's
+		return slices.ContainsFunc(b.done, func(figure string) bool { return strings.Contains(figure, p.name) })
+	})
 }
 
-// lastFigure is the last figure that each part writes.
-var lastFigure = map[string]string{"nonstream": "cpu_over_bare.nonstream", "stream16": "cpu_over_bare.stream16", "added": "added_ratio.p99", "100k": "cpu_ratio.100k", "turn40": "cpu_ratio.turn40",
-	"slow": "stream_delay_p99_ms.slow", "fast": "stream_delay_p99_ms.fast", "stalled": "stalled_client_kb", "pick": "index_bytes_per_block"}
-
-// open brings the peers and the engines.
+// open installs the peers and starts the engines.
 func (b *router) open(ctx context.Context) error {
 	if err := harness.Install(ctx, "nginx", "nginx-light"); err != nil {
 		return err
@@ -80,27 +82,30 @@ func (b *router) open(ctx context.Context) error {
 		}
 		b.python = venv
 	}
-	for _, book := range []string{"router", "pick"} {
-		if !b.resume {
-			break
+	if b.resume {
+		for _, book := range []string{"router", "pick"} {
+			done, err := figures.Here(b.Out, book, "router", "internal", "scripts/bench")
+			if err != nil {
+				return err
+			}
+			for name, current := range done {
+				if current {
+					b.done = append(b.done, name)
+				}
+			}
 		}
-		done, err := figures.Here(b.Out, book, "router", "internal", "scripts/bench")
-		if err != nil {
-			return err
-		}
-		maps.Copy(b.done, done)
 	}
 	return b.engines(ctx)
 }
 
-// pin runs this program anew on its processor alone, with as many descriptors as it may have.
+// pin runs this program again on loadCPU alone, with as many descriptors as allowed.
 func (b *router) pin() error {
 	var limit syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil {
 		return err
 	}
 	limit.Cur = limit.Max
-	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil { // else what it starts gets fewer
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit); err != nil { // package unix would not pass it on to children
 		return err
 	}
 	var set unix.CPUSet
@@ -120,13 +125,13 @@ func (b *router) pin() error {
 
 // load is what one measurement sends.
 type load struct {
-	before   [][]byte // each once, before all
+	before   [][]byte // each sent once, first
 	req      []byte
 	conns, n int
 }
 
-// cost starts t, warms it up, and measures: microseconds of processor a request, requests
-// a second, resident bytes.
+// cost starts and warms up t, and measures microseconds of processor per request, requests/s
+// and resident bytes.
 func (b *router) cost(ctx context.Context, t target, l load) (us, rate float64, rss int, err error) {
 	p, err := t.start(ctx)
 	if err != nil {
@@ -150,8 +155,7 @@ func (b *router) cost(ctx context.Context, t target, l load) (us, rate float64, 
 	return float64(used.Nanoseconds()) / 1e3 / float64(l.n), float64(l.n) / took.Seconds(), p.RSS(), nil
 }
 
-// costs measures targets in turn, each round in fresh processes. A peer that fails is
-// left out.
+// costs alternates targets, each round in fresh processes. A peer that fails is left out.
 func (b *router) costs(ctx context.Context, name string, targets []target, l load) (map[string][]float64, error) {
 	us := map[string][]float64{}
 	for round := range b.Rounds {
@@ -174,41 +178,41 @@ func (b *router) costs(ctx context.Context, name string, targets []target, l loa
 	return us, nil
 }
 
-// short compares the processor time of a request, 32 at a time.
+// short compares the processor time per request, 32 at a time.
 func (b *router) short(ctx context.Context, name string, req []byte) error {
 	targets := b.targets()
 	us, err := b.costs(ctx, name, slices.Clone(targets), load{req: req, conns: 32, n: b.requests})
 	if err != nil {
 		return err
 	}
-	add := func(of, peer, with string) error {
-		f := figures.Figure{Name: "router." + of + "." + name, Unit: "us of processor a request", Model: "mock engines, 2 KB prompt, c=32", Peer: peer}
+	add := func(what, peer, with string) error {
 		n := min(len(us["xpyd"]), len(us[with]))
-		return b.Add(f.Ratios(us["xpyd"][:n], us[with][:n]))
+		return b.Add(figures.Figure{Name: "router." + what + "." + name, Unit: "us of processor a request", Model: "mock engines, 2 KB prompt, c=32",
+			Peer: peer}.Ratios(us["xpyd"][:n], us[with][:n]))
 	}
-	best := target{}
+	best := ""
 	for _, t := range targets {
 		if len(us[t.name]) == 0 || t.name == "xpyd" {
 			continue
 		}
-		of := "cpu_over_" + t.name
+		what := "cpu_over_" + t.name
 		if t.name == "nginx" {
-			of = "cpu_ratio"
-		} else if t.name != "bare" && (best.name == "" || figures.Median(us[t.name]) < figures.Median(us[best.name])) {
-			best = t
+			what = "cpu_ratio"
+		} else if t.name != "bare" && (best == "" || figures.Median(us[t.name]) < figures.Median(us[best])) {
+			best = t.name
 		}
-		if err := add(of, t.what, t.name); err != nil {
+		if err := add(what, t.what, t.name); err != nil {
 			return err
 		}
 	}
-	if best.name == "" {
+	if best == "" {
 		return nil
 	}
-	return add("cpu_over_best_peer", "best P/D peer: "+best.name, best.name)
+	return add("cpu_over_best_peer", "best P/D peer: "+best, best)
 }
 
 // long compares the processor time of a long request, 4 at a time, with nginx's; the bare
-// loop's is for the log.
+// loop's only goes to the log.
 func (b *router) long(ctx context.Context, name string, l load) error {
 	l.conns, l.n = 4, max(b.requests/15, 20)
 	us, err := b.costs(ctx, name, slices.DeleteFunc(b.targets(), func(t target) bool { return !t.must }), l)
@@ -220,7 +224,7 @@ func (b *router) long(ctx context.Context, name string, l load) error {
 	return b.Add(f.Ratios(us["xpyd"], us["nginx"]))
 }
 
-// turn40 measures turn 40 of a chat whose every turn was sent before.
+// turn40 measures turn 40 of a chat whose earlier turns were all sent before.
 func (b *router) turn40(ctx context.Context) error {
 	var turns [][]byte
 	messages := ""
@@ -232,8 +236,8 @@ func (b *router) turn40(ctx context.Context) error {
 	return b.long(ctx, "turn40", load{before: turns[:39], req: turns[39]})
 }
 
-// added compares the latency that is added at one request at a time: ours over
-// the two legs sent direct, in units of what nginx adds to one.
+// added compares the latency that a proxy adds to sequential requests: ours over two direct
+// legs, nginx's over one.
 func (b *router) added(ctx context.Context) error {
 	n := b.requests / 2
 	two := [][]byte{
@@ -253,15 +257,9 @@ func (b *router) added(ctx context.Context) error {
 	for round := range b.Rounds {
 		legs, err := latencies(n, two, b.p, b.d)
 		leg, e := latencies(n, one, b.d)
-		if err := errors.Join(err, e); err != nil {
-			return err
-		}
-		ours, err := through(b.ours)
-		if err != nil {
-			return err
-		}
-		nginx, err := through(b.nginx)
-		if err != nil {
+		ours, e2 := through(b.ours)
+		nginx, e3 := through(b.nginx)
+		if err := errors.Join(err, e, e2, e3); err != nil {
 			return err
 		}
 		us := func(v, over []float64, q float64) float64 {
@@ -272,16 +270,13 @@ func (b *router) added(ctx context.Context) error {
 		b.Sayf("added round %d: ours p50 %.2f p99 %.2f us, nginx p50 %.2f p99 %.2f us; direct two legs p50 %.2f p99 %.2f, one leg p50 %.2f",
 			round, a, z, u, us(nginx, leg, 0.99), 1e6*figures.Quantile(legs, 0.5), 1e6*figures.Quantile(legs, 0.99), 1e6*figures.Quantile(leg, 0.5))
 	}
-	for name, v := range map[string][]float64{"p50": p50, "p99": p99} {
-		f := figures.Figure{Name: "router.added_ratio." + name, Unit: "us", Peer: "nginx's added p50", Model: "mock engines, 2 KB prompt, c=1, over the legs direct"}
-		if err := b.Add(f.Ratios(v, unit)); err != nil {
-			return err
-		}
+	of := func(name string, v []float64) figures.Figure {
+		return figures.Figure{Name: "router.added_ratio." + name, Unit: "us", Peer: "nginx's added p50", Model: "mock engines, 2 KB prompt, c=1, over the legs direct"}.Ratios(v, unit)
 	}
-	return nil
+	return b.Add(of("p50", p50), of("p99", p99))
 }
 
-// pick runs the benchmark of that name on both processors, a small one in a try.
+// pick runs the pick benchmark on both processors, with a small index if -requests is small.
 func (b *router) pick(ctx context.Context) error {
 	self, err := os.Executable()
 	if err != nil {

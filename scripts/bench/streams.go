@@ -17,7 +17,7 @@ import (
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// mostStreams is how many streams the router has descriptors for: two each.
+// mostStreams is how many streams the router has descriptors for, at two each.
 func mostStreams() int {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
@@ -26,9 +26,8 @@ func mostStreams() int {
 	return (int(min(limit.Cur, 1<<20)) - 400) / 2
 }
 
-// manyStreams opens count streams of rate chunks a second, and once all are
-// open measures for so long, through xpyd, through the bare loop, and, for the
-// delay that this machine and the mocks have of themselves, direct.
+// manyStreams opens count streams of rate chunks/s and measures once all are open: through
+// xpyd, through the bare loop, and direct, for the delay of this machine and the mocks.
 func (b *router) manyStreams(ctx context.Context, name string, count, rate int) error {
 	const long = 15 * time.Second
 	chunks := rate * int((opening(count) + long + 2*time.Second).Seconds())
@@ -73,11 +72,12 @@ func (b *router) manyStreams(ctx context.Context, name string, count, rate int) 
 		Spread: fmt.Sprintf("p50 %.1f ms; direct p99 %.1f ms", ms(ours, 0.5), ms(direct, 0.99))})
 }
 
-// opening is how long count streams take to open, 500 a second: that is not
-// what is measured, and it costs a router more than the streams do.
+// opening is how long count streams take to open, at 500/s. Opening costs a router more than
+// the streams do, and is not measured.
 func opening(count int) time.Duration { return time.Duration(count) * time.Second / 500 }
 
-// openStreams measures from the moment when all are open.
+// openStreams opens count streams and returns the chunks' ages in seconds and the peak of rss,
+// both from the moment when all are open.
 func openStreams(addr string, count int, req []byte, rss func() int) ([]float64, int, error) {
 	var ages []float64
 	var mu sync.Mutex
@@ -126,9 +126,8 @@ func openStreams(addr string, count int, req []byte, rss func() int) ([]float64,
 	}
 }
 
-// stalled measures what a client costs that asks for a stream without end and
-// does not read it: the router's memory, and what the kernel holds for both of
-// its connections.
+// stalled measures the cost of a client that asks for an endless stream and does not read it:
+// the router's memory, and what the kernel queues for both of its connections.
 func (b *router) stalled(ctx context.Context) error {
 	const clients, limit = 200, 256.0
 	p, err := b.ours(ctx)
@@ -136,7 +135,7 @@ func (b *router) stalled(ctx context.Context) error {
 		return err
 	}
 	defer p.Kill()
-	if _, err := drive(p.Addr, clients, 20*clients, post("/v1/completions", completion(words(2<<10), true, 16, ""))); err != nil { // what stays
+	if _, err := drive(p.Addr, clients, 20*clients, post("/v1/completions", completion(words(2<<10), true, 16, ""))); err != nil { // memory that stays
 		return err
 	}
 	req := post("/v1/completions", completion(words(2<<10), true, 1<<30, ""))
@@ -152,7 +151,7 @@ func (b *router) stalled(ctx context.Context) error {
 		}
 	}
 	last, held, since := -1, 0, time.Now()
-	for { // until nothing grows any more
+	for { // until nothing grows
 		time.Sleep(time.Second)
 		if held, err = queued(p.Addr, b.d); err != nil {
 			return err
@@ -170,8 +169,8 @@ func (b *router) stalled(ctx context.Context) error {
 		Spread: fmt.Sprintf("one run; %.1f KB the router's", own)})
 }
 
-// queued is what the kernel holds of the router's: bytes to be sent to its
-// clients, and bytes from the engine that it has not read.
+// queued is what the kernel holds for the router: bytes not yet sent to its clients, and bytes
+// from the engine that it has not read.
 func queued(router, engine string) (int, error) {
 	table, err := os.ReadFile("/proc/net/tcp")
 	if err != nil {
@@ -183,24 +182,17 @@ func queued(router, engine string) (int, error) {
 		return fmt.Sprintf(":%04X", n)
 	}
 	sum := 0
-	for _, line := range strings.Split(string(table), "\n")[1:] {
-		f := strings.Fields(line)
-		if len(f) < 5 {
-			continue
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line) // number, local, remote, state, out:in
+		var out, in int
+		if n, _ := fmt.Sscanf(strings.Join(f[min(len(f), 4):], " "), "%x:%x", &out, &in); n < 2 {
+			continue // the head
 		}
-		out, in, _ := strings.Cut(f[4], ":")
-		if !strings.HasSuffix(f[1], port(router)) {
-			out = "0"
+		if strings.HasSuffix(f[1], port(router)) {
+			sum += out
 		}
-		if !strings.HasSuffix(f[2], port(engine)) {
-			in = "0"
-		}
-		for _, hex := range []string{out, in} {
-			n, err := strconv.ParseInt(hex, 16, 64)
-			if err != nil {
-				return 0, fmt.Errorf("/proc/net/tcp: %w", err)
-			}
-			sum += int(n)
+		if strings.HasSuffix(f[2], port(engine)) {
+			sum += in
 		}
 	}
 	return sum, nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,8 +17,8 @@ import (
 type target struct {
 	name  string
 	what  string // in a figure's peer field
-	must  bool   // it cannot be left out
-	fewer int    // a measurement has so many times fewer requests
+	must  bool   // its failure ends the benchmark
+	fewer int    // divides the number of requests
 	start func(context.Context) (*harness.Process, error)
 }
 
@@ -40,21 +39,35 @@ func (b *router) engines(ctx context.Context) error {
 	return nil
 }
 
-// targets are what there is to measure here.
+// targets are the proxies available here.
 func (b *router) targets() []target {
 	all := []target{
 		{"nginx", "nginx, one leg", true, 1, b.nginx},
 		{"bare", "bare two-leg fasthttp loop", true, 1, b.bareLoop},
 		{"xpyd", "xpyd", true, 1, b.ours},
 	}
+	peer := func(name, what string, fewer int, program string, args ...string) {
+		start := func(ctx context.Context) (*harness.Process, error) {
+			return b.proxied(ctx, name, func(_, port string) ([]string, error) {
+				return slices.Concat([]string{filepath.Join(b.python, "bin", program)}, args, []string{"--host", "127.0.0.1", "--port", port}), nil
+			})
+		}
+		all = append(all, target{name, what, false, fewer, start})
+	}
+	p, d := "http://"+b.p, "http://"+b.d
 	if b.python != "" {
-		all = append(all,
-			target{"vllm-router", "vllm-router, NIXL", false, 1, b.vllmRouter},
-			target{"smg", "SMG, SGLang bootstrap", false, 1, b.smg},
-			target{"sglang-router", "sglang-router, SGLang bootstrap", false, 1, b.sglangRouter})
+		peer("vllm-router", "vllm-router, NIXL", 1, "vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl", "--prefill", p, "--decode", d,
+			"--prefill-policy", "round_robin", "--decode-policy", "round_robin", "--worker-startup-check-interval", "1", "--disable-retries")
+		peer("smg", "SMG, SGLang bootstrap", 1, "python", "-m", "smg", "launch", "--pd-disaggregation", "--prefill", p, "8998", "--decode", d,
+			"--policy", "round_robin", "--worker-startup-check-interval", "1", "--disable-tokenizer-autoload")
+		peer("sglang-router", "sglang-router, SGLang bootstrap", 1, "python", "-m", "sglang_router.launch_router", "--pd-disaggregation", "--prefill", p, "8998",
+			"--decode", d, "--policy", "round_robin")
 	}
 	if b.proxy != "" {
-		all = append(all, target{"vllm-proxy", "vLLM's example proxy, NIXL", false, 40, b.vllmProxy})
+		_, pPort, _ := net.SplitHostPort(b.p)
+		_, dPort, _ := net.SplitHostPort(b.d)
+		peer("vllm-proxy", "vLLM's example proxy, NIXL", 40, "python", b.proxy, "--prefiller-hosts", "127.0.0.1", "--prefiller-ports", pPort,
+			"--decoder-hosts", "127.0.0.1", "--decoder-ports", dPort)
 	}
 	if b.peers == "" {
 		return all
@@ -62,14 +75,14 @@ func (b *router) targets() []target {
 	return slices.DeleteFunc(all, func(t target) bool { return !slices.Contains(append(strings.Split(b.peers, ","), "xpyd"), t.name) })
 }
 
-// proxied starts argv, made for a free address, on a processor of its own.
-func (b *router) proxied(ctx context.Context, name string, argv func(addr, host, port string) ([]string, error)) (*harness.Process, error) {
+// proxied starts a proxy at a free loopback address, on a processor of its own.
+func (b *router) proxied(ctx context.Context, name string, argv func(addr, port string) ([]string, error)) (*harness.Process, error) {
 	addr, err := harness.FreeAddr()
 	if err != nil {
 		return nil, err
 	}
-	host, port, _ := net.SplitHostPort(addr)
-	args, err := argv(addr, host, port)
+	_, port, _ := net.SplitHostPort(addr)
+	args, err := argv(addr, port)
 	if err != nil {
 		return nil, err
 	}
@@ -84,18 +97,14 @@ func (b *router) proxied(ctx context.Context, name string, argv func(addr, host,
 	return p, nil
 }
 
-// completes reports whether a completion through addr succeeds.
+// completes checks that a completion through addr succeeds.
 func completes(addr string) error {
-	client := http.Client{Timeout: 10 * time.Second}
-	resp, err := client.Post("http://"+addr+"/v1/completions", "application/json", strings.NewReader(completion("hello", false, 1, "")))
+	c, err := dial(addr)
 	if err != nil {
 		return err
 	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("a completion: %s", resp.Status)
-	}
-	return nil
+	defer func() { c.conn.Close() }()
+	return c.do(post("/v1/completions", completion("hello", false, 1, "")))
 }
 
 // file writes a configuration file of a proxy.
@@ -105,7 +114,7 @@ func (b *router) file(name, text string) (string, error) {
 }
 
 func (b *router) nginx(ctx context.Context) (*harness.Process, error) {
-	return b.proxied(ctx, "nginx", func(addr, _, _ string) ([]string, error) {
+	return b.proxied(ctx, "nginx", func(addr, _ string) ([]string, error) {
 		conf, err := b.file("nginx.conf", fmt.Sprintf(`daemon off; worker_processes 1; pid %[1]s/nginx.pid; error_log %[1]s/nginx-error.log;
 worker_rlimit_nofile 60000;
 events { worker_connections 30000; }
@@ -121,7 +130,7 @@ http {
 }
 
 func (b *router) bareLoop(ctx context.Context) (*harness.Process, error) {
-	return b.proxied(ctx, "bare", func(addr, _, _ string) ([]string, error) {
+	return b.proxied(ctx, "bare", func(addr, _ string) ([]string, error) {
 		self, err := os.Executable()
 		return []string{self, "bare", addr, b.p, b.d}, err
 	})
@@ -137,7 +146,7 @@ func (b *router) ours(ctx context.Context) (*harness.Process, error) {
 
 // routerOf is a build of xpyd's router with its metrics and its access log on.
 func (b *router) routerOf(ctx context.Context, binary string) (*harness.Process, error) {
-	return b.proxied(ctx, "xpyd", func(addr, _, _ string) ([]string, error) {
+	return b.proxied(ctx, "xpyd", func(addr, _ string) ([]string, error) {
 		data, err := os.MkdirTemp(b.Dir, "data") // its own: two builds run at once
 		if err != nil {
 			return nil, err
@@ -153,36 +162,5 @@ limits: {max_in_flight: 20000}
 max_conns: 20000
 `, addr, data, b.p, b.d))
 		return []string{binary, "router", "--config", conf}, err
-	})
-}
-
-func (b *router) vllmRouter(ctx context.Context) (*harness.Process, error) {
-	return b.proxied(ctx, "vllm-router", func(_, host, port string) ([]string, error) {
-		return []string{b.venv + "/bin/vllm-router", "--vllm-pd-disaggregation", "--kv-connector", "nixl",
-			"--prefill", "http://" + b.p, "--decode", "http://" + b.d, "--prefill-policy", "round_robin", "--decode-policy", "round_robin",
-			"--host", host, "--port", port, "--worker-startup-check-interval", "1", "--disable-retries"}, nil
-	})
-}
-
-func (b *router) smg(ctx context.Context) (*harness.Process, error) {
-	return b.proxied(ctx, "smg", func(_, host, port string) ([]string, error) {
-		return []string{b.venv + "/bin/python", "-m", "smg", "launch", "--pd-disaggregation", "--prefill", "http://" + b.p, "8998", "--decode", "http://" + b.d,
-			"--policy", "round_robin", "--host", host, "--port", port, "--worker-startup-check-interval", "1", "--disable-tokenizer-autoload"}, nil
-	})
-}
-
-func (b *router) sglangRouter(ctx context.Context) (*harness.Process, error) {
-	return b.proxied(ctx, "sglang-router", func(_, host, port string) ([]string, error) {
-		return []string{b.venv + "/bin/python", "-m", "sglang_router.launch_router", "--pd-disaggregation", "--prefill", "http://" + b.p, "8998",
-			"--decode", "http://" + b.d, "--policy", "round_robin", "--host", host, "--port", port}, nil
-	})
-}
-
-func (b *router) vllmProxy(ctx context.Context) (*harness.Process, error) {
-	_, pPort, _ := net.SplitHostPort(b.p)
-	_, dPort, _ := net.SplitHostPort(b.d)
-	return b.proxied(ctx, "vllm-proxy", func(_, host, port string) ([]string, error) {
-		return []string{b.venv + "/bin/python", b.proxy, "--host", host, "--port", port, "--prefiller-hosts", "127.0.0.1", "--prefiller-ports", pPort,
-			"--decoder-hosts", "127.0.0.1", "--decoder-ports", dPort}, nil
 	})
 }

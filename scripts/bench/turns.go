@@ -3,22 +3,20 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"path/filepath"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/figures"
+	"github.com/xpyd/xpyd/internal/loadgen/report"
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// turnsBench measures what it is worth, and costs, that prefill fetches from decode the
-// answer of the turn before: conversations of two turns with kv.peers on and off.
-type turnsBench struct{ *harness.Bench }
+// turnsBench measures what it gains and costs that prefill fetches the previous turn's answer
+// from decode: conversations of two turns with kv.peers on and off.
+type turnsBench struct{ base }
 
-func (b *turnsBench) flags(*flag.FlagSet)        {}
-func (b *turnsBench) open(context.Context) error { return nil }
-func (b *turnsBench) parts() []part              { return []part{{"turns", b.compare}} }
+func (b *turnsBench) parts() []part { return []part{{"turns", b.compare}} }
 
 func (b *turnsBench) compare(ctx context.Context) error {
 	return talks(b.Bench, "peers.turns_", "ours with --kv-peers off",
@@ -29,13 +27,13 @@ func (b *turnsBench) compare(ctx context.Context) error {
 		})
 }
 
-// talk is what one run of conversations against `xpyd up` comes to.
+// talk is the outcome of a run of conversations against `xpyd up`.
 type talk struct {
 	TTFT   float64 // p50, ms
-	Rate   float64 // prompt and output tokens a second
+	Rate   float64 // prompt and output tokens/s
 	Cached float64 // prompt tokens
-	Part   float64 // of all prompt tokens that were cached, %
-	CPU    float64 // seconds of processor of `up` and the workers, from start to end
+	Part   float64 // share of cached prompt tokens, %
+	CPU    float64 // processor seconds of `up` and its workers, from start to end
 	Failed int     // requests
 }
 
@@ -43,7 +41,7 @@ func (t talk) String() string {
 	return fmt.Sprintf("TTFT p50 %.2f ms, %.0f tokens/s, processor time %.2f s, %.0f tokens cached (%.1f %%)", t.TTFT, t.Rate, t.CPU, t.Cached, t.Part)
 }
 
-// talkFigures are the numbers of a talk, by their names in figures.
+// talkFigures are the numbers of a talk by the names of their figures.
 var talkFigures = map[string]struct {
 	unit string
 	of   func(talk) float64
@@ -55,7 +53,7 @@ var talkFigures = map[string]struct {
 	"cached_pct":    {"% of prompt tokens", func(t talk) float64 { return t.Part }},
 }
 
-// talks measures two ways in turn, and writes the figures that are named.
+// talks alternates two ways and records the named figures.
 func talks(b *harness.Bench, prefix, peer, model string, ways [2]string, names []string, measure func(round int, way string) (talk, error)) error {
 	runs, err := figures.Compare(b.Sayf, b.Rounds, ways, measure)
 	if err != nil {
@@ -71,36 +69,22 @@ func talks(b *harness.Bench, prefix, peer, model string, ways [2]string, names [
 	return nil
 }
 
-// measureTalk runs `xpyd up` and `xpyd bench multiturn` against it.
+// measureTalk runs `xpyd bench multiturn` against `xpyd up`.
 func measureTalk(ctx context.Context, b *harness.Bench, name string, limit time.Duration, upArgs, benchArgs []string) (t talk, err error) {
 	p, url, _, err := up(ctx, b, append([]string{"--data", filepath.Join(b.Dir, name)}, upArgs...)...)
 	if err != nil {
 		return t, err
 	}
-	var report struct {
-		Phases []struct {
-			Throughput struct {
-				Total float64 `json:"total_tokens_per_s"`
-			}
-			Tokens struct {
-				Input  struct{ Mean float64 }
-				Cached float64
-			}
-			Latency struct {
-				TTFT struct{ P50 float64 } `json:"ttft_ms"`
-			}
-			Requests struct{ Completed, Failed int }
-		}
-	}
+	var all report.Report
 	argv := append([]string{b.XPYD, "bench", "multiturn", "--url", url, "--endpoint", "completions", "--ignore-eos", "--progress", "off", "--json", "-"}, benchArgs...)
-	_, err = b.Output(ctx, limit, &report, nil, argv...)
+	_, err = b.Output(ctx, limit, &all, nil, argv...)
 	if err := errors.Join(err, p.Stop()); err != nil {
 		return t, err
 	}
-	if len(report.Phases) != 1 || report.Phases[0].Requests.Completed == 0 {
-		return t, fmt.Errorf("the report: %+v", report)
+	if len(all.Phases) != 1 || all.Phases[0].Requests.Completed == 0 {
+		return t, fmt.Errorf("the report: %+v", all)
 	}
-	r := report.Phases[0]
-	return talk{TTFT: r.Latency.TTFT.P50, Rate: r.Throughput.Total, Cached: r.Tokens.Cached,
-		Part: 100 * r.Tokens.Cached / (r.Tokens.Input.Mean * float64(r.Requests.Completed)), CPU: p.Used().Seconds(), Failed: r.Requests.Failed}, nil
+	r, cached := &all.Phases[0], float64(all.Phases[0].Tokens.Cached)
+	return talk{TTFT: r.Latency.TTFT.P50, Rate: r.Throughput.TotalTokens, Cached: cached,
+		Part: 100 * cached / (r.Tokens.Input.Mean * float64(r.Requests.Completed)), CPU: p.Used().Seconds(), Failed: r.Requests.Failed}, nil
 }

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// A rig is a runner whose programs are testdata/fake-gpu.
+// rig is a runner whose programs are testdata/fake-gpu.
 type rig struct {
 	*runner
 	t     *testing.T
@@ -55,7 +55,7 @@ func (r *rig) do(wantOK bool, stages ...stage) string {
 	return r.said.String()
 }
 
-// called returns and forgets the programs' calls.
+// called returns the programs' calls since the last time.
 func (r *rig) called() []string {
 	raw, _ := os.ReadFile(r.calls)
 	os.Remove(r.calls)
@@ -80,7 +80,7 @@ func (r *rig) has(text string, wants ...string) {
 	}
 }
 
-// figureStages are those that print figures, of the real plan.
+// figureStages are the stages of the real plan that print figures.
 func figureStages(t *testing.T) []stage {
 	stages, err := choose(plan(), strings.Fields("hf decode prefill mixed kernels peers kvio hicache multiturn hits fp8 invariant transformers push ttft"))
 	if err != nil {
@@ -89,8 +89,8 @@ func figureStages(t *testing.T) []stage {
 	return stages
 }
 
-// From recorded output of an H100, and of two H200s, comes the table, with verdicts from the one place
-// of targets, and lines for bench.
+// TestTable: recorded output of an H100 and of two H200s gives the table with verdicts, and lines
+// for bench.
 func TestTable(t *testing.T) {
 	r := newRig(t)
 	r.gpus = 2
@@ -125,7 +125,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// What does not fit any more is not begun; what is smaller and comes later is.
+// TestBudget: a stage that does not fit is not started; a later, smaller one is.
 func TestBudget(t *testing.T) {
 	r := newRig(t)
 	r.budget = 100 * time.Second
@@ -140,7 +140,7 @@ func TestBudget(t *testing.T) {
 	r.has(said, "== large.*not begun: it takes 46 s, 45 are left")
 }
 
-// What ended well is not run again, of the same programs; what failed is.
+// TestResume: with the same programs, parts that failed run again, those that passed do not.
 func TestResume(t *testing.T) {
 	r := newRig(t)
 	s := stage{name: "s", seconds: 60, parts: []part{{name: "a", run: []string{"probe", "a"}}, {name: "b", run: []string{"probe", "b"}}, {name: "c", run: []string{"probe", "c"}}}}
@@ -167,7 +167,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// A part that hangs ends at its own limit, and the others run.
+// TestHang: a part that hangs ends at its limit, and the others run.
 func TestHang(t *testing.T) {
 	r := newRig(t)
 	t.Setenv("FAKE_HANGS", "probe hang*")
@@ -175,7 +175,7 @@ func TestHang(t *testing.T) {
 	r.has(said, `^NOT ENDED s .* hang 0 cases were done`, `^ok +s .* next`)
 }
 
-// A sanitizer's families are clean, not clean or not run, each by itself.
+// TestSanitizer: each of a sanitizer's families has its own verdict.
 func TestSanitizer(t *testing.T) {
 	r := newRig(t)
 	stages := plan()
@@ -197,8 +197,8 @@ func TestSanitizer(t *testing.T) {
 	r.has(r.table(), `^racecheck probe +clean`)
 }
 
-// A sanitizer that fails by itself reports nothing, tests that an architecture has not are
-// none, the parts are spread over the GPUs, and what fails is tried by itself.
+// TestSanitizerItself: a sanitizer's own failure is no report, a test that an architecture lacks
+// passes, parts are spread over the GPUs, and a part that fails is retried alone.
 func TestSanitizerItself(t *testing.T) {
 	for out, want := range map[string]string{
 		"===== Internal Sanitizer Error: while launching\n===== ERROR SUMMARY: 24 errors": bad,
@@ -232,7 +232,7 @@ func TestSanitizerItself(t *testing.T) {
 	}
 }
 
-// What a stage needs and is not here leaves it out, and fails nothing.
+// TestLeftOut: a stage that needs something missing is left out and fails nothing.
 func TestLeftOut(t *testing.T) {
 	r := newRig(t)
 	t.Setenv("FAKE_FAILS", "python3 -c*")
@@ -241,7 +241,7 @@ func TestLeftOut(t *testing.T) {
 	r.has(said, "left out, no torch in python3", "left out, it needs 2 GPUs")
 }
 
-// The script's own options, up to the machine's GPU.
+// TestOptions: options that need no GPU.
 func TestOptions(t *testing.T) {
 	newRig(t)
 	var b strings.Builder
@@ -256,7 +256,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// A library that the loader does not find is looked for in Python's packages.
+// TestLoads: a library that the loader lacks is looked for in Python's packages.
 func TestLoads(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"probe": "echo probe: error while loading shared libraries", "python3": "echo $FAKE_WHERE"} {
@@ -275,7 +275,7 @@ func TestLoads(t *testing.T) {
 	}
 }
 
-// testsOf are the tests of a package's files, and those that need a GPU.
+// testsOf returns the tests of a package, and those of them that need a GPU.
 func testsOf(t *testing.T, dir string) (names, tagged []string) {
 	t.Helper()
 	paths, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
@@ -300,8 +300,8 @@ func testsOf(t *testing.T, dir string) (names, tagged []string) {
 	return names, tagged
 }
 
-// Every test that a stage names is there, and every test of the CUDA backend that
-// needs a GPU is in one family; so is every architecture.
+// TestNames: every test that a stage names exists, every GPU test of the CUDA backend is in one
+// family, and the architectures are complete.
 func TestNames(t *testing.T) {
 	there := map[string][]string{}
 	for _, b := range goTests {
@@ -360,7 +360,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// The script runs what lies in a checkout, and in a pack the program beside it.
+// TestScript: the script runs the sources in a checkout, and the program beside it in a pack.
 func TestScript(t *testing.T) {
 	if out, err := exec.Command("../cuda-test", "--list", "decode").CombinedOutput(); err != nil || !strings.HasPrefix(string(out), "decode ") {
 		t.Errorf("%v\n%s", err, out)
@@ -381,7 +381,7 @@ func TestScript(t *testing.T) {
 	}
 }
 
-// A pack's programs come out as they went in.
+// TestUnpack: a pack's programs come out as they went in.
 func TestUnpack(t *testing.T) {
 	dir, from := t.TempDir(), t.TempDir()
 	for i, name := range compiled {

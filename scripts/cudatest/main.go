@@ -1,6 +1,5 @@
-// Command cudatest shows on a GPU what xpyd promises of one: it runs stages, the
-// most valuable first, and ends with a table of figures, targets and verdicts. See
-// scripts/cuda-test.
+// Command cudatest checks on a GPU what xpyd promises of one. It runs stages, the most valuable
+// first, and ends with a table of figures, targets and verdicts. See scripts/cuda-test.
 package main
 
 import (
@@ -35,15 +34,15 @@ func main() {
 func run(ctx context.Context, args []string, say io.Writer) (bool, error) {
 	began := time.Now()
 	o := flag.NewFlagSet("cuda-test", flag.ContinueOnError)
-	list := o.Bool("list", false, "list the stages and end")
-	names := o.String("stage", "", "stages to run, by commas; or name them behind the options (all, the most valuable first)")
-	budget := o.Int("budget", 0, "seconds: a stage that takes more than is left is not begun")
-	out := o.String("out", "", "where logs and figures go, and what is done already (FOLDER/out, in a checkout bin/cuda/out)")
-	again := o.Bool("again", false, "also run what ended well before")
-	workers := o.Int("workers", 10, "parts of a sanitizer side by side")
-	into := o.String("pack", "", "only build, into this folder, all that a GPU machine without Go needs")
-	table := o.String("table", "", "only print the table of these output folders, by commas")
-	record := o.String("record", "", "add the table's figures to this folder's results and raw, which is bench")
+	list := o.Bool("list", false, "list the stages and exit")
+	names := o.String("stage", "", "stages to run, comma separated, or name them after the options (default all, the most valuable first)")
+	budget := o.Int("budget", 0, "seconds; a stage that needs more than is left is not started")
+	out := o.String("out", "", "folder of logs, figures and the record of finished parts (FOLDER/out, in a checkout bin/cuda/out)")
+	again := o.Bool("again", false, "also run parts that have passed before")
+	workers := o.Int("workers", 10, "sanitizer parts to run in parallel")
+	into := o.String("pack", "", "only build, into this folder, what a GPU machine without Go needs")
+	table := o.String("table", "", "only print the table of these output folders, comma separated")
+	record := o.String("record", "", "add the table's figures and logs to results/ and raw/ of this folder, such as bench")
 	if err := o.Parse(args); errors.Is(err, flag.ErrHelp) {
 		return true, nil
 	} else if err != nil {
@@ -63,7 +62,7 @@ func run(ctx context.Context, args []string, say io.Writer) (bool, error) {
 	case *into != "":
 		return true, packed(ctx, say, *into)
 	}
-	dir, p, err := folder(ctx, say)
+	dir, p, err := programs(ctx, say)
 	if err != nil {
 		return false, err
 	}
@@ -86,7 +85,7 @@ func run(ctx context.Context, args []string, say io.Writer) (bool, error) {
 	return ok, report(say, *record, r.out)
 }
 
-// choose returns the stages of these names, in the plan's order; all, if none.
+// choose returns the named stages in the plan's order, or all if none are named.
 func choose(stages []stage, names []string) ([]stage, error) {
 	for _, n := range names {
 		if !slices.ContainsFunc(stages, func(s stage) bool { return s.name == n }) {
@@ -99,29 +98,29 @@ func choose(stages []stage, names []string) ([]stage, error) {
 	return slices.DeleteFunc(stages, func(s stage) bool { return !slices.Contains(names, s.name) }), nil
 }
 
-// devices asks the driver for the GPUs.
+// devices returns the GPUs' name and number.
 func devices(ctx context.Context) (name string, n int, err error) {
 	raw, err := exec.CommandContext(ctx, "nvidia-smi", "--query-gpu=name", "--format=csv,noheader").Output()
-	lines := strings.Fields(strings.ReplaceAll(string(raw), " ", "_"))
-	if err != nil || len(lines) == 0 {
+	if err != nil || len(raw) == 0 {
 		return "", 0, fmt.Errorf("no GPU: nvidia-smi: %w", err)
 	}
-	return strings.ReplaceAll(lines[0], "_", " "), len(lines), nil
+	lines := strings.Split(strings.TrimSpace(string(raw)), "\n")
+	return strings.TrimSpace(lines[0]), len(lines), nil
 }
 
-// loads sees to it that the loader finds cuBLASLt and NCCL: where it does not, in
-// Python's packages. Without NCCL there is less to compare with, and a transport less.
+// loads makes the loader find cuBLASLt and NCCL, if need be in Python's packages. NCCL may be
+// missing: it is a peer to compare with and one of the transports.
 func loads(ctx context.Context, dir string) error {
 	said, _ := exec.CommandContext(ctx, filepath.Join(dir, "probe")).CombinedOutput()
 	if strings.Contains(string(said), "error while loading shared libraries") && !packaged(ctx, "libcublasLt.so.*") {
-		return fmt.Errorf("%s: name the folder of cuBLASLt in LD_LIBRARY_PATH", strings.TrimSpace(string(said)))
+		return fmt.Errorf("%s: add the folder of cuBLASLt to LD_LIBRARY_PATH", strings.TrimSpace(string(said)))
 	}
 	packaged(ctx, "libnccl.so.2")
 	return nil
 }
 
-// packaged has the loader look where Python's packages have a library, unless it finds it
-// anyhow, and tells whether they have it.
+// packaged reports whether Python's packages have a library that the loader lacks, and adds its
+// folder to the loader's path.
 func packaged(ctx context.Context, pattern string) bool {
 	const find = `import ctypes, glob, os, sys
 try: ctypes.CDLL(sys.argv[1])

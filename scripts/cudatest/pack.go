@@ -16,10 +16,10 @@ import (
 	"strings"
 )
 
-// A pack is a folder with all programs, and pack.json, which this is.
+// pack is pack.json, which lies beside the programs in a folder also called a pack.
 type pack struct {
 	Commit string `json:"commit"`
-	Build  string `json:"build"` // a digest of the programs: what ran well of it needs no second run
+	Build  string `json:"build"` // digest of the programs; what passed is not run again for the same one
 }
 
 // goTests are the test binaries of a pack, by package.
@@ -29,43 +29,38 @@ var goTests = []struct{ name, path string }{
 
 var (
 	compiled = []string{"libxpyd_cuda.so", "probe", "moves", "cuda.test", "worker.test", "stage.test", "xpyd", "bench"}
-	// texts lie beside the programs under their own names: scripts, and a tokenizer for
-	// models of random weights.
+	// texts are copied: scripts, and a tokenizer for models of random weights.
 	texts = []string{"scripts/cuda-test", "scripts/cuda-hf", "scripts/cuda-peers.py", "scripts/fleet.py", "scripts/push-test", "scripts/push-faults",
 		"internal/model/stories260k/tokenizer.json", "internal/model/stories260k/tokenizer_config.json"}
 )
 
-// room is what may travel to a machine at once, with the checkout.
+// room is what may be sent to a machine at once, checkout included.
 const room = 64 << 20
 
-// folder is where the programs are: with this one, in a pack; else they are built
-// into bin/cuda.
-func folder(ctx context.Context, say io.Writer) (string, pack, error) {
+// programs returns the folder of the programs: a pack that this one lies in, or bin/cuda, into
+// which they are built.
+func programs(ctx context.Context, say io.Writer) (dir string, p pack, err error) {
 	exe, err := os.Executable()
 	if err != nil {
-		return "", pack{}, err
+		return "", p, err
 	}
-	dir := filepath.Dir(exe)
-	if _, err := os.Stat(filepath.Join(dir, "pack.json")); err != nil {
-		if dir, err = filepath.Abs("bin/cuda"); err != nil {
-			return "", pack{}, err
-		}
-		if err := build(ctx, say, dir); err != nil {
-			return "", pack{}, err
-		}
-	} else if err := unpack(dir); err != nil {
-		return "", pack{}, err
+	dir = filepath.Dir(exe)
+	if _, missing := os.Stat(filepath.Join(dir, "pack.json")); missing == nil {
+		err = unpack(dir)
+	} else if dir, err = filepath.Abs("bin/cuda"); err == nil {
+		err = build(ctx, say, dir)
+	}
+	if err != nil {
+		return "", p, err
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, "pack.json"))
-	if err != nil {
-		return "", pack{}, err
+	if err == nil {
+		err = json.Unmarshal(raw, &p)
 	}
-	var p pack
-	err = json.Unmarshal(raw, &p) // by itself: in a return p may be read before
 	return dir, p, err
 }
 
-// build makes all programs in dir, from the root of a checkout.
+// build makes all programs in dir; it runs at the root of a checkout.
 func build(ctx context.Context, say io.Writer, dir string) error {
 	command := func(env []string, name string, args ...string) error {
 		fmt.Fprintf(say, "%s %s\n", name, strings.Join(args, " "))
@@ -78,7 +73,7 @@ func build(ctx context.Context, say io.Writer, dir string) error {
 	if err != nil {
 		return err
 	}
-	// Compiled anew they would be other programs, of which nothing is done yet.
+	// nvcc's output differs from run to run, which would invalidate all that has passed.
 	if last, _ := os.ReadFile(in("sources")); string(last) != sources {
 		if err := command(nil, "scripts/build-cuda", in("libxpyd_cuda.so"), in("probe"), in("moves")); err != nil {
 			return err
@@ -93,7 +88,7 @@ func build(ctx context.Context, say io.Writer, dir string) error {
 		}
 	}
 	for _, p := range []struct{ cgo, name, path string }{{"1", "xpyd", "./cmd/xpyd"}, {"0", "bench", "./scripts/bench"}, {"0", "cudatest", "./scripts/cudatest"}} {
-		// Without the commit: of other commits the same program is the same.
+		// Without VCS stamps a program is the same for every commit that does not change it.
 		if err := command([]string{"CGO_ENABLED=" + p.cgo}, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w", "-o", in(p.name), p.path); err != nil {
 			return err
 		}
@@ -103,11 +98,11 @@ func build(ctx context.Context, say io.Writer, dir string) error {
 			return err
 		}
 	}
-	var programs []string
+	var all []string
 	for _, name := range compiled {
-		programs = append(programs, in(name))
+		all = append(all, in(name))
 	}
-	sum, err := digest(programs...)
+	sum, err := digest(all...)
 	if err != nil {
 		return err
 	}
@@ -119,7 +114,7 @@ func build(ctx context.Context, say io.Writer, dir string) error {
 	return errors.Join(err, os.WriteFile(in("pack.json"), append(text, '\n'), 0o644))
 }
 
-// digest is one of the files that match patterns.
+// digest is a digest of the files that match patterns.
 func digest(patterns ...string) (string, error) {
 	sum := sha256.New()
 	for _, p := range patterns {
@@ -138,8 +133,7 @@ func digest(patterns ...string) (string, error) {
 	return fmt.Sprintf("%x", sum.Sum(nil)[:6]), nil
 }
 
-// packed builds into bin/cuda and writes all of it to dir, programs as .gz, and says
-// how large that is.
+// packed builds into bin/cuda, copies everything to dir, programs as .gz, and prints sizes.
 func packed(ctx context.Context, say io.Writer, dir string) error {
 	const from = "bin/cuda"
 	if err := errors.Join(build(ctx, say, from), os.MkdirAll(dir, 0o755)); err != nil {
@@ -169,7 +163,7 @@ func packed(ctx context.Context, say io.Writer, dir string) error {
 	return nil
 }
 
-// place copies a file, and returns its size.
+// place copies a file and returns its size.
 func place(from, to string) (int64, error) {
 	text, err := os.ReadFile(from)
 	if err != nil {
@@ -178,8 +172,7 @@ func place(from, to string) (int64, error) {
 	return int64(len(text)), os.WriteFile(to, text, 0o755)
 }
 
-// compress writes a file as to.gz, instead of what was unpacked before, and returns
-// the size of that.
+// compress writes a file as to.gz, removes an unpacked to, and returns the size of to.gz.
 func compress(from, to string) (int64, error) {
 	text, err := os.ReadFile(from)
 	if err != nil {
@@ -187,46 +180,38 @@ func compress(from, to string) (int64, error) {
 	}
 	var z bytes.Buffer
 	w := gzip.NewWriter(&z)
-	if _, err := w.Write(text); err != nil {
-		return 0, err
-	}
-	if err := errors.Join(w.Close(), os.RemoveAll(to)); err != nil {
+	_, err = w.Write(text)
+	if err := errors.Join(err, w.Close(), os.RemoveAll(to)); err != nil {
 		return 0, err
 	}
 	return int64(z.Len()), os.WriteFile(to+".gz", z.Bytes(), 0o644)
 }
 
-// unpack undoes the compression of a pack, once.
+// unpack expands the programs of a pack unless that is done.
 func unpack(dir string) error {
 	for _, name := range compiled {
 		to := filepath.Join(dir, name)
 		if _, err := os.Stat(to); err == nil {
 			continue
 		}
-		if err := expand(to); err != nil {
+		raw, err := os.ReadFile(to + ".gz")
+		if err != nil {
+			return err
+		}
+		z, err := gzip.NewReader(bytes.NewReader(raw))
+		if err != nil {
+			return err
+		}
+		text, err := io.ReadAll(z)
+		if err == nil {
+			err = os.WriteFile(to+".part", text, 0o755)
+		}
+		if err == nil {
+			err = os.Rename(to+".part", to)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func expand(to string) error {
-	f, err := os.Open(to + ".gz")
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		return err
-	}
-	text, err := io.ReadAll(z)
-	if err != nil {
-		return err
-	}
-	part := to + ".part"
-	if err := os.WriteFile(part, text, 0o755); err != nil {
-		return err
-	}
-	return os.Rename(part, to)
 }

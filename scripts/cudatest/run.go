@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -16,6 +17,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Verdicts of a part.
@@ -27,7 +30,7 @@ const (
 	absent  = "left out"
 )
 
-// An entry is a line of OUT/parts.jsonl: what came of a part. The newest of a part counts.
+// entry is a line of OUT/parts.jsonl: the outcome of a part. The newest of a part counts.
 type entry struct {
 	Build   string  `json:"build"`
 	Stage   string  `json:"stage"`
@@ -38,7 +41,7 @@ type entry struct {
 	At      string  `json:"at"`
 }
 
-// A figure is a line of OUT/figures.jsonl: what a program printed as RESULT or PEER.
+// figure is a line of OUT/figures.jsonl: what a program printed as RESULT or PEER.
 type figure struct {
 	Kind      string  `json:"kind"`
 	Build     string  `json:"build"`
@@ -53,47 +56,36 @@ type figure struct {
 	P1        float64 `json:"p1"`
 	P99       float64 `json:"p99"`
 	Runs      int     `json:"runs"`
-	Device1   float64 `json:"device_value"` // as the device's own clock has it
+	Device1   float64 `json:"device_value"` // by the device's clock
 	Note      string  `json:"note"`
 	Peer      string  `json:"peer"`
 	PeerValue float64 `json:"peer_value"`
 	Spread    string  `json:"spread"`
 }
 
-// A runner runs stages of the programs in dir, and keeps what comes of them in out.
+// runner runs stages with the programs in dir and keeps the outcome in out.
 type runner struct {
 	dir, out string
 	pack     pack
 	device   string
 	gpus     int
-	budget   time.Duration // 0: no end
-	workers  int           // of a sanitizer's parts
+	budget   time.Duration // 0: unlimited
+	workers  int           // for a sanitizer's parts
 	again    bool
 	elapsed  func() time.Duration
 	say      io.Writer
 
-	mu      sync.Mutex
-	done    map[string]entry // of this build, by stage and part
-	modules map[string]bool  // of Python
+	mu   sync.Mutex
+	done map[string]entry // of this build, by stage and part
 }
 
-func (r *runner) left() time.Duration {
-	if r.budget == 0 {
-		return time.Hour
-	}
-	return r.budget - r.elapsed()
-}
-
-// run runs stages in order, and says whether all of them ended well.
+// run runs stages in order and reports whether all passed.
 func (r *runner) run(ctx context.Context, stages []stage) (bool, error) {
-	if err := os.MkdirAll(r.out, 0o755); err != nil {
-		return false, err
-	}
 	entries, err := read[entry](filepath.Join(r.out, "parts.jsonl"))
 	if err != nil {
 		return false, err
 	}
-	r.done, r.modules = map[string]entry{}, map[string]bool{}
+	r.done = map[string]entry{}
 	for _, e := range entries {
 		if e.Build == r.pack.Build {
 			r.done[e.Stage+"/"+e.Part] = e
@@ -110,7 +102,7 @@ func (r *runner) run(ctx context.Context, stages []stage) (bool, error) {
 	return all, nil
 }
 
-// missing says why a stage cannot run here.
+// missing returns why a stage cannot run here, or "".
 func (r *runner) missing(ctx context.Context, s *stage) string {
 	if s.gpus > r.gpus {
 		return fmt.Sprintf("it needs %d GPUs", s.gpus)
@@ -120,16 +112,8 @@ func (r *runner) missing(ctx context.Context, s *stage) string {
 			return "no compute-sanitizer here"
 		}
 	}
-	if s.python == "" {
-		return ""
-	}
-	has, known := r.modules[s.python]
-	if !known {
-		find := "import sys, importlib.util as i; sys.exit(not all(map(i.find_spec, sys.argv[1:])))"
-		has = exec.CommandContext(ctx, "python3", append([]string{"-c", find}, strings.Fields(s.python)...)...).Run() == nil
-		r.modules[s.python] = has
-	}
-	if !has {
+	find := "import sys, importlib.util as i; sys.exit(not all(map(i.find_spec, sys.argv[1:])))"
+	if s.python != "" && exec.CommandContext(ctx, "python3", append([]string{"-c", find}, strings.Fields(s.python)...)...).Run() != nil {
 		return "no " + s.python + " in python3"
 	}
 	return ""
@@ -151,87 +135,80 @@ func (r *runner) stage(ctx context.Context, s *stage) (ok bool, err error) {
 		fmt.Fprintf(r.say, "%s: %s, %s\n", head, absent, why)
 		return true, r.note(s, &parts[0], absent, why, 0)
 	}
-	need := time.Duration(s.seconds) * time.Second
-	if left := r.left(); left < need {
+	need, left := time.Duration(s.seconds)*time.Second, time.Hour
+	if r.budget > 0 {
+		left = r.budget - r.elapsed()
+	}
+	if left < need {
 		fmt.Fprintf(r.say, "%s: not begun: it takes %d s, %d are left\n", head, s.seconds, int(left.Seconds()))
 		return false, nil
 	}
 	fmt.Fprintf(r.say, "%s (%d of %d parts, about %d s)\n", head, len(parts), len(s.parts), s.seconds)
-	ctx, cancel := context.WithTimeout(ctx, min(2*need, r.left()))
+	ctx, cancel := context.WithTimeout(ctx, min(2*need, left))
 	defer cancel()
-	log, err := os.OpenFile(filepath.Join(r.out, s.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	log, err := appendTo(filepath.Join(r.out, s.name+".log"))
 	if err != nil {
 		return false, err
 	}
 	defer log.Close()
 	workers := 1
 	if s.tool != "" {
-		workers = r.workers
-		if s.beside > 0 {
-			workers = min(workers, s.beside)
-		}
+		workers = min(r.workers, cmp.Or(s.beside, r.workers))
 	}
-	if s.tool != "" && r.gpus > 1 { // they take turns at having the next part
+	if s.tool != "" && r.gpus > 1 { // spread the parts over the GPUs
 		for i := range parts {
 			parts[i].env = append(slices.Clone(parts[i].env), fmt.Sprintf("CUDA_VISIBLE_DEVICES=%d", i%r.gpus))
 		}
 	}
 	ok = true
 	failed, err := r.beside(ctx, s, parts, workers, log, &ok)
-	if err == nil && workers > 1 { // by itself, which leaves the tool all of the memory
+	if err == nil && workers > 1 { // again one by one, with all of the memory for the tool
 		_, err = r.beside(ctx, s, failed, 1, log, &ok)
 	}
 	return ok, errors.Join(err, log.Sync())
 }
 
-// beside runs parts, so many at once. Those that failed with others beside them are
-// returned, and say nothing about ok yet.
+// beside runs parts on workers and clears ok unless they pass. With several workers, failed parts
+// are returned instead: they may fail for lack of memory.
 func (r *runner) beside(ctx context.Context, s *stage, parts []part, workers int, log *os.File, ok *bool) (failed []part, err error) {
-	next := make(chan *part, len(parts))
+	var all errgroup.Group
+	all.SetLimit(max(workers, 1))
 	for i := range parts {
-		next <- &parts[i]
-	}
-	close(next)
-	var all sync.WaitGroup
-	for range min(workers, len(parts)) {
-		all.Go(func() {
-			for p := range next {
-				verdict, e := r.part(ctx, s, p, log)
-				r.mu.Lock()
-				if verdict == bad && workers > 1 {
-					failed = append(failed, *p)
-				} else {
-					*ok = *ok && verdict == good
-				}
-				err = errors.Join(err, e)
-				r.mu.Unlock()
+		all.Go(func() error {
+			verdict, err := r.part(ctx, s, &parts[i], log)
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if verdict == bad && workers > 1 {
+				failed = append(failed, parts[i])
+			} else {
+				*ok = *ok && verdict == good
 			}
+			return err
 		})
 	}
-	all.Wait()
-	return failed, err
+	return failed, all.Wait()
 }
 
-// leftOut is what a tool is not to look at: the probe's oracle; calls that fail, which tests
-// of what is refused make and look at; and cuBLASLt's kernels, where the tool keeps so much
-// about them that a device holds few such processes. racecheck without them reads where
-// nothing is (an illegal access, in the tool): what it says of them is left out by judge.
+// leftOut keeps a tool from looking at the probe's oracle, at calls that tests make fail on
+// purpose, and at cuBLASLt's kernels where they take so much of its memory that few processes
+// fit a device. racecheck fails if it must skip cuBLASLt's kernels, so judge ignores what it reports
+// of them.
 var leftOut = map[string][]string{
 	"memcheck":  {"--kernel-name-exclude", "kernel_substring=reference_kernel", "--report-api-errors", "no"},
 	"synccheck": {"--kernel-name-exclude", "kernel_substring=reference_kernel", "--kernel-name-exclude", "kernel_substring=nvjet"},
 	"racecheck": {"--kernel-name-exclude", "kernel_substring=reference_kernel", "--kernel-name-exclude", "kernel_substring=mass_kernel", "--print-limit", "100000"},
 }
 
-// command is a part's program, under the stage's tool, in dir.
+// command is a part's program under the stage's tool, in dir.
 func (r *runner) command(ctx context.Context, s *stage, p *part, limit time.Duration) *exec.Cmd {
 	run := slices.Clone(p.run)
-	if strings.HasSuffix(run[0], ".test") { // a hang shows where
+	if strings.HasSuffix(run[0], ".test") { // shows where it hangs
 		run = append(run, "-test.timeout", max(limit*9/10, time.Second).String())
 	}
 	if run[0] != "python3" {
 		run[0] = filepath.Join(r.dir, run[0])
 	}
-	if s.tool != "" && p.run[0] == "probe" { // a line a case, so that a log that is cut short says how many
+	if s.tool != "" && p.run[0] == "probe" { // line by line, so that a cut log shows the cases done
 		run = append([]string{"stdbuf", "-oL"}, run...)
 	}
 	if s.tool != "" {
@@ -246,7 +223,7 @@ func (r *runner) command(ctx context.Context, s *stage, p *part, limit time.Dura
 		}
 	}
 	if s.tool != "" {
-		cmd.Env = append(cmd.Env, "GOMAXPROCS=2") // of each of those beside each other
+		cmd.Env = append(cmd.Env, "GOMAXPROCS=2") // many run in parallel
 	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // tools have children
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
@@ -273,7 +250,7 @@ func (r *runner) part(ctx context.Context, s *stage, p *part, log *os.File) (str
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	fmt.Fprintf(r.say, "%-9s %-9s %6.1f s  %s %s\n", verdict, s.name, took.Seconds(), p.name, note)
-	if verdict == bad { // what a log that is cut short would lose
+	if verdict == bad { // a cut log would lose it
 		fmt.Fprintln(r.say, tail(string(out), 12))
 	}
 	if _, err := log.WriteString(text); err != nil {
@@ -294,7 +271,7 @@ var (
 	failing = regexp.MustCompile(`(?m)^(?:\s*--- FAIL: .*|FAIL.*|panic: .*)$`)
 )
 
-// judge says what came of a process; maybe: of a test that may not be there.
+// judge returns the verdict on a process; with maybe, the test may not exist.
 func judge(tool, out string, maybe bool, state *os.ProcessState, ended, err error) (verdict, note string) {
 	if ended != nil || strings.Contains(out, "panic: test timed out after") {
 		return late, fmt.Sprintf("%d cases were done", len(cases.FindAllString(out, -1)))
@@ -311,7 +288,7 @@ func judge(tool, out string, maybe bool, state *os.ProcessState, ended, err erro
 	case tool != "" && strings.Contains(out, "warning: no tests to run"):
 		return map[bool]string{true: good, false: bad}[maybe], "no such test"
 	case strings.Contains(out, "Internal Sanitizer Error"), strings.Contains(out, "Error: process didn't terminate successfully"): // none of ours
-		return bad, "the tool has failed: its memory may not be there for so many side by side"
+		return bad, "the tool itself failed, perhaps for lack of memory beside the others"
 	case found > 0 || tool != "" && others == 0 && state != nil && state.ExitCode() == 9:
 		return reports, fmt.Sprintf("%d", found)
 	case err != nil && (others == 0 || failing.MatchString(out)):
@@ -331,7 +308,7 @@ func tail(text string, n int) string {
 
 var printed = regexp.MustCompile(`(?m)^(RESULT|PEER) (\{.*\})$`)
 
-// figures keeps what a part has printed.
+// figures records what a part printed.
 func (r *runner) figures(s *stage, verdict, out string) error {
 	for _, m := range printed.FindAllStringSubmatch(out, -1) {
 		f := figure{Kind: m[1], Build: r.pack.Build, Commit: r.pack.Commit, Device: r.device, Date: time.Now().UTC().Format(time.DateOnly), Stage: s.name, Verdict: verdict}
@@ -353,26 +330,32 @@ func (r *runner) note(s *stage, p *part, verdict, note string, took time.Duratio
 		Seconds: took.Seconds(), At: time.Now().UTC().Format(time.RFC3339)})
 }
 
-// add appends a line to a file of JSON lines.
+// add appends a line to a file of JSON lines, and makes its folder.
 func add(path string, v any) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	line, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	line, err := json.Marshal(v)
-	if err == nil {
-		_, err = f.Write(append(line, '\n'))
+	f, err := appendTo(path)
+	if err != nil {
+		return err
 	}
+	_, err = f.Write(append(line, '\n'))
 	return errors.Join(err, f.Close())
 }
 
-// read reads a file of JSON lines; one that is not there has none.
+// appendTo opens a file to append to, and makes its folder.
+func appendTo(path string) (*os.File, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+}
+
+// read reads a file of JSON lines; a missing file has none.
 func read[T any](path string) (list []T, err error) {
 	raw, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	for line := range strings.Lines(string(raw)) {

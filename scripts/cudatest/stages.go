@@ -6,34 +6,34 @@ import (
 	"strings"
 )
 
-// A stage is what one call can choose, begin only if its seconds fit, and leave
-// out when it is done. Stages stand in order of value.
+// stage is the unit that a call can name. It starts only if its seconds fit, and is not repeated
+// once it has passed.
 type stage struct {
 	name, about string
-	seconds     int    // on an H100; twice as many are its limit
-	gpus        int    // fewer: left out; 0 is 1
-	python      string // modules that it needs, by spaces
-	tool        string // of compute-sanitizer, under which parts run side by side
-	beside      int    // no more parts than that, if not 0
+	seconds     int    // on an H100; the limit is twice that
+	gpus        int    // that it needs; 0 is 1
+	python      string // modules that it needs, space separated
+	tool        string // of compute-sanitizer, under which parts run in parallel
+	beside      int    // most parts in parallel; 0: no limit
 	parts       []part
 }
 
-// A part is one process, with a verdict of its own.
+// part is one process with its own verdict.
 type part struct {
 	name    string   // "FAMILY" or "FAMILY/CASE"
-	run     []string // a program of the folder or python3, and arguments
-	env     []string // NAME=VALUE, where the environment has no NAME
-	seconds int      // its limit, if not the stage's
-	maybe   bool     // it may be that there is no such test
+	run     []string // a program of the folder, or python3, and its arguments
+	env     []string // NAME=VALUE, unless the environment has NAME
+	seconds int      // its limit; 0: the stage's
+	maybe   bool     // the test may not exist
 }
 
-// A family is a set of tests of the kernels that belong together.
+// family is a set of related tests of the kernels.
 type family struct {
 	name      string
 	tests     []string // of cuda.test
-	split     []string // those of them whose subtests (one an architecture) are parts of a sanitizer
-	processes []string // those of them that start a process; not under a sanitizer, whose kernels others run
-	race      []string // those of them for racecheck, or subtests, that launch all kernels which are not in the probe
+	split     []string // tests whose subtests, one per architecture, are parts under a sanitizer
+	processes []string // tests that start a process; not run under a sanitizer, as others run their kernels
+	race      []string // tests or subtests for racecheck that launch all kernels which the probe lacks
 	fp16      bool     // run once more in fp16
 }
 
@@ -52,14 +52,14 @@ var families = []family{
 	{name: "overlap", tests: []string{"TestOverlapEqualsSteps", "TestOverlappingChunks", "TestAppendsOfChangingSteps", "TestLaunchRefused"}, fp16: true},
 }
 
-// alone wants the device for itself, and has no kernels of its own.
+// alone needs the device for itself and has no kernels of its own.
 var alone = []string{"TestMemory"}
 
-// figures are tests that only print what they measure, and so are in no family.
+// figureTests only print what they measure, so they are in no family.
 var figureTests = []string{"TestSpeed", "TestPushBeside", "TestLinksBeside"}
 
-// architectures are the subtests of model_test.go's families(), as -test.run has them;
-// those that FP8 KV, FP8 weights and batch invariance leave out find no test, which passes.
+// architectures are the subtests of model_test.go's families() by their -test.run names. FP8 KV,
+// FP8 weights and batch invariance lack some, which passes.
 var architectures = []string{
 	"llama_mha_64", "llama_gqa4_128", "llama_gqa8_128", "qwen2_gqa7_64", "qwen3_gqa2_128",
 	"llama_gqa2_8", "qwen3_gqa2_80", "gqa3_96", "gqa17_64", "llama_gqa4_256x",
@@ -81,13 +81,12 @@ func peers(names ...string) part {
 	return part{name: names[0], run: append([]string{"python3", "cuda-peers.py"}, names...)}
 }
 
-// links are pushes between two processes beside NCCL: pieces of so many KiB by
-// the number of KV heads that makes them.
+// links pushes between two processes beside NCCL; heads, the number of KV heads, sets the piece size.
 func links(name, heads string) part {
 	return part{name: name, run: []string{"moves", "push", "libnccl.so.2", heads}, seconds: 60}
 }
 
-// faults is a fleet of 2P2D that is struck, over one transport.
+// faults strikes a fleet of 2P2D over one transport.
 func faults(transport string) part {
 	return part{name: transport, seconds: 170, run: []string{"python3", "push-faults", "--xpyd", "xpyd", "--library", "libxpyd_cuda.so",
 		"--make-model", "--tokenizer", ".", "--transports", transport}}
@@ -96,7 +95,7 @@ func faults(transport string) part {
 func suite() (parts []part) {
 	for _, f := range families {
 		limit := 60
-		if f.split != nil { // these wait for the CPU's logits
+		if f.split != nil { // they wait for the CPU's logits
 			limit = 150
 		}
 		parts = append(parts, tests("cuda.test", f.name, limit, nil, f.tests...))
@@ -107,7 +106,7 @@ func suite() (parts []part) {
 	return append(parts, tests("cuda.test", "alone", 60, nil, alone...))
 }
 
-// slicesOf are the probe's cases, so many at a time, for a sanitizer.
+// slicesOf splits the probe's cases into of parts for a sanitizer.
 func slicesOf(of int, name string, run ...string) (parts []part) {
 	for i := range of {
 		parts = append(parts, part{name: fmt.Sprintf("%s/%d", name, i+1), run: append([]string{"probe", "check"}, run...), env: []string{fmt.Sprintf("PART=%d/%d", i+1, of), "VERBOSE=1"}})
@@ -115,8 +114,8 @@ func slicesOf(of int, name string, run ...string) (parts []part) {
 	return parts
 }
 
-// sanitized is all that runs under a tool: the probe's cases, without its oracle, and
-// each test by itself, so that one that never ends says which it was.
+// sanitized is what runs under a tool: the probe's cases without its oracle, and each test by
+// itself, so that one that hangs has a name.
 func sanitized() []part {
 	parts := slicesOf(16, "probe", "quick")
 	for _, f := range families {
@@ -137,7 +136,7 @@ func sanitized() []part {
 	return parts
 }
 
-// raced are tests for racecheck, which takes minutes and gigabytes of host memory for a model.
+// raced is the few tests for racecheck, which takes minutes and gigabytes of host memory per model.
 func raced() (parts []part) {
 	for _, f := range families {
 		for _, t := range f.race {
@@ -148,7 +147,7 @@ func raced() (parts []part) {
 	return parts
 }
 
-// sub is a test of a family by itself, or those of its subtests that match.
+// sub is one test of a family, or its subtests that match of.
 func sub(f family, test, of string) part {
 	p := tests("cuda.test", f.name+"/"+test, 0, nil, test)
 	if of != "" {

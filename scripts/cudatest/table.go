@@ -14,21 +14,19 @@ import (
 	"github.com/xpyd/xpyd/internal/figures"
 )
 
-// A row is a line of the table: a figure, what is wanted of it, and what it is
-// compared with: the first is its peer.
+// row is a line of the table: a figure, its target, and what it is compared with.
 type row struct {
 	name   string
-	want   string // "<= 5.9", or nothing
-	beside []value
+	want   string  // the target: "<= 5.9", or ""
+	beside []value // the first is its peer
 }
 
 type value struct {
 	label string
-	value float64 // NaN-free; 0: not measured in this run
+	value float64 // 0: not measured in this run
 }
 
-// A book is what output folders hold: the newest figure and verdict of each name,
-// all of the build that ran last.
+// book has the newest figure and verdict of each name in the output folders.
 type book struct {
 	own, peers map[string]figure
 	parts      []entry
@@ -38,19 +36,17 @@ type book struct {
 
 func open(folders []string) (*book, error) {
 	b := &book{own: map[string]figure{}, peers: map[string]figure{}}
-	newest := map[string]entry{}
-	var order []string
 	for _, dir := range folders {
 		entries, err := read[entry](filepath.Join(dir, "parts.jsonl"))
 		if err != nil {
 			return nil, err
 		}
 		for _, e := range entries {
-			key := e.Stage + "/" + e.Part
-			if _, ok := newest[key]; !ok {
-				order = append(order, key)
+			if i := b.part(e.Stage, e.Part); i >= 0 {
+				b.parts[i] = e
+			} else {
+				b.parts = append(b.parts, e)
 			}
-			newest[key] = e
 		}
 		all, err := read[figure](filepath.Join(dir, "figures.jsonl"))
 		if err != nil {
@@ -70,19 +66,21 @@ func open(folders []string) (*book, error) {
 		}
 		b.logs = append(b.logs, logs...)
 	}
-	if len(order) == 0 {
+	if len(b.parts) == 0 {
 		return nil, fmt.Errorf("nothing has run in %s", strings.Join(folders, ", "))
 	}
-	for _, key := range order {
-		b.parts = append(b.parts, newest[key])
-	}
-	b.prepare()
+	b.derive()
 	return b, nil
 }
 
-// prepare makes figures of others: the better of two copies is what percentages are
-// of, the best engines are what both ways at once are, and the best chunk is prefill's.
-func (b *book) prepare() {
+// part is the index of a part's verdict, or -1.
+func (b *book) part(stage, name string) int {
+	return slices.IndexFunc(b.parts, func(e entry) bool { return e.Stage == stage && e.Part == name })
+}
+
+// derive makes figures from others: percentages of the better of two copies, the best engines for
+// both directions at once, and the best chunk size for prefill.
+func (b *book) derive() {
 	own, theirs := b.own["copy"].Value, b.peers["copy"].Value
 	for _, k := range []string{"copy", "read"} {
 		if _, ok := b.peers[k]; !ok && own > 0 {
@@ -119,7 +117,7 @@ func (b *book) prepare() {
 
 func (b *book) peer(label, name string) value { return value{label, b.peers[name].Value} }
 
-// bytes is the time of so many GB at the measured copy bandwidth, in ms.
+// bytes is the time for gb at the measured copy bandwidth, in ms.
 func (b *book) bytes(gb float64) value {
 	v := value{label: "bytes at the measured copy bandwidth"}
 	if rate := b.peers["copy"].Value; rate > 0 {
@@ -128,7 +126,7 @@ func (b *book) bytes(gb float64) value {
 	return v
 }
 
-// verdict is "met" or "missed", or nothing where nothing is wanted.
+// verdict is "met" or "missed", or "" without a target.
 func (r *row) verdict(v float64) string {
 	var sign string
 	var bound float64
@@ -141,7 +139,7 @@ func (r *row) verdict(v float64) string {
 	return "missed"
 }
 
-// report prints the table, and with a folder for records adds the figures to it.
+// report prints the table and, if record names a folder, records the figures there.
 func report(say io.Writer, record string, folders ...string) error {
 	b, err := open(folders)
 	if err != nil {
@@ -154,10 +152,10 @@ func report(say io.Writer, record string, folders ...string) error {
 			wanted++
 		}
 		f, ok := b.own[r.name]
+		if !ok && r.want != "" {
+			fmt.Fprintf(say, "%-36s%12s %-10snot measured\n", r.name, "-", r.want)
+		}
 		if !ok {
-			if r.want != "" {
-				fmt.Fprintf(say, "%-36s%12s %-10snot measured\n", r.name, "-", r.want)
-			}
 			continue
 		}
 		v := r.verdict(f.Value)
@@ -181,56 +179,58 @@ func report(say io.Writer, record string, folders ...string) error {
 	return b.record(record)
 }
 
-const unrun = "not run"
+// tally counts the verdicts on parts that are shown in one line.
+type tally struct {
+	name             string
+	all, good, unrun int
+	notes            []string
+}
 
-// verdicts prints how stages ended: a line of each stage, and of each family of a
-// sanitizer's.
+// verdicts prints the outcome of each stage, for a sanitizer of each family.
 func (b *book) verdicts(say io.Writer) {
-	stages := plan()
-	for _, s := range stages {
-		var names []string // of what is counted together
-		counts, notes := map[string]map[string]int{}, map[string][]string{}
+	for _, s := range plan() {
+		if !slices.ContainsFunc(b.parts, func(e entry) bool { return e.Stage == s.name }) {
+			fmt.Fprintf(say, "%-36s%12s %s\n", s.name, "not run", s.about)
+			continue
+		}
+		clean := "ok"
+		if s.tool != "" {
+			clean = "clean"
+		}
+		var list []*tally
 		for _, p := range s.parts {
 			name := s.name
 			if s.tool != "" {
 				family, _, _ := strings.Cut(p.name, "/")
 				name += " " + family
 			}
-			if counts[name] == nil {
-				counts[name], names = map[string]int{}, append(names, name)
+			if len(list) == 0 || list[len(list)-1].name != name { // a family's parts are adjacent
+				list = append(list, &tally{name: name})
 			}
-			e := entry{Verdict: unrun}
-			if i := slices.IndexFunc(b.parts, func(e entry) bool { return e.Stage == s.name && e.Part == p.name }); i >= 0 {
-				e = b.parts[i]
-			}
-			if counts[name][e.Verdict]++; e.Verdict != good && e.Verdict != unrun {
-				notes[name] = append(notes[name], strings.TrimSpace(p.name+" "+e.Verdict+" "+e.Note))
+			t := list[len(list)-1]
+			t.all++
+			if i := b.part(s.name, p.name); i < 0 {
+				t.unrun++
+			} else if e := b.parts[i]; e.Verdict == good {
+				t.good++
+			} else {
+				t.notes = append(t.notes, strings.TrimSpace(p.name+" "+e.Verdict+" "+e.Note))
 			}
 		}
-		if !slices.ContainsFunc(b.parts, func(e entry) bool { return e.Stage == s.name }) {
-			fmt.Fprintf(say, "%-36s%12s %s\n", s.name, unrun, s.about)
-			continue
-		}
-		for _, name := range names {
-			word, all := "ok", 0
-			if s.tool != "" {
-				word = "clean"
+		for _, t := range list {
+			word := clean
+			if t.good < t.all {
+				word = fmt.Sprintf("%d of %d", t.good, t.all)
 			}
-			for _, n := range counts[name] {
-				all += n
+			if t.unrun > 0 {
+				t.notes = append(t.notes, fmt.Sprintf("%d not run", t.unrun))
 			}
-			if counts[name][good] < all {
-				word = fmt.Sprintf("%d of %d", counts[name][good], all)
-				if n := counts[name][unrun]; n > 0 {
-					notes[name] = append(notes[name], fmt.Sprintf("%d not run", n))
-				}
-			}
-			fmt.Fprintf(say, "%-36s%12s %s\n", name, word, strings.Join(notes[name], "; "))
+			fmt.Fprintf(say, "%-36s%12s %s\n", t.name, word, strings.Join(t.notes, "; "))
 		}
 	}
 }
 
-// record adds the figures to DIR/results and the logs to DIR/raw, as other benchmarks have them.
+// record adds the figures to DIR/results and the logs to DIR/raw, like other benchmarks.
 func (b *book) record(dir string) error {
 	raw := filepath.Join("bench", "raw", b.last.Date+"-cuda-test.log")
 	for _, r := range b.rows() {
@@ -249,19 +249,13 @@ func (b *book) record(dir string) error {
 			spread = append(spread, fmt.Sprintf("%s: %.4g", p.label, p.value))
 		}
 		book, _, _ := strings.Cut(r.name, ".")
-		if err := os.MkdirAll(filepath.Join(dir, "results"), 0o755); err != nil {
-			return err
-		}
 		if err := add(filepath.Join(dir, "results", book+".jsonl"), figures.Figure{
 			Name: r.name, Value: f.Value, Unit: f.Unit, Peer: r.beside[0].label, PeerValue: r.beside[0].value, Ratio: f.Value / r.beside[0].value,
 			Device: f.Device, Model: modelOf(r.name), Command: "scripts/cuda-test " + f.Stage, Commit: f.Commit, Date: f.Date, Runs: f.Runs, Spread: strings.Join(spread, "; "), Raw: raw}); err != nil {
 			return err
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(dir, "raw"), 0o755); err != nil {
-		return err
-	}
-	log, err := os.OpenFile(filepath.Join(dir, "raw", filepath.Base(raw)), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	log, err := appendTo(filepath.Join(dir, "raw", filepath.Base(raw)))
 	if err != nil {
 		return err
 	}

@@ -1,16 +1,18 @@
 package main
 
 import (
+	"fmt"
+	"path"
 	"slices"
 	"strings"
 )
 
-// Llama-3-8B's shape: GB of weights that a decode step reads, and of KV a token.
+// Llama-3-8B's shape: GB of weights read by a decode step, and of KV per token.
 const weights, perToken = 15.01, 131072 / 1e9
 
 const cuDNN, flash, flashInfer = "PyTorch SDPA, cuDNN, dense KV", "PyTorch SDPA, flash, dense KV", "FlashInfer, paged KV"
 
-// rows is the one place of targets.
+// rows has all targets.
 func (b *book) rows() (list []row) {
 	add := func(name, want string, beside ...value) {
 		list = append(list, row{name, want, slices.DeleteFunc(beside, func(v value) bool { return v.value == 0 })})
@@ -66,7 +68,7 @@ func (b *book) rows() (list []row) {
 		f := b.own["hicache."+c[0]]
 		add("hicache."+c[0], c[1], value{f.Peer, f.PeerValue})
 	}
-	list = append(list, b.pushes()...)
+	b.pushes(add)
 	for _, c := range [][2]string{{"16_at_8k", "<= 7"}, {"16_at_32k", "<= 8"}, {"128_at_8k", ""}} {
 		k := 8.0
 		if strings.HasSuffix(c[0], "32k") {
@@ -92,16 +94,9 @@ func (b *book) rows() (list []row) {
 	return list
 }
 
-// pushes are the rows of what moves between two GPUs.
-func (b *book) pushes() (list []row) {
+// pushes are the rows of transfers between two GPUs.
+func (b *book) pushes(add func(name, want string, beside ...value)) {
 	const nccl = "NCCL send/recv, contiguous"
-	add := func(name, want string, peer value) {
-		r := row{name: name, want: want}
-		if peer.value != 0 {
-			r.beside = []value{peer}
-		}
-		list = append(list, r)
-	}
 	for _, piece := range []string{"", ".p64k"} {
 		for _, c := range [][2]string{{"1m", ">= 105"}, {"4m", ">= 230"}, {"16m", ">= 320"}, {"64m", ">= 345"}, {"512m", ""}, {"1g", ">= 365"}} {
 			add("push.ipc_gbs."+c[0]+piece, c[1], b.peer(nccl, "nccl."+c[0]+piece))
@@ -116,34 +111,35 @@ func (b *book) pushes() (list []row) {
 		f := b.own["push."+c[0]]
 		add("push."+c[0], c[1], value{f.Peer, f.PeerValue})
 	}
-	return list
 }
 
-// modelOf says what a figure was measured with.
+// modelOf describes the model and load of a figure.
 func modelOf(name string) string {
-	switch {
-	case strings.HasPrefix(name, "kvio."):
-		ctas := "4 CTAs"
-		if !strings.HasSuffix(name, "t16") && !strings.HasSuffix(name, "t64") {
-			ctas = "at most 8 CTAs"
-		}
-		return "Llama-3-8B shape's KV, 512 MiB in shuffled blocks of all 32 layers, block-first host memory, " + ctas
-	case strings.HasPrefix(name, "push.ipc_gbs.run"):
-		return "runs of " + strings.TrimSuffix(name[len("push.ipc_gbs.run"):], "m") + " MiB by the copy engine, 1 GiB, two processes, digests and flag"
-	case strings.HasPrefix(name, "push.ipc_gbs."), name == "push.digest_cost_pct":
-		piece := "32 KiB"
-		if strings.HasSuffix(name, ".p64k") {
-			piece = "64 KiB"
-		}
-		return "pieces of " + piece + ", shuffled, two processes, digests and flag"
-	case strings.HasPrefix(name, "push.staged_"), strings.HasPrefix(name, "push.nccl_"):
-		return "pool of 4 layers, 64 KiB a block of a layer, scattered at decode, digests verified"
-	case strings.HasPrefix(name, "push."):
-		return "Llama-3-8B shape with 512 tokens to draw from, random bf16 weights, 2,048 tokens a step; streams of 4,000 tokens"
-	case strings.HasPrefix(name, "gpu.endurance_"):
-		return "8 layers of 1024, random bf16 weights, batch_invariant, 200 clients"
-	case strings.HasPrefix(name, "gpu.hf_"):
-		return "10 random models: Llama, Qwen2, Qwen3; GQA 1 to 8"
-	}
-	return "Llama-3-8B shape, random bf16 weights"
+	i := slices.IndexFunc(models, func(m [2]string) bool { ok, _ := path.Match(m[0], name); return ok })
+	return models[i][1]
+}
+
+const (
+	kvioModel  = "Llama-3-8B shape's KV, 512 MiB in shuffled blocks of all 32 layers, block-first host memory, "
+	piecesOf   = "pieces of %s, shuffled, two processes, digests and flag"
+	runsOf     = "runs of %s by the copy engine, 1 GiB, two processes, digests and flag"
+	stageModel = "pool of 4 layers, 64 KiB a block of a layer, scattered at decode, digests verified"
+)
+
+// models are those of figures whose names match a pattern; the first match counts.
+var models = [][2]string{
+	{"kvio.*.t16", kvioModel + "4 CTAs"},
+	{"kvio.*.t64", kvioModel + "4 CTAs"},
+	{"kvio.*", kvioModel + "at most 8 CTAs"},
+	{"push.ipc_gbs.run1m", fmt.Sprintf(runsOf, "1 MiB")},
+	{"push.ipc_gbs.run16m", fmt.Sprintf(runsOf, "16 MiB")},
+	{"push.*.p64k", fmt.Sprintf(piecesOf, "64 KiB")},
+	{"push.ipc_gbs.*", fmt.Sprintf(piecesOf, "32 KiB")},
+	{"push.digest_cost_pct", fmt.Sprintf(piecesOf, "32 KiB")},
+	{"push.staged_*", stageModel},
+	{"push.nccl_*", stageModel},
+	{"push.*", "Llama-3-8B shape with 512 tokens to draw from, random bf16 weights, 2,048 tokens a step; streams of 4,000 tokens"},
+	{"gpu.endurance_*", "8 layers of 1024, random bf16 weights, batch_invariant, 200 clients"},
+	{"gpu.hf_*", "10 random models: Llama, Qwen2, Qwen3; GQA 1 to 8"},
+	{"*", "Llama-3-8B shape, random bf16 weights"},
 }

@@ -1,12 +1,11 @@
-// Kvsoak keeps many transfers of many peers in flight between two processes
-// and shows whether memory, goroutines and latency stay flat.
+// Command kvsoak keeps many transfers of many peers in flight between two processes and checks
+// that memory, goroutines and latency stay flat.
 //
 //	go run ./scripts/kvsoak -peers 200 -transfers 10000 -time 10m
 //
-// This process holds the receivers, one session each to the one sender, which
-// is a second process. A transfer waits at the sender for -compute, as for a
-// prompt, and then moves 4 small blocks of one layer, every byte of which is
-// compared. Latency is what a transfer takes beyond that wait.
+// This process has the receivers, each with a session to the sender, a second process. A transfer
+// waits at the sender for -compute, as for a prompt, and then moves 2 small blocks of 2 layers.
+// Every byte is compared. Latency excludes the wait.
 package main
 
 import (
@@ -32,6 +31,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/figures"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/tcp"
@@ -42,7 +42,7 @@ const tokens, blocks = 8, 2 // of one transfer; 2 layers
 
 func config(id string, compute time.Duration, transfers int) kvconn.Config {
 	c := kvconn.DefaultConfig()
-	c.PeerSilence = 10 * time.Second // the machine is shared: this is no test of silence
+	c.PeerSilence = 10 * time.Second // for a shared machine; silence is not under test
 	c.AcceptTimeout, c.RevokeTimeout, c.RepairTimeout = 30*time.Second, 10*time.Second, 30*time.Second
 	c.TicketTimeout = compute + time.Minute
 	c.MaxTickets = max(c.MaxTickets, transfers)
@@ -55,27 +55,25 @@ func config(id string, compute time.Duration, transfers int) kvconn.Config {
 func main() {
 	peers := flag.Int("peers", 200, "receivers, one session each")
 	transfers := flag.Int("transfers", 10_000, "in flight at a time, over all receivers")
-	length := flag.Duration("time", 10*time.Minute, "how long")
-	every := flag.Duration("every", 15*time.Second, "between two lines")
-	profiles := flag.String("profiles", "", "folder for the receivers' heap profiles after a third of the time and at the end")
+	length := flag.Duration("time", 10*time.Minute, "duration")
+	every := flag.Duration("every", 15*time.Second, "between lines of output")
+	profiles := flag.String("profiles", "", "folder for the receivers' heap profiles, after a third of the time and at the end")
 	compute := flag.Duration("compute", 20*time.Second, "wait at the sender")
 	sender := flag.Bool("sender", false, "be the second process")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	var err error
+	work := func() error { return soak(ctx, *peers, *transfers, *length, *every, *compute, *profiles) }
 	if *sender {
-		err = serve(ctx, config("sender", *compute, *transfers), *compute)
-	} else {
-		err = soak(ctx, *peers, *transfers, *length, *every, *compute, *profiles)
+		work = func() error { return serveSender(ctx, config("sender", *compute, *transfers), *compute) }
 	}
-	if err != nil {
+	if err := work(); err != nil {
 		fmt.Fprintln(os.Stderr, "kvsoak:", err)
 		os.Exit(1)
 	}
 }
 
-// sample is what one process holds.
+// sample is what a process holds.
 type sample struct {
 	RSS, Heap  uint64 // MiB
 	Goroutines int
@@ -86,16 +84,14 @@ func measure(tickets int) sample {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	s := sample{Heap: m.HeapAlloc >> 20, Goroutines: runtime.NumGoroutine(), Tickets: tickets}
-	if b, err := os.ReadFile("/proc/self/statm"); err == nil {
-		var size, pages uint64
-		if _, err := fmt.Sscan(string(b), &size, &pages); err == nil {
-			s.RSS = pages * uint64(os.Getpagesize()) >> 20
-		}
-	}
+	var size, pages uint64
+	statm, _ := os.ReadFile("/proc/self/statm") // 0 where there is none
+	_, _ = fmt.Sscan(string(statm), &size, &pages)
+	s.RSS = pages * uint64(os.Getpagesize()) >> 20
 	return s
 }
 
-// handler computes for a while, then pushes.
+// handler waits for a while, then pushes.
 type handler struct{ compute time.Duration }
 
 func (h handler) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
@@ -114,10 +110,9 @@ func (h handler) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 	o.Commit(nil)
 }
 
-// serve is the second process: it prints its address, then a sample for each
-// line that it reads.
-func serve(ctx context.Context, cfg kvconn.Config, compute time.Duration) error {
-	srv, err := kvconn.NewServer(cfg, slog.New(slog.NewTextHandler(io.Discard, nil)), metrics())
+// serveSender is the second process. It prints its address, then a sample for each line it reads.
+func serveSender(ctx context.Context, cfg kvconn.Config, compute time.Duration) error {
+	srv, err := kvconn.NewServer(cfg, slog.New(slog.DiscardHandler), metrics())
 	if err != nil {
 		return err
 	}
@@ -139,23 +134,18 @@ func serve(ctx context.Context, cfg kvconn.Config, compute time.Duration) error 
 	return srv.Serve(ctx, ln, handler{compute})
 }
 
-func metrics() *kvconn.Metrics {
-	m, err := kvconn.NewMetrics(nil)
+func metrics() *kvconn.Metrics { return must(kvconn.NewMetrics(nil)) }
+
+func transport() kvconn.Transport { return tcp.New(nil) }
+
+func must[T any](v T, err error) T {
 	if err != nil {
-		panic(err)
+		panic(err) // the defaults are valid
 	}
-	return m
+	return v
 }
 
-func transport() kvconn.Transport {
-	tr, err := tcp.New(tcp.DefaultConfig())
-	if err != nil {
-		panic(err)
-	}
-	return tr
-}
-
-// checker compares what arrives with what the prompt's rows are.
+// checker compares what arrives with the prompt's rows.
 type checker struct {
 	src   *kvconntest.Source
 	wrong *atomic.Int64
@@ -173,17 +163,17 @@ func (c *checker) Store(layer int, dst int32, row, rows, firstPos int, packed []
 	return nil
 }
 
-// run is the soak's common state.
-type run struct {
+// soaking is the state that all transfers share.
+type soaking struct {
 	compute             time.Duration
 	flying, done, wrong atomic.Int64
 	mu                  sync.Mutex
-	took                []time.Duration // since the last line
+	took                []float64 // ms, since the last line
 	failures            map[string]int
 }
 
-// loop makes one transfer after the other.
-func (r *run) loop(ctx context.Context, s *kvconn.Session, seed int32) {
+// transfer makes one transfer after the other.
+func (r *soaking) transfer(ctx context.Context, s *kvconn.Session, seed int32) {
 	dest := []kvconn.Dest{{Block: 0, Generation: 1}, {Block: 1, Generation: 1}}
 	for n := int32(0); ctx.Err() == nil; n++ {
 		prompt := kvconntest.Prompt(seed+n*tokens, tokens)
@@ -192,8 +182,7 @@ func (r *run) loop(ctx context.Context, s *kvconn.Session, seed int32) {
 		r.flying.Add(1)
 		in, err := s.Request(ctx, kvconn.TicketSpec{Tokens: prompt, Dest: dest, Sink: &checker{src, &r.wrong}})
 		if err == nil {
-			_, err = in.Wait(ctx)
-			if err != nil {
+			if _, err = in.Wait(ctx); err != nil {
 				err = errors.Join(err, in.Revoke(context.Background()))
 			}
 		}
@@ -202,17 +191,17 @@ func (r *run) loop(ctx context.Context, s *kvconn.Session, seed int32) {
 			return
 		}
 		r.mu.Lock()
-		if err != nil {
+		if err == nil {
+			r.done.Add(1)
+			r.took = append(r.took, (time.Since(start)-r.compute).Seconds()*1e3)
+		} else {
 			if len(r.failures) < 20 {
 				fmt.Fprintf(os.Stdout, "failure %v after %v: %v\n", r.failures, time.Since(start).Round(time.Millisecond), err)
 			}
 			r.failures[string(kvconn.OutcomeOf(err, "untyped"))]++
-		} else {
-			r.done.Add(1)
-			r.took = append(r.took, time.Since(start)-r.compute)
 		}
 		r.mu.Unlock()
-		if err != nil { // a session that is over answers at once
+		if err != nil { // a broken session fails at once
 			return
 		}
 	}
@@ -225,12 +214,9 @@ func soak(ctx context.Context, peers, transfers int, length, every, compute time
 	}
 	cmd := exec.CommandContext(ctx, self, "-sender", "-compute", compute.String(), "-transfers", fmt.Sprint(transfers))
 	cmd.Stderr = os.Stderr
-	ask, err := cmd.StdinPipe()
-	if err != nil {
-		return err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
+	ask, inErr := cmd.StdinPipe()
+	out, outErr := cmd.StdoutPipe()
+	if err := errors.Join(inErr, outErr); err != nil {
 		return err
 	}
 	if err := cmd.Start(); err != nil {
@@ -238,21 +224,21 @@ func soak(ctx context.Context, peers, transfers int, length, every, compute time
 	}
 	defer func() { _ = cmd.Wait() }() // it ends with its standard input
 	defer ask.Close()
-	answers := bufio.NewReader(out)
-	addr, err := answers.ReadString('\n')
+	samples := bufio.NewReader(out)
+	addr, err := samples.ReadString('\n')
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(os.Stdout, "# %d peers, %d transfers in flight of %d blocks x 2 layers of 256 bytes, %v at the sender, %d CPUs, %s\n",
 		peers, transfers, blocks, compute, runtime.NumCPU(), runtime.Version())
 
-	r := &run{compute: compute, failures: map[string]int{}}
+	r := &soaking{compute: compute, failures: map[string]int{}}
 	loops, end := context.WithTimeout(ctx, length)
 	defer end()
 	var wg sync.WaitGroup
 	var pools []*kvconn.Receiver
 	for p := range peers {
-		pool, err := kvconn.NewReceiver(config(fmt.Sprint("receiver-", p), compute, transfers), transport(), slog.New(slog.NewTextHandler(io.Discard, nil)), metrics())
+		pool, err := kvconn.NewReceiver(config(fmt.Sprint("receiver-", p), compute, transfers), transport(), slog.New(slog.DiscardHandler), metrics())
 		if err != nil {
 			return err
 		}
@@ -262,12 +248,11 @@ func soak(ctx context.Context, peers, transfers int, length, every, compute time
 		}
 		pools = append(pools, pool)
 		for t := range transfers / peers {
-			// Spread over one wait, so that they do not all end at once.
 			at := time.Duration(p*(transfers/peers)+t) * compute / time.Duration(transfers)
 			wg.Go(func() {
 				select {
-				case <-time.After(at):
-					r.loop(loops, s, int32(1_000_000*p+10_000*t))
+				case <-time.After(at): // spread, so that not all end at once
+					r.transfer(loops, s, int32(1_000_000*p+10_000*t))
 				case <-loops.Done():
 				}
 			})
@@ -277,7 +262,7 @@ func soak(ctx context.Context, peers, transfers int, length, every, compute time
 		for n, at := range []time.Duration{length / 3, length - every} {
 			select {
 			case <-time.After(at - time.Duration(n)*length/3):
-				if err := live(profiles, fmt.Sprintf("heap-%d", n+1), at); err != nil {
+				if err := printHeap(profiles, fmt.Sprintf("heap-%d", n+1), at); err != nil {
 					fmt.Fprintln(os.Stderr, "kvsoak:", err)
 				}
 			case <-loops.Done():
@@ -285,7 +270,7 @@ func soak(ctx context.Context, peers, transfers int, length, every, compute time
 			}
 		}
 	})
-	series, err := r.watch(loops, every, ask, answers, pools)
+	series, err := r.sample(loops, every, ask, samples, pools)
 	wg.Wait()
 	if err != nil {
 		return err
@@ -293,10 +278,9 @@ func soak(ctx context.Context, peers, transfers int, length, every, compute time
 	return r.verdict(ctx, series, transfers, pools)
 }
 
-// live prints what of this process's memory is alive, after a collection: RSS
-// also has what the collector has not given back yet. With a folder it leaves
-// a heap profile there.
-func live(dir, name string, at time.Duration) error {
+// printHeap prints this process's live memory after a collection; RSS also counts what the
+// collector has not returned yet. With a folder it leaves a heap profile there.
+func printHeap(dir, name string, at time.Duration) error {
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
@@ -312,7 +296,7 @@ func live(dir, name string, at time.Duration) error {
 	return errors.Join(pprof.WriteHeapProfile(f), f.Close())
 }
 
-// line is one line of the time series.
+// line is a line of the time series.
 type line struct {
 	at             time.Duration
 	here, there    sample
@@ -320,8 +304,8 @@ type line struct {
 	rate, p50, p99 float64
 }
 
-func (r *run) watch(ctx context.Context, every time.Duration, ask io.Writer, answers *bufio.Reader, pools []*kvconn.Receiver) ([]line, error) {
-	var series []line
+// sample prints a line of the time series at each tick.
+func (r *soaking) sample(ctx context.Context, every time.Duration, ask io.Writer, samples *bufio.Reader, pools []*kvconn.Receiver) (series []line, err error) {
 	start, last := time.Now(), int64(0)
 	fmt.Fprintln(os.Stdout, "   time  in flight  done/s   p50 ms   p99 ms | receivers: RSS MiB  heap  goroutines | sender: RSS MiB  heap  goroutines  tickets")
 	for tick := time.NewTicker(every); ; {
@@ -337,7 +321,7 @@ func (r *run) watch(ctx context.Context, every time.Duration, ask io.Writer, ans
 		}
 		l := line{at: time.Since(start), here: measure(held), flying: r.flying.Load()}
 		fmt.Fprintln(ask)
-		if err := json.NewDecoder(answers).Decode(&l.there); err != nil {
+		if err := json.NewDecoder(samples).Decode(&l.there); err != nil {
 			return series, err
 		}
 		r.mu.Lock()
@@ -346,9 +330,8 @@ func (r *run) watch(ctx context.Context, every time.Duration, ask io.Writer, ans
 		r.mu.Unlock()
 		done := r.done.Load()
 		l.rate, last = float64(done-last)/every.Seconds(), done
-		if slices.Sort(took); len(took) > 0 {
-			l.p50 = took[len(took)/2].Seconds() * 1e3
-			l.p99 = took[len(took)*99/100].Seconds() * 1e3
+		if len(took) > 0 {
+			l.p50, l.p99 = figures.Quantile(took, 0.5), figures.Quantile(took, 0.99)
 		}
 		fmt.Fprintf(os.Stdout, "%7s %10d %7.0f %8.1f %8.1f | %18d %5d %11d | %15d %5d %11d %8d\n", l.at.Round(time.Second), l.flying, l.rate, l.p50, l.p99,
 			l.here.RSS, l.here.Heap, l.here.Goroutines, l.there.RSS, l.there.Heap, l.there.Goroutines, l.there.Tickets)
@@ -356,27 +339,25 @@ func (r *run) watch(ctx context.Context, every time.Duration, ask io.Writer, ans
 	}
 }
 
-// verdict compares the second third of the series with the last one.
-func (r *run) verdict(ctx context.Context, series []line, transfers int, pools []*kvconn.Receiver) error {
+// verdict compares the last third of the series with the second.
+func (r *soaking) verdict(ctx context.Context, series []line, transfers int, pools []*kvconn.Receiver) error {
 	if len(series) < 6 {
 		return fmt.Errorf("%d lines are too few for a verdict", len(series))
 	}
 	third := len(series) / 3
-	worst := func(part []line, f func(l line) float64) (w float64) {
-		for _, l := range part {
-			w = max(w, f(l))
-		}
-		return w
-	}
 	bad := 0
 	judge := func(name string, grown float64, f func(l line) float64) {
-		early, late := worst(series[third:2*third], f), worst(series[2*third:], f)
+		var most [3]float64
+		for i, l := range series {
+			at := min(i/third, 2)
+			most[at] = max(most[at], f(l))
+		}
 		word := "flat"
-		if late > early*grown+1 {
+		if most[2] > most[1]*grown+1 {
 			word = "GROWS"
 			bad++
 		}
-		fmt.Fprintf(os.Stdout, "%-28s most in the second third %.0f, in the last %.0f: %s\n", name, early, late, word)
+		fmt.Fprintf(os.Stdout, "%-28s most in the second third %.0f, in the last %.0f: %s\n", name, most[1], most[2], word)
 	}
 	judge("receivers' RSS, MiB", 1.2, func(l line) float64 { return float64(l.here.RSS) })
 	judge("receivers' goroutines", 1.05, func(l line) float64 { return float64(l.here.Goroutines) })

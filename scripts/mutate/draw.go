@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -10,8 +11,8 @@ import (
 	"strings"
 )
 
-// mutant is one bug. Its name says what it is, not where: it stays the same when
-// lines are added above it.
+// mutant is one bug. Its id depends on what it is, not on its line, so that lines added above
+// do not change it.
 type mutant struct {
 	ID      string `json:"id"`
 	Package string `json:"package"` // its folder
@@ -19,8 +20,8 @@ type mutant struct {
 	Line    int    `json:"line"`
 	Func    string `json:"func,omitempty"`
 	Kind    string `json:"kind"`
-	Nth     int    `json:"nth"`    // of those in the function that look alike, from 1
-	Before  string `json:"before"` // the lines that differ, their margins cut off
+	Nth     int    `json:"nth"`    // among those in the function that look alike, from 1
+	Before  string `json:"before"` // the lines that differ, unindented
 	After   string `json:"after"`
 
 	source *source
@@ -38,7 +39,7 @@ func (x *mutant) String() string {
 	return fmt.Sprintf("%s %s:%d %s: %s → %s", x.ID, x.File, x.Line, x.Kind, line(x.Before), line(x.After))
 }
 
-// what tells a mutant from all others.
+// what identifies a mutant.
 func (x *mutant) what() string {
 	return strings.Join([]string{x.File, x.Func, x.Kind, strconv.Itoa(x.Nth), x.Before, x.After}, "\x00")
 }
@@ -49,23 +50,19 @@ func (x *mutant) text() []byte {
 	return slices.Concat(t[:x.edit.from], []byte(x.edit.text), t[x.edit.to:])
 }
 
-// mutants of one source are all that find finds, whether they compile or not.
+// mutants returns all mutants of a source, including those that do not compile.
 func mutants(m *module, u *unit, s *source) []*mutant {
 	seen := map[string]bool{}
 	var list []*mutant
 	for _, e := range find(m, u, s) {
-		from, to := e.from, e.to
-		for from > 0 && s.text[from-1] != '\n' {
-			from--
-		}
-		for to < len(s.text) && s.text[to] != '\n' {
-			to++
+		from, to := bytes.LastIndexByte(s.text[:e.from], '\n')+1, len(s.text)
+		if n := bytes.IndexByte(s.text[e.to:], '\n'); n >= 0 {
+			to = e.to + n
 		}
 		head, tail := string(s.text[from:e.from]), string(s.text[e.to:to])
 		x := &mutant{Package: u.folder, File: s.name, Line: 1 + strings.Count(string(s.text[:e.from]), "\n"), Func: e.fn, Kind: e.kind,
 			Before: trimmed(string(s.text[from:to])), After: trimmed(head + e.text + tail), source: s, edit: e}
-		x.Nth = 1
-		for seen[x.what()] {
+		for x.Nth = 1; seen[x.what()]; {
 			x.Nth++
 		}
 		seen[x.what()] = true
@@ -84,7 +81,7 @@ func trimmed(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// deck has the mutants of one package by kind, to be drawn from.
+// deck has the mutants of one package by kind, to draw from.
 type deck struct {
 	u     *unit
 	kinds [][]*mutant
@@ -109,8 +106,8 @@ func newDeck(m *module, u *unit) *deck {
 	return d
 }
 
-// draw takes one that compiles out of the deck, a kind first, so that rare kinds
-// come as often as others; nil when there is none left.
+// draw takes a mutant that compiles out of the deck, or returns nil. It draws the kind first, so
+// that rare kinds come as often as others.
 func (d *deck) draw(m *module, r *rand.Rand) *mutant {
 	for len(d.kinds) > 0 {
 		k := r.IntN(len(d.kinds))
@@ -119,7 +116,7 @@ func (d *deck) draw(m *module, r *rand.Rand) *mutant {
 		x := list[i]
 		list[i] = list[len(list)-1]
 		if d.kinds[k] = list[:len(list)-1]; len(d.kinds[k]) == 0 {
-			d.kinds = append(d.kinds[:k], d.kinds[k+1:]...)
+			d.kinds = slices.Delete(d.kinds, k, k+1)
 		}
 		if m.compiles(d.u, x.source, x.text()) {
 			return x
@@ -128,7 +125,7 @@ func (d *deck) draw(m *module, r *rand.Rand) *mutant {
 	return nil
 }
 
-// draw returns n mutants of these packages, as many of each, in turn.
+// draw returns n mutants, evenly from all packages.
 func draw(m *module, units []*unit, seed uint64, n int) []*mutant {
 	r := rand.New(rand.NewPCG(seed, 0))
 	var decks []*deck

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// kinds are the bugs that are put in, in the order in which they are drawn from.
+// kinds are the kinds of bugs, in drawing order.
 var kinds = []string{"relax", "negate", "andor", "bound", "drop", "defer", "error", "ignore", "swap", "const", "return"}
 
 // edit replaces source[from:to].
@@ -18,7 +18,7 @@ type edit struct {
 	kind     string
 	from, to int
 	text     string
-	fn       string // the declaration that it is in, if that is a function's
+	fn       string // the function around it, if any
 }
 
 // finder collects the edits of one file, in the order of its text.
@@ -28,8 +28,8 @@ type finder struct {
 	s     *source
 	edits []edit
 
-	funcs    []*ast.FuncType   // around the node that is looked at
-	returned map[ast.Expr]bool // true and false that are returned
+	funcs    []*ast.FuncType   // around the current node
+	returned map[ast.Expr]bool // returned true and false
 }
 
 func find(m *module, u *unit, s *source) []edit {
@@ -113,7 +113,11 @@ func (f *finder) at(p token.Pos) int { return f.m.fset.Position(p).Offset }
 func (f *finder) text(n ast.Node) string { return string(f.s.text[f.at(n.Pos()):f.at(n.End())]) }
 
 func (f *finder) replace(kind string, n ast.Node, text string) {
-	f.edits = append(f.edits, edit{kind: kind, from: f.at(n.Pos()), to: f.at(n.End()), text: text})
+	f.span(kind, n.Pos(), n.End(), text)
+}
+
+func (f *finder) span(kind string, from, to token.Pos, text string) {
+	f.edits = append(f.edits, edit{kind: kind, from: f.at(from), to: f.at(to), text: text})
 }
 
 var (
@@ -122,19 +126,17 @@ var (
 	andor   = map[token.Token]string{token.LAND: "||", token.LOR: "&&"}
 )
 
-// binary relaxes and negates comparisons, swaps && and ||, and moves the bound
-// of a comparison by one.
+// binary relaxes and negates comparisons, swaps && and ||, and moves bounds by one.
 func (f *finder) binary(n *ast.BinaryExpr) {
 	op := func(kind string, to map[token.Token]string) {
 		if text := to[n.Op]; text != "" {
-			from := f.at(n.OpPos)
-			f.edits = append(f.edits, edit{kind: kind, from: from, to: from + len(n.Op.String()), text: text})
+			f.span(kind, n.OpPos, n.OpPos+token.Pos(len(n.Op.String())), text)
 		}
 	}
 	if !f.large(n.Y) && !f.large(n.X) {
 		op("relax", relaxed)
 	}
-	if !f.isError(n.X) { // that is for "ignore"
+	if !f.isError(n.X) { // else "ignore" does it
 		op("negate", negated)
 	}
 	op("andor", andor)
@@ -149,14 +151,14 @@ func (f *finder) step(e ast.Expr) {
 		return
 	}
 	if _, ok := e.(*ast.BasicLit); ok || f.large(e) {
-		return // the former is for "const"
+		return // "const" does literals
 	}
 	for _, by := range []string{"+1", "-1"} {
 		f.replace("bound", e, "("+f.text(e)+by+")")
 	}
 }
 
-// branch negates a condition that is no comparison, and skips what is done for an error.
+// branch negates a condition that is no comparison, and skips the handling of an error.
 func (f *finder) branch(n *ast.IfStmt) {
 	f.not(n.Cond)
 	if c, ok := n.Cond.(*ast.BinaryExpr); ok && c.Op == token.NEQ && f.isError(c.X) {
@@ -172,7 +174,7 @@ func (f *finder) not(cond ast.Expr) {
 	f.replace("negate", cond, "!("+f.text(cond)+")")
 }
 
-// small numbers are changed by one. That a limit of 1024 might as well be 1025 is no bug.
+// small bounds the numbers that are changed by one: 1025 for a limit of 1024 is no bug.
 const small = 16
 
 // large reports whether an expression is a number that is not small.
@@ -185,7 +187,7 @@ func (f *finder) large(e ast.Expr) bool {
 	return !ok || n > small
 }
 
-// number changes one: a small one by one, another to none.
+// number changes a small number by one and any other to 0.
 func (f *finder) number(n *ast.BasicLit) {
 	v, err := strconv.ParseInt(n.Value, 0, 63)
 	switch {
@@ -202,7 +204,7 @@ func (f *finder) number(n *ast.BasicLit) {
 	}
 }
 
-// truth changes true and false; those that a function returns are of a kind of their own.
+// truth flips true and false; returned ones are a kind of their own.
 func (f *finder) truth(n *ast.Ident) {
 	if f.u.info.Uses[n] == types.Universe.Lookup(n.Name) {
 		kind := "const"
@@ -215,14 +217,14 @@ func (f *finder) truth(n *ast.Ident) {
 
 var opposite = map[string]string{"true": "false", "false": "true"}
 
-// duration reports whether an expression is so many seconds, or the like.
+// duration reports whether an expression is like 3 * time.Second.
 func (f *finder) duration(n *ast.BinaryExpr) bool {
 	_, ok := n.X.(*ast.BasicLit)
 	t := f.u.info.TypeOf(n)
 	return ok && n.Op == token.MUL && t != nil && t.String() == "time.Duration"
 }
 
-// swap exchanges neighbouring arguments of one type.
+// swap exchanges adjacent arguments of the same type.
 func (f *finder) swap(n *ast.CallExpr) {
 	if tv := f.u.info.Types[n.Fun]; tv.IsType() || tv.IsBuiltin() {
 		return
@@ -234,11 +236,11 @@ func (f *finder) swap(n *ast.CallExpr) {
 			continue
 		}
 		between := string(f.s.text[f.at(a.End()):f.at(b.Pos())])
-		f.edits = append(f.edits, edit{kind: "swap", from: f.at(a.Pos()), to: f.at(b.End()), text: f.text(b) + between + f.text(a)})
+		f.span("swap", a.Pos(), b.End(), f.text(b)+between+f.text(a))
 	}
 }
 
-// result returns no error instead of one, and the opposite of a bool.
+// result returns nil instead of an error, and the opposite of a bool.
 func (f *finder) result(n *ast.ReturnStmt) {
 	for _, e := range n.Results {
 		text := f.text(e)
@@ -247,7 +249,7 @@ func (f *finder) result(n *ast.ReturnStmt) {
 		case text == "nil":
 		case opposite[text] != "":
 			f.returned[e] = true
-		case b != nil && negated[b.Op] != "": // that is for "negate"
+		case b != nil && negated[b.Op] != "": // "negate" does it
 		case len(n.Results) == f.results() && f.basic(e, types.IsBoolean):
 			f.replace("return", e, "!("+text+")")
 		case len(n.Results) == f.results() && f.isError(e):
@@ -256,7 +258,7 @@ func (f *finder) result(n *ast.ReturnStmt) {
 	}
 }
 
-// results is how many results the function around has.
+// results is the number of results of the enclosing function.
 func (f *finder) results() int {
 	if len(f.funcs) == 0 {
 		return 0
@@ -264,8 +266,8 @@ func (f *finder) results() int {
 	return f.funcs[len(f.funcs)-1].Results.NumFields()
 }
 
-// statements drops calls for effect, assignments, sends and steps. What an
-// assignment's right side does is still done.
+// statements drops calls for effect, assignments, sends and steps, but evaluates an assignment's
+// right side.
 func (f *finder) statements(list []ast.Stmt) {
 	for _, s := range list {
 		switch s := s.(type) {
@@ -289,26 +291,23 @@ func (f *finder) statements(list []ast.Stmt) {
 	}
 }
 
-// lock reports whether a call takes or gives back a lock: without it a program is
-// wrong in a way that only the race detector sees.
+// lock reports whether a call takes or releases a lock. Only the race detector sees those missing.
 func (f *finder) lock(n *ast.CallExpr) bool {
 	sel, ok := n.Fun.(*ast.SelectorExpr)
 	return ok && slices.Contains([]string{"Lock", "Unlock", "RLock", "RUnlock"}, sel.Sel.Name)
 }
 
-// timer reports whether a call stops a timer, which does nothing that matters: one
-// that nobody looks at any more is collected.
+// timer reports whether a call stops a timer. Without it the timer is collected all the same.
 func (f *finder) timer(n *ast.CallExpr) bool {
 	sel, ok := n.Fun.(*ast.SelectorExpr)
-	t := types.Type(nil)
-	if ok {
-		t = f.u.info.TypeOf(sel.X)
+	if !ok || sel.Sel.Name != "Stop" {
+		return false
 	}
-	return t != nil && (t.String() == "*time.Timer" || t.String() == "*time.Ticker") && sel.Sel.Name == "Stop"
+	t := f.u.info.TypeOf(sel.X)
+	return t != nil && (t.String() == "*time.Timer" || t.String() == "*time.Ticker")
 }
 
-// says reports whether a call only writes for people: a log line, or a text.
-// Nobody tests the words of those.
+// says reports whether a call only writes a log line or a text, whose words no test checks.
 func (f *finder) says(n *ast.CallExpr) bool {
 	sel, ok := n.Fun.(*ast.SelectorExpr)
 	if !ok {

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"go/ast"
 	"go/importer"
@@ -18,7 +17,7 @@ import (
 	"strings"
 )
 
-// module is the tree that is mutated, as go list and the type checker see it.
+// module is the tree to mutate, as go list and the type checker see it.
 type module struct {
 	dir, path string
 	fset      *token.FileSet
@@ -37,27 +36,26 @@ type source struct {
 	name  string // from the module's root
 	text  []byte
 	tree  *ast.File
-	fixed bool // it is not to be mutated
+	fixed bool // not to be mutated
 }
 
-// newModule has all that these folders import built, for its types.
+// newModule builds everything that the folders import, for its types.
 func newModule(dir string, folders []string) (*module, error) {
 	path, err := output(dir, "go", "list", "-m")
 	if err != nil {
 		return nil, err
 	}
-	out, err := output(dir, "go", append([]string{"list", "-export", "-deps", "-json=ImportPath,Export"}, folders...)...)
+	args := []string{"list", "-export", "-deps", "-json=ImportPath,Export"}
+	for _, f := range folders {
+		args = append(args, "./"+f)
+	}
+	type exported struct{ ImportPath, Export string }
+	list, err := listed[exported](dir, args...)
 	if err != nil {
 		return nil, err
 	}
 	export := map[string]string{}
-	for d := json.NewDecoder(bytes.NewReader(out)); ; {
-		var p struct{ ImportPath, Export string }
-		if err := d.Decode(&p); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return nil, err
-		}
+	for _, p := range list {
 		export[p.ImportPath] = p.Export
 	}
 	fset := token.NewFileSet()
@@ -69,7 +67,7 @@ func newModule(dir string, folders []string) (*module, error) {
 	})}, nil
 }
 
-// output runs a program and returns what it prints.
+// output runs a program in dir and returns what it prints.
 func output(dir, name string, args ...string) ([]byte, error) {
 	cmd := exec.Command(name, args...)
 	var said bytes.Buffer
@@ -81,8 +79,18 @@ func output(dir, name string, args ...string) ([]byte, error) {
 	return out, nil
 }
 
-// load parses and checks the package in a folder. If only is not empty, no other
-// file than those is mutated.
+// listed runs go list with -json and returns the packages.
+func listed[P any](dir string, args ...string) (list []P, err error) {
+	out, err := output(dir, "go", args...)
+	for d := json.NewDecoder(bytes.NewReader(out)); err == nil && d.More(); {
+		var p P
+		err = d.Decode(&p)
+		list = append(list, p)
+	}
+	return list, err
+}
+
+// load parses and checks the package in a folder. If only names files, the others are fixed.
 func (m *module) load(folder string, only []string) (*unit, error) {
 	out, err := output(m.dir, "go", "list", "-f", `{{range .GoFiles}}{{.}}{{"\n"}}{{end}}`, "./"+folder)
 	if err != nil {
@@ -108,21 +116,21 @@ func (m *module) parse(name string, text []byte) (*ast.File, error) {
 	return parser.ParseFile(m.fset, name, text, parser.ParseComments|parser.SkipObjectResolution)
 }
 
-// compiles reports whether the package would compile with that text as one of its files.
+// compiles reports whether the package compiles with text in place of a file.
 func (m *module) compiles(u *unit, s *source, text []byte) bool {
 	tree, err := m.parse(s.name, text)
 	return err == nil && m.check(u, s, tree, nil) == nil
 }
 
-// check checks a package, with another tree in a file's place.
+// check type-checks a package with another tree in place of a file.
 func (m *module) check(u *unit, in *source, with *ast.File, info *types.Info) error {
 	var trees []*ast.File
 	for _, s := range u.files {
+		tree := s.tree
 		if s == in {
-			trees = append(trees, with)
-		} else {
-			trees = append(trees, s.tree)
+			tree = with
 		}
+		trees = append(trees, tree)
 	}
 	cfg := types.Config{Importer: m.importer}
 	_, err := cfg.Check(u.path, m.fset, trees, info)

@@ -1,9 +1,7 @@
-// Command mutate puts bugs into the tree, one at a time, and runs the tests that
-// should notice: the package's own, then those of whoever uses it, whole clusters
-// last. It writes nothing into the tree (go test -overlay), draws the same bugs for
-// the same seed, and goes on where it was stopped: a mutant that its log has is not
-// tried again. Bugs that no test could notice are listed in equivalent.txt,
-// with the reason.
+// Command mutate puts bugs into the tree, one at a time, and runs the tests that should notice:
+// the package's own, then its users', whole clusters last. It leaves the tree alone (go test
+// -overlay), draws the same bugs for the same seed, and skips mutants that are in its log, so it
+// resumes. equivalent.txt lists bugs that no test could notice, with the reason.
 //
 //	go run ./scripts/mutate -seed 7 -n 200 -log seed7.jsonl
 //	go run ./scripts/mutate -seed 7 -n 200 -log seed7.jsonl -again    # its survivors, with today's tests
@@ -25,7 +23,7 @@ import (
 	"time"
 )
 
-// targets are what `make mutate` puts bugs into. A file stands for itself.
+// targets are the folders and files that `make mutate` puts bugs into.
 var targets = []string{
 	"decode", "engine", "internal/fleet", "engine/kvcache", "internal/openai", "internal/supervise", "engine/tier",
 	"internal/tokenizer", "worker", "kernels/cpu/logprobs.go", "kernels/cpu/philox.go", "kernels/cpu/sample.go", "prefill",
@@ -40,19 +38,19 @@ type options struct {
 	targets           []string
 	limit             time.Duration
 	dir               string // the module's root
-	equivalents       string // file
+	equivalentFile    string
 }
 
 func main() {
-	o := options{dir: ".", equivalents: "scripts/mutate/equivalent.txt"}
-	flag.Uint64Var(&o.seed, "seed", 1, "of the draw")
+	o := options{dir: ".", equivalentFile: "scripts/mutate/equivalent.txt"}
+	flag.Uint64Var(&o.seed, "seed", 1, "seed of the draw")
 	flag.IntVar(&o.n, "n", 200, "how many mutants")
-	flag.StringVar(&o.log, "log", "", "file to append a line a mutant to; those that it has are not tried again")
+	flag.StringVar(&o.log, "log", "", "log file, a line per mutant; mutants in it are skipped")
 	flag.StringVar(&o.only, "id", "", "only the mutant with this id")
-	flag.BoolVar(&o.own, "own", false, "only run the tests of the package itself")
-	flag.BoolVar(&o.again, "again", false, "try those of the log that no test noticed once more")
-	flag.BoolVar(&o.print, "print", false, "print the mutants and run nothing")
-	flag.DurationVar(&o.limit, "limit", 4*time.Minute, "of one package's tests; what takes longer hangs, and is noticed")
+	flag.BoolVar(&o.own, "own", false, "run only the tests of the package itself")
+	flag.BoolVar(&o.again, "again", false, "retry mutants of the log that no test noticed")
+	flag.BoolVar(&o.print, "print", false, "print the mutants and exit")
+	flag.DurationVar(&o.limit, "limit", 4*time.Minute, "for one package's tests; running longer counts as noticed")
 	flag.Parse()
 	o.targets = flag.Args()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -64,31 +62,20 @@ func main() {
 	}
 }
 
-// folders sorts targets: which files of which folders.
+// folders groups targets: the folders, and by folder the only files to mutate.
 func folders(targets []string) (list []string, only map[string][]string) {
 	only = map[string][]string{}
 	for _, t := range targets {
-		folder, file := path.Clean(t), ""
+		folder := path.Clean(t)
 		if strings.HasSuffix(t, ".go") {
-			folder, file = path.Split(folder)
-			folder = path.Clean(folder)
+			folder = path.Dir(folder)
+			only[folder] = append(only[folder], path.Base(t))
 		}
 		if !slices.Contains(list, folder) {
 			list = append(list, folder)
 		}
-		if file != "" {
-			only[folder] = append(only[folder], file)
-		}
 	}
 	return list, only
-}
-
-// prefixed makes go's packages of folders.
-func prefixed(folders []string) (list []string) {
-	for _, f := range folders {
-		list = append(list, "./"+f)
-	}
-	return list
 }
 
 func mutate(ctx context.Context, o options, out io.Writer) error {
@@ -100,7 +87,7 @@ func mutate(ctx context.Context, o options, out io.Writer) error {
 		o.targets = targets
 	}
 	list, only := folders(o.targets)
-	m, err := newModule(dir, prefixed(list))
+	m, err := newModule(dir, list)
 	if err != nil {
 		return err
 	}
@@ -112,14 +99,14 @@ func mutate(ctx context.Context, o options, out io.Writer) error {
 		}
 		units = append(units, u)
 	}
-	f, err := os.Open(filepath.Join(dir, o.equivalents))
+	f, err := os.Open(filepath.Join(dir, o.equivalentFile))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	same, _, err := readEquivalents(f)
+	equivalents, _, err := readEquivalents(f)
 	if err != nil {
-		return fmt.Errorf("%s: %w", o.equivalents, err)
+		return fmt.Errorf("%s: %w", o.equivalentFile, err)
 	}
 	drawn := draw(m, units, o.seed, o.n)
 	if o.only != "" {
@@ -140,6 +127,6 @@ func mutate(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	r := &run{options: o, suite: s, same: same, drawn: drawn, out: out, took: map[string]time.Duration{}}
-	return r.all(ctx)
+	r := &runner{options: o, suite: s, equivalents: equivalents, drawn: drawn, out: out, took: map[string]time.Duration{}}
+	return r.run(ctx)
 }

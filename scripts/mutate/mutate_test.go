@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// tree writes a module and returns it, and the one package in it that is mutated.
+// tree writes a module and returns it and its one package to mutate.
 func tree(t *testing.T, files map[string]string) (*module, *unit) {
 	t.Helper()
 	dir := t.TempDir()
@@ -23,7 +23,7 @@ func tree(t *testing.T, files map[string]string) (*module, *unit) {
 			t.Fatal(err)
 		}
 	}
-	m, err := newModule(dir, []string{"./p"})
+	m, err := newModule(dir, []string{"p"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func (x *t) ok() bool { return x.n > 1000 }
 func (x *t) yes() bool { return x.ok() }
 `
 
-// TestKinds: each kind makes what it says, and nothing of what no test looks at.
+// TestKinds: each kind makes its bugs, and none in code that no test checks.
 func TestKinds(t *testing.T) {
 	m, u := tree(t, map[string]string{"p/p.go": sample})
 	var got []string
@@ -122,8 +122,7 @@ const: func (x *t) ok() bool { return x.n > 1000 } → func (x *t) ok() bool { r
 	}
 }
 
-// TestDraw: the seed decides, none comes twice, all compile, and lines above change
-// no name.
+// TestDraw: the seed decides, mutants are distinct and compile, and lines above do not change ids.
 func TestDraw(t *testing.T) {
 	m, u := tree(t, map[string]string{"p/p.go": sample})
 	names := func(m *module, u *unit, seed uint64, n int) (list []string) {
@@ -148,7 +147,7 @@ func TestDraw(t *testing.T) {
 	}
 }
 
-// TestRead: how go test says that something failed.
+// TestRead: go test's ways to report a failure.
 func TestRead(t *testing.T) {
 	f := func(out string, want result) {
 		t.Helper()
@@ -179,7 +178,7 @@ func TestEquivalents(t *testing.T) {
 		{mutant{File: "p/p.go", Kind: "drop", Nth: 1, Before: "x = 0"}, ""},
 		{mutant{File: "p/q.go", Kind: "drop", Nth: 2, Before: "x = 0"}, ""},
 	} {
-		if got := e.reason(&f.x); got != f.want {
+		if got := e[f.x.what()]; got != f.want {
 			t.Errorf("%+v: %q, want %q", f.x, got, f.want)
 		}
 	}
@@ -190,7 +189,7 @@ func TestEquivalents(t *testing.T) {
 	}
 }
 
-// TestStanding: the committed list is of mutants that there are.
+// TestStanding: all mutants of the committed list exist.
 func TestStanding(t *testing.T) {
 	f, err := os.Open("equivalent.txt")
 	if err != nil {
@@ -206,7 +205,7 @@ func TestStanding(t *testing.T) {
 		targets = append(targets, x.File)
 	}
 	folders, only := folders(targets)
-	m, err := newModule("../..", prefixed(folders))
+	m, err := newModule("../..", folders)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,8 +228,8 @@ func TestStanding(t *testing.T) {
 	}
 }
 
-// TestMutate is a whole run: of two bugs a consumer's test notices one, and a listed
-// one is not tried. A second run has nothing to do, as the log has it all.
+// TestMutate is a whole run: a user's test notices one of two bugs, and a listed one is not tried.
+// A second run has nothing to do, as all are in the log.
 func TestMutate(t *testing.T) {
 	const test = "package q\n\nimport (\n\t\"testing\"\n\n\t\"example.org/m/p\"\n)\n\nfunc TestLimit(t *testing.T) {\n\tif p.Limit != 100 {\n\t\tt.Fail()\n\t}\n}\n"
 	m, _ := tree(t, map[string]string{
@@ -239,7 +238,7 @@ func TestMutate(t *testing.T) {
 		"q/q_test.go":    test,
 		"equivalent.txt": "p/p.go - const\n- var Hint = 300\n+ var Hint = 0\nNobody reads it.\n",
 	})
-	o := options{seed: 1, n: 10, log: filepath.Join(m.dir, "log.jsonl"), targets: []string{"p"}, limit: time.Minute, dir: m.dir, equivalents: "equivalent.txt"}
+	o := options{seed: 1, n: 10, log: filepath.Join(m.dir, "log.jsonl"), targets: []string{"p"}, limit: time.Minute, dir: m.dir, equivalentFile: "equivalent.txt"}
 	for _, run := range []string{"first", "second"} {
 		var out strings.Builder
 		if err := mutate(t.Context(), o, &out); err != nil {

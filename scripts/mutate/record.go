@@ -12,37 +12,36 @@ import (
 	"strings"
 )
 
-// record is a line of the log: what became of one mutant.
+// record is a line of the log: the outcome of one mutant.
 type record struct {
 	mutant
 	Noticed    bool    `json:"noticed"`
 	By         string  `json:"by,omitempty"`         // package and test
-	How        string  `json:"how,omitempty"`        // where no test says it failed
-	Unsteady   bool    `json:"unsteady,omitempty"`   // the failure did not come again when that test ran alone
+	How        string  `json:"how,omitempty"`        // without a failed test: panic, hung, exited
+	Unsteady   bool    `json:"unsteady,omitempty"`   // that test passed when run alone
 	Equivalent string  `json:"equivalent,omitempty"` // why no test could notice
 	Seconds    float64 `json:"seconds"`
 }
 
 func (r *record) String() string {
+	what := fmt.Sprintf("noticed by %s %s", r.By, r.How)
 	switch {
 	case r.Equivalent != "":
-		return fmt.Sprintf("equivalent: %v", &r.mutant)
+		what = "equivalent"
 	case !r.Noticed:
-		return fmt.Sprintf("NOT NOTICED: %v", &r.mutant)
+		what = "NOT NOTICED"
 	case r.Unsteady:
-		return fmt.Sprintf("noticed by %s (unsteady) %s: %v", r.By, r.How, &r.mutant)
+		what = fmt.Sprintf("noticed by %s (unsteady) %s", r.By, r.How)
 	}
-	return fmt.Sprintf("noticed by %s %s: %v", r.By, r.How, &r.mutant)
+	return fmt.Sprintf("%s: %v", what, &r.mutant)
 }
 
-// readLog returns what a log has so far, by id. The last line of one wins; half
-// a line, of a run that was killed, counts for nothing.
+// readLog returns the records of a log by id; the last one wins. It ignores a line cut short when
+// a run was killed.
 func readLog(file string) (map[string]*record, error) {
 	done := map[string]*record{}
 	b, err := os.ReadFile(file)
-	if errors.Is(err, fs.ErrNotExist) {
-		return done, nil
-	} else if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 	for line := range strings.Lines(string(b)) {
@@ -54,26 +53,15 @@ func readLog(file string) (map[string]*record, error) {
 	return done, nil
 }
 
-// write appends a line to a log.
-func (r *record) write(w io.Writer) error {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	_, err = w.Write(append(b, '\n'))
-	return err
-}
-
-// equivalents are mutants that no test could notice, with the reason. The file has
-// a block for each, and an empty line between blocks: FILE FUNC KIND, and the number of
-// it where the function has several that look alike; the lines as they are, after "- ",
-// as they would be, after "+ ", and the reason. FUNC is - outside functions.
-type equivalents map[string]string
-
-func (e equivalents) reason(x *mutant) string { return e[x.what()] }
-
-func readEquivalents(r io.Reader) (equivalents, []*mutant, error) {
-	e := equivalents{}
+// readEquivalents reads mutants that no test could notice, and their reasons by what(). The file has
+// blocks, separated by empty lines:
+//
+//	FILE FUNC KIND [NTH]     FUNC is - outside functions; NTH, if several look alike
+//	- a line as it is
+//	+ the line with the bug
+//	The reason.
+func readEquivalents(r io.Reader) (map[string]string, []*mutant, error) {
+	e := map[string]string{}
 	var list []*mutant
 	var x *mutant
 	var before, after, reason []string

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -11,17 +12,17 @@ import (
 	"time"
 )
 
-// run tries mutants, one at a time.
-type run struct {
+// runner tries mutants, one at a time.
+type runner struct {
 	options
-	suite *suite
-	same  equivalents
-	drawn []*mutant
-	out   io.Writer
-	took  map[string]time.Duration // by a package's own tests, without a bug
+	suite       *suite
+	equivalents map[string]string // reasons, by what()
+	drawn       []*mutant
+	out         io.Writer
+	took        map[string]time.Duration // by a package's own tests, without a bug
 }
 
-func (r *run) all(ctx context.Context) error {
+func (r *runner) run(ctx context.Context) error {
 	done, log := map[string]*record{}, io.Discard
 	if r.log != "" {
 		var err error
@@ -49,7 +50,7 @@ func (r *run) all(ctx context.Context) error {
 			return err
 		}
 		done[x.ID] = rec
-		if err := rec.write(log); err != nil {
+		if err := json.NewEncoder(log).Encode(rec); err != nil {
 			return err
 		}
 		left := time.Since(start) / time.Duration(i+1) * time.Duration(len(open)-i-1)
@@ -59,8 +60,8 @@ func (r *run) all(ctx context.Context) error {
 	return nil
 }
 
-// levels are the packages whose tests run with a mutant.
-func (r *run) levels(x *mutant) [][]string {
+// levels are the packages whose tests run with a mutant, the nearest first.
+func (r *runner) levels(x *mutant) [][]string {
 	levels := r.suite.of(r.suite.m.path + "/" + x.Package)
 	if r.own && len(levels) > 1 {
 		levels = levels[:1]
@@ -68,11 +69,10 @@ func (r *run) levels(x *mutant) [][]string {
 	return levels
 }
 
-// sound makes sure that the tests pass without a bug, and learns how long those of
-// the packages take that get one.
-func (r *run) sound(ctx context.Context, open []*mutant) error {
+// sound checks that the tests pass without a bug, and times the own tests of packages that get one.
+func (r *runner) sound(ctx context.Context, open []*mutant) error {
 	for _, x := range open {
-		if _, ok := r.took[x.Package]; ok || r.same.reason(x) != "" {
+		if _, ok := r.took[x.Package]; ok || r.equivalents[x.what()] != "" {
 			continue
 		}
 		for i, level := range r.levels(x) {
@@ -96,9 +96,9 @@ func (r *run) sound(ctx context.Context, open []*mutant) error {
 	return nil
 }
 
-// try runs the tests with one bug put in, the nearest first, until one fails.
-func (r *run) try(ctx context.Context, x *mutant) (*record, error) {
-	rec, start := &record{mutant: *x, Equivalent: r.same.reason(x)}, time.Now()
+// try runs the tests with one bug, the nearest first, until one fails.
+func (r *runner) try(ctx context.Context, x *mutant) (*record, error) {
+	rec, start := &record{mutant: *x, Equivalent: r.equivalents[x.what()]}, time.Now()
 	if rec.Equivalent != "" {
 		return rec, nil
 	}
@@ -121,10 +121,9 @@ func (r *run) try(ctx context.Context, x *mutant) (*record, error) {
 	return rec, nil
 }
 
-// fails says how tests fail. A failure is steady if it comes again when its test
-// runs alone; one that does not may be a busy machine's, and counts only if the tests
-// fail a second time.
-func (r *run) fails(ctx context.Context, c check) (res result, steady bool, err error) {
+// fails returns how tests fail. A failure is steady if its test also fails alone. Others may come
+// from a busy machine, and count only if the tests fail a second time.
+func (r *runner) fails(ctx context.Context, c check) (res result, steady bool, err error) {
 	for range 2 {
 		if res, err = r.suite.test(ctx, c); err != nil || res.pkg == "" {
 			return res, true, err
@@ -145,7 +144,7 @@ func (r *run) fails(ctx context.Context, c check) (res result, steady bool, err 
 	return res, false, nil
 }
 
-// summary ends a run: what was not noticed, and how much was, by package and kind.
+// summary prints the survivors, and the share noticed by package and kind.
 func summary(out io.Writer, drawn []*mutant, done map[string]*record) {
 	var all score
 	by := map[string]*score{}
@@ -171,18 +170,18 @@ func summary(out io.Writer, drawn []*mutant, done map[string]*record) {
 	fmt.Fprintf(out, "noticed %v\n", &all)
 }
 
-// score counts mutants that are not equivalent.
+// score counts mutants; total excludes equivalent ones.
 type score struct{ noticed, total, same int }
 
 func (s *score) add(r *record) {
-	switch {
-	case r.Equivalent != "":
+	if r.Equivalent != "" {
 		s.same++
 		return
-	case r.Noticed:
-		s.noticed++
 	}
 	s.total++
+	if r.Noticed {
+		s.noticed++
+	}
 }
 
 func (s *score) String() string {

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -27,28 +25,22 @@ type suite struct {
 // tested is one package with tests.
 type tested struct {
 	path   string
-	direct map[string]bool // what it and its tests import
-	all    map[string]bool // what runs in its tests, in other processes too
+	direct []string        // what it and its tests import
+	all    map[string]bool // what runs in its tests, other processes included
 }
 
-// newSuite asks go list. Tests that start xpyd as a process run what xpyd is made of.
+// newSuite asks go list. Tests that start xpyd also run all of xpyd's packages.
 func newSuite(m *module) (*suite, error) {
-	out, err := output(m.dir, "go", "list", "-test", "-json=ImportPath,ForTest,Imports,TestImports,XTestImports,Deps", "./...")
-	if err != nil {
-		return nil, err
-	}
-	type listed struct {
+	type testPackage struct {
 		ImportPath, ForTest                      string
 		Imports, TestImports, XTestImports, Deps []string
 	}
-	packages := map[string]*listed{}
-	for d := json.NewDecoder(bytes.NewReader(out)); ; {
-		p := &listed{}
-		if err := d.Decode(p); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
-			return nil, err
-		}
+	list, err := listed[*testPackage](m.dir, "list", "-test", "-json=ImportPath,ForTest,Imports,TestImports,XTestImports,Deps", "./...")
+	if err != nil {
+		return nil, err
+	}
+	packages := map[string]*testPackage{}
+	for _, p := range list {
 		packages[p.ImportPath] = p
 	}
 	xpyd, cluster := m.path+"/cmd/xpyd", m.path+"/e2e/cluster"
@@ -58,14 +50,9 @@ func newSuite(m *module) (*suite, error) {
 		if main == nil || p.ForTest != "" {
 			continue
 		}
-		t := tested{path: path, direct: map[string]bool{}, all: map[string]bool{path: true}}
-		for _, list := range [][]string{p.Imports, p.TestImports, p.XTestImports} {
-			for _, i := range list {
-				t.direct[i] = true
-			}
-		}
+		t := tested{path: path, direct: slices.Concat(p.Imports, p.TestImports, p.XTestImports), all: map[string]bool{path: true}}
 		for _, d := range main.Deps {
-			d, _, _ = strings.Cut(d, " ") // its build for this test
+			d, _, _ = strings.Cut(d, " ") // less [package.test]
 			t.all[d] = true
 		}
 		if x := packages[xpyd]; x != nil && t.all[cluster] {
@@ -79,8 +66,8 @@ func newSuite(m *module) (*suite, error) {
 	return s, nil
 }
 
-// of returns the packages whose tests run a package's code, in the order in which
-// they are tried: itself, who imports it, the others, and whole clusters.
+// of returns the packages whose tests run a package's code, in the order to try them: itself, its
+// importers, the others, and whole clusters.
 func (s *suite) of(path string) [][]string {
 	levels := make([][]string, 4)
 	for _, t := range s.tested {
@@ -92,7 +79,7 @@ func (s *suite) of(path string) [][]string {
 			level = 0
 		case strings.HasPrefix(t.path, s.m.path+"/e2e"):
 			level = 3
-		case t.direct[path]:
+		case slices.Contains(t.direct, path):
 			level = 1
 		}
 		levels[level] = append(levels[level], t.path)
@@ -102,8 +89,8 @@ func (s *suite) of(path string) [][]string {
 
 // result of go test.
 type result struct {
-	pkg    string // that failed; empty: none did
-	test   string // the first test that failed in it; empty: it ended otherwise
+	pkg    string // the one that failed; "": none
+	test   string // the first failed test in it; "": see how
 	how    string
 	hung   bool
 	broken bool // it does not compile
@@ -116,7 +103,7 @@ var (
 	panicked   = regexp.MustCompile(`(?m)^(panic|fatal error): .*`)
 )
 
-// read takes from go test's output how it failed.
+// read parses go test's output.
 func read(out string) (r result) {
 	m := failedIn.FindStringSubmatchIndex(out)
 	if m == nil {
@@ -139,15 +126,14 @@ func read(out string) (r result) {
 
 // check is one call of go test.
 type check struct {
-	*mutant  // is put in; nil: nothing is
+	*mutant  // nil: no bug
 	packages []string
-	run      string        // which tests; empty: all
-	limit    time.Duration // of one package
-	fresh    bool          // a result that go test has kept does not do
+	run      string        // which tests; "": all
+	limit    time.Duration // per package
+	fresh    bool          // ignores go test's cache
 }
 
-// test runs tests and ends with the first failure. All that it started has ended
-// when it returns.
+// test runs tests up to the first failure. When it returns, everything it started has ended.
 func (s *suite) test(ctx context.Context, c check) (r result, err error) {
 	dir, err := os.MkdirTemp("", "m")
 	if err != nil {
@@ -172,7 +158,7 @@ func (s *suite) test(ctx context.Context, c check) (r result, err error) {
 		if err != nil {
 			return result{}, err
 		}
-		// Also for the builds of xpyd that tests make.
+		// GOFLAGS also reach tests that build xpyd.
 		env = append(env, strings.TrimSpace("GOFLAGS="+os.Getenv("GOFLAGS")+" -overlay="+overlay))
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(len(c.packages))*c.limit+time.Minute)
@@ -198,7 +184,7 @@ func (s *suite) test(ctx context.Context, c check) (r result, err error) {
 	return r, nil
 }
 
-// watched is what go test prints; end is called when a package has failed.
+// watched collects go test's output and calls end when a package fails.
 type watched struct {
 	strings.Builder
 	end func()
@@ -212,8 +198,7 @@ func (w *watched) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// sweep kills what runs a program that lies in dir: processes of a test that did not
-// get to its end.
+// sweep kills processes that run a program in dir, left over by tests that were cut off.
 func sweep(dir string) {
 	list, _ := filepath.Glob("/proc/[0-9]*/exe")
 	for _, path := range list {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// configuration is a table of the keys of each sample.
+// configuration is a table of each sample's keys.
 func configuration(folder string) (string, error) {
 	var b strings.Builder
 	b.WriteString("# Configuration" + made + `
@@ -44,51 +44,46 @@ in force. An unknown key is an error. The samples in ` + "`configs/samples`" + `
 type key struct{ name, value, what string }
 
 var (
-	// A key at its default, which is commented out, and a section.
+	// A key at its default, commented out, and a section.
 	assigned = regexp.MustCompile(`^( *)#([a-z0-9_]+): (.*)$`)
 	section  = regexp.MustCompile(`^( *)([a-z0-9_]+):$`)
 	comment  = regexp.MustCompile(`^ *# (.*)$`)
 )
 
-// parse returns a sample's keys with the comment before each. Keys that follow
-// each other share the first one's comment.
+// parse returns a sample's keys, each with the comment before it. Adjacent keys share the first
+// one's comment.
 func parse(text string) (keys []key) {
 	var path, words []string
-	said := false // words belong to a key already
+	said := false // words already belong to a key
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")
-		depth := func(indent string) { path = path[:len(indent)/2] }
-		switch {
-		case comment.MatchString(line):
+		if m := comment.FindStringSubmatch(line); m != nil {
 			if said {
 				words, said = nil, false
 			}
-			words = append(words, comment.FindStringSubmatch(line)[1])
-		case section.MatchString(line):
-			m := section.FindStringSubmatch(line)
-			depth(m[1])
-			path = append(path, m[2])
+			words = append(words, m[1])
+		} else if m := section.FindStringSubmatch(line); m != nil {
+			path = append(path[:len(m[1])/2], m[2])
 			if !said && len(words) > 0 {
 				keys = append(keys, key{strings.Join(path, ".") + ".…", "", cell(words)})
 			}
 			words, said = nil, false
-		case assigned.MatchString(line):
-			m := assigned.FindStringSubmatch(line)
-			depth(m[1])
+		} else if m := assigned.FindStringSubmatch(line); m != nil {
+			path = append(path[:len(m[1])/2], m[2])
 			what := cell(words)
 			if said && len(words) > 0 {
 				what = "as above"
 			}
-			keys = append(keys, key{strings.Join(append(path[:len(path):len(path)], m[2]), "."), "`" + m[3] + "`", what})
+			keys = append(keys, key{strings.Join(path, "."), "`" + m[3] + "`", what})
 			said = true
-		case line == "":
+		} else if line == "" {
 			words, said = nil, false
 		}
 	}
 	return keys
 }
 
-// cell is a comment in a cell of a table.
+// cell is a comment as a table's cell.
 func cell(words []string) string {
 	return strings.NewReplacer("|", `\|`, "<", "&lt;", "*", `\*`).Replace(strings.Join(words, " "))
 }

@@ -1,6 +1,6 @@
-// Command reference writes docs/reference from the code: the commands as cobra
-// prints them, the configuration's keys as the samples explain them (which a test
-// keeps complete), and the metrics and routes of a router and its workers.
+// Command reference writes docs/reference from the code: the commands as cobra prints them, the
+// configuration's keys from the samples (which a test keeps complete), and the metrics and routes
+// of a router and its workers.
 //
 //	go run ./scripts/reference -xpyd bin/xpyd -out docs/reference
 package main
@@ -38,7 +38,7 @@ func main() {
 	}
 }
 
-// render returns the pages by their names.
+// render returns the pages by name.
 func render(xpyd, samples string) (map[string]string, error) {
 	cli, err := commands(xpyd)
 	if err != nil {
@@ -57,7 +57,7 @@ func render(xpyd, samples string) (map[string]string, error) {
 
 const made = "\n\nMade by `make reference`; do not edit.\n"
 
-// commands is the help of each command, its subcommands after it.
+// commands is the help of each command, followed by its subcommands.
 func commands(xpyd string) (string, error) {
 	var b strings.Builder
 	b.WriteString("# Commands" + made + "\nExit codes: 0 done, 1 failed, 2 bad usage or configuration.\n")

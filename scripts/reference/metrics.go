@@ -26,8 +26,8 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// metrics runs a router, a prefill and a decode worker with all tiers, in this
-// process, and lists what their registries hold.
+// metrics runs a router, a prefill and a decode worker with all tiers in this process and lists
+// their registries.
 func metrics() (text string, err error) {
 	dir, err := os.MkdirTemp("", "xpyd-reference-")
 	if err != nil {
@@ -72,10 +72,7 @@ func metrics() (text string, err error) {
 		if role == fleet.Decode {
 			reg = back
 		}
-		transport, err := tcp.New(tcp.DefaultConfig())
-		if err != nil {
-			return "", err
-		}
+		transport := tcp.New(nil)
 		cfg := worker.DefaultConfig(role)
 		cfg.Device, cfg.Fleet.URL = "cpu", server.ClientURL()
 		cfg.KV.Store, cfg.KV.SSDDir, cfg.KV.SSDSize = "redis://127.0.0.1:1", dir+"/"+string(role), 64<<20
@@ -113,7 +110,7 @@ In Prometheus' text format at ` + "`/metrics`" + ` of a router's admin listener 
 	return b.String(), nil
 }
 
-// request has one request answered, so that what is counted by label is there.
+// request makes one request, so that metrics with labels have samples.
 func request(ctx context.Context, r *router.Router) error {
 	for !r.Ready() {
 		select {
@@ -135,10 +132,10 @@ func request(ctx context.Context, r *router.Router) error {
 	return err
 }
 
-// described is how a Desc prints itself: nothing else tells what is in it.
+// described parses how a Desc prints itself, the only way to read it.
 var described = regexp.MustCompile(`^Desc\{fqName: "([^"]*)", help: ("(?:[^"\\]|\\.)*"),(?: unit: "[^"]*",)? constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
 
-// list is a row for each metric of a registry.
+// list is a row per metric of a registry.
 func list(reg *prometheus.Registry) (string, error) {
 	families, err := reg.Gather()
 	if err != nil {
@@ -171,19 +168,19 @@ func list(reg *prometheus.Registry) (string, error) {
 		default:
 			kind = "gauge"
 		}
-		labels := strings.Split(m[4], ",")
-		for _, l := range strings.Split(m[3], ",") {
-			name, _, _ := strings.Cut(l, "=")
-			labels = append(labels, name)
+		var labels []string
+		for l := range strings.SplitSeq(m[4]+","+m[3], ",") {
+			if name, _, _ := strings.Cut(l, "="); name != "" {
+				labels = append(labels, name)
+			}
 		}
-		labels = slices.DeleteFunc(labels, func(s string) bool { return s == "" })
 		rows = append(rows, fmt.Sprintf("| `%s` | %s | %s | %s |\n", m[1], kind, strings.Join(labels, ", "), cell([]string{help})))
 	}
 	slices.Sort(rows)
 	return strings.Join(slices.Compact(rows), ""), nil
 }
 
-// noGPU is a GPU as far as its metrics go.
+// noGPU stands for a GPU, for its metrics.
 type noGPU struct{}
 
 func (noGPU) Read() (gpustat.Sample, error) { return gpustat.Sample{}, nil }

@@ -1,8 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 )
 
@@ -14,29 +14,18 @@ type testCase struct {
 
 func (c *testCase) stream() bool { return c.body["stream"] == true }
 
-func (c *testCase) encode() string {
-	b, err := json.Marshal(c.body)
-	if err != nil {
-		panic(err) // plain values
-	}
-	return string(b)
-}
-
-// cases is the requests: each streamed and not, greedy, some with a seed.
+// cases returns the requests, each streamed and not: greedy, with sampled some with a seed.
 func cases(model string, chat, sampled bool) []testCase {
 	var out []testCase
 	add := func(name, path string, fields map[string]any) {
 		for _, stream := range []bool{false, true} {
-			body := map[string]any{"model": model, "temperature": 0, "max_tokens": 24, "return_token_ids": true}
-			for k, v := range fields {
-				body[k] = v
-			}
-			full := name
+			c := testCase{name, path, map[string]any{"model": model, "temperature": 0, "max_tokens": 24, "return_token_ids": true}}
+			maps.Copy(c.body, fields)
 			if stream {
-				full += ", streamed"
-				body["stream"], body["stream_options"] = true, map[string]any{"include_usage": true}
+				c.name += ", streamed"
+				c.body["stream"], c.body["stream_options"] = true, map[string]any{"include_usage": true}
 			}
-			out = append(out, testCase{full, path, body})
+			out = append(out, c)
 		}
 	}
 	const text = "/v1/completions"

@@ -14,20 +14,20 @@ import (
 	"strings"
 )
 
-// maxReply bounds what is read of an answer, in bytes.
+// maxReply bounds the size of a reply.
 const maxReply = 16 << 20
 
-// choice is one choice of an answer, put together from its events.
+// choice is one choice of a reply, joined from its events.
 type choice struct {
 	text   string
-	ids    []int // if the server tells them
+	ids    []int // if the server returns them
 	finish string
 }
 
-// reply is an answer.
+// reply is the outcome of a request.
 type reply struct {
 	choices map[int]*choice
-	prompt  int // usage, 0 if not told
+	prompt  int // tokens by usage, if the server returns it
 	done    bool
 	err     error
 }
@@ -43,7 +43,7 @@ func (r *reply) String() string {
 	return fmt.Sprintf("%d tokens", n)
 }
 
-// chunk is a body, or an event of a stream, of either API.
+// chunk is a body or an event of either API.
 type chunk struct {
 	Choices []struct {
 		Index    int
@@ -59,39 +59,39 @@ type chunk struct {
 	Error json.RawMessage
 }
 
-// send makes one request and reads its answer to the end.
-func send(ctx context.Context, url string, c testCase) *reply {
-	r := &reply{choices: map[int]*choice{}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+c.path, strings.NewReader(c.encode()))
+// fetch sends one request and reads the reply to its end.
+func (r *reply) fetch(ctx context.Context, url string, c testCase) error {
+	body, err := json.Marshal(c.body)
 	if err != nil {
-		r.err = err
-		return r
+		return err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url+c.path, bytes.NewReader(body))
+	if err != nil {
+		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		r.err = err
-		return r
+		return err
 	}
 	defer resp.Body.Close()
 	in := io.LimitReader(resp.Body, maxReply)
-	switch {
-	case resp.StatusCode != http.StatusOK:
-		text, _ := io.ReadAll(io.LimitReader(in, 300)) // what there is will do
-		r.err = fmt.Errorf("status %d: %s", resp.StatusCode, bytes.TrimSpace(text))
-	case c.stream():
-		r.err = r.events(in)
-	default:
-		var v chunk
-		if r.err = json.NewDecoder(in).Decode(&v); r.err == nil {
-			r.err = r.add(&v)
-		}
+	if resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(in, 300)) // whatever there is
+		return fmt.Errorf("status %d: %s", resp.StatusCode, bytes.TrimSpace(text))
 	}
-	return r
+	if c.stream() {
+		return r.events(in)
+	}
+	var v chunk
+	if err := json.NewDecoder(in).Decode(&v); err != nil {
+		return err
+	}
+	return r.add(&v)
 }
 
-// events reads a stream. Its content type is not looked at: vLLM's example
-// proxy calls every stream application/json.
+// events reads a stream. It ignores the content type: vLLM's example proxy calls every stream
+// application/json.
 func (r *reply) events(in io.Reader) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, maxReply)
@@ -140,8 +140,7 @@ func (r *reply) add(v *chunk) error {
 	return nil
 }
 
-// differs says what is different, "" if nothing is. Token ids count where both
-// tell them; a proxy may lose them, but not the text.
+// differs describes the first difference, or returns "". A proxy may drop token ids but not text.
 func differs(want, got *reply) string {
 	switch {
 	case want.err != nil:

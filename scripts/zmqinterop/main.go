@@ -1,5 +1,5 @@
-// Command zmqinterop is our side of scripts/zmq-interop: it speaks with libzmq
-// what the router speaks with engines, and prints what it hears as JSON lines.
+// Command zmqinterop is our side of scripts/zmq-interop: it talks to libzmq as the router talks to
+// engines, and prints what it receives as JSON lines.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/xpyd/xpyd/router/discover"
 )
 
-// teller prints what it is told.
+// teller prints what it receives.
 type teller struct{ out *json.Encoder }
 
 func (t teller) Apply(b *kvevents.Batch) { t.say("batch", b) }
@@ -43,9 +43,9 @@ func (t teller) say(what string, v any) {
 func run(ctx context.Context) error {
 	follow := flag.String("follow", "", "follow the publisher at host:port")
 	replay := flag.String("replay", "", "its replay socket")
-	publish := flag.Int("publish", 0, "publish so many batches, one each 50 ms")
+	publish := flag.Int("publish", 0, "publish this many batches, one every 50 ms")
 	arrays := flag.Bool("arrays", false, "publish events as arrays")
-	secret := flag.String("secret", "", "the fleet's secret, for CURVE; of tests alone")
+	secret := flag.String("secret", "", "the fleet's secret, for CURVE")
 	register := flag.Bool("register", false, "listen for P2pNccl registrations")
 	flag.Parse()
 	t := teller{json.NewEncoder(os.Stdout)}
@@ -73,7 +73,7 @@ func run(ctx context.Context) error {
 		t.say("listening", []string{p.Addr().String(), p.ReplayAddr().String()})
 		tick := time.NewTicker(50 * time.Millisecond)
 		defer tick.Stop()
-		for n := 0; n < *publish; n++ {
+		for n := range *publish {
 			p.Send(&kvevents.Batch{Time: float64(n), Events: []kvevents.Event{
 				{Hashes: []uint64{uint64(n), 1<<63 + uint64(n)}, Parent: 7, HasParent: n > 0, Tokens: []uint32{1, 2, 3, uint32(70000 + n)}, BlockSize: 2},
 				{Kind: kvevents.Removed, Hashes: []uint64{uint64(n)}, Tier: kvevents.Host}, {Kind: kvevents.Cleared}}})

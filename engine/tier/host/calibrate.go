@@ -9,18 +9,16 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// Units that calibrate moves each way: enough to drown what a launch costs, and
-// how often it does, of which the fastest counts.
 const (
-	calibrateUnits  = 32
-	calibrateRounds = 3
+	calibrateUnits  = 32 // moved each way: enough to outweigh the cost of a launch
+	calibrateRounds = 3  // the fastest counts
 )
 
-// calibrate measures, before anybody uses the pool, who moves units fastest while
-// both ways are in use: copy engines or multiprocessors, for each. Copy engines
-// unless others are 5 % faster, since the multiprocessors are the model's. Which
-// it is depends on how long the runs of a block are, and on the machine. Takes
-// about 20 ms. A pool or host memory that is small is not worth it: Auto.
+// calibrate measures, before anybody uses the pool, what moves units faster while both ways
+// are in use: for each way, copy engines or a kernel. That depends on the machine and on how
+// long the runs of a block are. Copy engines win unless a kernel is 5 % faster, since the
+// model needs the multiprocessors. It takes about 20 ms. Where pool or host memory is too
+// small to measure, the engine stays Auto.
 func (m *bulkMover) calibrate(slots int) error {
 	pool, ok := m.pool.(interface{ Blocks() int })
 	if !ok {
@@ -53,12 +51,12 @@ func (m *bulkMover) calibrate(slots int) error {
 	return nil
 }
 
-// some describes n units in slots and blocks from the first-th on.
+// some describes n units, in slots and blocks from the first-th on.
 func (m *bulkMover) some(first, n int) *kernels.HostMove {
 	return m.move(unitsFrom(m.shape, nil, first, first*m.shape.Blocks, n))
 }
 
-// both times moves out and in at once.
+// both times a move out and a move in at once.
 func (m *bulkMover) both(out, in *kernels.HostMove) (time.Duration, error) {
 	began := time.Now()
 	a, errA := m.pool.GatherBlocks(out)

@@ -7,8 +7,8 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// Check verifies that every slot is in one place and the orders agree: for tests. also,
-// unless nil, is called under the lock with the units that can be found.
+// Check verifies, for tests, that every slot is in one place and the orders agree. also, unless
+// nil, is called under the lock with the units that can be found.
 func (m *Memory) Check(also func(has map[kvcache.Hash]bool) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -34,10 +34,7 @@ func (m *Memory) Check(also func(has map[kvcache.Hash]bool) error) error {
 		if m.order.policy == S3FIFO && !r.main {
 			small++
 		}
-		q := 0
-		if r.main {
-			q = 1
-		}
+		q := r.queue()
 		switch free := s.leases == 0 && !s.pinned; {
 		case s.Key != key:
 			return fmt.Errorf("slot %d has another key", i)

@@ -6,29 +6,26 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// Eviction says which unit makes room in host memory. In all of them a unit
-// that another one extends stays until that is gone, and of others those of less
-// priority go first.
+// Eviction is the order in which units are evicted from host memory. In every order a unit that
+// another one extends stays until that one is evicted, and of the others those with the lowest
+// priority go first. A use is a load into the pool.
 type Eviction string
 
-// The orders. A use is a load into the pool.
 const (
-	// LRU: the one not used for longest.
+	// LRU evicts the least recently used unit.
 	LRU Eviction = "lru"
-	// LFU: the one used least often, of those the one not used for longest.
-	// What was popular once stays.
+	// LFU evicts the least often used unit, of several the least recently used.
 	LFU Eviction = "lfu"
-	// S3FIFO: new units are on trial in a tenth of the memory, from where one
-	// that was used twice moves to the rest, and the others go; the rest is a
-	// queue in which a use buys another round, up to three. Units that come
-	// back soon after they went skip the trial. Long prompts that nobody asks
-	// for again push out no others. (Yang et al., "FIFO queues are all you
-	// need for cache eviction", SOSP 2023.)
+	// S3FIFO tries new units in a tenth of the memory. From there a unit that was used twice
+	// moves to the rest, and others are evicted. The rest is a queue in which each use buys
+	// another round, up to three. Units that come back soon after their eviction skip the
+	// trial. So long prompts that nobody asks for again evict nothing else. (Yang et al., "FIFO
+	// queues are all you need for cache eviction", SOSP 2023.)
 	S3FIFO Eviction = "s3fifo"
 )
 
-// order decides who goes. It knows slots by their number, and nothing of what
-// is in them. Slots that may go at present are idle, the others busy.
+// order decides which slot is evicted. It knows slots by number only. Slots that may be evicted
+// now are idle, the others busy.
 type order struct {
 	policy Eviction
 	ranks  []rank
@@ -38,19 +35,26 @@ type order struct {
 	all    pile
 }
 
-// rank is what an order knows of a unit.
+// rank is what an order knows about a unit.
 type rank struct {
 	leaf bool
 	main bool   // its trial is over (S3FIFO)
-	prio int8   // what has less goes before
-	uses uint32 // ever (LFU), or since it was last asked to go, at most 3 (S3FIFO)
-	seq  uint64 // the clock at its last use, or when it came into its queue (S3FIFO)
+	prio int8   // its priority
+	uses uint32 // ever (LFU), or since it was last spared, at most 3 (S3FIFO)
+	seq  uint64 // the clock at its last use, or when it entered its queue (S3FIFO)
 	own  *pile  // of its tenant; nil: none
-	at   [2]int // where it is in its heap of all, and of own; -1: nowhere
+	at   [2]int // its index in the heap of all, and of own; -1: in none
 }
 
-// pile is idle slots: those on trial and the others; policies without a trial
-// use the first only.
+// queue is 1 for a unit whose trial is over, else 0.
+func (r *rank) queue() int {
+	if r.main {
+		return 1
+	}
+	return 0
+}
+
+// pile is idle slots, by rank.queue. Policies without a trial use the first heap only.
 type pile [2]rankHeap
 
 func newOrder(policy Eviction, slots int) *order {
@@ -62,12 +66,12 @@ func newOrder(policy Eviction, slots int) *order {
 	return o
 }
 
-// pile makes one: 0: of all, 1: a tenant's.
+// pile makes a pile of all slots (0) or of a tenant's (1).
 func (o *order) pile(which int) pile {
 	return pile{{o: o, which: which}, {o: o, which: which}}
 }
 
-// enter takes in a new unit, busy.
+// enter adds a new unit, which is busy.
 func (o *order) enter(i int32, key kvcache.Hash, prio int8, leaf bool, own *pile) {
 	o.clock++
 	o.ranks[i] = rank{leaf: leaf, prio: prio, seq: o.clock, own: own, at: [2]int{-1, -1}}
@@ -81,7 +85,7 @@ func (o *order) enter(i int32, key kvcache.Hash, prio int8, leaf bool, own *pile
 	}
 }
 
-// leave takes a busy unit out; went: it had to go.
+// leave removes a busy unit. went says that it was evicted.
 func (o *order) leave(i int32, key kvcache.Hash, went bool) {
 	r := &o.ranks[i]
 	if o.policy == S3FIFO && !r.main {
@@ -107,23 +111,21 @@ func (o *order) use(i int32) {
 	r.seq = o.clock
 }
 
-// idle says that a unit may go from now on; busy, that it may not.
+// idle makes a unit evictable; busy takes that back.
 func (o *order) idle(i int32) { o.each(i, func(h *rankHeap) { heap.Push(h, i) }) }
 func (o *order) busy(i int32) {
 	o.each(i, func(h *rankHeap) { heap.Remove(h, o.ranks[i].at[h.which]) })
 }
 
-// setLeaf says whether others extend a unit, idle or not.
+// setLeaf notes whether other units extend a unit, which may be busy.
 func (o *order) setLeaf(i int32, leaf bool) {
-	r := &o.ranks[i]
-	if r.leaf == leaf {
-		return
+	if r := &o.ranks[i]; r.leaf != leaf {
+		r.leaf = leaf
+		o.fix(i)
 	}
-	r.leaf = leaf
-	o.fix(i)
 }
 
-// raise gives a unit a priority if it is higher than its own.
+// raise raises the priority of a unit, which may be busy.
 func (o *order) raise(i int32, priority int8) {
 	if r := &o.ranks[i]; priority > r.prio {
 		r.prio = priority
@@ -131,7 +133,7 @@ func (o *order) raise(i int32, priority int8) {
 	}
 }
 
-// fix puts a unit, if it is idle, where it belongs.
+// fix moves a unit, if it is idle, to its place in its heaps.
 func (o *order) fix(i int32) {
 	if r := &o.ranks[i]; r.at[0] >= 0 {
 		o.each(i, func(h *rankHeap) { heap.Fix(h, r.at[h.which]) })
@@ -141,20 +143,16 @@ func (o *order) fix(i int32) {
 // each calls f for the heaps that the unit belongs to.
 func (o *order) each(i int32, f func(*rankHeap)) {
 	r := &o.ranks[i]
-	q := 0
-	if r.main {
-		q = 1
-	}
-	f(&o.all[q])
+	f(&o.all[r.queue()])
 	if r.own != nil {
-		f(&r.own[q])
+		f(&r.own[r.queue()])
 	}
 }
 
-// victim is the idle unit of a pile that goes next; -1: none is idle.
+// victim returns the idle unit of a pile that is evicted next; -1 if none is idle.
 func (o *order) victim(p *pile) int32 {
 	for {
-		h := o.queue(p)
+		h := o.next(p)
 		if h == nil {
 			return -1
 		}
@@ -181,8 +179,8 @@ func (o *order) requeue(i int32, uses uint32) {
 	o.idle(i)
 }
 
-// queue is where the next one goes from; nil: nowhere.
-func (o *order) queue(p *pile) *rankHeap {
+// next returns the heap whose first unit is evicted next; nil if the pile is empty.
+func (o *order) next(p *pile) *rankHeap {
 	trial, rest := &p[0], &p[1]
 	switch {
 	case len(trial.ids) == 0 && len(rest.ids) == 0:
@@ -206,7 +204,7 @@ func (o *order) queue(p *pile) *rankHeap {
 	return rest
 }
 
-// rankHeap orders idle slots, the next to go first.
+// rankHeap orders idle slots, the one that is evicted next first.
 type rankHeap struct {
 	o     *order
 	which int // of rank.at
@@ -243,8 +241,8 @@ func (h *rankHeap) Pop() any {
 	return i
 }
 
-// ghosts are names of units that went while on trial, the latest of them: as
-// many as the main queue has room for.
+// ghosts are names of the latest units that were evicted while on trial: as many as the main
+// queue has room for.
 type ghosts struct {
 	ring []kvcache.Hash
 	n    int                  // names ever

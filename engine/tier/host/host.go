@@ -1,5 +1,5 @@
 // Package host is the level in host memory: slots of one record each, which a device may
-// read and write itself. What the levels below have is read into it.
+// read and write itself. The levels below are read into its slots and written from them.
 package host
 
 import (
@@ -25,56 +25,52 @@ type Config struct {
 	Eviction Eviction // "": LRU
 }
 
-// Memory is the level: slots of one record each. A slot is free, being filled by one
-// lease, or ready. A ready slot is found by its key; it may be evicted only while it is
-// idle: not pinned and under no lease. order decides which one is.
+// Memory is the level. A slot is free, being filled under one lease, or ready. A ready slot
+// is found by its key. It may be evicted while it is idle: not pinned and under no lease.
+// order decides which one is.
 type Memory struct {
 	mover
 	env   *level.Env
 	mem   *memfd.Memory
-	limit int // slots that units of one root may take; 0: all
+	limit int // slots for the units of one root; 0: all
 
 	mu      sync.Mutex
 	slots   []slot
 	free    []int32
 	keys    map[kvcache.Hash]int32
-	kids    map[kvcache.Hash]int // ready and filling slots that are not leaving, by parent
+	kids    map[kvcache.Hash]int // slots in use that are not leaving, by parent
 	tenants map[kvcache.Hash]*tenant
 	order   *order
 	leaving int
 	leased  int           // slots under a lease
-	freed   chan struct{} // a poke: a slot is free
+	freed   chan struct{} // poked when a slot is freed
 	turn    chan struct{} // closed when a slot's last lease ends; nil: nobody waits
 	lost    uint64        // units evicted, ever
-	over    uint64        // of them, those whose tenant had its share
+	over    uint64        // those of them whose tenant had its share
 }
 
-var _ level.Memory = (*Memory)(nil)
+var _ level.Base = (*Memory)(nil)
 
 type slot struct {
 	level.Unit
 	rec     []byte
 	leases  int
 	loads   int
-	ready   bool // to be found
-	doomed  bool // to be freed with its last lease, whatever happens
-	leaving bool // to be freed with its last lease unless somebody asks for it
+	ready   bool // can be found
+	doomed  bool // is freed with its last lease
+	leaving bool // is freed with its last lease, unless somebody gets the unit before
 	pinned  bool
 	tenant  *tenant // nil without a limit
 }
 
-// tenant is the units of one root.
+// tenant counts the units of one root.
 type tenant struct {
 	units int
 	idle  pile
 }
 
-// Open implements level.MemoryConfig. Taking much memory takes seconds, in which ctx may end.
-func (c Config) Open(ctx context.Context, env *level.Env) (level.Memory, error) {
-	return open(ctx, c, env)
-}
-
-func open(ctx context.Context, c Config, env *level.Env) (m *Memory, err error) {
+// Open takes the memory. That may take seconds, until ctx ends.
+func (c Config) Open(ctx context.Context, env *level.Env) (m *Memory, err error) {
 	switch c.Eviction {
 	case "":
 		c.Eviction = LRU
@@ -102,7 +98,7 @@ func open(ctx context.Context, c Config, env *level.Env) (m *Memory, err error) 
 	case err != nil:
 		return nil, level.Bad(SettingBytes, "host memory: %w", err)
 	}
-	// Slots come after the memory: a size that the machine does not have is refused by now.
+	// A size that the machine does not have has been refused by now, so the slots fit too.
 	m = &Memory{env: env, mem: mem, limit: env.Share(int(n)), slots: make([]slot, n), keys: make(map[kvcache.Hash]int32), kids: make(map[kvcache.Hash]int),
 		tenants: make(map[kvcache.Hash]*tenant), order: newOrder(c.Eviction, int(n)), freed: make(chan struct{}, 1)}
 	for i := int(n) - 1; i >= 0; i-- {
@@ -116,17 +112,17 @@ func open(ctx context.Context, c Config, env *level.Env) (m *Memory, err error) 
 	return m, nil
 }
 
-// Name implements level.Base, as does what follows.
+// Name implements level.Base, as do the methods below.
 func (m *Memory) Name() string { return Name }
 
-// Close frees the memory; no lease may be held.
+// Close frees the memory. No lease may be held.
 func (m *Memory) Close(context.Context) error {
 	err := m.mover.close()
 	m.mem.Close()
 	return err
 }
 
-// Stats counts the units, and their ages.
+// Stats counts the units and, if asked, adds up their ages.
 func (m *Memory) Stats(ages bool) level.Stats {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -143,24 +139,46 @@ func (m *Memory) Stats(ages bool) level.Stats {
 	return st
 }
 
-// lease implements level.Lease.
-type lease struct {
-	m *Memory
-	i int32
-}
+// Has reports whether a unit can be found.
+func (m *Memory) Has(key kvcache.Hash) bool { return !m.Born(key).IsZero() }
 
-func (l *lease) Record() []byte   { return l.m.slots[l.i].rec }
-func (l *lease) Unit() level.Unit { return l.m.slots[l.i].Unit }
-
-// Take implements level.Memory, as does what follows.
-func (m *Memory) Take(u level.Unit) (l level.Lease, later <-chan struct{}) {
+// Born is when a unit entered the tiers; zero if it is not here.
+func (m *Memory) Born(key kvcache.Hash) (at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if l := m.tryTake(u); l != nil {
-		return l, nil
+	if i, ok := m.find(key); ok {
+		at = m.slots[i].Born
 	}
-	if m.leased == 0 {
-		return nil, nil
+	return at
+}
+
+// Forget forgets a unit. Its slot is freed at once, or with its last lease.
+func (m *Memory) Forget(key kvcache.Hash) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if i, ok := m.find(key); ok {
+		m.doom(i)
+	}
+}
+
+// Clear forgets every unit, and leaves nothing to erase.
+func (m *Memory) Clear() (erase func() error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, i := range m.keys {
+		m.doom(i)
+	}
+	return nil
+}
+
+// Take returns a slot to fill with a new unit. It returns nil if the unit is here or being
+// filled, or if there is no slot for it; later is closed when a slot may have become free,
+// and nil if nothing is under way that would free one.
+func (m *Memory) Take(u level.Unit) (l *Lease, later <-chan struct{}) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if l := m.tryTake(u); l != nil || m.leased == 0 {
+		return l, nil
 	}
 	if m.turn == nil {
 		m.turn = make(chan struct{})
@@ -168,8 +186,8 @@ func (m *Memory) Take(u level.Unit) (l level.Lease, later <-chan struct{}) {
 	return nil, m.turn
 }
 
-func (m *Memory) tryTake(u level.Unit) *lease {
-	m.expire(u.Key)
+func (m *Memory) tryTake(u level.Unit) *Lease {
+	m.find(u.Key) // drops it if it is too old
 	if _, ok := m.keys[u.Key]; ok {
 		return nil
 	}
@@ -185,7 +203,7 @@ func (m *Memory) tryTake(u level.Unit) *lease {
 	m.keys[u.Key] = i
 	var own *pile
 	if m.limit > 0 {
-		if t = m.tenants[u.Root]; t == nil { // room may have forgotten it
+		if t = m.tenants[u.Root]; t == nil { // room may have deleted it
 			t = &tenant{idle: m.order.pile(1)}
 			m.tenants[u.Root] = t
 		}
@@ -194,16 +212,7 @@ func (m *Memory) tryTake(u level.Unit) *lease {
 	}
 	m.order.enter(i, u.Key, u.Priority, m.kids[u.Key] == 0, own)
 	m.link(s)
-	return &lease{m, i}
-}
-
-// Raise notes a higher priority of a unit, if it is here.
-func (m *Memory) Raise(key kvcache.Hash, priority int8) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if i, ok := m.keys[key]; ok {
-		m.order.raise(i, priority)
-	}
+	return &Lease{m, i}
 }
 
 // room makes sure that a slot is free for one more unit of a tenant.
@@ -218,19 +227,17 @@ func (m *Memory) room(t *tenant) bool {
 	return len(m.free) > 0 || m.evict(m.order.victim(&m.order.all))
 }
 
-// Get leases a unit for a request.
-func (m *Memory) Get(key kvcache.Hash) level.Lease { return m.lease(key, true) }
+// Get returns a unit for a request; nil if it is not here.
+func (m *Memory) Get(key kvcache.Hash) *Lease { return m.lease(key, true) }
 
-// Peek leases a unit without using it.
-func (m *Memory) Peek(key kvcache.Hash) level.Lease { return m.lease(key, false) }
+// Peek is Get for the tiers themselves: it does not count as a use of the unit.
+func (m *Memory) Peek(key kvcache.Hash) *Lease { return m.lease(key, false) }
 
-// lease returns no lease, not a nil one, where the unit is not here.
-func (m *Memory) lease(key kvcache.Hash, use bool) level.Lease {
+func (m *Memory) lease(key kvcache.Hash, use bool) *Lease {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.expire(key)
-	i, ok := m.keys[key]
-	if !ok || !m.slots[i].ready {
+	i, ok := m.find(key)
+	if !ok {
 		return nil
 	}
 	s := &m.slots[i]
@@ -241,70 +248,12 @@ func (m *Memory) lease(key kvcache.Hash, use bool) level.Lease {
 		m.order.use(i)
 		m.stay(s)
 	}
-	return &lease{m, i}
+	return &Lease{m, i}
 }
 
-// Has reports whether a unit is here, and ready.
-func (m *Memory) Has(key kvcache.Hash) bool { return !m.Born(key).IsZero() }
-
-// Born is when a unit came into the tiers.
-func (m *Memory) Born(key kvcache.Hash) (at time.Time) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.expire(key)
-	if i, ok := m.keys[key]; ok && m.slots[i].ready {
-		at = m.slots[i].Born
-	}
-	return at
-}
-
-// Publish makes a filled slot findable; the lease stays.
-func (l *lease) Publish(born time.Time) {
-	l.m.mu.Lock()
-	defer l.m.mu.Unlock()
-	s := &l.m.slots[l.i]
-	if !born.IsZero() && !s.ready {
-		s.Born = born
-	}
-	s.pinned = l.m.env.IsPinned(s.Key)
-	l.m.setReady(s, !s.doomed)
-}
-
-// Release gives the lease back; a slot that was not published, or is leaving,
-// is freed.
-func (l *lease) Release() {
-	l.m.mu.Lock()
-	defer l.m.mu.Unlock()
-	s := &l.m.slots[l.i]
-	if s.leases--; s.leases > 0 {
-		return
-	}
-	l.m.leased--
-	if l.m.turn != nil {
-		close(l.m.turn)
-		l.m.turn = nil
-	}
-	switch {
-	case s.leaving:
-		l.m.lost++
-		l.m.forget(l.i, true)
-	case !s.ready:
-		l.m.forget(l.i, false)
-	default:
-		l.m.settle(l.i)
-	}
-}
-
-// Loads is how often the unit was asked for since it came here.
-func (l *lease) Loads() int {
-	l.m.mu.Lock()
-	defer l.m.mu.Unlock()
-	return l.m.slots[l.i].loads
-}
-
-// Leave returns the unit that goes next, if fewer than spare slots are free or
-// becoming so; it is freed with its lease, unless somebody gets it before.
-func (m *Memory) Leave(spare int) level.Lease {
+// Leave returns the unit that is evicted next, if fewer than spare slots are free or
+// leaving. Its slot is freed with the lease, unless somebody gets the unit before.
+func (m *Memory) Leave(spare int) *Lease {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.free)+m.leaving >= spare {
@@ -319,67 +268,35 @@ func (m *Memory) Leave(spare int) level.Lease {
 	m.settle(i)
 	s.leaving = true
 	m.leaving++
-	m.unlink(s) // what it extends may go as well
-	return &lease{m, i}
+	m.unlink(s) // what it extends may leave as well
+	return &Lease{m, i}
 }
 
-// Freed is poked when a slot is free.
-func (m *Memory) Freed() <-chan struct{} { return m.freed }
-
-// Leaving reports whether no slot is free, and some will be.
+// Leaving reports whether no slot is free but some are leaving.
 func (m *Memory) Leaving() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.free) == 0 && m.leaving > 0
 }
 
-// Stay takes Leave back.
-func (l *lease) Stay() {
-	l.m.mu.Lock()
-	defer l.m.mu.Unlock()
-	l.m.stay(&l.m.slots[l.i])
-}
+// Freed is poked when a slot is freed.
+func (m *Memory) Freed() <-chan struct{} { return m.freed }
 
-func (m *Memory) stay(s *slot) {
-	if s.leaving {
-		s.leaving = false
-		m.leaving--
-		m.link(s)
-	}
-}
-
-// Forget forgets a unit, at once or when its leases end.
-func (m *Memory) Forget(key kvcache.Hash) {
+// Raise raises the priority of a unit, if it is here.
+func (m *Memory) Raise(key kvcache.Hash, priority int8) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if i, ok := m.keys[key]; ok && m.slots[i].ready {
-		m.doom(i)
+	if i, ok := m.keys[key]; ok {
+		m.order.raise(i, priority)
 	}
 }
 
-// Clear forgets every unit, and leaves nothing to erase.
-func (m *Memory) Clear() (erase func() error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, i := range m.keys {
-		m.doom(i)
-	}
-	return nil
-}
-
-// expire drops a unit that is too old.
-func (m *Memory) expire(key kvcache.Hash) {
-	if i, ok := m.keys[key]; ok && m.slots[i].ready && m.env.Old(m.slots[i].Born) {
-		m.doom(i)
-	}
-}
-
-// Repin looks anew whether units are pinned.
+// Repin checks again whether units are pinned.
 func (m *Memory) Repin(keys []kvcache.Hash) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, key := range keys {
-		if i, ok := m.keys[key]; ok && m.slots[i].ready {
+		if i, ok := m.find(key); ok {
 			s := &m.slots[i]
 			if s.pinned = m.env.IsPinned(key); s.pinned {
 				m.stay(s)
@@ -402,7 +319,83 @@ func (m *Memory) Units() []level.Unit {
 	return all
 }
 
-// What follows is called under mu.
+// Lease keeps a slot from being freed until it is released.
+type Lease struct {
+	m *Memory
+	i int32
+}
+
+// Record is the slot's memory.
+func (l *Lease) Record() []byte { return l.m.slots[l.i].rec }
+
+// Unit is the unit in the slot.
+func (l *Lease) Unit() level.Unit { return l.m.slots[l.i].Unit }
+
+func (l *Lease) lock() *slot {
+	l.m.mu.Lock()
+	return &l.m.slots[l.i]
+}
+
+// Loads is how often Get returned the unit since it came here.
+func (l *Lease) Loads() int {
+	defer l.m.mu.Unlock()
+	return l.lock().loads
+}
+
+// Publish makes a filled slot findable. born, unless zero, is when its unit was born.
+func (l *Lease) Publish(born time.Time) {
+	s := l.lock()
+	defer l.m.mu.Unlock()
+	if !born.IsZero() && !s.ready {
+		s.Born = born
+	}
+	s.pinned = l.m.env.IsPinned(s.Key)
+	l.m.setReady(s, !s.doomed)
+}
+
+// Stay takes Leave back.
+func (l *Lease) Stay() {
+	s := l.lock()
+	defer l.m.mu.Unlock()
+	l.m.stay(s)
+}
+
+// Release ends the lease. It frees a slot that was not published, or is leaving.
+func (l *Lease) Release() {
+	m, s := l.m, l.lock()
+	defer m.mu.Unlock()
+	if s.leases--; s.leases > 0 {
+		return
+	}
+	m.leased--
+	if m.turn != nil {
+		close(m.turn)
+		m.turn = nil
+	}
+	switch {
+	case s.leaving:
+		m.evict(l.i)
+	case !s.ready:
+		m.forget(l.i, false)
+	default:
+		m.settle(l.i)
+	}
+}
+
+// The methods below are called under mu.
+
+// find returns the slot of a unit that is ready. It drops one that is too old.
+func (m *Memory) find(key kvcache.Hash) (i int32, ok bool) {
+	i, ok = m.keys[key]
+	if !ok || !m.slots[i].ready {
+		return 0, false
+	}
+	if m.env.Old(m.slots[i].Born) {
+		m.doom(i)
+		return 0, false
+	}
+	return i, true
+}
 
 func (m *Memory) hold(s *slot) {
 	if s.leases++; s.leases == 1 {
@@ -410,7 +403,15 @@ func (m *Memory) hold(s *slot) {
 	}
 }
 
-// settle makes a slot idle or busy in the order, as it is.
+func (m *Memory) stay(s *slot) {
+	if s.leaving {
+		s.leaving = false
+		m.leaving--
+		m.link(s)
+	}
+}
+
+// settle tells the order whether a slot is idle.
 func (m *Memory) settle(i int32) {
 	s := &m.slots[i]
 	idle := s.ready && s.leases == 0 && !s.pinned
@@ -433,7 +434,7 @@ func (m *Memory) setReady(s *slot, ready bool) {
 	}
 }
 
-// evict frees an idle slot, if there is one.
+// evict frees a slot without leases for another unit; none if i is negative.
 func (m *Memory) evict(i int32) bool {
 	if i < 0 {
 		return false
@@ -443,6 +444,7 @@ func (m *Memory) evict(i int32) bool {
 	return true
 }
 
+// doom frees a slot at once, or with its last lease.
 func (m *Memory) doom(i int32) {
 	s := &m.slots[i]
 	if s.leases == 0 {
@@ -453,7 +455,7 @@ func (m *Memory) doom(i int32) {
 	m.setReady(s, false)
 }
 
-// forget frees a slot without leases; went: for another unit.
+// forget frees a slot without leases. went says that another unit needs it.
 func (m *Memory) forget(i int32, went bool) {
 	s := &m.slots[i]
 	m.setReady(s, false)
@@ -481,7 +483,7 @@ func (m *Memory) forget(i int32, went bool) {
 	}
 }
 
-// link and unlink count a unit as one that extends its parent.
+// link counts a unit as one that extends its parent; unlink takes that back.
 func (m *Memory) link(s *slot) {
 	m.kids[s.Parent]++
 	m.releaf(s.Parent)

@@ -4,32 +4,41 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
-	"sync"
-	"sync/atomic"
 
 	"github.com/xpyd/xpyd/engine/tier/level"
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// mover copies units between host memory and the pool; level.Memory says how.
+// Move is a unit between its record and blocks of the pool.
+type Move struct {
+	*Lease
+	Blocks []int32
+	Pos    int // of its first token
+}
+
+// mover copies units between host memory and the pool.
 type mover interface {
+	// Batch is how many units Gather and Scatter move together.
 	Batch() int
-	Gather(units []level.Move) error
-	Scatter(units []level.Move) (wait func() (good int, err error))
+	// Gather copies units out of the pool.
+	Gather(units []Move) error
+	// Scatter starts to copy units into blocks that nobody reads. wait, to be called once,
+	// waits for the end and returns how many units, from the first, agree with their digests.
+	Scatter(units []Move) (wait func() (good int, err error))
+	// Arrives reports whether the pool can compute with units while they arrive. Arrive
+	// is Scatter, layer by layer, for steps to wait for.
 	Arrives() bool
-	Arrive(units []level.Move) (kernels.HostArrival, error)
+	Arrive(units []Move) (kernels.HostArrival, error)
 	close() error // before the memory goes
 }
 
-// newMover takes the pool's own way to move many blocks, if it has one: a device, all
-// of whose layers are alike.
+// newMover uses the pool's own way to move many blocks, if it has one: on a device whose
+// layers are all alike.
 func newMover(s level.Shape, pool kernels.Pool, mem []byte, slots int) (mover, error) {
 	device, ok := pool.(bulkPool)
 	if _, alike := s.Uniform(); !ok || !alike {
 		return plainMover{s, pool}, nil
 	}
-	touch(mem)
 	memory, err := device.RegisterHost(mem)
 	if err != nil {
 		return nil, fmt.Errorf("tier: %d MiB of host memory: %w", len(mem)>>20, err)
@@ -41,26 +50,7 @@ func newMover(s level.Shape, pool kernels.Pool, mem []byte, slots int) (mover, e
 	return m, nil
 }
 
-// touch has the system give all pages, which registering would take one after
-// another: 3 s of 10 GiB.
-func touch(mem []byte) {
-	const part = 64 << 20
-	var next atomic.Int64
-	var all sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		all.Go(func() {
-			for at := next.Add(part) - part; at < int64(len(mem)); at = next.Add(part) - part {
-				one := mem[at:min(at+part, int64(len(mem)))]
-				for i := 0; i < len(one); i += 4096 {
-					one[i] = 0
-				}
-			}
-		})
-	}
-	all.Wait()
-}
-
-// plainMover copies block by block: the pool is host memory as well.
+// plainMover copies block by block, as the pool is in host memory too.
 type plainMover struct {
 	shape level.Shape
 	pool  kernels.Pool
@@ -70,18 +60,18 @@ func (m plainMover) Batch() int    { return 1 }
 func (m plainMover) Arrives() bool { return false }
 func (m plainMover) close() error  { return nil }
 
-func (m plainMover) Arrive([]level.Move) (kernels.HostArrival, error) {
+func (m plainMover) Arrive([]Move) (kernels.HostArrival, error) {
 	return nil, errors.ErrUnsupported
 }
 
-func (m plainMover) Gather(units []level.Move) error {
+func (m plainMover) Gather(units []Move) error {
 	for _, u := range units {
 		m.shape.Gather(m.pool, u.Blocks, u.Record())
 	}
 	return nil
 }
 
-func (m plainMover) Scatter(units []level.Move) func() (int, error) {
+func (m plainMover) Scatter(units []Move) func() (int, error) {
 	return func() (int, error) {
 		for i, u := range units {
 			if !m.shape.Scatter(m.pool, u.Blocks, u.Pos, u.Record()) {
@@ -92,39 +82,39 @@ func (m plainMover) Scatter(units []level.Move) func() (int, error) {
 	}
 }
 
-// bulkPool moves scattered blocks in one go, and makes digests where they land.
+// bulkPool moves many scattered blocks at once, and recomputes digests where they land.
 type bulkPool interface {
 	kernels.HostMover
 	Verify(context.Context, []kernels.Landed) ([]bool, error)
 }
 
-// bulkMover has a device read and write the records itself. A move that has
-// begun is waited for however long it takes: nobody else may have its memory
-// before, and a device that does not end it computes nothing either.
+// bulkMover has a device read and write the records itself. It waits for a move however
+// long it takes: nobody else may have the memory before, and a device that does not end it
+// computes nothing either.
 type bulkMover struct {
 	shape  level.Shape
 	pool   bulkPool
 	memory kernels.HostMemory
-	// Who copies; see calibrate.
+	// out and in are what copies each way; see calibrate.
 	out, in kernels.Engine
 }
 
-// bulkUnits together take long enough at the link's rate to hide the launch of
-// the next: 32 MiB of an 8B model's units of 16 tokens.
+// bulkUnits units take long enough to hide the launch of the next move: 32 MiB for an 8B
+// model and units of 16 tokens.
 const bulkUnits = 16
 
 func (m *bulkMover) Batch() int   { return bulkUnits }
 func (m *bulkMover) close() error { return m.memory.Close() }
 
 // move describes the units: all layers of each block.
-func (m *bulkMover) move(units []level.Move) *kernels.HostMove {
+func (m *bulkMover) move(units []Move) *kernels.HostMove {
 	s := &m.shape
 	first := &s.ByLayer[0]
 	rows, sums := int64(first.BlockBytes()), int64(first.DigestBytes())
 	v := &kernels.HostMove{Memory: m.memory, Layers: len(s.ByLayer), LayerStride: rows * int64(s.Blocks), DigestStride: sums * int64(s.Blocks),
 		Blocks: make([]kernels.HostBlock, 0, len(units)*s.Blocks)}
 	for _, u := range units {
-		at := int64(u.Lease.(*lease).i) * int64(s.Record())
+		at := int64(u.i) * int64(s.Record())
 		for i, id := range u.Blocks {
 			v.Blocks = append(v.Blocks, kernels.HostBlock{Block: id, Rows: at + int64(first.RowsAt) + int64(i)*rows, Digests: at + int64(first.DigestsAt) + int64(i)*sums,
 				Filled: s.BlockTokens, FirstPos: u.Pos + i*s.BlockTokens})
@@ -133,7 +123,7 @@ func (m *bulkMover) move(units []level.Move) *kernels.HostMove {
 	return v
 }
 
-func (m *bulkMover) Gather(units []level.Move) error {
+func (m *bulkMover) Gather(units []Move) error {
 	v := m.move(units)
 	v.Engine = m.out
 	p, err := m.pool.GatherBlocks(v)
@@ -143,7 +133,7 @@ func (m *bulkMover) Gather(units []level.Move) error {
 	return err
 }
 
-func (m *bulkMover) Scatter(units []level.Move) func() (int, error) {
+func (m *bulkMover) Scatter(units []Move) func() (int, error) {
 	v := m.move(units)
 	v.Engine = m.in
 	p, err := m.pool.ScatterBlocks(v)
@@ -158,9 +148,9 @@ func (m *bulkMover) Scatter(units []level.Move) func() (int, error) {
 	}
 }
 
-// Arrive moves by kernel: its launches follow each other on the device, while
-// copies would each be a call of the host's for every unit and group of layers.
-func (m *bulkMover) Arrive(units []level.Move) (kernels.HostArrival, error) {
+// Arrive uses a kernel: its launches follow each other on the device, while copies would
+// need a call from the host for every unit and group of layers.
+func (m *bulkMover) Arrive(units []Move) (kernels.HostArrival, error) {
 	v := m.move(units)
 	v.Engine = kernels.Kernel
 	return m.pool.(kernels.Arriver).ArriveBlocks(v)
@@ -171,8 +161,8 @@ func (m *bulkMover) Arrives() bool {
 	return ok
 }
 
-// verify returns how many units, from the first, are what their digests say.
-func (m *bulkMover) verify(units []level.Move) (int, error) {
+// verify returns how many units, from the first, agree with their digests.
+func (m *bulkMover) verify(units []Move) (int, error) {
 	var list []kernels.Landed
 	for _, u := range units {
 		for i, id := range u.Blocks {

@@ -16,18 +16,18 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Rates is how fast the tiers moved units between a pool and host memory, bytes
-// of records a second: of each round.
+// Rates is how fast units moved between a pool and host memory in each round, in bytes of
+// records a second.
 type Rates struct {
 	BlockTokens int
 	UnitBytes   int
 	Units       int       // moved in a round
 	Out         []float64 // to host memory
-	In          []float64 // and back, verified where it landed
-	Both        []float64 // at once, the sum
+	In          []float64 // and back, verified in the pool
+	Both        []float64 // both at once, the sum
 }
 
-// MeasureBlocks is how many blocks of a layout Measure needs for so many bytes each way.
+// MeasureBlocks is how many blocks Measure needs to move total bytes each way.
 func MeasureBlocks(l kvlayout.Layout, total int64) int {
 	s := shapeOf(l)
 	return 2 * unitsIn(s, total) * s.Blocks
@@ -39,10 +39,9 @@ func shapeOf(l kvlayout.Layout) level.Shape {
 
 func unitsIn(s level.Shape, total int64) int { return max(1, int(total/int64(s.Record()))) }
 
-// Measure moves units of total bytes out of a pool of MeasureBlocks blocks, whose rows
-// it makes, into host memory, as saving does, and back into others of its blocks, as
-// loading does; then both at once. Each is done once before it is timed. progress may
-// be nil.
+// Measure fills half of a pool of MeasureBlocks blocks and moves units of total bytes out of
+// it into host memory, as saving does; back into the other half, as loading does; then both
+// at once. Each is done once before it is timed. progress may be nil.
 func Measure(ctx context.Context, l kvlayout.Layout, pool kernels.Pool, total int64, rounds int, progress level.Progress) (r Rates, err error) {
 	s := shapeOf(l)
 	n := unitsIn(s, total)
@@ -50,7 +49,7 @@ func Measure(ctx context.Context, l kvlayout.Layout, pool kernels.Pool, total in
 	if rounds < 1 {
 		return r, fmt.Errorf("tier: %d rounds: want at least 1", rounds)
 	}
-	m, err := open(ctx, Config{Bytes: int64(2*n) * int64(s.Record())}, &level.Env{Shape: s, Pool: pool, Log: slog.New(slog.DiscardHandler)})
+	m, err := Config{Bytes: int64(2*n) * int64(s.Record())}.Open(ctx, &level.Env{Shape: s, Pool: pool, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return r, err
 	}
@@ -58,8 +57,8 @@ func Measure(ctx context.Context, l kvlayout.Layout, pool kernels.Pool, total in
 	if err := makeRows(ctx, s, pool, n, progress); err != nil {
 		return r, err
 	}
-	// Slots and blocks of the first half are written and read, those of the second
-	// are where it comes back to, and what leaves meanwhile.
+	// Units go from the first half of the blocks to the first half of the slots, and come
+	// back to the second half of the blocks. What leaves meanwhile goes to the other slots.
 	here, there := unitsFrom(s, m, 0, 0, n), unitsFrom(s, m, 0, n*s.Blocks, n)
 	beside := unitsFrom(s, m, n, 0, n)
 	bytes := float64(n) * float64(s.Record())
@@ -96,22 +95,22 @@ func Measure(ctx context.Context, l kvlayout.Layout, pool kernels.Pool, total in
 	return r, nil
 }
 
-// unitsFrom are n units in a host's slots from slot on and the blocks from block on, each
-// the first of a prompt of its own.
-func unitsFrom(s level.Shape, m *Memory, slot, block, n int) []level.Move {
-	list := make([]level.Move, n)
+// unitsFrom lists n units, each the first of its prompt, in the slots from slot on and the
+// blocks from block on.
+func unitsFrom(s level.Shape, m *Memory, slot, block, n int) []Move {
+	list := make([]Move, n)
 	for u := range list {
 		ids := make([]int32, s.Blocks)
 		for i := range ids {
 			ids[i] = int32(block + u*s.Blocks + i)
 		}
-		list[u] = level.Move{Lease: &lease{m, int32(slot + u)}, Blocks: ids}
+		list[u] = Move{Lease: &Lease{m, int32(slot + u)}, Blocks: ids}
 	}
 	return list
 }
 
-// gathered asks moved after each few units whether to go on.
-func gathered(m *Memory, units []level.Move, moved func(units int) error) error {
+// gathered moves units out until moved, called after each batch, returns an error.
+func gathered(m *Memory, units []Move, moved func(units int) error) error {
 	for some := range slices.Chunk(units, m.Batch()) {
 		if err := m.Gather(some); err != nil {
 			return err
@@ -123,8 +122,9 @@ func gathered(m *Memory, units []level.Move, moved func(units int) error) error 
 	return nil
 }
 
-// scattered has a list under way while the one before it is waited for, as loads have.
-func scattered(m *Memory, units []level.Move, moved func(units int) error) error {
+// scattered moves units in, with one batch under way while it waits for the one before, as
+// loads do.
+func scattered(m *Memory, units []Move, moved func(units int) error) error {
 	before, of := func() (int, error) { return 0, nil }, 0
 	end := func() error {
 		good, err := before()
@@ -144,8 +144,8 @@ func scattered(m *Memory, units []level.Move, moved func(units int) error) error
 	return end()
 }
 
-// makeRows fills the blocks of the first n units of a pool, and sets their digests, as if
-// each were the first of a prompt.
+// makeRows fills the blocks of the first n units of a pool and sets their digests, as if
+// each unit were the first of a prompt.
 func makeRows(ctx context.Context, s level.Shape, pool kernels.Pool, n int, progress level.Progress) error {
 	made := level.Meter{Tell: progress, What: "fill", Total: int64(n*s.Blocks) * int64(s.BlockBytes())}
 	all, gen := make([][]byte, len(s.ByLayer)), rand.New(rand.NewPCG(1, 2))

@@ -52,8 +52,7 @@ func (b *Breaker) Opens() <-chan struct{} {
 	return b.opened
 }
 
-// Failed notes an operation's failure, and begins to probe until ctx ends or
-// it answers.
+// Failed notes an operation's failure, and begins to probe until ctx ends or it answers.
 func (b *Breaker) Failed(ctx context.Context, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

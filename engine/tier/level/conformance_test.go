@@ -32,19 +32,18 @@ const room = 32 // units of a level that is bounded
 var shape = level.NewShape(kvlayout.Plain(2, 2, 4, 16, kvlayout.F32), 1)
 
 // memoryLevel has host memory do what a level below it does: it copies records.
-type memoryLevel struct{ level.Memory }
+type memoryLevel struct{ *host.Memory }
 
-type memoryConfig struct{ level.MemoryConfig }
+type memoryConfig struct{ host.Config }
 
 func (c memoryConfig) Open(ctx context.Context, env *level.Env) (level.Level, error) {
-	m, err := c.MemoryConfig.Open(ctx, env)
+	m, err := c.Config.Open(ctx, env)
 	return memoryLevel{m}, err
 }
 
-func (m memoryLevel) Breaker() *level.Breaker          { return nil }
-func (m memoryLevel) Limits() level.Limits             { return level.Limits{Loads: 1, Burst: 1, Writers: 1} }
-func (m memoryLevel) Describe(chan<- *prometheus.Desc) {}
-func (m memoryLevel) Collect(chan<- prometheus.Metric) {}
+func (m memoryLevel) Breaker() *level.Breaker { return nil }
+func (m memoryLevel) Limits() level.Limits    { return level.Limits{Loads: 1, Burst: 1, Writers: 1} }
+func (m memoryLevel) Metrics() level.Metrics  { return nil }
 
 func (m memoryLevel) Load(_ context.Context, reads []level.Read, got func(i int, born time.Time, err error)) {
 	for i, r := range reads {
@@ -93,7 +92,7 @@ func kinds() map[string]*kind {
 			config:  func(*testing.T) level.Config { return memoryConfig{host.Config{Bytes: room * level.Page}} },
 			bounded: true,
 			harm: func(t *testing.T, l level.Level, key kvcache.Hash, off int) {
-				lease := l.(level.Memory).Peek(key)
+				lease := l.(memoryLevel).Peek(key)
 				lease.Record()[off] ^= 4
 				lease.Release()
 			},
@@ -397,7 +396,7 @@ func TestLevelCorrupt(t *testing.T) {
 			save(t, l, a, true)
 			k.harm(t, l, a.Key, off)
 			right, errs := load(t, t.Context(), l, a, b)
-			if _, memory := l.(level.Memory); right[0] && !(memory && off < level.HeaderSize) { // memory reads no header
+			if _, memory := l.(memoryLevel); right[0] && !(memory && off < level.HeaderSize) { // memory reads no header
 				t.Errorf("byte %d: %v", off, errs[0])
 			}
 			if errs[0] != nil && !errors.Is(errs[0], level.ErrCorrupt) {
@@ -502,7 +501,7 @@ func TestLevelMetrics(t *testing.T) {
 		l := k.open(t, nil)
 		save(t, l, unit(1), true)
 		reg := prometheus.NewRegistry()
-		if err := reg.Register(l); err != nil {
+		if err := reg.Register(l.Metrics()); err != nil {
 			t.Fatal(err)
 		}
 		families, err := reg.Gather()

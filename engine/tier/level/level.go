@@ -1,10 +1,9 @@
 // Package level defines the levels of the KV tiers: places below the device pool that
-// keep units. engine/tier decides what goes where; engine/tier/host, ssd and shared are
-// the levels.
+// keep units. engine/tier decides what goes where.
 //
-// Host memory is Memory: units move between its records and the pool. Every Level below
-// is read into those records, and written from them. What only some levels can do is an
-// interface of its own: Remote, Keeper, Aborter.
+// engine/tier/host is host memory: units move between its records and the pool. A Level below
+// it (engine/tier/ssd, engine/tier/shared) is read into those records and written from them.
+// What only some levels can do is an interface of its own: Remote, Keeper, Aborter.
 package level
 
 import (
@@ -14,8 +13,6 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kernels"
@@ -34,7 +31,7 @@ type Unit struct {
 // Tenant identifies the unit's owner: the first bytes of its root, which records carry.
 func (u *Unit) Tenant() uint32 { return binary.LittleEndian.Uint32(u.Root[:]) }
 
-// Base is what Memory and every Level have in common. All methods may be called from
+// Base is what host memory and every Level have in common. All methods may be called from
 // many goroutines.
 type Base interface {
 	// Name is the level's label in metrics and reports.
@@ -69,8 +66,8 @@ type Level interface {
 	// Breaker opens while the level is to be left alone.
 	Breaker() *Breaker
 	Limits() Limits
-	// Describe and Collect are the level's own metrics.
-	prometheus.Collector
+	// Metrics are the level's own.
+	Metrics() Metrics
 }
 
 // Read is a unit to be loaded.
@@ -92,62 +89,6 @@ type Limits struct {
 	Loads   int // calls of Load, and of Ask
 	Burst   int // units of one Load
 	Writers int // calls of Save; 0: nothing is saved
-}
-
-// Memory is host memory: its records are copied from and to the pool's blocks.
-type Memory interface {
-	Base
-	// Take returns a slot to fill with a new unit. It returns nil if the unit is here or
-	// being filled, or if there is no slot for it; later is closed when a slot may have
-	// become free, and nil if nothing is under way that would free one.
-	Take(u Unit) (l Lease, later <-chan struct{})
-	// Get returns a unit for a request, nil if it is not here.
-	Get(key kvcache.Hash) Lease
-	// Peek is Get for the tiers themselves: it does not count as a use of the unit.
-	Peek(key kvcache.Hash) Lease
-	// Leave returns the unit that is evicted next, if fewer than spare slots are free or
-	// leaving. Its slot is freed with the lease, unless somebody gets the unit before.
-	Leave(spare int) Lease
-	// Leaving reports whether no slot is free but some are leaving; Freed is poked when
-	// one is free.
-	Leaving() bool
-	Freed() <-chan struct{}
-	// Units lists the units that are here.
-	Units() []Unit
-	// Raise raises the priority of a unit, if it is here.
-	Raise(key kvcache.Hash, priority int8)
-	// Repin checks again whether units are pinned.
-	Repin(keys []kvcache.Hash)
-
-	// Batch is how many units Gather and Scatter move together.
-	Batch() int
-	// Gather copies units out of the pool.
-	Gather(units []Move) error
-	// Scatter starts to copy units into blocks that nobody reads. wait, to be called
-	// once, waits for the end and returns how many units, from the first, agree with
-	// their digests.
-	Scatter(units []Move) (wait func() (good int, err error))
-	// Arrives reports whether the pool can compute with units while they arrive. Arrive
-	// is Scatter, layer by layer, for steps to wait for.
-	Arrives() bool
-	Arrive(units []Move) (kernels.HostArrival, error)
-}
-
-// Lease is a slot of Memory that stays what it is until it is released.
-type Lease interface {
-	Record() []byte
-	Unit() Unit
-	Loads() int           // how often the unit was asked for since it came here
-	Publish(at time.Time) // makes a filled slot findable; at, unless zero, is when the unit was born
-	Stay()                // takes Leave back
-	Release()             // frees a slot that was not published, or is leaving
-}
-
-// Move is a unit on its way between its record and blocks of the pool.
-type Move struct {
-	Lease
-	Blocks []int32
-	Pos    int // of its first token
 }
 
 // Remote is a level that workers share over a network.
@@ -179,12 +120,7 @@ type Aborter interface {
 	Abort(ctx context.Context) error
 }
 
-// MemoryConfig opens host memory.
-type MemoryConfig interface {
-	Open(ctx context.Context, env *Env) (Memory, error)
-}
-
-// Config opens a level below it.
+// Config opens a level.
 type Config interface {
 	Open(ctx context.Context, env *Env) (Level, error)
 }

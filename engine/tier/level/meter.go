@@ -5,13 +5,13 @@ import (
 	"sync/atomic"
 )
 
-// Progress hears how many bytes of what is being done are done.
+// Progress is told how many bytes of the total are done.
 type Progress func(what string, done, total int64)
 
-// MeterStep is how many bytes a Meter is silent for, so that it costs nothing.
+// MeterStep is how many bytes lie between two calls of Progress, so that a Meter costs nothing.
 const MeterStep = 16 << 20
 
-// Meter adds up bytes from several goroutines, and tells of them one at a time.
+// Meter adds up bytes from several goroutines. It calls Tell one at a time.
 type Meter struct {
 	Tell  Progress // nil: nobody
 	What  string

@@ -51,8 +51,8 @@ type Header struct {
 	Sum     uint32 // of the digests
 }
 
-// Unit is what the header says of its unit; of the root only who it belongs to. A
-// time to come is that of a clock that was ahead, or is another's.
+// Unit is what the header says about its unit; of the root only the tenant. A birth in the future,
+// by a clock that was ahead, becomes now.
 func (h *Header) Unit() *Unit {
 	u := &Unit{Key: h.Key, Pos: int(h.Pos), Born: time.Unix(h.Born, 0)}
 	if now := time.Now(); u.Born.After(now) {
@@ -77,7 +77,7 @@ func (h *Header) Encode(b []byte) {
 	binary.LittleEndian.PutUint32(b[60:], h.Sum)
 }
 
-// ParseHeader believes nothing but a whole header.
+// ParseHeader reads a header and checks its sum.
 func ParseHeader(b []byte) (h Header, err error) {
 	if len(b) < HeaderSize || string(b[:8]) != magic || binary.LittleEndian.Uint32(b[56:]) != crc32.Checksum(b[:56], castagnoli) {
 		return h, ErrCorrupt
@@ -87,14 +87,14 @@ func ParseHeader(b []byte) (h Header, err error) {
 		Born: int64(binary.LittleEndian.Uint64(b[48:])), Sum: binary.LittleEndian.Uint32(b[60:])}, nil
 }
 
-// Stamp writes the header of a unit to b: that of rows and digests as rec has them.
+// Stamp writes the header of a unit, whose rows and digests are in rec, to b.
 func (s *Shape) Stamp(b []byte, u *Unit, segment uint64, slot int, rec []byte) {
 	h := Header{u.Key, s.Payload(), segment, uint32(slot), uint32(u.Pos), u.Born.Unix(), u.Tenant(), s.sum(rec)}
 	h.Encode(b)
 }
 
-// Whole reads the header of a record, and sees that the rest is its own. Whether
-// the rows are what the digests say is seen when they come into the pool.
+// Whole reads the header of a record and checks that the digests belong to it. Rows are checked
+// against the digests when they come into the pool.
 func (s *Shape) Whole(rec []byte) (Header, error) {
 	h, err := ParseHeader(rec)
 	if err == nil && (len(rec) < HeaderSize+s.Payload() || h.Payload != s.Payload() || h.Sum != s.sum(rec)) {
@@ -117,8 +117,7 @@ func (s *Shape) sum(rec []byte) uint32 {
 	return crc32.Checksum(rec[s.end.RowsAt:s.end.DigestsAt], castagnoli)
 }
 
-// preamble says what records are. Those with another one are another model's, another
-// layout's or another version's.
+// preamble says what records are. Records of another model, layout or version have another one.
 type preamble struct {
 	Format   string `json:"format"`
 	Segment  uint64 `json:"segment"`

@@ -67,8 +67,8 @@ func (s *Shape) Gather(pool kernels.Pool, blocks []int32, rec []byte) {
 	}
 }
 
-// Scatter puts a unit, whose first token has position pos, into blocks that
-// nobody reads. False: its rows are not what the digests were made of.
+// Scatter copies a unit, whose first token has position pos, into blocks that nobody reads. It
+// returns false if the rows do not agree with the digests.
 func (s *Shape) Scatter(pool kernels.Pool, blocks []int32, pos int, rec []byte) bool {
 	sums := make([]uint64, s.Heads)
 	for layer := range s.ByLayer {
@@ -84,8 +84,8 @@ func (s *Shape) Scatter(pool kernels.Pool, blocks []int32, pos int, rec []byte) 
 	return true
 }
 
-// verify makes the digests of one layer of the unit's i-th block from its rows, in
-// sums, and reports whether they are those that came with them.
+// verify computes the digests of one layer of the unit's i-th block, in sums, and reports whether
+// they are those in the record.
 func (s *Shape) verify(pos int, rec []byte, layer, i int, sums []uint64) (rows []byte, made []uint64, good bool) {
 	l := &s.ByLayer[layer]
 	rows, digests := s.block(rec, layer, i)
@@ -99,7 +99,7 @@ func (s *Shape) verify(pos int, rec []byte, layer, i int, sums []uint64) (rows [
 	return rows, made, true
 }
 
-// Right reports whether all rows of a unit are what its digests were made of.
+// Right reports whether all rows of a unit agree with its digests.
 func (s *Shape) Right(pos int, rec []byte) bool {
 	sums := make([]uint64, s.Heads)
 	for layer := range s.ByLayer {

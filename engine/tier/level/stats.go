@@ -2,31 +2,31 @@ package level
 
 import "time"
 
-// Stats is how one level stands.
+// Stats describes one level.
 type Stats struct {
 	Tier      string `json:"tier"`
 	Units     int    `json:"units"`
 	Capacity  int    `json:"capacity_units"`
 	UnitBytes int    `json:"unit_bytes"`
 	Evicted   uint64 `json:"evicted_units"`
-	// Of a report only: units that came back into the pool from here since the worker
-	// began, and how long ago those that are here came into the tiers.
+	// In a report only: units that came back into the pool from here since the worker
+	// started, and the ages of those that are here.
 	Loaded  uint64  `json:"loaded_units"`
 	OldestS float64 `json:"oldest_s"`
 	MeanS   float64 `json:"mean_age_s"`
-	// Of the SSD: how it is read and written, and why not by io_uring if that was wanted.
+	// Of the SSD: how it is read and written, and why not by io_uring.
 	IO    string `json:"io,omitempty"`
 	NoIOU string `json:"no_io_uring,omitempty"`
 	// Why the level is left alone; "" while it is not.
 	LeftAlone string `json:"left_alone,omitempty"`
 
 	Tenants int    `json:"-"` // that have units here, where they have shares
-	Over    uint64 `json:"-"` // units that went, or were left out, for their tenant's share
+	Over    uint64 `json:"-"` // units evicted or left out for their tenant's share
 
 	Remote *RemoteStats `json:"-"` // of a Remote, which has nothing of the above
 }
 
-// RemoteStats is how a store that workers share stands, as this worker sees it.
+// RemoteStats describes a shared store as this worker sees it.
 type RemoteStats struct {
 	URL       string     `json:"url"` // without credentials
 	Prefix    string     `json:"prefix"`

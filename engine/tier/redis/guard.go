@@ -9,10 +9,9 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/store"
 )
 
-// The client library believes the lengths that a server announces. A guard
-// stands under it and follows the reply stream (RESP 2) byte by byte: what is
-// longer than anything that we ask for ends the connection before the library
-// has read its length.
+// The client library trusts the lengths that a server announces. A guard below it follows the
+// reply stream (RESP 2) byte by byte: a reply longer than anything that we ask for ends the
+// connection before the library has read its length.
 const (
 	maxLine     = 1 << 10 // bytes of a status, error, number or length
 	maxElements = 1 << 16 // of one reply: what SCAN may give at once
@@ -35,13 +34,13 @@ func (g *guard) Read(b []byte) (int, error) {
 	}
 	n, err := g.Conn.Read(b)
 	if good := g.follow(b[:n]); g.bad != nil {
-		return good, nil // replies before the bad one; never the end of its line
+		return good, nil // the replies before the bad one, never the end of its line
 	}
 	return n, err
 }
 
-// SetReadDeadline implements net.Conn. The library calls it for each reply; the
-// deadline is the operation's, set on the connection below.
+// SetReadDeadline implements net.Conn. The library calls it for each reply, but the operation's
+// deadline is set on the connection below.
 func (g *guard) SetReadDeadline(time.Time) error { return nil }
 
 // bounds follows one reply stream.
@@ -56,8 +55,7 @@ type bounds struct {
 	elements int   // of this reply
 }
 
-// follow takes the next bytes and returns how many are in order: fewer than
-// all when it sets bad.
+// follow checks the next bytes and returns how many are good: fewer than all when it sets bad.
 func (g *bounds) follow(b []byte) (good int) {
 	for good < len(b) {
 		if g.skip > 0 {
@@ -87,7 +85,7 @@ func (g *bounds) follow(b []byte) (good int) {
 	return good
 }
 
-// header takes a whole line, or its beginning.
+// header checks a whole line, or its beginning.
 func (g *bounds) header(line []byte) error {
 	if len(line) < 2 {
 		return errReply
@@ -131,8 +129,8 @@ func (g *bounds) header(line []byte) error {
 	return fmt.Errorf("%w: it begins with %q", errReply, line[0])
 }
 
-// element ends one element of the innermost open array, and the reply with the
-// last one of the outermost.
+// element ends one element of the innermost open array. The last one of the outermost array ends
+// the reply.
 func (g *bounds) element() {
 	for len(g.open) > 0 {
 		last := len(g.open) - 1

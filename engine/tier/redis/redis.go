@@ -1,12 +1,11 @@
 // Package redis keeps KV units in a Redis or Valkey server: a store.Store.
 // Commands are those of Redis 6.2: EXISTS, GETEX, SET NX PX, UNLINK, SCAN.
 //
-// Each operation under way has a connection of its own, so its callers bound
-// their number. There are no goroutines: an operation has a deadline, which
-// Read moves with each value that comes, and its connection is closed when its
-// context ends. Lengths that a server announces are bounded (guard.go).
+// Each operation under way has its own connection, so callers bound their number. There are no
+// goroutines: an operation has a deadline, which Read extends with each value, and its connection
+// is closed when its context ends. Lengths that a server announces are bounded (guard.go).
 //
-// Non-goals: clusters and sentinels (put a proxy in front), believing values.
+// Non-goals: clusters and sentinels (put a proxy in front), and trusting values.
 package redis
 
 import (
@@ -26,20 +25,15 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/store"
 )
 
-// Config says which server, and what is asked of it.
+// Config says which server to use, and how.
 type Config struct {
 	Address
-	// Timeout bounds an operation, connecting included; of Read, the wait for
-	// each value.
-	Timeout time.Duration
-	// TTL is how long a value stays after it was written or read.
-	TTL time.Duration
-	// ReadOnly: reading does not prolong a value's stay.
-	ReadOnly bool
-	// MaxValue bounds a value's bytes.
-	MaxValue int
-	// ClientTLS is used for rediss; nil: the system's roots.
-	ClientTLS *tls.Config
+	// Timeout bounds an operation, connecting included, and in Read the wait for each value.
+	Timeout   time.Duration
+	TTL       time.Duration // of a value since it was last written or read
+	ReadOnly  bool          // reading does not renew the TTL
+	MaxValue  int           // bytes of a value, at most
+	ClientTLS *tls.Config   // for rediss; nil: the system's roots
 }
 
 const (
@@ -58,7 +52,7 @@ type Client struct {
 
 var _ store.Store = (*Client)(nil)
 
-// New makes a client; it connects when it is asked for something.
+// New makes a client, which connects with the first operation.
 func New(cfg Config) (*Client, error) {
 	if cfg.Timeout <= 0 || cfg.TTL < time.Millisecond || cfg.MaxValue < 1 {
 		return nil, fmt.Errorf("redis: timeout %v, ttl %v, values of %d bytes", cfg.Timeout, cfg.TTL, cfg.MaxValue)
@@ -75,7 +69,7 @@ func (c *Client) Close() error {
 	defer c.mu.Unlock()
 	c.closed = true
 	for _, n := range c.idle {
-		n.close()
+		n.Close()
 	}
 	c.idle = nil
 	return nil
@@ -127,7 +121,7 @@ func (c *Client) Read(ctx context.Context, keys []string, got func(i int, value 
 			return err
 		}
 		for i := range keys {
-			n.extend(c.cfg.Timeout)
+			n.setDeadline(time.Now().Add(c.cfg.Timeout))
 			v, err := n.receive()
 			value, ok := v.([]byte)
 			switch {
@@ -136,7 +130,7 @@ func (c *Client) Read(ctx context.Context, keys []string, got func(i int, value 
 			case errors.Is(err, store.ErrForeign):
 				got(i, nil, err)
 				if n.Err() != nil {
-					return err // it is too large, and the stream cannot go on
+					return err // it is too large, so the stream cannot go on
 				}
 			case err != nil:
 				return err
@@ -171,7 +165,7 @@ func (c *Client) Delete(ctx context.Context, key string) error {
 	}))
 }
 
-// Purge implements store.Store: it goes through all keys of the database.
+// Purge implements store.Store. It scans all keys of the database.
 func (c *Client) Purge(ctx context.Context, prefix string) (deleted int, err error) {
 	cursor := "0"
 	for {
@@ -197,7 +191,7 @@ func (c *Client) Purge(ctx context.Context, prefix string) (deleted int, err err
 	}
 }
 
-// scanned reads SCAN's reply: the next cursor, and those keys that begin so.
+// scanned reads SCAN's reply: the next cursor, and the keys that have the prefix.
 func scanned(v any, prefix string) (cursor string, keys []any, err error) {
 	pair, ok := v.([]any)
 	if !ok || len(pair) != 2 {
@@ -231,10 +225,8 @@ type conn struct {
 	received bool // something, in this operation
 }
 
-// extend moves the operation's deadline.
-func (n *conn) extend(d time.Duration) { _ = n.guard.Conn.SetDeadline(time.Now().Add(d)) }
-
-func (n *conn) close() { n.Conn.Close() }
+// setDeadline sets the operation's deadline. If the connection is closed the next call says so.
+func (n *conn) setDeadline(at time.Time) { _ = n.guard.Conn.SetDeadline(at) }
 
 // receive returns the next reply: nil, string, []byte, int64 or []any.
 func (n *conn) receive() (any, error) {
@@ -260,8 +252,8 @@ func (n *conn) do(command string, args ...any) (any, error) {
 	return n.receive()
 }
 
-// with runs an operation on a connection. The server may have closed one that
-// lay idle: then it is tried once more on a new one.
+// with runs an operation on a connection. If the server has closed one that was idle, it tries
+// once more on a new one.
 func (c *Client) with(ctx context.Context, use func(*conn) error) error {
 	deadline := time.Now().Add(c.cfg.Timeout)
 	for fresh := false; ; fresh = true {
@@ -270,14 +262,14 @@ func (c *Client) with(ctx context.Context, use func(*conn) error) error {
 			return err
 		}
 		n.received = false
-		_ = n.guard.Conn.SetDeadline(deadline) // on a closed one the next call says so
+		n.setDeadline(deadline)
 		stop := context.AfterFunc(ctx, func() { n.guard.Conn.Close() })
 		err = use(n)
 		if in := n.Err() == nil && (err == nil || errors.Is(err, store.ErrRefused)); stop() && in {
 			c.keep(n)
 			return err
 		}
-		n.close()
+		n.Close()
 		stale := n.used && !n.received && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE))
 		if fresh || !stale || ctx.Err() != nil {
 			return errors.Join(ctx.Err(), err)
@@ -285,19 +277,19 @@ func (c *Client) with(ctx context.Context, use func(*conn) error) error {
 	}
 }
 
-// keep puts a connection that is in order back.
+// keep keeps a connection for later operations.
 func (c *Client) keep(n *conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed || len(c.idle) == maxIdle || n.Err() != nil {
-		n.close()
+		n.Close()
 		return
 	}
 	n.used = true
 	c.idle = append(c.idle, n)
 }
 
-// connect returns the idle connection that was used last, or a new one.
+// connect returns the idle connection that was used last, or with fresh or without one a new one.
 func (c *Client) connect(ctx context.Context, fresh bool, deadline time.Time) (*conn, error) {
 	c.mu.Lock()
 	if last := len(c.idle) - 1; last >= 0 && !fresh {
@@ -331,37 +323,33 @@ func (c *Client) connect(ctx context.Context, fresh bool, deadline time.Time) (*
 	}
 	g := &guard{Conn: raw, bounds: bounds{maxValue: c.cfg.MaxValue}}
 	n := &conn{Conn: redis.NewConn(g, 0, 0), guard: g}
-	_ = raw.SetDeadline(deadline)
+	n.setDeadline(deadline)
 	stop := context.AfterFunc(ctx, func() { raw.Close() })
 	defer stop()
 	if err := c.greet(n); err != nil {
-		n.close()
+		n.Close()
 		return nil, fmt.Errorf("connect: %w", err)
 	}
 	return n, nil
 }
 
-// greet says who we are and which database we want. What the server refuses
-// here is no refusal of one key: nothing works.
+// greet logs in and selects the database. Its errors are not store.ErrRefused: nothing works
+// without it.
 func (c *Client) greet(n *conn) error {
-	say := func(command string, args ...any) error {
-		if v, err := n.do(command, args...); err != nil || v != "OK" {
-			return fmt.Errorf("%s: %v", command, err)
-		}
-		return nil
-	}
+	var commands [][]any
 	switch a := c.cfg.Address; {
 	case a.User != "":
-		if err := say("AUTH", a.User, a.Password); err != nil {
-			return err
-		}
+		commands = append(commands, []any{"AUTH", a.User, a.Password})
 	case a.Password != "":
-		if err := say("AUTH", a.Password); err != nil {
-			return err
-		}
+		commands = append(commands, []any{"AUTH", a.Password})
 	}
 	if c.cfg.DB != 0 {
-		return say("SELECT", c.cfg.DB)
+		commands = append(commands, []any{"SELECT", c.cfg.DB})
+	}
+	for _, args := range commands {
+		if v, err := n.do(args[0].(string), args[1:]...); err != nil || v != "OK" {
+			return fmt.Errorf("%s: %v", args[0], err)
+		}
 	}
 	return nil
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Address is where a server listens, and who we are there.
+// Address is where a server listens, and how to log in.
 type Address struct {
 	Network  string // tcp or unix
 	Host     string // host:port, or the socket's path
@@ -18,9 +18,8 @@ type Address struct {
 	DB       int
 }
 
-// ParseURL reads redis://[user:password@]host[:port][/db], rediss:// for TLS,
-// valkey:// and valkeys:// for the same, and unix://[user:password@]/path[?db=N].
-// Errors name no password.
+// ParseURL reads redis://[user:password@]host[:port][/db], rediss:// for TLS, valkey:// and
+// valkeys:// for the same, and unix://[user:password@]/path[?db=N]. Errors name no password.
 func ParseURL(text string) (a Address, err error) {
 	u, err := url.Parse(text)
 	if err != nil {
@@ -62,7 +61,7 @@ func ParseURL(text string) (a Address, err error) {
 	return a, nil
 }
 
-// String is the address without who we are.
+// String is the address without user and password.
 func (a Address) String() string {
 	switch {
 	case a.Network == "unix":

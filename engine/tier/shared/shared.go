@@ -1,8 +1,8 @@
-// Package shared is the level that several workers have together: one value a unit, its
-// record without the padding, in a store that is not believed.
+// Package shared is the level that workers share: one value per unit, its record without padding,
+// in a store that is not trusted.
 //
-// Every operation is the business of a goroutine that no request waits for longer than
-// its load may take; one failure, and nobody asks until a probe has found the store well.
+// Operations run on goroutines that no request waits for longer than its load may take. After one
+// failure nobody asks until a probe finds that the store answers.
 package shared
 
 import (
@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/level"
@@ -28,7 +30,7 @@ const (
 	flights      = 32 // questions and reads under way, of all loads
 	burst        = 4  // units that one read asks for
 	refusedPause = 10 * time.Second
-	badPause     = time.Minute // somebody who may write will have deleted it
+	badPause     = time.Minute // by then a worker that may write will have deleted it
 	badMost      = 1 << 12     // values that are remembered
 )
 
@@ -53,8 +55,11 @@ type Shared struct {
 	prefix  string // of keys: whose they are
 	mark    uint64 // the same, in a value's header
 	breaker level.Breaker
-	metrics *metrics
-	values  sync.Pool // of *[]byte, to be written
+	metrics level.Metrics
+	errors  *prometheus.CounterVec   // by operation and kind
+	bytes   *prometheus.CounterVec   // by operation
+	seconds *prometheus.HistogramVec // by operation
+	values  sync.Pool                // of *[]byte, to be written
 
 	mu      sync.Mutex
 	written uint64
@@ -69,7 +74,11 @@ func (c Config) Open(_ context.Context, env *level.Env) (level.Level, error) { r
 
 func open(c Config, env *level.Env) (*Shared, error) {
 	sum := sha256.Sum256(env.Shape.Preamble("xpyd KV store 3", 0, env.Identity))
-	s := &Shared{cfg: c, env: env, prefix: fmt.Sprintf("xpyd:kv1:%x:", sum[:16]), mark: binary.LittleEndian.Uint64(sum[16:]), metrics: newMetrics()}
+	s := &Shared{cfg: c, env: env, prefix: fmt.Sprintf("xpyd:kv1:%x:", sum[:16]), mark: binary.LittleEndian.Uint64(sum[16:])}
+	s.metrics.Gauge("store_open", "1 while the shared store is left alone because an operation failed.", nil, s.breaker.Open)
+	s.errors = s.metrics.Counters("store_errors_total", "Operations that the shared store refused, or that failed because it was not reached or did not answer in time.", "op", "kind")
+	s.bytes = s.metrics.Counters("store_bytes_total", "Bytes of values that went to the shared store and came from it.", "op")
+	s.seconds = s.metrics.Seconds("store_seconds", "Time of an operation of the shared store: a question about up to 512 units, a read of up to 4, a write of one.", 0.0001, 14, "op")
 	s.values.New = func() any { return new(make([]byte, valueBytes(&env.Shape))) }
 	s.breaker.Probe = func(ctx context.Context) error {
 		_, err := c.Store.Exists(ctx, []string{s.prefix + "probe"})
@@ -84,10 +93,10 @@ func open(c Config, env *level.Env) (*Shared, error) {
 // Key is a unit's name in the store.
 func (s *Shared) Key(unit kvcache.Hash) string { return fmt.Sprintf("%s%x", s.prefix, unit[:]) }
 
-// Name implements level.Level, as what follows does.
+// Name implements level.Level, as do the methods below.
 func (s *Shared) Name() string { return Name }
 
-// Has is false: whoever wants to know asks.
+// Has returns false: callers must Ask.
 func (s *Shared) Has(kvcache.Hash) bool { return false }
 
 // Born is not known here.
@@ -95,6 +104,9 @@ func (s *Shared) Born(kvcache.Hash) time.Time { return time.Time{} }
 
 // Breaker is open after an operation that failed.
 func (s *Shared) Breaker() *level.Breaker { return &s.breaker }
+
+// Metrics are of operations; units are counted by the tiers.
+func (s *Shared) Metrics() level.Metrics { return s.metrics }
 
 // Limits bounds operations.
 func (s *Shared) Limits() level.Limits {
@@ -130,23 +142,23 @@ func (s *Shared) unpack(r *level.Read, value []byte) (born time.Time, err error)
 
 // done counts an operation, and reports whether it went well.
 func (s *Shared) done(ctx context.Context, op string, began time.Time, err error) bool {
-	s.metrics.seconds.WithLabelValues(op).Observe(time.Since(began).Seconds())
+	s.seconds.WithLabelValues(op).Observe(time.Since(began).Seconds())
 	switch {
 	case err == nil:
 		return true
 	case ctx.Err() != nil: // we are closing
 	case errors.Is(err, store.ErrRefused):
-		s.metrics.errors.WithLabelValues(op, "refused").Inc()
+		s.errors.WithLabelValues(op, "refused").Inc()
 		s.breaker.Note(err)
 	case errors.Is(err, store.ErrForeign): // one value's fault, seen to already
 	default:
-		s.metrics.errors.WithLabelValues(op, "failed").Inc()
+		s.errors.WithLabelValues(op, "failed").Inc()
 		s.breaker.Failed(s.env.Awake, err)
 	}
 	return false
 }
 
-// Ask implements level.Remote. What was found to be bad is absent for a while.
+// Ask implements level.Remote. Units that were found bad are absent for a while.
 func (s *Shared) Ask(ctx context.Context, units []kvcache.Hash) (have []bool, ok bool) {
 	keys := make([]string, len(units))
 	for i, unit := range units {
@@ -163,7 +175,7 @@ func (s *Shared) Ask(ctx context.Context, units []kvcache.Hash) (have []bool, ok
 	return have, true
 }
 
-// Load reads units in one breath.
+// Load reads all units in one pipeline.
 func (s *Shared) Load(ctx context.Context, reads []level.Read, got func(i int, born time.Time, err error)) {
 	keys := make([]string, len(reads))
 	for i := range reads {
@@ -173,13 +185,13 @@ func (s *Shared) Load(ctx context.Context, reads []level.Read, got func(i int, b
 	next := 0
 	err := s.cfg.Store.Read(ctx, keys, func(i int, value []byte, err error) {
 		next = i + 1
-		s.metrics.bytes.WithLabelValues("read").Add(float64(len(value)))
+		s.bytes.WithLabelValues("read").Add(float64(len(value)))
 		var born time.Time
 		switch {
 		case value != nil || errors.Is(err, store.ErrForeign):
 			born, err = s.unpack(&reads[i], value)
 		case err != nil:
-			s.metrics.errors.WithLabelValues("read", "refused").Inc()
+			s.errors.WithLabelValues("read", "refused").Inc()
 			s.breaker.Note(err)
 		default:
 			err = level.ErrGone
@@ -192,7 +204,7 @@ func (s *Shared) Load(ctx context.Context, reads []level.Read, got func(i int, b
 	}
 }
 
-// Save writes a unit, unless somebody has: mostly prefill, which gave it to decode.
+// Save writes a unit, unless another worker has: mostly the prefill worker that sent it.
 func (s *Shared) Save(ctx context.Context, u level.Unit, rec []byte) (saved bool, err error) {
 	s.mu.Lock()
 	paused := time.Now().Before(s.pause)
@@ -217,13 +229,13 @@ func (s *Shared) Save(ctx context.Context, u level.Unit, rec []byte) (saved bool
 		s.pause = time.Now().Add(refusedPause) // a full store is not asked with each unit
 	}
 	if saved {
-		s.metrics.bytes.WithLabelValues("write").Add(float64(len(*value)))
+		s.bytes.WithLabelValues("write").Add(float64(len(*value)))
 		s.written++
 	}
 	return saved, err
 }
 
-// Forget takes a value that we may not delete for absent, for a while.
+// Forget takes a unit for absent for a while, if its value may not be deleted.
 func (s *Shared) Forget(unit kvcache.Hash) {
 	if s.cfg.Writes {
 		return // Delete does it

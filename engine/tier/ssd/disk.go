@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
@@ -25,39 +27,40 @@ const (
 	minSegments  = 4
 )
 
-// Disk is the level: a log of segments. New units go to the end; when the log is full its
-// oldest segment goes, except for units that were read since they were written, or are
-// pinned: those are written once more.
+// Disk is the level: a log of segments. New units go to the end. When the log is full its
+// oldest segment is deleted; units of it that were read since they were written, or are pinned,
+// are written again.
 type Disk struct {
 	cfg      Config
 	env      *level.Env
 	io       diskIO
 	fs       FS
-	metrics  *metrics
-	slow     level.Breaker // open while the SSD stalls
-	watching atomic.Bool   // for stalls
-	slots    int           // records a segment
-	most     int           // segments
+	metrics  level.Metrics
+	errors   *prometheus.CounterVec // by operation
+	lates    *prometheus.CounterVec // by operation
+	slow     level.Breaker          // open while the SSD stalls
+	watching atomic.Bool            // for stalls
+	slots    int                    // records a segment
+	most     int                    // segments
 	lock     *os.File
 
-	growing sync.Mutex // held while a segment is begun; mu may be taken inside it
-	last    uint64     // id of the newest segment ever; growing guards it
+	growing sync.Mutex // held while a segment is created; mu may be taken inside it
+	last    uint64     // id of the newest segment ever; guarded by growing
 
-	// Whoever looks a unit up takes mu: no file is touched under it.
-	mu      sync.Mutex
+	mu      sync.Mutex // no file is touched under it
 	index   map[kvcache.Hash]place
 	pending map[kvcache.Hash]bool // being written
 	reading map[place]int         // reads under way
 	limit   int                   // units that one tenant may have; 0: all
-	tenants map[uint32]*holding   // by unit.tag; with a limit
-	over    uint64                // units that went, or were left out, for that
-	log     []*segment            // oldest first; the last is written to; empty: the first write begins one
-	lost    uint64                // units that went for others
-	gone    []func() error        // files to delete and close, after mu
-	stuck   []string              // files that could not be deleted: clear tries again
+	tenants map[uint32]*holding   // by Unit.Tenant; with a limit
+	over    uint64                // units evicted or left out because of it
+	log     []*segment            // oldest first; the last is written to; empty: the next write creates one
+	lost    uint64                // units evicted
+	gone    []func() error        // deletes and closes files once mu is unlocked
+	stuck   []string              // files that could not be deleted: erase tries again
 }
 
-// unlock lets go of mu, and then of the files that nobody needs any more.
+// unlock unlocks mu, then deletes and closes files that nobody needs any more.
 func (d *Disk) unlock() { _ = d.unlocked() }
 
 // unlocked is unlock; an error says that a file is still there.
@@ -77,31 +80,32 @@ type place struct {
 	slot int32
 }
 
-// open takes the folder for this process, and finds what an earlier one with the same
-// identity has left there.
+// open locks the folder for this process, and recovers what an earlier one with the same
+// identity left there.
 func open(c Config, env *level.Env, way diskIO) (*Disk, error) {
 	record := env.Shape.Record()
 	records := c.Bytes / int64(record)
 	if records < 2*minSegments {
 		return nil, level.Bad(SettingBytes, "%d bytes in %s: want room for %d units of %d tokens at least, %d bytes each", c.Bytes, c.Dir, 2*minSegments, env.Shape.Tokens(), record)
 	}
-	d := &Disk{cfg: c, env: env, io: way, fs: &way, metrics: newMetrics(), index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool),
+	d := &Disk{cfg: c, env: env, io: way, fs: &way, index: make(map[kvcache.Hash]place), pending: make(map[kvcache.Hash]bool),
 		reading: make(map[place]int), tenants: make(map[uint32]*holding)}
 	if c.Wrap != nil {
 		d.fs = c.Wrap(d.fs)
 	}
 	d.slow.Probe = d.probe
+	d.measure()
 	d.slots = int(max(1, min(segmentBytes/int64(record), records/minSegments)))
 	d.most = int(records) / d.slots
 	d.limit = env.Share(d.most * d.slots)
-	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
-		return nil, level.Bad(SettingDir, "%w", err)
+	err := os.MkdirAll(c.Dir, 0o700)
+	if err == nil {
+		err = private(c.Dir)
 	}
-	err := private(c.Dir)
+	if err == nil {
+		d.lock, err = os.OpenFile(filepath.Join(c.Dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	}
 	if err != nil {
-		return nil, level.Bad(SettingDir, "%w", err)
-	}
-	if d.lock, err = os.OpenFile(filepath.Join(c.Dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
 		return nil, level.Bad(SettingDir, "%w", err)
 	}
 	if err := lockDir(d.lock); err != nil {
@@ -113,8 +117,7 @@ func open(c Config, env *level.Env, way diskIO) (*Disk, error) {
 	return d, nil
 }
 
-// load recovers the segments there are, oldest first; the newest goes on if it
-// has room.
+// load recovers the segments, oldest first. The newest is written on.
 func (d *Disk) load() error {
 	log := d.env.Log
 	names, err := filepath.Glob(filepath.Join(d.cfg.Dir, "*.xpydkv"))
@@ -122,9 +125,7 @@ func (d *Disk) load() error {
 		return err
 	}
 	slices.Sort(names)
-	d.mu.Lock() // nobody else is there yet; for what retire leaves
-	defer d.unlock()
-	for _, name := range names {
+	for _, name := range names { // nobody else uses d yet: no lock is needed
 		id, err := strconv.ParseUint(strings.TrimSuffix(filepath.Base(name), ".xpydkv"), 16, 64)
 		if err != nil || name != segmentPath(d.cfg.Dir, id) {
 			continue // not a name of ours
@@ -138,7 +139,7 @@ func (d *Disk) load() error {
 			}
 			continue
 		}
-		if err != nil { // it may be read the next time
+		if err != nil { // the next start may be able to read it
 			log.Error("KV segment cannot be read, left where it is", "file", name, "error", err)
 			continue
 		}
@@ -150,20 +151,14 @@ func (d *Disk) load() error {
 	if len(d.log) > 0 {
 		return nil
 	}
-	s, err := d.create(d.last + 1)
-	if fullDisk(err) { // there will be room, or not: no reason not to start
+	if err = d.grow(); fullDisk(err) { // no reason not to start
 		log.Warn("the SSD has no room for KV; it is tried again with each write", "dir", d.cfg.Dir, "error", err)
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	d.last++
-	d.log = append(d.log, s)
-	return nil
+	return err
 }
 
-// Trim retires what is more than the log may have, as after a restart with less.
+// Trim retires segments beyond the log's size, which may be smaller than before a restart.
 func (d *Disk) Trim() error {
 	var old []*kept
 	d.mu.Lock()
@@ -172,10 +167,10 @@ func (d *Disk) Trim() error {
 			old = append(old, k)
 		}
 	}
-	return errors.Join(d.unlocked(), d.reprieve(old...))
+	return errors.Join(d.unlocked(), d.reprieve(old))
 }
 
-// newest is the segment that is written to; nil: there is none.
+// newest is the segment that is written to; nil if there is none.
 func (d *Disk) newest() *segment {
 	if len(d.log) == 0 {
 		return nil
@@ -183,14 +178,13 @@ func (d *Disk) newest() *segment {
 	return d.log[len(d.log)-1]
 }
 
-// fullDisk says of an error that there is no room.
+// fullDisk reports whether an error means that the disk has no room.
 func fullDisk(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// begin makes a new segment the one that is written to. growing is held; mu is not,
-// because this creates the file.
-func (d *Disk) begin() error {
+// grow appends a new segment to the log. growing is held; mu is not, since it creates a file.
+func (d *Disk) grow() error {
 	s, err := d.create(d.last + 1)
 	if err != nil {
 		return err
@@ -202,8 +196,8 @@ func (d *Disk) begin() error {
 	return nil
 }
 
-// extend begins a new segment, if full is still the newest one. old are units of
-// the segment that had to go for it.
+// extend appends a new segment, if full is still the newest one. old are units to keep of
+// segments that were retired for it.
 func (d *Disk) extend(full *segment) (old []*kept, err error) {
 	d.growing.Lock()
 	defer d.growing.Unlock()
@@ -212,16 +206,16 @@ func (d *Disk) extend(full *segment) (old []*kept, err error) {
 		d.mu.Unlock()
 		return nil, nil
 	}
-	for len(d.log) >= d.most { // first, so that a full disk has room again
+	for len(d.log) >= d.most { // before a file is created, so that a full disk has room for it
 		if k := d.retire(d.log[0]); k != nil {
 			old = append(old, k)
 		}
 	}
 	d.unlock()
-	return old, d.begin()
+	return old, d.grow()
 }
 
-// close lets go of folder and segments, whose files stay.
+// close closes the segments and unlocks the folder. The files stay.
 func (d *Disk) close() (err error) {
 	for _, s := range d.log {
 		err = errors.Join(err, s.file.Close())
@@ -229,7 +223,7 @@ func (d *Disk) close() (err error) {
 	return errors.Join(err, unlockDir(d.lock), d.lock.Close())
 }
 
-// Has implements level.Level, as does what follows.
+// Has reports whether a unit is here.
 func (d *Disk) Has(key kvcache.Hash) bool { return !d.Born(key).IsZero() }
 
 // Born is when a unit entered the tiers; zero if it is not here.
@@ -244,7 +238,7 @@ func (d *Disk) Born(key kvcache.Hash) (at time.Time) {
 
 func (p place) born() time.Time { return time.Unix(p.seg.born[p.slot], 0) }
 
-// find looks a unit up, and forgets it if it is too old.
+// find looks up a unit, and forgets it if it is too old.
 func (d *Disk) find(key kvcache.Hash) (place, bool) {
 	p, ok := d.index[key]
 	if ok && d.env.Old(p.born()) {
@@ -268,12 +262,12 @@ func (d *Disk) Forget(key kvcache.Hash) {
 	d.forget(key)
 }
 
-// Load reads one unit after the other; callers have many calls under way.
+// Load reads one unit after the other. Callers have many calls under way.
 func (d *Disk) Load(_ context.Context, reads []level.Read, got func(i int, born time.Time, err error)) {
 	for i := range reads {
 		born, err := d.read(&reads[i])
 		if err != nil && !errors.Is(err, level.ErrGone) && !errors.Is(err, level.ErrCorrupt) {
-			d.metrics.errors.WithLabelValues("read").Inc()
+			d.errors.WithLabelValues("read").Inc()
 			d.env.Complain(fmt.Errorf("read from %s: %w", d.cfg.Dir, err))
 			d.Forget(reads[i].Key)
 		}
@@ -281,7 +275,7 @@ func (d *Disk) Load(_ context.Context, reads []level.Read, got func(i int, born 
 	}
 }
 
-// read reads a unit, and checks that it is the one.
+// read reads a unit and checks its header.
 func (d *Disk) read(r *level.Read) (born time.Time, err error) {
 	d.mu.Lock()
 	p, ok := d.find(r.Key)
@@ -294,7 +288,7 @@ func (d *Disk) read(r *level.Read) (born time.Time, err error) {
 	d.reading[p]++
 	p.seg.hits[p.slot] = true
 	d.mu.Unlock()
-	defer d.done(p)
+	defer d.endRead(p)
 	if _, err := p.seg.file.ReadAt(r.Rec, d.at(int(p.slot))); err != nil {
 		return born, err
 	}
@@ -304,8 +298,7 @@ func (d *Disk) read(r *level.Read) (born time.Time, err error) {
 	return born, err
 }
 
-// done ends a read; the last use of a retired segment closes its file.
-func (d *Disk) done(p place) {
+func (d *Disk) endRead(p place) {
 	d.mu.Lock()
 	defer d.unlock()
 	if d.reading[p]--; d.reading[p] == 0 {
@@ -314,23 +307,24 @@ func (d *Disk) done(p place) {
 	d.unuse(p.seg)
 }
 
+// unuse ends one use of a segment. The last one closes the file.
 func (d *Disk) unuse(s *segment) {
 	if s.users--; s.users == 0 {
 		d.gone = append(d.gone, func() error { s.file.Close(); return nil })
 	}
 }
 
-// Save appends a unit, unless it is there or being written. It sets the record's header.
+// Save appends a unit, unless it is there or being written. It writes the record's header.
 func (d *Disk) Save(_ context.Context, u level.Unit, rec []byte) (saved bool, err error) {
 	if saved, err = d.append(u, rec, nil); err != nil {
-		d.metrics.errors.WithLabelValues("write").Inc()
+		d.errors.WithLabelValues("write").Inc()
 		d.env.Complain(fmt.Errorf("write to %s: %w", d.cfg.Dir, err))
 	}
 	return saved, err
 }
 
-// append writes a unit; one that lies in from is moved. A new one that a full disk has
-// no room for gets that of the log's oldest segment.
+// append writes a unit; from is the segment that it is moved from, nil if it is new. If a full
+// disk has no room for a new unit, the log's oldest segment is given up for it.
 func (d *Disk) append(u level.Unit, rec []byte, from *segment) (written bool, err error) {
 	var oldest *segment
 	d.mu.Lock()
@@ -338,7 +332,7 @@ func (d *Disk) append(u level.Unit, rec []byte, from *segment) (written bool, er
 		oldest = d.log[0]
 	}
 	d.mu.Unlock()
-	tried := from != nil // what is moved is of a segment that goes anyway
+	tried := from != nil // the segment of a unit that is moved goes anyway
 	for again := true; again; {
 		written, again, err = d.put(u, rec, from)
 		if fullDisk(err) && !written && !tried {
@@ -348,16 +342,16 @@ func (d *Disk) append(u level.Unit, rec []byte, from *segment) (written bool, er
 	return written, err
 }
 
-// yield gives up the log's oldest segment, if it is that one, to a disk that others
-// have filled: all of it, since there is no room to keep anything. False: there is
-// none but the newest.
+// yield retires the log's oldest segment, if it is still this one, because others have filled
+// the disk. There is no room to keep any of its units. It returns false if only the newest
+// segment is left.
 func (d *Disk) yield(oldest *segment) bool {
 	d.mu.Lock()
 	defer d.unlock()
 	switch {
 	case len(d.log) == 0:
 		return false
-	case d.log[0] != oldest: // another write has seen to it
+	case d.log[0] != oldest: // another write has retired it
 		return true
 	case len(d.log) == 1:
 		return false
@@ -368,51 +362,42 @@ func (d *Disk) yield(oldest *segment) bool {
 	return true
 }
 
-// put tries to append; again: the log has gone round meanwhile.
+// put tries to append. again says that the segment was retired meanwhile.
 func (d *Disk) put(u level.Unit, rec []byte, from *segment) (written, again bool, err error) {
 	s, slot, old, err := d.reserve(u, from)
-	if err != nil || s == nil {
-		return false, false, errors.Join(err, d.reprieve(old...))
+	if err == nil && s != nil {
+		d.env.Shape.Stamp(rec, &u, s.id, slot, rec)
+		_, err = s.file.WriteAt(rec, d.at(slot))
+		written, again = d.endWrite(u, place{s, int32(slot)}, from, err)
 	}
-	defer d.release(s)
-	d.env.Shape.Stamp(rec, &u, s.id, slot, rec)
-	_, err = s.file.WriteAt(rec, d.at(slot))
+	return written, again, errors.Join(err, d.reprieve(old))
+}
+
+func (d *Disk) endWrite(u level.Unit, at place, from *segment, err error) (written, again bool) {
 	d.mu.Lock()
-	d.wrote(&u) // at once with settle: a unit that counted twice would cost its tenant another
-	if err != nil {
-		s.spare = append(s.spare, slot)
-		d.mu.Unlock()
-		return false, false, errors.Join(err, d.reprieve(old...))
+	defer d.unlock()
+	defer d.unuse(at.seg)
+	delete(d.pending, u.Key)
+	if d.limit > 0 { // under the same lock as settle: the unit must not count twice
+		d.tenants[u.Tenant()].writing--
+		d.forgo(u.Tenant())
 	}
-	again = s.retired
-	if written = !again && d.index[u.Key].seg == from; written { // else it was dropped while it moved
-		d.settle(u.Key, place{s, int32(slot)})
+	if err != nil {
+		at.seg.spare = append(at.seg.spare, int(at.slot))
+		return false, false
+	}
+	again = at.seg.retired
+	if written = !again && d.index[u.Key].seg == from; written { // else it was forgotten while it moved
+		d.settle(u.Key, at)
 	}
 	if written && from == nil {
 		d.env.Tell(Name, u, true)
 	}
-	d.mu.Unlock()
-	return written, again, d.reprieve(old...)
+	return written, again
 }
 
-// wrote ends a write.
-func (d *Disk) wrote(u *level.Unit) {
-	delete(d.pending, u.Key)
-	if d.limit > 0 {
-		d.tenants[u.Tenant()].writing--
-		d.forgo(u.Tenant())
-	}
-}
-
-func (d *Disk) release(s *segment) {
-	d.mu.Lock()
-	defer d.unlock()
-	d.unuse(s)
-}
-
-// reserve hands out the next slot, in use for the caller; none if the unit
-// needs none. old are units of segments that had to go, which deserve to be
-// kept.
+// reserve hands out the next slot, in use for the caller; no segment if the unit needs none.
+// old are units to keep of segments that were retired.
 func (d *Disk) reserve(u level.Unit, from *segment) (s *segment, slot int, old []*kept, err error) {
 	for {
 		s, slot, full := d.take(u, from)
@@ -427,8 +412,7 @@ func (d *Disk) reserve(u level.Unit, from *segment) (s *segment, slot int, old [
 	}
 }
 
-// take is reserve where the newest segment has room; full: it, or nil where there is
-// none, has not.
+// take is reserve without extend. full says that the newest segment s, if any, has no room.
 func (d *Disk) take(u level.Unit, from *segment) (s *segment, slot int, full bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -462,15 +446,15 @@ func (d *Disk) take(u level.Unit, from *segment) (s *segment, slot int, full boo
 	return s, slot, false
 }
 
-// kept are slots of a retired segment that are written again.
+// kept are slots of a retired segment whose units are to be written again.
 type kept struct {
 	seg   *segment
 	slots []int
 }
 
-// retire takes the oldest segment off the log and deletes its file, which
-// stays readable for whoever uses it. At most half of it is kept for having
-// been read, so that the log moves on (pins are bounded for the same reason); what is kept stays in the index until reprieve.
+// retire takes the oldest segment off the log and deletes its file, which those who use it can
+// still read. It keeps pinned units and those that were read, the latter up to half a segment
+// so that the log moves on (pins are bounded too). They stay in the index until reprieve.
 func (d *Disk) retire(s *segment) *kept {
 	d.log = d.log[1:]
 	s.retired = true
@@ -494,7 +478,7 @@ func (d *Disk) retire(s *segment) *kept {
 	return k // keeps the use of the list
 }
 
-// discard has a file deleted after mu.
+// discard deletes a file once mu is unlocked.
 func (d *Disk) discard(path string) {
 	d.gone = append(d.gone, func() error {
 		err := d.fs.Remove(path)
@@ -508,8 +492,8 @@ func (d *Disk) discard(path string) {
 	})
 }
 
-// reprieve writes kept units to the end of the log; what cannot be is lost.
-func (d *Disk) reprieve(old ...*kept) error {
+// reprieve writes kept units to the end of the log. Those that cannot be written are lost.
+func (d *Disk) reprieve(old []*kept) error {
 	var err error
 	for _, k := range old {
 		err = errors.Join(err, d.moveUp(k))
@@ -518,16 +502,20 @@ func (d *Disk) reprieve(old ...*kept) error {
 }
 
 func (d *Disk) moveUp(k *kept) (err error) {
-	defer d.abolish(k)
+	defer func() {
+		d.mu.Lock()
+		d.drain(k)
+		d.unlock()
+	}()
 	rec := aligned(d.env.Shape.Record())
 	for _, i := range k.slots {
 		if _, e := k.seg.file.ReadAt(rec, d.at(i)); e != nil {
-			err = errors.Join(err, e) // others may be read
+			err = errors.Join(err, e) // others may be readable
 			continue
 		}
 		h, e := d.env.Shape.Whole(rec)
 		if e != nil || h.Key != k.seg.keys[i] {
-			continue // bad: it is not worth keeping
+			continue // it is corrupt
 		}
 		u := h.Unit()
 		u.Born = time.Unix(k.seg.born[i], 0)
@@ -538,14 +526,7 @@ func (d *Disk) moveUp(k *kept) (err error) {
 	return err
 }
 
-// abolish ends a retired segment.
-func (d *Disk) abolish(k *kept) {
-	d.mu.Lock()
-	defer d.unlock()
-	d.drain(k)
-}
-
-// drain forgets what was kept of a retired segment and has not been moved.
+// drain forgets the kept units of a retired segment that were not moved.
 func (d *Disk) drain(k *kept) {
 	for _, i := range k.slots {
 		if key := k.seg.keys[i]; d.index[key].seg == k.seg {
@@ -556,9 +537,8 @@ func (d *Disk) drain(k *kept) {
 	d.unuse(k.seg)
 }
 
-// Clear forgets every unit. erase deletes the files, which takes no room: the next write
-// begins a new one. An error says that some are still there, for a process that starts
-// anew to find.
+// Clear forgets every unit. erase deletes the files and creates none: the next write does. An
+// error says that some are still there, and a restarted process would find them.
 func (d *Disk) Clear() (erase func() error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

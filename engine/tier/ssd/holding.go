@@ -1,24 +1,24 @@
 package ssd
 
 import (
+	"slices"
+
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// Tenants' shares of the SSD. A tenant that has its share gets the place of its
-// own oldest unit for a new one: the record is overwritten where it lies, so the
-// log does not move on and nobody else's units go for it. A write that is torn
-// is found by header and digests, as everywhere.
+// A new unit of a tenant that has its share of the SSD replaces the tenant's own oldest unit.
+// The record is overwritten in place, so the log does not move on and nobody else loses units.
+// Header and digests expose a torn write, as everywhere.
 //
-// Tenants are told apart by the beginning of their root's hash, which records
-// carry, so that shares hold after a restart. Two whose beginnings are the same
-// share a share.
+// A tenant is known by the first bytes of its root's hash, which records carry, so that shares
+// hold after a restart. Two tenants with the same first bytes have one share together.
 
 // holding is what a tenant has on the SSD.
 type holding struct {
 	units   int
-	writing int    // on their way there
-	queue   []aged // its units, oldest first; of those that went some are still there
+	writing int    // units being written
+	queue   []aged // its units, oldest first, and some that are gone
 }
 
 type aged struct {
@@ -36,15 +36,7 @@ func (d *Disk) settle(key kvcache.Hash, p place) {
 	h := d.holding(p.seg.tags[p.slot])
 	h.units++
 	if len(h.queue) > 2*h.units+64 {
-		n := 0
-		for _, e := range h.queue {
-			if d.index[e.key] == e.at {
-				h.queue[n] = e
-				n++
-			}
-		}
-		clear(h.queue[n:])
-		h.queue = h.queue[:n]
+		h.queue = slices.DeleteFunc(h.queue, func(e aged) bool { return d.index[e.key] != e.at })
 	}
 	h.queue = append(h.queue, aged{key, p})
 }
@@ -52,16 +44,13 @@ func (d *Disk) settle(key kvcache.Hash, p place) {
 // leave takes a unit out of the index, if it is there.
 func (d *Disk) leave(key kvcache.Hash) (was bool) {
 	p, was := d.index[key]
-	if !was {
-		return false
-	}
 	delete(d.index, key)
-	if d.limit > 0 {
+	if was && d.limit > 0 {
 		tag := p.seg.tags[p.slot]
 		d.tenants[tag].units--
 		d.forgo(tag)
 	}
-	return true
+	return was
 }
 
 func (d *Disk) holding(tag uint32) *holding {
@@ -73,22 +62,21 @@ func (d *Disk) holding(tag uint32) *holding {
 	return h
 }
 
-// forgo forgets a tenant that has nothing.
+// forgo deletes a tenant that has nothing.
 func (d *Disk) forgo(tag uint32) {
 	if h := d.tenants[tag]; h != nil && h.units == 0 && h.writing == 0 {
 		delete(d.tenants, tag)
 	}
 }
 
-// full says whether a tenant has its share.
+// full reports whether a tenant has its share.
 func (d *Disk) full(tag uint32) bool {
 	h := d.tenants[tag]
 	return d.limit > 0 && h != nil && h.units+h.writing >= d.limit
 }
 
-// oldest is the tenant's unit that makes room for one of its own: not one that
-// is pinned, being read or moved; one that was read since it was written gets
-// another round. None: there is no such unit.
+// oldest returns the tenant's oldest unit that may be replaced: not one that is pinned, being
+// read or being moved. One that was read since it was written gets another round.
 func (d *Disk) oldest(tag uint32) (p place, ok bool) {
 	h := d.tenants[tag]
 	for range 2 * len(h.queue) {
@@ -109,7 +97,7 @@ func (d *Disk) oldest(tag uint32) (p place, ok bool) {
 	return p, false
 }
 
-// replace hands out the place of a tenant's oldest unit; none: the new one is
+// replace hands out the place of the tenant's oldest unit; no segment if the new unit is to be
 // left out.
 func (d *Disk) replace(u *level.Unit) (s *segment, slot int) {
 	d.over++

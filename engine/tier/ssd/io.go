@@ -9,30 +9,28 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/ssd/uring"
 )
 
-// IO says how the SSD tier reads and writes. What it has under way is bounded
-// all the same: 32 reads, 4 writers.
+// IO says how the SSD tier reads and writes. It has 32 reads and 4 writes under way at most
+// either way.
 type IO string
 
-// The ways.
 const (
-	IOAuto  IO = "auto"     // the one that was measured to be better for the size of units
+	IOAuto  IO = "auto"     // io_uring for records below crossover, if available
 	IOUring IO = "io_uring" // through a ring: no thread for each transfer
-	IOPread IO = "pread"    // pread and pwrite, as many at a time as goroutines
+	IOPread IO = "pread"    // pread and pwrite: a thread for each transfer
 )
 
-// crossover is the size of records, bytes, from which IOAuto is IOPread. Of 64
-// KiB io_uring writes more and takes a fifth less processor time, of 2 MiB it
-// moves as much and takes a tenth to a fifth more (scripts/bench kvio).
+// crossover is the size of records from which IOAuto is IOPread. At 64 KiB io_uring writes more
+// and takes a fifth less processor time; at 2 MiB it moves as much and takes a tenth to a fifth
+// more (scripts/bench kvio).
 const crossover = 256 << 10
 
-// diskIO is the way in force. The zero value is IOPread.
+// diskIO opens files for the chosen IO. The zero value is IOPread.
 type diskIO struct {
 	ring *uring.Ring // nil: IOPread
-	why  error       // there is no ring; nil: none was asked for
+	why  error       // why there is no ring; nil: none was asked for
 }
 
-// newDiskIO sets a ring up for so many transfers of so many bytes; without one
-// IOAuto does with pread.
+// newDiskIO sets up a ring for depth transfers. Without one IOAuto is IOPread.
 func newDiskIO(want IO, depth, bytes int, ring func(depth int) (*uring.Ring, error)) (e diskIO, err error) {
 	switch {
 	case want == IOPread:
@@ -54,11 +52,11 @@ func (e *diskIO) way() IO {
 	return IOPread
 }
 
-// Open opens a segment's file, past the page cache where the file system can.
+// Open opens a segment's file, bypassing the page cache where the file system can.
 func (e *diskIO) Open(path string, flag int) (File, error) {
 	f, err := openDirect(path, flag)
 	if err != nil {
-		return nil, err // and no file that is not nil
+		return nil, err // f would make a File that is not nil
 	}
 	if e.ring == nil {
 		return f, nil
@@ -73,8 +71,8 @@ func (e *diskIO) Open(path string, flag int) (File, error) {
 // Remove deletes a file.
 func (e *diskIO) Remove(path string) error { return os.Remove(path) }
 
-// close cancels what has not begun, and waits for the rest as long as ctx
-// lasts. Files may be closed before or after.
+// close cancels transfers that have not begun, and waits for the others until ctx ends. Files
+// may be closed before or after.
 func (e *diskIO) close(ctx context.Context) error {
 	if e.ring == nil {
 		return nil

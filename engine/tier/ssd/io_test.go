@@ -62,7 +62,7 @@ func TestIO(t *testing.T) {
 			t.Errorf("%s: %+v", by, s)
 		}
 		reg := prometheus.NewPedanticRegistry()
-		reg.MustRegister(d)
+		reg.MustRegister(d.Metrics())
 		families, err := reg.Gather()
 		if err != nil {
 			t.Fatal(err)

@@ -10,8 +10,8 @@ import (
 	"github.com/xpyd/xpyd/internal/datadir"
 )
 
-// private reports an error for a folder in which another user could put KV of his
-// own: digests tell what is corrupt, not what is forged.
+// private returns an error if another user could write to a folder: digests expose corrupt KV,
+// not forged KV.
 func private(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {

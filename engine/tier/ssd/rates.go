@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
@@ -18,28 +19,22 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Rates is how fast the SSD tier wrote and read units, bytes a second.
+// Rates is how fast the SSD tier wrote and read units.
 type Rates struct {
-	UnitBytes int
-	Units     int
-	Depth     int
-	IO        IO // how, in the end
-	Write     float64
-	Read      float64
-	// Processor time, the kernel's for this process too, seconds a 10⁹ bytes.
-	WriteCPU float64
-	ReadCPU  float64
+	UnitBytes, Units, Depth int
+	IO                      IO      // that was used
+	Write, Read             float64 // bytes a second
+	WriteCPU, ReadCPU       float64 // seconds of processor time a 10⁹ bytes, the kernel's included
 }
 
-// What Measure takes.
+// Limits of Measure.
 const (
 	LeastUnits = 2 * minSegments
 	MostDepth  = 1024
 	UnitPage   = level.Page // units are a multiple of it
 )
 
-// FreshDir is nil when dir is a folder without files, or none yet: Measure removes
-// what it finds there.
+// FreshDir returns nil if dir is a folder without files or does not exist: Measure removes it.
 func FreshDir(dir string) error {
 	old, err := os.ReadDir(dir)
 	switch {
@@ -51,10 +46,9 @@ func FreshDir(dir string) error {
 	return err
 }
 
-// Measure writes units of unitBytes (a multiple of 4 KiB) until total
-// bytes are written through an SSD tier in dir, a folder of nothing else, then
-// reads all of them in random order; depth of each at a time. dir is empty or not
-// there, and is deleted at the end. progress may be nil.
+// Measure writes units of unitBytes, a multiple of UnitPage, through an SSD tier in dir until
+// total bytes are written, then reads all of them in random order; depth at a time. dir must
+// satisfy FreshDir, and is deleted at the end. progress may be nil.
 func Measure(ctx context.Context, dir string, unitBytes int, total int64, depth int, by IO, progress level.Progress) (r Rates, err error) {
 	bad := func(units int) error {
 		return fmt.Errorf("units of %d bytes, %d of them, %d at a time: want a multiple of %d, at least %d, 1 to %d", unitBytes, units, depth, level.Page, LeastUnits, MostDepth)
@@ -110,23 +104,12 @@ func Measure(ctx context.Context, dir string, unitBytes int, total int64, depth 
 	return r, err
 }
 
-// inTurns calls do for 0 .. n-1 from depth goroutines, each with a buffer of
-// its own, and returns how long all took.
+// inTurns calls do for 0 .. n-1 from depth goroutines, each with its own buffer, until one
+// fails, and returns how long all took.
 func inTurns(ctx context.Context, depth, size, n int, done *level.Meter, do func(i int, rec []byte) error) (seconds float64, err error) {
-	var mu sync.Mutex
-	next := 0
-	take := func() int {
-		mu.Lock()
-		defer mu.Unlock()
-		if err == nil {
-			err = ctx.Err()
-		}
-		if err != nil || next == n {
-			return -1
-		}
-		next++
-		return next - 1
-	}
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	var next atomic.Int64
 	buffers := make([][]byte, depth)
 	for i := range buffers {
 		buffers[i] = aligned(size)
@@ -138,16 +121,14 @@ func inTurns(ctx context.Context, depth, size, n int, done *level.Meter, do func
 	began := time.Now()
 	for _, rec := range buffers {
 		wg.Go(func() {
-			for i := take(); i >= 0; i = take() {
-				if e := do(i, rec); e != nil {
-					mu.Lock()
-					err = e
-					mu.Unlock()
+			for i := int(next.Add(1)) - 1; i < n && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
+				if err := do(i, rec); err != nil {
+					stop(err)
 				}
 				done.Add(int64(size))
 			}
 		})
 	}
 	wg.Wait()
-	return time.Since(began).Seconds(), err
+	return time.Since(began).Seconds(), context.Cause(ctx)
 }

@@ -12,12 +12,12 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/level"
 )
 
-// A segment is a file of slots of one record each, written from the front and
-// deleted whole; a slot is written again only by a tenant that has its share.
-// Its first page says, in JSON, what the records are.
+// A segment is a file of slots of one record each, written from the front and deleted whole. A
+// slot is overwritten only for a tenant that has its share. The first page says, in JSON, what
+// the records are.
 //
-// Nothing is flushed and no length is trusted: after a crash a record is
-// whole, or its header is not there, or its rows disagree with their digests.
+// Nothing is flushed and no length is trusted: after a crash a record is whole, or its header is
+// missing, or its rows do not agree with their digests.
 type segment struct {
 	id    uint64
 	path  string
@@ -27,8 +27,8 @@ type segment struct {
 	hits  []bool         // by slot: it was read since it was written
 	tags  []uint32       // by slot: whose it is
 	spare []int          // slots whose write failed: they are handed out first
-	users int            // reads and writes under way, and 1 while it is listed
-	// retired: what is being written to it is written for nothing.
+	users int            // reads and writes under way, and 1 while it is in the log
+	// retired says that it left the log: writes under way are lost.
 	retired bool
 }
 
@@ -65,14 +65,14 @@ func (s *segment) add(u *level.Unit) {
 	s.set(len(s.keys)-1, u)
 }
 
-// set says what is in a slot.
+// set notes which unit is in a slot.
 func (s *segment) set(slot int, u *level.Unit) {
 	s.keys[slot], s.born[slot], s.hits[slot], s.tags[slot] = u.Key, u.Born.Unix(), false, u.Tenant()
 }
 
 var errForeign = errors.New("written by another model, layout or version")
 
-// recover reads what an earlier process has left. errForeign: not for us.
+// recover reads what an earlier process left. errForeign: it is not for us.
 func (d *Disk) recover(id uint64) (*segment, error) {
 	s := &segment{id: id, path: segmentPath(d.cfg.Dir, id), users: 1}
 	var err error
@@ -80,12 +80,10 @@ func (d *Disk) recover(id uint64) (*segment, error) {
 		return nil, err
 	}
 	b := aligned(level.Page)
-	if _, err = s.file.ReadAt(b, 0); err == nil {
-		err = d.recognise(id, b)
-	} else if errors.Is(err, io.EOF) {
+	switch _, err = s.file.ReadAt(b, 0); {
+	case errors.Is(err, io.EOF), err == nil && !d.ours(id, b):
 		err = errForeign
-	}
-	if err == nil {
+	case err == nil:
 		err = d.cut(s.path)
 	}
 	if err != nil {
@@ -104,8 +102,7 @@ func (d *Disk) recover(id uint64) (*segment, error) {
 			return nil, errors.Join(err, s.file.Close())
 		}
 		h, err := level.ParseHeader(b)
-		ours := err == nil && h.Segment == id && h.Slot == uint32(i) && h.Payload == d.env.Shape.Payload()
-		if !ours {
+		if err != nil || h.Segment != id || h.Slot != uint32(i) || h.Payload != d.env.Shape.Payload() {
 			s.add(&level.Unit{})
 			continue
 		}
@@ -115,7 +112,7 @@ func (d *Disk) recover(id uint64) (*segment, error) {
 	return s, nil
 }
 
-// cut makes a file no longer than segments are now: they were larger.
+// cut shortens a file to the size of segments, which may have been larger before.
 func (d *Disk) cut(path string) error {
 	info, err := os.Stat(path)
 	if err == nil && info.Size() > d.at(d.slots) {
@@ -124,11 +121,10 @@ func (d *Disk) cut(path string) error {
 	return err
 }
 
-func (d *Disk) recognise(id uint64, b []byte) error {
-	if !bytes.Equal(bytes.TrimRight(b, "\x00"), d.preamble(id)) {
-		return errForeign
-	}
-	return nil
+// ours reports whether the first page of a segment says that its records are of this shape and
+// identity.
+func (d *Disk) ours(id uint64, b []byte) bool {
+	return bytes.Equal(bytes.TrimRight(b, "\x00"), d.preamble(id))
 }
 
 // at is where a slot begins in its file.

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// An SSD that stalls is left alone: a transfer that takes longer than Config.Timeout,
-// still under way or not, opens the breaker. Loads that wait for the SSD give up at that
-// moment, later ones take what it has for absent, and nothing is written. A probe in the
-// background finds out when it is well.
+// An SSD that stalls is left alone: a transfer that takes longer than Config.Timeout opens the
+// breaker while it is still under way. Loads that wait for the SSD give up at that moment, later
+// ones take its units for absent, and nothing is written. A probe in the background finds out
+// when it is fast again.
 
-// watched is a segment's file whose transfers are timed.
+// watched is a segment's file with timed transfers.
 type watched struct {
 	File
 	d *Disk
@@ -42,19 +42,18 @@ func (d *Disk) openFile(path string, flag int) (File, error) {
 	return watched{f, d}, nil
 }
 
-// late hears of a transfer that takes too long.
+// late is called when a transfer takes too long.
 func (d *Disk) late(op string) {
 	if !d.watching.Load() {
 		return
 	}
-	d.metrics.late.WithLabelValues(op).Inc()
+	d.lates.WithLabelValues(op).Inc()
 	err := fmt.Errorf("a %s in %s takes longer than %v: it is left alone until it is faster", op, d.cfg.Dir, d.cfg.Timeout)
 	d.slow.Failed(d.env.Awake, err)
 	d.env.Complain(err)
 }
 
-// probe writes and reads a file as large as a unit. Whether that works is not
-// asked, as long as it is fast.
+// probe writes and reads a file as large as a unit. It only has to be fast, not to succeed.
 func (d *Disk) probe(context.Context) error {
 	path := filepath.Join(d.cfg.Dir, "probe")
 	began := time.Now()

@@ -36,14 +36,13 @@ type Config struct {
 	Dir   string // this worker's own
 	Bytes int64
 	IO    IO // how it is read and written; "": IOAuto
-	// Timeout: an SSD that takes longer for one unit is left alone until it is faster.
-	// 0: half of what a load may take, at least 100 ms.
+	// Timeout is how long a transfer of one unit may take; a slower SSD is left alone until
+	// it is faster. 0: half of what a load may take, at least 100 ms.
 	Timeout time.Duration
-	// Wrap, unless nil, is put around the files of the level: a test's faults.
-	Wrap func(FS) FS
+	Wrap    func(FS) FS // nil, or adds a test's faults to the files
 }
 
-// FS is where files come from.
+// FS opens and removes files.
 type FS interface {
 	Open(path string, flag int) (File, error)
 	Remove(path string) error
@@ -62,8 +61,8 @@ var (
 	_ level.Aborter = (*Disk)(nil)
 )
 
-// Open implements level.Config. While segments are recovered no request is there yet
-// that a slow SSD could hold up, so it is not watched.
+// Open implements level.Config. The SSD is not watched for stalls while segments are recovered:
+// there are no requests yet.
 func (c Config) Open(_ context.Context, env *level.Env) (level.Level, error) {
 	if !slices.Contains([]IO{"", IOAuto, IOUring, IOPread}, c.IO) {
 		return nil, level.Bad(SettingIO, "SSD by %q", c.IO)
@@ -88,7 +87,7 @@ func (c Config) Open(_ context.Context, env *level.Env) (level.Level, error) {
 	return d, nil
 }
 
-// Name implements level.Level, as what follows does.
+// Name implements level.Level, as do the methods below and those in disk.go.
 func (d *Disk) Name() string { return Name }
 
 // Limits bounds transfers: one unit each.
@@ -100,14 +99,12 @@ func (d *Disk) Breaker() *level.Breaker { return &d.slow }
 // Close ends the level. The files stay.
 func (d *Disk) Close(ctx context.Context) error { return errors.Join(d.close(), d.io.close(ctx)) }
 
-// Abort cancels what the kernel has not begun, as far as a ring can.
+// Abort cancels transfers that the kernel has not begun, if there is a ring.
 func (d *Disk) Abort(ctx context.Context) error {
-	return fmt.Errorf("%s: %w", d.cfg.Dir, errors.Join(errHangs, d.io.close(ctx)))
+	return fmt.Errorf("%s: %w", d.cfg.Dir, errors.Join(errors.New("transfers hang"), d.io.close(ctx)))
 }
 
-var errHangs = errors.New("transfers hang")
-
-// Stats says how many units there are, of what age, and how they are read and written.
+// Stats counts the units and, if asked, adds up their ages.
 func (d *Disk) Stats(ages bool) level.Stats {
 	st := level.Stats{Tier: Name, Capacity: d.most * d.slots, UnitBytes: d.env.Shape.Record(), IO: string(d.io.way())}
 	if d.io.why != nil {
@@ -129,43 +126,22 @@ func (d *Disk) Stats(ages bool) level.Stats {
 	return st
 }
 
-type metrics struct{ errors, late *prometheus.CounterVec }
-
-func newMetrics() *metrics {
-	vec := func(name, help string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "xpyd", Subsystem: "kvtier", Name: name, Help: help}, []string{"op"})
-	}
-	return &metrics{vec("io_errors_total", "Failed reads and writes of the SSD tier."),
-		vec("ssd_late_total", "Transfers of the SSD tier that took longer than half of kv.load_timeout.")}
-}
-
-var (
-	ioDesc     = prometheus.NewDesc("xpyd_kvtier_ssd_io_info", "How the SSD tier is read and written.", []string{"io"}, nil)
-	directDesc = prometheus.NewDesc("xpyd_kvtier_ssd_direct_total", "Transfers that went by pread or pwrite because io_uring did not take them.", nil, nil)
-	slowDesc   = prometheus.NewDesc("xpyd_kvtier_ssd_open", "1 while the SSD tier is left alone because a transfer took too long.", nil, nil)
-)
-
-// Describe implements prometheus.Collector.
-func (d *Disk) Describe(c chan<- *prometheus.Desc) {
-	d.metrics.errors.Describe(c)
-	d.metrics.late.Describe(c)
-	for _, desc := range []*prometheus.Desc{ioDesc, directDesc, slowDesc} {
-		c <- desc
+// measure makes the level's metrics.
+func (d *Disk) measure() {
+	m := &d.metrics
+	d.errors = m.Counters("io_errors_total", "Failed reads and writes of the SSD tier.", "op")
+	d.lates = m.Counters("ssd_late_total", "Transfers of the SSD tier that took longer than half of kv.load_timeout.", "op")
+	m.Gauge("ssd_io_info", "How the SSD tier is read and written.", prometheus.Labels{"io": string(d.io.way())}, func() float64 { return 1 })
+	m.Gauge("ssd_open", "1 while the SSD tier is left alone because a transfer took too long.", nil, d.slow.Open)
+	if r := d.io.ring; r != nil {
+		m.CounterOf("ssd_direct_total", "Transfers that went by pread or pwrite because io_uring did not take them.", func() float64 { return float64(r.Stats().Direct) })
 	}
 }
 
-// Collect implements prometheus.Collector.
-func (d *Disk) Collect(c chan<- prometheus.Metric) {
-	d.metrics.errors.Collect(c)
-	d.metrics.late.Collect(c)
-	c <- prometheus.MustNewConstMetric(ioDesc, prometheus.GaugeValue, 1, string(d.io.way()))
-	c <- prometheus.MustNewConstMetric(slowDesc, prometheus.GaugeValue, d.slow.Open())
-	if d.io.ring != nil {
-		c <- prometheus.MustNewConstMetric(directDesc, prometheus.CounterValue, float64(d.io.ring.Stats().Direct))
-	}
-}
+// Metrics are of transfers.
+func (d *Disk) Metrics() level.Metrics { return d.metrics }
 
-// The file of pins is written anew when they change, and moved into its place.
+// The file of pins is written beside the old one and renamed into its place.
 const (
 	pinsName = "pins"
 	pinsMost = 256 << 20 // bytes

@@ -10,10 +10,10 @@ import (
 
 // Config is an arrival process.
 type Config struct {
-	Rate float64 // requests a second, in the mean, after the ramp
-	// Burstiness is the shape of the gamma distribution of the times between arrivals, whose
-	// mean is 1/Rate: 1 is a Poisson process, less is burstier, more is more even, +Inf is
-	// at fixed times. The coefficient of variation is 1/√Burstiness.
+	Rate float64 // mean requests/s after the ramp
+	// Burstiness is the shape of the gamma distribution of gaps, whose mean is 1/Rate: 1 is a
+	// Poisson process, less is burstier, more is more even, +Inf is at fixed times. The
+	// coefficient of variation is 1/√Burstiness.
 	Burstiness float64
 	// Ramp is how long the rate grows linearly from 0 to Rate.
 	Ramp time.Duration
@@ -21,13 +21,12 @@ type Config struct {
 
 // Validate refuses what New cannot work with.
 func (c *Config) Validate() error {
-	if !(c.Rate > 0) || math.IsInf(c.Rate, 1) {
+	switch {
+	case !(c.Rate > 0) || math.IsInf(c.Rate, 1):
 		return fmt.Errorf("rate %v is not positive", c.Rate)
-	}
-	if !(c.Burstiness > 0) {
+	case !(c.Burstiness > 0):
 		return fmt.Errorf("burstiness %v is not positive", c.Burstiness)
-	}
-	if c.Ramp < 0 {
+	case c.Ramp < 0:
 		return fmt.Errorf("ramp %v is negative", c.Ramp)
 	}
 	return nil
@@ -37,7 +36,7 @@ func (c *Config) Validate() error {
 type Process struct {
 	cfg Config
 	rng *rand.Rand
-	sum float64 // arrivals expected up to now, by the process of rate 1
+	sum float64 // time in the process of rate 1
 }
 
 // New starts a process. cfg is valid.

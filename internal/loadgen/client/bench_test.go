@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// BenchmarkStream is a request with a stream of 16 events; the server, which
-// is in the same process, costs little.
+// BenchmarkStream is a request with a stream of 16 events. The server is in the same process but
+// costs little.
 func BenchmarkStream(b *testing.B) {
 	var answer strings.Builder
 	answer.WriteString("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")

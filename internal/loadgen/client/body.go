@@ -29,13 +29,13 @@ func (b *body) begin(br *bufio.Reader, length int) {
 	}
 }
 
-// next waits for bytes and returns those that are there, until the next call.
-// io.EOF is the body's end.
+// next waits for bytes and returns what has arrived, valid until the next call. io.EOF is the
+// body's end.
 func (b *body) next() ([]byte, error) {
 	n, err := b.in.Read(b.buf[:])
 	switch {
 	case n > 0:
-		return b.buf[:n], nil // an error comes again
+		return b.buf[:n], nil // an error will come again
 	case err == io.EOF && b.limit.N > 0:
 		return nil, io.ErrUnexpectedEOF
 	case err == io.EOF && b.chunked:
@@ -44,8 +44,7 @@ func (b *body) next() ([]byte, error) {
 	return nil, err
 }
 
-// trailer reads the lines behind the last chunk, up to an empty one, and returns
-// io.EOF.
+// trailer reads the lines after the last chunk, up to an empty one, and returns io.EOF.
 func (b *body) trailer() error {
 	const maxTrailer = 64
 	for range maxTrailer {

@@ -1,6 +1,6 @@
-// Package client posts requests to OpenAI-compatible servers and notes what arrives when. It
+// Package client posts requests to OpenAI-compatible servers and records what arrives when. It
 // is made for load: one goroutine per request, its own HTTP/1.1 connections, no allocation
-// per event. It cannot do HTTP/2, proxies, compression or redirects.
+// per event. It does no HTTP/2, proxies, compression or redirects.
 package client
 
 import (
@@ -47,7 +47,7 @@ type server struct {
 	head []byte // of a request, up to the value of Content-Length
 }
 
-// scratch is what a request needs while it runs.
+// scratch is the memory of a running request.
 type scratch struct {
 	header fasthttp.ResponseHeader
 	out    []byte
@@ -108,7 +108,7 @@ func newServer(raw string, cfg *Config) (*server, error) {
 		}
 		head += h[0] + ": " + h[1] + "\r\n"
 	}
-	return &server{pool: newPool(addr, config), head: []byte(head + "Content-Length: ")}, nil
+	return &server{pool: &pool{addr: addr, tls: config, open: map[*conn]struct{}{}}, head: []byte(head + "Content-Length: ")}, nil
 }
 
 // Abort breaks off running requests, which end as Cancelled, and closes idle connections. It
@@ -119,9 +119,9 @@ func (c *Client) Abort() {
 	}
 }
 
-// Do posts req, reads the answer to its end or to the deadline, and notes in res what came
-// when. After the end of ctx it does not begin; but only Abort ends a running request, so
-// call that after ending ctx.
+// Do posts req, reads the answer to its end or to the deadline, and records in res what came
+// when. It does not start after the end of ctx, but only Abort ends a running request: call
+// that after ending ctx.
 func (c *Client) Do(ctx context.Context, req *Request, res *Result) {
 	res.reset()
 	s := c.servers[int(c.turn.Add(1)-1)%len(c.servers)]
@@ -129,8 +129,7 @@ func (c *Client) Do(ctx context.Context, req *Request, res *Result) {
 	defer c.scratch.Put(sc)
 	res.Sent = len(req.Body)
 	res.Start = time.Now()
-	again := c.try(ctx, s, sc, req, res, false)
-	if again {
+	if c.try(ctx, s, sc, req, res, false) {
 		res.Retried = true
 		c.try(ctx, s, sc, req, res, true)
 	}
@@ -139,7 +138,7 @@ func (c *Client) Do(ctx context.Context, req *Request, res *Result) {
 
 // try is one attempt. It returns true if an idle connection turned out to be closed before
 // any byte of an answer.
-func (c *Client) try(ctx context.Context, s *server, sc *scratch, req *Request, res *Result, fresh bool) bool {
+func (c *Client) try(ctx context.Context, s *server, sc *scratch, req *Request, res *Result, fresh bool) (again bool) {
 	deadline := res.Start.Add(c.cfg.Timeout)
 	conn, reused, err := s.pool.get(ctx, time.Until(deadline), fresh)
 	if err != nil {
@@ -161,19 +160,15 @@ func (c *Client) try(ctx context.Context, s *server, sc *scratch, req *Request, 
 		res.broke(err, Connection)
 		return false
 	}
-	if err := send(conn, s.head, sc, req.Body); err != nil {
-		if reused && stale(err) {
-			return true
-		}
-		res.broke(err, Connection)
-		return false
+	err = send(conn, s.head, sc, req.Body)
+	if err == nil {
+		_, err = conn.br.Peek(1)
 	}
-	if _, err := conn.br.Peek(1); err != nil {
-		if reused && stale(err) {
-			return true
+	if err != nil {
+		if again = reused && stale(err); !again {
+			res.broke(err, Connection)
 		}
-		res.broke(err, Connection)
-		return false
+		return again
 	}
 	if err := sc.header.Read(conn.br); err != nil {
 		res.broke(err, Malformed)
@@ -196,13 +191,10 @@ func (c *Client) try(ctx context.Context, s *server, sc *scratch, req *Request, 
 	return false
 }
 
-// stale reports whether err means that the server has closed the connection meanwhile.
+// stale reports whether err means that the server had closed the connection.
 func stale(err error) bool {
 	var n net.Error
-	if errors.As(err, &n) && n.Timeout() {
-		return false
-	}
-	return !errors.Is(err, net.ErrClosed)
+	return !errors.Is(err, net.ErrClosed) && !(errors.As(err, &n) && n.Timeout())
 }
 
 // copyUpTo is the largest body that goes out in one write with the header.
@@ -242,20 +234,15 @@ func (sc *scratch) read(most int) ([]byte, error) {
 	}
 }
 
-// refused reads an answer that is not 200; true leaves the connection usable.
+// refused reads an answer that is not 200 and takes the message of the error in it, or else its
+// text. It returns true if the connection is still usable.
 func (c *Client) refused(sc *scratch, res *Result) bool {
 	text, err := sc.read(maxEvent)
-	res.Kind = Kind("http_" + strconv.Itoa(res.Status))
-	res.Message = clip(message(&sc.event, text))
-	return err == nil
-}
-
-// message is the message in an error's body, or else the body.
-func message(e *event, text []byte) string {
-	if e.parse(text, nil) == nil && e.err != nil {
-		return errorText(e.err)
+	res.Kind, res.Message = Kind("http_"+strconv.Itoa(res.Status)), clip(string(text))
+	if sc.event.parse(text, nil) == nil && sc.event.err != nil {
+		res.Message = errorText(sc.event.err)
 	}
-	return string(text)
+	return err == nil
 }
 
 // whole reads an answer that is not streamed.
@@ -284,7 +271,7 @@ func (c *Client) whole(sc *scratch, req *Request, res *Result) bool {
 	return true
 }
 
-// answerBuf is where an answer's text goes; nil if nobody wants it.
+// answerBuf is where an answer's text goes; nil if it is not wanted.
 func (r *Result) answerBuf(req *Request) *[]byte {
 	if req.WantAnswer {
 		return &r.Answer

@@ -174,7 +174,7 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestStale: a connection that the server closed while it idled is no failure.
+// TestStale: an idle connection that the server closed is no failure.
 func TestStale(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -215,7 +215,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestAbort breaks off what runs, and says that it was us.
+// TestAbort: aborted requests are cancelled, not failed.
 func TestAbort(t *testing.T) {
 	arrived := make(chan struct{})
 	url := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -254,7 +254,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// FuzzBody: chunked bodies come out as net/http reads them.
+// FuzzBody: chunked bodies are read like net/http reads them.
 func FuzzBody(f *testing.F) {
 	f.Add([]byte("5\r\nhello\r\n3;x=y\r\nabc\r\n0\r\nTrailer: x\r\n\r\n"))
 	f.Add([]byte("fffffffffffffff\r\nx"))

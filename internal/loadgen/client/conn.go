@@ -9,14 +9,14 @@ import (
 	"time"
 )
 
-// idleFor is how long a connection may idle: less than the 5 s after which uvicorn closes it.
+// idleFor bounds how long a connection idles: uvicorn closes it after 5 s.
 const idleFor = 4 * time.Second
 
 // readBuffer is the size of reads, and bounds an answer's header.
 const readBuffer = 8 << 10
 
 // pool is the connections to one server. A request owns its connection until the last byte
-// of the answer, so closing it breaks the request off.
+// of the answer, so closing the connection aborts the request.
 type pool struct {
 	addr string
 	tls  *tls.Config // nil: none
@@ -30,10 +30,6 @@ type conn struct {
 	net.Conn
 	br    *bufio.Reader
 	since time.Time // idle since
-}
-
-func newPool(addr string, config *tls.Config) *pool {
-	return &pool{addr: addr, tls: config, open: map[*conn]struct{}{}}
 }
 
 // get returns the newest idle connection, which may turn out to be closed (reused), or a new

@@ -22,11 +22,10 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
-// BenchmarkCost measures the processor time that a request takes this process with
-// xpyd's client, with net/http's and with fasthttp's, 32 at once, against the server at
-// XPYD_COST_URL, which is another process: see `go run ./scripts/bench loadgen -only cost`.
-// The peers only look for the lines that begin with "data:", which is less than ours does:
-// it also reads the JSON.
+// BenchmarkCost measures this process's time for a request with xpyd's client, net/http's and
+// fasthttp's, 32 at once, against the server at XPYD_COST_URL in another process: see
+// `go run ./scripts/bench loadgen -only cost`. The peers only find lines that start with
+// "data:", while ours also reads the JSON.
 func BenchmarkCost(b *testing.B) {
 	url := os.Getenv("XPYD_COST_URL")
 	if url == "" {
@@ -54,7 +53,7 @@ func BenchmarkCost(b *testing.B) {
 // poster posts once and returns the number of events.
 type poster func() (events int, err error)
 
-// perRequest is the processor time of a request in µs, with so many at once.
+// perRequest is the processor time of a request in µs.
 func perRequest(b *testing.B, p poster, n, at int) float64 {
 	before := processor()
 	var left atomic.Int64
@@ -134,7 +133,7 @@ func newFast(url, body string) poster {
 
 var readers = sync.Pool{New: func() any { return bufio.NewReader(nil) }}
 
-// events notes when each line of data came.
+// events records when each line of data arrives.
 func events(r io.Reader) (int, error) {
 	br := readers.Get().(*bufio.Reader)
 	defer readers.Put(br)

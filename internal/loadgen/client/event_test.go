@@ -52,8 +52,8 @@ func TestEvent(t *testing.T) {
 	}
 }
 
-// FuzzEvent: what encoding/json takes as an object is taken, with the same
-// numbers, and nothing panics.
+// FuzzEvent: it accepts what encoding/json accepts as an object, with the same numbers, and never
+// panics.
 func FuzzEvent(f *testing.F) {
 	f.Add([]byte(`{"id":"x","choices":[{"index":0,"delta":{"content":"a\"\\"},"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}`))
 	f.Add([]byte(`{"choices":[{"text":"\u00e9","logprobs":[1e-5,true,null,{"":[[]]}]}],"error":{"message":"m"}}`))
@@ -78,7 +78,7 @@ func FuzzEvent(f *testing.F) {
 	})
 }
 
-// split feeds an event stream in pieces and returns its events.
+// split feeds an event stream in pieces and returns the events.
 func split(t *testing.T, in []byte, piece int) (events []string) {
 	t.Helper()
 	var s sse
@@ -132,7 +132,7 @@ func TestSSE(t *testing.T) {
 	}
 }
 
-// FuzzSSE: how a stream is cut into pieces does not matter.
+// FuzzSSE: the cut of a stream into pieces does not matter.
 func FuzzSSE(f *testing.F) {
 	f.Add([]byte("data: {\"a\":1}\r\n\r\nevent: error\ndata: x\ndata: y\n\n: c\n\ndata: [DONE]\n\n"), 3)
 	f.Fuzz(func(t *testing.T, in []byte, piece int) {
@@ -146,7 +146,7 @@ func FuzzSSE(f *testing.F) {
 	})
 }
 
-// TestNoAllocation: a stream costs no allocation an event.
+// TestNoAllocation: an event costs no allocation.
 func TestNoAllocation(t *testing.T) {
 	in := []byte("data: {\"id\":\"cmpl-1\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" once\"},\"logprobs\":null,\"finish_reason\":null}],\"usage\":null}\n\n")
 	var s sse
@@ -174,7 +174,7 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// TestRecorded: streams that OpenAI's service really sent.
+// TestRecorded: streams recorded from OpenAI's service.
 func TestRecorded(t *testing.T) {
 	files, err := filepath.Glob("../../openai/testdata/sse/*.sse")
 	if err != nil || len(files) == 0 {

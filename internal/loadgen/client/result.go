@@ -30,11 +30,11 @@ type Request struct {
 	WantAnswer bool
 }
 
-// Result is what became of a request. Durations count from Start. The zero value is ready to
+// Result is the outcome of a request. Durations count from Start. The zero value is ready to
 // use; a reused one keeps its memory.
 type Result struct {
-	Start      time.Time     // before connecting, if it had to
-	Connected  time.Duration // 0: there was an idle connection
+	Start      time.Time     // before connecting
+	Connected  time.Duration // 0: used an idle connection
 	Header     time.Duration // the answer's header was read
 	FirstToken time.Duration // the first event with text, reasoning or a tool call
 	LastToken  time.Duration // the last one, or the end of an answer that is not streamed
@@ -49,15 +49,13 @@ type Result struct {
 
 	Status  int // HTTP status, 0 without an answer
 	Kind    Kind
-	Message string // what failed
-	Retried bool   // an idle connection turned out to be closed
+	Message string // of a failure
+	Retried bool   // the idle connection turned out to be closed
 	Sent    int    // bytes of the body
 }
 
-// reset clears all but memory.
-func (r *Result) reset() {
-	*r = Result{Gaps: r.Gaps[:0], Answer: r.Answer[:0]}
-}
+// reset clears everything but keeps the memory.
+func (r *Result) reset() { *r = Result{Gaps: r.Gaps[:0], Answer: r.Answer[:0]} }
 
 // OK reports whether a whole answer came.
 func (r *Result) OK() bool { return r.Kind == "" }

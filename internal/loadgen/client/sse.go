@@ -21,9 +21,7 @@ type sse struct {
 }
 
 // reset makes s ready for another stream.
-func (s *sse) reset() {
-	*s = sse{line: s.line[:0], data: s.data[:0]}
-}
+func (s *sse) reset() { *s = sse{line: s.line[:0], data: s.data[:0]} }
 
 // next consumes p up to the end of an event. If ok, data is the event's until the next call,
 // and rest is what follows it in p.
@@ -32,23 +30,18 @@ func (s *sse) next(p []byte) (data, rest []byte, named, ok bool, err error) {
 		s.data, s.any, s.isErr, s.done = s.data[:0], false, false, false
 	}
 	for len(p) > 0 {
-		n := bytes.IndexByte(p, '\n')
-		if n < 0 {
-			if len(s.line)+len(p) > maxEvent {
-				return nil, nil, false, false, errEventTooLong
-			}
-			s.line = append(s.line, p...)
+		line, after, ended := bytes.Cut(p, []byte{'\n'})
+		if len(s.line)+len(line) > maxEvent {
+			return nil, nil, false, false, errEventTooLong
+		}
+		if !ended {
+			s.line = append(s.line, line...)
 			return nil, nil, false, false, nil
 		}
-		line := p[:n]
-		p = p[n+1:]
+		p = after
 		if len(s.line) > 0 {
-			if len(s.line)+len(line) > maxEvent {
-				return nil, nil, false, false, errEventTooLong
-			}
-			s.line = append(s.line, line...)
-			line = s.line
-			s.line = s.line[:0]
+			line = append(s.line, line...)
+			s.line = line[:0]
 		}
 		line = bytes.TrimSuffix(line, []byte{'\r'})
 		if len(line) == 0 {

@@ -94,7 +94,7 @@ func (t *streamed) event(e *event, data []byte, named bool, now time.Duration) e
 	return nil
 }
 
-// over judges the whole stream.
+// over judges the stream at its end.
 func (t *streamed) over() {
 	res := t.res
 	switch {

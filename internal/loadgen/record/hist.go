@@ -7,14 +7,15 @@ import (
 	"math/bits"
 )
 
-// Hist counts values, at least 0, in buckets at most 1/256 of their value wide. Count, mean,
-// deviation, minimum and maximum are exact.
+// Hist counts values, at least 0, in buckets at most 1/256 of their value wide. All but quantiles
+// and bins are exact. Without values all is 0.
 type Hist struct {
-	counts   []uint64 // by bucket
-	n        uint64
-	sum      float64
-	mean, m2 float64 // Welford's: the mean, and the sum of squared differences from it
-	min, max int64
+	Count     uint64
+	Sum, Mean float64
+	Min, Max  int64
+
+	counts []uint64 // by bucket
+	m2     float64  // Welford's sum of squared differences from the mean
 }
 
 const (
@@ -46,43 +47,28 @@ func (h *Hist) Add(v int64) {
 		h.counts = append(h.counts, make([]uint64, i+1-len(h.counts))...)
 	}
 	h.counts[i]++
-	if h.n == 0 || v < h.min {
-		h.min = v
+	if h.Count == 0 || v < h.Min {
+		h.Min = v
 	}
-	h.max = max(h.max, v)
-	h.n++
-	h.sum += float64(v)
-	d := float64(v) - h.mean
-	h.mean += d / float64(h.n)
-	h.m2 += d * (float64(v) - h.mean)
+	h.Max = max(h.Max, v)
+	h.Count++
+	h.Sum += float64(v)
+	d := float64(v) - h.Mean
+	h.Mean += d / float64(h.Count)
+	h.m2 += d * (float64(v) - h.Mean)
 }
 
-// Count is how many values there are.
-func (h *Hist) Count() uint64 { return h.n }
-
-// Sum is the sum of the values.
-func (h *Hist) Sum() float64 { return h.sum }
-
-// Mean is 0 without values.
-func (h *Hist) Mean() float64 { return h.mean }
-
-// StdDev is the standard deviation of the values.
+// StdDev is the standard deviation.
 func (h *Hist) StdDev() float64 {
-	if h.n == 0 {
+	if h.Count == 0 {
 		return 0
 	}
-	return math.Sqrt(h.m2 / float64(h.n))
+	return math.Sqrt(h.m2 / float64(h.Count))
 }
-
-// Min and Max are 0 without values.
-func (h *Hist) Min() int64 { return h.min }
-
-// Max is the greatest value.
-func (h *Hist) Max() int64 { return h.max }
 
 // Quantile is the value at rank ⌈q·n⌉, to within its bucket's width; 0 without values.
 func (h *Hist) Quantile(q float64) float64 {
-	rank := max(1, uint64(math.Ceil(q*float64(h.n))))
+	rank := max(1, uint64(math.Ceil(q*float64(h.Count))))
 	before := uint64(0)
 	for i, c := range h.counts {
 		if before+c >= rank {
@@ -91,20 +77,20 @@ func (h *Hist) Quantile(q float64) float64 {
 				return from
 			}
 			v := from + (to-from)*(float64(rank-before)-0.5)/float64(c)
-			return min(max(v, float64(h.min)), float64(h.max))
+			return min(max(v, float64(h.Min)), float64(h.Max))
 		}
 		before += c
 	}
-	return float64(h.max)
+	return float64(h.Max)
 }
 
 // Bins cuts the values into n bins of equal width, from the minimum to the quantile top. The
 // last bin also counts what is above. It returns the n+1 edges and the counts.
-func (h *Hist) Bins(n int, top float64) (edges []float64, counts []float64) {
-	if h.n == 0 {
+func (h *Hist) Bins(n int, top float64) (edges, counts []float64) {
+	if h.Count == 0 {
 		return nil, nil
 	}
-	from, to := float64(h.min), h.Quantile(top)
+	from, to := float64(h.Min), h.Quantile(top)
 	if to <= from {
 		to = from + 1
 	}
@@ -119,7 +105,7 @@ func (h *Hist) Bins(n int, top float64) (edges []float64, counts []float64) {
 			continue
 		}
 		// A bucket wider than a bin is spread over those it covers.
-		lo, hi := at(max(float64(lower(i)), from)), at(min(float64(lower(i+1)), float64(h.max)))
+		lo, hi := at(max(float64(lower(i)), from)), at(min(float64(lower(i+1)), float64(h.Max)))
 		if hi <= lo {
 			counts[min(int(lo), n-1)] += float64(c)
 			continue

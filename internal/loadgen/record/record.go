@@ -2,14 +2,15 @@ package record
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
-// SLO is the limits that make a request good; 0 is no limit. In an open loop TTFT and E2E
-// count from the scheduled time.
+// SLO is the limits of a good request; 0 is no limit. In an open loop TTFT and E2E count from the
+// scheduled time.
 type SLO struct {
 	TTFT, TPOT, E2E time.Duration
 	ITL             time.Duration // of the longest gap
@@ -21,28 +22,17 @@ func (s *SLO) Any() bool { return *s != SLO{} }
 // good judges a whole answer.
 func (s *SLO) good(res *client.Result, late time.Duration) bool {
 	over := func(limit, got time.Duration) bool { return limit > 0 && got > limit }
-	if over(s.E2E, res.LastToken+late) || over(s.TTFT, res.FirstToken+late) {
-		return false
-	}
-	if tpot, ok := res.TPOT(); ok && over(s.TPOT, tpot) {
-		return false
-	}
-	if s.ITL > 0 {
-		for _, g := range res.Gaps {
-			if g > s.ITL {
-				return false
-			}
-		}
-	}
-	return true
+	tpot, _ := res.TPOT()
+	return !over(s.E2E, res.LastToken+late) && !over(s.TTFT, res.FirstToken+late) && !over(s.TPOT, tpot) &&
+		!slices.ContainsFunc(res.Gaps, func(gap time.Duration) bool { return over(s.ITL, gap) })
 }
 
 // Observation is one request that is over.
 type Observation struct {
 	Result    *client.Result
 	Scheduled time.Time // when an open loop meant to send it; zero in a closed one
-	Ramp      bool      // it began in the ramp: it counts only in the timeline
-	In, Out   int       // tokens that were asked for
+	Ramp      bool      // it began in the ramp and counts only in the timeline
+	In, Out   int       // tokens asked for
 	Turn      int       // of a conversation, 0 without one
 }
 
@@ -66,16 +56,15 @@ type Error struct {
 	Example string      `json:"example"` // the first one's message
 }
 
-// Requests counts requests. Started is all that were sent; those of the ramp
-// are in no other figure.
+// Requests counts requests. Those of the ramp are only in Started and Ramped.
 type Requests struct {
 	Started   int `json:"started"`
-	Ramped    int `json:"ramp"`      // over, but began in the ramp
+	Ramped    int `json:"ramp"`      // began in the ramp, and are over
 	Completed int `json:"completed"` // whole answers
 	Failed    int `json:"failed"`
 	Cancelled int `json:"cancelled"`        // broken off when the run ended
 	Unsent    int `json:"unsent,omitempty"` // open loop: due, but not sent when the run ended; not in Started
-	Retried   int `json:"retried"`          // sent again because the idle connection was closed
+	Retried   int `json:"retried"`          // sent again, as the idle connection was closed
 }
 
 // Turn is the requests of one turn.
@@ -84,20 +73,20 @@ type Turn struct {
 	In, Cached int // tokens
 }
 
-// Stats is what a phase's requests were like. Times are in ns.
+// Stats is a phase's figures. Times are in ns.
 type Stats struct {
 	Requests
-	Good int // kept the SLO
+	Good int // within the SLO
 
 	TTFT, ITL, TPOT, E2E Hist
-	// From the scheduled time: what a user waits, whether the server or this client is busy.
+	// From the scheduled time: what a user waits, be the server busy or this client.
 	SchedTTFT, SchedE2E Hist
 	Late                Hist // from the scheduled time to the start
-	Connect             Hist // of those that had to connect
+	Connect             Hist // of requests that opened a connection
 
-	In, Out, Asked           Hist // tokens: of prompts, answers, prompts as asked for
-	Cached                   int  // of the prompts' tokens
-	Usage, Counted, Estimate int  // answers with usage; answers with counted chunks; prompts of assumed length
+	In, Out, Asked Hist // tokens: of prompts, answers, prompts as asked for
+	Cached         int  // of the prompts' tokens
+	Usage, Counted int  // answers with usage; with counted chunks and prompts of assumed length
 
 	Errors   []Error
 	Turns    []Turn // [0] is turn 1
@@ -142,7 +131,7 @@ func (p *Phase) Unsent() {
 	p.s.Unsent++
 }
 
-// End counts a request that is over. It keeps nothing of o.
+// End counts a finished request. It keeps nothing of o.
 func (p *Phase) End(o *Observation) {
 	res := o.Result
 	start := res.Start.Sub(p.begin)
@@ -229,7 +218,6 @@ func (s *Stats) add(o *Observation, slo *SLO) {
 		in = res.Usage.Prompt
 	} else {
 		s.Counted++
-		s.Estimate++
 	}
 	s.In.Add(int64(in))
 	s.Asked.Add(int64(o.In))
@@ -293,6 +281,6 @@ func (p *Phase) Now(at time.Time) Now {
 	defer p.mu.Unlock()
 	return Now{
 		Elapsed: at.Sub(p.begin), Done: p.s.Completed + p.s.Ramped, Failed: p.s.Failed, InFlight: p.inFlight, Started: p.s.Started,
-		Tokens: p.s.Out.Sum(), TTFT: p.s.TTFT.Quantile(0.5), E2E: p.s.E2E.Quantile(0.5),
+		Tokens: p.s.Out.Sum, TTFT: p.s.TTFT.Quantile(0.5), E2E: p.s.E2E.Quantile(0.5),
 	}
 }

@@ -27,8 +27,8 @@ func TestHist(t *testing.T) {
 			t.Errorf("quantile %v: %v, want %v", q, got, want)
 		}
 	}
-	if h.Min() != all[0] || h.Max() != all[len(all)-1] || h.Count() != 20_000 {
-		t.Errorf("%d %d %d", h.Min(), h.Max(), h.Count())
+	if h.Min != all[0] || h.Max != all[len(all)-1] || h.Count != 20_000 {
+		t.Errorf("%d %d %d", h.Min, h.Max, h.Count)
 	}
 	edges, counts := h.Bins(60, 0.995)
 	sum := 0.0
@@ -52,7 +52,7 @@ func TestHistEdges(t *testing.T) {
 	}
 	var none, one Hist
 	one.Add(-5)
-	if none.Quantile(0.5) != 0 || none.Mean() != 0 || one.Quantile(0.5) != 0 || one.Count() != 1 {
+	if none.Quantile(0.5) != 0 || none.Mean != 0 || one.Quantile(0.5) != 0 || one.Count != 1 {
 		t.Error("edges")
 	}
 	if e, c := none.Bins(10, 0.5); e != nil || c != nil {
@@ -70,7 +70,7 @@ func TestHistEdges(t *testing.T) {
 	}
 }
 
-// TestTimeline: bins merge when the run gets long, and nothing is lost.
+// TestTimeline: bins merge in a long run without losing counts.
 func TestTimeline(t *testing.T) {
 	var l timeline
 	for s := range 1000 {
@@ -130,13 +130,13 @@ func TestPhase(t *testing.T) {
 	if got := s.Last.Sub(s.First); got != time.Second {
 		t.Errorf("window %v", got)
 	}
-	if s.ITL.Count() != 5 || s.TTFT.Count() != 4 || s.SchedTTFT.Count() != 1 || s.SchedTTFT.Max() != int64(150*ms) || s.Late.Max() != int64(100*ms) {
-		t.Errorf("ITL %d, TTFT %d, scheduled %d", s.ITL.Count(), s.TTFT.Count(), s.SchedTTFT.Count())
+	if s.ITL.Count != 5 || s.TTFT.Count != 4 || s.SchedTTFT.Count != 1 || s.SchedTTFT.Max != int64(150*ms) || s.Late.Max != int64(100*ms) {
+		t.Errorf("ITL %d, TTFT %d, scheduled %d", s.ITL.Count, s.TTFT.Count, s.SchedTTFT.Count)
 	}
-	if s.Usage != 1 || s.Counted != 3 || s.In.Sum() != 9*3+7 || s.Out.Sum() != 3+3+1+3 || s.Cached != 4 {
-		t.Errorf("usage %d, counted %d, in %v, out %v", s.Usage, s.Counted, s.In.Sum(), s.Out.Sum())
+	if s.Usage != 1 || s.Counted != 3 || s.In.Sum != 9*3+7 || s.Out.Sum != 3+3+1+3 || s.Cached != 4 {
+		t.Errorf("usage %d, counted %d, in %v, out %v", s.Usage, s.Counted, s.In.Sum, s.Out.Sum)
 	}
-	if len(s.Turns) != maxTurns || s.Turns[0].E2E.Count() != 2 || s.Turns[0].Cached != 4 || s.Turns[maxTurns-1].E2E.Count() != 1 {
+	if len(s.Turns) != maxTurns || s.Turns[0].E2E.Count != 2 || s.Turns[0].Cached != 4 || s.Turns[maxTurns-1].E2E.Count != 1 {
 		t.Errorf("%d turns", len(s.Turns))
 	}
 	if len(s.Points) != 6 {
@@ -144,7 +144,7 @@ func TestPhase(t *testing.T) {
 	}
 }
 
-// TestSample: the sample is bounded and has requests from the whole run.
+// TestSample: the sample is bounded and covers the whole run.
 func TestSample(t *testing.T) {
 	begin := time.Now()
 	p := NewPhase(SLO{}, begin)

@@ -2,11 +2,10 @@ package record
 
 import "time"
 
-// maxBins bounds a timeline: in longer runs, bins are merged.
-const maxBins = 512
-
-// firstBin is the width of the bins of a short run.
-const firstBin = 50 * time.Millisecond
+const (
+	maxBins  = 512                   // longer runs merge bins
+	firstBin = 50 * time.Millisecond // width of the bins of a short run
+)
 
 // Bin is what happened in one stretch of time.
 type Bin struct {
@@ -20,7 +19,7 @@ type timeline struct {
 	bins  []Bin
 }
 
-// at returns the bin of t, and makes room for it.
+// at returns the bin of t, which it makes if need be.
 func (l *timeline) at(t time.Duration) *Bin {
 	if l.width == 0 {
 		l.width = firstBin

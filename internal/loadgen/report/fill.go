@@ -9,7 +9,7 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/record"
 )
 
-// Fill sets p's figures from a record; slo asks for a goodput.
+// Fill sets p's figures from a record; slo adds the goodput.
 func (p *Phase) Fill(s *record.Stats, slo bool) {
 	p.Window = s.Last.Sub(s.First).Seconds()
 	p.Requests = s.Requests
@@ -23,7 +23,7 @@ func (p *Phase) Fill(s *record.Stats, slo bool) {
 	p.Latency = Latency{TTFT: values(&s.TTFT, ms), ITL: values(&s.ITL, ms), TPOT: values(&s.TPOT, ms), E2E: values(&s.E2E, ms),
 		SchedTTFT: some(&s.SchedTTFT), SchedE2E: some(&s.SchedE2E), Late: some(&s.Late), Connect: some(&s.Connect)}
 	if p.Window > 0 {
-		in, out := s.In.Sum()/p.Window, s.Out.Sum()/p.Window
+		in, out := s.In.Sum/p.Window, s.Out.Sum/p.Window
 		p.Throughput = Throughput{Requests: float64(s.Completed) / p.Window, InputTokens: in, OutputTokens: out, TotalTokens: in + out}
 	}
 	if slo {
@@ -35,7 +35,7 @@ func (p *Phase) Fill(s *record.Stats, slo bool) {
 	for i := range s.Turns {
 		t := &s.Turns[i]
 		row := Turn{Turn: i + 1, TTFT: values(&t.TTFT, ms), E2E: values(&t.E2E, ms)}
-		if n := t.E2E.Count(); n > 0 {
+		if n := t.E2E.Count; n > 0 {
 			row.MeanInput = float64(t.In) / float64(n)
 		}
 		if t.In > 0 {
@@ -43,11 +43,6 @@ func (p *Phase) Fill(s *record.Stats, slo bool) {
 		}
 		p.Turns = append(p.Turns, row)
 	}
-	p.timeline(s)
-	p.sample(s)
-}
-
-func (p *Phase) timeline(s *record.Stats) {
 	n := len(s.Bins)
 	p.Timeline = Timeline{Bin: s.BinWidth.Seconds(), Started: make([]int, n), Completed: make([]int, n), Failed: make([]int, n), InFlight: make([]int, n), OutputTokens: make([]float64, n)}
 	started, over := 0, 0
@@ -58,9 +53,6 @@ func (p *Phase) timeline(s *record.Stats) {
 		p.Timeline.InFlight[i] = started - over
 		p.Timeline.OutputTokens[i] = round(b.Tokens)
 	}
-}
-
-func (p *Phase) sample(s *record.Stats) {
 	p.Columns = []string{"start_s", "ttft_ms", "e2e_ms", "tpot_ms", "input_tokens", "output_tokens", "turn", "failed"}
 	p.Sample = make([][8]float64, 0, len(s.Points))
 	for _, t := range s.Points {
@@ -74,11 +66,11 @@ func (p *Phase) sample(s *record.Stats) {
 	slices.SortFunc(p.Sample, func(a, b [8]float64) int { return slices.Compare(a[:], b[:]) })
 }
 
-// bins of a distribution in the report.
+// bins is the number of bins of a distribution.
 const bins = 60
 
 func values(h *record.Hist, unit float64) Values {
-	v := Values{Count: h.Count(), Mean: h.Mean() / unit, StdDev: h.StdDev() / unit, Min: float64(h.Min()) / unit, Max: float64(h.Max()) / unit}
+	v := Values{Count: h.Count, Mean: h.Mean / unit, StdDev: h.StdDev() / unit, Min: float64(h.Min) / unit, Max: float64(h.Max) / unit}
 	for q, to := range map[float64]*float64{0.5: &v.P50, 0.9: &v.P90, 0.95: &v.P95, 0.99: &v.P99} {
 		*to = h.Quantile(q) / unit
 	}
@@ -94,9 +86,9 @@ func values(h *record.Hist, unit float64) Values {
 	return v
 }
 
-// some is nil without values.
+// some is nil for an empty Hist.
 func some(h *record.Hist) *Values {
-	if h.Count() == 0 {
+	if h.Count == 0 {
 		return nil
 	}
 	v := values(h, ms)

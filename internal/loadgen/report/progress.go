@@ -9,8 +9,8 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/record"
 )
 
-// Progress writes how far a phase is: on a terminal in one line, elsewhere in a line now and
-// then.
+// Progress writes how far a phase is: on a terminal in one updated line, elsewhere in a line now
+// and then.
 type Progress struct {
 	W        io.Writer
 	Terminal bool
@@ -32,7 +32,10 @@ func (p *Progress) Every() time.Duration {
 
 // Show writes a line.
 func (p *Progress) Show(now record.Now) {
-	requests, tokens := p.rates(now)
+	var requests, tokens float64 // per second since the last line
+	if t := (now.Elapsed - p.last.Elapsed).Seconds(); t > 0 {
+		requests, tokens = float64(now.Done+now.Failed-p.last.Done-p.last.Failed)/t, (now.Tokens-p.last.Tokens)/t
+	}
 	p.last = now
 	if !p.Terminal {
 		fmt.Fprintln(p.W, p.line(now, requests, tokens))
@@ -44,7 +47,7 @@ func (p *Progress) Show(now record.Now) {
 	p.length = len(line)
 }
 
-// columns of any terminal, less one so that the line does not wrap.
+// columns of any terminal, less one against wrapping.
 const columns = 79
 
 // End writes the last line and, on a terminal, a line feed.
@@ -53,15 +56,6 @@ func (p *Progress) End(now record.Now) {
 	if p.Terminal {
 		fmt.Fprintln(p.W)
 	}
-}
-
-// rates are requests and tokens a second since the last line.
-func (p *Progress) rates(now record.Now) (requests, tokens float64) {
-	t := (now.Elapsed - p.last.Elapsed).Seconds()
-	if t <= 0 {
-		return 0, 0
-	}
-	return float64(now.Done+now.Failed-p.last.Done-p.last.Failed) / t, (now.Tokens - p.last.Tokens) / t
 }
 
 func (p *Progress) line(now record.Now, requests, tokens float64) string {

@@ -91,8 +91,8 @@ func TestGoldens(t *testing.T) {
 	golden(t, "report.json", lines.Bytes())
 }
 
-// TestHTML: the page holds the same figures, loads nothing, and what a server
-// says cannot get out of its element.
+// TestHTML: the page has the same figures, loads nothing, and a server's text cannot escape its
+// element.
 func TestHTML(t *testing.T) {
 	r := sample()
 	var page, js bytes.Buffer

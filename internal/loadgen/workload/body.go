@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 )
@@ -23,27 +24,19 @@ var reserved = []string{"model", "messages", "prompt", "max_tokens", "stream", "
 // NewEncoder prepares the members that all bodies share. extra is a JSON object of further
 // members, or "".
 func NewEncoder(model, extra string) (*Encoder, error) {
-	e := &Encoder{}
-	var err error
-	if e.model, err = json.Marshal(model); err != nil {
-		return nil, err
-	}
-	if extra == "" {
-		return e, nil
+	name, err := json.Marshal(model)
+	e := &Encoder{model: name}
+	if err != nil || extra == "" {
+		return e, err
 	}
 	var members map[string]json.RawMessage
 	if err := json.Unmarshal([]byte(extra), &members); err != nil || members == nil {
 		return nil, errors.Join(errors.New("extra fields: want a JSON object"), err)
 	}
-	names := make([]string, 0, len(members))
-	for name := range members {
+	for _, name := range slices.Sorted(maps.Keys(members)) {
 		if slices.Contains(reserved, name) {
 			return nil, fmt.Errorf("extra fields: %q is set by the benchmark itself", name)
 		}
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
 		key, err := json.Marshal(name)
 		if err != nil {
 			return nil, err

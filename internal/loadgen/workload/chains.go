@@ -1,25 +1,25 @@
 package workload
 
 import (
-	"container/heap"
 	"context"
 	"encoding/binary"
 	"hash/maphash"
+	"slices"
 
 	"github.com/xpyd/xpyd/internal/loadgen/client"
 )
 
-// Chains is a trace as conversations, for a closed loop. A request whose prompt begins with
-// all whole blocks of an earlier one is a later turn of it, and goes after its answer; the
-// longest such beginning counts, of equals the latest. Otherwise requests go in the trace's
-// order, whatever its times. Prompts are the trace's own, including its answers.
+// Chains is a trace as conversations, for a closed loop. A request whose prompt starts with all
+// whole blocks of an earlier one is a later turn of it and waits for its answer; the longest such
+// prefix counts, of equals the latest. Otherwise requests go in the trace's order, whatever its
+// times. Prompts are the trace's own, including its answers.
 type Chains struct {
 	trace *Trace
 	turn  []int   // by entry, from 1
 	next  [][]int // by entry: those that follow it
 
 	queue
-	ready indexes
+	ready []int // entries that may go, in order
 }
 
 // NewChains orders a trace's requests. Entries without block ids are conversations of one
@@ -50,7 +50,7 @@ func NewChains(trace *Trace) *Chains {
 			c.turn[i] = c.turn[before] + 1
 			c.next[before] = append(c.next[before], i)
 		} else {
-			c.ready = append(c.ready, i) // in order, which is a heap
+			c.ready = append(c.ready, i)
 		}
 		if own != 0 {
 			last[own] = i
@@ -59,14 +59,15 @@ func NewChains(trace *Trace) *Chains {
 	return c
 }
 
-// Next waits for a request that may go; false if all have gone, or ctx ends.
+// Next waits for a request that may go; false if all have gone or ctx ends.
 func (c *Chains) Next(ctx context.Context) (*Item, bool) {
 	ok := c.lock(ctx, func() bool { return len(c.ready) == 0 })
 	defer c.mu.Unlock()
 	if !ok {
 		return nil, false
 	}
-	i := heap.Pop(&c.ready).(int)
+	i := c.ready[0]
+	c.ready = c.ready[1:]
 	it := c.trace.item(i)
 	it.At, it.Turn, it.entry = 0, c.turn[i], i
 	return it, true
@@ -76,34 +77,20 @@ func (c *Chains) Next(ctx context.Context) (*Item, bool) {
 func (c *Chains) Done(it *Item, _ *client.Result) {
 	c.over(func() {
 		for _, i := range c.next[it.entry] {
-			heap.Push(&c.ready, i)
+			at, _ := slices.BinarySearch(c.ready, i)
+			c.ready = slices.Insert(c.ready, at, i)
 		}
 		c.next[it.entry] = nil
 	})
 }
 
-// indexes is a heap of entries, the earliest first.
-type indexes []int
-
-func (h indexes) Len() int           { return len(h) }
-func (h indexes) Less(i, j int) bool { return h[i] < h[j] }
-func (h indexes) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *indexes) Push(x any)        { *h = append(*h, x.(int)) }
-func (h *indexes) Pop() any {
-	last := len(*h) - 1
-	i := (*h)[last]
-	*h = (*h)[:last]
-	return i
-}
-
-// Scale makes a trace's blocks so many tokens, and its prompts and answers shorter in
-// proportion, for small models and machines. Shared prefixes stay shared.
+// Scale cuts a trace's blocks to blockTokens, and its prompts and answers in proportion, for
+// small models and machines. Shared prefixes stay shared.
 func Scale(entries []Entry, blockTokens int) []Entry {
-	part := func(n int) int { return max(1, (n*blockTokens+BlockTokens-1)/BlockTokens) }
+	part := func(n int) int { return (n*blockTokens + BlockTokens - 1) / BlockTokens }
 	for i := range entries {
 		e := &entries[i]
-		e.In, e.Out = e.In/BlockTokens*blockTokens+(e.In%BlockTokens*blockTokens+BlockTokens-1)/BlockTokens, part(e.Out)
-		e.In = max(e.In, 1)
+		e.In, e.Out = max(1, part(e.In)), max(1, part(e.Out))
 	}
 	return entries
 }

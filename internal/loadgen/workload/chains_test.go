@@ -10,8 +10,7 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 )
 
-// TestChains: a request goes after the answer of the one that it continues, in
-// the trace's order otherwise.
+// TestChains: a request waits for the answer of the one it continues; else the trace's order holds.
 func TestChains(t *testing.T) {
 	entries := []workload.Entry{
 		{In: 1000, Out: 5, Blocks: []uint64{1, 2}},       // 0: one whole block
@@ -61,7 +60,7 @@ func TestChains(t *testing.T) {
 	}
 }
 
-// TestScale: smaller blocks make a trace's lengths smaller, and share as much.
+// TestScale: smaller blocks shorten a trace's lengths and share as much.
 func TestScale(t *testing.T) {
 	entries := readTrace(t, "testdata/mooncake.jsonl")
 	before := slices.Clone(entries)

@@ -16,8 +16,8 @@ type Dist struct {
 	text string
 }
 
-// ParseLengths reads a distribution of numbers of tokens, of at least least: 512, 100-200
-// (uniform), normal:MEAN,STDDEV, lognormal:MEDIAN,SIGMA or exp:MEAN.
+// ParseLengths reads a distribution of token counts, at least least: 512, 100-200 (uniform),
+// normal:MEAN,STDDEV, lognormal:MEDIAN,SIGMA or exp:MEAN.
 func ParseLengths(s string, least int) (Dist, error) {
 	d, err := parse(s, func(s string) (float64, error) {
 		n, err := strconv.ParseUint(s, 10, 24)
@@ -44,22 +44,15 @@ func ParseTimes(s string) (Dist, error) {
 func parse(s string, one func(string) (float64, error)) (Dist, error) {
 	d := Dist{text: s}
 	kind, rest, given := strings.Cut(s, ":")
-	if !given {
-		kind, rest = "", s
-	}
-	fail := func(err error) (Dist, error) {
-		return Dist{}, fmt.Errorf("%q is no distribution (N, A-B, normal:MEAN,STDDEV, lognormal:MEDIAN,SIGMA, exp:MEAN): %w", s, err)
-	}
 	sep := ","
-	if kind == "" {
-		sep = "-"
+	if !given {
+		kind, rest, sep = "", s, "-"
 	}
 	first, second, two := strings.Cut(rest, sep)
 	var err error
-	if d.a, err = one(first); err != nil {
-		return fail(err)
-	}
+	d.a, err = one(first)
 	switch d.kind = kind; {
+	case err != nil:
 	case kind == "" && !two, kind == "exp" && !two:
 	case kind == "" && two:
 		d.kind = "uniform"
@@ -76,7 +69,7 @@ func parse(s string, one func(string) (float64, error)) (Dist, error) {
 		err = fmt.Errorf("%q", kind)
 	}
 	if err != nil {
-		return fail(err)
+		return Dist{}, fmt.Errorf("%q is no distribution (N, A-B, normal:MEAN,STDDEV, lognormal:MEDIAN,SIGMA, exp:MEAN): %w", s, err)
 	}
 	return d, nil
 }
@@ -87,7 +80,7 @@ func (d Dist) String() string { return d.text }
 // maxDraw cuts the tails of distributions.
 const maxDraw = 1 << 24
 
-// Draw draws.
+// Draw draws a value.
 func (d Dist) Draw(rng *rand.Rand) float64 {
 	x := d.a
 	switch d.kind {

@@ -18,18 +18,18 @@ type TalkShape struct {
 	Chat  bool // messages; else one text that grows
 }
 
-// Talks is conversations. Next takes the one that has waited longest. So, with more open
-// conversations than clients, each has idled for a while before its next turn.
+// Talks is conversations. Next takes the one that has waited longest, so that with more open
+// conversations than clients each idles before its next turn.
 type Talks struct {
 	text  *Text
 	shape TalkShape
 
 	queue
-	open  []*talk // may go on, longest waiting first
-	begun int     // conversations
+	open  []*talk // ready for a turn, the longest waiting first
+	begun int     // conversations so far
 }
 
-// talk is one conversation, owned by the queue or by a turn.
+// talk is one conversation, owned by the queue or by its current turn.
 type talk struct {
 	number   uint64
 	rng      *rand.Rand
@@ -69,22 +69,21 @@ func (t *Talks) begin() *talk {
 	return c
 }
 
-// Next waits for a conversation and its user's thinking, and makes the next turn. It returns
-// false when all conversations are over, or ctx ends.
+// Next waits for a conversation and its user's thinking time, and makes the next turn. It returns
+// false when all conversations are over or ctx ends.
 func (t *Talks) Next(ctx context.Context) (*Item, bool) {
-	c := t.longest(ctx)
-	if c == nil {
+	ok := t.lock(ctx, func() bool { return len(t.open) == 0 })
+	if !ok {
+		t.mu.Unlock()
 		return nil, false
 	}
-	if wait := time.Until(c.ready); wait > 0 {
-		timer := time.NewTimer(wait)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			t.over(func() {})
-			return nil, false
-		}
+	c := t.open[0]
+	t.open[0] = nil // let it be collected
+	t.open = t.open[1:]
+	t.mu.Unlock()
+	if !WaitUntil(ctx, c.ready) {
+		t.over(func() {})
+		return nil, false
 	}
 	c.turn++
 	in, out := t.shape.In.Tokens(c.rng, 1), t.shape.Out.Tokens(c.rng, 1)
@@ -99,21 +98,7 @@ func (t *Talks) Next(ctx context.Context) (*Item, bool) {
 	return &Item{Messages: c.messages, In: c.tokens, Out: out, Turn: c.turn, talk: c}, true
 }
 
-// longest is the conversation that has waited longest; nil when there will be none.
-func (t *Talks) longest(ctx context.Context) *talk {
-	ok := t.lock(ctx, func() bool { return len(t.open) == 0 })
-	defer t.mu.Unlock()
-	if !ok {
-		return nil
-	}
-	c := t.open[0]
-	t.open[0] = nil
-	t.open = t.open[1:]
-	return c
-}
-
-// Done adds a turn's answer to its conversation. After a failed or last turn another
-// conversation begins.
+// Done adds a turn's answer to its conversation. After a failed or last turn another one begins.
 func (t *Talks) Done(it *Item, res *client.Result) {
 	t.over(func() {
 		c := it.talk

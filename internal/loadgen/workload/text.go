@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// words.txt has 2,048 English words of one token each, with and without a space before them,
-// in the vocabularies of GPT-2, Qwen3 and SmolLM2. So there n words are n tokens.
+// words.txt has 2,048 English words of one token each, with and without a leading space, in the
+// vocabularies of GPT-2, Qwen3 and SmolLM2: there n words are n tokens.
 //
 //go:embed words.txt
 var wordList string
@@ -21,8 +21,7 @@ type Text struct {
 	seed  uint64
 	words []string
 
-	// IDs makes prompts of token ids from LowID to HighID instead of words. Then their
-	// length is exact.
+	// IDs makes prompts of token ids from LowID to HighID instead of words: their length is exact.
 	IDs           bool
 	LowID, HighID int
 
@@ -37,8 +36,7 @@ func NewText(seed uint64) *Text {
 	return &Text{seed: seed, words: strings.Fields(wordList), PerWord: 1}
 }
 
-// Streams of random numbers, so that a prompt's number and a block's id never name the same
-// text.
+// Streams of random numbers: a prompt's number and a block's id never name the same text.
 const (
 	streamPrompt uint64 = iota << 60
 	streamPrefix
@@ -53,7 +51,7 @@ func (t *Text) rng(stream, number uint64) *rand.Rand {
 	return rand.New(rand.NewPCG(t.seed, stream^number))
 }
 
-// count is how many words, or ids, make so many tokens.
+// count is the number of words or ids that make up tokens.
 func (t *Text) count(tokens int) int {
 	if t.IDs {
 		return tokens
@@ -88,7 +86,7 @@ func (t *Text) append(dst []byte, rng *rand.Rand, n int) []byte {
 	return dst
 }
 
-// bytes estimates the room for tokens.
+// bytes estimates the size of tokens.
 func (t *Text) bytes(tokens int) int { return 7*tokens + 16 }
 
 // Probe is a prompt of n words, or ids, for Calibrate.
@@ -96,9 +94,8 @@ func (t *Text) Probe(number uint64, n int) []byte {
 	return t.append(make([]byte, 0, t.bytes(n)), t.rng(streamProbe, number), n)
 }
 
-// Calibrate sets PerWord and Overhead from the prompt tokens that a server reported for
-// prompts of few and of many words. If the numbers cannot be true, it returns false and
-// changes nothing.
+// Calibrate sets PerWord and Overhead from the prompt tokens that a server reports for prompts
+// of few and of many words. It returns false and changes nothing if they are implausible.
 func (t *Text) Calibrate(few, fewTokens, many, manyTokens int) bool {
 	slope := float64(manyTokens-fewTokens) / float64(many-few)
 	overhead := float64(fewTokens) - slope*float64(few)
@@ -109,7 +106,7 @@ func (t *Text) Calibrate(few, fewTokens, many, manyTokens int) bool {
 	return true
 }
 
-// Other makes other texts of the same kind: those of a warm-up.
+// Other makes different texts of the same kind, for a warm-up.
 func (t *Text) Other() *Text {
 	o := *t
 	o.seed = ^o.seed

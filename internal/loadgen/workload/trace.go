@@ -20,7 +20,7 @@ import (
 type Entry struct {
 	At      time.Duration // from the first request
 	In, Out int           // tokens
-	// Blocks are the ids of the prompt's blocks of BlockTokens. Requests that begin with the
+	// Blocks are the ids of the prompt's blocks of BlockTokens. Requests that start with the
 	// same ids share that prefix. nil: nothing is shared.
 	Blocks []uint64
 }
@@ -32,43 +32,24 @@ const (
 	maxEntries = 10_000_000
 )
 
-// ReadTrace reads a Mooncake trace (JSON lines) or an Azure trace (CSV), and sorts it by time.
+// ReadTrace reads a Mooncake trace (JSON lines) or an Azure trace (CSV) and sorts it by time.
 func ReadTrace(r io.Reader) ([]Entry, error) {
-	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 64<<10), maxLine)
-	var entries []Entry
 	var read func([]byte) (Entry, error)
-	for number := 1; lines.Scan(); number++ {
-		line := bytes.TrimSpace(lines.Bytes())
-		if number == 1 {
-			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
-		}
+	entries, err := readLines(r, "requests", func(line []byte) (e Entry, ok bool, err error) {
 		switch {
-		case len(line) == 0:
-			continue
 		case read == nil && line[0] == '{':
 			read = mooncake
+		case read == nil && string(line) != azureColumns:
+			return e, false, fmt.Errorf("neither JSON lines nor CSV with the columns %s", azureColumns)
 		case read == nil:
-			if err := azureHead(string(line)); err != nil {
-				return nil, err
-			}
 			read = new(azure).line
-			continue
+			return e, false, nil
 		}
-		e, err := read(line)
-		if err != nil {
-			return nil, fmt.Errorf("line %d: %w", number, err)
-		}
-		if len(entries) == maxEntries {
-			return nil, fmt.Errorf("more than %d requests", maxEntries)
-		}
-		entries = append(entries, e)
-	}
-	if err := lines.Err(); err != nil {
+		e, err = read(line)
+		return e, true, err
+	})
+	if err != nil {
 		return nil, err
-	}
-	if len(entries) == 0 {
-		return nil, errors.New("no request in the trace")
 	}
 	slices.SortStableFunc(entries, func(a, b Entry) int { return cmp.Compare(a.At, b.At) })
 	first := entries[0].At
@@ -76,6 +57,35 @@ func ReadTrace(r io.Reader) ([]Entry, error) {
 		entries[i].At -= first
 	}
 	return entries, nil
+}
+
+// readLines reads a file with at most one entry per line.
+func readLines[E any](r io.Reader, what string, read func(line []byte) (e E, ok bool, err error)) (entries []E, err error) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 64<<10), maxLine)
+	for number := 1; lines.Scan(); number++ {
+		line := bytes.TrimSpace(lines.Bytes())
+		if number == 1 {
+			line = bytes.TrimPrefix(line, []byte("\xef\xbb\xbf"))
+		}
+		if len(line) == 0 {
+			continue
+		}
+		e, ok, err := read(line)
+		if err != nil {
+			return nil, fmt.Errorf("line %d: %w", number, err)
+		}
+		if len(entries) == maxEntries {
+			return nil, fmt.Errorf("more than %d %s", maxEntries, what)
+		}
+		if ok {
+			entries = append(entries, e)
+		}
+	}
+	if lines.Err() == nil && len(entries) == 0 {
+		return nil, fmt.Errorf("no %s in the file", what)
+	}
+	return entries, lines.Err()
 }
 
 // mooncake reads a line of a kvcache-ai/Mooncake trace: timestamp in ms, lengths in tokens,
@@ -98,13 +108,10 @@ func mooncake(line []byte) (Entry, error) {
 		return Entry{}, fmt.Errorf("timestamp %v", *m.Timestamp)
 	}
 	e := Entry{At: time.Duration(*m.Timestamp * 1e6), In: m.Input, Out: m.Output, Blocks: m.Hashes}
-	if err := e.check(); err != nil {
-		return Entry{}, err
-	}
 	if want := (e.In + BlockTokens - 1) / BlockTokens; len(e.Blocks) > 0 && len(e.Blocks) != want {
 		return Entry{}, fmt.Errorf("%d hash_ids for %d tokens, want %d", len(e.Blocks), e.In, want)
 	}
-	return e, nil
+	return e, e.check()
 }
 
 func (e *Entry) check() error {
@@ -116,13 +123,6 @@ func (e *Entry) check() error {
 
 const azureColumns = "TIMESTAMP,ContextTokens,GeneratedTokens"
 
-func azureHead(line string) error {
-	if line != azureColumns {
-		return fmt.Errorf("neither JSON lines nor CSV with the columns %s", azureColumns)
-	}
-	return nil
-}
-
 // azure reads lines of an AzurePublicDataset trace: a time and two lengths.
 type azure struct{ first time.Time }
 
@@ -132,20 +132,15 @@ func (a *azure) line(line []byte) (Entry, error) {
 		return Entry{}, fmt.Errorf("%d columns", len(cells))
 	}
 	at, err := time.Parse("2006-01-02 15:04:05", strings.TrimSuffix(cells[0], "+00:00"))
-	if err != nil {
+	in, inErr := strconv.Atoi(cells[1])
+	out, outErr := strconv.Atoi(cells[2])
+	if err := errors.Join(err, inErr, outErr); err != nil {
 		return Entry{}, err
 	}
 	if a.first.IsZero() {
 		a.first = at
 	}
-	var e Entry
-	e.At = at.Sub(a.first)
-	if e.In, err = strconv.Atoi(cells[1]); err != nil {
-		return Entry{}, err
-	}
-	if e.Out, err = strconv.Atoi(cells[2]); err != nil {
-		return Entry{}, err
-	}
+	e := Entry{At: at.Sub(a.first), In: in, Out: out}
 	if e.At < -maxSpan || e.At > maxSpan {
 		return Entry{}, fmt.Errorf("%s is more than a year from the first", cells[0])
 	}
@@ -160,7 +155,7 @@ type Trace struct {
 	text    *Text
 	entries []Entry
 	speed   float64
-	block   int // tokens that an id names
+	block   int // tokens of a block
 	next    atomic.Int64
 }
 
@@ -191,7 +186,7 @@ func (t *Trace) item(i int) *Item {
 	for _, id := range e.Blocks {
 		n := min(left, t.block)
 		left -= n
-		if left == 0 { // leave room for what the server adds
+		if left == 0 { // room for what the server adds
 			n = max(1, n-t.text.Overhead)
 		}
 		dst = t.text.append(dst, t.text.rng(streamBlock, id), t.text.count(n))
@@ -200,7 +195,7 @@ func (t *Trace) item(i int) *Item {
 	return it
 }
 
-// Within leaves out entries of more than most tokens, prompt and answer; 0 is no bound.
+// Within drops entries whose prompt and answer have more than most tokens; 0 is no bound.
 func Within(entries []Entry, most int) []Entry {
 	if most <= 0 {
 		return entries

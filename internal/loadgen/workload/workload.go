@@ -1,6 +1,6 @@
 // Package workload makes the prompts of a load test: synthetic ones with lengths from a
-// distribution, those of a trace with its shared prefixes, and conversations, whose next turn
-// holds the last answer. The same seed gives the same bytes.
+// distribution, those of a trace with its shared prefixes, and conversations, whose turns contain
+// the earlier answers. The same seed gives the same bytes.
 package workload
 
 import (
@@ -18,7 +18,7 @@ type Item struct {
 	// Messages are the chat. A completion's prompt is their contents, joined.
 	Messages []Message
 	In       int // intended tokens of the prompt; 0: unknown
-	Out      int // most tokens of the answer
+	Out      int // max_tokens
 	Turn     int // of a conversation, from 1; 0 without one
 
 	talk  *talk
@@ -35,21 +35,21 @@ type Message struct {
 // BlockTokens is the size of the blocks that a Mooncake trace's hash ids name.
 const BlockTokens = 512
 
-// unrelated is part of a source whose next request depends on no answer.
+// unrelated is embedded by sources whose requests depend on no answer.
 type unrelated struct{}
 
 // Done does nothing.
 func (unrelated) Done(*Item, *client.Result) {}
 
-// queue hands out what may go now. What is handed out may bring more when it is over.
+// queue hands out work. Finished work may add more.
 type queue struct {
 	mu     sync.Mutex
 	wake   sync.Cond
-	active int // handed out, and not over
+	active int // handed out and not over
 }
 
-// lock waits for something to hand out, and returns with mu held. It reports false
-// when nothing will come any more, or ctx ends.
+// lock waits for something to hand out and returns with mu held. It returns false when nothing
+// will come any more or ctx ends.
 func (q *queue) lock(ctx context.Context, empty func() bool) bool {
 	stop := context.AfterFunc(ctx, func() {
 		q.mu.Lock()
@@ -68,11 +68,27 @@ func (q *queue) lock(ctx context.Context, empty func() bool) bool {
 	return true
 }
 
-// over ends one that was handed out, after add has put in what follows it.
+// over ends work that was handed out; add puts in what follows it.
 func (q *queue) over(add func()) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.active--
 	add()
 	q.wake.Broadcast()
+}
+
+// WaitUntil waits for a time; false if ctx ends first.
+func WaitUntil(ctx context.Context, at time.Time) bool {
+	wait := time.Until(at)
+	if wait <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }

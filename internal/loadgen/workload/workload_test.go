@@ -156,8 +156,7 @@ func readTrace(t *testing.T, path string) []workload.Entry {
 	return entries
 }
 
-// TestMooncake: two prompts have exactly those blocks in common that the trace
-// gives both, and the lengths are the trace's.
+// TestMooncake: two prompts share exactly the blocks of the trace and have its lengths.
 func TestMooncake(t *testing.T) {
 	entries := readTrace(t, "testdata/mooncake.jsonl")
 	trace := workload.NewTrace(workload.NewText(3), entries, 2, workload.BlockTokens)
@@ -233,7 +232,7 @@ func TestBadTrace(t *testing.T) {
 	f("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1\n", "2 columns")
 }
 
-// FuzzTrace: whatever is read has sane entries in the order of time.
+// FuzzTrace: whatever is read has sane entries in order of time.
 func FuzzTrace(f *testing.F) {
 	for _, path := range []string{"testdata/mooncake.jsonl", "testdata/azure.csv"} {
 		b, err := os.ReadFile(path)
@@ -312,8 +311,7 @@ func talkShape(t *testing.T, turns string) workload.TalkShape {
 	return workload.TalkShape{Shape: workload.Shape{In: lengths(t, "10"), Out: lengths(t, "5"), Prefix: 20, Groups: 1, Share: 1}, Turns: lengths(t, turns), Chat: true}
 }
 
-// TestTalks: a turn has all turns and real answers before it, and whoever has
-// waited longest is next.
+// TestTalks: a turn contains all earlier turns and real answers, and the longest waiting is next.
 func TestTalks(t *testing.T) {
 	shape := talkShape(t, "3")
 	shape.Open, shape.Total = 2, 3
@@ -335,7 +333,7 @@ func TestTalks(t *testing.T) {
 		}
 		talks.Done(it, &client.Result{Answer: []byte(`an \"answer\"`), HasUsage: true, Usage: client.Usage{Completion: 4}})
 	}
-	// A failure ends its conversation, and the third begins.
+	// A failure ends its conversation, and the third starts.
 	talks.Done(next(t, talks), &client.Result{Kind: client.Timeout})
 	talks.Done(next(t, talks), &client.Result{})
 	var turns []int
@@ -352,7 +350,7 @@ func TestTalks(t *testing.T) {
 	}
 }
 
-// TestThink: a turn waits for its user, and an end of the run ends the wait.
+// TestThink: a turn waits for its user; the end of the run ends the wait.
 func TestThink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shape := talkShape(t, "9")

@@ -1,7 +1,7 @@
-// Package arch describes the models that xpyd serves: one file an architecture.
-// Such a file says by which names config.json and GGUF files call it, how its
-// sizes are read from them, what its layers compute, and which tensors it has.
-// Readers, fingerprints, backends and the writers of test models all ask here.
+// Package arch describes the models that xpyd serves, each architecture in a file of its
+// own: its names in config.json and GGUF files, how to read its sizes, what its layers
+// compute and which tensors it has. Readers, fingerprints, backends and the writers of
+// test models rely on it.
 //
 // To add an architecture, write a file like qwen3.go and list it in Families. A
 // layer that computes something new is a new Attention or FeedForward: a
@@ -27,7 +27,7 @@ type Family struct {
 	layer    func(c *Config, layer int) (Attention, FeedForward)
 }
 
-// Families lists what is served, in the order in which errors name it.
+// Families lists the architectures that are served, in the order of error messages.
 func Families() []*Family { return []*Family{&llama, &mistral, &qwen2, &qwen3} }
 
 // Attention is how a layer attends. Sizes are Config's.
@@ -124,7 +124,7 @@ func (c *Config) Tensors() []Tensor {
 	return f.tensors(c)
 }
 
-// Layer says what a layer computes; nothing if no family has the model's type.
+// Layer returns what a layer computes; "" if no family has the model's type.
 func (c *Config) Layer(l int) (Attention, FeedForward) {
 	f, err := c.family()
 	if err != nil {

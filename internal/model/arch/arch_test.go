@@ -99,3 +99,17 @@ func TestReadHF(t *testing.T) {
 		}
 	}
 }
+
+// A config.json that sets head_dim leaves the family's default as it was.
+func TestDefaultsStay(t *testing.T) {
+	const head = `{"model_type":"qwen3","vocab_size":32,"hidden_size":64,"intermediate_size":64,"num_hidden_layers":1,` +
+		`"num_attention_heads":2,"max_position_embeddings":64`
+	for _, c := range []struct {
+		rest string
+		want int
+	}{{`,"head_dim":16}`, 16}, {`}`, 128}} {
+		if got, err := arch.ReadHF([]byte(head + c.rest)); err != nil || got.HeadDim != c.want {
+			t.Errorf("%s: head_dim %d, %v, want %d", c.rest, got.HeadDim, err, c.want)
+		}
+	}
+}

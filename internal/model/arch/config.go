@@ -8,7 +8,7 @@ import (
 )
 
 // Config is a model's architecture with its sizes, and the ids that begin and
-// end its texts. What an architecture does not have is zero.
+// end its texts. Fields that an architecture lacks are zero.
 type Config struct {
 	ModelType    string // Name of its Family
 	Layers       int
@@ -32,8 +32,7 @@ type Config struct {
 	EOS             []int32
 }
 
-// Bounds of what is taken for a model at all. They keep every product of two
-// or three of them inside an int64.
+// Bounds on every model. Products of two or three of them fit in an int64.
 const (
 	maxLayers    = 1 << 12
 	maxWidth     = 1 << 20
@@ -95,26 +94,15 @@ func (c *Config) Validate() error {
 // change the fingerprints of models that lack it.
 func (c *Config) Canonical() string {
 	var b strings.Builder
-	str := func(k, v string) {
-		if v != "" {
-			b.WriteString(k + "=" + strconv.Quote(v) + "\n")
+	line := func(k, v string, given bool) {
+		if given {
+			b.WriteString(k + "=" + v + "\n")
 		}
 	}
-	num := func(k string, v float64) {
-		if v != 0 {
-			b.WriteString(k + "=" + strconv.FormatFloat(v, 'g', -1, 64) + "\n")
-		}
-	}
-	flag := func(k string, v bool) {
-		if v {
-			b.WriteString(k + "=true\n")
-		}
-	}
-	list := func(k string, v []int32) {
-		if len(v) > 0 {
-			b.WriteString(k + "=" + strings.Trim(fmt.Sprint(v), "[]") + "\n")
-		}
-	}
+	str := func(k, v string) { line(k, strconv.Quote(v), v != "") }
+	num := func(k string, v float64) { line(k, strconv.FormatFloat(v, 'g', -1, 64), v != 0) }
+	flag := func(k string, v bool) { line(k, "true", v) }
+	list := func(k string, v []int32) { line(k, strings.Trim(fmt.Sprint(v), "[]"), len(v) > 0) }
 	str("model_type", c.ModelType)
 	num("layers", float64(c.Layers))
 	num("hidden", float64(c.Hidden))

@@ -5,12 +5,33 @@ import (
 	"strings"
 )
 
-// What decoders of the Llama kind share: every layer is grouped-query attention
-// and a SwiGLU, each with a norm before it.
+// Shared by decoders of the Llama kind: every layer is grouped-query attention and a
+// SwiGLU, each with a norm before it.
 
-func denseLayer(*Config, int) (Attention, FeedForward) { return GQA, SwiGLU }
+// dense completes f: defaults stand for keys that config.json lacks; set, if not nil, sets
+// what files of the family need not say.
+func dense(f Family, defaults denseJSON, set func(*Config)) Family {
+	if set == nil {
+		set = func(*Config) {}
+	}
+	f.readHF = func(b []byte) (Config, error) {
+		c, err := denseHF(b, defaults)
+		set(&c)
+		return c, err
+	}
+	f.readGGUF = func(m *metadata) Config {
+		c := denseGGUF(m)
+		set(&c)
+		return c
+	}
+	f.layer = func(*Config, int) (Attention, FeedForward) { return GQA, SwiGLU }
+	if f.tensors == nil {
+		f.tensors = denseTensors
+	}
+	return f
+}
 
-// denseNames are what Hugging Face and llama.cpp call the tensors. {} is the layer.
+// denseNames are the tensors' names in Hugging Face and llama.cpp. {} is the layer.
 var denseNames = map[Role]struct{ hf, gguf string }{
 	Embed:    {"model.embed_tokens.weight", "token_embd.weight"},
 	AttnNorm: {"model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight"},

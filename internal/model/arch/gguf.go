@@ -82,7 +82,7 @@ func denseGGUF(m *metadata) (c Config) {
 	return c
 }
 
-// metadata reads typed keys; the first error stays.
+// metadata reads typed keys and keeps the first error.
 type metadata struct {
 	keys  map[string]any
 	arch  string

@@ -60,9 +60,12 @@ type denseJSON struct {
 	ResidualMultiply float64         `json:"residual_multiplier"`
 }
 
-// denseHF reads a dense decoder. h holds what the family takes for absent keys.
+// denseHF reads a dense decoder. h holds the family's defaults for absent keys.
 func denseHF(b []byte, h denseJSON) (Config, error) {
 	h.NormEps, h.RopeTheta, h.PartialRotary, h.ResidualMultiply = 1e-6, 10000, 1, 1
+	if h.HeadDim != nil {
+		h.HeadDim = new(*h.HeadDim) // decoding writes through the pointer
+	}
 	if err := json.Unmarshal(b, &h); err != nil {
 		return Config{}, err
 	}
@@ -124,11 +127,11 @@ func (h *denseJSON) refuse() error {
 	return nil
 }
 
-// set tells a value from an absent key and from null.
+// set reports whether a key is present and not null.
 func set(m json.RawMessage) bool { return len(m) > 0 && !bytes.Equal(m, []byte("null")) }
 
-// checkQuantization accepts what FP8 checkpoints say of themselves. Their
-// tensors are checked where they are read.
+// checkQuantization accepts the quantization_config of FP8 checkpoints. Their tensors are
+// checked when they are read.
 func checkQuantization(raw json.RawMessage) error {
 	var q struct {
 		Method string          `json:"quant_method"`

@@ -1,10 +1,8 @@
 package arch
 
-var llama = Family{
+var llama = dense(Family{
 	Name: "llama", Also: []string{"smollm"}, Class: "LlamaForCausalLM", GGUF: "llama",
 
-	readHF:   func(b []byte) (Config, error) { return denseHF(b, denseJSON{}) },
-	readGGUF: denseGGUF,
 	// Of all families llama.cpp's converter pairs the rows of this one alone.
 	tensors: func(c *Config) []Tensor {
 		ts := denseTensors(c)
@@ -18,5 +16,4 @@ var llama = Family{
 		}
 		return ts
 	},
-	layer: denseLayer,
-}
+}, denseJSON{}, nil)

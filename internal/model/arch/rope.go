@@ -7,8 +7,8 @@ import (
 	"math"
 )
 
-// RopeScaling says how rotary frequencies are stretched. Its fields and keys
-// are those of Hugging Face's rope_scaling; 0 means that the file does not say.
+// RopeScaling is how rotary frequencies are stretched. Its fields and keys
+// are those of Hugging Face's rope_scaling; 0 means absent.
 type RopeScaling struct {
 	Kind            string  `json:"rope_type"` // "", "linear", "llama3" or "yarn"
 	Factor          float64 `json:"factor"`
@@ -23,9 +23,9 @@ type RopeScaling struct {
 	NoTruncate      bool    `json:"-"`                                          // yarn; truncate=false
 }
 
-// readRope reads rope_scaling or rope_parameters into c. Like vLLM it takes
-// max_position_embeddings as the length before stretching by linear and yarn,
-// where nothing else is said.
+// readRope reads rope_scaling or rope_parameters into c. As in vLLM,
+// max_position_embeddings is the length before stretching by linear and yarn, unless the
+// file has another.
 func readRope(raw json.RawMessage, c *Config) error {
 	r := struct {
 		RopeScaling

@@ -1,6 +1,7 @@
 package modeltest
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"maps"
@@ -116,11 +117,7 @@ func pair(v []float32, rows, dim int) []float32 {
 // Encode renders the file. Keys are written in order of their names.
 func (g GGUF) Encode() ([]byte, error) {
 	le := binary.LittleEndian
-	version := g.Version
-	if version == 0 {
-		version = 3
-	}
-	b := le.AppendUint32([]byte("GGUF"), version)
+	b := le.AppendUint32([]byte("GGUF"), cmp.Or(g.Version, 3))
 	b = le.AppendUint64(b, uint64(len(g.Tensors)))
 	b = le.AppendUint64(b, uint64(len(g.Meta)))
 	for _, k := range slices.Sorted(maps.Keys(g.Meta)) {

@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -23,8 +25,8 @@ type HFOptions struct {
 	Files  map[string][]byte // more files, such as tokenizer.json
 }
 
-// WriteHF makes dir a Hugging Face directory of a model with c's shape. As many
-// files are written at once as there are processors, each with one tensor in memory.
+// WriteHF makes dir a Hugging Face directory of a model with c's shape. It writes as many
+// files at once as there are processors, each with one tensor in memory.
 func WriteHF(dir string, c arch.Config, o HFOptions) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -34,9 +36,7 @@ func WriteHF(dir string, c arch.Config, o HFOptions) error {
 		return err
 	}
 	files := map[string][]byte{"config.json": cfg}
-	for name, b := range o.Files {
-		files[name] = b
-	}
+	maps.Copy(files, o.Files)
 	specs, shards := c.Tensors(), max(1, o.Shards)
 	owner := map[string]string{}
 	var all errgroup.Group
@@ -92,11 +92,7 @@ func writeSafetensors(path string, specs []arch.Tensor, o HFOptions) (err error)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if cerr := f.Close(); err == nil {
-			err = cerr
-		}
-	}()
+	defer func() { err = errors.Join(err, f.Close()) }()
 	w := bufio.NewWriterSize(f, 1<<20) // Flush reports any error before it
 	_, _ = w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(h))))
 	_, _ = w.Write(h)

@@ -70,7 +70,7 @@ func (in *interp) binary(op string, l, r value) value {
 		}
 		if b, ok := r.(*List); ok && op == "+" && a.tuple == b.tuple {
 			in.charge(16 * (len(a.items) + len(b.items)))
-			return &List{items: append(append([]value(nil), a.items...), b.items...), tuple: a.tuple}
+			return &List{items: slices.Concat(a.items, b.items), tuple: a.tuple}
 		}
 	}
 	if op == "*" && xi {
@@ -81,33 +81,29 @@ func (in *interp) binary(op string, l, r value) value {
 			return in.repeatList(r, x)
 		}
 	}
-	for _, v := range []value{l, r} {
-		if u, ok := v.(undefined); ok {
-			in.missing(u)
-		}
-	}
+	in.defined(l)
+	in.defined(r)
 	in.fail("bad operands %s and %s for %s", kindOf(l), kindOf(r), op)
 	return nil
 }
 
 func (in *interp) repeatList(l *List, n int64) value {
-	out := &List{tuple: l.tuple}
-	if size := int64(16 * len(l.items)); n > 0 && size > 0 {
-		in.charge(int(min(n, int64(in.bytes)/size+1) * size))
-		out.items = slices.Repeat(l.items, int(n))
-	}
-	return out
+	n = max(n, 0)
+	in.chargeTimes(n, 16*len(l.items))
+	return &List{items: slices.Repeat(l.items, int(n)), tuple: l.tuple}
 }
 
-func (in *interp) repeat(s string, n int64) value {
-	if n <= 0 || s == "" {
-		return ""
-	}
-	if n > int64(in.bytes) {
-		in.charge(in.bytes + 1)
-	}
-	in.charge(len(s) * int(min(n, int64(math.MaxInt/len(s)))))
+func (in *interp) repeat(s string, n int64) string {
+	n = max(n, 0)
+	in.chargeTimes(n, len(s))
 	return strings.Repeat(s, int(n))
+}
+
+// chargeTimes accounts for n times size bytes about to be allocated.
+func (in *interp) chargeTimes(n int64, size int) {
+	if size > 0 {
+		in.charge(int(min(n, int64(in.bytes/size)+1)) * size)
+	}
 }
 
 func (in *interp) intOp(op string, x, y int64) value {

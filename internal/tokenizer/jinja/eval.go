@@ -36,11 +36,15 @@ func (in *interp) fail(format string, args ...any) {
 	panic(&Error{Line: in.line, Msg: msg})
 }
 
-func (in *interp) missing(u undefined) {
-	if u.of != "" {
+// defined fails if v is undefined.
+func (in *interp) defined(v value) {
+	u, ok := v.(undefined)
+	switch {
+	case ok && u.of != "":
 		in.fail("%s of %s is undefined", u.what, u.of)
+	case ok:
+		in.fail("%s is undefined", u.what)
 	}
-	in.fail("%s is undefined", u.what)
 }
 
 func (in *interp) step() { in.take(1) }
@@ -82,7 +86,7 @@ func (in *interp) lookup(name string, sc *scope) value {
 	if v, ok := in.globals[name]; ok {
 		return v
 	}
-	if f := builtin(name); f != nil {
+	if f := globals[name].of(nil); f != nil {
 		return f
 	}
 	return undefined{what: name}
@@ -239,55 +243,26 @@ func (in *interp) loop(s *forStmt, sc *scope) flow {
 	return goOn
 }
 
-func (in *interp) loopAttr(l *loop, name string) value {
-	n := len(l.items)
-	at := func(i int) value {
-		if i < 0 || i >= n {
-			return undefined{what: name, of: "loop"}
-		}
-		return l.items[i]
+// loopAttrs are the attributes of loop that are not methods.
+var loopAttrs = map[string]func(l *loop) value{
+	"index":     func(l *loop) value { return int64(l.at + 1) },
+	"index0":    func(l *loop) value { return int64(l.at) },
+	"revindex":  func(l *loop) value { return int64(len(l.items) - l.at) },
+	"revindex0": func(l *loop) value { return int64(len(l.items) - l.at - 1) },
+	"first":     func(l *loop) value { return l.at == 0 },
+	"last":      func(l *loop) value { return l.at == len(l.items)-1 },
+	"length":    func(l *loop) value { return int64(len(l.items)) },
+	"depth":     func(*loop) value { return int64(1) }, // of recursion
+	"depth0":    func(*loop) value { return int64(0) },
+	"previtem":  func(l *loop) value { return l.item(l.at-1, "previtem") },
+	"nextitem":  func(l *loop) value { return l.item(l.at+1, "nextitem") },
+}
+
+func (l *loop) item(i int, name string) value {
+	if i < 0 || i >= len(l.items) {
+		return undefined{what: name, of: "loop"}
 	}
-	switch name {
-	case "index":
-		return int64(l.at + 1)
-	case "index0":
-		return int64(l.at)
-	case "revindex":
-		return int64(n - l.at)
-	case "revindex0":
-		return int64(n - l.at - 1)
-	case "first":
-		return l.at == 0
-	case "last":
-		return l.at == n-1
-	case "length":
-		return int64(n)
-	case "previtem":
-		return at(l.at - 1)
-	case "nextitem":
-		return at(l.at + 1)
-	case "depth": // of recursion
-		return int64(1)
-	case "depth0":
-		return int64(0)
-	case "cycle":
-		return &function{"cycle", func(in *interp, a args) value {
-			if len(a.pos) == 0 {
-				in.fail("cycle without values")
-			}
-			return a.pos[l.at%len(a.pos)]
-		}}
-	case "changed":
-		return &function{"changed", func(in *interp, a args) value {
-			now := &List{items: a.pos}
-			if l.last != nil && in.equal(l.last, now, 0) {
-				return false
-			}
-			l.last = now
-			return true
-		}}
-	}
-	return undefined{what: name, of: "loop"}
+	return l.items[i]
 }
 
 // macro makes a macro callable; it sees the scope in which it was defined.
@@ -302,19 +277,15 @@ func (in *interp) macro(m *macroStmt, sc *scope) *function {
 		if caller, ok := a.take("caller"); ok {
 			body.vars["caller"] = caller
 		}
-		names := make([]string, len(m.params))
-		for i := range m.params {
-			names[i] = m.params[i].name
-		}
 		if m.extra.varargs {
-			more := a.pos[min(len(names), len(a.pos)):]
+			more := a.pos[min(len(m.params), len(a.pos)):]
 			a.pos = a.pos[:len(a.pos)-len(more)]
 			body.vars["varargs"] = &List{items: more, tuple: true}
 		}
 		if m.extra.kwargs {
 			more, known := &Dict{}, args{pos: a.pos}
 			for i, name := range a.names {
-				if slices.Contains(names, name) {
+				if slices.ContainsFunc(m.params, func(p param) bool { return p.name == name }) {
 					known.set(name, a.named[i])
 				} else {
 					in.charge(64)
@@ -323,14 +294,16 @@ func (in *interp) macro(m *macroStmt, sc *scope) *function {
 			}
 			a, body.vars["kwargs"] = known, more
 		}
-		for i, v := range a.bind(in, m.name, names...) {
-			if v != (absent{}) {
-				body.vars[names[i]] = v
-			} else if d := m.params[i].def; d != nil {
-				body.vars[names[i]] = in.eval(d, body)
-			} else {
-				body.vars[names[i]] = undefined{what: names[i]}
+		for i, v := range a.bind(in, m.name, m.params) {
+			p := m.params[i]
+			switch {
+			case v != (absent{}):
+			case p.def != nil:
+				v = in.eval(p.def, body)
+			default:
+				v = undefined{what: p.name}
 			}
+			body.vars[p.name] = v
 		}
 		s := in.capture(m.body, body)
 		in.calls--

@@ -1,63 +1,10 @@
 package jinja
 
 import (
+	"math"
 	"strings"
 	"unicode/utf8"
 )
-
-// args are the evaluated arguments of a call.
-type args struct {
-	pos   []value
-	names []string
-	named []value
-}
-
-// absent stands for an argument that was not given.
-type absent struct{}
-
-func (a *args) set(name string, v value) {
-	a.names, a.named = append(a.names, name), append(a.named, v)
-}
-
-func (a *args) take(name string) (value, bool) {
-	for i, n := range a.names {
-		if n == name {
-			v := a.named[i]
-			a.names = append(append([]string(nil), a.names[:i]...), a.names[i+1:]...)
-			a.named = append(append([]value(nil), a.named[:i]...), a.named[i+1:]...)
-			return v, true
-		}
-	}
-	return nil, false
-}
-
-// bind orders the arguments of a call by parameter; those not given are absent.
-func (a args) bind(in *interp, fn string, params ...string) []value {
-	if len(a.pos) > len(params) {
-		in.fail("%s takes at most %d arguments, have %d", fn, len(params), len(a.pos))
-	}
-	out := make([]value, len(params))
-	for i := range out {
-		out[i] = absent{}
-		if i < len(a.pos) {
-			out[i] = a.pos[i]
-		}
-	}
-next:
-	for i, n := range a.names {
-		for j, p := range params {
-			if n == p {
-				if out[j] != (absent{}) {
-					in.fail("%s has two values for %s", fn, n)
-				}
-				out[j] = a.named[i]
-				continue next
-			}
-		}
-		in.fail("%s has no argument %s", fn, n)
-	}
-	return out
-}
 
 func (in *interp) args(c callArgs, sc *scope) args {
 	a := args{names: c.names}
@@ -73,9 +20,7 @@ func (in *interp) args(c callArgs, sc *scope) args {
 func (in *interp) call(f value, a args) value {
 	fn, ok := f.(*function)
 	if !ok {
-		if u, isUndef := f.(undefined); isUndef {
-			in.missing(u)
-		}
+		in.defined(f)
 		in.fail("%s cannot be called", kindOf(f))
 	}
 	return fn.call(in, a)
@@ -222,29 +167,22 @@ func (in *interp) hashes(key value) {
 
 // attr is v.name: what Python's getattr finds, else the item of that key.
 func (in *interp) attr(v value, name string) value {
+	in.defined(v)
+	if f := method(v, name); f != nil {
+		return f
+	}
 	switch v := v.(type) {
-	case undefined:
-		in.missing(v)
 	case *namespace:
 		if x, ok := v.vars[name]; ok {
 			return x
 		}
 	case *loop:
-		return in.loopAttr(v, name)
-	case *Dict:
-		if f := dictMethod(v, name); f != nil {
-			return f
+		if get := loopAttrs[name]; get != nil {
+			return get(v)
 		}
+	case *Dict:
 		if x, ok := v.get(name); ok {
 			return x
-		}
-	case string:
-		if f := stringMethod(v, name); f != nil {
-			return f
-		}
-	case *List:
-		if f := listMethod(v, name); f != nil {
-			return f
 		}
 	case *function:
 		if name == "name" {
@@ -257,9 +195,8 @@ func (in *interp) attr(v value, name string) value {
 // index is v[at]: the item, else the attribute of that name.
 func (in *interp) index(v, at value) value {
 	in.hashes(at)
+	in.defined(v)
 	switch v := v.(type) {
-	case undefined:
-		in.missing(v)
 	case *Dict:
 		if x, ok := v.get(at); ok {
 			return x
@@ -307,59 +244,45 @@ func runeAt(s string, n int) int {
 // slice is v[from:to:step] of a list or a string.
 func (in *interp) slice(x *sliceExpr, sc *scope) value {
 	v := in.eval(x.x, sc)
-	part := func(e expr) (int, bool) {
+	part := func(e expr, def int) int {
 		if e == nil {
-			return 0, false
+			return def
 		}
 		n := in.eval(e, sc)
 		if n == nil {
-			return 0, false
+			return def
 		}
 		i, _, isInt, _ := number(n)
 		if !isInt {
 			in.fail("slice with %s", kindOf(n))
 		}
-		return int(i), true
+		return int(i)
 	}
-	from, hasFrom := part(x.from)
-	to, hasTo := part(x.to)
-	step, hasStep := part(x.step)
-	if !hasStep {
-		step = 1
-	}
+	step, from, to := part(x.step, 1), math.MinInt, math.MaxInt
 	if step == 0 {
 		in.fail("slice with step 0")
 	}
+	if step < 0 {
+		from, to = to, from
+	}
+	from, to = part(x.from, from), part(x.to, to)
 	s, isString := v.(string)
 	l, isList := v.(*List)
 	if !isString && !isList {
-		if u, ok := v.(undefined); ok {
-			in.missing(u)
-		}
+		in.defined(v)
 		in.fail("%s cannot be sliced", kindOf(v))
 	}
 	n := in.length(v)
-	// Where a part is absent or out of range, as Python's slice.indices.
-	low, high := 0, n
-	if step < 0 {
-		low, high = -1, n-1
-	}
-	clamp := func(i int) int {
+	clamp := func(i int) int { // as Python's slice.indices
 		if i < 0 {
 			i += n
 		}
-		return min(max(i, low), high)
+		if step < 0 {
+			return min(max(i, -1), n-1)
+		}
+		return min(max(i, 0), n)
 	}
-	a, b := low, high
-	if step < 0 {
-		a, b = high, low
-	}
-	if hasFrom {
-		a = clamp(from)
-	}
-	if hasTo {
-		b = clamp(to)
-	}
+	a, b := clamp(from), clamp(to)
 	if isString && step == 1 {
 		b = max(a, b)
 		if n == len(s) { // ASCII

@@ -51,24 +51,6 @@ func (p *parser) limit(n int) {
 	}
 }
 
-func (p *parser) or() expr {
-	x := p.and()
-	for n := 0; p.accept(tokName, "or"); n++ {
-		p.limit(n)
-		x = &binary{"or", x, p.and()}
-	}
-	return x
-}
-
-func (p *parser) and() expr {
-	x := p.not()
-	for n := 0; p.accept(tokName, "and"); n++ {
-		p.limit(n)
-		x = &binary{"and", x, p.not()}
-	}
-	return x
-}
-
 func (p *parser) not() expr {
 	if p.accept(tokName, "not") {
 		p.enter()
@@ -83,14 +65,10 @@ func (p *parser) compare() expr {
 	c := &compare{first: first}
 	for {
 		p.limit(len(c.ops))
-		t := p.cur()
 		switch {
-		case t.kind == tokOp && (t.val == "==" || t.val == "!=" || t.val == "<" || t.val == "<=" || t.val == ">" || t.val == ">="):
-			p.at++
-			c.ops = append(c.ops, t.val)
-		case p.accept(tokName, "in"):
-			c.ops = append(c.ops, "in")
-		case p.is(tokName, "not") && p.toks[p.at+1].kind == tokName && p.toks[p.at+1].val == "in":
+		case p.isOneOf(tokOp, " == != < <= > >= "), p.is(tokName, "in"):
+			c.ops = append(c.ops, p.next().val)
+		case p.is(tokName, "not") && p.toks[p.at+1].is(tokName, "in"):
 			p.at += 2
 			c.ops = append(c.ops, "not in")
 		default:
@@ -103,9 +81,15 @@ func (p *parser) compare() expr {
 	}
 }
 
-func (p *parser) chain(ops string, next func() expr) expr {
+// isOneOf reports whether the current token is one of words, which have blanks around.
+func (p *parser) isOneOf(kind tokKind, words string) bool {
+	return p.kind() == kind && strings.Contains(words, " "+p.cur().val+" ")
+}
+
+// chain parses operators of one rank, which nest to the left.
+func (p *parser) chain(kind tokKind, ops string, next func() expr) expr {
 	x := next()
-	for n := 0; p.kind() == tokOp && strings.Contains(ops, " "+p.cur().val+" "); n++ {
+	for n := 0; p.isOneOf(kind, ops); n++ {
 		p.limit(n)
 		x = &binary{p.next().val, x, next()}
 	}
@@ -113,16 +97,18 @@ func (p *parser) chain(ops string, next func() expr) expr {
 }
 
 // Jinja2's order, in which ~ binds closer than + and -, and a sign closer than **.
-func (p *parser) additive() expr       { return p.chain(" + - ", p.concat) }
-func (p *parser) concat() expr         { return p.chain(" ~ ", p.multiplicative) }
-func (p *parser) multiplicative() expr { return p.chain(" * / // % ", p.power) }
-func (p *parser) power() expr          { return p.chain(" ** ", func() expr { return p.unary(true) }) }
+func (p *parser) or() expr             { return p.chain(tokName, " or ", p.and) }
+func (p *parser) and() expr            { return p.chain(tokName, " and ", p.not) }
+func (p *parser) additive() expr       { return p.chain(tokOp, " + - ", p.concat) }
+func (p *parser) concat() expr         { return p.chain(tokOp, " ~ ", p.multiplicative) }
+func (p *parser) multiplicative() expr { return p.chain(tokOp, " * / // % ", p.power) }
+func (p *parser) power() expr          { return p.chain(tokOp, " ** ", func() expr { return p.unary(true) }) }
 
 func (p *parser) unary(filtered bool) expr {
 	p.enter()
 	defer func() { p.depth-- }()
 	var x expr
-	if p.is(tokOp, "-") || p.is(tokOp, "+") {
+	if p.isOneOf(tokOp, " - + ") {
 		x = &unary{p.next().val, p.unary(false)}
 	} else {
 		x = p.postfix(p.primary())
@@ -164,12 +150,11 @@ func (p *parser) primary() expr {
 		}
 		return &nameExpr{t.val}
 	case tokString:
-		var b strings.Builder
-		b.WriteString(t.val)
+		parts := []string{t.val}
 		for p.kind() == tokString {
-			b.WriteString(p.next().val)
+			parts = append(parts, p.next().val)
 		}
-		return &literal{b.String()}
+		return &literal{strings.Join(parts, "")}
 	case tokInt:
 		return &literal{fromDigits(t.val)}
 	case tokFloat:
@@ -189,29 +174,15 @@ func (p *parser) primary() expr {
 			return x
 		case "[":
 			l := &listExpr{}
-			for !p.accept(tokOp, "]") {
-				if len(l.items) > 0 {
-					p.expect(tokOp, ",")
-					if p.accept(tokOp, "]") {
-						break
-					}
-				}
-				l.items = append(l.items, p.expr())
-			}
+			p.list("]", func() { l.items = append(l.items, p.expr()) })
 			return l
 		case "{":
 			d := &dictExpr{}
-			for !p.accept(tokOp, "}") {
-				if len(d.keys) > 0 {
-					p.expect(tokOp, ",")
-					if p.accept(tokOp, "}") {
-						break
-					}
-				}
+			p.list("}", func() {
 				d.keys = append(d.keys, p.expr())
 				p.expect(tokOp, ":")
 				d.vals = append(d.vals, p.expr())
-			}
+			})
 			return d
 		}
 	}
@@ -270,24 +241,18 @@ func (p *parser) subscript(x expr) expr {
 func (p *parser) args() callArgs {
 	var a callArgs
 	p.expect(tokOp, "(")
-	for first := true; !p.accept(tokOp, ")"); first = false {
-		if !first {
-			p.expect(tokOp, ",")
-			if p.accept(tokOp, ")") {
-				break
-			}
-		}
-		if p.kind() == tokName && p.toks[p.at+1].kind == tokOp && p.toks[p.at+1].val == "=" {
+	p.list(")", func() {
+		switch {
+		case p.kind() == tokName && p.toks[p.at+1].is(tokOp, "="):
 			a.names = append(a.names, p.name())
 			p.at++
 			a.named = append(a.named, p.expr())
-			continue
-		}
-		if len(a.names) > 0 {
+		case len(a.names) > 0:
 			p.fail("positional argument after a named one")
+		default:
+			a.pos = append(a.pos, p.expr())
 		}
-		a.pos = append(a.pos, p.expr())
-	}
+	})
 	return a
 }
 
@@ -320,8 +285,8 @@ func (p *parser) test(x expr) expr {
 	switch cur := p.cur(); {
 	case p.is(tokOp, "("):
 		t.args = p.args()
-	case cur.kind == tokString, cur.kind == tokInt, cur.kind == tokFloat, p.is(tokOp, "["), p.is(tokOp, "{"),
-		cur.kind == tokName && !strings.Contains(" else or and is if in not recursive ", " "+cur.val+" "):
+	case cur.kind == tokString, cur.kind == tokInt, cur.kind == tokFloat, p.isOneOf(tokOp, " [ { "),
+		cur.kind == tokName && !p.isOneOf(tokName, " else or and is if in not recursive "):
 		t.args.pos = []expr{p.postfix(p.primary())}
 	}
 	return t

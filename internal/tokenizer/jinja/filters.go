@@ -3,161 +3,218 @@ package jinja
 import (
 	"math"
 	"math/big"
-	"sort"
+	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 )
 
-// filter is v | name(a).
-func (in *interp) filter(name string, v value, a args) value {
-	none := func() { a.bind(in, name) }
-	given := func(v, def value) value {
-		if v == (absent{}) {
-			return def
-		}
-		return v
-	}
-	switch name {
-	case "tojson":
-		p := a.bind(in, name, "ensure_ascii", "indent", "separators", "sort_keys")
-		return in.tojson(v, given(p[1], nil), given(p[2], nil), truth(given(p[0], false)), truth(given(p[3], false)))
-	case "length", "count":
-		none()
-		return int64(in.length(v))
-	case "trim":
-		p := a.bind(in, name, "chars")
-		s := in.str(v)
-		in.charge(len(s))
-		return strip(in, s, "strip", p[0])
-	case "upper", "lower", "title", "capitalize":
-		none()
-		s := in.str(v)
-		in.charge(len(s))
-		if name == "title" {
-			name = "words"
-		}
-		return recase(s, name)
-	case "replace":
-		p := a.bind(in, name, "old", "new", "count")
-		return in.replace(in.str(v), in.str(p[0]), in.str(p[1]), p[2])
-	case "string":
-		none()
-		return in.str(v)
-	case "safe", "forceescape":
-		none()
-		return v
-	case "escape", "e":
-		none()
-		s := in.str(v)
-		in.charge(6 * len(s))
-		return strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&#34;", "'", "&#39;").Replace(s)
-	case "indent":
-		p := a.bind(in, name, "width", "first", "blank")
-		return in.indent(in.str(v), given(p[0], int64(4)), truth(given(p[1], false)), truth(given(p[2], false)))
-	case "format":
-		if len(a.names) > 0 {
-			in.fail("format with named values is not supported")
-		}
-		return in.format(in.str(v), &List{items: a.pos, tuple: true})
-	case "default", "d":
-		p := a.bind(in, name, "default_value", "boolean")
-		if _, undef := v.(undefined); undef || truth(given(p[1], false)) && !truth(v) {
-			return given(p[0], "")
-		}
-		return v
-	case "int", "float", "abs", "round":
-		return in.numeric(name, v, a)
-	case "wordcount":
-		none()
-		s := in.str(v)
-		in.charge(8 * len(s))
-		return int64(len(strings.Fields(s)))
-	}
-	return in.sequence(name, v, a)
+var filters map[string]*builtin
+
+// The filter map looks up filters, so that their table cannot be a plain initializer.
+func init() {
+	filters = table(map[string]does{
+		"string()":           func(in *interp, v value, _ args) value { return in.str(v) },
+		"safe forceescape()": same,
+		"escape e()":         text(escape),
+		"upper()":            text(upper),
+		"lower()":            text(lower),
+		"capitalize()":       text(capitalize),
+		// What begins a word for this filter and for the method title differs.
+		"title()":                       text(recase(func(r rune) bool { return !unicode.IsSpace(r) && !strings.ContainsRune("-({[<", r) })),
+		"trim(chars=none)":              text(strip(true, true)),
+		"replace(old, new, count=none)": text(replace),
+		"indent(width=4, first=false, blank=false)": text(indent),
+		"wordcount()": text(func(in *interp, s string, _ args) value {
+			in.charge(8 * len(s))
+			return int64(len(strings.Fields(s)))
+		}),
+		"format": func(in *interp, v value, a args) value {
+			if len(a.names) > 0 {
+				in.fail("format with named values is not supported")
+			}
+			return in.format(in.str(v), &List{items: a.pos, tuple: true})
+		},
+		"tojson(ensure_ascii=false, indent=none, separators=none, sort_keys=false)": toJSON,
+
+		"default d(default_value='', boolean=false)": orDefault,
+		"abs()":                               abs,
+		"round(precision=0, method='common')": round,
+		"int(default=0, base=10)":             toInt,
+		"float(default=0.0, base=10)":         toFloat,
+
+		"length count()": length,
+		"list":           func(in *interp, v value, _ args) value { return &List{items: in.copyOf(in.items(v))} },
+		"first()":        func(in *interp, v value, _ args) value { return first(in.items(v)) },
+		"last()": func(in *interp, v value, _ args) value {
+			items := in.items(v)
+			return first(items[max(0, len(items)-1):])
+		},
+		"reverse": func(in *interp, v value, _ args) value {
+			items := in.copyOf(in.items(v))
+			slices.Reverse(items)
+			if _, ok := v.(string); ok {
+				return in.join(&List{items: items}, "", "")
+			}
+			return &List{items: items}
+		},
+		"items()": func(in *interp, v value, _ args) value {
+			if _, ok := v.(undefined); ok {
+				return &List{}
+			}
+			return in.pairs("items", v)
+		},
+		"join(d='', attribute='')": func(in *interp, v value, a args) value {
+			return in.join(v, in.str(a.pos[0]), in.str(a.pos[1]))
+		},
+		"sort(reverse=false, case_sensitive=false, attribute=none)": func(in *interp, v value, a args) value {
+			return &List{items: in.sorted(in.items(v), truth(a.pos[0]), in.key(a.pos[2], a.pos[1]))}
+		},
+		"dictsort(case_sensitive=false, by='key', reverse=false)": func(in *interp, v value, a args) value {
+			at, key := int64(0), in.key(nil, a.pos[0])
+			if a.pos[1] == "value" {
+				at = 1
+			}
+			pairs := in.pairs("dictsort", v).items
+			return &List{items: in.sorted(pairs, truth(a.pos[2]), func(v value) value { return key(in.index(v, at)) })}
+		},
+		"min(case_sensitive=false, attribute=none)": func(in *interp, v value, a args) value {
+			return first(in.sorted(in.items(v), false, in.key(a.pos[1], a.pos[0])))
+		},
+		"max(case_sensitive=false, attribute=none)": func(in *interp, v value, a args) value {
+			return first(in.sorted(in.items(v), true, in.key(a.pos[1], a.pos[0])))
+		},
+		"unique(case_sensitive=false, attribute=none)": unique,
+		"sum(attribute=none, start=0)":                 sum,
+		"batch(linecount, fill_with=none)":             batch,
+		"map":                                          mapped,
+		"select":                                       selected(true, false),
+		"reject":                                       selected(false, false),
+		"selectattr":                                   selected(true, true),
+		"rejectattr":                                   selected(false, true),
+	})
 }
 
-func (in *interp) numeric(name string, v value, a args) value {
-	switch name {
-	case "abs":
-		a.bind(in, name)
-		if i, f, isInt, ok := number(v); ok {
-			if isInt && i >= 0 {
-				return i
-			} else if isInt {
-				return -i
-			}
-			return math.Abs(f)
-		}
-		in.fail("abs of %s", kindOf(v))
-	case "round":
-		p := a.bind(in, name, "precision", "method")
-		i, f, isInt, ok := number(v)
-		if !ok {
-			in.fail("round of %s", kindOf(v))
-		}
-		digits, method := int64(0), "common"
-		if p[0] != (absent{}) {
-			digits = in.integer(p[0])
-		}
-		if p[1] != (absent{}) {
-			method = in.text(p[1])
-		}
-		scale := math.Pow(10, float64(digits))
-		switch method {
-		case "ceil":
-			return math.Ceil(f*scale) / scale
-		case "floor":
-			return math.Floor(f*scale) / scale
-		}
-		switch {
-		case isInt && digits >= 0:
-			return i
-		case isInt:
-			return int64(math.RoundToEven(f*scale) / scale)
-		case digits < 0:
-			return math.RoundToEven(f*scale) / scale
-		}
-		f, _ = strconv.ParseFloat(strconv.FormatFloat(f, 'f', int(min(digits, 400)), 64), 64)
-		return f
+func same(_ *interp, v value, _ args) value { return v }
+
+func length(in *interp, v value, _ args) value { return int64(in.length(v)) }
+
+func orDefault(_ *interp, v value, a args) value {
+	if _, undef := v.(undefined); undef || truth(a.pos[1]) && !truth(v) {
+		return a.pos[0]
 	}
-	p := a.bind(in, name, "default", "base")
-	_, f, isInt, ok := number(v)
+	return v
+}
+
+var escapes = strings.NewReplacer("&", "&amp;", "<", "&lt;", ">", "&gt;", `"`, "&#34;", "'", "&#39;")
+
+func escape(in *interp, s string, _ args) value {
+	in.charge(5 * len(s)) // beside what text charges
+	return escapes.Replace(s)
+}
+
+func indent(in *interp, s string, a args) value {
+	by, first, blank := in.indentOf(a.pos[0]), truth(a.pos[1]), truth(a.pos[2])
+	lines := strings.Split(s, "\n")
+	in.charge(16 * len(lines))
+	for i, line := range lines {
+		if i == 0 && !first || i > 0 && line == "" && !blank {
+			continue
+		}
+		in.charge(len(by) + len(line))
+		lines[i] = by + line
+	}
+	return strings.Join(lines, "\n")
+}
+
+// indentOf returns what an indent, a string or a number of blanks, stands for.
+func (in *interp) indentOf(width value) string {
+	if s, ok := width.(string); ok {
+		return s
+	}
+	return in.repeat(" ", in.integer(width))
+}
+
+func abs(in *interp, v value, _ args) value {
+	i, f, isInt, ok := number(v)
+	if !ok {
+		in.fail("abs of %s", kindOf(v))
+	}
+	if isInt {
+		return max(i, -i)
+	}
+	return math.Abs(f)
+}
+
+func round(in *interp, v value, a args) value {
+	i, f, isInt, ok := number(v)
+	if !ok {
+		in.fail("round of %s", kindOf(v))
+	}
+	digits, method := in.integer(a.pos[0]), in.text(a.pos[1])
+	scale := math.Pow(10, float64(digits))
+	switch {
+	case method == "ceil":
+		return math.Ceil(f*scale) / scale
+	case method == "floor":
+		return math.Floor(f*scale) / scale
+	case isInt && digits >= 0:
+		return i
+	case isInt:
+		return int64(math.RoundToEven(f*scale) / scale)
+	case digits < 0:
+		return math.RoundToEven(f*scale) / scale
+	}
+	f, _ = strconv.ParseFloat(strconv.FormatFloat(f, 'f', int(min(digits, 400)), 64), 64)
+	return f
+}
+
+func toInt(in *interp, v value, a args) value {
+	i, f, isInt, ok := number(v)
 	switch v := v.(type) {
-	case string:
-		s := strings.TrimSpace(v)
-		in.linear(8 * len(s))
-		base := int64(10)
-		if p[1] != (absent{}) {
-			base = in.integer(p[1])
-		}
-		if name == "int" {
-			if n, ok := readInt(s, base); ok {
-				return n
-			}
-		}
-		x, err := strconv.ParseFloat(s, 64)
-		f, ok = x, err == nil || math.IsInf(x, 0)
 	case bigInt:
-		if name == "int" {
-			return v
+		return v
+	case string:
+		if n, ok := readInt(in.trimmed(v), in.integer(a.pos[1])); ok {
+			return n
 		}
-		f, _ = strconv.ParseFloat(string(v), 64)
-		ok = true
+		f, ok = in.readFloat(v)
 	}
 	switch {
-	case isInt && name == "int":
-		return in.binary("+", v, int64(0))
-	case name == "float" && ok:
-		return f
-	case name == "int" && ok && !math.IsInf(f, 0) && !math.IsNaN(f):
+	case isInt:
+		return i
+	case ok && !math.IsInf(f, 0) && !math.IsNaN(f):
 		n, _ := big.NewFloat(f).Int(nil)
 		return fromDigits(n.String())
-	case p[0] != (absent{}):
-		return p[0]
-	case name == "float":
-		return 0.0
 	}
-	return int64(0)
+	return a.pos[0]
+}
+
+func toFloat(in *interp, v value, a args) value {
+	_, f, _, ok := number(v)
+	switch v := v.(type) {
+	case bigInt:
+		f, ok = in.readFloat(string(v))
+	case string:
+		f, ok = in.readFloat(v)
+	}
+	if !ok {
+		return a.pos[0]
+	}
+	return f
+}
+
+// trimmed returns a string to read a number from.
+func (in *interp) trimmed(s string) string {
+	s = strings.TrimSpace(s)
+	in.linear(8 * len(s))
+	return s
+}
+
+// readFloat reads a number; one too large is infinite.
+func (in *interp) readFloat(s string) (float64, bool) {
+	f, err := strconv.ParseFloat(in.trimmed(s), 64)
+	return f, err == nil || math.IsInf(f, 0)
 }
 
 // readInt is Python's int(s, base).
@@ -180,95 +237,16 @@ func readInt(s string, base int64) (value, bool) {
 	return fromDigits(n.String()), true
 }
 
-// sequence is a filter over the items of v.
-func (in *interp) sequence(name string, v value, a args) value {
-	flag := func(v value) bool { return v != (absent{}) && truth(v) }
-	made := func(items []value) value {
-		in.charge(16 * len(items))
-		return &List{items: items}
+func first(items []value) value {
+	if len(items) == 0 {
+		return undefined{what: "an item", of: "nothing"}
 	}
-	switch name {
-	case "list":
-		return &List{items: in.copyOf(in.items(v))}
-	case "first", "last":
-		a.bind(in, name)
-		items := in.items(v)
-		if len(items) == 0 {
-			return undefined{what: name, of: "nothing"}
-		}
-		if name == "last" {
-			return items[len(items)-1]
-		}
-		return items[0]
-	case "join":
-		p := a.bind(in, name, "d", "attribute")
-		sep, attribute := "", ""
-		if p[0] != (absent{}) {
-			sep = in.str(p[0])
-		}
-		if p[1] != (absent{}) {
-			attribute = in.str(p[1])
-		}
-		return in.join(v, sep, attribute)
-	case "reverse":
-		items := in.copyOf(in.items(v))
-		reverse(items)
-		if _, ok := v.(string); ok {
-			return in.join(&List{items: items}, "", "")
-		}
-		return &List{items: items}
-	case "items":
-		a.bind(in, name)
-		if d, ok := v.(*Dict); ok {
-			return in.call(dictMethod(d, "items"), args{})
-		}
-		if _, ok := v.(undefined); ok {
-			return &List{}
-		}
-		in.fail("items of %s", kindOf(v))
-	case "dictsort":
-		return in.dictsort(v, a)
-	case "sort":
-		p := a.bind(in, name, "reverse", "case_sensitive", "attribute")
-		return &List{items: in.sorted(in.copyOf(in.items(v)), flag(p[0]), in.key(p[2], flag(p[1])))}
-	case "unique":
-		p := a.bind(in, name, "case_sensitive", "attribute")
-		return in.unique(v, in.key(p[1], flag(p[0])))
-	case "min", "max":
-		p := a.bind(in, name, "case_sensitive", "attribute")
-		items := in.sorted(in.copyOf(in.items(v)), name == "max", in.key(p[1], flag(p[0])))
-		if len(items) == 0 {
-			return undefined{what: name, of: "nothing"}
-		}
-		return items[0]
-	case "sum":
-		p := a.bind(in, name, "attribute", "start")
-		total := value(int64(0))
-		if p[1] != (absent{}) {
-			total = p[1]
-		}
-		for _, x := range in.items(v) {
-			in.step()
-			if p[0] != (absent{}) {
-				x = in.path(x, in.str(p[0]))
-			}
-			total = in.binary("+", total, x)
-		}
-		return total
-	case "map":
-		return made(in.mapped(v, a))
-	case "select", "reject", "selectattr", "rejectattr":
-		return made(in.selected(name, v, a))
-	case "batch":
-		return in.batch(v, a)
-	}
-	in.fail("no filter %q", name)
-	return nil
+	return items[0]
 }
 
 func (in *interp) copyOf(items []value) []value {
 	in.charge(16 * len(items))
-	return append([]value(nil), items...)
+	return slices.Clone(items)
 }
 
 // path is v.a.b of the attribute argument "a.b"; digits are an index.
@@ -284,13 +262,13 @@ func (in *interp) path(v value, path string) value {
 	return v
 }
 
-// key returns the value to order or distinguish values by.
-func (in *interp) key(attribute value, caseSensitive bool) func(value) value {
+// key returns a function from a value to what orders or distinguishes it.
+func (in *interp) key(attribute, caseSensitive value) func(value) value {
 	return func(v value) value {
-		if attribute != (absent{}) && attribute != nil {
+		if attribute != nil {
 			v = in.path(v, in.str(attribute))
 		}
-		if s, ok := v.(string); ok && !caseSensitive {
+		if s, ok := v.(string); ok && !truth(caseSensitive) {
 			in.charge(len(s))
 			return strings.ToLower(s)
 		}
@@ -298,40 +276,25 @@ func (in *interp) key(attribute value, caseSensitive bool) func(value) value {
 	}
 }
 
+// sorted returns items sorted by their keys.
 func (in *interp) sorted(items []value, down bool, key func(value) value) []value {
-	sort.SliceStable(items, func(i, j int) bool {
-		c := in.compare(key(items[i]), key(items[j]), 0)
-		return c < 0 && !down || c > 0 && down
+	items = in.copyOf(items)
+	slices.SortStableFunc(items, func(a, b value) int {
+		if down {
+			a, b = b, a
+		}
+		return in.compare(key(a), key(b), 0)
 	})
 	return items
 }
 
-func (in *interp) dictsort(v value, a args) value {
-	p := a.bind(in, "dictsort", "case_sensitive", "by", "reverse")
-	d, ok := v.(*Dict)
-	if !ok {
-		in.fail("dictsort of %s", kindOf(v))
-	}
-	by := value(int64(0))
-	if p[1] == "value" {
-		by = int64(1)
-	}
-	key := in.key(absent{}, p[0] != (absent{}) && truth(p[0]))
-	pairs := in.items(in.call(dictMethod(d, "items"), args{}))
-	down := p[2] != (absent{}) && truth(p[2])
-	return &List{items: in.sorted(pairs, down, func(v value) value { return key(in.index(v, by)) })}
-}
-
-func (in *interp) unique(v value, key func(value) value) value {
-	out := &List{}
+func unique(in *interp, v value, a args) value {
+	key, out := in.key(a.pos[1], a.pos[0]), &List{}
 	var seen []value
-next:
 	for _, x := range in.items(v) {
 		k := key(x)
-		for _, s := range seen {
-			if in.equal(k, s, 0) {
-				continue next
-			}
+		if slices.ContainsFunc(seen, func(s value) bool { return in.equal(k, s, 0) }) {
+			continue
 		}
 		in.charge(32)
 		seen, out.items = append(seen, k), append(out.items, x)
@@ -339,8 +302,21 @@ next:
 	return out
 }
 
-func (in *interp) mapped(v value, a args) []value {
-	var out []value
+func sum(in *interp, v value, a args) value {
+	total := a.pos[1]
+	for _, x := range in.items(v) {
+		in.step()
+		if a.pos[0] != nil {
+			x = in.path(x, in.str(a.pos[0]))
+		}
+		total = in.binary("+", total, x)
+	}
+	return total
+}
+
+// mapped is map(attribute=path, default=value) and map(filter, arguments of the filter…).
+func mapped(in *interp, v value, a args) value {
+	out := &List{}
 	if attribute, ok := a.take("attribute"); ok {
 		def, hasDef := a.take("default")
 		for _, x := range in.items(v) {
@@ -349,90 +325,70 @@ func (in *interp) mapped(v value, a args) []value {
 			if _, undef := x.(undefined); undef && hasDef {
 				x = def
 			}
-			out = append(out, x)
+			out.items = append(out.items, x)
 		}
+	} else {
+		if len(a.pos) == 0 {
+			in.fail("map without a filter")
+		}
+		name := in.text(a.pos[0])
+		in.deeper() // map('map', 'map', …)
+		for _, x := range in.items(v) {
+			in.step()
+			out.items = append(out.items, in.filter(name, x, args{a.pos[1:], a.names, a.named}))
+		}
+		in.depth--
+	}
+	in.charge(16 * len(out.items))
+	return out
+}
+
+// selected keeps the items whose test, by default their truth, has the result want. byAttr:
+// the first argument is the attribute to test.
+func selected(want, byAttr bool) does {
+	return func(in *interp, v value, a args) value {
+		out, pos, attribute := &List{}, a.pos, ""
+		if byAttr {
+			if len(pos) == 0 {
+				in.fail("selectattr or rejectattr without an attribute")
+			}
+			attribute, pos = in.str(pos[0]), pos[1:]
+		}
+		for _, x := range in.items(v) {
+			in.step()
+			y := x
+			if attribute != "" {
+				y = in.path(x, attribute)
+			}
+			ok := truth(y)
+			if len(pos) > 0 {
+				ok = in.test(in.text(pos[0]), y, args{pos[1:], a.names, a.named})
+			}
+			if ok == want {
+				out.items = append(out.items, x)
+			}
+		}
+		in.charge(16 * len(out.items))
 		return out
 	}
-	if len(a.pos) == 0 {
-		in.fail("map without a filter")
-	}
-	name := in.text(a.pos[0])
-	in.deeper() // map('map', 'map', …)
-	for _, x := range in.items(v) {
-		in.step()
-		out = append(out, in.filter(name, x, args{a.pos[1:], a.names, a.named}))
-	}
-	in.depth--
-	return out
 }
 
-func (in *interp) selected(name string, v value, a args) []value {
-	var out []value
-	pos := a.pos
-	attribute := ""
-	if strings.HasSuffix(name, "attr") {
-		if len(pos) == 0 {
-			in.fail("%s without an attribute", name)
-		}
-		attribute, pos = in.str(pos[0]), pos[1:]
-	}
-	for _, x := range in.items(v) {
-		in.step()
-		y := x
-		if attribute != "" {
-			y = in.path(x, attribute)
-		}
-		ok := truth(y)
-		if len(pos) > 0 {
-			ok = in.test(in.text(pos[0]), y, args{pos[1:], a.names, a.named})
-		}
-		if ok == strings.HasPrefix(name, "select") {
-			out = append(out, x)
-		}
-	}
-	return out
-}
-
-func (in *interp) batch(v value, a args) value {
-	p := a.bind(in, "batch", "linecount", "fill_with")
-	n := in.integer(p[0])
+func batch(in *interp, v value, a args) value {
+	n := in.integer(a.pos[0])
 	if n < 1 {
 		in.fail("batch of %d", n)
 	}
-	out := &List{}
-	var row []value
-	flush := func() { out.items = append(out.items, &List{items: row}) }
+	out, row := &List{}, &List{}
 	for _, x := range in.items(v) {
-		if int64(len(row)) == n {
-			flush()
-			row = nil
+		if in.charge(32); len(row.items) == 0 || int64(len(row.items)) == n {
+			row = &List{}
+			out.items = append(out.items, row)
 		}
-		row = append(row, x)
-		in.charge(32)
+		row.items = append(row.items, x)
 	}
-	if len(row) > 0 {
-		for p[1] != (absent{}) && p[1] != nil && int64(len(row)) < n {
-			in.charge(16)
-			row = append(row, p[1])
-		}
-		flush()
+	for a.pos[1] != nil && len(out.items) > 0 && int64(len(row.items)) < n {
+		in.charge(16)
+		row.items = append(row.items, a.pos[1])
 	}
 	return out
-}
-
-func (in *interp) indent(s string, width value, first, blank bool) string {
-	by, ok := width.(string)
-	if !ok {
-		by = in.repeat(" ", in.integer(width)).(string)
-	}
-	lines := strings.Split(s, "\n")
-	in.charge(len(s) + 16*len(lines))
-	for i, line := range lines {
-		if i == 0 && !first || i > 0 && line == "" && !blank {
-			continue
-		}
-		in.charge(len(by) + len(line))
-		lines[i] = by + line
-	}
-	return strings.Join(lines, "\n")
 }

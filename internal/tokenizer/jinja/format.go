@@ -1,11 +1,11 @@
 package jinja
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"unicode"
-	"unicode/utf8"
 )
 
 // format is Python's s % v, for %s %r %d %i %f %x and %%.
@@ -47,7 +47,8 @@ func (in *interp) format(s string, v value) string {
 
 // formatFields is Python's s.format(…), for {}, {0}, {name}, !r and the plainer
 // specifications.
-func (in *interp) formatFields(s string, a args) string {
+func formatFields(in *interp, v value, a args) value {
+	s := v.(string)
 	in.charge(len(s))
 	var b strings.Builder
 	next := 0
@@ -128,51 +129,38 @@ func (in *interp) formatOne(spec string, verb byte, v value) string {
 		in.fail("bad format %%%s%c", spec, verb)
 	}
 	flags = spec[:len(spec)-len(flags)]
+	layout := "%"
+	for _, flag := range []string{"-", "+", "0"} {
+		if strings.Contains(flags, flag) && (flag == "-" || verb != 's' && verb != 'r') {
+			layout += flag
+		}
+	}
 	i, f, isInt, ok := number(v)
-	var s string
 	switch {
 	case verb == 's' || verb == 'r':
-		s = in.str(v)
+		s := in.str(v)
 		if verb == 'r' {
-			var b strings.Builder
-			in.repr(&b, v, 0)
-			s = b.String()
+			s = in.reprOf(v)
 		}
-		if hasPrecision && utf8.RuneCountInString(s) > prec {
-			s = string([]rune(s)[:prec])
+		if !hasPrecision {
+			prec = len(s)
 		}
-		flags = strings.ReplaceAll(flags, "0", "")
+		return fmt.Sprintf(layout+"*.*s", n, prec, s)
 	case !ok:
 		in.fail("format %%%c of %s", verb, kindOf(v))
 	case verb == 'd' || verb == 'i':
 		if !isInt {
 			i = int64(f)
 		}
-		s = strconv.FormatInt(i, 10)
+		return fmt.Sprintf(layout+"*d", n, i)
 	case verb == 'x' && isInt:
-		s = strconv.FormatInt(i, 16)
+		return fmt.Sprintf(layout+"*x", n, i)
 	case verb == 'f':
 		if !hasPrecision {
 			prec = 6
 		}
-		s = strconv.FormatFloat(f, 'f', prec, 64)
-	default:
-		in.fail("format %%%c is not supported", verb)
+		return fmt.Sprintf(layout+"*.*f", n, prec, f)
 	}
-	if verb != 's' && verb != 'r' && strings.Contains(flags, "+") && s[0] != '-' {
-		s = "+" + s
-	}
-	pad := n - utf8.RuneCountInString(s)
-	switch {
-	case pad <= 0:
-	case strings.Contains(flags, "-"):
-		s += strings.Repeat(" ", pad)
-	case strings.Contains(flags, "0") && (s[0] == '-' || s[0] == '+'):
-		s = s[:1] + strings.Repeat("0", pad) + s[1:]
-	case strings.Contains(flags, "0"):
-		s = strings.Repeat("0", pad) + s
-	default:
-		s = strings.Repeat(" ", pad) + s
-	}
-	return s
+	in.fail("format %%%c is not supported", verb)
+	return ""
 }

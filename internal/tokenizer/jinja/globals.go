@@ -1,89 +1,61 @@
 package jinja
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
 
-// builtin returns a function that every template has, or nil.
-func builtin(name string) *function {
-	switch name {
-	case "raise_exception":
-		return &function{name, func(in *interp, a args) value {
-			panic(&Error{Line: in.line, Msg: in.str(a.bind(in, name, "message")[0]), Raised: true})
+// globals are the functions that every template has.
+var globals = table(map[string]does{
+	"raise_exception(message)": func(in *interp, _ value, a args) value {
+		panic(&Error{Line: in.line, Msg: in.str(a.pos[0]), Raised: true})
+	},
+	"strftime_now(format)": func(in *interp, _ value, a args) value { return in.strftime(in.text(a.pos[0])) },
+	"namespace": func(in *interp, _ value, a args) value {
+		ns := &namespace{map[string]value{}}
+		in.entries("namespace", a, func(k, v value) { ns.vars[in.str(k)] = v })
+		return ns
+	},
+	"dict": func(in *interp, _ value, a args) value {
+		d := &Dict{}
+		in.entries("dict", a, d.set)
+		return d
+	},
+	"range(start, stop, step=1)": rangeOf,
+	"joiner(sep=', ')": func(_ *interp, _ value, a args) value {
+		sep := value("")
+		return &function{"joiner", func(*interp, args) value {
+			now := sep
+			sep = a.pos[0]
+			return now
 		}}
-	case "strftime_now":
-		return &function{name, func(in *interp, a args) value {
-			return in.strftime(in.text(a.bind(in, name, "format")[0]))
-		}}
-	case "namespace":
-		return &function{name, func(in *interp, a args) value {
-			ns := &namespace{map[string]value{}}
-			for _, v := range a.pos {
-				d, ok := v.(*Dict)
-				if !ok {
-					in.fail("namespace of %s", kindOf(v))
-				}
-				in.charge(64 * len(d.keys))
-				for i, k := range d.keys {
-					in.hashes(k)
-					ns.vars[in.str(k)] = d.vals[i]
-				}
-			}
-			in.charge(64 * len(a.names))
-			for i, n := range a.names {
-				ns.vars[n] = a.named[i]
-			}
-			return ns
-		}}
-	case "dict":
-		return &function{name, func(in *interp, a args) value {
-			d := &Dict{}
-			in.charge(64 * len(a.names))
-			for _, v := range a.pos {
-				src, ok := v.(*Dict)
-				if !ok {
-					in.fail("dict of %s", kindOf(v))
-				}
-				in.charge(64 * len(src.keys))
-				for i, k := range src.keys {
-					in.hashes(k)
-					d.set(k, src.vals[i])
-				}
-			}
-			for i, n := range a.names {
-				d.set(n, a.named[i])
-			}
-			return d
-		}}
-	case "range":
-		return &function{name, rangeOf}
-	case "joiner":
-		return &function{name, func(in *interp, a args) value {
-			sep, used := value(", "), false
-			if p := a.bind(in, name, "sep"); p[0] != (absent{}) {
-				sep = p[0]
-			}
-			return &function{"joiner", func(*interp, args) value {
-				if !used {
-					used = true
-					return ""
-				}
-				return sep
-			}}
-		}}
+	},
+})
+
+// entries adds the entries of the mappings among a, then the named values.
+func (in *interp) entries(of string, a args, add func(k, v value)) {
+	for _, v := range a.pos {
+		d, ok := v.(*Dict)
+		if !ok {
+			in.fail("%s of %s", of, kindOf(v))
+		}
+		in.charge(64 * len(d.keys))
+		for i, k := range d.keys {
+			in.hashes(k)
+			add(k, d.vals[i])
+		}
 	}
-	return nil
+	in.charge(64 * len(a.names))
+	for i, n := range a.names {
+		add(n, a.named[i])
+	}
 }
 
-func rangeOf(in *interp, a args) value {
-	p := a.bind(in, "range", "start", "stop", "step")
-	from, to, by := int64(0), in.integer(p[0]), int64(1)
-	if p[1] != (absent{}) {
-		from, to = to, in.integer(p[1])
-	}
-	if p[2] != (absent{}) {
-		by = in.integer(p[2])
+func rangeOf(in *interp, _ value, a args) value {
+	from, to, by := int64(0), in.integer(a.pos[0]), in.integer(a.pos[2])
+	if a.pos[1] != (absent{}) {
+		from, to = to, in.integer(a.pos[1])
 	}
 	if by == 0 {
 		in.fail("range with step 0")
@@ -103,6 +75,11 @@ func rangeOf(in *interp, a args) value {
 	return l
 }
 
+// timeLayouts are the layouts of package time for the directives of Python's strftime.
+var timeLayouts = map[byte]string{'d': "02", 'm': "01", 'Y': "2006", 'y': "06", 'B': "January", 'b': "Jan", 'h': "Jan",
+	'A': "Monday", 'a': "Mon", 'H': "15", 'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'j': "002",
+	'F': "2006-01-02", 'T': "15:04:05", 'D': "01/02/06", 'R': "15:04", 'e': "_2", 'z': "", 'Z': "", '%': "%"}
+
 // strftime is Python's strftime of the present time.
 func (in *interp) strftime(format string) string {
 	in.charge(8 * len(format)) // %B is September
@@ -114,32 +91,21 @@ func (in *interp) strftime(format string) string {
 			continue
 		}
 		i++
-		bare := false // %-d: without a leading zero
-		if format[i] == '-' && i+1 < len(format) {
-			bare = true
+		bare := format[i] == '-' && i+1 < len(format) // %-d: without a leading zero
+		if bare {
 			i++
 		}
-		layout := map[byte]string{'d': "02", 'm': "01", 'Y': "2006", 'y': "06", 'B': "January", 'b': "Jan", 'h': "Jan",
-			'A': "Monday", 'a': "Mon", 'H': "15", 'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'j': "002", 'f': "000000",
-			'F': "2006-01-02", 'T': "15:04:05", 'D': "01/02/06", 'R': "15:04", 'e': "_2", 'z': "", 'Z': ""}
-		l, ok := layout[format[i]]
+		layout, ok := timeLayouts[format[i]]
+		s := t.Format(layout)
 		switch {
-		case format[i] == '%':
-			b.WriteByte('%')
+		case format[i] == 'f':
+			s = fmt.Sprintf("%06d", t.Nanosecond()/1000)
 		case !ok:
 			in.fail("strftime_now: %%%c is not supported", format[i])
-		case format[i] == 'f':
-			fmt.Fprintf(&b, "%06d", t.Nanosecond()/1000)
-		default:
-			s := t.Format(l)
-			if bare {
-				s = strings.TrimLeft(s, "0")
-				if s == "" {
-					s = "0"
-				}
-			}
-			b.WriteString(s)
+		case bare:
+			s = cmp.Or(strings.TrimLeft(s, "0"), "0")
 		}
+		b.WriteString(s)
 	}
 	return b.String()
 }

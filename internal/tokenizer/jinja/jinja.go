@@ -14,6 +14,7 @@
 package jinja
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -73,12 +74,7 @@ func Parse(source string) (t *Template, err error) {
 // Render executes the template with vars, whose values FromGo converts, until
 // ctx is done.
 func (t *Template) Render(ctx context.Context, vars map[string]any, lim Limits) (out string, err error) {
-	if lim.Steps == 0 {
-		lim.Steps = defaultSteps
-	}
-	if lim.Bytes == 0 {
-		lim.Bytes = defaultBytes
-	}
+	lim.Steps, lim.Bytes = cmp.Or(lim.Steps, defaultSteps), cmp.Or(lim.Bytes, defaultBytes)
 	if lim.Now == nil {
 		lim.Now = time.Now
 	}
@@ -92,19 +88,15 @@ func (t *Template) Render(ctx context.Context, vars map[string]any, lim Limits) 
 		}
 		in.globals[name] = conv
 	}
-	sc := &scope{vars: map[string]value{}}
-	in.exec(t.body, sc)
+	in.exec(t.body, inner(nil))
 	return in.out.String(), nil
 }
 
 // catch turns the panic of a fail method into an error; the evaluator is
 // recursive and would otherwise be mostly error checks.
 func catch(err *error) {
-	r := recover()
-	if r == nil {
-		return
-	}
-	switch r := r.(type) {
+	switch r := recover().(type) {
+	case nil:
 	case *Error:
 		*err = r
 	case stopped:

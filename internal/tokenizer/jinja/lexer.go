@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"fmt"
+	"regexp"
 	"strconv"
 	"strings"
 	"unicode"
@@ -29,6 +30,8 @@ type token struct {
 	val  string
 	line int
 }
+
+func (t token) is(kind tokKind, val string) bool { return t.kind == kind && t.val == val }
 
 type lexer struct {
 	src       string
@@ -82,26 +85,9 @@ func (l *lexer) text() bool {
 		}
 		at++
 	}
-	text, kind := rest[:at], rest[at+1]
-	sign := byte(0)
-	if at+2 < len(rest) {
-		sign = rest[at+2]
-	}
-	if sign != '-' && sign != '+' {
-		sign = 0
-	}
-	switch {
-	case sign == '-':
-		text = strings.TrimRightFunc(text, unicode.IsSpace)
-	case sign == 0 && kind != '{':
-		begin := strings.LastIndexByte(text, '\n') + 1
-		if (begin > 0 || l.lineStart) && strings.TrimSpace(text[begin:]) == "" {
-			text = text[:begin]
-		}
-	}
-	if text != "" {
-		l.emit(tokText, text)
-	}
+	kind := rest[at+1]
+	sign, _ := cutSign(rest[at+2:])
+	l.before(rest[:at], sign, kind != '{')
 	l.advance(at + 2)
 	if sign != 0 {
 		l.advance(1)
@@ -128,6 +114,29 @@ func (l *lexer) text() bool {
 		}
 	}
 	return true
+}
+
+// cutSign cuts the sign of white space control from s; it is 0 if there is none.
+func cutSign(s string) (sign byte, rest string) {
+	if s != "" && (s[0] == '-' || s[0] == '+') {
+		return s[0], s[1:]
+	}
+	return 0, s
+}
+
+// before emits the text before a tag, less what the tag swallows: all white space at its end
+// (-), or the indentation of the line if it is a block or a comment.
+func (l *lexer) before(text string, sign byte, block bool) {
+	begin := strings.LastIndexByte(text, '\n') + 1
+	switch {
+	case sign == '-':
+		text = strings.TrimRightFunc(text, unicode.IsSpace)
+	case sign == 0 && block && (begin > 0 || l.lineStart) && strings.TrimSpace(text[begin:]) == "":
+		text = text[:begin]
+	}
+	if text != "" {
+		l.emit(tokText, text)
+	}
 }
 
 // afterTag drops what a tag swallows after it: all white space (-), or one
@@ -158,27 +167,13 @@ func (l *lexer) raw() bool {
 			l.fail("raw without endraw")
 		}
 		at += i
-		tag := l.src[at+2:]
-		sign := byte(0)
-		if tag != "" && (tag[0] == '-' || tag[0] == '+') {
-			sign, tag = tag[0], tag[1:]
-		}
+		sign, tag := cutSign(l.src[at+2:])
 		n, mark := rawTag(tag, "endraw")
 		if n == 0 {
 			at += 2
 			continue
 		}
-		text := l.src[l.pos:at]
-		begin := strings.LastIndexByte(text, '\n') + 1
-		switch {
-		case sign == '-':
-			text = strings.TrimRightFunc(text, unicode.IsSpace)
-		case sign == 0 && (begin > 0 || l.lineStart) && strings.TrimSpace(text[begin:]) == "":
-			text = text[:begin]
-		}
-		if text != "" {
-			l.emit(tokText, text)
-		}
+		l.before(l.src[l.pos:at], sign, true)
 		l.advance(len(l.src) - len(tag) + n - l.pos)
 		l.afterTag(mark, true)
 		return true
@@ -193,10 +188,7 @@ func rawTag(s, word string) (n int, mark byte) {
 	if !ok {
 		return 0, 0
 	}
-	rest = strings.TrimLeftFunc(rest, unicode.IsSpace)
-	if rest != "" && (rest[0] == '-' || rest[0] == '+') {
-		mark, rest = rest[0], rest[1:]
-	}
+	mark, rest = cutSign(strings.TrimLeftFunc(rest, unicode.IsSpace))
 	rest, ok = strings.CutPrefix(rest, "%}")
 	if !ok {
 		return 0, 0
@@ -217,15 +209,8 @@ func (l *lexer) inside(end string, endKind tokKind) {
 			l.fail("tag without end")
 		}
 		if len(open) == 0 {
-			mark := byte(0)
-			if rest[0] == '-' || rest[0] == '+' && endKind == tokBlockEnd {
-				mark = rest[0]
-			}
-			tail := rest
-			if mark != 0 {
-				tail = rest[1:]
-			}
-			if strings.HasPrefix(tail, end) {
+			mark, tail := cutSign(rest)
+			if strings.HasPrefix(tail, end) && (mark != '+' || endKind == tokBlockEnd) {
 				l.emit(endKind, end)
 				l.advance(len(rest) - len(tail) + 2)
 				l.afterTag(mark, endKind == tokBlockEnd)
@@ -258,55 +243,34 @@ func (l *lexer) inside(end string, endKind tokKind) {
 
 // op takes an operator and keeps the stack of open brackets.
 func (l *lexer) op(rest string, open []byte) []byte {
-	n := 0
-	if len(rest) > 1 {
-		switch rest[:2] {
-		case "//", "**", "==", "!=", "<=", ">=":
-			n = 2
+	n := 1
+	switch c := rest[0]; {
+	case len(rest) > 1 && strings.Contains(" // ** == != <= >= ", " "+rest[:2]+" "):
+		n = 2
+	case strings.IndexByte("+-*/%~[](){}.:|,=<>", c) < 0:
+		l.fail("unexpected character %q", c)
+	case strings.IndexByte("([{", c) >= 0:
+		open = append(open, c+1+c>>6) // its closing bracket: ) is ( + 1, ] and } are + 2
+	case strings.IndexByte(")]}", c) >= 0:
+		if len(open) == 0 || open[len(open)-1] != c {
+			l.fail("unexpected %q", c)
 		}
-	}
-	if n == 0 {
-		if strings.IndexByte("+-*/%~[](){}.:|,=<>", rest[0]) < 0 {
-			l.fail("unexpected character %q", rest[0])
-		}
-		n = 1
-		switch c := rest[0]; c {
-		case '(', '[', '{':
-			open = append(open, c+1+c>>6) // its closing bracket: ) is ( + 1, ] and } are + 2
-		case ')', ']', '}':
-			if len(open) == 0 || open[len(open)-1] != c {
-				l.fail("unexpected %q", c)
-			}
-			open = open[:len(open)-1]
-		}
+		open = open[:len(open)-1]
 	}
 	l.emit(tokOp, rest[:n])
 	l.advance(n)
 	return open
 }
 
+var numberPattern = regexp.MustCompile(`^[0-9_]+(\.[0-9][0-9_]*)?([eE][+-]?[0-9_]+)?`)
+
 func (l *lexer) number(rest string) {
-	digits := func(i int) int {
-		for i < len(rest) && (rest[i] >= '0' && rest[i] <= '9' || rest[i] == '_') {
-			i++
-		}
-		return i
+	m, kind := numberPattern.FindStringSubmatch(rest), tokInt
+	if m[1] != "" || m[2] != "" {
+		kind = tokFloat
 	}
-	n, kind := digits(0), tokInt
-	if n+1 < len(rest) && rest[n] == '.' && rest[n+1] >= '0' && rest[n+1] <= '9' {
-		n, kind = digits(n+1), tokFloat
-	}
-	if n < len(rest) && rest[n]|0x20 == 'e' {
-		k := n + 1
-		if k < len(rest) && (rest[k] == '+' || rest[k] == '-') {
-			k++
-		}
-		if end := digits(k); end > k {
-			n, kind = end, tokFloat
-		}
-	}
-	l.emit(kind, strings.ReplaceAll(rest[:n], "_", ""))
-	l.advance(n)
+	l.emit(kind, strings.ReplaceAll(m[0], "_", ""))
+	l.advance(len(m[0]))
 }
 
 func (l *lexer) str(rest string) {

@@ -1,339 +1,308 @@
 package jinja
 
 import (
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
 )
 
-func dictMethod(d *Dict, name string) *function {
-	each := func(item func(i int) value) func(in *interp, a args) value {
-		return func(in *interp, a args) value {
-			a.bind(in, name)
-			in.charge(80 * len(d.keys)) // of items the most: a pair each
-			return collect(len(d.keys), item)
-		}
-	}
-	switch name {
-	case "items":
-		return &function{name, each(func(i int) value {
-			return &List{items: []value{d.keys[i], d.vals[i]}, tuple: true}
-		})}
-	case "keys":
-		return &function{name, each(func(i int) value { return d.keys[i] })}
-	case "values":
-		return &function{name, each(func(i int) value { return d.vals[i] })}
-	case "copy":
-		return &function{name, func(*interp, args) value { return d }} // immutable
-	case "get":
-		return &function{name, func(in *interp, a args) value {
-			p := a.bind(in, name, "key", "default")
-			in.hashes(p[0])
-			if v, ok := d.get(p[0]); ok {
-				return v
+var stringMethods, listMethods, dictMethods, loopMethods map[string]*builtin
+
+// A method can look up methods (join those of its items), so that the tables cannot be plain
+// initializers.
+func init() {
+	// The methods of Python's str that make a new string or answer a question.
+	stringMethods = table(map[string]does{
+		"strip(chars=none)":             text(strip(true, true)),
+		"lstrip(chars=none)":            text(strip(true, false)),
+		"rstrip(chars=none)":            text(strip(false, true)),
+		"startswith(prefix)":            text(affixed(strings.HasPrefix)),
+		"endswith(prefix)":              text(affixed(strings.HasSuffix)),
+		"split(sep=none, maxsplit=-1)":  text(split(false)),
+		"rsplit(sep=none, maxsplit=-1)": text(split(true)),
+		"splitlines()":                  text(splitLines),
+		"partition(sep)":                text(partition(strings.Index, 0)),
+		"rpartition(sep)":               text(partition(strings.LastIndex, 2)),
+		"replace(old, new, count=none)": text(replace),
+		"format":                        formatFields,
+		"join(iterable)":                text(func(in *interp, s string, a args) value { return in.join(a.pos[0], s, "") }),
+		"find(sub)":                     text(find(strings.Index, false)),
+		"rfind(sub)":                    text(find(strings.LastIndex, false)),
+		"index(sub)":                    text(find(strings.Index, true)),
+		"rindex(sub)":                   text(find(strings.LastIndex, true)),
+		"count(sub)":                    text(func(in *interp, s string, a args) value { return int64(strings.Count(s, in.text(a.pos[0]))) }),
+		"removeprefix(prefix)":          text(func(in *interp, s string, a args) value { return strings.TrimPrefix(s, in.text(a.pos[0])) }),
+		"removesuffix(suffix)":          text(func(in *interp, s string, a args) value { return strings.TrimSuffix(s, in.text(a.pos[0])) }),
+		"upper()":                       text(upper),
+		"lower casefold()":              text(lower),
+		"capitalize()":                  text(capitalize),
+		"title()": text(recase(func(r rune) bool {
+			return unicode.IsUpper(r) || unicode.IsLower(r) || unicode.IsTitle(r)
+		})),
+		"isdigit isnumeric isdecimal()": text(every(unicode.IsDigit)),
+		"isalpha()":                     text(every(unicode.IsLetter)),
+		"isalnum()":                     text(every(func(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) })),
+		"isspace()":                     text(every(unicode.IsSpace)),
+		"isupper()":                     text(isCase(strings.ToUpper, strings.ToLower)),
+		"islower()":                     text(isCase(strings.ToLower, strings.ToUpper)),
+	})
+	listMethods = table(map[string]does{
+		"index(value)": func(in *interp, v value, a args) value {
+			i := slices.IndexFunc(v.(*List).items, func(x value) bool { return in.equal(x, a.pos[0], 0) })
+			if i < 0 {
+				in.fail("%s is not in the list", in.str(a.pos[0]))
 			}
-			if p[1] == (absent{}) {
-				return nil
+			return int64(i)
+		},
+		"count(value)": func(in *interp, v value, a args) value {
+			n := int64(0)
+			for _, x := range v.(*List).items {
+				if in.equal(x, a.pos[0], 0) {
+					n++
+				}
 			}
-			return p[1]
-		}}
+			return n
+		},
+	})
+	dictMethods = table(map[string]does{
+		"items()":  func(in *interp, v value, _ args) value { return in.pairs("items", v) },
+		"keys()":   func(in *interp, v value, _ args) value { return &List{items: in.copyOf(v.(*Dict).keys)} },
+		"values()": func(in *interp, v value, _ args) value { return &List{items: in.copyOf(v.(*Dict).vals)} },
+		"copy":     same, // immutable
+		"get(key, default=none)": func(in *interp, v value, a args) value {
+			in.hashes(a.pos[0])
+			if x, ok := v.(*Dict).get(a.pos[0]); ok {
+				return x
+			}
+			return a.pos[1]
+		},
+	})
+	loopMethods = table(map[string]does{
+		"cycle": func(in *interp, v value, a args) value {
+			if len(a.pos) == 0 {
+				in.fail("cycle without values")
+			}
+			return a.pos[v.(*loop).at%len(a.pos)]
+		},
+		"changed": func(in *interp, v value, a args) value {
+			l, now := v.(*loop), &List{items: a.pos}
+			if l.last != nil && in.equal(l.last, now, 0) {
+				return false
+			}
+			l.last = now
+			return true
+		},
+	})
+}
+
+// method returns the method of that name of v, or nil.
+func method(v value, name string) *function {
+	switch v.(type) {
+	case string:
+		return stringMethods[name].of(v)
+	case *List:
+		return listMethods[name].of(v)
+	case *Dict:
+		return dictMethods[name].of(v)
+	case *loop:
+		return loopMethods[name].of(v)
 	}
 	return nil
 }
 
-func collect(n int, item func(i int) value) value {
+// pairs returns the items of a mapping, as the method items does.
+func (in *interp) pairs(of string, v value) *List {
+	d, ok := v.(*Dict)
+	if !ok {
+		in.fail("%s of %s", of, kindOf(v))
+	}
+	in.charge(80 * len(d.keys))
 	l := &List{}
-	for i := range n {
-		l.items = append(l.items, item(i))
+	for i, k := range d.keys {
+		l.items = append(l.items, &List{items: []value{k, d.vals[i]}, tuple: true})
 	}
 	return l
 }
 
-func listMethod(l *List, name string) *function {
-	switch name {
-	case "index", "count":
-		return &function{name, func(in *interp, a args) value {
-			p := a.bind(in, name, "value")
-			n := int64(0)
-			for i, x := range l.items {
-				if in.equal(x, p[0], 0) {
-					if name == "index" {
-						return int64(i)
-					}
-					n++
-				}
-			}
-			if name == "index" {
-				in.fail("%s is not in the list", in.str(p[0]))
-			}
-			return n
-		}}
-	}
-	return nil
-}
-
-// stringMethod returns the methods of Python's str that make a new string or answer a
-// question.
-func stringMethod(s, name string) *function {
-	fn := func(f func(in *interp, p []value) value, params ...string) *function {
-		return &function{name, func(in *interp, a args) value {
-			in.charge(len(s))
-			return f(in, a.bind(in, name, params...))
-		}}
-	}
-	switch name {
-	case "strip", "lstrip", "rstrip":
-		return fn(func(in *interp, p []value) value { return strip(in, s, name, p[0]) }, "chars")
-	case "startswith", "endswith":
-		return fn(func(in *interp, p []value) value {
-			has := strings.HasPrefix
-			if name == "endswith" {
-				has = strings.HasSuffix
-			}
-			if l, ok := p[0].(*List); ok {
-				for _, x := range l.items {
-					in.step()
-					if has(s, in.text(x)) {
-						return true
-					}
-				}
-				return false
-			}
-			return has(s, in.text(p[0]))
-		}, "prefix")
-	case "split", "rsplit":
-		return fn(func(in *interp, p []value) value { return split(in, s, name == "rsplit", p[0], p[1]) }, "sep", "maxsplit")
-	case "splitlines":
-		return fn(func(in *interp, p []value) value {
-			in.charge(16 * len(s))
-			out := &List{}
-			for rest := s; rest != ""; {
-				n := strings.IndexAny(rest, "\n\r\v\f\u0085\u2028\u2029")
-				if n < 0 {
-					out.items = append(out.items, rest)
-					break
-				}
-				_, w := utf8.DecodeRuneInString(rest[n:])
-				if strings.HasPrefix(rest[n:], "\r\n") {
-					w = 2
-				}
-				out.items = append(out.items, rest[:n])
-				rest = rest[n+w:]
-			}
-			return out
+func affixed(has func(s, affix string) bool) onText {
+	return func(in *interp, s string, a args) value {
+		l, ok := a.pos[0].(*List)
+		if !ok {
+			return has(s, in.text(a.pos[0]))
+		}
+		return slices.ContainsFunc(l.items, func(x value) bool {
+			in.step()
+			return has(s, in.text(x))
 		})
-	case "partition", "rpartition":
-		return fn(func(in *interp, p []value) value {
-			sep := in.text(p[0])
-			i := strings.Index(s, sep)
-			parts := []value{s, "", ""}
-			if name == "rpartition" {
-				i = strings.LastIndex(s, sep)
-				parts = []value{"", "", s}
+	}
+}
+
+func splitLines(in *interp, s string, _ args) value {
+	in.charge(16 * len(s))
+	out := &List{}
+	for s != "" {
+		n := strings.IndexAny(s, "\n\r\v\f\u0085\u2028\u2029")
+		if n < 0 {
+			out.items = append(out.items, s)
+			break
+		}
+		_, w := utf8.DecodeRuneInString(s[n:])
+		if strings.HasPrefix(s[n:], "\r\n") {
+			w = 2
+		}
+		out.items = append(out.items, s[:n])
+		s = s[n+w:]
+	}
+	return out
+}
+
+// partition cuts a string in three; if the separator is missing, part whole of them is the
+// string and the others are empty.
+func partition(index func(s, sep string) int, whole int) onText {
+	return func(in *interp, s string, a args) value {
+		sep := in.text(a.pos[0])
+		parts := []value{"", "", ""}
+		if i := index(s, sep); i >= 0 {
+			parts = []value{s[:i], sep, s[i+len(sep):]}
+		} else {
+			parts[whole] = s
+		}
+		return &List{items: parts, tuple: true}
+	}
+}
+
+func find(index func(s, sub string) int, must bool) onText {
+	return func(in *interp, s string, a args) value {
+		i := index(s, in.text(a.pos[0]))
+		if i >= 0 {
+			i = utf8.RuneCountInString(s[:i])
+		} else if must {
+			in.fail("substring not found")
+		}
+		return int64(i)
+	}
+}
+
+func every(is func(rune) bool) onText {
+	return func(_ *interp, s string, _ args) value {
+		return s != "" && strings.IndexFunc(s, func(r rune) bool { return !is(r) }) < 0
+	}
+}
+
+func upper(_ *interp, s string, _ args) value {
+	return strings.ReplaceAll(strings.ToUpper(s), "ß", "SS")
+}
+
+func lower(_ *interp, s string, _ args) value { return strings.ToLower(s) }
+
+// recase gives the first character of each word title case and the others lower case; a word
+// begins after a character that is not inside one, and at the start.
+func recase(inside func(rune) bool) onText {
+	return func(_ *interp, s string, _ args) value {
+		inWord := false
+		return strings.Map(func(r rune) rune {
+			first := !inWord
+			inWord = inside(r)
+			if first {
+				return unicode.ToTitle(r)
 			}
-			if i >= 0 {
-				parts = []value{s[:i], sep, s[i+len(sep):]}
+			return unicode.ToLower(r)
+		}, s)
+	}
+}
+
+var capitalize = recase(func(rune) bool { return true })
+
+func strip(left, right bool) onText {
+	return func(in *interp, s string, a args) value {
+		cut := unicode.IsSpace
+		if a.pos[0] != nil {
+			set := in.text(a.pos[0])
+			cut = func(r rune) bool {
+				in.linear(len(set))
+				return strings.ContainsRune(set, r)
 			}
-			return &List{items: parts, tuple: true}
-		}, "sep")
-	case "replace":
-		return fn(func(in *interp, p []value) value { return in.replace(s, p[0], p[1], p[2]) }, "old", "new", "count")
-	case "format":
-		return &function{name, func(in *interp, a args) value { return in.formatFields(s, a) }}
-	case "join":
-		return fn(func(in *interp, p []value) value { return in.join(p[0], s, "") }, "iterable")
-	case "find", "rfind", "index", "rindex":
-		return fn(func(in *interp, p []value) value {
-			i := strings.Index(s, in.text(p[0]))
-			if name[0] == 'r' {
-				i = strings.LastIndex(s, in.text(p[0]))
+		}
+		if left {
+			s = strings.TrimLeftFunc(s, cut)
+		}
+		if right {
+			s = strings.TrimRightFunc(s, cut)
+		}
+		return s
+	}
+}
+
+func split(right bool) onText {
+	return func(in *interp, s string, a args) value {
+		n := in.integer(a.pos[1])
+		var parts []string
+		if a.pos[0] == nil {
+			in.charge(24 * len(s)) // a part takes two bytes of s at least
+			parts = splitSpace(s, right, n)
+		} else {
+			sep := in.text(a.pos[0])
+			if sep == "" {
+				in.fail("split by an empty string")
 			}
-			if i < 0 {
-				if strings.HasSuffix(name, "index") {
-					in.fail("substring not found")
+			in.charge(48 * (strings.Count(s, sep) + 1))
+			switch {
+			case n < 0 || n > int64(len(s)):
+				parts = strings.Split(s, sep)
+			case !right:
+				parts = strings.SplitN(s, sep, int(n)+1)
+			default:
+				for i := 0; n > 0; n-- {
+					if i = strings.LastIndex(s, sep); i < 0 {
+						break
+					}
+					s, parts = s[:i], append(parts, s[i+len(sep):])
 				}
-				return int64(-1)
+				parts = append(parts, s)
+				slices.Reverse(parts)
 			}
-			return int64(utf8.RuneCountInString(s[:i]))
-		}, "sub")
-	case "count":
-		return fn(func(in *interp, p []value) value { return int64(strings.Count(s, in.text(p[0]))) }, "sub")
-	case "removeprefix":
-		return fn(func(in *interp, p []value) value { return strings.TrimPrefix(s, in.text(p[0])) }, "prefix")
-	case "removesuffix":
-		return fn(func(in *interp, p []value) value { return strings.TrimSuffix(s, in.text(p[0])) }, "suffix")
-	case "upper", "lower", "title", "capitalize", "casefold":
-		return fn(func(*interp, []value) value { return recase(s, name) })
-	case "isdigit", "isnumeric", "isdecimal":
-		return fn(func(*interp, []value) value { return all(s, unicode.IsDigit) })
-	case "isalpha":
-		return fn(func(*interp, []value) value { return all(s, unicode.IsLetter) })
-	case "isalnum":
-		return fn(func(*interp, []value) value {
-			return all(s, func(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) })
-		})
-	case "isspace":
-		return fn(func(*interp, []value) value { return all(s, unicode.IsSpace) })
-	case "isupper", "islower":
-		return fn(func(*interp, []value) value { return isCase(s, name[2:]) })
-	}
-	return nil
-}
-
-func all(s string, f func(rune) bool) bool {
-	return s != "" && strings.IndexFunc(s, func(r rune) bool { return !f(r) }) < 0
-}
-
-func isCase(s, want string) bool {
-	return s != strings.ToLower(s) && want == "upper" && s == strings.ToUpper(s) ||
-		s != strings.ToUpper(s) && want == "lower" && s == strings.ToLower(s)
-}
-
-func recase(s, how string) string {
-	switch how {
-	case "upper":
-		return strings.ReplaceAll(strings.ToUpper(s), "ß", "SS")
-	case "lower", "casefold":
-		return strings.ToLower(s)
-	}
-	inWord := false
-	return strings.Map(func(r rune) rune {
-		first := !inWord
-		switch how {
-		case "title":
-			inWord = unicode.IsUpper(r) || unicode.IsLower(r) || unicode.IsTitle(r)
-		case "words": // the filter title, which has its own idea of where a word begins
-			inWord = !unicode.IsSpace(r) && !strings.ContainsRune("-({[<", r)
-		default:
-			inWord = true
 		}
-		if first {
-			return unicode.ToTitle(r)
+		l := &List{items: make([]value, len(parts))}
+		for i, part := range parts {
+			l.items[i] = part
 		}
-		return unicode.ToLower(r)
-	}, s)
-}
-
-// text returns v if it is a string, else fails.
-func (in *interp) text(v value) string {
-	s, ok := v.(string)
-	if !ok {
-		if v == (absent{}) {
-			in.fail("argument missing")
-		}
-		in.fail("want a string, have %s", kindOf(v))
+		return l
 	}
-	return s
-}
-
-func strip(in *interp, s, name string, chars value) string {
-	cut := unicode.IsSpace
-	if chars != (absent{}) && chars != nil {
-		set := in.text(chars)
-		cut = func(r rune) bool {
-			in.linear(len(set))
-			return strings.ContainsRune(set, r)
-		}
-	}
-	if name != "rstrip" {
-		s = strings.TrimLeftFunc(s, cut)
-	}
-	if name != "lstrip" {
-		s = strings.TrimRightFunc(s, cut)
-	}
-	return s
-}
-
-func split(in *interp, s string, right bool, sep, limit value) value {
-	n := int64(-1)
-	if limit != (absent{}) {
-		n = in.integer(limit)
-	}
-	var parts []string
-	if sep == (absent{}) || sep == nil {
-		in.charge(24 * len(s)) // a part takes two bytes of s at least
-		parts = splitSpace(s, right, n)
-	} else {
-		by := in.text(sep)
-		if by == "" {
-			in.fail("split by an empty string")
-		}
-		in.charge(48 * (strings.Count(s, by) + 1))
-		switch {
-		case n < 0 || n > int64(len(s)):
-			parts = strings.Split(s, by)
-		case !right:
-			parts = strings.SplitN(s, by, int(n)+1)
-		default:
-			for ; n > 0; n-- {
-				i := strings.LastIndex(s, by)
-				if i < 0 {
-					break
-				}
-				parts = append(parts, s[i+len(by):])
-				s = s[:i]
-			}
-			parts = append(parts, s)
-			reverse(parts)
-		}
-	}
-	return collect(len(parts), func(i int) value { return parts[i] })
 }
 
 // splitSpace splits at runs of white space, at most n times if n >= 0; the remainder keeps
 // its far end.
 func splitSpace(s string, right bool, n int64) []string {
-	if fields := strings.Fields(s); n < 0 || int64(len(fields)) <= n {
+	fields := strings.Fields(s)
+	if n < 0 || int64(len(fields)) <= n {
 		return fields
 	}
-	trim, index := strings.TrimLeftFunc, strings.IndexFunc
 	if right {
-		trim, index = strings.TrimRightFunc, strings.LastIndexFunc
-	}
-	var parts []string
-	for s = trim(s, unicode.IsSpace); s != ""; n-- {
-		i := index(s, unicode.IsSpace)
-		if n == 0 || i < 0 {
-			parts = append(parts, s)
-			break
+		last := fields[len(fields)-int(n):]
+		for _, f := range slices.Backward(last) {
+			s = strings.TrimRightFunc(s, unicode.IsSpace)
+			s = s[:len(s)-len(f)]
 		}
-		if right {
-			_, w := utf8.DecodeRuneInString(s[i:])
-			parts, s = append(parts, s[i+w:]), s[:i]
-		} else {
-			parts, s = append(parts, s[:i]), s[i:]
-		}
-		s = trim(s, unicode.IsSpace)
+		return append([]string{strings.TrimRightFunc(s, unicode.IsSpace)}, last...)
 	}
-	if right {
-		reverse(parts)
+	for _, f := range fields[:n] {
+		s = strings.TrimLeftFunc(s, unicode.IsSpace)[len(f):]
 	}
-	return parts
+	return append(fields[:n:n], strings.TrimLeftFunc(s, unicode.IsSpace))
 }
 
-func reverse[T any](s []T) {
-	for i, j := 0, len(s)-1; i < j; i, j = i+1, j-1 {
-		s[i], s[j] = s[j], s[i]
+func replace(in *interp, s string, a args) value {
+	from, to, n := in.text(a.pos[0]), in.text(a.pos[1]), -1
+	if a.pos[2] != nil {
+		n = int(in.integer(a.pos[2]))
 	}
-}
-
-func (in *interp) replace(s string, old, new, count value) string {
-	o, w, n := in.text(old), in.text(new), -1
-	if count != (absent{}) && count != nil {
-		n = int(in.integer(count))
-	}
-	k := strings.Count(s, o)
+	k := strings.Count(s, from)
 	if n >= 0 {
 		k = min(k, n)
 	}
-	in.charge(len(s))
-	if len(w) > len(o) {
-		if k > in.bytes/(len(w)-len(o)) {
-			in.charge(in.bytes + 1)
-		}
-		in.charge(k * (len(w) - len(o)))
-	}
-	return strings.Replace(s, o, w, n)
+	in.chargeTimes(int64(k), max(0, len(to)-len(from)))
+	return strings.Replace(s, from, to, n)
 }
 
 func (in *interp) join(v value, sep, attribute string) string {
@@ -351,12 +320,4 @@ func (in *interp) join(v value, sep, attribute string) string {
 		b.WriteString(s)
 	}
 	return b.String()
-}
-
-func (in *interp) integer(v value) int64 {
-	i, _, isInt, _ := number(v)
-	if !isInt {
-		in.fail("want an integer, have %s", kindOf(v))
-	}
-	return i
 }

@@ -1,6 +1,9 @@
 package jinja
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 type parser struct {
 	toks  []token
@@ -26,10 +29,7 @@ func (p *parser) next() token {
 }
 
 // is reports whether the current token is the operator or name val.
-func (p *parser) is(kind tokKind, val string) bool {
-	t := p.cur()
-	return t.kind == kind && t.val == val
-}
+func (p *parser) is(kind tokKind, val string) bool { return p.cur().is(kind, val) }
 
 func (p *parser) accept(kind tokKind, val string) bool {
 	if p.is(kind, val) {
@@ -52,11 +52,27 @@ func (p *parser) name() string {
 	return p.next().val
 }
 
-func (p *parser) blockEnd() {
-	if p.kind() != tokBlockEnd {
+// tagEnd takes the end of a tag: tokBlockEnd or tokVarEnd.
+func (p *parser) tagEnd(kind tokKind) {
+	if p.kind() != kind {
 		p.fail("want the end of the tag, have %q", p.cur().val)
 	}
 	p.at++
+}
+
+func (p *parser) blockEnd() { p.tagEnd(tokBlockEnd) }
+
+// list takes what each takes, with commas between, up to a closing bracket.
+func (p *parser) list(closing string, each func()) {
+	for first := true; !p.accept(tokOp, closing); first = false {
+		if !first {
+			p.expect(tokOp, ",")
+			if p.accept(tokOp, closing) {
+				return
+			}
+		}
+		each()
+	}
 }
 
 func (p *parser) enter() {
@@ -79,10 +95,7 @@ func (p *parser) body(ends ...string) []stmt {
 		case tokVarBegin:
 			p.at++
 			x := p.tuple(true)
-			if p.kind() != tokVarEnd {
-				p.fail("want the end of the expression, have %q", p.cur().val)
-			}
-			p.at++
+			p.tagEnd(tokVarEnd)
 			out = append(out, &outStmt{x, t.line})
 		case tokBlockBegin:
 			p.at++
@@ -90,10 +103,8 @@ func (p *parser) body(ends ...string) []stmt {
 			if p.kind() != tokName {
 				p.fail("want the name of a statement, have %q", word)
 			}
-			for _, e := range ends {
-				if word == e {
-					return out
-				}
+			if slices.Contains(ends, word) {
+				return out
 			}
 			if s := p.statement(); s != nil {
 				out = append(out, s)
@@ -107,10 +118,13 @@ func (p *parser) body(ends ...string) []stmt {
 	}
 }
 
-// end takes the end of a tag whose only word is the current token.
-func (p *parser) end() {
+// block parses the end of a tag, statements, and the tag of one word that ends them.
+func (p *parser) block(end string) []stmt {
+	p.blockEnd()
+	body := p.body(end)
 	p.at++
 	p.blockEnd()
+	return body
 }
 
 func (p *parser) statement() stmt {
@@ -140,9 +154,7 @@ func (p *parser) statement() stmt {
 	case "filter":
 		s := &filterStmt{filters: []filterExpr{p.filterCall(nil)}, line: line}
 		s.filters = append(s.filters, p.filterChain()...)
-		p.blockEnd()
-		s.body = p.body("endfilter")
-		p.end()
+		s.body = p.block("endfilter")
 		return s
 	case "with":
 		s := &withStmt{line: line}
@@ -154,15 +166,10 @@ func (p *parser) statement() stmt {
 			p.expect(tokOp, "=")
 			s.values = append(s.values, p.expr())
 		}
-		p.blockEnd()
-		s.body = p.body("endwith")
-		p.end()
+		s.body = p.block("endwith")
 		return s
 	case "generation": // marks an assistant's text for training; ignored here
-		p.blockEnd()
-		body := p.body("endgeneration")
-		p.end()
-		return &ifStmt{arms: []ifArm{{cond: &literal{true}, body: body, line: line}}}
+		return &ifStmt{arms: []ifArm{{cond: &literal{true}, body: p.block("endgeneration"), line: line}}}
 	case "break", "continue":
 		if p.loops == 0 {
 			p.fail("%s outside a loop", word)
@@ -177,13 +184,11 @@ func (p *parser) statement() stmt {
 
 // macroBody parses the body of a macro, in which an enclosing loop does not count.
 func (p *parser) macroBody(m *macroStmt, end string) {
-	p.blockEnd()
 	loops, outer := p.loops, p.extra
 	p.loops, p.extra = 0, extra{}
-	m.body = p.body(end)
+	m.body = p.block(end)
 	m.extra = p.extra
 	p.loops, p.extra = loops, extra{outer.varargs || m.extra.varargs, outer.kwargs || m.extra.kwargs}
-	p.end()
 }
 
 func (p *parser) ifStmt() stmt {
@@ -193,16 +198,14 @@ func (p *parser) ifStmt() stmt {
 		p.blockEnd()
 		arm.body = p.body("elif", "else", "endif")
 		s.arms = append(s.arms, arm)
-		if p.next().val == "elif" {
-			continue
+		switch p.next().val {
+		case "else":
+			s.els = p.block("endif")
+			return s
+		case "endif":
+			p.blockEnd()
+			return s
 		}
-		p.at--
-		if p.is(tokName, "else") {
-			p.end()
-			s.els = p.body("endif")
-		}
-		p.end()
-		return s
 	}
 }
 
@@ -220,11 +223,11 @@ func (p *parser) forStmt(line int) stmt {
 	p.loops++
 	s.body = p.body("else", "endfor")
 	p.loops--
-	if p.is(tokName, "else") {
-		p.end()
-		s.els = p.body("endfor")
+	if p.next().val == "else" {
+		s.els = p.block("endfor")
+	} else {
+		p.blockEnd()
 	}
-	p.end()
 	return s
 }
 
@@ -259,27 +262,19 @@ func (p *parser) setStmt(line int) stmt {
 		return s
 	}
 	s.filters = p.filterChain()
-	p.blockEnd()
-	s.body = p.body("endset")
-	p.end()
+	s.body = p.block("endset")
 	return s
 }
 
 func (p *parser) params() []param {
 	p.expect(tokOp, "(")
 	var out []param
-	for !p.accept(tokOp, ")") {
-		if len(out) > 0 {
-			p.expect(tokOp, ",")
-			if p.accept(tokOp, ")") {
-				break
-			}
-		}
+	p.list(")", func() {
 		pr := param{name: p.name()}
 		if p.accept(tokOp, "=") {
 			pr.def = p.expr()
 		}
 		out = append(out, pr)
-	}
+	})
 	return out
 }

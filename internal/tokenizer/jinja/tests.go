@@ -1,73 +1,74 @@
 package jinja
 
-// test is v is name(a).
-func (in *interp) test(name string, v value, a args) bool {
-	_, undef := v.(undefined)
-	i, _, isInt, isNumber := number(v)
-	_, isBool := v.(bool)
-	_, isBig := v.(bigInt)
-	arg := func() value { return a.bind(in, name, "other")[0] }
-	switch name {
-	case "defined":
+import "strings"
+
+var tests = table(map[string]does{
+	"defined": func(_ *interp, v value, _ args) value {
+		_, undef := v.(undefined)
 		return !undef
-	case "undefined":
-		return undef
-	case "none":
-		return v == nil
-	case "string":
-		_, ok := v.(string)
-		return ok
-	case "boolean":
-		return isBool
-	case "true":
-		return v == true
-	case "false":
-		return v == false
-	case "number":
-		return isNumber || isBig
-	case "integer":
-		return isInt && !isBool || isBig
-	case "float":
-		return isNumber && !isInt
-	case "mapping":
-		_, ok := v.(*Dict)
-		return ok
-	case "sequence", "iterable":
+	},
+	"undefined": isA[undefined],
+	"none":      func(_ *interp, v value, _ args) value { return v == nil },
+	"true":      func(_ *interp, v value, _ args) value { return v == true },
+	"false":     func(_ *interp, v value, _ args) value { return v == false },
+	"string":    isA[string],
+	"boolean":   isA[bool],
+	"mapping":   isA[*Dict],
+	"callable":  isA[*function],
+	"float":     isA[float64],
+	"integer": func(_ *interp, v value, _ args) value {
 		switch v.(type) {
-		case string, *List, *Dict, undefined:
+		case int64, bigInt:
 			return true
 		}
 		return false
-	case "callable":
-		_, ok := v.(*function)
-		return ok
-	case "odd":
-		return in.integer(v)&1 == 1
-	case "even":
-		return in.integer(v)&1 == 0
-	case "divisibleby":
-		n := in.integer(arg())
+	},
+	"number": func(_ *interp, v value, _ args) value {
+		_, isBig := v.(bigInt)
+		_, _, _, ok := number(v)
+		return ok || isBig
+	},
+	"sequence iterable": isSequence,
+	"upper":             text(isCase(strings.ToUpper, strings.ToLower)),
+	"lower":             text(isCase(strings.ToLower, strings.ToUpper)),
+	"odd":               func(in *interp, v value, _ args) value { return in.integer(v)&1 == 1 },
+	"even":              func(in *interp, v value, _ args) value { return in.integer(v)&1 == 0 },
+	"divisibleby(num)": func(in *interp, v value, a args) value {
+		n := in.integer(a.pos[0])
 		if n == 0 {
 			in.fail("division by zero")
 		}
+		i, _, isInt, _ := number(v)
 		return isInt && i%n == 0
-	case "upper", "lower":
-		s := in.str(v)
-		in.charge(2 * len(s))
-		return isCase(s, name)
-	case "sameas":
-		o := arg()
-		return v == o && kindOf(v) == kindOf(o)
-	case "in":
-		return in.contains(arg(), v)
-	case "filter", "test":
-		in.fail("test %q is not supported", name)
+	},
+	"sameas(other)":           func(_ *interp, v value, a args) value { return v == a.pos[0] },
+	"in(other)":               func(in *interp, v value, a args) value { return in.contains(a.pos[0], v) },
+	"eq equalto ==(other)":    comparing("=="),
+	"ne !=(other)":            comparing("!="),
+	"lt lessthan <(other)":    comparing("<"),
+	"le <=(other)":            comparing("<="),
+	"gt greaterthan >(other)": comparing(">"),
+	"ge >=(other)":            comparing(">="),
+})
+
+func isA[T any](_ *interp, v value, _ args) value {
+	_, ok := v.(T)
+	return ok
+}
+
+func isSequence(_ *interp, v value, _ args) value {
+	switch v.(type) {
+	case string, *List, *Dict, undefined:
+		return true
 	}
-	ops := map[string]string{"eq": "==", "equalto": "==", "==": "==", "ne": "!=", "!=": "!=", "lt": "<", "lessthan": "<",
-		"<": "<", "le": "<=", "<=": "<=", "gt": ">", "greaterthan": ">", ">": ">", "ge": ">=", ">=": ">="}
-	op, ok := ops[name]
-	if !ok {
-		in.fail("no test %q", name)
-	}
-	return in.compareOp(op, v, arg())
+	return false
+}
+
+// isCase reports whether a string has letters of the case that mine makes, and no others.
+func isCase(mine, other func(string) string) onText {
+	return func(_ *interp, s string, _ args) value { return s == mine(s) && s != other(s) }
+}
+
+func comparing(op string) does {
+	return func(in *interp, v value, a args) value { return in.compareOp(op, v, a.pos[0]) }
 }

@@ -1,8 +1,8 @@
 package jinja
 
 import (
+	"cmp"
 	"fmt"
-	"sort"
 	"strings"
 )
 
@@ -18,19 +18,13 @@ type jsonWriter struct {
 	sortedKeys bool
 }
 
-func (in *interp) tojson(v, indent, separators value, ascii, sortKeys bool) string {
-	w := &jsonWriter{in: in, comma: ", ", colon: ": ", ascii: ascii, sortedKeys: sortKeys}
-	if indent != nil {
-		w.newline = true
-		w.comma = ","
-		if s, ok := indent.(string); ok {
-			w.indent = s
-		} else {
-			w.indent = in.repeat(" ", in.integer(indent)).(string)
-		}
+func toJSON(in *interp, v value, a args) value {
+	w := &jsonWriter{in: in, comma: ", ", colon: ": ", ascii: truth(a.pos[0]), sortedKeys: truth(a.pos[3])}
+	if a.pos[1] != nil {
+		w.newline, w.comma, w.indent = true, ",", in.indentOf(a.pos[1])
 	}
-	if separators != nil {
-		pair := in.items(separators)
+	if a.pos[2] != nil {
+		pair := in.items(a.pos[2])
 		if len(pair) != 2 {
 			in.fail("tojson: separators want two strings")
 		}
@@ -47,30 +41,17 @@ func (w *jsonWriter) put(s string) {
 }
 
 func (w *jsonWriter) write(v value, depth int) {
-	w.in.step()
-	if depth > maxNest {
-		w.in.fail("value nested deeper than %d", maxNest)
-	}
+	w.in.inside(depth)
 	switch v := v.(type) {
 	case nil:
 		w.put("null")
-	case bool:
-		w.put(fmt.Sprint(v))
-	case int64:
+	case bool, int64:
 		w.put(fmt.Sprint(v))
 	case bigInt:
 		w.put(string(v))
 	case float64:
 		s := pyFloat(v)
-		switch s {
-		case "nan":
-			s = "NaN"
-		case "inf":
-			s = "Infinity"
-		case "-inf":
-			s = "-Infinity"
-		}
-		w.put(s)
+		w.put(cmp.Or(map[string]string{"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[s], s))
 	case string:
 		w.str(v)
 	case *List:
@@ -78,16 +59,14 @@ func (w *jsonWriter) write(v value, depth int) {
 	case *Dict:
 		keys := v.keys
 		if w.sortedKeys {
-			keys = w.in.copyOf(keys)
-			sort.SliceStable(keys, func(i, j int) bool { return w.in.compare(keys[i], keys[j], 0) < 0 })
+			keys = w.in.sorted(keys, false, func(k value) value { return k })
 		}
 		w.group('{', '}', len(keys), depth, func(i int) {
-			switch k := keys[i].(type) {
-			case string:
+			if k, ok := keys[i].(string); ok {
 				w.str(k)
-			default: // numbers, booleans and null as strings
+			} else { // numbers, booleans and null as strings
 				w.b.WriteByte('"')
-				w.write(k, depth+1)
+				w.write(keys[i], depth+1)
 				w.b.WriteByte('"')
 			}
 			w.put(w.colon)
@@ -128,20 +107,10 @@ func (w *jsonWriter) str(s string) {
 		if r < ' ' || w.ascii && r > '~' {
 			w.in.charge(11) // more than the character took
 		}
-		switch {
-		case r == '"' || r == '\\':
+		switch i := strings.IndexRune("\"\\\n\r\t\b\f", r); {
+		case i >= 0:
 			w.b.WriteByte('\\')
-			w.b.WriteRune(r)
-		case r == '\n':
-			w.b.WriteString(`\n`)
-		case r == '\r':
-			w.b.WriteString(`\r`)
-		case r == '\t':
-			w.b.WriteString(`\t`)
-		case r == '\b':
-			w.b.WriteString(`\b`)
-		case r == '\f':
-			w.b.WriteString(`\f`)
+			w.b.WriteByte(`"\nrtbf`[i])
 		case r < ' ' || w.ascii && r > '~' && r < 0x10000:
 			fmt.Fprintf(&w.b, `\u%04x`, r)
 		case w.ascii && r >= 0x10000:

@@ -96,11 +96,10 @@ func (d *Dict) get(k value) (value, bool) {
 	if !isKey(k) {
 		return nil, false
 	}
-	i := d.find(k)
-	if i < 0 {
-		return nil, false
+	if i := d.find(k); i >= 0 {
+		return d.vals[i], true
 	}
-	return d.vals[i], true
+	return nil, false
 }
 
 func isKey(k value) bool {
@@ -153,16 +152,35 @@ func (in *interp) str(v value) string {
 	case undefined:
 		return ""
 	}
+	return in.reprOf(v)
+}
+
+func (in *interp) reprOf(v value) string {
 	var b strings.Builder
 	in.repr(&b, v, 0)
 	return b.String()
 }
 
-// repr writes Python's repr(v).
-func (in *interp) repr(b *strings.Builder, v value, depth int) {
+// inside accounts for a look at a value, depth levels inside another.
+func (in *interp) inside(depth int) {
 	in.step()
 	if depth > maxNest {
 		in.fail("value nested deeper than %d", maxNest)
+	}
+}
+
+// repr writes Python's repr(v).
+func (in *interp) repr(b *strings.Builder, v value, depth int) {
+	in.inside(depth)
+	group := func(opening, closing string, n int, item func(i int)) {
+		b.WriteString(opening)
+		for i := range n {
+			if i > 0 {
+				b.WriteString(", ")
+			}
+			item(i)
+		}
+		b.WriteString(closing)
 	}
 	switch v := v.(type) {
 	case nil:
@@ -170,11 +188,7 @@ func (in *interp) repr(b *strings.Builder, v value, depth int) {
 	case undefined:
 		b.WriteString("Undefined")
 	case bool:
-		if v {
-			b.WriteString("True")
-		} else {
-			b.WriteString("False")
-		}
+		b.WriteString(map[bool]string{false: "False", true: "True"}[v])
 	case int64:
 		b.WriteString(strconv.FormatInt(v, 10))
 	case bigInt:
@@ -193,25 +207,13 @@ func (in *interp) repr(b *strings.Builder, v value, depth int) {
 				closing = ",)"
 			}
 		}
-		b.WriteString(opening)
-		for i, x := range v.items {
-			if i > 0 {
-				b.WriteString(", ")
-			}
-			in.repr(b, x, depth+1)
-		}
-		b.WriteString(closing)
+		group(opening, closing, len(v.items), func(i int) { in.repr(b, v.items[i], depth+1) })
 	case *Dict:
-		b.WriteByte('{')
-		for i, k := range v.keys {
-			if i > 0 {
-				b.WriteString(", ")
-			}
-			in.repr(b, k, depth+1)
+		group("{", "}", len(v.keys), func(i int) {
+			in.repr(b, v.keys[i], depth+1)
 			b.WriteString(": ")
 			in.repr(b, v.vals[i], depth+1)
-		}
-		b.WriteByte('}')
+		})
 	default:
 		fmt.Fprintf(b, "<%s>", kindOf(v))
 	}
@@ -251,17 +253,11 @@ func (in *interp) quote(b *strings.Builder, s string) {
 			b.WriteRune(r)
 			continue
 		}
-		in.charge(9) // more than the character took
-		switch {
-		case r == rune(q) || r == '\\':
+		in.charge(9)                                       // more than the character took
+		switch i := strings.IndexRune("'\"\\\n\r\t", r); { // either quote here is q
+		case i >= 0:
 			b.WriteByte('\\')
-			b.WriteRune(r)
-		case r == '\n':
-			b.WriteString(`\n`)
-		case r == '\r':
-			b.WriteString(`\r`)
-		case r == '\t':
-			b.WriteString(`\t`)
+			b.WriteByte(`'"\nrt`[i])
 		case r < 0x100:
 			fmt.Fprintf(b, `\x%02x`, r)
 		case r < 0x10000:
@@ -316,10 +312,7 @@ func number(v value) (i int64, f float64, isInt, ok bool) {
 }
 
 func (in *interp) equal(a, b value, depth int) bool {
-	in.step()
-	if depth > maxNest {
-		in.fail("value nested deeper than %d", maxNest)
-	}
+	in.inside(depth)
 	if x, fx, xi, ok := number(a); ok {
 		y, fy, yi, ok := number(b)
 		return ok && (xi && yi && x == y || !(xi && yi) && fx == fy)

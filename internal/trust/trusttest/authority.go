@@ -30,8 +30,7 @@ func New(t testing.TB) *Authority {
 	return a
 }
 
-// Member signs a certificate for both sides of a connection, and returns its
-// files and the CA's.
+// Member signs a certificate for both sides of a connection, and returns its files and the CA's.
 func (a *Authority) Member(t testing.TB, name string) (cert, key, ca string) {
 	t.Helper()
 	return a.Sign(t, name, &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}})

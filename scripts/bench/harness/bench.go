@@ -1,13 +1,12 @@
-// Package harness is what the benchmarks of scripts/bench share: the binary under
-// test, processes that end with their owner, programs of others to compare with,
-// and the book in which figures are written.
+// Package harness is what the benchmarks of scripts/bench share: the binary under test,
+// child processes that die with their owner, the installation of peers, and the book that
+// figures are written to.
 package harness
 
 import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -21,11 +20,11 @@ import (
 	"github.com/xpyd/xpyd/internal/figures"
 )
 
-// Options are the flags that every benchmark has.
+// Options are the flags of every benchmark.
 type Options struct {
 	XPYD   string // the binary to measure; "" builds it from this tree
 	Out    string // folder of results/ and raw/; "" keeps nothing
-	Only   string // parts of a name, comma separated; "" is everything
+	Only   string // substrings of part names, comma separated; "" runs every part
 	Rounds int
 }
 
@@ -34,9 +33,8 @@ type Bench struct {
 	Options
 	Book    *figures.Book
 	Dir     string // temporary
-	Command string // of the figures
+	Command string // recorded with each figure: it repeats the run
 	procs   []*Process
-	serial  int
 }
 
 // Open begins a run whose figures go to results/BOOK.jsonl.
@@ -50,7 +48,7 @@ func (b *Bench) Open(book string) (err error) {
 	return err
 }
 
-// Close kills what still runs, and removes the temporary folder.
+// Close kills the remaining processes and removes the temporary folder.
 func (b *Bench) Close() error {
 	for _, p := range slices.Backward(b.procs) {
 		p.Kill()
@@ -59,29 +57,34 @@ func (b *Bench) Close() error {
 	return b.Book.Close()
 }
 
-// Wants reports whether -only leaves name in.
+// Wants reports whether -only selects name.
 func (o *Options) Wants(name string) bool {
-	return o.Only == "" || slices.ContainsFunc(strings.Split(o.Only, ","), func(part string) bool { return strings.Contains(name, part) })
+	return slices.ContainsFunc(strings.Split(o.Only, ","), func(part string) bool { return strings.Contains(name, part) })
 }
 
-// Sayf writes a line to the log, and for the user.
+// Sayf writes a line to the book's log and to the terminal.
 func (b *Bench) Sayf(format string, args ...any) {
 	b.Book.Logf(format, args...)
 	log.Printf(format, args...)
 }
 
-// Add writes a figure.
-func (b *Bench) Add(f figures.Figure) error {
-	f.Command = b.Command
-	b.Sayf("%s = %.4g %s, %s %.4g, ratio %.3f; %s", f.Name, f.Value, f.Unit, f.Peer, f.PeerValue, f.Ratio, f.Spread)
-	return b.Book.Add(f)
+// Add records figures.
+func (b *Bench) Add(list ...figures.Figure) error {
+	for _, f := range list {
+		f.Command = b.Command
+		b.Sayf("%s = %.4g %s, %s %.4g, ratio %.3f; %s", f.Name, f.Value, f.Unit, f.Peer, f.PeerValue, f.Ratio, f.Spread)
+		if err := b.Book.Add(f); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// Binary is the xpyd under test.
+// Binary is the path of the xpyd under test, built on the first call unless -xpyd names one.
 func (b *Bench) Binary(ctx context.Context) (string, error) {
 	if b.XPYD == "" {
 		path := filepath.Join(b.Dir, "xpyd")
-		if err := Build(ctx, ".", path, "./cmd/xpyd", "CGO_ENABLED=0"); err != nil {
+		if err := Build(ctx, ".", path, "0"); err != nil {
 			return "", err
 		}
 		b.XPYD = path
@@ -89,27 +92,31 @@ func (b *Bench) Binary(ctx context.Context) (string, error) {
 	return filepath.Abs(b.XPYD)
 }
 
-// Build builds a package of the tree at root.
-func Build(ctx context.Context, root, out, pkg string, env ...string) error {
-	return goTool(ctx, root, env, "build", "-trimpath", "-o", out, pkg)
+// Build builds xpyd from the tree at root; cgo is "0" or "1".
+func Build(ctx context.Context, root, out, cgo string) error {
+	_, err := Run(ctx, []string{"CGO_ENABLED=" + cgo}, "go", "build", "-C", root, "-trimpath", "-o", out, "./cmd/xpyd")
+	return err
 }
 
-// BuildTest builds a package's test binary.
+// BuildTest builds the test binary of a package of the tree at root.
 func BuildTest(ctx context.Context, root, out, pkg string) error {
-	return goTool(ctx, root, nil, "test", "-c", "-trimpath", "-o", out, pkg)
+	_, err := Run(ctx, nil, "go", "test", "-C", root, "-c", "-trimpath", "-o", out, pkg)
+	return err
 }
 
-func goTool(ctx context.Context, root string, env []string, args ...string) error {
-	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Dir, cmd.Env = root, append(os.Environ(), env...)
-	if text, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("go %s: %w: %s", strings.Join(args, " "), err, text)
+// Run runs a command and returns what it prints on either stream.
+func Run(ctx context.Context, env []string, argv ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
 	}
-	return nil
+	return string(out), nil
 }
 
-// Output runs a program to its end, within limit, and reads the JSON that it prints, or
-// writes it to an io.Writer; it also goes to the log.
+// Output runs a program within limit and logs what it prints. Standard output is decoded
+// as JSON into to, or copied if to is an io.Writer.
 func (b *Bench) Output(ctx context.Context, limit time.Duration, to any, env []string, argv ...string) (*os.ProcessState, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -126,12 +133,13 @@ func (b *Bench) Output(ctx context.Context, limit time.Duration, to any, env []s
 	}
 	if err != nil {
 		b.Book.Logf("%s", stderr.Bytes())
-		return nil, fmt.Errorf("%s: %w: %s", filepath.Base(argv[0]), err, lastLine(stderr.String()))
+		said := strings.TrimSpace(stderr.String())
+		return nil, fmt.Errorf("%s: %w: %s", filepath.Base(argv[0]), err, said[strings.LastIndexByte(said, '\n')+1:])
 	}
 	return cmd.ProcessState, nil
 }
 
-// compact puts JSON on one line, and cuts a long one.
+// compact puts JSON on one line of at most 4 KiB.
 func compact(text []byte) string {
 	var c bytes.Buffer
 	if json.Compact(&c, text) != nil {
@@ -143,40 +151,34 @@ func compact(text []byte) string {
 	return c.String()
 }
 
-func lastLine(s string) string {
-	s = strings.TrimSpace(s)
-	return s[strings.LastIndexByte(s, '\n')+1:]
-}
-
-// Install sees to it that the program is there, if need be from Debian's package.
+// Install installs a program from its Debian package unless it is on the PATH.
 func Install(ctx context.Context, program, debian string) error {
 	if _, err := exec.LookPath(program); err == nil {
 		return nil
 	}
 	log.Printf("%s is missing: installing Debian's %s", program, debian)
-	get := []string{"install", "-y", "-qq", "--no-install-recommends", debian}
-	if err := exec.CommandContext(ctx, "apt-get", get...).Run(); err == nil {
-		return nil
-	}
-	err := exec.CommandContext(ctx, "apt-get", "update", "-qq").Run()
-	if err == nil {
-		err = exec.CommandContext(ctx, "apt-get", get...).Run()
+	get := []string{"apt-get", "install", "-y", "-qq", "--no-install-recommends", debian}
+	_, err := Run(ctx, nil, get...)
+	if err != nil { // the package lists may be missing
+		if _, err = Run(ctx, nil, "apt-get", "update", "-qq"); err == nil {
+			_, err = Run(ctx, nil, get...)
+		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s is missing, and so may be the right to install Debian's %s: %w", program, debian, err)
+		return fmt.Errorf("%s is missing and cannot be installed (this takes root): %w", program, err)
 	}
 	return nil
 }
 
-// Python is a virtual environment in which others' programs are installed.
+// Python is a virtual environment for peers written in Python.
 type Python struct {
 	Venv    string     // "": NAME in the user's cache
 	Name    string     // of what is in it
-	Imports string     // what Python can import once it is complete
-	Pip     [][]string // arguments of pip install, call by call
+	Imports string     // modules that import once the environment is complete
+	Pip     [][]string // arguments of pip install, one call each
 }
 
-// Open returns the folder of the environment, which it makes if it is not complete.
+// Open returns the folder of the environment, and makes it unless it is complete.
 func (p Python) Open(ctx context.Context) (string, error) {
 	if p.Venv == "" {
 		cache, err := os.UserCacheDir()
@@ -186,14 +188,8 @@ func (p Python) Open(ctx context.Context) (string, error) {
 		p.Venv = filepath.Join(cache, "xpyd", p.Name)
 	}
 	python := filepath.Join(p.Venv, "bin", "python")
-	check := func() error {
-		text, err := exec.CommandContext(ctx, python, "-c", "import "+p.Imports).CombinedOutput()
-		if err != nil {
-			return fmt.Errorf("%s: import %s: %w: %s", python, p.Imports, err, lastLine(string(text)))
-		}
-		return nil
-	}
-	if check() == nil {
+	check := []string{python, "-c", "import " + p.Imports}
+	if _, err := Run(ctx, nil, check...); err == nil {
 		return p.Venv, nil
 	}
 	log.Printf("installing %s into %s", p.Name, p.Venv)
@@ -201,10 +197,10 @@ func (p Python) Open(ctx context.Context) (string, error) {
 	for _, packages := range p.Pip {
 		calls = append(calls, append([]string{python, "-m", "pip", "install", "--quiet"}, packages...))
 	}
-	for _, c := range calls {
-		if text, err := exec.CommandContext(ctx, c[0], c[1:]...).CombinedOutput(); err != nil {
-			return "", errors.Join(fmt.Errorf("%s: %w: %s", strings.Join(c, " "), err, lastLine(string(text))))
+	for _, c := range append(calls, check) {
+		if _, err := Run(ctx, nil, c...); err != nil {
+			return "", err
 		}
 	}
-	return p.Venv, check()
+	return p.Venv, nil
 }

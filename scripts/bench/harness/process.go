@@ -17,14 +17,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a child with all its descendants; it does not outlive this program.
+// Process is a child and all its descendants. It does not outlive this program.
 type Process struct {
 	Name, Addr string
 	cmd        *exec.Cmd
 	log        string
 	began      time.Time
 	killed     bool
-	done       chan struct{} // closed when it has been waited for
+	done       chan struct{} // closed once the child is waited for
 }
 
 // Spec says what to start.
@@ -32,16 +32,15 @@ type Spec struct {
 	Name string
 	Argv []string
 	Env  []string // nil: this program's, with OPENAI_API_KEY, which a peer wants
-	CPU  string   // the processors that it may use, for taskset; "": all
+	CPU  string   // the processors it may use, for taskset; "": all
 }
 
-// ready bounds the wait for a process to be there.
+// ready bounds the wait for a process to serve.
 const ready = time.Minute
 
-// Start starts a process whose output goes to a log of its own.
+// Start starts a process whose output goes to its own log.
 func (b *Bench) Start(s Spec) (*Process, error) {
-	b.serial++
-	out, err := os.Create(filepath.Join(b.Dir, fmt.Sprintf("%03d-%s.log", b.serial, s.Name)))
+	out, err := os.Create(filepath.Join(b.Dir, fmt.Sprintf("%03d-%s.log", len(b.procs), s.Name)))
 	if err != nil {
 		return nil, err
 	}
@@ -59,64 +58,61 @@ func (b *Bench) Start(s Spec) (*Process, error) {
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", s.Name, err)
 	}
-	go func() { _ = cmd.Wait(); close(p.done) }() // its state is kept in cmd, its words in the log
+	go func() { _ = cmd.Wait(); close(p.done) }() // cmd keeps the state, the log what it printed
 	b.procs = append(b.procs, p)
 	return p, nil
 }
 
-// Listening starts a process and waits until addr takes connections.
-func (b *Bench) Listening(ctx context.Context, addr string, s Spec) (*Process, error) {
+// startUntil starts a process and waits until check passes; it kills one that never does.
+func (b *Bench) startUntil(ctx context.Context, s Spec, check func(*Process) error) (*Process, error) {
 	p, err := b.Start(s)
 	if err != nil {
 		return nil, err
 	}
-	p.Addr = addr
-	err = p.Until(ctx, ready, func() error {
+	if err := p.Until(ctx, ready, func() error { return check(p) }); err != nil {
+		p.Kill()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Listening starts a process and waits until addr accepts connections.
+func (b *Bench) Listening(ctx context.Context, addr string, s Spec) (*Process, error) {
+	return b.startUntil(ctx, s, func(p *Process) error {
+		p.Addr = addr
 		c, err := net.DialTimeout("tcp", addr, time.Second)
 		if err == nil {
 			c.Close()
 		}
 		return err
 	})
-	if err != nil {
-		p.Kill()
-		return nil, err
-	}
-	return p, nil
 }
 
-// Saying starts a process and waits for a line with this beginning, of which it
-// returns the rest, and how long that took.
-func (b *Bench) Saying(ctx context.Context, beginning string, s Spec) (p *Process, rest string, took time.Duration, err error) {
-	if p, err = b.Start(s); err != nil {
-		return nil, "", 0, err
-	}
-	err = p.Until(ctx, ready, func() error {
+// Saying starts a process and waits for a line that starts with prefix. It returns the rest
+// of the line and how long that took.
+func (b *Bench) Saying(ctx context.Context, prefix string, s Spec) (p *Process, rest string, took time.Duration, err error) {
+	p, err = b.startUntil(ctx, s, func(p *Process) error {
 		text, err := os.ReadFile(p.log)
 		if err != nil {
 			return err
 		}
 		for line := range bytes.Lines(text) {
-			if after, ok := bytes.CutPrefix(line, []byte(beginning)); ok && bytes.HasSuffix(after, []byte("\n")) {
+			if after, ok := bytes.CutPrefix(line, []byte(prefix)); ok && bytes.HasSuffix(after, []byte("\n")) {
 				rest, took = string(bytes.TrimSpace(after)), time.Since(p.began)
 				return nil
 			}
 		}
-		return fmt.Errorf("it did not say %q", beginning)
+		return fmt.Errorf("it did not say %q", prefix)
 	})
-	if err != nil {
-		p.Kill()
-		return nil, "", 0, err
-	}
-	return p, rest, took, nil
+	return p, rest, took, err
 }
 
-// Until tries f until it succeeds, the process has ended, or the time is over.
+// Until retries f until it succeeds, the process ends or limit is over.
 func (p *Process) Until(ctx context.Context, limit time.Duration, f func() error) error {
 	return Until(ctx, limit, f, p)
 }
 
-// Until tries f until it succeeds, one of the processes has ended, or the time is over.
+// Until retries f until it succeeds, one of the processes ends or limit is over.
 func Until(ctx context.Context, limit time.Duration, f func() error, of ...*Process) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -128,33 +124,28 @@ func Until(ctx context.Context, limit time.Duration, f func() error, of ...*Proc
 		for _, p := range of {
 			select {
 			case <-p.done:
-				return fmt.Errorf("%s has ended: %w\n%s", p.Name, err, Logs(of))
+				return fmt.Errorf("%s has ended: %w\n%s", p.Name, err, Logs(of...))
 			default:
 			}
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%w: %w\n%s", ctx.Err(), err, Logs(of))
+			return fmt.Errorf("%w: %w\n%s", ctx.Err(), err, Logs(of...))
 		case <-time.After(2 * time.Millisecond):
 		}
 	}
 }
 
-// Logs are the ends of what processes have said.
-func Logs(of []*Process) (text string) {
+// Logs returns the last 2,000 bytes that each process printed.
+func Logs(of ...*Process) (all string) {
 	for _, p := range of {
-		text += fmt.Sprintf("--- %s\n%s", p.Name, p.Log())
+		text, _ := os.ReadFile(p.log)
+		all += fmt.Sprintf("--- %s\n%s", p.Name, text[max(0, len(text)-2000):])
 	}
-	return text
+	return all
 }
 
-// Log is the end of what it has said.
-func (p *Process) Log() string {
-	text, _ := os.ReadFile(p.log)
-	return string(text[max(0, len(text)-2000):])
-}
-
-// Kill ends the process and its descendants, and waits for it. Once is enough.
+// Kill ends the process and its descendants, and waits for it. Further calls do nothing.
 func (p *Process) Kill() {
 	if p.killed {
 		return
@@ -164,8 +155,8 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
-// Stop asks the process to end, and kills what has not ended in 20 s. Its error is how
-// the process ended.
+// Stop asks the process to end, kills it after 20 s, and returns an error unless it exited
+// with 0.
 func (p *Process) Stop() error {
 	defer p.Kill()
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
@@ -177,13 +168,13 @@ func (p *Process) Stop() error {
 		return fmt.Errorf("%s does not end", p.Name)
 	}
 	if !p.cmd.ProcessState.Success() {
-		return fmt.Errorf("%s: %v\n%s", p.Name, p.cmd.ProcessState, p.Log())
+		return fmt.Errorf("%s: %v\n%s", p.Name, p.cmd.ProcessState, Logs(p))
 	}
 	return nil
 }
 
-// Used is the processor time, user and system, of a process that has ended and of its
-// children that it has waited for.
+// Used is the processor time, user and system, of an ended process and of the children it
+// waited for.
 func (p *Process) Used() time.Duration {
 	<-p.done
 	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
@@ -199,7 +190,7 @@ func (p *Process) tree() []int {
 			continue // it ended
 		}
 		pid, _ := strconv.Atoi(strings.Split(path, "/")[2])
-		after := text[strings.LastIndexByte(string(text), ')')+2:]
+		after := text[bytes.LastIndexByte(text, ')')+2:]
 		parents[pid], _ = strconv.Atoi(strings.Fields(string(after))[1])
 	}
 	all := []int{p.cmd.Process.Pid}
@@ -214,8 +205,7 @@ func (p *Process) tree() []int {
 }
 
 // CPU is the processor time, user and system, that the running tree has used.
-func (p *Process) CPU() time.Duration {
-	var sum time.Duration
+func (p *Process) CPU() (sum time.Duration) {
 	for _, pid := range p.tree() {
 		var ts unix.Timespec
 		clock := int32(^pid)<<3 | 2 // the kernel's id of a process's CPU clock (man clock_getcpuclockid)
@@ -227,8 +217,7 @@ func (p *Process) CPU() time.Duration {
 }
 
 // RSS is the resident memory of the tree in bytes.
-func (p *Process) RSS() int {
-	sum := 0
+func (p *Process) RSS() (sum int) {
 	for _, pid := range p.tree() {
 		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 		if f := strings.Fields(string(text)); len(f) > 1 {
@@ -239,7 +228,7 @@ func (p *Process) RSS() int {
 	return sum
 }
 
-// FreeAddr is a loopback address that nobody listens on now.
+// FreeAddr is a loopback address on which nothing listens now.
 func FreeAddr() (string, error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

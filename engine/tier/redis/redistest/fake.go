@@ -15,9 +15,9 @@ import (
 	"testing"
 )
 
-// Fake is a server inside the test's process, for machines that have no Redis: it
-// answers what the client of package redis sends, and no more. It forgets nothing by
-// itself, has one database and no password.
+// Fake is a server inside the test's process, for machines without Redis. It knows the
+// commands that package redis sends, and no more. It forgets nothing by itself, and has
+// one database and no password.
 type Fake struct {
 	url   string
 	ln    net.Listener
@@ -84,7 +84,7 @@ func (f *Fake) serve(tb testing.TB, c net.Conn) {
 		args, err := command(r)
 		var reply []byte
 		if err == nil {
-			reply, err = f.answer(args)
+			reply, err = f.reply(args)
 		}
 		if errors.Is(err, errCommand) {
 			tb.Errorf("fake Redis: %v", err)
@@ -133,50 +133,44 @@ func command(r *bufio.Reader) ([]string, error) {
 	return args, nil
 }
 
-// answer does a command.
-func (f *Fake) answer(args []string) (b []byte, err error) {
+// reply carries a command out.
+func (f *Fake) reply(args []string) ([]byte, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	text := func(v string) { b = fmt.Appendf(b, "$%d\r\n%s\r\n", len(v), v) }
+	is := func(verb string, n int) bool { return len(args) == n && args[0] == verb }
+	text := func(v string) string { return fmt.Sprintf("$%d\r\n%s\r\n", len(v), v) }
 	const none = "$-1\r\n"
 	var v string
 	var has bool
 	if len(args) > 1 {
 		v, has = f.values[args[1]]
 	}
-	switch verb := strings.Join(args[:min(1, len(args))], ""); {
-	case verb == "EXISTS" && len(args) == 2 && has:
+	switch {
+	case is("EXISTS", 2) && has:
 		return []byte(":1\r\n"), nil
-	case verb == "EXISTS" && len(args) == 2:
+	case is("EXISTS", 2):
 		return []byte(":0\r\n"), nil
-	case (verb == "GET" && len(args) == 2 || verb == "GETEX" && len(args) == 4) && has:
-		text(v)
-	case verb == "GET" && len(args) == 2, verb == "GETEX" && len(args) == 4:
+	case (is("GET", 2) || is("GETEX", 4)) && has:
+		return []byte(text(v)), nil
+	case is("GET", 2), is("GETEX", 4), is("SET", 6) && args[3] == "NX" && has:
 		return []byte(none), nil
-	case verb == "SET" && len(args) == 6 && args[3] == "NX" && has:
-		return []byte(none), nil
-	case verb == "SET" && len(args) == 6 && args[3] == "NX":
+	case is("SET", 6) && args[3] == "NX":
 		f.values[args[1]] = args[2]
 		return []byte("+OK\r\n"), nil
-	case verb == "UNLINK":
+	case len(args) > 0 && args[0] == "UNLINK":
 		n := len(f.values)
 		for _, k := range args[1:] {
 			delete(f.values, k)
 		}
 		return fmt.Appendf(nil, ":%d\r\n", n-len(f.values)), nil
-	case verb == "SCAN" && len(args) == 6 && args[2] == "MATCH": // all at once
-		var found []string
+	case is("SCAN", 6) && args[2] == "MATCH": // all at once
+		n, found := 0, ""
 		for k := range f.values {
 			if strings.HasPrefix(k, strings.TrimSuffix(args[3], "*")) {
-				found = append(found, k)
+				n, found = n+1, found+text(k)
 			}
 		}
-		b = fmt.Appendf(nil, "*2\r\n$1\r\n0\r\n*%d\r\n", len(found))
-		for _, k := range found {
-			text(k)
-		}
-	default:
-		err = fmt.Errorf("%w: %.100q", errCommand, args)
+		return fmt.Appendf(nil, "*2\r\n$1\r\n0\r\n*%d\r\n%s", n, found), nil
 	}
-	return b, err
+	return nil, fmt.Errorf("%w: %.100q", errCommand, args)
 }

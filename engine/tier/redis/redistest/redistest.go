@@ -1,6 +1,6 @@
-// Package redistest runs a real Redis for a test: a process of its own, on a
-// unix socket in a folder of its own, which ends with the test. Where there is none to
-// run, a fake one inside the process does for tests that only need a store.
+// Package redistest runs a real Redis for a test, on a unix socket in a folder of its
+// own, until the test ends; and a fake one inside the process, for tests that only need
+// a store.
 package redistest
 
 import (
@@ -117,7 +117,7 @@ func (s *Server) Stop() {
 	for by := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		b, err := os.ReadFile(stat)
 		if _, rest, ok := bytes.Cut(b, []byte(") ")); err != nil || ok && rest[0] == 'T' {
-			return // it has stopped, or this system does not tell
+			return // stopped, or a system without /proc
 		}
 		if time.Now().After(by) {
 			s.tb.Fatal("redis-server does not stop")

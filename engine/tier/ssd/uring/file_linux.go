@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// File is read and written through a ring, in positions as os.File's ReadAt and
-// WriteAt are. It may be closed while the ring is open or afterwards.
+// File is a file that is read and written through a ring. It may be closed before or after the ring.
 type File struct {
 	ring *Ring
 	f    *os.File
@@ -54,7 +53,7 @@ func (f *File) move(opcode uint8, b []byte, off int64, verb string, direct func(
 		case errors.Is(err, unix.EINTR):
 			continue
 		case refused != nil, errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
-			// The ring's trouble, or the file's: pread or pwrite will tell.
+			// Whether the ring or the file is the reason, pread or pwrite will show.
 			f.ring.direct.Add(1)
 			m, err := direct(b[n:], off+int64(n))
 			return n + m, err

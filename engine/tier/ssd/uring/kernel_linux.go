@@ -32,8 +32,7 @@ type params struct {
 	cq   offsets
 }
 
-// offsets is struct io_sqring_offsets and io_cqring_offsets: they differ in
-// what two of the words are.
+// offsets is struct io_sqring_offsets and io_cqring_offsets, which differ in the meaning of some words.
 type offsets struct {
 	head, tail, ringMask, ringEntries uint32
 
@@ -74,7 +73,7 @@ type probe struct {
 	}
 }
 
-// kernel is the three system calls; tests have others.
+// kernel is the three system calls; tests replace them.
 type kernel struct {
 	setup    func(entries uint32, p *params) (fd int, err error)
 	register func(fd int, p *probe) error

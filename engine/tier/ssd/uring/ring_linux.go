@@ -25,35 +25,34 @@ type Ring struct {
 	sqes                           []sqe
 	cqes                           []cqe
 
-	places chan uint32   // free ones of ops
+	places chan uint32   // free indexes of ops
 	ops    []op          // by place
-	closed chan struct{} // nobody begins any more
-	reaped chan struct{} // the reaper has ended
-	broken atomic.Bool   // nothing more is submitted
-	gone   atomic.Bool   // nor will the reaper be told that it is over
+	closed chan struct{} // closed by Close: no transfer begins any more
+	reaped chan struct{} // closed when the reaper has ended
+	broken atomic.Bool   // nothing more can be submitted
+	gone   atomic.Bool   // the wake of the reaper neither
 
-	mu     sync.Mutex // of the submission queue, and of ending
+	mu     sync.Mutex // guards the submission queue and ending
 	ending bool
 
 	submitted, completed, direct, stray atomic.Uint64
 }
 
-// op is a transfer in its place.
+// op is a place for one transfer at a time.
 type op struct {
-	turn atomic.Uint32 // of this place: tells completions of one transfer from another's
+	turn atomic.Uint32 // counts its transfers, so that a completion names one of them
 	busy atomic.Bool   // the kernel has it
-	done chan int32    // what came of it; room for one
+	done chan int32    // its result; room for one
 	pin  runtime.Pinner
 }
 
-// Marks of completions that are no transfer's.
+// userData of completions that are not of transfers.
 const (
 	wake     = ^uint64(0)
 	canceled = wake - 1
 )
 
-// nudge is how long a kernel may take over nothing, and how often a broken ring
-// is looked at.
+// nudge is how long a kernel may take over nothing, and how often a broken ring is looked at.
 const nudge = time.Second
 
 // Open sets up a ring for at least so many transfers at a time, at most 4,096.
@@ -93,7 +92,7 @@ func hint(err error) string {
 	return ""
 }
 
-// begin looks at what the kernel offers, and maps the queues.
+// begin checks what the kernel offers, and maps the queues.
 func (r *Ring) begin(p *params) error {
 	if p.features&(featSingleMmap|featNoDrop) != featSingleMmap|featNoDrop {
 		return fmt.Errorf("kernel's features %#x: older than 5.5", p.features)
@@ -120,7 +119,7 @@ func (r *Ring) begin(p *params) error {
 	r.cqHead, r.cqTail, r.cqMask = word(p.cq.head), word(p.cq.tail), *word(p.cq.ringMask)
 	r.sqes = unsafe.Slice((*sqe)(unsafe.Pointer(&r.memory[0])), p.sqEntries)
 	r.cqes = unsafe.Slice((*cqe)(unsafe.Pointer(&r.rings[p.cq.dropped])), p.cqEntries)
-	for i := range p.sqEntries { // an entry is where its number says
+	for i := range p.sqEntries { // entry i is at index i
 		*word(p.sq.array + 4*i) = i
 	}
 	// A completion for each transfer, one for cancelling each, and the last.
@@ -133,7 +132,7 @@ func (r *Ring) begin(p *params) error {
 	return nil
 }
 
-// prove sends nothing, and waits for it to come back.
+// prove submits a nop and waits for its completion.
 func (r *Ring) prove(ctx context.Context) error {
 	i := <-r.places
 	o := &r.ops[i]
@@ -153,13 +152,13 @@ func (r *Ring) prove(ctx context.Context) error {
 	}
 }
 
-// take begins a transfer in a place, and names it.
+// take begins a transfer and returns its name.
 func (o *op) take(i uint32) (userData uint64) {
 	o.busy.Store(true)
 	return uint64(o.turn.Add(1))<<32 | uint64(i)
 }
 
-// submit hands one entry to the kernel. An error: the kernel has not taken it.
+// submit passes one entry to the kernel. After an error the kernel has not taken it.
 func (r *Ring) submit(e *sqe) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -192,8 +191,8 @@ func (r *Ring) push(e *sqe) error {
 	}
 }
 
-// do moves b from or to an open file, or a part of it; wait until the kernel is
-// done with it. Refused: the kernel has never had it.
+// do moves all or the first part of b from or to an open file, and waits until the kernel is done
+// with b. refused says that the kernel never had it.
 func (r *Ring) do(opcode uint8, fd func(func(fd uintptr)) error, b []byte, off int64) (n int, refused, err error) {
 	var i uint32
 	select {
@@ -205,7 +204,7 @@ func (r *Ring) do(opcode uint8, fd func(func(fd uintptr)) error, b []byte, off i
 	p := unsafe.SliceData(b)
 	o.pin.Pin(p)
 	e := sqe{opcode: opcode, off: uint64(off), addr: uint64(uintptr(unsafe.Pointer(p))), len: uint32(len(b)), userData: o.take(i)}
-	err = fd(func(fd uintptr) { // it cannot be closed meanwhile; afterwards the kernel has its own hold
+	err = fd(func(fd uintptr) { // it cannot be closed meanwhile; afterwards the kernel has its own reference
 		e.fd = int32(fd)
 		refused = r.submit(&e)
 	})
@@ -226,7 +225,7 @@ func (r *Ring) do(opcode uint8, fd func(func(fd uintptr)) error, b []byte, off i
 	return int(res), nil, nil
 }
 
-// reap hands completions out until the ring is closed and nothing is under way.
+// reap handles completions until the ring is closed and nothing is under way.
 func (r *Ring) reap() {
 	defer close(r.reaped)
 	var last bool
@@ -234,7 +233,7 @@ func (r *Ring) reap() {
 		head, tail := *r.cqHead, atomic.LoadUint32(r.cqTail)
 		if head == tail {
 			if _, err := r.kernel.enter(r.fd, 0, 1, enterGetEvents); err != nil && !errors.Is(err, unix.EINTR) {
-				r.broken.Store(true) // what is under way may still come
+				r.broken.Store(true) // transfers under way may still end
 				last = last || r.gone.Load()
 				time.Sleep(nudge / 100)
 			}
@@ -247,10 +246,10 @@ func (r *Ring) reap() {
 	}
 }
 
-// under is how many submissions have not come back.
+// under is how many submissions have no completion yet.
 func (r *Ring) under() uint64 { return r.submitted.Load() - r.completed.Load() }
 
-// complete ends what a completion is of; last: it says that the ring is closed.
+// complete ends a completion's transfer. last says that the ring is closed.
 func (r *Ring) complete(c cqe) (last bool) {
 	defer r.completed.Add(1)
 	if c.userData >= canceled {
@@ -267,17 +266,16 @@ func (r *Ring) complete(c cqe) (last bool) {
 	return false
 }
 
-// Close ends the ring: what the kernel has not begun is cancelled, and its
-// callers get an error; what it has begun is waited for until ctx ends. Then an
-// error says how much is left, whose buffers must not be used again, and the
-// ring stays mapped. Again: the same.
+// Close ends the ring: what the kernel has not begun is cancelled, and its callers get an
+// error; what it has begun is waited for until ctx ends. Then an error says how much is left,
+// whose buffers must not be used again, and the ring stays mapped. Again: the same.
 func (r *Ring) Close(ctx context.Context) error {
 	r.mu.Lock()
 	if !r.ending {
 		r.ending = true
 		close(r.closed)
 		for i := range r.ops {
-			if o := &r.ops[i]; o.busy.Load() { // those that end meanwhile are not found
+			if o := &r.ops[i]; o.busy.Load() { // the kernel does not find those that end meanwhile
 				_ = r.push(&sqe{opcode: opAsyncCancel, addr: uint64(o.turn.Load())<<32 | uint64(i), userData: canceled})
 			}
 		}

@@ -1,23 +1,22 @@
-// Package uring reads and writes files through Linux's io_uring: many
-// transfers under way at once without a thread for each.
+// Package uring reads and writes files through Linux's io_uring: many transfers at once without a
+// thread for each.
 //
-// A ring has a fixed number of places, each one transfer. Who has no place
-// waits for one; so neither queue can overflow, and what the kernel may still
-// write to is known at any time. A transfer ends when the kernel has said so,
-// never by a timeout: until then its buffer is the kernel's.
+// A ring has a fixed number of places, one for each transfer under way. A caller without a place
+// waits for one, so neither queue can overflow. A transfer ends when the kernel says so, never by a
+// timeout: until then its buffer is the kernel's.
 //
-//	Open    sets a ring up and proves it: the operations that are needed are
-//	        there, and one comes back. ErrUnavailable with the reason if not
-//	        (an old kernel, seccomp, kernel.io_uring_disabled).
-//	File    a file that is read and written through the ring. What the ring does
-//	        not take goes by pread and pwrite, and is counted.
-//	Close   cancels what the kernel has not begun, and waits for the rest as long
-//	        as its context lasts.
+//	Open    sets up a ring and tests it: the kernel has the operations, and one completes.
+//	        ErrUnavailable with the reason if not (an old kernel, seccomp,
+//	        kernel.io_uring_disabled).
+//	File    a file that is read and written through the ring. Transfers that the ring does not
+//	        take go by pread and pwrite, and are counted.
+//	Close   cancels transfers that the kernel has not begun, and waits for the others until its
+//	        context ends.
 //
 // # Order of memory accesses
 //
-// Queues are shared with the kernel, which reads and writes their heads and
-// tails with acquire and release. sync/atomic is at least that:
+// Queues are shared with the kernel, which accesses their heads and tails with acquire and release.
+// sync/atomic is at least that:
 //
 //	submit  the entry is written, then the submission tail is stored (release);
 //	        the kernel loads the tail (acquire) and then reads the entry. One
@@ -34,7 +33,7 @@ package uring
 
 import "errors"
 
-// ErrUnavailable says that this system has no io_uring for us; what it wraps says why.
+// ErrUnavailable says that io_uring cannot be used here; the error it is wrapped with says why.
 var ErrUnavailable = errors.New("io_uring is not available")
 
 // ErrClosed says that the ring is closed, or a transfer was cancelled for that.
@@ -42,8 +41,8 @@ var ErrClosed = errors.New("the ring is closed")
 
 // Stats counts transfers of one ring since it was opened.
 type Stats struct {
-	Submitted uint64 // that the kernel has taken
-	Completed uint64 // of those, that it has ended, well or not
+	Submitted uint64 // that the kernel took
+	Completed uint64 // those of them that ended, well or not
 	Direct    uint64 // that went by pread or pwrite, because the ring did not take them
-	Stray     uint64 // completions of nothing; always 0
+	Stray     uint64 // completions of no transfer; always 0
 }

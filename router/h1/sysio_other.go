@@ -1,4 +1,4 @@
-//go:build unix && (!linux || race)
+//go:build !linux || race
 
 package h1
 

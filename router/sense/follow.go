@@ -9,7 +9,7 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// memberMetrics are those of who may get requests.
+// memberMetrics are about which workers may get requests.
 type memberMetrics struct {
 	sent      *prometheus.CounterVec // probes, by result
 	opened    *prometheus.CounterVec // role
@@ -17,13 +17,15 @@ type memberMetrics struct {
 }
 
 func newMemberMetrics() memberMetrics {
+	counters := func(name, help, label string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, []string{label})
+	}
 	g := memberMetrics{
-		sent: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_probes_total",
-			Help: "One-token probes sent, by result."}, []string{"result"}),
-		opened: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_breaker_opened_total",
-			Help: "Times that a worker's breaker opened, also after a try that failed. `xpyd status` says whose and why."}, []string{"role"}),
-		ejections: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_ejections_total",
-			Help: "Times that a worker was ejected because it did worse than its peers. `xpyd status` says whose and why."}, []string{"role"}),
+		sent: counters("xpyd_router_probes_total", "One-token probes sent, by result.", "result"),
+		opened: counters("xpyd_router_breaker_opened_total",
+			"Times that a worker's breaker opened, also after a try that failed. `xpyd status` says whose and why.", "role"),
+		ejections: counters("xpyd_router_ejections_total",
+			"Times that a worker was ejected because it did worse than its peers. `xpyd status` says whose and why.", "role"),
 	}
 	for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
 		g.opened.WithLabelValues(string(role))
@@ -32,7 +34,7 @@ func newMemberMetrics() memberMetrics {
 	return g
 }
 
-// Collectors are the metrics.
+// Collectors returns the metrics.
 func (ms *Members) Collectors() []prometheus.Collector {
 	gauge := func(name, help string, f func() int) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(f()) })
@@ -46,8 +48,8 @@ func (ms *Members) Collectors() []prometheus.Collector {
 	}
 }
 
-// followGuards logs and counts what happens to the guards of workers, and
-// compares the workers now and then.
+// followGuards logs and counts what happens to the workers' guards, and compares the
+// workers now and then.
 func (ms *Members) followGuards() {
 	tick := time.NewTicker(ms.Judge)
 	defer tick.Stop()
@@ -71,7 +73,7 @@ func (ms *Members) guarded(ev *pick.Event) {
 	switch ev.State {
 	case pick.Open:
 		if ev.Until == nil || !ev.Until.After(time.Now()) {
-			return // a try that was not made
+			return // no request tried it
 		}
 		ms.opened.WithLabelValues(string(ev.Role)).Inc()
 		log.Warn("breaker opened", "until", *ev.Until, "why", ev.Why)
@@ -84,3 +86,28 @@ func (ms *Members) guarded(ev *pick.Event) {
 		log.Info("worker gets requests again")
 	}
 }
+
+// followPicks updates the picker's table at each change of the fleet and of the probes, so
+// that requests need not. It asks other routers a little after the first pair is there,
+// when most of the fleet is.
+func (ms *Members) followPicks() {
+	asks := ms.Share != nil
+	var settled <-chan time.Time
+	for {
+		changed, probed := ms.Fleet.Changed(), ms.Probed()
+		ms.Picker.Refresh(ms.View())
+		if asks && ms.HasPair() {
+			asks, settled = false, time.After(settling)
+		}
+		select {
+		case <-settled:
+			ms.Share.Ask()
+		case <-changed:
+		case <-probed:
+		case <-ms.Ctx.Done():
+			return
+		}
+	}
+}
+
+const settling = time.Second
