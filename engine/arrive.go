@@ -92,11 +92,11 @@ func (e *Engine) holdsUp(q *sequence, tokens int) bool {
 	switch {
 	case n == e.layers:
 		return false
-	case n == 0 || e.pace.rate == 0:
+	case n == 0 || !e.pace.measured():
 		return true
 	}
 	left := time.Since(q.asked).Seconds() * float64(e.layers-n) / float64(n)
-	return left > float64(tokens)/e.pace.rate
+	return left > float64(tokens)/e.pace.rate(tokens)
 }
 
 // othersFly reports whether a step under way carries another sequence than q.

@@ -23,6 +23,10 @@ type Config struct {
 	// to the measured speed. 0: StepTokens alone decides. A step for which PrefillTokens counts
 	// may take four times as long.
 	MaxStepTime time.Duration
+	// QueueTime is how soon waiting prompt tokens are to be computed: a step beside which
+	// others decode is as large as that takes, and no larger. 0: as large as StepTokens and
+	// MaxStepTime allow.
+	QueueTime time.Duration
 	// MaxBacklog is how many unread events a choice may have before it pauses.
 	MaxBacklog int
 	// MaxModelLen caps prompt plus output tokens; 0 means what model and pool allow.
@@ -49,6 +53,7 @@ func DefaultConfig() Config {
 		MaxWaiting:  1024,
 		StepTokens:  2048,
 		MaxStepTime: 50 * time.Millisecond,
+		QueueTime:   50 * time.Millisecond,
 		MaxBacklog:  64,
 		MaxFailures: 3,
 	}
@@ -74,6 +79,7 @@ func (c *Config) Validate() error {
 		{"max model len", c.MaxModelLen, 0},
 		{"max failures", c.MaxFailures, 1},
 		{"max step time", int(c.MaxStepTime), 0},
+		{"queue time", int(c.QueueTime), 0},
 	} {
 		if f.value < f.least {
 			return fmt.Errorf("engine: %s is %d, want at least %d", f.name, f.value, f.least)

@@ -116,6 +116,9 @@ func New(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.Lo
 // MaxModelLen is the longest prompt plus output, in tokens.
 func (e *Engine) MaxModelLen() int { return e.maxLen }
 
+// MaxRunning is how many sequences one step carries.
+func (e *Engine) MaxRunning() int { return e.cfg.MaxRunning }
+
 // Stats returns the current load.
 func (e *Engine) Stats() Stats {
 	kv := e.cache.Stats()
@@ -165,6 +168,7 @@ func (e *Engine) Close(ctx context.Context) error {
 func (e *Engine) loop() {
 	defer close(e.loopExited)
 	for {
+		e.linger()
 		e.intake()
 		if e.leave() {
 			e.cache.Prioritise(0, 0, time.Time{})

@@ -58,6 +58,31 @@ func launcherOf(b kernels.Backend) (kernels.Launcher, int) {
 	return &serial{Backend: b}, 1
 }
 
+// ahead is how long before the end of the step under way the next is planned: enough to
+// describe and launch it while the device is busy.
+const ahead = 3 * time.Millisecond
+
+// linger waits with the plan of the next step until the one under way is about to end, by
+// what such steps took: requests that come meanwhile go into the next step, not into the one
+// behind it. It takes a device that computes by itself, and a step that nobody hears of layer
+// by layer, and that waits for nothing.
+func (e *Engine) linger() {
+	if _, ok := e.backend.(stepTimer); !ok || len(e.flights) == 0 || len(e.flights) >= e.depth || e.cfg.MaxStepTime == 0 {
+		return
+	}
+	f := e.flights[0]
+	if f.step == nil || f.step.OnLayer != nil || len(f.step.Arrivals) > 0 {
+		return
+	}
+	began := f.began
+	if began.Before(e.settled) {
+		began = e.settled
+	}
+	if d := time.Until(began.Add(e.pace.takes(f.members)*9/10 - ahead)); d > 0 {
+		time.Sleep(d)
+	}
+}
+
 // turn plans and launches a step if one more may be under way. Otherwise, or if there is nothing
 // to launch, it settles the oldest. It reports whether there was anything to do.
 func (e *Engine) turn() bool {

@@ -3,58 +3,148 @@ package engine
 import "time"
 
 const (
-	firstChunk   = 128 // tokens, before anything was measured
-	leastChunk   = 16  // tokens, however slow
-	paceMemory   = 0.7 // weight of the past in the moving average
-	leastMeasure = 16  // tokens; a smaller step says little
-	tile         = 128 // tokens that a GPU's projections compute at once
-	wholeTiles   = 512 // tokens of a step from which on it ends with a tile
+	firstChunk = 128 // tokens, before anything was measured
+	leastChunk = 16  // tokens, however slow
+	paceMemory = 0.7 // weight of the past in the moving average
+	forget     = 256 // steps of other sizes after which a rate is theirs, about
+	tile       = 128 // tokens that a GPU's projections compute at once: steps of one more take a tile's time longer
+	// efficient is the size of a step from which on its time is proportional to its
+	// tokens: a larger one computes no more of them a second, it only keeps those who
+	// decode waiting for longer.
+	efficient = 512
 )
 
-// pacer measures how fast steps compute tokens, to size prefill chunks.
+// pacer measures how fast steps compute tokens, by their size, to size prefill chunks.
 type pacer struct {
-	rate float64 // tokens a second; 0 when not measured
+	rates   []float64     // tokens a second of steps with prefill, by their tiles less one; 0 when not measured
+	decodes time.Duration // of a step without
 }
 
-// budget is how many prefill tokens fit into a step beside its decodes: within the step's total
-// tokens and, at the measured rate, within target.
-func (p *pacer) budget(total int, target time.Duration, decodes int) int {
-	n := total
-	if target > 0 {
-		timed := firstChunk
-		if p.rate > 0 {
-			timed = int(min(p.rate*target.Seconds(), 1<<30))
+// measured reports whether any step was.
+func (p *pacer) measured() bool { return len(p.rates) > 0 }
+
+// rate is the speed of steps of n tokens: as measured, or that of the next smaller or
+// larger ones that were.
+func (p *pacer) rate(n int) float64 {
+	at := (n - 1) / tile
+	for i := min(at, len(p.rates)-1); i >= 0; i-- {
+		if p.rates[i] > 0 {
+			return p.rates[i]
 		}
-		n = min(n, timed)
 	}
-	if n >= wholeTiles {
+	for i := at + 1; i < len(p.rates); i++ {
+		if p.rates[i] > 0 {
+			return p.rates[i]
+		}
+	}
+	return 0
+}
+
+// within returns how many tokens of at most total a step computes in a time.
+func (p *pacer) within(total int, target time.Duration) int {
+	if !p.measured() {
+		return min(total, firstChunk)
+	}
+	for n := total; n > tile; n = (n - 1) / tile * tile {
+		if p.rate(n)*target.Seconds() >= float64(n) {
+			return n
+		}
+	}
+	return int(min(float64(min(total, tile)), p.rate(1)*target.Seconds()))
+}
+
+// drain returns the size of the smallest efficient step, up to most tokens, such that steps
+// of this size, with so many decodes in each, compute the queued tokens in a time.
+func (p *pacer) drain(most, decodes, queued int, within time.Duration) int {
+	n := min(efficient, most)
+	for ; n < most; n += tile {
+		if steps := float64(queued) / float64(n-decodes); n > decodes && steps*float64(n) <= p.rate(n)*within.Seconds() {
+			break
+		}
+	}
+	return min(n, most)
+}
+
+// limits are what a step must keep to.
+type limits struct {
+	total   int           // tokens
+	target  time.Duration // that it may take; 0: any
+	drain   time.Duration // in which queued tokens are to be computed, by steps of this size; 0: by the largest steps
+	decodes int           // sequences that decode in it
+	queued  int           // tokens of prompts that wait
+}
+
+// budget is how many prefill tokens a step gets: as few as drain the queue in time, no
+// more than the target and the total have room for (most), and a few however slow it is. A
+// large step ends with a tile.
+func (p *pacer) budget(l limits) (tokens, most int) {
+	most = l.total
+	if l.target > 0 {
+		most = p.within(most, l.target)
+	}
+	n := most
+	if l.target > 0 && l.drain > 0 && p.measured() {
+		n = p.drain(n, l.decodes, l.queued, l.drain)
+	}
+	if n >= efficient {
 		n -= n % tile
 	}
-	return max(n-decodes, min(leastChunk, total))
+	return max(n-l.decodes, min(leastChunk, l.total)), most - l.decodes
 }
 
-// step records a step that carried prefill.
-func (p *pacer) step(took time.Duration, members []member) {
-	prefill, total := 0, 0
+// takes predicts how long a step takes; 0 when nothing like it was measured.
+func (p *pacer) takes(members []member) time.Duration {
+	prefill, total := count(members)
+	switch {
+	case prefill == 0:
+		return p.decodes
+	case !p.measured():
+		return 0
+	}
+	return time.Duration(float64(total) / p.rate(total) * float64(time.Second))
+}
+
+func count(members []member) (prefill, total int) {
 	for _, m := range members {
 		total += m.chunk
 		if m.chunk > 1 {
 			prefill += m.chunk
 		}
 	}
-	if prefill > 0 {
+	return prefill, total
+}
+
+// step records a step.
+func (p *pacer) step(took time.Duration, members []member) {
+	prefill, total := count(members)
+	switch {
+	case prefill > 0:
 		p.observe(total, took)
+	case p.decodes == 0:
+		p.decodes = took
+	default:
+		p.decodes += (took - p.decodes) / 4
 	}
 }
 
-// observe records a step with a prefill chunk.
+// observe records a step of so many tokens, unless it is too small to mean much.
 func (p *pacer) observe(tokens int, took time.Duration) {
-	if tokens < leastMeasure || took <= 0 {
+	if tokens < leastChunk || took <= 0 {
 		return
 	}
-	rate := float64(tokens) / took.Seconds()
-	if p.rate > 0 {
-		rate = paceMemory*p.rate + (1-paceMemory)*rate
+	at := (tokens - 1) / tile
+	for len(p.rates) <= at {
+		p.rates = append(p.rates, 0)
 	}
-	p.rate = rate
+	rate := float64(tokens) / took.Seconds()
+	for i, old := range p.rates {
+		switch {
+		case i == at && old > 0:
+			p.rates[i] = paceMemory*old + (1-paceMemory)*rate
+		case i == at:
+			p.rates[i] = rate
+		case old > 0: // one that is avoided as slow is tried again some day
+			p.rates[i] += (rate - old) / forget
+		}
+	}
 }

@@ -17,8 +17,8 @@ func TestBudget(t *testing.T) {
 	}{
 		{0, 500, 0, 10, 490},
 		{0, 1000, 0, 10, 7*tile - 10}, // whole tiles
-		{0, wholeTiles, 0, 0, wholeTiles},
-		{0, wholeTiles - 1, 0, 0, wholeTiles - 1},
+		{0, efficient, 0, 0, efficient},
+		{0, efficient - 1, 0, 0, efficient - 1},
 		{0, 500, time.Second, 10, firstChunk - 10}, // not measured
 		{0, 500, 1, 10, firstChunk - 10},
 		{1000, 500, 100 * time.Millisecond, 10, 90},
@@ -28,9 +28,65 @@ func TestBudget(t *testing.T) {
 		{1000, 500, 100 * time.Millisecond, 90, leastChunk},
 		{1e300, 500, time.Hour, 0, 500},
 	} {
-		p := pacer{rate: c.rate}
-		if got := p.budget(c.total, c.target, c.decodes); got != c.want {
+		var p pacer
+		if c.rate > 0 {
+			p.rates = []float64{c.rate}
+		}
+		if got, _ := p.budget(limits{total: c.total, target: c.target, decodes: c.decodes}); got != c.want {
 			t.Errorf("%+v: %d tokens", c, got)
 		}
+	}
+}
+
+// TestDrain: beside decodes a step is as small as is efficient, unless more wait than such
+// steps would compute in time; then it grows by tiles, as far as the target allows.
+func TestDrain(t *testing.T) {
+	p := pacer{rates: make([]float64, 16)}
+	for i := range p.rates { // 20 us a token, small steps 5 ms
+		n := (i + 1) * tile
+		p.rates[i] = float64(n) / max(5*time.Millisecond, time.Duration(n)*20*time.Microsecond).Seconds()
+	}
+	for _, c := range []struct{ decodes, queued, want int }{
+		{60, 100, efficient - 60},
+		{60, 4000, efficient - 60},      // 9 steps of 10.2 ms
+		{60, 4410, efficient - 60},      // just
+		{60, 4440, 5*tile - 60},         // 4440/580 steps of 12.8 ms
+		{60, 4700, 8*tile - 60},         // 4700/964 of 20.5
+		{200, 4000, 8*tile - 200},       // 4000/824 of 20.5
+		{60, 100_000, 19*tile - 60},     // 50 ms
+		{600, 100, 5*tile - 600},        // decodes alone are more than is efficient
+		{3000, 100, min(leastChunk, 1)}, // no room: a few
+	} {
+		want := max(c.want, leastChunk)
+		if got, most := p.budget(limits{total: 8192, target: 50 * time.Millisecond, drain: 100 * time.Millisecond, decodes: c.decodes, queued: c.queued}); got != want || most != 19*tile-c.decodes {
+			t.Errorf("%+v: %d tokens, want %d", c, got, want)
+		}
+	}
+}
+
+// TestRates: what was not measured is thought as fast as its neighbours, and what was slow
+// once does not stay so for ever.
+func TestRates(t *testing.T) {
+	var p pacer
+	if p.measured() || p.rate(1) != 0 {
+		t.Error("measured nothing")
+	}
+	p.observe(300, 3*time.Second) // 100/s
+	p.observe(leastChunk-1, time.Second)
+	p.observe(300, 0)
+	for _, n := range []int{1, 128, 300, 384, 5000} {
+		if p.rate(n) != 100 {
+			t.Errorf("rate(%d) = %v", n, p.rate(n))
+		}
+	}
+	p.observe(1000, time.Second)
+	if p.rate(700) >= 200 || p.rate(897) != 1000 || p.rate(1) >= 200 {
+		t.Error(p.rates)
+	}
+	for range 3 * forget {
+		p.observe(1000, time.Second)
+	}
+	if p.rate(300) < 900 {
+		t.Error(p.rates)
 	}
 }

@@ -41,25 +41,34 @@ func (e *Engine) fill(from []*sequence) bool {
 	}
 	// A failed copy has ended a request; none of it may be stepped.
 	e.batch = keepRunning(e.batch)
-	tokens, target := e.cfg.StepTokens, e.cfg.MaxStepTime
-	alone := e.cfg.PrefillTokens > tokens && !e.decoding()
-	if alone {
-		tokens, target = e.cfg.PrefillTokens, aloneTime*target
+	prefills = keepRunning(prefills)
+	l := limits{total: e.cfg.StepTokens, target: e.cfg.MaxStepTime, drain: e.cfg.QueueTime, decodes: len(e.batch)}
+	alone := e.cfg.PrefillTokens >= l.total && !e.decoding()
+	if alone { // only who comes meanwhile waits
+		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0
 	}
-	budget := e.pace.budget(tokens, target, len(e.batch))
-	if e.cfg.MaxStepTime > 0 && e.pace.rate == 0 && e.prefilling() {
+	for _, q := range prefills {
+		l.queued += q.missing()
+	}
+	budget, room := e.pace.budget(l)
+	if e.cfg.MaxStepTime > 0 && !e.pace.measured() && e.prefilling() {
 		budget = 0 // the step under way will show how fast prefill is
 	}
-	shared := max(e.cfg.StepTokens, sharedTokens)
-	for i, q := range keepRunning(prefills) {
-		if alone && i > 0 {
+	shared := sharedTokens
+	if alone {
+		room = l.total - l.decodes
+	}
+	for i, q := range prefills {
+		short := shortOnes(prefills[i+1:], q, min(budget, shared)/2)
+		if alone && (i > 0 || short > 0) {
 			budget = min(budget, shared)
 		}
 		if budget <= 0 {
 			break
 		}
-		n := e.chunk(q, budget)
-		if all := q.missing(); alone && i == 0 && all-n <= n/smallRest && all <= tokens-len(e.batch) {
+		n := e.chunk(q, budget-short)
+		last := i == len(prefills)-1 || alone && i == 0
+		if all := q.missing(); last && all-n <= n/smallRest && all <= room {
 			n = all
 		}
 		if e.holdsUp(q, n) {
@@ -67,6 +76,7 @@ func (e *Engine) fill(from []*sequence) bool {
 		}
 		q.chunk = n
 		budget -= q.chunk
+		room -= q.chunk
 		shared -= q.chunk
 		e.batch = append(e.batch, q)
 	}
@@ -80,10 +90,24 @@ const (
 	// sharedTokens is the size beyond which a step gets faster only for one long prompt, by its
 	// attention. Other prompts get their first token sooner in smaller steps.
 	sharedTokens = 2048
-	// smallRest: a prompt's last tokens go with its chunk, beyond the time, if they are at most
-	// the chunk over smallRest. A small step of their own would take longer.
+	// smallRest: the last prompt's last tokens go with its chunk, beyond its budget, if they are
+	// at most the chunk over smallRest. A small step of their own would take longer.
 	smallRest = 8
 )
+
+// shortOnes returns how many tokens, of at most so many, finish prompts younger than q, which
+// needs more than these itself: they go with it, so that no short prompt waits for a long one.
+func shortOnes(younger []*sequence, q *sequence, most int) (tokens int) {
+	if q.missing() <= 2*most {
+		return 0
+	}
+	for _, y := range younger {
+		if n := y.missing(); tokens+n <= most {
+			tokens += n
+		}
+	}
+	return tokens
+}
 
 // decoding reports whether some sequence gets a token from its next step.
 func (e *Engine) decoding() bool {

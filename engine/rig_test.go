@@ -89,8 +89,11 @@ func newRigOn(t testing.TB, cfg engine.Config, b kernels.Backend) *rig {
 
 // fake is the backend without what makes it a Launcher.
 func (r *rig) fake() *enginetest.Backend {
-	if p, ok := r.backend.(*enginetest.Pipelined); ok {
-		return p.Backend
+	switch b := r.backend.(type) {
+	case *enginetest.Pipelined:
+		return b.Backend
+	case *device:
+		return b.Backend
 	}
 	return r.backend.(*enginetest.Backend)
 }

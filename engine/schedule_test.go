@@ -116,7 +116,7 @@ func TestPrefillAlone(t *testing.T) {
 		first := r.submit(request(prompt(rng(), 16), 1))
 		synctest.Wait() // in its step; what follows comes together
 		var handles []*engine.Handle
-		for _, n := range []int{6000, 600, 3000} {
+		for _, n := range []int{6000, 1600, 3000} {
 			q := request(prompt(rng(), n), 2)
 			q.IgnoreEOS = true
 			handles = append(handles, r.submit(q))
@@ -201,6 +201,67 @@ func TestWholeTiles(t *testing.T) {
 	want := []int{128, 4096, 3968, 2032, 3968, 432, 3968, 632}
 	if !slices.Equal(steps, want) {
 		t.Errorf("steps %v, want %v", steps, want)
+	}
+}
+
+// TestShortPrompts: short prompts that come behind a long one get their first token with its
+// next steps, beside streams that decode or not, and it gets at least half of each.
+func TestShortPrompts(t *testing.T) {
+	for _, decodes := range []int{0, 3} {
+		cfg := config()
+		cfg.StepTokens, cfg.PrefillTokens, cfg.MaxStepTime = 512, 4096, 0
+		synctest.Test(t, func(t *testing.T) {
+			var shapes [][]int
+			r := newRig(t, cfg, enginetest.Config{Blocks: 4000, BlockTokens: 16, MaxPositions: 40_000}, func(s *kernels.Step) error {
+				var shape []int
+				for _, q := range s.Seqs {
+					shape = append(shape, len(q.Tokens))
+				}
+				shapes = append(shapes, shape)
+				time.Sleep(10 * time.Millisecond)
+				return nil
+			})
+			var list []*engine.Handle
+			ask := func(n, tokens int) *engine.Handle {
+				q := request(prompt(rng(), n), tokens)
+				q.IgnoreEOS = true
+				h := r.submit(q)
+				list = append(list, h)
+				return h
+			}
+			for range decodes {
+				ask(16, 200)
+			}
+			time.Sleep(25 * time.Millisecond)
+			ask(20_000, 1)
+			time.Sleep(25 * time.Millisecond) // some of it is computed
+			began := time.Now()
+			for range 3 {
+				h := ask(60, 1)
+				if _, err := h.Next(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if took := time.Since(began); took > 100*time.Millisecond {
+				t.Errorf("%d decode: three short prompts, one after the other, took %v", decodes, took)
+			}
+			for _, h := range list {
+				if _, _, err := collect(h, 1); err != nil && !errors.Is(err, io.EOF) {
+					t.Error(err)
+				}
+			}
+			r.close()
+			for _, shape := range shapes {
+				if long, total := slices.Max(shape), 0; long > 64 {
+					for _, n := range shape {
+						total += n
+					}
+					if 2*long < total-total%16 {
+						t.Errorf("%d decode: step %v: the long prompt gets less than half", decodes, shape)
+					}
+				}
+			}
+		})
 	}
 }
 

@@ -70,7 +70,7 @@ func (e *Engine) note(f *flight, wait, took time.Duration) {
 	if t, ok := e.backend.(stepTimer); ok {
 		r.Device, r.Idle, _ = t.LastStepTime() // only a figure: 0 says that there is none
 	}
-	if longest < leastMeasure {
+	if longest < leastChunk {
 		e.decodes.add(r)
 	} else {
 		e.prompts.add(r)

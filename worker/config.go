@@ -40,13 +40,13 @@ type Config struct {
 	APIKeysFile string   `key:"api_keys_file"`
 	AllowHosts  []string `key:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
 
-	Blocks        int           `key:"blocks"`         // blocks of the KV pool; 0: from kv_memory
-	MaxModelLen   int           `key:"max_model_len"`  // tokens, prompt and output; 0: what model and pool allow
-	MaxBatch      int           `key:"max_batch"`      // sequences a step
-	MaxWaiting    int           `key:"max_waiting"`    // requests that may queue
-	StepTokens    int           `key:"step_tokens"`    // tokens a step
-	PrefillTokens int           `key:"prefill_tokens"` // tokens of one prompt in a step of a GPU that decodes nothing
-	MaxStepTime   time.Duration `key:"max_step_time"`  // target for a step with a prefill chunk
+	Blocks      int           `key:"blocks"`        // blocks of the KV pool; 0: from kv_memory
+	MaxModelLen int           `key:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
+	MaxBatch    int           `key:"max_batch"`     // sequences a step; 0: 64 on the CPU, 256 on a GPU
+	MaxWaiting  int           `key:"max_waiting"`   // requests that may queue
+	StepTokens  int           `key:"step_tokens"`   // tokens a step, at most; 0: 512 on the CPU, 8192 on a GPU
+	MaxStepTime time.Duration `key:"max_step_time"` // aim for a step with a prefill chunk
+	QueueTime   time.Duration `key:"queue_time"`    // aim for the wait of prompts: steps are as large as that takes
 
 	MaxBody config.Size `key:"max_body"` // bytes of a request body
 	// MaxAnswer bounds an answer that does not stream: a request whose answer could become larger
@@ -155,8 +155,8 @@ func DefaultConfig(role fleet.Role) Config {
 	return Config{
 		Role:    string(role),
 		Compute: Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto},
-		Listen:  "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxBatch: 64, MaxWaiting: 1024,
-		StepTokens: 512, PrefillTokens: 8192, MaxStepTime: 50 * time.Millisecond,
+		Listen:  "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxWaiting: 1024,
+		MaxStepTime: 50 * time.Millisecond, QueueTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, LeaseMax: 8 * time.Minute, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
 		KVEvents: KVEvents{Listen: "127.0.0.1:0", Replay: "127.0.0.1:0"},
@@ -251,10 +251,9 @@ func (c *Config) Validate() error {
 		within("block_tokens", c.BlockTokens, 1, 256),
 		within("blocks", c.Blocks, 0, 1<<30),
 		within("max_model_len", c.MaxModelLen, 0, 1<<30),
-		within("max_batch", c.MaxBatch, 1, 1<<16),
+		within("max_batch", c.MaxBatch, 0, 1<<16),
 		within("max_waiting", c.MaxWaiting, 1, 1<<20),
-		within("step_tokens", c.StepTokens, 1, 1<<20),
-		within("prefill_tokens", c.PrefillTokens, 0, 1<<20),
+		within("step_tokens", c.StepTokens, 0, 1<<20),
 		within("max_body", c.MaxBody, 1<<10, 1<<31),
 		within("max_answer", c.MaxAnswer, 1<<16, 1<<31),
 		within("answer_memory", c.AnswerMemory, 1<<20, 1<<46),
@@ -270,6 +269,7 @@ func (c *Config) Validate() error {
 		within("kv.peer_quota", kv.PeerQuota, 0, 1<<50),
 		c.validPool(),
 		config.Positive("max_step_time", c.MaxStepTime),
+		config.Positive("queue_time", c.QueueTime),
 		config.Positive("read_timeout", c.ReadTimeout),
 		config.Positive("stall_timeout", c.StallTimeout),
 		config.Positive("drain_timeout", c.DrainTimeout),

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"path/filepath"
 	"runtime"
 
 	"github.com/xpyd/xpyd/internal/config"
@@ -114,9 +116,12 @@ func fp8Weights(cfg *Config, m *model.Model) bool {
 func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	a := m.Config
 	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m), FP16: fp16(cfg, m),
-		MaxSeqs: cfg.MaxBatch}
-	steps := engineConfig(cfg, &a, true)
-	opt.MaxTokens = steps.MostTokens()
+		Tune: !cfg.BatchInvariant}
+	if cache, err := os.UserCacheDir(); err == nil {
+		opt.Choices = filepath.Join(cache, "xpyd", "projections")
+	}
+	steps := engineConfig(cfg, true)
+	opt.MaxTokens, opt.MaxSeqs = steps.MostTokens(), steps.MaxRunning
 	if cfg.Blocks == 0 && cfg.KVMemory != 0 {
 		dtype := kvlayout.BF16
 		if opt.KVFP8 {
@@ -160,6 +165,9 @@ func (w *Worker) startGPU() error {
 	m := b.Memory()
 	w.log.Info("GPU memory", "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
 		"weights_mib", m.Weights>>20, "scratch_mib", m.Scratch>>20, "kv_mib", m.Pool>>20, "kv_tokens", w.backend.Blocks()*w.cfg.BlockTokens)
+	if c, ok := w.backend.(interface{ Choices() string }); ok && c.Choices() != "" {
+		w.log.Info("kernels of the projections", "choices", c.Choices())
+	}
 	if s, ok := w.backend.(interface{ SlowProjections() []string }); ok && len(s.SlowProjections()) > 0 {
 		w.log.Warn("batch_invariant: no fast kernel keeps the bits of these projections", "projections", s.SlowProjections())
 	}

@@ -23,7 +23,7 @@ func TestGPUSameTokens(t *testing.T) {
 	tiers.SameTokens(t, tiers.Bed{
 		Change: func(c *worker.Config) {
 			c.Model, c.Device, c.GPUMemory, c.BatchInvariant = dir, "cuda", 0.2, true
-			c.StepTokens, c.PrefillTokens = 1024, 1024
+			c.StepTokens = 1024
 		},
 		Store:  func(t *testing.T) string { return redistest.StartFake(t).URL() },
 		Prompt: 1500, Tokens: 16, Temperature: 2, SSD: 512 << 20,

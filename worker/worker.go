@@ -16,6 +16,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,7 +39,6 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/model"
-	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/internal/tokenizer"
@@ -234,8 +234,7 @@ func (w *Worker) startEngine(ctx context.Context) error {
 	if w.tiers != nil {
 		w.tiers.Attach(w.cache)
 	}
-	a := w.backend.Arch()
-	cfg := engineConfig(&w.cfg, &a, w.backend.Info().Name == "cuda")
+	cfg := engineConfig(&w.cfg, w.backend.Info().Name == "cuda")
 	cfg.EOS, cfg.Model, cfg.Stepped, cfg.Preempted = w.eos, w.served, w.vllm.stepped, w.vllm.preemptions.Inc
 	w.engine, err = engine.New(cfg, w.backend, w.cache, w.log, w.registry)
 	if err != nil {
@@ -246,12 +245,16 @@ func (w *Worker) startEngine(ctx context.Context) error {
 }
 
 // engineConfig says how the engine steps a model. A GPU's buffers are sized by it.
-func engineConfig(c *Config, a *arch.Config, gpu bool) engine.Config {
+func engineConfig(c *Config, gpu bool) engine.Config {
 	cfg := engine.DefaultConfig()
-	cfg.MaxRunning, cfg.MaxWaiting, cfg.MaxModelLen = c.MaxBatch, c.MaxWaiting, c.MaxModelLen
-	cfg.StepTokens, cfg.MaxStepTime = c.StepTokens, c.MaxStepTime
-	if gpu { // on a CPU large steps are no faster
-		cfg.PrefillTokens = min(c.PrefillTokens, max(a.MaxPositions, c.StepTokens))
+	cfg.MaxRunning, cfg.StepTokens = 64, 512 // on a CPU large steps are no faster
+	if gpu {
+		cfg.MaxRunning, cfg.StepTokens = 256, 8192
+	}
+	cfg.MaxRunning, cfg.StepTokens = cmp.Or(c.MaxBatch, cfg.MaxRunning), cmp.Or(c.StepTokens, cfg.StepTokens)
+	cfg.MaxWaiting, cfg.MaxModelLen, cfg.MaxStepTime, cfg.QueueTime = c.MaxWaiting, c.MaxModelLen, c.MaxStepTime, c.QueueTime
+	if gpu {
+		cfg.PrefillTokens = cfg.StepTokens
 	}
 	return cfg
 }
@@ -283,7 +286,7 @@ func (w *Worker) Instance() fleet.Instance {
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Unchecked:   w.cfg.KV.Digest == "off",
 		Layout:      w.identity.Layout.Form(),
-		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.cfg.MaxBatch, PID: os.Getpid(),
+		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.engine.MaxRunning(), PID: os.Getpid(),
 		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, KVEventsOpen: w.cfg.KVEvents.Open, Topology: w.cfg.Topology,
 	}
 }

@@ -17,7 +17,7 @@
 	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
 	F(link_id) F(link_open) F(link_settle) F(link_region) F(link_taken) F(link_transfer) F(link_resume) F(link_end) \
 	F(arrive) F(arrived) F(arrival_bad) F(arrival_free) F(step_after) F(gate) F(gate_open) \
-	F(fill_random) F(last_step_us) F(profile)
+	F(choices_key) F(choices_get) F(choices_set) F(fill_random) F(last_step_us) F(profile)
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
 typedef struct { void *handle; XK_EACH(XK_FIELD) } xk_api;
 
@@ -46,6 +46,9 @@ static inline int32_t api_load8(xk_api *a, xk_ctx *c, int32_t w, int32_t l, cons
 static inline int32_t api_rope(xk_api *a, xk_ctx *c, const double *f, double s) { return a->rope(c, f, s); }
 static inline int32_t api_memory(xk_api *a, xk_ctx *c, xk_memory_info *o) { return a->memory(c, o); }
 static inline int32_t api_start(xk_api *a, xk_ctx *c, int32_t n, xk_buffers *o) { return a->start(c, n, o); }
+static inline int32_t api_choices_key(xk_api *a, xk_ctx *c, uint64_t *k) { return a->choices_key(c, k); }
+static inline int32_t api_choices_get(xk_api *a, xk_ctx *c, void *p, int64_t m, int64_t *n) { return a->choices_get(c, p, m, n); }
+static inline int32_t api_choices_set(xk_api *a, xk_ctx *c, const void *p, int64_t n) { return a->choices_set(c, p, n); }
 static inline int32_t api_close(xk_api *a, xk_ctx *c) { return a->close(c); }
 static inline int32_t api_step(xk_api *a, xk_ctx *c, const xk_step_args *s) { return a->step(c, s); }
 static inline int32_t api_wait_layer(xk_api *a, xk_ctx *c, int32_t l) { return a->wait_layer(c, l); }

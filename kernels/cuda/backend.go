@@ -32,6 +32,7 @@ type Backend struct {
 	mem       Memory
 	slow      uint32 // xk_buffers.slow
 	moreSpans int    // xk_buffers.more_spans
+	choices   string // see Choices
 
 	numerics string
 	closed   bool
@@ -197,7 +198,9 @@ func (b *Backend) start() error {
 		return err
 	}
 	var buf C.xk_buffers
+	keep := b.recall()
 	err = b.lib.call("xk_start", func() C.int32_t { return C.api_start(b.lib.api, b.ctx, C.int32_t(b.blocks), &buf) })
+	keep(err == nil)
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func TestSpeed(t *testing.T) {
 	if len(what) == 0 {
 		t.Skip("XPYD_CUDA_BENCH is not set")
 	}
-	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256, NoPDL: os.Getenv("XPYD_CUDA_NO_PDL") != "", NoGraphs: os.Getenv("XPYD_CUDA_NO_GRAPHS") != "", Tune: os.Getenv("XPYD_CUDA_TUNE") != "",
+	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 256, NoPDL: os.Getenv("XPYD_CUDA_NO_PDL") != "", NoGraphs: os.Getenv("XPYD_CUDA_NO_GRAPHS") != "", Tune: os.Getenv("XPYD_CUDA_NO_TUNE") == "",
 		BatchInvariant: os.Getenv("XPYD_CUDA_INVARIANT") != "", KVFP8: os.Getenv("XPYD_CUDA_KV8") != "", WeightsFP8: os.Getenv("XPYD_CUDA_W8") != "", FP16: inFP16()}
 	switch {
 	case opt.FP16:

@@ -380,6 +380,7 @@ struct Gemm {
   int rows, n, k;
   int ctas;       // how many run at once: xk_gemm_hopper_init says it
   unsigned *work; // two counters, zero between launches
+  bool beside;    // the two tiles of a cluster are of the same rows: less is computed in vain if rows make an odd number of tiles
 };
 int32_t xk_gemm_hopper(const Launch &l, Epilogue e, const Gemm &g);
 int32_t xk_gemm_hopper_init(xk_dtype type, int *ctas);

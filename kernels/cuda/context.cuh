@@ -22,6 +22,7 @@ enum Shape { QKV, OUT, GATE_UP, DOWN, HEAD, SHAPES };
 // How one projection is done for row counts up to a bucket.
 struct Choice {
   bool skinny = false, own = false, any = false, algo_known = false; // skinny.cu, gemm_hopper.cu, gemm_any.cu, or cuBLASLt
+  bool beside = false;                                               // own: see Gemm
   cublasLtMatmulAlgo_t algo;
 };
 

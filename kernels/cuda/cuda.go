@@ -9,7 +9,7 @@
 // the device.
 //
 // The same step gives the same results on every run and in every process with the same
-// device and library, unless Options.Tune is set. Options.BatchInvariant makes a row's bits
+// device and library, and with Options.Tune the same choices. Options.BatchInvariant makes a row's bits
 // independent of the rest of the step and of how its prompt was cut, which costs speed.
 package cuda
 
@@ -53,7 +53,11 @@ type Options struct {
 	MaxSeqs     int     // sequences with results in one step; 0 is 256
 	NoGraphs    bool    // launch kernels one by one
 	NoPDL       bool    // no programmatic dependent launch
-	Tune        bool    // choose projections by timing: other bits in each process
+	// Tune measures at start which kernel computes each projection fastest, by number of
+	// rows. Choices is the folder in which that is kept for other processes, which then
+	// compute the same bits; "": each process measures for itself. Not with BatchInvariant.
+	Tune    bool
+	Choices string
 	// BatchInvariant makes a row's results a function of its sequence alone: not of the
 	// batch, the chunks, the prefix hit or the phase. See section 7 of DESIGN.md;
 	// bench/README.md has the cost.

@@ -1,8 +1,7 @@
-// Projections: the skinny kernel up to 16 rows, gemm_hopper.cu for many, and
-// cuBLASLt with its first heuristic between: a choice that is the same in every
-// process. With cfg.tune, each (shape, rows) is chosen at start by timing more
-// heuristics and the own kernels over different layers' weights, so that none
-// finds them in L2.
+// Projections: skinny.cu, gemm_hopper.cu, or one of cuBLASLt's algorithms, by shape and
+// number of rows. With cfg.tune each choice is measured at start, over different layers'
+// weights, so that none finds them in L2; xk_choices_get and _set let processes share what
+// one has measured. Without it the choice follows rules, and is the same in every process.
 // With cfg.batch_invariant all algorithms of a shape give a row the same bits; where
 // cuBLASLt has none that do, gemm_any.cu serves.
 // Weights are [N][K], activations [rows][K], results [rows][N], all row-major:
@@ -11,10 +10,11 @@
 
 #include "context.cuh"
 
-// Row counts up to which a choice serves. 320 and 384 are for steps that decode and
-// prefill at once: what suits 512 rows makes two tiles of 256 of 384 as well (15.3 ms a
-// step; chosen for 384 rows: 12.9). Of 448 the first heuristic is worse than that of 512.
-static const int BUCKETS[] = {1, 8, 16, 32, 64, 128, 256, 320, 384, 512, 1024, 2048, 4096, 8192, 16384};
+// Row counts up to which a choice serves. Tiles of 128 rows make steps of the same time a
+// row, if each multiple of 128 has its own choice: what suits 1,024 rows computes 640 in
+// the time of 830. Fewer rows have finer ones.
+static const int BUCKETS[] = {1,   8,   16,  32,  64,   96,   128,  192,  256,  320,  384,  448,  512,  640,  768,  896,
+                              1024, 1152, 1280, 1408, 1536, 1664, 1792, 1920, 2048, 2560, 3072, 4096, 6144, 8192, 16384};
 static constexpr int CANDIDATES = 8;
 
 #define LT_TRY(call)                                                                                          \
@@ -73,13 +73,13 @@ static bool has_own(xk_ctx *c, Shape s) {
 // Llama-3-8B's shapes: with fewer rows its last wave of tiles is too empty, and
 // DOWN's rows are so long that tiles which drift apart do not meet in L2.
 static bool takes_own(xk_ctx *c, Shape s, int rows) {
-  static const int from[SHAPES] = {1025, 1025, 513, INT32_MAX, INT32_MAX};
+  static const int from[SHAPES] = {1025, 1025, 1025, INT32_MAX, INT32_MAX};
   return has_own(c, s) && rows >= from[s];
 }
 
-static int32_t run_own(xk_ctx *c, const Launch &l, Shape s, int layer, int rows) {
+static int32_t run_own(xk_ctx *c, const Launch &l, Shape s, int layer, int rows, bool beside) {
   Operands o = operands(c, s, layer);
-  return xk_gemm_hopper(l, o.epilogue, {&c->reads[s], &c->layers[layer].maps[s], &c->writes[s], rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
+  return xk_gemm_hopper(l, o.epilogue, {&c->reads[s], &c->layers[layer].maps[s], &c->writes[s], rows, o.n, o.k, c->gemm_ctas, c->gemm_work, beside});
 }
 
 // By cuBLASLt or gemm_any.cu, neither of which does SiLU.
@@ -89,7 +89,7 @@ static int32_t multiply(xk_ctx *c, const Launch &l, const Operands &o, int rows,
 }
 
 static int32_t run(xk_ctx *c, const Launch &l, Shape s, int layer, int rows, const Choice &h) {
-  if (h.own) return run_own(c, l, s, layer, rows);
+  if (h.own) return run_own(c, l, s, layer, rows, h.beside);
   Operands o = operands(c, s, layer);
   if (h.skinny) {
     void *out = s == GATE_UP ? c->act : o.out;
@@ -154,26 +154,134 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
     if (n > 0) best->algo = found[0].algo;
     return XK_OK;
   }
-  float least = 1e30f, ms;
-  Choice h;
-  for (int i = 0; i < n; i++) {
-    h.algo_known = true;
-    h.algo = found[i].algo;
+  float least = 1e30f;
+  auto consider = [&](const Choice &h) {
+    float ms;
     XK_OK_OR_RETURN(measure(c, s, rows, h, &ms));
     if (ms < least) least = ms, *best = h;
+    return int32_t(XK_OK);
+  };
+  for (int i = 0; i < n; i++) {
+    Choice h;
+    h.algo_known = true, h.algo = found[i].algo;
+    XK_OK_OR_RETURN(consider(h));
   }
-  h = {};
-  if (rows <= 32 && o.k % 8 == 0) {
-    h.skinny = true;
-    XK_OK_OR_RETURN(measure(c, s, rows, h, &ms));
-    if (ms < least || rows <= 8) *best = h;
-    h.skinny = false;
+  Choice h;
+  h.skinny = true;
+  if (rows <= 8) least = 1e30f; // always skinny: timed alone it gains least, in a step the most
+  if (rows <= 32 && o.k % 8 == 0) XK_OK_OR_RETURN(consider(h));
+  h.skinny = false, h.own = true;
+  for (bool beside : {false, true}) {
+    h.beside = beside;
+    if (rows > 32 && has_own(c, s)) XK_OK_OR_RETURN(consider(h));
   }
-  if (rows > 32 && has_own(c, s)) {
-    h.own = true;
-    XK_OK_OR_RETURN(measure(c, s, rows, h, &ms));
-    if (ms < least) *best = h;
+  return XK_OK;
+}
+
+// Calls f with each number of rows that has a choice.
+template <typename F> static int32_t each_bucket(xk_ctx *c, int s, F f) {
+  const int most = s == HEAD ? c->cfg.max_seqs : c->cfg.max_rows;
+  int done = 0;
+  for (int b : BUCKETS) {
+    if (done >= most) break;
+    done = std::min(b, most);
+    XK_OK_OR_RETURN(f(done));
   }
+  return XK_OK;
+}
+
+static int first_shape(xk_ctx *c) { return c->cfg.weights_fp8 ? HEAD : QKV; }
+
+// ---------------------------------------------------------------- choices of other processes
+
+// A choice as bytes: what one process measured serves others with the same key. cuBLASLt
+// allows its algorithms to be kept for the same version.
+struct Kept {
+  int32_t shape, rows;
+  uint32_t skinny : 1, own : 1, beside : 1, algo_known : 1;
+  uint32_t zero;
+  cublasLtMatmulAlgo_t algo;
+};
+struct KeptHead {
+  uint64_t key, digest;
+};
+static uint64_t digest_of(const Kept *k, int64_t n) {
+  uint64_t d = n;
+  auto *words = reinterpret_cast<const uint64_t *>(k);
+  for (int64_t i = 0; i < n * int64_t(sizeof *k / 8); i++) d = mix64(d ^ words[i]);
+  return d;
+}
+
+int32_t xk_choices_key(xk_ctx *c, uint64_t *key) {
+  cudaDeviceProp p;
+  XK_TRY(cudaGetDeviceProperties(&p, c->cfg.device));
+  int driver = 0;
+  XK_TRY(cudaDriverGetVersion(&driver));
+  uint64_t d = XK_ABI;
+  auto add = [&](uint64_t v) { d = mix64(d ^ v); };
+  for (const char *s = p.name; *s; s++) add(*s);
+  for (uint64_t v : {uint64_t(p.multiProcessorCount), uint64_t(driver), uint64_t(cublasLtGetVersion()), uint64_t(c->cfg.fp16), uint64_t(c->cfg.weights_fp8), uint64_t(sizeof(Kept)), uint64_t(c->gu_rows)}) add(v);
+  for (int s = first_shape(c); s < SHAPES; s++) {
+    Operands o = operands(c, Shape(s), 0);
+    add(o.n), add(o.k), add(o.out_stride);
+    XK_OK_OR_RETURN(each_bucket(c, s, [&](int rows) { return add(rows), int32_t(XK_OK); }));
+  }
+  *key = d;
+  return XK_OK;
+}
+
+int32_t xk_choices_get(xk_ctx *c, void *out, int64_t room, int64_t *bytes) {
+  std::vector<Kept> list;
+  for (int s = first_shape(c); s < SHAPES; s++)
+    for (auto &[rows, h] : c->choices[s]) {
+      Kept k = {};
+      k.shape = s, k.rows = rows, k.skinny = h.skinny, k.own = h.own, k.beside = h.beside, k.algo_known = h.algo_known;
+      if (h.algo_known) k.algo = h.algo;
+      list.push_back(k);
+    }
+  KeptHead head = {0, digest_of(list.data(), list.size())};
+  XK_OK_OR_RETURN(xk_choices_key(c, &head.key));
+  *bytes = sizeof head + list.size() * sizeof(Kept);
+  if (*bytes > room) return xk_fail(XK_INVALID, "choices of %lld bytes", (long long)*bytes);
+  memcpy(out, &head, sizeof head);
+  memcpy(static_cast<uint8_t *>(out) + sizeof head, list.data(), list.size() * sizeof(Kept));
+  return XK_OK;
+}
+
+// Whether a choice can serve so many rows here.
+static bool serves(xk_ctx *c, const Kept &k) {
+  Operands o = operands(c, Shape(k.shape), 0);
+  if (k.skinny) return !k.own && k.rows <= 32 && o.k % 8 == 0;
+  if (k.own) return has_own(c, Shape(k.shape));
+  if (!k.algo_known) return true;
+  Layouts t;
+  cublasLtMatmulHeuristicResult_t r;
+  const int rows = k.shape == GATE_UP ? std::min(k.rows, c->gu_rows) : k.rows;
+  return t.init(o, rows) == XK_OK && cublasLtMatmulAlgoCheck(c->lt, c->matmul, &t.a, &t.b, &t.d, &t.d, &k.algo, &r) == CUBLAS_STATUS_SUCCESS && r.workspaceSize <= xk_ctx::WORKSPACE;
+}
+
+int32_t xk_choices_set(xk_ctx *c, const void *from, int64_t bytes) {
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  KeptHead head;
+  uint64_t key;
+  XK_OK_OR_RETURN(xk_choices_key(c, &key));
+  if (bytes < int64_t(sizeof head) || (bytes - sizeof head) % sizeof(Kept)) return xk_fail(XK_INVALID, "choices of %lld bytes", (long long)bytes);
+  memcpy(&head, from, sizeof head);
+  std::vector<Kept> list((bytes - sizeof head) / sizeof(Kept));
+  memcpy(list.data(), static_cast<const uint8_t *>(from) + sizeof head, list.size() * sizeof(Kept));
+  if (head.key != key || head.digest != digest_of(list.data(), list.size())) return xk_fail(XK_INVALID, "choices of another device, library or model, or damaged ones");
+  std::map<int, Choice> got[SHAPES];
+  size_t at = 0;
+  for (int s = first_shape(c); s < SHAPES; s++)
+    XK_OK_OR_RETURN(each_bucket(c, s, [&](int rows) {
+      if (at >= list.size() || list[at].shape != s || list[at].rows != rows || !serves(c, list[at])) return xk_fail(XK_INVALID, "choices: number %d cannot serve", int(at));
+      const Kept &k = list[at++];
+      Choice &h = got[s][rows];
+      h.skinny = k.skinny, h.own = k.own, h.beside = k.beside, h.algo_known = k.algo_known, h.algo = k.algo;
+      return int32_t(XK_OK);
+    }));
+  if (at != list.size()) return xk_fail(XK_INVALID, "choices: %d too many", int(list.size() - at));
+  for (int s = first_shape(c); s < SHAPES; s++) c->choices[s] = std::move(got[s]);
   return XK_OK;
 }
 
@@ -237,7 +345,7 @@ struct Check {
     XK_OK_OR_RETURN(xk_matrix_map(&x, part.x, rows, o.k, o.k, false));
     XK_OK_OR_RETURN(xk_matrix_map(&w, o.w, o.n, o.k, o.k, false));
     XK_OK_OR_RETURN(xk_matrix_map(&out, static_cast<element *>(o.out), rows, o.n, o.out_stride, true));
-    return xk_gemm_hopper(l, o.epilogue == SILU ? STORE : o.epilogue, {&x, &w, &out, rows, o.n, o.k, c->gemm_ctas, c->gemm_work});
+    return xk_gemm_hopper(l, o.epilogue == SILU ? STORE : o.epilogue, {&x, &w, &out, rows, o.n, o.k, c->gemm_ctas, c->gemm_work, false});
   }
   // Whether so many rows, from some place, come out as they are in kept.
   bool agrees(int rows, const Choice &h) const {
@@ -355,15 +463,9 @@ static int32_t gemm_invariant(xk_ctx *c) {
 int32_t xk_gemm_tune(xk_ctx *c) {
   if (c->cfg.batch_invariant) return gemm_invariant(c);
   if (c->cfg.weights_fp8) XK_OK_OR_RETURN(xk_gemm8_tune(c));
-  for (int s = c->cfg.weights_fp8 ? HEAD : 0; s < SHAPES; s++) {
-    int most = s == HEAD ? c->cfg.max_seqs : c->cfg.max_rows, done = 0;
-    for (int b : BUCKETS) {
-      if (done >= most) break;
-      done = std::min(b, most);
-      Choice best;
-      XK_OK_OR_RETURN(choose(c, Shape(s), done, &best));
-      c->choices[s][done] = best;
-    }
+  for (int s = first_shape(c); s < SHAPES; s++) {
+    if (!c->choices[s].empty()) continue; // xk_choices_set
+    XK_OK_OR_RETURN(each_bucket(c, s, [&](int rows) { return choose(c, Shape(s), rows, &c->choices[s][rows]); }));
   }
   return XK_OK;
 }

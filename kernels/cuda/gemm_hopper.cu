@@ -14,7 +14,7 @@
 
 static constexpr int BM = 128, BN = 256, BK = 64, STAGES = 4;
 static constexpr int CTAS = 2; // of a cluster
-static constexpr int GROUP = 2048 / (BM * CTAS);
+static constexpr int GROUP = 2048; // rows
 static constexpr int WARPS = 8; // consumers
 static constexpr int THREADS = 128 + WARPS * 32;
 static constexpr int BOX = 64;   // rows of a copy
@@ -38,11 +38,15 @@ struct Slot { // of the ring
 
 struct Order {
   int down, across, items; // pairs of tiles
+  int group;               // pairs, down
+  bool beside;             // a pair's tiles are of the same rows; else of the same columns
   // First row and column of an item, in tiles, for the CTA of this rank.
   __device__ __forceinline__ void tile(int item, int rank, int *m, int *n) const {
-    int per = GROUP * across, group = item / per, rest = item - group * per, size = min(GROUP, down - group * GROUP);
+    int per = group * across, g = item / per, rest = item - g * per, size = min(group, down - g * group);
     *n = rest / size;
-    *m = (group * GROUP + rest - *n * size) * CTAS + rank;
+    *m = g * group + rest - *n * size;
+    (beside ? *n : *m) *= CTAS;
+    (beside ? *n : *m) += rank;
   }
 };
 
@@ -73,14 +77,15 @@ static __device__ __forceinline__ void produce(Smem &m, const Order &o, int rank
   Slot s;
   o.tile(item, rank, &tm, &tn);
   auto load_x = [&](int at, int k) {
-#pragma unroll
-    for (int r = 0; r < BM; r += BOX) tma_load(m.ring[at] + r * BK * 2, x, &m.full[at], k * BK, tm * BM + r);
+    for (int r = o.beside ? rank * (BM / CTAS) : 0, end = o.beside ? r + BM / CTAS : BM; r < end; r += BOX) {
+      if (o.beside) tma_share(m.ring[at] + r * BK * 2, x, &m.full[at], k * BK, tm * BM + r, (1 << CTAS) - 1);
+      else tma_load(m.ring[at] + r * BK * 2, x, &m.full[at], k * BK, tm * BM + r);
+    }
   };
-  auto load_w = [&](int at, int k) { // this CTA's half, to both
-#pragma unroll
-    for (int i = 0; i < BN / CTAS; i += BOX) {
-      int r = rank * (BN / CTAS) + i;
-      tma_share(m.ring[at] + (BM + r) * BK * 2, w, &m.full[at], k * BK, tn * BN + r, (1 << CTAS) - 1);
+  auto load_w = [&](int at, int k) {
+    for (int r = o.beside ? 0 : rank * (BN / CTAS), end = o.beside ? BN : r + BN / CTAS; r < end; r += BOX) {
+      if (o.beside) tma_load(m.ring[at] + (BM + r) * BK * 2, w, &m.full[at], k * BK, tn * BN + r);
+      else tma_share(m.ring[at] + (BM + r) * BK * 2, w, &m.full[at], k * BK, tn * BN + r, (1 << CTAS) - 1);
     }
   };
   int ahead = min(STAGES, steps); // weights depend on no kernel
@@ -236,7 +241,9 @@ static constexpr int SMEM_BYTES = int(sizeof(Smem)) + 1024;
 
 template <typename T, Epilogue E> static int32_t gemm(const Launch &l, const Gemm &g) {
   Order o;
-  o.down = div_up(g.rows, BM * CTAS), o.across = div_up(g.n, BN), o.items = o.down * o.across;
+  o.beside = g.beside;
+  o.down = div_up(g.rows, g.beside ? BM : BM * CTAS), o.across = div_up(g.n, g.beside ? BN * CTAS : BN), o.items = o.down * o.across;
+  o.group = GROUP / (g.beside ? BM : BM * CTAS);
   return launch_clusters(l, gemm_kernel<T, E>, std::min(o.items * CTAS, g.ctas), THREADS, SMEM_BYTES, CTAS, *g.x, *g.w, *g.out, o, div_up(g.k, BK), g.work);
 }
 

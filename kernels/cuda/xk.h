@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 12 // raised by any change of this file
+#define XK_ABI 13 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -43,7 +43,7 @@ typedef struct {
   int32_t max_seqs;     // rows of logits that exist at once, and the largest graph
   int32_t no_graphs;    // launch kernels one by one (debugging)
   int32_t no_pdl;       // no programmatic dependent launch
-  int32_t tune;         // choose projections by timing: faster, not the same bits in every process
+  int32_t tune;         // choose projections by timing: faster; the same bits where choices are the same
   int32_t batch_invariant; // a row's bits depend on its sequence alone; not with tune. 2, for tests: all projections by gemm_any.cu
   int32_t kv_fp8; // KV rows are E4M3 with a scale each; not with batch_invariant
   int32_t weights_fp8; // projections of the layers are E4M3 with a scale a row; not with batch_invariant
@@ -178,6 +178,11 @@ int32_t xk_load8(xk_ctx *c, int32_t weight, int32_t layer, const void *data, int
 int32_t xk_rope(xk_ctx *c, const double *freq, double scale); // [head_dim/2] radians a position
 int32_t xk_memory(xk_ctx *c, xk_memory_info *out);
 int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out); // allocates the pool, picks GEMMs
+// How projections are computed (tune), for other processes: get after start; set before it, and
+// start measures nothing. The key names what the choices depend on: device, library, model.
+int32_t xk_choices_key(xk_ctx *c, uint64_t *key);
+int32_t xk_choices_get(xk_ctx *c, void *out, int64_t room, int64_t *bytes);
+int32_t xk_choices_set(xk_ctx *c, const void *from, int64_t bytes); // XK_INVALID: they are others'
 int32_t xk_close(xk_ctx *c);
 
 // Two steps may be under way. The waits are for the older; after xk_wait_step it

@@ -31,7 +31,7 @@ struct GemmRig {
 
 // Rows of x after the last are NaN; out lies between canaries of a row, and has
 // eight columns more than are written.
-static bool check_gemm(GemmRig &rig, int rows, int spare, int n, int k, Epilogue e) {
+static bool check_gemm(GemmRig &rig, int rows, int spare, int n, int k, Epilogue e, bool beside) {
   int wide = e == SILU ? n / 2 : n, stride = wide + 8, all = rows + spare;
   element *x = random_device<element>(size_t(all) * k), *w = random_device<element>(size_t(n) * k, 1 / std::sqrt(float(k)));
   MUST(cudaMemset(x + size_t(rows) * k, 0xff, size_t(spare) * k * 2));
@@ -50,7 +50,7 @@ static bool check_gemm(GemmRig &rig, int rows, int spare, int n, int k, Epilogue
     if (e == ADD) MUST(cudaMemcpy(out, old, size_t(all) * stride * 2, cudaMemcpyDeviceToDevice));
     MUST(xk_matrix_map(&x_map, x + size_t(from) * k, all - from, k, k, false));
     MUST(xk_matrix_map(&out_map, out + size_t(from) * stride, all - from, wide, stride, true));
-    MUST(xk_gemm_hopper({stream, run == 1, type}, e, {&x_map, &w_map, &out_map, rows - from, n, k, rig.ctas, rig.work}));
+    MUST(xk_gemm_hopper({stream, run == 1, type}, e, {&x_map, &w_map, &out_map, rows - from, n, k, rig.ctas, rig.work, beside}));
     got[run] = read_bits(base, size_t(all + 2) * stride);
   }
   double error = 0, norm = 0, worst = 0;
@@ -76,7 +76,7 @@ static bool check_gemm(GemmRig &rig, int rows, int spare, int n, int k, Epilogue
   bool ok = relative < (e == SILU ? 0.005 : 0.0025) * finer() && worst < 0.02 * finer() && whole && same;
   failed |= !ok;
   if (!ok || getenv("VERBOSE"))
-    printf("%s gemm: rows %d + %d, n %d, k %d, epilogue %d: relative %.6f, worst %.6f, canaries %s, runs and batches %s\n", ok ? "ok" : "FAILED", rows, spare, n, k, int(e), relative, worst,
+    printf("%s gemm: rows %d + %d, n %d, k %d, epilogue %d, beside %d: relative %.6f, worst %.6f, canaries %s, runs and batches %s\n", ok ? "ok" : "FAILED", rows, spare, n, k, int(e), beside, relative, worst,
            whole ? "whole" : "broken", same ? "equal" : "differ");
   for (void *p : {(void *)x, (void *)w, (void *)base, (void *)old, (void *)d}) MUST(cudaFree(p));
   return ok;
@@ -91,8 +91,10 @@ static void check_gemms(const std::string &how) {
     if ((how == "few" && c.rows > 300) || !mine()) continue;
     for (Epilogue e : {STORE, ADD, SILU}) {
       if (!xk_gemm_hopper_has(type, e)) continue;
-      check_gemm(rig, c.rows, c.spare, c.n, c.k, e), n++;
-      if (e != SILU) check_gemm(rig, c.rows, c.spare, c.n - 40, c.k, e), n++;
+      for (bool beside : {false, true}) {
+        check_gemm(rig, c.rows, c.spare, c.n, c.k, e, beside), n++;
+        if (e != SILU) check_gemm(rig, c.rows, c.spare, c.n - 40, c.k, e, beside), n++;
+      }
     }
   }
   printf("%s: %d projection cases\n", failed ? "FAILED" : "PASS", n);
@@ -113,14 +115,28 @@ struct Blas {
     space = device<char>(SPACE);
   }
   ~Blas() { cudaFree(space), cublasLtMatmulDescDestroy(desc), cublasLtDestroy(lt); }
-  void run(const element *w, const element *x, element *out, int rows, int n, int k, float beta) {
+  // algo null: cuBLASLt's own default. The heuristics' choices, best first, go to found.
+  void run(const element *w, const element *x, element *out, int rows, int n, int k, float beta, const cublasLtMatmulAlgo_t *algo = nullptr,
+           std::vector<cublasLtMatmulHeuristicResult_t> *found = nullptr) {
     cublasLtMatrixLayoutOpaque_t a, b, d;
     const cudaDataType_t of = type == XK_F16 ? CUDA_R_16F : CUDA_R_16BF;
     MUST(cublasLtMatrixLayoutInit(&a, of, k, n, k));
     MUST(cublasLtMatrixLayoutInit(&b, of, k, rows, k));
     MUST(cublasLtMatrixLayoutInit(&d, beta != 0 && type == XK_F16 ? CUDA_R_32F : of, n, rows, n)); // beta: to the residual stream
+    if (found) {
+      cublasLtMatmulPreference_t want;
+      MUST(cublasLtMatmulPreferenceCreate(&want));
+      size_t bytes = SPACE;
+      int n = 0;
+      MUST(cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
+      found->resize(8);
+      MUST(cublasLtMatmulAlgoGetHeuristic(lt, desc, &a, &b, &d, &d, want, 8, found->data(), &n));
+      found->resize(n);
+      MUST(cublasLtMatmulPreferenceDestroy(want));
+      return;
+    }
     float one = 1;
-    MUST(cublasLtMatmul(lt, desc, &one, w, &a, x, &b, &beta, out, &d, out, &d, nullptr, space, SPACE, stream));
+    MUST(cublasLtMatmul(lt, desc, &one, w, &a, x, &b, &beta, out, &d, out, &d, algo, space, SPACE, stream));
   }
 };
 
@@ -154,7 +170,7 @@ static void bench_gemm(const std::string &only) {
       MUST(xk_matrix_map(&x_map, x, rows, j.k, j.k, false));
       MUST(xk_matrix_map(&w_map, weights, j.n, j.k, j.k, false));
       MUST(xk_matrix_map(&out_map, silu ? act : out, rows, silu ? j.n / 2 : j.n, silu ? j.n / 2 : j.n, true));
-      MUST(xk_gemm_hopper({stream, true, type}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, rig.ctas, rig.work}));
+      MUST(xk_gemm_hopper({stream, true, type}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, rig.ctas, rig.work, false}));
     };
     for (int p = 0; p < 4; p++) {
       const Projection &j = PROJECTIONS[p];
@@ -178,6 +194,52 @@ static void bench_gemm(const std::string &only) {
   for (element *p : {x, out, act, w[0], w[1], w[2], w[3]}) MUST(cudaFree(p));
 }
 
+// Every way to compute each projection, by rows, and what a model's layers take by the best of them.
+static void bench_rows(int first, int last, int by) {
+  constexpr int LAYERS = 6;
+  GemmRig rig;
+  Blas blas;
+  element *x = random_device<element>(size_t(last) * 14336), *out = random_device<element>(size_t(last) * 28672), *act = device<element>(size_t(last) * 14336), *w[4];
+  for (int p = 0; p < 4; p++) w[p] = random_device<element>(size_t(LAYERS) * PROJECTIONS[p].n * PROJECTIONS[p].k, 1 / std::sqrt(float(PROJECTIONS[p].k)));
+  for (int rows = first; rows <= last; rows += by) {
+    double sum = 0, sum_first = 0;
+    for (int p = 0; p < 4; p++) {
+      const Projection &j = PROJECTIONS[p];
+      const bool silu = j.e == SILU;
+      std::vector<cublasLtMatmulHeuristicResult_t> found;
+      blas.run(w[p], x, out, rows, j.n, j.k, j.e == ADD, nullptr, &found);
+      const double flops = 2.0 * rows * j.n * j.k;
+      const int inner = std::max(LAYERS, int(1.5e12 / flops));
+      double least = 1e30, head = 0;
+      printf("ROWS %d %s:", rows, j.name);
+      for (size_t i = 0; i < found.size(); i++) {
+        Time t = timed(inner, 3, [&](int l) {
+          blas.run(w[p] + size_t(l % LAYERS) * j.n * j.k, x, out, rows, j.n, j.k, j.e == ADD, &found[i].algo);
+          if (silu) MUST(xk_silu({stream, false, type}, out, act, rows, j.n / 2));
+        });
+        printf(" %.1f", t.median);
+        if (i == 0) head = t.median;
+        least = std::min(least, t.median);
+      }
+      printf(" |");
+      CUtensorMap x_map, w_map[LAYERS], out_map;
+      MUST(xk_matrix_map(&x_map, x, rows, j.k, j.k, false));
+      for (int l = 0; l < LAYERS; l++) MUST(xk_matrix_map(&w_map[l], w[p] + size_t(l) * j.n * j.k, j.n, j.k, j.k, false));
+      MUST(xk_matrix_map(&out_map, silu ? act : out, rows, silu ? j.n / 2 : j.n, silu ? j.n / 2 : j.n, true));
+      for (bool beside : {false, true}) {
+        Time t = timed(inner, 3, [&](int l) { MUST(xk_gemm_hopper({stream, true, type}, j.e, {&x_map, &w_map[l % LAYERS], &out_map, rows, j.n, j.k, rig.ctas, rig.work, beside})); });
+        printf(" %.1f", t.median);
+        least = std::min(least, t.median);
+      }
+      printf(" | %.0f TFLOP/s\n", flops / least / 1e6);
+      sum += least, sum_first += head;
+    }
+    printf("ROWS %d: 32 layers %.2f ms, %.2f us a row (first heuristics %.2f ms)\n", rows, sum * 32 / 1000, sum * 32 / rows, sum_first * 32 / 1000);
+    fflush(stdout);
+  }
+  for (element *p : {x, out, act, w[0], w[1], w[2], w[3]}) MUST(cudaFree(p));
+}
+
 // One launch of each for a profiler.
 static void profile_gemm(int rows) {
   GemmRig rig;
@@ -190,7 +252,7 @@ static void profile_gemm(int rows) {
     MUST(xk_matrix_map(&x_map, x, rows, j.k, j.k, false));
     MUST(xk_matrix_map(&w_map, w, j.n, j.k, j.k, false));
     MUST(xk_matrix_map(&out_map, out, rows, silu ? j.n / 2 : j.n, silu ? j.n / 2 : j.n, true));
-    MUST(xk_gemm_hopper({stream, false, type}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, rig.ctas, rig.work}));
+    MUST(xk_gemm_hopper({stream, false, type}, j.e, {&x_map, &w_map, &out_map, rows, j.n, j.k, rig.ctas, rig.work, false}));
     MUST(cudaDeviceSynchronize());
     MUST(cudaFree(w));
   }

@@ -262,6 +262,11 @@ int main(int argc, char **argv) {
     bench_gemm(argc > 3 ? argv[3] : "");
     return 0;
   }
+  if (name == "rows") { // FIRST LAST BY
+    auto number = [&](int i, int otherwise) { return argc > i ? atoi(argv[i]) : otherwise; };
+    bench_rows(number(3, 128), number(4, 2304), number(5, 128));
+    return 0;
+  }
   if (name == "any") {
     bench_any();
     return 0;

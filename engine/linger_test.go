@@ -1,0 +1,168 @@
+package engine_test
+
+import (
+	"errors"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/enginetest"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// device computes by itself from a step's launch on, as a GPU does: one step after the other,
+// each for as long as takes says. idle is how long it had nothing to do between steps.
+type device struct {
+	*enginetest.Pipelined
+	takes func(*kernels.Step) time.Duration
+	ends  []time.Time
+	last  time.Time
+	idle  time.Duration
+}
+
+func newDevice(shape enginetest.Config, takes func(*kernels.Step) time.Duration) *device {
+	return &device{Pipelined: &enginetest.Pipelined{Backend: enginetest.New(shape)}, takes: takes}
+}
+
+func (d *device) Launch(s *kernels.Step) error {
+	if err := d.Pipelined.Launch(s); err != nil {
+		return err
+	}
+	now := time.Now()
+	if !d.last.IsZero() && now.After(d.last) {
+		d.idle += now.Sub(d.last)
+	} else if now.Before(d.last) {
+		now = d.last
+	}
+	d.last = now.Add(d.takes(s))
+	d.ends = append(d.ends, d.last)
+	return nil
+}
+
+func (d *device) Await() ([]kernels.Result, error) {
+	time.Sleep(time.Until(d.ends[0]))
+	d.ends = d.ends[1:]
+	return d.Pipelined.Await()
+}
+
+func (d *device) LastStepTime() (step, idle float64, err error) {
+	return 0, 0, errors.New("not measured")
+}
+
+// gpuTime is 20 us a token and 5 ms at least.
+func gpuTime(s *kernels.Step) time.Duration {
+	tokens := 0
+	for _, q := range s.Seqs {
+		tokens += len(q.Tokens)
+	}
+	return max(5*time.Millisecond, time.Duration(tokens)*20*time.Microsecond)
+}
+
+// TestLinger: a request that comes while a step is under way goes into the next, not into the
+// one behind it, and the device has no pause between steps.
+func TestLinger(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDevice(enginetest.Config{Blocks: 2000, BlockTokens: 16, MaxPositions: 16384}, func(*kernels.Step) time.Duration { return 20 * time.Millisecond })
+		r := newRigOn(t, config(), d)
+		long := request(prompt(rng(), 16), 200)
+		long.IgnoreEOS = true
+		began := time.Now()
+		h := r.submit(long)
+		for i := range 30 {
+			at := began.Add(time.Duration(i+5) * 60 * time.Millisecond)
+			time.Sleep(time.Until(at.Add(8 * time.Millisecond))) // steps begin at each 20 ms
+			d.idle = 0
+			q := request(prompt(rng(), 10), 1)
+			asked := time.Now()
+			if _, err := r.submit(q).Next(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(asked); took > 33*time.Millisecond { // 12 of the step under way, 20 of its own
+				t.Errorf("request %d: its first token after %v", i, took)
+			}
+			if d.idle > 0 {
+				t.Errorf("request %d: the device was idle for %v", i, d.idle)
+			}
+		}
+		h.Cancel()
+		if _, err := readAll(h); !errors.Is(err, engine.ErrCancelled) && !errors.Is(err, io.EOF) {
+			t.Error(err)
+		}
+		r.close()
+	})
+}
+
+// TestQueueTime: 60 clients in a closed loop. No step that others wait for is longer than
+// MaxStepTime, first tokens come within a few steps of QueueTime, the device is hardly idle,
+// and steps beside decodes are no larger than that takes.
+func TestQueueTime(t *testing.T) {
+	cfg := config()
+	cfg.StepTokens, cfg.PrefillTokens, cfg.MaxStepTime, cfg.QueueTime, cfg.MaxRunning = 8192, 8192, 50*time.Millisecond, 50*time.Millisecond, 256
+	const clients, in, out = 60, 1000, 64
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var first []time.Duration
+		var steps, large int
+		var busy time.Duration
+		d := newDevice(enginetest.Config{Blocks: 8000, BlockTokens: 16, MaxPositions: 4096}, func(s *kernels.Step) time.Duration {
+			took, decodes := gpuTime(s), 0
+			for _, q := range s.Seqs {
+				if len(q.Tokens) == 1 {
+					decodes++
+				}
+			}
+			if decodes > 0 {
+				if steps++; took > 25*time.Millisecond {
+					large++
+				}
+				if took > cfg.MaxStepTime+time.Millisecond {
+					t.Errorf("a step of %v, %d decode", took, decodes)
+				}
+			}
+			busy += took
+			return took
+		})
+		r := newRigOn(t, cfg, d)
+		var wg sync.WaitGroup
+		for c := range clients {
+			wg.Go(func() {
+				random := rand.New(rand.NewPCG(uint64(c), 7))
+				time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
+				for round := range 6 {
+					q := request(prompt(random, in), out)
+					q.IgnoreEOS = true
+					began := time.Now()
+					h, err := r.Submit(t.Context(), q)
+					if err == nil {
+						_, err = h.Next(t.Context())
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if round > 1 {
+						mu.Lock()
+						first = append(first, time.Since(began))
+						mu.Unlock()
+					}
+					if _, err := readAll(h); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		r.close()
+		slices.Sort(first)
+		p50, p99 := first[len(first)/2], first[len(first)*99/100]
+		t.Logf("first tokens after %v, 99 of 100 within %v; %d of %d steps beside decodes take more than 25 ms; idle %v of %v", p50, p99, large, steps, d.idle, busy)
+		if p50 > 2*cfg.QueueTime || p99 > 4*cfg.QueueTime || large*3 > steps || d.idle > busy/50 {
+			t.Errorf("first tokens after %v, 99 of 100 within %v; %d of %d steps beside decodes take more than 25 ms; idle %v of %v", p50, p99, large, steps, d.idle, busy)
+		}
+	})
+}
