@@ -258,6 +258,7 @@ func TestBehindAnother(t *testing.T) {
 		}
 		other := request(prompt(rand.New(rand.NewPCG(1, 1)), 20), 4)
 		same(t, "behind them", r.generate(other), alone(t, 0, other), false)
+		synctest.Wait() // the loop publishes what runs after it has delivered
 		if st := r.Stats(); st.Running != 1 || st.Waiting != 1 {
 			t.Errorf("%+v", st)
 		}

@@ -66,8 +66,16 @@ func (s *sender) bareServe(ctx context.Context, c net.Conn) error {
 		return err
 	}
 	defer f.Close()
-	stop := context.AfterFunc(ctx, func() { hangUp(f) })
-	defer stop()
+	hung := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(hung)
+		hangUp(f)
+	})
+	defer func() {
+		if !stop() { // it uses the descriptor, which is closed next
+			<-hung
+		}
+	}()
 	var go8 [8]byte
 	for {
 		if _, err := io.ReadFull(f, go8[:]); err != nil {
