@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/engine/enginetest"
 	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kvconn"
@@ -63,7 +64,7 @@ func prefix(addr string, seed int32, upto int) *decode.Prefix {
 // holds checks that the index has that many tokens of a prompt, and right rows.
 func (r *rig) holds(p *decode.Prefix, tokens int) {
 	r.t.Helper()
-	ids, n := cached(r.cache, p.Tokens, p.Salt, "test")
+	ids, n := enginetest.HoldPrefix(r.cache, p.Tokens, p.Salt, "test")
 	if n != tokens || !r.pool.has(ids, p.Tokens[0], n) {
 		r.t.Errorf("the index has %d tokens, want %d; rows right: %t", n, tokens, r.pool.has(ids, p.Tokens[0], n))
 	}

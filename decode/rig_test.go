@@ -278,12 +278,3 @@ func bubble(t *testing.T, change func(*decode.Config, *kvconn.Config), f func(r 
 		r.close()
 	})
 }
-
-// cached holds what the index has of a prompt, n tokens.
-func cached(c *kvcache.Cache, tokens []int32, salt, owner string) (ids []int32, n int) {
-	chain := c.NewChain(salt)
-	chain.Extend(tokens)
-	n = c.Reach(&chain, len(tokens))
-	ids, _ = c.HoldChain(&chain, n, owner)
-	return ids, n
-}

@@ -137,7 +137,7 @@ func TestPeerArrives(t *testing.T) {
 					cold := request(p, 6)
 					cold.IgnoreEOS = true
 					want := r.generate(cold)
-					ids, n := indexed(r.cache, p[:upto], "", "look")
+					ids, n := enginetest.HoldPrefix(r.cache, p[:upto], "", "look")
 					if n != upto {
 						t.Fatalf("%d tokens cached", n)
 					}

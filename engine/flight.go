@@ -74,13 +74,18 @@ func (e *Engine) linger() {
 	if f.step == nil || f.step.OnLayer != nil || len(f.step.Arrivals) > 0 {
 		return
 	}
-	began := f.began
-	if began.Before(e.settled) {
-		began = e.settled
-	}
-	if d := time.Until(began.Add(e.pace.takes(f.members)*9/10 - ahead)); d > 0 {
+	if d := time.Until(e.deviceBegan(f).Add(e.pace.takes(f.members)*9/10 - ahead)); d > 0 {
 		time.Sleep(d)
 	}
+}
+
+// deviceBegan is when the device began the oldest step under way: before, it was busy with the
+// one that was settled last.
+func (e *Engine) deviceBegan(f *flight) time.Time {
+	if f.began.Before(e.settled) {
+		return e.settled
+	}
+	return f.began
 }
 
 // turn plans and launches a step if one more may be under way. Otherwise, or if there is nothing
@@ -170,9 +175,7 @@ func (e *Engine) settle() {
 		return err
 	})
 	now := time.Now()
-	if f.began.Before(e.settled) { // the device was busy with the step before it
-		f.began = e.settled
-	}
+	f.began = e.deviceBegan(f)
 	e.settled = now
 	took := now.Sub(f.began)
 	positions := e.metrics.step(took, f.members)

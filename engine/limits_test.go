@@ -136,7 +136,7 @@ func TestArrivalHoldsNobodyUp(t *testing.T) {
 			behind := request(prompt(rng(), 100), 6)
 			behind.IgnoreEOS = true
 			want := r.generate(behind)
-			ids, _ := indexed(r.cache, behind.Prompt[:s.upto], "", "look")
+			ids, _ := enginetest.HoldPrefix(r.cache, behind.Prompt[:s.upto], "", "look")
 			s.rows = r.gather(ids, s.upto)
 			r.cache.Release(ids, "look")
 			r.cache.Clear()

@@ -215,7 +215,7 @@ func TestRecomputeIntoIndexedBlocks(t *testing.T) {
 	r := newRig(t, config(), enginetest.Config{Blocks: 2, BlockTokens: 16, MaxPositions: 100}, nil)
 	p := prompt(rng(), 31)
 	r.generate(request(p, 1)) // leaves the first block cached
-	blocks, n := indexed(r.cache, p[:16], "", "d")
+	blocks, n := enginetest.HoldPrefix(r.cache, p[:16], "", "d")
 	if n != 16 {
 		t.Fatalf("matched %d", n)
 	}

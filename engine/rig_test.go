@@ -263,12 +263,3 @@ func (r *rig) eachBlock(blocks []int32, n int, f func(layer int, id int32, rows 
 		}
 	}
 }
-
-// indexed holds what the index has of a prompt, n tokens.
-func indexed(c *kvcache.Cache, tokens []int32, salt, owner string) (ids []int32, n int) {
-	chain := c.NewChain(salt)
-	chain.Extend(tokens)
-	n = c.Reach(&chain, len(tokens))
-	ids, _ = c.HoldChain(&chain, n, owner)
-	return ids, n
-}

@@ -261,7 +261,7 @@ func TestTicket(t *testing.T) {
 				r.t.Errorf("%+v", rep)
 			}
 			// The engine has the prompt's blocks in its index still.
-			table, hit := cached(r.cache, p[:n], "", "test")
+			table, hit := enginetest.HoldPrefix(r.cache, p[:n], "", "test")
 			buf := make([]byte, r.backend.Layout().Resolve()[0].PackedBytes(4))
 			for i := range hit / 4 {
 				r.backend.Gather(1, table[i], 0, 4, buf)
@@ -396,13 +396,4 @@ func TestQueueFull(t *testing.T) {
 		r.empty()
 		r.close()
 	})
-}
-
-// cached holds what the index has of a prompt, n tokens.
-func cached(c *kvcache.Cache, tokens []int32, salt, owner string) (ids []int32, n int) {
-	chain := c.NewChain(salt)
-	chain.Extend(tokens)
-	n = c.Reach(&chain, len(tokens))
-	ids, _ = c.HoldChain(&chain, n, owner)
-	return ids, n
 }

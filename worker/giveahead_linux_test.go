@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/engine/enginetest"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -118,7 +119,7 @@ func TestGiveAhead(t *testing.T) {
 	f("a bit flips on the way", func(_ *testing.T, d, p *gpuEnd) {
 		const flipped = 5
 		p.compute(1, gpuTokens) // to know the blocks
-		table, _ := cached(p.cache, gpuPrompt(1)[:gpuTokens], "", "look")
+		table, _ := enginetest.HoldPrefix(p.cache, gpuPrompt(1)[:gpuTokens], "", "look")
 		p.cache.Release(table, "look")
 		p.cache.Clear()
 		all := p.cache.Stats().Blocks

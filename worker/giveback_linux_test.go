@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/decode"
+	"github.com/xpyd/xpyd/engine/enginetest"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/internal/model/arch"
@@ -194,7 +195,7 @@ func (e *gpuEnd) compute(seed int32, upto int) {
 
 // blockOf is the block of a computed prompt that has a position.
 func (e *gpuEnd) blockOf(seed int32, position int) int32 {
-	ids, _ := cached(e.cache, gpuPrompt(seed)[:gpuTokens], "", "look")
+	ids, _ := enginetest.HoldPrefix(e.cache, gpuPrompt(seed)[:gpuTokens], "", "look")
 	defer e.cache.Release(ids, "look")
 	return ids[position/e.layout.BlockTokens]
 }
@@ -203,7 +204,7 @@ func (e *gpuEnd) blockOf(seed int32, position int) int32 {
 func (e *gpuEnd) has(seed int32, tokens int) {
 	e.t.Helper()
 	bt := e.layout.BlockTokens
-	ids, n := cached(e.cache, gpuPrompt(seed)[:gpuTokens], "", "look")
+	ids, n := enginetest.HoldPrefix(e.cache, gpuPrompt(seed)[:gpuTokens], "", "look")
 	defer e.cache.Release(ids, "look")
 	if n != tokens {
 		e.t.Errorf("%s has %d tokens of prompt %d, want %d", e.peer.ID, n, seed, tokens)
@@ -374,13 +375,4 @@ func TestGiveBack(t *testing.T) {
 		p.has(1, 0)
 		p.quarantineEnds()
 	})
-}
-
-// cached holds what the index has of a prompt, n tokens.
-func cached(c *kvcache.Cache, tokens []int32, salt, owner string) (ids []int32, n int) {
-	chain := c.NewChain(salt)
-	chain.Extend(tokens)
-	n = c.Reach(&chain, len(tokens))
-	ids, _ = c.HoldChain(&chain, n, owner)
-	return ids, n
 }

@@ -9,9 +9,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/xpyd/xpyd/internal/hostfile"
 )
 
 // hubCache is one repository's folder in the cache that every Hugging Face
@@ -78,7 +77,7 @@ func (c hubCache) setRef(rev, commit string) error {
 	if b, err := os.ReadFile(path); err == nil && string(b) == commit {
 		return nil
 	}
-	return writeFile(path, []byte(commit))
+	return hostfile.Write(path, []byte(commit))
 }
 
 // link makes the snapshot's file point at the blob.
@@ -100,40 +99,10 @@ func (c hubCache) link(commit, name, etag string) error {
 	return nil
 }
 
-// lockEvery is how often a lock that is held elsewhere is tried again.
-const lockEvery = 100 * time.Millisecond
-
-// lock takes the blob's lock, an flock as Python's filelock takes it, waiting for other
-// processes until ctx ends. The file stays: removing it would let two holders in.
+// lock takes the blob's lock as Python's filelock takes it.
 func (c hubCache) lock(ctx context.Context, etag string) (unlock func(), err error) {
 	if err := os.MkdirAll(c.locks, 0o755); err != nil {
 		return nil, err
 	}
-	path := filepath.Join(c.locks, etag+".lock")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	t := time.NewTicker(lockEvery)
-	defer t.Stop()
-	for err == nil {
-		switch err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err {
-		case nil:
-			return func() {
-				_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // also for a child that was just forked and has a copy of f
-				f.Close()
-			}, nil
-		case unix.EWOULDBLOCK, unix.EINTR:
-			select {
-			case <-t.C:
-				err = nil
-			case <-ctx.Done():
-				err = fmt.Errorf("wait for %s, which another process holds: %w", path, ctx.Err())
-			}
-		default:
-			err = fmt.Errorf("lock %s: %w", path, err)
-		}
-	}
-	f.Close()
-	return nil, err
+	return hostfile.Lock(ctx, filepath.Join(c.locks, etag+".lock"))
 }

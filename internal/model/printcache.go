@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/xpyd/xpyd/internal/hostfile"
 )
 
 // printCache remembers one model's fingerprint in a small file, named after the weight
@@ -83,29 +85,5 @@ func (c printCache) save(fp string, start time.Time) error {
 	if err != nil {
 		return err
 	}
-	return writeFile(c.path, append(b, '\n'))
-}
-
-// writeFile puts b at path by rename, so that a reader sees all or nothing.
-func writeFile(path string, b []byte) (err error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(b)
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	return hostfile.Write(c.path, append(b, '\n'))
 }

@@ -8,7 +8,7 @@ package cuda
 import "C"
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -17,6 +17,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/xpyd/xpyd/internal/hostfile"
 )
 
 const (
@@ -45,7 +47,9 @@ func (b *Backend) recall() (keep func(started bool)) {
 		b.unkept(err)
 		return nothing
 	}
-	unlock, err := lockWithin(path+".lock", othersMeasure)
+	ctx, cancel := context.WithTimeout(context.Background(), othersMeasure)
+	defer cancel()
+	unlock, err := hostfile.Lock(ctx, path+".lock")
 	if err != nil {
 		b.unkept(err)
 		return nothing
@@ -103,49 +107,9 @@ func (b *Backend) write(path string) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data[:n])
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		os.Remove(f.Name())
+	if err := hostfile.Write(path, data[:n]); err != nil {
 		return err
 	}
 	b.choices = "measured, kept in " + path
 	return nil
-}
-
-// lockWithin takes an flock on a file, which stays: removing it would let two holders in.
-func lockWithin(path string, most time.Duration) (unlock func(), err error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	until := time.NewTimer(most)
-	defer until.Stop()
-	again := time.NewTicker(20 * time.Millisecond)
-	defer again.Stop()
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() {
-				_ = unix.Flock(int(f.Fd()), unix.LOCK_UN) // also for a child that was just forked and has a copy of f
-				f.Close()
-			}, nil
-		}
-		if err != unix.EWOULDBLOCK && err != unix.EINTR {
-			f.Close()
-			return nil, fmt.Errorf("lock %s: %w", path, err)
-		}
-		select {
-		case <-again.C:
-		case <-until.C:
-			f.Close()
-			return nil, fmt.Errorf("%s: another process has it for %v", path, most)
-		}
-	}
 }
