@@ -14,6 +14,7 @@ import (
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/way"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Config is one worker's settings; the key tags are its YAML keys.
@@ -248,7 +249,7 @@ func (c *Config) Validate() error {
 		kv.validTiers(),
 		c.validAddresses(),
 		within("threads", c.Threads, 0, 4096),
-		within("block_tokens", c.BlockTokens, 1, 256),
+		within("block_tokens", c.BlockTokens, 1, kvlayout.MaxBlockTokens),
 		within("blocks", c.Blocks, 0, 1<<30),
 		within("max_model_len", c.MaxModelLen, 0, 1<<30),
 		within("max_batch", c.MaxBatch, 0, 1<<16),

@@ -88,8 +88,8 @@ func (b *benchKVIO) run(cmd *cobra.Command, _ []string) error {
 	}
 	blocks, err := listOf("block-tokens", b.blockTokens, func(s string) (int, error) {
 		n, err := strconv.Atoi(s)
-		if err == nil && (n < 1 || n > 256 || n&(n-1) != 0) {
-			err = errors.New("want powers of two up to 256")
+		if err == nil && (n < 1 || n > kvlayout.MaxBlockTokens || n&(n-1) != 0) {
+			err = fmt.Errorf("want powers of two up to %d", kvlayout.MaxBlockTokens)
 		}
 		return n, err
 	})
@@ -140,8 +140,8 @@ func (b *benchKVIO) host(ctx context.Context, r *kvbench.Links, blocks []int) er
 	if err != nil {
 		return usageError{fmt.Errorf("--host-total: %w", err)}
 	}
-	if b.layers < 1 || b.layers > 1024 || b.heads < 1 || b.heads > 256 || b.headDim < 8 || b.headDim > 512 || total < 1<<10 || total > 1<<36 || b.rounds < 1 {
-		return usageError{errors.New("--layers 1 to 1024, --kv-heads 1 to 256, --head-dim 8 to 512, --host-total 1KiB to 64GiB, --rounds at least 1")}
+	if b.layers < 1 || b.layers > kvlayout.MaxLayers || b.heads < 1 || b.heads > 256 || b.headDim < 8 || b.headDim > 512 || total < 1<<10 || total > 1<<36 || b.rounds < 1 {
+		return usageError{fmt.Errorf("--layers 1 to %d, --kv-heads 1 to 256, --head-dim 8 to 512, --host-total 1KiB to 64GiB, --rounds at least 1", kvlayout.MaxLayers)}
 	}
 	for _, tokens := range blocks {
 		pool, l, name, end, err := b.pool(tokens, int64(total))

@@ -20,6 +20,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // Errors of Alloc, Reserve and ReserveWait.
@@ -35,7 +37,7 @@ var (
 // Config describes the pool. It must match the backend's.
 type Config struct {
 	Blocks      int // blocks in the pool, ids 0 .. Blocks-1
-	BlockTokens int // positions a block, 1 to 256
+	BlockTokens int // positions a block, 1 to kvlayout.MaxBlockTokens
 	// Fingerprint and Numerics go into every hash, so that blocks of another model or of
 	// other numerics never match.
 	Fingerprint string
@@ -54,8 +56,8 @@ func (c *Config) Validate() error {
 	switch {
 	case c.Blocks < 1 || c.Blocks > 1<<30:
 		return fmt.Errorf("kv cache: blocks is %d, want at least 1", c.Blocks)
-	case c.BlockTokens < 1 || c.BlockTokens > 256:
-		return fmt.Errorf("kv cache: block_tokens is %d, want 1 to 256", c.BlockTokens)
+	case c.BlockTokens < 1 || c.BlockTokens > kvlayout.MaxBlockTokens:
+		return fmt.Errorf("kv cache: block_tokens is %d, want 1 to %d", c.BlockTokens, kvlayout.MaxBlockTokens)
 	case c.HotHits < 0 || c.Ahead < 0:
 		return fmt.Errorf("kv cache: announcements after %d hits, %d blocks ahead, want 0 or more", c.HotHits, c.Ahead)
 	case c.MaxWaiters < 0:

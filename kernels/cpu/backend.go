@@ -29,7 +29,7 @@ const Numerics = "cpu-f32-1"
 // Options size a Backend.
 type Options struct {
 	Blocks      int    // KV blocks in the pool
-	BlockTokens int    // positions a block: 1..256; 0 is 16
+	BlockTokens int    // positions a block: 1..kvlayout.MaxBlockTokens; 0 is 16
 	Threads     int    // 0 is GOMAXPROCS
 	Share       bool   // put the pool where other processes can map it, if the system has such memory
 	SIMD        string // "avx512", "avx2", "portable"; "" is the best there is
@@ -107,8 +107,8 @@ func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
 }
 
 func checkOptions(opt Options) error {
-	if opt.Blocks < 1 || opt.BlockTokens < 1 || opt.BlockTokens > 256 || opt.Threads < 1 || opt.Threads > 1024 {
-		return fmt.Errorf("%d blocks of %d tokens, %d threads: want at least 1 block of 1..256 tokens, 1..1024 threads", opt.Blocks, opt.BlockTokens, opt.Threads)
+	if opt.Blocks < 1 || opt.BlockTokens < 1 || opt.BlockTokens > kvlayout.MaxBlockTokens || opt.Threads < 1 || opt.Threads > 1024 {
+		return fmt.Errorf("%d blocks of %d tokens, %d threads: want at least 1 block of 1..%d tokens, 1..1024 threads", opt.Blocks, opt.BlockTokens, opt.Threads, kvlayout.MaxBlockTokens)
 	}
 	return nil
 }

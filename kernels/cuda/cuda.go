@@ -48,7 +48,7 @@ type Options struct {
 	Device      int
 	Blocks      int     // KV blocks; 0 fills what MemoryPart leaves, at most MaxBlocks
 	MemoryPart  float64 // part of the device's memory that this backend takes in all; 0 is 0.9
-	BlockTokens int     // positions a block, 1..256; 0 is 16
+	BlockTokens int     // positions a block, 1..kvlayout.MaxBlockTokens; 0 is 16
 	MaxTokens   int     // tokens a step; 0 is 2048
 	MaxSeqs     int     // sequences with results in one step; 0 is 256
 	NoGraphs    bool    // launch kernels one by one
@@ -145,7 +145,7 @@ func poolBlocks(m Memory, free int64, part float64, asked int) (int, error) {
 func (o *Options) fill() error {
 	o.BlockTokens, o.MaxTokens, o.MaxSeqs = cmp.Or(o.BlockTokens, 16), cmp.Or(o.MaxTokens, 2048), cmp.Or(o.MaxSeqs, 256)
 	o.MemoryPart = cmp.Or(o.MemoryPart, 0.9)
-	if o.Blocks < 0 || o.BlockTokens < 1 || o.BlockTokens > 256 || o.MaxTokens < 1 || o.MaxSeqs < 1 || o.MemoryPart < 0 || o.MemoryPart > 1 {
+	if o.Blocks < 0 || o.BlockTokens < 1 || o.BlockTokens > kvlayout.MaxBlockTokens || o.MaxTokens < 1 || o.MaxSeqs < 1 || o.MemoryPart < 0 || o.MemoryPart > 1 {
 		return fmt.Errorf("bad options %+v", *o)
 	}
 	switch {

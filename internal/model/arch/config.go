@@ -32,11 +32,13 @@ type Config struct {
 	EOS             []int32
 }
 
-// Bounds on every model. Products of two or three of them fit in an int64.
+// Bounds on every model. Products of two or three of them fit in an int64. Those of layers and
+// key/value heads are kvlayout's MaxLayers and MaxHeads; a test in kernels compares them.
 const (
-	maxLayers    = 1 << 12
+	maxLayers    = 1 << 10
 	maxWidth     = 1 << 20
-	maxHeads     = 1<<15 - 1 // a row's digest has 15 bits for its head
+	maxHeads     = 1 << 14
+	maxKVHeads   = 1 << 10
 	maxVocab     = 1 << 24
 	maxPositions = 1 << 30
 )
@@ -54,7 +56,7 @@ func (c *Config) Validate() error {
 		{"hidden size", c.Hidden, maxWidth},
 		{"intermediate size", c.Intermediate, maxWidth},
 		{"number of attention heads", c.Heads, maxHeads},
-		{"number of key/value heads", c.KVHeads, maxHeads},
+		{"number of key/value heads", c.KVHeads, maxKVHeads},
 		{"head dimension", c.HeadDim, 1 << 14},
 		{"vocabulary size", c.Vocab, maxVocab},
 		{"maximum position", c.MaxPositions, maxPositions},
