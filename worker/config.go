@@ -102,7 +102,8 @@ type Fleet struct {
 	Heartbeat time.Duration `key:"heartbeat"`
 }
 
-// KV are the connector's settings; kvconn/DESIGN.md explains each deadline.
+// KV are the settings of the connector (kvconn/DESIGN.md explains each deadline) and of the KV tiers
+// (engine/tier/DESIGN.md).
 type KV struct {
 	BulkConns        int             `key:"bulk_conns"`
 	DialTimeout      time.Duration   `key:"dial_timeout"`
@@ -176,7 +177,7 @@ var bad = config.Bad
 // within refuses what is not in lo..hi.
 func within[T ~int | ~int64](key string, v, lo, hi T) error {
 	if v < lo || v > hi {
-		return bad(key, "%d is not in %d..%d", v, lo, hi)
+		return bad(key, "%v is not in %v..%v", v, lo, hi)
 	}
 	return nil
 }
@@ -278,7 +279,7 @@ func (c *Config) Validate() error {
 		c.validLease(),
 		config.Positive("ticket_wait", c.TicketWait),
 		config.Positive("reserve_wait", c.ReserveWait),
-		config.Positive("fleet.heartbeat", c.Fleet.Heartbeat),
+		within("fleet.heartbeat", c.Fleet.Heartbeat, time.Millisecond, fleet.MaxHeartbeat),
 		config.Positive("kv.dial_timeout", kv.DialTimeout),
 		config.Positive("kv.handshake_timeout", kv.HandshakeTimeout),
 		config.Positive("kv.accept_timeout", kv.AcceptTimeout),

@@ -70,10 +70,14 @@ func TestValidate(t *testing.T) {
 	f("kv.host_memory", "kv.host_memory", 1<<46+1)
 	f("", "kv_memory", 0) // auto
 	for _, key := range []string{"max_step_time", "read_timeout", "stall_timeout", "drain_timeout", "lease_time", "ticket_wait", "reserve_wait",
-		"fleet.heartbeat", "kv.dial_timeout", "kv.handshake_timeout", "kv.accept_timeout", "kv.ticket_timeout", "kv.peer_silence",
+		"kv.dial_timeout", "kv.handshake_timeout", "kv.accept_timeout", "kv.ticket_timeout", "kv.peer_silence",
 		"kv.load_timeout", "kv.store_ttl", "kv.store_timeout"} {
 		f(key, key, time.Duration(0))
 		f("", key, time.Nanosecond)
+	}
+	for d, want := range map[time.Duration]string{0: "fleet.heartbeat", time.Millisecond - 1: "fleet.heartbeat", time.Millisecond: "", fleet.MaxHeartbeat: "",
+		fleet.MaxHeartbeat + 1: "fleet.heartbeat"} {
+		f(want, "fleet.heartbeat", d)
 	}
 	f("", "kv.transport", way.Auto)
 	f("gpu_memory", "gpu_memory", 0.0)

@@ -24,13 +24,16 @@ type AnnouncerConfig struct {
 	Instance Instance // required; its epoch must not be zero
 	// Load is called for every heartbeat and must not block; nil sends the instance's own.
 	Load      func() Load
-	Heartbeat time.Duration // default 250 ms, at most 1 s
+	Heartbeat time.Duration // default 250 ms, at most MaxHeartbeat
 	Log       *slog.Logger
 }
 
+// MaxHeartbeat is the longest time between heartbeats: one may be late, and the worker is still no
+// suspect.
+const MaxHeartbeat = suspectAfter / 2
+
 const (
 	defaultHeartbeat = 250 * time.Millisecond
-	maxHeartbeat     = time.Second
 	reannounce       = 5 * time.Second // makes up for lost messages
 	queryBacklog     = 64
 )
@@ -57,8 +60,8 @@ func Announce(cfg AnnouncerConfig) (*Announcer, error) {
 	if cfg.Heartbeat == 0 {
 		cfg.Heartbeat = defaultHeartbeat
 	}
-	if cfg.Heartbeat < 0 || cfg.Heartbeat > maxHeartbeat {
-		return nil, fmt.Errorf("announce: heartbeat %v is not in 0..%v", cfg.Heartbeat, maxHeartbeat)
+	if cfg.Heartbeat < 0 || cfg.Heartbeat > MaxHeartbeat {
+		return nil, fmt.Errorf("announce: heartbeat %v is not in 0..%v", cfg.Heartbeat, MaxHeartbeat)
 	}
 	if cfg.Instance.Epoch == 0 {
 		return nil, errors.New("announce: epoch is zero")
