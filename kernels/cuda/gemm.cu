@@ -154,6 +154,10 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
     if (n > 0) best->algo = found[0].algo;
     return XK_OK;
   }
+  if (rows <= 8 && o.k % 8 == 0) { // timed alone it gains least, in a step the most
+    best->skinny = true;
+    return XK_OK;
+  }
   float least = 1e30f;
   auto consider = [&](const Choice &h) {
     float ms;
@@ -168,7 +172,6 @@ static int32_t choose(xk_ctx *c, Shape s, int rows, Choice *best) {
   }
   Choice h;
   h.skinny = true;
-  if (rows <= 8) least = 1e30f; // always skinny: timed alone it gains least, in a step the most
   if (rows <= 32 && o.k % 8 == 0) XK_OK_OR_RETURN(consider(h));
   h.skinny = false, h.own = true;
   for (bool beside : {false, true}) {

@@ -115,28 +115,33 @@ struct Blas {
     space = device<char>(SPACE);
   }
   ~Blas() { cudaFree(space), cublasLtMatmulDescDestroy(desc), cublasLtDestroy(lt); }
-  // algo null: cuBLASLt's own default. The heuristics' choices, best first, go to found.
-  void run(const element *w, const element *x, element *out, int rows, int n, int k, float beta, const cublasLtMatmulAlgo_t *algo = nullptr,
-           std::vector<cublasLtMatmulHeuristicResult_t> *found = nullptr) {
+  struct Layouts {
     cublasLtMatrixLayoutOpaque_t a, b, d;
-    const cudaDataType_t of = type == XK_F16 ? CUDA_R_16F : CUDA_R_16BF;
-    MUST(cublasLtMatrixLayoutInit(&a, of, k, n, k));
-    MUST(cublasLtMatrixLayoutInit(&b, of, k, rows, k));
-    MUST(cublasLtMatrixLayoutInit(&d, beta != 0 && type == XK_F16 ? CUDA_R_32F : of, n, rows, n)); // beta: to the residual stream
-    if (found) {
-      cublasLtMatmulPreference_t want;
-      MUST(cublasLtMatmulPreferenceCreate(&want));
-      size_t bytes = SPACE;
-      int n = 0;
-      MUST(cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
-      found->resize(8);
-      MUST(cublasLtMatmulAlgoGetHeuristic(lt, desc, &a, &b, &d, &d, want, 8, found->data(), &n));
-      found->resize(n);
-      MUST(cublasLtMatmulPreferenceDestroy(want));
-      return;
+    Layouts(int rows, int n, int k, float beta) {
+      const cudaDataType_t of = type == XK_F16 ? CUDA_R_16F : CUDA_R_16BF;
+      MUST(cublasLtMatrixLayoutInit(&a, of, k, n, k));
+      MUST(cublasLtMatrixLayoutInit(&b, of, k, rows, k));
+      MUST(cublasLtMatrixLayoutInit(&d, beta != 0 && type == XK_F16 ? CUDA_R_32F : of, n, rows, n)); // beta: to the residual stream
     }
+  };
+  // What cuBLASLt would take, best first.
+  std::vector<cublasLtMatmulHeuristicResult_t> heuristics(int rows, int n, int k, float beta) {
+    Layouts t(rows, n, k, beta);
+    cublasLtMatmulPreference_t want;
+    MUST(cublasLtMatmulPreferenceCreate(&want));
+    size_t bytes = SPACE;
+    int count = 0;
+    MUST(cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes));
+    std::vector<cublasLtMatmulHeuristicResult_t> found(8);
+    MUST(cublasLtMatmulAlgoGetHeuristic(lt, desc, &t.a, &t.b, &t.d, &t.d, want, int(found.size()), found.data(), &count));
+    MUST(cublasLtMatmulPreferenceDestroy(want));
+    found.resize(count);
+    return found;
+  }
+  void run(const element *w, const element *x, element *out, int rows, int n, int k, float beta, const cublasLtMatmulAlgo_t *algo = nullptr) { // nullptr: its default
+    Layouts t(rows, n, k, beta);
     float one = 1;
-    MUST(cublasLtMatmul(lt, desc, &one, w, &a, x, &b, &beta, out, &d, out, &d, algo, space, SPACE, stream));
+    MUST(cublasLtMatmul(lt, desc, &one, w, &t.a, x, &t.b, &beta, out, &t.d, out, &t.d, algo, space, SPACE, stream));
   }
 };
 
@@ -206,8 +211,7 @@ static void bench_rows(int first, int last, int by) {
     for (int p = 0; p < 4; p++) {
       const Projection &j = PROJECTIONS[p];
       const bool silu = j.e == SILU;
-      std::vector<cublasLtMatmulHeuristicResult_t> found;
-      blas.run(w[p], x, out, rows, j.n, j.k, j.e == ADD, nullptr, &found);
+      auto found = blas.heuristics(rows, j.n, j.k, j.e == ADD);
       const double flops = 2.0 * rows * j.n * j.k;
       const int inner = std::max(LAYERS, int(1.5e12 / flops));
       double least = 1e30, head = 0;
