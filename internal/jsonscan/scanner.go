@@ -403,9 +403,6 @@ func (s *Scanner) Text() []byte {
 	return s.buf[s.from:s.to:s.to]
 }
 
-// Escaped reports whether the last token is a string with escapes.
-func (s *Scanner) Escaped() bool { return s.escaped }
-
 // Decoded is the last token, a string with its escapes replaced, valid until the next
 // token.
 func (s *Scanner) Decoded() []byte {
