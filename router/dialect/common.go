@@ -28,13 +28,19 @@ func common(h *fasthttp.RequestHeader, x *Exchange) {
 	if x.Probe {
 		h.Set(HeaderProbe, "1")
 	}
-	if x.Authorization != "" {
-		h.Set("Authorization", x.Authorization)
+	SetClient(h, x.Authorization, x.Trace)
+}
+
+// SetClient sets what a leg carries on of the client's request: its credentials for the
+// engine, and traceparent and tracestate; "" sets none.
+func SetClient(h *fasthttp.RequestHeader, authorization string, trace [2]string) {
+	if authorization != "" {
+		h.Set("Authorization", authorization)
 	}
-	if x.Trace[0] != "" {
-		h.Set("traceparent", x.Trace[0])
-		if x.Trace[1] != "" {
-			h.Set("tracestate", x.Trace[1])
+	if trace[0] != "" {
+		h.Set("traceparent", trace[0])
+		if trace[1] != "" {
+			h.Set("tracestate", trace[1])
 		}
 	}
 }

@@ -210,13 +210,7 @@ func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failu
 		h.SetBytesV("Accept", accept)
 	}
 	h.Set(dialect.HeaderRequestID, a.q.id+"-"+a.link.String())
-	if a.q.auth != "" {
-		h.Set("Authorization", a.q.auth)
-	}
-	if a.q.trace[0] != "" {
-		h.Set("traceparent", a.q.trace[0])
-		h.Set("tracestate", a.q.trace[1])
-	}
+	dialect.SetClient(h, a.q.auth, a.q.trace)
 	b, err := a.q.s.send(a.d, h, nil, &up.Upload)
 	if err != nil {
 		a.d.fail()
