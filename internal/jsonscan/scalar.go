@@ -88,7 +88,7 @@ func (s *Scanner) escape() bool {
 	return s.state == inText
 }
 
-// paired takes a \uXXXX and reports whether it is valid there.
+// paired takes a \u with its four digits and reports whether it is valid there.
 func (s *Scanner) paired() bool {
 	switch {
 	case s.high != 0:
