@@ -229,7 +229,8 @@ func (j *job) reset() {
 	_ = conn.Close() // broken on purpose
 }
 
-// pause returns false if the caller has left.
+// pause returns false if the caller has left. The request of an engine that is closed gets no
+// answer: to return would be an empty one, with status 200.
 func (j *job) pause(d time.Duration) bool {
 	if d > 0 {
 		select {
@@ -238,7 +239,10 @@ func (j *job) pause(d time.Duration) bool {
 		case <-j.e.ctx.Done():
 		}
 	}
-	return j.ctx.Err() == nil && j.e.ctx.Err() == nil
+	if j.e.ctx.Err() != nil {
+		panic(http.ErrAbortHandler)
+	}
+	return j.ctx.Err() == nil
 }
 
 func promptIDs(prompt string) string {
