@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/datadir"
@@ -34,68 +35,71 @@ func writeJoin(t *testing.T, path string, mode os.FileMode, url string, secrets 
 // TestFollow: what a join file says is in force when it changes, and what it does
 // not say changes nothing and is logged once.
 func TestFollow(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "join")
-	one, two := trust.NewSecret(), trust.NewSecret()
-	writeJoin(t, path, 0o600, "nats://127.0.0.1:1", one)
-	j, err := readJoining(t.Context(), "", path)
-	if err != nil || !j.given() || j.open {
-		t.Fatal(j.open, err)
-	}
-	var log bytes.Buffer
-	look := make(chan os.Signal)
-	applied := make(chan trust.Join, 10)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		j.follow(ctx, look, slog.New(slog.NewTextHandler(&log, nil)), func(next trust.Join) error {
-			applied <- next
-			if strings.HasSuffix(next.URL, ":9") {
-				return errors.New("no such server")
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "join")
+		one, two := trust.NewSecret(), trust.NewSecret()
+		writeJoin(t, path, 0o600, "nats://127.0.0.1:1", one)
+		j, err := readJoining(t.Context(), "", path)
+		if err != nil || !j.given() || j.open {
+			t.Fatal(j.open, err)
+		}
+		var log bytes.Buffer
+		look := make(chan os.Signal)
+		applied := make(chan trust.Join, 10)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			j.follow(ctx, look, slog.New(slog.NewTextHandler(&log, nil)), func(next trust.Join) error {
+				applied <- next
+				if strings.HasSuffix(next.URL, ":9") {
+					return errors.New("no such server")
+				}
+				return nil
+			})
+		}()
+		looked := func(times int) {
+			for range times + 1 {
+				look <- syscall.SIGHUP
 			}
-			return nil
-		})
-	}()
-	looked := func(times int) { // each but the last has been acted upon
-		for range times + 1 {
-			look <- syscall.SIGHUP
+			synctest.Wait() // all have been acted upon
 		}
-	}
-	looked(2)
-	writeJoin(t, path, 0o600, "nats://127.0.0.1:2", two, one)
-	looked(1)
-	if next := <-applied; next.URL != "nats://127.0.0.1:2" || len(next.Secrets) != 2 || next.Secrets[0] != two {
-		t.Errorf("%s, %v", next.URL, next.Secrets)
-	}
-	for _, wrong := range []func(){
-		func() { os.Remove(path) },
-		func() { writeJoin(t, path, 0o602, "nats://127.0.0.1:3", one) },
-		func() {
-			_ = os.WriteFile(path, []byte("nats://u:hunter2@127.0.0.1:3"), 0o600)
-			_ = os.Chmod(path, 0o600)
-		},
-		func() { _ = os.WriteFile(path, bytes.Repeat([]byte("x"), maxJoin+1), 0o600) },
-	} {
-		wrong()
+		looked(2)
+		writeJoin(t, path, 0o600, "nats://127.0.0.1:2", two, one)
+		looked(1)
+		if next := <-applied; next.URL != "nats://127.0.0.1:2" || len(next.Secrets) != 2 || next.Secrets[0] != two {
+			t.Errorf("%s, %v", next.URL, next.Secrets)
+		}
+		for _, wrong := range []func(){
+			func() { os.Remove(path) },
+			func() { writeJoin(t, path, 0o602, "nats://127.0.0.1:3", one) },
+			func() {
+				_ = os.WriteFile(path, []byte("nats://u:hunter2@127.0.0.1:3"), 0o600)
+				_ = os.Chmod(path, 0o600)
+			},
+			func() { _ = os.WriteFile(path, bytes.Repeat([]byte("x"), maxJoin+1), 0o600) },
+		} {
+			wrong()
+			looked(3)
+		}
+		writeJoin(t, path, 0o600, "nats://127.0.0.1:9", two)
 		looked(3)
-	}
-	writeJoin(t, path, 0o600, "nats://127.0.0.1:9", two)
-	looked(3)
-	<-applied
-	cancel()
-	<-done
-	if len(applied) > 0 {
-		t.Errorf("applied %v", <-applied)
-	}
-	text := log.String()
-	if n := strings.Count(text, "level=WARN") - strings.Count(text, nothingElse); n != 5 || strings.Contains(text, "hunter2") || strings.Contains(text, one.Reveal()) {
-		t.Errorf("%d warnings:\n%s", n, text)
-	}
-	for _, want := range []string{"no such file", "has mode 0602, so that anybody could choose this worker's fleet: run `chmod 600 ", "it has no fleet secret", "more than 16384 bytes", "no such server"} {
-		if strings.Count(text, want) != 1 {
-			t.Errorf("%d times %q:\n%s", strings.Count(text, want), want, text)
+		<-applied
+		cancel()
+		<-done
+		if len(applied) > 0 {
+			t.Errorf("applied %v", <-applied)
 		}
-	}
+		text := log.String()
+		if n := strings.Count(text, "level=WARN") - strings.Count(text, nothingElse); n != 5 || strings.Contains(text, "hunter2") || strings.Contains(text, one.Reveal()) {
+			t.Errorf("%d warnings:\n%s", n, text)
+		}
+		for _, want := range []string{"no such file", "has mode 0602, so that anybody could choose this worker's fleet: run `chmod 600 ", "it has no fleet secret", "more than 16384 bytes", "no such server"} {
+			if strings.Count(text, want) != 1 {
+				t.Errorf("%d times %q:\n%s", strings.Count(text, want), want, text)
+			}
+		}
+	})
 }
 
 // pipe makes a FIFO; whoever waits for a writer is let go at the end.
