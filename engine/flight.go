@@ -187,7 +187,9 @@ func (e *Engine) settle() {
 		return
 	}
 	e.record(nil)
-	e.note(f, now.Sub(asked), took)
+	if device := e.note(f, now.Sub(asked), took); device > 0 { // without what linger waited
+		took = min(took, device)
+	}
 	if len(f.step.Arrivals) == 0 { // else it waited
 		e.pace.step(took, f.members)
 	}

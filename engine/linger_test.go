@@ -21,8 +21,10 @@ type device struct {
 	*enginetest.Pipelined
 	takes func(*kernels.Step) time.Duration
 	ends  []time.Time
+	tooks []time.Duration
 	last  time.Time
 	idle  time.Duration
+	took  time.Duration // of the step awaited last
 }
 
 func newDevice(shape enginetest.Config, takes func(*kernels.Step) time.Duration) *device {
@@ -39,19 +41,20 @@ func (d *device) Launch(s *kernels.Step) error {
 	} else if now.Before(d.last) {
 		now = d.last
 	}
-	d.last = now.Add(d.takes(s))
-	d.ends = append(d.ends, d.last)
+	took := d.takes(s)
+	d.last = now.Add(took)
+	d.ends, d.tooks = append(d.ends, d.last), append(d.tooks, took)
 	return nil
 }
 
 func (d *device) Await() ([]kernels.Result, error) {
 	time.Sleep(time.Until(d.ends[0]))
-	d.ends = d.ends[1:]
+	d.took, d.ends, d.tooks = d.tooks[0], d.ends[1:], d.tooks[1:]
 	return d.Pipelined.Await()
 }
 
 func (d *device) LastStepTime() (step, idle float64, err error) {
-	return 0, 0, errors.New("not measured")
+	return float64(d.took.Microseconds()), 0, nil
 }
 
 // gpuTime is 20 us a token and 5 ms at least.
@@ -97,10 +100,53 @@ func TestLinger(t *testing.T) {
 	})
 }
 
+// TestLingerShrinks: where streams end together, the steps of those left are shorter: the loop
+// waits too long for the first of them, and for no other.
+func TestLingerShrinks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var d *device
+		long, short, before := 40*time.Millisecond, 5*time.Millisecond, 0
+		d = newDevice(enginetest.Config{Blocks: 2000, BlockTokens: 16, MaxPositions: 16384}, func(s *kernels.Step) time.Duration {
+			n := len(s.Seqs)
+			if n == 1 && before > 1 {
+				d.idle = 0
+			}
+			if before = n; n > 1 {
+				return long
+			}
+			return short
+		})
+		r := newRigOn(t, config(), d)
+		var all []*engine.Handle
+		for i := range 8 {
+			q := request(prompt(rng(), 16), 40+i/7*100)
+			q.IgnoreEOS = true
+			all = append(all, r.submit(q))
+		}
+		for _, h := range all {
+			if _, err := readAll(h); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if once := long*9/10 - short; d.idle > once {
+			t.Errorf("the device was idle for %v after seven of eight streams had ended, more than once for %v", d.idle, once)
+		}
+		r.close()
+	})
+}
+
 // TestQueueTime: 60 clients in a closed loop. No step that others wait for is longer than
 // MaxStepTime, first tokens come within a few steps of QueueTime, the device is hardly idle,
-// and steps beside decodes are no larger than that takes.
+// and steps beside decodes are no larger than that takes. Who waits with whom, and so for how
+// long, depends on when the clients begin: it holds for several beginnings.
 func TestQueueTime(t *testing.T) {
+	for seed := range 4 {
+		queueTime(t, uint64(7+seed))
+	}
+}
+
+func queueTime(t *testing.T, seed uint64) {
+	t.Helper()
 	cfg := config()
 	cfg.StepTokens, cfg.PrefillTokens, cfg.MaxStepTime, cfg.QueueTime, cfg.MaxRunning = 8192, 8192, 50*time.Millisecond, 50*time.Millisecond, 256
 	const clients, in, out = 60, 1000, 64
@@ -131,7 +177,7 @@ func TestQueueTime(t *testing.T) {
 		var wg sync.WaitGroup
 		for c := range clients {
 			wg.Go(func() {
-				random := rand.New(rand.NewPCG(uint64(c), 7))
+				random := rand.New(rand.NewPCG(uint64(c), seed))
 				time.Sleep(time.Duration(random.IntN(1000)) * time.Millisecond)
 				for round := range 6 {
 					q := request(prompt(random, in), out)
@@ -161,7 +207,7 @@ func TestQueueTime(t *testing.T) {
 		slices.Sort(first)
 		p50, p99 := first[len(first)/2], first[len(first)*99/100]
 		t.Logf("first tokens after %v, 99 of 100 within %v; %d of %d steps beside decodes take more than 25 ms; idle %v of %v", p50, p99, large, steps, d.idle, busy)
-		if p50 > 2*cfg.QueueTime || p99 > 4*cfg.QueueTime || large*3 > steps || d.idle > busy/50 {
+		if p50 > 3*cfg.QueueTime || p99 > 4*cfg.QueueTime || large*3 > steps || d.idle > busy/250 {
 			t.Errorf("first tokens after %v, 99 of 100 within %v; %d of %d steps beside decodes take more than 25 ms; idle %v of %v", p50, p99, large, steps, d.idle, busy)
 		}
 	})

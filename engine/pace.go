@@ -120,7 +120,7 @@ func (p *pacer) step(took time.Duration, members []member) {
 	switch {
 	case prefill > 0:
 		p.observe(total, took)
-	case p.decodes == 0:
+	case p.decodes == 0 || took < p.decodes: // streams that end together make the next steps shorter at once
 		p.decodes = took
 	default:
 		p.decodes += (took - p.decodes) / 4

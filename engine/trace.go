@@ -59,8 +59,9 @@ func (t *trace) list() []StepRecord {
 // then the newest that only decoded.
 func (e *Engine) Steps() []StepRecord { return append(e.prompts.list(), e.decodes.list()...) }
 
-// note records a step that has been settled.
-func (e *Engine) note(f *flight, wait, took time.Duration) {
+// note records a step that has been settled. It returns how long the device took, 0 if the
+// backend does not say.
+func (e *Engine) note(f *flight, wait, took time.Duration) time.Duration {
 	r := StepRecord{Began: f.began, Seqs: len(f.members), Layers: f.step.OnLayer != nil, Arrivals: len(f.step.Arrivals), Launch: f.launch, Wait: wait, Took: took}
 	longest := 0
 	for _, m := range f.members {
@@ -75,4 +76,5 @@ func (e *Engine) note(f *flight, wait, took time.Duration) {
 	} else {
 		e.prompts.add(r)
 	}
+	return time.Duration(r.Device * float64(time.Microsecond))
 }
