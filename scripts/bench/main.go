@@ -81,6 +81,7 @@ var commands = []command{
 	{"loadgen", "xpyd bench beside aiperf and other HTTP clients: fifteen minutes", "loadgen", "bench", 5, func(b base) benchmark { return &loadgen{base: b} }},
 	{"mooncake", "tiers below the pool, on the conversations of a Mooncake trace", "mooncake", "bench", 3, func(b base) benchmark { return &mooncake{base: b} }},
 	{"peer", "the first token from another worker's KV beside a computed one; without -gpus a rehearsal", "hicache", "", 24, func(b base) benchmark { return &peer{base: b} }},
+	{"vllm", "a whole worker behind the router beside vLLM on the same GPU: a quarter of an hour", "vllm", "bench", 2, func(b base) benchmark { return &vllm{base: b} }},
 	{"turns", "kv.peers on and off in conversations of two turns: two minutes", "turns", "bench", 9, func(b base) benchmark { return &turnsBench{b} }},
 }
 
@@ -161,7 +162,7 @@ func (c *command) line(f *flag.FlagSet) string {
 	line := "go run ./scripts/bench " + c.name
 	f.Visit(func(f *flag.Flag) {
 		switch value := f.Value.String(); {
-		case slices.Contains([]string{"xpyd", "out", "venv", "library", "dir", "cpuprofile", "reports"}, f.Name):
+		case slices.Contains([]string{"xpyd", "out", "venv", "library", "dir", "rows", "budget", "python", "cpuprofile", "reports"}, f.Name):
 		case strings.Contains(value, "/"):
 			line += " -" + f.Name + " " + strings.ToUpper(f.Name) // a file on this machine
 		default:

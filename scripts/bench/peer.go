@@ -15,6 +15,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/figures"
 	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/scripts/bench/harness"
@@ -108,12 +109,17 @@ func make8B(ctx context.Context, to string) (string, error) {
 		return "", err
 	}
 	defer tiny.Close()
-	c := tiny.Config
-	c.Layers, c.Hidden, c.Intermediate, c.Heads, c.KVHeads, c.HeadDim = 32, 4096, 14336, 32, 8, 128
-	c.MaxPositions, c.RopeTheta, c.TiedHead = 32768, 500000, false
+	c := shape8B(tiny.Config)
 	tokens, config, _ := tiny.TokenizerFiles()
 	return to, modeltest.WriteHF(to, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16, Shards: c.Layers,
 		Files: map[string][]byte{"tokenizer.json": tokens, "tokenizer_config.json": config}})
+}
+
+// shape8B gives a model Llama-3-8B's shape, but for its vocabulary.
+func shape8B(c arch.Config) arch.Config {
+	c.Layers, c.Hidden, c.Intermediate, c.Heads, c.KVHeads, c.HeadDim = 32, 4096, 14336, 32, 8, 128
+	c.MaxPositions, c.RopeTheta, c.TiedHead = 32768, 500000, false
+	return c
 }
 
 // measure runs all rounds and returns the figures, which it also prints for cuda-test.
