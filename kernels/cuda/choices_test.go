@@ -21,7 +21,7 @@ func TestChoices(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "projections")
 	a := families()["llama gqa4 128"]
 	w := randomWeights(a, 7)
-	opt := cuda.Options{MaxTokens: 1300, MaxSeqs: 80, Tune: true, Choices: dir, Blocks: 100}
+	opt := cuda.Options{MaxTokens: 1300, MaxSeqs: 80, Tune: true, Choices: dir, Blocks: 100, FP16: inFP16()}
 	tokens := make([]int32, 1300)
 	for i := range tokens {
 		tokens[i] = int32(i * 7 % a.Vocab)
@@ -37,15 +37,16 @@ func TestChoices(t *testing.T) {
 		return all
 	}
 	var list [3]*cuda.Backend
+	var failed [3]error
 	var wg sync.WaitGroup
 	for i := range list { // at once: one measures, the others wait for it
-		wg.Go(func() { list[i], _ = cuda.New(a, w, opt) })
+		wg.Go(func() { list[i], failed[i] = cuda.New(a, w, opt) })
 	}
 	wg.Wait()
 	measured := 0
-	for _, b := range list {
-		if b == nil {
-			t.Fatal("a backend did not open")
+	for i, b := range list {
+		if failed[i] != nil {
+			t.Fatal(failed[i])
 		}
 		t.Cleanup(func() { b.Close() })
 		t.Log(b.Choices())
