@@ -30,8 +30,6 @@ var native = Dialect{
 		b = append(b, x.Link.String()...)
 		b = append(b, `","request_id":`...)
 		b = openai.AppendString(b, x.RequestID)
-		b = append(b, `,"decode_id":`...)
-		b = openai.AppendString(b, x.Decode.ID)
 		b = append(b, `,"deadline_ms":`...)
 		b = strconv.AppendInt(b, leftMS(x), 10)
 		return [][]byte{append(b, '}')}
