@@ -126,7 +126,7 @@ func bootstrap(p *fleet.Instance, port int) (string, int) {
 }
 
 // status reads the outcome from the HTTP status; what foreign engines say is for people.
-func status(a Answer) Result { return statusAnd(a, "") }
+func status(a Reply) Result { return statusAnd(a, "") }
 
 // statusAnd also keeps a member of a good answer as Kept.Params.
 func statusAnd(a Answer, params string) Result {
@@ -144,7 +144,7 @@ func statusAnd(a Answer, params string) Result {
 	return Result{Outcome: ticket.Refused, Message: message(a)}
 }
 
-func message(a Answer) string {
+func message(a Reply) string {
 	var body struct {
 		Message string `json:"message"`
 		Error   struct {

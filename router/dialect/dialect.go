@@ -142,7 +142,7 @@ type Peer struct {
 	Tokens   int
 }
 
-// Answer is the whole answer of a leg that does not carry the response.
+// Reply is the whole answer of a leg that does not carry the response.
 type Answer struct {
 	Status      int
 	ContentType string
@@ -176,7 +176,7 @@ type Dialect struct {
 	// pieces, which may alias the client's.
 	Prefill, Decode func(h *fasthttp.RequestHeader, x *Exchange) [][]byte
 	// Result reads how the prefill leg ended. It and Prefill are nil for engines Alone.
-	Result func(Answer) Result
+	Result func(Reply) Result
 	// Ask returns a URL at which prefill tells more than the configuration, and Learn reads
 	// the answer, which holds until an exchange fails. Nil: nothing is asked.
 	Ask   func(p *fleet.Instance) string

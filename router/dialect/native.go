@@ -56,7 +56,7 @@ func peered(h *fasthttp.RequestHeader, x *Exchange) {
 }
 
 // nativeResult reads {"outcome","message"}.
-func nativeResult(a Answer) Result {
+func nativeResult(a Reply) Result {
 	var body struct {
 		Outcome ticket.Outcome `json:"outcome"`
 		Message string         `json:"message"`

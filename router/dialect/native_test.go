@@ -54,7 +54,7 @@ func TestNativeLegs(t *testing.T) {
 func TestNativeResult(t *testing.T) {
 	f := func(status int, body, header string, want ticket.Outcome) {
 		t.Helper()
-		a := dialect.Answer{Status: status, Body: []byte(body), Outcome: header}
+		a := dialect.Reply{Status: status, Body: []byte(body), Outcome: header}
 		if got := dialect.For("native").Result(a); got.Outcome != want {
 			t.Errorf("%d %s: %s, want %s", status, body, got.Outcome, want)
 		}

@@ -37,7 +37,7 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 	if err != nil {
 		return dialect.Result{}, a.broken(a.p, err)
 	}
-	said := dialect.Answer{Status: b.Header.StatusCode(), ContentType: string(b.Header.ContentType()),
+	said := dialect.Reply{Status: b.Header.StatusCode(), ContentType: string(b.Header.ContentType()),
 		Outcome: string(b.Header.Peek(dialect.HeaderOutcome)), Body: text}
 	b.Finish()
 	res := a.speak.Result(said)
@@ -106,7 +106,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	b.Finish()
 	if !a.rules.Typed {
 		if status < 200 || status > 299 {
-			return nil, a.refused(a.d, a.p, dialect.Answer{Status: status, ContentType: ans.contentType, Outcome: string(outcome), Body: ans.body})
+			return nil, a.refused(a.d, a.p, dialect.Reply{Status: status, ContentType: ans.contentType, Outcome: string(outcome), Body: ans.body})
 		}
 		if !a.commit() {
 			return nil, a.beaten()

@@ -141,7 +141,7 @@ func (a *attempt) countStatus(l *leg, status int) {
 
 // refused is the failure of an engine that did not answer 2xx. Errors in the request are
 // relayed to the client; anything else may go better with another pair.
-func (a *attempt) refused(by, partner *leg, said dialect.Answer) *failure {
+func (a *attempt) refused(by, partner *leg, said dialect.Reply) *failure {
 	if o := ticket.Outcome(said.Outcome); o != "" && o != ticket.Refused {
 		return a.reported(by, partner, o, errorMessage(said.Body))
 	}
