@@ -129,7 +129,7 @@ func bootstrap(p *fleet.Instance, port int) (string, int) {
 func status(a Reply) Result { return statusAnd(a, "") }
 
 // statusAnd also keeps a member of a good answer as Kept.Params.
-func statusAnd(a Answer, params string) Result {
+func statusAnd(a Reply, params string) Result {
 	switch {
 	case a.Status >= 200 && a.Status < 300:
 		if bytes.HasPrefix(a.Body, []byte(`data: {"error":`)) { // an event stream that only fails

@@ -143,7 +143,7 @@ type Peer struct {
 }
 
 // Reply is the whole answer of a leg that does not carry the response.
-type Answer struct {
+type Reply struct {
 	Status      int
 	ContentType string
 	Outcome     string // HeaderOutcome
