@@ -15,10 +15,10 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Header names of the exchange.
+// Header names of the two legs.
 const (
 	HeaderRequestID    = "x-request-id"
-	HeaderLink         = "x-xpyd-link"          // 32 hex digits, one exchange
+	HeaderLink         = "x-xpyd-link"          // 32 hex digits, one attempt
 	HeaderPrefill      = "x-xpyd-prefill"       // the prefill worker's id
 	HeaderPrefillEpoch = "x-xpyd-prefill-epoch" // decimal
 	HeaderPrefillKV    = "x-xpyd-prefill-kv"    // host:port of its kvconn
@@ -178,7 +178,7 @@ type Dialect struct {
 	// Result reads how the prefill leg ended. It and Prefill are nil for engines Alone.
 	Result func(Reply) Result
 	// Ask returns a URL at which prefill tells more than the configuration, and Learn reads
-	// the answer, which holds until an exchange fails. Nil: nothing is asked.
+	// the answer, which holds until an attempt fails. Nil: nothing is asked.
 	Ask   func(p *fleet.Instance) string
 	Learn func(body []byte) (Facts, error)
 }

@@ -18,7 +18,7 @@ var (
 	errClientGone = errors.New("the client left")
 	errDeadline   = errors.New("the request's deadline passed")
 	ErrShutdown   = errors.New("the router is shutting down")
-	errOver       = errors.New("the exchange is over")
+	errOver       = errors.New("the request is over")
 	errStalled    = errors.New("the client stopped reading")
 )
 
