@@ -40,7 +40,7 @@ func TestTiers(t *testing.T) {
 	}
 	for _, blockTokens := range []int{1, 16, 24, 64, 256} {
 		t.Run(fmt.Sprint(blockTokens), func(t *testing.T) {
-			unit := kvcache.UnitBlocks(blockTokens) * blockTokens
+			unit := kvcache.UnitTokens(blockTokens)
 			tiers := func(c *worker.Config) {
 				c.BlockTokens, c.Blocks = blockTokens, max(2, 320/blockTokens) // one prompt's worth and a bit
 				c.KV.HostMemory, c.KV.SSDDir, c.KV.SSDSize = 4<<20, filepath.Join(c.KV.SSDDir, "kv"), 16<<20

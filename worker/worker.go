@@ -216,7 +216,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 }
 
 func (w *Worker) startEngine(ctx context.Context) error {
-	if unit := kvcache.UnitBlocks(w.cfg.BlockTokens) * w.cfg.BlockTokens; unit > max(kvcache.Grain, w.cfg.BlockTokens) {
+	if unit := kvcache.UnitTokens(w.cfg.BlockTokens); unit > max(kvcache.Grain, w.cfg.BlockTokens) {
 		w.log.Warn(fmt.Sprintf("blocks of %d tokens: only whole units of %d are cached; take %d or a multiple", w.cfg.BlockTokens, unit, kvcache.Grain))
 	}
 	if err := w.openTiers(ctx); err != nil {
