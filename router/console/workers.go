@@ -188,7 +188,7 @@ func (c *Console) serveProfile(ctx *fasthttp.RequestCtx, a adminCall) *openai.Er
 func (c *Console) profileOf(ctx *fasthttp.RequestCtx, id, verb, path string) *openai.Error {
 	m := c.Fleet.Snapshot().Get(id)
 	if !own(m) {
-		return openai.NotFound("there is no live worker %q of xpyd's own", h1.Clip(id))
+		return openai.NotFound("there is no live worker %q of xpyd's own", openai.Clip(id))
 	}
 	if verb == http.MethodGet {
 		path += "?download"

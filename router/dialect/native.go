@@ -60,9 +60,6 @@ func nativeResult(a Reply) Result {
 	var body struct {
 		Outcome ticket.Outcome `json:"outcome"`
 		Message string         `json:"message"`
-		Error   struct {
-			Message string `json:"message"`
-		} `json:"error"`
 	}
 	err := json.Unmarshal(a.Body, &body)
 	switch {
@@ -71,7 +68,7 @@ func nativeResult(a Reply) Result {
 	case err == nil && body.Outcome != "" && body.Outcome != ticket.Done:
 		return Result{Outcome: body.Outcome, Message: body.Message}
 	case a.Outcome != "":
-		return Result{Outcome: ticket.Outcome(a.Outcome), Message: body.Error.Message}
+		return Result{Outcome: ticket.Outcome(a.Outcome), Message: openai.ErrorMessage(a.Body)}
 	}
 	return Result{Outcome: ticket.Refused, Message: fmt.Sprintf("status %d without an outcome", a.Status)}
 }

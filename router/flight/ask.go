@@ -124,7 +124,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 		case ticket.Invalid: // nor here, unless its device is broken
 			a.fault(a.d, pick.Poor)
 		default:
-			return nil, a.reported(a.d, a.p, outcome, errorMessage(ans.body))
+			return nil, a.reported(a.d, a.p, outcome, openai.ErrorMessage(ans.body))
 		}
 		if !isJSON(ans.contentType) { // not our worker's own words
 			return nil, &failure{by: a.d, reason: reasonStatus, retry: true, avoid: []string{a.d.inst.ID},
@@ -132,7 +132,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 		}
 		if a.hedge != nil { // the other attempt may do better
 			return nil, &failure{by: a.d, reason: reasonStatus, status: status, relay: ans,
-				err: fmt.Errorf("status %d: %s", status, errorMessage(ans.body))}
+				err: fmt.Errorf("status %d: %s", status, openai.ErrorMessage(ans.body))}
 		}
 	}
 	a.q.firstByte()

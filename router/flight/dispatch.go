@@ -10,7 +10,6 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/dialect"
-	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/sense"
 )
@@ -130,7 +129,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 			return choice, view.Snapshot.Version, nil
 		}
 		if !q.forwarded && s.Members.OnlyEmbeds(view.Snapshot, q.top.Model) {
-			return nil, 0, openai.BadRequest("model", "the model %q does not generate text: its engines have /v1/embeddings and the like", h1.Clip(q.top.Model))
+			return nil, 0, openai.BadRequest("model", "the model %q does not generate text: its engines have /v1/embeddings and the like", openai.Clip(q.top.Model))
 		}
 		wait := s.gate.get().PairWait
 		if again { // there is a failure to report

@@ -43,7 +43,7 @@ func (s *Service) Try(pr *sense.Pair, path, fields string) error {
 	case f != nil:
 		err = f.probe()
 	case ans.status != 200:
-		err = fmt.Errorf("status %d: %s", ans.status, errorMessage(ans.body))
+		err = fmt.Errorf("status %d: %s", ans.status, openai.ErrorMessage(ans.body))
 	default: // prefill must have passed too
 		select {
 		case <-a.pDone:
