@@ -264,7 +264,7 @@ func (c *Console) addInstance(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Err
 		return openai.BadRequest(openai.Clip(param), "read instance: %v", err)
 	}
 	if inst.Dialect == "" {
-		inst.Dialect = sense.NativeDialect
+		inst.Dialect = fleet.Native
 	}
 	if inst.Epoch == 0 {
 		inst.Epoch = c.Members.NextEpoch(inst.ID)

@@ -95,7 +95,7 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 	if m == nil {
 		return noInstance(a.part)
 	}
-	native := m.Dialect == sense.NativeDialect
+	native := m.Dialect == fleet.Native
 	if action == "role" && !native {
 		return openai.BadRequest("", "%s is an engine of dialect %s: only native workers change their role", m.ID, m.Dialect)
 	}

@@ -38,7 +38,7 @@ const (
 
 // own reports whether m is a worker of xpyd's own that can answer.
 func own(m *fleet.Member) bool {
-	return m != nil && m.State != fleet.Gone && m.State != fleet.Dead && m.Dialect == sense.NativeDialect
+	return m != nil && m.State != fleet.Gone && m.State != fleet.Dead && m.Dialect == fleet.Native
 }
 
 // askEvery sends one request to each own worker. It returns their answers by ID, an error

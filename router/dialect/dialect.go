@@ -1,6 +1,6 @@
 // Package dialect knows the engines' protocols, one file each: the rules for splitting a
 // request between two engines, the requests of the two legs, and how to read prefill's answer.
-// It sends nothing. The router obeys a dialect's Rules without knowing whose they are.
+// It sends nothing. Dispatch obeys a dialect's Rules without knowing whose they are.
 package dialect
 
 import (
@@ -89,6 +89,10 @@ type Rules struct {
 	Hint string
 	// Usage: prefill counts the prompt's part of the usage.
 	Usage bool
+	// Peers: the workers fetch what they lack of a prompt from others.
+	Peers bool
+	// MaxAnswer: decode obeys HeaderMaxAnswer.
+	MaxAnswer bool
 }
 
 // Cannot returns the first shape of the request that cannot be split, or "".
@@ -189,7 +193,7 @@ type Facts struct {
 }
 
 var dialects = map[string]*Dialect{
-	"native":                  &native,
+	fleet.Native:              &native,
 	"openai":                  &openAI,
 	"vllm-nixl":               &nixlPull,
 	"vllm-nixl-push":          &nixlPush,

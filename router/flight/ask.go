@@ -18,7 +18,6 @@ import (
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
-	"github.com/xpyd/xpyd/router/sense"
 )
 
 // maxPrefillAnswer bounds prefill's answer: block IDs, token IDs, a state.
@@ -61,7 +60,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	} else {
 		body = a.speak.Decode(h, x)
 	}
-	if a.d.inst.Dialect == sense.NativeDialect && !a.q.top.Stream {
+	if a.rules.MaxAnswer && !a.q.top.Stream {
 		h.Set(dialect.HeaderMaxAnswer, a.q.s.maxAnswer)
 	}
 	b, err := a.q.s.send(a.d, h, body, nil)

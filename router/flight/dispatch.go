@@ -247,7 +247,7 @@ func (q *request) learned(ans *answer) {
 // tiers deliver late. Nil if there is none to fetch from.
 func (a *attempt) findPeer() *dialect.Peer {
 	q := a.q
-	if len(q.reaches) == 0 || a.d.inst.Dialect != sense.NativeDialect {
+	if len(q.reaches) == 0 || a.rules == nil || !a.rules.Peers {
 		return nil
 	}
 	own := 0
@@ -273,6 +273,6 @@ func (a *attempt) findPeer() *dialect.Peer {
 
 // gives reports whether m's blocks fit the worker to.
 func gives(m *fleet.Member, to *fleet.Instance) bool {
-	return m.Serves() && m.Dialect == sense.NativeDialect && m.KVAddr != "" && m.URL != "" && m.ModelFingerprint == to.ModelFingerprint &&
+	return m.Serves() && m.Dialect == to.Dialect && m.KVAddr != "" && m.URL != "" && m.ModelFingerprint == to.ModelFingerprint &&
 		m.TokenizerFingerprint == to.TokenizerFingerprint && m.Numerics == to.Numerics
 }

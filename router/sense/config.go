@@ -101,7 +101,7 @@ func validStatics(list []Static) error {
 }
 
 func foreignNames() []string {
-	return slices.DeleteFunc(dialect.Names(), func(n string) bool { return n == "native" })
+	return slices.DeleteFunc(dialect.Names(), func(n string) bool { return n == fleet.Native })
 }
 
 // SetStatic makes the list the fleet's static members. New and changed ones are probed,
