@@ -17,7 +17,6 @@ import (
 	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/router/flight"
 	"github.com/xpyd/xpyd/router/h1"
-	"github.com/xpyd/xpyd/router/sense"
 )
 
 // serveLedger answers with the router's ledger, and with ?fleet=1 the workers', too.
