@@ -19,15 +19,15 @@ const held = 100 * time.Millisecond
 
 var errHeld = fmt.Errorf("a step has waited for %v", 2*held)
 
-// Way is an open session for a prefix that arrives while steps already compute with it.
-type Way struct {
+// Bringing is an open session for a prefix that arrives while steps already compute with it.
+type Bringing struct {
 	s       *Service
 	gated   kernels.Gated
 	session *kvconn.Session
 }
 
 // Prepare opens a session for Bring; nil if steps of this backend cannot wait for peers.
-func (s *Service) Prepare(ctx context.Context, p *Prefix) (*Way, error) {
+func (s *Service) Prepare(ctx context.Context, p *Prefix) (*Bringing, error) {
 	gated, ok := s.backend.(kernels.Gated)
 	if !ok {
 		return nil, nil
@@ -36,14 +36,14 @@ func (s *Service) Prepare(ctx context.Context, p *Prefix) (*Way, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Way{s, gated, session}, nil
+	return &Bringing{s, gated, session}, nil
 }
 
 // Coming is a prefix that arrives in a request's blocks while steps are launched: each layer is
 // computed once it has arrived and is verified. It holds the blocks until its end, at most twice
 // held after a step can begin.
 type Coming struct {
-	*Way
+	*Bringing
 	p     *Prefix
 	chain kvcache.Chain
 	table []int32
@@ -67,10 +67,10 @@ type Coming struct {
 // Bring is Collect into blocks that the caller holds: table is the prompt's, and its first from
 // tokens are there. It returns at once; nil if there is too little to bring. wake is called when a
 // step can begin, and at the end; ended gets what Collect returns.
-func (w *Way) Bring(p *Prefix, table []int32, from int, wake func(), ended func(tokens int, err error)) *Coming {
-	s := w.s
-	c := &Coming{Way: w, p: p, chain: s.chain(p), from: from, wake: wake, began: make(chan struct{}), over: make(chan struct{})}
-	upto := s.agree(p, &c.chain, w.session, from, c.chain.Tokens())
+func (b *Bringing) Bring(p *Prefix, table []int32, from int, wake func(), ended func(tokens int, err error)) *Coming {
+	s := b.s
+	c := &Coming{Bringing: b, p: p, chain: s.chain(p), from: from, wake: wake, began: make(chan struct{}), over: make(chan struct{})}
+	upto := s.agree(p, &c.chain, b.session, from, c.chain.Tokens())
 	if upto-from < p.Least || upto == from {
 		return nil
 	}
@@ -82,7 +82,7 @@ func (w *Way) Bring(p *Prefix, table []int32, from int, wake func(), ended func(
 		c.left[i] = fresh
 	}
 	var err error
-	if c.gate, err = w.gated.Gate(); err != nil {
+	if c.gate, err = b.gated.Gate(); err != nil {
 		s.log.Error("a step cannot wait for a peer", "error", err)
 		return nil
 	}

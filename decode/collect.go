@@ -83,7 +83,7 @@ func (p *Prefix) less(err error) bool {
 
 // reach asks the peer how far to collect, at most up to upto.
 func (s *Service) reach(ctx context.Context, p *Prefix, chain *kvcache.Chain, session *kvconn.Session, from, upto int) (int, error) {
-	theirs := unitOf(session.Peer().Layout.BlockTokens)
+	theirs := kvcache.UnitTokens(session.Peer().Layout.BlockTokens)
 	n, err := p.Reach(ctx, chain, theirs, from/theirs*theirs, upto)
 	if err != nil {
 		return 0, failure(ctx, "ask how far it reaches", err, ticket.Dead)
@@ -156,16 +156,13 @@ func (s *Service) chain(p *Prefix) kvcache.Chain {
 // suffice.
 func (s *Service) agree(p *Prefix, chain *kvcache.Chain, session *kvconn.Session, from, most int) (upto int) {
 	bt, unit := s.cache.BlockTokens(), s.cache.UnitTokens()
-	theirs := unitOf(session.Peer().Layout.BlockTokens)
+	theirs := kvcache.UnitTokens(session.Peer().Layout.BlockTokens)
 	step := unit
 	for step%theirs != 0 { // to the least common multiple
 		step += unit
 	}
 	return min(most, chain.Tokens(), from+p.Most/(unit/bt)*unit) / step * step
 }
-
-// unitOf is how many tokens a pool with such blocks indexes at a time.
-func unitOf(blockTokens int) int { return blockTokens * kvcache.UnitBlocks(blockTokens) }
 
 // requestCached sends a ticket for the blocks of the table from had on.
 func (s *Service) requestCached(ctx context.Context, p *Prefix, session *kvconn.Session, table []int32, had int, into kvconn.Sink) (*kvconn.Incoming, error) {

@@ -39,7 +39,7 @@ func TestCounted(t *testing.T) {
 		},
 		"written in place": func(s *counting, sums []uint64) error { return s.Verify(0, 3, 0, 4, 0, sums) },
 	} {
-		c := &Coming{Way: &Way{s: &Service{cache: cache}}, table: []int32{3}, gate: kernels.NewHostGate(1), began: make(chan struct{}), wake: func() {},
+		c := &Coming{Bringing: &Bringing{s: &Service{cache: cache}}, table: []int32{3}, gate: kernels.NewHostGate(1), began: make(chan struct{}), wake: func() {},
 			here: make([]bool, 1), left: []int{1}, asked: time.Now()}
 		s := &counting{&sink{backend: &stored{}, layers: l.Resolve()}, c}
 		sums := []uint64{0}

@@ -21,9 +21,9 @@
 //	srv, err := kvconn.NewServer(cfg, log, metrics)
 //	err = srv.Serve(ctx, listener, handler) // handler.OnTicket: Accept, Push…, Commit
 //
-// Memory is reached through Sink and Source only, so the package knows nothing
-// of devices. Transports are handed in; see Transport, kvconn/tcp and
-// kvconn/kvconntest.
+// Memory is reached through Sink and Source, or written by the peer through a
+// transport's Window and Hold (mapped.go, lent.go); the package calls no device
+// itself. Transports are handed in; see Transport, kvconn/tcp and kvconn/kvconntest.
 //
 // Non-goals: choosing peers, retrying on another pair (the router does both),
 // allocating blocks, hiding the bytes from an eavesdropper (use a private

@@ -70,8 +70,7 @@ func notABanner(ours string, line []byte) error {
 	return &Incompatible{Field: "banner", Ours: ours, Theirs: strconv.QuoteToASCII(string(line))}
 }
 
-// unproven turns an error of the exchange of proofs into ours. Secrets show as their
-// IDs.
+// unproven turns an error of trust's handshake into ours. Secrets show as their IDs.
 func unproven(err error, ours string) error {
 	s, ok := errors.AsType[*trust.Stranger](err)
 	switch {

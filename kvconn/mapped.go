@@ -208,7 +208,7 @@ func alike(c SharedConn, ours, theirs kvlayout.Layout) error {
 	for i := range min(len(own), len(peer)) {
 		a, b := &own[i], &peer[i]
 		if a.DType != b.DType {
-			return fmt.Errorf("the peer's KV rows are %s, ours %s: a device converts them over cudaipc, with kv.device_refill", b.DType, a.DType)
+			return fmt.Errorf("the peer's KV rows are %s, ours %s, and this transport does not convert them", b.DType, a.DType)
 		}
 		if n, m := a.BlockBytes(), b.BlockBytes(); d.Staged() && n != m {
 			return fmt.Errorf("the peer's blocks are of %d bytes a layer, ours of %d: a ring has slots of one size", m, n)

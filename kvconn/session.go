@@ -134,7 +134,7 @@ type TicketSpec struct {
 	// Stored resumes a former ticket: units that its Incoming.Stored reported,
 	// of the same positions in the same Dest blocks.
 	Stored   UnitSet
-	LeaseID  string    // foreign exchange: names the kept blocks; "" is native
+	LeaseID  string    // foreign routers: names the kept blocks; "" is native
 	Deadline time.Time // zero: Config.TicketTimeout from now
 	Sink     Sink
 }

@@ -337,11 +337,9 @@ func TestAPIKeys(t *testing.T) {
 	}
 }
 
-func TestConfig(t *testing.T) {
-	if err := router.DefaultConfig().Validate(); err != nil {
-		t.Error(err)
-	}
-	f := func(key string, edit func(*router.Config)) {
+// refuses returns a check that an edit of the defaults is refused because of key.
+func refuses(t *testing.T) func(key string, edit func(*router.Config)) {
+	return func(key string, edit func(*router.Config)) {
 		t.Helper()
 		c := router.DefaultConfig()
 		edit(&c)
@@ -349,6 +347,13 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%s: %v", key, err)
 		}
 	}
+}
+
+func TestConfig(t *testing.T) {
+	if err := router.DefaultConfig().Validate(); err != nil {
+		t.Error(err)
+	}
+	f := refuses(t)
 	f("listen", func(c *router.Config) { c.Listen = "8000" })
 	f("tls_cert", func(c *router.Config) { c.TLSKey = "k" })
 	f("attempts", func(c *router.Config) { c.Attempts = 0 })

@@ -91,14 +91,14 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 		route.serve(r, ctx, id)
 	case ok:
 		ctx.Response.Header.Set("Allow", route.method)
-		r.flights.Refuse(ctx, id, path, openai.BadRequest("", "%s is not allowed here, use %s", h1.Clip(string(ctx.Method())), route.method).
+		r.flights.Refuse(ctx, id, path, openai.BadRequest("", "%s is not allowed here, use %s", openai.Clip(string(ctx.Method())), route.method).
 			WithStatus(405, "method_not_allowed"))
 	case path == "/metrics" && r.cfg.PublicMetrics && r.deps.Gatherer != nil:
 		console.ServeMetrics(ctx, r.deps.Gatherer)
 	case strings.HasPrefix(path, "/v1/models/") && h1.Method(ctx) == "GET":
 		r.flights.OneModel(ctx, id, strings.TrimPrefix(path, "/v1/models/"))
 	default:
-		r.flights.Refuse(ctx, id, "other", openai.NotFound("there is no %s", h1.Clip(path)))
+		r.flights.Refuse(ctx, id, "other", openai.NotFound("there is no %s", openai.Clip(path)))
 	}
 }
 

@@ -271,14 +271,7 @@ func TestPassAuthorization(t *testing.T) {
 }
 
 func TestSecurityConfig(t *testing.T) {
-	f := func(key string, edit func(*router.Config)) {
-		t.Helper()
-		c := router.DefaultConfig()
-		edit(&c)
-		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), key+":") {
-			t.Errorf("%s: %v", key, err)
-		}
-	}
+	f := refuses(t)
 	f("tls_client_ca", func(c *router.Config) { c.TLSClientCA = "ca" })
 	f("api_keys[1]", func(c *router.Config) { c.APIKeys = []string{"x", ""} })
 	f("media_hosts[0]", func(c *router.Config) { c.MediaHosts = []string{"http://x"} })

@@ -61,6 +61,11 @@ var client = &http.Client{Timeout: patience}
 // send sends a request and reads the answer.
 func send(t testing.TB, verb, url string, header map[string]string, body string) (*http.Response, []byte) {
 	t.Helper()
+	return sendBy(t, client, verb, url, header, body)
+}
+
+func sendBy(t testing.TB, client *http.Client, verb, url string, header map[string]string, body string) (*http.Response, []byte) {
+	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), verb, url, strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)

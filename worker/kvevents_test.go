@@ -36,9 +36,9 @@ func follow(t *testing.T, w *worker.Worker) *index.Index {
 // how much of a prompt it has; what a salt keeps apart is not told.
 func TestKVEvents(t *testing.T) {
 	w := start(t, nil)
-	begin := func() (*index.Index, func(want int, q index.Query)) {
+	begin := func() func(want int, q index.Query) {
 		x := follow(t, w)
-		return x, func(want int, q index.Query) {
+		return func(want int, q index.Query) {
 			t.Helper()
 			soon(t, patience, func() error {
 				total := 0
@@ -52,7 +52,7 @@ func TestKVEvents(t *testing.T) {
 			})
 		}
 	}
-	_, before := begin()
+	before := begin()
 	ids := make([]uint32, 50)
 	body := `{"max_tokens":1,"prompt":[`
 	for i := range ids {
@@ -65,7 +65,7 @@ func TestKVEvents(t *testing.T) {
 	complete(t, w, nil, body+"]}")
 	q := index.Query{Model: w.Instance().Model, Tokens: ids}
 	before(48, q)
-	_, after := begin()
+	after := begin()
 	after(48, q)
 	complete(t, w, nil, body+`],"cache_salt":"secret"}`)
 	complete(t, w, nil, `{"max_tokens":1,"prompt":[5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21],"cache_salt":"secret"}`)

@@ -101,7 +101,7 @@ func TestVLLMMetrics(t *testing.T) {
 
 	p, d := pair(t, nil)
 	const link = "000102030405060708090a0b0c0d0e0f"
-	done := leg(t, p, link)
+	done := leg(p, link)
 	complete(t, d, linked(p, link), body+`}`)
 	<-done
 	want(p, map[string]int{"prompt_tokens_total": first, "generation_tokens_total": 1, "prefix_cache_queries_total": first, "time_to_first_token_seconds_count": 1,

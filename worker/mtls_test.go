@@ -4,7 +4,6 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -76,22 +75,7 @@ func TestMTLS(t *testing.T) {
 	}
 	do := func(w *worker.Worker, verb, path string, header map[string]string, body string) (int, string) {
 		t.Helper()
-		req, err := http.NewRequestWithContext(t.Context(), verb, w.URL()+path, strings.NewReader(body))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for k, v := range header {
-			req.Header.Set(k, v)
-		}
-		resp, err := member.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer resp.Body.Close()
-		b, err := io.ReadAll(resp.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		resp, b := sendBy(t, member, verb, w.URL()+path, header, body)
 		return resp.StatusCode, string(b)
 	}
 	if code, body := do(d, "GET", "/v1/models", nil, ""); code != 401 {

@@ -22,7 +22,7 @@ import (
 func pair(t *testing.T, change func(p, d *worker.Config)) (p, d *worker.Worker) {
 	t.Helper()
 	var pc, dc worker.Config
-	f := func(role fleet.Role, own, other *worker.Config) *worker.Worker {
+	f := func(role fleet.Role, own *worker.Config) *worker.Worker {
 		return start(t, func(c *worker.Config) {
 			c.Role = string(role)
 			*own = *c
@@ -32,8 +32,8 @@ func pair(t *testing.T, change func(p, d *worker.Config)) (p, d *worker.Worker) 
 			*c = *own
 		})
 	}
-	p = f(fleet.Prefill, &pc, &dc)
-	d = f(fleet.Decode, &dc, &pc)
+	p = f(fleet.Prefill, &pc)
+	d = f(fleet.Decode, &dc)
 	return p, d
 }
 
@@ -45,7 +45,7 @@ func linked(p *worker.Worker, link string) map[string]string {
 }
 
 // leg asks prefill to expect a link, as our router does.
-func leg(t *testing.T, p *worker.Worker, link string) chan string {
+func leg(p *worker.Worker, link string) chan string {
 	answer := make(chan string, 1)
 	go func() {
 		resp, err := client.Post(p.URL()+"/xpyd/v1/prefill", "application/json", strings.NewReader(`{"link":"`+link+`","request_id":"req-1","deadline_ms":120000}`))
@@ -86,7 +86,7 @@ func TestNative(t *testing.T) {
 		want := complete(t, d, nil, "{"+body+"}")
 		for _, how := range []string{"cold", "warm"} {
 			link := ticket.NewLink().String()
-			report := leg(t, p, link)
+			report := leg(p, link)
 			got := complete(t, d, linked(p, link), "{"+body+"}")
 			same(t, how+" "+body, got, want)
 			if r := <-report; !strings.HasPrefix(r, "200 ") || !strings.Contains(r, `"outcome":"done"`) {
@@ -100,7 +100,7 @@ func TestNative(t *testing.T) {
 	prompt := `{"prompt":"` + strings.Repeat("The dog ran. ", 12) + `","max_tokens":2}`
 	for i := range 2 { // what prefill did not have to compute is cached
 		link := ticket.NewLink().String()
-		report := leg(t, p, link)
+		report := leg(p, link)
 		resp, b := ask(t, d.URL()+"/v1/completions", linked(p, link), prompt)
 		var a answer
 		if err := json.Unmarshal(b, &a); err != nil || (a.Usage.Details.Cached >= 16) != (i == 1) {
@@ -146,7 +146,7 @@ func TestNativeFails(t *testing.T) {
 
 	// Prefill has no room for what decode has room for.
 	link := ticket.NewLink().String()
-	report := leg(t, p, link)
+	report := leg(p, link)
 	f(linked(p, link), `{"prompt":"`+strings.Repeat("Once upon ", 40)+`","max_tokens":2}`, 503, "no_space", "tokens")
 	if r := <-report; !strings.HasPrefix(r, "503 no_space") {
 		t.Errorf("the leg got %s", r)
@@ -156,7 +156,7 @@ func TestNativeFails(t *testing.T) {
 
 	// No ticket comes.
 	hasty := start(t, func(c *worker.Config) { c.Role, c.TicketWait = string(fleet.Prefill), 100*time.Millisecond })
-	if r := <-leg(t, hasty, ticket.NewLink().String()); !strings.HasPrefix(r, "504 late") {
+	if r := <-leg(hasty, ticket.NewLink().String()); !strings.HasPrefix(r, "504 late") {
 		t.Errorf("the leg got %s", r)
 	}
 	empty(t, hasty)
@@ -170,7 +170,7 @@ func TestNativeRefusedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	link := ticket.NewLink().String()
-	report := leg(t, p, link)
+	report := leg(p, link)
 	resp, b := ask(t, d.URL()+"/v1/completions", linked(p, link), `{"prompt":"`+strings.Repeat("The dog ran. ", 12)+`","max_tokens":2}`)
 	if resp.StatusCode != 503 || resp.Header.Get("x-xpyd-outcome") != "no_space" {
 		t.Errorf("%d %q %s", resp.StatusCode, resp.Header.Get("x-xpyd-outcome"), b)

@@ -72,7 +72,7 @@ func TestSpoiltModel(t *testing.T) {
 			t.Errorf("%s: outcome %q", body, o)
 		}
 		link := ticket.NewLink().String()
-		report := leg(t, p, link)
+		report := leg(p, link)
 		resp, b = ask(t, d.URL()+"/v1/completions", linked(p, link), body)
 		wrong("of a pair, "+body, resp.StatusCode, b)
 		if o := resp.Header.Get("x-xpyd-outcome"); o != string(ticket.Refused) {

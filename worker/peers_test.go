@@ -25,7 +25,7 @@ func turn(tokens []int32, most int, more string) string {
 func through(t *testing.T, p, d *worker.Worker, more map[string]string, body string) *answer {
 	t.Helper()
 	link := ticket.NewLink().String()
-	done := leg(t, p, link)
+	done := leg(p, link)
 	header := linked(p, link)
 	for k, v := range more {
 		header[k] = v

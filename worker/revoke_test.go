@@ -19,7 +19,7 @@ func TestRevoke(t *testing.T) {
 		link := ticket.NewLink().String()
 		var report chan string
 		if status == 200 {
-			report = leg(t, p, link)
+			report = leg(p, link)
 		}
 		resp, b := ask(t, d.URL()+"/v1/completions", linked(p, link), "{"+body+"}")
 		if resp.StatusCode != status || status != 200 && (resp.Header.Get("x-xpyd-outcome") != "incompatible" || !strings.Contains(string(b), "is revoked")) {

@@ -40,7 +40,7 @@ func TestTiers(t *testing.T) {
 	}
 	for _, blockTokens := range []int{1, 16, 24, 64, 256} {
 		t.Run(fmt.Sprint(blockTokens), func(t *testing.T) {
-			unit := kvcache.UnitBlocks(blockTokens) * blockTokens
+			unit := kvcache.UnitTokens(blockTokens)
 			tiers := func(c *worker.Config) {
 				c.BlockTokens, c.Blocks = blockTokens, max(2, 320/blockTokens) // one prompt's worth and a bit
 				c.KV.HostMemory, c.KV.SSDDir, c.KV.SSDSize = 4<<20, filepath.Join(c.KV.SSDDir, "kv"), 16<<20
@@ -152,7 +152,7 @@ func TestCachePriority(t *testing.T) {
 		t.Helper()
 		n++
 		link := fmt.Sprintf("%032x", n)
-		done := leg(t, p, link)
+		done := leg(p, link)
 		a := complete(t, d, linked(p, link), strings.Replace(storyBody(prompt), "{", "{"+more, 1))
 		if got := <-done; !strings.HasPrefix(got, "200 ") {
 			t.Fatal(got)
@@ -205,7 +205,7 @@ func TestTiersPair(t *testing.T) {
 	for round := range 3 {
 		for i, prompt := range prompts {
 			link := fmt.Sprintf("%032x", 16*round+i)
-			done := leg(t, p, link)
+			done := leg(p, link)
 			a := complete(t, d, linked(p, link), storyBody(prompt))
 			if got := <-done; !strings.HasPrefix(got, "200 ") || !strings.Contains(got, `"outcome":"done"`) {
 				t.Fatal(got)

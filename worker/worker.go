@@ -216,7 +216,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 }
 
 func (w *Worker) startEngine(ctx context.Context) error {
-	if unit := kvcache.UnitBlocks(w.cfg.BlockTokens) * w.cfg.BlockTokens; unit > max(kvcache.Grain, w.cfg.BlockTokens) {
+	if unit := kvcache.UnitTokens(w.cfg.BlockTokens); unit > max(kvcache.Grain, w.cfg.BlockTokens) {
 		w.log.Warn(fmt.Sprintf("blocks of %d tokens: only whole units of %d are cached; take %d or a multiple", w.cfg.BlockTokens, unit, kvcache.Grain))
 	}
 	if err := w.openTiers(ctx); err != nil {
@@ -281,7 +281,7 @@ func (w *Worker) Instance() fleet.Instance {
 	return fleet.Instance{
 		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVWays: w.kvWays, Machine: way.Machine(), Secrets: w.ring.IDs(),
 		Draining: w.cfg.Drained,
-		Dialect:  "native", Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
+		Dialect:  fleet.Native, Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Unchecked:   w.cfg.KV.Digest == "off",

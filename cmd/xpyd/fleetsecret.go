@@ -238,7 +238,7 @@ func (s *fleetSecret) status() secretStatus {
 		out.From = s.joined.file
 	}
 	for i := range all.Members {
-		if m := &all.Members[i]; m.Dialect == "native" && m.State != fleet.Gone {
+		if m := &all.Members[i]; m.Dialect == fleet.Native && m.State != fleet.Gone {
 			out.Members = append(out.Members, memberSecret{m.ID, m.Secrets})
 		}
 	}

@@ -214,7 +214,7 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			{m.Embeds, "embeds only"},
 			{m.KVPaths != "", "kv: " + m.KVPaths},
 			{m.Unchecked, "kv.digest: off"},
-			{m.Dialect == "native" && m.Secrets == "", "trusts everyone"},
+			{m.Dialect == fleet.Native && m.Secrets == "", "trusts everyone"},
 			{m.Convert, "kv.convert: allow"},
 		} {
 			if n.is {

@@ -164,7 +164,7 @@ func stillHeld(ctx context.Context, admin *adminFlags, id string) (string, error
 	if !m.Draining {
 		return "", fmt.Errorf("%s is not drained any more: somebody has taken the drain back", id)
 	}
-	if m.Dialect != "native" { // only the router's own part is known
+	if m.Dialect != fleet.Native { // only the router's own part is known
 		if m.InFlight.Legs == 0 {
 			return "", nil
 		}

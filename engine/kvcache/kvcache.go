@@ -111,7 +111,7 @@ func New(cfg Config) (*Cache, error) {
 	if cfg.MaxWaiters == 0 {
 		cfg.MaxWaiters = 1024
 	}
-	unit := UnitBlocks(cfg.BlockTokens) * cfg.BlockTokens
+	unit := UnitTokens(cfg.BlockTokens)
 	c := &Cache{
 		cfg:        cfg,
 		unitTokens: unit,
@@ -133,6 +133,9 @@ func New(cfg Config) (*Cache, error) {
 // UnitBlocks returns how many blocks of a size make one unit of the index: as few as have a
 // multiple of Grain, a power of two, tokens.
 func UnitBlocks(blockTokens int) int { return Grain / min(Grain, blockTokens&-blockTokens) }
+
+// UnitTokens returns how many tokens they have.
+func UnitTokens(blockTokens int) int { return blockTokens * UnitBlocks(blockTokens) }
 
 // Blocks returns the pool's size.
 func (c *Cache) Blocks() int { return c.cfg.Blocks }

@@ -20,8 +20,8 @@ type Coming interface {
 // Bringer is a Collector whose prefixes can be computed with while they come.
 type Bringer interface {
 	Collector
-	// Prepare opens the way to a fetch's peer. The Bring that it returns begins to bring the
-	// prefix into blocks that the caller holds, as decode.Way.Bring does, must not wait, and
+	// Prepare opens a session with a fetch's peer. The Bring that it returns begins to bring the
+	// prefix into blocks that the caller holds, as decode.Bringing.Bring does, must not wait, and
 	// returns nil when nothing comes. Nil, nil: the fetch is to be collected.
 	Prepare(ctx context.Context, f *Fetch) (bring Bring, err error)
 }
@@ -46,7 +46,7 @@ func (p *Peers) Stage(ctx context.Context, requestID string, tokens []int32, sal
 	return nil
 }
 
-// ahead opens the way to the peer that reaches furthest, if our own tiers have nothing of it.
+// ahead opens a session with the peer that reaches furthest, if our own tiers have nothing of it.
 func (p *Peers) ahead(ctx context.Context, requestID string, tokens []int32, salt string, upto int, peers []Peer) *Ahead {
 	from, ok := p.from.(Bringer)
 	if !ok || len(peers) == 0 {

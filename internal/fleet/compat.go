@@ -21,6 +21,9 @@ func (m *Mismatch) Error() string {
 	return fmt.Sprintf("%s differs: prefill has %s, decode has %s", m.Field, m.Prefill, m.Decode)
 }
 
+// Native is the dialect of our own workers; router/dialect has all.
+const Native = "native"
+
 // Alone reports whether the instance serves whole requests, without a partner.
 func (i *Instance) Alone() bool { return i.Dialect == "openai" }
 

@@ -26,3 +26,12 @@ func (r *Refusals) Add(addr net.Addr, now time.Time) { r.add(addr, now) }
 
 // MaxGuests is how many strangers may stand at the door.
 const MaxGuests = maxGuests
+
+// ClusterURL is the URL for other routers' ClusterRoutes, "" without a cluster. Without a
+// Ring it holds credentials.
+func (s *Server) ClusterURL() string {
+	if s.opts.Cluster.Name == "" {
+		return ""
+	}
+	return s.url("nats-route", s.ns.ClusterAddr(), s.opts.Cluster.Username, s.opts.Cluster.Password)
+}

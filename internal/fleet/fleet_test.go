@@ -46,7 +46,12 @@ func startServer(t *testing.T, cfg fleet.ServerConfig) *fleet.Server {
 
 func connect(t *testing.T, url string) *fleet.Conn {
 	t.Helper()
-	c, err := fleet.Connect(fleet.ConnConfig{URL: url, Name: t.Name()})
+	return join(t, fleet.ConnConfig{URL: url, Name: t.Name()})
+}
+
+func join(t *testing.T, cfg fleet.ConnConfig) *fleet.Conn {
+	t.Helper()
+	c, err := fleet.Connect(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,7 +50,7 @@ type Instance struct {
 	// Secrets are trust.Ring.IDs of the fleet secrets that it accepts; "": it trusts everyone.
 	Secrets  string `json:"secrets,omitempty"`
 	KVPaths  string `json:"kv_paths,omitempty"` // how it reaches its prefill workers, for people
-	Dialect  string `json:"dialect"`            // "native", or of a foreign engine: router/dialect
+	Dialect  string `json:"dialect"`            // Native, or of a foreign engine: router/dialect
 	Model    string `json:"model"`              // the name clients use
 	Build    string `json:"build"`              // shown, never compared
 	Draining bool   `json:"draining,omitempty"`

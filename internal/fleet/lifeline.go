@@ -87,7 +87,7 @@ func (l *Lifeline) follow(ctx context.Context) {
 		want := map[target]bool{}
 		for i := range s.Members {
 			m := &s.Members[i]
-			if m.Dialect != "native" {
+			if m.Dialect != Native {
 				continue // it does not know the route
 			}
 			// Nothing else would notice that a dead static member is back.

@@ -23,7 +23,7 @@ func (i *Instance) Is() string { return i.ID + "@" + strconv.FormatUint(i.Epoch,
 func ProbeHealth(conf *tls.Config) func(context.Context, *Instance) error {
 	client := askOnce(conf, nil)
 	return func(ctx context.Context, m *Instance) error {
-		if m.Dialect != "native" {
+		if m.Dialect != Native {
 			return errors.New("a foreign engine does not say who it is")
 		}
 		req, err := http.NewRequestWithContext(ctx, "GET", strings.TrimSuffix(m.URL, "/")+"/health", nil)

@@ -2,7 +2,6 @@ package fleet_test
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"fmt"
 	"io"
@@ -59,18 +58,7 @@ func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, n
 // member connects with a ring.
 func member(t *testing.T, url string, r *trust.Ring, log *slog.Logger) *fleet.Conn {
 	t.Helper()
-	c, err := fleet.Connect(fleet.ConnConfig{URL: url, Ring: r, Log: log})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := c.Close(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	return c
+	return join(t, fleet.ConnConfig{URL: url, Ring: r, Log: log})
 }
 
 func up(t *testing.T, what string, c *fleet.Conn) {

@@ -34,8 +34,8 @@ type ServerConfig struct {
 	// must show a certificate.
 	TLSCert, TLSKey, TLSCA string
 
-	// ClusterListen is host:port for the servers of other routers, whose ClusterURLs are
-	// ClusterRoutes. Empty: no cluster.
+	// ClusterListen is host:port for the servers of other routers, and ClusterRoutes their
+	// URLs. Empty: no cluster.
 	ClusterListen string
 	ClusterRoutes []string
 	// ClusterUser and ClusterPassword must be the same in every router. By default they
@@ -329,15 +329,6 @@ func (s *Server) ClientURL() string {
 		scheme = "tls"
 	}
 	return s.url(scheme, s.addr(), s.opts.Username, s.opts.Password)
-}
-
-// ClusterURL is the URL for other routers' ClusterRoutes, "" without a cluster. Without a
-// Ring it holds credentials.
-func (s *Server) ClusterURL() string {
-	if s.opts.Cluster.Name == "" {
-		return ""
-	}
-	return s.url("nats-route", s.ns.ClusterAddr(), s.opts.Cluster.Username, s.opts.Cluster.Password)
 }
 
 func (s *Server) url(scheme string, addr net.Addr, user, password string) string {

@@ -18,7 +18,6 @@ const (
 	StopTokenIDs
 	PromptField
 	PromptTokenIDs
-	RequestRID
 	RoutedDPRank
 	PrefillDPRank
 	PriorityField
@@ -26,7 +25,7 @@ const (
 )
 
 var fieldNames = [fields]string{"stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens",
-	"min_completion_tokens", "ignore_eos", "stop", "stop_token_ids", "prompt", "prompt_token_ids", "rid", "routed_dp_rank",
+	"min_completion_tokens", "ignore_eos", "stop", "stop_token_ids", "prompt", "prompt_token_ids", "routed_dp_rank",
 	"disagg_prefill_dp_rank", "priority"}
 
 func (f Field) String() string { return fieldNames[f] }

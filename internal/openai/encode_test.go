@@ -238,6 +238,23 @@ func TestErrorShape(t *testing.T) {
 	f(openai.Upstream("gone"), `{"error":{"message":"gone","type":"server_error","param":null,"code":"engine_failed"}}`)
 }
 
+func TestErrorMessage(t *testing.T) {
+	long := strings.Repeat("é", 150)
+	for body, want := range map[string]string{
+		`{"error":{"message":"a"}}`:            "a",
+		`{"object":"error","message":"b"}`:     "b",
+		`{"error":"c"}`:                        `{"error":"c"}`,
+		`d`:                                    "d",
+		``:                                     "",
+		`x` + long:                             "x" + long[:198] + "…",
+		`{"error":{"message":"` + long + `"}}`: long[:200] + "…",
+	} {
+		if got := openai.ErrorMessage([]byte(body)); got != want {
+			t.Errorf("%s: %q, want %q", body, got, want)
+		}
+	}
+}
+
 func TestChunkAllocatesNothing(t *testing.T) {
 	v := &vocab{text: []string{"a", "b"}, bytes: [][]byte{[]byte("a"), nil}}
 	c := openai.Choice{Index: 1, Text: "hello \"world\"\n", TokenIDs: []int32{1, 2}, Logprobs: []openai.TokenLogprob{

@@ -1,6 +1,11 @@
 package openai
 
-import "fmt"
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
 
 // Error is a refusal or failure in the API's shape. Empty Param and Code render as null.
 type Error struct {
@@ -52,7 +57,7 @@ func NotFound(format string, args ...any) *Error {
 // ModelNotFound is the 404 for a model that nobody serves.
 func ModelNotFound(model string) *Error {
 	return &Error{Status: 404, Type: TypeInvalid, Param: "model", Code: "model_not_found",
-		Message: fmt.Sprintf("the model %q does not exist", clip(model, 200))}
+		Message: fmt.Sprintf("the model %q does not exist", Clip(model))}
 }
 
 // TooLarge is a 413.
@@ -108,9 +113,24 @@ func (e *Error) Append(dst []byte) []byte {
 	return append(dst, `}}`...)
 }
 
+// ErrorMessage is the message of an engine's error, or the whole body if it has none; clipped.
+func ErrorMessage(body []byte) string {
+	var b struct {
+		Message string
+		Error   struct{ Message string }
+	}
+	if json.Unmarshal(body, &b) != nil {
+		return Clip(string(body))
+	}
+	return Clip(cmp.Or(b.Error.Message, b.Message, string(body)))
+}
+
+// Clip bounds foreign text in messages and logs, and keeps its characters whole.
+func Clip(s string) string { return clip(s, 200) }
+
 func clip(s string, n int) string {
 	if len(s) <= n {
 		return s
 	}
-	return s[:n] + "…"
+	return strings.ToValidUTF8(s[:n], "") + "…"
 }

@@ -59,9 +59,6 @@ func FuzzRoundTrip(f *testing.F) {
 			if got := tok.Decode(tok.Encode(s, false), false); got != s {
 				t.Fatalf("%s: %q comes back as %q", n, s, got)
 			}
-			if got := tok.Decode(tok.EncodeOrdinary(s), true); got != s {
-				t.Fatalf("%s: ordinary %q comes back as %q", n, s, got)
-			}
 		}
 	})
 }

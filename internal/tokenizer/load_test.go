@@ -120,10 +120,6 @@ func TestTokens(t *testing.T) {
 	if got := qwen.Encode(text, false); !slices.Equal(got, []int32{64, 151645, 151667, 65}) {
 		t.Errorf("Encode: %v", got)
 	}
-	got := qwen.EncodeOrdinary(text)
-	if slices.Contains(got, 151645) || !slices.Contains(got, 151667) || qwen.Decode(got, true) != text {
-		t.Errorf("EncodeOrdinary: %v", got)
-	}
 	if s := qwen.Decode([]int32{64, 151645, 151667, 65}, true); s != "a<think>b" {
 		t.Errorf("Decode: %q", s)
 	}

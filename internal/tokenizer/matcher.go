@@ -10,7 +10,7 @@ import (
 type addedToken struct {
 	id             int32
 	content        string
-	special        bool
+	special        bool // part of the fingerprint
 	normalized     bool // matched after normalising, its content normalised too
 	lstrip, rstrip bool // takes the white space before, after it
 	singleWord     bool // matches only between non-word characters
@@ -56,8 +56,8 @@ func newMatcher(tokens []addedToken) *matcher {
 }
 
 // each calls f for the parts of text in order: an added token with its id, or
-// other text, never empty, with -1. With ordinary, special tokens do not match.
-func (m *matcher) each(text string, ordinary bool, f func(part string, id int32)) {
+// other text, never empty, with -1.
+func (m *matcher) each(text string, f func(part string, id int32)) {
 	start := 0
 	for i := 0; m != nil && i < len(text); {
 		if !m.first[text[i]] {
@@ -70,7 +70,7 @@ func (m *matcher) each(text string, ordinary bool, f func(part string, id int32)
 			continue
 		}
 		begin, end := i, i+n
-		if ordinary && tok.special || tok.singleWord && !between(text, begin, end) {
+		if tok.singleWord && !between(text, begin, end) {
 			i = end
 			continue
 		}

@@ -59,9 +59,6 @@ func (t *Tokenizer) BOS() (int32, bool) { return t.bos, t.hasBOS }
 // EOS returns the ids that end a text, most usual first.
 func (t *Tokenizer) EOS() []int32 { return slices.Clone(t.eos) }
 
-// IsSpecial reports whether id is a control token, which Decode can skip.
-func (t *Tokenizer) IsSpecial(id int32) bool { return t.has(id, flagSpecial) }
-
 // TokenBytes returns the raw bytes that id stands for, which need not be whole
 // UTF-8 characters; nil for an unknown id.
 func (t *Tokenizer) TokenBytes(id int32) []byte {
@@ -104,14 +101,6 @@ func (t *Tokenizer) has(id int32, f tokenFlag) bool {
 // their ids, as in Hugging Face tokenizers. addSpecial adds the model's begin and end
 // tokens. Invalid UTF-8 is read as U+FFFD.
 func (t *Tokenizer) Encode(text string, addSpecial bool) []int32 {
-	return t.encode(text, addSpecial, false)
-}
-
-// EncodeOrdinary is Encode without begin and end tokens, in which no special
-// token matches: text from a stranger cannot forge the end of a turn.
-func (t *Tokenizer) EncodeOrdinary(text string) []int32 { return t.encode(text, false, true) }
-
-func (t *Tokenizer) encode(text string, addSpecial, ordinary bool) []int32 {
 	if !utf8.ValidString(text) {
 		text = string(appendLossy(nil, []byte(text), false))
 	}
@@ -120,11 +109,11 @@ func (t *Tokenizer) encode(text string, addSpecial, ordinary bool) []int32 {
 		e.out = append(e.out, t.prefix...)
 	}
 	start := true
-	t.raw.each(text, ordinary, func(part string, id int32) {
+	t.raw.each(text, func(part string, id int32) {
 		if id >= 0 {
 			e.out = append(e.out, id)
 		} else {
-			t.after.each(t.normalize(part), ordinary, func(part string, id int32) {
+			t.after.each(t.normalize(part), func(part string, id int32) {
 				if id >= 0 {
 					e.out = append(e.out, id)
 				} else {

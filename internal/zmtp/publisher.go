@@ -43,9 +43,6 @@ func ListenPublisher(addr string, cfg Config) (*Publisher, error) {
 // Subscribers returns how many connections have subscribed to something.
 func (p *Publisher) Subscribers() int { return int(p.count.Load()) }
 
-// Dropped returns how many messages were lost on slow subscribers.
-func (p *Publisher) Dropped() uint64 { return p.dropped.Load() }
-
 // Publish sends a message to each subscriber to a prefix of the first frame. It does not block.
 func (p *Publisher) Publish(frames ...[]byte) {
 	if p.count.Load() == 0 || len(frames) == 0 {

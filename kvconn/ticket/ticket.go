@@ -8,8 +8,8 @@ import (
 	"fmt"
 )
 
-// Link names one prefill/decode exchange. It is random, fresh for every
-// attempt (a retry never reuses one) and never derived from a client's id.
+// Link names one attempt. It is random, fresh (a retry never reuses one) and never derived
+// from a client's id.
 type Link [16]byte
 
 // NewLink returns a random link key.

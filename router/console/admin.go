@@ -261,10 +261,10 @@ func (c *Console) addInstance(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Err
 		} else if errors.As(err, &wrong) {
 			param = wrong.Field
 		}
-		return openai.BadRequest(h1.Clip(param), "read instance: %v", err)
+		return openai.BadRequest(openai.Clip(param), "read instance: %v", err)
 	}
 	if inst.Dialect == "" {
-		inst.Dialect = sense.NativeDialect
+		inst.Dialect = fleet.Native
 	}
 	if inst.Epoch == 0 {
 		inst.Epoch = c.Members.NextEpoch(inst.ID)

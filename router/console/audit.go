@@ -15,7 +15,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/config"
-	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/internal/openai"
 )
 
 // Audited is a line of the audit log: who changed what, or tried to. It has no token and no
@@ -174,7 +174,7 @@ func (c *Console) audited(ctx *fasthttp.RequestCtx, id, verb, path string, by ho
 	if verb == "GET" && !denied {
 		return
 	}
-	e := &Audited{Time: time.Now(), Action: h1.Clip(verb + " " + path), By: by.String(), Peer: ctx.RemoteAddr().String(), Request: id, Status: status}
+	e := &Audited{Time: time.Now(), Action: openai.Clip(verb + " " + path), By: by.String(), Peer: ctx.RemoteAddr().String(), Request: id, Status: status}
 	if !denied {
 		e.Asked = asked(ctx, path)
 		if change, ok := ctx.UserValue(auditKey{}).([2]string); ok && status < 300 {

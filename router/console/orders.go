@@ -11,9 +11,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/flight"
-	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
-	"github.com/xpyd/xpyd/router/sense"
 )
 
 const (
@@ -41,7 +39,7 @@ func (c *Console) last(m *fleet.Member) *openai.Error {
 
 // noInstance is the answer about an ID that the fleet does not know.
 func noInstance(id string) *openai.Error {
-	return openai.NotFound("there is no instance %q", h1.Clip(id))
+	return openai.NotFound("there is no instance %q", openai.Clip(id))
 }
 
 // removeInstance takes a worker out. ?force=true does without a body.
@@ -80,7 +78,7 @@ func readOrder(ctx *fasthttp.RequestCtx, action string) (o orderBody, err *opena
 		}
 	}
 	if action == "role" && o.Role != fleet.Prefill && o.Role != fleet.Decode {
-		return o, openai.BadRequest("role", "want prefill or decode, not %q", h1.Clip(string(o.Role)))
+		return o, openai.BadRequest("role", "want prefill or decode, not %q", openai.Clip(string(o.Role)))
 	}
 	return o, nil
 }
@@ -96,7 +94,7 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 	if m == nil {
 		return noInstance(a.part)
 	}
-	native := m.Dialect == sense.NativeDialect
+	native := m.Dialect == fleet.Native
 	if action == "role" && !native {
 		return openai.BadRequest("", "%s is an engine of dialect %s: only native workers change their role", m.ID, m.Dialect)
 	}

@@ -9,7 +9,6 @@ import (
 
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/flight"
-	"github.com/xpyd/xpyd/router/h1"
 )
 
 // asText reports whether a person asks, with curl or a browser, rather than a program.
@@ -49,7 +48,7 @@ func (c *Console) serveRequest(ctx *fasthttp.RequestCtx, a adminCall) *openai.Er
 	info := c.Flights.Find(a.part)
 	switch {
 	case info == nil:
-		return openai.NotFound("there is no request %q, or it is too old", h1.Clip(a.part))
+		return openai.NotFound("there is no request %q, or it is too old", openai.Clip(a.part))
 	case asText(ctx):
 		return plain(ctx, info.Text())
 	}

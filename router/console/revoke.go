@@ -10,7 +10,6 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/trust"
-	"github.com/xpyd/xpyd/router/h1"
 )
 
 // Revoker shuts IDs out of the fleet, and keeps the list.
@@ -40,7 +39,7 @@ func (c *Console) serveRevocations(ctx *fasthttp.RequestCtx, a adminCall) *opena
 	var err error
 	switch {
 	case a.verb == "POST" && strings.HasPrefix(a.part, trust.SecretName):
-		return openai.BadRequest("id", "%s is a fleet secret: `xpyd secret rotate` replaces it, and `xpyd secret retire` ends it", h1.Clip(a.part))
+		return openai.BadRequest("id", "%s is a fleet secret: `xpyd secret rotate` replaces it, and `xpyd secret retire` ends it", openai.Clip(a.part))
 	case a.verb == "POST":
 		NoteChange(ctx, c.standing(a.part), "revoked")
 		err = c.Revoker.Revoke(a.part)
@@ -50,7 +49,7 @@ func (c *Console) serveRevocations(ctx *fasthttp.RequestCtx, a adminCall) *opena
 	}
 	switch {
 	case errors.Is(err, fleet.ErrNotRevoked):
-		return openai.NotFound("%s: %v", h1.Clip(a.part), err)
+		return openai.NotFound("%s: %v", openai.Clip(a.part), err)
 	case errors.Is(err, fleet.ErrManyRevoked):
 		return openai.BadRequest("", "%v", err).WithStatus(409, "too_many_revoked")
 	case err != nil && fleet.ValidID(a.part) != nil:

@@ -96,7 +96,7 @@ func (c *Console) dispatch(ctx *fasthttp.RequestCtx, id, verb, path string) {
 		mount(ctx)
 		return
 	}
-	err := openai.NotFound("there is no %s %s", h1.Clip(verb), h1.Clip(path))
+	err := openai.NotFound("there is no %s %s", openai.Clip(verb), openai.Clip(path))
 	plain := strings.TrimSuffix(path, "/")
 	for _, route := range adminTable {
 		if part, ok := match(route.path, plain); ok && route.method == verb && route.serve != nil {

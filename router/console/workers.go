@@ -17,7 +17,6 @@ import (
 	"github.com/xpyd/xpyd/internal/profile"
 	"github.com/xpyd/xpyd/router/flight"
 	"github.com/xpyd/xpyd/router/h1"
-	"github.com/xpyd/xpyd/router/sense"
 )
 
 // serveLedger answers with the router's ledger, and with ?fleet=1 the workers', too.
@@ -38,7 +37,7 @@ const (
 
 // own reports whether m is a worker of xpyd's own that can answer.
 func own(m *fleet.Member) bool {
-	return m != nil && m.State != fleet.Gone && m.State != fleet.Dead && m.Dialect == sense.NativeDialect
+	return m != nil && m.State != fleet.Gone && m.State != fleet.Dead && m.Dialect == fleet.Native
 }
 
 // askEvery sends one request to each own worker. It returns their answers by ID, an error
@@ -188,7 +187,7 @@ func (c *Console) serveProfile(ctx *fasthttp.RequestCtx, a adminCall) *openai.Er
 func (c *Console) profileOf(ctx *fasthttp.RequestCtx, id, verb, path string) *openai.Error {
 	m := c.Fleet.Snapshot().Get(id)
 	if !own(m) {
-		return openai.NotFound("there is no live worker %q of xpyd's own", h1.Clip(id))
+		return openai.NotFound("there is no live worker %q of xpyd's own", openai.Clip(id))
 	}
 	if verb == http.MethodGet {
 		path += "?download"

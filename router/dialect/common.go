@@ -2,7 +2,6 @@ package dialect
 
 import (
 	"bytes"
-	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
@@ -126,14 +125,14 @@ func bootstrap(p *fleet.Instance, port int) (string, int) {
 }
 
 // status reads the outcome from the HTTP status; what foreign engines say is for people.
-func status(a Answer) Result { return statusAnd(a, "") }
+func status(a Reply) Result { return statusAnd(a, "") }
 
 // statusAnd also keeps a member of a good answer as Kept.Params.
-func statusAnd(a Answer, params string) Result {
+func statusAnd(a Reply, params string) Result {
 	switch {
 	case a.Status >= 200 && a.Status < 300:
 		if bytes.HasPrefix(a.Body, []byte(`data: {"error":`)) { // an event stream that only fails
-			return Result{Outcome: ticket.Refused, Message: clip(string(a.Body))}
+			return Result{Outcome: ticket.Refused, Message: openai.Clip(string(a.Body))}
 		}
 		r := Result{Outcome: ticket.Done}
 		r.Prompt, r.Counted, r.Kept.Params = openai.ReadUsage(a.Body, params)
@@ -144,22 +143,6 @@ func statusAnd(a Answer, params string) Result {
 	return Result{Outcome: ticket.Refused, Message: message(a)}
 }
 
-func message(a Answer) string {
-	var body struct {
-		Message string `json:"message"`
-		Error   struct {
-			Message string `json:"message"`
-		} `json:"error"`
-	}
-	if json.Unmarshal(a.Body, &body) != nil {
-		body.Message, body.Error.Message = "", ""
-	}
-	return fmt.Sprintf("status %d: %s", a.Status, clip(cmp.Or(body.Error.Message+body.Message, string(a.Body))))
-}
-
-func clip(s string) string {
-	if len(s) > 200 {
-		return s[:200] + "…"
-	}
-	return s
+func message(a Reply) string {
+	return fmt.Sprintf("status %d: %s", a.Status, openai.ErrorMessage(a.Body))
 }

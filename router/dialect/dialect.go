@@ -1,6 +1,6 @@
 // Package dialect knows the engines' protocols, one file each: the rules for splitting a
 // request between two engines, the requests of the two legs, and how to read prefill's answer.
-// It sends nothing. The router obeys a dialect's Rules without knowing whose they are.
+// It sends nothing. Dispatch obeys a dialect's Rules without knowing whose they are.
 package dialect
 
 import (
@@ -15,10 +15,10 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Header names of the exchange.
+// Header names of the two legs.
 const (
 	HeaderRequestID    = "x-request-id"
-	HeaderLink         = "x-xpyd-link"          // 32 hex digits, one exchange
+	HeaderLink         = "x-xpyd-link"          // 32 hex digits, one attempt
 	HeaderPrefill      = "x-xpyd-prefill"       // the prefill worker's id
 	HeaderPrefillEpoch = "x-xpyd-prefill-epoch" // decimal
 	HeaderPrefillKV    = "x-xpyd-prefill-kv"    // host:port of its kvconn
@@ -89,6 +89,10 @@ type Rules struct {
 	Hint string
 	// Usage: prefill counts the prompt's part of the usage.
 	Usage bool
+	// Peers: the workers fetch what they lack of a prompt from others.
+	Peers bool
+	// MaxAnswer: decode obeys HeaderMaxAnswer.
+	MaxAnswer bool
 }
 
 // Cannot returns the first shape of the request that cannot be split, or "".
@@ -142,8 +146,8 @@ type Peer struct {
 	Tokens   int
 }
 
-// Answer is the whole answer of a leg that does not carry the response.
-type Answer struct {
+// Reply is the whole answer of a leg that does not carry the response.
+type Reply struct {
 	Status      int
 	ContentType string
 	Outcome     string // HeaderOutcome
@@ -176,9 +180,9 @@ type Dialect struct {
 	// pieces, which may alias the client's.
 	Prefill, Decode func(h *fasthttp.RequestHeader, x *Exchange) [][]byte
 	// Result reads how the prefill leg ended. It and Prefill are nil for engines Alone.
-	Result func(Answer) Result
+	Result func(Reply) Result
 	// Ask returns a URL at which prefill tells more than the configuration, and Learn reads
-	// the answer, which holds until an exchange fails. Nil: nothing is asked.
+	// the answer, which holds until an attempt fails. Nil: nothing is asked.
 	Ask   func(p *fleet.Instance) string
 	Learn func(body []byte) (Facts, error)
 }
@@ -189,7 +193,7 @@ type Facts struct {
 }
 
 var dialects = map[string]*Dialect{
-	"native":                  &native,
+	fleet.Native:              &native,
 	"openai":                  &openAI,
 	"vllm-nixl":               &nixlPull,
 	"vllm-nixl-push":          &nixlPush,

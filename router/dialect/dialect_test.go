@@ -82,7 +82,7 @@ func with(object, members string) string {
 	return strings.TrimSuffix(object, "}") + "," + members + "}"
 }
 
-func answer(body string) dialect.Answer { return dialect.Answer{Status: 200, Body: []byte(body)} }
+func answer(body string) dialect.Reply { return dialect.Reply{Status: 200, Body: []byte(body)} }
 
 func TestNIXLPull(t *testing.T) {
 	x := exchange(t, text)
@@ -303,7 +303,7 @@ func TestCannot(t *testing.T) {
 func TestStatuses(t *testing.T) {
 	f := func(status int, body string, want ticket.Outcome) {
 		t.Helper()
-		if r := dialect.For("storage").Result(dialect.Answer{Status: status, Body: []byte(body)}); r.Outcome != want || want != ticket.Done && r.Message == "" {
+		if r := dialect.For("storage").Result(dialect.Reply{Status: status, Body: []byte(body)}); r.Outcome != want || want != ticket.Done && r.Message == "" {
 			t.Errorf("%d %s: %+v", status, body, r)
 		}
 	}

@@ -71,7 +71,7 @@ func learnEngines(body []byte) (Facts, error) {
 	for name, r := range ranks {
 		n, err := strconv.Atoi(name)
 		if err != nil || n < 0 || r.EngineID == "" {
-			return Facts{}, fmt.Errorf("read bootstrap's answer: rank %q has engine_id %q", clip(name), clip(r.EngineID))
+			return Facts{}, fmt.Errorf("read bootstrap's answer: rank %q has engine_id %q", openai.Clip(name), openai.Clip(r.EngineID))
 		}
 		f.Engines[n] = r.EngineID
 	}

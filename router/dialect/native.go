@@ -20,6 +20,7 @@ var native = Dialect{
 		Typed: true, Hedges: true,
 		Splits: Shapes, // decode gets the client's bytes
 		Usage:  false,  // the commit tells decode
+		Peers:  true, MaxAnswer: true,
 	},
 	// POST /xpyd/v1/prefill is answered when prefill's part is over.
 	Prefill: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
@@ -30,8 +31,6 @@ var native = Dialect{
 		b = append(b, x.Link.String()...)
 		b = append(b, `","request_id":`...)
 		b = openai.AppendString(b, x.RequestID)
-		b = append(b, `,"decode_id":`...)
-		b = openai.AppendString(b, x.Decode.ID)
 		b = append(b, `,"deadline_ms":`...)
 		b = strconv.AppendInt(b, leftMS(x), 10)
 		return [][]byte{append(b, '}')}
@@ -58,13 +57,10 @@ func peered(h *fasthttp.RequestHeader, x *Exchange) {
 }
 
 // nativeResult reads {"outcome","message"}.
-func nativeResult(a Answer) Result {
+func nativeResult(a Reply) Result {
 	var body struct {
 		Outcome ticket.Outcome `json:"outcome"`
 		Message string         `json:"message"`
-		Error   struct {
-			Message string `json:"message"`
-		} `json:"error"`
 	}
 	err := json.Unmarshal(a.Body, &body)
 	switch {
@@ -73,7 +69,7 @@ func nativeResult(a Answer) Result {
 	case err == nil && body.Outcome != "" && body.Outcome != ticket.Done:
 		return Result{Outcome: body.Outcome, Message: body.Message}
 	case a.Outcome != "":
-		return Result{Outcome: ticket.Outcome(a.Outcome), Message: body.Error.Message}
+		return Result{Outcome: ticket.Outcome(a.Outcome), Message: openai.ErrorMessage(a.Body)}
 	}
 	return Result{Outcome: ticket.Refused, Message: fmt.Sprintf("status %d without an outcome", a.Status)}
 }

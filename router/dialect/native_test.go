@@ -24,13 +24,12 @@ func TestNativeLegs(t *testing.T) {
 	var body struct {
 		Link      string `json:"link"`
 		RequestID string `json:"request_id"`
-		DecodeID  string `json:"decode_id"`
 		Deadline  int    `json:"deadline_ms"`
 	}
 	if err := json.Unmarshal(joined(d.Prefill(&h, x)), &body); err != nil {
 		t.Fatal(err)
 	}
-	if body.Link != x.Link.String() || body.RequestID != x.RequestID || body.DecodeID != "d0" || body.Deadline != 1500 ||
+	if body.Link != x.Link.String() || body.RequestID != x.RequestID || body.Deadline != 1500 ||
 		string(h.RequestURI()) != "/xpyd/v1/prefill" || string(h.Method()) != "POST" {
 		t.Errorf("%+v, %s", body, h.String())
 	}
@@ -55,7 +54,7 @@ func TestNativeLegs(t *testing.T) {
 func TestNativeResult(t *testing.T) {
 	f := func(status int, body, header string, want ticket.Outcome) {
 		t.Helper()
-		a := dialect.Answer{Status: status, Body: []byte(body), Outcome: header}
+		a := dialect.Reply{Status: status, Body: []byte(body), Outcome: header}
 		if got := dialect.For("native").Result(a); got.Outcome != want {
 			t.Errorf("%d %s: %s, want %s", status, body, got.Outcome, want)
 		}

@@ -43,7 +43,7 @@ var nixlPull = Dialect{
 		return e.Parts()
 	},
 	// Without kv_transfer_params decode would silently compute the prompt itself.
-	Result: func(a Answer) Result {
+	Result: func(a Reply) Result {
 		r := statusAnd(a, "kv_transfer_params")
 		if r.Outcome == ticket.Done && (len(r.Kept.Params) < len(`{"a":1}`) || r.Kept.Params[0] != '{') {
 			return Result{Outcome: ticket.Incompatible, Message: "prefill answered without kv_transfer_params: is its NIXL connector configured?"}

@@ -72,7 +72,7 @@ var trtContextFirst = Dialect{
 
 // trtContextResult wants exactly one choice with its disaggregated_params. A choice that ended
 // for another reason than its length is the whole response.
-func trtContextResult(a Answer) Result {
+func trtContextResult(a Reply) Result {
 	r := status(a)
 	if r.Outcome != ticket.Done {
 		return r

@@ -12,7 +12,6 @@ import (
 
 	"github.com/xpyd/xpyd/internal/jsonscan"
 	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/limit"
 )
 
@@ -274,7 +273,7 @@ func (q *request) priority(ctx *fasthttp.RequestCtx, top *openai.Top) (limit.Cla
 	case len(name) > 0:
 		var ok bool
 		if class, ok = limit.ParseClass(strings.ToLower(string(name))); !ok {
-			return 0, openai.BadRequest(headerPriority, "the header %s must be high, normal, low or an integer, not %q", headerPriority, h1.Clip(string(name)))
+			return 0, openai.BadRequest(headerPriority, "the header %s must be high, normal, low or an integer, not %q", headerPriority, openai.Clip(string(name)))
 		}
 	case top.HasPriority:
 		class = limit.ClassOf(top.Priority)

@@ -18,7 +18,6 @@ import (
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
-	"github.com/xpyd/xpyd/router/sense"
 )
 
 // maxPrefillAnswer bounds prefill's answer: block IDs, token IDs, a state.
@@ -37,7 +36,7 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 	if err != nil {
 		return dialect.Result{}, a.broken(a.p, err)
 	}
-	said := dialect.Answer{Status: b.Header.StatusCode(), ContentType: string(b.Header.ContentType()),
+	said := dialect.Reply{Status: b.Header.StatusCode(), ContentType: string(b.Header.ContentType()),
 		Outcome: string(b.Header.Peek(dialect.HeaderOutcome)), Body: text}
 	b.Finish()
 	res := a.speak.Result(said)
@@ -61,7 +60,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	} else {
 		body = a.speak.Decode(h, x)
 	}
-	if a.d.inst.Dialect == sense.NativeDialect && !a.q.top.Stream {
+	if a.rules.MaxAnswer && !a.q.top.Stream {
 		h.Set(dialect.HeaderMaxAnswer, a.q.s.maxAnswer)
 	}
 	b, err := a.q.s.send(a.d, h, body, nil)
@@ -106,7 +105,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	b.Finish()
 	if !a.rules.Typed {
 		if status < 200 || status > 299 {
-			return nil, a.refused(a.d, a.p, dialect.Answer{Status: status, ContentType: ans.contentType, Outcome: string(outcome), Body: ans.body})
+			return nil, a.refused(a.d, a.p, dialect.Reply{Status: status, ContentType: ans.contentType, Outcome: string(outcome), Body: ans.body})
 		}
 		if !a.commit() {
 			return nil, a.beaten()
@@ -124,7 +123,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 		case ticket.Invalid: // nor here, unless its device is broken
 			a.fault(a.d, pick.Poor)
 		default:
-			return nil, a.reported(a.d, a.p, outcome, errorMessage(ans.body))
+			return nil, a.reported(a.d, a.p, outcome, openai.ErrorMessage(ans.body))
 		}
 		if !isJSON(ans.contentType) { // not our worker's own words
 			return nil, &failure{by: a.d, reason: reasonStatus, retry: true, avoid: []string{a.d.inst.ID},
@@ -132,7 +131,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 		}
 		if a.hedge != nil { // the other attempt may do better
 			return nil, &failure{by: a.d, reason: reasonStatus, status: status, relay: ans,
-				err: fmt.Errorf("status %d: %s", status, errorMessage(ans.body))}
+				err: fmt.Errorf("status %d: %s", status, openai.ErrorMessage(ans.body))}
 		}
 	}
 	a.q.firstByte()

@@ -11,7 +11,6 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/pick"
-	"github.com/xpyd/xpyd/router/sense"
 )
 
 // attempt asks one pair, under a link of its own.
@@ -107,7 +106,7 @@ func (a *attempt) generate() (*answer, *failure) {
 		return nil, &failure{by: a.d, outcome: ticket.Incompatible, reason: reasonOutcome + string(ticket.Incompatible),
 			err: fmt.Errorf("its dialect %q is unknown", a.d.inst.Dialect)}
 	}
-	if n, most := a.q.top.Surely(), s.MaxResponseBytes; a.d.inst.Dialect == sense.NativeDialect && !a.q.top.Stream && n > most {
+	if n, most := a.q.top.Surely(), s.MaxResponseBytes; a.rules.MaxAnswer && !a.q.top.Stream && n > most {
 		close(a.pDone)
 		field := largest(&a.q.top)
 		return nil, &failure{by: a.d, outcome: ticket.Refused, reason: reasonOutcome + string(ticket.Refused),

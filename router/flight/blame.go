@@ -141,19 +141,19 @@ func (a *attempt) countStatus(l *leg, status int) {
 
 // refused is the failure of an engine that did not answer 2xx. Errors in the request are
 // relayed to the client; anything else may go better with another pair.
-func (a *attempt) refused(by, partner *leg, said dialect.Answer) *failure {
+func (a *attempt) refused(by, partner *leg, said dialect.Reply) *failure {
 	if o := ticket.Outcome(said.Outcome); o != "" && o != ticket.Refused {
-		return a.reported(by, partner, o, errorMessage(said.Body))
+		return a.reported(by, partner, o, openai.ErrorMessage(said.Body))
 	}
 	f := &failure{by: by, reason: reasonStatus, status: said.Status, retry: true, avoid: []string{by.inst.ID},
-		err: fmt.Errorf("status %d: %s", said.Status, errorMessage(said.Body))}
+		err: fmt.Errorf("status %d: %s", said.Status, openai.ErrorMessage(said.Body))}
 	a.countStatus(by, said.Status)
 	switch said.Status {
 	case 400, 413, 422:
 		f.retry = false
 		f.relay = &answer{status: said.Status, contentType: "application/json", body: said.Body}
 		if !bytes.HasPrefix(openai.Member(said.Body, "error"), []byte("{")) {
-			e := openai.BadRequest("", "%s", errorMessage(said.Body))
+			e := openai.BadRequest("", "%s", openai.ErrorMessage(said.Body))
 			e.Status = said.Status
 			f.relay.body = e.Append(nil)
 		}

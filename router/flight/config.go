@@ -9,7 +9,6 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/trace"
 )
 
@@ -144,10 +143,10 @@ func (h hosts) check(param string, urls ...string) *openai.Error {
 	for _, s := range urls {
 		u, err := url.Parse(s)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || strings.Contains(s, "\\") {
-			return openai.BadRequest(param, "%q is no http or https address that is allowed here; send the content itself, as data:", h1.Clip(s))
+			return openai.BadRequest(param, "%q is no http or https address that is allowed here; send the content itself, as data:", openai.Clip(s))
 		}
 		if !h.has(u) {
-			return openai.BadRequest(param, "engines may not fetch from %q: it is not in the router's media_hosts; send the content itself, as data:", h1.Clip(u.Host))
+			return openai.BadRequest(param, "engines may not fetch from %q: it is not in the router's media_hosts; send the content itself, as data:", openai.Clip(u.Host))
 		}
 	}
 	return nil

@@ -10,7 +10,6 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/dialect"
-	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/sense"
 )
@@ -130,7 +129,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 			return choice, view.Snapshot.Version, nil
 		}
 		if !q.forwarded && s.Members.OnlyEmbeds(view.Snapshot, q.top.Model) {
-			return nil, 0, openai.BadRequest("model", "the model %q does not generate text: its engines have /v1/embeddings and the like", h1.Clip(q.top.Model))
+			return nil, 0, openai.BadRequest("model", "the model %q does not generate text: its engines have /v1/embeddings and the like", openai.Clip(q.top.Model))
 		}
 		wait := s.gate.get().PairWait
 		if again { // there is a failure to report
@@ -248,7 +247,7 @@ func (q *request) learned(ans *answer) {
 // tiers deliver late. Nil if there is none to fetch from.
 func (a *attempt) findPeer() *dialect.Peer {
 	q := a.q
-	if len(q.reaches) == 0 || a.d.inst.Dialect != sense.NativeDialect {
+	if len(q.reaches) == 0 || a.rules == nil || !a.rules.Peers {
 		return nil
 	}
 	own := 0
@@ -274,6 +273,6 @@ func (a *attempt) findPeer() *dialect.Peer {
 
 // gives reports whether m's blocks fit the worker to.
 func gives(m *fleet.Member, to *fleet.Instance) bool {
-	return m.Serves() && m.Dialect == sense.NativeDialect && m.KVAddr != "" && m.URL != "" && m.ModelFingerprint == to.ModelFingerprint &&
+	return m.Serves() && m.Dialect == to.Dialect && m.KVAddr != "" && m.URL != "" && m.ModelFingerprint == to.ModelFingerprint &&
 		m.TokenizerFingerprint == to.TokenizerFingerprint && m.Numerics == to.Numerics
 }

@@ -2,7 +2,6 @@ package flight
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -18,7 +17,7 @@ var (
 	errClientGone = errors.New("the client left")
 	errDeadline   = errors.New("the request's deadline passed")
 	ErrShutdown   = errors.New("the router is shutting down")
-	errOver       = errors.New("the exchange is over")
+	errOver       = errors.New("the request is over")
 	errStalled    = errors.New("the client stopped reading")
 )
 
@@ -146,18 +145,6 @@ const (
 	headerExplain  = "x-xpyd-explain"
 	headerTimeout  = "x-request-timeout-ms"
 )
-
-func errorMessage(body []byte) string {
-	var b struct {
-		Error struct {
-			Message string `json:"message"`
-		} `json:"error"`
-	}
-	if json.Unmarshal(body, &b) == nil && b.Error.Message != "" {
-		return h1.Clip(b.Error.Message)
-	}
-	return h1.Clip(string(body))
-}
 
 func isEventStream(contentType string) bool {
 	return strings.HasPrefix(contentType, "text/event-stream")

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/router/h1"
 )
 
 // form reads a multipart form as it passes: which model it names, and what the engine would
@@ -45,7 +44,7 @@ func newForm(contentType string) *form {
 	}
 	f := &form{delim: []byte("--" + params["boundary"])}
 	if c := params["charset"]; c != "" && !strings.EqualFold(c, "utf-8") {
-		f.broken = "charset " + h1.Clip(c)
+		f.broken = "charset " + openai.Clip(c)
 	}
 	return f
 }
@@ -112,7 +111,7 @@ func (f *form) header(line []byte) {
 		switch code := strings.ToLower(string(bytes.TrimSpace(value))); code {
 		case "7bit", "8bit", "binary":
 		default:
-			f.broken = "Content-Transfer-Encoding " + h1.Clip(code)
+			f.broken = "Content-Transfer-Encoding " + openai.Clip(code)
 		}
 	}
 }
@@ -167,7 +166,7 @@ func (f *form) refusal(h hosts) *openai.Error {
 		return twice()
 	}
 	for _, x := range fetch {
-		if err := h.check(h1.Clip(x.name), strings.TrimSpace(x.value)); err != nil {
+		if err := h.check(openai.Clip(x.name), strings.TrimSpace(x.value)); err != nil {
 			return err
 		}
 	}

@@ -230,7 +230,7 @@ func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failu
 		}
 		b.Finish()
 		return nil, &failure{by: a.d, outcome: ticket.NoSpace, reason: reasonStatus, retry: true,
-			avoid: []string{a.d.inst.ID}, err: fmt.Errorf("status %d: %s", status, errorMessage(text))}
+			avoid: []string{a.d.inst.ID}, err: fmt.Errorf("status %d: %s", status, openai.ErrorMessage(text))}
 	}
 	a.commit()
 	a.d.setState(legAnswer)

@@ -77,7 +77,7 @@ func (q *request) generate(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 func (q *request) readHeader(ctx *fasthttp.RequestCtx) *openai.Error {
 	s, h := q.s, &ctx.Request.Header
 	if enc := h.ContentEncoding(); len(enc) > 0 && string(enc) != "identity" {
-		return openai.BadRequest("", "the content encoding %q is not supported", h1.Clip(string(enc))).WithStatus(415, "unsupported_encoding")
+		return openai.BadRequest("", "the content encoding %q is not supported", openai.Clip(string(enc))).WithStatus(415, "unsupported_encoding")
 	}
 	life, err := lifetime(h.Peek(headerTimeout), s.gate.get().RequestTimeout)
 	if err != nil {
@@ -125,7 +125,7 @@ func (q *request) resolveModel() *openai.Error {
 			q.top.Model = models[0].ID
 		}
 	}
-	q.setModel(h1.Clip(q.top.Model), q.top.Stream)
+	q.setModel(openai.Clip(q.top.Model), q.top.Stream)
 	if !q.forwarded {
 		q.chain = pick.NewChain(q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
 	}
@@ -204,7 +204,7 @@ func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
 	for _, old := range q.attempts {
 		old.mu.Lock()
 		if old.failed != nil {
-			s.Failed = append(s.Failed, h1.Clip(fmt.Sprintf("%s/%s: %v", old.p.inst.ID, old.d.inst.ID, old.failed)))
+			s.Failed = append(s.Failed, openai.Clip(fmt.Sprintf("%s/%s: %v", old.p.inst.ID, old.d.inst.ID, old.failed)))
 		}
 		old.mu.Unlock()
 	}

@@ -300,7 +300,7 @@ func (a *attempt) opening(first []byte) error {
 		if i := bytes.IndexAny(text, "\r\n"); i >= 0 {
 			text = text[:i]
 		}
-		return &h1.Error{Phase: "answer", Err: fmt.Errorf("%w: %s", errOpening, errorMessage(text))}
+		return &h1.Error{Phase: "answer", Err: fmt.Errorf("%w: %s", errOpening, openai.ErrorMessage(text))}
 	}
 	if !a.commit() {
 		return a.beaten()

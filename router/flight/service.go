@@ -113,7 +113,7 @@ func (s *Service) Brief(ctx *fasthttp.RequestCtx, id, path string) {
 	if status < 400 || path == "/ready" {
 		level = slog.LevelDebug
 	}
-	s.Log.Log(s.Ctx, level, "request", "request_id", id, "method", h1.Clip(string(ctx.Method())), "path", h1.Clip(string(ctx.Path())), "status", status)
+	s.Log.Log(s.Ctx, level, "request", "request_id", id, "method", openai.Clip(string(ctx.Method())), "path", openai.Clip(string(ctx.Path())), "status", status)
 }
 
 // Refuse answers a request with an error at once.
@@ -147,7 +147,7 @@ func (s *Service) OneModel(ctx *fasthttp.RequestCtx, id, name string) {
 	}
 	err := openai.ModelNotFound(name)
 	if _, ok := known[name]; ok {
-		err = openai.Unavailable("the model %q cannot be served now: no live, compatible pair of workers that have passed their probe has it", h1.Clip(name))
+		err = openai.Unavailable("the model %q cannot be served now: no live, compatible pair of workers that have passed their probe has it", openai.Clip(name))
 	}
 	s.Refuse(ctx, id, "/v1/models", err)
 }

@@ -39,7 +39,7 @@ func (q *request) ask(ctx *fasthttp.RequestCtx) (*Reply, *openai.Error) {
 	if top.Link != "" {
 		return nil, linked(top.Link)
 	}
-	q.setModel(h1.Clip(top.Model), false)
+	q.setModel(openai.Clip(top.Model), false)
 	if err := q.admit(ctx, &top); err != nil {
 		return nil, err
 	}

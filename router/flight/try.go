@@ -16,8 +16,8 @@ import (
 // Try implements sense.Trier: a probe is a marked request that is bound to its pair.
 func (s *Service) Try(pr *sense.Pair, path, fields string) error {
 	q := s.newRequest(h1.RequestID(nil), "POST", path, true)
-	q.setModel(pr.D.Model, false)
-	q.body = openai.AppendString([]byte(`{"model":`), pr.D.Model)
+	q.setModel(pr.Decode.Model, false)
+	q.body = openai.AppendString([]byte(`{"model":`), pr.Decode.Model)
 	q.body = append(append(append(q.body, ','), fields...), '}')
 	q.deadline(s.Members.ProbeTimeout)
 	var serr *openai.Error
@@ -32,7 +32,7 @@ func (s *Service) Try(pr *sense.Pair, path, fields string) error {
 	view := pick.View{Snapshot: fleet.NewSnapshot(pr.Version, time.Time{}, members)}
 	// With a picker of its own, probes count neither as load nor as choices.
 	own := pick.New(pick.Config{Policy: pick.RoundRobin}, nil)
-	choice, err := own.Pick(view, &pick.Request{Model: pr.D.Model})
+	choice, err := own.Pick(view, &pick.Request{Model: pr.Decode.Model})
 	if err != nil {
 		q.finish(503, err.Error())
 		return err
@@ -43,7 +43,7 @@ func (s *Service) Try(pr *sense.Pair, path, fields string) error {
 	case f != nil:
 		err = f.probe()
 	case ans.status != 200:
-		err = fmt.Errorf("status %d: %s", ans.status, errorMessage(ans.body))
+		err = fmt.Errorf("status %d: %s", ans.status, openai.ErrorMessage(ans.body))
 	default: // prefill must have passed too
 		select {
 		case <-a.pDone:

@@ -66,11 +66,3 @@ func RequestID(client []byte) string {
 	crand.Read(b[:]) // never fails
 	return "req-" + hex.EncodeToString(b[:])
 }
-
-// Clip bounds foreign text in messages and logs.
-func Clip(s string) string {
-	if len(s) > 200 {
-		return strings.ToValidUTF8(s[:200], "") + "…"
-	}
-	return s
-}

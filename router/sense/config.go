@@ -9,6 +9,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/h1"
@@ -100,7 +101,7 @@ func validStatics(list []Static) error {
 }
 
 func foreignNames() []string {
-	return slices.DeleteFunc(dialect.Names(), func(n string) bool { return n == "native" })
+	return slices.DeleteFunc(dialect.Names(), func(n string) bool { return n == fleet.Native })
 }
 
 // SetStatic makes the list the fleet's static members. New and changed ones are probed,
@@ -153,13 +154,13 @@ func CheckInstance(inst *fleet.Instance) error {
 	_, err := h1.Address(inst.URL)
 	switch {
 	case inst.ID == "" || strings.ContainsAny(inst.ID, "/? \r\n"):
-		return config.Bad("id", "%q is no id", h1.Clip(inst.ID))
+		return config.Bad("id", "%q is no id", openai.Clip(inst.ID))
 	case inst.Role != fleet.Prefill && inst.Role != fleet.Decode:
-		return config.Bad("role", "want prefill or decode, not %q", h1.Clip(string(inst.Role)))
+		return config.Bad("role", "want prefill or decode, not %q", openai.Clip(string(inst.Role)))
 	case inst.Model == "":
 		return config.Bad("model", "it is required: what clients call it")
 	case dialect.For(inst.Dialect) == nil:
-		return config.Bad("dialect", "%q is unknown", h1.Clip(inst.Dialect))
+		return config.Bad("dialect", "%q is unknown", openai.Clip(inst.Dialect))
 	case err != nil:
 		return config.Bad("url", "%v", err)
 	}

@@ -11,9 +11,9 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/discover"
-	"github.com/xpyd/xpyd/router/h1"
 )
 
 // finder is a running way of finding engines.
@@ -111,7 +111,7 @@ func (ms *Members) examine(m *fleet.Member) (fleet.Instance, error) {
 		facts = &discover.Facts{}
 		facts.Add(ctx, ms.HTTP, strings.TrimSuffix(m.URL, "/"))
 	} else if !slices.Contains(facts.Models, m.Model) {
-		return inst, fmt.Errorf("%s serves %q, not %q", m.ID, h1.Clip(facts.Models[0]), m.Model)
+		return inst, fmt.Errorf("%s serves %q, not %q", m.ID, openai.Clip(facts.Models[0]), m.Model)
 	}
 	host, _, err := net.SplitHostPort(m.URL[strings.Index(m.URL, "//")+2:])
 	if err != nil {
@@ -121,7 +121,7 @@ func (ms *Members) examine(m *fleet.Member) (fleet.Instance, error) {
 	configured := ms.statics[m.ID].Version != ""
 	ms.staticMu.Unlock()
 	if facts.Version != "" && !configured {
-		inst.Version = h1.Clip(facts.Version)
+		inst.Version = openai.Clip(facts.Version)
 	}
 	facts.Describe(&inst, host)
 	return inst, nil

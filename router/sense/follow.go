@@ -44,7 +44,7 @@ func (ms *Members) Collectors() []prometheus.Collector {
 			func() int { n, _ := ms.Picker.Guarded(); return n }),
 		gauge("xpyd_router_workers_ejected", "Workers that get no requests because they do worse than their peers.",
 			func() int { _, n := ms.Picker.Guarded(); return n }),
-		gauge("xpyd_router_prefix_bytes", "Memory of where prefixes went, by their text. At pick.affinity_bytes the oldest are forgotten; 0 long after a start: other routers told nothing, and no prompt is long enough.", func() int { return int(ms.Picker.AffinityBytes()) }),
+		gauge("xpyd_router_prefix_bytes", "Memory of where prefixes went, by their text. At pick.affinity_bytes the oldest are forgotten; 0 long after a start: other routers told nothing, and no prompt is long enough.", ms.Picker.AffinityBytes),
 	}
 }
 

@@ -198,7 +198,7 @@ func legOf(m *fleet.Member) index.Role {
 // asks reports whether a publisher wants the fleet's secret. A native worker with secrets
 // does unless it says otherwise, and is not followed without them.
 func asks(i *fleet.Instance) bool {
-	return i.Dialect == NativeDialect && i.Secrets != "" && !i.KVEventsOpen
+	return i.Dialect == fleet.Native && i.Secrets != "" && !i.KVEventsOpen
 }
 
 // maxRanks bounds the feeds of one worker.
@@ -275,7 +275,7 @@ func (e *Feeds) Warm(ctx context.Context, p *Prompt, req *pick.Request, reaches 
 	}
 	req.Tokens, req.Tokenized = len(tokens), true
 	if n := e.PeerTokens; n > 0 {
-		req.Fetch = pick.Fetch{Dialect: NativeDialect, Weight: e.PeerWeight, Least: n}
+		req.Fetch = pick.Fetch{Dialect: fleet.Native, Weight: e.PeerWeight, Least: n}
 	}
 	var salt string
 	if len(p.Top.Salt) > 0 {

@@ -16,10 +16,6 @@ import (
 	"github.com/xpyd/xpyd/router/h1"
 )
 
-// NativeDialect is spoken by our own workers, the only ones that fetch what they lack from
-// others.
-const NativeDialect = "native"
-
 // ErrRefusesUs is a 401 from a worker of the fleet's own. Clients do not see it: the secret
 // is not theirs to show.
 var ErrRefusesUs = errors.New("it does not accept this router's fleet secret: give both the same one")
@@ -28,7 +24,7 @@ var ErrRefusesUs = errors.New("it does not accept this router's fleet secret: gi
 // router has that, and then never without.
 func (ms *Members) Address(inst *fleet.Instance) (string, error) {
 	addr, err := h1.Address(inst.URL)
-	if err != nil || inst.Dialect != NativeDialect {
+	if err != nil || inst.Dialect != fleet.Native {
 		return addr, err
 	}
 	rest, https := strings.CutPrefix(addr, h1.Secure)
@@ -46,7 +42,7 @@ func (ms *Members) Address(inst *fleet.Instance) (string, error) {
 // Introduce shows a worker of the fleet's own the token made for it. Others are shown
 // nothing.
 func (ms *Members) Introduce(h *fasthttp.RequestHeader, inst *fleet.Instance) {
-	if inst.Dialect != NativeDialect {
+	if inst.Dialect != fleet.Native {
 		return
 	}
 	if token := ms.tokens.HTTP(inst.ID, inst.Epoch, inst.Secrets); token != "" {
@@ -56,7 +52,7 @@ func (ms *Members) Introduce(h *fasthttp.RequestHeader, inst *fleet.Instance) {
 
 // Admitted turns a 401 from a worker of the fleet's own into an error, and ends its answer.
 func (ms *Members) Admitted(inst *fleet.Instance, b *h1.Response) error {
-	if inst.Dialect != NativeDialect || b.Header.StatusCode() != fasthttp.StatusUnauthorized {
+	if inst.Dialect != fleet.Native || b.Header.StatusCode() != fasthttp.StatusUnauthorized {
 		return nil
 	}
 	b.Abort()

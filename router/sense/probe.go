@@ -130,16 +130,16 @@ func (e *ProbeError) Error() string { return e.Err.Error() }
 
 // Pair is one probe to send.
 type Pair struct {
-	p, D    *fleet.Member
-	Version uint64
+	Prefill, Decode *fleet.Member
+	Version         uint64
 }
 
 // Members is the two, or the one that does both phases.
 func (pr *Pair) Members() []*fleet.Member {
-	if pr.p == pr.D {
-		return []*fleet.Member{pr.D}
+	if pr.Prefill == pr.Decode {
+		return []*fleet.Member{pr.Decode}
 	}
-	return []*fleet.Member{pr.p, pr.D}
+	return []*fleet.Member{pr.Prefill, pr.Decode}
 }
 
 // state finds or makes what is known of m; probeMu is held.
@@ -175,9 +175,9 @@ func (ms *Members) plan(s *fleet.Snapshot) ([]Pair, time.Duration) {
 			continue
 		}
 		if partner := ms.partner(s, m, st.fails, now); partner != nil {
-			pr := Pair{p: m, D: partner, Version: s.Version}
+			pr := Pair{Prefill: m, Decode: partner, Version: s.Version}
 			if m.Role == fleet.Decode {
-				pr.p, pr.D = partner, m
+				pr.Prefill, pr.Decode = partner, m
 			}
 			for _, x := range pr.Members() {
 				st := ms.state(x)
@@ -252,7 +252,7 @@ func (ms *Members) probe(pr Pair) {
 	embeds := false
 	if err == nil {
 		err = ms.trier.Try(&pr, "/v1/completions", `"prompt":"Hi","max_tokens":1,"temperature":0,"ignore_eos":true`)
-		if no, ok := errors.AsType[*ProbeError](err); ok && slices.Contains(noSuchPath, no.Status) && pr.D.Alone() &&
+		if no, ok := errors.AsType[*ProbeError](err); ok && slices.Contains(noSuchPath, no.Status) && pr.Decode.Alone() &&
 			ms.trier.Try(&pr, "/v1/embeddings", `"input":"Hi"`) == nil {
 			embeds, err = true, nil
 		}
@@ -266,7 +266,7 @@ func (ms *Members) probe(pr Pair) {
 		if f, ok := errors.AsType[*ProbeError](err); ok && f.Shortage {
 			result, short = "shortage", true
 		}
-		ms.Log.Log(ms.Ctx, ms.level(pr, err), "probe failed", "prefill", pr.p.ID, "decode", pr.D.ID, "err", err.Error())
+		ms.Log.Log(ms.Ctx, ms.level(pr, err), "probe failed", "prefill", pr.Prefill.ID, "decode", pr.Decode.ID, "err", err.Error())
 	}
 	ms.sent.WithLabelValues(result).Inc()
 	ms.probeMu.Lock()
