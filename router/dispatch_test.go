@@ -341,8 +341,6 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce: concurrent requests while workers fail now and then; all are
-// answered, and the ledger is empty after (newRig checks).
 // TestNoModelNamed: who names no model waits like anybody for the only decode to
 // come back, and means what that serves then; it never is an unknown model.
 func TestNoModelNamed(t *testing.T) {
@@ -393,6 +391,8 @@ func TestNoModelNamed(t *testing.T) {
 	}
 }
 
+// TestManyAtOnce: concurrent requests while workers fail now and then; all are
+// answered, and the ledger is empty after (newRig checks).
 func TestManyAtOnce(t *testing.T) {
 	g := newRig(t, 3, 3, func(c *router.Config) { c.Attempts = 10 }) // a starved machine fails some connects too
 	for _, id := range []string{"p2", "d2"} {
