@@ -25,13 +25,13 @@ var together = []string{"vllm-nixl-push", "vllm-mooncake", "vllm-offloading", "s
 // transfer.
 var lingering = []string{"sglang", "trtllm-generation-first"}
 
-// patience is the upper bound of what takes milliseconds: a machine may be
-// starved, and all that would otherwise end a wait takes a minute or more.
+// patience bounds what takes milliseconds on an idle machine. Anything else that could
+// end a wait takes a minute or more.
 const patience = 20 * time.Second
 
 func once(c *router.Config) { c.Attempts = 1 }
 
-// over reports whether all of an engine's requests are.
+// over reports whether all of an engine's requests have ended.
 func over(list ...*fake.Engine) func() bool {
 	return func() bool {
 		for _, e := range list {
@@ -125,8 +125,7 @@ func TestFaultC02_DoomedLegIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// leave posts a body and leaves once ready says so; it returns when the client
-// is gone.
+// leave posts a body and closes the connection once ready says so.
 func (g *rig) leave(body string, ready func() bool) {
 	g.t.Helper()
 	ctx, cancel := context.WithCancel(g.t.Context())

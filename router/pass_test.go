@@ -257,7 +257,8 @@ func TestPassUpload(t *testing.T) {
 	}
 }
 
-// TestPassRetry: a body that is here is sent again, one that is not cannot be.
+// TestPassRetry: a body that was read whole is sent again; one that is still being read
+// cannot be.
 func TestPassRetry(t *testing.T) {
 	g := newRig(t, 1, 2, func(c *router.Config) { c.Pick.Policy = "round_robin" })
 	for _, id := range []string{"d0", "d1"} {
@@ -288,7 +289,7 @@ func TestPassRetry(t *testing.T) {
 	}
 }
 
-// TestPassCancel: the engine is let go when the client leaves.
+// TestPassCancel: the request to the engine ends when the client leaves.
 func TestPassCancel(t *testing.T) {
 	g := newRig(t, 1, 1)
 	d := g.workers["d0"]
@@ -309,7 +310,7 @@ func TestPassCancel(t *testing.T) {
 	g.until("its leg to end", func() bool { return d.active.Load() == 0 })
 }
 
-// TestExpect: a client that waits to be told sends its body once it is.
+// TestExpect: a client that sent Expect is told to send its body.
 func TestExpect(t *testing.T) {
 	g := newRig(t, 1, 1)
 	for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
@@ -434,9 +435,9 @@ func TestEmbedderReady(t *testing.T) {
 	}
 }
 
-// TestEmbedderBeside: of two engines of one model the one that says by a 400 that
-// it does not generate is left out of what is generated; one that answers
-// nothing else either never passes.
+// TestEmbedderBeside: of two engines of one model, the one that says by a 400 that it
+// does not generate gets no requests to generate. An engine that answers nothing else
+// either never passes its probe.
 func TestEmbedderBeside(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 0, 0, func(c *router.Config) { c.Limits.PairWait = time.Minute })

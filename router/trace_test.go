@@ -213,8 +213,8 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// TestTracedFailure: the root span of a request that failed is an error, with its
-// reason; what a client did wrong is none.
+// TestTracedFailure: the root span of a failed request is an error with its reason; a
+// client's mistake is not an error.
 func TestTracedFailure(t *testing.T) {
 	c := newCollector(t)
 	g := newRig(t, 1, 1, func(cfg *router.Config) {

@@ -84,7 +84,7 @@ func TestCold(t *testing.T) {
 	empty(t, c)
 }
 
-// TestColdWaits: who waits for blocks, or is about to, comes first.
+// TestColdWaits: blocks that somebody waits for, or is about to, are announced first.
 func TestColdWaits(t *testing.T) {
 	c, a := newAnnounced(t, 4, 16, 0, 4)
 	cached(t, c, tokens(64, 0))

@@ -56,7 +56,7 @@ func TestFlushHung(t *testing.T) {
 	})
 }
 
-// TestFlushClosed: a flush beside the end of the tiers begins nothing.
+// TestFlushClosed: a flush after the tiers were closed begins nothing.
 func TestFlushClosed(t *testing.T) {
 	r := newRig(t, config(t.TempDir()))
 	r.close()
@@ -95,8 +95,8 @@ func TestFlushFull(t *testing.T) {
 	}
 }
 
-// TestFlushGone: without its folder there is nothing that could come back. Files that
-// cannot be deleted are said, until they can.
+// TestFlushGone: without its folder nothing can come back. Files that cannot be deleted
+// are reported until they can.
 func TestFlushGone(t *testing.T) {
 	cfg := config(t.TempDir())
 	r := newRig(t, cfg)

@@ -55,8 +55,8 @@ func (r *rig) well() {
 	soon(r.t, "the store is not left alone any more", r.store.Breaker().Allow)
 }
 
-// TestSharedKilled: a store that dies in the middle of a load costs what it
-// has not given; later loads do not ask it; when it is back, it is used.
+// TestSharedKilled: if a store dies in the middle of a load, only what it has not given
+// yet is lost. Later loads do not ask it; when it is back, it is used.
 func TestSharedKilled(t *testing.T) {
 	s := redistest.Start(t)
 	cfg := sharedConfig(t, s, 16)

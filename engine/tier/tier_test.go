@@ -99,7 +99,7 @@ func TestSSD(t *testing.T) {
 	}
 }
 
-// TestSalt: a prefix is its tenant's alone.
+// TestSalt: a prefix is found only under the salt it was stored with.
 func TestSalt(t *testing.T) {
 	r := newRig(t, config(""))
 	tokens := prompt(1, 64)
@@ -257,7 +257,7 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestNoRoom: loads take nothing that somebody waits for, and wait for nobody.
+// TestNoRoom: loads take no blocks that somebody waits for, and do not wait themselves.
 func TestNoRoom(t *testing.T) {
 	cfg := config("")
 	cfg.LoadBlocks = 3

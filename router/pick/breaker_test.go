@@ -149,8 +149,8 @@ func TestBreaker(t *testing.T) {
 	l.want("d0", pick.Closed) // it is in good standing again
 }
 
-// TestBreakerStanding: who opens again soon after it recovered stays open for twice
-// as long; who has been well for the longest time begins anew.
+// TestBreakerStanding: a breaker that opens again soon after it closed stays open twice
+// as long; after the longest time without failure it starts over.
 func TestBreakerStanding(t *testing.T) {
 	l := newLab(t, fleetOf(1, 1))
 	most := pick.DefaultBreaker().MaxOpen
@@ -211,8 +211,8 @@ func TestBreakerPair(t *testing.T) {
 	}
 }
 
-// TestBreakerSpares: others are used meanwhile by every policy, in fleets of
-// any size, and the one that recovered starts slowly.
+// TestBreakerSpares: while a breaker is open every policy uses the other workers, in
+// fleets of any size. A worker that recovered starts slowly.
 func TestBreakerSpares(t *testing.T) {
 	for _, policy := range pick.Policies {
 		for _, size := range []int{3, 40} {
@@ -250,7 +250,7 @@ func TestBreakerSpares(t *testing.T) {
 	}
 }
 
-// TestBreakerRejoin: who comes back after it was gone is tried at once.
+// TestBreakerRejoin: a worker that left and comes back is tried at once.
 func TestBreakerRejoin(t *testing.T) {
 	l := newLab(t, fleetOf(1, 1))
 	l.open(fleet.Decode)

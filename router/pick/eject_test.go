@@ -38,7 +38,7 @@ func ejecting(mode string) func(*pick.Config) {
 	return func(c *pick.Config) { c.Breaker.Failures, c.Ejection.Mode = 0, mode }
 }
 
-// TestEjectErrors: who fails more than its peers for three windows is out, for
+// TestEjectErrors: a worker that fails more than its peers for three windows is ejected,
 // twice as long the next time, and comes back slowly.
 func TestEjectErrors(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
@@ -116,7 +116,8 @@ func TestEjectStrikes(t *testing.T) {
 	out(cfg.Time)
 }
 
-// TestEjectSlow: by time only if asked for, and by how far the peers are apart.
+// TestEjectSlow: slow workers are ejected only if the configuration says so, and by how
+// far they are from their peers.
 func TestEjectSlow(t *testing.T) {
 	run := func(mode string, times ...time.Duration) *lab {
 		rnd := rand.New(rand.NewPCG(5, 6))
@@ -182,7 +183,7 @@ func TestEjectOff(t *testing.T) {
 	l.want("d1", pick.Closed)
 }
 
-// TestEjectMany: of a large class all are compared at once, and the one comes out.
+// TestEjectMany: a large class is compared as a whole, and the one bad worker is ejected.
 func TestEjectMany(t *testing.T) {
 	l := newLab(t, fleetOf(1, 60), ejecting(pick.EjectErrors))
 	for range 4 {

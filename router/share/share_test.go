@@ -418,7 +418,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestPeersList: what people see of the others, in order of their ids.
+// TestPeersList: other routers are listed in the order of their ids.
 func TestPeersList(t *testing.T) {
 	now := time.Now()
 	s := newPeers(time.Minute)

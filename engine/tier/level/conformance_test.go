@@ -192,7 +192,7 @@ func aligned() []byte {
 	return b[off : off+level.Page : off+level.Page]
 }
 
-// record makes a unit's, with rows of its own and their digests.
+// record makes the record of a unit, with rows of its own and their digests.
 func record(u *level.Unit) []byte {
 	rec := aligned()
 	sums := make([]uint64, shape.Heads)
@@ -210,7 +210,7 @@ func record(u *level.Unit) []byte {
 	return rec
 }
 
-// born is when all units came.
+// born is when all units entered the tiers.
 var born = time.Now().Add(-time.Minute).Truncate(time.Second)
 
 func unit(i int) level.Unit {
@@ -431,8 +431,8 @@ func TestLevelCloses(t *testing.T) {
 	})
 }
 
-// TestLevelCancelled: a load whose time is over is answered all the same, and leaves the
-// level well.
+// TestLevelCancelled: a load whose time is over is answered all the same, and the level
+// keeps working.
 func TestLevelCancelled(t *testing.T) {
 	each(t, func(t *testing.T, k *kind) {
 		l := k.open(t, nil)

@@ -38,7 +38,7 @@ func record(s level.Shape) []byte {
 	return rec
 }
 
-// TestLayouts: units of two layouts never have one name, though they be as large.
+// TestLayouts: units of two layouts never share a name, even if they are equally large.
 func TestLayouts(t *testing.T) {
 	of := func(l kvlayout.Layout) *Shared {
 		s, err := open(Config{}, &level.Env{Shape: level.NewShape(l, 1), Identity: "model and numerics"})
