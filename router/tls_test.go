@@ -187,7 +187,7 @@ func (g *rig) secured(id string, role fleet.Role, dialect string, conf *tls.Conf
 }
 
 // TestSecureEngines: engines at https addresses are used if their certificate is valid
-// for their name, and get the router's certificate and key.
+// for their name; the router shows them its own and its API key.
 func TestSecureEngines(t *testing.T) {
 	engines, routers := newAuthority(t), newAuthority(t)
 	cert, key, _ := routers.issue("router")

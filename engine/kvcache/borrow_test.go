@@ -11,9 +11,8 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// TestBorrow: KV brought for later takes blocks for what the index lacks, but only after
-// all others: within its own bound, what the engine is about to need, and what others
-// wait for.
+// TestBorrow: KV brought for later takes blocks for what the index lacks, within its own
+// bound, and none that the engine is about to need or that somebody waits for.
 func TestBorrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCache(t, 8, 16)

@@ -84,7 +84,7 @@ func TestCold(t *testing.T) {
 	empty(t, c)
 }
 
-// TestColdWaits: blocks that somebody waits for, or is about to, are announced first.
+// TestColdWaits: a block that the engine is about to need is not held for a copy.
 func TestColdWaits(t *testing.T) {
 	c, a := newAnnounced(t, 4, 16, 0, 4)
 	cached(t, c, tokens(64, 0))

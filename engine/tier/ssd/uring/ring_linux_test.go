@@ -202,8 +202,8 @@ func TestHung(t *testing.T) {
 	ends(t, r)
 }
 
-// TestStuck: a read that cannot be cancelled delays Close no longer than its context, and
-// ends by itself.
+// TestStuck: a read that cannot be cancelled delays Close no longer than Close's context,
+// and ends when its file answers.
 func TestStuck(t *testing.T) {
 	var stuck atomic.Pointer[Ring]
 	k := system
