@@ -161,8 +161,8 @@ func TestArrivalHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// TestMostTokens: no step carries more than the configuration says, also where the
-// budget is small beside the batch.
+// TestMostTokens: no step carries more tokens than the configuration says, even if the
+// budget is small compared with the batch.
 func TestMostTokens(t *testing.T) {
 	for _, c := range []engine.Config{
 		{StepTokens: 8, MaxRunning: 8}, {StepTokens: 64, MaxRunning: 64}, {StepTokens: 16, MaxRunning: 4, PrefillTokens: 40}, {StepTokens: 4, MaxRunning: 2},

@@ -218,10 +218,9 @@ func TestFaultC04_TransferIsNotCut(t *testing.T) {
 	}
 }
 
-// TestFaultC05_DecodeDeathFreesPrefill: decode dies while prefill works for it.
-// Prefill's leg ends, which frees its blocks; the request goes to another decode
-// under a fresh link, with a prefill of its own: what was made for the dead is
-// never handed on.
+// TestFaultC05_DecodeDeathFreesPrefill: decode dies while prefill works for it. Prefill's
+// leg ends, which frees its blocks. The request goes to another decode under a fresh link
+// with a prefill of its own: what was made for the dead decode is never handed on.
 func TestFaultC05_DecodeDeathFreesPrefill(t *testing.T) {
 	t.Parallel()
 	for _, dialect := range split {
@@ -269,8 +268,8 @@ func TestFaultC05_DecodeDeathFreesPrefill(t *testing.T) {
 	}
 }
 
-// TestFaultC06_LeaseOver: prefill's lease is over before decode collects. No
-// text comes from blocks that are freed: another prefill does it anew.
+// TestFaultC06_LeaseOver: prefill's lease ends before decode collects. No text comes from
+// freed blocks: another prefill computes the prompt.
 func TestFaultC06_LeaseOver(t *testing.T) {
 	t.Parallel()
 	for _, dialect := range []string{"vllm-nixl", "vllm-mooncake", "trtllm"} {

@@ -24,7 +24,7 @@ type eye struct {
 	seen map[string][]string // tokens by path; "probe " before it for the router's own
 }
 
-// on makes it watch m, which answers as ever unless serve does.
+// on makes it watch m, which answers as before unless serve does.
 func (e *eye) on(m *mock, serve func(http.ResponseWriter, *http.Request) bool) {
 	e.seen = map[string][]string{}
 	m.raw.Store(&rawHandler{serve: func(w http.ResponseWriter, r *http.Request) bool {
@@ -45,7 +45,7 @@ func (e *eye) paths() []string {
 	return slices.Sorted(maps.Keys(e.seen))
 }
 
-// all reports what was shown other than want.
+// all reports tokens other than want.
 func (e *eye) all(t *testing.T, who, want string) {
 	t.Helper()
 	e.mu.Lock()

@@ -133,8 +133,8 @@ func (c *collector) span(b []byte) error {
 	return err
 }
 
-// TestTraces: the client's trace goes through both legs, and the spans of what
-// the router did with the request are exported; what is not sampled is not.
+// TestTraces: the client's trace goes through both legs, and the router's spans of a
+// request are exported if it is sampled.
 func TestTraces(t *testing.T) {
 	c := newCollector(t)
 	g := newRig(t, 1, 1, func(cfg *router.Config) {

@@ -147,7 +147,7 @@ func (s *space) fill() {
 	s.left = 0
 }
 
-// confine gives the SSD so much room, beside what it has.
+// confine leaves the SSD the given room beyond what it has.
 func (r *rig) confine(bytes int64) *space {
 	s := &space{left: bytes, sizes: map[string]int64{}}
 	for _, path := range r.segments() {

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// TestFlushHung: a flush of an SSD that hangs ends when its time is over and says
-// so. Nothing is found any more all the same, and the files are deleted once
-// the SSD answers, before the next flush begins.
+// TestFlushHung: a flush of an SSD that hangs ends when its time is over, and says so.
+// The units are forgotten even so, and their files are deleted once the SSD answers,
+// before the next flush begins.
 func TestFlushHung(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config(t.TempDir())

@@ -353,8 +353,8 @@ func TestGuardsNeutral(t *testing.T) {
 	})
 }
 
-// TestPeersNoRoom: a lack of blocks here says nothing of the peer, and what was not
-// fetched costs no quota.
+// TestPeersNoRoom: a lack of blocks here does not count against the peer, and what was
+// not fetched costs no quota.
 func TestPeersNoRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config("")
@@ -391,9 +391,9 @@ func TestPeersNoRoom(t *testing.T) {
 	})
 }
 
-// TestGiveNoRoom: blocks that are held anyway are given whoever waits for others; where
-// some would have to be held, the peer is told that there is no room, not that nothing is
-// here.
+// TestGiveNoRoom: blocks that are held anyway are given even if somebody waits for
+// blocks; if more would have to be held, the peer is told that there is no room, not that
+// nothing is here.
 func TestGiveNoRoom(t *testing.T) {
 	for _, where := range []string{"pool", "host"} {
 		t.Run(where, func(t *testing.T) {

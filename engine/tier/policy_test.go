@@ -35,8 +35,8 @@ func TestSelective(t *testing.T) {
 	r.run(often, 96) // right rows
 }
 
-// TestBack: what the pool has is written when it needs the room, and what host
-// memory has likewise; whatever comes back is right.
+// TestBack: units are written when the pool needs room, and from host memory when that
+// does; whatever comes back is right.
 func TestBack(t *testing.T) {
 	cfg := policy(Back, t.TempDir())
 	cfg.DirBytes = 2 << 20

@@ -132,8 +132,8 @@ func TestSharedHung(t *testing.T) {
 	r.run(tokens, 96)
 }
 
-// TestSharedImpatient: when the load's time is over it does not wait for the
-// store's, and what comes later does no harm.
+// TestSharedImpatient: a load whose time is over does not wait for the store's timeout,
+// and what comes later does no harm.
 func TestSharedImpatient(t *testing.T) {
 	s := redistest.Start(t)
 	cfg := sharedConfig(t, s, 16)
@@ -154,7 +154,8 @@ func TestSharedImpatient(t *testing.T) {
 	r.run(tokens, 96)
 }
 
-// TestSharedPressure: writing delays nobody; what does not fit is counted.
+// TestSharedPressure: writes delay nobody; units that do not fit into the queue are
+// counted.
 func TestSharedPressure(t *testing.T) {
 	s := redistest.Start(t)
 	cfg := sharedConfig(t, s, 16)

@@ -174,9 +174,8 @@ func TestBreakerStanding(t *testing.T) {
 	open(2 * time.Second)
 }
 
-// TestBreakerPair: a pair is admitted as one. Where one half refuses, the other
-// half's only place to try is not taken; where it was taken for nothing it is
-// given back.
+// TestBreakerPair: a pair is admitted as one. If one half refuses, the other half's only
+// trial is not used; if it was used for nothing, it is given back.
 func TestBreakerPair(t *testing.T) {
 	l := newLab(t, fleetOf(1, 1))
 	l.open(fleet.Prefill)
@@ -288,7 +287,7 @@ func TestBreakerAlone(t *testing.T) {
 	c.EndDecode()
 }
 
-// TestBreakerSucceeded: any word of a worker that works closes its breaker.
+// TestBreakerSucceeded: any sign that a worker works closes its breaker.
 func TestBreakerSucceeded(t *testing.T) {
 	for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
 		l := newLab(t, fleetOf(1, 1))

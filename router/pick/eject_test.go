@@ -78,9 +78,9 @@ func TestEjectErrors(t *testing.T) {
 	}
 }
 
-// TestEjectStrikes: windows are lost in a row. One that is not begins the count
-// anew, and so does coming back; who has been well for the longest time is out for
-// the shortest again.
+// TestEjectStrikes: only bad windows in a row count. A good one resets the count, and so
+// does coming back; a worker that has been well for the longest time is out for the
+// shortest again.
 func TestEjectStrikes(t *testing.T) {
 	l := newLab(t, fleetOf(1, 3), ejecting(pick.EjectErrors))
 	window := func(sick bool) {
@@ -138,8 +138,8 @@ func TestEjectSlow(t *testing.T) {
 	run(pick.EjectAll, 10*ms, 20*ms, 40*ms, 80*ms).want("d3", pick.Closed) // a mixed fleet
 }
 
-// TestEjectShare: never more than the share, never all, never the last one, and
-// nobody if all are alike bad.
+// TestEjectShare: never more than the share, never all, never the last one, and nobody if
+// all are equally bad.
 func TestEjectShare(t *testing.T) {
 	for size := 1; size <= 6; size++ {
 		l := newLab(t, fleetOf(1, size), ejecting(pick.EjectErrors))

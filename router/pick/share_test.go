@@ -191,11 +191,10 @@ func TestResumeAtHome(t *testing.T) {
 	}
 }
 
-// spread runs one traffic through so many routers that tell each other their
-// load at intervals of simulated time, 0 for never, and returns the greatest
-// and the mean difference between the busiest and the idlest decode worker, in
-// sequences, and how many requests ended on one worker within one interval at
-// most.
+// spread runs the same traffic through a number of routers that tell each other their
+// load at intervals of simulated time, 0 for never. It returns the greatest and the mean
+// difference between the busiest and the idlest decode worker, in sequences, and the most
+// requests that ended on one worker within one interval.
 func spread(t *testing.T, policy string, routers int, interval float64, seed uint64) (most int, mean float64, turnover int) {
 	t.Helper()
 	const workers, rate, length, total = 8, 160.0, 0.5, 1500

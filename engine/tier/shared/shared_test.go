@@ -97,8 +97,8 @@ func (full) Exists(_ context.Context, keys []string) ([]bool, error) {
 	return slices.Repeat([]bool{true}, len(keys)), nil
 }
 
-// TestShunned: a bad value that may not be deleted is absent for a while, and asked for
-// again when that is over; where it may be deleted, Delete does it.
+// TestShunned: a bad value that may not be deleted counts as absent for a while, then it
+// is asked for again; where it may be deleted, Delete deletes it.
 func TestShunned(t *testing.T) {
 	for _, writes := range []bool{false, true} {
 		s, err := open(Config{Store: full{}, Writes: writes}, &level.Env{Shape: shape(), Awake: t.Context()})
