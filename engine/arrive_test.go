@@ -89,7 +89,8 @@ func (c *peerComing) open(layers int) {
 	c.wake()
 }
 
-// end says how many tokens are good. If the blocks are lost, it goes on to write there.
+// end says how many tokens are good. If the blocks are lost, the peer goes on writing
+// there.
 func (c *peerComing) end(good int, lost bool) {
 	if c.good, c.lost = good, lost; lost {
 		c.s.r.cache.Quarantine(c.table, peerOwner)
@@ -102,8 +103,8 @@ func (c *peerComing) end(good int, lost bool) {
 	c.wake()
 }
 
-// onStep has the peer write where it should no more. No step is to wait for what has
-// not begun to come.
+// onStep has the peer write where it no longer should. No step may wait for what has not
+// begun to arrive.
 func (s *peerSource) onStep(step *kernels.Step) error {
 	if c := s.coming; len(step.Arrivals) > 0 && !c.Begun() && !c.Over() {
 		return errors.New("a step waits for a peer that has given nothing")
@@ -235,8 +236,8 @@ func TestPeerArrives(t *testing.T) {
 	})
 }
 
-// TestBehindAnother: a request whose prefix another has begun to bring waits for that,
-// and those behind it do not wait for it.
+// TestBehindAnother: a request whose prefix another request has begun to bring waits for
+// that; requests queued after it do not.
 func TestBehindAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const upto = 64

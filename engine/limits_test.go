@@ -13,9 +13,9 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// TestStepTooLarge: a step that the backend does not take is made in parts, in which
-// everybody has a turn; a request that no step is large enough for is the only one to
-// end by that, and says nothing of the backend's health.
+// TestStepTooLarge: a step that is too large for the backend is split, and every request
+// has its turn. Only a request too large for any step fails, and that does not count
+// against the backend's health.
 func TestStepTooLarge(t *testing.T) {
 	const layers = 2
 	cfg := config()
@@ -76,8 +76,8 @@ func TestStepTooLarge(t *testing.T) {
 	}
 }
 
-// TestStepTooLargeIsFair: of sequences that a step has no room for none waits longer
-// than for the others' turn.
+// TestStepTooLargeIsFair: a sequence that a step has no room for waits only until the
+// others have had their turn.
 func TestStepTooLargeIsFair(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const tick = time.Millisecond
@@ -116,8 +116,8 @@ func worstGap(t *testing.T, h *engine.Handle) (gap time.Duration) {
 	}
 }
 
-// TestArrivalHoldsNobodyUp: who decodes does not wait for another's prefix, nor does
-// one whose penalties keep it out of the step behind its own.
+// TestArrivalHoldsNobodyUp: a request that decodes does not wait for another's prefix,
+// even if its penalties keep it out of the step behind its own.
 func TestArrivalHoldsNobodyUp(t *testing.T) {
 	for _, repetition := range []float32{1, 1.1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -161,8 +161,8 @@ func TestArrivalHoldsNobodyUp(t *testing.T) {
 	}
 }
 
-// TestMostTokens: no step carries more than the configuration says, also where the
-// budget is small beside the batch.
+// TestMostTokens: no step carries more tokens than the configuration says, even if the
+// budget is small compared with the batch.
 func TestMostTokens(t *testing.T) {
 	for _, c := range []engine.Config{
 		{StepTokens: 8, MaxRunning: 8}, {StepTokens: 64, MaxRunning: 64}, {StepTokens: 16, MaxRunning: 4, PrefillTokens: 40}, {StepTokens: 4, MaxRunning: 2},

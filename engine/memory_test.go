@@ -116,8 +116,8 @@ func TestPreemptsYoungestAndRecomputes(t *testing.T) {
 	})
 }
 
-// TestNewcomerWaits: who runs may need a block soon, so a newcomer that would take
-// all waits, rather than being preempted for it at once.
+// TestNewcomerWaits: running requests may need a block soon, so a newcomer that would
+// take all blocks waits, rather than being preempted at once.
 func TestNewcomerWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
@@ -226,8 +226,8 @@ func TestRecomputeIntoIndexedBlocks(t *testing.T) {
 	same(t, "recomputed", r.generate(req), want, false)
 }
 
-// TestReservationsDoNotRobTheRunning: what a preemption frees is for the
-// sequence that needed it, not for whoever waits outside.
+// TestReservationsDoNotRobTheRunning: blocks that a preemption frees go to the sequence
+// that needed them, not to a waiting reservation.
 func TestReservationsDoNotRobTheRunning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})

@@ -15,9 +15,9 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// TestSpoiltOutput: a request for which the model computes no number fails, and
-// says of which model; those that share its steps get the tokens that they get
-// alone, and the log is told once.
+// TestSpoiltOutput: a request for which the model computes no number fails with the
+// model's name; requests that share its steps get the tokens that they get alone, and the
+// log has one line.
 func TestSpoiltOutput(t *testing.T) {
 	const mark = 40 // first token of the prompts whose output is spoilt
 	spoilt := func(length int, edit func(*engine.Request)) *engine.Request {

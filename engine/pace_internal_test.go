@@ -64,8 +64,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestRates: what was not measured is thought as fast as its neighbours, and what was slow
-// once does not stay so for ever.
+// TestRates: a size that was not measured counts as fast as its neighbours, and one that
+// was slow once does not count as slow for ever.
 func TestRates(t *testing.T) {
 	var p pacer
 	if p.measured() || p.rate(1) != 0 {

@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	os.Exit(max(code, m.Run()))
 }
 
-// rig is an engine with what it stands on.
+// rig is an engine with its cache and backend.
 type rig struct {
 	*engine.Engine
 	t       testing.TB

@@ -1,5 +1,5 @@
 // Package prefill is the first half of a pair: it runs prompts and pushes their KV blocks to the
-// senders of tickets.
+// decode workers whose tickets ask for them.
 //
 // A ticket arrives over kvconn (Service is its handler) and names the prompt and decode's blocks.
 // The engine runs the prompt, each layer's finished blocks are pushed while the next layer is

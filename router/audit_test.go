@@ -39,7 +39,8 @@ func (g *rig) as(token, verb, path, body string) (int, string) {
 	return resp.StatusCode, b.String()
 }
 
-// TestReadOnlyToken: it may look at everything but profiles, and change nothing.
+// TestReadOnlyToken: the read-only token may read everything but profiles, and change
+// nothing.
 func TestReadOnlyToken(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 1)
@@ -92,8 +93,8 @@ func auditLines(t *testing.T, path string) (out []console.Audited) {
 	return out
 }
 
-// TestAudit: every change through the admin listener has a line in the log and in
-// the file: who, what, how it was and how it is. What is only read has none.
+// TestAudit: every change through the admin listener has a line in the log and in the
+// file: who, what, before and after. Reads have none.
 func TestAudit(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
@@ -165,8 +166,8 @@ func TestAudit(t *testing.T) {
 	}
 }
 
-// TestAuditRefusals: strangers have a few lines, and the next says how many more
-// there were.
+// TestAuditRefusals: refused strangers get a few lines; the next line says how many were
+// left out.
 func TestAuditRefusals(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "audit.jsonl")
@@ -190,7 +191,8 @@ func TestAuditRefusals(t *testing.T) {
 	}
 }
 
-// TestAuditFile: it is opened anew when it was moved away, and never followed.
+// TestAuditFile: the file is opened again after it was moved away, and links are never
+// followed.
 func TestAuditFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -151,7 +151,7 @@ func TestBadRequests(t *testing.T) {
 	})
 }
 
-// TestBadHTTP is what only raw bytes can do.
+// TestBadHTTP sends what an HTTP client cannot.
 func TestBadHTTP(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 1, func(c *router.Config) {
@@ -226,8 +226,8 @@ func TestBadHTTP(t *testing.T) {
 	})
 }
 
-// TestFraming: of a request that says twice, or not in so many words, where it ends, a
-// proxy may believe what the router does not. It is refused, and nothing behind it is read.
+// TestFraming: a request whose end is stated twice or ambiguously is refused, because a
+// proxy may see another end than the router. Nothing behind it is read.
 func TestFraming(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 1)

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestLongReason: a worker's own words neither fill answers nor the log.
+// TestLongReason: however much a worker writes as its reason, answers and log stay short.
 func TestLongReason(t *testing.T) {
 	g := newRig(t, 1, 1)
 	p := g.workers["p0"]

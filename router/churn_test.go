@@ -303,8 +303,8 @@ func (c *churn) one(ctx context.Context, body string, leaves, slow bool, pause t
 	}
 }
 
-// lag measures how late a timer is: what a request is over its deadline for want
-// of a processor.
+// lag measures how late timers fire: by so much a request may exceed its deadline on a
+// busy machine.
 func (c *churn) lag(stop chan struct{}) {
 	const every = 5 * time.Millisecond
 	for {
@@ -320,7 +320,7 @@ func (c *churn) lag(stop chan struct{}) {
 	}
 }
 
-// heap is its size in the middle, to be compared with the end.
+// heap is the heap's size halfway, to compare with the end.
 func (c *churn) heap(stop chan struct{}) uint64 {
 	<-stop
 	runtime.GC()

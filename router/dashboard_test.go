@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestDashboard: a page behind the admin token, which a browser may show as a
-// password where nothing is changed by it.
+// TestDashboard: the page needs the admin token, which a browser may send as a password
+// where nothing is changed.
 func TestDashboard(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 1)

@@ -303,8 +303,8 @@ xpyd_router_fallbacks_total{reason="prompt_logprobs"} 1
 	}
 }
 
-// TestClientsFault: what an engine says is wrong with the request reaches the
-// client, and nobody else is bothered with it.
+// TestClientsFault: if an engine finds fault with a request, the client is told and no
+// other engine is asked.
 func TestClientsFault(t *testing.T) {
 	for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
 		g, ps, ds := pairRig(t, "vllm-nixl", 2, 2)
@@ -395,7 +395,7 @@ func TestMooncakeRestart(t *testing.T) {
 	}
 }
 
-// TestNamedHang: the legacy connector's endless wait ends, and says why.
+// TestNamedHang: the legacy connector's endless wait is ended, with a reason.
 func TestNamedHang(t *testing.T) {
 	t.Parallel()
 	g, _, ds := pairRig(t, "vllm-p2pnccl", 1, 1, func(c *router.Config) { c.DecodeSilence, c.Attempts = 50*time.Millisecond, 1 })
@@ -428,8 +428,8 @@ func TestPrefillDies(t *testing.T) {
 	}
 }
 
-// TestReloadStatic: a reload adds, replaces and removes without touching the
-// rest.
+// TestReloadStatic: a reload adds, replaces and removes engines, and leaves the others
+// alone.
 func TestReloadStatic(t *testing.T) {
 	t.Parallel()
 	g, _, _ := pairRig(t, "vllm-nixl", 1, 1)

@@ -100,8 +100,8 @@ func TestGoneWhileExamined(t *testing.T) {
 	}
 }
 
-// TestProbeTimeout: a prefill engine that never answers costs its probe
-// probe_timeout, though its dialect lets its leg linger.
+// TestProbeTimeout: the probe of a prefill engine that never answers ends after
+// probe_timeout, although the dialect lets the leg linger.
 func TestProbeTimeout(t *testing.T) {
 	t.Parallel()
 	engine := func(id string, role fleet.Role, complete http.HandlerFunc) sense.Static {

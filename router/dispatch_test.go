@@ -17,8 +17,8 @@ import (
 	"github.com/xpyd/xpyd/router/apikey"
 )
 
-// TestRetries: whatever one member of a pair does wrong before a byte went
-// out, the client gets the story from another pair.
+// TestRetries: whatever goes wrong with one member of a pair before the first byte is
+// sent, the client gets the story from another pair.
 func TestRetries(t *testing.T) {
 	t.Parallel()
 	cut := func(w http.ResponseWriter, r *http.Request) { // a header, and half an answer
@@ -341,10 +341,9 @@ func TestAdmission(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce: concurrent requests while workers fail now and then; all are
-// answered, and the ledger is empty after (newRig checks).
-// TestNoModelNamed: who names no model waits like anybody for the only decode to
-// come back, and means what that serves then; it never is an unknown model.
+// TestNoModelNamed: a request that names no model waits like any other for the only
+// decode to come back, and then means the model that it serves. It never gets "unknown
+// model".
 func TestNoModelNamed(t *testing.T) {
 	paths := map[string]string{
 		"/v1/completions":      `{"prompt":"x"}`,
@@ -393,6 +392,8 @@ func TestNoModelNamed(t *testing.T) {
 	}
 }
 
+// TestManyAtOnce: concurrent requests while workers fail now and then; all are
+// answered, and the ledger is empty after (newRig checks).
 func TestManyAtOnce(t *testing.T) {
 	g := newRig(t, 3, 3, func(c *router.Config) { c.Attempts = 10 }) // a starved machine fails some connects too
 	for _, id := range []string{"p2", "d2"} {

@@ -12,9 +12,9 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// TestEjection: a worker that answers half of its requests with an error, and
-// one whose tokens come slowly, get no more; the log, the metrics and the list
-// of instances say so, and they come back.
+// TestEjection: a worker that answers half of its requests with an error, or whose tokens
+// come slowly, gets no more requests for a while. The log, the metrics and the list of
+// instances say so.
 func TestEjection(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -31,8 +31,8 @@ func TestClientLeaves(t *testing.T) {
 	}
 }
 
-// clientLeaves: nothing but the client's leaving ends the legs here; how soon
-// that is, which the machine decides too, is BenchmarkClientLeaves's to say.
+// clientLeaves: only the client's leaving ends the legs here. How soon that happens
+// depends on the machine, so BenchmarkClientLeaves measures it.
 func clientLeaves(t *testing.T, secure bool, body string, streaming bool) {
 	a := newAuthority(t)
 	g := newRig(t, 1, 1, func(c *router.Config) {
@@ -97,8 +97,8 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// untilLate sends a request with ever later deadlines, all of which it is to miss,
-// until a leg of it has started before.
+// untilLate sends a request with longer and longer deadlines, which it must miss, until
+// one of its legs has started before the deadline.
 func (g *rig) untilLate(path, body string, started <-chan time.Time) {
 	g.t.Helper()
 	for limit := 50; limit < 60_000; limit *= 2 {

@@ -25,13 +25,13 @@ var together = []string{"vllm-nixl-push", "vllm-mooncake", "vllm-offloading", "s
 // transfer.
 var lingering = []string{"sglang", "trtllm-generation-first"}
 
-// patience is the upper bound of what takes milliseconds: a machine may be
-// starved, and all that would otherwise end a wait takes a minute or more.
+// patience bounds what takes milliseconds on an idle machine. Anything else that could
+// end a wait takes a minute or more.
 const patience = 20 * time.Second
 
 func once(c *router.Config) { c.Attempts = 1 }
 
-// over reports whether all of an engine's requests are.
+// over reports whether all of an engine's requests have ended.
 func over(list ...*fake.Engine) func() bool {
 	return func() bool {
 		for _, e := range list {
@@ -125,8 +125,7 @@ func TestFaultC02_DoomedLegIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// leave posts a body and leaves once ready says so; it returns when the client
-// is gone.
+// leave posts a body and closes the connection once ready says so.
 func (g *rig) leave(body string, ready func() bool) {
 	g.t.Helper()
 	ctx, cancel := context.WithCancel(g.t.Context())
@@ -219,10 +218,9 @@ func TestFaultC04_TransferIsNotCut(t *testing.T) {
 	}
 }
 
-// TestFaultC05_DecodeDeathFreesPrefill: decode dies while prefill works for it.
-// Prefill's leg ends, which frees its blocks; the request goes to another decode
-// under a fresh link, with a prefill of its own: what was made for the dead is
-// never handed on.
+// TestFaultC05_DecodeDeathFreesPrefill: decode dies while prefill works for it. Prefill's
+// leg ends, which frees its blocks. The request goes to another decode under a fresh link
+// with a prefill of its own: what was made for the dead decode is never handed on.
 func TestFaultC05_DecodeDeathFreesPrefill(t *testing.T) {
 	t.Parallel()
 	for _, dialect := range split {
@@ -270,8 +268,8 @@ func TestFaultC05_DecodeDeathFreesPrefill(t *testing.T) {
 	}
 }
 
-// TestFaultC06_LeaseOver: prefill's lease is over before decode collects. No
-// text comes from blocks that are freed: another prefill does it anew.
+// TestFaultC06_LeaseOver: prefill's lease ends before decode collects. No text comes from
+// freed blocks: another prefill computes the prompt.
 func TestFaultC06_LeaseOver(t *testing.T) {
 	t.Parallel()
 	for _, dialect := range []string{"vllm-nixl", "vllm-mooncake", "trtllm"} {

@@ -199,9 +199,9 @@ func TestBreakerPassedOn(t *testing.T) {
 	g.until("the breaker to close", func() bool { return len(g.breakers()) == 0 })
 }
 
-// TestFaultC14_ReadyMeansGenerated: an engine whose health is fine and that
-// cannot generate is not ready, and gets no request; when it can it is, without
-// anything that would have to close first.
+// TestFaultC14_ReadyMeansGenerated: an engine that answers /health but cannot generate is
+// not ready and gets no request. As soon as it can generate it is ready; no breaker has
+// to close first.
 func TestFaultC14_ReadyMeansGenerated(t *testing.T) {
 	broken := func(c *fake.Config) { c.Fault = fake.Fault{Status: 500, Probes: true} }
 	ps, list := engines(t, "vllm-nixl", fleet.Prefill, 1)

@@ -63,8 +63,8 @@ func (g *rig) warm() {
 	g.until("its blocks", func() bool { return g.blocks("vllm-nixl-p0") >= 10 })
 }
 
-// TestFaultC20_NothingOfTheDead: what a restarted engine had is forgotten, and a
-// lost batch of events is noticed and does not leave blocks behind.
+// TestFaultC20_NothingOfTheDead: what an engine had before a restart is forgotten. A lost
+// batch of events is noticed and leaves no blocks behind.
 func TestFaultC20_NothingOfTheDead(t *testing.T) {
 	t.Parallel()
 	p, list := publishing(t)

@@ -43,7 +43,7 @@ func (g *rig) hedges(won, lost, failed, noBudget, noPair int) {
 	}
 }
 
-// first lets the first pair that is asked do one thing, and others another.
+// first gives the first pair that is asked one behaviour, and the other pairs another.
 func (g *rig) first(slow, fast http.HandlerFunc) (links func() []string) {
 	var mu sync.Mutex
 	var list []string
@@ -247,7 +247,7 @@ func TestHedgeBothFail(t *testing.T) {
 	g.hedges(0, 0, 1, 0, 0)
 }
 
-// TestHedgeRefusal: what is wrong with the request is final, whoever says it.
+// TestHedgeRefusal: if either pair finds fault with the request, that is final.
 func TestHedgeRefusal(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 2, 2, hedged)
@@ -262,8 +262,8 @@ func TestHedgeRefusal(t *testing.T) {
 	<-ended
 }
 
-// TestHedgeBounds: not without a budget, not without another pair, not where
-// nothing has been measured, and not for dialects that strand what is cancelled.
+// TestHedgeBounds: there is no hedge without a budget, without another pair, without
+// measurements, or in dialects that strand what is cancelled.
 func TestHedgeBounds(t *testing.T) {
 	t.Parallel()
 	slow := func(g *rig, ready func() bool) {
@@ -311,8 +311,8 @@ func TestHedgeBounds(t *testing.T) {
 	}
 }
 
-// TestHedgeDialects: the foreign dialects that may be hedged give one text, and
-// hold nothing after.
+// TestHedgeDialects: in the foreign dialects that may be hedged the client gets one text,
+// and nothing is held afterwards.
 func TestHedgeDialects(t *testing.T) {
 	t.Parallel()
 	for _, dialect := range []string{"storage", "vllm-offloading"} {

@@ -271,7 +271,7 @@ func TestRateLimits(t *testing.T) {
 // open leaves it to the engine how much it generates.
 const open = `{"model":"m","prompt":"Once upon a time"}`
 
-// TestPriority: who waits is served by priority, which a key can cap.
+// TestPriority: waiting requests are served by priority, which a key can cap.
 func TestPriority(t *testing.T) {
 	f := newKeyFile(t, apikey.Key{Name: "any", Priority: "high"}, apikey.Key{Name: "plain"})
 	g := newRig(t, 1, 1, f.config, func(c *router.Config) { c.Limits.MaxInFlight = 1 })
@@ -332,8 +332,8 @@ func TestPriority(t *testing.T) {
 	}
 }
 
-// TestTenants: with one place a tenant that has filled the queue does not keep
-// another out. Who they are is said by a header that is trusted.
+// TestTenants: with one place, a tenant that has filled the queue does not keep another
+// out. A trusted header names the tenants.
 func TestTenants(t *testing.T) {
 	g := newRig(t, 1, 1, func(c *router.Config) {
 		c.TenantHeader, c.Limits.MaxInFlight, c.Limits.MaxQueue = "x-tenant", 1, 4
@@ -419,8 +419,8 @@ func TestMediaHosts(t *testing.T) {
 	f("", 400)
 }
 
-// TestPassedTokens: what one engine answers by itself counts for the key, by any
-// of the names that the APIs have for tokens, and however long the answer is.
+// TestPassedTokens: the tokens of forwarded answers count for the key, under any name
+// that the APIs have for them, however long the answer is.
 func TestPassedTokens(t *testing.T) {
 	t.Parallel()
 	f := newKeyFile(t, apikey.Key{Name: "a", TokensPerMinute: 1_000_000, Priority: "normal"})

@@ -184,8 +184,8 @@ func TestKVEventsSecrets(t *testing.T) {
 	knows("asks")
 }
 
-// TestKVEvents: a prompt goes to who holds most of it by the engines' own
-// events, whoever served it last; and no longer when those are gone.
+// TestKVEvents: a prompt goes to the worker that holds most of it by the engines' own
+// events, whoever served it last, until those blocks are gone.
 func TestKVEvents(t *testing.T) {
 	for _, arrays := range []bool{false, true} {
 		publishing := func(c *fake.Config) {
@@ -297,7 +297,7 @@ func TestKVEventsByTier(t *testing.T) {
 	}
 }
 
-// TestPredictedTTFT: the slow engine gets less once that is known.
+// TestPredictedTTFT: a slow engine gets fewer requests once it is known to be slow.
 func TestPredictedTTFT(t *testing.T) {
 	_, list := engines(t, "vllm-nixl", fleet.Prefill, 1, func(c *fake.Config) { c.TTFT = 30e6 })
 	_, fast := engines(t, "vllm-nixl", fleet.Prefill, 2)

@@ -11,8 +11,8 @@ import (
 	"github.com/xpyd/xpyd/router"
 )
 
-// TestAnswerTooLargeBlamesNobody: an answer that the router does not hold is not
-// asked for again, and is no fault of who made it.
+// TestAnswerTooLargeBlamesNobody: an answer too large for the router is not asked for
+// again, and does not count against the worker.
 func TestAnswerTooLargeBlamesNobody(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 2, func(c *router.Config) { c.MaxResponseBytes = 1 << 16 })
@@ -67,8 +67,8 @@ func TestAnswerTooLargeBlamesNobody(t *testing.T) {
 	})
 }
 
-// TestSurelyTooLarge: what every worker would refuse for its answer's size does
-// not travel; of what does, a worker is told how much the router takes.
+// TestSurelyTooLarge: a request whose answer would be too large for every worker is not
+// sent. Workers are told how large an answer the router takes.
 func TestSurelyTooLarge(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 1)

@@ -24,7 +24,7 @@ type eye struct {
 	seen map[string][]string // tokens by path; "probe " before it for the router's own
 }
 
-// on makes it watch m, which answers as ever unless serve does.
+// on makes it watch m, which answers as before unless serve does.
 func (e *eye) on(m *mock, serve func(http.ResponseWriter, *http.Request) bool) {
 	e.seen = map[string][]string{}
 	m.raw.Store(&rawHandler{serve: func(w http.ResponseWriter, r *http.Request) bool {
@@ -45,7 +45,7 @@ func (e *eye) paths() []string {
 	return slices.Sorted(maps.Keys(e.seen))
 }
 
-// all reports what was shown other than want.
+// all reports tokens other than want.
 func (e *eye) all(t *testing.T, who, want string) {
 	t.Helper()
 	e.mu.Lock()
@@ -68,8 +68,8 @@ func ringOf(t *testing.T, secrets ...trust.Secret) func(*router.Deps) {
 	return func(d *router.Deps) { d.Ring = ring }
 }
 
-// TestTokenShown: whatever the router asks of a worker of its fleet, it shows the
-// token of that run of that worker, and nothing that a client has sent.
+// TestTokenShown: every request of the router to a worker of its fleet carries the token
+// of that run of that worker, and no credentials of a client.
 func TestTokenShown(t *testing.T) {
 	older, newer := trust.NewSecret(), trust.NewSecret()
 	g := newRigOf(t, ringOf(t, newer, older), 0, 0)
@@ -168,8 +168,8 @@ func refusing(w http.ResponseWriter, _ *http.Request) bool {
 	return true
 }
 
-// TestWorkerRefusesUs: a worker that does not take the router for its fleet is
-// shown so, asked rarely, and never heard of by clients.
+// TestWorkerRefusesUs: a worker that does not accept the router as a member of its fleet
+// is listed as such, asked rarely, and never used for clients.
 func TestWorkerRefusesUs(t *testing.T) {
 	g := newRigOf(t, ringOf(t, trust.NewSecret()), 1, 1)
 	var e eye

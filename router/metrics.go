@@ -24,7 +24,7 @@ func newOwnMetrics(reg prometheus.Registerer, r *Router) (*ownMetrics, error) {
 		failedAccepts: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_accept_errors_total",
 			Help: "Connections that could not be accepted, mostly for want of file descriptors: raise the limit (ulimit -n)."}, []string{"listener"}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_router_file_reloads_total",
-			Help: "Files of keys and certificates that had changed and were read again. After failed the old ones are in force."},
+			Help: "Files of keys and certificates that were read again because they had changed. failed: the old ones stay in force."},
 			[]string{"file", "result"})}
 	for _, l := range []string{"public", "admin"} {
 		m.failedAccepts.WithLabelValues(l)

@@ -15,8 +15,8 @@ type refusal struct {
 	Error struct{ Message, Param, Code string }
 }
 
-// TestLastWorker: what leaves a model without a pair is refused, unless it is
-// forced; what leaves one, or changes nothing, is not.
+// TestLastWorker: an order that would leave a model without a pair is refused unless it
+// is forced. One that leaves a pair, or changes nothing, is not.
 func TestLastWorker(t *testing.T) {
 	g := newRig(t, 1, 2)
 	order := func(path, body string, status int) {
@@ -140,8 +140,8 @@ func TestRoleWhileTurning(t *testing.T) {
 	}
 }
 
-// TestOrderWaits: an order for a worker that is starting waits until it is there,
-// or will not be.
+// TestOrderWaits: an order for a worker that is starting waits until the worker is there
+// or has failed to start.
 func TestOrderWaits(t *testing.T) {
 	g := newRig(t, 1, 1)
 	begin := func(id string) chan int {

@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// TestInvalidOutput: a model whose output is not a number is the client's 500 with
-// its code, from either leg; no other worker computes it again, and no breaker
-// opens.
+// TestInvalidOutput: if a model's output is not a number the client gets a 500 with its
+// code, from either leg. No other worker is asked, and no breaker opens.
 func TestInvalidOutput(t *testing.T) {
 	const said = `the output of model \"m\" is not a number at position 3`
 	decode := func(w http.ResponseWriter, _ *http.Request) {

@@ -22,8 +22,8 @@ import (
 	"github.com/xpyd/xpyd/router/apikey"
 )
 
-// TestPass: what one engine answers by itself goes to decode as it came, and
-// the answer comes back as it is.
+// TestPass: a request that one engine answers goes to decode unchanged, and so does the
+// answer to the client.
 func TestPass(t *testing.T) {
 	g := newRig(t, 1, 1)
 	d := g.workers["d0"]
@@ -71,8 +71,8 @@ func TestPass(t *testing.T) {
 	}
 }
 
-// TestPassGuard: what a client may not send does not pass under another name of
-// JSON, in another encoding, or behind what is read before an engine is chosen.
+// TestPassGuard: what a client may not send does not pass under another media type, in
+// another encoding, or after the part that is read before an engine is chosen.
 func TestPassGuard(t *testing.T) {
 	keys := newKeyFile(t, apikey.Key{Name: "a", Models: []string{"m"}})
 	g := newRig(t, 1, 1, keys.config)
@@ -124,8 +124,8 @@ func TestPassGuard(t *testing.T) {
 	f("multipart/form-data; boundary=B", part("model", "m")+part("file", far)+part("image", "http://169.254.169.254/latest")+"--B--\r\n", 400, "image")
 }
 
-// TestPassKind: what is looked at as JSON reaches the engine as JSON, and not as a
-// form that it would read other fields in.
+// TestPassKind: a body checked as JSON reaches the engine as JSON, not as a form in which
+// it would read other fields.
 func TestPassKind(t *testing.T) {
 	g := newRig(t, 1, 1)
 	kinds := make(chan string, 1)
@@ -195,7 +195,7 @@ func TestPassStream(t *testing.T) {
 	}
 }
 
-// form is a transcription's with so many bytes of sound.
+// form is a transcription request with the given bytes of sound.
 func form(t *testing.T, sound int) (kind string, body []byte) {
 	t.Helper()
 	var b bytes.Buffer
@@ -257,7 +257,8 @@ func TestPassUpload(t *testing.T) {
 	}
 }
 
-// TestPassRetry: a body that is here is sent again, one that is not cannot be.
+// TestPassRetry: a body that was read whole is sent again; one that is still being read
+// cannot be.
 func TestPassRetry(t *testing.T) {
 	g := newRig(t, 1, 2, func(c *router.Config) { c.Pick.Policy = "round_robin" })
 	for _, id := range []string{"d0", "d1"} {
@@ -288,7 +289,7 @@ func TestPassRetry(t *testing.T) {
 	}
 }
 
-// TestPassCancel: the engine is let go when the client leaves.
+// TestPassCancel: the request to the engine ends when the client leaves.
 func TestPassCancel(t *testing.T) {
 	g := newRig(t, 1, 1)
 	d := g.workers["d0"]
@@ -309,7 +310,7 @@ func TestPassCancel(t *testing.T) {
 	g.until("its leg to end", func() bool { return d.active.Load() == 0 })
 }
 
-// TestExpect: a client that waits to be told sends its body once it is.
+// TestExpect: a client that sent Expect is told to send its body.
 func TestExpect(t *testing.T) {
 	g := newRig(t, 1, 1)
 	for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
@@ -434,9 +435,9 @@ func TestEmbedderReady(t *testing.T) {
 	}
 }
 
-// TestEmbedderBeside: of two engines of one model the one that says by a 400 that
-// it does not generate is left out of what is generated; one that answers
-// nothing else either never passes.
+// TestEmbedderBeside: of two engines of one model, the one that says by a 400 that it
+// does not generate gets no requests to generate. An engine that answers nothing else
+// either never passes its probe.
 func TestEmbedderBeside(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 0, 0, func(c *router.Config) { c.Limits.PairWait = time.Minute })

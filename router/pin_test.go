@@ -11,7 +11,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// everyStatus makes each worker answer what is no leg with a status of its own,
+// everyStatus makes each worker answer all requests but legs with a status of its own,
 // and say what it was asked; 0 breaks the connection.
 func (g *rig) everyStatus(statuses map[string]int) {
 	for id, status := range statuses {
@@ -131,8 +131,8 @@ func TestBadPin(t *testing.T) {
 	}
 }
 
-// TestCacheEverywhere: what caches hold, of every worker; a flush, which one of
-// them fails; and none to flush.
+// TestCacheEverywhere shows every worker's cache, and flushes: with one worker that
+// fails, and without any worker.
 func TestCacheEverywhere(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 1)

@@ -19,8 +19,8 @@ type revoker struct {
 
 func (r *revoker) Revoke(id string) error { return errors.Join(r.Watcher.Revoke(id), r.fail) }
 
-// TestRevoke: who is revoked loses what it has, gets nothing more and cannot be
-// added; who is not any more comes back.
+// TestRevoke: a revoked worker loses its requests, gets no more and cannot be added;
+// after unrevoke it comes back.
 func TestRevoke(t *testing.T) {
 	var who *revoker
 	g := newRigOf(t, func(d *router.Deps) {

@@ -95,7 +95,7 @@ func New(cfg Config, deps Deps) (_ *Router, err error) {
 		return nil, errors.New("admin_listen: the admin listener needs a token")
 	}
 	if deps.AdminTokenRO != "" && deps.AdminTokenRO == deps.AdminToken {
-		return nil, errors.New("the admin token that only reads is the other one")
+		return nil, errors.New("the read-only admin token equals the admin token")
 	}
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
@@ -239,7 +239,7 @@ func (r *Router) Reload(l flight.Limits, policy string) error {
 	return nil
 }
 
-// Ready reports whether a live, probed, compatible pair exists; see serves.
+// Ready reports whether requests can be served: see sense.Members.HasPair.
 func (r *Router) Ready() bool {
 	r.mu.Lock()
 	stopping := r.stopping

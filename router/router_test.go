@@ -117,8 +117,8 @@ func TestAddAgain(t *testing.T) {
 	remove()
 }
 
-// TestModels: what is listed can be served now; a model that is only known is
-// unavailable, and one that nobody knows does not exist.
+// TestModels: a listed model can be served now. One that is known but cannot be served is
+// unavailable, and an unknown one does not exist.
 func TestModels(t *testing.T) {
 	g := newRig(t, 1, 1)
 	g.add("lone", fleet.Decode, func(i *fleet.Instance) { i.Model = "half" }) // has no prefill
@@ -279,8 +279,8 @@ func (g *rig) addCutting(id string, cut func(n int64) bool) {
 	})
 }
 
-// TestLeavingIsNoWarning: nobody is woken for the first probes that a worker
-// cuts, nor for a later one when meanwhile came the news that it leaves.
+// TestLeavingIsNoWarning: there is no warning for the first probes that a worker cuts,
+// nor for a later one if the worker has said that it leaves.
 func TestLeavingIsNoWarning(t *testing.T) {
 	g := newRig(t, 0, 0)
 	g.add("p0", fleet.Prefill)
@@ -300,9 +300,8 @@ func TestLeavingIsNoWarning(t *testing.T) {
 	}
 }
 
-// TestFullIsNoWarning: prefill says that it is full, or about to leave, after
-// decode had what it needed without it: the probe has failed, and nobody is to
-// be woken for that.
+// TestFullIsNoWarning: prefill says that it is full, or about to leave, after decode got
+// what it needed without it. The probe has failed, but that is no reason to warn.
 func TestFullIsNoWarning(t *testing.T) {
 	g := newRig(t, 0, 0)
 	full, answered := outcome(503, "no_space"), make(chan struct{})

@@ -111,7 +111,7 @@ func spoken(ctx *fasthttp.RequestCtx) bool {
 	return false
 }
 
-// httpError answers what is no valid HTTP request, or one beyond the bounds.
+// httpError answers a request that is malformed or exceeds the bounds.
 func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
 	id := h1.RequestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)

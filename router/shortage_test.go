@@ -13,8 +13,8 @@ import (
 	"github.com/xpyd/xpyd/router"
 )
 
-// TestOwnLackBlamesNobody: a router that cannot open a socket says so, and
-// thinks no worse of those whom it wanted to reach.
+// TestOwnLackBlamesNobody: a router that cannot open a socket says so, and does not hold
+// it against the workers it wanted to reach.
 func TestOwnLackBlamesNobody(t *testing.T) {
 	t.Parallel()
 	for _, lack := range []error{syscall.EMFILE, syscall.ENFILE, syscall.EADDRNOTAVAIL, syscall.ENOBUFS, syscall.ENOMEM} {
@@ -49,8 +49,9 @@ func TestOwnLackBlamesNobody(t *testing.T) {
 	}
 }
 
-// TestOwnLackAfterABreak: a connection that broke while nothing can be dialled
-// condemns nobody, and once it can, who is gone is found out as ever.
+// TestOwnLackAfterABreak: a connection that breaks while the router cannot dial says
+// nothing against the worker. Once the router can dial, a dead worker is found out as
+// usual.
 func TestOwnLackAfterABreak(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 1, once)

@@ -74,9 +74,9 @@ func TestHalfEvent(t *testing.T) {
 	}
 }
 
-// TestComments: an engine's comments are no first event: a stream that then says
-// that it failed is tried elsewhere, one that then says nothing ends with
-// decode_silence, and they are relayed with what comes behind them.
+// TestComments: an engine's comments do not count as the first event. If the stream then
+// fails, the request is tried elsewhere; if nothing follows, it ends with decode_silence.
+// Otherwise the comments are relayed with what follows them.
 func TestComments(t *testing.T) {
 	t.Parallel()
 	const ping, said = ": ping\n\n", "data: {\"choices\":[]}\n\ndata: [DONE]\n\n"

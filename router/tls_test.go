@@ -186,8 +186,8 @@ func (g *rig) secured(id string, role fleet.Role, dialect string, conf *tls.Conf
 	return m
 }
 
-// TestSecureEngines: engines at https addresses are talked to if their
-// certificate is good and has their name, and see the router's and its key.
+// TestSecureEngines: engines at https addresses are used if their certificate is valid
+// for their name; the router shows them its own and its API key.
 func TestSecureEngines(t *testing.T) {
 	engines, routers := newAuthority(t), newAuthority(t)
 	cert, key, _ := routers.issue("router")

@@ -133,8 +133,8 @@ func (c *collector) span(b []byte) error {
 	return err
 }
 
-// TestTraces: the client's trace goes through both legs, and the spans of what
-// the router did with the request are exported; what is not sampled is not.
+// TestTraces: the client's trace goes through both legs, and the router's spans of a
+// request are exported if it is sampled.
 func TestTraces(t *testing.T) {
 	c := newCollector(t)
 	g := newRig(t, 1, 1, func(cfg *router.Config) {
@@ -213,8 +213,8 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// TestTracedFailure: the root span of a request that failed is an error, with its
-// reason; what a client did wrong is none.
+// TestTracedFailure: the root span of a failed request is an error with its reason; a
+// client's mistake is not an error.
 func TestTracedFailure(t *testing.T) {
 	c := newCollector(t)
 	g := newRig(t, 1, 1, func(cfg *router.Config) {

@@ -36,7 +36,7 @@ type poolInfo struct {
 }
 
 // flushTime bounds a flush; the router waits longer. What a shared store still has then is left to
-// the next flush. A slow SSD deletes the rest once it answers.
+// the next flush. A slow level deletes the rest once it answers.
 const flushTime = 1500 * time.Millisecond
 
 func (w *Worker) serveCache(*fasthttp.RequestCtx) (any, error) { return w.cacheInfo(), nil }
@@ -55,7 +55,7 @@ func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) (any, error) {
 	defer cancel()
 	w.cache.Clear()
 	flushed := make(chan error, 1)
-	go func() { flushed <- w.tiers.Flush(within) }() // an SSD that hangs leaves the store its time
+	go func() { flushed <- w.tiers.Flush(within) }() // a level that hangs leaves the store its time
 	var purged *int
 	var purge error
 	if string(ctx.QueryArgs().Peek("store")) == "true" {
@@ -65,12 +65,12 @@ func (w *Worker) serveFlush(ctx *fasthttp.RequestCtx) (any, error) {
 	switch own := <-flushed; {
 	case errors.Is(own, tier.ErrHung):
 		e := openai.Deadline("forgotten, but %v", own)
-		e.Code = "ssd_hung"
+		e.Code = "tier_hung"
 		return nil, e
 	case errors.Is(own, tier.ErrClosed):
 		return nil, closing()
 	case own != nil:
-		return nil, fmt.Errorf("flush the SSD tier: %w", own)
+		return nil, fmt.Errorf("flush the KV tiers: %w", own)
 	case errors.Is(purge, tier.ErrNoStore):
 		return nil, openai.BadRequest("store", "%v", purge)
 	case purge != nil:

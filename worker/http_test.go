@@ -50,7 +50,7 @@ const (
 	// patience bounds each wait for what must come: long for a starved machine, and
 	// short of the limit of go test, which would not say what hung.
 	patience = 2 * time.Minute
-	// slack is what a busy machine may add to the contract's 100 ms. It is less than
+	// slack is what a busy machine may take for what is done at once. It is less than
 	// the 10 s for which tickets and blocks are waited for, so that what ends only
 	// when they give up is too late.
 	slack = 8 * time.Second

@@ -19,7 +19,8 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Headers by which our router links the two legs of a request; see ARCHITECTURE.md.
+// Headers by which our router links the two legs of a request; see router/DESIGN.md,
+// "Worker endpoints used".
 const (
 	headerLink         = "x-xpyd-link"
 	headerPrefill      = "x-xpyd-prefill"
@@ -107,7 +108,7 @@ func (w *Worker) allowPeer(addr string) error {
 		slices.Contains(w.cfg.AllowHosts, host) || w.fleet.knows(addr) {
 		return nil
 	}
-	return fmt.Errorf("%s is no worker of this fleet and not in allow_hosts", addr)
+	return fmt.Errorf("%s is not a worker of this fleet, nor in allow_hosts", addr)
 }
 
 // servePrefillLeg is the router's leg to prefill. It answers when the link's prompt has been pushed

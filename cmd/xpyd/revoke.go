@@ -51,10 +51,10 @@ func readRevoked(data *datadir.Dir) (list []fleet.Revocation, err error) {
 	return list, nil
 }
 
-// Revoke implements router.Revoker.
+// Revoke implements console.Revoker.
 func (r *revoker) Revoke(id string) error { return r.after(r.Watcher.Revoke(id)) }
 
-// Unrevoke implements router.Revoker.
+// Unrevoke implements console.Revoker.
 func (r *revoker) Unrevoke(id string) error { return r.after(r.Watcher.Unrevoke(id)) }
 
 func (r *revoker) after(err error) error {

@@ -98,7 +98,7 @@ func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 }
 
 func kvFlags(f *pflag.FlagSet, k *worker.KV) {
-	f.String("kv-transport", k.Transport, "transport of KV from workers of this machine: auto (GPU to GPU or shared memory if possible), tcp, shm, cudaipc, nccl or pinned")
+	f.String("kv-transport", k.Transport, "how KV comes from other workers: auto (the fastest for each), or only by one of "+strings.Join(k.Ways[1:], ", "))
 	f.String("kv-host-memory", k.HostMemory.String(), "host memory for KV that a worker's pool has no room for: a size, or 2x for twice the pool; 0: none")
 	f.String("kv-ssd-dir", "", "folder that keeps KV, even across restarts; default: none")
 	f.String("kv-ssd-size", k.SSDSize.String(), "most bytes that a worker keeps in --kv-ssd-dir")

@@ -18,8 +18,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(cluster.Main(m)) }
 
-// TestCommands runs every block of commands of every document, as printed and in
-// order, in a folder that looks like the repository. Documents name the ports that
+// TestCommands runs the blocks of commands of every document, as printed and in order,
+// except those marked as needing what is not here, in a folder that looks like the repository. Documents name the ports that
 // are the default: where it may, each gets a network of its own.
 func TestCommands(t *testing.T) {
 	xpyd := cluster.Binary(t)

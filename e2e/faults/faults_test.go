@@ -21,7 +21,8 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// Limits of the contract, and what the load here may add; see cluster.Late.
+// How long things may take (ARCHITECTURE.md, "When something dies"), and what the load
+// here may add; see cluster.Late.
 const (
 	silence    = 3 * time.Second // until a stopped worker is dead
 	afterKnown = time.Second     // until all consequences have followed

@@ -11,8 +11,8 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// TestBorrow: who brings KV for later takes what the index lacks, and stands behind
-// everybody: behind its own bound, what the engine is about to need, and who waits.
+// TestBorrow: KV brought for later takes blocks for what the index lacks, within its own
+// bound, and none that the engine is about to need or that somebody waits for.
 func TestBorrow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCache(t, 8, 16)

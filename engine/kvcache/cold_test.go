@@ -84,7 +84,7 @@ func TestCold(t *testing.T) {
 	empty(t, c)
 }
 
-// TestColdWaits: who waits for blocks, or is about to, comes first.
+// TestColdWaits: a block that the engine is about to need is not held for a copy.
 func TestColdWaits(t *testing.T) {
 	c, a := newAnnounced(t, 4, 16, 0, 4)
 	cached(t, c, tokens(64, 0))

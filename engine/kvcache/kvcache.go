@@ -130,8 +130,8 @@ func New(cfg Config) (*Cache, error) {
 	return c, nil
 }
 
-// UnitBlocks returns how many blocks of a size make one unit of the index: as few as have a
-// multiple of Grain, a power of two, tokens.
+// UnitBlocks returns how many blocks of a size make one unit of the index: the fewest
+// whose tokens are a multiple of Grain (Grain is a power of two).
 func UnitBlocks(blockTokens int) int { return Grain / min(Grain, blockTokens&-blockTokens) }
 
 // UnitTokens returns how many tokens they have.

@@ -210,7 +210,7 @@ func TestEvictionLeavesFirstThenOldest(t *testing.T) {
 }
 
 // TestPriorities: what a request of higher priority stored or found stays longest,
-// whoever used what last; one of less takes nothing back.
+// regardless of what was used last; a request of lower priority does not lower it.
 func TestPriorities(t *testing.T) {
 	heard := &events{}
 	c, err := kvcache.New(kvcache.Config{Blocks: 10, BlockTokens: 16, Listener: heard})
@@ -435,8 +435,8 @@ func TestGenerations(t *testing.T) {
 	}
 }
 
-// TestQuarantineShared: whoever else holds blocks in quarantine lets go of them before
-// it is over or after it, and they are given out when both are.
+// TestQuarantineShared: another holder of quarantined blocks may release them before or
+// after the quarantine ends; they are given out once both have happened.
 func TestQuarantineShared(t *testing.T) {
 	for _, first := range []string{"the holder", "the quarantine"} {
 		c := newCache(t, 2, 16)

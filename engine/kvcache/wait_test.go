@@ -141,8 +141,8 @@ func TestReserveWaitMatches(t *testing.T) {
 	})
 }
 
-// TestQuarantineEnds: who waits gets the blocks that come out of quarantine, and the
-// engine hears of them; those that somebody still holds are not among them.
+// TestQuarantineEnds: waiters get the blocks that come out of quarantine, except those
+// that somebody still holds, and the engine hears of them.
 func TestQuarantineEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCache(t, 2, 16)

@@ -42,9 +42,9 @@ func (b brought) Begun() bool           { return true }
 func (b brought) Over() bool            { return false }
 func (b brought) Good() (int, bool)     { return b.upto, false }
 
-// TestAhead: what a peer can give is left until the request has its blocks, unless it
-// is here, or cannot come that way; it is brought once for all who want it, within the
-// bounds of all fetches, and counts as one.
+// TestAhead: what a peer can give is fetched once the request has its blocks, unless it
+// is here or cannot come that way. It is fetched once for all requests that want it,
+// within the bounds of all fetches, and counts as one.
 func TestAhead(t *testing.T) {
 	r, giver := newRig(t, config("")), newRig(t, config(""))
 	peers, links := join(t, peersConfig(), false, r, giver)

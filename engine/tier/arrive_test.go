@@ -68,9 +68,9 @@ func (r *stepRig) chain(tokens []int32) kvcache.Chain {
 	return c
 }
 
-// TestArriveWrong: rows that are not what their digests say never become a token,
-// nor get into the index, nor are they told of; what computes with right ones in
-// the same step is not hurt.
+// TestArriveWrong: rows that do not match their digests never become a token, never enter
+// the index, and are never pushed. Requests with right rows in the same step are
+// unharmed.
 func TestArriveWrong(t *testing.T) {
 	for _, chunk := range []int{16, 512} {
 		for _, unit := range []int{0, 7, 19} {
@@ -234,8 +234,8 @@ func TestArriveFails(t *testing.T) {
 	come(t, "the request's end", h.Done())
 }
 
-// TestArriveHoldsUpNobody: who decodes goes on while another's prefix is on its
-// way; its request is let in when it has come.
+// TestArriveHoldsUpNobody: a request that decodes goes on while another's prefix is on
+// its way; the other is let in when the prefix has come.
 func TestArriveHoldsUpNobody(t *testing.T) {
 	r := newStepRig(t, stepConfig(), 128)
 	tokens, other := talk(5, 321), talk(6, 20)
@@ -335,8 +335,8 @@ func TestArriveRandom(t *testing.T) {
 	}
 }
 
-// TestArriveOnce: requests for one prefix that wait for memory, or come while it
-// arrives, cost one way of it; the others find it in the index.
+// TestArriveOnce: of several requests for one prefix, which wait for memory or come while
+// it arrives, one brings it and the others find it in the index.
 func TestArriveOnce(t *testing.T) {
 	r := newStepRig(t, stepConfig(), 96)
 	tokens := talk(7, 321)

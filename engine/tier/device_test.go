@@ -48,7 +48,7 @@ type fakeDevice struct {
 	gate   func(layer int) // an arrival's, before a layer lands; nil: it lands when it likes
 }
 
-// fakePool is what the device has to itself.
+// fakePool is memory that only the device reaches.
 type fakePool interface {
 	kernels.Pool
 	Layout() kvlayout.Layout

@@ -157,7 +157,7 @@ func TestSlowSegment(t *testing.T) {
 	}
 }
 
-// TestFull: without room on the disk the tier works as far as it can.
+// TestFull: on a full disk the tier does what it can.
 func TestFull(t *testing.T) {
 	for _, policy := range []WritePolicy{Through, Back} {
 		t.Run(string(policy), func(t *testing.T) { testFull(t, policy) })
@@ -188,8 +188,8 @@ func testFull(t *testing.T, policy WritePolicy) {
 	r.saved(tierSSD, 6)
 }
 
-// TestFullMoves: the log moves on in what room others leave it, also where a read
-// unit would deserve to be kept.
+// TestFullMoves: the log moves on in the room that other files leave it, even if a unit
+// that was read would deserve to be kept.
 func TestFullMoves(t *testing.T) {
 	r := newRig(t, config(t.TempDir()))
 	r.confine(5 * ssdSlots / 2 * page) // of four segments
@@ -210,8 +210,8 @@ func TestFullMoves(t *testing.T) {
 	}
 }
 
-// TestSmaller: after a restart with less, the files take no more than that, and pinned
-// units are among what is left.
+// TestSmaller: after a restart with a smaller size the files take no more than that, and
+// pinned units are among what is left.
 func TestSmaller(t *testing.T) {
 	for _, c := range []struct{ pages, then int }{{512, 128}, {11, 8}} { // larger segments, more segments
 		cfg := config(t.TempDir())

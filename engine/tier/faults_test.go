@@ -14,8 +14,8 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/ssd"
 )
 
-// faults are what happens to the files of an SSD before it happens: each of them may
-// wait, and what returns an error is not done.
+// faults run before the operations on an SSD's files: each may wait, and if it returns an
+// error the operation is not done.
 type faults struct {
 	fs ssd.FS
 	mu sync.Mutex
@@ -140,14 +140,14 @@ func (s *space) grow(path string, to int64) error {
 	return nil
 }
 
-// fill is others' files that take all that is left.
+// fill fills the rest of the disk, as others' files would.
 func (s *space) fill() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.left = 0
 }
 
-// confine gives the SSD so much room, beside what it has.
+// confine leaves the SSD the given room beyond what it has.
 func (r *rig) confine(bytes int64) *space {
 	s := &space{left: bytes, sizes: map[string]int64{}}
 	for _, path := range r.segments() {

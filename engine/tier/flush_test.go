@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// TestFlushHung: a flush of an SSD that hangs ends when its time is over and says
-// so. Nothing is found any more all the same, and the files are deleted once
-// the SSD answers, before the next flush begins.
+// TestFlushHung: a flush of an SSD that hangs ends when its time is over, and says so.
+// The units are forgotten even so, and their files are deleted once the SSD answers,
+// before the next flush begins.
 func TestFlushHung(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config(t.TempDir())
@@ -56,7 +56,7 @@ func TestFlushHung(t *testing.T) {
 	})
 }
 
-// TestFlushClosed: a flush beside the end of the tiers begins nothing.
+// TestFlushClosed: a flush after the tiers were closed begins nothing.
 func TestFlushClosed(t *testing.T) {
 	r := newRig(t, config(t.TempDir()))
 	r.close()
@@ -95,8 +95,8 @@ func TestFlushFull(t *testing.T) {
 	}
 }
 
-// TestFlushGone: without its folder there is nothing that could come back. Files that
-// cannot be deleted are said, until they can.
+// TestFlushGone: without its folder nothing can come back. Files that cannot be deleted
+// are reported until they can.
 func TestFlushGone(t *testing.T) {
 	cfg := config(t.TempDir())
 	r := newRig(t, cfg)

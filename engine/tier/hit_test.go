@@ -22,8 +22,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// quickDevice moves nothing, and its steps compute nothing: what a hit takes on it
-// is the host's.
+// quickDevice moves and computes nothing, so all the time that a hit takes is the host's.
 type quickDevice struct {
 	*enginetest.Backend
 	way      time.Duration // an arrival's

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestTenantsSSD: who has its share of the SSD makes room from its own, also
-// after a restart; the log does not move for it.
+// TestTenantsSSD: a tenant that has its share of the SSD makes room from its own units,
+// also after a restart; the log does not move for it.
 func TestTenantsSSD(t *testing.T) {
 	cfg := config(filepath.Join(t.TempDir(), "kv"))
 	cfg.TenantShare, cfg.DirBytes = 0.25, 32*page // 8 of 32 units

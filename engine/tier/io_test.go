@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestHung: an SSD that never answers takes so many reads and no more; requests
-// go on without it, and so does the worker's end.
+// TestHung: an SSD that never answers gets a bounded number of reads; requests go on
+// without it, and the worker can end.
 func TestHung(t *testing.T) {
 	cfg := config(t.TempDir())
 	cfg.LoadTimeout = time.Millisecond

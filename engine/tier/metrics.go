@@ -19,7 +19,7 @@ type common struct {
 func newCommon(m *level.Metrics) common {
 	return common{
 		hits:    m.Counters("loaded_units_total", "Units that came back into the pool.", "tier"),
-		corrupt: m.Counters("corrupt_units_total", "Units that did not agree with their digests, of a peer the fetches of which some did not; they were computed instead.", "tier"),
+		corrupt: m.Counters("corrupt_units_total", "Units that did not match their digests and were computed instead; for peers, fetches with such units.", "tier"),
 		loaded:  m.Counter("loaded_tokens_total", "Tokens whose KV was loaded instead of computed."),
 	}
 }

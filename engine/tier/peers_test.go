@@ -312,8 +312,8 @@ func TestGuards(t *testing.T) {
 	})
 }
 
-// TestGuardsNeutral: what says nothing of a peer, such as a request that leaves or a lack
-// of room, neither opens its guard nor shuts it, and the next fetch may try.
+// TestGuardsNeutral: what says nothing about a peer, such as a request that leaves or a
+// lack of room, does not change its guard, and the next fetch may try.
 func TestGuardsNeutral(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g guards
@@ -353,8 +353,8 @@ func TestGuardsNeutral(t *testing.T) {
 	})
 }
 
-// TestPeersNoRoom: a lack of blocks here says nothing of the peer, and what was not
-// fetched costs no quota.
+// TestPeersNoRoom: a lack of blocks here does not count against the peer, and what was
+// not fetched costs no quota.
 func TestPeersNoRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config("")
@@ -391,9 +391,9 @@ func TestPeersNoRoom(t *testing.T) {
 	})
 }
 
-// TestGiveNoRoom: blocks that are held anyway are given whoever waits for others; where
-// some would have to be held, the peer is told that there is no room, not that nothing is
-// here.
+// TestGiveNoRoom: blocks that are held anyway are given even if somebody waits for
+// blocks; if more would have to be held, the peer is told that there is no room, not that
+// nothing is here.
 func TestGiveNoRoom(t *testing.T) {
 	for _, where := range []string{"pool", "host"} {
 		t.Run(where, func(t *testing.T) {
@@ -449,9 +449,9 @@ func TestGiveNoRoom(t *testing.T) {
 	}
 }
 
-// TestRandomPeers: 10,000 random things in three workers that fetch from each
-// other and do harm. After each one every book is right, nobody holds anything
-// and every row that an index leads to is what its tokens make.
+// TestRandomPeers does 10,000 random things with three workers that fetch from each other
+// and do harm. After each one all books are consistent, nothing is held, and every
+// indexed row is what its tokens make.
 func TestRandomPeers(t *testing.T) {
 	if bulk {
 		return // what peers send does not pass through the mover

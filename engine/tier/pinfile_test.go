@@ -127,8 +127,8 @@ func FuzzPins(f *testing.F) {
 	})
 }
 
-// TestPinFileAgain: pins that could not be written are, once it works, without another
-// change.
+// TestPinFileAgain: pins that could not be written are written once that works again,
+// without another change.
 func TestPinFileAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config(t.TempDir())

@@ -43,7 +43,7 @@ type Pinned struct {
 	Until  time.Time `json:"until"`
 	// Where its units are. The others are kept once they are computed.
 	Host int `json:"host_units"`
-	SSD  int `json:"ssd_units"` // of those not in host memory
+	SSD  int `json:"ssd_units"` // below, of those not in host memory
 }
 
 func newPins() *pins {
@@ -137,7 +137,7 @@ func (p *pins) all() []*pin {
 	return list
 }
 
-// Pin keeps the prompt's whole units in host memory and on the SSD for ttl from now: those
+// Pin keeps the prompt's whole units in this worker's own levels for ttl from now: those
 // that are there, and the others once they are computed. Pinning again renews the pin.
 // Errors: ErrPinned, ErrNoTiers, ErrShort.
 func (t *Tiers) Pin(tokens []int32, salt string, ttl time.Duration) (Pinned, error) {

@@ -126,8 +126,8 @@ func TestPinPolicies(t *testing.T) {
 	}
 }
 
-// TestTTL: what is too old is not used, wherever it is, pinned or not, also
-// after a restart.
+// TestTTL: a unit that is too old is not used, in any tier, pinned or not, also after a
+// restart.
 func TestTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config(t.TempDir())

@@ -35,8 +35,8 @@ func TestSelective(t *testing.T) {
 	r.run(often, 96) // right rows
 }
 
-// TestBack: what the pool has is written when it needs the room, and what host
-// memory has likewise; whatever comes back is right.
+// TestBack: units are written when the pool needs room, and from host memory when that
+// does; whatever comes back is right.
 func TestBack(t *testing.T) {
 	cfg := policy(Back, t.TempDir())
 	cfg.DirBytes = 2 << 20
@@ -75,8 +75,8 @@ func TestBack(t *testing.T) {
 	}
 }
 
-// TestBackRush: an allocation that is larger than what was announced waits for
-// nobody; what was not copied is counted.
+// TestBackRush: an allocation larger than what was announced does not wait; units that
+// were not copied are counted.
 func TestBackRush(t *testing.T) {
 	r := newRig(t, policy(Back, ""))
 	r.run(prompt(1, 128), 0)
@@ -112,7 +112,7 @@ func TestBackRestart(t *testing.T) {
 	r.run(tokens, 96)
 }
 
-// TestBackKeeps: what somebody loads while it is on its way out stays.
+// TestBackKeeps: a unit that is loaded while it is being evicted stays.
 func TestBackKeeps(t *testing.T) {
 	r := newRig(t, policy(Back, ""))
 	r.run(prompt(1, 32), 0)
@@ -132,7 +132,7 @@ func TestBackKeeps(t *testing.T) {
 	}
 }
 
-// TestTenants: who has its share makes room from its own.
+// TestTenants: a tenant that has its share makes room from its own units.
 func TestTenants(t *testing.T) {
 	for _, order := range []Eviction{LRU, LFU, S3FIFO} {
 		t.Run(string(order), func(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 )
 
 // TestManyAtOnce: however many requests load at once, from the SSD or from the store,
-// to each comes all that is there: they take turns, and none is cut short because
-// others ask or read. The first are held until as many are under way as may be.
+// each gets all that is there: they take turns, and none is cut short because others ask
+// or read. The first are held until as many as may be are under way.
 func TestManyAtOnce(t *testing.T) {
 	for _, from := range []string{tierSSD, tierStore} {
 		for _, n := range []int{1, 2, 3, 4, 8, 50} {

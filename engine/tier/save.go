@@ -21,7 +21,7 @@ const (
 	Through WritePolicy = "through"
 	// Selective copies a unit when WriteHits requests have found it: from the pool to host
 	// memory when they found it in the pool, and on when they found it in host memory. It costs
-	// the first hits after an eviction, and saves copies, and an SSD's wear, for units that
+	// the first hits after an eviction, and saves copies, and a device's wear, for units that
 	// nobody asks for.
 	Selective WritePolicy = "selective"
 	// Back copies a unit when it is about to be evicted. It costs least, but copies when memory

@@ -55,8 +55,8 @@ func (r *rig) well() {
 	soon(r.t, "the store is not left alone any more", r.store.Breaker().Allow)
 }
 
-// TestSharedKilled: a store that dies in the middle of a load costs what it
-// has not given; later loads do not ask it; when it is back, it is used.
+// TestSharedKilled: if a store dies in the middle of a load, only what it has not given
+// yet is lost. Later loads do not ask it; when it is back, it is used.
 func TestSharedKilled(t *testing.T) {
 	s := redistest.Start(t)
 	cfg := sharedConfig(t, s, 16)
@@ -132,8 +132,8 @@ func TestSharedHung(t *testing.T) {
 	r.run(tokens, 96)
 }
 
-// TestSharedImpatient: when the load's time is over it does not wait for the
-// store's, and what comes later does no harm.
+// TestSharedImpatient: a load whose time is over does not wait for the store's timeout,
+// and what comes later does no harm.
 func TestSharedImpatient(t *testing.T) {
 	s := redistest.Start(t)
 	cfg := sharedConfig(t, s, 16)
@@ -154,7 +154,8 @@ func TestSharedImpatient(t *testing.T) {
 	r.run(tokens, 96)
 }
 
-// TestSharedPressure: writing delays nobody; what does not fit is counted.
+// TestSharedPressure: writes delay nobody; units that do not fit into the queue are
+// counted.
 func TestSharedPressure(t *testing.T) {
 	s := redistest.Start(t)
 	cfg := sharedConfig(t, s, 16)

@@ -102,8 +102,8 @@ func TestSharedStore(t *testing.T) {
 	}
 }
 
-// TestSharedGap: the store fills gaps of what a worker has, and the other way
-// round.
+// TestSharedGap: the store fills gaps in what a worker has, and the worker those of the
+// store.
 func TestSharedGap(t *testing.T) {
 	s := redistest.Start(t)
 	r := newRig(t, sharedConfig(t, s, 16))
@@ -126,7 +126,7 @@ func TestSharedGap(t *testing.T) {
 	}
 }
 
-// TestSharedSpoilt: whatever a key has, it is not served, and deleted.
+// TestSharedSpoilt: whatever bad value a key has, it is not served, and it is deleted.
 func TestSharedSpoilt(t *testing.T) {
 	s := redistest.Start(t)
 	tokens := prompt(1, 96)

@@ -17,9 +17,9 @@ func (r *rig) unit(tokens []int32, end int) kvcache.Hash {
 	return chain.Name(end)
 }
 
-// TestStalled: an SSD whose reads and writes take 500 ms keeps the requests of one
-// moment for 100 ms, and later ones not at all, until it is well again. Nothing is
-// written to it meanwhile.
+// TestStalled: an SSD whose reads and writes take 500 ms delays the requests of one
+// moment by 100 ms, and later ones not at all, until it has recovered. Nothing is written
+// to it meanwhile.
 func TestStalled(t *testing.T) {
 	for _, policy := range []WritePolicy{Through, Back} {
 		t.Run(string(policy), func(t *testing.T) {

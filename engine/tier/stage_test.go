@@ -13,10 +13,9 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/redis/redistest"
 )
 
-// TestStage: of a prefix that lies partly in host memory and partly on the SSD, or
-// in the shared store, the slow part is read into host memory, and takes no block;
-// then all of it arrives behind the step. A wrong unit ends it, is counted where it
-// came from, and is gone.
+// TestStage: the part of a prefix that lies on the SSD or in the shared store is first
+// read into host memory, and takes no block; then all of the prefix arrives behind the
+// step. A wrong unit ends it, is counted for the level it came from, and is gone.
 func TestStage(t *testing.T) {
 	for _, slow := range []string{tierSSD, tierStore} {
 		for name, lacks := range map[string][]int{"end": {12, 13, 14, 15, 16, 17, 18, 19}, "middle": {3, 4, 9}, "all": all(20), "nothing": nil} {
@@ -116,9 +115,9 @@ func (r *stepRig) spoilBelow(store *redistest.Server, unit kvcache.Hash) {
 	one.edit(p, headerSize+100, []byte{one.peek(p)[headerSize+100] ^ 4})
 }
 
-// TestPrefetch: a request waits for the SSD no longer than load_timeout, and what
-// it did not wait for is read on: one that is placed later finds all of it. A
-// millisecond is so best effort, and a long time waits for everything.
+// TestPrefetch: a request waits for the SSD no longer than load_timeout, and what it did
+// not wait for is still read: a request that is placed later finds all of it. So a
+// timeout of a millisecond is best effort, and a long one waits for everything.
 func TestPrefetch(t *testing.T) {
 	if !bulk {
 		t.Skip("the pool is host memory: nothing is read ahead")

@@ -30,6 +30,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -251,7 +252,7 @@ func (t *Tiers) Attach(cache *kvcache.Cache) {
 
 // Errors of Close, Flush and Purge.
 var (
-	ErrHung    = errors.New("the SSD does not answer")
+	ErrHung    = errors.New("a level of the KV tiers does not answer")
 	ErrClosed  = errors.New("the KV tiers are closed")
 	ErrNoStore = errors.New("no shared store to write to")
 )
@@ -336,22 +337,25 @@ func (t *Tiers) await(ctx context.Context) error {
 
 // Flush forgets every unit of this worker's own levels at once (Purge is for the shared
 // store), then deletes their files. ErrHung: ctx ended first; the files are deleted when
-// the SSD answers. Any other error: some could not be deleted. A worker that restarts finds
+// the level answers. Any other error: some could not be deleted. A worker that restarts finds
 // the units of files that are left. Units being written at this moment may survive.
 func (t *Tiers) Flush(ctx context.Context) error {
 	if t == nil {
 		return nil
 	}
-	var erases []func() error
+	var (
+		erases []func() error
+		names  []string
+	)
 	for _, l := range t.levels() {
 		if erase := l.Clear(); erase != nil {
-			erases = append(erases, erase)
+			erases, names = append(erases, erase), append(names, l.Name())
 		}
 	}
 	if len(erases) == 0 {
 		return nil
 	}
-	hung := fmt.Errorf("%w: its files are not deleted yet", ErrHung)
+	hung := fmt.Errorf("%w: the files of %s are not deleted yet", ErrHung, strings.Join(names, ", "))
 	select {
 	case t.clearing <- struct{}{}:
 	case <-ctx.Done(): // an earlier flush is under way

@@ -99,7 +99,7 @@ func TestSSD(t *testing.T) {
 	}
 }
 
-// TestSalt: a prefix is its tenant's alone.
+// TestSalt: a prefix is found only under the salt it was stored with.
 func TestSalt(t *testing.T) {
 	r := newRig(t, config(""))
 	tokens := prompt(1, 64)
@@ -257,7 +257,7 @@ func TestShared(t *testing.T) {
 	}
 }
 
-// TestNoRoom: loads take nothing that somebody waits for, and wait for nobody.
+// TestNoRoom: loads take no blocks that somebody waits for, and do not wait themselves.
 func TestNoRoom(t *testing.T) {
 	cfg := config("")
 	cfg.LoadBlocks = 3
@@ -325,8 +325,8 @@ func TestMeasureHost(t *testing.T) {
 	}
 }
 
-// TestMeasureProgress: measuring says how far it is, and ends with its context wherever
-// it is.
+// TestMeasureProgress: measuring reports its progress, and ends with its context at any
+// point.
 func TestMeasureProgress(t *testing.T) {
 	const total = 2 * level.MeterStep
 	l := kvlayout.Plain(2, 2, 64, 16, "f32")
@@ -370,7 +370,8 @@ func TestMeasureProgress(t *testing.T) {
 	}
 }
 
-// TestMeasureDisk: the benchmark moves what it says, and leaves nothing.
+// TestMeasureDisk: the benchmark moves as many bytes as it reports, and leaves nothing
+// behind.
 func TestMeasureDisk(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kv")
 	r, err := ssd.Measure(t.Context(), dir, 64<<10, 4<<20, 4, ssdIO, nil)
@@ -400,8 +401,8 @@ func TestMeasureDisk(t *testing.T) {
 	}
 }
 
-// TestLoadBlocks: loads that begin together take no more blocks than one may have of
-// them all.
+// TestLoadBlocks: loads that begin together take no more blocks than the bound for all
+// loads.
 func TestLoadBlocks(t *testing.T) {
 	cfg := config("")
 	cfg.LoadBlocks = 8
@@ -457,8 +458,8 @@ func TestQuotaUnused(t *testing.T) {
 	})
 }
 
-// TestTTLAhead: a unit that was saved while the clock was ahead is as old as the restart
-// that found it, and goes in its time.
+// TestTTLAhead: the age of a unit that was saved while the clock was ahead counts from
+// the restart that found it.
 func TestTTLAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config(t.TempDir())

@@ -20,7 +20,7 @@ func newMetrics(r prometheus.Registerer, w *Watcher) (*metrics, error) {
 		registerer: r,
 		events: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "xpyd_fleet_events_total",
-			Help: "Changes of members' states. Look at the log for the reason of silence, report and full.",
+			Help: "Changes of members' states, by role and cause. The log has the reasons of silence, report and full.",
 		}, []string{"role", "cause"}),
 		refused: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "xpyd_fleet_messages_refused_total",
@@ -55,15 +55,15 @@ type snapshotCollector struct{ w *Watcher }
 
 var (
 	descMembers = prometheus.NewDesc("xpyd_fleet_members",
-		"Members by role and state. Suspect ones get no new work; unheard ones do: look why they do not reach NATS.", []string{"role", "state"}, nil)
+		"Members by role and state. Suspect ones get no new work; unheard ones do: find out why they do not reach NATS.", []string{"role", "state"}, nil)
 	descAge = prometheus.NewDesc("xpyd_fleet_heartbeat_age_seconds",
-		"Age of the oldest last sign of life, on NATS or to a probe, among members that announce themselves and are not dead.", nil, nil)
+		"Longest time since a member was heard, on NATS or by a probe, among those that announce themselves and are not dead.", nil, nil)
 	descRefusals = prometheus.NewDesc("xpyd_fleet_incompatible_members",
 		"Live members that have no compatible counterpart, or few. xpyd status says which field differs.", nil, nil)
 	descConnected = prometheus.NewDesc("xpyd_fleet_nats_connected",
 		"1 while NATS is reachable. While it is 0, silence kills nobody and nobody joins.", nil, nil)
 	descReconnects = prometheus.NewDesc("xpyd_fleet_nats_reconnects_total",
-		"Times that the link to NATS came back.", nil, nil)
+		"Times that the link to NATS was restored.", nil, nil)
 )
 
 func (c snapshotCollector) Describe(out chan<- *prometheus.Desc) {

@@ -106,7 +106,7 @@ func q4K(out []float32, b []byte) {
 	}
 }
 
-// as q4K, with 32 bytes of fifth bits before the nibbles: bit j of byte i
+// q5K is as q4K, with 32 bytes of fifth bits before the nibbles: bit j of byte i
 // belongs to value i of sub-block j
 func q5K(out []float32, b []byte) {
 	d, dmin, scales, high, qs := half(b), half(b[2:]), b[4:16], b[16:48], b[48:176]

@@ -85,7 +85,7 @@ func TestShown(t *testing.T) {
 	}
 }
 
-// TestTokensBounded: members come and go, secrets change, and many ask at once.
+// TestShownBounded: members come and go, secrets change, and many ask at once.
 func TestShownBounded(t *testing.T) {
 	s, next := fixed(t, one), fixed(t, two)
 	r := ring(t, s)

@@ -107,7 +107,7 @@ func gemmPortable(d kernels.DType) gemmFunc {
 	}
 }
 
-// row returns the pool row of position t.
+// poolRow returns the pool row of position t.
 func poolRow(base unsafe.Pointer, blocks *int32, blockStride, rowBytes, blockTokens, t int) []float32 {
 	b := *(*int32)(unsafe.Add(unsafe.Pointer(blocks), 4*(t/blockTokens)))
 	p := unsafe.Add(base, int(b)*blockStride+t%blockTokens*rowBytes)

@@ -59,8 +59,8 @@ type Options struct {
 	Tune    bool
 	Choices string
 	// BatchInvariant makes a row's results a function of its sequence alone: not of the
-	// batch, the chunks, the prefix hit or the phase. See section 7 of DESIGN.md;
-	// bench/README.md has the cost.
+	// batch, the chunks, the prefix hit or the phase. See kernels/DESIGN.md, section
+	// 7; bench/README.md has the cost.
 	BatchInvariant bool
 	// FP16 keeps weights, activations and KV rows as fp16, not bf16: three more bits of
 	// mantissa, and a range up to 65504, so the residual stream is fp32. F16 weights are

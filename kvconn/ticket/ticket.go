@@ -36,7 +36,7 @@ func ParseLink(s string) (Link, error) {
 // Outcome is how a handoff ended, as the router sees it.
 type Outcome string
 
-// Typed outcomes (contract, section 5, invariant 1).
+// Outcomes.
 const (
 	Done         Outcome = "done"
 	NoSpace      Outcome = "no_space"     // decode has no blocks, or prefill has none

@@ -83,7 +83,7 @@ const (
 func NewChooser(cfg Config) (*Chooser, error) {
 	c := &Chooser{cfg: cfg, machine: Machine(), taken: map[string]choice{}, trying: map[string]bool{},
 		gauge: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "xpyd_worker_kv_peers",
-			Help: "Workers that this one has collected KV from, by transport and by why not the fastest one, through shared memory or from GPU to GPU."}, []string{"transport", "reason"})}
+			Help: "Workers from which this one collects KV, by transport and by the reason why no faster one is used."}, []string{"transport", "reason"})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
 	return c, cfg.Register.Register(c.gauge)
 }

@@ -94,8 +94,8 @@ type way struct {
 	network   bool // the last of its kinds
 }
 
-// Open opens those of kinds, of which the last is the network's, that setting allows and
-// that suit the pool. An error is about the setting: it names a way that cannot be.
+// Open opens the kinds that setting allows and that suit the pool. The last kind is the
+// network's. An error is about the setting: it names a way that cannot be.
 func Open(kinds []Kind, setting string, p Pool, log *slog.Logger) (*Set, error) {
 	s := &Set{setting: setting, log: log}
 	named := setting == Auto

@@ -6,7 +6,7 @@ import (
 	"github.com/valyala/fasthttp"
 )
 
-// TestNoToken: where there is no token that only reads, nothing is one.
+// TestNoToken: without a read-only token nothing passes for one.
 func TestNoToken(t *testing.T) {
 	f := func(ro, shown string, want holder) {
 		t.Helper()

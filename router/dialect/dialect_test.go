@@ -74,7 +74,7 @@ func same(t *testing.T, what string, got []byte, want string) {
 	}
 }
 
-// onlyPrefill is how vLLM's prefill is asked, by the table of its proxy.
+// onlyPrefill is what vLLM's prefill is asked, as vLLM's proxy does.
 const onlyPrefill = `{"prompt":"a","stream":false,"max_tokens":1,"max_completion_tokens":1,"stop":["b"],"t":1.0`
 
 // with adds members to a JSON object.

@@ -11,8 +11,8 @@ import (
 	"github.com/xpyd/xpyd/router/discover"
 )
 
-// TestKVEventsAddress: where an engine publishes is reached at its own host if
-// it listens everywhere, in IPv6 too.
+// TestKVEventsAddress: a publisher that listens on all addresses is reached at its
+// engine's host, in IPv6 too.
 func TestKVEventsAddress(t *testing.T) {
 	f := func(says, host, want string) {
 		t.Helper()

@@ -188,8 +188,8 @@ func TestP2P(t *testing.T) {
 	}
 }
 
-// TestP2PFlaps: an engine that is another each time it registers is examined once
-// a second, whatever it says meanwhile.
+// TestP2PFlaps: an engine that registers as another one each time is examined once a
+// second at most.
 func TestP2PFlaps(t *testing.T) {
 	cfg := discover.DefaultConfig()
 	cfg.P2PListen = "127.0.0.1:0"

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestRefusalsAreForgotten: what is full of old ones has room for news, also
-// where nobody lists them.
+// TestRefusalsAreForgotten: old refusals make room for new ones, even if nobody lists
+// them.
 func TestRefusalsAreForgotten(t *testing.T) {
 	now := time.Unix(1000, 0)
 	r := refusals{while: time.Minute}
@@ -27,7 +27,7 @@ func TestRefusalsAreForgotten(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreBounded: what an engine has to say takes so much memory at most.
+// TestRefusalsAreBounded: whatever engines say, refusals take a bounded amount of memory.
 func TestRefusalsAreBounded(t *testing.T) {
 	r := refusals{while: time.Minute}
 	for n := range 2 * maxRefusals {

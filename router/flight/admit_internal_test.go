@@ -43,7 +43,7 @@ func TestShedErrors(t *testing.T) {
 	}
 }
 
-// TestTally: what a stream says counts, else its events.
+// TestTally: the usage that a stream reports counts; without one, its events do.
 func TestTally(t *testing.T) {
 	var u usage
 	u.tally([]byte("data: {\"a\":1}\n\ndata: {\"b\":1}\n\n"), 2)

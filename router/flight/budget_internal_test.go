@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// TestBudgetBucket: the burst first, then a part of a token a request and a
-// trickle with time, never more than the burst.
+// TestBudgetBucket: the bucket starts full, gains a part of a token per request and a
+// trickle over time, and never exceeds the burst.
 func TestBudgetBucket(t *testing.T) {
 	now := time.Unix(1000, 0)
 	b := newBudget(0.25, 2, 1)
@@ -48,7 +48,7 @@ func TestBudgetBucket(t *testing.T) {
 	spent(1)
 }
 
-// TestBudgetTrickle: it comes however often it is asked for.
+// TestBudgetTrickle: the trickle does not depend on how often the budget is asked.
 func TestBudgetTrickle(t *testing.T) {
 	for _, every := range []time.Duration{100 * time.Microsecond, 1500 * time.Microsecond, 50 * time.Millisecond} {
 		b, now, n := newBudget(0, 0, 1), time.Unix(1000, 0), 0

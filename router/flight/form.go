@@ -36,7 +36,7 @@ const (
 	formValue
 )
 
-// newForm returns nil if the body is no form.
+// newForm returns nil if the body is not a form.
 func newForm(contentType string) *form {
 	kind, params, err := mime.ParseMediaType(contentType)
 	if err != nil || kind != "multipart/form-data" {

@@ -54,7 +54,7 @@ type hedger struct {
 
 func newHedger(c Hedge) *hedger {
 	h := &hedger{budget: newBudget(c.Ratio, c.Burst, 0), count: counters("xpyd_router_hedges_total",
-		"Requests that a second pair was asked for because the first was slow to begin, by what became of that: of those that won, the first pair was slower by more than it cost.", "result")}
+		"Requests whose first pair was slow to begin, by what became of a second attempt beside it. won: the second pair answered first. no_budget, no_pair: there was no second attempt.", "result")}
 	for _, result := range []string{hedgeWon, hedgeLost, hedgeFailed, hedgeNoBudget, hedgeNoPair} {
 		h.count.WithLabelValues(result)
 	}

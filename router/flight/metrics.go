@@ -67,12 +67,12 @@ func newMetrics(s *Service) *metrics {
 		requests: counters("xpyd_router_requests_total", "Requests answered, by route and status; 499 is a client that left.", "path", "code"),
 		duration: byPath("xpyd_router_request_duration_seconds", "From a request's arrival to the end of its answer.", seconds),
 		ttft:     byPath("xpyd_router_ttft_seconds", "From a request's arrival to decode's first byte.", seconds),
-		tpot:     byPath("xpyd_router_tpot_seconds", "Mean time between the tokens of a stream, of each.", gaps),
+		tpot:     byPath("xpyd_router_tpot_seconds", "Mean time between the tokens of each stream.", gaps),
 		itl:      newGaps(),
 		prompt: counters("xpyd_router_prompt_tokens_total",
-			"Prompt tokens of requests that were answered, cached or not. Of streams that do not tell, as prefill counted or as a guess; of what is passed on, where keys are counted.", "path"),
+			"Prompt tokens of answered requests, cached or not. For a stream that reports no usage: as prefill counted them, or an estimate. Forwarded answers that do not stream count only for tenants, or after a wait for admission.", "path"),
 		generated: counters("xpyd_router_generation_tokens_total",
-			"Tokens of answers. Of streams that do not tell, one an event; of what is passed on, where keys are counted.", "path"),
+			"Tokens of answers. For a stream that reports no usage: one per event. Forwarded answers that do not stream count only for tenants, or after a wait for admission.", "path"),
 		queued: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "xpyd_router_queue_duration_seconds",
 			Help: "Wait for admission and for a pair.", Buckets: seconds}),
 		retries:   counters("xpyd_router_retries_total", "Attempts that were repeated on another pair, by what ended them.", "reason"),
@@ -80,12 +80,12 @@ func newMetrics(s *Service) *metrics {
 		fallbacks: counters("xpyd_router_fallbacks_total",
 			"Requests that decode served alone because they could not be split, by the feature that prevents it.", "reason"),
 		local: counters("xpyd_router_local_prefills_total",
-			"Requests that decode served alone though they could be split: by predicted cost, or to learn it.", "reason"),
+			"Requests that decode served alone although they could have been split: because that was predicted to cost less, or to learn what it costs.", "reason"),
 		bytes: counter("xpyd_router_response_bytes_total", "Bytes of answers relayed to clients."),
 		exhausted: counter("xpyd_router_retry_budget_exhausted_total",
-			"Requests that failed because the retry budget was used up. The fleet fails more than retries should cover: look at xpyd_router_retries_total for why."),
+			"Requests that failed because the retry budget was used up: more attempts fail than retries should cover. xpyd_router_retries_total says why."),
 		tenants:      newStatsByName(),
-		unauthorized: counter("xpyd_router_unauthorized_total", "Requests without a good API key."),
+		unauthorized: counter("xpyd_router_unauthorized_total", "Requests without a valid API key."),
 	}
 	gauge := func(name, help string, f func() int) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(f()) })
@@ -103,7 +103,7 @@ func newMetrics(s *Service) *metrics {
 			func() float64 { n, _ := s.gate.Waiting(); return float64(n[c]) }))
 		for _, why := range limit.Whys {
 			m.all = append(m.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "xpyd_router_shed_total",
-				Help:        "Requests that got no place, by priority and why. A steady rate means that the fleet is too small.",
+				Help:        "Requests that got no place, by priority and reason. A steady rate means that the fleet is too small.",
 				ConstLabels: prometheus.Labels{"class": c.String(), "reason": string(why)}},
 				func() float64 { return float64(s.gate.Shed(c, why)) }))
 		}
@@ -180,9 +180,9 @@ func newStatsByName() *statsByName {
 	return &statsByName{all: map[string]*tenantStats{},
 		requests: counters("xpyd_router_tenant_requests_total",
 			"Requests that were admitted and are over, by tenant and the first digit of their status. The first 100 tenants are named.", "tenant", "code"),
-		tokens: counters("xpyd_router_tenant_tokens_total", "Tokens used, by tenant and kind; of streams that do not tell, one an event.", "tenant", "kind"),
+		tokens: counters("xpyd_router_tenant_tokens_total", "Tokens used, by tenant and kind; one per event for a stream that reports no usage.", "tenant", "kind"),
 		refused: counters("xpyd_router_tenant_limited_total",
-			"Requests refused, by tenant and the limit that they met. A rise is a client that wants more than its key gives.", "tenant", "limit"),
+			"Requests refused, by tenant and the limit that they met. It rises when a client wants more than its key allows.", "tenant", "limit"),
 	}
 }
 

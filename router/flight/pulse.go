@@ -60,7 +60,7 @@ type gapCounts struct {
 
 func newGaps() *gaps {
 	return &gaps{all: map[string]*gapCounts{}, desc: prometheus.NewDesc("xpyd_router_itl_seconds",
-		"Between the tokens of a stream, as they are relayed: of what comes at once, in equal parts.", []string{"path"}, nil)}
+		"Time between the tokens of a stream as they are relayed. Tokens that come at once share the time equally.", []string{"path"}, nil)}
 }
 
 func (g *gaps) of(path string) *gapCounts {

@@ -103,7 +103,7 @@ func (s *steps) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// TestAsEvents: what an engine says may be anything.
+// TestAsEvents: an engine's answer may be anything.
 func TestAsEvents(t *testing.T) {
 	f := func(body, want string) {
 		t.Helper()

@@ -44,7 +44,7 @@ func TestSkim(t *testing.T) {
 	}
 }
 
-// FuzzSkim: of what is JSON it reads what encoding/json reads.
+// FuzzSkim: skim reads valid JSON as encoding/json does.
 func FuzzSkim(f *testing.F) {
 	f.Add([]byte(`{"model":"m","x":[{"model":"y"}],"bootstrap_port":1}`))
 	f.Add([]byte(`{"model":"a\"\u0041","model":"b"}`))
@@ -133,7 +133,7 @@ func TestSkimTwice(t *testing.T) {
 	f(`{"model":"`+strings.Repeat("y", 2*maxToken)+`"}`, "m", true)
 }
 
-// TestForm: who the model is in a form, in any pieces.
+// TestForm: the model is found in a form however it is cut into pieces.
 func TestForm(t *testing.T) {
 	f := func(in, settled, model string, twice bool) {
 		t.Helper()
@@ -230,7 +230,8 @@ func FuzzForm(f *testing.F) {
 	})
 }
 
-// TestSkimPriority: no more is asked for than the best, at the same length.
+// TestSkimPriority: a priority above the key's best is found, and overwritten at the same
+// length.
 func TestSkimPriority(t *testing.T) {
 	f := func(in string, best limit.Class, want string) {
 		t.Helper()

@@ -40,7 +40,7 @@ func (b *Bounds) Validate() error {
 		config.Positive("idle_timeout", b.IdleTimeout), config.Positive("stall_timeout", b.StallTimeout))
 }
 
-// Refusal is the answer to what is no valid HTTP request, or one beyond the bounds.
+// Refusal is the answer to a request that is malformed or exceeds the bounds.
 func (b *Bounds) Refusal(err error) *openai.Error {
 	if framing, ok := errors.AsType[FramingError](err); ok {
 		return openai.BadRequest("", "%v", framing)

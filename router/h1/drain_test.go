@@ -121,7 +121,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestLastWords: behind Drain a client that takes nothing holds nobody up.
+// TestLastWords: after Drain a client that reads nothing delays nobody.
 func TestLastWords(t *testing.T) {
 	begun := make(chan struct{})
 	s, ln := started(t, h1.ServerConfig{LastWords: 100 * time.Millisecond, Handler: func(ctx *fasthttp.RequestCtx) {
@@ -145,7 +145,7 @@ func TestLastWords(t *testing.T) {
 	}
 }
 
-// TestFull: beyond the bound a connection is told so.
+// TestFull: a connection beyond the bound is told that there are too many.
 func TestFull(t *testing.T) {
 	_, ln := started(t, h1.ServerConfig{Bounds: h1.Bounds{MaxConns: 1}, Who: "it", Handler: func(ctx *fasthttp.RequestCtx) { h1.WriteJSON(ctx, 200, []byte(`{}`)) }})
 	first, second := dial(t, ln), dial(t, ln)

@@ -29,7 +29,7 @@ type ServerConfig struct {
 	Bounds
 	// Handler answers a request. Its body is not read yet; see Conn.ReadBody.
 	Handler func(*fasthttp.RequestCtx)
-	// Refuse answers what is no valid request; Bounds.Refusal says how.
+	// Refuse answers malformed requests; see Bounds.Refusal.
 	Refuse func(*fasthttp.RequestCtx, error)
 	TLS    *tls.Config // nil: plain HTTP
 	Log    *slog.Logger

@@ -133,8 +133,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestFraming: a request that says twice, or not in so many words, where it ends is
-// refused, and what comes behind it is not read as another one.
+// TestFraming: a request whose end is stated twice or ambiguously is refused, and what
+// follows it is not read as another request.
 func TestFraming(t *testing.T) {
 	ln := serve(t)
 	const next = "GET /next HTTP/1.1\r\nHost: x\r\n\r\n"

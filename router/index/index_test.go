@@ -126,7 +126,7 @@ func TestSizes(t *testing.T) {
 	want(t, x, index.Query{Model: "m", Tokens: p}, held{"1": {192}, "4": {192}, "16": {192}, "24": {192}, "32": {192}, "64": {192}})
 }
 
-// TestExtra: what else blocks depend on keeps them apart.
+// TestExtra: blocks that differ in what else they depend on are kept apart.
 func TestExtra(t *testing.T) {
 	x := index.New(1 << 20)
 	p := prompt(64, 1)

@@ -106,9 +106,9 @@ func waited(errs chan error, t *testing.T) chan time.Time {
 	return c
 }
 
-// TestGateKnowsWhatCannotBeMet: once it is known how long requests take at
-// least, and how fast the queue is served, those that cannot make it leave at
-// once, and Retry-After is what the measured rate says.
+// TestGateKnowsWhatCannotBeMet: once it is measured how long requests take at least and
+// how fast the queue is served, requests that cannot be in time are refused at once, and
+// Retry-After follows the measured rate.
 func TestGateKnowsWhatCannotBeMet(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, ctx := gate(1, 100, time.Hour), t.Context()
@@ -158,7 +158,8 @@ func TestGateFree(t *testing.T) {
 	})
 }
 
-// TestGateIdle: a time in which nobody waited says nothing of how fast the queue is served.
+// TestGateIdle: time in which nobody waits does not count for how fast the queue is
+// served.
 func TestGateIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, ctx := gate(1, 100, time.Hour), t.Context()

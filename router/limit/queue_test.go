@@ -144,8 +144,8 @@ func TestClasses(t *testing.T) {
 	}
 }
 
-// TestDisplacement: who fills the queue does not keep others out, and who has
-// no less in it than others is refused.
+// TestDisplacement: a tenant that fills the queue does not keep others out; one that has
+// no less in it than the others is refused.
 func TestDisplacement(t *testing.T) {
 	b := bounds
 	b.Items, b.Bytes = 10, 1000
@@ -296,7 +296,7 @@ func TestWrongCosts(t *testing.T) {
 	}, limit.Item{Tenant: "a", Class: limit.Normal})
 }
 
-// TestSettle: who was charged too little waits longer the next time.
+// TestSettle: a tenant that was charged too little waits longer the next time.
 func TestSettle(t *testing.T) {
 	q := limit.NewQueue(bounds)
 	for range 10 {
@@ -355,8 +355,8 @@ func BenchmarkQueue(b *testing.B) {
 	}
 }
 
-// TestDisplaced: who takes as much as the one that takes most makes no room for
-// himself, and a request as large as the whole queue may displace what is there.
+// TestDisplaced: a tenant that takes as much as the largest one displaces nothing, and a
+// request as large as the whole queue may displace everything in it.
 func TestDisplaced(t *testing.T) {
 	q := limit.NewQueue(limit.Bounds{Items: 3, Bytes: 100, Weights: bounds.Weights})
 	push(t, q, &limit.Item{Tenant: "a", Class: limit.Normal})

@@ -149,8 +149,8 @@ func TestBreaker(t *testing.T) {
 	l.want("d0", pick.Closed) // it is in good standing again
 }
 
-// TestBreakerStanding: who opens again soon after it recovered stays open for twice
-// as long; who has been well for the longest time begins anew.
+// TestBreakerStanding: a breaker that opens again soon after it closed stays open twice
+// as long; after the longest time without failure it starts over.
 func TestBreakerStanding(t *testing.T) {
 	l := newLab(t, fleetOf(1, 1))
 	most := pick.DefaultBreaker().MaxOpen
@@ -174,9 +174,8 @@ func TestBreakerStanding(t *testing.T) {
 	open(2 * time.Second)
 }
 
-// TestBreakerPair: a pair is admitted as one. Where one half refuses, the other
-// half's only place to try is not taken; where it was taken for nothing it is
-// given back.
+// TestBreakerPair: a pair is admitted as one. If one half refuses, the other half's only
+// trial is not used; if it was used for nothing, it is given back.
 func TestBreakerPair(t *testing.T) {
 	l := newLab(t, fleetOf(1, 1))
 	l.open(fleet.Prefill)
@@ -211,8 +210,8 @@ func TestBreakerPair(t *testing.T) {
 	}
 }
 
-// TestBreakerSpares: others are used meanwhile by every policy, in fleets of
-// any size, and the one that recovered starts slowly.
+// TestBreakerSpares: while a breaker is open every policy uses the other workers, in
+// fleets of any size. A worker that recovered starts slowly.
 func TestBreakerSpares(t *testing.T) {
 	for _, policy := range pick.Policies {
 		for _, size := range []int{3, 40} {
@@ -250,7 +249,7 @@ func TestBreakerSpares(t *testing.T) {
 	}
 }
 
-// TestBreakerRejoin: who comes back after it was gone is tried at once.
+// TestBreakerRejoin: a worker that left and comes back is tried at once.
 func TestBreakerRejoin(t *testing.T) {
 	l := newLab(t, fleetOf(1, 1))
 	l.open(fleet.Decode)
@@ -288,7 +287,7 @@ func TestBreakerAlone(t *testing.T) {
 	c.EndDecode()
 }
 
-// TestBreakerSucceeded: any word of a worker that works closes its breaker.
+// TestBreakerSucceeded: any sign that a worker works closes its breaker.
 func TestBreakerSucceeded(t *testing.T) {
 	for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
 		l := newLab(t, fleetOf(1, 1))

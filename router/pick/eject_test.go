@@ -38,7 +38,7 @@ func ejecting(mode string) func(*pick.Config) {
 	return func(c *pick.Config) { c.Breaker.Failures, c.Ejection.Mode = 0, mode }
 }
 
-// TestEjectErrors: who fails more than its peers for three windows is out, for
+// TestEjectErrors: a worker that fails more than its peers for three windows is ejected,
 // twice as long the next time, and comes back slowly.
 func TestEjectErrors(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
@@ -78,9 +78,9 @@ func TestEjectErrors(t *testing.T) {
 	}
 }
 
-// TestEjectStrikes: windows are lost in a row. One that is not begins the count
-// anew, and so does coming back; who has been well for the longest time is out for
-// the shortest again.
+// TestEjectStrikes: only bad windows in a row count. A good one resets the count, and so
+// does coming back; a worker that has been well for the longest time is out for the
+// shortest again.
 func TestEjectStrikes(t *testing.T) {
 	l := newLab(t, fleetOf(1, 3), ejecting(pick.EjectErrors))
 	window := func(sick bool) {
@@ -116,7 +116,8 @@ func TestEjectStrikes(t *testing.T) {
 	out(cfg.Time)
 }
 
-// TestEjectSlow: by time only if asked for, and by how far the peers are apart.
+// TestEjectSlow: slow workers are ejected only if the configuration says so, and by how
+// far they are from their peers.
 func TestEjectSlow(t *testing.T) {
 	run := func(mode string, times ...time.Duration) *lab {
 		rnd := rand.New(rand.NewPCG(5, 6))
@@ -137,8 +138,8 @@ func TestEjectSlow(t *testing.T) {
 	run(pick.EjectAll, 10*ms, 20*ms, 40*ms, 80*ms).want("d3", pick.Closed) // a mixed fleet
 }
 
-// TestEjectShare: never more than the share, never all, never the last one, and
-// nobody if all are alike bad.
+// TestEjectShare: never more than the share, never all, never the last one, and nobody if
+// all are equally bad.
 func TestEjectShare(t *testing.T) {
 	for size := 1; size <= 6; size++ {
 		l := newLab(t, fleetOf(1, size), ejecting(pick.EjectErrors))
@@ -182,7 +183,7 @@ func TestEjectOff(t *testing.T) {
 	l.want("d1", pick.Closed)
 }
 
-// TestEjectMany: of a large class all are compared at once, and the one comes out.
+// TestEjectMany: a large class is compared as a whole, and the one bad worker is ejected.
 func TestEjectMany(t *testing.T) {
 	l := newLab(t, fleetOf(1, 60), ejecting(pick.EjectErrors))
 	for range 4 {

@@ -34,8 +34,8 @@ func TestFaultC10_LiveCountsAreNotSwept(t *testing.T) {
 	}
 }
 
-// TestFaultC16_ColdPromptsFollowLoad: who has nothing of the prompt cached is
-// chosen by load, and of equals by who was idle longest, not by order or size.
+// TestFaultC16_ColdPromptsFollowLoad: among workers with nothing of the prompt cached the
+// least loaded is chosen, and of equals the one idle longest, not by order or size.
 func TestFaultC16_ColdPromptsFollowLoad(t *testing.T) {
 	cold := func(i int) pick.Request {
 		text := strings.Repeat(fmt.Sprintf("%03d|", i), 3000)

@@ -184,7 +184,7 @@ func TestOnlyUsable(t *testing.T) {
 	}
 }
 
-// Members that differ in their fleet secrets alone are paired by them.
+// Members that differ only in their fleet secrets are paired by them.
 func TestPairsBySecret(t *testing.T) {
 	of := func(secrets string) func(m *fleet.Member) { return func(m *fleet.Member) { m.Secrets = secrets } }
 	s := fleetOf(0, 0, member("p0", fleet.Prefill, of("aa")), member("p1", fleet.Prefill, of("bb")), member("p2", fleet.Prefill, of("")),

@@ -259,8 +259,8 @@ func TestWarm(t *testing.T) {
 	}
 }
 
-// TestBehind: an outdated table never yields whom the view does not have, and
-// is made anew when it yields nobody.
+// TestBehind: an outdated table never yields a worker that the view lacks, and is rebuilt
+// when it yields nobody.
 func TestBehind(t *testing.T) {
 	p := newPicker(pick.LeastLoaded)
 	old := fleetOf(3, 3)

@@ -13,8 +13,8 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// TestOthersLoad: what other routers have on a worker counts like one's own,
-// and no more once they say so.
+// TestOthersLoad: other routers' load on a worker counts like the router's own, until
+// they say that it is over.
 func TestOthersLoad(t *testing.T) {
 	for _, policy := range []string{pick.Prefix, pick.LeastLoaded, pick.LeastTokens, pick.PowerOfTwo, pick.ConsistentHash} {
 		p, s := newPicker(policy), fleetOf(2, 2)
@@ -191,11 +191,10 @@ func TestResumeAtHome(t *testing.T) {
 	}
 }
 
-// spread runs one traffic through so many routers that tell each other their
-// load at intervals of simulated time, 0 for never, and returns the greatest
-// and the mean difference between the busiest and the idlest decode worker, in
-// sequences, and how many requests ended on one worker within one interval at
-// most.
+// spread runs the same traffic through a number of routers that tell each other their
+// load at intervals of simulated time, 0 for never. It returns the greatest and the mean
+// difference between the busiest and the idlest decode worker, in sequences, and the most
+// requests that ended on one worker within one interval.
 func spread(t *testing.T, policy string, routers int, interval float64, seed uint64) (most int, mean float64, turnover int) {
 	t.Helper()
 	const workers, rate, length, total = 8, 160.0, 0.5, 1500
@@ -284,11 +283,10 @@ func spread(t *testing.T, policy string, routers int, interval float64, seed uin
 	return most, sum / total, turnover
 }
 
-// TestTwoRoutersSpread: two routers that tell each other their load every
-// 20 ms spread the same traffic nearly as evenly as one. Between two words both
-// may fill the same hole, which is as deep as what ended there since: that much
-// the spread may be worse. At a second, the other's word would be worse than
-// none.
+// TestTwoRoutersSpread: two routers that tell each other their load every 20 ms spread
+// the same traffic nearly as evenly as one. Between two messages both may fill the same
+// gap, which is as large as what ended there since: by so much the spread may be worse.
+// At one second, sharing would be worse than none.
 func TestTwoRoutersSpread(t *testing.T) {
 	for _, policy := range []string{pick.Prefix, pick.LeastLoaded} {
 		const seeds = 5

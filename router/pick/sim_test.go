@@ -85,7 +85,7 @@ func (s *sim) request(t *testing.T, family int, rnd *rand.Rand) {
 	})
 }
 
-// run sends requests at random times and returns the mean and the 99th
+// simulate sends requests at random times and returns the mean and the 99th
 // percentile of the time to the first token.
 func simulate(t *testing.T, policy string) (mean, p99 float64, hits int) {
 	cfg := pick.DefaultConfig()

@@ -49,7 +49,7 @@ func TestSlowStart(t *testing.T) {
 	}
 }
 
-// joining is what a worker gets that joins a fleet of one pair.
+// joining is what a worker that joins a fleet of one pair gets.
 type joining struct {
 	first          int // requests that others got between its coming and its first
 	early, all     int // that it got in its first second, of all

@@ -23,7 +23,7 @@ func newMemberMetrics() memberMetrics {
 	g := memberMetrics{
 		sent: counters("xpyd_router_probes_total", "One-token probes sent, by result.", "result"),
 		opened: counters("xpyd_router_breaker_opened_total",
-			"Times that a worker's breaker opened, also after a try that failed. `xpyd status` says whose and why.", "role"),
+			"Times that a worker's breaker opened, including after a failed trial. `xpyd status` says whose and why.", "role"),
 		ejections: counters("xpyd_router_ejections_total",
 			"Times that a worker was ejected because it did worse than its peers. `xpyd status` says whose and why.", "role"),
 	}
@@ -40,11 +40,11 @@ func (ms *Members) Collectors() []prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(f()) })
 	}
 	return []prometheus.Collector{ms.sent, ms.opened, ms.ejections,
-		gauge("xpyd_router_breakers_open", "Workers whose breaker is open or half open: they are live, and fail what they are given.",
+		gauge("xpyd_router_breakers_open", "Workers whose breaker is open or half open: they are live, but fail their requests.",
 			func() int { n, _ := ms.Picker.Guarded(); return n }),
 		gauge("xpyd_router_workers_ejected", "Workers that get no requests because they do worse than their peers.",
 			func() int { _, n := ms.Picker.Guarded(); return n }),
-		gauge("xpyd_router_prefix_bytes", "Memory of where prefixes went, by their text. At pick.affinity_bytes the oldest are forgotten; 0 long after a start: other routers told nothing, and no prompt is long enough.", ms.Picker.AffinityBytes),
+		gauge("xpyd_router_prefix_bytes", "Memory for which worker got which prefix, by text. At pick.affinity_bytes the oldest are forgotten. 0 long after a start: no prompt is long enough, and other routers told of none.", ms.Picker.AffinityBytes),
 	}
 }
 

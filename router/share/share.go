@@ -310,14 +310,14 @@ func (s *Sharer) Collectors() []prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, s.locked(f))
 	}
 	return []prometheus.Collector{
-		gauge("xpyd_router_peers", "Other routers of the fleet that are heard. Below what you run: look at the links to NATS.", func() float64 { return float64(len(s.peers.byID)) }),
-		gauge("xpyd_router_peers_silence_seconds", "Since the most silent of them spoke. Over a second their load is known late; at share.expire it counts no more.", func() float64 { return s.peers.silence(time.Now()).Seconds() }),
+		gauge("xpyd_router_peers", "Other routers of the fleet that are heard. If you run more, look at their links to NATS.", func() float64 { return float64(len(s.peers.byID)) }),
+		gauge("xpyd_router_peers_silence_seconds", "Time since the most silent other router was heard. Over a second its load is known late; at share.expire it is forgotten.", func() float64 { return s.peers.silence(time.Now()).Seconds() }),
 		count("xpyd_router_peers_expired_total", "Routers that fell silent without a goodbye.", func() float64 { return float64(s.peers.counts.expired) }),
 		count("xpyd_router_share_sent_total", "Messages to other routers.", func() float64 { return float64(s.sent) }),
-		count("xpyd_router_share_unsent_total", "Messages that NATS did not take, as its link is down.", func() float64 { return float64(s.unsent) }),
+		count("xpyd_router_share_unsent_total", "Messages that NATS did not take because the link to it was down.", func() float64 { return float64(s.unsent) }),
 		count("xpyd_router_share_received_total", "Messages from other routers.", func() float64 { return float64(s.heard) }),
 		count("xpyd_router_share_gaps_total", "Messages from other routers that did not arrive; the next second repairs what they said of load.", func() float64 { return float64(s.peers.counts.gaps) }),
-		count("xpyd_router_share_refused_total", "Messages that could not be used: of another version, repeated, or malformed.", func() float64 { return float64(s.peers.counts.refused) }),
+		count("xpyd_router_share_refused_total", "Messages from other routers that could not be used: of another version, repeated, or malformed.", func() float64 { return float64(s.peers.counts.refused) }),
 		count("xpyd_router_share_hints_lost_total", "Blocks of prefixes that other routers were not told of, because there were too many.", func() float64 { return float64(s.lost) }),
 	}
 }

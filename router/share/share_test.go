@@ -132,14 +132,14 @@ func (f *fake) AddHints(list []pick.Hint) {
 	f.in = append(f.in, list...)
 }
 
-// has is what f has on a worker itself.
+// has is f's own load on a worker.
 func (f *fake) has(id string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.own[name{id, 1}].Legs
 }
 
-// sees is what others have on a worker, by f's knowledge.
+// sees is the others' load on a worker, as f knows it.
 func (f *fake) sees(id string) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -158,7 +158,7 @@ func start(bus Bus, f *fake) (s *Sharer, stop func()) {
 	return s, func() { cancel(); <-done }
 }
 
-// pass lets time pass, and everybody do what is due then.
+// pass lets time pass, and waits for what is due then.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -247,8 +247,8 @@ func TestFaultC21_NewRouterIsToldPrefixes(t *testing.T) {
 	})
 }
 
-// TestSilence: the share of a router that dies, or whose link is cut, counts
-// for Expire and no longer; a link that comes back brings it back.
+// TestSilence: the load of a router that dies, or whose link is cut, counts for Expire
+// and no longer; when the link comes back, so does the load.
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bus, a, b := &memory{}, newFake(), newFake()
@@ -316,8 +316,8 @@ func TestLoss(t *testing.T) {
 	})
 }
 
-// TestManyWorkers: a fleet of thousands goes over in parts, and what is gone
-// from it is forgotten.
+// TestManyWorkers: the load of thousands of workers is sent in parts, and workers that
+// have gone are forgotten.
 func TestManyWorkers(t *testing.T) {
 	p := newPeers(3 * time.Second)
 	now := time.Unix(0, 0)
@@ -418,7 +418,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestPeersList: what people see of the others, in order of their ids.
+// TestPeersList: other routers are listed in the order of their ids.
 func TestPeersList(t *testing.T) {
 	now := time.Now()
 	s := newPeers(time.Minute)

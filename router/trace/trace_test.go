@@ -62,9 +62,8 @@ func TestRatio(t *testing.T) {
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
-// TestRetries: a collector that is busy is asked again, one that refuses is
-// not; what does not fit is dropped and counted, and the rest goes out at the
-// end.
+// TestRetries: a busy collector is tried again, one that refuses is not; spans that do
+// not fit are dropped and counted, and the rest is sent at the end.
 func TestRetries(t *testing.T) {
 	var status atomic.Int64
 	var posts atomic.Int64

@@ -10,7 +10,7 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
-// naive is an order by the book: lists, looked through from the front.
+// naive is a plain implementation of an order: lists, searched from the front.
 type naive struct {
 	policy      Eviction
 	slots       int
@@ -62,7 +62,7 @@ func (n *naive) use(i int32) {
 	n.small = append(without(n.small, i), i)
 }
 
-// first is the one of a list that goes first; -1: none may.
+// first is the unit of a list that goes first; -1: none may.
 func (n *naive) first(list []int32, tenancy int) int32 {
 	best := int32(-1)
 	for _, i := range list {
@@ -186,8 +186,8 @@ func (p *pile) own() *pile {
 	return p
 }
 
-// hitRate plays a trace of units, each a prompt of its own, through a memory
-// of so many slots.
+// hitRate plays a trace of units, each a prompt of its own, through a memory with the
+// given slots.
 func hitRate(policy Eviction, slots int, trace []int) float64 {
 	o := newOrder(policy, slots)
 	at := make(map[int]int32)

@@ -192,7 +192,7 @@ func aligned() []byte {
 	return b[off : off+level.Page : off+level.Page]
 }
 
-// record makes a unit's, with rows of its own and their digests.
+// record makes the record of a unit, with rows of its own and their digests.
 func record(u *level.Unit) []byte {
 	rec := aligned()
 	sums := make([]uint64, shape.Heads)
@@ -210,7 +210,7 @@ func record(u *level.Unit) []byte {
 	return rec
 }
 
-// born is when all units came.
+// born is when all units entered the tiers.
 var born = time.Now().Add(-time.Minute).Truncate(time.Second)
 
 func unit(i int) level.Unit {
@@ -271,8 +271,8 @@ func gone(t *testing.T, l level.Level, u level.Unit) {
 	}
 }
 
-// TestLevelKeeps: what was saved is loaded, once and again; a second save is none; what
-// was forgotten, or cleared, is not found, and can be saved anew.
+// TestLevelKeeps: what was saved can be loaded any number of times, and saving it again
+// does nothing; what was forgotten or cleared is not found, and can be saved again.
 func TestLevelKeeps(t *testing.T) {
 	each(t, func(t *testing.T, k *kind) {
 		l := k.open(t, nil)
@@ -312,8 +312,8 @@ func TestLevelKeeps(t *testing.T) {
 	})
 }
 
-// TestLevelBurst: units that go together are answered in order, those that are not there
-// as well.
+// TestLevelBurst: units of one Load are answered in order, including those that are not
+// there.
 func TestLevelBurst(t *testing.T) {
 	each(t, func(t *testing.T, k *kind) {
 		l := k.open(t, nil)
@@ -338,8 +338,8 @@ func TestLevelBurst(t *testing.T) {
 	})
 }
 
-// TestLevelFull: a level that is full has room for a new unit all the same; pinned units
-// stay, and what goes is told.
+// TestLevelFull: a full level makes room for a new unit; pinned units stay, and each
+// eviction is reported.
 func TestLevelFull(t *testing.T) {
 	each(t, func(t *testing.T, k *kind) {
 		if !k.bounded {
@@ -413,8 +413,8 @@ func TestLevelCorrupt(t *testing.T) {
 	})
 }
 
-// TestLevelCloses: what a level keeps is there when it is opened again, for the same
-// identity alone.
+// TestLevelCloses: what a level keeps is found when it is opened again, only under the
+// same identity.
 func TestLevelCloses(t *testing.T) {
 	each(t, func(t *testing.T, k *kind) {
 		a := unit(1)
@@ -431,8 +431,8 @@ func TestLevelCloses(t *testing.T) {
 	})
 }
 
-// TestLevelCancelled: a load whose time is over is answered all the same, and leaves the
-// level well.
+// TestLevelCancelled: a load whose time is over is answered all the same, and the level
+// keeps working.
 func TestLevelCancelled(t *testing.T) {
 	each(t, func(t *testing.T, k *kind) {
 		l := k.open(t, nil)

@@ -153,8 +153,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestTooLarge: a value that cannot be ours is not read, and the values before
-// it are.
+// TestTooLarge: a value too large to be ours is not read, but the values before it are.
 func TestTooLarge(t *testing.T) {
 	s := redistest.Start(t)
 	c := client(t, s.URL(), nil)
@@ -223,7 +222,7 @@ func value2(ctx context.Context, c *redis.Client) (n int, err error) {
 	return n, err
 }
 
-// TestAuth: who we are, and that a wrong password is not told.
+// TestAuth: user and password are sent, and no error shows a wrong password.
 func TestAuth(t *testing.T) {
 	s := redistest.Start(t, "--requirepass", "right")
 	url := func(p string) string { return "unix://:" + p + "@" + strings.TrimPrefix(s.URL(), "unix://") }

@@ -38,7 +38,7 @@ func record(s level.Shape) []byte {
 	return rec
 }
 
-// TestLayouts: units of two layouts never have one name, though they be as large.
+// TestLayouts: units of two layouts never share a name, even if they are equally large.
 func TestLayouts(t *testing.T) {
 	of := func(l kvlayout.Layout) *Shared {
 		s, err := open(Config{}, &level.Env{Shape: level.NewShape(l, 1), Identity: "model and numerics"})
@@ -97,8 +97,8 @@ func (full) Exists(_ context.Context, keys []string) ([]bool, error) {
 	return slices.Repeat([]bool{true}, len(keys)), nil
 }
 
-// TestShunned: a bad value that may not be deleted is absent for a while, and asked for
-// again when that is over; where it may be deleted, Delete does it.
+// TestShunned: a bad value that may not be deleted counts as absent for a while, then it
+// is asked for again; where it may be deleted, Delete deletes it.
 func TestShunned(t *testing.T) {
 	for _, writes := range []bool{false, true} {
 		s, err := open(Config{Store: full{}, Writes: writes}, &level.Env{Shape: shape(), Awake: t.Context()})

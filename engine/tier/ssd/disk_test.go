@@ -88,8 +88,8 @@ func (f unread) ReadAt(b []byte, at int64) (int, error) {
 	return f.File.ReadAt(b, at)
 }
 
-// TestMoveUnread: of the units that deserve to be kept one that cannot be read is lost,
-// and no other.
+// TestMoveUnread: when the log moves, only the unit that cannot be read is lost of those
+// to be kept.
 func TestMoveUnread(t *testing.T) {
 	d := newDisk(t, 128, env(t), nil)
 	rec := aligned(d.env.Shape.Record())

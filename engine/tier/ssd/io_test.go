@@ -14,8 +14,8 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/ssd/uring"
 )
 
-// TestIO: without io_uring the SSD is read and written all the same, and it is
-// said why; who insists on it is refused at start.
+// TestIO: without io_uring the SSD is read and written all the same, and the reason is
+// reported; a configuration that insists on io_uring is refused at start.
 func TestIO(t *testing.T) {
 	none := func(int) (*uring.Ring, error) { return nil, fmt.Errorf("%w: by test", uring.ErrUnavailable) }
 	e, err := newDiskIO(IOAuto, 4, level.Page, none)

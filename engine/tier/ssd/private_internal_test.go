@@ -63,8 +63,7 @@ func TestPrivate(t *testing.T) {
 	}
 }
 
-// TestPrivateParent: nor is a folder taken that another user may put another in the
-// place of.
+// TestPrivateParent: a folder that another user could replace is refused, too.
 func TestPrivateParent(t *testing.T) {
 	parent := t.TempDir()
 	leaf := filepath.Join(parent, "leaf")

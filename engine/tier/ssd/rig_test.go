@@ -40,7 +40,7 @@ func env(t *testing.T) *level.Env {
 	return &level.Env{Shape: shape(), Identity: identity, LoadTimeout: time.Minute, Complain: func(error) {}, Log: slog.New(slog.DiscardHandler), Awake: t.Context()}
 }
 
-// newDisk opens one of so many pages, and checks its books at the end.
+// newDisk opens a disk of the given pages, and checks its books at the end.
 func newDisk(t *testing.T, pages int, env *level.Env, wrap func(FS) FS) *Disk {
 	t.Helper()
 	l, err := Config{Dir: t.TempDir(), Bytes: int64(pages) * level.Page, IO: way, Timeout: time.Minute, Wrap: wrap}.Open(t.Context(), env)

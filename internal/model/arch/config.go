@@ -66,7 +66,7 @@ func (c *Config) Validate() error {
 		}
 	}
 	if c.Heads%c.KVHeads != 0 {
-		return fmt.Errorf("%d attention heads are no multiple of %d key/value heads", c.Heads, c.KVHeads)
+		return fmt.Errorf("%d attention heads are not a multiple of %d key/value heads", c.Heads, c.KVHeads)
 	}
 	if c.HeadDim%2 != 0 {
 		return fmt.Errorf("head dimension %d is odd", c.HeadDim)

@@ -99,7 +99,7 @@ func TestParseConfigRefuses(t *testing.T) {
 	f("number of layers 0", m{"num_hidden_layers": nil})
 	f("number of layers", m{"num_hidden_layers": 1 << 30})
 	f("hidden_size", m{"hidden_size": "64"})
-	f("no multiple", m{"num_key_value_heads": 3})
+	f("not a multiple", m{"num_key_value_heads": 3})
 	f("odd", m{"head_dim": 15})
 	f("head_dim", m{"head_dim": nil, "hidden_size": 63})
 	f("epsilon", m{"rms_norm_eps": 0})

@@ -86,7 +86,7 @@ func denseHF(b []byte, h denseJSON) (Config, error) {
 	case h.Heads > 0 && h.Hidden%h.Heads == 0:
 		c.HeadDim = h.Hidden / h.Heads
 	default:
-		return Config{}, fmt.Errorf("head_dim is missing, and hidden_size %d is no multiple of num_attention_heads %d", h.Hidden, h.Heads)
+		return Config{}, fmt.Errorf("head_dim is missing, and hidden_size %d is not a multiple of num_attention_heads %d", h.Hidden, h.Heads)
 	}
 	rope, key := h.RopeParams, "rope_parameters"
 	if !set(rope) {

@@ -202,8 +202,8 @@ func TestHung(t *testing.T) {
 	ends(t, r)
 }
 
-// TestStuck: what cannot be cancelled keeps Close no longer than its context,
-// and ends when it ends.
+// TestStuck: a read that cannot be cancelled delays Close no longer than Close's context,
+// and ends when its file answers.
 func TestStuck(t *testing.T) {
 	var stuck atomic.Pointer[Ring]
 	k := system
@@ -281,7 +281,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestUnavailable: each way in which a system has no ring is said, and leaves nothing.
+// TestUnavailable: for each reason why a system has no ring, an error says so and nothing
+// is left open.
 func TestUnavailable(t *testing.T) {
 	fds := func() int {
 		list, err := os.ReadDir("/proc/self/fd")
