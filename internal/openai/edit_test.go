@@ -166,13 +166,18 @@ func TestMergeUsage(t *testing.T) {
 			t.Errorf("%q", got)
 		}
 	}
-	for _, run := range []string{"", "data: {\"choices\":[]}\n\n", "data: {\"text\":\"usage\\\":{\"}\n\n", "data: {\"usage\": null}\n\n"} {
+	for _, run := range []string{"", "data: {\"choices\":[]}\n\n", "data: {\"text\":\"usage\\\":{\"}\n\n", "data: {\"usage\": null}\n\n",
+		"usage\":{", "usage\":usage\":{}"} {
 		if got := string(openai.MergeUsageEvents([]byte(run), u)); got != run {
 			t.Errorf("%q became %q", run, got)
 		}
 		if openai.HasUsage([]byte(run)) {
 			t.Errorf("%q has a usage", run)
 		}
+	}
+	bare := "{\"usage\":{\"prompt_tokens\":1}}\n" // no data
+	if got := string(openai.MergeUsageEvents([]byte(bare+run), u)); got != bare+want {
+		t.Errorf("%q", got)
 	}
 	both := "data: {\"usage\":null}\n\n" + run
 	if got := string(openai.MergeUsageEvents([]byte(both), u)); !openai.HasUsage([]byte(both)) || got != "data: {\"usage\":null}\n\n"+want {
