@@ -216,6 +216,11 @@ func TestResumeMetrics(t *testing.T) {
 		r.breaks(c, map[int][]int{0: {0, 1, 4}, 1: {1, 3}})
 		r.takes(c)
 		r.takes(claim(r.addr, 4, 18)) // nothing is left of it
+		one := claim(r.addr, 5, 10)
+		r.breaks(one, map[int][]int{1: {2}})
+		if rep, moved := r.takes(one); rep.Resumed != 1 || moved != 5 {
+			t.Errorf("resumed %d, moved %d, want 1 and 5", rep.Resumed, moved)
+		}
 		families, err := reg.Gather()
 		if err != nil {
 			t.Fatal(err)
@@ -224,7 +229,7 @@ func TestResumeMetrics(t *testing.T) {
 		for _, f := range families {
 			got[f.GetName()] = f.GetMetric()[0].GetCounter().GetValue()
 		}
-		want := map[string]float64{"xpyd_kv_resumed_transfers_total": 1, "xpyd_kv_resumed_units_total": 5, "xpyd_kv_recomputed_tokens_total": 17}
+		want := map[string]float64{"xpyd_kv_resumed_transfers_total": 2, "xpyd_kv_resumed_units_total": 6, "xpyd_kv_recomputed_tokens_total": 17 + 9}
 		if !maps.Equal(got, want) {
 			t.Errorf("%v, want %v", got, want)
 		}

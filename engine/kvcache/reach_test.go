@@ -136,7 +136,7 @@ func TestRaisedInPlace(t *testing.T) {
 	for i := range int32(6) {
 		names = append(names, store(1000*i, 0))
 	}
-	store(0, 5)
+	store(0, 1)
 	held := alloc(t, c, 1, "a") // the free one
 	for range 6 {
 		held = append(held, alloc(t, c, 1, "a")...)

@@ -1,6 +1,7 @@
 package openai_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"reflect"
 	"slices"
@@ -470,4 +471,73 @@ func TestTokenize(t *testing.T) {
 			t.Errorf("%s: %+v, %v", body, got, err)
 		}
 	}
+}
+
+// TestEveryField: each field is read into its own place, and into no other.
+func TestEveryField(t *testing.T) {
+	three, five := 3, int64(5)
+	sampling := map[string]func(*openai.Sampling){
+		`"model":"m"`: func(s *openai.Sampling) { s.Model = "m" }, `"user":"u"`: func(s *openai.Sampling) { s.User = "u" },
+		`"n":3`: func(s *openai.Sampling) { s.N = 3 }, `"seed":5`: func(s *openai.Sampling) { s.Seed = &five },
+		`"stream":true`: func(s *openai.Sampling) { s.Stream = true },
+		`"stream":true,"stream_options":{"include_usage":true}`:          func(s *openai.Sampling) { s.Stream, s.IncludeUsage = true, true },
+		`"stream":true,"stream_options":{"continuous_usage_stats":true}`: func(s *openai.Sampling) { s.Stream, s.ContinuousUsage = true, true },
+		`"min_tokens":3`: func(s *openai.Sampling) { s.MinTokens = 3 }, `"stop":"x"`: func(s *openai.Sampling) { s.Stop = []string{"x"} },
+		`"stop_token_ids":[3]`:              func(s *openai.Sampling) { s.StopTokenIDs = []int32{3} },
+		`"include_stop_str_in_output":true`: func(s *openai.Sampling) { s.IncludeStop = true },
+		`"ignore_eos":true`:                 func(s *openai.Sampling) { s.IgnoreEOS = true }, `"skip_special_tokens":false`: func(s *openai.Sampling) { s.SkipSpecial = false },
+		`"temperature":0.5`: func(s *openai.Sampling) { s.Temperature, s.Given = 0.5, openai.GivenTemperature },
+		`"top_p":0.5`:       func(s *openai.Sampling) { s.TopP, s.Given = 0.5, openai.GivenTopP }, `"min_p":0.5`: func(s *openai.Sampling) { s.MinP, s.Given = 0.5, openai.GivenMinP },
+		`"top_k":3`: func(s *openai.Sampling) { s.TopK, s.Given = 3, openai.GivenTopK }, `"top_k":-1`: func(s *openai.Sampling) { s.Given = openai.GivenTopK },
+		`"top_k":3,"top_k":null`: func(*openai.Sampling) {}, `"temperature":0.5,"temperature":null`: func(*openai.Sampling) {},
+		`"presence_penalty":0.5`: func(s *openai.Sampling) { s.Presence = 0.5 }, `"frequency_penalty":0.5`: func(s *openai.Sampling) { s.Frequency = 0.5 },
+		`"repetition_penalty":0.5`: func(s *openai.Sampling) { s.Repetition, s.Given = 0.5, openai.GivenRepetition },
+		`"logit_bias":{"3":0.5}`:   func(s *openai.Sampling) { s.LogitBias = []openai.Bias{{ID: 3, Value: 0.5}} },
+		`"prompt_logprobs":3`:      func(s *openai.Sampling) { s.PromptLogprobs = &three }, `"return_token_ids":true`: func(s *openai.Sampling) { s.ReturnTokenIDs = true },
+		`"cache_salt":"s"`: func(s *openai.Sampling) { s.CacheSalt = "s" }, `"cache_priority":53`: func(s *openai.Sampling) { s.CachePriority = 3 },
+		`"kv_transfer_params":{"a":[1]}`: func(s *openai.Sampling) { s.KVTransferParams = []byte(`{"a":[1]}`) }, `"max_tokens":3`: func(s *openai.Sampling) { s.MaxTokens = &three },
+		`"unknown":[{"n":3}]`: func(*openai.Sampling) {},
+	}
+	same := func(got, want any, err *openai.Error, body string) {
+		t.Helper()
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %v\n got %+v\nwant %+v", body, err, got, want)
+		}
+	}
+	completion := func(field string, change func(*openai.Completion)) {
+		t.Helper()
+		want, _ := openai.ParseCompletion([]byte(`{"prompt":"x"}`), 0)
+		change(want)
+		got, err := openai.ParseCompletion([]byte(`{"prompt":"x",`+field+`}`), 0)
+		same(got, want, err, field)
+	}
+	chat := func(field string, change func(*openai.Chat)) {
+		t.Helper()
+		const messages = `"messages":[{"role":"user","content":"x"}]`
+		want, _ := openai.ParseChat([]byte(`{`+messages+`}`), 0)
+		change(want)
+		got, err := openai.ParseChat([]byte(`{`+messages+`,`+field+`}`), 0)
+		same(got, want, err, field)
+	}
+	for field, change := range sampling {
+		completion(field, func(c *openai.Completion) { change(&c.Sampling) })
+		chat(field, func(c *openai.Chat) { change(&c.Sampling) })
+	}
+	completion(`"echo":true`, func(c *openai.Completion) { c.Echo = true })
+	completion(`"logprobs":3`, func(c *openai.Completion) { c.Logprobs = &three })
+	completion(`"add_special_tokens":false`, func(c *openai.Completion) { c.AddSpecial = false })
+	chat(`"max_completion_tokens":3,"max_tokens":9`, func(c *openai.Chat) { c.MaxTokens = &three })
+	chat(`"max_tokens":9,"max_completion_tokens":3`, func(c *openai.Chat) { c.MaxTokens = &three })
+	chat(`"logprobs":true`, func(c *openai.Chat) { c.Logprobs = true })
+	chat(`"logprobs":true,"top_logprobs":3`, func(c *openai.Chat) { c.Logprobs, c.TopLogprobs = true, 3 })
+	chat(`"tools":[ {"type":"x"} ]`, func(c *openai.Chat) { c.Tools = []byte(`[ {"type":"x"} ]`) })
+	chat(`"tools":[]`, func(*openai.Chat) {})
+	chat(`"tool_choice":{"a":1}`, func(c *openai.Chat) { c.ToolChoice = []byte(`{"a":1}`) })
+	chat(`"response_format":{"type":"json_object"}`, func(c *openai.Chat) { c.ResponseFormat = []byte(`{"type":"json_object"}`) })
+	chat(`"add_generation_prompt":false`, func(c *openai.Chat) { c.AddGenerationPrompt = false })
+	chat(`"continue_final_message":true`, func(c *openai.Chat) { c.ContinueFinalMessage, c.AddGenerationPrompt = true, false })
+	chat(`"add_special_tokens":true`, func(c *openai.Chat) { c.AddSpecial = true })
+	chat(`"chat_template_kwargs":{"a":[1],"b":null}`, func(c *openai.Chat) {
+		c.TemplateKwargs = map[string]json.RawMessage{"a": []byte("[1]"), "b": []byte("null")}
+	})
 }

@@ -313,18 +313,21 @@ func TestRestOfShare(t *testing.T) {
 		t.Errorf("%d changes after notes were dropped", n)
 	}
 	p.Hints()
-	noted := 0
-	for i := range 200 { // of 39 blocks
-		ask(100 + i)
-		noted += 39
-	}
-	hints, lost := p.Hints()
-	kept := 0
-	for _, h := range hints {
-		kept += len(h.Hashes)
-	}
-	if kept > 4096 || kept <= 4096-39 || kept+int(lost) != noted {
-		t.Errorf("of %d blocks %d are kept and %d lost", noted, kept, lost)
+	var hints []pick.Hint
+	var lost uint64
+	for range 2 { // as much again once they are fetched
+		before := lost
+		for i := range 65 { // of 64 blocks each
+			end(mustPick(t, p, s, pick.Request{Chain: pick.NewChain([]byte(strings.Repeat(fmt.Sprintf("%08d", i+int(before)), 2048)))}))
+		}
+		kept := 0
+		hints, lost = p.Hints()
+		for _, h := range hints {
+			kept += len(h.Hashes)
+		}
+		if kept != 4096 || lost != before+64 {
+			t.Errorf("of %d blocks %d are kept and %d lost", 65*64, kept, lost-before)
+		}
 	}
 	if ask(999); len(p.Changes(nil, false, 9)) == 0 {
 		t.Error("no changes")
