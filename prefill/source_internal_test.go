@@ -265,7 +265,7 @@ type viewed struct{ *rows }
 func (p viewed) View(layer int, block int32, row, n int) ([]byte, bool) {
 	b := make([]byte, p.layout.Resolve()[0].PackedBytes(n))
 	p.Gather(layer, block, row, n, b)
-	return b, row == 0 && n == p.layout.BlockTokens
+	return b, row == 0
 }
 
 // Whole blocks of one size at both ends are shown; what is not computed, not
