@@ -259,6 +259,18 @@ func TestGGUFParts(t *testing.T) {
 	both := map[string]any{"chat_template": "{{ bos_token }}{{ eos_token }}{{ unk_token }}", "chat_template.tool_use": "tools", "ggml.unknown_token_id": uint32(7), "chat_templates": "x"}
 	render(both, false, "<s></s><unk>")
 	render(both, true, "tools")
+	// A sentencepiece token may have characters that are no tokens.
+	llama := map[string]any{"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": []string{"<unk>", "ab", "abc", "▁", "c", "ba"},
+		"tokenizer.ggml.scores": []float32{0, -1, -2, -3, -4, -0.5}, "tokenizer.ggml.token_type": []int32{2, 1, 1, 1, 1, 1}, "tokenizer.ggml.add_space_prefix": false}
+	small, err := tokenizer.FromGGUF(llama)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string][]int32{"ab": {1}, "abc": {2}, "abab": {0, 5, 0}, "ab c": {1, 3, 4}, "b": {0}, "a": {0}, "aa": {0}, "": nil} {
+		if got := small.Encode(text, false); !slices.Equal(got, want) {
+			t.Errorf("%q is %v, want %v", text, got, want)
+		}
+	}
 	for name, change := range map[string]map[string]any{
 		"kind": {"ggml.model": "bert"}, "pre": {"ggml.pre": "nosuch"}, "no merges": {"ggml.merges": nil}, "merges": {"ggml.merges": []string{"a c"}}, "half a merge": {"ggml.merges": []string{"a"}},
 		"types": {"ggml.token_type": []int32{1}}, "kind of types": {"ggml.token_type": []int64{1, 1, 1, 1, 1, 1, 1, 1}},

@@ -221,7 +221,7 @@ func (m *model) ahead(it *limit.Item) float64 {
 func TestModel(t *testing.T) {
 	for seed := range uint64(40) {
 		rnd := rand.New(rand.NewPCG(seed, 3))
-		m := &model{b: limit.Bounds{Items: 2 + rnd.IntN(20), Bytes: 1000 + int64(rnd.IntN(3000)), Weights: [limit.Classes]float64{16, 4, 1}}}
+		m := &model{b: limit.Bounds{Items: 1 + rnd.IntN(20), Bytes: 1000 + int64(rnd.IntN(3000)), Weights: [limit.Classes]float64{16, 4, 1}}}
 		q := limit.NewQueue(m.b)
 		weights := make([]float64, 6)
 		fail := func(step int, what string, err error) {
