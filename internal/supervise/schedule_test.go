@@ -529,6 +529,7 @@ func TestRestarted(t *testing.T) {
 			}
 			time.Sleep(wait * time.Second)
 		}
+		synctest.Wait() // it runs once more
 		stop(t, s, time.Second)
 		if st := status(s, "a"); st.State != supervise.Stopped || st.PID != 0 || st.Exit.Code != 0 {
 			t.Errorf("in the end %+v", st)
