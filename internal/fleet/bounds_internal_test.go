@@ -63,6 +63,11 @@ func TestConnURLs(t *testing.T) {
 		if got := strings.Join(urls, " "); got != c.want || door != c.door || (err == nil) != (c.want != "") || (c.cfg.Validate() == nil) != (err == nil) {
 			t.Errorf("%+v: %q, door %t, %v", c.cfg, got, door, err)
 		}
+		if c.want == "" {
+			if conn, err := Connect(c.cfg); err == nil || conn != nil {
+				t.Errorf("%+v: connects", c.cfg)
+			}
+		}
 		if err != nil && strings.Contains(err.Error(), "secret@") {
 			t.Errorf("a password is shown: %v", err)
 		}

@@ -72,10 +72,10 @@ func TestCompatibleVersions(t *testing.T) {
 
 // SGLang's decode fails when its blocks are of another size, where both are known.
 func TestCompatibleSGLang(t *testing.T) {
-	for _, c := range []struct{ prefill, decode int }{{16, 16}, {16, 64}, {0, 64}, {16, 0}} {
+	for _, c := range []struct{ prefill, decode int }{{16, 16}, {16, 64}, {0, 64}, {16, 0}, {1, 1}, {1, 64}, {16, 1}} {
 		p, d := instance("p", fleet.Prefill), instance("d", fleet.Decode)
 		p.Dialect, d.Dialect, p.Layout.BlockTokens, d.Layout.BlockTokens = "sglang", "sglang", c.prefill, c.decode
-		if m := fleet.Compatible(&p, &d); (m != nil) != (c.decode == 64 && c.prefill == 16) {
+		if m := fleet.Compatible(&p, &d); (m != nil) != (c.prefill != c.decode && c.prefill*c.decode > 0) {
 			t.Errorf("%+v: %v", c, m)
 		}
 	}
