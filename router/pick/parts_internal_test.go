@@ -1,7 +1,11 @@
 package pick
 
 import (
+	"cmp"
+	"fmt"
 	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -131,5 +135,113 @@ func TestUsed(t *testing.T) {
 	m.Blocks, m.Load.KVUsed = 0, 0.3
 	if got := used(n, m); got != 0.3 {
 		t.Errorf("of unknown size: %v", got)
+	}
+}
+
+// sound checks that what a picker counts and keeps of its workers agrees.
+func sound(p *Picker) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	known := 0
+	for _, c := range p.classes {
+		legs, listed := 0, 0
+		for i, n := range c.nodes {
+			legs += n.legsAll()
+			if n.class != c || n.slot != i || p.nodes[n.key] != n {
+				return fmt.Errorf("%s is not where it says", n.key.id)
+			}
+			if n.named && p.named[n.key.id] != n {
+				return fmt.Errorf("%s is not known by its name", n.key.id)
+			}
+		}
+		for n := c.root.next; n != &c.root; n = n.next {
+			if listed++; n.next.prev != n || n.class != c {
+				return fmt.Errorf("the order of use is broken at %s", n.key.id)
+			}
+		}
+		known += len(c.nodes)
+		if legs != c.legs || listed != len(c.nodes) || len(c.ring) != len(c.nodes) || !slices.IsSortedFunc(c.ring, func(a, b *node) int { return cmp.Compare(a.point, b.point) }) {
+			return fmt.Errorf("%d legs, counted %d; of %d members %d are in the order of use and %d on the ring", legs, c.legs, len(c.nodes), listed, len(c.ring))
+		}
+	}
+	for _, n := range p.nodes {
+		if n.class != nil {
+			known--
+		}
+		if n.own.Legs < 0 || n.own.Tokens < 0 || n.own.Seqs < 0 || n.own.KV < 0 {
+			return fmt.Errorf("%s has %+v", n.key.id, n.own)
+		}
+	}
+	if known != 0 {
+		return fmt.Errorf("%d members of classes are not known", known)
+	}
+	return nil
+}
+
+// TestSound: whatever comes, goes, is chosen, ends, and is told by other routers, what is counted
+// agrees.
+func TestSound(t *testing.T) {
+	for seed := range uint64(len(Policies)) {
+		rnd := rand.New(rand.NewPCG(seed, 8))
+		p := New(Config{Policy: Policies[seed], AffinityBytes: 1 << 16}, rnd)
+		var held []*Choice
+		for version := range uint64(40) {
+			var list []fleet.Member
+			for i := range 20 {
+				m := fleet.Member{State: fleet.Live, Instance: fleet.Instance{ID: fmt.Sprint("w", i), Epoch: 1 + version/10*uint64(i%2), Role: fleet.Prefill, Model: "m"}}
+				if i%3 > 0 {
+					m.Role = fleet.Decode
+				}
+				if i%5 == 0 {
+					m.Source = fleet.Static
+				}
+				m.Draining, m.Numerics = rnd.IntN(6) == 0, []string{"a", "a", "b"}[rnd.IntN(3)]
+				if rnd.IntN(8) > 0 {
+					list = append(list, m)
+				}
+			}
+			v := View{Snapshot: fleet.NewSnapshot(version+1, time.Time{}, list)}
+			for range 20 {
+				if c, err := p.Pick(v, &Request{Model: "m", Tokens: rnd.IntN(500), Seqs: rnd.IntN(3), Session: fmt.Sprint(rnd.IntN(9))}); err == nil {
+					held = append(held, c)
+				}
+				if n := len(held); n > 0 && rnd.IntN(3) > 0 {
+					i := rnd.IntN(n)
+					held[i].EndPrefill()
+					held[i].EndDecode()
+					held = slices.Delete(held, i, i+1)
+				}
+				if rnd.IntN(4) == 0 {
+					p.SetOthers([]WorkerLoad{{ID: fmt.Sprint("w", rnd.IntN(22)), Epoch: uint64(rnd.IntN(3)), Loads: Loads{Legs: rnd.IntN(9), Seqs: rnd.IntN(9)}}})
+				}
+				if err := sound(p); err != nil {
+					t.Fatalf("%s, version %d: %v", Policies[seed], version, err)
+				}
+			}
+		}
+	}
+}
+
+// TestDoubled: a time doubled again and again, up to the most, however often.
+func TestDoubled(t *testing.T) {
+	for _, c := range []struct {
+		d    time.Duration
+		n    int
+		most time.Duration
+		want time.Duration
+	}{
+		{5, 0, 40, 5}, {5, 1, 40, 10}, {5, 3, 40, 40}, {5, 4, 40, 40}, {5, 100, 40, 40}, {5, 2, 39, 20}, {5, 3, 39, 39}, {5, 0, 5, 5}, {2, 61, 1 << 62, 1 << 62}, {2, 70, 1 << 62, 1 << 62},
+	} {
+		if got := doubled(c.d, c.n, c.most); got != c.want {
+			t.Errorf("%+v: %d", c, got)
+		}
+	}
+	for _, c := range []struct {
+		v    []float64
+		want float64
+	}{{[]float64{3}, 3}, {[]float64{4, 2}, 3}, {[]float64{9, 1, 5}, 5}, {[]float64{8, 1, 2, 4}, 3}} {
+		if got := middle(c.v); got != c.want {
+			t.Errorf("the median of %v is %v", c.v, got)
+		}
 	}
 }
