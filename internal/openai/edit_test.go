@@ -175,6 +175,11 @@ func TestMergeUsage(t *testing.T) {
 			t.Errorf("%q has a usage", run)
 		}
 	}
+	for _, run := range []string{`usage":1,"usage":{}`, `"usage":{`, `"usage":  {`, `"usage":null,"usage": {`} {
+		if !openai.HasUsage([]byte(run)) {
+			t.Errorf("%q has no usage", run)
+		}
+	}
 	bare := "{\"usage\":{\"prompt_tokens\":1}}\n" // no data
 	if got := string(openai.MergeUsageEvents([]byte(bare+run), u)); got != bare+want {
 		t.Errorf("%q", got)
