@@ -20,8 +20,11 @@ func TestLeast(t *testing.T) {
 		{60, 0, 6}, {61, 9, 6}, {90, 0, 9}, {120, 0, 0}, // and is forgotten
 		{121, 5, 5}, {149, 0, 5}, {150, 0, 5}, {179, 0, 5}, {180, 0, 0}, // nothing came in the last window
 		{181, 4, 4}, {239, 0, 4}, {269, 0, 0}, {270, 3, 3}, {330, 0, 0}, // nor in the last two
+		{360, 5, 5}, {361, -2, 5}, // no time at all is none
 	} {
-		if c.add != 0 {
+		if c.add == -2 {
+			l.add(at(c.at), 0)
+		} else if c.add != 0 {
 			l.add(at(c.at), time.Duration(c.add)*time.Second)
 		}
 		if got := l.get(at(c.at)); got != time.Duration(c.want)*time.Second {
