@@ -17,9 +17,11 @@ import (
 	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -437,6 +439,72 @@ func TestWhoIsNamed(t *testing.T) {
 			t.Errorf("%q is a peer", bad)
 		}
 	}
+}
+
+// TestListedOfAPrompt: of a prompt's tokens those have log probabilities that were computed here, but
+// not the first.
+func TestListedOfAPrompt(t *testing.T) {
+	w := renderer(t)
+	self := func(id int32) kernels.TokenLogprob { return kernels.TokenLogprob{ID: id, Logprob: -float32(id)} }
+	for n := range 4 {
+		it := item{tokens: bytesOf("abcd"), info: &engine.PromptInfo{Tokens: 4}}
+		for i := range n {
+			it.info.Logprobs = append(it.info.Logprobs, kernels.PromptLogprob{Self: self(it.tokens[i+1]), Top: []kernels.TokenLogprob{self(1), self(2)}})
+		}
+		var made []openai.TokenLogprob
+		for most := range 4 {
+			made = nil
+			list := it.logprobs(w.tok, &made, most)
+			if len(list) != 4 {
+				t.Fatalf("%d of 4 tokens are listed", len(list))
+			}
+			for i, lp := range list {
+				if has := i > 0 && i <= n; lp.ID != it.tokens[i] || lp.None == has || has && lp.Logprob != -float32(lp.ID) || has && len(lp.Top) != min(most, 2) || !has && len(lp.Top) != 0 || int(lp.Offset) != i {
+					t.Errorf("%d of 3 are known, at most %d: %d is %+v", n, most, i, lp)
+				}
+			}
+		}
+		if again := it.logprobs(w.tok, &made, 0); &again[0] != &made[0] {
+			t.Error("the list is made twice")
+		}
+	}
+	it := item{tokens: bytesOf("ab")}
+	var made []openai.TokenLogprob
+	if list := it.logprobs(w.tok, &made, 1); len(list) != 2 || !list[0].None || !list[1].None {
+		t.Errorf("%+v", list)
+	}
+}
+
+// TestTokensOfAText: texts and tokens are turned into each other for this worker's model alone, and
+// no answer is larger than allowed.
+func TestTokensOfAText(t *testing.T) {
+	w := withEngine(t, 8)
+	f := func(serve handler, body, want string) {
+		t.Helper()
+		var ctx fasthttp.RequestCtx
+		ctx.Request.SetBodyString(body)
+		v, err := serve(&ctx)
+		got := refused(err)
+		if b, ok := v.([]byte); ok && err == nil {
+			got = string(b)
+		}
+		if got != want {
+			t.Errorf("%.60s: %.200s, want %s", body, got, want)
+		}
+	}
+	f(w.serveTokenize, `{"prompt":"ab","add_special_tokens":false}`, `{"count":2,"max_model_len":128,"tokens":[261,430],"token_strs":null}`)
+	f(w.serveTokenize, `{"model":"m","prompt":"ab","add_special_tokens":false,"return_token_strs":true}`, `{"count":2,"max_model_len":128,"tokens":[261,430],"token_strs":["▁a","b"]}`)
+	f(w.serveTokenize, `{"model":"x","prompt":"ab"}`, "model")
+	f(w.serveTokenize, `{"model":"x","messages":[{"role":"user","content":"a"}]}`, "model")
+	f(w.serveTokenize, `{"messages":[{"role":"user","content":"a"}]}`, "messages") // there is no template
+	f(w.serveTokenize, `{"prompt":"`+strings.Repeat("a", tokenizeBytes+1)+`"}`, "prompt")
+	f(w.serveDetokenize, `{"tokens":[261,430]}`, `{"prompt":"ab"}`)
+	f(w.serveDetokenize, `{"model":"m","tokens":[]}`, `{"prompt":""}`)
+	f(w.serveDetokenize, `{"model":"x","tokens":[363]}`, "model")
+	f(w.serveDetokenize, fmt.Sprintf(`{"tokens":[%d]}`, w.vocab()), "tokens")
+	w.cfg.MaxAnswer = config.Size(openai.MaxHead + 2*w.sizes.Text)
+	f(w.serveDetokenize, `{"tokens":[363,363]}`, `{"prompt":"veryvery"}`)
+	f(w.serveDetokenize, `{"tokens":[363,363,363]}`, "tokens")
 }
 
 // TestEventsAreBounded: when readers are slow the oldest events are lost, and it is known; a unit

@@ -72,6 +72,15 @@ func TestConnURLs(t *testing.T) {
 			t.Errorf("a password is shown: %v", err)
 		}
 	}
+	for _, cfg := range []ConnConfig{ // files that cannot be read
+		{URL: far, Ring: ring, TLSCert: "/nowhere/cert", TLSKey: "/nowhere/key", TLSCA: "/nowhere/ca"},
+		{URL: far, TLSCA: "/nowhere/ca"}, {URL: far, TLSCert: "/nowhere/cert", TLSKey: "/nowhere/key"}, {URL: far, CredsFile: "/nowhere/creds"},
+	} {
+		cfg.Log = slog.New(slog.DiscardHandler)
+		if conn, err := Connect(cfg); err == nil || conn != nil || !strings.Contains(err.Error(), "/nowhere/") {
+			t.Errorf("%+v: connects, %v", cfg, err)
+		}
+	}
 	if !sameServer("nats://u:p@h:1", "tls://h:1") || sameServer("nats://h:1", "nats://h:2") || hosts([]string{"nats://u:p@a:1", "%zz", "tls://b:2"}) != "a:1,b:2" {
 		t.Errorf("hosts %s", hosts([]string{"nats://u:p@a:1", "%zz", "tls://b:2"}))
 	}
@@ -114,6 +123,12 @@ func TestServerSettings(t *testing.T) {
 		got, err := c.cfg.routes()
 		if err != nil || len(got) != 2 || got[0].Host != "a:1" || got[0].User.String() != c.user || got[1].Host != "b:2" || got[1].User.String() != "u:p" {
 			t.Errorf("%+v: %v, %v", c.cfg, got, err)
+		}
+	}
+	for _, route := range []string{"nats-route://%zz", "nats-route://u:p%zz@h:1"} {
+		bad := ServerConfig{ClusterRoutes: []string{"nats-route://a:1", route}}
+		if got, err := bad.routes(); err == nil || strings.Contains(err.Error(), route) {
+			t.Errorf("%s: %v, %v", route, got, err)
 		}
 	}
 	s := &Server{cfg: ServerConfig{}}

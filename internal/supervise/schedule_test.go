@@ -470,6 +470,9 @@ func TestManyNames(t *testing.T) {
 		if _, err := s.Scale("w", -1); !errors.Is(err, supervise.ErrTooMany) {
 			t.Errorf("less than none: %v", err)
 		}
+		if done, err := s.Scale("w", 0); err != nil || len(done.Removed) != 256 || len(done.Kept)+len(done.Added) != 0 {
+			t.Errorf("none at all: %d removed, %v", len(done.Removed), err)
+		}
 		stop(t, s, time.Second)
 	})
 }
