@@ -28,7 +28,7 @@ func TestBringNoWay(t *testing.T) {
 }
 
 // Gate implements kernels.Gated.
-func (*pool) Gate() (kernels.Gate, error) { return kernels.NewHostGate(layout.Layers()), nil }
+func (p *pool) Gate() (kernels.Gate, error) { return kernels.NewHostGate(layout.Layers()), p.noGate }
 
 // TestBring: a peer's prefix arrives in blocks of another request, layer by layer. After any
 // fault, waiting steps go on, rows that Good vouches for are right, and blocks that may still be
@@ -240,5 +240,40 @@ func TestBringPart(t *testing.T) {
 		r.cache.ReleaseAll("request")
 		synctest.Wait()
 		r.clean()
+	})
+}
+
+// TestBringCloses: once the service is closed, or if no step can wait, nothing comes and no block is
+// held.
+func TestBringCloses(t *testing.T) {
+	bubble(t, nil, func(r *rig) {
+		p := prefix(r.addr, 7, 48)
+		p.Deadline = time.Now().Add(500 * time.Millisecond)
+		way, err := r.Prepare(r.t.Context(), p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids, err := r.cache.Alloc(12, "request")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := func(why string, from int) {
+			t.Helper()
+			if c := way.Bring(p, ids, from, func() { t.Error("woken") }, func(int, error) { t.Error("ended") }); c != nil {
+				t.Errorf("%s: it comes", why)
+			}
+			if h := r.cache.Holders(); len(h) != 1 || h[0].Owner != "request" {
+				t.Errorf("%s: held %+v", why, h)
+			}
+		}
+		p.Least = 0
+		f("all is here", 48)
+		r.pool.noGate = errors.New("no gate")
+		f("no gate", 0)
+		r.pool.noGate = nil
+		r.Close()
+		f("closed", 0)
+		r.cache.ReleaseAll("request")
+		synctest.Wait()
 	})
 }

@@ -203,6 +203,27 @@ func TestFormerAttempt(t *testing.T) {
 	})
 }
 
+// TestNothingKept: where no broken transfer may be kept, its blocks are free, and all of it moves
+// again; but whole blocks are cached for anybody.
+func TestNothingKept(t *testing.T) {
+	bubble(t, func(c *decode.Config, _ *kvconn.Config) { c.MaxRemains = 0 }, func(r *rig) {
+		c := claim(r.addr, 3, 18)
+		r.breaks(c, map[int][]int{0: {0, 1, 4}, 1: {1, 3}})
+		if s := r.cache.Stats(); s.Free != blocks {
+			t.Errorf("%+v", s)
+		}
+		if rep, moved := r.takes(c); rep.Resumed != 0 || rep.Had != 0 || moved != 10 {
+			t.Errorf("%+v, %d moved", rep, moved)
+		}
+		longer := claim(r.addr, 5, 26)
+		r.breaks(longer, map[int][]int{0: {0, 1, 2, 3, 4}, 1: {0, 1, 2, 3}})
+		if rep, moved := r.takes(longer); rep.Resumed != 0 || rep.Had != 16 || moved != 6 {
+			t.Errorf("%+v, %d moved", rep, moved)
+		}
+		r.clean()
+	})
+}
+
 // TestResumeMetrics: what is taken up is counted, and what that spared.
 func TestResumeMetrics(t *testing.T) {
 	reg := prometheus.NewRegistry()
@@ -216,6 +237,11 @@ func TestResumeMetrics(t *testing.T) {
 		r.breaks(c, map[int][]int{0: {0, 1, 4}, 1: {1, 3}})
 		r.takes(c)
 		r.takes(claim(r.addr, 4, 18)) // nothing is left of it
+		one := claim(r.addr, 5, 10)
+		r.breaks(one, map[int][]int{1: {2}})
+		if rep, moved := r.takes(one); rep.Resumed != 1 || moved != 5 {
+			t.Errorf("resumed %d, moved %d, want 1 and 5", rep.Resumed, moved)
+		}
 		families, err := reg.Gather()
 		if err != nil {
 			t.Fatal(err)
@@ -224,7 +250,7 @@ func TestResumeMetrics(t *testing.T) {
 		for _, f := range families {
 			got[f.GetName()] = f.GetMetric()[0].GetCounter().GetValue()
 		}
-		want := map[string]float64{"xpyd_kv_resumed_transfers_total": 1, "xpyd_kv_resumed_units_total": 5, "xpyd_kv_recomputed_tokens_total": 17}
+		want := map[string]float64{"xpyd_kv_resumed_transfers_total": 2, "xpyd_kv_resumed_units_total": 6, "xpyd_kv_recomputed_tokens_total": 17 + 9}
 		if !maps.Equal(got, want) {
 			t.Errorf("%v, want %v", got, want)
 		}

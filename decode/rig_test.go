@@ -42,7 +42,8 @@ func fill(dst []byte, seed int32, layer, firstPos, n int) {
 
 // pool is decode's memory.
 type pool struct {
-	stall chan struct{} // when set, a Scatter waits for it
+	stall  chan struct{} // when set, a Scatter waits for it
+	noGate error         // what Gate returns
 
 	mu      sync.Mutex
 	rows    map[[2]int]string // layer, block

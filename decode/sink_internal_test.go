@@ -1,7 +1,9 @@
 package decode
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -53,6 +55,61 @@ func TestCounted(t *testing.T) {
 	}
 }
 
+// device is a pool that verifies its own memory.
+type device struct {
+	*stored
+	asked []kernels.Landed
+	good  []bool
+	err   error
+}
+
+func (d *device) Verify(_ context.Context, landed []kernels.Landed) ([]bool, error) {
+	d.asked = landed
+	return d.good, d.err
+}
+
+func (*device) Export() (kernels.Export, error)              { return kernels.Export{}, nil }
+func (*device) Flag(int) uint64                              { return 0 }
+func (*device) AwaitFlag(context.Context, int, uint64) error { return nil }
+func (*device) ClearFlag(int) error                          { return nil }
+
+// TestVerifyPushed: the device says which blocks are good, and only those count; without one
+// nothing does, unless the peer is trusted.
+func TestVerifyPushed(t *testing.T) {
+	cache, err := kvcache.New(kvcache.Config{Blocks: 8, BlockTokens: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := kvlayout.Plain(2, 1, 4, 4, "f32")
+	pushed := []kvconn.PushedBlock{{Block: 3, FirstPos: 4, Rows: 4}, {Block: 5, FirstPos: 8, Rows: 3}}
+	f := func(backend Backend, trust bool, layer int, good []bool, fails bool, layers int) *Coming {
+		t.Helper()
+		c := &Coming{Way: &Way{s: &Service{cache: cache}}, table: []int32{9, 3, 5}, from: 4, gate: kernels.NewHostGate(2), began: make(chan struct{}), wake: func() {},
+			here: make([]bool, 4), left: []int{2, 2}, asked: time.Now()}
+		got, err := (&counting{&sink{backend: backend, layers: l.Resolve(), trust: trust}, c}).VerifyPushed(t.Context(), layer, pushed)
+		if !slices.Equal(got, good) || (err != nil) != fails || c.layers != layers || c.gate.Layers() != layers {
+			t.Errorf("good %v, %v, %d layers here, %d open", got, err, c.layers, c.gate.Layers())
+		}
+		return c
+	}
+	d := &device{stored: &stored{}, good: []bool{true, true}}
+	f(d, false, 0, []bool{true, true}, false, 1)
+	if want := []kernels.Landed{{Layer: 0, Block: 3, FirstPos: 4, Rows: 4}, {Layer: 0, Block: 5, FirstPos: 8, Rows: 3}}; !slices.Equal(d.asked, want) {
+		t.Errorf("the device was asked of %+v", d.asked)
+	}
+	f(d, false, 1, []bool{true, true}, false, 0) // behind a layer that is not here
+	d.good = []bool{false, true}
+	c := f(d, false, 0, d.good, false, 0)
+	c.markVerified(0, pushed[1:], []bool{true}) // told twice, it counts once
+	if c.layers != 0 || c.left[0] != 1 {
+		t.Errorf("%d layers here, %d blocks left", c.layers, c.left[0])
+	}
+	d.err = errors.New("late")
+	f(d, false, 0, d.good, true, 0)
+	f(&stored{}, false, 0, nil, true, 0)
+	f(&stored{}, true, 0, []bool{true, true}, false, 1)
+}
+
 // TestSinkRefuses: nothing reaches the pool but whole rows of one block that agree
 // with their digests.
 func TestSinkRefuses(t *testing.T) {
@@ -80,4 +137,21 @@ func TestSinkRefuses(t *testing.T) {
 	f("more than a block", 0, 5, l.Resolve()[0].PackedBytes(5), 0, false)
 	f("too few bytes", 0, 4, l.Resolve()[0].PackedBytes(3), 0, false)
 	f("another digest", 0, 4, l.Resolve()[0].PackedBytes(4), 1, false)
+
+	if _, ok := s.View(0, 3, 0, 4); !ok {
+		t.Error("the pool's rows cannot be seen")
+	}
+	for name, other := range map[string]*sink{"no view": {backend: struct{ Backend }{}, layers: l.Resolve()}, "not this block": s} {
+		*pool = stored{}
+		if err := other.Verify(0, 1, 0, 4, 0, []uint64{0}); err == nil || errors.Is(err, kvconn.ErrDigest) || pool.sums != 0 {
+			t.Errorf("%s: %v, %d digests stored", name, err, pool.sums)
+		}
+	}
+	s.trust = true // whatever the digests are, but one a head
+	for n, want := range []bool{false, true, false} {
+		*pool = stored{}
+		if err := s.Store(0, 0, 0, 4, 0, make([]byte, l.Resolve()[0].PackedBytes(4)), make([]uint64, n)); (err == nil) != want || (pool.rows == 4) != want {
+			t.Errorf("%d digests, unchecked: %v, %d rows stored", n, err, pool.rows)
+		}
+	}
 }

@@ -91,7 +91,10 @@ func TestPausedIsNotPreemptedForNothing(t *testing.T) {
 func TestPreemptsYoungestAndRecomputes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := make(chan struct{})
-		r := newRig(t, config(), enginetest.Config{Blocks: 6, BlockTokens: 16},
+		cfg := config()
+		var preempted, steps, positions int // told by the loop
+		cfg.Preempted, cfg.Stepped = func() { preempted++ }, func(n int) { steps, positions = steps+1, positions+n }
+		r := newRig(t, cfg, enginetest.Config{Blocks: 6, BlockTokens: 16},
 			func(*kernels.Step) error { <-gate; return nil })
 		var handles []*engine.Handle
 		var want [][]output
@@ -112,6 +115,13 @@ func TestPreemptsYoungestAndRecomputes(t *testing.T) {
 		}
 		if n := r.metric("xpyd_engine_preemptions_total"); n == 0 {
 			t.Error("nothing was preempted: the test shows nothing")
+		}
+		for _, h := range handles {
+			r.done(h)
+		}
+		r.close() // the loop is over
+		if n := r.metric("xpyd_engine_preemptions_total"); float64(preempted) != n || steps < 50 || positions < 3*69 {
+			t.Errorf("told of %d preempted of %v, %d steps, %d positions", preempted, n, steps, positions)
 		}
 	})
 }

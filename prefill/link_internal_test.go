@@ -107,6 +107,16 @@ func TestLink(t *testing.T) {
 			}
 			s.refused(0, 1, ticket.Refused, "is over")
 		}},
+		{"a timer that fires while a ticket begins", func(s *scene) {
+			leg := s.leg(s.t.Context())
+			_, end := s.ticket(0, 2)
+			s.expire(s.key, s.live[s.key])
+			end(done)
+			s.expire(s.key, s.live[s.key]) // the next one has its time
+			_, end = s.ticket(1, 2)
+			end(done)
+			s.reports(leg, ticket.Done)
+		}},
 		{"no ticket comes", func(s *scene) {
 			leg := s.leg(s.t.Context())
 			began := time.Now()

@@ -297,6 +297,30 @@ func TestTicketRefused(t *testing.T) {
 	}
 }
 
+// TestLinkIsOver: a ticket of a link that has ended is refused, as are one that comes twice and one
+// that announces another number; nothing of them is computed.
+func TestLinkIsOver(t *testing.T) {
+	bubble(t, nil, nil, func(r *rig) {
+		s := spec(tokens(1, 8))
+		r.gets(r.send(s), ticket.Done, "")
+		steps, _ := r.backend.Steps()
+		r.gets(r.send(s), ticket.Refused, "is over")
+		two := spec(tokens(2, 8))
+		two.First = order(func(o *handoff.Order) { o.Of = 2 })
+		r.gets(r.send(two), ticket.Done, "")
+		r.gets(r.send(two), ticket.Refused, "came twice")
+		three := spec(tokens(2, 8))
+		three.Link, three.First = two.Link, order(func(o *handoff.Order) { o.Index, o.Of = 1, 3 })
+		r.gets(r.send(three), ticket.Refused, "2 tickets announced, now 3")
+		if now, _ := r.backend.Steps(); now != steps+1 {
+			r.t.Errorf("%d steps, want one", now-steps)
+		}
+		if rep := r.Await(r.t.Context(), two.Link); rep.Outcome != ticket.Late || rep.PromptTokens != 8 {
+			r.t.Errorf("%+v", rep)
+		}
+	})
+}
+
 // TestEngineFails: a failed step ends the ticket and the leg as dead.
 func TestEngineFails(t *testing.T) {
 	bubble(t, nil, func(*kernels.Step) error { return errors.New("broken") }, func(r *rig) {

@@ -241,6 +241,22 @@ func TestNotReady(t *testing.T) {
 	}
 	s.fill([]int32{1000, 999, 998})
 	f(1, 8, 2, true)
+
+	s = newSource(p, p.layout.Resolve(), 10, 4) // a row short
+	s.ready(0, []engine.Ready{ready[0], {Index: 1, Block: 999, FirstPos: 4, Rows: 3}})
+	f(0, 0, 4, true)
+	f(0, 4, 4, false)
+	if _, ok := s.Block(0, 1, 4, 4); ok {
+		t.Error("a block is shown whose last row is not computed")
+	}
+	if _, ok := s.Spans(0, 0, 8, nil); ok {
+		t.Error("spans are shown whose last row is not computed")
+	}
+	s.ready(0, []engine.Ready{{Index: 1, Block: 999, FirstPos: 7, Rows: 1}})
+	f(0, 4, 4, true)
+	if b, ok := s.Block(0, 1, 4, 4); b != 999 || !ok {
+		t.Errorf("block %d, %t", b, ok)
+	}
 }
 
 // viewed is a pool whose blocks can be seen in place.
@@ -249,7 +265,7 @@ type viewed struct{ *rows }
 func (p viewed) View(layer int, block int32, row, n int) ([]byte, bool) {
 	b := make([]byte, p.layout.Resolve()[0].PackedBytes(n))
 	p.Gather(layer, block, row, n, b)
-	return b, row == 0 && n == p.layout.BlockTokens
+	return b, row == 0
 }
 
 // Whole blocks of one size at both ends are shown; what is not computed, not

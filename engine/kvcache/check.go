@@ -35,7 +35,7 @@ func (c *Cache) Check() error {
 		}
 		free[id] = true
 	}
-	cached := 0
+	cached, barred := 0, 0
 	for i := range c.blocks {
 		b := &c.blocks[i]
 		states := 0
@@ -60,9 +60,12 @@ func (c *Cache) Check() error {
 		if b.refs == 0 && b.entry != nil {
 			cached++
 		}
+		if b.quarantined {
+			barred++
+		}
 	}
-	if cached != c.cached {
-		return fmt.Errorf("%d blocks cached, counted %d", cached, c.cached)
+	if cached != c.cached || barred != c.quarantined {
+		return fmt.Errorf("%d blocks cached, counted %d; %d in quarantine, counted %d", cached, c.cached, barred, c.quarantined)
 	}
 	if len(c.waiters) > c.cfg.MaxWaiters {
 		return fmt.Errorf("%d waiters, at most %d may wait", len(c.waiters), c.cfg.MaxWaiters)

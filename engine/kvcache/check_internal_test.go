@@ -25,8 +25,14 @@ func TestCheckFinds(t *testing.T) {
 			c.blocks[b].refs, c.blocks[b].quarantined = 1, true
 			c.owners["x"] = &holding{refs: map[int32]int{b: 1}, quarantined: map[int32]bool{b: true}}
 		}, "not in use"},
-		"of an entry that is gone":   {func(c *Cache, e *entry) { delete(c.index, e.hash) }, "not in the index"},
-		"count of cached blocks":     {func(c *Cache, _ *entry) { c.cached++ }, "blocks cached, counted"},
+		"of an entry that is gone":     {func(c *Cache, e *entry) { delete(c.index, e.hash) }, "not in the index"},
+		"count of cached blocks":       {func(c *Cache, _ *entry) { c.cached++ }, "blocks cached, counted"},
+		"count of those in quarantine": {func(c *Cache, _ *entry) { c.quarantined++ }, "in quarantine, counted"},
+		"in quarantine twice": {func(c *Cache, e *entry) {
+			for _, owner := range []string{"x", "y"} {
+				c.owners[owner] = &holding{quarantined: map[int32]bool{e.blocks[0]: true}}
+			}
+		}, "in quarantine twice"},
 		"too many waiters":           {func(c *Cache, _ *entry) { c.waiters = make([]*waiter, c.cfg.MaxWaiters+1) }, "waiters, at most"},
 		"under a name and the index": {func(c *Cache, e *entry) { c.shelf[e.hash] = e }, "is in the index"},
 		"of another entry":           {func(c *Cache, e *entry) { c.blocks[e.blocks[0]].entry = c.index[e.parent] }, "does not know"},

@@ -43,3 +43,6 @@ func (c *Cache) Generation(id int32) (uint32, bool) {
 
 // Hashes returns the hash of each prefix of 16, 32, … tokens.
 func (ch *Chain) Hashes() []Hash { return ch.hashes }
+
+// Root names the empty prefix.
+func (ch *Chain) Root() Hash { return ch.root }

@@ -501,6 +501,9 @@ func (r *recorder) KVEvent(ev kvcache.Event) {
 		if r.have[ev.Hash] {
 			r.t.Errorf("%x stored twice", ev.Hash)
 		}
+		if unit := len(ev.Tokens); unit == 0 || unit%16 != 0 || unit%len(ev.Blocks) != 0 || ev.Pos%unit != 0 || (ev.Parent == kvcache.Hash{}) != (ev.Pos == 0) {
+			r.t.Errorf("%x: %d tokens in %d blocks from %d", ev.Hash, unit, len(ev.Blocks), ev.Pos)
+		}
 		r.have[ev.Hash] = true
 	case kvcache.Removed:
 		if !r.have[ev.Hash] {

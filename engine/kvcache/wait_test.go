@@ -185,6 +185,9 @@ func TestTooManyWaiters(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		go c.AllocWait(ctx, 1, "b")
 		synctest.Wait()
+		if n := c.Stats().Waiters; n != 1 {
+			t.Errorf("%d wait, and one may", n)
+		}
 		if _, err := c.AllocWait(ctx, 1, "c"); !errors.Is(err, kvcache.ErrTooManyWaiters) {
 			t.Errorf("second waiter: %v", err)
 		}

@@ -41,12 +41,18 @@ func TestArriveBehindStep(t *testing.T) {
 			if a.Move().Layers() != 0 {
 				t.Error("a layer is there already")
 			}
+			if !a.Begun() || a.Over() || a.Upto() != part/16*16 {
+				t.Errorf("begun %t, over %t, up to %d", a.Begun(), a.Over(), a.Upto())
+			}
 			close(layers)
 			got, cached, err := read(h)
 			if err != nil || !slices.Equal(got, want) || cached != part/16*16 {
 				t.Errorf("chunks of %d, %d of %d tokens in host memory: %v with %d cached, want %v: %v", chunk, part, len(tokens), got, cached, want, err)
 			}
 			come(t, "the prefix's end", a.Done())
+			if !a.Over() {
+				t.Error("it is done, and not over")
+			}
 			if n := r.cache.Reach(new(r.chain(tokens)), len(tokens)-1); n != 320 {
 				t.Errorf("%d tokens in the index", n)
 			}

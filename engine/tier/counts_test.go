@@ -39,7 +39,7 @@ func TestCounts(t *testing.T) {
 	r.host.Clear()
 	r.load(first[:32], 32)
 	is("two from the SSD", map[[2]string]float64{{"loaded_units_total", tierHost}: 6, {"loaded_units_total", tierSSD}: 2, {"loaded_tokens_total", ""}: 128,
-		{"units", tierHost}: 2, {"units", tierSSD}: 6, {"saved_units_total", tierSSD}: 6})
+		{"units", tierHost}: 2, {"units", tierSSD}: 6, {"saved_units_total", tierSSD}: 6, {"prefetched_units_total", ""}: 0})
 	if _, err := r.tiers.Pin(first[:32], "", time.Hour); err != nil {
 		t.Fatal(err)
 	}

@@ -42,6 +42,7 @@ func TestCompatible(t *testing.T) {
 	f("protocol differs: prefill has 1-2, decode has 3-4", func(d *fleet.Instance) { d.ProtocolMin, d.ProtocolMax = 3, 4 })
 	f("protocol differs: prefill has 1-2, decode has 0-0", func(d *fleet.Instance) { d.ProtocolMin, d.ProtocolMax = 0, 0 })
 	f("model differs: prefill has m, decode has n", func(d *fleet.Instance) { d.Model = "n" })
+	f("", func(d *fleet.Instance) { d.Version = "1" }) // of one that does not say
 	f("model_fingerprint differs: prefill has f, decode has (none)", func(d *fleet.Instance) { d.ModelFingerprint = "" })
 	f("tokenizer_fingerprint differs: prefill has t, decode has u", func(d *fleet.Instance) { d.TokenizerFingerprint = "u" })
 	f("numerics differs: prefill has cpu, decode has cuda", func(d *fleet.Instance) { d.Numerics = "cuda" })
@@ -55,12 +56,26 @@ func TestCompatible(t *testing.T) {
 	f("numerics differs: prefill has cpu, decode has cuda", func(d *fleet.Instance) { d.Convert, d.Layout, d.Numerics = true, layout(5, 4, 8, "bf16"), "cuda" })
 }
 
+// TestCompatibleVersions: engines that say their version must say the same one.
+func TestCompatibleVersions(t *testing.T) {
+	for _, c := range []struct {
+		prefill, decode string
+		ok              bool
+	}{{"", "", true}, {"1", "1", true}, {"1", "2", false}, {"1", "", true}, {"", "1", true}} {
+		p, d := instance("p", fleet.Prefill), instance("d", fleet.Decode)
+		p.Version, d.Version = c.prefill, c.decode
+		if m := fleet.Compatible(&p, &d); (m == nil) != c.ok || m != nil && m.Field != "version" {
+			t.Errorf("%+v: %v", c, m)
+		}
+	}
+}
+
 // SGLang's decode fails when its blocks are of another size, where both are known.
 func TestCompatibleSGLang(t *testing.T) {
-	for _, c := range []struct{ prefill, decode int }{{16, 16}, {16, 64}, {0, 64}, {16, 0}} {
+	for _, c := range []struct{ prefill, decode int }{{16, 16}, {16, 64}, {0, 64}, {16, 0}, {1, 1}, {1, 64}, {16, 1}} {
 		p, d := instance("p", fleet.Prefill), instance("d", fleet.Decode)
 		p.Dialect, d.Dialect, p.Layout.BlockTokens, d.Layout.BlockTokens = "sglang", "sglang", c.prefill, c.decode
-		if m := fleet.Compatible(&p, &d); (m != nil) != (c.decode == 64 && c.prefill == 16) {
+		if m := fleet.Compatible(&p, &d); (m != nil) != (c.prefill != c.decode && c.prefill*c.decode > 0) {
 			t.Errorf("%+v: %v", c, m)
 		}
 	}

@@ -12,6 +12,12 @@ func (a *Announcer) SetPaused(on bool) { a.paused.Store(on) }
 // Publish sends raw bytes on the bus, as a stranger could.
 func (c *Conn) Publish(subject string, payload []byte) error { return c.nc.Publish(subject, payload) }
 
+// Reconnects is how often it has reconnected, once what was sent so far has arrived.
+func (c *Conn) Reconnects() (uint64, error) {
+	err := c.nc.Flush()
+	return c.nc.Stats().Reconnects, err
+}
+
 // RetryDelay is how long a connection waits before its nth attempt.
 var RetryDelay = retryDelay
 

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -404,8 +405,13 @@ func TestLifeline(t *testing.T) {
 	noLeak(t)
 	open := make(chan struct{})
 	held := lifelineServer(t, open)
-	absent := httptest.NewServer(http.NotFoundHandler())
+	var asked atomic.Int64
+	absent := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		http.NotFound(rw, r)
+	}))
 	t.Cleanup(absent.Close)
+	began := time.Now()
 	w := watch(t, fleet.WatcherConfig{})
 	l := fleet.WatchLifeline(w, fleet.LifelineConfig{Backoff: 5 * time.Millisecond, Most: 20 * time.Millisecond})
 	t.Cleanup(l.Close)
@@ -431,6 +437,9 @@ func TestLifeline(t *testing.T) {
 		if !is(id, fleet.Live)(w.Snapshot()) {
 			t.Errorf("%s died of having no lifeline", id)
 		}
+	}
+	if n := asked.Load(); n > 3+int64(time.Since(began)/(5*time.Millisecond/2)) {
+		t.Errorf("who has no lifeline was asked for one %d times in %v", n, time.Since(began))
 	}
 	w.Remove("held", "test")
 }

@@ -265,8 +265,11 @@ func TestRejoin(t *testing.T) {
 	if err := c.Rejoin("http://x"); err == nil {
 		t.Error("nonsense is taken")
 	}
-	if err := c.Rejoin(a.ClientURL()); err != nil || c.Link().Reconnects != 0 {
+	if err := c.Rejoin(a.ClientURL()); err != nil {
 		t.Error("the same server", err)
+	}
+	if n, err := c.Reconnects(); n != 0 || err != nil {
+		t.Errorf("left the same server %d times, %v", n, err)
 	}
 	if err := c.Rejoin(b.ClientURL()); err != nil {
 		t.Fatal(err)

@@ -1,7 +1,9 @@
 package fleet
 
 import (
+	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -27,4 +29,36 @@ func TestTickTells(t *testing.T) {
 	default:
 		t.Error("nobody was told")
 	}
+}
+
+// TestProbesGoOn: a member that NATS does not hear is probed for as long as it answers, at most once
+// in a second.
+func TestProbesGoOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		probes := 0
+		w, err := Watch(WatcherConfig{Probe: func(_ context.Context, i *Instance) error {
+			if probes++; i.ID != "a" {
+				t.Errorf("%s is probed", i.ID)
+			}
+			return nil
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.change(func(now time.Time) {
+			w.reg.link.Up, w.reg.witnessed = true, time.Hour
+			w.reg.announce(worker("a", 1), NATS, now)
+			w.reg.announce(worker("static", 1), Static, now)
+			w.reg.members["a"].heard = w.reg.witnessed - suspectAfter/2 - 1
+		})
+		const seconds = 2 * probesAtOnce
+		time.Sleep(seconds * suspectAfter)
+		w.Close()
+		if probes < seconds-2 || probes > seconds+1 {
+			t.Errorf("%d probes in %d seconds", probes, seconds)
+		}
+		if m := w.Snapshot().Get("a"); len(w.slots) != 0 || m == nil || m.State != Live {
+			t.Errorf("%d are under way, a is %+v", len(w.slots), m)
+		}
+	})
 }

@@ -146,6 +146,16 @@ func TestMergeUsage(t *testing.T) {
 		`{"a": 1.0,"usage": {"prompt_tokens":9,"completion_tokens":3, "total_tokens":12,"x":[ ],"prompt_tokens_details":{"cached_tokens":4}},"b":2}`)
 	f(`{"usage":{"prompt_tokens":8,"completion_tokens":3,"total_tokens":11,"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":8}}}`,
 		`{"usage":{"prompt_tokens":9,"completion_tokens":3,"total_tokens":12,"prompt_tokens_details":{"audio_tokens":0,"cached_tokens":4}}}`)
+	f(`{"usage":{}}`, `{"usage":{"prompt_tokens":9,"total_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}}`)
+	f(`{"usage":{"completion_tokens":-1,"prompt_tokens_details":null}}`,
+		`{"usage":{"completion_tokens":-1,"prompt_tokens_details":{"cached_tokens":4},"prompt_tokens":9,"total_tokens":9}}`)
+	u = openai.PromptUsage{Prompt: 9, Cached: 0}
+	f(`{"usage":{"prompt_tokens":1}}`, `{"usage":{"prompt_tokens":9,"total_tokens":9,"prompt_tokens_details":{"cached_tokens":0}}}`)
+	u = openai.PromptUsage{Prompt: 9, Cached: -1}
+	f(`{"usage":{"prompt_tokens_details":{"cached_tokens":4}}}`, `{"usage":{"prompt_tokens_details":null,"prompt_tokens":9,"total_tokens":9}}`)
+	f(`{"usage":[]}`, `{"usage":[]}`)
+	f(`{"usage":{}`, `{"usage":{}`)
+	u = openai.PromptUsage{Prompt: 9, Cached: 4}
 	f(`{"usage":null}`, `{"usage":null}`)
 	f(`{"choices":[]}`, `{"choices":[]}`)
 
@@ -156,7 +166,31 @@ func TestMergeUsage(t *testing.T) {
 			t.Errorf("%q", got)
 		}
 	}
+	for _, run := range []string{"", "data: {\"choices\":[]}\n\n", "data: {\"text\":\"usage\\\":{\"}\n\n", "data: {\"usage\": null}\n\n",
+		"usage\":{", "usage\":usage\":{}"} {
+		if got := string(openai.MergeUsageEvents([]byte(run), u)); got != run {
+			t.Errorf("%q became %q", run, got)
+		}
+		if openai.HasUsage([]byte(run)) {
+			t.Errorf("%q has a usage", run)
+		}
+	}
+	for _, run := range []string{`usage":1,"usage":{}`, `"usage":{`, `"usage":  {`, `"usage":null,"usage": {`} {
+		if !openai.HasUsage([]byte(run)) {
+			t.Errorf("%q has no usage", run)
+		}
+	}
+	bare := "{\"usage\":{\"prompt_tokens\":1}}\n" // no data
+	if got := string(openai.MergeUsageEvents([]byte(bare+run), u)); got != bare+want {
+		t.Errorf("%q", got)
+	}
+	both := "data: {\"usage\":null}\n\n" + run
+	if got := string(openai.MergeUsageEvents([]byte(both), u)); !openai.HasUsage([]byte(both)) || got != "data: {\"usage\":null}\n\n"+want {
+		t.Errorf("%q", got)
+	}
 	for body, want := range map[string]openai.PromptUsage{
+		`{"usage":{"prompt_tokens":0,"prompt_tokens_details":{"cached_tokens":0}}}`:             {},
+		`{"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":-2}}}`:            {Prompt: 7, Cached: -1},
 		`{"usage":{"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":2}}}`:             {Prompt: 7, Cached: 2},
 		`{"usage":{"prompt_tokens":7,"prompt_tokens_details":null}}`:                            {Prompt: 7, Cached: -1},
 		"data: {\"usage\":null}\n\ndata: {\"usage\":{\"prompt_tokens\":5}}\n\ndata: [DONE]\n\n": {Prompt: 5, Cached: -1},
@@ -165,8 +199,39 @@ func TestMergeUsage(t *testing.T) {
 			t.Errorf("%s: %+v %v", body, got, ok)
 		}
 	}
-	if _, ok, _ := openai.ReadUsage([]byte(`{"usage":null}`), ""); ok {
-		t.Error("a usage out of nothing")
+	for body, value := range map[string]string{
+		`{"usage":null,"id":5}`: "5", `{"usage":{},"id":null}`: "", `{"usage":{"prompt_tokens":-1},"id":"x"}`: `"x"`, `{"usage":{"prompt_tokens":"1"}}`: "",
+		`{"id":[1],"usage":3}`: "[1]", `{"usage":{"prompt_tokens":1},"id":2`: "", `[]`: "",
+	} {
+		if got, ok, v := openai.ReadUsage([]byte(body), "id"); ok || got != (openai.PromptUsage{}) || string(v) != value {
+			t.Errorf("%s: %+v, %t, %s", body, got, ok, v)
+		}
+	}
+	if _, ok, v := openai.ReadUsage([]byte(`{"id":{"a":1},"usage":{"prompt_tokens":1}}`), "id"); !ok || string(v) != `{"a":1}` {
+		t.Errorf("%t, %s", ok, v)
+	}
+}
+
+// TestWith: members are set in place or appended, however many, and Member reads them.
+func TestWith(t *testing.T) {
+	f := func(object, want string, set ...[2]string) {
+		t.Helper()
+		if got := string(openai.With([]byte(object), set...)); got != want {
+			t.Errorf("%s: have %s, want %s", object, got, want)
+		}
+	}
+	f(`{}`, `{"a":1}`, [2]string{"a", "1"})
+	f(` { "b" : 2 } `, ` { "b" : 2 ,"a":1} `, [2]string{"a", "1"})
+	f(`{"a":0,"b":2,"a":3}`, `{"a":1,"b":2,"a":1}`, [2]string{"a", "1"})
+	f(`{"c":0,"a":0}`, `{"c":3,"a":1,"b":2,"d":4}`, [2]string{"a", "1"}, [2]string{"b", "2"}, [2]string{"c", "3"}, [2]string{"d", "4"})
+	f(`{"e":0}`, `{"e":5,"a":1,"b":2,"c":3,"d":4}`, [2]string{"a", "1"}, [2]string{"b", "2"}, [2]string{"c", "3"}, [2]string{"d", "4"}, [2]string{"e", "5"})
+	f(`{"a":1}`, `{"a":1}`)
+	f(`[1]`, `[1]`, [2]string{"a", "1"})
+	f(`{"a":1`, `{"a":1`, [2]string{"a", "2"})
+	for body, want := range map[string]string{`{"a":1,"b":[2]}`: "[2]", `{"b":null}`: "", `{"b":1,"b":2}`: "2", `{"b":1`: "", `{"b":1}x`: "", `[]`: "", `{"a":{"b":1}}`: ""} {
+		if got := openai.Member([]byte(body), "b"); string(got) != want {
+			t.Errorf("%s: %s, want %s", body, got, want)
+		}
 	}
 }
 

@@ -1,6 +1,8 @@
 package openai_test
 
 import (
+	"encoding/json"
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -22,6 +24,10 @@ func TestLimits(t *testing.T) {
 		`{"prompt":"x","temperature":2}`, `{"prompt":"x","temperature":0}`, `{"prompt":"x","top_p":1}`,
 		`{"prompt":"x","presence_penalty":2,"frequency_penalty":-2}`, `{"prompt":"x","presence_penalty":-2,"frequency_penalty":2}`,
 		`{"prompt":"x","cache_priority":0}`, `{"prompt":"x","cache_priority":100}`, `{"prompt":"x","max_tokens":0,"echo":true}`, `{"prompt":"x","max_tokens":1}`,
+		`{"prompt":"x","max_tokens":2147483647,"min_tokens":2147483647,"top_k":2147483647}`, `{"prompt":"x","max_tokens":4,"min_tokens":4}`,
+		`{"prompt":"x","prompt_logprobs":20}`, `{"prompt":"x","repetition_penalty":2}`, `{"prompt":"x","seed":9223372036854775807}`, `{"prompt":"x","seed":9007199254740992.0}`,
+		`{"prompt":"x","use_beam_search":false,"best_of":1,"suffix":"","bad_words":[],"guided_json":null,"response_format":{"type":"text"}}`,
+		`{"prompt":"x","stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`, `{"prompt":"x","stream_options":{"include_usage":false}}`,
 		`{"prompt":"x","min_p":1}`, `{"prompt":"x","min_p":0}`, `{"prompt":"x","top_k":-1}`, `{"prompt":"x","top_k":0}`, `{"prompt":"x","top_k":1}`,
 	} {
 		if _, err := openai.ParseCompletion([]byte(body), 512); err != nil {
@@ -147,6 +153,31 @@ func TestBadCompletions(t *testing.T) {
 		{`{"prompt":"x","cache_priority":101}`, "cache_priority", "between 0 and 100"},
 		{`{"prompt":"x","cache_priority":"high"}`, "cache_priority", "integer"},
 		{`{"prompt":"x","kv_transfer_params":[]}`, "kv_transfer_params", "object"},
+		{`{"prompt":[` + strings.Repeat(`"a",`, 256) + `"a"]}`, "prompt", "more than 256"},
+		{`{"prompt":"x","use_beam_search":true}`, "use_beam_search", "not supported"},
+		{`{"prompt":"x","allowed_token_ids":[1]}`, "allowed_token_ids", "not supported"},
+		{`{"prompt":"x","bad_words":["a"]}`, "bad_words", "not supported"},
+		{`{"prompt":"x","logits_processors":["a"]}`, "logits_processors", "not supported"},
+		{`{"prompt":"x","prompt_embeds":"a"}`, "prompt_embeds", "not supported"},
+		{`{"prompt":"x","truncate_prompt_tokens":1}`, "truncate_prompt_tokens", "not supported"},
+		{`{"prompt":"x","structured_outputs":{}}`, "structured_outputs", "not supported"},
+		{`{"prompt":"x","guided_grammar":"a"}`, "guided_grammar", "not supported"},
+		{`{"prompt":"x","stream_options":{"continuous_usage_stats":true}}`, "stream_options", "stream"},
+		{`{"prompt":"x","stream":true,"stream_options":{"continuous_usage_stats":1}}`, "stream_options.continuous_usage_stats", "boolean"},
+		{`{"prompt":"x","prompt_logprobs":21}`, "prompt_logprobs", "between 0 and 20"},
+		{`{"prompt":"x","prompt_logprobs":-1}`, "prompt_logprobs", "between 0 and 20"},
+		{`{"prompt":"x","min_tokens":-1}`, "min_tokens", "between 0 and"},
+		{`{"prompt":"x","min_tokens":17}`, "min_tokens", "above max_tokens (16)"},
+		{`{"prompt":"x","top_k":2147483648}`, "top_k", "between -1 and 2147483647"},
+		{`{"prompt":"x","repetition_penalty":2.01}`, "repetition_penalty", "between 0 and 2"},
+		{`{"prompt":"x","min_p":-0.01}`, "min_p", "between 0 and 1"},
+		{`{"prompt":"x","cache_priority":-1}`, "cache_priority", "between 0 and 100"},
+		{`{"prompt":"x","seed":9223372036854775808}`, "seed", "between"},
+		{`{"prompt":"x","seed":9007199254740994.0}`, "seed", "between"},
+		{`{"prompt":"x","seed":-9007199254740994.0}`, "seed", "between"},
+		{`{"prompt":"x","echo":"yes"}`, "echo", "boolean"},
+		{`{"prompt":"x","stop":[]` + `,"cache_salt":1}`, "cache_salt", "string"},
+		{`{"prompt":"x","logit_bias":{"-1":1}}`, "logit_bias", "no token id"},
 	} {
 		got, err := openai.ParseCompletion([]byte(c.body), 512)
 		if err == nil || got != nil {
@@ -228,6 +259,34 @@ func TestBadChats(t *testing.T) {
 		{`{` + hi + `,"functions":[]}`, "functions", "not supported"},
 		{`{` + hi + `,"chat_template_kwargs":1}`, "chat_template_kwargs", "object"},
 		{`{` + hi + `,"add_generation_prompt":true,"continue_final_message":true}`, "continue_final_message", "both"},
+		{`{` + hi + `,"tools":[null]}`, "tools", "object"},
+		{`{` + hi + `,"tools":[{"type":"function"},{"type":""}]}`, "tools", "tools[1].type"},
+		{`{` + hi + `,"audio":{}}`, "audio", "not supported"},
+		{`{` + hi + `,"max_tokens":4,"min_tokens":5}`, "min_tokens", "above max_tokens (4)"},
+		{`{` + hi + `,"stream_options":{"include_usage":true}}`, "stream_options", "stream"},
+		{`{` + hi + `,"stream":true,"prompt_logprobs":1}`, "prompt_logprobs", "stream"},
+		{`{` + hi + `,"n":0}`, "n", "between 1 and 128"},
+		{`{` + hi + `,"min_tokens":5}`, "ok", ""},
+		{`{` + hi + `,"chat_template":"x"}`, "chat_template", "not supported"},
+		{`{` + hi + `,"function_call":"auto"}`, "function_call", "not supported"},
+		{`{` + hi + `,"modalities":["text","audio"]}`, "modalities", "only text"},
+		{`{` + hi + `,"modalities":["text"],"functions":null,"tools":[],"tool_choice":"auto","response_format":null}`, "ok", ""},
+		{`{` + hi + `,"max_tokens":1,"max_completion_tokens":1,"top_logprobs":0}`, "ok", ""},
+		{`{` + hi + `,"max_completion_tokens":0}`, "max_completion_tokens", "between 1 and"},
+		{`{` + hi + `,"continue_final_message":true}`, "ok", ""},
+		{`{` + hi + `,"add_generation_prompt":false,"continue_final_message":true}`, "ok", ""},
+		{`{"messages":[null]}`, "messages", "object"},
+		{`{"messages":[{"role":"user","content":null}]}`, "messages", "content is required"},
+		{`{"messages":[{"role":"user","content":[3]}]}`, "messages", "messages[0].content[0] must be an object"},
+		{`{"messages":[{"role":"user","content":["a",null]}]}`, "messages", "messages[0].content[1]"},
+		{`{"messages":[{"role":"assistant","tool_calls":{}}]}`, "messages", "list"},
+		{`{"messages":[{"role":"assistant","tool_calls":[1]}]}`, "messages", "messages[0].tool_calls[0] must be an object"},
+		{`{"messages":[{"role":"assistant","tool_calls":[{"function":{}},{"function":null}]}]}`, "messages", "messages[0].tool_calls[1].function must be an object"},
+		{`{"messages":[{"role":"assistant","tool_calls":[{"id":"1"}]}]}`, "messages", "messages[0].tool_calls[0].function must be an object"},
+		{`{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":""}}]}]}`, "ok", ""},
+		{`{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":{"a":1}}}]}]}`, "ok", ""},
+		{`{"messages":[{"role":"assistant","tool_calls":null}]}`, "ok", ""},
+		{`{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":"1 2"}}]}]}`, "messages", "not valid JSON"},
 		{`{` + hi + `,"x":1e999999999999}`, "ok", ""},
 		{`{"messages":[{"role":"user","content":"x","n":1e999}]}`, "", "out of range"},
 	} {
@@ -343,21 +402,147 @@ func TestScan(t *testing.T) {
 	tokens(`{"prompt":[1,2,3]}`, 3)
 	tokens(`{"prompt":[[1,2],[3]]}`, 3)
 	tokens(`{"prompt":"0123456789"}`, 4)
+	tokens(`{"prompt":"01234567"}`, 3)
+	tokens(`{"prompt":[ 9 ]}`, 1)
+	tokens(`{"prompt":[]}`, 1)
+	tokens(`{"prompt":["012345"]}`, 3)
+	tokens(`{"model":"m"}`, 1)
+	tokens(`{"messages":[1,2],"tools":[{"type":1}]}`, 5)
+	bad := func(body, param string) {
+		t.Helper()
+		if got, err := openai.Scan([]byte(body)); err == nil || err.Status != 400 || err.Param != param {
+			t.Errorf("%s: %+v, %v, want an error of %q", body, got, err, param)
+		}
+	}
+	for _, n := range []int{0, 129} {
+		bad(fmt.Sprintf(`{"n":%d}`, n), "n")
+	}
+	bad(`{"max_tokens":-1}`, "max_tokens")
+	bad(`{"max_tokens":2147483648}`, "max_tokens")
+	bad(`{"max_completion_tokens":-1}`, "max_completion_tokens")
+	bad(`{"model":1}`, "model")
+	bad(`{"stream":1}`, "stream")
+	bad(`{"seed":"a"}`, "seed")
+	bad(`[]`, "")
+	bad(`{"prompt":[1}`, "")
+	got, err = openai.Scan([]byte(`{"n":128,"max_tokens":2147483647,"seed":null,"cache_salt":"s","top_logprobs":21,"logprobs":true,"tools":[1],"priority":9223372036854775807}`))
+	if err != nil || got.N != 128 || got.MaxTokens != 2147483647 || got.HasSeed || string(got.Salt) != `"s"` || got.TopLogprobs != 20 || !got.Logprobs ||
+		string(got.Tools) != `[1]` || got.Priority != 1<<63-1 || got.Prompts != 1 || got.Twice != "" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	got, err = openai.Scan([]byte(`{"n":null,"max_completion_tokens":5,"cache_salt":null,"logprobs":3,"top_logprobs":-1,"seed":0,"messages":null}`))
+	if err != nil || got.N != 1 || got.MaxTokens != 5 || got.Salt != nil || got.TopLogprobs != 3 || !got.HasSeed || got.Messages {
+		t.Errorf("got %+v, %v", got, err)
+	}
 }
 
 func TestTokenize(t *testing.T) {
-	got, err := openai.ParseTokenize([]byte(`{"model":"m","prompt":"x","return_token_strs":true}`), 0)
-	if err != nil || got.Prompt != "x" || !got.AddSpecial || !got.ReturnStrs || got.Chat != nil {
-		t.Errorf("%+v, %v", got, err)
+	const chat = `"messages":[{"role":"user","content":"x"}]`
+	f := func(body, prompt string, isChat, special, strs bool) {
+		t.Helper()
+		got, err := openai.ParseTokenize([]byte(body), 0)
+		if err != nil {
+			t.Errorf("%s: %v", body, err)
+			return
+		}
+		if got.Prompt != prompt || (got.Chat != nil) != isChat || got.AddSpecial != special || got.ReturnStrs != strs || got.Model != "m" ||
+			isChat && got.Chat.AddSpecial != special {
+			t.Errorf("%s: %+v", body, got)
+		}
 	}
-	got, err = openai.ParseTokenize([]byte(`{"messages":[{"role":"user","content":"x"}],"add_special_tokens":true}`), 0)
-	if err != nil || got.Chat == nil || !got.AddSpecial || !got.Chat.AddSpecial {
-		t.Errorf("%+v, %v", got, err)
+	f(`{"model":"m","prompt":"x","return_token_strs":true}`, "x", false, true, true)
+	f(`{"model":"m","prompt":"x","add_special_tokens":false}`, "x", false, false, false)
+	f(`{"model":"m","prompt":"","add_special_tokens":null}`, "", false, true, false)
+	f(`{"model":"m",`+chat+`}`, "", true, false, false)
+	f(`{"model":"m",`+chat+`,"add_special_tokens":true,"prompt":null}`, "", true, true, false)
+	for body, param := range map[string]string{
+		`{}`: "prompt", `{"prompt":null}`: "prompt", `{"prompt":"x",` + chat + `}`: "prompt", `{"messages":[]}`: "prompt", `{"prompt":3}`: "prompt",
+		`{` + chat + `,"top_logprobs":2}`: "top_logprobs", `{"prompt":"x"`: "",
+	} {
+		if got, err := openai.ParseTokenize([]byte(body), 0); err == nil || got != nil || err.Param != param {
+			t.Errorf("%s: %+v, %v", body, got, err)
+		}
 	}
-	if _, err := openai.ParseTokenize([]byte(`{}`), 0); err == nil || err.Param != "prompt" {
-		t.Errorf("empty: %v", err)
+
+	d, err := openai.ParseDetokenize([]byte(`{"model":"m","x":[1],"tokens":[511,0]}`), 512)
+	if err != nil || d.Model != "m" || !slices.Equal(d.Tokens, []int32{511, 0}) {
+		t.Errorf("%+v, %v", d, err)
 	}
-	if _, err := openai.ParseDetokenize([]byte(`{"tokens":["a"]}`), 0); err == nil || err.Param != "tokens" {
-		t.Errorf("detokenize: %v", err)
+	if d, err := openai.ParseDetokenize([]byte(`{"tokens":[]}`), 512); err != nil || len(d.Tokens) != 0 {
+		t.Errorf("%+v, %v", d, err)
 	}
+	for body, param := range map[string]string{`{"tokens":["a"]}`: "tokens", `{"tokens":[512]}`: "tokens", `{}`: "tokens", `{"tokens":null}`: "tokens", `{"tokens":[1]`: ""} {
+		if got, err := openai.ParseDetokenize([]byte(body), 512); err == nil || got != nil || err.Param != param {
+			t.Errorf("%s: %+v, %v", body, got, err)
+		}
+	}
+}
+
+// TestEveryField: each field is read into its own place, and into no other.
+func TestEveryField(t *testing.T) {
+	three, five := 3, int64(5)
+	sampling := map[string]func(*openai.Sampling){
+		`"model":"m"`: func(s *openai.Sampling) { s.Model = "m" }, `"user":"u"`: func(s *openai.Sampling) { s.User = "u" },
+		`"n":3`: func(s *openai.Sampling) { s.N = 3 }, `"seed":5`: func(s *openai.Sampling) { s.Seed = &five },
+		`"stream":true`: func(s *openai.Sampling) { s.Stream = true },
+		`"stream":true,"stream_options":{"include_usage":true}`:          func(s *openai.Sampling) { s.Stream, s.IncludeUsage = true, true },
+		`"stream":true,"stream_options":{"continuous_usage_stats":true}`: func(s *openai.Sampling) { s.Stream, s.ContinuousUsage = true, true },
+		`"min_tokens":3`: func(s *openai.Sampling) { s.MinTokens = 3 }, `"stop":"x"`: func(s *openai.Sampling) { s.Stop = []string{"x"} },
+		`"stop_token_ids":[3]`:              func(s *openai.Sampling) { s.StopTokenIDs = []int32{3} },
+		`"include_stop_str_in_output":true`: func(s *openai.Sampling) { s.IncludeStop = true },
+		`"ignore_eos":true`:                 func(s *openai.Sampling) { s.IgnoreEOS = true }, `"skip_special_tokens":false`: func(s *openai.Sampling) { s.SkipSpecial = false },
+		`"temperature":0.5`: func(s *openai.Sampling) { s.Temperature, s.Given = 0.5, openai.GivenTemperature },
+		`"top_p":0.5`:       func(s *openai.Sampling) { s.TopP, s.Given = 0.5, openai.GivenTopP }, `"min_p":0.5`: func(s *openai.Sampling) { s.MinP, s.Given = 0.5, openai.GivenMinP },
+		`"top_k":3`: func(s *openai.Sampling) { s.TopK, s.Given = 3, openai.GivenTopK }, `"top_k":-1`: func(s *openai.Sampling) { s.Given = openai.GivenTopK },
+		`"top_k":3,"top_k":null`: func(*openai.Sampling) {}, `"temperature":0.5,"temperature":null`: func(*openai.Sampling) {},
+		`"presence_penalty":0.5`: func(s *openai.Sampling) { s.Presence = 0.5 }, `"frequency_penalty":0.5`: func(s *openai.Sampling) { s.Frequency = 0.5 },
+		`"repetition_penalty":0.5`: func(s *openai.Sampling) { s.Repetition, s.Given = 0.5, openai.GivenRepetition },
+		`"logit_bias":{"3":0.5}`:   func(s *openai.Sampling) { s.LogitBias = []openai.Bias{{ID: 3, Value: 0.5}} },
+		`"prompt_logprobs":3`:      func(s *openai.Sampling) { s.PromptLogprobs = &three }, `"return_token_ids":true`: func(s *openai.Sampling) { s.ReturnTokenIDs = true },
+		`"cache_salt":"s"`: func(s *openai.Sampling) { s.CacheSalt = "s" }, `"cache_priority":53`: func(s *openai.Sampling) { s.CachePriority = 3 },
+		`"kv_transfer_params":{"a":[1]}`: func(s *openai.Sampling) { s.KVTransferParams = []byte(`{"a":[1]}`) }, `"max_tokens":3`: func(s *openai.Sampling) { s.MaxTokens = &three },
+		`"unknown":[{"n":3}]`: func(*openai.Sampling) {},
+	}
+	same := func(got, want any, err *openai.Error, body string) {
+		t.Helper()
+		if err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: %v\n got %+v\nwant %+v", body, err, got, want)
+		}
+	}
+	completion := func(field string, change func(*openai.Completion)) {
+		t.Helper()
+		want, _ := openai.ParseCompletion([]byte(`{"prompt":"x"}`), 0)
+		change(want)
+		got, err := openai.ParseCompletion([]byte(`{"prompt":"x",`+field+`}`), 0)
+		same(got, want, err, field)
+	}
+	chat := func(field string, change func(*openai.Chat)) {
+		t.Helper()
+		const messages = `"messages":[{"role":"user","content":"x"}]`
+		want, _ := openai.ParseChat([]byte(`{`+messages+`}`), 0)
+		change(want)
+		got, err := openai.ParseChat([]byte(`{`+messages+`,`+field+`}`), 0)
+		same(got, want, err, field)
+	}
+	for field, change := range sampling {
+		completion(field, func(c *openai.Completion) { change(&c.Sampling) })
+		chat(field, func(c *openai.Chat) { change(&c.Sampling) })
+	}
+	completion(`"echo":true`, func(c *openai.Completion) { c.Echo = true })
+	completion(`"logprobs":3`, func(c *openai.Completion) { c.Logprobs = &three })
+	completion(`"add_special_tokens":false`, func(c *openai.Completion) { c.AddSpecial = false })
+	chat(`"max_completion_tokens":3,"max_tokens":9`, func(c *openai.Chat) { c.MaxTokens = &three })
+	chat(`"max_tokens":9,"max_completion_tokens":3`, func(c *openai.Chat) { c.MaxTokens = &three })
+	chat(`"logprobs":true`, func(c *openai.Chat) { c.Logprobs = true })
+	chat(`"logprobs":true,"top_logprobs":3`, func(c *openai.Chat) { c.Logprobs, c.TopLogprobs = true, 3 })
+	chat(`"tools":[ {"type":"x"} ]`, func(c *openai.Chat) { c.Tools = []byte(`[ {"type":"x"} ]`) })
+	chat(`"tools":[]`, func(*openai.Chat) {})
+	chat(`"tool_choice":{"a":1}`, func(c *openai.Chat) { c.ToolChoice = []byte(`{"a":1}`) })
+	chat(`"response_format":{"type":"json_object"}`, func(c *openai.Chat) { c.ResponseFormat = []byte(`{"type":"json_object"}`) })
+	chat(`"add_generation_prompt":false`, func(c *openai.Chat) { c.AddGenerationPrompt = false })
+	chat(`"continue_final_message":true`, func(c *openai.Chat) { c.ContinueFinalMessage, c.AddGenerationPrompt = true, false })
+	chat(`"add_special_tokens":true`, func(c *openai.Chat) { c.AddSpecial = true })
+	chat(`"chat_template_kwargs":{"a":[1],"b":null}`, func(c *openai.Chat) {
+		c.TemplateKwargs = map[string]json.RawMessage{"a": []byte("[1]"), "b": []byte("null")}
+	})
 }

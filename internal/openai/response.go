@@ -124,9 +124,13 @@ func ReadUsage(body []byte, name string) (u PromptUsage, counted bool, value []b
 	return u, true, value
 }
 
+// atoi reads a count; 0 and false for anything else.
 func atoi(raw []byte) (int, bool) {
 	n, err := strconv.Atoi(string(raw))
-	return n, err == nil && n >= 0
+	if err != nil || n < 0 {
+		return 0, false
+	}
+	return n, true
 }
 
 // MergeUsage puts prefill's part of the usage into decode's response: a whole one, or one

@@ -78,6 +78,12 @@ func TestReadTokens(t *testing.T) {
 	}
 	f(`{"usage":{"prompt_tokens":3,"completion_tokens":4}}`, 3, 4, true)
 	f(`{"usage":{"prompt_tokens":3}}`, 3, 0, true)
+	f(`{"usage":{"prompt_tokens":0,"completion_tokens":0}}`, 0, 0, true)
+	f(`{"usage":{"prompt_tokens":3,"completion_tokens":-4}}`, 3, 0, true)
+	f(`{"usage":{"prompt_tokens":3,"completion_tokens":99999999999999999999}}`, 3, 0, true)
+	f(`{"usage":{"prompt_tokens":-1}}`, 0, 0, false)
+	f(`{"usage":{"total_tokens":7}}`, 0, 0, false)
+	f("data: {\"usage\":{\"prompt_tokens\":0,\"completion_tokens\":1}}\n\n", 0, 1, true)
 	f(`{"usage":null}`, 0, 0, false)
 	f("data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":1}}\n\ndata: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2}}\n\ndata: [DONE]\n\n", 3, 2, true)
 	f("data: {\"usage\":null}\n\n", 0, 0, false)

@@ -22,6 +22,7 @@ type fakes struct {
 	begin  time.Time
 	live   map[string]*fake
 	deaf   bool // new processes ignore SIGTERM
+	undead bool // and SIGKILL
 	fail   error
 }
 
@@ -78,7 +79,12 @@ func (p *fake) Terminate() error {
 	}
 	return nil
 }
-func (p *fake) Kill() error { p.end(-1); return nil }
+func (p *fake) Kill() error {
+	if !p.undead {
+		p.end(-1)
+	}
+	return nil
+}
 
 func child(name, role string) supervise.Child {
 	return supervise.Child{Name: name, Role: role, Args: []string{name}}
@@ -433,6 +439,130 @@ func TestWaitReady(t *testing.T) {
 		if st := status(s, "never"); st.Reason != "not ready: bad model" || st.State != supervise.Backoff {
 			t.Fatalf("%+v", st)
 		}
+		stop(t, s, time.Second)
+	})
+}
+
+// TestManyNames: of children that are equally useful those with the highest index go first, 10
+// before 9, and only one idle one before a stranger.
+func TestManyNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, supervise.Config{Launcher: newFakes(), Templates: map[string]func(int) supervise.Child{
+			"w": func(i int) supervise.Child { return child(fmt.Sprint("w-", i), "w") },
+		}})
+		f := func(n int, want string) {
+			t.Helper()
+			synctest.Wait()
+			done, err := s.Scale("w", n)
+			if got := fmt.Sprint(done.Removed); err != nil || got != want || len(done.Removed)+len(done.Kept)+len(done.Added) != max(n, 12) {
+				t.Errorf("%d: removed %s, %+v, %v; want %s", n, got, done, err, want)
+			}
+		}
+		f(12, "[]")
+		f(9, "[w-11 w-10 w-9]")
+		synctest.Wait()
+		if done, err := s.Scale("w", 256); err != nil || len(done.Added) != 247 {
+			t.Errorf("%d added, %v", len(done.Added), err)
+		}
+		if _, err := s.Scale("w", 257); !errors.Is(err, supervise.ErrTooMany) {
+			t.Errorf("one more than may be: %v", err)
+		}
+		if _, err := s.Scale("w", -1); !errors.Is(err, supervise.ErrTooMany) {
+			t.Errorf("less than none: %v", err)
+		}
+		if done, err := s.Scale("w", 0); err != nil || len(done.Removed) != 256 || len(done.Kept)+len(done.Added) != 0 {
+			t.Errorf("none at all: %d removed, %v", len(done.Removed), err)
+		}
+		stop(t, s, time.Second)
+	})
+}
+
+// TestDrainTimeout: a child that does not exit is killed when it has had its time, and its status
+// says so; the time is as set, or half a minute.
+func TestDrainTimeout(t *testing.T) {
+	for _, set := range []time.Duration{0, 2 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakes()
+			f.deaf = true
+			var last supervise.Event
+			s := start(t, supervise.Config{Launcher: f, DrainTimeout: set, OnEvent: func(e supervise.Event) { last = e }})
+			if err := s.Add(child("a", "r")); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if st := status(s, "a"); st.PID != 1 || st.State != supervise.Ready || st.Exit != nil || st.Starts != 1 {
+				t.Errorf("%+v", st)
+			}
+			s.Remove("a")
+			limit := cmp.Or(set, 30*time.Second)
+			time.Sleep(limit - time.Nanosecond)
+			synctest.Wait()
+			if st := status(s, "a"); st.State != supervise.Draining || st.PID != 1 {
+				t.Errorf("before its time is over: %+v", st)
+			}
+			time.Sleep(time.Nanosecond)
+			synctest.Wait()
+			if last.State != supervise.Stopped || last.PID != 0 || last.Exit == nil || last.Exit.Code != -1 || last.Reason != fmt.Sprintf("did not exit within %v", limit) ||
+				last.LastLine != "hello from a" || last.At.Sub(f.begin) != limit {
+				t.Errorf("in the end %+v after %v", last, last.At.Sub(f.begin))
+			}
+			stop(t, s, time.Second)
+		})
+	}
+}
+
+// TestRestarted: between two starts a child has no process, and says how the last one ended.
+func TestRestarted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		s := start(t, supervise.Config{Launcher: f, BackoffMin: time.Second, BackoffMax: 3 * time.Second})
+		if err := s.Add(child("a", "r")); err != nil {
+			t.Fatal(err)
+		}
+		for i, wait := range []time.Duration{1, 2, 3, 3} {
+			synctest.Wait()
+			if st := status(s, "a"); st.PID != i+1 || st.Starts != i+1 || st.State != supervise.Ready || st.Wait != 0 || !st.Since.Equal(time.Now()) || !st.WasReady {
+				t.Errorf("start %d: %+v", i, st)
+			}
+			f.get("a").end(7 + i)
+			synctest.Wait()
+			if st := status(s, "a"); st.PID != 0 || st.State != supervise.Backoff || st.Exit == nil || st.Exit.Code != 7+i || st.Exit.String() != fmt.Sprintf("exit status %d", 7+i) ||
+				st.Reason != "" || st.Wait != wait*time.Second {
+				t.Errorf("end %d: %+v", i, st)
+			}
+			time.Sleep(wait * time.Second)
+		}
+		synctest.Wait() // it runs once more
+		stop(t, s, time.Second)
+		if st := status(s, "a"); st.State != supervise.Stopped || st.PID != 0 || st.Exit.Code != 0 {
+			t.Errorf("in the end %+v", st)
+		}
+	})
+	var none *supervise.Exit
+	if none.String() != "did not exit" || (&supervise.Exit{Code: -1, Err: "x"}).String() != "x" {
+		t.Error(none.String())
+	}
+}
+
+// TestUndead: Stop gives up on a process that does not die, names it, and does not wait for ever.
+func TestUndead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		f.deaf, f.undead = true, true
+		s := start(t, supervise.Config{Launcher: f})
+		if err := s.Add(child("a", "r")); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		if err := s.Stop(ctx); err == nil || !strings.Contains(err.Error(), "a (pid 1) does not die") {
+			t.Error(err)
+		}
+		if d := time.Since(f.begin); d != 8*time.Second {
+			t.Errorf("after %v", d)
+		}
+		f.get("a").end(0)
 		stop(t, s, time.Second)
 	})
 }

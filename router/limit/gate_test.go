@@ -338,6 +338,8 @@ func TestClassNames(t *testing.T) {
 	f("-3", limit.High, true)
 	f("0", limit.Normal, true)
 	f("7", limit.Low, true)
+	f("1", limit.Low, true)
+	f("-1", limit.High, true)
 	f("", limit.Normal, false)
 	f("urgent", limit.Normal, false)
 	if limit.High.String() != "high" {

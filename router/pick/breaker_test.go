@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -339,5 +340,53 @@ func TestGuardCost(t *testing.T) {
 	}
 	if n := cost(); n > 2 { // the choice and its view
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// TestShutUntil: who has no pair is told when the first worker may be tried, and hears of a change.
+func TestShutUntil(t *testing.T) {
+	l := newLab(t, fleetOf(1, 3))
+	var until []time.Time
+	for i := range 3 {
+		for range pick.DefaultBreaker().Failures {
+			l.bad(l.pick(func(r *pick.Request) {
+				r.Exclude = []string{"d0", "d1", "d2"}
+				r.Exclude = append(r.Exclude[:i:i], r.Exclude[i+1:]...)
+			}), fleet.Decode)
+		}
+		until = append(until, *l.p.Guard(fmt.Sprint("d", i), 1).Until)
+		l.now = l.now.Add(time.Millisecond)
+	}
+	for first := range until { // of those that are open
+		want := slices.MinFunc(until[first:], time.Time.Compare)
+		_, err := l.try()
+		var shut *pick.Shut
+		if !errors.As(err, &shut) || !errors.Is(err, pick.ErrNoPair) || !shut.Until.Equal(want) {
+			t.Errorf("%d are being tried: %v, %+v, want %v", first, err, shut, want)
+		}
+		select {
+		case <-shut.Changed:
+			t.Error("a change without one")
+		default:
+		}
+		l.now = *l.p.Guard(fmt.Sprint("d", first), 1).Until
+		c, err := l.try(func(r *pick.Request) {
+			for i := range until {
+				if i != first {
+					r.Exclude = append(r.Exclude, fmt.Sprint("d", i))
+				}
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.want(c.Decode.ID, pick.HalfOpen)
+		<-shut.Changed
+		l.now = time.Unix(1e6, 0).Add(2 * time.Millisecond)
+	}
+	_, err := l.try()
+	var shut *pick.Shut
+	if !errors.As(err, &shut) || !shut.Until.IsZero() {
+		t.Errorf("all are being tried: %v, %+v", err, shut)
 	}
 }

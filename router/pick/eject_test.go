@@ -61,6 +61,10 @@ func TestEjectErrors(t *testing.T) {
 		t.Errorf("the ejected got %v", used)
 	}
 	first := l.p.Guard("d2", 1)
+	var fails, peers int
+	if n, err := fmt.Sscanf(first.Why, "%d%% of its requests fail, of its peers' %d%%", &fails, &peers); n != 2 || fails < 30 || peers > 20 {
+		t.Errorf("it is out because %s, %v", first.Why, err)
+	}
 	l.now = *first.Until
 	for range 3 {
 		l.window(400, fate)

@@ -213,6 +213,22 @@ func TestExcludeAndAvoid(t *testing.T) {
 	if !errors.Is(err, pick.ErrNoPair) {
 		t.Errorf("%v", err)
 	}
+	for _, policy := range pick.Policies {
+		p, s := newPicker(policy), fleetOf(3, 3)
+		for range 12 {
+			avoid := pick.Request{Session: "s", Avoid: []string{"p0", "d2", "p0", "p1"}, Exclude: []string{"d1"}}
+			c := mustPick(t, p, s, avoid)
+			if c.Decode.ID == "d1" || policy != pick.Random && policy != pick.PowerOfTwo && (c.Prefill.ID != "p2" || c.Decode.ID != "d0") {
+				t.Errorf("%s: chose %s and %s", policy, c.Prefill.ID, c.Decode.ID)
+			}
+			end(c)
+			avoid.Exclude = []string{"p2", "d0", "d1"}
+			if c = mustPick(t, p, s, avoid); c.Prefill.ID != "p1" && policy != pick.Random && policy != pick.PowerOfTwo && policy != pick.RoundRobin && policy != pick.Session && policy != pick.ConsistentHash || c.Decode.ID != "d2" {
+				t.Errorf("%s: chose %s and %s for want of better", policy, c.Prefill.ID, c.Decode.ID)
+			}
+			end(c)
+		}
+	}
 }
 
 // A decode that holds a part of the prompt is worth some load, and no more.

@@ -3,6 +3,7 @@ package pick_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -327,6 +328,66 @@ func TestFetch(t *testing.T) {
 		got := mustPick(t, newPicker(pick.KVEvents), busy, pick.Request{Tokens: 1000, Tokenized: true, Warm: []pick.Warm{{ID: "p1", Epoch: 1, Tokens: 800}}, Fetch: fetch})
 		if got.Prefill.ID != c.want {
 			t.Errorf("%d tokens wait at p1: %s", c.queued, got.Prefill.ID)
+		}
+	}
+}
+
+// TestMoved: a member is found wherever the view has it now, and nobody else in its place.
+func TestMoved(t *testing.T) {
+	p := newPicker(pick.RoundRobin)
+	old := fleetOf(3, 3)
+	p.Refresh(pick.View{Snapshot: old})
+	for shift := 1; shift < 6; shift++ {
+		members := append(append([]fleet.Member{}, old.Members[shift:]...), old.Members[:shift]...)
+		s := fleet.NewSnapshot(2, time.Time{}, members)
+		s.Members = members // a view may have them in any order
+		c, err := p.Pick(pick.View{Snapshot: s, Behind: true}, &pick.Request{Model: "m"})
+		if err != nil || c.Prefill.Role != fleet.Prefill || c.Decode.Role != fleet.Decode {
+			t.Fatalf("shifted by %d: %+v, %v", shift, c, err)
+		}
+		end(c)
+	}
+}
+
+// TestAllCompared: of sixteen alike the least loaded is found, however lately it was used.
+func TestAllCompared(t *testing.T) {
+	for seed := range uint64(20) {
+		var list []fleet.Member
+		for i := range 16 {
+			list = append(list, member(fmt.Sprintf("d%d", i), fleet.Decode, func(m *fleet.Member) { m.MaxBatch, m.Load.Running = 0, 9 }))
+		}
+		p := pick.New(pick.Config{Policy: pick.LeastLoaded}, rand.New(rand.NewPCG(seed, 2)))
+		busy := fleetOf(1, 0, slices.Clone(list)...)
+		for busy.Get("d7") != nil {
+			c := mustPick(t, p, busy, pick.Request{Tokens: 1})
+			if end(c); c.Decode.ID == "d7" {
+				break
+			}
+		}
+		idle := slices.Clone(list)
+		idle[7].Load.Running = 8
+		s := fleet.NewSnapshot(2, time.Time{}, append(idle, member("p0", fleet.Prefill)))
+		if c := mustPick(t, p, s, pick.Request{Tokens: 1}); c.Decode.ID != "d7" {
+			t.Errorf("seed %d: %s", seed, c.Decode.ID)
+		}
+	}
+}
+
+// TestNoClock: without a clock nobody is a newcomer.
+func TestNoClock(t *testing.T) {
+	cfg := pick.DefaultConfig()
+	cfg.Policy = pick.LeastLoaded
+	p := pick.New(cfg, rand.New(rand.NewPCG(1, 2)))
+	now := time.Unix(1e6, 0)
+	before := fleetOf(1, 1)
+	p.Refresh(pick.View{Snapshot: before, Now: now})
+	running := func(n int) func(*fleet.Member) { return func(m *fleet.Member) { m.Load.Running = n } }
+	s := fleet.NewSnapshot(2, time.Time{}, []fleet.Member{member("p0", fleet.Prefill), member("d0", fleet.Decode, running(4)), member("new", fleet.Decode, running(1))})
+	p.Refresh(pick.View{Snapshot: s, Now: now.Add(time.Hour)})
+	for range 2 { // the second time it has a request
+		c, err := p.Pick(pick.View{Snapshot: s}, &pick.Request{Model: "m", Tokens: 1})
+		if err != nil || c.Decode.ID != "new" {
+			t.Errorf("%+v, %v", c, err)
 		}
 	}
 }

@@ -110,8 +110,10 @@ func TestChanges(t *testing.T) {
 	}
 	c := mustPick(t, p, s, pick.Request{Tokens: 10, Output: 5, Seqs: 2})
 	want := []pick.WorkerLoad{{ID: "p0", Epoch: 1, Loads: pick.Loads{Legs: 1, Tokens: 10}}, {ID: c.Decode.ID, Epoch: 1, Loads: pick.Loads{Legs: 1, Seqs: 2, KV: 15}}}
-	if got := p.Changes(nil, true, 10); len(got) != 2 {
-		t.Errorf("all: %v", got)
+	for most, want := range []int{0, 1, 2, 2} {
+		if got := p.Changes(nil, true, most); len(got) != want {
+			t.Errorf("at most %d of all: %v", most, got)
+		}
 	}
 	got := append(p.Changes(nil, false, 1), p.Changes(nil, false, 10)...)
 	if !slices.Equal(got, want) {

@@ -1,0 +1,172 @@
+package sense
+
+import (
+	"errors"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/index"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// TestTokenIDs: a list of ids, or the first of several; nothing else is one.
+func TestTokenIDs(t *testing.T) {
+	for raw, want := range map[string][]uint32{
+		`[1]`: {1}, `[1,2,3]`: {1, 2, 3}, "[ 1 ,\n2\t, 3\r]": {1, 2, 3}, `[[1,2],[3]]`: {1, 2}, ` [ [ 7 ] ]`: {7}, `[0]`: {0}, `[4294967295]`: {4294967295},
+		`[4294967296]`: nil, `[99999999999]`: nil, `[-1]`: nil, `[1.5]`: nil, `[1e2]`: nil, `["1"]`: nil, `[1,"2"]`: nil, `[]`: nil, `[[]]`: nil, `[[[1]]]`: nil, `"x"`: nil, `1`: nil, ``: nil, `[`: nil, `[1`: nil, `[1,`: nil, `[1,]`: nil, `null`: nil,
+	} {
+		if got := tokenIDs([]byte(raw)); !slices.Equal(got, want) || (got == nil) != (want == nil) {
+			t.Errorf("%q: %v, want %v", raw, got, want)
+		}
+	}
+}
+
+// TestTokens: a prompt's tokens are as sent, or as a configured tokenizer makes them, unless the
+// model's workers have another one.
+func TestTokens(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("tokenizer.json", `{"model":{"type":"BPE","vocab":{"a":0,"b":1,"ab":2,"<s>":3,"f":4},"merges":["a b"]},"decoder":{"type":"Fuse"},`+
+		`"post_processor":{"type":"TemplateProcessing","single":[{"SpecialToken":{"id":"<s>"}},{"Sequence":{"id":"A"}}],"special_tokens":{"<s>":{"ids":[3]}}}}`)
+	write("chat_template.jinja", `{% for m in messages %}{{ m.content }}{% endfor %}{% for t in tools or [] %}{{ t.function.name }}{% endfor %}{% if add_generation_prompt %}b{% endif %}{% if bad %}{{ raise_exception('no') }}{% endif %}`)
+	e, err := NewFeeds(FeedsDeps{Events: Events{IndexBytes: 1 << 20, Tokenizers: []Tokenizer{{"m", dir}, {"alien", dir}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.alien["alien"] = true
+	f := func(body string, want ...uint32) {
+		t.Helper()
+		top, serr := openai.Scan([]byte(body))
+		if serr != nil {
+			t.Fatal(serr)
+		}
+		if got := e.tokens(t.Context(), &Prompt{&top, []byte(body)}); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", body, got, want)
+		}
+	}
+	f(`{"model":"x","prompt":[5,6]}`, 5, 6)
+	f(`{"model":"m","prompt":[[5,6],[7]]}`, 5, 6)
+	f(`{"model":"m","prompt":"ab"}`, 3, 2)
+	f(`{"model":"m","prompt":["ab","b"]}`, 3, 2)
+	f(`{"model":"m","prompt":"ab","add_special_tokens":false}`, 2)
+	f(`{"model":"x","prompt":"ab"}`)
+	f(`{"model":"alien","prompt":"ab"}`)
+	f(`{"model":"alien","prompt":[5]}`, 5)
+	f(`{"model":"m","prompt":"ab","n":1,"top_p":7}`) // the worker will say what is wrong
+	const messages = `"messages":[{"role":"user","content":"a"}]`
+	const tools = `"tools":[{"type":"function","function":{"name":"f"}}]`
+	f(`{"model":"m",`+messages+`}`, 2)
+	f(`{"model":"m",`+messages+`,"add_generation_prompt":false}`, 0)
+	f(`{"model":"m",`+messages+`,"add_special_tokens":true}`, 3, 2)
+	f(`{"model":"m",`+messages+`,`+tools+`}`, 0, 4, 1)
+	f(`{"model":"m",`+messages+`,`+tools+`,"tool_choice":"auto"}`, 0, 4, 1)
+	f(`{"model":"m",`+messages+`,`+tools+`,"tool_choice":"none"}`, 2)
+	f(`{"model":"m",` + messages + `,"chat_template_kwargs":{"bad":true}}`)
+	f(`{"model":"m","messages":[{"role":"user"}]}`)
+	f(`{"model":"alien",` + messages + `}`)
+	if _, err := NewFeeds(FeedsDeps{Events: Events{IndexBytes: 1 << 20, Tokenizers: []Tokenizer{{"m", dir + "/nowhere"}}}}); err == nil || !strings.Contains(err.Error(), "kv_events.tokenizers: m") {
+		t.Errorf("a tokenizer that is not there: %v", err)
+	}
+}
+
+// TestEventSettings: each setting of the workers' events, within its bounds and outside, and which
+// policies look at them.
+func TestEventSettings(t *testing.T) {
+	f := func(key string, change func(*Events)) {
+		t.Helper()
+		e := DefaultEvents()
+		change(&e)
+		err := e.Validate()
+		var k *config.KeyError
+		if (err == nil) != (key == "") || err != nil && (!errors.As(err, &k) || k.Key != key) {
+			t.Errorf("%v, want %q refused", err, key)
+		}
+	}
+	f("", func(*Events) {})
+	f("", func(e *Events) {
+		e.IndexBytes, e.HostWeight, e.DiskWeight, e.PeerWeight, e.PeerTokens = 1<<20, 0, 1, 1, 0
+	})
+	f("index_bytes", func(e *Events) { e.IndexBytes = 1<<20 - 1 })
+	f("host_weight", func(e *Events) { e.HostWeight = 1.1 })
+	f("disk_weight", func(e *Events) { e.DiskWeight = -0.1 })
+	f("peer_weight", func(e *Events) { e.PeerWeight = math.NaN() })
+	f("peer_tokens", func(e *Events) { e.PeerTokens = -1 })
+	f("", func(e *Events) { e.Tokenizers = []Tokenizer{{"a", "x"}, {"b", "x"}} })
+	f("tokenizers", func(e *Events) { e.Tokenizers = []Tokenizer{{"a", "x"}, {"a", "y"}} })
+	f("tokenizers", func(e *Events) { e.Tokenizers = []Tokenizer{{"", "x"}} })
+	f("tokenizers", func(e *Events) { e.Tokenizers = []Tokenizer{{"a", ""}} })
+	for _, p := range pick.Policies {
+		if usesEvents(p) != (p == pick.KVEvents || p == pick.PredictedTTFT) {
+			t.Errorf("%s looks at events: %t", p, usesEvents(p))
+		}
+	}
+}
+
+// TestFollowed: where a worker's events are, for which legs they count, and who asks for a secret.
+func TestFollowed(t *testing.T) {
+	for _, c := range []struct {
+		addr string
+		n    int
+		want string
+		ok   bool
+	}{
+		{"", 3, "", true}, {"h:1", 0, "h:1", true}, {"h:1", 3, "h:4", true}, {"[::1]:9", 1, "[::1]:10", true}, {"h:65535", 0, "h:65535", true}, {"h:65535", 1, "", false}, {"h:65534", 1, "h:65535", true}, {"h", 0, "", false}, {"h:x", 0, "", false},
+	} {
+		if got, ok := portAfter(c.addr, c.n); got != c.want || ok != c.ok {
+			t.Errorf("%q and %d: %q, %t", c.addr, c.n, got, ok)
+		}
+	}
+	for _, c := range []struct {
+		i    fleet.Instance
+		legs index.Role
+		asks bool
+	}{
+		{fleet.Instance{Role: fleet.Prefill, Dialect: NativeDialect, Secrets: "a"}, index.Prefill, true},
+		{fleet.Instance{Role: fleet.Decode, Dialect: NativeDialect, Secrets: "a", KVEventsOpen: true}, index.Decode, false},
+		{fleet.Instance{Role: fleet.Decode, Dialect: NativeDialect}, index.Decode, false},
+		{fleet.Instance{Role: fleet.Decode, Dialect: "openai", Secrets: "a"}, index.Prefill | index.Decode, false},
+	} {
+		if got := legOf(&fleet.Member{Instance: c.i}); got != c.legs || asks(&c.i) != c.asks {
+			t.Errorf("%+v: legs %v, asks %t", c.i, got, asks(&c.i))
+		}
+	}
+}
+
+// TestStatics: what a list of engines that do not announce themselves may have.
+func TestStatics(t *testing.T) {
+	good := func(id string) Static {
+		return Static{ID: id, Role: fleet.Decode, URL: "http://127.0.0.1:1", Dialect: "vllm-nixl", Model: "m"}
+	}
+	f := func(want string, list ...Static) {
+		t.Helper()
+		err := validStatics(list)
+		var k *config.KeyError
+		if (err == nil) != (want == "") || err != nil && (!errors.As(err, &k) || k.Key != "static" || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	one := func(change func(*Static)) Static { s := good("a"); change(&s); return s }
+	f("")
+	f("", good("a"), good("b"))
+	f("entry 2: id", good("a"), good("a"))
+	f("entry 1: dialect", one(func(s *Static) { s.Dialect = "native" }))
+	f("entry 2: dialect", good("b"), one(func(s *Static) { s.Dialect = "nosuch" }))
+	f("url", one(func(s *Static) { s.URL = "ftp://h" }))
+	f("role", one(func(s *Static) { s.Role = "" }))
+	f("", one(func(s *Static) { s.Role, s.Dialect = "", "openai" }))
+	f("role", one(func(s *Static) { s.Role, s.Dialect = fleet.Prefill, "openai" }))
+	f("id", one(func(s *Static) { s.ID = "a/b" }))
+	f("model", one(func(s *Static) { s.Model = "" }))
+}
