@@ -84,7 +84,7 @@ func TestVerifyPushed(t *testing.T) {
 	pushed := []kvconn.PushedBlock{{Block: 3, FirstPos: 4, Rows: 4}, {Block: 5, FirstPos: 8, Rows: 3}}
 	f := func(backend Backend, trust bool, layer int, good []bool, fails bool, layers int) *Coming {
 		t.Helper()
-		c := &Coming{Way: &Way{s: &Service{cache: cache}}, table: []int32{9, 3, 5}, from: 4, gate: kernels.NewHostGate(2), began: make(chan struct{}), wake: func() {},
+		c := &Coming{Bringing: &Bringing{s: &Service{cache: cache}}, table: []int32{9, 3, 5}, from: 4, gate: kernels.NewHostGate(2), began: make(chan struct{}), wake: func() {},
 			here: make([]bool, 4), left: []int{2, 2}, asked: time.Now()}
 		got, err := (&counting{&sink{backend: backend, layers: l.Resolve(), trust: trust}, c}).VerifyPushed(t.Context(), layer, pushed)
 		if !slices.Equal(got, good) || (err != nil) != fails || c.layers != layers || c.gate.Layers() != layers {

@@ -35,13 +35,13 @@ func TestTakes(t *testing.T) {
 	f(0, 100)
 	p.step(16*time.Millisecond, of(1))
 	f(10*time.Millisecond, 1)
-	p.step(2*time.Millisecond, of(1))
-	f(8*time.Millisecond, 1)
+	p.step(2*time.Millisecond, of(1)) // a shorter one counts at once
+	f(2*time.Millisecond, 1)
 	p.step(100*time.Millisecond, of(1, 98, 1)) // 1000 a second
 	f(100*time.Millisecond, 99, 1)
 	f(200*time.Millisecond, 200)
 	f(101*time.Millisecond, 99, 1, 1)
-	f(8*time.Millisecond, 1)
+	f(2*time.Millisecond, 1)
 	p.step(time.Second, of(leastChunk-1)) // too small to mean anything
 	f(100*time.Millisecond, 99, 1)
 	p.step(leastChunk*2*time.Millisecond, of(leastChunk)) // 500 a second

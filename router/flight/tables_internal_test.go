@@ -241,7 +241,7 @@ func TestEventParts(t *testing.T) {
 		}
 	}
 	for body, want := range map[string]string{`{"error":{"message":"m"}}`: "m", `{"error":{"message":""}}`: `{"error":{"message":""}}`, `{"error":"x"}`: `{"error":"x"}`, "x": "x", "": "", strings.Repeat("y", 201): strings.Repeat("y", 200) + "…"} {
-		if got := errorMessage([]byte(body)); got != want {
+		if got := openai.ErrorMessage([]byte(body)); got != want {
 			t.Errorf("%q says %q", body, got)
 		}
 	}

@@ -133,9 +133,9 @@ func TestFollowed(t *testing.T) {
 		legs index.Role
 		asks bool
 	}{
-		{fleet.Instance{Role: fleet.Prefill, Dialect: NativeDialect, Secrets: "a"}, index.Prefill, true},
-		{fleet.Instance{Role: fleet.Decode, Dialect: NativeDialect, Secrets: "a", KVEventsOpen: true}, index.Decode, false},
-		{fleet.Instance{Role: fleet.Decode, Dialect: NativeDialect}, index.Decode, false},
+		{fleet.Instance{Role: fleet.Prefill, Dialect: fleet.Native, Secrets: "a"}, index.Prefill, true},
+		{fleet.Instance{Role: fleet.Decode, Dialect: fleet.Native, Secrets: "a", KVEventsOpen: true}, index.Decode, false},
+		{fleet.Instance{Role: fleet.Decode, Dialect: fleet.Native}, index.Decode, false},
 		{fleet.Instance{Role: fleet.Decode, Dialect: "openai", Secrets: "a"}, index.Prefill | index.Decode, false},
 	} {
 		if got := legOf(&fleet.Member{Instance: c.i}); got != c.legs || asks(&c.i) != c.asks {
