@@ -91,11 +91,17 @@ func openStreams(addr string, count int, req []byte, rss func() int) ([]float64,
 			mu.Unlock()
 		}
 	}
+	var conns []net.Conn
 	for i := range count {
 		c, err := dial(addr)
 		if err != nil {
+			for _, c := range conns {
+				c.Close()
+			}
+			wg.Wait()
 			return nil, 0, fmt.Errorf("stream %d: %w", i, err)
 		}
+		conns = append(conns, c.conn)
 		wg.Go(func() {
 			defer c.conn.Close()
 			if err := chunkAges(c, req, each); err != nil {
