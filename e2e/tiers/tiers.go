@@ -9,7 +9,9 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -114,7 +116,24 @@ func (n *node) holdsNothing() {
 
 func (n *node) until(what string, f func() error) {
 	n.t.Helper()
-	cluster.Wait(n.t, time.Minute, what, f)
+	if err := cluster.Poll(time.Minute, f); err != nil {
+		n.t.Fatalf("%s: not within a minute: %v\n%s", what, err, standing())
+	}
+}
+
+// standing is what every goroutine waits for, and in which system call each thread is.
+func standing() string {
+	all := make([]byte, 1<<20)
+	all = all[:runtime.Stack(all, true)]
+	tasks, _ := filepath.Glob("/proc/self/task/*")
+	for _, t := range tasks {
+		for _, file := range []string{"syscall", "wchan", "stack"} { // stack: of the kernel, to root alone
+			if text, err := os.ReadFile(filepath.Join(t, file)); err == nil {
+				all = fmt.Appendf(all, "%s/%s: %s\n", t, file, text)
+			}
+		}
+	}
+	return string(all)
 }
 
 // ask completes a prompt and returns the tokens and how many of the prompt were cached.
