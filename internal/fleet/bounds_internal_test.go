@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -277,8 +278,70 @@ func TestAddStaticRefuses(t *testing.T) {
 	if ok, err := w.Learn(*worker("a", 6), more); !ok || err != nil || w.Snapshot().Get("a").Model != "more" {
 		t.Errorf("%t, %v, %+v", ok, err, w.Snapshot().Get("a"))
 	}
+	w.change(func(now time.Time) { w.reg.announce(worker("b", 5), NATS, now) })
+	f("taken by a worker that announced itself", worker("b", 4), Static)
+	f("taken by a worker that announced itself", worker("b", 5), Static)
+	f("", worker("b", 6), Static)
+	w.change(func(now time.Time) {
+		w.reg.announce(worker("c", 5), NATS, now)
+		w.reg.end(w.reg.members["c"], Dead, causeSilence, "", now)
+	})
+	f("", worker("c", 5), Static) // it is over
+	w.change(func(now time.Time) {
+		w.reg.apply(&message{kind: kindRevoked, revoked: []Revocation{{ID: "d", At: 1}}}, now)
+	})
+	f("revoked", worker("d", 5), Static)
 	if ok, err := w.Learn(*worker("a", 6), *worker("a", 6)); ok || err != nil {
 		t.Errorf("learnt of what it is no longer: %t, %v", ok, err)
+	}
+}
+
+// TestTold: who comes, comes back, says goodbye or was asked to leave is no reason to warn.
+func TestTold(t *testing.T) {
+	var out bytes.Buffer
+	w, err := Watch(WatcherConfig{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for _, c := range []struct {
+		state    State
+		cause    string
+		draining bool
+		warns    bool
+	}{
+		{Live, causeJoin, false, false}, {Live, causeBack, false, false}, {Suspect, causeSilence, false, false}, {Gone, causeBye, false, false}, {Gone, causeForget, false, false},
+		{Dead, causeSilence, false, true}, {Unheard, causeSilence, false, true}, {Dead, causeReport, false, true}, {Dead, causeReport, true, false},
+		{Gone, causeReplace, false, true}, {Gone, causeRemove, false, true}, {Gone, causeRevoked, false, true}, {Gone, causeFull, false, true},
+	} {
+		for _, reason := range []string{"", "why"} {
+			out.Reset()
+			e := &untold{event: event{id: "a", role: Decode, epoch: 3, state: c.state, cause: c.cause, reason: reason, draining: c.draining}}
+			if !w.tell(e, time.Now()) {
+				t.Errorf("%+v: too early", c)
+			}
+			line := out.String()
+			want := fmt.Sprintf("msg=fleet id=a role=decode epoch=3 state=%s cause=%s", c.state, c.cause)
+			if reason != "" {
+				want += " reason=why"
+			}
+			if strings.Contains(line, "level=WARN") != c.warns || !strings.HasSuffix(line, want+"\n") {
+				t.Errorf("%+v: %s", c, line)
+			}
+		}
+	}
+}
+
+// TestAdmit: a door lets so many members in, and only by secrets that are in force.
+func TestAdmit(t *testing.T) {
+	ring := twoSecrets(t)
+	d := &door{ring: ring, most: 2, open: map[*visit]struct{}{}}
+	a, b, c := &visit{by: ring.Secrets()[0]}, &visit{by: ring.Secrets()[1]}, &visit{by: ring.Secrets()[0]}
+	if d.admit(&visit{by: trust.NewSecret()}) || !d.admit(a) || !d.admit(b) || d.admit(c) {
+		t.Error("two may enter, of this fleet")
+	}
+	if d.leave(a); !d.admit(c) || d.admit(a) || len(d.open) != 2 {
+		t.Error("one has left, one may enter")
 	}
 }
 
