@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -437,6 +438,48 @@ func TestWhoIsNamed(t *testing.T) {
 	for _, bad := range []string{"", "a 1 http://friend:2 friend:1"} {
 		if none.Set(headerPeer, bad); w.peerHint(&none) != nil {
 			t.Errorf("%q is a peer", bad)
+		}
+	}
+}
+
+// TestCloseInOrder: the steps run from the last to the first, whatever fails, in the time that they
+// have together; memory is not freed after a failure; who closes again gets the same.
+func TestCloseInOrder(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		w := &Worker{log: slog.New(slog.DiscardHandler), client: new(http.Client), ctx: ctx, cancel: cancel, requests: newRequests(), fleet: &membership{}}
+		if _, ok := w.requests.enter("x", "1"); !ok { // it never ends
+			t.Fatal("none may enter")
+		}
+		var steps []string
+		step := func(name string, err error) (string, func(context.Context) error) {
+			return name, func(ctx context.Context) error {
+				steps = append(steps, name)
+				if end, ok := ctx.Deadline(); !ok || time.Until(end) > closeGrace || ctx.Err() != nil {
+					t.Errorf("%s: until %v, %v", name, end, ctx.Err())
+				}
+				return err
+			}
+		}
+		bad := error(nil)
+		want := "d c b a"
+		if fails {
+			bad, want = errors.New("x"), "d c b"
+		}
+		w.free(step("a", nil))
+		w.later(step("b", bad))
+		w.later(step("c", bad))
+		w.free(step("d", nil))
+		over, end := context.WithCancel(t.Context())
+		end()
+		for range 2 {
+			err := w.Close(over)
+			if got := strings.Join(steps, " "); got != want || (err != nil) != fails || fails && err.Error() != "c: x\nb: x" || context.Cause(ctx) != errClosing {
+				t.Errorf("%s, %v", got, err)
+			}
+		}
+		if _, ok := w.requests.enter("x", "2"); ok {
+			t.Error("a request comes in")
 		}
 	}
 }

@@ -10,7 +10,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvlayout"
@@ -330,6 +333,45 @@ func TestTold(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestComplain: a link's errors are told now and then, and anew once it was up; refusals are counted
+// and told once in a minute, with what to do.
+func TestComplain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log := slog.New(slog.NewTextHandler(&out, nil))
+		c := &Conn{cfg: ConnConfig{Ring: twoSecrets(t)}, log: log, hosts: "h:1"}
+		f := func(after time.Duration, err error, want string, refused int) {
+			t.Helper()
+			time.Sleep(after)
+			out.Reset()
+			c.complain(err)
+			if line := out.String(); (line == "") != (want == "") || !strings.Contains(line, want) || int(c.refused) != refused {
+				t.Errorf("%v: %s, %d refusals", err, line, c.refused)
+			}
+		}
+		other, away := errors.New("slow"), error(&refusal{errors.New("away")})
+		f(0, other, "slow", 0)
+		f(complaints-1, other, "", 0)
+		f(1, other, "slow", 0)
+		f(refusalLines-1, away, "", 1)
+		f(1, away, "copy its join-url", 2)
+		f(complaints, nats.ErrAuthorization, "", 3)
+		f(refusalLines-complaints, nats.ErrAuthExpired, "h:1", 4)
+		f(complaints, other, "slow", 0)
+		c.cfg.Ring = nil
+		f(refusalLines, nats.ErrAuthorization, nats.ErrAuthorization.Error(), 1)
+		f(0, other, "", 0)
+		for range 2 {
+			c.set(true, nil)
+			c.set(false, other)
+			f(0, away, "away", 1)
+		}
+		if c.link.Reconnects != 1 || c.link.Up {
+			t.Errorf("%+v", c.link)
+		}
+	})
 }
 
 // TestAdmit: a door lets so many members in, and only by secrets that are in force.
