@@ -19,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/openai"
@@ -438,6 +439,39 @@ func TestWhoIsNamed(t *testing.T) {
 	for _, bad := range []string{"", "a 1 http://friend:2 friend:1"} {
 		if none.Set(headerPeer, bad); w.peerHint(&none) != nil {
 			t.Errorf("%q is a peer", bad)
+		}
+	}
+}
+
+// TestJoin: a worker whose description no fleet would take does not begin, and leaves no connection
+// behind.
+func TestJoin(t *testing.T) {
+	s, err := fleet.StartServer(fleet.ServerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	w := withEngine(t, 8)
+	w.identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: "me", Epoch: 1}, Layout: w.backend.Layout()}
+	w.cfg.Fleet.URL, w.cfg.Role = s.ClientURL(), string(fleet.Decode)
+	for _, c := range []struct {
+		url string
+		ok  bool
+	}{{"", false}, {"http://127.0.0.1:1", true}} {
+		w.url, w.registry = c.url, prometheus.NewRegistry()
+		m, err := join(w, nil)
+		if (err == nil) != c.ok || (m != nil) != c.ok {
+			t.Errorf("at %q: %+v, %v", c.url, m, err)
+		}
+		if m != nil {
+			if i, ok := m.instance(); !ok || i.ID != "me" || i.URL != c.url || m.rejoin("") != nil {
+				t.Errorf("%+v", i)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			if err := m.close(ctx); err != nil {
+				t.Error(err)
+			}
+			cancel()
 		}
 	}
 }
