@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/openai"
@@ -437,6 +439,81 @@ func TestWhoIsNamed(t *testing.T) {
 	for _, bad := range []string{"", "a 1 http://friend:2 friend:1"} {
 		if none.Set(headerPeer, bad); w.peerHint(&none) != nil {
 			t.Errorf("%q is a peer", bad)
+		}
+	}
+}
+
+// TestJoin: a worker whose description no fleet would take does not begin, and leaves no connection
+// behind.
+func TestJoin(t *testing.T) {
+	s, err := fleet.StartServer(fleet.ServerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	w := withEngine(t, 8)
+	w.identity = kvconn.Identity{PeerID: kvconn.PeerID{ID: "me", Epoch: 1}, Layout: w.backend.Layout()}
+	w.cfg.Fleet.URL, w.cfg.Role = s.ClientURL(), string(fleet.Decode)
+	for _, c := range []struct {
+		url string
+		ok  bool
+	}{{"", false}, {"http://127.0.0.1:1", true}} {
+		w.url, w.registry = c.url, prometheus.NewRegistry()
+		m, err := join(w, nil)
+		if (err == nil) != c.ok || (m != nil) != c.ok {
+			t.Errorf("at %q: %+v, %v", c.url, m, err)
+		}
+		if m != nil {
+			if i, ok := m.instance(); !ok || i.ID != "me" || i.URL != c.url || m.rejoin("") != nil {
+				t.Errorf("%+v", i)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			if err := m.close(ctx); err != nil {
+				t.Error(err)
+			}
+			cancel()
+		}
+	}
+}
+
+// TestCloseInOrder: the steps run from the last to the first, whatever fails, in the time that they
+// have together; memory is not freed after a failure; who closes again gets the same.
+func TestCloseInOrder(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		ctx, cancel := context.WithCancelCause(context.Background())
+		w := &Worker{log: slog.New(slog.DiscardHandler), client: new(http.Client), ctx: ctx, cancel: cancel, requests: newRequests(), fleet: &membership{}}
+		if _, ok := w.requests.enter("x", "1"); !ok { // it never ends
+			t.Fatal("none may enter")
+		}
+		var steps []string
+		step := func(name string, err error) (string, func(context.Context) error) {
+			return name, func(ctx context.Context) error {
+				steps = append(steps, name)
+				if end, ok := ctx.Deadline(); !ok || time.Until(end) > closeGrace || ctx.Err() != nil {
+					t.Errorf("%s: until %v, %v", name, end, ctx.Err())
+				}
+				return err
+			}
+		}
+		bad := error(nil)
+		want := "d c b a"
+		if fails {
+			bad, want = errors.New("x"), "d c b"
+		}
+		w.free(step("a", nil))
+		w.later(step("b", bad))
+		w.later(step("c", bad))
+		w.free(step("d", nil))
+		over, end := context.WithCancel(t.Context())
+		end()
+		for range 2 {
+			err := w.Close(over)
+			if got := strings.Join(steps, " "); got != want || (err != nil) != fails || fails && err.Error() != "c: x\nb: x" || context.Cause(ctx) != errClosing {
+				t.Errorf("%s, %v", got, err)
+			}
+		}
+		if _, ok := w.requests.enter("x", "2"); ok {
+			t.Error("a request comes in")
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/nats-io/nats.go"
 
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvlayout"
@@ -277,8 +281,109 @@ func TestAddStaticRefuses(t *testing.T) {
 	if ok, err := w.Learn(*worker("a", 6), more); !ok || err != nil || w.Snapshot().Get("a").Model != "more" {
 		t.Errorf("%t, %v, %+v", ok, err, w.Snapshot().Get("a"))
 	}
+	w.change(func(now time.Time) { w.reg.announce(worker("b", 5), NATS, now) })
+	f("taken by a worker that announced itself", worker("b", 4), Static)
+	f("taken by a worker that announced itself", worker("b", 5), Static)
+	f("", worker("b", 6), Static)
+	w.change(func(now time.Time) {
+		w.reg.announce(worker("c", 5), NATS, now)
+		w.reg.end(w.reg.members["c"], Dead, causeSilence, "", now)
+	})
+	f("", worker("c", 5), Static) // it is over
+	w.change(func(now time.Time) {
+		w.reg.apply(&message{kind: kindRevoked, revoked: []Revocation{{ID: "d", At: 1}}}, now)
+	})
+	f("revoked", worker("d", 5), Static)
 	if ok, err := w.Learn(*worker("a", 6), *worker("a", 6)); ok || err != nil {
 		t.Errorf("learnt of what it is no longer: %t, %v", ok, err)
+	}
+}
+
+// TestTold: who comes, comes back, says goodbye or was asked to leave is no reason to warn.
+func TestTold(t *testing.T) {
+	var out bytes.Buffer
+	w, err := Watch(WatcherConfig{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for _, c := range []struct {
+		state    State
+		cause    string
+		draining bool
+		warns    bool
+	}{
+		{Live, causeJoin, false, false}, {Live, causeBack, false, false}, {Suspect, causeSilence, false, false}, {Gone, causeBye, false, false}, {Gone, causeForget, false, false},
+		{Dead, causeSilence, false, true}, {Unheard, causeSilence, false, true}, {Dead, causeReport, false, true}, {Dead, causeReport, true, false},
+		{Gone, causeReplace, false, true}, {Gone, causeRemove, false, true}, {Gone, causeRevoked, false, true}, {Gone, causeFull, false, true},
+	} {
+		for _, reason := range []string{"", "why"} {
+			out.Reset()
+			e := &untold{event: event{id: "a", role: Decode, epoch: 3, state: c.state, cause: c.cause, reason: reason, draining: c.draining}}
+			if !w.tell(e, time.Now()) {
+				t.Errorf("%+v: too early", c)
+			}
+			line := out.String()
+			want := fmt.Sprintf("msg=fleet id=a role=decode epoch=3 state=%s cause=%s", c.state, c.cause)
+			if reason != "" {
+				want += " reason=why"
+			}
+			if strings.Contains(line, "level=WARN") != c.warns || !strings.HasSuffix(line, want+"\n") {
+				t.Errorf("%+v: %s", c, line)
+			}
+		}
+	}
+}
+
+// TestComplain: a link's errors are told now and then, and anew once it was up; refusals are counted
+// and told once in a minute, with what to do.
+func TestComplain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		log := slog.New(slog.NewTextHandler(&out, nil))
+		c := &Conn{cfg: ConnConfig{Ring: twoSecrets(t)}, log: log, hosts: "h:1"}
+		f := func(after time.Duration, err error, want string, refused int) {
+			t.Helper()
+			time.Sleep(after)
+			out.Reset()
+			c.complain(err)
+			if line := out.String(); (line == "") != (want == "") || !strings.Contains(line, want) || int(c.refused) != refused {
+				t.Errorf("%v: %s, %d refusals", err, line, c.refused)
+			}
+		}
+		other, away := errors.New("slow"), error(&refusal{errors.New("away")})
+		f(0, other, "slow", 0)
+		f(complaints-1, other, "", 0)
+		f(1, other, "slow", 0)
+		f(refusalLines-1, away, "", 1)
+		f(1, away, "copy its join-url", 2)
+		f(complaints, nats.ErrAuthorization, "", 3)
+		f(refusalLines-complaints, nats.ErrAuthExpired, "h:1", 4)
+		f(complaints, other, "slow", 0)
+		c.cfg.Ring = nil
+		f(refusalLines, nats.ErrAuthorization, nats.ErrAuthorization.Error(), 1)
+		f(0, other, "", 0)
+		for range 2 {
+			c.set(true, nil)
+			c.set(false, other)
+			f(0, away, "away", 1)
+		}
+		if c.link.Reconnects != 1 || c.link.Up {
+			t.Errorf("%+v", c.link)
+		}
+	})
+}
+
+// TestAdmit: a door lets so many members in, and only by secrets that are in force.
+func TestAdmit(t *testing.T) {
+	ring := twoSecrets(t)
+	d := &door{ring: ring, most: 2, open: map[*visit]struct{}{}}
+	a, b, c := &visit{by: ring.Secrets()[0]}, &visit{by: ring.Secrets()[1]}, &visit{by: ring.Secrets()[0]}
+	if d.admit(&visit{by: trust.NewSecret()}) || !d.admit(a) || !d.admit(b) || d.admit(c) {
+		t.Error("two may enter, of this fleet")
+	}
+	if d.leave(a); !d.admit(c) || d.admit(a) || len(d.open) != 2 {
+		t.Error("one has left, one may enter")
 	}
 }
 

@@ -177,6 +177,15 @@ func TestRefusals(t *testing.T) {
 		"prefill p cannot be paired with 2 of 3, such as d2: numerics differs: prefill has cpu, decode has gpu",
 		m("d1", d, "cpu", fleet.Live), m("d2", d, "gpu", fleet.Live), m("d3", d, "gpu", fleet.Live),
 		m("p", p, "cpu", fleet.Live))
+	f("decode d cannot be paired with 2 of 2, such as p1: numerics differs: prefill has cpu, decode has gpu\n"+
+		"prefill p1 cannot be paired with 1 of 1, such as d: numerics differs: prefill has cpu, decode has gpu\n"+
+		"prefill p2 cannot be paired with 1 of 1, such as d: numerics differs: prefill has tpu, decode has gpu",
+		m("d", d, "gpu", fleet.Live), m("p1", p, "cpu", fleet.Live), m("p2", p, "tpu", fleet.Live)) // of equally many the first
+	f("decode d cannot be paired with 3 of 3, such as p2: numerics differs: prefill has tpu, decode has gpu\n"+
+		"prefill p1 cannot be paired with 1 of 1, such as d: numerics differs: prefill has cpu, decode has gpu\n"+
+		"prefill p2 cannot be paired with 1 of 1, such as d: numerics differs: prefill has tpu, decode has gpu\n"+
+		"prefill p3 cannot be paired with 1 of 1, such as d: numerics differs: prefill has tpu, decode has gpu",
+		m("d", d, "gpu", fleet.Live), m("p1", p, "cpu", fleet.Live), m("p2", p, "tpu", fleet.Live), m("p3", p, "tpu", fleet.Live)) // the most frequent
 }
 
 func TestUsable(t *testing.T) {

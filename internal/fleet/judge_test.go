@@ -19,6 +19,7 @@ func TestJudge(t *testing.T) {
 		{suspectAfter, suspectAfter / 2, false, Live}, {suspectAfter + tick, suspectAfter / 2, false, Unheard}, {10 * deadAfter, tick, false, Unheard},
 		{10 * deadAfter, suspectAfter + answerTime, false, Unheard}, {10 * deadAfter, suspectAfter + answerTime + tick, false, Suspect}, {10 * deadAfter, deadAfter, false, Suspect}, {10 * deadAfter, deadAfter + tick, false, Dead},
 		{suspectAfter + tick, 2 * suspectAfter, false, Suspect}, // an older proof says nothing
+		{suspectAfter + tick, suspectAfter + tick, false, Suspect}, {suspectAfter + tick, suspectAfter, false, Unheard},
 		{suspectAfter + tick, tick, true, Suspect}, {10 * deadAfter, tick, true, Dead}, {suspectAfter, tick, true, Live},
 	} {
 		now := time.Unix(1e6, 0)

@@ -461,6 +461,9 @@ func TestManyNames(t *testing.T) {
 		f(12, "[]")
 		f(9, "[w-11 w-10 w-9]")
 		synctest.Wait()
+		if done, err := s.Scale("w", 257); !errors.Is(err, supervise.ErrTooMany) || len(done.Added) != 0 {
+			t.Errorf("more than may be, %d added: %v", len(done.Added), err)
+		}
 		if done, err := s.Scale("w", 256); err != nil || len(done.Added) != 247 {
 			t.Errorf("%d added, %v", len(done.Added), err)
 		}
