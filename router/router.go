@@ -179,13 +179,13 @@ func (r *Router) Start() (err error) {
 	}()
 	ln, err := net.Listen("tcp", r.cfg.Listen)
 	if err != nil {
-		return fmt.Errorf("listen: %w", err)
+		return fmt.Errorf("listen (--listen): %w", err)
 	}
 	ln = scarce.Listener(ln, r.log, r.metrics.failedAccepts.WithLabelValues("public"))
 	r.publicLn = ln
 	if r.cfg.AdminListen != "" {
 		if r.adminLn, err = net.Listen("tcp", r.cfg.AdminListen); err != nil {
-			return errors.Join(fmt.Errorf("admin_listen: %w", err), ln.Close())
+			return errors.Join(fmt.Errorf("admin_listen (--admin): %w", err), ln.Close())
 		}
 		r.adminLn = scarce.Listener(r.adminLn, r.log, r.metrics.failedAccepts.WithLabelValues("admin"))
 		r.adminLn = lobby.New(r.adminConns/4).Listener(r.adminLn, guestPatience)

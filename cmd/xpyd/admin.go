@@ -165,6 +165,9 @@ func (a *adminFlags) ask(ctx context.Context, method, path string, body io.Reade
 	if err != nil {
 		return nil, err
 	}
+	if resp.StatusCode == http.StatusUnauthorized && at.token == "" {
+		return nil, fmt.Errorf("the router at %s wants its admin token, and %s has none: say where its data folder is with --data, or give --token", at.url, a.data)
+	}
 	if resp.StatusCode >= 300 {
 		var e struct{ Error struct{ Message string } }
 		if json.Unmarshal(b, &e) == nil && e.Error.Message != "" {

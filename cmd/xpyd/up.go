@@ -156,7 +156,7 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 	if err == nil {
 		output.release()
 		<-ctx.Done()
-	} else if ctx.Err() != nil {
+	} else if output.mute(); ctx.Err() != nil {
 		err = nil // stopped while starting
 	}
 	endReloads()
@@ -225,12 +225,16 @@ type startOutput struct {
 	mu   sync.Mutex
 	w    io.Writer
 	held map[string][]byte // by the name that begins a line; nil once released
+	over bool              // nothing more is printed
 }
 
 // Write takes one line.
 func (o *startOutput) Write(line []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.over {
+		return len(line), nil
+	}
 	if o.held == nil {
 		return o.w.Write(line)
 	}
@@ -239,6 +243,14 @@ func (o *startOutput) Write(line []byte) (int, error) {
 	o.held[name] = bytes.Clone(line)
 	_, err := o.w.Write(last)
 	return len(line), err
+}
+
+// mute drops what is held back and all that comes: the start has failed, and a child that starts
+// once more would say why again.
+func (o *startOutput) mute() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.over = true
 }
 
 // release prints everything held back.

@@ -34,7 +34,7 @@ and `+"`xpyd up`"+` keep in their data folder as join-url. It has a secret, as h
 takes the same text. Changes of the file take effect without a restart. If it has
 "#SECRET" alone, the worker is in no fleet and answers those who have the secret, as
 behind a proxy made for vLLM.`, role),
-		Example: fmt.Sprintf("  xpyd %[1]s --join-file /run/user/1000/xpyd/join-url --model hf:Qwen/Qwen3-0.6B\n  xpyd %[1]s --join-file … --kv-host-memory 16GiB --kv-ssd-dir /var/cache/xpyd/%[1]s-0 --kv-ssd-size 200GiB\n  xpyd %[1]s --config configs/samples/%[1]s.yaml\n  xpyd %[1]s --config %[1]s.yaml --print-config", role),
+		Example: fmt.Sprintf("  xpyd %[1]s --join-file /run/user/1000/xpyd/join-url --model hf:Qwen/Qwen3-0.6B\n  xpyd %[1]s --join-file … --kv-host-memory 16GiB --kv-ssd-dir /var/cache/xpyd/%[1]s-0 --kv-ssd-size 200GiB\n  xpyd %[1]s --config configs/samples/%[1]s.yaml --join-file /run/user/1000/xpyd/join-url\n  xpyd %[1]s --config %[1]s.yaml --print-config", role),
 	}
 	f := cmd.Flags()
 	f.String("join-file", "", joinFileHelp)

@@ -130,7 +130,7 @@ func (l *loader) file(path string) error {
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return fmt.Errorf("open configuration: %w", err)
+		return fmt.Errorf("configuration: %w", err)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxFileBytes+1))

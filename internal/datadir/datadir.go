@@ -79,10 +79,23 @@ func mine(path string, info fs.FileInfo) error {
 			path, uid, info.Mode().Perm(), os.Geteuid())
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return fmt.Errorf("data folder %s has mode %04o, so that others may look into it: run `chmod 700 %s`, or choose another with --data",
-			path, info.Mode().Perm(), path)
+		advice := "choose another with --data"
+		if ours(path) {
+			advice = fmt.Sprintf("run `chmod 700 %s`, or %s", path, advice)
+		}
+		return fmt.Errorf("data folder %s has mode %04o, so that others may look into it: %s", path, info.Mode().Perm(), advice)
 	}
 	return nil
+}
+
+// ours reports whether a folder may be taken for a router's alone: it is empty, or a router has
+// locked it. Nobody is told to close /tmp to others.
+func ours(path string) bool {
+	if _, err := os.Lstat(filepath.Join(path, fileLock)); err == nil {
+		return true
+	}
+	there, err := os.ReadDir(path)
+	return err == nil && len(there) == 0
 }
 
 // kept is Kept, with advice.

@@ -3,6 +3,7 @@ package supervise
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -79,7 +80,11 @@ func (c *child) set(change func(*Status)) {
 	if e.Exit != nil && e.PID == 0 {
 		args = append(args, "exit", e.Exit.String(), "reason", e.Reason, "wait", e.Wait)
 	}
-	s.cfg.Log.Info("supervise", args...)
+	level := slog.LevelInfo
+	if e.State == Backoff { // it ended, and nobody asked it to
+		level = slog.LevelWarn
+	}
+	s.cfg.Log.Log(context.Background(), level, "supervise", args...)
 	if s.cfg.OnEvent != nil {
 		s.cfg.OnEvent(e)
 	}

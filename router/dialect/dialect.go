@@ -63,7 +63,6 @@ var Shapes = []Shape{Choices, Batch, Echo, Logprobs, PromptLogprobs, Chat, Twice
 // Rules tell the router how to treat the legs of one dialect.
 type Rules struct {
 	Order Order
-	Link  string // what links the legs, for people
 
 	// Typed: failures carry an outcome, and decode sends its header with the first token. Of
 	// other engines only the status counts, and the first event is the first sign of success.

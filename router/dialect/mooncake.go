@@ -18,7 +18,7 @@ import (
 // finds prefill at its bootstrap server.
 var mooncake = Dialect{
 	Rules: Rules{
-		Order: Together, Link: "transfer_id",
+		Order:  Together,
 		Splits: vllmSplits, Falls: true,
 		Hold: 480 * time.Second, Watched: true, Usage: true,
 		Hint: "decode waits up to 480 s for a transfer that will not come",

@@ -16,7 +16,7 @@ import (
 // to each other over kvconn.
 var native = Dialect{
 	Rules: Rules{
-		Order: Together, Link: "x-xpyd-link, fresh for each attempt",
+		Order: Together,
 		Typed: true, Hedges: true,
 		Splits: Shapes, // decode gets the client's bytes
 		Usage:  false,  // the commit tells decode

@@ -28,7 +28,7 @@ func vllm(h *fasthttp.RequestHeader, x *Exchange, to *fleet.Instance) {
 // it keeps, and decode reads them. Our own workers speak it too, behind other routers.
 var nixlPull = Dialect{
 	Rules: Rules{
-		Order: PrefillFirst, Link: "kv_transfer_params, made by prefill",
+		Order:  PrefillFirst,
 		Splits: vllmSplits, Falls: true,
 		// The lease of 30 s is renewed by decode once its scheduler has the request. A prefill
 		// that is cut off frees at once.
@@ -68,7 +68,7 @@ const nixlKeep = `{"do_remote_decode":true,"do_remote_prefill":false,"remote_eng
 // router names, and prefill writes. X-Request-Id links the legs.
 var nixlPush = Dialect{
 	Rules: Rules{
-		Order: Together, Link: "X-Request-Id and prefill's coordinates",
+		Order:  Together,
 		Splits: vllmSplits, Falls: true,
 		Hold: 30 * time.Second, Watched: true, Usage: true,
 		Hint: "a push that decode never gets does not fail there; check engine_id, bootstrap, tp and pp of the prefill engine",

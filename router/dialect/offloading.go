@@ -10,7 +10,7 @@ import (
 // linked by kv_request_id.
 var offloading = Dialect{
 	Rules: Rules{
-		Order: Together, Link: "kv_request_id",
+		Order:  Together,
 		Splits: vllmSplits, Falls: true,
 		Hold:    time.Minute, // as long as prefill's CPU cache has it
 		Watched: true, Usage: true, Hedges: true,

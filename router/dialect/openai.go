@@ -7,7 +7,7 @@ import (
 // openAI is any engine with the OpenAI API that does both phases itself. Its one leg carries
 // the client's bytes.
 var openAI = Dialect{
-	Rules:  Rules{Order: Alone, Link: "none", Splits: Shapes, Hedges: true},
+	Rules:  Rules{Order: Alone, Splits: Shapes, Hedges: true},
 	Decode: Plain,
 }
 

@@ -11,7 +11,7 @@ import (
 // address.
 var p2pNccl = Dialect{
 	Rules: Rules{
-		Order: PrefillFirst, Link: "both ZMQ addresses within X-Request-Id",
+		Order:   PrefillFirst,
 		Splits:  vllmSplits,
 		Watched: true, Usage: true,
 		Hint: "decode waits without end for tensors of another request id: " +

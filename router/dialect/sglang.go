@@ -14,7 +14,7 @@ import (
 // which prefill and decode meet.
 var sglang = Dialect{
 	Rules: Rules{
-		Order: Together, Link: "bootstrap_room",
+		Order: Together,
 		// Prefill stops after one token by itself; the engine repeats rooms for n. Prompt log
 		// probabilities would have to be merged.
 		Splits: []Shape{Choices, Batch, Chat, Logprobs},

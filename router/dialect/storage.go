@@ -10,7 +10,7 @@ import (
 // vLLM's ExampleConnector and the like. Prefill goes first and hands nothing over.
 var storage = Dialect{
 	Rules: Rules{
-		Order: PrefillFirst, Link: "none: the prompt's tokens",
+		Order:  PrefillFirst,
 		Splits: vllmSplits, Falls: true,
 		Gap:   time.Minute, // the cache's policy decides
 		Usage: true, Hedges: true,

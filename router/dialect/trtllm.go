@@ -43,7 +43,7 @@ func trtPrefill(style string) func(*fasthttp.RequestHeader, *Exchange) [][]byte 
 // be closed.
 var trtContextFirst = Dialect{
 	Rules: Rules{
-		Order: PrefillFirst, Link: "disagg_request_id and prefill's opaque state",
+		Order:  PrefillFirst,
 		Splits: trtSplits, Falls: true,
 		Hold: 180 * time.Second, Gap: 10 * time.Second,
 		Watched: true, Usage: true,
@@ -117,7 +117,7 @@ func trtFinal(body []byte) []byte {
 // the context at Bootstrap, prefill's ctx_info_endpoint.
 var trtGenerationFirst = Dialect{
 	Rules: Rules{
-		Order: Together, Link: "disagg_request_id",
+		Order:  Together,
 		Splits: trtSplits, Falls: true,
 		// Cancelling prefill in the middle of a transfer strands it.
 		Linger: 2 * time.Second,

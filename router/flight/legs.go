@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -145,7 +146,7 @@ func (l *leg) lost(s *fleet.Snapshot) error {
 	case m.Epoch != l.inst.Epoch:
 		return fmt.Errorf("%w: it was restarted, or another was started with its id", errInstanceDead)
 	case m.State == fleet.Dead || m.Revoked:
-		return fmt.Errorf("%w: %s %s", errInstanceDead, m.State, m.Reason)
+		return fmt.Errorf("%w: %s", errInstanceDead, cmp.Or(m.Reason, string(m.State)))
 	}
 	return nil
 }
