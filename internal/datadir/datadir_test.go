@@ -192,6 +192,16 @@ func TestRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		refused(t, at(name), fmt.Sprintf("mode %04o", mode), "chmod 700 "+at(name), "--data")
+		if err := os.WriteFile(filepath.Join(at(name), "notes"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := datadir.Own(at(name)); err == nil || strings.Contains(err.Error(), "chmod") {
+			t.Errorf("a folder with others' files: %v", err)
+		}
+		if err := os.WriteFile(filepath.Join(at(name), "lock"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		refused(t, at(name), "chmod 700 "+at(name))
 	}
 	if err := errors.Join(os.Mkdir(at("good"), 0o700), os.Symlink(at("good"), at("link")), os.WriteFile(at("file"), nil, 0o600)); err != nil {
 		t.Fatal(err)
