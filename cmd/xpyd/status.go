@@ -210,7 +210,7 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			is   bool
 			note string
 		}{
-			{m.Lapses > 0 && ago < lapseShown, fmt.Sprintf("its heartbeats were late %d times, last %v ago", m.Lapses, ago.Round(time.Second))},
+			{m.Lapses > 0 && ago < lapseShown, fmt.Sprintf("late heartbeats: %d, last %v ago", m.Lapses, ago.Round(time.Second))},
 			{m.Embeds, "embeds only"},
 			{m.KVPaths != "", "kv: " + m.KVPaths},
 			{m.Unchecked, "kv.digest: off"},

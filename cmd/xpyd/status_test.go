@@ -63,7 +63,7 @@ func TestStatusLapses(t *testing.T) {
 		{"id":"d0","role":"decode","state":"live","probed":true,"since":"2026-01-02T02:04:05Z","lapses":3,"lapsed":"2026-01-02T03:03:55Z"},
 		{"id":"d1","role":"decode","state":"live","probed":true,"since":"2026-01-02T02:04:05Z","lapses":3,"lapsed":"2026-01-02T02:14:05Z"}]}`}}}
 	out, errs, code := at(t, t.Context(), d, "status")
-	if code != 0 || strings.Count(out, " 1h0m0s ") != 2 || strings.Count(out, "its heartbeats were late 3 times, last 10s ago") != 1 {
+	if code != 0 || strings.Count(out, " 1h0m0s ") != 2 || strings.Count(out, "late heartbeats: 3, last 10s ago") != 1 {
 		t.Errorf("%d %q %q", code, out, errs)
 	}
 }

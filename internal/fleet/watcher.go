@@ -325,6 +325,8 @@ func (w *Watcher) tell(e *untold, now time.Time) bool {
 		}
 	case e.state == Live || e.state == Suspect || e.cause == causeBye || e.cause == causeForget:
 		level = slog.LevelInfo
+	case e.cause == causeReplace && !w.cfg.Leads: // restarted within a second; the router warned of the death
+		level = slog.LevelInfo
 	}
 	args := []any{"id", e.id, "role", string(e.role), "epoch", e.epoch, "state", string(e.state), "cause", e.cause}
 	if e.reason != "" {
