@@ -299,10 +299,18 @@ func TestAddStaticRefuses(t *testing.T) {
 	}
 }
 
-// TestTold: who comes, comes back, says goodbye or was asked to leave is no reason to warn.
+// TestTold: who comes, comes back, says goodbye or was asked to leave is no reason to warn; who
+// is replaced only to a router.
 func TestTold(t *testing.T) {
+	for _, leads := range []bool{false, true} {
+		told(t, leads)
+	}
+}
+
+func told(t *testing.T, leads bool) {
+	t.Helper()
 	var out bytes.Buffer
-	w, err := Watch(WatcherConfig{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	w, err := Watch(WatcherConfig{Log: slog.New(slog.NewTextHandler(&out, nil)), Leads: leads})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,7 +323,7 @@ func TestTold(t *testing.T) {
 	}{
 		{Live, causeJoin, false, false}, {Live, causeBack, false, false}, {Suspect, causeSilence, false, false}, {Gone, causeBye, false, false}, {Gone, causeForget, false, false},
 		{Dead, causeSilence, false, true}, {Unheard, causeSilence, false, true}, {Dead, causeReport, false, true}, {Dead, causeReport, true, false},
-		{Gone, causeReplace, false, true}, {Gone, causeRemove, false, true}, {Gone, causeRevoked, false, true}, {Gone, causeFull, false, true},
+		{Gone, causeReplace, false, leads}, {Gone, causeRemove, false, true}, {Gone, causeRevoked, false, true}, {Gone, causeFull, false, true},
 	} {
 		for _, reason := range []string{"", "why"} {
 			out.Reset()
