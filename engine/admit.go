@@ -11,6 +11,7 @@ import (
 // another's prefix holds nobody back.
 func (e *Engine) admit() {
 	active := e.claim()
+	e.giveWay(active)
 	full := false // of memory
 	for i := 0; i < len(e.waiting) && active < e.cfg.MaxRunning; {
 		q := e.waiting[i]
@@ -50,6 +51,13 @@ func (e *Engine) claim() (active int) {
 	}
 	e.cache.Prioritise(active, 0, time.Time{})
 	return active
+}
+
+// giveWay takes the blocks of paused sequences, whose clients do not read, if a reservation from
+// outside waits for them.
+func (e *Engine) giveWay(active int) {
+	for n := e.cache.Wanted(); n > 0 && e.evictPaused(n+active); n = e.cache.Wanted() {
+	}
 }
 
 // place gives a sequence a block table for all its tokens: what the prefix cache has, and fresh

@@ -109,6 +109,7 @@ func New(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.Lo
 		return nil, fmt.Errorf("engine: register metrics: %w", err)
 	}
 	cache.Notify(e.signal)
+	cache.OnWait(e.signal)
 	go e.loop()
 	return e, nil
 }

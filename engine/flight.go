@@ -75,7 +75,7 @@ func (e *Engine) linger() {
 		return
 	}
 	if d := time.Until(e.deviceBegan(f).Add(e.pace.takes(f.members)*9/10 - ahead)); d > 0 {
-		time.Sleep(d)
+		time.Sleep(min(d, aloneTime*e.cfg.MaxStepTime)) // one odd step predicts nothing
 	}
 }
 

@@ -58,8 +58,9 @@ func (e *Engine) fill(from []*sequence) bool {
 	if alone {
 		room = l.total - l.decodes
 	}
+	held := 0 // of the budget, for short prompts behind long ones
 	for i, q := range prefills {
-		short := shortOnes(prefills[i+1:], q, min(budget, shared)/2)
+		short := shortOnes(prefills[i+1:], q, max(min(budget, shared)/2, min(budget, held)))
 		if alone && (i > 0 || short > 0) {
 			budget = min(budget, shared)
 		}
@@ -71,7 +72,8 @@ func (e *Engine) fill(from []*sequence) bool {
 		if all := q.missing(); last && all-n <= n/smallRest && all <= room {
 			n = all
 		}
-		if e.holdsUp(q, n) {
+		held = short
+		if n <= 0 || i > 0 && n < min(leastChunk, q.missing()) || e.holdsUp(q, n) { // no crumbs for those behind
 			continue
 		}
 		q.chunk = n

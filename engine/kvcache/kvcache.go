@@ -99,7 +99,9 @@ type Cache struct {
 	demand      demand
 	pending     []Event // index changes not yet told
 	freed       bool    // blocks became available since the last unlock
+	queued      bool    // a ReserveWait began to wait since the last unlock
 	notify      func()
+	wanted      func()
 	ever        Stats // what it counts since the start
 }
 
@@ -159,6 +161,14 @@ func (c *Cache) Notify(f func()) {
 	c.notify = f
 }
 
+// OnWait sets the function that is called, outside all locks, when a ReserveWait begins to wait;
+// see Wanted. It must not block.
+func (c *Cache) OnWait(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.wanted = f
+}
+
 // Stats is a snapshot of counts.
 type Stats struct {
 	Blocks, Free, Held, Cached, Quarantined int
@@ -191,12 +201,16 @@ func (c *Cache) unlock() {
 	}
 	c.announce()
 	freed, notify, events := c.freed, c.notify, len(c.pending) > 0
-	c.freed = false
+	queued, wanted := c.queued, c.wanted
+	c.freed, c.queued = false, false
 	c.mu.Unlock()
 	if events {
 		c.deliver()
 	}
 	if freed && notify != nil {
 		notify()
+	}
+	if queued && wanted != nil {
+		wanted()
 	}
 }

@@ -59,7 +59,18 @@ func (c *Cache) enqueue(w *waiter) error {
 	if len(c.waiters) == 1 {
 		c.grant()
 	}
+	c.queued = len(c.waiters) > 0
 	return nil
+}
+
+// Wanted is how many blocks the first ReserveWait in the queue waits for; 0 if none waits.
+func (c *Cache) Wanted() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.waiters) == 0 {
+		return 0
+	}
+	return c.waiters[0].blocks
 }
 
 // Prioritise says what the engine is about to need, so that blocks it frees by preemption do

@@ -1,0 +1,134 @@
+package engine_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/enginetest"
+	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// TestPausedGiveWay: clients that do not read hold all blocks; a reservation from outside gets
+// them at once, and those clients still get every token when they read.
+func TestPausedGiveWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config()
+		cfg.MaxBacklog = 20
+		r := newRig(t, cfg, enginetest.Config{Blocks: 12, BlockTokens: 16, MaxPositions: 192}, nil)
+		var handles []*engine.Handle
+		for range 4 {
+			q := request(prompt(rng(), 20), 150)
+			q.IgnoreEOS = true
+			handles = append(handles, r.submit(q))
+		}
+		synctest.Wait() // until all are paused
+		if n := r.cache.Stats().Available(); n >= 4 {
+			t.Fatalf("%d blocks are available", n)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		began := time.Now()
+		ids, _, err := r.cache.ReserveWait(ctx, &kvcache.Chain{}, 0, 4, "outside")
+		if took := time.Since(began); err != nil || len(ids) != 4 || took > time.Second {
+			t.Errorf("%d blocks, %v after %v", len(ids), err, took)
+		}
+		r.cache.Release(ids, "outside")
+		for _, h := range handles {
+			if out, _, err := collect(h, 1); err != nil || len(out[0].tokens) != 150 {
+				t.Errorf("%v, %d tokens", err, len(out[0].tokens))
+			}
+		}
+		r.close()
+	})
+}
+
+// TestShortBehindLongs: however many long prompts are ahead, a short one is in the first step.
+func TestShortBehindLongs(t *testing.T) {
+	for _, longs := range []int{1, 2, 4} {
+		for _, size := range []int{60, 120, 250} {
+			synctest.Test(t, func(t *testing.T) {
+				cfg := config()
+				cfg.StepTokens, cfg.MaxStepTime = 512, 0
+				gate := make(chan struct{})
+				var largest, steps int
+				r := newRig(t, cfg, enginetest.Config{Blocks: 4000, BlockTokens: 16, MaxPositions: 16384}, func(s *kernels.Step) error {
+					<-gate
+					time.Sleep(10 * time.Millisecond)
+					steps++
+					for i, q := range s.Seqs {
+						if n := len(q.Tokens); i == 0 {
+							largest = max(largest, n)
+						} else if n > 1 && n < 16 {
+							t.Errorf("%d long ahead: a crumb of %d tokens in step %d", longs, n, steps)
+						}
+					}
+					return nil
+				})
+				first := r.submit(request(prompt(rng(), 16), 1))
+				synctest.Wait()
+				handles := []*engine.Handle{first}
+				for i := range longs {
+					handles = append(handles, r.submit(request(prompt(rng(), 7800+200*i), 1)))
+				}
+				h := r.submit(request(prompt(rng(), size), 1))
+				began := time.Now()
+				close(gate)
+				if _, _, err := collect(h, 1); err != nil {
+					t.Error(err)
+				}
+				if took := time.Since(began); took > 20*time.Millisecond { // the step under way, and its own
+					t.Errorf("%d long ahead of %d tokens: its first token after %v", longs, size, took)
+				}
+				for _, h := range handles {
+					if _, _, err := collect(h, 1); err != nil {
+						t.Error(err)
+					}
+				}
+				if largest < 256 {
+					t.Errorf("the oldest got %d tokens of a step at most", largest)
+				}
+				r.close()
+			})
+		}
+	}
+}
+
+// TestLingerOutlier: after one step of 30 s the device does not wait for as long.
+func TestLingerOutlier(t *testing.T) {
+	for _, prompts := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			n := 0
+			d := newDevice(enginetest.Config{Blocks: 2000, BlockTokens: 16, MaxPositions: 16384}, func(s *kernels.Step) time.Duration {
+				if len(s.Seqs[len(s.Seqs)-1].Tokens) > 16 == prompts {
+					if n++; n == 3 {
+						return 30 * time.Second
+					}
+				}
+				return gpuTime(s)
+			})
+			cfg := config()
+			r := newRigOn(t, cfg, d)
+			long := request(prompt(rng(), 16), 300)
+			long.IgnoreEOS = true
+			h := r.submit(long)
+			if prompts {
+				for range 3 {
+					if _, _, err := collect(r.submit(request(prompt(rng(), 5000), 1)), 1); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			if _, _, err := collect(h, 1); err != nil {
+				t.Error(err)
+			}
+			if d.idle > 20*cfg.MaxStepTime {
+				t.Errorf("prompts %t: the device was idle for %v", prompts, d.idle)
+			}
+			r.close()
+		})
+	}
+}
