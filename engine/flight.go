@@ -32,6 +32,7 @@ type flight struct {
 type member struct {
 	q     *sequence
 	chunk int
+	at    int  // position of its first token
 	void  bool // what came of it is dropped; see arrive.go
 }
 
@@ -133,7 +134,7 @@ func (e *Engine) launch() {
 	f.launch = time.Since(begin)
 	draw := 0
 	for i, q := range e.batch {
-		f.members = append(f.members, member{q: q, chunk: q.chunk})
+		f.members = append(f.members, member{q: q, chunk: q.chunk, at: f.step.Seqs[i].Pos})
 		q.ahead += q.chunk
 		q.chunk, q.draw = 0, 0
 		if n := len(f.step.Seqs[i].Samples); n > 0 {

@@ -16,8 +16,21 @@ const (
 
 // pacer measures how fast steps compute tokens, by their size, to size prefill chunks.
 type pacer struct {
-	rates   []float64     // tokens a second of steps with prefill, by their tiles less one; 0 when not measured
-	decodes time.Duration // of a step without
+	rates     []float64     // tokens a second of steps with prefill, attention aside, by their tiles less one; 0 when not measured
+	attention slope         // seconds a prompt token takes more for each position before it
+	decodes   time.Duration // of a step without
+}
+
+// slope is a line's, through points that count for less the older they are: by least squares.
+type slope struct{ w, x, y, xx, xy, is float64 }
+
+// add adds a point. Points too close together tell nothing of the slope, which stays then.
+func (s *slope) add(x, y float64) {
+	const memory, spread = 0.98, 500
+	s.w, s.x, s.y, s.xx, s.xy = memory*s.w+1, memory*s.x+x, memory*s.y+y, memory*s.xx+x*x, memory*s.xy+x*y
+	if d := s.w*s.xx - s.x*s.x; d > s.w*s.w*spread*spread {
+		s.is = max(0, (s.w*s.xy-s.x*s.y)/d)
+	}
 }
 
 // measured reports whether any step was.
@@ -40,25 +53,31 @@ func (p *pacer) rate(n int) float64 {
 	return 0
 }
 
-// within returns how many tokens of at most total a step computes in a time.
-func (p *pacer) within(total int, target time.Duration) int {
+// seconds predicts a step of n tokens, those of a prompt from a position on.
+func (p *pacer) seconds(n, at int) float64 {
+	return float64(n)/p.rate(n) + p.attention.is*float64(n)*(float64(at)+float64(n)/2)
+}
+
+// within returns how many tokens of at most total, of a prompt from a position on, a step
+// computes in a time.
+func (p *pacer) within(total, at int, target time.Duration) int {
 	if !p.measured() {
 		return min(total, firstChunk)
 	}
 	for n := total; n > tile; n = (n - 1) / tile * tile {
-		if p.rate(n)*target.Seconds() >= float64(n) {
+		if p.seconds(n, at) <= target.Seconds() {
 			return n
 		}
 	}
-	return int(min(float64(min(total, tile)), p.rate(1)*target.Seconds()))
+	return int(min(float64(min(total, tile)), target.Seconds()/(1/p.rate(1)+p.attention.is*float64(at))))
 }
 
 // drain returns the size of the smallest efficient step, up to most tokens, such that steps
 // of this size, with so many decodes in each, compute the queued tokens in a time.
-func (p *pacer) drain(most, decodes, queued int, within time.Duration) int {
+func (p *pacer) drain(most, at, decodes, queued int, within time.Duration) int {
 	n := min(efficient, most)
 	for ; n < most; n += tile {
-		if steps := float64(queued) / float64(n-decodes); n > decodes && steps*float64(n) <= p.rate(n)*within.Seconds() {
+		if steps := float64(queued) / float64(n-decodes); n > decodes && steps*p.seconds(n, at) <= within.Seconds() {
 			break
 		}
 	}
@@ -72,6 +91,7 @@ type limits struct {
 	drain   time.Duration // in which queued tokens are to be computed, by steps of this size; 0: by the largest steps
 	decodes int           // sequences that decode in it
 	queued  int           // tokens of prompts that wait
+	at      int           // position of the oldest prompt
 }
 
 // budget is how many prefill tokens a step gets: as few as drain the queue in time, no
@@ -80,11 +100,11 @@ type limits struct {
 func (p *pacer) budget(l limits) (tokens, most int) {
 	most = l.total
 	if l.target > 0 {
-		most = p.within(most, l.target)
+		most = p.within(most, l.at, l.target)
 	}
 	n := most
 	if l.target > 0 && l.drain > 0 && p.measured() {
-		n = p.drain(n, l.decodes, l.queued, l.drain)
+		n = p.drain(n, l.at, l.decodes, l.queued, l.drain)
 	}
 	if n >= efficient {
 		n -= n % tile
@@ -94,32 +114,41 @@ func (p *pacer) budget(l limits) (tokens, most int) {
 
 // takes predicts how long a step takes; 0 when nothing like it was measured.
 func (p *pacer) takes(members []member) time.Duration {
-	prefill, total := count(members)
+	prefill, total, before := count(members)
 	switch {
 	case prefill == 0:
 		return p.decodes
 	case !p.measured():
 		return 0
 	}
-	return time.Duration(float64(total) / p.rate(total) * float64(time.Second))
+	return time.Duration((float64(total)/p.rate(total) + p.attention.is*before) * float64(time.Second))
 }
 
-func count(members []member) (prefill, total int) {
+// count returns the tokens of prompts in a step, all of its tokens, and, summed over the former,
+// the positions before each.
+func count(members []member) (prefill, total int, before float64) {
 	for _, m := range members {
 		total += m.chunk
 		if m.chunk > 1 {
 			prefill += m.chunk
+			before += float64(m.chunk) * (float64(m.at) + float64(m.chunk)/2)
 		}
 	}
-	return prefill, total
+	return prefill, total, before
 }
 
 // step records a step.
 func (p *pacer) step(took time.Duration, members []member) {
-	prefill, total := count(members)
+	prefill, total, before := count(members)
 	switch {
 	case prefill > 0:
-		p.observe(total, took)
+		heavy := p.attention.is*before > took.Seconds()/2 // it tells of attention, and little of the rest
+		if heavy || total >= efficient {
+			p.attention.add(before/float64(total), took.Seconds()/float64(total))
+		}
+		if !heavy || !p.measured() {
+			p.observe(total, max(took/4, took-time.Duration(p.attention.is*before*float64(time.Second))))
+		}
 	case p.decodes == 0 || took < p.decodes: // streams that end together make the next steps shorter at once
 		p.decodes = took
 	default:
@@ -127,7 +156,7 @@ func (p *pacer) step(took time.Duration, members []member) {
 	}
 }
 
-// observe records a step of so many tokens, unless it is too small to mean much.
+// observe records a step of so many tokens, attention aside, unless it is too small to mean much.
 func (p *pacer) observe(tokens int, took time.Duration) {
 	if tokens < leastChunk || took <= 0 {
 		return

@@ -47,8 +47,31 @@ func TestTakes(t *testing.T) {
 	p.step(leastChunk*2*time.Millisecond, of(leastChunk)) // 500 a second
 	rate := paceMemory*1000 + (1-paceMemory)*500
 	f(time.Duration(100/rate*float64(time.Second)), 100)
-	if prefill, total := count(of(1, 5, 1, 2)); prefill != 7 || total != 9 {
+	if prefill, total, _ := count(of(1, 5, 1, 2)); prefill != 7 || total != 9 {
 		t.Errorf("%d of %d tokens are of prompts", prefill, total)
+	}
+}
+
+// TestSlope: the line through points, whatever their height; points too close together change nothing.
+func TestSlope(t *testing.T) {
+	var s slope
+	for i := range 100 {
+		s.add(float64(5000+i%2), float64(i%2))
+	}
+	if s.is != 0 {
+		t.Errorf("of points at one place: %v", s.is)
+	}
+	for i := range 200 {
+		s.add(float64(i%10)*1000, 7+float64(i%10)*3)
+	}
+	if math.Abs(s.is-0.003) > 0.0001 {
+		t.Errorf("%v a position, want 0.003", s.is)
+	}
+	for i := range 500 {
+		s.add(float64(i%10)*1000, 7-float64(i%10))
+	}
+	if s.is != 0 {
+		t.Errorf("of a line that falls: %v", s.is)
 	}
 }
 
@@ -63,12 +86,12 @@ func TestWithin(t *testing.T) {
 		{1000, time.Second, 1000}, {1000, 400 * time.Millisecond, 768}, {1000, 100 * time.Millisecond, 100}, {1000, 64 * time.Millisecond, 64},
 		{1000, 128 * time.Millisecond, 256}, {1000, 127 * time.Millisecond, 127}, {1000, 0, 0}, {50, time.Second, 50}, {128, time.Second, 128}, {129, time.Second, 129}, {129, 64 * time.Millisecond, 64},
 	} {
-		if got := p.within(c.total, c.target); got != c.want {
+		if got := p.within(c.total, 0, c.target); got != c.want {
 			t.Errorf("of %d tokens in %v: %d, want %d", c.total, c.target, got, c.want)
 		}
 	}
 	var none pacer
-	if a, b := none.within(firstChunk-1, 1), none.within(firstChunk+1, time.Hour); a != firstChunk-1 || b != firstChunk {
+	if a, b := none.within(firstChunk-1, 0, 1), none.within(firstChunk+1, 0, time.Hour); a != firstChunk-1 || b != firstChunk {
 		t.Errorf("nothing is measured: %d and %d", a, b)
 	}
 }

@@ -47,7 +47,10 @@ func (e *Engine) fill(from []*sequence) bool {
 	if alone { // only who comes meanwhile waits
 		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0
 	}
-	for _, q := range prefills {
+	for i, q := range prefills {
+		if i == 0 {
+			l.at = q.next()
+		}
 		l.queued += q.missing()
 	}
 	budget, room := e.pace.budget(l)

@@ -132,3 +132,65 @@ func TestLingerOutlier(t *testing.T) {
 		})
 	}
 }
+
+// TestLongPrompt: steps beside streams take no longer than MaxStepTime however far a long prompt
+// has come, and later prompts are not slower for it.
+func TestLongPrompt(t *testing.T) {
+	for _, attention := range []float64{0.0009, 0.003} { // us for each position before a token
+		synctest.Test(t, func(t *testing.T) {
+			cfg := config()
+			cfg.StepTokens, cfg.PrefillTokens, cfg.MaxStepTime, cfg.QueueTime = 8192, 8192, 50*time.Millisecond, 50*time.Millisecond
+			var longest time.Duration
+			over, steps := 0, 0
+			d := newDevice(enginetest.Config{Blocks: 20000, BlockTokens: 16, MaxPositions: 200000}, func(s *kernels.Step) time.Duration {
+				us, prompt := 0.0, false
+				for _, q := range s.Seqs {
+					us += float64(len(q.Tokens)) * (20 + attention*(float64(q.Pos)+float64(len(q.Tokens))/2))
+					prompt = prompt || len(q.Tokens) > 1
+				}
+				took := max(5*time.Millisecond, time.Duration(us)*time.Microsecond)
+				if prompt {
+					if steps++; took > cfg.MaxStepTime*11/10 {
+						over++
+					}
+					longest = max(longest, took)
+				}
+				return took
+			})
+			r, start := newRigOn(t, cfg, d), time.Now()
+			stream := request(prompt(rng(), 16), 100000)
+			stream.IgnoreEOS = true
+			h := r.submit(stream)
+			time.Sleep(200 * time.Millisecond)
+			random := rng()
+			one := func(tokens int) time.Duration {
+				longest, over, steps = 0, 0, 0
+				began := time.Now()
+				if _, _, err := collect(r.submit(request(prompt(random, tokens), 1)), 1); err != nil {
+					t.Error(err)
+				}
+				return time.Since(began)
+			}
+			var before time.Duration
+			for range 3 {
+				before = one(4000)
+			}
+			took := one(100000)
+			t.Logf("%v us: a prompt of 4,000 in %v; one of 100,000 in %v, %d steps, %d of them over 55 ms, longest %v", attention, before, took, steps, over, longest)
+			if over > 4 || longest > 3*cfg.MaxStepTime/2 {
+				t.Errorf("%d of %d steps take more than 55 ms, the longest %v", over, steps, longest)
+			}
+			for i := range 5 {
+				if after := one(4000); after > before*5/4 {
+					t.Errorf("prompt %d after the long one: %v, before it %v", i, after, before)
+				}
+			}
+			if all := time.Since(start); d.idle > all/100 {
+				t.Errorf("the device was idle for %v of %v", d.idle, all)
+			}
+			h.Cancel()
+			_, _ = readAll(h) // cancelled
+			r.close()
+		})
+	}
+}
