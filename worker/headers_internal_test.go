@@ -6,7 +6,7 @@ import (
 	"github.com/xpyd/xpyd/router/dialect"
 )
 
-// TestHeaders: the router's names of the legs' headers are ours; no package holds both.
+// TestHeaders: the legs' headers have the names of router/dialect, which worker may not import.
 func TestHeaders(t *testing.T) {
 	for ours, theirs := range map[string]string{
 		headerLink: dialect.HeaderLink, headerPrefill: dialect.HeaderPrefill, headerPrefillEpoch: dialect.HeaderPrefillEpoch,
