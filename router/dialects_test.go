@@ -3,6 +3,9 @@ package router_test
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -13,11 +16,56 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	fake "github.com/xpyd/xpyd/internal/mock"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/sense"
 )
 
 // split is every dialect with two legs.
 var split = []string{"vllm-nixl", "vllm-nixl-push", "vllm-mooncake", "vllm-offloading", "vllm-p2pnccl", "storage", "sglang", "trtllm", "trtllm-generation-first"}
+
+// TestDialectLists: every list of dialects has those of router/dialect.
+func TestDialectLists(t *testing.T) {
+	foreign := slices.DeleteFunc(dialect.Names(), func(name string) bool { return name == fleet.Native })
+	names := func(has func(r *dialect.Rules) bool) []string {
+		return slices.DeleteFunc(slices.Clone(foreign), func(name string) bool { return !has(&dialect.For(name).Rules) })
+	}
+	is := func(what string, got, want []string) {
+		t.Helper()
+		if got = slices.Sorted(slices.Values(got)); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", what, got, want)
+		}
+	}
+	text := func(path string) string {
+		b, err := os.ReadFile("../" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	rows := func(path, row string) (out []string) {
+		for _, m := range regexp.MustCompile(row).FindAllStringSubmatch(text(path), -1) {
+			out = append(out, m[1])
+		}
+		return out
+	}
+	is("split", split, names(func(r *dialect.Rules) bool { return r.Order != dialect.Alone }))
+	is("together", together, names(func(r *dialect.Rules) bool { return r.Order == dialect.Together }))
+	is("lingering", lingering, names(func(r *dialect.Rules) bool { return r.Linger > 0 }))
+	is("mocks", fake.Dialects, foreign)
+	var clients map[string]any
+	if err := json.Unmarshal([]byte(text("e2e/clients/dialects.json")), &clients); err != nil {
+		t.Fatal(err)
+	}
+	is("clients", slices.Collect(maps.Keys(clients)), foreign)
+	is("DESIGN.md", rows("router/DESIGN.md", "(?m)^\\| `([a-z0-9-]+)`[^|]*\\| (?:together|P, then D|D only) \\|"), dialect.Names())
+	is("docs", rows("docs/in-front-of-engines.md", "(?m)^\\|[^|]*\\| `([a-z0-9-]+)` \\|"), foreign)
+	hedged := ": native, " + strings.Join(names(func(r *dialect.Rules) bool { return r.Hedges }), ", ") + "."
+	for _, path := range []string{"router/DESIGN.md", "configs/samples/router.yaml", "configs/samples/up.yaml"} {
+		if plain := strings.NewReplacer("`", "", "#", "").Replace(text(path)); !strings.Contains(strings.Join(strings.Fields(plain), " "), hedged) {
+			t.Errorf("%s does not say which dialects are hedged%s", path, hedged)
+		}
+	}
+}
 
 // engines starts mocks that end after the test, and what a configuration says
 // of them.

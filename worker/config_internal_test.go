@@ -32,14 +32,16 @@ next:
 }
 
 // TestValidate: each key's limits are good, what is just beyond is refused by the
-// key's name, and so is what its list does not have.
+// key's name, and so is what its list does not have. Each number has such a row.
 func TestValidate(t *testing.T) {
+	refused := map[string]bool{}
 	f := func(want string, changes ...any) {
 		t.Helper()
 		c := DefaultConfig(fleet.Decode)
 		for i := 0; i < len(changes); i += 2 {
 			setKey(t, &c, changes[i].(string), changes[i+1])
 		}
+		refused[want] = true
 		err := c.Validate()
 		if e := (*config.KeyError)(nil); (want != "" || err != nil) && (!errors.As(err, &e) || e.Key != want) {
 			t.Errorf("%v: %v; want %q refused", changes, err, want)
@@ -69,7 +71,7 @@ func TestValidate(t *testing.T) {
 	f("", "kv.host_memory", 1<<46)
 	f("kv.host_memory", "kv.host_memory", 1<<46+1)
 	f("", "kv_memory", 0) // auto
-	for _, key := range []string{"max_step_time", "read_timeout", "stall_timeout", "drain_timeout", "lease_time", "ticket_wait", "reserve_wait",
+	for _, key := range []string{"max_step_time", "queue_time", "read_timeout", "stall_timeout", "drain_timeout", "lease_time", "ticket_wait", "reserve_wait",
 		"kv.dial_timeout", "kv.handshake_timeout", "kv.accept_timeout", "kv.ticket_timeout", "kv.peer_silence",
 		"kv.load_timeout", "kv.store_ttl", "kv.store_timeout"} {
 		f(key, key, time.Duration(0))
@@ -123,6 +125,20 @@ func TestValidate(t *testing.T) {
 	f("quantization", "device", "cpu", "quantization", quantFP8)
 	f("", "device", "cpu", "quantization", quantNone)
 	f("quantization", "quantization", quantFP8, "batch_invariant", true)
+
+	var numbers func(of reflect.Type, prefix string)
+	numbers = func(of reflect.Type, prefix string) {
+		for _, field := range reflect.VisibleFields(of) {
+			switch name, kind := field.Tag.Get("key"), field.Type.Kind(); {
+			case name == "":
+			case kind == reflect.Struct:
+				numbers(field.Type, prefix+name+".")
+			case kind >= reflect.Int && kind <= reflect.Float64 && !refused[prefix+name]:
+				t.Errorf("%s has no row", prefix+name)
+			}
+		}
+	}
+	numbers(reflect.TypeFor[Config](), "")
 }
 
 // TestKVConn: each setting of the connector reaches it.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -28,7 +29,7 @@ router's probes are exempt from a fault without "probes".`,
   xpyd mock --dialect openai --role decode --listen 127.0.0.1:8300 --fault status=503`,
 	}
 	f := cmd.Flags()
-	f.StringVar(&cfg.Dialect, "dialect", "openai", "engine protocol: openai, vllm-nixl, vllm-nixl-push, vllm-mooncake,\nvllm-offloading, vllm-p2pnccl, storage, sglang, trtllm, trtllm-generation-first")
+	f.StringVar(&cfg.Dialect, "dialect", "openai", "engine protocol: "+strings.Join(mock.Dialects, ", "))
 	f.StringVar(&cfg.Role, "role", "decode", "prefill, decode or both (both: only in dialects whose requests name the leg)")
 	f.StringVar(&cfg.Listen, "listen", "127.0.0.1:0", "address; port 0 takes a free one")
 	f.StringVar(&cfg.Model, "model", "mock", "model name in answers")

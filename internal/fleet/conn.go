@@ -94,10 +94,10 @@ const (
 	dialTimeout  = 2 * time.Second
 	firstRetry   = 100 * time.Millisecond // then doubling
 	lastRetry    = 1600 * time.Millisecond
-	refusedRetry = 5 * time.Second // the longest, at a server that does not know our secret
+	refusedRetry = 5 * time.Second // instead of lastRetry, at a server that refuses us
 )
 
-// retryDelay is the wait before the nth attempt in a row, with a jitter of a quarter.
+// retryDelay is the wait before the nth attempt in a row, up to a quarter more or less.
 func retryDelay(n int, refused bool) time.Duration {
 	limit := lastRetry
 	if refused {

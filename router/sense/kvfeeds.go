@@ -361,6 +361,7 @@ func (e *Feeds) Collectors() []prometheus.Collector {
 		gauge("xpyd_router_kv_index_blocks", "Blocks of all workers in the index of KV events.", func() float64 { return float64(e.index.Stats().Blocks) }),
 		gauge("xpyd_router_kv_index_bytes", "Memory of the index of KV events. At kv_events.index_bytes it forgets what no prompt asks for.", func() float64 { return float64(e.index.Stats().Bytes) }),
 		count("xpyd_router_kv_index_evicted_total", "Blocks forgotten to stay within kv_events.index_bytes. If it rises fast, raise that.", func() uint64 { return e.index.Stats().Evicted }),
+		count("xpyd_router_kv_index_foreign_total", "Blocks left out of the index: of KV groups that do not name prefixes (normal for hybrid models), of another block size than their engine's first, or too many in one event for kv_events.index_bytes.", func() uint64 { return e.index.Stats().Foreign }),
 		count("xpyd_router_kv_index_orphans_total", "Blocks whose parent was unknown when they came. Some are normal after a router's start if engines cannot replay everything.", func() uint64 { return e.index.Stats().Orphans }),
 		gauge("xpyd_router_kv_feeds", "Publishers of KV events that are followed.", func() float64 { n, _ := e.totals(); return float64(n) }),
 		gauge("xpyd_router_kv_feeds_connected", "Publishers of KV events that are connected. While one is not, its worker counts as warm as it last was.", func() float64 { _, n := e.totals(); return float64(n) }),
