@@ -61,7 +61,7 @@ func TestGive(t *testing.T) {
 		steps, _ := r.backend.Steps()
 
 		s := cached(p, 1)
-		if c, err := r.send(s).Wait(r.t.Context()); err != nil || len(c.Payload) != 0 {
+		if c, err := r.send(s).Wait(r.t.Context()); err != nil || len(c.Payload) != 0 || c.Units != 7*2 {
 			r.t.Errorf("%+v, %v", c, err)
 		}
 		buf := make([]byte, r.backend.Layout().Resolve()[0].PackedBytes(4))

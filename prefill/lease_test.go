@@ -42,9 +42,10 @@ func TestLease(t *testing.T) {
 		}
 		time.Sleep(29 * time.Second)
 		s := claim(k.ID, p)
-		d := r.gets(r.send(s), ticket.Done, "")
-		if len(d.First) != 0 || len(s.Sink.(*sink).rows) != 6 {
-			r.t.Errorf("%+v, %d blocks", d, len(s.Sink.(*sink).rows))
+		in := r.send(s)
+		d := r.gets(in, ticket.Done, "")
+		if c, err := in.Wait(r.t.Context()); err != nil || c.Units != 6 || len(d.First) != 0 || len(s.Sink.(*sink).rows) != 6 {
+			r.t.Errorf("%+v, %d blocks: %+v, %v", d, len(s.Sink.(*sink).rows), c, err)
 		}
 		r.gets(r.send(claim(k.ID, p)), ticket.Late, "has ended") // once
 	})
@@ -63,6 +64,22 @@ func TestLease(t *testing.T) {
 			r.t.Fatal(err)
 		}
 		r.gets(r.send(claim(k.ID, tokens(5, 10))), ticket.Refused, "another prompt")
+	})
+	bubble(t, nil, nil, func(r *rig) { // a claim that ended before it was looked at is none
+		k, err := r.keep("", p)
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		r.slow = make(chan struct{})
+		in := r.send(claim(k.ID, p))
+		synctest.Wait()
+		if err := in.Revoke(r.t.Context()); err != nil {
+			r.t.Fatal(err)
+		}
+		synctest.Wait()
+		close(r.slow)
+		synctest.Wait()
+		r.gets(r.send(claim(k.ID, p)), ticket.Done, "")
 	})
 	bubble(t, func(c *prefill.Config) { c.MaxLeases = 2 }, nil, func(r *rig) { // bounded; Close gives all back
 		for range 2 {

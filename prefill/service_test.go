@@ -40,6 +40,14 @@ type rig struct {
 	server  *kvconn.Server
 	addr    string
 	stop    context.CancelFunc
+	slow    chan struct{} // tickets are looked at when it is closed; nil: at once
+}
+
+func (r *rig) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
+	if r.slow != nil {
+		<-r.slow
+	}
+	r.Service.OnTicket(ctx, o)
 }
 
 // bubble runs f on a fresh rig under a fake clock; at its end nothing may be

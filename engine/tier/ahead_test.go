@@ -72,6 +72,9 @@ func TestAhead(t *testing.T) {
 	if c == nil || busy || c.Upto() != 160 || b.got[0].Blocks != 8 || b.got[0].Deadline.IsZero() || p.Stats().Fetching != 8 {
 		t.Fatalf("%v, busy %t, %+v, %+v", c, busy, b.got, p.Stats())
 	}
+	if f := b.got[0]; f.Upto != 160 || f.Chain.Tokens() < f.Upto {
+		t.Errorf("the chain has %d tokens of %d", f.Chain.Tokens(), f.Upto)
+	}
 	if c, busy := stage(long, at(1, 160)).Bring(table, 32, wake); c != nil || !busy {
 		t.Error("it is brought twice at a time")
 	}

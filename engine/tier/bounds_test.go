@@ -121,6 +121,29 @@ func TestBucket(t *testing.T) {
 	}
 }
 
+// TestAfford: a load is cut short, and counted, only if kv.load_quota has less than it wants.
+func TestAfford(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config("")
+		cfg.LoadQuota = 4 * page // four units a second
+		r := newRig(t, cfg)
+		defer r.close()
+		for _, c := range []struct {
+			after     time.Duration
+			want, got int
+			short     float64 // loads, so far
+		}{{0, 0, 0, 0}, {0, 3, 3, 0}, {0, 1, 1, 0}, {0, 0, 0, 0}, {0, 1, 0, 1}, {time.Second, 5, 4, 2}, {time.Second, 4, 4, 2}, {time.Second / 2, 9, 2, 3}} {
+			time.Sleep(c.after)
+			r.tiers.mu.Lock()
+			got := r.tiers.afford(c.want)
+			r.tiers.mu.Unlock()
+			if short := r.value("no_quota_total", ""); got != c.got || short != c.short {
+				t.Errorf("%+v: %d units, %v loads cut short", c, got, short)
+			}
+		}
+	})
+}
+
 // TestFetchOutcomes: what the end of a fetch is counted as, what it says of the peer, and whether
 // what did not move costs anything.
 func TestFetchOutcomes(t *testing.T) {

@@ -82,3 +82,25 @@ func testManyAtOnce(t *testing.T, from string, n, slots int, stage bool) {
 		t.Errorf("%v units left out", left)
 	}
 }
+
+// TestReadsTogether: the units of a prompt that the store has are asked for in one question and read
+// in as few reads as may be.
+func TestReadsTogether(t *testing.T) {
+	const units = 18
+	s := redistest.Start(t)
+	tokens := prompt(1, 16*units)
+	w := newRig(t, sharedConfig(t, s, 16))
+	w.run(tokens, 0)
+	w.quiet()
+	for _, n := range []int{1, 2, units} {
+		cfg := sharedConfig(t, s, 16)
+		f := &faulty{Store: cfg.Store}
+		cfg.Store = f
+		r := newRig(t, cfg)
+		most := r.tiers.lane(tierStore).limits.Burst
+		r.load(tokens[:16*n], 16*n)
+		if got, want := f.asked.Load(), int64(1+(n+most-1)/most); got != want {
+			t.Errorf("%d units: the store was asked %d times, want %d", n, got, want)
+		}
+	}
+}

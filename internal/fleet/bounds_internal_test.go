@@ -358,6 +358,9 @@ func TestComplain(t *testing.T) {
 			if line := out.String(); (line == "") != (want == "") || !strings.Contains(line, want) || int(c.refused) != refused {
 				t.Errorf("%v: %s, %d refusals", err, line, c.refused)
 			}
+			if d := c.delay(99); (d > 2*lastRetry) != (refused > 0) {
+				t.Errorf("%v: tries again after %v", err, d)
+			}
 		}
 		other, away := errors.New("slow"), error(&refusal{errors.New("away")})
 		f(0, other, "slow", 0)

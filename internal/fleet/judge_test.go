@@ -9,7 +9,7 @@ import (
 // TestJudge: when silence makes a member unheard, suspect and dead: by what NATS hears, and by
 // probes unless it owes a word over NATS.
 func TestJudge(t *testing.T) {
-	const tick = time.Millisecond
+	const tick = time.Nanosecond
 	for _, c := range []struct {
 		heard, proof time.Duration // ago; proof 0 is none
 		owes         bool
@@ -19,7 +19,7 @@ func TestJudge(t *testing.T) {
 		{suspectAfter, suspectAfter / 2, false, Live}, {suspectAfter + tick, suspectAfter / 2, false, Unheard}, {10 * deadAfter, tick, false, Unheard},
 		{10 * deadAfter, suspectAfter + answerTime, false, Unheard}, {10 * deadAfter, suspectAfter + answerTime + tick, false, Suspect}, {10 * deadAfter, deadAfter, false, Suspect}, {10 * deadAfter, deadAfter + tick, false, Dead},
 		{suspectAfter + tick, 2 * suspectAfter, false, Suspect}, // an older proof says nothing
-		{suspectAfter + tick, suspectAfter + tick, false, Suspect}, {suspectAfter + tick, suspectAfter, false, Unheard},
+		{suspectAfter + tick, suspectAfter + tick, false, Suspect}, {suspectAfter + tick, suspectAfter, false, Unheard}, {suspectAfter + 2*tick, suspectAfter + tick, false, Unheard},
 		{suspectAfter + tick, tick, true, Suspect}, {10 * deadAfter, tick, true, Dead}, {suspectAfter, tick, true, Live},
 	} {
 		now := time.Unix(1e6, 0)

@@ -119,13 +119,10 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 				return false
 			}
 			rec.owes = false
-			load := rec.Load
 			rec.Load = inst.Load
 			if !rec.Instance.Equal(inst) {
 				rec.Instance = *inst
 				r.version++
-			} else if load != inst.Load {
-				r.stale = true
 			}
 			return true
 		}

@@ -163,6 +163,7 @@ func TestSizeIsCloseToo(t *testing.T) {
 	f(openai.Shape{Tokens: 10_000, Logprobs: -1, PromptLogprobs: -1})
 	f(openai.Shape{Tokens: 10_000, Logprobs: 0, PromptLogprobs: -1, Chat: true})
 	f(openai.Shape{Tokens: 2_000, Logprobs: 20, PromptLogprobs: -1, Chat: true})
+	f(openai.Shape{Tokens: 10_000, Logprobs: 0, PromptLogprobs: -1})
 }
 
 // TestSurely: a router's guess is below every model's bound.

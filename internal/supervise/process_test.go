@@ -280,6 +280,7 @@ func TestParentGone(t *testing.T) {
 	}
 	f := func(end func(cancel func(), w *os.File), want bool) {
 		t.Helper()
+		before := runtime.NumGoroutine()
 		r, w, err := os.Pipe()
 		if err != nil {
 			t.Fatal(err)
@@ -298,12 +299,17 @@ func TestParentGone(t *testing.T) {
 			t.Fatal(err)
 		}
 		end(cancel, w)
+		for by := time.Now().Add(patience); runtime.NumGoroutine() > before; time.Sleep(time.Millisecond) {
+			if time.Now().After(by) {
+				t.Fatal("it still waits for its parent")
+			}
+		}
 		select {
 		case <-gone:
 			if !want {
 				t.Error("fired")
 			}
-		case <-time.After(map[bool]time.Duration{true: patience, false: 50 * time.Millisecond}[want]):
+		default:
 			if want {
 				t.Error("did not fire")
 			}

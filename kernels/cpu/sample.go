@@ -138,7 +138,7 @@ func (s *sampler) weights(x []float32, top, temperature float32) []float32 {
 		switch {
 		case v == top:
 			w[i] = 0
-		case v < top && top < inf:
+		case v < top:
 			w[i] = (v - top) / temperature
 		default:
 			w[i] = -inf

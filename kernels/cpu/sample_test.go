@@ -41,6 +41,16 @@ func TestUniform(t *testing.T) {
 	if cpu.Uniform(1, 0, 5) == cpu.Uniform(1, 1, 5) || cpu.Uniform(1, 0, 5) == cpu.Uniform(1, 0, 6) || cpu.Uniform(1, 0, 5) == cpu.Uniform(1<<40|1, 0, 5) {
 		t.Error("seed, choice or position is not used")
 	}
+	for i, seed := range []uint64{0, 1, 0xfedcba9876543210} {
+		for j, at := range []int{0, 7, 1<<40 | 3} {
+			choice := uint32(i + 3*j)
+			r := cpu.Philox([4]uint32{uint32(at), uint32(at >> 32), choice, 0}, [2]uint32{uint32(seed), uint32(seed >> 32)})
+			want := math.Ldexp(float64((uint64(r[1])<<32|uint64(r[0]))>>11), -53)
+			if got := cpu.Uniform(seed, choice, at); got != want {
+				t.Errorf("seed %x, choice %d, position %x: %v, want %v", seed, choice, at, got, want)
+			}
+		}
+	}
 }
 
 func chi2(seen, p []float64, n float64) (x float64) {
@@ -251,6 +261,50 @@ func TestTopPExactly(t *testing.T) {
 	}
 }
 
+// TestDrawn: tokens that are equally likely are all drawn, about as often, and no others:
+// not those that are banned, not a number, or less likely without end.
+func TestDrawn(t *testing.T) {
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	for what, c := range map[string]struct {
+		logits []float32
+		p      kernels.Sample
+		want   []int
+	}{
+		"all":             {[]float32{2, 2, 2}, kernels.Sample{}, []int{0, 1, 2}},
+		"not numbers":     {[]float32{nan, 2, nan, 2, -inf, 2}, kernels.Sample{}, []int{1, 3, 5}},
+		"infinite":        {[]float32{1, inf, -inf, nan, inf}, kernels.Sample{}, []int{1, 4}},
+		"the last number": {[]float32{nan, -900, 2, 2}, kernels.Sample{Ban: []int32{2}}, []int{3}},
+		"top k":           {[]float32{1, 5, 5, 5, 5}, kernels.Sample{TopK: 3}, []int{1, 2, 3}},
+		"top k is all":    {[]float32{5, 5, 5, 5}, kernels.Sample{TopK: 4}, []int{0, 1, 2, 3}},
+		"all but one":     {[]float32{5, 5, 5, 5}, kernels.Sample{TopK: 3}, []int{0, 1, 2}},
+		"off":             {[]float32{5, 5, 5, 5}, kernels.Sample{TopK: -1}, []int{0, 1, 2, 3}},
+		"top k, top p":    {[]float32{5, 5, 5, 5, 5}, kernels.Sample{TopK: 4, TopP: 0.5}, []int{0, 1}},
+		"min p":           {[]float32{5, 4, 5, 3}, kernels.Sample{MinP: 0.5}, []int{0, 2}},
+		"min p is all":    {[]float32{5, 4, 5, 3}, kernels.Sample{MinP: 1}, []int{0, 2}},
+		"top p, min p":    {[]float32{5, 5, 5, 5, 4}, kernels.Sample{TopP: 0.45, MinP: 0.1}, []int{0, 1}},
+	} {
+		const draws = 4000
+		d, n := draw(t, len(c.logits)), make([]int, len(c.logits))
+		c.p.Temperature, c.p.Repetition = 1, 1
+		if c.p.TopP == 0 {
+			c.p.TopP = 1
+		}
+		for c.p.Position = range draws {
+			n[d(c.logits, &c.p)]++
+		}
+		for id, times := range n {
+			mean := 0
+			if slices.Contains(c.want, id) {
+				mean = draws / len(c.want)
+			}
+			if times < mean*8/10 || times > mean*12/10 {
+				t.Errorf("%s: of %v %v are drawn, want %v", what, c.logits, n, c.want)
+				break
+			}
+		}
+	}
+}
+
 func TestGreedy(t *testing.T) {
 	f := func(logits []float32, p kernels.Sample, want int32) {
 		t.Helper()
@@ -280,7 +334,13 @@ func TestGreedy(t *testing.T) {
 	f([]float32{nan, 1}, kernels.Sample{Ban: []int32{1}}, 1) // banned, but there is no other
 	f([]float32{0, inf, 1}, kernels.Sample{Temperature: 1}, 1)
 	f([]float32{nan, 2, -inf}, kernels.Sample{Temperature: 1, Seed: 4}, 1)
+	f([]float32{1, 4, 4.5, 2}, kernels.Sample{Frequency: 1, Output: []int32{2}}, 1)
+	f([]float32{1, 4, 4.5, 2}, kernels.Sample{Presence: 1, Output: []int32{2}}, 1)
+	f([]float32{1, 4, 4.5, 2}, kernels.Sample{Repetition: 1.25, Output: []int32{2}, Prompt: []int32{-1, 4}}, 1)
+	f([]float32{1, 4, 2}, kernels.Sample{Presence: 9, Output: []int32{3, 1, -1}, Ban: []int32{3, -1}, Bias: []kernels.Bias{{ID: 3, Value: 9}, {ID: -1, Value: 9}}}, 2)
 	f([]float32{1, 2}, kernels.Sample{Temperature: 1e-30}, 1)
+	f([]float32{nan, nan}, kernels.Sample{Temperature: 1, TopK: 1}, kernels.NoToken)
+	f([]float32{1, 2, 2}, kernels.Sample{Temperature: 9, TopK: 1}, 1)
 	for _, p := range []kernels.Sample{{}, {Temperature: 1}, {Temperature: 1, TopK: 2}, {Temperature: 1, TopP: 0.5}, {Temperature: 1, MinP: 0.5}} {
 		f([]float32{nan, nan, nan, nan}, p, kernels.NoToken)
 		f([]float32{nan, -inf, nan, -inf}, p, 1)
@@ -383,12 +443,43 @@ func TestLogprobs(t *testing.T) {
 	}
 }
 
-// Ties: the lower id comes first, ranks count places in the list.
-func TestTopTies(t *testing.T) {
-	got := make([]kernels.TokenLogprob, 4)
-	cpu.TopLogprobs([]float32{1, 3, float32(math.NaN()), 3, 0, 3}, 0, got)
-	ids := []int32{got[0].ID, got[1].ID, got[2].ID, got[3].ID}
-	if !slices.Equal(ids, []int32{1, 3, 5, 0}) {
-		t.Errorf("order %v", ids)
+// TestTopLogprobs: the lower id comes first among equals, ranks count places in the list, and
+// places that no token takes are empty.
+func TestTopLogprobs(t *testing.T) {
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	f := func(n int, x []float32, want ...kernels.TokenLogprob) {
+		t.Helper()
+		got := slices.Repeat([]kernels.TokenLogprob{{ID: 7, Logprob: 7, Rank: 7}}, n)
+		if cpu.TopLogprobs(x, 0.5, got); !slices.Equal(got, want) {
+			t.Errorf("the %d first of %v: %+v, want %+v", n, x, got, want)
+		}
 	}
+	l := func(id int32, p float32, rank int32) kernels.TokenLogprob {
+		return kernels.TokenLogprob{ID: id, Logprob: p, Rank: rank}
+	}
+	var none kernels.TokenLogprob
+	f(0, []float32{1})
+	f(1, []float32{1, 3, 3, 2}, l(1, 2.5, 1))
+	f(4, []float32{1, 3, nan, 3, 0, 3}, l(1, 2.5, 1), l(3, 2.5, 2), l(5, 2.5, 3), l(0, 0.5, 4))
+	f(2, []float32{3, 3, 3, 2, 3}, l(0, 2.5, 1), l(1, 2.5, 2))
+	f(3, []float32{2, 1, 2, 1, 2, 1}, l(0, 1.5, 1), l(2, 1.5, 2), l(4, 1.5, 3))
+	f(3, []float32{nan, -inf, 1}, l(2, 0.5, 1), l(1, -inf, 2), none)
+	f(2, []float32{nan, nan}, none, none)
+}
+
+func TestLogSumExp(t *testing.T) {
+	inf, nan := float32(math.Inf(1)), float32(math.NaN())
+	f := func(want float64, x ...float32) {
+		t.Helper()
+		if got := cpu.LogSumExp(x); got != want && !(math.Abs(got-want) < 1e-12) {
+			t.Errorf("of %v: %v, want %v", x, got, want)
+		}
+	}
+	f(0, 0)
+	f(1000+math.Log(2), 1000, 1000, -1000)
+	f(-1000+math.Log(3), -1000, nan, -1000, -1000, -inf)
+	f(math.Log(1+math.Exp(-1)), 0, -1)
+	f(math.Inf(1), 5, inf, nan, inf)
+	f(math.Inf(-1), -inf, nan)
+	f(math.Inf(-1))
 }

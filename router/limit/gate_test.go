@@ -189,6 +189,81 @@ func TestGateIdle(t *testing.T) {
 	})
 }
 
+// TestGateOneWaits: how fast the queue is served is known also where one at a time waits, and who is
+// refused while nobody does makes no difference.
+func TestGateOneWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, errs := gate(1, 100, time.Hour), make(chan error, 1)
+		wait := func() {
+			go func() { errs <- g.Wait(t.Context(), &limit.Item{Class: limit.Normal, Cost: 10}, time.Time{}) }()
+			synctest.Wait()
+		}
+		if !g.TryEnter() {
+			t.Fatal("no place")
+		}
+		for range 8 {
+			wait()
+			time.Sleep(2 * time.Second)
+			g.Leave(time.Now(), false)
+			<-waited(errs, t)
+		}
+		late := func() *limit.Refusal {
+			return refused(t, g.Wait(t.Context(), &limit.Item{Class: limit.Normal, Cost: 10}, time.Now().Add(-1)), limit.Deadline)
+		}
+		late()
+		time.Sleep(time.Hour)
+		wait()
+		if r := late(); r.After < time.Second || r.After > 4*time.Second {
+			t.Errorf("to come back in %v", r.After)
+		}
+		g.Leave(time.Now(), false)
+		<-waited(errs, t)
+		g.Leave(time.Now(), false)
+		empty(t, g)
+	})
+}
+
+// TestGateLastMoment: what happens at the very end of a wait either counts or does not, and no place
+// is lost or given twice.
+func TestGateLastMoment(t *testing.T) {
+	for round := range 200 {
+		synctest.Test(t, func(t *testing.T) {
+			g, end := gate(1, 1, 10*time.Second), time.Now().Add(10*time.Second)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if !g.TryEnter() {
+				t.Fatal("no place")
+			}
+			first, second := make(chan error, 1), make(chan error, 1)
+			wait := func() {
+				first <- g.Wait(ctx, &limit.Item{Tenant: "greedy", Class: limit.Low}, time.Time{})
+			}
+			displace := func() {
+				time.Sleep(time.Until(end))
+				if round%4 >= 2 {
+					cancel()
+				}
+				second <- g.Wait(t.Context(), &limit.Item{Tenant: "modest", Class: limit.High}, time.Time{})
+			}
+			both := []func(){wait, displace}
+			go both[round%2]()
+			synctest.Wait()
+			go both[1-round%2]()
+			time.Sleep(time.Until(end))
+			err := <-first
+			var r *limit.Refusal
+			if errors.As(err, &r) && r.Why != limit.Late && r.Why != limit.Displaced || r == nil && !errors.Is(err, context.Canceled) {
+				t.Errorf("round %d: %v", round, err)
+			}
+			synctest.Wait()
+			g.Leave(time.Now(), true)
+			<-waited(second, t)
+			g.Leave(time.Now(), true)
+			empty(t, g)
+		})
+	}
+}
+
 // TestGateShares: under load from one greedy tenant another gets what it asks
 // for, up to its share, at the delay of one request.
 func TestGateShares(t *testing.T) {

@@ -50,6 +50,29 @@ func TestFit(t *testing.T) {
 	}
 }
 
+// TestTook: a time to the first token is compared once the class's line is known well enough.
+func TestTook(t *testing.T) {
+	for _, c := range []struct {
+		points int
+		took   time.Duration
+		n      int
+	}{{0, 4 * time.Second, 0}, {enough - 1, 4 * time.Second, 0}, {enough, 4 * time.Second, 1}, {enough + 1, time.Second, 1}, {enough, 1, 1}, {enough, 0, 0}, {enough, -1, 0}} {
+		var l line
+		for range c.points {
+			l.add(1, 2)
+		}
+		n := &node{}
+		n.took(&l, 1, c.took)
+		want := measure{n: c.n}
+		if c.n > 0 {
+			want.sum = math.Log(c.took.Seconds() / 2)
+		}
+		if got := n.guard.measures[measureLate]; got.n != want.n || math.Abs(got.sum-want.sum) > 1e-9 {
+			t.Errorf("%+v: %+v, want %+v", c, got, want)
+		}
+	}
+}
+
 // TestTime: a node's own line counts once it knows enough, or no less than its class's.
 func TestTime(t *testing.T) {
 	c := &class{}
