@@ -311,6 +311,7 @@ func TestLinkIsOver(t *testing.T) {
 	bubble(t, nil, nil, func(r *rig) {
 		s := spec(tokens(1, 8))
 		r.gets(r.send(s), ticket.Done, "")
+		synctest.Wait() // prefill ends the link a moment after decode has all
 		steps, _ := r.backend.Steps()
 		r.gets(r.send(s), ticket.Refused, "is over")
 		two := spec(tokens(2, 8))

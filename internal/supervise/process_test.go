@@ -316,5 +316,12 @@ func TestParentGone(t *testing.T) {
 		}
 	}
 	f(func(_ func(), w *os.File) { w.Close() }, true)
-	f(func(cancel func(), _ *os.File) { cancel() }, false)
+	for range 50 { // it may be just before its read, or in it
+		f(func(cancel func(), w *os.File) {
+			if _, err := w.Write([]byte("of no account")); err != nil {
+				t.Fatal(err)
+			}
+			cancel()
+		}, false)
+	}
 }
