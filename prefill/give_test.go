@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -40,15 +41,16 @@ func TestGive(t *testing.T) {
 	var asked []prefill.Asked
 	var table []int32
 	var refuse error
-	held, given := 0, 0
+	var held, given atomic.Int32
 	config := func(c *prefill.Config) {
 		c.GiveTime = 5 * time.Second
 		c.Give = func(_ context.Context, a prefill.Asked) ([]int32, func(), error) {
 			if asked = append(asked, a); refuse != nil {
 				return nil, nil, refuse
 			}
-			held, given = held+1, given+1
-			return table, func() { held-- }, nil
+			held.Add(1)
+			given.Add(1)
+			return table, func() { held.Add(-1) }, nil
 		}
 	}
 	bubble(t, config, nil, func(r *rig) {
@@ -79,8 +81,8 @@ func TestGive(t *testing.T) {
 		if got := asked[0]; got.Peer != want.Peer || got.Salt != want.Salt || got.Blocks != want.Blocks || got.Bytes != want.Bytes || !slices.Equal(got.Tokens, p) {
 			r.t.Errorf("asked %+v, want %+v", got, want)
 		}
-		if held != 0 || given != 1 {
-			r.t.Errorf("%d held of %d", held, given)
+		if held.Load() != 0 || given.Load() != 1 {
+			r.t.Errorf("%d held of %d", held.Load(), given.Load())
 		}
 
 		for _, c := range []struct {
@@ -97,8 +99,8 @@ func TestGive(t *testing.T) {
 		slow.Sink = hold
 		began, in := time.Now(), r.send(slow)
 		synctest.Wait()
-		if held != 1 {
-			r.t.Errorf("%d held while they are read", held)
+		if held.Load() != 1 {
+			r.t.Errorf("%d held while they are read", held.Load())
 		}
 		time.AfterFunc(6*time.Second, func() { close(hold.open) })
 		r.gets(in, ticket.Late, "not taken within 5s")
@@ -106,8 +108,8 @@ func TestGive(t *testing.T) {
 			r.t.Errorf("late after %v", d)
 		}
 		time.Sleep(2 * time.Second)
-		if held != 0 {
-			r.t.Errorf("%d held", held)
+		if held.Load() != 0 {
+			r.t.Errorf("%d held", held.Load())
 		}
 		if now, _ := r.backend.Steps(); now != steps {
 			r.t.Errorf("%d steps ran", now-steps)
