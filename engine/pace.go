@@ -7,6 +7,7 @@ const (
 	leastChunk = 16  // tokens, however slow
 	paceMemory = 0.7 // weight of the past in the moving average
 	forget     = 256 // steps of other sizes after which a rate is theirs, about
+	odd        = 4   // times its prediction: a step counts for no more
 	tile       = 128 // tokens that a GPU's projections compute at once: steps of one more take a tile's time longer
 	// efficient is the size of a step from which on its time is proportional to its
 	// tokens: a larger one computes no more of them a second, it only keeps those who
@@ -137,8 +138,11 @@ func count(members []member) (prefill, total int, before float64) {
 	return prefill, total, before
 }
 
-// step records a step.
+// step records a step. Of one that took unheard-of long, most was something else.
 func (p *pacer) step(took time.Duration, members []member) {
+	if known := p.takes(members); known > 0 {
+		took = min(took, odd*known)
+	}
 	prefill, total, before := count(members)
 	switch {
 	case prefill > 0:
