@@ -345,7 +345,7 @@ func (k *KV) validTiers() error {
 		return bad("kv.ttl", "must not be negative")
 	case k.TTL > 0 && k.HostMemory == 0:
 		return bad("kv.ttl", "needs kv.host_memory: it is of the tiers below the pool")
-	case k.TenantShare > 0 && k.HostMemory == 0:
+	case k.TenantShare > 0 && k.TenantShare <= 1 && k.HostMemory == 0:
 		return bad("kv.tenant_share", "needs kv.host_memory, of which it is a share")
 	case !(k.PinShare >= 0 && k.PinShare <= 0.5):
 		return bad("kv.pin_share", "%v is not in 0..0.5", k.PinShare)

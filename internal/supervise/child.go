@@ -81,7 +81,7 @@ func (c *child) set(change func(*Status)) {
 		args = append(args, "exit", e.Exit.String(), "reason", e.Reason, "wait", e.Wait)
 	}
 	level := slog.LevelInfo
-	if e.State == Backoff { // it ended, and nobody asked it to
+	if e.State == Backoff && e.WasReady { // nobody asked it to end; a failed start is reported as an error
 		level = slog.LevelWarn
 	}
 	s.cfg.Log.Log(context.Background(), level, "supervise", args...)
