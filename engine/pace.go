@@ -54,10 +54,13 @@ func (p *pacer) rate(n int) float64 {
 	return 0
 }
 
-// seconds predicts a step of n tokens, those of a prompt from a position on.
-func (p *pacer) seconds(n, at int) float64 {
-	return float64(n)/p.rate(n) + p.attention.is*float64(n)*(float64(at)+float64(n)/2)
+// seconds predicts a step of n tokens; before is as of count.
+func (p *pacer) seconds(n int, before float64) float64 {
+	return float64(n)/p.rate(n) + p.attention.is*before
 }
+
+// positions sums, over n tokens from a position on, the positions before each.
+func positions(n, at int) float64 { return float64(n) * (float64(at) + float64(n)/2) }
 
 // within returns how many tokens of at most total, of a prompt from a position on, a step
 // computes in a time.
@@ -66,7 +69,7 @@ func (p *pacer) within(total, at int, target time.Duration) int {
 		return min(total, firstChunk)
 	}
 	for n := total; n > tile; n = (n - 1) / tile * tile {
-		if p.seconds(n, at) <= target.Seconds() {
+		if p.seconds(n, positions(n, at)) <= target.Seconds() {
 			return n
 		}
 	}
@@ -78,7 +81,7 @@ func (p *pacer) within(total, at int, target time.Duration) int {
 func (p *pacer) drain(most, at, decodes, queued int, within time.Duration) int {
 	n := min(efficient, most)
 	for ; n < most; n += tile {
-		if steps := float64(queued) / float64(n-decodes); n > decodes && steps*p.seconds(n, at) <= within.Seconds() {
+		if steps := float64(queued) / float64(n-decodes); n > decodes && steps*p.seconds(n, positions(n, at)) <= within.Seconds() {
 			break
 		}
 	}
@@ -122,7 +125,7 @@ func (p *pacer) takes(members []member) time.Duration {
 	case !p.measured():
 		return 0
 	}
-	return time.Duration((float64(total)/p.rate(total) + p.attention.is*before) * float64(time.Second))
+	return time.Duration(p.seconds(total, before) * float64(time.Second))
 }
 
 // count returns the tokens of prompts in a step, all of its tokens, and, summed over the former,
@@ -132,7 +135,7 @@ func count(members []member) (prefill, total int, before float64) {
 		total += m.chunk
 		if m.chunk > 1 {
 			prefill += m.chunk
-			before += float64(m.chunk) * (float64(m.at) + float64(m.chunk)/2)
+			before += positions(m.chunk, m.at)
 		}
 	}
 	return prefill, total, before

@@ -47,11 +47,11 @@ func (e *Engine) fill(from []*sequence) bool {
 	if alone { // only who comes meanwhile waits
 		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0
 	}
-	for i, q := range prefills {
-		if i == 0 {
-			l.at = q.next()
-		}
+	for _, q := range prefills {
 		l.queued += q.missing()
+	}
+	if len(prefills) > 0 {
+		l.at = prefills[0].next()
 	}
 	budget, room := e.pace.budget(l)
 	if e.cfg.MaxStepTime > 0 && !e.pace.measured() && e.prefilling() {

@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
 	"github.com/xpyd/xpyd/kernels"
-	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
 // peer measures the first token of a prompt whose KV lies in the pool of another worker
@@ -60,20 +58,8 @@ func (o *peer) open(ctx context.Context) (err error) {
 		o.tokens = cmp.Or(o.tokens, 400)
 	case 2:
 		o.tokens, o.model = cmp.Or(o.tokens, 8192), cmp.Or(o.model, "8b")
-		if o.library == "" {
-			o.library = filepath.Join(o.Dir, "libxpyd_cuda.so")
-			if _, err := harness.Run(ctx, nil, "scripts/build-cuda", o.library); err != nil {
-				return err
-			}
-		}
-		if o.library, err = filepath.Abs(o.library); err != nil {
+		if err := buildForGPU(ctx, o.Bench, &o.library); err != nil {
 			return err
-		}
-		if o.XPYD == "" {
-			o.XPYD = filepath.Join(o.Dir, "xpyd")
-			if err := harness.Build(ctx, ".", o.XPYD, "1"); err != nil {
-				return err
-			}
 		}
 	default:
 		return fmt.Errorf("%d GPUs: two, or none", len(o.gpus))
@@ -97,7 +83,7 @@ func (o *peer) compare(ctx context.Context) error {
 	}
 	list, err := o.measure(ctx)
 	if len(o.gpus) > 0 {
-		o.Book.On(gpuName(ctx))
+		o.Book.On("2 x " + gpuName(ctx))
 	}
 	return errors.Join(err, o.Add(list...))
 }
@@ -167,14 +153,4 @@ func (o *peer) measure(ctx context.Context) ([]figures.Figure, error) {
 		list = append(list, fig)
 	}
 	return list, nil
-}
-
-// gpuName names both GPUs.
-func gpuName(ctx context.Context) string {
-	raw, err := harness.Run(ctx, nil, "nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-	name, _, _ := strings.Cut(raw, "\n")
-	if err != nil || name == "" {
-		name = "GPU"
-	}
-	return "2 x " + strings.TrimSpace(name)
 }

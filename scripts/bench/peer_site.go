@@ -87,8 +87,7 @@ func (o *peer) startSite(ctx context.Context, invariant bool) (*peerSite, error)
 }
 
 func (s *peerSite) startProcess(name string, env []string, args ...string) error {
-	own := slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "XPYD_") && !strings.HasPrefix(e, "XPYD_CUDA_") })
-	p, err := s.o.Bench.Start(harness.Spec{Name: name, Argv: append([]string{s.o.XPYD}, args...), Env: append(own, env...)})
+	p, err := s.o.Bench.Start(harness.Spec{Name: name, Argv: append([]string{s.o.XPYD}, args...), Env: append(plainEnv(), env...)})
 	if err == nil {
 		s.procs = append(s.procs, p)
 	}

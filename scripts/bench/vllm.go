@@ -147,7 +147,10 @@ func (o *vllm) serve(ctx context.Context, round int, server string, loads []clos
 	if err != nil {
 		return errors.Join(err, stop())
 	}
-	version := ""
+	version, device := "", figures.Device()
+	if o.device == "cuda" {
+		device = gpuName(ctx)
+	}
 	if server == vllmName && o.peer == "" {
 		out, err := harness.Run(ctx, nil, o.python, "-c", "from importlib.metadata import version; print(version('vllm'))")
 		if version = strings.TrimSpace(out); err != nil {
@@ -168,7 +171,7 @@ func (o *vllm) serve(ctx context.Context, round int, server string, loads []clos
 		if err != nil {
 			return errors.Join(fmt.Errorf("%s: %w", l.name, err), stop())
 		}
-		r.Round, r.Server, r.Device, r.Version = round, server, o.gpu(ctx), version
+		r.Round, r.Server, r.Device, r.Version = round, server, device, version
 		o.Sayf("round %d, %-4s %-4s TTFT %.1f ms, p99 %.1f; TPOT %.2f ms; %.0f tokens/s; %d requests, %d failed", round+1, server, l.name, r.TTFT, r.TTFT99, r.TPOT, r.Output, r.Completed, r.Failed)
 		o.rows = append(o.rows, r)
 		if err := o.keep(r); err != nil {
@@ -285,15 +288,4 @@ func vllmFigure(l closedLoop, name, unit string, ours, theirs []vllmRow, of func
 	f.Spread = fmt.Sprintf("ratio %.3f..%.3f; ours %.4g..%.4g %s, vLLM %.4g..%.4g; %d requests failed",
 		slices.Min(ratios), slices.Max(ratios), slices.Min(v[0]), slices.Max(v[0]), unit, slices.Min(v[1]), slices.Max(v[1]), failed)
 	return f
-}
-
-func (o *vllm) gpu(ctx context.Context) string {
-	if o.device == "cpu" {
-		return figures.Device()
-	}
-	raw, err := harness.Run(ctx, nil, "nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
-	if name, _, _ := strings.Cut(strings.TrimSpace(raw), "\n"); err == nil {
-		return name
-	}
-	return "GPU"
 }

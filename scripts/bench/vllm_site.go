@@ -61,7 +61,7 @@ func (o *vllm) start(ctx context.Context, server string) (url string, stop func(
 	if err := errors.Join(os.RemoveAll(data), os.WriteFile(config, []byte(text), 0o600)); err != nil {
 		return "", stop, err
 	}
-	own := slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "XPYD_") && !strings.HasPrefix(e, "XPYD_CUDA_") })
+	own := plainEnv()
 	args := []string{o.XPYD, "decode", "--trust-everyone", "--id", "w0", "--served-name", "model", "--device", o.device, "--listen", worker}
 	if o.model != "" {
 		args = append(args, "--model", o.model)
@@ -84,24 +84,14 @@ func (o *vllm) start(ctx context.Context, server string) (url string, stop func(
 
 // prepare builds what was not given, and makes the model unless an earlier run left it.
 func (o *vllm) prepare(ctx context.Context) (err error) {
-	if o.device == "cuda" && o.library == "" {
-		o.library = filepath.Join(o.Dir, "libxpyd_cuda.so")
-		if _, err := harness.Run(ctx, nil, "scripts/build-cuda", o.library); err != nil {
-			return err
-		}
+	if o.device == "cpu" {
+		o.XPYD, err = o.Binary(ctx)
+		return err
 	}
-	if o.device == "cuda" && o.XPYD == "" {
-		o.XPYD = filepath.Join(o.Dir, "xpyd")
-		if err := harness.Build(ctx, ".", o.XPYD, "1"); err != nil {
-			return err
-		}
+	if err := buildForGPU(ctx, o.Bench, &o.library); err != nil {
+		return err
 	}
-	if o.library != "" {
-		if o.library, err = filepath.Abs(o.library); err != nil {
-			return err
-		}
-	}
-	if o.XPYD, err = o.Binary(ctx); err != nil || o.device == "cpu" {
+	if o.XPYD, err = o.Binary(ctx); err != nil {
 		return err
 	}
 	o.model = filepath.Join(o.large, "xpyd-bench-8b")
