@@ -20,8 +20,9 @@ type Config struct {
 	// chunks are faster, and nobody waits for them. Less than StepTokens means StepTokens.
 	PrefillTokens int
 	// MaxStepTime is how long a step with a prefill chunk should take at most; the chunk adapts
-	// to the measured speed. 0: StepTokens alone decides. A step for which PrefillTokens counts
-	// may take four times as long.
+	// to the measured speed. 0: StepTokens alone decides. A quarter more is allowed where it
+	// spares a prompt a step, twice as long where prompts wait behind one that has waited for
+	// long, four times for a step for which PrefillTokens counts.
 	MaxStepTime time.Duration
 	// QueueTime is how soon waiting prompt tokens are to be computed: a step beside which
 	// others decode is as large as that takes, and no larger. 0: as large as StepTokens and

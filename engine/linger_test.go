@@ -136,7 +136,7 @@ func TestLingerShrinks(t *testing.T) {
 }
 
 // TestQueueTime: 60 clients in a closed loop. No step that others wait for is longer than
-// MaxStepTime, first tokens come within a few steps of QueueTime, the device is hardly idle,
+// MaxStepTime, but for a quarter where that ends a prompt, first tokens come within a few steps of QueueTime, the device is hardly idle,
 // and steps beside decodes are no larger than that takes. Who waits with whom, and so for how
 // long, depends on when the clients begin: it holds for two beginnings.
 func TestQueueTime(t *testing.T) {
@@ -146,6 +146,11 @@ func TestQueueTime(t *testing.T) {
 	for seed := range 2 {
 		queueTime(t, uint64(7+seed))
 	}
+}
+
+// ends reports whether a step ends a prompt.
+func ends(s *kernels.Step) bool {
+	return slices.ContainsFunc(s.Seqs, func(q kernels.Seq) bool { return len(q.Tokens) > 1 && len(q.Samples) > 0 })
 }
 
 func queueTime(t *testing.T, seed uint64) {
@@ -169,7 +174,7 @@ func queueTime(t *testing.T, seed uint64) {
 				if steps++; took > 25*time.Millisecond {
 					large++
 				}
-				if took > cfg.MaxStepTime+time.Millisecond {
+				if took > cfg.MaxStepTime*5/4+time.Millisecond || took > cfg.MaxStepTime+time.Millisecond && !ends(s) {
 					t.Errorf("a step of %v, %d decode", took, decodes)
 				}
 			}

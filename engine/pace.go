@@ -98,15 +98,15 @@ type limits struct {
 	at      int           // position of the oldest prompt
 }
 
-// budget is how many prefill tokens a step gets: as few as drain the queue in time, no
-// more than the target and the total have room for (most), and a few however slow it is. A
-// large step ends with a tile.
+// budget is how many prefill tokens a step gets: as few as drain the queue in time, no more
+// than the target and the total have room for, and a few however slow it is. A large step ends
+// with a tile. most is the room for a step of twice the target.
 func (p *pacer) budget(l limits) (tokens, most int) {
-	most = l.total
+	n := l.total
+	most = n
 	if l.target > 0 {
-		most = p.within(most, l.at, l.target)
+		n, most = p.within(n, l.at, l.target), p.within(n, l.at, mostStretch*l.target)
 	}
-	n := most
 	if l.target > 0 && l.drain > 0 && p.measured() {
 		n = p.drain(n, l.at, l.decodes, l.queued, l.drain)
 	}

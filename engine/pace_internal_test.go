@@ -58,7 +58,7 @@ func TestDrain(t *testing.T) {
 		{3000, 100, min(leastChunk, 1)}, // no room: a few
 	} {
 		want := max(c.want, leastChunk)
-		if got, most := p.budget(limits{total: 8192, target: 50 * time.Millisecond, drain: 100 * time.Millisecond, decodes: c.decodes, queued: c.queued}); got != want || most != 19*tile-c.decodes {
+		if got, most := p.budget(limits{total: 8192, target: 50 * time.Millisecond, drain: 100 * time.Millisecond, decodes: c.decodes, queued: c.queued}); got != want || most != 39*tile-c.decodes { // 100 ms
 			t.Errorf("%+v: %d tokens, want %d", c, got, want)
 		}
 	}

@@ -1,6 +1,9 @@
 package engine
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // plan fills the batch of the next step: with what the last step was too large for, or else from
 // all sequences. It reports whether there is anything to do.
@@ -71,9 +74,9 @@ func (e *Engine) fill(from []*sequence) bool {
 			break
 		}
 		n := e.chunk(q, budget-short)
-		last := i == len(prefills)-1 || alone && i == 0
-		if all := q.missing(); last && all-n <= n/smallRest && all <= room {
-			n = all
+		if i == 0 || i == len(prefills)-1 {
+			n = e.stretch(q, n, room-short, !alone && i == 0 && len(prefills) > 1)
+			budget = max(budget, n+short)
 		}
 		held = short
 		if n <= 0 || i > 0 && n < min(leastChunk, q.missing()) || e.holdsUp(q, n) { // no crumbs for those behind
@@ -95,10 +98,35 @@ const (
 	// sharedTokens is the size beyond which a step gets faster only for one long prompt, by its
 	// attention. Other prompts get their first token sooner in smaller steps.
 	sharedTokens = 2048
-	// smallRest: the last prompt's last tokens go with its chunk, beyond its budget, if they are
-	// at most the chunk over smallRest. A small step of their own would take longer.
-	smallRest = 8
+	// leastStretch and mostStretch are how many times its budget a chunk may be: the latter where
+	// others wait behind a prompt that has waited for patience times MaxStepTime.
+	leastStretch, mostStretch, patience = 1.25, 2, 4
 )
+
+// stretch lengthens a chunk of n tokens, up to room, where that spares its prompt steps: a first
+// token comes at the end of a step, and a small rest would wait for one of its own.
+func (e *Engine) stretch(q *sequence, n, room int, queued bool) int {
+	all := q.missing()
+	if all <= n || n <= 0 {
+		return n
+	}
+	steps, most := (all-1)/n, int(leastStretch*float64(n)) // one less than without
+	if limit := patience * e.cfg.MaxStepTime; queued && limit > 0 {
+		if f := float64(time.Since(q.h.arrived)) / float64(limit); f > leastStretch {
+			most = int(min(f, mostStretch) * float64(n))
+			steps = (all + most - 1) / most
+		}
+	}
+	even := (all + steps - 1) / steps
+	if steps > 1 { // to the end of a block
+		even += e.blockToks - 1
+		even -= (q.next() + even) % e.blockToks
+	}
+	if even > min(most, room) {
+		return n
+	}
+	return max(even, n)
+}
 
 // shortOnes returns how many tokens, of at most so many, finish prompts younger than q, which
 // needs more than these itself: they go with it, so that no short prompt waits for a long one.
