@@ -135,14 +135,6 @@ func TestEmptyAnswer(t *testing.T) {
 			t.Errorf("%d %q", resp.StatusCode, text)
 		}
 	}
-	for n, id := range []string{"e0", "e1"} { // other APIs too
-		g.workers[id].on(&g.workers[id].other, empty)
-		for range 2 {
-			if resp, text := g.post("/v1/embeddings", ask); resp.StatusCode != []int{200, 502}[n] || n == 0 && text != `{"whole":true}` {
-				t.Errorf("%d empty: %d %q", n+1, resp.StatusCode, text)
-			}
-		}
-	}
 }
 
 // TestEarlyHints: what an engine says before its answer is not the answer.

@@ -162,9 +162,3 @@ func (a *attempt) refused(by, partner *leg, said dialect.Reply) *failure {
 	}
 	return f
 }
-
-// empty is the failure of a foreign engine whose 200 has nothing in it.
-func (a *attempt) empty(retry bool) *failure {
-	a.fault(a.d, pick.Broken)
-	return &failure{by: a.d, reason: reasonStatus, retry: retry, avoid: []string{a.d.inst.ID}, err: errors.New("its answer is empty")}
-}

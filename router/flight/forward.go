@@ -222,10 +222,6 @@ func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failu
 		return nil, f
 	}
 	status := b.Header.StatusCode()
-	if status == 200 && b.Length() == 0 {
-		b.Finish()
-		return nil, a.empty(up.Rest == nil)
-	}
 	a.countStatus(a.d, status)
 	if (status == 429 || status == 503) && up.Rest == nil {
 		text, err := b.All(a.q.s.MaxResponseBytes)
