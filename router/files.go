@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/reread"
 	"github.com/xpyd/xpyd/router/h1"
 )
@@ -29,7 +30,7 @@ func (f *files) add(setting string, load func() error, paths ...string) error {
 	w := &watchedFile{setting: setting, load: load, files: reread.Of(paths...)}
 	w.files.Changed() // before reading them, so that no change is missed
 	if err := load(); err != nil {
-		return fmt.Errorf("%s: %w", setting, err)
+		return config.Bad(setting, "%v", err)
 	}
 	if !w.files.None() {
 		f.all = append(f.all, w)

@@ -365,12 +365,17 @@ func (r *Router) release() error {
 // token yet: each of their reads takes at most guestPatience.
 const maxAdminConns, guestPatience = 256, 5 * time.Second
 
+// ownFiles is what a small fleet's router opens besides connections for requests. `xpyd up` of a
+// pair has 28: 18 of its own, 5 for each worker (two pipes, a process, NATS, a lifeline). The rest
+// is for strangers at the port of NATS and for what is open for a moment.
+const ownFiles = 40
+
 // fitConns is how many connections the public and the admin listener may have if so many
 // files may be open. A request in flight may take two more, to prefill and to decode; the
 // router's other files get a share too.
 func (c *Config) fitConns(files int) (public, admin int) {
 	admin = max(min(maxAdminConns, files/16), 4)
-	left := files - admin - min(1024, files/4)
+	left := files - admin - min(1024, max(ownFiles, files/4))
 	public = max(left/3, left-2*c.Limits.MaxInFlight)
 	return min(c.MaxConns, max(public, 4)), admin
 }

@@ -114,6 +114,29 @@ func TestComments(t *testing.T) {
 	}
 }
 
+// TestEmptyAnswer: a foreign engine's 200 with nothing in it is no answer. Another engine is
+// asked; if that has none either, the client gets a 502.
+func TestEmptyAnswer(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 0, 0, func(c *router.Config) { c.Attempts = 2 })
+	for _, id := range []string{"e0", "e1"} {
+		m := g.add(id, fleet.Decode, func(i *fleet.Instance) { i.Dialect = "openai" })
+		m.on(&m.decode, whole)
+	}
+	g.allProbed(2)
+	empty := func(http.ResponseWriter, *http.Request) {}
+	for _, body := range []string{ask, askStream} {
+		g.first(empty, whole)
+		if resp, text := g.post("/v1/completions", body); resp.StatusCode != 200 || text != `{"whole":true}` {
+			t.Errorf("%d %q", resp.StatusCode, text)
+		}
+		g.first(empty, empty)
+		if resp, text := g.post("/v1/completions", body); resp.StatusCode != 502 || !strings.Contains(text, "empty") {
+			t.Errorf("%d %q", resp.StatusCode, text)
+		}
+	}
+}
+
 // TestEarlyHints: what an engine says before its answer is not the answer.
 func TestEarlyHints(t *testing.T) {
 	t.Parallel()

@@ -151,6 +151,9 @@ type Log struct {
 	Format string `key:"format"` // text or json
 }
 
+// ssdSize is the default of ssd_size.
+const ssdSize = 8 << 30
+
 // DefaultConfig returns a worker's default settings.
 func DefaultConfig(role fleet.Role) Config {
 	kv := kvconn.DefaultConfig()
@@ -165,7 +168,7 @@ func DefaultConfig(role fleet.Role) Config {
 		Fleet:    Fleet{Heartbeat: 250 * time.Millisecond},
 		KV: KV{BulkConns: kv.BulkConns, DialTimeout: kv.DialTimeout, HandshakeTimeout: kv.HandshakeTimeout,
 			AcceptTimeout: kv.AcceptTimeout, TicketTimeout: kv.TicketTimeout, PeerSilence: kv.PeerSilence, Resends: kv.Resends, MaxSessions: kv.MaxSessions, Ways: []string{way.Auto}, Transport: way.Auto, Digest: "on", Convert: "refuse", DeviceRefill: "on",
-			SSDSize: 8 << 30, SSDIO: string(ssd.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
+			SSDSize: ssdSize, SSDIO: string(ssd.IOAuto), StoreTTL: 24 * time.Hour, StoreTimeout: 500 * time.Millisecond, StoreWrite: true, LoadTimeout: 500 * time.Millisecond, MinLoadTokens: 32,
 			WritePolicy: string(tier.Through), WriteHits: 2, Eviction: string(host.LRU), PinShare: 0.25, Peers: "on", PeerBring: "on"},
 		Log: Log{Level: "info", Format: "text"},
 	}
@@ -247,7 +250,6 @@ func (c *Config) Validate() error {
 		config.OneOf("kv.eviction", kv.Eviction, string(host.LRU), string(host.LFU), string(host.S3FIFO)),
 		config.OneOf("kv.ssd_io", kv.SSDIO, string(ssd.IOAuto), string(ssd.IOUring), string(ssd.IOPread)),
 		c.Compute.valid(),
-		kv.validTiers(),
 		c.validAddresses(),
 		within("threads", c.Threads, 0, 4096),
 		within("block_tokens", c.BlockTokens, 1, kvlayout.MaxBlockTokens),
@@ -269,6 +271,7 @@ func (c *Config) Validate() error {
 		within("kv.write_hits", kv.WriteHits, 1, 1<<20),
 		within("kv.load_quota", kv.LoadQuota, 0, 1<<50),
 		within("kv.peer_quota", kv.PeerQuota, 0, 1<<50),
+		kv.validTiers(),
 		c.validPool(),
 		config.Positive("max_step_time", c.MaxStepTime),
 		config.Positive("queue_time", c.QueueTime),
@@ -341,6 +344,14 @@ func (k *KV) validTiers() error {
 		return bad("kv.ssd_dir", "needs kv.host_memory: all KV to and from the SSD passes through it")
 	case k.Store != "" && k.HostMemory == 0:
 		return bad("kv.store", "needs kv.host_memory: all KV to and from the store passes through it")
+	case k.SSDSize != ssdSize && k.SSDDir == "":
+		return bad("kv.ssd_size", "needs kv.ssd_dir, whose size it is")
+	case k.SSDIO != string(ssd.IOAuto) && k.SSDDir == "":
+		return bad("kv.ssd_io", "needs kv.ssd_dir: it is how that is read and written")
+	case k.WritePolicy != string(tier.Through) && k.HostMemory == 0:
+		return bad("kv.write_policy", "needs kv.host_memory, to which it says when KV is copied")
+	case k.Eviction != string(host.LRU) && k.HostMemory == 0:
+		return bad("kv.eviction", "needs kv.host_memory, in which it makes room")
 	case k.TTL < 0:
 		return bad("kv.ttl", "must not be negative")
 	case k.TTL > 0 && k.HostMemory == 0:

@@ -63,8 +63,8 @@ func TestValidate(t *testing.T) {
 		{"kv.max_sessions", 1, 1 << 16}, {"kv.max_quarantined", 0, 1 << 30}, {"kv.ssd_size", 1 << 10, 1 << 50}, {"kv.min_load_tokens", 0, 1 << 30},
 		{"kv.write_hits", 1, 1 << 20}, {"kv.load_quota", 0, 1 << 50}, {"kv.peer_quota", 0, 1 << 50}, {"kv_memory", 1 << 10, 1 << 46},
 	} {
-		f("", r.key, r.lo)
-		f("", r.key, r.hi)
+		f("", r.key, r.lo, "kv.host_memory", 1<<20, "kv.ssd_dir", "/x")
+		f("", r.key, r.hi, "kv.host_memory", 1<<20, "kv.ssd_dir", "/x")
 		f(r.key, r.key, r.lo-1)
 		f(r.key, r.key, r.hi+1)
 	}
@@ -110,6 +110,11 @@ func TestValidate(t *testing.T) {
 	f("join_file", "join", "nats://x", "join_file", "/x")
 	f("", "join", "nats://x")
 	f("", "join_file", "/x")
+	for key, v := range map[string]any{"kv.ssd_size": 1 << 20, "kv.ssd_io": "pread", "kv.write_policy": "back", "kv.eviction": "lfu"} {
+		f(key, key, v) // without what it is of
+		f("", key, v, "kv.host_memory", 1<<20, "kv.ssd_dir", "/x")
+	}
+	f("", "kv.write_policy", "back", "kv.eviction", "lfu", "kv.host_memory", 1<<20)
 	f("kv.ssd_dir", "kv.ssd_dir", "/x")
 	f("", "kv.ssd_dir", "/x", "kv.host_memory", 1<<20)
 	f("kv.store", "kv.store", "redis://127.0.0.1")

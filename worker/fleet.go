@@ -24,7 +24,7 @@ type membership struct {
 	announcer *fleet.Announcer
 	watcher   *fleet.Watcher
 
-	endFollow context.CancelFunc // of follow; nil without a watcher
+	endFollow context.CancelFunc // of follow; nil before begin, and without a watcher
 	following sync.WaitGroup
 
 	mu    sync.Mutex
@@ -49,24 +49,32 @@ func join(w *Worker, secrets *trust.Ring) (*membership, error) {
 	if err != nil {
 		return nil, errors.Join(err, m.close(context.Background()))
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	m.endFollow = cancel
-	m.following.Go(func() { m.follow(ctx, w.Revoke) })
 	return m, nil
 }
 
-// follow calls revoke with the ids that are shut out of the fleet whenever they change, until ctx
+// begin follows the fleet until close. w.fleet is set by then: what follow calls reads it.
+func (m *membership) begin(w *Worker) {
+	if m.watcher == nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	m.endFollow = cancel
+	m.following.Go(func() { m.follow(ctx, w) })
+}
+
+// follow shuts out who is revoked, and forgets how workers that are gone were reached, until ctx
 // ends.
-func (m *membership) follow(ctx context.Context, revoke func(ids []string)) {
+func (m *membership) follow(ctx context.Context, w *Worker) {
 	var last []string
 	for version := uint64(0); ; {
 		s, err := m.watcher.Wait(ctx, version)
 		if err != nil {
 			return
 		}
+		w.chooser.Keep(m.there)
 		if version = s.Version; !slices.Equal(s.Revoked, last) {
 			last = s.Revoked
-			revoke(last)
+			w.Revoke(last)
 		}
 	}
 }
@@ -85,6 +93,12 @@ func (m *membership) member(id string) *fleet.Member {
 		return nil
 	}
 	return m.watcher.Snapshot().Get(id)
+}
+
+// there reports whether a run of a worker has not ended, as far as is known.
+func (m *membership) there(id kvconn.PeerID) bool {
+	p := m.member(id.ID)
+	return p != nil && p.Epoch == id.Epoch && p.State != fleet.Dead && p.State != fleet.Gone
 }
 
 // reachedBy implements way.Config.Find.

@@ -151,8 +151,7 @@ func (g *guard) refuse(ctx *fasthttp.RequestCtx, class string, why *openai.Error
 	defer g.mu.Unlock()
 	g.since++
 	if now := time.Now(); now.After(g.quiet) {
-		path := ctx.Path() // a stranger's text
-		g.log.Warn("refused an HTTP request", "from", ctx.RemoteAddr().String(), "class", class, "path", string(path[:min(len(path), 100)]), "status", why.Status, "refused", g.since)
+		g.log.Warn("refused an HTTP request", "from", ctx.RemoteAddr().String(), "class", class, "path", openai.Clip(string(ctx.Path())), "status", why.Status, "refused", g.since)
 		g.quiet, g.since = now.Add(sayEvery), 0
 	}
 	return why

@@ -362,10 +362,11 @@ func TestRefusalsAreSaidOnce(t *testing.T) {
 	var log syncBuffer
 	ring, _ := newRing(t)
 	w := start(t, nil, func(d *worker.Deps) { d.Ring, d.Log = ring, slog.New(slog.NewTextHandler(&log, nil)) })
+	status(t, w, "GET /"+strings.Repeat("ä", 150), nil)
 	for range 20 {
 		status(t, w, "GET /debug/ledger", nil)
 	}
-	if n := strings.Count(log.String(), "refused an HTTP request"); n != 1 {
+	if n := strings.Count(log.String(), "refused an HTTP request"); n != 1 || strings.Contains(log.String(), `\x`) { // half a character
 		t.Errorf("said %d times:\n%s", n, log.String())
 	}
 }

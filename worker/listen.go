@@ -44,13 +44,13 @@ func (w *Worker) startKV(d Deps) error {
 	if w.cfg.KV.MaxQuarantined > 0 {
 		dcfg.MaxQuarantined = w.cfg.KV.MaxQuarantined
 	}
-	chooser, err := way.NewChooser(way.Config{Ways: ways, Recv: w.recv, Find: func(addr string, id kvconn.PeerID) way.Peer { return w.fleet.reachedBy(addr, id) }, Publish: w.publishPaths, Log: w.log, Register: w.registry})
+	w.chooser, err = way.NewChooser(way.Config{Ways: ways, Recv: w.recv, Find: func(addr string, id kvconn.PeerID) way.Peer { return w.fleet.reachedBy(addr, id) }, Publish: w.publishPaths, Log: w.log, Register: w.registry})
 	if err != nil {
 		return err
 	}
-	w.decode = decode.New(dcfg, chooser, w.cache, w.backend, w.log)
+	w.decode = decode.New(dcfg, w.chooser, w.cache, w.backend, w.log)
 	w.later("close sessions to prefill", func(ctx context.Context) error {
-		chooser.Close()
+		w.chooser.Close()
 		err := w.recv.Close(ctx)
 		w.decode.Close()
 		return err

@@ -95,6 +95,7 @@ type Worker struct {
 	engine        *engine.Engine
 	prefill       *prefill.Service
 	decode        *decode.Service
+	chooser       *way.Chooser // of the ways to other workers
 	recv          *kvconn.Receiver
 	server        *kvconn.Server
 	fleet         *membership
@@ -173,6 +174,7 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 		return err
 	}
 	w.later("leave the fleet", w.fleet.close)
+	w.fleet.begin(w)
 	w.http.Start(ln)
 	w.log.Info("worker is up", "id", w.identity.ID, "role", w.cfg.Role, "url", w.url, "kv", w.kvAddr, "model", w.served,
 		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads,

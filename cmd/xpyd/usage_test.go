@@ -140,6 +140,10 @@ func TestExitCodes(t *testing.T) {
 	if err := os.WriteFile(anyNATS, []byte("fleet: {listen: \"127.0.0.1:0\"}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	noKeys := filepath.Join(dir, "router.yaml")
+	if err := os.WriteFile(noKeys, []byte("fleet: {listen: \"127.0.0.1:0\"}\napi_keys_file: absent.yaml\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 
 	f(exitDone, "")
 	f(exitDone, "", "version")
@@ -173,6 +177,7 @@ func TestExitCodes(t *testing.T) {
 	}
 	f(exitUsage, `"prefill=2": prefill is there twice`, "scale", "prefill=1", "prefill=2")
 	f(exitUsage, "no such file", "router", "--config", filepath.Join(dir, "absent.yaml"))
+	f(exitUsage, noKeys+":2: api_keys_file: ", append([]string{"router", "--config", noKeys, "--log-level", "warn"}, data...)...)
 
 	f(exitFailed, "no router at http://127.0.0.1:1", append([]string{"status"}, nobody...)...)
 	f(exitFailed, "no router at", append([]string{"drain", "x"}, nobody...)...)

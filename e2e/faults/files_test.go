@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -88,5 +90,31 @@ func TestFewFiles(t *testing.T) {
 		events()
 		all()
 		asBefore("after a crowd at " + w.ID)
+	}
+}
+
+// TestBusyWithFewFiles: with 64 files a process, each request that the router takes at once gets
+// its legs to a pair; the others are refused at the door.
+func TestBusyWithFewFiles(t *testing.T) {
+	t.Parallel()
+	r := cluster.UpWithFiles(t, 64)
+	var good atomic.Int64
+	var wg sync.WaitGroup
+	for range 40 {
+		wg.Go(func() {
+			client := cluster.NewClient(t)
+			defer client.CloseIdleConnections()
+			a := cluster.Post(t.Context(), client, r.URL+"/v1/completions", `{"model":"stories260k","prompt":"Once","max_tokens":400,"ignore_eos":true,"stream":true}`)
+			switch {
+			case a.Good():
+				good.Add(1)
+			case a.Status != 0 && !strings.Contains(a.Problem, "has its"): // 0: refused while it was being sent
+				t.Error(a)
+			}
+		})
+	}
+	wg.Wait()
+	if n := good.Load(); n < 4 {
+		t.Errorf("%d answers", n)
 	}
 }

@@ -36,6 +36,7 @@ const (
 	defaultHeartbeat = 250 * time.Millisecond
 	reannounce       = 5 * time.Second // makes up for lost messages
 	queryBacklog     = 64
+	goodbyeTime      = 10 * time.Second
 )
 
 // Announcer announces a worker, sends its heartbeats and answers queries until it is closed.
@@ -199,8 +200,8 @@ func (a *Announcer) answerQuery(m *nats.Msg) {
 	}
 }
 
-// Close says goodbye and waits until the server has it, or ctx ends. Later calls return
-// the same error.
+// Close says goodbye and waits until the server has it, ctx ends or goodbyeTime is over.
+// Later calls return the same error.
 func (a *Announcer) Close(ctx context.Context) error {
 	a.closeOnce.Do(func() {
 		close(a.quit)
@@ -208,6 +209,8 @@ func (a *Announcer) Close(ctx context.Context) error {
 		if !a.cfg.Conn.Link().Up || a.paused.Load() {
 			return
 		}
+		ctx, cancel := context.WithTimeout(ctx, goodbyeTime) // nats refuses one without a deadline
+		defer cancel()
 		a.publish(subjectBye, a.beat())
 		if err := a.cfg.Conn.nc.FlushWithContext(ctx); err != nil {
 			a.closeErr = fmt.Errorf("say goodbye: %w", err)

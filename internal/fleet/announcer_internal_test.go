@@ -129,6 +129,13 @@ func TestAnnounces(t *testing.T) {
 	if list := heard(); len(list) == 0 || !strings.HasPrefix(list[len(list)-1], `xpyd.fleet.bye.a {"id":"a","epoch":7`) {
 		t.Errorf("at the end %q", list)
 	}
+	goodbye := func(s string) bool { return strings.HasPrefix(s, "xpyd.fleet.bye") }
+	if a, err = Announce(AnnouncerConfig{Conn: c, Instance: *worker("b", 7)}); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Close(context.Background()); err != nil || !slices.ContainsFunc(heard(), goodbye) {
+		t.Errorf("without a deadline: %v, or it says no goodbye", err)
+	}
 	for _, how := range []string{"stopped", "no link"} {
 		b, err := Announce(AnnouncerConfig{Conn: c, Instance: *worker("b", 7)})
 		if err != nil {
@@ -137,7 +144,7 @@ func TestAnnounces(t *testing.T) {
 		if b.SetPaused(how == "stopped"); how == "no link" {
 			c.set(false, io.EOF)
 		}
-		if err := b.Close(ctx); err != nil || slices.ContainsFunc(heard(), func(s string) bool { return strings.HasPrefix(s, "xpyd.fleet.bye") }) {
+		if err := b.Close(ctx); err != nil || slices.ContainsFunc(heard(), goodbye) {
 			t.Errorf("%s: %v, or it says goodbye", how, err)
 		}
 	}

@@ -237,12 +237,23 @@ func (c *Chooser) note(peer *Peer, now choice) {
 	if known && old.way == now.way && old.why == now.why {
 		return
 	}
-	for id := range c.taken {
-		if c.cfg.Find("", kvconn.PeerID{ID: id}).ID == "" {
-			delete(c.taken, id)
-		}
-	}
 	c.cfg.Log.Info("kv path", "peer", peer.ID, "transport", now.way, "why_not_faster", now.why)
+	c.publish()
+}
+
+// Keep forgets the peers that are not there any more.
+func (c *Chooser) Keep(there func(kvconn.PeerID) bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := len(c.taken)
+	maps.DeleteFunc(c.taken, func(id string, v choice) bool { return !there(kvconn.PeerID{ID: id, Epoch: v.epoch}) })
+	if len(c.taken) < n {
+		c.publish()
+	}
+}
+
+// publish says how each peer is reached. c.mu is held.
+func (c *Chooser) publish() {
 	c.gauge.Reset()
 	for _, v := range c.taken {
 		c.gauge.WithLabelValues(v.way, string(v.reason)).Inc()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
@@ -172,7 +173,7 @@ func (c crowd) find(addr string, id kvconn.PeerID) Peer {
 }
 
 // TestManyPeers: peers of one way are chosen for apart from each other, also all at once;
-// who has left the fleet is forgotten when the next change is published.
+// who has left the fleet, or has started anew, is forgotten, and that is published.
 func TestManyPeers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fleet := crowd{}
@@ -223,6 +224,15 @@ func TestManyPeers(t *testing.T) {
 			if id != "p00" && id != "p11" {
 				delete(fleet, id)
 			}
+		}
+		fleet["p12"] = &member{Peer: Peer{PeerID: kvconn.PeerID{ID: "p12", Epoch: 2}}}
+		said = ""
+		for _, want := range []string{"p00 net (near: connection refused), p11 near", ""} { // the second time nothing changes
+			c.Keep(func(id kvconn.PeerID) bool { return fleet.find("", id).ID != "" })
+			if said != want || testutil.ToFloat64(c.gauge.WithLabelValues("near", "")) != 1 {
+				t.Errorf("of those who are left it said %q, want %q", said, want)
+			}
+			said = ""
 		}
 		fleet["p11"].Addrs = nil
 		if _, err := c.Open(t.Context(), "p11:9", fleet["p11"].PeerID); err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
 )
 
 // Fleet is where engines are added to; *fleet.Watcher is one.
@@ -78,14 +79,11 @@ type refusals struct {
 	list map[string]Refusal
 }
 
-const (
-	maxRefusals = 256
-	maxReason   = 256 // bytes; engines have their say in it
-)
+const maxRefusals = 256
 
 // note reports whether the refusal is news.
 func (r *refusals) note(f Refusal) bool {
-	f.Reason = f.Reason[:min(len(f.Reason), maxReason)]
+	f.Reason = openai.Clip(f.Reason) // engines have their say in it
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.list == nil {

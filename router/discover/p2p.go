@@ -17,6 +17,7 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvevents"
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/zmtp"
 )
 
@@ -108,7 +109,7 @@ func (p *P2P) handle(peer zmtp.Peer, frames [][]byte, _ func(...[]byte) error) e
 }
 
 func (p *P2P) refuse(name string, err error) {
-	name = name[:min(len(name), 128)]
+	name = openai.Clip(name)
 	if p.no.note(Refusal{From: fromZMQ, Name: name, Reason: err.Error(), At: time.Now()}) {
 		p.log.Warn("registration refused", "engine", name, "reason", err.Error())
 	}

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 )
 
 // TestRefusalsAreForgotten: old refusals make room for new ones, even if nobody lists
@@ -31,12 +32,12 @@ func TestRefusalsAreForgotten(t *testing.T) {
 func TestRefusalsAreBounded(t *testing.T) {
 	r := refusals{while: time.Minute}
 	for n := range 2 * maxRefusals {
-		r.note(Refusal{From: fromZMQ, Name: fmt.Sprint(n), Reason: strings.Repeat("x", 4<<10), At: time.Unix(1000, 0)})
+		r.note(Refusal{From: fromZMQ, Name: fmt.Sprint(n), Reason: "x" + strings.Repeat("ä", 4<<10), At: time.Unix(1000, 0)})
 	}
 	all := r.all(time.Unix(1000, 0))
 	for _, f := range all {
-		if len(f.Reason) > maxReason {
-			t.Fatalf("a reason of %d bytes", len(f.Reason))
+		if len(f.Reason) > 256 || !utf8.ValidString(f.Reason) {
+			t.Fatalf("a reason of %d bytes: %q", len(f.Reason), f.Reason)
 		}
 	}
 	if len(all) != maxRefusals {

@@ -107,6 +107,10 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 		if status < 200 || status > 299 {
 			return nil, a.refused(a.d, a.p, dialect.Reply{Status: status, ContentType: ans.contentType, Outcome: string(outcome), Body: ans.body})
 		}
+		if len(ans.body) == 0 {
+			a.fault(a.d, pick.Broken)
+			return nil, &failure{by: a.d, reason: reasonStatus, retry: true, avoid: []string{a.d.inst.ID}, err: errors.New("its answer is empty")}
+		}
 		if !a.commit() {
 			return nil, a.beaten()
 		}

@@ -226,7 +226,7 @@ func (c *Choice) Failed(role fleet.Role, fault Fault, now time.Time) {
 
 // doubled is d, doubled n times, most at most.
 func doubled(d time.Duration, n int, most time.Duration) time.Duration {
-	if d > most>>min(n, 62) { // d<<n may be more than there are bits for
+	if d > most>>n { // d<<n may be more than there are bits for
 		return most
 	}
 	return d << n
