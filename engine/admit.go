@@ -192,7 +192,6 @@ func (e *Engine) preempt(q *sequence) {
 // if it must. False means that q cannot be in this step.
 func (e *Engine) grow(q *sequence) (bool, error) {
 	i := q.next() / e.blockToks
-	q.shared = q.shared && i < len(q.table)
 	for want := e.cache.BlocksFor(q.length()); len(q.table) < want; {
 		ids, err := e.cache.Alloc(1, q.h.owner)
 		switch {
