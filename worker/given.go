@@ -144,6 +144,7 @@ type frames struct {
 	prompt  string // "": said already
 }
 
+// newFrames returns nil, which writes none, if nobody has asked for them.
 func (j *job) newFrames() *frames {
 	if !j.framed {
 		return nil
@@ -151,7 +152,11 @@ func (j *job) newFrames() *frames {
 	return &frames{created: j.created.Unix(), prompt: j.promptHash()}
 }
 
+// append is given what takeChunk is about to take.
 func (f *frames) append(dst []byte, index int, ids []int32) []byte {
+	if f == nil {
+		return dst
+	}
 	dst = append(dst, ":t "...)
 	if f.prompt == "" {
 		dst = append(dst, "- - "...)

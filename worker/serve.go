@@ -172,9 +172,7 @@ func (w *Worker) answerStream(ctx *fasthttp.RequestCtx, c *call, g *generation, 
 	var buf []byte
 	frames := g.j.newFrames()
 	g.emit = func(c *choice) {
-		if frames != nil {
-			buf = frames.append(buf, c.index, c.ids)
-		}
+		buf = frames.append(buf, c.index, c.ids)
 		out := c.takeChunk()
 		c.sent = c.done
 		var usage *openai.Usage
