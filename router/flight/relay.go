@@ -49,7 +49,7 @@ func (s *stream) next() ([]byte, error) {
 	}
 	s.events.body.Abort()
 	e, f := s.q.streamError(err)
-	if f != nil && s.q.seam != nil {
+	if f != nil && s.q.seam != nil && !s.events.ended() {
 		var run []byte
 		if run, e = s.takeOver(f, e); e == nil {
 			return run, nil

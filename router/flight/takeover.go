@@ -150,6 +150,9 @@ func (q *request) unfit(now *fleet.Snapshot, barred []string) []string {
 	for i := range now.Members {
 		m := &now.Members[i].Instance
 		d := dialect.For(m.Dialect)
+		if m.Role == fleet.Prefill { // it is like the decode that it pairs with
+			continue
+		}
 		if d == nil || !d.TakesOver || m.ModelFingerprint != first.ModelFingerprint ||
 			m.TokenizerFingerprint != first.TokenizerFingerprint || m.Numerics != first.Numerics {
 			out = append(out, m.ID)
@@ -165,10 +168,17 @@ func (q *request) tried(id string, is func(*fleet.Instance) bool) bool {
 	})
 }
 
-// returning reports whether a worker that the stream has lost is about to be started again, so
-// that it is worth waiting for.
+// returning reports whether a worker that the stream had is being started again, so that it is
+// worth waiting for.
 func (q *request) returning() bool {
-	return q.resumes && q.s.Coming != nil && slices.ContainsFunc(q.attempts, func(a *attempt) bool {
-		return q.s.Coming(a.p.inst.ID) || q.s.Coming(a.d.inst.ID)
-	})
+	if !q.resumes || q.s.Coming == nil {
+		return false
+	}
+	now := q.s.fleet.Snapshot()
+	returns := func(l *leg) bool {
+		id := l.inst.ID
+		m := now.Get(id)
+		return (m == nil || !m.Draining && !q.s.Members.Serves(m)) && !q.s.Members.DrainAsked(id) && q.s.Coming(id)
+	}
+	return slices.ContainsFunc(q.attempts, func(a *attempt) bool { return returns(a.p) || returns(a.d) })
 }
