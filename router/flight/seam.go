@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
@@ -23,11 +24,12 @@ type seam struct {
 	most    int    // tokens that a choice may have; 0: any number
 	created string
 	prompt  string
-	choices []sent // nil before the first frame
-	n, open int    // choices, and those without a finish
-	usage   bool   // the event with the usage was relayed
-	lost    bool   // what was sent is not known
-	breaks  int    // workers that the stream has lost
+	choices []sent          // nil before the first frame
+	n, open int             // choices, and those without a finish
+	usage   bool            // the event with the usage was relayed
+	lost    bool            // what was sent is not known
+	breaks  int             // workers that the stream has lost
+	by      *fleet.Instance // the decode whose stream broke last
 	one     [1]sent
 }
 

@@ -80,8 +80,9 @@ func tooMany(breaks int) string {
 
 // brokenOff ends the attempt whose stream broke.
 func (q *request) brokenOff(f *failure) {
-	q.seam.breaks++
 	a := q.attempts[len(q.attempts)-1]
+	q.seam.breaks++
+	q.seam.by = a.d.inst
 	a.d.setState(legFailed)
 	a.mu.Lock()
 	a.failed = f
@@ -141,7 +142,7 @@ func (q *request) resume(a *attempt) (*answer, *failure) {
 // unfit adds to barred who cannot go on with the stream. A worker that was lost may, once it has
 // been started again.
 func (q *request) unfit(now *fleet.Snapshot, barred []string) []string {
-	first := q.attempts[0].d.inst
+	by := q.seam.by
 	out := slices.DeleteFunc(slices.Clone(barred), func(id string) bool {
 		m := now.Get(id)
 		return m != nil && q.tried(id, func(i *fleet.Instance) bool { return true }) &&
@@ -153,8 +154,8 @@ func (q *request) unfit(now *fleet.Snapshot, barred []string) []string {
 		if m.Role == fleet.Prefill { // it is like the decode that it pairs with
 			continue
 		}
-		if d == nil || !d.TakesOver || m.ModelFingerprint != first.ModelFingerprint ||
-			m.TokenizerFingerprint != first.TokenizerFingerprint || m.Numerics != first.Numerics {
+		if d == nil || !d.TakesOver || m.ModelFingerprint != by.ModelFingerprint ||
+			m.TokenizerFingerprint != by.TokenizerFingerprint || m.Numerics != by.Numerics {
 			out = append(out, m.ID)
 		}
 	}
