@@ -422,6 +422,8 @@ func TestTakeoverAgain(t *testing.T) {
 			if e := apiError(t, strings.TrimPrefix(plain[at:], "data: ")); !strings.Contains(e.Message, c.text) {
 				t.Errorf("%+v", e)
 			}
+			mu.Lock()
+			defer mu.Unlock()
 			if asked != 3 {
 				t.Errorf("%d were asked", asked)
 			}
