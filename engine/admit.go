@@ -188,16 +188,15 @@ func (e *Engine) preempt(q *sequence) {
 	}
 }
 
-// grow makes sure that the block of q's next row exists and is q's alone. It preempts others if
-// it must. False means that q cannot be in this step.
+// grow makes sure that the blocks of q's missing rows exist and are q's alone. It preempts others
+// if it must. False means that q cannot be in this step.
 func (e *Engine) grow(q *sequence) (bool, error) {
 	i := q.next() / e.blockToks
-	for i == len(q.table) {
+	for want := e.cache.BlocksFor(q.length()); len(q.table) < want; {
 		ids, err := e.cache.Alloc(1, q.h.owner)
 		switch {
 		case err == nil:
 			q.table = append(q.table, ids...)
-			q.shared = false
 		case !e.makeRoom(q):
 			return false, nil
 		}

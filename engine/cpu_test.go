@@ -20,23 +20,28 @@ func TestSameTokensOnCPU(t *testing.T) {
 	if testing.Short() {
 		rounds = 2
 	}
+	open := onCPU(t)
+	for seed := range uint64(rounds) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			company(t, rand.New(rand.NewPCG(seed, 4)), open)
+		})
+	}
+}
+
+// onCPU makes CPU backends with a small random model.
+func onCPU(t *testing.T) backends {
 	shape := arch.Config{
 		ModelType: "llama", Layers: 2, Hidden: 32, Intermediate: 48, Heads: 4, KVHeads: 2, HeadDim: 8,
 		Vocab: 48, MaxPositions: 512, NormEps: 1e-5, RopeTheta: 10000,
 	}
 	weights := randomWeights(shape)
-	open := func(blocks, blockTokens int) kernels.Backend {
+	return func(blocks, blockTokens int) kernels.Backend {
 		b, err := cpu.New(shape, weights, cpu.Options{Blocks: blocks, BlockTokens: blockTokens, Threads: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { b.Close() })
 		return b
-	}
-	for seed := range uint64(rounds) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			company(t, rand.New(rand.NewPCG(seed, 4)), open)
-		})
 	}
 }
 

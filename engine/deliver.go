@@ -87,14 +87,18 @@ func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 		q.shared = q.shared || len(family) > 1
 	}
 	for _, q := range family {
-		e.accept(q, drawn[q.choice])
+		if given := h.given(q.choice); len(given) > 0 {
+			q.tokens = append(q.tokens, given...)
+		} else {
+			e.accept(q, drawn[q.choice])
+		}
 	}
 }
 
 // prefilled ends a PrefillOnly request with its first tokens.
 func (e *Engine) prefilled(h *Handle, choices []int, drawn []kernels.Sampled) {
 	for _, c := range choices {
-		finish := e.finishOf(h, drawn[c].Token, 1)
+		finish := e.finishOf(h.req, drawn[c].Token, 1)
 		if finish == FinishNone {
 			finish = FinishLength
 		}
@@ -108,7 +112,7 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 	h := q.h
 	q.tokens = append(q.tokens, s.Token)
 	n := len(q.output())
-	finish := e.finishOf(h, s.Token, n)
+	finish := e.finishOf(h.req, s.Token, n)
 	h.push(Event{Choice: q.choice, Index: n - 1, Sampled: s, Finish: finish})
 	if finish == FinishNone {
 		return
@@ -120,8 +124,7 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 }
 
 // finishOf reports whether the n-th output token ends its choice.
-func (e *Engine) finishOf(h *Handle, token int32, n int) Finish {
-	r := h.req
+func (e *Engine) finishOf(r *Request, token int32, n int) Finish {
 	stops := !r.IgnoreEOS && slices.Contains(e.cfg.EOS, token) || slices.Contains(r.StopTokens, token)
 	switch {
 	case stops && n >= r.MinTokens:

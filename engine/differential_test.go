@@ -156,9 +156,25 @@ func (r *rig) live(t *testing.T, req *engine.Request, want []output, fate, cut i
 	}
 }
 
-// handoff runs the prompt as a prefill worker would and goes on from a copy
-// of its rows as a decode worker would, both on this engine.
+// handoff goes on from a prompt that was prefilled elsewhere.
 func (r *rig) handoff(t *testing.T, req *engine.Request, want []output, recompute bool) {
+	second, ok := r.handedOver(t, req, recompute)
+	if !ok {
+		return
+	}
+	h := r.submit(second)
+	got, _, err := collect(h, max(req.N, 1))
+	if err != nil {
+		t.Errorf("decode: %v", err)
+		return
+	}
+	r.done(h)
+	same(t, fmt.Sprintf("handed over, recompute %t", recompute), got, want, false)
+}
+
+// handedOver runs the prompt as a prefill worker would, and makes the request by which a decode
+// worker goes on from a copy of its rows, both on this engine.
+func (r *rig) handedOver(t *testing.T, req *engine.Request, recompute bool) (*engine.Request, bool) {
 	first := *req
 	first.ID += "-prefill"
 	first.PrefillOnly = true
@@ -168,7 +184,7 @@ func (r *rig) handoff(t *testing.T, req *engine.Request, want []output, recomput
 	out, info, err := collect(h, max(req.N, 1))
 	if err != nil {
 		t.Errorf("prefill: %v", err)
-		return
+		return nil, false
 	}
 	rows := r.gather(h.Blocks(), len(req.Prompt))
 	h.Release()
@@ -178,7 +194,7 @@ func (r *rig) handoff(t *testing.T, req *engine.Request, want []output, recomput
 	blocks, err := r.reserve(r.cache.BlocksFor(len(req.Prompt)), second.Owner)
 	if err != nil {
 		t.Errorf("reserve: %v", err)
-		return
+		return nil, false
 	}
 	r.scatter(blocks, len(req.Prompt), rows)
 	second.Prefilled = &engine.Prefilled{Blocks: blocks, CachedTokens: info.CachedTokens}
@@ -187,12 +203,5 @@ func (r *rig) handoff(t *testing.T, req *engine.Request, want []output, recomput
 			second.Prefilled.First = append(second.Prefilled.First, o.sampled...)
 		}
 	}
-	h = r.submit(&second)
-	got, _, err := collect(h, max(req.N, 1))
-	if err != nil {
-		t.Errorf("decode: %v", err)
-		return
-	}
-	r.done(h)
-	same(t, fmt.Sprintf("handed over, recompute %t", recompute), got, want, false)
+	return &second, true
 }

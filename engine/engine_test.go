@@ -81,6 +81,18 @@ func TestSubmitRefuses(t *testing.T) {
 	f("prefilled", pre("a", engine.Prefilled{Blocks: []int32{0, 4}}))
 	f("prefilled", pre("a", engine.Prefilled{Blocks: []int32{0, 1}, First: make([]kernels.Sampled, 2)}))
 	f("prefilled", pre("a", engine.Prefilled{Blocks: []int32{0, 1}, First: []kernels.Sampled{{Token: 48}}}))
+	given := func(list ...engine.Given) func(*engine.Request) {
+		return func(r *engine.Request) { r.Given = list }
+	}
+	f("given", given(engine.Given{}, engine.Given{}))
+	f("given", given(engine.Given{Tokens: []int32{1, 48}}))
+	f("given", given(engine.Given{Tokens: []int32{-1}}))
+	f("given", given(engine.Given{Tokens: []int32{1, eos, 2}}))
+	f("given", given(engine.Given{Tokens: []int32{1, eos}}))
+	f("given", given(engine.Given{Tokens: make([]int32, 10)})) // max_tokens
+	f("given", given(engine.Given{Tokens: make([]int32, 1000)}))
+	f("given", func(r *engine.Request) { r.MaxTokens, r.Given = 0, []engine.Given{{Tokens: make([]int32, 1000)}} })
+	f("given", func(r *engine.Request) { r.PrefillOnly, r.Given = true, []engine.Given{{}} })
 	_, err := r.Submit(t.Context(), request(prompt(rng(), 50), 1))
 	var long *engine.TooLongError
 	if !errors.As(err, &long) || long.Prompt != 50 || long.Max != 50 {

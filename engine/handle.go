@@ -188,6 +188,14 @@ func (h *Handle) unreadOf(choice int) int {
 	return h.unread[choice]
 }
 
+// given are a choice's tokens that another worker drew.
+func (h *Handle) given(choice int) []int32 {
+	if len(h.req.Given) == 0 {
+		return nil
+	}
+	return h.req.Given[choice].Tokens
+}
+
 // survivors lists the choices not cancelled.
 func (h *Handle) survivors() []int {
 	h.mu.Lock()

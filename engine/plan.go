@@ -27,13 +27,15 @@ func (e *Engine) fill(from []*sequence) bool {
 		e.look(q)
 		switch {
 		case !q.running || q.paused() || q.sitsOut() || q.draw > 0 && !e.foreseen(q):
-		case q.missing() > 1 || q.arriving != nil:
-			prefills = append(prefills, q)
 		default:
 			ok, err := e.grow(q)
-			if err != nil {
+			switch {
+			case err != nil:
 				e.finish(q.h, err)
-			} else if ok {
+			case !ok:
+			case q.missing() > 1 || q.arriving != nil:
+				prefills = append(prefills, q)
+			default:
 				q.chunk = 1
 				e.batch = append(e.batch, q)
 			}

@@ -19,6 +19,9 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 	}
 	h := &Handle{e: e, req: req, owner: req.Owner, arrived: time.Now(),
 		ready: make(chan struct{}, 1), done: make(chan struct{}), unread: make([]int, req.N), dropped: make([]bool, req.N)}
+	for i, g := range req.Given {
+		h.dropped[i] = g.Done
+	}
 	if req.MinTokens > 0 {
 		h.allBanned = append(append(h.allBanned, e.cfg.EOS...), req.StopTokens...)
 	}

@@ -50,6 +50,16 @@ type Request struct {
 
 	// Prefilled starts from KV rows that another worker computed.
 	Prefilled *Prefilled
+
+	// Given continues choices that another worker has begun: an entry for each; empty: none has.
+	// Once the prompt is there they go on, without events for these tokens.
+	Given []Given
+}
+
+// Given is what another worker drew for a choice.
+type Given struct {
+	Tokens []int32 // none of them ends the choice
+	Done   bool    // it has ended: nothing is drawn, and Tokens do not matter
 }
 
 // Sampling holds the parameters of every draw; kernels.Sample explains them.
@@ -79,7 +89,7 @@ type Prefilled struct {
 	// reference each. The engine releases them if Submit succeeds, else the caller does.
 	Blocks []int32
 	// First are the N choices' first tokens, drawn by the other worker and delivered as if
-	// drawn here. If empty, the engine computes the prompt's last position again and draws them.
+	// drawn here, except for a choice that is Given tokens. If empty, the engine computes the prompt's last position again and draws them.
 	First []kernels.Sampled
 	// CachedTokens and PromptLogprobs are passed on in PromptInfo. The engine has no others,
 	// unless it computes the last position.

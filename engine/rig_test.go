@@ -151,9 +151,13 @@ type output struct {
 
 // collect reads a request to its end.
 func collect(h *engine.Handle, n int) ([]output, *engine.PromptInfo, error) {
+	return collectAfter(h, make([]output, n))
+}
+
+// collectAfter goes on from what was there before, which it changes.
+func collectAfter(h *engine.Handle, out []output) ([]output, *engine.PromptInfo, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	out := make([]output, n)
 	var info *engine.PromptInfo
 	for {
 		events, err := h.Next(ctx)
@@ -204,7 +208,7 @@ func aloneOn(t testing.TB, b kernels.Backend, maxLen int, req *engine.Request) [
 	r := newRigOn(t, cfg, b)
 	defer r.close()
 	solo := *req
-	solo.Prefilled, solo.PrefillOnly, solo.OnBlocks, solo.Owner = nil, false, nil, ""
+	solo.Prefilled, solo.PrefillOnly, solo.OnBlocks, solo.Owner, solo.Given = nil, false, nil, "", nil
 	return r.generate(&solo)
 }
 

@@ -50,10 +50,47 @@ func (e *Engine) normalise(r *Request) (*Request, error) {
 	if len(q.Prompt) >= e.maxLen {
 		return nil, &TooLongError{Prompt: len(q.Prompt), Max: e.maxLen}
 	}
+	if err := e.checkGiven(&q); err != nil {
+		return nil, err
+	}
 	if q.Prefilled != nil {
 		return e.normalisePrefilled(&q)
 	}
 	return &q, nil
+}
+
+// Check returns why Submit would refuse a request, whatever else there is to do.
+func (e *Engine) Check(r *Request) error {
+	_, err := e.normalise(r)
+	return err
+}
+
+func (e *Engine) checkGiven(q *Request) error {
+	bad := func(format string, args ...any) error {
+		return &RequestError{Field: "given", Msg: fmt.Sprintf(format, args...)}
+	}
+	switch n := len(q.Given); {
+	case n == 0:
+		return nil
+	case n != q.N:
+		return bad("has %d entries for %d choices", n, q.N)
+	case q.PrefillOnly:
+		return bad("is not for a prefill-only request")
+	}
+	for i, g := range q.Given {
+		if g.Done {
+			continue
+		}
+		if id, ok := e.outside(g.Tokens); ok {
+			return bad("choice %d: token %d is outside the vocabulary of %d", i, id, e.vocab)
+		}
+		for n, id := range g.Tokens {
+			if why := e.finishOf(q, id, n+1); why != FinishNone {
+				return bad("choice %d: its token %d of %d ends it (%s)", i, n+1, len(g.Tokens), why)
+			}
+		}
+	}
+	return nil
 }
 
 func (e *Engine) normalisePrefilled(q *Request) (*Request, error) {

@@ -144,7 +144,7 @@ func (w *Worker) answerNeeds(j *job, unsure bool) need {
 	for i := range j.items {
 		s := w.answerShape(j, &j.items[i])
 		n.each = 0
-		if s.IDs {
+		if s.IDs || j.framed {
 			n.each += idBytes
 		}
 		if s.Logprobs >= 0 {
@@ -171,6 +171,11 @@ func (w *Worker) answerNeeds(j *job, unsure bool) need {
 		n.fixed += int64(s.Prompt*each + textTimes*len(s.Text))
 		if j.Stream {
 			event = max(event, s.EventSize(&w.sizes, unsaid))
+		}
+	}
+	if j.given != nil {
+		for _, c := range j.given.Choices {
+			n.fixed += 16 * int64(len(c.IDs)) // as of a prompt
 		}
 	}
 	n.fixed += 3 * int64(event) // as it grows

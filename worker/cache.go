@@ -138,11 +138,7 @@ func (w *Worker) readPin(ctx *fasthttp.RequestCtx, unpin bool) (openai.Pin, *job
 	if unpin && p.ID != "" {
 		return p, nil, nil
 	}
-	read := w.completionJob
-	if p.Chat {
-		read = w.chatJob
-	}
-	j, err := read(ctx)
+	j, err := w.readJob(ctx, p.Chat, time.Now())
 	if err == nil && len(j.items) != 1 {
 		err = openai.BadRequest("prompt", "one prompt at a time, not %d", len(j.items))
 	}

@@ -53,7 +53,7 @@ type generation struct {
 // timing is for Server-Timing: each time is the slowest prompt's.
 type timing struct{ queue, prefill, kv time.Duration }
 
-func (w *Worker) generate(ctx context.Context, j *job, from *origin, id string, seed uint64) *generation {
+func (w *Worker) generate(ctx context.Context, j *job, from *origin, id string, seed uint64) (*generation, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	g := &generation{w: w, j: j, from: from, id: id, arrived: time.Now(), seed: seed, cancel: cancel,
 		batches: make(chan batch), open: len(j.items), handles: make([]*engine.Handle, len(j.items))}
@@ -63,9 +63,15 @@ func (w *Worker) generate(ctx context.Context, j *job, from *origin, id string, 
 		for n := range j.N {
 			g.choices = append(g.choices, newChoice(w, j, it, i*j.N+n))
 		}
+	}
+	if err := g.replay(); err != nil {
+		cancel()
+		return nil, err
+	}
+	for i := range j.items {
 		g.wg.Go(func() { g.runPrompt(ctx, i) })
 	}
-	return g
+	return g, nil
 }
 
 // close cancels the prompts that still run and waits for their goroutines.

@@ -43,8 +43,8 @@ type route struct {
 
 func (w *Worker) routes() map[string]route {
 	return map[string]route{
-		"POST /v1/completions":      {forUsers, w.serveJobs((*Worker).completionJob), "A completion, or several."},
-		"POST /v1/chat/completions": {forUsers, w.serveJobs((*Worker).chatJob), "A chat's next message."},
+		"POST /v1/completions":      {forUsers, w.serveJobs(false), "A completion, or several."},
+		"POST /v1/chat/completions": {forUsers, w.serveJobs(true), "A chat's next message."},
 		"GET /v1/models":            {forUsers, w.serveModels, "The model."},
 		"POST /tokenize":            {forUsers, w.serveTokenize, "A text's tokens."},
 		"POST /detokenize":          {forUsers, w.serveDetokenize, "Tokens' text."},

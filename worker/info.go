@@ -2,6 +2,7 @@ package worker
 
 import (
 	"encoding/json"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -37,7 +38,7 @@ func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) (any, error) {
 	switch {
 	case err != nil:
 	case t.Chat != nil:
-		ids, err = w.renderChat(ctx, t.Chat)
+		ids, err = w.renderChat(ctx, t.Chat, time.Now())
 	default:
 		if err = w.checkText("prompt", t.Prompt, tokenizeBytes); err == nil {
 			ids = w.tok.Encode(t.Prompt, t.AddSpecial)

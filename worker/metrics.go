@@ -163,11 +163,12 @@ func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
 		m.generations.Observe(0)
 		return
 	}
-	m.generations.Observe(float64(c.tokens))
+	drawn := c.tokens - c.given
+	m.generations.Observe(float64(drawn))
 	decode := c.last.Sub(c.first)
 	m.times(c.item.info.Prefill, decode)
-	if c.tokens > 1 {
-		m.tpot.Observe(decode.Seconds() / float64(c.tokens-1))
+	if drawn > 1 {
+		m.tpot.Observe(decode.Seconds() / float64(drawn-1))
 	}
 }
 

@@ -32,6 +32,8 @@ const (
 	headerProbe        = "x-xpyd-probe" // "1": the router's own; it overtakes waiting requests
 	headerOutcome      = "x-xpyd-outcome"
 	headerMaxAnswer    = "x-xpyd-max-answer" // most bytes that the router accepts
+	headerTokens       = "x-xpyd-tokens"     // "1": a stream's events say which tokens they stand for
+	headerGiven        = "x-xpyd-given"      // length of the client's body, behind which is an openai.Given
 )
 
 // origin is where the KV of a request's prompts comes from.

@@ -23,6 +23,9 @@ type job struct {
 	echo     bool
 	logprobs int // alternatives listed with each token; -1: none
 	urgent   bool
+	framed   bool          // events say which tokens they stand for
+	given    *openai.Given // where another worker left the stream; nil: it begins here
+	created  time.Time
 	peers    []handoff.Peer // have the beginning of the prompt, says the router
 
 	requestID string // the client's
@@ -51,6 +54,14 @@ type item struct {
 
 	detok          *tokenizer.Detokenizer // has seen the prompt; nil until the first choice
 	echoed, listed []openai.TokenLogprob  // for echo and for prompt_logprobs; nil until wanted
+}
+
+// readJob reads the request of a completion or a chat; now is the time in the chat's prompt.
+func (w *Worker) readJob(ctx *fasthttp.RequestCtx, chat bool, now time.Time) (*job, error) {
+	if chat {
+		return w.chatJob(ctx, now)
+	}
+	return w.completionJob(ctx)
 }
 
 func (w *Worker) completionJob(ctx *fasthttp.RequestCtx) (*job, error) {
@@ -91,7 +102,7 @@ func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
 	return string(text), d
 }
 
-func (w *Worker) chatJob(ctx *fasthttp.RequestCtx) (*job, error) {
+func (w *Worker) chatJob(ctx *fasthttp.RequestCtx, now time.Time) (*job, error) {
 	c, err := openai.ParseChat(ctx.PostBody(), w.vocab())
 	if err != nil {
 		return nil, err
@@ -102,7 +113,7 @@ func (w *Worker) chatJob(ctx *fasthttp.RequestCtx) (*job, error) {
 	if !slices.Contains([]string{"", `"auto"`, `"none"`}, string(c.ToolChoice)) {
 		return nil, openai.BadRequest("tool_choice", "this engine cannot be made to call a tool; use auto or none")
 	}
-	tokens, fail := w.renderChat(ctx, c)
+	tokens, fail := w.renderChat(ctx, c, now)
 	if fail != nil {
 		return nil, fail
 	}
@@ -122,12 +133,12 @@ func plainText(format json.RawMessage) bool {
 
 // renderChat turns messages into the model's prompt. A template may run for seconds; it is
 // cancelled when the client leaves.
-func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat) ([]int32, error) {
+func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, now time.Time) ([]int32, error) {
 	if !w.tok.HasChatTemplate() {
 		return nil, openai.BadRequest("messages", "model %s has no chat template; use /v1/completions", w.served)
 	}
 	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
-		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs}
+		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs, Now: now}
 	if c.Tools != nil && string(c.ToolChoice) != `"none"` {
 		if err := json.Unmarshal(c.Tools, &in.Tools); err != nil {
 			return nil, openai.BadRequest("tools", "%v", err)
@@ -261,7 +272,7 @@ func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request 
 		ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: j.items[i].tokens, N: j.N, Urgent: j.urgent,
 		Sampling: w.sampling(&j.Sampling, seed), MinTokens: j.MinTokens,
 		StopTokens: j.StopTokenIDs, IgnoreEOS: j.IgnoreEOS, Salt: j.CacheSalt, Priority: int8(j.CachePriority),
-		Logprobs: j.logprobs, PromptLogprobs: -1,
+		Logprobs: j.logprobs, PromptLogprobs: -1, Given: j.givenTo(i),
 	}
 	if j.Seed == nil { // the same prompt twice in a list should get two answers
 		r.Seed += uint64(i) * seedStride

@@ -28,6 +28,7 @@ type choice struct {
 	first    time.Time // its first token
 	last     time.Time // its latest
 	tokens   int       // drawn so far
+	given    int       // of them, by another worker
 	done     bool
 	text     []byte // not yet taken
 	logprobs []openai.TokenLogprob
@@ -63,9 +64,13 @@ func (c *choice) addToken(e *engine.Event) (stopped bool) {
 		c.finish, c.done = string(engine.FinishLength), true
 		return false
 	}
+	return c.addDrawn(e)
+}
+
+func (c *choice) addDrawn(e *engine.Event) (stopped bool) {
 	c.tokens++
 	id := e.Sampled.Token
-	if c.j.ReturnTokenIDs {
+	if c.j.ReturnTokenIDs || c.j.framed {
 		c.ids = append(c.ids, id)
 	}
 	if c.j.logprobs >= 0 {

@@ -223,9 +223,11 @@ func BenchmarkToken(b *testing.B) {
 		"stop":     func(j *job) { j.Stop = []string{"zzz", "qqqq"} },
 		"ids":      func(j *job) { j.ReturnTokenIDs = true },
 		"logprobs": func(j *job) { j.logprobs = 5 },
+		"frames":   func(j *job) { j.framed = true },
 	} {
 		b.Run(name, func(b *testing.B) {
 			j := newTestJob(change)
+			frames := j.newFrames()
 			c := newChoice(w, j, &j.items[0], 0)
 			enc := openai.NewEncoder(openai.Meta{ID: "cmpl-x", Model: "m", ReturnTokenIDs: j.ReturnTokenIDs, Vocab: w.tok})
 			e := &engine.Event{Sampled: kernels.Sampled{Token: id, Self: kernels.TokenLogprob{ID: id, Logprob: -1, Rank: 1}}}
@@ -236,25 +238,28 @@ func BenchmarkToken(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				c.addToken(e)
+				buf = frames.append(buf[:0], c.index, c.ids)
 				out := c.takeChunk()
-				buf = enc.AppendChunk(buf[:0], &out, nil)
+				buf = enc.AppendChunk(buf, &out, nil)
 			}
 		})
 	}
 }
 
-// TestTokenAllocations: one token's text is one allocation.
+// TestTokenAllocations: one token's text is one allocation, its frame none.
 func TestTokenAllocations(t *testing.T) {
 	w := renderer(t)
-	j := newTestJob(nil)
+	j := newTestJob(func(j *job) { j.framed = true })
+	frames := j.newFrames()
 	c := newChoice(w, j, &j.items[0], 0)
 	enc := openai.NewEncoder(openai.Meta{ID: "cmpl-x", Model: "m"})
 	e := &engine.Event{Sampled: kernels.Sampled{Token: w.tok.Encode("once", false)[0]}}
 	buf := make([]byte, 0, 4096)
 	if n := testing.AllocsPerRun(1000, func() {
 		c.addToken(e)
+		buf = frames.append(buf[:0], c.index, c.ids)
 		out := c.takeChunk()
-		buf = enc.AppendChunk(buf[:0], &out, nil)
+		buf = enc.AppendChunk(buf, &out, nil)
 	}); n > 1 {
 		t.Errorf("%v allocations a token", n)
 	}

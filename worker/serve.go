@@ -13,13 +13,22 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
-// serveJobs makes the handler of a generation whose job read reads.
-func (w *Worker) serveJobs(read func(*Worker, *fasthttp.RequestCtx) (*job, error)) handler {
+// serveJobs makes the handler of completions or of chats.
+func (w *Worker) serveJobs(chat bool) handler {
 	return func(ctx *fasthttp.RequestCtx) (any, error) {
-		j, err := read(w, ctx)
+		given, err := takeGiven(ctx, w.vocab())
 		if err != nil {
 			return nil, err
 		}
+		created := time.Now()
+		if given != nil {
+			created = time.Unix(given.Created, 0)
+		}
+		j, err := w.readJob(ctx, chat, created)
+		if err != nil {
+			return nil, err
+		}
+		j.given, j.created = given, created
 		return w.serveJob(ctx, j)
 	}
 }
@@ -40,6 +49,10 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := j.checkGiven(); err != nil {
+		return nil, err
+	}
+	j.framed = j.Stream && string(h.Peek(headerTokens)) == "1"
 	unsure := j.MaxTokens == nil
 	if err := w.checkAnswer(j, w.answerLimit(h.Peek(headerMaxAnswer))); err != nil {
 		return nil, err
@@ -79,7 +92,10 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 			from.peers = j.peers
 		}
 	}
-	g := w.generate(c, j, from, id, seed)
+	g, err := w.generate(c, j, from, id, seed)
+	if err != nil {
+		return nil, err
+	}
 	g.mem, g.needs = mem, needs
 	if j.Stream {
 		return nil, w.answerStream(ctx, c, g, enc)
@@ -92,7 +108,7 @@ func (w *Worker) encoder(j *job) *openai.Encoder {
 	if j.chat {
 		prefix = "chatcmpl-"
 	}
-	return openai.NewEncoder(openai.Meta{ID: prefix + j.requestID, Model: w.served, Created: time.Now().Unix(),
+	return openai.NewEncoder(openai.Meta{ID: prefix + j.requestID, Model: w.served, Created: j.created.Unix(),
 		Chat: j.chat, IncludeUsage: j.IncludeUsage, ReturnTokenIDs: j.ReturnTokenIDs, Vocab: w.tok})
 }
 
@@ -154,7 +170,9 @@ const (
 // status waits for the first token, so that an early failure has a status of its own.
 func (w *Worker) answerStream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) error {
 	var buf []byte
+	frames := g.j.newFrames()
 	g.emit = func(c *choice) {
+		buf = frames.append(buf, c.index, c.ids)
 		out := c.takeChunk()
 		c.sent = c.done
 		var usage *openai.Usage

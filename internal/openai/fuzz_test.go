@@ -2,6 +2,7 @@ package openai_test
 
 import (
 	"encoding/json"
+	"slices"
 	"testing"
 	"unicode/utf8"
 
@@ -96,4 +97,71 @@ func FuzzAppendString(f *testing.F) {
 			t.Fatalf("%q, want %q", got, want)
 		}
 	})
+}
+
+// FuzzGiven: one of result and error; what is returned is in range.
+func FuzzGiven(f *testing.F) {
+	for _, s := range append(seeds,
+		`{"created":1732550000,"prompt":"0123456789abcdef","choices":[{"ids":[1,2,3]},{"ids":[7],"done":true},{"ids":[]}]}`,
+		`{"created":1,"prompt":"0123456789abcdef","choices":[{"ids":null,"x":[{}]},{},null]}`,
+		`{"created":1e3,"prompt":"0123456789abcdef","choices":[{"ids":[1.0,2e0]}],"choices":[{}]}`) {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		g, err := openai.ParseGiven(text, 100, 4)
+		if (g == nil) == (err == nil) {
+			t.Fatal("one of result and error")
+		}
+		if err != nil {
+			if err.Status != 400 || err.Message == "" {
+				t.Fatalf("%+v", err)
+			}
+			return
+		}
+		if n := len(g.Choices); n < 1 || n > 4 || g.Created < 1 || len(g.Prompt) != 16 || !json.Valid(text) {
+			t.Fatalf("%+v", g)
+		}
+		for _, c := range g.Choices {
+			for _, id := range c.IDs {
+				if id < 0 || id >= 100 {
+					t.Fatalf("token %d", id)
+				}
+			}
+		}
+	})
+}
+
+// TestParseGiven: what is wrong is refused and named.
+func TestParseGiven(t *testing.T) {
+	const head = `{"created":5,"prompt":"0123456789abcdef",`
+	g, err := openai.ParseGiven([]byte(head+`"choices":[{"ids":[1,99]},{"done":true,"ids":[]},{}],"later":{}}`), 100, 3)
+	if err != nil || g.Created != 5 || g.Prompt != "0123456789abcdef" || len(g.Choices) != 3 ||
+		!slices.Equal(g.Choices[0].IDs, []int32{1, 99}) || g.Choices[0].Done || !g.Choices[1].Done || g.Choices[2].IDs != nil {
+		t.Errorf("%+v %v", g, err)
+	}
+	for text, param := range map[string]string{
+		``: "", `[]`: "", `{`: "", `{} x`: "", "{\"a\":\"\xff\"}": "",
+		`{"prompt":"0123456789abcdef","choices":[{}]}`:               "created",
+		`{"created":-1,"prompt":"0123456789abcdef","choices":[{}]}`:  "created",
+		`{"created":1,"choices":[{}]}`:                               "prompt",
+		`{"created":1,"prompt":"0123456789ABCDEF","choices":[{}]}`:   "prompt",
+		`{"created":1,"prompt":"0123456789abcdef0","choices":[{}]}`:  "prompt",
+		`{"created":1,"prompt":["0123456789abcdef"],"choices":[{}]}`: "prompt",
+		head + `"choices":[]}`:                                       "choices",
+		head + `"choices":{}}`:                                       "choices",
+		head + `"choices":[[]]}`:                                     "choices",
+		head + `"choices":[null]}`:                                   "choices",
+		head + `"choices":[{},{},{},{}]}`:                            "choices",
+		head + `"choices":[{"ids":[100]}]}`:                          "ids",
+		head + `"choices":[{"ids":[-1]}]}`:                           "ids",
+		head + `"choices":[{"ids":[1.5]}]}`:                          "ids",
+		head + `"choices":[{"ids":["1"]}]}`:                          "ids",
+		head + `"choices":[{"ids":1}]}`:                              "ids",
+		head + `"choices":[{"done":1}]}`:                             "done",
+		head + `"choices":[{"ids":[4294967297]}]}`:                   "ids",
+	} {
+		if g, err := openai.ParseGiven([]byte(text), 100, 3); g != nil || err == nil || err.Status != 400 || err.Param != param {
+			t.Errorf("%s: %+v %+v", text, g, err)
+		}
+	}
 }

@@ -1,0 +1,176 @@
+package worker
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strconv"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// A stream outlives its decode worker: the router notes which tokens each event stood for, from a
+// comment line in front of it (headerTokens), and has another worker go on behind them
+// (headerGiven). That one renders the tokens again and drops what comes of it, so that its text,
+// offsets and counts are as if it had drawn them.
+
+// takeGiven cuts what follows the client's body off the request; nil: nothing does.
+func takeGiven(ctx *fasthttp.RequestCtx, vocab int) (*openai.Given, error) {
+	header := string(ctx.Request.Header.Peek(headerGiven))
+	if header == "" {
+		return nil, nil
+	}
+	body := ctx.PostBody()
+	n, err := strconv.Atoi(header)
+	if err != nil || n < 1 || n >= len(body) {
+		return nil, badGiven("%q is not the length of a request within these %d bytes", header, len(body))
+	}
+	given, bad := openai.ParseGiven(body[n:], vocab, maxChoices)
+	if bad != nil {
+		return nil, badGiven("after the request: %s", bad.Message)
+	}
+	ctx.Request.SetBodyRaw(body[:n])
+	return given, nil
+}
+
+func badGiven(format string, args ...any) *openai.Error {
+	return openai.BadRequest(headerGiven, headerGiven+": "+format, args...)
+}
+
+// checkGiven refuses what does not fit the request. The engine refuses the rest (Worker.replay).
+func (j *job) checkGiven() error {
+	if j.given == nil {
+		return nil
+	}
+	switch n := len(j.given.Choices); {
+	case !j.Stream:
+		return badGiven("is for streams")
+	case n != j.N*len(j.items):
+		return badGiven("choices has %d entries for %d choices", n, j.N*len(j.items))
+	case j.given.Prompt != j.promptHash():
+		return (&openai.Error{Type: openai.TypeInvalid, Param: headerGiven,
+			Message: "the prompt has other tokens here than where the stream began"}).WithStatus(409, "other_prompt")
+	}
+	for i, c := range j.given.Choices {
+		if j.MaxTokens != nil && len(c.IDs) > *j.MaxTokens {
+			return badGiven("choice %d: %d tokens, max_tokens is %d", i, len(c.IDs), *j.MaxTokens)
+		}
+	}
+	return nil
+}
+
+// promptHash is the same for the same tokens of all prompts.
+func (j *job) promptHash() string {
+	var h xxhash.Digest
+	h.Reset()
+	var buf []byte
+	for i := range j.items {
+		buf = binary.LittleEndian.AppendUint32(buf[:0], uint32(len(j.items[i].tokens)))
+		for _, id := range j.items[i].tokens {
+			buf = binary.LittleEndian.AppendUint32(buf, uint32(id))
+		}
+		_, _ = h.Write(buf) // never fails
+	}
+	return fmt.Sprintf("%016x", h.Sum64())
+}
+
+// givenTo is the engine's part of what prompt i was given.
+func (j *job) givenTo(i int) []engine.Given {
+	if j.given == nil {
+		return nil
+	}
+	list := make([]engine.Given, j.N)
+	for n, c := range j.given.Choices[i*j.N : (i+1)*j.N] {
+		list[n] = engine.Given{Tokens: c.IDs, Done: c.Done}
+	}
+	return list
+}
+
+// replay brings a generation's choices to where another worker left them.
+func (g *generation) replay() error {
+	if g.j.given == nil {
+		return nil
+	}
+	for i := range g.j.items {
+		if err := g.w.engine.Check(g.w.request(g.j, i, g.id, g.seed)); err != nil {
+			f := engineFailure(err)
+			if f.api.Param == "given" {
+				f.api = badGiven("prompt %d, %s", i, f.api.Message)
+			}
+			return f
+		}
+	}
+	for i, c := range g.choices {
+		given := g.j.given.Choices[i]
+		g.usage.Completion += len(given.IDs)
+		if n, ok := c.replay(given.IDs, given.Done); !ok {
+			return badGiven("choice %d: its token %d of %d ends it", i, n, len(given.IDs))
+		}
+	}
+	return nil
+}
+
+// replay renders tokens whose events the client has. It returns false if the n-th ends the choice,
+// which has not ended.
+func (c *choice) replay(ids []int32, done bool) (n int, ok bool) {
+	if done {
+		c.done, c.sent = true, true
+		return 0, true
+	}
+	if len(ids) > 0 && c.j.echo && c.j.logprobs >= 0 {
+		for _, id := range c.item.tokens {
+			c.offset += c.runes(id)
+		}
+	}
+	for i, id := range ids {
+		c.addDrawn(&engine.Event{Sampled: kernels.Sampled{Token: id}})
+		c.text, c.logprobs, c.ids = c.text[:0], c.logprobs[:0], c.ids[:0]
+		if c.done {
+			return i + 1, false
+		}
+	}
+	c.begun, c.given = len(ids) > 0, len(ids)
+	return 0, true
+}
+
+// frames writes the comment line in front of each event of a stream that says which tokens it
+// stands for.
+type frames struct {
+	created int64
+	prompt  string // "": said already
+}
+
+// newFrames returns nil, which writes none, if nobody has asked for them.
+func (j *job) newFrames() *frames {
+	if !j.framed {
+		return nil
+	}
+	return &frames{created: j.created.Unix(), prompt: j.promptHash()}
+}
+
+// append is given what takeChunk is about to take.
+func (f *frames) append(dst []byte, index int, ids []int32) []byte {
+	if f == nil {
+		return dst
+	}
+	dst = append(dst, ":t "...)
+	if f.prompt == "" {
+		dst = append(dst, "- - "...)
+	} else {
+		dst = append(strconv.AppendInt(dst, f.created, 10), ' ')
+		dst = append(append(dst, f.prompt...), ' ')
+		f.prompt = ""
+	}
+	dst = append(strconv.AppendInt(dst, int64(index), 10), ' ')
+	for i, id := range ids {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, int64(id), 10)
+	}
+	return append(dst, '\n')
+}
