@@ -477,7 +477,7 @@ func TestTakeoverRefused(t *testing.T) {
 // there, the client leaves, the deadline passes or the router ends.
 func TestTakeoverWaits(t *testing.T) {
 	t.Parallel()
-	for _, end := range []string{"it comes", "it does not come", "client", "deadline", "shutdown"} {
+	for _, end := range []string{"it comes", "it comes while the router drains", "it does not come", "client", "deadline", "shutdown"} {
 		t.Run(end, func(t *testing.T) {
 			t.Parallel()
 			g := newRig(t, 1, 1)
@@ -513,6 +513,17 @@ func TestTakeoverWaits(t *testing.T) {
 			}
 			want, text := map[string]int{"ended": 1}, ""
 			switch end {
+			case "it comes while the router drains":
+				g.stopped = true
+				done := make(chan error, 1)
+				go func() { done <- g.r.Shutdown(t.Context()) }()
+				defer func() {
+					if err := <-done; err != nil {
+						t.Error(err)
+					}
+				}()
+				g.until("it to drain", func() bool { return !g.r.Ready() })
+				fallthrough
 			case "it comes":
 				time.Sleep(700 * time.Millisecond) // longer than without hope
 				if !waits() {
@@ -549,7 +560,7 @@ func TestTakeoverWaits(t *testing.T) {
 			if got := strings.ReplaceAll(string(body), seam, ""); text == "" && got != undisturbed(askPair) || !strings.Contains(got, text) {
 				t.Errorf("%s", got)
 			}
-			if end != "shutdown" {
+			if !g.stopped {
 				g.until("the ledger to be empty", g.idle)
 				g.takeovers(want)
 			}
