@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -193,5 +194,30 @@ func TestFaultsTakeover(t *testing.T) {
 	}
 	pauses, err := r.Metric("xpyd_router_takeover_pause_seconds_sum")
 	t.Logf("%d streams went on, after %.0f ms on average, %v", seams, 1000*pauses/max(continued, 1), err)
+	cluster.Wait(t, afterKnown+slack, "ledgers empty", r.Idle)
+}
+
+// TestFaultsTakeoverAlone: where the only decode worker is killed, its stream waits for the one
+// that `up` starts in its place.
+func TestFaultsTakeoverAlone(t *testing.T) {
+	t.Parallel()
+	r := cluster.Up(t, "--prefill", "1", "--decode", "1", "--config", config(t), "--model", mediumModel(t))
+	client := cluster.NewClient(t)
+	const which = 1
+	want := tell(t, client, r.URL, which, func(string, int) {})
+	f, err := r.Fleet()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := f.Get("decode-0").PID
+	got := tell(t, client, r.URL, which, func(_ string, n int) {
+		if n == 10 {
+			_ = syscall.Kill(pid, syscall.SIGKILL) // what follows tells
+		}
+	})
+	if want.err != nil || got.err != nil || want.seams != 0 || got.seams != 1 || !maps.EqualFunc(got.events, want.events, slices.Equal) {
+		t.Errorf("%v, %d seams, %d and %d events, want %v, %d and %d", got.err, got.seams, len(got.events["0"]), len(got.events["1"]),
+			want.err, len(want.events["0"]), len(want.events["1"]))
+	}
 	cluster.Wait(t, afterKnown+slack, "ledgers empty", r.Idle)
 }
