@@ -8,7 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -121,19 +121,24 @@ func (l *teller) ServeHTTP(w http.ResponseWriter, r *http.Request, body []byte) 
 }
 
 // tell makes a decode a teller that breaks in some way after so many events of a stream.
-func (g *rig) tell(id string, cut int, how func(http.ResponseWriter, *http.Request)) *teller {
+func (g *rig) tell(id string, cut int, how func(http.ResponseWriter, *http.Request)) {
 	l := &teller{g: g, cut: cut, how: how}
 	if how == nil {
 		l.how = reset
 	}
+	g.tells(id, func(*http.Request) *teller { return l })
+}
+
+// tells makes a decode the teller that by returns for each request.
+func (g *rig) tells(id string, by func(*http.Request) *teller) {
 	d := g.workers[id]
 	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
+		l := by(r)
 		d.mu.Lock()
 		body := d.body
 		d.mu.Unlock()
 		l.ServeHTTP(w, r, body)
 	})
-	return l
 }
 
 // undisturbed is the answer to askPair, or to askStream.
@@ -222,29 +227,16 @@ func TestTakeover(t *testing.T) {
 					cfg.ChunkTimeout = 200 * time.Millisecond
 				}
 			})
-			var once sync.Mutex
-			broke := false
+			if c.how == nil {
+				c.how = reset
+			}
+			var broke atomic.Bool
 			for _, id := range []string{"d0", "d1"} { // the first that is asked breaks
-				l := g.tell(id, -1, nil)
-				bad := *l
-				bad.once, bad.cut = c.once, c.cut
-				if bad.how = c.how; bad.how == nil {
-					bad.how = reset
-				}
-				d := g.workers[id]
-				d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
-					once.Lock()
-					first := !broke
-					broke = true
-					once.Unlock()
-					d.mu.Lock()
-					body := d.body
-					d.mu.Unlock()
-					if first {
-						bad.ServeHTTP(w, r, body)
-					} else {
-						l.ServeHTTP(w, r, body)
+				g.tells(id, func(*http.Request) *teller {
+					if broke.Swap(true) {
+						return &teller{g: g, cut: -1}
 					}
+					return &teller{g: g, once: c.once, cut: c.cut, how: c.how}
 				})
 			}
 			resp, text := g.post("/v1/completions", c.body, "x-request-id", "r1")
@@ -389,20 +381,9 @@ func TestTakeoverAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newRig(t, 1, 4)
-			var mu sync.Mutex
-			asked := 0
+			var asked atomic.Int32
 			for _, id := range []string{"d0", "d1", "d2", "d3"} {
-				d := g.workers[id]
-				d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
-					mu.Lock()
-					l := &teller{g: g, cut: c.cuts[asked], how: reset}
-					asked++
-					mu.Unlock()
-					d.mu.Lock()
-					body := d.body
-					d.mu.Unlock()
-					l.ServeHTTP(w, r, body)
-				})
+				g.tells(id, func(*http.Request) *teller { return &teller{g: g, cut: c.cuts[asked.Add(1)-1], how: reset} })
 			}
 			_, text := g.post("/v1/completions", askPair)
 			if got := strings.Count(text, seam); got != c.seams {
@@ -422,10 +403,8 @@ func TestTakeoverAgain(t *testing.T) {
 			if e := apiError(t, strings.TrimPrefix(plain[at:], "data: ")); !strings.Contains(e.Message, c.text) {
 				t.Errorf("%+v", e)
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			if asked != 3 {
-				t.Errorf("%d were asked", asked)
+			if n := asked.Load(); n != 3 {
+				t.Errorf("%d were asked", n)
 			}
 			g.until("the ledger to be empty", g.idle)
 			g.takeovers(map[string]int{"continued": c.seams, "failed": 1})
@@ -574,17 +553,11 @@ func TestTakeoverLeaves(t *testing.T) {
 	g := newRig(t, 1, 2)
 	started, ended := make(chan time.Time, 1), make(chan time.Time, 1)
 	for _, id := range []string{"d0", "d1"} {
-		l := g.tell(id, 2, nil)
-		d := g.workers[id]
-		d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
+		g.tells(id, func(r *http.Request) *teller {
 			if r.Header.Get("x-xpyd-given") != "" {
-				hold(started, ended)(w, r)
-				return
+				return &teller{g: g, how: hold(started, ended)}
 			}
-			d.mu.Lock()
-			body := d.body
-			d.mu.Unlock()
-			l.ServeHTTP(w, r, body)
+			return &teller{g: g, cut: 2, how: reset}
 		})
 	}
 	conn := g.dial()
@@ -595,4 +568,37 @@ func TestTakeoverLeaves(t *testing.T) {
 	g.until("the ledger to be empty", g.idle)
 	g.until("a 499 in the log", func() bool { return strings.Contains(g.logs.String(), "status=499") })
 	g.takeovers(map[string]int{"ended": 1})
+}
+
+// TestTakeoverDeclared: so does a stream whose decode the fleet declares dead while it is silent.
+func TestTakeoverDeclared(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 1, 2)
+	asked, seen := make(chan string, 2), make(chan struct{})
+	for _, id := range []string{"d0", "d1"} {
+		g.tells(id, func(r *http.Request) *teller {
+			if r.Header.Get("x-xpyd-given") != "" {
+				return &teller{g: g, cut: -1}
+			}
+			return &teller{g: g, cut: 3, how: func(_ http.ResponseWriter, r *http.Request) {
+				asked <- id
+				<-r.Context().Done()
+			}}
+		})
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		<-seen
+		g.watcher.ReportDead(<-asked, 1, "test")
+	}()
+	status, text := g.stream(askPair, func() { close(seen) })
+	<-done
+	if got := strings.ReplaceAll(text, seam, ""); status != 200 || got != undisturbed(askPair) || strings.Count(text, seam) != 1 {
+		t.Errorf("%d %s", status, text)
+	}
+	g.until("the ledger to be empty", g.idle)
+	if n := g.metric(`xpyd_router_takeovers_total{outcome="continued"}{reason="dead"}`); n != 1 {
+		t.Errorf("%v streams of dead workers went on", n)
+	}
 }

@@ -53,6 +53,7 @@ var native = Dialect{
 func continued(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 	if x.Tokens {
 		h.Set(HeaderTokens, "1")
+		h.Set(HeaderRequestID, x.RequestID) // the answer's id, which stays
 	}
 	if x.Given == nil {
 		return [][]byte{x.Body}

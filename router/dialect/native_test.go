@@ -52,7 +52,8 @@ func TestNativeLegs(t *testing.T) {
 	for name, leg := range map[string]func(*fasthttp.RequestHeader, *dialect.Exchange) [][]byte{"pair": d.Decode, "alone": dialect.Plain} {
 		h = fasthttp.RequestHeader{}
 		x.Tokens, x.Given = true, nil
-		if got := joined(leg(&h, x)); string(got) != `{"x":1}` || string(h.Peek(dialect.HeaderTokens)) != "1" || len(h.Peek(dialect.HeaderGiven)) > 0 {
+		if got := joined(leg(&h, x)); string(got) != `{"x":1}` || string(h.Peek(dialect.HeaderTokens)) != "1" || len(h.Peek(dialect.HeaderGiven)) > 0 ||
+			string(h.Peek(dialect.HeaderRequestID)) != x.RequestID {
 			t.Errorf("%s, with tokens: %s, %s", name, got, h.String())
 		}
 		x.Given = []byte(`{"created":1}`)

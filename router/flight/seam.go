@@ -57,11 +57,12 @@ func (p *pot) take(n int) bool {
 	return false
 }
 
-// newSeam returns nil if there is no room for it.
+// newSeam returns one that is lost if there is no room for it.
 func newSeam(p *pot, body []byte, top *openai.Top) *seam {
 	s := &seam{pot: p, body: body, most: top.MaxTokens, n: top.N * top.Prompts}
 	if s.open = s.n; !s.take(len(body) + s.n*sentSize) {
-		return nil
+		s.release()
+		return s
 	}
 	if cap(body) > 2*len(body) { // a body of unknown length is read into more
 		s.body = bytes.Clone(body)

@@ -22,7 +22,7 @@ func seamOf(t *testing.T, n, most int) (*seam, *pot) {
 	t.Helper()
 	p := &pot{}
 	s := newSeam(p, []byte(`{}`), &openai.Top{N: n, Prompts: 1, MaxTokens: most})
-	if s == nil {
+	if s.lost {
 		t.Fatal("no room")
 	}
 	return s, p
@@ -150,7 +150,7 @@ func TestPot(t *testing.T) {
 	top := &openai.Top{N: 1, Prompts: 1}
 	body := make([]byte, maxKept-200)
 	s := newSeam(p, body, top)
-	if s == nil || newSeam(p, make([]byte, 200), top) != nil {
+	if s.lost || !newSeam(p, make([]byte, 200), top).lost || p.bytes.Load() > maxKept {
 		t.Fatal("the bound does not hold")
 	}
 	stripped(s, frame0+event0)
@@ -161,7 +161,7 @@ func TestPot(t *testing.T) {
 	if stripped(s, ":t - - 0 "+many+"\n"+event0); s.whole() || p.bytes.Load() != 0 {
 		t.Errorf("%d bytes are kept", p.bytes.Load())
 	}
-	if s = newSeam(p, body[:10], top); cap(s.body) != 10 && cap(s.body) > 32 {
+	if s = newSeam(p, body[:10], top); len(s.body) != 10 || cap(s.body) > 32 {
 		t.Errorf("a body of 10 bytes keeps %d", cap(s.body))
 	}
 }
