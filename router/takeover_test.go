@@ -602,3 +602,34 @@ func TestTakeoverDeclared(t *testing.T) {
 		t.Errorf("%v streams of dead workers went on", n)
 	}
 }
+
+// TestTakeoverBudget: what a dead worker had needs none of the retry budget, as with retries;
+// the streams of a silent one do.
+func TestTakeoverBudget(t *testing.T) {
+	t.Parallel()
+	for name, how := range map[string]http.HandlerFunc{
+		"dead": reset, "silent": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := newRig(t, 1, 2, func(c *router.Config) {
+				c.ChunkTimeout, c.RetryRatio, c.RetryBurst, c.RetryMin = 200*time.Millisecond, 0, 0, 0
+			})
+			for _, id := range []string{"d0", "d1"} {
+				g.tells(id, func(r *http.Request) *teller {
+					if r.Header.Get("x-xpyd-given") != "" {
+						return &teller{g: g, cut: -1}
+					}
+					return &teller{g: g, cut: 3, how: how}
+				})
+			}
+			_, text := g.post("/v1/completions", askPair)
+			if went := strings.Contains(text, seam); went != (name == "dead") || strings.Contains(text, "the retry budget is used up") == went {
+				t.Errorf("%s", text)
+			}
+			if n := g.metric("xpyd_router_retry_budget_exhausted_total"); n > 0 == (name == "dead") {
+				t.Errorf("%v want of budget", n)
+			}
+		})
+	}
+}

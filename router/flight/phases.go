@@ -52,7 +52,7 @@ func (rec *record) phases() []phase {
 		return out
 	}
 	for i := rec.n - 1; i >= 0; i-- { // those begun later have taken over
-		if begun := rec.at(i).Decode.begun; !begun.IsZero() && begun.Before(rec.first) {
+		if begun := rec.at(i).Decode.begun; !begun.IsZero() && !begun.After(rec.first) {
 			out = append(out, phase{name: "first_byte", start: begun, end: rec.first})
 			break
 		}

@@ -208,9 +208,9 @@ func (s *seam) room(c *sent, n int) bool {
 	return true
 }
 
-// number reads a decimal number of up to 10 digits; -1 if b is none.
+// number reads a decimal number of up to 10 digits, as JSON has it; -1 if b is none.
 func number(b []byte) int {
-	if len(b) == 0 || len(b) > 10 {
+	if len(b) == 0 || len(b) > 10 || b[0] == '0' && len(b) > 1 {
 		return -1
 	}
 	n := 0
@@ -229,9 +229,9 @@ func countIDs(b []byte) int {
 		return 0
 	}
 	n, digits := 1, 0
-	for _, c := range b {
+	for i, c := range b {
 		switch {
-		case c >= '0' && c <= '9' && digits < 10:
+		case c >= '0' && c <= '9' && digits < 10 && (digits != 1 || b[i-1] != '0'):
 			digits++
 		case c == ',' && digits > 0:
 			n, digits = n+1, 0

@@ -74,6 +74,8 @@ func TestStripBad(t *testing.T) {
 		":t 1 0123456789abcde 0 1\n" + event0,
 		":t 1 0123456789abcdeg 0 1\n" + event0,
 		":t x 0123456789abcdef 0 1\n" + event0,
+		":t 01 0123456789abcdef 0 1\n" + event0,
+		":t 1 0123456789abcdef 0 1,02\n" + event0,
 		":t 1 0123456789abcdef 99999999999 1\n" + event0,
 		":t 1\n" + event0,
 		":t \n" + event0,
@@ -181,6 +183,8 @@ func TestKept(t *testing.T) {
 func FuzzStrip(f *testing.F) {
 	f.Add([]byte(frame0+event0+frame0+finish+usage0+done), 1)
 	f.Add([]byte(":t \n\n:t\n\n\n\n:t - - 0 \n"), 2)
+	f.Add([]byte(":t 00 0000000000000000 0\n\n"), 1)
+	f.Add([]byte(":t 0 0000000000000000 0 0,00\n\n"), 1)
 	f.Fuzz(func(t *testing.T, in []byte, n int) {
 		if n < 1 || n > 100 {
 			return
