@@ -4,9 +4,10 @@
 // backend can while the step before is still under way (flight.go), and delivers the tokens
 // (deliver.go). Everyone else talks to it through Handles.
 //
-// A sequence is a list of tokens, some of which have KV rows. Decoding, prefill and recomputing
-// after a preemption are one path: they differ only in how many rows are missing. Draws depend on
-// seed, choice, position and the tokens so far, so scheduling never changes a result.
+// A sequence is a list of tokens, some of which have KV rows. Decoding, prefill, recomputing after
+// a preemption and going on behind tokens that another worker drew are one path: they differ only
+// in how many rows are missing. Draws depend on seed, choice, position and the tokens so far, so
+// scheduling never changes a result.
 //
 // Non-goals: text (callers decode tokens and look for stop strings), transport of KV rows
 // (prefill and decode), and choosing a worker.

@@ -254,11 +254,14 @@ func TestGivenCounts(t *testing.T) {
 	const body = `{"prompt":"Once upon a time","max_tokens":9,"stream":true,"temperature":0,"ignore_eos":true,"stream_options":{"include_usage":true}}`
 	whole := framedStream(t, w, "/v1/completions", nil, body, "")
 	framedStream(t, w, "/v1/completions", nil, body, given(1, whole[:5]))
+	framedStream(t, w, "/v1/completions", nil, body, given(1, whole[:9])) // its end was there
 	m := metrics(t, w)
 	for _, line := range []string{"vllm:generation_tokens_total{engine=\"0\",model_name=\"stories260k\"} 13",
-		"vllm:request_generation_tokens_sum{engine=\"0\",model_name=\"stories260k\"} 13"} {
+		"vllm:request_generation_tokens_sum{engine=\"0\",model_name=\"stories260k\"} 13",
+		"vllm:request_success_total{engine=\"0\",finished_reason=\"length\",model_name=\"stories260k\"} 2",
+		"vllm:request_success_total{engine=\"0\",finished_reason=\"abort\",model_name=\"stories260k\"} 0"} {
 		if !strings.Contains(m, line+"\n") {
-			t.Errorf("no %s:\n%s", line, grep(m, "generation_tokens"))
+			t.Errorf("no %s:\n%s\n%s", line, grep(m, "generation_tokens"), grep(m, "success"))
 		}
 	}
 }
