@@ -121,14 +121,14 @@ func (s *scene) settled(t *testing.T) {
 
 // figures of one round, for the log.
 type figures struct {
-	inFlight, done, events int
-	retries                int
-	known, ready, lastEnd  time.Duration // after the fault, the last after it is known
+	inFlight, done     int
+	retries, continued int
+	known, ready       time.Duration // after the fault, and after it is known
 }
 
 func (f figures) String() string {
-	return fmt.Sprintf("%d in flight, %d answered in all, %d attempts repeated, %d ended by an error event, known after %v, whole again %v later, last error %v after known",
-		f.inFlight, f.done, f.retries, f.events, f.known.Round(time.Millisecond), f.ready.Round(time.Millisecond), f.lastEnd.Round(time.Millisecond))
+	return fmt.Sprintf("%d in flight, %d answered in all, %d attempts repeated, %d streams taken over, known after %v, whole again %v later",
+		f.inFlight, f.done, f.retries, f.continued, f.known.Round(time.Millisecond), f.ready.Round(time.Millisecond))
 }
 
 // TestFaults: kill -9 and kill -STOP of a prefill and of a decode worker under
@@ -178,14 +178,13 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, late
 	l := startLoad(t, s.Router, s.asks, streams)
 	l.warm(t)
 	var f figures
-	f.inFlight, f.retries = int(l.inFlight.Load()), -s.retried(t)
+	f.inFlight, f.retries, f.continued = int(l.inFlight.Load()), -s.retried(t), -s.continued(t)
 	ends := s.ends(t, role)
 	at := time.Now()
 	if err := syscall.Kill(old.PID, signal); err != nil {
 		t.Fatal(err)
 	}
 	known := s.awaitDeath(t, old, at)
-	seen := known
 	if f.known = known.Sub(at); signal == syscall.SIGKILL {
 		if cluster.Late(f.known, afterKnown+slack) || s.ends(t, role) == ends {
 			t.Errorf("a killed worker was known to be dead after %v, by its end: %t", f.known, s.ends(t, role) > ends)
@@ -204,13 +203,27 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, late
 	results := l.stop()
 	f.done = len(results)
 	f.retries += s.retried(t)
+	f.continued += s.continued(t)
 	for _, r := range results {
-		if bad := s.judge(r, old, known, seen, &f); bad != "" {
+		if bad := judge(r); bad != "" {
 			t.Errorf("%s: %v\n%s", bad, r.Reply, r.body)
 		}
 	}
 	cluster.Wait(t, afterKnown+slack, "ledgers empty", s.Idle)
 	t.Log(f)
+}
+
+// continued is how many streams were taken over so far.
+func (s *scene) continued(t *testing.T) (n int) {
+	t.Helper()
+	for _, reason := range []string{"transport", "timeout", "dead"} {
+		v, err := s.Metric(fmt.Sprintf("xpyd_router_takeovers_total{outcome=\"continued\",reason=%q}", reason))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n += int(v)
+	}
+	return n
 }
 
 // retried is how many attempts the router repeated so far.
@@ -291,9 +304,9 @@ func (s *scene) rid(old *cluster.Instance) error {
 	return nil
 }
 
-// judge says what is wrong with an answer, given who died, when that should
-// have been known and when the router saw it.
-func (s *scene) judge(r result, old *cluster.Instance, known, seen time.Time, f *figures) string {
+// judge says what is wrong with an answer: another worker of the role is always there, so all must
+// be whole.
+func judge(r result) string {
 	switch {
 	case r.Good() && r.Text == r.want:
 		return ""
@@ -305,14 +318,6 @@ func (s *scene) judge(r result, old *cluster.Instance, known, seen time.Time, f 
 		return "failed though no byte had been sent"
 	case r.Problem == "":
 		return "stopped without an error event"
-	case old.Role != fleet.Decode || r.Decode != old.ID:
-		return "failed though the dead worker had no part in it"
-	case cluster.Late(r.First.Sub(seen), slack):
-		return "sent its first byte after the death was known, and then failed"
-	case cluster.Late(r.End.Sub(known), afterKnown+slack):
-		return fmt.Sprintf("error event %v after the death was known", r.End.Sub(known))
 	}
-	f.events++
-	f.lastEnd = max(f.lastEnd, r.End.Sub(known))
-	return ""
+	return "nobody went on with it"
 }

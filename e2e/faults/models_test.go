@@ -20,7 +20,7 @@ var (
 // random writes a model with random weights and the tokenizer of stories260k.
 func random(c arch.Config) func(dir string) error {
 	return func(dir string) error {
-		files := map[string][]byte{}
+		files := map[string][]byte{"chat_template.jinja": []byte("{% for m in messages %}{{ m.content }} {% endfor %}")}
 		for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
 			b, err := os.ReadFile(filepath.Join("..", "..", "internal", "model", "stories260k", name))
 			if err != nil {

@@ -42,7 +42,7 @@ func TestFaultsResume(t *testing.T) {
 			l.warm(t)
 			var f figures
 			at := time.Now()
-			f.inFlight, f.retries = int(l.inFlight.Load()), -s.retried(t)
+			f.inFlight, f.retries, f.continued = int(l.inFlight.Load()), -s.retried(t), -s.continued(t)
 			procs[victim].Signal(syscall.SIGSTOP)
 			known := s.awaitDeath(t, old, at)
 			f.known = known.Sub(at)
@@ -59,8 +59,9 @@ func TestFaultsResume(t *testing.T) {
 			results := l.stop()
 			f.done = len(results)
 			f.retries += s.retried(t)
+			f.continued += s.continued(t)
 			for _, r := range results {
-				if bad := s.judge(r, old, known, known, &f); bad != "" {
+				if bad := judge(r); bad != "" {
 					t.Errorf("%s: %v\n%s", bad, r.Reply, r.body)
 				}
 			}

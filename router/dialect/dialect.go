@@ -28,6 +28,8 @@ const (
 	HeaderOutcome      = "x-xpyd-outcome"       // a ticket.Outcome, on failures
 	HeaderMaxAnswer    = "x-xpyd-max-answer"    // bytes that the router takes of an answer that does not stream
 	HeaderKVPeer       = "x-xpyd-kv-peer"       // ID EPOCH URL KV TOKENS of a worker that has more of the prompt
+	HeaderTokens       = "x-xpyd-tokens"        // "1": each event says which tokens it stands for
+	HeaderGiven        = "x-xpyd-given"         // decimal: the body's part that is the client's; Exchange.Given follows
 	HeaderDPRank       = "x-data-parallel-rank" // vLLM's and SGLang's
 )
 
@@ -92,6 +94,8 @@ type Rules struct {
 	Peers bool
 	// MaxAnswer: decode obeys HeaderMaxAnswer.
 	MaxAnswer bool
+	// TakesOver: decode says which tokens it sent, and goes on from those that another sent.
+	TakesOver bool
 }
 
 // Cannot returns the first shape of the request that cannot be split, or "".
@@ -132,6 +136,11 @@ type Exchange struct {
 
 	// Peer is one of our own workers that has more of the prompt than the pair; or nil.
 	Peer *Peer
+
+	// Tokens has decode say which tokens each event stands for, if TakesOver. Given is what
+	// another decode said so far, as JSON; nil at a stream's beginning.
+	Tokens bool
+	Given  []byte
 
 	// Facts is what Dialect.Learn read.
 	Facts Facts

@@ -20,7 +20,7 @@ var native = Dialect{
 		Typed: true, Hedges: true,
 		Splits: Shapes, // decode gets the client's bytes
 		Usage:  false,  // the commit tells decode
-		Peers:  true, MaxAnswer: true,
+		Peers:  true, MaxAnswer: true, TakesOver: true,
 	},
 	// POST /xpyd/v1/prefill is answered when prefill's part is over.
 	Prefill: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
@@ -44,9 +44,22 @@ var native = Dialect{
 		h.Set(HeaderPrefillKV, x.Prefill.KVAddr)
 		h.Set(HeaderSeed, strconv.FormatInt(x.Seed, 10))
 		peered(h, x)
-		return [][]byte{x.Body}
+		return continued(h, x)
 	},
 	Result: nativeResult,
+}
+
+// continued returns the body of decode's leg, with what another decode has sent of the stream.
+func continued(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
+	if x.Tokens {
+		h.Set(HeaderTokens, "1")
+		h.Set(HeaderRequestID, x.RequestID) // the answer's id, which stays
+	}
+	if x.Given == nil {
+		return [][]byte{x.Body}
+	}
+	h.Set(HeaderGiven, strconv.Itoa(len(x.Body)))
+	return [][]byte{x.Body, x.Given}
 }
 
 // peered names the worker that has more of the prompt.

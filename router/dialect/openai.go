@@ -16,5 +16,5 @@ var openAI = Dialect{
 func Plain(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 	foreign(h, x)
 	peered(h, x)
-	return [][]byte{x.Body}
+	return continued(h, x)
 }

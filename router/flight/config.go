@@ -42,6 +42,8 @@ type Policy struct {
 	RetryRatio float64 `key:"retry_ratio"`
 	RetryBurst int     `key:"retry_burst"`
 	RetryMin   float64 `key:"retry_min"`
+	// Takeover lets another pair go on with a stream whose decode worker was lost.
+	Takeover bool `key:"takeover"`
 	// Hedge configures second requests for slow ones; off by default.
 	Hedge Hedge `key:"hedge"`
 	// History is how many finished requests /debug/requests remembers.
@@ -58,7 +60,7 @@ type Policy struct {
 func DefaultPolicy() Policy {
 	return Policy{
 		MaxResponseBytes: openai.MaxAnswer, DecodeSilence: time.Minute, Fallback: true,
-		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256, RetryMin: 1, Hedge: DefaultHedge(), History: 1024, SessionHeader: "x-session-id",
+		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256, RetryMin: 1, Takeover: true, Hedge: DefaultHedge(), History: 1024, SessionHeader: "x-session-id",
 		Limits: Limits{MaxInFlight: 1024, MaxQueue: 1024, MaxQueueBytes: 256 << 20, QueueWait: 30 * time.Second,
 			PriorityWeights: Weights{High: 16, Normal: 4, Low: 1},
 			PairWait:        time.Second, RequestTimeout: 10 * time.Minute},

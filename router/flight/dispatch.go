@@ -30,11 +30,13 @@ type answer struct {
 }
 
 // dispatch makes attempts, each with another pair, until one answers or nothing is left to
-// try.
-func (q *request) dispatch(try func(*attempt) (*answer, *failure)) (*answer, *openai.Error) {
+// try. last is how a stream broke that is taken over; nil for a new request.
+func (q *request) dispatch(try func(*attempt) (*answer, *failure), last *failure) (*answer, *openai.Error) {
 	var exclude, avoid []string
 	prefer := ""
-	var last *failure
+	if last != nil {
+		exclude = last.exclude
+	}
 	for n := 1; ; n++ {
 		choice, version, oerr := q.choose(exclude, avoid, prefer, last != nil)
 		if oerr != nil {
@@ -114,7 +116,8 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		return nil, 0, contextError(&q.ctx)
 	}
 	req := q.pickRequest(exclude, avoid, prefer)
-	var timeout <-chan time.Time
+	barred := req.Exclude
+	var timer *time.Timer
 	for {
 		changed, probed := s.fleet.Changed(), s.Members.Probed()
 		if q.top.Model == "" {
@@ -124,6 +127,9 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 			req = q.pickRequest(exclude, avoid, prefer)
 		}
 		view := s.Members.View()
+		if q.resumes {
+			req.Exclude = q.unfit(view.Snapshot, barred)
+		}
 		choice, err := s.Picker.Pick(view, req)
 		if err == nil {
 			return choice, view.Snapshot.Version, nil
@@ -141,14 +147,16 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		if len(view.Snapshot.Members) == 0 {
 			err = fmt.Errorf("%w: there are no workers", pick.ErrNoPair)
 		}
+		if q.returning() {
+			wait = retryPairWait
+		}
 		if wait == 0 {
 			return nil, 0, pickError(err, q.top.Model)
 		}
 		reopened, reopens := reopening(err)
-		if timeout == nil {
-			timer := time.NewTimer(wait)
+		if timer == nil {
+			timer = time.NewTimer(wait)
 			defer timer.Stop()
-			timeout = timer.C
 			q.setState(statePicking)
 		}
 		select {
@@ -156,8 +164,11 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		case <-probed:
 		case <-reopened:
 		case <-reopens:
-		case <-timeout:
-			return nil, 0, pickError(err, q.top.Model)
+		case <-timer.C:
+			if !q.returning() {
+				return nil, 0, pickError(err, q.top.Model)
+			}
+			timer.Reset(wait)
 		case <-q.ctx.Done():
 			return nil, 0, contextError(&q.ctx)
 		}
@@ -211,8 +222,10 @@ func (q *request) output() int {
 func (q *request) firstByte() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.first = time.Now()
-	q.state, q.since = stateRelay, q.first
+	q.state, q.since = stateRelay, time.Now()
+	if q.first.IsZero() { // else a stream is taken over
+		q.first = q.since
+	}
 }
 
 // couldServeAlone reports whether decode of a dialect could serve the whole request though

@@ -144,6 +144,7 @@ const (
 	headerLocal    = "x-xpyd-local"    // why decode served it alone though it could be split
 	headerExplain  = "x-xpyd-explain"
 	headerTimeout  = "x-request-timeout-ms"
+	headerTakeover = "x-xpyd-takeover" // "0": no other pair goes on with a stream that breaks
 )
 
 func isEventStream(contentType string) bool {

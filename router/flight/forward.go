@@ -110,7 +110,7 @@ func (s *Service) Forward(ctx *fasthttp.RequestCtx, id string) {
 		err = q.admit(ctx, &q.top)
 	}
 	if err == nil {
-		ans, err = q.dispatch(func(a *attempt) (*answer, *failure) { return a.forward(ctx, up) })
+		ans, err = q.dispatch(func(a *attempt) (*answer, *failure) { return a.forward(ctx, up) }, nil)
 	}
 	q.reply(ctx, ans, err)
 }

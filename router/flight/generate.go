@@ -62,7 +62,10 @@ func (q *request) generate(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	if err := q.admit(ctx, &q.top); err != nil {
 		return nil, err
 	}
-	ans, err := q.dispatch(q.hedged)
+	if q.top.Stream && q.s.Takeover && string(ctx.Request.Header.Peek(headerTakeover)) != "0" {
+		q.seam = newSeam(&q.s.kept, q.body, &q.top)
+	}
+	ans, err := q.dispatch(q.hedged, nil)
 	if ans != nil && ans.events == nil {
 		q.usage.tally(ans.body, 0)
 	}

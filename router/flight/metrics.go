@@ -27,7 +27,9 @@ type metrics struct {
 	fallbacks *prometheus.CounterVec // reason
 	local     *prometheus.CounterVec // reason
 	bytes     prometheus.Counter
-	exhausted prometheus.Counter // the retry budget
+	exhausted prometheus.Counter     // the retry budget
+	takeovers *prometheus.CounterVec // reason, outcome
+	pause     prometheus.Histogram   // of a stream that was taken over
 
 	tenants      *statsByName
 	unauthorized prometheus.Counter
@@ -84,6 +86,11 @@ func newMetrics(s *Service) *metrics {
 		bytes: counter("xpyd_router_response_bytes_total", "Bytes of answers relayed to clients."),
 		exhausted: counter("xpyd_router_retry_budget_exhausted_total",
 			"Requests that failed because the retry budget was used up: more attempts fail than retries should cover. xpyd_router_retries_total says why."),
+		takeovers: counters("xpyd_router_takeovers_total",
+			"Streams whose decode worker was lost, by how it was lost and what followed. continued: another pair went on. failed: none could, and the stream ended with an error event; the log says why. "+
+				"unkept: it could not be tried, because too much is kept for other streams or the worker did not say which tokens it sent. ended: the client left, the deadline passed or the router ended meanwhile.", "reason", "outcome"),
+		pause: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "xpyd_router_takeover_pause_seconds",
+			Help: "How long a stream stood still, from the break to the next pair's first event.", Buckets: seconds}),
 		tenants:      newStatsByName(),
 		unauthorized: counter("xpyd_router_unauthorized_total", "Requests without a valid API key."),
 	}
@@ -91,7 +98,7 @@ func newMetrics(s *Service) *metrics {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(f()) })
 	}
 	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.tpot, m.itl, m.prompt, m.generated, m.queued, m.retries, m.cancelled, m.fallbacks,
-		m.local, m.bytes, m.exhausted, m.unauthorized, m.tenants.requests, m.tenants.tokens, m.tenants.refused, s.hedges.count,
+		m.local, m.bytes, m.exhausted, m.takeovers, m.pause, m.unauthorized, m.tenants.requests, m.tenants.tokens, m.tenants.refused, s.hedges.count,
 		gauge("xpyd_router_requests_in_flight", "Requests that are admitted and not over.", func() int { n, _ := s.gate.Counts(); return n }),
 		gauge("xpyd_router_queue_requests", "Requests that wait for admission.", func() int { _, n := s.gate.Counts(); return n }),
 		gauge("xpyd_router_queue_bytes", "Bodies of the requests that wait for admission.", func() int { _, n := s.gate.Waiting(); return int(n) }),
@@ -121,6 +128,11 @@ func newMetrics(s *Service) *metrics {
 	}
 	for _, reason := range retryReasons {
 		m.retries.WithLabelValues(reason)
+	}
+	for _, reason := range []string{reasonTransport, reasonTimeout, reasonDead} {
+		for _, outcome := range takeoverOutcomes {
+			m.takeovers.WithLabelValues(reason, outcome)
+		}
 	}
 	for _, s := range dialect.Shapes {
 		m.fallbacks.WithLabelValues(string(s))

@@ -51,8 +51,11 @@ func (rec *record) phases() []phase {
 	if rec.n == 0 || rec.first.IsZero() {
 		return out
 	}
-	if begun := rec.at(rec.n - 1).Decode.begun; !begun.IsZero() {
-		out = append(out, phase{name: "first_byte", start: begun, end: rec.first})
+	for i := rec.n - 1; i >= 0; i-- { // those begun later have taken over
+		if begun := rec.at(i).Decode.begun; !begun.IsZero() && !begun.After(rec.first) {
+			out = append(out, phase{name: "first_byte", start: begun, end: rec.first})
+			break
+		}
 	}
 	return append(out, phase{name: "relay", start: rec.first, end: over})
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
 )
@@ -25,7 +26,7 @@ type stream struct {
 }
 
 // next returns the next bytes for the client, io.EOF after the last. A stream that broke
-// ends with an error event.
+// is taken over by another pair, or ends with an error event.
 func (s *stream) next() ([]byte, error) {
 	if run := s.first; run != nil {
 		s.first = nil
@@ -38,16 +39,23 @@ func (s *stream) next() ([]byte, error) {
 	if err == nil {
 		return s.counted(run), nil
 	}
-	s.done = true
 	if err == io.EOF {
 		if s.forwarded || s.events.ended() {
+			s.done = true
 			s.events.body.Finish()
 			return nil, io.EOF
 		}
 		err = errors.New("the stream ended early")
 	}
 	s.events.body.Abort()
-	e := s.q.streamError(err)
+	e, f := s.q.streamError(err)
+	if f != nil && s.q.seam != nil && !s.events.ended() {
+		var run []byte
+		if run, e = s.takeOver(f, e); e == nil {
+			return run, nil
+		}
+	}
+	s.done = true
 	s.failed = e.Message
 	if e.Status == statusClientGone {
 		return nil, errClientGone
@@ -61,6 +69,9 @@ func (s *stream) next() ([]byte, error) {
 
 // counted merges the prompt's usage into a run and notes what the run reports.
 func (s *stream) counted(run []byte) []byte {
+	if s.q.seam != nil {
+		run = s.q.seam.strip(run, s.events.n)
+	}
 	if s.merge != nil && openai.HasUsage(run) {
 		if u, ok := s.merge(); ok {
 			run = openai.MergeUsageEvents(run, u)
@@ -131,21 +142,23 @@ func (s *stream) end(err error) {
 	s.q.finish(status, s.failed)
 }
 
-// streamError is what the client is told of a stream that broke.
-func (q *request) streamError(err error) *openai.Error {
+// streamError is what the client is told of a stream that broke, and the failure of its
+// attempt if another pair may do better, else nil.
+func (q *request) streamError(err error) (*openai.Error, *failure) {
 	if q.ctx.Err() != nil {
-		return contextError(&q.ctx)
+		return contextError(&q.ctx), nil
 	}
 	a := q.attempts[len(q.attempts)-1]
 	if large, ok := errors.AsType[*h1.LargeError](err); ok {
-		return tooLarge(large, &q.top)
+		return tooLarge(large, &q.top), nil
 	}
+	f := &failure{by: a.d, outcome: ticket.Dead, reason: reasonTransport, exclude: []string{a.d.inst.ID}, err: err}
 	if cause := a.d.Cause(); cause != nil {
-		err = cause
-	} else {
-		a.brokeOff(err)
+		f.reason, f.err = reasonDead, cause
+	} else if a.brokeOff(err); h1.TimedOut(err) {
+		f.outcome, f.reason = ticket.Late, reasonTimeout
 	}
-	return openai.Upstream("decode worker %s: %v", a.d.inst.ID, err)
+	return openai.Upstream("decode worker %s: %v", a.d.inst.ID, f.err), f
 }
 
 // pacer measures how long a decode worker makes a stream wait for each run of events, to

@@ -63,6 +63,8 @@ type request struct {
 	tenant  *tenant       // whose key it came with; nil if nobody asks
 	adm     *admission    // mostly nil; see there
 	usage   usage
+	seam    *seam  // of a stream that another pair may go on with; nil otherwise
+	resumes bool   // another pair is sought to go on with the stream
 	pulse   *pulse // of a stream that is over
 	auth    string // the client's Authorization, if it is passed on
 	bytes   int64  // relayed
@@ -130,11 +132,16 @@ func (q *request) deadline(d time.Duration) {
 // than everything else that a stream holds.
 func (q *request) slim() {
 	q.usage.guess = q.top.PromptTokens()
-	if q.attempts[len(q.attempts)-1].prefillOpen() {
+	a := q.attempts[len(q.attempts)-1]
+	if q.seam != nil && !a.rules.TakesOver {
+		q.seam.release()
+		q.seam = nil
+	}
+	if a.prefillOpen() {
 		return // its leg may be reading it
 	}
 	q.body, q.chain = nil, pick.Chain{}
-	q.top = openai.Top{N: q.top.N, Prompts: q.top.Prompts, Stream: q.top.Stream, Messages: q.top.Messages, Logprobs: q.top.Logprobs, PromptLogprobs: q.top.PromptLogprobs}
+	q.top = openai.Top{Model: q.top.Model, N: q.top.N, Prompts: q.top.Prompts, Stream: q.top.Stream, Messages: q.top.Messages, Logprobs: q.top.Logprobs, PromptLogprobs: q.top.PromptLogprobs}
 }
 
 // Left implements h1.Leaver.
@@ -157,6 +164,7 @@ func (q *request) finish(status int, reason string) {
 	if q.placed {
 		q.leave()
 	}
+	q.seam.release()
 	if q.client != nil {
 		q.client.Unwatch(q)
 	}

@@ -30,6 +30,8 @@ type Deps struct {
 	PeerTokens        int           // see Events
 	Paced             bool          // workers are compared by the pace of their streams
 	AskTimeout        time.Duration // of requests that any worker can answer
+	// Coming reports whether a worker that is dead is about to be started again; nil: none is.
+	Coming func(id string) bool
 
 	Log     *slog.Logger
 	Members *sense.Members
@@ -57,6 +59,7 @@ type Service struct {
 	hedges    *hedger
 	legs      legs
 	facts     facts
+	kept      pot
 
 	mu       sync.Mutex // guards the following; never held while calling out
 	requests map[*request]struct{}

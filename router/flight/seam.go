@@ -1,0 +1,284 @@
+package flight
+
+import (
+	"bytes"
+	"slices"
+	"sync/atomic"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+// seam is what another pair needs to go on with a stream: the client's body, and which tokens
+// the relayed events stand for. Decode says so in a comment, the frame, in front of each event
+// that has a choice:
+//
+//	:t CREATED PROMPT INDEX ID,ID,ID
+//
+// The first frame of a stream has the response's time and a hash of its prompts, others "-" for
+// both.
+type seam struct {
+	pot     *pot
+	taken   int64  // bytes from it
+	body    []byte // the client's
+	most    int    // tokens that a choice may have; 0: any number
+	created string
+	prompt  string
+	choices []sent          // nil before the first frame
+	n, open int             // choices, and those without a finish
+	usage   bool            // the event with the usage was relayed
+	lost    bool            // what was sent is not known
+	breaks  int             // workers that the stream has lost
+	by      *fleet.Instance // the decode whose stream broke last
+	one     [1]sent
+}
+
+// sent is what the client has of a choice.
+type sent struct {
+	ids  []byte // decimal, with commas
+	n    int
+	done bool // its finish was sent
+}
+
+// pot bounds what is kept for all streams together. A stream that it has no room for is relayed
+// like any other, but ends if it breaks.
+type pot struct{ bytes atomic.Int64 }
+
+const (
+	maxKept  = 256 << 20
+	sentSize = 40 // of a sent, in bytes
+)
+
+func (p *pot) take(n int) bool {
+	if p.bytes.Add(int64(n)) <= maxKept {
+		return true
+	}
+	p.bytes.Add(-int64(n))
+	return false
+}
+
+// newSeam returns one that is lost if there is no room for it.
+func newSeam(p *pot, body []byte, top *openai.Top) *seam {
+	s := &seam{pot: p, body: body, most: top.MaxTokens, n: top.N * top.Prompts}
+	if s.open = s.n; !s.take(len(body) + s.n*sentSize) {
+		s.release()
+		return s
+	}
+	if cap(body) > 2*len(body) { // a body of unknown length is read into more
+		s.body = bytes.Clone(body)
+	}
+	return s
+}
+
+func (s *seam) take(n int) bool {
+	if !s.pot.take(n) {
+		return false
+	}
+	s.taken += int64(n)
+	return true
+}
+
+// release gives back the memory. The stream cannot be taken over any more.
+func (s *seam) release() {
+	if s == nil {
+		return
+	}
+	s.pot.bytes.Add(-s.taken)
+	s.taken, s.lost, s.body, s.choices, s.one = 0, true, nil, nil, [1]sent{}
+}
+
+var frameMark = []byte(":t ")
+
+// strip notes the frames of a run of n events and returns the run without them, in the same
+// memory. A frame that makes no sense only ends the possibility of a takeover.
+func (s *seam) strip(run []byte, n int) []byte {
+	from, to := -1, 0 // of what is returned
+	for at := 0; at < len(run); {
+		end := len(run)
+		if n > 1 {
+			if i := bytes.Index(run[at:], eventEnd); i >= 0 {
+				end = at + i + len(eventEnd)
+			}
+		}
+		if event := run[at:end]; !bytes.HasPrefix(event, frameMark) {
+			s.unframed(event)
+		} else if i := bytes.IndexByte(event, '\n'); i >= 0 {
+			s.note(event[len(frameMark):i], event[i+1:])
+			at += i + 1
+		}
+		switch {
+		case from < 0:
+			from, to = at, end
+		case to == at:
+			to = end
+		default:
+			to += copy(run[to:], run[at:end])
+		}
+		at = end
+	}
+	if from < 0 {
+		return run
+	}
+	return run[from:to]
+}
+
+var (
+	eventEnd = []byte("\n\n")
+	space    = []byte(" ")
+)
+
+// unframed notes an event without a frame: a comment, the usage, or the end.
+func (s *seam) unframed(event []byte) {
+	if s.lost {
+		return
+	}
+	event = skipComments(event)
+	switch {
+	case len(event) == 0 || bytes.HasPrefix(dataOf(event), []byte("[DONE]")) || isError(event):
+	case s.open == 0 && !s.usage:
+		s.usage = true
+	default: // its decode sends no frames
+		s.release()
+	}
+}
+
+// note reads a frame and looks for a finish in its event.
+func (s *seam) note(frame, event []byte) {
+	if s.lost {
+		return
+	}
+	created, rest, _ := bytes.Cut(frame, space)
+	prompt, rest, _ := bytes.Cut(rest, space)
+	index, ids, _ := bytes.Cut(rest, space)
+	i, n := number(index), countIDs(ids)
+	if i < 0 || i >= s.n || n < 0 || !s.names(created, prompt) {
+		s.release()
+		return
+	}
+	if s.choices == nil {
+		if s.choices = s.one[:]; s.n > 1 {
+			s.choices = make([]sent, s.n)
+		}
+	}
+	c := &s.choices[i]
+	c.n += n
+	if c.done || s.most > 0 && c.n > s.most || !s.room(c, len(ids)+1) {
+		s.release()
+		return
+	}
+	if n > 0 {
+		if len(c.ids) > 0 {
+			c.ids = append(c.ids, ',')
+		}
+		c.ids = append(c.ids, ids...)
+	}
+	if finishes(event) {
+		c.done = true
+		s.open--
+	}
+}
+
+// names notes whose stream it is, as its first frame says; a later pair must say the same.
+func (s *seam) names(created, prompt []byte) bool {
+	if string(created) == "-" && string(prompt) == "-" {
+		return s.created != ""
+	}
+	if s.created != "" {
+		return string(created) == s.created && string(prompt) == s.prompt
+	}
+	if number(created) < 0 || len(prompt) != 16 || len(bytes.Trim(prompt, "0123456789abcdef")) > 0 {
+		return false
+	}
+	s.created, s.prompt = string(created), string(prompt)
+	return true
+}
+
+// room makes room for n more bytes of ids.
+func (s *seam) room(c *sent, n int) bool {
+	if len(c.ids)+n <= cap(c.ids) {
+		return true
+	}
+	more := max(cap(c.ids), n, 64)
+	if !s.take(more) {
+		return false
+	}
+	ids := make([]byte, len(c.ids), cap(c.ids)+more)
+	copy(ids, c.ids)
+	c.ids = ids
+	return true
+}
+
+// number reads a decimal number of up to 10 digits, as JSON has it; -1 if b is none.
+func number(b []byte) int {
+	if len(b) == 0 || len(b) > 10 || b[0] == '0' && len(b) > 1 {
+		return -1
+	}
+	n := 0
+	for _, c := range b {
+		if c < '0' || c > '9' {
+			return -1
+		}
+		n = n*10 + int(c-'0')
+	}
+	return n
+}
+
+// countIDs counts the ids of a list; -1 if b is none.
+func countIDs(b []byte) int {
+	if len(b) == 0 {
+		return 0
+	}
+	n, digits := 1, 0
+	for i, c := range b {
+		switch {
+		case c >= '0' && c <= '9' && digits < 10 && (digits != 1 || b[i-1] != '0'):
+			digits++
+		case c == ',' && digits > 0:
+			n, digits = n+1, 0
+		default:
+			return -1
+		}
+	}
+	if digits == 0 {
+		return -1
+	}
+	return n
+}
+
+var finishKey = []byte(`finish_reason":"`) // without the quote before it: too common to search for
+
+// finishes reports whether an event has a finish_reason that is not null. In a text the key's
+// quotes are escaped; as a token's name, in top_logprobs, it has a number.
+func finishes(event []byte) bool {
+	i := bytes.Index(event, finishKey)
+	return i > 0 && event[i-1] == '"'
+}
+
+// whole reports whether all that was sent is known.
+func (s *seam) whole() bool { return !s.lost && s.choices != nil }
+
+// given is what a new pair is told; nil at a stream's beginning.
+func (s *seam) given() []byte {
+	if !s.whole() {
+		return nil
+	}
+	size := 64 + 24*s.n
+	for i := range s.choices {
+		size += len(s.choices[i].ids)
+	}
+	b := slices.Grow([]byte(`{"created":`), size)
+	b = append(append(b, s.created...), `,"prompt":"`...)
+	b = append(append(b, s.prompt...), `","choices":[`...)
+	for i := range s.choices {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = append(append(b, `{"ids":[`...), s.choices[i].ids...)
+		b = append(b, ']')
+		if s.choices[i].done {
+			b = append(b, `,"done":true`...)
+		}
+		b = append(b, '}')
+	}
+	return append(b, "]}"...)
+}

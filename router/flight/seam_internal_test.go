@@ -1,0 +1,251 @@
+package flight
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+const (
+	frame0 = ":t 1732550000 0123456789abcdef 0 7,8\n"
+	event0 = "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":null}]}\n\n"
+	finish = "data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"stop\",\"stop_reason\":null}]}\n\n"
+	usage0 = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1}}\n\n"
+	done   = "data: [DONE]\n\n"
+)
+
+func seamOf(t *testing.T, n, most int) (*seam, *pot) {
+	t.Helper()
+	p := &pot{}
+	s := newSeam(p, []byte(`{}`), &openai.Top{N: n, Prompts: 1, MaxTokens: most})
+	if s.lost {
+		t.Fatal("no room")
+	}
+	return s, p
+}
+
+// stripped gives a run to s, and counts its events as the relay does.
+func stripped(s *seam, run string) string {
+	return string(s.strip([]byte(run), countEvents([]byte(run))))
+}
+
+// TestStrip: frames never reach the client, whatever they say.
+func TestStrip(t *testing.T) {
+	second := ":t - - 0 9\n"
+	for _, c := range []struct{ run, want, given string }{
+		{frame0 + event0, event0, `{"ids":[7,8]}`},
+		{frame0 + event0 + second + event0, event0 + event0, `{"ids":[7,8,9]}`},
+		{frame0 + event0 + second + event0 + second + finish + usage0 + done, event0 + event0 + finish + usage0 + done, `{"ids":[7,8,9,9],"done":true}`},
+		{": ping\n\n" + frame0 + event0 + ": ping\n\n", ": ping\n\n" + event0 + ": ping\n\n", `{"ids":[7,8]}`},
+		{frame0 + event0 + ":t - - 0 \n" + finish, event0 + finish, `{"ids":[7,8],"done":true}`},
+		{frame0 + event0 + ":t - - 0\n" + event0 + done, event0 + event0 + done, `{"ids":[7,8]}`},
+		{frame0 + event0 + "data: {\"error\":{}}\n\n", event0 + "data: {\"error\":{}}\n\n", `{"ids":[7,8]}`},
+	} {
+		s, p := seamOf(t, 1, 0)
+		if got := stripped(s, c.run); got != c.want {
+			t.Errorf("%q: %q, want %q", c.run, got, c.want)
+		}
+		want := `{"created":1732550000,"prompt":"0123456789abcdef","choices":[` + c.given + `]}`
+		if got := string(s.given()); got != want || !json.Valid(s.given()) {
+			t.Errorf("%q: given %s, want %s", c.run, got, want)
+		}
+		if s.release(); p.bytes.Load() != 0 || s.given() != nil {
+			t.Errorf("%d bytes stay", p.bytes.Load())
+		}
+	}
+}
+
+// TestStripBad: what makes no sense ends the possibility of a takeover, not the stream.
+func TestStripBad(t *testing.T) {
+	for _, c := range []string{
+		":t - - 0 1\n" + event0,
+		":t 1 0123456789abcdef 1 1\n" + event0,
+		":t 1 0123456789abcdef -1 1\n" + event0,
+		":t 1 0123456789abcdef 0 1,\n" + event0,
+		":t 1 0123456789abcdef 0 ,1\n" + event0,
+		":t 1 0123456789abcdef 0 1,,2\n" + event0,
+		":t 1 0123456789abcdef 0 12345678901\n" + event0,
+		":t 1 0123456789abcdef 0 1 2\n" + event0,
+		":t 1 0123456789abcdef 0 -1\n" + event0,
+		":t 1 0123456789abcde 0 1\n" + event0,
+		":t 1 0123456789abcdeg 0 1\n" + event0,
+		":t x 0123456789abcdef 0 1\n" + event0,
+		":t 01 0123456789abcdef 0 1\n" + event0,
+		":t 1 0123456789abcdef 0 1,02\n" + event0,
+		":t 1 0123456789abcdef 99999999999 1\n" + event0,
+		":t 1\n" + event0,
+		":t \n" + event0,
+		":t 1 0123456789abcdef 0 1,2,3,4\n" + event0,             // more than may be drawn
+		frame0 + event0 + ":t 2 0123456789abcdef 0 1\n" + event0, // another stream's
+		frame0 + event0 + ":t 1732550000 0123456789abcdee 0 1\n" + event0,
+		frame0 + finish + ":t - - 0 1\n" + event0, // after its finish
+		event0, // none at all
+		frame0 + event0 + usage0,
+		frame0 + finish + usage0 + usage0,
+	} {
+		s, p := seamOf(t, 1, 3)
+		var want strings.Builder
+		for _, line := range strings.SplitAfter(c, "\n") {
+			if !strings.HasPrefix(line, ":t ") {
+				want.WriteString(line)
+			}
+		}
+		if got := stripped(s, c); got != want.String() {
+			t.Errorf("%q became %q", c, got)
+		}
+		if s.whole() || s.given() != nil || p.bytes.Load() != 0 {
+			t.Errorf("%q is accepted: %s, %d bytes", c, s.given(), p.bytes.Load())
+		}
+		if got := stripped(s, frame0+event0+frame0+finish); got != event0+finish {
+			t.Errorf("afterwards: %q", got)
+		}
+	}
+}
+
+// TestStripChoices: each choice has its own tokens, and a place in the list though it has none.
+func TestStripChoices(t *testing.T) {
+	s, _ := seamOf(t, 3, 0)
+	stripped(s, frame0+event0+":t - - 2 1\n"+finish+":t - - 0 9\n"+event0)
+	if got, want := string(s.given()), `{"created":1732550000,"prompt":"0123456789abcdef","choices":[{"ids":[7,8,9]},{"ids":[]},{"ids":[1],"done":true}]}`; got != want {
+		t.Errorf("%s", got)
+	}
+	if s.open != 2 {
+		t.Errorf("%d open", s.open)
+	}
+}
+
+// TestFinishes: only a choice's own finish_reason counts.
+func TestFinishes(t *testing.T) {
+	v := openai.NewEncoder(openai.Meta{ID: "x", Model: "m", IncludeUsage: true, Vocab: words{}})
+	for _, chat := range []bool{false, true} {
+		if chat {
+			v = openai.NewEncoder(openai.Meta{ID: "x", Model: "m", Chat: true, ReturnTokenIDs: true, Vocab: words{}})
+		}
+		for i, text := range []string{"a", `"finish_reason":"stop"`, `finish_reason":"`, `\"finish_reason":"stop`, `\`, `"finish_reason`} {
+			for _, reason := range []string{"", "stop", "length"} {
+				c := openai.Choice{Text: text, Finish: reason, StopString: text, Logprobs: []openai.TokenLogprob{
+					{TopLogprob: openai.TopLogprob{ID: int32(i)}, Top: []openai.TopLogprob{{ID: 0}, {ID: 1}}}}}
+				event := v.AppendChunk(nil, &c, nil)
+				if finishes(event) != (reason != "") {
+					t.Errorf("%v: %s", finishes(event), event)
+				}
+			}
+		}
+	}
+}
+
+// words are tokens that look like what is searched for.
+type words struct{}
+
+func (words) TokenText(id int32) string {
+	return [...]string{"finish_reason", `"finish_reason`, `finish_reason":"`, `"finish_reason":"x"`, `\`, "a"}[id]
+}
+func (w words) TokenBytes(id int32) []byte { return []byte(w.TokenText(id)) }
+
+// TestPot: what is kept for all streams together is bounded, and given back.
+func TestPot(t *testing.T) {
+	p := &pot{}
+	top := &openai.Top{N: 1, Prompts: 1}
+	body := make([]byte, maxKept-200)
+	s := newSeam(p, body, top)
+	if s.lost || !newSeam(p, make([]byte, 200), top).lost || p.bytes.Load() > maxKept {
+		t.Fatal("the bound does not hold")
+	}
+	stripped(s, frame0+event0)
+	if !s.whole() {
+		t.Error("its first tokens have no room")
+	}
+	many := strings.Repeat("1234567890,", 40) + "1"
+	if stripped(s, ":t - - 0 "+many+"\n"+event0); s.whole() || p.bytes.Load() != 0 {
+		t.Errorf("%d bytes are kept", p.bytes.Load())
+	}
+	if s = newSeam(p, body[:10], top); len(s.body) != 10 || cap(s.body) > 32 {
+		t.Errorf("a body of 10 bytes keeps %d", cap(s.body))
+	}
+}
+
+// TestKept: a long stream takes no more than twice its ids.
+func TestKept(t *testing.T) {
+	s, p := seamOf(t, 1, 0)
+	stripped(s, frame0+event0)
+	for range 10000 {
+		stripped(s, ":t - - 0 12345\n"+event0)
+	}
+	if got, ids := p.bytes.Load(), int64(len(s.choices[0].ids)); got > 2*ids+100 || int64(cap(s.choices[0].ids)) > got || s.choices[0].n != 10002 {
+		t.Errorf("%d bytes for %d of %d ids", got, ids, s.choices[0].n)
+	}
+}
+
+func FuzzStrip(f *testing.F) {
+	f.Add([]byte(frame0+event0+frame0+finish+usage0+done), 1)
+	f.Add([]byte(":t \n\n:t\n\n\n\n:t - - 0 \n"), 2)
+	f.Add([]byte(":t 00 0000000000000000 0\n\n"), 1)
+	f.Add([]byte(":t 0 0000000000000000 0 0,00\n\n"), 1)
+	f.Fuzz(func(t *testing.T, in []byte, n int) {
+		if n < 1 || n > 100 {
+			return
+		}
+		s, p := seamOf(t, n, 0)
+		e := &events{body: bytesOf{bytes.NewReader(in)}}
+		for {
+			run, err := e.next()
+			if err != nil {
+				break
+			}
+			before := bytes.Clone(run)
+			got := s.strip(run, e.n)
+			if len(got) > len(before) || len(before) > 0 && bytes.Count(got, []byte("data:")) > bytes.Count(before, []byte("data:")) {
+				t.Fatalf("%q became %q", before, got)
+			}
+			if s.whole() && !json.Valid(s.given()) {
+				t.Fatalf("%q: %s", in, s.given())
+			}
+		}
+		if s.release(); p.bytes.Load() != 0 {
+			t.Fatalf("%d bytes stay", p.bytes.Load())
+		}
+	})
+}
+
+// BenchmarkStrip is an event's way through the relay, without frames and with them taken out.
+func BenchmarkStrip(b *testing.B) {
+	enc := openai.NewEncoder(openai.Meta{ID: "chatcmpl-0123456789abcdef", Model: "stories260k", Created: 1732550000, Chat: true})
+	event := enc.AppendChunk(nil, &openai.Choice{Text: " word"}, nil)
+	for _, c := range []struct {
+		name   string
+		frame  string
+		events int
+	}{{"without", "", 1}, {"frame", ":t - - 0 12345\n", 1}, {"without", "", 8}, {"frame", ":t - - 0 12345\n", 8}} {
+		b.Run(fmt.Sprintf("%s/%d", c.name, c.events), func(b *testing.B) {
+			run := bytes.Repeat(append([]byte(c.frame), event...), c.events)
+			e := &events{body: &kept{bytesOf: bytesOf{&again{run}}}}
+			s := newSeam(&pot{}, nil, &openai.Top{N: 1, Prompts: 1})
+			s.strip([]byte(frame0+event0), 1)
+			b.ReportAllocs()
+			for range b.N {
+				got, err := e.next()
+				if err != nil {
+					b.Fatal(err)
+				}
+				if c.frame == "" {
+					continue
+				}
+				if got = s.strip(got, e.n); len(got) != c.events*len(event) || s.lost {
+					b.Fatalf("%q", got)
+				}
+				if c := &s.choices[0]; len(c.ids) > 20000 {
+					c.ids = c.ids[:0]
+				}
+			}
+		})
+	}
+}
+
+// again returns the same bytes with each read.
+type again struct{ b []byte }
+
+func (a *again) Read(p []byte) (int, error) { return copy(p, a.b), nil }

@@ -1,0 +1,185 @@
+package flight
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/router/dialect"
+)
+
+// maxTakeovers is how many workers a stream may lose after its first: one that loses more may be
+// the reason.
+const maxTakeovers = 2
+
+// What became of a stream that broke: the label of its metric.
+const (
+	takeoverContinued = "continued"
+	takeoverFailed    = "failed"
+	takeoverUnkept    = "unkept"
+	takeoverEnded     = "ended"
+)
+
+var takeoverOutcomes = []string{takeoverContinued, takeoverFailed, takeoverUnkept, takeoverEnded}
+
+// seamComment is all that a client sees of a takeover.
+const seamComment = ": xpyd seam\n\n"
+
+// takeOver has another pair go on with a stream whose decode's leg ended with f. It returns
+// what the client gets next, or broke with what prevents that.
+func (s *stream) takeOver(f *failure, broke *openai.Error) ([]byte, *openai.Error) {
+	q, began := s.q, time.Now()
+	outcome := takeoverFailed
+	defer func() { q.s.metrics.takeovers.WithLabelValues(f.reason, outcome).Inc() }()
+	if !q.seam.whole() {
+		outcome = takeoverUnkept
+		return nil, broke
+	}
+	q.brokenOff(f)
+	why := q.remember()
+	switch {
+	case why != nil:
+	case q.seam.said(&q.top):
+		s.done, outcome = true, takeoverContinued
+		return openai.AppendDone(nil), nil
+	case q.seam.breaks > maxTakeovers:
+		why = openai.Upstream("%s", tooMany(q.seam.breaks))
+	case !q.s.affords(f):
+		why = openai.Upstream("the retry budget is used up")
+	default:
+		q.s.Log.Warn("a stream broke: another pair is to go on with it", "request_id", q.id, "decode", f.by.inst.ID, "err", f.err)
+		var ans *answer
+		q.resumes = true
+		ans, why = q.dispatch(q.resume, f)
+		q.resumes = false
+		if why == nil {
+			s.follow(ans)
+			outcome = takeoverContinued
+			pause := time.Since(began)
+			q.s.metrics.pause.Observe(pause.Seconds())
+			q.s.Log.Info("another pair goes on with a stream", "request_id", q.id, "decode", q.attempts[len(q.attempts)-1].d.inst.ID, "pause", pause)
+			run := s.first
+			s.first = nil
+			return append([]byte(seamComment), s.counted(run)...), nil
+		}
+	}
+	if q.ctx.Err() != nil {
+		outcome = takeoverEnded
+		return nil, contextError(&q.ctx)
+	}
+	broke.Message += "; no other pair went on: " + why.Message
+	return nil, broke
+}
+
+func tooMany(breaks int) string {
+	return fmt.Sprintf("the stream has lost %d workers and may be the reason", breaks)
+}
+
+// brokenOff ends the attempt whose stream broke.
+func (q *request) brokenOff(f *failure) {
+	a := q.attempts[len(q.attempts)-1]
+	q.seam.breaks++
+	q.seam.by = a.d.inst
+	a.d.setState(legFailed)
+	a.mu.Lock()
+	a.failed = f
+	a.mu.Unlock()
+	a.close()
+}
+
+// remember restores what slim forgot.
+func (q *request) remember() *openai.Error {
+	top, err := openai.Scan(q.seam.body)
+	if err != nil {
+		return err
+	}
+	top.Model = q.top.Model
+	q.body, q.top = q.seam.body, top
+	return q.resolveModel()
+}
+
+// said reports whether the client has everything but [DONE].
+func (s *seam) said(top *openai.Top) bool {
+	return s.open == 0 && (s.usage || !top.Has(openai.StreamOptions))
+}
+
+// follow goes on with the next pair's answer.
+func (s *stream) follow(ans *answer) {
+	s.events.from = len(s.events.buf)
+	s.events.used()
+	s.pace.tell()
+	s.q.slim()
+	s.answer, s.pace = ans, s.q.pacer(ans)
+	s.q.attempts[len(s.q.attempts)-1].choice.Succeeded(fleet.Decode)
+}
+
+// resume has a pair go on with the stream.
+func (q *request) resume(a *attempt) (*answer, *failure) {
+	ans, f := a.generate()
+	switch {
+	case f == nil && ans.events == nil: // it refuses
+		f = &failure{by: a.d, outcome: ticket.Refused, reason: reasonStatus, status: ans.status,
+			err: fmt.Errorf("status %d: %s", ans.status, openai.ErrorMessage(ans.body))}
+	case f != nil && f.retry && (f.reason == reasonTransport || f.reason == reasonDead) && f.by.sent.Load():
+		if q.seam.breaks++; q.seam.breaks > maxTakeovers {
+			last := *f // others may be reading f
+			last.retry, last.err = false, fmt.Errorf("%w; %s", f.err, tooMany(q.seam.breaks))
+			f = &last
+		}
+	}
+	if f == nil {
+		return ans, nil
+	}
+	a.mu.Lock()
+	a.failed = f
+	a.mu.Unlock()
+	return nil, f
+}
+
+// unfit adds to barred who cannot go on with the stream. A worker that was lost may, once it has
+// been started again.
+func (q *request) unfit(now *fleet.Snapshot, barred []string) []string {
+	by := q.seam.by
+	out := slices.DeleteFunc(slices.Clone(barred), func(id string) bool {
+		m := now.Get(id)
+		return m != nil && q.tried(id, func(i *fleet.Instance) bool { return true }) &&
+			!q.tried(id, func(i *fleet.Instance) bool { return i.Epoch == m.Epoch })
+	})
+	for i := range now.Members {
+		m := &now.Members[i].Instance
+		d := dialect.For(m.Dialect)
+		if m.Role == fleet.Prefill { // it is like the decode that it pairs with
+			continue
+		}
+		if d == nil || !d.TakesOver || m.ModelFingerprint != by.ModelFingerprint ||
+			m.TokenizerFingerprint != by.TokenizerFingerprint || m.Numerics != by.Numerics {
+			out = append(out, m.ID)
+		}
+	}
+	return out
+}
+
+// tried reports whether a worker of an attempt has that id and is as asked.
+func (q *request) tried(id string, is func(*fleet.Instance) bool) bool {
+	return slices.ContainsFunc(q.attempts, func(a *attempt) bool {
+		return a.p.inst.ID == id && is(a.p.inst) || a.d.inst.ID == id && is(a.d.inst)
+	})
+}
+
+// returning reports whether a worker that the stream had is being started again, so that it is
+// worth waiting for.
+func (q *request) returning() bool {
+	if !q.resumes || q.s.Coming == nil {
+		return false
+	}
+	now := q.s.fleet.Snapshot()
+	returns := func(l *leg) bool {
+		id := l.inst.ID
+		m := now.Get(id)
+		return (m == nil || !m.Draining && !q.s.Members.Serves(m)) && !q.s.Members.DrainAsked(id) && q.s.Coming(id)
+	}
+	return slices.ContainsFunc(q.attempts, func(a *attempt) bool { return returns(a.p) || returns(a.d) })
+}
