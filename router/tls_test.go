@@ -297,6 +297,7 @@ func TestSecurityConfig(t *testing.T) {
 	g("api_keys_file", func(c *router.Config) { c.APIKeysFile = absent })
 	g("tls_cert", func(c *router.Config) { c.TLSCert, c.TLSKey = absent, absent })
 	g("upstream", func(c *router.Config) { c.Upstream.CA = absent })
+	g("upstream", func(c *router.Config) { c.Upstream.Cert, c.Upstream.Key = absent, absent })
 }
 
 // TestAdminTLS: the admin listener speaks TLS only, by a certificate of its own.
