@@ -273,6 +273,7 @@ func TestPassAuthorization(t *testing.T) {
 func TestSecurityConfig(t *testing.T) {
 	f := refuses(t)
 	f("tls_client_ca", func(c *router.Config) { c.TLSClientCA = "ca" })
+	f("admin_tls_cert", func(c *router.Config) { c.AdminTLSKey = "k" })
 	f("api_keys[1]", func(c *router.Config) { c.APIKeys = []string{"x", ""} })
 	f("media_hosts[0]", func(c *router.Config) { c.MediaHosts = []string{"http://x"} })
 	f("media_hosts[0]", func(c *router.Config) { c.MediaHosts = []string{"X"} })
