@@ -199,6 +199,7 @@ func TestBring(t *testing.T) {
 		c.r.stop()
 		<-ctx.Done()
 	}, nil, want{outcome: ticket.Dead, begun: true})
+	f("too late to ask", good, func(_ *coming, p *decode.Prefix) { p.Deadline = time.Now() }, want{outcome: ticket.Late})
 	f("a store hangs", good, func(c *coming, _ *decode.Prefix) { c.r.pool.stall = make(chan struct{}) },
 		want{outcome: ticket.Late, lost: true})
 }

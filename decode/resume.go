@@ -63,7 +63,6 @@ func newRemains(limit int) *remains {
 // nameOf names a prompt by its tokens and its salt, which bounds sharing.
 func nameOf(c *Claim) (name kvcache.Hash) {
 	h := sha256.New()
-	h.Write([]byte("xpyd remains"))
 	h.Write(binary.LittleEndian.AppendUint32(nil, uint32(len(c.Order.Salt))))
 	h.Write([]byte(c.Order.Salt))
 	b := make([]byte, 0, 4*len(c.Tokens))

@@ -402,10 +402,11 @@ func TestStopsAtTheFirstToken(t *testing.T) {
 	}
 	req := request(prompt(rng(), 5), 9)
 	req.Owner, req.N = "d", 2
-	req.Prefilled = &engine.Prefilled{Blocks: blocks, First: []kernels.Sampled{{Token: eos}, {Token: eos}}}
+	req.StopTokens = []int32{0}
+	req.Prefilled = &engine.Prefilled{Blocks: blocks, First: []kernels.Sampled{{Token: eos}, {Token: 0}}}
 	out := r.generate(req)
-	for _, o := range out {
-		if !slices.Equal(o.tokens, []int32{eos}) || o.finish != engine.FinishStop {
+	for i, o := range out {
+		if !slices.Equal(o.tokens, []int32{[]int32{eos, 0}[i]}) || o.finish != engine.FinishStop {
 			t.Errorf("%+v", o)
 		}
 	}

@@ -100,6 +100,9 @@ func convertAll(t *testing.T, dtype kvlayout.DType, from, to, n, chunk int) {
 		if len(told) != blocks || !slices.IsSorted(told) || told[len(told)-1] != blocks-1 {
 			t.Fatalf("%d to %d, %d positions: told of %v, want %d blocks", from, to, n, told, blocks)
 		}
+		if again := s.ready(layer, ready[len(ready)-1:]); len(again) > 0 {
+			t.Fatalf("%d to %d, %d positions: told of %v once more", from, to, n, again)
+		}
 	}
 	if all := s.destBlocks(0, s.positions); len(all) != blocks {
 		t.Fatalf("%d to %d, %d positions: all is %v", from, to, n, all)

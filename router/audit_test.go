@@ -155,6 +155,9 @@ func TestAudit(t *testing.T) {
 	if n := strings.Count(logged, "msg=audit audit=true "); n != len(want) {
 		t.Errorf("%d lines in the log", n)
 	}
+	if !strings.Contains(logged, `request_id=audit-me asked="{\"force\":false}" was="not drained" is=drained status=200`) {
+		t.Error("the log says less than the file")
+	}
 	file, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)

@@ -174,6 +174,7 @@ func TestBadHTTP(t *testing.T) {
 		"no HTTP":             {send("hello\r\n\r\n"), 400},
 		"TLS on a plain port": {send("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"), 400},
 		"bad version":         {send("GET / HTTP/9.x\r\n\r\n"), 400},
+		"another version":     {send("GET /health HTTP/1.2\r\nHost: x\r\n\r\n"), 505},
 		"bad length":          {send(head + "Content-Length: x\r\n\r\n"), 400},
 		"negative length":     {send(head + "Content-Length: -1\r\n\r\n"), 400},
 		"bad chunk":           {send(head + "Transfer-Encoding: chunked\r\n\r\nzz\r\n"), 400},

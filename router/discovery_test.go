@@ -153,3 +153,19 @@ func TestRefusesOtherModel(t *testing.T) {
 		t.Error("ready")
 	}
 }
+
+// TestDiscoveryTaken: an address that is taken is an error of the start.
+func TestDiscoveryTaken(t *testing.T) {
+	g := newRig(t, 0, 0)
+	cfg := router.DefaultConfig()
+	cfg.Listen, cfg.AdminListen, cfg.Discovery.P2PListen = "127.0.0.1:0", "", g.r.Addr().String()
+	r, err := router.New(cfg, router.Deps{Fleet: g.watcher})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Start(); err == nil {
+		t.Error("it starts", r.Shutdown(t.Context()))
+	} else if !strings.HasPrefix(err.Error(), "discovery.p2p_listen: ") {
+		t.Error(err)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/xpyd/xpyd/internal/fleet"
@@ -447,5 +448,21 @@ func TestMetricNames(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestMetricsTaken: a router whose metrics cannot be registered leaves none behind.
+func TestMetricsTaken(t *testing.T) {
+	g, reg := newRig(t, 0, 0), prometheus.NewRegistry()
+	taken := prometheus.NewGauge(prometheus.GaugeOpts{Name: "xpyd_router_requests_total", Help: "Another's."})
+	reg.MustRegister(taken)
+	cfg := router.DefaultConfig()
+	cfg.AdminListen = ""
+	if _, err := router.New(cfg, router.Deps{Fleet: g.watcher, Registerer: reg}); err == nil {
+		t.Error("a name is taken twice")
+	}
+	reg.Unregister(taken)
+	if left, err := reg.Gather(); err != nil || len(left) > 0 {
+		t.Errorf("%v, %v", left, err)
 	}
 }

@@ -160,5 +160,8 @@ func TestShutdown(t *testing.T) {
 		if !patient && (err == nil || !strings.Contains(body, "shutting down")) {
 			t.Errorf("%v, %q", err, body)
 		}
+		if g.r.Spawn(func() { t.Error("it runs") }) {
+			t.Error("something begins, and nobody waits for it")
+		}
 	}
 }

@@ -7,6 +7,9 @@ func (r *Router) OnDial(f func() error) {
 	r.up.Dialer.Control = func(_, _ string, _ syscall.RawConn) error { return f() }
 }
 
+// Spawn runs f until the router is closed.
+func (r *Router) Spawn(f func()) bool { return r.spawn(f) }
+
 // FitConns is how many connections the two listeners get.
 func (c *Config) FitConns(files int) (public, admin int) { return c.fitConns(files) }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 )
@@ -153,10 +154,10 @@ func TestOrderWaits(t *testing.T) {
 		<-asked
 		return done
 	}
-	there := begin("p1")
+	there, at := begin("p1"), time.Now()
 	g.add("p1", fleet.Prefill)
-	if got := <-there; got != 200 {
-		t.Errorf("%d", got)
+	if got, took := <-there, time.Since(at); got != 200 || took > 20*time.Second {
+		t.Errorf("%d after %v", got, took)
 	}
 	never := begin("p2")
 	g.coming.Store(nil)
@@ -213,5 +214,15 @@ func TestForeignOrders(t *testing.T) {
 		if got := g.adminJSON("POST", "/admin/v1/instances/e0/"+path, `{"role":"prefill"}`, nil); got != want {
 			t.Errorf("%s: %d, want %d", path, got, want)
 		}
+	}
+}
+
+// TestOrderFails: a worker breaks while it is told what to do.
+func TestOrderFails(t *testing.T) {
+	g := newRig(t, 1, 2)
+	d := g.workers["d0"]
+	d.on(&d.other, reset)
+	if got := g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", nil); got != 502 {
+		t.Errorf("%d", got)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router"
@@ -219,6 +220,16 @@ func TestTokenizeWhileDrained(t *testing.T) {
 	f(503, "every live worker is draining")
 	g.adminJSON("POST", "/admin/v1/instances/d0/undrain", "", nil)
 	f(200, "d0")
+}
+
+// TestTokenizeLate: once its time is over nobody else is asked.
+func TestTokenizeLate(t *testing.T) {
+	g := newRig(t, 1, 1, func(c *router.Config) { c.FirstByteTimeout = 200 * time.Millisecond })
+	d := g.workers["d0"]
+	d.on(&d.other, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	if resp, body := g.post("/tokenize", `{"prompt":"x"}`); resp.StatusCode != 504 || g.workers["p0"].calls.Load() > 0 {
+		t.Errorf("%d %q, prefill was asked %d times", resp.StatusCode, body, g.workers["p0"].calls.Load())
+	}
 }
 
 func TestReadyNeedsAProbedPair(t *testing.T) {

@@ -273,6 +273,7 @@ func TestPassAuthorization(t *testing.T) {
 func TestSecurityConfig(t *testing.T) {
 	f := refuses(t)
 	f("tls_client_ca", func(c *router.Config) { c.TLSClientCA = "ca" })
+	f("admin_tls_cert", func(c *router.Config) { c.AdminTLSKey = "k" })
 	f("api_keys[1]", func(c *router.Config) { c.APIKeys = []string{"x", ""} })
 	f("media_hosts[0]", func(c *router.Config) { c.MediaHosts = []string{"http://x"} })
 	f("media_hosts[0]", func(c *router.Config) { c.MediaHosts = []string{"X"} })
@@ -297,6 +298,7 @@ func TestSecurityConfig(t *testing.T) {
 	g("api_keys_file", func(c *router.Config) { c.APIKeysFile = absent })
 	g("tls_cert", func(c *router.Config) { c.TLSCert, c.TLSKey = absent, absent })
 	g("upstream", func(c *router.Config) { c.Upstream.CA = absent })
+	g("upstream", func(c *router.Config) { c.Upstream.Cert, c.Upstream.Key = absent, absent })
 }
 
 // TestAdminTLS: the admin listener speaks TLS only, by a certificate of its own.

@@ -175,6 +175,11 @@ func TestLogprobs(t *testing.T) {
 	if first.Index != 3 || !first.Role || chunks[1].Role {
 		t.Errorf("index %d", first.Index)
 	}
+	j = newTestJob(func(j *job) { j.logprobs = 0 })
+	chunks, _ = play(newChoice(w, j, &j.items[0], 0), bytesOf("a"), engine.FinishLength)
+	if own := chunks[0].Logprobs; len(own) != 1 || own[0].Logprob != -1 || len(own[0].Top) != 0 {
+		t.Errorf("of the token alone: %+v", own)
+	}
 }
 
 // TestChoiceMemory: what a request says once is not kept once a choice: stop strings,

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
@@ -84,7 +85,7 @@ func TestCold(t *testing.T) {
 	empty(t, c)
 }
 
-// TestColdWaits: a block that the engine is about to need is not held for a copy.
+// TestColdWaits: a block that the engine is about to need, or that somebody waits for, is not held for a copy.
 func TestColdWaits(t *testing.T) {
 	c, a := newAnnounced(t, 4, 16, 0, 4)
 	cached(t, c, tokens(64, 0))
@@ -94,6 +95,23 @@ func TestColdWaits(t *testing.T) {
 	}
 	c.Prioritise(0, 0, time.Now())
 	c.PutBack(c.HoldCold(a.cold[0], "copy"), "copy")
+	synctest.Test(t, func(t *testing.T) {
+		held := c.HoldCold(a.cold[0], "copy")
+		done := make(chan []int32, 1)
+		go func() {
+			ids, err := c.AllocWait(t.Context(), 4, "r")
+			if err != nil {
+				t.Error(err)
+			}
+			done <- ids
+		}()
+		synctest.Wait()
+		if c.HoldCold(a.cold[1], "copy") != nil {
+			t.Error("held what somebody waits for")
+		}
+		c.PutBack(held, "copy")
+		c.Release(<-done, "r")
+	})
 	empty(t, c)
 }
 

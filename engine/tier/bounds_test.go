@@ -45,6 +45,9 @@ func TestConfigs(t *testing.T) {
 			t.Errorf("%s: %v", name, cfg.Validate())
 		}
 	}
+	if _, err := New(t.Context(), Config{}, nil, 1, nil, nil); err == nil {
+		t.Error("tiers of a configuration that is not valid")
+	}
 	r := newRig(t, config(""))
 	for name, c := range map[string]struct {
 		change func(*PeersConfig)

@@ -235,14 +235,10 @@ func (t *Tiers) dropped(l level.Base) { t.metrics.dropped.WithLabelValues(l.Name
 // writer does a lane's jobs until the queue is closed.
 func (t *Tiers) writer(l *lane) {
 	for j := range l.jobs {
-		switch {
-		case !j.remove:
+		if !j.remove {
 			t.write(l, j)
-		case t.ctx.Err() != nil:
-		case l.Breaker().Allow():
+		} else if t.ctx.Err() == nil && l.Breaker().Allow() {
 			l.remote.Delete(t.ctx, j.key)
-		default:
-			t.dropped(l)
 		}
 		t.unsaved.Add(-1)
 	}

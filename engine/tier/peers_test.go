@@ -181,8 +181,8 @@ func TestPeers(t *testing.T) {
 	if s := peers[0].Stats(); s.Fetching != 0 || peers[1].Stats().Giving != 0 {
 		t.Errorf("%+v %+v", s, peers[1].Stats())
 	}
-	if v := r.value("loaded_units_total", "peer"); v != 10 {
-		t.Errorf("%v units", v)
+	if v, n := r.value("loaded_units_total", "peer"), r.value("loaded_tokens_total", ""); v != 10 || n != 160 {
+		t.Errorf("%v units, %v tokens", v, n)
 	}
 
 	// 50 at a time, one fetch.

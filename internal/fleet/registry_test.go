@@ -585,6 +585,13 @@ func TestSecretRetired(t *testing.T) {
 	c.r.apply(retire, c.now) // routers repeat it
 	c.run(time.Second, good)
 	c.want("out", Unheard)
+	for _, other := range []Revocation{{ID: "liar"}, {ID: "fleet-secret-new", Back: true}} {
+		other.At = c.now.UnixMicro()
+		c.r.apply(&message{kind: kindRevoked, revoked: []Revocation{other}}, c.now)
+		if c.want("out", Unheard); !c.r.reportAlive("good", 1, c.now) {
+			t.Errorf("%+v retires a secret", other)
+		}
+	}
 }
 
 // TestSecondProcess: a process that takes the id of one that is well replaces it, and

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -178,7 +179,8 @@ func TestBackoffResetsAfterReady(t *testing.T) {
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakes()
-		s := start(t, supervise.Config{Launcher: f})
+		var log strings.Builder // whole once Stop has returned
+		s := start(t, supervise.Config{Launcher: f, Log: slog.New(slog.NewTextHandler(&log, nil))})
 		if err := s.Add(child("a", "r")); err != nil {
 			t.Fatal(err)
 		}
@@ -207,6 +209,9 @@ func TestSilence(t *testing.T) {
 			t.Fatalf("not started again: %+v", st)
 		}
 		stop(t, s, time.Second)
+		if all := log.String(); !strings.Contains(all, `state=backoff pid=0 exit="exit status -1" reason="silent for 3s" wait=100ms`) || strings.Count(all, " exit=") != 2 {
+			t.Errorf("the log:\n%s", all)
+		}
 	})
 }
 

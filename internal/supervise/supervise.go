@@ -352,9 +352,6 @@ func (s *Supervisor) Stop(ctx context.Context) error {
 			case <-ctx.Done():
 				s.Kill()
 			}
-			if ctx.Err() != nil {
-				break
-			}
 		}
 	}
 	return s.finish(all)

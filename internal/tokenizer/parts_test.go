@@ -246,6 +246,11 @@ func TestGGUFParts(t *testing.T) {
 	f(map[string]any{"ggml.add_bos_token": true, "ggml.bos_token_id": "4"}, "a", []int32{0}, []int32{5})
 	f(map[string]any{"ggml.eot_token_id": uint32(6), "ggml.eom_token_id": uint32(5), "ggml.add_eos_token": true}, "a", []int32{0, 5}, []int32{5, 6})
 	f(map[string]any{"ggml.eos_token_id": nil, "ggml.add_eos_token": true}, "a", []int32{0}, nil)
+	before := f(map[string]any{"ggml.bos_token_id": uint32(5), "ggml.add_bos_token": true}, "a", []int32{5, 0}, []int32{5})
+	after := f(map[string]any{"ggml.bos_token_id": uint32(5), "ggml.add_eos_token": true}, "a", []int32{0, 5}, []int32{5})
+	if before.Fingerprint() == after.Fingerprint() {
+		t.Error("a token before and one after have the same fingerprint")
+	}
 	render := func(change map[string]any, tools bool, want string) {
 		t.Helper()
 		tok := f(change, "a", []int32{0}, []int32{5})
@@ -261,8 +266,8 @@ func TestGGUFParts(t *testing.T) {
 	render(both, false, "<s></s><unk>")
 	render(both, true, "tools")
 	// A sentencepiece token may have characters that are no tokens.
-	llama := map[string]any{"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": []string{"<unk>", "ab", "abc", "▁", "c", "ba"},
-		"tokenizer.ggml.scores": []float32{0, -1, -2, -3, -4, -0.5}, "tokenizer.ggml.token_type": []int32{2, 1, 1, 1, 1, 1}, "tokenizer.ggml.add_space_prefix": false}
+	llama := map[string]any{"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": []string{"<unk>", "ab", "abc", "▁", "c", "ba", "z\xff"},
+		"tokenizer.ggml.scores": []float32{0, -1, -2, -3, -4, -0.5, -9}, "tokenizer.ggml.token_type": []int32{2, 1, 1, 1, 1, 1, 1}, "tokenizer.ggml.add_space_prefix": false}
 	small, err := tokenizer.FromGGUF(llama)
 	if err != nil {
 		t.Fatal(err)
@@ -271,6 +276,9 @@ func TestGGUFParts(t *testing.T) {
 		if got := small.Encode(text, false); !slices.Equal(got, want) {
 			t.Errorf("%q is %v, want %v", text, got, want)
 		}
+	}
+	if got := small.Piece(6); got != "z\uFFFD" {
+		t.Errorf("what is no UTF-8 is %q", got)
 	}
 	for name, change := range map[string]map[string]any{
 		"kind": {"ggml.model": "bert"}, "pre": {"ggml.pre": "nosuch"}, "no merges": {"ggml.merges": nil}, "merges": {"ggml.merges": []string{"a c"}}, "half a merge": {"ggml.merges": []string{"a"}},

@@ -107,7 +107,6 @@ func (a *auditor) close() error {
 	if a.file == nil {
 		return nil
 	}
-	defer func() { a.file = nil }()
 	return a.file.Close()
 }
 

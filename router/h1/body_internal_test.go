@@ -2,12 +2,18 @@ package h1
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
+	"net/http"
 	"net/http/httputil"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"github.com/valyala/fasthttp"
 )
 
 // deadConn reads from r.
@@ -52,6 +58,37 @@ func FuzzChunked(f *testing.F) {
 			t.Fatalf("%q: %q, want %q", in, got, want)
 		}
 	})
+}
+
+// TestChunkLine: a chunk's line is no longer than the buffer, and never read in parts.
+func TestChunkLine(t *testing.T) {
+	in := "3;" + strings.Repeat("0", upHeader-2) + "\r\n0\r\n\r\n"
+	if got, err := bodyOf(strings.NewReader(in), true, 0).All(1 << 20); !errors.Is(err, errChunk) {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestUnwatched: a connection is not watched any more once it is over.
+func TestUnwatched(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ends atomic.Int32
+	s := NewServer(ServerConfig{Bounds: DefaultBounds(), Handler: func(ctx *fasthttp.RequestCtx) {
+		ConnOf(ctx.Conn()).unwatch = func() { ends.Add(1) }
+		ctx.SetConnectionClose()
+	}})
+	s.Start(ln)
+	resp, err := http.Get("http://" + ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	s.Cut()
+	if s.Wait(); ends.Load() != 1 {
+		t.Errorf("%d times", ends.Load())
+	}
 }
 
 // TestBodyAllocations: a read costs no allocation.

@@ -3,6 +3,7 @@ package pick
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -265,6 +266,21 @@ func TestDoubled(t *testing.T) {
 	}{{[]float64{3}, 3}, {[]float64{4, 2}, 3}, {[]float64{9, 1, 5}, 5}, {[]float64{8, 1, 2, 4}, 3}} {
 		if got := middle(c.v); got != c.want {
 			t.Errorf("the median of %v is %v", c.v, got)
+		}
+	}
+}
+
+// TestIndex: of too many prefixes, the one whose last use is longest ago is forgotten.
+func TestIndex(t *testing.T) {
+	x, n := newIndex(3*entryBytes), &node{}
+	for i, c := range []struct {
+		put   uint64
+		known []uint64
+	}{{1, []uint64{1}}, {2, []uint64{1, 2}}, {3, []uint64{1, 2, 3}}, {1, []uint64{1, 2, 3}}, {4, []uint64{1, 3, 4}}, {5, []uint64{1, 4, 5}},
+		{4, []uint64{1, 4, 5}}, {4, []uint64{1, 4, 5}}, {6, []uint64{4, 5, 6}}, {5, []uint64{4, 5, 6}}, {7, []uint64{5, 6, 7}}} {
+		x.put(Chain{hashes: []uint64{c.put}, length: 256}, n, n)
+		if known := slices.Sorted(maps.Keys(x.slots)); !slices.Equal(known, c.known) {
+			t.Fatalf("%d: after %d: %v, want %v", i, c.put, known, c.known)
 		}
 	}
 }

@@ -20,6 +20,7 @@ func TestForgetMarks(t *testing.T) {
 		"next epoch":           {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 4}, State: fleet.Live}}, 0},
 		"older epoch, drained": {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 2, Draining: true}, State: fleet.Live}}, 0},
 		"gone":                 {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 3}, State: fleet.Gone}}, 0},
+		"gone, drained":        {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 3, Draining: true}, State: fleet.Gone}}, 0},
 		"left":                 {nil, 0},
 	} {
 		r := &Members{marked: map[string]uint64{"d0": 3}}
