@@ -172,7 +172,7 @@ func (g *rig) takeovers(want map[string]int) {
 	g.t.Helper()
 	for _, outcome := range []string{"continued", "failed", "unkept", "ended"} {
 		n := 0.0
-		for _, reason := range []string{"transport", "timeout", "dead"} {
+		for _, reason := range []string{"transport", "timeout", "dead", "silent", "error"} {
 			n += g.metric(fmt.Sprintf("xpyd_router_takeovers_total{outcome=%q}{reason=%q}", outcome, reason))
 		}
 		if int(n) != want[outcome] {
