@@ -419,7 +419,10 @@ func TestTakeoverRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newRig(t, 1, 1)
-			g.tell("d0", 2, nil)
+			g.tell("d0", 2, func(w http.ResponseWriter, r *http.Request) { // it dies, else it would go on itself
+				g.workers["d0"].srv.Listener.Close()
+				reset(w, r)
+			})
 			if name != "another dialect" {
 				g.add("p1", fleet.Prefill, edit)
 			}

@@ -19,11 +19,13 @@ import (
 // A timer for each stream would have to be set again with each event. Instead, a stream notes that
 // it begins and ends to wait for its worker (leg.waits), and one goroutine looks at all of them.
 const (
-	listenEvery  = 100 * time.Millisecond
-	askAfter     = 600 * time.Millisecond // of silence on a stream
-	askEvery     = 250 * time.Millisecond // as long as there is silence
-	answerWithin = 400 * time.Millisecond // so that a worker that does not answer has been silent for silentAfter
-	silentAfter  = time.Second
+	listenEvery = 100 * time.Millisecond
+	// The rest is in ticks of listenEvery. They do not pass while the router itself is stopped.
+	silentAfter  = 10                         // on a stream whose worker does not answer: it is taken
+	answerWithin = 4                          // a worker does not answer
+	askAfter     = silentAfter - answerWithin // of silence on a stream: its worker is asked,
+	askEvery     = 3                          // again as long as it goes on,
+	awakeEvery   = 10                         // or, without one, until a worker that did not answer does
 )
 
 var (
@@ -34,7 +36,7 @@ var (
 // silence is what is known of decode workers with silent streams.
 type silence struct {
 	s   *Service
-	now time.Duration // of a clock that stops when the router does
+	now int // ticks
 	// ask asks a worker whether it is there, until the life ends.
 	ask func(*h1.Life, *fleet.Instance) error
 	// gone reports whether the fleet knows that a worker is not there.
@@ -54,7 +56,7 @@ type workerKey struct {
 // question is the latest to a worker.
 type question struct {
 	inst *fleet.Instance
-	at   time.Duration
+	at   int
 	life *h1.Life // nil: it is over
 	mute bool     // the latest that is over was not answered
 }
@@ -63,20 +65,19 @@ type question struct {
 func (s *Service) Listen() {
 	tick := time.NewTicker(listenEvery)
 	defer tick.Stop()
-	for last := time.Now(); ; {
+	for {
 		select {
-		case now := <-tick.C:
-			s.silence.listen(now.Sub(last))
-			last = now
+		case <-tick.C:
+			s.silence.listen()
 		case <-s.Ctx.Done():
 			return
 		}
 	}
 }
 
-// listen goes on by step, of which no more counts than the router can have listened.
-func (n *silence) listen(step time.Duration) {
-	n.now += min(step, 2*listenEvery)
+// listen is called with each tick.
+func (n *silence) listen() {
+	n.now++
 	quiet := n.s.legs.quiet(n.now)
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -98,7 +99,11 @@ func (n *silence) listen(step time.Duration) {
 			delete(n.asked, k)
 			continue
 		}
-		if w.life == nil && n.now-w.at >= askEvery {
+		every := askEvery
+		if len(quiet[k]) == 0 {
+			every = awakeEvery
+		}
+		if w.life == nil && n.now-w.at >= every {
 			n.put(w)
 		}
 		if w.mute {
@@ -181,7 +186,7 @@ func (n *silence) mute(inst *fleet.Instance) bool {
 }
 
 // quiet notes which legs have gone on waiting, and returns those that have for askAfter, by worker.
-func (r *legs) quiet(now time.Duration) map[workerKey][]*leg {
+func (r *legs) quiet(now int) map[workerKey][]*leg {
 	var out map[workerKey][]*leg
 	r.mu.Lock()
 	defer r.mu.Unlock()
