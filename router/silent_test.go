@@ -139,6 +139,28 @@ func TestSilentNot(t *testing.T) {
 	}
 }
 
+// TestSilentRefuses: a silent decode that takes no connection is dead.
+func TestSilentRefuses(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 1, 2)
+	for _, id := range []string{"d0", "d1"} {
+		g.tells(id, func(r *http.Request) *teller {
+			if r.Header.Get("x-xpyd-given") != "" {
+				return &teller{g: g, cut: -1}
+			}
+			return &teller{g: g, cut: 3, how: func(_ http.ResponseWriter, r *http.Request) {
+				g.workers[id].srv.Listener.Close()
+				<-r.Context().Done()
+			}}
+		})
+	}
+	_, text := g.post("/v1/completions", askPair)
+	g.whole(text, 1)
+	if n := g.metric(`xpyd_router_takeovers_total{outcome="continued"}{reason="dead"}`); n != 1 {
+		t.Errorf("%v streams of dead workers went on", n)
+	}
+}
+
 // TestSilentAgain: a worker that is to go on with a stream may have stopped, too.
 func TestSilentAgain(t *testing.T) {
 	t.Parallel()

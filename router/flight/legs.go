@@ -29,7 +29,7 @@ type leg struct {
 	// silent.go, which alone uses the next two.
 	waits atomic.Uint32
 	seen  uint32
-	still int // since when it is seen
+	still int32 // since when it is seen
 
 	span *trace.Context // as the worker is told; nil without a trace
 

@@ -45,9 +45,10 @@ func (s *stream) next() ([]byte, error) {
 			s.events.body.Finish()
 			return nil, io.EOF
 		}
-		if err = errors.New("the stream ended early"); s.q.seam != nil && s.q.seam.fault != "" {
-			err = s.q.seam.fault
-		}
+		err = errors.New("the stream ended early")
+	}
+	if s.q.seam != nil && s.q.seam.fault != "" {
+		err = s.q.seam.fault
 	}
 	s.events.body.Abort()
 	e, f := s.q.streamError(err)

@@ -23,9 +23,9 @@ const (
 	// The rest is in ticks of listenEvery. They do not pass while the router itself is stopped.
 	silentAfter  = 10                         // on a stream whose worker does not answer: it is taken
 	answerWithin = 4                          // a worker does not answer
-	askAfter     = silentAfter - answerWithin // of silence on a stream: its worker is asked,
-	askEvery     = 3                          // again as long as it goes on,
-	awakeEvery   = 10                         // or, without one, until a worker that did not answer does
+	askAfter     = silentAfter - answerWithin // of silence on a stream: its worker is asked
+	askEvery     = 3                          // as long as it goes on
+	awakeEvery   = 10                         // without a stream, until a worker that did not answer does
 )
 
 var (
@@ -36,7 +36,7 @@ var (
 // silence is what is known of decode workers with silent streams.
 type silence struct {
 	s   *Service
-	now int // ticks
+	now int32 // ticks
 	// ask asks a worker whether it is there, until the life ends.
 	ask func(*h1.Life, *fleet.Instance) error
 	// gone reports whether the fleet knows that a worker is not there.
@@ -56,7 +56,7 @@ type workerKey struct {
 // question is the latest to a worker.
 type question struct {
 	inst *fleet.Instance
-	at   int
+	at   int32
 	life *h1.Life // nil: it is over
 	mute bool     // the latest that is over was not answered
 }
@@ -99,7 +99,7 @@ func (n *silence) listen() {
 			delete(n.asked, k)
 			continue
 		}
-		every := askEvery
+		every := int32(askEvery)
 		if len(quiet[k]) == 0 {
 			every = awakeEvery
 		}
@@ -173,7 +173,7 @@ func (s *Service) elsewhere(by *fleet.Instance) bool {
 // goesOn reports whether m could go on with a stream of by.
 func goesOn(m, by *fleet.Instance) bool {
 	d := dialect.For(m.Dialect)
-	return d != nil && d.TakesOver && m.ModelFingerprint == by.ModelFingerprint &&
+	return d != nil && d.TakesOver && m.Model == by.Model && m.ModelFingerprint == by.ModelFingerprint &&
 		m.TokenizerFingerprint == by.TokenizerFingerprint && m.Numerics == by.Numerics
 }
 
@@ -186,7 +186,7 @@ func (n *silence) mute(inst *fleet.Instance) bool {
 }
 
 // quiet notes which legs have gone on waiting, and returns those that have for askAfter, by worker.
-func (r *legs) quiet(now int) map[workerKey][]*leg {
+func (r *legs) quiet(now int32) map[workerKey][]*leg {
 	var out map[workerKey][]*leg
 	r.mu.Lock()
 	defer r.mu.Unlock()
