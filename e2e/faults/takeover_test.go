@@ -3,6 +3,7 @@ package faults
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -130,6 +131,25 @@ func all(t *testing.T, client *http.Client, url string, met func(decode string, 
 	return out
 }
 
+// disturbed tells all streams and, when all have begun, does something to a decode worker of one.
+func disturbed(t *testing.T, client *http.Client, url string, do func(decode string)) (got []*told, victim string) {
+	t.Helper()
+	var mu sync.Mutex
+	begun := 0
+	got = all(t, client, url, func(decode string, n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		if n == 10 {
+			begun++
+		}
+		if begun == len(takenOver) && victim == "" { // this stream is far from its end
+			victim = decode
+			do(decode)
+		}
+	})
+	return got, victim
+}
+
 // alone starts a prefill and two decode workers that nobody starts again.
 func alone(t *testing.T) (*cluster.Router, map[string]*cluster.Process) {
 	t.Helper()
@@ -157,19 +177,7 @@ func TestFaultsTakeover(t *testing.T) {
 		}
 	}
 
-	var mu sync.Mutex
-	begun, victim := 0, ""
-	got := all(t, client, r.URL, func(decode string, n int) {
-		mu.Lock()
-		defer mu.Unlock()
-		if n == 10 {
-			begun++
-		}
-		if begun == len(takenOver) && victim == "" { // this stream is far from its end
-			victim = decode
-			procs[victim].Kill()
-		}
-	})
+	got, victim := disturbed(t, client, r.URL, func(decode string) { procs[decode].Kill() })
 	seams := same(t, got, want, victim)
 	continued := (&scene{Router: r}).continued(t)
 	if seams == 0 || continued != seams {
@@ -218,19 +226,7 @@ func TestFaultsTakeoverStopped(t *testing.T) {
 	r, procs := alone(t)
 	client := cluster.NewClient(t)
 	want := all(t, client, r.URL, func(string, int) {})
-	var mu sync.Mutex
-	begun, victim := 0, ""
-	got := all(t, client, r.URL, func(decode string, n int) {
-		mu.Lock()
-		defer mu.Unlock()
-		if n == 10 {
-			begun++
-		}
-		if begun == len(takenOver) && victim == "" {
-			victim = decode
-			procs[victim].Signal(syscall.SIGSTOP)
-		}
-	})
+	got, victim := disturbed(t, client, r.URL, func(decode string) { procs[decode].Signal(syscall.SIGSTOP) })
 	procs[victim].Signal(syscall.SIGCONT)
 	seams := same(t, got, want, victim)
 	if seams == 0 {
@@ -250,6 +246,31 @@ func TestFaultsTakeoverStopped(t *testing.T) {
 	n, err := r.Metric(`xpyd_router_takeovers_total{outcome="continued",reason="silent"}`)
 	if err != nil || int(n) != seams {
 		t.Errorf("%v streams of silent workers went on, %d seams, %v", n, seams, err)
+	}
+	cluster.Wait(t, afterKnown+slack, "ledgers empty", r.Idle)
+}
+
+// TestFaultsTakeoverForced: when a decode worker is made to end before its streams have, they go on
+// at the other.
+func TestFaultsTakeoverForced(t *testing.T) {
+	t.Parallel()
+	r, procs := alone(t)
+	client := cluster.NewClient(t)
+	want := all(t, client, r.URL, func(string, int) {})
+	got, victim := disturbed(t, client, r.URL, func(decode string) {
+		procs[decode].Signal(syscall.SIGTERM)
+		cluster.Wait(t, 10*time.Second, "it to drain", func() error {
+			if log := procs[decode].Stderr.String(); !strings.Contains(log, "draining") {
+				return errors.New(log)
+			}
+			return nil
+		})
+		procs[decode].Signal(syscall.SIGTERM)
+	})
+	seams := same(t, got, want, victim)
+	n, err := r.Metric(`xpyd_router_takeovers_total{outcome="continued",reason="error"}`)
+	if err != nil || int(n) != seams || seams == 0 {
+		t.Errorf("%v streams of workers that failed went on, %d seams, %v", n, seams, err)
 	}
 	cluster.Wait(t, afterKnown+slack, "ledgers empty", r.Idle)
 }
