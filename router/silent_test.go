@@ -118,22 +118,24 @@ func TestSilentNot(t *testing.T) {
 			t.Parallel()
 			g := newRig(t, 1, 1)
 			s := g.sleeper("d0", c.deaf)
-			seen := make(chan struct{})
 			g.tell("d0", 3, s.rest(3))
-			go func() {
-				<-seen
-				if c.other != nil {
-					g.add("p1", fleet.Prefill, c.other)
-					d := g.add("d1", fleet.Decode, c.other)
-					d.on(&d.decode, func(http.ResponseWriter, *http.Request) { t.Error("it was asked") })
-				}
-				for s.asked.Load() < 8 { // the fourth would be the end
-					time.Sleep(time.Millisecond)
-				}
-				s.wake()
-			}()
-			_, text := g.stream(askPair, func() { close(seen) })
-			g.whole(text, 0)
+			resp, err := g.client.Post(g.url+"/v1/completions", "application/json", strings.NewReader(askPair))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			if c.other != nil {
+				g.add("p1", fleet.Prefill, c.other)
+				d := g.add("d1", fleet.Decode, c.other)
+				d.on(&d.decode, func(http.ResponseWriter, *http.Request) { t.Error("it was asked") })
+			}
+			g.until("questions", func() bool { return s.asked.Load() >= 8 }) // after the third at the latest it would be over
+			s.wake()
+			text, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g.whole(string(text), 0)
 			g.takeovers(nil)
 		})
 	}
@@ -185,6 +187,49 @@ func TestSilentAgain(t *testing.T) {
 	if n := g.metric(`xpyd_router_retries_total{reason="silent"}`); n != 1 {
 		t.Errorf("%v attempts ended by silence", n)
 	}
+}
+
+// TestSilentWakes: a stream whose next pair is lost too waits for the worker that has stopped, which
+// may go on with it when it wakes up.
+func TestSilentWakes(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 1, 2)
+	var s atomic.Pointer[sleeper]
+	for _, id := range []string{"d0", "d1"} {
+		g.tells(id, func(r *http.Request) *teller {
+			switch stopped := s.Load(); {
+			case stopped == nil:
+				s.Store(g.sleeper(id, true))
+				return &teller{g: g, cut: 3, how: s.Load().rest(3)}
+			case stopped.m.id != id:
+				return &teller{g: g, cut: 0, how: func(w http.ResponseWriter, r *http.Request) {
+					g.workers[id].srv.Listener.Close()
+					reset(w, r)
+				}}
+			}
+			return &teller{g: g, cut: -1}
+		})
+	}
+	resp, err := g.client.Post(g.url+"/v1/completions", "application/json", strings.NewReader(askPair))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	stopped, asked := s.Load(), int64(0)
+	g.until("the stream to wait", func() bool {
+		var l struct{ Requests []struct{ State string } }
+		g.adminJSON("GET", "/debug/ledger", "", &l)
+		asked = stopped.asked.Load()
+		return len(l.Requests) == 1 && l.Requests[0].State == "picking"
+	})
+	g.until("another question", func() bool { return stopped.asked.Load() > asked+1 }) // a retry waits less
+	stopped.wake()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.whole(string(text), 1)
+	g.takeovers(map[string]int{"continued": 1})
 }
 
 // TestTakeoverSame: where there is no other, a stream whose connection broke, or whose worker said
