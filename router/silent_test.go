@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -163,29 +164,49 @@ func TestSilentRefuses(t *testing.T) {
 	}
 }
 
-// TestSilentAgain: a worker that is to go on with a stream may have stopped, too.
+// TestSilentAgain: a worker that is to go on with a stream may have stopped, too. The last that the
+// stream may lose is waited for.
 func TestSilentAgain(t *testing.T) {
 	t.Parallel()
-	g := newRig(t, 1, 3)
-	var asked atomic.Int64
-	var s atomic.Pointer[sleeper]
-	for _, id := range []string{"d0", "d1", "d2"} {
-		g.tells(id, func(r *http.Request) *teller {
-			switch asked.Add(1) {
-			case 1:
-				return &teller{g: g, cut: 3, how: reset}
-			case 2:
-				s.Store(g.sleeper(id, true))
-				return &teller{g: g, cut: 0, how: s.Load().rest(0)}
+	for lost, retries := range map[int64]int{1: 1, 2: 0} {
+		t.Run(strconv.FormatInt(lost, 10), func(t *testing.T) {
+			t.Parallel()
+			g := newRig(t, 1, 4)
+			var asked atomic.Int64
+			stopped := make(chan *sleeper, 1)
+			for _, id := range []string{"d0", "d1", "d2", "d3"} {
+				g.tells(id, func(r *http.Request) *teller {
+					switch n := asked.Add(1); {
+					case n <= lost:
+						return &teller{g: g, cut: 3, how: reset}
+					case n == lost+1:
+						s := g.sleeper(id, true)
+						stopped <- s
+						s.sleep(r)
+					}
+					return &teller{g: g, cut: -1}
+				})
 			}
-			return &teller{g: g, cut: -1}
+			resp, err := g.client.Post(g.url+"/v1/completions", "application/json", strings.NewReader(askPair))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			s := <-stopped
+			if retries == 0 {
+				time.Sleep(1500 * time.Millisecond) // it is not even asked
+				s.wake()
+			}
+			text, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.wake()
+			g.whole(string(text), int(lost))
+			if n := g.metric(`xpyd_router_retries_total{reason="silent"}`); int(n) != retries {
+				t.Errorf("%v attempts ended by silence", n)
+			}
 		})
-	}
-	_, text := g.post("/v1/completions", askPair)
-	s.Load().wake()
-	g.whole(text, 1)
-	if n := g.metric(`xpyd_router_retries_total{reason="silent"}`); n != 1 {
-		t.Errorf("%v attempts ended by silence", n)
 	}
 }
 

@@ -63,7 +63,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	if a.rules.MaxAnswer && !a.q.top.Stream {
 		h.Set(dialect.HeaderMaxAnswer, a.q.s.maxAnswer)
 	}
-	if x.Given != nil { // a client waits in the middle of its stream
+	if a.q.seam.movable() { // a client waits in the middle of its stream
 		a.d.waits.Add(1)
 		defer a.d.waits.Add(1)
 	}
