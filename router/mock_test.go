@@ -46,6 +46,7 @@ type mock struct {
 	prefill atomic.Pointer[http.HandlerFunc]
 	decode  atomic.Pointer[http.HandlerFunc]
 	other   atomic.Pointer[http.HandlerFunc] // all other paths
+	health  atomic.Pointer[http.HandlerFunc] // which is no leg; nil answers
 	raw     atomic.Pointer[rawHandler]       // asked first; nil asks nobody
 	calls   atomic.Int64                     // legs, without probes
 	probes  atomic.Int64
@@ -64,6 +65,12 @@ type rawHandler struct {
 
 func (m *mock) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if raw := m.raw.Load(); raw != nil && raw.serve(w, r) {
+		return
+	}
+	if health := m.health.Load(); r.URL.Path == "/health" {
+		if health != nil {
+			(*health)(w, r)
+		}
 		return
 	}
 	body, err := io.ReadAll(r.Body)

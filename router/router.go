@@ -195,6 +195,7 @@ func (r *Router) Start() (err error) {
 		return errors.Join(err, r.publicLn.Close())
 	}
 	r.spawn(r.followFleet)
+	r.spawn(r.flights.Listen)
 	r.Members.Start(r.flights)
 	r.spawn(r.feeds.Run)
 	if r.share != nil {

@@ -172,7 +172,7 @@ func (g *rig) takeovers(want map[string]int) {
 	g.t.Helper()
 	for _, outcome := range []string{"continued", "failed", "unkept", "ended"} {
 		n := 0.0
-		for _, reason := range []string{"transport", "timeout", "dead"} {
+		for _, reason := range []string{"transport", "timeout", "dead", "silent", "error"} {
 			n += g.metric(fmt.Sprintf("xpyd_router_takeovers_total{outcome=%q}{reason=%q}", outcome, reason))
 		}
 		if int(n) != want[outcome] {
@@ -419,7 +419,10 @@ func TestTakeoverRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newRig(t, 1, 1)
-			g.tell("d0", 2, nil)
+			g.tell("d0", 2, func(w http.ResponseWriter, r *http.Request) { // it dies, else it would go on itself
+				g.workers["d0"].srv.Listener.Close()
+				reset(w, r)
+			})
 			if name != "another dialect" {
 				g.add("p1", fleet.Prefill, edit)
 			}

@@ -11,6 +11,7 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // A stream outlives its decode worker: the router notes which tokens each event stood for, from a
@@ -173,4 +174,13 @@ func (f *frames) append(dst []byte, index int, ids []int32) []byte {
 		dst = strconv.AppendInt(dst, int64(id), 10)
 	}
 	return append(dst, '\n')
+}
+
+// appendError ends a stream. What another worker may do better than this one is not told to the
+// client but, as a comment, to the router.
+func (f *frames) appendError(dst []byte, err *failure) []byte {
+	if f == nil || err.outcome == ticket.Refused || err.outcome == ticket.Invalid {
+		return openai.AppendErrorEvent(dst, err.api)
+	}
+	return append(err.api.Append(append(dst, ":e "...)), "\n\n"...)
 }

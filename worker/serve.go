@@ -205,7 +205,7 @@ func (w *Worker) answerStream(ctx *fasthttp.RequestCtx, c *call, g *generation, 
 			}
 		}
 		if g.err != nil {
-			buf = openai.AppendErrorEvent(buf, g.err.api)
+			buf = frames.appendError(buf, g.err)
 		} else {
 			if g.j.IncludeUsage {
 				buf = enc.AppendUsage(buf, g.usage)

@@ -443,3 +443,21 @@ func TestAskReach(t *testing.T) {
 	server.Close()
 	f(64, 96, 200, ``, -1, 0)
 }
+
+// TestAppendError: only what another worker may do better is kept from the client.
+func TestAppendError(t *testing.T) {
+	for _, o := range []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Incompatible, ticket.Corrupt, ticket.Cancelled, ticket.Refused, ticket.Invalid} {
+		err := failed(o, errors.New("two\nlines"))
+		event := string(openai.AppendErrorEvent(nil, err.api))
+		if got := string((*frames)(nil).appendError(nil, err)); got != event {
+			t.Errorf("%s, without frames: %q", o, got)
+		}
+		want := ":e " + strings.TrimPrefix(event, "data: ")
+		if o == ticket.Refused || o == ticket.Invalid {
+			want = event
+		}
+		if got := string((&frames{}).appendError(nil, err)); got != want || strings.Count(got, "\n") != 2 {
+			t.Errorf("%s: %q", o, got)
+		}
+	}
+}

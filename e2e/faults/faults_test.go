@@ -216,7 +216,7 @@ func (s *scene) fault(t *testing.T, role fleet.Role, signal syscall.Signal, late
 // continued is how many streams were taken over so far.
 func (s *scene) continued(t *testing.T) (n int) {
 	t.Helper()
-	for _, reason := range []string{"transport", "timeout", "dead"} {
+	for _, reason := range []string{"transport", "timeout", "dead", "silent", "error"} {
 		v, err := s.Metric(fmt.Sprintf("xpyd_router_takeovers_total{outcome=\"continued\",reason=%q}", reason))
 		if err != nil {
 			t.Fatal(err)

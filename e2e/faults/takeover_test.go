@@ -3,6 +3,7 @@ package faults
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -37,6 +38,7 @@ type told struct {
 	seams   int
 	created []string
 	events  map[string][]string // by choice, in order; "" for those without one
+	pause   time.Duration       // the longest between two events
 	err     error
 }
 
@@ -71,6 +73,7 @@ func tell(t *testing.T, client *http.Client, url string, i int, met func(decode 
 
 func (s *told) read(body io.Reader, met func(string, int)) error {
 	in := bufio.NewReader(body)
+	last := time.Time{}
 	for n := 1; ; {
 		line, err := in.ReadString('\n')
 		if err != nil {
@@ -106,6 +109,11 @@ func (s *told) read(body io.Reader, met func(string, int)) error {
 		}
 		data = cachedField.ReplaceAllString(createdField.ReplaceAllString(data, ""), "")
 		s.events[choice] = append(s.events[choice], data)
+		now := time.Now()
+		if n > 1 {
+			s.pause = max(s.pause, now.Sub(last))
+		}
+		last = now
 		met(s.decode, n)
 		n++
 	}
@@ -123,10 +131,28 @@ func all(t *testing.T, client *http.Client, url string, met func(decode string, 
 	return out
 }
 
-// TestFaultsTakeover: when a decode worker is killed, its streams go on at the other, and each
-// event is what it would have been.
-func TestFaultsTakeover(t *testing.T) {
-	t.Parallel()
+// disturbed tells all streams and, when all have begun, does something to a decode worker of one.
+func disturbed(t *testing.T, client *http.Client, url string, do func(decode string)) (got []*told, victim string) {
+	t.Helper()
+	var mu sync.Mutex
+	begun := 0
+	got = all(t, client, url, func(decode string, n int) {
+		mu.Lock()
+		defer mu.Unlock()
+		if n == 10 {
+			begun++
+		}
+		if begun == len(takenOver) && victim == "" { // this stream is far from its end
+			victim = decode
+			do(decode)
+		}
+	})
+	return got, victim
+}
+
+// alone starts a prefill and two decode workers that nobody starts again.
+func alone(t *testing.T) (*cluster.Router, map[string]*cluster.Process) {
+	t.Helper()
 	r := cluster.Alone(t, "--config", config(t), "--nats", cluster.StartNATS(t).URL)
 	model := mediumModel(t)
 	procs := map[string]*cluster.Process{}
@@ -135,6 +161,14 @@ func TestFaultsTakeover(t *testing.T) {
 		procs[id] = r.Worker(t, fleet.Role(role), "--id", id, "--model", model)
 	}
 	r.WaitServing(t, time.Minute, 1, 2)
+	return r, procs
+}
+
+// TestFaultsTakeover: when a decode worker is killed, its streams go on at the other, and each
+// event is what it would have been.
+func TestFaultsTakeover(t *testing.T) {
+	t.Parallel()
+	r, procs := alone(t)
 	client := cluster.NewClient(t)
 	want := all(t, client, r.URL, func(string, int) {})
 	for i, s := range want {
@@ -143,20 +177,21 @@ func TestFaultsTakeover(t *testing.T) {
 		}
 	}
 
-	var mu sync.Mutex
-	begun, victim := 0, ""
-	got := all(t, client, r.URL, func(decode string, n int) {
-		mu.Lock()
-		defer mu.Unlock()
-		if n == 10 {
-			begun++
-		}
-		if begun == len(takenOver) && victim == "" { // this stream is far from its end
-			victim = decode
-			procs[victim].Kill()
-		}
-	})
-	seams := 0
+	got, victim := disturbed(t, client, r.URL, func(decode string) { procs[decode].Kill() })
+	seams := same(t, got, want, victim)
+	continued := (&scene{Router: r}).continued(t)
+	if seams == 0 || continued != seams {
+		t.Errorf("%d seams, %d takeovers after the death of %s", seams, continued, victim)
+	}
+	pauses, err := r.Metric("xpyd_router_takeover_pause_seconds_sum")
+	t.Logf("%d streams went on, after %.0f ms on average, %v", seams, 1000*pauses/max(float64(continued), 1), err)
+	cluster.Wait(t, afterKnown+slack, "ledgers empty", r.Idle)
+}
+
+// same checks streams that outlived their decode worker against undisturbed ones, and counts the
+// seams.
+func same(t *testing.T, got, want []*told, victim string) (seams int) {
+	t.Helper()
 	for i, s := range got {
 		if s.err != nil {
 			t.Errorf("%s: %v", takenOver[i].fields, s.err)
@@ -181,12 +216,62 @@ func TestFaultsTakeover(t *testing.T) {
 			}
 		}
 	}
-	continued := (&scene{Router: r}).continued(t)
-	if seams == 0 || continued != seams {
-		t.Errorf("%d seams, %d takeovers after the death of %s", seams, continued, victim)
+	return seams
+}
+
+// TestFaultsTakeoverStopped: when a decode worker is stopped, its streams go on at the other long
+// before it is called dead, and what it says when it is woken reaches nobody.
+func TestFaultsTakeoverStopped(t *testing.T) {
+	t.Parallel()
+	r, procs := alone(t)
+	client := cluster.NewClient(t)
+	want := all(t, client, r.URL, func(string, int) {})
+	got, victim := disturbed(t, client, r.URL, func(decode string) { procs[decode].Signal(syscall.SIGSTOP) })
+	procs[victim].Signal(syscall.SIGCONT)
+	seams := same(t, got, want, victim)
+	if seams == 0 {
+		t.Errorf("%s had no streams", victim)
 	}
-	pauses, err := r.Metric("xpyd_router_takeover_pause_seconds_sum")
-	t.Logf("%d streams went on, after %.0f ms on average, %v", seams, 1000*pauses/max(float64(continued), 1), err)
+	pause := time.Duration(0)
+	for _, s := range got {
+		if s.seams > 0 {
+			pause = max(pause, s.pause)
+		}
+	}
+	t.Logf("%d streams went on, the longest pause was %v", seams, pause)
+	if cluster.Late(pause, 1500*time.Millisecond) {
+		t.Errorf("a stream stood still for %v", pause)
+	}
+	r.WaitServing(t, 10*time.Second, 1, 2)
+	n, err := r.Metric(`xpyd_router_takeovers_total{outcome="continued",reason="silent"}`)
+	if err != nil || int(n) != seams {
+		t.Errorf("%v streams of silent workers went on, %d seams, %v", n, seams, err)
+	}
+	cluster.Wait(t, afterKnown+slack, "ledgers empty", r.Idle)
+}
+
+// TestFaultsTakeoverForced: when a decode worker is made to end before its streams have, they go on
+// at the other.
+func TestFaultsTakeoverForced(t *testing.T) {
+	t.Parallel()
+	r, procs := alone(t)
+	client := cluster.NewClient(t)
+	want := all(t, client, r.URL, func(string, int) {})
+	got, victim := disturbed(t, client, r.URL, func(decode string) {
+		procs[decode].Signal(syscall.SIGTERM)
+		cluster.Wait(t, 10*time.Second, "it to drain", func() error {
+			if log := procs[decode].Stderr.String(); !strings.Contains(log, "draining") {
+				return errors.New(log)
+			}
+			return nil
+		})
+		procs[decode].Signal(syscall.SIGTERM)
+	})
+	seams := same(t, got, want, victim)
+	n, err := r.Metric(`xpyd_router_takeovers_total{outcome="continued",reason="error"}`)
+	if err != nil || int(n) != seams || seams == 0 {
+		t.Errorf("%v streams of workers that failed went on, %d seams, %v", n, seams, err)
+	}
 	cluster.Wait(t, afterKnown+slack, "ledgers empty", r.Idle)
 }
 

@@ -63,6 +63,10 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	if a.rules.MaxAnswer && !a.q.top.Stream {
 		h.Set(dialect.HeaderMaxAnswer, a.q.s.maxAnswer)
 	}
+	if a.q.seam.movable() { // a client waits in the middle of its stream
+		a.d.waits.Add(1)
+		defer a.d.waits.Add(1)
+	}
 	b, err := a.q.s.send(a.d, h, body, nil)
 	if err != nil {
 		return nil, a.broken(a.d, err)

@@ -47,6 +47,9 @@ func (a *attempt) broken(l *leg, err error) *failure {
 	switch {
 	case errors.Is(cause, errInstanceDead):
 		f.err, f.reason = cause, reasonDead
+	case errors.Is(cause, errSilent):
+		f.err, f.reason = cause, reasonSilent
+		a.fault(l, pick.Broken)
 	case cause != nil: // the request is over
 		f.err, f.retry = cause, false
 	case scarce.Ours(err):

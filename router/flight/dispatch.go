@@ -45,8 +45,8 @@ func (q *request) dispatch(try func(*attempt) (*answer, *failure), last *failure
 			}
 			return nil, oerr
 		}
-		again := slices.Contains(avoid, choice.Prefill.ID) || slices.Contains(avoid, choice.Decode.ID)
-		if again && closedWithin(backoff(n-1), q.ctx.Done(), nil) {
+		again := func(id string) bool { return slices.Contains(avoid, id) || slices.Contains(exclude, id) }
+		if n > 1 && (again(choice.Prefill.ID) || again(choice.Decode.ID)) && closedWithin(backoff(n-1), q.ctx.Done(), nil) {
 			choice.EndPrefill()
 			choice.EndDecode()
 			return nil, contextError(&q.ctx)
@@ -128,7 +128,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		}
 		view := s.Members.View()
 		if q.resumes {
-			req.Exclude = q.unfit(view.Snapshot, barred)
+			req.Exclude, req.Avoid = q.unfit(view.Snapshot, barred, avoid)
 		}
 		choice, err := s.Picker.Pick(view, req)
 		if err == nil {
@@ -147,7 +147,8 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		if len(view.Snapshot.Members) == 0 {
 			err = fmt.Errorf("%w: there are no workers", pick.ErrNoPair)
 		}
-		if q.returning() {
+		returning := q.returning()
+		if returning {
 			wait = retryPairWait
 		}
 		if wait == 0 {
@@ -165,7 +166,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		case <-reopened:
 		case <-reopens:
 		case <-timer.C:
-			if !q.returning() {
+			if !returning && !q.returning() {
 				return nil, 0, pickError(err, q.top.Model)
 			}
 			timer.Reset(wait)

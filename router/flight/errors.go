@@ -65,6 +65,8 @@ const (
 	reasonTransport = "transport"
 	reasonTimeout   = "timeout"
 	reasonDead      = "dead"
+	reasonSilent    = "silent"   // see silent.go
+	reasonError     = "error"    // of a stream: its worker said what went wrong
 	reasonOutcome   = "outcome_" // with the outcome
 	reasonStatus    = "status"
 	reasonShortage  = "shortage" // of the router's own; see shortage
@@ -72,7 +74,7 @@ const (
 
 // retryReasons is the label set of the retry metric.
 var retryReasons = []string{
-	reasonTransport, reasonTimeout, reasonDead, reasonStatus, reasonShortage,
+	reasonTransport, reasonTimeout, reasonDead, reasonSilent, reasonStatus, reasonShortage,
 	reasonOutcome + string(ticket.NoSpace), reasonOutcome + string(ticket.Late), reasonOutcome + string(ticket.Dead),
 	reasonOutcome + string(ticket.Incompatible), reasonOutcome + string(ticket.Corrupt), reasonOutcome + string(ticket.Cancelled),
 }

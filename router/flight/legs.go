@@ -24,7 +24,13 @@ type leg struct {
 
 	h1.Life // its end closes the leg's connection
 
-	sent atomic.Bool    // the request is written; its body is no longer needed
+	sent atomic.Bool // the request is written; its body is no longer needed
+	// waits counts the beginnings and ends of waits for the worker whose silence matters; see
+	// silent.go, which alone uses the next two.
+	waits atomic.Uint32
+	seen  uint32
+	still int32 // since when it is seen
+
 	span *trace.Context // as the worker is told; nil without a trace
 
 	smu   sync.Mutex

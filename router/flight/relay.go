@@ -35,7 +35,7 @@ func (s *stream) next() ([]byte, error) {
 	if s.done {
 		return nil, io.EOF
 	}
-	run, err := s.pace.next(s.events)
+	run, err := s.await()
 	if err == nil {
 		return s.counted(run), nil
 	}
@@ -46,6 +46,9 @@ func (s *stream) next() ([]byte, error) {
 			return nil, io.EOF
 		}
 		err = errors.New("the stream ended early")
+	}
+	if s.q.seam != nil && s.q.seam.fault != "" {
+		err = s.q.seam.fault
 	}
 	s.events.body.Abort()
 	e, f := s.q.streamError(err)
@@ -67,10 +70,24 @@ func (s *stream) next() ([]byte, error) {
 	return openai.AppendErrorEvent(nil, e), nil
 }
 
+// await returns the next run of decode's events. Meanwhile its silence matters, if another pair
+// could go on.
+func (s *stream) await() ([]byte, error) {
+	if !s.q.seam.movable() {
+		return s.pace.next(s.events)
+	}
+	d := s.q.attempts[len(s.q.attempts)-1].d
+	d.waits.Add(1)
+	defer d.waits.Add(1)
+	return s.pace.next(s.events)
+}
+
 // counted merges the prompt's usage into a run and notes what the run reports.
 func (s *stream) counted(run []byte) []byte {
 	if s.q.seam != nil {
-		run = s.q.seam.strip(run, s.events.n)
+		if run = s.q.seam.strip(run, s.events.n); len(run) == 0 {
+			return run
+		}
 	}
 	if s.merge != nil && openai.HasUsage(run) {
 		if u, ok := s.merge(); ok {
@@ -153,10 +170,19 @@ func (q *request) streamError(err error) (*openai.Error, *failure) {
 		return tooLarge(large, &q.top), nil
 	}
 	f := &failure{by: a.d, outcome: ticket.Dead, reason: reasonTransport, exclude: []string{a.d.inst.ID}, err: err}
-	if cause := a.d.Cause(); cause != nil {
+	switch cause := a.d.Cause(); {
+	case errors.Is(cause, errSilent):
+		f.reason, f.err = reasonSilent, cause
+		a.fault(a.d, pick.Broken)
+	case cause != nil:
 		f.reason, f.err = reasonDead, cause
-	} else if a.brokeOff(err); h1.TimedOut(err) {
-		f.outcome, f.reason = ticket.Late, reasonTimeout
+	default:
+		a.brokeOff(err)
+		if h1.TimedOut(err) {
+			f.outcome, f.reason = ticket.Late, reasonTimeout
+		} else if _, ok := errors.AsType[fault](err); ok {
+			f.reason = reasonError
+		}
 	}
 	return openai.Upstream("decode worker %s: %v", a.d.inst.ID, f.err), f
 }

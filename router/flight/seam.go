@@ -28,10 +28,17 @@ type seam struct {
 	n, open int             // choices, and those without a finish
 	usage   bool            // the event with the usage was relayed
 	lost    bool            // what was sent is not known
+	fault   fault           // what decode said instead of an end; "" if nothing
 	breaks  int             // workers that the stream has lost
 	by      *fleet.Instance // the decode whose stream broke last
 	one     [1]sent
 }
+
+// fault is why a decode worker ends a stream that another pair may go on with: not the client's
+// fault. It says so in a comment, faultMark and an error's JSON, in place of the error event.
+type fault string
+
+func (f fault) Error() string { return string(f) }
 
 // sent is what the client has of a choice.
 type sent struct {
@@ -87,7 +94,10 @@ func (s *seam) release() {
 	s.taken, s.lost, s.body, s.choices, s.one = 0, true, nil, nil, [1]sent{}
 }
 
-var frameMark = []byte(":t ")
+var (
+	frameMark = []byte(":t ")
+	faultMark = []byte(":e ")
+)
 
 // strip notes the frames of a run of n events and returns the run without them, in the same
 // memory. A frame that makes no sense only ends the possibility of a takeover.
@@ -100,7 +110,11 @@ func (s *seam) strip(run []byte, n int) []byte {
 				end = at + i + len(eventEnd)
 			}
 		}
-		if event := run[at:end]; !bytes.HasPrefix(event, frameMark) {
+		if event := run[at:end]; bytes.HasPrefix(event, faultMark) {
+			s.fault = fault(openai.ErrorMessage(bytes.TrimSpace(event[len(faultMark):])))
+			at = end
+			continue
+		} else if !bytes.HasPrefix(event, frameMark) {
 			s.unframed(event)
 		} else if i := bytes.IndexByte(event, '\n'); i >= 0 {
 			s.note(event[len(frameMark):i], event[i+1:])
@@ -116,10 +130,7 @@ func (s *seam) strip(run []byte, n int) []byte {
 		}
 		at = end
 	}
-	if from < 0 {
-		return run
-	}
-	return run[from:to]
+	return run[max(from, 0):to]
 }
 
 var (
@@ -256,6 +267,10 @@ func finishes(event []byte) bool {
 
 // whole reports whether all that was sent is known.
 func (s *seam) whole() bool { return !s.lost && s.choices != nil }
+
+// movable reports whether another pair could go on with the stream of a worker that is not known to
+// be dead. The last time is kept for one that is.
+func (s *seam) movable() bool { return s != nil && s.breaks < maxTakeovers && s.whole() }
 
 // given is what a new pair is told; nil at a stream's beginning.
 func (s *seam) given() []byte {

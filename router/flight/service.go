@@ -60,6 +60,7 @@ type Service struct {
 	legs      legs
 	facts     facts
 	kept      pot
+	silence   silence
 
 	mu       sync.Mutex // guards the following; never held while calling out
 	requests map[*request]struct{}
@@ -72,6 +73,7 @@ func New(d Deps) (*Service, error) {
 		budget: newBudget(d.RetryRatio, d.RetryBurst, d.RetryMin), hedges: newHedger(d.Hedge),
 		legs: legs{open: map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}},
 		requests: map[*request]struct{}{}, history: history{ring: make([]record, d.History)}}
+	s.silence = silence{s: s, ask: d.Members.Ask, gone: s.gone, elsewhere: s.elsewhere, asked: map[workerKey]*question{}}
 	s.metrics = newMetrics(s)
 	var err error
 	s.keys, err = newKeyring(&d.Policy, s.metrics.tenants)

@@ -8,7 +8,6 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
-	"github.com/xpyd/xpyd/router/dialect"
 )
 
 // maxTakeovers is how many workers a stream may lose after its first: one that loses more may be
@@ -82,7 +81,7 @@ func tooMany(breaks int) string {
 func (q *request) brokenOff(f *failure) {
 	a := q.attempts[len(q.attempts)-1]
 	q.seam.breaks++
-	q.seam.by = a.d.inst
+	q.seam.by, q.seam.fault = a.d.inst, ""
 	a.d.setState(legFailed)
 	a.mu.Lock()
 	a.failed = f
@@ -123,7 +122,7 @@ func (q *request) resume(a *attempt) (*answer, *failure) {
 	case f == nil && ans.events == nil: // it refuses
 		f = &failure{by: a.d, outcome: ticket.Refused, reason: reasonStatus, status: ans.status,
 			err: fmt.Errorf("status %d: %s", ans.status, openai.ErrorMessage(ans.body))}
-	case f != nil && f.retry && (f.reason == reasonTransport || f.reason == reasonDead) && f.by.sent.Load():
+	case f != nil && f.retry && (f.reason == reasonTransport || f.reason == reasonDead || f.reason == reasonSilent) && f.by.sent.Load():
 		if q.seam.breaks++; q.seam.breaks > maxTakeovers {
 			last := *f // others may be reading f
 			last.retry, last.err = false, fmt.Errorf("%w; %s", f.err, tooMany(q.seam.breaks))
@@ -139,27 +138,46 @@ func (q *request) resume(a *attempt) (*answer, *failure) {
 	return nil, f
 }
 
-// unfit adds to barred who cannot go on with the stream. A worker that was lost may, once it has
-// been started again.
-func (q *request) unfit(now *fleet.Snapshot, barred []string) []string {
-	by := q.seam.by
-	out := slices.DeleteFunc(slices.Clone(barred), func(id string) bool {
+// unfit adds to barred who cannot go on with the stream. Who was lost may, once it has been started
+// again; and for want of another also who broke off but lives, and answers if it was asked.
+func (q *request) unfit(now *fleet.Snapshot, barred, avoid []string) (exclude, avoided []string) {
+	exclude = slices.DeleteFunc(slices.Clone(barred), func(id string) bool {
 		m := now.Get(id)
-		return m != nil && q.tried(id, func(i *fleet.Instance) bool { return true }) &&
-			!q.tried(id, func(i *fleet.Instance) bool { return i.Epoch == m.Epoch })
+		if m == nil || !q.tried(id, func(*fleet.Instance) bool { return true }) {
+			return false
+		}
+		if !q.tried(id, func(i *fleet.Instance) bool { return i.Epoch == m.Epoch }) {
+			return true
+		}
+		if !q.mayTry(id) || q.s.silence.mute(&m.Instance) {
+			return false
+		}
+		avoid = append(avoid[:len(avoid):len(avoid)], id)
+		return true
 	})
 	for i := range now.Members {
 		m := &now.Members[i].Instance
-		d := dialect.For(m.Dialect)
 		if m.Role == fleet.Prefill { // it is like the decode that it pairs with
 			continue
 		}
-		if d == nil || !d.TakesOver || m.ModelFingerprint != by.ModelFingerprint ||
-			m.TokenizerFingerprint != by.TokenizerFingerprint || m.Numerics != by.Numerics {
-			out = append(out, m.ID)
+		if !goesOn(m, q.seam.by) || q.s.silence.mute(m) {
+			exclude = append(exclude, m.ID)
 		}
 	}
-	return out
+	return exclude, avoid
+}
+
+// mayTry reports whether the latest failure of a worker was one that another try may not meet.
+func (q *request) mayTry(id string) bool {
+	for _, a := range slices.Backward(q.attempts) {
+		a.mu.Lock()
+		f := a.failed
+		a.mu.Unlock()
+		if f != nil && f.by.inst.ID == id {
+			return f.reason == reasonTransport || f.reason == reasonSilent || f.reason == reasonError
+		}
+	}
+	return false
 }
 
 // tried reports whether a worker of an attempt has that id and is as asked.
@@ -169,17 +187,17 @@ func (q *request) tried(id string, is func(*fleet.Instance) bool) bool {
 	})
 }
 
-// returning reports whether a worker that the stream had is being started again, so that it is
-// worth waiting for.
+// returning reports whether a worker that the stream had is being started again, or may wake up, so
+// that it is worth waiting for.
 func (q *request) returning() bool {
-	if !q.resumes || q.s.Coming == nil {
+	if !q.resumes {
 		return false
 	}
 	now := q.s.fleet.Snapshot()
 	returns := func(l *leg) bool {
 		id := l.inst.ID
 		m := now.Get(id)
-		return (m == nil || !m.Draining && !q.s.Members.Serves(m)) && !q.s.Members.DrainAsked(id) && q.s.Coming(id)
+		return q.s.silence.mute(l.inst) || q.s.Coming != nil && (m == nil || !m.Draining && !q.s.Members.Serves(m)) && !q.s.Members.DrainAsked(id) && q.s.Coming(id)
 	}
 	return slices.ContainsFunc(q.attempts, func(a *attempt) bool { return returns(a.p) || returns(a.d) })
 }

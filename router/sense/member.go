@@ -77,6 +77,32 @@ func (ms *Members) Suspect(inst *fleet.Instance, err error) {
 	})
 }
 
+// Ask asks a worker whether it is there, until l ends. Any answer counts, and if it refuses the
+// connection it is reported dead.
+func (ms *Members) Ask(l *h1.Life, inst *fleet.Instance) error {
+	addr, err := ms.Address(inst)
+	if err != nil {
+		return err
+	}
+	h := ms.Client.Header()
+	defer ms.Client.Recycle(h)
+	h.SetMethod(fasthttp.MethodGet)
+	h.SetRequestURI("/health")
+	ms.Introduce(h, inst)
+	b, err := ms.Client.Do(l, addr, h, nil, nil)
+	if err != nil {
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			ms.Suspect(inst, err)
+		}
+		return err
+	}
+	_, _ = b.All(maxHealth) // for the connection's next use
+	b.Finish()
+	return nil
+}
+
+const maxHealth = 64 << 10
+
 // knock connects to a worker and passes on the result; other knocks are dropped meanwhile.
 // A slow answer counts as none. If the router itself cannot connect, nothing is passed on.
 func (ms *Members) knock(inst *fleet.Instance, then func(error)) {
