@@ -68,7 +68,7 @@ func TestEngine(t *testing.T) {
 
 func TestEngineRefuses(t *testing.T) {
 	for _, head := range []string{"Content-Length: x", "Content-Length: -1", "Content-Length: 99999999999", "Transfer-Encoding: chunked"} {
-		if _, _, err := readHead(bufio.NewReader(strings.NewReader("POST / HTTP/1.1\r\n" + head + "\r\n\r\n"))); err == nil {
+		if _, _, _, err := readHead(bufio.NewReader(strings.NewReader("POST / HTTP/1.1\r\n" + head + "\r\n\r\n"))); err == nil {
 			t.Errorf("%q is taken", head)
 		}
 	}
