@@ -3,6 +3,8 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"errors"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -63,6 +65,40 @@ func TestEngine(t *testing.T) {
 	f(mockEngine{}, "POST", path, completion("words", true, 3, pacePrefix+"20"), "data: [DONE]")
 	if took := time.Since(began); took < 50*time.Millisecond {
 		t.Errorf("three chunks, 20 ms apart, took %v", took)
+	}
+}
+
+// TestEngineFrames: to a router that asks, the engine says which token each event stands for; it can
+// hold a stream.
+func TestEngineFrames(t *testing.T) {
+	here, there := net.Pipe()
+	done := make(chan error, 1)
+	go func() { done <- mockEngine{}.serve(there) }()
+	if err := here.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	req := bytes.Replace(post("/v1/completions", completion("x", true, 9, holdPrefix+"2")), []byte("\r\n"), []byte("\r\nx-xpyd-tokens: 1\r\n"), 1)
+	go func() { _, _ = here.Write(req) }() // a failure shows in the reply
+	got, events := "", 0
+	for r := bufio.NewReader(here); events < 2; {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got += line; strings.HasPrefix(line, "data: ") {
+			events++
+		}
+	}
+	here.Close()
+	if err := <-done; err != nil && !errors.Is(err, io.ErrClosedPipe) && !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	if !strings.Contains(got, ":t 1 0123456789abcdef 0 10000\ndata: {") || !strings.Contains(got, ":t - - 0 10001\ndata: {") {
+		t.Errorf("%q", got)
+	}
+	resp, _ := ask(t, mockEngine{}, "POST", "/v1/completions", completion("x", true, 2, ""))
+	if strings.Contains(string(resp.Body()), ":t ") {
+		t.Errorf("nobody asked: %q", resp.Body())
 	}
 }
 
