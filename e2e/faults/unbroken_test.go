@@ -230,7 +230,7 @@ type drawn struct{ path, fields string }
 // draw makes a request.
 func draw(r *rand.Rand, whole bool) drawn {
 	d := drawn{path: "/v1/completions"}
-	chat, n, most := r.IntN(3) == 0, 1, 30+r.IntN(500)
+	chat, most := r.IntN(3) == 0, 30+r.IntN(500)
 	f := []string{`"model":"tiny"`, fmt.Sprintf(`"stream":%t,"seed":%d,"max_tokens":%d`, !whole, r.IntN(1<<30), most)}
 	add := func(one int, format string, args ...any) bool { // once in so many requests
 		if r.IntN(one) > 0 {
@@ -242,10 +242,7 @@ func draw(r *rand.Rand, whole bool) drawn {
 	if !add(4, `"temperature":0`) {
 		add(1, `"temperature":%.1f`, 0.3+1.3*r.Float64())
 	}
-	if r.IntN(4) == 0 {
-		n = 2 + r.IntN(2)
-		add(1, `"n":%d`, n)
-	}
+	add(4, `"n":%d`, 2+r.IntN(2))
 	words := strings.Fields("Once upon a time there was a little dog who liked to play in the park with Lily and her mom They said hello big red ball happy sad tree")
 	text := func(n int) string {
 		out := make([]string, n)
