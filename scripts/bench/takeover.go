@@ -44,13 +44,14 @@ type fault struct {
 	name   string
 	signal syscall.Signal
 	after  int                // answer tokens of each of its streams
+	pool   string             // of each worker: for all streams on one. The kernel frees a dead one's before its connections end
 	limits map[string]float64 // ms, by figure; 0: none
 }
 
 var faults = []fault{
-	{"crash", syscall.SIGKILL, 16, map[string]float64{"stream.crash_pause_ms.p50": 150, "stream.crash_pause_ms.p99": 400}},
-	{"at512", syscall.SIGKILL, 512, map[string]float64{"stream.crash_pause_ms.p50.at512": 0, "stream.crash_pause_ms.p99.at512": 0}},
-	{"stop", syscall.SIGSTOP, 16, map[string]float64{"stream.stop_pause_ms.p99": 1500}},
+	{"crash", syscall.SIGKILL, 16, "256MiB", map[string]float64{"stream.crash_pause_ms.p50": 150, "stream.crash_pause_ms.p99": 400}},
+	{"at512", syscall.SIGKILL, 512, "640MiB", map[string]float64{"stream.crash_pause_ms.p50.at512": 0, "stream.crash_pause_ms.p99.at512": 0}},
+	{"stop", syscall.SIGSTOP, 16, "256MiB", map[string]float64{"stream.stop_pause_ms.p99": 1500}},
 }
 
 const (
@@ -147,8 +148,8 @@ func (b *takeover) measure(ctx context.Context, f fault) error {
 			of = pauses.p50
 		}
 		figure := figures.Figure{Name: name, Unit: "ms", Peer: peer,
-			Model: fmt.Sprintf("15M shape, 32,000 tokens, 2,048 positions, random f32 weights, 1P2D, %d threads each; %d streams, prompts of %d tokens that prefill holds; %s of one decode worker after %d answer tokens, its streams' pauses from then",
-				b.threads, b.streams, takeoverPrompt, what, f.after)}
+			Model: fmt.Sprintf("15M shape, 32,000 tokens, 2,048 positions, random f32 weights, 1P2D, %d threads and %s of KV each; %d streams, prompts of %d tokens that prefill holds; %s of one decode worker after %d answer tokens, its streams' pauses from then",
+				b.threads, f.pool, b.streams, takeoverPrompt, what, f.after)}
 		if err := b.Add(figures.RatiosOf(figure, runs, of)); err != nil {
 			return err
 		}
@@ -180,9 +181,9 @@ type trio struct {
 	addr string
 }
 
-func (b *takeover) start(ctx context.Context) (*trio, error) {
+func (b *takeover) start(ctx context.Context, pool string) (*trio, error) {
 	data := filepath.Join(b.Dir, fmt.Sprint("takeover-", time.Now().UnixNano()))
-	p, url, _, err := up(ctx, b.Bench, "--data", data, "--decode", "2", "--model", b.model, "--threads", strconv.Itoa(b.threads), "--kv-memory", "2GiB")
+	p, url, _, err := up(ctx, b.Bench, "--data", data, "--decode", "2", "--model", b.model, "--threads", strconv.Itoa(b.threads), "--kv-memory", pool)
 	if err != nil {
 		return nil, err
 	}
@@ -310,7 +311,7 @@ func (f *flow) behind(broke *flow) *flow {
 
 // undisturbed returns the tokens of each stream.
 func (b *takeover) undisturbed(ctx context.Context, f fault) ([][]string, error) {
-	s, err := b.start(ctx)
+	s, err := b.start(ctx, f.pool)
 	if err != nil {
 		return nil, err
 	}
@@ -331,7 +332,7 @@ func (b *takeover) undisturbed(ctx context.Context, f fault) ([][]string, error)
 
 // strike runs all streams and hits the victim once each of its streams has the fault's tokens.
 func (b *takeover) strike(ctx context.Context, f fault, way string, want [][]string) (p pauses, err error) {
-	s, err := b.start(ctx)
+	s, err := b.start(ctx, f.pool)
 	if err != nil {
 		return p, err
 	}
