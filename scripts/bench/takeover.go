@@ -56,7 +56,7 @@ var faults = []fault{
 
 const (
 	takeoverPrompt = 256 // tokens
-	takeoverRest   = 64  // tokens that a stream has behind the fault
+	takeoverRest   = 128 // tokens that a stream has behind the fault
 	takeoverVictim = "decode-0"
 	takenOver      = "taken over"
 	askedAgain     = "asked again"
@@ -395,7 +395,7 @@ func (b *takeover) strike(ctx context.Context, f fault, way string, want [][]str
 	for i, l := range flows {
 		lost := l.decode == takeoverVictim
 		if lost != (len(l.seams) == 1) || len(l.seams) > 1 {
-			return p, fmt.Errorf("stream %d of %s has %d seams", i, l.decode, len(l.seams))
+			return p, fmt.Errorf("stream %d of %s has %d seams; its last token came %.0f ms after the fault", i, l.decode, len(l.seams), ms(l.at[len(l.at)-1].Sub(at)))
 		}
 		if !lost {
 			continue
@@ -411,6 +411,6 @@ func (b *takeover) strike(ctx context.Context, f fault, way string, want [][]str
 	if len(p.all) == 0 {
 		return p, errors.New("no stream was hit")
 	}
-	b.Book.Logf("%s, %s: the furthest stream of the victim was at %d tokens; pauses %.1f ms", f.name, way, furthest, p.all)
+	b.Book.Logf("%s, %s: the furthest of these streams was at %d tokens; pauses %.1f ms", f.name, way, furthest, p.all)
 	return p, s.p.Stop()
 }
