@@ -75,11 +75,22 @@ func (b *idle) start(ctx context.Context, binary, settings string) (*own, error)
 		return nil, err
 	}
 	o := &own{fleetAt: fleetAt{admin: "http://" + admin}, Process: p}
-	if err := o.join(ctx, data, b.p, b.d); err != nil {
+	if err = p.Until(ctx, 30*time.Second, func() error { return listens(admin) }); err == nil {
+		err = o.join(ctx, data, b.p, b.d)
+	}
+	if err != nil {
 		p.Kill()
 		return nil, err
 	}
 	return o, nil
+}
+
+func listens(addr string) error {
+	c, err := net.Dial("tcp", addr)
+	if err == nil {
+		err = c.Close()
+	}
+	return err
 }
 
 // join adds the mocks, and waits until a request has gone through both.
