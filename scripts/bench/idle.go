@@ -221,13 +221,16 @@ func (b *idle) heapOf(ctx context.Context, binary, settings string, count, event
 		}
 	}()
 	var all errgroup.Group
+	all.SetLimit(16) // the others have what they wait for
 	for i := range conns {
-		c, err := dial(o.Addr)
-		if err != nil {
-			return 0, err
-		}
-		conns[i] = c.conn
-		all.Go(func() error { return c.events(req, events) })
+		all.Go(func() error {
+			c, err := dial(o.Addr)
+			if err != nil {
+				return err
+			}
+			conns[i] = c.conn
+			return c.events(req, events)
+		})
 	}
 	if err := all.Wait(); err != nil {
 		return 0, err
@@ -249,7 +252,9 @@ func (c *rawClient) events(req []byte, n int) error {
 		if bytes.HasPrefix(line, []byte("data: {\"id\"")) {
 			n--
 		} else if bytes.HasPrefix(line, []byte("data: ")) || bytes.HasPrefix(line, []byte("HTTP/1.1 ")) && !bytes.Contains(line, []byte(" 200 ")) {
-			return fmt.Errorf("the router says %s", line)
+			said := string(line)
+			rest, _ := c.r.Peek(c.r.Buffered()) // cannot fail
+			return fmt.Errorf("the router says %s%s", said, rest)
 		}
 	}
 	return nil
