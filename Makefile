@@ -11,7 +11,7 @@ SEED     ?= 1
 N        ?= 200
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker compose-check
+.PHONY: unbroken router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker compose-check
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -42,6 +42,9 @@ clients: ## the official Python and Node OpenAI libraries against `xpyd up`, and
 faults: ## the connector's fault matrix, then kill -9 and kill -STOP of every kind of process, 20 rounds
 	XPYD_FAULT_ROUNDS=10 scripts/kv-faults
 	XPYD_FAULT_ROUNDS=20 $(GO) test ./e2e/faults -run TestFault -count=1 -timeout 60m -v
+
+unbroken: ## N (200) strikes drawn by SEED at decode workers, kills, stops and resets: each stream goes on as if nothing had been
+	XPYD_UNBROKEN=$(N) XPYD_UNBROKEN_SEED=$(SEED) $(GO) test ./e2e/faults -run TestUnbroken -count=1 -timeout 24h -v
 
 kv-soak: ## 200 peers, 10,000 KV transfers in flight, ten minutes
 	$(GO) run ./scripts/kvsoak -time 10m

@@ -15,6 +15,8 @@ var (
 	slowModel = cluster.Once("slow", random(modeltest.Stories110M()))
 	// mediumModel is one on which a prompt of some hundred tokens takes a while.
 	mediumModel = cluster.Once("medium", random(modeltest.Stories15M()))
+	// tinyModel is one that answers at once.
+	tinyModel = cluster.Once("tiny", random(modeltest.Tiny("llama")))
 )
 
 // random writes a model with random weights and the tokenizer of stories260k.

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,17 +48,16 @@ var (
 	cachedField  = regexp.MustCompile(`"cached_tokens":\d+`)
 )
 
-// tell reads a stream; met is called with the number of its events so far.
-func tell(t *testing.T, client *http.Client, url string, i int, met func(decode string, n int)) *told {
-	a := &takenOver[i]
+// tell sends a request and reads the answer; met is called with the number of a stream's events so
+// far. The answer to one that does not stream is one event, for which met is not called.
+func tell(ctx context.Context, client *http.Client, url, id, body string, met func(decode string, n int)) *told {
 	s := &told{events: map[string][]string{}}
-	body := fmt.Sprintf(`{"model":"medium","stream":true,"ignore_eos":true,"max_tokens":240,"seed":%d,%s}`, i+1, a.fields)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+a.path, strings.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
 	if err != nil {
 		s.err = err
 		return s
 	}
-	req.Header.Set("x-request-id", fmt.Sprintf("told-%d", i))
+	req.Header.Set("x-request-id", id)
 	resp, err := client.Do(req)
 	if err != nil {
 		s.err = err
@@ -65,10 +65,52 @@ func tell(t *testing.T, client *http.Client, url string, i int, met func(decode 
 	}
 	defer resp.Body.Close()
 	s.decode = resp.Header.Get("x-xpyd-decode")
-	if s.err = s.read(resp.Body, met); s.err == nil && resp.StatusCode != 200 {
-		s.err = fmt.Errorf("status %d", resp.StatusCode)
+	if resp.StatusCode == 200 && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
+		s.err = s.read(resp.Body, met)
+	} else if whole, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 {
+		s.err = fmt.Errorf("status %d, %v: %s", resp.StatusCode, err, whole)
+	} else {
+		s.note("whole", string(whole))
 	}
 	return s
+}
+
+// tellOf tells one of takenOver.
+func tellOf(t *testing.T, client *http.Client, url string, i int, met func(decode string, n int)) *told {
+	a := &takenOver[i]
+	return tell(t.Context(), client, url+a.path, fmt.Sprintf("told-%d", i),
+		fmt.Sprintf(`{"model":"medium","stream":true,"ignore_eos":true,"max_tokens":240,"seed":%d,%s}`, i+1, a.fields), met)
+}
+
+// note keeps an event without what may differ.
+func (s *told) note(choice, data string) {
+	if at := createdField.FindString(data); !slices.Contains(s.created, at) {
+		s.created = append(s.created, at)
+	}
+	data = cachedField.ReplaceAllString(createdField.ReplaceAllString(data, ""), "")
+	s.events[choice] = append(s.events[choice], data)
+}
+
+// differs says in what s is not as want; "" if it is.
+func (s *told) differs(want *told) string {
+	if s.err != nil {
+		return s.err.Error()
+	}
+	if len(s.created) != 1 {
+		return fmt.Sprintf("created at %v", s.created)
+	}
+	if k, l := slices.Sorted(maps.Keys(s.events)), slices.Sorted(maps.Keys(want.events)); !slices.Equal(k, l) {
+		return fmt.Sprintf("choices %q, want %q", k, l)
+	}
+	for c, events := range want.events {
+		for n := range max(len(events), len(s.events[c])) {
+			if n >= len(events) || n >= len(s.events[c]) || events[n] != s.events[c][n] {
+				return fmt.Sprintf("choice %s, event %d of %d, %d wanted:\n%q\n%q", c, n, len(s.events[c]), len(events),
+					s.events[c][min(n, len(s.events[c])):min(n+2, len(s.events[c]))], events[min(n, len(events)):min(n+2, len(events))])
+			}
+		}
+	}
+	return ""
 }
 
 func (s *told) read(body io.Reader, met func(string, int)) error {
@@ -104,11 +146,7 @@ func (s *told) read(body io.Reader, met func(string, int)) error {
 		if len(e.Choices) > 0 {
 			choice = fmt.Sprint(e.Choices[0].Index)
 		}
-		if at := createdField.FindString(data); !slices.Contains(s.created, at) {
-			s.created = append(s.created, at)
-		}
-		data = cachedField.ReplaceAllString(createdField.ReplaceAllString(data, ""), "")
-		s.events[choice] = append(s.events[choice], data)
+		s.note(choice, data)
 		now := time.Now()
 		if n > 1 {
 			s.pause = max(s.pause, now.Sub(last))
@@ -125,7 +163,7 @@ func all(t *testing.T, client *http.Client, url string, met func(decode string, 
 	out := make([]*told, len(takenOver))
 	var wg sync.WaitGroup
 	for i := range takenOver {
-		wg.Go(func() { out[i] = tell(t, client, url, i, met) })
+		wg.Go(func() { out[i] = tellOf(t, client, url, i, met) })
 	}
 	wg.Wait()
 	return out
@@ -200,20 +238,8 @@ func same(t *testing.T, got, want []*told, victim string) (seams int) {
 		if seams += s.seams; s.seams > 1 || s.seams == 1 && s.decode != victim {
 			t.Errorf("%d seams in the stream of %s, %s died", s.seams, s.decode, victim)
 		}
-		if len(s.created) != 1 {
-			t.Errorf("created at %v", s.created)
-		}
-		if k, l := slices.Sorted(maps.Keys(s.events)), slices.Sorted(maps.Keys(want[i].events)); !slices.Equal(k, l) {
-			t.Errorf("%s: choices %q, want %q", takenOver[i].fields, k, l)
-		}
-		for c, events := range want[i].events {
-			for n := range max(len(events), len(s.events[c])) {
-				if n >= len(events) || n >= len(s.events[c]) || events[n] != s.events[c][n] {
-					t.Errorf("%s, choice %s, event %d of %d, %d wanted:\n%q\n%q", takenOver[i].fields, c, n, len(s.events[c]), len(events),
-						s.events[c][min(n, len(s.events[c])):min(n+2, len(s.events[c]))], events[min(n, len(events)):min(n+2, len(events))])
-					break
-				}
-			}
+		if bad := s.differs(want[i]); bad != "" {
+			t.Errorf("%s: %s", takenOver[i].fields, bad)
 		}
 	}
 	return seams
@@ -282,13 +308,13 @@ func TestFaultsTakeoverAlone(t *testing.T) {
 	r := cluster.Up(t, "--prefill", "1", "--decode", "1", "--config", config(t), "--model", mediumModel(t))
 	client := cluster.NewClient(t)
 	const which = 1
-	want := tell(t, client, r.URL, which, func(string, int) {})
+	want := tellOf(t, client, r.URL, which, func(string, int) {})
 	f, err := r.Fleet()
 	if err != nil {
 		t.Fatal(err)
 	}
 	pid := f.Get("decode-0").PID
-	got := tell(t, client, r.URL, which, func(_ string, n int) {
+	got := tellOf(t, client, r.URL, which, func(_ string, n int) {
 		if n == 10 {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // what follows tells
 		}

@@ -46,15 +46,7 @@ func (b *builds) open(ctx context.Context) error {
 	if b.before == "" {
 		return errors.New("name the earlier commit: -before")
 	}
-	commit, err := harness.Run(ctx, nil, "git", "rev-parse", "--short=12", b.before+"^{commit}")
-	if err != nil {
-		return err
-	}
-	hash := strings.TrimSpace(commit)
-	b.Command = strings.Replace(b.Command, "-before "+b.before, "-before "+hash, 1)
-	b.before = hash
-	b.tree = filepath.Join(b.Dir, "before")
-	if _, err := harness.Run(ctx, nil, "git", "worktree", "add", "--detach", b.tree, hash); err != nil {
+	if err := b.checkOut(ctx); err != nil {
 		return err
 	}
 	b.routerBefore, b.decoders = filepath.Join(b.Dir, "xpyd-before"), [2]string{filepath.Join(b.Dir, "decode"), filepath.Join(b.Dir, "decode-before")}
@@ -69,6 +61,20 @@ func (b *builds) open(ctx context.Context) error {
 	return nil
 }
 
+// checkOut makes a work tree of the earlier commit.
+func (b *builds) checkOut(ctx context.Context) error {
+	commit, err := harness.Run(ctx, nil, "git", "rev-parse", "--short=12", b.before+"^{commit}")
+	if err != nil {
+		return err
+	}
+	hash := strings.TrimSpace(commit)
+	b.Command = strings.Replace(b.Command, " "+b.before, " "+hash, 1)
+	b.before = hash
+	b.tree = filepath.Join(b.Dir, "before")
+	_, err = harness.Run(ctx, nil, "git", "worktree", "add", "--detach", b.tree, hash)
+	return err
+}
+
 func (b *builds) close() error {
 	if b.tree == "" {
 		return nil
@@ -79,7 +85,7 @@ func (b *builds) close() error {
 
 // add records the ratio of now over before by the worse end of its median's 95 % interval:
 // the upper end where less is better, the lower end where more is.
-func (b *builds) add(name, unit, model string, now, before []float64, more bool) error {
+func (b *builds) add(name, unit, model, peer string, now, before []float64, more bool) error {
 	f := figures.Figure{Name: name}.Ratios(now, before)
 	ratios := make([]float64, len(now))
 	for i := range ratios {
@@ -90,10 +96,12 @@ func (b *builds) add(name, unit, model string, now, before []float64, more bool)
 	if more {
 		end, which = low, "lower"
 	}
-	return b.Add(figures.Figure{Name: name, Value: end, PeerValue: 1, Ratio: end, Unit: "x", Peer: "the build before, " + b.before, Runs: f.Runs,
+	return b.Add(figures.Figure{Name: name, Value: end, PeerValue: 1, Ratio: end, Unit: "x", Peer: peer, Runs: f.Runs,
 		Model:  fmt.Sprintf("%s; %s end of the median's 95 %% interval", model, which),
 		Spread: fmt.Sprintf("median %.4f, 95 %% interval %.4f..%.4f; now %.4g %s, before %.4g %s", f.Ratio, low, high, f.Value, unit, f.PeerValue, unit)})
 }
+
+func (b *builds) earlier() string { return "the build before, " + b.before }
 
 // routers compares the processor time per request. Each round starts both builds afresh.
 func (b *builds) routers(ctx context.Context, name string, stream bool) error {
@@ -105,7 +113,7 @@ func (b *builds) routers(ctx context.Context, name string, stream bool) error {
 	n := max(b.requests/turns, 1)
 	us := map[string][]float64{}
 	for round := range b.Rounds {
-		used, err := b.alternate(ctx, []string{b.routerBefore, now}, round, n, req)
+		used, err := b.alternate(ctx, []target{b.build(b.routerBefore), b.build(now)}, round, n, req)
 		if err != nil {
 			return err
 		}
@@ -114,22 +122,27 @@ func (b *builds) routers(ctx context.Context, name string, stream bool) error {
 		}
 		b.Sayf("%s round %d: now %.2f, before %.2f us of processor a request, %d requests in %d turns", name, round, us[now][round], us[b.routerBefore][round], turns*n, turns)
 	}
-	return b.add(b.routerName+"."+name, "us", "mock engines, 2 KB prompt, c=32", us[now], us[b.routerBefore], false)
+	return b.add(b.routerName+"."+name, "us", "mock engines, 2 KB prompt, c=32", b.earlier(), us[now], us[b.routerBefore], false)
+}
+
+// build is the router of a binary.
+func (b *builds) build(binary string) target {
+	return target{name: binary, start: func(ctx context.Context) (*harness.Process, error) { return b.routerOf(ctx, binary) }}
 }
 
 // alternate starts the routers, drives them in turns of n requests, each turn with another
 // one first, and returns each router's processor time.
-func (b *builds) alternate(ctx context.Context, binaries []string, round, n int, req []byte) (map[string]time.Duration, error) {
+func (b *builds) alternate(ctx context.Context, routers []target, round, n int, req []byte) (map[string]time.Duration, error) {
 	var started []*harness.Process
 	used := map[string]time.Duration{}
-	for _, binary := range binaries {
-		p, err := b.routerOf(ctx, binary)
+	for _, r := range routers {
+		p, err := r.start(ctx)
 		if err == nil {
 			defer p.Kill()
 			_, err = drive(p.Addr, 32, max(b.requests/5, 1), req)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", binary, err)
+			return nil, fmt.Errorf("%s: %w", r.name, err)
 		}
 		started = append(started, p)
 	}
@@ -138,9 +151,9 @@ func (b *builds) alternate(ctx context.Context, binaries []string, round, n int,
 		p := started[at]
 		before := p.CPU()
 		if _, err := drive(p.Addr, 32, n, req); err != nil {
-			return nil, fmt.Errorf("%s: %w", binaries[at], err)
+			return nil, fmt.Errorf("%s: %w", routers[at].name, err)
 		}
-		used[binaries[at]] += p.CPU() - before
+		used[routers[at].name] += p.CPU() - before
 	}
 	return used, nil
 }
@@ -164,5 +177,5 @@ func (b *builds) decoding(ctx context.Context) error {
 			b.Sayf("decode round %d: now %.2f, before %.2f tokens/s", round, speeds[b.decoders[0]][round-1], speeds[b.decoders[1]][round-1])
 		}
 	}
-	return b.add(b.cpuName+".110m", "tokens/s", "110M shape, random f32 weights, 1 thread, batch 1", speeds[b.decoders[0]], speeds[b.decoders[1]], true)
+	return b.add(b.cpuName+".110m", "tokens/s", "110M shape, random f32 weights, 1 thread, batch 1", b.earlier(), speeds[b.decoders[0]], speeds[b.decoders[1]], true)
 }

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/router/dialect"
 )
 
 // The mock engine's replies. A chunk's "created" is when it was written, in nanoseconds.
@@ -29,18 +31,20 @@ var asked = map[string]string{
 	"/v1/models":       `{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"vllm","max_model_len":131072}]}`,
 	"/version":         `{"version":"0.12.0"}`,
 	"/get_server_info": serverInfo, "/server_info": serverInfo, "/get_model_info": serverInfo, "/model_info": serverInfo,
-	"/load": `[]`, "/get_load": `[]`, "/v1/loads": `[]`,
+	"/xpyd/v1/prefill": `{"outcome":"done"}`,
+	"/load":            `[]`, "/get_load": `[]`, "/v1/loads": `[]`,
 }
 
 // burst as a pace sends the first chunk of a stream, then all others in one write.
 const burst = -1
 
 // pacePrefix in a request's "user", followed by milliseconds, spaces the stream's chunks.
-const pacePrefix = "pace-"
+// holdPrefix, followed by a number of chunks, sends no more than these until the caller leaves.
+const pacePrefix, holdPrefix = "pace-", "hold-"
 
 // mockEngine is the cheapest server that a P/D router or a load generator takes for an
-// engine. It replies at once, as prefill if decode is to be elsewhere. pace spaces the chunks
-// of streams whose request names no pace.
+// engine, or for a worker of our own. It replies at once, as prefill if decode is to be elsewhere.
+// pace spaces the chunks of streams whose request names no pace.
 type mockEngine struct{ pace time.Duration }
 
 // serveEngine serves at addr and prints where.
@@ -72,7 +76,7 @@ func (e mockEngine) serve(conn net.Conn) error {
 	r := bufio.NewReaderSize(conn, 16<<10)
 	var body []byte
 	for {
-		path, length, err := readHead(r)
+		path, length, frames, err := readHead(r)
 		if err != nil {
 			return err
 		}
@@ -80,26 +84,26 @@ func (e mockEngine) serve(conn net.Conn) error {
 		if _, err := io.ReadFull(r, body); err != nil {
 			return err
 		}
-		if err := e.answer(conn, path, body); err != nil {
+		if err := e.answer(conn, path, body, frames); err != nil {
 			return err
 		}
 	}
 }
 
-// readHead reads a request up to its body.
-func readHead(r *bufio.Reader) (path string, length int, err error) {
+// readHead reads a request up to its body. frames: our router asks which tokens the events stand for.
+func readHead(r *bufio.Reader) (path string, length int, frames bool, err error) {
 	var h fasthttp.RequestHeader
 	if err := h.Read(r); err != nil {
-		return "", 0, err
+		return "", 0, false, err
 	}
 	path, _, _ = strings.Cut(string(h.RequestURI()), "?")
 	if length = h.ContentLength(); length < 0 || length > 64<<20 {
-		return "", 0, fmt.Errorf("content length %d", length)
+		return "", 0, false, fmt.Errorf("content length %d", length)
 	}
-	return path, length, nil
+	return path, length, len(h.Peek(dialect.HeaderTokens)) > 0, nil
 }
 
-func (e mockEngine) answer(w io.Writer, path string, body []byte) error {
+func (e mockEngine) answer(w io.ReadWriter, path string, body []byte, frames bool) error {
 	head, end := body[:min(len(body), 4<<10)], body[max(0, len(body)-4<<10):]
 	has := func(field string) bool {
 		return slices.ContainsFunc([]string{`"` + field + `":true`, `"` + field + `": true`}, func(s string) bool {
@@ -117,7 +121,7 @@ func (e mockEngine) answer(w io.Writer, path string, body []byte) error {
 		if ms := numberAfter(body, pacePrefix, -1); ms >= 0 {
 			pace = time.Duration(ms) * time.Millisecond
 		}
-		return stream(w, numberAfter(body, `"max_tokens":`, 16), pace, has("include_usage"))
+		return stream(w, numberAfter(body, `"max_tokens":`, 16), numberAfter(body, holdPrefix, -1), pace, has("include_usage"), frames)
 	}
 	_, err := fmt.Fprintf(w, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(text), text)
 	return err
@@ -142,7 +146,7 @@ func leadingInt(text []byte) (int64, error) {
 }
 
 // stream writes a reply in chunks, one write each except in a burst.
-func stream(w io.Writer, chunks int, pace time.Duration, usage bool) error {
+func stream(w io.ReadWriter, chunks, hold int, pace time.Duration, usage, frames bool) error {
 	out := []byte("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nTransfer-Encoding: chunked\r\n\r\n")
 	put := func(text string) { out = fmt.Appendf(out, "%x\r\n%s\r\n", len(text), text) }
 	var tick *time.Ticker
@@ -154,7 +158,19 @@ func stream(w io.Writer, chunks int, pace time.Duration, usage bool) error {
 		if tick != nil {
 			<-tick.C
 		}
-		put(fmt.Sprintf(chunkAnswer, time.Now().UnixNano()))
+		if i == hold {
+			_, err := io.Copy(io.Discard, w)
+			return err
+		}
+		frame := ""
+		if frames {
+			stream := "- -"
+			if i == 0 {
+				stream = "1 0123456789abcdef"
+			}
+			frame = fmt.Sprintf(":t %s 0 %d\n", stream, 10_000+i)
+		}
+		put(frame + fmt.Sprintf(chunkAnswer, time.Now().UnixNano()))
 		if i == 0 || pace != burst {
 			if _, err := w.Write(out); err != nil {
 				return err

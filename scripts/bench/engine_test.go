@@ -3,6 +3,8 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"errors"
+	"io"
 	"net"
 	"strings"
 	"testing"
@@ -66,9 +68,43 @@ func TestEngine(t *testing.T) {
 	}
 }
 
+// TestEngineFrames: to a router that asks, the engine says which token each event stands for; it can
+// hold a stream.
+func TestEngineFrames(t *testing.T) {
+	here, there := net.Pipe()
+	done := make(chan error, 1)
+	go func() { done <- mockEngine{}.serve(there) }()
+	if err := here.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	req := bytes.Replace(post("/v1/completions", completion("x", true, 9, holdPrefix+"2")), []byte("\r\n"), []byte("\r\nx-xpyd-tokens: 1\r\n"), 1)
+	go func() { _, _ = here.Write(req) }() // a failure shows in the reply
+	got, events := "", 0
+	for r := bufio.NewReader(here); events < 2; {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got += line; strings.HasPrefix(line, "data: ") {
+			events++
+		}
+	}
+	here.Close()
+	if err := <-done; err != nil && !errors.Is(err, io.ErrClosedPipe) && !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+	if !strings.Contains(got, ":t 1 0123456789abcdef 0 10000\ndata: {") || !strings.Contains(got, ":t - - 0 10001\ndata: {") {
+		t.Errorf("%q", got)
+	}
+	resp, _ := ask(t, mockEngine{}, "POST", "/v1/completions", completion("x", true, 2, ""))
+	if strings.Contains(string(resp.Body()), ":t ") {
+		t.Errorf("nobody asked: %q", resp.Body())
+	}
+}
+
 func TestEngineRefuses(t *testing.T) {
 	for _, head := range []string{"Content-Length: x", "Content-Length: -1", "Content-Length: 99999999999", "Transfer-Encoding: chunked"} {
-		if _, _, err := readHead(bufio.NewReader(strings.NewReader("POST / HTTP/1.1\r\n" + head + "\r\n\r\n"))); err == nil {
+		if _, _, _, err := readHead(bufio.NewReader(strings.NewReader("POST / HTTP/1.1\r\n" + head + "\r\n\r\n"))); err == nil {
 			t.Errorf("%q is taken", head)
 		}
 	}

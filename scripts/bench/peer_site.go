@@ -18,12 +18,33 @@ import (
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// peerSite is two workers and a router, which is there for its NATS.
-type peerSite struct {
-	o            *peer
-	procs        []*harness.Process
+// fleetAt is a router's admin listener, and the secret of its workers.
+type fleetAt struct {
 	admin, token string
 	secret       trust.Secret
+}
+
+// read reads them from a router's data folder.
+func (f *fleetAt) read(data string) error {
+	var join string
+	for name, to := range map[string]*string{"join-url": &join, "admin-url": &f.admin, "admin-token": &f.token} {
+		text, err := os.ReadFile(filepath.Join(data, name))
+		if *to = strings.TrimSpace(string(text)); err != nil {
+			return err
+		}
+	}
+	joined, err := trust.ParseJoin(join)
+	if err == nil {
+		f.secret = joined.Secrets[0]
+	}
+	return err
+}
+
+// peerSite is two workers and a router, which is there for its NATS.
+type peerSite struct {
+	fleetAt
+	o            *peer
+	procs        []*harness.Process
 	giver, taker *fleet.Member
 	exact        bool // batch_invariant: tokens must be equal
 }
@@ -42,21 +63,9 @@ func (o *peer) startSite(ctx context.Context, invariant bool) (*peerSite, error)
 		return s, err
 	}
 	join := filepath.Join(data, "join-url")
-	var line string
-	if err := s.until(ctx, func() (err error) {
-		for name, to := range map[string]*string{"join-url": &line, "admin-url": &s.admin, "admin-token": &s.token} {
-			text, e := os.ReadFile(filepath.Join(data, name))
-			*to, err = strings.TrimSpace(string(text)), errors.Join(err, e)
-		}
-		return err
-	}); err != nil {
+	if err := s.until(ctx, func() error { return s.read(data) }); err != nil {
 		return s, err
 	}
-	joined, err := trust.ParseJoin(line)
-	if err != nil {
-		return s, err
-	}
-	s.secret = joined.Secrets[0]
 	for i, id := range []string{"giver", "taker"} {
 		args := []string{"prefill", "--id", id, "--join-file", join, "--kv-load-timeout", patience.String()}
 		env := []string{"XPYD_KV__PEER_SILENCE=" + patience.String(), "XPYD_KV__DIAL_TIMEOUT=" + patience.String(), "XPYD_KV__HANDSHAKE_TIMEOUT=" + patience.String()}
@@ -106,9 +115,9 @@ func (s *peerSite) until(ctx context.Context, f func() error) error {
 	return harness.Until(ctx, patience, f, s.procs...)
 }
 
-func (s *peerSite) member(ctx context.Context, id string) (*fleet.Member, error) {
+func (f *fleetAt) member(ctx context.Context, id string) (*fleet.Member, error) {
 	var all struct{ Instances []fleet.Member }
-	if err := call(ctx, http.MethodGet, s.admin+"/admin/v1/instances", http.Header{"Authorization": {"Bearer " + s.token}}, "", func(r io.Reader, _ http.Header) error {
+	if err := call(ctx, http.MethodGet, f.admin+"/admin/v1/instances", f.bearer(), "", func(r io.Reader, _ http.Header) error {
 		return json.NewDecoder(r).Decode(&all)
 	}); err != nil {
 		return nil, err
@@ -121,10 +130,12 @@ func (s *peerSite) member(ctx context.Context, id string) (*fleet.Member, error)
 	return nil, fmt.Errorf("%s is not live", id)
 }
 
+func (f *fleetAt) bearer() http.Header { return http.Header{"Authorization": {"Bearer " + f.token}} }
+
 // post sends JSON to worker m, with the fleet's token for it.
-func (s *peerSite) post(ctx context.Context, m *fleet.Member, path, peer, body string, read func(io.Reader, http.Header) error) error {
+func (f *fleetAt) post(ctx context.Context, m *fleet.Member, path, peer, body string, read func(io.Reader, http.Header) error) error {
 	h := http.Header{"Content-Type": {"application/json"}}
-	h.Set(trust.Header, s.secret.Token(trust.HTTP, trust.Member(m.ID, m.Epoch)))
+	h.Set(trust.Header, f.secret.Token(trust.HTTP, trust.Member(m.ID, m.Epoch)))
 	if peer != "" {
 		h.Set("X-Xpyd-Kv-Peer", peer)
 	}
