@@ -52,13 +52,18 @@ func (e *Engine) fill(from []*sequence) bool {
 	if alone { // only who comes meanwhile waits
 		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0
 	}
+	back := 0 // tokens of streams that stand still: preempted, or begun elsewhere
 	for _, q := range prefills {
 		l.queued += q.missing()
+		if len(q.output()) > 0 {
+			back += q.missing()
+		}
 	}
 	if len(prefills) > 0 {
 		l.at = prefills[0].next()
 	}
 	budget, room := e.pace.budget(l)
+	budget = max(budget, min(back, room))
 	if e.cfg.MaxStepTime > 0 && !e.pace.measured() && e.prefilling() {
 		budget = 0 // the step under way will show how fast prefill is
 	}

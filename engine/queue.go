@@ -43,9 +43,10 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 	return h, nil
 }
 
-// ordinary is added to the arrival numbers of requests that are not urgent, so that urgent ones
-// are older than any other.
-const ordinary = 1 << 63
+// begun is added to the arrival numbers of requests that are not urgent, and ordinary to those of
+// others whose streams have not begun elsewhere, so that urgent ones are older than any other, and
+// streams that stand still older than those that have not begun here.
+const begun, ordinary = 1 << 62, 1 << 63
 
 // enter gives the request its place in the queue.
 func (e *Engine) enter(ctx context.Context, h *Handle) error {
@@ -61,7 +62,11 @@ func (e *Engine) enter(ctx context.Context, h *Handle) error {
 	if h.owner == "" {
 		h.owner = fmt.Sprintf("%s#%d", h.req.ID, e.orders)
 	}
-	if h.order = e.orders; !h.req.Urgent {
+	switch h.order = e.orders; {
+	case h.req.Urgent:
+	case len(h.req.Given) > 0:
+		h.order += begun
+	default:
 		h.order += ordinary
 	}
 	e.queued++

@@ -4,7 +4,9 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/enginetest"
 	"github.com/xpyd/xpyd/kernels"
 )
@@ -40,4 +42,59 @@ func TestUrgentGoesBeforeWhatWaits(t *testing.T) {
 	if at := slices.Index(first, 3); at < 0 || at > 2 {
 		t.Errorf("chunks %v: the urgent prompt of 3 tokens is not in the second step", first)
 	}
+}
+
+// TestStreamsThatStandStill: streams that other workers have begun go before prompts that wait, and
+// several of them into one step, though the streams here leave little room in it.
+func TestStreamsThatStandStill(t *testing.T) {
+	if pipelined {
+		return // device is a Launcher: the first pass was the same
+	}
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config()
+		cfg.StepTokens = 512
+		longest := time.Duration(0)
+		d := newDevice(enginetest.Config{Blocks: 1024}, func(s *kernels.Step) time.Duration {
+			tokens := 0
+			for _, q := range s.Seqs {
+				tokens += len(q.Tokens)
+			}
+			took := time.Duration(tokens) * time.Millisecond
+			longest = max(longest, took)
+			return took
+		})
+		r := newRigOn(t, cfg, d)
+		var all []*engine.Handle
+		for range 40 {
+			q := request(prompt(rng(), 8), 400)
+			q.IgnoreEOS = true
+			all = append(all, r.submit(q))
+		}
+		time.Sleep(2 * time.Second) // they decode, in steps of 40 ms
+		for range 8 {
+			all = append(all, r.submit(request(prompt(rng(), 100), 1)))
+		}
+		longest = 0
+		began := time.Now()
+		for range 4 {
+			q := request(prompt(rng(), 4), 400)
+			q.IgnoreEOS, q.Given = true, []engine.Given{{Tokens: prompt(rng(), 18)}}
+			for i := range q.Given[0].Tokens {
+				q.Given[0].Tokens[i] = 9
+			}
+			all = append(all, r.submit(q))
+		}
+		for i, h := range all[48:] {
+			if _, err := h.Next(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(began); took > 400*time.Millisecond || longest > 2*cfg.MaxStepTime+10*time.Millisecond {
+				t.Errorf("stream %d goes on after %v, the longest step took %v", i, took, longest)
+			}
+		}
+		for _, h := range all {
+			h.Cancel()
+		}
+		r.close()
+	})
 }

@@ -209,7 +209,7 @@ func (s *seam) room(c *sent, n int) bool {
 	if len(c.ids)+n <= cap(c.ids) {
 		return true
 	}
-	more := max(cap(c.ids), n, 64)
+	more := max(cap(c.ids)/4, n, 64)
 	if !s.take(more) {
 		return false
 	}
