@@ -65,6 +65,7 @@ const (
 	reasonTransport = "transport"
 	reasonTimeout   = "timeout"
 	reasonDead      = "dead"
+	reasonDrain     = "drain"    // of takeovers
 	reasonOutcome   = "outcome_" // with the outcome
 	reasonStatus    = "status"
 	reasonShortage  = "shortage" // of the router's own; see shortage

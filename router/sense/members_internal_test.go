@@ -22,10 +22,10 @@ func TestForgetMarks(t *testing.T) {
 		"gone":                 {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 3}, State: fleet.Gone}}, 0},
 		"left":                 {nil, 0},
 	} {
-		r := &Members{marked: map[string]uint64{"d0": 3}}
+		r := &Members{marked: map[string]mark{"d0": {epoch: 3, stays: true}}}
 		r.forgetMarks(fleet.NewSnapshot(1, time.Now(), c.members))
-		if got, ok := r.marked["d0"]; ok != (c.want != 0) || got != c.want {
-			t.Errorf("%s: %d, %t", name, got, ok)
+		if got, ok := r.marked["d0"]; ok != (c.want != 0) || got.epoch != c.want || ok && !got.stays {
+			t.Errorf("%s: %+v, %t", name, got, ok)
 		}
 		if forgot := r.marks == 1; forgot != (c.want == 0) {
 			t.Errorf("%s: marked %d times", name, r.marks)
