@@ -18,11 +18,10 @@ import (
 // askFar is askPair with enough tokens to come for a move.
 var askFar = strings.Replace(askPair, `"max_tokens":8`, `"max_tokens":64`, 1)
 
-// told is a stream that waits at its third event until goOn closes.
+// told is a stream.
 type told struct {
 	g    *rig
 	by   string // its first decode
-	goOn chan struct{}
 	done chan struct{}
 	text string // once done
 }
@@ -34,10 +33,11 @@ type mover struct {
 	goOn chan struct{}
 	at   chan string // the decode of each stream that waits
 	next func(id string, r *http.Request) *teller
+	half bool // streams that begin end after four events only with their leg
 }
 
-func newMover(t *testing.T, nd int, edit ...func(*router.Config)) *mover {
-	m := &mover{g: newRig(t, 1, nd, edit...), goOn: make(chan struct{}), at: make(chan string, 64)}
+func newMover(t *testing.T, nd int) *mover {
+	m := &mover{g: newRig(t, 1, nd), goOn: make(chan struct{}), at: make(chan string, 64)}
 	for i := range nd {
 		id := fmt.Sprintf("d%d", i)
 		m.g.tells(id, func(r *http.Request) *teller {
@@ -54,6 +54,9 @@ func newMover(t *testing.T, nd int, edit ...func(*router.Config)) *mover {
 					m.at <- id
 					<-m.goOn
 				}
+				if n == 4 && m.half {
+					<-r.Context().Done()
+				}
 			}}
 		})
 	}
@@ -62,13 +65,22 @@ func newMover(t *testing.T, nd int, edit ...func(*router.Config)) *mover {
 
 // begin starts a stream and returns its decode once it waits.
 func (m *mover) begin(body string, header ...string) *told {
-	s := &told{g: m.g, goOn: m.goOn, done: make(chan struct{})}
+	m.g.t.Helper()
+	s := &told{g: m.g, done: make(chan struct{})}
+	req, _ := http.NewRequest("POST", m.g.url+"/v1/completions", strings.NewReader(body))
+	for i := 0; i < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp, err := m.g.client.Do(req)
+	if err != nil {
+		m.g.t.Fatal(err)
+	}
 	go func() {
 		defer close(s.done)
-		var resp *http.Response
-		resp, s.text = m.g.post("/v1/completions", body, header...)
-		if resp.StatusCode != 200 {
-			m.g.t.Errorf("status %d", resp.StatusCode)
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if s.text = string(b); err != nil || resp.StatusCode != 200 {
+			m.g.t.Errorf("%d %v", resp.StatusCode, err)
 		}
 	}()
 	s.by = <-m.at
@@ -142,9 +154,6 @@ func TestMove(t *testing.T) {
 				a[0].Decode.State != "moved" || a[1].Decode.ID == s.by || a[1].Decode.State != "done" {
 				t.Errorf("%+v", rec)
 			}
-			if n := g.metric("xpyd_router_legs_cancelled_total{role=\"decode\"}"); n != 0 {
-				t.Errorf("%v cancelled", n)
-			}
 			for id, guard := range g.breakers() {
 				if guard != "" && guard != "closed" {
 					t.Errorf("%s: %s", id, guard)
@@ -195,11 +204,13 @@ func TestMoveNot(t *testing.T) {
 			}
 			g := newRig(t, 1, c.decodes, c.edit)
 			at, goOn := make(chan string), make(chan struct{})
+			var legs atomic.Int32
 			for i := range c.decodes {
 				id := fmt.Sprintf("d%d", i)
 				d := g.workers[id]
 				l := &teller{g: g}
 				d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
+					legs.Add(1)
 					w.Header().Set("Content-Type", "text/event-stream")
 					tokens := r.Header.Get("x-xpyd-tokens") == "1"
 					for n := range 5 {
@@ -232,11 +243,7 @@ func TestMoveNot(t *testing.T) {
 			if text := <-done; strings.Contains(text, seam) || !strings.HasSuffix(text, "<1.4>\",\"finish_reason\":\"length\"}]}\n\n"+usageEvent+"data: [DONE]\n\n") {
 				t.Errorf("%s", text)
 			}
-			n := int64(0)
-			for i := range c.decodes {
-				n += g.workers[fmt.Sprintf("d%d", i)].calls.Load()
-			}
-			if n != 1 {
+			if n := legs.Load(); n != 1 {
 				t.Errorf("%d legs", n)
 			}
 			g.until("the ledger to be empty", g.idle)
@@ -367,6 +374,7 @@ func TestMoveAgain(t *testing.T) {
 func TestMoveLoses(t *testing.T) {
 	t.Parallel()
 	m := newMover(t, 3)
+	m.half = true
 	g := m.g
 	var asked atomic.Int32
 	var by string
@@ -395,7 +403,7 @@ func TestMoveLoses(t *testing.T) {
 func TestMoveCountsNoBreak(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 2, func(c *router.Config) { c.Attempts, c.RetryRatio, c.RetryBurst, c.RetryMin = 1, 0, 0, 0 })
-	const most = 6
+	const most = 3 // more than a stream may lose workers
 	at := make(chan string)
 	goOn := make(chan struct{})
 	for _, id := range []string{"d0", "d1"} {
