@@ -182,10 +182,6 @@ func TestMoveNot(t *testing.T) {
 			}
 			g.until("the router to know", func() bool { return !g.r.Members.Serves(g.watcher.Snapshot().Get(id)) })
 		}},
-		{name: "taken back", drain: func(g *rig, id string) {
-			g.order(id, "drain", "")
-			g.order(id, "undrain", "")
-		}},
 		{name: "the client wants none", header: []string{"x-xpyd-takeover", "0"}},
 		{name: "it is off", edit: func(c *router.Config) { c.Takeover = false }},
 		{name: "near its end", body: askPair},
