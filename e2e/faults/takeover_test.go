@@ -111,6 +111,26 @@ func (s *told) read(body io.Reader, met func(string, int)) error {
 	}
 }
 
+// same checks that a stream is as an undisturbed one.
+func (s *told) same(t *testing.T, want *told, what string) {
+	t.Helper()
+	if len(s.created) != 1 {
+		t.Errorf("created at %v", s.created)
+	}
+	if k, l := slices.Sorted(maps.Keys(s.events)), slices.Sorted(maps.Keys(want.events)); !slices.Equal(k, l) {
+		t.Errorf("%s: choices %q, want %q", what, k, l)
+	}
+	for c, events := range want.events {
+		for n := range max(len(events), len(s.events[c])) {
+			if n >= len(events) || n >= len(s.events[c]) || events[n] != s.events[c][n] {
+				t.Errorf("%s, choice %s, event %d of %d, %d wanted:\n%q\n%q", what, c, n, len(s.events[c]), len(events),
+					s.events[c][min(n, len(s.events[c])):min(n+2, len(s.events[c]))], events[min(n, len(events)):min(n+2, len(events))])
+				break
+			}
+		}
+	}
+}
+
 // all tells all streams at once.
 func all(t *testing.T, client *http.Client, url string, met func(decode string, n int)) []*told {
 	t.Helper()
@@ -165,21 +185,7 @@ func TestFaultsTakeover(t *testing.T) {
 		if seams += s.seams; s.seams > 1 || s.seams == 1 && s.decode != victim {
 			t.Errorf("%d seams in the stream of %s, %s died", s.seams, s.decode, victim)
 		}
-		if len(s.created) != 1 {
-			t.Errorf("created at %v", s.created)
-		}
-		if k, l := slices.Sorted(maps.Keys(s.events)), slices.Sorted(maps.Keys(want[i].events)); !slices.Equal(k, l) {
-			t.Errorf("%s: choices %q, want %q", takenOver[i].fields, k, l)
-		}
-		for c, events := range want[i].events {
-			for n := range max(len(events), len(s.events[c])) {
-				if n >= len(events) || n >= len(s.events[c]) || events[n] != s.events[c][n] {
-					t.Errorf("%s, choice %s, event %d of %d, %d wanted:\n%q\n%q", takenOver[i].fields, c, n, len(s.events[c]), len(events),
-						s.events[c][min(n, len(s.events[c])):min(n+2, len(s.events[c]))], events[min(n, len(events)):min(n+2, len(events))])
-					break
-				}
-			}
-		}
+		s.same(t, want[i], takenOver[i].fields)
 	}
 	continued := (&scene{Router: r}).continued(t)
 	if seams == 0 || continued != seams {
