@@ -139,7 +139,11 @@ func (s *scaling) pending(ctx context.Context, admin *adminFlags) (string, error
 			if _, there := state[id]; there {
 				text := id + ": draining"
 				if m := f.get(id); m != nil {
-					if n := max(m.InFlight.Legs, m.Load.Running+m.Load.Waiting); n > 0 {
+					n := max(m.InFlight.Legs, m.Load.Running+m.Load.Waiting) // its load counts choices
+					if m.ToMove > 0 {
+						n = m.InFlight.Legs
+					}
+					if n > 0 {
 						text += ", " + requests(n, m.ToMove)
 					}
 				}
