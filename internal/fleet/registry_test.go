@@ -488,7 +488,13 @@ func TestRoleDrainAndLoad(t *testing.T) {
 	a.Draining, a.Role = true, Decode
 	c.beat(a)
 	m := c.r.snapshot(c.now).Get("a")
-	if c.r.version == v || m.Role != Decode || m.Usable() || m.Load.Running != 3 {
+	if c.r.version == v || m.Role != Decode || m.Usable() || m.WaitOnly || m.Load.Running != 3 {
+		t.Fatalf("%+v", m)
+	}
+	v = c.r.version
+	a.WaitOnly = true
+	c.beat(a)
+	if m := c.r.snapshot(c.now).Get("a"); c.r.version == v || !m.WaitOnly {
 		t.Fatalf("%+v", m)
 	}
 }
