@@ -301,10 +301,17 @@ func begin0(w http.ResponseWriter) {
 	w.(http.Flusher).Flush()
 }
 
-// TestMoveAgain: a move that failed is tried again, but not for ever.
+// TestMoveAgain: a move that failed is tried again, but not for ever, nor where it was refused.
 func TestMoveAgain(t *testing.T) {
 	t.Parallel()
-	for name, fails := range map[string]int64{"the third goes well": 2, "none goes well": 100} {
+	for name, c := range map[string]struct {
+		fails, tries int64
+		how          http.HandlerFunc
+	}{
+		"the third goes well": {2, 3, outcome(503, "no_space")},
+		"none goes well":      {100, 3, outcome(503, "no_space")},
+		"it is refused":       {100, 1, outcome(409, "refused")},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g := newRig(t, 1, 2)
@@ -315,8 +322,8 @@ func TestMoveAgain(t *testing.T) {
 				l := &teller{g: g}
 				d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
 					given := r.Header.Get("x-xpyd-given") != ""
-					if given && tried.Add(1) <= fails {
-						outcome(503, "no_space")(w, r)
+					if given && tried.Add(1) <= c.fails {
+						c.how(w, r)
 						return
 					}
 					w.Header().Set("Content-Type", "text/event-stream")
@@ -324,7 +331,7 @@ func TestMoveAgain(t *testing.T) {
 						io.WriteString(w, l.event(true, 0, 9, 10)+"data: [DONE]\n\n")
 						return
 					}
-					for n := 0; n < 10000; n++ {
+					for n, last := 0, 10000; n < last; n++ {
 						if n == 1 {
 							first <- id
 							<-goOn
@@ -333,9 +340,11 @@ func TestMoveAgain(t *testing.T) {
 							return
 						}
 						w.(http.Flusher).Flush()
-						if fails > 2 && tried.Load() == 3 && n > 100 {
+						if last == 10000 && c.fails > c.tries && tried.Load() == c.tries {
+							last = n + 1200 // a further try would come sooner
+						}
+						if n == last-1 {
 							io.WriteString(w, l.event(false, 0, n+1, n+2)+"data: [DONE]\n\n")
-							return
 						}
 						time.Sleep(time.Millisecond)
 					}
@@ -348,20 +357,17 @@ func TestMoveAgain(t *testing.T) {
 			}()
 			id := <-first
 			g.order(id, "drain", "")
-			if fails > 2 { // once more would be too many
-				defer func() {
-					if n := tried.Load(); n != 3 {
-						t.Errorf("%d tries", n)
-					}
-				}()
-			}
 			close(goOn)
 			text := <-done
-			if moved := strings.Contains(text, seam); moved != (fails == 2) || !strings.HasSuffix(text, "data: [DONE]\n\n") || strings.Contains(text, "error") {
+			if moved := strings.Contains(text, seam); moved != (c.fails < c.tries) || !strings.HasSuffix(text, "data: [DONE]\n\n") || strings.Contains(text, "error") {
 				t.Errorf("%s", text)
 			}
 			g.until("the ledger to be empty", g.idle)
-			g.moves(min(1, int(3-min(fails, 3))), int(min(fails, 3)))
+			if n := tried.Load(); n != c.tries {
+				t.Errorf("%d tries", n)
+			}
+			failed := min(c.fails, c.tries)
+			g.moves(int(c.tries-failed), int(failed))
 		})
 	}
 }

@@ -89,7 +89,9 @@ func (s *stream) move(l *sense.Leaving) []byte {
 		q.setState(stateRelay)
 		count(takeoverFailed)
 		s.moveDue = time.Now().Add(moveAgain << s.tries)
-		s.tries++
+		if s.tries++; f.outcome == ticket.Late || f.outcome == ticket.Refused { // it would be so again
+			s.tries = moveTries
+		}
 		q.s.Log.Warn("a stream stays at a worker that is to be left", "request_id", q.id, "decode", old.d.inst.ID, "tried", a.d.inst.ID, "err", f.Error())
 		return nil
 	}
@@ -110,20 +112,16 @@ func (s *stream) move(l *sense.Leaving) []byte {
 func (a *attempt) goOnWithin(d time.Duration) (*answer, *failure) {
 	timer := time.AfterFunc(d, func() { a.end(errSlowMove) })
 	ans, f := a.goOn()
-	inTime := timer.Stop()
-	if f != nil {
-		return nil, f
-	}
-	switch {
+	switch inTime := timer.Stop(); {
 	case !inTime:
 		f = &failure{by: a.d, outcome: ticket.Late, reason: reasonTimeout, err: errSlowMove}
-	case isError(skipComments(ans.first)):
+	case f == nil && isError(skipComments(ans.first)):
 		f = &failure{by: a.d, outcome: ticket.Refused, reason: reasonStatus, err: errors.New("it begins with an error")}
-	default:
-		return ans, nil
 	}
-	ans.events.body.Abort()
-	return nil, f
+	if f != nil && ans != nil && ans.events != nil {
+		ans.events.body.Abort()
+	}
+	return ans, f
 }
 
 // ToMove is how many streams of a worker are to go on at another.
