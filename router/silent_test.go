@@ -47,13 +47,13 @@ func (s *sleeper) wake() { s.once.Do(func() { close(s.wakes) }) }
 func (s *sleeper) rest(cut int) func(http.ResponseWriter, *http.Request) {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if s.sleep(r); r.Context().Err() == nil {
-			io.WriteString(w, strings.Join(told(r, cut), ""))
+			io.WriteString(w, strings.Join(toldBehind(r, cut), ""))
 		}
 	}
 }
 
-// told are the events of askPair behind the first cut.
-func told(r *http.Request, cut int) []string {
+// toldBehind are the events of askPair behind the first cut.
+func toldBehind(r *http.Request, cut int) []string {
 	var events []string
 	l := &teller{}
 	for at := range lengths[1] {

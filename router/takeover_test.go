@@ -39,8 +39,9 @@ type given struct {
 // teller is a decode that says which tokens it sends, and goes on from those of another.
 type teller struct {
 	g    *rig
-	once int // events in one write; 0: one
-	cut  int // events of each stream before it breaks; -1: none breaks
+	once int         // events in one write; 0: one
+	cut  int         // events of each stream before it breaks; -1: none breaks
+	at   func(n int) // called before the n-th event, from 0; nil: nobody is
 	how  func(w http.ResponseWriter, r *http.Request)
 }
 
@@ -112,6 +113,9 @@ func (l *teller) ServeHTTP(w http.ResponseWriter, r *http.Request, body []byte) 
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	for i := 0; i < len(events); i += max(l.once, 1) {
+		if l.at != nil {
+			l.at(i)
+		}
 		io.WriteString(w, strings.Join(events[i:min(i+max(l.once, 1), len(events))], ""))
 		w.(http.Flusher).Flush()
 	}
@@ -155,16 +159,22 @@ func undisturbed(body string) string {
 			b.WriteString(l.event(false, 0, at, lengths[1]))
 		}
 	}
+	out := unframed(b.String())
+	if body == askPair {
+		out += usageEvent
+	}
+	return out + "data: [DONE]\n\n"
+}
+
+// unframed is text without its frames.
+func unframed(text string) string {
 	var out strings.Builder
-	for _, line := range strings.SplitAfter(b.String(), "\n") {
+	for _, line := range strings.SplitAfter(text, "\n") {
 		if !strings.HasPrefix(line, ":t ") {
 			out.WriteString(line)
 		}
 	}
-	if body == askPair {
-		out.WriteString(usageEvent)
-	}
-	return out.String() + "data: [DONE]\n\n"
+	return out.String()
 }
 
 // takeovers checks how many there were of each outcome.
@@ -172,7 +182,7 @@ func (g *rig) takeovers(want map[string]int) {
 	g.t.Helper()
 	for _, outcome := range []string{"continued", "failed", "unkept", "ended"} {
 		n := 0.0
-		for _, reason := range []string{"transport", "timeout", "dead", "silent", "error"} {
+		for _, reason := range []string{"transport", "timeout", "dead", "silent", "error", "drain"} {
 			n += g.metric(fmt.Sprintf("xpyd_router_takeovers_total{outcome=%q}{reason=%q}", outcome, reason))
 		}
 		if int(n) != want[outcome] {

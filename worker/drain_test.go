@@ -96,7 +96,18 @@ func TestControl(t *testing.T) {
 	f("/xpyd/v1/drain", "", 200, `"draining":true`)
 	f("/v1/completions", `{"prompt":"x","max_tokens":1}`, 200, `"choices"`) // announced, not enforced
 	f("/xpyd/v1/undrain", "", 200, `"id"`)
-	if w.Instance().Draining {
+	f("/xpyd/v1/drain", `{"wait_only":true}`, 200, `"wait_only":true`)
+	f("/xpyd/v1/drain", `{"wait_only":1}`, 400, `"param":"wait_only"`)
+	if err := w.Drain(); err != nil || !w.Instance().WaitOnly { // as at its end
+		t.Errorf("%v %+v", err, w.Instance())
+	}
+	f("/xpyd/v1/drain", "{}", 200, `"draining":true`)
+	if w.Instance().WaitOnly {
+		t.Error("still to wait only")
+	}
+	f("/xpyd/v1/drain", `{"wait_only":true}`, 200, `"wait_only":true`)
+	f("/xpyd/v1/undrain", "", 200, `"id"`)
+	if w.Instance().Draining || w.Instance().WaitOnly {
 		t.Error("still draining")
 	}
 	f("/xpyd/v1/role", `{"role":"prefill"}`, 200, `"role":"prefill"`)

@@ -125,12 +125,23 @@ func (w *Worker) Ledger() *Ledger {
 
 func (w *Worker) serveLedger(*fasthttp.RequestCtx) (any, error) { return w.Ledger(), nil }
 
-// serveChange makes a handler that changes what the worker announces, and answers with that.
-func (w *Worker) serveChange(do func(*Worker) error) handler {
-	return func(*fasthttp.RequestCtx) (any, error) {
-		err := do(w)
-		return w.Instance(), err
+// serveDrain drains. Unless its body says wait_only, routers may move the streams to other workers.
+func (w *Worker) serveDrain(ctx *fasthttp.RequestCtx) (any, error) {
+	var body struct {
+		WaitOnly bool `json:"wait_only"`
 	}
+	if b := ctx.PostBody(); len(b) > 0 {
+		if err := json.Unmarshal(b, &body); err != nil {
+			return nil, openai.BadRequest("wait_only", "read the body: %v", err)
+		}
+	}
+	err := w.fleet.update(func(i *fleet.Instance) { i.Draining, i.WaitOnly = true, body.WaitOnly })
+	return w.Instance(), err
+}
+
+func (w *Worker) serveUndrain(*fasthttp.RequestCtx) (any, error) {
+	err := w.Undrain()
+	return w.Instance(), err
 }
 
 func (w *Worker) serveRole(ctx *fasthttp.RequestCtx) (any, error) {

@@ -326,7 +326,7 @@ func (w *Worker) Drain() error { return w.fleet.update(func(i *fleet.Instance) {
 
 // Undrain takes Drain back.
 func (w *Worker) Undrain() error {
-	return w.fleet.update(func(i *fleet.Instance) { i.Draining = false })
+	return w.fleet.update(func(i *fleet.Instance) { i.Draining, i.WaitOnly = false, false })
 }
 
 // SetRole changes what the worker announces; running requests are untouched.

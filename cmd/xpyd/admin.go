@@ -222,25 +222,31 @@ func (a *adminFlags) order(cmd *cobra.Command, action string, args []string, bod
 	return err
 }
 
-const forceHelp = "also the last worker of its role that serves the model: requests then get 503"
+const (
+	forceHelp    = "also the last worker of its role that serves the model: requests then get 503"
+	waitOnlyHelp = "move no streams: they end where they are"
+)
 
 func newDrain() *cobra.Command {
-	var force bool
+	var force, waitOnly bool
 	var wait waiting
 	cmd := adminCommand(&cobra.Command{
-		Use: "drain ID", Short: "Send a worker no new work; running requests go on",
-		Long: `Send a worker no new work; running requests go on. The last worker of its role that
-serves a model is drained with --force only. The drain holds until ` + "`xpyd undrain`" + `,
-even if a worker of ` + "`xpyd up`" + ` crashes; a worker that was stopped in order starts undrained.`,
-		Example: "  xpyd drain decode-0\n  xpyd drain decode-0 --wait     until it has finished its work",
+		Use: "drain ID", Short: "Send a worker no new work, and move a decode worker's streams to others",
+		Long: `Send a worker no new work. The streams of a decode worker move to others, token for
+token; those that cannot, and all with --wait-only, go on to their end, as other requests do. The
+last worker of its role that serves a model is drained with --force only. The drain holds
+until ` + "`xpyd undrain`" + `, even if a worker of ` + "`xpyd up`" + ` crashes; a worker that was stopped in
+order starts undrained.`,
+		Example: "  xpyd drain decode-0\n  xpyd drain decode-0 --wait     until its streams have moved and the rest is done",
 		Args:    cobra.ExactArgs(1),
 	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
-		if err := admin.order(cmd, "drain", args, map[string]bool{"force": force}); err != nil {
+		if err := admin.order(cmd, "drain", args, map[string]bool{"force": force, "wait_only": waitOnly}); err != nil {
 			return err
 		}
 		return wait.until(cmd, "the drain", func(ctx context.Context) (string, error) { return stillHeld(ctx, admin, args[0]) })
 	})
 	cmd.Flags().BoolVar(&force, "force", false, forceHelp)
+	cmd.Flags().BoolVar(&waitOnly, "wait-only", false, waitOnlyHelp)
 	wait.register(cmd, "until it has no request, ticket or lease left")
 	return cmd
 }
@@ -254,16 +260,20 @@ func newUndrain() *cobra.Command {
 }
 
 func newRole() *cobra.Command {
-	var force bool
+	var force, waitOnly bool
 	cmd := adminCommand(&cobra.Command{
-		Use: "role ID prefill|decode", Short: "Change what a running worker does for new requests", Example: "  xpyd role prefill-1 decode",
-		Args: cobra.ExactArgs(2),
+		Use: "role ID prefill|decode", Short: "Change what a running worker does for new requests",
+		Long: `Change what a running worker does for new requests. The streams of a decode worker
+move to others first, as far as they can within some seconds.`,
+		Example: "  xpyd role prefill-1 decode",
+		Args:    cobra.ExactArgs(2),
 	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
 		if args[1] != "prefill" && args[1] != "decode" {
 			return usageError{fmt.Errorf("%q: want prefill or decode", args[1])}
 		}
-		return admin.order(cmd, "role", args, map[string]any{"role": args[1], "force": force})
+		return admin.order(cmd, "role", args, map[string]any{"role": args[1], "force": force, "wait_only": waitOnly})
 	})
 	cmd.Flags().BoolVar(&force, "force", false, forceHelp)
+	cmd.Flags().BoolVar(&waitOnly, "wait-only", false, waitOnlyHelp)
 	return cmd
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -21,7 +22,8 @@ import (
 // scaler serves POST /admin/v1/scale on the router of an `up`. The listener opens before there is a
 // supervisor.
 type scaler struct {
-	sup atomic.Pointer[supervise.Supervisor]
+	sup   atomic.Pointer[supervise.Supervisor]
+	stays func(id string) // has the streams of that worker end there
 }
 
 func (s *scaler) mounts() map[string]fasthttp.RequestHandler {
@@ -39,10 +41,13 @@ func startsNone() map[string]fasthttp.RequestHandler {
 }
 
 func (s *scaler) serve(ctx *fasthttp.RequestCtx) {
-	want := map[string]int{}
-	err := json.Unmarshal(ctx.PostBody(), &want)
+	var order scaleOrder
+	dec := json.NewDecoder(bytes.NewReader(ctx.PostBody()))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(&order)
+	want := order.counts()
 	for role, n := range want {
-		if role != "prefill" && role != "decode" || n < 1 || n > maxWorkers {
+		if n < 1 || n > maxWorkers {
 			err = fmt.Errorf("want prefill and decode counts in 1..%d, have %s=%d", maxWorkers, role, n)
 		}
 	}
@@ -55,14 +60,35 @@ func (s *scaler) serve(ctx *fasthttp.RequestCtx) {
 		return
 	}
 	changes := map[string]supervise.Scaled{}
+	var leaves func(string)
+	if order.WaitOnly {
+		leaves = s.stays
+	}
 	for role, n := range want {
-		if changes[role], err = sup.Scale(role, n); err != nil {
+		if changes[role], err = sup.Scale(role, n, leaves); err != nil {
 			fail(ctx, openai.Internal("%v", err))
 			return
 		}
 	}
 	noteScale(ctx, changes)
 	respond(ctx, changes)
+}
+
+// scaleOrder is the body of POST /admin/v1/scale.
+type scaleOrder struct {
+	Prefill  *int `json:"prefill,omitempty"`
+	Decode   *int `json:"decode,omitempty"`
+	WaitOnly bool `json:"wait_only,omitempty"` // the streams of workers that go end there
+}
+
+func (o *scaleOrder) counts() map[string]int {
+	want := map[string]int{}
+	for role, n := range map[string]*int{"prefill": o.Prefill, "decode": o.Decode} {
+		if n != nil {
+			want[role] = *n
+		}
+	}
+	return want
 }
 
 // noteScale records the counts before and after in the audit log.
@@ -110,12 +136,14 @@ func respond(ctx *fasthttp.RequestCtx, v any) {
 
 func newScale() *cobra.Command {
 	var wait waiting
+	var order scaleOrder
 	cmd := adminCommand(&cobra.Command{
 		Use: "scale prefill=N decode=N", Short: "Change the number of workers of a running `xpyd up`",
 		Long: `Change the number of workers of a running ` + "`xpyd up`" + `. Every worker that now has the
 role counts, drained or not. If there are too many, drained ones go first, and the last
-one that serves stays. With --wait it ends when the new workers serve, and those that
-go have finished.`,
+one that serves stays. The streams of decode workers that go move to others; with
+--wait-only they end where they are. With --wait it ends when the new workers serve, and
+those that go have finished.`,
 		Example: "  xpyd scale prefill=3 decode=2\n  xpyd scale decode=4 --wait",
 		Args:    cobra.MinimumNArgs(1),
 	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
@@ -123,8 +151,13 @@ go have finished.`,
 		if err != nil {
 			return usageError{err}
 		}
+		for role, to := range map[string]**int{"prefill": &order.Prefill, "decode": &order.Decode} {
+			if n, ok := want[role]; ok {
+				*to = &n
+			}
+		}
 		s := scaling{skip: map[string]bool{}}
-		if err := admin.call(cmd.Context(), "POST", "/admin/v1/scale", want, &s.changes); err != nil {
+		if err := admin.call(cmd.Context(), "POST", "/admin/v1/scale", order, &s.changes); err != nil {
 			return err
 		}
 		var f fleetStatus
@@ -134,6 +167,7 @@ go have finished.`,
 		s.tell(cmd.OutOrStdout(), want, &f)
 		return wait.until(cmd, "the scaling", func(ctx context.Context) (string, error) { return s.pending(ctx, admin) })
 	})
+	cmd.Flags().BoolVar(&order.WaitOnly, "wait-only", false, waitOnlyHelp)
 	wait.register(cmd, "until the new workers serve, and those that go have finished")
 	return cmd
 }

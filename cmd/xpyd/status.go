@@ -39,6 +39,7 @@ type instanceStatus struct {
 	Embeds     bool       `json:"embeds_only"`
 	Draining   bool       `json:"draining"`
 	InFlight   pick.Loads `json:"in_flight"`
+	ToMove     int        `json:"to_move"`
 	Breaker    pick.Guard `json:"breaker"`
 }
 

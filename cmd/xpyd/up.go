@@ -150,6 +150,11 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 		front.close(ctx)
 		return err
 	}
+	scale.stays = func(id string) {
+		if m := front.watcher.Snapshot().Get(id); m != nil {
+			front.router.Members.Mark(id, m.Epoch, true)
+		}
+	}
 	scale.sup.Store(sup)
 	endPulse := background(func(ctx context.Context) { forwardPulse(ctx, front.watcher, sup) }) // also while the workers drain
 	err = startAll(ctx, cfg, sup, front, stdout, stderr)
@@ -181,7 +186,7 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 // startAll starts the workers and reports ready once a request has gone through.
 func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, front *front, stdout, stderr io.Writer) error {
 	for role, n := range map[string]int{"prefill": cfg.Prefill, "decode": cfg.Decode} {
-		if _, err := sup.Scale(role, n); err != nil {
+		if _, err := sup.Scale(role, n, nil); err != nil {
 			return err
 		}
 	}

@@ -139,8 +139,12 @@ func (s *scaling) pending(ctx context.Context, admin *adminFlags) (string, error
 			if _, there := state[id]; there {
 				text := id + ": draining"
 				if m := f.get(id); m != nil {
-					if n := max(m.InFlight.Legs, m.Load.Running+m.Load.Waiting); n > 0 {
-						text += ", " + count(n, "request")
+					n := max(m.InFlight.Legs, m.Load.Running+m.Load.Waiting) // its load counts choices
+					if m.ToMove > 0 {
+						n = m.InFlight.Legs
+					}
+					if n > 0 {
+						text += ", " + requests(n, m.ToMove)
 					}
 				}
 				left = append(left, text)
@@ -192,7 +196,9 @@ func stillHeld(ctx context.Context, admin *adminFlags, id string) (string, error
 	kinds["request"] = max(kinds["request"], m.InFlight.Legs)
 	var parts []string
 	for _, kind := range []string{"request", "ticket", "lease", "link"} {
-		if n := kinds[kind]; n > 0 {
+		if n := kinds[kind]; n > 0 && kind == "request" {
+			parts = append(parts, requests(n, m.ToMove))
+		} else if n > 0 {
 			parts = append(parts, count(n, kind))
 		}
 	}
@@ -203,6 +209,15 @@ func stillHeld(ctx context.Context, admin *adminFlags, id string) (string, error
 		return "", nil
 	}
 	return id + ": " + strings.Join(parts, ", "), nil
+}
+
+// requests is "3 requests", or "3 requests (2 to move, 1 to end)".
+func requests(n, move int) string {
+	text := count(n, "request")
+	if move = min(n, move); move > 0 {
+		text += fmt.Sprintf(" (%d to move, %d to end)", move, n-move)
+	}
+	return text
 }
 
 // count is "1 request" or "2 requests".

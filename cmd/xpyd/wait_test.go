@@ -81,6 +81,7 @@ func TestDrainWait(t *testing.T) {
 	f([]string{drained, quiet}, []string{
 		holding(`,"requests":[{},{}],"tickets":[{}]`), holding(`,"held":[{"kind":"leased"}]`), holding(`,"held":[{"kind":"linked"}]`), holding(""),
 	}, 0, "d0: 2 requests, 1 ticket\n")
+	f([]string{strings.Replace(drained, `"in_flight"`, `"to_move":2,"in_flight"`, 1), quiet}, []string{holding(`,"requests":[{},{},{}]`), holding("")}, 0, "d0: 3 requests (2 to move, 1 to end)\n")
 	f([]string{drained, `{}`}, []string{holding("")}, 0, "d0: 1 request\n") // the router's own; then it has left
 	f([]string{quiet}, []string{`{"fleet":{"d0":{"error":{"message":"no"}}}}`, holding("")}, 0, "d0: does not answer\n")
 	f([]string{quiet, strings.Replace(quiet, "true", "false", 1)}, []string{holding(`,"requests":[{}]`)}, 1, "d0 is not drained any more")
@@ -125,7 +126,7 @@ func TestScaleWait(t *testing.T) {
 		scalePath: {`{"decode":{"Added":["d2"],"Removed":["d1"],"Kept":["d0"]}}`},
 		instancesPath: {
 			fleetOf(member("d0", `,"draining":true`), member("d1", `,"probed":true`)),
-			fleetOf(member("d1", `,"probed":true,"in_flight":{"legs":3}`)),
+			fleetOf(member("d1", `,"probed":true,"to_move":3,"in_flight":{"legs":3}`)),
 			fleetOf(member("d2", ``)),
 			fleetOf(member("d2", `,"probed":true`)),
 		},
@@ -135,7 +136,7 @@ func TestScaleWait(t *testing.T) {
 		},
 	}}
 	out, errs, code := at(t, t.Context(), d, "scale", "decode=2", "--wait")
-	if code != 0 || errs != "d1: draining, 3 requests; d2: starting\n" || !strings.Contains(out, "decode: d0 counts, but is drained") {
+	if code != 0 || errs != "d1: draining, 3 requests (3 to move, 0 to end); d2: starting\n" || !strings.Contains(out, "decode: d0 counts, but is drained") {
 		t.Errorf("%d %q %q", code, out, errs)
 	}
 	d = &desk{answers: map[string][]string{scalePath: {`{"decode":{"Added":["d2"]}}`}, workersPath: {`[{"name":"d2","state":"draining"}]`}}}

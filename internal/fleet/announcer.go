@@ -161,7 +161,7 @@ func (a *Announcer) announceLoop(queries <-chan *nats.Msg) {
 
 func (a *Announcer) beat() beat {
 	i := a.Instance()
-	return beat{ID: i.ID, Epoch: i.Epoch, Role: i.Role, Draining: i.Draining, Load: i.Load}
+	return beat{ID: i.ID, Epoch: i.Epoch, Role: i.Role, Draining: i.Draining, WaitOnly: i.WaitOnly, Load: i.Load}
 }
 
 func (a *Announcer) announce() { a.publish(subjectAnnounce, a.Instance()) }

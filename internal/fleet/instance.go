@@ -54,6 +54,7 @@ type Instance struct {
 	Model    string `json:"model"`              // the name clients use
 	Build    string `json:"build"`              // shown, never compared
 	Draining bool   `json:"draining,omitempty"`
+	WaitOnly bool   `json:"wait_only,omitempty"` // a drain lets its streams end there
 
 	ProtocolMin int `json:"protocol_min"` // kvconn protocol range
 	ProtocolMax int `json:"protocol_max"`

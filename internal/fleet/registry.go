@@ -152,8 +152,8 @@ func (r *registry) learn(was, is *Instance) bool {
 		return false
 	}
 	now, next := *was, *is
-	now.Draining, now.Load = rec.Draining, rec.Load
-	next.Draining, next.Load = rec.Draining, rec.Load
+	now.Draining, now.WaitOnly, now.Load = rec.Draining, rec.WaitOnly, rec.Load
+	next.Draining, next.WaitOnly, next.Load = rec.Draining, rec.WaitOnly, rec.Load
 	if !rec.Instance.Equal(&now) {
 		return false
 	}
@@ -193,8 +193,8 @@ func (r *registry) beat(b *beat, now time.Time) (ask string) {
 		return ""
 	}
 	rec.owes = false
-	if rec.Role != b.Role || rec.Draining != b.Draining {
-		rec.Role, rec.Draining = b.Role, b.Draining
+	if rec.Role != b.Role || rec.Draining != b.Draining || rec.WaitOnly != b.WaitOnly {
+		rec.Role, rec.Draining, rec.WaitOnly = b.Role, b.Draining, b.WaitOnly
 		r.version++
 	}
 	rec.Load = b.Load

@@ -62,7 +62,7 @@ func (c *clock) run(d time.Duration, beating ...*Instance) {
 
 func (c *clock) announce(i *Instance) { c.r.apply(&message{kind: kindAnnounce, inst: *i}, c.now) }
 func (c *clock) beat(i *Instance) string {
-	return c.r.apply(&message{kind: kindBeat, beat: beat{ID: i.ID, Epoch: i.Epoch, Role: i.Role, Draining: i.Draining, Load: i.Load}}, c.now)
+	return c.r.apply(&message{kind: kindBeat, beat: beat{ID: i.ID, Epoch: i.Epoch, Role: i.Role, Draining: i.Draining, WaitOnly: i.WaitOnly, Load: i.Load}}, c.now)
 }
 func (c *clock) bye(i *Instance) {
 	c.r.apply(&message{kind: kindBye, beat: beat{ID: i.ID, Epoch: i.Epoch, Role: i.Role}}, c.now)
@@ -118,7 +118,7 @@ func TestUnheard(t *testing.T) {
 	c := newClock(t, 10)
 	c.answers = map[string]bool{"a": true, "b": true}
 	a, b, d := worker("a", 1), worker("b", 1), worker("d", 1)
-	a.Draining, a.Load.Running = true, 3
+	a.Draining, a.WaitOnly, a.Load.Running = true, true, 3
 	for _, i := range []*Instance{a, b, d} {
 		c.announce(i)
 	}
@@ -139,7 +139,7 @@ func TestUnheard(t *testing.T) {
 	}
 	c.want("b", Live)
 	c.want("d", Dead) // it did not answer
-	if m := c.r.snapshot(c.now).Get("a"); !m.Draining || m.Load.Running != 3 || c.now.Sub(m.Heard) > 1100*time.Millisecond {
+	if m := c.r.snapshot(c.now).Get("a"); !m.Draining || !m.WaitOnly || m.Load.Running != 3 || c.now.Sub(m.Heard) > 1100*time.Millisecond {
 		t.Errorf("%+v", m)
 	}
 	if n := c.probes["a"]; n < 50 || n > 62 || c.probes["b"] > 0 {
@@ -488,7 +488,13 @@ func TestRoleDrainAndLoad(t *testing.T) {
 	a.Draining, a.Role = true, Decode
 	c.beat(a)
 	m := c.r.snapshot(c.now).Get("a")
-	if c.r.version == v || m.Role != Decode || m.Usable() || m.Load.Running != 3 {
+	if c.r.version == v || m.Role != Decode || m.Usable() || m.WaitOnly || m.Load.Running != 3 {
+		t.Fatalf("%+v", m)
+	}
+	v = c.r.version
+	a.WaitOnly = true
+	c.beat(a)
+	if m := c.r.snapshot(c.now).Get("a"); c.r.version == v || !m.WaitOnly {
 		t.Fatalf("%+v", m)
 	}
 }

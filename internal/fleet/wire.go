@@ -44,6 +44,7 @@ type beat struct {
 	Epoch    uint64 `json:"epoch"`
 	Role     Role   `json:"role"`
 	Draining bool   `json:"draining,omitempty"`
+	WaitOnly bool   `json:"wait_only,omitempty"`
 	Load     Load   `json:"load"`
 }
 

@@ -225,7 +225,7 @@ func TestScale(t *testing.T) {
 		f.deaf = true
 		scale := func(role string, n int, want string) {
 			t.Helper()
-			done, err := s.Scale(role, n)
+			done, err := s.Scale(role, n, nil)
 			got := fmt.Sprint(done.Added, done.Removed)
 			if err != nil {
 				got = err.Error()
@@ -284,7 +284,7 @@ func TestScaleByUse(t *testing.T) {
 			}})
 		scale := func(role string, n int, want string) {
 			t.Helper()
-			done, err := s.Scale(role, n)
+			done, err := s.Scale(role, n, nil)
 			if got := fmt.Sprint(done.Added, done.Removed, done.Kept); err != nil || got != want {
 				t.Fatalf("got %s, %v, want %s", got, err, want)
 			}
@@ -458,7 +458,7 @@ func TestManyNames(t *testing.T) {
 		f := func(n int, want string) {
 			t.Helper()
 			synctest.Wait()
-			done, err := s.Scale("w", n)
+			done, err := s.Scale("w", n, nil)
 			if got := fmt.Sprint(done.Removed); err != nil || got != want || len(done.Removed)+len(done.Kept)+len(done.Added) != max(n, 12) {
 				t.Errorf("%d: removed %s, %+v, %v; want %s", n, got, done, err, want)
 			}
@@ -466,19 +466,19 @@ func TestManyNames(t *testing.T) {
 		f(12, "[]")
 		f(9, "[w-11 w-10 w-9]")
 		synctest.Wait()
-		if done, err := s.Scale("w", 257); !errors.Is(err, supervise.ErrTooMany) || len(done.Added) != 0 {
+		if done, err := s.Scale("w", 257, nil); !errors.Is(err, supervise.ErrTooMany) || len(done.Added) != 0 {
 			t.Errorf("more than may be, %d added: %v", len(done.Added), err)
 		}
-		if done, err := s.Scale("w", 256); err != nil || len(done.Added) != 247 {
+		if done, err := s.Scale("w", 256, nil); err != nil || len(done.Added) != 247 {
 			t.Errorf("%d added, %v", len(done.Added), err)
 		}
-		if _, err := s.Scale("w", 257); !errors.Is(err, supervise.ErrTooMany) {
+		if _, err := s.Scale("w", 257, nil); !errors.Is(err, supervise.ErrTooMany) {
 			t.Errorf("one more than may be: %v", err)
 		}
-		if _, err := s.Scale("w", -1); !errors.Is(err, supervise.ErrTooMany) {
+		if _, err := s.Scale("w", -1, nil); !errors.Is(err, supervise.ErrTooMany) {
 			t.Errorf("less than none: %v", err)
 		}
-		if done, err := s.Scale("w", 0); err != nil || len(done.Removed) != 256 || len(done.Kept)+len(done.Added) != 0 {
+		if done, err := s.Scale("w", 0, nil); err != nil || len(done.Removed) != 256 || len(done.Kept)+len(done.Added) != 0 {
 			t.Errorf("none at all: %d removed, %v", len(done.Removed), err)
 		}
 		stop(t, s, time.Second)

@@ -216,8 +216,8 @@ type Scaled struct {
 // Scale starts or drains children of a role until n are wanted, and returns at once. All that have
 // the role now count, except those asked to end. The least useful go first, then those that began in
 // another role, then those with the highest index. An index is free again when its process has
-// exited.
-func (s *Supervisor) Scale(role string, n int) (Scaled, error) {
+// exited. leaves, if not nil, is told the name of each that goes, before that one knows.
+func (s *Supervisor) Scale(role string, n int, leaves func(name string)) (Scaled, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var done Scaled
@@ -230,6 +230,9 @@ func (s *Supervisor) Scale(role string, n int) (Scaled, error) {
 	}
 	wanted := s.wanted(role)
 	for _, ch := range wanted[:max(len(wanted)-n, 0)] {
+		if leaves != nil {
+			leaves(ch.Name)
+		}
 		ch.end()
 		done.Removed = append(done.Removed, ch.Name)
 	}

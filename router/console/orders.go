@@ -19,6 +19,7 @@ const (
 	comingWait   = 30 * time.Second       // for a worker that is starting
 	comingLook   = 100 * time.Millisecond // how often to look whether it still is
 	shownWait    = 2 * time.Second        // for the fleet to show what a worker has done
+	movesWait    = 5 * time.Second        // for its streams to have moved
 )
 
 // last refuses to take m away if that leaves no pair for its model.
@@ -67,8 +68,9 @@ func (c *Console) removeInstance(ctx *fasthttp.RequestCtx, a adminCall) *openai.
 
 // orderBody is the body of an order or a removal. Only a change of role needs one.
 type orderBody struct {
-	Role  fleet.Role `json:"role,omitempty"`
-	Force bool       `json:"force,omitempty"`
+	Role     fleet.Role `json:"role,omitempty"`
+	Force    bool       `json:"force,omitempty"`
+	WaitOnly bool       `json:"wait_only,omitempty"` // its streams end there
 }
 
 func readOrder(ctx *fasthttp.RequestCtx, action string) (o orderBody, err *openai.Error) {
@@ -113,8 +115,14 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 		return reply(ctx, 200, m.Instance)
 	}
 	x := flight.Question{ID: a.id, Method: "POST", Path: "/xpyd/v1/" + action, Timeout: orderTimeout, Limit: maxReply}
-	if action == "role" {
+	switch {
+	case action == "role":
+		c.awaitMember(m.ID, movesWait, func(now *fleet.Member) bool {
+			return now == nil || now.Epoch != m.Epoch || c.Flights.ToMove(m) == 0
+		})
 		x.Body = []byte(`{"role":"` + o.Role + `"}`)
+	case action == "drain" && o.WaitOnly:
+		x.Body = []byte(`{"wait_only":true}`)
 	}
 	said, aerr := c.Flights.Ask(m, x)
 	if aerr != nil {
@@ -139,11 +147,14 @@ func (c *Console) mark(m *fleet.Member, action string, o orderBody) (release fun
 		}
 	}
 	was := c.Members.Drained(m)
-	if turns || action != "role" {
-		c.Members.SetMark(m.ID, m.Epoch, action != "undrain")
+	switch {
+	case turns || action == "drain":
+		c.Members.Mark(m.ID, m.Epoch, o.WaitOnly)
+	case action == "undrain":
+		c.Members.Unmark(m.ID)
 	}
 	if turns && !was {
-		return func() { c.Members.SetMark(m.ID, m.Epoch, false) }, nil
+		return func() { c.Members.Unmark(m.ID) }, nil
 	}
 	return func() {}, nil
 }

@@ -42,7 +42,7 @@ type Policy struct {
 	RetryRatio float64 `key:"retry_ratio"`
 	RetryBurst int     `key:"retry_burst"`
 	RetryMin   float64 `key:"retry_min"`
-	// Takeover lets another pair go on with a stream whose decode worker was lost.
+	// Takeover lets another pair go on with a stream whose decode worker was lost or is drained.
 	Takeover bool `key:"takeover"`
 	// Hedge configures second requests for slow ones; off by default.
 	Hedge Hedge `key:"hedge"`

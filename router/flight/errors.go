@@ -67,6 +67,7 @@ const (
 	reasonDead      = "dead"
 	reasonSilent    = "silent"   // see silent.go
 	reasonError     = "error"    // of a stream: its worker said what went wrong
+	reasonDrain     = "drain"    // of takeovers
 	reasonOutcome   = "outcome_" // with the outcome
 	reasonStatus    = "status"
 	reasonShortage  = "shortage" // of the router's own; see shortage

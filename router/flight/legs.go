@@ -24,7 +24,8 @@ type leg struct {
 
 	h1.Life // its end closes the leg's connection
 
-	sent atomic.Bool // the request is written; its body is no longer needed
+	sent    atomic.Bool // the request is written; its body is no longer needed
+	movable atomic.Bool // decode's: another pair could go on with its stream
 	// waits counts the beginnings and ends of waits for the worker whose silence matters; see
 	// silent.go, which alone uses the next two.
 	waits atomic.Uint32
@@ -45,6 +46,7 @@ const (
 	legOpen      = "open"   // sent or being sent, unanswered
 	legAnswer    = "answer" // the answer is arriving
 	legDone      = "done"
+	legMoved     = "moved" // another pair goes on, though its worker is well
 	legFailed    = "failed"
 	legCancelled = "cancelled" // ended by the router
 	legUnused    = "unused"    // the other leg does both phases
@@ -58,7 +60,7 @@ func (l *leg) setState(state string) {
 	l.smu.Lock()
 	defer l.smu.Unlock()
 	l.state, l.since = state, time.Now()
-	if state == legDone || state == legFailed {
+	if state == legDone || state == legFailed || state == legMoved {
 		l.ended = l.since
 	}
 }
@@ -82,7 +84,7 @@ func (l *leg) finish(cut bool) (cancelled bool) {
 	l.smu.Lock()
 	defer l.smu.Unlock()
 	switch {
-	case l.state == legDone || l.state == legFailed || l.state == legCancelled || l.state == legUnused:
+	case l.state == legDone || l.state == legMoved || l.state == legFailed || l.state == legCancelled || l.state == legUnused:
 		return false
 	case l.state == legAnswer && !cut:
 		l.state = legDone

@@ -87,10 +87,10 @@ func newMetrics(s *Service) *metrics {
 		exhausted: counter("xpyd_router_retry_budget_exhausted_total",
 			"Requests that failed because the retry budget was used up: more attempts fail than retries should cover. xpyd_router_retries_total says why."),
 		takeovers: counters("xpyd_router_takeovers_total",
-			"Streams whose decode worker was lost, by how it was lost (transport: its connection broke; timeout: chunk_timeout; dead: the fleet says so; silent: it neither sent nor answered; error: it said what went wrong) and what followed. continued: another pair went on. failed: none could, and the stream ended with an error event; the log says why. "+
+			"Streams whose decode worker was lost or left, by why (transport: its connection broke; timeout: chunk_timeout; dead: the fleet says so; silent: it neither sent nor answered; error: it said what went wrong; drain: it was drained) and what followed. continued: another pair went on. failed: none could; the log says why, and the stream ended with an error event or, with the reason drain, stayed. "+
 				"unkept: it could not be tried, because too much is kept for other streams or the worker did not say which tokens it sent. ended: the client left, the deadline passed or the router ended meanwhile.", "reason", "outcome"),
 		pause: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "xpyd_router_takeover_pause_seconds",
-			Help: "How long a stream stood still, from the break to the next pair's first event.", Buckets: seconds}),
+			Help: "How long a stream stood still, from the break, or where it was left, to the next pair's first event.", Buckets: seconds}),
 		tenants:      newStatsByName(),
 		unauthorized: counter("xpyd_router_unauthorized_total", "Requests without a valid API key."),
 	}
@@ -129,7 +129,7 @@ func newMetrics(s *Service) *metrics {
 	for _, reason := range retryReasons {
 		m.retries.WithLabelValues(reason)
 	}
-	for _, reason := range []string{reasonTransport, reasonTimeout, reasonDead, reasonSilent, reasonError} {
+	for _, reason := range []string{reasonTransport, reasonTimeout, reasonDead, reasonSilent, reasonError, reasonDrain} {
 		for _, outcome := range takeoverOutcomes {
 			m.takeovers.WithLabelValues(reason, outcome)
 		}

@@ -108,7 +108,7 @@ func (q *request) emit(rec *record) {
 		root.Error = rec.failed
 	}
 	q.mu.Lock()
-	attempts := q.attempts // no more come
+	attempts := q.begun() // no more come
 	q.mu.Unlock()
 	spans := append(make([]trace.Span, 0, len(phases)+1), root)
 	for _, p := range phases {

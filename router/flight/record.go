@@ -53,8 +53,8 @@ func (q *request) note(rec *record) {
 	q.mu.Lock()
 	*rec = record{summary: q.summary, n: len(q.attempts)}
 	attempts := q.attempts
-	if rec.n > 1 { // a hedge changes their order in place
-		rec.more, attempts = make([]attemptRecord, rec.n-1), slices.Clone(attempts)
+	if rec.n > 1 {
+		rec.more, attempts = make([]attemptRecord, rec.n-1), q.begun()
 	}
 	q.mu.Unlock()
 	for i, a := range attempts {
@@ -64,6 +64,11 @@ func (q *request) note(rec *record) {
 			a.note(&rec.more[i-1])
 		}
 	}
+}
+
+// begun is the attempts in order of their start: hedges and moves change it in place. q.mu is held.
+func (q *request) begun() []*attempt {
+	return slices.SortedStableFunc(slices.Values(q.attempts), func(a, b *attempt) int { return a.start.Compare(b.start) })
 }
 
 func (a *attempt) note(rec *attemptRecord) {

@@ -21,8 +21,10 @@ type stream struct {
 	pace  *pacer
 	pulse pulse
 
-	done   bool // nothing more is to be read
-	failed string
+	tries   int       // moves that failed since the answer began
+	moveDue time.Time // for the next try
+	done    bool      // nothing more is to be read
+	failed  string
 }
 
 // next returns the next bytes for the client, io.EOF after the last. A stream that broke
@@ -34,6 +36,11 @@ func (s *stream) next() ([]byte, error) {
 	}
 	if s.done {
 		return nil, io.EOF
+	}
+	if l := s.leaves(); l != nil {
+		if run := s.move(l); run != nil {
+			return run, nil
+		}
 	}
 	run, err := s.await()
 	if err == nil {

@@ -137,6 +137,7 @@ func (q *request) slim() {
 		q.seam.release()
 		q.seam = nil
 	}
+	a.d.movable.Store(q.seam != nil && !q.seam.lost)
 	if a.prefillOpen() {
 		return // its leg may be reading it
 	}

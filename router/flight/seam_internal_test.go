@@ -251,3 +251,25 @@ func BenchmarkStrip(b *testing.B) {
 type again struct{ b []byte }
 
 func (a *again) Read(p []byte) (int, error) { return copy(p, a.b), nil }
+
+// TestFar: a stream is worth a move while some choice has more than a few tokens to come, or may
+// have any number.
+func TestFar(t *testing.T) {
+	for name, c := range map[string]struct {
+		most int
+		list []sent
+		want bool
+	}{
+		"nothing known":      {64, nil, false},
+		"far":                {64, []sent{{n: 64 - moveLeast}}, true},
+		"near":               {64, []sent{{n: 65 - moveLeast}}, false},
+		"one is far":         {64, []sent{{n: 64}, {n: 3}}, true},
+		"that is done":       {64, []sent{{n: 64}, {n: 3, done: true}}, false},
+		"no bound":           {0, []sent{{n: 1000}}, true},
+		"no bound, all done": {0, []sent{{n: 1000, done: true}}, false},
+	} {
+		if got := (&seam{most: c.most, choices: c.list}).far(); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}

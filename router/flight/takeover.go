@@ -83,10 +83,14 @@ func (q *request) brokenOff(f *failure) {
 	q.seam.breaks++
 	q.seam.by, q.seam.fault = a.d.inst, ""
 	a.d.setState(legFailed)
-	a.mu.Lock()
-	a.failed = f
-	a.mu.Unlock()
+	a.fail(f)
 	a.close()
+}
+
+func (a *attempt) fail(f *failure) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.failed = f
 }
 
 // remember restores what slim forgot.
@@ -111,18 +115,24 @@ func (s *stream) follow(ans *answer) {
 	s.events.used()
 	s.pace.tell()
 	s.q.slim()
-	s.answer, s.pace = ans, s.q.pacer(ans)
+	s.answer, s.pace, s.tries = ans, s.q.pacer(ans), 0
 	s.q.attempts[len(s.q.attempts)-1].choice.Succeeded(fleet.Decode)
 }
 
-// resume has a pair go on with the stream.
-func (q *request) resume(a *attempt) (*answer, *failure) {
+// goOn has a pair go on with the stream.
+func (a *attempt) goOn() (*answer, *failure) {
 	ans, f := a.generate()
-	switch {
-	case f == nil && ans.events == nil: // it refuses
+	if f == nil && ans.events == nil { // it refuses
 		f = &failure{by: a.d, outcome: ticket.Refused, reason: reasonStatus, status: ans.status,
 			err: fmt.Errorf("status %d: %s", ans.status, openai.ErrorMessage(ans.body))}
-	case f != nil && f.retry && (f.reason == reasonTransport || f.reason == reasonDead || f.reason == reasonSilent) && f.by.sent.Load():
+	}
+	return ans, f
+}
+
+// resume is goOn for a stream that broke.
+func (q *request) resume(a *attempt) (*answer, *failure) {
+	ans, f := a.goOn()
+	if f != nil && f.retry && (f.reason == reasonTransport || f.reason == reasonDead || f.reason == reasonSilent) && f.by.sent.Load() {
 		if q.seam.breaks++; q.seam.breaks > maxTakeovers {
 			last := *f // others may be reading f
 			last.retry, last.err = false, fmt.Errorf("%w; %s", f.err, tooMany(q.seam.breaks))
@@ -132,9 +142,7 @@ func (q *request) resume(a *attempt) (*answer, *failure) {
 	if f == nil {
 		return ans, nil
 	}
-	a.mu.Lock()
-	a.failed = f
-	a.mu.Unlock()
+	a.fail(f)
 	return nil, f
 }
 

@@ -54,8 +54,10 @@ type Members struct {
 
 	mu     sync.Mutex
 	knocks map[probeKey]bool // connection attempts of knock, by worker, without the role
-	marked map[string]uint64 // epochs of the workers that are drained from here on, before they announce it
+	marked map[string]mark   // the workers that are drained from here on, before they announce it
 	marks  uint64            // changes of marked
+
+	leaving atomic.Pointer[map[string]*Leaving] // nil if nobody leaves
 
 	staticMu sync.Mutex // one SetStatic at a time
 	statics  map[string]Static
@@ -65,7 +67,7 @@ type Members struct {
 func NewMembers(d MembersDeps) *Members {
 	ms := &Members{MembersDeps: d, tokens: trust.NewTokens(d.Ring), created: time.Now(), memberMetrics: newMemberMetrics(),
 		poke: make(chan struct{}, 1), known: map[probeKey]*probeState{},
-		knocks: map[probeKey]bool{}, marked: map[string]uint64{}, statics: map[string]Static{}}
+		knocks: map[probeKey]bool{}, marked: map[string]mark{}, statics: map[string]Static{}}
 	ms.probed.Store(&probed{change: make(chan struct{})})
 	return ms
 }
@@ -129,10 +131,13 @@ func (ms *Members) Start(t Trier) {
 	}
 }
 
-// Sweep follows the fleet: it forgets the drains of workers that left and has newcomers
-// probed.
+// Sweep follows the fleet: it forgets the drains of workers that left, has streams of those
+// that announce one move, and has newcomers probed.
 func (ms *Members) Sweep(s *fleet.Snapshot) {
 	ms.forgetMarks(s)
+	ms.mu.Lock()
+	ms.findLeaving()
+	ms.mu.Unlock()
 	ms.Picker.Refresh(ms.View()) // also for marks that went
 	ms.wakeProbes()
 }
@@ -155,19 +160,23 @@ func (ms *Members) Serves(m *fleet.Member) bool {
 func (ms *Members) Drained(m *fleet.Member) bool {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	epoch, ok := ms.marked[m.ID]
-	return ok && epoch == m.Epoch
+	k, ok := ms.marked[m.ID]
+	return ok && k.epoch == m.Epoch
 }
 
-// SetMark remembers a drain, or forgets it.
-func (ms *Members) SetMark(id string, epoch uint64, on bool) {
+// Mark remembers a drain. stays says that the worker's streams end there.
+func (ms *Members) Mark(id string, epoch uint64, stays bool) {
+	ms.setMark(func() { ms.marked[id] = mark{epoch, stays} })
+}
+
+// Unmark forgets a drain.
+func (ms *Members) Unmark(id string) { ms.setMark(func() { delete(ms.marked, id) }) }
+
+func (ms *Members) setMark(set func()) {
 	ms.mu.Lock()
-	if on {
-		ms.marked[id] = epoch
-	} else {
-		delete(ms.marked, id)
-	}
+	set()
 	ms.marks++
+	ms.findLeaving()
 	ms.mu.Unlock()
 	ms.Picker.Refresh(ms.View())
 }
@@ -177,11 +186,11 @@ func (ms *Members) SetMark(id string, epoch uint64, on bool) {
 func (ms *Members) forgetMarks(s *fleet.Snapshot) {
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
-	for id, epoch := range ms.marked {
+	for id, k := range ms.marked {
 		switch m := s.Get(id); {
-		case m != nil && m.Epoch == epoch && m.State != fleet.Gone:
-		case m != nil && m.Epoch > epoch && m.Draining:
-			ms.marked[id] = m.Epoch
+		case m != nil && m.Epoch == k.epoch && m.State != fleet.Gone:
+		case m != nil && m.Epoch > k.epoch && m.Draining:
+			ms.marked[id] = mark{m.Epoch, k.stays}
 		default:
 			delete(ms.marked, id)
 			ms.marks++

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/pick"
 )
 
 // TestForgetMarks: a drain goes on for the epoch that it was given to, and for a later
@@ -23,13 +24,73 @@ func TestForgetMarks(t *testing.T) {
 		"gone, drained":        {[]fleet.Member{{Instance: fleet.Instance{ID: "d0", Epoch: 3, Draining: true}, State: fleet.Gone}}, 0},
 		"left":                 {nil, 0},
 	} {
-		r := &Members{marked: map[string]uint64{"d0": 3}}
+		r := &Members{marked: map[string]mark{"d0": {epoch: 3, stays: true}}}
 		r.forgetMarks(fleet.NewSnapshot(1, time.Now(), c.members))
-		if got, ok := r.marked["d0"]; ok != (c.want != 0) || got != c.want {
-			t.Errorf("%s: %d, %t", name, got, ok)
+		if got, ok := r.marked["d0"]; ok != (c.want != 0) || got.epoch != c.want || ok && !got.stays {
+			t.Errorf("%s: %+v, %t", name, got, ok)
 		}
 		if forgot := r.marks == 1; forgot != (c.want == 0) {
 			t.Errorf("%s: marked %d times", name, r.marks)
 		}
 	}
+}
+
+// TestLeaving: an order given here counts before what a worker announces, for its epoch, until it
+// is taken back; the places for moves outlast other changes.
+func TestLeaving(t *testing.T) {
+	w, err := fleet.Watch(fleet.WatcherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	ms := NewMembers(MembersDeps{Fleet: w, Picker: pick.New(pick.Config{Policy: pick.RoundRobin}, nil)})
+	inst := fleet.Instance{ID: "d0", Epoch: 1, Role: fleet.Decode, URL: "http://127.0.0.1:1", KVAddr: "127.0.0.1:1", Dialect: fleet.Native, Model: "m", MaxModelLen: 8}
+	announce := func(epoch uint64, draining, waitOnly bool) {
+		t.Helper()
+		inst.Epoch, inst.Draining, inst.WaitOnly = epoch, draining, waitOnly
+		if err := w.AddStatic(inst, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+		ms.mu.Lock()
+		ms.findLeaving()
+		ms.mu.Unlock()
+	}
+	step := 0
+	is := func(want bool) {
+		t.Helper()
+		if step++; ms.Leaving(&inst) != nil != want {
+			t.Errorf("step %d: leaving %t", step, !want)
+		}
+	}
+	announce(1, false, false)
+	is(false)
+	announce(1, true, false)
+	is(true)
+	announce(1, true, true)
+	is(false)
+	ms.Mark("d0", 1, false)
+	is(true)
+	for range maxMoves {
+		if !ms.Leaving(&inst).Begin() {
+			t.Error("no place")
+		}
+	}
+	announce(1, true, false)
+	if ms.Leaving(&inst).Begin() {
+		t.Error("one place too many")
+	}
+	ms.Leaving(&inst).End()
+	if !ms.Leaving(&inst).Begin() {
+		t.Error("no place after one was given back")
+	}
+	ms.Mark("d0", 1, true)
+	is(false)
+	announce(1, false, false)
+	ms.Mark("d0", 1, false)
+	is(true)
+	ms.Unmark("d0")
+	is(false)
+	ms.Mark("d0", 1, false)
+	announce(2, false, false)
+	is(false)
 }
