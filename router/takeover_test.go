@@ -300,6 +300,30 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
+// TestBreakBehindTheEnd: a connection that breaks behind [DONE] is no error: the client has all.
+func TestBreakBehindTheEnd(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 1, 1)
+	g.tells("d0", func(*http.Request) *teller {
+		return &teller{g: g, cut: 9, how: func(w http.ResponseWriter, r *http.Request) {
+			w.(http.Flusher).Flush()
+			reset(w, r)
+		}}
+	})
+	resp, text := g.post("/v1/completions", askPair, "x-request-id", "r1")
+	if want := undisturbed(askPair); resp.StatusCode != 200 || text != want {
+		t.Errorf("%d\n%s\nwant\n%s", resp.StatusCode, text, want)
+	}
+	g.until("the ledger to be empty", g.idle)
+	var rec struct {
+		Status int
+		Error  string
+	}
+	if g.adminJSON("GET", "/debug/requests/r1", "", &rec); rec.Status != 200 || rec.Error != "" {
+		t.Errorf("%+v", rec)
+	}
+}
+
 // TestTakeoverNot: where there is no takeover, a stream ends as it did before there were any.
 func TestTakeoverNot(t *testing.T) {
 	t.Parallel()
@@ -333,7 +357,7 @@ func TestTakeoverNot(t *testing.T) {
 			}
 			_, text := g.post("/v1/completions", askStream, c.header...)
 			first, rest, _ := strings.Cut(text, "\n\n")
-			if e := apiError(t, strings.TrimPrefix(rest, "data: ")); first != `data: {"n":0}` || strings.Contains(e.Message, "no other pair") {
+			if e := apiError(t, strings.TrimPrefix(rest, "data: ")); first != `data: {"n":0}` || strings.Contains(e.Message, "no other pair") != (c.outcome != "") {
 				t.Errorf("%q", text)
 			}
 			if n := g.workers["d0"].calls.Load() + g.workers["d1"].calls.Load(); n != 1 {

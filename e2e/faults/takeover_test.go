@@ -157,26 +157,6 @@ func (s *told) read(body io.Reader, met func(string, int)) error {
 	}
 }
 
-// same checks that a stream is as an undisturbed one.
-func (s *told) same(t *testing.T, want *told, what string) {
-	t.Helper()
-	if len(s.created) != 1 {
-		t.Errorf("created at %v", s.created)
-	}
-	if k, l := slices.Sorted(maps.Keys(s.events)), slices.Sorted(maps.Keys(want.events)); !slices.Equal(k, l) {
-		t.Errorf("%s: choices %q, want %q", what, k, l)
-	}
-	for c, events := range want.events {
-		for n := range max(len(events), len(s.events[c])) {
-			if n >= len(events) || n >= len(s.events[c]) || events[n] != s.events[c][n] {
-				t.Errorf("%s, choice %s, event %d of %d, %d wanted:\n%q\n%q", what, c, n, len(s.events[c]), len(events),
-					s.events[c][min(n, len(s.events[c])):min(n+2, len(s.events[c]))], events[min(n, len(events)):min(n+2, len(events))])
-				break
-			}
-		}
-	}
-}
-
 // all tells all streams at once.
 func all(t *testing.T, client *http.Client, url string, met func(decode string, n int)) []*told {
 	t.Helper()

@@ -63,6 +63,23 @@ func TestScanShapes(t *testing.T) {
 	f(`{"prompt":[1,2,3],"echo":true,"logprobs":0}`, 1, true, true, false)
 	f(`{"prompt":["a","b"],"echo":false,"logprobs":null,"prompt_logprobs":1}`, 2, false, false, true)
 	f(`{"prompt":[[1],[2],[3]],"logprobs":false,"prompt_logprobs":null}`, 3, false, false, false)
+	f(`{"prompt":["a","b"],"messages":[{"role":"user","content":"x"}]}`, 1, false, false, false)
+}
+
+// TestScanMaxTokens: in a chat max_completion_tokens wins, wherever it stands; elsewhere it means
+// nothing. Workers read it so, and a client's tokens are limited and charged by it.
+func TestScanMaxTokens(t *testing.T) {
+	f := func(body string, want int) {
+		t.Helper()
+		if top := scan(t, body); top.MaxTokens != want {
+			t.Errorf("%s: %d", body, top.MaxTokens)
+		}
+	}
+	f(`{"messages":[{"content":"x"}],"max_completion_tokens":400,"max_tokens":1}`, 400)
+	f(`{"max_tokens":1,"max_completion_tokens":400,"messages":[{"content":"x"}]}`, 400)
+	f(`{"messages":[{"content":"x"}],"max_tokens":7,"max_completion_tokens":null}`, 7)
+	f(`{"prompt":"x","max_tokens":300,"max_completion_tokens":1}`, 300)
+	f(`{"prompt":"x","max_completion_tokens":5}`, 0)
 }
 
 // TestScanPrompt: which field the prompt is in; the last one counts, null is none.

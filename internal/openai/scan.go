@@ -15,6 +15,8 @@ type Top struct {
 	N         int // choices; 1 when absent
 	MaxTokens int // 0 when absent
 
+	maxCompletion int // in a chat it wins over max_tokens, else it means nothing
+
 	Prompt   []byte // raw JSON of prompt or messages; nil when absent
 	Messages bool   // Prompt is messages
 	Tools    []byte // raw JSON of tools; they are rendered before the messages
@@ -79,6 +81,12 @@ func Scan(body []byte) (Top, *Error) {
 		at.end = r.Pos()
 		t.at[f] = at
 	}
+	if t.Messages {
+		t.Prompts = 1
+		if t.maxCompletion > 0 {
+			t.MaxTokens = t.maxCompletion
+		}
+	}
 	t.close = r.Pos() - 1
 	if err := r.end(); err != nil {
 		return Top{}, err
@@ -100,7 +108,7 @@ func (t *Top) field(r *reader, key []byte) {
 	case "max_tokens":
 		t.MaxTokens = r.intOr("max_tokens", 0, 0, math.MaxInt32)
 	case "max_completion_tokens":
-		t.MaxTokens = r.intOr("max_completion_tokens", 0, 0, math.MaxInt32)
+		t.maxCompletion = r.intOr("max_completion_tokens", 0, 0, math.MaxInt32)
 	case "prompt":
 		if t.Prompt, t.Prompts = t.prompts(r); len(t.Prompt) > 0 {
 			t.Messages = false

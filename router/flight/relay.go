@@ -58,8 +58,12 @@ func (s *stream) next() ([]byte, error) {
 		err = s.q.seam.fault
 	}
 	s.events.body.Abort()
+	if !s.events.raw && s.events.ended() { // only the body's own end is missing
+		s.done = true
+		return nil, io.EOF
+	}
 	e, f := s.q.streamError(err)
-	if f != nil && s.q.seam != nil && !s.events.ended() {
+	if f != nil && s.q.seam != nil {
 		var run []byte
 		if run, e = s.takeOver(f, e); e == nil {
 			return run, nil

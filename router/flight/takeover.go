@@ -35,6 +35,7 @@ func (s *stream) takeOver(f *failure, broke *openai.Error) ([]byte, *openai.Erro
 	defer func() { q.s.metrics.takeovers.WithLabelValues(f.reason, outcome).Inc() }()
 	if !q.seam.whole() {
 		outcome = takeoverUnkept
+		broke.Message += "; no other pair could go on: what the client has was not kept"
 		return nil, broke
 	}
 	q.brokenOff(f)
