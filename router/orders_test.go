@@ -222,7 +222,13 @@ func TestOrderFails(t *testing.T) {
 	g := newRig(t, 1, 2)
 	d := g.workers["d0"]
 	d.on(&d.other, reset)
-	if got := g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", nil); got != 502 {
-		t.Errorf("%d", got)
+	var said struct{ Error struct{ Message string } }
+	if got := g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", &said); got != 502 || !strings.Contains(said.Error.Message, "until undrain") {
+		t.Errorf("%d: %s", got, said.Error.Message)
+	}
+	for range 4 { // it is drained here all the same
+		if resp, _ := g.post("/v1/completions", ask); resp.Header.Get("x-xpyd-decode") != "d1" {
+			t.Errorf("%d from %s", resp.StatusCode, resp.Header.Get("x-xpyd-decode"))
+		}
 	}
 }

@@ -126,7 +126,11 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 	}
 	said, aerr := c.Flights.Ask(m, x)
 	if aerr != nil {
-		return openai.Upstream("%s: %v", action, aerr)
+		all := ""
+		if action == "drain" {
+			all = "; this router sends it nothing all the same, until undrain"
+		}
+		return openai.Upstream("%s: %v%s", action, aerr, all)
 	}
 	if said.Status == 200 && action == "role" && m.Source == fleet.NATS {
 		c.awaitMember(m.ID, shownWait, func(now *fleet.Member) bool { return now == nil || now.Epoch != m.Epoch || now.Role == o.Role })
