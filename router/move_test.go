@@ -185,6 +185,7 @@ func TestMoveNot(t *testing.T) {
 		{name: "the client wants none", header: []string{"x-xpyd-takeover", "0"}},
 		{name: "it is off", edit: func(c *router.Config) { c.Takeover = false }},
 		{name: "near its end", body: askPair},
+		{name: "several prompts", body: strings.Replace(strings.Replace(askFar, `"prompt":"Once upon a time"`, `"prompt":["Once","upon"]`, 1), `"n":2`, `"n":1`, 1)},
 		{name: "the last", decodes: 1, order: `{"force":true}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -33,7 +33,8 @@ func (s *stream) leaves() *sense.Leaving {
 	if l == nil { // mostly
 		return nil
 	}
-	if s.tries >= moveTries || !s.q.seam.whole() || !s.q.seam.far() {
+	// The next pair's first event says that one prompt is there, not that all are.
+	if s.tries >= moveTries || s.q.top.Prompts > 1 || !s.q.seam.whole() || !s.q.seam.far() {
 		d.movable.Store(false)
 		return nil
 	}

@@ -130,7 +130,9 @@ func (q *request) askOne(m *fleet.Member, version uint64, limit int) (*Reply, er
 	}
 	b, err := q.s.send(l, &h, [][]byte{q.body}, nil)
 	if err != nil {
-		if l.Cause() == nil {
+		if cause := l.Cause(); cause != nil { // its connection was closed from here
+			err = cause
+		} else {
 			q.s.Members.Suspect(&m.Instance, err)
 		}
 		return nil, fmt.Errorf("worker %s: %w", m.ID, err)

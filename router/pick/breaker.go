@@ -130,10 +130,7 @@ func (p *Picker) turned() <-chan struct{} {
 // guardTo changes a guard; p.mu is held.
 func (p *Picker) guardTo(n *node, state GuardState, until time.Time, why string) {
 	g := &n.guard
-	ev := Event{ID: n.key.id, Was: g.state, Guard: Guard{State: state, Why: why}}
-	if n.class != nil {
-		ev.Role = n.class.id.Role
-	}
+	ev := Event{ID: n.key.id, Role: n.role, Was: g.state, Guard: Guard{State: state, Why: why}}
 	if state == Open || state == Ejected {
 		ev.Until = &until
 	}

@@ -21,10 +21,11 @@ type node struct {
 	stamp uint64       // under Picker.build: the last Refresh that saw it usable,
 	seen  uint64       // and that saw it at all
 
-	class      *class // nil while it gets no work
-	slot       int    // in class.nodes
-	prev, next *node  // in class's order of use
-	point      uint64 // on class's ring
+	class      *class     // nil while it gets no work
+	role       fleet.Role // of its class, and when it has none, of its last one
+	slot       int        // in class.nodes
+	prev, next *node      // in class's order of use
+	point      uint64     // on class's ring
 	born       time.Time
 
 	own    Loads // what this router has here
@@ -103,7 +104,7 @@ func (c *class) join(n *node) {
 	if len(c.nodes) == 0 {
 		c.born = n.born
 	}
-	n.class, n.slot = c, len(c.nodes)
+	n.class, n.slot, n.role = c, len(c.nodes), c.id.Role
 	c.nodes = append(c.nodes, n)
 	c.append(n)
 	c.legs += n.legsAll()
