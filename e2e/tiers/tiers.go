@@ -313,7 +313,9 @@ func (b *Bed) everywhere(t *testing.T, blockTokens int, k *talk) {
 	start := func(host config.PoolSize, dir string, stored bool) *node {
 		t.Helper()
 		return b.startWorker(t, blockTokens, b.pool(blockTokens), func(c *worker.Config) {
-			c.KV.HostMemory, c.KV.SSDDir, c.KV.SSDSize = host, dir, b.SSD
+			if c.KV.HostMemory = host; dir != "" {
+				c.KV.SSDDir, c.KV.SSDSize = dir, b.SSD
+			}
 			if stored {
 				c.KV.Store = store
 			}
