@@ -23,7 +23,7 @@ import (
 
 // TestUnbroken: decode workers are killed, stopped and cut off, one strike after the other, while
 // all kinds of requests are answered. Each answer is as in a run that nothing disturbs, and after
-// each strike nothing is held. XPYD_UNBROKEN is the number of strikes (20), XPYD_UNBROKEN_SEED
+// each strike nothing is held. XPYD_UNBROKEN is the number of strikes (12), XPYD_UNBROKEN_SEED
 // draws them and the requests (1).
 func TestUnbroken(t *testing.T) {
 	t.Parallel()
@@ -34,7 +34,7 @@ func TestUnbroken(t *testing.T) {
 		}
 		return n
 	}
-	strikes, seed := int(setting("XPYD_UNBROKEN", "20")), setting("XPYD_UNBROKEN_SEED", "1")
+	strikes, seed := int(setting("XPYD_UNBROKEN", "12")), setting("XPYD_UNBROKEN_SEED", "1")
 	u := newUnbroken(t)
 	began, kinds, seams := time.Now(), map[string]int{}, 0
 	for n := 1; n <= strikes; n++ {
@@ -57,7 +57,7 @@ func TestUnbroken(t *testing.T) {
 			t.Fatal("enough")
 		}
 	}
-	if strikes >= 20 && seams == 0 {
+	if strikes >= 12 && seams == 0 {
 		t.Error("no stream was taken over")
 	}
 }
