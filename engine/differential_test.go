@@ -38,15 +38,22 @@ func TestSameTokensInAnyCompany(t *testing.T) {
 	}
 }
 
-func company(t *testing.T, rng *rand.Rand, open backends) {
+// crowded is an engine with limits and a pool so small that random requests, which begin with the
+// stems, are in each other's way.
+func crowded(t *testing.T, rng *rand.Rand, open backends) (r *rig, stems [][]int32) {
+	t.Helper()
 	blockTokens := []int{1, 3, 4, 8, 16, 24, 32}[rng.IntN(7)]
 	tokens := 96 + rng.IntN(200)
 	cfg := config()
 	cfg.MaxRunning = 1 + rng.IntN(10)
 	cfg.StepTokens = 1 + rng.IntN(80)
 	cfg.MaxBacklog = []int{1, 3, 1000}[rng.IntN(3)]
-	r := newRigOn(t, cfg, open(max(tokens/blockTokens, 3), blockTokens))
-	stems := [][]int32{prompt(rng, 64), prompt(rng, 48)}
+	r = newRigOn(t, cfg, open(max(tokens/blockTokens, 3), blockTokens))
+	return r, [][]int32{prompt(rng, 64), prompt(rng, 48)}
+}
+
+func company(t *testing.T, rng *rand.Rand, open backends) {
+	r, stems := crowded(t, rng, open)
 	var wg sync.WaitGroup
 	for i := range 12 {
 		req := randomRequest(rng, r.MaxModelLen(), stems)

@@ -51,14 +51,7 @@ func TestGivenOnCPU(t *testing.T) {
 
 // cutUp returns how many sequences were preempted.
 func cutUp(t *testing.T, rng *rand.Rand, open backends) float64 {
-	blockTokens := []int{1, 3, 4, 8, 16, 24, 32}[rng.IntN(7)]
-	tokens := 96 + rng.IntN(200)
-	cfg := config()
-	cfg.MaxRunning = 1 + rng.IntN(10)
-	cfg.StepTokens = 1 + rng.IntN(80)
-	cfg.MaxBacklog = []int{1, 3, 1000}[rng.IntN(3)]
-	r := newRigOn(t, cfg, open(max(tokens/blockTokens, 3), blockTokens))
-	stems := [][]int32{prompt(rng, 64), prompt(rng, 48)}
+	r, stems := crowded(t, rng, open)
 	var wg sync.WaitGroup
 	for i := range 10 {
 		req := randomRequest(rng, r.MaxModelLen(), stems)

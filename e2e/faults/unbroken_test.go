@@ -289,11 +289,7 @@ func draw(r *rand.Rand, whole bool) drawn {
 }
 
 // wire carries connections to a server, and can break them all.
-type wire struct {
-	wg    sync.WaitGroup
-	mu    sync.Mutex
-	conns []net.Conn
-}
+type wire struct{ forwarder }
 
 // wireHost is another address of this host: a worker's host can be advertised, its port cannot.
 const wireHost = "127.0.0.2"
@@ -305,41 +301,15 @@ func newWire(t *testing.T, to string) *wire {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ln, err := net.Listen("tcp", net.JoinHostPort(wireHost, port))
-	if err != nil {
-		t.Fatal(err)
-	}
 	w := &wire{}
-	w.wg.Go(func() {
-		for {
-			client, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", to)
-			if err != nil {
-				client.Close()
-				continue
-			}
-			w.mu.Lock()
-			w.conns = append(w.conns, client, server)
-			w.mu.Unlock()
-			for _, ends := range [][2]net.Conn{{client, server}, {server, client}} {
-				w.wg.Go(func() {
-					_, _ = io.Copy(ends[1], ends[0]) // one end has left
-					client.Close()
-					server.Close()
-					w.mu.Lock()
-					defer w.mu.Unlock()
-					w.conns = slices.DeleteFunc(w.conns, func(c net.Conn) bool { return c == ends[0] })
-				})
-			}
+	w.start(t, net.JoinHostPort(wireHost, port), to, func(client, server net.Conn) {
+		pass := func(to, from net.Conn) {
+			_, _ = io.Copy(to, from) // one end has left
+			client.Close()
+			server.Close()
 		}
-	})
-	t.Cleanup(func() {
-		ln.Close()
-		w.cut()
-		w.wg.Wait()
+		w.wg.Go(func() { pass(client, server) })
+		pass(server, client)
 	})
 	return w
 }

@@ -18,47 +18,15 @@ import (
 // firewall carries connections to a NATS server. Once closed to workers it lets
 // nothing of theirs through, and tells nobody.
 type firewall struct {
-	addr string
-	wg   sync.WaitGroup
-
-	mu     sync.Mutex
-	closed bool
-	conns  []net.Conn
+	forwarder
+	addr   string
+	closed bool // guarded by mu
 }
 
 func newFirewall(t *testing.T, server string) *firewall {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	f := &firewall{addr: ln.Addr().String()}
-	f.wg.Go(func() {
-		for {
-			client, err := ln.Accept()
-			if err != nil {
-				return
-			}
-			to, err := net.Dial("tcp", server)
-			if err != nil {
-				client.Close()
-				continue
-			}
-			f.mu.Lock()
-			f.conns = append(f.conns, client, to)
-			f.mu.Unlock()
-			f.wg.Go(func() { f.carry(client, to) })
-		}
-	})
-	t.Cleanup(func() {
-		ln.Close()
-		f.mu.Lock()
-		for _, c := range f.conns {
-			c.Close()
-		}
-		f.mu.Unlock()
-		f.wg.Wait()
-	})
+	f := &firewall{}
+	f.addr = f.start(t, "127.0.0.1:0", server, f.carry)
 	return f
 }
 

@@ -100,14 +100,8 @@ func (s *stream) move(l *sense.Leaving) []byte {
 	old.d.setState(legMoved)
 	s.events.body.Abort()
 	old.close()
-	s.follow(ans)
 	count(takeoverContinued)
-	pause := time.Since(began)
-	q.s.metrics.pause.Observe(pause.Seconds())
-	q.s.Log.Info("a stream has moved", "request_id", q.id, "from", old.d.inst.ID, "decode", a.d.inst.ID, "pause", pause)
-	run := s.first
-	s.first = nil
-	return append([]byte(seamComment), s.counted(run)...)
+	return s.goesOn(ans, began)
 }
 
 // goOnWithin is goOn of a pair whose first event must come soon, and not be an error.

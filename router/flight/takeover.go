@@ -56,14 +56,8 @@ func (s *stream) takeOver(f *failure, broke *openai.Error) ([]byte, *openai.Erro
 		ans, why = q.dispatch(q.resume, f)
 		q.resumes = false
 		if why == nil {
-			s.follow(ans)
 			outcome = takeoverContinued
-			pause := time.Since(began)
-			q.s.metrics.pause.Observe(pause.Seconds())
-			q.s.Log.Info("another pair goes on with a stream", "request_id", q.id, "decode", q.attempts[len(q.attempts)-1].d.inst.ID, "pause", pause)
-			run := s.first
-			s.first = nil
-			return append([]byte(seamComment), s.counted(run)...), nil
+			return s.goesOn(ans, began), nil
 		}
 	}
 	if q.ctx.Err() != nil {
@@ -110,7 +104,18 @@ func (s *seam) said(top *openai.Top) bool {
 	return s.open == 0 && (s.usage || !top.Has(openai.StreamOptions))
 }
 
-// follow goes on with the next pair's answer.
+// goesOn goes on with the next pair's answer, and returns what the client gets next.
+func (s *stream) goesOn(ans *answer, began time.Time) []byte {
+	s.follow(ans)
+	pause := time.Since(began)
+	s.q.s.metrics.pause.Observe(pause.Seconds())
+	s.q.s.Log.Info("another pair goes on with a stream", "request_id", s.q.id, "decode", s.q.attempts[len(s.q.attempts)-1].d.inst.ID, "pause", pause)
+	run := s.first
+	s.first = nil
+	return append([]byte(seamComment), s.counted(run)...)
+}
+
+// follow takes over the next pair's answer.
 func (s *stream) follow(ans *answer) {
 	s.events.from = len(s.events.buf)
 	s.events.used()
