@@ -28,6 +28,7 @@ type Config struct {
 	// others decode is as large as that takes, and no larger. 0: as large as StepTokens and
 	// MaxStepTime allow.
 	QueueTime time.Duration
+	Promise   Promise
 	// MaxBacklog is how many unread events a choice may have before it pauses.
 	MaxBacklog int
 	// MaxModelLen caps prompt plus output tokens; 0 means what model and pool allow.
@@ -86,7 +87,7 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("engine: %s is %d, want at least %d", f.name, f.value, f.least)
 		}
 	}
-	return nil
+	return c.Promise.validate()
 }
 
 // Errors of Submit and of Handle.Next.

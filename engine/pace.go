@@ -3,12 +3,13 @@ package engine
 import "time"
 
 const (
-	firstChunk = 128 // tokens, before anything was measured
-	leastChunk = 16  // tokens, however slow
-	paceMemory = 0.7 // weight of the past in the moving average
-	forget     = 256 // steps of other sizes after which a rate is theirs, about
-	odd        = 4   // times its prediction: a step counts for no more
-	tile       = 128 // tokens that a GPU's projections compute at once: steps of one more take a tile's time longer
+	firstChunk = 128  // tokens, before anything was measured
+	leastChunk = 16   // tokens, however slow
+	paceMemory = 0.7  // weight of the past in the moving average
+	forget     = 256  // steps of other sizes after which a rate is theirs, about
+	marginal   = 0.75 // of the mean cost of a tile: that of one more
+	odd        = 4    // times its prediction: a step counts for no more
+	tile       = 128  // tokens that a GPU's projections compute at once: steps of one more take a tile's time longer
 	// efficient is the size of a step from which on its time is proportional to its
 	// tokens: a larger one computes no more of them a second, it only keeps those who
 	// decode waiting for longer.
@@ -37,21 +38,32 @@ func (s *slope) add(x, y float64) {
 // measured reports whether any step was.
 func (p *pacer) measured() bool { return len(p.rates) > 0 }
 
-// rate is the speed of steps of n tokens: as measured, or that of the next smaller or
-// larger ones that were.
+// rate is the speed of steps of n tokens: as measured, or as the times of the next smaller and
+// larger ones have it that were. Beyond the largest, a tile more is thought to cost a little less
+// than those before, as it mostly does: or larger steps would never be tried where a small one
+// takes a target's time.
 func (p *pacer) rate(n int) float64 {
 	at := (n - 1) / tile
-	for i := min(at, len(p.rates)-1); i >= 0; i-- {
-		if p.rates[i] > 0 {
-			return p.rates[i]
-		}
+	below, above := min(at, len(p.rates)-1), at
+	for below >= 0 && p.rates[below] == 0 {
+		below--
 	}
-	for i := at + 1; i < len(p.rates); i++ {
-		if p.rates[i] > 0 {
-			return p.rates[i]
-		}
+	for above < len(p.rates) && p.rates[above] == 0 {
+		above++
 	}
-	return 0
+	switch {
+	case above >= len(p.rates) && below < 0:
+		return 0
+	case above >= len(p.rates):
+		known := float64(below + 1)
+		return p.rates[below] * float64(at+1) / (known + marginal*(float64(at+1)-known))
+	case below < 0 || below == above:
+		return p.rates[above]
+	}
+	few, many := float64(below+1), float64(above+1)
+	time := few / p.rates[below]
+	time += (many/p.rates[above] - time) * (float64(at+1) - few) / (many - few)
+	return float64(at+1) / time
 }
 
 // seconds predicts a step of n tokens; before is as of count.
@@ -169,17 +181,22 @@ func (p *pacer) observe(tokens int, took time.Duration) {
 		return
 	}
 	at := (tokens - 1) / tile
+	rate := float64(tokens) / took.Seconds()
+	if empty := (at+1)*tile - tokens; at > 0 && empty > tokens/8 && rate <= p.rate(tokens) { // a GPU takes as long as for the whole tile
+		return
+	} else if empty > tokens/8 && !p.measured() {
+		at = max(0, at-1)
+	}
 	for len(p.rates) <= at {
 		p.rates = append(p.rates, 0)
 	}
-	rate := float64(tokens) / took.Seconds()
 	for i, old := range p.rates {
 		switch {
 		case i == at && old > 0:
 			p.rates[i] = paceMemory*old + (1-paceMemory)*rate
 		case i == at:
 			p.rates[i] = rate
-		case old > 0: // one that is avoided as slow is tried again some day
+		case old > 0 && rate > old: // one that is avoided as slow is tried again some day
 			p.rates[i] += (rate - old) / forget
 		}
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"math"
 	"testing"
 	"time"
 )
@@ -41,7 +42,7 @@ func TestBudget(t *testing.T) {
 // TestDrain: beside decodes a step is as small as is efficient, unless more wait than such
 // steps would compute in time; then it grows by tiles, as far as the target allows.
 func TestDrain(t *testing.T) {
-	p := pacer{rates: make([]float64, 16)}
+	p := pacer{rates: make([]float64, 64)}
 	for i := range p.rates { // 20 us a token, small steps 5 ms
 		n := (i + 1) * tile
 		p.rates[i] = float64(n) / max(5*time.Millisecond, time.Duration(n)*20*time.Microsecond).Seconds()
@@ -64,29 +65,52 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestRates: a size that was not measured counts as fast as its neighbours, and one that
-// was slow once does not count as slow for ever.
+// TestRates: the time of a size that was not measured is between its neighbours', or a little less a
+// tile than theirs beyond them; part of a tile tells nothing of it, and a size that was slow once
+// does not count as slow for ever.
 func TestRates(t *testing.T) {
 	var p pacer
 	if p.measured() || p.rate(1) != 0 {
 		t.Error("measured nothing")
 	}
-	p.observe(300, 3*time.Second) // 100/s
+	p.observe(3*tile, 3*tile*10*time.Millisecond) // 100/s
 	p.observe(leastChunk-1, time.Second)
 	p.observe(300, 0)
-	for _, n := range []int{1, 128, 300, 384, 5000} {
-		if p.rate(n) != 100 {
-			t.Errorf("rate(%d) = %v", n, p.rate(n))
+	for n, want := range map[int]float64{1: 100, 128: 100, 300: 100, 3 * tile: 100, 3*tile + 1: 400 / 3.75, 6 * tile: 600 / 5.25} {
+		if got := p.rate(n); math.Abs(got-want) > 1e-9 {
+			t.Errorf("rate(%d) = %v, want %v", n, got, want)
 		}
 	}
-	p.observe(1000, time.Second)
-	if p.rate(700) >= 200 || p.rate(897) != 1000 || p.rate(1) >= 200 {
+	p.observe(3*tile+1, 6*time.Second)
+	p.observe(4*tile*8/9-1, 6*time.Second)
+	if len(p.rates) != 3 || p.rates[2] != 100 {
+		t.Error(p.rates)
+	}
+	p.observe(8*tile, 8*tile*time.Millisecond) // 1,000/s
+	if between := 6 / (3./100 + (8./1000-3./100)*3/5); math.Abs(p.rate(700)-between) > 20 || p.rate(897) != 1000 || p.rate(1) >= 200 {
+		t.Error(p.rates, p.rate(700), between)
+	}
+	slow := p.rate(300)
+	if slow <= 100 { // slower than others: it drifts
+		t.Error(p.rates)
+	}
+	p.observe(3*tile, 3*tile*10*time.Millisecond) // and they do not for it
+	if p.rate(897) != 1000 || p.rate(300) >= slow {
 		t.Error(p.rates)
 	}
 	for range 3 * forget {
-		p.observe(1000, time.Second)
+		p.observe(8*tile, 8*tile*time.Millisecond)
 	}
 	if p.rate(300) < 900 {
 		t.Error(p.rates)
+	}
+	var first pacer
+	first.observe(tile+16, time.Second)
+	if len(first.rates) != 1 || first.rates[0] != tile+16 { // the smaller size is tried, and corrected
+		t.Error(first.rates)
+	}
+	first.observe(tile+16, time.Second/2) // faster than thought: of its own size
+	if len(first.rates) != 2 || first.rates[1] != 2*(tile+16) {
+		t.Error(first.rates)
 	}
 }

@@ -47,7 +47,8 @@ func (e *Engine) fill(from []*sequence) bool {
 	// A failed copy has ended a request; none of it may be stepped.
 	e.batch = keepRunning(e.batch)
 	prefills = keepRunning(prefills)
-	l := limits{total: e.cfg.StepTokens, target: e.cfg.MaxStepTime, drain: e.cfg.QueueTime, decodes: len(e.batch)}
+	e.byPromise(prefills)
+	l := limits{total: e.cfg.StepTokens, target: e.target(), drain: e.cfg.QueueTime, decodes: len(e.batch)}
 	alone := e.cfg.PrefillTokens >= l.total && !e.decoding()
 	if alone { // only who comes meanwhile waits
 		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0
@@ -81,7 +82,7 @@ func (e *Engine) fill(from []*sequence) bool {
 			break
 		}
 		n := e.chunk(q, budget-short)
-		if i == 0 || i == len(prefills)-1 {
+		if (i == 0 || i == len(prefills)-1) && (alone || e.cfg.Promise.TPOT == 0) {
 			n = e.stretch(q, n, room-short, !alone && i == 0 && len(prefills) > 1)
 			budget = max(budget, n+short)
 		}

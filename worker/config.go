@@ -48,6 +48,8 @@ type Config struct {
 	StepTokens  int           `key:"step_tokens"`   // tokens a step, at most; 0: 512 on the CPU, 8192 on a GPU
 	MaxStepTime time.Duration `key:"max_step_time"` // aim for a step with a prefill chunk
 	QueueTime   time.Duration `key:"queue_time"`    // aim for the wait of prompts: steps are as large as that takes
+	TTFTPromise time.Duration `key:"ttft_promise"`  // what requests are promised: their first token within this; 0: nothing
+	TPOTPromise time.Duration `key:"tpot_promise"`  // and the mean of the times between their tokens; 0: nothing
 
 	MaxBody config.Size `key:"max_body"` // bytes of a request body
 	// MaxAnswer bounds an answer that does not stream: a request whose answer could become larger
@@ -275,6 +277,8 @@ func (c *Config) Validate() error {
 		c.validPool(),
 		config.Positive("max_step_time", c.MaxStepTime),
 		config.Positive("queue_time", c.QueueTime),
+		config.AtLeast("ttft_promise", c.TTFTPromise, 0),
+		config.AtLeast("tpot_promise", c.TPOTPromise, 0),
 		config.Positive("read_timeout", c.ReadTimeout),
 		config.Positive("stall_timeout", c.StallTimeout),
 		config.Positive("drain_timeout", c.DrainTimeout),

@@ -77,6 +77,10 @@ func TestValidate(t *testing.T) {
 		f(key, key, time.Duration(0))
 		f("", key, time.Nanosecond)
 	}
+	for _, key := range []string{"ttft_promise", "tpot_promise"} {
+		f(key, key, time.Duration(-1))
+		f("", key, time.Duration(0))
+	}
 	for d, want := range map[time.Duration]string{0: "fleet.heartbeat", time.Millisecond - 1: "fleet.heartbeat", time.Millisecond: "", fleet.MaxHeartbeat: "",
 		fleet.MaxHeartbeat + 1: "fleet.heartbeat"} {
 		f(want, "fleet.heartbeat", d)

@@ -31,12 +31,13 @@ func (w *Worker) registerMetrics() error {
 		longest = min(longest, n)
 	}
 	w.vllm = newVLLMMetrics(label, longest)
+	w.vllm.promises = newPromises(w.cfg.TTFTPromise, w.cfg.TPOTPromise)
 	w.failedAccepts = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_worker_accept_errors_total",
 		Help: "Connections that could not be accepted, mostly for want of file descriptors: raise the limit (ulimit -n)."}, []string{"listener"})
 	for _, l := range []string{"http", "kv_events"} {
 		w.failedAccepts.WithLabelValues(l)
 	}
-	for _, c := range append(append(w.vllm.collectors(), w.answers.collectors()...),
+	for _, c := range append(append(w.vllm.collectors(), w.answers.collectors()...), w.vllm.promises.kept,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), info, w.failedAccepts,
 		gauge("vllm:num_requests_running", "Sequences in the batch, as vLLM names it.", stats(func(s engine.Stats) float64 { return float64(s.Running) })),
 		gauge("vllm:num_requests_waiting", "Requests not started, as vLLM names it.", stats(func(s engine.Stats) float64 { return float64(s.Waiting) })),
@@ -59,6 +60,7 @@ type vllmMetrics struct {
 	prompt, generation, queries, hits prometheus.Counter
 	stopped, cut, aborted, failed     prometheus.Counter
 	preemptions                       prometheus.Counter
+	promises                          *promises
 }
 
 // Reasons of vllm:request_success_total besides the engine's own.
@@ -139,6 +141,7 @@ func (m *vllmMetrics) token(c *choice, arrived, now time.Time) {
 	if c.first.IsZero() {
 		c.first = now
 		m.ttft.Observe(now.Sub(arrived).Seconds())
+		m.promises.first(now.Sub(arrived))
 	} else {
 		m.itl.Observe(now.Sub(c.last).Seconds())
 	}
@@ -169,6 +172,7 @@ func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
 	m.times(c.item.info.Prefill, decode)
 	if drawn > 1 {
 		m.tpot.Observe(decode.Seconds() / float64(drawn-1))
+		m.promises.ended(decode / time.Duration(drawn-1))
 	}
 }
 

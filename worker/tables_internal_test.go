@@ -210,6 +210,7 @@ func TestListed(t *testing.T) {
 // TestEnds: how the times and tokens of a choice are counted once it has ended.
 func TestEnds(t *testing.T) {
 	m := newVLLMMetrics(prometheus.Labels{"engine": "0"}, 5000)
+	m.promises = newPromises(4*time.Second, 3*time.Second)
 	read := func(c prometheus.Metric) (count uint64, sum float64) {
 		var out dto.Metric
 		if err := c.Write(&out); err != nil {
@@ -250,6 +251,10 @@ func TestEnds(t *testing.T) {
 	f("decode", m.decode, 2, 6)
 	f("inference", m.inference, 2, 10)
 	f("tokens", m.generation, 0, 4)
+	f("first tokens in time", m.promises.kept.WithLabelValues("ttft", "kept"), 0, 1)
+	f("first tokens too late", m.promises.kept.WithLabelValues("ttft", "broken"), 0, 1)
+	f("means as promised", m.promises.kept.WithLabelValues("tpot", "kept"), 0, 1)
+	f("longer means", m.promises.kept.WithLabelValues("tpot", "broken"), 0, 0)
 	for name, c := range map[string]prometheus.Metric{"stop": m.stopped, "length": m.cut, "abort": m.aborted, "error": m.failed} {
 		f(name, c, 0, 1)
 	}

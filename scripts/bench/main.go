@@ -81,7 +81,7 @@ var commands = []command{
 	{"loadgen", "xpyd bench beside aiperf and other HTTP clients: fifteen minutes", "loadgen", "bench", 5, func(b base) benchmark { return &loadgen{base: b} }},
 	{"mooncake", "tiers below the pool, on the conversations of a Mooncake trace", "mooncake", "bench", 3, func(b base) benchmark { return &mooncake{base: b} }},
 	{"peer", "the first token from another worker's KV beside a computed one; without -gpus a rehearsal", "hicache", "", 24, func(b base) benchmark { return &peer{base: b} }},
-	{"vllm", "a whole worker behind the router beside vLLM on the same GPU: a quarter of an hour", "vllm", "bench", 2, func(b base) benchmark { return &vllm{base: b} }},
+	{"vllm", "a whole worker behind the router beside vLLM on the same GPU: an hour and a half", "vllm", "bench", 2, func(b base) benchmark { return &vllm{base: b} }},
 	{"takeover", "a stream's pause when its decode worker is killed or stopped: half an hour", "stream", "bench", 5, func(b base) benchmark { return &takeover{base: b} }},
 	{"idle", "what the router pays for takeovers while nothing goes wrong: twenty minutes", "stream", "bench", 20, func(b base) benchmark { return &idle{builds: &builds{router: &router{base: b}}} }},
 	{"turns", "kv.peers on and off in conversations of two turns: two minutes", "turns", "bench", 9, func(b base) benchmark { return &turnsBench{b} }},

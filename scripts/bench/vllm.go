@@ -20,9 +20,11 @@ import (
 )
 
 // vllm measures one whole worker behind the router beside `vllm serve`, both at their
-// defaults, one after the other on the same GPU, under closed loops of the same requests.
+// defaults, one after the other on the same GPU: under closed loops of the same requests, and how
+// many requests a second get what is promised of them.
 //
-//	bench vllm -rounds 2                     a quarter of an hour, 16 GB in -dir
+//	bench vllm -rounds 2                     an hour and a half, 16 GB in -dir
+//	bench vllm -rounds 2 -only c1,c16,c64,c128,p16,d128    the closed loops: a quarter of an hour
 //	bench vllm -device cpu -peer URL -out '' a rehearsal: a tiny model, short prompts, a server that runs
 //
 // On a machine where it must run in pieces, or that has no git: -rows FILE -budget 580s -out ”
@@ -61,6 +63,8 @@ type vllmRow struct {
 	Output    float64 `json:"output"` // while all clients were at work
 	Completed int     `json:"completed"`
 	Failed    int     `json:"failed"`
+	Rate      float64 `json:"rate,omitempty"` // of an open loop: asked, requests a second
+	Good      float64 `json:"good,omitempty"` // part of its requests that got what was promised
 }
 
 const (
@@ -82,6 +86,9 @@ func (o *vllm) flags(f *flag.FlagSet) {
 func (o *vllm) parts() (list []part) {
 	for _, l := range closedLoops {
 		list = append(list, part{name: l.name})
+	}
+	for _, p := range promised {
+		list = append(list, part{name: p.name})
 	}
 	return list
 }
@@ -128,6 +135,9 @@ func (o *vllm) rounds(ctx context.Context, parts []part) error {
 			}
 		}
 	}
+	if err := o.goodput(ctx, parts); err != nil {
+		return err
+	}
 	return o.figures(parts)
 }
 
@@ -143,24 +153,9 @@ func (o *vllm) serve(ctx context.Context, round int, server string, loads []clos
 		o.Sayf("round %d, %s: no time left", round+1, server)
 		return nil
 	}
-	url, stop, err := o.start(ctx, server)
+	url, version, stop, err := o.warm(ctx, server)
 	if err != nil {
 		return errors.Join(err, stop())
-	}
-	version, device := "", figures.Device()
-	if o.device == "cuda" {
-		device = gpuName(ctx)
-	}
-	if server == vllmName && o.peer == "" {
-		out, err := harness.Run(ctx, nil, o.python, "-c", "from importlib.metadata import version; print(version('vllm'))")
-		if version = strings.TrimSpace(out); err != nil {
-			return errors.Join(err, stop())
-		}
-	}
-	for _, warm := range []closedLoop{{"warm", 64, 1000, 32}, {"warm", 1, 1000, 64}} {
-		if _, err := o.measure(ctx, url, warm, 3*time.Second, 0, 77); err != nil {
-			return errors.Join(err, stop())
-		}
 	}
 	for _, l := range loads {
 		if !o.fits(vllmWindow + vllmRamp + 8*time.Second) {
@@ -171,9 +166,8 @@ func (o *vllm) serve(ctx context.Context, round int, server string, loads []clos
 		if err != nil {
 			return errors.Join(fmt.Errorf("%s: %w", l.name, err), stop())
 		}
-		r.Round, r.Server, r.Device, r.Version = round, server, device, version
+		r.Round, r.Server, r.Device, r.Version = round, server, o.on(ctx), version
 		o.Sayf("round %d, %-4s %-4s TTFT %.1f ms, p99 %.1f; TPOT %.2f ms; %.0f tokens/s; %d requests, %d failed", round+1, server, l.name, r.TTFT, r.TTFT99, r.TPOT, r.Output, r.Completed, r.Failed)
-		o.rows = append(o.rows, r)
 		if err := o.keep(r); err != nil {
 			return errors.Join(err, stop())
 		}
@@ -181,7 +175,35 @@ func (o *vllm) serve(ctx context.Context, round int, server string, loads []clos
 	return stop()
 }
 
+// warm starts a server and warms it up.
+func (o *vllm) warm(ctx context.Context, server string, settings ...string) (url, version string, stop func() error, err error) {
+	if url, stop, err = o.start(ctx, server, settings...); err != nil {
+		return url, version, stop, err
+	}
+	if server == vllmName && o.peer == "" {
+		out, err := harness.Run(ctx, nil, o.python, "-c", "from importlib.metadata import version; print(version('vllm'))")
+		if version = strings.TrimSpace(out); err != nil {
+			return url, version, stop, err
+		}
+	}
+	for _, warm := range []closedLoop{{"warm", 64, 1000, 32}, {"warm", 1, 1000, 64}} {
+		if _, err := o.measure(ctx, url, warm, 3*time.Second, 0, 77); err != nil {
+			return url, version, stop, err
+		}
+	}
+	return url, version, stop, nil
+}
+
+// on names the device.
+func (o *vllm) on(ctx context.Context) string {
+	if o.device == "cuda" {
+		return gpuName(ctx)
+	}
+	return figures.Device()
+}
+
 func (o *vllm) keep(r vllmRow) error {
+	o.rows = append(o.rows, r)
 	line, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -196,24 +218,38 @@ func (o *vllm) keep(r vllmRow) error {
 
 // measure runs `xpyd bench` for a window after a ramp.
 func (o *vllm) measure(ctx context.Context, url string, l closedLoop, window, ramp time.Duration, seed int) (r vllmRow, err error) {
+	p, err := o.load(ctx, url, l.in, l.out, window, ramp, seed, "--concurrency", strconv.Itoa(l.clients))
+	if err != nil {
+		return r, err
+	}
+	r = rowOf(p)
+	r.Load, r.Output = l.name, steady(p, ramp, window)
+	return r, nil
+}
+
+// load sends requests of so many tokens in and out, and returns what was measured of them.
+func (o *vllm) load(ctx context.Context, url string, in, out int, window, ramp time.Duration, seed int, how ...string) (*report.Phase, error) {
 	ids := "300-127000"
 	if o.device == "cpu" {
-		l.in, l.out, ids = l.in/20, max(2, l.out/20), "3-500"
+		in, out, ids = in/20, max(2, out/20), "3-500"
 	}
 	var all report.Report
-	argv := []string{o.XPYD, "bench", "--url", url, "--endpoint", "completions", "--model", "model", "--prompt-ids", ids, "--ignore-eos",
+	argv := append([]string{o.XPYD, "bench", "--url", url, "--endpoint", "completions", "--model", "model", "--prompt-ids", ids, "--ignore-eos",
 		"--extra", `{"temperature":0}`, "--seed", strconv.Itoa(seed), "--progress", "off", "--json", "-", "--duration", (window + ramp).String(), "--ramp", ramp.String(),
-		"--concurrency", strconv.Itoa(l.clients), "--input", strconv.Itoa(l.in), "--output", strconv.Itoa(l.out)}
+		"--input", strconv.Itoa(in), "--output", strconv.Itoa(out)}, how...)
 	if _, err := o.Bench.Output(ctx, window+ramp+time.Minute, &all, nil, argv...); err != nil {
-		return r, err
+		return nil, err
 	}
 	i := slices.IndexFunc(all.Phases, func(p report.Phase) bool { return p.Measured })
 	if i < 0 || all.Phases[i].Requests.Completed == 0 {
-		return r, fmt.Errorf("no request completed: %+v", all.Phases)
+		return nil, fmt.Errorf("no request completed: %+v", all.Phases)
 	}
-	p := &all.Phases[i]
-	return vllmRow{Load: l.name, TTFT: p.Latency.TTFT.P50, TTFT99: p.Latency.TTFT.P99, TPOT: p.Latency.TPOT.Mean,
-		Output: steady(p, ramp, window), Completed: int(p.Requests.Completed), Failed: int(p.Requests.Failed)}, nil
+	return &all.Phases[i], nil
+}
+
+func rowOf(p *report.Phase) vllmRow {
+	return vllmRow{TTFT: p.Latency.TTFT.P50, TTFT99: p.Latency.TTFT.P99, TPOT: p.Latency.TPOT.Mean,
+		Completed: int(p.Requests.Completed), Failed: int(p.Requests.Failed)}
 }
 
 // steady is the output rate while all clients were at work: from the end of the first answers to
@@ -235,6 +271,16 @@ func steady(p *report.Phase, ramp, window time.Duration) float64 {
 
 // figures records ours over vLLM's, of the rounds that have both.
 func (o *vllm) figures(parts []part) error {
+	for _, p := range promised {
+		if !slices.ContainsFunc(parts, func(q part) bool { return q.name == p.name }) {
+			continue
+		}
+		if f, ok := o.goodputFigure(p); ok {
+			if err := o.Add(f); err != nil {
+				return err
+			}
+		}
+	}
 	for _, l := range closedLoops {
 		if !slices.ContainsFunc(parts, func(p part) bool { return p.name == l.name }) {
 			continue

@@ -18,8 +18,9 @@ import (
 	"github.com/xpyd/xpyd/scripts/bench/harness"
 )
 
-// start starts a server and waits until it answers. stop ends it, also after a failed start.
-func (o *vllm) start(ctx context.Context, server string) (url string, stop func() error, err error) {
+// start starts a server and waits until it answers; settings are lines of our worker's
+// configuration. stop ends it, also after a failed start.
+func (o *vllm) start(ctx context.Context, server string, settings ...string) (url string, stop func() error, err error) {
 	var procs []*harness.Process
 	stop = func() (err error) {
 		for _, p := range slices.Backward(procs) {
@@ -61,8 +62,11 @@ func (o *vllm) start(ctx context.Context, server string) (url string, stop func(
 	if err := errors.Join(os.RemoveAll(data), os.WriteFile(config, []byte(text), 0o600)); err != nil {
 		return "", stop, err
 	}
-	own := plainEnv()
-	args := []string{o.XPYD, "decode", "--trust-everyone", "--id", "w0", "--served-name", "model", "--device", o.device, "--listen", worker}
+	own, worked := plainEnv(), filepath.Join(o.Dir, "worker.yaml")
+	if err := os.WriteFile(worked, []byte(strings.Join(settings, "\n")), 0o600); err != nil {
+		return "", stop, err
+	}
+	args := []string{o.XPYD, "decode", "--config", worked, "--trust-everyone", "--id", "w0", "--served-name", "model", "--device", o.device, "--listen", worker}
 	if o.model != "" {
 		args = append(args, "--model", o.model)
 	}

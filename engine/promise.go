@@ -1,0 +1,75 @@
+package engine
+
+import (
+	"errors"
+	"slices"
+	"time"
+)
+
+// Promise is what operators promise of each request; 0: nothing.
+type Promise struct {
+	// TTFT is when a request's first token is there, counted from Submit. While more prompts wait
+	// than can be in time, those that still can be go first.
+	TTFT time.Duration
+	// TPOT is the mean of the times between its tokens. No step beside which others decode is to
+	// take longer.
+	TPOT time.Duration
+}
+
+func (p *Promise) validate() error {
+	if p.TTFT < 0 || p.TPOT < 0 {
+		return errors.New("engine: a promise is negative")
+	}
+	return nil
+}
+
+const (
+	// promptness is the part of TPOT that a step may take: its events take some time to go out,
+	// and some steps take longer than predicted.
+	promptness = 0.95
+	// hopeless is how many times TTFT a prompt may have waited to be left behind those that can be
+	// in time.
+	hopeless = 10
+)
+
+// target is how long a step may take beside which others decode.
+func (e *Engine) target() time.Duration {
+	limit := time.Duration(promptness * float64(e.cfg.Promise.TPOT))
+	if limit == 0 || e.cfg.MaxStepTime > 0 && e.cfg.MaxStepTime < limit {
+		return e.cfg.MaxStepTime
+	}
+	return limit
+}
+
+// byPromise puts prompts that are too late for their promise, oldest first, behind those that can
+// be in time: serving the former first would make the latter late as well. Those that have waited
+// for long enough keep their place.
+func (e *Engine) byPromise(prefills []*sequence) {
+	if e.cfg.Promise.TTFT == 0 || len(prefills) < 2 {
+		return
+	}
+	now := time.Now()
+	late := make(map[*sequence]bool, len(prefills))
+	for _, q := range prefills {
+		waited := now.Sub(q.h.arrived)
+		late[q] = len(q.output()) == 0 && !q.h.req.Urgent && waited < hopeless*e.cfg.Promise.TTFT && waited+e.soonest(q) > e.cfg.Promise.TTFT
+	}
+	slices.SortStableFunc(prefills, func(a, b *sequence) int {
+		switch {
+		case late[a] == late[b]:
+			return 0
+		case late[a]:
+			return 1
+		}
+		return -1
+	})
+}
+
+// soonest is how long a prompt takes if no other goes first: the step under way, and its own.
+func (e *Engine) soonest(q *sequence) time.Duration {
+	if !e.pace.measured() {
+		return 0
+	}
+	n := q.missing()
+	return e.target()/2 + time.Duration(e.pace.seconds(n, positions(n, q.next()))*float64(time.Second))
+}
