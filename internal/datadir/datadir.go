@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -23,6 +24,7 @@ type Dir struct {
 	root *os.Root // the folder that was checked, even if another is put in its place
 	lock *os.File // nil if only opened
 	made bool
+	lent atomic.Bool // another process holds the lock too, and the folder is that one's
 }
 
 // Default is the default folder: XPYD_DATA, else below XDG_RUNTIME_DIR, XDG_STATE_HOME,
@@ -180,6 +182,36 @@ func (d *Dir) acquireLock() error {
 	return fmt.Errorf("data folder %s: its lock is being replaced all the time", d.path)
 }
 
+// Inherit opens the folder whose lock another process holds and has given to this one, which owns it
+// only from Take on. made is that process's Made.
+func Inherit(path string, lock *os.File, made bool) (*Dir, error) {
+	d, err := Open(path)
+	if err != nil {
+		return nil, err
+	}
+	held, err := lock.Stat()
+	named, errNamed := d.root.Lstat(fileLock)
+	if err = errors.Join(err, errNamed); err == nil && !os.SameFile(held, named) {
+		err = fmt.Errorf("data folder %s: the lock that was given is another folder's", d.path)
+	}
+	if err != nil {
+		d.root.Close()
+		return nil, err
+	}
+	d.lock, d.made = lock, made
+	d.lent.Store(true)
+	return d, nil
+}
+
+// Lock is the lock file, for a process that is to Inherit the folder.
+func (d *Dir) Lock() *os.File { return d.lock }
+
+// Take makes this process the owner.
+func (d *Dir) Take() { d.lent.Store(false) }
+
+// Give makes the process that inherited the folder its owner: Close removes nothing.
+func (d *Dir) Give() { d.lent.Store(true) }
+
 // Taken reports whether a running process owns the folder.
 func (d *Dir) Taken() (bool, error) {
 	f, err := d.open(fileLock, os.O_RDONLY|syscall.O_NONBLOCK)
@@ -240,8 +272,8 @@ func (d *Dir) open(name string, flag int) (*os.File, error) {
 	return f, nil
 }
 
-// Write writes a file for this user's eyes only, whole or not at all. Only the folder's owner calls
-// it.
+// Write writes a file for this user's eyes only, whole or not at all. One process at a time writes a
+// file: the folder's owner, or the command whose file it is.
 func (d *Dir) Write(name string, text []byte) error {
 	fresh := "." + name
 	if err := d.root.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) { // of a killed process
@@ -261,10 +293,23 @@ func (d *Dir) Write(name string, text []byte) error {
 	return nil
 }
 
+// Remove removes a file, if it is there.
+func (d *Dir) Remove(name string) error {
+	if err := d.root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("data folder %s: %w", d.path, err)
+	}
+	return nil
+}
+
 // Close gives up the folder. It removes these files, and the folder if Own made it and it is empty.
 // It may be called again, also concurrently.
 func (d *Dir) Close(remove ...string) {
 	if d.lock == nil {
+		d.root.Close()
+		return
+	}
+	if d.lent.Load() { // not unlocked either: the lock is one for both
+		d.lock.Close()
 		d.root.Close()
 		return
 	}

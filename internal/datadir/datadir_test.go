@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/datadir"
@@ -301,4 +302,61 @@ func TestDefault(t *testing.T) {
 	f("/s/xpyd", "XDG_RUNTIME_DIR", "relative", "XDG_STATE_HOME", "/s", "HOME", "/h")
 	f("/h/.local/state/xpyd", "HOME", "/h")
 	f(fmt.Sprintf("/t/xpyd-%d", os.Geteuid()), "TMPDIR", "/t")
+}
+
+// TestInherit: two processes hold one lock. The folder is the old one's until the new one takes it,
+// and neither unlocks it or removes anything while it is not the owner.
+func TestInherit(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "data")
+	taken := func(want bool) {
+		t.Helper()
+		d, err := datadir.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		if is, err := d.Taken(); err != nil || is != want {
+			t.Errorf("taken: %t, %v", is, err)
+		}
+	}
+	inherit := func(old *datadir.Dir) *datadir.Dir {
+		t.Helper()
+		fd, err := syscall.Dup(int(old.Lock().Fd()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, err := datadir.Inherit(path, os.NewFile(uintptr(fd), "lock"), old.Made())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	first := own(t, path)
+	mustWrite(t, first, "token", "one")
+	inherit(first).Close("token") // a new process that fails
+	taken(true)
+	if text, err := first.Read("token"); err != nil || string(text) != "one" {
+		t.Errorf("%q, %v", text, err)
+	}
+	second := inherit(first)
+	second.Take()
+	first.Give()
+	first.Close("token")
+	taken(true)
+	if text, err := second.Read("token"); err != nil || string(text) != "one" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if err := errors.Join(second.Remove("token"), second.Remove("token")); err != nil {
+		t.Error(err)
+	}
+	second.Close()
+	if _, err := os.Stat(path); !os.IsNotExist(err) {
+		t.Errorf("the folder is left: %v", err)
+	}
+	other := own(t, filepath.Join(t.TempDir(), "other"))
+	third := own(t, path)
+	if _, err := datadir.Inherit(path, other.Lock(), false); err == nil || !strings.Contains(err.Error(), "another folder's") {
+		t.Errorf("another folder's lock: %v", err)
+	}
+	third.Close()
 }
