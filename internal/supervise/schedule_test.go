@@ -264,6 +264,18 @@ func TestScale(t *testing.T) {
 	})
 }
 
+// TestScaleTaken: names that others have are left out.
+func TestScaleTaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, supervise.Config{Launcher: newFakes(), Taken: func(name string) bool { return name == "w-0" || name == "w-2" },
+			Templates: map[string]func(int) supervise.Child{"w": func(i int) supervise.Child { return child(fmt.Sprint("w-", i), "w") }}})
+		if done, err := s.Scale("w", 3, nil); err != nil || fmt.Sprint(done.Added) != "[w-1 w-3 w-4]" {
+			t.Errorf("%+v, %v", done, err)
+		}
+		stop(t, s, time.Second)
+	})
+}
+
 // TestScaleByUse: whoever is idle goes first, then who does not work yet, then
 // who came from another role; the role of the moment counts.
 func TestScaleByUse(t *testing.T) {

@@ -54,6 +54,9 @@ type Config struct {
 	// Doing returns a child's current role and its use in it. Nil: its original role, where it
 	// works once ready. It is called under the Supervisor's lock: it must not block or call it.
 	Doing func(Status) (role string, use Use)
+	// Taken reports whether a process of somebody else's has that name, so that Scale gives it to
+	// none. Nil: none has. Like Doing it must not block.
+	Taken func(name string) bool
 	// StopOrder is the order of roles in Stop: each stops when those before it have exited. Other
 	// roles stop last, together.
 	StopOrder []string
@@ -244,7 +247,7 @@ func (s *Supervisor) Scale(role string, n int, leaves func(name string)) (Scaled
 		if i > 2*s.cfg.MaxChildren {
 			return done, fmt.Errorf("scale %s to %d: %s: names repeat", role, n, c.Name)
 		}
-		if s.children[c.Name] != nil {
+		if s.children[c.Name] != nil || s.cfg.Taken != nil && s.cfg.Taken(c.Name) {
 			continue
 		}
 		if err := s.add(c); err != nil {
