@@ -301,7 +301,7 @@ func (c *Conn) set(up bool, err error) {
 	case err == nil: // closed by us or by the server
 		c.log.Info("nats link is closed")
 	default:
-		c.log.Warn("nats link is down", "err", err)
+		c.log.Info("nats link is down", "err", err) // a warning follows if the first try does not find it again
 	}
 	for _, f := range c.listeners {
 		f(c.link)
@@ -327,7 +327,7 @@ func (c *Conn) complain(err error) {
 	case refused && c.cfg.Ring != nil:
 		c.log.Warn("the router at " + c.hosts + " does not know this fleet secret (" + c.cfg.Ring.IDs() + "), or has revoked this worker; copy its join-url here again, for --join-file")
 	default:
-		c.log.Warn("nats", "err", err)
+		c.log.Warn("nats", "err", err, "up", c.link.Up)
 	}
 	c.complained = now
 }

@@ -24,7 +24,9 @@ import (
 // free loopback port with generated credentials. With a Ring, clients enter through a door, and
 // routes prove that they have one of its secrets.
 type ServerConfig struct {
-	Listen    string      // host:port; default 127.0.0.1:0, any free port
+	Listen string // host:port; default 127.0.0.1:0, any free port
+	// Listener is used instead of Listen, with a Ring: another process has handed it over.
+	Listener  net.Listener
 	Advertise string      // the host in ClientURL when Listen binds every address
 	Ring      *trust.Ring // the fleet's secrets; call Renew after a change
 	// User and Password of workers and routers, without a Ring. By default they are
@@ -102,8 +104,9 @@ type Server struct {
 	ns   *server.Server
 	opts *server.Options
 	cfg  ServerConfig
-	gate *gate // nil without a Ring, and so is the door
+	gate *gate // nil without a Ring, and so are the door and ln
 	door *door
+	ln   net.Listener
 }
 
 // StartServer returns when the server accepts clients. The caller closes it last.
@@ -111,8 +114,8 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	var ln net.Listener
-	if cfg.Ring != nil {
+	ln := cfg.Listener
+	if cfg.Ring != nil && ln == nil {
 		var err error
 		if ln, err = net.Listen("tcp", cfg.listen()); err != nil {
 			return nil, fmt.Errorf("embedded nats: fleet.listen: %w", err)
@@ -141,7 +144,7 @@ func startServer(cfg ServerConfig, ln net.Listener) (*Server, error) {
 	said := &serverLog{log: logger(cfg.Log), door: ln != nil}
 	ns.SetLoggerV2(said, false, false, false)
 	ns.Start()
-	s := &Server{ns: ns, opts: opts, cfg: cfg}
+	s := &Server{ns: ns, opts: opts, cfg: cfg, ln: ln}
 	for deadline := time.Now().Add(startDeadline); !s.ready(50 * time.Millisecond); {
 		err := said.first()
 		if err == nil && time.Now().After(deadline) {
@@ -353,6 +356,9 @@ func (s *Server) addr() net.Addr {
 	}
 	return s.ns.Addr()
 }
+
+// Listener is where clients enter, for another process; nil without a Ring.
+func (s *Server) Listener() net.Listener { return s.ln }
 
 // Close disconnects everybody and waits for the server's end.
 func (s *Server) Close() {

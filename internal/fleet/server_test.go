@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/trust"
 )
 
 // selfSigned writes a certificate for 127.0.0.1, which is its own authority.
@@ -49,6 +50,58 @@ func selfSigned(t *testing.T) (cert, key string) {
 		return path
 	}
 	return write("cert.pem", "CERTIFICATE", der), write("key.pem", "EC PRIVATE KEY", secret)
+}
+
+// TestGivenListener: a server on a socket that another one had is found by the same URL.
+func TestGivenListener(t *testing.T) {
+	noLeak(t)
+	ring, err := trust.NewRing(trust.NewSecret())
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := fleet.StartServer(fleet.ServerConfig{Ring: ring})
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := first.ClientURL()
+	file, err := first.Listener().(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	c, err := fleet.Connect(fleet.ConnConfig{URL: url, Ring: ring})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close(t.Context())
+	up := func() {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); !c.Link().Up; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("not connected")
+			}
+		}
+	}
+	up()
+	first.Close()
+	ln, err := net.FileListener(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := fleet.StartServer(fleet.ServerConfig{Ring: ring, Listener: ln, Listen: "127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer second.Close()
+	if second.ClientURL() != url {
+		t.Errorf("%s, was %s", second.ClientURL(), url)
+	}
+	for end := time.Now().Add(10 * time.Second); c.Link().Reconnects == 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+	if c.Link().Reconnects == 0 {
+		t.Error("it did not reconnect")
+	}
 }
 
 // TestTakenPorts: the error names the setting.
