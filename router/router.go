@@ -47,12 +47,18 @@ type Deps struct {
 	// Coming reports whether a worker that is unknown to the fleet, or dead, is about to
 	// start: orders for it wait. It must not block; nil: none is.
 	Coming func(id string) bool
+	// Public and Admin are listeners that another process has handed over; nil: Open listens.
+	Public, Admin net.Listener
+	// Doing is what this process does besides serving, for `xpyd status`; "" for nothing. Nil: never
+	// anything.
+	Doing func() string
 	// Mounts adds handlers to the admin listener, behind its token: "POST /admin/v1/scale"
 	// and the like.
 	Mounts map[string]fasthttp.RequestHandler
 }
 
-// Router is a front door. Call New, Start and Shutdown once each, in this order.
+// Router is a front door. Call New, Start and Shutdown once each, in this order. Instead of Start,
+// Open and then Serve let it know the fleet before it takes requests.
 type Router struct {
 	Members *sense.Members
 	Console *console.Console
@@ -147,7 +153,7 @@ func (r *Router) makeParts() (err error) {
 	}
 	r.Console, err = console.New(console.Deps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Gatherer: deps.Gatherer,
 		Fleet: deps.Fleet, Members: r.Members, Feeds: r.feeds, Flights: r.flights, Picker: r.picker, TopologyLevel: cfg.Pick.TopologyLevel, Share: r.share,
-		Revoker: deps.Revoker, TrustsEveryone: deps.Ring == nil, Ready: r.Ready, Coming: deps.Coming, Mounts: deps.Mounts, Refuse: r.httpError, Ctx: r.ctx})
+		Revoker: deps.Revoker, TrustsEveryone: deps.Ring == nil, Ready: r.Ready, Coming: deps.Coming, Doing: deps.Doing, Mounts: deps.Mounts, Refuse: r.httpError, Ctx: r.ctx})
 	return err
 }
 
@@ -170,29 +176,33 @@ func (r *Router) makeServers() {
 	r.public, r.admin = h1.NewServer(public), h1.NewServer(admin)
 }
 
-// Start listens and serves. On an error the router is closed.
-func (r *Router) Start() (err error) {
+// Start is Open and Serve. On an error the router is closed.
+func (r *Router) Start() error {
+	if err := r.Open(); err != nil {
+		return err
+	}
+	r.Serve()
+	return nil
+}
+
+// Open listens, accepts nothing yet, and begins to follow the fleet. On an error the router is
+// closed.
+func (r *Router) Open() (err error) {
 	defer func() {
 		if err != nil {
 			r.close()
 		}
 	}()
-	ln, err := net.Listen("tcp", r.cfg.Listen)
-	if err != nil {
+	if r.publicLn, err = listen(r.deps.Public, r.cfg.Listen); err != nil {
 		return fmt.Errorf("listen (--listen): %w", err)
 	}
-	ln = scarce.Listener(ln, r.log, r.metrics.failedAccepts.WithLabelValues("public"))
-	r.publicLn = ln
 	if r.cfg.AdminListen != "" {
-		if r.adminLn, err = net.Listen("tcp", r.cfg.AdminListen); err != nil {
-			return errors.Join(fmt.Errorf("admin_listen (--admin): %w", err), ln.Close())
+		if r.adminLn, err = listen(r.deps.Admin, r.cfg.AdminListen); err != nil {
+			return fmt.Errorf("admin_listen (--admin): %w", err)
 		}
-		r.adminLn = scarce.Listener(r.adminLn, r.log, r.metrics.failedAccepts.WithLabelValues("admin"))
-		r.adminLn = lobby.New(r.adminConns/4).Listener(r.adminLn, guestPatience)
-		r.admin.Start(r.adminLn)
 	}
 	if err := errors.Join(r.Members.SetStatic(r.cfg.Static), r.Members.Discover(r.cfg.Discovery)); err != nil {
-		return errors.Join(err, r.publicLn.Close())
+		return err
 	}
 	r.spawn(r.followFleet)
 	r.spawn(r.flights.Listen)
@@ -207,9 +217,49 @@ func (r *Router) Start() (err error) {
 	if r.tracer != nil {
 		r.tracer.Start()
 	}
-	r.public.Start(r.publicLn)
 	return nil
 }
+
+// listen returns ln, or if it is nil a new listener.
+func listen(ln net.Listener, addr string) (net.Listener, error) {
+	if ln != nil {
+		return ln, nil
+	}
+	return net.Listen("tcp", addr)
+}
+
+// Serve accepts connections, until Leave or Shutdown.
+func (r *Router) Serve() {
+	if r.adminLn != nil {
+		ln := scarce.Listener(r.adminLn, r.log, r.metrics.failedAccepts.WithLabelValues("admin"))
+		r.admin.Start(lobby.New(r.adminConns/4).Listener(ln, guestPatience))
+	}
+	r.public.Start(scarce.Listener(r.publicLn, r.log, r.metrics.failedAccepts.WithLabelValues("public")))
+}
+
+// Listeners are the public and the admin listener, once open, for another process; the latter may
+// be nil.
+func (r *Router) Listeners() (public, admin net.Listener) { return r.publicLn, r.adminLn }
+
+// Leave stops accepting, as another process does from now on. What was accepted is served to its
+// end: see Left.
+func (r *Router) Leave() error {
+	err := r.public.Leave()
+	if r.adminLn != nil {
+		err = errors.Join(err, r.admin.Leave())
+	}
+	return err
+}
+
+// Legs is how many of this router's legs a worker has.
+func (r *Router) Legs(m *fleet.Member) int { return r.picker.Loads(m.ID, m.Epoch).Legs }
+
+// Patience is when all that was accepted until now has ended: no request lives longer, and then no
+// connection idles longer.
+func (r *Router) Patience() time.Duration { return r.flights.LongestLife() + r.cfg.IdleTimeout }
+
+// Left is how many requests there are, and public connections, idle ones included.
+func (r *Router) Left() (requests, conns int) { return r.flights.InFlight(), r.public.Count() }
 
 // Addr is the public listener's address, once started.
 func (r *Router) Addr() net.Addr { return r.publicLn.Addr() }
@@ -334,6 +384,11 @@ func (r *Router) close() {
 	r.mu.Unlock()
 	r.public.Cut()
 	r.admin.Cut()
+	for _, ln := range []net.Listener{r.publicLn, r.adminLn} {
+		if ln != nil {
+			_ = ln.Close() // closed already, unless it was never served
+		}
+	}
 	if err := r.Members.Close(); err != nil {
 		r.log.Warn("stop looking for engines", "err", err)
 	}

@@ -57,6 +57,8 @@ type Deps struct {
 	// Coming reports whether a worker that is unknown to the fleet, or dead, is about to
 	// start: orders for it wait. It must not block; nil: none is.
 	Coming func(id string) bool
+	// Doing is what the router's process does besides serving; nil: never anything.
+	Doing func() string
 	// Mounts adds handlers behind the token: "POST /admin/v1/scale" and the like.
 	Mounts map[string]fasthttp.RequestHandler
 	// Refuse answers what is no proper HTTP request.
@@ -224,6 +226,7 @@ type fleetInfo struct {
 	Version uint64       `json:"version"`
 	At      time.Time    `json:"at"` // by the router's clock, as all times here
 	Ready   bool         `json:"ready"`
+	Doing   string       `json:"doing,omitempty"` // what this process does besides serving
 	Link    fleet.Link   `json:"link"`
 	Router  string       `json:"router,omitempty"`  // its id, as others know it
 	Routers []share.Peer `json:"routers,omitempty"` // the others, if they share
@@ -239,6 +242,9 @@ type fleetInfo struct {
 func (c *Console) listInstances(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Error {
 	s := c.Fleet.Snapshot()
 	info := fleetInfo{Version: s.Version, At: time.Now(), Ready: c.Ready(), Link: s.Link, TrustsEveryone: c.TrustsEveryone, Revoked: s.Revoked, Instances: []instanceInfo{}, Refusals: s.Refusals(), Strangers: c.Members.Refusals()}
+	if c.Doing != nil {
+		info.Doing = c.Doing()
+	}
 	if c.Share != nil {
 		info.Router, info.Routers = c.Share.ID(), c.Share.List()
 	}

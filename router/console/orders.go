@@ -3,6 +3,7 @@ package console
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"time"
 
@@ -136,6 +137,20 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 		c.awaitMember(m.ID, shownWait, func(now *fleet.Member) bool { return now == nil || now.Epoch != m.Epoch || now.Role == o.Role })
 	}
 	said.Write(ctx)
+	return nil
+}
+
+// Leave drains a worker whose process ends soon: streams move away from it, and it tells other
+// routers. Here it is drained even if it does not answer.
+func (c *Console) Leave(m *fleet.Member) error {
+	c.Members.Mark(m.ID, m.Epoch, false)
+	said, err := c.Flights.Ask(m, flight.Question{Method: "POST", Path: "/xpyd/v1/drain", Timeout: askTimeout, Limit: maxReply})
+	if err == nil && said.Status != 200 {
+		err = fmt.Errorf("status %d", said.Status)
+	}
+	if err != nil {
+		return fmt.Errorf("drain %s: %w", m.ID, err)
+	}
 	return nil
 }
 

@@ -89,6 +89,9 @@ func (s *Service) LoadKeys() error { return s.keys.load() }
 // SetLimits puts new limits in force; running requests go on.
 func (s *Service) SetLimits(l Limits) { s.gate.set(l) }
 
+// LongestLife is the most time that a request may take.
+func (s *Service) LongestLife() time.Duration { return s.gate.get().RequestTimeout }
+
 // Sweep follows the fleet: it ends the legs of dead workers and forgets engines that left.
 func (s *Service) Sweep(now *fleet.Snapshot) {
 	s.legs.sweep(now)

@@ -121,6 +121,45 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestLeave: nothing is accepted any more, and no client that was notices: one that idled and one
+// that had said nothing yet still get an answer, which ends their connection.
+func TestLeave(t *testing.T) {
+	failed := make(chan error, 1)
+	s, ln := started(t, h1.ServerConfig{Failed: func(err error) { failed <- err },
+		Handler: func(ctx *fasthttp.RequestCtx) { h1.WriteJSON(ctx, 200, []byte(`{}`)) }})
+	answer := func(conn net.Conn, last bool) {
+		t.Helper()
+		resp, err := http.ReadResponse(ask(t, conn, "1.1"), nil)
+		if err != nil || resp.StatusCode != 200 || resp.Close != last {
+			t.Fatalf("%+v, %v", resp, err)
+		}
+	}
+	used, fresh := dial(t, ln), dial(t, ln)
+	defer used.Close()
+	defer fresh.Close()
+	answer(used, false)
+	for s.Count() < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := s.Leave(); err != nil {
+		t.Fatal(err)
+	}
+	if conn, err := net.Dial("tcp", ln.Addr().String()); err == nil {
+		conn.Close()
+		t.Error("it still listens")
+	}
+	answer(used, true)
+	answer(fresh, true)
+	if err := s.Drain(t.Context()); err != nil {
+		t.Errorf("what is left: %v", err)
+	}
+	select {
+	case err := <-failed:
+		t.Errorf("leaving is a failure: %v", err)
+	default:
+	}
+}
+
 // TestLastWords: after Drain a client that reads nothing delays nobody.
 func TestLastWords(t *testing.T) {
 	begun := make(chan struct{})

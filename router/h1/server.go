@@ -54,6 +54,7 @@ type Server struct {
 	pieces   pieces
 	ctxs     sync.Pool // of *fasthttp.RequestCtx
 	stopping atomic.Bool
+	left     atomic.Bool               // others accept by now; see Leave
 	end      atomic.Pointer[time.Time] // of all writes; nil: none
 	running  sync.WaitGroup
 
@@ -82,7 +83,7 @@ func (s *Server) accept() {
 	for {
 		raw, err := s.ln.Accept()
 		if err != nil {
-			if !s.stopping.Load() {
+			if !s.stopping.Load() && !s.left.Load() {
 				s.cfg.Failed(err)
 			}
 			return
@@ -154,9 +155,16 @@ func (s *Server) Drain(ctx context.Context) error {
 	}
 }
 
+// Leave closes the listener because another process accepts on its socket from now on. No client
+// may notice: a connection is still served, and ends with its next answer, or as one that idles.
+func (s *Server) Leave() error {
+	s.left.Store(true)
+	return s.ln.Close()
+}
+
 // stop closes the listener, if there is one yet.
 func (s *Server) stop() error {
-	if s.stopping.Store(true); s.ln == nil {
+	if s.stopping.Store(true); s.ln == nil || s.left.Load() {
 		return nil
 	}
 	return s.ln.Close()
@@ -285,7 +293,7 @@ func (s *Server) respond(ctx *fasthttp.RequestCtx, c *Conn) (out Streamer, again
 		c.linger.Store(true)
 	}
 	c.in.rest()
-	again = again && !req.Header.ConnectionClose() && !resp.ConnectionClose() && !s.stopping.Load()
+	again = again && !req.Header.ConnectionClose() && !resp.ConnectionClose() && !s.stopping.Load() && !s.left.Load()
 	if !again {
 		resp.SetConnectionClose()
 	} else if !req.Header.IsHTTP11() {

@@ -94,3 +94,23 @@ func TestLeaving(t *testing.T) {
 	announce(2, false, false)
 	is(false)
 }
+
+// TestPartner: nobody is probed with a worker that is drained here.
+func TestPartner(t *testing.T) {
+	ms := NewMembers(MembersDeps{Picker: pick.New(pick.Config{Policy: pick.RoundRobin}, nil), Fleet: &fleet.Watcher{}})
+	member := func(id string, role fleet.Role) fleet.Member {
+		return fleet.Member{Instance: fleet.Instance{ID: id, Epoch: 1, Role: role, Dialect: fleet.Native, Model: "m"}, State: fleet.Live}
+	}
+	all := fleet.NewSnapshot(1, time.Now(), []fleet.Member{member("d0", fleet.Decode), member("d1", fleet.Decode), member("p0", fleet.Prefill)})
+	ms.state(all.Get("d0")).ok = true
+	for _, want := range []string{"d0", "d1", ""} {
+		got := ""
+		if m := ms.partner(all, all.Get("p0"), 0, time.Now()); m != nil {
+			got = m.ID
+		}
+		if got != want {
+			t.Errorf("probed with %q, want %q", got, want)
+		}
+		ms.marked[want] = mark{epoch: 1}
+	}
+}

@@ -197,7 +197,7 @@ func (ms *Members) partner(s *fleet.Snapshot, m *fleet.Member, turn int, now tim
 	var passed, fresh []*fleet.Member
 	for i := range s.Members {
 		o := &s.Members[i]
-		if o.Role == m.Role || !o.Usable() {
+		if o.Role == m.Role || !o.Usable() || ms.Drained(o) {
 			continue
 		}
 		a, b := &m.Instance, &o.Instance
