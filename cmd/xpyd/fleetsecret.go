@@ -92,6 +92,13 @@ func (s *fleetSecret) before() trust.Join {
 	return trust.Join{}
 }
 
+// host names the embedded server that follows changes; nil: none.
+func (s *fleetSecret) host(nats *fleet.Server) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nats = nats
+}
+
 // publish writes the files for workers and Prometheus. Every member has the oldest secret in force,
 // so that one opens its metrics.
 func (s *fleetSecret) publish() error {

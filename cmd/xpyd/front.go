@@ -130,6 +130,7 @@ type front struct {
 	nats      *fleet.Server // nil with an external NATS
 	conn      *fleet.Conn
 	watcher   *fleet.Watcher
+	revoker   *revoker
 	lifeline  *fleet.Lifeline
 	router    *router.Router
 
@@ -142,14 +143,18 @@ const ballastBytes = 16 << 20
 
 // frontConfig is what the caller of openFront adds to the settings.
 type frontConfig struct {
-	mounts  map[string]fasthttp.RequestHandler
-	coming  func(string) bool // router.Deps.Coming
-	sources config.Sources    // if none sets fleet.listen, another port will do
-	forget  bool              // remove everything from a data folder made here: the fleet ends too
+	mounts map[string]fasthttp.RequestHandler
+	coming func(string) bool // router.Deps.Coming
+	doing  func() string     // router.Deps.Doing
+	// guard wraps the handlers of all mounts; nil: none.
+	guard   func(map[string]fasthttp.RequestHandler) map[string]fasthttp.RequestHandler
+	sources config.Sources // if none sets fleet.listen, another port will do
+	forget  bool           // remove everything from a data folder made here: the fleet ends too
+	from    *estate        // nil: nobody is taken over from
 }
 
-// openFront wires and starts everything that listens. The end of ctx ends waiting for a join file
-// that is a pipe.
+// openFront wires and starts everything that listens. With how.from it accepts nothing, and writes
+// nothing to the data folder, until take. The end of ctx ends waiting for a join file that is a pipe.
 func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how frontConfig) (f *front, err error) {
 	f = &front{log: log, forget: how.forget, ballast: make([]byte, ballastBytes)}
 	defer func() {
@@ -166,22 +171,27 @@ func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how fro
 	if err != nil {
 		return
 	}
-	if f.data, err = datadir.Own(cfg.Data); err != nil {
-		return
+	if how.from == nil {
+		f.data, err = datadir.Own(cfg.Data)
+	} else {
+		f.data, err = datadir.Inherit(cfg.Data, how.from.lock, how.from.Made)
 	}
-	f.joinFile = filepath.Join(f.data.Path(), fileJoin)
-	token, err := f.token("XPYD_ADMIN_TOKEN", fileToken)
 	if err != nil {
 		return
 	}
-	tokenRO, err := f.token("XPYD_ADMIN_TOKEN_RO", fileTokenRO)
+	f.joinFile = filepath.Join(f.data.Path(), fileJoin)
+	token, err := f.token("XPYD_ADMIN_TOKEN", fileToken, how.from)
+	if err != nil {
+		return
+	}
+	tokenRO, err := f.token("XPYD_ADMIN_TOKEN_RO", fileTokenRO, how.from)
 	if err != nil {
 		return
 	}
 	if f.secret, err = openFleetSecret(f.data, &joined, log); err != nil {
 		return
 	}
-	if err = f.openNATS(cfg, &joined, how.sources["fleet.listen"] != ""); err != nil {
+	if err = f.openNATS(cfg, &joined, how.sources["fleet.listen"] != "", how.from); err != nil {
 		return
 	}
 	reg := prometheus.NewRegistry()
@@ -194,8 +204,7 @@ func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how fro
 		return
 	}
 	f.secret.watch = f.watcher
-	who := &revoker{Watcher: f.watcher, data: f.data, nats: f.nats, heed: f.secret.heed, log: log}
-	f.endKeep = background(who.follow)
+	f.revoker = &revoker{Watcher: f.watcher, data: f.data, heed: f.secret.heed, log: log}
 	ring := f.secret.ring
 	if cfg.TrustEveryone {
 		ring = nil
@@ -204,34 +213,68 @@ func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how fro
 	f.lifeline = fleet.WatchLifeline(f.watcher, fleet.LifelineConfig{TLS: creds.Client(), Ring: ring, Log: log})
 	mounts := f.secret.mounts()
 	maps.Copy(mounts, how.mounts)
-	r, err := router.New(cfg.Config, router.Deps{Ring: ring, TLS: creds, Fleet: f.watcher, Bus: f.conn.Bus(), Log: log, Registerer: reg, Gatherer: reg,
-		AdminToken: token, AdminTokenRO: tokenRO, Revoker: who, Version: build(), Mounts: mounts, Coming: how.coming})
+	if how.guard != nil {
+		mounts = how.guard(mounts)
+	}
+	deps := router.Deps{Ring: ring, TLS: creds, Fleet: f.watcher, Bus: f.conn.Bus(), Log: log, Registerer: reg, Gatherer: reg,
+		AdminToken: token, AdminTokenRO: tokenRO, Revoker: f.revoker, Version: build(), Mounts: mounts, Coming: how.coming, Doing: how.doing}
+	if how.from != nil {
+		deps.Public, deps.Admin = how.from.public, how.from.admin
+	}
+	r, err := router.New(cfg.Config, deps)
 	if err != nil {
 		return
 	}
-	if err = r.Start(); err != nil {
+	if err = r.Open(); err != nil {
 		return
 	}
 	f.router = r
-	if joined.file != "" {
-		f.follow(&joined)
+	if how.from != nil {
+		how.from.joined = &joined
+		return
 	}
-	if a := r.AdminAddr(); a != nil {
-		scheme := "http"
-		if cfg.AdminTLSCert != "" {
-			scheme = "https"
-			var path string
-			if path, err = filepath.Abs(cfg.AdminTLSCert); err == nil {
-				err = f.data.Write(fileAdminCert, []byte(path+"\n"))
-			}
-		}
-		err = errors.Join(err, f.data.Write(fileAdmin, []byte(scheme+"://"+a.String()+"\n")))
-	}
+	f.serve(&joined)
+	err = f.tell(cfg)
 	return
 }
 
-// token returns the environment's token, or makes one; it is written to the data folder.
-func (f *front) token(env, file string) (string, error) {
+// serve begins what only one process of a data folder does.
+func (f *front) serve(joined *joining) {
+	f.revoker.host(f.nats)
+	f.endKeep = background(f.revoker.follow)
+	if joined.file != "" {
+		f.follow(joined)
+	}
+	f.router.Serve()
+}
+
+// tell writes where the admin listener is.
+func (f *front) tell(cfg *RouterConfig) error {
+	a := f.router.AdminAddr()
+	if a == nil {
+		return nil
+	}
+	scheme := "http"
+	if cfg.AdminTLSCert != "" {
+		scheme = "https"
+		path, err := filepath.Abs(cfg.AdminTLSCert)
+		if err == nil {
+			err = f.data.Write(fileAdminCert, []byte(path+"\n"))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return f.data.Write(fileAdmin, []byte(scheme+"://"+a.String()+"\n"))
+}
+
+// token returns the environment's token, or makes one; it is written to the data folder, unless it
+// comes from there.
+func (f *front) token(env, file string, from *estate) (string, error) {
+	if from != nil {
+		text, err := f.data.Read(file)
+		return strings.TrimSpace(string(text)), err
+	}
 	token := os.Getenv(env)
 	if token == "" {
 		var raw [24]byte
@@ -241,14 +284,16 @@ func (f *front) token(env, file string) (string, error) {
 	return token, f.data.Write(file, []byte(token+"\n"))
 }
 
-// openNATS starts the embedded server unless there is an external one, connects, and writes the
-// join line.
-func (f *front) openNATS(cfg *RouterConfig, joined *joining, chosen bool) error {
+// openNATS starts the embedded server unless there is another one, connects, and writes the join line.
+func (f *front) openNATS(cfg *RouterConfig, joined *joining, chosen bool, from *estate) error {
 	url := cfg.Fleet.URL
 	if url == "" && cfg.Fleet.ClusterListen == "" {
 		url, f.secret.moves = joined.URL, joined.URL != ""
 	}
-	if url == "" {
+	embedded := url == ""
+	if embedded && from != nil {
+		url = from.NATS
+	} else if embedded {
 		server := cfg.Fleet.server(f.secret.ring)
 		server.Log = f.log
 		addrs := []string{server.Listen}
@@ -268,12 +313,14 @@ func (f *front) openNATS(cfg *RouterConfig, joined *joining, chosen bool) error 
 		url = f.nats.ClientURL()
 	}
 	f.secret.url, f.secret.nats = url, f.nats
-	if err := f.secret.publish(); err != nil {
-		return err
+	if from == nil {
+		if err := f.secret.publish(); err != nil {
+			return err
+		}
 	}
 	conn := cfg.Fleet.conn()
 	conn.URL, conn.Ring, conn.Name, conn.Log = url, f.secret.ring, routerName, f.log
-	conn.Insecure = conn.Insecure && f.nats == nil
+	conn.Insecure = conn.Insecure && !embedded
 	var err error
 	f.conn, err = fleet.Connect(conn)
 	return err

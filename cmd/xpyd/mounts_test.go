@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/xpyd/xpyd/internal/handover"
 	"github.com/xpyd/xpyd/router"
 )
 
@@ -12,6 +13,7 @@ import (
 func TestMounts(t *testing.T) {
 	mounts := (&scaler{}).mounts()
 	maps.Copy(mounts, (&fleetSecret{}).mounts())
+	mounts = newUpgrader(&handover.Place{}, nil, &upConfig{}, nil).mounts(mounts)
 	got := slices.Sorted(maps.Keys(mounts))
 	var want []string
 	for _, r := range router.Routes() {

@@ -29,11 +29,11 @@ const routerName = "router"
 type revoker struct {
 	*fleet.Watcher
 	data *datadir.Dir
-	nats *fleet.Server                // nil with an external one
 	heed func(revoked []string) error // retires secrets among them
 	log  *slog.Logger
 
 	mu   sync.Mutex
+	nats *fleet.Server // nil with an external one
 	kept []fleet.Revocation
 }
 
@@ -65,6 +65,13 @@ func (r *revoker) after(err error) error {
 		return fmt.Errorf("it holds now, but not after a restart of the router: %w", err)
 	}
 	return nil
+}
+
+// host names the embedded NATS, which the next keep tells everything; nil: there is none.
+func (r *revoker) host(nats *fleet.Server) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.nats, r.kept = nats, nil
 }
 
 // keep writes a changed list and applies it to NATS.

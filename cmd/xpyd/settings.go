@@ -47,8 +47,9 @@ func configured[T any](cmd *cobra.Command, file string, def *T, run func(cmd *co
 func flagKeys(f *pflag.FlagSet) map[string]string {
 	keys := map[string]string{}
 	f.VisitAll(func(f *pflag.Flag) { keys[f.Name] = flagKey(f.Name) })
-	delete(keys, "config")
-	delete(keys, "print-config")
+	for _, no := range []string{"config", "print-config", "upgrade", "upgrade-timeout"} {
+		delete(keys, no)
+	}
 	return keys
 }
 

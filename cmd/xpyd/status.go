@@ -21,6 +21,7 @@ import (
 // fleetStatus is what the table needs of GET /admin/v1/instances.
 type fleetStatus struct {
 	Ready     bool
+	Doing     string
 	At        time.Time // the router's clock
 	Link      fleet.Link
 	Revoked   []string
@@ -228,6 +229,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	if s.Doing != "" {
+		fmt.Fprintln(w, s.Doing)
 	}
 	for _, r := range s.Routers {
 		fmt.Fprintf(w, "router %s: heard %v ago, %d legs in flight to %d workers (this one is %s)\n", r.ID,

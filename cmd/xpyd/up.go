@@ -18,6 +18,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/handover"
 	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/kernels/cuda"
@@ -78,7 +79,7 @@ if --device auto found no GPU, it says so on standard error before that. SIGHUP 
 limits and policy; Ctrl-C drains; a second Ctrl-C stops at once. /dashboard on the admin
 address shows the fleet in a browser; its password is the text of admin-token-ro in --data,
 which only reads, or of admin-token.`,
-		Example: "  xpyd up\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
+		Example: "  xpyd up\n  xpyd up --upgrade ./xpyd-new          this one takes over from the running one, without an interruption\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
 	}
 	f := cmd.Flags()
 	f.Int("prefill", def.Prefill, "prefill workers")
@@ -91,12 +92,20 @@ which only reads, or of admin-token.`,
 	computeFlags(f, &def.Compute, "all workers take, divided evenly among the first ones")
 	kvFlags(f, &def.KV)
 	logFlags(f, &def.Log)
+	var upgrade upgradeCommand
+	f.StringVar(&upgrade.binary, "upgrade", "", "have the xpyd of this path take over from the running one of --data, without an interruption")
+	f.DurationVar(&upgrade.timeout, "upgrade-timeout", upgradeTimeout, "time for its workers to serve; after that the running one goes on")
+	place := &handover.Place{}
 	configured(cmd, ": the router's keys, and prefill, decode, model, …", &def, func(cmd *cobra.Command, cfg *upConfig, sources config.Sources, load func() (*upConfig, error)) error {
+		if upgrade.binary != "" {
+			return upgrade.run(cmd, cfg.Data)
+		}
 		if err := cfg.fits(memfd.Available()); err != nil {
 			return err
 		}
-		return runUp(cmd.Context(), cfg, sources, load, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return runUp(cmd.Context(), place, cfg, sources, load, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})
+	heir(cmd, place)
 	return cmd
 }
 
@@ -113,10 +122,23 @@ func (c *upConfig) fits(available int64) error {
 		c.KV.HostMemory, workers, config.Size(all), config.Size(available>>20<<20))
 }
 
-// runUp runs until ctx ends.
-func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func() (*upConfig, error), stdout, stderr io.Writer) error {
+// runUp runs until ctx ends, or until another one that took over has ended.
+func runUp(ctx context.Context, place *handover.Place, cfg *upConfig, sources config.Sources, load func() (*upConfig, error), stdout, stderr io.Writer) error {
 	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	defer flush()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	from, err := inherit(place)
+	if err != nil {
+		return err
+	}
+	gone, err := place.Gone(ctx)
+	if err != nil {
+		return err
+	}
+	if from != nil {
+		from.counts(cfg)
+	}
 	exe, err := os.Executable()
 	if err != nil {
 		return err
@@ -126,7 +148,9 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 		return err
 	}
 	scale := &scaler{}
-	front, err := openFront(ctx, &cfg.RouterConfig, log, frontConfig{mounts: scale.mounts(), coming: scale.coming, sources: sources, forget: true})
+	up := newUpgrader(place, from, cfg, log)
+	front, err := openFront(ctx, &cfg.RouterConfig, log, frontConfig{mounts: scale.mounts(), guard: up.mounts, coming: scale.coming, doing: up.doing,
+		sources: sources, forget: true, from: from})
 	if err != nil {
 		return err
 	}
@@ -144,6 +168,7 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 			"decode":  cfg.child(exe, fleet.Decode, front),
 		},
 		Doing: useOf(front),
+		Taken: from.has,
 	})
 	if err != nil {
 		endReloads()
@@ -157,16 +182,35 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 	}
 	scale.sup.Store(sup)
 	endPulse := background(func(ctx context.Context) { forwardPulse(ctx, front.watcher, sup) }) // also while the workers drain
-	err = startAll(ctx, cfg, sup, front, stdout, stderr)
+	limit := shutdownTimeout
+	var next *handover.Successor
+	err = startAll(ctx, cfg, sup, front, from, stdout, stderr)
 	if err == nil {
 		output.release()
-		<-ctx.Done()
+		up.open(front, sup, from)
+		select {
+		case <-ctx.Done():
+		case <-gone:
+			limit = time.Second
+		case next = <-up.took:
+		}
 	} else if output.mute(); ctx.Err() != nil {
 		err = nil // stopped while starting
 	}
+	up.close()
+	select {
+	case next = <-up.took: // while this process was asked to end
+	default:
+	}
+	if next != nil {
+		if place.First() {
+			defer passOn(ctx, next)()
+		}
+		up.leave(ctx, next)
+	}
 	endReloads()
-	stop, cancel := draining(ctx, shutdownTimeout)
-	defer cancel()
+	stop, done := draining(ctx, limit)
+	defer done()
 	// The router first, so that running requests can end; then the workers; the view of the fleet
 	// and NATS last.
 	if serr := front.router.Shutdown(stop); serr != nil {
@@ -180,31 +224,39 @@ func runUp(ctx context.Context, cfg *upConfig, sources config.Sources, load func
 	}
 	endPulse()
 	front.close(stop)
+	if next != nil {
+		err = up.retire(next)
+	}
 	return err
 }
 
 // startAll starts the workers and reports ready once a request has gone through.
-func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, front *front, stdout, stderr io.Writer) error {
+func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, front *front, from *estate, stdout, stderr io.Writer) error {
+	if err := from.avoid(ctx, front); err != nil {
+		return err
+	}
 	for role, n := range map[string]int{"prefill": cfg.Prefill, "decode": cfg.Decode} {
 		if _, err := sup.Scale(role, n, nil); err != nil {
 			return err
 		}
 	}
-	if err := sup.WaitReady(ctx); err != nil {
-		var start *supervise.StartError
-		if errors.As(err, &start) && start.Status.LastLine != "" {
-			err = startError(&start.Status)
-		}
-		return err
+	var err error
+	if from == nil {
+		err = waitReady(ctx, front, sup)
+	} else if err = from.serving(ctx, front, sup); err == nil {
+		err = from.take(ctx, front, &cfg.RouterConfig)
 	}
-	if err := waitReady(ctx, front); err != nil {
+	if err != nil {
 		return err
 	}
 	there := front.watcher.Snapshot()
 	if cfg.Device == "auto" && slices.ContainsFunc(sup.Status(), func(s supervise.Status) bool { return onCPU(there.Get(s.Name)) }) {
 		fmt.Fprintln(stderr, "device auto: on the CPU, as no GPU can be used (--log-level info says why)")
 	}
-	_, err := fmt.Fprintf(stdout, "ready %s\n", front.url(&cfg.RouterConfig))
+	if from != nil {
+		fmt.Fprintf(stderr, "xpyd %s has taken over from %s\n", build(), from.Build)
+	}
+	_, err = fmt.Fprintf(stdout, "ready %s\n", front.url(&cfg.RouterConfig))
 	return err
 }
 
@@ -268,8 +320,16 @@ func (o *startOutput) release() {
 	o.held = nil
 }
 
-// waitReady waits until the router's probe has gone through a whole pair.
-func waitReady(ctx context.Context, front *front) error {
+// waitReady waits until all workers have been ready, and the router's probe has gone through a whole
+// pair.
+func waitReady(ctx context.Context, front *front, sup *supervise.Supervisor) error {
+	if err := sup.WaitReady(ctx); err != nil {
+		var start *supervise.StartError
+		if errors.As(err, &start) && start.Status.LastLine != "" {
+			err = startError(&start.Status)
+		}
+		return err
+	}
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for !front.router.Ready() {

@@ -25,6 +25,7 @@ type Reply struct {
 	Text            string
 	Finish          string
 	Chunks          int    // events with text; 1 for a whole body
+	Seams           int    // times that another pair went on with the stream
 	Problem         string // message of an API error: by status, or an error event
 	Err             error  // how the connection broke; nil when the answer is complete
 	Start, End      time.Time
@@ -96,6 +97,9 @@ func (r *Reply) stream(in *bufio.Reader) error {
 		data, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), "data: ")
 		switch {
 		case !ok:
+			if strings.HasPrefix(line, ": xpyd seam") {
+				r.Seams++
+			}
 			continue
 		case data == "[DONE]":
 			return nil

@@ -69,13 +69,32 @@ func Once(name string, make func(dir string) error) func(testing.TB) string {
 
 // binary is built like `make dist`, but by go run, which alone caches linked programs: a run of all
 // tests links it once.
-var binary = sync.OnceValues(func() (string, error) {
+var binary = sync.OnceValues(func() (string, error) { return link("xpyd", "-s -w") })
+
+// OtherVersion is what the xpyd of Other says to be; its sources are the same.
+const OtherVersion = "v0.0.0-other"
+
+var other = sync.OnceValues(func() (string, error) {
+	return link("xpyd-other", "-s -w -X main.version="+OtherVersion)
+})
+
+// Other is the path of a built xpyd of OtherVersion.
+func Other(t testing.TB) string {
+	t.Helper()
+	path, err := other()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func link(name, flags string) (string, error) {
 	dir, err := shared()
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(dir, "xpyd")
-	args, cgo := []string{"run", "-trimpath", "-ldflags", "-s -w", "-exec", "cp"}, "CGO_ENABLED=0"
+	path := filepath.Join(dir, name)
+	args, cgo := []string{"run", "-trimpath", "-ldflags", flags, "-exec", "cp"}, "CGO_ENABLED=0"
 	if os.Getenv("XPYD_E2E_RACE") != "" {
 		args, cgo = append(args, "-race"), "CGO_ENABLED=1"
 	}
@@ -88,7 +107,7 @@ var binary = sync.OnceValues(func() (string, error) {
 		return "", fmt.Errorf("%v: %w\n%s", cmd, err, out)
 	}
 	return path, nil
-})
+}
 
 const command = "github.com/xpyd/xpyd/cmd/xpyd"
 

@@ -122,12 +122,15 @@ func (b *block) check() error {
 // server is a line that starts something that runs until it is stopped.
 var server = regexp.MustCompile(`^(\w+=\S+ )*(xpyd (up|router|prefill|decode|mock|bench kv --listen)|redis-server)\b`)
 
+// ends is a line that looks like one of them, and ends by itself.
+var ends = regexp.MustCompile(` --(print-config|help|upgrade)\b`)
+
 // serves reports whether the block's last line starts a server, which no other line may.
 func (b *block) serves() (bool, error) {
 	lines := strings.Split(strings.ReplaceAll(strings.TrimSpace(b.text), "\\\n", ""), "\n")
 	last := false
 	for i, line := range lines {
-		last = server.MatchString(line) && !strings.Contains(line, "--print-config") && !strings.Contains(line, "--help")
+		last = server.MatchString(line) && !ends.MatchString(line)
 		if last && i < len(lines)-1 {
 			return false, fmt.Errorf("%v: what follows %q waits for its end: it wants a block of its own", b, line)
 		}
