@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"io"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
@@ -31,6 +32,9 @@ func (e *Engine) admit() {
 			if err := e.announceHits(q); err != nil {
 				e.finish(q.h, err)
 			}
+		}
+		if q.running && q.hasRows() {
+			e.finish(q.h, io.EOF)
 		}
 	}
 }
@@ -66,7 +70,7 @@ func (e *Engine) giveWay(active int) {
 func (e *Engine) place(q *sequence, active int) bool {
 	r := q.h.req
 	q.chain.Extend(q.tokens)
-	reusable := len(q.tokens) - 1 // one is computed, for its logits
+	reusable := len(q.tokens) - min(q.draws, 1) // one is computed, for its logits
 	if q.wantsPrompt() {
 		reusable = 0
 	}
@@ -81,7 +85,7 @@ func (e *Engine) place(q *sequence, active int) bool {
 	if err != nil {
 		return false
 	}
-	hit, ok := e.bring(q, table, hit, reusable)
+	hit, ok := e.bring(q, table, hit, min(reusable, len(q.tokens)-1)) // a step proves what comes
 	if !ok {
 		e.cache.Release(table, q.h.owner)
 		return false

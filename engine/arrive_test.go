@@ -128,8 +128,8 @@ xpyd_engine_voided_prefixes_total %d
 func TestPeerArrives(t *testing.T) {
 	const layers, length, upto = 3, 100, 64
 	f := func(name string, cached, voided int, act func(c *peerComing)) {
-		for _, prefillOnly := range []bool{false, true} {
-			t.Run(name, func(t *testing.T) {
+		for _, kind := range []string{"decode", "prefill", "rows"} {
+			t.Run(name+", "+kind, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					s := &peerSource{upto: upto, act: act}
 					r := newRig(t, config(), enginetest.Config{Layers: layers, Blocks: 40}, s.onStep)
@@ -147,10 +147,12 @@ func TestPeerArrives(t *testing.T) {
 					r.cache.Clear()
 					req := request(p, 6)
 					req.IgnoreEOS, req.Source = true, s
-					if prefillOnly {
-						req.PrefillOnly = true
+					told := 0
+					if kind != "decode" {
+						req.PrefillOnly, req.RowsOnly = true, kind == "rows"
 						req.OnBlocks = func(layer int, ready []engine.Ready) {
 							for _, b := range ready {
+								told = max(told, b.FirstPos+b.Rows)
 								got := make([]byte, r.backend.Layout().Resolve()[0].PackedBytes(b.Rows))
 								if r.backend.Gather(layer, b.Block, 0, b.Rows, got); b.Index < len(ids) && !bytes.Equal(got, s.rows[layer*len(ids)+b.Index]) {
 									t.Errorf("wrong rows of block %d, layer %d are told of", b.Index, layer)
@@ -166,13 +168,20 @@ func TestPeerArrives(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if prefillOnly {
-						want[0].tokens, want[0].finish = want[0].tokens[:1], out[0].finish
+					if kind != "decode" {
+						n := 1
+						if kind == "rows" {
+							n = 0
+						}
+						want[0].tokens, want[0].finish = want[0].tokens[:n], out[0].finish
 						h.Release()
+						if told != length {
+							t.Errorf("it was told of %d tokens' rows", told)
+						}
 					}
 					same(t, "the prompt", out, want, false)
-					if info.CachedTokens != cached {
-						t.Errorf("%d tokens cached, want %d", info.CachedTokens, cached)
+					if n := h.CachedTokens(); n != cached || info != nil && info.CachedTokens != n {
+						t.Errorf("%d tokens cached, want %d", n, cached)
 					}
 					r.done(h)
 					s.all.Wait()

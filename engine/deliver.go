@@ -20,6 +20,9 @@ func (e *Engine) deliver(q *sequence, res *kernels.Result) {
 		h.logprobs = append(h.logprobs, p)
 	}
 	if len(res.Samples) == 0 {
+		if q.hasRows() {
+			e.finish(h, io.EOF)
+		}
 		return
 	}
 	if h.prompted {

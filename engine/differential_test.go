@@ -184,13 +184,13 @@ func (r *rig) handoff(t *testing.T, req *engine.Request, want []output, recomput
 func (r *rig) handedOver(t *testing.T, req *engine.Request, recompute bool) (*engine.Request, bool) {
 	first := *req
 	first.ID += "-prefill"
-	first.PrefillOnly = true
+	first.Given, first.PrefillOnly, first.RowsOnly = nil, true, recompute && req.RowsDo()
 	first.MaxTokens, first.MinTokens = req.MaxTokens, req.MinTokens
 	h := r.submit(&first)
 	defer h.Release()
 	out, info, err := collect(h, max(req.N, 1))
-	if err != nil {
-		t.Errorf("prefill: %v", err)
+	if err != nil || (info == nil) != first.RowsOnly {
+		t.Errorf("prefill: %+v, %v", info, err)
 		return nil, false
 	}
 	rows := r.gather(h.Blocks(), len(req.Prompt))
@@ -204,7 +204,7 @@ func (r *rig) handedOver(t *testing.T, req *engine.Request, recompute bool) (*en
 		return nil, false
 	}
 	r.scatter(blocks, len(req.Prompt), rows)
-	second.Prefilled = &engine.Prefilled{Blocks: blocks, CachedTokens: info.CachedTokens}
+	second.Prefilled = &engine.Prefilled{Blocks: blocks, CachedTokens: h.CachedTokens()}
 	if !recompute {
 		for _, o := range out {
 			second.Prefilled.First = append(second.Prefilled.First, o.sampled...)

@@ -71,7 +71,9 @@ type Engine struct {
 	spare    *flight   // for reuse
 	short    bool      // no more steps until those under way have freed memory
 	settled  time.Time // when the last step ended
+	decoded  time.Time // when the last one ended that carried what decodes
 	pace     pacer
+	credit   int       // tokens that takeovers may compute before prompts
 	planned  int       // steps since RetractEvery last took its turn
 	failures int       // steps failed in a row
 	said     time.Time // when spoilt output was told of last

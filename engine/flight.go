@@ -36,6 +36,11 @@ type member struct {
 	void  bool // what came of it is dropped; see arrive.go
 }
 
+// decodes reports whether it carries what decodes.
+func (f *flight) decodes() bool {
+	return slices.ContainsFunc(f.members, func(m member) bool { return m.chunk == 1 })
+}
+
 // serial makes a Launcher of a Backend: the step runs when it is awaited.
 type serial struct {
 	kernels.Backend
@@ -179,6 +184,9 @@ func (e *Engine) settle() {
 	f.began = e.deviceBegan(f)
 	e.settled = now
 	took := now.Sub(f.began)
+	if f.decodes() {
+		e.decoded = now
+	}
 	positions := e.metrics.step(took, f.members)
 	if e.cfg.Stepped != nil {
 		e.cfg.Stepped(positions)

@@ -21,6 +21,7 @@ type pacer struct {
 	rates     []float64     // tokens a second of steps with prefill, attention aside, by their tiles less one; 0 when not measured
 	attention slope         // seconds a prompt token takes more for each position before it
 	decodes   time.Duration // of a step without
+	adds      float64       // seconds that a prompt's token adds to that; 0 when not measured
 }
 
 // slope is a line's, through points that count for less the older they are: by least squares.
@@ -100,6 +101,17 @@ func (p *pacer) drain(most, at, decodes, queued int, within time.Duration) int {
 	return min(n, most)
 }
 
+// besides returns how many tokens of prompts a step takes in a time, besides what decodes.
+func (p *pacer) besides(d time.Duration) int {
+	switch d -= p.decodes; {
+	case d <= 0 || p.decodes == 0:
+		return 0
+	case p.adds == 0:
+		return firstChunk
+	}
+	return int(d.Seconds() / p.adds)
+}
+
 // limits are what a step must keep to.
 type limits struct {
 	total   int           // tokens
@@ -161,6 +173,7 @@ func (p *pacer) step(took time.Duration, members []member) {
 	prefill, total, before := count(members)
 	switch {
 	case prefill > 0:
+		p.add(prefill, total, took)
 		heavy := p.attention.is*before > took.Seconds()/2 // it tells of attention, and little of the rest
 		if heavy || total >= efficient {
 			p.attention.add(before/float64(total), took.Seconds()/float64(total))
@@ -173,6 +186,22 @@ func (p *pacer) step(took time.Duration, members []member) {
 	default:
 		p.decodes += (took - p.decodes) / 4
 	}
+}
+
+// add records what so many tokens of prompts, of the total, added to a step. Of few tokens, most is
+// what any step takes.
+func (p *pacer) add(prefill, total int, took time.Duration) {
+	if prefill < tile/2 || took <= 0 {
+		return
+	}
+	if total > prefill {
+		took = max(took-p.decodes, took/odd)
+	}
+	each := took.Seconds() / float64(prefill)
+	if p.adds > 0 {
+		each = paceMemory*p.adds + (1-paceMemory)*min(each, odd*p.adds)
+	}
+	p.adds = each
 }
 
 // observe records a step of so many tokens, attention aside, unless it is too small to mean much.

@@ -65,6 +65,37 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestBesides: what tokens of prompts add to a step of those that decode is measured apart from these,
+// and not by steps of a few tokens, or by one that took unheard-of long.
+func TestBesides(t *testing.T) {
+	const ms = time.Millisecond
+	p := pacer{}
+	if got := p.besides(time.Hour); got != 0 { // what decodes was not measured
+		t.Errorf("%d tokens", got)
+	}
+	p.decodes = 20 * ms
+	for _, c := range []struct {
+		prefill, total int
+		took, within   time.Duration
+		want           int
+	}{
+		{0, 30, 0, 21 * ms, firstChunk},
+		{0, 30, 0, 20 * ms, 0},
+		{tile/2 - 1, 80, time.Hour, 40 * ms, firstChunk}, // too few
+		{100, 130, 70 * ms, 40 * ms, 40},                 // 0.5 ms each
+		{100, 100, 50 * ms, 40 * ms, 40},
+		{100, 130, 1020 * ms, 40 * ms, 20}, // counts as 2 ms
+		{0, 30, 0, 19 * ms, 0},
+	} {
+		if c.prefill > 0 {
+			p.add(c.prefill, c.total, c.took)
+		}
+		if got := p.besides(c.within); got < c.want-1 || got > c.want+1 {
+			t.Errorf("%+v: %d tokens, %v s each", c, got, p.adds)
+		}
+	}
+}
+
 // TestRates: the time of a size that was not measured is between its neighbours', or a little less a
 // tile than theirs beyond them; part of a tile tells nothing of it, and a size that was slow once
 // does not count as slow for ever.

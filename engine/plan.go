@@ -29,7 +29,7 @@ func (e *Engine) fill(from []*sequence) bool {
 		}
 		e.look(q)
 		switch {
-		case !q.running || q.paused() || q.sitsOut() || q.draw > 0 && !e.foreseen(q):
+		case !q.running || q.paused() || q.sitsOut() || q.missing() == 0 || q.draw > 0 && !e.foreseen(q):
 		default:
 			ok, err := e.grow(q)
 			switch {
@@ -53,18 +53,39 @@ func (e *Engine) fill(from []*sequence) bool {
 	if alone { // only who comes meanwhile waits
 		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0
 	}
-	back := 0 // tokens of streams that stand still: preempted, or begun elsewhere
+	prompts := slices.ContainsFunc(prefills, (*sequence).isPrompt)
+	if !prompts {
+		e.credit = takeoverCredit
+	} else if e.credit <= 0 {
+		prefills = slices.DeleteFunc(prefills, (*sequence).takesOver)
+	}
+	back, credit := 0, e.credit // tokens of streams that stand still: preempted, or begun elsewhere
 	for _, q := range prefills {
-		l.queued += q.missing()
+		n := q.missing()
+		l.queued += n
+		if prompts && q.takesOver() {
+			n = min(n, max(credit, 0))
+			credit -= n
+		}
 		if len(q.output()) > 0 {
-			back += q.missing()
+			back += n
 		}
 	}
 	if len(prefills) > 0 {
 		l.at = prefills[0].next()
 	}
 	budget, room := e.pace.budget(l)
-	budget = max(budget, min(back, room))
+	if n := e.catchUp(back, l.target); n > 0 && l.decodes > 0 {
+		for _, q := range e.batch {
+			q.chunk = 0
+		}
+		e.batch = e.batch[:0]
+		prefills = slices.DeleteFunc(prefills, func(q *sequence) bool { return len(q.output()) == 0 })
+		budget, room = n, n
+	} else if back > 0 {
+		room = max(room, e.pace.besides(mostStretch*l.target))
+		budget = max(budget, min(back, room))
+	}
 	if e.cfg.MaxStepTime > 0 && !e.pace.measured() && e.prefilling() {
 		budget = 0 // the step under way will show how fast prefill is
 	}
@@ -81,6 +102,9 @@ func (e *Engine) fill(from []*sequence) bool {
 		if budget <= 0 {
 			break
 		}
+		if prompts && q.takesOver() && e.credit <= 0 {
+			continue
+		}
 		n := e.chunk(q, budget-short)
 		if (i == 0 || i == len(prefills)-1) && (alone || e.cfg.Promise.TPOT == 0) {
 			n = e.stretch(q, n, room-short, !alone && i == 0 && len(prefills) > 1)
@@ -91,6 +115,11 @@ func (e *Engine) fill(from []*sequence) bool {
 			continue
 		}
 		q.chunk = n
+		if q.isPrompt() {
+			e.credit = min(e.credit+n*takeoverShare/(100-takeoverShare), takeoverCredit)
+		} else if prompts && q.takesOver() {
+			e.credit -= n
+		}
 		budget -= q.chunk
 		room -= q.chunk
 		shared -= q.chunk
@@ -99,7 +128,25 @@ func (e *Engine) fill(from []*sequence) bool {
 	return len(e.batch) > 0
 }
 
+// catchUp is how many of the tokens that streams which stand still have to compute go into a step
+// of their own, if that is worth a step: those that decode sit it out, and wait for their next token
+// no longer than beside these tokens.
+func (e *Engine) catchUp(back int, target time.Duration) int {
+	left := mostStretch * target
+	if !slices.ContainsFunc(e.flights, (*flight).decodes) {
+		left -= time.Since(e.decoded)
+	}
+	n := min(back, e.pace.besides(left))
+	if n < min(back, tile/4) { // too little for what any step takes
+		return 0
+	}
+	return n
+}
+
 const (
+	// takeoverShare is how much of what is computed of prompts, in per cent, takeovers get while
+	// prompts wait that nobody has begun. They have takeoverCredit tokens at once.
+	takeoverShare, takeoverCredit = 30, tile
 	// aloneTime is how many times MaxStepTime a step may take in which nothing decodes: only
 	// requests that come meanwhile wait for it.
 	aloneTime = 4

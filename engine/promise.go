@@ -52,7 +52,7 @@ func (e *Engine) byPromise(prefills []*sequence) {
 	late := make(map[*sequence]bool, len(prefills))
 	for _, q := range prefills {
 		waited := now.Sub(q.h.arrived)
-		late[q] = len(q.output()) == 0 && !q.h.req.Urgent && waited < hopeless*e.cfg.Promise.TTFT && waited+e.soonest(q) > e.cfg.Promise.TTFT
+		late[q] = q.isPrompt() && !q.h.req.Urgent && waited < hopeless*e.cfg.Promise.TTFT && waited+e.soonest(q) > e.cfg.Promise.TTFT
 	}
 	slices.SortStableFunc(prefills, func(a, b *sequence) int {
 		switch {

@@ -26,11 +26,14 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 		h.allBanned = append(append(h.allBanned, e.cfg.EOS...), req.StopTokens...)
 	}
 	q := &sequence{h: h, draws: req.N, tokens: req.Prompt, chain: e.cache.NewChain(req.Salt)}
+	if req.RowsOnly {
+		q.draws = 0
+	}
 	q.chain.Priority = req.Priority
 	q.chain.Extend(q.tokens) // here rather than on the loop: it takes a while
 	if p := req.Prefilled; p != nil {
 		q.table, q.computed, q.shared = slices.Clone(p.Blocks), len(req.Prompt), true
-		if len(p.First) == 0 {
+		if len(p.First) == 0 && !req.begun() {
 			q.computed--
 		}
 		h.cached, h.logprobs = p.CachedTokens, p.PromptLogprobs
@@ -64,7 +67,7 @@ func (e *Engine) enter(ctx context.Context, h *Handle) error {
 	}
 	switch h.order = e.orders; {
 	case h.req.Urgent:
-	case len(h.req.Given) > 0:
+	case len(h.req.Given) > 0 || h.req.RowsOnly:
 		h.order += begun
 	default:
 		h.order += ordinary
@@ -140,7 +143,7 @@ func (e *Engine) begin(h *Handle) {
 		return
 	}
 	e.cache.SetState(h.owner, kvcache.StateWaiting)
-	if len(p.First) > 0 {
+	if len(p.First) > 0 || h.req.begun() {
 		h.started = time.Now()
 		e.index(q)
 		e.firstDraw(q, p.First)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"slices"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -38,6 +39,9 @@ type Request struct {
 	// PrefillOnly runs the prompt, draws one token for each choice, and holds the blocks until
 	// Handle.Release.
 	PrefillOnly bool
+	// RowsOnly has a PrefillOnly request draw nothing: whoever gets the rows goes on behind tokens
+	// that were drawn before. It has no events and no prompt log probabilities.
+	RowsOnly bool
 	// OnBlocks is told, for PrefillOnly, of prompt blocks whose rows of one layer are in the
 	// pool: first of blocks found in the prefix cache, for all layers; then, step by step and
 	// layer by layer, of blocks that the step completed, and with the prompt's last step of a
@@ -61,6 +65,14 @@ type Given struct {
 	Tokens []int32 // none of them ends the choice
 	Done   bool    // it has ended: nothing is drawn, and Tokens do not matter
 }
+
+// begun reports whether all choices have been: the prompt's logits are not needed.
+func (r *Request) begun() bool {
+	return len(r.Given) > 0 && !slices.ContainsFunc(r.Given, func(g Given) bool { return !g.Done && len(g.Tokens) == 0 })
+}
+
+// RowsDo reports whether the prompt's rows are all that the request needs of a prefill worker.
+func (r *Request) RowsDo() bool { return r.begun() && r.PromptLogprobs < 0 }
 
 // Sampling holds the parameters of every draw; kernels.Sample explains them.
 type Sampling struct {
@@ -89,7 +101,8 @@ type Prefilled struct {
 	// reference each. The engine releases them if Submit succeeds, else the caller does.
 	Blocks []int32
 	// First are the N choices' first tokens, drawn by the other worker and delivered as if
-	// drawn here, except for a choice that is Given tokens. If empty, the engine computes the prompt's last position again and draws them.
+	// drawn here, except for a choice that is Given tokens. If empty, the engine computes the
+	// prompt's last position again and draws them, unless all choices are Given theirs.
 	First []kernels.Sampled
 	// CachedTokens and PromptLogprobs are passed on in PromptInfo. The engine has no others,
 	// unless it computes the last position.

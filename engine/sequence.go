@@ -48,6 +48,17 @@ func (q *sequence) length() int { return len(q.tokens) + min(q.draw, 1) }
 // missing is how many tokens have no KV rows; 1 means that it decodes.
 func (q *sequence) missing() int { return q.length() - q.next() }
 
+// takesOver reports whether a sequence is of a stream that another worker has begun.
+func (q *sequence) takesOver() bool { return q.h.req.RowsOnly || len(q.h.req.Given) > 0 }
+
+// isPrompt reports whether it is one that nobody has begun.
+func (q *sequence) isPrompt() bool { return !q.takesOver() && len(q.output()) == 0 }
+
+// hasRows reports whether a sequence that draws nothing has all that it is for.
+func (q *sequence) hasRows() bool {
+	return q.draws == 0 && q.computed == q.length() && q.arriving == nil
+}
+
 // paused reports whether its reader has too many unread events, counting that of a token being
 // drawn.
 func (q *sequence) paused() bool { return q.h.unreadOf(q.choice)+min(q.draw, 1) > q.h.e.cfg.MaxBacklog }

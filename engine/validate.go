@@ -33,6 +33,8 @@ func (e *Engine) normalise(r *Request) (*Request, error) {
 		return bad("min_tokens", "is %d, want 0 to max_tokens", q.MinTokens)
 	case q.Logprobs > e.vocab || q.PromptLogprobs > e.vocab:
 		return bad("logprobs", "lists more entries than the vocabulary's %d", e.vocab)
+	case q.RowsOnly && (!q.PrefillOnly || q.PromptLogprobs >= 0):
+		return bad("rows_only", "is for prefill-only requests without log probabilities")
 	case q.OnBlocks != nil && !q.PrefillOnly:
 		return bad("on_blocks", "is for prefill-only requests")
 	}

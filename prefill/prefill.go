@@ -147,7 +147,7 @@ func (s *Service) servePrompt(ctx context.Context, o *kvconn.Outgoing, order *ha
 		ID: t.RequestID, Prompt: t.Tokens, N: order.N, Sampling: order.Sampling,
 		MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
 		Salt: order.Salt, Priority: order.Priority, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
-		PrefillOnly: true, Urgent: order.Urgent, Source: source,
+		PrefillOnly: true, RowsOnly: order.Rows, Urgent: order.Urgent, Source: source,
 		OnBlocks: func(layer int, ready []engine.Ready) { o.Push(layer, src.ready(layer, ready)) },
 	})
 	if err != nil {
@@ -206,6 +206,9 @@ func (s *Service) fail(o *kvconn.Outgoing, err error) Report {
 // draft waits for the prompt's end and encodes what was drawn.
 func (s *Service) draft(ctx context.Context, h *engine.Handle, order *handoff.Order, begun time.Time) (*handoff.Draft, []byte, error) {
 	n := order.N
+	if order.Rows {
+		return undrawn(ctx, h, begun)
+	}
 	events, info, err := drawn(ctx, h, n)
 	if err != nil {
 		return nil, nil, err
@@ -218,6 +221,24 @@ func (s *Service) draft(ctx context.Context, h *engine.Handle, order *handoff.Or
 	}
 	payload, err := d.Encode()
 	return d, payload, err
+}
+
+// undrawn is draft where nothing is drawn.
+func undrawn(ctx context.Context, h *engine.Handle, begun time.Time) (*handoff.Draft, []byte, error) {
+	if _, err := h.Next(ctx); err != io.EOF { //nolint:errorlint // never wrapped
+		return nil, nil, runError(ctx, err)
+	}
+	d := &handoff.Draft{Cached: h.CachedTokens(), ComputeUS: time.Since(begun).Microseconds()}
+	payload, err := d.Encode()
+	return d, payload, err
+}
+
+// runError is why a prompt did not run to its end.
+func runError(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	return fmt.Errorf("run prompt: %w", err)
 }
 
 func (s *Service) ran(info *engine.PromptInfo, choices int, probe bool, begun time.Time) {
@@ -245,10 +266,7 @@ func drawn(ctx context.Context, h *engine.Handle, n int) ([]engine.Event, *engin
 		case errors.Is(err, io.EOF):
 			return nil, nil, fmt.Errorf("prompt ended with %d of %d first tokens", got, n)
 		case err != nil:
-			if cause := context.Cause(ctx); cause != nil {
-				err = cause
-			}
-			return nil, nil, fmt.Errorf("run prompt: %w", err)
+			return nil, nil, runError(ctx, err)
 		}
 	}
 }

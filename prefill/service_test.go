@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -278,6 +279,35 @@ func TestTicket(t *testing.T) {
 				}
 			}
 			r.cache.Release(table, "test")
+		})
+	}
+}
+
+// TestTicketForRows: where decode goes on behind tokens that it has, nothing is drawn, and of what
+// the pool has nothing is computed.
+func TestTicketForRows(t *testing.T) {
+	for _, n := range []int{3, 16, 18, 32} {
+		draws := 0
+		bubble(t, nil, func(s *kernels.Step) error {
+			for _, q := range s.Seqs {
+				draws += len(q.Samples)
+			}
+			return nil
+		}, func(r *rig) {
+			p := tokens(n, n)
+			first := spec(p)
+			want := r.gets(r.send(first), ticket.Done, "")
+			steps, _ := r.backend.Steps()
+			s := spec(p)
+			s.First, draws = order(func(o *handoff.Order) { o.Rows = true }), 0
+			got := r.gets(r.send(s), ticket.Done, "")
+			again, _ := r.backend.Steps()
+			if len(want.First) != 1 || len(got.First) != 0 || got.Cached != n/16*16 || draws > 0 || again-steps != min(n%16, 1) {
+				t.Errorf("%d tokens: %+v after %+v; %d steps with %d draws", n, got, want, again-steps, draws)
+			}
+			if a, b := first.Sink.(*sink).rows, s.Sink.(*sink).rows; len(b) == 0 || !maps.Equal(a, b) {
+				t.Errorf("%d tokens: %d blocks of layers, and before %d, or others", n, len(b), len(a))
+			}
 		})
 	}
 }

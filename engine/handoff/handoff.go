@@ -43,6 +43,9 @@ type Order struct {
 	// Salt counts then; N is 0.
 	Cached bool `json:"cached,omitempty"`
 
+	// Rows asks for the prompt's rows alone: all choices have been begun, by another decode.
+	Rows bool `json:"rows,omitempty"`
+
 	// Index and Of number the tickets of one link: a list of prompts needs one each. The link is
 	// over when all Of are.
 	Index int `json:"index"`
@@ -85,6 +88,8 @@ func ParseOrder(b []byte) (*Order, error) {
 		return &o, nil
 	case o.N < 1 || o.N > engine.MaxChoices:
 		return nil, fmt.Errorf("read order: n is %d, want 1 to %d", o.N, engine.MaxChoices)
+	case o.Rows && o.PromptLogprobs >= 0:
+		return nil, fmt.Errorf("read order: rows alone have no log probabilities")
 	case o.Logprobs < -1 || o.Logprobs > maxLogprobs:
 		return nil, fmt.Errorf("read order: logprobs is %d", o.Logprobs)
 	case o.PromptLogprobs < -1 || o.PromptLogprobs > maxLogprobs:
@@ -106,7 +111,7 @@ func ParseOrder(b []byte) (*Order, error) {
 
 // Draft is prefill's side: the tokens it drew, and what it learned by computing.
 type Draft struct {
-	First     []kernels.Sampled `json:"first"`            // one a choice; empty for a lease
+	First     []kernels.Sampled `json:"first"`            // one a choice; empty for a lease, and for rows alone
 	Prompt    PromptLogprobs    `json:"prompt,omitempty"` // [i] is of prompt token i+1
 	Cached    int               `json:"cached"`           // prompt tokens found in prefill's cache
 	QueueUS   int64             `json:"queue_us"`
@@ -137,7 +142,7 @@ func ParseDraft(b []byte, o *Order, lease bool, tokens, vocab int) (*Draft, erro
 	}
 	const day = int64(24 * 3600 * 1e6)
 	switch {
-	case len(d.First) != n:
+	case len(d.First) != n && !(o.Rows && len(d.First) == 0):
 		return nil, fmt.Errorf("read draft: %d first tokens, want %d", len(d.First), n)
 	case len(d.Prompt) != prompt:
 		return nil, fmt.Errorf("read draft: %d prompt log probabilities, want %d", len(d.Prompt), prompt)

@@ -76,6 +76,7 @@ func TestOrderBounds(t *testing.T) {
 		"n is 129":        func(o *handoff.Order) { o.N = engine.MaxChoices + 1 },
 		"logprobs is -2":  func(o *handoff.Order) { o.Logprobs = -2 },
 		"prompt_logprobs": func(o *handoff.Order) { o.PromptLogprobs = 1 << 30 },
+		"rows alone":      func(o *handoff.Order) { o.Rows, o.PromptLogprobs = true, 0 },
 		"priority is 51":  func(o *handoff.Order) { o.Priority = 51 },
 		"min_tokens":      func(o *handoff.Order) { o.MinTokens = -1 },
 		"ticket 1 of 1":   func(o *handoff.Order) { o.Index = 1 },
@@ -131,6 +132,20 @@ func TestDraftBounds(t *testing.T) {
 		}
 		if got, err := handoff.ParseDraft(b, order(), false, 3, 10); err == nil || !strings.Contains(err.Error(), name) || got != nil {
 			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+}
+
+// TestRowsDraft: who asks for rows alone needs no first tokens, nobody else does without.
+func TestRowsDraft(t *testing.T) {
+	b, err := (&handoff.Draft{Cached: 2}).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, rows := range []bool{true, false} {
+		o := &handoff.Order{N: 2, Logprobs: -1, PromptLogprobs: -1, Rows: rows}
+		if d, err := handoff.ParseDraft(b, o, false, 3, 10); (err == nil) != rows || rows && (len(d.First) > 0 || d.Cached != 2) {
+			t.Errorf("rows alone %t: %+v, %v", rows, d, err)
 		}
 	}
 }
