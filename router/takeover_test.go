@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router"
 )
 
@@ -47,14 +48,15 @@ type teller struct {
 
 // event is one token of a choice; the last has the finish.
 func (l *teller) event(first bool, i, at, n int) string {
-	who, end := "- -", "null"
+	mark, who, end := ":t", "", "null"
 	if first {
-		who = fmt.Sprintf("%d %s", madeAt, hashed)
+		who = fmt.Sprintf(" %d %s", madeAt, hashed)
 	}
 	if at == n-1 {
-		end = `"length"`
+		mark, end = ":f", `"length"`
 	}
-	return fmt.Sprintf(":t %s %d %d\ndata: {\"created\":%d,\"choices\":[{\"index\":%d,\"text\":\"<%d.%d>\",\"finish_reason\":%s}]}\n\n", who, i, 100*i+at, madeAt, i, i, at, end)
+	id := openai.AppendIDs(nil, []int32{int32(100*i + at)})
+	return fmt.Sprintf("%s %d %s%s\ndata: {\"created\":%d,\"choices\":[{\"index\":%d,\"text\":\"<%d.%d>\",\"finish_reason\":%s}]}\n\n", mark, i, id, who, madeAt, i, i, at, end)
 }
 
 const usageEvent = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":4,\"completion_tokens\":7,\"total_tokens\":11}}\n\n"
@@ -170,7 +172,7 @@ func undisturbed(body string) string {
 func unframed(text string) string {
 	var out strings.Builder
 	for _, line := range strings.SplitAfter(text, "\n") {
-		if !strings.HasPrefix(line, ":t ") {
+		if !strings.HasPrefix(line, ":t ") && !strings.HasPrefix(line, ":f ") {
 			out.WriteString(line)
 		}
 	}
@@ -196,12 +198,12 @@ func (g *rig) takeovers(want map[string]int) {
 func TestTakeover(t *testing.T) {
 	t.Parallel()
 	half := func(w http.ResponseWriter, r *http.Request) {
-		io.WriteString(w, ":t - - 1 101\ndata: {\"choi")
+		io.WriteString(w, ":t 1 001U\ndata: {\"choi")
 		w.(http.Flusher).Flush()
 		reset(w, r)
 	}
 	split := func(w http.ResponseWriter, r *http.Request) { // in the frame
-		io.WriteString(w, ":t - - 1 10")
+		io.WriteString(w, ":t 1 00")
 		w.(http.Flusher).Flush()
 		reset(w, r)
 	}

@@ -145,33 +145,29 @@ type frames struct {
 	prompt  string // "": said already
 }
 
-// newFrames returns nil, which writes none, if nobody has asked for them.
-func (j *job) newFrames() *frames {
-	if !j.framed {
+// newFrames returns nil, which writes none, if nobody has asked for them or ids can be too high.
+func (j *job) newFrames(vocab int) *frames {
+	if !j.framed || vocab > openai.MaxSentID+1 {
 		return nil
 	}
 	return &frames{created: j.created.Unix(), prompt: j.promptHash()}
 }
 
-// append is given what takeChunk is about to take.
-func (f *frames) append(dst []byte, index int, ids []int32) []byte {
+// append is given what takeChunk is about to take, and whether it is a choice's last.
+func (f *frames) append(dst []byte, c *choice) []byte {
 	if f == nil {
 		return dst
 	}
-	dst = append(dst, ":t "...)
-	if f.prompt == "" {
-		dst = append(dst, "- - "...)
-	} else {
-		dst = append(strconv.AppendInt(dst, f.created, 10), ' ')
-		dst = append(append(dst, f.prompt...), ' ')
-		f.prompt = ""
+	mark := ":t "
+	if c.done {
+		mark = ":f "
 	}
-	dst = append(strconv.AppendInt(dst, int64(index), 10), ' ')
-	for i, id := range ids {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendInt(dst, int64(id), 10)
+	dst = append(strconv.AppendInt(append(dst, mark...), int64(c.index), 10), ' ')
+	dst = openai.AppendIDs(dst, c.ids)
+	if f.prompt != "" {
+		dst = append(strconv.AppendInt(append(dst, ' '), f.created, 10), ' ')
+		dst = append(dst, f.prompt...)
+		f.prompt = ""
 	}
 	return append(dst, '\n')
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/worker"
 )
@@ -48,19 +49,18 @@ func framedStream(t testing.TB, w *worker.Worker, path string, header map[string
 			continue
 		}
 		f := framed{index: -1}
-		if line, data, ok := strings.Cut(e, "\n"); ok && strings.HasPrefix(line, ":t ") {
+		if line, data, ok := strings.Cut(e, "\n"); ok && (strings.HasPrefix(line, ":t ") || strings.HasPrefix(line, ":f ")) {
 			p := strings.Split(line, " ")
-			if e = data; len(p) != 5 {
+			n := openai.CountIDs([]byte(p[2]))
+			if e = data; n < 0 || (p[0] == ":f") != strings.Contains(e, `"finish_reason":"`) {
 				t.Fatalf("%q", line)
 			}
-			f.created, f.prompt = p[1], p[2]
-			f.index, _ = strconv.Atoi(p[3])
-			for id := range strings.SplitSeq(p[4], ",") {
-				if n, err := strconv.Atoi(id); err == nil {
-					f.ids = append(f.ids, int32(n))
-				} else if id != "" {
-					t.Fatalf("%q", line)
-				}
+			if len(p) > 3 {
+				f.created, f.prompt = p[3], p[4]
+			}
+			f.index, _ = strconv.Atoi(p[1])
+			for i := range n {
+				f.ids = append(f.ids, openai.IDAt([]byte(p[2]), i))
 			}
 		}
 		f.data = cached.ReplaceAllString(e, "")
@@ -71,7 +71,7 @@ func framedStream(t testing.TB, w *worker.Worker, path string, header map[string
 		list = append(list, f)
 	}
 	for i, f := range list {
-		if f.index >= 0 && ((f.created == "-") != (i > 0) || len(f.prompt) != 16 != (i > 0)) {
+		if f.index >= 0 && ((f.created == "") != (i > 0) || len(f.prompt) != 16 != (i > 0)) {
 			t.Fatalf("event %d: %+v", i, f)
 		}
 	}

@@ -232,7 +232,7 @@ func BenchmarkToken(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			j := newTestJob(change)
-			frames := j.newFrames()
+			frames := j.newFrames(512)
 			c := newChoice(w, j, &j.items[0], 0)
 			enc := openai.NewEncoder(openai.Meta{ID: "cmpl-x", Model: "m", ReturnTokenIDs: j.ReturnTokenIDs, Vocab: w.tok})
 			e := &engine.Event{Sampled: kernels.Sampled{Token: id, Self: kernels.TokenLogprob{ID: id, Logprob: -1, Rank: 1}}}
@@ -243,7 +243,7 @@ func BenchmarkToken(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				c.addToken(e)
-				buf = frames.append(buf[:0], c.index, c.ids)
+				buf = frames.append(buf[:0], c)
 				out := c.takeChunk()
 				buf = enc.AppendChunk(buf, &out, nil)
 			}
@@ -255,14 +255,14 @@ func BenchmarkToken(b *testing.B) {
 func TestTokenAllocations(t *testing.T) {
 	w := renderer(t)
 	j := newTestJob(func(j *job) { j.framed = true })
-	frames := j.newFrames()
+	frames := j.newFrames(512)
 	c := newChoice(w, j, &j.items[0], 0)
 	enc := openai.NewEncoder(openai.Meta{ID: "cmpl-x", Model: "m"})
 	e := &engine.Event{Sampled: kernels.Sampled{Token: w.tok.Encode("once", false)[0]}}
 	buf := make([]byte, 0, 4096)
 	if n := testing.AllocsPerRun(1000, func() {
 		c.addToken(e)
-		buf = frames.append(buf[:0], c.index, c.ids)
+		buf = frames.append(buf[:0], c)
 		out := c.takeChunk()
 		buf = enc.AppendChunk(buf, &out, nil)
 	}); n > 1 {

@@ -170,9 +170,9 @@ const (
 // status waits for the first token, so that an early failure has a status of its own.
 func (w *Worker) answerStream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) error {
 	var buf []byte
-	frames := g.j.newFrames()
+	frames := g.j.newFrames(w.vocab())
 	g.emit = func(c *choice) {
-		buf = frames.append(buf, c.index, c.ids)
+		buf = frames.append(buf, c)
 		out := c.takeChunk()
 		c.sent = c.done
 		var usage *openai.Usage

@@ -3,7 +3,10 @@ package flight
 import (
 	"bytes"
 	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
@@ -13,23 +16,23 @@ import (
 // the relayed events stand for. Decode says so in a comment, the frame, in front of each event
 // that has a choice:
 //
-//	:t CREATED PROMPT INDEX ID,ID,ID
+//	:t INDEX IDS
 //
-// The first frame of a stream has the response's time and a hash of its prompts, others "-" for
-// both.
+// IDS is as openai.AppendIDs writes it. In front of a choice's last event it is ":f". The first
+// frame of a stream has, behind IDS, the response's time and a hash of its prompts.
 type seam struct {
 	pot     *pot
-	taken   int64  // bytes from it
-	body    []byte // the client's
-	most    int    // tokens that a choice may have; 0: any number
-	created string
-	prompt  string
+	taken   int64           // bytes from it
+	body    []byte          // the client's
+	most    int             // tokens that a choice may have; 0: any number
+	name    string          // the response's time and the hash of its prompts
 	choices []sent          // nil before the first frame
 	n, open int             // choices, and those without a finish
 	usage   bool            // the event with the usage was relayed
 	lost    bool            // what was sent is not known
 	fault   fault           // what decode said instead of an end; "" if nothing
-	breaks  int             // workers that the stream has lost
+	breaks  int             // workers that the stream has lost, and may be the reason for
+	broke   time.Time       // when it lost the last of them
 	by      *fleet.Instance // the decode whose stream broke last
 	one     [1]sent
 }
@@ -42,7 +45,7 @@ func (f fault) Error() string { return string(f) }
 
 // sent is what the client has of a choice.
 type sent struct {
-	ids  []byte // decimal, with commas
+	ids  []byte // as in the frames
 	n    int
 	done bool // its finish was sent
 }
@@ -94,9 +97,11 @@ func (s *seam) release() {
 	s.taken, s.lost, s.body, s.choices, s.one = 0, true, nil, nil, [1]sent{}
 }
 
-var (
-	frameMark = []byte(":t ")
-	faultMark = []byte(":e ")
+// Each frame is a line that begins with one of these marks.
+const (
+	frameMark  = ":t "
+	finishMark = ":f "
+	faultMark  = ":e "
 )
 
 // strip notes the frames of a run of n events and returns the run without them, in the same
@@ -110,15 +115,19 @@ func (s *seam) strip(run []byte, n int) []byte {
 				end = at + i + len(eventEnd)
 			}
 		}
-		if event := run[at:end]; bytes.HasPrefix(event, faultMark) {
+		event := run[at:end]
+		switch string(event[:min(len(event), len(frameMark))]) {
+		case faultMark:
 			s.fault = fault(openai.ErrorMessage(bytes.TrimSpace(event[len(faultMark):])))
 			at = end
 			continue
-		} else if !bytes.HasPrefix(event, frameMark) {
+		case frameMark, finishMark:
+			if i := bytes.IndexByte(event, '\n'); i >= len(frameMark) {
+				s.note(event[len(frameMark):i], event[1] == finishMark[1])
+				at += i + 1
+			}
+		default:
 			s.unframed(event)
-		} else if i := bytes.IndexByte(event, '\n'); i >= 0 {
-			s.note(event[len(frameMark):i], event[i+1:])
-			at += i + 1
 		}
 		switch {
 		case from < 0:
@@ -153,16 +162,15 @@ func (s *seam) unframed(event []byte) {
 	}
 }
 
-// note reads a frame and looks for a finish in its event.
-func (s *seam) note(frame, event []byte) {
+// note reads a frame behind its mark.
+func (s *seam) note(frame []byte, last bool) {
 	if s.lost {
 		return
 	}
-	created, rest, _ := bytes.Cut(frame, space)
-	prompt, rest, _ := bytes.Cut(rest, space)
-	index, ids, _ := bytes.Cut(rest, space)
-	i, n := number(index), countIDs(ids)
-	if i < 0 || i >= s.n || n < 0 || !s.names(created, prompt) {
+	index, ids, _ := bytes.Cut(frame, space)
+	ids, name, named := bytes.Cut(ids, space)
+	i, n := number(index), openai.CountIDs(ids)
+	if i < 0 || i >= s.n || n < 0 || (named || s.name == "") && !s.names(name) {
 		s.release()
 		return
 	}
@@ -173,34 +181,27 @@ func (s *seam) note(frame, event []byte) {
 	}
 	c := &s.choices[i]
 	c.n += n
-	if c.done || s.most > 0 && c.n > s.most || !s.room(c, len(ids)+1) {
+	if c.done || s.most > 0 && c.n > s.most || !s.room(c, len(ids)) {
 		s.release()
 		return
 	}
-	if n > 0 {
-		if len(c.ids) > 0 {
-			c.ids = append(c.ids, ',')
-		}
-		c.ids = append(c.ids, ids...)
-	}
-	if finishes(event) {
+	c.ids = append(c.ids, ids...)
+	if last {
 		c.done = true
 		s.open--
 	}
 }
 
 // names notes whose stream it is, as its first frame says; a later pair must say the same.
-func (s *seam) names(created, prompt []byte) bool {
-	if string(created) == "-" && string(prompt) == "-" {
-		return s.created != ""
+func (s *seam) names(name []byte) bool {
+	if s.name != "" {
+		return string(name) == s.name
 	}
-	if s.created != "" {
-		return string(created) == s.created && string(prompt) == s.prompt
-	}
+	created, prompt, _ := bytes.Cut(name, space)
 	if number(created) < 0 || len(prompt) != 16 || len(bytes.Trim(prompt, "0123456789abcdef")) > 0 {
 		return false
 	}
-	s.created, s.prompt = string(created), string(prompt)
+	s.name = string(name)
 	return true
 }
 
@@ -234,37 +235,6 @@ func number(b []byte) int {
 	return n
 }
 
-// countIDs counts the ids of a list; -1 if b is none.
-func countIDs(b []byte) int {
-	if len(b) == 0 {
-		return 0
-	}
-	n, digits := 1, 0
-	for i, c := range b {
-		switch {
-		case c >= '0' && c <= '9' && digits < 10 && (digits != 1 || b[i-1] != '0'):
-			digits++
-		case c == ',' && digits > 0:
-			n, digits = n+1, 0
-		default:
-			return -1
-		}
-	}
-	if digits == 0 {
-		return -1
-	}
-	return n
-}
-
-var finishKey = []byte(`finish_reason":"`) // without the quote before it: too common to search for
-
-// finishes reports whether an event has a finish_reason that is not null. In a text the key's
-// quotes are escaped; as a token's name, in top_logprobs, it has a number.
-func finishes(event []byte) bool {
-	i := bytes.Index(event, finishKey)
-	return i > 0 && event[i-1] == '"'
-}
-
 // whole reports whether all that was sent is known.
 func (s *seam) whole() bool { return !s.lost && s.choices != nil }
 
@@ -279,18 +249,26 @@ func (s *seam) given() []byte {
 	}
 	size := 64 + 24*s.n
 	for i := range s.choices {
-		size += len(s.choices[i].ids)
+		size += 6 * s.choices[i].n
 	}
+	created, prompt, _ := strings.Cut(s.name, " ")
 	b := slices.Grow([]byte(`{"created":`), size)
-	b = append(append(b, s.created...), `,"prompt":"`...)
-	b = append(append(b, s.prompt...), `","choices":[`...)
+	b = append(append(b, created...), `,"prompt":"`...)
+	b = append(append(b, prompt...), `","choices":[`...)
 	for i := range s.choices {
+		c := &s.choices[i]
 		if i > 0 {
 			b = append(b, ',')
 		}
-		b = append(append(b, `{"ids":[`...), s.choices[i].ids...)
+		b = append(b, `{"ids":[`...)
+		for at := range c.n {
+			if at > 0 {
+				b = append(b, ',')
+			}
+			b = strconv.AppendInt(b, int64(openai.IDAt(c.ids, at)), 10)
+		}
 		b = append(b, ']')
-		if s.choices[i].done {
+		if c.done {
 			b = append(b, `,"done":true`...)
 		}
 		b = append(b, '}')

@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	frame0 = ":t 1732550000 0123456789abcdef 0 7,8\n"
+	frame0 = ":t 0 00070008 1732550000 0123456789abcdef\n"
 	event0 = "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":null}]}\n\n"
 	finish = "data: {\"choices\":[{\"index\":0,\"text\":\"\",\"finish_reason\":\"stop\",\"stop_reason\":null}]}\n\n"
 	usage0 = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":1}}\n\n"
@@ -35,14 +35,14 @@ func stripped(s *seam, run string) string {
 
 // TestStrip: frames never reach the client, whatever they say.
 func TestStrip(t *testing.T) {
-	second := ":t - - 0 9\n"
+	const second, last = ":t 0 0009\n", ":f 0 0009\n"
 	for _, c := range []struct{ run, want, given string }{
 		{frame0 + event0, event0, `{"ids":[7,8]}`},
 		{frame0 + event0 + second + event0, event0 + event0, `{"ids":[7,8,9]}`},
-		{frame0 + event0 + second + event0 + second + finish + usage0 + done, event0 + event0 + finish + usage0 + done, `{"ids":[7,8,9,9],"done":true}`},
+		{frame0 + event0 + second + event0 + last + finish + usage0 + done, event0 + event0 + finish + usage0 + done, `{"ids":[7,8,9,9],"done":true}`},
 		{": ping\n\n" + frame0 + event0 + ": ping\n\n", ": ping\n\n" + event0 + ": ping\n\n", `{"ids":[7,8]}`},
-		{frame0 + event0 + ":t - - 0 \n" + finish, event0 + finish, `{"ids":[7,8],"done":true}`},
-		{frame0 + event0 + ":t - - 0\n" + event0 + done, event0 + event0 + done, `{"ids":[7,8]}`},
+		{frame0 + event0 + ":f 0 \n" + finish, event0 + finish, `{"ids":[7,8],"done":true}`},
+		{frame0 + event0 + ":t 0\n" + event0 + done, event0 + event0 + done, `{"ids":[7,8]}`},
 		{frame0 + event0 + ":e {\"error\":{\"message\":\"why\"}}\n\n", event0, `{"ids":[7,8]}`},
 		{frame0 + event0 + ":e \n\n" + second + event0, event0 + event0, `{"ids":[7,8,9]}`},
 		{frame0 + event0 + "data: {\"error\":{}}\n\n", event0 + "data: {\"error\":{}}\n\n", `{"ids":[7,8]}`},
@@ -64,35 +64,34 @@ func TestStrip(t *testing.T) {
 // TestStripBad: what makes no sense ends the possibility of a takeover, not the stream.
 func TestStripBad(t *testing.T) {
 	for _, c := range []string{
-		":t - - 0 1\n" + event0,
-		":t 1 0123456789abcdef 1 1\n" + event0,
-		":t 1 0123456789abcdef -1 1\n" + event0,
-		":t 1 0123456789abcdef 0 1,\n" + event0,
-		":t 1 0123456789abcdef 0 ,1\n" + event0,
-		":t 1 0123456789abcdef 0 1,,2\n" + event0,
-		":t 1 0123456789abcdef 0 12345678901\n" + event0,
-		":t 1 0123456789abcdef 0 1 2\n" + event0,
-		":t 1 0123456789abcdef 0 -1\n" + event0,
-		":t 1 0123456789abcde 0 1\n" + event0,
-		":t 1 0123456789abcdeg 0 1\n" + event0,
-		":t x 0123456789abcdef 0 1\n" + event0,
-		":t 01 0123456789abcdef 0 1\n" + event0,
-		":t 1 0123456789abcdef 0 1,02\n" + event0,
-		":t 1 0123456789abcdef 99999999999 1\n" + event0,
-		":t 1\n" + event0,
+		":t 0 0001\n" + event0,
+		":t 1 0001 1 0123456789abcdef\n" + event0,
+		":t -1 0001 1 0123456789abcdef\n" + event0,
+		":t 0 00010 1 0123456789abcdef\n" + event0,
+		":t 0 000/ 1 0123456789abcdef\n" + event0,
+		":t 0 000p 1 0123456789abcdef\n" + event0,
+		":t 0 0001\xff0001 1 0123456789abcdef\n" + event0,
+		":t 0 0001 0002 1 0123456789abcdef\n" + event0,
+		":t 0 0001 1 0123456789abcde\n" + event0,
+		":t 0 0001 1 0123456789abcdeg\n" + event0,
+		":t 0 0001 1 0123456789abcdef \n" + event0,
+		":t 0 0001 x 0123456789abcdef\n" + event0,
+		":t 0 0001 01 0123456789abcdef\n" + event0,
+		":t 99999999999 0001 1 0123456789abcdef\n" + event0,
+		":t 0\n" + event0,
 		":t \n" + event0,
-		":t 1 0123456789abcdef 0 1,2,3,4\n" + event0,             // more than may be drawn
-		frame0 + event0 + ":t 2 0123456789abcdef 0 1\n" + event0, // another stream's
-		frame0 + event0 + ":t 1732550000 0123456789abcdee 0 1\n" + event0,
-		frame0 + finish + ":t - - 0 1\n" + event0, // after its finish
+		":t 0 0001000200030004 1 0123456789abcdef\n" + event0,       // more than may be drawn
+		frame0 + event0 + ":t 0 0001 2 0123456789abcdef\n" + event0, // another stream's
+		frame0 + event0 + ":t 0 0001 1732550000 0123456789abcdee\n" + event0,
+		":f" + frame0[2:] + finish + ":t 0 0001\n" + event0, // after its finish
 		event0, // none at all
 		frame0 + event0 + usage0,
-		frame0 + finish + usage0 + usage0,
+		":f" + frame0[2:] + finish + usage0 + usage0,
 	} {
 		s, p := seamOf(t, 1, 3)
 		var want strings.Builder
 		for _, line := range strings.SplitAfter(c, "\n") {
-			if !strings.HasPrefix(line, ":t ") {
+			if !strings.HasPrefix(line, ":t ") && !strings.HasPrefix(line, ":f ") {
 				want.WriteString(line)
 			}
 		}
@@ -111,7 +110,7 @@ func TestStripBad(t *testing.T) {
 // TestStripChoices: each choice has its own tokens, and a place in the list though it has none.
 func TestStripChoices(t *testing.T) {
 	s, _ := seamOf(t, 3, 0)
-	stripped(s, frame0+event0+":t - - 2 1\n"+finish+":t - - 0 9\n"+event0)
+	stripped(s, frame0+event0+":f 2 0001\n"+finish+":t 0 0009\n"+event0)
 	if got, want := string(s.given()), `{"created":1732550000,"prompt":"0123456789abcdef","choices":[{"ids":[7,8,9]},{"ids":[]},{"ids":[1],"done":true}]}`; got != want {
 		t.Errorf("%s", got)
 	}
@@ -119,34 +118,6 @@ func TestStripChoices(t *testing.T) {
 		t.Errorf("%d open", s.open)
 	}
 }
-
-// TestFinishes: only a choice's own finish_reason counts.
-func TestFinishes(t *testing.T) {
-	v := openai.NewEncoder(openai.Meta{ID: "x", Model: "m", IncludeUsage: true, Vocab: words{}})
-	for _, chat := range []bool{false, true} {
-		if chat {
-			v = openai.NewEncoder(openai.Meta{ID: "x", Model: "m", Chat: true, ReturnTokenIDs: true, Vocab: words{}})
-		}
-		for i, text := range []string{"a", `"finish_reason":"stop"`, `finish_reason":"`, `\"finish_reason":"stop`, `\`, `"finish_reason`} {
-			for _, reason := range []string{"", "stop", "length"} {
-				c := openai.Choice{Text: text, Finish: reason, StopString: text, Logprobs: []openai.TokenLogprob{
-					{TopLogprob: openai.TopLogprob{ID: int32(i)}, Top: []openai.TopLogprob{{ID: 0}, {ID: 1}}}}}
-				event := v.AppendChunk(nil, &c, nil)
-				if finishes(event) != (reason != "") {
-					t.Errorf("%v: %s", finishes(event), event)
-				}
-			}
-		}
-	}
-}
-
-// words are tokens that look like what is searched for.
-type words struct{}
-
-func (words) TokenText(id int32) string {
-	return [...]string{"finish_reason", `"finish_reason`, `finish_reason":"`, `"finish_reason":"x"`, `\`, "a"}[id]
-}
-func (w words) TokenBytes(id int32) []byte { return []byte(w.TokenText(id)) }
 
 // TestPot: what is kept for all streams together is bounded, and given back.
 func TestPot(t *testing.T) {
@@ -161,8 +132,8 @@ func TestPot(t *testing.T) {
 	if !s.whole() {
 		t.Error("its first tokens have no room")
 	}
-	many := strings.Repeat("1234567890,", 40) + "1"
-	if stripped(s, ":t - - 0 "+many+"\n"+event0); s.whole() || p.bytes.Load() != 0 {
+	many := strings.Repeat("0001", 60)
+	if stripped(s, ":t 0 "+many+"\n"+event0); s.whole() || p.bytes.Load() != 0 {
 		t.Errorf("%d bytes are kept", p.bytes.Load())
 	}
 	if s = newSeam(p, body[:10], top); len(s.body) != 10 || cap(s.body) > 32 {
@@ -175,7 +146,7 @@ func TestKept(t *testing.T) {
 	s, p := seamOf(t, 1, 0)
 	stripped(s, frame0+event0)
 	for range 10000 {
-		stripped(s, ":t - - 0 12345\n"+event0)
+		stripped(s, ":t 0 030i\n"+event0)
 	}
 	if got, ids := p.bytes.Load(), int64(len(s.choices[0].ids)); got > 2*ids+100 || int64(cap(s.choices[0].ids)) > got || s.choices[0].n != 10002 {
 		t.Errorf("%d bytes for %d of %d ids", got, ids, s.choices[0].n)
@@ -184,9 +155,9 @@ func TestKept(t *testing.T) {
 
 func FuzzStrip(f *testing.F) {
 	f.Add([]byte(frame0+event0+frame0+finish+usage0+done), 1)
-	f.Add([]byte(":t \n\n:t\n\n\n\n:t - - 0 \n"), 2)
-	f.Add([]byte(":t 00 0000000000000000 0\n\n"), 1)
-	f.Add([]byte(":t 0 0000000000000000 0 0,00\n\n"), 1)
+	f.Add([]byte(":t \n\n:t\n\n\n\n:f 0 \n"), 2)
+	f.Add([]byte(":t 0 00 0000000000000000\n\n"), 1)
+	f.Add([]byte(":t 0 0000o/ 0 0000000000000000\n\n"), 1)
 	f.Fuzz(func(t *testing.T, in []byte, n int) {
 		if n < 1 || n > 100 {
 			return
@@ -221,7 +192,7 @@ func BenchmarkStrip(b *testing.B) {
 		name   string
 		frame  string
 		events int
-	}{{"without", "", 1}, {"frame", ":t - - 0 12345\n", 1}, {"without", "", 8}, {"frame", ":t - - 0 12345\n", 8}} {
+	}{{"without", "", 1}, {"frame", ":t 0 030i\n", 1}, {"without", "", 8}, {"frame", ":t 0 030i\n", 8}} {
 		b.Run(fmt.Sprintf("%s/%d", c.name, c.events), func(b *testing.B) {
 			run := bytes.Repeat(append([]byte(c.frame), event...), c.events)
 			e := &events{body: &kept{bytesOf: bytesOf{&again{run}}}}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/dialect"
 )
 
@@ -164,11 +165,11 @@ func stream(w io.ReadWriter, chunks, hold int, pace time.Duration, usage, frames
 		}
 		frame := ""
 		if frames {
-			stream := "- -"
+			frame = ":t 0 " + string(openai.AppendIDs(nil, []int32{10_000 + int32(i)}))
 			if i == 0 {
-				stream = "1 0123456789abcdef"
+				frame += " 1 0123456789abcdef"
 			}
-			frame = fmt.Sprintf(":t %s 0 %d\n", stream, 10_000+i)
+			frame += "\n"
 		}
 		put(frame + fmt.Sprintf(chunkAnswer, time.Now().UnixNano()))
 		if i == 0 || pace != burst {

@@ -93,7 +93,7 @@ func TestEngineFrames(t *testing.T) {
 	if err := <-done; err != nil && !errors.Is(err, io.ErrClosedPipe) && !errors.Is(err, io.EOF) {
 		t.Error(err)
 	}
-	if !strings.Contains(got, ":t 1 0123456789abcdef 0 10000\ndata: {") || !strings.Contains(got, ":t - - 0 10001\ndata: {") {
+	if !strings.Contains(got, ":t 0 02L@ 1 0123456789abcdef\ndata: {") || !strings.Contains(got, ":t 0 02LA\ndata: {") {
 		t.Errorf("%q", got)
 	}
 	resp, _ := ask(t, mockEngine{}, "POST", "/v1/completions", completion("x", true, 2, ""))
