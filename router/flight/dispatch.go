@@ -56,6 +56,9 @@ func (q *request) dispatch(try func(*attempt) (*answer, *failure), last *failure
 		if f == nil {
 			return ans, nil
 		}
+		if !q.resumes {
+			f = q.lost(f)
+		}
 		a = q.attempts[len(q.attempts)-1]
 		a.close()
 		if q.ctx.Err() != nil {
@@ -118,6 +121,9 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 	req := q.pickRequest(exclude, avoid, prefer)
 	barred := req.Exclude
 	var timer *time.Timer
+	if q.resumes && !q.onTrial() {
+		return nil, 0, contextError(&q.ctx)
+	}
 	for {
 		changed, probed := s.fleet.Changed(), s.Members.Probed()
 		if q.top.Model == "" {
@@ -127,11 +133,16 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 			req = q.pickRequest(exclude, avoid, prefer)
 		}
 		view := s.Members.View()
+		avoided := avoid
 		if q.resumes {
-			req.Exclude, req.Avoid = q.unfit(view.Snapshot, barred, avoid)
+			req.Exclude, avoided = q.unfit(view.Snapshot, barred, avoid)
 		}
+		req.Avoid = q.apart(view.Snapshot, req.Exclude, avoided)
 		choice, err := s.Picker.Pick(view, req)
 		if err == nil {
+			if q.trial > 0 {
+				s.trials.sits(q, &choice.Decode.Instance)
+			}
 			return choice, view.Snapshot.Version, nil
 		}
 		if !q.forwarded && s.Members.OnlyEmbeds(view.Snapshot, q.top.Model) {

@@ -111,6 +111,9 @@ func (s *stream) counted(run []byte) []byte {
 	}
 	n := s.events.tokens()
 	s.q.usage.tally(run, n)
+	if s.q.trial > 0 {
+		s.q.proceeds(n)
+	}
 	if !s.forwarded {
 		s.pulse.beat(time.Since(s.q.start), n, s.q.top.N)
 	}

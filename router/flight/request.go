@@ -57,17 +57,19 @@ type request struct {
 	client *h1.Conn // its end ends the request; nil for the router's own
 	placed bool     // it has a place to give back
 
-	chain   pick.Chain
-	session string        // what the client says belongs together
-	reaches []sense.Reach // who had how much of the prompt at the last choice
-	tenant  *tenant       // whose key it came with; nil if nobody asks
-	adm     *admission    // mostly nil; see there
-	usage   usage
-	seam    *seam  // of a stream that another pair may go on with; nil otherwise
-	resumes bool   // another pair is sought to go on with the stream
-	pulse   *pulse // of a stream that is over
-	auth    string // the client's Authorization, if it is passed on
-	bytes   int64  // relayed
+	chain     pick.Chain
+	session   string        // what the client says belongs together
+	reaches   []sense.Reach // who had how much of the prompt at the last choice
+	tenant    *tenant       // whose key it came with; nil if nobody asks
+	adm       *admission    // mostly nil; see there
+	usage     usage
+	seam      *seam       // of a stream that another pair may go on with; nil otherwise
+	resumes   bool        // another pair is sought to go on with the stream
+	trial     int         // tokens until a suspect's trial is over; 0: there is none
+	trialEnds *time.Timer // in any case
+	pulse     *pulse      // of a stream that is over
+	auth      string      // the client's Authorization, if it is passed on
+	bytes     int64       // relayed
 
 	mu       sync.Mutex // guards attempts, and the summary once others can see it
 	attempts []*attempt
@@ -165,6 +167,7 @@ func (q *request) finish(status int, reason string) {
 	if q.placed {
 		q.leave()
 	}
+	q.acquit()
 	q.seam.release()
 	if q.client != nil {
 		q.client.Unwatch(q)

@@ -61,6 +61,7 @@ type Service struct {
 	facts     facts
 	kept      pot
 	silence   silence
+	trials    *trials
 
 	mu       sync.Mutex // guards the following; never held while calling out
 	requests map[*request]struct{}
@@ -71,7 +72,7 @@ type Service struct {
 func New(d Deps) (*Service, error) {
 	s := &Service{Deps: d, fleet: d.Members.Fleet, gate: newGate(d.Limits), hosts: d.MediaHosts, maxAnswer: strconv.Itoa(d.MaxResponseBytes),
 		budget: newBudget(d.RetryRatio, d.RetryBurst, d.RetryMin), hedges: newHedger(d.Hedge),
-		legs: legs{open: map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}},
+		legs: legs{open: map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}}, trials: newTrials(),
 		requests: map[*request]struct{}{}, history: history{ring: make([]record, d.History)}}
 	s.silence = silence{s: s, ask: d.Members.Ask, gone: s.gone, elsewhere: s.elsewhere, asked: map[workerKey]*question{}}
 	s.metrics = newMetrics(s)

@@ -10,8 +10,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// maxTakeovers is how many workers a stream may lose after its first: one that loses more may be
-// the reason.
+// maxTakeovers is how many workers a stream may lose: one that loses another, on trial, is the reason.
 const maxTakeovers = 2
 
 // What became of a stream that broke: the label of its metric.
@@ -69,13 +68,14 @@ func (s *stream) takeOver(f *failure, broke *openai.Error) ([]byte, *openai.Erro
 }
 
 func tooMany(breaks int) string {
-	return fmt.Sprintf("the stream has lost %d workers and may be the reason", breaks)
+	return fmt.Sprintf("the stream has lost %d workers and is taken to be the reason", breaks)
 }
 
 // brokenOff ends the attempt whose stream broke.
 func (q *request) brokenOff(f *failure) {
 	a := q.attempts[len(q.attempts)-1]
-	q.seam.breaks++
+	q.lostBy(a.d.inst)
+	q.acquit()
 	q.seam.by, q.seam.fault = a.d.inst, ""
 	a.d.setState(legFailed)
 	a.fail(f)
@@ -138,18 +138,26 @@ func (a *attempt) goOn() (*answer, *failure) {
 // resume is goOn for a stream that broke.
 func (q *request) resume(a *attempt) (*answer, *failure) {
 	ans, f := a.goOn()
-	if f != nil && f.retry && (f.reason == reasonTransport || f.reason == reasonDead || f.reason == reasonSilent) && f.by.sent.Load() {
-		if q.seam.breaks++; q.seam.breaks > maxTakeovers {
-			last := *f // others may be reading f
-			last.retry, last.err = false, fmt.Errorf("%w; %s", f.err, tooMany(q.seam.breaks))
-			f = &last
-		}
-	}
 	if f == nil {
 		return ans, nil
 	}
+	f = q.lost(f)
 	a.fail(f)
 	return nil, f
+}
+
+// lost counts a failure if a worker was lost with it that had been sent the request. If it is one
+// too many, another pair is not tried.
+func (q *request) lost(f *failure) *failure {
+	if q.seam == nil || !f.retry || f.reason != reasonTransport && f.reason != reasonDead && f.reason != reasonSilent || !f.by.sent.Load() {
+		return f
+	}
+	if q.lostBy(f.by.inst); q.seam.breaks <= maxTakeovers {
+		return f
+	}
+	last := *f // others may be reading f
+	last.retry, last.err = false, fmt.Errorf("%w; %s", f.err, tooMany(q.seam.breaks))
+	return &last
 }
 
 // unfit adds to barred who cannot go on with the stream. Who was lost may, once it has been started
