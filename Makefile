@@ -43,7 +43,7 @@ faults: ## the connector's fault matrix, then kill -9 and kill -STOP of every ki
 	XPYD_FAULT_ROUNDS=10 scripts/kv-faults
 	XPYD_FAULT_ROUNDS=20 $(GO) test ./e2e/faults -run TestFault -count=1 -timeout 60m -v
 
-unbroken: ## N (200) strikes drawn by SEED at decode workers, kills, stops and resets: each stream goes on as if nothing had been
+unbroken: ## N (200) strikes drawn by SEED at decode workers, faults and orders: each stream goes on as if nothing had been
 	XPYD_UNBROKEN=$(N) XPYD_UNBROKEN_SEED=$(SEED) $(GO) test ./e2e/faults -run TestUnbroken -count=1 -timeout 24h -v
 
 kv-soak: ## 200 peers, 10,000 KV transfers in flight, ten minutes

@@ -21,8 +21,8 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// TestUnbroken: decode workers are killed, stopped and cut off, one strike after the other, while
-// all kinds of requests are answered. Each answer is as in a run that nothing disturbs, and after
+// TestUnbroken: decode workers are killed, stopped, cut off, drained, flipped and sent away, one
+// strike after the other, while all kinds of requests are answered. Each answer is as in a run that nothing disturbs, and after
 // each strike nothing is held. XPYD_UNBROKEN is the number of strikes (12), XPYD_UNBROKEN_SEED
 // draws them and the requests (1).
 func TestUnbroken(t *testing.T) {
@@ -100,12 +100,18 @@ type plan struct {
 	victim string        // once it is done
 }
 
-// planned draws one fault, or two of different workers.
+// kinds are what happens to a worker, by how often.
+var kinds = []string{"kill", "kill", "reset", "reset", "stop", "pause", "drain", "role", "leave"}
+
+// planned draws one fault, or two of different workers: some at once, so that moves are abandoned.
 func planned(r *rand.Rand, events int) []plan {
-	plans := make([]plan, 1+r.IntN(4)/3)
+	plans := make([]plan, 1+r.IntN(3)/2)
 	for i := range plans {
-		plans[i] = plan{kind: []string{"kill", "kill", "reset", "reset", "stop", "pause"}[r.IntN(6)], after: r.IntN(max(events*3/4, 1)),
+		plans[i] = plan{kind: kinds[r.IntN(len(kinds))], after: r.IntN(max(events*3/4, 1)),
 			lasts: time.Duration(100+r.IntN(1400)) * time.Millisecond}
+	}
+	if r.IntN(2) == 0 {
+		plans[len(plans)-1].after = plans[0].after + r.IntN(3)
 	}
 	return plans
 }
@@ -113,7 +119,7 @@ func planned(r *rand.Rand, events int) []plan {
 // round sends requests undisturbed, and then again under a strike of one fault or two. It returns
 // what was done, and how many streams were taken over; nothing is done if the streams that a fault
 // is for have ended.
-func (u *unbroken) round(t *testing.T, r *rand.Rand, n int) (kinds []string, seams int) {
+func (u *unbroken) round(t *testing.T, r *rand.Rand, n int) (done []string, seams int) {
 	t.Helper()
 	asks := make([]drawn, 8+r.IntN(8))
 	for i := range asks {
@@ -136,7 +142,7 @@ func (u *unbroken) round(t *testing.T, r *rand.Rand, n int) (kinds []string, sea
 		salt = fmt.Sprintf(`,"cache_salt":"%d"`, n)
 	}
 	events = 0
-	var paused sync.WaitGroup
+	var under sync.WaitGroup
 	got := u.all(t, n, asks, salt, func(decode string, _ int) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -147,32 +153,46 @@ func (u *unbroken) round(t *testing.T, r *rand.Rand, n int) (kinds []string, sea
 		for i := range plans {
 			if p := &plans[i]; events > p.after && p.victim == "" && (p.kind != "reset" || decode == wired) {
 				p.victim = decode
-				u.do(p, &paused)
+				u.do(t, p, &under)
 				return
 			}
 		}
 	})
-	paused.Wait()
+	under.Wait()
 	what := fmt.Sprintf("strike %d, %+v", n, plans)
 	seams = u.judge(t, what, asks, want, got)
 	for _, p := range plans {
 		if p.victim == "" {
 			continue
 		}
-		kinds = append(kinds, p.kind)
-		if p.kind == "kill" || p.kind == "stop" {
+		done = append(done, p.kind)
+		switch p.kind {
+		case "kill", "stop":
 			u.procs[p.victim].Kill()
+			fallthrough
+		case "leave":
 			<-u.procs[p.victim].Done()
 			u.start(t, p.victim)
+		case "drain":
+			u.order(t, p.victim, "undrain", nil)
+		case "role":
+			u.order(t, p.victim, "role", map[string]any{"role": fleet.Decode})
 		}
 	}
 	u.WaitServing(t, 30*time.Second, 1, 3)
 	cluster.Wait(t, afterKnown+slack, "ledgers empty after "+what, u.Idle)
-	return kinds, seams
+	return done, seams
 }
 
-// do makes the fault happen, and ends a pause.
-func (u *unbroken) do(p *plan, paused *sync.WaitGroup) {
+// order has the router give an order.
+func (u *unbroken) order(t *testing.T, id, what string, in any) {
+	if err := u.Call(http.MethodPost, "/admin/v1/instances/"+id+"/"+what, in, nil); err != nil {
+		t.Errorf("%s %s: %v", what, id, err)
+	}
+}
+
+// do makes the fault happen. A pause ends, and an order is over, when under has waited.
+func (u *unbroken) do(t *testing.T, p *plan, under *sync.WaitGroup) {
 	victim, lasts := u.procs[p.victim], p.lasts
 	switch p.kind {
 	case "kill":
@@ -183,10 +203,18 @@ func (u *unbroken) do(p *plan, paused *sync.WaitGroup) {
 		victim.Signal(syscall.SIGSTOP)
 	case "pause":
 		victim.Signal(syscall.SIGSTOP)
-		paused.Go(func() {
+		under.Go(func() {
 			time.Sleep(lasts) // the fault itself
 			victim.Signal(syscall.SIGCONT)
 		})
+	case "leave":
+		victim.Signal(syscall.SIGTERM)
+	case "drain":
+		id := p.victim
+		under.Go(func() { u.order(t, id, "drain", map[string]any{"force": true}) })
+	case "role":
+		id := p.victim
+		under.Go(func() { u.order(t, id, "role", map[string]any{"role": fleet.Prefill, "force": true}) })
 	}
 }
 
