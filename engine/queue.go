@@ -26,6 +26,9 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 		h.allBanned = append(append(h.allBanned, e.cfg.EOS...), req.StopTokens...)
 	}
 	q := &sequence{h: h, draws: req.N, tokens: req.Prompt, chain: e.cache.NewChain(req.Salt)}
+	if first := req.resumes(); first >= 0 {
+		q.choice, q.draws, q.tokens = first, 1, req.Resumed()
+	}
 	q.chain.Priority = req.Priority
 	q.chain.Extend(q.tokens) // here rather than on the loop: it takes a while
 	if p := req.Prefilled; p != nil {
