@@ -30,6 +30,7 @@ const (
 	HeaderKVPeer       = "x-xpyd-kv-peer"       // ID EPOCH URL KV TOKENS of a worker that has more of the prompt
 	HeaderTokens       = "x-xpyd-tokens"        // "1": each event says which tokens it stands for
 	HeaderGiven        = "x-xpyd-given"         // decimal: the body's part that is the client's; Exchange.Given follows
+	HeaderBrought      = "x-xpyd-brought"       // "1": the prompt's KV was brought ahead, so decode goes on alone
 	HeaderDPRank       = "x-data-parallel-rank" // vLLM's and SGLang's
 )
 
