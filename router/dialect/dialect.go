@@ -142,6 +142,9 @@ type Exchange struct {
 	// another decode said so far, as JSON; nil at a stream's beginning.
 	Tokens bool
 	Given  []byte
+	// Brought: decode has brought the KV of the prompt, and of what was given, from Peer. Without
+	// it decode refuses.
+	Brought bool
 
 	// Facts is what Dialect.Learn read.
 	Facts Facts
@@ -153,6 +156,12 @@ type Exchange struct {
 type Peer struct {
 	Instance *fleet.Instance
 	Tokens   int
+}
+
+// Brought is what decode has brought of a stream that is to go on there.
+type Brought struct {
+	Prompt bool // all of the prompt is there
+	Tokens int  // whose KV has come
 }
 
 // Reply is the whole answer of a leg that does not carry the response.
@@ -188,6 +197,10 @@ type Dialect struct {
 	// Prefill and Decode set the method, path and headers of a leg and return its body in
 	// pieces, which may alias the client's.
 	Prefill, Decode func(h *fasthttp.RequestHeader, x *Exchange) [][]byte
+	// Bring is a request that decode bring what Peer has of a stream; Brought reads the answer. Nil:
+	// it cannot.
+	Bring   func(h *fasthttp.RequestHeader, x *Exchange) [][]byte
+	Brought func(Reply) (Brought, error)
 	// Result reads how the prefill leg ended. It and Prefill are nil for engines Alone.
 	Result func(Reply) Result
 	// Ask returns a URL at which prefill tells more than the configuration, and Learn reads
