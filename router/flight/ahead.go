@@ -9,7 +9,6 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/h1"
-	"github.com/xpyd/xpyd/router/sense"
 )
 
 // Before a stream moves, the next decode brings the KV that the old one has, while the client is
@@ -48,8 +47,8 @@ func (w *ahead) over() bool {
 }
 
 // bring has a's decode bring the stream's KV. It returns false if there is nothing to be gained, or
-// nobody to bring it. Else the stream is read on in the meantime, and l, its place, ends with that.
-func (s *stream) bring(a *attempt, l *sense.Leaving) bool {
+// nobody to bring it. Else the stream is read on in the meantime, and end is called when that is over.
+func (s *stream) bring(a *attempt, end func()) bool {
 	q := s.q
 	if s.direct || a.speak == nil || a.speak.Bring == nil || a.peer == nil || q.top.PromptTokens()+q.seam.longest() < aheadLeast {
 		return false
@@ -61,7 +60,7 @@ func (s *stream) bring(a *attempt, l *sense.Leaving) bool {
 	a.d.setState(legBring)
 	if !q.s.Spawn(func() {
 		defer close(w.done)
-		defer l.End()
+		defer end()
 		w.kv, w.f = a.bring(x)
 		a.d.brought()
 	}) {

@@ -8,7 +8,6 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
-	"github.com/xpyd/xpyd/router/sense"
 )
 
 // A move is a takeover of a stream whose decode is well, but is to be left. The next decode brings
@@ -25,8 +24,9 @@ const (
 
 var errSlowMove = fmt.Errorf("no event within %v", moveWithin)
 
-// leaves returns a place for a move, if the stream's decode is to be left and now is the time.
-func (s *stream) leaves() *sense.Leaving {
+// leaves returns the end of a move, if the stream's decode is to be left and now is the time: there
+// are a few places for those that have others bring or compute something.
+func (s *stream) leaves() (end func()) {
 	if s.q.seam == nil {
 		return nil
 	}
@@ -42,10 +42,15 @@ func (s *stream) leaves() *sense.Leaving {
 		d.movable.Store(false)
 		return nil
 	}
-	if !s.ahead.over() || time.Now().Before(s.moveDue) || !l.Begin() {
+	switch {
+	case !s.ahead.over() || time.Now().Before(s.moveDue):
 		return nil
+	case s.ahead != nil && s.ahead.kv.Prompt:
+		return func() {}
+	case l.Begin():
+		return l.End
 	}
-	return l
+	return nil
 }
 
 // far reports whether some choice has more than a few tokens to come, as far as is known.
@@ -67,13 +72,13 @@ func (s *seam) longest() (n int) {
 }
 
 // move has another pair go on with the stream, once it has brought its KV, and returns what the
-// client gets next; nil if the stream stays for now. l is its place.
-func (s *stream) move(l *sense.Leaving) []byte {
+// client gets next; nil if the stream stays for now.
+func (s *stream) move(end func()) []byte {
 	q, began := s.q, time.Now()
 	old := q.attempts[len(q.attempts)-1]
 	if q.remember() != nil { // it was read before
 		s.tries = moveTries
-		l.End()
+		end()
 		return nil
 	}
 	a := s.landed()
@@ -82,17 +87,17 @@ func (s *stream) move(l *sense.Leaving) []byte {
 			q.slim()
 			old.d.movable.Store(false) // until there is a pair
 			s.moveDue = time.Now().Add(moveAgain)
-			l.End()
+			end()
 			return nil
 		}
-		if s.bring(a, l) {
+		if s.bring(a, end) {
 			q.moveLast(old)
 			q.slim()
 			q.setState(stateRelay)
 			return nil
 		}
 	}
-	defer l.End()
+	defer end()
 	q.moveLast(a)
 	count := func(outcome string) { q.s.metrics.takeovers.WithLabelValues(reasonDrain, outcome).Inc() }
 	ans, f := a.goOnWithin(moveWithin)

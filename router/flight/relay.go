@@ -39,8 +39,8 @@ func (s *stream) next() ([]byte, error) {
 	if s.done {
 		return nil, io.EOF
 	}
-	if l := s.leaves(); l != nil {
-		if run := s.move(l); run != nil {
+	if end := s.leaves(); end != nil {
+		if run := s.move(end); run != nil {
 			return run, nil
 		}
 	}
