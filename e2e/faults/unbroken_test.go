@@ -21,7 +21,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
-// TestUnbroken: decode workers are killed, stopped and cut off, one strike after the other, while
+// TestUnbroken: decode workers are killed, stopped, cut off and drained, one strike after the other, while
 // all kinds of requests are answered. Each answer is as in a run that nothing disturbs, and after
 // each strike nothing is held. XPYD_UNBROKEN is the number of strikes (12), XPYD_UNBROKEN_SEED
 // draws them and the requests (1).
@@ -98,10 +98,14 @@ type plan struct {
 	after  int
 	lasts  time.Duration // of a pause
 	victim string        // once it is done
+	killed string        // who dies while the victim's streams move
 }
 
 // planned draws one fault, or two of different workers.
 func planned(r *rand.Rand, events int) []plan {
+	if kind := r.IntN(6); kind < 2 {
+		return []plan{{kind: []string{"move", "moved and killed"}[kind], after: r.IntN(max(events/2, 1)), lasts: time.Duration(r.IntN(40)) * time.Millisecond}}
+	}
 	plans := make([]plan, 1+r.IntN(4)/3)
 	for i := range plans {
 		plans[i] = plan{kind: []string{"kill", "kill", "reset", "reset", "stop", "pause"}[r.IntN(6)], after: r.IntN(max(events*3/4, 1)),
@@ -147,7 +151,7 @@ func (u *unbroken) round(t *testing.T, r *rand.Rand, n int) (kinds []string, sea
 		for i := range plans {
 			if p := &plans[i]; events > p.after && p.victim == "" && (p.kind != "reset" || decode == wired) {
 				p.victim = decode
-				u.do(p, &paused)
+				u.do(p, r.IntN(2), &paused)
 				return
 			}
 		}
@@ -160,10 +164,20 @@ func (u *unbroken) round(t *testing.T, r *rand.Rand, n int) (kinds []string, sea
 			continue
 		}
 		kinds = append(kinds, p.kind)
-		if p.kind == "kill" || p.kind == "stop" {
-			u.procs[p.victim].Kill()
-			<-u.procs[p.victim].Done()
-			u.start(t, p.victim)
+		switch p.kind {
+		case "kill", "stop":
+			p.killed = p.victim
+		case "move", "moved and killed":
+			if p.killed != p.victim { // else the next run of it is not drained
+				if err := u.drain(p.victim, "undrain"); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		if p.killed != "" {
+			u.procs[p.killed].Kill()
+			<-u.procs[p.killed].Done()
+			u.start(t, p.killed)
 		}
 	}
 	u.WaitServing(t, 30*time.Second, 1, 3)
@@ -171,8 +185,13 @@ func (u *unbroken) round(t *testing.T, r *rand.Rand, n int) (kinds []string, sea
 	return kinds, seams
 }
 
-// do makes the fault happen, and ends a pause.
-func (u *unbroken) do(p *plan, paused *sync.WaitGroup) {
+func (u *unbroken) drain(id, order string) error {
+	return u.Call("POST", "/admin/v1/instances/"+id+"/"+order, nil, nil)
+}
+
+// do makes the fault happen, and ends a pause. Of a move, who is left dies, or who is next to the one
+// that is left.
+func (u *unbroken) do(p *plan, next int, paused *sync.WaitGroup) {
 	victim, lasts := u.procs[p.victim], p.lasts
 	switch p.kind {
 	case "kill":
@@ -181,6 +200,17 @@ func (u *unbroken) do(p *plan, paused *sync.WaitGroup) {
 		u.wire.cut()
 	case "stop":
 		victim.Signal(syscall.SIGSTOP)
+	case "move", "moved and killed":
+		if p.kind != "move" {
+			p.killed = u.ids[(slices.Index(u.ids, p.victim)+next)%len(u.ids)]
+		}
+		paused.Go(func() {
+			_ = u.drain(p.victim, "drain") // fails if it is killed before it answers
+			if p.killed != "" {
+				time.Sleep(p.lasts) // the fault itself
+				u.procs[p.killed].Kill()
+			}
+		})
 	case "pause":
 		victim.Signal(syscall.SIGSTOP)
 		paused.Go(func() {
