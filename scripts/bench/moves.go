@@ -156,7 +156,7 @@ func (b *moves) start(ctx context.Context, streams, prompt int) (s *site, err er
 		return nil, err
 	}
 	s.trio = &trio{p: p, addr: strings.TrimPrefix(url, "http://")}
-	if err := s.read(s.data); err == nil {
+	if err = s.read(s.data); err == nil {
 		err = s.serve(ctx, "decode-0", "decode-1", "prefill-0")
 	}
 	if err != nil {
