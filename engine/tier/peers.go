@@ -103,6 +103,8 @@ func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt
 	if upto = min(upto, reach, len(tokens)); upto < p.least() {
 		return 0
 	}
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.LoadTimeout)
+	defer cancel()
 	chain := p.cache.NewChain(salt)
 	chain.Extend(tokens[:upto])
 	return p.load(ctx, requestID, tokens, salt, &chain, upto, p.least(), peers)
@@ -112,7 +114,7 @@ func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt
 const pieceBytes = 64 << 20
 
 // Follow is Load of all whole units of a stream that runs at the peers, piece by piece, however few.
-// Each piece has LoadTimeout; ctx bounds them all.
+// ctx alone bounds it: no client waits.
 func (p *Peers) Follow(ctx context.Context, requestID string, tokens []int32, salt string, peers []Peer) (total int) {
 	unit := p.cache.UnitTokens()
 	chain := p.cache.NewChain(salt)
@@ -136,8 +138,6 @@ func (p *Peers) Follow(ctx context.Context, requestID string, tokens []int32, sa
 
 // load is Load of at least so many tokens; chain covers upto.
 func (p *Peers) load(ctx context.Context, requestID string, tokens []int32, salt string, chain *kvcache.Chain, upto, least int, peers []Peer) int {
-	ctx, cancel := context.WithTimeout(ctx, p.cfg.LoadTimeout)
-	defer cancel()
 	if upto-p.tiers.local(chain, p.cache.Reach(chain, upto), upto, p.cache.UnitTokens()) < least {
 		return 0 // as much is here, for Load or Stage
 	}
