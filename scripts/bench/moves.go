@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
@@ -180,10 +179,7 @@ func (s *site) serve(ctx context.Context, ids ...string) error {
 func (s *site) order(ctx context.Context, id, action, body string) error {
 	h := s.bearer()
 	h.Set("Content-Type", "application/json")
-	return call(ctx, http.MethodPost, s.admin+"/admin/v1/instances/"+id+"/"+action, h, body, func(r io.Reader, _ http.Header) error {
-		_, err := io.Copy(io.Discard, r)
-		return err
-	})
+	return call(ctx, http.MethodPost, s.admin+"/admin/v1/instances/"+id+"/"+action, h, body, discard)
 }
 
 // cli runs a command of xpyd.

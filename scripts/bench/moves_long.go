@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -17,8 +18,9 @@ import (
 )
 
 const (
-	longOthers = 4  // streams of the decode that a stream moves to
-	longRest   = 48 // tokens that a stream has behind its move, or its worker's death
+	longOthers = 4                     // streams of the decode that a stream moves to
+	longRest   = 48                    // tokens that a stream has behind its move, or its worker's death
+	longPool   = 8 << 30 / (128 << 10) // tokens of the 8B shape in a GPU's pool
 )
 
 // size names a context in a figure.
@@ -31,7 +33,7 @@ func (b *moves) size() string {
 
 // single is one stream that moves while others go on where it moves to.
 type single struct {
-	pause, step  float64 // ms
+	pause, step  float64 // ms: the latter of the decode that it moves to
 	before, then float64 // ms: the others' mean gap before the order, and from it to the stream's next token
 }
 
@@ -51,7 +53,7 @@ func (b *moves) longMoves(ctx context.Context) error {
 			figures.Median(extra), figures.Median(step), figures.Median(then), figures.Median(before))
 	}
 	what := fmt.Sprintf("%s; a stream of %d prompt tokens moves to a decode with %d others", b.about(), b.context, longOthers)
-	pause := figures.Figure{Name: "stream.move_pause_extra_ms." + b.size(), Unit: "ms", Peer: "the median step; limit: 10 ms beyond it", Model: what}
+	pause := figures.Figure{Name: "stream.move_pause_extra_ms." + b.size(), Unit: "ms", Peer: "the median step of the decode that it moves to; limit: 10 ms beyond it", Model: what}
 	ratio := figures.Figure{Name: "stream.move_itl_ratio", Unit: "x", Peer: "the others' mean gap before; limit 1.05", Model: what}.Ratios(then, before)
 	ratio.Spread += fmt.Sprintf("; %.4g ms, before %.4g", ratio.Value, ratio.PeerValue)
 	ratio.Value, ratio.PeerValue = ratio.Ratio, 1
@@ -93,19 +95,15 @@ func (b *moves) longRound(ctx context.Context) (list []single, err error) {
 		})
 	}
 	begun.Wait()
-	mean := func(from, to time.Time) (float64, error) {
+	within := func(from, to time.Time) (list []float64) {
 		mu.Lock()
 		defer mu.Unlock()
-		sum, n := 0.0, 0
 		for i := range at {
 			if at[i].After(from) && !at[i].After(to) {
-				sum, n = sum+gaps[i], n+1
+				list = append(list, gaps[i])
 			}
 		}
-		if n == 0 {
-			return 0, errors.New("the others have no token in a window")
-		}
-		return sum / float64(n), nil
+		return list
 	}
 	for i := range b.each {
 		if err := errors.Join(s.order(ctx, "decode-0", "undrain", ""), s.p.Until(ctx, patience, func() error { // once the other serves
@@ -113,7 +111,7 @@ func (b *moves) longRound(ctx context.Context) (list []single, err error) {
 		})); err != nil {
 			return nil, err
 		}
-		m, err := b.moveOne(ctx, s, longOthers+i, mean)
+		m, err := b.moveOne(ctx, s, longOthers+i, within)
 		if err != nil {
 			return nil, fmt.Errorf("move %d: %w", i+1, err)
 		}
@@ -124,8 +122,8 @@ func (b *moves) longRound(ctx context.Context) (list []single, err error) {
 	return list, nil
 }
 
-// moveOne has decode-0 tell a stream, and then drains it.
-func (b *moves) moveOne(ctx context.Context, s *site, i int, mean func(from, to time.Time) (float64, error)) (m single, err error) {
+// moveOne has decode-0 tell a stream, and then drains it; within returns the others' gaps.
+func (b *moves) moveOne(ctx context.Context, s *site, i int, within func(from, to time.Time) []float64) (m single, err error) {
 	ready, drained := make(chan struct{}), make(chan error, 1)
 	once := sync.OnceFunc(func() { close(ready) })
 	var began time.Time
@@ -152,16 +150,19 @@ func (b *moves) moveOne(ctx context.Context, s *site, i int, mean func(from, to 
 		return m, fmt.Errorf("%d seams in a stream of %s", len(f.seams), f.decode)
 	}
 	n := f.seams[0]
-	var steps []float64
-	for k := moveBegun; k < n; k++ {
-		steps = append(steps, ms(f.at[k].Sub(f.at[k-1])))
+	before, then := within(f.at[moveBegun], began), within(began, f.at[n])
+	if len(before) == 0 || len(then) == 0 {
+		return m, errors.New("the others have no token before or during the move")
 	}
-	m.pause, m.step = ms(f.at[n].Sub(f.at[n-1])), figures.Median(steps)
-	if m.before, err = mean(f.at[moveBegun], began); err != nil {
-		return m, err
+	return single{pause: ms(f.at[n].Sub(f.at[n-1])), step: figures.Median(before), before: mean(before), then: mean(then)}, nil
+}
+
+func mean(v []float64) float64 {
+	sum := 0.0
+	for _, x := range v {
+		sum += x
 	}
-	m.then, err = mean(began, f.at[n])
-	return m, err
+	return sum / float64(len(v))
 }
 
 // longTakeovers kills the decode of a stream with a long prompt: prefill still has the prompt's KV, or
@@ -199,27 +200,45 @@ func (b *moves) longTakeovers(ctx context.Context) error {
 	return s.p.Stop()
 }
 
-// killOne kills the decode of the i-th stream. flushed: nobody has its prompt then.
+// killOne kills the decode of the i-th stream. flushed: nobody has its prompt then. Otherwise prefill
+// has, on a GPU in host memory alone, as other prompts have come since.
 func (b *moves) killOne(ctx context.Context, s *site, i int, flushed bool) (pause, first float64, err error) {
 	if err := s.serve(ctx, "decode-0", "decode-1"); err != nil {
 		return 0, 0, err
 	}
+	tokens, prompts := 2*moveBegun+longRest, 0
+	if b.device == "cuda" && !flushed {
+		tokens, prompts = tokens+1000, longPool/b.context+1
+	}
 	var at time.Time
-	var missed error
+	var all errgroup.Group
 	asked := time.Now()
-	f, err := b.ask(s.addr, i, 2*moveBegun+longRest, "", func(f *flow) {
+	f, err := b.ask(s.addr, i, tokens, "", func(f *flow) {
 		if len(f.ids) != 2*moveBegun {
 			return
 		}
-		victim, err := s.member(ctx, f.decode)
-		if err == nil && flushed {
-			err = s.flush(ctx)
-		}
-		if missed, at = err, time.Now(); err == nil {
-			_ = syscall.Kill(victim.PID, syscall.SIGKILL) // that nothing happens would show
-		}
+		all.Go(func() error {
+			victim, err := s.member(ctx, f.decode)
+			if err != nil {
+				return err
+			}
+			for k := range prompts {
+				h := http.Header{"Content-Type": {"application/json"}}
+				body := strings.Replace(b.body(1000+prompts*i+k, b.context), `"stream":true`, `"stream":false`, 1) + `,"max_tokens":1}`
+				if err := call(ctx, http.MethodPost, "http://"+s.addr+"/v1/completions", h, body, discard); err != nil {
+					return err
+				}
+			}
+			if flushed {
+				if err := s.flush(ctx); err != nil {
+					return err
+				}
+			}
+			at = time.Now()
+			return syscall.Kill(victim.PID, syscall.SIGKILL)
+		})
 	})
-	if err := errors.Join(err, missed); err != nil {
+	if err := errors.Join(err, all.Wait()); err != nil {
 		return 0, 0, err
 	}
 	if len(f.seams) != 1 {
@@ -227,6 +246,11 @@ func (b *moves) killOne(ctx context.Context, s *site, i int, flushed bool) (paus
 	}
 	n := f.seams[0]
 	return ms(f.at[n].Sub(slices.MaxFunc([]time.Time{at, f.at[n-1]}, time.Time.Compare))), ms(f.at[0].Sub(asked)), nil
+}
+
+func discard(r io.Reader, _ http.Header) error {
+	_, err := io.Copy(io.Discard, r)
+	return err
 }
 
 // flush has all workers forget what they have cached.
@@ -238,10 +262,7 @@ func (s *site) flush(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			return s.post(ctx, m, "/xpyd/v1/cache/flush", "", "", func(r io.Reader, _ http.Header) error {
-				_, err := io.Copy(io.Discard, r)
-				return err
-			})
+			return s.post(ctx, m, "/xpyd/v1/cache/flush", "", "", discard)
 		})
 	}
 	return all.Wait()
