@@ -11,9 +11,8 @@ import (
 )
 
 // A move is a takeover of a stream whose decode is well, but is to be left. The next decode brings
-// its KV first (ahead.go). The old leg stays open,
-// unread, until the next pair's first event is here; if there is none, the old leg is read on as if
-// nothing had been.
+// its KV first (ahead.go). The old leg stays open, unread, until the next pair's first event is
+// here; if there is none, the old leg is read on as if nothing had been.
 
 const (
 	moveTries  = 3                      // of a stream that fail, then it stays
@@ -113,7 +112,7 @@ func (s *stream) move(end func()) []byte {
 		q.setState(stateRelay)
 		count(takeoverFailed)
 		s.moveDue = time.Now().Add(moveAgain << s.tries)
-		s.direct = s.direct || a.brought                                        // or it would be so again
+		s.direct = s.direct || a.brought // the next try asks prefill
 		if s.tries++; f.outcome == ticket.Late || f.outcome == ticket.Refused { // it would be so again
 			s.tries = moveTries
 		}
