@@ -112,7 +112,7 @@ func (s *stream) move(end func()) []byte {
 		q.setState(stateRelay)
 		count(takeoverFailed)
 		s.moveDue = time.Now().Add(moveAgain << s.tries)
-		s.direct = s.direct || a.brought // the next try asks prefill
+		s.direct = s.direct || a.brought
 		if s.tries++; f.outcome == ticket.Late || f.outcome == ticket.Refused { // it would be so again
 			s.tries = moveTries
 		}
