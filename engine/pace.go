@@ -112,12 +112,16 @@ type limits struct {
 
 // budget is how many prefill tokens a step gets: as few as drain the queue in time, no more
 // than the target and the total have room for, and a few however slow it is. A large step ends
-// with a tile. most is the room for a step of twice the target.
+// with a tile. most is the room for a step of twice the target or, where what decodes alone takes
+// longer than the target, of three times that.
 func (p *pacer) budget(l limits) (tokens, most int) {
 	n := l.total
 	most = n
 	if l.target > 0 {
 		n, most = p.within(n, l.at, l.target), p.within(n, l.at, mostStretch*l.target)
+		if n <= l.decodes {
+			most = max(most, min(3*l.decodes, l.total))
+		}
 	}
 	if l.target > 0 && l.drain > 0 && p.measured() {
 		n = p.drain(n, l.at, l.decodes, l.queued, l.drain)
