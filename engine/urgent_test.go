@@ -51,8 +51,8 @@ func TestStreamsThatStandStill(t *testing.T) {
 		return // device is a Launcher: the first pass was the same
 	}
 	for _, c := range []struct{ token, began, step time.Duration }{
-		{time.Millisecond, 400 * time.Millisecond, 110 * time.Millisecond},     // those that decode take 40 ms
-		{4 * time.Millisecond, 800 * time.Millisecond, 490 * time.Millisecond}, // 160 ms, longer than max_step_time
+		{time.Millisecond, 400 * time.Millisecond, 110 * time.Millisecond},      // those that decode take 40 ms
+		{4 * time.Millisecond, 1200 * time.Millisecond, 490 * time.Millisecond}, // 160 ms, longer than max_step_time: the step under way and two more
 	} {
 		t.Run(c.token.String(), func(t *testing.T) { standStill(t, c.token, c.began, c.step) })
 	}
