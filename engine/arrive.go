@@ -58,9 +58,9 @@ func (e *Engine) bring(q *sequence, table []int32, hit, reusable int) (upto int,
 	if r.Source == nil || hit >= reusable || q.h.prompted {
 		return hit, true
 	}
-	upto = min(reusable, len(r.Prompt))
+	upto = reusable
 	ended := e.brought.Load()
-	a, busy := r.Source.Bring(q.chain.Fork(upto), r.Prompt, table, hit, upto, e.onBrought)
+	a, busy := r.Source.Bring(q.chain.Fork(upto), q.tokens, table, hit, upto, e.onBrought)
 	if q.behind = 0; busy {
 		q.behind = 1 + ended
 	}

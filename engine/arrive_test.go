@@ -124,20 +124,31 @@ xpyd_engine_voided_prefixes_total %d
 
 // TestPeerArrives: a prompt whose prefix comes from a peer answers as if all had been
 // computed, whenever its step is launched and whatever comes of the prefix; nobody
-// waits for it before it has begun, and blocks that are lost are used no more.
+// waits for it before it has begun, and blocks that are lost are used no more. So does a stream
+// that goes on behind an answer begun elsewhere.
 func TestPeerArrives(t *testing.T) {
-	const layers, length, upto = 3, 100, 64
+	const layers, length, upto, begun = 3, 100, 64, 60
 	f := func(name string, cached, voided int, act func(c *peerComing)) {
-		for _, kind := range []string{"decode", "prefill", "rows"} {
+		for _, kind := range []string{"decode", "prefill", "rows", "resumed"} {
 			t.Run(name+", "+kind, func(t *testing.T) {
+				prefills, resumed := kind == "prefill" || kind == "rows", kind == "resumed"
 				synctest.Test(t, func(t *testing.T) {
 					s := &peerSource{upto: upto, act: act}
 					r := newRig(t, config(), enginetest.Config{Layers: layers, Blocks: 40}, s.onStep)
 					s.r = r
 					p := prompt(rng(), length)
-					cold := request(p, 6)
-					cold.IgnoreEOS = true
-					want := r.generate(cold)
+					req := request(p, 6)
+					if resumed {
+						req = request(p[:length-begun], begun+6)
+					}
+					req.IgnoreEOS = true
+					want := r.generate(req)
+					before := make([]output, 1)
+					if resumed {
+						before[0].tokens, before[0].sampled = want[0].tokens[:begun:begun], want[0].sampled[:begun:begun]
+						req.Given = []engine.Given{{Tokens: before[0].tokens}}
+						p = slices.Concat(req.Prompt, before[0].tokens)
+					}
 					ids, n := enginetest.HoldPrefix(r.cache, p[:upto], "", "look")
 					if n != upto {
 						t.Fatalf("%d tokens cached", n)
@@ -145,10 +156,9 @@ func TestPeerArrives(t *testing.T) {
 					s.rows = r.gather(ids, upto)
 					r.cache.Release(ids, "look")
 					r.cache.Clear()
-					req := request(p, 6)
-					req.IgnoreEOS, req.Source = true, s
+					req.Source = s
 					told := 0
-					if kind != "decode" {
+					if prefills {
 						req.PrefillOnly, req.RowsOnly = true, kind == "rows"
 						req.OnBlocks = func(layer int, ready []engine.Ready) {
 							for _, b := range ready {
@@ -164,11 +174,11 @@ func TestPeerArrives(t *testing.T) {
 					synctest.Wait()
 					other := request(prompt(rand.New(rand.NewPCG(1, 1)), 20), 4)
 					same(t, "beside it", r.generate(other), aloneOn(t, enginetest.New(enginetest.Config{Layers: layers}), 0, other), false)
-					out, info, err := collect(h, 1)
+					out, info, err := collectAfter(h, before)
 					if err != nil {
 						t.Fatal(err)
 					}
-					if kind != "decode" {
+					if prefills {
 						n := 1
 						if kind == "rows" {
 							n = 0
@@ -180,8 +190,8 @@ func TestPeerArrives(t *testing.T) {
 						}
 					}
 					same(t, "the prompt", out, want, false)
-					if n := h.CachedTokens(); n != cached || info != nil && info.CachedTokens != n {
-						t.Errorf("%d tokens cached, want %d", n, cached)
+					if n, want := h.CachedTokens(), min(cached, len(req.Prompt)); n != want || info != nil && info.CachedTokens != n {
+						t.Errorf("%d tokens cached, want %d", n, want)
 					}
 					r.done(h)
 					s.all.Wait()

@@ -66,6 +66,10 @@ func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 		e.finish(h, io.EOF)
 		return
 	}
+	if h.req.resumes() >= 0 {
+		e.resumed(q, choices, drawn[0])
+		return
+	}
 	family := []*sequence{q}
 	for _, c := range choices[1:] {
 		e.cache.Retain(q.table, h.owner)
@@ -95,6 +99,26 @@ func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 		} else {
 			e.accept(q, drawn[q.choice])
 		}
+	}
+}
+
+// resumed goes on with the choices of a request that was begun elsewhere, once the first has drawn
+// its next token. The others are placed by themselves, as after a preemption: the index has the
+// prompt by now, and perhaps what they were given.
+func (e *Engine) resumed(q *sequence, choices []int, s kernels.Sampled) {
+	h := q.h
+	for _, c := range choices {
+		if c == q.choice {
+			continue
+		}
+		other := &sequence{h: h, choice: c, draws: 1, tokens: slices.Concat(h.req.Prompt, h.given(c)), chain: q.chain.Fork(len(h.req.Prompt))}
+		h.seqs = append(h.seqs, other)
+		e.waiting = insertByAge(e.waiting, other)
+	}
+	if slices.Contains(choices, q.choice) {
+		e.accept(q, s)
+	} else { // cancelled meanwhile
+		e.drop(q)
 	}
 }
 

@@ -128,7 +128,7 @@ func (h *Handle) Blocks() []int32 {
 func (h *Handle) CachedTokens() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.cached
+	return min(h.cached, len(h.req.Prompt))
 }
 
 // Owner returns the label of the request's blocks in the ledger.

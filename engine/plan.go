@@ -83,7 +83,7 @@ func (e *Engine) fill(from []*sequence) bool {
 		prefills = slices.DeleteFunc(prefills, func(q *sequence) bool { return len(q.output()) == 0 })
 		budget, room = n, n
 	} else if back > 0 {
-		room = max(room, e.pace.besides(mostStretch*l.target))
+		room = max(room, e.pace.besides(e.most(l.target)))
 		budget = max(budget, min(back, room))
 	}
 	if e.cfg.MaxStepTime > 0 && !e.pace.measured() && e.prefilling() {
@@ -128,11 +128,17 @@ func (e *Engine) fill(from []*sequence) bool {
 	return len(e.batch) > 0
 }
 
+// most is how long streams that decode may wait for a token: twice what a step should take or, on a
+// slow device, what one takes that only decodes.
+func (e *Engine) most(target time.Duration) time.Duration {
+	return mostStretch * max(target, e.pace.decodes)
+}
+
 // catchUp is how many of the tokens that streams which stand still have to compute go into a step
 // of their own, if that is worth a step: those that decode sit it out, and wait for their next token
 // no longer than beside these tokens.
 func (e *Engine) catchUp(back int, target time.Duration) int {
-	left := mostStretch * target
+	left := e.most(target)
 	if !slices.ContainsFunc(e.flights, (*flight).decodes) {
 		left -= time.Since(e.decoded)
 	}

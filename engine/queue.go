@@ -29,6 +29,9 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 	if req.RowsOnly {
 		q.draws = 0
 	}
+	if first := req.resumes(); first >= 0 {
+		q.choice, q.draws, q.tokens = first, 1, req.Resumed()
+	}
 	q.chain.Priority = req.Priority
 	q.chain.Extend(q.tokens) // here rather than on the loop: it takes a while
 	if p := req.Prefilled; p != nil {

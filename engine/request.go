@@ -56,8 +56,34 @@ type Request struct {
 	Prefilled *Prefilled
 
 	// Given continues choices that another worker has begun: an entry for each; empty: none has.
-	// Once the prompt is there they go on, without events for these tokens.
+	// They go on without events for these tokens. If it has drawn for all of them, nothing is drawn
+	// behind the prompt, and there are no prompt logprobs.
 	Given []Given
+}
+
+// Resumed is the prompt and what the first choice that goes on was given, if nothing is to be drawn
+// behind the prompt and its rows are not here yet; else nil.
+func (r *Request) Resumed() []int32 {
+	if i := r.resumes(); i >= 0 {
+		return slices.Concat(r.Prompt, r.Given[i].Tokens)
+	}
+	return nil
+}
+
+// resumes returns the first choice that goes on behind tokens of its own, as do all others that go
+// on; -1: the prompt comes first.
+func (r *Request) resumes() int {
+	first := -1
+	for i, g := range r.Given {
+		switch {
+		case g.Done:
+		case r.Prefilled != nil || len(g.Tokens) == 0:
+			return -1
+		case first < 0:
+			first = i
+		}
+	}
+	return first
 }
 
 // Given is what another worker drew for a choice.

@@ -55,6 +55,9 @@ func (e *Engine) normalise(r *Request) (*Request, error) {
 	if err := e.checkGiven(&q); err != nil {
 		return nil, err
 	}
+	if q.resumes() >= 0 {
+		q.PromptLogprobs = -1 // they were sent
+	}
 	if q.Prefilled != nil {
 		return e.normalisePrefilled(&q)
 	}

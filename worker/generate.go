@@ -135,6 +135,9 @@ func (g *generation) submitPrompt(ctx context.Context, i int) (*engine.Handle, *
 		r.Prefilled = pre
 		g.j.items[i].had, g.j.items[i].waited = rep.Had, rep.Reserve
 	}
+	if g.j.brought && !g.w.hasPrompt(r.Prompt, r.Salt) {
+		return nil, failed(ticket.NoSpace, errUnbrought)
+	}
 	h, err := g.w.submitRequest(ctx, r, g.j.requestID, g.j.peers)
 	if err != nil {
 		if r.Prefilled != nil {

@@ -12,7 +12,7 @@ func TestHeaders(t *testing.T) {
 		headerLink: dialect.HeaderLink, headerPrefill: dialect.HeaderPrefill, headerPrefillEpoch: dialect.HeaderPrefillEpoch,
 		headerPrefillKV: dialect.HeaderPrefillKV, headerSeed: dialect.HeaderSeed, headerDeadline: dialect.HeaderDeadline,
 		headerRequestID: dialect.HeaderRequestID, headerProbe: dialect.HeaderProbe, headerOutcome: dialect.HeaderOutcome,
-		headerMaxAnswer: dialect.HeaderMaxAnswer, headerPeer: dialect.HeaderKVPeer,
+		headerMaxAnswer: dialect.HeaderMaxAnswer, headerPeer: dialect.HeaderKVPeer, headerTokens: dialect.HeaderTokens, headerGiven: dialect.HeaderGiven, headerBrought: dialect.HeaderBrought,
 	} {
 		if ours != theirs {
 			t.Errorf("%s is %s in router/dialect", ours, theirs)

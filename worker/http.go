@@ -56,6 +56,7 @@ func (w *Worker) routes() map[string]route {
 		"GET /debug/steps":          {forMembers, w.serveSteps, "Where the latest steps' time went."},
 		"GET /xpyd/v1/lifeline":     {forMembers, w.serveLifeline, "Stays open as long as the process lives."},
 		"POST /xpyd/v1/prefill":     {forMembers, w.servePrefillLeg, "Prefill's leg: expect this link."},
+		"POST /xpyd/v1/bring":       {forMembers, w.serveBring, "Bring the KV of a stream that is to go on here."},
 		"POST /xpyd/v1/lease":       {forUsers, w.serveRenew, "Renew the lease of a prompt that a foreign proxy has not collected yet."},
 		"POST /xpyd/v1/drain":       {forMembers, w.serveDrain, "Take no new work; with `wait_only` its streams end there."},
 		"POST /xpyd/v1/undrain":     {forMembers, w.serveUndrain, "Take work again."},

@@ -34,6 +34,7 @@ const (
 	headerMaxAnswer    = "x-xpyd-max-answer" // most bytes that the router accepts
 	headerTokens       = "x-xpyd-tokens"     // "1": a stream's events say which tokens they stand for
 	headerGiven        = "x-xpyd-given"      // length of the client's body, behind which is an openai.Given
+	headerBrought      = "x-xpyd-brought"    // "1": the prompt's KV was brought ahead; see brought.go
 )
 
 // origin is where the KV of a request's prompts comes from.

@@ -27,6 +27,7 @@ type job struct {
 	given    *openai.Given // where another worker left the stream; nil: it begins here
 	created  time.Time
 	peers    []handoff.Peer // have the beginning of the prompt, says the router
+	brought  bool           // the KV of the prompt was brought ahead; without it the job is refused
 
 	requestID string // the client's
 	items     []item

@@ -69,12 +69,7 @@ func (w *Worker) bringPrefix(ctx context.Context, p prefill.Wanted) engine.Sourc
 // askPeers fetches what peers have of a prompt, or returns what one will bring once the request has
 // its blocks.
 func (w *Worker) askPeers(ctx context.Context, p prefill.Wanted) *tier.Ahead {
-	list := make([]tier.Peer, 0, len(p.Peers))
-	for i := range p.Peers {
-		if known, ok := w.resolvePeer(&p.Peers[i]); ok {
-			list = append(list, known)
-		}
-	}
+	list := w.resolvePeers(p.Peers)
 	if len(list) == 0 {
 		return nil
 	}
@@ -84,6 +79,16 @@ func (w *Worker) askPeers(ctx context.Context, p prefill.Wanted) *tier.Ahead {
 	}
 	w.peers.Load(ctx, p.RequestID, p.Tokens, p.Salt, upto, list)
 	return nil
+}
+
+func (w *Worker) resolvePeers(named []handoff.Peer) []tier.Peer {
+	list := make([]tier.Peer, 0, len(named))
+	for i := range named {
+		if known, ok := w.resolvePeer(&named[i]); ok {
+			list = append(list, known)
+		}
+	}
+	return list
 }
 
 // resolvePeer finds a peer that a request names: at the address that the fleet knows, or without a

@@ -16,21 +16,30 @@ import (
 // serveJobs makes the handler of completions or of chats.
 func (w *Worker) serveJobs(chat bool) handler {
 	return func(ctx *fasthttp.RequestCtx) (any, error) {
-		given, err := takeGiven(ctx, w.vocab())
+		j, err := w.takeJob(ctx, chat)
 		if err != nil {
 			return nil, err
 		}
-		created := time.Now()
-		if given != nil {
-			created = time.Unix(given.Created, 0)
-		}
-		j, err := w.readJob(ctx, chat, created)
-		if err != nil {
-			return nil, err
-		}
-		j.given, j.created = given, created
 		return w.serveJob(ctx, j)
 	}
+}
+
+// takeJob reads a request, and what follows it where another worker has begun to answer it.
+func (w *Worker) takeJob(ctx *fasthttp.RequestCtx, chat bool) (*job, error) {
+	given, err := takeGiven(ctx, w.vocab())
+	if err != nil {
+		return nil, err
+	}
+	created := time.Now()
+	if given != nil {
+		created = time.Unix(given.Created, 0)
+	}
+	j, err := w.readJob(ctx, chat, created)
+	if err != nil {
+		return nil, err
+	}
+	j.given, j.created = given, created
+	return j, nil
 }
 
 // serveJob answers a generation, alone or as one side of a pair.
@@ -85,7 +94,7 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	j.peers = w.peerHint(h)
+	j.peers, j.brought = w.peerHint(h), string(h.Peek(headerBrought)) == "1"
 	if from != nil {
 		from.requestID = j.requestID
 		if from.leaseID == "" {

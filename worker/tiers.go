@@ -96,8 +96,12 @@ func (s source) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 // submitRequest loads what the tiers and these peers have of a request's prompt, then submits it to
 // the engine.
 func (w *Worker) submitRequest(ctx context.Context, r *engine.Request, requestID string, peers []handoff.Peer) (*engine.Handle, error) {
-	if r.Prefilled == nil && r.PromptLogprobs < 0 {
-		r.Source = w.bringPrefix(ctx, prefill.Wanted{RequestID: requestID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
+	tokens := r.Resumed()
+	if tokens == nil && r.Prefilled == nil && r.PromptLogprobs < 0 {
+		tokens = r.Prompt
+	}
+	if tokens != nil {
+		r.Source = w.bringPrefix(ctx, prefill.Wanted{RequestID: requestID, Tokens: tokens, Salt: r.Salt, Peers: peers})
 	}
 	return w.engine.Submit(ctx, r)
 }

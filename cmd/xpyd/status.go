@@ -213,6 +213,7 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			note string
 		}{
 			{m.Lapses > 0 && ago < lapseShown, fmt.Sprintf("late heartbeats: %d, last %v ago", m.Lapses, ago.Round(time.Second))},
+			{m.ToMove > 0, count(m.ToMove, "stream") + " to move"},
 			{m.Embeds, "embeds only"},
 			{m.KVPaths != "", "kv: " + m.KVPaths},
 			{m.Unchecked, "kv.digest: off"},

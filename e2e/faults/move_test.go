@@ -131,6 +131,9 @@ func TestMoves(t *testing.T) {
 	moves(2*time.Second, "decode-0", "role", "decode-0", "prefill")
 	run("role", "decode-0", "decode")
 	moves(3*time.Second, "decode-1", "scale", "decode=1", "--wait")
+	if n, err := r.Metric(`xpyd_router_moves_total{kv="brought"}`); n < 4 || err != nil { // the long prompts, but for who found no place in time
+		t.Errorf("the KV of %v moved streams was brought, %v", n, err)
+	}
 	run("scale", "decode=2", "--wait")
 	stays("decode-1", "scale", "decode=1", "--wait", "--wait-only")
 }

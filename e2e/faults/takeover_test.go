@@ -31,6 +31,7 @@ var takenOver = []struct{ path, fields string }{
 	{"/v1/chat/completions", `"messages":[{"role":"user","content":"Tell me of a dog"}],"temperature":0.8,"stream_options":{"include_usage":true}`},
 	{"/v1/chat/completions", `"messages":[{"role":"user","content":"Hello"}],"temperature":1.1,"n":2,"logprobs":true,"top_logprobs":3`},
 	{"/v1/chat/completions", `"messages":[{"role":"system","content":"Be short"},{"role":"user","content":"Hi"}],"temperature":1,"stop":["a","qq"],"min_tokens":120,"return_token_ids":true`},
+	{"/v1/completions", `"prompt":[` + strings.Repeat("5,6,7,8,9,10,11,12,", 20) + `13],"temperature":1.1,"n":2,"logprobs":1,"stop":["zzz"],"presence_penalty":0.3`},
 }
 
 // told is a stream as its client saw it.

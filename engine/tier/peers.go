@@ -96,19 +96,49 @@ func NewPeers(cfg PeersConfig, cache *kvcache.Cache, tiers *Tiers, from Collecto
 // Load fetches what the index lacks of a prompt's first upto tokens from the peer that reaches
 // furthest, then from the next, and returns how many tokens came. LoadTimeout bounds it.
 func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt string, upto int, peers []Peer) int {
-	least := p.least()
 	reach := 0
 	for i := range peers {
 		reach = max(reach, peers[i].Tokens)
 	}
-	if upto = min(upto, reach, len(tokens)); upto < least {
+	if upto = min(upto, reach, len(tokens)); upto < p.least() {
 		return 0
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.LoadTimeout)
 	defer cancel()
 	chain := p.cache.NewChain(salt)
 	chain.Extend(tokens[:upto])
-	if upto-p.tiers.local(&chain, p.cache.Reach(&chain, upto), upto, p.cache.UnitTokens()) < least {
+	return p.load(ctx, requestID, tokens, salt, &chain, upto, p.least(), peers)
+}
+
+// pieceBytes is how much Follow fetches at once: what has come stays, whatever becomes of the rest.
+const pieceBytes = 64 << 20
+
+// Follow is Load of all whole units of a stream that runs at the peers, piece by piece, however few.
+// ctx alone bounds it: no client waits.
+func (p *Peers) Follow(ctx context.Context, requestID string, tokens []int32, salt string, peers []Peer) (total int) {
+	unit := p.cache.UnitTokens()
+	chain := p.cache.NewChain(salt)
+	chain.Extend(tokens)
+	whole := len(tokens) / unit * unit
+	piece := max(pieceBytes/(int64(unit/p.cache.BlockTokens())*p.cfg.BlockBytes), 1) * int64(unit)
+	for ctx.Err() == nil {
+		from := p.cache.Reach(&chain, whole)
+		upto := min(from+int(piece), whole)
+		n := 0
+		if upto > from {
+			n = p.load(ctx, requestID, tokens, salt, &chain, upto, unit, peers)
+		}
+		if n == 0 {
+			break
+		}
+		total += n
+	}
+	return total
+}
+
+// load is Load of at least so many tokens; chain covers upto.
+func (p *Peers) load(ctx context.Context, requestID string, tokens []int32, salt string, chain *kvcache.Chain, upto, least int, peers []Peer) int {
+	if upto-p.tiers.local(chain, p.cache.Reach(chain, upto), upto, p.cache.UnitTokens()) < least {
 		return 0 // as much is here, for Load or Stage
 	}
 	p.tiers.LoadLocal(ctx, tokens, salt, upto) // what lies before it
@@ -116,7 +146,7 @@ func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt
 	slices.SortStableFunc(untried, func(a, b Peer) int { return b.Tokens - a.Tokens })
 	total := 0
 	for ctx.Err() == nil {
-		from := p.cache.Reach(&chain, upto)
+		from := p.cache.Reach(chain, upto)
 		i := slices.IndexFunc(untried, func(peer Peer) bool { return min(peer.Tokens, upto)-from >= least })
 		if i < 0 {
 			break
@@ -136,7 +166,7 @@ func (p *Peers) Load(ctx context.Context, requestID string, tokens []int32, salt
 		}
 		peer := untried[i]
 		untried = slices.Delete(untried, i, i+1)
-		total += p.fetch(ctx, &Fetch{Peer: peer, RequestID: requestID, Tokens: tokens, Salt: salt, Chain: &chain, Upto: min(peer.Tokens, upto), Least: least}, from)
+		total += p.fetch(ctx, &Fetch{Peer: peer, RequestID: requestID, Tokens: tokens, Salt: salt, Chain: chain, Upto: min(peer.Tokens, upto), Least: least}, from)
 		mine()
 	}
 	return total

@@ -202,6 +202,59 @@ func TestPeers(t *testing.T) {
 	}
 }
 
+// TestFollow: what a stream has at a peer comes in pieces, a single unit too; what has come stays, and
+// it ends where the peer has no more or fails.
+func TestFollow(t *testing.T) {
+	r, giver := newRig(t, config("")), newRig(t, config(""))
+	cfg := peersConfig()
+	cfg.MinLoadTokens, cfg.BlockBytes = 64, pieceBytes/2
+	peers, links := join(t, cfg, true, r, giver)
+	stream := prompt(1, 16*7+5)
+	follow := func(tokens, want, calls int) {
+		t.Helper()
+		links[0].calls = 0
+		if n := peers[0].Follow(t.Context(), "r", stream[:tokens], "", []Peer{at(1, 1<<20)}); n != want || links[0].calls != calls {
+			t.Errorf("of %d tokens %d came in %d fetches, want %d in %d", tokens, n, links[0].calls, want, calls)
+		}
+	}
+	if _, err := giver.compute(stream[:16*5], "", "run"); err != nil {
+		t.Fatal(err)
+	}
+	follow(15, 0, 0)
+	follow(16*3+2, 48, 2)
+	follow(16*4, 16, 1)
+	follow(16*4+1, 0, 0)
+	follow(len(stream), 16, 2) // the peer says that it has no more
+	if _, err := giver.compute(stream, "", "run"); err != nil {
+		t.Fatal(err)
+	}
+	follow(len(stream), 32, 1)
+	r.run(stream, 16*7)
+
+	second := prompt(500, 16*6)
+	if _, err := giver.compute(second, "", "run"); err != nil {
+		t.Fatal(err)
+	}
+	stream = second
+	links[0].fault = func() string {
+		if links[0].calls == 2 {
+			return "wrong"
+		}
+		return ""
+	}
+	follow(len(stream), 48, 2) // the first piece, and one unit of the second
+	links[0].fault = nil
+	follow(len(stream), 0, 0) // it is left alone for a while
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if n := peers[0].Follow(ctx, "r", stream, "", []Peer{at(1, 1<<20)}); n != 0 {
+		t.Errorf("%d tokens after its end", n)
+	}
+	if s := peers[0].Stats(); s.Fetching != 0 || peers[1].Stats().Giving != 0 {
+		t.Errorf("%+v %+v", s, peers[1].Stats())
+	}
+}
+
 // TestPeersBounds: what may be fetched and given at a time, and to whom.
 func TestPeersBounds(t *testing.T) {
 	r, giver := newRig(t, config("")), newRig(t, config(""))

@@ -30,6 +30,7 @@ const (
 	HeaderKVPeer       = "x-xpyd-kv-peer"       // ID EPOCH URL KV TOKENS of a worker that has more of the prompt
 	HeaderTokens       = "x-xpyd-tokens"        // "1": each event says which tokens it stands for
 	HeaderGiven        = "x-xpyd-given"         // decimal: the body's part that is the client's; Exchange.Given follows
+	HeaderBrought      = "x-xpyd-brought"       // "1": the prompt's KV was brought ahead, so decode goes on alone
 	HeaderDPRank       = "x-data-parallel-rank" // vLLM's and SGLang's
 )
 
@@ -141,6 +142,9 @@ type Exchange struct {
 	// another decode said so far, as JSON; nil at a stream's beginning.
 	Tokens bool
 	Given  []byte
+	// Brought: decode has brought the KV of the prompt, and of what was given, from Peer. Without
+	// it decode refuses.
+	Brought bool
 
 	// Facts is what Dialect.Learn read.
 	Facts Facts
@@ -152,6 +156,12 @@ type Exchange struct {
 type Peer struct {
 	Instance *fleet.Instance
 	Tokens   int
+}
+
+// Brought is what decode has brought of a stream that is to go on there.
+type Brought struct {
+	Prompt bool // all of the prompt is there
+	Tokens int  // whose KV has come
 }
 
 // Reply is the whole answer of a leg that does not carry the response.
@@ -187,6 +197,10 @@ type Dialect struct {
 	// Prefill and Decode set the method, path and headers of a leg and return its body in
 	// pieces, which may alias the client's.
 	Prefill, Decode func(h *fasthttp.RequestHeader, x *Exchange) [][]byte
+	// Bring is a request that decode bring what Peer has of a stream; Brought reads the answer. Nil:
+	// it cannot.
+	Bring   func(h *fasthttp.RequestHeader, x *Exchange) [][]byte
+	Brought func(Reply) (Brought, error)
 	// Result reads how the prefill leg ended. It and Prefill are nil for engines Alone.
 	Result func(Reply) Result
 	// Ask returns a URL at which prefill tells more than the configuration, and Learn reads

@@ -2,6 +2,7 @@ package dialect
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 
@@ -46,7 +47,34 @@ var native = Dialect{
 		peered(h, x)
 		return continued(h, x)
 	},
-	Result: nativeResult,
+	// POST /xpyd/v1/bring is answered when what the peer has is there.
+	Bring: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
+		common(h, x)
+		h.Set(HeaderRequestID, x.RequestID)
+		h.SetRequestURI("/xpyd/v1/bring?chat=" + strconv.FormatBool(x.Top.Messages))
+		peered(h, x)
+		return continued(h, x)
+	},
+	Brought: nativeBrought,
+	Result:  nativeResult,
+}
+
+// nativeBrought reads {"prompt","tokens"}.
+func nativeBrought(a Reply) (b Brought, err error) {
+	if a.Status != 200 {
+		return b, errors.New(message(a))
+	}
+	var body struct {
+		Prompt *bool `json:"prompt"`
+		Tokens *int  `json:"tokens"`
+	}
+	if err = json.Unmarshal(a.Body, &body); err != nil {
+		return b, err
+	}
+	if body.Prompt == nil || body.Tokens == nil || *body.Tokens < 0 {
+		return b, errors.New("it does not say what is there")
+	}
+	return Brought{Prompt: *body.Prompt, Tokens: *body.Tokens}, nil
 }
 
 // continued returns the body of decode's leg, with what another decode has sent of the stream.
@@ -57,6 +85,9 @@ func continued(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 	}
 	if x.Given == nil {
 		return [][]byte{x.Body}
+	}
+	if x.Brought {
+		h.Set(HeaderBrought, "1")
 	}
 	h.Set(HeaderGiven, strconv.Itoa(len(x.Body)))
 	return [][]byte{x.Body, x.Given}

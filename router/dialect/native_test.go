@@ -9,6 +9,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
 )
@@ -61,9 +62,38 @@ func TestNativeLegs(t *testing.T) {
 			t.Errorf("%s, taken over: %s, %s", name, got, h.String())
 		}
 	}
+	x.Brought, x.Peer = true, &dialect.Peer{Instance: &fleet.Instance{ID: "d1", Epoch: 3, URL: "http://h", KVAddr: "h:2"}, Tokens: 9}
+	h = fasthttp.RequestHeader{}
+	dialect.Plain(&h, x)
+	if string(h.Peek(dialect.HeaderBrought)) != "1" || string(h.Peek(dialect.HeaderKVPeer)) != "d1 3 http://h h:2 9" || len(h.Peek(dialect.HeaderLink)) > 0 {
+		t.Errorf("brought: %s", h.String())
+	}
+	x.Brought, x.Tokens, x.Top = false, false, &openai.Top{Messages: true}
+	h = fasthttp.RequestHeader{}
+	if got := joined(d.Bring(&h, x)); string(got) != `{"x":1}{"created":1}` || string(h.RequestURI()) != "/xpyd/v1/bring?chat=true" || string(h.Method()) != "POST" ||
+		string(h.Peek(dialect.HeaderGiven)) != "7" || string(h.Peek(dialect.HeaderDeadline)) != "1500" || string(h.Peek(dialect.HeaderKVPeer)) != "d1 3 http://h h:2 9" ||
+		len(h.Peek(dialect.HeaderTokens))+len(h.Peek(dialect.HeaderBrought)) > 0 {
+		t.Errorf("to bring: %s, %s", got, h.String())
+	}
 	if dialect.For("telepathy") != nil {
 		t.Error("an unknown dialect exists")
 	}
+}
+
+func TestNativeBrought(t *testing.T) {
+	f := func(status int, body string, want dialect.Brought, ok bool) {
+		t.Helper()
+		if got, err := dialect.For("native").Brought(dialect.Reply{Status: status, Body: []byte(body)}); got != want || (err == nil) != ok {
+			t.Errorf("%d %s: %+v, %v", status, body, got, err)
+		}
+	}
+	f(200, `{"prompt":true,"tokens":48}`, dialect.Brought{Prompt: true, Tokens: 48}, true)
+	f(200, `{"prompt":false,"tokens":0}`, dialect.Brought{}, true)
+	f(200, `{"prompt":true,"tokens":-1}`, dialect.Brought{}, false)
+	f(200, `{"prompt":true}`, dialect.Brought{}, false)
+	f(200, `{"tokens":1}`, dialect.Brought{}, false)
+	f(200, `{`, dialect.Brought{}, false)
+	f(404, `{"prompt":true,"tokens":48}`, dialect.Brought{}, false)
 }
 
 func TestNativeResult(t *testing.T) {

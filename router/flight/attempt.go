@@ -27,6 +27,8 @@ type attempt struct {
 	asked  bool          // whether prefill's usage was awaited; only the handler uses it
 	hedge  *hedge        // whose other attempt may answer first; mostly nil
 	peer   *dialect.Peer // a worker that has more of the prompt than the pair; mostly nil
+	// brought: decode has brought the prompt's KV from where the stream is, and goes on alone.
+	brought bool
 
 	pDone chan struct{} // closed when prefill's leg is over
 	dDone chan struct{} // closed when decode has answered or failed
@@ -114,7 +116,7 @@ func (a *attempt) generate() (*answer, *failure) {
 	}
 	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Top: &a.q.top, Seed: a.q.seed,
 		Prefill: a.p.inst, Decode: a.d.inst, PrefillRank: a.choice.PrefillRank, DecodeRank: a.choice.DecodeRank,
-		Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth, Peer: a.peer}
+		Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth, Peer: a.peer, Brought: a.brought}
 	if a.rules.TakesOver && a.q.seam != nil && !a.q.seam.lost {
 		x.Tokens, x.Given = true, a.q.seam.given()
 	}
@@ -140,16 +142,17 @@ func (a *attempt) generate() (*answer, *failure) {
 
 // register has the legs end with their workers.
 func (a *attempt) register() {
-	s := a.q.s
-	s.legs.add(a.d)
+	a.registerLeg(a.d)
 	if !a.alone {
-		s.legs.add(a.p)
+		a.registerLeg(a.p)
 	}
-	now := s.fleet.Snapshot() // for a death between the choice and add
-	for _, l := range []*leg{a.p, a.d} {
-		if err := l.lost(now); err != nil {
-			l.End(err)
-		}
+}
+
+func (a *attempt) registerLeg(l *leg) {
+	s := a.q.s
+	s.legs.add(l)
+	if err := l.lost(s.fleet.Snapshot()); err != nil { // it died between the choice and add
+		l.End(err)
 	}
 }
 

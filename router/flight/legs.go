@@ -39,10 +39,12 @@ type leg struct {
 	since time.Time
 	begun time.Time // when sending began
 	ended time.Time
+	ahead period // of legBring
 }
 
 // States of a leg.
 const (
+	legBring     = "bring"  // decode brings what another has of a stream
 	legOpen      = "open"   // sent or being sent, unanswered
 	legAnswer    = "answer" // the answer is arriving
 	legDone      = "done"
@@ -70,6 +72,17 @@ func (l *leg) begin() {
 	defer l.smu.Unlock()
 	l.begun = time.Now()
 }
+
+// brought ends legBring: the leg itself is yet to come.
+func (l *leg) brought() {
+	l.smu.Lock()
+	defer l.smu.Unlock()
+	l.state, l.since = legOpen, time.Now()
+	l.ahead, l.begun = period{l.begun, l.since}, time.Time{}
+}
+
+// period is from a beginning to an end, both zero if it was not.
+type period struct{ from, to time.Time }
 
 // fail marks the leg as failed, unless it was ended from outside.
 func (l *leg) fail() {
@@ -99,7 +112,7 @@ func (l *leg) finish(cut bool) (cancelled bool) {
 func (l *leg) record() legRecord {
 	l.smu.Lock()
 	defer l.smu.Unlock()
-	return legRecord{l.inst.ID, l.inst.Epoch, l.state, l.since, l.begun, l.ended}
+	return legRecord{l.inst.ID, l.inst.Epoch, l.state, l.since, l.begun, l.ended, l.ahead}
 }
 
 // legs are the open legs, so that a worker's death ends its own at once.

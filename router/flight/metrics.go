@@ -30,6 +30,8 @@ type metrics struct {
 	exhausted prometheus.Counter     // the retry budget
 	takeovers *prometheus.CounterVec // reason, outcome
 	pause     prometheus.Histogram   // of a stream that was taken over
+	moves     *prometheus.CounterVec // kv
+	brought   prometheus.Counter     // tokens
 
 	tenants      *statsByName
 	unauthorized prometheus.Counter
@@ -91,6 +93,9 @@ func newMetrics(s *Service) *metrics {
 				"unkept: it could not be tried, because too much is kept for other streams or the worker did not say which tokens it sent. ended: the client left, the deadline passed or the router ended meanwhile.", "reason", "outcome"),
 		pause: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "xpyd_router_takeover_pause_seconds",
 			Help: "How long a stream stood still, from the break, or where it was left, to the next pair's first event.", Buckets: seconds}),
+		moves: counters("xpyd_router_moves_total",
+			"Streams that another pair goes on with though their decode worker is well, by where the prompt's KV came from. brought: from that worker, ahead, while it still served the stream. prefill: from a prefill worker, for which the client waited; if that is the rule, look at the log, and at kv.peers.", "kv"),
+		brought:      counter("xpyd_router_moved_kv_tokens_total", "Tokens whose KV was brought from one decode worker to another ahead of a move."),
 		tenants:      newStatsByName(),
 		unauthorized: counter("xpyd_router_unauthorized_total", "Requests without a valid API key."),
 	}
@@ -98,7 +103,7 @@ func newMetrics(s *Service) *metrics {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(f()) })
 	}
 	m.all = []prometheus.Collector{m.requests, m.duration, m.ttft, m.tpot, m.itl, m.prompt, m.generated, m.queued, m.retries, m.cancelled, m.fallbacks,
-		m.local, m.bytes, m.exhausted, m.takeovers, m.pause, m.unauthorized, m.tenants.requests, m.tenants.tokens, m.tenants.refused, s.hedges.count,
+		m.local, m.bytes, m.exhausted, m.takeovers, m.pause, m.moves, m.brought, m.unauthorized, m.tenants.requests, m.tenants.tokens, m.tenants.refused, s.hedges.count,
 		gauge("xpyd_router_requests_in_flight", "Requests that are admitted and not over.", func() int { n, _ := s.gate.Counts(); return n }),
 		gauge("xpyd_router_queue_requests", "Requests that wait for admission.", func() int { _, n := s.gate.Counts(); return n }),
 		gauge("xpyd_router_queue_bytes", "Bodies of the requests that wait for admission.", func() int { _, n := s.gate.Waiting(); return int(n) }),
@@ -133,6 +138,9 @@ func newMetrics(s *Service) *metrics {
 		for _, outcome := range takeoverOutcomes {
 			m.takeovers.WithLabelValues(reason, outcome)
 		}
+	}
+	for _, kv := range []string{kvBrought, kvPrefill} {
+		m.moves.WithLabelValues(kv)
 	}
 	for _, s := range dialect.Shapes {
 		m.fallbacks.WithLabelValues(string(s))

@@ -17,7 +17,7 @@ type phase struct {
 }
 
 // phases are the request's so far, in order of their start: admit; for each attempt pick,
-// prefill and decode; then first_byte, from decode's request to its answer, and relay.
+// bring, prefill and decode; then first_byte, from decode's request to its answer, and relay.
 func (rec *record) phases() []phase {
 	var over time.Time
 	if rec.over {
@@ -38,6 +38,9 @@ func (rec *record) phases() []phase {
 			l := &a.Prefill
 			if role == fleet.Decode {
 				l = &a.Decode
+			}
+			if !l.ahead.from.IsZero() {
+				out = append(out, phase{name: "bring", start: l.ahead.from, end: l.ahead.to, attempt: i + 1, leg: l})
 			}
 			if l.begun.IsZero() {
 				continue
@@ -118,7 +121,7 @@ func (q *request) emit(rec *record) {
 		}
 		if p.leg != nil {
 			l := attempts[p.attempt-1].leg(p.role)
-			if l.span != nil { // a hedge may have begun before there was a trace
+			if l.span != nil && p.role != "" { // a hedge may have begun before there was a trace
 				s.Context = *l.span
 			}
 			s.Kind = trace.Client

@@ -46,6 +46,7 @@ type legRecord struct {
 	Since time.Time `json:"since"`
 
 	begun, ended time.Time // zero before
+	ahead        period
 }
 
 // note fills rec with what is known of the request now.

@@ -21,6 +21,8 @@ type stream struct {
 	pace  *pacer
 	pulse pulse
 
+	ahead   *ahead    // KV on its way to the next decode; mostly nil
+	direct  bool      // it moves without
 	tries   int       // moves that failed since the answer began
 	moveDue time.Time // for the next try
 	done    bool      // nothing more is to be read
@@ -37,8 +39,8 @@ func (s *stream) next() ([]byte, error) {
 	if s.done {
 		return nil, io.EOF
 	}
-	if l := s.leaves(); l != nil {
-		if run := s.move(l); run != nil {
+	if end := s.leaves(); end != nil {
+		if run := s.move(end); run != nil {
 			return run, nil
 		}
 	}
@@ -64,6 +66,7 @@ func (s *stream) next() ([]byte, error) {
 	}
 	e, f := s.q.streamError(err)
 	if f != nil && s.q.seam != nil {
+		s.stop()
 		var run []byte
 		if run, e = s.takeOver(f, e); e == nil {
 			return run, nil
@@ -158,6 +161,7 @@ func (s *stream) last() bool {
 var errCut = errors.New("the answer broke")
 
 func (s *stream) end(err error) {
+	s.stop()
 	s.events.from = len(s.events.buf)
 	s.events.used()
 	s.events.body.Abort() // does nothing after Finish

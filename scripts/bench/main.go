@@ -83,6 +83,7 @@ var commands = []command{
 	{"peer", "the first token from another worker's KV beside a computed one; without -gpus a rehearsal", "hicache", "", 24, func(b base) benchmark { return &peer{base: b} }},
 	{"vllm", "a whole worker behind the router beside vLLM on the same GPU: an hour and a half", "vllm", "bench", 2, func(b base) benchmark { return &vllm{base: b} }},
 	{"takeover", "a stream's pause when its decode worker is killed or stopped: half an hour", "stream", "bench", 5, func(b base) benchmark { return &takeover{base: b} }},
+	{"moves", "how long a drain and a change of role take, and what a moved stream sees; -device cuda: single moves at a long context", "stream", "bench", 3, func(b base) benchmark { return &moves{takeover: takeover{base: b}} }},
 	{"idle", "what the router pays for takeovers while nothing goes wrong: twenty minutes", "stream", "bench", 20, func(b base) benchmark { return &idle{builds: &builds{router: &router{base: b}}} }},
 	{"upgrade", "requests that fail while `xpyd up` is upgraded under load: five minutes", "stream", "bench", 1, func(b base) benchmark { return &upgrade{base: b} }},
 	{"turns", "kv.peers on and off in conversations of two turns: two minutes", "turns", "bench", 9, func(b base) benchmark { return &turnsBench{b} }},

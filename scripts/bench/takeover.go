@@ -256,7 +256,7 @@ func (b *takeover) ask(addr string, i, tokens int, header string, met func(*flow
 	}
 	defer c.conn.Close()
 	req := post("/v1/completions", fmt.Sprintf(`%s,"max_tokens":%d}`, b.bodies[i], tokens))
-	if err := c.send(bytes.Replace(req, []byte("\r\n"), []byte("\r\n"+header), 1), 5*time.Minute); err != nil {
+	if err := c.send(bytes.Replace(req, []byte("\r\n"), []byte("\r\n"+header), 1), 20*time.Minute); err != nil {
 		return f, err
 	}
 	return f, f.read(c, met)
