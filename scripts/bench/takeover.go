@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -255,6 +256,7 @@ func (b *takeover) ask(addr string, i, tokens int, header string, met func(*flow
 		return f, err
 	}
 	defer c.conn.Close()
+	c.r = bufio.NewReaderSize(c.conn, 1<<20) // the first event lists the prompt's ids
 	req := post("/v1/completions", fmt.Sprintf(`%s,"max_tokens":%d}`, b.bodies[i], tokens))
 	if err := c.send(bytes.Replace(req, []byte("\r\n"), []byte("\r\n"+header), 1), 20*time.Minute); err != nil {
 		return f, err
