@@ -178,6 +178,19 @@ func TestEjectLast(t *testing.T) {
 	l.want("d1", pick.Closed)
 }
 
+// TestEjectUnknownPeers: a worker whose peers had too few requests is compared with nobody.
+func TestEjectUnknownPeers(t *testing.T) {
+	l := newLab(t, fleetOf(1, 3), ejecting(pick.EjectErrors))
+	for range 5 {
+		for range 100 {
+			l.bad(l.pick(func(r *pick.Request) { r.Exclude = []string{"d0", "d2"} }), fleet.Decode)
+		}
+		l.now = l.now.Add(5 * time.Second)
+		l.p.Judge(l.now)
+	}
+	l.want("d1", pick.Closed)
+}
+
 // TestEjectOff: nothing is compared.
 func TestEjectOff(t *testing.T) {
 	l := newLab(t, fleetOf(1, 3), ejecting(pick.EjectOff))
