@@ -128,9 +128,44 @@ func TestIdle(t *testing.T) {
 	if u.pop("a0") != list[2] || u.pop("a0") != nil || len(u.idle) != 0 {
 		t.Errorf("%v", u.idle)
 	}
+	u.put(list[2])
+	counts(1)
 	u.Close()
+	if counts(0); u.pop("a0") != nil {
+		t.Error("one that was closed")
+	}
 	u.put(list[2])
 	counts(0)
+}
+
+// stuck is a connection whose deadlines or writes fail, as when it was closed just now.
+type stuck struct {
+	deadConn
+	read, write, sends error
+}
+
+func (s stuck) SetReadDeadline(time.Time) error  { return s.read }
+func (s stuck) SetWriteDeadline(time.Time) error { return s.write }
+func (s stuck) Write(p []byte) (int, error)      { return len(p), s.sends }
+
+// TestStuck: a leg on a connection that was closed just now fails, in the phase that it met it in.
+func TestStuck(t *testing.T) {
+	for _, c := range []struct {
+		conn  stuck
+		phase string
+	}{{stuck{read: net.ErrClosed}, "answer"}, {stuck{write: net.ErrClosed}, "send"}, {stuck{sends: net.ErrClosed}, "send"}, {stuck{}, "answer"}} {
+		c.conn.r = strings.NewReader("")
+		u := NewClient(DefaultTimeouts(), Upstream{}, nil)
+		b := &Response{conn: &workerConn{Conn: c.conn, u: u}, life: &Life{}}
+		b.conn.in.init(c.conn, u.bufs)
+		h := u.Header()
+		h.SetRequestURI("/")
+		var sent atomic.Bool
+		var e *Error
+		if err := b.do("h:1", h, [][]byte{[]byte("x")}, &sent); !errors.As(err, &e) || e.Phase != c.phase || sent.Load() != (c.conn == stuck{deadConn: c.conn.deadConn}) {
+			t.Errorf("%+v: %v, sent %t", c.conn, err, sent.Load())
+		}
+	}
 }
 
 // TestQuiet: an idle connection is used again unless it has ended or has bytes that nobody asked for.
@@ -312,6 +347,13 @@ func TestDo(t *testing.T) {
 	ln2.Close()
 	if _, err := do(&Life{}, ln2.Addr().String()); !errors.As(err, &e) || e.Phase != "connect" || !e.Gone() {
 		t.Errorf("nobody is there: %v", err)
+	}
+	if err := u.LoadTLS(); err != nil {
+		t.Fatal(err)
+	}
+	answer <- "no TLS at all"
+	if _, err := do(&Life{}, Secure+ln.Addr().String()); !errors.As(err, &e) || e.Phase != "connect" {
+		t.Errorf("it speaks no TLS: %v", err)
 	}
 	for err, gone := range map[error]bool{io.EOF: true, context.Canceled: false, context.DeadlineExceeded: false, os.ErrDeadlineExceeded: false} {
 		if (&Error{Err: err}).Gone() != gone {
