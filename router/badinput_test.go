@@ -344,7 +344,7 @@ func refuses(t *testing.T) func(key string, edit func(*router.Config)) {
 		t.Helper()
 		c := router.DefaultConfig()
 		edit(&c)
-		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), key+":") {
+		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), key+":") || strings.Contains(err.Error(), "%!") {
 			t.Errorf("%s: %v", key, err)
 		}
 	}
@@ -356,10 +356,25 @@ func TestConfig(t *testing.T) {
 	}
 	f := refuses(t)
 	f("listen", func(c *router.Config) { c.Listen = "8000" })
+	f("listen", func(c *router.Config) { c.Listen = "" })
+	f("admin_listen", func(c *router.Config) { c.AdminListen = "x" })
 	f("tls_cert", func(c *router.Config) { c.TLSKey = "k" })
+	f("tls_cert", func(c *router.Config) { c.TLSCert = "c" })
+	f("tls_client_ca", func(c *router.Config) { c.TLSClientCA = "a" })
+	f("admin_tls_cert", func(c *router.Config) { c.AdminTLSKey = "k" })
+	f("admin_tls_cert", func(c *router.Config) { c.AdminTLSCert = "c" })
+	f("upstream.api_key", func(c *router.Config) { c.Discovery.P2PListen, c.Upstream.APIKey = "h:1", "k" })
+	f("upstream.pass_authorization", func(c *router.Config) { c.Discovery.P2PListen, c.Upstream.PassAuthorization = "h:1", true })
+	f("upstream.cert", func(c *router.Config) { c.Upstream.Key = "k" })
+	f("probe_timeout", func(c *router.Config) { c.ProbeTimeout = 0 })
 	f("attempts", func(c *router.Config) { c.Attempts = 0 })
 	f("retry_ratio", func(c *router.Config) { c.RetryRatio = 2 })
 	f("read_timeout", func(c *router.Config) { c.ReadTimeout = 0 })
 	f("limits.max_in_flight", func(c *router.Config) { c.Limits.MaxInFlight = 0 })
 	f("pick.policy", func(c *router.Config) { c.Pick.Policy = "best" })
+	all := router.DefaultConfig()
+	all.AdminListen, all.TLSCert, all.TLSKey, all.TLSClientCA, all.AdminTLSCert, all.AdminTLSKey, all.Discovery.P2PListen = "", "c", "k", "a", "c", "k", "h:1"
+	if err := all.Validate(); err != nil {
+		t.Error(err)
+	}
 }
