@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router"
 )
 
@@ -377,4 +378,29 @@ func TestConfig(t *testing.T) {
 	if err := all.Validate(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestWhichModel: a request that names no model means the only one that is served; of several it
+// must name one, also where it is passed on.
+func TestWhichModel(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 1, 1, func(c *router.Config) { c.MaxBodyBytes = 300 << 10 })
+	const text, input = `{"prompt":"x"}`, `{"input":"x"}`
+	ask := func(path, body string, status int, says string) {
+		t.Helper()
+		resp, got := g.post(path, body)
+		if resp.StatusCode != status || !strings.Contains(got, says) {
+			t.Errorf("%s %.40s: %d %.200s, want %d %q", path, body, resp.StatusCode, got, status, says)
+		}
+	}
+	ask("/v1/completions", text, 200, "")
+	ask("/v1/embeddings", input, 200, "")
+	g.add("other-p", fleet.Prefill, func(i *fleet.Instance) { i.Model = "other" })
+	g.add("other-d", fleet.Decode, func(i *fleet.Instance) { i.Model = "other" })
+	g.until("the other model", func() bool { return g.r.Members.Serves(g.watcher.Snapshot().Get("other-d")) })
+	ask("/v1/completions", text, 400, "model is required: 2 are served")
+	ask("/v1/embeddings", input, 400, "model is required, within the first 262144 bytes: 2 are served")
+	ask("/v1/embeddings", `{"model":"m","input":"x"}`, 200, "")
+	ask("/v1/embeddings", `{"model":"m","input":"`+strings.Repeat("x", 300<<10)+`"}`, 413, "larger than 307200 bytes")
+	ask("/v1/embeddings", `{"model":"m","input":"`+strings.Repeat("x", 299<<10)+`"}`, 200, "")
 }
