@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -398,6 +399,17 @@ func TestWhichModel(t *testing.T) {
 	g.add("other-p", fleet.Prefill, func(i *fleet.Instance) { i.Model = "other" })
 	g.add("other-d", fleet.Decode, func(i *fleet.Instance) { i.Model = "other" })
 	g.until("the other model", func() bool { return g.r.Members.Serves(g.watcher.Snapshot().Get("other-d")) })
+	g.add("d9", fleet.Decode, func(i *fleet.Instance) { i.MaxModelLen = 100 })
+	g.until("another decode", func() bool { return g.r.Members.Serves(g.watcher.Snapshot().Get("d9")) })
+	var list struct {
+		Data []struct {
+			ID  string
+			Len int `json:"max_model_len"`
+		}
+	}
+	if _, models := g.get("/v1/models"); json.Unmarshal([]byte(models), &list) != nil || len(list.Data) != 2 || list.Data[0].ID != "m" || list.Data[0].Len != 100 {
+		t.Errorf("%s", models)
+	}
 	ask("/v1/completions", text, 400, "model is required: 2 are served")
 	ask("/v1/embeddings", input, 400, "model is required, within the first 262144 bytes: 2 are served")
 	ask("/v1/embeddings", `{"model":"m","input":"x"}`, 200, "")

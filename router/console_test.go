@@ -7,8 +7,10 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/flight"
 )
 
 // heard is what a worker was asked on other paths than the legs'.
@@ -55,6 +57,40 @@ func TestOrdersAsSaid(t *testing.T) {
 	var e refusal
 	if got := g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", &e); got != 502 || !strings.Contains(e.Error.Message, "this router sends it nothing all the same") {
 		t.Errorf("a worker that is gone: %d %s", got, e.Error.Message)
+	}
+}
+
+// TestAsk: a worker's whole answer in time, or an error.
+func TestAsk(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 1, 1)
+	d := g.workers["d0"]
+	cut := func(w http.ResponseWriter, _ *http.Request) {
+		conn, out, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		fmt.Fprint(out, "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{}")
+		out.Flush()
+	}
+	silent := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+	for name, c := range map[string]struct {
+		answer  http.HandlerFunc
+		timeout time.Duration
+		limit   int
+		want    string
+	}{
+		"whole":     {whole, time.Minute, 1 << 10, `{"whole":true}`},
+		"too large": {whole, time.Minute, 5, ""},
+		"cut short": {cut, time.Minute, 1 << 10, ""},
+		"silent":    {silent, 20 * time.Millisecond, 1 << 10, ""},
+	} {
+		d.on(&d.other, c.answer)
+		r, err := g.r.Ask(g.watcher.Snapshot().Get("d0"), flight.Question{ID: "x", Method: "GET", Path: "/xpyd/v1/x", Timeout: c.timeout, Limit: c.limit})
+		if (err == nil) != (c.want != "") || err == nil && (string(r.Body) != c.want || r.Status != 200 || !strings.HasPrefix(r.ContentType, "application/json")) {
+			t.Errorf("%s: %+v, %v", name, r, err)
+		}
 	}
 }
 

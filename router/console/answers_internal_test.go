@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/fleet"
 )
 
 // TestServeMetrics: what could be gathered is served, and an error if there is nothing, or nonsense.
@@ -80,6 +82,25 @@ func TestAuditLimit(t *testing.T) {
 	now = now.Add(time.Hour)
 	f(auditBurst+5, true, auditBurst)
 	f(20, false, 20)
+}
+
+// TestTurned: how long an order of another role looks at the fleet.
+func TestTurned(t *testing.T) {
+	was := fleet.Member{Instance: fleet.Instance{Epoch: 3, Role: fleet.Prefill}}
+	for _, c := range []struct {
+		epoch uint64
+		role  fleet.Role
+		want  bool
+	}{{3, fleet.Prefill, false}, {3, fleet.Decode, true}, {4, fleet.Prefill, true}} {
+		now := was
+		now.Epoch, now.Role = c.epoch, c.role
+		if turned(&was, &now, fleet.Decode) != c.want {
+			t.Errorf("%+v", c)
+		}
+	}
+	if !turned(&was, nil, fleet.Decode) {
+		t.Error("one that is gone is waited for")
+	}
 }
 
 // TestAsText: programs get JSON, people text; format says it in so many words.

@@ -87,6 +87,32 @@ func TestAttemptOfEndedRequest(t *testing.T) {
 	}
 }
 
+// TestCancel: the legs of a request that is cancelled end, by whoever may run what ends them.
+func TestCancel(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		s, ends := bareService(t), []func(){}
+		s.Spawn = func(f func()) bool {
+			if !late {
+				ends = append(ends, f)
+			}
+			return !late
+		}
+		q := &request{s: s}
+		a := q.newAttempt(pairOf(t, "native"), 1)
+		q.cancel(errClientGone)
+		q.cancel(errDeadline)
+		if ended := a.d.Cause() != nil; ended != late {
+			t.Errorf("too late to spawn %t: the leg has ended %t", late, ended)
+		}
+		for _, end := range ends {
+			end()
+		}
+		if !errors.Is(a.d.Cause(), errClientGone) || !errors.Is(a.p.Cause(), errClientGone) || late == (len(ends) == 1) {
+			t.Errorf("too late to spawn %t: decode %v, prefill %v, %d spawned", late, a.d.Cause(), a.p.Cause(), len(ends))
+		}
+	}
+}
+
 // TestUnknownDialect: an attempt at a pair of an unknown dialect fails, and waits for nobody.
 func TestUnknownDialect(t *testing.T) {
 	a := (&request{s: bareService(t)}).newAttempt(pairOf(t, "gibberish"), 1)

@@ -168,6 +168,87 @@ func TestStuck(t *testing.T) {
 	}
 }
 
+// TestReused: a connection is used again while it is fresh, or is quiet and has not idled for long.
+func TestReused(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	addr := ln.Addr().String()
+	for _, c := range []struct {
+		idle          time.Duration
+		ended, reused bool
+	}{{0, false, true}, {upIdle / 2, false, true}, {upIdle / 2, true, false}, {upIdle, false, false}} {
+		u := NewClient(DefaultTimeouts(), Upstream{}, nil)
+		old, err := u.get(&Life{}, addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.ended {
+			theirs.Close()
+			raw, _ := old.Conn.(*net.TCPConn).SyscallConn()
+			_ = raw.Read(func(fd uintptr) bool { return sysPeek(int(fd)) == 0 })
+		}
+		u.put(old)
+		old.since = old.since.Add(-c.idle)
+		again, err := u.get(&Life{}, addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (again == old) != c.reused {
+			t.Errorf("%+v: used again %t", c, again == old)
+		}
+		if again != old {
+			more, err := ln.Accept()
+			if err != nil {
+				t.Fatal(err)
+			}
+			more.Close()
+		}
+		u.Close()
+		theirs.Close()
+	}
+}
+
+// TestWaitingHoldsNothing: a connection that has nothing to read has no buffer.
+func TestWaitingHoldsNothing(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	conn, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	theirs, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	var b inbuf
+	b.init(conn, newLender(upHeader))
+	ready := func() (done bool) {
+		if err := b.raw.Control(func(fd uintptr) { done = b.readable(fd) }); err != nil {
+			t.Fatal(err)
+		}
+		return done
+	}
+	if ready() || b.br != nil {
+		t.Errorf("a buffer is held for nothing: %t", b.br != nil)
+	}
+	fmt.Fprint(theirs, "x")
+	if err := b.await(); err != nil || b.buffered() != 1 {
+		t.Errorf("%v, %d bytes", err, b.buffered())
+	}
+}
+
 // TestQuiet: an idle connection is used again unless it has ended or has bytes that nobody asked for.
 func TestQuiet(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -139,6 +139,7 @@ func TestEjectSlow(t *testing.T) {
 	run(pick.EjectErrors, 10*ms, 10*ms, 10*ms, 90*ms).want("d3", pick.Closed)
 	run(pick.EjectAll, 10*ms, 10*ms, 10*ms, 90*ms).want("d0", pick.Closed, "d3", pick.Ejected)
 	run(pick.EjectAll, 10*ms, 11*ms, 12*ms, 13*ms).want("d3", pick.Closed)
+	run(pick.EjectAll, 10*ms, 10*ms, 10*ms, 13*ms).want("d3", pick.Closed) // not by enough to matter
 	run(pick.EjectAll, 10*ms, 20*ms, 40*ms, 80*ms).want("d3", pick.Closed) // a mixed fleet
 }
 
