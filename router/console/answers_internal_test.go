@@ -122,11 +122,13 @@ func TestAsText(t *testing.T) {
 
 // TestRoutes: who may ask for what, as the reference says.
 func TestRoutes(t *testing.T) {
-	who := map[string]string{}
+	who, mounted := map[string]string{}, map[string]bool{}
 	for _, r := range Routes() {
-		who[r.Method+" "+r.Path] = r.For
-		if r.Mounted != (r.Path == "/admin/v1/scale" || r.Path == "/admin/v1/workers" || strings.HasPrefix(r.Path, "/admin/v1/secret")) {
-			t.Errorf("%s is mounted: %t", r.Path, r.Mounted)
+		who[r.Method+" "+r.Path], mounted[r.Path] = r.For, r.Mounted
+	}
+	for path, want := range map[string]bool{"/admin/v1/scale": true, "/admin/v1/secret": true, "/admin/v1/instances": false, "/metrics": false} {
+		if mounted[path] != want {
+			t.Errorf("%s is mounted: %t", path, !want)
 		}
 	}
 	for route, want := range map[string]string{"GET /metrics": "anybody", "GET /health": "anybody", "GET /dashboard": "either token", "GET /admin/v1/instances": "either token", "POST /admin/v1/instances": "the admin token",
