@@ -131,6 +131,19 @@ func TestTakenUpWithPrefix(t *testing.T) {
 	})
 }
 
+// What is forgotten for want of places gives its blocks back.
+func TestForgottenGivesBack(t *testing.T) {
+	bubble(t, func(c *decode.Config, _ *kvconn.Config) { c.MaxRemains = 1 }, func(r *rig) {
+		for seed := range int32(3) {
+			r.breaks(claim(r.addr, 3+seed, 18), map[int][]int{0: {0, 1, 4}, 1: {1, 3}})
+			if s := r.cache.Stats(); s.Cached != 4 || s.Held != 0 {
+				r.t.Errorf("after %d: %+v, want 4 blocks kept", seed+1, s)
+			}
+		}
+		r.clean()
+	})
+}
+
 // What a broken transfer left is of use for the same tokens under the same
 // salt only, and blocks that are needed are taken from it.
 func TestNotTakenUp(t *testing.T) {

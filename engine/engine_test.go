@@ -58,7 +58,7 @@ func TestSubmitRefuses(t *testing.T) {
 		change(req)
 		_, err := r.Submit(t.Context(), req)
 		var bad *engine.RequestError
-		if !errors.As(err, &bad) || bad.Field != field {
+		if !errors.As(err, &bad) || bad.Field != field || strings.Contains(err.Error(), "%!") {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
@@ -71,7 +71,21 @@ func TestSubmitRefuses(t *testing.T) {
 	f("min_tokens", func(r *engine.Request) { r.MinTokens = 11 })
 	f("stop_token_ids", func(r *engine.Request) { r.StopTokens = []int32{99} })
 	f("logit_bias", func(r *engine.Request) { r.Bias = []kernels.Bias{{ID: 48}} })
+	f("min_tokens", func(r *engine.Request) { r.MinTokens = -1 })
+	f("logit_bias", func(r *engine.Request) { r.Bias = []kernels.Bias{{ID: -1}} })
+	f("stop_token_ids", func(r *engine.Request) { r.StopTokens = []int32{-1} })
 	f("logprobs", func(r *engine.Request) { r.Logprobs = 49 })
+	f("logprobs", func(r *engine.Request) { r.PromptLogprobs = 49 })
+	for n, change := range []func(*engine.Request){
+		func(r *engine.Request) { r.Logprobs, r.PromptLogprobs = 48, 48 }, func(r *engine.Request) { r.N, r.MinTokens = engine.MaxChoices, 10 },
+		func(r *engine.Request) { r.MaxTokens, r.MinTokens = 0, 100 }, func(r *engine.Request) { r.Bias, r.StopTokens = []kernels.Bias{{ID: 0}, {ID: 47}}, []int32{0, 47} },
+		func(r *engine.Request) { r.Prompt = []int32{0, 47} }, func(r *engine.Request) { r.Prompt = make([]int32, 49) },
+	} {
+		req := request(prompt(rng(), 20), 10)
+		if change(req); r.Check(req) != nil {
+			t.Errorf("at the edge, %d: %v", n, r.Check(req))
+		}
+	}
 	f("on_blocks", func(r *engine.Request) { r.OnBlocks = func(int, []engine.Ready) {} })
 	pre := func(owner string, p engine.Prefilled) func(*engine.Request) {
 		return func(r *engine.Request) { r.Owner, r.Prefilled = owner, &p }

@@ -302,3 +302,22 @@ func TestHits(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// TestTraceOrder: the newest steps are told, the oldest of them first.
+func TestTraceOrder(t *testing.T) {
+	for _, n := range []int{0, 1, traced - 1, traced, traced + 1, 3*traced + 7} {
+		var tr trace
+		for i := range n {
+			tr.add(StepRecord{Seqs: i})
+		}
+		list := tr.list()
+		if len(list) != min(n, traced) {
+			t.Fatalf("%d of %d steps", len(list), n)
+		}
+		for i, r := range list {
+			if want := n - len(list) + i; r.Seqs != want {
+				t.Fatalf("of %d steps number %d is %d, want %d", n, i, r.Seqs, want)
+			}
+		}
+	}
+}

@@ -34,3 +34,36 @@ func TestEarlyClaimsAreBounded(t *testing.T) {
 	l.remove(l.byID[EarlyClaim+"b"])
 	reserve(EarlyClaim+"d", engine.ErrClosed)
 }
+
+// TestLeaseTable: a lease is renewed only while it waits with its blocks, is removed once, and takes
+// nothing once it has been.
+func TestLeaseTable(t *testing.T) {
+	l := newLeases(time.Minute, time.Minute, time.Minute, 2)
+	k, err := l.begin("a", nil, func(error) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := l.renew("a"); !errors.Is(err, ErrNoLease) {
+		t.Errorf("while its prompt is computed: %v", err)
+	}
+	if err := l.keep(k, &engine.Handle{}, nil); err != nil {
+		t.Error(err)
+	}
+	if left, most, err := l.renew("a"); err != nil || left <= 0 || most <= 0 {
+		t.Errorf("%v, %v, %v", left, most, err)
+	}
+	k.claimed = true
+	if _, _, err := l.renew("a"); !errors.Is(err, ErrNoLease) {
+		t.Errorf("once it is claimed: %v", err)
+	}
+	if !l.remove(k) || l.remove(k) {
+		t.Error("it is removed once")
+	}
+	gone, err := l.begin("b", nil, func(error) {})
+	if err != nil || !l.remove(gone) {
+		t.Fatal(err)
+	}
+	if err := l.keep(gone, &engine.Handle{}, nil); !errors.Is(err, ErrClaimGone) || gone.handle != nil {
+		t.Errorf("a lease that was given up: %v", err)
+	}
+}

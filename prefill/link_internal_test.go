@@ -264,3 +264,26 @@ func TestLink(t *testing.T) {
 		})
 	}
 }
+
+// TestLinksRemembered: of many links that are over the latest are remembered.
+func TestLinksRemembered(t *testing.T) {
+	l := newLinks(wait, 3)
+	var keys []ticket.Link
+	for range 5 {
+		key := ticket.NewLink()
+		end, err := l.begin(key, 0, 1, func(error) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		end(done)
+		keys = append(keys, key)
+	}
+	for i, key := range keys {
+		if _, known := l.finished[key]; known != (i >= 2) {
+			t.Errorf("number %d of 5 is known: %t", i, known)
+		}
+	}
+	if len(l.order) != 3 || len(l.live) != 0 {
+		t.Errorf("%d in order, %d live", len(l.order), len(l.live))
+	}
+}

@@ -281,6 +281,9 @@ func TestView(t *testing.T) {
 		t.Error("shown before it was computed")
 	}
 	s.ready(1, ready)
+	if _, ok := s.View(1, 0, 0, 4, digests); !ok {
+		t.Error("the first block is not shown")
+	}
 	run, ok := s.View(1, 1, 4, 4, digests)
 	sums := make([]uint64, 2)
 	if ok {

@@ -115,6 +115,7 @@ func TestAudit(t *testing.T) {
 		{token, "POST", "/admin/v1/cache/pin", `{"prompt":"between you and me"}`},
 		{token, "POST", "/admin/v1/instances", `{"id":"` + strings.Repeat("x", 5000) + `"}`},
 		{"Bearer reads", "POST", "/admin/v1/instances/d0/drain", ""},
+		{"Bearer reads", "GET", "/admin/v1/profile", ""},
 		{"Bearer wrong", "GET", "/admin/v1/instances", ""},
 	} {
 		g.as(c.token, c.verb, c.path, c.body)
@@ -135,6 +136,7 @@ func TestAudit(t *testing.T) {
 		{"POST /admin/v1/cache/pin", "admin", 0, "31 bytes", "", ""},
 		{"POST /admin/v1/instances", "admin", 400, "…", "", ""},
 		{"POST /admin/v1/instances/d0/drain", "reader", 403, "", "", ""},
+		{"GET /admin/v1/profile", "reader", 403, "", "", ""},
 		{"GET /admin/v1/instances", "nobody", 401, "", "", ""},
 	}
 	if len(got) != len(want) {

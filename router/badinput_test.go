@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"bufio"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router"
 )
 
@@ -344,7 +346,7 @@ func refuses(t *testing.T) func(key string, edit func(*router.Config)) {
 		t.Helper()
 		c := router.DefaultConfig()
 		edit(&c)
-		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), key+":") {
+		if err := c.Validate(); err == nil || !strings.HasPrefix(err.Error(), key+":") || strings.Contains(err.Error(), "%!") {
 			t.Errorf("%s: %v", key, err)
 		}
 	}
@@ -356,10 +358,61 @@ func TestConfig(t *testing.T) {
 	}
 	f := refuses(t)
 	f("listen", func(c *router.Config) { c.Listen = "8000" })
+	f("listen", func(c *router.Config) { c.Listen = "" })
+	f("admin_listen", func(c *router.Config) { c.AdminListen = "x" })
 	f("tls_cert", func(c *router.Config) { c.TLSKey = "k" })
+	f("tls_cert", func(c *router.Config) { c.TLSCert = "c" })
+	f("tls_client_ca", func(c *router.Config) { c.TLSClientCA = "a" })
+	f("admin_tls_cert", func(c *router.Config) { c.AdminTLSKey = "k" })
+	f("admin_tls_cert", func(c *router.Config) { c.AdminTLSCert = "c" })
+	f("upstream.api_key", func(c *router.Config) { c.Discovery.P2PListen, c.Upstream.APIKey = "h:1", "k" })
+	f("upstream.pass_authorization", func(c *router.Config) { c.Discovery.P2PListen, c.Upstream.PassAuthorization = "h:1", true })
+	f("upstream.cert", func(c *router.Config) { c.Upstream.Key = "k" })
+	f("probe_timeout", func(c *router.Config) { c.ProbeTimeout = 0 })
 	f("attempts", func(c *router.Config) { c.Attempts = 0 })
 	f("retry_ratio", func(c *router.Config) { c.RetryRatio = 2 })
 	f("read_timeout", func(c *router.Config) { c.ReadTimeout = 0 })
 	f("limits.max_in_flight", func(c *router.Config) { c.Limits.MaxInFlight = 0 })
 	f("pick.policy", func(c *router.Config) { c.Pick.Policy = "best" })
+	all := router.DefaultConfig()
+	all.AdminListen, all.TLSCert, all.TLSKey, all.TLSClientCA, all.AdminTLSCert, all.AdminTLSKey, all.Discovery.P2PListen = "", "c", "k", "a", "c", "k", "h:1"
+	if err := all.Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestWhichModel: a request that names no model means the only one that is served; of several it
+// must name one, also where it is passed on.
+func TestWhichModel(t *testing.T) {
+	t.Parallel()
+	g := newRig(t, 1, 1, func(c *router.Config) { c.MaxBodyBytes = 300 << 10 })
+	const text, input = `{"prompt":"x"}`, `{"input":"x"}`
+	ask := func(path, body string, status int, says string) {
+		t.Helper()
+		resp, got := g.post(path, body)
+		if resp.StatusCode != status || !strings.Contains(got, says) {
+			t.Errorf("%s %.40s: %d %.200s, want %d %q", path, body, resp.StatusCode, got, status, says)
+		}
+	}
+	ask("/v1/completions", text, 200, "")
+	ask("/v1/embeddings", input, 200, "")
+	g.add("other-p", fleet.Prefill, func(i *fleet.Instance) { i.Model = "other" })
+	g.add("other-d", fleet.Decode, func(i *fleet.Instance) { i.Model = "other" })
+	g.until("the other model", func() bool { return g.r.Members.Serves(g.watcher.Snapshot().Get("other-d")) })
+	g.add("d9", fleet.Decode, func(i *fleet.Instance) { i.MaxModelLen = 100 })
+	g.until("another decode", func() bool { return g.r.Members.Serves(g.watcher.Snapshot().Get("d9")) })
+	var list struct {
+		Data []struct {
+			ID  string
+			Len int `json:"max_model_len"`
+		}
+	}
+	if _, models := g.get("/v1/models"); json.Unmarshal([]byte(models), &list) != nil || len(list.Data) != 2 || list.Data[0].ID != "m" || list.Data[0].Len != 100 {
+		t.Errorf("%s", models)
+	}
+	ask("/v1/completions", text, 400, "model is required: 2 are served")
+	ask("/v1/embeddings", input, 400, "model is required, within the first 262144 bytes: 2 are served")
+	ask("/v1/embeddings", `{"model":"m","input":"x"}`, 200, "")
+	ask("/v1/embeddings", `{"model":"m","input":"`+strings.Repeat("x", 300<<10)+`"}`, 413, "larger than 307200 bytes")
+	ask("/v1/embeddings", `{"model":"m","input":"`+strings.Repeat("x", 299<<10)+`"}`, 200, "")
 }

@@ -45,7 +45,9 @@ func TestDashboard(t *testing.T) {
 	if resp, _ := f("GET", "/admin/v1/instances", "", 401); resp.Header.Get("WWW-Authenticate") != "Bearer" {
 		t.Error("other paths make browsers ask, too")
 	}
-	f("GET", "/dashboard", "Bearer secret", 200)
+	if resp, _ := f("GET", "/dashboard", "Bearer secret", 200); resp.Header.Get("Referrer-Policy") != "no-referrer" {
+		t.Errorf("%v", resp.Header)
+	}
 	f("HEAD", "/dashboard", basic("secret"), 200)
 	f("GET", "/admin/v1/instances", basic("secret"), 200)
 	f("GET", "/debug/requests", basic("secret"), 200)

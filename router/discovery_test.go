@@ -65,6 +65,23 @@ func TestP2PRegistration(t *testing.T) {
 	})
 }
 
+// TestNoModelsListed: an engine that lists no models is asked all the same what it is.
+func TestNoModelsListed(t *testing.T) {
+	t.Parallel()
+	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/version" {
+			w.WriteHeader(404)
+			return
+		}
+		fmt.Fprint(w, `{"version":"9.8.7"}`)
+	}))
+	t.Cleanup(e.Close)
+	g := newRig(t, 0, 0, func(c *router.Config) {
+		c.Static = []sense.Static{{ID: "e", URL: e.URL + "/", Dialect: "openai", Model: "m"}}
+	})
+	g.until("its version", func() bool { return g.watcher.Snapshot().Get("e").Version == "9.8.7" })
+}
+
 // TestGoneWhileExamined: an engine that is taken out of the configuration while
 // it is asked what it is stays out.
 func TestGoneWhileExamined(t *testing.T) {

@@ -1,10 +1,20 @@
 package router
 
-import "syscall"
+import (
+	"syscall"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/flight"
+)
 
 // OnDial makes dialling workers fail with what f returns; before Start.
 func (r *Router) OnDial(f func() error) {
 	r.up.Dialer.Control = func(_, _ string, _ syscall.RawConn) error { return f() }
+}
+
+// Ask asks a worker.
+func (r *Router) Ask(m *fleet.Member, q flight.Question) (*flight.Reply, error) {
+	return r.flights.Ask(m, q)
 }
 
 // Spawn runs f until the router is closed.

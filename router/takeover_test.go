@@ -498,7 +498,11 @@ func TestTakeoverWaits(t *testing.T) {
 	for _, end := range []string{"it comes", "it comes while the router drains", "it does not come", "client", "deadline", "shutdown"} {
 		t.Run(end, func(t *testing.T) {
 			t.Parallel()
-			g := newRig(t, 1, 1)
+			g := newRig(t, 1, 1, func(c *router.Config) {
+				if end == "it comes" {
+					c.Limits.PairWait = 0 // a new request would not wait at all
+				}
+			})
 			coming := func(id string) bool { return id == "d0" }
 			if end != "it does not come" {
 				g.coming.Store(&coming)

@@ -91,6 +91,7 @@ func TestValidate(t *testing.T) {
 	f("gpu_memory", "gpu_memory", 1.01)
 	f("gpu_memory", "gpu_memory", math.NaN())
 	f("", "kv.pin_share", 0.5)
+	f("", "kv.pin_share", 0.0)
 	f("kv.pin_share", "kv.pin_share", 0.51)
 	f("kv.pin_share", "kv.pin_share", -0.01)
 	f("", "kv.tenant_share", 1.0, "kv.host_memory", 1<<20)

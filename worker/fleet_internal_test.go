@@ -73,3 +73,28 @@ func TestPathsOfTheGone(t *testing.T) {
 		says(name, "")
 	}
 }
+
+// TestIsMember: a peer is trusted with what is private as the run of a worker that the fleet has.
+func TestIsMember(t *testing.T) {
+	if (&Worker{}).isMember(kvconn.PeerID{ID: "p", Epoch: 1}) {
+		t.Error("a worker without a fleet has members")
+	}
+	watcher, err := fleet.Watch(fleet.WatcherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watcher.Close()
+	w := &Worker{fleet: &membership{watcher: watcher}}
+	if err := watcher.AddStatic(fleet.Instance{ID: "p", Epoch: 2, Role: fleet.Prefill, URL: "http://127.0.0.1:1", KVAddr: "127.0.0.1:2", Dialect: "native", Model: "m"}, fleet.Static); err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[kvconn.PeerID]bool{{ID: "p", Epoch: 2}: true, {ID: "p", Epoch: 1}: false, {ID: "p"}: false, {ID: "q", Epoch: 2}: false} {
+		if w.isMember(id) != want {
+			t.Errorf("%v is a member: %t", id, !want)
+		}
+	}
+	watcher.ReportDead("p", 2, "test")
+	if w.isMember(kvconn.PeerID{ID: "p", Epoch: 2}) {
+		t.Error("a dead one is a member")
+	}
+}

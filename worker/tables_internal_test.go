@@ -177,6 +177,22 @@ func TestTooLargeField(t *testing.T) {
 	f("logprobs", func(_ *job, s *openai.Shape) { s.Logprobs, s.PromptLogprobs = 5, 5 })
 }
 
+// TestTooLargeSays: what a too large answer comes from, in numbers.
+func TestTooLargeSays(t *testing.T) {
+	j := &job{items: make([]item, 2)}
+	j.N = 3
+	s := openai.Shape{Tokens: 5, Logprobs: 6, PromptLogprobs: -1}
+	err := j.tooLarge(&s, 7000, 6000)
+	var e *openai.Error
+	want := "the answer could have 7000 bytes, with 2 prompts x n 3, each of 5 tokens and 35 log probabilities; 6000 is the limit: lower logprobs or one of these, or ask for a stream"
+	if !errors.As(err, &e) || e.Param != "logprobs" || e.Message != want {
+		t.Errorf("%v", err)
+	}
+	if j.Stream = true; !errors.As(j.tooLarge(&s, 1, 1), &e) || !strings.HasPrefix(e.Message, "an event of the stream could have 1 bytes") || strings.Contains(e.Message, "ask for a stream") {
+		t.Errorf("%v", e)
+	}
+}
+
 // TestListed: how many log probabilities of a prompt may be asked for.
 func TestListed(t *testing.T) {
 	n := func(v int) *int { return &v }
@@ -463,6 +479,26 @@ func TestAppendError(t *testing.T) {
 		}
 		if got := string((&frames{}).appendError(nil, err)); got != want || strings.Count(got, "\n") != 2 {
 			t.Errorf("%s: %q", o, got)
+		}
+	}
+}
+
+// TestEngineConfig: what the engine is told, from the configuration or by the device.
+func TestEngineConfig(t *testing.T) {
+	for _, gpu := range []bool{false, true} {
+		running, step, prefill := 64, 512, 0
+		if gpu {
+			running, step, prefill = 256, 8192, 8192
+		}
+		c := Config{MaxWaiting: 3, MaxModelLen: 4, MaxStepTime: 5, QueueTime: 6}
+		got := engineConfig(&c, gpu)
+		if got.MaxRunning != running || got.StepTokens != step || gpu && got.PrefillTokens != prefill {
+			t.Errorf("gpu %t: %+v", gpu, got)
+		}
+		c.MaxBatch, c.StepTokens = 7, 8
+		got = engineConfig(&c, gpu)
+		if got.MaxRunning != 7 || got.StepTokens != 8 || got.MaxWaiting != 3 || got.MaxModelLen != 4 || got.MaxStepTime != 5 || got.QueueTime != 6 || gpu && got.PrefillTokens != 8 {
+			t.Errorf("gpu %t: %+v", gpu, got)
 		}
 	}
 }

@@ -486,6 +486,11 @@ func TestMisusePanics(t *testing.T) {
 	f("foreign revoke", "does not hold", func(c *kvcache.Cache, held []int32) { c.Revoke(held, "b") })
 	f("quarantine of two", "2 references", func(c *kvcache.Cache, held []int32) { c.Retain(held, "a"); c.Quarantine(held, "a") })
 	f("foreign quarantine", "0 references", func(c *kvcache.Cache, held []int32) { c.Quarantine(held, "b") })
+	f("shelve of two's", "2 references", func(c *kvcache.Cache, held []int32) { c.Retain(held, "b"); c.Shelve(kvcache.Hash{1}, held, "a") })
+	f("shelve of what prefixes lead to", "indexed true", func(c *kvcache.Cache, held []int32) {
+		c.Insert(tokens(16, 0), "", held)
+		c.Shelve(kvcache.Hash{1}, held, "a")
+	})
 	f("foreign unquarantine", "not in quarantine", func(c *kvcache.Cache, held []int32) { c.Unquarantine(held, "a") })
 }
 

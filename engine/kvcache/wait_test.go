@@ -133,11 +133,22 @@ func TestReserveWaitMatches(t *testing.T) {
 			time.Sleep(time.Second)
 			c.Release(held, "a")
 		}()
+		before, heard := c.Stats(), 0
+		c.OnWait(func() { heard++ })
 		ids, n, err := c.ReserveWait(t.Context(), &ch, 63, 4, "b")
 		if err != nil || n != 48 || len(ids) != 4 {
 			t.Errorf("%v, %d cached, %v", ids, n, err)
 		}
+		after := c.Stats()
+		if hit, asked := after.HitTokens-before.HitTokens, after.AskTokens-before.AskTokens; hit != 48 || asked != 63 {
+			t.Errorf("%d of %d tokens count as found, want 48 of 63", hit, asked)
+		}
 		c.Release(ids, "b")
+		if ids, _, err := c.ReserveWait(t.Context(), &ch, 63, 4, "b"); err != nil || heard != 1 {
+			t.Errorf("%v: the engine heard %d times of one that waits, want once", err, heard)
+		} else {
+			c.Release(ids, "b")
+		}
 	})
 }
 

@@ -580,3 +580,25 @@ func TestRandomPeers(t *testing.T) {
 		t.Error("the test tests little")
 	}
 }
+
+// TestShutPeers: peers that failed are listed by name while they are left alone.
+func TestShutPeers(t *testing.T) {
+	var none *Peers
+	if none.Stats() != nil {
+		t.Error("of no peers")
+	}
+	p, now := &Peers{}, time.Now()
+	for _, id := range []string{"c", "a", "d", "b"} {
+		p.guards.done(guardKey{id, 7}, false, errors.New("broke "+id), now)
+	}
+	p.guards.done(guardKey{"d", 7}, true, nil, now)
+	s := p.Stats()
+	if len(s.Shut) != 3 {
+		t.Fatalf("%+v", s)
+	}
+	for i, id := range []string{"a", "b", "c"} {
+		if x := s.Shut[i]; x.ID != id || x.Epoch != 7 || x.Failures != 1 || !x.Until.After(now) || x.LastError != "broke "+id {
+			t.Errorf("%+v", x)
+		}
+	}
+}

@@ -95,6 +95,8 @@ func TestScanPrompt(t *testing.T) {
 	f(`{"messages":[{"content":"x"}],"prompt":[1]}`, `[1]`, false)
 	f(`{"prompt":[1],"messages":[{"content":"x"}]}`, `[{"content":"x"}]`, true)
 	f(`{"model":"m"}`, ``, false)
+	f(`{"messages":[{"content":"x"}],"prompt":null}`, ``, true)
+	f(`{"prompt":[1],"messages":null}`, ``, false)
 }
 
 // FuzzEdit: whatever is set, removed and added, the result is valid JSON, has

@@ -244,6 +244,8 @@ func TestErrorMessage(t *testing.T) {
 		`{"error":{"message":"a"}}`:            "a",
 		`{"object":"error","message":"b"}`:     "b",
 		`{"error":"c"}`:                        `{"error":"c"}`,
+		`{"error":"c","message":"e"}`:          "e",
+		`{"message":"f`:                        `{"message":"f`,
 		`d`:                                    "d",
 		``:                                     "",
 		`x` + long:                             "x" + long[:198] + "…",

@@ -119,9 +119,7 @@ func ErrorMessage(body []byte) string {
 		Message string
 		Error   struct{ Message string }
 	}
-	if json.Unmarshal(body, &b) != nil {
-		return Clip(string(body))
-	}
+	_ = json.Unmarshal(body, &b) // what it cannot read stays empty
 	return Clip(cmp.Or(b.Error.Message, b.Message, string(body)))
 }
 

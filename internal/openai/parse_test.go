@@ -177,14 +177,17 @@ func TestBadCompletions(t *testing.T) {
 		{`{"prompt":"x","seed":-9007199254740994.0}`, "seed", "between"},
 		{`{"prompt":"x","echo":"yes"}`, "echo", "boolean"},
 		{`{"prompt":"x","stop":[]` + `,"cache_salt":1}`, "cache_salt", "string"},
-		{`{"prompt":"x","logit_bias":{"-1":1}}`, "logit_bias", "no token id"},
+		{`{"prompt":"x","logit_bias":{"-1":1}}`, "logit_bias", `the key "-1", which is no token id`},
+		{`{"prompt":"x","stop":[` + strings.Repeat(`"a",`, 16) + `"a"]}`, "stop", "more than 16"},
+		{`{"prompt":"x","max_tokens":1.5}`, "max_tokens", "must be an integer, not 1.5"},
+		{`{"prompt":"x","n":129}`, "n", "between 1 and 128, not 129"},
 	} {
 		got, err := openai.ParseCompletion([]byte(c.body), 512)
 		if err == nil || got != nil {
 			t.Errorf("%s: accepted", c.body)
 			continue
 		}
-		if err.Status != 400 || err.Param != c.param || !strings.Contains(err.Message, c.message) {
+		if err.Status != 400 || err.Param != c.param || !strings.Contains(err.Message, c.message) || strings.Contains(err.Message, "%!") {
 			t.Errorf("%s:\n got %v\nwant %q in %q", c.body, err, c.message, c.param)
 		}
 	}
@@ -297,7 +300,7 @@ func TestBadChats(t *testing.T) {
 			}
 			continue
 		}
-		if err == nil || got != nil || err.Param != c.param || !strings.Contains(err.Message, c.message) {
+		if err == nil || got != nil || err.Param != c.param || !strings.Contains(err.Message, c.message) || strings.Contains(err.Message, "%!") {
 			t.Errorf("%s:\n got %v\nwant %q in %q", c.body, err, c.message, c.param)
 		}
 	}

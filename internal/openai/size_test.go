@@ -185,3 +185,15 @@ func TestSurely(t *testing.T) {
 	f(`{"messages":[],"max_completion_tokens":2147483647,"n":128,"logprobs":true,"top_logprobs":20}`, 1<<24*128*860)
 	f(`{"messages":[],"max_tokens":100,"logprobs":false}`, 100)
 }
+
+// TestMeasuredText: what a token's bytes take in a text at most, each as U+FFFD where they are no
+// character by themselves.
+func TestMeasuredText(t *testing.T) {
+	for raw, want := range map[string]int{"": 0, "ab": 2, "é": 2, "\n": 2, "\xff": 3, "\xff\xfe": 6, "\xe7\x95": 6, "a\xff": 4, "\"\xff": 5} {
+		v := &vocab{}
+		v.add("x", []byte(raw))
+		if got := openai.MeasureTokens(v, 1).Text; got != want {
+			t.Errorf("%q: %d bytes, want %d", raw, got, want)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -45,7 +46,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("pid", os.Getpid())
 		select {
 		case <-asked:
-			fmt.Print("bye")
+			fmt.Print("bye ", os.Getenv("SUPERVISE_TEST_WORD"))
 		case <-gone:
 		}
 	case "family": // starts a child of its own, in its group, and exits
@@ -173,6 +174,7 @@ func TestChildrenDieWithAKilledParent(t *testing.T) {
 
 func TestRealProcesses(t *testing.T) {
 	noLeak(t)
+	t.Setenv("SUPERVISE_TEST_WORD", "inherited")
 	var out buffer
 	s, err := supervise.New(supervise.Config{Output: &out})
 	if err != nil {
@@ -221,7 +223,7 @@ func TestRealProcesses(t *testing.T) {
 			t.Errorf("%s (%d) is there, or a zombie", name, pid)
 		}
 	}
-	if !strings.Contains(out.String(), "[polite] bye\n") {
+	if !strings.Contains(out.String(), "[polite] bye inherited\n") {
 		t.Errorf("output:\n%s", out.String())
 	}
 	if st := status(s, "polite"); st.State != supervise.Stopped || st.Exit.Code != 0 {
@@ -267,6 +269,26 @@ func TestBadExecutable(t *testing.T) {
 	stop(t, s, time.Second)
 }
 
+// TestNoDescriptors: without one a supervisor says so, and starts again when there is one.
+func TestNoDescriptors(t *testing.T) {
+	noLeak(t)
+	var was syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: 0, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := supervise.New(supervise.Config{})
+	if serr := syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was); serr != nil {
+		t.Fatal(serr)
+	}
+	if !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("%v", err)
+	}
+	stop(t, start(t, supervise.Config{}), time.Second)
+}
+
 func TestParentGone(t *testing.T) {
 	t.Setenv("XPYD_PARENT_FD", "")
 	if gone, err := supervise.ParentGone(t.Context()); gone != nil || err != nil {
@@ -291,6 +313,9 @@ func TestParentGone(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Close()
+		if err := syscall.SetNonblock(fd, false); err != nil { // as a child inherits it
+			t.Fatal(err)
+		}
 		t.Setenv("XPYD_PARENT_FD", strconv.Itoa(fd))
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()

@@ -138,6 +138,9 @@ func TestBackoff(t *testing.T) {
 		if time.Since(f.begin) != 17*time.Second {
 			t.Fatal("stop waited for the back-off")
 		}
+		if st := status(s, "a"); st.State != supervise.Stopped || st.Wait != 0 {
+			t.Fatalf("%+v", st)
+		}
 	})
 }
 
@@ -276,6 +279,36 @@ func TestScaleTaken(t *testing.T) {
 	})
 }
 
+// TestScaleByReadiness: who is not ready yet goes before who is, and all are listed by name.
+func TestScaleByReadiness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		f.deaf = true
+		s := start(t, supervise.Config{Launcher: f, Templates: map[string]func(int) supervise.Child{"p": func(i int) supervise.Child {
+			c := child(fmt.Sprint("p-", i), "p")
+			if i%2 == 1 {
+				c.Ready = func(ctx context.Context, _ int) error { <-ctx.Done(); return ctx.Err() }
+			}
+			return c
+		}}})
+		if _, err := s.Scale("p", 6, nil); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if done, err := s.Scale("p", 2, nil); err != nil || fmt.Sprint(done.Removed, done.Kept) != "[p-5 p-3 p-1 p-4] [p-2 p-0]" {
+			t.Errorf("%+v, %v", done, err)
+		}
+		var names []string
+		for _, st := range s.Status() {
+			names = append(names, st.Name)
+		}
+		if got := strings.Join(names, " "); got != "p-0 p-1 p-2 p-3 p-4 p-5" {
+			t.Error(got)
+		}
+		stop(t, s, time.Second)
+	})
+}
+
 // TestScaleByUse: whoever is idle goes first, then who does not work yet, then
 // who came from another role; the role of the moment counts.
 func TestScaleByUse(t *testing.T) {
@@ -317,6 +350,8 @@ func TestScaleByUse(t *testing.T) {
 		scale("p", 1, "[] [d-3] [p-0]")
 		now["d-1"], use["p-0"] = "p", supervise.Idle
 		scale("p", 1, "[] [p-0] [d-1]") // the only one that works
+		scale("p", 12, "[p-1 p-2 p-3 p-4 p-5 p-6 p-7 p-8 p-9 p-10 p-11] [] [d-1]")
+		scale("p", 10, "[] [d-1 p-11] [p-10 p-9 p-8 p-7 p-6 p-5 p-4 p-3 p-2 p-1]") // from another role, though its name is shorter
 		stop(t, s, time.Second)
 	})
 }

@@ -113,7 +113,14 @@ func TestFactsAreForgotten(t *testing.T) {
 		members = append(members, m)
 	}
 	k.prune(fleet.NewSnapshot(1, time.Time{}, members))
-	if _, ok := k.get(&fleet.Instance{ID: "here", Epoch: 1}); !ok || len(k.byID) != 1 {
+	for id, want := range map[string]bool{"here": true, "gone": false} {
+		for epoch := range uint64(3) {
+			if _, ok := k.get(&fleet.Instance{ID: id, Epoch: epoch}); ok != (want && epoch == 1) {
+				t.Errorf("%s, epoch %d: known %t", id, epoch, ok)
+			}
+		}
+	}
+	if len(k.byID) != 1 {
 		t.Errorf("%v", k.byID)
 	}
 }

@@ -48,6 +48,9 @@ func FuzzEvents(f *testing.F) {
 				}
 				out = append(out, run...)
 			}
+			if run, again := e.next(); len(run) > 0 || again != err {
+				t.Fatalf("after %v of %q: %q, %v", err, in, run, again)
+			}
 			rest, whole := bytes.CutPrefix(in, out)
 			switch {
 			case !whole: // it was completed
@@ -101,6 +104,28 @@ func (s *steps) Read(p []byte) (int, error) {
 		return 0, io.EOF
 	}
 	return n, nil
+}
+
+// TestAwait: each wait for a worker whose silence matters has an end, and others do not count.
+func TestAwait(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		s, _ := seamOf(t, 1, 0)
+		stripped(s, frame0+event0)
+		if lost {
+			s.release()
+		}
+		q := &request{s: bareService(t), seam: s}
+		a := q.newAttempt(pairOf(t, "native"), 1)
+		relay := &stream{q: q, answer: &answer{events: &events{body: bytesOf{bytes.NewReader([]byte(event0))}}}}
+		for _, want := range []error{nil, io.EOF} {
+			if _, err := relay.await(); err != want {
+				t.Errorf("%v, want %v", err, want)
+			}
+		}
+		if n := a.d.waits.Load(); n != 4 && !lost || n != 0 && lost {
+			t.Errorf("lost %t: %d beginnings and ends of waits", lost, n)
+		}
+	}
 }
 
 // TestAsEvents: an engine's answer may be anything.

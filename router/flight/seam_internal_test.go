@@ -45,6 +45,7 @@ func TestStrip(t *testing.T) {
 		{frame0 + event0 + ":t 0\n" + event0 + done, event0 + event0 + done, `{"ids":[7,8]}`},
 		{frame0 + event0 + ":e {\"error\":{\"message\":\"why\"}}\n\n", event0, `{"ids":[7,8]}`},
 		{frame0 + event0 + ":e \n\n" + second + event0, event0 + event0, `{"ids":[7,8,9]}`},
+		{"\n\n" + frame0 + event0, "\n\n" + event0, `{"ids":[7,8]}`},
 		{frame0 + event0 + "data: {\"error\":{}}\n\n", event0 + "data: {\"error\":{}}\n\n", `{"ids":[7,8]}`},
 	} {
 		s, p := seamOf(t, 1, 0)

@@ -139,7 +139,7 @@ func TestHosts(t *testing.T) {
 		"http://c.example": false, "http://xc.example": false, "http://d.example": false, "ftp://a.example": false, "data:x": false, "http://": false, "http://u@a.example": false, "http://a.example\\@d.example": false, "http://%zz": false, "": false,
 	} {
 		err := list.check("messages", "http://a.example", u)
-		if (err == nil) != ok || err != nil && (err.Status != 400 || err.Param != "messages") {
+		if (err == nil) != ok || err != nil && (err.Status != 400 || err.Param != "messages" || strings.Contains(err.Message, "%!")) {
 			t.Errorf("%q: %v", u, err)
 		}
 	}
@@ -159,7 +159,7 @@ func TestPolicyBounds(t *testing.T) {
 		change(&c)
 		err := c.Validate()
 		var e *config.KeyError
-		if (err == nil) != (key == "") || err != nil && (!errors.As(err, &e) || e.Key != key) {
+		if (err == nil) != (key == "") || err != nil && (!errors.As(err, &e) || e.Key != key || strings.Contains(err.Error(), "%!")) {
 			t.Errorf("%v, want %q refused", err, key)
 		}
 	}
@@ -205,7 +205,7 @@ func TestPolicyBounds(t *testing.T) {
 func TestLifetime(t *testing.T) {
 	for header, want := range map[string]time.Duration{"": time.Second, "1": time.Millisecond, "1000": time.Second, "999": 999 * time.Millisecond, "1001": time.Second, "9223372036854775807": time.Second, "0": 0, "-1": 0, "x": 0, "1.5": 0, "9223372036854775808": 0} {
 		got, err := lifetime([]byte(header), time.Second)
-		if got != want || (err == nil) != (want > 0) || err != nil && (err.Status != 400 || err.Param != headerTimeout) {
+		if got != want || (err == nil) != (want > 0) || err != nil && (err.Status != 400 || err.Param != headerTimeout || strings.Contains(err.Message, "%!")) {
 			t.Errorf("%q: %v, %v", header, got, err)
 		}
 	}

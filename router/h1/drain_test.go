@@ -202,3 +202,64 @@ func TestFull(t *testing.T) {
 		t.Errorf("the first: %+v, %v", resp, err)
 	}
 }
+
+// piece streams a text in two.
+type piece string
+
+func (p piece) Stream(c *h1.Conn) error {
+	if err := c.Send([]byte(p[:len(p)/2]), false); err != nil {
+		return err
+	}
+	return c.Send([]byte(p[len(p)/2:]), true)
+}
+
+// TestAnswers: whole answers and streams of every size are framed as the client can read, and the
+// connection goes on where it can.
+func TestAnswers(t *testing.T) {
+	_, ln := started(t, h1.ServerConfig{Handler: func(ctx *fasthttp.RequestCtx) {
+		args := ctx.QueryArgs()
+		text := strings.Repeat("x", args.GetUintOrZero("n"))
+		switch string(args.Peek("as")) {
+		case "whole":
+			ctx.SetStatusCode(args.GetUintOrZero("status"))
+			ctx.SetBodyString(text)
+		case "stream":
+			h1.ConnOf(ctx.Conn()).Stream(-1, piece(text))
+		case "sized":
+			h1.ConnOf(ctx.Conn()).Stream(len(text), piece(text))
+		}
+	}})
+	for _, c := range []struct {
+		verb, version, query string
+		n                    int
+		length               int64 // -1: not announced
+		chunked, closes      bool
+	}{
+		{"GET", "1.1", "as=whole&status=200", 0, 0, false, false}, {"GET", "1.1", "as=whole&status=200", 10, 10, false, false}, {"GET", "1.1", "as=whole&status=500", 300_000, 300_000, false, false},
+		{"HEAD", "1.1", "as=whole&status=200", 10, 10, false, false}, {"HEAD", "1.1", "as=whole&status=200", 300_000, 300_000, false, false}, {"GET", "1.0", "as=whole&status=200", 10, 10, false, false},
+		{"GET", "1.1", "as=stream", 0, -1, true, false}, {"GET", "1.1", "as=stream", 100_000, -1, true, false}, {"GET", "1.0", "as=stream", 10, -1, false, true},
+		{"GET", "1.1", "as=sized", 0, 0, false, false}, {"GET", "1.1", "as=sized", 100_000, 100_000, false, false}, {"GET", "1.0", "as=sized", 0, 0, false, false}, {"GET", "1.0", "as=sized", 10, 10, false, false},
+	} {
+		conn := dial(t, ln)
+		in := bufio.NewReader(conn)
+		for again := range 2 {
+			fmt.Fprintf(conn, "%s /?n=%d&%s HTTP/%s\r\nHost: x\r\nConnection: keep-alive\r\n\r\n", c.verb, c.n, c.query, c.version)
+			resp, err := http.ReadResponse(in, &http.Request{Method: c.verb})
+			if err != nil {
+				t.Fatalf("%+v: %v", c, err)
+			}
+			body, err := io.ReadAll(resp.Body)
+			want := c.n
+			if c.verb == "HEAD" {
+				want = 0
+			}
+			if err != nil || string(body) != strings.Repeat("x", want) || resp.ContentLength != c.length || (len(resp.TransferEncoding) > 0) != c.chunked || resp.Close != c.closes {
+				t.Errorf("%+v: %d bytes, %v, length %d, %v, closes %t", c, len(body), err, resp.ContentLength, resp.TransferEncoding, resp.Close)
+			}
+			if c.closes || again == 1 {
+				break
+			}
+		}
+		conn.Close()
+	}
+}

@@ -81,6 +81,24 @@ func (l *lab) open(role fleet.Role) {
 	}
 }
 
+// TestBreakerLateTrial: a request whose trial failed gives back no other's place to try when it ends
+// at last.
+func TestBreakerLateTrial(t *testing.T) {
+	l := newLab(t, fleetOf(1, 1))
+	l.open(fleet.Decode)
+	l.now = l.p.Guard("d0", 1).Until.Add(time.Millisecond)
+	late := l.pick()
+	late.Failed(fleet.Decode, pick.Broken, l.now)
+	l.want("d0", pick.Open)
+	l.now = l.p.Guard("d0", 1).Until.Add(time.Millisecond)
+	next := l.pick()
+	l.want("d0", pick.HalfOpen)
+	end(late)
+	l.want("d0", pick.HalfOpen)
+	l.good(next)
+	l.want("d0", pick.Closed)
+}
+
 // TestBreakerForHours: long times are doubled up to the longest, however often.
 func TestBreakerForHours(t *testing.T) {
 	l := newLab(t, fleetOf(1, 1), func(c *pick.Config) {

@@ -139,6 +139,7 @@ func TestEjectSlow(t *testing.T) {
 	run(pick.EjectErrors, 10*ms, 10*ms, 10*ms, 90*ms).want("d3", pick.Closed)
 	run(pick.EjectAll, 10*ms, 10*ms, 10*ms, 90*ms).want("d0", pick.Closed, "d3", pick.Ejected)
 	run(pick.EjectAll, 10*ms, 11*ms, 12*ms, 13*ms).want("d3", pick.Closed)
+	run(pick.EjectAll, 10*ms, 10*ms, 10*ms, 13*ms).want("d3", pick.Closed) // not by enough to matter
 	run(pick.EjectAll, 10*ms, 20*ms, 40*ms, 80*ms).want("d3", pick.Closed) // a mixed fleet
 }
 
@@ -174,6 +175,19 @@ func TestEjectLast(t *testing.T) {
 	l.s = fleet.NewSnapshot(2, time.Time{}, []fleet.Member{member("p0", fleet.Prefill), member("d1", fleet.Decode)})
 	if c := l.pick(); c.Decode.ID != "d1" {
 		t.Errorf("%s", c.Decode.ID)
+	}
+	l.want("d1", pick.Closed)
+}
+
+// TestEjectUnknownPeers: a worker whose peers had too few requests is compared with nobody.
+func TestEjectUnknownPeers(t *testing.T) {
+	l := newLab(t, fleetOf(1, 3), ejecting(pick.EjectErrors))
+	for range 5 {
+		for range 100 {
+			l.bad(l.pick(func(r *pick.Request) { r.Exclude = []string{"d0", "d2"} }), fleet.Decode)
+		}
+		l.now = l.now.Add(5 * time.Second)
+		l.p.Judge(l.now)
 	}
 	l.want("d1", pick.Closed)
 }

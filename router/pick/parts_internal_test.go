@@ -55,21 +55,57 @@ func TestFit(t *testing.T) {
 func TestTook(t *testing.T) {
 	for _, c := range []struct {
 		points int
+		usual  float64
 		took   time.Duration
 		n      int
-	}{{0, 4 * time.Second, 0}, {enough - 1, 4 * time.Second, 0}, {enough, 4 * time.Second, 1}, {enough + 1, time.Second, 1}, {enough, 1, 1}, {enough, 0, 0}, {enough, -1, 0}} {
+	}{{0, 2, 4 * time.Second, 0}, {enough - 1, 2, 4 * time.Second, 0}, {enough, 2, 4 * time.Second, 1}, {enough + 1, 2, time.Second, 1}, {enough, 2, 1, 1}, {enough, 2, 0, 0}, {enough, 2, -1, 0}, {enough, 0, time.Second, 0}} {
 		var l line
 		for range c.points {
-			l.add(1, 2)
+			l.add(1, c.usual)
 		}
 		n := &node{}
 		n.took(&l, 1, c.took)
 		want := measure{n: c.n}
 		if c.n > 0 {
-			want.sum = math.Log(c.took.Seconds() / 2)
+			want.sum = math.Log(c.took.Seconds() / c.usual)
 		}
 		if got := n.guard.measures[measureLate]; got.n != want.n || math.Abs(got.sum-want.sum) > 1e-9 {
 			t.Errorf("%+v: %+v, want %+v", c, got, want)
+		}
+	}
+}
+
+// TestRoll: a window closes with the mean of what is in it, once there is enough.
+func TestRoll(t *testing.T) {
+	now := time.Unix(1, 0)
+	for n, closed := range map[int]bool{0: false, fewest - 1: false, fewest: true, fewest + 1: true} {
+		var m measure
+		for range n {
+			m.add(3)
+		}
+		m.roll(now)
+		want := measure{sum: 3 * float64(n), n: n}
+		if closed {
+			want = measure{value: 3, at: now}
+		}
+		if m != want {
+			t.Errorf("%d: %+v, want %+v", n, m, want)
+		}
+	}
+}
+
+// TestMember: a node's member is found also where the fleet's order is another by now, and no
+// other process is taken for it.
+func TestMember(t *testing.T) {
+	s := &scorer{snap: fleet.NewSnapshot(1, time.Time{}, []fleet.Member{{Instance: fleet.Instance{ID: "a", Epoch: 1}}, {Instance: fleet.Instance{ID: "b", Epoch: 1}}})}
+	for _, key := range []nodeKey{{"a", 1}, {"b", 1}, {"a", 2}, {"c", 1}} {
+		for at := range 4 {
+			n := &node{key: key}
+			n.at.Store(int32(at))
+			m := s.member(n)
+			if known := key.epoch == 1 && key.id != "c"; (m != nil) != known || known && m.ID != key.id {
+				t.Errorf("%+v at %d: %+v", key, at, m)
+			}
 		}
 	}
 }
@@ -186,6 +222,11 @@ func sound(p *Picker) error {
 		known += len(c.nodes)
 		if legs != c.legs || listed != len(c.nodes) || len(c.ring) != len(c.nodes) || !slices.IsSortedFunc(c.ring, func(a, b *node) int { return cmp.Compare(a.point, b.point) }) {
 			return fmt.Errorf("%d legs, counted %d; of %d members %d are in the order of use and %d on the ring", legs, c.legs, len(c.nodes), listed, len(c.ring))
+		}
+	}
+	for id, n := range p.named {
+		if n.key.id != id || p.nodes[n.key] != n {
+			return fmt.Errorf("the name %s is kept of one that has gone", id)
 		}
 	}
 	for _, n := range p.nodes {

@@ -105,11 +105,11 @@ func (ms *Members) learn(pr Pair) (changed bool, err error) {
 func (ms *Members) examine(m *fleet.Member) (fleet.Instance, error) {
 	ctx, cancel := context.WithTimeout(ms.Ctx, learnTime)
 	defer cancel()
-	inst := m.Instance
-	facts, err := discover.Examine(ctx, ms.HTTP, strings.TrimSuffix(m.URL, "/"))
+	inst, url := m.Instance, strings.TrimSuffix(m.URL, "/")
+	facts, err := discover.Examine(ctx, ms.HTTP, url)
 	if err != nil {
 		facts = &discover.Facts{}
-		facts.Add(ctx, ms.HTTP, strings.TrimSuffix(m.URL, "/"))
+		facts.Add(ctx, ms.HTTP, url)
 	} else if !slices.Contains(facts.Models, m.Model) {
 		return inst, fmt.Errorf("%s serves %q, not %q", m.ID, openai.Clip(facts.Models[0]), m.Model)
 	}

@@ -1,16 +1,20 @@
 package sense
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/index"
 	"github.com/xpyd/xpyd/router/pick"
@@ -169,4 +173,102 @@ func TestStatics(t *testing.T) {
 	f("role", one(func(s *Static) { s.Role, s.Dialect = fleet.Prefill, "openai" }))
 	f("id", one(func(s *Static) { s.ID = "a/b" }))
 	f("model", one(func(s *Static) { s.Model = "" }))
+}
+
+// TestChecked: what an instance needs, and which setting its error names.
+func TestChecked(t *testing.T) {
+	good := fleet.Instance{ID: "a", Role: fleet.Decode, Model: "m", Dialect: "openai", URL: "http://h:1"}
+	for key, edits := range map[string][]func(*fleet.Instance){
+		"":        {func(*fleet.Instance) {}, func(i *fleet.Instance) { i.Role = fleet.Prefill }},
+		"id":      {func(i *fleet.Instance) { i.ID = "" }, func(i *fleet.Instance) { i.ID = "a?" }, func(i *fleet.Instance) { i.ID = "a b" }},
+		"role":    {func(i *fleet.Instance) { i.Role = "" }, func(i *fleet.Instance) { i.Role = "both" }},
+		"model":   {func(i *fleet.Instance) { i.Model = "" }},
+		"dialect": {func(i *fleet.Instance) { i.Dialect = "" }, func(i *fleet.Instance) { i.Dialect = "klingon" }},
+		"url":     {func(i *fleet.Instance) { i.URL = "" }, func(i *fleet.Instance) { i.URL = "h:1" }},
+	} {
+		for _, edit := range edits {
+			i := good
+			edit(&i)
+			err := CheckInstance(&i)
+			var k *config.KeyError
+			if (err == nil) != (key == "") || err != nil && (!errors.As(err, &k) || k.Key != key || strings.Contains(err.Error(), "%!")) {
+				t.Errorf("%+v: %v, want %q refused", i, err, key)
+			}
+		}
+	}
+}
+
+// TestAlien: a model whose workers have another tokenizer than the configured one, or one that they
+// do not name.
+func TestAlien(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "tokenizer.json"), []byte(`{"model":{"type":"BPE","vocab":{"a":0},"merges":[]},"decoder":{"type":"Fuse"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e, err := NewFeeds(FeedsDeps{Events: Events{IndexBytes: 1 << 20, Tokenizers: []Tokenizer{{"m", dir}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		model, fingerprint string
+		alien              bool
+	}{{"m", e.toks["m"].Fingerprint(), false}, {"m", "", false}, {"m", "other", true}, {"x", "other", false}} {
+		e.sync(fleet.NewSnapshot(1, time.Time{}, []fleet.Member{{Instance: fleet.Instance{ID: "d", Model: c.model, TokenizerFingerprint: c.fingerprint}}}), false)
+		if e.alien[c.model] != c.alien {
+			t.Errorf("%+v: alien %t", c, !c.alien)
+		}
+	}
+}
+
+// TestWarm: what of a prompt the workers have, in tokens and in worth, for whom it is of interest.
+func TestWarm(t *testing.T) {
+	const block = 16
+	text := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(make([]int, 2*block))), ","), "[]")
+	f := func(policy string, peers int, body string, warm []pick.Warm, reaches []Reach) {
+		t.Helper()
+		e, err := NewFeeds(FeedsDeps{Events: Events{IndexBytes: 1 << 20, HostWeight: 0.5, DiskWeight: 0.25, PeerTokens: peers, PeerWeight: 0.75}, Picker: pick.New(pick.Config{Policy: policy}, nil)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		stored := func(id string, rank int, tier kvevents.Tier, blocks int, salt uint64) {
+			ev := kvevents.Event{BlockSize: block, Tier: tier, Extra: []uint64{salt, 0}[:blocks]}
+			for i := range blocks {
+				ev.Hashes = append(ev.Hashes, uint64(i+1))
+				ev.Tokens = append(ev.Tokens, make([]uint32, block)...)
+			}
+			e.index.Add(index.Key{ID: id, Epoch: 7, Rank: rank}, "m", index.Decode).Apply(&kvevents.Batch{Events: []kvevents.Event{ev}})
+		}
+		stored("a", 0, kvevents.GPU, 1, 0)
+		stored("b", 0, kvevents.Host, 1, 0)
+		stored("b", 1, kvevents.Host, 2, 0)
+		stored("c", 0, kvevents.GPU, 2, kvevents.SaltExtra("s"))
+		top, serr := openai.Scan([]byte(body))
+		if serr != nil {
+			t.Fatal(serr)
+		}
+		req := &pick.Request{Tokens: 99}
+		got := e.Warm(t.Context(), &Prompt{&top, []byte(body)}, req, nil)
+		slices.SortFunc(req.Warm, func(a, b pick.Warm) int { return strings.Compare(a.ID, b.ID) })
+		slices.SortFunc(got, func(a, b Reach) int { return cmp.Or(strings.Compare(a.ID, b.ID), a.Tokens-b.Tokens) })
+		fetch, tokens := pick.Fetch{}, 99
+		if warm != nil {
+			tokens = 2 * block
+		}
+		if warm != nil && peers > 0 {
+			fetch = pick.Fetch{Dialect: fleet.Native, Weight: 0.75, Least: peers}
+		}
+		if !slices.Equal(req.Warm, warm) || !slices.Equal(got, reaches) || req.Fetch != fetch || req.Tokens != tokens || req.Tokenized != (warm != nil) {
+			t.Errorf("%s, peers from %d, %s: %+v, reaches %+v", policy, peers, body, req, got)
+		}
+	}
+	ids := `{"model":"m","prompt":[` + text + `]}`
+	salted := strings.Replace(ids, "}", `,"cache_salt":"s"}`, 1)
+	warm := []pick.Warm{{ID: "a", Epoch: 7, Tokens: block}, {ID: "b", Epoch: 7, Tokens: block, Rank: 1}}
+	reaches := []Reach{{"a", 7, block, block}, {"b", 7, block, block / 2}, {"b", 7, 2 * block, block}}
+	f(pick.KVEvents, 2, ids, warm, reaches)
+	f(pick.PredictedTTFT, 1, ids, warm, reaches)
+	f(pick.KVEvents, 0, ids, warm, nil)
+	f(pick.KVEvents, 2, salted, []pick.Warm{{ID: "c", Epoch: 7, Tokens: 2 * block}}, []Reach{{"c", 7, 2 * block, 2 * block}})
+	f(pick.LeastLoaded, 2, ids, nil, nil)
+	f(pick.KVEvents, 2, `{"model":"m","prompt":"text"}`, nil, nil)
 }
