@@ -469,7 +469,7 @@ func TestMovable(t *testing.T) {
 		if s.breaks = breaks; s.movable() {
 			t.Error("before its first frame")
 		}
-		stripped(s, ":t 1 0123456789abcdef 0 1,2,3\n"+event0) // as many tokens as may be drawn
+		stripped(s, ":t 0 000100020003 1 0123456789abcdef\n"+event0) // as many tokens as may be drawn
 		if s.movable() != (breaks < maxTakeovers) || !s.whole() {
 			t.Errorf("after %d: %t", breaks, s.movable())
 		}
