@@ -73,7 +73,7 @@ type Engine struct {
 	settled  time.Time // when the last step ended
 	decoded  time.Time // when the last one ended that carried what decodes
 	pace     pacer
-	credit   int       // tokens that takeovers may compute before prompts
+	turns    turns     // of takeovers and prompts
 	planned  int       // steps since RetractEvery last took its turn
 	failures int       // steps failed in a row
 	said     time.Time // when spoilt output was told of last

@@ -18,8 +18,46 @@ func (e *Engine) plan() bool {
 // token, and the rest of the token budget goes to prefill chunks. Where nothing decodes the budget
 // is larger, for the oldest prompt.
 func (e *Engine) fill(from []*sequence) bool {
+	prefills := e.gather(from)
+	e.byPromise(prefills)
+	l := limits{total: e.cfg.StepTokens, target: e.target(), drain: e.cfg.QueueTime, decodes: len(e.batch)}
+	alone := e.cfg.PrefillTokens >= l.total && !e.decoding()
+	if alone { // only who comes meanwhile waits
+		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0
+	}
+	prefills = e.turns.begin(prefills)
+	for _, q := range prefills {
+		l.queued += q.missing()
+	}
+	if len(prefills) > 0 {
+		l.at = prefills[0].next()
+	}
+	budget, room := e.pace.budget(l)
+	back := e.turns.back(prefills)
+	if n := e.catchUp(back, l.target); n > 0 && l.decodes > 0 {
+		for _, q := range e.batch {
+			q.chunk = 0
+		}
+		e.batch = e.batch[:0]
+		prefills = slices.DeleteFunc(prefills, func(q *sequence) bool { return len(q.output()) == 0 })
+		budget, room = n, n
+	} else if back > 0 {
+		room = max(room, e.pace.besides(e.most(l.target)))
+		budget = max(budget, min(back, room))
+	}
+	if e.cfg.MaxStepTime > 0 && !e.pace.measured() && e.prefilling() {
+		budget = 0 // the step under way will show how fast prefill is
+	}
+	if alone {
+		room = l.total - l.decodes
+	}
+	e.chunks(prefills, budget, room, alone)
+	return len(e.batch) > 0
+}
+
+// gather puts what decodes into the batch, and returns what has more than a token to compute.
+func (e *Engine) gather(from []*sequence) (prefills []*sequence) {
 	e.batch = e.batch[:0]
-	var prefills []*sequence
 	// grow may preempt, which changes e.running, but only sequences that are
 	// younger or paused: what the walk has picked stays.
 	e.walk = append(e.walk[:0], from...)
@@ -46,53 +84,12 @@ func (e *Engine) fill(from []*sequence) bool {
 	}
 	// A failed copy has ended a request; none of it may be stepped.
 	e.batch = keepRunning(e.batch)
-	prefills = keepRunning(prefills)
-	e.byPromise(prefills)
-	l := limits{total: e.cfg.StepTokens, target: e.target(), drain: e.cfg.QueueTime, decodes: len(e.batch)}
-	alone := e.cfg.PrefillTokens >= l.total && !e.decoding()
-	if alone { // only who comes meanwhile waits
-		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0
-	}
-	prompts := slices.ContainsFunc(prefills, (*sequence).isPrompt)
-	if !prompts {
-		e.credit = takeoverCredit
-	} else if e.credit <= 0 {
-		prefills = slices.DeleteFunc(prefills, (*sequence).takesOver)
-	}
-	back, credit := 0, e.credit // tokens of streams that stand still: preempted, or begun elsewhere
-	for _, q := range prefills {
-		n := q.missing()
-		l.queued += n
-		if prompts && q.takesOver() {
-			n = min(n, max(credit, 0))
-			credit -= n
-		}
-		if len(q.output()) > 0 {
-			back += n
-		}
-	}
-	if len(prefills) > 0 {
-		l.at = prefills[0].next()
-	}
-	budget, room := e.pace.budget(l)
-	if n := e.catchUp(back, l.target); n > 0 && l.decodes > 0 {
-		for _, q := range e.batch {
-			q.chunk = 0
-		}
-		e.batch = e.batch[:0]
-		prefills = slices.DeleteFunc(prefills, func(q *sequence) bool { return len(q.output()) == 0 })
-		budget, room = n, n
-	} else if back > 0 {
-		room = max(room, e.pace.besides(e.most(l.target)))
-		budget = max(budget, min(back, room))
-	}
-	if e.cfg.MaxStepTime > 0 && !e.pace.measured() && e.prefilling() {
-		budget = 0 // the step under way will show how fast prefill is
-	}
+	return keepRunning(prefills)
+}
+
+// chunks gives the prefills their parts of the budget, which may be stretched as far as there is room.
+func (e *Engine) chunks(prefills []*sequence, budget, room int, alone bool) {
 	shared := sharedTokens
-	if alone {
-		room = l.total - l.decodes
-	}
 	held := 0 // of the budget, for short prompts behind long ones
 	for i, q := range prefills {
 		short := shortOnes(prefills[i+1:], q, max(min(budget, shared)/2, min(budget, held)))
@@ -102,7 +99,7 @@ func (e *Engine) fill(from []*sequence) bool {
 		if budget <= 0 {
 			break
 		}
-		if prompts && q.takesOver() && e.credit <= 0 {
+		if e.turns.over(q) {
 			continue
 		}
 		n := e.chunk(q, budget-short)
@@ -115,17 +112,12 @@ func (e *Engine) fill(from []*sequence) bool {
 			continue
 		}
 		q.chunk = n
-		if q.isPrompt() {
-			e.credit = min(e.credit+n*takeoverShare/(100-takeoverShare), takeoverCredit)
-		} else if prompts && q.takesOver() {
-			e.credit -= n
-		}
+		e.turns.count(q, n)
 		budget -= q.chunk
 		room -= q.chunk
 		shared -= q.chunk
 		e.batch = append(e.batch, q)
 	}
-	return len(e.batch) > 0
 }
 
 // most is how long streams that decode may wait for a token: twice what a step should take or, on a
@@ -150,9 +142,6 @@ func (e *Engine) catchUp(back int, target time.Duration) int {
 }
 
 const (
-	// takeoverShare is how much of what is computed of prompts, in per cent, takeovers get while
-	// prompts wait that nobody has begun. They have takeoverCredit tokens at once.
-	takeoverShare, takeoverCredit = 30, tile
 	// aloneTime is how many times MaxStepTime a step may take in which nothing decodes: only
 	// requests that come meanwhile wait for it.
 	aloneTime = 4

@@ -1,0 +1,55 @@
+package engine
+
+import "slices"
+
+// takeoverShare is how much of what is computed of prompts, in per cent, takeovers get while
+// prompts wait that nobody has begun. They have takeoverCredit tokens at once.
+const takeoverShare, takeoverCredit = 30, tile
+
+// turns shares what is computed between takeovers of other workers' streams, which go first, and
+// prompts that wait.
+type turns struct {
+	prompts bool // some wait
+	credit  int  // tokens that takeovers may compute before them
+}
+
+// begin looks at who waits, and leaves out takeovers that have had their share.
+func (t *turns) begin(waiting []*sequence) []*sequence {
+	t.prompts = slices.ContainsFunc(waiting, (*sequence).isPrompt)
+	if !t.prompts {
+		t.credit = takeoverCredit
+	}
+	return slices.DeleteFunc(waiting, t.over)
+}
+
+// shares reports whether a sequence has but a share.
+func (t *turns) shares(q *sequence) bool { return t.prompts && q.takesOver() }
+
+// over reports whether a sequence has had its share.
+func (t *turns) over(q *sequence) bool { return t.shares(q) && t.credit <= 0 }
+
+// count counts tokens that a sequence is to compute.
+func (t *turns) count(q *sequence, n int) {
+	switch {
+	case q.isPrompt():
+		t.credit = min(t.credit+n*takeoverShare/(100-takeoverShare), takeoverCredit)
+	case t.shares(q):
+		t.credit -= n
+	}
+}
+
+// back is how many tokens streams that stand still have to compute, preempted ones or takeovers, as
+// far as their share goes.
+func (t turns) back(waiting []*sequence) (tokens int) {
+	for _, q := range waiting {
+		n := q.missing()
+		if t.shares(q) {
+			n = min(n, t.credit)
+			t.credit -= n
+		}
+		if len(q.output()) > 0 {
+			tokens += n
+		}
+	}
+	return tokens
+}
