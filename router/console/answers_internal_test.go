@@ -94,11 +94,11 @@ func TestTurned(t *testing.T) {
 	}{{3, fleet.Prefill, false}, {3, fleet.Decode, true}, {4, fleet.Prefill, true}} {
 		now := was
 		now.Epoch, now.Role = c.epoch, c.role
-		if turned(&was, &now, fleet.Decode) != c.want {
+		if turned(&was, fleet.Decode)(&now) != c.want {
 			t.Errorf("%+v", c)
 		}
 	}
-	if !turned(&was, nil, fleet.Decode) {
+	if !turned(&was, fleet.Decode)(nil) {
 		t.Error("one that is gone is waited for")
 	}
 }
