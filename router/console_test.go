@@ -49,12 +49,16 @@ func TestOrdersAsSaid(t *testing.T) {
 			t.Errorf("%s %s with half a body: %d", verb, path, got)
 		}
 	}
+	g.add("e", fleet.Decode, func(i *fleet.Instance) { i.Dialect, i.Model = "openai", "other" })
+	var e refusal
+	if got := g.adminJSON("POST", "/admin/v1/instances/e/role", `{"role":"prefill"}`, &e); got != 400 || !strings.Contains(e.Error.Message, "e is an engine of dialect openai: only native workers") {
+		t.Errorf("an engine's role: %d %s", got, e.Error.Message)
+	}
 	if got := g.adminJSON("DELETE", "/admin/v1/instances/nobody", "", nil); got != 404 {
 		t.Errorf("nobody is taken out: %d", got)
 	}
 	g.workers["d0"].srv.CloseClientConnections()
 	g.workers["d0"].srv.Listener.Close()
-	var e refusal
 	if got := g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", &e); got != 502 || !strings.Contains(e.Error.Message, "this router sends it nothing all the same") {
 		t.Errorf("a worker that is gone: %d %s", got, e.Error.Message)
 	}

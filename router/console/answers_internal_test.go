@@ -94,12 +94,46 @@ func TestTurned(t *testing.T) {
 	}{{3, fleet.Prefill, false}, {3, fleet.Decode, true}, {4, fleet.Prefill, true}} {
 		now := was
 		now.Epoch, now.Role = c.epoch, c.role
-		if turned(&was, &now, fleet.Decode) != c.want {
+		if turned(&was, fleet.Decode)(&now) != c.want {
 			t.Errorf("%+v", c)
 		}
 	}
-	if !turned(&was, nil, fleet.Decode) {
+	if !turned(&was, fleet.Decode)(nil) {
 		t.Error("one that is gone is waited for")
+	}
+}
+
+// TestAsked: what the audit log has of a request, and not of one with a client's words.
+func TestAsked(t *testing.T) {
+	long := strings.Repeat("x", maxAsked)
+	for _, c := range []struct{ path, query, body, want string }{
+		{"/admin/v1/scale", "", "", ""}, {"/admin/v1/scale", "", "{}", "{}"}, {"/admin/v1/scale", "a=b", "", "?a=b"}, {"/admin/v1/scale", "a=b", "{}", "?a=b {}"},
+		{"/admin/v1/scale", "", long, long}, {"/admin/v1/scale", "", long + "y", long + "…"}, {"/admin/v1/scale", long + "y", "", "?" + long},
+		{"/admin/v1/cache/pin", "", "", ""}, {"/admin/v1/cache/pin", "a=b", "x", "1 bytes"}, {"/admin/v1/cache/pin", "", "word", "4 bytes"},
+	} {
+		var ctx fasthttp.RequestCtx
+		ctx.Request.SetRequestURI(c.path + "?" + c.query)
+		ctx.Request.SetBodyString(c.body)
+		if got := asked(&ctx, c.path); got != c.want {
+			t.Errorf("%.60v: %.60q, want %.60q", c, got, c.want)
+		}
+	}
+}
+
+// TestNotes: who changes a revocation hears what has no effect yet.
+func TestNotes(t *testing.T) {
+	w, err := fleet.Watch(fleet.WatcherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	c := &Console{Deps: Deps{Fleet: w}}
+	up := w.Snapshot().Link.Up
+	for verb, unknown := range map[string]bool{"GET": false, "POST": true, "DELETE": false} {
+		said := strings.Join(c.notes(verb, "d0"), "; ")
+		if strings.Contains(said, "no worker of this name is known") != unknown || strings.Contains(said, "NATS is down") != (!up && verb != "GET") {
+			t.Errorf("%s with the link up %t: %q", verb, up, said)
+		}
 	}
 }
 

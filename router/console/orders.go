@@ -134,7 +134,7 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 		return openai.Upstream("%s: %v%s", action, aerr, all)
 	}
 	if said.Status == 200 && action == "role" && m.Source == fleet.NATS {
-		c.awaitMember(m.ID, shownWait, func(now *fleet.Member) bool { return turned(m, now, o.Role) })
+		c.awaitMember(m.ID, shownWait, turned(m, o.Role))
 	}
 	said.Write(ctx)
 	return nil
@@ -154,9 +154,9 @@ func (c *Console) Leave(m *fleet.Member) error {
 	return nil
 }
 
-// turned reports whether the fleet shows m in its new role, or never will.
-func turned(m, now *fleet.Member, role fleet.Role) bool {
-	return now == nil || now.Epoch != m.Epoch || now.Role == role
+// turned returns what reports whether the fleet shows m in its new role, or never will.
+func turned(m *fleet.Member, role fleet.Role) func(now *fleet.Member) bool {
+	return func(now *fleet.Member) bool { return now == nil || now.Epoch != m.Epoch || now.Role == role }
 }
 
 // mark marks m as an order will leave it, or refuses the order. Until release, a worker that
