@@ -152,6 +152,7 @@ func TestReleaseBehindAFailedStep(t *testing.T) {
 		req := request(prompt(rng(), 160), 1)
 		req.PrefillOnly = true
 		h := r.submit(req)
+		synctest.Wait() // two steps are under way, and the other is in neither
 		other := request(prompt(rng(), 5), 3)
 		other.IgnoreEOS = true
 		o := r.submit(other)
