@@ -211,10 +211,11 @@ func (p *pacer) observe(tokens int, took time.Duration) {
 	}
 	at := (tokens - 1) / tile
 	rate := float64(tokens) / took.Seconds()
-	if empty := (at+1)*tile - tokens; at > 0 && empty > tokens/8 && rate <= p.rate(tokens) { // a GPU takes as long as for the whole tile
-		return
-	} else if empty > tokens/8 && !p.measured() {
+	switch sparse := (at+1)*tile-tokens > tokens/8; { // a GPU takes as long as for the whole tile
+	case sparse && !p.measured():
 		at = max(0, at-1)
+	case sparse && at > 0 && rate <= p.rate(tokens):
+		return
 	}
 	for len(p.rates) <= at {
 		p.rates = append(p.rates, 0)

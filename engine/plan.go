@@ -18,8 +18,7 @@ func (e *Engine) plan() bool {
 // token, and the rest of the token budget goes to prefill chunks. Where nothing decodes the budget
 // is larger, for the oldest prompt.
 func (e *Engine) fill(from []*sequence) bool {
-	prefills := e.gather(from)
-	e.byPromise(prefills)
+	prefills := e.byPromise(e.gather(from))
 	l := limits{total: e.cfg.StepTokens, target: e.target(), drain: e.cfg.QueueTime, decodes: len(e.batch)}
 	alone := e.cfg.PrefillTokens >= l.total && !e.decoding()
 	if alone { // only who comes meanwhile waits
@@ -33,17 +32,18 @@ func (e *Engine) fill(from []*sequence) bool {
 		l.at = prefills[0].next()
 	}
 	budget, room := e.pace.budget(l)
-	back := e.turns.back(prefills)
-	if n := e.catchUp(back, l.target); n > 0 && l.decodes > 0 {
-		for _, q := range e.batch {
-			q.chunk = 0
+	if back := e.turns.back(prefills); back > 0 {
+		if n := e.catchUp(back, l.target); n > 0 && l.decodes > 0 {
+			for _, q := range e.batch {
+				q.chunk = 0
+			}
+			e.batch = e.batch[:0]
+			prefills = slices.DeleteFunc(prefills, func(q *sequence) bool { return len(q.output()) == 0 })
+			budget, room = n, n
+		} else {
+			room = max(room, e.pace.besides(e.most(l.target)))
+			budget = max(budget, min(back, room))
 		}
-		e.batch = e.batch[:0]
-		prefills = slices.DeleteFunc(prefills, func(q *sequence) bool { return len(q.output()) == 0 })
-		budget, room = n, n
-	} else if back > 0 {
-		room = max(room, e.pace.besides(e.most(l.target)))
-		budget = max(budget, min(back, room))
 	}
 	if e.cfg.MaxStepTime > 0 && !e.pace.measured() && e.prefilling() {
 		budget = 0 // the step under way will show how fast prefill is

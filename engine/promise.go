@@ -2,7 +2,6 @@ package engine
 
 import (
 	"errors"
-	"slices"
 	"time"
 )
 
@@ -41,28 +40,29 @@ func (e *Engine) target() time.Duration {
 	return limit
 }
 
-// byPromise puts prompts that are too late for their promise, oldest first, behind those that can
-// be in time: serving the former first would make the latter late as well. Those that have waited
-// for long enough keep their place.
-func (e *Engine) byPromise(prefills []*sequence) {
+// byPromise puts prompts that are too late for their promise behind those that can be in time:
+// serving the former first would make the latter late as well.
+func (e *Engine) byPromise(prefills []*sequence) []*sequence {
 	if e.cfg.Promise.TTFT == 0 || len(prefills) < 2 {
-		return
+		return prefills
 	}
 	now := time.Now()
-	late := make(map[*sequence]bool, len(prefills))
+	inTime, late := prefills[:0], []*sequence(nil)
 	for _, q := range prefills {
-		waited := now.Sub(q.h.arrived)
-		late[q] = q.isPrompt() && !q.h.req.Urgent && waited < hopeless*e.cfg.Promise.TTFT && waited+e.soonest(q) > e.cfg.Promise.TTFT
-	}
-	slices.SortStableFunc(prefills, func(a, b *sequence) int {
-		switch {
-		case late[a] == late[b]:
-			return 0
-		case late[a]:
-			return 1
+		if e.late(q, now) {
+			late = append(late, q)
+		} else {
+			inTime = append(inTime, q)
 		}
-		return -1
-	})
+	}
+	return append(inTime, late...)
+}
+
+// late reports whether a prompt is to be left behind those that can be in time. One that has waited
+// for long enough is not.
+func (e *Engine) late(q *sequence, now time.Time) bool {
+	waited := now.Sub(q.h.arrived)
+	return q.isPrompt() && !q.h.req.Urgent && waited < hopeless*e.cfg.Promise.TTFT && waited+e.soonest(q) > e.cfg.Promise.TTFT
 }
 
 // soonest is how long a prompt takes if no other goes first: the step under way, and its own.

@@ -73,17 +73,10 @@ func (r *Request) Resumed() []int32 {
 // resumes returns the first choice that goes on behind tokens of its own, as do all others that go
 // on; -1: the prompt comes first.
 func (r *Request) resumes() int {
-	first := -1
-	for i, g := range r.Given {
-		switch {
-		case g.Done:
-		case r.Prefilled != nil || len(g.Tokens) == 0:
-			return -1
-		case first < 0:
-			first = i
-		}
+	if r.Prefilled != nil || !r.begun() {
+		return -1
 	}
-	return first
+	return slices.IndexFunc(r.Given, func(g Given) bool { return !g.Done })
 }
 
 // Given is what another worker drew for a choice.

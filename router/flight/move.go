@@ -71,7 +71,7 @@ func (s *seam) longest() (n int) {
 }
 
 // move has another pair go on with the stream, once it has brought its KV, and returns what the
-// client gets next; nil if the stream stays for now.
+// client gets next; nil while the stream stays where it is.
 func (s *stream) move(end func()) []byte {
 	q, began := s.q, time.Now()
 	old := q.attempts[len(q.attempts)-1]

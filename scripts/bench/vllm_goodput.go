@@ -48,18 +48,17 @@ func (p *promise) search(rows []vllmRow) (step int, over bool) {
 	if len(rows) == 0 {
 		return stepOf(p.from), false
 	}
-	best, bad := math.MinInt, math.MaxInt
+	best, bad, lowest := math.MinInt, math.MaxInt, math.MaxInt
 	for _, r := range rows {
-		if s := stepOf(r.Rate); r.Good >= goodEnough {
+		s := stepOf(r.Rate)
+		if lowest = min(lowest, s); r.Good >= goodEnough {
 			best = max(best, s)
 		}
 	}
-	lowest := math.MaxInt
 	for _, r := range rows {
-		if s := stepOf(r.Rate); s > best && r.Good < goodEnough {
+		if s := stepOf(r.Rate); s > best {
 			bad = min(bad, s)
 		}
-		lowest = min(lowest, stepOf(r.Rate))
 	}
 	stride := firstStride << (len(rows) - 1)
 	switch {
