@@ -27,7 +27,8 @@ var leastTokens = TokenSizes{Text: 1, Token: 3, Bytes: 3, ID: 1, Float: 1}
 func MeasureTokens(v Vocab, n int) TokenSizes {
 	// A float32 as appendLogprob writes it: a sign, and 9 significant digits from 1e-6 on,
 	// or 5 digits before the point.
-	s := TokenSizes{ID: len(strconv.Itoa(max(n-1, 0))), Float: 20, Bytes: len("null")}
+	// Text is never zero: Fits divides by what a token adds.
+	s := TokenSizes{Text: leastTokens.Text, ID: len(strconv.Itoa(max(n-1, 0))), Float: 20, Bytes: len("null")}
 	for id := range int32(n) {
 		text, raw := v.TokenText(id), v.TokenBytes(id)
 		s.Token = max(s.Token, StringSize(text))

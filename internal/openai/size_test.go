@@ -133,6 +133,7 @@ func TestSizeIsNeverLess(t *testing.T) {
 
 func FuzzSize(f *testing.F) {
 	f.Add(uint64(1))
+	f.Add(uint64(1747)) // a vocabulary without any text
 	f.Fuzz(checkSize)
 }
 
