@@ -22,6 +22,7 @@ type Watcher struct {
 	done         chan struct{}
 
 	mu     sync.Mutex
+	begun  bool // with the first connection that can be watched, its goroutine
 	closed bool
 	next   uint64
 	gone   map[uint64]func() // by key
@@ -41,7 +42,6 @@ func New() (*Watcher, error) {
 	if err := unix.EpollCtl(epfd, unix.EPOLL_CTL_ADD, wakefd, event(unix.EPOLLIN, 0)); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch eventfd: %w", err), unix.Close(epfd), unix.Close(wakefd))
 	}
-	go w.loop()
 	return w, nil
 }
 
@@ -73,6 +73,10 @@ func (w *Watcher) start(rc syscall.RawConn, gone func()) (key uint64, err error)
 	defer w.mu.Unlock()
 	if w.closed {
 		return 0, nil
+	}
+	if !w.begun {
+		w.begun = true
+		go w.loop()
 	}
 	w.next++
 	if err := w.arm(rc, w.next); err != nil {
@@ -137,6 +141,9 @@ func (w *Watcher) Close() error {
 	}
 	w.closed = true
 	clear(w.gone)
+	if !w.begun {
+		close(w.done)
+	}
 	w.mu.Unlock()
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)
