@@ -48,9 +48,12 @@ func New() (*Watcher, error) {
 // Watch calls gone once, on the watcher's goroutine, when conn's peer has closed or reset it, at
 // once if that has happened already. gone must not block, and may still be running when stop, which
 // ends the watch, returns. A second watch of a connection replaces the first. A connection without a
-// descriptor is not watched.
+// descriptor is watched if it is a Teller.
 func (w *Watcher) Watch(conn net.Conn, gone func()) (stop func()) {
-	rc := raw(conn)
+	rc, teller := raw(conn)
+	if teller != nil {
+		return teller.OnPeerClose(gone)
+	}
 	if rc == nil {
 		return func() {}
 	}

@@ -24,13 +24,17 @@ type half struct {
 	reset   bool
 	readBy  time.Time
 	writeBy time.Time
+	gone    func() // called when the writer has closed, or reset; may be nil
 }
 
 // sending is bytes on their way.
 type sending struct {
 	at   time.Time // they arrive
+	held bool      // until the host that wrote them goes on
 	data []byte
 }
+
+func (s *sending) here(now time.Time) bool { return !s.held && !s.at.After(now) }
 
 func newHalf(n *Net) *half { return &half{n: n, change: make(chan struct{})} }
 
@@ -48,10 +52,10 @@ func (h *half) wake() {
 }
 
 // await repeats step after each change until it succeeds, or until the deadline *by. A step returns
-// when to repeat it without a change, if there is such a time. While the host is stopped it waits.
-func (h *half) await(host *Host, by *time.Time, step func(now time.Time) (done bool, again time.Time)) error {
+// when to repeat it without a change, if there is such a time. It waits for goesOn, if that is not nil.
+func (h *half) await(goesOn func() <-chan struct{}, by *time.Time, step func(now time.Time) (done bool, again time.Time)) error {
 	for {
-		goesOn := host.running()
+		goesOn := goesOn()
 		h.mu.Lock()
 		now, done, again := time.Now(), false, time.Time{}
 		if late := *by; !late.IsZero() && !now.Before(late) {
@@ -92,17 +96,19 @@ func pause(until time.Time, change, goesOn <-chan struct{}) {
 }
 
 func (h *half) read(host *Host, b []byte) (n int, err error) {
-	late := h.await(host, &h.readBy, func(now time.Time) (bool, time.Time) {
+	late := h.await(host.running, &h.readBy, func(now time.Time) (bool, time.Time) {
 		switch {
 		case h.closed:
 			err = net.ErrClosed
 		case h.reset:
 			err = syscall.ECONNRESET
-		case len(h.sent) > 0 && h.sent[0].at.After(now):
+		case len(h.sent) > 0 && h.sent[0].held:
+			return false, time.Time{}
+		case len(h.sent) > 0 && !h.sent[0].here(now):
 			return false, h.sent[0].at
 		case len(b) == 0:
 		case len(h.sent) > 0:
-			for len(h.sent) > 0 && n < len(b) && !h.sent[0].at.After(now) {
+			for len(h.sent) > 0 && n < len(b) && h.sent[0].here(now) {
 				first := &h.sent[0]
 				k := copy(b[n:], first.data)
 				n += k
@@ -121,9 +127,11 @@ func (h *half) read(host *Host, b []byte) (n int, err error) {
 	return n, cmp.Or(err, late)
 }
 
+// write does not wait for a stopped host to go on: locks are held meanwhile, and for them time in a
+// bubble does not pass.
 func (h *half) write(host *Host, b []byte) (n int, err error) {
 	for len(b) > 0 && err == nil {
-		late := h.await(host, &h.writeBy, func(now time.Time) (bool, time.Time) {
+		late := h.await(func() <-chan struct{} { return nil }, &h.writeBy, func(now time.Time) (bool, time.Time) {
 			room := min(h.n.limit-h.bytes, len(b))
 			switch {
 			case h.eof:
@@ -133,7 +141,7 @@ func (h *half) write(host *Host, b []byte) (n int, err error) {
 			case h.closed:
 				err = syscall.EPIPE
 			case room > 0:
-				h.sent = append(h.sent, sending{now.Add(h.n.delay), append([]byte(nil), b[:room]...)})
+				h.sent = append(h.sent, sending{now.Add(h.n.delay), host.running() != nil, append([]byte(nil), b[:room]...)})
 				h.bytes += room
 				b, n = b[room:], n+room
 			default:
@@ -153,10 +161,13 @@ type conn struct {
 	local, remote netip.AddrPort
 }
 
-func (c *conn) Read(b []byte) (int, error)  { n, err := c.r.read(c.h, b); return n, wrap("read", err) }
-func (c *conn) Write(b []byte) (int, error) { n, err := c.w.write(c.h, b); return n, wrap("write", err) }
-func (c *conn) LocalAddr() net.Addr         { return net.TCPAddrFromAddrPort(c.local) }
-func (c *conn) RemoteAddr() net.Addr        { return net.TCPAddrFromAddrPort(c.remote) }
+func (c *conn) Read(b []byte) (int, error) { n, err := c.r.read(c.h, b); return n, wrap("read", err) }
+func (c *conn) Write(b []byte) (int, error) {
+	n, err := c.w.write(c.h, b)
+	return n, wrap("write", err)
+}
+func (c *conn) LocalAddr() net.Addr  { return net.TCPAddrFromAddrPort(c.local) }
+func (c *conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.remote) }
 
 func wrap(op string, err error) error {
 	if err == nil || err == io.EOF {
@@ -169,13 +180,59 @@ func wrap(op string, err error) error {
 func (c *conn) Close() error {
 	c.h.forget(c)
 	c.w.update(func() { c.w.eof = true })
+	c.w.tell()
 	c.r.update(func() { c.r.closed, c.r.sent, c.r.bytes = true, nil, 0 })
 	return nil
+}
+
+// release lets go of what was held, or drops it.
+func (c *conn) release(drop bool) {
+	c.w.update(func() {
+		for i := range c.w.sent {
+			switch s := &c.w.sent[i]; {
+			case !s.held:
+			case drop:
+				c.w.sent = c.w.sent[:i] // what follows is held too
+				return
+			default:
+				s.at, s.held = time.Now().Add(c.w.n.delay), false
+			}
+		}
+	})
 }
 
 func (c *conn) reset() {
 	for _, h := range []*half{c.r, c.w} {
 		h.update(func() { h.reset, h.sent, h.bytes = true, nil, 0 })
+		h.tell()
+	}
+}
+
+// tell calls who wants to know of the writer's end, when the news arrives.
+func (h *half) tell() {
+	time.AfterFunc(h.n.delay, func() {
+		h.mu.Lock()
+		gone := h.gone
+		h.gone = nil
+		h.mu.Unlock()
+		if gone != nil {
+			gone()
+		}
+	})
+}
+
+// OnPeerClose implements clientwatch.Teller.
+func (c *conn) OnPeerClose(gone func()) (stop func()) {
+	c.r.mu.Lock()
+	defer c.r.mu.Unlock()
+	c.r.gone = gone
+	if c.r.eof || c.r.reset {
+		c.r.tell()
+	}
+	return func() {
+		c.r.mu.Lock()
+		defer c.r.mu.Unlock()
+		c.r.gone = nil
 	}
 }
 

@@ -6,8 +6,10 @@ package fakenet
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -96,7 +98,9 @@ func (h *Host) Listen(_, addr string) (net.Listener, error) {
 
 // DialContext is net.Dialer.DialContext of this host. Like a kernel's, a stopped host's answers.
 func (h *Host) DialContext(ctx context.Context, _, addr string) (net.Conn, error) {
-	refused := func(err error) error { return &net.OpError{Op: "dial", Net: "tcp", Err: fmt.Errorf("%s: %w", addr, err)} }
+	refused := func(err error) error {
+		return &net.OpError{Op: "dial", Net: "tcp", Err: fmt.Errorf("%s: %w", addr, err)}
+	}
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
 		return nil, refused(err)
@@ -168,6 +172,7 @@ func (h *Host) Crash(reset bool) {
 		l.Close()
 	}
 	for c := range conns {
+		c.release(true)
 		if reset {
 			c.reset()
 		}
@@ -191,7 +196,8 @@ func (h *Host) Cut(peer *Host) {
 	}
 }
 
-// Stop has the host do nothing until Continue: it neither accepts, reads nor writes.
+// Stop has the host do nothing until Continue, as far as others see: it neither accepts nor reads,
+// and what it writes is sent when it goes on.
 func (h *Host) Stop() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -203,10 +209,14 @@ func (h *Host) Stop() {
 // Continue ends Stop.
 func (h *Host) Continue() {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	if h.goesOn != nil {
 		close(h.goesOn)
 		h.goesOn = nil
+	}
+	conns := slices.Collect(maps.Keys(h.conns))
+	h.mu.Unlock()
+	for _, c := range conns {
+		c.release(false)
 	}
 }
 
