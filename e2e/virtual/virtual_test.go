@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -76,10 +77,14 @@ const (
 	buffered          = 256 << 10
 	stepTime          = 4 * time.Millisecond
 	drainTime         = 5 * time.Second
+
+	natsPort, httpPort, adminPort, kvPort = 4222, 8000, 8001, 9000
 )
 
 // ips are where workers are.
 var ips = map[string]string{"prefill-0": "10.0.1.1", "decode-0": "10.0.2.1", "decode-1": "10.0.2.2", "decode-2": "10.0.2.3"}
+
+func at(ip string, port int) string { return net.JoinHostPort(ip, strconv.Itoa(port)) }
 
 func newFleet(t *testing.T, model string) *virtual {
 	t.Helper()
@@ -92,15 +97,15 @@ func newFleet(t *testing.T, model string) *virtual {
 			t.Fatal(err)
 		}
 	}
-	listen := func(port string) net.Listener {
-		ln, err := f.front.Listen("tcp", frontIP+":"+port)
+	listen := func(port int) net.Listener {
+		ln, err := f.front.Listen("tcp", at(frontIP, port))
 		must(err)
 		return ln
 	}
 	var err error
 	f.ring, err = trust.NewRing(trust.NewSecret())
 	must(err)
-	server, err := fleet.StartServer(fleet.ServerConfig{Ring: f.ring, Listener: listen("4222"), Log: f.log})
+	server, err := fleet.StartServer(fleet.ServerConfig{Ring: f.ring, Listener: listen(natsPort), Log: f.log})
 	must(err)
 	t.Cleanup(server.Close)
 	f.nats = server.ClientURL()
@@ -114,14 +119,14 @@ func newFleet(t *testing.T, model string) *virtual {
 	lifeline := fleet.WatchLifeline(watcher, fleet.LifelineConfig{Ring: f.ring, Dial: f.front.DialContext, Log: f.log})
 	t.Cleanup(lifeline.Close)
 	r, err := router.New(router.DefaultConfig(), router.Deps{Ring: f.ring, Fleet: watcher, Bus: conn.Bus(), Log: f.log, Registerer: reg, Gatherer: reg,
-		AdminToken: token, Dial: f.front.DialContext, Public: listen("8000"), Admin: listen("8001")})
+		AdminToken: token, Dial: f.front.DialContext, Public: listen(httpPort), Admin: listen(adminPort)})
 	must(err)
 	must(r.Start())
 	t.Cleanup(func() { _ = r.Shutdown(context.Background()) })
 	tr := &http.Transport{DialContext: f.net.Host(clientIP).DialContext, MaxIdleConnsPerHost: 64}
 	t.Cleanup(tr.CloseIdleConnections)
 	f.client = &http.Client{Transport: tr}
-	f.router = cluster.At("http://"+frontIP+":8000", "http://"+frontIP+":8001", token, f.client)
+	f.router = cluster.At("http://"+at(frontIP, httpPort), "http://"+at(frontIP, adminPort), token, f.client)
 	t.Cleanup(func() {
 		for id := range f.workers {
 			f.Kill(id)
@@ -137,7 +142,7 @@ func (f *virtual) start(t testing.TB, role fleet.Role, id string) {
 	h := f.net.Host(ip)
 	cfg := worker.DefaultConfig(role)
 	cfg.ID, cfg.Model, cfg.Device, cfg.Threads, cfg.Fleet.URL = id, f.model, "cpu", 1, f.nats
-	cfg.Listen, cfg.KVListen, cfg.KV.Transport = ip+":8000", ip+":9000", "auto"
+	cfg.Listen, cfg.KVListen = at(ip, httpPort), at(ip, kvPort)
 	cfg.KVEvents = worker.KVEvents{} // it has sockets of its own
 	cfg.KVMemory = 8 << 20
 	w, err := worker.Start(context.Background(), cfg, worker.Deps{Ring: f.ring, NATS: f.ring, Log: f.log.With("worker", id), Registry: prometheus.NewRegistry(),
@@ -167,11 +172,22 @@ func (f *virtual) Kill(id string) {
 	w.end(time.Second)
 }
 
-func (f *virtual) Stop(id string)     { f.get(id).host.Stop() }
+// Stop stops the host. nats.go holds a lock until it is connected, and while somebody waits for
+// that lock, time in the bubble does not pass: so an attempt to connect fails at once, instead of by
+// its timeout.
+func (f *virtual) Stop(id string) {
+	h := f.get(id).host
+	h.Stop()
+	h.Cut(func(c *fakenet.Conn) bool { return c.Port() == natsPort && time.Since(c.Since()) < 2*time.Second })
+}
+
 func (f *virtual) Continue(id string) { f.get(id).host.Continue() }
 func (f *virtual) Leave(id string)    { f.get(id).end(drainTime) }
 func (f *virtual) Ended(id string)    { <-f.get(id).ended }
-func (f *virtual) Cut()               { f.front.Cut(f.get(unbroken.Wired).host) }
+func (f *virtual) Cut() {
+	h := f.get(unbroken.Wired).host
+	h.Cut(func(c *fakenet.Conn) bool { return c.Port() == httpPort })
+}
 
 // end ends the worker as SIGTERM does.
 func (w *one) end(drain time.Duration) {

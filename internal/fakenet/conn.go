@@ -96,7 +96,7 @@ func pause(until time.Time, change, goesOn <-chan struct{}) {
 }
 
 func (h *half) read(host *Host, b []byte) (n int, err error) {
-	late := h.await(host.running, &h.readBy, func(now time.Time) (bool, time.Time) {
+	late := h.await(host.Stopped, &h.readBy, func(now time.Time) (bool, time.Time) {
 		switch {
 		case h.closed:
 			err = net.ErrClosed
@@ -141,7 +141,7 @@ func (h *half) write(host *Host, b []byte) (n int, err error) {
 			case h.closed:
 				err = syscall.EPIPE
 			case room > 0:
-				h.sent = append(h.sent, sending{now.Add(h.n.delay), host.running() != nil, append([]byte(nil), b[:room]...)})
+				h.sent = append(h.sent, sending{now.Add(h.n.delay), host.Stopped() != nil, append([]byte(nil), b[:room]...)})
 				h.bytes += room
 				b, n = b[room:], n+room
 			default:
@@ -154,20 +154,28 @@ func (h *half) write(host *Host, b []byte) (n int, err error) {
 	return n, err
 }
 
-// conn is one end of a connection.
-type conn struct {
+// Conn is one end of a connection.
+type Conn struct {
 	h             *Host
 	r, w          *half
 	local, remote netip.AddrPort
+	port          uint16
+	since         time.Time
 }
 
-func (c *conn) Read(b []byte) (int, error) { n, err := c.r.read(c.h, b); return n, wrap("read", err) }
-func (c *conn) Write(b []byte) (int, error) {
+// Port is the one that was dialled.
+func (c *Conn) Port() int { return int(c.port) }
+
+// Since is when it was dialled.
+func (c *Conn) Since() time.Time { return c.since }
+
+func (c *Conn) Read(b []byte) (int, error) { n, err := c.r.read(c.h, b); return n, wrap("read", err) }
+func (c *Conn) Write(b []byte) (int, error) {
 	n, err := c.w.write(c.h, b)
 	return n, wrap("write", err)
 }
-func (c *conn) LocalAddr() net.Addr  { return net.TCPAddrFromAddrPort(c.local) }
-func (c *conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.remote) }
+func (c *Conn) LocalAddr() net.Addr  { return net.TCPAddrFromAddrPort(c.local) }
+func (c *Conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.remote) }
 
 func wrap(op string, err error) error {
 	if err == nil || err == io.EOF {
@@ -177,7 +185,7 @@ func wrap(op string, err error) error {
 }
 
 // Close ends both directions. What was written still arrives.
-func (c *conn) Close() error {
+func (c *Conn) Close() error {
 	c.h.forget(c)
 	c.w.update(func() { c.w.eof = true })
 	c.w.tell()
@@ -186,7 +194,7 @@ func (c *conn) Close() error {
 }
 
 // release lets go of what was held, or drops it.
-func (c *conn) release(drop bool) {
+func (c *Conn) release(drop bool) {
 	c.w.update(func() {
 		for i := range c.w.sent {
 			switch s := &c.w.sent[i]; {
@@ -201,7 +209,7 @@ func (c *conn) release(drop bool) {
 	})
 }
 
-func (c *conn) reset() {
+func (c *Conn) reset() {
 	for _, h := range []*half{c.r, c.w} {
 		h.update(func() { h.reset, h.sent, h.bytes = true, nil, 0 })
 		h.tell()
@@ -222,7 +230,7 @@ func (h *half) tell() {
 }
 
 // OnPeerClose implements clientwatch.Teller.
-func (c *conn) OnPeerClose(gone func()) (stop func()) {
+func (c *Conn) OnPeerClose(gone func()) (stop func()) {
 	c.r.mu.Lock()
 	defer c.r.mu.Unlock()
 	c.r.gone = gone
@@ -236,17 +244,17 @@ func (c *conn) OnPeerClose(gone func()) (stop func()) {
 	}
 }
 
-func (c *conn) SetDeadline(t time.Time) error {
+func (c *Conn) SetDeadline(t time.Time) error {
 	_ = c.SetReadDeadline(t)
 	return c.SetWriteDeadline(t)
 }
 
-func (c *conn) SetReadDeadline(t time.Time) error {
+func (c *Conn) SetReadDeadline(t time.Time) error {
 	c.r.update(func() { c.r.readBy = t })
 	return nil
 }
 
-func (c *conn) SetWriteDeadline(t time.Time) error {
+func (c *Conn) SetWriteDeadline(t time.Time) error {
 	c.w.update(func() { c.w.writeBy = t })
 	return nil
 }

@@ -39,7 +39,7 @@ type Host struct {
 	down      bool
 	goesOn    chan struct{} // closed when a stopped host goes on; nil: it runs
 	listeners map[uint16]*listener
-	conns     map[*conn]struct{}
+	conns     map[*Conn]struct{}
 	next      uint16
 }
 
@@ -51,7 +51,7 @@ func (n *Net) Host(ip string) *Host {
 	if h := n.hosts[addr]; h != nil && !h.isDown() {
 		panic("fakenet: " + ip + " is in use")
 	}
-	h := &Host{n: n, addr: addr, listeners: map[uint16]*listener{}, conns: map[*conn]struct{}{}, next: 10_000}
+	h := &Host{n: n, addr: addr, listeners: map[uint16]*listener{}, conns: map[*Conn]struct{}{}, next: 10_000}
 	n.hosts[addr] = h
 	return h
 }
@@ -68,8 +68,8 @@ func (h *Host) isDown() bool {
 	return h.down
 }
 
-// running is nil, or closed when the stopped host goes on.
-func (h *Host) running() <-chan struct{} {
+// Stopped returns what is closed when the stopped host goes on; nil if it runs.
+func (h *Host) Stopped() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.goesOn
@@ -91,12 +91,13 @@ func (h *Host) Listen(_, addr string) (net.Listener, error) {
 	if h.down || h.listeners[port] != nil {
 		return nil, fmt.Errorf("listen %s: %w", addr, syscall.EADDRINUSE)
 	}
-	l := &listener{h: h, at: netip.AddrPortFrom(h.addr, port), queue: make(chan *conn, backlog), closed: make(chan struct{})}
+	l := &listener{h: h, at: netip.AddrPortFrom(h.addr, port), queue: make(chan *Conn, backlog), closed: make(chan struct{})}
 	h.listeners[port] = l
 	return l, nil
 }
 
-// DialContext is net.Dialer.DialContext of this host. Like a kernel's, a stopped host's answers.
+// DialContext is net.Dialer.DialContext of this host. A stopped host dials nobody, but like a kernel
+// it takes connections.
 func (h *Host) DialContext(ctx context.Context, _, addr string) (net.Conn, error) {
 	refused := func(err error) error {
 		return &net.OpError{Op: "dial", Net: "tcp", Err: fmt.Errorf("%s: %w", addr, err)}
@@ -127,8 +128,9 @@ func (h *Host) DialContext(ctx context.Context, _, addr string) (net.Conn, error
 	from := netip.AddrPortFrom(h.addr, h.next)
 	h.mu.Unlock()
 	up, down := newHalf(h.n), newHalf(h.n)
-	here, there := &conn{h: h, r: down, w: up, local: from, remote: to}, &conn{h: peer, r: up, w: down, local: to, remote: from}
-	if !h.keep(here) || !peer.keep(there) {
+	now := time.Now()
+	here, there := &Conn{h: h, r: down, w: up, local: from, remote: to, port: to.Port(), since: now}, &Conn{h: peer, r: up, w: down, local: to, remote: from, port: to.Port(), since: now}
+	if !h.keep(here) || h.Stopped() != nil || !peer.keep(there) {
 		here.Close()
 		return nil, refused(syscall.ECONNREFUSED)
 	}
@@ -145,7 +147,7 @@ func (h *Host) DialContext(ctx context.Context, _, addr string) (net.Conn, error
 	return nil, refused(err)
 }
 
-func (h *Host) keep(c *conn) bool {
+func (h *Host) keep(c *Conn) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.down {
@@ -154,7 +156,7 @@ func (h *Host) keep(c *conn) bool {
 	return !h.down
 }
 
-func (h *Host) forget(c *conn) {
+func (h *Host) forget(c *Conn) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.conns, c)
@@ -166,7 +168,7 @@ func (h *Host) Crash(reset bool) {
 	h.mu.Lock()
 	h.down = true
 	listeners, conns := h.listeners, h.conns
-	h.listeners, h.conns = nil, map[*conn]struct{}{}
+	h.listeners, h.conns = nil, map[*Conn]struct{}{}
 	h.mu.Unlock()
 	for _, l := range listeners {
 		l.Close()
@@ -181,17 +183,12 @@ func (h *Host) Crash(reset bool) {
 	h.Continue()
 }
 
-// Cut resets the connections between two hosts.
-func (h *Host) Cut(peer *Host) {
+// Cut resets some of the host's connections, whoever dialled.
+func (h *Host) Cut(which func(*Conn) bool) {
 	h.mu.Lock()
-	var cut []*conn
-	for c := range h.conns {
-		if c.remote.Addr() == peer.addr {
-			cut = append(cut, c)
-		}
-	}
+	conns := slices.DeleteFunc(slices.Collect(maps.Keys(h.conns)), func(c *Conn) bool { return !which(c) })
 	h.mu.Unlock()
-	for _, c := range cut {
+	for _, c := range conns {
 		c.reset()
 	}
 }
@@ -225,7 +222,7 @@ const backlog = 128
 type listener struct {
 	h      *Host
 	at     netip.AddrPort
-	queue  chan *conn
+	queue  chan *Conn
 	once   sync.Once
 	closed chan struct{}
 }
@@ -235,7 +232,7 @@ func (l *listener) Addr() net.Addr { return net.TCPAddrFromAddrPort(l.at) }
 func (l *listener) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.queue:
-		if goesOn := l.h.running(); goesOn != nil {
+		if goesOn := l.h.Stopped(); goesOn != nil {
 			<-goesOn
 		}
 		return c, nil
