@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -58,6 +59,7 @@ type virtual struct {
 	client *http.Client
 	log    *slog.Logger
 
+	killed  atomic.Int32
 	mu      sync.Mutex
 	workers map[string]*one
 }
@@ -165,10 +167,11 @@ func (f *virtual) get(id string) *one {
 // Start implements unbroken.Workers, as do the following.
 func (f *virtual) Start(t testing.TB, id string) { f.start(t, fleet.Decode, id) }
 
-// Kill takes the host away; that the worker's goroutines then end is seen by nobody.
+// Kill takes the host away; that the worker's goroutines then end is seen by nobody. Every other
+// time its connections are reset: a kernel does that where bytes have not been read.
 func (f *virtual) Kill(id string) {
 	w := f.get(id)
-	w.host.Crash(len(id)%2 == 0)
+	w.host.Crash(f.killed.Add(1)%2 == 0)
 	w.end(time.Second)
 }
 
