@@ -26,7 +26,7 @@ test: ## every test, no GPU needed
 	$(GO) test $(PKGS)
 
 race: ## the packages where concurrency lives, under the race detector
-	$(GO) test -race -p 3 $(RACE)
+	XPYD_UNBROKEN_VIRTUAL=8 $(GO) test -race -p 3 $(RACE)
 
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	scripts/fuzz $(FUZZTIME)
@@ -43,8 +43,9 @@ faults: ## the connector's fault matrix, then kill -9 and kill -STOP of every ki
 	XPYD_FAULT_ROUNDS=10 scripts/kv-faults
 	XPYD_FAULT_ROUNDS=20 $(GO) test ./e2e/faults -run TestFault -count=1 -timeout 60m -v
 
-unbroken: ## N (200) strikes drawn by SEED at decode workers, faults and orders: each stream goes on as if nothing had been
-	XPYD_UNBROKEN=$(N) XPYD_UNBROKEN_SEED=$(SEED) $(GO) test ./e2e/faults -run TestUnbroken -count=1 -timeout 24h -v
+unbroken: ## N (200) strikes drawn by SEED at decode workers, faults and orders, and nine times as many on virtual time: each stream goes on as if nothing had been
+	XPYD_UNBROKEN_SEED=$(SEED) XPYD_UNBROKEN=$(N) $(GO) test ./e2e/faults -run TestUnbroken -count=1 -timeout 24h -v
+	XPYD_UNBROKEN_SEED=$(SEED) XPYD_UNBROKEN_VIRTUAL=$$((9 * $(N))) $(GO) test ./e2e/virtual -run TestUnbroken -count=1 -timeout 24h -v
 
 kv-soak: ## 200 peers, 10,000 KV transfers in flight, ten minutes
 	$(GO) run ./scripts/kvsoak -time 10m

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"net"
 	"syscall"
 
 	"github.com/xpyd/xpyd/internal/fleet"
@@ -9,7 +10,8 @@ import (
 
 // OnDial makes dialling workers fail with what f returns; before Start.
 func (r *Router) OnDial(f func() error) {
-	r.up.Dialer.Control = func(_, _ string, _ syscall.RawConn) error { return f() }
+	dialer := net.Dialer{Control: func(_, _ string, _ syscall.RawConn) error { return f() }}
+	r.up.Dial = dialer.DialContext
 }
 
 // Ask asks a worker.

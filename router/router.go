@@ -47,6 +47,8 @@ type Deps struct {
 	// Coming reports whether a worker that is unknown to the fleet, or dead, is about to
 	// start: orders for it wait. It must not block; nil: none is.
 	Coming func(id string) bool
+	// Dial opens the connections to workers; nil: a net.Dialer does.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// Public and Admin are listeners that another process has handed over; nil: Open listens.
 	Public, Admin net.Listener
 	// Doing is what this process does besides serving, for `xpyd status`; "" for nothing. Nil: never
@@ -108,6 +110,9 @@ func New(cfg Config, deps Deps) (_ *Router, err error) {
 	}
 	r := &Router{cfg: cfg, deps: deps, log: deps.Log, picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))),
 		up: h1.NewClient(cfg.Timeouts, cfg.Upstream, deps.TLS.Client())}
+	if deps.Dial != nil {
+		r.up.Dial = deps.Dial
+	}
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	defer func() {
 		if err != nil {

@@ -459,7 +459,7 @@ func TestJoin(t *testing.T) {
 		ok  bool
 	}{{"", false}, {"http://127.0.0.1:1", true}} {
 		w.url, w.registry = c.url, prometheus.NewRegistry()
-		m, err := join(w, nil)
+		m, err := join(w, nil, nil)
 		if (err == nil) != c.ok || (m != nil) != c.ok {
 			t.Errorf("at %q: %+v, %v", c.url, m, err)
 		}

@@ -31,19 +31,19 @@ type membership struct {
 	alone fleet.Instance // used without NATS
 }
 
-func join(w *Worker, secrets *trust.Ring) (*membership, error) {
+func join(w *Worker, secrets *trust.Ring, dial fleet.Dial) (*membership, error) {
 	m := &membership{alone: w.Instance()}
 	if w.cfg.Fleet.URL == "" {
 		return m, nil
 	}
 	f := w.cfg.Fleet
 	conn, err := fleet.Connect(fleet.ConnConfig{URL: f.URL, Ring: secrets, Name: w.identity.ID, CredsFile: f.CredsFile,
-		TLSCert: f.TLSCert, TLSKey: f.TLSKey, TLSCA: f.TLSCA, Insecure: f.Insecure, Log: w.log})
+		TLSCert: f.TLSCert, TLSKey: f.TLSKey, TLSCA: f.TLSCA, Insecure: f.Insecure, Dial: dial, Log: w.log})
 	if err != nil {
 		return nil, &config.KeyError{Key: "join", Msg: err.Error()}
 	}
 	m.conn = conn
-	if m.watcher, err = fleet.Watch(fleet.WatcherConfig{Conn: conn, Probe: fleet.ProbeHealth(w.tls.Client()), Log: w.log, Registerer: w.registry}); err == nil {
+	if m.watcher, err = fleet.Watch(fleet.WatcherConfig{Conn: conn, Probe: fleet.ProbeHealth(w.tls.Client(), dial), Log: w.log, Registerer: w.registry}); err == nil {
 		m.announcer, err = fleet.Announce(fleet.AnnouncerConfig{Conn: conn, Instance: m.alone, Load: w.currentLoad, Heartbeat: f.Heartbeat, Log: w.log})
 	}
 	if err != nil {

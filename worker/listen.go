@@ -114,13 +114,16 @@ func (w *Worker) publishPaths(summary string) {
 }
 
 // listenHTTP opens the HTTP listener; w.http answers on it once started.
-func (w *Worker) listenHTTP() (net.Listener, error) {
+func (w *Worker) listenHTTP(listen func(network, addr string) (net.Listener, error)) (net.Listener, error) {
+	if listen == nil {
+		listen = net.Listen
+	}
 	var err error
 	if w.clients, err = clientwatch.New(); err != nil {
 		return nil, err
 	}
 	w.later("stop watching clients", func(context.Context) error { return w.clients.Close() })
-	ln, err := net.Listen("tcp", w.cfg.Listen)
+	ln, err := listen("tcp", w.cfg.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/internal/trust"
@@ -117,9 +118,9 @@ func (w *Worker) askBootstrap(ctx context.Context, url string) (*http.Response, 
 
 // newClient is for requests to other workers. It follows no redirect: only the first host was
 // checked.
-func newClient(t *trust.TLS) *http.Client {
+func newClient(t *trust.TLS, dial fleet.Dial) *http.Client {
 	return &http.Client{
-		Transport:     &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute, TLSClientConfig: t.Client()},
+		Transport:     &http.Transport{MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute, DialContext: dial, TLSClientConfig: t.Client()},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -60,6 +61,12 @@ type Deps struct {
 	TLS      *trust.TLS           // of the HTTP listener and of calls to other workers; nil: plain HTTP
 	NATS     *trust.Ring          // opens NATS, even if Ring is nil; nil: Fleet.URL is enough
 	Progress func(model.Progress) // of a download or a fingerprint; may be nil
+
+	// Dial and Listen are HTTP's and NATS's network; nil: this machine's. KV has Ways.
+	Dial   fleet.Dial
+	Listen func(network, addr string) (net.Listener, error)
+	// Backend wraps the device, for one that takes a given time; nil: nothing does.
+	Backend func(kernels.Backend) kernels.Backend
 }
 
 // Worker is one running worker. Make it with Start, end it with Close.
@@ -127,7 +134,7 @@ func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
 	}
 	w := &Worker{cfg: cfg, ring: d.Ring, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 1),
 		answers: newAnswerMemory(int64(cfg.AnswerMemory), cfg.MaxWaiting, cfg.ReserveWait),
-		tokens:  trust.NewTokens(d.Ring), tls: d.TLS, client: newClient(d.TLS), requests: newRequests(), lifelines: newRequests()}
+		tokens:  trust.NewTokens(d.Ring), tls: d.TLS, client: newClient(d.TLS, d.Dial), requests: newRequests(), lifelines: newRequests()}
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
 	if err := w.start(ctx, d); err != nil {
 		return nil, errors.Join(err, w.close(ctx))
@@ -164,13 +171,13 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	if err := w.startKV(d); err != nil {
 		return err
 	}
-	ln, err := w.listenHTTP()
+	ln, err := w.listenHTTP(d.Listen)
 	if err != nil {
 		return err
 	}
 	// Join before serving, so that handlers can rely on w.fleet. Early callers wait in the
 	// listener's queue.
-	if w.fleet, err = join(w, d.NATS); err != nil {
+	if w.fleet, err = join(w, d.NATS, d.Dial); err != nil {
 		return err
 	}
 	w.later("leave the fleet", w.fleet.close)
@@ -203,6 +210,9 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 	w.sizes = openai.MeasureTokens(w.tok, w.tok.VocabSize())
 	if w.backend, err = newBackend(&w.cfg, m, way.MapPool(d.Ways, w.cfg.KV.Transport), w.log); err != nil {
 		return err
+	}
+	if d.Backend != nil {
+		w.backend = d.Backend(w.backend)
 	}
 	w.free("free the backend", func(context.Context) error { return w.backend.Close() })
 	if err := w.populate(ctx); err != nil {

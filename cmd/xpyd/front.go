@@ -200,7 +200,7 @@ func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how fro
 	if err != nil {
 		return
 	}
-	if f.watcher, err = fleet.Watch(fleet.WatcherConfig{Conn: f.conn, Revoked: revoked, Leads: true, Probe: fleet.ProbeHealth(creds.Client()), Log: log, Registerer: reg}); err != nil {
+	if f.watcher, err = fleet.Watch(fleet.WatcherConfig{Conn: f.conn, Revoked: revoked, Leads: true, Probe: fleet.ProbeHealth(creds.Client(), nil), Log: log, Registerer: reg}); err != nil {
 		return
 	}
 	f.secret.watch = f.watcher

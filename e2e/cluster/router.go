@@ -63,6 +63,11 @@ func UpWithFiles(t testing.TB, files int, args ...string) *Router {
 	return launch(t, limited, filepath.Join(t.TempDir(), "data"), "up", args...).serves(t, "ready ")
 }
 
+// At is a router that something else has started.
+func At(url, admin, token string, client *http.Client) *Router {
+	return &Router{URL: url, Admin: admin, Token: token, client: client}
+}
+
 // Again starts `xpyd router` in the data folder of one that has ended.
 func (r *Router) Again(t testing.TB, args ...string) *Router {
 	t.Helper()

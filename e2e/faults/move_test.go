@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/e2e/cluster"
+	"github.com/xpyd/xpyd/e2e/unbroken"
 )
 
 // movedStreams are told at once: each of takenOver about twice, but for the one of several prompts,
@@ -32,13 +33,13 @@ type moving struct {
 
 // during tells the streams, all at one of two decode workers, and runs a command once all have
 // begun. Each must be as an undisturbed one.
-func during(t *testing.T, r *cluster.Router, want []*told, limit time.Duration, worker string, args ...string) *moving {
+func during(t *testing.T, r *cluster.Router, want []*unbroken.Answer, limit time.Duration, worker string, args ...string) *moving {
 	t.Helper()
 	client := cluster.NewClient(t)
 	other := map[string]string{"decode-0": "decode-1", "decode-1": "decode-0"}[worker]
 	order(t, r, "drain", other)
 	m := &moving{}
-	got, ends := make([]*told, movedStreams), make([]time.Time, movedStreams)
+	got, ends := make([]*unbroken.Answer, movedStreams), make([]time.Time, movedStreams)
 	var wg, begun sync.WaitGroup
 	begun.Add(movedStreams)
 	for i := range got {
@@ -66,18 +67,18 @@ func during(t *testing.T, r *cluster.Router, want []*told, limit time.Duration, 
 	}
 	for i, s := range got {
 		what := takenOver[which(i)].fields
-		if s.err != nil {
-			t.Errorf("%v: %s: %v", args, what, s.err)
+		if s.Err != nil {
+			t.Errorf("%v: %s: %v", args, what, s.Err)
 			continue
 		}
-		if s.decode != worker || s.seams > 1 {
-			t.Errorf("%v: %d seams in a stream of %s", args, s.seams, s.decode)
+		if s.Decode != worker || s.Seams > 1 {
+			t.Errorf("%v: %d seams in a stream of %s", args, s.Seams, s.Decode)
 		}
 		if ends[i].After(m.last) {
 			m.last = ends[i]
 		}
-		m.seams += s.seams
-		if bad := s.differs(want[which(i)]); bad != "" {
+		m.seams += s.Seams
+		if bad := s.Differs(want[which(i)]); bad != "" {
 			t.Errorf("%v: %s: %s", args, what, bad)
 		}
 	}
@@ -101,8 +102,8 @@ func TestMoves(t *testing.T) {
 	r := cluster.Up(t, "--prefill", "1", "--decode", "2", "--config", config(t), "--model", mediumModel(t))
 	want := all(t, cluster.NewClient(t), r.URL, func(string, int) {})
 	for i, s := range want {
-		if s.err != nil || s.seams != 0 {
-			t.Fatalf("undisturbed: %v, %d seams in %s", s.err, s.seams, takenOver[i].fields)
+		if s.Err != nil || s.Seams != 0 {
+			t.Fatalf("undisturbed: %v, %d seams in %s", s.Err, s.Seams, takenOver[i].fields)
 		}
 	}
 	run := func(args ...string) {

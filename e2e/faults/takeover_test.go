@@ -1,15 +1,10 @@
 package faults
 
 import (
-	"bufio"
-	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +13,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/e2e/cluster"
+	"github.com/xpyd/xpyd/e2e/unbroken"
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
@@ -34,134 +30,17 @@ var takenOver = []struct{ path, fields string }{
 	{"/v1/completions", `"prompt":[` + strings.Repeat("5,6,7,8,9,10,11,12,", 20) + `13],"temperature":1.1,"n":2,"logprobs":1,"stop":["zzz"],"presence_penalty":0.3`},
 }
 
-// told is a stream as its client saw it.
-type told struct {
-	decode  string
-	seams   int
-	created []string
-	events  map[string][]string // by choice, in order; "" for those without one
-	pause   time.Duration       // the longest between two events
-	err     error
-}
-
-var (
-	createdField = regexp.MustCompile(`"created":\d+,`)
-	cachedField  = regexp.MustCompile(`"cached_tokens":\d+`)
-)
-
-// tell sends a request and reads the answer; met is called with the number of a stream's events so
-// far. The answer to one that does not stream is one event, for which met is not called.
-func tell(ctx context.Context, client *http.Client, url, id, body string, met func(decode string, n int)) *told {
-	s := &told{events: map[string][]string{}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
-	if err != nil {
-		s.err = err
-		return s
-	}
-	req.Header.Set("x-request-id", id)
-	resp, err := client.Do(req)
-	if err != nil {
-		s.err = err
-		return s
-	}
-	defer resp.Body.Close()
-	s.decode = resp.Header.Get("x-xpyd-decode")
-	if resp.StatusCode == 200 && strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
-		s.err = s.read(resp.Body, met)
-	} else if whole, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != 200 {
-		s.err = fmt.Errorf("status %d, %v: %s", resp.StatusCode, err, whole)
-	} else {
-		s.note("whole", string(whole))
-	}
-	return s
-}
-
 // tellOf tells one of takenOver.
-func tellOf(t *testing.T, client *http.Client, url string, i int, met func(decode string, n int)) *told {
+func tellOf(t *testing.T, client *http.Client, url string, i int, met func(decode string, n int)) *unbroken.Answer {
 	a := &takenOver[i]
-	return tell(t.Context(), client, url+a.path, fmt.Sprintf("told-%d", i),
+	return unbroken.Tell(t.Context(), client, url+a.path, fmt.Sprintf("told-%d", i),
 		fmt.Sprintf(`{"model":"medium","stream":true,"ignore_eos":true,"max_tokens":240,"seed":%d,%s}`, i+1, a.fields), met)
 }
 
-// note keeps an event without what may differ.
-func (s *told) note(choice, data string) {
-	if at := createdField.FindString(data); !slices.Contains(s.created, at) {
-		s.created = append(s.created, at)
-	}
-	data = cachedField.ReplaceAllString(createdField.ReplaceAllString(data, ""), "")
-	s.events[choice] = append(s.events[choice], data)
-}
-
-// differs says in what s is not as want; "" if it is.
-func (s *told) differs(want *told) string {
-	if s.err != nil {
-		return s.err.Error()
-	}
-	if len(s.created) != 1 {
-		return fmt.Sprintf("created at %v", s.created)
-	}
-	if k, l := slices.Sorted(maps.Keys(s.events)), slices.Sorted(maps.Keys(want.events)); !slices.Equal(k, l) {
-		return fmt.Sprintf("choices %q, want %q", k, l)
-	}
-	for c, events := range want.events {
-		for n := range max(len(events), len(s.events[c])) {
-			if n >= len(events) || n >= len(s.events[c]) || events[n] != s.events[c][n] {
-				return fmt.Sprintf("choice %s, event %d of %d, %d wanted:\n%q\n%q", c, n, len(s.events[c]), len(events),
-					s.events[c][min(n, len(s.events[c])):min(n+2, len(s.events[c]))], events[min(n, len(events)):min(n+2, len(events))])
-			}
-		}
-	}
-	return ""
-}
-
-func (s *told) read(body io.Reader, met func(string, int)) error {
-	in := bufio.NewReader(body)
-	last := time.Time{}
-	for n := 1; ; {
-		line, err := in.ReadString('\n')
-		if err != nil {
-			return fmt.Errorf("it just stopped: %w", err)
-		}
-		line = strings.TrimSuffix(line, "\n")
-		data, ok := strings.CutPrefix(line, "data: ")
-		switch {
-		case line == "":
-			continue
-		case line == ": xpyd seam":
-			s.seams++
-			continue
-		case data == "[DONE]":
-			_, err := io.Copy(io.Discard, in)
-			return err
-		case !ok:
-			return fmt.Errorf("a line %q", line)
-		}
-		var e struct {
-			Choices []struct{ Index int }
-			Error   any
-		}
-		if err := json.Unmarshal([]byte(data), &e); err != nil || e.Error != nil {
-			return fmt.Errorf("%v in %s", err, data)
-		}
-		choice := ""
-		if len(e.Choices) > 0 {
-			choice = fmt.Sprint(e.Choices[0].Index)
-		}
-		s.note(choice, data)
-		now := time.Now()
-		if n > 1 {
-			s.pause = max(s.pause, now.Sub(last))
-		}
-		last = now
-		met(s.decode, n)
-		n++
-	}
-}
-
 // all tells all streams at once.
-func all(t *testing.T, client *http.Client, url string, met func(decode string, n int)) []*told {
+func all(t *testing.T, client *http.Client, url string, met func(decode string, n int)) []*unbroken.Answer {
 	t.Helper()
-	out := make([]*told, len(takenOver))
+	out := make([]*unbroken.Answer, len(takenOver))
 	var wg sync.WaitGroup
 	for i := range takenOver {
 		wg.Go(func() { out[i] = tellOf(t, client, url, i, met) })
@@ -171,7 +50,7 @@ func all(t *testing.T, client *http.Client, url string, met func(decode string, 
 }
 
 // disturbed tells all streams and, when all have begun, does something to a decode worker of one.
-func disturbed(t *testing.T, client *http.Client, url string, do func(decode string)) (got []*told, victim string) {
+func disturbed(t *testing.T, client *http.Client, url string, do func(decode string)) (got []*unbroken.Answer, victim string) {
 	t.Helper()
 	var mu sync.Mutex
 	begun := 0
@@ -211,8 +90,8 @@ func TestFaultsTakeover(t *testing.T) {
 	client := cluster.NewClient(t)
 	want := all(t, client, r.URL, func(string, int) {})
 	for i, s := range want {
-		if s.err != nil || s.seams != 0 {
-			t.Fatalf("undisturbed: %v, %d seams in %s", s.err, s.seams, takenOver[i].fields)
+		if s.Err != nil || s.Seams != 0 {
+			t.Fatalf("undisturbed: %v, %d seams in %s", s.Err, s.Seams, takenOver[i].fields)
 		}
 	}
 
@@ -229,17 +108,17 @@ func TestFaultsTakeover(t *testing.T) {
 
 // same checks streams that outlived their decode worker against undisturbed ones, and counts the
 // seams.
-func same(t *testing.T, got, want []*told, victim string) (seams int) {
+func same(t *testing.T, got, want []*unbroken.Answer, victim string) (seams int) {
 	t.Helper()
 	for i, s := range got {
-		if s.err != nil {
-			t.Errorf("%s: %v", takenOver[i].fields, s.err)
+		if s.Err != nil {
+			t.Errorf("%s: %v", takenOver[i].fields, s.Err)
 			continue
 		}
-		if seams += s.seams; s.seams > 1 || s.seams == 1 && s.decode != victim {
-			t.Errorf("%d seams in the stream of %s, %s died", s.seams, s.decode, victim)
+		if seams += s.Seams; s.Seams > 1 || s.Seams == 1 && s.Decode != victim {
+			t.Errorf("%d seams in the stream of %s, %s died", s.Seams, s.Decode, victim)
 		}
-		if bad := s.differs(want[i]); bad != "" {
+		if bad := s.Differs(want[i]); bad != "" {
 			t.Errorf("%s: %s", takenOver[i].fields, bad)
 		}
 	}
@@ -261,8 +140,8 @@ func TestFaultsTakeoverStopped(t *testing.T) {
 	}
 	pause := time.Duration(0)
 	for _, s := range got {
-		if s.seams > 0 {
-			pause = max(pause, s.pause)
+		if s.Seams > 0 {
+			pause = max(pause, s.Pause)
 		}
 	}
 	t.Logf("%d streams went on, the longest pause was %v", seams, pause)
@@ -321,9 +200,9 @@ func TestFaultsTakeoverAlone(t *testing.T) {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // what follows tells
 		}
 	})
-	if want.err != nil || got.err != nil || want.seams != 0 || got.seams != 1 || !maps.EqualFunc(got.events, want.events, slices.Equal) {
-		t.Errorf("%v, %d seams, %d and %d events, want %v, %d and %d", got.err, got.seams, len(got.events["0"]), len(got.events["1"]),
-			want.err, len(want.events["0"]), len(want.events["1"]))
+	if want.Err != nil || got.Err != nil || want.Seams != 0 || got.Seams != 1 || !maps.EqualFunc(got.Events, want.Events, slices.Equal) {
+		t.Errorf("%v, %d seams, %d and %d events, want %v, %d and %d", got.Err, got.Seams, len(got.Events["0"]), len(got.Events["1"]),
+			want.Err, len(want.Events["0"]), len(want.Events["1"]))
 	}
 	cluster.Wait(t, afterKnown+slack, "ledgers empty", r.Idle)
 }

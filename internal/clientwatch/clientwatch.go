@@ -15,22 +15,31 @@ import (
 	"syscall"
 )
 
-// raw finds the connection with the file descriptor under wrappers such as *tls.Conn; nil if there
-// is none (in-memory connections).
-func raw(conn net.Conn) syscall.RawConn {
+// Teller is a connection without a descriptor that tells itself when its peer has closed it.
+type Teller interface {
+	// OnPeerClose calls gone as Watch does.
+	OnPeerClose(gone func()) (stop func())
+}
+
+// raw finds the connection with the file descriptor under wrappers such as *tls.Conn. It returns
+// neither if there is none (in-memory connections).
+func raw(conn net.Conn) (syscall.RawConn, Teller) {
 	for conn != nil {
+		if t, ok := conn.(Teller); ok {
+			return nil, t
+		}
 		if sc, ok := conn.(syscall.Conn); ok {
 			rc, err := sc.SyscallConn()
 			if err != nil {
-				return nil
+				return nil, nil
 			}
-			return rc
+			return rc, nil
 		}
 		u, ok := conn.(interface{ NetConn() net.Conn })
 		if !ok {
-			return nil
+			return nil, nil
 		}
 		conn = u.NetConn()
 	}
-	return nil
+	return nil, nil
 }

@@ -22,6 +22,7 @@ type Watcher struct {
 	done         chan struct{}
 
 	mu     sync.Mutex
+	begun  bool // with the first connection that can be watched, its goroutine
 	closed bool
 	next   uint64
 	gone   map[uint64]func() // by key
@@ -41,16 +42,18 @@ func New() (*Watcher, error) {
 	if err := unix.EpollCtl(epfd, unix.EPOLL_CTL_ADD, wakefd, event(unix.EPOLLIN, 0)); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch eventfd: %w", err), unix.Close(epfd), unix.Close(wakefd))
 	}
-	go w.loop()
 	return w, nil
 }
 
 // Watch calls gone once, on the watcher's goroutine, when conn's peer has closed or reset it, at
 // once if that has happened already. gone must not block, and may still be running when stop, which
 // ends the watch, returns. A second watch of a connection replaces the first. A connection without a
-// descriptor is not watched.
+// descriptor is watched if it is a Teller.
 func (w *Watcher) Watch(conn net.Conn, gone func()) (stop func()) {
-	rc := raw(conn)
+	rc, teller := raw(conn)
+	if teller != nil {
+		return teller.OnPeerClose(gone)
+	}
 	if rc == nil {
 		return func() {}
 	}
@@ -73,6 +76,10 @@ func (w *Watcher) start(rc syscall.RawConn, gone func()) (key uint64, err error)
 	defer w.mu.Unlock()
 	if w.closed {
 		return 0, nil
+	}
+	if !w.begun {
+		w.begun = true
+		go w.loop()
 	}
 	w.next++
 	if err := w.arm(rc, w.next); err != nil {
@@ -137,6 +144,9 @@ func (w *Watcher) Close() error {
 	}
 	w.closed = true
 	clear(w.gone)
+	if !w.begun {
+		close(w.done)
+	}
 	w.mu.Unlock()
 	var one [8]byte
 	binary.NativeEndian.PutUint64(one[:], 1)

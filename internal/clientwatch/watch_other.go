@@ -4,15 +4,17 @@ package clientwatch
 
 import "net"
 
-// Watcher watches nothing on this system.
+// Watcher watches only Tellers on this system.
 type Watcher struct{}
 
-// New returns a watcher that never calls back.
+// New returns a watcher.
 func New() (*Watcher, error) { return &Watcher{}, nil }
 
-// Watch does nothing.
+// Watch has a Teller call gone; nobody else does.
 func (*Watcher) Watch(conn net.Conn, gone func()) (stop func()) {
-	_ = raw
+	if _, t := raw(conn); t != nil {
+		return t.OnPeerClose(gone)
+	}
 	return func() {}
 }
 

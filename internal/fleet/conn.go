@@ -34,6 +34,7 @@ type ConnConfig struct {
 	// Insecure allows a URL off this machine without credentials or TLS. A server without
 	// user:password then counts as external.
 	Insecure bool
+	Dial     Dial // opens the connections to doors; nil: a net.Dialer does
 	Log      *slog.Logger
 }
 
@@ -138,6 +139,9 @@ func Connect(cfg ConnConfig) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	if cfg.Dial == nil {
+		cfg.Dial = new(net.Dialer).DialContext
+	}
 	c := &Conn{
 		log:       logger(cfg.Log),
 		closed:    make(chan struct{}),
@@ -201,7 +205,7 @@ func (c *Conn) Dial(_, addr string) (net.Conn, error) {
 	refused := c.refused
 	c.mu.Unlock()
 	secrets := c.cfg.Ring.Secrets()
-	conn, err := dial(ctx, addr, secrets[refused%len(secrets)], c.outer)
+	conn, err := c.enter(ctx, addr, secrets[refused%len(secrets)])
 	var header tls.RecordHeaderError
 	switch {
 	case errors.As(err, &header):

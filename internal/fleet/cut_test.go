@@ -148,7 +148,7 @@ func unheardWorkerLives(t *testing.T) {
 	t.Cleanup(health.Close)
 	inst.URL = health.URL
 	a := announce(t, connect(t, u.String()), inst)
-	w := watch(t, fleet.WatcherConfig{Conn: connect(t, s.ClientURL()), Grace: time.Millisecond, Probe: fleet.ProbeHealth(nil)})
+	w := watch(t, fleet.WatcherConfig{Conn: connect(t, s.ClientURL()), Grace: time.Millisecond, Probe: fleet.ProbeHealth(nil, nil)})
 	eventually(t, w, "join", is("p", fleet.Live))
 
 	c.set(true)
@@ -203,7 +203,7 @@ func TestProbeHealth(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
 			inst.URL = s.URL + "/"
-			err := fleet.ProbeHealth(nil)(ctx, &inst)
+			err := fleet.ProbeHealth(nil, nil)(ctx, &inst)
 			if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
@@ -211,7 +211,7 @@ func TestProbeHealth(t *testing.T) {
 	}
 	foreign := inst
 	foreign.Dialect = "vllm"
-	if fleet.ProbeHealth(nil)(t.Context(), &foreign) == nil {
+	if fleet.ProbeHealth(nil, nil)(t.Context(), &foreign) == nil {
 		t.Error("a foreign engine's answer says nothing")
 	}
 }

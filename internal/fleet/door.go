@@ -174,24 +174,23 @@ func (d *door) close() {
 	d.wg.Wait()
 }
 
-// dial opens a member's connection to the door at addr.
-func dial(ctx context.Context, addr string, s trust.Secret, outer *trust.TLS) (net.Conn, error) {
-	var dialer net.Dialer
-	c, err := dialer.DialContext(ctx, "tcp", addr)
+// enter opens a member's connection to the door at addr.
+func (c *Conn) enter(ctx context.Context, addr string, s trust.Secret) (net.Conn, error) {
+	bare, err := c.cfg.Dial(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
 	}
 	conf, err := trust.PinnedClient(s)
 	if err != nil {
-		return nil, errors.Join(err, c.Close())
+		return nil, errors.Join(err, bare.Close())
 	}
-	under := c
-	if outer != nil {
-		under = tls.Client(c, outer.Client())
+	under := bare
+	if c.outer != nil {
+		under = tls.Client(bare, c.outer.Client())
 	}
 	t := tls.Client(under, conf)
 	if err := t.HandshakeContext(ctx); err != nil {
-		c.Close()
+		bare.Close()
 		return nil, err
 	}
 	return t, nil

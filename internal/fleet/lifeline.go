@@ -24,6 +24,7 @@ const lifelinePath = "/xpyd/v1/lifeline"
 type LifelineConfig struct {
 	TLS     *tls.Config   // for https URLs
 	Ring    *trust.Ring   // the fleet's secrets; nil: none
+	Dial    Dial          // nil: a net.Dialer whose connections notice within seconds that a host is gone
 	Timeout time.Duration // to dial and to get the response head; default 2 s
 	Backoff time.Duration // first wait before dialling again, doubling; default 250 ms
 	Most    time.Duration // longest wait; default 5 s
@@ -49,9 +50,11 @@ func WatchLifeline(w *Watcher, cfg LifelineConfig) *Lifeline {
 	orDefault(&cfg.Timeout, 2*time.Second)
 	orDefault(&cfg.Backoff, 250*time.Millisecond)
 	orDefault(&cfg.Most, 5*time.Second)
-	dialer := &net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 3}}
+	if cfg.Dial == nil {
+		cfg.Dial = (&net.Dialer{KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: time.Second, Interval: time.Second, Count: 3}}).DialContext
+	}
 	ctx, cancel := context.WithCancel(context.Background())
-	l := &Lifeline{fleet: w, cfg: cfg, log: logger(cfg.Log), tokens: trust.NewTokens(cfg.Ring), client: askOnce(cfg.TLS, dialer.DialContext), cancel: cancel}
+	l := &Lifeline{fleet: w, cfg: cfg, log: logger(cfg.Log), tokens: trust.NewTokens(cfg.Ring), client: askOnce(cfg.TLS, cfg.Dial), cancel: cancel}
 	l.wg.Go(func() { l.follow(ctx) })
 	return l
 }

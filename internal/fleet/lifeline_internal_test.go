@@ -232,7 +232,7 @@ func TestProbes(t *testing.T) {
 	defer s.Close()
 	i := *worker("a", 1234567890123456)
 	i.URL = s.URL
-	probe := ProbeHealth(nil)
+	probe := ProbeHealth(nil, nil)
 	for range 2 {
 		if err := probe(t.Context(), &i); err != nil {
 			t.Fatal(err)

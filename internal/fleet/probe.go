@@ -19,9 +19,9 @@ const HeaderInstance = "x-xpyd-instance"
 func (i *Instance) Is() string { return i.ID + "@" + strconv.FormatUint(i.Epoch, 10) }
 
 // ProbeHealth returns a WatcherConfig.Probe that asks members' GET /health, each time on a new
-// connection. conf is for https URLs and may be nil.
-func ProbeHealth(conf *tls.Config) func(context.Context, *Instance) error {
-	client := askOnce(conf, nil)
+// connection. conf is for https URLs; it and dial may be nil.
+func ProbeHealth(conf *tls.Config, dial Dial) func(context.Context, *Instance) error {
+	client := askOnce(conf, dial)
 	return func(ctx context.Context, m *Instance) error {
 		if m.Dialect != Native {
 			return errors.New("a foreign engine does not say who it is")
@@ -42,10 +42,13 @@ func ProbeHealth(conf *tls.Config) func(context.Context, *Instance) error {
 	}
 }
 
+// Dial opens a connection, as net.Dialer.DialContext does.
+type Dial func(ctx context.Context, network, addr string) (net.Conn, error)
+
 const maxHeadBytes = 8 << 10
 
 // askOnce returns a client whose connections serve one request each. dial may be nil.
-func askOnce(conf *tls.Config, dial func(ctx context.Context, network, addr string) (net.Conn, error)) *http.Client {
+func askOnce(conf *tls.Config, dial Dial) *http.Client {
 	return &http.Client{
 		Transport:     &http.Transport{DisableKeepAlives: true, DisableCompression: true, DialContext: dial, TLSClientConfig: conf, MaxResponseHeaderBytes: maxHeadBytes},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

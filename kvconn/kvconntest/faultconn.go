@@ -248,6 +248,14 @@ func (cc *chaosConn) writeFrame(step Step, frame []byte) error {
 	return err
 }
 
+// after fires at a deadline; the zero time is none.
+func after(by time.Time) <-chan time.Time {
+	if by.IsZero() {
+		return nil
+	}
+	return time.After(time.Until(by))
+}
+
 // block waits until the write deadline, the end of the connection, or until is closed.
 func (cc *chaosConn) block(until chan struct{}) error {
 	cc.mu.Lock()

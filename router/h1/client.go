@@ -48,8 +48,9 @@ func (t *Timeouts) Validate() error {
 // Client is the connections to workers. Each leg owns one connection from request to
 // answer: cancelling a leg closes it, which the worker notices at once.
 type Client struct {
-	cfg    Timeouts
-	Dialer net.Dialer
+	cfg Timeouts
+	// Dial opens all connections; set it before the first. By default a net.Dialer does.
+	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 
 	upstream  Upstream
 	engineTLS atomic.Pointer[tls.Config] // to engines whose URL is https
@@ -76,7 +77,7 @@ const (
 // NewClient makes a client. members is the TLS of the fleet's own workers; nil: they have
 // none.
 func NewClient(cfg Timeouts, u Upstream, members *tls.Config) *Client {
-	return &Client{cfg: cfg, upstream: u, memberTLS: members, idle: map[string][]*workerConn{}, open: map[*workerConn]struct{}{}, bufs: newLender(upHeader)}
+	return &Client{cfg: cfg, Dial: new(net.Dialer).DialContext, upstream: u, memberTLS: members, idle: map[string][]*workerConn{}, open: map[*workerConn]struct{}{}, bufs: newLender(upHeader)}
 }
 
 // Header returns an empty header; Recycle takes it back once it is sent.
@@ -144,7 +145,7 @@ func (u *Client) get(l *Life, addr string) (*workerConn, error) {
 	}
 	ctx, cancel := context.WithTimeout(l, u.cfg.ConnectTimeout)
 	defer cancel()
-	conn, err := u.Dialer.DialContext(ctx, "tcp", Bare(addr))
+	conn, err := u.Dial(ctx, "tcp", Bare(addr))
 	if t, ok := conn.(*net.TCPConn); ok && err == nil {
 		err = t.SetReadBuffer(upBuffer)
 	}

@@ -140,8 +140,13 @@ func (u *Client) HTTPClient(h *http.Client) *http.Client {
 		return h
 	}
 	t = t.Clone()
+	t.DialContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		return u.Dial(ctx, network, addr)
+	}
 	t.DialTLSContext = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(ctx, network, addr)
+		conn, err := t.DialContext(ctx, network, addr)
 		if err != nil {
 			return nil, err
 		}

@@ -127,7 +127,7 @@ func (ms *Members) knock(inst *fleet.Instance, then func(error)) {
 		defer done()
 		ctx, cancel := context.WithTimeout(ms.Ctx, 500*time.Millisecond)
 		defer cancel()
-		conn, err := ms.Client.Dialer.DialContext(ctx, "tcp", h1.Bare(addr))
+		conn, err := ms.Client.Dial(ctx, "tcp", h1.Bare(addr))
 		if err == nil {
 			conn.Close()
 		}
