@@ -1,16 +1,18 @@
 package sim
 
 import (
+	"math/rand/v2"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/internal/steptable"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Steps says how long a device takes for a step.
+// Steps says how long a device takes for a step: a steptable.Table.
 type Steps interface {
-	Step(*kernels.Step) time.Duration
+	Step(steptable.Load) (mean, spread time.Duration)
 }
 
 // device is a kernels.Launcher that computes nothing: a step takes the time that Steps says, and
@@ -26,6 +28,8 @@ type device struct {
 	free  time.Duration
 	last  running // awaited last
 
+	noise   *rand.Rand
+	pieces  []steptable.Piece
 	results []kernels.Result
 	drawn   []kernels.Sampled
 }
@@ -50,10 +54,28 @@ func (d *device) Close() error            { return nil }
 // Launch implements kernels.Launcher.
 func (d *device) Launch(s *kernels.Step) error {
 	r := running{step: s, begins: max(d.clock.now, d.free), idleFrom: d.free}
-	r.ends = r.begins + d.steps.Step(s)
+	r.ends = r.begins + d.takes(s)
 	d.free = r.ends
 	d.under = append(d.under, r)
 	return nil
+}
+
+// takes draws a time for a step.
+func (d *device) takes(s *kernels.Step) time.Duration {
+	load := steptable.Load{Pieces: d.pieces[:0]}
+	for i := range s.Seqs {
+		q := &s.Seqs[i]
+		if n := len(q.Tokens); n == 1 && len(q.Samples) == 1 {
+			load.Decodes++
+			load.Context += q.Pos + 1
+		} else {
+			load.Pieces = append(load.Pieces, steptable.Piece{Tokens: n, Position: q.Pos, Draws: len(q.Samples)})
+		}
+	}
+	d.pieces = load.Pieces
+	mean, spread := d.steps.Step(load)
+	// Nothing is faster than half of what is usual.
+	return max(mean/2, mean+time.Duration(d.noise.NormFloat64()*float64(spread)))
 }
 
 // ends is when the oldest step under way ends.

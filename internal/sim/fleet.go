@@ -72,7 +72,7 @@ func Run(cfg Config, load []Request, until time.Duration) ([]Outcome, error) {
 	r := &run{cfg: cfg, picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}, feeding: true}
 	add := func(n int, role fleet.Role, name string) error {
 		for i := range n {
-			w, err := newWorker(&r.clock, fmt.Sprintf("%s-%d", name, i), role, &cfg.Worker)
+			w, err := newWorker(&r.clock, fmt.Sprintf("%s-%d", name, i), role, &cfg.Worker, rand.New(rand.NewPCG(cfg.Seed, uint64(2+len(r.workers)))))
 			if err != nil {
 				return err
 			}

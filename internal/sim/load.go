@@ -39,17 +39,13 @@ func mix(a, b uint64) uint64 {
 }
 
 // Trace makes a load of a trace's entries, so many times as fast, for a time of the load; 0: all.
-// Entries of more than longest tokens are left out.
-func Trace(entries []workload.Entry, speed float64, window time.Duration, longest int) []Request {
+func Trace(entries []workload.Entry, speed float64, window time.Duration) []Request {
 	var load []Request
 	for i := range entries {
 		e := &entries[i]
 		at := time.Duration(float64(e.At) / speed)
 		if window > 0 && at >= window {
 			break
-		}
-		if e.In+e.Out > longest {
-			continue
 		}
 		load = append(load, Request{At: at, Prompt: Prompt{tokens: e.In, blocks: e.Blocks, nth: uint64(i)}, Output: e.Out})
 	}

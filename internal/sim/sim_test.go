@@ -8,21 +8,20 @@ import (
 
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
-	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/internal/steptable"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
 // line is a device with a time that is plain.
 type line struct{}
 
-func (line) Step(s *kernels.Step) time.Duration {
-	us := 5000.0
-	for i := range s.Seqs {
-		q := &s.Seqs[i]
-		n := float64(len(q.Tokens))
-		us += n*20 + n*(float64(q.Pos)+n/2)*0.0012
+func (line) Step(l steptable.Load) (mean, spread time.Duration) {
+	us := 5000.0 + 20*float64(l.Decodes) + 0.0012*float64(l.Context)
+	for _, p := range l.Pieces {
+		n := float64(p.Tokens)
+		us += n*20 + n*(float64(p.Position)+n/2)*0.0012
 	}
-	return time.Duration(us * 1000)
+	return time.Duration(us * 1000), 0
 }
 
 func config() Config {
@@ -45,7 +44,7 @@ func TestSpeed(t *testing.T) {
 	for _, shape := range [][3]int{{16, 0, 0}} {
 		cfg := config()
 		cfg.Whole, cfg.Prefill, cfg.Decode = shape[0], shape[1], shape[2]
-		load := Trace(entries, 1, 10*time.Minute, 131072)
+		load := Trace(entries, 1, 10*time.Minute)
 		began := time.Now()
 		out, err := Run(cfg, load, 2*time.Hour)
 		if err != nil {
