@@ -19,7 +19,6 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 	"github.com/xpyd/xpyd/internal/sim"
 	"github.com/xpyd/xpyd/internal/steptable"
-	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -165,14 +164,16 @@ func (p *planFlags) fleet(t *steptable.Table, promise sim.Promise) sim.Config {
 	w := worker.DefaultConfig(fleet.Decode)
 	w.MaxBatch, w.StepTokens = about.MaxBatch, about.StepTokens
 	w.TTFTPromise, w.TPOTPromise = promise.TTFT, cmp.Or(promise.TPOT, promise.ITL)
-	cfg := sim.Config{Worker: sim.Worker{Engine: worker.EngineConfig(&w, gpu), Blocks: about.Blocks, BlockTokens: about.BlockTokens,
-		Layers: about.Shape.Layers, Steps: t, Overlaps: gpu}, Pick: pick.DefaultConfig(), Seed: p.seed}
+	cfg := sim.DefaultConfig()
+	cfg.Seed = p.seed
+	cfg.Worker = sim.Worker{Engine: worker.EngineConfig(&w, gpu), Blocks: about.Blocks, BlockTokens: about.BlockTokens,
+		Layers: about.Shape.Layers, Steps: t, Overlaps: gpu}
 	cfg.KV = sim.Link{Bytes: t.KV.BytesPerToken, Bandwidth: t.KV.Bandwidth, Latency: time.Duration(t.KV.Latency * float64(time.Second))}
 	return cfg
 }
 
 // load makes the load of the flags.
-func (p *planFlags) load(t *steptable.Table) (sim.Load, error) {
+func (p *planFlags) load(t *steptable.Table) (sim.Requests, error) {
 	most := t.About.Blocks * t.About.BlockTokens
 	if p.maxContext > 0 {
 		most = min(most, p.maxContext)

@@ -4,6 +4,7 @@
 package sim
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -25,6 +26,12 @@ type Config struct {
 	Pick        pick.Config
 	Heartbeat   time.Duration
 	Seed        uint64
+}
+
+// DefaultConfig is a fleet on one machine, without workers. The way to a worker and back is what a
+// request through a router and a worker of one token took on two processors, less its step.
+func DefaultConfig() Config {
+	return Config{Front: 700 * time.Microsecond, Back: 200 * time.Microsecond, Pick: pick.DefaultConfig(), Heartbeat: fleet.DefaultHeartbeat, Seed: 1}
 }
 
 // Request is one of a load.
@@ -62,14 +69,39 @@ type run struct {
 	snapshot *fleet.Snapshot
 	workers  []*worker
 	byID     map[string]*worker
+	load     Load
+	out      []Outcome
+	next     int // of the load's requests
 	open     int // requests that have not ended
 	feeding  bool
+	over     bool // nobody wants to know the rest
 }
 
-// Run runs a load and returns what came of each request, in the order of the load, which is sorted
-// by time. until bounds the run: what has not ended then has failed.
-func Run(cfg Config, load []Request, until time.Duration) ([]Outcome, error) {
-	r := &run{cfg: cfg, picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}, feeding: true}
+// Load is what is sent.
+type Load struct {
+	Requests []Request // by time
+	// Closed, if above 0, is how many of them are in flight at most: then one is sent when another has
+	// ended, and their times do not count.
+	Closed int
+	// Until bounds the run: what has not ended then has failed.
+	Until time.Duration
+	// Ended, if set, is told of each outcome, and reports whether the run has to go on; what then has
+	// not ended has failed.
+	Ended func(*Outcome) (on bool)
+}
+
+// Run runs a load and returns what came of each request, in the order of the load.
+func Run(ctx context.Context, cfg Config, load Load) ([]Outcome, error) {
+	r, err := open(cfg, load)
+	if err != nil {
+		return nil, err
+	}
+	return r.out, r.run(ctx)
+}
+
+func open(cfg Config, load Load) (*run, error) {
+	r := &run{cfg: cfg, load: load, out: make([]Outcome, len(load.Requests)), feeding: true,
+		picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}}
 	add := func(n int, role fleet.Role, name string) error {
 		for i := range n {
 			w, err := newWorker(&r.clock, fmt.Sprintf("%s-%d", name, i), role, &cfg.Worker, rand.New(rand.NewPCG(cfg.Seed, uint64(2+len(r.workers)))))
@@ -89,20 +121,28 @@ func Run(cfg Config, load []Request, until time.Duration) ([]Outcome, error) {
 			return nil, err
 		}
 	}
+	return r, nil
+}
+
+func (r *run) run(ctx context.Context) error {
 	r.beat()
-	out := make([]Outcome, len(load))
-	r.feed(load, out)
-	for r.clock.next() {
-		if r.clock.now > until {
-			break
+	if r.load.Closed == 0 {
+		r.feed()
+	}
+	for range r.load.Closed {
+		r.sendNext()
+	}
+	for n := 0; !r.over && r.clock.now <= r.load.Until && r.clock.next(); n++ {
+		if n%1024 == 0 && ctx.Err() != nil {
+			return ctx.Err()
 		}
 	}
-	for i := range out {
-		if o := &out[i]; o.Tokens < o.Output {
+	for i := range r.out {
+		if o := &r.out[i]; o.Tokens < r.load.Requests[i].Output {
 			o.Failed = true
 		}
 	}
-	return out, nil
+	return nil
 }
 
 // beat has the router hear of all workers' load, now and then while there is any.
@@ -123,18 +163,26 @@ func (r *run) beat() {
 }
 
 // feed sends the requests at their times.
-func (r *run) feed(load []Request, out []Outcome) {
-	if len(load) == 0 {
-		r.feeding = false
+func (r *run) feed() {
+	if r.next < len(r.out) {
+		r.clock.after(r.load.Requests[r.next].At-r.clock.now, func() {
+			r.sendNext()
+			r.feed()
+		})
+	}
+}
+
+// sendNext sends the next request, if there is one.
+func (r *run) sendNext() {
+	if r.next == len(r.out) {
 		return
 	}
-	r.clock.after(load[0].At-r.clock.now, func() {
-		q := &load[0]
-		out[0] = Outcome{At: r.clock.now, Prompt: q.Prompt.Tokens(), Output: q.Output}
-		r.open++
-		r.send(&flight{run: r, out: &out[0], request: q})
-		r.feed(load[1:], out[1:])
-	})
+	q, o := &r.load.Requests[r.next], &r.out[r.next]
+	r.next++
+	r.feeding = r.next < len(r.out)
+	*o = Outcome{At: r.clock.now, Prompt: q.Prompt.Tokens(), Output: q.Output}
+	r.open++
+	r.send(&flight{run: r, out: o, request: q})
 }
 
 // flight is a request on its way.
@@ -147,7 +195,7 @@ type flight struct {
 	chain   kvcache.Chain
 	sent    time.Duration
 	pushed  time.Duration // when prefill's leg ended
-	over    bool
+	ended   bool
 }
 
 // send chooses workers.
@@ -155,10 +203,13 @@ func (r *run) send(f *flight) {
 	f.prompt = f.request.Prompt.IDs()
 	f.chain = r.workers[0].cache.NewChain("")
 	f.chain.Extend(f.prompt)
-	req := &pick.Request{Model: modelName, Tokens: len(f.prompt), Output: f.request.Output, Seqs: 1, Tokenized: true}
-	for _, w := range r.workers {
-		if n := w.cache.Reach(&f.chain, len(f.prompt)-1); n > 0 {
-			req.Warm = append(req.Warm, pick.Warm{ID: w.member.ID, Epoch: 1, Tokens: float64(n)})
+	req := &pick.Request{Model: modelName, Tokens: len(f.prompt), Output: f.request.Output, Seqs: 1, Chain: pick.NewChain(text(f.prompt))}
+	if p := r.cfg.Pick.Policy; p == pick.KVEvents || p == pick.PredictedTTFT {
+		req.Tokenized = true
+		for _, w := range r.workers {
+			if n := w.cache.Reach(&f.chain, len(f.prompt)-1); n > 0 {
+				req.Warm = append(req.Warm, pick.Warm{ID: w.member.ID, Epoch: 1, Tokens: float64(n)})
+			}
 		}
 	}
 	var err error
@@ -230,15 +281,21 @@ func (f *flight) token() {
 }
 
 func (f *flight) end(ok bool) {
-	if f.over {
+	if f.ended {
 		return
 	}
-	f.over = true
+	f.ended = true
 	f.open--
 	f.out.Failed = !ok
 	f.prompt = nil
 	if f.choice != nil {
 		f.choice.EndPrefill()
 		f.choice.EndDecode()
+	}
+	if f.load.Ended != nil && !f.load.Ended(f.out) {
+		f.over = true
+	}
+	if f.load.Closed > 0 {
+		f.clock.after(0, f.sendNext)
 	}
 }

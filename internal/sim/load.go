@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"encoding/binary"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
@@ -27,6 +28,15 @@ func (p *Prompt) IDs() []int32 {
 		ids[i] = int32(mix(of, uint64(i%workload.BlockTokens)) % vocab)
 	}
 	return ids
+}
+
+// text is a prompt's text as a router sees it: four bytes a token, about as many as English has.
+func text(ids []int32) []byte {
+	b := make([]byte, 0, 4*len(ids))
+	for _, id := range ids {
+		b = binary.LittleEndian.AppendUint32(b, uint32(id))
+	}
+	return b
 }
 
 // mix is splitmix64's finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number

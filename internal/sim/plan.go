@@ -46,8 +46,8 @@ func Splits(n int) []Split {
 	return list
 }
 
-// Load makes a load, so many times as fast as it is described.
-type Load func(speed float64) []Request
+// Requests makes requests that come so many times as fast as they are described.
+type Requests func(speed float64) []Request
 
 // Goodput is the highest load of which a fleet has enough good requests.
 type Goodput struct {
@@ -90,33 +90,36 @@ const (
 
 // Search looks for a fleet's goodput: by doubling and halving, and then between. patience is how long
 // the last requests of a load may take.
-func Search(ctx context.Context, cfg Config, load Load, p Promise, patience time.Duration) (Goodput, error) {
+func Search(ctx context.Context, cfg Config, load Requests, p Promise, patience time.Duration) (Goodput, error) {
 	g := Goodput{Split: Split{cfg.Whole, cfg.Prefill, cfg.Decode}}
 	g.Fleet = g.Split.String()
 	try := func(speed float64) (bool, error) {
-		if err := ctx.Err(); err != nil {
-			return false, err
-		}
 		requests := load(speed)
 		if len(requests) == 0 {
 			return true, nil
 		}
 		last := requests[len(requests)-1].At
-		out, err := Run(cfg, requests, last+patience)
+		most, bad := int(float64(len(requests))*(1-p.Share)+1e-9), 0
+		out, err := Run(ctx, cfg, Load{Requests: requests, Until: last + patience, Ended: func(o *Outcome) bool {
+			if !p.Kept(o) {
+				bad++
+			}
+			return bad <= most
+		}})
 		if err != nil {
 			return false, err
 		}
 		g.Runs++
-		good := 0
+		bad = 0
 		for i := range out {
-			if p.Kept(&out[i]) {
-				good++
+			if !p.Kept(&out[i]) {
+				bad++
 			}
 		}
-		share := float64(good) / float64(len(out))
-		if share < p.Share {
+		if bad > most {
 			return false, nil
 		}
+		share := float64(len(out)-bad) / float64(len(out))
 		g.Speed, g.Good = speed, share
 		g.Rate = float64(len(out)) / max(last, time.Second).Seconds()
 		g.TTFT, g.Gap = spread(out, (*Outcome).TTFT), spread(out, (*Outcome).Gap)
@@ -152,7 +155,7 @@ func Search(ctx context.Context, cfg Config, load Load, p Promise, patience time
 
 // Compare searches the goodput of several fleets, as many at once as there are processors, and
 // returns them in order, the best first. done is told of each.
-func Compare(ctx context.Context, cfg Config, splits []Split, load Load, p Promise, patience time.Duration, done func(Goodput)) ([]Goodput, error) {
+func Compare(ctx context.Context, cfg Config, splits []Split, load Requests, p Promise, patience time.Duration, done func(Goodput)) ([]Goodput, error) {
 	out := make([]Goodput, len(splits))
 	found := make(chan Goodput, len(splits))
 	all, ctx := errgroup.WithContext(ctx)
