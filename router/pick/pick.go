@@ -255,7 +255,9 @@ func (p *Picker) choose(s *scorer, pair pair) *Choice {
 		c.Explain = s.explain(pair)
 	}
 	p.tick++
-	pn.use(p.tick, float64(req.Tokens))
+	if pn != dn { // of one that does both, sequences count: see score
+		pn.use(p.tick, float64(req.Tokens))
+	}
 	dn.use(p.tick, float64(seqs))
 	for _, l := range [2]*leg{&c.prefill, &c.decode} {
 		l.n.count(&l.load, 1)

@@ -105,6 +105,23 @@ func TestPrefixSticksUntilLoaded(t *testing.T) {
 	}
 }
 
+// TestPrefixSticksToWhole: of engines that do both phases, the one that has a prompt gets what goes on
+// with it, however long it is.
+func TestPrefixSticksToWhole(t *testing.T) {
+	whole := func(m *fleet.Member) { m.Dialect = "openai" }
+	p, s := newPicker(pick.Prefix), fleetOf(0, 0, member("a", fleet.Decode, whole), member("b", fleet.Decode, whole), member("c", fleet.Decode, whole))
+	req := pick.Request{Tokens: 5000, Chain: pick.NewChain([]byte(strings.Repeat("All happy families are alike. ", 700)), "m")}
+	first := mustPick(t, p, s, req)
+	end(first)
+	for i := range 5 {
+		c := mustPick(t, p, s, req)
+		end(c)
+		if c.Decode.ID != first.Decode.ID {
+			t.Errorf("turn %d went to %s; %s has the prompt", i, c.Decode.ID, first.Decode.ID)
+		}
+	}
+}
+
 // TestSequentialTraffic: requests one after another that share only a small
 // system prompt spread over the workers.
 func TestSequentialTraffic(t *testing.T) {
