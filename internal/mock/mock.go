@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/kvevents"
@@ -38,6 +39,8 @@ type Config struct {
 	Embeds  bool          // only makes embeddings; dialect openai
 	TTFT    time.Duration // before the first token, or prefill's answer
 	ITL     time.Duration // between tokens
+	Tokens  bool          // streams are of tokens; see tokens.go
+	Burst   int           // tokens an event, then; 0: one
 	Fault   Fault
 	Lease   time.Duration // how long prefill keeps prompts that no decode collects; 0: for ever
 	KV      KVEvents
@@ -247,6 +250,8 @@ type Fault struct {
 	Mute     bool // prefill: do the work, and never answer
 	NoParams bool // prefill: answer without what decode needs, like an engine without its connector
 	Probes   bool // also for probes
+	// Left is how many requests meet it, of all engines that share it; nil: all.
+	Left *atomic.Int32
 }
 
 // ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", "freeze=3", "mute",

@@ -99,7 +99,7 @@ func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	j := &job{e: e, w: sw, ctx: r.Context(), chat: r.URL.Path == "/v1/chat/completions", n: 1, max: 16, fault: e.fault}
 	e.mu.Unlock()
-	if rec.Probe && !j.fault.Probes {
+	if rec.Probe && !j.fault.Probes || j.fault.Left != nil && j.fault.Left.Add(-1) < 0 {
 		j.fault = Fault{}
 	}
 	defer func() {
@@ -164,14 +164,12 @@ func (j *job) parse() error {
 			j.prompt = compact(ids)
 		}
 	}
-	get := func(name string, to *int) {
-		if n, err := strconv.Atoi(string(j.f[name])); err == nil {
-			*to = n
-		}
+	if j.e.cfg.Tokens && (j.chat || string(j.f["max_tokens"]) == "null") {
+		j.max = longest
 	}
-	get("n", &j.n)
-	get("max_tokens", &j.max)
-	get("max_completion_tokens", &j.max)
+	j.get("n", &j.n)
+	j.get("max_tokens", &j.max)
+	j.get("max_completion_tokens", &j.max)
 	j.stream = string(j.f["stream"]) == "true"
 	if o, err := j.f.object("stream_options"); err == nil {
 		j.usage = string(o["include_usage"]) == "true"
@@ -183,6 +181,13 @@ func (j *job) parse() error {
 		return fmt.Errorf("max_tokens is %d for %d choices, want 0 to %d for all", j.max, count, maxWords)
 	}
 	return nil
+}
+
+// get reads a number, if it is there.
+func (j *job) get(name string, to *int) {
+	if n, err := strconv.Atoi(string(j.f[name])); err == nil {
+		*to = n
+	}
 }
 
 func compact(raw json.RawMessage) string {
@@ -276,7 +281,11 @@ func (j *job) prefill() {
 		}
 	}
 	j.n, j.max = 1, 1
-	body := j.encoder().AppendFull(nil, []openai.Choice{{Text: " x", Finish: "length"}}, openai.Usage{Prompt: promptTokens, Completion: 1, Cached: cachedTokens})
+	usage := openai.Usage{Prompt: promptTokens, Completion: 1, Cached: cachedTokens}
+	if e.cfg.Tokens {
+		usage.Prompt = len(promptOf(j.prompt))
+	}
+	body := j.encoder().AppendFull(nil, []openai.Choice{{Text: " x", Finish: "length"}}, usage)
 	if j.fault.Mute {
 		<-j.ctx.Done()
 		return
@@ -303,7 +312,8 @@ func (j *job) encoder() *openai.Encoder {
 	if j.chat {
 		id = "chatcmpl-mock"
 	}
-	return openai.NewEncoder(openai.Meta{ID: id, Model: j.e.cfg.Model, Created: time.Now().Unix(), Chat: j.chat, IncludeUsage: j.usage})
+	return openai.NewEncoder(openai.Meta{ID: id, Model: j.e.cfg.Model, Created: time.Now().Unix(), Chat: j.chat, IncludeUsage: j.usage,
+		ReturnTokenIDs: string(j.f["return_token_ids"]) == "true" && j.e.cfg.Tokens})
 }
 
 func (j *job) header() {
@@ -367,6 +377,10 @@ func drawsOf(text string, choice int) func() uint64 {
 }
 
 func (j *job) writeAnswer() {
+	if j.stream && j.e.cfg.Tokens {
+		j.writeTokens()
+		return
+	}
 	enc := j.encoder()
 	count := j.n * promptsOf(j.f)
 	texts := make([][]string, count)
@@ -405,16 +419,7 @@ func (j *job) writeAnswer() {
 			if i == j.max-1 {
 				ch.Finish = "length"
 			}
-			if _, err := j.w.Write(enc.AppendChunk(nil, &ch, nil)); err != nil {
-				return
-			}
-			_ = http.NewResponseController(j.w).Flush() // the next write tells
-			switch j.chunks++; j.chunks {
-			case j.fault.Cut:
-				j.reset()
-				return
-			case j.fault.Freeze:
-				<-j.ctx.Done()
+			if !j.write(enc.AppendChunk(nil, &ch, nil)) {
 				return
 			}
 		}

@@ -64,6 +64,7 @@ func (q *request) generate(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	}
 	if q.top.Stream && q.s.Takeover && string(ctx.Request.Header.Peek(headerTakeover)) != "0" {
 		q.seam = newSeam(&q.s.kept, q.body, &q.top)
+		q.seam.replays = q.s.TakeoverReplay && openai.Replayable(q.body, &q.top) == nil
 	}
 	ans, err := q.dispatch(q.hedged, nil)
 	if ans != nil && ans.events == nil {

@@ -1,0 +1,159 @@
+package router_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	fake "github.com/xpyd/xpyd/internal/mock"
+	"github.com/xpyd/xpyd/router"
+)
+
+// clientSaw is what a client gets by a stream.
+type clientSaw struct {
+	id, text, finish string
+	roles, prompt    int
+	completion       int
+	err              string
+	done             bool
+}
+
+// read takes a stream apart; all chunks must have one id and no token ids.
+func (g *rig) read(stream string) (out clientSaw) {
+	g.t.Helper()
+	for event := range strings.SplitSeq(stream, "\n\n") {
+		data, ok := strings.CutPrefix(event, "data: ")
+		if !ok {
+			continue
+		}
+		if out.done = data == "[DONE]"; out.done {
+			continue
+		}
+		var c struct {
+			ID, Object string
+			Choices    []struct {
+				Index  int
+				Text   string
+				Finish string `json:"finish_reason"`
+				IDs    []int  `json:"token_ids"`
+				Prompt []int  `json:"prompt_token_ids"`
+				Delta  *struct{ Role, Content string }
+			}
+			Usage *struct {
+				Prompt     int `json:"prompt_tokens"`
+				Completion int `json:"completion_tokens"`
+				Total      int `json:"total_tokens"`
+			}
+			Prompt []int `json:"prompt_token_ids"`
+			Error  *struct{ Message string }
+		}
+		if err := json.Unmarshal([]byte(data), &c); err != nil {
+			g.t.Fatalf("%v in %q", err, event)
+		}
+		if c.Error != nil {
+			out.err = c.Error.Message
+			continue
+		}
+		if id := c.ID + " " + c.Object; out.id == "" {
+			out.id = id
+		} else if out.id != id {
+			g.t.Errorf("%q is not of %q", event, out.id)
+		}
+		if c.Prompt != nil || len(c.Choices) > 1 {
+			g.t.Errorf("%q", event)
+		}
+		for _, ch := range c.Choices {
+			if ch.IDs != nil || ch.Prompt != nil || ch.Index != 0 || out.finish != "" {
+				g.t.Errorf("%q", event)
+			}
+			out.text += ch.Text
+			if out.finish = ch.Finish; ch.Delta != nil {
+				out.text += ch.Delta.Content
+				if ch.Delta.Role != "" {
+					out.roles++
+				}
+			}
+		}
+		if u := c.Usage; u != nil {
+			if out.prompt, out.completion = u.Prompt, u.Completion; u.Total != u.Prompt+u.Completion {
+				g.t.Errorf("%q", event)
+			}
+		}
+	}
+	return out
+}
+
+// replaying are the dialects whose streams another pair can go on with.
+var replaying = []string{"storage", "vllm-mooncake", "vllm-nixl", "vllm-nixl-push", "vllm-offloading", "vllm-p2pnccl"}
+
+// replayRig is pairs of engines whose text is a function of their tokens.
+func replayRig(t *testing.T, dialect string, x, y int, change ...func(*fake.Config)) (*rig, []*fake.Engine) {
+	t.Helper()
+	change = append(change, func(c *fake.Config) { c.Tokens = true })
+	_, list := engines(t, dialect, fleet.Prefill, x, change...)
+	ds, more := engines(t, dialect, fleet.Decode, y, change...)
+	g := newRig(t, 0, 0, func(c *router.Config) { c.Static, c.TakeoverReplay = append(list, more...), true })
+	g.allProbed(x + y)
+	return g, ds
+}
+
+func replayAsk(i, most int) (path, body string) {
+	usage := []string{`,"stream_options":{"include_usage":true}`, "", `,"stream_options":{"include_usage":true,"continuous_usage_stats":true}`}[i%3]
+	if i%2 == 0 {
+		return "/v1/completions", fmt.Sprintf(`{"model":"m","prompt":"Once upon %d","stream":true,"temperature":0,"min_tokens":%d,"max_tokens":%d%s}`, i, most/2, most, usage)
+	}
+	return "/v1/chat/completions", fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":"Hi %d"}],"stream":true%s}`, i, usage)
+}
+
+// TestReplayForeign: a stream of a foreign engine that breaks at any event is what an undisturbed one
+// would have been.
+func TestReplayForeign(t *testing.T) {
+	t.Parallel()
+	for _, dialect := range replaying {
+		t.Run(dialect, func(t *testing.T) {
+			t.Parallel()
+			g, ds := replayRig(t, dialect, 1, 2)
+			seams := 0
+			for i := range 24 {
+				path, body := replayAsk(i, 30)
+				resp, text := g.post(path, body, "x-xpyd-takeover", "0")
+				want := g.read(text)
+				if resp.StatusCode != 200 || !want.done || want.finish == "" {
+					t.Fatalf("%d %s", resp.StatusCode, text)
+				}
+				events := strings.Count(text, "data: ")
+				first := 2
+				if strings.Contains(path, "chat") {
+					first = 4 // role, and a token with text
+				}
+				cut := first + rand.IntN(events-first-1)
+				if i < 4 { // behind the last token
+					cut = events - 1 - i/2
+				}
+				fault := fake.Fault{Cut: cut, Left: &atomic.Int32{}}
+				fault.Left.Store(1)
+				for _, d := range ds {
+					d.SetFault(fault)
+				}
+				_, text = g.post(path, body, "x-request-id", fmt.Sprintf("r%d", i))
+				got := g.read(text)
+				for _, d := range ds {
+					d.SetFault(fake.Fault{})
+				}
+				seams += strings.Count(text, ": xpyd seam")
+				got.id = want.id // as it was in each event
+				if got != want {
+					t.Errorf("%s %s, cut behind %d of %d events:\n%+v\nwant\n%+v\n%s", path, body, cut, events, got, want, text)
+				}
+			}
+			if seams < 12 {
+				t.Errorf("%d seams", seams)
+			}
+			g.until("the ledger to be empty", g.idle)
+		})
+	}
+}
