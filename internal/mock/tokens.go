@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"hash/fnv"
 	"net/http"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -63,24 +64,69 @@ func nextToken(ids []int32, mayEnd bool) int32 {
 }
 
 // writer turns tokens into text, as they come.
-type writer struct{ held string }
+type writer struct {
+	stops []string
+	late  int    // characters that are kept back for stops
+	part  string // of a character
+	all   string
+	sent  int // bytes of it
+}
 
-func (w *writer) text(id int32) string {
-	if id >= firstPiece && int(id-firstPiece) < len(pieces) {
-		w.held += pieces[id-firstPiece]
+func (j *job) writer() *writer {
+	w := &writer{}
+	if json.Unmarshal(j.f["stop"], &w.stops) != nil {
+		w.stops = make([]string, 1)
+		_ = json.Unmarshal(j.f["stop"], &w.stops[0]) // else there is none
 	}
-	last := w.held[max(0, len(w.held)-utf8.UTFMax):]
+	w.stops = slices.DeleteFunc(w.stops, func(s string) bool { return s == "" })
+	for _, s := range w.stops {
+		w.late = max(w.late, utf8.RuneCountInString(s)-1)
+	}
+	return w
+}
+
+// add adds a token, and returns the stop string that ends the answer, if one does.
+func (w *writer) add(id int32) (stop string) {
+	if id >= firstPiece && int(id-firstPiece) < len(pieces) {
+		w.part += pieces[id-firstPiece]
+	}
+	last := w.part[max(0, len(w.part)-utf8.UTFMax):]
 	for i := range len(last) {
 		if utf8.RuneStart(last[i]) && !utf8.FullRuneInString(last[i:]) {
 			return "" // the last character is not whole
 		}
 	}
-	out := strings.ToValidUTF8(w.held, "\uFFFD")
-	w.held = ""
-	return out
+	before := len(w.all)
+	w.whole()
+	for _, s := range w.stops {
+		from := max(0, before-len(s)+1)
+		if i := strings.Index(w.all[from:], s); i >= 0 {
+			w.all = w.all[:from+i]
+			return s
+		}
+	}
+	return ""
 }
 
-// writeTokens answers a stream, with Burst tokens an event.
+// whole takes the rest as it is.
+func (w *writer) whole() {
+	w.all += strings.ToValidUTF8(w.part, "\uFFFD")
+	w.part = ""
+}
+
+// take returns what may be sent.
+func (w *writer) take(end bool) string {
+	to := len(w.all)
+	for n := 0; n < w.late && !end && to > w.sent; n++ {
+		_, size := utf8.DecodeLastRuneInString(w.all[:to])
+		to -= size
+	}
+	text := w.all[w.sent:to]
+	w.sent = to
+	return text
+}
+
+// writeTokens answers a stream, with one to Burst tokens an event.
 func (j *job) writeTokens() {
 	j.header()
 	enc := j.encoder()
@@ -99,17 +145,16 @@ func (j *job) writeTokens() {
 			return
 		}
 	}
-	var w writer
+	w := j.writer()
 	most := min(j.max, longest-len(prompt))
 	for n := 0; n < most; {
 		var ch openai.Choice
-		for range max(j.e.cfg.Burst, 1) {
+		for range 1 + n%max(j.e.cfg.Burst, 1) {
 			id := nextToken(ids, n >= least)
 			ids = append(ids, id)
 			n++
 			ch.TokenIDs = append(ch.TokenIDs, id)
-			ch.Text += w.text(id)
-			if id == endToken {
+			if ch.StopString = w.add(id); ch.StopString != "" || id == endToken {
 				ch.Finish = "stop"
 			} else if n == most {
 				ch.Finish = "length"
@@ -119,9 +164,10 @@ func (j *job) writeTokens() {
 				break
 			}
 		}
-		if most == n && w.held != "" { // the end tells what is left
-			ch.Text += strings.ToValidUTF8(w.held, "\uFFFD")
+		if ch.Finish == "length" {
+			w.whole()
 		}
+		ch.Text = w.take(ch.Finish != "")
 		if told && !j.chat && n == len(ch.TokenIDs) {
 			ch.PromptTokenIDs = prompt
 		}

@@ -111,8 +111,13 @@ func (c *Chunk) delta(r *reader) {
 	}
 }
 
-// HasText reports whether a client gets text by it.
-func (c *Chunk) HasText() bool { return len(c.Text) > len(`""`) }
+// AppendText appends the text that a client gets by it.
+func (c *Chunk) AppendText(dst []byte) []byte {
+	if len(c.Text) < len(`""`) || c.Text[0] != '"' {
+		return dst
+	}
+	return jsonscan.AppendDecoded(dst, c.Text[1:len(c.Text)-1])
+}
 
 // AppendUntold appends the event's data without ids, as if nobody had asked for them.
 func (c *Chunk) AppendUntold(dst, data []byte) []byte {
@@ -164,21 +169,17 @@ func (h *Head) append(dst []byte) []byte {
 	return append(dst, `"choices":[`...)
 }
 
-// AppendGoingOn appends the data of a completion's chunk as the stream's next, of a chat or a
-// completion: prompt is the tokens of the first prompt, and before those of the answer that came
+// AppendGoingOn appends the data of a completion's chunk as the stream's next, with this text and of a
+// chat or a completion: prompt is the tokens of the first prompt, and before those of the answer that came
 // from other engines.
-func (h *Head) AppendGoingOn(dst []byte, c *Chunk, chat bool, prompt, before int) []byte {
+func (h *Head) AppendGoingOn(dst []byte, c *Chunk, text []byte, chat bool, prompt, before int) []byte {
 	dst = h.append(dst)
 	if c.Choices > 0 {
-		text := c.Text
-		if text == nil {
-			text = []byte(`""`)
-		}
 		dst = append(dst, `{"index":0,`...)
 		if chat {
-			dst = append(append(append(dst, `"delta":{"content":`...), text...), '}')
+			dst = append(appendStr(dst, `"delta":{"content":`, string(text)), '}')
 		} else {
-			dst = append(append(dst, `"text":`...), text...)
+			dst = appendStr(dst, `"text":`, string(text))
 		}
 		dst = append(dst, `,"logprobs":null,"finish_reason":`...)
 		dst = append(orNull(dst, c.Finish), `,"stop_reason":`...)

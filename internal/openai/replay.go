@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/xpyd/xpyd/internal/jsonscan"
 )
@@ -19,6 +21,7 @@ const (
 	fieldOff                // only if it asks for nothing
 	fieldOne                // only as 1
 	fieldSeed               // only if no draw depends on it
+	fieldStop               // as it is, if an engine holds little text back for it
 )
 
 var replayFields = map[string]int{
@@ -33,9 +36,11 @@ var replayFields = map[string]int{
 	"max_tokens": fieldSpent, "max_completion_tokens": fieldSpent, "min_tokens": fieldSpent,
 	"service_tier": fieldSpent, "metadata": fieldSpent, "store": fieldSpent,
 
+	"stop": fieldStop,
+
 	// These count the answer's tokens alone, or need its text.
 	"presence_penalty": fieldOff, "frequency_penalty": fieldOff, "logprobs": fieldOff, "top_logprobs": fieldOff, "echo": fieldOff,
-	"stop": fieldOff, "tools": fieldOff, "return_token_ids": fieldOff, "include_stop_str_in_output": fieldOff,
+	"tools": fieldOff, "return_token_ids": fieldOff, "include_stop_str_in_output": fieldOff,
 	"n": fieldOne, "best_of": fieldOne,
 	"seed": fieldSeed,
 }
@@ -46,10 +51,14 @@ const defaultMaxTokens = 16
 // errNoMore: the answer has all tokens that it may have.
 var errNoMore = errors.New("its answer has all its tokens")
 
-// Replayable returns why a streamed request cannot go on as another one; nil if it can.
-func Replayable(body []byte, top *Top) error {
-	_, err := AppendReplay(nil, body, top, nil, nil)
-	return err
+// maxHeld bounds a stop string of a request that may go on as another one, in characters.
+const maxHeld = 256
+
+// Replayable returns how many characters an engine holds back for a streamed request's stop strings,
+// and why it cannot go on as another request; nil if it can.
+func Replayable(body []byte, top *Top) (held int, err error) {
+	_, held, err = appendReplay(nil, body, top, nil, nil)
+	return held, err
 }
 
 // AskIDs returns a request that has its engine tell the tokens' ids.
@@ -62,6 +71,11 @@ func AskIDs(body []byte, top *Top) []byte {
 // AppendReplay appends the completion with which another engine goes on with a request: behind the
 // tokens of its prompt and of its answer so far, which are as AppendIDs writes them.
 func AppendReplay(dst, body []byte, top *Top, prompt, answer []byte) ([]byte, error) {
+	dst, _, err := appendReplay(dst, body, top, prompt, answer)
+	return dst, err
+}
+
+func appendReplay(dst, body []byte, top *Top, prompt, answer []byte) (_ []byte, held int, _ error) {
 	var r reader
 	seen := map[string]bool{}
 	most, least, greedy, seeded := -1, 0, false, false
@@ -73,12 +87,12 @@ func AppendReplay(dst, body []byte, top *Top, prompt, answer []byte) ([]byte, er
 	for r.Next() == jsonscan.Key {
 		key := string(r.Decoded())
 		if seen[key] {
-			return nil, fmt.Errorf("%s is there twice", Clip(key))
+			return nil, 0, fmt.Errorf("%s is there twice", Clip(key))
 		}
 		seen[key] = true
 		raw := r.Raw()
 		if raw == nil {
-			return nil, errors.New("its body is not valid JSON")
+			return nil, 0, errors.New("its body is not valid JSON")
 		}
 		absent := string(raw) == "null"
 		fate, ok := replayFields[key], true
@@ -89,16 +103,18 @@ func AppendReplay(dst, body []byte, top *Top, prompt, answer []byte) ([]byte, er
 			most = -1
 		case key == "min_tokens":
 			least, ok = count(raw)
+		case key == "stop":
+			held, ok = heldFor(raw)
 		case key == "temperature":
 			greedy = isOff(raw) && !absent
 		}
 		switch {
 		case !ok, fate == 0 && !absent, fate == fieldOff && !isOff(raw), fate == fieldOne && !absent && string(raw) != "1":
-			return nil, fmt.Errorf("%s cannot be carried over", Clip(key))
+			return nil, 0, fmt.Errorf("%s cannot be carried over", Clip(key))
 		case fate == fieldSeed && !absent:
 			seeded = true
 			fallthrough
-		case fate == fieldCarried:
+		case fate == fieldCarried, fate == fieldStop:
 			dst = append(AppendString(dst, key), ':')
 			dst = append(append(dst, raw...), ',')
 		}
@@ -109,9 +125,9 @@ func AppendReplay(dst, body []byte, top *Top, prompt, answer []byte) ([]byte, er
 	}
 	switch {
 	case seeded && !greedy:
-		return nil, errors.New("draws by a seed cannot be carried over")
+		return nil, 0, errors.New("draws by a seed cannot be carried over")
 	case most >= 0 && most <= n:
-		return nil, errNoMore
+		return nil, 0, errNoMore
 	}
 	dst = append(dst, `"prompt":[`...)
 	dst = appendIDList(dst, prompt, answer)
@@ -124,7 +140,7 @@ func AppendReplay(dst, body []byte, top *Top, prompt, answer []byte) ([]byte, er
 	if least > n {
 		dst = appendInt(dst, `,"min_tokens":`, least-n)
 	}
-	return append(dst, `,"return_token_ids":true}`...), nil
+	return append(dst, `,"return_token_ids":true}`...), held, nil
 }
 
 func appendIDList(dst []byte, lists ...[]byte) []byte {
@@ -147,6 +163,25 @@ func count(raw []byte) (int, bool) {
 		return 0, true
 	}
 	return atoi(raw)
+}
+
+// heldFor returns how many characters an engine holds back while one of these strings may begin.
+func heldFor(stop []byte) (n int, ok bool) {
+	var list []string
+	if stop[0] == '"' {
+		stop = slices.Concat([]byte("["), stop, []byte("]"))
+	}
+	if json.Unmarshal(stop, &list) != nil {
+		return 0, false
+	}
+	for _, s := range list {
+		size := utf8.RuneCountInString(s)
+		if size == 0 || size > maxHeld {
+			return 0, false
+		}
+		n = max(n, size-1)
+	}
+	return n, true
 }
 
 // isOff reports whether a value asks for nothing.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/dialect"
@@ -17,26 +18,38 @@ import (
 // asked to put ids into its events, and knows nothing of takeovers: another one gets the tokens as a
 // prompt, and its answer is turned into the rest of the first one's.
 //
-// An engine keeps a token's text back until its characters are whole. So the client has the text of
-// all tokens only behind an event with one token and some text, and that is where another engine goes
-// on: tokens behind it, whose text nobody has seen, are drawn again.
+// An engine holds text back: of a token until its characters are whole, and as much as may become a
+// stop string. So where it died the client has less text than tokens. Another engine goes on behind the
+// last token whose whole text the client is known to have, or from the beginning, with the client's own
+// request: tokens behind that are drawn again, and what the client has of their text must come again, and
+// is not sent twice.
 type replay struct {
 	chat   bool
 	head   openai.Head
 	prompt []byte // token ids, as sent.ids; they are tokens many
 	tokens int
-	bare   int    // of the answer's tokens, the last that had no text
-	split  bool   // the last text may end before its tokens do
 	before int    // tokens that came from other engines
 	next   bool   // this engine goes on with another's stream
 	reason string // why the possibility was lost
 	logged bool   // so was that
+
+	// Text is counted in characters from the answer's beginning.
+	marks []mark // the first is the last whose text was heard, then those that are held back
+	tail  []byte // what the client has behind the first mark
+	sent  int    // what the client has
+	heard int    // what this engine and those before it have sent
 }
+
+// mark is a number of tokens whose text ends at a character.
+type mark struct{ n, at int }
+
+// maxTail bounds what may have to be drawn again, in bytes.
+const maxTail = 4 << 10
 
 // rereads has the seam read a foreign engine's stream.
 func (s *seam) rereads(chat bool) {
 	if s.re == nil {
-		s.re = &replay{chat: chat}
+		s.re = &replay{chat: chat, marks: []mark{{}}}
 	}
 }
 
@@ -71,7 +84,7 @@ func (s *stream) reread() {
 // replay makes the exchange one that asks for ids or, in the middle of a stream, that goes on with it.
 func (a *attempt) replay(x *dialect.Exchange) error {
 	s := a.q.seam
-	if s.re == nil || s.choices == nil {
+	if s.re == nil || s.choices[0].n == 0 {
 		x.Body = openai.AskIDs(x.Body, x.Top)
 	} else {
 		body, err := openai.AppendReplay(nil, x.Body, x.Top, s.re.prompt, s.choices[0].ids)
@@ -89,24 +102,57 @@ func (a *attempt) replay(x *dialect.Exchange) error {
 	return nil
 }
 
-// back takes the seam back to where the client has the text of all tokens.
-func (s *seam) back() *openai.Error {
+// back takes the seam back to the last token whose text the client has.
+func (s *seam) back() {
 	re := s.re
 	if re == nil || s.open == 0 {
-		return nil
+		return
 	}
+	from := re.marks[0]
 	c := &s.choices[0]
-	c.n -= re.bare
-	c.ids = c.ids[:len(c.ids)-openai.IDBytes*re.bare]
-	re.bare = 0
-	switch {
-	case re.split:
-		return openai.Upstream("its last event had several tokens, which may have ended within a character")
-	case re.chat && c.n == 0: // a completion's text is no chat's before that has begun
-		return openai.Upstream("the client has no text of it")
-	}
+	c.n, c.ids = from.n, c.ids[:openai.IDBytes*from.n]
+	re.marks, re.heard = re.marks[:1], from.at
 	re.before, re.next = c.n, true
-	return nil
+}
+
+// passes notes a text of the engine and returns what of it the client lacks; false if it is another
+// than what the client has.
+func (re *replay) passes(text []byte) ([]byte, bool) {
+	has := re.tail[len(re.tail)-lastChars(re.tail, re.sent-re.heard):]
+	n := min(len(has), len(text))
+	if !bytes.Equal(has[:n], text[:n]) {
+		return nil, false
+	}
+	re.heard += utf8.RuneCount(text)
+	text = text[n:]
+	re.sent = max(re.sent, re.heard)
+	re.tail = append(re.tail, text...)
+	return text, true
+}
+
+// ends notes that the text heard, with what is held back, is that of so many tokens: clean, if it
+// ends with the last of them.
+func (re *replay) ends(n, held int, clean bool) {
+	if clean {
+		re.marks = append(re.marks, mark{n, re.heard + held})
+	}
+	last := 0
+	for i, m := range re.marks {
+		if m.at <= re.heard {
+			last = i
+		}
+	}
+	re.marks = append(re.marks[:0], re.marks[last:]...)
+	re.tail = append(re.tail[:0], re.tail[len(re.tail)-lastChars(re.tail, re.sent-re.marks[0].at):]...)
+}
+
+// lastChars is how many bytes the last n characters of a text have.
+func lastChars(text []byte, n int) (size int) {
+	for ; n > 0 && size < len(text); n-- {
+		_, w := utf8.DecodeLastRune(text[:len(text)-size])
+		size += w
+	}
+	return size
 }
 
 // agrees checks that an engine that goes on with a stream has read the tokens that it was sent.
@@ -138,10 +184,14 @@ func dataLine(line []byte) ([]byte, bool) {
 // client's, or an event that cannot be turned into the client's form, ends the run as a fault.
 func (s *seam) reread(run []byte) []byte {
 	out := make([]byte, 0, len(run)+64)
+	dropped := false // the last line, and so is the blank one behind it
 	for line := range bytes.Lines(run) {
 		data, ok := dataLine(line)
 		if !ok {
-			out = append(out, line...)
+			if !dropped || len(bytes.TrimSpace(line)) > 0 {
+				out = append(out, line...)
+			}
+			dropped = false
 			continue
 		}
 		if why, ok := engineFault(data); ok && !s.lost {
@@ -152,27 +202,36 @@ func (s *seam) reread(run []byte) []byte {
 			continue
 		}
 		c, ok := openai.ReadChunk(data)
-		if s.reads(&c, ok); s.re.next {
-			if !ok || c.Choices > 1 || c.More {
-				s.fault = "its event cannot be read as part of the stream"
-				return out
-			}
+		text, fits := c.AppendText(nil), true
+		if !s.lost || s.re.heard < s.re.sent {
+			text, fits = s.re.passes(text)
+		}
+		if fits = fits && (c.Finish == nil || s.re.heard == s.re.sent); !fits {
+			s.loses("other text was drawn than the client has")
+		}
+		s.reads(&c, ok, len(c.Text) > len(`""`))
+		switch {
+		case s.re.next && (!ok || !fits || c.Choices > 1 || c.More):
+			s.loses("an event cannot be part of the stream")
+			s.fault = fault(s.re.reason)
+			return out
+		case s.re.next && c.Choices > 0 && len(text) == 0 && (len(c.Text) > len(`""`) || c.IDs == nil) && c.Finish == nil: // the client has it
+			dropped = true
+		case s.re.next:
 			out = append(out, "data: "...)
-			out = append(s.re.head.AppendGoingOn(out, &c, s.re.chat, s.re.tokens, s.re.before), '\n')
-			continue
-		}
-		if !ok {
+			out = append(s.re.head.AppendGoingOn(out, &c, text, s.re.chat, s.re.tokens, s.re.before), '\n')
+		case !ok:
 			out = append(out, line...)
-			continue
+		default:
+			out = append(out, "data: "...)
+			out = append(c.AppendUntold(out, data), '\n')
 		}
-		out = append(out, "data: "...)
-		out = append(c.AppendUntold(out, data), '\n')
 	}
 	return out
 }
 
-// reads notes a chunk; ok: it is one.
-func (s *seam) reads(c *openai.Chunk, ok bool) {
+// reads notes a chunk; ok: it is one, and text: it has some.
+func (s *seam) reads(c *openai.Chunk, ok, text bool) {
 	if s.lost {
 		return
 	}
@@ -205,12 +264,12 @@ func (s *seam) reads(c *openai.Chunk, ok bool) {
 		}
 	}
 	switch n := len(ids) / openai.IDBytes; {
-	case n == 0 && c.HasText():
+	case n == 0 && text:
 		s.loses("it did not say which tokens it sent")
 	case n > 0 && re.tokens == 0:
 		s.loses("it did not say which tokens the prompt has")
 	case n > 0:
-		s.adds(ids, n, c.HasText())
+		s.adds(ids, n, text)
 	}
 	if c.Finish != nil && !s.lost && s.choices != nil {
 		s.choices[0].done = true
@@ -232,15 +291,13 @@ func (s *seam) begins(c *openai.Chunk) bool {
 		return false
 	}
 	re.head, re.prompt, re.tokens = head, prompt, len(prompt)/openai.IDBytes
+	s.choices = s.one[:]
 	return true
 }
 
 // adds notes an event's tokens.
 func (s *seam) adds(ids []byte, n int, text bool) {
-	if s.choices == nil {
-		s.choices = s.one[:]
-	}
-	c, re := &s.choices[0], s.re
+	c := &s.choices[0]
 	c.n += n
 	switch {
 	case s.most > 0 && c.n > s.most:
@@ -251,10 +308,10 @@ func (s *seam) adds(ids []byte, n int, text bool) {
 		return
 	}
 	c.ids = append(c.ids, ids...)
-	if text {
-		re.bare, re.split = 0, n > 1
-	} else {
-		re.bare += n
+	// Text that comes with one token ends with it, as nothing else lets text come. With several, it may
+	// end within a character of the last.
+	if s.re.ends(c.n, s.held, text && n == 1); len(s.re.tail) > maxTail {
+		s.loses("its events have had several tokens for too long")
 	}
 }
 

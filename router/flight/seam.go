@@ -35,6 +35,7 @@ type seam struct {
 	broke   time.Time       // when it lost the last of them
 	by      *fleet.Instance // the decode whose stream broke last
 	replays bool            // it may be a foreign engine's
+	held    int             // characters that such an engine holds back for stop strings
 	re      *replay         // of a foreign engine's; nil: its decode sends frames
 	one     [1]sent
 }

@@ -1,7 +1,6 @@
 package flight
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -39,7 +38,8 @@ func (s *stream) takeOver(f *failure, broke *openai.Error) ([]byte, *openai.Erro
 		return nil, broke
 	}
 	q.brokenOff(f)
-	why := cmp.Or(q.remember(), q.seam.back())
+	q.seam.back()
+	why := q.remember()
 	switch {
 	case why != nil:
 	case q.seam.said(&q.top):
