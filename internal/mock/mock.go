@@ -247,11 +247,13 @@ type Fault struct {
 	Event    bool // 200, then an error as the first event
 	Cut      int  // break the connection after this many chunks; 0: no
 	Freeze   int  // send nothing after this many chunks; 0: no
+	Fail     int  // end with an error of its own after this many chunks, of a mock with Tokens; 0: no
 	Mute     bool // prefill: do the work, and never answer
 	NoParams bool // prefill: answer without what decode needs, like an engine without its connector
 	Probes   bool // also for probes
 	// Left is how many requests meet it, of all engines that share it; nil: all.
 	Left *atomic.Int32
+	Then *Fault // what later ones meet; nil: nothing
 }
 
 // ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", "freeze=3", "mute",

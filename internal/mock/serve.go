@@ -2,6 +2,7 @@ package mock
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -99,8 +100,10 @@ func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	e.mu.Lock()
 	j := &job{e: e, w: sw, ctx: r.Context(), chat: r.URL.Path == "/v1/chat/completions", n: 1, max: 16, fault: e.fault}
 	e.mu.Unlock()
-	if rec.Probe && !j.fault.Probes || j.fault.Left != nil && j.fault.Left.Add(-1) < 0 {
+	if rec.Probe && !j.fault.Probes {
 		j.fault = Fault{}
+	} else if j.fault.Left != nil && j.fault.Left.Add(-1) < 0 {
+		j.fault = *cmp.Or(j.fault.Then, &Fault{})
 	}
 	defer func() {
 		e.mu.Lock()

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"hash/fnv"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -193,6 +194,9 @@ func (j *job) write(event []byte) bool {
 		return false
 	case j.fault.Freeze:
 		<-j.ctx.Done()
+		return false
+	case j.fault.Fail: // as vLLM does whose core has died
+		_, _ = io.WriteString(j.w, `data: {"error":{"message":"EngineCore encountered an issue","type":"InternalServerError","param":null,"code":500}}`+"\n\ndata: [DONE]\n\n") // the reader may have left
 		return false
 	}
 	return true

@@ -34,7 +34,7 @@ type replay struct {
 	logged bool   // so was that
 
 	// Text is counted in characters from the answer's beginning.
-	marks []mark // the first is the last whose text was heard, then those that are held back
+	marks []mark // the first is where another engine would go on
 	tail  []byte // what the client has behind the first mark
 	sent  int    // what the client has
 	heard int    // what this engine and those before it have sent
@@ -131,14 +131,15 @@ func (re *replay) passes(text []byte) ([]byte, bool) {
 }
 
 // ends notes that the text heard, with what is held back, is that of so many tokens: clean, if it
-// ends with the last of them.
+// ends with the last of them. Of the marks those stay from the last on behind which as much was heard as may be
+// held back: a stop string that begins in front of it would have shown.
 func (re *replay) ends(n, held int, clean bool) {
 	if clean {
 		re.marks = append(re.marks, mark{n, re.heard + held})
 	}
 	last := 0
 	for i, m := range re.marks {
-		if m.at <= re.heard {
+		if m.n == 0 || m.at+held <= re.heard {
 			last = i
 		}
 	}
