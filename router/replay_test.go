@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	fake "github.com/xpyd/xpyd/internal/mock"
@@ -91,12 +92,16 @@ func (g *rig) read(stream string) (out clientSaw) {
 var replaying = []string{"storage", "vllm-mooncake", "vllm-nixl", "vllm-nixl-push", "vllm-offloading", "vllm-p2pnccl"}
 
 // replayRig is pairs of engines whose text is a function of their tokens.
-func replayRig(t *testing.T, dialect string, x, y, burst int, change ...func(*fake.Config)) (*rig, []*fake.Engine) {
+func replayRig(t *testing.T, dialect string, x, y, burst int, edit func(*router.Config)) (*rig, []*fake.Engine) {
 	t.Helper()
-	change = append(change, func(c *fake.Config) { c.Tokens, c.Burst = true, burst })
-	_, list := engines(t, dialect, fleet.Prefill, x, change...)
-	ds, more := engines(t, dialect, fleet.Decode, y, change...)
-	g := newRig(t, 0, 0, func(c *router.Config) { c.Static, c.TakeoverReplay = append(list, more...), true })
+	change := func(c *fake.Config) { c.Tokens, c.Burst = true, burst }
+	_, list := engines(t, dialect, fleet.Prefill, x, change)
+	ds, more := engines(t, dialect, fleet.Decode, y, change)
+	g := newRig(t, 0, 0, func(c *router.Config) {
+		if c.Static, c.TakeoverReplay = append(list, more...), true; edit != nil {
+			edit(c)
+		}
+	})
 	g.allProbed(x + y)
 	return g, ds
 }
@@ -126,7 +131,7 @@ func TestReplayForeign(t *testing.T) {
 }
 
 func replayForeign(t *testing.T, dialect string, burst int) {
-	g, ds := replayRig(t, dialect, 1, 2, burst)
+	g, ds := replayRig(t, dialect, 1, 2, burst, nil)
 	seams := 0
 	for i := range 32 {
 		path, body := replayAsk(i, 40)
@@ -140,11 +145,7 @@ func replayForeign(t *testing.T, dialect string, burst int) {
 		if i < 4 { // behind the last token
 			cut = events - 1 - i/2
 		}
-		fault := fake.Fault{Cut: cut, Left: &atomic.Int32{}}
-		fault.Left.Store(1)
-		for _, d := range ds {
-			d.SetFault(fault)
-		}
+		faulty(ds, fake.Fault{Cut: cut}, nil)
 		_, text = g.post(path, body, "x-request-id", fmt.Sprintf("r%d", i))
 		got := g.read(text)
 		seams += strings.Count(text, ": xpyd seam")
@@ -156,4 +157,102 @@ func replayForeign(t *testing.T, dialect string, burst int) {
 		t.Errorf("%d seams", seams)
 	}
 	g.until("the ledger to be empty", g.idle)
+}
+
+// faulty has the first leg of the decodes meet one fault, and the later ones another.
+func faulty(ds []*fake.Engine, one fake.Fault, then *fake.Fault) {
+	one.Left, one.Then = &atomic.Int32{}, then
+	one.Left.Store(1)
+	for _, d := range ds {
+		d.SetFault(one)
+	}
+}
+
+// asked returns the decodes' requests, in no order.
+func asked(ds []*fake.Engine) (out []fake.Record) {
+	for _, d := range ds {
+		out = append(out, d.Records()...)
+	}
+	return out
+}
+
+// TestReplayFaults: how a foreign engine's stream can break, and what may go wrong at the next.
+func TestReplayFaults(t *testing.T) {
+	t.Parallel()
+	_, body := replayAsk(0, 40)
+	for _, c := range []struct {
+		name  string
+		one   fake.Fault
+		then  *fake.Fault
+		seams int
+		err   string
+		legs  int
+		count map[string]int
+	}{
+		{name: "its core dies", one: fake.Fault{Fail: 5}, seams: 1, legs: 2, count: map[string]int{"continued": 1}},
+		{name: "it falls silent", one: fake.Fault{Freeze: 5}, seams: 1, legs: 2, count: map[string]int{"continued": 1}},
+		{name: "so does the next", one: fake.Fault{Cut: 5}, then: &fake.Fault{Cut: 4, Left: onceMore(), Then: &fake.Fault{}}, seams: 2, legs: 3, count: map[string]int{"continued": 2}},
+		{name: "the next refuses", one: fake.Fault{Cut: 5}, then: &fake.Fault{Status: 400}, err: "status 400 was ordered", legs: 2, count: map[string]int{"failed": 1}},
+		{name: "the next begins with an error", one: fake.Fault{Cut: 5}, then: &fake.Fault{Event: true}, err: "error event was ordered", legs: 4, count: map[string]int{"failed": 1}},
+		{name: "the next reads another prompt", one: fake.Fault{Cut: 5}, then: &fake.Fault{Amiss: true}, err: "the tokens that it was sent", legs: 2, count: map[string]int{"failed": 1}},
+		{name: "no ids", one: fake.Fault{Cut: 5, NoIDs: true}, err: "it did not say which tokens", legs: 1, count: map[string]int{"unkept": 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			g, ds := replayRig(t, "storage", 1, 2, 0, func(cfg *router.Config) { cfg.ChunkTimeout = time.Second })
+			_, text := g.post("/v1/completions", body, "x-xpyd-takeover", "0")
+			want, before := g.read(text), len(asked(ds))
+			faulty(ds, c.one, c.then)
+			_, text = g.post("/v1/completions", body)
+			got := g.read(text)
+			if c.err != "" {
+				if !strings.HasPrefix(want.text, got.text) || got.text == "" || !strings.Contains(got.err, c.err) {
+					t.Errorf("%+v, want an error with %q", got, c.err)
+				}
+			} else if got != want {
+				t.Errorf("%+v\nwant\n%+v", got, want)
+			}
+			if n := strings.Count(text, seam); n != c.seams {
+				t.Errorf("%d seams", n)
+			}
+			if n := len(asked(ds)) - before; n != c.legs {
+				t.Errorf("%d legs", n)
+			}
+			g.takeovers(c.count)
+			g.until("the ledger to be empty", g.idle)
+		})
+	}
+}
+
+func onceMore() *atomic.Int32 {
+	n := &atomic.Int32{}
+	n.Store(1)
+	return n
+}
+
+// TestReplayNot: engines are not asked for ids where that would be of no use, and their streams end as
+// ever.
+func TestReplayNot(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, dialect, fields, header string }{
+		{name: "the client wants none", dialect: "storage", header: "0"},
+		{name: "a seed", dialect: "storage", fields: `,"seed":1`},
+		{name: "its own ids", dialect: "storage", fields: `,"return_token_ids":true`},
+		{name: "another dialect", dialect: "sglang"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			g, ds := replayRig(t, c.dialect, 1, 2, 0, nil)
+			faulty(ds, fake.Fault{Cut: 3}, nil)
+			_, text := g.post("/v1/completions", `{"model":"m","prompt":"Once upon","min_tokens":8,"stream":true`+c.fields+`}`, "x-xpyd-takeover", c.header)
+			if !strings.Contains(text, `{"error":`) || strings.Contains(text, seam) || strings.Contains(text, "[DONE]") {
+				t.Errorf("%s", text)
+			}
+			legs := asked(ds)
+			if own := strings.Contains(c.fields, "return"); len(legs) != 1 || strings.Contains(legs[0].Body, "return_token_ids") != own {
+				t.Errorf("%+v", legs)
+			}
+			g.takeovers(nil)
+		})
+	}
 }

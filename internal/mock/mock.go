@@ -250,6 +250,8 @@ type Fault struct {
 	Fail     int  // end with an error of its own after this many chunks, of a mock with Tokens; 0: no
 	Mute     bool // prefill: do the work, and never answer
 	NoParams bool // prefill: answer without what decode needs, like an engine without its connector
+	NoIDs    bool // return_token_ids goes unheard
+	Amiss    bool // a prompt of ids is read with one more in front, by a mock with Tokens
 	Probes   bool // also for probes
 	// Left is how many requests meet it, of all engines that share it; nil: all.
 	Left *atomic.Int32

@@ -102,7 +102,8 @@ func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	e.mu.Unlock()
 	if rec.Probe && !j.fault.Probes {
 		j.fault = Fault{}
-	} else if j.fault.Left != nil && j.fault.Left.Add(-1) < 0 {
+	}
+	for j.fault.Left != nil && j.fault.Left.Add(-1) < 0 {
 		j.fault = *cmp.Or(j.fault.Then, &Fault{})
 	}
 	defer func() {
@@ -316,7 +317,7 @@ func (j *job) encoder() *openai.Encoder {
 		id = "chatcmpl-mock"
 	}
 	return openai.NewEncoder(openai.Meta{ID: id, Model: j.e.cfg.Model, Created: time.Now().Unix(), Chat: j.chat, IncludeUsage: j.usage,
-		ReturnTokenIDs: string(j.f["return_token_ids"]) == "true" && j.e.cfg.Tokens})
+		ReturnTokenIDs: string(j.f["return_token_ids"]) == "true" && j.e.cfg.Tokens && !j.fault.NoIDs})
 }
 
 func (j *job) header() {

@@ -132,9 +132,12 @@ func (j *job) writeTokens() {
 	j.header()
 	enc := j.encoder()
 	ids := promptOf(j.prompt)
+	if j.fault.Amiss {
+		ids = slices.Insert(ids, 0, 2)
+	}
 	prompt, least := ids[:len(ids):len(ids)], 0
 	j.get("min_tokens", &least)
-	told := string(j.f["return_token_ids"]) == "true"
+	told := string(j.f["return_token_ids"]) == "true" && !j.fault.NoIDs
 	if j.chat {
 		chunk := enc.AppendChunk(nil, &openai.Choice{Role: true}, nil)
 		if told {
