@@ -29,7 +29,11 @@ func (e *Engine) mux() http.Handler {
 	m.HandleFunc("POST /mock/claim", e.serveClaim)
 	m.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	m.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, map[string]any{"object": "list", "data": []map[string]any{{"id": e.cfg.Model, "object": "model", "owned_by": "mock", "max_model_len": 32768}}})
+		context := 32768
+		if e.cfg.Tokens {
+			context = longest
+		}
+		writeJSON(w, map[string]any{"object": "list", "data": []map[string]any{{"id": e.cfg.Model, "object": "model", "owned_by": "mock", "max_model_len": context}}})
 	})
 	m.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
 		if e.cfg.Version == "" {
@@ -168,7 +172,7 @@ func (j *job) parse() error {
 			j.prompt = compact(ids)
 		}
 	}
-	if j.e.cfg.Tokens && (j.chat || string(j.f["max_tokens"]) == "null") {
+	if j.e.cfg.Tokens && j.chat {
 		j.max = longest
 	}
 	j.get("n", &j.n)
@@ -177,6 +181,9 @@ func (j *job) parse() error {
 	j.stream = string(j.f["stream"]) == "true"
 	if o, err := j.f.object("stream_options"); err == nil {
 		j.usage = string(o["include_usage"]) == "true"
+	}
+	if err := j.fits(); err != nil {
+		return err
 	}
 	switch count := j.n * promptsOf(j.f); {
 	case j.n < 1 || j.n > maxN:

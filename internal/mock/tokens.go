@@ -3,6 +3,8 @@ package mock
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"hash/fnv"
 	"io"
 	"net/http"
@@ -31,6 +33,18 @@ const (
 	longest = 1024
 	endsOne = 40 // of so many draws one ends the answer
 )
+
+// fits refuses what is beyond a mock with Tokens, and a completion that says it may have any number.
+func (j *job) fits() error {
+	switch {
+	case !j.e.cfg.Tokens, j.s.leg == legPrefill:
+	case !j.chat && string(j.f["max_tokens"]) == "null":
+		return errors.New("max_tokens is null")
+	case j.f.has("max_tokens") && len(promptOf(j.prompt))+j.max > longest:
+		return fmt.Errorf("max_tokens is %d, for %d tokens with those of the prompt", j.max, longest)
+	}
+	return nil
+}
 
 // promptOf returns a prompt's ids: its own, or one for each byte.
 func promptOf(prompt string) (ids []int32) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"unicode/utf8"
@@ -57,7 +58,7 @@ const maxHeld = 256
 // Replayable returns how many characters an engine holds back for a streamed request's stop strings,
 // and why it cannot go on as another request; nil if it can.
 func Replayable(body []byte, top *Top) (held int, err error) {
-	_, held, err = appendReplay(nil, body, top, nil, nil)
+	_, held, err = appendReplay(nil, body, top, nil, nil, func() (int, error) { return math.MaxInt32, nil })
 	return held, err
 }
 
@@ -69,13 +70,14 @@ func AskIDs(body []byte, top *Top) []byte {
 }
 
 // AppendReplay appends the completion with which another engine goes on with a request: behind the
-// tokens of its prompt and of its answer so far, which are as AppendIDs writes them.
-func AppendReplay(dst, body []byte, top *Top, prompt, answer []byte) ([]byte, error) {
-	dst, _, err := appendReplay(dst, body, top, prompt, answer)
+// tokens of its prompt and of its answer so far, which are as AppendIDs writes them. If the request has no
+// limit of its own, context says how many tokens there may be, with the prompt's.
+func AppendReplay(dst, body []byte, top *Top, prompt, answer []byte, context func() (int, error)) ([]byte, error) {
+	dst, _, err := appendReplay(dst, body, top, prompt, answer, context)
 	return dst, err
 }
 
-func appendReplay(dst, body []byte, top *Top, prompt, answer []byte) (_ []byte, held int, _ error) {
+func appendReplay(dst, body []byte, top *Top, prompt, answer []byte, context func() (int, error)) (_ []byte, held int, _ error) {
 	var r reader
 	seen := map[string]bool{}
 	most, least, greedy, seeded := -1, 0, false, false
@@ -123,20 +125,23 @@ func appendReplay(dst, body []byte, top *Top, prompt, answer []byte) (_ []byte, 
 	if top.MaxTokens > 0 {
 		most = top.MaxTokens
 	}
-	switch {
-	case seeded && !greedy:
+	if seeded && !greedy {
 		return nil, 0, errors.New("draws by a seed cannot be carried over")
-	case most >= 0 && most <= n:
+	}
+	if most < 0 { // a completion must say
+		limit, err := context()
+		if err != nil {
+			return nil, 0, err
+		}
+		most = limit - len(prompt)/IDBytes
+	}
+	if most <= n {
 		return nil, 0, errNoMore
 	}
 	dst = append(dst, `"prompt":[`...)
 	dst = appendIDList(dst, prompt, answer)
 	dst = append(dst, `],"max_tokens":`...)
-	if most < 0 {
-		dst = append(dst, "null"...)
-	} else {
-		dst = strconv.AppendInt(dst, int64(most-n), 10)
-	}
+	dst = strconv.AppendInt(dst, int64(most-n), 10)
 	if least > n {
 		dst = appendInt(dst, `,"min_tokens":`, least-n)
 	}

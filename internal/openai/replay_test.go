@@ -2,6 +2,7 @@ package openai_test
 
 import (
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 
@@ -18,7 +19,7 @@ func TestAppendReplay(t *testing.T) {
 		if oerr != nil {
 			t.Fatal(oerr)
 		}
-		got, err := openai.AppendReplay(nil, []byte(body), &top, idsOf(7, 8), idsOf(9, 300))
+		got, err := openai.AppendReplay(nil, []byte(body), &top, idsOf(7, 8), idsOf(9, 300), func() (int, error) { return 100, nil })
 		if err != nil || string(got) != want || !json.Valid(got) {
 			t.Errorf("%s: %v\n%s\nwant\n%s", body, err, got, want)
 		}
@@ -28,15 +29,35 @@ func TestAppendReplay(t *testing.T) {
 	}
 	const rest = `,"return_token_ids":true}`
 	f(`{"prompt":"x"}`, `{"prompt":[7,8,9,300],"max_tokens":14`+rest) // of sixteen
-	f(`{"prompt":"x","max_tokens":null}`, `{"prompt":[7,8,9,300],"max_tokens":null`+rest)
+	f(`{"prompt":"x","max_tokens":null}`, `{"prompt":[7,8,9,300],"max_tokens":96`+rest)
 	f(`{"prompt":"x","max_tokens":3,"min_tokens":3}`, `{"prompt":[7,8,9,300],"max_tokens":1,"min_tokens":1`+rest)
 	f(`{"prompt":[1,2],"max_tokens":3,"min_tokens":2}`, `{"prompt":[7,8,9,300],"max_tokens":1`+rest)
-	f(`{"messages":[{"role":"user","content":"x"}]}`, `{"prompt":[7,8,9,300],"max_tokens":null`+rest)
+	f(`{"messages":[{"role":"user","content":"x"}]}`, `{"prompt":[7,8,9,300],"max_tokens":96`+rest)
 	f(`{"messages":[{"role":"user","content":[{"type":"text","text":"x"}]},{"role":"user"}],"max_tokens":9,"max_completion_tokens":5}`, `{"prompt":[7,8,9,300],"max_tokens":3`+rest)
 	f(`{"model":"m","prompt":"x", "stream" : true,"stream_options":{"include_usage":true},"temperature":0.5,"repetition_penalty":1.1,"n":1,"echo":false,"logprobs":null,"presence_penalty":0.0,"tools":[],"functions":null}`,
 		`{"model":"m","stream":true,"stream_options":{"include_usage":true},"temperature":0.5,"repetition_penalty":1.1,"prompt":[7,8,9,300],"max_tokens":14`+rest)
 	f(`{"prompt":"x","seed":1,"temperature":0}`, `{"seed":1,"temperature":0,"prompt":[7,8,9,300],"max_tokens":14`+rest)
 	f(`{"prompt":"x","seed":null,"stop":["ab","c"]}`, `{"stop":["ab","c"],"prompt":[7,8,9,300],"max_tokens":14`+rest)
+}
+
+// TestReplayNoLimit: a request without a limit needs the engine's, and every one needs a token to come.
+func TestReplayNoLimit(t *testing.T) {
+	unknown := errors.New("unknown")
+	for _, c := range []struct {
+		body    string
+		context int
+		err     error
+		want    string
+	}{
+		{`{"messages":[]}`, 0, unknown, "unknown"}, {`{"prompt":"x","max_tokens":null}`, 0, unknown, "unknown"}, {`{"messages":[]}`, 4, nil, "all its tokens"},
+		{`{"messages":[]}`, 5, nil, ""}, {`{"prompt":"x"}`, 0, unknown, ""}, {`{"messages":[],"max_tokens":3}`, 0, unknown, ""}, {`{"prompt":"x","max_tokens":2}`, 0, nil, "all its tokens"},
+	} {
+		top, _ := openai.Scan([]byte(c.body))
+		_, err := openai.AppendReplay(nil, []byte(c.body), &top, idsOf(7, 8), idsOf(9, 300), func() (int, error) { return c.context, c.err })
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s, %d: %v", c.body, c.context, err)
+		}
+	}
 }
 
 // TestReplayable: how much an engine holds back, and what cannot be carried over.

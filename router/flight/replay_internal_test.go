@@ -196,3 +196,48 @@ func TestRereadRoom(t *testing.T) {
 		}
 	}
 }
+
+// FuzzReread: whatever engines send, a seam keeps to its bounds, and what is kept agrees.
+func FuzzReread(f *testing.F) {
+	f.Add([]byte(first("a", "[1]")+told("bc", "[2,3]", "null")), []byte(told("bcd", "[2]", `"stop"`)+done), uint8(0))
+	f.Add([]byte(first("é", "[1]")+told("", "[2]", "null")), []byte("data: {\"error\":{\"code\":500}}\n\n"), uint8(3))
+	f.Fuzz(func(t *testing.T, one, two []byte, held uint8) {
+		p := &pot{}
+		s := newSeam(p, []byte(`{}`), &openai.Top{N: 1, Prompts: 1})
+		s.held = int(held)
+		s.rereads(true)
+		for i, run := range [][]byte{one, one, two, two} {
+			s.reread(run)
+			if c := s.choices; s.whole() && (len(c[0].ids) != openai.IDBytes*c[0].n || s.re.marks[0].n > c[0].n || len(s.re.marks) > 2*int(held)+2) {
+				t.Fatalf("%+v of %+v", s.re, c)
+			}
+			if s.re.heard > s.re.sent || len(s.re.tail) > maxTail+len(one)+len(two) {
+				t.Fatalf("%+v", s.re)
+			}
+			if i == 1 && s.whole() {
+				s.back()
+			}
+		}
+		if s.release(); p.bytes.Load() != 0 {
+			t.Fatalf("%d bytes stay", p.bytes.Load())
+		}
+	})
+}
+
+// BenchmarkReread is what a foreign engine's event costs while all is well.
+func BenchmarkReread(b *testing.B) {
+	enc := openai.NewEncoder(openai.Meta{ID: "chatcmpl-0123456789abcdef", Model: "stories260k", Created: 1732550000, Chat: true, ReturnTokenIDs: true})
+	event := enc.AppendChunk(nil, &openai.Choice{Text: " word", TokenIDs: []int32{1234}}, nil)
+	s := newSeam(&pot{}, nil, &openai.Top{N: 1, Prompts: 1})
+	s.rereads(true)
+	s.reread([]byte(first("a", "[1]")))
+	b.ReportAllocs()
+	for b.Loop() {
+		if got := s.reread(event); len(got) == 0 || s.lost {
+			b.Fatalf("%q", got)
+		}
+		if c := &s.choices[0]; c.n > 20000 {
+			c.n, c.ids = 0, c.ids[:0]
+		}
+	}
+}
