@@ -238,10 +238,9 @@ func TestReplayContext(t *testing.T) {
 			c.Static[i].MaxModelLen = 40
 		}
 	})
-	body := `{"model":"m","messages":[{"role":"user","content":"Hi 1"}],"stream":true,"min_tokens":20}`
 	faulty(ds, fake.Fault{Cut: 8}, nil)
-	_, text := g.post("/v1/chat/completions", body)
-	if got := g.read(text); !strings.Contains(got.err, "all its tokens") {
+	_, text := g.post("/v1/chat/completions", `{"model":"m","messages":[{"role":"user","content":"Hi 1"}],"stream":true,"min_tokens":20}`)
+	if got := g.read(text); !strings.Contains(got.err, "all its tokens") || got.text == "" {
 		t.Errorf("%s", text)
 	}
 	g.takeovers(map[string]int{"failed": 1})

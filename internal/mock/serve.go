@@ -29,11 +29,11 @@ func (e *Engine) mux() http.Handler {
 	m.HandleFunc("POST /mock/claim", e.serveClaim)
 	m.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	m.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
-		context := 32768
+		model := map[string]any{"id": e.cfg.Model, "object": "model", "owned_by": "mock", "max_model_len": 32768}
 		if e.cfg.Tokens {
-			context = longest
+			model["max_model_len"] = longest
 		}
-		writeJSON(w, map[string]any{"object": "list", "data": []map[string]any{{"id": e.cfg.Model, "object": "model", "owned_by": "mock", "max_model_len": context}}})
+		writeJSON(w, map[string]any{"object": "list", "data": []any{model}})
 	})
 	m.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
 		if e.cfg.Version == "" {

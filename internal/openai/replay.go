@@ -58,7 +58,7 @@ const maxHeld = 256
 // Replayable returns how many characters an engine holds back for a streamed request's stop strings,
 // and why it cannot go on as another request; nil if it can.
 func Replayable(body []byte, top *Top) (held int, err error) {
-	_, held, err = appendReplay(nil, body, top, nil, nil, func() (int, error) { return math.MaxInt32, nil })
+	_, held, err = appendReplay(nil, body, top, nil, nil, math.MaxInt32)
 	return held, err
 }
 
@@ -71,13 +71,13 @@ func AskIDs(body []byte, top *Top) []byte {
 
 // AppendReplay appends the completion with which another engine goes on with a request: behind the
 // tokens of its prompt and of its answer so far, which are as AppendIDs writes them. If the request has no
-// limit of its own, context says how many tokens there may be, with the prompt's.
-func AppendReplay(dst, body []byte, top *Top, prompt, answer []byte, context func() (int, error)) ([]byte, error) {
+// limit of its own, context is how many tokens there may be, with the prompt's; 0: unknown.
+func AppendReplay(dst, body []byte, top *Top, prompt, answer []byte, context int) ([]byte, error) {
 	dst, _, err := appendReplay(dst, body, top, prompt, answer, context)
 	return dst, err
 }
 
-func appendReplay(dst, body []byte, top *Top, prompt, answer []byte, context func() (int, error)) (_ []byte, held int, _ error) {
+func appendReplay(dst, body []byte, top *Top, prompt, answer []byte, context int) (_ []byte, held int, _ error) {
 	var r reader
 	seen := map[string]bool{}
 	most, least, greedy, seeded := -1, 0, false, false
@@ -129,11 +129,10 @@ func appendReplay(dst, body []byte, top *Top, prompt, answer []byte, context fun
 		return nil, 0, errors.New("draws by a seed cannot be carried over")
 	}
 	if most < 0 { // a completion must say
-		limit, err := context()
-		if err != nil {
-			return nil, 0, err
+		if context == 0 {
+			return nil, 0, errors.New("the request has no limit of its own, and the engine's max_model_len is not known")
 		}
-		most = limit - len(prompt)/IDBytes
+		most = context - len(prompt)/IDBytes
 	}
 	if most <= n {
 		return nil, 0, errNoMore

@@ -2,7 +2,6 @@ package openai_test
 
 import (
 	"encoding/json"
-	"errors"
 	"strings"
 	"testing"
 
@@ -19,7 +18,7 @@ func TestAppendReplay(t *testing.T) {
 		if oerr != nil {
 			t.Fatal(oerr)
 		}
-		got, err := openai.AppendReplay(nil, []byte(body), &top, idsOf(7, 8), idsOf(9, 300), func() (int, error) { return 100, nil })
+		got, err := openai.AppendReplay(nil, []byte(body), &top, idsOf(7, 8), idsOf(9, 300), 100)
 		if err != nil || string(got) != want || !json.Valid(got) {
 			t.Errorf("%s: %v\n%s\nwant\n%s", body, err, got, want)
 		}
@@ -42,18 +41,16 @@ func TestAppendReplay(t *testing.T) {
 
 // TestReplayNoLimit: a request without a limit needs the engine's, and every one needs a token to come.
 func TestReplayNoLimit(t *testing.T) {
-	unknown := errors.New("unknown")
 	for _, c := range []struct {
 		body    string
 		context int
-		err     error
 		want    string
 	}{
-		{`{"messages":[]}`, 0, unknown, "unknown"}, {`{"prompt":"x","max_tokens":null}`, 0, unknown, "unknown"}, {`{"messages":[]}`, 4, nil, "all its tokens"},
-		{`{"messages":[]}`, 5, nil, ""}, {`{"prompt":"x"}`, 0, unknown, ""}, {`{"messages":[],"max_tokens":3}`, 0, unknown, ""}, {`{"prompt":"x","max_tokens":2}`, 0, nil, "all its tokens"},
+		{`{"messages":[]}`, 0, "not known"}, {`{"prompt":"x","max_tokens":null}`, 0, "not known"}, {`{"messages":[]}`, 4, "all its tokens"},
+		{`{"messages":[]}`, 5, ""}, {`{"prompt":"x"}`, 0, ""}, {`{"messages":[],"max_tokens":3}`, 0, ""}, {`{"prompt":"x","max_tokens":2}`, 0, "all its tokens"},
 	} {
 		top, _ := openai.Scan([]byte(c.body))
-		_, err := openai.AppendReplay(nil, []byte(c.body), &top, idsOf(7, 8), idsOf(9, 300), func() (int, error) { return c.context, c.err })
+		_, err := openai.AppendReplay(nil, []byte(c.body), &top, idsOf(7, 8), idsOf(9, 300), c.context)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s, %d: %v", c.body, c.context, err)
 		}

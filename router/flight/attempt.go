@@ -123,7 +123,7 @@ func (a *attempt) generate() (*answer, *failure) {
 	if a.rules.Replays && a.q.seam != nil && a.q.seam.replays && !a.q.seam.lost {
 		if err := a.replay(x); err != nil {
 			close(a.pDone)
-			return nil, &failure{by: a.d, outcome: ticket.Refused, reason: reasonOutcome + string(ticket.Refused), err: err}
+			return nil, &failure{by: a.d, outcome: ticket.Refused, reason: reasonStatus, err: err}
 		}
 	}
 	a.register()

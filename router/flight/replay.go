@@ -87,7 +87,7 @@ func (a *attempt) replay(x *dialect.Exchange) error {
 	if s.re == nil || s.choices[0].n == 0 {
 		x.Body = openai.AskIDs(x.Body, x.Top)
 	} else {
-		body, err := openai.AppendReplay(nil, x.Body, x.Top, s.re.prompt, s.choices[0].ids, a.context)
+		body, err := openai.AppendReplay(nil, x.Body, x.Top, s.re.prompt, s.choices[0].ids, a.d.inst.MaxModelLen)
 		if err != nil {
 			return err
 		}
@@ -100,31 +100,6 @@ func (a *attempt) replay(x *dialect.Exchange) error {
 	top.Model = x.Top.Model
 	x.Top = &top
 	return nil
-}
-
-// context is how many tokens prompt and answer may have together at decode.
-func (a *attempt) context() (int, error) {
-	inst := a.d.inst
-	if inst.MaxModelLen > 0 {
-		return inst.MaxModelLen, nil
-	}
-	body, err := a.q.s.getSmall(&a.d.Life, strings.TrimSuffix(inst.URL, "/")+"/v1/models")
-	if err != nil {
-		return 0, fmt.Errorf("ask for its max_model_len: %w", err)
-	}
-	var models struct {
-		Data []struct {
-			ID  string
-			Max int `json:"max_model_len"`
-		}
-	}
-	_ = json.Unmarshal(body, &models) // what cannot be read is empty
-	for _, m := range models.Data {
-		if m.ID == inst.Model && m.Max > 0 {
-			return m.Max, nil
-		}
-	}
-	return 0, errors.New("its max_model_len is not known, and the request has no limit of its own")
 }
 
 // back takes the seam back to the last token whose text the client has.

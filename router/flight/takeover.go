@@ -143,7 +143,7 @@ func (a *attempt) goOn() (*answer, *failure) {
 	} else if re != nil && f == nil {
 		if err := a.q.seam.agrees(ans.first); err != nil {
 			ans.events.body.Abort()
-			ans, f = nil, &failure{by: a.d, outcome: ticket.Refused, reason: reasonOutcome + string(ticket.Refused), err: err}
+			ans, f = nil, &failure{by: a.d, outcome: ticket.Refused, reason: reasonStatus, err: err}
 		}
 	}
 	return ans, f
