@@ -59,6 +59,12 @@ func TestDialectLists(t *testing.T) {
 	is("clients", slices.Collect(maps.Keys(clients)), foreign)
 	is("DESIGN.md", rows("router/DESIGN.md", "(?m)^\\| `([a-z0-9-]+)`[^|]*\\| (?:together|P, then D|D only) \\|"), dialect.Names())
 	is("docs", rows("docs/in-front-of-engines.md", "(?m)^\\|[^|]*\\| `([a-z0-9-]+)` \\|"), foreign)
+	is("replaying", replaying, names(func(r *dialect.Rules) bool { return r.Replays }))
+	for _, path := range []string{"docs/in-front-of-engines.md", "docs/reference/cli.md", "configs/samples/router.yaml", "configs/samples/up.yaml"} {
+		if all := strings.Join(strings.Fields(strings.ReplaceAll(text(path), "#", "")), " "); !strings.Contains(all, strings.Join(replaying, ", ")) {
+			t.Errorf("%s does not say which dialects' streams outlive their engine", path)
+		}
+	}
 	hedged := ": native, " + strings.Join(names(func(r *dialect.Rules) bool { return r.Hedges }), ", ") + "."
 	for _, path := range []string{"router/DESIGN.md", "configs/samples/router.yaml", "configs/samples/up.yaml"} {
 		if plain := strings.NewReplacer("`", "", "#", "").Replace(text(path)); !strings.Contains(strings.Join(strings.Fields(plain), " "), hedged) {

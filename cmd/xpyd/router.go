@@ -22,6 +22,8 @@ fleet's secret in --data. It prints the file with which workers join; a second r
 the fleet joins with the same file. SIGHUP reloads limits, policy, static, keys and
 certificates; SIGTERM drains. /dashboard on the admin address shows the fleet in a browser;
 its password is the text of admin-token-ro in --data, which only reads, or of admin-token.
+With takeover_replay another pair goes on with the streams of lost engines of the dialects
+storage, vllm-mooncake, vllm-nixl, vllm-nixl-push, vllm-offloading, vllm-p2pnccl too.
 Each key of the configuration is also an environment variable: tls_cert is XPYD_TLS_CERT.`,
 		Example: "  xpyd router --config configs/samples/router.yaml\n  xpyd router --listen 0.0.0.0:8000\n  xpyd router --join-file /run/xpyd/join-url --data /var/lib/xpyd-2 --listen 0.0.0.0:8002\n  xpyd router --config router.yaml --print-config\n" +
 			"  env XPYD_API_KEYS_FILE=keys.yaml XPYD_TLS_CERT=cert.pem XPYD_TLS_KEY=key.pem \\\n    xpyd router --listen 0.0.0.0:8443\n" +

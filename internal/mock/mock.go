@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/kvevents"
@@ -38,6 +39,8 @@ type Config struct {
 	Embeds  bool          // only makes embeddings; dialect openai
 	TTFT    time.Duration // before the first token, or prefill's answer
 	ITL     time.Duration // between tokens
+	Tokens  bool          // streams are of tokens; see tokens.go
+	Burst   int           // tokens an event, then; 0: one
 	Fault   Fault
 	Lease   time.Duration // how long prefill keeps prompts that no decode collects; 0: for ever
 	KV      KVEvents
@@ -244,9 +247,15 @@ type Fault struct {
 	Event    bool // 200, then an error as the first event
 	Cut      int  // break the connection after this many chunks; 0: no
 	Freeze   int  // send nothing after this many chunks; 0: no
+	Fail     int  // end with an error of its own after this many chunks, of a mock with Tokens; 0: no
 	Mute     bool // prefill: do the work, and never answer
 	NoParams bool // prefill: answer without what decode needs, like an engine without its connector
+	NoIDs    bool // return_token_ids goes unheard
+	Amiss    bool // a prompt of ids is read with one more in front, by a mock with Tokens
 	Probes   bool // also for probes
+	// Left is how many requests meet it, of all engines that share it; nil: all.
+	Left *atomic.Int32
+	Then *Fault // what later ones meet; nil: nothing
 }
 
 // ParseFault reads "status=500", "hang", "refuse", "error-event", "cut=3", "freeze=3", "mute",

@@ -2,6 +2,7 @@ package mock
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -28,7 +29,11 @@ func (e *Engine) mux() http.Handler {
 	m.HandleFunc("POST /mock/claim", e.serveClaim)
 	m.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
 	m.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, map[string]any{"object": "list", "data": []map[string]any{{"id": e.cfg.Model, "object": "model", "owned_by": "mock", "max_model_len": 32768}}})
+		model := map[string]any{"id": e.cfg.Model, "object": "model", "owned_by": "mock", "max_model_len": 32768}
+		if e.cfg.Tokens {
+			model["max_model_len"] = longest
+		}
+		writeJSON(w, map[string]any{"object": "list", "data": []any{model}})
 	})
 	m.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
 		if e.cfg.Version == "" {
@@ -102,6 +107,9 @@ func (e *Engine) serveCompletion(w http.ResponseWriter, r *http.Request) {
 	if rec.Probe && !j.fault.Probes {
 		j.fault = Fault{}
 	}
+	for j.fault.Left != nil && j.fault.Left.Add(-1) < 0 {
+		j.fault = *cmp.Or(j.fault.Then, &Fault{})
+	}
 	defer func() {
 		e.mu.Lock()
 		rec.Over, rec.Left = true, r.Context().Err() != nil
@@ -164,17 +172,18 @@ func (j *job) parse() error {
 			j.prompt = compact(ids)
 		}
 	}
-	get := func(name string, to *int) {
-		if n, err := strconv.Atoi(string(j.f[name])); err == nil {
-			*to = n
-		}
+	if j.e.cfg.Tokens && j.chat {
+		j.max = longest
 	}
-	get("n", &j.n)
-	get("max_tokens", &j.max)
-	get("max_completion_tokens", &j.max)
+	j.get("n", &j.n)
+	j.get("max_tokens", &j.max)
+	j.get("max_completion_tokens", &j.max)
 	j.stream = string(j.f["stream"]) == "true"
 	if o, err := j.f.object("stream_options"); err == nil {
 		j.usage = string(o["include_usage"]) == "true"
+	}
+	if err := j.fits(); err != nil {
+		return err
 	}
 	switch count := j.n * promptsOf(j.f); {
 	case j.n < 1 || j.n > maxN:
@@ -183,6 +192,13 @@ func (j *job) parse() error {
 		return fmt.Errorf("max_tokens is %d for %d choices, want 0 to %d for all", j.max, count, maxWords)
 	}
 	return nil
+}
+
+// get reads a number, if it is there.
+func (j *job) get(name string, to *int) {
+	if n, err := strconv.Atoi(string(j.f[name])); err == nil {
+		*to = n
+	}
 }
 
 func compact(raw json.RawMessage) string {
@@ -276,7 +292,11 @@ func (j *job) prefill() {
 		}
 	}
 	j.n, j.max = 1, 1
-	body := j.encoder().AppendFull(nil, []openai.Choice{{Text: " x", Finish: "length"}}, openai.Usage{Prompt: promptTokens, Completion: 1, Cached: cachedTokens})
+	usage := openai.Usage{Prompt: promptTokens, Completion: 1, Cached: cachedTokens}
+	if e.cfg.Tokens {
+		usage.Prompt = len(promptOf(j.prompt))
+	}
+	body := j.encoder().AppendFull(nil, []openai.Choice{{Text: " x", Finish: "length"}}, usage)
 	if j.fault.Mute {
 		<-j.ctx.Done()
 		return
@@ -303,7 +323,8 @@ func (j *job) encoder() *openai.Encoder {
 	if j.chat {
 		id = "chatcmpl-mock"
 	}
-	return openai.NewEncoder(openai.Meta{ID: id, Model: j.e.cfg.Model, Created: time.Now().Unix(), Chat: j.chat, IncludeUsage: j.usage})
+	return openai.NewEncoder(openai.Meta{ID: id, Model: j.e.cfg.Model, Created: time.Now().Unix(), Chat: j.chat, IncludeUsage: j.usage,
+		ReturnTokenIDs: string(j.f["return_token_ids"]) == "true" && j.e.cfg.Tokens && !j.fault.NoIDs})
 }
 
 func (j *job) header() {
@@ -367,6 +388,10 @@ func drawsOf(text string, choice int) func() uint64 {
 }
 
 func (j *job) writeAnswer() {
+	if j.stream && j.e.cfg.Tokens {
+		j.writeTokens()
+		return
+	}
 	enc := j.encoder()
 	count := j.n * promptsOf(j.f)
 	texts := make([][]string, count)
@@ -405,16 +430,7 @@ func (j *job) writeAnswer() {
 			if i == j.max-1 {
 				ch.Finish = "length"
 			}
-			if _, err := j.w.Write(enc.AppendChunk(nil, &ch, nil)); err != nil {
-				return
-			}
-			_ = http.NewResponseController(j.w).Flush() // the next write tells
-			switch j.chunks++; j.chunks {
-			case j.fault.Cut:
-				j.reset()
-				return
-			case j.fault.Freeze:
-				<-j.ctx.Done()
+			if !j.write(enc.AppendChunk(nil, &ch, nil)) {
 				return
 			}
 		}

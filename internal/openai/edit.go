@@ -21,12 +21,13 @@ const (
 	RoutedDPRank
 	PrefillDPRank
 	PriorityField
+	ReturnTokenIDs
 	fields
 )
 
 var fieldNames = [fields]string{"stream", "stream_options", "max_tokens", "max_completion_tokens", "min_tokens",
 	"min_completion_tokens", "ignore_eos", "stop", "stop_token_ids", "prompt", "prompt_token_ids", "routed_dp_rank",
-	"disagg_prefill_dp_rank", "priority"}
+	"disagg_prefill_dp_rank", "priority", "return_token_ids"}
 
 func (f Field) String() string { return fieldNames[f] }
 

@@ -4,9 +4,10 @@ package openai
 // bits, from '0' to 'o', the highest first. That is as short as they are kept, without a line's end,
 // and read without arithmetic.
 const (
-	idChars = 4
+	// IDBytes is how many bytes an id has.
+	IDBytes = 4
 	// MaxSentID is the highest token id that can be told so.
-	MaxSentID = 1<<(6*idChars) - 1
+	MaxSentID = 1<<(6*IDBytes) - 1
 )
 
 // AppendIDs appends ids, none of them above MaxSentID.
@@ -24,15 +25,15 @@ func CountIDs(text []byte) int {
 			return -1
 		}
 	}
-	if len(text)%idChars != 0 {
+	if len(text)%IDBytes != 0 {
 		return -1
 	}
-	return len(text) / idChars
+	return len(text) / IDBytes
 }
 
 // IDAt returns the i-th id of a text of ids.
 func IDAt(text []byte, i int) (id int32) {
-	for _, c := range text[idChars*i:][:idChars] {
+	for _, c := range text[IDBytes*i:][:IDBytes] {
 		id = id<<6 | int32(c-'0')
 	}
 	return id

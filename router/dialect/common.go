@@ -89,6 +89,7 @@ func onlyPrefill(x *Exchange) *openai.Edit {
 	e.Replace(openai.MaxCompletionTokens, "1")
 	e.Remove(openai.MinTokens)
 	e.Remove(openai.MinCompletionTokens)
+	e.Remove(openai.ReturnTokenIDs)
 	return e
 }
 

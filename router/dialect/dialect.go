@@ -97,6 +97,9 @@ type Rules struct {
 	MaxAnswer bool
 	// TakesOver: decode says which tokens it sent, and goes on from those that another sent.
 	TakesOver bool
+	// Replays: the engine says which tokens it sent if a request asks for them (return_token_ids), in
+	// streams of both APIs, sends whole characters, and takes tokens as a completion's prompt.
+	Replays bool
 }
 
 // Cannot returns the first shape of the request that cannot be split, or "".

@@ -20,7 +20,7 @@ var mooncake = Dialect{
 	Rules: Rules{
 		Order:  Together,
 		Splits: vllmSplits, Falls: true,
-		Hold: 480 * time.Second, Watched: true, Usage: true,
+		Hold: 480 * time.Second, Watched: true, Usage: true, Replays: true,
 		Hint: "decode waits up to 480 s for a transfer that will not come",
 	},
 	// Prefill keeps its blocks only if the length ended it, so nothing else may.

@@ -33,7 +33,7 @@ var nixlPull = Dialect{
 		// The lease of 30 s is renewed by decode once its scheduler has the request. A prefill
 		// that is cut off frees at once.
 		Hold: 30 * time.Second, Gap: 10 * time.Second,
-		Watched: true, Usage: true,
+		Watched: true, Usage: true, Replays: true,
 	},
 	Prefill: nixlPrefill,
 	Decode: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
@@ -70,7 +70,7 @@ var nixlPush = Dialect{
 	Rules: Rules{
 		Order:  Together,
 		Splits: vllmSplits, Falls: true,
-		Hold: 30 * time.Second, Watched: true, Usage: true,
+		Hold: 30 * time.Second, Watched: true, Usage: true, Replays: true,
 		Hint: "a push that decode never gets does not fail there; check engine_id, bootstrap, tp and pp of the prefill engine",
 	},
 	Prefill: nixlPrefill,

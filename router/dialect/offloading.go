@@ -13,7 +13,7 @@ var offloading = Dialect{
 		Order:  Together,
 		Splits: vllmSplits, Falls: true,
 		Hold:    time.Minute, // as long as prefill's CPU cache has it
-		Watched: true, Usage: true, Hedges: true,
+		Watched: true, Usage: true, Replays: true, Hedges: true,
 	},
 	Prefill: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 		vllm(h, x, x.Prefill)

@@ -13,7 +13,7 @@ var p2pNccl = Dialect{
 	Rules: Rules{
 		Order:   PrefillFirst,
 		Splits:  vllmSplits,
-		Watched: true, Usage: true,
+		Watched: true, Usage: true, Replays: true,
 		Hint: "decode waits without end for tensors of another request id: " +
 			"start both engines with VLLM_DISABLE_REQUEST_ID_RANDOMIZATION=1",
 	},
@@ -22,6 +22,7 @@ var p2pNccl = Dialect{
 		e := openai.NewEdit(x.Body, x.Top)
 		e.Set(openai.MaxTokens, "1")
 		e.Replace(openai.MaxCompletionTokens, "1")
+		e.Remove(openai.ReturnTokenIDs)
 		return e.Parts()
 	},
 	Decode: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {

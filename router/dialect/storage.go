@@ -13,7 +13,7 @@ var storage = Dialect{
 		Order:  PrefillFirst,
 		Splits: vllmSplits, Falls: true,
 		Gap:   time.Minute, // the cache's policy decides
-		Usage: true, Hedges: true,
+		Usage: true, Replays: true, Hedges: true,
 	},
 	Prefill: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 		vllm(h, x, x.Prefill)

@@ -120,6 +120,12 @@ func (a *attempt) generate() (*answer, *failure) {
 	if a.rules.TakesOver && a.q.seam != nil && !a.q.seam.lost {
 		x.Tokens, x.Given = true, a.q.seam.given()
 	}
+	if a.rules.Replays && a.q.seam != nil && a.q.seam.replays && !a.q.seam.lost {
+		if err := a.replay(x); err != nil {
+			close(a.pDone)
+			return nil, &failure{by: a.d, outcome: ticket.Refused, reason: reasonStatus, err: err}
+		}
+	}
 	a.register()
 	var ans *answer
 	f := a.learnFacts(x)

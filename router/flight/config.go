@@ -44,6 +44,8 @@ type Policy struct {
 	RetryMin   float64 `key:"retry_min"`
 	// Takeover lets another pair go on with a stream whose decode worker was lost or is drained.
 	Takeover bool `key:"takeover"`
+	// TakeoverReplay lets it also go on with a foreign engine's, where the dialect can.
+	TakeoverReplay bool `key:"takeover_replay"`
 	// Hedge configures second requests for slow ones; off by default.
 	Hedge Hedge `key:"hedge"`
 	// History is how many finished requests /debug/requests remembers.
@@ -83,6 +85,8 @@ func (c *Policy) Validate() error {
 	switch {
 	case strings.EqualFold(c.TenantHeader, "authorization") || strings.ContainsAny(c.TenantHeader, ": \r\n"):
 		return config.Bad("tenant_header", "%q is no name of a header for this", c.TenantHeader)
+	case c.TakeoverReplay && !c.Takeover:
+		return config.Bad("takeover_replay", "nothing is taken over with takeover: false")
 	case !(c.RetryMin >= 0 && c.RetryMin <= 1e6):
 		return config.Bad("retry_min", "%v is not within 0 and 1000000", c.RetryMin)
 	}

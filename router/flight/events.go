@@ -168,6 +168,11 @@ func (e *events) rest() ([]byte, error) {
 // errHalf is a stream that ended properly, but within an event.
 var errHalf = errors.New("the stream ended within an event")
 
+// breakOff ends the reading with err behind what next has returned.
+func (e *events) breakOff(err error) {
+	e.buf, e.err, e.size = e.buf[:e.from], err, 0
+}
+
 // used frees what next has returned.
 func (e *events) used() {
 	e.buf = append(e.buf[:0], e.buf[e.from:]...)

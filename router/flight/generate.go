@@ -64,6 +64,10 @@ func (q *request) generate(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	}
 	if q.top.Stream && q.s.Takeover && string(ctx.Request.Header.Peek(headerTakeover)) != "0" {
 		q.seam = newSeam(&q.s.kept, q.body, &q.top)
+		if q.s.TakeoverReplay {
+			held, err := openai.Replayable(q.body, &q.top)
+			q.seam.replays, q.seam.held = err == nil, held
+		}
 	}
 	ans, err := q.dispatch(q.hedged, nil)
 	if ans != nil && ans.events == nil {

@@ -26,7 +26,7 @@ var errSlowMove = fmt.Errorf("no event within %v", moveWithin)
 // leaves returns the end of a move, if the stream's decode is to be left and now is the time: there
 // are a few places for those that have others bring or compute something.
 func (s *stream) leaves() (end func()) {
-	if s.q.seam == nil {
+	if s.q.seam == nil || s.q.seam.re != nil {
 		return nil
 	}
 	d := s.q.attempts[len(s.q.attempts)-1].d

@@ -99,12 +99,16 @@ func (s *stream) await() ([]byte, error) {
 // counted merges the prompt's usage into a run and notes what the run reports.
 func (s *stream) counted(run []byte) []byte {
 	if s.q.seam != nil {
-		if run = s.q.seam.strip(run, s.events.n); len(run) == 0 {
+		if run = s.q.seam.strip(run, s.events.n); s.q.seam.re != nil {
+			s.reread()
+		}
+		if len(run) == 0 {
 			return run
 		}
 	}
 	if s.merge != nil && openai.HasUsage(run) {
 		if u, ok := s.merge(); ok {
+			u = s.q.seam.firstPrompt(u)
 			run = openai.MergeUsageEvents(run, u)
 		}
 	}

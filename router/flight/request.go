@@ -135,11 +135,15 @@ func (q *request) deadline(d time.Duration) {
 func (q *request) slim() {
 	q.usage.guess = q.top.PromptTokens()
 	a := q.attempts[len(q.attempts)-1]
-	if q.seam != nil && !a.rules.TakesOver {
+	switch {
+	case q.seam == nil, a.rules.TakesOver:
+	case a.rules.Replays && q.seam.replays:
+		q.seam.rereads(q.top.Messages)
+	default:
 		q.seam.release()
 		q.seam = nil
 	}
-	a.d.movable.Store(q.seam != nil && !q.seam.lost)
+	a.d.movable.Store(q.seam != nil && q.seam.re == nil && !q.seam.lost)
 	if a.prefillOpen() {
 		return // its leg may be reading it
 	}

@@ -34,6 +34,9 @@ type seam struct {
 	breaks  int             // workers that the stream has lost, and may be the reason for
 	broke   time.Time       // when it lost the last of them
 	by      *fleet.Instance // the decode whose stream broke last
+	replays bool            // it may be a foreign engine's
+	held    int             // characters that such an engine holds back for stop strings
+	re      *replay         // of a foreign engine's; nil: its decode sends frames
 	one     [1]sent
 }
 
@@ -95,6 +98,9 @@ func (s *seam) release() {
 	}
 	s.pot.bytes.Add(-s.taken)
 	s.taken, s.lost, s.body, s.choices, s.one = 0, true, nil, nil, [1]sent{}
+	if s.re != nil { // its text is read on
+		s.re.prompt = nil
+	}
 }
 
 // Each frame is a line that begins with one of these marks.
@@ -107,6 +113,9 @@ const (
 // strip notes the frames of a run of n events and returns the run without them, in the same
 // memory. A frame that makes no sense only ends the possibility of a takeover.
 func (s *seam) strip(run []byte, n int) []byte {
+	if s.re != nil {
+		return s.reread(run)
+	}
 	from, to := -1, 0 // of what is returned
 	for at := 0; at < len(run); {
 		end := len(run)
@@ -239,8 +248,9 @@ func number(b []byte) int {
 func (s *seam) whole() bool { return !s.lost && s.choices != nil }
 
 // movable reports whether another pair could go on with the stream of a worker that is not known to
-// be dead. The last time is kept for one that is.
-func (s *seam) movable() bool { return s != nil && s.breaks < maxTakeovers && s.whole() }
+// be dead. The last time is kept for one that is. Foreign engines' streams stay: engines need not
+// answer the router within a moment.
+func (s *seam) movable() bool { return s != nil && s.re == nil && s.breaks < maxTakeovers && s.whole() }
 
 // given is what a new pair is told; nil at a stream's beginning.
 func (s *seam) given() []byte {

@@ -173,7 +173,7 @@ func (s *Service) elsewhere(by *fleet.Instance) bool {
 // goesOn reports whether m could go on with a stream of by.
 func goesOn(m, by *fleet.Instance) bool {
 	d := dialect.For(m.Dialect)
-	return d != nil && d.TakesOver && m.Model == by.Model && m.ModelFingerprint == by.ModelFingerprint &&
+	return d != nil && (d.TakesOver || d.Replays) && m.Dialect == by.Dialect && m.Model == by.Model && m.ModelFingerprint == by.ModelFingerprint &&
 		m.TokenizerFingerprint == by.TokenizerFingerprint && m.Numerics == by.Numerics
 }
 

@@ -174,6 +174,8 @@ func TestPolicyBounds(t *testing.T) {
 	f("", func(c *Policy) {
 		c.RetryMin, c.RetryRatio, c.MaxResponseBytes, c.Attempts, c.DecodeSilence = 1e6, 1, 1024, 1, 1
 	})
+	f("", func(c *Policy) { c.TakeoverReplay = true })
+	f("takeover_replay", func(c *Policy) { c.Takeover, c.TakeoverReplay = false, true })
 	for _, v := range []float64{-0.1, 1e6 + 1, math.NaN()} {
 		f("retry_min", func(c *Policy) { c.RetryMin = v })
 	}

@@ -34,16 +34,20 @@ func (s *stream) takeOver(f *failure, broke *openai.Error) ([]byte, *openai.Erro
 	defer func() { q.s.metrics.takeovers.WithLabelValues(f.reason, outcome).Inc() }()
 	if !q.seam.whole() {
 		outcome = takeoverUnkept
-		broke.Message += "; no other pair could go on: what the client has was not kept"
+		broke.Message += "; no other pair could go on: what the client has was not kept" + q.seam.why()
 		return nil, broke
 	}
 	q.brokenOff(f)
+	q.seam.back()
 	why := q.remember()
 	switch {
 	case why != nil:
 	case q.seam.said(&q.top):
 		s.done, outcome = true, takeoverContinued
 		return openai.AppendDone(nil), nil
+	case q.seam.re != nil && q.seam.open == 0:
+		s.done, outcome = true, takeoverContinued
+		return q.seam.rest(), nil
 	case q.seam.breaks > maxTakeovers:
 		why = openai.Upstream("%s", tooMany(q.seam.breaks))
 	case !q.s.affords(f):
@@ -131,6 +135,16 @@ func (a *attempt) goOn() (*answer, *failure) {
 	if f == nil && ans.events == nil { // it refuses
 		f = &failure{by: a.d, outcome: ticket.Refused, reason: reasonStatus, status: ans.status,
 			err: fmt.Errorf("status %d: %s", ans.status, openai.ErrorMessage(ans.body))}
+	}
+	if re := a.q.seam.re; re != nil && f != nil && f.relay != nil { // the client's stream has begun
+		refused := *f // others may be reading f
+		refused.relay = nil
+		f = &refused
+	} else if re != nil && f == nil {
+		if err := a.q.seam.agrees(ans.first); err != nil {
+			ans.events.body.Abort()
+			ans, f = nil, &failure{by: a.d, outcome: ticket.Refused, reason: reasonStatus, err: err}
+		}
 	}
 	return ans, f
 }
