@@ -198,6 +198,8 @@ func (q *request) streamError(err error) (*openai.Error, *failure) {
 		a.fault(a.d, pick.Broken)
 	case cause != nil:
 		f.reason, f.err = reasonDead, cause
+	case q.seam != nil && q.seam.re != nil && q.seam.re.drew:
+		f.reason = reasonError
 	default:
 		a.brokeOff(err)
 		if h1.TimedOut(err) {
