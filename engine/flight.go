@@ -105,6 +105,7 @@ func (e *Engine) turn() bool {
 			e.launch()
 			launched = true
 		}
+		e.foresee()
 		e.publish()
 	}
 	if n := len(e.flights); n == e.depth || n > 0 && !launched {
