@@ -4,7 +4,7 @@ PKGS     ?= ./...
 # The longest first: they wait more than they compute, and others run meanwhile.
 WAITING   = ./kvconn/tcp ./kvconn/shm
 # Folders in which something runs at the same time, or memory is touched past Go's rules.
-SHARING   = $(sort $(dir $(shell grep -rlE '\<go [a-z]|\.Go\>|"sync|\<chan\>|Parallel|"unsafe"' --include='*.go' kvconn router worker engine internal prefill decode) e2e/))
+SHARING   = $(sort $(dir $(shell grep -rlE '\<go [a-z]|\.Go\>|"sync|\<chan\>|Parallel|"unsafe"' --include='*.go' kvconn router worker engine internal prefill decode) e2e/ e2e/virtual/))
 RACE     ?= $(WAITING) $(filter-out $(WAITING),$(patsubst %/,./%,$(SHARING)))
 FUZZTIME ?= 10s
 SEED     ?= 1

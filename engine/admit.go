@@ -148,6 +148,7 @@ func (e *Engine) makeRoom(q *sequence) bool {
 		return false
 	}
 	e.preempt(youngest)
+	e.offerLost(youngest)
 	return true
 }
 

@@ -75,6 +75,7 @@ type Engine struct {
 	decoded  time.Time // when the last one ended that carried what decodes
 	pace     pacer
 	turns    turns     // of takeovers and prompts
+	shortage shortage  // of blocks
 	planned  int       // steps since RetractEvery last took its turn
 	failures int       // steps failed in a row
 	said     time.Time // when spoilt output was told of last

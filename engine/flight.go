@@ -121,6 +121,7 @@ func (e *Engine) next() (launched bool) {
 	if launched = e.plan(); launched {
 		e.launch()
 	}
+	e.foresee()
 	e.publish()
 	return launched
 }

@@ -37,7 +37,8 @@ type Handle struct {
 	// The loop's own.
 	begun     bool
 	over      bool // finished
-	flights   int  // of its sequences, in steps under way
+	offered   offered
+	flights   int // of its sequences, in steps under way
 	seqs      []*sequence
 	info      *PromptInfo // to go with the first event; nil once gone
 	prompted  bool        // the prompt's logits were drawn from

@@ -59,6 +59,8 @@ type Request struct {
 	// They go on without events for these tokens. If it has drawn for all of them, nothing is drawn
 	// behind the prompt, and there are no prompt logprobs.
 	Given []Given
+	// Offers asks for events that say when the request would better go on elsewhere.
+	Offers bool
 }
 
 // Resumed is the prompt and what the first choice that goes on was given, if nothing is to be drawn
@@ -139,9 +141,10 @@ const (
 	FinishLength Finish = "length" // MaxTokens, or the context length; PrefillOnly's one token
 )
 
-// Event is one token of one choice.
+// Event is one token of one choice; or an Offer, and then only Choice is set besides.
 type Event struct {
 	Choice  int
+	Offer   Offer
 	Index   int // of the token in the choice's output, from 0
 	Sampled kernels.Sampled
 	Finish  Finish

@@ -22,6 +22,7 @@ type stepper struct {
 	step  chan struct{} // lets an event of it go, from the second on
 	asked chan string   // who is to bring one
 	legs  chan http.Header
+	says  map[int]string                                               // see teller
 	next  func(id string, w http.ResponseWriter, r *http.Request) bool // answers who is to go on; false: it tells
 }
 
@@ -36,6 +37,7 @@ func newStepper(t *testing.T, decodes int, bring http.HandlerFunc) *stepper {
 			d.mu.Unlock()
 			l := &teller{g: s.g, cut: -1}
 			if r.Header.Get("x-xpyd-given") == "" {
+				l.says = s.says
 				s.at <- id
 				l.at = func(n int) {
 					if n == 0 {
@@ -71,6 +73,15 @@ func newStepper(t *testing.T, decodes int, bring http.HandlerFunc) *stepper {
 
 // begin starts a stream, has its decode drained, and waits until another is to bring it.
 func (s *stepper) begin(ctx context.Context) (by, next string, done chan string) {
+	s.g.t.Helper()
+	by, done = s.stream(ctx)
+	s.g.order(by, "drain", "")
+	s.step <- struct{}{}
+	return by, <-s.asked, done
+}
+
+// stream starts one, whose second event is on its way.
+func (s *stepper) stream(ctx context.Context) (by string, done chan string) {
 	g := s.g
 	g.t.Helper()
 	req, _ := http.NewRequestWithContext(ctx, "POST", g.url+"/v1/completions", strings.NewReader(askLong))
@@ -88,9 +99,7 @@ func (s *stepper) begin(ctx context.Context) (by, next string, done chan string)
 	}()
 	by = <-s.at
 	s.step <- struct{}{}
-	g.order(by, "drain", "")
-	s.step <- struct{}{}
-	return by, <-s.asked, done
+	return by, done
 }
 
 // rest lets all other events go.

@@ -126,6 +126,14 @@ func TestMove(t *testing.T) {
 			}
 			g.until("the router to know", func() bool { return g.r.Members.Leaving(&inst) != nil })
 		},
+		"when it is a prefill worker": func(g *rig, id string) {
+			inst := g.workers[id].inst
+			inst.Role = fleet.Prefill
+			if err := g.watcher.AddStatic(inst, fleet.Static); err != nil {
+				t.Error(err)
+			}
+			g.order(id, "drain", "")
+		},
 		"after it was to wait only": func(g *rig, id string) {
 			g.order(id, "drain", `{"wait_only":true}`)
 			g.order(id, "drain", `{}`)

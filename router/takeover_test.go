@@ -40,9 +40,10 @@ type given struct {
 // teller is a decode that says which tokens it sends, and goes on from those of another.
 type teller struct {
 	g    *rig
-	once int         // events in one write; 0: one
-	cut  int         // events of each stream before it breaks; -1: none breaks
-	at   func(n int) // called before the n-th event, from 0; nil: nobody is
+	once int            // events in one write; 0: one
+	cut  int            // events of each stream before it breaks; -1: none breaks
+	says map[int]string // comments, sent before the n-th event
+	at   func(n int)    // called before the n-th event, from 0; nil: nobody is
 	how  func(w http.ResponseWriter, r *http.Request)
 }
 
@@ -115,6 +116,10 @@ func (l *teller) ServeHTTP(w http.ResponseWriter, r *http.Request, body []byte) 
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	for i := 0; i < len(events); i += max(l.once, 1) {
+		if text := l.says[i]; text != "" {
+			io.WriteString(w, text)
+			w.(http.Flusher).Flush()
+		}
 		if l.at != nil {
 			l.at(i)
 		}
@@ -184,7 +189,7 @@ func (g *rig) takeovers(want map[string]int) {
 	g.t.Helper()
 	for _, outcome := range []string{"continued", "failed", "unkept", "ended"} {
 		n := 0.0
-		for _, reason := range []string{"transport", "timeout", "dead", "silent", "error", "drain"} {
+		for _, reason := range []string{"transport", "timeout", "dead", "silent", "error", "drain", "shortage", "balance"} {
 			n += g.metric(fmt.Sprintf("xpyd_router_takeovers_total{outcome=%q}{reason=%q}", outcome, reason))
 		}
 		if int(n) != want[outcome] {

@@ -36,7 +36,8 @@ type generation struct {
 
 	choices []*choice
 	emit    func(*choice) // is given a choice that has something to send; nil: all is sent at the end
-	open    int           // prompts not finished
+	offer   func(*choice, engine.Offer)
+	open    int // prompts not finished
 	err     *failure
 	usage   openai.Usage
 	timing  timing
@@ -209,6 +210,10 @@ func (g *generation) renderEvent() {
 	}
 	c := g.choices[g.item*g.j.N+e.Choice]
 	if c.done {
+		return
+	}
+	if e.Offer != engine.OfferNone {
+		g.offer(c, e.Offer)
 		return
 	}
 	before := len(c.text)

@@ -172,6 +172,17 @@ func (f *frames) append(dst []byte, c *choice) []byte {
 	return append(dst, '\n')
 }
 
+// appendOffer has the router know, between two events, that blocks are short here.
+func (f *frames) appendOffer(dst []byte, o engine.Offer) []byte {
+	switch {
+	case f == nil:
+		return dst
+	case o == engine.OfferNow:
+		return append(dst, ":s now\n\n"...)
+	}
+	return append(dst, ":s soon\n\n"...)
+}
+
 // appendError ends a stream. What another worker may do better than this one is not told to the
 // client but, as a comment, to the router.
 func (f *frames) appendError(dst []byte, err *failure) []byte {

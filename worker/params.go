@@ -273,7 +273,7 @@ func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request 
 		ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: j.items[i].tokens, N: j.N, Urgent: j.urgent,
 		Sampling: w.sampling(&j.Sampling, seed), MinTokens: j.MinTokens,
 		StopTokens: j.StopTokenIDs, IgnoreEOS: j.IgnoreEOS, Salt: j.CacheSalt, Priority: int8(j.CachePriority),
-		Logprobs: j.logprobs, PromptLogprobs: -1, Given: j.givenTo(i),
+		Logprobs: j.logprobs, PromptLogprobs: -1, Given: j.givenTo(i), Offers: j.framed,
 	}
 	if j.Seed == nil { // the same prompt twice in a list should get two answers
 		r.Seed += uint64(i) * seedStride

@@ -10,6 +10,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
@@ -190,6 +191,11 @@ func (w *Worker) answerStream(ctx *fasthttp.RequestCtx, c *call, g *generation, 
 			usage = &u
 		}
 		buf = enc.AppendChunk(buf, &out, usage)
+	}
+	g.offer = func(c *choice, o engine.Offer) {
+		if c.begun { // else the router knows nothing of it yet
+			buf = frames.appendOffer(buf, o)
+		}
 	}
 	if !g.nextEvent(c) && g.err != nil {
 		g.close()

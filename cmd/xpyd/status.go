@@ -14,6 +14,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router/discover"
+	"github.com/xpyd/xpyd/router/flight"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/share"
 )
@@ -41,6 +42,7 @@ type instanceStatus struct {
 	Draining   bool       `json:"draining"`
 	InFlight   pick.Loads `json:"in_flight"`
 	ToMove     int        `json:"to_move"`
+	Moved      flight.Moved
 	Breaker    pick.Guard `json:"breaker"`
 }
 
@@ -214,6 +216,8 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 		}{
 			{m.Lapses > 0 && ago < lapseShown, fmt.Sprintf("late heartbeats: %d, last %v ago", m.Lapses, ago.Round(time.Second))},
 			{m.ToMove > 0, count(m.ToMove, "stream") + " to move"},
+			{m.Moved.Shortage > 0, count(m.Moved.Shortage, "stream") + " moved away: short of KV blocks"},
+			{m.Moved.Balance > 0, count(m.Moved.Balance, "stream") + " moved away: slower than its peers"},
 			{m.Embeds, "embeds only"},
 			{m.KVPaths != "", "kv: " + m.KVPaths},
 			{m.Unchecked, "kv.digest: off"},

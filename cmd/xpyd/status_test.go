@@ -19,7 +19,7 @@ import (
 )
 
 // TestStatusBreaker: the table says which workers get no requests, until when
-// and why, and how many streams are to move away.
+// and why, and how many streams are to move away, or have.
 func TestStatusBreaker(t *testing.T) {
 	var s fleetStatus
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -28,7 +28,8 @@ func TestStatusBreaker(t *testing.T) {
 		{"id":"d1","role":"decode","state":"live","probed":true,"breaker":{"state":"half_open","why":"5 failures in a row"}},
 		{"id":"d2","role":"decode","state":"live","probed":true,"breaker":{"state":"ejected","until":"2026-01-02T03:04:20Z","why":"50% of its requests fail, of its peers' 0%"}},
 		{"id":"d3","role":"decode","state":"live","probed":true,"breaker":{"state":"closed"}},
-		{"id":"d4","role":"decode","state":"live","probed":true,"draining":true,"to_move":2}]}`), &s)
+		{"id":"d4","role":"decode","state":"live","probed":true,"draining":true,"to_move":2},
+		{"id":"d5","role":"decode","state":"live","probed":true,"moved":{"shortage":1,"balance":3}}]}`), &s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -39,6 +40,7 @@ func TestStatusBreaker(t *testing.T) {
 	for id, want := range map[string][]string{
 		"d0": {"live,open ", "5 failures in a row, for 2s"}, "d1": {"live,half_open ", "5 failures in a row"},
 		"d2": {"live,ejected ", "50% of its requests fail, of its peers' 0%, for 15s"}, "d3": {"live "}, "d4": {"live,draining ", "2 streams to move"},
+		"d5": {"1 stream moved away: short of KV blocks; 3 streams moved away: slower than its peers"},
 	} {
 		for line := range strings.Lines(b.String()) {
 			if !strings.HasPrefix(line, id) {

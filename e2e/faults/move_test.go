@@ -31,9 +31,9 @@ type moving struct {
 	last  time.Time // the end of the last stream
 }
 
-// during tells the streams, all at one of two decode workers, and runs a command once all have
-// begun. Each must be as an undisturbed one.
-func during(t *testing.T, r *cluster.Router, want []*unbroken.Answer, limit time.Duration, worker string, args ...string) *moving {
+// during tells the streams, all at one of two decode workers, and once all have begun gives an order,
+// if there is one, and runs a command. Each must be as an undisturbed one.
+func during(t *testing.T, r *cluster.Router, want []*unbroken.Answer, limit time.Duration, worker string, first []string, args ...string) *moving {
 	t.Helper()
 	client := cluster.NewClient(t)
 	other := map[string]string{"decode-0": "decode-1", "decode-1": "decode-0"}[worker]
@@ -56,6 +56,9 @@ func during(t *testing.T, r *cluster.Router, want []*unbroken.Answer, limit time
 	}
 	begun.Wait()
 	order(t, r, "undrain", other)
+	if len(first) > 0 {
+		order(t, r, first...)
+	}
 	start := time.Now()
 	out, errs, code := r.CLI(t, args...)
 	m.over = time.Now()
@@ -95,8 +98,8 @@ func order(t *testing.T, r *cluster.Router, args ...string) {
 }
 
 // TestMoves: a decode worker that is drained, gets another role or is scaled away is rid of its
-// streams within moments, and each event is what it would have been. With --wait-only the streams
-// end where they are.
+// streams within moments, and each event is what it would have been: also once it is a prefill worker
+// that still decodes. With --wait-only the streams end where they are.
 func TestMoves(t *testing.T) {
 	t.Parallel()
 	r := cluster.Up(t, "--prefill", "1", "--decode", "2", "--config", config(t), "--model", mediumModel(t))
@@ -111,16 +114,17 @@ func TestMoves(t *testing.T) {
 		order(t, r, args...)
 		r.WaitServing(t, 20*time.Second, 1, 2)
 	}
+	var first []string
 	moves := func(limit time.Duration, worker string, args ...string) {
 		t.Helper()
-		m := during(t, r, want, limit, worker, args...)
+		m := during(t, r, want, limit, worker, first, args...)
 		if m.seams != movedStreams || m.late || m.last.Before(m.over) {
 			t.Errorf("%v: %v, %d streams moved", args, m.took, m.seams)
 		}
 	}
 	stays := func(worker string, args ...string) {
 		t.Helper()
-		m := during(t, r, want, 0, worker, args...)
+		m := during(t, r, want, 0, worker, nil, args...)
 		if m.seams > 0 || m.last.After(m.over) {
 			t.Errorf("%v: %d streams moved, the last ended %v after it", args, m.seams, m.last.Sub(m.over))
 		}
@@ -130,6 +134,11 @@ func TestMoves(t *testing.T) {
 	stays("decode-0", "drain", "decode-0", "--wait", "--wait-only")
 	run("undrain", "decode-0")
 	moves(2*time.Second, "decode-0", "role", "decode-0", "prefill")
+	run("role", "decode-0", "decode")
+	first = []string{"role", "decode-0", "prefill", "--wait-only"} // a prefill worker then, which still decodes
+	moves(2*time.Second, "decode-0", "drain", "decode-0", "--wait")
+	first = nil
+	order(t, r, "undrain", "decode-0")
 	run("role", "decode-0", "decode")
 	moves(3*time.Second, "decode-1", "scale", "decode=1", "--wait")
 	if n, err := r.Metric(`xpyd_router_moves_total{kv="brought"}`); n < 4 || err != nil { // the long prompts, but for who found no place in time

@@ -54,6 +54,7 @@ type virtual struct {
 	front  *fakenet.Host
 	ring   *trust.Ring
 	model  string
+	blocks int // of each worker's pool; 0: as many as fit
 	nats   string
 	router *cluster.Router
 	client *http.Client
@@ -146,7 +147,7 @@ func (f *virtual) start(t testing.TB, role fleet.Role, id string) {
 	cfg.ID, cfg.Model, cfg.Device, cfg.Threads, cfg.Fleet.URL = id, f.model, "cpu", 1, f.nats
 	cfg.Listen, cfg.KVListen = at(ip, httpPort), at(ip, kvPort)
 	cfg.KVEvents = worker.KVEvents{} // it has sockets of its own
-	cfg.KVMemory = 8 << 20
+	cfg.KVMemory, cfg.Blocks = 8<<20, f.blocks
 	w, err := worker.Start(context.Background(), cfg, worker.Deps{Ring: f.ring, NATS: f.ring, Log: f.log.With("worker", id), Registry: prometheus.NewRegistry(),
 		Ways: []way.Kind{way.Network(transport{h})}, Dial: h.DialContext, Listen: h.Listen,
 		Backend: func(b kernels.Backend) kernels.Backend { return &paced{b, b.(kernels.Viewer)} }})

@@ -218,6 +218,7 @@ type instanceInfo struct {
 	Draining   bool            `json:"draining"`              // announced, or asked for here
 	InFlight   pick.Loads      `json:"in_flight"`
 	ToMove     int             `json:"to_move,omitempty"` // streams that are to go on elsewhere
+	Moved      flight.Moved    `json:"moved,omitzero"`    // those that did, though they need not
 	Breaker    pick.Guard      `json:"breaker"`
 	KVEvents   *sense.FeedInfo `json:"kv_feed,omitempty"`
 }
@@ -252,7 +253,7 @@ func (c *Console) listInstances(ctx *fasthttp.RequestCtx, _ adminCall) *openai.E
 		m := &s.Members[i]
 		ok, err := c.Members.ProbeState(m)
 		info.Instances = append(info.Instances, instanceInfo{Member: m, Probed: ok, ProbeError: err, Embeds: slices.Contains(c.Members.Embedders(), m.ID),
-			Draining: m.Draining || c.Members.Drained(m), InFlight: c.Picker.Loads(m.ID, m.Epoch), ToMove: c.Flights.ToMove(m), Breaker: c.Picker.Guard(m.ID, m.Epoch), KVEvents: c.Feeds.Info(m)})
+			Draining: m.Draining || c.Members.Drained(m), InFlight: c.Picker.Loads(m.ID, m.Epoch), ToMove: c.Flights.ToMove(m), Moved: c.Flights.Moved(m), Breaker: c.Picker.Guard(m.ID, m.Epoch), KVEvents: c.Feeds.Info(m)})
 	}
 	return reply(ctx, 200, info)
 }

@@ -117,8 +117,12 @@ func (s *stream) landed() *attempt {
 	return w.a
 }
 
-// stop gives up what is on its way.
+// stop gives up what is on its way, and a place for it.
 func (s *stream) stop() {
+	if s.placed != nil {
+		s.placed()
+		s.placed = nil
+	}
 	w := s.ahead
 	if w == nil {
 		return

@@ -46,6 +46,9 @@ type Policy struct {
 	Takeover bool `key:"takeover"`
 	// TakeoverReplay lets it also go on with a foreign engine's, where the dialect can.
 	TakeoverReplay bool `key:"takeover_replay"`
+	// Balance has streams move from decode workers that are slower than their peers. It needs
+	// Takeover.
+	Balance Balance `key:"balance"`
 	// Hedge configures second requests for slow ones; off by default.
 	Hedge Hedge `key:"hedge"`
 	// History is how many finished requests /debug/requests remembers.
@@ -62,7 +65,7 @@ type Policy struct {
 func DefaultPolicy() Policy {
 	return Policy{
 		MaxResponseBytes: openai.MaxAnswer, DecodeSilence: time.Minute, Fallback: true,
-		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256, RetryMin: 1, Takeover: true, Hedge: DefaultHedge(), History: 1024, SessionHeader: "x-session-id",
+		Attempts: 3, RetryRatio: 0.2, RetryBurst: 256, RetryMin: 1, Takeover: true, Balance: DefaultBalance(), Hedge: DefaultHedge(), History: 1024, SessionHeader: "x-session-id",
 		Limits: Limits{MaxInFlight: 1024, MaxQueue: 1024, MaxQueueBytes: 256 << 20, QueueWait: 30 * time.Second,
 			PriorityWeights: Weights{High: 16, Normal: 4, Low: 1},
 			PairWait:        time.Second, RequestTimeout: 10 * time.Minute},
@@ -93,7 +96,7 @@ func (c *Policy) Validate() error {
 	return cmp.Or(config.AtLeast("max_response_bytes", c.MaxResponseBytes, 1024), config.AtLeast("attempts", c.Attempts, 1),
 		config.Portion("retry_ratio", c.RetryRatio), config.AtLeast("retry_burst", c.RetryBurst, 0),
 		config.AtLeast("history", c.History, 0), config.Positive("decode_silence", c.DecodeSilence),
-		config.Within("hedge", c.Hedge.Validate()), config.Within("limits", c.Limits.Validate()), config.Within("tracing", c.Tracing.Validate()))
+		config.Within("balance", c.Balance.Validate()), config.Within("hedge", c.Hedge.Validate()), config.Within("limits", c.Limits.Validate()), config.Within("tracing", c.Tracing.Validate()))
 }
 
 // Limits is what Reload changes without dropping a request.

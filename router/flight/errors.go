@@ -67,7 +67,9 @@ const (
 	reasonDead      = "dead"
 	reasonSilent    = "silent"   // see silent.go
 	reasonError     = "error"    // of a stream: its worker said what went wrong
-	reasonDrain     = "drain"    // of takeovers
+	reasonDrain     = "drain"    // of takeovers, as the next two
+	reasonBlocks    = "shortage" // its worker is short of blocks
+	reasonBalance   = "balance"  // its worker is slower than others
 	reasonOutcome   = "outcome_" // with the outcome
 	reasonStatus    = "status"
 	reasonShortage  = "shortage" // of the router's own; see shortage

@@ -31,6 +31,9 @@ type leg struct {
 	waits atomic.Uint32
 	seen  uint32
 	still int32 // since when it is seen
+	// Of balance.go: looks at it since the last comparison, those at which it waited, and waits then.
+	samples, waiting int32
+	counted          uint32
 
 	span *trace.Context // as the worker is told; nil without a trace
 
@@ -40,6 +43,7 @@ type leg struct {
 	begun time.Time // when sending began
 	ended time.Time
 	ahead period // of legBring
+	why   string // of legMoved
 }
 
 // States of a leg.
@@ -65,6 +69,14 @@ func (l *leg) setState(state string) {
 	if state == legDone || state == legFailed || state == legMoved {
 		l.ended = l.since
 	}
+}
+
+// moved says that another pair goes on, and why: the label of its metric.
+func (l *leg) moved(why string) {
+	l.setState(legMoved)
+	l.smu.Lock()
+	defer l.smu.Unlock()
+	l.why = why
 }
 
 func (l *leg) begin() {
@@ -112,7 +124,7 @@ func (l *leg) finish(cut bool) (cancelled bool) {
 func (l *leg) record() legRecord {
 	l.smu.Lock()
 	defer l.smu.Unlock()
-	return legRecord{l.inst.ID, l.inst.Epoch, l.state, l.since, l.begun, l.ended, l.ahead}
+	return legRecord{l.inst.ID, l.inst.Epoch, l.state, l.why, l.since, l.begun, l.ended, l.ahead}
 }
 
 // legs are the open legs, so that a worker's death ends its own at once.

@@ -89,7 +89,7 @@ func newMetrics(s *Service) *metrics {
 		exhausted: counter("xpyd_router_retry_budget_exhausted_total",
 			"Requests that failed because the retry budget was used up: more attempts fail than retries should cover. xpyd_router_retries_total says why."),
 		takeovers: counters("xpyd_router_takeovers_total",
-			"Streams whose decode worker was lost or left, by why (transport: its connection broke; timeout: chunk_timeout; dead: the fleet says so; silent: it neither sent nor answered; error: it said what went wrong; drain: it was drained) and what followed. continued: another pair went on. failed: none could; the log says why, and the stream ended with an error event or, with the reason drain, stayed. "+
+			"Streams whose decode worker was lost or left, by why (transport: its connection broke; timeout: chunk_timeout; dead: the fleet says so; silent: it neither sent nor answered; error: it said what went wrong; drain: it was drained; shortage: it is short of KV blocks; balance: it is slower than its peers) and what followed. continued: another pair went on. failed: none could; the log says why, and the stream ended with an error event or, with the last three reasons, stayed. "+
 				"unkept: it could not be tried, because too much is kept for other streams or the worker did not say which tokens it sent. ended: the client left, the deadline passed or the router ended meanwhile.", "reason", "outcome"),
 		pause: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "xpyd_router_takeover_pause_seconds",
 			Help: "How long a stream stood still, from the break, or where it was left, to the next pair's first event.", Buckets: seconds}),
@@ -134,7 +134,7 @@ func newMetrics(s *Service) *metrics {
 	for _, reason := range retryReasons {
 		m.retries.WithLabelValues(reason)
 	}
-	for _, reason := range []string{reasonTransport, reasonTimeout, reasonDead, reasonSilent, reasonError, reasonDrain} {
+	for _, reason := range []string{reasonTransport, reasonTimeout, reasonDead, reasonSilent, reasonError, reasonDrain, reasonBlocks, reasonBalance} {
 		for _, outcome := range takeoverOutcomes {
 			m.takeovers.WithLabelValues(reason, outcome)
 		}

@@ -10,7 +10,8 @@ import (
 	"github.com/xpyd/xpyd/router/dialect"
 )
 
-// A move is a takeover of a stream whose decode is well, but is to be left. The next decode brings
+// A move is a takeover of a stream whose decode is well, but is to be left, or could do with less
+// (relief.go). The next decode brings
 // its KV first (ahead.go). The old leg stays open, unread, until the next pair's first event is
 // here; if there is none, the old leg is read on as if nothing had been.
 
@@ -23,39 +24,51 @@ const (
 
 var errSlowMove = fmt.Errorf("no event within %v", moveWithin)
 
-// leaves returns the end of a move, if the stream's decode is to be left and now is the time: there
+// leaves returns the end of a move, if the stream is to go on elsewhere and now is the time: there
 // are a few places for those that have others bring or compute something.
 func (s *stream) leaves() (end func()) {
 	if s.q.seam == nil || s.q.seam.re != nil {
 		return nil
 	}
 	d := s.q.attempts[len(s.q.attempts)-1].d
-	l := s.q.s.Members.Leaving(d.inst)
-	if l == nil { // mostly
-		s.stop()
-		return nil
+	order := s.q.s.Members.Leaving(d.inst)
+	why, least := leave{why: reasonDrain}, moveLeast
+	if order == nil {
+		if why, least = s.relief(d), reliefLeast; why.why == "" { // mostly
+			s.stop()
+			return nil
+		}
 	}
 	// The next pair's first event says that one prompt is there, not that all are.
-	if s.tries >= moveTries || s.q.top.Prompts > 1 || !s.q.seam.whole() || !s.q.seam.far() {
+	if s.tries >= moveTries || s.q.top.Prompts > 1 || !s.q.seam.whole() || !s.q.seam.far(least) {
 		s.stop()
-		d.movable.Store(false)
+		s.q.seam.short = ""
+		if order != nil {
+			d.movable.Store(false)
+		}
 		return nil
+	}
+	s.leave = why
+	if !s.ahead.over() && s.q.seam.short == shortNow {
+		s.standBy()
 	}
 	switch {
 	case !s.ahead.over() || time.Now().Before(s.moveDue):
 		return nil
-	case s.ahead != nil && s.ahead.kv.Prompt:
+	case s.placed != nil, s.ahead != nil && s.ahead.kv.Prompt:
 		return func() {}
-	case l.Begin():
-		return l.End
+	case order == nil:
+		return s.place(d)
+	case order.Begin():
+		return order.End
 	}
 	return nil
 }
 
-// far reports whether some choice has more than a few tokens to come, as far as is known.
-func (s *seam) far() bool {
+// far reports whether some choice has so many tokens to come, as far as is known.
+func (s *seam) far(least int) bool {
 	for i := range s.choices {
-		if c := &s.choices[i]; !c.done && (s.most == 0 || s.most-c.n >= moveLeast) {
+		if c := &s.choices[i]; !c.done && (s.most == 0 || s.most-c.n >= least) {
 			return true
 		}
 	}
@@ -73,23 +86,18 @@ func (s *seam) longest() (n int) {
 // move has another pair go on with the stream, once it has brought its KV, and returns what the
 // client gets next; nil while the stream stays where it is.
 func (s *stream) move(end func()) []byte {
-	q, began := s.q, time.Now()
+	q, began, why := s.q, time.Now(), s.leave
 	old := q.attempts[len(q.attempts)-1]
 	if q.remember() != nil { // it was read before
 		s.tries = moveTries
+		s.settle()
 		end()
 		return nil
 	}
+	given := s.ahead != nil && why.optional() // up, if that was in vain
 	a := s.landed()
-	if a == nil {
-		if a = s.nextPair(old); a == nil {
-			q.slim()
-			old.d.movable.Store(false) // until there is a pair
-			s.moveDue = time.Now().Add(moveAgain)
-			end()
-			return nil
-		}
-		if s.bring(a, end) {
+	if a == nil && !given {
+		if a = s.nextPair(old); a != nil && s.bring(a, end) {
 			q.moveLast(old)
 			q.slim()
 			q.setState(stateRelay)
@@ -97,8 +105,17 @@ func (s *stream) move(end func()) []byte {
 		}
 	}
 	defer end()
+	defer s.settle()
+	if a == nil {
+		q.slim()
+		if !why.optional() {
+			old.d.movable.Store(false) // until there is a pair
+		}
+		s.moveDue = time.Now().Add(moveAgain)
+		return nil
+	}
 	q.moveLast(a)
-	count := func(outcome string) { q.s.metrics.takeovers.WithLabelValues(reasonDrain, outcome).Inc() }
+	count := func(outcome string) { q.s.metrics.takeovers.WithLabelValues(why.why, outcome).Inc() }
 	ans, f := a.goOnWithin(moveWithin)
 	if f != nil {
 		a.fail(f)
@@ -112,17 +129,23 @@ func (s *stream) move(end func()) []byte {
 		q.setState(stateRelay)
 		count(takeoverFailed)
 		s.moveDue = time.Now().Add(moveAgain << s.tries)
-		s.direct = s.direct || a.brought
-		if s.tries++; f.outcome == ticket.Late || f.outcome == ticket.Refused { // it would be so again
+		s.direct = s.direct || a.brought || why.optional()
+		if why.optional() {
+			s.rests = time.Now()
+		} else if s.tries++; f.outcome == ticket.Late || f.outcome == ticket.Refused { // it would be so again
 			s.tries = moveTries
 		}
-		q.s.Log.Warn("a stream stays at a worker that is to be left", "request_id", q.id, "decode", old.d.inst.ID, "tried", a.d.inst.ID, "err", f.Error())
+		q.s.Log.Warn("a stream that was to move stays", "why", why.why, "request_id", q.id, "decode", old.d.inst.ID, "tried", a.d.inst.ID, "err", f.Error())
 		return nil
 	}
-	old.d.setState(legMoved)
+	old.d.moved(why.why)
 	s.events.body.Abort()
 	old.close()
 	count(takeoverContinued)
+	if why.optional() {
+		s.rests = time.Now()
+		q.s.reliefs.count(keyOf(old.d.inst), why.why)
+	}
 	kv := kvPrefill
 	if a.brought {
 		kv = kvBrought
@@ -146,6 +169,16 @@ func (s *stream) nextPair(old *attempt) *attempt {
 	q.seam.by = old.d.inst
 	req.Exclude, req.Avoid = q.unfit(view.Snapshot, req.Exclude, nil)
 	req.Exclude = append(req.Exclude, old.d.inst.ID) // also where it would do for want of another
+	if s.leave.optional() {
+		req.Room = q.room()
+	}
+	if to := s.leave.to; to != nil {
+		for i := range view.Snapshot.Members {
+			if m := &view.Snapshot.Members[i]; m.Role == fleet.Decode && m.ID != to.to {
+				req.Exclude = append(req.Exclude, m.ID)
+			}
+		}
+	}
 	choice, err := q.s.Picker.Pick(view, req)
 	if err != nil {
 		return nil

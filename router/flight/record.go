@@ -43,6 +43,7 @@ type legRecord struct {
 	ID    string    `json:"id"`
 	Epoch uint64    `json:"epoch"`
 	State string    `json:"state"`
+	Why   string    `json:"why,omitempty"` // it has moved
 	Since time.Time `json:"since"`
 
 	begun, ended time.Time // zero before
@@ -201,7 +202,7 @@ func (rec *record) info() *Info {
 			row.EndMS = max(ms(p.end), 0.001)
 		}
 		if p.leg != nil {
-			row.Worker, row.State = p.leg.ID, p.leg.State
+			row.Worker, row.State, row.Why = p.leg.ID, p.leg.State, p.leg.Why
 		}
 		i.Phases = append(i.Phases, row)
 	}
@@ -216,6 +217,7 @@ type phaseInfo struct {
 	Attempt int     `json:"attempt,omitempty"`
 	Worker  string  `json:"worker,omitempty"`
 	State   string  `json:"state,omitempty"` // of a leg
+	Why     string  `json:"why,omitempty"`   // it has moved
 }
 
 // Text draws the waterfall.
@@ -243,6 +245,9 @@ func (i *Info) Text() []byte {
 		fmt.Fprintf(&b, "%-10s |%-*s| %10.3f +%10s ms", p.Name, width, bar, p.StartMS, dur)
 		if p.Worker != "" {
 			fmt.Fprintf(&b, "  %s %s, attempt %d", p.Worker, p.State, p.Attempt)
+			if p.Why != "" {
+				fmt.Fprintf(&b, ": %s", p.Why)
+			}
 		}
 		b.WriteByte('\n')
 	}

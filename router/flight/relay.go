@@ -25,6 +25,9 @@ type stream struct {
 	direct  bool      // it moves without
 	tries   int       // moves that failed since the answer began
 	moveDue time.Time // for the next try
+	leave   leave     // why it is to move; of the latest look
+	placed  func()    // gives back its place among optional moves; nil: it has none
+	rests   time.Time // since its latest optional move
 	done    bool      // nothing more is to be read
 	failed  string
 }
@@ -39,9 +42,12 @@ func (s *stream) next() ([]byte, error) {
 	if s.done {
 		return nil, io.EOF
 	}
-	if end := s.leaves(); end != nil {
+	for end := s.leaves(); end != nil; end = s.leaves() {
 		if run := s.move(end); run != nil {
 			return run, nil
+		}
+		if s.q.seam.short != shortNow { // else nothing may come that wakes it
+			break
 		}
 	}
 	run, err := s.await()
@@ -99,7 +105,7 @@ func (s *stream) await() ([]byte, error) {
 // counted merges the prompt's usage into a run and notes what the run reports.
 func (s *stream) counted(run []byte) []byte {
 	if s.q.seam != nil {
-		if run = s.q.seam.strip(run, s.events.n); s.q.seam.re != nil {
+		if run, s.events.n = s.q.seam.strip(run, s.events.n); s.q.seam.re != nil {
 			s.reread()
 		}
 		if len(run) == 0 {
@@ -198,6 +204,8 @@ func (q *request) streamError(err error) (*openai.Error, *failure) {
 		a.fault(a.d, pick.Broken)
 	case cause != nil:
 		f.reason, f.err = reasonDead, cause
+	case q.seam != nil && q.seam.re != nil && q.seam.re.drew:
+		f.reason = reasonError
 	default:
 		a.brokeOff(err)
 		if h1.TimedOut(err) {

@@ -31,6 +31,7 @@ type replay struct {
 	before int    // tokens that came from other engines
 	next   bool   // this engine goes on with another's stream
 	reason string // why the possibility was lost
+	drew   bool   // it drew other text than the client has, which is nobody's fault
 	logged bool   // so was that
 
 	// Text is counted in characters from the answer's beginning.
@@ -208,6 +209,7 @@ func (s *seam) reread(run []byte) []byte {
 			text, fits = s.re.passes(text)
 		}
 		if fits = fits && (c.Finish == nil || s.re.heard == s.re.sent); !fits {
+			s.re.drew = true
 			s.loses("other text was drawn than the client has")
 		}
 		s.reads(&c, ok, len(c.Text) > len(`""`))

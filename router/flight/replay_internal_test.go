@@ -121,6 +121,9 @@ func TestRereadNext(t *testing.T) {
 		if got != want || !strings.Contains(string(s.fault), fault) || (s.fault == "") != (fault == "") || s.lost != (fault != "" && fault != "core") {
 			t.Errorf("%q: fault %q, lost %t\n%s\nwant\n%s", runs, s.fault, s.lost, got, want)
 		}
+		if s.re.drew != (fault == "other text") { // then the engine is not blamed
+			t.Errorf("%q: fault %q, drew other text: %t", runs, s.fault, s.re.drew)
+		}
 	}
 	all := []string{told("b", "[2]", "null"), ": ping\n\n", told("cd", "[3]", "null"), told("e", "[4]", `"stop"`), usage, done}
 	want := ": ping\n\n" + next(`"d"`, "null") + next(`"e"`, `"stop"`) +

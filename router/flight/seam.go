@@ -18,7 +18,7 @@ import (
 //
 //	:t INDEX IDS
 //
-// IDS is as openai.AppendIDs writes it. In front of a choice's last event it is ":f". The first
+// Other comments of decode's are events of their own. IDS is as openai.AppendIDs writes it. In front of a choice's last event it is ":f". The first
 // frame of a stream has, behind IDS, the response's time and a hash of its prompts.
 type seam struct {
 	pot     *pot
@@ -31,6 +31,7 @@ type seam struct {
 	usage   bool            // the event with the usage was relayed
 	lost    bool            // what was sent is not known
 	fault   fault           // what decode said instead of an end; "" if nothing
+	short   short           // that decode's blocks are short; "" if they are not
 	breaks  int             // workers that the stream has lost, and may be the reason for
 	broke   time.Time       // when it lost the last of them
 	by      *fleet.Instance // the decode whose stream broke last
@@ -108,15 +109,17 @@ const (
 	frameMark  = ":t "
 	finishMark = ":f "
 	faultMark  = ":e "
+	shortMark  = ":s "
 )
 
 // strip notes the frames of a run of n events and returns the run without them, in the same
-// memory. A frame that makes no sense only ends the possibility of a takeover.
-func (s *seam) strip(run []byte, n int) []byte {
+// memory, and its events. A frame that makes no sense only ends the possibility of a takeover.
+func (s *seam) strip(run []byte, n int) (rest []byte, events int) {
 	if s.re != nil {
-		return s.reread(run)
+		return s.reread(run), n
 	}
 	from, to := -1, 0 // of what is returned
+	events = n
 	for at := 0; at < len(run); {
 		end := len(run)
 		if n > 1 {
@@ -128,9 +131,18 @@ func (s *seam) strip(run []byte, n int) []byte {
 		switch string(event[:min(len(event), len(frameMark))]) {
 		case faultMark:
 			s.fault = fault(openai.ErrorMessage(bytes.TrimSpace(event[len(faultMark):])))
+			events--
+			at = end
+			continue
+		case shortMark:
+			s.short = shortOf(bytes.TrimSpace(event[len(shortMark):]))
+			events--
 			at = end
 			continue
 		case frameMark, finishMark:
+			if s.short == shortNow { // it goes on
+				s.short = shortSoon
+			}
 			if i := bytes.IndexByte(event, '\n'); i >= len(frameMark) {
 				s.note(event[len(frameMark):i], event[1] == finishMark[1])
 				at += i + 1
@@ -148,7 +160,7 @@ func (s *seam) strip(run []byte, n int) []byte {
 		}
 		at = end
 	}
-	return run[max(from, 0):to]
+	return run[max(from, 0):to], events
 }
 
 var (

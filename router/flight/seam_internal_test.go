@@ -30,7 +30,8 @@ func seamOf(t *testing.T, n, most int) (*seam, *pot) {
 
 // stripped gives a run to s, and counts its events as the relay does.
 func stripped(s *seam, run string) string {
-	return string(s.strip([]byte(run), countEvents([]byte(run))))
+	rest, _ := s.strip([]byte(run), countEvents([]byte(run)))
+	return string(rest)
 }
 
 // TestStrip: frames never reach the client, whatever they say.
@@ -171,7 +172,7 @@ func FuzzStrip(f *testing.F) {
 				break
 			}
 			before := bytes.Clone(run)
-			got := s.strip(run, e.n)
+			got, _ := s.strip(run, e.n)
 			if len(got) > len(before) || len(before) > 0 && bytes.Count(got, []byte("data:")) > bytes.Count(before, []byte("data:")) {
 				t.Fatalf("%q became %q", before, got)
 			}
@@ -208,7 +209,7 @@ func BenchmarkStrip(b *testing.B) {
 				if c.frame == "" {
 					continue
 				}
-				if got = s.strip(got, e.n); len(got) != c.events*len(event) || s.lost {
+				if got, _ = s.strip(got, e.n); len(got) != c.events*len(event) || s.lost {
 					b.Fatalf("%q", got)
 				}
 				if c := &s.choices[0]; len(c.ids) > 20000 {
@@ -223,6 +224,32 @@ func BenchmarkStrip(b *testing.B) {
 type again struct{ b []byte }
 
 func (a *again) Read(p []byte) (int, error) { return copy(p, a.b), nil }
+
+// TestStripShort: that blocks are short is noted, and neither the client nor the count of tokens has
+// it. It is over when the stream goes on.
+func TestStripShort(t *testing.T) {
+	for run, c := range map[string]struct {
+		want string
+		n    int
+		word short
+	}{
+		":s soon\n\n":                             {"", 0, shortSoon},
+		":s now\n\n":                              {"", 0, shortNow},
+		":s \n\n":                                 {"", 0, ""},
+		":s nowhere\n\n":                          {"", 0, ""},
+		frame0 + event0 + ":s soon\n\n":           {event0, 1, shortSoon},
+		":s now\n\n" + frame0 + event0:            {event0, 1, shortSoon},
+		":s now\n\n:s soon\n\n":                   {"", 0, shortSoon},
+		":s soon\n\n" + frame0 + event0:           {event0, 1, shortSoon},
+		frame0 + event0 + ":s soon\n\n:s now\n\n": {event0, 1, shortNow},
+	} {
+		s, _ := seamOf(t, 1, 0)
+		got, n := s.strip([]byte(run), countEvents([]byte(run)))
+		if string(got) != c.want || n != c.n || s.short != c.word || s.lost {
+			t.Errorf("%q: %q, %d events, %q, lost %t", run, got, n, s.short, s.lost)
+		}
+	}
+}
 
 // TestFar: a stream is worth a move while some choice has more than a few tokens to come, or may
 // have any number.
@@ -240,7 +267,7 @@ func TestFar(t *testing.T) {
 		"no bound":           {0, []sent{{n: 1000}}, true},
 		"no bound, all done": {0, []sent{{n: 1000, done: true}}, false},
 	} {
-		if got := (&seam{most: c.most, choices: c.list}).far(); got != c.want {
+		if got := (&seam{most: c.most, choices: c.list}).far(moveLeast); got != c.want {
 			t.Errorf("%s: %t", name, got)
 		}
 	}

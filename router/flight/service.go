@@ -61,6 +61,8 @@ type Service struct {
 	facts     facts
 	kept      pot
 	silence   silence
+	reliefs   reliefs
+	balance   balance
 	trials    *trials
 
 	mu       sync.Mutex // guards the following; never held while calling out
@@ -72,7 +74,7 @@ type Service struct {
 func New(d Deps) (*Service, error) {
 	s := &Service{Deps: d, fleet: d.Members.Fleet, gate: newGate(d.Limits), hosts: d.MediaHosts, maxAnswer: strconv.Itoa(d.MaxResponseBytes),
 		budget: newBudget(d.RetryRatio, d.RetryBurst, d.RetryMin), hedges: newHedger(d.Hedge),
-		legs: legs{open: map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}}, trials: newTrials(),
+		legs: legs{open: map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}}, trials: newTrials(), reliefs: reliefs{by: map[workerKey]*relief{}}, balance: balance{cfg: d.Balance},
 		requests: map[*request]struct{}{}, history: history{ring: make([]record, d.History)}}
 	s.silence = silence{s: s, ask: d.Members.Ask, gone: s.gone, elsewhere: s.elsewhere, asked: map[workerKey]*question{}}
 	s.metrics = newMetrics(s)
@@ -97,6 +99,7 @@ func (s *Service) LongestLife() time.Duration { return s.gate.get().RequestTimeo
 func (s *Service) Sweep(now *fleet.Snapshot) {
 	s.legs.sweep(now)
 	s.facts.prune(now)
+	s.reliefs.prune(now)
 }
 
 // End cancels all running requests.

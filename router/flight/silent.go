@@ -61,7 +61,8 @@ type question struct {
 	mute bool     // the latest that is over was not answered
 }
 
-// Listen takes streams from workers that have stopped, until the router ends.
+// Listen takes streams from workers that have stopped, and has some move from slow ones, until the
+// router ends.
 func (s *Service) Listen() {
 	tick := time.NewTicker(listenEvery)
 	defer tick.Stop()
@@ -69,6 +70,7 @@ func (s *Service) Listen() {
 		select {
 		case <-tick.C:
 			s.silence.listen()
+			s.balanced(s.silence.now)
 		case <-s.Ctx.Done():
 			return
 		}

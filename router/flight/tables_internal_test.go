@@ -185,6 +185,20 @@ func TestPolicyBounds(t *testing.T) {
 	f("retry_burst", func(c *Policy) { c.RetryBurst = -1 })
 	f("history", func(c *Policy) { c.History = -1 })
 	f("decode_silence", func(c *Policy) { c.DecodeSilence = 0 })
+	f("balance.interval", func(c *Policy) { c.Balance.Interval = time.Second - 1 })
+	f("balance.windows", func(c *Policy) { c.Balance.Windows = 0 })
+	for _, v := range []float64{0, 1.3, 101, math.NaN()} {
+		f("balance.above", func(c *Policy) { c.Balance.Above, c.Balance.Below = v, 1.3 })
+	}
+	for _, v := range []float64{0.9, 101, math.NaN()} {
+		f("balance.below", func(c *Policy) { c.Balance.Below = v })
+	}
+	for _, v := range []float64{0, 1.1, math.NaN()} {
+		f("balance.max_share", func(c *Policy) { c.Balance.MaxShare = v })
+	}
+	f("", func(c *Policy) {
+		c.Balance = Balance{Interval: time.Second, Windows: 1, Below: 1, Above: 1.001, MaxShare: 1}
+	})
 	f("hedge.delay", func(c *Policy) { c.Hedge.Delay = -1 })
 	f("hedge.ratio", func(c *Policy) { c.Hedge.Ratio = -0.1 })
 	f("hedge.burst", func(c *Policy) { c.Hedge.Burst = -1 })

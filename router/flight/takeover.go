@@ -125,7 +125,7 @@ func (s *stream) follow(ans *answer) {
 	s.events.used()
 	s.pace.tell()
 	s.q.slim()
-	s.answer, s.pace, s.tries, s.direct = ans, s.q.pacer(ans), 0, false
+	s.answer, s.pace, s.tries, s.direct, s.q.seam.short = ans, s.q.pacer(ans), 0, false, ""
 	s.q.attempts[len(s.q.attempts)-1].choice.Succeeded(fleet.Decode)
 }
 

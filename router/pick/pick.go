@@ -35,6 +35,10 @@ type Request struct {
 	Avoid   []string // ids to choose only for want of better; each mention weighs
 	Prefer  string   // a decode that holds a part of the prompt already, not cached for all; "" for none
 	Explain bool
+	// Room is how many tokens decode must have room for, beside what it has and may yet get, with a
+	// margin; 0: it may have none. It is for what could stay where it is: if nobody has room, no
+	// ejected worker is asked.
+	Room int
 
 	// Warm says who has how much of the prompt, by the workers' own events. With Tokenized it is
 	// complete for those that publish events, and Tokens is exact.
@@ -218,7 +222,7 @@ func (p *Picker) pick(v View, req *Request) (*Choice, error) {
 			return p.choose(s, pair), nil
 		}
 	}
-	if p.amnesty(m, v.Now) {
+	if req.Room == 0 && p.amnesty(m, v.Now) {
 		if pair := s.pair(m); pair.p != nil && s.trusted(pair.p.n) && s.trusted(pair.d.n) {
 			return p.choose(s, pair), nil
 		}

@@ -177,7 +177,22 @@ func (s *scorer) usable(n *node) *fleet.Member {
 	if m == nil || s.behind && (!m.Usable() || m.Role != n.class.id.Role) {
 		return nil
 	}
+	if s.req.Room > 0 && n.class.id.Role == fleet.Decode && !s.roomy(n, m) {
+		return nil
+	}
 	return m
+}
+
+// spare is the part of a decode's pool that stays free where Request.Room counts: what else runs
+// there may need more than is known, and must not be short next.
+const spare = 0.125
+
+// roomy reports whether n has Request.Room and places in its batch, by its report and by what we
+// sent there.
+func (s *scorer) roomy(n *node, m *fleet.Member) bool {
+	pool := float64(m.Blocks * m.Layout.BlockTokens)
+	seqs := max(n.seqsAll(), m.Load.Running) + max(s.req.Seqs, 1)
+	return (1-spare-used(n, m))*pool >= float64(s.req.Room) && m.Load.Waiting == 0 && (m.MaxBatch == 0 || seqs <= m.MaxBatch)
 }
 
 // pair returns the cheapest compatible pair; p is nil if there is none. Members of a class differ
