@@ -140,15 +140,17 @@ func (b *benchStep) measure(ctx context.Context, cfg *worker.Config, kv *steptab
 	}
 	defer func() { err = errors.Join(err, w.Close()) }()
 	a, info, layout := w.Backend.Arch(), w.Backend.Info(), w.Backend.Layout()
+	steps := stepbench.Config{MaxBatch: w.Engine.MaxRunning, StepTokens: w.Engine.StepTokens, Time: b.limit, HeldOut: b.heldOut, Seed: b.seed, Progress: stderr,
+		MaxContext: cmp.Or(b.maxContext, min(a.MaxPositions, w.Backend.Blocks()*layout.BlockTokens))}
+	if err := steps.Check(w.Backend); err != nil {
+		return nil, usageError{fmt.Errorf("--%w", err)}
+	}
 	if kv == nil {
 		if kv, err = b.moves(ctx, w.Backend, stderr, log); err != nil {
 			return nil, fmt.Errorf("measure KV transfers (--kv-bandwidth spares it): %w", err)
 		}
 	}
-	most := min(a.MaxPositions, w.Backend.Blocks()*layout.BlockTokens)
-	r, err = stepbench.Measure(ctx, w.Backend, stepbench.Config{MaxBatch: w.Engine.MaxRunning, StepTokens: w.Engine.StepTokens,
-		MaxContext: cmp.Or(b.maxContext, most), Time: b.limit, HeldOut: b.heldOut, Seed: b.seed, Progress: stderr})
-	if err != nil {
+	if r, err = stepbench.Measure(ctx, w.Backend, steps); err != nil {
 		return nil, err
 	}
 	t := &r.Table.About
@@ -230,6 +232,9 @@ func (o *outFile) keep(t *steptable.Table) error {
 	return err
 }
 
+// disturbed is the spread of a step's runs beyond which they tell more of the machine's other users.
+const disturbed = 0.1
+
 // showSteps prints what people want to know of a table.
 func showSteps(w io.Writer, r *stepbench.Result) error {
 	t := r.Table
@@ -275,8 +280,11 @@ func showSteps(w io.Writer, r *stepbench.Result) error {
 			h.Steps, 100*h.Median, 100*h.P90, 100*h.Worst, 100*h.Bias)
 	}
 	fmt.Fprintf(w, "KV: %d bytes a token, %.2f GB/s, %.0f µs a transfer; %s\n", t.KV.BytesPerToken, t.KV.Bandwidth/1e9, math.Round(t.KV.Latency*1e6), t.KV.How)
-	if r.LeftOut > 0 || r.Runs < 5 {
-		fmt.Fprintf(w, "%d finer steps were left out: a longer --time makes a better table\n", r.LeftOut)
+	if r.LeftOut > 0 {
+		fmt.Fprintf(w, "no time for %d finer steps: a longer --time makes a better table\n", r.LeftOut)
+	}
+	if spread := t.Spread(); spread > disturbed {
+		fmt.Fprintf(w, "runs of the same step differ by %.0f %%: something else uses this machine, which makes a bad table\n", 100*spread)
 	}
 	return nil
 }

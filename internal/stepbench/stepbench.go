@@ -9,7 +9,6 @@ package stepbench
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -47,7 +46,7 @@ const (
 
 // Measure measures b, of which it uses all blocks.
 func Measure(ctx context.Context, b kernels.Backend, cfg Config) (*Result, error) {
-	if err := cfg.check(b); err != nil {
+	if err := cfg.Check(b); err != nil {
 		return nil, err
 	}
 	begin := time.Now()
@@ -78,17 +77,18 @@ func Measure(ctx context.Context, b kernels.Backend, cfg Config) (*Result, error
 	return r, nil
 }
 
-func (c *Config) check(b kernels.Backend) error {
-	size, most := b.Layout().BlockTokens, b.Arch().MaxPositions
-	switch tokens := b.Blocks() * size; {
-	case c.MaxContext > most:
-		return fmt.Errorf("a context of %d tokens: the model's is %d at most", c.MaxContext, most)
-	case c.MaxContext > tokens:
-		return fmt.Errorf("a context of %d tokens: the KV pool has room for %d: give it more memory, or measure less", c.MaxContext, tokens)
+// Check refuses what b has no room for.
+func (c *Config) Check(b kernels.Backend) error {
+	positions, room := b.Arch().MaxPositions, b.Blocks()*b.Layout().BlockTokens
+	switch {
+	case c.MaxContext > positions:
+		return fmt.Errorf("max-context %d: the model's longest is %d", c.MaxContext, positions)
+	case c.MaxContext > room:
+		return fmt.Errorf("max-context %d: the KV pool has room for %d tokens; kv-memory or blocks give it more", c.MaxContext, room)
 	case c.MaxContext < 2*leastContext:
-		return fmt.Errorf("a context of %d tokens: want %d at least", c.MaxContext, 2*leastContext)
-	case c.MaxBatch < 1 || c.StepTokens < 1 || c.HeldOut < 0:
-		return errors.New("batch and tokens of a step must be at least 1")
+		return fmt.Errorf("max-context %d: want %d at least", c.MaxContext, 2*leastContext)
+	case c.MaxBatch < 1 || c.StepTokens < 1:
+		return fmt.Errorf("max-batch %d, step-tokens %d: want 1 at least", c.MaxBatch, c.StepTokens)
 	}
 	return nil
 }

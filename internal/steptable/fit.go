@@ -21,16 +21,26 @@ func (f *fit) seconds(l *Load) float64 {
 		p := &l.Pieces[i]
 		tokens += p.Tokens
 		draws += p.Draws
-		s += float64(p.Tokens) * f.attention.at(float64(p.Tokens), float64(p.Position), false)
+		s += f.piece(float64(p.Tokens), float64(p.Position))
 	}
 	if tokens == 0 {
 		return 0
 	}
 	s += f.dense.at(float64(tokens)) + f.draws.at(float64(draws))
 	if b := float64(l.Decodes); b > 0 {
-		s += f.rest.at(b, float64(l.Context)/b, true)
+		s += f.rest.at(b, float64(l.Context)/b) * max(1, b/f.rest.last())
 	}
 	return max(s, 0)
+}
+
+// piece is the attention of n tokens after some others. Each token of a larger piece than any that
+// was measured costs as much as one of the largest at the position where it sees as many others.
+func (f *fit) piece(n, at float64) float64 {
+	of := n
+	if len(f.attention.x) > 0 {
+		of = min(n, f.attention.last())
+	}
+	return n * f.attention.at(of, at+(n-of)/2)
 }
 
 // Fit checks the measured steps and derives from them what Step needs.
@@ -66,14 +76,14 @@ func (f *fit) prefill(all []Prefill) {
 		var cost line
 		cost.add(0, own)
 		for _, p := range row[1:] {
-			cost.add(float64(p.Position), own+(p.Seconds-base)/n)
+			cost.add(float64(p.Position), max(own+(p.Seconds-base)/n, 0))
 		}
 		cost.rise()
 		f.attention.add(n, cost)
 	}
 	for row := range chunks(all, func(p *Prefill) int { return p.Tokens }) {
 		n := float64(row[0].Tokens)
-		f.dense.add(n, max(row[0].Seconds-n*f.attention.at(n, 0, false), 0))
+		f.dense.add(n, max(row[0].Seconds-f.piece(n, 0), 0))
 	}
 	f.dense.rise()
 }
@@ -93,7 +103,7 @@ func (f *fit) decode(all, undrawn []Decode) {
 	undrawn = slices.Clone(undrawn)
 	slices.SortFunc(undrawn, func(a, b Decode) int { return cmp.Compare(a.Batch, b.Batch) })
 	for _, d := range undrawn {
-		f.draws.add(float64(d.Batch), max(whole.at(float64(d.Batch), float64(d.Context), true)-d.Seconds, 0))
+		f.draws.add(float64(d.Batch), max(whole.at(float64(d.Batch), float64(d.Context))-d.Seconds, 0))
 	}
 	f.draws.rise()
 	for i, b := range whole.x {
@@ -105,15 +115,9 @@ func (f *fit) decode(all, undrawn []Decode) {
 	}
 }
 
-// spread derives noise: the median of its neighbours' spreads for each eighth of the measured times.
+// spread derives noise: for each eighth of the measured times, from short to long, their median spread.
 func (f *fit) spread(t *Table) {
-	var all []Time
-	for _, p := range t.Prefill {
-		all = append(all, p.Time)
-	}
-	for _, d := range slices.Concat(t.Decode, t.Undrawn) {
-		all = append(all, d.Time)
-	}
+	all := t.times()
 	slices.SortFunc(all, func(a, b Time) int { return cmp.Compare(a.Seconds, b.Seconds) })
 	for some := range slices.Chunk(all, (len(all)+7)/8) {
 		at := some[len(some)/2].Seconds
@@ -121,9 +125,8 @@ func (f *fit) spread(t *Table) {
 		for _, m := range some {
 			parts = append(parts, m.Spread/m.Seconds)
 		}
-		slices.Sort(parts)
 		if n := len(f.noise.x); n == 0 || at > f.noise.x[n-1] {
-			f.noise.add(at, parts[len(parts)/2])
+			f.noise.add(at, median(parts))
 		}
 	}
 }

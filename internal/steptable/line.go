@@ -1,7 +1,5 @@
 package steptable
 
-import "slices"
-
 // line is a function given by points, straight between them.
 type line struct{ x, y []float64 }
 
@@ -16,8 +14,7 @@ func (l *line) at(x float64) float64 {
 	case n == 1 || x <= l.x[0]:
 		return l.y[0]
 	default:
-		i, _ := slices.BinarySearch(l.x, x)
-		i = min(max(i, 1), n-1)
+		i := stretch(l.x, x)
 		return l.y[i-1] + (l.y[i]-l.y[i-1])*(x-l.x[i-1])/(l.x[i]-l.x[i-1])
 	}
 }
@@ -65,22 +62,34 @@ type sheet struct {
 
 func (s *sheet) add(x float64, row line) { s.x, s.rows = append(s.x, x), append(s.rows, row) }
 
-// at is level before the first row; beyond the last it goes on as between the last two, or is level.
-func (s *sheet) at(x, y float64, goOn bool) float64 {
+// last is x of the last row.
+func (s *sheet) last() float64 { return s.x[len(s.x)-1] }
+
+// at is level before the first row and beyond the last.
+func (s *sheet) at(x, y float64) float64 {
 	n := len(s.x)
 	switch {
 	case n == 0:
 		return 0
-	case n == 1 || x <= s.x[0]:
+	case x <= s.x[0]:
 		return s.rows[0].at(y)
-	case x >= s.x[n-1] && !goOn:
+	case x >= s.x[n-1]:
 		return s.rows[n-1].at(y)
 	}
-	i, _ := slices.BinarySearch(s.x, x)
-	i = min(max(i, 1), n-1)
-	if x == s.x[i] {
-		return s.rows[i].at(y)
-	}
+	i := stretch(s.x, x)
 	low := s.rows[i-1].at(y)
 	return low + (s.rows[i].at(y)-low)*(x-s.x[i-1])/(s.x[i]-s.x[i-1])
+}
+
+// stretch returns the end of the stretch between points that x lies in, or of the nearest one.
+func stretch(points []float64, x float64) int {
+	low, high := 1, len(points)-1
+	for low < high {
+		if mid := (low + high) / 2; points[mid] < x {
+			low = mid + 1
+		} else {
+			high = mid
+		}
+	}
+	return low
 }

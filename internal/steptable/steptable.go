@@ -23,7 +23,10 @@
 // It knows no backend and no engine; internal/stepbench measures.
 package steptable
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Version is that of the file. Read takes no other.
 const Version = 1
@@ -140,6 +143,32 @@ type Piece struct{ Tokens, Position, Draws int }
 func (t *Table) Step(l Load) (mean, spread time.Duration) {
 	s := t.fit.seconds(&l)
 	return duration(s), duration(s * t.fit.noise.within(s))
+}
+
+// Spread is the median over the measured steps of their spreads, each as a part of its time.
+func (t *Table) Spread() float64 {
+	all := t.times()
+	parts := make([]float64, len(all))
+	for i, m := range all {
+		parts[i] = m.Spread / m.Seconds
+	}
+	return median(parts)
+}
+
+// times are those of all measured steps.
+func (t *Table) times() (all []Time) {
+	for _, p := range t.Prefill {
+		all = append(all, p.Time)
+	}
+	for _, d := range slices.Concat(t.Decode, t.Undrawn) {
+		all = append(all, d.Time)
+	}
+	return all
+}
+
+func median(v []float64) float64 {
+	slices.Sort(v)
+	return v[len(v)/2]
 }
 
 func duration(seconds float64) time.Duration {
