@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 
+	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/gpustat"
@@ -71,6 +72,30 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	}
 	return b, nil
 }
+
+// Opened is a model on its device.
+type Opened struct {
+	Model   *model.Model
+	Backend kernels.Backend
+	Engine  engine.Config // how a worker would step it
+}
+
+// Open puts the model that cfg names on its device as Start does, for who measures it without a
+// worker.
+func Open(ctx context.Context, cfg *Config, log *slog.Logger, progress func(model.Progress)) (*Opened, error) {
+	m, err := model.Open(ctx, cfg.Model, model.Options{Log: log, Progress: progress})
+	if err != nil {
+		return nil, err
+	}
+	b, err := newBackend(cfg, m, false, log)
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
+	return &Opened{Model: m, Backend: b, Engine: engineConfig(cfg, b.Info().Name == "cuda")}, nil
+}
+
+// Close frees the device, and then the model.
+func (o *Opened) Close() error { return errors.Join(o.Backend.Close(), o.Model.Close()) }
 
 // populate allocates all memory of a pool on the host now, so that a lack of it shows at start and
 // not during a request.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,9 +22,9 @@ import (
 )
 
 // TestMain keeps the settings of whoever runs the tests out of them. It is also the
-// program that `up` starts its workers of.
+// program that `up` starts its workers of, and `bench` its other processes.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == "prefill" || os.Args[1] == "decode") {
+	if len(os.Args) > 1 && slices.Contains([]string{"prefill", "decode", "bench"}, os.Args[1]) {
 		main()
 	}
 	for _, kv := range os.Environ() {
