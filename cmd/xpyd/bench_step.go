@@ -51,7 +51,7 @@ Steps are timed in rounds until --time is over, or each was timed 200 times. Too
 leaves out sizes between the others. Run it on an otherwise idle machine.
 
 The table also says how long KV takes to another worker: as measured between two processes of
-this host, like xpyd bench kv, or as --kv-bandwidth and --kv-latency say. It has no secrets.`,
+this host, like xpyd bench kv, or as --kv-bandwidth and --kv-latency say.`,
 		Example: `  xpyd bench step --time 5s                                       the built-in model, no table
   xpyd bench step --model hf:Qwen/Qwen3-0.6B --threads 1 --time 5m --out cpu.json
   xpyd bench step --model /models/llama-3-8b --device cuda --max-context 32768 --kv-bandwidth 40GB --kv-latency 200us --out h100.json`,

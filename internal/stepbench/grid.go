@@ -100,9 +100,10 @@ func (m *meter) random(i int) *point {
 		left -= m.needs(positions)
 		return left >= 0
 	}
+	most := m.cfg.MaxBatch // sequences
 	if i%4 != 1 {
-		longest := m.between(min(2*leastContext, m.cfg.MaxContext), m.cfg.MaxContext)
-		for range m.between(1, min(m.cfg.MaxBatch, m.cfg.StepTokens)) {
+		longest := m.between(2*leastContext, m.cfg.MaxContext)
+		for range m.between(1, min(most, m.cfg.StepTokens)) {
 			c := m.between(leastContext, longest)
 			if !fits(c) {
 				break
@@ -112,7 +113,7 @@ func (m *meter) random(i int) *point {
 	}
 	if room := m.cfg.StepTokens - len(p.contexts); i%4 != 0 && room > 0 && left > 0 {
 		tokens := m.between(1, room)
-		for pieces := 1 + m.rng.IntN(3); pieces > 0 && tokens > 0; pieces-- {
+		for pieces := min(1+m.rng.IntN(3), most-len(p.contexts)); pieces > 0 && tokens > 0; pieces-- {
 			n := min(tokens, m.cfg.MaxContext)
 			if pieces > 1 {
 				n = m.between(1, n)

@@ -6,17 +6,22 @@ type line struct{ x, y []float64 }
 // add appends a point, right of the others.
 func (l *line) add(x, y float64) { l.x, l.y = append(l.x, x), append(l.y, y) }
 
-// at goes on beyond the last point as the last stretch does, and is level before the first.
+// at is level before the first point. Beyond the last it goes on as from half its x on: the last
+// stretch alone would say more of noise and of a tile's edge.
 func (l *line) at(x float64) float64 {
-	switch n := len(l.x); {
+	n := len(l.x)
+	switch {
 	case n == 0:
 		return 0
 	case n == 1 || x <= l.x[0]:
 		return l.y[0]
-	default:
-		i := stretch(l.x, x)
-		return l.y[i-1] + (l.y[i]-l.y[i-1])*(x-l.x[i-1])/(l.x[i]-l.x[i-1])
 	}
+	i := stretch(l.x, x)
+	from := i - 1
+	if x > l.x[n-1] {
+		from = min(stretch(l.x, l.x[n-1]/2), n-2)
+	}
+	return l.y[i] + (l.y[i]-l.y[from])*(x-l.x[i])/(l.x[i]-l.x[from])
 }
 
 // within is level beyond the last point too.

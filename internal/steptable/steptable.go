@@ -20,6 +20,9 @@
 // parts add up is an assumption: HeldOut is how far off it was for random mixed steps, from which
 // nothing was derived.
 //
+// No step gets shorter by a later position, a longer context, another draw or another piece: what noise
+// says otherwise is averaged. Beyond the measured sizes it goes on as over the last half of them.
+//
 // It knows no backend and no engine; internal/stepbench measures.
 package steptable
 
@@ -139,7 +142,8 @@ type Load struct {
 // after an inner piece.
 type Piece struct{ Tokens, Position, Draws int }
 
-// Step predicts a step's time, and the spread of such times as of Time. It allocates nothing.
+// Step predicts a step's time, as a mean without odd runs, and the spread of such times: see Time. It
+// may be called from several goroutines, and allocates nothing.
 func (t *Table) Step(l Load) (mean, spread time.Duration) {
 	s := t.fit.seconds(&l)
 	return duration(s), duration(s * t.fit.noise.within(s))
