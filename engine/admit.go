@@ -24,7 +24,7 @@ func (e *Engine) admit() {
 		e.enroll(q) // takes it out of waiting
 		active++
 		if q.h.started.IsZero() {
-			q.h.started = time.Now()
+			q.h.started = e.now()
 		}
 		e.unqueue(q.h)
 		e.cache.SetState(q.h.owner, kvcache.StateRunning)

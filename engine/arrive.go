@@ -1,8 +1,6 @@
 package engine
 
 import (
-	"time"
-
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kernels"
 )
@@ -67,7 +65,7 @@ func (e *Engine) bring(q *sequence, table []int32, hit, reusable int) (upto int,
 	if a == nil {
 		return hit, !busy
 	}
-	q.arriving, q.asked = a, time.Now()
+	q.arriving, q.asked = a, e.now()
 	return a.Upto(), true
 }
 
@@ -95,7 +93,7 @@ func (e *Engine) holdsUp(q *sequence, tokens int) bool {
 	case n == 0 || !e.pace.measured():
 		return true
 	}
-	left := time.Since(q.asked).Seconds() * float64(e.layers-n) / float64(n)
+	left := e.now().Sub(q.asked).Seconds() * float64(e.layers-n) / float64(n)
 	return left > float64(tokens)/e.pace.rate(tokens)
 }
 

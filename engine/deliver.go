@@ -3,7 +3,6 @@ package engine
 import (
 	"io"
 	"slices"
-	"time"
 
 	"github.com/xpyd/xpyd/kernels"
 )
@@ -51,7 +50,7 @@ func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 		CachedTokens: h.CachedTokens(),
 		Logprobs:     h.logprobs,
 		Queued:       h.started.Sub(h.arrived),
-		Prefill:      time.Since(h.started),
+		Prefill:      e.now().Sub(h.started),
 	}
 	h.logprobs = nil
 	if h.req.Prefilled == nil {

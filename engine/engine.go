@@ -37,6 +37,7 @@ type Engine struct {
 	depth   int              // steps that may be under way
 	cache   *kvcache.Cache
 	log     *slog.Logger
+	now     func() time.Time
 	metrics *metrics
 	prompts trace // of steps that carry a piece of one
 	decodes trace // of others
@@ -86,6 +87,15 @@ type Engine struct {
 // New checks that cache and backend agree, registers metrics and starts the loop. The engine
 // becomes the cache's Notify receiver. The caller closes the backend, after Close.
 func New(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.Logger, reg prometheus.Registerer) (*Engine, error) {
+	e, err := open(cfg, backend, cache, log, reg, time.Now)
+	if err == nil {
+		go e.loop()
+	}
+	return e, err
+}
+
+// open is New without the loop.
+func open(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.Logger, reg prometheus.Registerer, now func() time.Time) (*Engine, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -98,7 +108,7 @@ func New(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.Lo
 		return id < 0 || int(id) >= arch.Vocab // never drawn, and no id to ban
 	})
 	e := &Engine{
-		cfg: cfg, backend: backend, cache: cache, log: log,
+		cfg: cfg, backend: backend, cache: cache, log: log, now: now,
 		vocab: arch.Vocab, layers: arch.Layers, blockToks: layout.BlockTokens,
 		maxLen:     min(arch.MaxPositions, cache.Blocks()*cache.BlockTokens()),
 		wake:       make(chan struct{}, 1),
@@ -114,7 +124,6 @@ func New(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.Lo
 	}
 	cache.Notify(e.signal)
 	cache.OnWait(e.signal)
-	go e.loop()
 	return e, nil
 }
 

@@ -68,21 +68,27 @@ func launcherOf(b kernels.Backend) (kernels.Launcher, int) {
 // describe and launch it while the device is busy.
 const ahead = 3 * time.Millisecond
 
-// linger waits with the plan of the next step until the one under way is about to end, by
-// what such steps took: requests that come meanwhile go into the next step, not into the one
-// behind it. It takes a device that computes by itself, and a step that nobody hears of layer
-// by layer, and that waits for nothing.
+// linger waits with the plan of the next step until the one under way is about to end: requests
+// that come meanwhile go into the next step, not into the one behind it.
 func (e *Engine) linger() {
+	if d := e.lingers(); d > 0 {
+		time.Sleep(d)
+	}
+}
+
+// lingers is how long linger waits, by what steps such as the one under way took. It takes a device
+// that computes by itself, and a step that nobody hears of layer by layer, and that waits for
+// nothing.
+func (e *Engine) lingers() time.Duration {
 	if _, ok := e.backend.(stepTimer); !ok || len(e.flights) == 0 || len(e.flights) >= e.depth || e.cfg.MaxStepTime == 0 {
-		return
+		return 0
 	}
 	f := e.flights[0]
 	if f.step == nil || f.step.OnLayer != nil || len(f.step.Arrivals) > 0 {
-		return
+		return 0
 	}
-	if d := time.Until(e.deviceBegan(f).Add(e.pace.takes(f.members)*9/10 - ahead)); d > 0 {
-		time.Sleep(min(d, aloneTime*e.cfg.MaxStepTime)) // one odd step predicts nothing
-	}
+	d := e.deviceBegan(f).Add(e.pace.takes(f.members)*9/10 - ahead).Sub(e.now())
+	return max(0, min(d, aloneTime*e.cfg.MaxStepTime)) // one odd step predicts nothing
 }
 
 // deviceBegan is when the device began the oldest step under way: before, it was busy with the
@@ -97,21 +103,26 @@ func (e *Engine) deviceBegan(f *flight) time.Time {
 // turn plans and launches a step if one more may be under way. Otherwise, or if there is nothing
 // to launch, it settles the oldest. It reports whether there was anything to do.
 func (e *Engine) turn() bool {
-	launched := false
-	if !e.short || len(e.flights) == 0 {
-		e.short = false
-		e.admit()
-		if e.plan() {
-			e.launch()
-			launched = true
-		}
-		e.foresee()
-		e.publish()
-	}
+	launched := e.next()
 	if n := len(e.flights); n == e.depth || n > 0 && !launched {
 		e.settle()
 		return true
 	}
+	return launched
+}
+
+// next plans and launches a step, and reports whether there was anything to launch.
+func (e *Engine) next() (launched bool) {
+	if e.short && len(e.flights) > 0 {
+		return false
+	}
+	e.short = false
+	e.admit()
+	if launched = e.plan(); launched {
+		e.launch()
+	}
+	e.foresee()
+	e.publish()
 	return launched
 }
 
@@ -122,11 +133,11 @@ func (e *Engine) launch() {
 		f = &flight{}
 	}
 	f.members = f.members[:0]
-	begin := time.Now()
+	begin := e.now()
 	var err error
 	for {
 		f.step = e.build(&f.buf)
-		f.began = time.Now()
+		f.began = e.now()
 		err = guard(func() error { return e.device.Launch(f.step) })
 		if !errors.Is(err, kernels.ErrStepTooLarge) {
 			break
@@ -137,7 +148,7 @@ func (e *Engine) launch() {
 		}
 		e.halve(&f.buf)
 	}
-	f.launch = time.Since(begin)
+	f.launch = e.now().Sub(begin)
 	draw := 0
 	for i, q := range e.batch {
 		f.members = append(f.members, member{q: q, chunk: q.chunk, at: f.step.Seqs[i].Pos})
@@ -173,7 +184,7 @@ func (e *Engine) halve(b *stepBuffers) {
 func (e *Engine) settle() {
 	f := e.flights[0]
 	var results []kernels.Result
-	asked := time.Now()
+	asked := e.now()
 	err := guard(func() (err error) {
 		results, err = e.device.Await()
 		if err == nil {
@@ -181,7 +192,7 @@ func (e *Engine) settle() {
 		}
 		return err
 	})
-	now := time.Now()
+	now := e.now()
 	f.began = e.deviceBegan(f)
 	e.settled = now
 	took := now.Sub(f.began)

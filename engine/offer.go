@@ -59,7 +59,7 @@ func (e *Engine) foresee() {
 	case free >= 2*want:
 		e.shortage.on = false
 	}
-	now := time.Now()
+	now := e.now()
 	if !e.shortage.on || free >= want || now.Sub(e.shortage.offered) < offerEvery {
 		return
 	}

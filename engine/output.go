@@ -45,7 +45,7 @@ func (e *Engine) fail(q *sequence, at int) {
 	}
 	e.metrics.spoilt.Inc()
 	e.unsaid++
-	if now := time.Now(); e.said.IsZero() || now.Sub(e.said) >= complainEvery {
+	if now := e.now(); e.said.IsZero() || now.Sub(e.said) >= complainEvery {
 		e.log.Error("the model's output is not a number", "model", e.cfg.Model, "request_id", q.h.req.ID, "position", at, "requests", e.unsaid)
 		e.said, e.unsaid = now, 0
 	}

@@ -111,7 +111,7 @@ func (c coming) Layers() int           { return c.layers }
 func TestHoldsUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q, other := &sequence{asked: time.Now(), running: true}, &sequence{running: true}
-		e := &Engine{layers: 4, batch: []*sequence{other}, pace: pacer{rates: []float64{100, 100, 100, 100}}}
+		e := &Engine{now: time.Now, layers: 4, batch: []*sequence{other}, pace: pacer{rates: []float64{100, 100, 100, 100}}}
 		time.Sleep(time.Second)
 		f := func(what string, layers, tokens int, want bool) {
 			t.Helper()
@@ -199,7 +199,7 @@ func TestResults(t *testing.T) {
 // TestSpoilt: a log probability that is no number, or a token outside the vocabulary, spoils a
 // result at its position.
 func TestSpoilt(t *testing.T) {
-	e := &Engine{vocab: 10}
+	e := &Engine{now: time.Now, vocab: 10}
 	seq := &kernels.Seq{Pos: 20, Tokens: make([]int32, 3)}
 	f := func(r kernels.Result, at int, bad bool) {
 		t.Helper()
@@ -279,7 +279,7 @@ func TestHits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &Engine{cache: cache, layers: 3, blockToks: 4}
+	e := &Engine{now: time.Now, cache: cache, layers: 3, blockToks: 4}
 	for _, c := range []struct{ computed, told int }{{0, 0}, {8, 2}} {
 		var told [][]Ready
 		q := &sequence{table: []int32{7, 5, 6}, computed: c.computed, h: &Handle{req: &Request{OnBlocks: func(layer int, r []Ready) {

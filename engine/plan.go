@@ -132,7 +132,7 @@ func (e *Engine) most(target time.Duration) time.Duration {
 func (e *Engine) catchUp(back int, target time.Duration) int {
 	left := e.most(target)
 	if !slices.ContainsFunc(e.flights, (*flight).decodes) {
-		left -= time.Since(e.decoded)
+		left -= e.now().Sub(e.decoded)
 	}
 	n := min(back, e.pace.besides(left))
 	if n < min(back, tile/4) { // too little for what any step takes
@@ -162,7 +162,7 @@ func (e *Engine) stretch(q *sequence, n, room int, queued bool) int {
 	}
 	steps, most := (all-1)/n, int(leastStretch*float64(n)) // one less than without
 	if limit := patience * e.cfg.MaxStepTime; queued && limit > 0 {
-		if f := float64(time.Since(q.h.arrived)) / float64(limit); f > leastStretch {
+		if f := float64(e.now().Sub(q.h.arrived)) / float64(limit); f > leastStretch {
 			most = int(min(f, mostStretch) * float64(n))
 			steps = (all + most - 1) / most
 		}

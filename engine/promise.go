@@ -46,7 +46,7 @@ func (e *Engine) byPromise(prefills []*sequence) []*sequence {
 	if e.cfg.Promise.TTFT == 0 || len(prefills) < 2 {
 		return prefills
 	}
-	now := time.Now()
+	now := e.now()
 	inTime, late := prefills[:0], []*sequence(nil)
 	for _, q := range prefills {
 		if e.late(q, now) {

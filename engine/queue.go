@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 )
@@ -17,7 +16,7 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Handle{e: e, req: req, owner: req.Owner, arrived: time.Now(),
+	h := &Handle{e: e, req: req, owner: req.Owner, arrived: e.now(),
 		ready: make(chan struct{}, 1), done: make(chan struct{}), unread: make([]int, req.N), dropped: make([]bool, req.N)}
 	for i, g := range req.Given {
 		h.dropped[i] = g.Done
@@ -147,7 +146,7 @@ func (e *Engine) begin(h *Handle) {
 	}
 	e.cache.SetState(h.owner, kvcache.StateWaiting)
 	if len(p.First) > 0 || h.req.begun() {
-		h.started = time.Now()
+		h.started = e.now()
 		e.index(q)
 		e.firstDraw(q, p.First)
 	}

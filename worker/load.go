@@ -91,7 +91,7 @@ func Open(ctx context.Context, cfg *Config, log *slog.Logger, progress func(mode
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	return &Opened{Model: m, Backend: b, Engine: engineConfig(cfg, b.Info().Name == "cuda")}, nil
+	return &Opened{Model: m, Backend: b, Engine: EngineConfig(cfg, b.Info().Name == "cuda")}, nil
 }
 
 // Close frees the device, and then the model.
@@ -145,7 +145,7 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	if cache, err := os.UserCacheDir(); err == nil {
 		opt.Choices = filepath.Join(cache, "xpyd", "projections")
 	}
-	steps := engineConfig(cfg, true)
+	steps := EngineConfig(cfg, true)
 	opt.MaxTokens, opt.MaxSeqs = steps.MostTokens(), steps.MaxRunning
 	if cfg.Blocks == 0 && cfg.KVMemory != 0 {
 		dtype := kvlayout.BF16

@@ -491,12 +491,12 @@ func TestEngineConfig(t *testing.T) {
 			running, step, prefill = 256, 8192, 8192
 		}
 		c := Config{MaxWaiting: 3, MaxModelLen: 4, MaxStepTime: 5, QueueTime: 6}
-		got := engineConfig(&c, gpu)
+		got := EngineConfig(&c, gpu)
 		if got.MaxRunning != running || got.StepTokens != step || gpu && got.PrefillTokens != prefill {
 			t.Errorf("gpu %t: %+v", gpu, got)
 		}
 		c.MaxBatch, c.StepTokens = 7, 8
-		got = engineConfig(&c, gpu)
+		got = EngineConfig(&c, gpu)
 		if got.MaxRunning != 7 || got.StepTokens != 8 || got.MaxWaiting != 3 || got.MaxModelLen != 4 || got.MaxStepTime != 5 || got.QueueTime != 6 || gpu && got.PrefillTokens != 8 {
 			t.Errorf("gpu %t: %+v", gpu, got)
 		}

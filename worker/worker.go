@@ -246,7 +246,7 @@ func (w *Worker) startEngine(ctx context.Context) error {
 	if w.tiers != nil {
 		w.tiers.Attach(w.cache)
 	}
-	cfg := engineConfig(&w.cfg, w.backend.Info().Name == "cuda")
+	cfg := EngineConfig(&w.cfg, w.backend.Info().Name == "cuda")
 	cfg.EOS, cfg.Model, cfg.Stepped, cfg.Preempted = w.eos, w.served, w.vllm.stepped, w.vllm.preemptions.Inc
 	w.engine, err = engine.New(cfg, w.backend, w.cache, w.log, w.registry)
 	if err != nil {
@@ -256,8 +256,8 @@ func (w *Worker) startEngine(ctx context.Context) error {
 	return nil
 }
 
-// engineConfig says how the engine steps a model. A GPU's buffers are sized by it.
-func engineConfig(c *Config, gpu bool) engine.Config {
+// EngineConfig is the engine's part of the settings. A GPU's buffers are sized by it.
+func EngineConfig(c *Config, gpu bool) engine.Config {
 	cfg := engine.DefaultConfig()
 	cfg.MaxRunning, cfg.StepTokens = 64, 512 // on a CPU large steps are no faster
 	if gpu {

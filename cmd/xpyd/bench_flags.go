@@ -93,27 +93,37 @@ func (b *benchFlags) check() error {
 	return b.parseSLO()
 }
 
-func (b *benchFlags) parseSLO() error {
-	if b.slo == "" {
-		return nil
+func (b *benchFlags) parseSLO() (err error) {
+	if b.limits, err = parseSLO(b.slo); err != nil {
+		return err
 	}
-	limits := map[string]*time.Duration{"ttft": &b.limits.TTFT, "tpot": &b.limits.TPOT, "itl": &b.limits.ITL, "e2e": &b.limits.E2E}
-	for part := range strings.SplitSeq(b.slo, ",") {
+	for name, limit := range map[string]time.Duration{"ttft": b.limits.TTFT, "tpot": b.limits.TPOT, "itl": b.limits.ITL} {
+		if b.noStream && limit > 0 {
+			return fmt.Errorf("--slo %s: not known with --no-stream", name)
+		}
+	}
+	return nil
+}
+
+// parseSLO reads NAME=TIME,…
+func parseSLO(text string) (slo record.SLO, err error) {
+	if text == "" {
+		return slo, nil
+	}
+	limits := map[string]*time.Duration{"ttft": &slo.TTFT, "tpot": &slo.TPOT, "itl": &slo.ITL, "e2e": &slo.E2E}
+	for part := range strings.SplitSeq(text, ",") {
 		name, value, _ := strings.Cut(part, "=")
 		limit, err := time.ParseDuration(value)
 		if err != nil || limit <= 0 {
-			return fmt.Errorf("--slo %q: want NAME=TIME, such as ttft=500ms", part)
+			return slo, fmt.Errorf("--slo %q: want NAME=TIME, such as ttft=500ms", part)
 		}
 		to := limits[name]
-		switch {
-		case to == nil:
-			return fmt.Errorf("--slo %q is none of ttft, tpot, itl, e2e", name)
-		case b.noStream && name != "e2e":
-			return fmt.Errorf("--slo %s: not known with --no-stream", name)
+		if to == nil {
+			return slo, fmt.Errorf("--slo %q is none of ttft, tpot, itl, e2e", name)
 		}
 		*to = limit
 	}
-	return nil
+	return slo, nil
 }
 
 func (b *benchFlags) shape() (workload.Shape, error) {

@@ -32,11 +32,13 @@ type AnnouncerConfig struct {
 // suspect.
 const MaxHeartbeat = suspectAfter / 2
 
+// DefaultHeartbeat is how often a worker says that it is there, and its load.
+const DefaultHeartbeat = 250 * time.Millisecond
+
 const (
-	defaultHeartbeat = 250 * time.Millisecond
-	reannounce       = 5 * time.Second // makes up for lost messages
-	queryBacklog     = 64
-	goodbyeTime      = 10 * time.Second
+	reannounce   = 5 * time.Second // makes up for lost messages
+	queryBacklog = 64
+	goodbyeTime  = 10 * time.Second
 )
 
 // Announcer announces a worker, sends its heartbeats and answers queries until it is closed.
@@ -59,7 +61,7 @@ type Announcer struct {
 // Announcer before its Conn.
 func Announce(cfg AnnouncerConfig) (*Announcer, error) {
 	if cfg.Heartbeat == 0 {
-		cfg.Heartbeat = defaultHeartbeat
+		cfg.Heartbeat = DefaultHeartbeat
 	}
 	if cfg.Heartbeat < 0 || cfg.Heartbeat > MaxHeartbeat {
 		return nil, fmt.Errorf("announce: heartbeat %v is not in 0..%v", cfg.Heartbeat, MaxHeartbeat)

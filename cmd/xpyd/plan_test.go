@@ -1,0 +1,98 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/internal/steptable"
+)
+
+// writeTable writes a table of a device on which a step takes 1 ms, 0.1 ms more for each token of a
+// prompt, and 0.01 ms for each sequence.
+func writeTable(t *testing.T) string {
+	t.Helper()
+	at := func(ms float64) steptable.Time { return steptable.Time{Seconds: ms / 1e3, Runs: 5} }
+	tab := &steptable.Table{Version: steptable.Version,
+		About: steptable.About{Model: "tiny", Device: "test", Backend: "cpu", BlockTokens: 16, Blocks: 500, MaxBatch: 16, StepTokens: 256, MaxContext: 512,
+			Shape: steptable.Shape{Layers: 2}},
+		KV: steptable.KV{BytesPerToken: 100, Bandwidth: 1e9, Latency: 1e-4}}
+	for _, n := range []int{1, 16, 256} {
+		tab.Prefill = append(tab.Prefill, steptable.Prefill{Tokens: n, Time: at(1 + 0.1*float64(n))})
+	}
+	for _, b := range []int{1, 16} {
+		for _, c := range []int{16, 512} {
+			tab.Decode = append(tab.Decode, steptable.Decode{Batch: b, Context: c, Time: at(1 + 0.01*float64(b))})
+		}
+	}
+	path := filepath.Join(t.TempDir(), "table.json")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := tab.Write(f); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// TestPlan: the fleets of two workers, as text and as JSON, of a described load and of a trace.
+func TestPlan(t *testing.T) {
+	table := writeTable(t)
+	args := []string{"plan", "--table", table, "--workers", "2", "--slo", "ttft=500ms,tpot=10ms", "--window", "5s"}
+	out, errs, code := xpyd(t, append(args, "--input", "50-100", "--output", "20")...)
+	if code != 0 || !strings.Contains(out, "2 whole") || !strings.Contains(out, "1P1D") || !strings.Contains(out, "take") || !strings.Contains(errs, "tries") {
+		t.Fatalf("exit %d\n%s%s", code, out, errs)
+	}
+	trace := filepath.Join(t.TempDir(), "trace.jsonl")
+	if err := os.WriteFile(trace, []byte(`{"timestamp": 0, "input_length": 100, "output_length": 5, "hash_ids": [1]}
+{"timestamp": 900, "input_length": 100, "output_length": 5, "hash_ids": [1]}
+{"timestamp": 1000, "input_length": 100000, "output_length": 5, "hash_ids": []}
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "plan.json")
+	for _, to := range []string{"-", file} {
+		out, errs, code = xpyd(t, append(args, "--trace", trace, "--json", to)...)
+		text := []byte(out)
+		if to == file {
+			var err error
+			if text, err = os.ReadFile(file); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var p plan
+		if err := json.Unmarshal(text, &p); err != nil || code != 0 || len(p.Fleets) != 2 || p.Fleets[0].Rate < p.Fleets[1].Rate || p.Table.Model != "tiny" {
+			t.Errorf("%v, exit %d\n%s%s", err, code, text, errs)
+		}
+	}
+}
+
+// TestPlanRefuses: what is wrong is named.
+func TestPlanRefuses(t *testing.T) {
+	table, ok := writeTable(t), "ttft=1s,tpot=10ms"
+	for want, args := range map[string][]string{
+		"--table is needed":    {"--slo", ok},
+		"--slo is needed":      {"--table", table},
+		"is none of":           {"--table", table, "--slo", "x=1s"},
+		"no such file":         {"--table", table + "x", "--slo", ok},
+		"--workers 0":          {"--table", table, "--slo", ok, "--workers", "0"},
+		"--share 2":            {"--table", table, "--slo", ok, "--share", "2"},
+		"--window 1ms":         {"--table", table, "--slo", ok, "--window", "1ms"},
+		"--ttft-per-1000 -1s":  {"--table", table, "--slo", ok, "--ttft-per-1000", "-1s"},
+		"--ttft-per-1000 adds": {"--table", table, "--slo", "tpot=1s", "--ttft-per-1000", "1s"},
+		"--max-context -1":     {"--table", table, "--slo", ok, "--max-context", "-1"},
+		"--input":              {"--table", table, "--slo", ok, "--input", "x"},
+		"--output":             {"--table", table, "--slo", ok, "--output", "0"},
+		"--burstiness":         {"--table", table, "--slo", ok, "--burstiness", "0"},
+		"--trace: open":        {"--table", table, "--slo", ok, "--trace", table + "x"},
+		"--trace " + table:     {"--table", table, "--slo", ok, "--trace", table},
+	} {
+		if out, errs, code := xpyd(t, append([]string{"plan"}, args...)...); code != 2 || !strings.Contains(errs, want) {
+			t.Errorf("%v: exit %d, want %q\n%s%s", args, code, want, out, errs)
+		}
+	}
+}

@@ -1,0 +1,301 @@
+// Package sim is the twin: a fleet on a virtual clock. The router's choice (router/pick), the
+// engine's scheduler (engine.Driven) and the cache (engine/kvcache) are the running ones; a step's
+// time, the network and the way to the client are modelled. See DESIGN.md.
+package sim
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/pick"
+)
+
+// Config is a fleet.
+type Config struct {
+	// Whole workers compute and decode; of the others each does one. A fleet has either kind.
+	Whole, Prefill, Decode int
+	Worker                 Worker
+	KV                     Link
+	// Front is how long a request takes from its arrival to a worker, and a token to the client.
+	Front, Back time.Duration
+	Pick        pick.Config
+	Heartbeat   time.Duration
+	Seed        uint64
+}
+
+// DefaultConfig is a fleet on one machine, without workers. The way to a worker and back is what a
+// request through a router and a worker of one token took on two processors, less its step.
+func DefaultConfig() Config {
+	return Config{Front: 700 * time.Microsecond, Back: 200 * time.Microsecond, Pick: pick.DefaultConfig(), Heartbeat: fleet.DefaultHeartbeat, Seed: 1}
+}
+
+// Request is one of a load.
+type Request struct {
+	At     time.Duration
+	Prompt Prompt
+	Output int // tokens
+}
+
+// Outcome is what a request's client saw.
+type Outcome struct {
+	At, First, Last time.Duration // of its arrival, its first token and its last; 0: never
+	Prompt, Output  int           // tokens
+	Tokens          int           // that came
+	Longest         time.Duration // gap between two tokens
+	Failed          bool
+}
+
+// TTFT is the time to the first token.
+func (o *Outcome) TTFT() time.Duration { return o.First - o.At }
+
+// Gap is the mean gap between tokens.
+func (o *Outcome) Gap() time.Duration {
+	if o.Tokens < 2 {
+		return 0
+	}
+	return (o.Last - o.First) / time.Duration(o.Tokens-1)
+}
+
+// run is a fleet under a load.
+type run struct {
+	cfg      Config
+	clock    clock
+	picker   *pick.Picker
+	snapshot *fleet.Snapshot
+	workers  []*worker
+	byID     map[string]*worker
+	load     Load
+	out      []Outcome
+	next     int // of the load's requests
+	open     int // requests that have not ended
+	feeding  bool
+	over     bool // nobody wants to know the rest
+}
+
+// Load is what is sent.
+type Load struct {
+	Requests []Request // by time
+	// Closed, if above 0, is how many of them are in flight at most: then one is sent when another has
+	// ended, and their times do not count.
+	Closed int
+	// Until bounds the run: what has not ended then has failed.
+	Until time.Duration
+	// Ended, if set, is told of each outcome, and reports whether the run has to go on; what then has
+	// not ended has failed.
+	Ended func(*Outcome) (on bool)
+}
+
+// Run runs a load and returns what came of each request, in the order of the load.
+func Run(ctx context.Context, cfg Config, load Load) ([]Outcome, error) {
+	r, err := open(cfg, load)
+	if err != nil {
+		return nil, err
+	}
+	return r.out, r.run(ctx)
+}
+
+func open(cfg Config, load Load) (*run, error) {
+	r := &run{cfg: cfg, load: load, out: make([]Outcome, len(load.Requests)), feeding: true,
+		picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}}
+	add := func(n int, role fleet.Role, name string) error {
+		for i := range n {
+			w, err := newWorker(&r.clock, fmt.Sprintf("%s-%d", name, i), role, &cfg.Worker, rand.New(rand.NewPCG(cfg.Seed, uint64(2+len(r.workers)))))
+			if err != nil {
+				return err
+			}
+			if name == "whole" {
+				w.member.Dialect = "openai"
+			}
+			r.workers = append(r.workers, w)
+			r.byID[w.member.ID] = w
+		}
+		return nil
+	}
+	for _, err := range []error{add(cfg.Whole, fleet.Decode, "whole"), add(cfg.Prefill, fleet.Prefill, "prefill"), add(cfg.Decode, fleet.Decode, "decode")} {
+		if err != nil {
+			return nil, err
+		}
+	}
+	return r, nil
+}
+
+func (r *run) run(ctx context.Context) error {
+	r.beat()
+	if r.load.Closed == 0 {
+		r.feed()
+	}
+	for range r.load.Closed {
+		r.sendNext()
+	}
+	for n := 0; !r.over && r.clock.now <= r.load.Until && r.clock.next(); n++ {
+		if n%1024 == 0 && ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	for i := range r.out {
+		if o := &r.out[i]; o.Tokens < r.load.Requests[i].Output {
+			o.Failed = true
+		}
+	}
+	return nil
+}
+
+// beat has the router hear of all workers' load, now and then while there is any.
+func (r *run) beat() {
+	members := make([]fleet.Member, len(r.workers))
+	for i, w := range r.workers {
+		w.beat()
+		members[i] = w.member
+	}
+	version := uint64(1)
+	if r.snapshot != nil {
+		version = r.snapshot.Version + 1
+	}
+	r.snapshot = fleet.NewSnapshot(version, r.clock.time(), members)
+	if r.feeding || r.open > 0 {
+		r.clock.after(r.cfg.Heartbeat, r.beat)
+	}
+}
+
+// feed sends the requests at their times.
+func (r *run) feed() {
+	if r.next < len(r.out) {
+		r.clock.after(r.load.Requests[r.next].At-r.clock.now, func() {
+			r.sendNext()
+			r.feed()
+		})
+	}
+}
+
+// sendNext sends the next request, if there is one.
+func (r *run) sendNext() {
+	if r.next == len(r.out) {
+		return
+	}
+	q, o := &r.load.Requests[r.next], &r.out[r.next]
+	r.next++
+	r.feeding = r.next < len(r.out)
+	*o = Outcome{At: r.clock.now, Prompt: q.Prompt.Tokens(), Output: q.Output}
+	r.open++
+	r.send(&flight{run: r, out: o, request: q})
+}
+
+// flight is a request on its way.
+type flight struct {
+	*run
+	request *Request
+	out     *Outcome
+	choice  *pick.Choice
+	prompt  []int32
+	chain   kvcache.Chain
+	sent    time.Duration
+	pushed  time.Duration // when prefill's leg ended
+	ended   bool
+}
+
+// send chooses workers.
+func (r *run) send(f *flight) {
+	f.prompt = f.request.Prompt.IDs()
+	f.chain = r.workers[0].cache.NewChain("")
+	f.chain.Extend(f.prompt)
+	req := &pick.Request{Model: modelName, Tokens: len(f.prompt), Output: f.request.Output, Seqs: 1, Chain: pick.NewChain(text(f.prompt))}
+	if p := r.cfg.Pick.Policy; p == pick.KVEvents || p == pick.PredictedTTFT {
+		req.Tokenized = true
+		for _, w := range r.workers {
+			if n := w.cache.Reach(&f.chain, len(f.prompt)-1); n > 0 {
+				req.Warm = append(req.Warm, pick.Warm{ID: w.member.ID, Epoch: 1, Tokens: float64(n)})
+			}
+		}
+	}
+	var err error
+	if f.choice, err = r.picker.Pick(pick.View{Snapshot: r.snapshot, Now: r.clock.time()}, req); err != nil {
+		f.end(false)
+		return
+	}
+	f.sent = r.clock.now
+	p, d := r.byID[f.choice.Prefill.ID], r.byID[f.choice.Decode.ID]
+	r.clock.after(r.cfg.Front, func() {
+		if p == d {
+			f.decode(d, nil)
+			return
+		}
+		f.split(p, d)
+	})
+}
+
+// split has decode reserve, and then prefill compute and push.
+func (f *flight) split(p, d *worker) {
+	owner := fmt.Sprintf("%p", f)
+	d.claim(&claim{owner: owner, chain: &f.chain, prompt: f.prompt, then: func(table []int32, had int) {
+		if table == nil {
+			f.end(false)
+			return
+		}
+		f.clock.after(f.cfg.KV.Latency, func() {
+			p.push(&f.cfg.KV, f.cfg.Worker.Layers, owner, f.prompt, had, func() { f.pushed = f.clock.now }, func() {
+				f.choice.DonePrefill()
+				f.decode(d, &engine.Prefilled{Blocks: table, First: first})
+			}, func() {
+				d.cache.Release(table, owner)
+				f.end(false)
+			})
+		})
+	}})
+}
+
+// decode has a worker answer; p is nil if it computes the prompt itself.
+func (f *flight) decode(d *worker, p *engine.Prefilled) {
+	r := &engine.Request{ID: "r", Prompt: f.prompt, MaxTokens: f.request.Output, IgnoreEOS: true, Prefilled: p, Sampling: engine.Sampling{TopP: 1}, Logprobs: -1, PromptLogprobs: -1}
+	if p != nil {
+		r.Owner = fmt.Sprintf("%p", f)
+	}
+	err := d.submit(r, &call{token: f.token, done: f.end})
+	if err != nil {
+		if p != nil {
+			d.cache.Release(p.Blocks, r.Owner)
+		}
+		f.end(false)
+	}
+}
+
+// token counts one that the client gets.
+func (f *flight) token() {
+	o, now := f.out, f.clock.now+f.cfg.Back
+	if o.Tokens == 0 {
+		o.First = now
+		prefill := time.Duration(0)
+		if f.pushed > 0 {
+			prefill = f.pushed - f.sent
+		}
+		f.choice.Answered(prefill, now-f.sent)
+	} else {
+		o.Longest = max(o.Longest, now-o.Last)
+	}
+	o.Last = now
+	o.Tokens++
+}
+
+func (f *flight) end(ok bool) {
+	if f.ended {
+		return
+	}
+	f.ended = true
+	f.open--
+	f.out.Failed = !ok
+	f.prompt = nil
+	if f.choice != nil {
+		f.choice.EndPrefill()
+		f.choice.EndDecode()
+	}
+	if f.load.Ended != nil && !f.load.Ended(f.out) {
+		f.over = true
+	}
+	if f.load.Closed > 0 {
+		f.clock.after(0, f.sendNext)
+	}
+}

@@ -1,0 +1,63 @@
+package sim
+
+import (
+	"encoding/binary"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/loadgen/workload"
+)
+
+// Prompt is a prompt's token ids, made when they are needed.
+type Prompt struct {
+	tokens int
+	blocks []uint64 // ids of its pieces, as of workload.Entry; nil: it shares nothing
+	nth    uint64   // tells it from others
+}
+
+// Tokens is its length.
+func (p *Prompt) Tokens() int { return p.tokens }
+
+// IDs returns its tokens. Prompts that begin with the same blocks begin with the same tokens.
+func (p *Prompt) IDs() []int32 {
+	ids := make([]int32, p.tokens)
+	for i := range ids {
+		of := p.nth | 1<<63
+		if p.blocks != nil {
+			of = p.blocks[i/workload.BlockTokens]
+		}
+		ids[i] = int32(mix(of, uint64(i%workload.BlockTokens)) % vocab)
+	}
+	return ids
+}
+
+// text is a prompt's text as a router sees it: four bytes a token, about as many as English has.
+func text(ids []int32) []byte {
+	b := make([]byte, 0, 4*len(ids))
+	for _, id := range ids {
+		b = binary.LittleEndian.AppendUint32(b, uint32(id))
+	}
+	return b
+}
+
+// mix is splitmix64's finaliser (Steele, Lea and Flood, "Fast splittable pseudorandom number
+// generators", 2014), of two numbers.
+func mix(a, b uint64) uint64 {
+	x := a*0x9e3779b97f4a7c15 + b*0xbf58476d1ce4e5b9
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// Trace makes a load of a trace's entries, so many times as fast, for a time of the load; 0: all.
+func Trace(entries []workload.Entry, speed float64, window time.Duration) []Request {
+	var load []Request
+	for i := range entries {
+		e := &entries[i]
+		at := time.Duration(float64(e.At) / speed)
+		if window > 0 && at >= window {
+			break
+		}
+		load = append(load, Request{At: at, Prompt: Prompt{tokens: e.In, blocks: e.Blocks, nth: uint64(i)}, Output: e.Out})
+	}
+	return load
+}
