@@ -62,3 +62,33 @@ func TestProbesGoOn(t *testing.T) {
 		}
 	})
 }
+
+// TestProbePatience: an answer to a probe counts if it comes within 0.8 s.
+func TestProbePatience(t *testing.T) {
+	for takes, counts := range map[time.Duration]bool{790 * time.Millisecond: true, 810 * time.Millisecond: false} {
+		synctest.Test(t, func(t *testing.T) {
+			w, err := Watch(WatcherConfig{Probe: func(ctx context.Context, _ *Instance) error {
+				select {
+				case <-ctx.Done():
+					return ctx.Err()
+				case <-time.After(takes):
+					return nil
+				}
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			start := time.Now()
+			w.change(func(now time.Time) {
+				w.reg.link.Up, w.reg.witnessed = true, time.Hour
+				w.reg.announce(worker("a", 1), NATS, now)
+				w.reg.members["a"].heard = w.reg.witnessed - suspectAfter/2 - 1
+			})
+			time.Sleep(2 * suspectAfter)
+			if m := w.Snapshot().Get("a"); m == nil || m.Heard.After(start) != counts {
+				t.Errorf("an answer that takes %v: %+v", takes, m)
+			}
+		})
+	}
+}

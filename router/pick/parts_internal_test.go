@@ -137,6 +137,15 @@ func TestTime(t *testing.T) {
 	if got := first.time(lineLocal, 1); math.Abs(got-2) > 1e-9 {
 		t.Errorf("all that its class knows is its own: %v", got)
 	}
+	moved := &node{class: c} // from another class, with its line
+	for range 3 {
+		moved.lines[lineDecode].add(1, 6)
+		first.class.lines[lineDecode].add(1, 2)
+	}
+	moved.class = first.class
+	if got := moved.time(lineDecode, 1); math.Abs(got-6) > 1e-9 {
+		t.Errorf("its class knows no more than it does: %v", got)
+	}
 }
 
 // TestPlaces: zones, labels and distances of topologies.
@@ -173,6 +182,15 @@ func TestChainBlocks(t *testing.T) {
 		if len(chain.hashes) != c[1] || chain.length != c[0] {
 			t.Errorf("%d bytes: %d blocks of %d, want %d", c[0], len(chain.hashes), chain.length, c[1])
 		}
+	}
+	text := make([]byte, 512)
+	was := NewChain(text).hashes
+	for i := range text {
+		text[i] ^= 1
+		if got := NewChain(text).hashes; got[0] == was[0] != (i >= 256) || got[1] == was[1] {
+			t.Errorf("of two texts that differ at %d: %x and %x", i, was, got)
+		}
+		text[i] ^= 1
 	}
 	a, b := NewChain(make([]byte, 256), "ab", "c"), NewChain(make([]byte, 256), "a", "bc")
 	if a.hashes[0] == b.hashes[0] {

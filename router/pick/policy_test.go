@@ -76,6 +76,28 @@ func TestRoundRobin(t *testing.T) {
 	}
 }
 
+// TestPowerOfTwo: of two drawn of ten workers the less loaded is taken, so that the only idle one
+// gets a fifth of the requests.
+func TestPowerOfTwo(t *testing.T) {
+	p, s := newPicker(pick.PowerOfTwo), fleetOf(1, 10)
+	for i := range s.Members {
+		if m := &s.Members[i]; m.Role == fleet.Decode && m.ID != "d3" {
+			m.Load.Running = 5
+		}
+	}
+	idle := 0
+	for range 10_000 {
+		c := mustPick(t, p, s, pick.Request{})
+		if c.Decode.ID == "d3" {
+			idle++
+		}
+		end(c)
+	}
+	if idle < 1900 || idle > 2100 {
+		t.Errorf("the idle one got %d of 10000", idle)
+	}
+}
+
 // TestHash: a key stays with its worker, moves only if that one goes, and
 // goes elsewhere only while that one has a quarter more than the mean.
 func TestHash(t *testing.T) {
