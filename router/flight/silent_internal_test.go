@@ -91,6 +91,13 @@ func TestSilence(t *testing.T) {
 			w.pass(1)
 			w.taken("d0.0", "d0.1")
 		},
+		"it stops, and nothing may be spawned any more": func(w *ward) {
+			w.answers["d0"] = errNoAnswer
+			w.pass(silentAfter)
+			w.s.Spawn = func(func()) bool { return false }
+			w.pass(1)
+			w.taken("d0.0", "d0.1")
+		},
 		"it answers": func(w *ward) {
 			w.pass(100)
 			w.taken()
