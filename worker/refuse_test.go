@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +46,42 @@ func start(t *testing.T, change func(*worker.Config), given ...func(*worker.Deps
 		}
 	})
 	return w
+}
+
+// TestStartRefused: a worker that lacks something does not start, and says what.
+func TestStartRefused(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	taken := ln.Addr().String()
+	mute := talking(t)
+	if err := os.Remove(filepath.Join(mute, "tokenizer.json")); err != nil {
+		t.Fatal(err)
+	}
+	registry := prometheus.NewRegistry()
+	start(t, nil, func(d *worker.Deps) { d.Registry = registry })
+	for want, change := range map[string]func(*worker.Config, *worker.Deps){
+		"no such file or directory": func(c *worker.Config, _ *worker.Deps) { c.Model = t.TempDir() + "/nowhere" },
+		"has no tokenizer.json":     func(c *worker.Config, _ *worker.Deps) { c.Model = mute },
+		"listen: listen tcp":        func(c *worker.Config, _ *worker.Deps) { c.Listen = taken },
+		"kv_listen: listen tcp":     func(c *worker.Config, _ *worker.Deps) { c.KVListen = taken },
+		"kv_events: ":               func(c *worker.Config, _ *worker.Deps) { c.KVEvents.Listen = taken },
+		"join: nats url":            func(c *worker.Config, _ *worker.Deps) { c.Fleet.URL = "nats://[" },
+		"register metrics":          func(_ *worker.Config, d *worker.Deps) { d.Registry = registry },
+	} {
+		cfg := worker.DefaultConfig(fleet.Decode)
+		cfg.Threads, cfg.KVMemory = 1, 8<<20
+		deps := worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tcp.New(nil))}, Build: "test"}
+		change(&cfg, &deps)
+		w, err := worker.Start(t.Context(), cfg, deps)
+		if err == nil {
+			t.Errorf("%s: it starts: %v", want, w.Close(t.Context()))
+		} else if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
 }
 
 // talking is stories260k with a chat template, which it lacks.
