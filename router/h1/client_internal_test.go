@@ -128,8 +128,16 @@ func TestIdle(t *testing.T) {
 	if u.pop("a0") != list[2] || u.pop("a0") != nil || len(u.idle) != 0 {
 		t.Errorf("%v", u.idle)
 	}
+	another := &workerConn{Conn: deadConn{}, u: u, addr: "a0"}
+	u.open[another] = struct{}{}
 	u.put(list[2])
-	counts(1)
+	u.put(another)
+	if counts(2); u.pop("a0") != another || u.pop("a0") != list[2] || u.pop("a0") != nil {
+		t.Error("one of two is given twice, or the older one first")
+	}
+	u.put(list[2])
+	u.put(another)
+	counts(2)
 	u.Close()
 	if counts(0); u.pop("a0") != nil {
 		t.Error("one that was closed")
