@@ -58,7 +58,7 @@ func TestTook(t *testing.T) {
 		usual  float64
 		took   time.Duration
 		n      int
-	}{{0, 2, 4 * time.Second, 0}, {enough - 1, 2, 4 * time.Second, 0}, {enough, 2, 4 * time.Second, 1}, {enough + 1, 2, time.Second, 1}, {enough, 2, 1, 1}, {enough, 2, 0, 0}, {enough, 2, -1, 0}, {enough, 0, time.Second, 0}} {
+	}{{0, 2, 4 * time.Second, 0}, {enough - 1, 2, 4 * time.Second, 0}, {enough, 2, 4 * time.Second, 1}, {enough + 1, 2, time.Second, 1}, {enough, 0.01, time.Second, 1}, {enough, 2, 1, 1}, {enough, 2, 0, 0}, {enough, 2, -1, 0}, {enough, 0, time.Second, 0}} {
 		var l line
 		for range c.points {
 			l.add(1, c.usual)
@@ -329,9 +329,29 @@ func TestDoubled(t *testing.T) {
 	}
 }
 
+// TestOlder: a table is older than a view with a later fleet, or with another set of members that
+// pass; what only lags behind makes nobody begin anew.
+func TestOlder(t *testing.T) {
+	var none *table
+	for _, c := range []struct {
+		t                   *table
+		version, generation uint64
+		behind, want        bool
+	}{
+		{none, 0, 0, false, true}, {none, 0, 0, true, true},
+		{&table{version: 5, generation: 5}, 6, 4, true, true}, {&table{version: 5, generation: 5}, 4, 6, false, false},
+		{&table{version: 5, generation: 5}, 5, 5, false, false}, {&table{version: 5, generation: 5}, 5, 6, true, true},
+		{&table{version: 5, generation: 5}, 5, 4, true, false}, {&table{version: 5, generation: 5}, 5, 4, false, true},
+	} {
+		if got := c.t.older(View{Snapshot: &fleet.Snapshot{Version: c.version}, Generation: c.generation, Behind: c.behind}); got != c.want {
+			t.Errorf("%+v: %t", c, got)
+		}
+	}
+}
+
 // TestIndex: of too many prefixes, the one whose last use is longest ago is forgotten.
 func TestIndex(t *testing.T) {
-	x, n := newIndex(3*entryBytes), &node{}
+	x, n := newIndex(240), &node{} // three of 80 bytes
 	for i, c := range []struct {
 		put   uint64
 		known []uint64
