@@ -116,6 +116,11 @@ func TestServerSettings(t *testing.T) {
 			t.Errorf("%+v: %v", c.cfg, err)
 		}
 	}
+	for _, r := range []*trust.Ring{nil, ring} {
+		if s, err := StartServer(ServerConfig{Ring: r, TLSCert: "/none/cert", TLSKey: "/none/key"}); err == nil || !strings.Contains(err.Error(), "embedded nats tls") {
+			t.Errorf("a certificate that is not there: %v, %v", s, err)
+		}
+	}
 	older := ring.Secrets()[1]
 	for _, c := range []struct {
 		cfg  ServerConfig

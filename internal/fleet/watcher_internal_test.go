@@ -63,6 +63,31 @@ func TestProbesGoOn(t *testing.T) {
 	})
 }
 
+// TestCloseAwaitsProbes: when a watcher is closed no probe is under way any more.
+func TestCloseAwaitsProbes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		over := false
+		w, err := Watch(WatcherConfig{Probe: func(ctx context.Context, _ *Instance) error {
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			over = true
+			return ctx.Err()
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.change(func(now time.Time) {
+			w.reg.link.Up, w.reg.witnessed = true, time.Hour
+			w.reg.announce(worker("a", 1), NATS, now)
+			w.reg.members["a"].heard = w.reg.witnessed - suspectAfter/2 - 1
+		})
+		time.Sleep(suspectAfter / 2)
+		if w.Close(); !over {
+			t.Error("a probe is under way")
+		}
+	})
+}
+
 // TestProbePatience: an answer to a probe counts if it comes within 0.8 s.
 func TestProbePatience(t *testing.T) {
 	for takes, counts := range map[time.Duration]bool{790 * time.Millisecond: true, 810 * time.Millisecond: false} {
