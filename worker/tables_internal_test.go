@@ -301,13 +301,13 @@ func TestEnds(t *testing.T) {
 
 // TestPoolBlocks: as many blocks as are set, or as the memory holds, but no more than 64 contexts.
 func TestPoolBlocks(t *testing.T) {
-	a := &arch.Config{Layers: 2, KVHeads: 2, HeadDim: 4, MaxPositions: 33}
 	const block = 2 * 2 * 2 * 4 * 4 * 16 // bytes
 	for _, c := range []struct {
-		blocks int
-		size   int64
-		want   int
-	}{{9, 0, 9}, {0, block, 1}, {0, block - 1, 0}, {0, 2*block - 1, 1}, {0, 191 * block, 191}, {0, 193 * block, 192}, {0, 1 << 40, 192}} {
+		longest, blocks int
+		size            int64
+		want            int
+	}{{33, 9, 0, 9}, {33, 0, block, 1}, {33, 0, block - 1, 0}, {33, 0, 2*block - 1, 1}, {33, 0, 191 * block, 191}, {33, 0, 193 * block, 192}, {33, 0, 1 << 40, 192}, {32, 0, 1 << 40, 128}} {
+		a := &arch.Config{Layers: 2, KVHeads: 2, HeadDim: 4, MaxPositions: c.longest}
 		cfg := DefaultConfig(fleet.Decode)
 		cfg.BlockTokens, cfg.Blocks = 16, c.blocks
 		got, err := poolBlocks(&cfg, a, "f32", c.size)
