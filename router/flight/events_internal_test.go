@@ -43,7 +43,7 @@ func TestEvents(t *testing.T) {
 	f(": [DONE]\n\n", 1, false)
 	f("", 0, false)
 	for run, want := range map[string]int{
-		"data: {}\n\n": 1, "data: {}\n\ndata: {}\n\ndata: [DONE]\n\n": 2, "data: [DONE]\n\n": 0, "data: [DONE]": 0, ": no more\n\n": 1,
+		"data: {}\n\n": 1, "data: {}\n\ndata: {}\n\ndata: [DONE]\n\n": 2, "data: [DONE]\n\n": 0, "data: [DONE]": 0,
 		"data: [DONE] " + strings.Repeat("x", 32) + "\n\n": 1, // a text
 	} {
 		e := &events{}
