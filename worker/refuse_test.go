@@ -100,7 +100,12 @@ func talking(t *testing.T) string {
 
 // TestRefuse: what only a worker can decide, with the field's name.
 func TestRefuse(t *testing.T) {
-	w := start(t, func(c *worker.Config) { c.Model = talking(t) })
+	dir := talking(t)
+	const template = `{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('not this') }}{% endif %}{{ m.content }}{% endfor %}`
+	if err := os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte(template), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := start(t, func(c *worker.Config) { c.Model = dir })
 	f := func(path, body string, status int, want string) {
 		t.Helper()
 		resp, b := ask(t, w.URL()+path, nil, body)
@@ -114,6 +119,12 @@ func TestRefuse(t *testing.T) {
 	f("/v1/chat/completions", chat+`,"tool_choice":"required"}`, 400, `"param":"tool_choice"`)
 	f("/v1/chat/completions", chat+`,"tool_choice":{"type":"function","function":{"name":"f"}}}`, 400, `"param":"tool_choice"`)
 	f("/v1/chat/completions", chat+`,"response_format":{"type":"json_object"}}`, 400, `"param":"response_format"`)
+
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":"no"}]}`, 400, `chat template: `)
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":"no"}]}`, 400, `"param":"messages"`)
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":""}]}`, 400, `the chat template renders nothing`)
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":"hello"}],"tools":{"a":1}}`, 400, `"param":"tools"`)
+	f("/v1/completions", `{"prompt":["a",""],"add_special_tokens":false}`, 400, `prompt 1 is empty","type":"invalid_request_error","param":"prompt"`)
 
 	// Just over the limit in tokens; and far over it in bytes, which is
 	// refused before the work of tokenising.

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -499,6 +500,23 @@ func TestEngineConfig(t *testing.T) {
 		got = EngineConfig(&c, gpu)
 		if got.MaxRunning != 7 || got.StepTokens != 8 || got.MaxWaiting != 3 || got.MaxModelLen != 4 || got.MaxStepTime != 5 || got.QueueTime != 6 || gpu && got.PrefillTokens != 8 {
 			t.Errorf("gpu %t: %+v", gpu, got)
+		}
+	}
+}
+
+// TestRoutes: who may ask for what, in the order of the reference.
+func TestRoutes(t *testing.T) {
+	list := Routes()
+	who := map[string]string{}
+	for i, r := range list {
+		who[r.Method+" "+r.Path] = r.For
+		if i > 0 && cmp.Or(strings.Compare(list[i-1].Path, r.Path), strings.Compare(list[i-1].Method, r.Method)) >= 0 || r.What == "" {
+			t.Errorf("%+v behind %+v", r, list[max(i-1, 0)])
+		}
+	}
+	for route, want := range map[string]access{"GET /health": forAnybody, "GET /metrics": forScrapers, "POST /v1/completions": forUsers, "POST /xpyd/v1/drain": forMembers, "POST /xpyd/v1/profile": forMembers} {
+		if who[route] != want.String() {
+			t.Errorf("%s is for %q, want %q", route, who[route], want)
 		}
 	}
 }
