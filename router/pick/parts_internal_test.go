@@ -363,3 +363,26 @@ func TestIndex(t *testing.T) {
 		}
 	}
 }
+
+// TestOutliers: what is said of a worker that does worse than its peers.
+func TestOutliers(t *testing.T) {
+	for measure, want := range map[int]string{measureErrors: "50% of its requests fail, of its peers' 20%", measureLate: "its first tokens take 1.3 times as long as its peers'", measureSlow: "its tokens take 1.3 times as long as its peers'"} {
+		if got := outliers[measure].why(0.5, 0.2); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestEventsBounded: of changes that nobody fetches the oldest go.
+func TestEventsBounded(t *testing.T) {
+	p := New(Config{}, nil)
+	for i := range maxEvents + 3 {
+		p.guardTo(&node{key: nodeKey{id: fmt.Sprint(i)}}, Open, time.Time{}, "")
+	}
+	if list, _ := p.Events(); len(list) != 1024 || list[0].ID != "3" || list[1023].ID != "1026" {
+		t.Errorf("%d events, from %s on", len(list), list[0].ID)
+	}
+	if list, _ := p.Events(); len(list) > 0 {
+		t.Errorf("%d come twice", len(list))
+	}
+}
