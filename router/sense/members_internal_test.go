@@ -1,6 +1,7 @@
 package sense
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -112,5 +113,25 @@ func TestPartner(t *testing.T) {
 			t.Errorf("probed with %q, want %q", got, want)
 		}
 		ms.marked[want] = mark{epoch: 1}
+	}
+}
+
+// TestForget: what is known of engines goes with them, also that they only embed.
+func TestForget(t *testing.T) {
+	ms := NewMembers(MembersDeps{Picker: pick.New(pick.Config{Policy: pick.RoundRobin}, nil), Fleet: &fleet.Watcher{}})
+	member := func(id string, state fleet.State) fleet.Member {
+		return fleet.Member{Instance: fleet.Instance{ID: id, Epoch: 1, Role: fleet.Decode}, State: state, Source: fleet.Static}
+	}
+	list := []fleet.Member{member("a", fleet.Live), member("b", fleet.Live), member("c", fleet.Dead), member("d", fleet.Live)}
+	for i := range list {
+		*ms.state(&list[i]) = probeState{ok: true, embeds: list[i].ID != "d"}
+	}
+	ms.forget(fleet.NewSnapshot(1, time.Now(), list))
+	if got := slices.Sorted(slices.Values(ms.Embedders())); !slices.Equal(got, []string{"a", "b"}) || len(ms.known) != 3 {
+		t.Errorf("%v embed, %d are known", got, len(ms.known))
+	}
+	ms.forget(fleet.NewSnapshot(2, time.Now(), list[1:]))
+	if got := ms.Embedders(); !slices.Equal(got, []string{"b"}) || len(ms.known) != 2 {
+		t.Errorf("%v embed, %d are known", got, len(ms.known))
 	}
 }
