@@ -2,9 +2,13 @@ package fleet
 
 import (
 	"context"
+	"encoding/json"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 )
 
 // TestTickTells: whoever waits for a change hears of one that a tick makes, also
@@ -115,5 +119,29 @@ func TestProbePatience(t *testing.T) {
 				t.Errorf("an answer that takes %v: %+v", takes, m)
 			}
 		})
+	}
+}
+
+// TestApplyNothing: that nobody heard a question is no bad message; another one without a word is.
+func TestApplyNothing(t *testing.T) {
+	w, err := Watch(WatcherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	inst, err := json.Marshal(worker("a", 1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		status, data string
+		refused      float64
+		members      int
+	}{{noResponders, "", 0, 0}, {"", "", 1, 0}, {"100", "", 2, 0}, {noResponders, string(inst), 2, 1}} {
+		m := &nats.Msg{Subject: subjectReply + "t", Data: []byte(c.data), Header: nats.Header{"Status": {c.status}}}
+		w.change(func(now time.Time) { w.apply(m, now) })
+		if n := testutil.ToFloat64(w.metrics.refused); n != c.refused || len(w.Snapshot().Members) != c.members {
+			t.Errorf("status %q with %d bytes: %v refused, %d members", c.status, len(c.data), n, len(w.Snapshot().Members))
+		}
 	}
 }
