@@ -464,6 +464,8 @@ func TestAskReach(t *testing.T) {
 	f(64, 96, 200, strings.Repeat(" ", 2000), -1, 1)
 	server.Close()
 	f(64, 96, 200, ``, -1, 0)
+	server.URL = "http://%zz"
+	f(64, 96, 200, ``, -1, 0)
 }
 
 // TestAppendError: only what another worker may do better is kept from the client.
