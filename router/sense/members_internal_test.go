@@ -1,11 +1,15 @@
 package sense
 
 import (
+	"io"
+	"net"
 	"slices"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
@@ -133,5 +137,43 @@ func TestForget(t *testing.T) {
 	ms.forget(fleet.NewSnapshot(2, time.Now(), list[1:]))
 	if got := ms.Embedders(); !slices.Equal(got, []string{"b"}) || len(ms.known) != 2 {
 		t.Errorf("%v embed, %d are known", got, len(ms.known))
+	}
+}
+
+// TestSuspect: a worker whose connection broke is dead if it takes no new one, unless that is our
+// own lack, or it is there and refuses us.
+func TestSuspect(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	shut, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shut.Close()
+	for i, c := range []struct {
+		at   net.Listener
+		err  error
+		want fleet.State
+	}{
+		{ln, io.EOF, fleet.Live}, {shut, io.EOF, fleet.Dead}, {ln, syscall.ECONNREFUSED, fleet.Dead}, {shut, ErrRefusesUs, fleet.Live}, {shut, syscall.EMFILE, fleet.Live},
+	} {
+		w, err := fleet.Watch(fleet.WatcherConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		inst := fleet.Instance{ID: "d0", Epoch: 1, Role: fleet.Decode, URL: "http://" + c.at.Addr().String(), Dialect: "openai", Model: "m"}
+		if err := w.AddStatic(inst, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+		ms := NewMembers(MembersDeps{Fleet: w, Picker: pick.New(pick.Config{Policy: pick.RoundRobin}, nil), Client: h1.NewClient(h1.DefaultTimeouts(), h1.Upstream{}, nil),
+			Ctx: t.Context(), Spawn: func(f func()) bool { f(); return true }})
+		ms.Suspect(&inst, c.err)
+		if m := w.Snapshot().Get("d0"); m.State != c.want || ms.Knocking() {
+			t.Errorf("%d: %v leaves it %s (%s)", i, c.err, m.State, m.Reason)
+		}
 	}
 }
