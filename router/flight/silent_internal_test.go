@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"sync"
@@ -192,4 +193,20 @@ func TestSilence(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSilenceEnds: with the router no worker is asked any more.
+func TestSilenceEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWard(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		w.s.Ctx = ctx
+		w.answers["d0"] = errNoAnswer
+		w.pass(silentAfter)
+		if w.times["d0"] == 0 {
+			t.Error("it is not asked")
+		}
+		cancel()
+		w.wg.Wait()
+	})
 }
