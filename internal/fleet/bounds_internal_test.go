@@ -141,6 +141,18 @@ func TestServerSettings(t *testing.T) {
 			t.Errorf("%s: %v, %v", route, got, err)
 		}
 	}
+	routed, err := StartServer(ServerConfig{Ring: ring, ClusterListen: "127.0.0.1:0", ClusterRoutes: []string{"nats-route://127.0.0.1:1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer routed.Close()
+	if err := routed.Renew(); err != nil {
+		t.Error(err)
+	}
+	routed.cfg.ClusterRoutes = []string{"nats-route://%zz"}
+	if err := routed.Renew(); err == nil || !strings.Contains(err.Error(), "embedded nats: ") {
+		t.Errorf("a route to nowhere is renewed: %v", err)
+	}
 	s := &Server{cfg: ServerConfig{}}
 	for _, c := range []struct{ addr, advertise, want string }{
 		{"127.0.0.1:5", "", "nats://127.0.0.1:5"}, {"0.0.0.0:5", "", "nats://127.0.0.1:5"}, {"[::]:5", "", "nats://127.0.0.1:5"}, {"0.0.0.0:5", "h", "nats://h:5"}, {"192.0.2.1:5", "h", "nats://192.0.2.1:5"}, {"[2001:db8::1]:5", "", "nats://[2001:db8::1]:5"},
