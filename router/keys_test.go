@@ -166,6 +166,11 @@ func TestKeyFile(t *testing.T) {
 		return resp.StatusCode == 401
 	})
 	served(f.of("all")...)
+	if err := os.WriteFile(f.path, []byte("keys: [{name: x}]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g.until("the log to say that the file is of no use", func() bool { return strings.Contains(g.logs.String(), "level=ERROR msg=files err=\"api_keys_file: ") })
+	served(f.of("all")...)
 
 	d.mu.Lock()
 	if d.last.Get("Authorization") != "" {
