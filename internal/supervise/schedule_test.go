@@ -559,9 +559,6 @@ func TestDrainTimeout(t *testing.T) {
 			if st := status(s, "a"); st.State != supervise.Draining || st.PID != 1 {
 				t.Errorf("before its time is over: %+v", st)
 			}
-			if !strings.Contains(log.String(), "msg=terminate child=a pid=1 err=\"not permitted\"") {
-				t.Errorf("it is not said that it cannot be told: %s", log.String())
-			}
 			time.Sleep(time.Nanosecond)
 			synctest.Wait()
 			if last.State != supervise.Stopped || last.PID != 0 || last.Exit == nil || last.Exit.Code != -1 || last.Reason != fmt.Sprintf("did not exit within %v", limit) ||
@@ -569,6 +566,9 @@ func TestDrainTimeout(t *testing.T) {
 				t.Errorf("in the end %+v after %v", last, last.At.Sub(f.begin))
 			}
 			stop(t, s, time.Second)
+			if !strings.Contains(log.String(), "msg=terminate child=a pid=1 err=\"not permitted\"") {
+				t.Errorf("it is not said that it cannot be told: %s", log.String())
+			}
 		})
 	}
 }
