@@ -362,14 +362,16 @@ func TestLinkIsOver(t *testing.T) {
 
 // TestEngineFails: a failed step ends the ticket and the leg as dead.
 func TestEngineFails(t *testing.T) {
-	bubble(t, nil, func(*kernels.Step) error { return errors.New("broken") }, func(r *rig) {
-		s := spec(tokens(1, 8))
-		in := r.send(s)
-		r.gets(in, ticket.Dead, "broken")
-		if rep := r.Await(r.t.Context(), s.Link); rep.Outcome != ticket.Dead || !strings.Contains(rep.Message, "broken") {
-			r.t.Errorf("%+v", rep)
-		}
-	})
+	for _, rows := range []bool{false, true} {
+		bubble(t, nil, func(*kernels.Step) error { return errors.New("broken") }, func(r *rig) {
+			s := spec(tokens(1, 8))
+			s.First = order(func(o *handoff.Order) { o.Rows = rows })
+			r.gets(r.send(s), ticket.Dead, "broken")
+			if rep := r.Await(r.t.Context(), s.Link); rep.Outcome != ticket.Dead || !strings.Contains(rep.Message, "broken") {
+				r.t.Errorf("rows %t: %+v", rows, rep)
+			}
+		})
+	}
 }
 
 // full is a sink whose memory takes nothing.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,10 +66,15 @@ func TestP2PRegistration(t *testing.T) {
 	})
 }
 
-// TestNoModelsListed: an engine that lists no models is asked all the same what it is.
+// TestNoModelsListed: an engine that lists no models is asked all the same what it is. Its version
+// is as configured, or as it says.
 func TestNoModelsListed(t *testing.T) {
 	t.Parallel()
+	var probes atomic.Int32
 	e := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == "POST" {
+			probes.Add(1)
+		}
 		if r.URL.Path != "/version" {
 			w.WriteHeader(404)
 			return
@@ -80,6 +86,16 @@ func TestNoModelsListed(t *testing.T) {
 		c.Static = []sense.Static{{ID: "e", URL: e.URL + "/", Dialect: "openai", Model: "m"}}
 	})
 	g.until("its version", func() bool { return g.watcher.Snapshot().Get("e").Version == "9.8.7" })
+	set := []sense.Static{{ID: "f", URL: e.URL, Dialect: "openai", Model: "n", Version: "1.0"}}
+	if err := g.r.Members.SetStatic(set); err != nil {
+		t.Fatal(err)
+	}
+	g.until("e to leave", func() bool { return g.watcher.Snapshot().Get("e").State == fleet.Gone })
+	was := probes.Load()
+	g.until("f to be probed", func() bool { return probes.Load() > was+1 })
+	if v := g.watcher.Snapshot().Get("f").Version; v != "1.0" {
+		t.Errorf("its version is %s", v)
+	}
 }
 
 // TestGoneWhileExamined: an engine that is taken out of the configuration while

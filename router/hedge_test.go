@@ -120,6 +120,9 @@ func TestHedgeLoses(t *testing.T) {
 	<-ended
 	g.until("the second to be over", g.idle)
 	g.hedges(0, 1, 0, 0, 0)
+	if strings.Contains(g.logs.String(), "second attempt failed") {
+		t.Error("that it was not needed is a warning")
+	}
 }
 
 // TestHedgeSaves: the first pair fails while the second is out: that one is the
@@ -165,6 +168,9 @@ func TestHedgeFails(t *testing.T) {
 		t.Fatalf("%d %q", resp.StatusCode, text)
 	}
 	g.hedges(0, 0, 1, 0, 0)
+	if !strings.Contains(g.logs.String(), "second attempt failed") {
+		t.Error("that it failed is no warning")
+	}
 }
 
 // TestHedgeLastResort: a 5xx that would be relayed is no answer while the other

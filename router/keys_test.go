@@ -100,6 +100,19 @@ func TestKeyFile(t *testing.T) {
 	}
 	resp.Body.Close()
 
+	for key, status := range map[string]int{"": 401, "all": 200, "some": 404, "old": 401} {
+		req, _ := http.NewRequest("GET", g.url+"/v1/models/m", nil)
+		if key != "" {
+			req.Header.Set("Authorization", "Bearer "+f.secrets[key])
+		}
+		resp, err := g.client.Do(req)
+		if err != nil || resp.StatusCode != status {
+			t.Errorf("one model, by the key %q: %v %v", key, resp, err)
+			continue
+		}
+		resp.Body.Close()
+	}
+
 	// A request that nobody may send is not read.
 	huge := strings.NewReader(strings.Repeat("x", 1<<20))
 	hreq, _ := http.NewRequest("POST", g.url+"/v1/completions", huge)
@@ -152,6 +165,11 @@ func TestKeyFile(t *testing.T) {
 		resp, _ := g.post("/v1/completions", ask, f.of("new")...)
 		return resp.StatusCode == 401
 	})
+	served(f.of("all")...)
+	if err := os.WriteFile(f.path, []byte("keys: [{name: x}]"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g.until("the log to say that the file is of no use", func() bool { return strings.Contains(g.logs.String(), "level=ERROR msg=files err=\"api_keys_file: ") })
 	served(f.of("all")...)
 
 	d.mu.Lock()

@@ -458,14 +458,14 @@ func TestEmbedderBeside(t *testing.T) {
 			return false
 		}})
 	}
-	for i, status := range []int{404, 405, 400} {
+	for i, status := range []int{404, 405, 400, 422, 501} {
 		id := fmt.Sprintf("e%d", i)
 		says(g.add(id, fleet.Decode, alone, func(i *fleet.Instance) { i.Model = id }), status, true)
 	}
 	broken := g.add("broken", fleet.Decode, alone)
 	says(broken, 404, false)
 	g.add("whole", fleet.Decode, alone)
-	for i := range 3 {
+	for i := range 5 {
 		id := fmt.Sprintf("e%d", i)
 		resp, body := g.post("/v1/embeddings", `{"model":"`+id+`","input":"x"}`)
 		if resp.StatusCode != 200 || body != `{"of":"`+id+`"}` {

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -123,7 +124,8 @@ func TestMemoryTaken(t *testing.T) {
 }
 
 // TestTakesIsNoLess: what is set aside for an answer is not less than what it has
-// when it is all there, and when its lists grow for the last time.
+// when it is all there, and when its lists grow for the last time; nor much more than three times
+// its tokens, or others would wait for nothing.
 func TestTakesIsNoLess(t *testing.T) {
 	w := renderer(t)
 	w.sizes = openai.MeasureTokens(w.tok, w.tok.VocabSize())
@@ -154,6 +156,8 @@ func TestTakesIsNoLess(t *testing.T) {
 			held := heap() - before
 			if needs := w.answerNeeds(j, false); int64(held) > needs.fixed+needs.tokens {
 				t.Errorf("%d alternatives of %d tokens: %d bytes held, %+v set aside", top, n, held, needs)
+			} else if each := len("once") + 4 + min(top+1, 1)*int(unsafe.Sizeof(openai.TokenLogprob{})) + max(top, 0)*8; needs.tokens > int64(7*j.N*n*each/2) {
+				t.Errorf("%d alternatives of %d tokens of %d bytes: %+v set aside", top, n, each, needs)
 			}
 			runtime.KeepAlive(choices)
 			runtime.KeepAlive(taken)

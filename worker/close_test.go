@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -63,5 +64,20 @@ func TestLifelineEnds(t *testing.T) {
 	}
 	if b, err := io.ReadAll(line.Body); err != nil || len(b) > 0 {
 		t.Errorf("%q, %v", b, err)
+	}
+}
+
+// TestFailed: the first reason to end is told, also if nobody listens yet.
+func TestFailed(t *testing.T) {
+	w := start(t, nil)
+	w.Fail(errors.New("first"))
+	w.Fail(errors.New("second"))
+	select {
+	case err := <-w.Failed():
+		if err.Error() != "first" {
+			t.Error(err)
+		}
+	default:
+		t.Error("nothing is told")
 	}
 }

@@ -43,7 +43,7 @@ func TestValidate(t *testing.T) {
 		}
 		refused[want] = true
 		err := c.Validate()
-		if e := (*config.KeyError)(nil); (want != "" || err != nil) && (!errors.As(err, &e) || e.Key != want) {
+		if e := (*config.KeyError)(nil); (want != "" || err != nil) && (!errors.As(err, &e) || e.Key != want || strings.Contains(e.Msg, "%!")) {
 			t.Errorf("%v: %v; want %q refused", changes, err, want)
 		}
 	}

@@ -111,6 +111,14 @@ func TestVLLMMetrics(t *testing.T) {
 		"time_to_first_token_seconds_count": 1, "inter_token_latency_seconds_count": 4, "request_success_total|length": 1, "request_queue_time_seconds_count": 1,
 		"request_prompt_tokens_sum": first, "request_generation_tokens_sum": 5, "request_prefill_time_seconds_count": 1, "request_decode_time_seconds_count": 1})
 
+	const another = "100102030405060708090a0b0c0d0e0f"
+	done = leg(p, another)
+	complete(t, d, linked(p, another), body+`}`)
+	<-done
+	if n := counter(t, d, "vllm:prefix_cache_hits_total{"+labels+"}"); n == 0 || n > float64(first) {
+		t.Errorf("decode had %v of a prompt of %d tokens that it has just answered", n, first)
+	}
+
 	for name, edges := range map[string]string{
 		"time_to_first_token_seconds":  "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560 +Inf",
 		"inter_token_latency_seconds":  "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80 +Inf",

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -47,6 +48,42 @@ func start(t *testing.T, change func(*worker.Config), given ...func(*worker.Deps
 	return w
 }
 
+// TestStartRefused: a worker that lacks something does not start, and says what.
+func TestStartRefused(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	taken := ln.Addr().String()
+	mute := talking(t)
+	if err := os.Remove(filepath.Join(mute, "tokenizer.json")); err != nil {
+		t.Fatal(err)
+	}
+	registry := prometheus.NewRegistry()
+	start(t, nil, func(d *worker.Deps) { d.Registry = registry })
+	for want, change := range map[string]func(*worker.Config, *worker.Deps){
+		"no such file or directory": func(c *worker.Config, _ *worker.Deps) { c.Model = t.TempDir() + "/nowhere" },
+		"has no tokenizer.json":     func(c *worker.Config, _ *worker.Deps) { c.Model = mute },
+		"listen: listen tcp":        func(c *worker.Config, _ *worker.Deps) { c.Listen = taken },
+		"kv_listen: listen tcp":     func(c *worker.Config, _ *worker.Deps) { c.KVListen = taken },
+		"kv_events: ":               func(c *worker.Config, _ *worker.Deps) { c.KVEvents.Listen = taken },
+		"join: nats url":            func(c *worker.Config, _ *worker.Deps) { c.Fleet.URL = "nats://[" },
+		"register metrics":          func(_ *worker.Config, d *worker.Deps) { d.Registry = registry },
+	} {
+		cfg := worker.DefaultConfig(fleet.Decode)
+		cfg.Threads, cfg.KVMemory = 1, 8<<20
+		deps := worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tcp.New(nil))}, Build: "test"}
+		change(&cfg, &deps)
+		w, err := worker.Start(t.Context(), cfg, deps)
+		if err == nil {
+			t.Errorf("%s: it starts: %v", want, w.Close(t.Context()))
+		} else if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
+	}
+}
+
 // talking is stories260k with a chat template, which it lacks.
 func talking(t *testing.T) string {
 	t.Helper()
@@ -63,7 +100,12 @@ func talking(t *testing.T) string {
 
 // TestRefuse: what only a worker can decide, with the field's name.
 func TestRefuse(t *testing.T) {
-	w := start(t, func(c *worker.Config) { c.Model = talking(t) })
+	dir := talking(t)
+	const template = `{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('not this') }}{% endif %}{{ m.content }}{% endfor %}`
+	if err := os.WriteFile(filepath.Join(dir, "chat_template.jinja"), []byte(template), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w := start(t, func(c *worker.Config) { c.Model = dir })
 	f := func(path, body string, status int, want string) {
 		t.Helper()
 		resp, b := ask(t, w.URL()+path, nil, body)
@@ -77,6 +119,12 @@ func TestRefuse(t *testing.T) {
 	f("/v1/chat/completions", chat+`,"tool_choice":"required"}`, 400, `"param":"tool_choice"`)
 	f("/v1/chat/completions", chat+`,"tool_choice":{"type":"function","function":{"name":"f"}}}`, 400, `"param":"tool_choice"`)
 	f("/v1/chat/completions", chat+`,"response_format":{"type":"json_object"}}`, 400, `"param":"response_format"`)
+
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":"no"}]}`, 400, `chat template: `)
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":"no"}]}`, 400, `"param":"messages"`)
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":""}]}`, 400, `the chat template renders nothing`)
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":"hello"}],"tools":{"a":1}}`, 400, `"param":"tools"`)
+	f("/v1/completions", `{"prompt":["a",""],"add_special_tokens":false}`, 400, `prompt 1 is empty","type":"invalid_request_error","param":"prompt"`)
 
 	// Just over the limit in tokens; and far over it in bytes, which is
 	// refused before the work of tokenising.

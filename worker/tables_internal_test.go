@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -301,13 +302,13 @@ func TestEnds(t *testing.T) {
 
 // TestPoolBlocks: as many blocks as are set, or as the memory holds, but no more than 64 contexts.
 func TestPoolBlocks(t *testing.T) {
-	a := &arch.Config{Layers: 2, KVHeads: 2, HeadDim: 4, MaxPositions: 33}
 	const block = 2 * 2 * 2 * 4 * 4 * 16 // bytes
 	for _, c := range []struct {
-		blocks int
-		size   int64
-		want   int
-	}{{9, 0, 9}, {0, block, 1}, {0, block - 1, 0}, {0, 2*block - 1, 1}, {0, 191 * block, 191}, {0, 193 * block, 192}, {0, 1 << 40, 192}} {
+		longest, blocks int
+		size            int64
+		want            int
+	}{{33, 9, 0, 9}, {33, 0, block, 1}, {33, 0, block - 1, 0}, {33, 0, 2*block - 1, 1}, {33, 0, 191 * block, 191}, {33, 0, 193 * block, 192}, {33, 0, 1 << 40, 192}, {32, 0, 1 << 40, 128}} {
+		a := &arch.Config{Layers: 2, KVHeads: 2, HeadDim: 4, MaxPositions: c.longest}
 		cfg := DefaultConfig(fleet.Decode)
 		cfg.BlockTokens, cfg.Blocks = 16, c.blocks
 		got, err := poolBlocks(&cfg, a, "f32", c.size)
@@ -463,6 +464,8 @@ func TestAskReach(t *testing.T) {
 	f(64, 96, 200, strings.Repeat(" ", 2000), -1, 1)
 	server.Close()
 	f(64, 96, 200, ``, -1, 0)
+	server.URL = "http://%zz"
+	f(64, 96, 200, ``, -1, 0)
 }
 
 // TestAppendError: only what another worker may do better is kept from the client.
@@ -499,6 +502,23 @@ func TestEngineConfig(t *testing.T) {
 		got = EngineConfig(&c, gpu)
 		if got.MaxRunning != 7 || got.StepTokens != 8 || got.MaxWaiting != 3 || got.MaxModelLen != 4 || got.MaxStepTime != 5 || got.QueueTime != 6 || gpu && got.PrefillTokens != 8 {
 			t.Errorf("gpu %t: %+v", gpu, got)
+		}
+	}
+}
+
+// TestRoutes: who may ask for what, in the order of the reference.
+func TestRoutes(t *testing.T) {
+	list := Routes()
+	who := map[string]string{}
+	for i, r := range list {
+		who[r.Method+" "+r.Path] = r.For
+		if i > 0 && cmp.Or(strings.Compare(list[i-1].Path, r.Path), strings.Compare(list[i-1].Method, r.Method)) >= 0 || r.What == "" {
+			t.Errorf("%+v behind %+v", r, list[max(i-1, 0)])
+		}
+	}
+	for route, want := range map[string]access{"GET /health": forAnybody, "GET /metrics": forScrapers, "POST /v1/completions": forUsers, "POST /xpyd/v1/drain": forMembers, "POST /xpyd/v1/profile": forMembers} {
+		if who[route] != want.String() {
+			t.Errorf("%s is for %q, want %q", route, who[route], want)
 		}
 	}
 }

@@ -33,6 +33,7 @@ func TestCheckFinds(t *testing.T) {
 				c.owners[owner] = &holding{quarantined: map[int32]bool{e.blocks[0]: true}}
 			}
 		}, "in quarantine twice"},
+		"as many waiters as may be":  {func(c *Cache, _ *entry) { c.waiters = make([]*waiter, c.cfg.MaxWaiters) }, ""},
 		"too many waiters":           {func(c *Cache, _ *entry) { c.waiters = make([]*waiter, c.cfg.MaxWaiters+1) }, "waiters, at most"},
 		"under a name and the index": {func(c *Cache, e *entry) { c.shelf[e.hash] = e }, "is in the index"},
 		"of another entry":           {func(c *Cache, e *entry) { c.blocks[e.blocks[0]].entry = c.index[e.parent] }, "does not know"},

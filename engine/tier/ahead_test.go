@@ -91,6 +91,25 @@ func TestAhead(t *testing.T) {
 	}
 	b.few = false
 
+	// It waits for no room, and looks again where the first unit is here by now.
+	all := r.tiers.lend(1<<20, 1)
+	if c, busy := stage(long, at(1, 160)).Bring(table, 0, wake); c != nil || busy || r.value("peer_fetches_total", "no_room") != 1 {
+		t.Error("there is no room for it")
+	}
+	r.tiers.settle(-all)
+	a, woken = stage(long, at(1, 160)), 0
+	if _, err := r.compute(long[:16], "", "run"); err != nil {
+		t.Fatal(err)
+	}
+	r.quiet()
+	if c, busy := a.Bring(table, 0, wake); c != nil || !busy || woken != 1 || p.Stats().Fetching != 0 {
+		t.Errorf("what is here is fetched, or not looked at: busy %t, woken %d times", busy, woken)
+	}
+	r.cache.Clear()
+	if err := r.tiers.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
 	// What fails is left alone, and computed.
 	stage(long, at(1, 160)).Bring(table, 0, wake)
 	b.ends[1](0, errDead)

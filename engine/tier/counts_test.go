@@ -1,8 +1,11 @@
 package tier
 
 import (
+	"regexp"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // TestCounts: what metrics and the admin's report say of each tier is what
@@ -60,4 +63,33 @@ func TestCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	is("flushed", map[[2]string]float64{{"units", tierHost}: 0, {"units", tierSSD}: 0, {"pinned_units", ""}: 2, {"io_errors_total", ""}: 0, {"corrupt_units_total", ""}: 0})
+}
+
+// TestMetricsSay: each metric has a name, a sentence and words for labels, in their places, also
+// those that are shown on first use.
+func TestMetricsSay(t *testing.T) {
+	r := newRig(t, config(""))
+	join(t, peersConfig(), false, r)
+	m := r.tiers.metrics
+	for _, c := range []*prometheus.CounterVec{m.hits, m.corrupt, m.saved, m.dropped, m.prefetched} {
+		c.WithLabelValues("x")
+	}
+	families, err := r.reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, help, label := regexp.MustCompile(`^xpyd_kvtier_[a-z_]+$`), regexp.MustCompile(`^[A-Z].* .*\.$`), regexp.MustCompile(`^[a-z]+$`)
+	for _, f := range families {
+		if !name.MatchString(f.GetName()) || !help.MatchString(f.GetHelp()) {
+			t.Errorf("%q: %q", f.GetName(), f.GetHelp())
+		}
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			if !label.MatchString(l.GetName()) {
+				t.Errorf("%s has a label %q", f.GetName(), l.GetName())
+			}
+		}
+	}
+	if len(families) < 20 {
+		t.Errorf("%d metrics", len(families))
+	}
 }

@@ -1,14 +1,18 @@
 package tier
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -231,13 +235,24 @@ func (d *fakeDevice) Verify(_ context.Context, list []kernels.Landed) ([]bool, e
 	return good, nil
 }
 
-// TestDeviceFails: a device that does not move costs hits, and nothing else.
+// TestDeviceFails: a device that does not move costs hits and nothing else, and it is said.
 func TestDeviceFails(t *testing.T) {
 	if !bulk {
 		return // there is none
 	}
 	r := newRig(t, config(""))
 	dev := r.dev
+	var log bytes.Buffer
+	r.tiers.log = slog.New(slog.NewTextHandler(&log, nil))
+	says := func(what string) {
+		t.Helper()
+		if !strings.Contains(log.String(), what+": a fault") {
+			t.Errorf("%q is not said: %q", what, log.String())
+		}
+		r.tiers.mu.Lock()
+		defer r.tiers.mu.Unlock()
+		r.tiers.said = time.Time{}
+	}
 	set := func(err error) {
 		dev.mu.Lock()
 		defer dev.mu.Unlock()
@@ -248,6 +263,7 @@ func TestDeviceFails(t *testing.T) {
 	r.run(tokens, 0)
 	r.quiet()
 	r.saved(tierHost, 0)
+	says("move out of the pool")
 	set(nil)
 	r.cache.Clear()
 	r.run(tokens, 0)
@@ -255,6 +271,7 @@ func TestDeviceFails(t *testing.T) {
 	r.cache.Clear()
 	set(fmt.Errorf("a fault"))
 	r.load(tokens, 0)
+	says("move to the pool")
 	set(nil)
 	r.load(tokens, 96)
 	r.run(tokens, 96) // right rows

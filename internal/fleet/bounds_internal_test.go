@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/xpyd/xpyd/internal/trust"
@@ -115,6 +116,11 @@ func TestServerSettings(t *testing.T) {
 			t.Errorf("%+v: %v", c.cfg, err)
 		}
 	}
+	for _, r := range []*trust.Ring{nil, ring} {
+		if s, err := StartServer(ServerConfig{Ring: r, TLSCert: "/none/cert", TLSKey: "/none/key"}); err == nil || !strings.Contains(err.Error(), "embedded nats tls") {
+			t.Errorf("a certificate that is not there: %v, %v", s, err)
+		}
+	}
 	older := ring.Secrets()[1]
 	for _, c := range []struct {
 		cfg  ServerConfig
@@ -134,6 +140,18 @@ func TestServerSettings(t *testing.T) {
 		if got, err := bad.routes(); err == nil || strings.Contains(err.Error(), route) {
 			t.Errorf("%s: %v, %v", route, got, err)
 		}
+	}
+	routed, err := StartServer(ServerConfig{Ring: ring, ClusterListen: "127.0.0.1:0", ClusterRoutes: []string{"nats-route://127.0.0.1:1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer routed.Close()
+	if err := routed.Renew(); err != nil {
+		t.Error(err)
+	}
+	routed.cfg.ClusterRoutes = []string{"nats-route://%zz"}
+	if err := routed.Renew(); err == nil || !strings.Contains(err.Error(), "embedded nats: ") {
+		t.Errorf("a route to nowhere is renewed: %v", err)
 	}
 	s := &Server{cfg: ServerConfig{}}
 	for _, c := range []struct{ addr, advertise, want string }{
@@ -231,6 +249,15 @@ func TestBounds(t *testing.T) {
 	f(false, func(i *Instance) { i.Layout.Groups = "[" })
 	f(true, func(i *Instance) { i.Layout = kvlayout.Plain(2, 2, 4, 16, "f32").Form() })
 	f(false, func(i *Instance) { i.Layout.BlockTokens = -1 })
+	f(true, func(i *Instance) { // a text, but not bounded like one
+		l := kvlayout.Plain(1, 2, 4, 16, "f32")
+		for n := 1; len(l.Form().Groups) <= maxFieldBytes; n++ {
+			g := l.Groups[0]
+			g.Layers, g.Window = kvlayout.Run(n, 1), n
+			l.Groups = append(l.Groups, g)
+		}
+		i.Layout = l.Form()
+	})
 	f(true, func(i *Instance) {
 		i.KVWays = map[string]string{}
 		for n := range maxWays {
@@ -396,6 +423,19 @@ func TestAdmit(t *testing.T) {
 	if d.leave(a); !d.admit(c) || d.admit(a) || len(d.open) != 2 {
 		t.Error("one has left, one may enter")
 	}
+}
+
+// TestHostShut: a member that comes while the server ends is let go.
+func TestHostShut(t *testing.T) {
+	ns, err := server.NewServer(&server.Options{DontListen: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Shutdown()
+	inner, outer := net.Pipe()
+	defer inner.Close()
+	defer outer.Close()
+	(&door{ns: ns}).host(&visit{Conn: inner})
 }
 
 // TestBus: routers hear each other's messages until they stop.

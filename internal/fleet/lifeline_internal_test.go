@@ -247,3 +247,16 @@ func TestProbes(t *testing.T) {
 		}
 	}
 }
+
+// TestLifelineNowhere: an address that is none is no lifeline.
+func TestLifelineNowhere(t *testing.T) {
+	w, err := Watch(WatcherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	l := &Lifeline{fleet: w, cfg: LifelineConfig{Timeout: time.Minute}, client: http.DefaultClient}
+	if opened, err := l.hold(t.Context(), target{url: "http://%zz"}); opened || err == nil {
+		t.Errorf("opened %t: %v", opened, err)
+	}
+}

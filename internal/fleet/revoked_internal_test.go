@@ -169,6 +169,14 @@ func TestRevokeErrors(t *testing.T) {
 	if !w.ReportAlive("a", 1) || w.Snapshot().Get("a").State != Live {
 		t.Error("it does not come back")
 	}
+	ahead, err := Watch(WatcherConfig{Revoked: []Revocation{{"a", time.Now().Add(time.Minute).UnixMicro(), false}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ahead.Close()
+	if err := ahead.Unrevoke("a"); err != nil || len(ahead.Snapshot().Revoked) > 0 {
+		t.Errorf("shut out by a router whose clock is ahead: %v, %v", err, ahead.Snapshot().Revoked)
+	}
 	again, err := Watch(WatcherConfig{Revoked: w.Revocations()})
 	if err != nil {
 		t.Fatal(err)

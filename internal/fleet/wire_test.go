@@ -63,6 +63,9 @@ func TestDecodeRefuses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if m, err := decode(subjectAnnounce+"a", []byte(strings.Repeat(" ", 16<<10-len(inst))+string(inst))); err != nil || m.kind != kindAnnounce {
+		t.Errorf("16 KiB: %v", err)
+	}
 	for name, c := range map[string]struct{ subject, payload string }{
 		"foreign id":    {subjectAnnounce + "b", string(inst)},
 		"unknown":       {"xpyd.fleet.other", "{}"},

@@ -20,15 +20,15 @@ type TokenSizes struct {
 	Float int // a log probability
 }
 
-// leastTokens are lower bounds for all models.
-var leastTokens = TokenSizes{Text: 1, Token: 3, Bytes: 3, ID: 1, Float: 1}
+// leastTokens are lower bounds for all models. A float32 takes as much as appendLogprob writes: a
+// sign, and 9 significant digits from 1e-6 on, or 5 digits before the point. Text is never zero:
+// Fits divides by what a token adds.
+var leastTokens = TokenSizes{Text: 1, Token: 3, Bytes: len("null"), ID: 1, Float: 20}
 
 // MeasureTokens measures the tokens 0 to n-1.
 func MeasureTokens(v Vocab, n int) TokenSizes {
-	// A float32 as appendLogprob writes it: a sign, and 9 significant digits from 1e-6 on,
-	// or 5 digits before the point.
-	// Text is never zero: Fits divides by what a token adds.
-	s := TokenSizes{Text: leastTokens.Text, ID: len(strconv.Itoa(max(n-1, 0))), Float: 20, Bytes: len("null")}
+	s := leastTokens
+	s.ID = len(strconv.Itoa(max(n-1, 0)))
 	for id := range int32(n) {
 		text, raw := v.TokenText(id), v.TokenBytes(id)
 		s.Token = max(s.Token, StringSize(text))

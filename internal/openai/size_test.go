@@ -181,16 +181,37 @@ func TestSurely(t *testing.T) {
 	}
 	f(`{"prompt":"x"}`, 0)
 	f(`{"prompt":"x","max_tokens":1000}`, 1000)
-	f(`{"prompt":["x","y"],"n":128,"max_tokens":100,"logprobs":20}`, 4*64*100*170)
+	f(`{"prompt":["x","y"],"n":128,"max_tokens":100,"logprobs":20}`, 4*64*100*570)
 	f(`{"messages":[],"max_tokens":100,"logprobs":true,"top_logprobs":20}`, 100*900)
 	f(`{"messages":[],"max_completion_tokens":2147483647,"n":128,"logprobs":true,"top_logprobs":20}`, 1<<24*128*860)
 	f(`{"messages":[],"max_tokens":100,"logprobs":false}`, 100)
+	least := &vocab{}
+	least.add("a", nil)
+	sizes := openai.MeasureTokens(least, 1)
+	for body, s := range map[string]openai.Shape{
+		`{"prompt":"x","max_tokens":7}`:                                                  {Logprobs: -1},
+		`{"prompt":["x","y"],"n":3,"max_tokens":7,"logprobs":2}`:                         {Logprobs: 2},
+		`{"messages":[],"max_tokens":7,"logprobs":true,"top_logprobs":4}`:                {Logprobs: 4, Chat: true},
+		`{"messages":[],"n":2,"max_completion_tokens":7,"logprobs":true}`:                {Logprobs: 0, Chat: true},
+		`{"messages":[],"max_completion_tokens":7,"logprobs":false,"top_logprobs":null}`: {Logprobs: -1, Chat: true},
+	} {
+		top, err := openai.Scan([]byte(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.PromptLogprobs = -1
+		none := s.Size(&sizes)
+		s.Tokens = 7
+		if n, want := top.Surely(), top.N*top.Prompts*(s.Size(&sizes)-none); n != want {
+			t.Errorf("%s: %d, of the smallest model %d", body, n, want)
+		}
+	}
 }
 
 // TestMeasuredText: what a token's bytes take in a text at most, each as U+FFFD where they are no
 // character by themselves.
 func TestMeasuredText(t *testing.T) {
-	for raw, want := range map[string]int{"": 0, "ab": 2, "é": 2, "\n": 2, "\xff": 3, "\xff\xfe": 6, "\xe7\x95": 6, "a\xff": 4, "\"\xff": 5} {
+	for raw, want := range map[string]int{"": 1, "ab": 2, "é": 2, "\n": 2, "\xff": 3, "\xff\xfe": 6, "\xe7\x95": 6, "a\xff": 4, "\"\xff": 5} {
 		v := &vocab{}
 		v.add("x", []byte(raw))
 		if got := openai.MeasureTokens(v, 1).Text; got != want {

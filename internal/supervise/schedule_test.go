@@ -1,6 +1,7 @@
 package supervise_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -25,6 +26,7 @@ type fakes struct {
 	deaf   bool // new processes ignore SIGTERM
 	undead bool // and SIGKILL
 	fail   error
+	refuse error // of a SIGTERM that is ignored
 }
 
 type fake struct {
@@ -77,8 +79,9 @@ func (p *fake) end(code int) {
 func (p *fake) Terminate() error {
 	if !p.deaf {
 		p.end(0)
+		return nil
 	}
-	return nil
+	return p.refuse
 }
 func (p *fake) Kill() error {
 	if !p.undead {
@@ -131,7 +134,7 @@ func TestBackoff(t *testing.T) {
 		if got := f.log(); got != want {
 			t.Fatalf("got  %s\nwant %s", got, want)
 		}
-		if st := status(s, "a"); st.State != supervise.Backoff || st.Wait != 5*time.Second || st.Starts != 9 || !strings.Contains(st.Exit.String(), "no such file") {
+		if st := status(s, "a"); st.State != supervise.Backoff || st.Wait != 5*time.Second || st.Starts != 9 || st.Exit.Code != -1 || !strings.Contains(st.Exit.String(), "no such file") {
 			t.Fatalf("%+v", st)
 		}
 		stop(t, s, time.Second)
@@ -538,9 +541,10 @@ func TestDrainTimeout(t *testing.T) {
 	for _, set := range []time.Duration{0, 2 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFakes()
-			f.deaf = true
+			f.deaf, f.refuse = true, errors.New("not permitted")
 			var last supervise.Event
-			s := start(t, supervise.Config{Launcher: f, DrainTimeout: set, OnEvent: func(e supervise.Event) { last = e }})
+			var log bytes.Buffer
+			s := start(t, supervise.Config{Launcher: f, DrainTimeout: set, Log: slog.New(slog.NewTextHandler(&log, nil)), OnEvent: func(e supervise.Event) { last = e }})
 			if err := s.Add(child("a", "r")); err != nil {
 				t.Fatal(err)
 			}
@@ -562,6 +566,9 @@ func TestDrainTimeout(t *testing.T) {
 				t.Errorf("in the end %+v after %v", last, last.At.Sub(f.begin))
 			}
 			stop(t, s, time.Second)
+			if !strings.Contains(log.String(), "msg=terminate child=a pid=1 err=\"not permitted\"") {
+				t.Errorf("it is not said that it cannot be told: %s", log.String())
+			}
 		})
 	}
 }

@@ -142,6 +142,11 @@ func TestBadFiles(t *testing.T) {
 			t.Errorf("%s instead of %s loads", new, old)
 		}
 	}
+	for bad, want := range map[string]string{`{"type":7}`: "cannot unmarshal", `null`: "cannot tell how tokens join"} {
+		if _, err := tokenizer.FromJSON([]byte(strings.Replace(ok, `{"type":"ByteLevel"}`, bad, 1)), nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s as a decoder: %v, want %s", bad, err, want)
+		}
+	}
 	f(`"BPE"`, `"Unigram"`)
 	f(`"BPE"`, `"BPE","dropout":0.1`)
 	f(`"BPE"`, `"BPE","end_of_word_suffix":"</w>"`)

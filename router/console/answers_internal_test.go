@@ -103,6 +103,20 @@ func TestTurned(t *testing.T) {
 	}
 }
 
+// TestEmptied: how long an order of another role waits for streams to move.
+func TestEmptied(t *testing.T) {
+	was := fleet.Member{Instance: fleet.Instance{Epoch: 3}}
+	for _, c := range []struct {
+		now  *fleet.Member
+		left int
+		want bool
+	}{{nil, 1, true}, {&fleet.Member{Instance: fleet.Instance{Epoch: 4}}, 1, true}, {&was, 1, false}, {&was, 0, true}} {
+		if emptied(&was, func(*fleet.Member) int { return c.left })(c.now) != c.want {
+			t.Errorf("%+v", c)
+		}
+	}
+}
+
 // TestAsked: what the audit log has of a request, and not of one with a client's words.
 func TestAsked(t *testing.T) {
 	long := strings.Repeat("x", maxAsked)

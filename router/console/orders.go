@@ -118,9 +118,7 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 	x := flight.Question{ID: a.id, Method: "POST", Path: "/xpyd/v1/" + action, Timeout: orderTimeout, Limit: maxReply}
 	switch {
 	case action == "role":
-		c.awaitMember(m.ID, movesWait, func(now *fleet.Member) bool {
-			return now == nil || now.Epoch != m.Epoch || c.Flights.ToMove(m) == 0
-		})
+		c.awaitMember(m.ID, movesWait, emptied(m, c.Flights.ToMove))
 		x.Body = []byte(`{"role":"` + o.Role + `"}`)
 	case action == "drain" && o.WaitOnly:
 		x.Body = []byte(`{"wait_only":true}`)
@@ -157,6 +155,11 @@ func (c *Console) Leave(m *fleet.Member) error {
 // turned returns what reports whether the fleet shows m in its new role, or never will.
 func turned(m *fleet.Member, role fleet.Role) func(now *fleet.Member) bool {
 	return func(now *fleet.Member) bool { return now == nil || now.Epoch != m.Epoch || now.Role == role }
+}
+
+// emptied returns what reports whether m has no streams left that are to go on elsewhere, or is gone.
+func emptied(m *fleet.Member, toMove func(*fleet.Member) int) func(now *fleet.Member) bool {
+	return func(now *fleet.Member) bool { return now == nil || now.Epoch != m.Epoch || toMove(m) == 0 }
 }
 
 // mark marks m as an order will leave it, or refuses the order. Until release, a worker that

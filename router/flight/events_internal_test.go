@@ -2,6 +2,7 @@ package flight
 
 import (
 	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -41,4 +42,13 @@ func TestEvents(t *testing.T) {
 	f("data: {}\r\n\r\n", 1, false)
 	f(": [DONE]\n\n", 1, false)
 	f("", 0, false)
+	for run, want := range map[string]int{
+		"data: {}\n\n": 1, "data: {}\n\ndata: {}\n\ndata: [DONE]\n\n": 2, "data: [DONE]\n\n": 0, "data: [DONE]": 0,
+		"data: [DONE] " + strings.Repeat("x", 32) + "\n\n": 1, // a text
+	} {
+		e := &events{}
+		if e.remember([]byte(run)); e.tokens() != want {
+			t.Errorf("%q: %d tokens, want %d", run, e.tokens(), want)
+		}
+	}
 }

@@ -272,3 +272,26 @@ func TestFar(t *testing.T) {
 		}
 	}
 }
+
+// TestRoom: what a choice has sent stays, however often its list grows, and its memory is counted.
+func TestRoom(t *testing.T) {
+	s, c := &seam{pot: &pot{}}, &sent{}
+	for i := range 1000 {
+		if !s.room(c, 3) {
+			t.Fatal("no room")
+		}
+		c.ids = fmt.Appendf(c.ids, "%02d,", i%100)
+	}
+	for i := range 1000 {
+		if got := string(c.ids[3*i:][:3]); got != fmt.Sprintf("%02d,", i%100) {
+			t.Fatalf("%d is %s", i, got)
+		}
+	}
+	if n := s.pot.bytes.Load(); n < int64(cap(c.ids)) || n != s.taken || n > 4000 {
+		t.Errorf("%d bytes are counted of %d", n, cap(c.ids))
+	}
+	s.pot.bytes.Store(maxKept)
+	if kept := string(c.ids); s.room(c, 1000) || string(c.ids) != kept {
+		t.Error("there is room, or the list is another")
+	}
+}

@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"sync"
@@ -88,6 +89,13 @@ func TestSilence(t *testing.T) {
 			w.answers["d0"] = errNoAnswer
 			w.pass(silentAfter)
 			w.taken()
+			w.pass(1)
+			w.taken("d0.0", "d0.1")
+		},
+		"it stops, and nothing may be spawned any more": func(w *ward) {
+			w.answers["d0"] = errNoAnswer
+			w.pass(silentAfter)
+			w.s.Spawn = func(func()) bool { return false }
 			w.pass(1)
 			w.taken("d0.0", "d0.1")
 		},
@@ -185,4 +193,20 @@ func TestSilence(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSilenceEnds: with the router no worker is asked any more.
+func TestSilenceEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWard(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		w.s.Ctx = ctx
+		w.answers["d0"] = errNoAnswer
+		w.pass(silentAfter)
+		if w.times["d0"] == 0 {
+			t.Error("it is not asked")
+		}
+		cancel()
+		w.wg.Wait()
+	})
 }

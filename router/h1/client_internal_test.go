@@ -128,8 +128,16 @@ func TestIdle(t *testing.T) {
 	if u.pop("a0") != list[2] || u.pop("a0") != nil || len(u.idle) != 0 {
 		t.Errorf("%v", u.idle)
 	}
+	another := &workerConn{Conn: deadConn{}, u: u, addr: "a0"}
+	u.open[another] = struct{}{}
 	u.put(list[2])
-	counts(1)
+	u.put(another)
+	if counts(2); u.pop("a0") != another || u.pop("a0") != list[2] || u.pop("a0") != nil {
+		t.Error("one of two is given twice, or the older one first")
+	}
+	u.put(list[2])
+	u.put(another)
+	counts(2)
 	u.Close()
 	if counts(0); u.pop("a0") != nil {
 		t.Error("one that was closed")
@@ -165,6 +173,11 @@ func TestStuck(t *testing.T) {
 		if err := b.do("h:1", h, [][]byte{[]byte("x")}, &sent); !errors.As(err, &e) || e.Phase != c.phase || sent.Load() != (c.conn == stuck{deadConn: c.conn.deadConn}) {
 			t.Errorf("%+v: %v, sent %t", c.conn, err, sent.Load())
 		}
+	}
+	b := bodyOf(nil, false, 5)
+	b.in.conn = stuck{read: net.ErrClosed}
+	if err := b.Await(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a body is awaited: %v", err)
 	}
 }
 
@@ -402,6 +415,7 @@ func TestDo(t *testing.T) {
 		{"HTTP/1.1 204 No Content\r\n\r\n", 204, "", ""}, {"HTTP/1.1 304 Not Modified\r\nContent-Length: 9\r\n\r\n", 304, "", ""},
 		{"HTTP/1.1 500 Oh\r\n\r\nto the end", 500, "to the end", ""},
 		{"", 0, "", "answer"}, {"nonsense\r\n\r\n", 0, "", "answer"}, {"HTTP/1.1 103 Early Hints\r\n\r\n", 0, "", "answer"}, {"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", 200, "", "body"},
+		{"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + strings.Repeat("x", 100_000), 200, "", "body"},
 	} {
 		answer <- c.says
 		b, err := do(&Life{}, ln.Addr().String())
@@ -410,12 +424,12 @@ func TestDo(t *testing.T) {
 			if s := b.Header.StatusCode(); s != c.status {
 				t.Errorf("%q: %d", c.says, s)
 			}
-			text, err = b.All(100)
+			text, err = b.All(1 << 20)
 			b.Abort() // the other end closes it
 		}
 		var e *Error
 		if string(text) != c.body || (err == nil) != (c.phase == "") || err != nil && (!errors.As(err, &e) || e.Phase != c.phase || !e.Gone()) {
-			t.Errorf("%q: %q, %v", c.says, text, err)
+			t.Errorf("%.100q: %.100q, %v", c.says, text, err)
 		}
 	}
 	var e *Error

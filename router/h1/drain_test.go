@@ -2,10 +2,12 @@ package h1_test
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -157,6 +159,24 @@ func TestLeave(t *testing.T) {
 	case err := <-failed:
 		t.Errorf("leaving is a failure: %v", err)
 	default:
+	}
+}
+
+// TestFailed: a listener that fails is told, or logged where nobody wants to hear it.
+func TestFailed(t *testing.T) {
+	for _, told := range []bool{false, true} {
+		var log bytes.Buffer
+		var heard error
+		cfg := h1.ServerConfig{Log: slog.New(slog.NewTextHandler(&log, nil))}
+		if told {
+			cfg.Failed = func(err error) { heard = err }
+		}
+		s, ln := started(t, cfg)
+		ln.Close()
+		s.Wait()
+		if strings.Contains(log.String(), net.ErrClosed.Error()) == told || errors.Is(heard, net.ErrClosed) != told {
+			t.Errorf("told %t: heard %v, logged %q", told, heard, log.String())
+		}
 	}
 }
 

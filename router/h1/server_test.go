@@ -2,6 +2,7 @@ package h1_test
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -196,4 +197,34 @@ func TestFraming(t *testing.T) {
 	}
 	f("version 1.0", "POST / HTTP/1.0\r\nConnection: keep-alive\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
 	f("two hosts", "POST / HTTP/1.1\r\nHost: x\r\nHost: y\r\nContent-Length: 0\r\n\r\n")
+}
+
+// TestCutBody: a large body that ends too early is an error, wherever it ends.
+func TestCutBody(t *testing.T) {
+	begun, failed := make(chan bool), make(chan error)
+	_, ln := started(t, h1.ServerConfig{Handler: func(ctx *fasthttp.RequestCtx) {
+		begun <- true
+		_, err := h1.ConnOf(ctx.Conn()).ReadBody()
+		failed <- err
+	}})
+	for _, n := range []int{0, 1, 100_000, 999_999} {
+		conn := dial(t, ln)
+		defer conn.Close()
+		fmt.Fprint(conn, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+		<-begun
+		if _, err := conn.Write(make([]byte, n)); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-failed:
+			if !errors.Is(err, io.ErrUnexpectedEOF) {
+				t.Errorf("after %d bytes: %v", n, err)
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("after %d bytes it waits for more", n)
+		}
+	}
 }

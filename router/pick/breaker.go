@@ -212,7 +212,7 @@ func (c *Choice) Failed(role fleet.Role, fault Fault, now time.Time) {
 		return
 	}
 	b := &p.cfg.Breaker
-	if g.opened > 0 && now.Sub(g.closed) > b.MaxOpen && !g.closed.IsZero() && g.state != HalfOpen {
+	if g.state == Closed && now.Sub(g.closed) > b.MaxOpen {
 		g.opened = 0
 	}
 	d := doubled(b.Open, g.opened, b.MaxOpen)

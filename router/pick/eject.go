@@ -250,7 +250,7 @@ func middle(v []float64) float64 {
 
 func (p *Picker) eject(n *node, why string, now time.Time) {
 	e, g := &p.cfg.Ejection, &n.guard
-	if g.ejected > 0 && !g.closed.IsZero() && now.Sub(g.closed) > e.MaxTime {
+	if now.Sub(g.closed) > e.MaxTime {
 		g.ejected = 0
 	}
 	d := doubled(e.Time, g.ejected, e.MaxTime)

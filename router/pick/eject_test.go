@@ -165,6 +165,22 @@ func TestEjectShare(t *testing.T) {
 	}
 }
 
+// TestEjectWorst: of two outliers the worse goes, whichever comes first.
+func TestEjectWorst(t *testing.T) {
+	for worse, other := range map[string]string{"d1": "d6", "d6": "d1"} {
+		l, n := newLab(t, fleetOf(1, 8), ejecting(pick.EjectErrors)), 0
+		for range 3 {
+			l.window(800, func(id string) (bool, time.Duration) {
+				if id == other {
+					n++
+				}
+				return id == worse || id == other && n%2 == 0, time.Millisecond
+			})
+		}
+		l.want(worse, pick.Ejected, other, pick.Closed)
+	}
+}
+
 // TestEjectLast: when the others are gone the ejected one serves.
 func TestEjectLast(t *testing.T) {
 	l := newLab(t, fleetOf(1, 2), ejecting(pick.EjectErrors))

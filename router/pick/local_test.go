@@ -94,6 +94,17 @@ func TestLocalByCost(t *testing.T) {
 			t.Errorf("%q", c.Local)
 		}
 	}
+	p, s = byCost(pick.Prefix, 100), fleetOf(0, 0, member("e0", fleet.Decode, func(m *fleet.Member) { m.Dialect = "openai" }))
+	for range 40 { // nothing to split, nothing to learn
+		if c := mustPick(t, p, s, pick.Request{Tokens: 1, Local: func(string) bool { return true }}); c.Local != "" {
+			t.Errorf("an engine that does both: %q", c.Local)
+		}
+	}
+	for np, nd := range []int{1, 0} {
+		if _, err := byCost(pick.Prefix, 100).Pick(pick.View{Snapshot: fleetOf(np, nd)}, &pick.Request{Model: "m", Tokens: 1, Local: native}); !errors.Is(err, pick.ErrNoPair) {
+			t.Errorf("%d prefill and %d decode workers: %v", np, nd, err)
+		}
+	}
 }
 
 // TestLocalLoad: each sequence that runs on decode makes serving alone dearer there, and a prefill

@@ -58,7 +58,7 @@ func TestTook(t *testing.T) {
 		usual  float64
 		took   time.Duration
 		n      int
-	}{{0, 2, 4 * time.Second, 0}, {enough - 1, 2, 4 * time.Second, 0}, {enough, 2, 4 * time.Second, 1}, {enough + 1, 2, time.Second, 1}, {enough, 2, 1, 1}, {enough, 2, 0, 0}, {enough, 2, -1, 0}, {enough, 0, time.Second, 0}} {
+	}{{0, 2, 4 * time.Second, 0}, {enough - 1, 2, 4 * time.Second, 0}, {enough, 2, 4 * time.Second, 1}, {enough + 1, 2, time.Second, 1}, {enough, 0.01, time.Second, 1}, {enough, 2, 1, 1}, {enough, 2, 0, 0}, {enough, 2, -1, 0}, {enough, 0, time.Second, 0}} {
 		var l line
 		for range c.points {
 			l.add(1, c.usual)
@@ -137,6 +137,15 @@ func TestTime(t *testing.T) {
 	if got := first.time(lineLocal, 1); math.Abs(got-2) > 1e-9 {
 		t.Errorf("all that its class knows is its own: %v", got)
 	}
+	moved := &node{class: c} // from another class, with its line
+	for range 3 {
+		moved.lines[lineDecode].add(1, 6)
+		first.class.lines[lineDecode].add(1, 2)
+	}
+	moved.class = first.class
+	if got := moved.time(lineDecode, 1); math.Abs(got-6) > 1e-9 {
+		t.Errorf("its class knows no more than it does: %v", got)
+	}
 }
 
 // TestPlaces: zones, labels and distances of topologies.
@@ -173,6 +182,15 @@ func TestChainBlocks(t *testing.T) {
 		if len(chain.hashes) != c[1] || chain.length != c[0] {
 			t.Errorf("%d bytes: %d blocks of %d, want %d", c[0], len(chain.hashes), chain.length, c[1])
 		}
+	}
+	text := make([]byte, 512)
+	was := NewChain(text).hashes
+	for i := range text {
+		text[i] ^= 1
+		if got := NewChain(text).hashes; got[0] == was[0] != (i >= 256) || got[1] == was[1] {
+			t.Errorf("of two texts that differ at %d: %x and %x", i, was, got)
+		}
+		text[i] ^= 1
 	}
 	a, b := NewChain(make([]byte, 256), "ab", "c"), NewChain(make([]byte, 256), "a", "bc")
 	if a.hashes[0] == b.hashes[0] {
@@ -311,9 +329,29 @@ func TestDoubled(t *testing.T) {
 	}
 }
 
+// TestOlder: a table is older than a view with a later fleet, or with another set of members that
+// pass; what only lags behind makes nobody begin anew.
+func TestOlder(t *testing.T) {
+	var none *table
+	for _, c := range []struct {
+		t                   *table
+		version, generation uint64
+		behind, want        bool
+	}{
+		{none, 0, 0, false, true}, {none, 0, 0, true, true},
+		{&table{version: 5, generation: 5}, 6, 4, true, true}, {&table{version: 5, generation: 5}, 4, 6, false, false},
+		{&table{version: 5, generation: 5}, 5, 5, false, false}, {&table{version: 5, generation: 5}, 5, 6, true, true},
+		{&table{version: 5, generation: 5}, 5, 4, true, false}, {&table{version: 5, generation: 5}, 5, 4, false, true},
+	} {
+		if got := c.t.older(View{Snapshot: &fleet.Snapshot{Version: c.version}, Generation: c.generation, Behind: c.behind}); got != c.want {
+			t.Errorf("%+v: %t", c, got)
+		}
+	}
+}
+
 // TestIndex: of too many prefixes, the one whose last use is longest ago is forgotten.
 func TestIndex(t *testing.T) {
-	x, n := newIndex(3*entryBytes), &node{}
+	x, n := newIndex(240), &node{} // three of 80 bytes
 	for i, c := range []struct {
 		put   uint64
 		known []uint64
@@ -323,5 +361,28 @@ func TestIndex(t *testing.T) {
 		if known := slices.Sorted(maps.Keys(x.slots)); !slices.Equal(known, c.known) {
 			t.Fatalf("%d: after %d: %v, want %v", i, c.put, known, c.known)
 		}
+	}
+}
+
+// TestOutliers: what is said of a worker that does worse than its peers.
+func TestOutliers(t *testing.T) {
+	for measure, want := range map[int]string{measureErrors: "50% of its requests fail, of its peers' 20%", measureLate: "its first tokens take 1.3 times as long as its peers'", measureSlow: "its tokens take 1.3 times as long as its peers'"} {
+		if got := outliers[measure].why(0.5, 0.2); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
+// TestEventsBounded: of changes that nobody fetches the oldest go.
+func TestEventsBounded(t *testing.T) {
+	p := New(Config{}, nil)
+	for i := range maxEvents + 3 {
+		p.guardTo(&node{key: nodeKey{id: fmt.Sprint(i)}}, Open, time.Time{}, "")
+	}
+	if list, _ := p.Events(); len(list) != 1024 || list[0].ID != "3" || list[1023].ID != "1026" {
+		t.Errorf("%d events, from %s on", len(list), list[0].ID)
+	}
+	if list, _ := p.Events(); len(list) > 0 {
+		t.Errorf("%d come twice", len(list))
 	}
 }

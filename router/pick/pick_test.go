@@ -375,7 +375,7 @@ func TestValidate(t *testing.T) {
 		c := pick.DefaultConfig()
 		change(&c)
 		err := c.Validate()
-		if want == "" && err != nil || want != "" && (err == nil || !strings.HasPrefix(err.Error(), want+": ")) {
+		if want == "" && err != nil || want != "" && (err == nil || !strings.HasPrefix(err.Error()+": ", want+": ")) {
 			t.Errorf("%+v: %v, want %q", c, err, want)
 		}
 	}
@@ -388,7 +388,7 @@ func TestValidate(t *testing.T) {
 	f("affinity_bytes", func(c *pick.Config) { c.AffinityBytes = -1 })
 	f("slow_start", func(c *pick.Config) { c.SlowStart = -1 })
 	f("", func(c *pick.Config) { c.TopologyLevel = 8 })
-	f("topology_level", func(c *pick.Config) { c.TopologyLevel = 9 })
+	f("topology_level: 9 is not in 0..8", func(c *pick.Config) { c.TopologyLevel = 9 })
 	f("topology_level", func(c *pick.Config) { c.TopologyLevel = -1 })
 	f("", func(c *pick.Config) { c.Disaggregate = pick.ByCost })
 	f("disaggregate", func(c *pick.Config) { c.Disaggregate = "never" })

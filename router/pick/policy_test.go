@@ -76,6 +76,46 @@ func TestRoundRobin(t *testing.T) {
 	}
 }
 
+// TestPowerOfTwo: of two drawn of ten workers the less loaded is taken, so that the only idle one
+// gets a fifth of the requests.
+func TestPowerOfTwo(t *testing.T) {
+	p, s := newPicker(pick.PowerOfTwo), fleetOf(1, 10)
+	for i := range s.Members {
+		if m := &s.Members[i]; m.Role == fleet.Decode && m.ID != "d3" {
+			m.Load.Running = 5
+		}
+	}
+	idle := 0
+	for range 10_000 {
+		c := mustPick(t, p, s, pick.Request{})
+		if c.Decode.ID == "d3" {
+			idle++
+		}
+		end(c)
+	}
+	if idle < 1900 || idle > 2100 {
+		t.Errorf("the idle one got %d of 10000", idle)
+	}
+}
+
+// TestWarmInLargeClass: of many workers those that had the prefix are looked at, though others have
+// been idle for longer and few are drawn.
+func TestWarmInLargeClass(t *testing.T) {
+	p, s := newPicker(pick.Prefix), fleetOf(200, 200)
+	chain := func(i int) pick.Chain { return pick.NewChain([]byte(strings.Repeat(fmt.Sprintf("%4d", i), 512))) }
+	first := map[int]*pick.Choice{}
+	for i := range 100 {
+		first[i] = mustPick(t, p, s, pick.Request{Tokens: 500, Chain: chain(i)})
+		end(first[i])
+	}
+	for i, was := range first {
+		c := mustPick(t, p, s, pick.Request{Tokens: 500, Chain: chain(i)})
+		if end(c); c.Prefill.ID != was.Prefill.ID || c.Decode.ID != was.Decode.ID {
+			t.Errorf("%d: %s and %s, warm are %s and %s", i, c.Prefill.ID, c.Decode.ID, was.Prefill.ID, was.Decode.ID)
+		}
+	}
+}
+
 // TestHash: a key stays with its worker, moves only if that one goes, and
 // goes elsewhere only while that one has a quarter more than the mean.
 func TestHash(t *testing.T) {

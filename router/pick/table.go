@@ -194,7 +194,7 @@ func (m *model) ready() bool {
 // why returns why a model has no pair, for people.
 func (m *model) why(v View) string {
 	switch {
-	case m.nDecode > 0 && len(m.decode) > 0 && m.ready():
+	case m.ready():
 		return "the remaining pairs have failed it already"
 	case m.nPrefill == 0:
 		return "there is no prefill worker"

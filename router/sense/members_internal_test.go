@@ -1,10 +1,15 @@
 package sense
 
 import (
+	"io"
+	"net"
+	"slices"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
@@ -112,5 +117,63 @@ func TestPartner(t *testing.T) {
 			t.Errorf("probed with %q, want %q", got, want)
 		}
 		ms.marked[want] = mark{epoch: 1}
+	}
+}
+
+// TestForget: what is known of engines goes with them, also that they only embed.
+func TestForget(t *testing.T) {
+	ms := NewMembers(MembersDeps{Picker: pick.New(pick.Config{Policy: pick.RoundRobin}, nil), Fleet: &fleet.Watcher{}})
+	member := func(id string, state fleet.State) fleet.Member {
+		return fleet.Member{Instance: fleet.Instance{ID: id, Epoch: 1, Role: fleet.Decode}, State: state, Source: fleet.Static}
+	}
+	list := []fleet.Member{member("a", fleet.Live), member("b", fleet.Live), member("c", fleet.Dead), member("d", fleet.Live)}
+	for i := range list {
+		*ms.state(&list[i]) = probeState{ok: true, embeds: list[i].ID != "d"}
+	}
+	ms.forget(fleet.NewSnapshot(1, time.Now(), list))
+	if got := slices.Sorted(slices.Values(ms.Embedders())); !slices.Equal(got, []string{"a", "b"}) || len(ms.known) != 3 {
+		t.Errorf("%v embed, %d are known", got, len(ms.known))
+	}
+	ms.forget(fleet.NewSnapshot(2, time.Now(), list[1:]))
+	if got := ms.Embedders(); !slices.Equal(got, []string{"b"}) || len(ms.known) != 2 {
+		t.Errorf("%v embed, %d are known", got, len(ms.known))
+	}
+}
+
+// TestSuspect: a worker whose connection broke is dead if it takes no new one, unless that is our
+// own lack, or it is there and refuses us.
+func TestSuspect(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	shut, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shut.Close()
+	for i, c := range []struct {
+		at   net.Listener
+		err  error
+		want fleet.State
+	}{
+		{ln, io.EOF, fleet.Live}, {shut, io.EOF, fleet.Dead}, {ln, syscall.ECONNREFUSED, fleet.Dead}, {shut, ErrRefusesUs, fleet.Live}, {shut, syscall.EMFILE, fleet.Live},
+	} {
+		w, err := fleet.Watch(fleet.WatcherConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		inst := fleet.Instance{ID: "d0", Epoch: 1, Role: fleet.Decode, URL: "http://" + c.at.Addr().String(), Dialect: "openai", Model: "m"}
+		if err := w.AddStatic(inst, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+		ms := NewMembers(MembersDeps{Fleet: w, Picker: pick.New(pick.Config{Policy: pick.RoundRobin}, nil), Client: h1.NewClient(h1.DefaultTimeouts(), h1.Upstream{}, nil),
+			Ctx: t.Context(), Spawn: func(f func()) bool { f(); return true }})
+		ms.Suspect(&inst, c.err)
+		if m := w.Snapshot().Get("d0"); m.State != c.want || ms.Knocking() {
+			t.Errorf("%d: %v leaves it %s (%s)", i, c.err, m.State, m.Reason)
+		}
 	}
 }

@@ -84,7 +84,7 @@ func tokenIDs(raw []byte) []uint32 {
 		return nil
 	}
 	out := make([]uint32, 0, len(raw)/6)
-	for i < len(raw) {
+	for {
 		space()
 		id, digits := uint64(0), 0
 		for ; i < len(raw) && raw[i] >= '0' && raw[i] <= '9' && digits < 10; i++ {
@@ -105,5 +105,4 @@ func tokenIDs(raw []byte) []uint32 {
 			return nil
 		}
 	}
-	return nil
 }
