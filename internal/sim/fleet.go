@@ -5,6 +5,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -28,8 +29,8 @@ type Config struct {
 	Seed        uint64
 }
 
-// DefaultConfig is a fleet on one machine, without workers. The way to a worker and back is what a
-// request through a router and a worker of one token took on two processors, less its step.
+// DefaultConfig is a fleet without workers, whose HTTP takes a millisecond, about: `scripts/bench twin`
+// measures it for its machine.
 func DefaultConfig() Config {
 	return Config{Front: 700 * time.Microsecond, Back: 200 * time.Microsecond, Pick: pick.DefaultConfig(), Heartbeat: fleet.DefaultHeartbeat, Seed: 1}
 }
@@ -115,6 +116,9 @@ func open(cfg Config, load Load) (*run, error) {
 			r.byID[w.member.ID] = w
 		}
 		return nil
+	}
+	if cfg.Whole+min(cfg.Prefill, cfg.Decode) < 1 {
+		return nil, errors.New("sim: the fleet needs a whole worker, or one of prefill and one of decode")
 	}
 	for _, err := range []error{add(cfg.Whole, fleet.Decode, "whole"), add(cfg.Prefill, fleet.Prefill, "prefill"), add(cfg.Decode, fleet.Decode, "decode")} {
 		if err != nil {

@@ -98,6 +98,10 @@ func TestOne(t *testing.T) {
 	if want := apart.Front + 2*apart.KV.Latency + step + layer + apart.Back; o.TTFT() != want || o.Gap() != perStep || o.Failed {
 		t.Errorf("apart: %+v, want a first token after %v, a layer takes %v", o, want, layer)
 	}
+	apart.KV.Bandwidth = 0
+	if got, want := play(t, apart, one)[0].TTFT(), apart.Front+2*apart.KV.Latency+step+apart.Back; got != want {
+		t.Errorf("apart by a link of any speed: %v, want %v", got, want)
+	}
 	apart.KV.Bandwidth = 1e6
 	o = play(t, apart, one)[0]
 	if want := apart.Front + 2*apart.KV.Latency + prompt*1000*time.Second/1e6 + apart.Back; o.TTFT() != want {
@@ -191,6 +195,9 @@ func TestCut(t *testing.T) {
 	out = play(t, cfg, Load{Requests: every(100*time.Millisecond, 3, 50, 100), Ended: func(o *Outcome) bool { ended++; return false }})
 	if ended != 1 || out[0].Failed || !out[1].Failed {
 		t.Errorf("%d ended: %+v", ended, out)
+	}
+	if _, err := Run(t.Context(), like(Split{Prefill: 2}), Load{}); err == nil {
+		t.Error("a fleet without decode runs")
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -12,7 +12,7 @@ import (
 // Link is how KV goes from prefill to decode.
 type Link struct {
 	Bytes     int           // of a token's rows
-	Bandwidth float64       // bytes a second out of a worker
+	Bandwidth float64       // bytes a second out of a worker; 0: any
 	Latency   time.Duration // of a message
 }
 
@@ -22,7 +22,10 @@ type link struct{ free time.Duration }
 // send returns when rows arrive that a step computed, which began and ended then. They go layer by
 // layer, each when it is computed: the last one waits for the end of the step.
 func (l *link) send(cfg *Link, tokens, layers int, began, ended time.Duration) time.Duration {
-	all := time.Duration(float64(tokens*cfg.Bytes) / cfg.Bandwidth * float64(time.Second))
+	all := time.Duration(0)
+	if cfg.Bandwidth > 0 {
+		all = time.Duration(float64(tokens*cfg.Bytes) / cfg.Bandwidth * float64(time.Second))
+	}
 	l.free = max(max(l.free, began)+all, ended+all/time.Duration(layers))
 	return l.free + cfg.Latency
 }
