@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -137,8 +138,8 @@ func TestCrash(t *testing.T) {
 	for _, reset := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			a, b, server, client := pair(t)
-			gone := 0
-			client.(*fakenet.Conn).OnPeerClose(func() { gone++ })
+			var gone atomic.Int32
+			client.(*fakenet.Conn).OnPeerClose(func() { gone.Add(1) })
 			_, _ = server.Write([]byte("sent"))
 			a.Stop()
 			_, _ = server.Write([]byte("held"))
@@ -158,8 +159,9 @@ func TestCrash(t *testing.T) {
 				t.Error("it listens")
 			}
 			time.Sleep(delay)
-			if gone != 1 {
-				t.Errorf("its end was told %d times", gone)
+			synctest.Wait()
+			if n := gone.Load(); n != 1 {
+				t.Errorf("its end was told %d times", n)
 			}
 		})
 	}
