@@ -76,8 +76,19 @@ func (s *stepper) begin(ctx context.Context) (by, next string, done chan string)
 	s.g.t.Helper()
 	by, done = s.stream(ctx)
 	s.g.order(by, "drain", "")
-	s.step <- struct{}{}
+	s.let(done)
 	return by, <-s.asked, done
+}
+
+// let lets the next event go. Where a starved machine made its decode look silent, the stream has gone
+// on without.
+func (s *stepper) let(done chan string) {
+	s.g.t.Helper()
+	select {
+	case s.step <- struct{}{}:
+	case text := <-done:
+		s.g.t.Fatalf("the stream did not wait: %s", text)
+	}
 }
 
 // stream starts one, whose second event is on its way.
@@ -98,7 +109,7 @@ func (s *stepper) stream(ctx context.Context) (by string, done chan string) {
 		done <- string(b)
 	}()
 	by = <-s.at
-	s.step <- struct{}{}
+	s.let(done)
 	return by, done
 }
 
