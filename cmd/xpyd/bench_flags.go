@@ -121,6 +121,9 @@ func parseSLO(text string) (slo record.SLO, err error) {
 		if to == nil {
 			return slo, fmt.Errorf("--slo %q is none of ttft, tpot, itl, e2e", name)
 		}
+		if *to > 0 {
+			return slo, fmt.Errorf("--slo: %s twice", name)
+		}
 		*to = limit
 	}
 	return slo, nil

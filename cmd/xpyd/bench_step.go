@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"math"
 	"os"
-	"path/filepath"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -85,7 +84,7 @@ func (b *benchStep) run(cmd *cobra.Command, _ []string) error {
 	if err := config.Load(&cfg, config.Options{Environ: os.Environ(), EnvAllow: foreignEnv, Flags: cmd.Flags(), FlagKeys: keys, Sources: sources}); err != nil {
 		return usageError{err}
 	}
-	out, err := b.create()
+	out, err := createOut(b.out)
 	if err != nil {
 		return fmt.Errorf("bench step: --out: %w", err)
 	}
@@ -94,7 +93,7 @@ func (b *benchStep) run(cmd *cobra.Command, _ []string) error {
 		out.drop()
 		return wrongSetting(sources, fmt.Errorf("bench step: %w", err))
 	}
-	if err := out.keep(r.Table); err != nil {
+	if err := out.keep(r.Table.Write); err != nil {
 		return fmt.Errorf("bench step: --out: %w", err)
 	}
 	return showSteps(cmd.OutOrStdout(), r)
@@ -192,44 +191,6 @@ func (b *benchStep) moves(ctx context.Context, backend kernels.Backend, stderr i
 	rate := rep.Find(kvbench.RunChecked).GBs.Median * 1e9
 	return &steptable.KV{Bandwidth: rate, Latency: max(rep.Latency.P50/1e6-float64(one)/rate, 0),
 		How: fmt.Sprintf("measured by %s between two processes, host memory to host memory", rep.Transport)}, nil
-}
-
-// outFile is where a table goes once it is whole; until then beside it. It may be nil: nowhere.
-type outFile struct {
-	*os.File
-	path string
-}
-
-func (b *benchStep) create() (*outFile, error) {
-	if b.out == "" {
-		return nil, nil
-	}
-	f, err := os.CreateTemp(filepath.Dir(b.out), filepath.Base(b.out)+".*")
-	if err != nil {
-		return nil, err
-	}
-	return &outFile{f, b.out}, nil
-}
-
-func (o *outFile) drop() {
-	if o != nil {
-		_ = o.Close()
-		os.Remove(o.Name())
-	}
-}
-
-func (o *outFile) keep(t *steptable.Table) error {
-	if o == nil {
-		return nil
-	}
-	err := errors.Join(t.Write(o), o.Chmod(0o644), o.Close())
-	if err == nil {
-		err = os.Rename(o.Name(), o.path)
-	}
-	if err != nil {
-		os.Remove(o.Name())
-	}
-	return err
 }
 
 // disturbed is the spread of a step's runs beyond which they tell more of the machine's other users.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 	"github.com/xpyd/xpyd/internal/sim"
 	"github.com/xpyd/xpyd/internal/steptable"
+	"github.com/xpyd/xpyd/kvlayout"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -86,15 +88,25 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return usageError{fmt.Errorf("--table: %w", err)}
 	}
+	if a := &t.About; a.Blocks < 1 || a.BlockTokens < 1 || a.BlockTokens > kvlayout.MaxBlockTokens || a.MaxBatch < 1 || a.StepTokens < 1 || a.Shape.Layers < 1 {
+		return usageError{fmt.Errorf("--table %s does not say what a worker has: its blocks, block_tokens, max_batch, step_tokens and layers", p.table)}
+	}
 	load, err := p.load(t)
 	if err != nil {
 		return usageError{err}
+	}
+	out, err := p.create()
+	if err != nil {
+		return fmt.Errorf("plan: --json: %w", err)
 	}
 	cfg := p.fleet(t, promise)
 	began := time.Now()
 	fleets, err := sim.Compare(cmd.Context(), cfg, sim.Splits(p.workers), load, promise, p.patience(promise), func(g sim.Goodput) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %.3g requests/s, after %d tries\n", g.Fleet, g.Rate, g.Runs)
 	})
+	if err != nil {
+		out.drop()
+	}
 	if errors.Is(err, context.Canceled) {
 		return errors.New("plan: interrupted")
 	}
@@ -105,16 +117,18 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 	if p.json == "-" {
 		return encodePlan(cmd.OutOrStdout(), &result)
 	}
-	if p.json != "" {
-		f, err := os.Create(p.json)
-		if err != nil {
-			return fmt.Errorf("plan: --json: %w", err)
-		}
-		if err := errors.Join(encodePlan(f, &result), f.Close()); err != nil {
-			return fmt.Errorf("plan: --json: %w", err)
-		}
+	if err := out.keep(func(w io.Writer) error { return encodePlan(w, &result) }); err != nil {
+		return fmt.Errorf("plan: --json: %w", err)
 	}
 	return showPlan(cmd.OutOrStdout(), p, &result, time.Since(began))
+}
+
+// create opens the file of --json, if there is one.
+func (p *planFlags) create() (*outFile, error) {
+	if p.json == "-" {
+		return nil, nil
+	}
+	return createOut(p.json)
 }
 
 func encodePlan(w io.Writer, p *plan) error {
@@ -230,13 +244,19 @@ func showPlan(w io.Writer, p *planFlags, r *plan, took time.Duration) error {
 			continue
 		}
 		ms := func(s sim.Spread) string { return fmt.Sprintf("%.3g, %.3g", 1e3*s.P50, 1e3*s.P99) }
-		fmt.Fprintf(tab, "%s\t%.3g\t%.2f\t%.1f %%\t%s\t%s\t%s\n", g.Fleet, g.Rate, g.Rate/r.Fleets[0].Rate, 100*g.Good, ms(g.TTFT), ms(g.Gap), ms(g.Worst))
+		rate := fmt.Sprintf("%.3g", g.Rate)
+		if g.AtLeast {
+			rate = "at least " + rate
+		}
+		fmt.Fprintf(tab, "%s\t%s\t%.2f\t%.1f %%\t%s\t%s\t%s\n", g.Fleet, rate, g.Rate/r.Fleets[0].Rate, 100*g.Good, ms(g.TTFT), ms(g.Gap), ms(g.Worst))
 	}
 	if err := tab.Flush(); err != nil {
 		return err
 	}
 	best := r.Fleets[0]
 	switch {
+	case slices.ContainsFunc(r.Fleets, func(g sim.Goodput) bool { return g.AtLeast }):
+		fmt.Fprintln(w, "\nThe load is too short to find every limit: give a longer one.")
 	case best.Speed == 0:
 		fmt.Fprintln(w, "\nNo fleet keeps these limits at any load that was tried.")
 	case best.Split.Whole > 0:

@@ -2,10 +2,15 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/xpyd/xpyd/internal/steptable"
 )
@@ -87,6 +92,8 @@ func TestPlanRefuses(t *testing.T) {
 		"--max-context -1":     {"--table", table, "--slo", ok, "--max-context", "-1"},
 		"--input":              {"--table", table, "--slo", ok, "--input", "x"},
 		"--output":             {"--table", table, "--slo", ok, "--output", "0"},
+		"--burstiness: burst":  {"--table", table, "--slo", ok, "--burstiness", "1e-300"},
+		"ttft twice":           {"--table", table, "--slo", "ttft=1s,ttft=2s"},
 		"--burstiness":         {"--table", table, "--slo", ok, "--burstiness", "0"},
 		"--trace: open":        {"--table", table, "--slo", ok, "--trace", table + "x"},
 		"--trace " + table:     {"--table", table, "--slo", ok, "--trace", table},
@@ -94,5 +101,70 @@ func TestPlanRefuses(t *testing.T) {
 		if out, errs, code := xpyd(t, append([]string{"plan"}, args...)...); code != 2 || !strings.Contains(errs, want) {
 			t.Errorf("%v: exit %d, want %q\n%s%s", args, code, want, out, errs)
 		}
+	}
+}
+
+// TestPlanAtLeast: a load that is too short to find a limit gives no verdict.
+func TestPlanAtLeast(t *testing.T) {
+	trace := filepath.Join(t.TempDir(), "trace.jsonl")
+	if err := os.WriteFile(trace, []byte(`{"timestamp": 0, "input_length": 10, "output_length": 2, "hash_ids": []}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, errs, code := xpyd(t, "plan", "--table", writeTable(t), "--slo", "ttft=1s", "--trace", trace)
+	if code != 0 || !strings.Contains(out, "at least") || !strings.Contains(out, "too short") || strings.Contains(out, "take the most") {
+		t.Errorf("exit %d\n%s%s", code, out, errs)
+	}
+}
+
+// TestOutFile: a result replaces a regular file, also one behind a link, and nothing else; a place that
+// cannot be written is known before there is a result.
+func TestOutFile(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	write := func(path string) error {
+		o, err := createOut(path)
+		if err != nil {
+			return err
+		}
+		return o.keep(func(w io.Writer) error { _, err := io.WriteString(w, "result"); return err })
+	}
+	if err := errors.Join(os.WriteFile(at("old"), []byte("old"), 0o600), os.Symlink("old", at("link")), unix.Mkfifo(at("fifo"), 0o600), os.Mkdir(at("folder"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"new", "old", "link"} {
+		err := write(at(name))
+		b, rerr := os.ReadFile(at(name))
+		if err != nil || rerr != nil || string(b) != "result" {
+			t.Errorf("%s: %q, %v, %v", name, b, err, rerr)
+		}
+	}
+	if to, err := os.Readlink(at("link")); err != nil || to != "old" {
+		t.Errorf("the link became %q, %v", to, err)
+	}
+	got := make(chan string)
+	go func() {
+		b, err := os.ReadFile(at("fifo"))
+		got <- fmt.Sprint(string(b), err)
+	}()
+	if err := write(at("fifo")); err != nil {
+		t.Error(err)
+	}
+	if s := <-got; s != "result<nil>" {
+		t.Errorf("the pipe got %s", s)
+	}
+	for _, name := range []string{"folder", "missing/new"} {
+		if o, err := createOut(at(name)); err == nil {
+			t.Errorf("%s is opened", name)
+			o.drop()
+		}
+	}
+	o, err := createOut(at("dropped"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.drop()
+	list, err := os.ReadDir(dir)
+	if err != nil || len(list) != 5 {
+		t.Errorf("left: %v, %v", list, err)
 	}
 }

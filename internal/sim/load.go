@@ -10,7 +10,7 @@ import (
 // Prompt is a prompt's token ids, made when they are needed.
 type Prompt struct {
 	tokens int
-	blocks []uint64 // ids of its pieces, as of workload.Entry; nil: it shares nothing
+	blocks []uint64 // ids of its pieces, as of workload.Entry; none: it shares nothing
 	nth    uint64   // tells it from others
 }
 
@@ -22,7 +22,7 @@ func (p *Prompt) IDs() []int32 {
 	ids := make([]int32, p.tokens)
 	for i := range ids {
 		of := p.nth | 1<<63
-		if p.blocks != nil {
+		if len(p.blocks) > 0 {
 			of = p.blocks[i/workload.BlockTokens]
 		}
 		ids[i] = int32(mix(of, uint64(i%workload.BlockTokens)) % vocab)

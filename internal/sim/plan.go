@@ -60,6 +60,8 @@ type Goodput struct {
 	Gap   Spread  `json:"gap_s"`     // means of requests
 	Worst Spread  `json:"longest_s"` // longest gaps of requests
 	Runs  int     `json:"runs"`
+	// AtLeast: no load was too much. It came all at once, or was as large as is tried.
+	AtLeast bool `json:"at_least,omitempty"`
 }
 
 // Spread is percentiles, in seconds.
@@ -84,8 +86,10 @@ func spread(out []Outcome, of func(*Outcome) time.Duration) Spread {
 }
 
 const (
-	closeEnough = 1.02 // between the highest load that does and the lowest that does not
-	farthest    = 12   // doublings or halvings until one of each is found
+	closeEnough = 1.02    // between the highest load that does and the lowest that does not
+	farthest    = 40      // doublings or halvings until one of each is found
+	mostTried   = 1 << 20 // requests of a load
+	leastSpan   = time.Second
 )
 
 // Search looks for a fleet's goodput: by doubling and halving, and then between. patience is how long
@@ -121,13 +125,14 @@ func Search(ctx context.Context, cfg Config, load Requests, p Promise, patience 
 		}
 		share := float64(len(out)-bad) / float64(len(out))
 		g.Speed, g.Good = speed, share
-		g.Rate = float64(len(out)) / max(last, time.Second).Seconds()
+		g.Rate = float64(len(out)) / max(last, leastSpan).Seconds()
+		g.AtLeast = last < leastSpan || len(out) > mostTried
 		g.TTFT, g.Gap = spread(out, (*Outcome).TTFT), spread(out, (*Outcome).Gap)
 		g.Worst = spread(out, func(o *Outcome) time.Duration { return o.Longest })
 		return true, nil
 	}
 	var does, doesNot float64
-	for speed, n := 1.0, 0; (does == 0 || doesNot == 0) && n < farthest; n++ {
+	for speed, n := 1.0, 0; (does == 0 || doesNot == 0) && n < farthest && !g.AtLeast; n++ {
 		ok, err := try(speed)
 		if err != nil {
 			return g, err

@@ -19,13 +19,16 @@ type Config struct {
 	Ramp time.Duration
 }
 
+// leastBurstiness is where a thousand requests come at once, about.
+const leastBurstiness = 0.001
+
 // Validate refuses what New cannot work with.
 func (c *Config) Validate() error {
 	switch {
 	case !(c.Rate > 0) || math.IsInf(c.Rate, 1):
 		return fmt.Errorf("rate %v is not positive", c.Rate)
-	case !(c.Burstiness > 0):
-		return fmt.Errorf("burstiness %v is not positive", c.Burstiness)
+	case !(c.Burstiness >= leastBurstiness):
+		return fmt.Errorf("burstiness %v is less than %v", c.Burstiness, leastBurstiness)
 	case c.Ramp < 0:
 		return fmt.Errorf("ramp %v is negative", c.Ramp)
 	}
