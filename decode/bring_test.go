@@ -3,6 +3,7 @@ package decode_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -144,6 +145,9 @@ func TestBring(t *testing.T) {
 		synctest.Wait()
 		if n := c.Move().Layers(); n != layout.Layers()-1 || !c.Begun() || c.Over() {
 			c.r.t.Errorf("%d layers, begun %t, over %t", n, c.Begun(), c.Over())
+		}
+		if h := c.r.cache.Holders(); !slices.ContainsFunc(h, func(h kvcache.Holder) bool { return h.Owner == "peer/fetch-1" && h.State == kvcache.StateReceiving }) {
+			c.r.t.Errorf("held by %+v", h)
 		}
 		rest(o)
 	}, nil, whole)

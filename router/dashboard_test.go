@@ -71,6 +71,9 @@ func TestDashboard(t *testing.T) {
 	if !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") {
 		t.Errorf("policy %q", policy)
 	}
+	if got := resp.Header.Get("X-Content-Type-Options"); got != "nosniff" {
+		t.Errorf("content type options %q", got)
+	}
 	for _, tag := range []string{"script", "style"} {
 		all := regexp.MustCompile(`(?s)<`+tag+`>(.*?)</`+tag+`>`).FindAllStringSubmatch(page, -1)
 		if len(all) != 1 {

@@ -511,6 +511,10 @@ func TestReloadStatic(t *testing.T) {
 	if err := g.r.Members.SetStatic(append(list, more...)); err != nil || !slices.Equal(before, epochs()) {
 		t.Errorf("%v, epochs %v became %v", err, before, epochs())
 	}
+	list[0].URL = more[0].URL
+	if err := g.r.Members.SetStatic(append(list, more...)); err != nil || slices.Equal(before, epochs()) {
+		t.Errorf("%v, and the engine that moved is the one that it was", err)
+	}
 	if err := g.r.Members.SetStatic([]sense.Static{{ID: "x", Role: "prefill", URL: "http://h:1", Dialect: "openai", Model: "m"}}); err == nil {
 		t.Error("an engine without a decode half was taken")
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -168,6 +169,12 @@ func TestAnswerBounds(t *testing.T) {
 	one := newTestJob(func(j *job) { j.MaxTokens = p(100) })
 	shape := w.answerShape(one, &one.items[0])
 	size := shape.Size(&w.sizes)
+	for _, stops := range [][]string{{"."}, {"ab", "abc", "a"}} { // the longest counts
+		j := newTestJob(func(j *job) { j.Stop = stops })
+		if got := w.answerShape(j, &j.items[0]).Stop; len(got) != len(slices.MaxFunc(stops, func(a, b string) int { return len(a) - len(b) })) {
+			t.Errorf("of stops %q it counts on %q", stops, got)
+		}
+	}
 	for i, c := range []struct {
 		change func(*job)
 		limit  int
