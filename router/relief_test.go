@@ -341,9 +341,11 @@ func TestBalance(t *testing.T) {
 	g.until("a stream to move", func() bool { return went[1].Load() > 0 })
 	close(stop)
 	wg.Wait()
-	if _, n := g.moved("d0"); n != 1 || went[0].Load() != 0 || went[1].Load() != 1 || went[2].Load() != 0 {
+	// A starved machine may hear late of the end, and make d2 look as fast as d1.
+	_, n := g.moved("d0")
+	if to := int(went[1].Load() + went[2].Load()); n < 1 || n > 2 || went[0].Load() != 0 || n != to {
 		t.Errorf("%d moved, to d0, d1, d2: %d, %d, %d", n, went[0].Load(), went[1].Load(), went[2].Load())
 	}
-	g.optional("balance", 1, 0)
+	g.optional("balance", n, 0)
 	g.until("the ledger to be empty", g.idle)
 }
