@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -40,12 +41,31 @@ func xpyd(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	var out, errs bytes.Buffer
+	var out bytes.Buffer
+	var errs shared // with children
 	code = run(ctx, args, &out, &errs)
 	if ctx.Err() != nil {
 		t.Errorf("%v did not end by itself", args)
 	}
 	return out.String(), errs.String(), code
+}
+
+// shared is a buffer that several write to.
+type shared struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *shared) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *shared) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
 }
 
 // TestHelp: each command has help on standard output, with an example that
