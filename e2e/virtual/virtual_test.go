@@ -93,6 +93,7 @@ func newFleet(t *testing.T, model string) *virtual {
 	t.Helper()
 	f := &virtual{net: fakenet.New(delay, buffered), model: model, workers: map[string]*one{}}
 	f.log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
+	f.net.Swift(natsPort) // nats.go holds a lock while it connects
 	f.front = f.net.Host(frontIP)
 	must := func(err error) {
 		t.Helper()

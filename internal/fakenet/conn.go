@@ -13,7 +13,8 @@ import (
 
 // half is one direction of a connection.
 type half struct {
-	n *Net
+	limit int
+	delay time.Duration
 
 	mu      sync.Mutex
 	change  chan struct{} // closed and replaced at every change
@@ -36,7 +37,9 @@ type sending struct {
 
 func (s *sending) here(now time.Time) bool { return !s.held && !s.at.After(now) }
 
-func newHalf(n *Net) *half { return &half{n: n, change: make(chan struct{})} }
+func newHalf(limit int, delay time.Duration) *half {
+	return &half{limit: limit, delay: delay, change: make(chan struct{})}
+}
 
 // update applies f and wakes all that wait.
 func (h *half) update(f func()) {
@@ -132,7 +135,7 @@ func (h *half) read(host *Host, b []byte) (n int, err error) {
 func (h *half) write(host *Host, b []byte) (n int, err error) {
 	for len(b) > 0 && err == nil {
 		late := h.await(func() <-chan struct{} { return nil }, &h.writeBy, func(now time.Time) (bool, time.Time) {
-			room := min(h.n.limit-h.bytes, len(b))
+			room := min(h.limit-h.bytes, len(b))
 			switch {
 			case h.eof:
 				err = net.ErrClosed
@@ -141,7 +144,7 @@ func (h *half) write(host *Host, b []byte) (n int, err error) {
 			case h.closed:
 				err = syscall.EPIPE
 			case room > 0:
-				h.sent = append(h.sent, sending{now.Add(h.n.delay), host.Stopped() != nil, append([]byte(nil), b[:room]...)})
+				h.sent = append(h.sent, sending{now.Add(h.delay), host.Stopped() != nil, append([]byte(nil), b[:room]...)})
 				h.bytes += room
 				b, n = b[room:], n+room
 			default:
@@ -203,7 +206,7 @@ func (c *Conn) release(drop bool) {
 				c.w.sent = c.w.sent[:i] // what follows is held too
 				return
 			default:
-				s.at, s.held = time.Now().Add(c.w.n.delay), false
+				s.at, s.held = time.Now().Add(c.w.delay), false
 			}
 		}
 	})
@@ -218,7 +221,7 @@ func (c *Conn) reset() {
 
 // tell calls who wants to know of the writer's end, when the news arrives.
 func (h *half) tell() {
-	time.AfterFunc(h.n.delay, func() {
+	time.AfterFunc(h.delay, func() {
 		h.mu.Lock()
 		gone := h.gone
 		h.gone = nil

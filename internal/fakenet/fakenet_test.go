@@ -75,6 +75,30 @@ func TestDelay(t *testing.T) {
 	})
 }
 
+// TestSwift: connections to such a port take no time.
+func TestSwift(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := fakenet.New(delay, 8)
+		n.Swift(80)
+		a, b := n.Host("10.0.0.1"), n.Host("10.0.0.2")
+		ln, err := a.Listen("tcp", "10.0.0.1:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		began := time.Now()
+		client := dial(t, b)
+		server, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = client.Write([]byte("hello")) // what arrives is looked at
+		if got, err := read(server); got != "hello" || err != nil || time.Since(began) != 0 {
+			t.Errorf("%q, %v after %v", got, err, time.Since(began))
+		}
+	})
+}
+
 // TestDeadlines: both directions honour them.
 func TestDeadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

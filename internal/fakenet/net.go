@@ -21,13 +21,32 @@ type Net struct {
 	limit int
 
 	mu    sync.Mutex
+	swift map[uint16]bool
 	hosts map[netip.Addr]*Host
 }
 
 // New makes a network in which bytes take delay to arrive, and a connection holds at most limit
 // bytes each way.
 func New(delay time.Duration, limit int) *Net {
-	return &Net{delay: delay, limit: limit, hosts: map[netip.Addr]*Host{}}
+	return &Net{delay: delay, limit: limit, hosts: map[netip.Addr]*Host{}, swift: map[uint16]bool{}}
+}
+
+// Swift makes connections to a port take no time. It is for clients that hold a lock until they are
+// connected: while somebody waits for a lock, time in a bubble does not pass.
+func (n *Net) Swift(port uint16) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.swift[port] = true
+}
+
+// delayOf is how long bytes take to arrive, over connections to a port.
+func (n *Net) delayOf(port uint16) time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.swift[port] {
+		return 0
+	}
+	return n.delay
 }
 
 // Host is one process's share of a network: when it has crashed, another takes its address.
@@ -106,9 +125,10 @@ func (h *Host) DialContext(ctx context.Context, _, addr string) (net.Conn, error
 	if err != nil {
 		return nil, refused(err)
 	}
-	if h.n.delay > 0 {
+	delay := h.n.delayOf(to.Port())
+	if delay > 0 {
 		select {
-		case <-time.After(2 * h.n.delay):
+		case <-time.After(2 * delay):
 		case <-ctx.Done():
 			return nil, refused(ctx.Err())
 		}
@@ -127,7 +147,7 @@ func (h *Host) DialContext(ctx context.Context, _, addr string) (net.Conn, error
 	h.next++
 	from := netip.AddrPortFrom(h.addr, h.next)
 	h.mu.Unlock()
-	up, down := newHalf(h.n), newHalf(h.n)
+	up, down := newHalf(h.n.limit, delay), newHalf(h.n.limit, delay)
 	now := time.Now()
 	here, there := &Conn{h: h, r: down, w: up, local: from, remote: to, port: to.Port(), since: now}, &Conn{h: peer, r: up, w: down, local: to, remote: from, port: to.Port(), since: now}
 	if !h.keep(here) || h.Stopped() != nil || !peer.keep(there) {
