@@ -65,15 +65,16 @@ func (c *Chunk) member(key string, r *reader) {
 		to = &c.Text
 	case "prompt_token_ids":
 		to = &c.Prompt
-		c.told = append(c.told, span{val: r.Pos() - len(raw), end: r.Pos()})
 	case "token_ids":
 		to = &c.IDs
-		c.told = append(c.told, span{val: r.Pos() - len(raw), end: r.Pos()})
 	case "logprobs", "prompt_logprobs":
 		c.More = true
 		return
 	default:
 		return
+	}
+	if to == &c.Prompt || to == &c.IDs {
+		c.told = append(c.told, span{val: r.Pos() - len(raw), end: r.Pos()})
 	}
 	*to = raw
 }

@@ -8,9 +8,9 @@ import (
 // clock is virtual time. Events run one after the other, in the order of their times and, at the
 // same time, of their making: nothing else decides, so a run repeats.
 type clock struct {
-	now  time.Duration // since the start
-	todo events
-	made uint64
+	now   time.Duration // since the start
+	queue events
+	made  uint64
 }
 
 type event struct {
@@ -28,15 +28,15 @@ func (c *clock) time() time.Time { return start.Add(c.now) }
 // after runs do in some time.
 func (c *clock) after(d time.Duration, do func()) {
 	c.made++
-	heap.Push(&c.todo, event{c.now + max(d, 0), c.made, do})
+	heap.Push(&c.queue, event{c.now + max(d, 0), c.made, do})
 }
 
 // next runs the next event; false if there is none.
 func (c *clock) next() bool {
-	if len(c.todo) == 0 {
+	if len(c.queue) == 0 {
 		return false
 	}
-	e := heap.Pop(&c.todo).(event)
+	e := heap.Pop(&c.queue).(event)
 	c.now = e.at
 	e.do()
 	return true

@@ -45,8 +45,7 @@ type Request struct {
 // Outcome is what a request's client saw.
 type Outcome struct {
 	At, First, Last time.Duration // of its arrival, its first token and its last; 0: never
-	Prompt, Output  int           // tokens
-	Tokens          int           // that came
+	Prompt, Tokens  int           // of the prompt; of the answer, those that came
 	Longest         time.Duration // gap between two tokens
 	Failed          bool
 }
@@ -184,7 +183,7 @@ func (r *run) sendNext() {
 	q, o := &r.load.Requests[r.next], &r.out[r.next]
 	r.next++
 	r.feeding = r.next < len(r.out)
-	*o = Outcome{At: r.clock.now, Prompt: q.Prompt.Tokens(), Output: q.Output}
+	*o = Outcome{At: r.clock.now, Prompt: q.Prompt.Tokens()}
 	r.open++
 	r.send(&flight{run: r, out: o, request: q})
 }
@@ -196,7 +195,7 @@ type flight struct {
 	out     *Outcome
 	choice  *pick.Choice
 	prompt  []int32
-	chain   kvcache.Chain
+	chain   *kvcache.Chain // see hash
 	sent    time.Duration
 	pushed  time.Duration // when prefill's leg ended
 	ended   bool
@@ -205,13 +204,12 @@ type flight struct {
 // send chooses workers.
 func (r *run) send(f *flight) {
 	f.prompt = f.request.Prompt.IDs()
-	f.chain = r.workers[0].cache.NewChain("")
-	f.chain.Extend(f.prompt)
 	req := &pick.Request{Model: modelName, Tokens: len(f.prompt), Output: f.request.Output, Seqs: 1, Chain: pick.NewChain(text(f.prompt))}
 	if p := r.cfg.Pick.Policy; p == pick.KVEvents || p == pick.PredictedTTFT {
 		req.Tokenized = true
+		f.hash()
 		for _, w := range r.workers {
-			if n := w.cache.Reach(&f.chain, len(f.prompt)-1); n > 0 {
+			if n := w.cache.Reach(f.chain, len(f.prompt)-1); n > 0 {
 				req.Warm = append(req.Warm, pick.Warm{ID: w.member.ID, Epoch: 1, Tokens: float64(n)})
 			}
 		}
@@ -232,10 +230,20 @@ func (r *run) send(f *flight) {
 	})
 }
 
+// hash names what caches have of the prompt.
+func (f *flight) hash() {
+	if f.chain == nil {
+		c := f.workers[0].cache.NewChain("")
+		c.Extend(f.prompt)
+		f.chain = &c
+	}
+}
+
 // split has decode reserve, and then prefill compute and push.
 func (f *flight) split(p, d *worker) {
 	owner := fmt.Sprintf("%p", f)
-	d.claim(&claim{owner: owner, chain: &f.chain, prompt: f.prompt, then: func(table []int32, had int) {
+	f.hash()
+	d.claim(&claim{owner: owner, chain: f.chain, prompt: f.prompt, then: func(table []int32, had int) {
 		if table == nil {
 			f.end(false)
 			return
@@ -254,7 +262,8 @@ func (f *flight) split(p, d *worker) {
 
 // decode has a worker answer; p is nil if it computes the prompt itself.
 func (f *flight) decode(d *worker, p *engine.Prefilled) {
-	r := &engine.Request{ID: "r", Prompt: f.prompt, MaxTokens: f.request.Output, IgnoreEOS: true, Prefilled: p, Sampling: engine.Sampling{TopP: 1}, Logprobs: -1, PromptLogprobs: -1}
+	r := ask(f.prompt)
+	r.MaxTokens, r.Prefilled = f.request.Output, p
 	if p != nil {
 		r.Owner = fmt.Sprintf("%p", f)
 	}

@@ -65,7 +65,8 @@ func (w *worker) reserve() {
 func (w *worker) push(cfg *Link, layers int, owner string, prompt []int32, had int, done, arrived func(), failed func()) {
 	last := time.Duration(0)
 	c := &call{token: func() {}}
-	r := &engine.Request{ID: owner, Prompt: prompt, IgnoreEOS: true, PrefillOnly: true, Sampling: engine.Sampling{TopP: 1}, Logprobs: -1, PromptLogprobs: -1}
+	r := ask(prompt)
+	r.PrefillOnly = true
 	r.OnBlocks = func(layer int, ready []engine.Ready) {
 		if layer != 0 {
 			return

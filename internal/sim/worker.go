@@ -77,6 +77,11 @@ const (
 	vocab     = 1 << 24
 )
 
+// ask is a request that only its length ends.
+func ask(prompt []int32) *engine.Request {
+	return &engine.Request{ID: "r", Prompt: prompt, IgnoreEOS: true, Sampling: engine.Sampling{TopP: 1}, Logprobs: -1, PromptLogprobs: -1}
+}
+
 // submit gives the engine a request.
 func (w *worker) submit(r *engine.Request, c *call) error {
 	h, err := w.engine.Submit(context.Background(), r)
