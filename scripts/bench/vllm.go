@@ -90,7 +90,7 @@ func (o *vllm) parts() (list []part) {
 	for _, p := range promised {
 		list = append(list, part{name: p.name})
 	}
-	return list
+	return append(list, part{name: replayPart})
 }
 
 func (o *vllm) open(context.Context) error {
@@ -137,6 +137,11 @@ func (o *vllm) rounds(ctx context.Context, parts []part) error {
 	}
 	if err := o.goodput(ctx, parts); err != nil {
 		return err
+	}
+	if slices.ContainsFunc(parts, func(p part) bool { return p.name == replayPart }) {
+		if err := o.replay(ctx); err != nil {
+			return fmt.Errorf("replay: %w", err)
+		}
 	}
 	return o.figures(parts)
 }

@@ -43,10 +43,7 @@ func (o *vllm) start(ctx context.Context, server string, settings ...string) (ur
 	}
 	url = "http://" + addr
 	if server == vllmName {
-		_, port, _ := strings.Cut(addr, ":")
-		env := append(os.Environ(), "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "HF_HUB_OFFLINE=1", "VLLM_HOST_IP=127.0.0.1")
-		p, err := o.Bench.Start(harness.Spec{Name: "vllm", Env: env, Argv: []string{o.python, "-m", "vllm.entrypoints.cli.main", "serve", o.model,
-			"--served-model-name", "model", "--host", "127.0.0.1", "--port", port, "--dtype", "bfloat16", "--max-model-len", "8192"}})
+		p, err := o.Bench.Start(o.engine(addr))
 		if err != nil {
 			return "", stop, err
 		}
@@ -84,6 +81,14 @@ func (o *vllm) start(ctx context.Context, server string, settings ...string) (ur
 		procs = append(procs, p)
 	}
 	return url, stop, o.answers(ctx, url, procs...)
+}
+
+// engine is vllm serve at its defaults but for what is given.
+func (o *vllm) engine(addr string, more ...string) harness.Spec {
+	_, port, _ := strings.Cut(addr, ":")
+	env := append(os.Environ(), "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", "HF_HUB_OFFLINE=1", "VLLM_HOST_IP=127.0.0.1")
+	return harness.Spec{Name: "vllm", Env: env, Argv: append([]string{o.python, "-m", "vllm.entrypoints.cli.main", "serve", o.model,
+		"--served-model-name", "model", "--host", "127.0.0.1", "--port", port, "--dtype", "bfloat16", "--max-model-len", "8192"}, more...)}
 }
 
 // prepare builds what was not given, and makes the model unless an earlier run left it.
