@@ -145,7 +145,7 @@ func (b *moves) start(ctx context.Context, streams, prompt int) (s *site, err er
 		"--device", b.device, "--threads", strconv.Itoa(b.threads)}
 	env := plainEnv()
 	if b.device == "cuda" {
-		argv = append(argv, "--kv-memory", "6GiB", "--kv-host-memory", "6GiB")
+		argv = append(argv, "--kv-memory", "6GiB", "--kv-host-memory", "12GiB")
 		env = append(env, "XPYD_CUDA_LIB="+b.library)
 	} else {
 		argv = append(argv, "--kv-memory", map[string]string{"110M": "4GiB", "15M": "512MiB"}[b.shape])

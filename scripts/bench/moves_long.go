@@ -20,7 +20,7 @@ import (
 const (
 	longOthers = 4                     // streams of the decode that a stream moves to
 	longRest   = 48                    // tokens that a stream has behind its move, or its worker's death
-	longPool   = 6 << 30 / (128 << 10) // tokens of the 8B shape in a GPU's pool
+	longPool   = 6 << 30 / (128 << 10) // tokens of the 8B shape in a GPU's pool; host memory has twice as many
 )
 
 // size names a context in a figure.
