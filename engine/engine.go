@@ -74,14 +74,15 @@ type Engine struct {
 	settled  time.Time // when the last step ended
 	decoded  time.Time // when the last one ended that carried what decodes
 	pace     pacer
-	turns    turns     // of takeovers and prompts
-	shortage shortage  // of blocks
-	planned  int       // steps since RetractEvery last took its turn
-	failures int       // steps failed in a row
-	said     time.Time // when spoilt output was told of last
-	unsaid   int       // requests that it has ended since
-	live     int       // requests begun and not ended
-	held     int       // ended PrefillOnly requests whose blocks wait for Release
+	turns    turns        // of takeovers and prompts
+	shortage shortage     // of blocks
+	expected atomic.Int64 // until when, in ns of Unix time: see Expect
+	planned  int          // steps since RetractEvery last took its turn
+	failures int          // steps failed in a row
+	said     time.Time    // when spoilt output was told of last
+	unsaid   int          // requests that it has ended since
+	live     int          // requests begun and not ended
+	held     int          // ended PrefillOnly requests whose blocks wait for Release
 }
 
 // New checks that cache and backend agree, registers metrics and starts the loop. The engine

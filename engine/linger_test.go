@@ -220,3 +220,54 @@ func queueTime(t *testing.T, seed uint64) {
 		}
 	})
 }
+
+// TestGoesOnAtOnce: on a device whose small steps take one time, a stream that was expected goes on in the
+// step behind the one under way, draws a token in each from then on, and keeps nobody from theirs.
+func TestGoesOnAtOnce(t *testing.T) {
+	if pipelined {
+		return // device is a Launcher: the first pass was the same
+	}
+	const step = 20 * time.Millisecond
+	synctest.Test(t, func(t *testing.T) {
+		r := newRigOn(t, config(), newDevice(enginetest.Config{Blocks: 2000, BlockTokens: 16, MaxPositions: 16384}, func(*kernels.Step) time.Duration { return step }))
+		long := request(prompt(rng(), 100), 2000)
+		long.IgnoreEOS = true
+		beside := r.submit(long)
+		time.Sleep(10 * step)
+		var gaps sync.WaitGroup
+		gaps.Go(func() {
+			last := time.Now()
+			for first := true; ; first = false {
+				if _, err := beside.Next(t.Context()); err != nil {
+					return
+				}
+				if gap := time.Since(last); gap > step && !first {
+					t.Errorf("a gap of %v beside", gap)
+				}
+				last = time.Now()
+			}
+		})
+		for i := range 20 {
+			r.Expect()
+			time.Sleep(step + time.Duration(i)*time.Millisecond)
+			q := request(prompt(rng(), 4), 24)
+			q.IgnoreEOS, q.Given = true, []engine.Given{{Tokens: []int32{9, 9, 9, 9, 9, 9}}}
+			came := time.Now()
+			h := r.submit(q)
+			for n := range 3 {
+				events, err := h.Next(t.Context())
+				if took := time.Since(came); err != nil || len(events) != 1 || took > time.Duration(n+2)*step {
+					t.Errorf("stream %d has token %d after %v: %v %v", i, n, took, events, err)
+				}
+			}
+			h.Cancel()
+		}
+		time.Sleep(3 * step)
+		if idle := r.backend.(*device).idle; idle > 60*time.Millisecond {
+			t.Errorf("the device was idle for %v", idle)
+		}
+		beside.Cancel()
+		gaps.Wait()
+		r.close()
+	})
+}

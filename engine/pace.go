@@ -112,6 +112,10 @@ func (p *pacer) besides(d time.Duration) int {
 	return int(d.Seconds() / p.adds)
 }
 
+// apart reports whether a step without so many decodes is much shorter, as on a CPU. A GPU takes
+// mostly as long for any small step.
+func (p *pacer) apart(decodes int) bool { return 2*p.adds*float64(decodes) > p.decodes.Seconds() }
+
 // limits are what a step must keep to.
 type limits struct {
 	total   int           // tokens

@@ -33,7 +33,7 @@ func (e *Engine) fill(from []*sequence) bool {
 	}
 	budget, room := e.pace.budget(l)
 	if back := e.turns.back(prefills); back > 0 {
-		if n := e.catchUp(back, l.target); n > 0 && l.decodes > 0 {
+		if n := e.catchUp(back, l.target); n > 0 && l.decodes > 0 && e.pace.apart(l.decodes) {
 			for _, q := range e.batch {
 				q.chunk = 0
 			}
@@ -228,7 +228,7 @@ func (e *Engine) chunk(q *sequence, budget int) int {
 // knowing the token. It must not be certain to be the last one.
 func (e *Engine) foreseen(q *sequence) bool {
 	r := q.h.req
-	return q.h.prompted && r.Repetition == 1 && r.Presence == 0 && r.Frequency == 0 && !e.full(r, len(q.output())+1)
+	return (q.h.prompted || q.goesOn()) && r.Repetition == 1 && r.Presence == 0 && r.Frequency == 0 && !e.full(r, len(q.output())+1)
 }
 
 func keepRunning(list []*sequence) []*sequence {

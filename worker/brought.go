@@ -65,7 +65,9 @@ func (w *Worker) bringStream(ctx context.Context, j *job, peers []tier.Peer) (b 
 			b.Tokens += w.peers.Follow(ctx, j.requestID, whole[:len(whole)-1], j.CacheSalt, peers)
 		}
 	}
-	b.Prompt = w.hasPrompt(prompt, j.CacheSalt)
+	if b.Prompt = w.hasPrompt(prompt, j.CacheSalt); b.Prompt {
+		w.engine.Expect()
+	}
 	return b
 }
 

@@ -154,7 +154,8 @@ func (b *moves) moveOne(ctx context.Context, s *site, i int, within func(from, t
 	if len(before) == 0 || len(then) == 0 {
 		return m, errors.New("the others have no token before or during the move")
 	}
-	return single{pause: ms(f.at[n].Sub(f.at[n-1])), step: figures.Median(before), before: mean(before), then: mean(then)}, nil
+	pause := max(f.at[n].Sub(f.at[n-1]), f.at[n+1].Sub(f.at[n])) // who goes on may skip a step
+	return single{pause: ms(pause), step: figures.Median(before), before: mean(before), then: mean(then)}, nil
 }
 
 func mean(v []float64) float64 {
