@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -120,8 +119,7 @@ func (b *moves) body(i, prompt int) string {
 	for k := range ids {
 		ids[k] = 3 + r.IntN(500)
 	}
-	list, _ := json.Marshal(ids) // of ints
-	return fmt.Sprintf(`{"model":"model","prompt":%s,"stream":true,"ignore_eos":true,"return_token_ids":true,"temperature":1,"seed":%d`, list, i+1)
+	return bodyOf(ids, i+1)
 }
 
 // site is the fleet of a run.

@@ -72,7 +72,7 @@ func (b *takeover) parts() (list []part) {
 	for _, f := range faults {
 		list = append(list, part{f.name, func(ctx context.Context) error { return b.measure(ctx, f) }})
 	}
-	return list
+	return append(list, part{"bystanders", b.bystanders})
 }
 
 // open makes the model and the prompts.
@@ -95,14 +95,16 @@ func (b *takeover) open(ctx context.Context) error {
 		for k := range ids {
 			ids[k] = 3 + r.IntN(500)
 		}
-		prompt, err := json.Marshal(ids)
-		if err != nil {
-			return err
-		}
-		b.bodies = append(b.bodies, fmt.Sprintf(`{"model":"model","prompt":%s,"stream":true,"ignore_eos":true,"return_token_ids":true,"temperature":1,"seed":%d`, prompt, i+1))
+		b.bodies = append(b.bodies, bodyOf(ids, i+1))
 	}
 	return modeltest.WriteHF(b.model, c, modeltest.HFOptions{Seed: 1, DType: kernels.F32,
 		Files: map[string][]byte{"tokenizer.json": tokens, "tokenizer_config.json": config}})
+}
+
+// bodyOf is a stream's request but for max_tokens.
+func bodyOf(prompt []int, seed int) string {
+	list, _ := json.Marshal(prompt) // of ints
+	return fmt.Sprintf(`{"model":"model","prompt":%s,"stream":true,"ignore_eos":true,"return_token_ids":true,"temperature":1,"seed":%d`, list, seed)
 }
 
 // enlarged adds tokens to a tokenizer up to n.
@@ -248,8 +250,12 @@ type flow struct {
 	seams  []int       // how many ids were there
 }
 
-// ask sends a request for so many tokens and reads its stream; met is called at each token.
+// ask sends the i-th request for so many tokens and reads its stream; met is called at each token.
 func (b *takeover) ask(addr string, i, tokens int, header string, met func(*flow)) (*flow, error) {
+	return askFor(addr, fmt.Sprintf(`%s,"max_tokens":%d}`, b.bodies[i], tokens), header, met)
+}
+
+func askFor(addr, body, header string, met func(*flow)) (*flow, error) {
 	f := &flow{}
 	c, err := dial(addr)
 	if err != nil {
@@ -257,7 +263,7 @@ func (b *takeover) ask(addr string, i, tokens int, header string, met func(*flow
 	}
 	defer c.conn.Close()
 	c.r = bufio.NewReaderSize(c.conn, 1<<20) // the first event lists the prompt's ids
-	req := post("/v1/completions", fmt.Sprintf(`%s,"max_tokens":%d}`, b.bodies[i], tokens))
+	req := post("/v1/completions", body)
 	if err := c.send(bytes.Replace(req, []byte("\r\n"), []byte("\r\n"+header), 1), 20*time.Minute); err != nil {
 		return f, err
 	}
