@@ -52,10 +52,10 @@ func (q *sequence) missing() int { return q.length() - q.next() }
 func (q *sequence) takesOver() bool { return q.h.req.RowsOnly || len(q.h.req.Given) > 0 }
 
 // goesOn reports whether a sequence is the only one that goes on of a request begun elsewhere, and
-// its rows are here: nobody else waits for its next token.
+// its rows are here: nobody else waits for its next token, and its prompt has nothing to tell.
 func (q *sequence) goesOn() bool {
 	i := q.h.req.resumes()
-	return i >= 0 && q.arriving == nil && !slices.ContainsFunc(q.h.req.Given[i+1:], func(g Given) bool { return !g.Done })
+	return i >= 0 && q.arriving == nil && !q.wantsPrompt() && !slices.ContainsFunc(q.h.req.Given[i+1:], func(g Given) bool { return !g.Done })
 }
 
 // isPrompt reports whether it is one that nobody has begun.
