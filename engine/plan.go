@@ -18,19 +18,19 @@ func (e *Engine) plan() bool {
 // token, and the rest of the token budget goes to prefill chunks. Where nothing decodes the budget
 // is larger, for the oldest prompt.
 func (e *Engine) fill(from []*sequence) bool {
-	prefills := e.byPromise(e.gather(from))
+	prefills := e.turns.begin(e.byPromise(e.gather(from)))
+	if len(prefills) == 0 {
+		return len(e.batch) > 0
+	}
 	l := limits{total: e.cfg.StepTokens, target: e.target(), drain: e.cfg.QueueTime, decodes: len(e.batch)}
 	alone := e.cfg.PrefillTokens >= l.total && !e.decoding()
 	if alone { // only who comes meanwhile waits
 		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0
 	}
-	prefills = e.turns.begin(prefills)
 	for _, q := range prefills {
 		l.queued += q.missing()
 	}
-	if len(prefills) > 0 {
-		l.at = prefills[0].next()
-	}
+	l.at = prefills[0].next()
 	budget, room := e.pace.budget(l)
 	if back := e.turns.back(prefills); back > 0 {
 		if n := e.catchUp(back, l.target); n > 0 && l.decodes > 0 && e.pace.apart(l.decodes) {
