@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/figures"
@@ -287,10 +288,14 @@ func (b *twinBench) simulate(ctx context.Context, s sim.Split, l twinLoad, seed 
 	return m, nil
 }
 
-// judge records the errors: the median over all loads and quantities, and the worst mean first token.
+// steadyTail is how much a load's own repeats may differ in their 99th percentile for that to be compared.
+const steadyTail = 20 // %
+
+// judge records the errors: the median over all loads and quantities, the worst mean first token, and the worst
+// 99th percentile of those whose own repeats differ little.
 func (b *twinBench) judge(s sim.Split, list []twinLoad, twin, real [][]measured) error {
 	var all, rates []float64
-	worst, which := 0.0, ""
+	worst, which, tail, tailOf, unsteady := 0.0, "", 0.0, "", []string(nil)
 	for i, l := range list {
 		off := func(of func(measured) float64) float64 {
 			var t, r []float64
@@ -302,6 +307,15 @@ func (b *twinBench) judge(s sim.Split, list []twinLoad, twin, real [][]measured)
 		ttft, tpot, rate := off(func(m measured) float64 { return m.TTFT }), off(func(m measured) float64 { return m.TPOT }), off(func(m measured) float64 { return m.Rate })
 		b.Sayf("%v, %s: off by %.1f %% in TTFT, %.1f %% in TPOT, %.1f %% in tokens a second", s, l.name, ttft, tpot, rate)
 		all, rates = append(all, ttft, tpot, rate), append(rates, rate)
+		low, high := math.Inf(1), 0.0
+		for _, m := range real[i] {
+			low, high = min(low, m.P99), max(high, m.P99)
+		}
+		if p99 := off(func(m measured) float64 { return m.P99 }); 100*(high/low-1) > steadyTail {
+			unsteady = append(unsteady, fmt.Sprintf("%s (%.0f..%.0f ms)", l.name, low, high))
+		} else if p99 >= tail {
+			tail, tailOf = p99, l.name
+		}
 		if ttft > worst {
 			worst, which = ttft, l.name
 		}
@@ -314,5 +328,6 @@ func (b *twinBench) judge(s sim.Split, list []twinLoad, twin, real [][]measured)
 	slices.Sort(all)
 	return b.Add(figure("median_error_pct", figures.Median(all), 5, fmt.Sprintf("%.1f..%.1f over all loads", all[0], all[len(all)-1])),
 		figure("worst_ttft_error_pct", worst, 10, "with "+which),
+		figure("p99_error_pct", tail, steadyTail, "with "+tailOf+"; repeats differ by more: "+strings.Join(unsteady, ", ")),
 		figure("throughput_error_pct", figures.Median(rates), 5, fmt.Sprintf("%.1f..%.1f", slices.Min(rates), slices.Max(rates))))
 }
