@@ -77,6 +77,8 @@ table, each with the table's KV pool.`,
 type plan struct {
 	Table  steptable.About `json:"table"`
 	Fleets []sim.Goodput   `json:"fleets"`
+	// Bound is requests a second that no fleet keeps up: see sim.Bound.
+	Bound float64 `json:"bound"`
 }
 
 func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
@@ -113,7 +115,7 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return fmt.Errorf("plan: %w", err)
 	}
-	result := plan{t.About, fleets}
+	result := plan{t.About, fleets, sim.Bound(&cfg.Worker, p.workers, load(1), promise)}
 	if p.json == "-" {
 		return encodePlan(cmd.OutOrStdout(), &result)
 	}
@@ -253,6 +255,8 @@ func showPlan(w io.Writer, p *planFlags, r *plan, took time.Duration) error {
 	if err := tab.Flush(); err != nil {
 		return err
 	}
+	fmt.Fprintf(w, "\nNo fleet of these workers keeps up %.3g requests/s, whatever it does: so much the devices compute,\n"+
+		"by the best mix of steps, where nothing is computed twice. Times to first tokens are not in that.\n", r.Bound)
 	best := r.Fleets[0]
 	switch {
 	case slices.ContainsFunc(r.Fleets, func(g sim.Goodput) bool { return g.AtLeast }):

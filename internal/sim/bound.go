@@ -1,0 +1,169 @@
+package sim
+
+import (
+	"github.com/xpyd/xpyd/internal/loadgen/workload"
+	"github.com/xpyd/xpyd/internal/steptable"
+)
+
+// Bound returns a rate, in requests a second, that no fleet of so many workers keeps up, however its
+// requests are placed: what the devices compute if they take whatever mix of steps is best, always
+// full, and if everybody has in cache what anybody has computed. It is the optimum of a linear program:
+//
+//	most   r
+//	over   x[k] >= 0, the part of the devices' time that goes to steps of kind k, of n[k] tokens
+//	       that decode and m[k] of prompts, which take t[k]
+//	where  sum x[k] <= workers
+//	       r * (tokens of a prompt that are new) <= sum x[k] m[k] / t[k]
+//	       r * (tokens of an answer but the first) <= sum x[k] n[k] / t[k]
+//	       sum x[k] n[k] (t[k] - TPOT) / t[k] <= 0, the mean gap; with ITL, t[k] <= ITL where n[k] > 0
+//
+// Times to first tokens are not in it. Requests that need not be good count as served for nothing.
+func Bound(w *Worker, workers int, load []Request, p Promise) float64 {
+	need := needs(load)
+	if need.requests == 0 || need.fresh+need.answer == 0 {
+		return 0
+	}
+	// Rows: devices, prompts, answers, gaps. Columns: the kinds of steps, and the rate.
+	limits := []float64{float64(workers), 0, 0, 0}
+	var columns [][]float64
+	room := float64(w.Blocks*w.BlockTokens) / max(need.context, 1)
+	for _, n := range grid(int(min(float64(w.Engine.MaxRunning), room))) {
+		for _, m := range grid(max(w.Engine.StepTokens, w.Engine.PrefillTokens)) {
+			if n+m == 0 {
+				continue
+			}
+			s := steptable.Load{Decodes: n, Context: int(float64(n) * need.context)}
+			if m > 0 {
+				s.Pieces = []steptable.Piece{{Tokens: m, Position: int(max(0, need.position-float64(m)/2)), Draws: 1}}
+			}
+			mean, _ := w.Steps.Step(s)
+			t := mean.Seconds()
+			if t <= 0 || n > 0 && p.ITL > 0 && mean > p.ITL {
+				continue
+			}
+			gap := 0.0
+			if p.TPOT > 0 {
+				gap = float64(n) * (t - p.TPOT.Seconds()) / t
+			}
+			columns = append(columns, []float64{1, -float64(m) / t, -float64(n) / t, gap})
+		}
+	}
+	columns = append(columns, []float64{0, need.fresh, need.answer, 0})
+	gain := make([]float64, len(columns))
+	gain[len(gain)-1] = 1
+	rate := maximise(gain, columns, limits)
+	if p.Share > 0 {
+		rate /= p.Share
+	}
+	return rate
+}
+
+// needed is what a request needs, on the average.
+type needed struct {
+	requests      int
+	fresh, answer float64 // tokens to compute of a prompt, and to decode
+	position      float64 // of the former
+	context       float64 // of the latter
+}
+
+// needs counts a piece that several prompts have in common once.
+func needs(load []Request) (n needed) {
+	seen := map[uint64]bool{}
+	for i := range load {
+		q := &load[i]
+		at := 0
+		for _, id := range q.Prompt.blocks {
+			if !seen[id] {
+				break
+			}
+			at += workload.BlockTokens
+		}
+		for _, id := range q.Prompt.blocks {
+			seen[id] = true
+		}
+		tokens := q.Prompt.Tokens()
+		fresh := max(tokens-at, 1) // one is computed, for its logits
+		n.fresh += float64(fresh)
+		n.position += float64(fresh) * float64(tokens-fresh+tokens) / 2
+		n.answer += float64(q.Output - 1)
+		n.context += float64(q.Output-1) * (float64(tokens) + float64(q.Output)/2)
+	}
+	n.requests = len(load)
+	n.position /= max(n.fresh, 1)
+	n.context /= max(n.answer, 1)
+	n.fresh, n.answer = n.fresh/max(float64(len(load)), 1), n.answer/max(float64(len(load)), 1)
+	return n
+}
+
+// grid is sizes of a step's part, up to most.
+func grid(most int) []int {
+	var list []int
+	for n := 0.0; int(n) < most; n = max(n+1, n*1.15) {
+		list = append(list, int(n))
+	}
+	return append(list, most)
+}
+
+// maximise returns the most that gain*x reaches over x >= 0 whose columns add up to no more than the
+// limits, which are not negative: by the simplex method with Bland's rule (New finite pivoting rules
+// for the simplex method, 1977), which ends also where vertices coincide. The optimum must be bounded.
+func maximise(gain []float64, columns [][]float64, limits []float64) float64 {
+	const zero = 1e-12
+	rows, cols := len(limits), len(columns)
+	table := make([][]float64, rows+1) // a slack for each row; the last is the gain, negated
+	for r := range table {
+		table[r] = make([]float64, cols+rows+1)
+		for c := range columns {
+			if r < rows {
+				table[r][c] = columns[c][r]
+			} else {
+				table[r][c] = -gain[c]
+			}
+		}
+		if r < rows {
+			table[r][cols+r], table[r][cols+rows] = 1, limits[r]
+		}
+	}
+	basis := make([]int, rows)
+	for r := range basis {
+		basis[r] = cols + r
+	}
+	for {
+		enters := 0
+		for enters < cols+rows && table[rows][enters] >= -zero {
+			enters++
+		}
+		if enters == cols+rows {
+			return table[rows][cols+rows]
+		}
+		leaves, best := -1, 0.0
+		for r := range rows {
+			if a := table[r][enters]; a > zero {
+				ratio := table[r][cols+rows] / a
+				if leaves < 0 || ratio < best || ratio == best && basis[r] < basis[leaves] {
+					leaves, best = r, ratio
+				}
+			}
+		}
+		if leaves < 0 {
+			return table[rows][cols+rows]
+		}
+		pivot(table, leaves, enters)
+		basis[leaves] = enters
+	}
+}
+
+// pivot makes a column that of a unit vector.
+func pivot(table [][]float64, row, col int) {
+	by := table[row][col]
+	for c := range table[row] {
+		table[row][c] /= by
+	}
+	for r := range table {
+		if f := table[r][col]; r != row && f != 0 {
+			for c := range table[r] {
+				table[r][c] -= f * table[row][c]
+			}
+		}
+	}
+}
