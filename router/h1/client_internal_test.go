@@ -404,6 +404,7 @@ func TestDo(t *testing.T) {
 		h.SetRequestURI("/")
 		return u.Do(l, addr, h, nil, nil)
 	}
+	const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 	for _, c := range []struct {
 		says   string
 		status int
@@ -416,6 +417,8 @@ func TestDo(t *testing.T) {
 		{"HTTP/1.1 500 Oh\r\n\r\nto the end", 500, "to the end", ""},
 		{"", 0, "", "answer"}, {"nonsense\r\n\r\n", 0, "", "answer"}, {"HTTP/1.1 103 Early Hints\r\n\r\n", 0, "", "answer"}, {"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", 200, "", "body"},
 		{"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + strings.Repeat("x", 100_000), 200, "", "body"},
+		{chunked, 200, "", "body"}, {chunked + "3", 200, "", "body"}, {chunked + "3\r\nab", 200, "", "body"}, {chunked + "3\r\nabc", 200, "", "body"},
+		{chunked + "3\r\nabc\r", 200, "", "body"}, {chunked + "3\r\nabc\r\n0\r\n", 200, "", "body"}, {chunked + "3\r\nabc\r\n0\r\n\r\n", 200, "abc", ""},
 	} {
 		answer <- c.says
 		b, err := do(&Life{}, ln.Addr().String())
@@ -430,6 +433,9 @@ func TestDo(t *testing.T) {
 		var e *Error
 		if string(text) != c.body || (err == nil) != (c.phase == "") || err != nil && (!errors.As(err, &e) || e.Phase != c.phase || !e.Gone()) {
 			t.Errorf("%.100q: %.100q, %v", c.says, text, err)
+		}
+		if c.phase == "body" && !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%.100q is cut: %v", c.says, err)
 		}
 	}
 	var e *Error
