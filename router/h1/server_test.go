@@ -215,6 +215,9 @@ func TestUnreadBody(t *testing.T) {
 				}
 			}})
 			conn := dial(t, ln)
+			if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
 			fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\n%s", framing)
 			in := bufio.NewReader(conn)
 			resp, err := http.ReadResponse(in, nil)
