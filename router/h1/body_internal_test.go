@@ -92,6 +92,17 @@ func TestUnwatched(t *testing.T) {
 	}
 }
 
+// TestAwaitCut: who waits for more of a body learns that it was cut, or that it has ended.
+func TestAwaitCut(t *testing.T) {
+	for length, want := range map[int]error{0: nil, 3: io.ErrUnexpectedEOF, -1: io.ErrUnexpectedEOF, -2: io.EOF} {
+		b := bodyOf(strings.NewReader(""), false, 0)
+		b.httpBody = newBody(b.in, length)
+		if err := b.Await(); err != want {
+			t.Errorf("of length %d: %v, want %v", length, err, want)
+		}
+	}
+}
+
 // TestReadHoldsNothing: while a request is worked on whose body is read, its connection has no buffer.
 func TestReadHoldsNothing(t *testing.T) {
 	s := NewServer(ServerConfig{Bounds: DefaultBounds(), Handler: func(ctx *fasthttp.RequestCtx) {
