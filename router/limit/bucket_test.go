@@ -101,6 +101,14 @@ func TestAccount(t *testing.T) {
 	f(600, "", 0) // all that a minute has
 	a.Set(now, limit.Rates{})
 	f(1e9, "", 0)
+	a.Set(now, limit.Rates{Requests: 7}) // a reload
+	f(1e9, "", 0)
+	for _, left := range []int64{6, 7} {
+		if r, _ := a.Levels(now); r.Limit != 7 || r.Left != left {
+			t.Errorf("%+v, want %d left", r, left)
+		}
+		now = now.Add(30 * time.Second)
+	}
 	if !(limit.Rates{InFlight: 1}).Limits() || (limit.Rates{}).Limits() {
 		t.Error("Limits")
 	}
