@@ -157,7 +157,7 @@ func TestShutdown(t *testing.T) {
 		if patient && (err != nil || body != storyText) {
 			t.Errorf("%v, %q", err, body)
 		}
-		if !patient && (err == nil || !strings.Contains(body, "shutting down")) {
+		if !patient && (err == nil || !strings.HasPrefix(err.Error(), "drain: ") || !strings.Contains(body, "shutting down")) {
 			t.Errorf("%v, %q", err, body)
 		}
 		if g.r.Spawn(func() { t.Error("it runs") }) {

@@ -226,6 +226,17 @@ func TestOrderFails(t *testing.T) {
 	if got := g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", &said); got != 502 || !strings.Contains(said.Error.Message, "until undrain") {
 		t.Errorf("%d: %s", got, said.Error.Message)
 	}
+	if err := g.r.Console.Leave(g.watcher.Snapshot().Get("d0")); err == nil || !strings.HasPrefix(err.Error(), "drain d0: ") {
+		t.Errorf("it leaves: %v", err)
+	}
+	d.on(&d.other, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) })
+	if err := g.r.Console.Leave(g.watcher.Snapshot().Get("d0")); err == nil || err.Error() != "drain d0: status 503" {
+		t.Errorf("it leaves, and refuses: %v", err)
+	}
+	d.on(&d.other, whole)
+	if err := g.r.Console.Leave(g.watcher.Snapshot().Get("d0")); err != nil {
+		t.Errorf("it leaves: %v", err)
+	}
 	for range 4 { // it is drained here all the same
 		if resp, _ := g.post("/v1/completions", ask); resp.Header.Get("x-xpyd-decode") != "d1" {
 			t.Errorf("%d from %s", resp.StatusCode, resp.Header.Get("x-xpyd-decode"))

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -193,6 +194,66 @@ func TestOwnPaths(t *testing.T) {
 		t.Errorf("POST /ready: %d %q", resp.StatusCode, body)
 	}
 	apiError(t, body)
+}
+
+// TestAnsweredAtOnce: what needs no worker has a line in the log and a count too, by its path if that is
+// one of the router's: who asks for something else adds no metric. What monitoring asks again and
+// again is logged for debugging only.
+func TestAnsweredAtOnce(t *testing.T) {
+	g := newRig(t, 1, 1, func(c *router.Config) { c.APIKeys = []string{"key"} })
+	for i, c := range []struct {
+		method, path, key string
+		status            int
+		counted, level    string
+	}{
+		{"GET", "/health", "", 200, "/health", "DEBUG"}, {"GET", "/ready", "", 200, "/ready", "DEBUG"}, {"GET", "/version", "", 200, "/version", "DEBUG"},
+		{"GET", "/v1/models", "key", 200, "/v1/models", "DEBUG"}, {"GET", "/v1/models/m", "key", 200, "/v1/models", "DEBUG"}, {"GET", "/v1/models/x", "key", 404, "/v1/models", "INFO"},
+		{"GET", "/v1/models/m", "", 401, "/v1/models", "INFO"}, {"GET", "/v1/models", "", 401, "/v1/models", "INFO"}, {"POST", "/v1/completions", "", 401, "/v1/completions", "INFO"},
+		{"GET", "/v1/completions", "key", 405, "/v1/completions", "INFO"}, {"POST", "/version", "", 405, "/version", "INFO"}, {"GET", "/nothing", "", 404, "other", "INFO"}, {"POST", "/v1/models/m", "key", 404, "other", "INFO"},
+	} {
+		id := fmt.Sprintf("at-once-%d", i)
+		req, err := http.NewRequest(c.method, g.url+c.path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("x-request-id", id)
+		if c.key != "" {
+			req.Header.Set("Authorization", "Bearer "+c.key)
+		}
+		before := g.counted(c.counted, c.status)
+		resp, err := g.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != c.status || resp.Header.Get("x-request-id") != id {
+			t.Errorf("%s %s: %d, named %q", c.method, c.path, resp.StatusCode, resp.Header.Get("x-request-id"))
+		}
+		if n := g.counted(c.counted, c.status) - before; n != 1 {
+			t.Errorf("%s %s: counted %v times as %s", c.method, c.path, n, c.counted)
+		}
+		want := fmt.Sprintf("level=%s msg=request request_id=%s method=%s path=%s status=%d\n", c.level, id, c.method, c.path, c.status)
+		if !strings.Contains(g.logs.String(), want) {
+			t.Errorf("the log lacks %q", want)
+		}
+	}
+}
+
+// counted is how many requests have been answered with a status, by the path in metrics.
+func (g *rig) counted(path string, status int) float64 {
+	g.t.Helper()
+	families, err := g.reg.Gather()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if l := m.GetLabel(); f.GetName() == "xpyd_router_requests_total" && l[0].GetValue() == strconv.Itoa(status) && l[1].GetValue() == path {
+				return m.GetCounter().GetValue()
+			}
+		}
+	}
+	return 0
 }
 
 // TestTokenizeWhileDrained: a worker that drains gets nothing more, also before its

@@ -130,6 +130,25 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
+// mute is a bus on which nobody must speak.
+type mute struct{ *testing.T }
+
+func (b mute) Publish([]byte) error { b.Error("it tells"); return nil }
+
+func (b mute) Subscribe(func([]byte)) (stop func(), err error) {
+	b.Error("it listens")
+	return func() {}, nil
+}
+
+// TestSharesNothing: a router that is not to share is no peer of others, though it could be.
+func TestSharesNothing(t *testing.T) {
+	g := newRigOf(t, func(d *router.Deps) { d.Bus = mute{t} }, 1, 1, func(c *router.Config) { c.Share.Interval = 0 })
+	var list struct{ Router *string }
+	if g.adminJSON("GET", "/admin/v1/instances", "", &list); list.Router != nil {
+		t.Errorf("it has a name among others: %s", *list.Router)
+	}
+}
+
 // TestReloadRefuses: what is wrong with a reload is named, and nothing changes.
 func TestReloadRefuses(t *testing.T) {
 	w, cfg := bare(t)

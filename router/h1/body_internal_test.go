@@ -1,6 +1,7 @@
 package h1
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"io"
@@ -89,6 +90,75 @@ func TestUnwatched(t *testing.T) {
 	if s.Wait(); ends.Load() != 1 {
 		t.Errorf("%d times", ends.Load())
 	}
+}
+
+// TestAwaitCut: who waits for more of a body learns that it was cut, or that it has ended.
+func TestAwaitCut(t *testing.T) {
+	for length, want := range map[int]error{0: nil, 3: io.ErrUnexpectedEOF, -1: io.ErrUnexpectedEOF, -2: io.EOF} {
+		b := bodyOf(strings.NewReader(""), false, 0)
+		b.httpBody = newBody(b.in, length)
+		if err := b.Await(); err != want {
+			t.Errorf("of length %d: %v, want %v", length, err, want)
+		}
+	}
+}
+
+// TestReadHoldsNothing: while a request is worked on whose body is read, its connection has no buffer.
+func TestReadHoldsNothing(t *testing.T) {
+	s := NewServer(ServerConfig{Bounds: DefaultBounds(), Handler: func(ctx *fasthttp.RequestCtx) {
+		c := ConnOf(ctx.Conn())
+		if body, err := c.ReadBody(); err != nil || string(body) != "abc" || c.in.br != nil {
+			t.Errorf("%q, %v, a buffer is held: %t", body, err, c.in.br != nil)
+		}
+	}})
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start(ln)
+	defer s.Wait()
+	defer s.Cut()
+	for _, body := range []io.Reader{strings.NewReader("abc"), io.MultiReader(strings.NewReader("abc"))} { // the second is chunked
+		resp, err := http.Post("http://"+ln.Addr().String(), "text/plain", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+	}
+}
+
+// TestStreamBroken: nothing follows what could not be written of a stream: the client would take a
+// part for the whole.
+func TestStreamBroken(t *testing.T) {
+	for _, flushes := range []bool{true, false} {
+		conn := &flaky{deadConn: deadConn{r: strings.NewReader("")}}
+		s := NewServer(ServerConfig{Bounds: DefaultBounds()})
+		c := &Conn{Conn: conn, server: s, chunked: true}
+		c.in.init(conn, s.in)
+		if err := writerStream(func(out *bufio.Writer) {
+			_, _ = out.WriteString("abc")
+			if flushes {
+				_ = out.Flush()
+			}
+		}).Stream(c); err != io.ErrClosedPipe || conn.writes != 1 {
+			t.Errorf("%v, %d writes", err, conn.writes)
+		}
+	}
+}
+
+// flaky fails the first write.
+type flaky struct {
+	deadConn
+	writes int
+}
+
+func (*flaky) SetWriteDeadline(time.Time) error { return nil }
+
+func (c *flaky) Write(p []byte) (int, error) {
+	if c.writes++; c.writes == 1 {
+		return 0, io.ErrClosedPipe
+	}
+	return len(p), nil
 }
 
 // TestBodyAllocations: a read costs no allocation.

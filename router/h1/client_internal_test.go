@@ -256,6 +256,19 @@ func TestWaitingHoldsNothing(t *testing.T) {
 	if ready() || b.br != nil {
 		t.Errorf("a buffer is held for nothing: %t", b.br != nil)
 	}
+	if err := conn.SetReadDeadline(time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	b.err = nil
+	if err := b.await(); !TimedOut(err) || b.br != nil {
+		t.Errorf("too late: %v, a buffer is held: %t", err, b.br != nil)
+	}
+	if _, err := b.ask([]byte("x"), nil); !TimedOut(err) || b.br != nil {
+		t.Errorf("too late for an answer: %v, a buffer is held: %t", err, b.br != nil)
+	}
+	if err := conn.SetReadDeadline(time.Time{}); err != nil {
+		t.Fatal(err)
+	}
 	fmt.Fprint(theirs, "x")
 	if err := b.await(); err != nil || b.buffered() != 1 {
 		t.Errorf("%v, %d bytes", err, b.buffered())
@@ -404,6 +417,7 @@ func TestDo(t *testing.T) {
 		h.SetRequestURI("/")
 		return u.Do(l, addr, h, nil, nil)
 	}
+	const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 	for _, c := range []struct {
 		says   string
 		status int
@@ -416,6 +430,8 @@ func TestDo(t *testing.T) {
 		{"HTTP/1.1 500 Oh\r\n\r\nto the end", 500, "to the end", ""},
 		{"", 0, "", "answer"}, {"nonsense\r\n\r\n", 0, "", "answer"}, {"HTTP/1.1 103 Early Hints\r\n\r\n", 0, "", "answer"}, {"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok", 200, "", "body"},
 		{"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + strings.Repeat("x", 100_000), 200, "", "body"},
+		{chunked, 200, "", "body"}, {chunked + "3", 200, "", "body"}, {chunked + "3\r\nab", 200, "", "body"}, {chunked + "3\r\nabc", 200, "", "body"},
+		{chunked + "3\r\nabc\r", 200, "", "body"}, {chunked + "3\r\nabc\r\n0\r\n", 200, "", "body"}, {chunked + "3\r\nabc\r\n0\r\n\r\n", 200, "abc", ""},
 	} {
 		answer <- c.says
 		b, err := do(&Life{}, ln.Addr().String())
@@ -430,6 +446,9 @@ func TestDo(t *testing.T) {
 		var e *Error
 		if string(text) != c.body || (err == nil) != (c.phase == "") || err != nil && (!errors.As(err, &e) || e.Phase != c.phase || !e.Gone()) {
 			t.Errorf("%.100q: %.100q, %v", c.says, text, err)
+		}
+		if c.phase == "body" && !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%.100q is cut: %v", c.says, err)
 		}
 	}
 	var e *Error
@@ -458,6 +477,38 @@ func TestDo(t *testing.T) {
 	u.Close()
 	if _, err := do(&Life{}, ln.Addr().String()); !errors.Is(err, errClosed) {
 		t.Errorf("after its close: %v", err)
+	}
+}
+
+// TestSent: it is known that a body is sent, and its memory free, while its answer is awaited.
+func TestSent(t *testing.T) {
+	var sent atomic.Bool
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		for deadline := time.Now().Add(time.Minute); !sent.Load(); time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Error("nobody says so")
+				return
+			}
+		}
+	}))
+	defer s.Close()
+	u := NewClient(DefaultTimeouts(), Upstream{}, nil)
+	defer u.Close()
+	for _, n := range []int{10, upSmall + 1} {
+		h := u.Header()
+		h.SetMethod("POST")
+		h.SetRequestURI("/")
+		sent.Store(false)
+		b, err := u.Do(&Life{}, s.Listener.Addr().String(), h, [][]byte{make([]byte, n)}, &sent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.All(100); err != nil || b.Header.StatusCode() != 200 {
+			t.Errorf("%d bytes: %d, %v", n, b.Header.StatusCode(), err)
+		}
+		b.Finish()
+		u.Recycle(h)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 type closes struct{ n atomic.Int32 }
@@ -61,6 +62,25 @@ func TestLifeWithin(t *testing.T) {
 		synctest.Wait()
 		if l.Cause() != why || m.Cause() != nil {
 			t.Errorf("%v, %v", l.Cause(), m.Cause())
+		}
+	})
+}
+
+// TestLifeAsParent: a context that follows a life has its own deadline, and ends with the life.
+func TestLifeAsParent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var l Life
+		start := time.Now()
+		early, cancel := context.WithTimeout(&l, time.Second)
+		defer cancel()
+		late, cancel := context.WithTimeout(&l, time.Hour)
+		defer cancel()
+		if <-early.Done(); time.Since(start) != time.Second || !errors.Is(early.Err(), context.DeadlineExceeded) {
+			t.Errorf("%v after %v", early.Err(), time.Since(start))
+		}
+		l.End(io.EOF)
+		if <-late.Done(); time.Since(start) != time.Second || context.Cause(late) != io.EOF || l.Err() != io.EOF {
+			t.Errorf("%v and %v after %v", context.Cause(late), l.Err(), time.Since(start))
 		}
 	})
 }

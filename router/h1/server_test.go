@@ -199,6 +199,43 @@ func TestFraming(t *testing.T) {
 	f("two hosts", "POST / HTTP/1.1\r\nHost: x\r\nHost: y\r\nContent-Length: 0\r\n\r\n")
 }
 
+// TestUnreadBody: what a client sends as a body that nobody reads is not taken for its next request.
+func TestUnreadBody(t *testing.T) {
+	const next = "GET /next HTTP/1.1\r\nHost: x\r\n\r\n"
+	for _, framing := range []string{fmt.Sprintf("Content-Length: %d\r\n\r\n%s", len(next), next), fmt.Sprintf("Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n", len(next), next)} {
+		for _, stream := range []bool{false, true} {
+			_, ln := started(t, h1.ServerConfig{Handler: func(ctx *fasthttp.RequestCtx) {
+				if string(ctx.Path()) != "/" {
+					t.Errorf("it serves %s", ctx.Path())
+				}
+				if stream {
+					h1.StreamWriter(ctx, func(out *bufio.Writer) { _, _ = out.WriteString("done") })
+				} else {
+					ctx.SetBodyString("done")
+				}
+			}})
+			conn := dial(t, ln)
+			if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: x\r\n%s", framing)
+			in := bufio.NewReader(conn)
+			resp, err := http.ReadResponse(in, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			body, err := io.ReadAll(resp.Body)
+			if err != nil || string(body) != "done" || !resp.Close {
+				t.Errorf("%q, %v, closed %t", body, err, resp.Close)
+			}
+			if more, err := io.ReadAll(in); len(more) > 0 || err != nil {
+				t.Errorf("it goes on with %.60q, %v", more, err)
+			}
+			conn.Close()
+		}
+	}
+}
+
 // TestCutBody: a large body that ends too early is an error, wherever it ends.
 func TestCutBody(t *testing.T) {
 	begun, failed := make(chan bool), make(chan error)

@@ -88,14 +88,27 @@ func TestAccount(t *testing.T) {
 	a.Release(now, -300, 4*time.Second) // it used 300 fewer
 	f(0, "", 0)
 	f(0, limit.OverInFlight, 2*time.Second) // two at once, 4 s each
-	a.Release(now, 0, 4*time.Second)
+	a.Release(now, 0, 14*time.Second)
 	f(1, limit.OverRequests, 20*time.Second)
 	r, tok := a.Levels(now)
 	if r.Left != 0 || r.Limit != 3 || tok.Left != 300 || a.Running() != 1 {
 		t.Errorf("%+v %+v %d", r, tok, a.Running())
 	}
+	a.Set(now, limit.Rates{InFlight: 1})
+	f(1, limit.OverInFlight, 5*time.Second) // one at once, 4 s on average, of late a little more
+	a.Set(now, limit.Rates{Tokens: 600, InFlight: 9})
+	now = now.Add(time.Minute)
+	f(600, "", 0) // all that a minute has
 	a.Set(now, limit.Rates{})
 	f(1e9, "", 0)
+	a.Set(now, limit.Rates{Requests: 7}) // a reload
+	f(1e9, "", 0)
+	for _, left := range []int64{6, 7} {
+		if r, _ := a.Levels(now); r.Limit != 7 || r.Left != left {
+			t.Errorf("%+v, want %d left", r, left)
+		}
+		now = now.Add(30 * time.Second)
+	}
 	if !(limit.Rates{InFlight: 1}).Limits() || (limit.Rates{}).Limits() {
 		t.Error("Limits")
 	}

@@ -2,9 +2,38 @@ package limit
 
 import (
 	"math"
+	"math/rand/v2"
 	"testing"
 	"time"
 )
+
+// TestHeap: whatever comes, changes or leaves, the least is first.
+func TestHeap(t *testing.T) {
+	for seed := range uint64(50) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		h := heap{less: func(a, b *flow) bool { return a.tag < b.tag }, at: func(f *flow) *int { return &f.serve }}
+		for range 400 {
+			switch n := len(h.all); {
+			case n < 3 || n < 20 && rnd.IntN(2) == 0:
+				h.push(&flow{serve: -1, tag: rnd.Float64()})
+			case rnd.IntN(2) == 0:
+				f := h.all[rnd.IntN(n)]
+				f.tag = rnd.Float64()
+				h.fix(f)
+			default:
+				f := h.all[rnd.IntN(n)]
+				if h.remove(f); f.serve != -1 || len(h.all) != n-1 {
+					t.Fatalf("it stays at %d of %d", f.serve, len(h.all))
+				}
+			}
+			for i, f := range h.all {
+				if f.serve != i || i > 0 && h.less(f, h.all[(i-1)/2]) {
+					t.Fatalf("at %d of %d is what should be elsewhere", i, len(h.all))
+				}
+			}
+		}
+	}
+}
 
 // TestLeast: the shortest of what was seen in the last 30 to 60 seconds.
 func TestLeast(t *testing.T) {

@@ -105,6 +105,24 @@ func TestPrefixSticksUntilLoaded(t *testing.T) {
 	}
 }
 
+// TestExplainForgetsTheWrong: who turned out not to be eligible is not among those that were weighed.
+func TestExplainForgetsTheWrong(t *testing.T) {
+	p := newPicker(pick.LeastLoaded)
+	busy := func(m *fleet.Member) { m.Load = fleet.Load{QueuedTokens: 5000, Running: 6} }
+	s := fleetOf(2, 2, member("p9", fleet.Prefill, busy), member("d9", fleet.Decode, busy))
+	end(mustPick(t, p, s, pick.Request{}))
+	v := pick.View{Snapshot: fleet.NewSnapshot(2, time.Time{}, s.Members), Behind: true,
+		Eligible: func(m *fleet.Member) bool { return m.ID == "p9" || m.ID == "d9" }}
+	c, err := p.Pick(v, &pick.Request{Model: "m", Explain: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	end(c)
+	if x := c.Explain; len(x.Prefill) != 1 || x.Prefill[0].ID != "p9" || len(x.Decode) != 1 || x.Decode[0].ID != "d9" || x.Reason != "the only pair" {
+		t.Errorf("%+v", x)
+	}
+}
+
 // TestPrefixSticksToWhole: of engines that do both phases, the one that has a prompt gets what goes on
 // with it, however long it is.
 func TestPrefixSticksToWhole(t *testing.T) {
