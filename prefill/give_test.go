@@ -118,6 +118,31 @@ func TestGive(t *testing.T) {
 	bubble(t, nil, nil, func(r *rig) { r.gets(r.send(cached(p)), ticket.Refused, "not cached here") })
 }
 
+// TestGoneBefore: nothing is looked for, computed or held for a ticket that ended before it was
+// looked at.
+func TestGoneBefore(t *testing.T) {
+	bubble(t, func(c *prefill.Config) {
+		c.Warm = func(context.Context, prefill.Wanted) engine.Source {
+			t.Error("looked for")
+			return nil
+		}
+	}, nil, func(r *rig) {
+		r.slow = make(chan struct{})
+		s := spec(tokens(1, 8))
+		in := r.send(s)
+		if err := in.Revoke(r.t.Context()); err != nil {
+			r.t.Fatal(err)
+		}
+		close(r.slow)
+		if rep := r.Await(r.t.Context(), s.Link); rep.Outcome != ticket.Cancelled {
+			r.t.Errorf("%+v", rep)
+		}
+		if n, _ := r.backend.Steps(); n != 0 {
+			r.t.Errorf("%d steps ran", n)
+		}
+	})
+}
+
 // TestWarm: a prompt is looked for in the lower tiers with what is known of it, unless all of it is
 // to be computed, and its first tokens are told, unless it is a router's probe.
 func TestWarm(t *testing.T) {
