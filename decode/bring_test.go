@@ -179,7 +179,7 @@ func TestBring(t *testing.T) {
 	}
 	f("reaches just enough", lacking(32), reaches(32, 32, nil), want{tokens: 32, good: 32})
 	f("reaches too little", lacking(16), reaches(32, 16, nil), want{})
-	f("says nonsense", lacking(32), reaches(16, 32, errors.New("test")), want{outcome: ticket.Dead})
+	f("says nonsense", lacking(32), reaches(0, 32, errors.New("test")), want{outcome: ticket.Dead})
 	f("loses it", lacking(16), reaches(16, 32, nil), want{outcome: ticket.Refused})
 	f("evicted", lacking(0), nil, want{outcome: ticket.Refused})
 	f("wrong bytes", func(c *coming, _ context.Context, o *kvconn.Outgoing) {
