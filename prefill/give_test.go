@@ -118,6 +118,25 @@ func TestGive(t *testing.T) {
 	bubble(t, nil, nil, func(r *rig) { r.gets(r.send(cached(p)), ticket.Refused, "not cached here") })
 }
 
+// TestGiveOneLayer: what a receiver has is not counted, however few layers there are.
+func TestGiveOneLayer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked prefill.Asked
+		r := newRigOf(t, 1, func(c *prefill.Config) {
+			c.Give = func(_ context.Context, a prefill.Asked) ([]int32, func(), error) {
+				asked = a
+				return nil, nil, prefill.ErrNotCached
+			}
+		}, nil)
+		r.gets(r.send(cached(tokens(3, 32), 1, 2)), ticket.Refused, "not cached here")
+		if asked.Blocks != 6 || asked.Bytes != 6*int64(r.backend.Layout().BlockBytes()) {
+			t.Errorf("%d blocks of %d bytes", asked.Blocks, asked.Bytes)
+		}
+		r.empty()
+		r.close()
+	})
+}
+
 // TestGoneBefore: nothing is looked for, computed or held for a ticket that ended before it was
 // looked at.
 func TestGoneBefore(t *testing.T) {
