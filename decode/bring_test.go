@@ -171,6 +171,16 @@ func TestBring(t *testing.T) {
 	f("reaches nothing", lacking(0), func(_ *coming, p *decode.Prefix) {
 		p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) { return 0, nil }
 	}, want{})
+	reaches := func(least, n int, err error) func(*coming, *decode.Prefix) {
+		return func(_ *coming, p *decode.Prefix) {
+			p.Least = least
+			p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) { return n, err }
+		}
+	}
+	f("reaches just enough", lacking(32), reaches(32, 32, nil), want{tokens: 32, good: 32})
+	f("reaches too little", lacking(16), reaches(32, 16, nil), want{})
+	f("says nonsense", lacking(32), reaches(0, 32, errors.New("test")), want{outcome: ticket.Dead})
+	f("loses it", lacking(16), reaches(16, 32, nil), want{outcome: ticket.Refused})
 	f("evicted", lacking(0), nil, want{outcome: ticket.Refused})
 	f("wrong bytes", func(c *coming, _ context.Context, o *kvconn.Outgoing) {
 		c.r.giving(o, &source{seed: o.Ticket().Tokens[0], wrong: true}, layout.Layers())

@@ -119,7 +119,9 @@ func TestCollect(t *testing.T) {
 	}, nil, "", 48, 48)
 	f("less than a unit is left out", good, func(_ *rig, p *decode.Prefix) { p.Upto = 47 }, "", 32, 32)
 	f("few blocks", good, func(_ *rig, p *decode.Prefix) { p.Most = 9 }, "", 32, 32)
+	f("just enough", good, func(_ *rig, p *decode.Prefix) { p.Least = 48 }, "", 48, 48)
 	f("too few", good, func(_ *rig, p *decode.Prefix) { p.Least = 49 }, "", 0, 0)
+	f("too late to ask", good, func(_ *rig, p *decode.Prefix) { p.Deadline = time.Now() }, ticket.Late, 0, 0)
 	f("a part is here", func(r *rig, ctx context.Context, o *kvconn.Outgoing) {
 		for i := range o.Ticket().Dest {
 			if len(o.Ticket().Dest) == 12 && o.Has(0, i) != (i < 4) {
@@ -163,6 +165,10 @@ func TestCollect(t *testing.T) {
 	f("reaches nothing", lacking(0), func(_ *rig, p *decode.Prefix) {
 		p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) { return 0, nil }
 	}, "", 0, 0)
+	f("reaches just enough", lacking(32), func(_ *rig, p *decode.Prefix) {
+		p.Least = 32
+		p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) { return 32, nil }
+	}, "", 32, 32)
 	f("reaches too little", lacking(16), func(_ *rig, p *decode.Prefix) {
 		p.Least = 32
 		p.Reach = func(context.Context, *kvcache.Chain, int, int, int) (int, error) { return 16, nil }

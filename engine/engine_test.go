@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"github.com/xpyd/xpyd/engine"
@@ -95,6 +97,14 @@ func TestSubmitRefuses(t *testing.T) {
 	f("prefilled", pre("a", engine.Prefilled{Blocks: []int32{0, 4}}))
 	f("prefilled", pre("a", engine.Prefilled{Blocks: []int32{0, 1}, First: make([]kernels.Sampled, 2)}))
 	f("prefilled", pre("a", engine.Prefilled{Blocks: []int32{0, 1}, First: []kernels.Sampled{{Token: 48}}}))
+	f("prefilled", pre("a", engine.Prefilled{Blocks: []int32{0, -1}}))
+	f("prefilled", pre("a", engine.Prefilled{Blocks: []int32{0, 1}, First: []kernels.Sampled{{Token: -1}}}))
+	f("prefilled", func(r *engine.Request) {
+		pre("a", engine.Prefilled{Blocks: []int32{0, 1}})(r)
+		r.PrefillOnly = true
+	})
+	f("rows_only", func(r *engine.Request) { r.RowsOnly = true })
+	f("rows_only", func(r *engine.Request) { r.RowsOnly, r.PrefillOnly, r.PromptLogprobs = true, true, 0 })
 	given := func(list ...engine.Given) func(*engine.Request) {
 		return func(r *engine.Request) { r.Given = list }
 	}
@@ -130,6 +140,8 @@ func TestConfigRefused(t *testing.T) {
 	f("max model len", func(c *engine.Config) { c.MaxModelLen = -1 })
 	f("max failures", func(c *engine.Config) { c.MaxFailures = 0 })
 	f("max step time", func(c *engine.Config) { c.MaxStepTime = -1 })
+	f("promise", func(c *engine.Config) { c.Promise.TTFT = -1 })
+	f("promise", func(c *engine.Config) { c.Promise.TPOT = -1 })
 	cfg := engine.DefaultConfig()
 	if err := cfg.Validate(); err != nil {
 		t.Error(err)
@@ -504,5 +516,23 @@ func TestMismatchedCache(t *testing.T) {
 	}
 	if _, err := engine.New(config(), enginetest.New(enginetest.Config{}), c, nil, nil); err == nil {
 		t.Error("cache and backend differ")
+	}
+}
+
+// TestMetricsTaken: an engine whose metrics another has does not start, and takes only its own back.
+func TestMetricsTaken(t *testing.T) {
+	b := enginetest.New(enginetest.Config{})
+	c, err := kvcache.New(kvcache.Config{Blocks: b.Blocks(), BlockTokens: b.Layout().BlockTokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg := prometheus.NewRegistry()
+	other := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "xpyd_engine_queued_tokens", Help: "Prompt tokens not yet computed."}, func() float64 { return 7 })
+	reg.MustRegister(other)
+	if _, err := engine.New(config(), b, c, slog.New(slog.DiscardHandler), reg); err == nil {
+		t.Error("two have the same metrics")
+	}
+	if all, err := reg.Gather(); err != nil || len(all) != 1 || all[0].GetMetric()[0].GetGauge().GetValue() != 7 {
+		t.Errorf("%v, %v", all, err)
 	}
 }

@@ -297,6 +297,11 @@ func TestHits(t *testing.T) {
 			}
 		}
 	}
+	var step *StepError
+	broken := &sequence{table: []int32{7}, computed: 4, h: &Handle{req: &Request{OnBlocks: func(int, []Ready) { panic("pusher") }}}}
+	if err := e.announceHits(broken); !errors.As(err, &step) || !step.Panicked {
+		t.Errorf("told in vain: %v", err)
+	}
 	q := &sequence{table: []int32{7, 5, 6}}
 	if got := e.ready(q, 4, 11); len(got) != 2 || got[0] != (Ready{1, 5, 4, 4}) || got[1] != (Ready{2, 6, 8, 3}) {
 		t.Errorf("%+v", got)

@@ -118,6 +118,50 @@ func TestGive(t *testing.T) {
 	bubble(t, nil, nil, func(r *rig) { r.gets(r.send(cached(p)), ticket.Refused, "not cached here") })
 }
 
+// TestGiveOneLayer: what a receiver has is not counted, however few layers there are.
+func TestGiveOneLayer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked prefill.Asked
+		r := newRigOf(t, 1, func(c *prefill.Config) {
+			c.Give = func(_ context.Context, a prefill.Asked) ([]int32, func(), error) {
+				asked = a
+				return nil, nil, prefill.ErrNotCached
+			}
+		}, nil)
+		r.gets(r.send(cached(tokens(3, 32), 1, 2)), ticket.Refused, "not cached here")
+		if asked.Blocks != 6 || asked.Bytes != 6*int64(r.backend.Layout().BlockBytes()) {
+			t.Errorf("%d blocks of %d bytes", asked.Blocks, asked.Bytes)
+		}
+		r.empty()
+		r.close()
+	})
+}
+
+// TestGoneBefore: nothing is looked for, computed or held for a ticket that ended before it was
+// looked at.
+func TestGoneBefore(t *testing.T) {
+	bubble(t, func(c *prefill.Config) {
+		c.Warm = func(context.Context, prefill.Wanted) engine.Source {
+			t.Error("looked for")
+			return nil
+		}
+	}, nil, func(r *rig) {
+		r.slow = make(chan struct{})
+		s := spec(tokens(1, 8))
+		in := r.send(s)
+		if err := in.Revoke(r.t.Context()); err != nil {
+			r.t.Fatal(err)
+		}
+		close(r.slow)
+		if rep := r.Await(r.t.Context(), s.Link); rep.Outcome != ticket.Cancelled {
+			r.t.Errorf("%+v", rep)
+		}
+		if n, _ := r.backend.Steps(); n != 0 {
+			r.t.Errorf("%d steps ran", n)
+		}
+	})
+}
+
 // TestWarm: a prompt is looked for in the lower tiers with what is known of it, unless all of it is
 // to be computed, and its first tokens are told, unless it is a router's probe.
 func TestWarm(t *testing.T) {

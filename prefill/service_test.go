@@ -66,13 +66,19 @@ func bubble(t *testing.T, change func(*prefill.Config), onStep func(*kernels.Ste
 
 func newRig(t *testing.T, change func(*prefill.Config), onStep func(*kernels.Step) error) *rig {
 	t.Helper()
+	return newRigOf(t, 2, change, onStep)
+}
+
+// newRigOf is newRig with a model of so many layers.
+func newRigOf(t *testing.T, layers int, change func(*prefill.Config), onStep func(*kernels.Step) error) *rig {
+	t.Helper()
 	must := func(err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	r := &rig{t: t, backend: enginetest.New(enginetest.Config{Blocks: blocks, BlockTokens: 4, Vocab: vocab})}
+	r := &rig{t: t, backend: enginetest.New(enginetest.Config{Layers: layers, Blocks: blocks, BlockTokens: 4, Vocab: vocab})}
 	r.backend.OnStep = onStep
 	log := slog.New(slog.DiscardHandler)
 	var err error

@@ -120,6 +120,7 @@ func TestBroughtNot(t *testing.T) {
 	bad(400, map[string]string{"x-xpyd-given": ""}, body, "", "x-xpyd-given is required")
 	bad(400, map[string]string{"x-xpyd-deadline-ms": ""}, body, say, "x-xpyd-deadline-ms")
 	bad(400, map[string]string{"x-xpyd-deadline-ms": "-1"}, body, say, "x-xpyd-deadline-ms")
+	bad(400, nil, `{"prompt":5}`, say, `"param":"prompt"`)
 	bad(409, nil, body, strings.Replace(say, seen[0].prompt, "0123456789abcdef", 1), "other_prompt")
 	bad(400, nil, strings.Replace(body, `"stream":true`, `"stream":false`, 1), say, "is for streams")
 	two := `{"prompt":["Once","Tim"],"max_tokens":8,"stream":true}`

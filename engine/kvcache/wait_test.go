@@ -25,8 +25,14 @@ func TestAllocWaitIsFair(t *testing.T) {
 			}()
 			synctest.Wait()
 		}
+		if n := c.Wanted(); n != 0 {
+			t.Errorf("%d blocks are wanted by nobody", n)
+		}
 		ask(3, "big")
 		ask(1, "small")
+		if n := c.Wanted(); n != 3 {
+			t.Errorf("the first wants %d blocks", n)
+		}
 		c.Release(all[:2], "a")
 		synctest.Wait()
 		if len(order) != 0 {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvlayout"
@@ -489,5 +490,84 @@ func TestBus(t *testing.T) {
 	flush()
 	if len(heard) > 0 {
 		t.Errorf("heard %q after its stop", <-heard)
+	}
+}
+
+// TestClosedConn: what needs a connection that is closed is refused, and leaves nothing behind.
+func TestClosedConn(t *testing.T) {
+	s, err := StartServer(ServerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	c, err := Connect(ConnConfig{URL: s.ClientURL(), Name: "a"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	reg := prometheus.NewRegistry()
+	if w, err := Watch(WatcherConfig{Conn: c, Registerer: reg}); w != nil || err == nil || !strings.Contains(err.Error(), "watch fleet: subscribe to "+subjectAnnounce) {
+		t.Errorf("watch: %v", err)
+	}
+	w, err := Watch(WatcherConfig{Registerer: reg})
+	if err != nil {
+		t.Fatalf("after one that failed: %v", err)
+	}
+	w.Close()
+	if a, err := Announce(AnnouncerConfig{Conn: c, Instance: *worker("a", 1)}); a != nil || err == nil || !strings.Contains(err.Error(), "announce: subscribe") {
+		t.Errorf("announce: %v", err)
+	}
+	if stop, err := c.Bus().Subscribe(func([]byte) {}); stop != nil || err == nil || !strings.Contains(err.Error(), subjectShare) {
+		t.Errorf("bus: %v", err)
+	}
+}
+
+// TestMetricsTaken: a watcher whose metrics others have does not start, and takes only its own back.
+func TestMetricsTaken(t *testing.T) {
+	reg := prometheus.NewRegistry()
+	other, err := newMetrics(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg.MustRegister(other.refused)
+	if w, err := Watch(WatcherConfig{Registerer: reg}); w != nil || err == nil || !strings.Contains(err.Error(), "watch fleet: ") {
+		t.Errorf("%v", err)
+	}
+	if !reg.Unregister(other.refused) {
+		t.Error("the other's is gone")
+	}
+	for range 2 {
+		w, err := Watch(WatcherConfig{Registerer: reg})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+	}
+}
+
+// TestUsable: those that may be given work, as far as they are wanted.
+func TestUsable(t *testing.T) {
+	now := time.Now()
+	r := newRegistry(0, 9, now)
+	for _, id := range []string{"b", "a", "c", "d"} {
+		i := worker(id, 1)
+		if i.Draining = id == "c"; id == "d" {
+			i.Role = Decode
+		}
+		r.announce(i, Static, now)
+	}
+	s := r.snapshot(now)
+	var got []string
+	for m := range s.Usable(Prefill) {
+		got = append(got, m.ID)
+	}
+	for m := range s.Usable(Prefill) {
+		got = append(got, "first "+m.ID)
+		break
+	}
+	if want := []string{"a", "b", "first a"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

@@ -265,6 +265,10 @@ func TestRejoin(t *testing.T) {
 	if err := c.Rejoin("http://x"); err == nil {
 		t.Error("nonsense is taken")
 	}
+	plain := startServer(t, fleet.ServerConfig{User: "u", Password: "p"})
+	if err := c.Rejoin(plain.ClientURL()); err == nil || !strings.Contains(err.Error(), "takes a restart") {
+		t.Errorf("a server that is no router's own: %v", err)
+	}
 	if err := c.Rejoin(a.ClientURL()); err != nil {
 		t.Error("the same server", err)
 	}

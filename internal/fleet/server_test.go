@@ -113,16 +113,21 @@ func TestTakenPorts(t *testing.T) {
 	}
 	defer ln.Close()
 	taken := ln.Addr().String()
-	for key, cfg := range map[string]fleet.ServerConfig{
-		"fleet.listen: ":         {Listen: taken},
-		"fleet.cluster_listen: ": {ClusterListen: taken},
+	for _, c := range []struct {
+		key, why string
+		cfg      fleet.ServerConfig
+	}{
+		{"fleet.listen: ", "in use", fleet.ServerConfig{Listen: taken}},
+		{"fleet.listen: ", "in use", fleet.ServerConfig{Listen: taken, Ring: ring(t, trust.NewSecret())}},
+		{"fleet.cluster_listen: ", "in use", fleet.ServerConfig{ClusterListen: taken}},
+		{"nats listen", "insecure: true", fleet.ServerConfig{Listen: "0.0.0.0:0"}},
 	} {
-		s, err := fleet.StartServer(cfg)
+		s, err := fleet.StartServer(c.cfg)
 		if err == nil {
 			s.Close()
 		}
-		if err == nil || !strings.Contains(err.Error(), key) || !strings.Contains(err.Error(), "in use") {
-			t.Errorf("%s%v", key, err)
+		if err == nil || !strings.Contains(err.Error(), c.key) || !strings.Contains(err.Error(), c.why) {
+			t.Errorf("%s%v, want %s", c.key, err, c.why)
 		}
 	}
 }

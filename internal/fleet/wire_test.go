@@ -73,6 +73,8 @@ func TestDecodeRefuses(t *testing.T) {
 		"no epoch":      {subjectHeartbeat + "a", `{"id":"a","role":"decode"}`},
 		"foreign beat":  {subjectHeartbeat + "b", `{"id":"a","epoch":1,"role":"decode"}`},
 		"no number":     {subjectHeartbeat + "a", `{"id":"a","epoch":1,"role":"decode","draining":3}`},
+		"bad load":      {subjectHeartbeat + "a", `{"id":"a","epoch":1,"role":"decode","load":{"waiting":-1}}`},
+		"bad share":     {subjectHeartbeat + "a", `{"id":"a","epoch":1,"role":"decode","load":{"kv_used":2}}`},
 		"bad role":      {subjectBye + "a", `{"id":"a","epoch":1,"role":"x"}`},
 		"negative echo": {subjectEcho + "t", "-1"},
 		"no echo":       {subjectEcho + "t", ""},

@@ -2,6 +2,7 @@ package openai_test
 
 import (
 	"encoding/json"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -78,6 +79,7 @@ func TestReplayable(t *testing.T) {
 	f(`"stop":["a","b"]`, 0, "")
 	f(`"stop":[]`, 0, "")
 	f(`"stop":null`, 0, "")
+	f(`"min_tokens":null`, 0, "")
 	f(`"stop":"`+strings.Repeat("é", 256)+`"`, 255, "")
 	f(`"stop":"`+strings.Repeat("é", 257)+`"`, 0, "stop")
 	f(`"stop":["a",""]`, 0, "stop")
@@ -149,6 +151,10 @@ func TestChunk(t *testing.T) {
 		if c, ok := openai.ReadChunk([]byte(data)); !ok || c.More != more {
 			t.Errorf("%s: %t, more %t", data, ok, c.More)
 		}
+	}
+	own, _ := openai.ReadChunk([]byte(`{"id":"a","object":"o","created":5,"model":"m","choices":[3,{"index":0,"text":"x"}]}`))
+	if got := openai.NewHead(&own); !reflect.DeepEqual(got, h) || got.Size() != len(`"a""o"5"m"`) || own.Choices != 2 || string(own.AppendText(nil)) != "x" {
+		t.Errorf("%d choices, %q, %d bytes of %s %s %s %s", own.Choices, own.Text, got.Size(), got.ID, got.Object, got.Created, got.Model)
 	}
 	for _, bad := range []string{``, `[]`, `{`, `{"choices":[}`, `{"choices":[{"text":"x]}`, "{\"a\":\"\xff\"}", `{"a":1}x`} {
 		if _, ok := openai.ReadChunk([]byte(bad)); ok {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,7 +27,7 @@ type fakes struct {
 	deaf   bool // new processes ignore SIGTERM
 	undead bool // and SIGKILL
 	fail   error
-	refuse error // of a SIGTERM that is ignored
+	refuse error // of a signal that is ignored
 }
 
 type fake struct {
@@ -84,9 +85,10 @@ func (p *fake) Terminate() error {
 	return p.refuse
 }
 func (p *fake) Kill() error {
-	if !p.undead {
-		p.end(-1)
+	if p.undead {
+		return p.refuse
 	}
+	p.end(-1)
 	return nil
 }
 
@@ -610,8 +612,9 @@ func TestRestarted(t *testing.T) {
 func TestUndead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakes()
-		f.deaf, f.undead = true, true
-		s := start(t, supervise.Config{Launcher: f})
+		f.deaf, f.undead, f.refuse = true, true, errors.New("not permitted")
+		var log bytes.Buffer
+		s := start(t, supervise.Config{Launcher: f, Log: slog.New(slog.NewTextHandler(&log, nil))})
 		if err := s.Add(child("a", "r")); err != nil {
 			t.Fatal(err)
 		}
@@ -625,6 +628,33 @@ func TestUndead(t *testing.T) {
 			t.Errorf("after %v", d)
 		}
 		f.get("a").end(0)
+		stop(t, s, time.Second)
+		if !strings.Contains(log.String(), "msg=kill child=a pid=1 err=\"not permitted\"") {
+			t.Errorf("it is not said that it cannot be killed: %s", log.String())
+		}
+	})
+}
+
+// TestScaleTells: whoever scales hears of each child that goes, before that one knows.
+func TestScaleTells(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		s := start(t, supervise.Config{Launcher: f, Templates: map[string]func(int) supervise.Child{"r": func(i int) supervise.Child { return child(fmt.Sprint("r-", i), "r") }}})
+		if _, err := s.Scale("r", 3, func(name string) { t.Errorf("%s does not go", name) }); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		var told []string
+		done, err := s.Scale("r", 1, func(name string) {
+			told = append(told, name)
+			if f.get(name) == nil {
+				t.Errorf("%s knew before", name)
+			}
+		})
+		if err != nil || len(told) != 2 || !slices.Equal(told, done.Removed) {
+			t.Errorf("told of %q, removed %q: %v", told, done.Removed, err)
+		}
+		synctest.Wait()
 		stop(t, s, time.Second)
 	})
 }

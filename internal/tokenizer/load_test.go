@@ -2,6 +2,7 @@ package tokenizer_test
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -57,6 +58,22 @@ func TestLoad(t *testing.T) {
 		t.Error("a broken template loads")
 	}
 	put("chat_template.jinja", []byte("{{ 1 }}"))
+	for _, name := range []string{"tokenizer_config.json", "chat_template.jinja"} { // is there, and cannot be read
+		was, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(os.Remove(filepath.Join(dir, name)), os.Mkdir(filepath.Join(dir, name), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tokenizer.Load(dir); err == nil {
+			t.Errorf("it loads without %s", name)
+		}
+		if err := os.Remove(filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+		put(name, was)
+	}
 	for name, good := range map[string]string{"tokenizer.json": "stories260k.json", "tokenizer_config.json": "stories260k.config.json"} {
 		put(name, []byte("{"))
 		if tok, err := tokenizer.Load(dir); err == nil || tok != nil {
@@ -202,6 +219,7 @@ func TestBadGGUF(t *testing.T) {
 	if _, err := tokenizer.FromGGUF(nil); err == nil {
 		t.Error("nothing loads")
 	}
+	f("tokenizer.ggml.model", 5)
 	meta := tok512Meta(t)
 	meta["tokenizer.ggml.add_bos_token"] = false
 	meta["tokenizer.ggml.add_space_prefix"] = false

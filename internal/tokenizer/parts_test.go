@@ -44,6 +44,7 @@ func TestParts(t *testing.T) {
 	norm := func(list ...string) string {
 		return `"normalizer":{"type":"Sequence","normalizers":[` + strings.Join(list, ",") + `]}`
 	}
+	f(`"added_tokens":[{"id":5,"content":""}]`, "▁b", "▁|b")
 	f(norm(), "ab", "ab")
 	f(norm(), "", "")
 	f(norm(`{"type":"Prepend","prepend":"▁"}`), "ab", "▁|ab")
@@ -85,6 +86,29 @@ func TestParts(t *testing.T) {
 		f(split(pattern, "Isolated", false), "", "")
 	}
 	f(`"pre_tokenizer":{"type":"Sequence","pretokenizers":[{"type":"Digits"},{"type":"Split","pattern":{"String":"-"},"behavior":"Removed"}]}`, "a1-a", "a|1|a")
+}
+
+// TestByteTokens: characters that are no tokens are bytes where the file asks for that and has all of
+// them.
+func TestByteTokens(t *testing.T) {
+	for _, c := range []struct {
+		asked bool
+		bytes int
+		want  []int32
+	}{{true, 256, []int32{256, 0xc3, 0xa9}}, {false, 256, []int32{256, 257}}, {true, 255, []int32{256, 257}}} {
+		vocab := map[string]int{"a": 256, "<unk>": 257}
+		for i := range c.bytes {
+			vocab[fmt.Sprintf("<0x%02X>", i)] = i
+		}
+		text, _ := json.Marshal(vocab)
+		tok, err := tokenizer.FromJSON(fmt.Appendf(nil, `{"model":{"type":"BPE","unk_token":"<unk>","byte_fallback":%t,"vocab":%s,"merges":[]},"decoder":{"type":"ByteFallback"}}`, c.asked, text), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := tok.Encode("aé", false); !slices.Equal(got, c.want) {
+			t.Errorf("asked for %t, %d of them: %v, want %v", c.asked, c.bytes, got, c.want)
+		}
+	}
 }
 
 // TestPartsRefused: what a tokenizer.json may have and is not understood is refused, not left out.
@@ -201,6 +225,14 @@ func TestTemplates(t *testing.T) {
 	f(with("{% for c in messages[0].tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}"),
 		tokenizer.ChatInput{Messages: messages(`{"role":"assistant","content":"","tool_calls":[{"function":{"arguments":""}},{"function":{"name":"x"}},{"function":{"arguments":{"a":1}}},{"function":{"arguments":"[1]"}}]}`)},
 		`{}{}{"a": 1}[1]`)
+	for _, c := range [][2]string{
+		{`[5,null,{"function":"g"},{"x":1},{"function":{"arguments":null,"name":"f"}}]`, `[5, null, {"function": "g"}, {"x": 1}, {"function": {"arguments": {}, "name": "f"}}]`},
+		{`"x"`, `"x"`}, {`null`, `null`},
+	} {
+		f(with("{{ messages[0].tool_calls | tojson }}"), tokenizer.ChatInput{Messages: messages(`{"role":"assistant","content":"","tool_calls":` + c[0] + `}`)}, c[1])
+	}
+	f(with("{% for m in messages %}<{% for p in m.content %}{{ p.text }}|{% endfor %}>{% endfor %}"),
+		tokenizer.ChatInput{Messages: messages(`{"role":"assistant","content":[{"type":"text","text":"a"},{"type":"image"},5]}`), ContinueFinalMessage: true}, "<a")
 	if _, err := with("{{ raise_exception('no') }}").RenderChat(t.Context(), tokenizer.ChatInput{Messages: messages(user)}); err == nil {
 		t.Error("a template's own error is none")
 	}
@@ -279,6 +311,10 @@ func TestGGUFParts(t *testing.T) {
 	}
 	if got := small.Piece(6); got != "z\uFFFD" {
 		t.Errorf("what is no UTF-8 is %q", got)
+	}
+	composed := []string{"Ã", "©", "e"} // the bytes of é, and what it begins with if it is two characters
+	for pre, want := range map[string][]int32{"qwen2": {0, 1}, "hunyuan": {2}} {
+		f(map[string]any{"ggml.pre": pre, "ggml.tokens": composed, "ggml.token_type": []int32{1, 1, 1}, "ggml.bos_token_id": nil, "ggml.eos_token_id": nil}, "e\u0301", want, nil)
 	}
 	for name, change := range map[string]map[string]any{
 		"kind": {"ggml.model": "bert"}, "pre": {"ggml.pre": "nosuch"}, "no merges": {"ggml.merges": nil}, "merges": {"ggml.merges": []string{"a c"}}, "half a merge": {"ggml.merges": []string{"a"}},

@@ -123,6 +123,9 @@ func TestStopper(t *testing.T) {
 		if got += s.Flush(); got != want || gotHit != hit {
 			t.Errorf("%q over %q: have %q, %q, want %q, %q", stops, chunks, got, gotHit, want, hit)
 		}
+		if emit, h, stopped := s.Push("x" + hit); emit+h+s.Skip("x")+s.Flush() != "" || !stopped {
+			t.Errorf("%q over %q: it goes on with %q, %q", stops, chunks, emit, h)
+		}
 	}
 	f(nil, false, []string{"a", "b"}, "ab", "")
 	f([]string{""}, false, []string{"ab"}, "ab", "")
