@@ -466,3 +466,74 @@ func TestMetricsTaken(t *testing.T) {
 		t.Errorf("%v, %v", left, err)
 	}
 }
+
+// TestSmallerRefuses: where workers have room for requests of different length, each goes to one that may have
+// room, and what a smaller one refuses is asked of a larger one; only what the largest refuses is the client's fault.
+func TestSmallerRefuses(t *testing.T) {
+	t.Parallel()
+	refuse := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusBadRequest)
+		fmt.Fprint(w, `{"error":{"message":"over the limit","type":"invalid_request_error"}}`)
+	}
+	g := newRig(t, 1, 3, func(c *router.Config) { c.Pick.Policy = "round_robin" })
+	small := []*mock{g.add("s0", fleet.Decode, func(i *fleet.Instance) { i.MaxModelLen = 100 }), g.add("s1", fleet.Decode, func(i *fleet.Instance) { i.MaxModelLen = 90 })}
+	asked := func() (n int64) {
+		for _, m := range small {
+			m.on(&m.decode, refuse)
+			n += m.calls.Load()
+		}
+		return n
+	}
+	asked()
+	g.until("all to be probed", func() bool { return small[0].probes.Load() > 0 && small[1].probes.Load() > 0 })
+	for range 12 {
+		if resp, text := g.post("/v1/completions", `{"model":"m","prompt":"hi","max_tokens":200}`); resp.StatusCode != 200 {
+			t.Fatalf("%d %s", resp.StatusCode, text)
+		}
+	}
+	if n := asked(); n > 0 {
+		t.Errorf("those that have no room for it were asked %d times", n)
+	}
+	for range 12 { // of which nobody can tell how long it is
+		if resp, text := g.post("/v1/completions", `{"model":"m","prompt":"hi"}`); resp.StatusCode != 200 {
+			t.Fatalf("%d %s", resp.StatusCode, text)
+		}
+	}
+	if n := asked(); n == 0 {
+		t.Error("they were never asked")
+	}
+	for _, id := range []string{"d0", "d1", "d2"} {
+		m := g.workers[id]
+		m.on(&m.decode, refuse)
+	}
+	for range 6 {
+		if resp, text := g.post("/v1/completions", `{"model":"m","prompt":"hi"}`); resp.StatusCode != 400 || !strings.Contains(text, `"over the limit"`) {
+			t.Errorf("%d %s", resp.StatusCode, text)
+		}
+	}
+	g.until("the ledger to be empty", g.idle)
+}
+
+// TestStartedAgain: a worker that died with a request and was started again takes the next try, as the only one.
+func TestStartedAgain(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"d0", "p0"} {
+		g := newRig(t, 1, 1, func(c *router.Config) { c.Limits.PairWait = 20 * time.Second })
+		again := g.workers[id].inst
+		again.Epoch = 2
+		first := func(w http.ResponseWriter, r *http.Request) {
+			if err := g.watcher.AddStatic(again, fleet.Static); err != nil {
+				t.Error(err)
+			}
+			g.workers["d0"].on(&g.workers["d0"].decode, story)
+			g.workers["p0"].on(&g.workers["p0"].prefill, prefillDone)
+			reset(w, r)
+		}
+		g.workers[id].on(&g.workers[id].prefill, first)
+		g.workers[id].on(&g.workers[id].decode, first)
+		if resp, text := g.post("/v1/completions", ask); resp.StatusCode != 200 {
+			t.Errorf("%s: %d %s", id, resp.StatusCode, text)
+		}
+	}
+}

@@ -192,7 +192,7 @@ func TestReplayFaults(t *testing.T) {
 		{name: "its core dies", one: fake.Fault{Fail: 5}, seams: 1, legs: 2, count: map[string]int{"continued": 1}},
 		{name: "it falls silent", one: fake.Fault{Freeze: 5}, seams: 1, legs: 2, count: map[string]int{"continued": 1}},
 		{name: "so does the next", one: fake.Fault{Cut: 5}, then: &fake.Fault{Cut: 4, Left: onceMore(), Then: &fake.Fault{}}, seams: 2, legs: 3, count: map[string]int{"continued": 2}},
-		{name: "the next refuses", one: fake.Fault{Cut: 5}, then: &fake.Fault{Status: 400}, err: "status 400 was ordered", legs: 2, count: map[string]int{"failed": 1}},
+		{name: "all others refuse", one: fake.Fault{Cut: 5}, then: &fake.Fault{Status: 400}, err: "status 400 was ordered", legs: 3, count: map[string]int{"failed": 1}},
 		{name: "the next begins with an error", one: fake.Fault{Cut: 5}, then: &fake.Fault{Event: true}, err: "error event was ordered", legs: 4, count: map[string]int{"failed": 1}},
 		{name: "the next reads another prompt", one: fake.Fault{Cut: 5}, then: &fake.Fault{Amiss: true}, err: "the tokens that it was sent", legs: 2, count: map[string]int{"failed": 1}},
 		{name: "no ids", one: fake.Fault{Cut: 5, NoIDs: true}, err: "it did not say which tokens", legs: 1, count: map[string]int{"unkept": 1}},

@@ -496,6 +496,39 @@ func TestTakeoverRefused(t *testing.T) {
 	f("other numerics", func(i *fleet.Instance) { i.Numerics = "other" }, "no pair", false)
 }
 
+// TestTakeoverElsewhere: what one worker refuses to go on with, another may take: the request was accepted once.
+func TestTakeoverElsewhere(t *testing.T) {
+	t.Parallel()
+	refused := false
+	for range 40 { // until the refusing one was asked
+		g := newRig(t, 1, 1)
+		g.tell("d0", 2, func(w http.ResponseWriter, r *http.Request) {
+			g.workers["d0"].srv.Listener.Close()
+			reset(w, r)
+		})
+		s := g.add("s0", fleet.Decode)
+		s.on(&s.decode, outcome(400, ""))
+		g.add("d1", fleet.Decode)
+		g.tell("d1", -1, nil)
+		g.allProbed(4)
+		resp, text := g.post("/v1/completions", askPair)
+		if resp.StatusCode == 400 || g.workers["d0"].calls.Load() == 0 { // it was not the first
+			continue
+		}
+		refused = refused || s.calls.Load() > 0
+		if got := strings.Replace(text, seam, "", 1); got != undisturbed(askPair) || got == text {
+			t.Fatalf("refused: %t: %s", refused, text)
+		}
+		g.until("the ledger to be empty", g.idle)
+		if refused {
+			break
+		}
+	}
+	if !refused {
+		t.Error("the refusing worker was never asked")
+	}
+}
+
 // TestTakeoverWaits: where the lost worker is started again, the stream waits for it: until it is
 // there, the client leaves, the deadline passes or the router ends.
 func TestTakeoverWaits(t *testing.T) {

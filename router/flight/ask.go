@@ -72,7 +72,11 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 		return nil, a.broken(a.d, err)
 	}
 	status := b.Header.StatusCode()
-	if a.rules.Typed && status < 500 && !a.commit() {
+	var smaller []string
+	if a.rules.Typed && refusal(status) {
+		smaller = a.q.smaller(a.d)
+	}
+	if a.rules.Typed && status < 500 && smaller == nil && !a.commit() {
 		b.Abort()
 		return nil, a.beaten()
 	}
@@ -123,6 +127,8 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 				ans.body = openai.MergeUsage(ans.body, u)
 			}
 		}
+	} else if smaller != nil {
+		return nil, a.cramped(a.d, smaller, ans)
 	} else if status >= 500 {
 		switch outcome {
 		case "":

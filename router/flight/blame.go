@@ -151,8 +151,8 @@ func (a *attempt) refused(by, partner *leg, said dialect.Reply) *failure {
 	f := &failure{by: by, reason: reasonStatus, status: said.Status, retry: true, avoid: []string{by.inst.ID},
 		err: fmt.Errorf("status %d: %s", said.Status, openai.ErrorMessage(said.Body))}
 	a.countStatus(by, said.Status)
-	switch said.Status {
-	case 400, 413, 422:
+	switch {
+	case refusal(said.Status):
 		f.retry = false
 		f.relay = &answer{status: said.Status, contentType: "application/json", body: said.Body}
 		if !bytes.HasPrefix(openai.Member(said.Body, "error"), []byte("{")) {
@@ -160,8 +160,45 @@ func (a *attempt) refused(by, partner *leg, said dialect.Reply) *failure {
 			e.Status = said.Status
 			f.relay.body = e.Append(nil)
 		}
-	case 429, 503:
+		if smaller := a.q.smaller(by); smaller != nil {
+			return a.cramped(by, smaller, f.relay)
+		}
+	case said.Status == 429 || said.Status == 503:
 		f.outcome = ticket.NoSpace
 	}
 	return f
+}
+
+// refusal reports whether a status says that the request itself is at fault.
+func refusal(status int) bool { return status == 400 || status == 413 || status == 422 }
+
+// smaller returns the workers that have no room for longer requests than one that refuses; nil if none
+// has: what the largest refuses, the client has to mend.
+func (q *request) smaller(l *leg) (ids []string) {
+	most, larger := l.inst.MaxModelLen, false
+	if most == 0 || q.forwarded {
+		return nil
+	}
+	ids = append(ids, l.inst.ID)
+	now := q.s.fleet.Snapshot()
+	for i := range now.Members {
+		switch m := &now.Members[i]; {
+		case m.Role != l.role || m.Model != l.inst.Model || m.ID == l.inst.ID || !q.s.Members.Serves(m):
+		case m.MaxModelLen > most:
+			larger = true
+		case m.MaxModelLen > 0:
+			ids = append(ids, m.ID)
+		}
+	}
+	if !larger {
+		return nil
+	}
+	return ids
+}
+
+// cramped is a refusal of a worker, perhaps for want of room that another has. The client gets it if
+// there is none.
+func (a *attempt) cramped(by *leg, smaller []string, ans *answer) *failure {
+	return &failure{by: by, outcome: ticket.Refused, reason: reasonStatus, status: ans.status, retry: true, exclude: smaller, relay: ans,
+		err: fmt.Errorf("status %d: %s", ans.status, openai.ErrorMessage(ans.body))}
 }

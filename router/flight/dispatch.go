@@ -37,8 +37,13 @@ func (q *request) dispatch(try func(*attempt) (*answer, *failure), last *failure
 	if last != nil {
 		exclude = last.exclude
 	}
+	var refused *answer // by a worker than which others are larger
 	for n := 1; ; n++ {
-		choice, version, oerr := q.choose(exclude, avoid, prefer, last != nil)
+		choice, version, oerr := q.choose(exclude, avoid, prefer)
+		if oerr != nil && refused != nil && q.ctx.Err() == nil {
+			q.firstByte()
+			return refused, nil
+		}
 		if oerr != nil {
 			if last != nil && q.ctx.Err() == nil {
 				oerr.Message += "; " + last.Error()
@@ -67,7 +72,7 @@ func (q *request) dispatch(try func(*attempt) (*answer, *failure), last *failure
 		if q.forwarded && f.api != nil { // the client's body broke
 			return nil, f.api
 		}
-		if f.relay != nil { // the client's fault, in the engine's words
+		if refused = f.relay; refused != nil && (!f.retry || n >= q.s.Attempts) { // the client's fault, in the engine's words
 			q.firstByte()
 			return f.relay, nil
 		}
@@ -80,7 +85,7 @@ func (q *request) dispatch(try func(*attempt) (*answer, *failure), last *failure
 		if !f.retry || q.probe || n >= q.s.Attempts {
 			return nil, f.httpError()
 		}
-		if !q.s.affords(f) {
+		if refused == nil && !q.s.affords(f) {
 			oerr := f.httpError()
 			oerr.Message += "; the retry budget is used up"
 			return nil, oerr
@@ -109,11 +114,11 @@ func backoff(n int) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// retryPairWait is how long a retry waits for another pair.
-const retryPairWait = 500 * time.Millisecond
+// returnWait is how often a stream looks whether a worker that it lost is still being started again.
+const returnWait = 500 * time.Millisecond
 
 // choose picks a pair, waiting up to PairWait for one.
-func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*pick.Choice, uint64, *openai.Error) {
+func (q *request) choose(exclude, avoid []string, prefer string) (*pick.Choice, uint64, *openai.Error) {
 	s := q.s
 	if q.ctx.Err() != nil {
 		return nil, 0, contextError(&q.ctx)
@@ -133,9 +138,9 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 			req = q.pickRequest(exclude, avoid, prefer)
 		}
 		view := s.Members.View()
-		avoided := avoid
-		if q.resumes {
-			req.Exclude, avoided = q.unfit(view.Snapshot, barred, avoid)
+		avoided := q.still(view.Snapshot, avoid)
+		if req.Exclude = q.still(view.Snapshot, barred); q.resumes {
+			req.Exclude, avoided = q.unfit(view.Snapshot, req.Exclude, avoided)
 		}
 		req.Avoid = q.apart(view.Snapshot, req.Exclude, avoided)
 		choice, err := s.Picker.Pick(view, req)
@@ -149,9 +154,6 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 			return nil, 0, openai.BadRequest("model", "the model %q does not generate text: its engines have /v1/embeddings and the like", openai.Clip(q.top.Model))
 		}
 		wait := s.gate.get().PairWait
-		if again { // there is a failure to report
-			wait = min(wait, retryPairWait)
-		}
 		if !errors.Is(err, pick.ErrNoPair) && len(view.Snapshot.Members) > 0 {
 			wait = 0 // waiting does not make a model known
 		}
@@ -160,7 +162,7 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 		}
 		returning := q.returning()
 		if returning {
-			wait = retryPairWait
+			wait = returnWait
 		}
 		if wait == 0 {
 			return nil, 0, pickError(err, q.top.Model)
@@ -187,6 +189,17 @@ func (q *request) choose(exclude, avoid []string, prefer string, again bool) (*p
 	}
 }
 
+// still leaves out of some workers those that have been started again since they were tried.
+func (q *request) still(now *fleet.Snapshot, ids []string) []string {
+	if len(q.attempts) == 0 {
+		return ids
+	}
+	return slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+		m := now.Get(id)
+		return m != nil && q.tried(id, func(*fleet.Instance) bool { return true }) && !q.tried(id, func(i *fleet.Instance) bool { return i.Epoch == m.Epoch })
+	})
+}
+
 // maxHead is how much of a prompt's beginning counts for consistent hashing.
 const maxHead = 1 << 10
 
@@ -196,7 +209,7 @@ func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Requ
 	if !q.forwarded {
 		exclude = append(exclude[:len(exclude):len(exclude)], q.s.Members.Embedders()...)
 	}
-	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Output: q.output(), Seqs: q.top.N,
+	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Length: q.top.PromptTokens() + max(q.top.MaxTokens, 1), Output: q.output(), Seqs: q.top.N,
 		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.explain, Session: q.session,
 		Head: q.top.Prompt[:min(len(q.top.Prompt), maxHead)], Local: q.couldServeAlone}
 	q.reaches = q.reaches[:0]

@@ -503,7 +503,7 @@ func TestUnfit(t *testing.T) {
 		{1, reasonTransport, "e0 unknown", "x d0"}, {1, reasonError, "e0 unknown", "x d0"}, {1, reasonSilent, "e0 unknown", "x d0"},
 	} {
 		a.fail(&failure{by: a.d, reason: c.reason, err: context.Canceled})
-		exclude, avoid := q.unfit(now(c.epoch), barred, []string{"x"})
+		exclude, avoid := q.unfit(now(c.epoch), q.still(now(c.epoch), barred), q.still(now(c.epoch), []string{"x"}))
 		if strings.Join(exclude, " ") != c.excluded || strings.Join(avoid, " ") != c.avoided {
 			t.Errorf("%s, epoch %d: %v, avoided %v", c.reason, c.epoch, exclude, avoid)
 		}

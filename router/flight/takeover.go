@@ -132,15 +132,17 @@ func (s *stream) follow(ans *answer) {
 // goOn has a pair go on with the stream.
 func (a *attempt) goOn() (*answer, *failure) {
 	ans, f := a.generate()
-	if f == nil && ans.events == nil { // it refuses
-		f = &failure{by: a.d, outcome: ticket.Refused, reason: reasonStatus, status: ans.status,
-			err: fmt.Errorf("status %d: %s", ans.status, openai.ErrorMessage(ans.body))}
+	if f == nil && ans.events == nil {
+		f = a.cramped(a.d, nil, ans)
 	}
-	if re := a.q.seam.re; re != nil && f != nil && f.relay != nil { // the client's stream has begun
+	re := a.q.seam.re
+	if f != nil && f.relay != nil { // the client's stream has begun: what one refuses, another may take
 		refused := *f // others may be reading f
-		refused.relay = nil
-		f = &refused
-	} else if re != nil && f == nil {
+		refused.relay, refused.retry = nil, true
+		refused.exclude = append(slices.Clip(f.exclude), f.by.inst.ID)
+		return nil, &refused
+	}
+	if re != nil && f == nil {
 		if err := a.q.seam.agrees(ans.first); err != nil {
 			ans.events.body.Abort()
 			ans, f = nil, &failure{by: a.d, outcome: ticket.Refused, reason: reasonStatus, err: err}
@@ -174,18 +176,12 @@ func (q *request) lost(f *failure) *failure {
 	return &last
 }
 
-// unfit adds to barred who cannot go on with the stream. Who was lost may, once it has been started
-// again; and for want of another also who broke off but lives, and answers if it was asked.
+// unfit adds to barred who cannot go on with the stream. For want of another, who broke off but lives may,
+// if it answers when it is asked.
 func (q *request) unfit(now *fleet.Snapshot, barred, avoid []string) (exclude, avoided []string) {
 	exclude = slices.DeleteFunc(slices.Clone(barred), func(id string) bool {
 		m := now.Get(id)
-		if m == nil || !q.tried(id, func(*fleet.Instance) bool { return true }) {
-			return false
-		}
-		if !q.tried(id, func(i *fleet.Instance) bool { return i.Epoch == m.Epoch }) {
-			return true
-		}
-		if !q.mayTry(id) || q.s.silence.mute(&m.Instance) {
+		if m == nil || !q.tried(id, func(*fleet.Instance) bool { return true }) || !q.mayTry(id) || q.s.silence.mute(&m.Instance) {
 			return false
 		}
 		avoid = append(avoid[:len(avoid):len(avoid)], id)

@@ -29,6 +29,7 @@ type Request struct {
 	Model   string   // "" while no model is served that could be meant
 	Chain   Chain    // of the prompt's text; the zero value matches nothing
 	Tokens  int      // prompt tokens, estimated
+	Length  int      // of the longest sequence, with the prompt: who takes none so long is chosen only for want of better
 	Output  int      // tokens it may generate, over all choices
 	Seqs    int      // sequences that decode will run; at least 1
 	Exclude []string // ids never to choose

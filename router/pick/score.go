@@ -332,7 +332,7 @@ func (s *scorer) best(c *class, role fleet.Role) (out shortlist) {
 			}
 		}
 	case s.key(policy) != 0:
-		if n := c.onRing(s.key(policy), func(n *node) bool { return s.usable(n) != nil && !slices.Contains(s.req.Avoid, n.key.id) }); n != nil {
+		if n := c.onRing(s.key(policy), func(n *node) bool { m := s.usable(n); return m != nil && s.avoids(n, m, role) == 0 }); n != nil {
 			consider(n)
 		}
 		resumed() // a broken transfer's blocks are worth more than the home
@@ -380,15 +380,27 @@ func (s *scorer) key(policy string) uint64 {
 	return 0
 }
 
+// avoids is how many reasons there are to choose n only for want of better.
+func (s *scorer) avoids(n *node, m *fleet.Member, role fleet.Role) (reasons int) {
+	for _, id := range s.req.Avoid {
+		if id == n.key.id {
+			reasons++
+		}
+	}
+	length := s.req.Length
+	if role == fleet.Prefill {
+		length = s.req.Tokens
+	}
+	if m.MaxModelLen > 0 && length > m.MaxModelLen {
+		reasons++
+	}
+	return reasons
+}
+
 // score is how unwelcome the request is at n: by most policies, for prefill in prompt tokens to
 // compute before its answer, for decode in sequences beside it.
 func (s *scorer) score(n *node, m *fleet.Member, role fleet.Role) scored {
-	out := scored{n: n, share: s.share(n, m, role)}
-	for _, id := range s.req.Avoid {
-		if id == n.key.id {
-			out.avoid++
-		}
-	}
+	out := scored{n: n, share: s.share(n, m, role), avoid: s.avoids(n, m, role)}
 	unit := 1.0
 	if role == fleet.Prefill {
 		// Its report and the routers' counts tell of the same work: the larger is nearer the truth.
