@@ -11,7 +11,6 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
-	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/xpyd/xpyd/internal/datadir"
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
@@ -45,9 +45,15 @@ func (a *adminFlags) register(cmd *cobra.Command) {
 // found is a router's URL, the token that it wants, and a file with its certificate.
 type found struct{ url, token, ca string }
 
+// errNoData refuses what a script's empty variable gives: it would be the current folder.
+var errNoData = usageError{errors.New("--data is empty: it must name a folder")}
+
 // find reads flags, the environment and the data folder. If others could have made the folder, or a
 // killed router left it, nothing is sent: others may listen at its address by now.
 func (a *adminFlags) find() (found, error) {
+	if a.data == "" {
+		return found{}, errNoData
+	}
 	t := found{url: a.url, token: cmp.Or(a.token, os.Getenv("XPYD_ADMIN_TOKEN")), ca: a.ca}
 	if t.url == "" || t.token == "" || t.ca == "" && strings.HasPrefix(t.url, "https:") {
 		if err := a.look(&t); err != nil {
@@ -213,9 +219,24 @@ begins with a slash. The request is a GET, or with --json a POST.`,
 	return cmd
 }
 
+// workerID refuses what no worker's ID can be. In a URL's path it could name something else.
+func workerID(id string) error {
+	err := fleet.ValidID(id)
+	if id == "" {
+		err = errors.New("the worker's ID is empty")
+	}
+	if err != nil {
+		return usageError{err}
+	}
+	return nil
+}
+
 // order has the router change a worker, args[0], and prints the order.
 func (a *adminFlags) order(cmd *cobra.Command, action string, args []string, body any) error {
-	if err := a.callWithin(cmd.Context(), orderWait, "POST", "/admin/v1/instances/"+url.PathEscape(args[0])+"/"+action, body, nil); err != nil {
+	if err := workerID(args[0]); err != nil {
+		return err
+	}
+	if err := a.callWithin(cmd.Context(), orderWait, "POST", "/admin/v1/instances/"+args[0]+"/"+action, body, nil); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", args[0], strings.Join(append([]string{action}, args[1:]...), " "))

@@ -124,6 +124,9 @@ for credentials_file; it changes when an older secret is retired.`,
 
 // joinOf returns the join line in a router's data folder.
 func joinOf(data string) (trust.Join, error) {
+	if data == "" {
+		return trust.Join{}, errNoData
+	}
 	dir, err := datadir.Open(data)
 	if errors.Is(err, fs.ErrNotExist) {
 		return trust.Join{}, fmt.Errorf("%w; say where with --data or --join-file", err)
