@@ -39,14 +39,22 @@ func (a *adminFlags) register(cmd *cobra.Command) {
 	f.StringVar(&a.url, "admin", "", "URL of the router's admin listener; default: the one in --data, else http://127.0.0.1:8001")
 	f.StringVar(&a.token, "token", "", "admin token; default: XPYD_ADMIN_TOKEN, else the one in --data, else XPYD_ADMIN_TOKEN_RO, which only reads")
 	f.StringVar(&a.ca, "admin-ca", "", "PEM file of the CA of an https admin listener; default: the listener's certificate in --data, else the system's CAs")
-	f.StringVar(&a.data, "data", datadir.Default(), "data folder of the router")
+	f.StringVar(&a.data, "data", dataDefault(), "data folder of the router")
 }
 
 // found is a router's URL, the token that it wants, and a file with its certificate.
 type found struct{ url, token, ca string }
 
-// errNoData refuses what a script's empty variable gives: it would be the current folder.
-var errNoData = usageError{errors.New("--data is empty: it must name a folder")}
+// errNoData refuses what a script's empty variable gives: the current folder, or another router's.
+var errNoData = usageError{errors.New("--data is empty, or XPYD_DATA: it must name a folder")}
+
+// dataDefault is the default of --data for those who ask a router.
+func dataDefault() string {
+	if d, given := os.LookupEnv("XPYD_DATA"); given && d == "" {
+		return ""
+	}
+	return datadir.Default()
+}
 
 // find reads flags, the environment and the data folder. If others could have made the folder, or a
 // killed router left it, nothing is sent: others may listen at its address by now.

@@ -118,7 +118,7 @@ for credentials_file; it changes when an older secret is retired.`,
 		},
 	}
 	cmd.Flags().StringVar(&file, "join-file", "", "the fleet's join file; default: the one in --data")
-	cmd.Flags().StringVar(&data, "data", datadir.Default(), "data folder of the router")
+	cmd.Flags().StringVar(&data, "data", dataDefault(), "data folder of the router")
 	return cmd
 }
 

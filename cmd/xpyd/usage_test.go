@@ -207,7 +207,8 @@ func TestExitCodes(t *testing.T) {
 			f(exitUsage, why, append(args, nobody...)...)
 		}
 	}
-	for _, args := range [][]string{{"status"}, {"drain", "decode-0"}, {"secret", "scrape-token"}} {
+	asking := [][]string{{"status"}, {"drain", "decode-0"}, {"secret", "scrape-token"}}
+	for _, args := range asking {
 		f(exitUsage, "--data is empty", append(args, "--data", "")...)
 	}
 	for _, role := range []string{"up", "router"} {
@@ -229,6 +230,9 @@ func TestExitCodes(t *testing.T) {
 	t.Run("env", func(t *testing.T) {
 		t.Setenv("XPYD_DATA", "")
 		f(exitUsage, "XPYD_DATA: data: is empty", "up")
+		for _, args := range asking {
+			f(exitUsage, "--data is empty, or XPYD_DATA", args...)
+		}
 	})
 
 	f(exitFailed, "no router at http://127.0.0.1:1", append([]string{"status"}, nobody...)...)
