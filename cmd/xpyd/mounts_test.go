@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"io"
 	"maps"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -79,5 +81,20 @@ func TestUpgradeSaid(t *testing.T) {
 	s.Ends, s.Error = true, "the running one was stopped"
 	if got := s.String(); got != "upgrade from a to b: given up after 0.6 s: the running one was stopped" {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestUpgradeWatched: whoever watches an upgrade is told that the one to be upgraded has ended, not to look
+// for it elsewhere.
+func TestUpgradeWatched(t *testing.T) {
+	t.Parallel()
+	srv := httptest.NewServer(nil)
+	srv.Close()
+	cmd := newUp()
+	cmd.SetContext(t.Context())
+	cmd.SetErr(io.Discard)
+	err := (&upgradeCommand{}).watch(cmd, &adminFlags{url: srv.URL, token: "x", data: t.TempDir()}, &upgradeStatus{Phase: phaseStarting})
+	if err == nil || err.Error() != "the `xpyd up` that was to be upgraded has ended" {
+		t.Error(err)
 	}
 }

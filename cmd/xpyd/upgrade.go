@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -104,11 +105,12 @@ func (c *upgradeCommand) watch(cmd *cobra.Command, admin *adminFlags, s *upgrade
 			return fmt.Errorf("no longer watching; the %s", s)
 		}
 		*s = upgradeStatus{}
-		if err := admin.call(cmd.Context(), "GET", "/admin/v1/upgrade", nil, s); err != nil {
-			return err
-		}
-		if s.Phase == "" {
+		err := admin.call(cmd.Context(), "GET", "/admin/v1/upgrade", nil, s)
+		switch {
+		case errors.Is(err, syscall.ECONNREFUSED), err == nil && s.Phase == "": // nobody listens, or another one does
 			return errors.New("the `xpyd up` that was to be upgraded has ended")
+		case err != nil:
+			return err
 		}
 	}
 }

@@ -199,8 +199,8 @@ func TestExitCodes(t *testing.T) {
 		f(exitUsage, "--timeout -1s: want 0 or more", append(append(args, "--wait", "--timeout", "-1s"), nobody...)...)
 	}
 	f(exitUsage, "--upgrade: the path is empty", append([]string{"up", "--upgrade", ""}, nobody[2:]...)...)
-	for _, time := range []string{"-5s", "0s", "999µs", "1h0m1s"} {
-		f(exitUsage, "--upgrade-timeout "+time+": want 1ms to 1h0m0s", append([]string{"up", "--upgrade", taken, "--upgrade-timeout", time}, nobody[2:]...)...)
+	for _, long := range []string{"-5s", "0s", "999µs", "1h0m1s"} {
+		f(exitUsage, "--upgrade-timeout "+long+": want 1ms to 1h0m0s", append([]string{"up", "--upgrade", taken, "--upgrade-timeout", long}, nobody[2:]...)...)
 	}
 	for id, why := range map[string]string{"": "the worker's ID is empty", "../scale": "want characters of", "a/b": "want characters of", "..": "misplaced dot", "a?b": "want characters of", "a%2fb": "want characters of"} {
 		for _, args := range [][]string{{"drain", id}, {"undrain", id}, {"role", id, "decode"}, {"revoke", id}, {"unrevoke", id}} {
