@@ -9,7 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/router/flight"
 )
 
@@ -61,6 +64,37 @@ func TestOrdersAsSaid(t *testing.T) {
 	g.workers["d0"].srv.Listener.Close()
 	if got := g.adminJSON("POST", "/admin/v1/instances/d0/drain", "", &e); got != 502 || !strings.Contains(e.Error.Message, "this router sends it nothing all the same") {
 		t.Errorf("a worker that is gone: %d %s", got, e.Error.Message)
+	}
+}
+
+// TestAdminMethods: a path of the admin listener says which methods it has.
+func TestAdminMethods(t *testing.T) {
+	t.Parallel()
+	g := newRigOf(t, func(d *router.Deps) {
+		d.Mounts = map[string]fasthttp.RequestHandler{"POST /admin/v1/scale": func(*fasthttp.RequestCtx) {}}
+	}, 1, 1)
+	for ask, allow := range map[string]string{
+		"PUT /admin/v1/instances": "GET, POST", "GET /admin/v1/instances/d0/drain": "POST", "GET /admin/v1/instances/d0": "DELETE",
+		"DELETE /debug/ledger": "GET", "PUT /admin/v1/scale": "POST", "GET /admin/v1/workers": "", "GET /admin/v1/nothing": "",
+	} {
+		verb, path, _ := strings.Cut(ask, " ")
+		status := 405
+		if allow == "" { // nothing is mounted there
+			status = 404
+		}
+		req, err := http.NewRequest(verb, g.admin+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer secret")
+		resp, err := g.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != status || resp.Header.Get("Allow") != allow {
+			t.Errorf("%s: %d, allowed %q", ask, resp.StatusCode, resp.Header.Get("Allow"))
+		}
 	}
 }
 

@@ -74,6 +74,39 @@ func TestLastWorker(t *testing.T) {
 	serves(false)
 }
 
+// TestAdminBodies: a body that is not understood whole changes nothing, and the answer says what was
+// sent and what is wanted.
+func TestAdminBodies(t *testing.T) {
+	g := newRig(t, 2, 2)
+	for _, c := range []struct{ path, body, param, want string }{
+		{"/d0/drain", `{"waitOnly":true}`, "waitOnly", `there is no key "waitOnly"`},
+		{"/d0/undrain", `{"forced":true}`, "forced", `there is no key "forced"`},
+		{"/d0/role", `{"role":"prefill","force ":true}`, "force ", `there is no key "force "`},
+		{"/d0/drain", `{"force":"true"}`, "force", `force: want true or false, not "true"`},
+		{"/d0/drain", `{"force":true}x`, "", "the body is no JSON object: invalid character 'x'"},
+		{"/d0/drain", `{"force":`, "", "the body is no JSON object: unexpected end"},
+		{"/d0/drain", `[]`, "", "want a JSON object, not []"},
+		{"/d0/drain", `null`, "", "want a JSON object, not null"},
+		{"/d0/role", ``, "", "the body is empty: want a JSON object"},
+		{"/d0/role", `{"role":5}`, "role", "role: want a string, not 5"},
+		{"/d0/role", `{}`, "role", "want prefill or decode"},
+		{"", ` `, "", "the body is empty: want a JSON object"},
+		{"", `{"id":7}`, "id", "id: want a string, not 7"},
+		{"", `{"epoch":1.5}`, "epoch", "epoch: want a whole number such as 3, not 1.5"},
+		{"", `{"layout":{"block_tokens":"16"}}`, "layout.block_tokens", "layout.block_tokens: want a whole number such as 3, not string"},
+		{"", `{"layout":[1]}`, "layout", "layout: want an object, not [1]"},
+		{"", `{"kv_ways":1}`, "kv_ways", "kv_ways: want an object, not 1"},
+	} {
+		var e refusal
+		if got := g.adminJSON("POST", "/admin/v1/instances"+c.path, c.body, &e); got != 400 || e.Error.Param != c.param || !strings.Contains(e.Error.Message, c.want) {
+			t.Errorf("%s %s: %d %+v, want %s", c.path, c.body, got, e.Error, c.want)
+		}
+	}
+	if m := g.watcher.Snapshot().Get("d0"); m.Draining || g.r.Members.Drained(m) || m.Role != fleet.Decode {
+		t.Errorf("d0 is %+v", m)
+	}
+}
+
 // TestLastWorkerByModel: another model's workers, and those that are not
 // compatible, do not make up for it.
 func TestLastWorkerByModel(t *testing.T) {

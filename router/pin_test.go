@@ -56,8 +56,8 @@ func TestPinEverywhere(t *testing.T) {
 	f("GET", "", 200) // it only reports
 	f("POST", pin, 404)
 	f("DELETE", unpin, 404)
-	for _, path := range []string{"/pin", "/flush/", "/other", "x"} {
-		if code := g.adminJSON("PUT", "/admin/v1/cache"+path, "", nil); code != 404 {
+	for path, want := range map[string]int{"/pin": 405, "/flush/": 405, "/other": 404, "x": 404} {
+		if code := g.adminJSON("PUT", "/admin/v1/cache"+path, "", nil); code != want {
 			t.Errorf("PUT %s: status %d", path, code)
 		}
 	}

@@ -86,8 +86,8 @@ func TestRevoke(t *testing.T) {
 	}
 	f("POST", "/d0", 200)
 	f("DELETE", "/d9", 404)
-	f("POST", "", 404)
-	f("PUT", "/d0", 404)
+	f("POST", "", 405)
+	f("PUT", "/d0", 405)
 	if e := f("POST", "/d%200", 400); e.Error.Param != "id" {
 		t.Errorf("%+v", e)
 	}

@@ -189,11 +189,13 @@ func TestOwnPaths(t *testing.T) {
 	if resp, body := g.post("/detokenize", `{"model":"x","tokens":[1]}`); resp.StatusCode != 404 {
 		t.Errorf("detokenize: %d %q", resp.StatusCode, body)
 	}
-	resp, body := g.post("/ready", ``)
-	if resp.StatusCode != 405 || resp.Header.Get("Allow") != "GET" {
-		t.Errorf("POST /ready: %d %q", resp.StatusCode, body)
+	for _, path := range []string{"/ready", "/v1/models/m"} {
+		resp, body := g.post(path, ``)
+		if resp.StatusCode != 405 || resp.Header.Get("Allow") != "GET" {
+			t.Errorf("POST %s: %d %q", path, resp.StatusCode, body)
+		}
+		apiError(t, body)
 	}
-	apiError(t, body)
 }
 
 // TestAnsweredAtOnce: what needs no worker has a line in the log and a count too, by its path if that is
@@ -209,7 +211,8 @@ func TestAnsweredAtOnce(t *testing.T) {
 		{"GET", "/health", "", 200, "/health", "DEBUG"}, {"GET", "/ready", "", 200, "/ready", "DEBUG"}, {"GET", "/version", "", 200, "/version", "DEBUG"},
 		{"GET", "/v1/models", "key", 200, "/v1/models", "DEBUG"}, {"GET", "/v1/models/m", "key", 200, "/v1/models", "DEBUG"}, {"GET", "/v1/models/x", "key", 404, "/v1/models", "INFO"},
 		{"GET", "/v1/models/m", "", 401, "/v1/models", "INFO"}, {"GET", "/v1/models", "", 401, "/v1/models", "INFO"}, {"POST", "/v1/completions", "", 401, "/v1/completions", "INFO"},
-		{"GET", "/v1/completions", "key", 405, "/v1/completions", "INFO"}, {"POST", "/version", "", 405, "/version", "INFO"}, {"GET", "/nothing", "", 404, "other", "INFO"}, {"POST", "/v1/models/m", "key", 404, "other", "INFO"},
+		{"GET", "/v1/completions", "key", 405, "/v1/completions", "INFO"}, {"POST", "/version", "", 405, "/version", "INFO"}, {"GET", "/nothing", "", 404, "other", "INFO"}, {"POST", "/v1/models/m", "key", 405, "/v1/models", "INFO"},
+		{"DELETE", "/v1/models/m", "", 401, "/v1/models", "INFO"},
 	} {
 		id := fmt.Sprintf("at-once-%d", i)
 		req, err := http.NewRequest(c.method, g.url+c.path, nil)

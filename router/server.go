@@ -70,6 +70,10 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
 	path := string(ctx.Path())
 	route, ok := routes[path]
+	if !ok && strings.HasPrefix(path, "/v1/models/") && h1.Method(ctx) != "GET" { // GET has its own checks
+		path = "/v1/models"
+		route, ok = routes[path]
+	}
 	if ok && route.key && spoken(ctx) && !r.flights.Keyed(ctx) { // strangers' bodies are not read
 		r.flights.Refuse(ctx, id, path, openai.Unauthorized("the API key is missing or wrong, or it has expired"))
 		return

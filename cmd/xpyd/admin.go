@@ -11,7 +11,6 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
-	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/xpyd/xpyd/internal/datadir"
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/trust"
 )
 
@@ -39,15 +39,29 @@ func (a *adminFlags) register(cmd *cobra.Command) {
 	f.StringVar(&a.url, "admin", "", "URL of the router's admin listener; default: the one in --data, else http://127.0.0.1:8001")
 	f.StringVar(&a.token, "token", "", "admin token; default: XPYD_ADMIN_TOKEN, else the one in --data, else XPYD_ADMIN_TOKEN_RO, which only reads")
 	f.StringVar(&a.ca, "admin-ca", "", "PEM file of the CA of an https admin listener; default: the listener's certificate in --data, else the system's CAs")
-	f.StringVar(&a.data, "data", datadir.Default(), "data folder of the router")
+	f.StringVar(&a.data, "data", dataDefault(), "data folder of the router")
 }
 
 // found is a router's URL, the token that it wants, and a file with its certificate.
 type found struct{ url, token, ca string }
 
+// errNoData refuses what a script's empty variable gives: the current folder, or another router's.
+var errNoData = usageError{errors.New("--data is empty, or XPYD_DATA: it must name a folder")}
+
+// dataDefault is the default of --data for those who ask a router.
+func dataDefault() string {
+	if d, given := os.LookupEnv("XPYD_DATA"); given && d == "" {
+		return ""
+	}
+	return datadir.Default()
+}
+
 // find reads flags, the environment and the data folder. If others could have made the folder, or a
 // killed router left it, nothing is sent: others may listen at its address by now.
 func (a *adminFlags) find() (found, error) {
+	if a.data == "" {
+		return found{}, errNoData
+	}
 	t := found{url: a.url, token: cmp.Or(a.token, os.Getenv("XPYD_ADMIN_TOKEN")), ca: a.ca}
 	if t.url == "" || t.token == "" || t.ca == "" && strings.HasPrefix(t.url, "https:") {
 		if err := a.look(&t); err != nil {
@@ -213,9 +227,24 @@ begins with a slash. The request is a GET, or with --json a POST.`,
 	return cmd
 }
 
+// workerID refuses what no worker's ID can be. In a URL's path it could name something else.
+func workerID(id string) error {
+	err := fleet.ValidID(id)
+	if id == "" {
+		err = errors.New("the worker's ID is empty")
+	}
+	if err != nil {
+		return usageError{err}
+	}
+	return nil
+}
+
 // order has the router change a worker, args[0], and prints the order.
 func (a *adminFlags) order(cmd *cobra.Command, action string, args []string, body any) error {
-	if err := a.callWithin(cmd.Context(), orderWait, "POST", "/admin/v1/instances/"+url.PathEscape(args[0])+"/"+action, body, nil); err != nil {
+	if err := workerID(args[0]); err != nil {
+		return err
+	}
+	if err := a.callWithin(cmd.Context(), orderWait, "POST", "/admin/v1/instances/"+args[0]+"/"+action, body, nil); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: %s\n", args[0], strings.Join(append([]string{action}, args[1:]...), " "))

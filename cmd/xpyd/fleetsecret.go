@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -277,11 +276,9 @@ func (s *fleetSecret) mounts() map[string]fasthttp.RequestHandler {
 			var order struct {
 				Force bool `json:"force"`
 			}
-			if body := ctx.PostBody(); len(body) > 0 {
-				if err := json.Unmarshal(body, &order); err != nil {
-					respondStatus(ctx, openai.BadRequest("", "want {\"force\": true} or nothing: %v", err))
-					return
-				}
+			if err := console.ReadBody(ctx, &order, false); err != nil {
+				fail(ctx, err)
+				return
 			}
 			change(ctx, func() error { return s.retire(order.Force) })
 		},

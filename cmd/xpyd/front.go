@@ -46,6 +46,9 @@ type RouterConfig struct {
 // Validate checks what the router's own check does not.
 func (c *RouterConfig) Validate() error {
 	err := c.Config.Validate()
+	if c.Data == "" {
+		err = errors.Join(err, config.Bad("data", "is empty: it must name a folder"))
+	}
 	if c.Join != "" && c.JoinFile != "" {
 		err = errors.Join(err, config.Bad("join_file", "it and join (XPYD_JOIN) exclude each other"))
 	}

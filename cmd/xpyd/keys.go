@@ -71,11 +71,17 @@ func newKeysNew() *cobra.Command {
 
 // expiry reads a duration from now, or a time.
 func expiry(text string, now time.Time) (time.Time, error) {
-	if d, err := time.ParseDuration(text); err == nil {
-		return now.Add(d).Truncate(time.Second), nil
+	var t time.Time
+	d, err := time.ParseDuration(text)
+	if err == nil {
+		t = now.Add(d).Truncate(time.Second)
+	} else {
+		t, err = time.Parse(time.RFC3339, text)
 	}
-	t, err := time.Parse(time.RFC3339, text)
-	if err != nil {
+	switch {
+	case err == nil && !t.After(now):
+		return t, fmt.Errorf("--expires: %q is not in the future", text)
+	case err != nil:
 		return t, fmt.Errorf("--expires: %q is neither a duration such as 720h nor a time such as 2027-01-01T00:00:00Z", text)
 	}
 	return t, nil

@@ -53,6 +53,9 @@ func TestKeys(t *testing.T) {
 	f(exitUsage, "name:", "new", "--file", file)
 	f(exitUsage, "priority:", "new", "--file", file, "--name", "x", "--priority", "urgent")
 	f(exitUsage, "--expires", "new", "--file", file, "--name", "x", "--expires", "soon")
+	for _, past := range []string{"-5h", "0s", "2020-01-01T00:00:00Z"} {
+		f(exitUsage, `--expires: "`+past+`" is not in the future`, "new", "--file", file, "--name", "x", "--expires", past)
+	}
 	f(exitUsage, "", "new", "extra")
 	f(exitFailed, "twice", "new", "--file", file, "--name", "team-a")
 	f(exitUsage, "no such file", "list", "--file", file+"x")

@@ -15,6 +15,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/xpyd/xpyd/internal/openai"
 )
 
 // Exit codes.
@@ -76,7 +79,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w; see `%s --help`", err, cmd.CommandPath())}
+		return usageError{fmt.Errorf("%w; see `%s --help`", wrongValue(err), cmd.CommandPath())}
 	})
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
@@ -85,6 +88,30 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	)
 	usageArgs(root)
 	return root
+}
+
+// wrongValue says of a flag's wrong value what is wanted, instead of which Go function refused it.
+func wrongValue(err error) error {
+	bad, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	want := ""
+	switch bad.GetFlag().Value.Type() {
+	case "bool":
+		want = "true or false"
+	case "int", "int64":
+		want = "a whole number"
+	case "uint64":
+		want = "a whole number, 0 or more"
+	case "float64":
+		want = "a number"
+	case "duration":
+		want = `a duration such as "3s" or "250ms"`
+	default:
+		return err
+	}
+	return fmt.Errorf("--%s: %q: want %s", bad.GetFlag().Name, openai.Clip(bad.GetValue()), want)
 }
 
 // usageArgs makes wrong arguments bad usage, for all commands below parent. A command without Args

@@ -97,6 +97,7 @@ func TestPlanRefuses(t *testing.T) {
 		"--burstiness":         {"--table", table, "--slo", ok, "--burstiness", "0"},
 		"--trace: open":        {"--table", table, "--slo", ok, "--trace", table + "x"},
 		"--trace " + table:     {"--table", table, "--slo", ok, "--trace", table},
+		"exp:MEAN): want whole numbers in 0..16777215\n": {"--table", table, "--slo", ok, "--input", "-5"},
 	} {
 		if out, errs, code := xpyd(t, append([]string{"plan"}, args...)...); code != 2 || !strings.Contains(errs, want) {
 			t.Errorf("%v: exit %d, want %q\n%s%s", args, code, want, out, errs)

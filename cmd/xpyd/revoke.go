@@ -146,8 +146,8 @@ was replaced since, it needs the new join line.`,
 
 // revocation revokes a member, or takes that back, and prints what was done.
 func (a *adminFlags) revocation(cmd *cobra.Command, verb, id, done string) error {
-	if err := fleet.ValidID(id); err != nil {
-		return usageError{err}
+	if err := workerID(id); err != nil {
+		return err
 	}
 	var out struct{ Notes []string }
 	err := a.call(cmd.Context(), verb, "/admin/v1/revocations/"+id, nil, &out)

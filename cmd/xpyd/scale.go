@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -33,30 +32,27 @@ func (s *scaler) mounts() map[string]fasthttp.RequestHandler {
 	}
 }
 
-// startsNone refuses to scale on a router that was not started by `up`.
+// startsNone refuses to scale or to upgrade a router that was not started by `up`.
 func startsNone() map[string]fasthttp.RequestHandler {
-	return map[string]fasthttp.RequestHandler{"POST /admin/v1/scale": func(ctx *fasthttp.RequestCtx) {
-		fail(ctx, openai.NotFound("this router was not started by `xpyd up`, and starts no workers: start them where they shall run, with `xpyd prefill --join-file …` and `xpyd decode --join-file …`, and end them there, after `xpyd drain ID`"))
-	}}
+	refuse := func(why string) fasthttp.RequestHandler {
+		return func(ctx *fasthttp.RequestCtx) {
+			fail(ctx, openai.NotFound("this router was not started by `xpyd up`, %s", why))
+		}
+	}
+	return map[string]fasthttp.RequestHandler{
+		"POST /admin/v1/scale":   refuse("and starts no workers: start them where they shall run, with `xpyd prefill --join-file …` and `xpyd decode --join-file …`, and end them there, after `xpyd drain ID`"),
+		"POST /admin/v1/upgrade": refuse("and is not upgraded in place: stop it, and start the other binary with the same --data; workers come back to it by themselves"),
+	}
 }
 
 func (s *scaler) serve(ctx *fasthttp.RequestCtx) {
-	var order scaleOrder
-	dec := json.NewDecoder(bytes.NewReader(ctx.PostBody()))
-	dec.DisallowUnknownFields()
-	err := dec.Decode(&order)
-	want := order.counts()
-	for role, n := range want {
-		if n < 1 || n > maxWorkers {
-			err = fmt.Errorf("want prefill and decode counts in 1..%d, have %s=%d", maxWorkers, role, n)
-		}
-	}
+	order, refused := readScale(ctx)
 	sup := s.sup.Load()
-	if err == nil && sup == nil {
-		err = fmt.Errorf("still starting")
+	if refused == nil && sup == nil {
+		refused = openai.BadRequest("", "still starting")
 	}
-	if err != nil {
-		fail(ctx, openai.BadRequest("", "%v", err))
+	if refused != nil {
+		fail(ctx, refused)
 		return
 	}
 	changes := map[string]supervise.Scaled{}
@@ -64,7 +60,8 @@ func (s *scaler) serve(ctx *fasthttp.RequestCtx) {
 	if order.WaitOnly {
 		leaves = s.stays
 	}
-	for role, n := range want {
+	for role, n := range order.counts() {
+		var err error
 		if changes[role], err = sup.Scale(role, n, leaves); err != nil {
 			fail(ctx, openai.Internal("%v", err))
 			return
@@ -79,6 +76,23 @@ type scaleOrder struct {
 	Prefill  *int `json:"prefill,omitempty"`
 	Decode   *int `json:"decode,omitempty"`
 	WaitOnly bool `json:"wait_only,omitempty"` // the streams of workers that go end there
+}
+
+// readScale reads an order, and checks its counts.
+func readScale(ctx *fasthttp.RequestCtx) (o scaleOrder, err *openai.Error) {
+	if err := console.ReadBody(ctx, &o, true); err != nil {
+		return o, err
+	}
+	want := o.counts()
+	if len(want) == 0 {
+		return o, openai.BadRequest("", `how many workers? Say prefill, decode or both: {"prefill": 3}`)
+	}
+	for role, n := range want {
+		if n < 1 || n > maxWorkers {
+			return o, openai.BadRequest(role, "%s: %d is not in 1..%d", role, n, maxWorkers)
+		}
+	}
+	return o, nil
 }
 
 func (o *scaleOrder) counts() map[string]int {

@@ -118,12 +118,15 @@ for credentials_file; it changes when an older secret is retired.`,
 		},
 	}
 	cmd.Flags().StringVar(&file, "join-file", "", "the fleet's join file; default: the one in --data")
-	cmd.Flags().StringVar(&data, "data", datadir.Default(), "data folder of the router")
+	cmd.Flags().StringVar(&data, "data", dataDefault(), "data folder of the router")
 	return cmd
 }
 
 // joinOf returns the join line in a router's data folder.
 func joinOf(data string) (trust.Join, error) {
+	if data == "" {
+		return trust.Join{}, errNoData
+	}
 	dir, err := datadir.Open(data)
 	if errors.Is(err, fs.ErrNotExist) {
 		return trust.Join{}, fmt.Errorf("%w; say where with --data or --join-file", err)

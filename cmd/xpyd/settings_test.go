@@ -96,23 +96,27 @@ func TestWorkerStopped(t *testing.T) {
 	}
 }
 
-// TestScaleOfRouter: a router without `up` says that it starts no workers, and what to do.
+// TestScaleOfRouter: a router without `up` says that it starts no workers and is not upgraded in place,
+// and what to do.
 func TestScaleOfRouter(t *testing.T) {
 	data := filepath.Join(t.TempDir(), "data")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	var errs string
-	var code int
 	up := &upTo{text: "join with", then: func() {
-		_, errs, code = xpyd(t, "scale", "prefill=2", "--data", data)
+		for advice, args := range map[string][]string{
+			"xpyd prefill --join-file": {"scale", "prefill=2", "--data", data},
+			"start the other binary":   {"up", "--upgrade", os.Args[0], "--data", data},
+		} {
+			_, errs, code := xpyd(t, args...)
+			if code != exitFailed || !strings.Contains(errs, "was not started by `xpyd up`") || !strings.Contains(errs, advice) {
+				t.Errorf("%v: exit code %d, %q", args, code, errs)
+			}
+		}
 		cancel()
 	}}
 	var log bytes.Buffer
 	if code := run(ctx, []string{"router", "--data", data, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, up, &log); code != exitDone || !up.found {
 		t.Fatalf("exit code %d, %s", code, log.String())
-	}
-	if code != exitFailed || !strings.Contains(errs, "was not started by `xpyd up`") || !strings.Contains(errs, "xpyd prefill --join-file") {
-		t.Errorf("exit code %d, %q", code, errs)
 	}
 }
 

@@ -97,7 +97,7 @@ which only reads, or of admin-token.`,
 	f.DurationVar(&upgrade.timeout, "upgrade-timeout", upgradeTimeout, "time for its workers to serve; after that the running one goes on")
 	place := &handover.Place{}
 	configured(cmd, ": the router's keys, and prefill, decode, model, …", &def, func(cmd *cobra.Command, cfg *upConfig, sources config.Sources, load func() (*upConfig, error)) error {
-		if upgrade.binary != "" {
+		if cmd.Flags().Changed("upgrade") {
 			return upgrade.run(cmd, cfg.Data)
 		}
 		if err := cfg.fits(memfd.Available()); err != nil {

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,6 +27,7 @@ const fileUpgrade = "upgrade-binary"
 
 const (
 	upgradeTimeout = 30 * time.Second // default, for the new workers to serve
+	upgradeMost    = time.Hour        // that they may take
 	versionWait    = 5 * time.Second  // for a binary to say its version
 )
 
@@ -43,8 +45,13 @@ func (c *upgradeCommand) run(cmd *cobra.Command, data string) error {
 			err = usageError{fmt.Errorf("--%s: with --upgrade the new process has the running one's settings", f.Name)}
 		}
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case c.binary == "":
+		return usageError{errors.New("--upgrade: the path is empty; which binary is to take over?")}
+	case c.timeout < time.Millisecond || c.timeout > upgradeMost:
+		return usageError{fmt.Errorf("--upgrade-timeout %v: want 1ms to %v", c.timeout, upgradeMost)}
 	}
 	binary, err := exec.LookPath(c.binary)
 	if err == nil {
@@ -98,11 +105,12 @@ func (c *upgradeCommand) watch(cmd *cobra.Command, admin *adminFlags, s *upgrade
 			return fmt.Errorf("no longer watching; the %s", s)
 		}
 		*s = upgradeStatus{}
-		if err := admin.call(cmd.Context(), "GET", "/admin/v1/upgrade", nil, s); err != nil {
-			return err
-		}
-		if s.Phase == "" {
+		err := admin.call(cmd.Context(), "GET", "/admin/v1/upgrade", nil, s)
+		switch {
+		case errors.Is(err, syscall.ECONNREFUSED), err == nil && s.Phase == "": // nobody listens, or another one does
 			return errors.New("the `xpyd up` that was to be upgraded has ended")
+		case err != nil:
+			return err
 		}
 	}
 }
@@ -121,7 +129,7 @@ const (
 	phaseTaking   phase = "taking"   // the new process takes NATS and the listeners
 	phaseLeaving  phase = "leaving"  // the new one serves, the old one finishes what it has
 	phaseDone     phase = "done"
-	phaseFailed   phase = "failed" // the old one goes on
+	phaseFailed   phase = "failed" // the old one goes on, unless it Ends
 )
 
 // upgradeStatus is the response of GET /admin/v1/upgrade.
@@ -133,6 +141,7 @@ type upgradeStatus struct {
 	Took  float64   `json:"took_s,omitempty"` // once over
 	Left  string    `json:"left,omitempty"`   // what is waited for
 	Error string    `json:"error,omitempty"`  // why it failed
+	Ends  bool      `json:"ends,omitempty"`   // it failed since the old one was stopped
 }
 
 func (s *upgradeStatus) under() bool {
@@ -154,6 +163,9 @@ func (s *upgradeStatus) String() string {
 	case phaseDone:
 		return fmt.Sprintf("%sdone in %.1f s", text, s.Took)
 	case phaseFailed:
+		if s.Ends {
+			return fmt.Sprintf("%sgiven up after %.1f s: %s", text, s.Took, s.Error)
+		}
 		return fmt.Sprintf("%sfailed after %.1f s, the old one goes on: %s", text, s.Took, s.Error)
 	}
 	if s.Left != "" {

@@ -1,10 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -137,17 +135,15 @@ func underWay(s *upgradeStatus) *openai.Error {
 // order begins an upgrade, or refuses it.
 func (u *upgrader) order(ctx *fasthttp.RequestCtx) {
 	var o upgradeOrder
-	if body := bytes.TrimSpace(ctx.PostBody()); len(body) > 0 {
-		if err := json.Unmarshal(body, &o); err != nil {
-			fail(ctx, openai.BadRequest("", "read the body: %v", err))
-			return
-		}
+	if err := console.ReadBody(ctx, &o, false); err != nil {
+		fail(ctx, err)
+		return
 	}
 	limit := time.Duration(o.TimeoutMS) * time.Millisecond
 	if o.TimeoutMS == 0 {
 		limit = upgradeTimeout
 	}
-	if limit <= 0 || limit > time.Hour {
+	if limit <= 0 || limit > upgradeMost {
 		fail(ctx, openai.BadRequest("timeout_ms", "timeout_ms: %d is not in 1..3600000", o.TimeoutMS))
 		return
 	}
@@ -191,7 +187,7 @@ func (u *upgrader) begin(limit time.Duration) (upgradeStatus, *openai.Error) {
 	u.tasks.Go(func() {
 		next, err := u.attempt(binary, limit)
 		if err != nil {
-			u.set(func(s *upgradeStatus) { s.Phase, s.Error = phaseFailed, err.Error() })
+			u.set(func(s *upgradeStatus) { s.Phase, s.Error, s.Ends = phaseFailed, err.Error(), u.ctx.Err() != nil })
 			return
 		}
 		u.set(func(s *upgradeStatus) { s.Phase = phaseLeaving })

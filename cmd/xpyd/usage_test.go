@@ -188,6 +188,33 @@ func TestExitCodes(t *testing.T) {
 	f(exitUsage, "", "up", "extra")
 	f(exitUsage, "", "version", "extra")
 	f(exitUsage, "", "drain")
+	for _, value := range []string{"many", "1.5", ""} {
+		f(exitUsage, `--decode: "`+value+`": want a whole number; see`, "up", "--decode", value)
+	}
+	f(exitUsage, `--wait: "x": want true or false`, "drain", "decode-0", "--wait=x")
+	f(exitUsage, `--seed: "-1": want a whole number, 0 or more`, "plan", "--seed", "-1")
+	f(exitUsage, `--share: "half": want a number`, "plan", "--share", "half")
+	f(exitUsage, `--timeout: "3": want a duration such as "3s"`, "drain", "decode-0", "--timeout", "3")
+	for _, args := range [][]string{{"drain", "decode-0"}, {"scale", "decode=2"}} {
+		f(exitUsage, "--timeout -1s: want 0 or more", append(append(args, "--wait", "--timeout", "-1s"), nobody...)...)
+	}
+	f(exitUsage, "--upgrade: the path is empty", append([]string{"up", "--upgrade", ""}, nobody[2:]...)...)
+	for _, long := range []string{"-5s", "0s", "999µs", "1h0m1s"} {
+		f(exitUsage, "--upgrade-timeout "+long+": want 1ms to 1h0m0s", append([]string{"up", "--upgrade", taken, "--upgrade-timeout", long}, nobody[2:]...)...)
+	}
+	for id, why := range map[string]string{"": "the worker's ID is empty", "../scale": "want characters of", "a/b": "want characters of", "..": "misplaced dot", "a?b": "want characters of", "a%2fb": "want characters of"} {
+		for _, args := range [][]string{{"drain", id}, {"undrain", id}, {"role", id, "decode"}, {"revoke", id}, {"unrevoke", id}} {
+			f(exitUsage, why, append(args, nobody...)...)
+		}
+	}
+	asking := [][]string{{"status"}, {"drain", "decode-0"}, {"secret", "scrape-token"}}
+	for _, args := range asking {
+		f(exitUsage, "--data is empty", append(args, "--data", "")...)
+	}
+	for _, role := range []string{"up", "router"} {
+		f(exitUsage, "--data: data: is empty", role, "--data", "")
+	}
+	f(exitUsage, `--kv-memory: kv_memory: "1PiB": want a size such as "64MiB", in B, kB, `, "up", "--kv-memory", "1PiB")
 	f(exitUsage, `"both": want prefill or decode`, "role", "decode-0", "both")
 	f(exitUsage, "", "role", "decode-0")
 	f(exitUsage, "", "scale")
@@ -199,6 +226,14 @@ func TestExitCodes(t *testing.T) {
 	f(exitUsage, `"prefill=2": prefill is there twice`, "scale", "prefill=1", "prefill=2")
 	f(exitUsage, "no such file", "router", "--config", filepath.Join(dir, "absent.yaml"))
 	f(exitUsage, noKeys+":2: api_keys_file: ", append([]string{"router", "--config", noKeys, "--log-level", "warn"}, data...)...)
+
+	t.Run("env", func(t *testing.T) {
+		t.Setenv("XPYD_DATA", "")
+		f(exitUsage, "XPYD_DATA: data: is empty", "up")
+		for _, args := range asking {
+			f(exitUsage, "--data is empty, or XPYD_DATA", args...)
+		}
+	})
 
 	f(exitFailed, "no router at http://127.0.0.1:1", append([]string{"status"}, nobody...)...)
 	f(exitFailed, "no router at", append([]string{"drain", "x"}, nobody...)...)

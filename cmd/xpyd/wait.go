@@ -26,6 +26,12 @@ func (w *waiting) register(cmd *cobra.Command, until string) {
 	f := cmd.Flags()
 	f.BoolVar(&w.on, "wait", false, "wait "+until+"; Ctrl-C ends only the waiting")
 	f.DurationVar(&w.timeout, "timeout", 5*time.Minute, "with --wait: fail if it takes longer; 0: never")
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if w.timeout < 0 {
+			return usageError{fmt.Errorf("--timeout %v: want 0 or more", w.timeout)}
+		}
+		return nil
+	}
 }
 
 const (

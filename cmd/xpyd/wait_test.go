@@ -123,7 +123,7 @@ func TestScaleWait(t *testing.T) {
 	member := func(id, rest string) string { return `{"id":"` + id + `","role":"decode","state":"live"` + rest + `}` }
 	fleetOf := func(members ...string) string { return `{"instances":[` + strings.Join(members, ",") + `]}` }
 	d := &desk{answers: map[string][]string{
-		scalePath: {`{"decode":{"Added":["d2"],"Removed":["d1"],"Kept":["d0"]}}`},
+		scalePath: {`{"decode":{"added":["d2"],"removed":["d1"],"kept":["d0"]}}`},
 		instancesPath: {
 			fleetOf(member("d0", `,"draining":true`), member("d1", `,"probed":true`)),
 			fleetOf(member("d1", `,"probed":true,"to_move":3,"in_flight":{"legs":3}`)),
@@ -139,7 +139,7 @@ func TestScaleWait(t *testing.T) {
 	if code != 0 || errs != "d1: draining, 3 requests (3 to move, 0 to end); d2: starting\n" || !strings.Contains(out, "decode: d0 counts, but is drained") {
 		t.Errorf("%d %q %q", code, out, errs)
 	}
-	d = &desk{answers: map[string][]string{scalePath: {`{"decode":{"Added":["d2"]}}`}, workersPath: {`[{"name":"d2","state":"draining"}]`}}}
+	d = &desk{answers: map[string][]string{scalePath: {`{"decode":{"added":["d2"]}}`}, workersPath: {`[{"name":"d2","state":"draining"}]`}}}
 	if _, errs, code := at(t, t.Context(), d, "scale", "decode=2", "--wait"); code != exitFailed || !strings.Contains(errs, "d2 is being ended by somebody else") {
 		t.Errorf("%d %q", code, errs)
 	}

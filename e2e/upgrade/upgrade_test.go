@@ -440,14 +440,21 @@ func parent(pid int) (ppid int, err error) {
 	return ppid, err
 }
 
-// TestUpgradeInterrupted: Ctrl-C while the new process starts ends both.
+// TestUpgradeInterrupted: Ctrl-C while the new process starts ends both, and neither terminal is told that
+// something goes on.
 func TestUpgradeInterrupted(t *testing.T) {
 	t.Parallel()
 	r := cluster.Up(t)
 	file := filepath.Join(t.TempDir(), "pid")
 	binary := script(t, cluster.Binary(t)+" version", "echo $$ > "+file+".new; mv "+file+".new "+file+"; exec sleep 1000")
 	var wg sync.WaitGroup
-	wg.Go(func() { r.CLI(t, "up", "--upgrade", binary) })
+	var said string
+	wg.Go(func() {
+		out, errs, code := r.CLI(t, "up", "--upgrade", binary)
+		if said = out + errs; code != 1 {
+			t.Errorf("upgrade: exit code %d", code)
+		}
+	})
 	var pid int
 	cluster.Wait(t, limit, "the new process starts", func() error {
 		b, err := os.ReadFile(file)
@@ -464,6 +471,9 @@ func TestUpgradeInterrupted(t *testing.T) {
 		t.Error("the new process lives")
 	}
 	wg.Wait()
+	if log := r.Stderr.String(); strings.Contains(said+log, "goes on") || !strings.Contains(log, "the running one was stopped") {
+		t.Errorf("the upgrade says %q, the first process %q", said, log)
+	}
 }
 
 // TestUpgradeRefused: what is refused beforehand changes nothing.
@@ -479,7 +489,7 @@ func TestUpgradeRefused(t *testing.T) {
 	refused(1, "it says", script(t, "echo hello", ""))
 	refused(2, "--upgrade", filepath.Join(t.TempDir(), "none"))
 	refused(2, "--prefill", cluster.Binary(t), "--prefill", "2")
-	refused(1, "timeout_ms", cluster.Binary(t), "--upgrade-timeout", "2h")
+	refused(2, "--upgrade-timeout 2h0m0s", cluster.Binary(t), "--upgrade-timeout", "2h")
 	if err := r.Call("POST", "/admin/v1/upgrade", nil, nil); err == nil || !strings.Contains(err.Error(), "which binary?") {
 		t.Errorf("an order without a binary: %v", err)
 	}

@@ -62,7 +62,10 @@ var sizeUnits = []struct {
 	{"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"KB", 1e3}, {"B", 1},
 }
 
-var errSize = errors.New(`want a size such as "64MiB"`)
+var (
+	errSize    = errors.New(`want a size such as "64MiB", in B, kB, MB, GB, TB, KiB, MiB, GiB or TiB`)
+	errTooMuch = errors.New("want less than 8388608TiB")
+)
 
 // ParseSize reads a size; binary and decimal units are told apart.
 func ParseSize(text string) (Size, error) {
@@ -78,12 +81,16 @@ func ParseSize(text string) (Size, error) {
 	}
 	if n, err := strconv.ParseInt(number, 10, 64); err == nil {
 		if n > math.MaxInt64/scale {
-			return 0, errSize
+			return 0, errTooMuch
 		}
 		return Size(n * scale), nil
 	}
 	f, err := strconv.ParseFloat(number, 64)
-	if f *= float64(scale); err != nil || f != math.Trunc(f) || f >= math.MaxInt64 {
+	f *= float64(scale)
+	switch {
+	case f >= math.MaxInt64: // also digits that no float64 holds
+		return 0, errTooMuch
+	case err != nil || f != math.Trunc(f):
 		return 0, errSize
 	}
 	return Size(f), nil
@@ -142,7 +149,7 @@ func (s *PoolSize) UnmarshalText(text []byte) error {
 	if !ok {
 		v, err := ParseSize(times)
 		if err != nil {
-			return errors.New(`want a size such as "64GiB", or a multiple of the pool such as "2x"`)
+			return fmt.Errorf(`%w, or a multiple of the pool such as "2x"`, err)
 		}
 		*s = PoolSize(v)
 		return nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -277,7 +278,11 @@ func TestScaleTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, supervise.Config{Launcher: newFakes(), Taken: func(name string) bool { return name == "w-0" || name == "w-2" },
 			Templates: map[string]func(int) supervise.Child{"w": func(i int) supervise.Child { return child(fmt.Sprint("w-", i), "w") }}})
-		if done, err := s.Scale("w", 3, nil); err != nil || fmt.Sprint(done.Added) != "[w-1 w-3 w-4]" {
+		done, err := s.Scale("w", 3, nil)
+		if b, jerr := json.Marshal(done); jerr != nil || string(b) != `{"added":["w-1","w-3","w-4"],"removed":[],"kept":[]}` { // for scripts
+			t.Errorf("%s, %v", b, jerr)
+		}
+		if err != nil || fmt.Sprint(done.Added) != "[w-1 w-3 w-4]" {
 			t.Errorf("%+v, %v", done, err)
 		}
 		stop(t, s, time.Second)

@@ -213,7 +213,9 @@ func (s *Supervisor) forget(ch *child) {
 
 // Scaled lists a role's children by what Scale did to them.
 type Scaled struct {
-	Added, Removed, Kept []string
+	Added   []string `json:"added"`
+	Removed []string `json:"removed"`
+	Kept    []string `json:"kept"`
 }
 
 // Scale starts or drains children of a role until n are wanted, and returns at once. All that have
@@ -223,7 +225,7 @@ type Scaled struct {
 func (s *Supervisor) Scale(role string, n int, leaves func(name string)) (Scaled, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var done Scaled
+	done := Scaled{[]string{}, []string{}, []string{}} // JSON has lists, not null
 	template := s.cfg.Templates[role]
 	if template == nil {
 		return done, fmt.Errorf("scale %s: no such role", role)

@@ -260,16 +260,8 @@ func (c *Console) listInstances(ctx *fasthttp.RequestCtx, _ adminCall) *openai.E
 
 func (c *Console) addInstance(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Error {
 	var inst fleet.Instance
-	dec := json.NewDecoder(bytes.NewReader(ctx.PostBody()))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&inst); err != nil {
-		param, wrong := "", (*json.UnmarshalTypeError)(nil)
-		if name, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
-			param = strings.Trim(name, `"`)
-		} else if errors.As(err, &wrong) {
-			param = wrong.Field
-		}
-		return openai.BadRequest(openai.Clip(param), "read instance: %v", err)
+	if err := ReadBody(ctx, &inst, true); err != nil {
+		return err
 	}
 	if inst.Dialect == "" {
 		inst.Dialect = fleet.Native

@@ -1,8 +1,6 @@
 package console
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"strings"
 	"time"
@@ -75,10 +73,8 @@ type orderBody struct {
 }
 
 func readOrder(ctx *fasthttp.RequestCtx, action string) (o orderBody, err *openai.Error) {
-	if body := bytes.TrimSpace(ctx.PostBody()); len(body) > 0 || action == "role" {
-		if jerr := json.Unmarshal(body, &o); jerr != nil {
-			return o, openai.BadRequest("", "read the body: %v", jerr)
-		}
+	if err := ReadBody(ctx, &o, action == "role"); err != nil {
+		return o, err
 	}
 	if action == "role" && o.Role != fleet.Prefill && o.Role != fleet.Decode {
 		return o, openai.BadRequest("role", "want prefill or decode, not %q", openai.Clip(string(o.Role)))

@@ -98,15 +98,26 @@ func (c *Console) dispatch(ctx *fasthttp.RequestCtx, id, verb, path string) {
 		mount(ctx)
 		return
 	}
-	err := openai.NotFound("there is no %s %s", openai.Clip(verb), openai.Clip(path))
 	plain := strings.TrimSuffix(path, "/")
+	var allowed []string
 	for _, route := range adminTable {
-		if part, ok := match(route.path, plain); ok && route.method == verb && route.serve != nil {
-			err = route.serve(c, ctx, adminCall{id: id, verb: verb, path: plain, part: part})
-			break
+		part, ok := match(route.path, plain)
+		if !ok || route.serve == nil && c.Mounts[route.method+" "+path] == nil {
+			continue
 		}
+		if route.method == verb && route.serve != nil {
+			if err := route.serve(c, ctx, adminCall{id: id, verb: verb, path: plain, part: part}); err != nil {
+				h1.WriteError(ctx, err)
+			}
+			return
+		}
+		allowed = append(allowed, route.method)
 	}
-	if err != nil {
-		h1.WriteError(ctx, err)
+	if len(allowed) == 0 {
+		h1.WriteError(ctx, openai.NotFound("there is no %s %s", openai.Clip(verb), openai.Clip(path)))
+		return
 	}
+	ctx.Response.Header.Set("Allow", strings.Join(allowed, ", "))
+	h1.WriteError(ctx, openai.BadRequest("", "%s is not allowed here, use %s", openai.Clip(verb), strings.Join(allowed, " or ")).
+		WithStatus(405, "method_not_allowed"))
 }

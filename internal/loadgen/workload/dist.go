@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -21,6 +22,9 @@ type Dist struct {
 func ParseLengths(s string, least int) (Dist, error) {
 	d, err := parse(s, func(s string) (float64, error) {
 		n, err := strconv.ParseUint(s, 10, 24)
+		if err != nil {
+			err = fmt.Errorf("want whole numbers in 0..%d", maxDraw-1)
+		}
 		return float64(n), err
 	})
 	if err == nil && d.a < float64(least) {
@@ -34,8 +38,11 @@ func ParseLengths(s string, least int) (Dist, error) {
 func ParseTimes(s string) (Dist, error) {
 	return parse(s, func(s string) (float64, error) {
 		d, err := time.ParseDuration(s)
-		if err == nil && (d < 0 || d > 24*time.Hour) {
-			return 0, fmt.Errorf("%v is not in 0..24h", d)
+		switch {
+		case err != nil:
+			err = errors.New(`want durations such as "3s" or "250ms"`)
+		case d < 0 || d > 24*time.Hour:
+			err = fmt.Errorf("%v is not in 0..24h", d)
 		}
 		return d.Seconds(), err
 	})
@@ -62,7 +69,7 @@ func parse(s string, one func(string) (float64, error)) (Dist, error) {
 	case kind == "normal" && two:
 		d.b, err = one(second)
 	case kind == "lognormal" && two:
-		if d.b, err = strconv.ParseFloat(second, 64); err == nil && !(d.b >= 0 && d.b <= 10) {
+		if d.b, err = strconv.ParseFloat(second, 64); err != nil || !(d.b >= 0 && d.b <= 10) {
 			err = fmt.Errorf("sigma %s is not in 0..10", second)
 		}
 	default:
