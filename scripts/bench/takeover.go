@@ -45,14 +45,14 @@ type fault struct {
 	name   string
 	signal syscall.Signal
 	after  int                // answer tokens of each of its streams
-	pool   string             // of each worker: for all streams on one. The kernel frees a dead one's before its connections end
+	pool   string             // of each worker: for all streams on one, without a shortage. The kernel frees a dead one's before its connections end
 	limits map[string]float64 // ms, by figure; 0: none
 }
 
 var faults = []fault{
-	{"crash", syscall.SIGKILL, 16, "256MiB", map[string]float64{"stream.crash_pause_ms.p50": 150, "stream.crash_pause_ms.p99": 400}},
-	{"at512", syscall.SIGKILL, 512, "640MiB", map[string]float64{"stream.crash_pause_ms.p50.at512": 0, "stream.crash_pause_ms.p99.at512": 0}},
-	{"stop", syscall.SIGSTOP, 16, "256MiB", map[string]float64{"stream.stop_pause_ms.p99": 1500}},
+	{"crash", syscall.SIGKILL, 16, "384MiB", map[string]float64{"stream.crash_pause_ms.p50": 150, "stream.crash_pause_ms.p99": 400}},
+	{"at512", syscall.SIGKILL, 512, "768MiB", map[string]float64{"stream.crash_pause_ms.p50.at512": 0, "stream.crash_pause_ms.p99.at512": 0}},
+	{"stop", syscall.SIGSTOP, 16, "384MiB", map[string]float64{"stream.stop_pause_ms.p99": 1500}},
 }
 
 const (
