@@ -112,10 +112,6 @@ func (p *pacer) besides(d time.Duration) int {
 	return int(d.Seconds() / p.adds)
 }
 
-// apart reports whether a step without so many decodes is shorter by much, as on a CPU. A GPU takes
-// mostly as long for any small step. A token that decodes costs no less than one of a prompt.
-func (p *pacer) apart(decodes int) bool { return 4*p.adds*float64(decodes) > p.decodes.Seconds() }
-
 // limits are what a step must keep to.
 type limits struct {
 	total   int           // tokens

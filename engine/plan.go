@@ -33,7 +33,7 @@ func (e *Engine) fill(from []*sequence) bool {
 	l.at = prefills[0].next()
 	budget, room := e.pace.budget(l)
 	if back := e.turns.back(prefills); back > 0 {
-		if n := e.catchUp(back, l.target); n > 0 && l.decodes > 0 && e.pace.apart(l.decodes) {
+		if n := e.catchUp(back, l.target); n > 0 && l.decodes > 0 && e.apart(back+l.decodes) {
 			for _, q := range e.batch {
 				q.chunk = 0
 			}
@@ -139,6 +139,13 @@ func (e *Engine) catchUp(back int, target time.Duration) int {
 		return 0
 	}
 	return n
+}
+
+// apart reports whether a step of so many tokens is longer than one without those that decode. A GPU
+// takes as long for any part of a tile.
+func (e *Engine) apart(tokens int) bool {
+	_, timed := e.backend.(stepTimer)
+	return !timed || tokens >= tile
 }
 
 const (
