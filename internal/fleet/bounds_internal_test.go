@@ -351,7 +351,7 @@ func told(t *testing.T, leads bool) {
 	}{
 		{Live, causeJoin, false, false}, {Live, causeBack, false, false}, {Suspect, causeSilence, false, false}, {Gone, causeBye, false, false}, {Gone, causeForget, false, false},
 		{Dead, causeSilence, false, true}, {Unheard, causeSilence, false, true}, {Dead, causeReport, false, true}, {Dead, causeReport, true, false},
-		{Gone, causeReplace, false, leads}, {Gone, causeRemove, false, true}, {Gone, causeRevoked, false, true}, {Gone, causeFull, false, true},
+		{Gone, causeReplace, false, leads}, {Live, causeTwice, false, leads}, {Gone, causeRemove, false, true}, {Gone, causeRevoked, false, true}, {Gone, causeFull, false, true},
 	} {
 		for _, reason := range []string{"", "why"} {
 			out.Reset()

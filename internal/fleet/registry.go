@@ -43,6 +43,10 @@ type record struct {
 	lived     time.Time     // when it became live, before it lapsed
 	removed   bool          // by an operator
 	owes      bool          // a fleet secret was retired: only a message over NATS counts
+	came      time.Time     // its first message
+	before    *Instance     // whom it replaced; nil: nobody known
+	twin      uint64        // epoch of the process of Twin
+	twinHeard time.Time
 }
 
 // underWay is how long messages may arrive after their sender's connection ended.
@@ -60,6 +64,7 @@ const (
 	causeForget  = "forgotten"
 	causeFull    = "full"
 	causeRevoked = "revoked"
+	causeTwice   = "twice" // a second process has the id
 )
 
 type event struct {
@@ -135,9 +140,14 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 		r.end(rec, Dead, causeReplace, fmt.Sprintf("replaced by epoch %d", inst.Epoch), now)
 	}
 	delete(r.asked, inst.ID)
+	was := rec
 	rec = &record{
 		Member: Member{Instance: *inst, State: Live, Since: now, Heard: now, Source: source},
-		heard:  r.witnessed, seen: now,
+		heard:  r.witnessed, seen: now, came: now,
+	}
+	if was != nil && was.Source == NATS {
+		before := was.Instance // alone: was has its own before
+		rec.before = &before
 	}
 	r.members[inst.ID] = rec
 	r.version++
@@ -189,7 +199,11 @@ func (r *registry) beat(b *beat, now time.Time) (ask string) {
 		return r.unknown(b.ID, now)
 	}
 	rec.seen = now
-	if rec.Epoch > b.Epoch || !r.alive(rec, now) {
+	if rec.Epoch > b.Epoch {
+		r.twice(rec, b, now)
+		return ""
+	}
+	if !r.alive(rec, now) {
 		return ""
 	}
 	rec.owes = false
@@ -199,6 +213,26 @@ func (r *registry) beat(b *beat, now time.Time) (ask string) {
 	}
 	rec.Load = b.Load
 	return ""
+}
+
+// twice notes that a process of an older epoch still beats although a younger one has its id. What
+// was under way when that came, or is about to leave, is no such process.
+func (r *registry) twice(rec *record, b *beat, now time.Time) {
+	if rec.Source != NATS || over(rec.State) || b.Draining || now.Sub(rec.came) <= suspectAfter {
+		return
+	}
+	rec.twinHeard = now
+	if rec.twin == b.Epoch {
+		return
+	}
+	other := string(b.Role) + " of an older start"
+	if rec.before != nil && rec.before.Epoch == b.Epoch {
+		other = rec.before.place()
+	}
+	rec.twin, rec.Twin = b.Epoch, other
+	r.version++
+	r.note(rec, causeTwice, fmt.Sprintf("two processes have this id: %s, which is used, and %s, which is not; give one of them another --id",
+		rec.place(), other))
 }
 
 // yields reports whether the member has ended and leaves its id to an older epoch, as when a
@@ -321,6 +355,10 @@ func (r *registry) setLink(l Link, now time.Time) {
 func (r *registry) tick(now time.Time) {
 	judge := r.link.Up && !now.Before(r.judgeFrom)
 	for _, rec := range r.members {
+		if rec.twin != 0 && now.Sub(rec.twinHeard) > deadAfter {
+			rec.twin, rec.Twin = 0, ""
+			r.version++
+		}
 		if over(rec.State) {
 			if (rec.Source == NATS || rec.State == Gone) && now.Sub(later(rec.Since, rec.seen)) > forgetAfter {
 				r.forget(rec)

@@ -315,6 +315,10 @@ type untold struct {
 func (w *Watcher) tell(e *untold, now time.Time) bool {
 	level := slog.LevelWarn
 	switch {
+	case e.cause == causeTwice:
+		if !w.cfg.Leads { // the router warns
+			level = slog.LevelInfo
+		}
 	case e.cause == causeReport:
 		left, settled := w.reg.left(&e.event, e.at, now)
 		if !settled {
