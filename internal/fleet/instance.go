@@ -4,7 +4,6 @@
 package fleet
 
 import (
-	"fmt"
 	"reflect"
 
 	"github.com/xpyd/xpyd/kvlayout"
@@ -94,6 +93,3 @@ type Instance struct {
 
 // Equal reports whether two announcements say the same.
 func (i *Instance) Equal(j *Instance) bool { return reflect.DeepEqual(i, j) }
-
-// place says which process it is.
-func (i *Instance) place() string { return fmt.Sprintf("%s at %s, pid %d", i.Role, i.URL, i.PID) }

@@ -45,6 +45,8 @@ type record struct {
 	owes      bool          // a fleet secret was retired: only a message over NATS counts
 	came      time.Time     // its first message
 	before    *Instance     // whom it replaced; nil: nobody known
+	claims    bool          // before was well, and still beats as if nothing had happened
+	heardOld  time.Time     // its last beat
 	twin      uint64        // epoch of the process of Twin
 	twinHeard time.Time
 }
@@ -110,12 +112,15 @@ func (r *registry) apply(m *message, now time.Time) (ask string) {
 }
 
 // announce adds or replaces a member. An older epoch loses unless the newer one has ended
-// (yields). Of equal epochs the later announcement wins, unless the member left or was removed:
-// then only a newer epoch brings it back.
+// (yields), or it turns out that the older one never ended (twice). Of equal epochs the later
+// announcement wins, unless the member left or was removed: then only a newer epoch brings it back.
 func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 	rec := r.members[inst.ID]
 	if rec != nil {
 		rec.seen = now
+		if source == NATS && rec.refuses(inst.Epoch) {
+			return false
+		}
 		if inst.Epoch < rec.Epoch && !(source == NATS && rec.yields(now)) || inst.Epoch == rec.Epoch && rec.State == Gone {
 			return false
 		}
@@ -136,6 +141,7 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 			fmt.Sprintf("the table of %d members is full", r.maxMembers))
 		return false
 	}
+	alive := rec != nil && rec.Serves()
 	if rec != nil && rec.Source == NATS && !over(rec.State) { // the end of that process was not seen
 		r.end(rec, Dead, causeReplace, fmt.Sprintf("replaced by epoch %d", inst.Epoch), now)
 	}
@@ -147,7 +153,11 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 	}
 	if was != nil && was.Source == NATS {
 		before := was.Instance // alone: was has its own before
-		rec.before = &before
+		rec.before, rec.heardOld = &before, now
+		rec.claims = alive && !was.Draining
+		if was.twin != inst.Epoch {
+			rec.twin, rec.Twin, rec.twinHeard = was.twin, was.Twin, was.twinHeard
+		}
 	}
 	r.members[inst.ID] = rec
 	r.version++
@@ -192,6 +202,10 @@ func (r *registry) room() bool {
 
 func (r *registry) beat(b *beat, now time.Time) (ask string) {
 	rec := r.members[b.ID]
+	if rec != nil && rec.refuses(b.Epoch) {
+		rec.twinHeard = now
+		return ""
+	}
 	if rec == nil || rec.Epoch < b.Epoch || rec.Epoch > b.Epoch && rec.yields(now) {
 		if rec != nil && !over(rec.State) {
 			r.end(rec, Dead, causeReplace, fmt.Sprintf("replaced by epoch %d", b.Epoch), now)
@@ -200,8 +214,7 @@ func (r *registry) beat(b *beat, now time.Time) (ask string) {
 	}
 	rec.seen = now
 	if rec.Epoch > b.Epoch {
-		r.twice(rec, b, now)
-		return ""
+		return r.twice(rec, b, now)
 	}
 	if !r.alive(rec, now) {
 		return ""
@@ -213,26 +226,6 @@ func (r *registry) beat(b *beat, now time.Time) (ask string) {
 	}
 	rec.Load = b.Load
 	return ""
-}
-
-// twice notes that a process of an older epoch still beats although a younger one has its id. What
-// was under way when that came, or is about to leave, is no such process.
-func (r *registry) twice(rec *record, b *beat, now time.Time) {
-	if rec.Source != NATS || over(rec.State) || b.Draining || now.Sub(rec.came) <= suspectAfter {
-		return
-	}
-	rec.twinHeard = now
-	if rec.twin == b.Epoch {
-		return
-	}
-	other := string(b.Role) + " of an older start"
-	if rec.before != nil && rec.before.Epoch == b.Epoch {
-		other = rec.before.place()
-	}
-	rec.twin, rec.Twin = b.Epoch, other
-	r.version++
-	r.note(rec, causeTwice, fmt.Sprintf("two processes have this id: %s, which is used, and %s, which is not; give one of them another --id",
-		rec.place(), other))
 }
 
 // yields reports whether the member has ended and leaves its id to an older epoch, as when a
@@ -355,8 +348,8 @@ func (r *registry) setLink(l Link, now time.Time) {
 func (r *registry) tick(now time.Time) {
 	judge := r.link.Up && !now.Before(r.judgeFrom)
 	for _, rec := range r.members {
-		if rec.twin != 0 && now.Sub(rec.twinHeard) > deadAfter {
-			rec.twin, rec.Twin = 0, ""
+		if rec.Twin != "" && now.Sub(rec.twinHeard) > deadAfter { // rec.twin stays refused
+			rec.Twin = ""
 			r.version++
 		}
 		if over(rec.State) {
