@@ -44,11 +44,16 @@ func (f *files) reload(all bool) error {
 	defer f.mu.Unlock()
 	var errs []error
 	for _, w := range f.all {
-		changed := w.files.Changed()
-		if !changed && !all {
+		changed, lost := w.files.Changed(), w.files.Lost()
+		if !changed && !all && lost == "" {
 			continue
 		}
-		err := w.load()
+		var err error
+		if lost != "" {
+			err = fmt.Errorf("%s is gone", lost)
+		} else {
+			err = w.load()
+		}
 		result := "ok"
 		if err != nil {
 			result = "failed"

@@ -171,6 +171,19 @@ func TestKeyFile(t *testing.T) {
 	}
 	g.until("the log to say that the file is of no use", func() bool { return strings.Contains(g.logs.String(), "level=ERROR msg=files err=\"api_keys_file: ") })
 	served(f.of("all")...)
+	for _, said := range []string{": it has no keys", " is gone; the old ones stay in force"} {
+		err := os.Truncate(f.path, 0)
+		if strings.Contains(said, "gone") {
+			err = os.Remove(f.path)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.until("the log to say"+said, func() bool {
+			return strings.Contains(g.logs.String(), "level=ERROR msg=files err=\"api_keys_file: "+f.path+said)
+		})
+		served(f.of("all")...)
+	}
 
 	d.mu.Lock()
 	if d.last.Get("Authorization") != "" {

@@ -1,6 +1,7 @@
 package router_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -117,6 +118,58 @@ func TestAddAgain(t *testing.T) {
 	remove()
 	add("", 201)
 	remove()
+}
+
+// TestAddTaken: what is added does not push out a live worker that joined by itself, only what was
+// added before.
+func TestAddTaken(t *testing.T) {
+	s, err := fleet.StartServer(fleet.ServerConfig{Listen: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	conn, err := fleet.Connect(fleet.ConnConfig{URL: s.ClientURL(), Name: t.Name()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	watcher, err := fleet.Watch(fleet.WatcherConfig{Conn: conn})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(watcher.Close)
+	inst := fleet.Instance{ID: "decode-0", Epoch: fleet.NewEpoch(), Role: fleet.Decode, URL: "http://127.0.0.1:1", Dialect: "native", Model: "m"}
+	a, err := fleet.Announce(fleet.AnnouncerConfig{Conn: conn, Instance: inst})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = a.Close(context.Background()) })
+	g := newRigOf(t, func(d *router.Deps) { d.Fleet = watcher }, 0, 0)
+	joined := func() bool {
+		m := watcher.Snapshot().Get("decode-0")
+		return m != nil && m.Source == fleet.NATS && m.Serves()
+	}
+	g.until("it has joined", joined)
+	add := func(id, more string) (int, string) {
+		return g.as("Bearer secret", "POST", "/admin/v1/instances", `{"id":"`+id+`","role":"decode","url":"http://127.0.0.1:2","model":"m"`+more+`}`)
+	}
+	for _, more := range []string{"", `,"epoch":18000000000000000000`} {
+		code, text := add("decode-0", more)
+		var e struct {
+			Error struct{ Message, Type, Param, Code string }
+		}
+		if err := json.Unmarshal([]byte(text), &e); err != nil || code != 409 || e.Error.Code != "id_taken" || e.Error.Param != "id" || e.Error.Type != "invalid_request_error" || !strings.Contains(e.Error.Message, "decode-0 is a live worker of the fleet") {
+			t.Errorf("%d %s, %v", code, text, err)
+		}
+	}
+	if !joined() {
+		t.Error("it is gone")
+	}
+	for range 2 {
+		if code, text := add("decode-1", ""); code != 201 {
+			t.Errorf("%d %s", code, text)
+		}
+	}
 }
 
 // TestModels: a listed model can be served now. One that is known but cannot be served is

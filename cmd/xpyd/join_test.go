@@ -179,17 +179,19 @@ func TestPipeForFile(t *testing.T) {
 	}
 }
 
-// TestPipeWithoutWriter: a command that waits for a writer can be stopped.
+// TestPipeWithoutWriter: a command that waits for a writer can be stopped, be it that of its join file or
+// of its configuration.
 func TestPipeWithoutWriter(t *testing.T) {
 	t.Setenv("XPYD_JOIN_FILE", pipe(t))
-	for _, command := range []string{"decode", "router", "up"} {
+	for _, args := range [][]string{{"decode"}, {"router"}, {"up"}, {"decode", "--config", pipe(t)}, {"router", "--config", pipe(t)}, {"up", "--config", pipe(t)}} {
+		command := strings.Join(args, " ")
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		code := make(chan int, 1)
 		var out, errs bytes.Buffer
 		go func() {
 			stopped, stop := context.WithCancel(context.Background())
 			context.AfterFunc(ctx, stop)
-			code <- run(stopped, []string{command}, &out, &errs)
+			code <- run(stopped, args, &out, &errs)
 		}()
 		select {
 		case got := <-code:

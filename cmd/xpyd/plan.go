@@ -50,7 +50,8 @@ The load is a trace's requests at their times, sped up or slowed down, or reques
 drawn: lengths are distributions as of xpyd bench.
 
 Workers are as xpyd prefill and xpyd decode are without further settings, on the device of the
-table, each with the table's KV pool.`,
+table, each with the table's KV pool. No request is longer than the table's max_context: of drawn
+lengths what does not fit is cut, and a trace's longer requests are left out.`,
 		Example: `  xpyd bench step --model /models/llama-3-8b --device cuda --out h100.json
   xpyd plan --table h100.json --workers 4 --slo ttft=2s,tpot=25ms --input normal:2000,500 --output exp:200
   xpyd plan --table h100.json --workers 8 --slo ttft=2s,itl=25ms --ttft-per-1000 125ms --trace conversation_trace.jsonl --max-context 32000 --json plan.json`,
@@ -62,7 +63,7 @@ table, each with the table's KV pool.`,
 	f.DurationVar(&p.perThousand, "ttft-per-1000", 0, "added to the limit of ttft for each 1,000 tokens of the prompt")
 	f.Float64Var(&p.share, "share", 0.9, "part of the requests that are to be good")
 	f.StringVar(&p.trace, "trace", "", "Mooncake (JSON lines) or Azure (CSV) trace")
-	f.IntVar(&p.maxContext, "max-context", 0, "of --trace: leave out requests of more tokens than this; 0: than a worker has room for")
+	f.IntVar(&p.maxContext, "max-context", 0, "of --trace: leave out requests of more tokens than this; 0: than the table says that a worker takes")
 	f.StringVar(&p.input, "input", "512", "tokens of a prompt, without --trace")
 	f.StringVar(&p.output, "output", "128", "tokens of an answer, without --trace")
 	f.Float64Var(&p.burstiness, "burstiness", 1, "without --trace: 1 is Poisson, less comes in bursts (gamma)")
@@ -93,7 +94,7 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 	if a := &t.About; a.Blocks < 1 || a.BlockTokens < 1 || a.BlockTokens > kvlayout.MaxBlockTokens || a.MaxBatch < 1 || a.StepTokens < 1 || a.Shape.Layers < 1 {
 		return usageError{fmt.Errorf("--table %s does not say what a worker has: its blocks, block_tokens, max_batch, step_tokens and layers", p.table)}
 	}
-	load, err := p.load(t)
+	load, err := p.load(t, cmd.ErrOrStderr())
 	if err != nil {
 		return usageError{err}
 	}
@@ -188,26 +189,24 @@ func (p *planFlags) fleet(t *steptable.Table, promise sim.Promise) sim.Config {
 	return cfg
 }
 
-// load makes the load of the flags.
-func (p *planFlags) load(t *steptable.Table) (sim.Requests, error) {
-	most := t.About.Blocks * t.About.BlockTokens
-	if p.maxContext > 0 {
-		most = min(most, p.maxContext)
+// room is how many tokens a request may have, and what says so.
+func (p *planFlags) room(t *steptable.Table) (most int, why string) {
+	a := &t.About
+	most, why = a.Blocks*a.BlockTokens, "which the table's KV pool has room for"
+	if a.MaxContext > 0 && a.MaxContext < most {
+		most, why = a.MaxContext, "the table's max_context"
 	}
+	if p.maxContext > 0 && p.maxContext < most {
+		most, why = p.maxContext, "of --max-context"
+	}
+	return most, why
+}
+
+// load makes the load of the flags. It says how many requests do not fit as they are.
+func (p *planFlags) load(t *steptable.Table, stderr io.Writer) (sim.Requests, error) {
+	most, why := p.room(t)
 	if p.trace != "" {
-		f, err := os.Open(p.trace)
-		if err != nil {
-			return nil, fmt.Errorf("--trace: %w", err)
-		}
-		defer f.Close()
-		entries, err := workload.ReadTrace(f)
-		if err != nil {
-			return nil, fmt.Errorf("--trace %s: %w", p.trace, err)
-		}
-		if entries = workload.Within(entries, most); len(entries) == 0 {
-			return nil, fmt.Errorf("--trace %s: no request has at most %d tokens", p.trace, most)
-		}
-		return func(speed float64) []sim.Request { return sim.Trace(entries, speed, p.window) }, nil
+		return p.traced(most, why, stderr)
 	}
 	in, err := workload.ParseLengths(p.input, 1)
 	if err != nil {
@@ -221,6 +220,19 @@ func (p *planFlags) load(t *steptable.Table) (sim.Requests, error) {
 	if err := arrivals.Validate(); err != nil {
 		return nil, fmt.Errorf("--burstiness: %w", err)
 	}
+	const draws = 10000
+	long, rng := 0, rand.New(rand.NewPCG(p.seed, 1))
+	for range draws {
+		if in.Tokens(rng, 1)+out.Tokens(rng, 1) > most {
+			long++
+		}
+	}
+	switch {
+	case long == draws:
+		return nil, fmt.Errorf("--input %s, --output %s: no request has at most %d tokens, %s; workers refuse longer ones", p.input, p.output, most, why)
+	case long > 0:
+		fmt.Fprintf(stderr, "--input, --output: %.2g %% of the requests are cut to %d tokens, %s\n", 100*float64(long)/draws, most, why)
+	}
 	return func(speed float64) []sim.Request {
 		cfg := arrivals
 		cfg.Rate = speed
@@ -233,6 +245,27 @@ func (p *planFlags) load(t *steptable.Table) (sim.Requests, error) {
 		}
 		return sim.Trace(entries, 1, p.window)
 	}, nil
+}
+
+// traced is the load of --trace.
+func (p *planFlags) traced(most int, why string, stderr io.Writer) (sim.Requests, error) {
+	f, err := os.Open(p.trace)
+	if err != nil {
+		return nil, fmt.Errorf("--trace: %w", err)
+	}
+	defer f.Close()
+	entries, err := workload.ReadTrace(f)
+	if err != nil {
+		return nil, fmt.Errorf("--trace %s: %w", p.trace, err)
+	}
+	all := len(entries)
+	if entries = workload.Within(entries, most); len(entries) == 0 {
+		return nil, fmt.Errorf("--trace %s: no request has at most %d tokens, %s", p.trace, most, why)
+	}
+	if out := all - len(entries); out > 0 {
+		fmt.Fprintf(stderr, "--trace: %.2g %% of the requests are left out, as they have more than %d tokens, %s\n", 100*float64(out)/float64(all), most, why)
+	}
+	return func(speed float64) []sim.Request { return sim.Trace(entries, speed, p.window) }, nil
 }
 
 // showPlan prints what people want to know.

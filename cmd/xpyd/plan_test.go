@@ -62,6 +62,9 @@ func TestPlan(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "plan.json")
 	for _, to := range []string{"-", file} {
 		out, errs, code = xpyd(t, append(args, "--trace", trace, "--json", to)...)
+		if !strings.Contains(errs, "--trace: 33 % of the requests are left out, as they have more than 512 tokens, the table's max_context") {
+			t.Errorf("%s", errs)
+		}
 		text := []byte(out)
 		if to == file {
 			var err error
@@ -91,16 +94,29 @@ func TestPlanRefuses(t *testing.T) {
 		"--ttft-per-1000 adds": {"--table", table, "--slo", "tpot=1s", "--ttft-per-1000", "1s"},
 		"--max-context -1":     {"--table", table, "--slo", ok, "--max-context", "-1"},
 		"--input":              {"--table", table, "--slo", ok, "--input", "x"},
-		"--output":             {"--table", table, "--slo", ok, "--output", "0"},
-		"--burstiness: burst":  {"--table", table, "--slo", ok, "--burstiness", "1e-300"},
-		"ttft twice":           {"--table", table, "--slo", "ttft=1s,ttft=2s"},
-		"--burstiness":         {"--table", table, "--slo", ok, "--burstiness", "0"},
-		"--trace: open":        {"--table", table, "--slo", ok, "--trace", table + "x"},
-		"--trace " + table:     {"--table", table, "--slo", ok, "--trace", table},
+		"--input 600, --output 10: no request has at most 512 tokens, the table's max_context": {"--table", table, "--slo", ok, "--input", "600", "--output", "10"},
+		"--input 500, --output 13: ": {"--table", table, "--slo", ok, "--input", "500", "--output", "13"},
+		"--output":                   {"--table", table, "--slo", ok, "--output", "0"},
+		"--burstiness: burst":        {"--table", table, "--slo", ok, "--burstiness", "1e-300"},
+		"ttft twice":                 {"--table", table, "--slo", "ttft=1s,ttft=2s"},
+		"--burstiness":               {"--table", table, "--slo", ok, "--burstiness", "0"},
+		"--trace: open":              {"--table", table, "--slo", ok, "--trace", table + "x"},
+		"--trace " + table:           {"--table", table, "--slo", ok, "--trace", table},
 		"exp:MEAN): want whole numbers in 0..16777215\n": {"--table", table, "--slo", ok, "--input", "-5"},
 	} {
 		if out, errs, code := xpyd(t, append([]string{"plan"}, args...)...); code != 2 || !strings.Contains(errs, want) {
 			t.Errorf("%v: exit %d, want %q\n%s%s", args, code, want, out, errs)
+		}
+	}
+}
+
+// TestPlanCuts: of drawn lengths, what no worker would take is cut, and its share is said.
+func TestPlanCuts(t *testing.T) {
+	for output, cut := range map[string]bool{"12": false, "11-14": true} {
+		out, errs, code := xpyd(t, "plan", "--table", writeTable(t), "--slo", "ttft=500ms", "--window", "2s", "--input", "500", "--output", output)
+		said := strings.Contains(errs, "--input, --output: 5") || strings.Contains(errs, "--input, --output: 4")
+		if code != 0 || said != cut || said && !strings.Contains(errs, " % of the requests are cut to 512 tokens, the table's max_context\n") {
+			t.Errorf("--output %s: exit %d\n%s%s", output, code, out, errs)
 		}
 	}
 }

@@ -29,18 +29,34 @@ func configured[T any](cmd *cobra.Command, file string, def *T, run func(cmd *co
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		sources := config.Sources{}
-		cfg, err := load(sources)
-		if err != nil {
+		var cfg *T
+		if err := unlessStopped(cmd.Context(), func() (err error) { cfg, err = load(sources); return err }); err != nil {
+			if errors.Is(err, context.Canceled) {
+				return nil
+			}
 			return usageError{err}
 		}
 		if *printOnly {
 			return config.Print(cmd.OutOrStdout(), cfg)
 		}
-		err = run(cmd, cfg, sources, func() (*T, error) { return load(nil) })
+		err := run(cmd, cfg, sources, func() (*T, error) { return load(nil) })
 		if errors.Is(err, context.Canceled) && cmd.Context().Err() != nil { // stopped while starting
 			return nil
 		}
 		return wrongSetting(sources, err)
+	}
+}
+
+// unlessStopped returns what f does, or ctx's error if that ends first: reading a pipe that nobody
+// writes to has no end. Then f goes on until the process ends, which is soon.
+func unlessStopped(ctx context.Context, f func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- f() }()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
 	}
 }
 

@@ -147,7 +147,7 @@ func runUp(ctx context.Context, place *handover.Place, cfg *upConfig, sources co
 	if err != nil {
 		return err
 	}
-	scale := &scaler{}
+	scale, kept := &scaler{}, &lastRoles{}
 	up := newUpgrader(place, from, cfg, log)
 	front, err := openFront(ctx, &cfg.RouterConfig, log, frontConfig{mounts: scale.mounts(), guard: up.mounts, coming: scale.coming, doing: up.doing,
 		sources: sources, forget: true, from: from})
@@ -164,8 +164,8 @@ func runUp(ctx context.Context, place *handover.Place, cfg *upConfig, sources co
 		Env: env, Output: output, Log: log,
 		StopOrder: []string{"decode", "prefill"}, // a stream needs its decode worker, not its prefill worker
 		Templates: map[string]func(int) supervise.Child{
-			"prefill": cfg.child(exe, fleet.Prefill, front),
-			"decode":  cfg.child(exe, fleet.Decode, front),
+			"prefill": cfg.child(exe, fleet.Prefill, front, kept),
+			"decode":  cfg.child(exe, fleet.Decode, front, kept),
 		},
 		Doing: useOf(front),
 		Taken: from.has,
@@ -181,7 +181,7 @@ func runUp(ctx context.Context, place *handover.Place, cfg *upConfig, sources co
 		}
 	}
 	scale.sup.Store(sup)
-	endPulse := background(func(ctx context.Context) { forwardPulse(ctx, front.watcher, sup) }) // also while the workers drain
+	endPulse := background(func(ctx context.Context) { forwardPulse(ctx, front.watcher, sup, kept) }) // also while the workers drain
 	limit := shutdownTimeout
 	var next *handover.Successor
 	err = startAll(ctx, cfg, sup, front, from, stdout, stderr)
@@ -344,15 +344,16 @@ func waitReady(ctx context.Context, front *front, sup *supervise.Supervisor) err
 
 // child describes the i-th worker of a role; settings that it shares are in its environment. It is
 // ready when the fleet knows it.
-func (c *upConfig) child(exe string, role fleet.Role, front *front) func(int) supervise.Child {
-	w := front.watcher
+func (c *upConfig) child(exe string, role fleet.Role, front *front, kept *lastRoles) func(int) supervise.Child {
+	w, r := front.watcher, front.router
+	drained := func(id string) bool { return r.Members.DrainAsked(id) }
 	return func(i int) supervise.Child {
 		id := fmt.Sprintf("%s-%d", role, i)
 		args := []string{string(role), "--id", id, "--join-file", front.joinFile}
 		if c.KV.SSDDir != "" {
 			args = append(args, "--kv-ssd-dir", filepath.Join(c.KV.SSDDir, id))
 		}
-		return supervise.Child{Name: id, Role: string(role), Path: exe, Args: args, Again: restartArgs(front, id, args),
+		return supervise.Child{Name: id, Role: string(role), Path: exe, Args: args, Again: kept.restart(w, drained, id, args),
 			Ready: func(ctx context.Context, pid int) error {
 				for s := w.Snapshot(); ; {
 					if m := s.Get(id); m != nil && m.PID == pid && m.State == fleet.Live {
@@ -375,8 +376,8 @@ func childEnv(environ []string) []string {
 }
 
 // forwardPulse passes the workers' heartbeats to the supervisor, so that it can kill a frozen one:
-// a stopped process (SIGSTOP) ignores everything but SIGKILL.
-func forwardPulse(ctx context.Context, w *fleet.Watcher, sup *supervise.Supervisor) {
+// a stopped process (SIGSTOP) ignores everything but SIGKILL. It notes their roles in kept.
+func forwardPulse(ctx context.Context, w *fleet.Watcher, sup *supervise.Supervisor, kept *lastRoles) {
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
 	heard := map[string]time.Time{}
@@ -392,6 +393,7 @@ func forwardPulse(ctx context.Context, w *fleet.Watcher, sup *supervise.Supervis
 			if m == nil || m.PID != s.PID {
 				continue
 			}
+			kept.see(m, s.PID)
 			// While NATS is down no heartbeats arrive, and silence means nothing.
 			if m.Heard.After(heard[s.Name]) || !link.Up {
 				heard[s.Name] = m.Heard
@@ -419,21 +421,5 @@ func useOf(front *front) func(supervise.Status) (string, supervise.Use) {
 			return string(m.Role), supervise.Coming
 		}
 		return string(m.Role), supervise.Working
-	}
-}
-
-// restartArgs preserves the effect of orders on a worker across a crash: its role, and a drain. args are
-// those of its first start. One goroutine calls it.
-func restartArgs(front *front, id string, args []string) func() (string, []string) {
-	w, r := front.watcher, front.router
-	args = slices.Clone(args)
-	return func() (string, []string) {
-		if m := w.Snapshot().Get(id); m != nil && m.State != fleet.Gone {
-			args[0] = string(m.Role) // kept, in case the fleet forgets the worker before it is back
-		}
-		if r.Members.DrainAsked(id) {
-			return args[0], append(slices.Clone(args), "--drained")
-		}
-		return args[0], slices.Clone(args)
 	}
 }

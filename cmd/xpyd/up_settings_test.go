@@ -81,7 +81,7 @@ kv:
 		key, value, _ := strings.Cut(v, "=")
 		t.Setenv(key, value)
 	}
-	_, told := inForce(t, append([]string{"decode"}, up.child("xpyd", fleet.Decode, &front{joinFile: "/j"})(0).Args[1:]...)...)
+	_, told := inForce(t, append([]string{"decode"}, up.child("xpyd", fleet.Decode, &front{joinFile: "/j"}, &lastRoles{})(0).Args[1:]...)...)
 	_, set := inForce(t, "up", "--config", path) // also the environment, which says the same
 	for key, v := range set {
 		if _, ours := plain[key]; !ours || strings.HasPrefix(key, "listen") {
@@ -150,4 +150,48 @@ func TestUpAddsHostMemory(t *testing.T) {
 			t.Errorf("%s for %d of %d: %v, want %q", c.text, c.workers, c.available, err, c.refused)
 		}
 	}
+}
+
+// TestRestartRole: a worker restarts in the role that `up` or an order gave it, not in that of another
+// process which was started with its id.
+func TestRestartRole(t *testing.T) {
+	w, err := fleet.Watch(fleet.WatcherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	epoch := uint64(0)
+	announced := func(pid int, role fleet.Role) *fleet.Member {
+		t.Helper()
+		epoch++
+		if err := w.AddStatic(fleet.Instance{ID: "prefill-0", Epoch: epoch, Role: role, URL: "http://127.0.0.1:1", Dialect: "native", PID: pid}, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+		return w.Snapshot().Get("prefill-0")
+	}
+	kept, drained := &lastRoles{}, false
+	begin := func() func(int) (string, []string) {
+		return kept.restart(w, func(string) bool { return drained }, "prefill-0", []string{"prefill", "--id", "prefill-0"})
+	}
+	again := begin()
+	f := func(pid int, want string) {
+		t.Helper()
+		if role, args := again(pid); role != strings.Fields(want)[0] || strings.Join(args, " ") != want {
+			t.Errorf("after %d: %s %q, want %q", pid, role, args, want)
+		}
+	}
+	f(1, "prefill --id prefill-0") // never heard of
+	announced(2, fleet.Prefill)
+	announced(99, fleet.Decode)
+	f(2, "prefill --id prefill-0")
+	announced(3, fleet.Decode) // an order
+	f(3, "decode --id prefill-0")
+	f(4, "decode --id prefill-0") // ended before it was heard
+	kept.see(announced(5, fleet.Prefill), 5)
+	kept.see(announced(99, fleet.Decode), 5)
+	drained = true
+	f(5, "prefill --id prefill-0 --drained")
+	begin() // asked what the child would be, while it runs
+	drained = false
+	f(6, "prefill --id prefill-0")
 }

@@ -79,3 +79,38 @@ func TestUpOrders(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestUpTwin: a worker of another role that is started by mistake with the id of one of `up` does not
+// take its place, and both are named.
+func TestUpTwin(t *testing.T) {
+	t.Parallel()
+	r := cluster.Up(t)
+	stranger := r.Worker(t, fleet.Decode, "--id", "prefill-0")
+	own := func(twin string) func() error {
+		return func() error {
+			f, err := r.Fleet()
+			if err != nil {
+				return err
+			}
+			children, err := r.Children()
+			if err != nil {
+				return err
+			}
+			m := f.Get("prefill-0")
+			if m == nil || m.PID != children["prefill-0"].PID || m.Role != fleet.Prefill || !strings.HasPrefix(m.Twin, twin) || (m.Twin == "") != (twin == "") {
+				return fmt.Errorf("%+v", m)
+			}
+			return r.ServingIs(1, 1)
+		}
+	}
+	cluster.Wait(t, 20*time.Second, "prefill-0 is the one of `up`, and the other is shown", own("decode"))
+	const said = "two processes have this id: "
+	if out, _, code := r.CLI(t, "status"); code != 0 || !strings.Contains(out, "another process has this id, and is not used: decode") || !strings.Contains(r.Stderr.String(), said) {
+		t.Errorf("%d %s\n%s", code, out, r.Stderr.String())
+	}
+	stranger.Signal(syscall.SIGTERM)
+	if code := stranger.Exit(t, 20*time.Second); code != 0 {
+		t.Errorf("the other: exit code %d", code)
+	}
+	cluster.Wait(t, 20*time.Second, "only prefill-0", own(""))
+}

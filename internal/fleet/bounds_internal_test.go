@@ -312,12 +312,14 @@ func TestAddStaticRefuses(t *testing.T) {
 	w.change(func(now time.Time) { w.reg.announce(worker("b", 5), NATS, now) })
 	f("taken by a worker that announced itself", worker("b", 4), Static)
 	f("taken by a worker that announced itself", worker("b", 5), Static)
+	f("b is a live worker of the fleet", worker("b", 6), Admin)
 	f("", worker("b", 6), Static)
 	w.change(func(now time.Time) {
 		w.reg.announce(worker("c", 5), NATS, now)
 		w.reg.end(w.reg.members["c"], Dead, causeSilence, "", now)
 	})
 	f("", worker("c", 5), Static) // it is over
+	f("", worker("c", 6), Admin)  // and no worker of the fleet
 	w.change(func(now time.Time) {
 		w.reg.apply(&message{kind: kindRevoked, revoked: []Revocation{{ID: "d", At: 1}}}, now)
 	})
@@ -351,7 +353,7 @@ func told(t *testing.T, leads bool) {
 	}{
 		{Live, causeJoin, false, false}, {Live, causeBack, false, false}, {Suspect, causeSilence, false, false}, {Gone, causeBye, false, false}, {Gone, causeForget, false, false},
 		{Dead, causeSilence, false, true}, {Unheard, causeSilence, false, true}, {Dead, causeReport, false, true}, {Dead, causeReport, true, false},
-		{Gone, causeReplace, false, leads}, {Gone, causeRemove, false, true}, {Gone, causeRevoked, false, true}, {Gone, causeFull, false, true},
+		{Gone, causeReplace, false, leads}, {Live, causeTwice, false, leads}, {Gone, causeRemove, false, true}, {Gone, causeRevoked, false, true}, {Gone, causeFull, false, true},
 	} {
 		for _, reason := range []string{"", "why"} {
 			out.Reset()

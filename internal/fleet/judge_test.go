@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -185,4 +186,109 @@ func TestDoubtsBounds(t *testing.T) {
 	if got := r.doubts(now.Add(suspectAfter), 9); len(got) != 1 || got[0].inst.ID != first[0].inst.ID || got[0].at != r.witnessed || r.members[got[0].inst.ID].proof != first[0].at {
 		t.Errorf("%+v are probed again", got)
 	}
+}
+
+// twinRig is a clock, a worker and a second one with its id.
+func twinRig(t *testing.T) (c *clock, first, second *Instance, told func() string, is func(epoch uint64, twin string)) {
+	c, first, second = newClock(t, 10), worker("a", 1), worker("a", 2)
+	first.PID, second.PID, second.Role, second.URL = 7, 9, Decode, "http://127.0.0.1:2"
+	told = func() string {
+		out := ""
+		for _, e := range c.r.events {
+			if e.cause == causeTwice {
+				out += e.reason
+			}
+		}
+		c.r.events = nil
+		return out
+	}
+	is = func(epoch uint64, twin string) {
+		t.Helper()
+		if m := c.r.snapshot(c.now).Get("a"); m.Epoch != epoch || m.State != Live || m.Twin != twin {
+			t.Errorf("epoch %d is %s, twin %q; want epoch %d, %q", m.Epoch, m.State, m.Twin, epoch, twin)
+		}
+	}
+	c.announce(first)
+	c.run(time.Second, first)
+	return c, first, second, told, is
+}
+
+const (
+	firstPlace, secondPlace = "prefill at http://127.0.0.1:1, pid 7", "decode at http://127.0.0.1:2, pid 9"
+	bothPlaces              = "two processes have this id: %s, which is used, and %s, which is not; give one of them another --id"
+)
+
+// TestTwin: a process with the id of one that is well gets it only until that is known. Both are named
+// once, and it has to wait until the first has ended.
+func TestTwin(t *testing.T) {
+	c, first, second, told, is := twinRig(t)
+	c.announce(second)
+	c.run(900*time.Millisecond, first, second) // may have been under way
+	is(2, "")
+	c.run(400*time.Millisecond, first, second)
+	is(1, secondPlace)
+	c.announce(second)
+	c.run(10*time.Second, first, second)
+	is(1, secondPlace)
+	if got, want := told(), fmt.Sprintf(bothPlaces, firstPlace, secondPlace); got != want {
+		t.Errorf("told %q, want %q", got, want)
+	}
+	c.run(4*time.Second, first)
+	is(1, "")
+	c.run(time.Second, first, second)
+	if ask := c.beat(second); ask != "" {
+		t.Errorf("asks %q", ask)
+	}
+	next := worker("a", 3) // the first, started again
+	c.r.reportDead("a", 1, "EOF", c.now)
+	c.announce(next)
+	is(3, "")
+	c.run(2*time.Second, second, next)
+	is(3, "")
+	c.bye(next)
+	c.run(time.Second)
+	c.beat(second)
+	c.announce(second)
+	is(2, "")
+}
+
+// TestNoTwin: neither a predecessor that drains, nor what is under way from one that has ended, is a
+// second process; one that was frozen, or that a watcher knows nothing of, is one but has lost its id.
+func TestNoTwin(t *testing.T) {
+	c, first, second, told, is := twinRig(t)
+	first.Draining = true
+	c.announce(second)
+	c.run(5*time.Second, first, second)
+	is(2, "")
+	if got := told(); got != "" {
+		t.Errorf("told %q", got)
+	}
+
+	c, first, second, told, is = twinRig(t)
+	c.announce(second)
+	c.run(500*time.Millisecond, first, second)
+	c.run(1500*time.Millisecond, second)
+	c.run(5*time.Second, first, second)
+	is(2, firstPlace)
+	if got, want := told(), fmt.Sprintf(bothPlaces, secondPlace, firstPlace); got != want {
+		t.Errorf("told %q, want %q", got, want)
+	}
+	third := worker("a", 3)
+	c.announce(third)
+	c.run(2*time.Second, first, third)
+	is(3, firstPlace)
+	c.run(5*time.Second, third)
+	is(3, "")
+
+	c, first, second, _, is = twinRig(t)
+	c.run(2 * time.Second) // it is silent
+	c.announce(second)
+	c.run(2*time.Second, first, second)
+	is(2, firstPlace)
+
+	c, first, second, _, is = twinRig(t)
+	delete(c.r.members, "a")
+	c.announce(second)
+	c.run(2*time.Second, first, second)
+	is(2, "prefill of an older start")
 }

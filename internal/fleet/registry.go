@@ -43,6 +43,12 @@ type record struct {
 	lived     time.Time     // when it became live, before it lapsed
 	removed   bool          // by an operator
 	owes      bool          // a fleet secret was retired: only a message over NATS counts
+	came      time.Time     // its first message
+	before    *Instance     // whom it replaced; nil: nobody known
+	claims    bool          // before was well, and still beats as if nothing had happened
+	heardOld  time.Time     // its last beat
+	twin      uint64        // epoch of the process of Twin
+	twinHeard time.Time
 }
 
 // underWay is how long messages may arrive after their sender's connection ended.
@@ -60,6 +66,7 @@ const (
 	causeForget  = "forgotten"
 	causeFull    = "full"
 	causeRevoked = "revoked"
+	causeTwice   = "twice" // a second process has the id
 )
 
 type event struct {
@@ -105,12 +112,15 @@ func (r *registry) apply(m *message, now time.Time) (ask string) {
 }
 
 // announce adds or replaces a member. An older epoch loses unless the newer one has ended
-// (yields). Of equal epochs the later announcement wins, unless the member left or was removed:
-// then only a newer epoch brings it back.
+// (yields), or it turns out that the older one never ended (twice). Of equal epochs the later
+// announcement wins, unless the member left or was removed: then only a newer epoch brings it back.
 func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 	rec := r.members[inst.ID]
 	if rec != nil {
 		rec.seen = now
+		if source == NATS && rec.refuses(inst.Epoch) {
+			return false
+		}
 		if inst.Epoch < rec.Epoch && !(source == NATS && rec.yields(now)) || inst.Epoch == rec.Epoch && rec.State == Gone {
 			return false
 		}
@@ -131,13 +141,23 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 			fmt.Sprintf("the table of %d members is full", r.maxMembers))
 		return false
 	}
+	alive := rec != nil && rec.Serves()
 	if rec != nil && rec.Source == NATS && !over(rec.State) { // the end of that process was not seen
 		r.end(rec, Dead, causeReplace, fmt.Sprintf("replaced by epoch %d", inst.Epoch), now)
 	}
 	delete(r.asked, inst.ID)
+	was := rec
 	rec = &record{
 		Member: Member{Instance: *inst, State: Live, Since: now, Heard: now, Source: source},
-		heard:  r.witnessed, seen: now,
+		heard:  r.witnessed, seen: now, came: now,
+	}
+	if was != nil && was.Source == NATS {
+		before := was.Instance // alone: was has its own before
+		rec.before, rec.heardOld = &before, now
+		rec.claims = alive && !was.Draining
+		if was.twin != inst.Epoch {
+			rec.twin, rec.Twin, rec.twinHeard = was.twin, was.Twin, was.twinHeard
+		}
 	}
 	r.members[inst.ID] = rec
 	r.version++
@@ -182,6 +202,10 @@ func (r *registry) room() bool {
 
 func (r *registry) beat(b *beat, now time.Time) (ask string) {
 	rec := r.members[b.ID]
+	if rec != nil && rec.refuses(b.Epoch) {
+		rec.twinHeard = now
+		return ""
+	}
 	if rec == nil || rec.Epoch < b.Epoch || rec.Epoch > b.Epoch && rec.yields(now) {
 		if rec != nil && !over(rec.State) {
 			r.end(rec, Dead, causeReplace, fmt.Sprintf("replaced by epoch %d", b.Epoch), now)
@@ -189,7 +213,10 @@ func (r *registry) beat(b *beat, now time.Time) (ask string) {
 		return r.unknown(b.ID, now)
 	}
 	rec.seen = now
-	if rec.Epoch > b.Epoch || !r.alive(rec, now) {
+	if rec.Epoch > b.Epoch {
+		return r.twice(rec, b, now)
+	}
+	if !r.alive(rec, now) {
 		return ""
 	}
 	rec.owes = false
@@ -321,6 +348,10 @@ func (r *registry) setLink(l Link, now time.Time) {
 func (r *registry) tick(now time.Time) {
 	judge := r.link.Up && !now.Before(r.judgeFrom)
 	for _, rec := range r.members {
+		if rec.Twin != "" && now.Sub(rec.twinHeard) > deadAfter { // rec.twin stays refused
+			rec.Twin = ""
+			r.version++
+		}
 		if over(rec.State) {
 			if (rec.Source == NATS || rec.State == Gone) && now.Sub(later(rec.Since, rec.seen)) > forgetAfter {
 				r.forget(rec)

@@ -600,7 +600,7 @@ func TestSecretRetired(t *testing.T) {
 	}
 }
 
-// TestSecondProcess: a process that takes the id of one that is well replaces it, and
+// TestSecondProcess: a process that takes the id of one that is frozen replaces it, and
 // when it has ended, by a goodbye or not, the first is back by its heartbeats.
 func TestSecondProcess(t *testing.T) {
 	for _, end := range []string{"goodbye", "silence"} {
@@ -609,7 +609,8 @@ func TestSecondProcess(t *testing.T) {
 		c.announce(first)
 		c.run(time.Second, first)
 		c.announce(second)
-		c.run(5*time.Second, first, second)
+		c.run(5*time.Second, second)
+		c.run(5*time.Second, first, second) // goes on, too late
 		epoch := func(want uint64) {
 			t.Helper()
 			if m := c.r.snapshot(c.now).Get("a"); m.State != Live || m.Epoch != want {

@@ -46,6 +46,7 @@ type Member struct {
 	Revoked bool      `json:"revoked,omitempty"` // gone because shut out; see Watcher.Revoke
 	Lapses  int       `json:"lapses,omitempty"`  // times that it was suspect or unheard and came back
 	Lapsed  time.Time `json:"lapsed,omitzero"`   // the end of the last
+	Twin    string    `json:"twin,omitempty"`    // another process that has the ID too, and is not used
 }
 
 // Serves reports whether the member is known to be well.

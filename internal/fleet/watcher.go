@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -315,6 +316,10 @@ type untold struct {
 func (w *Watcher) tell(e *untold, now time.Time) bool {
 	level := slog.LevelWarn
 	switch {
+	case e.cause == causeTwice:
+		if !w.cfg.Leads { // the router warns
+			level = slog.LevelInfo
+		}
 	case e.cause == causeReport:
 		left, settled := w.reg.left(&e.event, e.at, now)
 		if !settled {
@@ -387,8 +392,12 @@ func (w *Watcher) ReportAlive(id string, epoch uint64) (counts bool) {
 	return counts
 }
 
+// ErrTaken is the reason why AddStatic refuses the ID of a live worker that announced itself.
+var ErrTaken = errors.New("is a live worker of the fleet")
+
 // AddStatic adds or replaces a member that does not announce itself. It refuses the id of a
-// live member that does, unless the epoch is newer, and an id that was removed at this epoch.
+// live member that does, unless the epoch is newer and the source is not Admin, and an id that
+// was removed at this epoch.
 func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
 	if source == NATS || source == "" {
 		return fmt.Errorf("add %s: source %q announces itself", clip(inst.ID), source)
@@ -401,6 +410,8 @@ func (w *Watcher) AddStatic(inst Instance, source Source) (err error) {
 		switch {
 		case w.reg.revoked.has(inst.ID):
 			err = fmt.Errorf("add %s: the id is revoked", inst.ID)
+		case rec != nil && rec.Source == NATS && source == Admin && !over(rec.State):
+			err = fmt.Errorf("%s %w", inst.ID, ErrTaken)
 		case rec != nil && rec.Source == NATS && inst.Epoch <= rec.Epoch && !over(rec.State):
 			err = fmt.Errorf("add %s: the id is taken by a worker that announced itself", inst.ID)
 		case w.reg.announce(&inst, source, now):

@@ -4,6 +4,7 @@
 package reread
 
 import (
+	"fmt"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,8 @@ import (
 type Files struct {
 	paths []string
 	seen  []os.FileInfo
+	gone  []bool
+	lost  string // one that the last look missed first
 }
 
 // Of returns the files at paths, "" left out.
@@ -30,12 +33,23 @@ func Of(paths ...string) *Files {
 // None reports whether there are no files.
 func (f *Files) None() bool { return len(f.paths) == 0 }
 
+// Lost is a file that went between the last call of Changed and the one before, "" if none did.
+func (f *Files) Lost() string { return f.lost }
+
 // Changed reports whether a file has changed since the last call; at first, all have.
 func (f *Files) Changed() bool {
+	if f.gone == nil {
+		f.gone = make([]bool, len(f.paths))
+	}
+	f.lost = ""
 	now := make([]os.FileInfo, len(f.paths))
 	differ := f.seen == nil
 	for i, p := range f.paths {
 		info, err := os.Stat(p)
+		if err != nil && !f.gone[i] && f.seen != nil {
+			f.lost = p
+		}
+		f.gone[i] = err != nil
 		if err != nil {
 			continue // nil: gone for now
 		}
@@ -72,7 +86,7 @@ type Value[T any] struct {
 }
 
 // New reads the value. It reports each later reading of changed files to told, with its error or
-// nil; after an error the value stays as it was.
+// nil; after an error the value stays as it was. That a file is gone is such an error, told once.
 func New[T any](load func() (T, error), told func(error), paths ...string) (*Value[T], error) {
 	v := &Value[T]{load: load, told: told, start: time.Now(), files: Of(paths...)}
 	v.files.Changed() // before they are read, so that no change in between is missed
@@ -101,7 +115,12 @@ func (v *Value[T]) look(since int64) {
 		return // somebody else was faster
 	}
 	v.next.Store(since + int64(Every))
-	if !v.files.Changed() {
+	changed := v.files.Changed()
+	if lost := v.files.Lost(); lost != "" {
+		v.told(fmt.Errorf("%s is gone", lost))
+		return
+	}
+	if !changed {
 		return
 	}
 	next, err := v.load()

@@ -54,10 +54,11 @@ func TestValue(t *testing.T) {
 		if err := os.Remove(path); err != nil {
 			t.Fatal(err)
 		}
-		f(reread.Every, "other", 3, 2) // gone is no change
+		f(reread.Every, "other", 3, 3) // gone is no change, but is said
+		f(reread.Every, "other", 3, 3) // once
 		write(t, path, "a third")
-		f(reread.Every, "a third", 4, 3)
-		if said[0] != nil || said[1] == nil || said[2] != nil {
+		f(reread.Every, "a third", 4, 4)
+		if said[0] != nil || said[1] == nil || said[2] == nil || !strings.Contains(said[2].Error(), path+" is gone") || said[3] != nil {
 			t.Errorf("told %v", said)
 		}
 	})
@@ -83,6 +84,22 @@ func TestFiles(t *testing.T) {
 	write(t, path, "there")
 	want(true)
 	want(false)
+	lost := func(want string) {
+		t.Helper()
+		if f.Changed(); f.Lost() != want {
+			t.Errorf("lost %q, want %q", f.Lost(), want)
+		}
+	}
+	for range 2 {
+		lost("")
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		lost(path)
+		lost("")
+		write(t, path, "there")
+	}
+	lost("")
 	when := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(path, when, when); err != nil {
 		t.Fatal(err)

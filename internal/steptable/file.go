@@ -16,6 +16,7 @@ const (
 	maxCount  = 1 << 30 // tokens, positions, sequences
 	maxText   = 4 << 10
 	maxTime   = 3600 // seconds of a step
+	leastTime = 1e-9 // of a step: shorter ones, which nothing does, would add up to no time at all
 )
 
 // Open reads a table's file.
@@ -143,8 +144,8 @@ func point(count, at, least int, t Time) error {
 	switch {
 	case count < 1 || count > maxCount || at < least || at > maxCount:
 		return fmt.Errorf("a count is out of range: they go from 1 (a position from 0) to %d", maxCount)
-	case !(t.Seconds > 0 && t.Seconds <= maxTime):
-		return fmt.Errorf("%g seconds: want more than 0 and at most %d", t.Seconds, maxTime)
+	case !(t.Seconds >= leastTime && t.Seconds <= maxTime):
+		return fmt.Errorf("%g seconds: want %g to %d", t.Seconds, leastTime, maxTime)
 	case !(t.Spread >= 0 && t.Spread <= maxTime):
 		return fmt.Errorf("a spread of %g seconds: want 0 to %d", t.Spread, maxTime)
 	case t.Runs < 1 || t.Runs > maxCount:

@@ -36,7 +36,8 @@ type child struct {
 	endNow, killNow   chan struct{} // closed to make it exit, or die
 	done              chan struct{} // closed when it has ended for good
 
-	status Status // guarded by s.mu
+	status  Status // guarded by s.mu
+	lastPID int    // of the goroutine that keeps it running
 }
 
 func newChild(s *Supervisor, c Child) *child {
@@ -124,7 +125,7 @@ func (c *child) runOnce() (exit Exit, ready time.Duration) {
 	args := c.Args
 	if c.status.Starts > 0 && c.Again != nil { // only this goroutine writes it
 		var role string
-		role, args = c.Again()
+		role, args = c.Again(c.lastPID)
 		c.s.mu.Lock()
 		c.status.Role = role
 		c.s.mu.Unlock()
@@ -136,6 +137,7 @@ func (c *child) runOnce() (exit Exit, ready time.Duration) {
 		c.set(func(s *Status) { s.Starts++; s.Reason, s.LastLine = "", "" })
 		return Exit{Code: -1, Err: fmt.Sprintf("start: %v", err)}, 0
 	}
+	c.lastPID = p.PID()
 	c.set(func(s *Status) {
 		s.State, s.PID, s.Wait, s.Reason, s.LastLine = Starting, p.PID(), 0, "", ""
 		s.Starts++

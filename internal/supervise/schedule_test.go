@@ -372,7 +372,7 @@ func TestAgain(t *testing.T) {
 		f := newFakes()
 		s := start(t, supervise.Config{Launcher: f})
 		c := child("a", "r")
-		c.Again = func() (string, []string) { return "other", []string{"b"} }
+		c.Again = func(int) (string, []string) { return "other", []string{"b"} }
 		if err := s.Add(c); err != nil {
 			t.Fatal(err)
 		}

@@ -31,8 +31,9 @@ type Child struct {
 	// Ready blocks until the process with that pid serves. On an error it is killed. ctx ends with
 	// the process. Nil: ready at once.
 	Ready func(ctx context.Context, pid int) error
-	// Again returns role and arguments for a restart. Nil: they stay the same.
-	Again func() (role string, args []string)
+	// Again returns role and arguments for a restart; pid was the last process. Nil: they stay the
+	// same.
+	Again func(pid int) (role string, args []string)
 }
 
 // Use is how useful a child is now. If there are too many, the least useful go first.

@@ -131,11 +131,15 @@ func (k *Key) May(model string) bool {
 // Expired reports whether the key has ended.
 func (k *Key) Expired(now time.Time) bool { return !k.Expires.IsZero() && !now.Before(k.Expires) }
 
-// Load reads a file of keys. Errors name the line; they hold no key, as the file has none.
+// Load reads a file of keys. Errors name the line; they hold no key, as the file has none. A file
+// without a list is an error, as it may have been emptied by mistake; "keys: []" lets nobody in.
 func Load(path string) ([]Key, error) {
 	var f File
 	if err := config.Load(&f, config.Options{File: path}); err != nil {
 		return nil, err
+	}
+	if f.Keys == nil {
+		return nil, fmt.Errorf("%s: it has no keys; \"keys: []\" would let nobody in", path)
 	}
 	return f.Keys, nil
 }

@@ -104,6 +104,12 @@ keys:
 	f(item+"  expires: soon\n", `4: keys[0].expires: `)
 	f(item+"- name: a\n  sha256: "+hash("y")+"\n", `4: keys[1].name: "a" is there twice`)
 	f(item+"- name: b\n  sha256: "+hash("x")+"\n", `5: keys[1].sha256: "a" and "b" have the same key`)
+	for _, text := range []string{"", "# nobody\n", "keys:\n", "{}"} {
+		f(text, " it has no keys")
+	}
+	if keys, err := apikey.Load(file(t, "keys: []")); err != nil || len(keys) != 0 {
+		t.Error(keys, err) // said so
+	}
 	if _, err := apikey.Load("/nowhere"); err == nil {
 		t.Error("no file")
 	}

@@ -274,6 +274,9 @@ func (c *Console) addInstance(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Err
 	if err == nil {
 		err = c.Fleet.AddStatic(inst, fleet.Admin)
 	}
+	if errors.Is(err, fleet.ErrTaken) {
+		return openai.BadRequest("id", "%v; another id, or DELETE it first", err).WithStatus(409, "id_taken")
+	}
 	if err != nil {
 		param := ""
 		if key, ok := errors.AsType[*config.KeyError](err); ok {
