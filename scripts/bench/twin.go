@@ -162,7 +162,7 @@ func (b *twinBench) compare(ctx context.Context, s sim.Split) error {
 
 // start starts a fleet with a router.
 func (b *twinBench) start(ctx context.Context, s sim.Split) (*harness.Process, string, error) {
-	common := []string{"--model", b.model, "--threads", "1", "--device", "cpu", "--served-name", "m"}
+	common := []string{"--model", b.model, "--threads", "1", "--device", "cpu"}
 	if s.Whole == 0 {
 		p, url, _, err := up(ctx, b.Bench, append([]string{"--data", filepath.Join(b.Dir, "pair"), "--prefill", strconv.Itoa(s.Prefill), "--decode", strconv.Itoa(s.Decode)}, common...)...)
 		return p, url, err
@@ -172,7 +172,7 @@ func (b *twinBench) start(ctx context.Context, s sim.Split) (*harness.Process, s
 		return nil, "", err
 	}
 	// The whole worker ends with the bench: it holds nothing between rounds but its cache.
-	w, err := b.Listening(ctx, addr, harness.Spec{Name: "whole", Argv: append([]string{b.XPYD, "decode", "--listen", addr, "--trust-everyone"}, common...)})
+	w, err := b.Listening(ctx, addr, harness.Spec{Name: "whole", Argv: append([]string{b.XPYD, "decode", "--listen", addr, "--trust-everyone", "--served-name", "m"}, common...)})
 	if err != nil {
 		return nil, "", err
 	}
