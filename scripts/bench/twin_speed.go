@@ -89,6 +89,7 @@ func (b *twinSpeed) hour(ctx context.Context, name string, workers, block int, l
 		}
 		b.Sayf("%s: %d requests, %d failed, %d tokens in %.1f s", name, len(out), failed, tokens, took[len(took)-1])
 	}
+	slices.Sort(took)
 	fig := figures.Figure{Name: "twin." + name, Unit: "s", Value: figures.Median(took), Peer: "limit", PeerValue: limit, Ratio: figures.Median(took) / limit, Runs: len(took),
 		Model:  fmt.Sprintf("an hour of a Mooncake trace, %d requests, on %d whole workers of an H100's steps, 8B shape, in blocks of %d", len(load), workers, block),
 		Spread: fmt.Sprintf("%.1f..%.1f", took[0], took[len(took)-1])}
