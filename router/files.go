@@ -44,14 +44,11 @@ func (f *files) reload(all bool) error {
 	defer f.mu.Unlock()
 	var errs []error
 	for _, w := range f.all {
-		changed, lost := w.files.Changed(), w.files.Lost()
-		if !changed && !all && lost == "" {
+		changed, err := w.files.Changed(), w.files.Lost()
+		if !changed && !all && err == nil {
 			continue
 		}
-		var err error
-		if lost != "" {
-			err = fmt.Errorf("%s is gone", lost)
-		} else {
+		if err == nil {
 			err = w.load()
 		}
 		result := "ok"

@@ -16,7 +16,7 @@ type Files struct {
 	paths []string
 	seen  []os.FileInfo
 	gone  []bool
-	lost  string // one that the last look missed first
+	lost  error // of one that the last look missed first
 }
 
 // Of returns the files at paths, "" left out.
@@ -33,21 +33,21 @@ func Of(paths ...string) *Files {
 // None reports whether there are no files.
 func (f *Files) None() bool { return len(f.paths) == 0 }
 
-// Lost is a file that went between the last call of Changed and the one before, "" if none did.
-func (f *Files) Lost() string { return f.lost }
+// Lost is an error if a file went between the last call of Changed and the one before.
+func (f *Files) Lost() error { return f.lost }
 
 // Changed reports whether a file has changed since the last call; at first, all have.
 func (f *Files) Changed() bool {
 	if f.gone == nil {
 		f.gone = make([]bool, len(f.paths))
 	}
-	f.lost = ""
+	f.lost = nil
 	now := make([]os.FileInfo, len(f.paths))
 	differ := f.seen == nil
 	for i, p := range f.paths {
 		info, err := os.Stat(p)
 		if err != nil && !f.gone[i] && f.seen != nil {
-			f.lost = p
+			f.lost = fmt.Errorf("%s is gone", p)
 		}
 		f.gone[i] = err != nil
 		if err != nil {
@@ -116,8 +116,8 @@ func (v *Value[T]) look(since int64) {
 	}
 	v.next.Store(since + int64(Every))
 	changed := v.files.Changed()
-	if lost := v.files.Lost(); lost != "" {
-		v.told(fmt.Errorf("%s is gone", lost))
+	if err := v.files.Lost(); err != nil {
+		v.told(err)
 		return
 	}
 	if !changed {

@@ -20,7 +20,7 @@ import (
 // Times to first tokens are not in it. Requests that need not be good count as served for nothing.
 func Bound(w *Worker, workers int, load []Request, p Promise) float64 {
 	need := needs(load)
-	if need.requests == 0 || need.fresh+need.answer == 0 {
+	if need.fresh == 0 {
 		return 0
 	}
 	// Rows: devices, prompts, answers, gaps. Columns: the kinds of steps, and the rate.
@@ -60,7 +60,6 @@ func Bound(w *Worker, workers int, load []Request, p Promise) float64 {
 
 // needed is what a request needs, on the average.
 type needed struct {
-	requests      int
 	fresh, answer float64 // tokens to compute of a prompt, and to decode
 	position      float64 // of the former
 	context       float64 // of the latter
@@ -88,7 +87,6 @@ func needs(load []Request) (n needed) {
 		n.answer += float64(q.Output - 1)
 		n.context += float64(q.Output-1) * (float64(tokens) + float64(q.Output)/2)
 	}
-	n.requests = len(load)
 	n.position /= max(n.fresh, 1)
 	n.context /= max(n.answer, 1)
 	n.fresh, n.answer = n.fresh/max(float64(len(load)), 1), n.answer/max(float64(len(load)), 1)

@@ -114,12 +114,7 @@ func (b *moves) about() string {
 
 // body is a stream's request but for max_tokens; the prompt depends on its number alone.
 func (b *moves) body(i, prompt int) string {
-	r := rand.New(rand.NewPCG(uint64(i), 3))
-	ids := make([]int, prompt)
-	for k := range ids {
-		ids[k] = 3 + r.IntN(500)
-	}
-	return bodyOf(ids, i+1)
+	return bodyOf(rand.New(rand.NewPCG(uint64(i), 3)), prompt, i+1)
 }
 
 // site is the fleet of a run.

@@ -91,19 +91,19 @@ func (b *takeover) open(ctx context.Context) error {
 	b.model = filepath.Join(b.Dir, "model")
 	r := rand.New(rand.NewPCG(1, 2))
 	for i := range b.streams {
-		ids := make([]int, takeoverPrompt)
-		for k := range ids {
-			ids[k] = 3 + r.IntN(500)
-		}
-		b.bodies = append(b.bodies, bodyOf(ids, i+1))
+		b.bodies = append(b.bodies, bodyOf(r, takeoverPrompt, i+1))
 	}
 	return modeltest.WriteHF(b.model, c, modeltest.HFOptions{Seed: 1, DType: kernels.F32,
 		Files: map[string][]byte{"tokenizer.json": tokens, "tokenizer_config.json": config}})
 }
 
-// bodyOf is a stream's request but for max_tokens.
-func bodyOf(prompt []int, seed int) string {
-	list, _ := json.Marshal(prompt) // of ints
+// bodyOf is a stream's request but for max_tokens, with a prompt of so many tokens.
+func bodyOf(r *rand.Rand, prompt, seed int) string {
+	ids := make([]int, prompt)
+	for k := range ids {
+		ids[k] = 3 + r.IntN(500)
+	}
+	list, _ := json.Marshal(ids) // of ints
 	return fmt.Sprintf(`{"model":"model","prompt":%s,"stream":true,"ignore_eos":true,"return_token_ids":true,"temperature":1,"seed":%d`, list, seed)
 }
 

@@ -99,13 +99,10 @@ func (b *takeover) prompts(addr string, seed uint64) (waited, error) {
 	defer tick.Stop()
 	var all errgroup.Group
 	for i := range took {
-		ids := make([]int, bystanderPrompt)
-		for k := range ids {
-			ids[k] = 3 + r.IntN(500)
-		}
+		body := bodyOf(r, bystanderPrompt, i+1) + `,"max_tokens":2}`
 		all.Go(func() error {
 			asked := time.Now()
-			f, err := askFor(addr, bodyOf(ids, i+1)+`,"max_tokens":2}`, "", func(*flow) {})
+			f, err := askFor(addr, body, "", func(*flow) {})
 			if err == nil {
 				took[i] = ms(f.at[0].Sub(asked))
 			}

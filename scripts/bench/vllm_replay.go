@@ -32,8 +32,7 @@ type telling struct {
 	decode, text, finish, id string
 	tokens                   int // by its usage
 	at                       []time.Time
-	texts                    []int // bytes of text behind each
-	seam                     int   // how many events with text there were, or -1
+	seam                     int // how many events with text there were, or -1
 	first                    time.Duration
 }
 
@@ -219,7 +218,7 @@ func (t *telling) read(lines *bufio.Scanner, asked time.Time, met func(*telling)
 				continue
 			}
 			t.text += c.Text + c.Delta.Content
-			t.at, t.texts = append(t.at, time.Now()), append(t.texts, len(t.text))
+			t.at = append(t.at, time.Now())
 			if len(t.at) == 1 {
 				t.first = t.at[0].Sub(asked)
 			}
@@ -238,7 +237,6 @@ func (o *vllm) replayFigures(ctx context.Context, runs [3][]*telling) error {
 		if t.finish != "length" || t.tokens != replayTokens || t.tokens != want.tokens {
 			return fmt.Errorf("stream %d ends by %q after %d tokens, undisturbed by %q after %d", i, t.finish, t.tokens, want.finish, want.tokens)
 		}
-		firsts = append(firsts, ms(want.first))
 		if t.seam < 1 {
 			continue
 		}
@@ -249,6 +247,7 @@ func (o *vllm) replayFigures(ctx context.Context, runs [3][]*telling) error {
 		if runs[1][i].text == want.text {
 			alike++
 		}
+		firsts = append(firsts, ms(want.first))
 		pauses = append(pauses, ms(t.at[t.seam].Sub(t.at[t.seam-1])))
 	}
 	if seams == 0 {
@@ -259,5 +258,5 @@ func (o *vllm) replayFigures(ctx context.Context, runs [3][]*telling) error {
 	pause := figures.Figure{Name: "stream.replay_pause_ms", Unit: "ms", Peer: "a first token of the same streams at once, undisturbed", Model: what}
 	equal := figures.Figure{Name: "stream.replay_same", Value: float64(same), Unit: "streams of the same text as undisturbed", Peer: "between two undisturbed runs", PeerValue: float64(alike),
 		Ratio: float64(same) / max(float64(alike), 1), Runs: 1, Spread: "one run", Model: what}
-	return o.Add(pause.Ratios(pauses, firsts[:len(pauses)]), equal)
+	return o.Add(pause.Ratios(pauses, firsts), equal)
 }
