@@ -76,7 +76,11 @@ type Engine struct {
 	pace     pacer
 	turns    turns        // of takeovers and prompts
 	shortage shortage     // of blocks
-	expected atomic.Int64 // until when, in ns of Unix time: see Expect
+	expected atomic.Int64 // until when, in ns of Unix time; see expect.go
+	holding  time.Time    // since when the next step waits for a stream; zero: it does not
+	holdNext time.Time    // when one may
+	ends     atomic.Int64 // when a device will have ended what was launched, in ns of Unix time
+	takes    atomic.Int64 // ns of that the step launched last
 	planned  int          // steps since RetractEvery last took its turn
 	failures int          // steps failed in a row
 	said     time.Time    // when spoilt output was told of last
@@ -188,6 +192,9 @@ func (e *Engine) loop() {
 		if e.leave() {
 			e.cache.Prioritise(0, 0, time.Time{})
 			return
+		}
+		if e.hold() {
+			continue
 		}
 		if !e.turn() {
 			<-e.wake

@@ -100,18 +100,6 @@ func (e *Engine) deviceBegan(f *flight) time.Time {
 	return f.began
 }
 
-// expectFor is how long a stream is expected: until the client has the next run where it is now.
-const expectFor = 50 * time.Millisecond
-
-// Expect tells that a stream begun elsewhere, whose rows are here, is about to be submitted. For a short
-// time no step is planned while one is under way, so that the stream is in the very next.
-func (e *Engine) Expect() { e.expected.Store(e.now().Add(expectFor).UnixNano()) }
-
-func (e *Engine) expects() bool {
-	at := e.expected.Load()
-	return at > 0 && at > e.now().UnixNano()
-}
-
 // turn plans and launches a step if one more may be under way. Otherwise, or if there is nothing
 // to launch, it settles the oldest. It reports whether there was anything to do.
 func (e *Engine) turn() bool {
@@ -178,6 +166,7 @@ func (e *Engine) launch() {
 		q.h.flights++
 	}
 	e.flights = append(e.flights, f)
+	e.predict()
 	if err != nil {
 		f.step = nil
 		e.broken(f, err)
@@ -232,6 +221,7 @@ func (e *Engine) settle() {
 	}
 	e.judge(f)
 	e.land(f)
+	e.predict()
 	// Advance all before delivering any: delivery can end a request with
 	// several sequences in the batch.
 	for i := range f.members {

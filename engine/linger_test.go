@@ -222,52 +222,81 @@ func queueTime(t *testing.T, seed uint64) {
 }
 
 // TestGoesOnAtOnce: on a device whose small steps take one time, a stream that was expected goes on in the
-// step behind the one under way, draws a token in each from then on, and keeps nobody from theirs.
+// step behind the one under way, which waits for it a little, and draws a token in each from then on. Who
+// decodes beside it waits for no more than that, and for a twentieth of the time at most.
 func TestGoesOnAtOnce(t *testing.T) {
 	if pipelined {
 		return // device is a Launcher: the first pass was the same
 	}
-	const step = 20 * time.Millisecond
-	synctest.Test(t, func(t *testing.T) {
-		r := newRigOn(t, config(), newDevice(enginetest.Config{Blocks: 2000, BlockTokens: 16, MaxPositions: 16384}, func(*kernels.Step) time.Duration { return step }))
-		long := request(prompt(rng(), 100), 2000)
-		long.IgnoreEOS = true
-		beside := r.submit(long)
-		time.Sleep(10 * step)
-		var gaps sync.WaitGroup
-		gaps.Go(func() {
-			last := time.Now()
-			for first := true; ; first = false {
-				if _, err := beside.Next(t.Context()); err != nil {
-					return
-				}
-				if gap := time.Since(last); gap > step && !first {
-					t.Errorf("a gap of %v beside", gap)
-				}
-				last = time.Now()
-			}
+	for name, c := range map[string]struct {
+		rests time.Duration // between streams
+		mean  time.Duration // until the first token
+	}{
+		"now and then":     {300 * time.Millisecond, 23 * time.Millisecond},
+		"one upon another": {0, 31 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { goesOn(t, c.rests, c.mean) })
 		})
-		for i := range 20 {
-			r.Expect()
-			time.Sleep(step + time.Duration(i)*time.Millisecond)
-			q := request(prompt(rng(), 4), 24)
-			q.IgnoreEOS, q.Given = true, []engine.Given{{Tokens: []int32{9, 9, 9, 9, 9, 9}}}
-			came := time.Now()
-			h := r.submit(q)
-			for n := range 3 {
-				events, err := h.Next(t.Context())
-				if took := time.Since(came); err != nil || len(events) != 1 || took > time.Duration(n+2)*step {
-					t.Errorf("stream %d has token %d after %v: %v %v", i, n, took, events, err)
+	}
+}
+
+func goesOn(t *testing.T, rests, mean time.Duration) {
+	const step, held = 20 * time.Millisecond, 10 * time.Millisecond
+	r := newRigOn(t, config(), newDevice(enginetest.Config{Blocks: 2000, BlockTokens: 16, MaxPositions: 16384}, func(*kernels.Step) time.Duration { return step }))
+	long := request(prompt(rng(), 100), 2000)
+	long.IgnoreEOS = true
+	beside := r.submit(long)
+	time.Sleep(10 * step)
+	began, lost := time.Now(), time.Duration(0)
+	var gaps sync.WaitGroup
+	gaps.Go(func() {
+		last := time.Now()
+		for first := true; ; first = false {
+			if _, err := beside.Next(t.Context()); err != nil {
+				return
+			}
+			if gap := time.Since(last) - step; gap > 0 && !first {
+				if lost += gap; gap > held {
+					t.Errorf("a gap of %v beside", step+gap)
 				}
 			}
-			h.Cancel()
+			last = time.Now()
 		}
-		time.Sleep(3 * step)
-		if idle := r.backend.(*device).idle; idle > 60*time.Millisecond {
-			t.Errorf("the device was idle for %v", idle)
-		}
-		beside.Cancel()
-		gaps.Wait()
-		r.close()
 	})
+	var sum time.Duration
+	const streams = 40
+	for i := range streams {
+		time.Sleep(rests + time.Duration(i)*time.Millisecond) // at each point of a step
+		r.Expect(t.Context())
+		time.Sleep(time.Duration(i*7%20+1) * time.Millisecond) // its next token where it is
+		q := request(prompt(rng(), 4), 24)
+		q.IgnoreEOS, q.Given = true, []engine.Given{{Tokens: []int32{9, 9, 9, 9, 9, 9}}}
+		came := time.Now()
+		h := r.submit(q)
+		for n := range 3 {
+			events, err := h.Next(t.Context())
+			took := time.Since(came)
+			if err != nil || len(events) != 1 || took > time.Duration(n+2)*step+3*time.Millisecond { // what was planned ahead
+				t.Errorf("stream %d has token %d after %v: %v %v", i, n, took, events, err)
+			}
+			if n == 0 {
+				sum += took
+			}
+		}
+		h.Cancel()
+	}
+	time.Sleep(3 * step)
+	if got := sum / streams; got > mean {
+		t.Errorf("first tokens after %v on average, want %v", got, mean)
+	}
+	if most := time.Since(began)/20 + held; lost > most {
+		t.Errorf("who decodes beside lost %v, want %v at most", lost, most)
+	}
+	if idle := r.backend.(*device).idle; idle > lost+60*time.Millisecond {
+		t.Errorf("the device was idle for %v, for %v of it a step waited", idle, lost)
+	}
+	beside.Cancel()
+	gaps.Wait()
+	r.close()
 }

@@ -138,6 +138,9 @@ func (e *Engine) intake() {
 func (e *Engine) begin(h *Handle) {
 	h.begun = true
 	e.live++
+	if len(h.req.Given) > 0 {
+		e.expected.Store(0)
+	}
 	q := h.seqs[0]
 	e.waiting = insertByAge(e.waiting, q)
 	p := h.req.Prefilled

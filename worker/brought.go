@@ -66,7 +66,7 @@ func (w *Worker) bringStream(ctx context.Context, j *job, peers []tier.Peer) (b 
 		}
 	}
 	if b.Prompt = w.hasPrompt(prompt, j.CacheSalt); b.Prompt {
-		w.engine.Expect()
+		w.engine.Expect(ctx)
 	}
 	return b
 }
