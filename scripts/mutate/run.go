@@ -69,13 +69,18 @@ func (r *runner) levels(x *mutant) [][]string {
 	return levels
 }
 
-// sound checks that the tests pass without a bug, and times the own tests of packages that get one.
+// sound checks that the tests pass without a bug, each package's once, and times the own tests of
+// packages that get one.
 func (r *runner) sound(ctx context.Context, open []*mutant) error {
+	passed := map[string]bool{}
 	for _, x := range open {
 		if _, ok := r.took[x.Package]; ok || r.equivalents[x.what()] != "" {
 			continue
 		}
 		for i, level := range r.levels(x) {
+			if level = slices.DeleteFunc(slices.Clone(level), func(p string) bool { return i > 0 && passed[p] }); len(level) == 0 {
+				continue
+			}
 			start := time.Now()
 			c := check{packages: level, limit: r.limit, fresh: i == 0}
 			res, err := r.suite.test(ctx, c)
@@ -88,10 +93,14 @@ func (r *runner) sound(ctx context.Context, open []*mutant) error {
 			if res.pkg != "" {
 				return fmt.Errorf("%s fails without a bug: %s %s", res.pkg, res.test, res.how)
 			}
+			for _, p := range level {
+				passed[p] = true
+			}
 			if i == 0 {
 				r.took[x.Package] = time.Since(start)
 			}
 		}
+		fmt.Fprintf(r.out, "%s passes without a bug\n", x.Package)
 	}
 	return nil
 }
