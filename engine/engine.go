@@ -74,19 +74,20 @@ type Engine struct {
 	settled  time.Time // when the last step ended
 	decoded  time.Time // when the last one ended that carried what decodes
 	pace     pacer
-	turns    turns        // of takeovers and prompts
-	shortage shortage     // of blocks
-	expected atomic.Int64 // until when, in ns of Unix time; see expect.go
-	holding  time.Time    // since when the next step waits for a stream; zero: it does not
-	holdNext time.Time    // when one may
-	ends     atomic.Int64 // when a device will have ended what was launched, in ns of Unix time
-	takes    atomic.Int64 // ns of that the step launched last
-	planned  int          // steps since RetractEvery last took its turn
-	failures int          // steps failed in a row
-	said     time.Time    // when spoilt output was told of last
-	unsaid   int          // requests that it has ended since
-	live     int          // requests begun and not ended
-	held     int          // ended PrefillOnly requests whose blocks wait for Release
+	saved    time.Duration // of the promised mean gap, by short steps; see spend
+	turns    turns         // of takeovers and prompts
+	shortage shortage      // of blocks
+	expected atomic.Int64  // until when, in ns of Unix time; see expect.go
+	holding  time.Time     // since when the next step waits for a stream; zero: it does not
+	holdNext time.Time     // when one may
+	ends     atomic.Int64  // when a device will have ended what was launched, in ns of Unix time
+	takes    atomic.Int64  // ns of that the step launched last
+	planned  int           // steps since RetractEvery last took its turn
+	failures int           // steps failed in a row
+	said     time.Time     // when spoilt output was told of last
+	unsaid   int           // requests that it has ended since
+	live     int           // requests begun and not ended
+	held     int           // ended PrefillOnly requests whose blocks wait for Release
 }
 
 // New checks that cache and backend agree, registers metrics and starts the loop. The engine

@@ -203,6 +203,7 @@ func (e *Engine) settle() {
 	took := now.Sub(f.began)
 	if f.decodes() {
 		e.decoded = now
+		e.spend(took)
 	}
 	positions := e.metrics.step(took, f.members)
 	if e.cfg.Stepped != nil {

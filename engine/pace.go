@@ -101,6 +101,12 @@ func (p *pacer) drain(most, at, decodes, queued int, within time.Duration) int {
 	return min(n, most)
 }
 
+// draining is how long steps of n tokens take for the queued ones.
+func (p *pacer) draining(n int, l limits) time.Duration {
+	steps := float64(l.queued) / float64(max(n-l.decodes, leastChunk))
+	return time.Duration(steps * p.seconds(n, positions(n, l.at)) * float64(time.Second))
+}
+
 // besides returns how many tokens of prompts a step takes in a time, besides what decodes.
 func (p *pacer) besides(d time.Duration) int {
 	switch d -= p.decodes; {
@@ -120,6 +126,8 @@ type limits struct {
 	decodes int           // sequences that decode in it
 	queued  int           // tokens of prompts that wait
 	at      int           // position of the oldest prompt
+	// Where the queued tokens are not computed in patience, a step may take room longer than target.
+	patience, room time.Duration
 }
 
 // budget is how many prefill tokens a step gets: as few as drain the queue in time, no more
@@ -130,6 +138,9 @@ func (p *pacer) budget(l limits) (tokens, most int) {
 	most = n
 	if l.target > 0 {
 		n, most = p.within(n, l.at, l.target), p.within(n, l.at, mostStretch*l.target)
+		if l.room > 0 && p.measured() && p.draining(n, l) > l.patience {
+			n = p.within(l.total, l.at, l.target+l.room)
+		}
 	}
 	if l.target > 0 && l.drain > 0 && p.measured() {
 		n = p.drain(n, l.at, l.decodes, l.queued, l.drain)

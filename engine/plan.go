@@ -30,6 +30,9 @@ func (e *Engine) fill(from []*sequence) bool {
 	for _, q := range prefills {
 		l.queued += q.missing()
 	}
+	if !alone {
+		l.patience, l.room = e.room()
+	}
 	l.at = prefills[0].next()
 	budget, room := e.pace.budget(l)
 	if back := e.turns.back(prefills); back > 0 {

@@ -10,8 +10,7 @@ type Promise struct {
 	// TTFT is when a request's first token is there, counted from Submit. While more prompts wait
 	// than can be in time, those that still can be go first.
 	TTFT time.Duration
-	// TPOT is the mean of the times between its tokens. No step beside which others decode is to
-	// take longer.
+	// TPOT is the mean of the times between its tokens, and so of steps beside which others decode.
 	TPOT time.Duration
 }
 
@@ -23,7 +22,7 @@ func (p *Promise) validate() error {
 }
 
 const (
-	// promptness is the part of TPOT that a step may take: its events take some time to go out,
+	// promptness is the part of TPOT that steps may take in the mean: its events take some time to go out,
 	// and some steps take longer than predicted.
 	promptness = 0.95
 	// hopeless is how many times TTFT a prompt may have waited to be left behind those that can be
@@ -31,13 +30,38 @@ const (
 	hopeless = 10
 )
 
-// target is how long a step may take beside which others decode.
+// target is how long a step may take beside which others decode, in the mean where gaps are promised.
 func (e *Engine) target() time.Duration {
-	limit := time.Duration(promptness * float64(e.cfg.Promise.TPOT))
-	if limit == 0 || e.cfg.MaxStepTime > 0 && e.cfg.MaxStepTime < limit {
-		return e.cfg.MaxStepTime
+	if e.promisesGaps() {
+		return time.Duration(promptness * float64(e.cfg.Promise.TPOT))
 	}
-	return limit
+	return e.cfg.MaxStepTime
+}
+
+// promisesGaps reports whether the promised mean, rather than MaxStepTime, is what steps keep to.
+func (e *Engine) promisesGaps() bool {
+	limit := promptness * float64(e.cfg.Promise.TPOT)
+	return limit > 0 && (e.cfg.MaxStepTime == 0 || limit <= float64(e.cfg.MaxStepTime))
+}
+
+// spend counts a step beside which others decoded.
+func (e *Engine) spend(took time.Duration) {
+	if e.promisesGaps() {
+		e.saved = max(-e.target()/4, min(e.saved+e.target()-took, e.target()/2))
+	}
+}
+
+// room is how much longer than the target the next step may take: what is promised of gaps is their
+// mean, and some were shorter. It is for prompts that wait, so that there are patience and room.
+func (e *Engine) room() (patience, room time.Duration) {
+	room = e.saved
+	if e.cfg.MaxStepTime > 0 {
+		room = min(room, e.cfg.MaxStepTime-e.target())
+	}
+	if e.cfg.Promise.TTFT == 0 {
+		return e.cfg.QueueTime, room
+	}
+	return e.cfg.Promise.TTFT / 4, room
 }
 
 // byPromise puts prompts that are too late for their promise behind those that can be in time:
