@@ -45,12 +45,9 @@ func (e *Engine) deliver(q *sequence, res *kernels.Result) {
 func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 	h := q.h
 	h.prompted = true
-	h.info = &PromptInfo{
-		Tokens:       len(h.req.Prompt),
-		CachedTokens: h.CachedTokens(),
-		Logprobs:     h.logprobs,
-		Queued:       h.started.Sub(h.arrived),
-		Prefill:      e.now().Sub(h.started),
+	if !h.told {
+		h.info = h.promptInfo()
+		h.info.Queued, h.info.Prefill = h.started.Sub(h.arrived), e.now().Sub(h.started)
 	}
 	h.logprobs = nil
 	if h.req.Prefilled == nil {
@@ -101,6 +98,22 @@ func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 	}
 }
 
+// tellFirst tells the first tokens, which another worker drew, as the request is submitted: the loop
+// would wait for the end of the step under way.
+func (e *Engine) tellFirst(h *Handle) {
+	h.told, h.info = true, h.promptInfo()
+	for c, s := range h.req.Prefilled.First {
+		if len(h.given(c)) == 0 {
+			e.tell(h, c, 1, s)
+		}
+	}
+}
+
+// promptInfo is without times.
+func (h *Handle) promptInfo() *PromptInfo {
+	return &PromptInfo{Tokens: len(h.req.Prompt), CachedTokens: h.CachedTokens(), Logprobs: h.logprobs}
+}
+
 // resumed goes on with the choices of a request that was begun elsewhere, once the first has drawn
 // its next token. The others are placed by themselves, as after a preemption: the index has the
 // prompt by now, and perhaps what they were given.
@@ -139,7 +152,9 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 	q.tokens = append(q.tokens, s.Token)
 	n := len(q.output())
 	finish := e.finishOf(h.req, s.Token, n)
-	h.push(Event{Choice: q.choice, Index: n - 1, Sampled: s, Finish: finish})
+	if n > 1 || !h.told {
+		finish = e.tell(h, q.choice, n, s)
+	}
 	if finish == FinishNone {
 		return
 	}
@@ -147,6 +162,13 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 	if len(h.seqs) == 0 {
 		e.finish(h, io.EOF)
 	}
+}
+
+// tell hands the reader the n-th output token of a choice.
+func (e *Engine) tell(h *Handle, choice, n int, s kernels.Sampled) Finish {
+	finish := e.finishOf(h.req, s.Token, n)
+	h.push(Event{Choice: choice, Index: n - 1, Sampled: s, Finish: finish})
+	return finish
 }
 
 // finishOf reports whether the n-th output token ends its choice.

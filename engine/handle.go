@@ -41,6 +41,7 @@ type Handle struct {
 	flights   int // of its sequences, in steps under way
 	seqs      []*sequence
 	info      *PromptInfo // to go with the first event; nil once gone
+	told      bool        // the first tokens are: see tellFirst
 	prompted  bool        // the prompt's logits were drawn from
 	logprobs  []kernels.PromptLogprob
 	started   time.Time // of the first step

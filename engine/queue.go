@@ -41,6 +41,9 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 		h.cached, h.logprobs = p.CachedTokens, p.PromptLogprobs
 	}
 	h.seqs = []*sequence{q}
+	if p := req.Prefilled; p != nil && len(p.First) > 0 && !req.PrefillOnly {
+		e.tellFirst(h)
+	}
 	if err := e.enter(ctx, h); err != nil {
 		return nil, err
 	}

@@ -414,3 +414,50 @@ func TestStopsAtTheFirstToken(t *testing.T) {
 		t.Errorf("%d steps", n)
 	}
 }
+
+// TestFirstTokensAtOnce: first tokens that another worker drew are told as the request is submitted, also
+// while a step is under way, once and before any other.
+func TestFirstTokensAtOnce(t *testing.T) {
+	if pipelined {
+		return // device is a Launcher: the first pass was the same
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r := newRigOn(t, config(), newDevice(enginetest.Config{Blocks: 2000, BlockTokens: 16, MaxPositions: 16384}, func(*kernels.Step) time.Duration { return time.Second }))
+		long := request(prompt(rng(), 100), 200)
+		long.IgnoreEOS = true
+		beside := r.submit(long)
+		time.Sleep(3500 * time.Millisecond)
+		blocks, err := r.cache.Alloc(1, "d")
+		if err != nil {
+			t.Fatal(err)
+		}
+		req := request(prompt(rng(), 5), 3)
+		req.IgnoreEOS, req.Owner, req.N = true, "d", 2
+		req.Prefilled = &engine.Prefilled{Blocks: blocks, CachedTokens: 4, First: []kernels.Sampled{{Token: 7}, {Token: 9}}}
+		began := time.Now()
+		h := r.submit(req)
+		events, err := h.Next(t.Context())
+		if err != nil || time.Since(began) > 0 || len(events) != 2 || events[0].Sampled.Token != 7 || events[1].Sampled.Token != 9 ||
+			events[0].Prompt == nil || events[0].Prompt.Tokens != 5 || events[0].Prompt.CachedTokens != 4 || events[1].Prompt != nil {
+			t.Errorf("after %v: %+v %v", time.Since(began), events, err)
+		}
+		next := []int{1, 1}
+		for {
+			events, err := h.Next(t.Context())
+			if err != nil {
+				break
+			}
+			for _, ev := range events {
+				if ev.Index != next[ev.Choice] || ev.Prompt != nil {
+					t.Errorf("%+v, want index %d", ev, next[ev.Choice])
+				}
+				next[ev.Choice]++
+			}
+		}
+		if next[0] != 3 || next[1] != 3 {
+			t.Errorf("%v tokens", next)
+		}
+		beside.Cancel()
+		r.close()
+	})
+}
