@@ -105,7 +105,7 @@ func (e *Engine) chunks(prefills []*sequence, budget, room int, alone bool) {
 		if e.turns.over(q) {
 			continue
 		}
-		n := e.chunk(q, budget-short)
+		n := e.chunk(q, e.turns.most(q, budget-short))
 		if (i == 0 || i == len(prefills)-1) && (alone || e.cfg.Promise.TPOT == 0) {
 			n = e.stretch(q, n, room-short, !alone && i == 0 && len(prefills) > 1)
 			budget = max(budget, n+short)

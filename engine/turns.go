@@ -3,7 +3,7 @@ package engine
 import "slices"
 
 // takeoverShare is how much of what is computed of prompts, in per cent, takeovers get while
-// prompts wait that nobody has begun. They have takeoverCredit tokens at once.
+// prompts wait that nobody has begun. They can save up takeoverCredit tokens of it.
 const takeoverShare, takeoverCredit = 30, tile
 
 // turns shares what is computed between takeovers of other workers' streams, which go first, and
@@ -16,7 +16,11 @@ type turns struct {
 // begin looks at who waits, and leaves out takeovers that have had their share.
 func (t *turns) begin(waiting []*sequence) []*sequence {
 	t.prompts = slices.ContainsFunc(waiting, (*sequence).isPrompt)
-	if !t.prompts {
+	switch {
+	case t.prompts:
+	case slices.ContainsFunc(waiting, (*sequence).takesOver): // they have all
+		t.credit = 0
+	default:
 		t.credit = takeoverCredit
 	}
 	return slices.DeleteFunc(waiting, t.over)
@@ -27,6 +31,14 @@ func (t *turns) shares(q *sequence) bool { return t.prompts && q.takesOver() }
 
 // over reports whether a sequence has had its share.
 func (t *turns) over(q *sequence) bool { return t.shares(q) && t.credit <= 0 }
+
+// most is how many of n tokens a sequence may compute: takeovers keep to their share.
+func (t *turns) most(q *sequence, n int) int {
+	if t.shares(q) {
+		return min(n, max(t.credit, leastChunk))
+	}
+	return n
+}
 
 // count counts tokens that a sequence is to compute.
 func (t *turns) count(q *sequence, n int) {

@@ -184,3 +184,43 @@ func TestTakeoverShare(t *testing.T) {
 		t.Errorf("takeovers take %v, %v alone: they have another share than 30 %%", shared, alone)
 	}
 }
+
+// TestTakeoverAlone: a prompt that comes while takeovers have the device to themselves waits for the step
+// under way, and is in the next, beside a small part of them.
+func TestTakeoverAlone(t *testing.T) {
+	if pipelined {
+		return // device is a Launcher: the first pass was the same
+	}
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config()
+		cfg.StepTokens, cfg.MaxRunning, cfg.MaxWaiting = 512, 256, 1024
+		perToken := func(s *kernels.Step) (d time.Duration) {
+			for _, q := range s.Seqs {
+				d += time.Duration(len(q.Tokens)) * 200 * time.Microsecond
+			}
+			return d
+		}
+		r := newRigOn(t, cfg, newDevice(enginetest.Config{Blocks: 8192}, perToken))
+		var takeovers []*engine.Handle
+		for c := range 40 {
+			q := request(prompt(rand.New(rand.NewPCG(uint64(c), 4)), 250), 1)
+			q.PrefillOnly, q.RowsOnly = true, true
+			takeovers = append(takeovers, r.submit(q))
+		}
+		time.Sleep(300 * time.Millisecond)
+		for i := range 20 {
+			began := time.Now()
+			if _, _, err := collect(r.submit(request(prompt(rand.New(rand.NewPCG(uint64(i), 5)), 64), 1)), 1); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(began); took > 75*time.Millisecond { // 50 of a takeover's, 13 of its own, 12 of takeovers beside it
+				t.Errorf("prompt %d waited %v", i, took)
+			}
+			time.Sleep(50*time.Millisecond + 300*time.Microsecond)
+		}
+		for _, h := range takeovers {
+			h.Release()
+		}
+		r.close()
+	})
+}
