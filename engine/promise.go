@@ -51,8 +51,8 @@ func (e *Engine) spend(took time.Duration) {
 	}
 }
 
-// room is how much longer than the target the next step may take: what is promised of gaps is their
-// mean, and some were shorter. It is for prompts that wait, so that there are patience and room.
+// room is how much longer than the target the next step may take where prompts wait that are not
+// computed in patience: what is promised of gaps is their mean, and some were shorter.
 func (e *Engine) room() (patience, room time.Duration) {
 	room = e.saved
 	if e.cfg.MaxStepTime > 0 {

@@ -164,3 +164,40 @@ func TestTakesIsNoLess(t *testing.T) {
 		}
 	}
 }
+
+// TestEncodedSize: a whole answer is not larger than it was thought to be, whichever of its choices is
+// the longest.
+func TestEncodedSize(t *testing.T) {
+	w := renderer(t)
+	w.served = "m"
+	w.sizes = openai.MeasureTokens(w.tok, w.tok.VocabSize())
+	id := w.tok.Encode("once", false)[0]
+	for _, top := range []int{-1, 5} {
+		for n := 1; n <= 3; n++ {
+			for longest := range n {
+				tokens := 400
+				j := newTestJob(func(j *job) { j.N, j.MaxTokens, j.logprobs, j.ReturnTokenIDs = n, &tokens, top, true })
+				e := &engine.Event{Sampled: kernels.Sampled{Token: id, Top: make([]kernels.TokenLogprob, max(top, 0))}}
+				g := &generation{j: j}
+				for i := range n {
+					c := newChoice(w, j, &j.items[0], i)
+					for k := range tokens {
+						if k < 2 || i == longest {
+							c.addToken(e)
+						}
+					}
+					g.choices = append(g.choices, c)
+				}
+				thought := w.encodedSize(g)
+				list := make([]openai.Choice, n)
+				for i, c := range g.choices {
+					list[i] = c.takeChunk()
+				}
+				got := len(w.encoder(j).AppendFull(nil, list, openai.Usage{}))
+				if got > thought {
+					t.Errorf("%d choices, the %d. the longest, %d alternatives: %d bytes, thought to be %d", n, longest+1, top, got, thought)
+				}
+			}
+		}
+	}
+}
