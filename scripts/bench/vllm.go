@@ -143,7 +143,7 @@ func (o *vllm) rounds(ctx context.Context, parts []part) error {
 			return fmt.Errorf("replay: %w", err)
 		}
 	}
-	return o.figures(parts)
+	return errors.Join(o.figures(parts), o.plots())
 }
 
 // fits reports whether something that takes so long fits into the budget.
