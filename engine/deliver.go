@@ -104,7 +104,7 @@ func (e *Engine) tellFirst(h *Handle) {
 	h.told, h.info = true, h.promptInfo()
 	for c, s := range h.req.Prefilled.First {
 		if len(h.given(c)) == 0 {
-			e.tell(h, c, 1, s)
+			h.push(Event{Choice: c, Sampled: s, Finish: e.finishOf(h.req, s.Token, 1)})
 		}
 	}
 }
@@ -153,7 +153,7 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 	n := len(q.output())
 	finish := e.finishOf(h.req, s.Token, n)
 	if n > 1 || !h.told {
-		finish = e.tell(h, q.choice, n, s)
+		h.push(Event{Choice: q.choice, Index: n - 1, Sampled: s, Finish: finish})
 	}
 	if finish == FinishNone {
 		return
@@ -162,13 +162,6 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 	if len(h.seqs) == 0 {
 		e.finish(h, io.EOF)
 	}
-}
-
-// tell hands the reader the n-th output token of a choice.
-func (e *Engine) tell(h *Handle, choice, n int, s kernels.Sampled) Finish {
-	finish := e.finishOf(h.req, s.Token, n)
-	h.push(Event{Choice: choice, Index: n - 1, Sampled: s, Finish: finish})
-	return finish
 }
 
 // finishOf reports whether the n-th output token ends its choice.

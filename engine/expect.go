@@ -23,7 +23,7 @@ const (
 
 // predict notes when the device will have ended the steps under way.
 func (e *Engine) predict() {
-	if _, ok := e.backend.(stepTimer); !ok || len(e.flights) == 0 {
+	if !e.timed() || len(e.flights) == 0 {
 		return
 	}
 	end, takes := e.deviceBegan(e.flights[0]), time.Duration(0)
@@ -86,7 +86,7 @@ func (e *Engine) hold() bool {
 // holds is how long hold waits.
 func (e *Engine) holds() time.Duration {
 	now := e.now()
-	if _, ok := e.backend.(stepTimer); ok && len(e.flights) == 0 && len(e.running) > 0 && e.expects() && !now.Before(e.holdNext) {
+	if e.timed() && len(e.flights) == 0 && len(e.running) > 0 && e.expects() && !now.Before(e.holdNext) {
 		if e.holding.IsZero() {
 			e.holding = now
 		}

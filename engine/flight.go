@@ -80,7 +80,7 @@ func (e *Engine) linger() {
 // that computes by itself, and a step that nobody hears of layer by layer, and that waits for
 // nothing.
 func (e *Engine) lingers() time.Duration {
-	if _, ok := e.backend.(stepTimer); !ok || len(e.flights) == 0 || len(e.flights) >= e.depth || e.cfg.MaxStepTime == 0 {
+	if !e.timed() || len(e.flights) == 0 || len(e.flights) >= e.depth || e.cfg.MaxStepTime == 0 {
 		return 0
 	}
 	f := e.flights[0]

@@ -147,8 +147,7 @@ func (e *Engine) catchUp(back int, target time.Duration) int {
 // apart reports whether a step of so many tokens is longer than one without those that decode. A GPU
 // takes as long for any part of a tile.
 func (e *Engine) apart(tokens int) bool {
-	_, timed := e.backend.(stepTimer)
-	return !timed || tokens >= tile
+	return !e.timed() || tokens >= tile
 }
 
 const (

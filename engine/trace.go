@@ -28,6 +28,12 @@ type stepTimer interface {
 	LastStepTime() (step, idle float64, err error)
 }
 
+// timed reports whether the backend is one, and so a device that computes by itself.
+func (e *Engine) timed() bool {
+	_, ok := e.backend.(stepTimer)
+	return ok
+}
+
 // traced is how many steps are remembered.
 const traced = 256
 

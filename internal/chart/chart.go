@@ -5,15 +5,17 @@ import (
 	"fmt"
 	"html"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// Chart is lines over one pair of axes, which begin at 0; a Log axis of x has powers of two, from 1 on.
+// Chart is lines over one pair of axes. An axis begins at 0, or is logarithmic: then all values are greater.
 type Chart struct {
 	Title, X, Y string
-	Log         bool
-	Top         float64 // of the axis of y; 0: what the lines need
+	LogX, LogY  bool
+	Mark, Tick  func(float64) string // write places and values; nil: as numbers
+	Top         float64              // of the axis of y; 0: what the lines need
 	Lines       []Line
 }
 
@@ -22,138 +24,195 @@ type Line struct {
 	Name   string
 	Points []Point
 	Dashed bool
-	Color  int // lines of one thing have one; it is an index of colors
+	Color  int // 0: blue, 1: red, 2: green
 }
 
 // Point is a value at a place.
 type Point struct{ X, Y float64 }
 
+// Pixels.
 const (
-	width, height            = 440.0, 300.0 // of a chart, in pixels
-	left, right, top, bottom = 62.0, 14.0, 50.0, 44.0
-	maxTicks                 = 6
+	height, narrow, wide     = 300, 440, 760 // of a chart in a row, and in a column
+	left, right, top, bottom = 70, 30, 50, 44
+	heading                  = 26 // of a column
 )
 
-var colors = [...]string{"#1f6feb", "#d1501f", "#2e8b57", "#8250df"}
+var colors = [...]string{"#1f6fb4", "#c0392b", "#2e8b57"}
+
+// Add adds a point to each line, at one place.
+func (c *Chart) Add(x float64, y ...float64) {
+	for i := range c.Lines {
+		c.Lines[i].Points = append(c.Lines[i].Points, Point{x, y[i]})
+	}
+}
 
 // Row draws charts side by side.
 func Row(charts ...Chart) []byte {
+	return document(narrow*len(charts), height, func(b *strings.Builder) {
+		for i := range charts {
+			charts[i].draw(b, narrow*i, 0, narrow)
+		}
+	})
+}
+
+// Column draws charts below each other, under a title.
+func Column(title string, charts ...Chart) []byte {
+	return document(wide, heading+height*len(charts), func(b *strings.Builder) {
+		fmt.Fprintf(b, `<text x="%d" y="20" font-size="14">%s</text>`+"\n", left, html.EscapeString(title))
+		for i := range charts {
+			charts[i].draw(b, 0, heading+height*i, wide)
+		}
+	})
+}
+
+func document(width, height int, draw func(*strings.Builder)) []byte {
 	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%g" height="%g" font-family="sans-serif" font-size="11">`+"\n", width*float64(len(charts)), height)
-	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="white"/>`+"\n")
-	for i := range charts {
-		fmt.Fprintf(&b, `<g transform="translate(%g 0)">`+"\n", width*float64(i))
-		charts[i].draw(&b)
-		b.WriteString("</g>\n")
-	}
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" font-family="sans-serif" font-size="12">`+"\n", width, height)
+	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
+	draw(&b)
 	b.WriteString("</svg>\n")
 	return []byte(b.String())
 }
 
-func (c *Chart) draw(b *strings.Builder) {
-	xs, ys := c.extent()
-	x := func(v float64) float64 { return left + (width-left-right)*c.part(v, xs) }
-	y := func(v float64) float64 { return height - bottom - (height-top-bottom)*v/ys }
-	text := func(x, y float64, anchor, s string) {
-		fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s">%s</text>`+"\n", x, y, anchor, html.EscapeString(s))
+func (c *Chart) draw(b *strings.Builder, atX, atY, width int) {
+	xs, ys := c.axes()
+	px := func(v float64) float64 { return left + float64(width-left-right)*xs.part(v) }
+	py := func(v float64) float64 { return height - bottom - (height-top-bottom)*ys.part(v) }
+	text := func(x, y float64, how, s string) {
+		fmt.Fprintf(b, `<text x="%.1f" y="%.1f"%s>%s</text>`+"\n", x, y, how, html.EscapeString(s))
 	}
-	fmt.Fprintf(b, `<g font-weight="bold">`)
-	text(left, 18, "start", c.Title)
+	const middle, end = ` text-anchor="middle"`, ` text-anchor="end"`
+	fmt.Fprintf(b, `<g transform="translate(%d %d)">`+"\n", atX, atY)
+	text(left, 18, ` font-weight="bold"`, c.Title)
+	for _, v := range ys.ticks {
+		fmt.Fprintf(b, `<path d="M%d %.1fH%d" stroke="#ddd"/>`+"\n", left, py(v), width-right)
+		text(left-8, py(v)+4, end, c.tick(v))
+	}
+	for _, v := range xs.ticks {
+		fmt.Fprintf(b, `<path d="M%.1f %dV%d" stroke="#eee"/>`+"\n", px(v), top, height-bottom)
+		text(px(v), height-bottom+16, middle, c.mark(v))
+	}
+	text(float64(left+width-right)/2, height-8, middle, c.X)
+	fmt.Fprintf(b, `<g transform="translate(14 %d) rotate(-90)">`, (top+height-bottom)/2)
+	text(0, 0, middle, c.Y)
 	b.WriteString("</g>\n")
-	for v := 0.0; v <= ys*1.001; v += step(ys) {
-		fmt.Fprintf(b, `<path d="M%.1f %.1fH%.1f" stroke="#ddd"/>`+"\n", left, y(v), width-right)
-		text(left-6, y(v)+4, "end", number(v))
-	}
-	for _, v := range c.xTicks(xs) {
-		text(x(v), height-bottom+16, "middle", number(v))
-	}
-	text((left+width-right)/2, height-8, "middle", c.X)
-	fmt.Fprintf(b, `<g transform="translate(14 %.1f) rotate(-90)">`, (top+height-bottom)/2)
-	text(0, 0, "middle", c.Y)
-	b.WriteString("</g>\n")
-	at := left
+	at := float64(left)
 	for i := range c.Lines {
 		l := &c.Lines[i]
-		l.draw(b, x, y)
-		fmt.Fprintf(b, `<path d="M%.1f %.1fh18" %s/>`+"\n", at, 34.0, l.stroke())
-		text(at+23, 38, "start", l.Name)
-		at += 40 + 6*float64(len(l.Name))
+		c.line(b, l, px, py)
+		fmt.Fprintf(b, `<path d="M%.1f 34h18" %s/>`+"\n", at, l.stroke())
+		text(at+23, 38, "", l.Name)
+		at += 42 + 6.5*float64(len(l.Name))
 	}
+	b.WriteString("</g>\n")
 }
 
+func (c *Chart) line(b *strings.Builder, l *Line, px, py func(float64) float64) {
+	var points []string
+	for _, p := range l.Points {
+		points = append(points, fmt.Sprintf("%.1f,%.1f", px(p.X), py(p.Y)))
+		fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"><title>%s %s: %.4g</title></circle>`+"\n",
+			px(p.X), py(p.Y), l.color(), html.EscapeString(l.Name), html.EscapeString(c.mark(p.X)), p.Y)
+	}
+	fmt.Fprintf(b, `<polyline points="%s" %s/>`+"\n", strings.Join(points, " "), l.stroke())
+}
+
+func (l *Line) color() string { return colors[l.Color%len(colors)] }
+
 func (l *Line) stroke() string {
-	s := fmt.Sprintf(`stroke="%s" fill="none" stroke-width="2"`, colors[l.Color%len(colors)])
+	s := fmt.Sprintf(`stroke="%s" fill="none" stroke-width="2"`, l.color())
 	if l.Dashed {
 		s += ` stroke-dasharray="5 4"`
 	}
 	return s
 }
 
-func (l *Line) draw(b *strings.Builder, x, y func(float64) float64) {
-	var path strings.Builder
-	for i, p := range l.Points {
-		path.WriteString(map[bool]string{true: "M", false: "L"}[i == 0])
-		fmt.Fprintf(&path, "%.1f %.1f", x(p.X), y(p.Y))
-		fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3" fill="%s"/>`+"\n", x(p.X), y(p.Y), colors[l.Color%len(colors)])
+func (c *Chart) mark(x float64) string { return written(c.Mark, x) }
+func (c *Chart) tick(y float64) string { return written(c.Tick, y) }
+
+func written(how func(float64) string, v float64) string {
+	if how != nil {
+		return how(v)
 	}
-	if len(l.Points) > 1 {
-		fmt.Fprintf(b, `<path d="%s" %s/>`+"\n", path.String(), l.stroke())
-	}
+	return strconv.FormatFloat(v, 'g', 6, 64)
 }
 
-// extent is where the axes end.
-func (c *Chart) extent() (x, y float64) {
+// axis is from low to high.
+type axis struct {
+	low, high float64
+	log       bool
+	ticks     []float64
+}
+
+// axes are those that the points need. A logarithmic x has a tick at each place.
+func (c *Chart) axes() (x, y axis) {
+	var xs, ys []float64
 	for _, l := range c.Lines {
 		for _, p := range l.Points {
-			x, y = max(x, p.X), max(y, p.Y)
+			xs, ys = append(xs, p.X), append(ys, p.Y)
 		}
 	}
+	if len(xs) == 0 {
+		xs, ys = []float64{1}, []float64{1}
+	}
+	slices.Sort(xs)
+	if xs = slices.Compact(xs); c.LogX {
+		x = axis{xs[0], xs[len(xs)-1], true, xs}
+	} else {
+		x = upTo(xs[len(xs)-1])
+	}
+	low, high := slices.Min(ys), slices.Max(ys)
 	if c.Top > 0 {
-		y = c.Top
+		high = c.Top
 	}
-	if x <= 0 {
-		x = 1
+	if !c.LogY {
+		return x, upTo(high)
 	}
-	if y <= 0 {
-		y = 1
-	}
-	if c.Log {
-		return max(x, 2), y
-	}
-	return math.Ceil(x/step(x)) * step(x), math.Ceil(y/step(y)) * step(y)
+	ticks := decades(low, high)
+	return x, axis{min(low, ticks[0]), max(high, ticks[len(ticks)-1]), true, ticks}
 }
 
-// part is how far along the axis of x a value is, 0 to 1.
-func (c *Chart) part(v, end float64) float64 {
-	if c.Log {
-		return math.Log2(max(v, 1)) / math.Log2(end)
-	}
-	return v / end
+func upTo(high float64) axis {
+	ticks := steps(high)
+	return axis{0, max(high, ticks[len(ticks)-1]), false, ticks}
 }
 
-func (c *Chart) xTicks(end float64) (list []float64) {
-	if c.Log {
-		for v := 1.0; v <= end; v *= 2 {
-			list = append(list, v)
-		}
-		return list
+// part is how far along the axis a value is, 0 to 1.
+func (a axis) part(v float64) float64 {
+	low, high := a.low, a.high
+	if a.log {
+		v, low, high = math.Log(v), math.Log(low), math.Log(high)
 	}
-	for v := 0.0; v <= end*1.001; v += step(end) {
-		list = append(list, v)
+	if high == low {
+		return 0.5
 	}
-	return list
+	return (v - low) / (high - low)
 }
 
-// step is the distance of ticks: 1, 2 or 5 of some power of ten.
-func step(end float64) float64 {
-	least := end / maxTicks
-	power := math.Pow(10, math.Floor(math.Log10(least)))
-	for _, f := range []float64{1, 2, 5} {
-		if f*power >= least {
-			return f * power
+// decades are the powers of ten around low..high.
+func decades(low, high float64) (out []float64) {
+	for v := math.Pow(10, math.Floor(math.Log10(low))); ; v *= 10 {
+		if out = append(out, v); v >= high {
+			return out
 		}
 	}
-	return 10 * power
 }
 
-func number(v float64) string { return strconv.FormatFloat(v, 'g', 6, 64) }
+// steps are about five round values from 0 to at least high.
+func steps(high float64) (out []float64) {
+	if high <= 0 {
+		high = 1
+	}
+	unit := math.Pow(10, math.Floor(math.Log10(high/5)))
+	for _, m := range []float64{1, 2, 5, 10} {
+		if unit*m >= high/5 {
+			unit *= m
+			break
+		}
+	}
+	for v := 0.0; ; v = unit * float64(len(out)) {
+		if out = append(out, v); v >= high {
+			return out
+		}
+	}
+}

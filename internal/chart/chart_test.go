@@ -5,24 +5,30 @@ import (
 	"errors"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// TestStep: at most so many ticks, at round numbers.
-func TestStep(t *testing.T) {
+// TestTicks: about five round values, or powers of ten.
+func TestTicks(t *testing.T) {
 	t.Parallel()
-	for end, want := range map[float64]float64{1: 0.2, 6: 1, 6.1: 2, 100: 20, 128: 50, 4020: 1000, 0.03: 0.005} {
-		if got := step(end); math.Abs(got-want) > 1e-12 {
-			t.Errorf("%v: %v, want %v", end, got, want)
+	f := func(have []float64, want ...float64) {
+		t.Helper()
+		if !slices.Equal(have, want) {
+			t.Errorf("have %v, want %v", have, want)
 		}
 	}
+	f(steps(9), 0, 2, 4, 6, 8, 10)
+	f(steps(1), 0, 0.2, 0.4, 0.6000000000000001, 0.8, 1)
+	f(decades(30, 2000), 10, 100, 1000, 10000)
+	f(decades(100, 100), 100)
 }
 
 // TestRow: what is drawn is XML, has each name, and each point within its chart.
 func TestRow(t *testing.T) {
 	t.Parallel()
-	a := Chart{Title: `a <b> & "c"`, X: "clients", Y: "ms", Log: true, Lines: []Line{
+	a := Chart{Title: `a <b> & "c"`, X: "clients", Y: "ms", LogX: true, Lines: []Line{
 		{Name: "ours", Points: []Point{{1, 20}, {16, 34}, {128, 133}}}, {Name: "theirs", Points: []Point{{1, 32}, {128, 314}}, Color: 1, Dashed: true}}}
 	b := Chart{Title: "share", X: "requests a second", Y: "%", Top: 100, Lines: []Line{{Name: "one", Points: []Point{{18, 100}}}, {Name: "none"}}}
 	out := string(Row(a, b, Chart{Title: "empty"}))
@@ -52,14 +58,14 @@ func TestRow(t *testing.T) {
 	if circles != 6 || strings.Contains(out, "NaN") || strings.Contains(out, "Inf") {
 		t.Errorf("%d points:\n%s", circles, out)
 	}
-	xs, ys := a.extent()
-	if xs != 128 || ys != 314 {
-		t.Errorf("axes to %v and %v", xs, ys)
+	xs, ys := a.axes()
+	if xs.high != 128 || ys.high < 314 || ys.low != 0 {
+		t.Errorf("axes %+v and %+v", xs, ys)
 	}
-	if p := a.part(16, 128); math.Abs(p-4.0/7) > 1e-12 {
+	if p := xs.part(16); math.Abs(p-4.0/7) > 1e-12 {
 		t.Errorf("16 of 128 at %v", p)
 	}
-	if xs, ys := b.extent(); xs != 20 || ys != 100 {
-		t.Errorf("axes to %v and %v", xs, ys)
+	if xs, ys := b.axes(); xs.high != 20 || ys.high != 100 {
+		t.Errorf("axes %+v and %+v", xs, ys)
 	}
 }

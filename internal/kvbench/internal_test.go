@@ -91,16 +91,3 @@ func TestOrder(t *testing.T) {
 		t.Error("not a permutation")
 	}
 }
-
-func TestTicks(t *testing.T) {
-	f := func(have []float64, want ...float64) {
-		t.Helper()
-		if !slices.Equal(have, want) {
-			t.Errorf("have %v, want %v", have, want)
-		}
-	}
-	f(steps(9), 0, 2, 4, 6, 8, 10)
-	f(steps(1), 0, 0.2, 0.4, 0.6000000000000001, 0.8, 1)
-	f(decades(30, 2000), 10, 100, 1000, 10000)
-	f(decades(100, 100), 100)
-}

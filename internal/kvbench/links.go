@@ -4,9 +4,10 @@ import (
 	"fmt"
 	"html"
 	"io"
-	"strconv"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/xpyd/xpyd/internal/chart"
 )
 
 // Links is the result of `bench kvio`: how fast KV went over the links between the
@@ -74,23 +75,24 @@ func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Me
 // Plot draws them as one SVG: host memory above, by the size of a block; the SSD
 // below, by that of a unit.
 func (r *Links) Plot(w io.Writer) error {
-	var charts []chart
+	var charts []chart.Chart
 	if len(r.Host) > 0 {
-		c := chart{label: "GB/s by tokens of a block, " + r.Pool + ", " + r.Layout, zero: true, mark: strconv.Itoa,
-			lines: []line{{name: "out", colour: blue}, {name: "in", colour: red}, {name: "both", colour: green}}}
+		c := chart.Chart{Title: "GB/s by tokens of a block, " + r.Pool + ", " + r.Layout, LogX: true,
+			Lines: []chart.Line{{Name: "out"}, {Name: "in", Color: 1}, {Name: "both", Color: 2}}}
 		for _, h := range r.Host {
-			c.add(float64(h.BlockTokens), h.Out.Median, h.In.Median, h.Both.Median)
+			c.Add(float64(h.BlockTokens), h.Out.Median, h.In.Median, h.Both.Median)
 		}
 		charts = append(charts, c)
 	}
 	if len(r.SSD) > 0 {
-		c := chart{label: "GB/s by bytes of a unit, SSD", zero: true, mark: Size, lines: []line{{name: "write", colour: blue}, {name: "read", colour: red}}}
+		c := chart.Chart{Title: "GB/s by bytes of a unit, SSD", LogX: true, Mark: sized, Lines: []chart.Line{{Name: "write"}, {Name: "read", Color: 1}}}
 		for _, s := range r.SSD {
-			c.add(float64(s.UnitBytes), s.Write, s.Read)
+			c.Add(float64(s.UnitBytes), s.Write, s.Read)
 		}
 		charts = append(charts, c)
 	}
-	return draw(w, "xpyd bench kvio", charts...)
+	_, err := w.Write(chart.Column("xpyd bench kvio", charts...))
+	return err
 }
 
 // PlotHTML is Plot in a page with the table.

@@ -57,7 +57,7 @@ func (o *vllm) overClients() []chart.Chart {
 	}
 	list := []chart.Chart{{Title: "Output, 1,000 tokens in, 128 out", Y: "tokens a second"}, {Title: "First token, p50 and p99", Y: "ms"}, {Title: "Between tokens, mean", Y: "ms"}}
 	for i := range list {
-		list[i].X, list[i].Log = "clients", true
+		list[i].X, list[i].LogX = "clients", true
 	}
 	whole := true
 	add := func(c int, name, server string, dashed bool, of func(vllmRow) float64) {
