@@ -156,6 +156,13 @@ type frontConfig struct {
 	from    *estate        // nil: nobody is taken over from
 }
 
+// dying tells the fleet that a worker's process has begun to die.
+func (f *front) dying(id string, pid int) {
+	if m := f.watcher.Snapshot().Get(id); m != nil && m.PID == pid {
+		f.watcher.ReportDead(id, m.Epoch, "its process is dying")
+	}
+}
+
 // openFront wires and starts everything that listens. With how.from it accepts nothing, and writes
 // nothing to the data folder, until take. The end of ctx ends waiting for a join file that is a pipe.
 func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how frontConfig) (f *front, err error) {

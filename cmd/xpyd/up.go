@@ -167,8 +167,9 @@ func runUp(ctx context.Context, place *handover.Place, cfg *upConfig, sources co
 			"prefill": cfg.child(exe, fleet.Prefill, front, kept),
 			"decode":  cfg.child(exe, fleet.Decode, front, kept),
 		},
-		Doing: useOf(front),
-		Taken: from.has,
+		Doing:   useOf(front),
+		Taken:   from.has,
+		OnDying: front.dying,
 	})
 	if err != nil {
 		endReloads()

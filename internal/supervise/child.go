@@ -201,6 +201,11 @@ func (c *child) attend(p Process) (exit Exit, ready time.Duration) {
 					s.State = Ready
 				}
 			})
+			helpers.Go(func() {
+				if p.AwaitDying(ctx) && !c.ending() && c.s.cfg.OnDying != nil {
+					c.s.cfg.OnDying(c.Name, p.PID())
+				}
+			})
 		case <-endNow:
 			endNow = nil
 			c.set(func(s *Status) { s.State = Draining })

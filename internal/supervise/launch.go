@@ -1,6 +1,7 @@
 package supervise
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -32,6 +33,9 @@ type Launcher interface {
 type Process interface {
 	PID() int
 	Wait() Exit
+	// AwaitDying reports whether the system has begun to end the process, which Wait reports later.
+	// It returns at the latest with ctx: false if the process lives, or the system tells nothing.
+	AwaitDying(ctx context.Context) bool
 	Terminate() error // asks it to exit
 	Kill() error      // ends it, and what it started
 }

@@ -70,6 +70,10 @@ func (f *fakes) log() string {
 
 func (p *fake) PID() int             { return p.pid }
 func (p *fake) Wait() supervise.Exit { return <-p.exit }
+func (p *fake) AwaitDying(ctx context.Context) bool {
+	<-ctx.Done()
+	return true // they are gone by then
+}
 func (p *fake) end(code int) {
 	p.once.Do(func() {
 		p.mu.Lock()

@@ -3,8 +3,8 @@
 // parent, however that ends. The caller says when children are ready and passes on their signs of
 // life.
 //
-// Goroutines: one per child, awaited by Stop, with two helpers while the process runs, which wait
-// for its exit and for it to be ready; and one tied to the OS thread that starts all processes.
+// Goroutines: one per child, awaited by Stop, with helpers while the process runs, which wait for its
+// exit, for it to be ready, and for its first sign of dying; and one tied to the OS thread that starts all processes.
 package supervise
 
 import (
@@ -68,7 +68,10 @@ type Config struct {
 	MaxChildren  int           // default 256
 
 	// OnEvent is called at each change of a child, in order per child. It must not block.
-	OnEvent  func(Event)
+	OnEvent func(Event)
+	// OnDying is called when a process that was ready and not asked to exit has begun to die, or
+	// has died. It must not block.
+	OnDying  func(name string, pid int)
 	Launcher Launcher // for tests; default starts real processes
 	Log      *slog.Logger
 }
