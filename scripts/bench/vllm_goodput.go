@@ -17,14 +17,14 @@ import (
 // is told so by its settings; vLLM has none for it.
 type promise struct {
 	name       string
-	ttft, tpot time.Duration // tpot is a request's mean
-	from       float64       // requests a second at which the search begins
+	ttft, tpot time.Duration      // tpot is a request's mean
+	from       map[string]float64 // requests a second at which the search begins, by server
 }
 
 var promised = []promise{
-	{"goodput.a", 500 * time.Millisecond, 25 * time.Millisecond, 26},
-	{"goodput.b", 200 * time.Millisecond, 25 * time.Millisecond, 24},
-	{"goodput.c", time.Second, 12 * time.Millisecond, 18},
+	{"goodput.a", 500 * time.Millisecond, 25 * time.Millisecond, map[string]float64{oursName: 29.6, vllmName: 24.2}},
+	{"goodput.b", 200 * time.Millisecond, 25 * time.Millisecond, map[string]float64{oursName: 28.5, vllmName: 24.2}},
+	{"goodput.c", time.Second, 12 * time.Millisecond, map[string]float64{oursName: 24.7, vllmName: 13.1}},
 }
 
 const (
@@ -43,10 +43,11 @@ func rateOf(step int) float64 { return math.Pow(rateStep, float64(step)) }
 
 func stepOf(rate float64) int { return int(math.Round(math.Log(rate) / math.Log(rateStep))) }
 
-// search returns the step to try next, or the highest one that is good enough and whose next is not.
-func (p *promise) search(rows []vllmRow) (step int, over bool) {
+// search returns a server's step to try next, or the highest one that is good enough and whose next is
+// not.
+func (p *promise) search(server string, rows []vllmRow) (step int, over bool) {
 	if len(rows) == 0 {
-		return stepOf(p.from), false
+		return stepOf(p.from[server]), false
 	}
 	best, bad, lowest := math.MinInt, math.MaxInt, math.MaxInt
 	for _, r := range rows {
@@ -88,7 +89,7 @@ func (o *vllm) goodput(ctx context.Context, parts []part) error {
 		for _, server := range []string{oursName, vllmName} {
 			var left []promise
 			for _, p := range promised {
-				_, over := p.search(p.of(o.rows, round, server))
+				_, over := p.search(server, p.of(o.rows, round, server))
 				if !over && slices.ContainsFunc(parts, func(q part) bool { return q.name == p.name }) {
 					left = append(left, p)
 				}
@@ -123,7 +124,7 @@ func (o *vllm) rates(ctx context.Context, round int, server string, list []promi
 	for _, p := range list {
 		for {
 			rows := p.of(o.rows, round, server)
-			step, over := p.search(rows)
+			step, over := p.search(server, rows)
 			if over {
 				break
 			}
@@ -176,7 +177,7 @@ func (o *vllm) goodputFigure(p promise) (f figures.Figure, ok bool) {
 	for round := range o.Rounds {
 		for _, server := range []string{oursName, vllmName} {
 			rows := p.of(o.rows, round, server)
-			step, over := p.search(rows)
+			step, over := p.search(server, rows)
 			if !over {
 				o.Sayf("%s: round %d of %s is not over", p.name, round+1, server)
 				return f, false

@@ -46,7 +46,7 @@ func TestVLLMPlots(t *testing.T) {
 	if err != nil || strings.Count(string(b), "<circle") != 9 || !strings.Contains(string(b), "within 1s and 12ms") {
 		t.Errorf("%v\n%s", err, b)
 	}
-	if got := o.overRates(promise{"goodput.c", time.Second, 12 * time.Millisecond, 18})[0].Lines[1].Points[0].X; got != 12 {
+	if got := o.overRates(promise{"goodput.c", time.Second, 12 * time.Millisecond, nil})[0].Lines[1].Points[0].X; got != 12 {
 		t.Errorf("rates begin with %v", got)
 	}
 }
