@@ -13,10 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	piece   = 8 << 20 // bytes that are taken at a time
-	giveWay = 10      // nice: a tenth of the time of a thread that is not
-)
+const piece = 8 << 20 // bytes that are taken at a time
 
 // A ShortError reports that the system lacks the memory that was asked for.
 type ShortError struct {
@@ -43,8 +40,7 @@ func Room(bytes int64) error { return short(bytes, bytes, Available()) }
 // be killed for them. It takes them piece by piece, and none that the machine or
 // the process's control group has not (Available), so that processes which start
 // together do not all get what only one can have. After an error the memory is to
-// be closed. Reserved huge pages are always there to take. Its threads give way to
-// others: a worker that starts again must not slow down those that serve.
+// be closed. Reserved huge pages are always there to take.
 func (m *Memory) Populate(ctx context.Context) error {
 	available := Available
 	if m.Pages == Huge { // they are reserved
@@ -63,8 +59,6 @@ func (m *Memory) populate(ctx context.Context, available func() int64, piece int
 	errs := make([]error, min(4, runtime.GOMAXPROCS(0)))
 	for i := range errs {
 		all.Go(func() {
-			runtime.LockOSThread() // and never unlock: the thread ends with its priority
-			_ = unix.Setpriority(unix.PRIO_PROCESS, 0, giveWay)
 			for {
 				at := int(next.Add(int64(piece))) - piece
 				if at >= len(m.Bytes) {
