@@ -52,6 +52,7 @@ type fault struct {
 var faults = []fault{
 	{"crash", syscall.SIGKILL, 16, "384MiB", map[string]float64{"stream.crash_pause_ms.p50": 150, "stream.crash_pause_ms.p99": 400}},
 	{"at512", syscall.SIGKILL, 512, "768MiB", map[string]float64{"stream.crash_pause_ms.p50.at512": 0, "stream.crash_pause_ms.p99.at512": 0}},
+	{"large", syscall.SIGKILL, 16, "4GiB", map[string]float64{"stream.crash_pause_ms.p50.4gib": 0, "stream.crash_pause_ms.p99.4gib": 0}},
 	{"stop", syscall.SIGSTOP, 16, "384MiB", map[string]float64{"stream.stop_pause_ms.p99": 1500}},
 }
 
