@@ -156,9 +156,10 @@ type frontConfig struct {
 	from    *estate        // nil: nobody is taken over from
 }
 
-// dying tells the fleet that a worker's process has begun to die.
+// dying tells the fleet that a decode worker's process has begun to die. Of a prefill worker it tells
+// nothing yet: what it has pushed can be taken up only when it is over, and whoever tries before waits.
 func (f *front) dying(id string, pid int) {
-	if m := f.watcher.Snapshot().Get(id); m != nil && m.PID == pid {
+	if m := f.watcher.Snapshot().Get(id); m != nil && m.PID == pid && m.Role == fleet.Decode {
 		f.watcher.ReportDead(id, m.Epoch, "its process is dying")
 	}
 }

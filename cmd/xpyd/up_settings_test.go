@@ -196,21 +196,27 @@ func TestRestartRole(t *testing.T) {
 	f(6, "prefill --id prefill-0")
 }
 
-// TestDying: a dying process ends its own member, not one that took the id meanwhile.
+// TestDying: a dying decode process ends its own member, not one that took the id meanwhile; a dying
+// prefill process does not.
 func TestDying(t *testing.T) {
 	w, err := fleet.Watch(fleet.WatcherConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer w.Close()
-	if err := w.AddStatic(fleet.Instance{ID: "decode-0", Epoch: 1, Role: fleet.Decode, URL: "http://127.0.0.1:1", Dialect: "native", PID: 7}, fleet.Static); err != nil {
-		t.Fatal(err)
+	for id, role := range map[string]fleet.Role{"decode-0": fleet.Decode, "prefill-0": fleet.Prefill} {
+		if err := w.AddStatic(fleet.Instance{ID: id, Epoch: 1, Role: role, URL: "http://127.0.0.1:1", Dialect: "native", PID: 7}, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
 	}
 	f := &front{watcher: w}
 	f.dying("decode-1", 7)
 	f.dying("decode-0", 8)
-	if m := w.Snapshot().Get("decode-0"); m.State != fleet.Live {
-		t.Fatalf("%s (%s) at another one's death", m.State, m.Reason)
+	f.dying("prefill-0", 7)
+	for _, id := range []string{"decode-0", "prefill-0"} {
+		if m := w.Snapshot().Get(id); m.State != fleet.Live {
+			t.Fatalf("%s is %s (%s)", id, m.State, m.Reason)
+		}
 	}
 	f.dying("decode-0", 7)
 	if m := w.Snapshot().Get("decode-0"); m.State != fleet.Dead {
