@@ -215,7 +215,7 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			note string
 		}{
 			{m.Lapses > 0 && ago < lapseShown, fmt.Sprintf("late heartbeats: %d, last %v ago", m.Lapses, ago.Round(time.Second))},
-			{m.Twin != "", "another process has this id, and is not used: " + m.Twin},
+			{m.Namesake != "", "another process has this id, and is not used: " + m.Namesake},
 			{m.ToMove > 0, count(m.ToMove, "stream") + " to move"},
 			{m.Moved.Shortage > 0, count(m.Moved.Shortage, "stream") + " moved away: short of KV blocks"},
 			{m.Moved.Balance > 0, count(m.Moved.Balance, "stream") + " moved away: slower than its peers"},

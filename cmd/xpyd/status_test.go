@@ -71,11 +71,11 @@ func TestStatusLapses(t *testing.T) {
 	}
 }
 
-// TestStatusTwin: a note says that a second process has a worker's id, and which.
-func TestStatusTwin(t *testing.T) {
+// TestStatusNamesake: a note says that a second process has a worker's id, and which.
+func TestStatusNamesake(t *testing.T) {
 	t.Parallel()
 	d := &desk{answers: map[string][]string{instancesPath: {`{"ready":true,"link":{"up":true},"instances":[
-		{"id":"prefill-0","role":"prefill","state":"live","probed":true,"twin":"decode at http://127.0.0.1:7, pid 9"}]}`}}}
+		{"id":"prefill-0","role":"prefill","state":"live","probed":true,"namesake":"decode at http://127.0.0.1:7, pid 9"}]}`}}}
 	out, errs, code := at(t, t.Context(), d, "status")
 	if code != 0 || !strings.Contains(out, "another process has this id, and is not used: decode at http://127.0.0.1:7, pid 9") {
 		t.Errorf("%d %q %q", code, out, errs)

@@ -80,13 +80,13 @@ func TestUpOrders(t *testing.T) {
 	}
 }
 
-// TestUpTwin: a worker of another role that is started by mistake with the id of one of `up` does not
+// TestUpNamesake: a worker of another role that is started by mistake with the id of one of `up` does not
 // take its place, and both are named.
-func TestUpTwin(t *testing.T) {
+func TestUpNamesake(t *testing.T) {
 	t.Parallel()
 	r := cluster.Up(t)
 	stranger := r.Worker(t, fleet.Decode, "--id", "prefill-0")
-	own := func(twin string) func() error {
+	own := func(namesake string) func() error {
 		return func() error {
 			f, err := r.Fleet()
 			if err != nil {
@@ -97,7 +97,7 @@ func TestUpTwin(t *testing.T) {
 				return err
 			}
 			m := f.Get("prefill-0")
-			if m == nil || m.PID != children["prefill-0"].PID || m.Role != fleet.Prefill || !strings.HasPrefix(m.Twin, twin) || (m.Twin == "") != (twin == "") {
+			if m == nil || m.PID != children["prefill-0"].PID || m.Role != fleet.Prefill || !strings.HasPrefix(m.Namesake, namesake) || (m.Namesake == "") != (namesake == "") {
 				return fmt.Errorf("%+v", m)
 			}
 			return r.ServingIs(1, 1)

@@ -188,8 +188,8 @@ func TestDoubtsBounds(t *testing.T) {
 	}
 }
 
-// twinRig is a clock, a worker and a second one with its id.
-func twinRig(t *testing.T) (c *clock, first, second *Instance, told func() string, is func(epoch uint64, twin string)) {
+// namesakeRig is a clock, a worker and a second one with its id.
+func namesakeRig(t *testing.T) (c *clock, first, second *Instance, told func() string, is func(epoch uint64, namesake string)) {
 	c, first, second = newClock(t, 10), worker("a", 1), worker("a", 2)
 	first.PID, second.PID, second.Role, second.URL = 7, 9, Decode, "http://127.0.0.1:2"
 	told = func() string {
@@ -202,10 +202,10 @@ func twinRig(t *testing.T) (c *clock, first, second *Instance, told func() strin
 		c.r.events = nil
 		return out
 	}
-	is = func(epoch uint64, twin string) {
+	is = func(epoch uint64, namesake string) {
 		t.Helper()
-		if m := c.r.snapshot(c.now).Get("a"); m.Epoch != epoch || m.State != Live || m.Twin != twin {
-			t.Errorf("epoch %d is %s, twin %q; want epoch %d, %q", m.Epoch, m.State, m.Twin, epoch, twin)
+		if m := c.r.snapshot(c.now).Get("a"); m.Epoch != epoch || m.State != Live || m.Namesake != namesake {
+			t.Errorf("epoch %d is %s, namesake %q; want epoch %d, %q", m.Epoch, m.State, m.Namesake, epoch, namesake)
 		}
 	}
 	c.announce(first)
@@ -218,10 +218,10 @@ const (
 	bothPlaces              = "two processes have this id: %s, which is used, and %s, which is not; give one of them another --id"
 )
 
-// TestTwin: a process with the id of one that is well gets it only until that is known. Both are named
+// TestNamesake: a process with the id of one that is well gets it only until that is known. Both are named
 // once, and it has to wait until the first has ended.
-func TestTwin(t *testing.T) {
-	c, first, second, told, is := twinRig(t)
+func TestNamesake(t *testing.T) {
+	c, first, second, told, is := namesakeRig(t)
 	c.announce(second)
 	c.run(900*time.Millisecond, first, second) // may have been under way
 	is(2, "")
@@ -252,10 +252,10 @@ func TestTwin(t *testing.T) {
 	is(2, "")
 }
 
-// TestNoTwin: neither a predecessor that drains, nor what is under way from one that has ended, is a
+// TestNoNamesake: neither a predecessor that drains, nor what is under way from one that has ended, is a
 // second process; one that was frozen, or that a watcher knows nothing of, is one but has lost its id.
-func TestNoTwin(t *testing.T) {
-	c, first, second, told, is := twinRig(t)
+func TestNoNamesake(t *testing.T) {
+	c, first, second, told, is := namesakeRig(t)
 	first.Draining = true
 	c.announce(second)
 	c.run(5*time.Second, first, second)
@@ -264,7 +264,7 @@ func TestNoTwin(t *testing.T) {
 		t.Errorf("told %q", got)
 	}
 
-	c, first, second, told, is = twinRig(t)
+	c, first, second, told, is = namesakeRig(t)
 	c.announce(second)
 	c.run(500*time.Millisecond, first, second)
 	c.run(1500*time.Millisecond, second)
@@ -280,13 +280,13 @@ func TestNoTwin(t *testing.T) {
 	c.run(5*time.Second, third)
 	is(3, "")
 
-	c, first, second, _, is = twinRig(t)
+	c, first, second, _, is = namesakeRig(t)
 	c.run(2 * time.Second) // it is silent
 	c.announce(second)
 	c.run(2*time.Second, first, second)
 	is(2, firstPlace)
 
-	c, first, second, _, is = twinRig(t)
+	c, first, second, _, is = namesakeRig(t)
 	delete(c.r.members, "a")
 	c.announce(second)
 	c.run(2*time.Second, first, second)

@@ -33,22 +33,22 @@ type registry struct {
 // record is a member, with what only the registry needs.
 type record struct {
 	Member
-	heard     time.Duration // witnessed clock at the last message
-	proof     time.Duration // witnessed clock when the last answered probe was sent
-	probed    time.Time     // when the last probe was sent
-	probing   bool          // a probe is running
-	seen      time.Time     // the last message, even an ignored one
-	deafUntil time.Time     // signs of life are ignored until then
-	reports   int           // reported deaths; each doubles the deafness
-	lived     time.Time     // when it became live, before it lapsed
-	removed   bool          // by an operator
-	owes      bool          // a fleet secret was retired: only a message over NATS counts
-	came      time.Time     // its first message
-	before    *Instance     // whom it replaced; nil: nobody known
-	claims    bool          // before was well, and still beats as if nothing had happened
-	heardOld  time.Time     // its last beat
-	twin      uint64        // epoch of the process of Twin
-	twinHeard time.Time
+	heard         time.Duration // witnessed clock at the last message
+	proof         time.Duration // witnessed clock when the last answered probe was sent
+	probed        time.Time     // when the last probe was sent
+	probing       bool          // a probe is running
+	seen          time.Time     // the last message, even an ignored one
+	deafUntil     time.Time     // signs of life are ignored until then
+	reports       int           // reported deaths; each doubles the deafness
+	lived         time.Time     // when it became live, before it lapsed
+	removed       bool          // by an operator
+	owes          bool          // a fleet secret was retired: only a message over NATS counts
+	came          time.Time     // its first message
+	before        *Instance     // whom it replaced; nil: nobody known
+	claims        bool          // before was well, and still beats as if nothing had happened
+	heardOld      time.Time     // its last beat
+	namesake      uint64        // epoch of the process of Namesake
+	namesakeHeard time.Time
 }
 
 // underWay is how long messages may arrive after their sender's connection ended.
@@ -155,8 +155,8 @@ func (r *registry) announce(inst *Instance, source Source, now time.Time) bool {
 		before := was.Instance // alone: was has its own before
 		rec.before, rec.heardOld = &before, now
 		rec.claims = alive && !was.Draining
-		if was.twin != inst.Epoch {
-			rec.twin, rec.Twin, rec.twinHeard = was.twin, was.Twin, was.twinHeard
+		if was.namesake != inst.Epoch {
+			rec.namesake, rec.Namesake, rec.namesakeHeard = was.namesake, was.Namesake, was.namesakeHeard
 		}
 	}
 	r.members[inst.ID] = rec
@@ -203,7 +203,7 @@ func (r *registry) room() bool {
 func (r *registry) beat(b *beat, now time.Time) (ask string) {
 	rec := r.members[b.ID]
 	if rec != nil && rec.refuses(b.Epoch) {
-		rec.twinHeard = now
+		rec.namesakeHeard = now
 		return ""
 	}
 	if rec == nil || rec.Epoch < b.Epoch || rec.Epoch > b.Epoch && rec.yields(now) {
@@ -348,8 +348,8 @@ func (r *registry) setLink(l Link, now time.Time) {
 func (r *registry) tick(now time.Time) {
 	judge := r.link.Up && !now.Before(r.judgeFrom)
 	for _, rec := range r.members {
-		if rec.Twin != "" && now.Sub(rec.twinHeard) > deadAfter { // rec.twin stays refused
-			rec.Twin = ""
+		if rec.Namesake != "" && now.Sub(rec.namesakeHeard) > deadAfter { // rec.namesake stays refused
+			rec.Namesake = ""
 			r.version++
 		}
 		if over(rec.State) {

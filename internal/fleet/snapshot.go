@@ -43,10 +43,10 @@ type Member struct {
 	Reason string    `json:"reason,omitempty"` // why it is not live
 	Source Source    `json:"source"`
 
-	Revoked bool      `json:"revoked,omitempty"` // gone because shut out; see Watcher.Revoke
-	Lapses  int       `json:"lapses,omitempty"`  // times that it was suspect or unheard and came back
-	Lapsed  time.Time `json:"lapsed,omitzero"`   // the end of the last
-	Twin    string    `json:"twin,omitempty"`    // another process that has the ID too, and is not used
+	Revoked  bool      `json:"revoked,omitempty"`  // gone because shut out; see Watcher.Revoke
+	Lapses   int       `json:"lapses,omitempty"`   // times that it was suspect or unheard and came back
+	Lapsed   time.Time `json:"lapsed,omitzero"`    // the end of the last
+	Namesake string    `json:"namesake,omitempty"` // another process that has the ID too, and is not used
 }
 
 // Serves reports whether the member is known to be well.

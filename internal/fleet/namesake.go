@@ -21,28 +21,28 @@ func (r *registry) twice(rec *record, b *beat, now time.Time) (ask string) {
 	if now.Sub(rec.came) <= suspectAfter {
 		return ""
 	}
-	if rec.twinHeard = now; rec.twin == b.Epoch {
+	if rec.namesakeHeard = now; rec.namesake == b.Epoch {
 		return ""
 	}
-	used, twin, epoch := rec, string(b.Role)+" of an older start", b.Epoch
+	used, namesake, epoch := rec, string(b.Role)+" of an older start", b.Epoch
 	if replaced {
-		twin = rec.before.place()
+		namesake = rec.before.place()
 	}
 	if replaced && rec.claims {
 		used = &record{Member: Member{Instance: *rec.before, State: Live, Since: now, Source: NATS}, seen: now, came: now}
 		r.members[b.ID] = used
 		r.alive(used, now)
-		twin, epoch, ask = rec.place(), rec.Epoch, r.unknown(b.ID, now) // what it announced meanwhile
+		namesake, epoch, ask = rec.place(), rec.Epoch, r.unknown(b.ID, now) // what it announced meanwhile
 	}
-	used.twin, used.Twin, used.twinHeard = epoch, twin, now
+	used.namesake, used.Namesake, used.namesakeHeard = epoch, namesake, now
 	r.version++
-	r.note(used, causeTwice, fmt.Sprintf("two processes have this id: %s, which is used, and %s, which is not; give one of them another --id", used.place(), twin))
+	r.note(used, causeTwice, fmt.Sprintf("two processes have this id: %s, which is used, and %s, which is not; give one of them another --id", used.place(), namesake))
 	return ask
 }
 
 // refuses reports whether an epoch is that of a younger process which has the member's id by mistake.
 func (rec *record) refuses(epoch uint64) bool {
-	return rec.Source == NATS && rec.twin == epoch && epoch > rec.Epoch && !over(rec.State)
+	return rec.Source == NATS && rec.namesake == epoch && epoch > rec.Epoch && !over(rec.State)
 }
 
 // place says which process it is.
