@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"time"
 
 	"github.com/xpyd/xpyd/engine"
@@ -69,6 +70,7 @@ type run struct {
 	snapshot *fleet.Snapshot
 	workers  []*worker
 	byID     map[string]*worker
+	lanes    *lanes // nil: workers meet each other
 	load     Load
 	out      []Outcome
 	next     int // of the load's requests
@@ -102,9 +104,14 @@ func Run(ctx context.Context, cfg Config, load Load) ([]Outcome, error) {
 func open(cfg Config, load Load) (*run, error) {
 	r := &run{cfg: cfg, load: load, out: make([]Outcome, len(load.Requests)), feeding: true,
 		picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}}
+	clockOf := func() *clock { return &r.clock }
+	if cfg.Prefill+cfg.Decode+load.Closed == 0 {
+		r.lanes = &lanes{}
+		clockOf = func() *clock { return &clock{} }
+	}
 	add := func(n int, role fleet.Role, name string) error {
 		for i := range n {
-			w, err := newWorker(&r.clock, fmt.Sprintf("%s-%d", name, i), role, &cfg.Worker, rand.New(rand.NewPCG(cfg.Seed, uint64(2+len(r.workers)))))
+			w, err := newWorker(clockOf(), fmt.Sprintf("%s-%d", name, i), role, &cfg.Worker, rand.New(rand.NewPCG(cfg.Seed, uint64(2+len(r.workers)))))
 			if err != nil {
 				return err
 			}
@@ -124,10 +131,16 @@ func open(cfg Config, load Load) (*run, error) {
 			return nil, err
 		}
 	}
+	if r.lanes != nil {
+		r.lanes.list = r.workers
+	}
 	return r, nil
 }
 
 func (r *run) run(ctx context.Context) error {
+	if r.lanes != nil {
+		defer r.lanes.open(runtime.GOMAXPROCS(0))()
+	}
 	r.beat()
 	if r.load.Closed == 0 {
 		r.feed()
@@ -135,17 +148,36 @@ func (r *run) run(ctx context.Context) error {
 	for range r.load.Closed {
 		r.sendNext()
 	}
-	for n := 0; !r.over && r.clock.now <= r.load.Until && r.clock.next(); n++ {
+	for n := 0; !r.over && r.clock.now <= r.load.Until && r.step(); n++ {
 		if n%1024 == 0 && ctx.Err() != nil {
 			return ctx.Err()
 		}
 	}
-	for i := range r.out {
-		if o := &r.out[i]; o.Tokens < r.load.Requests[i].Output {
-			o.Failed = true
-		}
+	for i := r.next; i < len(r.out); i++ {
+		r.out[i].Failed = true
 	}
 	return nil
+}
+
+// step runs the next event or, in lanes, all that workers do until the router's next one; false if there
+// is none.
+func (r *run) step() bool {
+	if r.lanes == nil {
+		return r.clock.next()
+	}
+	until := r.load.Until + 1
+	if len(r.clock.queue) > 0 {
+		until = min(until, r.clock.queue[0].at)
+	}
+	if !r.lanes.run(until) {
+		return r.clock.next()
+	}
+	for _, s := range r.lanes.told() {
+		if !r.over {
+			s.do()
+		}
+	}
+	return true
 }
 
 // beat has the router hear of all workers' load, now and then while there is any.
@@ -183,7 +215,7 @@ func (r *run) sendNext() {
 	q, o := &r.load.Requests[r.next], &r.out[r.next]
 	r.next++
 	r.feeding = r.next < len(r.out)
-	*o = Outcome{At: r.clock.now, Prompt: q.Prompt.Tokens()}
+	*o = Outcome{At: r.clock.now, Prompt: q.Prompt.Tokens(), Failed: true}
 	r.open++
 	r.send(&flight{run: r, out: o, request: q})
 }
@@ -267,7 +299,8 @@ func (f *flight) decode(d *worker, p *engine.Prefilled) {
 	if p != nil {
 		r.Owner = fmt.Sprintf("%p", f)
 	}
-	err := d.submit(r, &call{token: f.token, done: f.end})
+	d.clock.now = f.clock.now // it has done all that it had to do before
+	err := d.submit(r, &call{token: func() { f.token(d) }, done: func(ok bool) { d.tell(func() { f.end(ok) }) }})
 	if err != nil {
 		if p != nil {
 			d.cache.Release(p.Blocks, r.Owner)
@@ -276,16 +309,16 @@ func (f *flight) decode(d *worker, p *engine.Prefilled) {
 	}
 }
 
-// token counts one that the client gets.
-func (f *flight) token() {
-	o, now := f.out, f.clock.now+f.cfg.Back
+// token counts one that the client gets from a worker.
+func (f *flight) token(d *worker) {
+	o, now := f.out, d.clock.now+f.cfg.Back
 	if o.Tokens == 0 {
 		o.First = now
 		prefill := time.Duration(0)
 		if f.pushed > 0 {
 			prefill = f.pushed - f.sent
 		}
-		f.choice.Answered(prefill, now-f.sent)
+		d.tell(func() { f.choice.Answered(prefill, now-f.sent) })
 	} else {
 		o.Longest = max(o.Longest, now-o.Last)
 	}

@@ -43,6 +43,9 @@ type worker struct {
 	calls  []*call  // that have not ended
 	claims []*claim // decode's, first come first served
 	link   link     // of what it sends
+
+	alone bool    // its clock is its own; see lanes
+	heard []heard // while it was alone
 }
 
 // call is a request at one worker.
