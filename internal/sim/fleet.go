@@ -149,7 +149,7 @@ func (r *run) run(ctx context.Context) error {
 		r.sendNext()
 	}
 	for n := 0; !r.over && r.clock.now <= r.load.Until && r.step(); n++ {
-		if n%1024 == 0 && ctx.Err() != nil {
+		if (r.lanes != nil || n%1024 == 0) && ctx.Err() != nil { // a step of lanes is long
 			return ctx.Err()
 		}
 	}
