@@ -36,7 +36,9 @@ func TestKeyPromise(t *testing.T) {
 	}
 	ask := func(want string, header ...string) {
 		t.Helper()
+		mu.Lock()
 		told = nil
+		mu.Unlock()
 		resp, text := g.post("/v1/completions", askPair, append(header, "x-xpyd-promise", "ttft=1ms")...)
 		g.until("the ledger to be empty", g.idle)
 		if resp.StatusCode != 200 || strings.Count(text, seam) != 1 {
