@@ -68,12 +68,15 @@ type Engine struct {
 	batch    []*sequence // of the step that is planned
 	cut      []*sequence // that the last one was too large for
 	walk     []*sequence
-	flights  []*flight // steps under way, oldest first
-	spare    *flight   // for reuse
-	short    bool      // no more steps until those under way have freed memory
-	settled  time.Time // when the last step ended
-	decoded  time.Time // when the last one ended that carried what decodes
+	behind   []*sequence // of the prompts that wait: those too late for their promise
+	flights  []*flight   // steps under way, oldest first
+	spare    *flight     // for reuse
+	short    bool        // no more steps until those under way have freed memory
+	settled  time.Time   // when the last step ended
+	decoded  time.Time   // when the last one ended that carried what decodes
 	pace     pacer
+	own      int           // requests begun and not ended with a promise of their own
+	tpot     time.Duration // promised of the step that is planned; see strictest
 	saved    time.Duration // of the promised mean gap, by short steps; see spend
 	turns    turns         // of takeovers and prompts
 	shortage shortage      // of blocks

@@ -74,6 +74,8 @@ func TestSubmitRefuses(t *testing.T) {
 	f("stop_token_ids", func(r *engine.Request) { r.StopTokens = []int32{99} })
 	f("logit_bias", func(r *engine.Request) { r.Bias = []kernels.Bias{{ID: 48}} })
 	f("min_tokens", func(r *engine.Request) { r.MinTokens = -1 })
+	f("promise", func(r *engine.Request) { r.Promise.TTFT = -1 })
+	f("promise", func(r *engine.Request) { r.Promise.TPOT = -1 })
 	f("logit_bias", func(r *engine.Request) { r.Bias = []kernels.Bias{{ID: -1}} })
 	f("stop_token_ids", func(r *engine.Request) { r.StopTokens = []int32{-1} })
 	f("logprobs", func(r *engine.Request) { r.Logprobs = 49 })

@@ -25,6 +25,7 @@ type flight struct {
 	step    *kernels.Step
 	members []member
 	began   time.Time
+	target  time.Duration // that it was planned to take where gaps are promised; else 0
 	launch  time.Duration // of the loop's, to describe and launch it
 }
 
@@ -152,7 +153,10 @@ func (e *Engine) launch() {
 		}
 		e.halve(&f.buf)
 	}
-	f.launch = e.now().Sub(begin)
+	f.launch, f.target = e.now().Sub(begin), 0
+	if e.promisesGaps() {
+		f.target = e.target()
+	}
 	draw := 0
 	for i, q := range e.batch {
 		f.members = append(f.members, member{q: q, chunk: q.chunk, at: f.step.Seqs[i].Pos})
@@ -203,7 +207,7 @@ func (e *Engine) settle() {
 	took := now.Sub(f.began)
 	if f.decodes() {
 		e.decoded = now
-		e.spend(took)
+		e.spend(f.target, took)
 	}
 	positions := e.metrics.step(took, f.members)
 	if e.cfg.Stepped != nil {

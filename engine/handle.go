@@ -17,6 +17,7 @@ type Handle struct {
 	owner   string
 	order   uint64
 	arrived time.Time
+	promise Promise       // the request's, and the engine's in what that leaves out
 	unwatch func() bool   // ends the watch on the request's context
 	ready   chan struct{} // wakes Next
 	done    chan struct{}

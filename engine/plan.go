@@ -9,6 +9,7 @@ import (
 // all sequences. It reports whether there is anything to do.
 func (e *Engine) plan() bool {
 	e.retract()
+	e.tpot = e.strictest()
 	cut := e.cut
 	e.cut = nil
 	return len(cut) > 0 && e.fill(cut) || e.fill(e.running)
@@ -31,7 +32,7 @@ func (e *Engine) fill(from []*sequence) bool {
 		l.queued += q.missing()
 	}
 	if !alone {
-		l.patience, l.room = e.room()
+		l.patience, l.room = e.room(prefills)
 	}
 	l.at = prefills[0].next()
 	budget, room := e.pace.budget(l)
@@ -106,7 +107,7 @@ func (e *Engine) chunks(prefills []*sequence, budget, room int, alone bool) {
 			continue
 		}
 		n := e.chunk(q, e.turns.most(q, budget-short))
-		if (i == 0 || i == len(prefills)-1) && (alone || e.cfg.Promise.TPOT == 0) {
+		if (i == 0 || i == len(prefills)-1) && (alone || e.tpot == 0) {
 			n = e.stretch(q, n, room-short, !alone && i == 0 && len(prefills) > 1)
 			budget = max(budget, n+short)
 		}

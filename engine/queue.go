@@ -16,7 +16,7 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Handle{e: e, req: req, owner: req.Owner, arrived: e.now(),
+	h := &Handle{e: e, req: req, owner: req.Owner, arrived: e.now(), promise: req.Promise.Or(e.cfg.Promise),
 		ready: make(chan struct{}, 1), done: make(chan struct{}), unread: make([]int, req.N), dropped: make([]bool, req.N)}
 	for i, g := range req.Given {
 		h.dropped[i] = g.Done
@@ -141,6 +141,9 @@ func (e *Engine) intake() {
 func (e *Engine) begin(h *Handle) {
 	h.begun = true
 	e.live++
+	if h.req.Promise != (Promise{}) {
+		e.own++
+	}
 	if len(h.req.Given) > 0 {
 		e.expected.Store(0)
 	}

@@ -27,8 +27,9 @@ type Request struct {
 	MinTokens  int // EOS and StopTokens are banned before that many
 	StopTokens []int32
 	IgnoreEOS  bool
-	Salt       string // of the prefix index: tenant, LoRA
-	Priority   int8   // of its KV in the prefix index: kvcache.Chain
+	Promise    Promise // what it leaves out is the engine's: Config.Promise
+	Salt       string  // of the prefix index: tenant, LoRA
+	Priority   int8    // of its KV in the prefix index: kvcache.Chain
 
 	// Logprobs and PromptLogprobs say how many top entries to list with each token's own log
 	// probability; negative: no log probabilities. Prompt logprobs make the engine compute the

@@ -127,6 +127,9 @@ func (e *Engine) finish(h *Handle, err error) {
 	h.unwatch()
 	e.unqueue(h)
 	e.live--
+	if h.req.Promise != (Promise{}) {
+		e.own--
+	}
 	e.metrics.ended(err)
 	if h.Blocks() != nil {
 		e.cache.SetState(h.owner, kvcache.StateFinished)

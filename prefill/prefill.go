@@ -147,7 +147,7 @@ func (s *Service) servePrompt(ctx context.Context, o *kvconn.Outgoing, order *ha
 		ID: t.RequestID, Prompt: t.Tokens, N: order.N, Sampling: order.Sampling,
 		MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
 		Salt: order.Salt, Priority: order.Priority, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
-		PrefillOnly: true, RowsOnly: order.Rows, Urgent: order.Urgent, Source: source,
+		PrefillOnly: true, RowsOnly: order.Rows, Urgent: order.Urgent, Promise: engine.Promise{TTFT: order.TTFT}, Source: source,
 		OnBlocks: func(layer int, ready []engine.Ready) { o.Push(layer, src.ready(layer, ready)) },
 	})
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -402,6 +403,34 @@ func TestFailsAtTheEnd(t *testing.T) {
 func hold() (onStep func(*kernels.Step) error, release func()) {
 	gate := make(chan struct{})
 	return func(*kernels.Step) error { <-gate; return nil }, sync.OnceFunc(func() { close(gate) })
+}
+
+// TestPromised: of two prompts that wait the one goes first whose request is promised something.
+func TestPromised(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		onStep, release := hold()
+		var ran [][]int32
+		r := newRig(t, nil, func(s *kernels.Step) error {
+			ran = append(ran, slices.Clone(s.Seqs[0].Tokens))
+			return onStep(s)
+		})
+		var in []*kvconn.Incoming
+		for i, ttft := range []time.Duration{0, 0, time.Second} { // the first runs while the others come
+			s := spec(tokens(i+1, 8))
+			s.First = order(func(o *handoff.Order) { o.TTFT = ttft })
+			in = append(in, r.send(s))
+			synctest.Wait()
+		}
+		release()
+		for _, i := range in {
+			r.gets(i, ticket.Done, "")
+		}
+		if len(ran) != 3 || !slices.Equal(ran[1], tokens(3, 8)) || !slices.Equal(ran[2], tokens(2, 8)) {
+			t.Errorf("steps of %v", ran)
+		}
+		r.empty()
+		r.close()
+	})
 }
 
 // TestEitherEnd: in mid prompt, the end of either side ends the other.

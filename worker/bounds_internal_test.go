@@ -121,11 +121,15 @@ func TestRequestOf(t *testing.T) {
 	j := newTestJob(func(j *job) {
 		j.items = append(j.items, item{tokens: []int32{4, 5}})
 		j.MinTokens, j.StopTokenIDs, j.IgnoreEOS, j.CacheSalt, j.CachePriority, j.urgent = 3, []int32{9}, true, "s", 7, true
+		j.promise = engine.Promise{TTFT: time.Second, TPOT: time.Millisecond}
 	})
 	a, b := w.request(j, 0, "id", 11), w.request(j, 1, "id", 11)
 	if a.Seed != 11 || b.Seed == 11 || b.Owner != "id/1" || len(b.Prompt) != 2 || b.MaxTokens != 0 || b.N != 1 || b.Logprobs != -1 || b.PromptLogprobs != -1 ||
-		b.MinTokens != 3 || len(b.StopTokens) != 1 || !b.IgnoreEOS || b.Salt != "s" || b.Priority != 7 || !b.Urgent {
+		b.MinTokens != 3 || len(b.StopTokens) != 1 || !b.IgnoreEOS || b.Salt != "s" || b.Priority != 7 || !b.Urgent || b.Promise != j.promise {
 		t.Errorf("%+v\n%+v", a, b)
+	}
+	if o := (&origin{}).claim(a, 0, 2).Order; o.TTFT != time.Second || !o.Urgent {
+		t.Errorf("prefill is asked %+v", o)
 	}
 	j.Seed = p(int64(11))
 	if w.request(j, 1, "id", 11).Seed != 11 {

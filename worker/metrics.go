@@ -141,7 +141,7 @@ func (m *vllmMetrics) token(c *choice, arrived, now time.Time) {
 	if c.first.IsZero() {
 		c.first = now
 		m.ttft.Observe(now.Sub(arrived).Seconds())
-		m.promises.first(now.Sub(arrived))
+		m.promises.first(now.Sub(arrived), c.promise)
 	} else {
 		m.itl.Observe(now.Sub(c.last).Seconds())
 	}
@@ -172,7 +172,7 @@ func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
 	m.times(c.item.info.Prefill, decode)
 	if drawn > 1 {
 		m.tpot.Observe(decode.Seconds() / float64(drawn-1))
-		m.promises.ended(decode / time.Duration(drawn-1))
+		m.promises.ended(decode/time.Duration(drawn-1), c.promise)
 	}
 }
 

@@ -35,6 +35,7 @@ const (
 	headerTokens       = "x-xpyd-tokens"     // "1": a stream's events say which tokens they stand for
 	headerGiven        = "x-xpyd-given"      // length of the client's body, behind which is an openai.Given
 	headerBrought      = "x-xpyd-brought"    // "1": the prompt's KV was brought ahead; see brought.go
+	headerPromise      = "x-xpyd-promise"    // what the request is promised; see promises.go
 )
 
 // origin is where the KV of a request's prompts comes from.
@@ -53,7 +54,7 @@ func (from *origin) claim(r *engine.Request, i, n int) *decode.Claim {
 	return &decode.Claim{
 		Addr: from.addr, Peer: from.peer, Link: from.link, LeaseID: from.leaseID, RequestID: from.requestID,
 		Owner: r.Owner, Tokens: r.Prompt, Deadline: from.deadline,
-		Order: handoff.Order{Sampling: r.Sampling, N: max(r.N, 1), Urgent: r.Urgent, MinTokens: r.MinTokens, StopTokens: r.StopTokens,
+		Order: handoff.Order{Sampling: r.Sampling, N: max(r.N, 1), Urgent: r.Urgent, TTFT: r.Promise.TTFT, MinTokens: r.MinTokens, StopTokens: r.StopTokens,
 			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, Salt: r.Salt, Priority: r.Priority, Peers: from.peers, Rows: r.RowsDo(), Index: i, Of: n},
 	}
 }

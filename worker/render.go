@@ -23,6 +23,8 @@ type choice struct {
 	stop   *tokenizer.Stopper
 	offset int32 // characters of token texts so far (completions' text_offset)
 
+	promise engine.Promise // the request's own
+
 	begun    bool      // the first chunk was sent
 	sent     bool      // and the last one
 	first    time.Time // its first token
@@ -46,7 +48,7 @@ func newChoice(w *Worker, j *job, it *item, index int) *choice {
 	if it.detok == nil {
 		it.detok = w.tok.NewDetokenizer(j.SkipSpecial, it.tokens)
 	}
-	return &choice{j: j, tok: w.tok, eos: w.eos, item: it, index: index,
+	return &choice{j: j, tok: w.tok, eos: w.eos, item: it, index: index, promise: j.promise,
 		detok: it.detok.Continue(j.SkipSpecial), stop: j.stops.Stopper()}
 }
 

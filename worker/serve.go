@@ -62,6 +62,9 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 	if err := j.checkGiven(); err != nil {
 		return nil, err
 	}
+	if j.promise, err = promiseOf(h.Peek(headerPromise)); err != nil {
+		return nil, err
+	}
 	j.framed = j.Stream && string(h.Peek(headerTokens)) == "1"
 	unsure := j.MaxTokens == nil
 	if err := w.checkAnswer(j, w.answerLimit(h.Peek(headerMaxAnswer))); err != nil {

@@ -41,6 +41,8 @@ func newKeysNew() *cobra.Command {
 	f.IntVar(&k.MaxInFlight, "max-in-flight", 0, "requests at once; 0 is no limit")
 	f.Float64Var(&k.Weight, "weight", 0, "share of the places while requests wait; 0 is 1")
 	f.StringVar(&k.Priority, "priority", "", "the highest that requests may ask for: high, normal or low; default normal")
+	f.DurationVar(&k.TTFTPromise, "ttft-promise", 0, "time to the first token that its requests are promised; 0 is what the workers promise")
+	f.DurationVar(&k.TPOTPromise, "tpot-promise", 0, "mean time between tokens that they are promised; 0 is what the workers promise")
 	f.StringSliceVar(&k.Models, "models", nil, "models that may be used, a prefix with * at its end; default all")
 	f.BoolVar(&k.NamesTenants, "names-tenants", false, "for a gateway: it may say whose a request is (tenant_header)")
 	f.StringVar(&expires, "expires", "", "when it expires: a duration (720h) or a time (2027-01-01T00:00:00Z); default never")

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/router/apikey"
 )
@@ -22,7 +23,7 @@ func TestKeysExample(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keys.yaml")
-	out, errs, code := xpyd(t, "keys", "new", "--file", file, "--name", "team-a", "--tokens-per-minute", "1000", "--models", "a,b*", "--expires", "720h")
+	out, errs, code := xpyd(t, "keys", "new", "--file", file, "--name", "team-a", "--tokens-per-minute", "1000", "--models", "a,b*", "--expires", "720h", "--ttft-promise", "200ms", "--tpot-promise", "25ms")
 	secret := strings.TrimSpace(out)
 	if code != exitDone || !strings.HasPrefix(secret, apikey.Prefix) || errs != "" {
 		t.Fatalf("%d %q %q", code, out, errs)
@@ -35,7 +36,8 @@ func TestKeys(t *testing.T) {
 	if err != nil || len(keys) != 1 {
 		t.Fatal(keys, err)
 	}
-	if k := apikey.NewRing(keys).Find([]byte(secret)); k == nil || k.Name != "team-a" || k.TokensPerMinute != 1000 || len(k.Models) != 2 || k.Expires.IsZero() {
+	if k := apikey.NewRing(keys).Find([]byte(secret)); k == nil || k.Name != "team-a" || k.TokensPerMinute != 1000 || len(k.Models) != 2 || k.Expires.IsZero() ||
+		k.TTFTPromise != 200*time.Millisecond || k.TPOTPromise != 25*time.Millisecond {
 		t.Errorf("%+v", k)
 	}
 	if out, _, code := xpyd(t, "keys", "list", "--file", file); code != exitDone || !strings.Contains(out, "team-a") {
@@ -52,6 +54,7 @@ func TestKeys(t *testing.T) {
 	f(exitUsage, "--file", "new", "--name", "x")
 	f(exitUsage, "name:", "new", "--file", file)
 	f(exitUsage, "priority:", "new", "--file", file, "--name", "x", "--priority", "urgent")
+	f(exitUsage, "ttft_promise:", "new", "--file", file, "--name", "x", "--ttft-promise", "-1s")
 	f(exitUsage, "--expires", "new", "--file", file, "--name", "x", "--expires", "soon")
 	for _, past := range []string{"-5h", "0s", "2020-01-01T00:00:00Z"} {
 		f(exitUsage, `--expires: "`+past+`" is not in the future`, "new", "--file", file, "--name", "x", "--expires", past)

@@ -9,6 +9,7 @@ package handoff
 import (
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/kernels"
@@ -20,7 +21,8 @@ const (
 	maxLogprobs = 1 << 18 // entries a position: any vocabulary
 	maxList     = 1 << 16
 	maxOrder    = 4 << 20 // bytes
-	entryBytes  = 128     // of one log probability in JSON, with room to spare
+	maxTTFT     = time.Hour
+	entryBytes  = 128 // of one log probability in JSON, with room to spare
 )
 
 // Order is decode's side: everything but the prompt that decides the first token of each choice.
@@ -35,6 +37,7 @@ type Order struct {
 	Salt           string          `json:"salt,omitempty"`
 	Priority       int8            `json:"priority,omitempty"` // of its KV: kvcache.Chain
 	Urgent         bool            `json:"urgent,omitempty"`   // a router's probe: before waiting requests
+	TTFT           time.Duration   `json:"ttft,omitempty"`     // that the request is promised; 0: what prefill promises
 
 	// Peers have some of the prompt, and prefill may fetch from them what it lacks: decode itself,
 	// which holds its part until the ticket is over, and workers that the router knows.
@@ -100,6 +103,8 @@ func ParseOrder(b []byte) (*Order, error) {
 		return nil, fmt.Errorf("read order: a list is over %d entries", maxList)
 	case o.Priority < -50 || o.Priority > 50:
 		return nil, fmt.Errorf("read order: priority is %d", o.Priority)
+	case o.TTFT < 0 || o.TTFT > maxTTFT:
+		return nil, fmt.Errorf("read order: ttft is %v", o.TTFT)
 	case o.Of < 1 || o.Of > maxTickets || o.Index < 0 || o.Index >= o.Of:
 		return nil, fmt.Errorf("read order: ticket %d of %d", o.Index, o.Of)
 	case s.Temperature < 0 || s.TopP < 0 || s.TopP > 1 || s.MinP < 0 || s.MinP > 1 || s.Repetition < 0:

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/handoff"
@@ -13,7 +14,7 @@ import (
 
 func order() *handoff.Order {
 	return &handoff.Order{Sampling: engine.Sampling{Seed: math.MaxUint64, Temperature: 0.7, TopP: 0.9, TopK: 40, Bias: []kernels.Bias{{ID: 3, Value: -100}}},
-		N: 2, MinTokens: 3, StopTokens: []int32{5}, Logprobs: 1, PromptLogprobs: 0, Salt: "tenant", Priority: -20, Of: 1}
+		N: 2, MinTokens: 3, StopTokens: []int32{5}, Logprobs: 1, PromptLogprobs: 0, Salt: "tenant", Priority: -20, TTFT: 200 * time.Millisecond, Of: 1}
 }
 
 func draft() *handoff.Draft {
@@ -78,6 +79,8 @@ func TestOrderBounds(t *testing.T) {
 		"prompt_logprobs": func(o *handoff.Order) { o.PromptLogprobs = 1 << 30 },
 		"rows alone":      func(o *handoff.Order) { o.Rows, o.PromptLogprobs = true, 0 },
 		"priority is 51":  func(o *handoff.Order) { o.Priority = 51 },
+		"ttft is -1ns":    func(o *handoff.Order) { o.TTFT = -1 },
+		"ttft is 1h0m0":   func(o *handoff.Order) { o.TTFT = time.Hour + 1 },
 		"min_tokens":      func(o *handoff.Order) { o.MinTokens = -1 },
 		"ticket 1 of 1":   func(o *handoff.Order) { o.Index = 1 },
 		"ticket -1":       func(o *handoff.Order) { o.Index = -1 },

@@ -44,6 +44,10 @@ type Key struct {
 	Weight float64 `key:"weight"`
 	// Priority is the best that may be asked for: high, normal or low; "" is normal.
 	Priority string `key:"priority"`
+	// TTFTPromise and TPOTPromise are what requests are promised: their first token, and the mean
+	// of the times between their tokens; 0: what the workers promise. Only xpyd's own workers know.
+	TTFTPromise time.Duration `key:"ttft_promise"`
+	TPOTPromise time.Duration `key:"tpot_promise"`
 	// Models that may be used; a * at the end matches any rest. None: all.
 	Models []string `key:"models"`
 	// NamesTenants lets the key's owner, such as a gateway in front, say whom a request is
@@ -75,8 +79,19 @@ func (k *Key) Validate() error {
 	if !(k.Weight == 0 || k.Weight >= 0.001 && k.Weight <= 1000) {
 		return config.Bad("weight", "%v is not within 0.001 and 1000", k.Weight)
 	}
+	if err := cmp.Or(promise("ttft_promise", k.TTFTPromise), promise("tpot_promise", k.TPOTPromise)); err != nil {
+		return err
+	}
 	if _, ok := limit.ParseClass(k.Priority); k.Priority != "" && !ok {
 		return config.Bad("priority", "%q is not high, normal or low", k.Priority)
+	}
+	return nil
+}
+
+// promise refuses what workers would.
+func promise(key string, d time.Duration) error {
+	if d != 0 && (d < time.Millisecond || d > time.Hour) {
+		return config.Bad(key, "%v is not 0, nor within 1ms and 1h", d)
 	}
 	return nil
 }
@@ -253,6 +268,12 @@ func (k *Key) yaml() string {
 	}
 	if k.Priority != "" {
 		fmt.Fprintf(&b, "  priority: %s\n", k.Priority)
+	}
+	if k.TTFTPromise != 0 {
+		fmt.Fprintf(&b, "  ttft_promise: %v\n", k.TTFTPromise)
+	}
+	if k.TPOTPromise != 0 {
+		fmt.Fprintf(&b, "  tpot_promise: %v\n", k.TPOTPromise)
 	}
 	if len(k.Models) > 0 {
 		quoted := make([]string, len(k.Models))

@@ -31,6 +31,7 @@ const (
 	HeaderTokens       = "x-xpyd-tokens"        // "1": each event says which tokens it stands for
 	HeaderGiven        = "x-xpyd-given"         // decimal: the body's part that is the client's; Exchange.Given follows
 	HeaderBrought      = "x-xpyd-brought"       // "1": the prompt's KV was brought ahead, so decode goes on alone
+	HeaderPromise      = "x-xpyd-promise"       // "ttft=200ms,tpot=25ms", or one of them: what the request is promised
 	HeaderDPRank       = "x-data-parallel-rank" // vLLM's and SGLang's
 )
 
@@ -97,6 +98,8 @@ type Rules struct {
 	MaxAnswer bool
 	// TakesOver: decode says which tokens it sent, and goes on from those that another sent.
 	TakesOver bool
+	// Promises: decode obeys HeaderPromise, and tells prefill.
+	Promises bool
 	// Replays: the engine says which tokens it sent if a request asks for them (return_token_ids), in
 	// streams of both APIs, sends whole characters, and takes tokens as a completion's prompt.
 	Replays bool
@@ -137,6 +140,9 @@ type Exchange struct {
 	Trace [2]string
 	// Authorization is the client's header, if engines may see it.
 	Authorization string
+
+	// Promise is HeaderPromise, if Promises; "": what the workers promise.
+	Promise string
 
 	// Peer is one of our own workers that has more of the prompt than the pair; or nil.
 	Peer *Peer

@@ -21,7 +21,7 @@ var native = Dialect{
 		Typed: true, Hedges: true,
 		Splits: Shapes, // decode gets the client's bytes
 		Usage:  false,  // the commit tells decode
-		Peers:  true, MaxAnswer: true, TakesOver: true,
+		Peers:  true, MaxAnswer: true, TakesOver: true, Promises: true,
 	},
 	// POST /xpyd/v1/prefill is answered when prefill's part is over.
 	Prefill: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
@@ -45,6 +45,7 @@ var native = Dialect{
 		h.Set(HeaderPrefillKV, x.Prefill.KVAddr)
 		h.Set(HeaderSeed, strconv.FormatInt(x.Seed, 10))
 		peered(h, x)
+		promised(h, x)
 		return continued(h, x)
 	},
 	// POST /xpyd/v1/bring is answered when what the peer has is there.
@@ -97,6 +98,14 @@ func continued(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 func peered(h *fasthttp.RequestHeader, x *Exchange) {
 	if p := x.Peer; p != nil {
 		h.Set(HeaderKVPeer, fmt.Sprintf("%s %d %s %s %d", p.Instance.ID, p.Instance.Epoch, p.Instance.URL, p.Instance.KVAddr, p.Tokens))
+	}
+}
+
+// promised says what the request is promised. Prefill hears of it with decode's ticket, which may
+// be there before its leg.
+func promised(h *fasthttp.RequestHeader, x *Exchange) {
+	if x.Promise != "" {
+		h.Set(HeaderPromise, x.Promise)
 	}
 }
 

@@ -47,14 +47,14 @@ func TestNativeLegs(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
-	if len(h.Peek(dialect.HeaderTokens))+len(h.Peek(dialect.HeaderGiven)) > 0 {
+	if len(h.Peek(dialect.HeaderTokens))+len(h.Peek(dialect.HeaderGiven))+len(h.Peek(dialect.HeaderPromise)) > 0 {
 		t.Errorf("it is asked for tokens: %s", h.String())
 	}
 	for name, leg := range map[string]func(*fasthttp.RequestHeader, *dialect.Exchange) [][]byte{"pair": d.Decode, "alone": dialect.Plain} {
 		h = fasthttp.RequestHeader{}
-		x.Tokens, x.Given = true, nil
+		x.Tokens, x.Given, x.Promise = true, nil, "ttft=1s"
 		if got := joined(leg(&h, x)); string(got) != `{"x":1}` || string(h.Peek(dialect.HeaderTokens)) != "1" || len(h.Peek(dialect.HeaderGiven)) > 0 ||
-			string(h.Peek(dialect.HeaderRequestID)) != x.RequestID {
+			string(h.Peek(dialect.HeaderRequestID)) != x.RequestID || string(h.Peek(dialect.HeaderPromise)) != "ttft=1s" {
 			t.Errorf("%s, with tokens: %s, %s", name, got, h.String())
 		}
 		x.Given = []byte(`{"created":1}`)

@@ -16,5 +16,6 @@ var openAI = Dialect{
 func Plain(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 	foreign(h, x)
 	peered(h, x)
+	promised(h, x)
 	return continued(h, x)
 }

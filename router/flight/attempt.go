@@ -117,6 +117,9 @@ func (a *attempt) generate() (*answer, *failure) {
 	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Top: &a.q.top, Seed: a.q.seed,
 		Prefill: a.p.inst, Decode: a.d.inst, PrefillRank: a.choice.PrefillRank, DecodeRank: a.choice.DecodeRank,
 		Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth, Peer: a.peer, Brought: a.brought}
+	if t := a.q.tenant; t != nil && a.rules.Promises {
+		x.Promise = t.promise
+	}
 	if a.rules.TakesOver && a.q.seam != nil && !a.q.seam.lost {
 		x.Tokens, x.Given = true, a.q.seam.given()
 	}

@@ -23,6 +23,7 @@ type tenant struct {
 	key     *apikey.Key    // never nil
 	account *limit.Account // nil without limits
 	stats   *tenantStats
+	promise string // dialect.HeaderPromise; "": what the workers promise
 }
 
 // keyring holds the keys in force. While there are none and no header names tenants, nobody
@@ -76,7 +77,7 @@ func (k *keyring) load() error {
 	k.accounts = make(map[string]*limit.Account, len(list))
 	for i := range list {
 		key := &list[i]
-		t := &tenant{name: key.Name, key: key, stats: k.stats.of(key.Name)}
+		t := &tenant{name: key.Name, key: key, stats: k.stats.of(key.Name), promise: promiseOf(key)}
 		if rates := key.Rates(); rates.Limits() {
 			if t.account = old[key.Name]; t.account == nil {
 				t.account = limit.NewAccount(now, rates)
@@ -88,6 +89,18 @@ func (k *keyring) load() error {
 	}
 	k.now.Store(next)
 	return nil
+}
+
+// promiseOf is what a key's requests are promised, as workers are told.
+func promiseOf(k *apikey.Key) string {
+	var parts []string
+	if k.TTFTPromise > 0 {
+		parts = append(parts, "ttft="+k.TTFTPromise.String())
+	}
+	if k.TPOTPromise > 0 {
+		parts = append(parts, "tpot="+k.TPOTPromise.String())
+	}
+	return strings.Join(parts, ",")
 }
 
 // anyone is the key of requests that need none.
@@ -120,7 +133,7 @@ func (k *keyring) identify(h *fasthttp.RequestHeader) (t *tenant, ok bool) {
 	}
 	named := &tenant{name: name, key: key, stats: k.stats.of(name)}
 	if t != nil {
-		named.account = t.account
+		named.account, named.promise = t.account, t.promise
 	}
 	return named, true
 }
