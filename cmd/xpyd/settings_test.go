@@ -78,6 +78,7 @@ func TestStartError(t *testing.T) {
 		{2, "xpyd: kv_memory: holds nothing", "kv_memory: decode-0: holds nothing", true},
 		{2, "xpyd: unknown flag: --x; see help", "decode-0: unknown flag: --x; see help", false},
 		{1, "xpyd: tier: --x: no", "decode-0: tier: --x: no", false},
+		{1, "", "decode-0: exit status 1 before it was ready", false},
 	} {
 		err := startError(&supervise.Status{Name: "decode-0", LastLine: c.line, Exit: &supervise.Exit{Code: c.code}})
 		if _, bad := wrongSetting(nil, err).(usageError); bad != c.bad || err.Error() != c.want {

@@ -268,6 +268,9 @@ var settingLine = regexp.MustCompile(`^(?:(?:--[a-z-]+|XPYD_[A-Z_]+): )?([a-z_]+
 // startError returns why a worker did not start; a *config.KeyError if the worker found a setting
 // wrong.
 func startError(s *supervise.Status) error {
+	if s.LastLine == "" {
+		return &supervise.StartError{Status: *s}
+	}
 	said := strings.TrimPrefix(s.LastLine, "xpyd: ")
 	if s.Exit != nil && s.Exit.Code == exitUsage {
 		if m := settingLine.FindStringSubmatch(said); m != nil {
@@ -326,7 +329,7 @@ func (o *startOutput) release() {
 func waitReady(ctx context.Context, front *front, sup *supervise.Supervisor) error {
 	if err := sup.WaitReady(ctx); err != nil {
 		var start *supervise.StartError
-		if errors.As(err, &start) && start.Status.LastLine != "" {
+		if errors.As(err, &start) {
 			err = startError(&start.Status)
 		}
 		return err

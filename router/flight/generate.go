@@ -111,7 +111,8 @@ func (q *request) readBody(ctx *fasthttp.RequestCtx) *openai.Error {
 	case q.top.Link != "":
 		return linked(q.top.Link)
 	case q.top.Messages != (q.path == "/v1/chat/completions") && q.top.Prompt != nil:
-		return openai.BadRequest(promptField(q.path), "%s is required here", promptField(q.path))
+		other := map[bool]string{true: "messages", false: "prompt"}[q.top.Messages]
+		return openai.BadRequest(promptField(q.path), "%s is required here, and no %s", promptField(q.path), other)
 	case q.top.Prompt == nil:
 		return openai.BadRequest(promptField(q.path), "%s is required", promptField(q.path))
 	}
