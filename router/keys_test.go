@@ -92,6 +92,9 @@ func TestKeyFile(t *testing.T) {
 	if resp, body := g.post("/v1/completions", ask, f.of("some")...); resp.StatusCode != 404 || *apiError(t, body).Code != "model_not_found" {
 		t.Errorf("another model: %d %s", resp.StatusCode, body)
 	}
+	if resp, body := g.post("/v1/completions", `{"prompt":"a"}`, f.of("some")...); resp.StatusCode != 400 || *apiError(t, body).Param != "model" {
+		t.Errorf("no model, and none to use: %d %s", resp.StatusCode, body)
+	}
 	req, _ := http.NewRequest("GET", g.url+"/v1/models", nil)
 	req.Header.Set("Authorization", "Bearer "+f.secrets["some"])
 	resp, err := g.client.Do(req)

@@ -1,13 +1,17 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"maps"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -96,5 +100,20 @@ func TestUpgradeWatched(t *testing.T) {
 	err := (&upgradeCommand{}).watch(cmd, &adminFlags{url: srv.URL, token: "x", data: t.TempDir()}, &upgradeStatus{Phase: phaseStarting})
 	if err == nil || err.Error() != "the `xpyd up` that was to be upgraded has ended" {
 		t.Error(err)
+	}
+}
+
+// TestBinaryHangs: a binary that does not say its version is refused, and so is one whose child does not end.
+func TestBinaryHangs(t *testing.T) {
+	for name, text := range map[string]string{"itself": "exec sleep 100", "its child": "sleep 100", "a flood": "yes"} {
+		path := filepath.Join(t.TempDir(), "xpyd")
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		if _, err := checkBinary(ctx, path); err == nil || !strings.Contains(err.Error(), "no answer within") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

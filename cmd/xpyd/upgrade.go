@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os/exec"
 	"path/filepath"
@@ -184,21 +183,17 @@ func checkBinary(ctx context.Context, path string) (string, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, versionWait)
 	defer cancel()
+	var text head
 	cmd := exec.CommandContext(ctx, path, "version")
-	cmd.WaitDelay = time.Second
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		return "", fmt.Errorf("ask %s for its version: %w", path, err)
-	}
-	text, err := io.ReadAll(io.LimitReader(out, 1<<10))
-	if werr := cmd.Wait(); err == nil {
-		err = werr
-	}
+	cmd.Stdout, cmd.WaitDelay = &text, time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // a script's children, too
+	err := cmd.Run()
 	said := saidVersion.FindSubmatch(text)
-	if err == nil && said == nil {
+	switch {
+	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+		err = fmt.Errorf("no answer within %v", versionWait)
+	case err == nil && said == nil:
 		err = fmt.Errorf("it says %q", openai.Clip(string(text)))
 	}
 	if err != nil {
@@ -209,4 +204,12 @@ func checkBinary(ctx context.Context, path string) (string, error) {
 		return "", fmt.Errorf("%s is xpyd %s, KV protocol %s, and this is xpyd %s, KV protocol %s: an upgrade while requests run needs the same protocol; stop this one and start the other", path, said[1], theirs, build(), ours)
 	}
 	return string(said[1]), nil
+}
+
+// head keeps the first KiB of an output.
+type head []byte
+
+func (h *head) Write(b []byte) (int, error) {
+	*h = append(*h, b[:min(len(b), 1<<10-len(*h))]...)
+	return len(b), nil
 }

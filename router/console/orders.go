@@ -121,11 +121,11 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 	}
 	said, aerr := c.Flights.Ask(m, x)
 	if aerr != nil {
-		all := ""
+		yet := "; if it goes on, it may still obey"
 		if action == "drain" {
-			all = "; this router sends it nothing all the same, until undrain"
+			yet = "; this router sends it nothing all the same, until undrain"
 		}
-		return openai.Upstream("%s: %v%s", action, aerr, all)
+		return openai.Upstream("%s: %v%s", action, aerr, yet)
 	}
 	if said.Status == 200 && action == "role" && m.Source == fleet.NATS {
 		c.awaitMember(m.ID, shownWait, turned(m, o.Role))

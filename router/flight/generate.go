@@ -131,6 +131,10 @@ func (q *request) resolveModel() *openai.Error {
 			return openai.BadRequest("model", "model is required: %d are served", len(models))
 		case len(models) == 1:
 			q.top.Model = models[0].ID
+		default:
+			if all, _ := q.s.Members.Served(); len(all) > 0 {
+				return openai.BadRequest("model", "model is required: what is served now is not for this API key")
+			}
 		}
 	}
 	q.setModel(openai.Clip(q.top.Model), q.top.Stream)
