@@ -82,6 +82,16 @@ func TestPlan(t *testing.T) {
 			if got, err := ms.ProbeState(all.Get(id)); got != ok || ms.passed(all.Get(id)) != ok || err != "" {
 				t.Errorf("%s has passed: %t, %q", id, got, err)
 			}
+			if ms.Serves(all.Get(id)) != ok {
+				t.Errorf("%s serves: %t", id, !ok)
+			}
+		}
+		ms.marked["d0"], ms.marked["e0"] = mark{epoch: 1}, mark{epoch: 2} // of another run
+		ms.state(&dead).ok = true
+		for id, want := range map[string]bool{"d0": false, "d1": true, "e0": true, "z0": false} {
+			if ms.Serves(all.Get(id)) != want {
+				t.Errorf("%s serves: %t", id, !want)
+			}
 		}
 	})
 }
