@@ -130,6 +130,11 @@ func TestCombine(t *testing.T) {
 	}
 }
 
+// odd is nothing that JSON can say.
+type odd struct{}
+
+func (*odd) UnmarshalJSON([]byte) error { return errors.New("it is odd") }
+
 // TestReadBody: what is wrong with a body is said with its key.
 func TestReadBody(t *testing.T) {
 	type body struct {
@@ -139,6 +144,7 @@ func TestReadBody(t *testing.T) {
 		F    float64           `json:"f"`
 		List []string          `json:"list"`
 		Map  map[string]string `json:"map"`
+		Odd  odd               `json:"odd"`
 	}
 	for _, x := range []struct {
 		in, param, says string
@@ -147,7 +153,7 @@ func TestReadBody(t *testing.T) {
 		{"", "", "", false}, {" \n", "", "", false}, {"", "", "the body is empty", true}, {" ", "", "the body is empty", true}, {"{}", "", "", true}, {`{"on":true,"n":3,"list":["a"]}`, "", "", true},
 		{"{", "", "the body is no JSON object", false}, {"null", "", "want a JSON object, not null", false}, {"[]", "", "want a JSON object, not []", false}, {"{} x", "", "the body is no JSON object", false},
 		{`{"off":1}`, "off", `there is no key "off" here`, false}, {`{"on":1}`, "on", "on: want true or false, not 1", false}, {`{"name":[2]}`, "name", "name: want a string, not [2]", false}, {`{"n":1.5}`, "n", "n: want a whole number such as 3, not 1.5", false},
-		{`{"f":"x"}`, "f", `f: want a number, not "x"`, false}, {`{"list":"x"}`, "list", `list: want a list, not "x"`, false}, {`{"map":2}`, "map", "map: want an object, not 2", false},
+		{`{"f":"x"}`, "f", `f: want a number, not "x"`, false}, {`{"list":"x"}`, "list", `list: want a list, not "x"`, false}, {`{"map":2}`, "map", "map: want an object, not 2", false}, {`{"odd":2}`, "", "read the body: it is odd", false},
 	} {
 		var ctx fasthttp.RequestCtx
 		ctx.Request.SetBodyString(x.in)
