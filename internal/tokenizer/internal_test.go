@@ -89,6 +89,36 @@ func TestPatterns(t *testing.T) {
 	bad(`(`)
 }
 
+// TestPatternDialect: what a pattern of the other dialect matches here, and what is refused with a reason.
+func TestPatternDialect(t *testing.T) {
+	for _, c := range []struct {
+		pattern, text string
+		n             int
+		ok            bool // the first piece is a match
+		refused       string
+	}{
+		{`\S+`, "ab\u00a0c", 2, true, ""}, {`\s`, "\u2003a", 3, true, ""}, {`[\s]+`, " \u3000a", 4, true, ""}, {`[^\s]+`, "ab c", 2, true, ""},
+		{`\d+`, "٣4a", 3, true, ""}, {`[\d]+`, "٣4a", 3, true, ""}, {`[^\d]+`, "ab٣", 2, true, ""},
+		{`b`, "aab", 2, false, ""}, {`b`, "aa", 2, false, ""}, {`b*`, "aab", 3, false, ""},
+		{`a\++`, "a++b", 3, true, ""}, {`a+`, "aab", 2, true, ""}, {`[+]+`, "++a", 2, true, ""}, {`[[:alpha:]]+`, "ab1", 2, true, ""}, {`(?:ab)+`, "ababa", 4, true, ""}, {`(a)(b)`, "abc", 2, true, ""}, {`[(]`, "(", 1, true, ""},
+		{`(a)|\s+(?!\S)|\s+`, "   a", 2, true, ""}, {`(a)|\s+(?!\S)|\s+`, " a", 1, true, ""}, {`(a)|\s+(?!\S)|\s+`, "  ", 2, true, ""}, {`(a)|\s+(?!\S)|\s+`, "a  ", 1, true, ""},
+		{pattern: `a\`, refused: "trailing backslash"}, {pattern: `[a\`, refused: "error parsing"}, {pattern: `\w`, refused: `\w is not supported here`}, {pattern: `[\w]`, refused: `\w is not supported here`}, {pattern: `(a)\1`, refused: `\1 is not supported here`},
+		{pattern: `[\S]`, refused: `\S is not supported here`}, {pattern: `[a[b]]`, refused: "nested classes"}, {pattern: `[a&&b]`, refused: "nested classes"}, {pattern: `a++`, refused: "possessive"}, {pattern: `a?+`, refused: "possessive"}, {pattern: `a*+`, refused: "possessive"},
+		{pattern: `\s+(?!\S)b|\s+(?!\S)`, refused: "two look-aheads"}, {pattern: `[a`, refused: "error parsing"},
+	} {
+		cut, err := regexpCutter(c.pattern)
+		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%s: %v", c.pattern, err)
+		}
+		if err != nil || c.refused != "" {
+			continue
+		}
+		if n, ok := cut(c.text); n != c.n || ok != c.ok {
+			t.Errorf("%s in %q: %d bytes, %t; want %d, %t", c.pattern, c.text, n, ok, c.n, c.ok)
+		}
+	}
+}
+
 // TestMergeLong compares the two ways to merge.
 func TestMergeLong(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
