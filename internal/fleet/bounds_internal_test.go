@@ -373,6 +373,43 @@ func told(t *testing.T, leads bool) {
 	}
 }
 
+// TestToldOnce: each event is logged once, when it comes.
+func TestToldOnce(t *testing.T) {
+	var out bytes.Buffer
+	w, err := Watch(WatcherConfig{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for _, c := range []struct {
+		do   func() bool
+		want string // the lines that are new
+	}{
+		{func() bool { return w.AddStatic(*worker("a", 5), Static) == nil }, "a join"},
+		{func() bool { return w.AddStatic(*worker("b", 5), Static) == nil }, "b join"},
+		{func() bool { w.ReportDead("a", 5, "why"); return true }, "a report"},
+		{func() bool { w.ReportDead("a", 4, "why"); return true }, ""},
+		{func() bool { return w.Remove("a", "why") }, "a removed"},
+		{func() bool { return !w.Remove("a", "why") }, ""},
+	} {
+		out.Reset()
+		if !c.do() {
+			t.Errorf("%q: it fails", c.want)
+		}
+		var got []string
+		for line := range strings.Lines(out.String()) {
+			_, rest, _ := strings.Cut(line, "id=")
+			id, rest, _ := strings.Cut(rest, " ")
+			_, rest, _ = strings.Cut(rest, "cause=")
+			cause, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+			got = append(got, id+" "+cause)
+		}
+		if strings.Join(got, ", ") != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
+
 // TestComplain: a link's errors are told now and then, and anew once it was up; refusals are counted
 // and told once in a minute, with what to do.
 func TestComplain(t *testing.T) {
