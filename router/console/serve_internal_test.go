@@ -116,6 +116,26 @@ func TestServe(t *testing.T) {
 	}
 }
 
+// TestDashboardHeaders: the page is not framed, stored or guessed at, and tells nobody where it came from.
+func TestDashboardHeaders(t *testing.T) {
+	h := &bareConsole(t).asked("GET", "/dashboard", "").Header
+	for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store", "Content-Type": "text/html; charset=utf-8"} {
+		if got := string(h.Peek(name)); got != want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	policy := string(h.Peek("Content-Security-Policy"))
+	for _, want := range []string{"default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'", "form-action 'none'", "base-uri 'none'", "script-src 'sha256-", "style-src 'sha256-"} {
+		if !strings.Contains(policy, want) {
+			t.Errorf("%s lacks %s", policy, want)
+		}
+	}
+	const sumA, sumB = "ypeBEsobvcr6wjGzmiPcTaeG7/gUfE5yuYB3ha/uSLs=", "PiPoFgA5WUoziU9lZOGxNIu9egCI1CxKy3PurtWcAJ0="
+	if got := dashboardPolicy([]byte("<style>a</style><script>b</script>")); !strings.Contains(got, "script-src 'sha256-"+sumB+"'") || !strings.Contains(got, "style-src 'sha256-"+sumA+"'") {
+		t.Error(got)
+	}
+}
+
 // TestAuditFile: the audit file is one that nobody else can write, and may be moved away.
 func TestAuditFile(t *testing.T) {
 	dir := t.TempDir()
