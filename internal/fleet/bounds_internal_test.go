@@ -373,6 +373,34 @@ func told(t *testing.T, leads bool) {
 	}
 }
 
+// TestServerCredentials: clients show what is configured, or what nobody can guess, and so do routes.
+func TestServerCredentials(t *testing.T) {
+	for _, c := range []struct {
+		cfg           ServerConfig
+		client, route string // "user:password"; "…" for a password that was made
+	}{
+		{ServerConfig{}, "xpyd:…", ":"}, {ServerConfig{User: "u", Password: "p"}, "u:p", ":"}, {ServerConfig{User: "u"}, "u:", ":"}, {ServerConfig{Password: "p"}, ":p", ":"}, {ServerConfig{Insecure: true}, ":", ":"},
+		{ServerConfig{ClusterListen: "127.0.0.1:0"}, "xpyd:…", "xpyd:…"}, {ServerConfig{ClusterListen: "127.0.0.1:0", ClusterUser: "cu", ClusterPassword: "cp"}, "xpyd:…", "cu:cp"},
+		{ServerConfig{ClusterListen: "127.0.0.1:0", User: "u", Password: "p", ClusterPassword: "cp"}, "u:p", ":cp"}, {ServerConfig{ClusterListen: "127.0.0.1:0", Insecure: true}, ":", ":"},
+	} {
+		o, err := c.cfg.options(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for shown, want := range map[*string]string{new(o.Username + ":" + o.Password): c.client, new(o.Cluster.Username + ":" + o.Cluster.Password): c.route} {
+			if user, made := strings.CutSuffix(want, "…"); made && strings.HasPrefix(*shown, user) && len(*shown) >= len(user)+20 {
+				continue
+			}
+			if *shown != want {
+				t.Errorf("%+v: %s, want %s", c.cfg, *shown, want)
+			}
+		}
+		if again, err := c.cfg.options(nil); err != nil || strings.HasSuffix(c.client, "…") == (again.Password == o.Password) {
+			t.Errorf("%+v: %q again, %v", c.cfg, again.Password, err)
+		}
+	}
+}
+
 // TestToldOnce: each event is logged once, when it comes.
 func TestToldOnce(t *testing.T) {
 	var out bytes.Buffer
