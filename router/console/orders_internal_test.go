@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -98,6 +100,45 @@ func TestDispatch(t *testing.T) {
 		resp := c.asked("POST", "/admin/v1/instances/e2/"+x.order, x.body)
 		if m := c.Fleet.Snapshot().Get("e2"); resp.StatusCode() != 200 || !strings.Contains(string(resp.Body()), `"id":"e2"`) || c.Members.Drained(m) != x.want {
 			t.Errorf("%s: %d %s, drained %t", x.order, resp.StatusCode(), resp.Body(), c.Members.Drained(m))
+		}
+	}
+}
+
+// passes has every probe pass.
+type passes struct{}
+
+func (passes) Try(*sense.Pair, string, string) error { return nil }
+
+// TestLast: the last worker of a model is not taken away unless that is forced.
+func TestLast(t *testing.T) {
+	c := bareConsole(t, "e0", "e1")
+	silent := &http.Client{Transport: http.NewFileTransport(http.Dir(t.TempDir()))}
+	c.Members = sense.NewMembers(sense.MembersDeps{Fleet: c.Fleet, Picker: c.Picker, Log: c.Log, Ctx: t.Context(), HTTP: silent, Judge: time.Hour,
+		Spawn: func(f func()) bool { go f(); return true }})
+	c.Members.Start(passes{})
+	for served := 0; served < 2; {
+		more := c.Members.Probed()
+		served = 0
+		for _, id := range []string{"e0", "e1"} {
+			if c.Members.Serves(c.Fleet.Snapshot().Get(id)) {
+				served++
+			}
+		}
+		if served < 2 {
+			<-more
+		}
+	}
+	for _, x := range []struct {
+		verb, path, body string
+		status           int
+	}{
+		{"POST", "e0/drain", "", 200}, {"POST", "e1/drain", "", 409}, {"DELETE", "e1", "", 409}, {"DELETE", "e1", `{"force":false}`, 409}, {"POST", "e0/undrain", "", 200},
+		{"POST", "e1/drain", "", 200}, {"POST", "e1/undrain", "", 200}, {"DELETE", "e0", "", 204}, {"DELETE", "e1", "", 409}, {"POST", "e1/drain", "{}", 409},
+		{"POST", "e1/drain", `{"force":true}`, 200}, {"POST", "e1/undrain", "", 200}, {"DELETE", "e1", `{"force":true}`, 204},
+	} {
+		resp := c.asked(x.verb, "/admin/v1/instances/"+x.path, x.body)
+		if body := string(resp.Body()); resp.StatusCode() != x.status || x.status == 409 && !strings.Contains(body, "e1 is the last decode worker that serves m") {
+			t.Errorf("%s %s %s: %d %s", x.verb, x.path, x.body, resp.StatusCode(), body)
 		}
 	}
 }

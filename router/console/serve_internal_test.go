@@ -34,10 +34,9 @@ func TestServe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer ln.Close()
 	s := h1.NewServer(h1.ServerConfig{Bounds: bounds, Handler: c.Serve, Refuse: d.Refuse, Log: d.Log})
 	s.Start(ln)
-	defer s.Wait()
-	defer s.Cut()
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
 	lines := 0
@@ -100,6 +99,8 @@ func TestServe(t *testing.T) {
 			}
 		}
 	}
+	s.Cut()
+	s.Wait()
 	c.Gatherer = prometheus.NewRegistry()
 	var ctx fasthttp.RequestCtx
 	ctx.Request.SetRequestURI("/metrics")
