@@ -3,7 +3,10 @@ package sense
 import (
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -174,6 +177,71 @@ func TestSuspect(t *testing.T) {
 		ms.Suspect(&inst, c.err)
 		if m := w.Snapshot().Get("d0"); m.State != c.want || ms.Knocking() {
 			t.Errorf("%d: %v leaves it %s (%s)", i, c.err, m.State, m.Reason)
+		}
+	}
+}
+
+// TestAsk: any answer counts, and who refuses the connection is reported dead.
+func TestAsk(t *testing.T) {
+	said := make(chan string, 1)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		said <- r.Method + " " + r.URL.Path
+		w.WriteHeader(503)
+	}))
+	shut := httptest.NewServer(nil)
+	shut.Close()
+	for _, c := range []struct {
+		url, said string
+		err       string
+		want      fleet.State
+	}{
+		{srv.URL, "GET /health", "", fleet.Live}, {shut.URL, "", "connect: ", fleet.Dead}, {"http://10.0.0.1", "", "worker URL", fleet.Live},
+	} {
+		w, err := fleet.Watch(fleet.WatcherConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		inst := fleet.Instance{ID: "d0", Epoch: 1, Role: fleet.Decode, URL: c.url, Dialect: "openai", Model: "m"}
+		if err := w.AddStatic(inst, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+		ms := bare(t, w)
+		ms.Client = h1.NewClient(h1.DefaultTimeouts(), h1.Upstream{}, nil)
+		ms.Spawn = func(f func()) bool { f(); return true }
+		var l h1.Life
+		err = ms.Ask(&l, &inst)
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %v", c.url, err)
+		}
+		got := ""
+		select {
+		case got = <-said:
+		default:
+		}
+		if m := w.Snapshot().Get("d0"); got != c.said || m.State != c.want {
+			t.Errorf("%s is asked %q, and is %s", c.url, got, m.State)
+		}
+		ms.Client.Close()
+	}
+	srv.Close()
+}
+
+// TestAddress: a worker of the fleet's own is reached as this router reaches them all, others as they say.
+func TestAddress(t *testing.T) {
+	for _, c := range []struct {
+		url, dialect string
+		tls          bool
+		want, err    string
+	}{
+		{"http://a:1", "vllm", false, "a:1", ""}, {"http://a:1/x", "vllm", true, "a:1", ""}, {"https://a:1", "vllm", false, "tls:a:1", ""}, {"https://a:1", "vllm", true, "tls:a:1", ""},
+		{"http://a:1", fleet.Native, false, "a:1", ""}, {"https://a:1", fleet.Native, true, "member:a:1", ""}, {"https://a:1", fleet.Native, false, "", "this router has no fleet.tls_cert"},
+		{"http://a:1", fleet.Native, true, "", "asks for https"}, {"ftp://a:1", fleet.Native, true, "", "begins neither"}, {"http://a", "vllm", false, "", "missing port"},
+	} {
+		ms := &Members{MembersDeps: MembersDeps{MemberTLS: c.tls}}
+		got, err := ms.Address(&fleet.Instance{URL: c.url, Dialect: c.dialect})
+		if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s of %s, TLS %t: %q, %v", c.url, c.dialect, c.tls, got, err)
 		}
 	}
 }
