@@ -245,3 +245,74 @@ func TestAddress(t *testing.T) {
 		}
 	}
 }
+
+// TestSetStatic: the list becomes the fleet's, what is as it was keeps its epoch, and what cannot be added
+// is said and tried again.
+func TestSetStatic(t *testing.T) {
+	w, err := fleet.Watch(fleet.WatcherConfig{Revoked: []fleet.Revocation{{ID: "c", At: 1}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	ms := bare(t, w)
+	of := func(id, model string) Static {
+		return Static{ID: id, Role: fleet.Decode, URL: "http://127.0.0.1:1", Dialect: "vllm-nixl", Model: model}
+	}
+	epochs := map[string]uint64{}
+	for i, c := range []struct {
+		list []Static
+		live string // of those that live: the id, and "+" if it is new or another
+		err  string
+	}{
+		{nil, "", ""}, {[]Static{of("a", "m"), of("b", "m")}, "a+ b+", ""}, {[]Static{of("a", "m"), of("b", "m")}, "a b", ""}, {[]Static{of("a", "n"), of("b", "m")}, "a+ b", ""},
+		{[]Static{of("a", "n"), of("a", "n")}, "a b", "entry 2"}, {[]Static{of("a", "n"), of("c", "m")}, "a", "revoked"}, {[]Static{of("a", "n"), of("c", "m")}, "a", "revoked"}, {[]Static{of("b", "m"), of("a", "n")}, "a b+", ""}, {nil, "", ""},
+	} {
+		err := ms.SetStatic(c.list)
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("step %d: %v", i, err)
+		}
+		var live []string
+		for _, m := range w.Snapshot().Members {
+			if m.State != fleet.Live {
+				delete(epochs, m.ID)
+				continue
+			}
+			if live = append(live, m.ID); epochs[m.ID] != m.Epoch {
+				live[len(live)-1] += "+"
+			}
+			epochs[m.ID] = m.Epoch
+		}
+		if got := strings.Join(live, " "); got != c.live {
+			t.Errorf("step %d: %s, want %s", i, got, c.live)
+		}
+	}
+}
+
+// TestHasPair: an engine that only embeds counts as a pair until one has generated.
+func TestHasPair(t *testing.T) {
+	for _, c := range []struct {
+		ok, embeds, generated, want bool
+	}{{false, false, false, false}, {false, false, true, false}, {true, false, false, true}, {true, false, true, true}, {true, true, false, true}, {true, true, true, false}} {
+		w, err := fleet.Watch(fleet.WatcherConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		ms, d := bare(t, w), live("d0", fleet.Decode, "openai")
+		if err := w.AddStatic(d.Instance, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+		ms.state(&d).ok = c.ok
+		ms.publish(func(n *probed) {
+			if n.generated = c.generated; c.embeds {
+				n.embedders = []string{"d0"}
+			}
+		})
+		if got := ms.HasPair(); got != c.want {
+			t.Errorf("%+v: %t", c, got)
+		}
+		if list, known := ms.Served(); known["m"] != c.ok || (len(list) == 1) != c.ok || ms.OnlyEmbeds(w.Snapshot(), "m") != c.embeds || ms.OnlyEmbeds(w.Snapshot(), "n") {
+			t.Errorf("%+v: %v, %v", c, list, known)
+		}
+	}
+}
