@@ -56,6 +56,7 @@ func TestServe(t *testing.T) {
 		{verb: "GET", path: "/debug/pprof/", shown: "reads", status: 403, says: "only reads, and no profiles", by: "reader"},
 		{verb: "GET", path: "/debug/pprof/goroutine?debug=1", shown: "secret", status: 200, says: "goroutine profile"},
 		{verb: "GET", path: "/debug/pprof/profile?seconds=x", shown: "secret", status: 400, says: "seconds"},
+		{verb: "GET", path: "/admin/v1/profile", shown: "secret", status: 200, says: `"router":{"`},
 		{verb: "POST", path: "/admin/v1/cache/flush", shown: "reads", status: 403, says: `this token only reads"`, by: "reader"},
 		{verb: "POST", path: "/admin/v1/cache/flush", shown: "secret", status: 503, says: "no live worker", by: "admin"},
 		{verb: "POST", path: "/admin/v1/instances/e0/drain", shown: "secret", body: strings.Repeat(" ", 1025), status: 413, says: "1024"},
