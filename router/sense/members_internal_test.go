@@ -314,5 +314,12 @@ func TestHasPair(t *testing.T) {
 		if list, known := ms.Served(); known["m"] != c.ok || (len(list) == 1) != c.ok || ms.OnlyEmbeds(w.Snapshot(), "m") != c.embeds || ms.OnlyEmbeds(w.Snapshot(), "n") {
 			t.Errorf("%+v: %v, %v", c, list, known)
 		}
+		other := live("d1", fleet.Decode, "openai")
+		if err := w.AddStatic(other.Instance, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+		if ms.OnlyEmbeds(w.Snapshot(), "m") {
+			t.Errorf("%+v: another one generates", c)
+		}
 	}
 }
