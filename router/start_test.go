@@ -59,10 +59,14 @@ func TestNewRefuses(t *testing.T) {
 			c.Events.Tokenizers = []sense.Tokenizer{{Model: "m", Path: "none"}}
 		},
 	} {
-		c, d := good, router.Deps{Fleet: w}
+		made := &registrar{}
+		c, d := good, router.Deps{Fleet: w, Registerer: made}
 		edit(&c, &d)
 		if r, err := router.New(c, d); r != nil || err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%v, want %q", err, why)
+		}
+		if made.there != 0 {
+			t.Errorf("%s: %d stay registered", why, made.there)
 		}
 	}
 	reg := &registrar{}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -50,6 +51,38 @@ func TestDrain(t *testing.T) {
 	if _, err := io.ReadAll(line.Body); err != nil { // ends in order
 		t.Error(err)
 	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+}
+
+// TestDrainRefuses: a worker that closes says so to whoever comes, whatever for.
+func TestDrainRefuses(t *testing.T) {
+	w := start(t, nil)
+	const body = `{"prompt":"x","max_tokens":8,"ignore_eos":true,"stream":true}`
+	say := given(1, framedStream(t, w, "/v1/completions", nil, body, "")[:2])
+	c, r := dial(t, w, "/v1/completions", many)
+	firstEvent(t, r)
+	closed := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		closed <- w.Close(ctx)
+	}()
+	for path, sent := range map[string]string{"/v1/completions": `{"prompt":"x","max_tokens":1}`, "/xpyd/v1/bring": body + say,
+		"/xpyd/v1/prefill": `{"link":"00112233445566778899aabbccddeeff","deadline_ms":20}`} {
+		header := map[string]string{}
+		if path == "/xpyd/v1/bring" {
+			header = map[string]string{"x-xpyd-given": strconv.Itoa(len(body)), "x-xpyd-deadline-ms": "1000"}
+		}
+		soon(t, slack, func() error {
+			if resp, b := ask(t, w.URL()+path, header, sent); resp.StatusCode != 503 || resp.Header.Get("x-xpyd-outcome") != "no_space" || !strings.Contains(string(b), "shutting down") {
+				return fmt.Errorf("%s: %d %v %s", path, resp.StatusCode, resp.Header, b)
+			}
+			return nil
+		})
+	}
+	c.Close()
 	if err := <-closed; err != nil {
 		t.Error(err)
 	}

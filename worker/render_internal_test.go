@@ -15,9 +15,12 @@ import (
 )
 
 // renderer is as much of a worker as rendering needs.
-func renderer(t testing.TB) *Worker {
+func renderer(t testing.TB) *Worker { t.Helper(); return rendererOf(t, "") }
+
+// rendererOf has the model at a path.
+func rendererOf(t testing.TB, path string) *Worker {
 	t.Helper()
-	m, err := model.Open(t.Context(), "", model.Options{Log: slog.New(slog.DiscardHandler)})
+	m, err := model.Open(t.Context(), path, model.Options{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

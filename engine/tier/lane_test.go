@@ -1,6 +1,8 @@
 package tier
 
 import (
+	"context"
+	"errors"
 	"testing"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
@@ -39,4 +41,36 @@ func TestPush(t *testing.T) {
 	<-l.jobs
 	tiers.sealed = true
 	push(l, 2, false, false)
+}
+
+// broken is a level that takes nothing now.
+type broken struct {
+	level.Level
+	breaker *level.Breaker
+}
+
+func (broken) Name() string              { return "broken" }
+func (b broken) Breaker() *level.Breaker { return b.breaker }
+
+// TestWriteBroken: a unit that a level cannot take when its turn comes is dropped, and one that is on its
+// way out of host memory stays there.
+func TestWriteBroken(t *testing.T) {
+	r := newRig(t, config(""))
+	r.run(prompt(1, 32), 0)
+	r.saved(tierHost, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	l := &lane{Level: broken{breaker: &level.Breaker{Probe: func(context.Context) error { return errors.ErrUnsupported }}}}
+	defer l.Breaker().Close()
+	defer cancel()
+	l.Breaker().Failed(ctx, errors.New("a fault"))
+	r.tiers.write(l, job{key: r.host.Units()[0].Key})
+	if n := r.value("dropped_units_total", "broken"); n != 1 {
+		t.Errorf("%v units are dropped", n)
+	}
+	leaves := r.host.Leave(r.host.Stats(false).Capacity)
+	r.tiers.write(l, job{leaving: leaves})
+	r.saved(tierHost, 2)
+	if n := r.value("dropped_units_total", "broken"); n != 1 {
+		t.Errorf("%v units are dropped", n)
+	}
 }

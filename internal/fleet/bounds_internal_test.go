@@ -373,6 +373,71 @@ func told(t *testing.T, leads bool) {
 	}
 }
 
+// TestServerCredentials: clients show what is configured, or what nobody can guess, and so do routes.
+func TestServerCredentials(t *testing.T) {
+	for _, c := range []struct {
+		cfg           ServerConfig
+		client, route string // "user:password"; "…" for a password that was made
+	}{
+		{ServerConfig{}, "xpyd:…", ":"}, {ServerConfig{User: "u", Password: "p"}, "u:p", ":"}, {ServerConfig{User: "u"}, "u:", ":"}, {ServerConfig{Password: "p"}, ":p", ":"}, {ServerConfig{Insecure: true}, ":", ":"},
+		{ServerConfig{ClusterListen: "127.0.0.1:0"}, "xpyd:…", "xpyd:…"}, {ServerConfig{ClusterListen: "127.0.0.1:0", ClusterUser: "cu", ClusterPassword: "cp"}, "xpyd:…", "cu:cp"},
+		{ServerConfig{ClusterListen: "127.0.0.1:0", User: "u", Password: "p", ClusterPassword: "cp"}, "u:p", ":cp"}, {ServerConfig{ClusterListen: "127.0.0.1:0", Insecure: true}, ":", ":"},
+	} {
+		o, err := c.cfg.options(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for shown, want := range map[*string]string{new(o.Username + ":" + o.Password): c.client, new(o.Cluster.Username + ":" + o.Cluster.Password): c.route} {
+			if user, made := strings.CutSuffix(want, "…"); made && strings.HasPrefix(*shown, user) && len(*shown) >= len(user)+20 {
+				continue
+			}
+			if *shown != want {
+				t.Errorf("%+v: %s, want %s", c.cfg, *shown, want)
+			}
+		}
+		if again, err := c.cfg.options(nil); err != nil || strings.HasSuffix(c.client, "…") == (again.Password == o.Password) {
+			t.Errorf("%+v: %q again, %v", c.cfg, again.Password, err)
+		}
+	}
+}
+
+// TestToldOnce: each event is logged once, when it comes.
+func TestToldOnce(t *testing.T) {
+	var out bytes.Buffer
+	w, err := Watch(WatcherConfig{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for _, c := range []struct {
+		do   func() bool
+		want string // the lines that are new
+	}{
+		{func() bool { return w.AddStatic(*worker("a", 5), Static) == nil }, "a join"},
+		{func() bool { return w.AddStatic(*worker("b", 5), Static) == nil }, "b join"},
+		{func() bool { w.ReportDead("a", 5, "why"); return true }, "a report"},
+		{func() bool { w.ReportDead("a", 4, "why"); return true }, ""},
+		{func() bool { return w.Remove("a", "why") }, "a removed"},
+		{func() bool { return !w.Remove("a", "why") }, ""},
+	} {
+		out.Reset()
+		if !c.do() {
+			t.Errorf("%q: it fails", c.want)
+		}
+		var got []string
+		for line := range strings.Lines(out.String()) {
+			_, rest, _ := strings.Cut(line, "id=")
+			id, rest, _ := strings.Cut(rest, " ")
+			_, rest, _ = strings.Cut(rest, "cause=")
+			cause, _, _ := strings.Cut(strings.TrimSpace(rest), " ")
+			got = append(got, id+" "+cause)
+		}
+		if strings.Join(got, ", ") != c.want {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
+}
+
 // TestComplain: a link's errors are told now and then, and anew once it was up; refusals are counted
 // and told once in a minute, with what to do.
 func TestComplain(t *testing.T) {

@@ -89,6 +89,83 @@ func TestPatterns(t *testing.T) {
 	bad(`(`)
 }
 
+// TestPatternDialect: what a pattern of the other dialect matches here, and what is refused with a reason.
+func TestPatternDialect(t *testing.T) {
+	for _, c := range []struct {
+		pattern, text string
+		n             int
+		ok            bool // the first piece is a match
+		refused       string
+	}{
+		{`\S+`, "ab\u00a0c", 2, true, ""}, {`\s`, "\u2003a", 3, true, ""}, {`[\s]+`, " \u3000a", 4, true, ""}, {`[^\s]+`, "ab c", 2, true, ""},
+		{`\d+`, "٣4a", 3, true, ""}, {`[\d]+`, "٣4a", 3, true, ""}, {`[^\d]+`, "ab٣", 2, true, ""},
+		{`b`, "aab", 2, false, ""}, {`b`, "aa", 2, false, ""}, {`b*`, "aab", 3, false, ""},
+		{`a\++`, "a++b", 3, true, ""}, {`a+`, "aab", 2, true, ""}, {`[+]+`, "++a", 2, true, ""}, {`[[:alpha:]]+`, "ab1", 2, true, ""}, {`(?:ab)+`, "ababa", 4, true, ""}, {`(a)(b)`, "abc", 2, true, ""}, {`[(]`, "(", 1, true, ""},
+		{`(a)|\s+(?!\S)|\s+`, "   a", 2, true, ""}, {`(a)|\s+(?!\S)|\s+`, " a", 1, true, ""}, {`(a)|\s+(?!\S)|\s+`, "  ", 2, true, ""}, {`(a)|\s+(?!\S)|\s+`, "a  ", 1, true, ""},
+		{pattern: `a\`, refused: "trailing backslash"}, {pattern: `[a\`, refused: "error parsing"}, {pattern: `\w`, refused: `\w is not supported here`}, {pattern: `[\w]`, refused: `\w is not supported here`}, {pattern: `(a)\1`, refused: `\1 is not supported here`},
+		{pattern: `[\S]`, refused: `\S is not supported here`}, {pattern: `[a[b]]`, refused: "nested classes"}, {pattern: `[a&&b]`, refused: "nested classes"}, {pattern: `a++`, refused: "possessive"}, {pattern: `a?+`, refused: "possessive"}, {pattern: `a*+`, refused: "possessive"},
+		{pattern: `\s+(?!\S)b|\s+(?!\S)`, refused: "two look-aheads"}, {pattern: `[a`, refused: "error parsing"},
+	} {
+		cut, err := regexpCutter(c.pattern)
+		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%s: %v", c.pattern, err)
+		}
+		if err != nil || c.refused != "" {
+			continue
+		}
+		if n, ok := cut(c.text); n != c.n || ok != c.ok {
+			t.Errorf("%s in %q: %d bytes, %t; want %d, %t", c.pattern, c.text, n, ok, c.n, c.ok)
+		}
+	}
+}
+
+// TestReadDecoder: how the text of tokens is made, as the file has it, and what is refused.
+func TestReadDecoder(t *testing.T) {
+	seq := func(parts ...string) string {
+		return `{"type":"Sequence","decoders":[` + strings.Join(parts, ",") + `]}`
+	}
+	metaspace := func(more string) string { return `{"type":"Metaspace","replacement":"▁"` + more + `}` }
+	replace := func(from, to string) string {
+		return `{"type":"Replace","pattern":{"String":"` + from + `"},"content":"` + to + `"}`
+	}
+	strip := func(fields string) string { return `{"type":"Strip","content":" ",` + fields + `}` }
+	const fallback, fuse, bytes = `{"type":"ByteFallback"}`, `{"type":"Fuse"}`, `{"type":"ByteLevel"}`
+	for _, c := range []struct {
+		raw       string
+		of        [2]string // a piece, and its text
+		isByte    bool
+		dropFirst bool
+		perByte   bool
+		strip     int
+		refused   string
+	}{
+		{raw: bytes, of: [2]string{"Ġa", " a"}}, {raw: bytes, of: [2]string{"日", "日"}}, {raw: bytes, of: [2]string{"Ń", "\xad"}}, {raw: seq(bytes), of: [2]string{"ł", "\xa0"}},
+		{raw: metaspace(""), of: [2]string{"▁a▁", " a "}, dropFirst: true}, {raw: metaspace(`,"add_prefix_space":true`), of: [2]string{"a", "a"}, dropFirst: true}, {raw: metaspace(`,"add_prefix_space":false`), of: [2]string{"a", "a"}},
+		{raw: metaspace(`,"prepend_scheme":"always"`), of: [2]string{"a", "a"}, dropFirst: true}, {raw: metaspace(`,"prepend_scheme":"first"`), of: [2]string{"a", "a"}, dropFirst: true},
+		{raw: metaspace(`,"prepend_scheme":"never"`), of: [2]string{"▁a", " a"}}, {raw: metaspace(`,"prepend_scheme":"never","add_prefix_space":true`), of: [2]string{"a", "a"}}, {raw: metaspace(`,"prepend_scheme":"first","add_prefix_space":false`), of: [2]string{"a", "a"}},
+		{raw: replace("▁", " "), of: [2]string{"▁a▁", " a "}}, {raw: seq(replace("a", "b"), replace("b", "c")), of: [2]string{"ab", "cc"}}, {raw: seq(metaspace(""), replace(" a", "b")), of: [2]string{"▁a", "b"}, dropFirst: true},
+		{raw: seq(replace("▁", " "), fallback, fuse), of: [2]string{"<0x0A>", "\n"}, isByte: true, perByte: true}, {raw: fallback, of: [2]string{"<0xfF>", "\xff"}, isByte: true, perByte: true}, {raw: fallback, of: [2]string{"<0x0G>", "<0x0G>"}, perByte: true},
+		{raw: fallback, of: [2]string{"<0x0A", "<0x0A"}, perByte: true}, {raw: fallback, of: [2]string{"<0x00A>", "<0x00A>"}, perByte: true}, {raw: fallback, of: [2]string{"x0x0A>", "x0x0A>"}, perByte: true}, {raw: fuse, of: [2]string{"<0x0A>", "<0x0A>"}},
+		{raw: seq(fuse, strip(`"start":1,"stop":0`)), of: [2]string{" a", " a"}, strip: 1}, {raw: seq(fuse, strip(`"start":0,"stop":0`)), of: [2]string{"a", "a"}},
+		{raw: "null", refused: "cannot tell how tokens join"}, {raw: "", refused: "cannot tell how tokens join"}, {raw: seq(), refused: "cannot tell how tokens join"}, {raw: "[]", refused: "json"}, {raw: seq("7"), refused: "json"},
+		{raw: `{"type":"WordPiece"}`, refused: "WordPiece is not supported here"}, {raw: seq(bytes, fuse), refused: "ByteLevel is not supported here"}, {raw: seq(fuse, metaspace("")), refused: "Metaspace is not supported here"},
+		{raw: seq(fuse, replace("a", "b")), refused: "Replace is not supported here"}, {raw: seq(fallback, replace("a", "b")), refused: "Replace is not supported here"}, {raw: replace("", "b"), refused: "Replace is not supported here"}, {raw: `{"type":"Replace","pattern":{"Regex":"a"},"content":"b"}`, refused: "Replace is not supported here"},
+		{raw: seq(fuse, fallback), refused: "ByteFallback is not supported here"}, {raw: strip(`"start":1,"stop":0`), refused: "Strip is not supported here"}, {raw: seq(fuse, strip(`"start":1,"stop":1`)), refused: "Strip is not supported here"},
+		{raw: seq(fuse, strip(`"start":-1,"stop":0`)), refused: "Strip is not supported here"}, {raw: seq(fuse, strip(`"start":1,"stop":0`), fuse), refused: "Strip is not supported here"}, {raw: seq(fuse, `{"type":"Strip","content":"_","start":1,"stop":0}`), refused: "Strip is not supported here"},
+	} {
+		d, err := readDecoder(json.RawMessage(c.raw))
+		if (err == nil) != (c.refused == "") || err != nil && !strings.Contains(err.Error(), c.refused) {
+			t.Errorf("%s: %v", c.raw, err)
+		}
+		if c.refused != "" {
+			continue
+		}
+		if text, isByte := d.text(c.of[0]); text != c.of[1] || isByte != c.isByte || d.dropFirst != c.dropFirst || d.perByte != c.perByte || d.strip != c.strip {
+			t.Errorf("%s: %q is %q, a byte %t; %+v", c.raw, c.of[0], text, isByte, d)
+		}
+	}
+}
+
 // TestMergeLong compares the two ways to merge.
 func TestMergeLong(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))

@@ -140,6 +140,22 @@ func TestStopper(t *testing.T) {
 	f([]string{"\n\n"}, false, []string{"a\n", "b\n", "\nc"}, "a\nb", "\n\n")
 }
 
+// TestStopperGoesOn: without a stop string nothing stops, and what cannot begin one is shown at once.
+func TestStopperGoesOn(t *testing.T) {
+	for _, stops := range [][]string{nil, {""}, {"END"}, {"", "cE"}} {
+		s := tokenizer.NewStops(stops, false).Stopper()
+		for range 2 {
+			if emit, hit, stopped := s.Push("abE"); stopped || hit != "" || emit+s.Flush() != "abE" {
+				t.Errorf("%q: %q, %q, %t", stops, emit, hit, stopped)
+			}
+			s = tokenizer.NewStops(stops, false).Stopper()
+			if emit := s.Skip("ab"); emit != "ab" {
+				t.Errorf("%q: skipped %q", stops, emit)
+			}
+		}
+	}
+}
+
 // TestStopperSkip: no stop string ends in skipped text, but one may begin there.
 func TestStopperSkip(t *testing.T) {
 	f := func(stops []string, skipped, rest []string, want, hit string) {

@@ -104,6 +104,16 @@ func TestRereadBad(t *testing.T) {
 	}
 }
 
+// TestRereadMost: 4 KiB may have to be drawn again, and no byte more.
+func TestRereadMost(t *testing.T) {
+	for n, lost := range map[int]bool{4096: false, 4097: true} {
+		s, _ := rereading(t, 0, 0, first("a", "[1]"), told(strings.Repeat("b", n), "[1,2]", "null"))
+		if s.lost != lost || strings.Contains(s.why(), "for too long") != lost {
+			t.Errorf("%d bytes: lost %t, %q", n, s.lost, s.why())
+		}
+	}
+}
+
 // TestRereadNext: the rest of a stream from another engine, as the client gets it.
 func TestRereadNext(t *testing.T) {
 	const usage = "data: {\"id\":\"b\",\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"total_tokens\":5}}\n\n"

@@ -106,3 +106,22 @@ func TestDrain(t *testing.T) {
 		t.Errorf("%v tokens a second, %t", got, ok)
 	}
 }
+
+// TestRateAtOnce: of what was served in no time there is no rate.
+func TestRateAtOnce(t *testing.T) {
+	var d drain
+	now := time.Unix(1e6, 0)
+	d.waits(now, true)
+	for range drainLeast {
+		if r, ok := d.rate(now); ok {
+			t.Errorf("%v tokens a second", r)
+		}
+		d.served(now, 10)
+	}
+	if r, ok := d.rate(now); ok {
+		t.Errorf("%v tokens a second, at once", r)
+	}
+	if r, ok := d.rate(now.Add(2 * time.Second)); !ok || r <= 0 || r > 10*drainLeast {
+		t.Errorf("%v tokens a second, %t", r, ok)
+	}
+}

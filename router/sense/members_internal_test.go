@@ -3,7 +3,10 @@ package sense
 import (
 	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -174,6 +177,149 @@ func TestSuspect(t *testing.T) {
 		ms.Suspect(&inst, c.err)
 		if m := w.Snapshot().Get("d0"); m.State != c.want || ms.Knocking() {
 			t.Errorf("%d: %v leaves it %s (%s)", i, c.err, m.State, m.Reason)
+		}
+	}
+}
+
+// TestAsk: any answer counts, and who refuses the connection is reported dead.
+func TestAsk(t *testing.T) {
+	said := make(chan string, 1)
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		said <- r.Method + " " + r.URL.Path
+		w.WriteHeader(503)
+	}))
+	shut := httptest.NewServer(nil)
+	shut.Close()
+	for _, c := range []struct {
+		url, said string
+		err       string
+		want      fleet.State
+	}{
+		{srv.URL, "GET /health", "", fleet.Live}, {shut.URL, "", "connect: ", fleet.Dead}, {"http://10.0.0.1", "", "worker URL", fleet.Live},
+	} {
+		w, err := fleet.Watch(fleet.WatcherConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		inst := fleet.Instance{ID: "d0", Epoch: 1, Role: fleet.Decode, URL: c.url, Dialect: "openai", Model: "m"}
+		if err := w.AddStatic(inst, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+		ms := bare(t, w)
+		ms.Client = h1.NewClient(h1.DefaultTimeouts(), h1.Upstream{}, nil)
+		ms.Spawn = func(f func()) bool { f(); return true }
+		var l h1.Life
+		err = ms.Ask(&l, &inst)
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %v", c.url, err)
+		}
+		got := ""
+		select {
+		case got = <-said:
+		default:
+		}
+		if m := w.Snapshot().Get("d0"); got != c.said || m.State != c.want {
+			t.Errorf("%s is asked %q, and is %s", c.url, got, m.State)
+		}
+		ms.Client.Close()
+	}
+	srv.Close()
+}
+
+// TestAddress: a worker of the fleet's own is reached as this router reaches them all, others as they say.
+func TestAddress(t *testing.T) {
+	for _, c := range []struct {
+		url, dialect string
+		tls          bool
+		want, err    string
+	}{
+		{"http://a:1", "vllm", false, "a:1", ""}, {"http://a:1/x", "vllm", true, "a:1", ""}, {"https://a:1", "vllm", false, "tls:a:1", ""}, {"https://a:1", "vllm", true, "tls:a:1", ""},
+		{"http://a:1", fleet.Native, false, "a:1", ""}, {"https://a:1", fleet.Native, true, "member:a:1", ""}, {"https://a:1", fleet.Native, false, "", "this router has no fleet.tls_cert"},
+		{"http://a:1", fleet.Native, true, "", "asks for https"}, {"ftp://a:1", fleet.Native, true, "", "begins neither"}, {"http://a", "vllm", false, "", "missing port"},
+	} {
+		ms := &Members{MembersDeps: MembersDeps{MemberTLS: c.tls}}
+		got, err := ms.Address(&fleet.Instance{URL: c.url, Dialect: c.dialect})
+		if got != c.want || (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s of %s, TLS %t: %q, %v", c.url, c.dialect, c.tls, got, err)
+		}
+	}
+}
+
+// TestSetStatic: the list becomes the fleet's, what is as it was keeps its epoch, and what cannot be added
+// is said and tried again.
+func TestSetStatic(t *testing.T) {
+	w, err := fleet.Watch(fleet.WatcherConfig{Revoked: []fleet.Revocation{{ID: "c", At: 1}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	ms := bare(t, w)
+	of := func(id, model string) Static {
+		return Static{ID: id, Role: fleet.Decode, URL: "http://127.0.0.1:1", Dialect: "vllm-nixl", Model: model}
+	}
+	epochs := map[string]uint64{}
+	for i, c := range []struct {
+		list []Static
+		live string // of those that live: the id, and "+" if it is new or another
+		err  string
+	}{
+		{nil, "", ""}, {[]Static{of("a", "m"), of("b", "m")}, "a+ b+", ""}, {[]Static{of("a", "m"), of("b", "m")}, "a b", ""}, {[]Static{of("a", "n"), of("b", "m")}, "a+ b", ""},
+		{[]Static{of("a", "n"), of("a", "n")}, "a b", "entry 2"}, {[]Static{of("a", "n"), of("c", "m")}, "a", "revoked"}, {[]Static{of("a", "n"), of("c", "m")}, "a", "revoked"}, {[]Static{of("b", "m"), of("a", "n")}, "a b+", ""}, {nil, "", ""},
+	} {
+		err := ms.SetStatic(c.list)
+		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+			t.Errorf("step %d: %v", i, err)
+		}
+		var live []string
+		for _, m := range w.Snapshot().Members {
+			if m.State != fleet.Live {
+				delete(epochs, m.ID)
+				continue
+			}
+			if live = append(live, m.ID); epochs[m.ID] != m.Epoch {
+				live[len(live)-1] += "+"
+			}
+			epochs[m.ID] = m.Epoch
+		}
+		if got := strings.Join(live, " "); got != c.live {
+			t.Errorf("step %d: %s, want %s", i, got, c.live)
+		}
+	}
+}
+
+// TestHasPair: an engine that only embeds counts as a pair until one has generated.
+func TestHasPair(t *testing.T) {
+	for _, c := range []struct {
+		ok, embeds, generated, want bool
+	}{{false, false, false, false}, {false, false, true, false}, {true, false, false, true}, {true, false, true, true}, {true, true, false, true}, {true, true, true, false}} {
+		w, err := fleet.Watch(fleet.WatcherConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		ms, d := bare(t, w), live("d0", fleet.Decode, "openai")
+		if err := w.AddStatic(d.Instance, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+		ms.state(&d).ok = c.ok
+		ms.publish(func(n *probed) {
+			if n.generated = c.generated; c.embeds {
+				n.embedders = []string{"d0"}
+			}
+		})
+		if got := ms.HasPair(); got != c.want {
+			t.Errorf("%+v: %t", c, got)
+		}
+		if list, known := ms.Served(); known["m"] != c.ok || (len(list) == 1) != c.ok || ms.OnlyEmbeds(w.Snapshot(), "m") != c.embeds || ms.OnlyEmbeds(w.Snapshot(), "n") {
+			t.Errorf("%+v: %v, %v", c, list, known)
+		}
+		other := live("d1", fleet.Decode, "openai")
+		if err := w.AddStatic(other.Instance, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+		if ms.OnlyEmbeds(w.Snapshot(), "m") {
+			t.Errorf("%+v: another one generates", c)
 		}
 	}
 }

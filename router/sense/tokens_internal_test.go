@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"path/filepath"
@@ -145,6 +146,44 @@ func TestFollowed(t *testing.T) {
 		if got := legOf(&fleet.Member{Instance: c.i}); got != c.legs || asks(&c.i) != c.asks {
 			t.Errorf("%+v: legs %v, asks %t", c.i, got, asks(&c.i))
 		}
+	}
+}
+
+// TestFollowAgain: a worker's events are followed anew when what says where they are changes, and only then.
+func TestFollowAgain(t *testing.T) {
+	e, err := NewFeeds(FeedsDeps{Events: DefaultEvents(), Log: slog.New(slog.DiscardHandler), Ctx: t.Context()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := fleet.Member{State: fleet.Live, Instance: fleet.Instance{ID: "d0", Epoch: 1, Role: fleet.Decode, Dialect: "vllm", Model: "m", KVEvents: "127.0.0.1:1", DPRanks: 1}}
+	var last *follow
+	for i, c := range []struct {
+		edit  func()
+		off   bool
+		ranks int // feeds; 0: it is not followed
+		again bool
+	}{
+		{func() {}, false, 1, true}, {func() {}, false, 1, false}, {func() { m.Load.Running = 3; m.Draining = true }, false, 1, false}, {func() { m.Role = fleet.Prefill }, false, 1, false}, {func() { m.State = fleet.Suspect }, false, 1, false},
+		{func() { m.KVEvents = "127.0.0.1:2" }, false, 1, true}, {func() { m.KVReplay = "127.0.0.1:3" }, false, 1, true}, {func() { m.KVTopic = "x" }, false, 1, true}, {func() { m.DPRanks = 3 }, false, 3, true}, {func() { m.DPRanks = 0 }, false, 1, true},
+		{func() { m.Model = "n" }, false, 1, true}, {func() { m.Dialect = fleet.Native }, false, 1, false}, {func() { m.Secrets = "a" }, false, 1, true}, {func() { m.Secrets = "b" }, false, 1, false}, {func() { m.KVEventsOpen = true }, false, 1, true},
+		{func() { m.DPRanks = 1000 }, false, maxRanks, true}, {func() { m.KVEvents = "127.0.0.1:65534" }, false, 2, true}, {func() { m.Epoch = 2 }, false, 2, true},
+		{func() { m.State = fleet.Dead }, false, 0, true}, {func() { m.State = fleet.Live }, false, 2, true}, {func() { m.State = fleet.Gone }, false, 0, true}, {func() { m.State = fleet.Live }, true, 0, false}, {func() { m.DPRanks = 1 }, false, 1, true}, {func() { m.KVEvents = "" }, false, 0, true},
+	} {
+		c.edit()
+		e.sync(fleet.NewSnapshot(1, time.Now(), []fleet.Member{m}), !c.off)
+		f := e.feeds[probeKey{id: "d0", epoch: m.Epoch}]
+		ranks := 0
+		if f != nil {
+			ranks = len(f.feeds)
+		}
+		if feeds, connected := e.totals(); ranks != c.ranks || (f != last) != c.again || feeds != c.ranks || connected != 0 || (e.Info(&m) != nil) != (c.ranks > 0) {
+			t.Errorf("step %d: %d ranks, again %t; %d feeds, %d connected", i, ranks, f != last, feeds, connected)
+		}
+		last = f
+	}
+	e.sync(fleet.NewSnapshot(0, time.Time{}, nil), false)
+	if len(e.feeds) != 0 || e.index.Stats().Blocks != 0 {
+		t.Errorf("%d are followed at the end", len(e.feeds))
 	}
 }
 

@@ -1,0 +1,209 @@
+package console
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/router/h1"
+)
+
+// TestServe: what each token opens, what is answered to who has none, and which of it is in the audit log.
+func TestServe(t *testing.T) {
+	var log bytes.Buffer
+	file, bounds := filepath.Join(t.TempDir(), "audit"), h1.DefaultBounds()
+	bounds.MaxBodyBytes = 1024
+	d := bareConsole(t, "e0").Deps
+	d.Token, d.TokenRO, d.AuditFile, d.Log = "secret", "reads", file, slog.New(slog.NewTextHandler(&log, nil))
+	d.Refuse = func(ctx *fasthttp.RequestCtx, err error) { h1.WriteError(ctx, bounds.Refusal(err)) }
+	c, err := New(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	s := h1.NewServer(h1.ServerConfig{Bounds: bounds, Handler: c.Serve, Refuse: d.Refuse, Log: d.Log})
+	s.Start(ln)
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	lines := 0
+	for _, x := range []struct {
+		verb, path, shown, body string
+		status                  int
+		says, asks              string // the body, and WWW-Authenticate
+		by, was, is             string // in the audit log; by "": it is not there
+	}{
+		{verb: "GET", path: "/health", status: 200, says: `{"status":"ok"}`},
+		{verb: "GET", path: "/metrics", status: 401, says: "missing or wrong", asks: "Bearer", by: "nobody"},
+		{verb: "GET", path: "/dashboard", status: 401, says: "missing or wrong", asks: dashboardRealm, by: "nobody"},
+		{verb: "GET", path: "/admin/v1/cache", shown: "wrong", status: 401, says: "missing or wrong", asks: "Bearer", by: "nobody"},
+		{verb: "GET", path: "/admin/v1/cache", shown: "reads", status: 200, says: "{}"},
+		{verb: "HEAD", path: "/admin/v1/cache", shown: "reads", status: 200},
+		{verb: "GET", path: "/admin/v1/profile", shown: "reads", status: 403, says: "only reads, and no profiles", by: "reader"},
+		{verb: "GET", path: "/debug/pprof/", shown: "reads", status: 403, says: "only reads, and no profiles", by: "reader"},
+		{verb: "GET", path: "/debug/pprof/goroutine?debug=1", shown: "secret", status: 200, says: "goroutine profile"},
+		{verb: "GET", path: "/debug/pprof/profile?seconds=x", shown: "secret", status: 400, says: "seconds"},
+		{verb: "GET", path: "/admin/v1/profile", shown: "secret", status: 200, says: `"router":{"`},
+		{verb: "POST", path: "/admin/v1/cache/flush", shown: "reads", status: 403, says: `this token only reads"`, by: "reader"},
+		{verb: "POST", path: "/admin/v1/cache/flush", shown: "secret", status: 503, says: "no live worker", by: "admin"},
+		{verb: "POST", path: "/admin/v1/instances/e0/drain", shown: "secret", body: strings.Repeat(" ", 1025), status: 413, says: "1024"},
+		{verb: "POST", path: "/admin/v1/instances/e0/drain", shown: "secret", body: strings.Repeat(" ", 1024), status: 200, says: `"e0"`, by: "admin", was: "not drained"},
+		{verb: "POST", path: "/admin/v1/instances", shown: "secret", body: "", status: 400, says: "the body is empty", by: "admin"},
+		{verb: "POST", path: "/admin/v1/instances", shown: "secret", body: `{"id":"a/b","role":"decode","url":"http://10.0.0.1:1","dialect":"openai","model":"m"}`, status: 400, says: `"param":"id"`, by: "admin"},
+		{verb: "POST", path: "/admin/v1/instances", shown: "secret", body: `{"id":"a","role":"decode","url":"10.0.0.1:1","dialect":"openai","model":"m"}`, status: 400, says: `"param":"url"`, by: "admin"},
+		{verb: "POST", path: "/admin/v1/instances", shown: "secret", body: `{"id":"a","role":"prefill","url":"http://10.0.0.1:1","dialect":"openai","model":"m"}`, status: 400, says: "its role is decode", by: "admin"},
+		{verb: "POST", path: "/admin/v1/instances", shown: "secret", body: `{"id":"a","role":"decode","url":"http://10.0.0.1:1","dialect":"openai","model":"m"}`, status: 201, says: `"id":"a"`, by: "admin", is: "decode http://10.0.0.1:1"},
+		{verb: "DELETE", path: "/admin/v1/instances/a", shown: "secret", status: 204, by: "admin", was: "live decode http://10.0.0.1:1"},
+	} {
+		req, err := http.NewRequestWithContext(t.Context(), x.verb, "http://"+ln.Addr().String()+x.path, strings.NewReader(x.body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if x.shown != "" {
+			req.Header.Set("Authorization", "Bearer "+x.shown)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if resp.StatusCode != x.status || !strings.Contains(string(body), x.says) || resp.Header.Get("WWW-Authenticate") != x.asks {
+			t.Errorf("%s %s: %d %s, asks for %q", x.verb, x.path, resp.StatusCode, body, resp.Header.Get("WWW-Authenticate"))
+		}
+		all, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list := strings.Split(strings.TrimSpace(string(all)), "\n")
+		if more := len(all) > 0 && len(list) > lines; more != (x.by != "") {
+			t.Errorf("%s %s: in the audit log %t", x.verb, x.path, more)
+		} else if more {
+			var e Audited
+			lines = len(list)
+			path, _, _ := strings.Cut(x.path, "?")
+			if err := json.Unmarshal([]byte(list[lines-1]), &e); err != nil || e.By != x.by || e.Action != x.verb+" "+path || e.Status != x.status || e.Was != x.was || x.is != "" && e.Is != x.is || e.Peer == "" || e.Request == "" {
+				t.Errorf("%s %s: %s, %v", x.verb, x.path, list[lines-1], err)
+			}
+		}
+	}
+	s.Cut()
+	s.Wait()
+	c.Gatherer = prometheus.NewRegistry()
+	var ctx fasthttp.RequestCtx
+	ctx.Request.SetRequestURI("/metrics")
+	if c.Serve(&ctx); ctx.Response.StatusCode() != 200 {
+		t.Errorf("metrics: %d", ctx.Response.StatusCode())
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	log.Reset()
+	c.Audit("reload", "SIGHUP", "x") // after the end
+	if !strings.Contains(log.String(), "action=reload by=SIGHUP") || strings.Contains(log.String(), "audit_file") {
+		t.Errorf("%s", log.String())
+	}
+}
+
+// TestDashboardHeaders: the page is not framed, stored or guessed at, and tells nobody where it came from.
+func TestDashboardHeaders(t *testing.T) {
+	h := &bareConsole(t).asked("GET", "/dashboard", "").Header
+	for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store", "Content-Type": "text/html; charset=utf-8"} {
+		if got := string(h.Peek(name)); got != want {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	policy := string(h.Peek("Content-Security-Policy"))
+	for _, want := range []string{"default-src 'none'", "connect-src 'self'", "frame-ancestors 'none'", "form-action 'none'", "base-uri 'none'", "script-src 'sha256-", "style-src 'sha256-"} {
+		if !strings.Contains(policy, want) {
+			t.Errorf("%s lacks %s", policy, want)
+		}
+	}
+	const sumA, sumB = "ypeBEsobvcr6wjGzmiPcTaeG7/gUfE5yuYB3ha/uSLs=", "PiPoFgA5WUoziU9lZOGxNIu9egCI1CxKy3PurtWcAJ0="
+	if got := dashboardPolicy([]byte("<style>a</style><script>b</script>")); !strings.Contains(got, "script-src 'sha256-"+sumB+"'") || !strings.Contains(got, "style-src 'sha256-"+sumA+"'") {
+		t.Error(got)
+	}
+}
+
+// TestAuditFile: the audit file is one that nobody else can write, and may be moved away.
+func TestAuditFile(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for name, mode := range map[string]os.FileMode{"open": 0o622, "group": 0o620, "mine": 0o600, "read": 0o644} {
+		if err := os.WriteFile(at(name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(at(name), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink(at("mine"), at("link")); err != nil {
+		t.Fatal(err)
+	}
+	for name, why := range map[string]string{"new": "", "mine": "", "read": "", "open": "has mode 0622", "group": "has mode 0620", "link": "is a symbolic link", ".": "audit_file: ", "none/x": "no such file"} {
+		a, err := newAuditor(dir+"/"+name, slog.New(slog.DiscardHandler))
+		if (err == nil) != (why == "") || err != nil && (!strings.Contains(err.Error(), why) || !strings.HasPrefix(err.Error(), "audit_file: ")) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := a.close(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	c := &Console{}
+	var err error
+	if c.audit, err = newAuditor(at("log"), slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatal(err)
+	}
+	c.Audit("first", "x", "")
+	if err := os.Rename(at("log"), at("old")); err != nil {
+		t.Fatal(err)
+	}
+	c.Audit("second", "x", "")
+	if err := c.ReopenAudit(); err != nil {
+		t.Error(err)
+	}
+	c.Audit("third", "x", "")
+	if err := os.Rename(at("log"), at("older")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(at("mine"), at("log")); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.ReopenAudit(); err == nil {
+		t.Error("a link is followed")
+	}
+	c.Audit("fourth", "x", "") // the old one stays in use
+	if err := c.audit.close(); err != nil {
+		t.Error(err)
+	}
+	for name, want := range map[string]string{"old": "first second", "older": "third fourth"} {
+		b, err := os.ReadFile(at(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for line := range strings.Lines(string(b)) {
+			var e Audited
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, e.Action)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s has %v", name, got)
+		}
+	}
+}
