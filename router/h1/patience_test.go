@@ -40,10 +40,10 @@ func TestPatience(t *testing.T) {
 	}{
 		"nothing":              {nil, nil, "408", 10 * time.Second},
 		"half a request":       {[]string{get[:9]}, []time.Duration{7 * time.Second}, "408", 10 * time.Second},
-		"one late":             {[]string{get}, []time.Duration{9 * time.Second}, "200", 0},
+		"one late":             {[]string{get}, []time.Duration{9 * time.Second}, "200", 60 * time.Second},
 		"one too late":         {[]string{get}, []time.Duration{12 * time.Second}, "408", 0},
-		"one, half of another": {[]string{get, get[:9]}, []time.Duration{0, 9 * time.Second}, "200 408", 10 * time.Second},
-		"two":                  {[]string{get, get}, []time.Duration{0, 9 * time.Second}, "200 200", 0},
+		"one, half of another": {[]string{get, get[:9]}, []time.Duration{0, 50 * time.Second}, "200 408", 10 * time.Second},
+		"two":                  {[]string{get, get}, []time.Duration{0, 59 * time.Second}, "200 200", 60 * time.Second},
 		"two, one too late":    {[]string{get, get}, []time.Duration{0, 68 * time.Second}, "200", 0},
 		"half a body":          {[]string{"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nx"}, []time.Duration{0}, "408", 10 * time.Second},
 	} {

@@ -210,6 +210,7 @@ func (s *Server) serveConn(conn net.Conn, c *Conn) {
 	}()
 	wait := s.cfg.ReadTimeout
 	for first := true; !s.stopping.Load(); first = false {
+		c.in.begun = 0 // nothing has: the last request may have come whole
 		if c.in.within(wait) != nil {
 			return
 		}
