@@ -42,7 +42,7 @@ func (rec *record) phases() []phase {
 			if !l.ahead.from.IsZero() {
 				out = append(out, phase{name: "bring", start: l.ahead.from, end: l.ahead.to, attempt: i + 1, leg: l})
 			}
-			if l.begun.IsZero() {
+			if l.begun.IsZero() || !l.ended.IsZero() && l.ended.Before(l.begun) { // it was over before it was sent
 				continue
 			}
 			out = append(out, phase{name: string(role), start: l.begun, end: l.ended, attempt: i + 1, role: role, leg: l})
