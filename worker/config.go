@@ -80,8 +80,8 @@ type Compute struct {
 	Device      string `key:"device"`       // "auto", "cpu" or "cuda"
 	Threads     int    `key:"threads"`      // CPU threads; 0: all cores
 	BlockTokens int    `key:"block_tokens"` // positions a KV block
-	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on the CPU, and what
-	// GPUMemory leaves beside weights and scratch on a GPU.
+	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on the CPU, or 64 whole
+	// contexts if these are less, and what GPUMemory leaves beside weights and scratch on a GPU.
 	KVMemory  config.AutoSize `key:"kv_memory"`
 	GPUMemory float64         `key:"gpu_memory"` // part of the GPU's memory that this process takes
 	// BatchInvariant makes a prompt's tokens independent of the batch, the chunks and the split,

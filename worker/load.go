@@ -166,14 +166,17 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 
 const cpuMemory = 256 << 20
 
-// poolBlocks is the pool's size in blocks: as set, or as many of that dtype as size bytes hold, at
-// most 64 whole contexts.
+// poolBlocks is the pool's size in blocks: as set, or as many of that dtype as size bytes hold; where
+// nothing is set at most 64 whole contexts, since a tiny model fills no more.
 func poolBlocks(cfg *Config, a *arch.Config, dtype kvlayout.DType, size int64) (int, error) {
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil
 	}
 	block := kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, cfg.BlockTokens, dtype).BlockBytes()
-	blocks := min(int(size/int64(block)), 64*((a.MaxPositions+cfg.BlockTokens-1)/cfg.BlockTokens))
+	blocks := int(size / int64(block))
+	if cfg.KVMemory == 0 {
+		blocks = min(blocks, 64*((a.MaxPositions+cfg.BlockTokens-1)/cfg.BlockTokens))
+	}
 	if blocks < 1 {
 		return 0, bad("kv_memory", "%d bytes hold no block of %d tokens", size, cfg.BlockTokens)
 	}

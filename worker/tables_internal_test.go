@@ -300,7 +300,8 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// TestPoolBlocks: as many blocks as are set, or as the memory holds, but no more than 64 contexts.
+// TestPoolBlocks: as many blocks as are set, or as the memory holds, but of the default no more than 64
+// contexts.
 func TestPoolBlocks(t *testing.T) {
 	const block = 2 * 2 * 2 * 4 * 4 * 16 // bytes
 	for _, c := range []struct {
@@ -314,6 +315,10 @@ func TestPoolBlocks(t *testing.T) {
 		got, err := poolBlocks(&cfg, a, "f32", c.size)
 		if got != c.want || (err == nil) != (c.want > 0) {
 			t.Errorf("%d blocks, %d bytes: %d, %v, want %d", c.blocks, c.size, got, err, c.want)
+		}
+		cfg.KVMemory = config.AutoSize(c.size)
+		if got, err := poolBlocks(&cfg, a, "f32", c.size); err == nil && c.blocks == 0 && got != int(c.size/block) {
+			t.Errorf("%d bytes that are set: %d", c.size, got)
 		}
 	}
 }

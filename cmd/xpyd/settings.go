@@ -106,7 +106,7 @@ func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 	f.String("device", def.Device, "auto, cpu or cuda")
 	f.Int("threads", 0, "CPU threads of a worker; 0: all cores")
 	f.Int("block-tokens", def.BlockTokens, "positions in a KV block, 1 to 256; best are 16, its divisors and its multiples")
-	f.String("kv-memory", def.KVMemory.String(), "size of a worker's KV pool; auto: 256MiB on the CPU, and what --gpu-memory leaves on a GPU")
+	f.String("kv-memory", def.KVMemory.String(), "size of a worker's KV pool; auto: 256MiB on the CPU (64 whole contexts if these are less), and what --gpu-memory leaves on a GPU")
 	f.Float64("gpu-memory", def.GPUMemory, "part of the GPU's memory that "+gpuMemory)
 	f.Bool("batch-invariant", false, "make tokens independent of the batch, the chunks and the split; costs a GPU some speed. Always so on the CPU")
 	f.String("kv-cache-dtype", def.KVCacheDType, "of KV on a GPU: auto (like --dtype), bf16 or fp8 (E4M3, a scale per row: half the memory, faster decoding, small errors). Workers that differ are not paired unless kv.convert allows it")
