@@ -103,6 +103,10 @@ func (c *Console) Serve(ctx *fasthttp.RequestCtx) {
 	case path == "/health":
 		h1.WriteJSON(ctx, 200, []byte(`{"status":"ok"}`))
 		return
+	case path == "/dashboard/": // as browsers complete it
+		ctx.Response.Header.Set("Location", "/dashboard")
+		ctx.SetStatusCode(fasthttp.StatusPermanentRedirect)
+		return
 	}
 	by := c.holder(ctx, verb, path)
 	if by != nobody {

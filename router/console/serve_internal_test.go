@@ -108,6 +108,10 @@ func TestServe(t *testing.T) {
 	if c.Serve(&ctx); ctx.Response.StatusCode() != 200 {
 		t.Errorf("metrics: %d", ctx.Response.StatusCode())
 	}
+	ctx.Request.SetRequestURI("/dashboard/")
+	if c.Serve(&ctx); ctx.Response.StatusCode() != 308 || string(ctx.Response.Header.Peek("Location")) != "/dashboard" {
+		t.Errorf("/dashboard/: %d to %q", ctx.Response.StatusCode(), ctx.Response.Header.Peek("Location"))
+	}
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
