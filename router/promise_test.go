@@ -79,7 +79,7 @@ func TestKeyPromise(t *testing.T) {
 func TestPromiseElsewhere(t *testing.T) {
 	t.Parallel()
 	f := newKeyFile(t, apikey.Key{Name: "fast", TPOTPromise: 25 * time.Millisecond})
-	g := newRig(t, 1, 1, f.config)
+	g := newRig(t, 1, 1, f.config, func(c *router.Config) { c.Limits.PairWait = time.Minute }) // until the engine is probed
 	e := g.add("e", fleet.Decode, func(i *fleet.Instance) { i.Dialect, i.Model = "openai", "other" })
 	e.on(&e.decode, whole)
 	resp, text := g.post("/v1/completions", `{"model":"other","prompt":"x"}`, append(f.of("fast"), "x-xpyd-promise", "ttft=1ms")...)
