@@ -168,7 +168,8 @@ func report(t *testing.T, out string, d *day) {
 		t.Fatal(err)
 	}
 	t.Chdir(root)
-	book, err := figures.Open(out, "edge")
+	const command = "make edge-soak"
+	book, err := figures.Open(out, "edge", command)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +183,7 @@ func report(t *testing.T, out string, d *day) {
 	}
 	for name, v := range map[string][2]int{"answers": {d.answers, 200_000}, "wrong": {d.wrong, 0}, "errors": {d.unexplained, 0}} {
 		err := book.Add(figures.Figure{Name: "edge.soak_" + name, Value: float64(v[0]), PeerValue: float64(v[1]), Peer: "limit", Unit: "in " + d.took.Round(time.Minute).String(),
-			Model: "stories260k, 2P2D and 1P1D apart, 16 clients", Command: "make edge-soak", Runs: 1, Spread: strings.Join(use, "; ")})
+			Model: "stories260k, 2P2D and 1P1D apart, 16 clients", Command: command, Runs: 1, Spread: strings.Join(use, "; ")})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -45,9 +45,9 @@ type Book struct {
 	device                string
 }
 
-// Open appends to DIR/results/NAME.jsonl and DIR/raw/DATE-NAME.log, and begins this run's part of the
+// Open appends to DIR/results/NAME.jsonl and DIR/raw/DATE-NAME.log, and begins a command's part of the
 // log. Without a DIR the book keeps nothing.
-func Open(dir, name string) (*Book, error) {
+func Open(dir, name, command string) (*Book, error) {
 	b := &Book{date: time.Now().UTC().Format("2006-01-02"), device: Device()}
 	if dir == "" {
 		return b, nil
@@ -65,7 +65,7 @@ func Open(dir, name string) (*Book, error) {
 		b.raw.Close()
 		return nil, err
 	}
-	b.Logf("\n# %s commit %s on %s: %s", time.Now().UTC().Format(time.RFC3339), b.commit, b.device, strings.Join(os.Args, " "))
+	b.Logf("\n# %s commit %s on %s: %s", time.Now().UTC().Format(time.RFC3339), b.commit, b.device, command)
 	return b, nil
 }
 

@@ -1,6 +1,7 @@
 package figures
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -11,7 +12,7 @@ import (
 
 func TestBook(t *testing.T) {
 	dir := t.TempDir()
-	b, err := Open(dir, "unit")
+	b, err := Open(dir, "unit", "make unit")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,6 +24,13 @@ func TestBook(t *testing.T) {
 	}
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
+	}
+	logs, _ := filepath.Glob(filepath.Join(dir, "raw", "*-unit.log"))
+	if len(logs) != 1 {
+		t.Fatal(logs)
+	}
+	if text, err := os.ReadFile(logs[0]); err != nil || !bytes.Contains(text, []byte(": make unit\na run\n")) {
+		t.Errorf("%v: %s", err, text)
 	}
 	f, err := os.Open(filepath.Join(dir, "results", "unit.jsonl"))
 	if err != nil {
@@ -58,7 +66,7 @@ func (r run) String() string { return fmt.Sprintf("%g s", float64(r)) }
 
 func TestCompare(t *testing.T) {
 	dir := t.TempDir()
-	b, err := Open(dir, "unit")
+	b, err := Open(dir, "unit", "make unit")
 	if err != nil {
 		t.Fatal(err)
 	}

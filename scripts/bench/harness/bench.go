@@ -42,7 +42,7 @@ func (b *Bench) Open(book string) (err error) {
 	if b.Dir, err = os.MkdirTemp("", "xpyd-bench"); err != nil {
 		return err
 	}
-	if b.Book, err = figures.Open(b.Out, book); err != nil {
+	if b.Book, err = figures.Open(b.Out, book, b.Command); err != nil {
 		os.RemoveAll(b.Dir)
 	}
 	return err
