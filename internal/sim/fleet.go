@@ -131,15 +131,12 @@ func open(cfg Config, load Load) (*run, error) {
 			return nil, err
 		}
 	}
-	if r.lanes != nil {
-		r.lanes.list = r.workers
-	}
 	return r, nil
 }
 
 func (r *run) run(ctx context.Context) error {
 	if r.lanes != nil {
-		defer r.lanes.open(runtime.GOMAXPROCS(0))()
+		defer r.lanes.open(r.workers, runtime.GOMAXPROCS(0))()
 	}
 	r.beat()
 	if r.load.Closed == 0 {

@@ -34,7 +34,8 @@ type heard struct {
 const fewDue = 8
 
 // open starts goroutines for all but one of n processors. The caller ends them.
-func (l *lanes) open(n int) (end func()) {
+func (l *lanes) open(workers []*worker, n int) (end func()) {
+	l.list = workers
 	for _, w := range l.list {
 		w.alone = true
 	}

@@ -60,11 +60,7 @@ func TestLearn(t *testing.T) {
 		"of no dialect":         {engine: answers{"/v1/models": `{"data":[{"id":"n"}]}`}, edit: func(i *fleet.Instance) { i.Dialect = "x" }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, err := fleet.Watch(fleet.WatcherConfig{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer w.Close()
+			w := watch(t)
 			inst := fleet.Instance{ID: "d0", Epoch: 1, Role: fleet.Decode, URL: "http://10.0.0.1:80", Dialect: "sglang", Model: "m"}
 			if c.edit != nil {
 				c.edit(&inst)

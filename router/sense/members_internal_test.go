@@ -46,11 +46,7 @@ func TestForgetMarks(t *testing.T) {
 // TestLeaving: an order given here counts before what a worker announces, for its epoch, until it
 // is taken back; the places for moves outlast other changes.
 func TestLeaving(t *testing.T) {
-	w, err := fleet.Watch(fleet.WatcherConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
+	w := watch(t)
 	ms := NewMembers(MembersDeps{Fleet: w, Picker: pick.New(pick.Config{Policy: pick.RoundRobin}, nil)})
 	inst := fleet.Instance{ID: "d0", Epoch: 1, Role: fleet.Decode, URL: "http://127.0.0.1:1", KVAddr: "127.0.0.1:1", Dialect: fleet.Native, Model: "m", MaxModelLen: 8}
 	announce := func(epoch uint64, draining, waitOnly bool) {
@@ -163,11 +159,7 @@ func TestSuspect(t *testing.T) {
 	}{
 		{ln, io.EOF, fleet.Live}, {shut, io.EOF, fleet.Dead}, {ln, syscall.ECONNREFUSED, fleet.Dead}, {shut, ErrRefusesUs, fleet.Live}, {shut, syscall.EMFILE, fleet.Live},
 	} {
-		w, err := fleet.Watch(fleet.WatcherConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Close()
+		w := watch(t)
 		inst := fleet.Instance{ID: "d0", Epoch: 1, Role: fleet.Decode, URL: "http://" + c.at.Addr().String(), Dialect: "openai", Model: "m"}
 		if err := w.AddStatic(inst, fleet.Static); err != nil {
 			t.Fatal(err)
@@ -197,11 +189,7 @@ func TestAsk(t *testing.T) {
 	}{
 		{srv.URL, "GET /health", "", fleet.Live}, {shut.URL, "", "connect: ", fleet.Dead}, {"http://10.0.0.1", "", "worker URL", fleet.Live},
 	} {
-		w, err := fleet.Watch(fleet.WatcherConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Close()
+		w := watch(t)
 		inst := fleet.Instance{ID: "d0", Epoch: 1, Role: fleet.Decode, URL: c.url, Dialect: "openai", Model: "m"}
 		if err := w.AddStatic(inst, fleet.Static); err != nil {
 			t.Fatal(err)
@@ -210,7 +198,7 @@ func TestAsk(t *testing.T) {
 		ms.Client = h1.NewClient(h1.DefaultTimeouts(), h1.Upstream{}, nil)
 		ms.Spawn = func(f func()) bool { f(); return true }
 		var l h1.Life
-		err = ms.Ask(&l, &inst)
+		err := ms.Ask(&l, &inst)
 		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
 			t.Errorf("%s: %v", c.url, err)
 		}
@@ -293,11 +281,7 @@ func TestHasPair(t *testing.T) {
 	for _, c := range []struct {
 		ok, embeds, generated, want bool
 	}{{false, false, false, false}, {false, false, true, false}, {true, false, false, true}, {true, false, true, true}, {true, true, false, true}, {true, true, true, false}} {
-		w, err := fleet.Watch(fleet.WatcherConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Close()
+		w := watch(t)
 		ms, d := bare(t, w), live("d0", fleet.Decode, "openai")
 		if err := w.AddStatic(d.Instance, fleet.Static); err != nil {
 			t.Fatal(err)
@@ -322,4 +306,15 @@ func TestHasPair(t *testing.T) {
 			t.Errorf("%+v: another one generates", c)
 		}
 	}
+}
+
+// watch is a fleet without members, until the test ends.
+func watch(t *testing.T) *fleet.Watcher {
+	t.Helper()
+	w, err := fleet.Watch(fleet.WatcherConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { w.Close() })
+	return w
 }

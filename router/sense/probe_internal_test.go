@@ -132,11 +132,7 @@ func TestProbe(t *testing.T) {
 		"the router ends meanwhile": {dialect: "openai", says: context.Canceled, tries: "/v1/completions", want: probeState{running: true}},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			w, err := fleet.Watch(fleet.WatcherConfig{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer w.Close()
+			w := watch(t)
 			ms, asked := bare(t, w), []string{}
 			var end context.CancelFunc
 			ms.Ctx, end = context.WithCancel(t.Context())
@@ -203,11 +199,7 @@ func TestProbe(t *testing.T) {
 
 // TestProbeLearns: an engine of which more becomes known is not probed before that is looked at.
 func TestProbeLearns(t *testing.T) {
-	w, err := fleet.Watch(fleet.WatcherConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
+	w := watch(t)
 	ms, d := bare(t, w), live("d0", fleet.Decode, "openai")
 	if err := w.AddStatic(d.Instance, fleet.Static); err != nil {
 		t.Fatal(err)
@@ -244,11 +236,7 @@ func TestProbeLevel(t *testing.T) {
 		"has left":          {err: fault, fails: 9, edit: func(i *fleet.Instance) { i.ID = "d1" }, want: slog.LevelInfo},
 		"of nobody we know": {err: fault, stranger: true, want: slog.LevelInfo},
 	} {
-		w, err := fleet.Watch(fleet.WatcherConfig{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer w.Close()
+		w := watch(t)
 		ms, p, d := bare(t, w), live("p0", fleet.Prefill, "sglang"), live("d0", fleet.Decode, "sglang")
 		now := d.Instance
 		if c.edit != nil {
