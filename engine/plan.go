@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -43,6 +44,7 @@ func (e *Engine) fill(from []*sequence) bool {
 			}
 			e.batch = e.batch[:0]
 			prefills = slices.DeleteFunc(prefills, func(q *sequence) bool { return len(q.output()) == 0 })
+			shortestFirst(prefills)
 			budget, room = n, n
 		} else {
 			room = max(room, e.pace.besides(e.most(l.target)))
@@ -143,6 +145,12 @@ func (e *Engine) catchUp(back int, target time.Duration) int {
 		return 0
 	}
 	return n
+}
+
+// shortestFirst orders streams that stand still by what they lack: so most of them go on with the
+// first step. One that lacks much has its turn in the steps between, which go by age.
+func shortestFirst(streams []*sequence) {
+	slices.SortStableFunc(streams, func(a, b *sequence) int { return cmp.Compare(a.missing(), b.missing()) })
 }
 
 // apart reports whether a step of so many tokens is longer than one without those that decode. A GPU

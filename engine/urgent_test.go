@@ -1,6 +1,7 @@
 package engine_test
 
 import (
+	"context"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -105,6 +106,102 @@ func standStill(t *testing.T, token, within, step time.Duration) {
 				t.Errorf("stream %d goes on after %v, the longest step took %v", i, took, longest)
 			}
 		}
+		for _, h := range all {
+			h.Cancel()
+		}
+		r.close()
+	})
+}
+
+// TestShortestFirst: of streams that go on beside others the shortest come first, and one that lacks
+// much is not passed for ever by those that keep coming.
+func TestShortestFirst(t *testing.T) {
+	if pipelined {
+		return // device is a Launcher: the first pass was the same
+	}
+	synctest.Test(t, func(t *testing.T) {
+		cfg := config()
+		cfg.StepTokens, cfg.MaxRunning, cfg.MaxWaiting = 512, 256, 1024
+		r := newRigOn(t, cfg, newDevice(enginetest.Config{Blocks: 4096}, func(s *kernels.Step) time.Duration {
+			tokens := 0
+			for _, q := range s.Seqs {
+				tokens += len(q.Tokens)
+			}
+			return time.Duration(tokens) * time.Millisecond
+		}))
+		var all []*engine.Handle
+		draw := rng()
+		// stream submits one of so many given tokens, or none, and returns its handle.
+		stream := func(given int) *engine.Handle {
+			q := request(prompt(draw, 8), 400)
+			q.IgnoreEOS = true
+			if given > 0 {
+				q.Given = []engine.Given{{Tokens: slices.Repeat([]int32{9}, given)}}
+			}
+			h := r.submit(q)
+			all = append(all, h)
+			return h
+		}
+		for range 40 {
+			stream(0)
+		}
+		time.Sleep(2 * time.Second) // they decode
+		for range 8 {               // a prompt's token has its price
+			h := r.submit(request(prompt(draw, 100), 1))
+			if _, _, err := collect(h, 1); err != nil {
+				t.Error(err)
+			}
+		}
+		var wait sync.WaitGroup
+		// ends has when each of some streams went on.
+		ends := func(streams ...*engine.Handle) []time.Duration {
+			began, took := time.Now(), make([]time.Duration, len(streams))
+			for i, h := range streams {
+				wait.Go(func() {
+					if _, err := h.Next(t.Context()); err != nil {
+						t.Error(err)
+					}
+					took[i] = time.Since(began)
+				})
+			}
+			wait.Wait()
+			return took
+		}
+		took := ends(stream(190), stream(12), stream(12), stream(12))
+		t.Log("streams of 190, 12, 12 and 12 tokens go on after", took)
+		for _, short := range took[1:] {
+			if short*2 > took[0] {
+				t.Errorf("one of 12 tokens goes on after %v, one of 190 after %v", short, took[0])
+			}
+		}
+		long := stream(190)
+		stop := make(chan struct{})
+		for c := range uint64(32) {
+			wait.Go(func() { // one after another
+				draw := rand.New(rand.NewPCG(c, 7))
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+					}
+					q := request(prompt(draw, 8), 400)
+					q.IgnoreEOS, q.Given = true, []engine.Given{{Tokens: slices.Repeat([]int32{9}, 10)}}
+					h := r.submit(q)
+					if _, err := h.Next(t.Context()); err != nil {
+						t.Error(err)
+					}
+					h.Cancel()
+				}
+			})
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		if _, err := long.Next(ctx); err != nil {
+			t.Errorf("one of 190 tokens, beside others of 10 that keep coming: %v", err)
+		}
+		close(stop)
+		wait.Wait()
 		for _, h := range all {
 			h.Cancel()
 		}
