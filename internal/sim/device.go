@@ -28,6 +28,10 @@ type device struct {
 	free  time.Duration
 	last  running // awaited last
 
+	shared  *shared // nil: its steps run one after the other, whatever others do
+	ended   int     // of those under way, in turns
+	waiting func()  // for the end of the oldest
+
 	noise   *rand.Rand
 	pieces  []steptable.Piece
 	results []kernels.Result
@@ -38,6 +42,7 @@ type device struct {
 type running struct {
 	step                   *kernels.Step
 	begins, ends, idleFrom time.Duration
+	left                   time.Duration // of what it takes alone, in turns
 }
 
 // token is what is drawn: nothing ends an answer but its length.
@@ -53,6 +58,10 @@ func (d *device) Close() error            { return nil }
 
 // Launch implements kernels.Launcher.
 func (d *device) Launch(s *kernels.Step) error {
+	if d.shared != nil {
+		d.shared.launch(d, s)
+		return nil
+	}
 	r := running{step: s, begins: max(d.clock.now, d.free), idleFrom: d.free}
 	r.ends = r.begins + d.takes(s)
 	d.free = r.ends
@@ -78,13 +87,23 @@ func (d *device) takes(s *kernels.Step) time.Duration {
 	return max(mean/2, mean+time.Duration(d.noise.NormFloat64()*float64(spread)))
 }
 
-// ends is when the oldest step under way ends.
-func (d *device) ends() time.Duration { return d.under[0].ends }
+// landed runs do when the oldest step under way has ended.
+func (d *device) landed(do func()) {
+	switch {
+	case d.shared == nil:
+		d.clock.after(d.under[0].ends-d.clock.now, do)
+	case d.ended > 0:
+		d.clock.after(0, do)
+	default:
+		d.waiting = do
+	}
+}
 
 // Await implements kernels.Launcher. The step has ended by the clock.
 func (d *device) Await() ([]kernels.Result, error) {
 	d.last = d.under[0]
 	d.under = append(d.under[:0], d.under[1:]...)
+	d.ended = max(0, d.ended-1)
 	s := d.last.step
 	if s.OnLayer != nil {
 		for l := range d.shape.Layers {

@@ -22,6 +22,7 @@ type Config struct {
 	// Whole workers compute and decode; of the others each does one. A fleet has either kind.
 	Whole, Prefill, Decode int
 	Worker                 Worker
+	OneDevice              bool // all workers share one
 	KV                     Link
 	// Front is how long a request takes from its arrival to a worker, and a token to the client.
 	Front, Back time.Duration
@@ -105,9 +106,13 @@ func open(cfg Config, load Load) (*run, error) {
 	r := &run{cfg: cfg, load: load, out: make([]Outcome, len(load.Requests)), feeding: true,
 		picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}}
 	clockOf := func() *clock { return &r.clock }
-	if cfg.Prefill+cfg.Decode+load.Closed == 0 {
+	if cfg.Prefill+cfg.Decode+load.Closed == 0 && !cfg.OneDevice {
 		r.lanes = &lanes{}
 		clockOf = func() *clock { return &clock{} }
+	}
+	var one *shared
+	if cfg.OneDevice {
+		one = &shared{clock: &r.clock}
 	}
 	add := func(n int, role fleet.Role, name string) error {
 		for i := range n {
@@ -115,6 +120,7 @@ func open(cfg Config, load Load) (*run, error) {
 			if err != nil {
 				return err
 			}
+			w.device.shared = one
 			if name == "whole" {
 				w.member.Dialect = "openai"
 			}

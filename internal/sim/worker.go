@@ -110,7 +110,7 @@ func (w *worker) turn(lingered bool) {
 	w.collect()
 	switch wait {
 	case engine.Landing:
-		w.clock.after(w.device.ends()-w.clock.now, w.land)
+		w.device.landed(w.land)
 	case engine.Linger:
 		w.clock.after(linger, func() { w.turn(true) })
 	case engine.Idle:

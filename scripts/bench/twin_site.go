@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/loadgen/report"
+	"github.com/xpyd/xpyd/internal/loadgen/workload"
+	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/internal/sim"
+	"github.com/xpyd/xpyd/internal/steptable"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/scripts/bench/harness"
+	"github.com/xpyd/xpyd/worker"
+)
+
+// machine is what a fleet's workers run on, with its step table.
+type machine struct {
+	*twinBench
+	name, about string
+	args        []string // of a worker
+	env         []string
+	sizes       sizes
+	write       func(ctx context.Context, dir string) error // the model
+	gpu         bool                                        // all workers share it
+	model       string
+	table       *steptable.Table
+	front, host time.Duration // see calibrate
+}
+
+func (b *twinBench) cpu() *machine {
+	return &machine{twinBench: b, name: "cpu", about: "CPU, a thread a worker; 15M shape, 512 tokens, 2,048 positions, random f32 weights",
+		args: []string{"--threads", "1", "--device", "cpu"}, sizes: sizes{in: 200, out: 50, prefix: 1, most: 2000, trace: 16, batch: 8},
+		write: func(_ context.Context, dir string) (err error) {
+			c := modeltest.Stories15M()
+			c.Vocab, c.MaxPositions = 512, 2048
+			files := map[string][]byte{}
+			for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
+				if files[name], err = os.ReadFile(filepath.Join("internal/model/stories260k", name)); err != nil {
+					return err
+				}
+			}
+			return modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 1, DType: kernels.F32, Files: files})
+		}}
+}
+
+func (b *twinBench) onGPU() *machine {
+	return &machine{twinBench: b, name: "gpu", about: "one GPU; Llama-3-8B shape, 512 tokens, random bf16 weights", gpu: true,
+		args: []string{"--device", "cuda", "--max-context", "16384"}, env: []string{"XPYD_CUDA_LIB=" + b.library},
+		sizes: sizes{in: 1000, out: 128, prefix: 4, most: 16000, trace: 1, batch: 64},
+		write: func(ctx context.Context, dir string) error { _, err := make8B(ctx, dir); return err }}
+}
+
+// prepare makes the model and times its steps, unless that was done before.
+func (m *machine) prepare(ctx context.Context) error {
+	if m.table != nil {
+		return nil
+	}
+	dir := m.keep
+	if dir == "" {
+		dir = m.Dir
+	}
+	m.model = filepath.Join(dir, m.name+"-model")
+	path := filepath.Join(dir, m.name+".json")
+	if _, err := os.Stat(path); err != nil {
+		if err := m.write(ctx, m.model); err != nil {
+			return err
+		}
+		argv := append([]string{m.XPYD, "bench", "step", "--model", m.model, "--time", m.stepTime.String(), "--out", path}, m.args...)
+		out, err := harness.Run(ctx, m.env, argv...)
+		if err != nil {
+			return err
+		}
+		m.Sayf("%s", out)
+	}
+	var err error
+	m.table, err = steptable.Open(path)
+	return err
+}
+
+// start starts a fleet with a router; stop ends it.
+func (m *machine) start(ctx context.Context, s sim.Split) (url string, stop func() error, err error) {
+	var list []*harness.Process
+	stop = func() (err error) {
+		for _, p := range slices.Backward(list) {
+			err = errors.Join(err, p.Stop())
+		}
+		return err
+	}
+	env, common := append(plainEnv(), m.env...), append([]string{"--model", m.model}, m.args...)
+	saying := func(prefix string, argv ...string) (rest string, err error) {
+		var p *harness.Process
+		p, rest, _, err = m.Saying(ctx, prefix, harness.Spec{Name: argv[0], Env: env, Argv: append([]string{m.XPYD}, argv...)})
+		if err == nil {
+			list = append(list, p)
+		}
+		return rest, err
+	}
+	if s.Whole == 0 {
+		url, err := saying("ready ", append([]string{"up", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0",
+			"--data", filepath.Join(m.Dir, "pair"), "--prefill", strconv.Itoa(s.Prefill), "--decode", strconv.Itoa(s.Decode)}, common...)...)
+		return url, stop, err
+	}
+	addr, err := harness.FreeAddr()
+	if err != nil {
+		return "", stop, err
+	}
+	w, err := m.Listening(ctx, addr, harness.Spec{Name: "whole", Env: env, Argv: append([]string{m.XPYD, "decode", "--listen", addr, "--trust-everyone", "--served-name", "m"}, common...)})
+	if err != nil {
+		return "", stop, err
+	}
+	list = append(list, w)
+	file := filepath.Join(m.Dir, "router.yaml")
+	yaml := fmt.Sprintf("static: [{id: whole, role: decode, url: \"http://%s\", dialect: openai, model: m}]\nfleet: {listen: \"127.0.0.1:0\"}\n", addr)
+	if err := os.WriteFile(file, []byte(yaml), 0o600); err != nil {
+		return "", stop, err
+	}
+	url, err = saying("listening ", "router", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", filepath.Join(m.Dir, "whole"), "--config", file)
+	if err != nil {
+		return "", stop, err
+	}
+	return url, stop, harness.Until(ctx, 2*time.Minute, func() error { _, err := m.send(ctx, url, twinLoad{"first", 1, repeated(1, 10, 2)}); return err }, list...)
+}
+
+// calibrate measures what of a request and of a step the table does not have, by one client's short
+// requests, and what the fleet takes: usual requests a second.
+func (m *machine) calibrate(ctx context.Context, s sim.Split, url string) (rate float64, err error) {
+	l := twinLoad{"calibration", 1, repeated(100, 64, 60)}
+	m.front, m.host = 0, 0
+	got, err := m.send(ctx, url, l)
+	if err != nil {
+		return 0, err
+	}
+	bare, err := m.simulate(ctx, s, l, 0)
+	if err != nil {
+		return 0, err
+	}
+	ms := func(v float64) time.Duration { return max(0, time.Duration(v*float64(time.Millisecond))) }
+	m.front = ms(got.TTFT - bare.TTFT)
+	if !m.gpu { // which computes meanwhile
+		m.host = ms(got.TPOT - bare.TPOT)
+	}
+	clients := 2 * m.sizes.batch
+	top, err := m.send(ctx, url, twinLoad{"capacity", clients, repeated(6*clients, m.sizes.in, m.sizes.out)})
+	m.Sayf("%s, %v: one client: real %v; twin %v; so %v to a worker and back, %v between steps; at most %v", m.name, s, got, bare, m.front, m.host, top)
+	return top.Rate / float64(m.sizes.out), err
+}
+
+// send runs a load against a server.
+func (m *machine) send(ctx context.Context, url string, l twinLoad) (got measured, err error) {
+	argv := []string{m.XPYD, "bench", "--url", url, "--endpoint", "completions", "--prompt-ids", "3-500", "--ignore-eos", "--progress", "off", "--json", "-",
+		"--seed", strconv.FormatUint(m.sent, 10)} // or caches would have the prompts
+	m.sent++
+	if l.closed > 0 {
+		e := l.entries[0]
+		argv = append(argv, "--concurrency", strconv.Itoa(l.closed), "--requests", strconv.Itoa(len(l.entries)), "--input", strconv.Itoa(e.In), "--output", strconv.Itoa(e.Out))
+	} else {
+		file := filepath.Join(m.Dir, "load.jsonl")
+		if err := writeTrace(file, l.entries); err != nil {
+			return got, err
+		}
+		argv = append(argv, "--trace", file)
+	}
+	var all report.Report
+	if _, err := m.Output(ctx, 10*m.window+time.Minute, &all, nil, argv...); err != nil {
+		return got, err
+	}
+	if len(all.Phases) != 1 || all.Phases[0].Requests.Failed > 0 || all.Phases[0].Requests.Completed == 0 {
+		return got, fmt.Errorf("the report: %+v", all)
+	}
+	p := &all.Phases[0]
+	return measured{TTFT: p.Latency.TTFT.Mean, TPOT: p.Latency.TPOT.Mean, P99: p.Latency.TTFT.P99, Rate: p.Throughput.OutputTokens}, nil
+}
+
+// writeTrace writes a Mooncake trace.
+func writeTrace(path string, entries []workload.Entry) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	enc := json.NewEncoder(f)
+	for i := range entries {
+		e := &entries[i]
+		line := map[string]any{"timestamp": float64(e.At) / float64(time.Millisecond), "input_length": e.In, "output_length": e.Out, "hash_ids": e.Blocks}
+		if err := enc.Encode(line); err != nil {
+			return errors.Join(err, f.Close())
+		}
+	}
+	return f.Close()
+}
+
+// config is a fleet's twin.
+func (m *machine) config(s sim.Split, seed uint64) sim.Config {
+	about := &m.table.About
+	w := worker.DefaultConfig(fleet.Decode)
+	w.MaxBatch, w.StepTokens = about.MaxBatch, about.StepTokens
+	cfg := sim.DefaultConfig()
+	cfg.Whole, cfg.Prefill, cfg.Decode, cfg.Seed = s.Whole, s.Prefill, s.Decode, seed
+	cfg.Front, cfg.Back = m.front/2, m.front-m.front/2
+	cfg.OneDevice = m.gpu
+	cfg.Worker = sim.Worker{Engine: worker.EngineConfig(&w, m.gpu), Blocks: about.Blocks, BlockTokens: about.BlockTokens, Layers: about.Shape.Layers,
+		Steps: m.table, Host: m.host, Overlaps: m.gpu}
+	cfg.KV = sim.Link{Bytes: m.table.KV.BytesPerToken, Bandwidth: m.table.KV.Bandwidth, Latency: time.Duration(m.table.KV.Latency * float64(time.Second))}
+	return cfg
+}
