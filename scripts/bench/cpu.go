@@ -187,13 +187,13 @@ func (s *shape) writeTokens(path string) error {
 	return os.WriteFile(path, text, 0o644)
 }
 
-// up starts `xpyd up` and returns its URL and how long it took to get ready.
+// up starts `xpyd up` on the CPU and returns its URL and how long it took to get ready.
 func up(ctx context.Context, b *harness.Bench, args ...string) (p *harness.Process, url string, took time.Duration, err error) {
 	binary, err := b.Binary(ctx)
 	if err != nil {
 		return nil, "", 0, err
 	}
-	argv := append([]string{binary, "up", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args...)
+	argv := append([]string{binary, "up", "--device", "cpu", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"}, args...)
 	return b.Saying(ctx, "ready ", harness.Spec{Name: "up", Argv: argv})
 }
 

@@ -86,7 +86,7 @@ var commands = []command{
 	{"moves", "how long a drain and a change of role take, and what a moved stream sees; -device cuda: single moves at a long context", "stream", "bench", 3, func(b base) benchmark { return &moves{takeover: takeover{base: b}} }},
 	{"idle", "what the router pays for takeovers while nothing goes wrong: two minutes", "stream", "bench", 20, func(b base) benchmark { return &idle{builds: &builds{router: &router{base: b}}} }},
 	{"upgrade", "requests that fail while `xpyd up` is upgraded under load: five minutes", "stream", "bench", 1, func(b base) benchmark { return &upgrade{base: b} }},
-	{"twin", "real fleets on the CPU, or on a GPU, beside their twins (internal/sim), under ten loads each: ten minutes a round", "twin", "bench", 3, func(b base) benchmark { return &twinBench{base: b} }},
+	{"twin", "real fleets beside their twins (internal/sim), under ten loads each: ten minutes a round; -device cuda: on a GPU", "twin", "bench", 3, func(b base) benchmark { return &twinBench{base: b} }},
 	{"hour", "how long the twin takes for an hour of a Mooncake trace on 16 workers, and on 1,000", "twin", "bench", 3, func(b base) benchmark { return &twinSpeed{base: b} }},
 	{"turns", "kv.peers on and off in conversations of two turns: two minutes", "turns", "bench", 9, func(b base) benchmark { return &turnsBench{b} }},
 }
@@ -168,7 +168,7 @@ func (c *command) line(f *flag.FlagSet) string {
 	line := "go run ./scripts/bench " + c.name
 	f.Visit(func(f *flag.Flag) {
 		switch value := f.Value.String(); {
-		case slices.Contains([]string{"xpyd", "out", "venv", "library", "dir", "rows", "budget", "python", "cpuprofile", "reports"}, f.Name):
+		case slices.Contains([]string{"xpyd", "out", "venv", "library", "dir", "rows", "budget", "python", "cpuprofile", "reports", "keep"}, f.Name):
 		case strings.Contains(value, "/"):
 			line += " -" + f.Name + " " + strings.ToUpper(f.Name) // a file on this machine
 		default:

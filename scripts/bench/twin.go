@@ -18,15 +18,18 @@ import (
 type twinBench struct {
 	base
 	window, stepTime      time.Duration
+	device                string // cpu or cuda
 	library, keep, traces string
 	files                 []string // of traces
-	sent                  uint64   // loads, each with prompts of its own
+	machine               *machine
+	sent                  uint64 // loads, each with prompts of its own
 }
 
 func (b *twinBench) flags(f *flag.FlagSet) {
 	f.DurationVar(&b.window, "window", 20*time.Second, "of each load")
 	f.DurationVar(&b.stepTime, "step-time", time.Minute, "how long steps are timed for a table")
-	f.StringVar(&b.library, "library", "", "libxpyd_cuda.so: its parts on a GPU run too")
+	f.StringVar(&b.device, "device", "cpu", "cpu, or cuda: all workers on one GPU")
+	f.StringVar(&b.library, "library", "", "libxpyd_cuda.so; built if empty")
 	f.StringVar(&b.keep, "keep", "", "a folder for models and tables: a run that finds them there uses them")
 	f.StringVar(&b.traces, "traces", "", "files of Azure or Mooncake traces, comma separated: a load of each")
 }
@@ -42,10 +45,17 @@ func (m measured) String() string {
 }
 
 func (b *twinBench) open(ctx context.Context) (err error) {
-	if b.library != "" {
+	switch b.device {
+	case "cpu":
+		b.machine = b.onCPU()
+	case "cuda":
 		if err := buildForGPU(ctx, b.Bench, &b.library); err != nil {
 			return err
 		}
+		b.machine = b.onGPU()
+		b.Book.On(gpuName(ctx))
+	default:
+		return fmt.Errorf("-device %s: cpu or cuda", b.device)
 	}
 	if b.traces != "" {
 		b.files = strings.Split(b.traces, ",")
@@ -56,14 +66,8 @@ func (b *twinBench) open(ctx context.Context) (err error) {
 
 // parts are a whole worker behind a router, and a pair.
 func (b *twinBench) parts() (list []part) {
-	machines := []*machine{b.cpu()}
-	if b.library != "" {
-		machines = append(machines, b.onGPU())
-	}
-	for _, m := range machines {
-		for _, s := range []sim.Split{{Whole: 1}, {Prefill: 1, Decode: 1}} {
-			list = append(list, part{m.name + "." + fleetName(s), func(ctx context.Context) error { return m.compare(ctx, s) }})
-		}
+	for _, s := range []sim.Split{{Whole: 1}, {Prefill: 1, Decode: 1}} {
+		list = append(list, part{fleetName(s), func(ctx context.Context) error { return b.machine.compare(ctx, s) }})
 	}
 	return list
 }
@@ -80,9 +84,6 @@ func fleetName(s sim.Split) string {
 func (m *machine) compare(ctx context.Context, s sim.Split) error {
 	if err := m.prepare(ctx); err != nil {
 		return err
-	}
-	if m.gpu {
-		m.Book.On(gpuName(ctx))
 	}
 	var list []twinLoad
 	var twin, real [][]measured // by load

@@ -36,7 +36,7 @@ type machine struct {
 	front, host time.Duration // see calibrate
 }
 
-func (b *twinBench) cpu() *machine {
+func (b *twinBench) onCPU() *machine {
 	return &machine{twinBench: b, name: "cpu", about: "CPU, a thread a worker; 15M shape, 512 tokens, 2,048 positions, random f32 weights",
 		args: []string{"--threads", "1", "--device", "cpu"}, sizes: sizes{in: 200, out: 50, prefix: 1, most: 2000, trace: 16, batch: 8},
 		write: func(_ context.Context, dir string) (err error) {
