@@ -27,6 +27,7 @@ type machine struct {
 	*twinBench
 	name, about string
 	args        []string // of a worker
+	timed       []string // of xpyd bench step besides: KV stays on the GPU
 	env         []string
 	sizes       sizes
 	write       func(ctx context.Context, dir string) error // the model
@@ -54,7 +55,7 @@ func (b *twinBench) onCPU() *machine {
 
 func (b *twinBench) onGPU() *machine {
 	return &machine{twinBench: b, name: "gpu", about: "one GPU; Llama-3-8B shape, 512 tokens, random bf16 weights", gpu: true,
-		args: []string{"--device", "cuda", "--max-context", "16384"}, env: []string{"XPYD_CUDA_LIB=" + b.library},
+		args: []string{"--device", "cuda"}, timed: []string{"--max-context", "16384", "--kv-bandwidth", "300GB", "--kv-latency", "300us"}, env: []string{"XPYD_CUDA_LIB=" + b.library},
 		sizes: sizes{in: 1000, out: 128, prefix: 4, most: 16000, trace: 1, batch: 64},
 		write: func(ctx context.Context, dir string) error { _, err := make8B(ctx, dir); return err }}
 }
@@ -74,7 +75,7 @@ func (m *machine) prepare(ctx context.Context) error {
 		if err := m.write(ctx, m.model); err != nil {
 			return err
 		}
-		argv := append([]string{m.XPYD, "bench", "step", "--model", m.model, "--time", m.stepTime.String(), "--out", path}, m.args...)
+		argv := append([]string{m.XPYD, "bench", "step", "--model", m.model, "--time", m.stepTime.String(), "--out", path}, slices.Concat(m.args, m.timed)...)
 		out, err := harness.Run(ctx, m.env, argv...)
 		if err != nil {
 			return err
