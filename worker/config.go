@@ -48,8 +48,7 @@ type Config struct {
 	StepTokens  int           `key:"step_tokens"`   // tokens a step, at most; 0: 512 on the CPU, 8192 on a GPU
 	MaxStepTime time.Duration `key:"max_step_time"` // aim for a step with a prefill chunk
 	QueueTime   time.Duration `key:"queue_time"`    // aim for the wait of prompts: steps are as large as that takes
-	TTFTPromise time.Duration `key:"ttft_promise"`  // what requests are promised: their first token within this; 0: nothing
-	TPOTPromise time.Duration `key:"tpot_promise"`  // and the mean of the times between their tokens; 0: nothing
+	Promises
 
 	MaxBody config.Size `key:"max_body"` // bytes of a request body
 	// MaxAnswer bounds an answer that does not stream: a request whose answer could become larger
@@ -90,6 +89,12 @@ type Compute struct {
 	DType          string `key:"dtype"`          // of weights, activations and KV on a GPU: "bf16", "fp16" or "auto" (fp16 if the checkpoint's torch_dtype is float16, else bf16)
 	Quantization   string `key:"quantization"`   // of the layers' projections on a GPU: "auto" (as in the checkpoint), "none" or "fp8"
 	KVCacheDType   string `key:"kv_cache_dtype"` // "auto" (as dtype on a GPU, f32 on the CPU), "bf16" or "fp8"
+}
+
+// Promises are what requests are promised; 0: nothing.
+type Promises struct {
+	TTFTPromise time.Duration `key:"ttft_promise"` // time to their first token
+	TPOTPromise time.Duration `key:"tpot_promise"` // the mean of the times between their tokens
 }
 
 // Fleet says how to reach NATS. The TLS files are for NATS, HTTP between members, and KV over the

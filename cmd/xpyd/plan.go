@@ -3,21 +3,15 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"os"
-	"slices"
-	"text/tabwriter"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/internal/loadgen/arrival"
-	"github.com/xpyd/xpyd/internal/loadgen/workload"
 	"github.com/xpyd/xpyd/internal/sim"
 	"github.com/xpyd/xpyd/internal/steptable"
 	"github.com/xpyd/xpyd/kvlayout"
@@ -26,14 +20,17 @@ import (
 
 type planFlags struct {
 	table, trace, input, output string
-	workers                     int
+	workers                     string
+	least, most                 int // of them
+	rate, cost, budget          float64
 	burstiness, share           float64
 	maxContext                  int
 	slo                         string
 	perThousand                 time.Duration
 	window                      time.Duration
 	seed                        uint64
-	json                        string
+	seeds                       int
+	json, html                  string
 }
 
 func newPlan() *cobra.Command {
@@ -44,21 +41,32 @@ func newPlan() *cobra.Command {
 		Long: `Run a load through fleets that exist only here: the router's choice, the engine's scheduler
 and the cache are the running ones, and a step takes the time that a table of xpyd bench step
 says. For whole workers and for every split into prefill and decode it looks for the highest
-load of which enough requests are good, and prints the fleets, the best first.
+load of which enough requests are good, and prints the fleets, the best first, beside a rate
+that no fleet keeps up (by linear programming). The best two are searched again with other seeds,
+to say how sure their order is. Then it prints the commands that start the best one.
 
 The load is a trace's requests at their times, sped up or slowed down, or requests that are
 drawn: lengths are distributions as of xpyd bench.
 
-Workers are as xpyd prefill and xpyd decode are without further settings, on the device of the
-table, each with the table's KV pool. No request is longer than the table's max_context: of drawn
-lengths what does not fit is cut, and a trace's longer requests are left out.`,
+How many workers there are is --workers, or what --budget pays at --cost. To ask how many a load
+needs, give a range, such as --workers 1-8, and the load's --rate or a --trace: the plan is then
+for the fewest of which some fleet keeps the load up as it comes.
+
+Workers are as xpyd prefill and xpyd decode are with the promises of --slo and without further
+settings, on the device of the table, each with a device and the table's KV pool of its own. No
+request is longer than the table's max_context: of drawn lengths what does not fit is cut, and a
+trace's longer requests are left out.`,
 		Example: `  xpyd bench step --model /models/llama-3-8b --device cuda --out h100.json
-  xpyd plan --table h100.json --workers 4 --slo ttft=2s,tpot=25ms --input normal:2000,500 --output exp:200
-  xpyd plan --table h100.json --workers 8 --slo ttft=2s,itl=25ms --ttft-per-1000 125ms --trace conversation_trace.jsonl --max-context 32000 --json plan.json`,
+  xpyd plan --table h100.json --workers 4 --slo ttft=2s,tpot=25ms --input normal:2000,500 --output exp:200 --html plan.html
+  xpyd plan --table h100.json --workers 8 --slo ttft=2s,itl=25ms --ttft-per-1000 125ms --trace conversation_trace.jsonl --max-context 32000 --json plan.json
+  xpyd plan --table h100.json --workers 1-8 --rate 20 --cost 2.5 --slo ttft=2s,tpot=25ms --input 1000 --output 200     how many GPUs are needed
+  xpyd plan --table h100.json --budget 20 --cost 2.5 --slo ttft=2s,tpot=25ms --input 1000 --output 200                 how much 20 an hour buy`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&p.table, "table", "", "step table, as xpyd bench step writes it")
-	f.IntVar(&p.workers, "workers", 2, "how many workers there are to split")
+	f.StringVar(&p.workers, "workers", "2", "how many workers there are to split; A-B: the fewest that the load needs")
+	f.Float64Var(&p.cost, "cost", 0, "what a worker costs an hour, in any currency")
+	f.Float64Var(&p.budget, "budget", 0, "with --cost and in place of --workers: what all workers may cost an hour")
 	f.StringVar(&p.slo, "slo", "", "limits of a good request: ttft=2s,tpot=25ms,itl=50ms (longest gap)")
 	f.DurationVar(&p.perThousand, "ttft-per-1000", 0, "added to the limit of ttft for each 1,000 tokens of the prompt")
 	f.Float64Var(&p.share, "share", 0.9, "part of the requests that are to be good")
@@ -66,24 +74,19 @@ lengths what does not fit is cut, and a trace's longer requests are left out.`,
 	f.IntVar(&p.maxContext, "max-context", 0, "of --trace: leave out requests of more tokens than this; 0: than the table says that a worker takes")
 	f.StringVar(&p.input, "input", "512", "tokens of a prompt, without --trace")
 	f.StringVar(&p.output, "output", "128", "tokens of an answer, without --trace")
+	f.Float64Var(&p.rate, "rate", 0, "without --trace: requests a second that are to be kept up; default: as many as can be")
 	f.Float64Var(&p.burstiness, "burstiness", 1, "without --trace: 1 is Poisson, less comes in bursts (gamma)")
 	f.DurationVar(&p.window, "window", 2*time.Minute, "of load, for each try")
 	f.Uint64Var(&p.seed, "seed", 1, "of lengths, times and the noise of steps")
+	f.IntVar(&p.seeds, "seeds", 5, "with how many seeds the best two fleets are searched; 1: no others")
 	f.StringVar(&p.json, "json", "", "write the result as JSON to this file; - for standard output, instead of the text")
+	f.StringVar(&p.html, "html", "", "write the result as one HTML page with plots to this file; the plots need further tries")
 	cmd.RunE = p.run
 	return cmd
 }
 
-// plan is the result, as JSON.
-type plan struct {
-	Table  steptable.About `json:"table"`
-	Fleets []sim.Goodput   `json:"fleets"`
-	// Bound is requests a second that no fleet keeps up: see sim.Bound.
-	Bound float64 `json:"bound"`
-}
-
 func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
-	promise, err := p.promise()
+	promise, err := p.check(cmd.Flags().Changed("workers"))
 	if err != nil {
 		return usageError{err}
 	}
@@ -98,81 +101,138 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return usageError{err}
 	}
-	out, err := p.create()
-	if err != nil {
-		return fmt.Errorf("plan: --json: %w", err)
-	}
-	cfg := p.fleet(t, promise)
-	began := time.Now()
-	fleets, err := sim.Compare(cmd.Context(), cfg, sim.Splits(p.workers), load, promise, p.patience(promise), func(g sim.Goodput) {
-		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %.3g requests/s, after %d tries\n", g.Fleet, g.Rate, g.Runs)
-	})
-	if err != nil {
-		out.drop()
-	}
-	if errors.Is(err, context.Canceled) {
-		return errors.New("plan: interrupted")
-	}
+	asJSON, asPage, err := p.create()
 	if err != nil {
 		return fmt.Errorf("plan: %w", err)
 	}
-	result := plan{t.About, fleets, sim.Bound(&cfg.Worker, p.workers, load(1), promise)}
-	if p.json == "-" {
-		return encodePlan(cmd.OutOrStdout(), &result)
+	began := time.Now()
+	result := &plan{Table: t.About, HeldOut: t.HeldOut, Noise: t.Spread(), Load: p.described(), Promise: p.slo, Share: p.share, Window: p.window.Seconds(), Price: p.cost,
+		Command: strings.Join(command(cmd), " ")}
+	if err := p.compute(cmd.Context(), result, t, load, promise, cmd.ErrOrStderr()); err != nil {
+		asJSON.drop()
+		asPage.drop()
+		if errors.Is(err, context.Canceled) {
+			return errors.New("plan: interrupted")
+		}
+		return fmt.Errorf("plan: %w", err)
 	}
-	if err := out.keep(func(w io.Writer) error { return encodePlan(w, &result) }); err != nil {
+	result.Took = time.Since(began).Seconds()
+	if err := asPage.keep(result.writePage); err != nil {
+		asJSON.drop()
+		return fmt.Errorf("plan: --html: %w", err)
+	}
+	if p.json == "-" {
+		return result.writeJSON(cmd.OutOrStdout())
+	}
+	if err := asJSON.keep(result.writeJSON); err != nil {
 		return fmt.Errorf("plan: --json: %w", err)
 	}
-	return showPlan(cmd.OutOrStdout(), p, &result, time.Since(began))
+	return result.writeText(cmd.OutOrStdout())
 }
 
-// create opens the file of --json, if there is one.
-func (p *planFlags) create() (*outFile, error) {
-	if p.json == "-" {
+// create opens the files of --json and --html, if there are any.
+func (p *planFlags) create() (asJSON, asPage *outFile, err error) {
+	if p.json != "-" {
+		if asJSON, err = createOut(p.json); err != nil {
+			return nil, nil, fmt.Errorf("--json: %w", err)
+		}
+	}
+	if asPage, err = createOut(p.html); err != nil {
+		asJSON.drop()
+		return nil, nil, fmt.Errorf("--html: %w", err)
+	}
+	return asJSON, asPage, nil
+}
+
+// curvePoints is into how many parts a curve is divided, up to beyond times the best fleet's goodput.
+const (
+	curvePoints = 10
+	beyond      = 1.25
+)
+
+// compute fills in the result.
+func (p *planFlags) compute(ctx context.Context, r *plan, t *steptable.Table, load func(seed uint64) sim.Requests, promise sim.Promise, stderr io.Writer) error {
+	// The last requests of a window may take as long as it, at least.
+	c := sim.Case{Config: p.fleet(t, promise), Load: load(p.seed), Promise: promise, Patience: promise.TTFT + max(p.window, time.Minute)}
+	r.Workers = p.most
+	if p.asksHowMany() {
+		r.Need = &planNeed{From: p.least, To: p.most, Rate: cmp.Or(p.rate, sim.Rate(c.Load(1)))}
+		n, err := c.Fewest(ctx, p.least, p.most, func(n int, fits []sim.Split) {
+			fmt.Fprintf(stderr, "%s: the load is kept up by %s\n", counted(n), splitNames(fits))
+		})
+		if err != nil {
+			return err
+		}
+		r.Need.Workers, r.Workers = n, cmp.Or(n, p.most)
+	}
+	found, err := c.Compare(ctx, sim.Splits(r.Workers), func(g *sim.Goodput) {
+		fmt.Fprintf(stderr, "%s: %s requests/s, after %d tries\n", g.Fleet, digits(g.Rate), g.Runs)
+	})
+	if err != nil {
+		return err
+	}
+	if best := found[0].Speed; p.html != "" && best > 0 {
+		err := c.Curves(ctx, found, beyond*best, curvePoints, func(g *sim.Goodput) { fmt.Fprintf(stderr, "%s: curve of %d loads\n", g.Fleet, len(g.Curve)) })
+		if err != nil {
+			return err
+		}
+	}
+	r.Bound = sim.Highest(&c.Config.Worker, r.Workers, c.Load, promise)
+	for _, g := range found {
+		r.Fleets = append(r.Fleets, r.planned(g))
+	}
+	if r.Sure, err = p.repeat(ctx, c, found, load, stderr); err != nil {
+		return err
+	}
+	if best := r.best(); best.Speed > 0 && !r.tooShort() {
+		r.Run = runLines(&t.About, best.Split, promise)
+	}
+	return nil
+}
+
+// repeat searches the best two fleets with other seeds; nil if that would say nothing.
+func (p *planFlags) repeat(ctx context.Context, c sim.Case, found []sim.Goodput, load func(seed uint64) sim.Requests, stderr io.Writer) (*sureness, error) {
+	if found = found[:min(2, len(found))]; found[len(found)-1].Speed == 0 {
+		found = found[:len(found)-1]
+	}
+	if p.seeds == 1 || len(found) == 0 || found[0].AtLeast || found[len(found)-1].AtLeast {
 		return nil, nil
 	}
-	return createOut(p.json)
+	cases := make([]sim.Case, p.seeds-1)
+	for i := range cases {
+		cases[i] = c
+		cases[i].Config.Seed = p.seed + uint64(i) + 1
+		cases[i].Load = load(cases[i].Config.Seed)
+	}
+	again, err := sim.Repeat(ctx, cases, found, func(i int, g *sim.Goodput) {
+		fmt.Fprintf(stderr, "%s, seed %d: %s requests/s, after %d tries\n", g.Fleet, cases[i].Config.Seed, digits(g.Rate), g.Runs)
+	})
+	if err != nil {
+		return nil, err
+	}
+	s := &sureness{Traced: p.trace != ""}
+	for i := range found {
+		rates := []float64{found[i].Rate}
+		for _, g := range again[i] {
+			rates = append(rates, g.Rate)
+		}
+		s.Fleets = append(s.Fleets, newSeeds(found[i].Fleet, rates))
+	}
+	if len(s.Fleets) == 2 && min(s.Fleets[0].Low, s.Fleets[1].Low) > 0 {
+		s.Lead = newLead(s.Fleets[0], s.Fleets[1])
+	}
+	return s, nil
 }
 
-func encodePlan(w io.Writer, p *plan) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", " ")
-	return e.Encode(p)
-}
-
-// promise checks the flags.
-func (p *planFlags) promise() (sim.Promise, error) {
-	out := sim.Promise{Share: p.share, PerToken: p.perThousand / 1000}
-	switch {
-	case p.table == "":
-		return out, errors.New("--table is needed: xpyd bench step writes one")
-	case p.workers < 1 || p.workers > 1000:
-		return out, fmt.Errorf("--workers %d: want 1 to 1000", p.workers)
-	case !(p.share > 0 && p.share <= 1):
-		return out, fmt.Errorf("--share %v: want more than 0 and at most 1", p.share)
-	case p.window < time.Second:
-		return out, fmt.Errorf("--window %v: want at least 1s", p.window)
-	case p.perThousand < 0:
-		return out, fmt.Errorf("--ttft-per-1000 %v: want 0 or more", p.perThousand)
-	case p.maxContext < 0:
-		return out, fmt.Errorf("--max-context %d: want 0 or more", p.maxContext)
+func splitNames(splits []sim.Split) string {
+	if len(splits) == 0 {
+		return "no fleet"
 	}
-	var err error
-	if out.SLO, err = parseSLO(p.slo); err != nil {
-		return out, err
+	list := make([]string, len(splits))
+	for i, s := range splits {
+		list[i] = s.String()
 	}
-	if !out.Any() {
-		return out, errors.New("--slo is needed, such as ttft=2s,tpot=25ms")
-	}
-	if out.TTFT == 0 && p.perThousand > 0 {
-		return out, errors.New("--ttft-per-1000 adds to the ttft of --slo, which has none")
-	}
-	return out, nil
-}
-
-// patience is how long the last requests of a window may take.
-func (p *planFlags) patience(promise sim.Promise) time.Duration {
-	return promise.TTFT + max(p.window, time.Minute)
+	return strings.Join(list, ", ")
 }
 
 // fleet is what all the fleets have in common.
@@ -180,7 +240,7 @@ func (p *planFlags) fleet(t *steptable.Table, promise sim.Promise) sim.Config {
 	about, gpu := &t.About, t.About.Backend == "cuda"
 	w := worker.DefaultConfig(fleet.Decode)
 	w.MaxBatch, w.StepTokens = about.MaxBatch, about.StepTokens
-	w.TTFTPromise, w.TPOTPromise = promise.TTFT, cmp.Or(promise.TPOT, promise.ITL)
+	w.Promises = promises(promise)
 	cfg := sim.DefaultConfig()
 	cfg.Seed = p.seed
 	cfg.Worker = sim.Worker{Engine: worker.EngineConfig(&w, gpu), Blocks: about.Blocks, BlockTokens: about.BlockTokens,
@@ -189,117 +249,7 @@ func (p *planFlags) fleet(t *steptable.Table, promise sim.Promise) sim.Config {
 	return cfg
 }
 
-// room is how many tokens a request may have, and what says so.
-func (p *planFlags) room(t *steptable.Table) (most int, why string) {
-	a := &t.About
-	most, why = a.Blocks*a.BlockTokens, "which the table's KV pool has room for"
-	if a.MaxContext > 0 && a.MaxContext < most {
-		most, why = a.MaxContext, "the table's max_context"
-	}
-	if p.maxContext > 0 && p.maxContext < most {
-		most, why = p.maxContext, "of --max-context"
-	}
-	return most, why
-}
-
-// load makes the load of the flags. It says how many requests do not fit as they are.
-func (p *planFlags) load(t *steptable.Table, stderr io.Writer) (sim.Requests, error) {
-	most, why := p.room(t)
-	if p.trace != "" {
-		return p.traced(most, why, stderr)
-	}
-	in, err := workload.ParseLengths(p.input, 1)
-	if err != nil {
-		return nil, fmt.Errorf("--input: %w", err)
-	}
-	out, err := workload.ParseLengths(p.output, 1)
-	if err != nil {
-		return nil, fmt.Errorf("--output: %w", err)
-	}
-	arrivals := arrival.Config{Rate: 1, Burstiness: p.burstiness}
-	if err := arrivals.Validate(); err != nil {
-		return nil, fmt.Errorf("--burstiness: %w", err)
-	}
-	const draws = 10000
-	long, rng := 0, rand.New(rand.NewPCG(p.seed, 1))
-	for range draws {
-		if in.Tokens(rng, 1)+out.Tokens(rng, 1) > most {
-			long++
-		}
-	}
-	switch {
-	case long == draws:
-		return nil, fmt.Errorf("--input %s, --output %s: no request has at most %d tokens, %s; workers refuse longer ones", p.input, p.output, most, why)
-	case long > 0:
-		fmt.Fprintf(stderr, "--input, --output: %.2g %% of the requests are cut to %d tokens, %s\n", 100*float64(long)/draws, most, why)
-	}
-	return func(speed float64) []sim.Request {
-		cfg := arrivals
-		cfg.Rate = speed
-		times, rng := arrival.New(cfg, p.seed), rand.New(rand.NewPCG(p.seed, 1))
-		var entries []workload.Entry
-		for at := times.Next(); at < p.window; at = times.Next() {
-			e := workload.Entry{At: at, In: min(in.Tokens(rng, 1), most-1), Out: out.Tokens(rng, 1)}
-			e.Out = min(e.Out, most-e.In)
-			entries = append(entries, e)
-		}
-		return sim.Trace(entries, 1, p.window)
-	}, nil
-}
-
-// traced is the load of --trace.
-func (p *planFlags) traced(most int, why string, stderr io.Writer) (sim.Requests, error) {
-	f, err := os.Open(p.trace)
-	if err != nil {
-		return nil, fmt.Errorf("--trace: %w", err)
-	}
-	defer f.Close()
-	entries, err := workload.ReadTrace(f)
-	if err != nil {
-		return nil, fmt.Errorf("--trace %s: %w", p.trace, err)
-	}
-	all := len(entries)
-	if entries = workload.Within(entries, most); len(entries) == 0 {
-		return nil, fmt.Errorf("--trace %s: no request has at most %d tokens, %s", p.trace, most, why)
-	}
-	if out := all - len(entries); out > 0 {
-		fmt.Fprintf(stderr, "--trace: %.2g %% of the requests are left out, as they have more than %d tokens, %s\n", 100*float64(out)/float64(all), most, why)
-	}
-	return func(speed float64) []sim.Request { return sim.Trace(entries, speed, p.window) }, nil
-}
-
-// showPlan prints what people want to know.
-func showPlan(w io.Writer, p *planFlags, r *plan, took time.Duration) error {
-	fmt.Fprintf(w, "%s on %s, %d workers; %g %% of requests within %s; computed in %v\n\n", r.Table.Model, r.Table.Device, p.workers, 100*p.share, p.slo, took.Round(time.Second/10))
-	tab := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(tab, "fleet\trequests/s\tof the best\tgood\tTTFT p50, p99, ms\tmean gap p50, p99, ms\tlongest gap p50, p99, ms")
-	for _, g := range r.Fleets {
-		if g.Speed == 0 {
-			fmt.Fprintf(tab, "%s\t-\n", g.Fleet)
-			continue
-		}
-		ms := func(s sim.Spread) string { return fmt.Sprintf("%.3g, %.3g", 1e3*s.P50, 1e3*s.P99) }
-		rate := fmt.Sprintf("%.3g", g.Rate)
-		if g.AtLeast {
-			rate = "at least " + rate
-		}
-		fmt.Fprintf(tab, "%s\t%s\t%.2f\t%.1f %%\t%s\t%s\t%s\n", g.Fleet, rate, g.Rate/r.Fleets[0].Rate, 100*g.Good, ms(g.TTFT), ms(g.Gap), ms(g.Worst))
-	}
-	if err := tab.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintf(w, "\nNo fleet of these workers keeps up %.3g requests/s, whatever it does: so much the devices compute,\n"+
-		"by the best mix of steps, where nothing is computed twice. Times to first tokens are not in that.\n", r.Bound)
-	best := r.Fleets[0]
-	switch {
-	case slices.ContainsFunc(r.Fleets, func(g sim.Goodput) bool { return g.AtLeast }):
-		fmt.Fprintln(w, "\nThe load is too short to find every limit: give a longer one.")
-	case best.Speed == 0:
-		fmt.Fprintln(w, "\nNo fleet keeps these limits at any load that was tried.")
-	case best.Split.Whole > 0:
-		fmt.Fprintf(w, "\nWhole workers take the most.\n")
-	default:
-		fmt.Fprintf(w, "\nxpyd up --prefill %d --decode %d takes the most.\n", best.Split.Prefill, best.Split.Decode)
-	}
-	return nil
+// promises are what workers are told of a promise.
+func promises(p sim.Promise) worker.Promises {
+	return worker.Promises{TTFTPromise: p.TTFT, TPOTPromise: cmp.Or(p.TPOT, p.ITL)}
 }

@@ -47,7 +47,7 @@ func writeTable(t *testing.T) string {
 // TestPlan: the fleets of two workers, as text and as JSON, of a described load and of a trace.
 func TestPlan(t *testing.T) {
 	table := writeTable(t)
-	args := []string{"plan", "--table", table, "--workers", "2", "--slo", "ttft=500ms,tpot=10ms", "--window", "5s"}
+	args := []string{"plan", "--table", table, "--workers", "2", "--slo", "ttft=500ms,tpot=10ms", "--window", "3s", "--seeds", "2"}
 	out, errs, code := xpyd(t, append(args, "--input", "50-100", "--output", "20")...)
 	if code != 0 || !strings.Contains(out, "2 whole") || !strings.Contains(out, "1P1D") || !strings.Contains(out, "take") || !strings.Contains(errs, "tries") {
 		t.Fatalf("exit %d\n%s%s", code, out, errs)
@@ -87,6 +87,18 @@ func TestPlanRefuses(t *testing.T) {
 		"--slo is needed":      {"--table", table},
 		"is none of":           {"--table", table, "--slo", "x=1s"},
 		"no such file":         {"--table", table + "x", "--slo", ok},
+		"--workers 3-2":        {"--table", table, "--slo", ok, "--workers", "3-2", "--rate", "1"},
+		"--workers x":          {"--table", table, "--slo", ok, "--workers", "x"},
+		"--workers 1-3 asks":   {"--table", table, "--slo", ok, "--workers", "1-3"},
+		"--rate is of drawn":   {"--table", table, "--slo", ok, "--rate", "3", "--trace", table},
+		"--rate -1":            {"--table", table, "--slo", ok, "--rate", "-1"},
+		"--cost -1":            {"--table", table, "--slo", ok, "--cost", "-1"},
+		"--budget +Inf":        {"--table", table, "--slo", ok, "--budget", "inf"},
+		"--budget needs":       {"--table", table, "--slo", ok, "--budget", "3"},
+		"--budget and":         {"--table", table, "--slo", ok, "--budget", "3", "--cost", "1", "--workers", "2"},
+		"--budget 3 pays 0":    {"--table", table, "--slo", ok, "--budget", "3", "--cost", "4"},
+		"--budget 9e+99 pays":  {"--table", table, "--slo", ok, "--budget", "9e99", "--cost", "4"},
+		"--seeds 0":            {"--table", table, "--slo", ok, "--seeds", "0"},
 		"--workers 0":          {"--table", table, "--slo", ok, "--workers", "0"},
 		"--share 2":            {"--table", table, "--slo", ok, "--share", "2"},
 		"--window 1ms":         {"--table", table, "--slo", ok, "--window", "1ms"},
@@ -113,7 +125,7 @@ func TestPlanRefuses(t *testing.T) {
 // TestPlanCuts: of drawn lengths, what no worker would take is cut, and its share is said.
 func TestPlanCuts(t *testing.T) {
 	for output, cut := range map[string]bool{"12": false, "11-14": true} {
-		out, errs, code := xpyd(t, "plan", "--table", writeTable(t), "--slo", "ttft=500ms", "--window", "2s", "--input", "500", "--output", output)
+		out, errs, code := xpyd(t, "plan", "--table", writeTable(t), "--slo", "ttft=500ms", "--window", "2s", "--seeds", "1", "--input", "500", "--output", output)
 		said := strings.Contains(errs, "--input, --output: 5") || strings.Contains(errs, "--input, --output: 4")
 		if code != 0 || said != cut || said && !strings.Contains(errs, " % of the requests are cut to 512 tokens, the table's max_context\n") {
 			t.Errorf("--output %s: exit %d\n%s%s", output, code, out, errs)
@@ -128,7 +140,7 @@ func TestPlanAtLeast(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, errs, code := xpyd(t, "plan", "--table", writeTable(t), "--slo", "ttft=1s", "--trace", trace)
-	if code != 0 || !strings.Contains(out, "at least") || !strings.Contains(out, "too short") || strings.Contains(out, "take the most") {
+	if code != 0 || !strings.Contains(out, "at least") || !strings.Contains(out, "too short") || strings.Contains(out, "take the most") || strings.Contains(out, "To start") {
 		t.Errorf("exit %d\n%s%s", code, out, errs)
 	}
 }

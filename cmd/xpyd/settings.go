@@ -114,6 +114,12 @@ func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 	f.String("quantization", def.Quantization, "of the layers' weights on a GPU: auto (as in the checkpoint), none or fp8 (E4M3, a scale per channel, converted at load: half the memory, faster, small errors)")
 }
 
+// promiseFlags are the flags of Promises, shared by a worker and `up`.
+func promiseFlags(f *pflag.FlagSet) {
+	f.Duration("ttft-promise", 0, "time to the first token that requests are promised; 0: nothing")
+	f.Duration("tpot-promise", 0, "mean time between tokens that requests are promised; 0: nothing")
+}
+
 func kvFlags(f *pflag.FlagSet, k *worker.KV) {
 	f.String("kv-transport", k.Transport, "how KV comes from other workers: auto (the fastest for each), or only by one of "+strings.Join(k.Ways[1:], ", "))
 	f.String("kv-host-memory", k.HostMemory.String(), "host memory for KV that a worker's pool has no room for: a size, or 2x for twice the pool; 0: none")

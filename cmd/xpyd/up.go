@@ -28,10 +28,11 @@ import (
 // upConfig is `xpyd up`: a router and the workers it starts.
 type upConfig struct {
 	RouterConfig
-	Prefill        int       `key:"prefill"` // workers of each role
-	Decode         int       `key:"decode"`
-	worker.Compute           // for each worker, except gpu_memory, which all share
-	KV             worker.KV `key:"kv"` // for each worker, which has its own folder in ssd_dir
+	Prefill        int `key:"prefill"` // workers of each role
+	Decode         int `key:"decode"`
+	worker.Compute     // for each worker, except gpu_memory, which all share
+	worker.Promises
+	KV worker.KV `key:"kv"` // for each worker, which has its own folder in ssd_dir
 }
 
 const maxWorkers = 64 // for each role, on one machine
@@ -51,7 +52,7 @@ func (c *upConfig) Validate() error {
 // workers returns the settings that its workers share.
 func (c *upConfig) workers() worker.Config {
 	w := workerDefaults(fleet.Prefill)
-	w.TrustEveryone, w.Compute, w.KV, w.Log = c.TrustEveryone, c.Compute, c.KV, c.Log
+	w.TrustEveryone, w.Compute, w.Promises, w.KV, w.Log = c.TrustEveryone, c.Compute, c.Promises, c.KV, c.Log
 	w.Fleet.TLSCert, w.Fleet.TLSKey, w.Fleet.TLSCA = c.Fleet.TLSCert, c.Fleet.TLSKey, c.Fleet.TLSCA
 	w.GPUMemory /= float64(c.Prefill + c.Decode)
 	return w
@@ -90,6 +91,7 @@ which only reads, or of admin-token.`,
 	f.String("data", def.Data, dataHelp)
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
 	computeFlags(f, &def.Compute, "all workers take, divided evenly among the first ones")
+	promiseFlags(f)
 	kvFlags(f, &def.KV)
 	logFlags(f, &def.Log)
 	var upgrade upgradeCommand

@@ -23,6 +23,8 @@ block_tokens: 32
 kv_memory: 3GiB
 batch_invariant: true
 dtype: auto
+ttft_promise: 2s
+tpot_promise: 25ms
 trust_everyone: true
 fleet: {tls_cert: /cert, tls_key: /key, tls_ca: /ca}
 log: {level: debug, format: json}

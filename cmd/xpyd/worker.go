@@ -47,6 +47,7 @@ behind a proxy made for vLLM.`, role),
 	f.Int("blocks", 0, "blocks of the KV pool; 0: from --kv-memory")
 	f.Bool("drained", false, "start drained: no work before xpyd undrain ID")
 	computeFlags(f, &def.Compute, "this process takes")
+	promiseFlags(f)
 	kvFlags(f, &def.KV)
 	logFlags(f, &def.Log)
 	configured(cmd, "; see configs/samples", &def, func(cmd *cobra.Command, cfg *worker.Config, _ config.Sources, _ func() (*worker.Config, error)) error {

@@ -24,7 +24,8 @@ type Line struct {
 	Name   string
 	Points []Point
 	Dashed bool
-	Color  int // 0: blue, 1: red, 2: green
+	Bare   bool // without marks at its points, such as a limit
+	Color  int  // of colors: 0: blue, 1: red, 2: green
 }
 
 // Point is a value at a place.
@@ -37,7 +38,11 @@ const (
 	heading                  = 26 // of a column
 )
 
-var colors = [...]string{"#1f6fb4", "#c0392b", "#2e8b57"}
+// colors stand out from white and from a dark page.
+var colors = [...]string{"#1f6fb4", "#c0392b", "#2e8b57", "#b8860b", "#8e5bb5", "#0e8f9c", "#c2478f", "#7a7a7a"}
+
+// Colors is how many lines can be told apart.
+const Colors = len(colors)
 
 // Add adds a point to each line, at one place.
 func (c *Chart) Add(x float64, y ...float64) {
@@ -111,6 +116,9 @@ func (c *Chart) line(b *strings.Builder, l *Line, px, py func(float64) float64) 
 	var points []string
 	for _, p := range l.Points {
 		points = append(points, fmt.Sprintf("%.1f,%.1f", px(p.X), py(p.Y)))
+		if l.Bare {
+			continue
+		}
 		fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"><title>%s %s: %.4g</title></circle>`+"\n",
 			px(p.X), py(p.Y), l.color(), html.EscapeString(l.Name), html.EscapeString(c.mark(p.X)), p.Y)
 	}

@@ -1,6 +1,8 @@
 package sim
 
 import (
+	"math"
+
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 	"github.com/xpyd/xpyd/internal/steptable"
 )
@@ -56,6 +58,27 @@ func Bound(w *Worker, workers int, load []Request, p Promise) float64 {
 		rate /= p.Share
 	}
 	return rate
+}
+
+// Highest is the Bound of a load that comes as fast as that: at a higher speed other requests of it come
+// within its time, and more of their prompts are the same.
+func Highest(w *Worker, workers int, load Requests, p Promise) float64 {
+	const steps, same = 20, 0.01
+	bound := 0.0
+	for n, speed := 0, 1.0; n < steps; n++ {
+		list := load(speed)
+		if len(list) == 0 {
+			speed *= 2
+			continue
+		}
+		bound = Bound(w, workers, list, p)
+		faster := bound / Rate(list)
+		if math.Abs(faster-1) < same || bound == 0 || faster*float64(len(list)) > mostTried {
+			break
+		}
+		speed *= faster
+	}
+	return bound
 }
 
 // needed is what a request needs, on the average.

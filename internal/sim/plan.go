@@ -1,14 +1,9 @@
 package sim
 
 import (
-	"cmp"
-	"context"
 	"fmt"
-	"runtime"
 	"slices"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/xpyd/xpyd/internal/loadgen/record"
 )
@@ -37,6 +32,12 @@ func (s Split) String() string {
 	return fmt.Sprintf("%dP%dD", s.Prefill, s.Decode)
 }
 
+// of is the configuration of such a fleet.
+func (s Split) of(cfg Config) Config {
+	cfg.Whole, cfg.Prefill, cfg.Decode = s.Whole, s.Prefill, s.Decode
+	return cfg
+}
+
 // Splits are all fleets of n workers, the whole ones first.
 func Splits(n int) []Split {
 	list := []Split{{Whole: n}}
@@ -46,22 +47,28 @@ func Splits(n int) []Split {
 	return list
 }
 
-// Requests makes requests that come so many times as fast as they are described.
-type Requests func(speed float64) []Request
+// Point is what a fleet makes of a load at one speed.
+type Point struct {
+	Speed  float64 `json:"speed"`         // of the load
+	Rate   float64 `json:"rate"`          // requests that come in a second
+	Good   float64 `json:"good"`          // the share of them that is good
+	Tokens float64 `json:"good_tokens_s"` // output tokens of good requests, a second
+	TTFT   Spread  `json:"ttft_s"`
+	Gap    Spread  `json:"gap_s"`     // means of requests (TPOT)
+	Worst  Spread  `json:"longest_s"` // longest gaps of requests (ITL)
+}
 
-// Goodput is the highest load of which a fleet has enough good requests.
+// Goodput is the highest load of which a fleet has enough good requests. Speed is 0 if it has not at any
+// that was tried.
 type Goodput struct {
-	Split Split   `json:"-"`
-	Fleet string  `json:"fleet"`
-	Speed float64 `json:"speed"` // of the load; 0: it has not at any that was tried
-	Rate  float64 `json:"rate"`  // requests a second
-	Good  float64 `json:"good"`  // their share
-	TTFT  Spread  `json:"ttft_s"`
-	Gap   Spread  `json:"gap_s"`     // means of requests
-	Worst Spread  `json:"longest_s"` // longest gaps of requests
-	Runs  int     `json:"runs"`
+	Split Split  `json:"-"`
+	Fleet string `json:"fleet"`
+	Point
+	Runs int `json:"runs"`
 	// AtLeast: no load was too much. It came all at once, or was as large as is tried.
 	AtLeast bool `json:"at_least,omitempty"`
+	// Curve is what came of all loads that were run to their end, by speed.
+	Curve []Point `json:"curve,omitempty"`
 }
 
 // Spread is percentiles, in seconds.
@@ -83,109 +90,4 @@ func spread(out []Outcome, of func(*Outcome) time.Duration) Spread {
 	slices.Sort(list)
 	at := func(p int) float64 { return list[min(len(list)-1, len(list)*p/100)].Seconds() }
 	return Spread{at(50), at(99)}
-}
-
-const (
-	closeEnough = 1.02    // between the highest load that does and the lowest that does not
-	farthest    = 40      // doublings or halvings until one of each is found
-	mostTried   = 1 << 20 // requests of a load
-	leastSpan   = time.Second
-)
-
-// Search looks for a fleet's goodput: by doubling and halving, and then between. patience is how long
-// the last requests of a load may take.
-func Search(ctx context.Context, cfg Config, load Requests, p Promise, patience time.Duration) (Goodput, error) {
-	g := Goodput{Split: Split{cfg.Whole, cfg.Prefill, cfg.Decode}}
-	g.Fleet = g.Split.String()
-	try := func(speed float64) (bool, error) {
-		requests := load(speed)
-		if len(requests) == 0 {
-			return true, nil
-		}
-		last := requests[len(requests)-1].At
-		most, bad := int(float64(len(requests))*(1-p.Share)+1e-9), 0
-		out, err := Run(ctx, cfg, Load{Requests: requests, Until: last + patience, Ended: func(o *Outcome) bool {
-			if !p.Kept(o) {
-				bad++
-			}
-			return bad <= most
-		}})
-		if err != nil {
-			return false, err
-		}
-		g.Runs++
-		bad = 0
-		for i := range out {
-			if !p.Kept(&out[i]) {
-				bad++
-			}
-		}
-		if bad > most {
-			return false, nil
-		}
-		share := float64(len(out)-bad) / float64(len(out))
-		g.Speed, g.Good = speed, share
-		g.Rate = float64(len(out)) / max(last, leastSpan).Seconds()
-		g.AtLeast = last < leastSpan || len(out) > mostTried
-		g.TTFT, g.Gap = spread(out, (*Outcome).TTFT), spread(out, (*Outcome).Gap)
-		g.Worst = spread(out, func(o *Outcome) time.Duration { return o.Longest })
-		return true, nil
-	}
-	var does, doesNot float64
-	for speed, n := 1.0, 0; (does == 0 || doesNot == 0) && n < farthest && !g.AtLeast; n++ {
-		ok, err := try(speed)
-		if err != nil {
-			return g, err
-		}
-		if ok {
-			does, speed = speed, speed*2
-		} else {
-			doesNot, speed = speed, speed/2
-		}
-	}
-	for does > 0 && doesNot > does*closeEnough {
-		middle := (does + doesNot) / 2
-		ok, err := try(middle)
-		if err != nil {
-			return g, err
-		}
-		if ok {
-			does = middle
-		} else {
-			doesNot = middle
-		}
-	}
-	return g, nil
-}
-
-// Compare searches the goodput of several fleets, as many at once as there are processors, and
-// returns them in order, the best first. done is told of each.
-func Compare(ctx context.Context, cfg Config, splits []Split, load Requests, p Promise, patience time.Duration, done func(Goodput)) ([]Goodput, error) {
-	out := make([]Goodput, len(splits))
-	found := make(chan Goodput, len(splits))
-	all, ctx := errgroup.WithContext(ctx)
-	all.SetLimit(runtime.GOMAXPROCS(0))
-	for i, s := range splits {
-		all.Go(func() (err error) {
-			cfg := cfg
-			cfg.Whole, cfg.Prefill, cfg.Decode = s.Whole, s.Prefill, s.Decode
-			if out[i], err = Search(ctx, cfg, load, p, patience); err != nil {
-				return fmt.Errorf("%v: %w", s, err)
-			}
-			found <- out[i]
-			return nil
-		})
-	}
-	go func() {
-		_ = all.Wait() // told again below
-		close(found)
-	}()
-	for g := range found {
-		done(g)
-	}
-	if err := all.Wait(); err != nil {
-		return nil, err
-	}
-	slices.SortStableFunc(out, func(a, b Goodput) int { return cmp.Compare(b.Rate, a.Rate) })
-	return out, nil
 }

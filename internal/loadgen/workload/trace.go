@@ -59,6 +59,18 @@ func ReadTrace(r io.Reader) ([]Entry, error) {
 	return entries, nil
 }
 
+// From is a trace that begins at its n-th entry and goes on with the first ones after its last.
+func From(entries []Entry, n int) []Entry {
+	list := slices.Concat(entries[n:], entries[:n])
+	begin, end := entries[n].At, entries[len(entries)-1].At
+	for i := range list {
+		if list[i].At -= begin; i >= len(entries)-n {
+			list[i].At += end
+		}
+	}
+	return list
+}
+
 // readLines reads a file with at most one entry per line.
 func readLines[E any](r io.Reader, what string, read func(line []byte) (e E, ok bool, err error)) (entries []E, err error) {
 	lines := bufio.NewScanner(r)

@@ -7,6 +7,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -210,6 +211,19 @@ func TestAzure(t *testing.T) {
 	}
 	if got := workload.Within(entries, 500); len(got) != 4 {
 		t.Errorf("%d entries within 500 tokens", len(got))
+	}
+	if got := workload.From(entries, 0); !reflect.DeepEqual(got, entries) {
+		t.Errorf("from the first: %+v", got)
+	}
+	got, last := workload.From(entries, 2), entries[6].At
+	for i := range got {
+		want := entries[(i+2)%7]
+		if want.At -= entries[2].At; i >= 5 {
+			want.At += last
+		}
+		if !reflect.DeepEqual(got[i], want) || entries[2].At == 0 {
+			t.Errorf("from the third: %+v, want %+v", got[i], want)
+		}
 	}
 }
 

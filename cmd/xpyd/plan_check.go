@@ -1,0 +1,90 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/sim"
+)
+
+// asksHowMany reports whether the load says how many workers there are to be.
+func (p *planFlags) asksHowMany() bool { return p.rate > 0 || p.most > p.least }
+
+// check checks the flags.
+func (p *planFlags) check(workersGiven bool) (sim.Promise, error) {
+	out := sim.Promise{Share: p.share, PerToken: p.perThousand / 1000}
+	if p.table == "" {
+		return out, errors.New("--table is needed: xpyd bench step writes one")
+	}
+	if err := p.checkWorkers(workersGiven); err != nil {
+		return out, err
+	}
+	switch {
+	case !(p.share > 0 && p.share <= 1):
+		return out, fmt.Errorf("--share %v: want more than 0 and at most 1", p.share)
+	case p.window < time.Second:
+		return out, fmt.Errorf("--window %v: want at least 1s", p.window)
+	case p.perThousand < 0:
+		return out, fmt.Errorf("--ttft-per-1000 %v: want 0 or more", p.perThousand)
+	case p.maxContext < 0:
+		return out, fmt.Errorf("--max-context %d: want 0 or more", p.maxContext)
+	case p.seeds < 1 || p.seeds > 100:
+		return out, fmt.Errorf("--seeds %d: want 1 to 100", p.seeds)
+	}
+	var err error
+	if out.SLO, err = parseSLO(p.slo); err != nil {
+		return out, err
+	}
+	if !out.Any() {
+		return out, errors.New("--slo is needed, such as ttft=2s,tpot=25ms")
+	}
+	if out.TTFT == 0 && p.perThousand > 0 {
+		return out, errors.New("--ttft-per-1000 adds to the ttft of --slo, which has none")
+	}
+	return out, nil
+}
+
+const mostPlanned = 1000 // workers
+
+// checkWorkers finds out how many workers there are.
+func (p *planFlags) checkWorkers(given bool) error {
+	positive := func(v float64) bool { return v >= 0 && !math.IsInf(v, 1) }
+	switch {
+	case !positive(p.cost):
+		return fmt.Errorf("--cost %v: want 0 or more", p.cost)
+	case !positive(p.budget):
+		return fmt.Errorf("--budget %v: want 0 or more", p.budget)
+	case !positive(p.rate):
+		return fmt.Errorf("--rate %v: want 0 or more", p.rate)
+	case p.rate > 0 && p.trace != "":
+		return errors.New("--rate is of drawn requests: those of --trace come at their own times")
+	case p.budget > 0 && given:
+		return errors.New("--budget and --workers exclude each other: the former says how many workers there are")
+	case p.budget > 0 && p.cost == 0:
+		return errors.New("--budget needs --cost, what a worker costs an hour")
+	case p.budget > 0:
+		p.most = int(min(p.budget/p.cost+1e-9, mostPlanned+1))
+		if p.least = p.most; p.most < 1 || p.most > mostPlanned {
+			return fmt.Errorf("--budget %v pays %d workers at --cost %v: want 1 to %d", p.budget, p.most, p.cost, mostPlanned)
+		}
+		return nil
+	}
+	first, last, isRange := strings.Cut(p.workers, "-")
+	least, err := strconv.Atoi(first)
+	most := least
+	if err == nil && isRange {
+		most, err = strconv.Atoi(last)
+	}
+	if err != nil || least < 1 || most < least || most > mostPlanned {
+		return fmt.Errorf("--workers %s: want 1 to %d, or a range such as 1-8", p.workers, mostPlanned)
+	}
+	if isRange && p.rate == 0 && p.trace == "" {
+		return fmt.Errorf("--workers %s asks how many a load needs: give its --rate, or a --trace", p.workers)
+	}
+	p.least, p.most = least, most
+	return nil
+}

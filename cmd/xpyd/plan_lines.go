@@ -1,0 +1,113 @@
+package main
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/xpyd/xpyd/internal/model"
+	"github.com/xpyd/xpyd/internal/sim"
+	"github.com/xpyd/xpyd/internal/steptable"
+	"github.com/xpyd/xpyd/worker"
+)
+
+// runLines are the commands that start a fleet of workers as planned, on this machine.
+func runLines(about *steptable.About, s sim.Split, p sim.Promise) []string {
+	flags, others := workerFlags(about)
+	told := promises(p)
+	for _, f := range []struct {
+		name  string
+		limit time.Duration
+	}{{"ttft", told.TTFTPromise}, {"tpot", told.TPOTPromise}} {
+		if f.limit > 0 {
+			flags = append(flags, "--"+f.name+"-promise", f.limit.String())
+		}
+	}
+	with, gpu := strings.Join(flags, " "), about.Backend == "cuda"
+	var lines []string
+	switch {
+	case s.Whole > 0:
+		lines = wholeLines(about.Model, s.Whole, gpu, with)
+	case gpu || max(s.Prefill, s.Decode) > maxWorkers: // `up` has its workers share one GPU
+		lines = []string{"xpyd router --data fleet &", "until test -e fleet/join-url; do sleep 0.1; done",
+			startEach("prefill", 0, s.Prefill, gpu, "--join-file fleet/join-url --id prefill-$i "+with),
+			startEach("decode", s.Prefill, s.Decode, gpu, "--join-file fleet/join-url --id decode-$i "+with)}
+	default:
+		lines = []string{strings.TrimSpace(fmt.Sprintf("xpyd up --prefill %d --decode %d %s", s.Prefill, s.Decode, with)),
+			fmt.Sprintf("# or, with its settings in configs/compose: docker compose up --build --scale prefill=%d --scale decode=%d", s.Prefill, s.Decode)}
+	}
+	if len(others) > 0 {
+		lines = append(lines, "# the table is of workers with "+strings.Join(others, " ")+": say so in each worker's configuration")
+	}
+	return lines
+}
+
+// wholeLines start whole workers, in no fleet, and a router that knows them as engines.
+func wholeLines(name string, n int, gpu bool, with string) []string {
+	const port = 8101
+	lines := []string{"cat >whole.yaml <<'END'", "static:"}
+	for i := range n {
+		lines = append(lines, fmt.Sprintf("- {id: whole-%d, role: decode, url: \"http://127.0.0.1:%d\", dialect: openai, model: %q}", i, port+i, name))
+	}
+	return append(lines, "END",
+		startEach("decode", 0, n, gpu, fmt.Sprintf("--trust-everyone --listen 127.0.0.1:$((%d+i)) --served-name %s %s", port, quoted(name), with)),
+		"xpyd router --config whole.yaml")
+}
+
+// startEach starts workers, each with a GPU of its own if it is to have one.
+func startEach(role string, from, n int, gpu bool, args string) string {
+	own := ""
+	if gpu {
+		own = "CUDA_VISIBLE_DEVICES=$i "
+	}
+	return fmt.Sprintf("for i in $(seq %d %d); do %sxpyd %s %s & done", from, from+n-1, own, role, strings.TrimSpace(args))
+}
+
+// workerFlags are the flags of a table's workers: those of the command that made it, of which `up` does
+// not have the others.
+func workerFlags(about *steptable.About) (flags, others []string) {
+	ups := pflag.NewFlagSet("", pflag.ContinueOnError)
+	computeFlags(ups, &worker.Compute{}, "")
+	made := newBenchStep()
+	args := strings.Fields(about.Command)
+	if err := made.ParseFlags(args[slices.Index(args, "step")+1:]); err != nil {
+		made = newBenchStep() // the command was not kept as it was; then the table says the rest
+	}
+	given := map[string]string{}
+	made.Flags().Visit(func(f *pflag.Flag) {
+		given[f.Name] = f.Value.String()
+		if f.Name == "blocks" || f.Name == "max-batch" || f.Name == "step-tokens" {
+			others = append(others, "--"+f.Name+" "+f.Value.String())
+		}
+	})
+	if given["model"] == "" && about.Model != model.EmbeddedName {
+		given["model"] = about.Model
+	}
+	if given["threads"] == "" && about.Threads > 0 {
+		given["threads"] = fmt.Sprint(about.Threads)
+	}
+	ups.VisitAll(func(f *pflag.Flag) {
+		switch v := given[f.Name]; {
+		case v == "" || v == "false":
+		case f.Value.Type() == "bool":
+			flags = append(flags, "--"+f.Name)
+		default:
+			flags = append(flags, "--"+f.Name, quoted(v))
+		}
+	})
+	return flags, others
+}
+
+// plainWord needs no quotes in a shell.
+var plainWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+
+func quoted(s string) string {
+	if plainWord.MatchString(s) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/loadgen/record"
+	"github.com/xpyd/xpyd/internal/sim"
+	"github.com/xpyd/xpyd/internal/steptable"
+)
+
+// TestPlanHowMany: the fewest workers that a load needs, or what a budget pays, and what they cost.
+func TestPlanHowMany(t *testing.T) {
+	ask := func(args ...string) (p plan) {
+		t.Helper()
+		args = append([]string{"plan", "--table", writeTable(t), "--slo", "ttft=500ms,tpot=10ms", "--window", "3s", "--input", "100", "--output", "20", "--json", "-"}, args...)
+		out, errs, code := xpyd(t, args...)
+		if err := json.Unmarshal([]byte(out), &p); err != nil || code != 0 {
+			t.Fatalf("%v, exit %d\n%s%s", err, code, out, errs)
+		}
+		return p
+	}
+	one := ask("--workers", "1", "--seeds", "1")
+	rate := one.Fleets[0].Rate
+	if one.Need != nil || one.Sure != nil || one.Price != 0 || one.Fleets[0].Cost != nil || rate <= 0 || one.Fleets[0].OfBound != rate/one.Bound || one.Fleets[0].OfBound > 1.2 {
+		t.Errorf("%+v", one)
+	}
+	two := ask("--workers", "1-4", "--rate", digits(1.2*rate), "--cost", "3.6", "--seeds", "3")
+	best := two.best()
+	if n := two.Need; n == nil || n.Workers != 2 || n.From != 1 || two.Workers != 2 || best.Rate < 1.1*rate {
+		t.Errorf("a load of %v: %+v, %+v", 1.2*rate, n, two.Fleets)
+	}
+	// Two workers cost 2/1000 a second.
+	if c := best.Cost; c == nil || c.Requests < 2/best.Rate || c.Requests > 2.3/best.Rate || c.Tokens/c.Requests < 49 || c.Tokens/c.Requests > 51 {
+		t.Errorf("%+v at %v requests/s", c, best.Rate)
+	}
+	if s := two.Sure; s == nil || len(s.Fleets) != 2 || len(s.Fleets[0].Rates) != 3 || s.Lead == nil || s.Lead.Low > s.Lead.Median || s.Lead.Median > s.Lead.High {
+		t.Errorf("%+v", s)
+	}
+	if p := ask("--workers", "1", "--rate", digits(2*rate), "--seeds", "1"); p.Need.Workers != 0 || p.Workers != 1 || !strings.Contains(strings.Join(p.says(), "\n"), "is too much for 1 worker.") {
+		t.Errorf("%+v\n%q", p.Need, p.says())
+	}
+	if p := ask("--budget", "7", "--cost", "3", "--seeds", "1"); p.Workers != 2 {
+		t.Errorf("a budget of 7 pays %d workers at 3", p.Workers)
+	}
+}
+
+// TestPlanPage: a page that needs nothing else has the text's sentences, and a plot of each kind in which
+// each fleet has a line.
+func TestPlanPage(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "plan.html")
+	out, errs, code := xpyd(t, "plan", "--table", writeTable(t), "--slo", "ttft=500ms,tpot=10ms", "--window", "2s", "--input", "100", "--output", "20", "--seeds", "2", "--html", file)
+	b, err := os.ReadFile(file)
+	if err != nil || code != 0 {
+		t.Fatalf("%v, exit %d\n%s", err, code, errs)
+	}
+	page := string(b)
+	_, text, _ := strings.Cut(out, "At most ")
+	text, _, _ = strings.Cut(text, "\n")
+	for want, n := range map[string]int{text: 1, "<svg": 5, ">2 whole<": 6, ">1P1D<": 6, ">requests/s<": 6, ">bound<": 1, "default-src 'none'": 1, "<script": 0, "https:": 0, "{{": 0, "NaN": 0} {
+		if got := strings.Count(page, want); got != n {
+			t.Errorf("%d times %q, want %d", got, want, n)
+		}
+	}
+	d := xml.NewDecoder(strings.NewReader(page[strings.Index(page, "<main>"):strings.Index(page, "</body>")]))
+	for err == nil {
+		_, err = d.Token()
+	}
+	if !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+}
+
+// TestPlanPageEscapes: what others wrote stays text.
+func TestPlanPageEscapes(t *testing.T) {
+	var page strings.Builder
+	p := plan{Table: steptable.About{Model: "</title><b>x", Command: "{{PLOTS}}"}, Fleets: []planned{{Goodput: sim.Goodput{Fleet: "<i>"}}}, Run: []string{"<u>"}}
+	if err := p.writePage(&page); err != nil {
+		t.Fatal(err)
+	}
+	for _, bad := range []string{"<b>", "<i>", "<u>"} {
+		if strings.Contains(page.String(), bad) {
+			t.Errorf("the page has %s", bad)
+		}
+	}
+}
+
+// TestPlanSure: a fleet is ahead if it is with every seed; otherwise it is too close to call.
+func TestPlanSure(t *testing.T) {
+	for _, c := range []struct {
+		a, b  []float64
+		ahead string
+		clear bool
+	}{
+		{[]float64{10, 20, 30}, []float64{9, 19, 28}, "a", true},
+		{[]float64{10, 20, 30}, []float64{11, 22, 33}, "b", true},
+		{[]float64{10, 20, 30}, []float64{9, 21, 28}, "a", false},
+		{[]float64{10, 20, 30}, []float64{9.9, 15, 25}, "a", false}, // within what a search may be off
+	} {
+		l := newLead(newSeeds("a", c.a), newSeeds("b", c.b))
+		if l.Fleet != c.ahead || l.Clear != c.clear {
+			t.Errorf("%v, %v: %+v", c.a, c.b, l)
+		}
+	}
+}
+
+// TestRunLines: what starts a fleet as it was planned.
+func TestRunLines(t *testing.T) {
+	promise := sim.Promise{SLO: record.SLO{TTFT: time.Second, ITL: 20 * time.Millisecond}}
+	const told = "--ttft-promise 1s --tpot-promise 20ms"
+	cpu := steptable.About{Backend: "cpu", Model: "stories260k", Threads: 2, Command: "xpyd bench step --time 5s"}
+	gpu := steptable.About{Backend: "cuda", Model: "m", Command: "xpyd bench step --model /m --device=cuda --batch-invariant --max-batch 8 --out t.json"}
+	for _, c := range []struct {
+		about steptable.About
+		s     sim.Split
+		want  []string
+	}{
+		{cpu, sim.Split{Prefill: 1, Decode: 3}, []string{"xpyd up --prefill 1 --decode 3 --threads 2 " + told, "docker compose up --build --scale prefill=1 --scale decode=3"}},
+		{cpu, sim.Split{Prefill: 1, Decode: maxWorkers + 1}, []string{"xpyd router --data fleet &", "test -e fleet/join-url",
+			"for i in $(seq 1 65); do xpyd decode --join-file fleet/join-url --id decode-$i --threads 2 " + told + " & done"}},
+		{cpu, sim.Split{Whole: 2}, []string{`- {id: whole-1, role: decode, url: "http://127.0.0.1:8102", dialect: openai, model: "stories260k"}`,
+			"for i in $(seq 0 1); do xpyd decode --trust-everyone --listen 127.0.0.1:$((8101+i)) --served-name stories260k --threads 2 " + told + " & done", "xpyd router --config whole.yaml"}},
+		{gpu, sim.Split{Prefill: 2, Decode: 1}, []string{"CUDA_VISIBLE_DEVICES=$i xpyd prefill --join-file fleet/join-url --id prefill-$i --batch-invariant --device cuda --model /m " + told,
+			"for i in $(seq 2 2); do CUDA_VISIBLE_DEVICES=$i xpyd decode", "--max-batch 8: say so"}},
+		{steptable.About{Backend: "cpu", Model: "it's", Command: "no command of ours --x"}, sim.Split{Prefill: 1, Decode: 1}, []string{`--model 'it'\''s' ` + told}},
+	} {
+		got := strings.Join(runLines(&c.about, c.s, promise), "\n")
+		for _, want := range c.want {
+			if !strings.Contains(got, want) {
+				t.Errorf("%v: no %s in\n%s", c.s, want, got)
+			}
+		}
+	}
+}
