@@ -231,9 +231,9 @@ func (q *request) most() (prompt, generated int) {
 }
 
 // skims has skimmed look for the usage in a forwarded answer, if somebody is charged for
-// it.
+// it, or it is logged.
 func (q *request) skims() {
-	if q.tenant != nil || q.adm != nil && q.adm.item != nil {
+	if q.s.RequestLog != nil || q.tenant != nil || q.adm != nil && q.adm.item != nil {
 		q.usage.answer = &skim{scan: jsonscan.Scanner{Lenient: true}}
 	}
 }
@@ -369,7 +369,7 @@ func (u *usage) skimmed(piece []byte) {
 }
 
 // tokens is what the request read and generated: as the answer reported, or else one token
-// per event, and the prompt as prefill counted it or as guessed.
+// per event, and the prompt as a worker counted it or as guessed.
 func (q *request) tokens() (prompt, generated int) {
 	u := &q.usage
 	if u.told || q.forwarded {
