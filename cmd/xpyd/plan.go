@@ -1,9 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,13 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/loadgen/arrival"
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 	"github.com/xpyd/xpyd/internal/sim"
 	"github.com/xpyd/xpyd/internal/steptable"
-	"github.com/xpyd/xpyd/kvlayout"
-	"github.com/xpyd/xpyd/worker"
 )
 
 type planFlags struct {
@@ -87,22 +82,19 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return usageError{err}
 	}
-	t, err := steptable.Open(p.table)
+	t, err := openTable(p.table)
 	if err != nil {
-		return usageError{fmt.Errorf("--table: %w", err)}
-	}
-	if a := &t.About; a.Blocks < 1 || a.BlockTokens < 1 || a.BlockTokens > kvlayout.MaxBlockTokens || a.MaxBatch < 1 || a.StepTokens < 1 || a.Shape.Layers < 1 {
-		return usageError{fmt.Errorf("--table %s does not say what a worker has: its blocks, block_tokens, max_batch, step_tokens and layers", p.table)}
+		return usageError{err}
 	}
 	load, err := p.load(t, cmd.ErrOrStderr())
 	if err != nil {
 		return usageError{err}
 	}
-	out, err := p.create()
+	out, err := createJSON(p.json)
 	if err != nil {
 		return fmt.Errorf("plan: --json: %w", err)
 	}
-	cfg := p.fleet(t, promise)
+	cfg := twinOf(t, promise, p.seed)
 	began := time.Now()
 	fleets, err := sim.Compare(cmd.Context(), cfg, sim.Splits(p.workers), load, promise, p.patience(promise), func(g sim.Goodput) {
 		fmt.Fprintf(cmd.ErrOrStderr(), "%s: %.3g requests/s, after %d tries\n", g.Fleet, g.Rate, g.Runs)
@@ -118,36 +110,20 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 	}
 	result := plan{t.About, fleets, sim.Bound(&cfg.Worker, p.workers, load(1), promise)}
 	if p.json == "-" {
-		return encodePlan(cmd.OutOrStdout(), &result)
+		return encodeJSON(cmd.OutOrStdout(), &result)
 	}
-	if err := out.keep(func(w io.Writer) error { return encodePlan(w, &result) }); err != nil {
+	if err := out.keep(func(w io.Writer) error { return encodeJSON(w, &result) }); err != nil {
 		return fmt.Errorf("plan: --json: %w", err)
 	}
 	return showPlan(cmd.OutOrStdout(), p, &result, time.Since(began))
-}
-
-// create opens the file of --json, if there is one.
-func (p *planFlags) create() (*outFile, error) {
-	if p.json == "-" {
-		return nil, nil
-	}
-	return createOut(p.json)
-}
-
-func encodePlan(w io.Writer, p *plan) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", " ")
-	return e.Encode(p)
 }
 
 // promise checks the flags.
 func (p *planFlags) promise() (sim.Promise, error) {
 	out := sim.Promise{Share: p.share, PerToken: p.perThousand / 1000}
 	switch {
-	case p.table == "":
-		return out, errors.New("--table is needed: xpyd bench step writes one")
-	case p.workers < 1 || p.workers > 1000:
-		return out, fmt.Errorf("--workers %d: want 1 to 1000", p.workers)
+	case p.workers < 1 || p.workers > mostWorkers:
+		return out, fmt.Errorf("--workers %d: want 1 to %d", p.workers, mostWorkers)
 	case !(p.share > 0 && p.share <= 1):
 		return out, fmt.Errorf("--share %v: want more than 0 and at most 1", p.share)
 	case p.window < time.Second:
@@ -175,36 +151,9 @@ func (p *planFlags) patience(promise sim.Promise) time.Duration {
 	return promise.TTFT + max(p.window, time.Minute)
 }
 
-// fleet is what all the fleets have in common.
-func (p *planFlags) fleet(t *steptable.Table, promise sim.Promise) sim.Config {
-	about, gpu := &t.About, t.About.Backend == "cuda"
-	w := worker.DefaultConfig(fleet.Decode)
-	w.MaxBatch, w.StepTokens = about.MaxBatch, about.StepTokens
-	w.TTFTPromise, w.TPOTPromise = promise.TTFT, cmp.Or(promise.TPOT, promise.ITL)
-	cfg := sim.DefaultConfig()
-	cfg.Seed = p.seed
-	cfg.Worker = sim.Worker{Engine: worker.EngineConfig(&w, gpu), Blocks: about.Blocks, BlockTokens: about.BlockTokens,
-		Layers: about.Shape.Layers, Steps: t, Overlaps: gpu}
-	cfg.KV = sim.Link{Bytes: t.KV.BytesPerToken, Bandwidth: t.KV.Bandwidth, Latency: time.Duration(t.KV.Latency * float64(time.Second))}
-	return cfg
-}
-
-// room is how many tokens a request may have, and what says so.
-func (p *planFlags) room(t *steptable.Table) (most int, why string) {
-	a := &t.About
-	most, why = a.Blocks*a.BlockTokens, "which the table's KV pool has room for"
-	if a.MaxContext > 0 && a.MaxContext < most {
-		most, why = a.MaxContext, "the table's max_context"
-	}
-	if p.maxContext > 0 && p.maxContext < most {
-		most, why = p.maxContext, "of --max-context"
-	}
-	return most, why
-}
-
 // load makes the load of the flags. It says how many requests do not fit as they are.
 func (p *planFlags) load(t *steptable.Table, stderr io.Writer) (sim.Requests, error) {
-	most, why := p.room(t)
+	most, why := room(t, p.maxContext)
 	if p.trace != "" {
 		return p.traced(most, why, stderr)
 	}

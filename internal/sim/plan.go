@@ -70,7 +70,8 @@ type Spread struct {
 	P99 float64 `json:"p99"`
 }
 
-func spread(out []Outcome, of func(*Outcome) time.Duration) Spread {
+// SpreadOf is that of the requests that have not failed.
+func SpreadOf(out []Outcome, of func(*Outcome) time.Duration) Spread {
 	var list []time.Duration
 	for i := range out {
 		if !out[i].Failed {
@@ -127,8 +128,8 @@ func Search(ctx context.Context, cfg Config, load Requests, p Promise, patience 
 		g.Speed, g.Good = speed, share
 		g.Rate = float64(len(out)) / max(last, leastSpan).Seconds()
 		g.AtLeast = last < leastSpan || len(out) > mostTried
-		g.TTFT, g.Gap = spread(out, (*Outcome).TTFT), spread(out, (*Outcome).Gap)
-		g.Worst = spread(out, func(o *Outcome) time.Duration { return o.Longest })
+		g.TTFT, g.Gap = SpreadOf(out, (*Outcome).TTFT), SpreadOf(out, (*Outcome).Gap)
+		g.Worst = SpreadOf(out, func(o *Outcome) time.Duration { return o.Longest })
 		return true, nil
 	}
 	var does, doesNot float64
