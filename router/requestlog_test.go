@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/requestlog"
 	"github.com/xpyd/xpyd/router"
 )
@@ -45,6 +46,9 @@ func TestRequestLog(t *testing.T) {
 		io.WriteString(w, `{"text":"word","usage":{"prompt_tokens":249,"completion_tokens":6}}`)
 	})
 	g.post("/v1/completions", completion(``), "Authorization", "Bearer word", "x-request-id", "word")
+	ids := string(openai.AppendIDs(nil, []int32{7, 8}))
+	tells(prompted(events(fmt.Sprintf(":t 0 %s %d %s\ndata: {\"text\":\"word\"}\n\n", ids, madeAt, hashed), ":f 0 "+ids+"\ndata: {\"text\":\"word\"}\n\n", "data: [DONE]\n\n")))
+	g.post("/v1/completions", completion(`,"stream":true`))
 	tells(story)
 	g.post("/v1/completions", completion(`,"stream":true`))
 	tells(func(w http.ResponseWriter, r *http.Request) { // an engine may say anything
@@ -90,6 +94,7 @@ func TestRequestLog(t *testing.T) {
 		{Path: path1, Model: "m", Stream: true, Status: 200, Prompt: 250, Output: 3, Prefill: "p0", Decode: "d0", Attempts: 1},
 		{Path: path1, Model: "m", Stream: true, Status: 200, Prompt: 250, Output: 7, Choices: 2, Prefill: "p0", Decode: "d0", Attempts: 1},
 		{Path: path1, Model: "m", Status: 200, Prompt: 249, Output: 6, Prefill: "p0", Decode: "d0", Attempts: 1},
+		{Path: path1, Model: "m", Stream: true, Status: 200, Prompt: 250, Output: 4, Prefill: "p0", Decode: "d0", Attempts: 1},
 		{Path: path1, Model: "m", Stream: true, Status: 200, Prompt: guess, Estimated: true, Output: 3, Prefill: "p0", Decode: "d0", Attempts: 1},
 		{Path: path1, Model: "m", Status: 500, Prefill: "p0", Decode: "d0", Attempts: 1},
 		{Path: path1, Model: "m", Stream: true, Status: 200, Broken: true, Prompt: guess, Estimated: true, Output: 1, Prefill: "p0", Decode: "d0", Attempts: 1},
@@ -111,7 +116,7 @@ func TestRequestLog(t *testing.T) {
 		if hashes := len(got.Prefix); want.Path == path1 && want.Model == "m" && (hashes != len(long)/256 || got.Prefix[0] != log.Requests[0].Prefix[0] || got.Bytes != len(long)+2) {
 			t.Errorf("%d: %d hashes of %d bytes", i, hashes, got.Bytes)
 		}
-		if (got.Cached != nil) != (i == 0) || i == 0 && *got.Cached != 128 {
+		if (got.Cached != nil) != (i == 0 || i == 3) || got.Cached != nil && *got.Cached != 128 {
 			t.Errorf("%d: cached %v", i, got.Cached)
 		}
 		got.Cached, got.Arrived, got.Took, got.TTFT, got.Gap, got.Prefix, got.Bytes, got.Line = nil, 0, 0, 0, 0, nil, 0, 0

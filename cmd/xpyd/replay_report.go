@@ -16,6 +16,7 @@ import (
 
 // replayed is the result, as JSON.
 type replayed struct {
+	Xpyd  string          `json:"xpyd"` // whose router and engine it is
 	Log   loggedAs        `json:"log"`
 	Table steptable.About `json:"table"`
 	Speed float64         `json:"speed"`
@@ -76,7 +77,7 @@ func millis(d time.Duration) float64 { return float64(d.Microseconds()) / 1e3 }
 // result puts the runs together. It adds the log as one, if requests came at its speed.
 func (r *replayFlags) result(log *requestlog.Log, t *steptable.Table, load *sim.Logged, runs []*replayRun, promise sim.Promise) *replayed {
 	last := load.Requests[len(load.Requests)-1].At
-	out := &replayed{Table: t.About, Speed: r.speed, SLO: r.slo, Log: loggedAs{Xpyd: log.Xpyd, Start: log.Start, Models: log.Models, Requests: len(load.Requests),
+	out := &replayed{Xpyd: build(), Table: t.About, Speed: r.speed, SLO: r.slo, Log: loggedAs{Xpyd: log.Xpyd, Start: log.Start, Models: log.Models, Requests: len(load.Requests),
 		Empty: load.Empty, Several: load.Several, Long: load.Long, Dropped: log.Dropped, span: last}}
 	add := func(fleet, policy string, outcomes []sim.Outcome) {
 		out.Runs = append(out.Runs, summed(fleet, policy, outcomes, load.Lines, promise, last))

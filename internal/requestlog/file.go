@@ -19,7 +19,8 @@ import (
 // kept is how many older files there are: FILE.1 is the youngest of them.
 const kept = 3
 
-// file is the file that is being written, and its key. Each file is a log of its own.
+// file is the file that is being written, and its key. Each file is a log of its own. While a router takes over
+// from another, both write: the newer one renames what the older one goes on with.
 type file struct {
 	path  string
 	limit int64 // bytes, from which on another is begun

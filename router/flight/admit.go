@@ -322,6 +322,7 @@ func (q *request) demote(top *openai.Top, best limit.Class) *openai.Error {
 type usage struct {
 	events    int   // relayed, except the one that ends a stream
 	answer    *skim // of a whole forwarded answer, else nil
+	framed    int   // tokens that they stand for, if decode has said so; else 0
 	told      bool  // the answer reported prompt and generated
 	prompt    int   // tokens
 	generated int

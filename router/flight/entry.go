@@ -21,6 +21,9 @@ func (q *request) enter(took time.Duration) {
 		line.Choices = n
 	}
 	line.Prompt, line.Output = q.tokens()
+	if !q.usage.told && q.usage.framed > 0 {
+		line.Output = q.usage.framed
+	}
 	line.Estimated = !q.usage.told && line.Prompt > 0
 	if n := len(q.attempts); n > 0 {
 		a := q.attempts[n-1]
