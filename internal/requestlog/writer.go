@@ -45,6 +45,7 @@ type Writer struct {
 	dropped atomic.Uint64 // requests without a line
 	moved   atomic.Bool   // the file may have been moved away
 	stop    chan struct{}
+	once    sync.Once // closes stop
 	running sync.WaitGroup
 
 	// The goroutine's own.
@@ -99,12 +100,12 @@ func (w *Writer) Reopen() {
 	}
 }
 
-// Close writes what was added, and waits for that.
+// Close writes what was added, and waits for that. It may be called again, and without Start.
 func (w *Writer) Close() {
 	if w == nil {
 		return
 	}
-	close(w.stop)
+	w.once.Do(func() { close(w.stop) })
 	w.running.Wait()
 	w.file.close()
 }

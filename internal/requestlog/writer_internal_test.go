@@ -53,6 +53,7 @@ func TestNeverWaits(t *testing.T) {
 	}
 	w.Start()
 	w.Close()
+	w.Close()
 	if l := open(t, path); len(l.Requests) != queued || l.Dropped != 7 {
 		t.Errorf("%d requests, %d dropped", len(l.Requests), l.Dropped)
 	}
