@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/requestlog"
 	"github.com/xpyd/xpyd/router/flight"
 	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
@@ -28,6 +29,8 @@ type Config struct {
 	// AuditFile gets a line of JSON for each change through the admin listener, besides the
 	// log. "": none.
 	AuditFile string `key:"audit_file"`
+	// RequestLog is a log of requests without their text, for xpyd replay.
+	RequestLog requestlog.Config `key:"request_log"`
 	// PublicMetrics serves /metrics on the public listener too.
 	PublicMetrics bool `key:"public_metrics"`
 
@@ -48,7 +51,7 @@ type Config struct {
 // DefaultConfig is for one machine.
 func DefaultConfig() Config {
 	return Config{
-		Listen: "127.0.0.1:8000", AdminListen: "127.0.0.1:8001",
+		Listen: "127.0.0.1:8000", AdminListen: "127.0.0.1:8001", RequestLog: requestlog.DefaultConfig(),
 		Bounds: h1.DefaultBounds(), Timeouts: h1.DefaultTimeouts(), Policy: flight.DefaultPolicy(),
 		Sources: sense.DefaultSources(),
 		Pick:    pick.DefaultConfig(), Share: share.DefaultConfig(),
@@ -83,6 +86,6 @@ func (c Config) Validate() error {
 			return config.Bad("upstream.pass_authorization", why)
 		}
 	}
-	return errors.Join(c.Bounds.Validate(), c.Timeouts.Validate(), c.Policy.Validate(), c.Sources.Validate(),
+	return errors.Join(config.Within("request_log", c.RequestLog.Validate()), c.Bounds.Validate(), c.Timeouts.Validate(), c.Policy.Validate(), c.Sources.Validate(),
 		config.Within("upstream", c.Upstream.Validate()), config.Within("pick", c.Pick.Validate()), config.Within("share", c.Share.Validate()))
 }

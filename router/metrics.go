@@ -39,7 +39,10 @@ func newOwnMetrics(reg prometheus.Registerer, r *Router) (*ownMetrics, error) {
 				return 1
 			}
 			return 0
-		})}, r.flights.Collectors(), r.Members.Collectors(), r.feeds.Collectors())
+		}),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "xpyd_router_request_log_dropped_total",
+			Help: "Requests that are not in the request log because the disk was full or too slow for it. The log itself says how many, too."},
+			func() float64 { return float64(r.requests.Dropped()) })}, r.flights.Collectors(), r.Members.Collectors(), r.feeds.Collectors())
 	if r.share != nil {
 		m.all = append(m.all, r.share.Collectors()...)
 	}

@@ -16,8 +16,10 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/clientwatch"
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/lobby"
+	"github.com/xpyd/xpyd/internal/requestlog"
 	"github.com/xpyd/xpyd/internal/scarce"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/router/console"
@@ -79,6 +81,7 @@ type Router struct {
 	feeds    *sense.Feeds
 	flights  *flight.Service
 	watcher  *clientwatch.Watcher
+	requests *requestlog.Writer // nil without a request log
 	// adminConns bounds those of the admin listener.
 	adminConns    int
 	public, admin *h1.Server
@@ -149,9 +152,14 @@ func (r *Router) makeParts() (err error) {
 	}
 	r.Members = sense.NewMembers(sense.MembersDeps{Fleet: deps.Fleet, Log: deps.Log, Picker: r.picker, Client: r.up, Ring: deps.Ring, MemberTLS: deps.TLS != nil,
 		ProbeTimeout: cfg.ProbeTimeout, Judge: cfg.Pick.Ejection.Interval, Share: r.share, HTTP: r.up.HTTPClient(discover.NewClient()), Ctx: r.ctx, Spawn: r.spawn})
+	if cfg.RequestLog.File != "" {
+		if r.requests, err = requestlog.New(cfg.RequestLog, r.logHeader, deps.Log); err != nil {
+			return config.Within("request_log", err)
+		}
+	}
 	r.flights, err = flight.New(flight.Deps{Policy: cfg.Policy, Bounds: cfg.Bounds, PassAuthorization: cfg.Upstream.PassAuthorization,
 		PeerTokens: cfg.Events.PeerTokens, Paced: cfg.Pick.Ejection.Mode == pick.EjectAll, AskTimeout: cfg.FirstByteTimeout, Coming: deps.Coming,
-		Log: deps.Log, Members: r.Members, Feeds: r.feeds, Picker: r.picker, Client: r.up, Watcher: r.watcher, Tracer: r.tracer,
+		Log: deps.Log, Members: r.Members, Feeds: r.feeds, Picker: r.picker, Client: r.up, Watcher: r.watcher, Tracer: r.tracer, RequestLog: r.requests,
 		Paths: slices.Collect(maps.Keys(routes)), Ctx: r.ctx, Spawn: r.spawn})
 	if err != nil {
 		return err
@@ -160,6 +168,19 @@ func (r *Router) makeParts() (err error) {
 		Fleet: deps.Fleet, Members: r.Members, Feeds: r.feeds, Flights: r.flights, Picker: r.picker, TopologyLevel: cfg.Pick.TopologyLevel, Share: r.share,
 		Revoker: deps.Revoker, TrustsEveryone: deps.Ring == nil, Ready: r.Ready, Coming: deps.Coming, Doing: deps.Doing, Mounts: deps.Mounts, Refuse: r.httpError, Ctx: r.ctx})
 	return err
+}
+
+// logHeader is what a file of the request log begins with.
+func (r *Router) logHeader() requestlog.Header {
+	h := requestlog.Header{Xpyd: r.deps.Version, Policy: r.picker.Policy()}
+	models, _ := r.Members.Served()
+	for _, m := range models {
+		h.Models = append(h.Models, m.ID)
+	}
+	for _, b := range pick.Blocks {
+		h.Grain = append(h.Grain, requestlog.Grain{From: b.From, Bytes: b.Bytes})
+	}
+	return h
 }
 
 func (r *Router) makeServers() {
@@ -222,6 +243,9 @@ func (r *Router) Open() (err error) {
 	if r.tracer != nil {
 		r.tracer.Start()
 	}
+	if r.requests != nil {
+		r.requests.Start()
+	}
 	return nil
 }
 
@@ -275,6 +299,13 @@ func (r *Router) AdminAddr() net.Addr {
 		return nil
 	}
 	return r.adminLn.Addr()
+}
+
+// Reopen opens the audit file and the request log again, as they may have been moved away.
+// On an error the old ones stay in use.
+func (r *Router) Reopen() error {
+	r.requests.Reopen()
+	return r.Console.ReopenAudit()
 }
 
 // Reload puts new limits and the policy in force, and reads keys and
@@ -403,6 +434,7 @@ func (r *Router) close() {
 	if r.tracer != nil {
 		r.tracer.Close() // the last requests' spans too
 	}
+	r.requests.Close() // and lines
 	if err := r.release(); err != nil {
 		r.log.Error("close", "err", err)
 	}

@@ -55,6 +55,8 @@ func TestNewRefuses(t *testing.T) {
 		"admin_tls_cert":         func(c *router.Config, _ *router.Deps) { c.AdminTLSCert, c.AdminTLSKey = "none", "none" },
 		"upstream":               func(c *router.Config, _ *router.Deps) { c.Upstream.CA = "none" },
 		"audit_file":             func(c *router.Config, _ *router.Deps) { c.AuditFile = "/none/x" },
+		"request_log.file":       func(c *router.Config, _ *router.Deps) { c.RequestLog.File = "/none/x" },
+		"request_log.max_bytes":  func(c *router.Config, _ *router.Deps) { c.RequestLog.MaxBytes = 1 << 20 },
 		"kv_events.tokenizers: m": func(c *router.Config, _ *router.Deps) {
 			c.Events.Tokenizers = []sense.Tokenizer{{Model: "m", Path: "none"}}
 		},

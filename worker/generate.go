@@ -8,6 +8,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -257,6 +259,12 @@ func (g *generation) reserveText(text int) bool {
 	more := -g.needs.tokens + step
 	g.needs.tokens = step
 	return g.mem.grow(more)
+}
+
+// describe sets the headers of an answer that begins.
+func (g *generation) describe(h *fasthttp.ResponseHeader) {
+	h.Set("Server-Timing", g.timings().header())
+	h.Set(headerPrompt, fmt.Sprintf("%d %d", g.usage.Prompt, g.usage.Cached))
 }
 
 // header is the worker's part of Server-Timing. wait is the time spent waiting for blocks and in

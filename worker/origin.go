@@ -31,6 +31,7 @@ const (
 	headerRequestID    = "x-request-id"
 	headerProbe        = "x-xpyd-probe" // "1": the router's own; it overtakes waiting requests
 	headerOutcome      = "x-xpyd-outcome"
+	headerPrompt       = "x-xpyd-prompt"     // of answers: tokens of the prompt, and how many of them were cached
 	headerMaxAnswer    = "x-xpyd-max-answer" // most bytes that the router accepts
 	headerTokens       = "x-xpyd-tokens"     // "1": a stream's events say which tokens they stand for
 	headerGiven        = "x-xpyd-given"      // length of the client's body, behind which is an openai.Given

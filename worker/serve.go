@@ -158,7 +158,7 @@ func (w *Worker) answerWhole(ctx *fasthttp.RequestCtx, c *call, g *generation, e
 		choices[i] = c.takeChunk()
 	}
 	ctx.SetContentType("application/json")
-	ctx.Response.Header.Set("Server-Timing", g.timings().header())
+	g.describe(&ctx.Response.Header)
 	if n <= pieceBytes || n <= wholeBytes && g.mem.grow(int64(n)) {
 		ctx.Response.SetBodyRaw(enc.AppendFull(make([]byte, 0, n), choices, g.usage))
 		return nil
@@ -207,7 +207,7 @@ func (w *Worker) answerStream(ctx *fasthttp.RequestCtx, c *call, g *generation, 
 	w.requests.answering(c.run)
 	ctx.SetContentType("text/event-stream; charset=utf-8")
 	ctx.Response.Header.Set("Cache-Control", "no-cache")
-	ctx.Response.Header.Set("Server-Timing", g.timings().header())
+	g.describe(&ctx.Response.Header)
 	c.stream(ctx, func(out *bufio.Writer) {
 		defer g.close()
 		flush := func() error {

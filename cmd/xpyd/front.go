@@ -369,11 +369,11 @@ func (f *front) letGo() {
 }
 
 // reloading reloads limits, policy and static members at each SIGHUP, until end is called. It also
-// reopens the audit file, even if the configuration is invalid.
+// reopens the audit file and the request log, even if the configuration is invalid.
 func (f *front) reloading(cfg *RouterConfig, load func() (*RouterConfig, error)) (end func()) {
 	r, log := f.router, f.log
 	anew := func() (*RouterConfig, error) {
-		if err := r.Console.ReopenAudit(); err != nil {
+		if err := r.Reopen(); err != nil {
 			log.Error("the audit file is not reopened; the old one stays in use", "err", err)
 		}
 		return load()

@@ -11,11 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/sim"
 	"github.com/xpyd/xpyd/internal/steptable"
-	"github.com/xpyd/xpyd/kvlayout"
-	"github.com/xpyd/xpyd/worker"
 )
 
 type planFlags struct {
@@ -90,12 +87,9 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return usageError{err}
 	}
-	t, err := steptable.Open(p.table)
+	t, err := openTable(p.table)
 	if err != nil {
-		return usageError{fmt.Errorf("--table: %w", err)}
-	}
-	if a := &t.About; a.Blocks < 1 || a.BlockTokens < 1 || a.BlockTokens > kvlayout.MaxBlockTokens || a.MaxBatch < 1 || a.StepTokens < 1 || a.Shape.Layers < 1 {
-		return usageError{fmt.Errorf("--table %s does not say what a worker has: its blocks, block_tokens, max_batch, step_tokens and layers", p.table)}
+		return usageError{err}
 	}
 	load, err := p.load(t, cmd.ErrOrStderr())
 	if err != nil {
@@ -132,10 +126,8 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 
 // create opens the files of --json and --html, if there are any.
 func (p *planFlags) create() (asJSON, asPage *outFile, err error) {
-	if p.json != "-" {
-		if asJSON, err = createOut(p.json); err != nil {
-			return nil, nil, fmt.Errorf("--json: %w", err)
-		}
+	if asJSON, err = createJSON(p.json); err != nil {
+		return nil, nil, fmt.Errorf("--json: %w", err)
 	}
 	if asPage, err = createOut(p.html); err != nil {
 		asJSON.drop()
@@ -153,7 +145,7 @@ const (
 // compute fills in the result.
 func (p *planFlags) compute(ctx context.Context, r *plan, t *steptable.Table, load func(seed uint64) sim.Requests, promise sim.Promise, stderr io.Writer) error {
 	// The last requests of a window may take as long as it, at least.
-	c := sim.Case{Config: p.fleet(t, promise), Load: load(p.seed), Promise: promise, Patience: promise.TTFT + max(p.window, time.Minute)}
+	c := sim.Case{Config: twinOf(t, promise, p.seed), Load: load(p.seed), Promise: promise, Patience: promise.TTFT + max(p.window, time.Minute)}
 	r.Workers = p.most
 	if p.asksHowMany() {
 		r.Need = &planNeed{From: p.least, To: p.most, Rate: cmp.Or(p.rate, sim.Rate(c.Load(1)))}
@@ -233,23 +225,4 @@ func splitNames(splits []sim.Split) string {
 		list[i] = s.String()
 	}
 	return strings.Join(list, ", ")
-}
-
-// fleet is what all the fleets have in common.
-func (p *planFlags) fleet(t *steptable.Table, promise sim.Promise) sim.Config {
-	about, gpu := &t.About, t.About.Backend == "cuda"
-	w := worker.DefaultConfig(fleet.Decode)
-	w.MaxBatch, w.StepTokens = about.MaxBatch, about.StepTokens
-	w.Promises = promises(promise)
-	cfg := sim.DefaultConfig()
-	cfg.Seed = p.seed
-	cfg.Worker = sim.Worker{Engine: worker.EngineConfig(&w, gpu), Blocks: about.Blocks, BlockTokens: about.BlockTokens,
-		Layers: about.Shape.Layers, Steps: t, Overlaps: gpu}
-	cfg.KV = sim.Link{Bytes: t.KV.BytesPerToken, Bandwidth: t.KV.Bandwidth, Latency: time.Duration(t.KV.Latency * float64(time.Second))}
-	return cfg
-}
-
-// promises are what workers are told of a promise.
-func promises(p sim.Promise) worker.Promises {
-	return worker.Promises{TTFTPromise: p.TTFT, TPOTPromise: cmp.Or(p.TPOT, p.ITL)}
 }

@@ -17,9 +17,6 @@ func (p *planFlags) asksHowMany() bool { return p.rate > 0 || p.most > p.least }
 // check checks the flags.
 func (p *planFlags) check(workersGiven bool) (sim.Promise, error) {
 	out := sim.Promise{Share: p.share, PerToken: p.perThousand / 1000}
-	if p.table == "" {
-		return out, errors.New("--table is needed: xpyd bench step writes one")
-	}
 	if err := p.checkWorkers(workersGiven); err != nil {
 		return out, err
 	}
@@ -48,8 +45,6 @@ func (p *planFlags) check(workersGiven bool) (sim.Promise, error) {
 	return out, nil
 }
 
-const mostPlanned = 1000 // workers
-
 // checkWorkers finds out how many workers there are.
 func (p *planFlags) checkWorkers(given bool) error {
 	positive := func(v float64) bool { return v >= 0 && !math.IsInf(v, 1) }
@@ -67,9 +62,9 @@ func (p *planFlags) checkWorkers(given bool) error {
 	case p.budget > 0 && p.cost == 0:
 		return errors.New("--budget needs --cost, what a worker costs an hour")
 	case p.budget > 0:
-		p.most = int(min(p.budget/p.cost+1e-9, mostPlanned+1))
-		if p.least = p.most; p.most < 1 || p.most > mostPlanned {
-			return fmt.Errorf("--budget %v pays %d workers at --cost %v: want 1 to %d", p.budget, p.most, p.cost, mostPlanned)
+		p.most = int(min(p.budget/p.cost+1e-9, mostWorkers+1))
+		if p.least = p.most; p.most < 1 || p.most > mostWorkers {
+			return fmt.Errorf("--budget %v pays %d workers at --cost %v: want 1 to %d", p.budget, p.most, p.cost, mostWorkers)
 		}
 		return nil
 	}
@@ -79,8 +74,8 @@ func (p *planFlags) checkWorkers(given bool) error {
 	if err == nil && isRange {
 		most, err = strconv.Atoi(last)
 	}
-	if err != nil || least < 1 || most < least || most > mostPlanned {
-		return fmt.Errorf("--workers %s: want 1 to %d, or a range such as 1-8", p.workers, mostPlanned)
+	if err != nil || least < 1 || most < least || most > mostWorkers {
+		return fmt.Errorf("--workers %s: want 1 to %d, or a range such as 1-8", p.workers, mostWorkers)
 	}
 	if isRange && p.rate == 0 && p.trace == "" {
 		return fmt.Errorf("--workers %s asks how many a load needs: give its --rate, or a --trace", p.workers)

@@ -14,22 +14,9 @@ import (
 	"github.com/xpyd/xpyd/internal/steptable"
 )
 
-// room is how many tokens a request may have, and what says so.
-func (p *planFlags) room(t *steptable.Table) (most int, why string) {
-	a := &t.About
-	most, why = a.Blocks*a.BlockTokens, "which the table's KV pool has room for"
-	if a.MaxContext > 0 && a.MaxContext < most {
-		most, why = a.MaxContext, "the table's max_context"
-	}
-	if p.maxContext > 0 && p.maxContext < most {
-		most, why = p.maxContext, "of --max-context"
-	}
-	return most, why
-}
-
 // load makes the load of the flags, drawn with any seed. It says how many requests do not fit as they are.
 func (p *planFlags) load(t *steptable.Table, stderr io.Writer) (func(seed uint64) sim.Requests, error) {
-	most, why := p.room(t)
+	most, why := room(t, p.maxContext)
 	if p.trace != "" {
 		return p.traced(most, why, stderr)
 	}

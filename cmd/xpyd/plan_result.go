@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -119,11 +118,7 @@ func (r *plan) best() *planned {
 	return &r.Fleets[0]
 }
 
-func (r *plan) writeJSON(w io.Writer) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", " ")
-	return e.Encode(r)
-}
+func (r *plan) writeJSON(w io.Writer) error { return encodeJSON(w, r) }
 
 // writeText prints what people want to know.
 func (r *plan) writeText(w io.Writer) error {

@@ -239,7 +239,8 @@ type flight struct {
 // send chooses workers.
 func (r *run) send(f *flight) {
 	f.prompt = f.request.Prompt.IDs()
-	req := &pick.Request{Model: modelName, Tokens: len(f.prompt), Output: f.request.Output, Seqs: 1, Chain: pick.NewChain(text(f.prompt))}
+	words := text(f.prompt)
+	req := &pick.Request{Model: modelName, Tokens: len(f.prompt), Output: f.request.Output, Seqs: 1, Chain: pick.NewChain(words), Head: words[:min(len(words), 1<<10)]}
 	if p := r.cfg.Pick.Policy; p == pick.KVEvents || p == pick.PredictedTTFT {
 		req.Tokenized = true
 		f.hash()

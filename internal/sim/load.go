@@ -11,6 +11,7 @@ import (
 type Prompt struct {
 	tokens int
 	blocks []uint64 // ids of its pieces, as of workload.Entry; none: it shares nothing
+	ends   []int    // where the pieces end; none: after workload.BlockTokens each
 	nth    uint64   // tells it from others
 }
 
@@ -19,14 +20,20 @@ func (p *Prompt) Tokens() int { return p.tokens }
 
 // IDs returns its tokens. Prompts that begin with the same blocks begin with the same tokens.
 func (p *Prompt) IDs() []int32 {
-	ids := make([]int32, p.tokens)
-	for i := range ids {
-		of := p.nth | 1<<63
-		if len(p.blocks) > 0 {
-			of = p.blocks[i/workload.BlockTokens]
+	ids := make([]int32, 0, p.tokens)
+	piece := func(of uint64, end int) {
+		for i := uint64(0); len(ids) < end; i++ {
+			ids = append(ids, int32(mix(of, i)%vocab))
 		}
-		ids[i] = int32(mix(of, uint64(i%workload.BlockTokens)) % vocab)
 	}
+	for i, of := range p.blocks {
+		end := (i + 1) * workload.BlockTokens
+		if p.ends != nil {
+			end = p.ends[i]
+		}
+		piece(of, min(end, p.tokens))
+	}
+	piece(p.nth|1<<63, p.tokens)
 	return ids
 }
 

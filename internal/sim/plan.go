@@ -77,7 +77,8 @@ type Spread struct {
 	P99 float64 `json:"p99"`
 }
 
-func spread(out []Outcome, of func(*Outcome) time.Duration) Spread {
+// SpreadOf is that of the requests that have not failed.
+func SpreadOf(out []Outcome, of func(*Outcome) time.Duration) Spread {
 	var list []time.Duration
 	for i := range out {
 		if !out[i].Failed {

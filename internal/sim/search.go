@@ -141,7 +141,7 @@ func (t *trial) run(ctx context.Context, speed float64, all bool) (kept bool, er
 		return false, nil
 	}
 	p := Point{Speed: speed, Rate: Rate(requests), Good: float64(good) / float64(len(out)), Tokens: float64(tokens) / span(requests).Seconds(),
-		TTFT: spread(out, (*Outcome).TTFT), Gap: spread(out, (*Outcome).Gap), Worst: spread(out, func(o *Outcome) time.Duration { return o.Longest })}
+		TTFT: SpreadOf(out, (*Outcome).TTFT), Gap: SpreadOf(out, (*Outcome).Gap), Worst: SpreadOf(out, func(o *Outcome) time.Duration { return o.Longest })}
 	at, _ := slices.BinarySearchFunc(t.out.Curve, speed, func(p Point, speed float64) int { return cmp.Compare(p.Speed, speed) })
 	t.out.Curve = slices.Insert(t.out.Curve, at, p)
 	if kept && speed > t.out.Speed {

@@ -9,12 +9,12 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/logbuf"
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
@@ -62,7 +62,7 @@ func (a *auditor) reopen() error {
 	if a.path == "" {
 		return nil
 	}
-	next, err := openAudit(a.path)
+	next, err := logbuf.OpenFile(a.path)
 	if err != nil {
 		return &config.KeyError{Key: "audit_file", Msg: err.Error()}
 	}
@@ -73,32 +73,6 @@ func (a *auditor) reopen() error {
 	}
 	a.file = next
 	return err
-}
-
-// openAudit opens a file that only this user can write, and never another in its place.
-func openAudit(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
-	if errors.Is(err, syscall.ELOOP) {
-		return nil, fmt.Errorf("%s is a symbolic link, which is not followed", path)
-	}
-	if err != nil {
-		return nil, err
-	}
-	info, err := f.Stat()
-	if err == nil {
-		switch s, ok := info.Sys().(*syscall.Stat_t); {
-		case !info.Mode().IsRegular():
-			err = fmt.Errorf("%s is no file", path)
-		case ok && int(s.Uid) != os.Geteuid():
-			err = fmt.Errorf("%s belongs to uid %d, and this is uid %d", path, s.Uid, os.Geteuid())
-		case info.Mode()&0o022 != 0:
-			err = fmt.Errorf("%s has mode %04o, so that others may change it: run `chmod 600 %s`", path, info.Mode().Perm(), path)
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
 }
 
 func (a *auditor) close() error {

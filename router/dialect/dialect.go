@@ -26,6 +26,7 @@ const (
 	HeaderDeadline     = "x-xpyd-deadline-ms"   // milliseconds left, so that clocks need not agree
 	HeaderProbe        = "x-xpyd-probe"         // "1": the router's own probe, not user traffic
 	HeaderOutcome      = "x-xpyd-outcome"       // a ticket.Outcome, on failures
+	HeaderPrompt       = "x-xpyd-prompt"        // of answers: tokens of the prompt, and how many of them were cached
 	HeaderMaxAnswer    = "x-xpyd-max-answer"    // bytes that the router takes of an answer that does not stream
 	HeaderKVPeer       = "x-xpyd-kv-peer"       // ID EPOCH URL KV TOKENS of a worker that has more of the prompt
 	HeaderTokens       = "x-xpyd-tokens"        // "1": each event says which tokens it stands for

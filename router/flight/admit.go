@@ -231,9 +231,9 @@ func (q *request) most() (prompt, generated int) {
 }
 
 // skims has skimmed look for the usage in a forwarded answer, if somebody is charged for
-// it.
+// it, or it is logged.
 func (q *request) skims() {
-	if q.tenant != nil || q.adm != nil && q.adm.item != nil {
+	if q.s.RequestLog != nil || q.tenant != nil || q.adm != nil && q.adm.item != nil {
 		q.usage.answer = &skim{scan: jsonscan.Scanner{Lenient: true}}
 	}
 }
@@ -322,6 +322,7 @@ func (q *request) demote(top *openai.Top, best limit.Class) *openai.Error {
 type usage struct {
 	events    int   // relayed, except the one that ends a stream
 	answer    *skim // of a whole forwarded answer, else nil
+	framed    int   // tokens that they stand for, if decode has said so; else 0
 	told      bool  // the answer reported prompt and generated
 	prompt    int   // tokens
 	generated int
@@ -369,7 +370,7 @@ func (u *usage) skimmed(piece []byte) {
 }
 
 // tokens is what the request read and generated: as the answer reported, or else one token
-// per event, and the prompt as prefill counted it or as guessed.
+// per event, and the prompt as a worker counted it or as guessed.
 func (q *request) tokens() (prompt, generated int) {
 	u := &q.usage
 	if u.told || q.forwarded {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -49,6 +50,19 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 	return res, a.reported(a.p, a.d, res.Outcome, res.Message)
 }
 
+// prompted notes what a worker of ours says of the prompt in its answer's header.
+func (a *attempt) prompted(header []byte) {
+	prompt, cached, _ := strings.Cut(string(header), " ")
+	p, err := strconv.ParseUint(prompt, 10, 26)
+	c, cachedErr := strconv.ParseUint(cached, 10, 26)
+	if err != nil || cachedErr != nil {
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.usage, a.counted = openai.PromptUsage{Prompt: int(p), Cached: int(c)}, true
+}
+
 // askDecode sends decode's leg and reads as much of its answer as can still be repeated: a
 // whole body, or a stream's first events.
 func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
@@ -87,6 +101,8 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	ans := &answer{status: status, contentType: string(b.Header.ContentType()), timing: string(b.Header.Peek("Server-Timing")), length: -1}
 	if a.rules.Usage && !a.alone {
 		ans.merge = a.promptUsage
+	} else {
+		a.prompted(b.Header.Peek(dialect.HeaderPrompt))
 	}
 	if status == 200 && isEventStream(ans.contentType) {
 		ans.events = &events{body: b, mute: true}

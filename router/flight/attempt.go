@@ -37,7 +37,7 @@ type attempt struct {
 	committed bool // decode answers: prefill no longer matters
 	outcome   ticket.Outcome
 	failed    *failure
-	usage     openai.PromptUsage // prefill's, if counted
+	usage     openai.PromptUsage // prefill's, or decode's where that knows it, if counted
 	counted   bool
 	unwatch   func() // see watchDecode; nil when nothing is watched
 	unlinger  func() bool

@@ -140,6 +140,9 @@ func (q *request) resolveModel() *openai.Error {
 	q.setModel(openai.Clip(q.top.Model), q.top.Stream)
 	if !q.forwarded {
 		q.chain = pick.NewChain(q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
+		if q.s.RequestLog != nil {
+			q.logged = q.chain
+		}
 	}
 	return nil
 }

@@ -19,6 +19,7 @@ type pulse struct {
 	first, last time.Duration // since the request's arrival; 0 before the first token
 	gaps        [len(gapEdges) + 1]uint32
 	sum         time.Duration
+	longest     time.Duration // as the client sees them
 }
 
 // beat notes a run of n tokens of a stream with several choices at a time.
@@ -36,6 +37,7 @@ func (p *pulse) beat(at time.Duration, n, choices int) {
 	if p.first == at { // they came with the first
 		gap = 0
 	}
+	p.longest = max(p.longest, gap)
 	gap *= time.Duration(choices)
 	p.sum += gap
 	gap /= time.Duration(n)

@@ -58,7 +58,10 @@ func (a *attempt) prefill(x *dialect.Exchange) {
 func (a *attempt) prefillDone(res dialect.Result) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.outcome, a.usage, a.counted = res.Outcome, res.Prompt, res.Counted
+	a.outcome = res.Outcome
+	if res.Counted { // else decode may have said it
+		a.usage, a.counted = res.Prompt, true
+	}
 	if !a.rules.Watched || a.committed || a.failed != nil || a.closed {
 		a.q.s.legs.remove(a.p)
 		return

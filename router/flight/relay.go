@@ -183,7 +183,7 @@ func (s *stream) end(err error) {
 			s.failed = errClientGone.Error()
 		}
 	}
-	s.q.pulse = &s.pulse
+	s.q.pulse, s.q.usage.framed = &s.pulse, s.q.seam.tokens()
 	s.q.finish(status, s.failed)
 }
 

@@ -58,6 +58,7 @@ type request struct {
 	placed bool     // it has a place to give back
 
 	chain     pick.Chain
+	logged    pick.Chain    // the same to the request's end, if there is a request log
 	session   string        // what the client says belongs together
 	reaches   []sense.Reach // who had how much of the prompt at the last choice
 	tenant    *tenant       // whose key it came with; nil if nobody asks
@@ -225,6 +226,9 @@ func (q *request) account() {
 	route.duration().Observe(took.Seconds())
 	if !q.first.IsZero() {
 		q.answered(route)
+	}
+	if q.s.RequestLog != nil {
+		q.enter(took)
 	}
 	m.bytes.Add(float64(q.bytes))
 	log := q.s.Log.Handler() // a Logger would look up its caller for each line

@@ -213,6 +213,17 @@ func (s *seam) note(frame []byte, last bool) {
 	}
 }
 
+// tokens is how many the relayed events stand for; 0 if that is not known.
+func (s *seam) tokens() (n int) {
+	if s == nil || s.lost || s.re != nil {
+		return 0
+	}
+	for i := range s.choices {
+		n += s.choices[i].n
+	}
+	return n
+}
+
 // names notes whose stream it is, as its first frame says; a later pair must say the same.
 func (s *seam) names(name []byte) bool {
 	if s.name != "" {

@@ -16,6 +16,7 @@ import (
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/requestlog"
 	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/sense"
@@ -40,9 +41,11 @@ type Deps struct {
 	Client  *h1.Client
 	Watcher *clientwatch.Watcher // for clients that leave
 	Tracer  *trace.Exporter      // nil without tracing
-	Paths   []string             // those with metrics of their own
-	Ctx     context.Context      //nolint:containedctx // ends when everything must
-	Spawn   func(func()) bool    // runs what shutdown waits for; false if it is too late
+	// RequestLog gets a line for each request that is over; nil: there is none.
+	RequestLog *requestlog.Writer
+	Paths      []string          // those with metrics of their own
+	Ctx        context.Context   //nolint:containedctx // ends when everything must
+	Spawn      func(func()) bool // runs what shutdown waits for; false if it is too late
 }
 
 // Service takes requests from admission to the end of their answer.

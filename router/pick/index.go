@@ -15,15 +15,16 @@ type Chain struct {
 	length int
 }
 
+// Blocks are the sizes of blocks, each from an offset on.
+var Blocks = [...]struct{ From, Bytes int }{{0, 256}, {16 << 10, 1 << 10}, {128 << 10, 4 << 10}}
+
 // blockBytes is the size of the block at an offset.
 func blockBytes(at int) int {
-	switch {
-	case at < 16<<10:
-		return 256
-	case at < 128<<10:
-		return 1 << 10
+	i := len(Blocks) - 1
+	for at < Blocks[i].From {
+		i--
 	}
-	return 4 << 10
+	return Blocks[i].Bytes
 }
 
 // NewChain hashes text but for a trailing part of a block. Chains with other separate (models,
@@ -45,6 +46,12 @@ func NewChain(text []byte, separate ...string) Chain {
 	}
 	return c
 }
+
+// Hashes are the chain's, which nobody may change.
+func (c Chain) Hashes() []uint64 { return c.hashes }
+
+// Length is that of the text, in bytes.
+func (c Chain) Length() int { return c.length }
 
 // match is how much of the prompt's text a node is known to have had in a role; one of p and d is
 // set.

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/sim"
+	"github.com/xpyd/xpyd/internal/steptable"
+	"github.com/xpyd/xpyd/kvlayout"
+	"github.com/xpyd/xpyd/worker"
+)
+
+// mostWorkers bounds a fleet that is computed.
+const mostWorkers = 1000
+
+// openTable opens --table.
+func openTable(path string) (*steptable.Table, error) {
+	if path == "" {
+		return nil, errors.New("--table is needed: xpyd bench step writes one")
+	}
+	t, err := steptable.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("--table: %w", err)
+	}
+	if a := &t.About; a.Blocks < 1 || a.BlockTokens < 1 || a.BlockTokens > kvlayout.MaxBlockTokens || a.MaxBatch < 1 || a.StepTokens < 1 || a.Shape.Layers < 1 {
+		return nil, fmt.Errorf("--table %s does not say what a worker has: its blocks, block_tokens, max_batch, step_tokens and layers", path)
+	}
+	return t, nil
+}
+
+// twinOf is what all fleets on a table have in common.
+func twinOf(t *steptable.Table, promise sim.Promise, seed uint64) sim.Config {
+	about, gpu := &t.About, t.About.Backend == "cuda"
+	w := worker.DefaultConfig(fleet.Decode)
+	w.MaxBatch, w.StepTokens = about.MaxBatch, about.StepTokens
+	w.Promises = promises(promise)
+	cfg := sim.DefaultConfig()
+	cfg.Seed = seed
+	cfg.Worker = sim.Worker{Engine: worker.EngineConfig(&w, gpu), Blocks: about.Blocks, BlockTokens: about.BlockTokens,
+		Layers: about.Shape.Layers, Steps: t, Overlaps: gpu}
+	cfg.KV = sim.Link{Bytes: t.KV.BytesPerToken, Bandwidth: t.KV.Bandwidth, Latency: time.Duration(t.KV.Latency * float64(time.Second))}
+	return cfg
+}
+
+// promises are what workers are told of a promise.
+func promises(p sim.Promise) worker.Promises {
+	return worker.Promises{TTFTPromise: p.TTFT, TPOTPromise: cmp.Or(p.TPOT, p.ITL)}
+}
+
+// room is how many tokens a request may have, and what says so.
+func room(t *steptable.Table, maxContext int) (most int, why string) {
+	a := &t.About
+	most, why = a.Blocks*a.BlockTokens, "which the table's KV pool has room for"
+	if a.MaxContext > 0 && a.MaxContext < most {
+		most, why = a.MaxContext, "the table's max_context"
+	}
+	if maxContext > 0 && maxContext < most {
+		most, why = maxContext, "of --max-context"
+	}
+	return most, why
+}
+
+// createJSON opens the file of --json, if there is one.
+func createJSON(path string) (*outFile, error) {
+	if path == "-" {
+		return nil, nil
+	}
+	return createOut(path)
+}
+
+func encodeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", " ")
+	return e.Encode(v)
+}
