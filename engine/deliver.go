@@ -52,6 +52,9 @@ func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 	h.logprobs = nil
 	if h.req.Prefilled == nil {
 		e.metrics.hits.Add(float64(h.info.CachedTokens))
+		if !q.takesOver() {
+			e.turns.computed(len(h.req.Prompt) - h.info.CachedTokens)
+		}
 	}
 	choices := h.survivors()
 	if h.req.PrefillOnly {

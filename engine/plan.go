@@ -25,9 +25,14 @@ func (e *Engine) fill(from []*sequence) bool {
 		return len(e.batch) > 0
 	}
 	l := limits{total: e.cfg.StepTokens, target: e.target(), drain: e.cfg.QueueTime, decodes: len(e.batch)}
-	alone := e.cfg.PrefillTokens >= l.total && !e.decoding()
-	if alone { // only who comes meanwhile waits
+	decoding := e.decoding()
+	brief := !decoding && !e.turns.prompts && prefills[0].takesOver()
+	alone := e.cfg.PrefillTokens >= l.total && !decoding && !brief
+	switch { // only who comes meanwhile waits
+	case alone:
 		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0
+	case brief:
+		l.total, l.drain = e.briefly(l.total), 0
 	}
 	for _, q := range prefills {
 		l.queued += q.missing()
@@ -37,7 +42,7 @@ func (e *Engine) fill(from []*sequence) bool {
 	}
 	l.at = prefills[0].next()
 	budget, room := e.pace.budget(l)
-	if back := e.turns.back(prefills); back > 0 {
+	if back := e.turns.back(prefills); back > 0 && !brief {
 		if n := e.catchUp(back, l.target); n > 0 && l.decodes > 0 && e.apart(back+l.decodes) {
 			for _, q := range e.batch {
 				q.chunk = 0
@@ -54,7 +59,7 @@ func (e *Engine) fill(from []*sequence) bool {
 	if e.cfg.MaxStepTime > 0 && !e.pace.measured() && e.prefilling() {
 		budget = 0 // the step under way will show how fast prefill is
 	}
-	if alone {
+	if alone || brief {
 		room = l.total - l.decodes
 	}
 	e.chunks(prefills, budget, room, alone)
@@ -151,6 +156,15 @@ func (e *Engine) catchUp(back int, target time.Duration) int {
 // first step. One that lacks much has its turn in the steps between, which go by age.
 func shortestFirst(streams []*sequence) {
 	slices.SortStableFunc(streams, func(a, b *sequence) int { return cmp.Compare(a.missing(), b.missing()) })
+}
+
+// briefly is as turns have it, but that a GPU takes as long for any part of a tile.
+func (e *Engine) briefly(most int) int {
+	n := e.turns.briefly(most)
+	if e.timed() {
+		n = max(n, min(tile, most))
+	}
+	return n
 }
 
 // apart reports whether a step of so many tokens is longer than one without those that decode. A GPU

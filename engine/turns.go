@@ -9,8 +9,28 @@ const takeoverShare, takeoverCredit = 30, tile
 // turns shares what is computed between takeovers of other workers' streams, which go first, and
 // prompts that wait.
 type turns struct {
-	prompts bool // some wait
-	credit  int  // tokens that takeovers may compute before them
+	prompts bool    // some wait
+	credit  int     // tokens that takeovers may compute before them
+	usual   float64 // tokens that a prompt has to compute; 0: none has come
+}
+
+// computed notes how many tokens a prompt had to compute.
+func (t *turns) computed(tokens int) {
+	const memory = 0.9
+	if t.usual == 0 {
+		t.usual = float64(tokens)
+	}
+	t.usual = memory*t.usual + (1-memory)*float64(tokens)
+}
+
+// briefly is how many tokens, of at most so many, takeovers may have in a step for which nobody waits: a
+// prompt that comes meanwhile waits for half as long as it takes itself, if it is a usual one.
+func (t *turns) briefly(most int) int {
+	const least = tile / 2 // or takeovers of many short streams would be slow
+	if t.usual == 0 {      // none comes
+		return most
+	}
+	return min(most, max(int(t.usual/2), least))
 }
 
 // begin looks at who waits, and leaves out takeovers that have had their share.

@@ -209,6 +209,76 @@ func TestShortestFirst(t *testing.T) {
 	})
 }
 
+// TestNewcomersBesideTakeovers: at a prefill worker a prompt that comes while takeovers are computed, and no other prompt waits,
+// takes half as long again, at most: it waits for a short step.
+func TestNewcomersBesideTakeovers(t *testing.T) {
+	if pipelined {
+		return // device is a Launcher: the first pass was the same
+	}
+	const tokens, token = 200, 100 * time.Microsecond
+	// slowest returns the longest wait of prompts that come one at a time.
+	slowest := func(takeovers int) (most, last time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			cfg := config()
+			cfg.StepTokens, cfg.MaxRunning, cfg.MaxWaiting = 512, 256, 1024
+			r := newRigOn(t, cfg, newDevice(enginetest.Config{Blocks: 8192}, func(s *kernels.Step) (took time.Duration) {
+				for _, q := range s.Seqs {
+					took += time.Duration(len(q.Tokens)) * token
+				}
+				return took
+			}))
+			draw := rng()
+			wait := func() time.Duration {
+				began := time.Now()
+				q := request(prompt(draw, tokens), 1)
+				q.PrefillOnly = true
+				h := r.submit(q)
+				if _, _, err := collect(h, 1); err != nil {
+					t.Error(err)
+				}
+				h.Release()
+				return time.Since(began)
+			}
+			for range 20 {
+				wait()
+			}
+			began := time.Now()
+			var all sync.WaitGroup
+			var mu sync.Mutex
+			for range takeovers {
+				q := request(prompt(draw, tokens), 1)
+				q.PrefillOnly, q.RowsOnly = true, true
+				h := r.submit(q)
+				all.Go(func() {
+					if _, _, err := collect(h, 1); err != nil {
+						t.Error(err)
+					}
+					h.Release()
+					mu.Lock()
+					defer mu.Unlock()
+					last = max(last, time.Since(began))
+				})
+			}
+			for range 20 {
+				time.Sleep(43 * time.Millisecond)
+				most = max(most, wait())
+			}
+			all.Wait()
+			r.close()
+		})
+		return most, last
+	}
+	alone, _ := slowest(0)
+	beside, last := slowest(100)
+	t.Logf("prompts take %v, beside takeovers %v; these end after %v", alone, beside, last)
+	if beside > alone*3/2 {
+		t.Errorf("a prompt takes %v, and %v beside takeovers", alone, beside)
+	}
+	if least := 100 * tokens * token; last > least*2 { // the prompts have the rest of the time
+		t.Errorf("takeovers of %v are over after %v", least, last)
+	}
+}
+
 // TestTakeoverShare: takeovers keep prompts waiting by half as much again, at most, however many they
 // are; where no prompt waits they have all of the device.
 func TestTakeoverShare(t *testing.T) {
