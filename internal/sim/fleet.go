@@ -22,8 +22,10 @@ type Config struct {
 	// Whole workers compute and decode; of the others each does one. A fleet has either kind.
 	Whole, Prefill, Decode int
 	Worker                 Worker
-	OneDevice              bool // all workers share one
-	KV                     Link
+	// OneDevice: all workers share one, and lose this part of the time to taking turns.
+	OneDevice bool
+	Turns     float64
+	KV        Link
 	// Front is how long a request takes from its arrival to a worker, and a token to the client.
 	Front, Back time.Duration
 	Pick        pick.Config
@@ -112,7 +114,7 @@ func open(cfg Config, load Load) (*run, error) {
 	}
 	var one *shared
 	if cfg.OneDevice {
-		one = &shared{clock: &r.clock}
+		one = &shared{clock: &r.clock, cost: 1 + cfg.Turns}
 	}
 	add := func(n int, role fleet.Role, name string) error {
 		for i := range n {

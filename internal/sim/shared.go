@@ -11,6 +11,7 @@ import (
 // in small parts, so each gets on by its part of the time.
 type shared struct {
 	clock *clock
+	cost  float64 // times as long as steps take without turns
 	busy  []*device
 	at    time.Duration // until when they have got on
 	armed uint64        // the event that ends a step; those before it are void
@@ -34,12 +35,18 @@ func (s *shared) begin(d *device) {
 
 // advance has all steps get on until now.
 func (s *shared) advance() {
-	if n := time.Duration(len(s.busy)); n > 0 {
-		for _, d := range s.busy {
-			d.under[d.ended].left -= (s.clock.now - s.at) / n
-		}
+	for _, d := range s.busy {
+		d.under[d.ended].left -= time.Duration(float64(s.clock.now-s.at) / s.slower())
 	}
 	s.at = s.clock.now
+}
+
+// slower is how many times as long a step takes as alone.
+func (s *shared) slower() float64 {
+	if n := len(s.busy); n > 1 {
+		return float64(n) * s.cost
+	}
+	return 1
 }
 
 // arm makes the event of the next end.
@@ -53,7 +60,7 @@ func (s *shared) arm() {
 		least = min(least, d.under[d.ended].left)
 	}
 	nth := s.armed
-	s.clock.after(least*time.Duration(len(s.busy)), func() {
+	s.clock.after(time.Duration(float64(least)*s.slower()), func() {
 		if nth == s.armed {
 			s.end()
 		}
@@ -63,7 +70,7 @@ func (s *shared) arm() {
 // end ends the steps that are through.
 func (s *shared) end() {
 	s.advance()
-	rounding := time.Duration(len(s.busy))
+	rounding := time.Duration(s.slower()) + 1
 	s.busy = slices.DeleteFunc(s.busy, func(d *device) bool {
 		if r := &d.under[d.ended]; r.left > rounding {
 			return false

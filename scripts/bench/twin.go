@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -30,7 +33,7 @@ func (b *twinBench) flags(f *flag.FlagSet) {
 	f.DurationVar(&b.stepTime, "step-time", time.Minute, "how long steps are timed for a table")
 	f.StringVar(&b.device, "device", "cpu", "cpu, or cuda: all workers on one GPU")
 	f.StringVar(&b.library, "library", "", "libxpyd_cuda.so; built if empty")
-	f.StringVar(&b.keep, "keep", "", "a folder for models and tables: a run that finds them there uses them")
+	f.StringVar(&b.keep, "keep", "", "a folder for the model, its table and what fleets were measured to do: a later run goes on from there")
 	f.StringVar(&b.traces, "traces", "", "files of Azure or Mooncake traces, comma separated: a load of each")
 }
 
@@ -39,6 +42,11 @@ type measured struct {
 	TTFT, TPOT, P99 float64 // ms: means, and of the first token
 	Rate            float64 // output tokens a second
 }
+
+func (m measured) ttft() float64 { return m.TTFT }
+func (m measured) tpot() float64 { return m.TPOT }
+func (m measured) p99() float64  { return m.P99 }
+func (m measured) rate() float64 { return m.Rate }
 
 func (m measured) String() string {
 	return fmt.Sprintf("TTFT %.2f ms (p99 %.1f), TPOT %.3f ms, %.0f tokens/s", m.TTFT, m.P99, m.TPOT, m.Rate)
@@ -80,45 +88,68 @@ func fleetName(s sim.Split) string {
 	return s.String()
 }
 
+// real is what a fleet was measured to do.
+type real struct {
+	Fit    fitted       `json:"fit"`
+	Rounds [][]measured `json:"rounds"` // by load
+}
+
 // compare sends each load through a real fleet and through its twin.
 func (m *machine) compare(ctx context.Context, s sim.Split) error {
 	if err := m.prepare(ctx); err != nil {
 		return err
 	}
-	var list []twinLoad
-	var twin, real [][]measured // by load
-	for round := range m.Rounds {
-		url, stop, err := m.start(ctx, s)
+	var all real
+	path := filepath.Join(m.folder(), m.device+"-"+fleetName(s)+".json")
+	if kept, err := os.ReadFile(path); err == nil {
+		if err := json.Unmarshal(kept, &all); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		m.fit = all.Fit
+	}
+	for len(all.Rounds) < m.Rounds {
+		if err := m.round(ctx, s, &all); err != nil {
+			return err
+		}
+		raw, err := json.Marshal(all)
 		if err != nil {
-			return errors.Join(err, stop())
+			return err
 		}
-		if round == 0 {
-			rate, err := m.calibrate(ctx, s, url)
-			if err != nil {
-				return errors.Join(err, stop())
-			}
-			if list, err = m.loads(m.window, rate, m.files); err != nil {
-				return errors.Join(err, stop())
-			}
-			twin, real = make([][]measured, len(list)), make([][]measured, len(list))
-		}
-		for i, l := range list {
-			got, err := m.send(ctx, url, l)
-			if err != nil {
-				return errors.Join(fmt.Errorf("%s: %w", l.name, err), stop())
-			}
-			want, err := m.simulate(ctx, s, l, uint64(round))
-			if err != nil {
-				return errors.Join(err, stop())
-			}
-			m.Sayf("%s, %v, %s, round %d: real %v; twin %v", m.name, s, l.name, round+1, got, want)
-			twin[i], real[i] = append(twin[i], want), append(real[i], got)
-		}
-		if err := stop(); err != nil {
+		if err := os.WriteFile(path, raw, 0o644); err != nil {
 			return err
 		}
 	}
-	return m.judge(s, list, twin, real)
+	return m.judge(ctx, s, &all)
+}
+
+// round adds a round to what was measured.
+func (m *machine) round(ctx context.Context, s sim.Split, all *real) (err error) {
+	url, stop, err := m.start(ctx, s)
+	defer func() { err = errors.Join(err, stop()) }()
+	if err != nil {
+		return err
+	}
+	if len(all.Rounds) == 0 {
+		if err := m.calibrate(ctx, s, url); err != nil {
+			return err
+		}
+		all.Fit = m.fit
+	}
+	list, err := m.loads()
+	if err != nil {
+		return err
+	}
+	var row []measured
+	for _, l := range list {
+		got, err := m.send(ctx, url, l)
+		if err != nil {
+			return fmt.Errorf("%s: %w", l.name, err)
+		}
+		m.Sayf("%s, %v, %s, round %d: %v", m.device, s, l.name, len(all.Rounds)+1, got)
+		row = append(row, got)
+	}
+	all.Rounds = append(all.Rounds, row)
+	return nil
 }
 
 // simulate runs a load through the twin.
@@ -151,46 +182,80 @@ func (m *machine) simulate(ctx context.Context, s sim.Split, l twinLoad, seed ui
 	return got, nil
 }
 
-// steadyTail is how much a load's own repeats may differ in their 99th percentile for that to be compared.
-const steadyTail = 20 // %
+// A load's own repeats may differ by so much in a quantity for that to be compared.
+const steadyTTFT, steadyTail = 10, 20 // %
 
 // judge records the errors: the median over all loads and quantities, the worst mean first token, and the worst
-// 99th percentile of those whose own repeats differ little.
-func (m *machine) judge(s sim.Split, list []twinLoad, twin, real [][]measured) error {
-	var all, rates []float64
-	worst, which, tail, tailOf, unsteady := 0.0, "", 0.0, "", []string(nil)
+// 99th percentile, of loads whose own repeats differ little.
+func (m *machine) judge(ctx context.Context, s sim.Split, measuredOf *real) error {
+	list, err := m.loads()
+	if err != nil {
+		return err
+	}
+	var every, rates []float64
+	worst, tail := worstOf{limit: steadyTTFT}, worstOf{limit: steadyTail}
 	for i, l := range list {
-		off := func(of func(measured) float64) float64 {
-			var t, r []float64
-			for n := range twin[i] {
-				t, r = append(t, of(twin[i][n])), append(r, of(real[i][n]))
+		var ours, theirs []measured // the twin's and the fleet's
+		for round, row := range measuredOf.Rounds {
+			got, err := m.simulate(ctx, s, l, uint64(round))
+			if err != nil {
+				return err
 			}
-			return 100 * math.Abs(figures.Median(t)/figures.Median(r)-1)
+			ours, theirs = append(ours, got), append(theirs, row[i])
 		}
-		ttft, tpot, rate := off(func(m measured) float64 { return m.TTFT }), off(func(m measured) float64 { return m.TPOT }), off(func(m measured) float64 { return m.Rate })
-		m.Sayf("%s, %v, %s: off by %.1f %% in TTFT, %.1f %% in TPOT, %.1f %% in tokens a second", m.name, s, l.name, ttft, tpot, rate)
-		all, rates = append(all, ttft, tpot, rate), append(rates, rate)
-		low, high := math.Inf(1), 0.0
-		for _, r := range real[i] {
-			low, high = min(low, r.P99), max(high, r.P99)
+		off := func(of func(measured) float64) float64 {
+			return 100 * math.Abs(medianOf(ours, of)/medianOf(theirs, of)-1)
 		}
-		if p99 := off(func(m measured) float64 { return m.P99 }); 100*(high/low-1) > steadyTail {
-			unsteady = append(unsteady, fmt.Sprintf("%s (%.0f..%.0f ms)", l.name, low, high))
-		} else if p99 >= tail {
-			tail, tailOf = p99, l.name
-		}
-		if ttft > worst {
-			worst, which = ttft, l.name
-		}
+		ttft, tpot, rate := off(measured.ttft), off(measured.tpot), off(measured.rate)
+		m.Sayf("%s, %v, %s: the twin has %v: off by %.1f %% in TTFT, %.1f %% in TPOT, %.1f %% in tokens a second", m.device, s, l.name, ours[0], ttft, tpot, rate)
+		every, rates = append(every, ttft, tpot, rate), append(rates, rate)
+		worst.add(l.name, ttft, theirs, measured.ttft)
+		tail.add(l.name, off(measured.p99), theirs, measured.p99)
 	}
 	about := fmt.Sprintf("%s; %v; %d loads of %v, twin beside real", m.about, s, len(list), m.window)
 	figure := func(name string, value, limit float64, spread string) figures.Figure {
-		return figures.Figure{Name: "twin." + name + "." + m.name + "." + fleetName(s), Unit: "%", Value: value, Peer: fmt.Sprintf("limit: %g %%", limit), PeerValue: limit,
-			Ratio: value / limit, Model: about, Runs: m.Rounds, Spread: spread}
+		return figures.Figure{Name: "twin." + name + "." + m.device + "." + fleetName(s), Unit: "%", Value: value, Peer: fmt.Sprintf("limit: %g %%", limit), PeerValue: limit,
+			Ratio: value / limit, Model: about, Runs: len(measuredOf.Rounds), Spread: spread}
 	}
-	slices.Sort(all)
-	return m.Add(figure("median_error_pct", figures.Median(all), 5, fmt.Sprintf("%.1f..%.1f over all loads", all[0], all[len(all)-1])),
-		figure("worst_ttft_error_pct", worst, 10, "with "+which),
-		figure("p99_error_pct", tail, steadyTail, "with "+tailOf+"; repeats differ by more: "+strings.Join(unsteady, ", ")),
+	slices.Sort(every)
+	return m.Add(figure("median_error_pct", figures.Median(every), 5, fmt.Sprintf("%.1f..%.1f over all loads", every[0], every[len(every)-1])),
+		figure("worst_ttft_error_pct", worst.value, 10, worst.String()),
+		figure("p99_error_pct", tail.value, 20, tail.String()),
 		figure("throughput_error_pct", figures.Median(rates), 5, fmt.Sprintf("%.1f..%.1f", slices.Min(rates), slices.Max(rates))))
+}
+
+func medianOf(list []measured, of func(measured) float64) float64 {
+	var all []float64
+	for _, m := range list {
+		all = append(all, of(m))
+	}
+	return figures.Median(all)
+}
+
+// worstOf is the largest error over loads whose repeats differ by at most limit, in %.
+type worstOf struct {
+	limit, value float64
+	with         string
+	unsteady     []string
+}
+
+func (w *worstOf) add(name string, off float64, repeats []measured, of func(measured) float64) {
+	low, high := math.Inf(1), 0.0
+	for _, r := range repeats {
+		low, high = min(low, of(r)), max(high, of(r))
+	}
+	switch {
+	case 100*(high/low-1) > w.limit:
+		w.unsteady = append(w.unsteady, fmt.Sprintf("%s (%.0f..%.0f ms, off by %.0f %%)", name, low, high, off))
+	case off >= w.value:
+		w.value, w.with = off, name
+	}
+}
+
+func (w *worstOf) String() string {
+	text := "with " + w.with
+	if len(w.unsteady) > 0 {
+		text += "; repeats differ by more: " + strings.Join(w.unsteady, ", ")
+	}
+	return text
 }

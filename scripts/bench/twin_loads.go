@@ -34,9 +34,9 @@ func repeated(n, in, out int) []workload.Entry {
 	return slices.Repeat([]workload.Entry{{In: in, Out: out}}, n)
 }
 
-// loads are for a fleet that takes so many usual requests a second.
-func (m *machine) loads(window time.Duration, rate float64, traces []string) ([]twinLoad, error) {
-	s := &m.sizes
+// loads are for the fleet that was calibrated.
+func (m *machine) loads() ([]twinLoad, error) {
+	s, window, rate := &m.sizes, m.window, m.fit.Rate
 	open := func(share, burst float64, in, out string, prefixes int) (list []workload.Entry) {
 		ins, _ := workload.ParseLengths(in, 1) // these are right
 		outs, _ := workload.ParseLengths(out, 1)
@@ -66,8 +66,8 @@ func (m *machine) loads(window time.Duration, rate float64, traces []string) ([]
 		{"bursts 50 %", 0, open(0.5, 0.4, fmt.Sprintf("lognormal:%d,0.6", s.in*3/4), fmt.Sprintf("exp:%d", s.out*4/5), 0)},
 		{"prefixes", 0, open(0.3, 1, "64-256", fmt.Sprintf("%d-%d", s.out*3/5, s.out*6/5), 4)},
 	}
-	for _, path := range traces {
-		entries, err := m.traced(path, window, rate/2)
+	for _, path := range m.files {
+		entries, err := m.traced(path, rate/2)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
@@ -78,7 +78,7 @@ func (m *machine) loads(window time.Duration, rate float64, traces []string) ([]
 
 // traced is a trace's first requests, at its times but so much faster or slower that they keep the
 // device as busy as so many usual ones a second.
-func (m *machine) traced(path string, window time.Duration, rate float64) (list []workload.Entry, err error) {
+func (m *machine) traced(path string, rate float64) (list []workload.Entry, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -89,7 +89,7 @@ func (m *machine) traced(path string, window time.Duration, rate float64) (list 
 		return nil, err
 	}
 	s, busy := &m.sizes, 0.0
-	span := window.Seconds() * rate * m.cost(s.in, s.out)
+	span := m.window.Seconds() * rate * m.cost(s.in, s.out)
 	for _, e := range all {
 		if s.trace > 1 { // its blocks would not be whole
 			e.In, e.Out, e.Blocks = max(e.In/s.trace, 1), max(e.Out/s.trace, 2), nil
@@ -106,7 +106,7 @@ func (m *machine) traced(path string, window time.Duration, rate float64) (list 
 		return nil, fmt.Errorf("%d requests of at most %d tokens: too few", len(list), s.most)
 	}
 	first := list[0].At
-	speed := (list[len(list)-1].At - first).Seconds() / window.Seconds()
+	speed := (list[len(list)-1].At - first).Seconds() / m.window.Seconds()
 	for i := range list {
 		list[i].At = time.Duration(float64(list[i].At-first) / speed)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,20 +26,28 @@ import (
 // machine is what a fleet's workers run on, with its step table.
 type machine struct {
 	*twinBench
-	name, about string
-	args        []string // of a worker
-	timed       []string // of xpyd bench step besides: KV stays on the GPU
-	env         []string
-	sizes       sizes
-	write       func(ctx context.Context, dir string) error // the model
-	gpu         bool                                        // all workers share it
-	model       string
-	table       *steptable.Table
-	front, host time.Duration // see calibrate
+	about string
+	args  []string // of a worker
+	timed []string // of xpyd bench step besides: KV stays on the GPU
+	env   []string
+	sizes sizes
+	write func(ctx context.Context, dir string) error // the model
+	gpu   bool                                        // all workers share it
+	model string
+	table *steptable.Table
+	fit   fitted
+}
+
+// fitted is what the table does not have, measured by loads of its own.
+type fitted struct {
+	Front time.Duration `json:"front"` // of a request to a worker and back
+	Host  time.Duration `json:"host"`  // between two steps
+	Turns float64       `json:"turns"` // what workers lose that share a device
+	Rate  float64       `json:"rate"`  // usual requests a second that the fleet takes
 }
 
 func (b *twinBench) onCPU() *machine {
-	return &machine{twinBench: b, name: "cpu", about: "CPU, a thread a worker; 15M shape, 512 tokens, 2,048 positions, random f32 weights",
+	return &machine{twinBench: b, about: "CPU, a thread a worker; 15M shape, 512 tokens, 2,048 positions, random f32 weights",
 		args: []string{"--threads", "1", "--device", "cpu"}, sizes: sizes{in: 200, out: 50, prefix: 1, most: 2000, trace: 16, batch: 8},
 		write: func(_ context.Context, dir string) (err error) {
 			c := modeltest.Stories15M()
@@ -54,23 +63,22 @@ func (b *twinBench) onCPU() *machine {
 }
 
 func (b *twinBench) onGPU() *machine {
-	return &machine{twinBench: b, name: "gpu", about: "one GPU; Llama-3-8B shape, 512 tokens, random bf16 weights", gpu: true,
+	return &machine{twinBench: b, about: "one GPU; Llama-3-8B shape, 512 tokens, random bf16 weights", gpu: true,
 		args: []string{"--device", "cuda"}, timed: []string{"--max-context", "16384", "--kv-bandwidth", "300GB", "--kv-latency", "300us"}, env: []string{"XPYD_CUDA_LIB=" + b.library},
 		sizes: sizes{in: 1000, out: 128, prefix: 4, most: 16000, trace: 1, batch: 64},
 		write: func(ctx context.Context, dir string) error { _, err := make8B(ctx, dir); return err }}
 }
+
+// folder is where the model is, its table, and what fleets were measured to do.
+func (m *machine) folder() string { return cmp.Or(m.keep, m.Dir) }
 
 // prepare makes the model and times its steps, unless that was done before.
 func (m *machine) prepare(ctx context.Context) error {
 	if m.table != nil {
 		return nil
 	}
-	dir := m.keep
-	if dir == "" {
-		dir = m.Dir
-	}
-	m.model = filepath.Join(dir, m.name+"-model")
-	path := filepath.Join(dir, m.name+".json")
+	m.model = filepath.Join(m.folder(), m.device+"-model")
+	path := filepath.Join(m.folder(), m.device+".json")
 	if _, err := os.Stat(path); err != nil {
 		if err := m.write(ctx, m.model); err != nil {
 			return err
@@ -131,28 +139,45 @@ func (m *machine) start(ctx context.Context, s sim.Split) (url string, stop func
 	return url, stop, harness.Until(ctx, 2*time.Minute, func() error { _, err := m.send(ctx, url, twinLoad{"first", 1, repeated(1, 10, 2)}); return err }, list...)
 }
 
-// calibrate measures what of a request and of a step the table does not have, by one client's short
-// requests, and what the fleet takes: usual requests a second.
-func (m *machine) calibrate(ctx context.Context, s sim.Split, url string) (rate float64, err error) {
+// calibrate fits what the table does not have to one client's short requests, and to as many as the fleet takes.
+func (m *machine) calibrate(ctx context.Context, s sim.Split, url string) error {
 	l := twinLoad{"calibration", 1, repeated(100, 64, 60)}
-	m.front, m.host = 0, 0
 	got, err := m.send(ctx, url, l)
 	if err != nil {
-		return 0, err
+		return err
 	}
+	m.fit = fitted{}
 	bare, err := m.simulate(ctx, s, l, 0)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	ms := func(v float64) time.Duration { return max(0, time.Duration(v*float64(time.Millisecond))) }
-	m.front = ms(got.TTFT - bare.TTFT)
+	m.fit.Front = ms(got.TTFT - bare.TTFT)
 	if !m.gpu { // which computes meanwhile
-		m.host = ms(got.TPOT - bare.TPOT)
+		m.fit.Host = ms(got.TPOT - bare.TPOT)
 	}
 	clients := 2 * m.sizes.batch
-	top, err := m.send(ctx, url, twinLoad{"capacity", clients, repeated(6*clients, m.sizes.in, m.sizes.out)})
-	m.Sayf("%s, %v: one client: real %v; twin %v; so %v to a worker and back, %v between steps; at most %v", m.name, s, got, bare, m.front, m.host, top)
-	return top.Rate / float64(m.sizes.out), err
+	l = twinLoad{"capacity", clients, repeated(6*clients, m.sizes.in, m.sizes.out)}
+	top, err := m.send(ctx, url, l)
+	if err != nil {
+		return err
+	}
+	m.fit.Rate = top.Rate / float64(m.sizes.out)
+	if m.gpu && s.Whole == 0 {
+		const guess = 0.1
+		var rates [2]float64
+		for i := range rates {
+			m.fit.Turns = guess * float64(i)
+			out, err := m.simulate(ctx, s, l, 0)
+			if err != nil {
+				return err
+			}
+			rates[i] = out.Rate
+		}
+		m.fit.Turns = max(0, guess*(rates[0]-top.Rate)/(rates[0]-rates[1]))
+	}
+	m.Sayf("%s, %v: one client: real %v; twin %v; at most %v; so %+v", m.device, s, got, bare, top, m.fit)
+	return nil
 }
 
 // send runs a load against a server.
@@ -205,10 +230,10 @@ func (m *machine) config(s sim.Split, seed uint64) sim.Config {
 	w.MaxBatch, w.StepTokens = about.MaxBatch, about.StepTokens
 	cfg := sim.DefaultConfig()
 	cfg.Whole, cfg.Prefill, cfg.Decode, cfg.Seed = s.Whole, s.Prefill, s.Decode, seed
-	cfg.Front, cfg.Back = m.front/2, m.front-m.front/2
-	cfg.OneDevice = m.gpu
+	cfg.Front, cfg.Back = m.fit.Front/2, m.fit.Front-m.fit.Front/2
+	cfg.OneDevice, cfg.Turns = m.gpu, m.fit.Turns
 	cfg.Worker = sim.Worker{Engine: worker.EngineConfig(&w, m.gpu), Blocks: about.Blocks, BlockTokens: about.BlockTokens, Layers: about.Shape.Layers,
-		Steps: m.table, Host: m.host, Overlaps: m.gpu}
+		Steps: m.table, Host: m.fit.Host, Overlaps: m.gpu}
 	cfg.KV = sim.Link{Bytes: m.table.KV.BytesPerToken, Bandwidth: m.table.KV.Bandwidth, Latency: time.Duration(m.table.KV.Latency * float64(time.Second))}
 	return cfg
 }
