@@ -106,6 +106,7 @@ func TestWire(t *testing.T) {
 	f("no version", text("POST /v1/completions\r\n\r\n"), 400)
 	f("header without colon", text(head+"nonsense\r\nContent-Length: 2\r\n\r\n{}"), 400)
 	f("space before the colon", text(head+"Content-Length : 2\r\n\r\n{}"), 400)
+	f("space in a header's name", text(head+"x a: 1\r\n"+"Content-Length: 2\r\n\r\n{}"), 400)
 	f("zero byte in a header", text(head+"x-a: \x00\r\nContent-Length: 2\r\n\r\n{}"), 400)
 
 	f("length is text", text(head+"Content-Length: x\r\n\r\n"), 400)

@@ -73,6 +73,7 @@ const (
 	ErrTwoLengths = FramingError("the request has both Content-Length and Transfer-Encoding")
 	ErrCoding     = FramingError("Transfer-Encoding: want chunked, or a Content-Length instead")
 	ErrLine       = FramingError("a header line does not end with CR LF, or is continued on the next one")
+	ErrName       = FramingError("the name of a header has a space in it")
 )
 
 // framed refuses a header that leaves doubt where it or its body ends.
@@ -85,6 +86,9 @@ func framed(h *fasthttp.RequestHeader) error {
 		}
 		line := raw[:end-1]
 		raw = raw[end+1:]
+		if colon := bytes.IndexByte(line, ':'); colon > 0 && bytes.IndexByte(line[:colon], ' ') >= 0 {
+			return ErrName
+		}
 		if len(line) < len("content-length:") {
 			continue
 		}
