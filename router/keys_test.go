@@ -169,6 +169,11 @@ func TestKeyFile(t *testing.T) {
 		return resp.StatusCode == 401
 	})
 	served(f.of("all")...)
+	audited := func() int { return strings.Count(g.logs.String(), "api_keys_file has changed and was read again") }
+	g.until("both changes to be audited", func() bool { return audited() == 2 })
+	if err := reload(); err != nil || audited() != 2 { // nothing has changed
+		t.Errorf("%v, %d changes are audited", err, audited())
+	}
 	if err := os.WriteFile(f.path, []byte("keys: [{name: x}]"), 0o600); err != nil {
 		t.Fatal(err)
 	}
