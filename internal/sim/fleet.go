@@ -77,6 +77,7 @@ type run struct {
 	load     Load
 	out      []Outcome
 	next     int // of the load's requests
+	began    time.Duration
 	open     int // requests that have not ended
 	feeding  bool
 	over     bool // nobody wants to know the rest
@@ -88,6 +89,9 @@ type Load struct {
 	// Closed, if above 0, is how many of them are in flight at most: then one is sent when another has
 	// ended, and their times do not count.
 	Closed int
+	// Warm, if above 0, is how many of them are sent before, one after the other: then engines know how
+	// fast steps are. The load begins when they have ended.
+	Warm int
 	// Until bounds the run: what has not ended then has failed.
 	Until time.Duration
 	// Ended, if set, is told of each outcome, and reports whether the run has to go on; what then has
@@ -108,7 +112,7 @@ func open(cfg Config, load Load) (*run, error) {
 	r := &run{cfg: cfg, load: load, out: make([]Outcome, len(load.Requests)), feeding: true,
 		picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}}
 	clockOf := func() *clock { return &r.clock }
-	if cfg.Prefill+cfg.Decode+load.Closed == 0 && !cfg.OneDevice {
+	if cfg.Prefill+cfg.Decode+load.Closed+load.Warm == 0 && !cfg.OneDevice {
 		r.lanes = &lanes{}
 		clockOf = func() *clock { return &clock{} }
 	}
@@ -147,11 +151,10 @@ func (r *run) run(ctx context.Context) error {
 		defer r.lanes.open(r.workers, runtime.GOMAXPROCS(0))()
 	}
 	r.beat()
-	if r.load.Closed == 0 {
-		r.feed()
-	}
-	for range r.load.Closed {
+	if r.load.Warm > 0 {
 		r.sendNext()
+	} else {
+		r.begin()
 	}
 	for n := 0; !r.over && r.clock.now <= r.load.Until && r.step(); n++ {
 		if (r.lanes != nil || n%1024 == 0) && ctx.Err() != nil { // a step of lanes is long
@@ -202,10 +205,21 @@ func (r *run) beat() {
 	}
 }
 
+// begin begins the load.
+func (r *run) begin() {
+	r.began = r.clock.now
+	if r.load.Closed == 0 {
+		r.feed()
+	}
+	for range r.load.Closed {
+		r.sendNext()
+	}
+}
+
 // feed sends the requests at their times.
 func (r *run) feed() {
 	if r.next < len(r.out) {
-		r.clock.after(r.load.Requests[r.next].At-r.clock.now, func() {
+		r.clock.after(r.began+r.load.Requests[r.next].At-r.clock.now, func() {
 			r.sendNext()
 			r.feed()
 		})
@@ -222,7 +236,7 @@ func (r *run) sendNext() {
 	r.feeding = r.next < len(r.out)
 	*o = Outcome{At: r.clock.now, Prompt: q.Prompt.Tokens(), Failed: true}
 	r.open++
-	r.send(&flight{run: r, out: o, request: q})
+	r.send(&flight{run: r, out: o, request: q, warm: r.next <= r.load.Warm})
 }
 
 // flight is a request on its way.
@@ -235,6 +249,7 @@ type flight struct {
 	chain   *kvcache.Chain // see hash
 	sent    time.Duration
 	pushed  time.Duration // when prefill's leg ended
+	warm    bool          // it is one of those before the load
 	ended   bool
 }
 
@@ -347,7 +362,10 @@ func (f *flight) end(ok bool) {
 	if f.load.Ended != nil && !f.load.Ended(f.out) {
 		f.over = true
 	}
-	if f.load.Closed > 0 {
+	switch {
+	case f.warm && f.next == f.load.Warm:
+		f.clock.after(0, f.begin)
+	case f.warm, f.load.Closed > 0:
 		f.clock.after(0, f.sendNext)
 	}
 }

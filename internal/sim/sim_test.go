@@ -184,6 +184,26 @@ func TestClosed(t *testing.T) {
 	}
 }
 
+// TestWarm: a load begins when the requests before it have ended, one after the other.
+func TestWarm(t *testing.T) {
+	for _, closed := range []int{0, 3} {
+		back := DefaultConfig().Back // the client sees an end later
+		load := Load{Requests: append(every(0, 4, 100, 10), every(100*time.Millisecond, 9, 100, 10)...), Warm: 4, Closed: closed}
+		out := play(t, like(Split{Whole: 1}), load)
+		for i := 1; i < 4; i++ {
+			if out[i].At < out[i-1].Last-back {
+				t.Errorf("closed %d: request %d before the load is sent at %v, the one before it ends at %v", closed, i, out[i].At, out[i-1].Last)
+			}
+		}
+		if began := out[4].At; began < out[3].Last-back || began > out[3].Last+time.Millisecond {
+			t.Errorf("closed %d: the load begins at %v, what is before it ends at %v", closed, began, out[3].Last)
+		}
+		if got, want := out[5].At-out[4].At, 100*time.Millisecond; closed == 0 && got != want || closed > 0 && got != 0 {
+			t.Errorf("closed %d: the second request is sent %v after the first", closed, got)
+		}
+	}
+}
+
 // TestCut: what has not ended when a run does has failed, and a run ends with its context.
 func TestCut(t *testing.T) {
 	cfg := like(Split{Whole: 1})

@@ -154,10 +154,13 @@ func (m *machine) round(ctx context.Context, s sim.Split, all *real) (err error)
 
 // simulate runs a load through the twin.
 func (m *machine) simulate(ctx context.Context, s sim.Split, l twinLoad, seed uint64) (got measured, err error) {
-	out, err := sim.Run(ctx, m.config(s, seed), sim.Load{Requests: sim.Trace(l.entries, 1, 0), Closed: l.closed, Until: time.Hour})
+	const warm = 8 // the real one has served others
+	requests := sim.Trace(slices.Concat(repeated(warm, m.sizes.in, m.sizes.out), l.entries), 1, 0)
+	out, err := sim.Run(ctx, m.config(s, seed), sim.Load{Requests: requests, Warm: warm, Closed: l.closed, Until: time.Hour})
 	if err != nil {
 		return got, err
 	}
+	out = out[warm:]
 	var first []float64
 	tokens, gaps, gap, last := 0, 0, 0.0, time.Duration(0)
 	for i := range out {
