@@ -303,3 +303,32 @@ func goesOn(t *testing.T, rests, mean time.Duration) {
 	gaps.Wait()
 	r.close()
 }
+
+// TestExpectedBesidePrompts: a step waits for a stream that is expected also where a new prompt came before it.
+func TestExpectedBesidePrompts(t *testing.T) {
+	if pipelined {
+		return // as above
+	}
+	synctest.Test(t, func(t *testing.T) {
+		const step = 20 * time.Millisecond
+		r := newRigOn(t, config(), newDevice(enginetest.Config{Blocks: 2000, BlockTokens: 16, MaxPositions: 16384}, func(*kernels.Step) time.Duration { return step }))
+		long := request(prompt(rng(), 100), 200)
+		long.IgnoreEOS = true
+		beside := r.submit(long)
+		time.Sleep(10*step + step/4)
+		r.Expect(t.Context()) // in the middle of a step
+		other := r.submit(request(prompt(rng(), 4), 24))
+		time.Sleep(step/2 + 3*time.Millisecond) // its end has passed
+		q := request(prompt(rng(), 4), 24)
+		q.IgnoreEOS, q.Given = true, []engine.Given{{Tokens: []int32{9, 9, 9, 9, 9, 9}}}
+		came := time.Now()
+		h := r.submit(q)
+		if _, err := h.Next(t.Context()); err != nil || time.Since(came) > step+3*time.Millisecond {
+			t.Errorf("the stream goes on after %v: %v", time.Since(came), err)
+		}
+		for _, h := range []*engine.Handle{beside, other, h} {
+			h.Cancel()
+		}
+		r.close()
+	})
+}

@@ -2,7 +2,9 @@ package router_test
 
 import (
 	"errors"
+	"log/slog"
 	"net"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -133,6 +135,29 @@ func TestStartFails(t *testing.T) {
 		} else {
 			again.Close()
 		}
+	}
+}
+
+// TestCloseFails: a router that cannot close its audit file at its end says so in its log.
+func TestCloseFails(t *testing.T) {
+	w, cfg := bare(t)
+	cfg.AuditFile = filepath.Join(t.TempDir(), "audit")
+	log := &logs{}
+	r, err := router.New(cfg, router.Deps{Fleet: w, Log: slog.New(slog.NewTextHandler(log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Console.Close(); err != nil { // it cannot be closed again
+		t.Error(err)
+	}
+	if err := r.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if s := log.String(); strings.Count(s, "level=ERROR") != 1 || !strings.Contains(s, cfg.AuditFile) {
+		t.Errorf("it says %s", s)
 	}
 }
 

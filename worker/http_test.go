@@ -312,3 +312,31 @@ func TestCached(t *testing.T) {
 		t.Errorf("%+v", a.Usage)
 	}
 }
+
+// TestStreamUsage: a stream's chunks say how many tokens there are only as far as its client asked for it.
+func TestStreamUsage(t *testing.T) {
+	w := start(t, nil)
+	for options, c := range map[string]struct{ each, last bool }{
+		`{}`:                              {false, false},
+		`{"include_usage":true}`:          {false, true},
+		`{"continuous_usage_stats":true}`: {false, false},
+		`{"include_usage":true,"continuous_usage_stats":true}`: {true, true},
+	} {
+		all := events(t, w, `{"prompt":"Once","max_tokens":4,"ignore_eos":true,"stream":true,"stream_options":`+options+`}`)
+		last := false
+		for _, e := range all[:len(all)-1] {
+			var a answer
+			if err := json.Unmarshal([]byte(e), &a); err != nil {
+				t.Fatalf("%s: %s", options, e)
+			}
+			if len(a.Choices) == 0 {
+				last = a.Usage != nil && a.Usage.Completion == 4
+			} else if (a.Usage != nil) != c.each {
+				t.Errorf("%s: %s", options, e)
+			}
+		}
+		if last != c.last {
+			t.Errorf("%s: the usage of all comes last %t: %s", options, last, all)
+		}
+	}
+}

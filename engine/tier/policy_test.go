@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/xpyd/xpyd/engine/kvcache"
 )
 
 // policy is config under a policy, with room for 16 units in host memory.
@@ -12,6 +14,21 @@ func policy(p WritePolicy, dir string) testConfig {
 	c := config(dir)
 	c.Write, c.WriteHits = p, 2
 	return c
+}
+
+// TestTune: what the pool announces under each policy: units that were asked for so often, or those in the
+// next quarter of its blocks to be evicted, and at least in the next block.
+func TestTune(t *testing.T) {
+	for _, c := range []struct {
+		policy            WritePolicy
+		blocks, hot, cold int
+	}{{Through, 64, 0, 0}, {Selective, 64, 2, 0}, {Back, 64, 0, 16}, {Back, 3, 0, 1}} {
+		pool := kvcache.Config{Blocks: c.blocks}
+		(&Tiers{cfg: policy(c.policy, "").Config}).Tune(&pool)
+		if pool.HotHits != c.hot || pool.Ahead != c.cold {
+			t.Errorf("%s, %d blocks: after %d hits, %d blocks ahead, want %d and %d", c.policy, c.blocks, pool.HotHits, pool.Ahead, c.hot, c.cold)
+		}
+	}
 }
 
 // TestSelective: a unit is written below when it was asked for twice.
