@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -20,22 +21,27 @@ func createOut(path string) (*outFile, error) {
 	if path == "" {
 		return nil, nil
 	}
+	as := os.FileMode(0)
 	switch info, err := os.Stat(path); {
 	case err == nil && info.IsDir():
 		return nil, fmt.Errorf("%s is a folder", path)
 	case err == nil && !info.Mode().IsRegular():
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
 		return &outFile{File: f}, err
-	case err == nil: // a link stays one
+	case err == nil: // a link stays one, and the file as private as it is
 		if path, err = filepath.EvalSymlinks(path); err != nil {
 			return nil, err
 		}
+		as = info.Mode().Perm()
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
+	f, err := os.OpenFile(path+"."+rand.Text(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) // less the umask
 	if err != nil {
 		return nil, err
 	}
-	return &outFile{f, path}, nil
+	if as != 0 {
+		err = f.Chmod(as)
+	}
+	return &outFile{f, path}, err
 }
 
 // drop gives up.
@@ -57,7 +63,7 @@ func (o *outFile) keep(write func(io.Writer) error) error {
 	if o.path == "" {
 		return errors.Join(write(o), o.Close())
 	}
-	err := errors.Join(write(o), o.Chmod(0o644), o.Close())
+	err := errors.Join(write(o), o.Close())
 	if err == nil {
 		err = os.Rename(o.Name(), o.path)
 	}

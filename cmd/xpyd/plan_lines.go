@@ -55,6 +55,7 @@ func wholeLines(name string, n int, gpu bool, with string) []string {
 	}
 	return append(lines, "END",
 		startEach("decode", 0, n, gpu, fmt.Sprintf("--trust-everyone --listen 127.0.0.1:$((%d+i)) --served-name %s %s", port, quoted(name), with)),
+		"# --trust-everyone: any user of this machine may use these workers; docs/security.md has other ways",
 		"xpyd router --config whole.yaml")
 }
 

@@ -167,6 +167,9 @@ func TestOutFile(t *testing.T) {
 			t.Errorf("%s: %q, %v, %v", name, b, err, rerr)
 		}
 	}
+	if info, err := os.Stat(at("old")); err != nil || info.Mode().Perm() != 0o600 { // as private as it was
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
 	if to, err := os.Readlink(at("link")); err != nil || to != "old" {
 		t.Errorf("the link became %q, %v", to, err)
 	}

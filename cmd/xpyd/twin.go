@@ -15,8 +15,8 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// mostWorkers bounds a fleet that is computed.
-const mostWorkers = 1000
+// mostWorkers bounds a fleet that is computed, mostBlocks the KV pool of each.
+const mostWorkers, mostBlocks = 1000, 1 << 24
 
 // openTable opens --table.
 func openTable(path string) (*steptable.Table, error) {
@@ -29,6 +29,9 @@ func openTable(path string) (*steptable.Table, error) {
 	}
 	if a := &t.About; a.Blocks < 1 || a.BlockTokens < 1 || a.BlockTokens > kvlayout.MaxBlockTokens || a.MaxBatch < 1 || a.StepTokens < 1 || a.Shape.Layers < 1 {
 		return nil, fmt.Errorf("--table %s does not say what a worker has: its blocks, block_tokens, max_batch, step_tokens and layers", path)
+	}
+	if a := &t.About; a.Blocks > mostBlocks || a.MaxBatch > mostBlocks {
+		return nil, fmt.Errorf("--table %s: workers of %d blocks and batches of %d: at most %d of either", path, a.Blocks, a.MaxBatch, mostBlocks)
 	}
 	return t, nil
 }

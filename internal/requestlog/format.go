@@ -16,6 +16,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 )
 
 // Version is the format's.
@@ -135,6 +136,16 @@ func (h *Header) check() error {
 			return fmt.Errorf("grain %v", h.Grain)
 		}
 	}
+	return printable(append(h.Models, h.Xpyd, h.Policy)...)
+}
+
+// printable refuses what a terminal might take for a command.
+func printable(texts ...string) error {
+	for _, s := range texts {
+		if strings.ContainsFunc(s, unicode.IsControl) {
+			return fmt.Errorf("the text %q has a control character", s)
+		}
+	}
 	return nil
 }
 
@@ -172,7 +183,7 @@ func (r *Request) check() error {
 			return fmt.Errorf("a name of more than %d bytes", maxName)
 		}
 	}
-	return nil
+	return printable(r.Path, r.Model, r.Prefill, r.Decode)
 }
 
 // Ends are the offsets in a prompt's text up to which its hashes are; fewer if they are said to be

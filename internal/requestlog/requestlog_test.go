@@ -115,6 +115,8 @@ func TestRefuses(t *testing.T) {
 		"line 1: grain [{5 1}]":           `{"request_log":1,"grain":[{"from":5,"bytes":1}]}` + "\n",
 		"line 1: grain [{0 0}]":           `{"request_log":1,"grain":[{"from":0,"bytes":0}]}` + "\n",
 		"line 1: grain [{0 1} {0 1}]":     `{"request_log":1,"grain":[{"from":0,"bytes":1},{"from":0,"bytes":1}]}` + "\n",
+		"line 1: the text \"x\\x1b\"":     `{"request_log":1,"grain":[{"from":0,"bytes":1}],"xpyd":"x\u001b"}` + "\n",
+		"line 2: the text \"m\\n\"":       `{"status":200,"model":"m\n"}` + "\n",
 		"line 3: invalid character":       ok + "{]\n",
 		"line 2: unexpected end":          "\n",
 		"line 2: status 0":                `{"at_ms":1}` + "\n",

@@ -200,8 +200,12 @@ func (r *run) beat() {
 		version = r.snapshot.Version + 1
 	}
 	r.snapshot = fleet.NewSnapshot(version, r.clock.time(), members)
-	if r.feeding || r.open > 0 {
+	switch {
+	case r.open > 0:
 		r.clock.after(r.cfg.Heartbeat, r.beat)
+	case r.feeding: // those until the next request would say the same
+		idle := r.began + r.load.Requests[r.next].At - r.clock.now
+		r.clock.after(max(1, idle/r.cfg.Heartbeat)*r.cfg.Heartbeat, r.beat)
 	}
 }
 

@@ -77,6 +77,19 @@ func play(t *testing.T, cfg Config, load Load) []Outcome {
 	return r.out
 }
 
+// TestIdle: time in which nothing happens costs nothing.
+func TestIdle(t *testing.T) {
+	for _, cfg := range []Config{like(Split{Whole: 1}), like(Split{Prefill: 1, Decode: 1})} {
+		r, err := open(cfg, Load{Requests: every(30*24*time.Hour, 3, 100, 10), Until: 365 * 24 * time.Hour})
+		if err == nil {
+			err = r.run(t.Context())
+		}
+		if n := r.snapshot.Version; err != nil || r.out[2].Tokens != 10 || n > 20 {
+			t.Errorf("%v, %+v, after %d heartbeats", err, r.out[2], n)
+		}
+	}
+}
+
 // TestOne: the times of a request that is alone follow from its steps.
 func TestOne(t *testing.T) {
 	const prompt, output = 100, 5

@@ -7,6 +7,8 @@ import (
 	"io"
 	"math"
 	"os"
+	"strings"
+	"unicode"
 )
 
 // Bounds of a file: what a table says is not trusted.
@@ -79,6 +81,9 @@ func (t *Table) validate() error {
 		t.About.Build, t.About.Command, t.About.Date, t.KV.How} {
 		if len(s) > maxText {
 			return fmt.Errorf("a text of %d bytes: at most %d", len(s), maxText)
+		}
+		if strings.ContainsFunc(s, unicode.IsControl) { // it is shown on terminals
+			return fmt.Errorf("the text %q has a control character", s)
 		}
 	}
 	for _, n := range []int{t.About.Threads, t.About.BlockTokens, t.About.Blocks, t.About.MaxBatch, t.About.StepTokens, t.About.MaxContext,

@@ -213,6 +213,7 @@ func TestFile(t *testing.T) {
 	f("version 2; this program reads 1", func(t *steptable.Table) { t.Version = 2 })
 	f("both prefill and decode", func(t *steptable.Table) { t.Decode = nil })
 	f("more than 16384 steps", func(t *steptable.Table) { t.Prefill = make([]steptable.Prefill, 1<<14) })
+	f("has a control character", func(t *steptable.Table) { t.About.Model = "m\x1b[2J" })
 	f("a text of 5000 bytes", func(t *steptable.Table) { t.About.Command = strings.Repeat("x", 5000) })
 	f("-1 is not in 0..", func(t *steptable.Table) { t.About.Blocks = -1 })
 	f("-2 is not a number of at least 0", func(t *steptable.Table) { t.KV.Bandwidth = -2 })
