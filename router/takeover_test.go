@@ -533,7 +533,7 @@ func TestTakeoverElsewhere(t *testing.T) {
 // there, the client leaves, the deadline passes or the router ends.
 func TestTakeoverWaits(t *testing.T) {
 	t.Parallel()
-	for _, end := range []string{"it comes", "it comes while the router drains", "it does not come", "client", "deadline", "shutdown"} {
+	for _, end := range []string{"it comes", "it comes, and drained before", "it comes while the router drains", "it does not come", "client", "deadline", "shutdown"} {
 		t.Run(end, func(t *testing.T) {
 			t.Parallel()
 			g := newRig(t, 1, 1, func(c *router.Config) {
@@ -548,6 +548,13 @@ func TestTakeoverWaits(t *testing.T) {
 			seen := make(chan struct{})
 			g.tell("d0", 2, func(w http.ResponseWriter, r *http.Request) {
 				<-seen
+				if end == "it comes, and drained before" { // as a worker does that was told to end, and then killed
+					inst := g.workers["d0"].inst
+					inst.Draining = true
+					if err := g.watcher.AddStatic(inst, fleet.Static); err != nil {
+						t.Error(err)
+					}
+				}
 				g.watcher.ReportDead("d0", 1, "test")
 				reset(w, r)
 			})
@@ -584,7 +591,7 @@ func TestTakeoverWaits(t *testing.T) {
 				}()
 				g.until("it to drain", func() bool { return !g.r.Ready() })
 				fallthrough
-			case "it comes":
+			case "it comes", "it comes, and drained before":
 				time.Sleep(700 * time.Millisecond) // longer than without hope
 				if !waits() {
 					t.Error("it does not wait")

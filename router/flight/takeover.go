@@ -229,7 +229,7 @@ func (q *request) returning() bool {
 	returns := func(l *leg) bool {
 		id := l.inst.ID
 		m := now.Get(id)
-		return q.s.silence.mute(l.inst) || q.s.Coming != nil && (m == nil || !m.Draining && !q.s.Members.Serves(m)) && !q.s.Members.DrainAsked(id) && q.s.Coming(id)
+		return q.s.silence.mute(l.inst) || q.s.Coming != nil && (m == nil || (!m.Draining || m.State == fleet.Dead) && !q.s.Members.Serves(m)) && !q.s.Members.DrainAsked(id) && q.s.Coming(id)
 	}
 	return slices.ContainsFunc(q.attempts, func(a *attempt) bool { return returns(a.p) || returns(a.d) })
 }
