@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -47,14 +46,17 @@ func (p *planFlags) check(workersGiven bool) (sim.Promise, error) {
 
 // checkWorkers finds out how many workers there are.
 func (p *planFlags) checkWorkers(given bool) error {
-	positive := func(v float64) bool { return v >= 0 && !math.IsInf(v, 1) }
+	const dear, slowest, fastest, requests = 1e9, 1e-3, 1e5, 1e7
+	within := func(v float64) bool { return v >= 0 && v <= dear }
 	switch {
-	case !positive(p.cost):
-		return fmt.Errorf("--cost %v: want 0 or more", p.cost)
-	case !positive(p.budget):
-		return fmt.Errorf("--budget %v: want 0 or more", p.budget)
-	case !positive(p.rate):
-		return fmt.Errorf("--rate %v: want 0 or more", p.rate)
+	case !within(p.cost):
+		return fmt.Errorf("--cost %v: want 0 to %g", p.cost, dear)
+	case !within(p.budget):
+		return fmt.Errorf("--budget %v: want 0 to %g", p.budget, dear)
+	case p.rate != 0 && !(p.rate >= slowest && p.rate <= fastest):
+		return fmt.Errorf("--rate %v: want %g to %g requests a second", p.rate, slowest, fastest)
+	case p.rate*p.window.Seconds() > requests:
+		return fmt.Errorf("--rate %v: in a --window of %v that is more than %g requests", p.rate, p.window, requests)
 	case p.rate > 0 && p.trace != "":
 		return errors.New("--rate is of drawn requests: those of --trace come at their own times")
 	case p.budget > 0 && given:

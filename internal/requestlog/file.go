@@ -20,7 +20,7 @@ import (
 const kept = 3
 
 // file is the file that is being written, and its key. Each file is a log of its own. While a router takes over
-// from another, both write: the newer one renames what the older one goes on with.
+// from another, both write: the newer one renames what the older one goes on with until it is full.
 type file struct {
 	path  string
 	limit int64 // bytes, from which on another is begun
@@ -33,15 +33,16 @@ type file struct {
 
 // ready begins a file if there is none, or it is full, or it was moved away and moved says to look.
 func (f *file) ready(header func() Header, moved bool) error {
-	if f.File != nil && moved {
-		there, err := os.Lstat(f.path)
-		own, ownErr := f.Stat()
-		if err != nil || ownErr != nil || !os.SameFile(there, own) {
-			f.close()
-		}
+	if f.File != nil && moved && !f.inPlace() {
+		f.close()
 	}
 	if f.File != nil && f.size < f.limit {
 		return nil
+	}
+	if f.File != nil && !f.inPlace() {
+		if _, err := os.Lstat(f.path); err == nil { // a router that took over writes there
+			return fmt.Errorf("%s is another's by now, and this one's is full", f.path)
+		}
 	}
 	f.close()
 	if info, err := os.Lstat(f.path); err == nil && info.Size() > 0 {
@@ -73,6 +74,13 @@ func (f *file) ready(header func() Header, moved bool) error {
 	rand.Read(key[:]) // never fails (crypto/rand)
 	f.mac = hmac.New(sha256.New, key[:])
 	return nil
+}
+
+// inPlace reports whether the file is still where it was begun.
+func (f *file) inPlace() bool {
+	there, err := os.Lstat(f.path)
+	own, ownErr := f.Stat()
+	return err == nil && ownErr == nil && os.SameFile(there, own)
 }
 
 func (f *file) named(older int) string {

@@ -59,6 +59,30 @@ func TestNeverWaits(t *testing.T) {
 	}
 }
 
+// TestTakenOver: a router that hands over writes on where its file was moved to, and leaves the other's
+// where it is when its own is full.
+func TestTakenOver(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	old, said := newWriter(t, path)
+	r, chain := request(maxPrefix)
+	old.write(&entry{time.Now(), r, chain})
+	next, _ := newWriter(t, path)
+	next.write(&entry{time.Now(), r, chain})
+	for range 30 {
+		old.write(&entry{time.Now(), r, chain})
+	}
+	next.write(&entry{time.Now(), r, chain})
+	next.file.close()
+	old.file.close()
+	if l := open(t, path); len(l.Requests) != 2 {
+		t.Errorf("the new one's has %d requests", len(l.Requests))
+	}
+	kept := len(open(t, path+".1").Requests)
+	if kept < 2 || kept+int(old.Dropped()) != 31 || !strings.Contains(said.String(), "is another's by now") {
+		t.Errorf("the old one's has %d requests, %d dropped: %s", kept, old.Dropped(), said)
+	}
+}
+
 // TestBounded: the files stay within their bound together, and each is a log of its own.
 func TestBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
