@@ -130,7 +130,8 @@ func TestGivenIsOneChunk(t *testing.T) {
 	if err != nil || n != 16 {
 		t.Fatal(n, err)
 	}
-	// The last block's rows are missing: only the steps' shape is looked at.
+	// The last block's rows are missing: only the steps' shape is looked at. Prompts are short here, and so are
+	// steps of takeovers.
 	second.Prefilled = &engine.Prefilled{Blocks: append(blocks, last...), First: []kernels.Sampled{{Token: 1}, {Token: 1}, {Token: 1}}}
 	steps = nil
 	h := r.submit(&second)
@@ -139,7 +140,7 @@ func TestGivenIsOneChunk(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.done(h)
-	if want := []string{"20+30 0@50; 20+31 2@51; ", "50+1 0@51; "}; !slices.Equal(steps, want) {
+	if want := []string{"20+30 0@50; ", "20+31 2@51; ", "50+1 0@51; "}; !slices.Equal(steps, want) {
 		t.Errorf("steps %q, want %q", steps, want)
 	}
 	var got []string

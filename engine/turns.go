@@ -26,8 +26,8 @@ func (t *turns) computed(tokens int) {
 // briefly is how many tokens, of at most so many, takeovers may have in a step for which nobody waits: a
 // prompt that comes meanwhile waits for half as long as it takes itself, if it is a usual one.
 func (t *turns) briefly(most int) int {
-	const least = tile / 2 // or takeovers of many short streams would be slow
-	if t.usual == 0 {      // none comes
+	const least = 2 * leastChunk // or takeovers of many short streams would be slow
+	if t.usual == 0 {            // none comes
 		return most
 	}
 	return min(most, max(int(t.usual/2), least))
