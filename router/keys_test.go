@@ -481,6 +481,7 @@ func TestLeavingIsNotFree(t *testing.T) {
 	f := newKeyFile(t, keys...)
 	g := newRig(t, 1, 1, f.config)
 	d := g.workers["d0"]
+	started, ended := make(chan time.Time, 64), make(chan time.Time, 64)
 	const costly = `{"model":"m","prompt":"Once","max_tokens":100,"n":50`
 	leave := func(name, path, body, header string, started <-chan time.Time, read int) {
 		t.Helper()
@@ -498,6 +499,9 @@ func TestLeavingIsNotFree(t *testing.T) {
 	pays := func(name string, want bool) {
 		t.Helper()
 		g.until("it to be settled", g.idle)
+		for len(started) > 0 {
+			<-started
+		}
 		d.on(&d.decode, usage(1))
 		resp, body := g.post("/v1/completions", ask, f.of(name)...)
 		left, err := strconv.Atoi(resp.Header.Get("x-ratelimit-remaining-tokens"))
@@ -505,12 +509,11 @@ func TestLeavingIsNotFree(t *testing.T) {
 			t.Errorf("%s: %d tokens are left, %v; pays: %t; %d %s", name, left, err, want, resp.StatusCode, body)
 		}
 	}
-	started, ended := make(chan time.Time, 64), make(chan time.Time, 64)
 	d.on(&d.decode, hold(started, ended))
 	leave("whole", "/v1/completions", costly+"}", "", started, 0)
 	pays("whole", true)
 	d.on(&d.decode, hold(started, ended))
-	leave("late", "/v1/completions", costly+"}", "x-request-timeout-ms: 1500\r\n", started, 16)
+	leave("late", "/v1/completions", costly+"}", "x-request-timeout-ms: 2000\r\n", nil, 16)
 	pays("late", true)
 	d.on(&d.decode, hold(started, ended))
 	leave("before", "/v1/completions", costly+`,"stream":true}`, "", started, 0)
