@@ -3,6 +3,7 @@ package router_test
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"math"
 	"net"
 	"net/http"
@@ -179,6 +180,16 @@ func TestKeyFile(t *testing.T) {
 	}
 	g.until("the log to say that the file is of no use", func() bool { return strings.Contains(g.logs.String(), "level=ERROR msg=files err=\"api_keys_file: ") })
 	served(f.of("all")...)
+	if err := os.Chmod(f.path, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	g.until("the log to say that others may change it", func() bool {
+		return strings.Contains(g.logs.String(), "api_keys_file: configuration: "+f.path+" has mode 0666, so that others may change it")
+	})
+	served(f.of("all")...)
+	if err := os.Chmod(f.path, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, said := range []string{": it has no keys", " is gone; the old ones stay in force"} {
 		err := os.Truncate(f.path, 0)
 		if strings.Contains(said, "gone") {
@@ -456,6 +467,71 @@ func TestMediaHosts(t *testing.T) {
 	f("ftp://img.example/x", 400)
 	f("/etc/passwd", 400)
 	f("", 400)
+}
+
+// TestLeavingIsNotFree: a client that leaves, or sets a deadline that passes, gets no tokens back that
+// may have been computed. What the fleet fails at is free.
+func TestLeavingIsNotFree(t *testing.T) {
+	t.Parallel()
+	const most = 6000 // of which 100 come back in a second
+	keys := []apikey.Key{}
+	for _, name := range []string{"whole", "late", "before", "stream", "other", "broken"} {
+		keys = append(keys, apikey.Key{Name: name, TokensPerMinute: most})
+	}
+	f := newKeyFile(t, keys...)
+	g := newRig(t, 1, 1, f.config)
+	d := g.workers["d0"]
+	started, ended := make(chan time.Time, 64), make(chan time.Time, 64)
+	const costly = `{"model":"m","prompt":"Once","max_tokens":100,"n":50`
+	leave := func(name, path, body, header string, started <-chan time.Time, read int) {
+		t.Helper()
+		conn := g.dial()
+		defer conn.Close()
+		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+			path, f.secrets[name], header, len(body), body)
+		if started != nil {
+			<-started
+		}
+		if _, err := io.ReadAtLeast(conn, make([]byte, 4096), read); err != nil {
+			t.Error(err)
+		}
+	}
+	pays := func(name string, want bool) {
+		t.Helper()
+		g.until("it to be settled", g.idle)
+		for len(started) > 0 {
+			<-started
+		}
+		d.on(&d.decode, usage(1))
+		resp, body := g.post("/v1/completions", ask, f.of(name)...)
+		left, err := strconv.Atoi(resp.Header.Get("x-ratelimit-remaining-tokens"))
+		if err != nil || left > most-2000 == want {
+			t.Errorf("%s: %d tokens are left, %v; pays: %t; %d %s", name, left, err, want, resp.StatusCode, body)
+		}
+	}
+	d.on(&d.decode, hold(started, ended))
+	leave("whole", "/v1/completions", costly+"}", "", started, 0)
+	pays("whole", true)
+	d.on(&d.decode, hold(started, ended))
+	leave("late", "/v1/completions", costly+"}", "x-request-timeout-ms: 2000\r\n", nil, 16)
+	pays("late", true)
+	d.on(&d.decode, hold(started, ended))
+	leave("before", "/v1/completions", costly+`,"stream":true}`, "", started, 0)
+	pays("before", true)
+	d.on(&d.decode, func(w http.ResponseWriter, r *http.Request) {
+		begin(w)
+		<-r.Context().Done()
+	})
+	leave("stream", "/v1/completions", costly+`,"stream":true}`, "", nil, 150)
+	pays("stream", false)
+	d.on(&d.other, hold(started, ended))
+	leave("other", "/v1/responses", `{"model":"m","input":"x","max_output_tokens":5000}`, "", started, 0)
+	pays("other", true)
+	d.on(&d.decode, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) })
+	if resp, text := g.post("/v1/completions", costly+"}", f.of("broken")...); resp.StatusCode < 500 {
+		t.Errorf("%d %s", resp.StatusCode, text)
+	}
+	pays("broken", false)
 }
 
 // TestPassedTokens: the tokens of forwarded answers count for the key, under any name

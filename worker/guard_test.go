@@ -321,6 +321,10 @@ func TestKeysOfAWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused(path+":2", ring, path)
+	if err := os.Chmod(path, 0o620); err != nil {
+		t.Fatal(err)
+	}
+	refused(path+" has mode 0620, so that others may change it", ring, path)
 }
 
 // TestStrangersBodiesAreNotRead: a stranger who announces 60 MiB is answered at once, whether he

@@ -101,7 +101,7 @@ func newKeysList() *cobra.Command {
 		if file == "" {
 			return usageError{errNoFile}
 		}
-		list, err := apikey.Load(file)
+		list, err := apikey.Read(file)
 		if err != nil {
 			return usageError{err}
 		}

@@ -12,7 +12,7 @@ import (
 
 // TestKeysExample: the example in configs is understood.
 func TestKeysExample(t *testing.T) {
-	keys, err := apikey.Load("../../configs/keys.yaml")
+	keys, err := apikey.Read("../../configs/keys.yaml")
 	if err != nil || len(keys) != 2 {
 		t.Fatal(keys, err)
 	}

@@ -27,6 +27,8 @@ import (
 type Options struct {
 	File    string   // YAML; empty: none
 	Environ []string // os.Environ(); nil: none
+	// Open opens File; nil: os.Open, which waits for a pipe's writer.
+	Open func(path string) (*os.File, error)
 	// EnvAllow lists other XPYD_ variables that may be set; a trailing * matches the rest.
 	// XPYD_ADMIN_TOKEN and XPYD_PARENT_FD are always allowed, unless a key claims them.
 	EnvAllow []string
@@ -96,7 +98,7 @@ func Load(dst any, o Options) error {
 	if l.origin == nil {
 		l.origin = Sources{}
 	}
-	if err := l.file(o.File); err != nil {
+	if err := l.file(o.File, o.Open); err != nil {
 		return err
 	}
 	l.environ(o)
@@ -124,11 +126,14 @@ func (l *loader) fail(source, key, format string, args ...any) {
 	}
 }
 
-func (l *loader) file(path string) error {
+func (l *loader) file(path string, open func(string) (*os.File, error)) error {
 	if path == "" {
 		return nil
 	}
-	f, err := os.Open(path)
+	if open == nil {
+		open = os.Open
+	}
+	f, err := open(path)
 	if err != nil {
 		return fmt.Errorf("configuration: %w", err)
 	}

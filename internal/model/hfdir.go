@@ -34,6 +34,9 @@ func (d folder) path(name string) string { return filepath.Join(d.root, name) }
 
 // read returns a file of at most limit bytes.
 func (d folder) read(name string, limit int64) ([]byte, error) {
+	if st, err := fs.Stat(d.fs, name); err == nil && !st.Mode().IsRegular() { // opening a pipe would wait
+		return nil, fmt.Errorf("%s: not a regular file", d.path(name))
+	}
 	f, err := d.fs.Open(name)
 	if err != nil {
 		return nil, err

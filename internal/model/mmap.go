@@ -21,7 +21,7 @@ type mapping struct {
 
 // mapFile maps a file that is not empty.
 func mapFile(path string) (*mapping, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a pipe is refused, not waited for
 	if err != nil {
 		return nil, err
 	}

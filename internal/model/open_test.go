@@ -15,6 +15,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"unsafe"
 
@@ -274,6 +275,16 @@ func TestOpenErrors(t *testing.T) {
 	f("layers beyond", "tensor model.layers.1.input_layernorm.weight has no place", func(c *arch.Config) { c.Layers-- }, modeltest.HFOptions{}, nil)
 	f("config cut", "config.json: unexpected end of JSON input", nil, modeltest.HFOptions{}, files{"config.json": "{"})
 	f("generation config", "generation_config.json: token id", nil, modeltest.HFOptions{}, files{"generation_config.json": `{"eos_token_id":"x"}`})
+	for _, name := range []string{"config.json", "model.safetensors"} { // nobody writes into the pipe
+		dir := writeHF(t, modeltest.Tiny("llama"), modeltest.HFOptions{})
+		path := filepath.Join(dir, name)
+		if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := model.Open(t.Context(), dir, model.Options{CacheDir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), path+": not a regular file") {
+			t.Errorf("a pipe: %v", err)
+		}
+	}
 
 	if _, err := model.Open(t.Context(), "/no/such/dir", model.Options{}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("absent directory: %v", err)

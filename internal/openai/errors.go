@@ -65,10 +65,13 @@ func TooLarge(format string, args ...any) *Error {
 	return &Error{Status: 413, Type: TypeInvalid, Code: "request_too_large", Message: fmt.Sprintf(format, args...)}
 }
 
+// CodeTooLarge is of AnswerTooLarge.
+const CodeTooLarge = "answer_too_large"
+
 // AnswerTooLarge is a 400 for a request whose response would exceed the limit because of param.
 func AnswerTooLarge(param, format string, args ...any) *Error {
 	e := BadRequest(param, format, args...)
-	e.Code = "answer_too_large"
+	e.Code = CodeTooLarge
 	return e
 }
 

@@ -56,7 +56,7 @@ func (f *Files) Changed() bool {
 		now[i] = info
 		if !differ {
 			old := f.seen[i]
-			differ = old == nil || !os.SameFile(old, info) || !old.ModTime().Equal(info.ModTime()) || old.Size() != info.Size()
+			differ = old == nil || !os.SameFile(old, info) || !old.ModTime().Equal(info.ModTime()) || old.Size() != info.Size() || old.Mode() != info.Mode()
 		}
 	}
 	for i := range f.seen { // what is gone is not a change, what comes back is

@@ -107,4 +107,9 @@ func TestFiles(t *testing.T) {
 	}
 	want(true)
 	want(false)
+	if err := os.Chmod(path, 0o640); err != nil { // a file may be refused for its mode
+		t.Fatal(err)
+	}
+	want(true)
+	want(false)
 }

@@ -22,9 +22,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
+	"github.com/xpyd/xpyd/internal/datadir"
 	"github.com/xpyd/xpyd/router/limit"
 )
 
@@ -148,15 +150,57 @@ func (k *Key) Expired(now time.Time) bool { return !k.Expires.IsZero() && !now.B
 
 // Load reads a file of keys. Errors name the line; they hold no key, as the file has none. A file
 // without a list is an error, as it may have been emptied by mistake; "keys: []" lets nobody in.
-func Load(path string) ([]Key, error) {
+// So is one that others than this user and root may change.
+func Load(path string) ([]Key, error) { return load(path, ours) }
+
+// Read is Load for a file that nobody is let in by.
+func Read(path string) ([]Key, error) { return load(path, regular) }
+
+func load(path string, open func(string) (*os.File, error)) ([]Key, error) {
 	var f File
-	if err := config.Load(&f, config.Options{File: path}); err != nil {
+	if err := config.Load(&f, config.Options{File: path, Open: open}); err != nil {
 		return nil, err
 	}
 	if f.Keys == nil {
 		return nil, fmt.Errorf("%s: it has no keys; \"keys: []\" would let nobody in", path)
 	}
 	return f.Keys, nil
+}
+
+// regular opens a file and does not wait for a pipe's other end.
+func regular(path string) (*os.File, error) { return opened(path, nil) }
+
+// ours opens a file that only this user and root can change. It may be behind links, as
+// Kubernetes mounts secrets.
+func ours(path string) (*os.File, error) {
+	return opened(path, func(info fs.FileInfo) error {
+		if uid := datadir.Owner(info); uid != 0 && uid != os.Geteuid() {
+			return fmt.Errorf("%s belongs to uid %d, who could let anybody in, and this is uid %d: make your own copy", path, uid, os.Geteuid())
+		}
+		if info.Mode()&0o022 != 0 {
+			return fmt.Errorf("%s has mode %04o, so that others may change it: run `chmod go-w %s`", path, info.Mode().Perm(), path)
+		}
+		return nil
+	})
+}
+
+func opened(path string, check func(fs.FileInfo) error) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = fmt.Errorf("%s is not a regular file", path)
+	case check != nil:
+		err = check(info)
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 // Plain makes an unlimited key of a secret in plain text.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -162,5 +163,52 @@ func TestAppend(t *testing.T) {
 	}
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".keys-*")); err != nil || len(left) != 0 {
 		t.Error(left, err)
+	}
+}
+
+// TestWhoseFile: keys are read from a file that only this user or root can change, also through a
+// link, and a pipe without a writer is not waited for.
+func TestWhoseFile(t *testing.T) {
+	f := func(path, want string) {
+		t.Helper()
+		_, err := apikey.Load(path)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), path+want)) {
+			t.Errorf("%v, want %q", err, want)
+		}
+	}
+	path := file(t, "keys: []")
+	link := filepath.Join(t.TempDir(), "link")
+	if err := os.Symlink(path, link); err != nil {
+		t.Fatal(err)
+	}
+	for mode, want := range map[os.FileMode]string{0o400: "", 0o600: "", 0o644: "", 0o664: " has mode 0664", 0o666: " has mode 0666, so that others may change it: run `chmod go-w ", 0o602: " has mode 0602"} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		f(path, want)
+		f(link, want)
+		if _, err := apikey.Read(path); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if os.Geteuid() == 0 {
+		for uid, want := range map[int]string{12345: " belongs to uid 12345, ", 0: ""} {
+			if err := os.Chown(path, uid, 0); err != nil {
+				t.Fatal(err)
+			}
+			f(link, want)
+		}
+	}
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f(pipe, " is not a regular file")
+	f(filepath.Dir(pipe), " is not a regular file")
+	if _, err := apikey.Read(pipe); err == nil {
+		t.Error("a pipe was read")
 	}
 }

@@ -168,7 +168,7 @@ func (q *request) leave() {
 }
 
 // settle corrects the estimate to what the request really used: nothing, if it failed
-// before an answer.
+// before an answer, unless it forfeits the estimate.
 func (q *request) settle(ran bool) {
 	a := q.adm
 	if a == nil {
@@ -179,6 +179,9 @@ func (q *request) settle(ran bool) {
 		used, generated = q.used()
 	}
 	more := float64(used) - a.tokens
+	if ran && used == 0 && q.forfeits() {
+		more = 0
+	}
 	if a.item != nil && ran {
 		q.s.gate.Settle(a.item, more)
 	}
@@ -193,6 +196,17 @@ func (q *request) settle(ran bool) {
 	}
 }
 
+// forfeits reports whether a request without an answer pays its estimate: it was sent, and ended
+// by its client's doing, who would otherwise have workers compute for nothing.
+func (q *request) forfeits() bool {
+	if q.status != statusClientGone && !(q.status == 504 && q.hurried) && !q.tooLarge {
+		return false
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return slices.ContainsFunc(q.attempts, func(a *attempt) bool { return a.p.sent.Load() || a.d.sent.Load() })
+}
+
 // used is how many tokens the request used, including the prompt, and how many of them it
 // generated.
 func (q *request) used() (all, generated int) {
@@ -200,7 +214,11 @@ func (q *request) used() (all, generated int) {
 	switch {
 	case u.told:
 		prompt, most := q.most()
-		generated = min(u.generated, most)
+		generated = u.generated
+		if q.failed != "" { // perhaps before the last report
+			generated = max(generated, u.events)
+		}
+		generated = min(generated, most)
 		return min(u.prompt, prompt) + generated, generated
 	case q.status == 200 || q.status == statusClientGone && u.events > 0:
 		// The answer did not report. An event has about one token.

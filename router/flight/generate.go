@@ -70,6 +70,7 @@ func (q *request) generate(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 		}
 	}
 	ans, err := q.dispatch(q.hedged, nil)
+	q.tooLarge = err != nil && err.Code == openai.CodeTooLarge
 	if ans != nil && ans.events == nil {
 		q.usage.tally(ans.body, 0)
 	}
@@ -90,6 +91,7 @@ func (q *request) readHeader(ctx *fasthttp.RequestCtx) *openai.Error {
 	if err != nil {
 		return err
 	}
+	q.hurried = life < s.gate.get().RequestTimeout
 	q.deadline(life)
 	q.explain = string(h.Peek(headerExplain)) == "1"
 	q.session = string(h.Peek(s.SessionHeader))

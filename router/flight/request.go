@@ -48,6 +48,8 @@ type request struct {
 	seed      int64
 	forwarded bool // to one engine; see forward.go
 	explain   bool
+	hurried   bool      // its client shortened its deadline
+	tooLarge  bool      // its answer was
 	trace     [2]string // traceparent and tracestate for the legs
 	span      *span     // nil unless sampled
 

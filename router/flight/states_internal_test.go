@@ -218,6 +218,48 @@ func TestTokens(t *testing.T) {
 	}
 }
 
+// TestForfeits: a request pays its estimate if it was sent, has no answer, and its client is why.
+func TestForfeits(t *testing.T) {
+	for _, c := range []struct {
+		status                  int
+		hurried, tooLarge, sent bool
+		u                       usage
+		want                    int64 // that is left of 1000, of which 500 were taken
+	}{
+		{499, false, false, true, usage{}, 500},
+		{499, false, false, false, usage{}, 1000},
+		{499, false, false, true, usage{events: 9}, 1000 - 100 - 9},
+		{499, false, false, true, usage{events: 9, told: true, prompt: 50, generated: 1}, 1000 - 50 - 9},
+		{504, true, false, true, usage{}, 500},
+		{504, true, false, false, usage{}, 1000},
+		{504, false, false, true, usage{}, 1000},
+		{400, false, true, true, usage{}, 500},
+		{400, false, true, false, usage{}, 1000},
+		{400, false, false, true, usage{}, 1000},
+		{503, true, false, true, usage{}, 1000},
+		{200, false, false, true, usage{told: true, prompt: 90, generated: 10}, 900},
+	} {
+		now := time.Now().Add(time.Hour) // nothing flows in
+		account := limit.NewAccount(now, limit.Rates{Tokens: 1000})
+		if over := account.Take(now, 500); over != nil {
+			t.Fatal(over)
+		}
+		a := &attempt{p: newLeg(fleet.Prefill, &fleet.Instance{}, 1), d: newLeg(fleet.Decode, &fleet.Instance{}, 1)}
+		a.p.sent.Store(c.sent)
+		q := &request{s: bareService(t), hurried: c.hurried, tooLarge: c.tooLarge, usage: c.u, attempts: []*attempt{a},
+			tenant:  &tenant{name: "a", key: &apikey.Key{}, account: account, stats: newStatsByName().of("a")},
+			adm:     &admission{taken: true, tokens: 500, prompt: 100, size: 500},
+			summary: summary{status: c.status}}
+		if c.status != 200 {
+			q.failed = "it did"
+		}
+		q.settle(true)
+		if _, tokens := account.Levels(now); tokens.Left != c.want {
+			t.Errorf("%+v: %d are left, want %d", c, tokens.Left, c.want)
+		}
+	}
+}
+
 // TestTenantStats: what a tenant used is counted under its name.
 func TestTenantStats(t *testing.T) {
 	by := newStatsByName()
