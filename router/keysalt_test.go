@@ -1,6 +1,8 @@
 package router_test
 
 import (
+	"encoding/json"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -10,6 +12,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/router/apikey"
+	"github.com/xpyd/xpyd/router/pick"
 )
 
 // TestCacheOfKeys: decode is told whose cache it is, by each attempt, also where another decode goes
@@ -72,6 +75,24 @@ func TestCacheOfKeys(t *testing.T) {
 	}
 }
 
+// TestCacheOfKeysMoves: who is to bring a stream's KV is told whose it is, and so is who goes on with it.
+func TestCacheOfKeysMoves(t *testing.T) {
+	t.Parallel()
+	f := newKeyFile(t, apikey.Key{Name: "alice"})
+	told := make(chan string, 8)
+	s := newStepper(t, 2, func(w http.ResponseWriter, r *http.Request) {
+		told <- r.Header.Get("x-xpyd-cache-salt")
+		io.WriteString(w, bringing(true, 112))
+	}, f.config)
+	s.auth = f.of("alice")[1]
+	_, _, done := s.begin(t.Context())
+	s.brought()
+	s.ends(s.rest(done), 1)
+	if bring, leg := <-told, (<-s.legs).Get("x-xpyd-cache-salt"); bring != "alice" || leg != "alice" {
+		t.Errorf("told %q, then %q", bring, leg)
+	}
+}
+
 // TestCacheOfKeysRouting: the router does not tell a key's owner of another's prompts either.
 func TestCacheOfKeysRouting(t *testing.T) {
 	t.Parallel()
@@ -83,10 +104,11 @@ func TestCacheOfKeysRouting(t *testing.T) {
 	warm := func(name string) bool {
 		t.Helper()
 		resp, text := g.post("/v1/completions", body, append(f.of(name), "x-xpyd-explain", "1")...)
-		if resp.StatusCode != 200 || resp.Header.Get("x-xpyd-explain") == "" {
-			t.Fatalf("%d %s", resp.StatusCode, text)
+		var ex pick.Explain
+		if err := json.Unmarshal([]byte(resp.Header.Get("x-xpyd-explain")), &ex); err != nil || resp.StatusCode != 200 {
+			t.Fatalf("%d %s: %v", resp.StatusCode, text, err)
 		}
-		return strings.Contains(strings.ReplaceAll(resp.Header.Get("x-xpyd-explain"), `"match":0,`, ""), `"match":`)
+		return ex.Prefill[0].Match > 0
 	}
 	if warm("alice") || !warm("alice") || warm("bob") || !warm("bob") {
 		t.Error("keys share what the router knows of prompts")
