@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/xpyd/xpyd/router"
 )
 
 // askLong is askFar with a prompt whose KV is worth to be brought.
@@ -22,12 +24,13 @@ type stepper struct {
 	step  chan struct{} // lets an event of it go, from the second on
 	asked chan string   // who is to bring one
 	legs  chan http.Header
+	auth  string                                                       // of streams
 	says  map[int]string                                               // see teller
 	next  func(id string, w http.ResponseWriter, r *http.Request) bool // answers who is to go on; false: it tells
 }
 
-func newStepper(t *testing.T, decodes int, bring http.HandlerFunc) *stepper {
-	s := &stepper{g: newRig(t, 1, decodes), at: make(chan string, 1), step: make(chan struct{}), asked: make(chan string, 8), legs: make(chan http.Header, 8)}
+func newStepper(t *testing.T, decodes int, bring http.HandlerFunc, edit ...func(*router.Config)) *stepper {
+	s := &stepper{g: newRig(t, 1, decodes, edit...), at: make(chan string, 1), step: make(chan struct{}), asked: make(chan string, 8), legs: make(chan http.Header, 8)}
 	for i := range decodes {
 		id := fmt.Sprintf("d%d", i)
 		d := s.g.workers[id]
@@ -97,6 +100,7 @@ func (s *stepper) stream(ctx context.Context) (by string, done chan string) {
 	g.t.Helper()
 	req, _ := http.NewRequestWithContext(ctx, "POST", g.url+"/v1/completions", strings.NewReader(askLong))
 	req.Header.Set("x-request-id", "r1")
+	req.Header.Set("Authorization", s.auth)
 	done = make(chan string, 1)
 	go func() {
 		resp, err := g.client.Do(req)

@@ -142,5 +142,8 @@ func (w *Worker) readPin(ctx *fasthttp.RequestCtx, unpin bool) (openai.Pin, *job
 	if err == nil && len(j.items) != 1 {
 		err = openai.BadRequest("prompt", "one prompt at a time, not %d", len(j.items))
 	}
+	if err == nil {
+		j.CacheSalt = saltOf(p.Cache, j.CacheSalt)
+	}
 	return p, j, err
 }

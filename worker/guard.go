@@ -84,8 +84,8 @@ func newGuard(w *Worker) (*guard, error) {
 
 const classLink = "link"
 
-// linkHeaders say where to take KV from, what was drawn elsewhere, or what is promised; only the fleet may set them.
-var linkHeaders = []string{headerLink, headerPrefill, headerPrefillEpoch, headerPrefillKV, headerPeer, headerTokens, headerGiven, headerBrought, headerPromise}
+// linkHeaders say where to take KV from, what was drawn elsewhere, what is promised, or whose cache it is; only the fleet may set them.
+var linkHeaders = []string{headerLink, headerPrefill, headerPrefillEpoch, headerPrefillKV, headerPeer, headerTokens, headerGiven, headerBrought, headerPromise, headerCacheSalt}
 
 // check returns why a request may not use a route; nil if it may.
 func (g *guard) check(ctx *fasthttp.RequestCtx, to access) *openai.Error {

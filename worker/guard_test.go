@@ -262,7 +262,7 @@ func TestKeyIsNoFleet(t *testing.T) {
 	links := linked(stranger, ticket.NewLink().String())
 	f(nil, links, 401, "api_keys_file")
 	f(bearer, links, 403, `"param":"x-xpyd-link"`)
-	for _, name := range []string{"x-xpyd-link", "x-xpyd-prefill", "x-xpyd-prefill-epoch", "x-xpyd-prefill-kv", "x-xpyd-kv-peer", "x-xpyd-tokens", "x-xpyd-given"} {
+	for _, name := range []string{"x-xpyd-link", "x-xpyd-prefill", "x-xpyd-prefill-epoch", "x-xpyd-prefill-kv", "x-xpyd-kv-peer", "x-xpyd-tokens", "x-xpyd-given", "x-xpyd-cache-salt"} {
 		f(bearer, map[string]string{name: "x"}, 403, `"param":"`+name+`"`)
 	}
 	f(bearer, nil, 200, "")
@@ -273,7 +273,7 @@ func TestKeyIsNoFleet(t *testing.T) {
 	if !strings.Contains(string(b), `vllm:request_success_total{engine="0",finished_reason="length",model_name="stories260k"} 2`) {
 		t.Errorf("not two requests are counted:\n%s", grep(string(b), "request_success"))
 	}
-	if !strings.Contains(string(b), `xpyd_worker_unauthorized_total{class="link"} 8`) {
+	if !strings.Contains(string(b), `xpyd_worker_unauthorized_total{class="link"} 9`) {
 		t.Error(grep(string(b), "unauthorized"))
 	}
 }

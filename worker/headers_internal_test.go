@@ -13,7 +13,7 @@ func TestHeaders(t *testing.T) {
 		headerPrefillKV: dialect.HeaderPrefillKV, headerSeed: dialect.HeaderSeed, headerDeadline: dialect.HeaderDeadline,
 		headerRequestID: dialect.HeaderRequestID, headerProbe: dialect.HeaderProbe, headerOutcome: dialect.HeaderOutcome,
 		headerMaxAnswer: dialect.HeaderMaxAnswer, headerPeer: dialect.HeaderKVPeer, headerTokens: dialect.HeaderTokens, headerGiven: dialect.HeaderGiven, headerBrought: dialect.HeaderBrought,
-		headerPromise: dialect.HeaderPromise, headerPrompt: dialect.HeaderPrompt,
+		headerPromise: dialect.HeaderPromise, headerCacheSalt: dialect.HeaderCacheSalt, headerPrompt: dialect.HeaderPrompt,
 	} {
 		if ours != theirs {
 			t.Errorf("%s is %s in router/dialect", ours, theirs)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
@@ -181,6 +182,14 @@ func TestPeerSalt(t *testing.T) {
 		}
 		if n := counter(t, d, "xpyd_kvtier_peer_given_units_total"); n != 0 {
 			t.Errorf("%v units of a salted prefix were given", n)
+		}
+		keyed := map[string]string{"x-xpyd-cache-salt": "alice"} // a name, and no secret
+		open := storyBody(prompt)
+		complete(t, d, keyed, open)
+		maps.Copy(keyed, peerHeader(d, 192))
+		complete(t, start(t, func(c *worker.Config) { set(c) }), keyed, open) // other leaves d alone now
+		if n := counter(t, d, "xpyd_kvtier_peer_given_units_total"); n == 0 {
+			t.Error("nothing of an API key's prefix was given")
 		}
 		for _, w := range []*worker.Worker{p, d, other} {
 			empty(t, w)

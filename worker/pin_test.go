@@ -55,6 +55,9 @@ func TestPinHTTP(t *testing.T) {
 	if salted.ID == pinned.ID {
 		t.Error("one pin for two salts")
 	}
+	if keyed := f("DELETE", body(`,"cache":"alice"`), 404); keyed.Units != 0 {
+		t.Errorf("%+v", keyed)
+	}
 	ids := f("POST", `{"prompt":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17],"ttl_s":0.5}`, 200)
 	if ids.Units != 1 {
 		t.Errorf("%+v", ids)

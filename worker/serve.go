@@ -40,6 +40,7 @@ func (w *Worker) takeJob(ctx *fasthttp.RequestCtx, chat bool) (*job, error) {
 		return nil, err
 	}
 	j.given, j.created = given, created
+	j.CacheSalt = saltOf(string(ctx.Request.Header.Peek(headerCacheSalt)), j.CacheSalt)
 	return j, nil
 }
 

@@ -13,11 +13,12 @@ import (
 const LongestPin = 31 * 24 * time.Hour
 
 // Pin holds the fields of a pin's or unpin's body that completions and chats lack. The prompt
-// (or messages) and cache_salt name what is pinned.
+// (or messages), cache_salt and Cache name what is pinned.
 type Pin struct {
-	TTL  time.Duration // of a new pin
-	ID   string        // the pin to end; "": the one of the prompt
-	Chat bool          // the prompt is messages
+	TTL   time.Duration // of a new pin
+	ID    string        // the pin to end; "": the one of the prompt
+	Chat  bool          // the prompt is messages
+	Cache string        // of the API keys whose prompt it is
 }
 
 // ParsePin reads the body of a pin or, if ends, of an unpin, and leaves the prompt's own fields
@@ -31,6 +32,8 @@ func ParsePin(body []byte, ends bool) (pin Pin, _ *Error) {
 		switch name := string(p.Decoded()); name {
 		case "ttl_s":
 			pin.TTL, ttl = p.seconds("ttl_s", LongestPin)
+		case "cache":
+			pin.Cache = p.string("cache")
 		case "id":
 			pin.ID = p.string("id")
 		case "prompt", "messages":

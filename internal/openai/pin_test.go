@@ -20,6 +20,7 @@ func TestPin(t *testing.T) {
 		// A whole request can be pinned as it is.
 		{`{"prompt":"x","ttl_s":1,"model":"m","cache_salt":"s","cache_priority":9,"max_tokens":5,"temperature":0,"stream":true,"stream_options":{},"seed":1,"echo":true,"user":"u","priority":1}`, false, openai.Pin{TTL: time.Second}},
 		{`{"messages":[],"ttl_s":1,"tools":[],"tool_choice":"auto","chat_template_kwargs":{},"top_logprobs":1,"max_completion_tokens":1,"response_format":{},"service_tier":"flex"}`, false, openai.Pin{TTL: time.Second, Chat: true}},
+		{`{"prompt":"x","ttl_s":1,"cache":"team-a"}`, false, openai.Pin{TTL: time.Second, Cache: "team-a"}},
 		{`{"id":"00"}`, true, openai.Pin{ID: "00"}},
 		{`{"prompt":"x","ttl_s":5}`, true, openai.Pin{TTL: 5 * time.Second}},
 	} {

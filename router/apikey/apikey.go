@@ -52,6 +52,9 @@ type Key struct {
 	TPOTPromise time.Duration `key:"tpot_promise"`
 	// Models that may be used; a * at the end matches any rest. None: all.
 	Models []string `key:"models"`
+	// Cache is the prefix cache of its requests, of xpyd's own workers: keys with the same one see
+	// what each other had cached. "" is its Name, so that no key does; CacheShared is everybody's.
+	Cache string `key:"cache"`
 	// NamesTenants lets the key's owner, such as a gateway in front, say whom a request is
 	// for: see the router's tenant_header.
 	NamesTenants bool `key:"names_tenants"`
@@ -60,6 +63,9 @@ type Key struct {
 
 	hash [sha256.Size]byte
 }
+
+// CacheShared is the Cache of keys that share with each other and with requests that need no key.
+const CacheShared = "shared"
 
 // File is what a file of keys holds.
 type File struct {
@@ -83,6 +89,9 @@ func (k *Key) Validate() error {
 	}
 	if err := cmp.Or(promise("ttft_promise", k.TTFTPromise), promise("tpot_promise", k.TPOTPromise)); err != nil {
 		return err
+	}
+	if k.Cache != "" && !PlainName(k.Cache) {
+		return config.Bad("cache", "%q is not of 1 to 64 letters, digits and ._-@:/", k.Cache)
 	}
 	if _, ok := limit.ParseClass(k.Priority); k.Priority != "" && !ok {
 		return config.Bad("priority", "%q is not high, normal or low", k.Priority)
@@ -128,6 +137,14 @@ func (k *Key) Class() limit.Class {
 		return limit.Normal
 	}
 	return c
+}
+
+// CacheName is what workers are told of Cache; "": nothing.
+func (k *Key) CacheName() string {
+	if k.Cache == CacheShared {
+		return ""
+	}
+	return cmp.Or(k.Cache, k.Name)
 }
 
 // Rates are the key's limits.
@@ -325,6 +342,9 @@ func (k *Key) yaml() string {
 			quoted[i] = strconv.Quote(m)
 		}
 		fmt.Fprintf(&b, "  models: [%s]\n", strings.Join(quoted, ", "))
+	}
+	if k.Cache != "" {
+		fmt.Fprintf(&b, "  cache: %s\n", strconv.Quote(k.Cache))
 	}
 	if k.NamesTenants {
 		b.WriteString("  names_tenants: true\n")

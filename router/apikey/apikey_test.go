@@ -66,6 +66,7 @@ keys:
   priority: low
   ttft_promise: 200ms
   tpot_promise: 25ms
+  cache: team
   models: [llama, "qwen-*"]
   names_tenants: true
   expires: 2030-01-02T03:04:05Z
@@ -84,6 +85,11 @@ keys:
 	}
 	if b.Name != "team-b" || b.Class() != limit.Normal || !b.May("any") || b.Rates().Limits() {
 		t.Errorf("%+v", b)
+	}
+
+	open := apikey.Key{Name: "c", Cache: apikey.CacheShared}
+	if a.CacheName() != "team" || b.CacheName() != "team-b" || open.CacheName() != "" {
+		t.Errorf("caches %q, %q, %q", a.CacheName(), b.CacheName(), open.CacheName())
 	}
 
 	f := func(text, want string) {
@@ -107,6 +113,7 @@ keys:
 	f(item+"  ttft_promise: 1h1s\n", `4: keys[0].ttft_promise: 1h0m1s is not`)
 	f(item+"  tpot_promise: 999us\n", `4: keys[0].tpot_promise: 999`)
 	f(item+"  tpot_promise: 25\n", `4: keys[0].tpot_promise: `)
+	f(item+"  cache: a b\n", `4: keys[0].cache: "a b" is not of 1 to 64`)
 	f(item+"  priority: urgent\n", `4: keys[0].priority: "urgent" is not`)
 	f(item+"  expires: soon\n", `4: keys[0].expires: `)
 	f(item+"- name: a\n  sha256: "+hash("y")+"\n", `4: keys[1].name: "a" is there twice`)
@@ -129,6 +136,7 @@ func TestAppend(t *testing.T) {
 	k1.RequestsPerMinute, k1.TokensPerMinute, k1.MaxInFlight, k1.Weight = 1, 2, 3, 0.5
 	k1.Priority, k1.Models, k1.Expires = "high", []string{"a", "b*"}, time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	k1.TTFTPromise, k1.TPOTPromise = 1500*time.Millisecond, 25*time.Millisecond
+	k1.Cache = "team"
 	s2, k2 := apikey.New("two")
 	for _, k := range []apikey.Key{k1, k2} {
 		if err := add(k); err != nil {
@@ -147,7 +155,7 @@ func TestAppend(t *testing.T) {
 		t.Fatal(keys, err)
 	}
 	got := *apikey.NewRing(keys).Find([]byte(s1))
-	if got.Rates() != k1.Rates() || got.Weight != 0.5 || got.TTFTPromise != k1.TTFTPromise || got.TPOTPromise != k1.TPOTPromise || got.Class() != limit.High || len(got.Models) != 2 || !got.Expires.Equal(k1.Expires) {
+	if got.Rates() != k1.Rates() || got.Weight != 0.5 || got.Cache != "team" || got.TTFTPromise != k1.TTFTPromise || got.TPOTPromise != k1.TPOTPromise || got.Class() != limit.High || len(got.Models) != 2 || !got.Expires.Equal(k1.Expires) {
 		t.Errorf("%+v", got)
 	}
 	info, err := os.Stat(path)

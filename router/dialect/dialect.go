@@ -33,6 +33,7 @@ const (
 	HeaderGiven        = "x-xpyd-given"         // decimal: the body's part that is the client's; Exchange.Given follows
 	HeaderBrought      = "x-xpyd-brought"       // "1": the prompt's KV was brought ahead, so decode goes on alone
 	HeaderPromise      = "x-xpyd-promise"       // "ttft=200ms,tpot=25ms", or one of them: what the request is promised
+	HeaderCacheSalt    = "x-xpyd-cache-salt"    // whose cache it is, beside the body's cache_salt; of all who send none: the same
 	HeaderDPRank       = "x-data-parallel-rank" // vLLM's and SGLang's
 )
 
@@ -101,6 +102,8 @@ type Rules struct {
 	TakesOver bool
 	// Promises: decode obeys HeaderPromise, and tells prefill.
 	Promises bool
+	// Salts: decode obeys HeaderCacheSalt, and tells prefill.
+	Salts bool
 	// Replays: the engine says which tokens it sent if a request asks for them (return_token_ids), in
 	// streams of both APIs, sends whole characters, and takes tokens as a completion's prompt.
 	Replays bool
@@ -144,6 +147,9 @@ type Exchange struct {
 
 	// Promise is HeaderPromise, if Promises; "": what the workers promise.
 	Promise string
+
+	// CacheSalt is HeaderCacheSalt, if Salts; "": none.
+	CacheSalt string
 
 	// Peer is one of our own workers that has more of the prompt than the pair; or nil.
 	Peer *Peer

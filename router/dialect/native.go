@@ -21,7 +21,7 @@ var native = Dialect{
 		Typed: true, Hedges: true,
 		Splits: Shapes, // decode gets the client's bytes
 		Usage:  false,  // the commit tells decode
-		Peers:  true, MaxAnswer: true, TakesOver: true, Promises: true,
+		Peers:  true, MaxAnswer: true, TakesOver: true, Promises: true, Salts: true,
 	},
 	// POST /xpyd/v1/prefill is answered when prefill's part is over.
 	Prefill: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
@@ -46,6 +46,7 @@ var native = Dialect{
 		h.Set(HeaderSeed, strconv.FormatInt(x.Seed, 10))
 		peered(h, x)
 		promised(h, x)
+		salted(h, x)
 		return continued(h, x)
 	},
 	// POST /xpyd/v1/bring is answered when what the peer has is there.
@@ -54,6 +55,7 @@ var native = Dialect{
 		h.Set(HeaderRequestID, x.RequestID)
 		h.SetRequestURI("/xpyd/v1/bring?chat=" + strconv.FormatBool(x.Top.Messages))
 		peered(h, x)
+		salted(h, x)
 		return continued(h, x)
 	},
 	Brought: nativeBrought,
@@ -106,6 +108,13 @@ func peered(h *fasthttp.RequestHeader, x *Exchange) {
 func promised(h *fasthttp.RequestHeader, x *Exchange) {
 	if x.Promise != "" {
 		h.Set(HeaderPromise, x.Promise)
+	}
+}
+
+// salted says whose cache the KV is in. Prefill hears of it with decode's ticket.
+func salted(h *fasthttp.RequestHeader, x *Exchange) {
+	if x.CacheSalt != "" {
+		h.Set(HeaderCacheSalt, x.CacheSalt)
 	}
 }
 

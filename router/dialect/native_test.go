@@ -47,14 +47,14 @@ func TestNativeLegs(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
-	if len(h.Peek(dialect.HeaderTokens))+len(h.Peek(dialect.HeaderGiven))+len(h.Peek(dialect.HeaderPromise)) > 0 {
+	if len(h.Peek(dialect.HeaderTokens))+len(h.Peek(dialect.HeaderGiven))+len(h.Peek(dialect.HeaderPromise))+len(h.Peek(dialect.HeaderCacheSalt)) > 0 {
 		t.Errorf("it is asked for tokens: %s", h.String())
 	}
 	for name, leg := range map[string]func(*fasthttp.RequestHeader, *dialect.Exchange) [][]byte{"pair": d.Decode, "alone": dialect.Plain} {
 		h = fasthttp.RequestHeader{}
-		x.Tokens, x.Given, x.Promise = true, nil, "ttft=1s"
+		x.Tokens, x.Given, x.Promise, x.CacheSalt = true, nil, "ttft=1s", "alice"
 		if got := joined(leg(&h, x)); string(got) != `{"x":1}` || string(h.Peek(dialect.HeaderTokens)) != "1" || len(h.Peek(dialect.HeaderGiven)) > 0 ||
-			string(h.Peek(dialect.HeaderRequestID)) != x.RequestID || string(h.Peek(dialect.HeaderPromise)) != "ttft=1s" {
+			string(h.Peek(dialect.HeaderRequestID)) != x.RequestID || string(h.Peek(dialect.HeaderPromise)) != "ttft=1s" || string(h.Peek(dialect.HeaderCacheSalt)) != "alice" {
 			t.Errorf("%s, with tokens: %s, %s", name, got, h.String())
 		}
 		x.Given = []byte(`{"created":1}`)
@@ -71,7 +71,7 @@ func TestNativeLegs(t *testing.T) {
 	x.Brought, x.Tokens, x.Top = false, false, &openai.Top{Messages: true}
 	h = fasthttp.RequestHeader{}
 	if got := joined(d.Bring(&h, x)); string(got) != `{"x":1}{"created":1}` || string(h.RequestURI()) != "/xpyd/v1/bring?chat=true" || string(h.Method()) != "POST" ||
-		string(h.Peek(dialect.HeaderGiven)) != "7" || string(h.Peek(dialect.HeaderDeadline)) != "1500" || string(h.Peek(dialect.HeaderKVPeer)) != "d1 3 http://h h:2 9" ||
+		string(h.Peek(dialect.HeaderGiven)) != "7" || string(h.Peek(dialect.HeaderCacheSalt)) != "alice" || string(h.Peek(dialect.HeaderDeadline)) != "1500" || string(h.Peek(dialect.HeaderKVPeer)) != "d1 3 http://h h:2 9" ||
 		len(h.Peek(dialect.HeaderTokens))+len(h.Peek(dialect.HeaderBrought)) > 0 {
 		t.Errorf("to bring: %s, %s", got, h.String())
 	}

@@ -17,5 +17,6 @@ func Plain(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 	foreign(h, x)
 	peered(h, x)
 	promised(h, x)
+	salted(h, x)
 	return continued(h, x)
 }

@@ -54,7 +54,7 @@ func (s *stream) bring(a *attempt, end func()) bool {
 		return false
 	}
 	x := &dialect.Exchange{RequestID: q.id, Path: q.path, Body: q.seam.body, Top: &openai.Top{Messages: q.top.Messages}, Given: q.seam.given(),
-		Left: min(aheadWithin, time.Until(q.end)), Trace: q.trace, Authorization: q.auth, Peer: a.peer}
+		Left: min(aheadWithin, time.Until(q.end)), Trace: q.trace, Authorization: q.auth, CacheSalt: q.cacheSalt(), Peer: a.peer}
 	w := &ahead{a: a, done: make(chan struct{})}
 	a.registerLeg(a.d)
 	a.d.setState(legBring)

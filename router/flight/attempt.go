@@ -120,6 +120,9 @@ func (a *attempt) generate() (*answer, *failure) {
 	if t := a.q.tenant; t != nil && a.rules.Promises {
 		x.Promise = t.promise
 	}
+	if a.rules.Salts {
+		x.CacheSalt = a.q.cacheSalt()
+	}
 	if a.rules.TakesOver && a.q.seam != nil && !a.q.seam.lost {
 		x.Tokens, x.Given = true, a.q.seam.given()
 	}

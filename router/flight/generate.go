@@ -141,7 +141,11 @@ func (q *request) resolveModel() *openai.Error {
 	}
 	q.setModel(openai.Clip(q.top.Model), q.top.Stream)
 	if !q.forwarded {
-		q.chain = pick.NewChain(q.top.Prompt, q.top.Model, string(q.top.Salt), string(q.top.Tools))
+		separate := []string{q.top.Model, string(q.top.Salt), string(q.top.Tools)}
+		if salt := q.cacheSalt(); salt != "" {
+			separate = append(separate, salt)
+		}
+		q.chain = pick.NewChain(q.top.Prompt, separate...)
 		if q.s.RequestLog != nil {
 			q.logged = q.chain
 		}

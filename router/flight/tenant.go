@@ -24,6 +24,7 @@ type tenant struct {
 	account *limit.Account // nil without limits
 	stats   *tenantStats
 	promise string // dialect.HeaderPromise; "": what the workers promise
+	cache   string // dialect.HeaderCacheSalt; "": the cache that all share
 }
 
 // keyring holds the keys in force. While there are none and no header names tenants, nobody
@@ -77,7 +78,7 @@ func (k *keyring) load() error {
 	k.accounts = make(map[string]*limit.Account, len(list))
 	for i := range list {
 		key := &list[i]
-		t := &tenant{name: key.Name, key: key, stats: k.stats.of(key.Name), promise: promiseOf(key)}
+		t := &tenant{name: key.Name, key: key, stats: k.stats.of(key.Name), promise: promiseOf(key), cache: key.CacheName()}
 		if rates := key.Rates(); rates.Limits() {
 			if t.account = old[key.Name]; t.account == nil {
 				t.account = limit.NewAccount(now, rates)
@@ -133,7 +134,7 @@ func (k *keyring) identify(h *fasthttp.RequestHeader) (t *tenant, ok bool) {
 	}
 	named := &tenant{name: name, key: key, stats: k.stats.of(name)}
 	if t != nil {
-		named.account, named.promise = t.account, t.promise
+		named.account, named.promise, named.cache = t.account, t.promise, t.cache
 	}
 	return named, true
 }
@@ -166,6 +167,14 @@ func (s *Service) Keyed(ctx *fasthttp.RequestCtx) bool {
 func tenantOf(ctx *fasthttp.RequestCtx) *tenant {
 	t, _ := ctx.UserValue(tenantKey{}).(*tenant)
 	return t
+}
+
+// cacheSalt is dialect.HeaderCacheSalt of a request; "" if nobody asked whom it is for.
+func (q *request) cacheSalt() string {
+	if q.tenant == nil {
+		return ""
+	}
+	return q.tenant.cache
 }
 
 // headers tells the client its limits under OpenAI's header names.
