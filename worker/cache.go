@@ -9,6 +9,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
@@ -143,7 +144,7 @@ func (w *Worker) readPin(ctx *fasthttp.RequestCtx, unpin bool) (openai.Pin, *job
 		err = openai.BadRequest("prompt", "one prompt at a time, not %d", len(j.items))
 	}
 	if err == nil {
-		j.CacheSalt = saltOf(p.Cache, j.CacheSalt)
+		j.CacheSalt = kvevents.CacheSalt(p.Cache, j.CacheSalt)
 	}
 	return p, j, err
 }

@@ -37,7 +37,7 @@ const (
 	headerGiven        = "x-xpyd-given"      // length of the client's body, behind which is an openai.Given
 	headerBrought      = "x-xpyd-brought"    // "1": the prompt's KV was brought ahead; see brought.go
 	headerPromise      = "x-xpyd-promise"    // what the request is promised; see promises.go
-	headerCacheSalt    = "x-xpyd-cache-salt" // whose cache it is; see saltOf
+	headerCacheSalt    = "x-xpyd-cache-salt" // whose cache it is; see kvevents.CacheSalt
 )
 
 // origin is where the KV of a request's prompts comes from.

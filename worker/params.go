@@ -2,19 +2,15 @@ package worker
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/handoff"
-	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
@@ -191,21 +187,6 @@ const (
 	maxChoices = 4096    // of all prompts
 	maxListed  = 1 << 19 // log probabilities of a prompt: prefill sends them in one piece
 )
-
-const bothSalts = "xpyd-both:"
-
-// saltOf is the salt of a request's KV: of whose cache its router says it is, and the client's own.
-// No two pairs have the same, and who is not told of a cache cannot name another's.
-func saltOf(cache, own string) string {
-	switch {
-	case cache != "" && own == "":
-		return tier.KeySalt + cache
-	case cache == "" && !strings.HasPrefix(own, tier.KeySalt) && !strings.HasPrefix(own, bothSalts):
-		return own
-	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%d:%s%s", len(cache), cache, own))
-	return bothSalts + hex.EncodeToString(sum[:])
-}
 
 // checkJob refuses a job that cannot run here.
 func (w *Worker) checkJob(j *job) error {

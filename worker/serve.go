@@ -11,6 +11,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
@@ -40,7 +41,7 @@ func (w *Worker) takeJob(ctx *fasthttp.RequestCtx, chat bool) (*job, error) {
 		return nil, err
 	}
 	j.given, j.created = given, created
-	j.CacheSalt = saltOf(string(ctx.Request.Header.Peek(headerCacheSalt)), j.CacheSalt)
+	j.CacheSalt = kvevents.CacheSalt(string(ctx.Request.Header.Peek(headerCacheSalt)), j.CacheSalt)
 	return j, nil
 }
 

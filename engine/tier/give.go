@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
@@ -19,14 +18,11 @@ var (
 // Asked is a prefix that a peer wants.
 type Asked struct {
 	Peer    string
-	Trusted bool // a member of the fleet over a private connection: it may know salts
+	Trusted bool // a member of the fleet over a private connection, which may know salts, or this one is no secret
 	Tokens  []int32
 	Salt    string
 	Bytes   int64 // of rows that it lacks
 }
-
-// KeySalt begins the salts that are no secret: the name of an API key's cache follows.
-const KeySalt = "xpyd-key:"
 
 // Give holds the blocks of a whole prefix until release is called. It loads what only this
 // worker's own tiers have of it. A client's salt is its secret: prefixes under one are given
@@ -37,7 +33,7 @@ func (p *Peers) Give(ctx context.Context, a *Asked) (blocks []int32, release fun
 		return nil, nil, err
 	}
 	n := len(a.Tokens)
-	if a.Salt != "" && !strings.HasPrefix(a.Salt, KeySalt) && !a.Trusted {
+	if a.Salt != "" && !a.Trusted {
 		return refuse("salt", ErrAbsent)
 	}
 	if n == 0 || n%p.cache.UnitTokens() != 0 {

@@ -214,7 +214,7 @@ func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Requ
 		Head: q.top.Prompt[:min(len(q.top.Prompt), maxHead)], Local: q.couldServeAlone}
 	q.reaches = q.reaches[:0]
 	if !q.probe {
-		q.reaches = q.s.Feeds.Warm(&q.ctx, &sense.Prompt{Top: &q.top, Body: q.body}, req, q.reaches)
+		q.reaches = q.s.Feeds.Warm(&q.ctx, &sense.Prompt{Top: &q.top, Body: q.body, Cache: q.cacheSalt()}, req, q.reaches)
 	}
 	return req
 }

@@ -283,6 +283,9 @@ func (e *Feeds) Warm(ctx context.Context, p *Prompt, req *pick.Request, reaches 
 	}
 	weight := [kvevents.Tiers]float64{1, e.HostWeight, e.DiskWeight}
 	for _, h := range e.index.Match(&index.Query{Model: p.Top.Model, Salt: salt, Tokens: tokens}) {
+		if p.Cache != "" && e.native(h.Key) { // its events are of KV in no key's cache
+			continue
+		}
 		worth := 0.0
 		for tier, n := range h.Tokens {
 			worth += weight[tier] * float64(n)
@@ -298,6 +301,13 @@ func (e *Feeds) Warm(ctx context.Context, p *Prompt, req *pick.Request, reaches 
 		}
 	}
 	return reaches
+}
+
+func (e *Feeds) native(k index.Key) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	f := e.feeds[probeKey{id: k.ID, epoch: k.Epoch}]
+	return f != nil && f.inst.Dialect == fleet.Native
 }
 
 // FeedInfo is what the admin API shows of a worker's events.

@@ -10,8 +10,9 @@ import (
 
 // Prompt is a request's prompt.
 type Prompt struct {
-	Top  *openai.Top
-	Body []byte
+	Top   *openai.Top
+	Body  []byte
+	Cache string // whose cache it is, of our own workers
 }
 
 // tokens is the first prompt's token IDs, as the client sent them or as a configured

@@ -57,7 +57,7 @@ func TestTokens(t *testing.T) {
 		if serr != nil {
 			t.Fatal(serr)
 		}
-		if got := e.tokens(t.Context(), &Prompt{&top, []byte(body)}); !slices.Equal(got, want) {
+		if got := e.tokens(t.Context(), &Prompt{Top: &top, Body: []byte(body)}); !slices.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", body, got, want)
 		}
 	}
@@ -263,6 +263,7 @@ func TestAlien(t *testing.T) {
 func TestWarm(t *testing.T) {
 	const block = 16
 	text := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(make([]int, 2*block))), ","), "[]")
+	cache := "" // of the request's key
 	f := func(policy string, peers int, body string, warm []pick.Warm, reaches []Reach) {
 		t.Helper()
 		e, err := NewFeeds(FeedsDeps{Events: Events{IndexBytes: 1 << 20, HostWeight: 0.5, DiskWeight: 0.25, PeerTokens: peers, PeerWeight: 0.75}, Picker: pick.New(pick.Config{Policy: policy}, nil)})
@@ -277,6 +278,7 @@ func TestWarm(t *testing.T) {
 			}
 			e.index.Add(index.Key{ID: id, Epoch: 7, Rank: rank}, "m", index.Decode).Apply(&kvevents.Batch{Events: []kvevents.Event{ev}})
 		}
+		e.feeds[probeKey{id: "a", epoch: 7}] = &follow{inst: fleet.Instance{Dialect: fleet.Native}}
 		stored("a", 0, kvevents.GPU, 1, 0)
 		stored("b", 0, kvevents.Host, 1, 0)
 		stored("b", 1, kvevents.Host, 2, 0)
@@ -286,7 +288,7 @@ func TestWarm(t *testing.T) {
 			t.Fatal(serr)
 		}
 		req := &pick.Request{Tokens: 99}
-		got := e.Warm(t.Context(), &Prompt{&top, []byte(body)}, req, nil)
+		got := e.Warm(t.Context(), &Prompt{Top: &top, Body: []byte(body), Cache: cache}, req, nil)
 		slices.SortFunc(req.Warm, func(a, b pick.Warm) int { return strings.Compare(a.ID, b.ID) })
 		slices.SortFunc(got, func(a, b Reach) int { return cmp.Or(strings.Compare(a.ID, b.ID), a.Tokens-b.Tokens) })
 		fetch, tokens := pick.Fetch{}, 99
@@ -307,6 +309,9 @@ func TestWarm(t *testing.T) {
 	f(pick.KVEvents, 2, ids, warm, reaches)
 	f(pick.PredictedTTFT, 1, ids, warm, reaches)
 	f(pick.KVEvents, 0, ids, warm, nil)
+	cache = "k" // which our own workers' events say nothing of
+	f(pick.KVEvents, 2, ids, warm[1:], reaches[1:])
+	cache = ""
 	f(pick.KVEvents, 2, salted, []pick.Warm{{ID: "c", Epoch: 7, Tokens: 2 * block}}, []Reach{{"c", 7, 2 * block, 2 * block}})
 	f(pick.LeastLoaded, 2, ids, nil, nil)
 	f(pick.KVEvents, 2, `{"model":"m","prompt":"text"}`, nil, nil)
