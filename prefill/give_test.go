@@ -152,6 +152,7 @@ func TestGoneBefore(t *testing.T) {
 		if err := in.Revoke(r.t.Context()); err != nil {
 			r.t.Fatal(err)
 		}
+		synctest.Wait() // it is heard
 		close(r.slow)
 		if rep := r.Await(r.t.Context(), s.Link); rep.Outcome != ticket.Cancelled {
 			r.t.Errorf("%+v", rep)
