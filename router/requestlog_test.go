@@ -2,6 +2,7 @@ package router_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -66,9 +67,18 @@ func TestRequestLog(t *testing.T) {
 		io.WriteString(w, `{"text":"word","usage":{"input_tokens":21,"output_tokens":4}}`)
 	})
 	g.post("/v1/responses", `{"model":"m","input":"word"}`)
-	going := make(chan time.Time, 1)
-	tells(func(w http.ResponseWriter, r *http.Request) { begin(w); going <- time.Now(); <-r.Context().Done() })
-	g.leave(completion(`,"stream":true`), func() bool { return len(going) > 0 })
+	tells(func(w http.ResponseWriter, r *http.Request) { begin(w); <-r.Context().Done() })
+	ctx, leave := context.WithCancel(t.Context())
+	req, _ := http.NewRequestWithContext(ctx, "POST", g.url+"/v1/completions", strings.NewReader(completion(`,"stream":true`)))
+	resp, err := g.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := resp.Body.Read(make([]byte, 1)); err != nil { // it has its first token
+		t.Error(err)
+	}
+	leave()
+	resp.Body.Close()
 	g.until("the ledger to be empty", g.idle)
 	g.shutdown()
 
