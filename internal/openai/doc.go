@@ -2,7 +2,7 @@
 // events out, as the OpenAI API and vLLM define them.
 //
 // Our own strict JSON reader reads requests: a wrong type or value is an *Error that names the
-// field, a duplicate key's last value wins, but for Scan's model, null means absent, and unknown fields are ignored if
+// field, a duplicate key's last value wins, null means absent, and unknown fields are ignored if
 // they are valid JSON. Invalid UTF-8, lone surrogates, NaN, trailing bytes and deep nesting are
 // refused.
 //

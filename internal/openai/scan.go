@@ -98,9 +98,6 @@ func Scan(body []byte) (Top, *Error) {
 func (t *Top) field(r *reader, key []byte) {
 	switch string(key) {
 	case "model":
-		if t.Model != "" { // engines may take the first, and keys allow some models
-			r.refuse("model", "model is there twice")
-		}
 		t.Model = r.string("model")
 	case "stream":
 		t.Stream = r.bool("stream", false)
