@@ -25,9 +25,9 @@ func (e *Engine) fill(from []*sequence) bool {
 		return len(e.batch) > 0
 	}
 	l := limits{total: e.cfg.StepTokens, target: e.target(), drain: e.cfg.QueueTime, decodes: len(e.batch)}
-	decoding := e.decoding()
-	brief := !decoding && !e.turns.prompts && prefills[0].takesOver()
-	alone := e.cfg.PrefillTokens >= l.total && !decoding && !brief
+	takeovers := !e.turns.prompts && prefills[0].takesOver()
+	idle := (takeovers || e.cfg.PrefillTokens >= l.total) && !e.decoding()
+	alone, brief := idle && !takeovers, idle && takeovers
 	switch { // only who comes meanwhile waits
 	case alone:
 		l.total, l.target, l.drain = e.cfg.PrefillTokens, aloneTime*l.target, 0

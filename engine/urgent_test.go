@@ -47,6 +47,16 @@ func TestUrgentGoesBeforeWhatWaits(t *testing.T) {
 	}
 }
 
+// perToken is a device that takes so long for each token.
+func perToken(d time.Duration) func(*kernels.Step) time.Duration {
+	return func(s *kernels.Step) (took time.Duration) {
+		for _, q := range s.Seqs {
+			took += time.Duration(len(q.Tokens)) * d
+		}
+		return took
+	}
+}
+
 // TestStreamsThatStandStill: streams that other workers have begun go before prompts that wait, and
 // as many into one step, which those that decode sit out, as does not keep these waiting for long.
 func TestStreamsThatStandStill(t *testing.T) {
@@ -69,11 +79,7 @@ func standStill(t *testing.T, token, within, step time.Duration) {
 		cfg.StepTokens = 512
 		longest := time.Duration(0)
 		d := newDevice(enginetest.Config{Blocks: 1024}, func(s *kernels.Step) time.Duration {
-			tokens := 0
-			for _, q := range s.Seqs {
-				tokens += len(q.Tokens)
-			}
-			took := time.Duration(tokens) * token
+			took := perToken(token)(s)
 			longest = max(longest, took)
 			return took
 		})
@@ -122,13 +128,7 @@ func TestShortestFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config()
 		cfg.StepTokens, cfg.MaxRunning, cfg.MaxWaiting = 512, 256, 1024
-		r := newRigOn(t, cfg, newDevice(enginetest.Config{Blocks: 4096}, func(s *kernels.Step) time.Duration {
-			tokens := 0
-			for _, q := range s.Seqs {
-				tokens += len(q.Tokens)
-			}
-			return time.Duration(tokens) * time.Millisecond
-		}))
+		r := newRigOn(t, cfg, newDevice(enginetest.Config{Blocks: 4096}, perToken(time.Millisecond)))
 		var all []*engine.Handle
 		draw := rng()
 		// stream submits one of so many given tokens, or none, and returns its handle.
@@ -221,12 +221,7 @@ func TestNewcomersBesideTakeovers(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			cfg := config()
 			cfg.StepTokens, cfg.MaxRunning, cfg.MaxWaiting = 512, 256, 1024
-			r := newRigOn(t, cfg, newDevice(enginetest.Config{Blocks: 8192}, func(s *kernels.Step) (took time.Duration) {
-				for _, q := range s.Seqs {
-					took += time.Duration(len(q.Tokens)) * token
-				}
-				return took
-			}))
+			r := newRigOn(t, cfg, newDevice(enginetest.Config{Blocks: 8192}, perToken(token)))
 			draw := rng()
 			wait := func() time.Duration {
 				began := time.Now()
@@ -361,13 +356,7 @@ func TestTakeoverAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config()
 		cfg.StepTokens, cfg.MaxRunning, cfg.MaxWaiting = 512, 256, 1024
-		perToken := func(s *kernels.Step) (d time.Duration) {
-			for _, q := range s.Seqs {
-				d += time.Duration(len(q.Tokens)) * 200 * time.Microsecond
-			}
-			return d
-		}
-		r := newRigOn(t, cfg, newDevice(enginetest.Config{Blocks: 8192}, perToken))
+		r := newRigOn(t, cfg, newDevice(enginetest.Config{Blocks: 8192}, perToken(200*time.Microsecond)))
 		var takeovers []*engine.Handle
 		for c := range 40 {
 			q := request(prompt(rand.New(rand.NewPCG(uint64(c), 4)), 250), 1)

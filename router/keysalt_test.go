@@ -5,7 +5,6 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -27,41 +26,7 @@ func TestCacheOfKeys(t *testing.T) {
 			}
 			c.TenantHeader = "x-tenant"
 		})
-		var mu sync.Mutex
-		var told []string
-		for _, id := range []string{"d0", "d1"} {
-			g.tells(id, func(r *http.Request) *teller {
-				mu.Lock()
-				defer mu.Unlock()
-				told = append(told, strings.Join(r.Header.Values("x-xpyd-cache-salt"), "+"))
-				if r.Header.Get("x-xpyd-given") == "" {
-					return &teller{g: g, cut: 2, how: reset}
-				}
-				return &teller{g: g, cut: -1}
-			})
-		}
-		ask := func(want string, header ...string) {
-			t.Helper()
-			mu.Lock()
-			told = nil
-			mu.Unlock()
-			resp, text := g.post("/v1/completions", askPair, append(header, "x-xpyd-cache-salt", "bob")...)
-			g.until("the ledger to be empty", g.idle)
-			if resp.StatusCode != 200 || strings.Count(text, seam) != 1 {
-				t.Errorf("%d %s", resp.StatusCode, text)
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if len(told) != 2 || told[0] != want || told[1] != want {
-				t.Errorf("decode was told %q, want %q twice", told, want)
-			}
-			p := g.workers["p0"]
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			if got := p.last.Get("x-xpyd-cache-salt"); got != "" {
-				t.Errorf("prefill's leg has the client's %q", got)
-			}
-		}
+		ask := g.askTold("x-xpyd-cache-salt", "bob")
 		if !keyed {
 			ask("")
 			ask("", "x-tenant", "someone")

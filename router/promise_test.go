@@ -13,6 +13,46 @@ import (
 	"github.com/xpyd/xpyd/router/apikey"
 )
 
+// askTold has a stream lose its first decode. The function it returns sends such a stream whose client says
+// something in a header of our own, and checks what both decodes are told in it, and prefill is not.
+func (g *rig) askTold(name, client string) func(want string, header ...string) {
+	var mu sync.Mutex
+	var told []string
+	for _, id := range []string{"d0", "d1"} {
+		g.tells(id, func(r *http.Request) *teller {
+			mu.Lock()
+			defer mu.Unlock()
+			told = append(told, strings.Join(r.Header.Values(name), "+"))
+			if r.Header.Get("x-xpyd-given") == "" {
+				return &teller{g: g, cut: 2, how: reset}
+			}
+			return &teller{g: g, cut: -1}
+		})
+	}
+	return func(want string, header ...string) {
+		g.t.Helper()
+		mu.Lock()
+		told = nil
+		mu.Unlock()
+		resp, text := g.post("/v1/completions", askPair, append(header, name, client)...)
+		g.until("the ledger to be empty", g.idle)
+		if resp.StatusCode != 200 || strings.Count(text, seam) != 1 {
+			g.t.Errorf("%d %s", resp.StatusCode, text)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if len(told) != 2 || told[0] != want || told[1] != want {
+			g.t.Errorf("decode was told %q, want %q twice", told, want)
+		}
+		p := g.workers["p0"]
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if got := p.last.Get(name); got != "" {
+			g.t.Errorf("prefill's leg has the client's %q", got)
+		}
+	}
+}
+
 // TestKeyPromise: decode is told what the key's owner is promised, whether prefill helps, another
 // decode goes on, or a gateway names the tenant; what a client says of it is dropped.
 func TestKeyPromise(t *testing.T) {
@@ -21,41 +61,7 @@ func TestKeyPromise(t *testing.T) {
 	f := newKeyFile(t, apikey.Key{Name: "fast", TTFTPromise: 200 * time.Millisecond, TPOTPromise: 25 * time.Millisecond, NamesTenants: true},
 		apikey.Key{Name: "first", TTFTPromise: 1500 * time.Millisecond}, apikey.Key{Name: "plain"})
 	g := newRig(t, 1, 2, f.config, func(c *router.Config) { c.TenantHeader = "x-tenant" })
-	var mu sync.Mutex
-	var told []string
-	for _, id := range []string{"d0", "d1"} {
-		g.tells(id, func(r *http.Request) *teller {
-			mu.Lock()
-			defer mu.Unlock()
-			told = append(told, r.Header.Get("x-xpyd-promise"))
-			if r.Header.Get("x-xpyd-given") == "" {
-				return &teller{g: g, cut: 2, how: reset}
-			}
-			return &teller{g: g, cut: -1}
-		})
-	}
-	ask := func(want string, header ...string) {
-		t.Helper()
-		mu.Lock()
-		told = nil
-		mu.Unlock()
-		resp, text := g.post("/v1/completions", askPair, append(header, "x-xpyd-promise", "ttft=1ms")...)
-		g.until("the ledger to be empty", g.idle)
-		if resp.StatusCode != 200 || strings.Count(text, seam) != 1 {
-			t.Errorf("%d %s", resp.StatusCode, text)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if len(told) != 2 || told[0] != want || told[1] != want {
-			t.Errorf("decode was told %q, want %q twice", told, want)
-		}
-		p := g.workers["p0"]
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if got := p.last.Get("x-xpyd-promise"); got != "" {
-			t.Errorf("prefill's leg has the client's %q", got)
-		}
-	}
+	ask := g.askTold("x-xpyd-promise", "ttft=1ms")
 	ask(promise, f.of("fast")...)
 	ask(promise, append(f.of("fast"), "x-tenant", "someone")...)
 	ask("ttft=1.5s", f.of("first")...)

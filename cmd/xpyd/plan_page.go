@@ -51,10 +51,8 @@ func (r *plan) writePage(w io.Writer) error {
 	for _, a := range about {
 		fmt.Fprintf(&inputs, "<tr><td>%s</td><td class=\"text\">%s</td></tr>\n", a[0], html.EscapeString(a[1]))
 	}
-	// In one pass, so that text is never taken for a placeholder.
-	_, err := strings.NewReplacer("{{STYLE}}", report.Style, "{{TITLE}}", html.EscapeString(r.title()), "{{NOTES}}", notes.String(), "{{TABLE}}", table.String(),
-		"{{RUN}}", run.String(), "{{PLOTS}}", r.plots(), "{{INPUTS}}", inputs.String()).WriteString(w, planPage)
-	return err
+	return report.Page(w, planPage, "{{TITLE}}", html.EscapeString(r.title()), "{{NOTES}}", notes.String(), "{{TABLE}}", table.String(),
+		"{{RUN}}", run.String(), "{{PLOTS}}", r.plots(), "{{INPUTS}}", inputs.String())
 }
 
 // plots are the fleets' curves over the rate that is offered: of as many fleets as colors tell apart.

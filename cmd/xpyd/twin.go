@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/sim"
@@ -38,15 +37,11 @@ func openTable(path string) (*steptable.Table, error) {
 
 // twinOf is what all fleets on a table have in common.
 func twinOf(t *steptable.Table, promise sim.Promise, seed uint64) sim.Config {
-	about, gpu := &t.About, t.About.Backend == "cuda"
 	w := worker.DefaultConfig(fleet.Decode)
-	w.MaxBatch, w.StepTokens = about.MaxBatch, about.StepTokens
+	w.MaxBatch, w.StepTokens = t.About.MaxBatch, t.About.StepTokens
 	w.Promises = promises(promise)
-	cfg := sim.DefaultConfig()
+	cfg := sim.On(t, worker.EngineConfig(&w, t.About.Backend == "cuda"))
 	cfg.Seed = seed
-	cfg.Worker = sim.Worker{Engine: worker.EngineConfig(&w, gpu), Blocks: about.Blocks, BlockTokens: about.BlockTokens,
-		Layers: about.Shape.Layers, Steps: t, Overlaps: gpu}
-	cfg.KV = sim.Link{Bytes: t.KV.BytesPerToken, Bandwidth: t.KV.Bandwidth, Latency: time.Duration(t.KV.Latency * float64(time.Second))}
 	return cfg
 }
 

@@ -225,15 +225,11 @@ func writeTrace(path string, entries []workload.Entry) error {
 
 // config is a fleet's twin.
 func (m *machine) config(s sim.Split, seed uint64) sim.Config {
-	about := &m.table.About
 	w := worker.DefaultConfig(fleet.Decode)
-	w.MaxBatch, w.StepTokens = about.MaxBatch, about.StepTokens
-	cfg := sim.DefaultConfig()
+	w.MaxBatch, w.StepTokens = m.table.About.MaxBatch, m.table.About.StepTokens
+	cfg := sim.On(m.table, worker.EngineConfig(&w, m.gpu))
 	cfg.Whole, cfg.Prefill, cfg.Decode, cfg.Seed = s.Whole, s.Prefill, s.Decode, seed
-	cfg.Front, cfg.Back = m.fit.Front/2, m.fit.Front-m.fit.Front/2
+	cfg.Front, cfg.Back, cfg.Worker.Host = m.fit.Front/2, m.fit.Front-m.fit.Front/2, m.fit.Host
 	cfg.OneDevice, cfg.Turns = m.gpu, m.fit.Turns
-	cfg.Worker = sim.Worker{Engine: worker.EngineConfig(&w, m.gpu), Blocks: about.Blocks, BlockTokens: about.BlockTokens, Layers: about.Shape.Layers,
-		Steps: m.table, Host: m.fit.Host, Overlaps: m.gpu}
-	cfg.KV = sim.Link{Bytes: m.table.KV.BytesPerToken, Bandwidth: m.table.KV.Bandwidth, Latency: time.Duration(m.table.KV.Latency * float64(time.Second))}
 	return cfg
 }

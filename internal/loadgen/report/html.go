@@ -13,10 +13,16 @@ var page string
 //go:embed page.js
 var script string
 
-// Style is the page's look, in light and dark, for other pages like it.
-//
 //go:embed page.css
-var Style string
+var style string
+
+// Page writes a page whose look, in light and dark, is that of a report: {{STYLE}}, and other
+// placeholders and what is to stand in their place by turns. It is made in one pass, so that no data is
+// taken for a placeholder.
+func Page(w io.Writer, page string, parts ...string) error {
+	_, err := strings.NewReplacer(append(parts, "{{STYLE}}", style)...).WriteString(w, page)
+	return err
+}
 
 // WriteHTML writes a page that needs nothing else: the figures as JSON, and the script that
 // draws them.
@@ -25,7 +31,5 @@ func (r *Report) WriteHTML(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// In one pass, so that the data is never taken for a placeholder.
-	_, err = strings.NewReplacer("{{STYLE}}", Style, "{{DATA}}", string(data), "{{SCRIPT}}", script).WriteString(w, page)
-	return err
+	return Page(w, page, "{{DATA}}", string(data), "{{SCRIPT}}", script)
 }
