@@ -137,6 +137,7 @@ func (q *request) choose(exclude, avoid []string, prefer string) (*pick.Choice, 
 			}
 			req = q.pickRequest(exclude, avoid, prefer)
 		}
+		returning := q.returning() // else one that is back between the view and the question would be missed
 		view := s.Members.View()
 		avoided := q.still(view.Snapshot, avoid)
 		if req.Exclude = q.still(view.Snapshot, barred); q.resumes {
@@ -160,8 +161,7 @@ func (q *request) choose(exclude, avoid []string, prefer string) (*pick.Choice, 
 		if len(view.Snapshot.Members) == 0 {
 			err = fmt.Errorf("%w: there are no workers", pick.ErrNoPair)
 		}
-		returning := q.returning()
-		if returning {
+		if returning = returning || q.returning(); returning {
 			wait = returnWait
 		}
 		if wait == 0 {

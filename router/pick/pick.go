@@ -191,11 +191,12 @@ func (p *Picker) Pick(v View, req *Request) (*Choice, error) {
 		p.Refresh(v)
 	}
 	for first := true; ; first = false {
+		t := p.table.Load() // what is chosen from is this or a newer one
 		c, err := p.pick(v, req)
-		if err == nil || !first || !p.table.Load().older(v) {
+		if err == nil || !first || !t.older(v) {
 			return c, err
 		}
-		p.Refresh(v) // the new table may know more members
+		p.Refresh(v) // the new table, which another pick may have made by now, may know more members
 	}
 }
 

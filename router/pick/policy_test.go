@@ -1,10 +1,12 @@
 package pick_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -297,6 +299,31 @@ func TestWarm(t *testing.T) {
 	c = mustPick(t, p, s, req) // nobody fed has it any more; mute was sent it
 	if c.Prefill.ID != "mute" {
 		t.Errorf("%s: %+v", c.Prefill.ID, c.Explain)
+	}
+}
+
+// TestBehindTogether: of picks that find the table outdated at once none fails for what the new one has,
+// whoever makes it.
+func TestBehindTogether(t *testing.T) {
+	const picks = 4
+	before, after := fleetOf(1, 0), fleetOf(1, 1)
+	after = fleet.NewSnapshot(before.Version+1, time.Time{}, after.Members)
+	for range 3000 {
+		p := pick.New(pick.DefaultConfig(), nil)
+		p.Refresh(pick.View{Snapshot: before})
+		var all sync.WaitGroup
+		start, errs := make(chan struct{}), make([]error, picks)
+		for i := range picks {
+			all.Go(func() {
+				<-start
+				_, errs[i] = p.Pick(pick.View{Snapshot: after, Behind: true}, &pick.Request{Model: "m"})
+			})
+		}
+		close(start)
+		all.Wait()
+		if err := errors.Join(errs...); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
