@@ -75,6 +75,7 @@ type Engine struct {
 	settled  time.Time   // when the last step ended
 	decoded  time.Time   // when the last one ended that carried what decodes
 	pace     pacer
+	steps    Steps
 	own      int           // requests begun and not ended with a promise of their own
 	tpot     time.Duration // promised of the step that is planned; see strictest
 	saved    time.Duration // of the promised mean gap, by short steps; see spend
@@ -221,7 +222,7 @@ func (e *Engine) leave() bool {
 
 // publish updates what Stats returns.
 func (e *Engine) publish() {
-	s := Stats{Running: len(e.running), Waiting: len(e.waiting)}
+	s := Stats{Running: len(e.running), Waiting: len(e.waiting), Steps: e.steps}
 	for _, list := range [][]*sequence{e.waiting, e.running} {
 		for _, q := range list {
 			if n := len(q.tokens) - q.computed; n > 1 {

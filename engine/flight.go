@@ -223,6 +223,7 @@ func (e *Engine) settle() {
 	}
 	if len(f.step.Arrivals) == 0 { // else it waited
 		e.pace.step(took, f.members)
+		e.steps.add(took, f.members)
 	}
 	e.judge(f)
 	e.land(f)

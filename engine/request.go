@@ -168,4 +168,29 @@ type Stats struct {
 	Waiting      int     // sequences not started
 	QueuedTokens int     // prompt tokens not yet computed
 	KVUsed       float64 // 0..1 of the pool, held or in quarantine
+	Steps        Steps
+}
+
+// Steps sums up the steps since the start.
+type Steps struct {
+	Count     int64
+	Seconds   float64
+	Decodes   int64   // sequences that decoded, in all steps
+	Context   int64   // their tokens, summed over them
+	Prompt    int64   // tokens of prompts
+	Positions float64 // before each of the latter, summed over them
+}
+
+func (s *Steps) add(took time.Duration, members []member) {
+	s.Count++
+	s.Seconds += took.Seconds()
+	for _, m := range members {
+		if m.chunk == 1 {
+			s.Decodes++
+			s.Context += int64(m.at) + 1
+			continue
+		}
+		s.Prompt += int64(m.chunk)
+		s.Positions += positions(m.chunk, m.at)
+	}
 }

@@ -306,7 +306,7 @@ func (w *Worker) Instance() fleet.Instance {
 
 func (w *Worker) currentLoad() fleet.Load {
 	s := w.engine.Stats()
-	return fleet.Load{Running: s.Running, Waiting: s.Waiting, QueuedTokens: s.QueuedTokens, KVUsed: s.KVUsed, GPU: w.gpuLoad()}
+	return fleet.Load{Running: s.Running, Waiting: s.Waiting, QueuedTokens: s.QueuedTokens, KVUsed: s.KVUsed, Steps: fleet.Steps(s.Steps), GPU: w.gpuLoad()}
 }
 
 // URL is where the worker's HTTP listener is reached.

@@ -93,7 +93,7 @@ func newLead(a, b planSeeds) *planLead {
 		return newLead(b, a)
 	}
 	l := &planLead{Fleet: a.Fleet, Low: slices.Min(parts), Median: figures.Median(parts), High: slices.Max(parts)}
-	l.Clear = l.Low > sim.Resolution
+	l.Clear = l.Low > sim.DefaultResolution
 	return l
 }
 

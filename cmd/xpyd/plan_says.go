@@ -63,7 +63,7 @@ func (r *plan) saysSure() (list []string) {
 			list = append(list, fmt.Sprintf("With every seed %s is ahead of the other, by %.1f to %.1f %%, %.1f %% in the median.", l.Fleet, 100*l.Low, 100*l.High, 100*l.Median))
 		} else if l != nil {
 			list = append(list, fmt.Sprintf("Too close to call: seed by seed %s is ahead by %.1f to %.1f %%, %.1f %% in the median, and a search may be off by %.0f %%.",
-				l.Fleet, 100*l.Low, 100*l.High, 100*l.Median, 100*sim.Resolution))
+				l.Fleet, 100*l.Low, 100*l.High, 100*l.Median, 100*sim.DefaultResolution))
 		}
 		if s.Traced {
 			list = append(list, "Each seed begins the trace elsewhere.")

@@ -24,7 +24,19 @@ type Load struct {
 	Waiting      int     `json:"waiting"`       // sequences queued
 	QueuedTokens int     `json:"queued_tokens"` // prompt tokens not yet computed
 	KVUsed       float64 `json:"kv_used"`       // 0..1 of the block pool, held
+	Steps        Steps   `json:"steps,omitzero"`
 	GPU          GPU     `json:"gpu,omitzero"`
+}
+
+// Steps sums up a worker's steps since it started. Who takes the difference of two reports knows what its steps
+// carried in between, and how long they took.
+type Steps struct {
+	Count     int64   `json:"count"`
+	Seconds   float64 `json:"seconds"`
+	Decodes   int64   `json:"decodes"`   // sequences that decoded, in all steps
+	Context   int64   `json:"context"`   // their tokens, summed over them
+	Prompt    int64   `json:"prompt"`    // tokens of prompts
+	Positions float64 `json:"positions"` // before each of the latter, summed over them
 }
 
 // GPU is the load of a worker's GPU, by all its users; 0 means unknown. It is shown,
@@ -87,8 +99,10 @@ type Instance struct {
 	Blocks      int   `json:"blocks"`             // blocks in the pool
 	KVBytes     int64 `json:"kv_bytes,omitempty"` // size of the pool; shown
 	MaxBatch    int   `json:"max_batch"`
-	PID         int   `json:"pid"`
-	Load        Load  `json:"load"`
+	// Gap is the time between tokens that it promises or keeps to, in seconds; 0: none.
+	Gap  float64 `json:"gap,omitempty"`
+	PID  int     `json:"pid"`
+	Load Load    `json:"load"`
 }
 
 // Equal reports whether two announcements say the same.

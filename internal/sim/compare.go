@@ -70,7 +70,7 @@ func Repeat(ctx context.Context, cases []Case, fleets []Goodput, done func(i int
 	at := func(n int) (f, i int) { return n % len(fleets), n / len(fleets) }
 	err := each(ctx, len(fleets)*len(cases), func(ctx context.Context, n int) (err error) {
 		f, i := at(n)
-		if out[f][i], err = cases[i].again(ctx, &fleets[f]); err != nil {
+		if out[f][i], err = cases[i].SearchNear(ctx, fleets[f].Split, fleets[f].Speed); err != nil {
 			return fmt.Errorf("%s, seed %d: %w", fleets[f].Fleet, cases[i].Config.Seed, err)
 		}
 		return nil
@@ -88,7 +88,7 @@ func (c *Case) Fewest(ctx context.Context, least, most int, done func(workers in
 		splits := Splits(n)
 		keeps := make([]bool, len(splits))
 		err := each(ctx, len(splits), func(ctx context.Context, i int) (err error) {
-			if keeps[i], err = c.Keeps(ctx, splits[i]); err != nil {
+			if keeps[i], err = c.Keeps(ctx, splits[i], 1); err != nil {
 				return fmt.Errorf("%v: %w", splits[i], err)
 			}
 			return nil

@@ -19,9 +19,10 @@ import (
 
 // Config is a fleet.
 type Config struct {
-	// Whole workers compute and decode; of the others each does one. A fleet has either kind.
-	Whole, Prefill, Decode int
-	Worker                 Worker
+	// Whole workers compute and decode; of Prefill and Decode each does one; Mixed do what the router
+	// gives them. A fleet has one of the three kinds.
+	Whole, Prefill, Decode, Mixed int
+	Worker                        Worker
 	// OneDevice: all workers share one, and lose this part of the time to taking turns.
 	OneDevice bool
 	Turns     float64
@@ -30,13 +31,14 @@ type Config struct {
 	Front, Back time.Duration
 	Pick        pick.Config
 	Heartbeat   time.Duration
+	Guess       float64 // times an answer's length that the router is told
 	Seed        uint64
 }
 
 // DefaultConfig is a fleet without workers, whose HTTP takes a millisecond, about: `scripts/bench twin`
 // measures it for its machine.
 func DefaultConfig() Config {
-	return Config{Front: 700 * time.Microsecond, Back: 200 * time.Microsecond, Pick: pick.DefaultConfig(), Heartbeat: fleet.DefaultHeartbeat, Seed: 1}
+	return Config{Front: 700 * time.Microsecond, Back: 200 * time.Microsecond, Pick: pick.DefaultConfig(), Heartbeat: fleet.DefaultHeartbeat, Guess: 1, Seed: 1}
 }
 
 // Request is one of a load.
@@ -112,7 +114,7 @@ func open(cfg Config, load Load) (*run, error) {
 	r := &run{cfg: cfg, load: load, out: make([]Outcome, len(load.Requests)), feeding: true,
 		picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}}
 	clockOf := func() *clock { return &r.clock }
-	if cfg.Prefill+cfg.Decode+load.Closed+load.Warm == 0 && !cfg.OneDevice {
+	if cfg.Prefill+cfg.Decode+cfg.Mixed+load.Closed+load.Warm == 0 && !cfg.OneDevice {
 		r.lanes = &lanes{}
 		clockOf = func() *clock { return &clock{} }
 	}
@@ -135,10 +137,11 @@ func open(cfg Config, load Load) (*run, error) {
 		}
 		return nil
 	}
-	if cfg.Whole+min(cfg.Prefill, cfg.Decode) < 1 {
+	if cfg.Whole+cfg.Mixed+min(cfg.Prefill, cfg.Decode) < 1 {
 		return nil, errors.New("sim: the fleet needs a whole worker, or one of prefill and one of decode")
 	}
-	for _, err := range []error{add(cfg.Whole, fleet.Decode, "whole"), add(cfg.Prefill, fleet.Prefill, "prefill"), add(cfg.Decode, fleet.Decode, "decode")} {
+	for _, err := range []error{add(cfg.Whole, fleet.Decode, "whole"), add(cfg.Prefill, fleet.Prefill, "prefill"), add(cfg.Decode, fleet.Decode, "decode"),
+		add(cfg.Mixed, fleet.Decode, "mixed")} {
 		if err != nil {
 			return nil, err
 		}
@@ -261,8 +264,8 @@ type flight struct {
 func (r *run) send(f *flight) {
 	f.prompt = f.request.Prompt.IDs()
 	words := text(f.prompt)
-	req := &pick.Request{Model: modelName, Tokens: len(f.prompt), Output: f.request.Output, Seqs: 1, Chain: pick.NewChain(words), Head: words[:min(len(words), 1<<10)]}
-	if p := r.cfg.Pick.Policy; p == pick.KVEvents || p == pick.PredictedTTFT {
+	req := &pick.Request{Local: always, Model: modelName, Tokens: len(f.prompt), Output: int(float64(f.request.Output) * r.cfg.Guess), Seqs: 1, Chain: pick.NewChain(words), Head: words[:min(len(words), 1<<10)]}
+	if p := r.cfg.Pick.Policy; p == pick.KVEvents || p == pick.PredictedTTFT || r.cfg.Pick.Disaggregate == pick.Mixed {
 		req.Tokenized = true
 		f.hash()
 		for _, w := range r.workers {
@@ -286,6 +289,9 @@ func (r *run) send(f *flight) {
 		f.split(p, d)
 	})
 }
+
+// always: any worker could serve any request alone.
+func always(string) bool { return true }
 
 // hash names what caches have of the prompt.
 func (f *flight) hash() {
@@ -343,7 +349,10 @@ func (f *flight) token(d *worker) {
 		if f.pushed > 0 {
 			prefill = f.pushed - f.sent
 		}
-		d.tell(func() { f.choice.Answered(prefill, now-f.sent) })
+		d.tell(func() {
+			f.choice.EndPrefill()
+			f.choice.Answered(prefill, now-f.sent)
+		})
 	} else {
 		o.Longest = max(o.Longest, now-o.Last)
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/loadgen/record"
+	"github.com/xpyd/xpyd/router/pick"
 )
 
 // Promise is what makes a request good.
@@ -22,25 +23,31 @@ func (p *Promise) Kept(o *Outcome) bool {
 		within(p.ITL, o.Longest) && within(p.E2E, o.Last-o.At)
 }
 
-// Split is a fleet: whole workers, or prefill and decode apart.
-type Split struct{ Whole, Prefill, Decode int }
+// Split is a fleet: whole workers, prefill and decode apart, or workers of which each does any part.
+type Split struct{ Whole, Prefill, Decode, Mixed int }
 
 func (s Split) String() string {
-	if s.Whole > 0 {
+	switch {
+	case s.Whole > 0:
 		return fmt.Sprintf("%d whole", s.Whole)
+	case s.Mixed > 0:
+		return fmt.Sprintf("%d mixed", s.Mixed)
 	}
 	return fmt.Sprintf("%dP%dD", s.Prefill, s.Decode)
 }
 
 // of is the configuration of such a fleet.
-func (s Split) of(cfg Config) Config {
-	cfg.Whole, cfg.Prefill, cfg.Decode = s.Whole, s.Prefill, s.Decode
+func (s Split) Of(cfg Config) Config {
+	cfg.Whole, cfg.Prefill, cfg.Decode, cfg.Mixed = s.Whole, s.Prefill, s.Decode, s.Mixed
+	if s.Mixed > 0 {
+		cfg.Pick.Disaggregate = pick.Mixed
+	}
 	return cfg
 }
 
-// Splits are all fleets of n workers, the whole ones first.
+// Splits are all fleets of n workers: whole, mixed, and apart.
 func Splits(n int) []Split {
-	list := []Split{{Whole: n}}
+	list := []Split{{Whole: n}, {Mixed: n}}
 	for p := 1; p < n; p++ {
 		list = append(list, Split{Prefill: p, Decode: n - p})
 	}

@@ -16,10 +16,13 @@ type Case struct {
 	Load     Requests
 	Promise  Promise
 	Patience time.Duration // how long the last requests of a load may take
+	// Resolution is how close a search goes: a load by this part above the highest that does may do, too;
+	// 0 is DefaultResolution.
+	Resolution float64
 }
 
-// Resolution is how close a search goes: a load by this part above the highest that does may do, too.
-const Resolution = 0.02
+// DefaultResolution is that of xpyd plan.
+const DefaultResolution = 0.02
 
 const (
 	farthest  = 40      // doublings or halvings until one of each is found
@@ -36,16 +39,16 @@ func (c *Case) Search(ctx context.Context, s Split) (Goodput, error) {
 	return t.out, err
 }
 
-// again searches a goodput that was found with another seed.
-func (c *Case) again(ctx context.Context, g *Goodput) (Goodput, error) {
-	t := c.trial(g.Split)
-	err := t.search(ctx, g.Speed, near)
+// SearchNear looks for a goodput that is thought to be near a speed.
+func (c *Case) SearchNear(ctx context.Context, s Split, speed float64) (Goodput, error) {
+	t := c.trial(s)
+	err := t.search(ctx, speed, near)
 	return t.out, err
 }
 
-// Keeps reports whether enough requests are good if the load comes as it is described.
-func (c *Case) Keeps(ctx context.Context, s Split) (bool, error) {
-	return c.trial(s).run(ctx, 1, false)
+// Keeps reports whether enough requests are good if the load comes so many times as fast as it is described.
+func (c *Case) Keeps(ctx context.Context, s Split, speed float64) (bool, error) {
+	return c.trial(s).run(ctx, speed, false)
 }
 
 // fill adds points to a fleet's curve, evenly spaced up to a speed, where there are none yet.
@@ -77,7 +80,7 @@ type trial struct {
 }
 
 func (c *Case) trial(s Split) *trial {
-	return &trial{c, s.of(c.Config), Goodput{Split: s, Fleet: s.String()}}
+	return &trial{c, s.Of(c.Config), Goodput{Split: s, Fleet: s.String()}}
 }
 
 // search looks for the highest load that does, from a speed on in steps of a factor, which grows to 2, and
@@ -96,7 +99,7 @@ func (t *trial) search(ctx context.Context, speed, factor float64) error {
 		}
 		factor = min(factor*factor, 2)
 	}
-	for does > 0 && doesNot > does*(1+Resolution) {
+	for does > 0 && doesNot > does*(1+cmp.Or(t.Resolution, DefaultResolution)) {
 		middle := (does + doesNot) / 2
 		ok, err := t.run(ctx, middle, false)
 		if err != nil {

@@ -15,7 +15,7 @@ func oneByOne() *Case {
 	load := func(speed float64) []Request {
 		return every(time.Duration(float64(time.Second)/speed), int(2*speed), 250, 1)
 	}
-	return &Case{cfg, load, Promise{SLO: record.SLO{TTFT: 100 * time.Millisecond}, Share: 0.9}, time.Minute}
+	return &Case{cfg, load, Promise{SLO: record.SLO{TTFT: 100 * time.Millisecond}, Share: 0.9}, time.Minute, 0}
 }
 
 // TestCurves: a curve has points everywhere up to where nothing is good any more, and the goodput stays.

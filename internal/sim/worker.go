@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -61,7 +62,7 @@ func newWorker(c *clock, id string, role fleet.Role, cfg *Worker, noise *rand.Ra
 	w.device = &device{clock: c, steps: cfg.Steps, noise: noise, blocks: cfg.Blocks, layout: layout,
 		shape: arch.Config{Layers: cfg.Layers, Vocab: vocab, MaxPositions: cfg.Blocks * cfg.BlockTokens}}
 	w.member = fleet.Member{State: fleet.Live, Instance: fleet.Instance{ID: id, Epoch: 1, Role: role, Dialect: fleet.Native, Model: modelName, ModelFingerprint: "sim",
-		Layout: layout.Form(), Blocks: cfg.Blocks, MaxBatch: cfg.Engine.MaxRunning, KVEvents: "sim:1"}}
+		Layout: layout.Form(), Blocks: cfg.Blocks, MaxBatch: cfg.Engine.MaxRunning, KVEvents: "sim:1", Gap: cmp.Or(cfg.Engine.Promise.TPOT, cfg.Engine.MaxStepTime).Seconds()}}
 	var err error
 	if w.cache, err = kvcache.New(kvcache.Config{Blocks: cfg.Blocks, BlockTokens: cfg.BlockTokens, Fingerprint: "sim"}); err != nil {
 		return nil, err
@@ -163,5 +164,5 @@ func (w *worker) read(c *call) bool {
 // beat is what a heartbeat says.
 func (w *worker) beat() {
 	s := w.engine.Stats()
-	w.member.Load = fleet.Load{Running: s.Running, Waiting: s.Waiting, QueuedTokens: s.QueuedTokens, KVUsed: s.KVUsed}
+	w.member.Load = fleet.Load{Running: s.Running, Waiting: s.Waiting, QueuedTokens: s.QueuedTokens, KVUsed: s.KVUsed, Steps: fleet.Steps(s.Steps)}
 }

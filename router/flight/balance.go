@@ -198,7 +198,7 @@ func (s *Service) balanced(tick int32) {
 	for i := range gaps {
 		g := &gaps[i]
 		m := now.Get(g.inst.ID)
-		g.takes = m != nil && m.Epoch == g.inst.Epoch && m.Role == fleet.Decode && s.Members.Serves(m) && !s.silence.mute(g.inst) && s.Picker.Guard(m.ID, m.Epoch).State == pick.Closed
+		g.takes = m != nil && m.Epoch == g.inst.Epoch && s.Picker.Does(&m.Instance, fleet.Decode) && s.Members.Serves(m) && !s.silence.mute(g.inst) && s.Picker.Guard(m.ID, m.Epoch).State == pick.Closed
 	}
 	s.balance.judge(gaps)
 }

@@ -183,7 +183,7 @@ func (q *request) smaller(l *leg) (ids []string) {
 	now := q.s.fleet.Snapshot()
 	for i := range now.Members {
 		switch m := &now.Members[i]; {
-		case m.Role != l.role || m.Model != l.inst.Model || m.ID == l.inst.ID || !q.s.Members.Serves(m):
+		case !q.s.Picker.Does(&m.Instance, l.role) || m.Model != l.inst.Model || m.ID == l.inst.ID || !q.s.Members.Serves(m):
 		case m.MaxModelLen > most:
 			larger = true
 		case m.MaxModelLen > 0:

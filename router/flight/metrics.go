@@ -128,7 +128,7 @@ func newMetrics(s *Service) *metrics {
 		count("xpyd_router_spans_dropped_total", "Spans dropped because the queue was full or the collector did not take them: look at its health, or sample less.",
 			func() uint64 { _, n := s.Tracer.Counts(); return n })
 	}
-	for _, reason := range []string{pick.LocalCost, pick.LocalExplore} {
+	for _, reason := range []string{pick.LocalCost, pick.LocalExplore, pick.LocalMixed} {
 		m.local.WithLabelValues(reason)
 	}
 	for _, reason := range retryReasons {

@@ -174,7 +174,7 @@ func (s *stream) nextPair(old *attempt) *attempt {
 	}
 	if to := s.leave.to; to != nil {
 		for i := range view.Snapshot.Members {
-			if m := &view.Snapshot.Members[i]; m.Role == fleet.Decode && m.ID != to.to {
+			if m := &view.Snapshot.Members[i]; q.s.Picker.Does(&m.Instance, fleet.Decode) && m.ID != to.to {
 				req.Exclude = append(req.Exclude, m.ID)
 			}
 		}

@@ -156,7 +156,7 @@ func (s *Service) elsewhere(by *fleet.Instance) bool {
 	now := s.fleet.Snapshot()
 	free := func(m *fleet.Member, role fleet.Role) bool {
 		w := s.silence.asked[workerKey{m.ID, m.Epoch}]
-		return m.Role == role && s.Members.Serves(m) && (w == nil || !w.mute) && s.Picker.Guard(m.ID, m.Epoch).State == pick.Closed
+		return s.Picker.Does(&m.Instance, role) && s.Members.Serves(m) && (w == nil || !w.mute) && s.Picker.Guard(m.ID, m.Epoch).State == pick.Closed
 	}
 	for i := range now.Members {
 		d := &now.Members[i]

@@ -189,7 +189,7 @@ func (q *request) unfit(now *fleet.Snapshot, barred, avoid []string) (exclude, a
 	})
 	for i := range now.Members {
 		m := &now.Members[i].Instance
-		if m.Role == fleet.Prefill { // it is like the decode that it pairs with
+		if !q.s.Picker.Does(m, fleet.Decode) { // it is like the decode that it pairs with
 			continue
 		}
 		if !goesOn(m, q.seam.by) || q.s.silence.mute(m) {

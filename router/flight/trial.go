@@ -148,7 +148,7 @@ func (q *request) apart(now *fleet.Snapshot, exclude, avoided []string) []string
 	var all []string
 	for i := range now.Members {
 		m := &now.Members[i]
-		if m.Role == fleet.Prefill || !q.s.Members.Serves(m) || slices.Contains(exclude, m.ID) || slices.Contains(avoided, m.ID) {
+		if !q.s.Picker.Does(&m.Instance, fleet.Decode) || !q.s.Members.Serves(m) || slices.Contains(exclude, m.ID) || slices.Contains(avoided, m.ID) {
 			continue
 		}
 		all = append(all, m.ID)

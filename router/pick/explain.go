@@ -65,6 +65,10 @@ func (s *scorer) explain(won pair) *Explain {
 
 func (s *scorer) reason(e *Explain, won pair) string {
 	switch policy := s.policy(); {
+	case won.local == LocalMixed:
+		return "one worker for all: the least predicted cost, in seconds, of all workers and pairs"
+	case s.mixes() && len(s.all) > 0:
+		return "the least predicted cost, in seconds, of all workers and pairs"
 	case won.local == LocalCost:
 		return "decode alone is predicted to be faster than the best pair"
 	case won.local != "":

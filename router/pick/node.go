@@ -37,8 +37,15 @@ type node struct {
 
 	lines [3]line
 	guard guard
-	noted bool // it is in Picker.notes
-	named bool // its epoch is this router's own; others know it by its id
+	steps fleet.Steps // as last reported
+	busy  float64     // part of the time that steps took lately, 0 to 1
+	many  float64     // sequences that decoded in a step lately
+	long  float64     // tokens of each
+	heard time.Time   // when
+	said  fleet.Load  // the last report
+	then  Loads       // own, when it came
+	noted bool        // it is in Picker.notes
+	named bool        // its epoch is this router's own; others know it by its id
 }
 
 // halfLife is how many dispatches halve a node's memory of its work.
@@ -83,6 +90,7 @@ type class struct {
 	legs  int       // of all nodes and routers
 
 	lines [3]line // of all nodes
+	costs *costs  // of all alike, whatever their role
 }
 
 // classID is what members of a class have in common.

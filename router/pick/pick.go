@@ -78,6 +78,7 @@ type Picker struct {
 	build   sync.Mutex // one Refresh at a time; nodes and classes change under both locks
 	stamp   uint64     // of the last Refresh
 	classes map[classID]*class
+	kinds   map[kind]*costs
 
 	mu     sync.Mutex
 	policy string
@@ -97,7 +98,7 @@ type Picker struct {
 // New makes a picker; rnd is used under the picker's lock only.
 func New(cfg Config, rnd *rand.Rand) *Picker {
 	return &Picker{cfg: cfg, policy: cfg.Policy, rnd: rnd, index: newIndex(cfg.AffinityBytes),
-		nodes: map[nodeKey]*node{}, named: map[string]*node{}, classes: map[classID]*class{}}
+		nodes: map[nodeKey]*node{}, named: map[string]*node{}, classes: map[classID]*class{}, kinds: map[kind]*costs{}}
 }
 
 // SetPolicy changes the policy.
@@ -247,6 +248,10 @@ func (p *Picker) choose(s *scorer, pair pair) *Choice {
 		prefill: leg{n: pn, load: Loads{Legs: 1, Tokens: req.Tokens}},
 		decode:  leg{n: dn, load: Loads{Legs: 1, Seqs: seqs, KV: req.Tokens + req.Output}},
 		work:    pair.p.load + s.uncached(pair.p), moved: s.uncached(pair.d),
+	}
+	if pair.local == LocalMixed || s.mixes() {
+		c.prefill.load.Tokens = int(s.uncached(pair.p))
+		c.decode.load.KV = int(s.uncached(pair.d)) + req.Output
 	}
 	if pair.local != "" {
 		c.work = c.moved // measured by what decode computes

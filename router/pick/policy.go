@@ -28,6 +28,7 @@ var Policies = []string{Prefix, KVEvents, PredictedTTFT, LeastLoaded, LeastToken
 const (
 	Always = "always" // whenever its dialect can
 	ByCost = "cost"   // unless decode alone is predicted to be faster
+	Mixed  = "mixed"  // any worker does any part, whatever its role
 )
 
 // Config configures a Picker.
@@ -66,6 +67,6 @@ func (c Config) Validate() error {
 		return config.Bad("topology_level", "%d is not in 0..%d", c.TopologyLevel, maxLabels)
 	}
 	return cmp.Or(ValidPolicy(c.Policy), config.AtLeast("affinity_bytes", c.AffinityBytes, 0), config.AtLeast("slow_start", c.SlowStart, 0),
-		config.OneOf("disaggregate", c.Disaggregate, Always, ByCost), config.AtLeast("local_max_tokens", c.LocalMaxTokens, 0),
+		config.OneOf("disaggregate", c.Disaggregate, Always, ByCost, Mixed), config.AtLeast("local_max_tokens", c.LocalMaxTokens, 0),
 		config.Within("breaker", c.Breaker.validate()), config.Within("ejection", c.Ejection.validate()))
 }

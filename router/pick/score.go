@@ -49,6 +49,7 @@ type scorer struct {
 	wrong   []*node // that the view does not have
 
 	pre, dec         []shortlist // by class of the model
+	all              []spot      // when mixing
 	localMS, splitMS float64     // predicted, when both were weighed
 
 	prefills, decodes []Candidate // when explaining
@@ -105,7 +106,7 @@ func (l *shortlist) add(c scored) {
 
 func (s *scorer) begin(p *Picker, v *View, req *Request, behind bool) {
 	*s = scorer{p: p, view: v, snap: v.Snapshot, req: req, behind: behind,
-		matches: s.matches[:0], warms: s.warms[:0], wrong: s.wrong[:0], pre: s.pre, dec: s.dec}
+		matches: s.matches[:0], warms: s.warms[:0], wrong: s.wrong[:0], pre: s.pre, dec: s.dec, all: s.all[:0]}
 }
 
 // end lets go of what the pick was about.
@@ -113,6 +114,7 @@ func (s *scorer) end() {
 	clear(s.matches)
 	clear(s.warms)
 	clear(s.wrong)
+	clear(s.all)
 	s.view, s.snap, s.req, s.prefills, s.decodes = nil, nil, nil, nil, nil
 }
 
@@ -124,11 +126,11 @@ func (s *scorer) byText() bool {
 	case Prefix, KVEvents, PredictedTTFT:
 		return true
 	}
-	return s.p.cfg.Disaggregate == ByCost
+	return s.p.cfg.Disaggregate != Always
 }
 
 func (s *scorer) byEvents() bool {
-	return s.req.Tokenized && (s.policy() == KVEvents || s.policy() == PredictedTTFT || s.policy() != Prefix && s.p.cfg.Disaggregate == ByCost)
+	return s.req.Tokenized && (s.policy() == KVEvents || s.policy() == PredictedTTFT || s.policy() != Prefix && s.p.cfg.Disaggregate == ByCost || s.p.cfg.Disaggregate == Mixed)
 }
 
 // warm looks up which workers have a part of the prompt.
@@ -177,7 +179,7 @@ func (s *scorer) usable(n *node) *fleet.Member {
 	if m == nil || s.behind && (!m.Usable() || m.Role != n.class.id.Role) {
 		return nil
 	}
-	if s.req.Room > 0 && n.class.id.Role == fleet.Decode && !s.roomy(n, m) {
+	if s.req.Room > 0 && (n.class.id.Role == fleet.Decode || s.mixes()) && !s.roomy(n, m) {
 		return nil
 	}
 	return m
@@ -198,6 +200,11 @@ func (s *scorer) roomy(n *node, m *fleet.Member) bool {
 // pair returns the cheapest compatible pair; p is nil if there is none. Members of a class differ
 // as partners only by where they are, so the best few of each class decide.
 func (s *scorer) pair(m *model) pair {
+	if s.mixes() {
+		if out := s.mixed(m); out.p != nil {
+			return out
+		}
+	}
 	s.prefills, s.decodes = nil, nil
 	s.pre, s.dec = sized(s.pre, len(m.prefill)), sized(s.dec, len(m.decode))
 	for j, c := range m.decode {

@@ -46,6 +46,8 @@ func (m *model) nodes(yield func(*node) bool) {
 type model struct {
 	name              string
 	prefill, decode   []*class
+	mix               []*class // whose members do either, if mixing
+	mixes             [][]bool // of these, which as prefill with which as decode
 	compatible        [][]bool // by prefill class, decode class
 	nPrefill, nDecode int      // members of each role, whatever their state
 }
@@ -63,7 +65,7 @@ func (p *Picker) Refresh(v View) {
 	}
 	p.stamp++
 	t := &table{version: v.Snapshot.Version, generation: v.Generation, models: map[string]*model{}}
-	moves := p.plan(v, t)
+	moves, reports := p.plan(v, t)
 	for _, m := range t.models {
 		m.pairUp()
 	}
@@ -100,6 +102,9 @@ func (p *Picker) Refresh(v View) {
 			g.until = v.Now
 		}
 	}
+	for _, r := range reports {
+		r.n.report(&r.load, r.costs, v.Now)
+	}
 	for _, key := range gone {
 		if p.nodes[key].own.Legs == 0 {
 			if p.named[key.id] == p.nodes[key] {
@@ -110,9 +115,17 @@ func (p *Picker) Refresh(v View) {
 	}
 	p.table.Store(t)
 	p.mu.Unlock()
+	kept := map[*costs]bool{}
 	for id, c := range p.classes {
 		if c.stamp != p.stamp {
 			delete(p.classes, id)
+		} else {
+			kept[c.costs] = true
+		}
+	}
+	for kind, c := range p.kinds {
+		if !kept[c] {
+			delete(p.kinds, kind)
 		}
 	}
 }
@@ -125,7 +138,7 @@ type move struct {
 
 // plan sorts the usable members into classes, and returns which nodes have to move. It changes
 // nothing that choices read.
-func (p *Picker) plan(v View, t *table) (moves []move) {
+func (p *Picker) plan(v View, t *table) (moves []move, reports []report) {
 	for i := range v.Snapshot.Members {
 		mem := &v.Snapshot.Members[i]
 		m := t.models[mem.Model]
@@ -157,12 +170,25 @@ func (p *Picker) plan(v View, t *table) (moves []move) {
 		if c.stamp != p.stamp {
 			c.stamp = p.stamp
 			*list = append(*list, c)
+			if c.costs != nil {
+				m.mix = append(m.mix, c)
+			}
+		}
+		if c.costs != nil && mem.Load != n.said {
+			reports = append(reports, report{n, c.costs, mem.Load})
 		}
 		if n.class != c { // written under build too
 			moves = append(moves, move{n, c})
 		}
 	}
-	return moves
+	return moves, reports
+}
+
+// report is what a worker says of its steps.
+type report struct {
+	n     *node
+	costs *costs
+	load  fleet.Load
 }
 
 func (p *Picker) classOf(i *fleet.Instance) *class {
@@ -170,6 +196,9 @@ func (p *Picker) classOf(i *fleet.Instance) *class {
 	c := p.classes[id]
 	if c == nil {
 		c = &class{id: id, rep: *i}
+		if p.cfg.Disaggregate == Mixed && i.Dialect == fleet.Native {
+			c.costs = p.costsOf(&id)
+		}
 		c.root.prev, c.root.next = &c.root, &c.root
 		p.classes[id] = c
 	}
@@ -177,6 +206,13 @@ func (p *Picker) classOf(i *fleet.Instance) *class {
 }
 
 func (m *model) pairUp() {
+	m.mixes = make([][]bool, len(m.mix))
+	for i, a := range m.mix {
+		m.mixes[i] = make([]bool, len(m.mix))
+		for j, b := range m.mix {
+			m.mixes[i][j] = a.id.zone == b.id.zone && fleet.Compatible(&a.rep, &b.rep) == nil
+		}
+	}
 	m.compatible = make([][]bool, len(m.prefill))
 	for i, a := range m.prefill {
 		m.compatible[i] = make([]bool, len(m.decode))
@@ -187,7 +223,7 @@ func (m *model) pairUp() {
 }
 
 func (m *model) ready() bool {
-	return slices.ContainsFunc(m.decode, func(c *class) bool { return c.rep.Alone() }) ||
+	return len(m.mix) > 0 || slices.ContainsFunc(m.decode, func(c *class) bool { return c.rep.Alone() }) ||
 		slices.ContainsFunc(m.compatible, func(row []bool) bool { return slices.Contains(row, true) })
 }
 
