@@ -157,6 +157,9 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 	finish := e.finishOf(h.req, s.Token, n)
 	if n > 1 || !h.told {
 		h.push(Event{Choice: q.choice, Index: n - 1, Sampled: s, Finish: finish})
+		if h.promise.ITL > 0 {
+			q.last = e.now()
+		}
 	}
 	if finish == FinishNone {
 		return

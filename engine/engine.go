@@ -79,6 +79,7 @@ type Engine struct {
 	own      int           // requests begun and not ended with a promise of their own
 	tpot     time.Duration // promised of the step that is planned; see strictest
 	saved    time.Duration // of the promised mean gap, by short steps; see spend
+	longest  time.Duration // that the step that is planned may take; 0: any; see gap.go
 	turns    turns         // of takeovers and prompts
 	shortage shortage      // of blocks
 	expected atomic.Int64  // until when, in ns of Unix time; see expect.go

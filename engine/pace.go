@@ -22,6 +22,7 @@ type pacer struct {
 	attention slope         // seconds a prompt token takes more for each position before it
 	decodes   time.Duration // of a step without
 	adds      float64       // seconds that a prompt's token adds to that; 0 when not measured
+	gaps                    // where each gap is promised
 }
 
 // slope is a line's, through points that count for less the older they are: by least squares.
@@ -55,6 +56,8 @@ func (p *pacer) rate(n int) float64 {
 	switch {
 	case above >= len(p.rates) && below < 0:
 		return 0
+	case p.tiles && below >= 0 && below < at:
+		return hoped(p.rates[below], below+1, at-below)
 	case above >= len(p.rates):
 		known := float64(below + 1)
 		return p.rates[below] * float64(at+1) / (known + marginal*(float64(at+1)-known))
@@ -69,6 +72,7 @@ func (p *pacer) rate(n int) float64 {
 
 // seconds predicts a step of n tokens; before is as of count.
 func (p *pacer) seconds(n int, before float64) float64 {
+	n = p.whole(n)
 	return float64(n)/p.rate(n) + p.attention.is*before
 }
 
@@ -128,6 +132,7 @@ type limits struct {
 	at      int           // position of the oldest prompt
 	// Where the queued tokens are not computed in patience, a step may take room longer than target.
 	patience, room time.Duration
+	longest        time.Duration // that it may take, stretched or not; 0: any
 }
 
 // budget is how many prefill tokens a step gets: as few as drain the queue in time, no more
@@ -137,7 +142,11 @@ func (p *pacer) budget(l limits) (tokens, most int) {
 	n := l.total
 	most = n
 	if l.target > 0 {
-		n, most = p.within(n, l.at, l.target), p.within(n, l.at, mostStretch*l.target)
+		stretched := mostStretch * l.target
+		if l.longest > 0 {
+			stretched = min(stretched, l.longest)
+		}
+		n, most = p.within(n, l.at, l.target), p.within(n, l.at, stretched)
 		if l.room > 0 && p.measured() && p.draining(n, l) > l.patience {
 			n = p.within(l.total, l.at, l.target+l.room)
 		}
@@ -160,7 +169,7 @@ func (p *pacer) takes(members []member) time.Duration {
 	case !p.measured():
 		return 0
 	}
-	return time.Duration(p.seconds(total, before) * float64(time.Second))
+	return time.Duration(p.seconds(total, before)*float64(time.Second)) + p.reads(members)
 }
 
 // count returns the tokens of prompts in a step, all of its tokens, and, summed over the former,
@@ -182,9 +191,11 @@ func (p *pacer) step(took time.Duration, members []member) {
 		took = min(took, odd*known)
 	}
 	prefill, total, before := count(members)
+	read := p.learn(took, members)
 	switch {
 	case prefill > 0:
 		p.add(prefill, total, took)
+		took -= read
 		heavy := p.attention.is*before > took.Seconds()/2 // it tells of attention, and little of the rest
 		if heavy || total >= efficient {
 			p.attention.add(before/float64(total), took.Seconds()/float64(total))
@@ -221,6 +232,7 @@ func (p *pacer) observe(tokens int, took time.Duration) {
 		return
 	}
 	at := (tokens - 1) / tile
+	tokens = p.whole(tokens)
 	rate := float64(tokens) / took.Seconds()
 	switch sparse := (at+1)*tile-tokens > tokens/8; { // a GPU takes as long as for the whole tile
 	case sparse && !p.measured():
@@ -241,4 +253,5 @@ func (p *pacer) observe(tokens int, took time.Duration) {
 			p.rates[i] += (rate - old) / forget
 		}
 	}
+	p.retry(at, rate)
 }

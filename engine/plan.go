@@ -10,7 +10,7 @@ import (
 // all sequences. It reports whether there is anything to do.
 func (e *Engine) plan() bool {
 	e.retract()
-	e.tpot = e.strictest()
+	e.tpot, e.longest = e.strictest(), e.untilGap()
 	cut := e.cut
 	e.cut = nil
 	return len(cut) > 0 && e.fill(cut) || e.fill(e.running)
@@ -39,6 +39,7 @@ func (e *Engine) fill(from []*sequence) bool {
 	}
 	if !alone {
 		l.patience, l.room = e.room(prefills)
+		e.withinGap(&l)
 	}
 	l.at = prefills[0].next()
 	budget, room := e.pace.budget(l)
@@ -51,8 +52,14 @@ func (e *Engine) fill(from []*sequence) bool {
 			prefills = slices.DeleteFunc(prefills, func(q *sequence) bool { return len(q.output()) == 0 })
 			shortestFirst(prefills)
 			budget, room = n, n
+			if e.longest > 0 { // what decodes needs a step after this one
+				e.longest = max(e.longest-e.pace.decodes, 1)
+			}
 		} else {
 			room = max(room, e.pace.besides(e.most(l.target)))
+			if e.longest > 0 {
+				room = min(room, e.pace.within(l.total, l.at, l.longest))
+			}
 			budget = max(budget, min(back, room))
 		}
 	}
@@ -122,6 +129,9 @@ func (e *Engine) chunks(prefills []*sequence, budget, room int, alone bool) {
 		if n <= 0 || i > 0 && n < min(leastChunk, q.missing()) || e.holdsUp(q, n) { // no crumbs for those behind
 			continue
 		}
+		if n = e.cutToGap(q, n); n <= 0 {
+			break
+		}
 		q.chunk = n
 		e.turns.count(q, n)
 		budget -= q.chunk
@@ -144,6 +154,12 @@ func (e *Engine) catchUp(back int, target time.Duration) int {
 	left := e.most(target)
 	if !slices.ContainsFunc(e.flights, (*flight).decodes) {
 		left -= e.now().Sub(e.decoded)
+	}
+	if e.longest > 0 {
+		left = min(left, e.longest)
+		if back = e.pace.fits(back, left-e.pace.decodes); back == 0 {
+			return 0
+		}
 	}
 	n := min(back, e.pace.besides(left))
 	if n < min(back, tile/4) { // too little for what any step takes
@@ -260,7 +276,7 @@ func (e *Engine) chunk(q *sequence, budget int) int {
 // knowing the token. It must not be certain to be the last one.
 func (e *Engine) foreseen(q *sequence) bool {
 	r := q.h.req
-	return (q.h.prompted || q.goesOn()) && r.Repetition == 1 && r.Presence == 0 && r.Frequency == 0 && !e.full(r, len(q.output())+1)
+	return (q.h.prompted || q.goesOn() || q.firstForeseen()) && r.Repetition == 1 && r.Presence == 0 && r.Frequency == 0 && !e.full(r, len(q.output())+1)
 }
 
 func keepRunning(list []*sequence) []*sequence {

@@ -14,23 +14,27 @@ type Promise struct {
 	TTFT time.Duration
 	// TPOT is the mean of the times between its tokens, and so of steps beside which others decode.
 	TPOT time.Duration
+	// ITL is the longest of the times between its tokens, and so of steps beside which it decodes.
+	ITL time.Duration
 }
 
 // Or fills in what p leaves out.
 func (p Promise) Or(other Promise) Promise {
-	return Promise{TTFT: cmp.Or(p.TTFT, other.TTFT), TPOT: cmp.Or(p.TPOT, other.TPOT)}
+	return Promise{TTFT: cmp.Or(p.TTFT, other.TTFT), TPOT: cmp.Or(p.TPOT, other.TPOT), ITL: cmp.Or(p.ITL, other.ITL)}
 }
 
 func (p *Promise) validate() error {
-	if p.TTFT < 0 || p.TPOT < 0 {
+	if p.negative() {
 		return errors.New("engine: a promise is negative")
 	}
 	return nil
 }
 
+func (p *Promise) negative() bool { return min(p.TTFT, p.TPOT, p.ITL) < 0 }
+
 const (
-	// promptness is the part of TPOT that steps may take in the mean: its events take some time to go out,
-	// and some steps take longer than predicted.
+	// promptness is the part of TPOT that steps may take in the mean, and of ITL that one may: its events take
+	// some time to go out, and some steps take longer than predicted.
 	promptness = 0.95
 	// hopeless is how many times TTFT a prompt may have waited to be left behind those that can be
 	// in time. One without a promise is served as if it were promised so many times the shortest.

@@ -144,6 +144,9 @@ func (e *Engine) begin(h *Handle) {
 	if h.req.Promise != (Promise{}) {
 		e.own++
 	}
+	if h.promise.ITL > 0 && !h.req.PrefillOnly {
+		e.pace.reading, e.pace.tiles = true, e.timed()
+	}
 	if len(h.req.Given) > 0 {
 		e.expected.Store(0)
 	}

@@ -25,9 +25,10 @@ type sequence struct {
 
 	arriving Arriving // rows below computed that no step has proved; nil: none
 	asked    time.Time
-	behind   uint64 // another request brings its prefix: it waits until Engine.brought is this; 0: none does
-	void     int    // steps under way whose results are dropped; see arrive.go
-	lost     bool   // others may still write into its blocks: it needs fresh ones
+	last     time.Time // when its last token was drawn, if its gaps are promised; zero: not here
+	behind   uint64    // another request brings its prefix: it waits until Engine.brought is this; 0: none does
+	void     int       // steps under way whose results are dropped; see arrive.go
+	lost     bool      // others may still write into its blocks: it needs fresh ones
 
 	running bool // in Engine.running, else in Engine.waiting
 	ended   bool // its table is to be freed once flights is 0

@@ -29,7 +29,7 @@ func (e *Engine) normalise(r *Request) (*Request, error) {
 		return bad("n", "is %d, want 1 to %d", q.N, MaxChoices)
 	case q.MaxTokens < 0:
 		return bad("max_tokens", "is %d, want 0 or more", q.MaxTokens)
-	case q.Promise.TTFT < 0 || q.Promise.TPOT < 0:
+	case q.Promise.negative():
 		return bad("promise", "is negative")
 	case q.MinTokens < 0 || q.MaxTokens > 0 && q.MinTokens > q.MaxTokens:
 		return bad("min_tokens", "is %d, want 0 to max_tokens", q.MinTokens)

@@ -57,8 +57,8 @@ func (g *rig) askTold(name, client string) func(want string, header ...string) {
 // decode goes on, or a gateway names the tenant; what a client says of it is dropped.
 func TestKeyPromise(t *testing.T) {
 	t.Parallel()
-	const promise = "ttft=200ms,tpot=25ms"
-	f := newKeyFile(t, apikey.Key{Name: "fast", TTFTPromise: 200 * time.Millisecond, TPOTPromise: 25 * time.Millisecond, NamesTenants: true},
+	const promise = "ttft=200ms,tpot=25ms,itl=50ms"
+	f := newKeyFile(t, apikey.Key{Name: "fast", TTFTPromise: 200 * time.Millisecond, TPOTPromise: 25 * time.Millisecond, ITLPromise: 50 * time.Millisecond, NamesTenants: true},
 		apikey.Key{Name: "first", TTFTPromise: 1500 * time.Millisecond}, apikey.Key{Name: "plain"})
 	g := newRig(t, 1, 2, f.config, func(c *router.Config) { c.TenantHeader = "x-tenant" })
 	ask := g.askTold("x-xpyd-promise", "ttft=1ms")
@@ -78,7 +78,7 @@ func TestKeyPromise(t *testing.T) {
 	if err := g.r.Reload(router.DefaultConfig().Limits, "prefix"); err != nil {
 		t.Fatal(err)
 	}
-	ask("ttft=1m0s,tpot=25ms", f.of("fast")...)
+	ask("ttft=1m0s,tpot=25ms,itl=50ms", f.of("fast")...)
 }
 
 // TestPromiseElsewhere: other engines are told nothing.

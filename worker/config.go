@@ -95,6 +95,7 @@ type Compute struct {
 type Promises struct {
 	TTFTPromise time.Duration `key:"ttft_promise"` // time to their first token
 	TPOTPromise time.Duration `key:"tpot_promise"` // the mean of the times between their tokens
+	ITLPromise  time.Duration `key:"itl_promise"`  // the longest of these
 }
 
 // Fleet says how to reach NATS. The TLS files are for NATS, HTTP between members, and KV over the
@@ -284,6 +285,7 @@ func (c *Config) Validate() error {
 		config.Positive("queue_time", c.QueueTime),
 		config.AtLeast("ttft_promise", c.TTFTPromise, 0),
 		config.AtLeast("tpot_promise", c.TPOTPromise, 0),
+		config.AtLeast("itl_promise", c.ITLPromise, 0),
 		config.Positive("read_timeout", c.ReadTimeout),
 		config.Positive("stall_timeout", c.StallTimeout),
 		config.Positive("drain_timeout", c.DrainTimeout),

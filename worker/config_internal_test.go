@@ -77,7 +77,7 @@ func TestValidate(t *testing.T) {
 		f(key, key, time.Duration(0))
 		f("", key, time.Nanosecond)
 	}
-	for _, key := range []string{"ttft_promise", "tpot_promise"} {
+	for _, key := range []string{"ttft_promise", "tpot_promise", "itl_promise"} {
 		f(key, key, time.Duration(-1))
 		f("", key, time.Duration(0))
 	}

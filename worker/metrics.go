@@ -31,7 +31,7 @@ func (w *Worker) registerMetrics() error {
 		longest = min(longest, n)
 	}
 	w.vllm = newVLLMMetrics(label, longest)
-	w.vllm.promises = newPromises(w.cfg.TTFTPromise, w.cfg.TPOTPromise)
+	w.vllm.promises = newPromises(w.cfg.promise())
 	w.failedAccepts = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_worker_accept_errors_total",
 		Help: "Connections that could not be accepted, mostly for want of file descriptors: raise the limit (ulimit -n)."}, []string{"listener"})
 	for _, l := range []string{"http", "kv_events"} {
@@ -143,6 +143,7 @@ func (m *vllmMetrics) token(c *choice, arrived, now time.Time) {
 		m.ttft.Observe(now.Sub(arrived).Seconds())
 		m.promises.first(now.Sub(arrived), c.promise)
 	} else {
+		c.longest = max(c.longest, now.Sub(c.last))
 		m.itl.Observe(now.Sub(c.last).Seconds())
 	}
 	c.last = now
@@ -172,7 +173,7 @@ func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
 	m.times(c.item.info.Prefill, decode)
 	if drawn > 1 {
 		m.tpot.Observe(decode.Seconds() / float64(drawn-1))
-		m.promises.ended(decode/time.Duration(drawn-1), c.promise)
+		m.promises.ended(decode/time.Duration(drawn-1), c.longest, c.promise)
 	}
 }
 

@@ -14,17 +14,17 @@ import (
 const (
 	leastPromise = time.Millisecond
 	mostPromise  = time.Hour
-	maxPromise   = 64 // bytes
+	maxPromise   = 96 // bytes
 )
 
-// promiseOf reads headerPromise: ttft=200ms,tpot=25ms, or one of them. What is not there is as
+// promiseOf reads headerPromise: ttft=200ms,tpot=25ms,itl=50ms, or some of them. What is not there is as
 // configured.
 func promiseOf(raw []byte) (p engine.Promise, err error) {
 	if len(raw) == 0 {
 		return p, nil
 	}
 	bad := func() (engine.Promise, error) {
-		return engine.Promise{}, openai.BadRequest(headerPromise, "%s: %q is not ttft=DURATION,tpot=DURATION, or one of them, of %v to %v",
+		return engine.Promise{}, openai.BadRequest(headerPromise, "%s: %q is not ttft=DURATION,tpot=DURATION,itl=DURATION, or some of them, of %v to %v",
 			headerPromise, openai.Clip(string(raw)), leastPromise, mostPromise)
 	}
 	if len(raw) > maxPromise {
@@ -32,17 +32,26 @@ func promiseOf(raw []byte) (p engine.Promise, err error) {
 	}
 	for part := range strings.SplitSeq(string(raw), ",") {
 		name, text, _ := strings.Cut(part, "=")
-		to := &p.TTFT
-		if name == "tpot" {
+		var to *time.Duration
+		switch name {
+		case "ttft":
+			to = &p.TTFT
+		case "tpot":
 			to = &p.TPOT
+		case "itl":
+			to = &p.ITL
 		}
 		d, err := time.ParseDuration(text)
-		if name != "ttft" && name != "tpot" || *to != 0 || err != nil || d < leastPromise || d > mostPromise {
+		if to == nil || *to != 0 || err != nil || d < leastPromise || d > mostPromise {
 			return bad()
 		}
 		*to = d
 	}
 	return p, nil
+}
+
+func (p *Promises) promise() engine.Promise {
+	return engine.Promise{TTFT: p.TTFTPromise, TPOT: p.TPOTPromise, ITL: p.ITLPromise}
 }
 
 // promises counts which choices got what was promised of them.
@@ -51,10 +60,10 @@ type promises struct {
 	kept *prometheus.CounterVec
 }
 
-func newPromises(ttft, tpot time.Duration) *promises {
-	p := &promises{engine.Promise{TTFT: ttft, TPOT: tpot}, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_worker_promises_total",
-		Help: "Choices that got what ttft_promise and tpot_promise of their API key or of the worker say, or did not."}, []string{"promise", "outcome"})}
-	for _, promise := range []string{"ttft", "tpot"} { // any request may bring one, and rates need a first value
+func newPromises(all engine.Promise) *promises {
+	p := &promises{all, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_worker_promises_total",
+		Help: "Choices that got what ttft_promise, tpot_promise and itl_promise of their API key or of the worker say, or did not."}, []string{"promise", "outcome"})}
+	for _, promise := range []string{"ttft", "tpot", "itl"} { // any request may bring one, and rates need a first value
 		p.kept.WithLabelValues(promise, "kept")
 		p.kept.WithLabelValues(promise, "broken")
 	}
@@ -65,8 +74,11 @@ func (p *promises) first(ttft time.Duration, own engine.Promise) {
 	p.count("ttft", ttft, own.Or(p.all).TTFT)
 }
 
-func (p *promises) ended(tpot time.Duration, own engine.Promise) {
-	p.count("tpot", tpot, own.Or(p.all).TPOT)
+// ended counts a choice by its mean and its longest gap.
+func (p *promises) ended(tpot, itl time.Duration, own engine.Promise) {
+	all := own.Or(p.all)
+	p.count("tpot", tpot, all.TPOT)
+	p.count("itl", itl, all.ITL)
 }
 
 func (p *promises) count(promise string, got, limit time.Duration) {

@@ -25,12 +25,13 @@ type choice struct {
 
 	promise engine.Promise // the request's own
 
-	begun    bool      // the first chunk was sent
-	sent     bool      // and the last one
-	first    time.Time // its first token
-	last     time.Time // its latest
-	tokens   int       // drawn so far
-	given    int       // of them, by another worker
+	begun    bool          // the first chunk was sent
+	sent     bool          // and the last one
+	first    time.Time     // its first token
+	last     time.Time     // its latest
+	longest  time.Duration // between two of them
+	tokens   int           // drawn so far
+	given    int           // of them, by another worker
 	done     bool
 	text     []byte // not yet taken
 	logprobs []openai.TokenLogprob

@@ -227,7 +227,7 @@ func TestListed(t *testing.T) {
 // TestEnds: how the times and tokens of a choice are counted once it has ended.
 func TestEnds(t *testing.T) {
 	m := newVLLMMetrics(prometheus.Labels{"engine": "0"}, 5000)
-	m.promises = newPromises(4*time.Second, 3*time.Second)
+	m.promises = newPromises(engine.Promise{TTFT: 4 * time.Second, TPOT: 3 * time.Second, ITL: 4 * time.Second})
 	read := func(c prometheus.Metric) (count uint64, sum float64) {
 		var out dto.Metric
 		if err := c.Write(&out); err != nil {
@@ -272,6 +272,8 @@ func TestEnds(t *testing.T) {
 	f("first tokens too late", m.promises.kept.WithLabelValues("ttft", "broken"), 0, 1)
 	f("means as promised", m.promises.kept.WithLabelValues("tpot", "kept"), 0, 1)
 	f("longer means", m.promises.kept.WithLabelValues("tpot", "broken"), 0, 0)
+	f("a gap that is longer", m.promises.kept.WithLabelValues("itl", "broken"), 0, 1)
+	f("gaps as promised", m.promises.kept.WithLabelValues("itl", "kept"), 0, 0)
 	for name, c := range map[string]prometheus.Metric{"stop": m.stopped, "length": m.cut, "abort": m.aborted, "error": m.failed} {
 		f(name, c, 0, 1)
 	}
@@ -498,14 +500,14 @@ func TestEngineConfig(t *testing.T) {
 		if gpu {
 			running, step, prefill = 256, 8192, 8192
 		}
-		c := Config{MaxWaiting: 3, MaxModelLen: 4, MaxStepTime: 5, QueueTime: 6}
+		c := Config{MaxWaiting: 3, MaxModelLen: 4, MaxStepTime: 5, QueueTime: 6, Promises: Promises{TTFTPromise: 9, TPOTPromise: 10, ITLPromise: 11}}
 		got := EngineConfig(&c, gpu)
 		if got.MaxRunning != running || got.StepTokens != step || gpu && got.PrefillTokens != prefill {
 			t.Errorf("gpu %t: %+v", gpu, got)
 		}
 		c.MaxBatch, c.StepTokens = 7, 8
 		got = EngineConfig(&c, gpu)
-		if got.MaxRunning != 7 || got.StepTokens != 8 || got.MaxWaiting != 3 || got.MaxModelLen != 4 || got.MaxStepTime != 5 || got.QueueTime != 6 || gpu && got.PrefillTokens != 8 {
+		if got.MaxRunning != 7 || got.StepTokens != 8 || got.MaxWaiting != 3 || got.MaxModelLen != 4 || got.MaxStepTime != 5 || got.QueueTime != 6 || got.Promise != (engine.Promise{TTFT: 9, TPOT: 10, ITL: 11}) || gpu && got.PrefillTokens != 8 {
 			t.Errorf("gpu %t: %+v", gpu, got)
 		}
 	}

@@ -265,7 +265,7 @@ func EngineConfig(c *Config, gpu bool) engine.Config {
 	}
 	cfg.MaxRunning, cfg.StepTokens = cmp.Or(c.MaxBatch, cfg.MaxRunning), cmp.Or(c.StepTokens, cfg.StepTokens)
 	cfg.MaxWaiting, cfg.MaxModelLen, cfg.MaxStepTime, cfg.QueueTime = c.MaxWaiting, c.MaxModelLen, c.MaxStepTime, c.QueueTime
-	cfg.Promise = engine.Promise{TTFT: c.TTFTPromise, TPOT: c.TPOTPromise}
+	cfg.Promise = c.promise()
 	if gpu {
 		cfg.PrefillTokens = cfg.StepTokens
 	}

@@ -43,6 +43,7 @@ func newKeysNew() *cobra.Command {
 	f.StringVar(&k.Priority, "priority", "", "the highest that requests may ask for: high, normal or low; default normal")
 	f.DurationVar(&k.TTFTPromise, "ttft-promise", 0, "time to the first token that its requests are promised; 0 is what the workers promise")
 	f.DurationVar(&k.TPOTPromise, "tpot-promise", 0, "mean time between tokens that they are promised; 0 is what the workers promise")
+	f.DurationVar(&k.ITLPromise, "itl-promise", 0, "longest time between two tokens that they are promised; 0 is what the workers promise")
 	f.StringSliceVar(&k.Models, "models", nil, "models that may be used, a prefix with * at its end; default all")
 	f.StringVar(&k.Cache, "cache", "", "its prefix cache, of xpyd's own workers: keys with the same name share it, and shared is everybody's; default its own")
 	f.BoolVar(&k.NamesTenants, "names-tenants", false, "for a gateway: it may say whose a request is (tenant_header)")

@@ -23,7 +23,7 @@ func TestKeysExample(t *testing.T) {
 
 func TestKeys(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "keys.yaml")
-	out, errs, code := xpyd(t, "keys", "new", "--file", file, "--name", "team-a", "--tokens-per-minute", "1000", "--models", "a,b*", "--expires", "720h", "--ttft-promise", "200ms", "--tpot-promise", "25ms")
+	out, errs, code := xpyd(t, "keys", "new", "--file", file, "--name", "team-a", "--tokens-per-minute", "1000", "--models", "a,b*", "--expires", "720h", "--ttft-promise", "200ms", "--tpot-promise", "25ms", "--itl-promise", "50ms")
 	secret := strings.TrimSpace(out)
 	if code != exitDone || !strings.HasPrefix(secret, apikey.Prefix) || errs != "" {
 		t.Fatalf("%d %q %q", code, out, errs)
@@ -37,7 +37,7 @@ func TestKeys(t *testing.T) {
 		t.Fatal(keys, err)
 	}
 	if k := apikey.NewRing(keys).Find([]byte(secret)); k == nil || k.Name != "team-a" || k.TokensPerMinute != 1000 || len(k.Models) != 2 || k.Expires.IsZero() ||
-		k.TTFTPromise != 200*time.Millisecond || k.TPOTPromise != 25*time.Millisecond {
+		k.TTFTPromise != 200*time.Millisecond || k.TPOTPromise != 25*time.Millisecond || k.ITLPromise != 50*time.Millisecond {
 		t.Errorf("%+v", k)
 	}
 	if out, _, code := xpyd(t, "keys", "list", "--file", file); code != exitDone || !strings.Contains(out, "team-a") {

@@ -22,7 +22,7 @@ func runLines(about *steptable.About, s sim.Split, p sim.Promise) []string {
 	for _, f := range []struct {
 		name  string
 		limit time.Duration
-	}{{"ttft", told.TTFTPromise}, {"tpot", told.TPOTPromise}} {
+	}{{"ttft", told.TTFTPromise}, {"tpot", told.TPOTPromise}, {"itl", told.ITLPromise}} {
 		if f.limit > 0 {
 			flags = append(flags, "--"+f.name+"-promise", f.limit.String())
 		}

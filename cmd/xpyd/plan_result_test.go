@@ -114,7 +114,7 @@ func TestPlanSure(t *testing.T) {
 // TestRunLines: what starts a fleet as it was planned.
 func TestRunLines(t *testing.T) {
 	promise := sim.Promise{SLO: record.SLO{TTFT: time.Second, ITL: 20 * time.Millisecond}}
-	const told = "--ttft-promise 1s --tpot-promise 20ms"
+	const told = "--ttft-promise 1s --itl-promise 20ms"
 	cpu := steptable.About{Backend: "cpu", Model: "stories260k", Threads: 2, Command: "xpyd bench step --time 5s"}
 	gpu := steptable.About{Backend: "cuda", Model: "m", Command: "xpyd bench step --model /m --device=cuda --batch-invariant --max-batch 8 --out t.json"}
 	for _, c := range []struct {

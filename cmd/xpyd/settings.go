@@ -118,6 +118,7 @@ func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 func promiseFlags(f *pflag.FlagSet) {
 	f.Duration("ttft-promise", 0, "time to the first token that requests are promised; 0: nothing")
 	f.Duration("tpot-promise", 0, "mean time between tokens that requests are promised; 0: nothing")
+	f.Duration("itl-promise", 0, "longest time between two tokens that requests are promised; 0: nothing")
 }
 
 func kvFlags(f *pflag.FlagSet, k *worker.KV) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,7 +46,7 @@ func twinOf(t *steptable.Table, promise sim.Promise, seed uint64) sim.Config {
 
 // promises are what workers are told of a promise.
 func promises(p sim.Promise) worker.Promises {
-	return worker.Promises{TTFTPromise: p.TTFT, TPOTPromise: cmp.Or(p.TPOT, p.ITL)}
+	return worker.Promises{TTFTPromise: p.TTFT, TPOTPromise: p.TPOT, ITLPromise: p.ITL}
 }
 
 // room is how many tokens a request may have, and what says so.

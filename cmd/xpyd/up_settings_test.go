@@ -25,6 +25,7 @@ batch_invariant: true
 dtype: auto
 ttft_promise: 2s
 tpot_promise: 25ms
+itl_promise: 50ms
 trust_everyone: true
 fleet: {tls_cert: /cert, tls_key: /key, tls_ca: /ca}
 log: {level: debug, format: json}

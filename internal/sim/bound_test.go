@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"cmp"
 	"math"
 	"testing"
 	"time"
@@ -77,7 +76,7 @@ func TestBoundHolds(t *testing.T) {
 		}
 		for _, s := range []Split{{Whole: 2}, {Prefill: 1, Decode: 1}} {
 			cfg := like(s)
-			cfg.Worker.Engine.Promise = engine.Promise{TTFT: c.slo.TTFT, TPOT: cmp.Or(c.slo.TPOT, c.slo.ITL)}
+			cfg.Worker.Engine.Promise = engine.Promise{TTFT: c.slo.TTFT, TPOT: c.slo.TPOT, ITL: c.slo.ITL}
 			bound := Bound(&cfg.Worker, 2, load(1), promise)
 			kept := func(rate float64) float64 {
 				out, n := play(t, cfg, Load{Requests: load(rate)}), 0

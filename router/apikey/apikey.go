@@ -46,10 +46,11 @@ type Key struct {
 	Weight float64 `key:"weight"`
 	// Priority is the best that may be asked for: high, normal or low; "" is normal.
 	Priority string `key:"priority"`
-	// TTFTPromise and TPOTPromise are what requests are promised: their first token, and the mean
-	// of the times between their tokens; 0: what the workers promise. Only xpyd's own workers know.
+	// TTFTPromise, TPOTPromise and ITLPromise are what requests are promised: their first token, and the mean
+	// and the longest of the times between their tokens; 0: what the workers promise. Only xpyd's own workers know.
 	TTFTPromise time.Duration `key:"ttft_promise"`
 	TPOTPromise time.Duration `key:"tpot_promise"`
+	ITLPromise  time.Duration `key:"itl_promise"`
 	// Models that may be used; a * at the end matches any rest. None: all.
 	Models []string `key:"models"`
 	// Cache is the prefix cache of its requests, of xpyd's own workers: keys with the same one see
@@ -87,7 +88,7 @@ func (k *Key) Validate() error {
 	if !(k.Weight == 0 || k.Weight >= 0.001 && k.Weight <= 1000) {
 		return config.Bad("weight", "%v is not within 0.001 and 1000", k.Weight)
 	}
-	if err := cmp.Or(promise("ttft_promise", k.TTFTPromise), promise("tpot_promise", k.TPOTPromise)); err != nil {
+	if err := cmp.Or(promise("ttft_promise", k.TTFTPromise), promise("tpot_promise", k.TPOTPromise), promise("itl_promise", k.ITLPromise)); err != nil {
 		return err
 	}
 	if k.Cache != "" && !PlainName(k.Cache) {
@@ -335,6 +336,9 @@ func (k *Key) yaml() string {
 	}
 	if k.TPOTPromise != 0 {
 		fmt.Fprintf(&b, "  tpot_promise: %v\n", k.TPOTPromise)
+	}
+	if k.ITLPromise != 0 {
+		fmt.Fprintf(&b, "  itl_promise: %v\n", k.ITLPromise)
 	}
 	if len(k.Models) > 0 {
 		quoted := make([]string, len(k.Models))

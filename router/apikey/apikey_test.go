@@ -66,6 +66,7 @@ keys:
   priority: low
   ttft_promise: 200ms
   tpot_promise: 25ms
+  itl_promise: 50ms
   cache: team
   models: [llama, "qwen-*"]
   names_tenants: true
@@ -77,7 +78,7 @@ keys:
 	}
 	a, b := apikey.NewRing(keys).Find([]byte("one")), apikey.NewRing(keys).Find([]byte("two"))
 	if a.Name != "team-a" || a.Rates() != (limit.Rates{Requests: 60, Tokens: 10000, InFlight: 4}) || a.Weight != 2.5 || a.Class() != limit.Low ||
-		a.TTFTPromise != 200*time.Millisecond || a.TPOTPromise != 25*time.Millisecond || b.TTFTPromise+b.TPOTPromise != 0 || !a.NamesTenants || !a.May("llama") || !a.May("qwen-3") || a.May("llama-2") || a.May("") {
+		a.TTFTPromise != 200*time.Millisecond || a.TPOTPromise != 25*time.Millisecond || a.ITLPromise != 50*time.Millisecond || b.TTFTPromise+b.TPOTPromise+b.ITLPromise != 0 || !a.NamesTenants || !a.May("llama") || !a.May("qwen-3") || a.May("llama-2") || a.May("") {
 		t.Errorf("%+v", a)
 	}
 	if at := time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC); a.Expired(at.Add(-1)) || !a.Expired(at) || b.Expired(at) {
@@ -113,6 +114,7 @@ keys:
 	f(item+"  ttft_promise: 1h1s\n", `4: keys[0].ttft_promise: 1h0m1s is not`)
 	f(item+"  tpot_promise: 999us\n", `4: keys[0].tpot_promise: 999`)
 	f(item+"  tpot_promise: 25\n", `4: keys[0].tpot_promise: `)
+	f(item+"  itl_promise: 999us\n", `4: keys[0].itl_promise: 999`)
 	f(item+"  cache: a b\n", `4: keys[0].cache: "a b" is not of 1 to 64`)
 	f(item+"  priority: urgent\n", `4: keys[0].priority: "urgent" is not`)
 	f(item+"  expires: soon\n", `4: keys[0].expires: `)
@@ -135,7 +137,7 @@ func TestAppend(t *testing.T) {
 	s1, k1 := apikey.New("one")
 	k1.RequestsPerMinute, k1.TokensPerMinute, k1.MaxInFlight, k1.Weight = 1, 2, 3, 0.5
 	k1.Priority, k1.Models, k1.Expires = "high", []string{"a", "b*"}, time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	k1.TTFTPromise, k1.TPOTPromise = 1500*time.Millisecond, 25*time.Millisecond
+	k1.TTFTPromise, k1.TPOTPromise, k1.ITLPromise = 1500*time.Millisecond, 25*time.Millisecond, 50*time.Millisecond
 	k1.Cache = "team"
 	s2, k2 := apikey.New("two")
 	for _, k := range []apikey.Key{k1, k2} {
@@ -155,7 +157,7 @@ func TestAppend(t *testing.T) {
 		t.Fatal(keys, err)
 	}
 	got := *apikey.NewRing(keys).Find([]byte(s1))
-	if got.Rates() != k1.Rates() || got.Weight != 0.5 || got.Cache != "team" || got.TTFTPromise != k1.TTFTPromise || got.TPOTPromise != k1.TPOTPromise || got.Class() != limit.High || len(got.Models) != 2 || !got.Expires.Equal(k1.Expires) {
+	if got.Rates() != k1.Rates() || got.Weight != 0.5 || got.Cache != "team" || got.TTFTPromise != k1.TTFTPromise || got.TPOTPromise != k1.TPOTPromise || got.ITLPromise != k1.ITLPromise || got.Class() != limit.High || len(got.Models) != 2 || !got.Expires.Equal(k1.Expires) {
 		t.Errorf("%+v", got)
 	}
 	info, err := os.Stat(path)

@@ -32,7 +32,7 @@ const (
 	HeaderTokens       = "x-xpyd-tokens"        // "1": each event says which tokens it stands for
 	HeaderGiven        = "x-xpyd-given"         // decimal: the body's part that is the client's; Exchange.Given follows
 	HeaderBrought      = "x-xpyd-brought"       // "1": the prompt's KV was brought ahead, so decode goes on alone
-	HeaderPromise      = "x-xpyd-promise"       // "ttft=200ms,tpot=25ms", or one of them: what the request is promised
+	HeaderPromise      = "x-xpyd-promise"       // "ttft=200ms,tpot=25ms,itl=50ms", or some of them: what the request is promised
 	HeaderCacheSalt    = "x-xpyd-cache-salt"    // whose cache it is, beside the body's cache_salt; of all who send none: the same
 	HeaderDPRank       = "x-data-parallel-rank" // vLLM's and SGLang's
 )

@@ -101,6 +101,9 @@ func promiseOf(k *apikey.Key) string {
 	if k.TPOTPromise > 0 {
 		parts = append(parts, "tpot="+k.TPOTPromise.String())
 	}
+	if k.ITLPromise > 0 {
+		parts = append(parts, "itl="+k.ITLPromise.String())
+	}
 	return strings.Join(parts, ",")
 }
 

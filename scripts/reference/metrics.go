@@ -75,7 +75,7 @@ func metrics() (text string, err error) {
 		transport := tcp.New(nil)
 		cfg := worker.DefaultConfig(role)
 		cfg.Device, cfg.Fleet.URL = "cpu", server.ClientURL()
-		cfg.TTFTPromise, cfg.TPOTPromise = time.Second, time.Second // for their metrics
+		cfg.TTFTPromise, cfg.TPOTPromise, cfg.ITLPromise = time.Second, time.Second, time.Second // for their metrics
 		cfg.KV.Store, cfg.KV.SSDDir, cfg.KV.SSDSize = "redis://127.0.0.1:1", dir+"/"+string(role), 64<<20
 		if err := cfg.KV.HostMemory.UnmarshalText([]byte("16MiB")); err != nil {
 			return "", err
