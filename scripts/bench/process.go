@@ -40,8 +40,17 @@ type processBench struct {
 
 // processError is by how many % a load's goodput differs.
 type processError struct {
-	load string
-	off  float64 // above 0: the real one's is higher
+	load     string
+	off      float64 // above 0: the real one's is higher
+	unsteady bool    // of the real one's requests more were good at a higher speed
+}
+
+func (e processError) String() string {
+	text := fmt.Sprintf("%s %+.1f", e.load, e.off)
+	if e.unsteady {
+		text += " (unsteady)"
+	}
+	return text
 }
 
 const (
@@ -125,7 +134,7 @@ func (b *processBench) rounds(ctx context.Context, parts []part) error {
 	worst, each := 0.0, []string{}
 	for _, e := range b.errs {
 		worst = max(worst, math.Abs(e.off))
-		each = append(each, fmt.Sprintf("%s %+.1f", e.load, e.off))
+		each = append(each, e.String())
 	}
 	about := fmt.Sprintf("2P2D of processes, device timed like %s's steps of %s, TTFT %v and mean gap %v times the load's slowness; windows of %v: real beside twin, worst load",
 		b.steps.About.Device, b.steps.About.Model, b.ttft, b.tpot, b.window)
@@ -183,8 +192,9 @@ func (b *processBench) compare(ctx context.Context, l *processLoad) error {
 		real, twin = crossings(list)
 	}
 	off := 100 * (real/twin - 1)
-	b.errs = append(b.errs, processError{l.name, off})
-	b.Sayf("%s: goodput %.2f requests a second, the twin's %.2f, by the same speeds: %+.1f %%", l.name, real*top.Rate, twin*top.Rate, off)
+	e := processError{l.name, off, unsteady(list)}
+	b.errs = append(b.errs, e)
+	b.Sayf("%s: goodput %.2f requests a second, the twin's %.2f, by the same speeds: %v %%", l.name, real*top.Rate, twin*top.Rate, e)
 	return nil
 }
 
@@ -234,6 +244,18 @@ func crossings(list []good) (real, twin float64) {
 	return at(func(g good) float64 { return g.real }), at(func(g good) float64 { return g.twin })
 }
 
+// unsteady reports whether more of the real fleet's requests were good at some speed than at a lower one, as
+// something else on the machine does, and not by a little, as a trace's windows do.
+func unsteady(list []good) bool {
+	const little = 0.05
+	for i := 1; i < len(list); i++ {
+		if list[i].real > list[i-1].real+little {
+			return true
+		}
+	}
+	return false
+}
+
 // real starts a fleet of processes, and returns what part of a load's requests was good there.
 func (b *processBench) real(ctx context.Context, l *processLoad, load twinLoad) (share float64, got measured, err error) {
 	f, err := b.start(ctx, l.slow)
@@ -252,8 +274,8 @@ func (b *processBench) real(ctx context.Context, l *processLoad, load twinLoad) 
 	if p.Goodput == nil || p.Requests.Completed+p.Requests.Failed != len(load.entries) {
 		return 0, got, fmt.Errorf("the report: %+v", p)
 	}
-	if p.Requests.Failed > 0 {
-		b.Sayf("%s: %d requests failed: %+v", l.name, p.Requests.Failed, p.Errors)
+	if p.Requests.Failed > 0 { // none does in the twin: a worker that gets no processor for seconds is dead
+		return 0, got, fmt.Errorf("%d requests failed; is the machine busy? %+v", p.Requests.Failed, p.Errors)
 	}
 	b.Sayf("%s: router and workers took %.2f processors", l.name, (f.cpu()-before).Seconds()/time.Since(began).Seconds())
 	return p.Goodput.Fraction, measuredBy(p), nil

@@ -38,6 +38,18 @@ func TestCrossings(t *testing.T) {
 	}
 }
 
+// What another program disturbed is called unsteady; what a trace's windows differ by is not.
+func TestUnsteady(t *testing.T) {
+	for _, c := range []struct {
+		low, high float64
+		want      bool
+	}{{0.68, 0.99, true}, {0.95, 0.96, false}, {0.9, 0.7, false}} {
+		if got := unsteady([]good{{0.9, c.low, 1}, {1, c.high, 1}}); got != c.want {
+			t.Errorf("%g and then %g: %v, want %v", c.low, c.high, got, c.want)
+		}
+	}
+}
+
 // A real fleet and its twin get the same requests at any speed.
 func TestProcessLoads(t *testing.T) {
 	b := &processBench{window: 10 * time.Second}
