@@ -35,8 +35,8 @@ type timedWorker struct {
 }
 
 // argv starts it as a process: this program's own.
-func (w *timedWorker) argv(self string) []string {
-	return []string{self, "timed", "-id", w.id, "-role", w.role, "-join", w.join, "-model", w.model, "-table", w.table, "-slow", fmt.Sprint(w.slow), "-seed", fmt.Sprint(w.seed)}
+func (o *timedWorker) argv(self string) []string {
+	return []string{self, "timed", "-id", o.id, "-role", o.role, "-join", o.join, "-model", o.model, "-table", o.table, "-slow", fmt.Sprint(o.slow), "-seed", fmt.Sprint(o.seed)}
 }
 
 // timedConfig are the settings of a worker whose device is like a table's, but slower. The times that its
