@@ -15,11 +15,51 @@ type Steps interface {
 	Step(steptable.Load) (mean, spread time.Duration)
 }
 
+// Timer draws how long steps take. It is for one goroutine.
+type Timer struct {
+	Steps  Steps
+	Noise  *rand.Rand // nil: all take their mean
+	pieces []steptable.Piece
+}
+
+// Takes draws a time for a step.
+func (t *Timer) Takes(s *kernels.Step) time.Duration {
+	load := steptable.Load{Pieces: t.pieces[:0]}
+	for i := range s.Seqs {
+		q := &s.Seqs[i]
+		if n := len(q.Tokens); n == 1 && len(q.Samples) == 1 {
+			load.Decodes++
+			load.Context += q.Pos + 1
+		} else {
+			load.Pieces = append(load.Pieces, steptable.Piece{Tokens: n, Position: q.Pos, Draws: len(q.Samples)})
+		}
+	}
+	t.pieces = load.Pieces
+	mean, spread := t.Steps.Step(load)
+	if t.Noise == nil {
+		return mean
+	}
+	// Nothing is faster than half of what is usual.
+	return max(mean/2, mean+time.Duration(t.Noise.NormFloat64()*float64(spread)))
+}
+
+// Slowed are steps that take so many times as long.
+type Slowed struct {
+	Steps
+	Times float64
+}
+
+// Step implements Steps.
+func (s Slowed) Step(l steptable.Load) (mean, spread time.Duration) {
+	mean, spread = s.Steps.Step(l)
+	return time.Duration(float64(mean) * s.Times), time.Duration(float64(spread) * s.Times)
+}
+
 // device is a kernels.Launcher that computes nothing: a step takes the time that Steps says, and
 // draws some token. Steps run one after the other.
 type device struct {
 	clock  *clock
-	steps  Steps
+	timer  Timer
 	shape  arch.Config
 	layout kvlayout.Layout
 	blocks int
@@ -32,8 +72,6 @@ type device struct {
 	ended   int     // of those under way, in turns
 	waiting func()  // for the end of the oldest
 
-	noise   *rand.Rand
-	pieces  []steptable.Piece
 	results []kernels.Result
 	drawn   []kernels.Sampled
 }
@@ -63,28 +101,10 @@ func (d *device) Launch(s *kernels.Step) error {
 		return nil
 	}
 	r := running{step: s, begins: max(d.clock.now, d.free), idleFrom: d.free}
-	r.ends = r.begins + d.takes(s)
+	r.ends = r.begins + d.timer.Takes(s)
 	d.free = r.ends
 	d.under = append(d.under, r)
 	return nil
-}
-
-// takes draws a time for a step.
-func (d *device) takes(s *kernels.Step) time.Duration {
-	load := steptable.Load{Pieces: d.pieces[:0]}
-	for i := range s.Seqs {
-		q := &s.Seqs[i]
-		if n := len(q.Tokens); n == 1 && len(q.Samples) == 1 {
-			load.Decodes++
-			load.Context += q.Pos + 1
-		} else {
-			load.Pieces = append(load.Pieces, steptable.Piece{Tokens: n, Position: q.Pos, Draws: len(q.Samples)})
-		}
-	}
-	d.pieces = load.Pieces
-	mean, spread := d.steps.Step(load)
-	// Nothing is faster than half of what is usual.
-	return max(mean/2, mean+time.Duration(d.noise.NormFloat64()*float64(spread)))
 }
 
 // landed runs do when the oldest step under way has ended.

@@ -20,7 +20,7 @@ type shared struct {
 // launch begins a step, or queues it behind the same worker's.
 func (s *shared) launch(d *device, step *kernels.Step) {
 	s.advance()
-	d.under = append(d.under, running{step: step, left: d.takes(step)})
+	d.under = append(d.under, running{step: step, left: d.timer.Takes(step)})
 	if len(d.under) == d.ended+1 {
 		s.busy = append(s.busy, d)
 		s.begin(d)

@@ -59,7 +59,7 @@ type call struct {
 func newWorker(c *clock, id string, role fleet.Role, cfg *Worker, noise *rand.Rand) (*worker, error) {
 	w := &worker{clock: c, host: cfg.Host, idle: true}
 	layout := kvlayout.Plain(cfg.Layers, 1, 2, cfg.BlockTokens, kvlayout.BF16)
-	w.device = &device{clock: c, steps: cfg.Steps, noise: noise, blocks: cfg.Blocks, layout: layout,
+	w.device = &device{clock: c, timer: Timer{Steps: cfg.Steps, Noise: noise}, blocks: cfg.Blocks, layout: layout,
 		shape: arch.Config{Layers: cfg.Layers, Vocab: vocab, MaxPositions: cfg.Blocks * cfg.BlockTokens}}
 	w.member = fleet.Member{State: fleet.Live, Instance: fleet.Instance{ID: id, Epoch: 1, Role: role, Dialect: fleet.Native, Model: modelName, ModelFingerprint: "sim",
 		Layout: layout.Form(), Blocks: cfg.Blocks, MaxBatch: cfg.Engine.MaxRunning, KVEvents: "sim:1", Gap: cmp.Or(cfg.Engine.Promise.TPOT, cfg.Engine.MaxStepTime).Seconds()}}

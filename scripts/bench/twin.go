@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/internal/figures"
+	"github.com/xpyd/xpyd/internal/loadgen/workload"
 	"github.com/xpyd/xpyd/internal/sim"
 )
 
@@ -154,19 +155,39 @@ func (m *machine) round(ctx context.Context, s sim.Split, all *real) (err error)
 
 // simulate runs a load through the twin.
 func (m *machine) simulate(ctx context.Context, s sim.Split, l twinLoad, seed uint64) (got measured, err error) {
-	const warm = 8 // the real one has served others
-	requests := sim.Trace(slices.Concat(repeated(warm, m.sizes.in, m.sizes.out), l.entries), 1, 0)
-	out, err := sim.Run(ctx, m.config(s, seed), sim.Load{Requests: requests, Warm: warm, Closed: l.closed, Until: time.Hour})
+	out, err := simulated(ctx, m.config(s, seed), repeated(warm, m.sizes.in, m.sizes.out), l, time.Hour)
 	if err != nil {
 		return got, err
 	}
-	out = out[warm:]
+	for i := range out {
+		if out[i].Failed {
+			return got, fmt.Errorf("the twin fails request %d of %s", i, l.name)
+		}
+	}
+	return measuredOf(out), nil
+}
+
+// warm is how many requests a twin serves before a load: the real one has served others.
+const warm = 8
+
+// simulated is what came of a load's requests in a twin that has served others, one after the other.
+func simulated(ctx context.Context, cfg sim.Config, others []workload.Entry, l twinLoad, until time.Duration) ([]sim.Outcome, error) {
+	requests := sim.Trace(slices.Concat(others, l.entries), 1, 0)
+	out, err := sim.Run(ctx, cfg, sim.Load{Requests: requests, Warm: len(others), Closed: l.closed, Until: until})
+	if err != nil {
+		return nil, err
+	}
+	return out[len(others):], nil
+}
+
+// measuredOf is of those that did not fail.
+func measuredOf(out []sim.Outcome) (got measured) {
 	var first []float64
 	tokens, gaps, gap, last := 0, 0, 0.0, time.Duration(0)
 	for i := range out {
 		o := &out[i]
 		if o.Failed {
-			return got, fmt.Errorf("the twin fails request %d of %s", i, l.name)
+			continue
 		}
 		first = append(first, o.TTFT().Seconds()*1e3)
 		tokens += o.Tokens
@@ -176,13 +197,16 @@ func (m *machine) simulate(ctx context.Context, s sim.Split, l twinLoad, seed ui
 			gaps++
 		}
 	}
+	if len(first) == 0 {
+		return got
+	}
 	slices.Sort(first)
 	for _, v := range first {
 		got.TTFT += v / float64(len(first))
 	}
 	got.TPOT, got.P99 = gap/float64(max(gaps, 1)), first[len(first)*99/100]
 	got.Rate = float64(tokens) / (last - out[0].At).Seconds()
-	return got, nil
+	return got
 }
 
 // A load's own repeats may differ by so much in a quantity for that to be compared.
@@ -190,7 +214,7 @@ const steadyTTFT, steadyTail = 10, 20 // %
 
 // judge records the errors: the median over all loads and quantities, the worst mean first token, and the worst
 // 99th percentile, of loads whose own repeats differ little.
-func (m *machine) judge(ctx context.Context, s sim.Split, measuredOf *real) error {
+func (m *machine) judge(ctx context.Context, s sim.Split, all *real) error {
 	list, err := m.loads()
 	if err != nil {
 		return err
@@ -199,7 +223,7 @@ func (m *machine) judge(ctx context.Context, s sim.Split, measuredOf *real) erro
 	worst, tail := worstOf{limit: steadyTTFT}, worstOf{limit: steadyTail}
 	for i, l := range list {
 		var ours, theirs []measured // the twin's and the fleet's
-		for round, row := range measuredOf.Rounds {
+		for round, row := range all.Rounds {
 			got, err := m.simulate(ctx, s, l, uint64(round))
 			if err != nil {
 				return err
@@ -218,7 +242,7 @@ func (m *machine) judge(ctx context.Context, s sim.Split, measuredOf *real) erro
 	about := fmt.Sprintf("%s; %v; %d loads of %v, twin beside real", m.about, s, len(list), m.window)
 	figure := func(name string, value, limit float64, spread string) figures.Figure {
 		return figures.Figure{Name: "twin." + name + "." + m.device + "." + fleetName(s), Unit: "%", Value: value, Peer: fmt.Sprintf("limit: %g %%", limit), PeerValue: limit,
-			Ratio: value / limit, Model: about, Runs: len(measuredOf.Rounds), Spread: spread}
+			Ratio: value / limit, Model: about, Runs: len(all.Rounds), Spread: spread}
 	}
 	slices.Sort(every)
 	return m.Add(figure("median_error_pct", figures.Median(every), 5, fmt.Sprintf("%.1f..%.1f over all loads", every[0], every[len(every)-1])),

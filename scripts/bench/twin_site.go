@@ -182,8 +182,7 @@ func (m *machine) calibrate(ctx context.Context, s sim.Split, url string) error 
 
 // send runs a load against a server.
 func (m *machine) send(ctx context.Context, url string, l twinLoad) (got measured, err error) {
-	argv := []string{m.XPYD, "bench", "--url", url, "--endpoint", "completions", "--prompt-ids", "3-500", "--ignore-eos", "--progress", "off", "--json", "-",
-		"--seed", strconv.FormatUint(m.sent, 10)} // or caches would have the prompts
+	argv := sending(m.XPYD, url, m.sent)
 	m.sent++
 	if l.closed > 0 {
 		e := l.entries[0]
@@ -195,15 +194,37 @@ func (m *machine) send(ctx context.Context, url string, l twinLoad) (got measure
 		}
 		argv = append(argv, "--trace", file)
 	}
-	var all report.Report
-	if _, err := m.Output(ctx, 10*m.window+time.Minute, &all, nil, argv...); err != nil {
+	p, err := benched(ctx, m.Bench, 10*m.window+time.Minute, argv...)
+	if err != nil {
 		return got, err
 	}
-	if len(all.Phases) != 1 || all.Phases[0].Requests.Failed > 0 || all.Phases[0].Requests.Completed == 0 {
-		return got, fmt.Errorf("the report: %+v", all)
+	if p.Requests.Failed > 0 {
+		return got, fmt.Errorf("the report: %+v", p)
 	}
-	p := &all.Phases[0]
-	return measured{TTFT: p.Latency.TTFT.Mean, TPOT: p.Latency.TPOT.Mean, P99: p.Latency.TTFT.P99, Rate: p.Throughput.OutputTokens}, nil
+	return measuredBy(p), nil
+}
+
+// benched runs a command line of `xpyd bench` that has one phase, and returns that.
+func benched(ctx context.Context, b *harness.Bench, limit time.Duration, argv ...string) (*report.Phase, error) {
+	var all report.Report
+	if _, err := b.Output(ctx, limit, &all, nil, argv...); err != nil {
+		return nil, err
+	}
+	if len(all.Phases) != 1 || all.Phases[0].Requests.Completed == 0 {
+		return nil, fmt.Errorf("the report: %+v", all)
+	}
+	return &all.Phases[0], nil
+}
+
+func measuredBy(p *report.Phase) measured {
+	return measured{TTFT: p.Latency.TTFT.Mean, TPOT: p.Latency.TPOT.Mean, P99: p.Latency.TTFT.P99, Rate: p.Throughput.OutputTokens}
+}
+
+// sending are the flags of an `xpyd bench` whose prompts are of token ids and not those of another seed's, which
+// caches may have.
+func sending(xpyd, url string, seed uint64) []string {
+	return []string{xpyd, "bench", "--url", url, "--endpoint", "completions", "--prompt-ids", "3-500", "--ignore-eos", "--progress", "off", "--json", "-",
+		"--seed", strconv.FormatUint(seed, 10)}
 }
 
 // writeTrace writes a Mooncake trace.
