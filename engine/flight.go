@@ -16,7 +16,7 @@ import (
 // write are freed when it has ended, never before: others could fill them from outside.
 //
 // A sequence sits the next step out when more than its token depends on the
-// draw: the first one of a prompt (forks), one under penalties, one that length
+// draw: the first one of a prompt with several choices (forks), one under penalties, one that length
 // will end. With a plain Backend a step is awaited before the next is planned.
 
 // flight is a step from its launch to its settlement.

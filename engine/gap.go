@@ -212,8 +212,8 @@ func (e *Engine) cutToGap(q *sequence, n int) int {
 }
 
 // firstForeseen reports whether a prompt's first token, which is being drawn, is as any other: it is the
-// only choice's, and tells nothing of the prompt. Where gaps are promised it does not sit a step out then.
+// only choice's, and tells nothing of the prompt. Then it does not sit a step out.
 func (q *sequence) firstForeseen() bool {
 	r := q.h.req
-	return q.h.promise.ITL > 0 && q.draws == 1 && r.N == 1 && !r.PrefillOnly && r.PromptLogprobs < 0 && q.arriving == nil && !q.takesOver()
+	return q.draws == 1 && r.N == 1 && !r.PrefillOnly && r.PromptLogprobs < 0 && q.arriving == nil && !q.takesOver()
 }

@@ -90,6 +90,9 @@ func TestDecodeGoesFirst(t *testing.T) {
 	})
 	// Chunks end with a block of 16.
 	want := [][]int{{10}, {1, 16}, {1, 16}, {1, 16}, {1, 16}, {32}, {4}}
+	if pipelined { // the second step was launched before the long one came
+		want = [][]int{{10}, {1}, {1, 16}, {1, 16}, {1, 16}, {32}, {20}}
+	}
 	if !slices.EqualFunc(shapes, want, slices.Equal) {
 		t.Errorf("steps %v, want %v", shapes, want)
 	}

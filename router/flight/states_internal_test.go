@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -37,7 +38,8 @@ func pairOf(t *testing.T, speaks string) *pick.Choice {
 }
 
 func bareService(t *testing.T) *Service {
-	return &Service{Deps: Deps{Ctx: t.Context(), Log: slog.New(slog.DiscardHandler), Spawn: func(func()) bool { return false }},
+	return &Service{Deps: Deps{Ctx: t.Context(), Log: slog.New(slog.DiscardHandler), Spawn: func(func()) bool { return false },
+		Picker: pick.New(pick.DefaultConfig(), rand.New(rand.NewPCG(1, 2)))},
 		legs: legs{open: map[*leg]struct{}{}}, requests: map[*request]struct{}{}}
 }
 

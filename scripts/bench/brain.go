@@ -166,7 +166,7 @@ func (b *brain) parts() (list []part) {
 func (b *brain) contest(name string, t *steptable.Table, workers int, load sim.Requests, p sim.Promise) *contest {
 	w := worker.DefaultConfig(fleet.Decode)
 	w.MaxBatch, w.StepTokens = t.About.MaxBatch, t.About.StepTokens
-	w.TTFTPromise, w.TPOTPromise = p.TTFT, cmp.Or(p.TPOT, p.ITL) // ITL
+	w.TTFTPromise, w.TPOTPromise, w.ITLPromise = p.TTFT, p.TPOT, p.ITL
 	cfg := sim.On(t, worker.EngineConfig(&w, true))
 	cfg.Pick.Policy = pick.KVEvents
 	return &contest{name: name, workers: workers, of: sim.Case{Config: cfg, Load: load, Promise: p, Patience: brainPatience, Resolution: brainCloser}}
