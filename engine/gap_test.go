@@ -143,8 +143,8 @@ func TestEveryGap(t *testing.T) {
 		{"small steps", 12 * time.Millisecond, h100Time, 1, loadOf(poisson(22, 5*time.Second), 1000, 40)},
 		// Of two tiles, which nearly take the promise; one tile, which takes as long as the weights, seems to say that two take longer.
 		{"small steps of a slower device", 12 * time.Millisecond, slowerTime(1.25), 1, loadOf(poisson(15, 5*time.Second), 1000, 40)},
-		{"long prompts", 25 * time.Millisecond, readingTime, 1, loadOf(poisson(3, 8*time.Second), 8000, 100)},
-		{"long and short", 25 * time.Millisecond, readingTime, 1, slices.Concat(loadOf(poisson(1, 8*time.Second), 8000, 100), loadOf(poisson(12, 8*time.Second), 1000, 100))},
+		{"long prompts", 25 * time.Millisecond, readingTime, 1, loadOf(poisson(3, 5*time.Second), 8000, 100)},
+		{"long and short", 25 * time.Millisecond, readingTime, 1, slices.Concat(loadOf(poisson(1, 5*time.Second), 8000, 100), loadOf(poisson(12, 5*time.Second), 1000, 100))},
 		{"choices", 25 * time.Millisecond, h100Time, 3, loadOf(poisson(20, 5*time.Second), 1000, 40)},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -156,7 +156,7 @@ func TestEveryGap(t *testing.T) {
 			late, early := ttfts(each)[len(each)*9/10], ttfts(mean)[len(mean)*9/10]
 			t.Logf("%.4f of the gaps are longer, %v at most, %.4f with the mean promised; first tokens within %v and %v, all took %v and %v",
 				part, longest, unasked, late, early, took, usual)
-			if part > 0.004 || longest > 2*c.itl || unasked < 0.015 {
+			if part > 0.005 || longest > 2*c.itl || unasked < 0.015 {
 				t.Errorf("%.4f of the gaps are longer, %v at most, %.4f with the mean promised", part, longest, unasked)
 			}
 			if late > 2*early || took > usual*11/10 {
@@ -339,5 +339,19 @@ func TestGapOfArrivals(t *testing.T) {
 	t.Logf("%.4f of the gaps are longer, %v at most; with the mean promised %.4f, %v", part, longest, unasked, most)
 	if part > 0.05 || longest > itl*4/3 || unasked < 2*part {
 		t.Errorf("%.4f of the gaps are longer, %v at most; with the mean promised %.4f, %v", part, longest, unasked, most)
+	}
+}
+
+// TestFirstGap: a stream's second token waits for one step, not for two: it is in the step that is planned
+// while its first token is being drawn.
+func TestFirstGap(t *testing.T) {
+	if pipelined {
+		return // device is a Launcher: the first pass was the same
+	}
+	const step = 20 * time.Millisecond
+	takes := func(*kernels.Step) time.Duration { return step }
+	got, _ := withGaps(t, engine.Promise{}, takes, 1, []asked{{in: 10, out: 40}, {at: 310 * time.Millisecond, in: 10, out: 5}})
+	if gap := got[1].gaps[0]; gap < step*9/10 || gap > step*11/10 {
+		t.Errorf("the first gap is %v, want %v", gap, step)
 	}
 }
