@@ -66,6 +66,17 @@ func (c *Config) MostTokens() int {
 	return max(c.StepTokens, c.PrefillTokens, c.MaxRunning+leastChunk)
 }
 
+// Gap is what steps keep to beside which others decode: the shortest of MaxStepTime and what is promised of
+// gaps; 0: nothing is.
+func (c *Config) Gap() (gap time.Duration) {
+	for _, d := range [...]time.Duration{c.MaxStepTime, c.Promise.TPOT, c.Promise.ITL} {
+		if d > 0 && (gap == 0 || d < gap) {
+			gap = d
+		}
+	}
+	return gap
+}
+
 // Validate checks the ranges.
 func (c *Config) Validate() error {
 	for _, f := range []struct {

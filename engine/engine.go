@@ -144,6 +144,9 @@ func (e *Engine) MaxModelLen() int { return e.maxLen }
 // MaxRunning is how many sequences one step carries.
 func (e *Engine) MaxRunning() int { return e.cfg.MaxRunning }
 
+// Gap is the time between tokens that steps keep to; 0: none.
+func (e *Engine) Gap() time.Duration { return e.cfg.Gap() }
+
 // Stats returns the current load.
 func (e *Engine) Stats() Stats {
 	kv := e.cache.Stats()

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -62,7 +61,7 @@ func newWorker(c *clock, id string, role fleet.Role, cfg *Worker, noise *rand.Ra
 	w.device = &device{clock: c, timer: Timer{Steps: cfg.Steps, Noise: noise}, blocks: cfg.Blocks, layout: layout,
 		shape: arch.Config{Layers: cfg.Layers, Vocab: vocab, MaxPositions: cfg.Blocks * cfg.BlockTokens}}
 	w.member = fleet.Member{State: fleet.Live, Instance: fleet.Instance{ID: id, Epoch: 1, Role: role, Dialect: fleet.Native, Model: modelName, ModelFingerprint: "sim",
-		Layout: layout.Form(), Blocks: cfg.Blocks, MaxBatch: cfg.Engine.MaxRunning, KVEvents: "sim:1", Gap: cmp.Or(cfg.Engine.Promise.TPOT, cfg.Engine.MaxStepTime).Seconds()}}
+		Layout: layout.Form(), Blocks: cfg.Blocks, MaxBatch: cfg.Engine.MaxRunning, KVEvents: "sim:1", Gap: cfg.Engine.Gap().Seconds()}}
 	var err error
 	if w.cache, err = kvcache.New(kvcache.Config{Blocks: cfg.Blocks, BlockTokens: cfg.BlockTokens, Fingerprint: "sim"}); err != nil {
 		return nil, err
