@@ -11,7 +11,7 @@ import (
 
 const root = "../.."
 
-// TestResults: every figure of bench/ can be repeated, and the page is current.
+// TestResults: what the figures of bench/ name is there, and the page is current.
 func TestResults(t *testing.T) {
 	var page bytes.Buffer
 	if err := writeReport(root, &page); err != nil {

@@ -65,7 +65,7 @@ func newest(root string) (map[string]figures.Figure, error) {
 	return all, nil
 }
 
-// writeReport prints bench/README.md. It fails if a figure cannot be repeated.
+// writeReport prints bench/README.md. It fails if a figure names a command or a commit that is not there.
 func writeReport(root string, to io.Writer) error {
 	all, err := newest(root)
 	if err != nil {
@@ -119,10 +119,14 @@ func table(to io.Writer, rows []figures.Figure) {
 		if len(devices) > 1 {
 			device = strings.ReplaceAll(f.Device, "NVIDIA ", "") + " | "
 		}
-		fmt.Fprintf(to, "| `%s` | %.4g %s | %.4g, %s | %s | %s | %s[%s](../%s) |\n", f.Name, f.Value, f.Unit, f.PeerValue, f.Peer, ratio(f), spread(f), device, f.Date, f.Raw)
+		gone := ""
+		if f.Was != "" {
+			gone = " †"
+		}
+		fmt.Fprintf(to, "| `%s`%s | %.4g %s | %.4g, %s | %s | %s | %s[%s](../%s) |\n", f.Name, gone, f.Value, f.Unit, f.PeerValue, f.Peer, ratio(f), spread(f), device, f.Date, f.Raw)
 		command := "`" + f.Command + "`"
 		if f.Was != "" {
-			command += " (measured by " + f.Was + ")"
+			command += " (†: measured by " + f.Was + ")"
 		}
 		if by[command] == nil {
 			by[command] = map[string][]string{}
@@ -193,6 +197,20 @@ or an error, less is better.
 To repeat a figure, run the command under its table on a machine with nothing else to do;
 without arguments ` + "`go run ./scripts/bench`" + ` lists them. Figures are lines of
 ` + "`results/*.jsonl`" + `, which also have the commit and the whole spread; the newest line of a name
-counts. ` + "`make bench-report`" + ` makes this page, and fails if a figure names a command or a commit
-that does not exist. GPU figures come from ` + "`scripts/cuda-test --record bench`" + `.
+counts. GPU figures come from ` + "`scripts/cuda-test --record bench`" + `.
+
+**†**: measured by a program that is gone. The command that stands there took its place and measures the
+same thing, but this number is not from it.
+
+` + "`make bench-report`" + ` makes this page. It fails if a command, or the benchmark, option, test, stage or
+variable that a command names, does not exist, or if the figure's commit is not in the history. It runs none of them,
+so it does not know whether the number would come out again.
+
+| in a command | stands for |
+|---|---|
+| ` + "`RUN`, `RUN_OMP`" + ` | llama2.c's run, and the same with OpenMP: ` + "`go run ./scripts/bench cpu -help`" + ` says how it is built |
+| ` + "`TRACE`, `TRACES`" + ` | a trace's file, or several: ` + "`-help`" + ` of the command says which |
+| ` + "`COMMIT`" + ` | the commit to compare with |
+| ` + "`probe`, `cuda.test`" + ` | programs in the folder that ` + "`scripts/cuda-test --pack DIR`" + ` fills, on a machine with a GPU |
+| ` + "`WORKERTEST`" + ` | what ` + "`go test -c -tags cuda -o WORKERTEST ./worker`" + ` builds |
 `
