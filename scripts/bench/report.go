@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -187,30 +188,7 @@ func retirees(to io.Writer, lines []byte) error {
 	return nil
 }
 
-const head = `# Measured
-
-Each figure stands beside a peer's, a limit or an earlier build's from the same run. Rounds
-alternate between ours and the other. *Ours* and *beside it* are medians of the rounds,
-*ratio* is the median of the rounds' ratios, ours over the other. Where the unit is a time, memory
-or an error, less is better.
-
-To repeat a figure, run the command under its table on a machine with nothing else to do;
-without arguments ` + "`go run ./scripts/bench`" + ` lists them. Figures are lines of
-` + "`results/*.jsonl`" + `, which also have the commit and the whole spread; the newest line of a name
-counts. GPU figures come from ` + "`scripts/cuda-test --record bench`" + `.
-
-**†**: measured by a program that is gone. The command that stands there took its place and measures the
-same thing, but this number is not from it.
-
-` + "`make bench-report`" + ` makes this page. It fails if a command, or the benchmark, option, test, stage or
-variable that a command names, does not exist, or if the figure's commit is not in the history. It runs none of them,
-so it does not know whether the number would come out again.
-
-| in a command | stands for |
-|---|---|
-| ` + "`RUN`, `RUN_OMP`" + ` | llama2.c's run, and the same with OpenMP: ` + "`go run ./scripts/bench cpu -help`" + ` says how it is built |
-| ` + "`TRACE`, `TRACES`" + ` | a trace's file, or several: ` + "`-help`" + ` of the command says which |
-| ` + "`COMMIT`" + ` | the commit to compare with |
-| ` + "`probe`, `cuda.test`" + ` | programs in the folder that ` + "`scripts/cuda-test --pack DIR`" + ` fills, on a machine with a GPU |
-| ` + "`WORKERTEST`" + ` | what ` + "`go test -c -tags cuda -o WORKERTEST ./worker`" + ` builds |
-`
+// head begins the page.
+//
+//go:embed head.md
+var head string
