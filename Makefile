@@ -11,7 +11,7 @@ SEED     ?= 1
 N        ?= 200
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: unbroken router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker compose-check
+.PHONY: unbroken router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -82,7 +82,7 @@ bench: ## the figures of bench/ that BENCH names (kv, router, cpu -run RUN ...);
 reference: build ## docs/reference from the code: commands, configuration, metrics, HTTP
 	$(GO) run ./scripts/reference
 
-bench-report: ## bench/README.md from bench/results/*.jsonl; fails if a figure cannot be repeated
+bench-report: ## bench/README.md from bench/results/*.jsonl; fails if a figure names a command or a commit that is not there
 	@mkdir -p .cache
 	$(GO) run ./scripts/bench report > .cache/report.md && mv .cache/report.md bench/README.md
 

@@ -43,7 +43,7 @@ type Config struct {
 	// come from prefill. It is bounded in time.
 	Warm func(ctx context.Context, tokens []int32, salt string)
 	// Self, if set, says where prefill can fetch what this worker has of a prompt, without Tokens.
-	Self func() handoff.Peer
+	Self func() ticket.Peer
 }
 
 // fenceTimeout is how long a failed Fetch waits for its fence. After it the blocks are quarantined
@@ -236,7 +236,7 @@ func (s *Service) withPeers(c *Claim, order []byte, t *table) []byte {
 	if had := t.had * s.cache.BlockTokens(); had > 0 {
 		self := s.cfg.Self()
 		self.Tokens = had
-		o.Peers = append([]handoff.Peer{self}, o.Peers...)
+		o.Peers = append([]ticket.Peer{self}, o.Peers...)
 	}
 	if more, err := o.Encode(); err == nil {
 		return more

@@ -352,18 +352,18 @@ func TestCloseWithQuarantine(t *testing.T) {
 // TestWithPeers: prefill is told of the workers that have parts of the prompt, this one first with
 // what it holds, unless it is to compute all of it; what lower tiers have is looked for before.
 func TestWithPeers(t *testing.T) {
-	other := handoff.Peer{ID: "other", Epoch: 2, URL: "http://h", KV: "h:2", Tokens: 8}
-	me := handoff.Peer{ID: "decode-0", Epoch: 1, KV: "h:1"}
+	other := ticket.Peer{ID: "other", Epoch: 2, URL: "http://h", KV: "h:2", Tokens: 8}
+	me := ticket.Peer{ID: "decode-0", Epoch: 1, KV: "h:1"}
 	warmed := 0
 	bubble(t, func(c *decode.Config, _ *kvconn.Config) {
-		c.Self = func() handoff.Peer { return me }
+		c.Self = func() ticket.Peer { return me }
 		c.Warm = func(_ context.Context, tokens []int32, salt string) {
 			if warmed++; len(tokens) != 32 || salt != "s" {
 				t.Errorf("looked for %d tokens with salt %q", len(tokens), salt)
 			}
 		}
 	}, func(r *rig) {
-		var peers []handoff.Peer
+		var peers []ticket.Peer
 		r.answer = func(ctx context.Context, o *kvconn.Outgoing) {
 			order, err := handoff.ParseOrder(o.Ticket().First)
 			if err != nil {
@@ -372,10 +372,10 @@ func TestWithPeers(t *testing.T) {
 			peers = order.Peers
 			r.serve(ctx, o)
 		}
-		f := func(change func(*decode.Claim), want ...handoff.Peer) *decode.Claim {
+		f := func(change func(*decode.Claim), want ...ticket.Peer) *decode.Claim {
 			t.Helper()
 			c := claim(r.addr, 7, 32)
-			c.Order.Salt, c.Order.Peers = "s", []handoff.Peer{other}
+			c.Order.Salt, c.Order.Peers = "s", []ticket.Peer{other}
 			if change != nil {
 				change(c)
 			}
@@ -407,7 +407,7 @@ func TestWithPeers(t *testing.T) {
 			"it is computed already":      func(c *decode.Claim) { c.LeaseID = "lease" },
 		} {
 			c := claim(r.addr, 7, 32)
-			c.Order.Salt, c.Order.Peers = "s", []handoff.Peer{other}
+			c.Order.Salt, c.Order.Peers = "s", []ticket.Peer{other}
 			change(c)
 			if pre, _, err := r.Fetch(r.t.Context(), c); err == nil {
 				r.cache.Release(pre.Blocks, c.Owner)

@@ -172,6 +172,11 @@ type Result struct {
 	Logits  []float32       // [vocab], when WantLogits
 }
 
+// Layout is how a model's KV lies in a pool of dtype: all of its heads, and its layers all alike.
+func Layout(a *arch.Config, blockTokens int, dtype kvlayout.DType) kvlayout.Layout {
+	return kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, blockTokens, dtype)
+}
+
 // Backend executes steps of one model over one KV pool. One goroutine calls Step; others
 // may call the pool methods meanwhile for blocks that no running step writes.
 type Backend interface {

@@ -177,7 +177,7 @@ func TestWarm(t *testing.T) {
 			}
 		}
 	}, nil, func(r *rig) {
-		peers := []handoff.Peer{{ID: "a", Epoch: 1, KV: "h:1", Tokens: 4}}
+		peers := []ticket.Peer{{ID: "a", Epoch: 1, KV: "h:1", Tokens: 4}}
 		f := func(warm, runs int, change func(*handoff.Order)) {
 			r.t.Helper()
 			s := spec(p)

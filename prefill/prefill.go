@@ -56,7 +56,7 @@ type Wanted struct {
 	RequestID string
 	Tokens    []int32
 	Salt      string
-	Peers     []handoff.Peer // that have its beginning
+	Peers     []ticket.Peer // that have its beginning
 }
 
 // remembered is how many finished links are kept for a router's leg that comes late.

@@ -58,7 +58,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate returns *config.KeyErrors.
+// Validate returns errors that are each a *config.KeyError.
 func (c Config) Validate() error {
 	for _, a := range []struct{ key, addr string }{{"listen", c.Listen}, {"admin_listen", c.AdminListen}} {
 		if a.addr == "" && a.key == "admin_listen" {

@@ -8,8 +8,8 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/console"
-	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/flight"
 	"github.com/xpyd/xpyd/router/h1"
 )
@@ -66,8 +66,8 @@ func flies(serve func(*flight.Service, *fasthttp.RequestCtx, string)) func(*Rout
 }
 
 func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
-	id := h1.RequestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
-	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
+	id := h1.RequestID(ctx.Request.Header.Peek(ticket.HeaderRequestID))
+	ctx.Response.Header.Set(ticket.HeaderRequestID, id)
 	path := string(ctx.Path())
 	route, ok := routes[path]
 	if !ok && strings.HasPrefix(path, "/v1/models/") && h1.Method(ctx) != "GET" { // GET has its own checks
@@ -117,8 +117,8 @@ func spoken(ctx *fasthttp.RequestCtx) bool {
 
 // httpError answers a request that is malformed or exceeds the bounds.
 func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
-	id := h1.RequestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
-	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
+	id := h1.RequestID(ctx.Request.Header.Peek(ticket.HeaderRequestID))
+	ctx.Response.Header.Set(ticket.HeaderRequestID, id)
 	h1.WriteError(ctx, r.cfg.Refusal(err))
 	r.flights.Brief(ctx, id, "other")
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/engine"
-	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/internal/config"
@@ -329,7 +328,7 @@ func TestSmallParts(t *testing.T) {
 	}
 	for id, own := range map[string]bool{"": false, "a": true, "!~": true, "a b": false, "\x7f": false, "ä": false, strings.Repeat("x", 256): true, strings.Repeat("x", 257): false} {
 		var h fasthttp.RequestHeader
-		h.Set(headerRequestID, id)
+		h.Set(ticket.HeaderRequestID, id)
 		if got := requestID(&h); (got == id) != own || got == "" {
 			t.Errorf("%q: %q", id, got)
 		}
@@ -387,13 +386,13 @@ func TestWhoIsNamed(t *testing.T) {
 		}
 	}
 	for i, c := range []struct {
-		peer handoff.Peer
+		peer ticket.Peer
 		ok   bool
 	}{
-		{handoff.Peer{ID: "a", KV: "friend:1"}, true}, {handoff.Peer{ID: "me", KV: "friend:1"}, false}, {handoff.Peer{ID: "out", KV: "friend:1"}, false},
-		{handoff.Peer{ID: "a", KV: "foe:1"}, false}, {handoff.Peer{ID: "a", KV: "friend:1", URL: "http://friend:2"}, true},
-		{handoff.Peer{ID: "a", KV: "friend:1", URL: "https://friend:2"}, false}, {handoff.Peer{ID: "a", KV: "friend:1", URL: "http://foe:2"}, false},
-		{handoff.Peer{ID: "a", KV: "friend:1", URL: "http://friend"}, false}, {handoff.Peer{ID: "a", KV: "friend:1", URL: ":"}, false},
+		{ticket.Peer{ID: "a", KV: "friend:1"}, true}, {ticket.Peer{ID: "me", KV: "friend:1"}, false}, {ticket.Peer{ID: "out", KV: "friend:1"}, false},
+		{ticket.Peer{ID: "a", KV: "foe:1"}, false}, {ticket.Peer{ID: "a", KV: "friend:1", URL: "http://friend:2"}, true},
+		{ticket.Peer{ID: "a", KV: "friend:1", URL: "https://friend:2"}, false}, {ticket.Peer{ID: "a", KV: "friend:1", URL: "http://foe:2"}, false},
+		{ticket.Peer{ID: "a", KV: "friend:1", URL: "http://friend"}, false}, {ticket.Peer{ID: "a", KV: "friend:1", URL: ":"}, false},
 	} {
 		if got, ok := w.resolvePeer(&c.peer); ok != c.ok || ok && got != tier.Peer(c.peer) {
 			t.Errorf("%d: %+v, %t", i, got, ok)
@@ -401,11 +400,11 @@ func TestWhoIsNamed(t *testing.T) {
 	}
 
 	link := ticket.NewLink().String()
-	good := map[string]string{headerLink: link, headerPrefill: "a", headerPrefillEpoch: "5", headerPrefillKV: "friend:1", headerDeadline: "1000"}
+	good := map[string]string{ticket.HeaderLink: link, ticket.HeaderPrefill: "a", ticket.HeaderPrefillEpoch: "5", ticket.HeaderPrefillKV: "friend:1", ticket.HeaderDeadline: "1000"}
 	for i, c := range []struct{ key, value, want string }{
-		{"", "", "-"}, {headerLink, "x", headerLink}, {headerPrefillEpoch, "", headerPrefillEpoch}, {headerPrefillEpoch, "-1", headerPrefillEpoch},
-		{headerDeadline, "", "-"}, {headerDeadline, "1", "-"}, {headerDeadline, "0", headerDeadline}, {headerDeadline, "-1", headerDeadline}, {headerDeadline, "x", headerDeadline},
-		{headerPrefill, "out", "incompatible"}, {headerPrefillKV, "foe:1", "incompatible"},
+		{"", "", "-"}, {ticket.HeaderLink, "x", ticket.HeaderLink}, {ticket.HeaderPrefillEpoch, "", ticket.HeaderPrefillEpoch}, {ticket.HeaderPrefillEpoch, "-1", ticket.HeaderPrefillEpoch},
+		{ticket.HeaderDeadline, "", "-"}, {ticket.HeaderDeadline, "1", "-"}, {ticket.HeaderDeadline, "0", ticket.HeaderDeadline}, {ticket.HeaderDeadline, "-1", ticket.HeaderDeadline}, {ticket.HeaderDeadline, "x", ticket.HeaderDeadline},
+		{ticket.HeaderPrefill, "out", "incompatible"}, {ticket.HeaderPrefillKV, "foe:1", "incompatible"},
 	} {
 		var h fasthttp.RequestHeader
 		for k, v := range good {
@@ -436,7 +435,7 @@ func TestWhoIsNamed(t *testing.T) {
 		}
 	}
 
-	none.Set(headerPeer, "a 1 http://friend:2 friend:1 64")
+	none.Set(ticket.HeaderPeer, "a 1 http://friend:2 friend:1 64")
 	if got := w.peerHint(&none); got != nil {
 		t.Errorf("without peers: %v", got)
 	}
@@ -444,11 +443,11 @@ func TestWhoIsNamed(t *testing.T) {
 		t.Error(err)
 	}
 	w.peers = new(tier.Peers)
-	if got := w.peerHint(&none); len(got) != 1 || got[0] != (handoff.Peer{ID: "a", Epoch: 1, URL: "http://friend:2", KV: "friend:1", Tokens: 64}) {
+	if got := w.peerHint(&none); len(got) != 1 || got[0] != (ticket.Peer{ID: "a", Epoch: 1, URL: "http://friend:2", KV: "friend:1", Tokens: 64}) {
 		t.Errorf("%v", got)
 	}
 	for _, bad := range []string{"", "a 1 http://friend:2 friend:1"} {
-		if none.Set(headerPeer, bad); w.peerHint(&none) != nil {
+		if none.Set(ticket.HeaderPeer, bad); w.peerHint(&none) != nil {
 			t.Errorf("%q is a peer", bad)
 		}
 	}

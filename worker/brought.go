@@ -11,11 +11,12 @@ import (
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // A stream that moves need not be computed again: the worker where it runs knows its KV, unit by
 // unit, by prompt and answer. The router has the next worker bring that ahead, while the client is
-// served from the old one, and then go on alone (headerBrought).
+// served from the old one, and then go on alone (ticket.HeaderBrought).
 
 var errUnbrought = errors.New("the prompt's KV was brought here, and is gone")
 
@@ -33,16 +34,16 @@ func (w *Worker) serveBring(ctx *fasthttp.RequestCtx) (any, error) {
 	case err != nil:
 		return nil, err
 	case j.given == nil:
-		return nil, openai.BadRequest(headerGiven, "%s is required", headerGiven)
+		return nil, openai.BadRequest(ticket.HeaderGiven, "%s is required", ticket.HeaderGiven)
 	case len(j.items) != 1:
 		return nil, openai.BadRequest(j.source(), "one prompt at a time, not %d", len(j.items))
 	}
 	if err := j.checkGiven(); err != nil {
 		return nil, err
 	}
-	ms, err := strconv.ParseInt(string(h.Peek(headerDeadline)), 10, 64)
+	ms, err := strconv.ParseInt(string(h.Peek(ticket.HeaderDeadline)), 10, 64)
 	if err != nil || ms <= 0 {
-		return nil, openai.BadRequest(headerDeadline, "%q is not a positive number of milliseconds", h.Peek(headerDeadline))
+		return nil, openai.BadRequest(ticket.HeaderDeadline, "%q is not a positive number of milliseconds", h.Peek(ticket.HeaderDeadline))
 	}
 	j.requestID = requestID(h)
 	c, err := w.begin(ctx, w.requests, "bring", j.requestID)

@@ -41,7 +41,7 @@ func closing() *failure { return failed(ticket.NoSpace, errClosing) }
 // writeError answers with a *failure or an *openai.Error; any other error is a 500.
 func writeError(ctx *fasthttp.RequestCtx, err error) {
 	if f := (*failure)(nil); errors.As(err, &f) && f.api.Status >= 500 {
-		ctx.Response.Header.Set(headerOutcome, string(f.outcome))
+		ctx.Response.Header.Set(ticket.HeaderOutcome, string(f.outcome))
 	}
 	var api *openai.Error
 	if !errors.As(err, &api) {

@@ -264,7 +264,7 @@ func (g *generation) reserveText(text int) bool {
 // describe sets the headers of an answer that begins.
 func (g *generation) describe(h *fasthttp.ResponseHeader) {
 	h.Set("Server-Timing", g.timings().header())
-	h.Set(headerPrompt, fmt.Sprintf("%d %d", g.usage.Prompt, g.usage.Cached))
+	h.Set(ticket.HeaderPrompt, fmt.Sprintf("%d %d", g.usage.Prompt, g.usage.Cached))
 }
 
 // header is the worker's part of Server-Timing. wait is the time spent waiting for blocks and in

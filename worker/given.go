@@ -15,13 +15,13 @@ import (
 )
 
 // A stream outlives its decode worker: the router notes which tokens each event stood for, from a
-// comment line in front of it (headerTokens), and has another worker go on behind them
-// (headerGiven). That one renders the tokens again and drops what comes of it, so that its text,
+// comment line in front of it (ticket.HeaderTokens), and has another worker go on behind them
+// (ticket.HeaderGiven). That one renders the tokens again and drops what comes of it, so that its text,
 // offsets and counts are as if it had drawn them.
 
 // takeGiven cuts what follows the client's body off the request; nil: nothing does.
 func takeGiven(ctx *fasthttp.RequestCtx, vocab int) (*openai.Given, error) {
-	header := string(ctx.Request.Header.Peek(headerGiven))
+	header := string(ctx.Request.Header.Peek(ticket.HeaderGiven))
 	if header == "" {
 		return nil, nil
 	}
@@ -39,7 +39,7 @@ func takeGiven(ctx *fasthttp.RequestCtx, vocab int) (*openai.Given, error) {
 }
 
 func badGiven(format string, args ...any) *openai.Error {
-	return openai.BadRequest(headerGiven, headerGiven+": "+format, args...)
+	return openai.BadRequest(ticket.HeaderGiven, ticket.HeaderGiven+": "+format, args...)
 }
 
 // checkGiven refuses what does not fit the request. The engine refuses the rest (Worker.replay).
@@ -53,7 +53,7 @@ func (j *job) checkGiven() error {
 	case n != j.N*len(j.items):
 		return badGiven("choices has %d entries for %d choices", n, j.N*len(j.items))
 	case j.given.Prompt != j.promptHash():
-		return (&openai.Error{Type: openai.TypeInvalid, Param: headerGiven,
+		return (&openai.Error{Type: openai.TypeInvalid, Param: ticket.HeaderGiven,
 			Message: "the prompt has other tokens here than where the stream began"}).WithStatus(409, "other_prompt")
 	}
 	for i, c := range j.given.Choices {

@@ -20,7 +20,7 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// framed is one event of a stream with headerTokens.
+// framed is one event of a stream with ticket.HeaderTokens.
 type framed struct {
 	index           int // -1: it is of no choice
 	created, prompt string

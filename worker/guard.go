@@ -14,6 +14,7 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/reread"
 	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/apikey"
 )
 
@@ -85,7 +86,7 @@ func newGuard(w *Worker) (*guard, error) {
 const classLink = "link"
 
 // linkHeaders say where to take KV from, what was drawn elsewhere, what is promised, or whose cache it is; only the fleet may set them.
-var linkHeaders = []string{headerLink, headerPrefill, headerPrefillEpoch, headerPrefillKV, headerPeer, headerTokens, headerGiven, headerBrought, headerPromise, headerCacheSalt}
+var linkHeaders = []string{ticket.HeaderLink, ticket.HeaderPrefill, ticket.HeaderPrefillEpoch, ticket.HeaderPrefillKV, ticket.HeaderPeer, ticket.HeaderTokens, ticket.HeaderGiven, ticket.HeaderBrought, ticket.HeaderPromise, ticket.HeaderCacheSalt}
 
 // check returns why a request may not use a route; nil if it may.
 func (g *guard) check(ctx *fasthttp.RequestCtx, to access) *openai.Error {
@@ -105,7 +106,7 @@ func (g *guard) check(ctx *fasthttp.RequestCtx, to access) *openai.Error {
 			}
 		}
 		lobby.Admit(ctx.Conn())
-		h.Del(headerProbe) // set by routers that treat this worker as a foreign engine
+		h.Del(ticket.HeaderProbe) // set by routers that treat this worker as a foreign engine
 		return nil
 	case to == forScrapers && (ctx.RemoteIP().IsLoopback() || g.scrapers.Accepts(bearer(h))):
 		return nil

@@ -182,7 +182,7 @@ func mustJSON(v any) []byte {
 // requestID is the caller's, if it is printable and short: it goes into logs, the answer and every
 // ticket.
 func requestID(h *fasthttp.RequestHeader) string {
-	id := h.Peek(headerRequestID)
+	id := h.Peek(ticket.HeaderRequestID)
 	bad := func(r rune) bool { return r <= ' ' || r >= 0x7f }
 	if len(id) == 0 || len(id) > 256 || bytes.ContainsFunc(id, bad) {
 		return randomID()

@@ -62,7 +62,7 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 		log.Log(context.Background(), level, "device auto: taking the CPU", "reason", err)
 	}
 	a := m.Config
-	blocks, err := poolBlocks(cfg, &a, kvlayout.F32, cmp.Or(int64(cfg.KVMemory), cpuMemory))
+	blocks, err := poolBlocks(cfg, &a, cpu.KVDType, cmp.Or(int64(cfg.KVMemory), cpuMemory))
 	if err != nil {
 		return nil, err
 	}
@@ -148,12 +148,8 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	steps := EngineConfig(cfg, true)
 	opt.MaxTokens, opt.MaxSeqs = steps.MostTokens(), steps.MaxRunning
 	if cfg.Blocks == 0 && cfg.KVMemory != 0 {
-		dtype := kvlayout.BF16
-		if opt.KVFP8 {
-			dtype = kvlayout.F8E4M3
-		}
 		var err error
-		if opt.Blocks, err = poolBlocks(cfg, &a, dtype, int64(cfg.KVMemory)); err != nil {
+		if opt.Blocks, err = poolBlocks(cfg, &a, opt.KVDType(), int64(cfg.KVMemory)); err != nil {
 			return nil, err
 		}
 	}
@@ -172,7 +168,7 @@ func poolBlocks(cfg *Config, a *arch.Config, dtype kvlayout.DType, size int64) (
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil
 	}
-	block := kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, cfg.BlockTokens, dtype).BlockBytes()
+	block := kernels.Layout(a, cfg.BlockTokens, dtype).BlockBytes()
 	blocks := int(size / int64(block))
 	if cfg.KVMemory == 0 {
 		blocks = min(blocks, 64*((a.MaxPositions+cfg.BlockTokens-1)/cfg.BlockTokens))

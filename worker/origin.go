@@ -19,27 +19,6 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Headers by which our router links the two legs of a request; see router/DESIGN.md,
-// "Worker endpoints used".
-const (
-	headerLink         = "x-xpyd-link"
-	headerPrefill      = "x-xpyd-prefill"
-	headerPrefillEpoch = "x-xpyd-prefill-epoch"
-	headerPrefillKV    = "x-xpyd-prefill-kv"
-	headerSeed         = "x-xpyd-seed"
-	headerDeadline     = "x-xpyd-deadline-ms"
-	headerRequestID    = "x-request-id"
-	headerProbe        = "x-xpyd-probe" // "1": the router's own; it overtakes waiting requests
-	headerOutcome      = "x-xpyd-outcome"
-	headerPrompt       = "x-xpyd-prompt"     // of answers: tokens of the prompt, and how many of them were cached
-	headerMaxAnswer    = "x-xpyd-max-answer" // most bytes that the router accepts
-	headerTokens       = "x-xpyd-tokens"     // "1": a stream's events say which tokens they stand for
-	headerGiven        = "x-xpyd-given"      // length of the client's body, behind which is an openai.Given
-	headerBrought      = "x-xpyd-brought"    // "1": the prompt's KV was brought ahead; see brought.go
-	headerPromise      = "x-xpyd-promise"    // what the request is promised; see promises.go
-	headerCacheSalt    = "x-xpyd-cache-salt" // whose cache it is; see kvevents.CacheSalt
-)
-
 // origin is where the KV of a request's prompts comes from.
 type origin struct {
 	addr      string
@@ -48,7 +27,7 @@ type origin struct {
 	leaseID   string
 	requestID string
 	deadline  time.Time
-	peers     []handoff.Peer // besides the pair
+	peers     []ticket.Peer // besides the pair
 }
 
 // claim is what decode asks of prefill for prompt i of n.
@@ -63,7 +42,7 @@ func (from *origin) claim(r *engine.Request, i, n int) *decode.Claim {
 
 // originOf reads where a request's KV comes from; nil if it is computed here.
 func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams) (*origin, error) {
-	if link := h.Peek(headerLink); len(link) > 0 {
+	if link := h.Peek(ticket.HeaderLink); len(link) > 0 {
 		return w.routerOrigin(h, string(link))
 	}
 	if p == nil || !p.DoRemotePrefill {
@@ -75,17 +54,17 @@ func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *tra
 func (w *Worker) routerOrigin(h *fasthttp.RequestHeader, raw string) (*origin, error) {
 	link, err := ticket.ParseLink(raw)
 	if err != nil {
-		return nil, openai.BadRequest(headerLink, "%v", err)
+		return nil, openai.BadRequest(ticket.HeaderLink, "%v", err)
 	}
-	from := &origin{link: link, addr: string(h.Peek(headerPrefillKV)),
-		peer: kvconn.PeerID{ID: string(h.Peek(headerPrefill))}}
-	if from.peer.Epoch, err = strconv.ParseUint(string(h.Peek(headerPrefillEpoch)), 10, 64); err != nil {
-		return nil, openai.BadRequest(headerPrefillEpoch, "%v", err)
+	from := &origin{link: link, addr: string(h.Peek(ticket.HeaderPrefillKV)),
+		peer: kvconn.PeerID{ID: string(h.Peek(ticket.HeaderPrefill))}}
+	if from.peer.Epoch, err = strconv.ParseUint(string(h.Peek(ticket.HeaderPrefillEpoch)), 10, 64); err != nil {
+		return nil, openai.BadRequest(ticket.HeaderPrefillEpoch, "%v", err)
 	}
-	if ms := string(h.Peek(headerDeadline)); ms != "" {
+	if ms := string(h.Peek(ticket.HeaderDeadline)); ms != "" {
 		n, err := strconv.ParseInt(ms, 10, 64)
 		if err != nil || n <= 0 {
-			return nil, openai.BadRequest(headerDeadline, "%q is not a positive number of milliseconds", ms)
+			return nil, openai.BadRequest(ticket.HeaderDeadline, "%q is not a positive number of milliseconds", ms)
 		}
 		from.deadline = time.Now().Add(milliseconds(n))
 	}
@@ -150,7 +129,7 @@ func (w *Worker) servePrefillLeg(ctx *fasthttp.RequestCtx) (any, error) {
 	if report.Outcome == ticket.Done {
 		return report, nil
 	}
-	ctx.Response.Header.Set(headerOutcome, string(report.Outcome))
+	ctx.Response.Header.Set(ticket.HeaderOutcome, string(report.Outcome))
 	writeJSON(ctx, legStatus(report.Outcome), report)
 	return nil, nil
 }

@@ -10,10 +10,10 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/engine"
-	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // job is a parsed request: one or more prompts under common parameters.
@@ -27,8 +27,8 @@ type job struct {
 	framed   bool          // events say which tokens they stand for
 	given    *openai.Given // where another worker left the stream; nil: it begins here
 	created  time.Time
-	peers    []handoff.Peer // have the beginning of the prompt, says the router
-	brought  bool           // the KV of the prompt was brought ahead; without it the job is refused
+	peers    []ticket.Peer // have the beginning of the prompt, says the router
+	brought  bool          // the KV of the prompt was brought ahead; without it the job is refused
 
 	requestID string // the client's
 	items     []item

@@ -13,7 +13,6 @@ import (
 
 	"github.com/xpyd/xpyd/decode"
 	"github.com/xpyd/xpyd/engine"
-	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/internal/fleet"
@@ -24,10 +23,6 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/prefill"
 )
-
-// headerPeer is set by our router. It names a worker besides the pair that has the beginning of the
-// prompt, in the form of handoff.ParsePeer.
-const headerPeer = "x-xpyd-kv-peer"
 
 // openPeers makes the tier that fetches from other workers, through decode.
 func (w *Worker) openPeers() error {
@@ -43,8 +38,8 @@ func (w *Worker) openPeers() error {
 	return err
 }
 
-func (w *Worker) self() handoff.Peer {
-	return handoff.Peer{ID: w.identity.ID, Epoch: w.identity.Epoch, KV: w.kvAddr}
+func (w *Worker) self() ticket.Peer {
+	return ticket.Peer{ID: w.identity.ID, Epoch: w.identity.Epoch, KV: w.kvAddr}
 }
 
 // bringPrefix loads what host memory, SSD, peers and the shared store have of a prompt into the
@@ -82,7 +77,7 @@ func (w *Worker) askPeers(ctx context.Context, p prefill.Wanted) *tier.Ahead {
 	return nil
 }
 
-func (w *Worker) resolvePeers(named []handoff.Peer) []tier.Peer {
+func (w *Worker) resolvePeers(named []ticket.Peer) []tier.Peer {
 	list := make([]tier.Peer, 0, len(named))
 	for i := range named {
 		if known, ok := w.resolvePeer(&named[i]); ok {
@@ -94,7 +89,7 @@ func (w *Worker) resolvePeers(named []handoff.Peer) []tier.Peer {
 
 // resolvePeer finds a peer that a request names: at the address that the fleet knows, or without a
 // fleet at one that allowPeer allows.
-func (w *Worker) resolvePeer(p *handoff.Peer) (tier.Peer, bool) {
+func (w *Worker) resolvePeer(p *ticket.Peer) (tier.Peer, bool) {
 	out := tier.Peer(*p)
 	if p.ID == w.identity.ID || w.revoked(p.ID) {
 		return out, false
@@ -121,18 +116,18 @@ func (w *Worker) resolvePeer(p *handoff.Peer) (tier.Peer, bool) {
 	return out, true
 }
 
-// peerHint reads headerPeer; nil if it is absent or malformed, which fails no request.
-func (w *Worker) peerHint(h *fasthttp.RequestHeader) []handoff.Peer {
-	v := h.Peek(headerPeer)
+// peerHint reads ticket.HeaderPeer; nil if it is absent or malformed, which fails no request.
+func (w *Worker) peerHint(h *fasthttp.RequestHeader) []ticket.Peer {
+	v := h.Peek(ticket.HeaderPeer)
 	if len(v) == 0 || w.peers == nil {
 		return nil
 	}
-	p, err := handoff.ParsePeer(string(v))
+	p, err := ticket.ParsePeer(string(v))
 	if err != nil {
-		w.log.Debug("header left out", "header", headerPeer, "error", err)
+		w.log.Debug("header left out", "header", ticket.HeaderPeer, "error", err)
 		return nil
 	}
-	return []handoff.Peer{*p}
+	return []ticket.Peer{*p}
 }
 
 // collector implements tier.Collector and tier.Bringer with decode's service.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // Bounds of a promise that the router tells of: 0 would be none.
@@ -17,15 +18,15 @@ const (
 	maxPromise   = 96 // bytes
 )
 
-// promiseOf reads headerPromise: ttft=200ms,tpot=25ms,itl=50ms, or some of them. What is not there is as
+// promiseOf reads ticket.HeaderPromise: ttft=200ms,tpot=25ms,itl=50ms, or some of them. What is not there is as
 // configured.
 func promiseOf(raw []byte) (p engine.Promise, err error) {
 	if len(raw) == 0 {
 		return p, nil
 	}
 	bad := func() (engine.Promise, error) {
-		return engine.Promise{}, openai.BadRequest(headerPromise, "%s: %q is not ttft=DURATION,tpot=DURATION,itl=DURATION, or some of them, of %v to %v",
-			headerPromise, openai.Clip(string(raw)), leastPromise, mostPromise)
+		return engine.Promise{}, openai.BadRequest(ticket.HeaderPromise, "%s: %q is not ttft=DURATION,tpot=DURATION,itl=DURATION, or some of them, of %v to %v",
+			ticket.HeaderPromise, openai.Clip(string(raw)), leastPromise, mostPromise)
 	}
 	if len(raw) > maxPromise {
 		return bad()

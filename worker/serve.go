@@ -13,6 +13,7 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // serveJobs makes the handler of completions or of chats.
@@ -41,7 +42,7 @@ func (w *Worker) takeJob(ctx *fasthttp.RequestCtx, chat bool) (*job, error) {
 		return nil, err
 	}
 	j.given, j.created = given, created
-	j.CacheSalt = kvevents.CacheSalt(string(ctx.Request.Header.Peek(headerCacheSalt)), j.CacheSalt)
+	j.CacheSalt = kvevents.CacheSalt(string(ctx.Request.Header.Peek(ticket.HeaderCacheSalt)), j.CacheSalt)
 	return j, nil
 }
 
@@ -57,19 +58,19 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 		// keeps nothing and decode computes it alone. vLLM does so for all prompts but the first.
 		params = nil
 	}
-	seed, err := seedOf(j, h.Peek(headerSeed))
+	seed, err := seedOf(j, h.Peek(ticket.HeaderSeed))
 	if err != nil {
 		return nil, err
 	}
 	if err := j.checkGiven(); err != nil {
 		return nil, err
 	}
-	if j.promise, err = promiseOf(h.Peek(headerPromise)); err != nil {
+	if j.promise, err = promiseOf(h.Peek(ticket.HeaderPromise)); err != nil {
 		return nil, err
 	}
-	j.framed = j.Stream && string(h.Peek(headerTokens)) == "1"
+	j.framed = j.Stream && string(h.Peek(ticket.HeaderTokens)) == "1"
 	unsure := j.MaxTokens == nil
-	if err := w.checkAnswer(j, w.answerLimit(h.Peek(headerMaxAnswer))); err != nil {
+	if err := w.checkAnswer(j, w.answerLimit(h.Peek(ticket.HeaderMaxAnswer))); err != nil {
 		return nil, err
 	}
 	keep, kind := params != nil && params.DoRemoteDecode, "generate"
@@ -84,7 +85,7 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 		return nil, err
 	}
 	defer c.leave()
-	j.urgent = string(h.Peek(headerProbe)) == "1"
+	j.urgent = string(h.Peek(ticket.HeaderProbe)) == "1"
 	needs := w.answerNeeds(j, unsure)
 	mem, err := w.reserveAnswer(c, j, needs)
 	if err != nil {
@@ -100,7 +101,7 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	j.peers, j.brought = w.peerHint(h), string(h.Peek(headerBrought)) == "1"
+	j.peers, j.brought = w.peerHint(h), string(h.Peek(ticket.HeaderBrought)) == "1"
 	if from != nil {
 		from.requestID = j.requestID
 		if from.leaseID == "" {
@@ -135,7 +136,7 @@ func seedOf(j *job, header []byte) (uint64, error) {
 	if len(header) > 0 {
 		n, err := strconv.ParseUint(string(header), 10, 64)
 		if err != nil {
-			err = openai.BadRequest(headerSeed, "%v", err)
+			err = openai.BadRequest(ticket.HeaderSeed, "%v", err)
 		}
 		return n, err
 	}

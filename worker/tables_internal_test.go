@@ -79,8 +79,8 @@ func TestFailures(t *testing.T) {
 			return `"` + s + `"`
 		}
 		if ctx.Response.StatusCode() != c.status || !strings.Contains(body, `"param":`+null(c.param)+`,"code":`+null(c.code)) ||
-			string(ctx.Response.Header.Peek(headerOutcome)) != string(c.outcome) {
-			t.Errorf("%s, %v: %d %s, outcome %q", c.of, c.err, ctx.Response.StatusCode(), body, ctx.Response.Header.Peek(headerOutcome))
+			string(ctx.Response.Header.Peek(ticket.HeaderOutcome)) != string(c.outcome) {
+			t.Errorf("%s, %v: %d %s, outcome %q", c.of, c.err, ctx.Response.StatusCode(), body, ctx.Response.Header.Peek(ticket.HeaderOutcome))
 		}
 	}
 }

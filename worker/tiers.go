@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/xpyd/xpyd/engine"
-	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/engine/tier/host"
@@ -15,6 +14,7 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/shared"
 	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/engine/tier/store"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/prefill"
 )
 
@@ -95,7 +95,7 @@ func (s source) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 
 // submitRequest loads what the tiers and these peers have of a request's prompt, then submits it to
 // the engine.
-func (w *Worker) submitRequest(ctx context.Context, r *engine.Request, requestID string, peers []handoff.Peer) (*engine.Handle, error) {
+func (w *Worker) submitRequest(ctx context.Context, r *engine.Request, requestID string, peers []ticket.Peer) (*engine.Handle, error) {
 	tokens := r.Resumed()
 	if tokens == nil && r.Prefilled == nil && r.PromptLogprobs < 0 {
 		tokens = r.Prompt

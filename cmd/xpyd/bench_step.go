@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -110,8 +111,8 @@ func (b *benchStep) parse(f *pflag.FlagSet) (*steptable.KV, error) {
 		return nil, fmt.Errorf("--max-context %d: want 0 or more", b.maxContext)
 	case b.latency < 0 || b.latency > time.Minute:
 		return nil, fmt.Errorf("--kv-latency %v: want 0 to 1m", b.latency)
-	case b.transport != "auto" && b.transport != "tcp" && b.transport != "shm":
-		return nil, fmt.Errorf("--kv-transport %q: want auto, tcp or shm", b.transport)
+	case !slices.Contains(kvbench.Transports, b.transport):
+		return nil, fmt.Errorf("--kv-transport %q: want one of %s", b.transport, strings.Join(kvbench.Transports, ", "))
 	}
 	if b.bandwidth == "" {
 		if f.Changed("kv-latency") {

@@ -13,11 +13,13 @@ import (
 
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // Bounds of what a peer may ask for or send.
 const (
 	maxTickets  = 4096    // of one link
+	maxPeers    = 4       // of one order
 	maxLogprobs = 1 << 18 // entries a position: any vocabulary
 	maxList     = 1 << 16
 	maxOrder    = 4 << 20 // bytes
@@ -41,7 +43,7 @@ type Order struct {
 
 	// Peers have some of the prompt, and prefill may fetch from them what it lacks: decode itself,
 	// which holds its part until the ticket is over, and workers that the router knows.
-	Peers []Peer `json:"peers,omitempty"`
+	Peers []ticket.Peer `json:"peers,omitempty"`
 	// Cached asks for cached tokens, all or none; nothing is computed. Of the other fields only
 	// Salt counts then; N is 0.
 	Cached bool `json:"cached,omitempty"`

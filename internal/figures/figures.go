@@ -58,10 +58,10 @@ func Open(dir, name, command string) (*Book, error) {
 		return nil, fmt.Errorf("git rev-parse: %w", err)
 	}
 	b.commit = strings.TrimSpace(string(commit))
-	if b.raw, err = appendTo(b.rawPath); err != nil {
+	if b.raw, err = Append(b.rawPath); err != nil {
 		return nil, err
 	}
-	if b.lines, err = appendTo(filepath.Join(dir, "results", name+".jsonl")); err != nil {
+	if b.lines, err = Append(filepath.Join(dir, "results", name+".jsonl")); err != nil {
 		b.raw.Close()
 		return nil, err
 	}
@@ -99,7 +99,8 @@ func Here(dir, name string, paths ...string) (map[string]bool, error) {
 	return here, nil
 }
 
-func appendTo(path string) (*os.File, error) {
+// Append opens a file to append to, and makes its folder.
+func Append(path string) (*os.File, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}

@@ -25,9 +25,13 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
+// Transports are what Config.Transport may be. Who calls Serve and Run hands in all but auto, which is
+// shm on one host, else tcp.
+var Transports = []string{"tcp", "shm", "auto"}
+
 // Config is what to measure. Start from DefaultConfig.
 type Config struct {
-	Transport   string `json:"transport"`    // "tcp", "shm" or "auto"
+	Transport   string `json:"transport"`    // one of Transports
 	BlockBytes  int    `json:"block_bytes"`  // one block of one layer
 	BlockTokens int    `json:"block_tokens"` // positions in a block
 	Layers      int    `json:"layers"`
@@ -85,7 +89,7 @@ func (c Config) Validate() error {
 			bad("%s: %q is not one of %s", name, v, strings.Join(want, ", "))
 		}
 	}
-	oneOf("transport", c.Transport, "tcp", "shm", "auto")
+	oneOf("transport", c.Transport, Transports...)
 	oneOf("scatter", c.Scatter, "shuffled", "contiguous")
 	oneOf("digests", c.Digests, "on", "off", "both")
 	in("layers", c.Layers, 1, 1024)

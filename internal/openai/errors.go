@@ -1,6 +1,7 @@
 package openai
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -124,6 +125,11 @@ func ErrorMessage(body []byte) string {
 	}
 	_ = json.Unmarshal(body, &b) // what it cannot read stays empty
 	return Clip(cmp.Or(b.Error.Message, b.Message, string(body)))
+}
+
+// IsError reports whether an event's data is an engine's error.
+func IsError(data []byte) bool {
+	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"object":"error"`))
 }
 
 // Clip bounds foreign text in messages and logs, and keeps its characters whole.

@@ -1,6 +1,10 @@
 package openai
 
-import "bytes"
+import (
+	"bytes"
+
+	"github.com/xpyd/xpyd/internal/jsonscan"
+)
 
 // ReadTokens reads the token counts of a whole response, or of the last event with a usage in a
 // run of events. It also knows input_tokens and output_tokens, of responses and messages, whose
@@ -30,7 +34,9 @@ func ReadTokens(body []byte) (prompt, completion int, ok bool) {
 func usageOf(body []byte) []byte {
 	if i := bytes.Index(body, usageKey[1:]); i > 0 && body[i-1] == '"' && opensUsage(body[i-1:]) {
 		if rest := body[i+len(usageKey)-1:]; !bytes.Contains(rest, usageKey[1:]) {
-			return braced(rest)
+			scan := jsonscan.Scanner{Lenient: true}
+			scan.Reset(rest)
+			return scan.Raw()
 		}
 	}
 	usage := Member(body, "usage")
@@ -40,22 +46,6 @@ func usageOf(body []byte) []byte {
 		}
 	}
 	return usage
-}
-
-// braced returns b up to the brace that closes its first. A usage has no strings to mislead it.
-func braced(b []byte) []byte {
-	depth := 0
-	for i, c := range b {
-		switch c {
-		case '{':
-			depth++
-		case '}':
-			if depth--; depth == 0 {
-				return b[:i+1]
-			}
-		}
-	}
-	return nil
 }
 
 // withUsage returns the data of the last event that has a usage and what comes before it,

@@ -26,6 +26,9 @@ import (
 // change of an order in kernels/DESIGN.md changes it.
 const Numerics = "cpu-f32-1"
 
+// KVDType is the pool's.
+const KVDType = kvlayout.F32
+
 // Options size a Backend.
 type Options struct {
 	Blocks      int    // KV blocks in the pool
@@ -93,7 +96,7 @@ func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
 	if err := b.load(w); err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
-	layout := kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, opt.BlockTokens, kvlayout.F32)
+	layout := kernels.Layout(&a, opt.BlockTokens, KVDType)
 	_, size := layerOffsets(layout, opt.Blocks)
 	mem, private, err := poolMemory(size, opt.Share)
 	if err != nil {

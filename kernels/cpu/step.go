@@ -68,7 +68,7 @@ type final struct {
 
 // member is one thread's own scratch.
 type member struct {
-	scores []float32 // [pvRows][scoreRow]
+	scores []float32 // [pvRows][row]
 	row    int       // floats from row to row
 	inv    [4]float32
 	gated  []float32 // panels of gate and up before they are combined

@@ -19,6 +19,7 @@ import (
 	"fmt"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
@@ -176,16 +177,19 @@ func bucketFor(n, most int) int {
 	return 0
 }
 
-// layout returns the pool's layout.
-func (o *Options) layout(a *arch.Config) kvlayout.Layout {
-	dtype := kvlayout.BF16
+// KVDType is the pool's.
+func (o *Options) KVDType() kvlayout.DType {
 	switch {
 	case o.KVFP8:
-		dtype = kvlayout.F8E4M3
+		return kvlayout.F8E4M3
 	case o.FP16:
-		dtype = kvlayout.F16
+		return kvlayout.F16
 	}
-	return kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, o.BlockTokens, dtype)
+	return kvlayout.BF16
+}
+
+func (o *Options) layout(a *arch.Config) kvlayout.Layout {
+	return kernels.Layout(a, o.BlockTokens, o.KVDType())
 }
 
 // served returns the row layout if the kernels can serve the pool: all layers alike, K and

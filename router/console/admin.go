@@ -26,7 +26,7 @@ import (
 	"github.com/xpyd/xpyd/internal/lobby"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/profile"
-	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/discover"
 	"github.com/xpyd/xpyd/router/flight"
 	"github.com/xpyd/xpyd/router/h1"
@@ -93,8 +93,8 @@ func (c *Console) Close() error {
 // token, before which no body is read, and is written to the audit log unless it only
 // reads.
 func (c *Console) Serve(ctx *fasthttp.RequestCtx) {
-	id := h1.RequestID(ctx.Request.Header.Peek(dialect.HeaderRequestID))
-	ctx.Response.Header.Set(dialect.HeaderRequestID, id)
+	id := h1.RequestID(ctx.Request.Header.Peek(ticket.HeaderRequestID))
+	ctx.Response.Header.Set(ticket.HeaderRequestID, id)
 	verb, path := h1.Method(ctx), string(ctx.Path())
 	switch {
 	case path == "/metrics" && c.Gatherer != nil:

@@ -23,9 +23,9 @@ func common(h *fasthttp.RequestHeader, x *Exchange) {
 	h.SetRequestURI(x.Path)
 	h.SetContentType("application/json")
 	var digits [20]byte
-	h.SetBytesV(HeaderDeadline, strconv.AppendInt(digits[:0], leftMS(x), 10))
+	h.SetBytesV(ticket.HeaderDeadline, strconv.AppendInt(digits[:0], leftMS(x), 10))
 	if x.Probe {
-		h.Set(HeaderProbe, "1")
+		h.Set(ticket.HeaderProbe, "1")
 	}
 	SetClient(h, x.Authorization, x.Trace)
 }
@@ -51,8 +51,8 @@ func leftMS(x *Exchange) int64 { return max(x.Left.Milliseconds(), 1) }
 func foreign(h *fasthttp.RequestHeader, x *Exchange) {
 	common(h, x)
 	var space [192]byte
-	h.SetBytesV(HeaderRequestID, appendEngineRequest(space[:0], x))
-	h.SetBytesV(HeaderSeed, strconv.AppendInt(space[:0], x.Seed, 10))
+	h.SetBytesV(ticket.HeaderRequestID, appendEngineRequest(space[:0], x))
+	h.SetBytesV(ticket.HeaderSeed, strconv.AppendInt(space[:0], x.Seed, 10))
 }
 
 func engineRequest(x *Exchange) string { return string(appendEngineRequest(nil, x)) }
@@ -132,7 +132,7 @@ func status(a Reply) Result { return statusAnd(a, "") }
 func statusAnd(a Reply, params string) Result {
 	switch {
 	case a.Status >= 200 && a.Status < 300:
-		if bytes.HasPrefix(a.Body, []byte(`data: {"error":`)) { // an event stream that only fails
+		if data, ok := bytes.CutPrefix(a.Body, []byte("data: ")); ok && openai.IsError(data) { // an event stream that only fails
 			return Result{Outcome: ticket.Refused, Message: openai.Clip(string(a.Body))}
 		}
 		r := Result{Outcome: ticket.Done}

@@ -15,27 +15,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// Header names of the two legs.
-const (
-	HeaderRequestID    = "x-request-id"
-	HeaderLink         = "x-xpyd-link"          // 32 hex digits, one attempt
-	HeaderPrefill      = "x-xpyd-prefill"       // the prefill worker's id
-	HeaderPrefillEpoch = "x-xpyd-prefill-epoch" // decimal
-	HeaderPrefillKV    = "x-xpyd-prefill-kv"    // host:port of its kvconn
-	HeaderSeed         = "x-xpyd-seed"          // decimal int64; used when the body has none
-	HeaderDeadline     = "x-xpyd-deadline-ms"   // milliseconds left, so that clocks need not agree
-	HeaderProbe        = "x-xpyd-probe"         // "1": the router's own probe, not user traffic
-	HeaderOutcome      = "x-xpyd-outcome"       // a ticket.Outcome, on failures
-	HeaderPrompt       = "x-xpyd-prompt"        // of answers: tokens of the prompt, and how many of them were cached
-	HeaderMaxAnswer    = "x-xpyd-max-answer"    // bytes that the router takes of an answer that does not stream
-	HeaderKVPeer       = "x-xpyd-kv-peer"       // ID EPOCH URL KV TOKENS of a worker that has more of the prompt
-	HeaderTokens       = "x-xpyd-tokens"        // "1": each event says which tokens it stands for
-	HeaderGiven        = "x-xpyd-given"         // decimal: the body's part that is the client's; Exchange.Given follows
-	HeaderBrought      = "x-xpyd-brought"       // "1": the prompt's KV was brought ahead, so decode goes on alone
-	HeaderPromise      = "x-xpyd-promise"       // "ttft=200ms,tpot=25ms,itl=50ms", or some of them: what the request is promised
-	HeaderCacheSalt    = "x-xpyd-cache-salt"    // whose cache it is, beside the body's cache_salt; of all who send none: the same
-	HeaderDPRank       = "x-data-parallel-rank" // vLLM's and SGLang's
-)
+const headerDPRank = "x-data-parallel-rank" // vLLM's and SGLang's
 
 // Order is how the two legs follow each other.
 type Order uint8
@@ -96,13 +76,13 @@ type Rules struct {
 	Usage bool
 	// Peers: the workers fetch what they lack of a prompt from others.
 	Peers bool
-	// MaxAnswer: decode obeys HeaderMaxAnswer.
+	// MaxAnswer: decode obeys ticket.HeaderMaxAnswer.
 	MaxAnswer bool
 	// TakesOver: decode says which tokens it sent, and goes on from those that another sent.
 	TakesOver bool
-	// Promises: decode obeys HeaderPromise, and tells prefill.
+	// Promises: decode obeys ticket.HeaderPromise, and tells prefill.
 	Promises bool
-	// Salts: decode obeys HeaderCacheSalt, and tells prefill.
+	// Salts: decode obeys ticket.HeaderCacheSalt, and tells prefill.
 	Salts bool
 	// Replays: the engine says which tokens it sent if a request asks for them (return_token_ids), in
 	// streams of both APIs, sends whole characters, and takes tokens as a completion's prompt.
@@ -145,10 +125,10 @@ type Exchange struct {
 	// Authorization is the client's header, if engines may see it.
 	Authorization string
 
-	// Promise is HeaderPromise, if Promises; "": what the workers promise.
+	// Promise is ticket.HeaderPromise, if Promises; "": what the workers promise.
 	Promise string
 
-	// CacheSalt is HeaderCacheSalt, if Salts; "": none.
+	// CacheSalt is ticket.HeaderCacheSalt, if Salts; "": none.
 	CacheSalt string
 
 	// Peer is one of our own workers that has more of the prompt than the pair; or nil.
@@ -184,7 +164,7 @@ type Brought struct {
 type Reply struct {
 	Status      int
 	ContentType string
-	Outcome     string // HeaderOutcome
+	Outcome     string // ticket.HeaderOutcome
 	Body        []byte
 }
 

@@ -309,6 +309,7 @@ func TestStatuses(t *testing.T) {
 	}
 	f(200, `{}`, ticket.Done)
 	f(200, `data: {"error":{"message":"x"}}`, ticket.Refused)
+	f(200, `data: {"object":"error","message":"x"}`, ticket.Refused)
 	f(503, `{"error":{"message":"full"}}`, ticket.NoSpace)
 	f(429, ``, ticket.NoSpace)
 	f(500, `{"object":"error","message":"x"}`, ticket.Refused)

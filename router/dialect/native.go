@@ -26,7 +26,7 @@ var native = Dialect{
 	// POST /xpyd/v1/prefill is answered when prefill's part is over.
 	Prefill: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 		common(h, x)
-		h.Set(HeaderRequestID, x.RequestID)
+		h.Set(ticket.HeaderRequestID, x.RequestID)
 		h.SetRequestURI("/xpyd/v1/prefill")
 		b := append([]byte(nil), `{"link":"`...)
 		b = append(b, x.Link.String()...)
@@ -38,12 +38,12 @@ var native = Dialect{
 	},
 	Decode: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 		common(h, x)
-		h.Set(HeaderRequestID, x.RequestID)
-		h.Set(HeaderLink, x.Link.String())
-		h.Set(HeaderPrefill, x.Prefill.ID)
-		h.Set(HeaderPrefillEpoch, strconv.FormatUint(x.Prefill.Epoch, 10))
-		h.Set(HeaderPrefillKV, x.Prefill.KVAddr)
-		h.Set(HeaderSeed, strconv.FormatInt(x.Seed, 10))
+		h.Set(ticket.HeaderRequestID, x.RequestID)
+		h.Set(ticket.HeaderLink, x.Link.String())
+		h.Set(ticket.HeaderPrefill, x.Prefill.ID)
+		h.Set(ticket.HeaderPrefillEpoch, strconv.FormatUint(x.Prefill.Epoch, 10))
+		h.Set(ticket.HeaderPrefillKV, x.Prefill.KVAddr)
+		h.Set(ticket.HeaderSeed, strconv.FormatInt(x.Seed, 10))
 		peered(h, x)
 		promised(h, x)
 		salted(h, x)
@@ -52,7 +52,7 @@ var native = Dialect{
 	// POST /xpyd/v1/bring is answered when what the peer has is there.
 	Bring: func(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 		common(h, x)
-		h.Set(HeaderRequestID, x.RequestID)
+		h.Set(ticket.HeaderRequestID, x.RequestID)
 		h.SetRequestURI("/xpyd/v1/bring?chat=" + strconv.FormatBool(x.Top.Messages))
 		peered(h, x)
 		salted(h, x)
@@ -83,23 +83,25 @@ func nativeBrought(a Reply) (b Brought, err error) {
 // continued returns the body of decode's leg, with what another decode has sent of the stream.
 func continued(h *fasthttp.RequestHeader, x *Exchange) [][]byte {
 	if x.Tokens {
-		h.Set(HeaderTokens, "1")
-		h.Set(HeaderRequestID, x.RequestID) // the answer's id, which stays
+		h.Set(ticket.HeaderTokens, "1")
+		h.Set(ticket.HeaderRequestID, x.RequestID) // the answer's id, which stays
 	}
 	if x.Given == nil {
 		return [][]byte{x.Body}
 	}
 	if x.Brought {
-		h.Set(HeaderBrought, "1")
+		h.Set(ticket.HeaderBrought, "1")
 	}
-	h.Set(HeaderGiven, strconv.Itoa(len(x.Body)))
+	h.Set(ticket.HeaderGiven, strconv.Itoa(len(x.Body)))
 	return [][]byte{x.Body, x.Given}
 }
 
 // peered names the worker that has more of the prompt.
 func peered(h *fasthttp.RequestHeader, x *Exchange) {
 	if p := x.Peer; p != nil {
-		h.Set(HeaderKVPeer, fmt.Sprintf("%s %d %s %s %d", p.Instance.ID, p.Instance.Epoch, p.Instance.URL, p.Instance.KVAddr, p.Tokens))
+		i := p.Instance
+		named := ticket.Peer{ID: i.ID, Epoch: i.Epoch, URL: i.URL, KV: i.KVAddr, Tokens: p.Tokens}
+		h.Set(ticket.HeaderPeer, named.String())
 	}
 }
 
@@ -107,14 +109,14 @@ func peered(h *fasthttp.RequestHeader, x *Exchange) {
 // be there before its leg.
 func promised(h *fasthttp.RequestHeader, x *Exchange) {
 	if x.Promise != "" {
-		h.Set(HeaderPromise, x.Promise)
+		h.Set(ticket.HeaderPromise, x.Promise)
 	}
 }
 
 // salted says whose cache the KV is in. Prefill hears of it with decode's ticket.
 func salted(h *fasthttp.RequestHeader, x *Exchange) {
 	if x.CacheSalt != "" {
-		h.Set(HeaderCacheSalt, x.CacheSalt)
+		h.Set(ticket.HeaderCacheSalt, x.CacheSalt)
 	}
 }
 

@@ -40,39 +40,39 @@ func TestNativeLegs(t *testing.T) {
 		t.Errorf("%s, %s", got, h.String())
 	}
 	for name, want := range map[string]string{
-		dialect.HeaderLink: x.Link.String(), dialect.HeaderPrefill: "p0", dialect.HeaderPrefillEpoch: "9",
-		dialect.HeaderPrefillKV: "h:1", dialect.HeaderSeed: "-7", dialect.HeaderDeadline: "1500", dialect.HeaderProbe: "",
+		ticket.HeaderLink: x.Link.String(), ticket.HeaderPrefill: "p0", ticket.HeaderPrefillEpoch: "9",
+		ticket.HeaderPrefillKV: "h:1", ticket.HeaderSeed: "-7", ticket.HeaderDeadline: "1500", ticket.HeaderProbe: "",
 	} {
 		if got := string(h.Peek(name)); got != want {
 			t.Errorf("%s: %q, want %q", name, got, want)
 		}
 	}
-	if len(h.Peek(dialect.HeaderTokens))+len(h.Peek(dialect.HeaderGiven))+len(h.Peek(dialect.HeaderPromise))+len(h.Peek(dialect.HeaderCacheSalt)) > 0 {
+	if len(h.Peek(ticket.HeaderTokens))+len(h.Peek(ticket.HeaderGiven))+len(h.Peek(ticket.HeaderPromise))+len(h.Peek(ticket.HeaderCacheSalt)) > 0 {
 		t.Errorf("it is asked for tokens: %s", h.String())
 	}
 	for name, leg := range map[string]func(*fasthttp.RequestHeader, *dialect.Exchange) [][]byte{"pair": d.Decode, "alone": dialect.Plain} {
 		h = fasthttp.RequestHeader{}
 		x.Tokens, x.Given, x.Promise, x.CacheSalt = true, nil, "ttft=1s", "alice"
-		if got := joined(leg(&h, x)); string(got) != `{"x":1}` || string(h.Peek(dialect.HeaderTokens)) != "1" || len(h.Peek(dialect.HeaderGiven)) > 0 ||
-			string(h.Peek(dialect.HeaderRequestID)) != x.RequestID || string(h.Peek(dialect.HeaderPromise)) != "ttft=1s" || string(h.Peek(dialect.HeaderCacheSalt)) != "alice" {
+		if got := joined(leg(&h, x)); string(got) != `{"x":1}` || string(h.Peek(ticket.HeaderTokens)) != "1" || len(h.Peek(ticket.HeaderGiven)) > 0 ||
+			string(h.Peek(ticket.HeaderRequestID)) != x.RequestID || string(h.Peek(ticket.HeaderPromise)) != "ttft=1s" || string(h.Peek(ticket.HeaderCacheSalt)) != "alice" {
 			t.Errorf("%s, with tokens: %s, %s", name, got, h.String())
 		}
 		x.Given = []byte(`{"created":1}`)
-		if got := joined(leg(&h, x)); string(got) != `{"x":1}{"created":1}` || string(h.Peek(dialect.HeaderTokens)) != "1" || string(h.Peek(dialect.HeaderGiven)) != "7" {
+		if got := joined(leg(&h, x)); string(got) != `{"x":1}{"created":1}` || string(h.Peek(ticket.HeaderTokens)) != "1" || string(h.Peek(ticket.HeaderGiven)) != "7" {
 			t.Errorf("%s, taken over: %s, %s", name, got, h.String())
 		}
 	}
 	x.Brought, x.Peer = true, &dialect.Peer{Instance: &fleet.Instance{ID: "d1", Epoch: 3, URL: "http://h", KVAddr: "h:2"}, Tokens: 9}
 	h = fasthttp.RequestHeader{}
 	dialect.Plain(&h, x)
-	if string(h.Peek(dialect.HeaderBrought)) != "1" || string(h.Peek(dialect.HeaderKVPeer)) != "d1 3 http://h h:2 9" || len(h.Peek(dialect.HeaderLink)) > 0 {
+	if string(h.Peek(ticket.HeaderBrought)) != "1" || string(h.Peek(ticket.HeaderPeer)) != "d1 3 http://h h:2 9" || len(h.Peek(ticket.HeaderLink)) > 0 {
 		t.Errorf("brought: %s", h.String())
 	}
 	x.Brought, x.Tokens, x.Top = false, false, &openai.Top{Messages: true}
 	h = fasthttp.RequestHeader{}
 	if got := joined(d.Bring(&h, x)); string(got) != `{"x":1}{"created":1}` || string(h.RequestURI()) != "/xpyd/v1/bring?chat=true" || string(h.Method()) != "POST" ||
-		string(h.Peek(dialect.HeaderGiven)) != "7" || string(h.Peek(dialect.HeaderCacheSalt)) != "alice" || string(h.Peek(dialect.HeaderDeadline)) != "1500" || string(h.Peek(dialect.HeaderKVPeer)) != "d1 3 http://h h:2 9" ||
-		len(h.Peek(dialect.HeaderTokens))+len(h.Peek(dialect.HeaderBrought)) > 0 {
+		string(h.Peek(ticket.HeaderGiven)) != "7" || string(h.Peek(ticket.HeaderCacheSalt)) != "alice" || string(h.Peek(ticket.HeaderDeadline)) != "1500" || string(h.Peek(ticket.HeaderPeer)) != "d1 3 http://h h:2 9" ||
+		len(h.Peek(ticket.HeaderTokens))+len(h.Peek(ticket.HeaderBrought)) > 0 {
 		t.Errorf("to bring: %s, %s", got, h.String())
 	}
 	if dialect.For("telepathy") != nil {

@@ -20,7 +20,7 @@ var vllmSplits = []Shape{Chat, Logprobs}
 func vllm(h *fasthttp.RequestHeader, x *Exchange, to *fleet.Instance) {
 	foreign(h, x)
 	if to.DPRanks > 1 {
-		h.Set(HeaderDPRank, strconv.Itoa(rank(x, to)))
+		h.Set(headerDPRank, strconv.Itoa(rank(x, to)))
 	}
 }
 

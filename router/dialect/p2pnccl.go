@@ -4,6 +4,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // p2pNccl is vLLM's P2pNcclConnector, which left vLLM in mid-2026: the request's id holds the
@@ -34,5 +35,5 @@ var p2pNccl = Dialect{
 
 func p2pHeader(h *fasthttp.RequestHeader, x *Exchange) {
 	foreign(h, x)
-	h.Set(HeaderRequestID, "___prefill_addr_"+x.Prefill.Bootstrap+"___decode_addr_"+x.Decode.Bootstrap+"_"+x.Link.String())
+	h.Set(ticket.HeaderRequestID, "___prefill_addr_"+x.Prefill.Bootstrap+"___decode_addr_"+x.Decode.Bootstrap+"_"+x.Link.String())
 }

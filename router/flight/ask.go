@@ -38,7 +38,7 @@ func (a *attempt) askPrefill(x *dialect.Exchange) (dialect.Result, *failure) {
 		return dialect.Result{}, a.broken(a.p, err)
 	}
 	said := dialect.Reply{Status: b.Header.StatusCode(), ContentType: string(b.Header.ContentType()),
-		Outcome: string(b.Header.Peek(dialect.HeaderOutcome)), Body: text}
+		Outcome: string(b.Header.Peek(ticket.HeaderOutcome)), Body: text}
 	b.Finish()
 	res := a.speak.Result(said)
 	switch {
@@ -75,7 +75,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 		body = a.speak.Decode(h, x)
 	}
 	if a.rules.MaxAnswer && !a.q.top.Stream {
-		h.Set(dialect.HeaderMaxAnswer, a.q.s.maxAnswer)
+		h.Set(ticket.HeaderMaxAnswer, a.q.s.maxAnswer)
 	}
 	if a.q.seam.movable() { // a client waits in the middle of its stream
 		a.d.waits.Add(1)
@@ -102,7 +102,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	if a.rules.Usage && !a.alone {
 		ans.merge = a.promptUsage
 	} else {
-		a.prompted(b.Header.Peek(dialect.HeaderPrompt))
+		a.prompted(b.Header.Peek(ticket.HeaderPrompt))
 	}
 	if status == 200 && isEventStream(ans.contentType) {
 		ans.events = &events{body: b, mute: true}
@@ -125,7 +125,7 @@ func (a *attempt) askDecode(x *dialect.Exchange) (*answer, *failure) {
 	if ans.body, err = b.All(a.q.s.MaxResponseBytes); err != nil {
 		return nil, a.broken(a.d, err)
 	}
-	outcome := ticket.Outcome(b.Header.Peek(dialect.HeaderOutcome))
+	outcome := ticket.Outcome(b.Header.Peek(ticket.HeaderOutcome))
 	b.Finish()
 	if !a.rules.Typed {
 		if status < 200 || status > 299 {

@@ -101,9 +101,7 @@ func dataOf(event []byte) []byte {
 }
 
 func isError(event []byte) bool {
-	data := dataOf(event)
-	return bytes.HasPrefix(data, []byte(`{"error":`)) || bytes.HasPrefix(data, []byte(`{"object":"error"`)) ||
-		bytes.HasPrefix(event, []byte("event: error")) || bytes.HasPrefix(event, []byte("event:error"))
+	return openai.IsError(dataOf(event)) || bytes.HasPrefix(event, []byte("event: error")) || bytes.HasPrefix(event, []byte("event:error"))
 }
 
 // eventBytes is how much one read of events may return.

@@ -209,7 +209,7 @@ func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failu
 	if accept := ctx.Request.Header.Peek("Accept"); len(accept) > 0 {
 		h.SetBytesV("Accept", accept)
 	}
-	h.Set(dialect.HeaderRequestID, a.q.id+"-"+a.link.String())
+	h.Set(ticket.HeaderRequestID, a.q.id+"-"+a.link.String())
 	dialect.SetClient(h, a.q.auth, a.q.trace)
 	b, err := a.q.s.send(a.d, h, nil, &up.Upload)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/h1"
 	"github.com/xpyd/xpyd/router/pick"
 )
@@ -193,7 +193,7 @@ func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
 	}
 	a := q.attempts[len(q.attempts)-1]
 	if !a.alone {
-		h.Set(dialect.HeaderPrefill, a.p.inst.ID)
+		h.Set(ticket.HeaderPrefill, a.p.inst.ID)
 	}
 	if a.falls != "" {
 		h.Set(headerFallback, string(a.falls))

@@ -338,7 +338,7 @@ func (s *seam) firstPrompt(u openai.PromptUsage) openai.PromptUsage {
 
 // engineFault returns what an engine's error says, if another one may not have it.
 func engineFault(data []byte) (fault, bool) {
-	if !bytes.HasPrefix(data, []byte(`{"error":`)) && !bytes.HasPrefix(data, []byte(`{"object":"error"`)) {
+	if !openai.IsError(data) {
 		return "", false
 	}
 	var e struct {

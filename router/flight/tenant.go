@@ -23,8 +23,8 @@ type tenant struct {
 	key     *apikey.Key    // never nil
 	account *limit.Account // nil without limits
 	stats   *tenantStats
-	promise string // dialect.HeaderPromise; "": what the workers promise
-	cache   string // dialect.HeaderCacheSalt; "": the cache that all share
+	promise string // ticket.HeaderPromise; "": what the workers promise
+	cache   string // ticket.HeaderCacheSalt; "": the cache that all share
 }
 
 // keyring holds the keys in force. While there are none and no header names tenants, nobody
@@ -172,7 +172,7 @@ func tenantOf(ctx *fasthttp.RequestCtx) *tenant {
 	return t
 }
 
-// cacheSalt is dialect.HeaderCacheSalt of a request; "" if nobody asked whom it is for.
+// cacheSalt is ticket.HeaderCacheSalt of a request; "" if nobody asked whom it is for.
 func (q *request) cacheSalt() string {
 	if q.tenant == nil {
 		return ""

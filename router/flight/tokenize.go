@@ -10,7 +10,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/scarce"
-	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/h1"
 )
 
@@ -124,7 +124,7 @@ func (q *request) askOne(m *fleet.Member, version uint64, limit int) (*Reply, er
 	h.SetMethod(q.method)
 	h.SetRequestURI(q.path)
 	h.SetContentType("application/json")
-	h.Set(dialect.HeaderRequestID, q.id)
+	h.Set(ticket.HeaderRequestID, q.id)
 	if q.auth != "" {
 		h.Set("Authorization", q.auth)
 	}

@@ -32,7 +32,7 @@ func DefaultSources() Sources {
 	return Sources{ProbeTimeout: 10 * time.Second, Events: DefaultEvents(), Discovery: discover.DefaultConfig()}
 }
 
-// Validate returns *config.KeyErrors.
+// Validate returns errors that are each a *config.KeyError.
 func (c *Sources) Validate() error {
 	return errors.Join(config.Positive("probe_timeout", c.ProbeTimeout), validStatics(c.Static),
 		config.Within("kv_events", c.Events.Validate()), config.Within("discovery", c.Discovery.Validate()))

@@ -14,8 +14,8 @@ import (
 	"github.com/xpyd/xpyd/internal/figures"
 )
 
-// check reports figures that cannot be repeated because their command, flag, test, stage or
-// make target does not exist, or because their commit is not in the history.
+// check reports figures whose command, flag, test, stage or make target does not exist, or whose
+// commit is not in the history. It runs nothing.
 func check(root string, all []figures.Figure) error {
 	var errs []error
 	commands, commits := map[string]error{}, map[string]error{}

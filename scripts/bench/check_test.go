@@ -11,7 +11,7 @@ import (
 
 const root = "../.."
 
-// TestResults: every figure of bench/ can be repeated, and the page is current.
+// TestResults: what the figures of bench/ name is there, and the page is current.
 func TestResults(t *testing.T) {
 	var page bytes.Buffer
 	if err := writeReport(root, &page); err != nil {
@@ -101,7 +101,7 @@ func TestReport(t *testing.T) {
 	f := figures.Figure{Name: "kv.x", Unit: "GB/s", Peer: "peer", Model: "load", Command: "make x", Was: "another", Device: "a CPU", Date: "2026-01-01", Raw: "bench/raw/x.log"}.Ratios([]float64{1, 3}, []float64{2, 2})
 	var b bytes.Buffer
 	table(&b, []figures.Figure{f})
-	for _, want := range []string{"On: a CPU.", "| `kv.x` | 2 GB/s | 2, peer | 1 | 0.500..1.500 | [2026-01-01](../bench/raw/x.log) |", "- `make x` (measured by another)\n  - `kv.x`: load"} {
+	for _, want := range []string{"On: a CPU.", "| `kv.x` † | 2 GB/s | 2, peer | 1 | 0.500..1.500 | [2026-01-01](../bench/raw/x.log) |", "- `make x` (†: measured by another)\n  - `kv.x`: load"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("%q is not in\n%s", want, b.String())
 		}

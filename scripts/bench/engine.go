@@ -15,7 +15,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // The mock engine's replies. A chunk's "created" is when it was written, in nanoseconds.
@@ -101,7 +101,7 @@ func readHead(r *bufio.Reader) (path string, length int, frames bool, err error)
 	if length = h.ContentLength(); length < 0 || length > 64<<20 {
 		return "", 0, false, fmt.Errorf("content length %d", length)
 	}
-	return path, length, len(h.Peek(dialect.HeaderTokens)) > 0, nil
+	return path, length, len(h.Peek(ticket.HeaderTokens)) > 0, nil
 }
 
 func (e mockEngine) answer(w io.ReadWriter, path string, body []byte, frames bool) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "embed"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -65,7 +66,7 @@ func newest(root string) (map[string]figures.Figure, error) {
 	return all, nil
 }
 
-// writeReport prints bench/README.md. It fails if a figure cannot be repeated.
+// writeReport prints bench/README.md. It fails if a figure names a command or a commit that is not there.
 func writeReport(root string, to io.Writer) error {
 	all, err := newest(root)
 	if err != nil {
@@ -119,10 +120,14 @@ func table(to io.Writer, rows []figures.Figure) {
 		if len(devices) > 1 {
 			device = strings.ReplaceAll(f.Device, "NVIDIA ", "") + " | "
 		}
-		fmt.Fprintf(to, "| `%s` | %.4g %s | %.4g, %s | %s | %s | %s[%s](../%s) |\n", f.Name, f.Value, f.Unit, f.PeerValue, f.Peer, ratio(f), spread(f), device, f.Date, f.Raw)
+		gone := ""
+		if f.Was != "" {
+			gone = " †"
+		}
+		fmt.Fprintf(to, "| `%s`%s | %.4g %s | %.4g, %s | %s | %s | %s[%s](../%s) |\n", f.Name, gone, f.Value, f.Unit, f.PeerValue, f.Peer, ratio(f), spread(f), device, f.Date, f.Raw)
 		command := "`" + f.Command + "`"
 		if f.Was != "" {
-			command += " (measured by " + f.Was + ")"
+			command += " (†: measured by " + f.Was + ")"
 		}
 		if by[command] == nil {
 			by[command] = map[string][]string{}
@@ -183,16 +188,7 @@ func retirees(to io.Writer, lines []byte) error {
 	return nil
 }
 
-const head = `# Measured
-
-Each figure stands beside a peer's, a limit or an earlier build's from the same run. Rounds
-alternate between ours and the other. *Ours* and *beside it* are medians of the rounds,
-*ratio* is the median of the rounds' ratios, ours over the other. Where the unit is a time, memory
-or an error, less is better.
-
-To repeat a figure, run the command under its table on a machine with nothing else to do;
-without arguments ` + "`go run ./scripts/bench`" + ` lists them. Figures are lines of
-` + "`results/*.jsonl`" + `, which also have the commit and the whole spread; the newest line of a name
-counts. ` + "`make bench-report`" + ` makes this page, and fails if a figure names a command or a commit
-that does not exist. GPU figures come from ` + "`scripts/cuda-test --record bench`" + `.
-`
+// head begins the page.
+//
+//go:embed head.md
+var head string

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/xpyd/xpyd/internal/figures"
 )
 
 // Verdicts of a part.
@@ -146,7 +148,7 @@ func (r *runner) stage(ctx context.Context, s *stage) (ok bool, err error) {
 	fmt.Fprintf(r.say, "%s (%d of %d parts, about %d s)\n", head, len(parts), len(s.parts), s.seconds)
 	ctx, cancel := context.WithTimeout(ctx, min(2*need, left))
 	defer cancel()
-	log, err := appendTo(filepath.Join(r.out, s.name+".log"))
+	log, err := figures.Append(filepath.Join(r.out, s.name+".log"))
 	if err != nil {
 		return false, err
 	}
@@ -336,20 +338,12 @@ func add(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	f, err := appendTo(path)
+	f, err := figures.Append(path)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(append(line, '\n'))
 	return errors.Join(err, f.Close())
-}
-
-// appendTo opens a file to append to, and makes its folder.
-func appendTo(path string) (*os.File, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	return os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 }
 
 // read reads a file of JSON lines; a missing file has none.

@@ -255,7 +255,7 @@ func (b *book) record(dir string) error {
 			return err
 		}
 	}
-	log, err := appendTo(filepath.Join(dir, "raw", filepath.Base(raw)))
+	log, err := figures.Append(filepath.Join(dir, "raw", filepath.Base(raw)))
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package handoff
+package ticket
 
 import (
 	"errors"
@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// Bounds of a peer's fields.
+// Bounds of a Peer's fields.
 const (
-	maxPeers  = 4 // of one order
 	maxField  = 512
 	maxTokens = 1 << 22 // of a prompt, as in kvconn
 )
@@ -41,7 +40,7 @@ func (p *Peer) Validate() error {
 	return nil
 }
 
-// ParsePeer reads the router's header: ID EPOCH URL KV TOKENS, with one blank between them.
+// ParsePeer reads what String writes, from the router's header. Such a peer has a URL.
 func ParsePeer(s string) (*Peer, error) {
 	f := strings.Split(s, " ")
 	if len(s) > 4*maxField || len(f) != 5 || f[2] == "" {
@@ -59,7 +58,7 @@ func ParsePeer(s string) (*Peer, error) {
 	return p, p.Validate()
 }
 
-// String is the header that ParsePeer reads.
+// String is ID EPOCH URL KV TOKENS, with one blank between them.
 func (p *Peer) String() string {
 	return fmt.Sprintf("%s %d %s %s %d", p.ID, p.Epoch, p.URL, p.KV, p.Tokens)
 }
