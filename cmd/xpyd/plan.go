@@ -37,7 +37,8 @@ func newPlan() *cobra.Command {
 		Short: "Compute how much load each split of some workers takes, from a step table",
 		Long: `Run a load through fleets that exist only here: the router's choice, the engine's scheduler
 and the cache are the running ones, and a step takes the time that a table of xpyd bench step
-says. For whole workers and for every split into prefill and decode it looks for the highest
+says. For whole workers, for workers that mix (pick.disaggregate: mixed) and for every split into
+prefill and decode it looks for the highest
 load of which enough requests are good, and prints the fleets, the best first, beside a rate
 that no fleet keeps up (by linear programming). The best two are searched again with other seeds,
 to say how sure their order is. Then it prints the commands that start the best one.

@@ -29,16 +29,22 @@ func runLines(about *steptable.About, s sim.Split, p sim.Promise) []string {
 	}
 	with, gpu := strings.Join(flags, " "), about.Backend == "cuda"
 	var lines []string
+	config := ""
+	if s.Mixed > 0 { // the roles are what workers are mainly for: some are of either
+		config = " --config mixed.yaml"
+		lines = []string{"cat >mixed.yaml <<'END'", "pick: {policy: kv_events, disaggregate: mixed}", "END"}
+		s = sim.Split{Prefill: s.Mixed / 2, Decode: s.Mixed - s.Mixed/2}
+	}
 	switch {
 	case s.Whole > 0:
 		lines = wholeLines(about.Model, s.Whole, gpu, with)
 	case gpu || max(s.Prefill, s.Decode) > maxWorkers: // `up` has its workers share one GPU
-		lines = []string{"xpyd router --data fleet &", "until test -e fleet/join-url; do sleep 0.1; done",
+		lines = append(lines, "xpyd router --data fleet"+config+" &", "until test -e fleet/join-url; do sleep 0.1; done",
 			startEach("prefill", 0, s.Prefill, gpu, "--join-file fleet/join-url --id prefill-$i "+with),
-			startEach("decode", s.Prefill, s.Decode, gpu, "--join-file fleet/join-url --id decode-$i "+with)}
+			startEach("decode", s.Prefill, s.Decode, gpu, "--join-file fleet/join-url --id decode-$i "+with))
 	default:
-		lines = []string{strings.TrimSpace(fmt.Sprintf("xpyd up --prefill %d --decode %d %s", s.Prefill, s.Decode, with)),
-			fmt.Sprintf("# or, with its settings in configs/compose: docker compose up --build --scale prefill=%d --scale decode=%d", s.Prefill, s.Decode)}
+		lines = append(lines, strings.TrimSpace(fmt.Sprintf("xpyd up%s --prefill %d --decode %d %s", config, s.Prefill, s.Decode, with)),
+			fmt.Sprintf("# or, with its settings in configs/compose: docker compose up --build --scale prefill=%d --scale decode=%d", s.Prefill, s.Decode))
 	}
 	if len(others) > 0 {
 		lines = append(lines, "# the table is of workers with "+strings.Join(others, " ")+": say so in each worker's configuration")

@@ -22,6 +22,8 @@ func (r *plan) says() []string {
 		list = append(list, "No fleet keeps these limits at any load that was tried.")
 	case best.Split.Whole > 0:
 		list = append(list, "Whole workers take the most.")
+	case best.Split.Mixed > 0:
+		list = append(list, "Workers of which each does any part of a request take the most.")
 	default:
 		list = append(list, best.Fleet+" takes the most.")
 	}

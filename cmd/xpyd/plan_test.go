@@ -73,7 +73,7 @@ func TestPlan(t *testing.T) {
 			}
 		}
 		var p plan
-		if err := json.Unmarshal(text, &p); err != nil || code != 0 || len(p.Fleets) != 2 || p.Fleets[0].Rate < p.Fleets[1].Rate || p.Table.Model != "tiny" {
+		if err := json.Unmarshal(text, &p); err != nil || code != 0 || len(p.Fleets) != 3 || p.Fleets[0].Rate < p.Fleets[1].Rate || p.Table.Model != "tiny" {
 			t.Errorf("%v, exit %d\n%s%s", err, code, text, errs)
 		}
 	}

@@ -54,7 +54,7 @@ own KV and the KV tiers are not in the log.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&r.table, "table", "", "step table, as xpyd bench step writes it")
-	f.StringArrayVar(&r.fleets, "fleet", nil, "2P2D: workers for prefill and decode; 4: whole ones; may be repeated")
+	f.StringArrayVar(&r.fleets, "fleet", nil, "2P2D: workers for prefill and decode; 4: whole ones; 4mixed: any does any part; may be repeated")
 	f.IntVar(&r.workers, "workers", 0, "instead of --fleet: all splits of so many workers")
 	f.StringSliceVar(&r.policies, "policy", nil, "pick.policy of the router, or several: "+strings.Join(pick.Policies, ", "))
 	f.StringVar(&r.model, "model", "", "leave out requests for other models")
@@ -243,7 +243,7 @@ func shown(lines []*requestlog.Request) sim.Split {
 	return sim.Split{Prefill: len(prefill), Decode: len(decode)}
 }
 
-// parseFleet reads 2P2D, or 4 or "4 whole".
+// parseFleet reads 2P2D, 4 or "4 whole", or "4 mixed".
 func parseFleet(text string) (sim.Split, error) {
 	count := func(s string) int {
 		if n, err := strconv.Atoi(s); err == nil && n >= 1 && n <= mostWorkers {
@@ -256,9 +256,12 @@ func parseFleet(text string) (sim.Split, error) {
 	s := sim.Split{Prefill: count(prefill), Decode: count(decode)}
 	if !split {
 		s = sim.Split{Whole: count(strings.TrimSpace(strings.TrimSuffix(text, "whole")))}
+		if n, mixed := strings.CutSuffix(text, "mixed"); mixed {
+			s = sim.Split{Mixed: count(strings.TrimSpace(n))}
+		}
 	}
-	if s.Whole == 0 && (!isDecode || s.Prefill == 0 || s.Decode == 0) {
-		return s, fmt.Errorf("--fleet %q: want 2P2D, or 4 for whole workers; 1 to %d of each", openai.Clip(text), mostWorkers)
+	if s.Whole+s.Mixed == 0 && (!isDecode || s.Prefill == 0 || s.Decode == 0) {
+		return s, fmt.Errorf("--fleet %q: want 2P2D, 4 for whole workers, or 4 mixed; 1 to %d of each", openai.Clip(text), mostWorkers)
 	}
 	return s, nil
 }
@@ -274,7 +277,8 @@ func replay(ctx context.Context, t *steptable.Table, seed uint64, load *sim.Logg
 	for _, one := range runs {
 		all.Go(func() (err error) {
 			cfg := twinOf(t, sim.Promise{}, seed) // its limits are to judge by, not to plan by
-			cfg.Whole, cfg.Prefill, cfg.Decode, cfg.Pick.Policy = one.split.Whole, one.split.Prefill, one.split.Decode, one.policy
+			cfg = one.split.Of(cfg)
+			cfg.Pick.Policy = one.policy
 			if one.out, err = sim.Run(ctx, cfg, sim.Load{Requests: load.Requests, Until: until}); err != nil {
 				return fmt.Errorf("%v: %w", one.split, err)
 			}

@@ -36,7 +36,7 @@ func (s Split) String() string {
 	return fmt.Sprintf("%dP%dD", s.Prefill, s.Decode)
 }
 
-// of is the configuration of such a fleet.
+// Of is the configuration of such a fleet.
 func (s Split) Of(cfg Config) Config {
 	cfg.Whole, cfg.Prefill, cfg.Decode, cfg.Mixed = s.Whole, s.Prefill, s.Decode, s.Mixed
 	if s.Mixed > 0 {
@@ -47,7 +47,10 @@ func (s Split) Of(cfg Config) Config {
 
 // Splits are all fleets of n workers: whole, mixed, and apart.
 func Splits(n int) []Split {
-	list := []Split{{Whole: n}, {Mixed: n}}
+	list := []Split{{Whole: n}}
+	if n > 1 {
+		list = append(list, Split{Mixed: n})
+	}
 	for p := 1; p < n; p++ {
 		list = append(list, Split{Prefill: p, Decode: n - p})
 	}

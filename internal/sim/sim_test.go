@@ -260,7 +260,7 @@ func TestSearch(t *testing.T) {
 	told := 0
 	p.TTFT = 100 * time.Millisecond
 	list, err := (&Case{cfg, load, p, time.Minute, 0}).Compare(t.Context(), Splits(2), func(*Goodput) { told++ })
-	if err != nil || told != 2 || len(list) != 2 || list[0].Rate < list[1].Rate || list[0].Fleet != "2 whole" || list[1].Fleet != "1P1D" {
+	if err != nil || told != 3 || len(list) != 3 || list[0].Rate < list[1].Rate || list[0].Fleet != "2 whole" || list[1].Fleet != "2 mixed" || list[2].Fleet != "1P1D" {
 		t.Errorf("%d, %+v, %v", told, list, err)
 	}
 }
