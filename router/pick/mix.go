@@ -19,6 +19,7 @@ type spot struct {
 	step  float64 // one that only decodes, with the request
 	first float64 // until the first token, if it computes the prompt
 	harm  float64 // what it costs to decode there
+	after float64 // the same, where another computes the prompt
 }
 
 const (
@@ -63,22 +64,35 @@ func (s *scorer) mixed(m *model) pair {
 			out, best = pair{&p.scored, &d.scored, local}, r
 		}
 	}
+	var soon, light [finalist]*spot // the best to compute the prompt, and to decode behind another
 	for i := range s.all {
 		w := &s.all[i]
-		offer(w, w, w.first+w.harm+w.broken(0, output), LocalMixed)
+		later := w.n.time(lineDecode, s.uncached(&w.scored)) + w.gap/2 // the push, and the second token's wait for a step
+		w.after = later + w.harm + w.broken(later, output)
+		w.harm += w.broken(0, output)
+		offer(w, w, w.first+w.harm, LocalMixed)
+		insert(&soon, w, func(w *spot) float64 { return w.first })
+		insert(&light, w, func(w *spot) float64 { return w.after })
 	}
-	for i := range s.all {
-		for j := range s.all {
-			p, d := &s.all[i], &s.all[j]
-			if i == j || !m.mixes[p.class][d.class] {
-				continue
+	for _, p := range soon {
+		for _, d := range light {
+			if p != nil && d != nil && p != d && m.mixes[p.class][d.class] {
+				offer(p, d, p.first+d.after, "")
 			}
-			push := d.n.time(lineDecode, s.uncached(&d.scored))
-			later := push + d.gap/2 // the second token waits for a step at d
-			offer(p, d, p.first+later+d.harm+d.broken(later, output), "")
 		}
 	}
 	return out
+}
+
+// insert keeps the best, best first, those to avoid last.
+func insert(list *[finalist]*spot, w *spot, cost func(*spot) float64) {
+	for i, o := range list {
+		if o == nil || w.avoid < o.avoid || w.avoid == o.avoid && cost(w) < cost(o) {
+			copy(list[i+1:], list[i:])
+			list[i] = w
+			return
+		}
+	}
 }
 
 // spots weighs the members of a class: all, or of a large one those that best would look at.

@@ -1,7 +1,9 @@
 package pick_test
 
 import (
+	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -175,6 +177,25 @@ func TestMixed(t *testing.T) {
 			t.Errorf("%s drains", c.Decode.ID)
 		}
 	})
+}
+
+func BenchmarkMixed(b *testing.B) {
+	for _, n := range []int{2, 16, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			m := newMixing(n, n)
+			text := []byte(strings.Repeat("All happy families are alike. ", 60))
+			local := func(string) bool { return true }
+			b.ReportAllocs()
+			for b.Loop() {
+				req := pick.Request{Model: "m", Tokens: 450, Output: 100, Seqs: 1, Chain: pick.NewChain(text), Local: local}
+				c, err := m.p.Pick(m.view, &req)
+				if err != nil {
+					b.Fatal(err)
+				}
+				end(c)
+			}
+		})
+	}
 }
 
 // TestMixedLarge: of many workers some are compared, with the warm one among them.
