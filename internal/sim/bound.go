@@ -1,7 +1,9 @@
 package sim
 
 import (
+	"cmp"
 	"math"
+	"slices"
 
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 	"github.com/xpyd/xpyd/internal/steptable"
@@ -19,12 +21,31 @@ import (
 //	       r * (tokens of an answer but the first) <= sum x[k] n[k] / t[k]
 //	       sum x[k] n[k] (t[k] - TPOT) / t[k] <= 0, the mean gap; with ITL, t[k] <= ITL where n[k] > 0
 //
-// Times to first tokens are not in it. Requests that need not be good count as served for nothing.
+// Times to first tokens are not in it. Of the requests those that cost most need not be good, and are not
+// served: by the prices of a prompt's token and an answer's that the program's dual has where they are left out.
 func Bound(w *Worker, workers int, load []Request, p Promise) float64 {
-	need := needs(load)
-	if need.fresh == 0 {
+	all := needs(load)
+	if len(all) == 0 {
 		return 0
 	}
+	share := cmp.Or(p.Share, 1)
+	kept := max(1, int(share*float64(len(all))))
+	rate, prices := served(w, workers, all, p)
+	for n := 0; n < rounds && kept < len(all); n++ {
+		slices.SortStableFunc(all, func(a, b needed) int {
+			return cmp.Compare(a.fresh*prices[1]+a.answer*prices[2], b.fresh*prices[1]+b.answer*prices[2])
+		})
+		rate, prices = served(w, workers, all[:kept], p)
+	}
+	return rate / share
+}
+
+// rounds are enough for prices, and who is left out by them, to fit each other.
+const rounds = 3
+
+// served is the rate of requests with such needs of which all are served, and the prices of the program's rows.
+func served(w *Worker, workers int, list []needed, p Promise) (rate float64, prices []float64) {
+	need := mean(list)
 	// Rows: devices, prompts, answers, gaps. Columns: the kinds of steps, and the rate.
 	limits := []float64{float64(workers), 0, 0, 0}
 	var columns [][]float64
@@ -53,11 +74,7 @@ func Bound(w *Worker, workers int, load []Request, p Promise) float64 {
 	columns = append(columns, []float64{0, need.fresh, need.answer, 0})
 	gain := make([]float64, len(columns))
 	gain[len(gain)-1] = 1
-	rate := maximise(gain, columns, limits)
-	if p.Share > 0 {
-		rate /= p.Share
-	}
-	return rate
+	return maximise(gain, columns, limits)
 }
 
 // Highest is the Bound of a load that comes as fast as that: at a higher speed other requests of it come
@@ -81,15 +98,29 @@ func Highest(w *Worker, workers int, load Requests, p Promise) float64 {
 	return bound
 }
 
-// needed is what a request needs, on the average.
+// needed is what a request needs, or requests do on the average.
 type needed struct {
 	fresh, answer float64 // tokens to compute of a prompt, and to decode
 	position      float64 // of the former
 	context       float64 // of the latter
 }
 
+// mean weighs positions and contexts by the tokens that have them.
+func mean(list []needed) (m needed) {
+	for _, n := range list {
+		m.fresh += n.fresh
+		m.answer += n.answer
+		m.position += n.fresh * n.position
+		m.context += n.answer * n.context
+	}
+	m.position /= max(m.fresh, 1)
+	m.context /= max(m.answer, 1)
+	m.fresh, m.answer = m.fresh/float64(len(list)), m.answer/float64(len(list))
+	return m
+}
+
 // needs counts a piece that several prompts have in common once.
-func needs(load []Request) (n needed) {
+func needs(load []Request) (list []needed) {
 	seen := map[uint64]bool{}
 	for i := range load {
 		q := &load[i]
@@ -105,15 +136,9 @@ func needs(load []Request) (n needed) {
 		}
 		tokens := q.Prompt.Tokens()
 		fresh := max(tokens-at, 1) // one is computed, for its logits
-		n.fresh += float64(fresh)
-		n.position += float64(fresh) * float64(tokens-fresh+tokens) / 2
-		n.answer += float64(q.Output - 1)
-		n.context += float64(q.Output-1) * (float64(tokens) + float64(q.Output)/2)
+		list = append(list, needed{float64(fresh), float64(q.Output - 1), float64(tokens-fresh+tokens) / 2, float64(tokens) + float64(q.Output)/2})
 	}
-	n.position /= max(n.fresh, 1)
-	n.context /= max(n.answer, 1)
-	n.fresh, n.answer = n.fresh/max(float64(len(load)), 1), n.answer/max(float64(len(load)), 1)
-	return n
+	return list
 }
 
 // grid is sizes of a step's part, up to most.
@@ -125,10 +150,10 @@ func grid(most int) []int {
 	return append(list, most)
 }
 
-// maximise returns the most that gain*x reaches over x >= 0 whose columns add up to no more than the
+// maximise returns the most that gain*x reaches, and the price of each limit, over x >= 0 whose columns add up to no more than the
 // limits, which are not negative: by the simplex method with Bland's rule (New finite pivoting rules
 // for the simplex method, 1977), which ends also where vertices coincide. The optimum must be bounded.
-func maximise(gain []float64, columns [][]float64, limits []float64) float64 {
+func maximise(gain []float64, columns [][]float64, limits []float64) (most float64, prices []float64) {
 	const zero = 1e-12
 	rows, cols := len(limits), len(columns)
 	table := make([][]float64, rows+1) // a slack for each row; the last is the gain, negated
@@ -155,7 +180,7 @@ func maximise(gain []float64, columns [][]float64, limits []float64) float64 {
 			enters++
 		}
 		if enters == cols+rows {
-			return table[rows][cols+rows]
+			return table[rows][cols+rows], table[rows][cols : cols+rows]
 		}
 		leaves, best := -1, 0.0
 		for r := range rows {
@@ -167,7 +192,7 @@ func maximise(gain []float64, columns [][]float64, limits []float64) float64 {
 			}
 		}
 		if leaves < 0 {
-			return table[rows][cols+rows]
+			return table[rows][cols+rows], table[rows][cols : cols+rows]
 		}
 		pivot(table, leaves, enters)
 		basis[leaves] = enters

@@ -22,7 +22,7 @@ func TestMaximise(t *testing.T) {
 		{[]float64{0.75, -150, 0.02, -6}, [][]float64{{0.25, 0.5, 0}, {-60, -90, 0}, {-0.04, -0.02, 1}, {9, 3, 0}}, []float64{0, 0, 1}, 0.05},
 		{[]float64{-1}, [][]float64{{1}}, []float64{3}, 0},
 	} {
-		if got := maximise(c.gain, c.columns, c.limits); math.Abs(got-c.want) > 1e-9 {
+		if got, _ := maximise(c.gain, c.columns, c.limits); math.Abs(got-c.want) > 1e-9 {
 			t.Errorf("%v: %v, want %v", c.gain, got, c.want)
 		}
 	}
@@ -92,5 +92,23 @@ func TestBoundHolds(t *testing.T) {
 				t.Errorf("%d, %v: %v of the requests are good at %v a second, the bound is %v", i, s, got, above*bound, bound)
 			}
 		}
+	}
+}
+
+// TestBoundLeavesOut: of requests that need not be good those count as left out that cost most.
+func TestBoundLeavesOut(t *testing.T) {
+	w := like(Split{}).Worker
+	few, many := every(time.Second, 100, 100, 10), every(time.Second, 90, 100, 10)
+	for i := range few {
+		if i%10 == 0 {
+			few[i].Prompt.tokens, few[i].Output = 1000, 50
+		}
+	}
+	got, want := Bound(&w, 1, few, Promise{Share: 0.9}), Bound(&w, 1, many, Promise{Share: 1})/0.9
+	if math.Abs(got/want-1) > 1e-9 {
+		t.Errorf("%v, without what costs most %v", got, want)
+	}
+	if all := Bound(&w, 1, few, Promise{Share: 1}); all > got/2 {
+		t.Errorf("%v of all, %v without what costs most", all, got)
 	}
 }
