@@ -32,8 +32,9 @@ type brain struct {
 	tables                        [2]*steptable.Table
 	traces                        map[string][]workload.Entry
 	shed                          bool
-	first, every                  int        // of the drawn loads
-	told                          sync.Mutex // of Sayf
+	first, every                  int           // of the drawn loads
+	told                          sync.Mutex    // of what is said and recorded
+	slots                         chan struct{} // see slot
 }
 
 func (b *brain) flags(f *flag.FlagSet) {
@@ -76,7 +77,7 @@ const (
 	brainPatience = 30 * time.Second
 	brainCloser   = 0.01 // resolution of searches
 	drawnWorkers  = 4
-	shakenEvery   = 4 // of the drawn loads
+	shakenEvery   = 5 // of the drawn loads
 )
 
 // contest is a load on some workers, and what came of it.
@@ -223,13 +224,22 @@ func (s shakenSteps) Step(l steptable.Load) (mean, spread time.Duration) {
 }
 
 // chunks are what steps are bounded by, to find the best for the fleets that are compared.
-var chunks = []int{0, 2048, 1024, 512}
+var chunks = []int{2048, 1024, 512}
 
-// play holds all contests, as many at once as there are processors.
+// rounds plays all parts side by side.
+func (b *brain) rounds(ctx context.Context, parts []part) error {
+	b.slots = make(chan struct{}, runtime.GOMAXPROCS(0))
+	all, ctx := errgroup.WithContext(ctx)
+	for _, p := range parts {
+		all.Go(func() error { return p.run(ctx) })
+	}
+	return all.Wait()
+}
+
+// play holds all contests of a part.
 func (b *brain) play(ctx context.Context, g brainPart) error {
 	list := g.all()
 	all, ctx := errgroup.WithContext(ctx)
-	all.SetLimit(runtime.GOMAXPROCS(0))
 	for _, c := range list {
 		all.Go(func() error {
 			if err := b.hold(ctx, c); err != nil {
@@ -237,53 +247,109 @@ func (b *brain) play(ctx context.Context, g brainPart) error {
 			}
 			b.told.Lock()
 			defer b.told.Unlock()
-			b.Sayf("%s: mixed %.2f/s, %s of chunk %d %.2f/s: %.3f; bound %.2f (%d runs)", c.name, c.mixed.Rate, c.best.Fleet, c.chunk, c.best.Rate, c.ratio(), c.bound, c.mixed.Runs+c.best.Runs)
+			b.Sayf("%s: mixed %.2f/s, %s of chunk %d %.2f/s: %.3f; bound %.2f", c.name, c.mixed.Rate, c.best.Fleet, c.chunk, c.best.Rate, c.ratio(), c.bound)
 			return nil
 		})
 	}
 	if err := all.Wait(); err != nil {
 		return err
 	}
+	b.told.Lock()
+	defer b.told.Unlock()
 	return b.Add(g.figures(list)...)
 }
 
-// hold finds the best fleet that does not mix, and what mixing does.
-func (b *brain) hold(ctx context.Context, c *contest) (err error) {
-	of := func(chunk int) *sim.Case {
-		k := c.of
-		if chunk > 0 {
-			k.Config.Worker.Engine.StepTokens, k.Config.Worker.Engine.PrefillTokens = chunk, chunk
-		}
-		// SHED
-		return &k
+// slot has as many searches run as there are processors.
+func (b *brain) slot(ctx context.Context, search func() error) error {
+	select {
+	case b.slots <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
 	}
+	defer func() { <-b.slots }()
+	return search()
+}
+
+// hold finds the best fleet that does not mix, and what mixing does.
+func (b *brain) hold(ctx context.Context, c *contest) error {
+	if err := b.slot(ctx, func() (err error) {
+		c.best, err = b.plain(c, 0).Search(ctx, sim.Split{Whole: c.workers})
+		return err
+	}); err != nil {
+		return err
+	}
+	all, inner := errgroup.WithContext(ctx)
+	all.Go(func() error {
+		return b.slot(inner, func() (err error) {
+			k := c.of
+			k.Config.Worker.Engine.ShedLate = true
+			c.bound = sim.Highest(&k.Config.Worker, c.workers, k.Load, k.Promise)
+			c.mixed, err = k.SearchNear(inner, sim.Split{Mixed: c.workers}, cmp.Or(c.best.Speed, 1))
+			return err
+		})
+	})
+	var splits []sim.Split
 	for _, s := range sim.Splits(c.workers) {
-		for _, chunk := range chunks {
-			if s.Mixed > 0 {
-				continue
-			}
-			k, speed, g := of(chunk), c.best.Speed, sim.Goodput{}
-			if speed == 0 {
-				g, err = k.Search(ctx, s)
-			} else if better, kept := k.Keeps(ctx, s, speed*(1+brainCloser)); kept != nil {
-				err = kept
-			} else if better {
-				g, err = k.SearchNear(ctx, s, speed*(1+brainCloser))
-			}
-			if err != nil {
-				return err
-			}
-			if g.Rate > c.best.Rate {
-				c.best, c.chunk = g, chunk
-			}
+		if s.Prefill > 0 {
+			splits = append(splits, s)
+		}
+	}
+	found := make([]sim.Goodput, max(len(splits), len(chunks)))
+	for i, s := range splits {
+		all.Go(func() error {
+			return b.slot(inner, func() (err error) { found[i], err = better(inner, b.plain(c, 0), s, &c.best); return err })
+		})
+	}
+	if err := all.Wait(); err != nil {
+		return err
+	}
+	for _, g := range found {
+		if g.Rate > c.best.Rate {
+			c.best = g
 		}
 	}
 	if c.best.Rate == 0 {
 		return errors.New("no fleet does")
 	}
+	clear(found)
+	all, inner = errgroup.WithContext(ctx)
+	for i, chunk := range chunks {
+		all.Go(func() error {
+			return b.slot(inner, func() (err error) {
+				found[i], err = better(inner, b.plain(c, chunk), c.best.Split, &c.best)
+				return err
+			})
+		})
+	}
+	if err := all.Wait(); err != nil {
+		return err
+	}
+	for i, g := range found {
+		if g.Rate > c.best.Rate {
+			c.best, c.chunk = g, chunks[i]
+		}
+	}
+	return nil
+}
+
+// plain is the case of fleets that do not mix, of steps of at most so many tokens; 0: as workers are.
+func (b *brain) plain(c *contest, chunk int) *sim.Case {
 	k := c.of
-	// SHED
-	c.mixed, err = k.SearchNear(ctx, sim.Split{Mixed: c.workers}, c.best.Speed)
-	c.bound = sim.Highest(&k.Config.Worker, c.workers, k.Load, k.Promise)
-	return err
+	if chunk > 0 {
+		k.Config.Worker.Engine.StepTokens, k.Config.Worker.Engine.PrefillTokens = chunk, chunk
+	}
+	k.Config.Worker.Engine.ShedLate = b.shed
+	return &k
+}
+
+// better searches a fleet's goodput if it is above another's; else it returns nothing.
+func better(ctx context.Context, k *sim.Case, s sim.Split, than *sim.Goodput) (sim.Goodput, error) {
+	if than.Speed == 0 {
+		return k.Search(ctx, s)
+	}
+	above := than.Speed * (1 + brainCloser)
+	if ok, err := k.Keeps(ctx, s, above); err != nil || !ok {
+		return sim.Goodput{}, err
+	}
+	return k.SearchNear(ctx, s, above)
 }
