@@ -29,6 +29,9 @@ type Config struct {
 	// MaxStepTime allow.
 	QueueTime time.Duration
 	Promise   Promise
+	// ShedLate ends prompts of which nothing is computed yet with ErrLate once what is promised of
+	// their first token cannot be kept. False: they are computed behind the others.
+	ShedLate bool
 	// MaxBacklog is how many unread events a choice may have before it pauses.
 	MaxBacklog int
 	// MaxModelLen caps prompt plus output tokens; 0 means what model and pool allow.
@@ -96,6 +99,9 @@ var (
 	ErrQueueFull = errors.New("engine queue is full")
 	// ErrClosed: the engine is closing, or closed before the request ended.
 	ErrClosed = errors.New("engine is closed")
+	// ErrLate: the prompt was shed, see Config.ShedLate. Nothing was computed of it, and nobody else
+	// should be asked for it: what would keep the promise elsewhere is needed there.
+	ErrLate = errors.New("the promised time to the first token cannot be kept")
 	// ErrCancelled: Handle.Cancel was called, or the request's context ended.
 	ErrCancelled = errors.New("request was cancelled")
 )

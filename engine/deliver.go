@@ -49,6 +49,7 @@ func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 		h.info = h.promptInfo()
 		h.info.Queued, h.info.Prefill = h.started.Sub(h.arrived), e.now().Sub(h.started)
 	}
+	e.overran(h)
 	h.logprobs = nil
 	if h.req.Prefilled == nil {
 		e.metrics.hits.Add(float64(h.info.CachedTokens))

@@ -33,7 +33,7 @@ type Wait int
 
 // The waits.
 const (
-	Idle    Wait = iota // something to be submitted, cancelled, released or freed
+	Idle    Wait = iota // something to be submitted, cancelled, released or freed; or, with ShedLate, too late
 	Linger              // a time: see linger
 	Landing             // the end of the oldest step under way
 )

@@ -79,6 +79,7 @@ type Engine struct {
 	own      int           // requests begun and not ended with a promise of their own
 	tpot     time.Duration // promised of the step that is planned; see strictest
 	saved    time.Duration // of the promised mean gap, by short steps; see spend
+	overrun  time.Duration // of what was foretold of prompts, by most of them; see shed.go
 	longest  time.Duration // that the step that is planned may take; 0: any; see gap.go
 	turns    turns         // of takeovers and prompts
 	shortage shortage      // of blocks
@@ -189,7 +190,7 @@ func (e *Engine) Close(ctx context.Context) error {
 }
 
 // loop turns until the engine is closed. With nothing to compute it sleeps until a handle, the
-// cache or Close signals.
+// cache or Close signals, or a prompt is too late.
 func (e *Engine) loop() {
 	defer close(e.loopExited)
 	for {
@@ -203,7 +204,7 @@ func (e *Engine) loop() {
 			continue
 		}
 		if !e.turn() {
-			<-e.wake
+			e.sleep()
 		}
 	}
 }

@@ -122,7 +122,9 @@ func (e *Engine) next() (launched bool) {
 		return false
 	}
 	e.short = false
+	e.shed()
 	e.admit()
+	e.shed() // of those that have blocks now, it is known what they lack
 	if launched = e.plan(); launched {
 		e.launch()
 	}
@@ -159,6 +161,7 @@ func (e *Engine) launch() {
 	}
 	draw := 0
 	for i, q := range e.batch {
+		e.foretell(q)
 		f.members = append(f.members, member{q: q, chunk: q.chunk, at: f.step.Seqs[i].Pos})
 		q.ahead += q.chunk
 		q.chunk, q.draw = 0, 0
@@ -168,6 +171,7 @@ func (e *Engine) launch() {
 		}
 		q.flights++
 		q.h.flights++
+		q.h.stepped = true
 	}
 	e.flights = append(e.flights, f)
 	e.predict()

@@ -46,13 +46,15 @@ type Handle struct {
 	prompted  bool        // the prompt's logits were drawn from
 	logprobs  []kernels.PromptLogprob
 	started   time.Time // of the first step
+	stepped   bool      // some step carried it
+	due       time.Time // when its first token should be there; zero: not foretold
 	allBanned []int32   // EOS and stop ids, while MinTokens is not reached
 }
 
 // Next waits for events and returns all there are, in order for each choice. After the last one
 // it returns io.EOF. A request that failed or was aborted ends with *StepError or ErrClosed after
 // the events before, a cancelled one with ErrCancelled at once. When ctx ends first, Next returns
-// its error and loses nothing.
+// its error and loses nothing. One that was shed ends with ErrLate, and nothing before.
 func (h *Handle) Next(ctx context.Context) ([]Event, error) {
 	for {
 		if events, err := h.take(); len(events) > 0 || err != nil {

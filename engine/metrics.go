@@ -89,6 +89,8 @@ func (m *metrics) ended(err error) {
 		outcome = "cancelled"
 	case errors.Is(err, ErrClosed):
 		outcome = "aborted"
+	case errors.Is(err, ErrLate):
+		outcome = "shed"
 	}
 	m.requests.WithLabelValues(outcome).Inc()
 }

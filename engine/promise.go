@@ -157,15 +157,20 @@ func (q *sequence) deadline(shortest time.Duration) time.Time {
 // late reports whether a prompt is to be left behind those that can be in time. One that has waited
 // for long enough is not.
 func (e *Engine) late(q *sequence, now time.Time) bool {
-	waited, ttft := now.Sub(q.h.arrived), q.h.promise.TTFT
-	return ttft > 0 && q.isPrompt() && !q.h.req.Urgent && waited < hopeless*ttft && waited+e.soonest(q) > ttft
+	return now.Sub(q.h.arrived) < hopeless*q.h.promise.TTFT && e.tooLate(q, now, q.missing())
 }
 
-// soonest is how long a prompt takes if no other goes first: the step under way, and its own.
-func (e *Engine) soonest(q *sequence) time.Duration {
+// tooLate reports whether a prompt cannot be in time any more if its last n tokens are to be computed.
+func (e *Engine) tooLate(q *sequence, now time.Time, n int) bool {
+	ttft := q.h.promise.TTFT
+	return ttft > 0 && q.isPrompt() && !q.h.req.Urgent && now.Sub(q.h.arrived)+e.soonest(q, n) > ttft
+}
+
+// soonest is how long the last n tokens of a prompt take if no other goes first: the step under way, and
+// its own.
+func (e *Engine) soonest(q *sequence, n int) time.Duration {
 	if !e.pace.measured() {
 		return 0
 	}
-	n := q.missing()
-	return e.target()/2 + time.Duration(e.pace.seconds(n, positions(n, q.next()))*float64(time.Second))
+	return e.target()/2 + time.Duration(e.pace.seconds(n, positions(n, q.length()-n))*float64(time.Second))
 }
