@@ -54,7 +54,7 @@ func (e *Engine) shedding() bool {
 // isFresh reports whether it is a prompt of which nothing was computed, here or elsewhere, and that may
 // be shed.
 func (q *sequence) isFresh() bool {
-	return !q.h.stepped && q.isPrompt() && q.h.req.Prefilled == nil && !q.h.req.Urgent
+	return !q.h.stepped && q.isPrompt() && q.h.req.Prefilled == nil && !q.h.req.Urgent && !q.h.req.Keep
 }
 
 const (

@@ -151,6 +151,7 @@ func TestShedOnlyNew(t *testing.T) {
 			"unbegun":    r.submit(edit(func(q *engine.Request) { q.Given = []engine.Given{{}} })),
 			"rows":       r.submit(edit(func(q *engine.Request) { q.PrefillOnly, q.RowsOnly = true, true })),
 			"prefilled":  r.submit(owned(edit(func(*engine.Request) {}))),
+			"kept":       r.submit(edit(func(q *engine.Request) { q.Keep = true })),
 			"unpromised": r.submit(edit(func(q *engine.Request) { q.Promise.TTFT = time.Hour })),
 		}
 		shed := map[string]*engine.Handle{
