@@ -9,6 +9,8 @@ import (
 // ErrLate before anything is computed of it: that would cost those which can be in time theirs, and its
 // client learns at once what it would only wait for.
 //
+// What has begun, here or elsewhere, is never shed.
+//
 // What a prompt takes is predicted from steps that were measured, and without steps nothing is measured
 // any more: while no other prompt can be in time, or is begun, the oldest whose time is not up is
 // computed all the same. So a device that was slow once does not shed for ever, and one that is idle
