@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/router"
 )
@@ -29,6 +30,22 @@ func TestShed(t *testing.T) {
 		w.WriteHeader(503)
 		fmt.Fprint(w, `{"outcome":"shed","message":"`+said+`"}`)
 	}
+	t.Run("hedged", func(t *testing.T) { // what the first pair says ends the second
+		g := newRig(t, 2, 2, func(c *router.Config) { c.Hedge.Enabled, c.Hedge.Delay = true, time.Millisecond })
+		second := make(chan struct{})
+		links := g.first(func(w http.ResponseWriter, r *http.Request) {
+			<-second
+			decode(w, r)
+		}, func(_ http.ResponseWriter, r *http.Request) {
+			close(second)
+			<-r.Context().Done()
+		})
+		resp, text := g.post("/v1/completions", ask)
+		if e := apiError(t, text); resp.StatusCode != 503 || e.Code == nil || *e.Code != "shed" || len(links()) != 2 {
+			t.Errorf("%d %s after %d attempts", resp.StatusCode, text, len(links()))
+		}
+		g.until("the ledger to be empty", g.idle)
+	})
 	for how, on := range map[string]func(p, d *mock){
 		"decode's":  func(p, d *mock) { d.on(&d.decode, decode) },
 		"prefill's": func(p, d *mock) { p.on(&p.prefill, prefill); d.on(&d.decode, waits) },
