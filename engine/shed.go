@@ -31,7 +31,7 @@ func (e *Engine) shed() {
 			switch {
 			case q.isFresh() && late(q, q.missing()) && (q.table != nil || late(q, e.leastMissing(q))):
 				e.behind = append(e.behind, q)
-			case q.isPrompt():
+			case q.isPrompt() && q.h.req.Prefilled == nil:
 				others = true
 			}
 		}
