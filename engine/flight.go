@@ -122,7 +122,7 @@ func (e *Engine) next() (launched bool) {
 		return false
 	}
 	e.short = false
-
+	e.shed()
 	e.admit()
 	e.shed() // of those that have blocks now, it is known what they lack
 	if launched = e.plan(); launched {

@@ -19,6 +19,8 @@ type Request struct {
 	// Urgent puts the request before all others that wait. It is for a router's probe, which
 	// must not wait for what it is to make room for.
 	Urgent bool
+	// Keep exempts the request from Config.ShedLate: what it is part of has begun.
+	Keep bool
 
 	Prompt []int32
 	N      int // choices; 0 means 1

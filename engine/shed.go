@@ -9,6 +9,8 @@ import (
 // ErrLate before anything is computed of it: that would cost those which can be in time theirs, and its
 // client learns at once what it would only wait for.
 //
+// What has begun, here or elsewhere, is never shed.
+//
 // What a prompt takes is predicted from steps that were measured, and without steps nothing is measured
 // any more: while no other prompt can be in time, or is begun, the oldest whose time is not up is
 // computed all the same. So a device that was slow once does not shed for ever, and one that is idle
@@ -29,7 +31,7 @@ func (e *Engine) shed() {
 			switch {
 			case q.isFresh() && late(q, q.missing()) && (q.table != nil || late(q, e.leastMissing(q))):
 				e.behind = append(e.behind, q)
-			case q.isPrompt():
+			case q.isPrompt() && q.h.req.Prefilled == nil:
 				others = true
 			}
 		}
@@ -54,7 +56,7 @@ func (e *Engine) shedding() bool {
 // isFresh reports whether it is a prompt of which nothing was computed, here or elsewhere, and that may
 // be shed.
 func (q *sequence) isFresh() bool {
-	return !q.h.stepped && q.isPrompt() && q.h.req.Prefilled == nil && !q.h.req.Urgent
+	return !q.h.stepped && q.isPrompt() && q.h.req.Prefilled == nil && !q.h.req.Urgent && !q.h.req.Keep
 }
 
 const (

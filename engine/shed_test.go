@@ -151,6 +151,7 @@ func TestShedOnlyNew(t *testing.T) {
 			"unbegun":    r.submit(edit(func(q *engine.Request) { q.Given = []engine.Given{{}} })),
 			"rows":       r.submit(edit(func(q *engine.Request) { q.PrefillOnly, q.RowsOnly = true, true })),
 			"prefilled":  r.submit(owned(edit(func(*engine.Request) {}))),
+			"kept":       r.submit(edit(func(q *engine.Request) { q.Keep = true })),
 			"unpromised": r.submit(edit(func(q *engine.Request) { q.Promise.TTFT = time.Hour })),
 		}
 		shed := map[string]*engine.Handle{
@@ -309,12 +310,13 @@ func TestShedBeforePlaced(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		source engine.Source
+		places int
 		told   bool
-	}{"plain": {}, "source": {nothing{}, true}} {
+	}{"plain": {nil, 2, false}, "room": {nil, 9, false}, "source": {nothing{}, 2, true}} {
 		synctest.Test(t, func(t *testing.T) {
-			computed := 0
+			computed, places := 0, c.places
 			r := shedder(t, 300*time.Millisecond, true, func(c *engine.Config) {
-				c.MaxRunning, c.Stepped = 2, func(n int) { computed += n }
+				c.MaxRunning, c.Stepped = places, func(n int) { computed += n }
 			}, nil)
 			random := rng()
 			begun := plain(random, 1000, 1)

@@ -180,7 +180,7 @@ func (m *failed) fields(c *codec) {
 func outcome(c *codec, o *ticket.Outcome) {
 	c.str((*string)(o))
 	switch *o {
-	case ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Incompatible, ticket.Corrupt, ticket.Cancelled, ticket.Refused, ticket.Invalid:
+	case ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Incompatible, ticket.Corrupt, ticket.Cancelled, ticket.Refused, ticket.Invalid, ticket.Shed:
 	default:
 		c.fail(fmt.Errorf("unknown outcome %q", *o))
 	}

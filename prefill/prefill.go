@@ -147,7 +147,7 @@ func (s *Service) servePrompt(ctx context.Context, o *kvconn.Outgoing, order *ha
 		ID: t.RequestID, Prompt: t.Tokens, N: order.N, Sampling: order.Sampling,
 		MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
 		Salt: order.Salt, Priority: order.Priority, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
-		PrefillOnly: true, RowsOnly: order.Rows, Urgent: order.Urgent, Promise: engine.Promise{TTFT: order.TTFT}, Source: source,
+		PrefillOnly: true, RowsOnly: order.Rows, Urgent: order.Urgent, Keep: !order.MayShed, Promise: engine.Promise{TTFT: order.TTFT}, Source: source,
 		OnBlocks: func(layer int, ready []engine.Ready) { o.Push(layer, src.ready(layer, ready)) },
 	})
 	if err != nil {
@@ -195,7 +195,7 @@ func (s *Service) fail(o *kvconn.Outgoing, err error) Report {
 		r.Outcome = kvconn.OutcomeOf(e, r.Outcome)
 	}
 	level := slog.LevelWarn
-	if r.Outcome == ticket.Cancelled {
+	if r.Outcome == ticket.Cancelled || r.Outcome == ticket.Shed { // the latter is counted
 		level = slog.LevelDebug
 	}
 	s.log.Log(context.Background(), level, "ticket failed", "request_id", o.Ticket().RequestID, "ticket", o.Ticket().ID,
@@ -282,6 +282,8 @@ func outcomeOf(err error) ticket.Outcome {
 		return end.outcome
 	case errors.As(err, &spoilt):
 		return ticket.Invalid
+	case errors.Is(err, engine.ErrLate):
+		return ticket.Shed
 	case errors.As(err, &bad), errors.Is(err, ErrLeaseExists), errors.Is(err, ErrNotCached):
 		return ticket.Refused
 	case errors.As(err, &long), // for this worker; decode had room

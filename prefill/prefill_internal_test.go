@@ -18,6 +18,7 @@ func TestOutcomeOf(t *testing.T) {
 	}{
 		{&endError{ticket.Corrupt, "x"}, ticket.Corrupt},
 		{&engine.OutputError{}, ticket.Invalid},
+		{engine.ErrLate, ticket.Shed},
 		{&engine.RequestError{}, ticket.Refused},
 		{ErrLeaseExists, ticket.Refused},
 		{ErrNotCached, ticket.Refused},

@@ -86,7 +86,7 @@ func newRigOf(t *testing.T, layers int, change func(*prefill.Config), onStep fun
 	r.cache, err = kvcache.New(kvcache.Config{Blocks: blocks, BlockTokens: 4, Fingerprint: "m", Numerics: "n"})
 	must(err)
 	ecfg := engine.DefaultConfig()
-	ecfg.EOS, ecfg.MaxStepTime, ecfg.StepTokens, ecfg.MaxWaiting = []int32{eos}, 0, 8, 4
+	ecfg.EOS, ecfg.MaxStepTime, ecfg.StepTokens, ecfg.MaxWaiting, ecfg.ShedLate = []int32{eos}, 0, 8, 4, true
 	r.engine, err = engine.New(ecfg, r.backend, r.cache, log, prometheus.NewRegistry())
 	must(err)
 	cfg := prefill.DefaultConfig()
@@ -403,6 +403,31 @@ func TestFailsAtTheEnd(t *testing.T) {
 func hold() (onStep func(*kernels.Step) error, release func()) {
 	gate := make(chan struct{})
 	return func(*kernels.Step) error { <-gate; return nil }, sync.OnceFunc(func() { close(gate) })
+}
+
+// TestShed: of prompts that are late, that is shed whose decode knows the outcome and says that nothing of the
+// request has begun.
+func TestShed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		onStep, release := hold()
+		r := newRig(t, nil, onStep)
+		ask := func(seed int, shed bool) *kvconn.Incoming {
+			s := spec(tokens(seed, 8))
+			s.First = order(func(o *handoff.Order) { o.TTFT, o.MayShed = time.Millisecond, shed })
+			in := r.send(s)
+			synctest.Wait()
+			return in
+		}
+		first, begun, late := ask(1, true), ask(2, false), ask(3, true)
+		time.Sleep(10 * time.Millisecond)
+		release()
+		r.gets(first, ticket.Done, "") // its step was under way
+		r.gets(begun, ticket.Done, "")
+		r.gets(late, ticket.Shed, "cannot be kept")
+		time.Sleep(time.Second)
+		r.empty()
+		r.close()
+	})
 }
 
 // TestPromised: of two prompts that wait the one goes first whose request is promised something.

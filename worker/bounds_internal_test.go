@@ -315,7 +315,7 @@ func TestSmallParts(t *testing.T) {
 			t.Errorf("%d files: %d connections", files, got)
 		}
 	}
-	for o, want := range map[ticket.Outcome]int{ticket.NoSpace: 503, ticket.Late: 504, ticket.Cancelled: 499, ticket.Dead: 502, ticket.Refused: 502} {
+	for o, want := range map[ticket.Outcome]int{ticket.NoSpace: 503, ticket.Shed: 503, ticket.Late: 504, ticket.Cancelled: 499, ticket.Dead: 502, ticket.Refused: 502} {
 		if got := legStatus(o); got != want {
 			t.Errorf("%s: %d", o, got)
 		}

@@ -96,6 +96,7 @@ type Promises struct {
 	TTFTPromise time.Duration `key:"ttft_promise"` // time to their first token
 	TPOTPromise time.Duration `key:"tpot_promise"` // the mean of the times between their tokens
 	ITLPromise  time.Duration `key:"itl_promise"`  // the longest of these
+	ShedLate    bool          `key:"shed_late"`    // answers 503 at once to what would be later than TTFTPromise
 }
 
 // Fleet says how to reach NATS. The TLS files are for NATS, HTTP between members, and KV over the

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"errors"
+	"strconv"
 
 	"github.com/valyala/fasthttp"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/prefill"
+	"github.com/xpyd/xpyd/router/h1"
 )
 
 // failure is an API error with the outcome that a router acts on.
@@ -31,8 +33,15 @@ func failed(o ticket.Outcome, err error) *failure {
 		api = openai.Deadline
 	case ticket.Invalid:
 		api = openai.InvalidOutput
+	case ticket.Shed:
+		api = openai.Shed
 	}
 	return &failure{api("%v", err), o}
+}
+
+// elsewhere reports whether another worker may do better.
+func (f *failure) elsewhere() bool {
+	return f.outcome != ticket.Refused && f.outcome != ticket.Invalid && f.outcome != ticket.Shed
 }
 
 // closing is the answer while the worker shuts down: another worker may serve the request.
@@ -46,6 +55,9 @@ func writeError(ctx *fasthttp.RequestCtx, err error) {
 	var api *openai.Error
 	if !errors.As(err, &api) {
 		api = openai.Internal("%v", err)
+	}
+	if s := max(api.RetryAfter, h1.RetryAfter(api.Status)); s > 0 {
+		ctx.Response.Header.Set("Retry-After", strconv.Itoa(s))
 	}
 	writeJSON(ctx, api.Status, api.Append(nil))
 }
@@ -61,6 +73,8 @@ func engineFailure(err error) *failure {
 		return &failure{openai.BadRequest("prompt", "%v", err), ticket.Refused}
 	case errors.As(err, &spoilt):
 		return failed(ticket.Invalid, err)
+	case errors.Is(err, engine.ErrLate):
+		return failed(ticket.Shed, err)
 	case errors.Is(err, engine.ErrQueueFull):
 		return failed(ticket.NoSpace, err)
 	case errors.Is(err, engine.ErrClosed):

@@ -10,8 +10,8 @@ import (
 
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // A stream outlives its decode worker: the router notes which tokens each event stood for, from a
@@ -186,7 +186,7 @@ func (f *frames) appendOffer(dst []byte, o engine.Offer) []byte {
 // appendError ends a stream. What another worker may do better than this one is not told to the
 // client but, as a comment, to the router.
 func (f *frames) appendError(dst []byte, err *failure) []byte {
-	if f == nil || err.outcome == ticket.Refused || err.outcome == ticket.Invalid {
+	if f == nil || !err.elsewhere() {
 		return openai.AppendErrorEvent(dst, err.api)
 	}
 	return append(err.api.Append(append(dst, ":e "...)), "\n\n"...)

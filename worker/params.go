@@ -271,7 +271,7 @@ const seedStride = 0x9e3779b97f4a7c15
 // request builds the engine's request for one prompt.
 func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request {
 	r := &engine.Request{
-		ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: j.items[i].tokens, N: j.N, Urgent: j.urgent, Promise: j.promise,
+		ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: j.items[i].tokens, N: j.N, Urgent: j.urgent, Keep: len(j.items) > 1, Promise: j.promise,
 		Sampling: w.sampling(&j.Sampling, seed), MinTokens: j.MinTokens,
 		StopTokens: j.StopTokenIDs, IgnoreEOS: j.IgnoreEOS, Salt: j.CacheSalt, Priority: int8(j.CachePriority),
 		Logprobs: j.logprobs, PromptLogprobs: -1, Given: j.givenTo(i), Offers: j.framed,

@@ -51,17 +51,20 @@ func TestFailures(t *testing.T) {
 		{"engine", func(e error) error { return errOf(engineFailure(e)) }, &engine.RequestError{Field: "n", Msg: "m"}, 400, "", "n", ""},
 		{"engine", func(e error) error { return errOf(engineFailure(e)) }, &engine.TooLongError{}, 400, "", "prompt", ""},
 		{"engine", func(e error) error { return errOf(engineFailure(e)) }, &engine.OutputError{}, 500, "model_output_invalid", "", ticket.Invalid},
+		{"engine", func(e error) error { return errOf(engineFailure(e)) }, engine.ErrLate, 503, "shed", "", ticket.Shed},
 		{"engine", func(e error) error { return errOf(engineFailure(e)) }, engine.ErrQueueFull, 503, "unavailable", "", ticket.NoSpace},
 		{"engine", func(e error) error { return errOf(engineFailure(e)) }, engine.ErrClosed, 503, "unavailable", "", ticket.NoSpace},
 		{"engine", func(e error) error { return errOf(engineFailure(e)) }, errors.New("x"), 502, "engine_failed", "", ticket.Dead},
 		{"fetch", func(e error) error { return errOf(fetchFailure(e)) }, fetched(ticket.NoSpace), 503, "unavailable", "", ticket.NoSpace},
 		{"fetch", func(e error) error { return errOf(fetchFailure(e)) }, fetched(ticket.Late), 504, "deadline_exceeded", "", ticket.Late},
+		{"fetch", func(e error) error { return errOf(fetchFailure(e)) }, fetched(ticket.Shed), 503, "shed", "", ticket.Shed},
 		{"fetch", func(e error) error { return errOf(fetchFailure(e)) }, fetched(ticket.Invalid), 500, "model_output_invalid", "", ticket.Refused},
 		{"fetch", func(e error) error { return errOf(fetchFailure(e)) }, fetched(ticket.Corrupt), 502, "engine_failed", "", ticket.Corrupt},
 		{"fetch", func(e error) error { return errOf(fetchFailure(e)) }, errors.New("x"), 502, "engine_failed", "", ticket.Dead},
 		{"keep", keepFailure, prefill.ErrLeaseExists, 400, "", fieldTransfer, ""},
 		{"keep", keepFailure, prefill.ErrTooManyLeases, 503, "unavailable", "", ticket.NoSpace},
 		{"keep", keepFailure, prefill.ErrClaimGone, 502, "engine_failed", "", ticket.Cancelled},
+		{"keep", keepFailure, engine.ErrLate, 503, "shed", "", ticket.Shed},
 		{"keep", keepFailure, engine.ErrQueueFull, 503, "unavailable", "", ticket.NoSpace},
 		{"memory", func(e error) error { return errOf(memoryFailure(e)) }, errMemory, 503, "unavailable", "", ticket.NoSpace},
 		{"memory", func(e error) error { return errOf(memoryFailure(e)) }, errWaiters, 503, "unavailable", "", ticket.NoSpace},
@@ -79,7 +82,7 @@ func TestFailures(t *testing.T) {
 			return `"` + s + `"`
 		}
 		if ctx.Response.StatusCode() != c.status || !strings.Contains(body, `"param":`+null(c.param)+`,"code":`+null(c.code)) ||
-			string(ctx.Response.Header.Peek(ticket.HeaderOutcome)) != string(c.outcome) {
+			string(ctx.Response.Header.Peek(ticket.HeaderOutcome)) != string(c.outcome) || string(ctx.Response.Header.Peek("Retry-After")) != map[bool]string{true: "1"}[c.status == 503] {
 			t.Errorf("%s, %v: %d %s, outcome %q", c.of, c.err, ctx.Response.StatusCode(), body, ctx.Response.Header.Peek(ticket.HeaderOutcome))
 		}
 	}
@@ -477,14 +480,14 @@ func TestAskReach(t *testing.T) {
 
 // TestAppendError: only what another worker may do better is kept from the client.
 func TestAppendError(t *testing.T) {
-	for _, o := range []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Incompatible, ticket.Corrupt, ticket.Cancelled, ticket.Refused, ticket.Invalid} {
+	for _, o := range []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Dead, ticket.Incompatible, ticket.Corrupt, ticket.Cancelled, ticket.Refused, ticket.Invalid, ticket.Shed} {
 		err := failed(o, errors.New("two\nlines"))
 		event := string(openai.AppendErrorEvent(nil, err.api))
 		if got := string((*frames)(nil).appendError(nil, err)); got != event {
 			t.Errorf("%s, without frames: %q", o, got)
 		}
 		want := ":e " + strings.TrimPrefix(event, "data: ")
-		if o == ticket.Refused || o == ticket.Invalid {
+		if o == ticket.Refused || o == ticket.Invalid || o == ticket.Shed {
 			want = event
 		}
 		if got := string((&frames{}).appendError(nil, err)); got != want || strings.Count(got, "\n") != 2 {

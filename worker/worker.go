@@ -265,7 +265,7 @@ func EngineConfig(c *Config, gpu bool) engine.Config {
 	}
 	cfg.MaxRunning, cfg.StepTokens = cmp.Or(c.MaxBatch, cfg.MaxRunning), cmp.Or(c.StepTokens, cfg.StepTokens)
 	cfg.MaxWaiting, cfg.MaxModelLen, cfg.MaxStepTime, cfg.QueueTime = c.MaxWaiting, c.MaxModelLen, c.MaxStepTime, c.QueueTime
-	cfg.Promise = c.promise()
+	cfg.Promise, cfg.ShedLate = c.promise(), c.ShedLate
 	if gpu {
 		cfg.PrefillTokens = cfg.StepTokens
 	}

@@ -119,6 +119,7 @@ func promiseFlags(f *pflag.FlagSet) {
 	f.Duration("ttft-promise", 0, "time to the first token that requests are promised; 0: nothing")
 	f.Duration("tpot-promise", 0, "mean time between tokens that requests are promised; 0: nothing")
 	f.Duration("itl-promise", 0, "longest time between two tokens that requests are promised; 0: nothing")
+	f.Bool("shed-late", false, "answer 503 at once to a request whose first token would be later than promised, instead of computing it behind the others")
 }
 
 func kvFlags(f *pflag.FlagSet, k *worker.KV) {

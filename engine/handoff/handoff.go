@@ -40,6 +40,9 @@ type Order struct {
 	Priority       int8            `json:"priority,omitempty"` // of its KV: kvcache.Chain
 	Urgent         bool            `json:"urgent,omitempty"`   // a router's probe: before waiting requests
 	TTFT           time.Duration   `json:"ttft,omitempty"`     // that the request is promised; 0: what prefill promises
+	// MayShed: decode knows ticket.Shed, and nothing of the request has begun. An older decode does not
+	// say so, and would lose its session by that outcome.
+	MayShed bool `json:"may_shed,omitempty"`
 
 	// Peers have some of the prompt, and prefill may fetch from them what it lacks: decode itself,
 	// which holds its part until the ticket is over, and workers that the router knows.

@@ -14,7 +14,7 @@ import (
 
 func order() *handoff.Order {
 	return &handoff.Order{Sampling: engine.Sampling{Seed: math.MaxUint64, Temperature: 0.7, TopP: 0.9, TopK: 40, Bias: []kernels.Bias{{ID: 3, Value: -100}}},
-		N: 2, MinTokens: 3, StopTokens: []int32{5}, Logprobs: 1, PromptLogprobs: 0, Salt: "tenant", Priority: -20, TTFT: 200 * time.Millisecond, Of: 1}
+		N: 2, MinTokens: 3, StopTokens: []int32{5}, Logprobs: 1, PromptLogprobs: 0, Salt: "tenant", Priority: -20, TTFT: 200 * time.Millisecond, MayShed: true, Of: 1}
 }
 
 func draft() *handoff.Draft {

@@ -101,6 +101,16 @@ func Unavailable(format string, args ...any) *Error {
 	return &Error{Status: 503, Type: TypeServer, Code: "unavailable", Message: fmt.Sprintf(format, args...)}
 }
 
+// CodeShed is of Shed.
+const CodeShed = "shed"
+
+// Shed is a 503 for a request whose first token could not be there in the promised time any more.
+func Shed(format string, args ...any) *Error {
+	e := Unavailable(format, args...)
+	e.Code = CodeShed
+	return e
+}
+
 // Deadline is a 504.
 func Deadline(format string, args ...any) *Error {
 	return &Error{Status: 504, Type: TypeServer, Code: "deadline_exceeded", Message: fmt.Sprintf(format, args...)}

@@ -124,6 +124,8 @@ var Scenes = []Scene{
 			w.expect(o, w.Spec(string(o), 6, 4, 4*n))
 		}
 	}},
+	{Name: "shed", prepare: answers(func(_ context.Context, o *kvconn.Outgoing, _ *Source) { o.Fail(ticket.Shed, "as told") }),
+		ends: []ticket.Outcome{ticket.Shed}, drive: func(w *World) { w.expect(ticket.Shed, w.Spec("shed", 10, 4, 0)) }},
 	{Name: "goaway", ends: []ticket.Outcome{ticket.Done}, prepare: func(w *World) {
 		w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *Source) {
 			over, cancel := context.WithCancel(ctx)

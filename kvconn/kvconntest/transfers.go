@@ -65,7 +65,7 @@ var transfers = []leafCase{
 	{name: "acknowledged-when-quiet", run: acknowledged},
 	{name: "slow-link-and-long-partition", waits: true, run: longPartition},
 	{name: "sender-fails", run: func(t *testing.T, f Factory, w *World, ch *Chaos) {
-		for _, o := range []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Refused, ticket.Corrupt, ticket.Cancelled} {
+		for _, o := range []ticket.Outcome{ticket.NoSpace, ticket.Late, ticket.Refused, ticket.Corrupt, ticket.Cancelled, ticket.Shed} {
 			w.Answer = func(ctx context.Context, g *kvconn.Outgoing, src *Source) { g.Fail(o, "as told") }
 			w.expect(o, w.Spec("fails", 1, 9, 0))
 		}

@@ -47,6 +47,7 @@ const (
 	Cancelled    Outcome = "cancelled"    // the other side gave up (client left)
 	Refused      Outcome = "refused"      // unknown ticket, bad secret, bad request
 	Invalid      Outcome = "invalid"      // the model's output is not a number, as it would be anywhere
+	Shed         Outcome = "shed"         // prefill cannot keep what is promised of the first token; others have no time to spare either
 )
 
 // Retryable reports whether the same request may succeed on another pair.

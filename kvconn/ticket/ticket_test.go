@@ -23,7 +23,7 @@ func FuzzParseLink(f *testing.F) {
 
 func TestRetryable(t *testing.T) {
 	for o, want := range map[ticket.Outcome]bool{ticket.Done: false, ticket.NoSpace: true, ticket.Late: true, ticket.Dead: true,
-		ticket.Incompatible: true, ticket.Corrupt: true, ticket.Cancelled: false, ticket.Refused: false, ticket.Invalid: false} {
+		ticket.Incompatible: true, ticket.Corrupt: true, ticket.Cancelled: false, ticket.Refused: false, ticket.Invalid: false, ticket.Shed: false} {
 		if o.Retryable() != want {
 			t.Errorf("%s: retryable %v", o, !want)
 		}

@@ -102,6 +102,8 @@ func (a *attempt) reported(by, partner *leg, o ticket.Outcome, message string) *
 	case o == ticket.Invalid: // any worker would compute the same, unless this device is broken
 		f.api = openai.InvalidOutput("%s", f.Error())
 		a.fault(by, pick.Poor)
+	case o == ticket.Shed: // others need their time for what they can still do in time
+		f.api = openai.Shed("%s", f.Error())
 	case o == ticket.NoSpace:
 		f.avoid = []string{by.inst.ID}
 	case f.hearsay():

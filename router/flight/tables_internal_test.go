@@ -108,6 +108,7 @@ func TestReported(t *testing.T) {
 		{p, d, ticket.Dead, true, "d0 d0 p0", "", "outcome_dead"},
 		{d, p, ticket.Cancelled, true, "p0 p0 d0", "", "outcome_cancelled"},
 		{p, d, ticket.Refused, false, "d0 p0", "", reasonStatus},
+		{p, d, ticket.Shed, false, "", "", reasonStatus},
 		{p, d, "nonsense", false, "d0 p0", "", reasonStatus},
 	} {
 		f := a.reported(c.by, c.partner, c.outcome, "why")
