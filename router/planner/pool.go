@@ -1,0 +1,181 @@
+package planner
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+const (
+	// answerWeight is how many prompt tokens a token of an answer costs as much as, in whole workers. Only a
+	// change of the mix makes it matter: what they cost together is measured.
+	answerWeight = 4
+	// level is the time over which load is averaged, surge that in which a steep rise shows.
+	level = 2 * time.Minute
+	surge = 30 * time.Second
+	// costLasts is for how long a measured cost counts, drainIn how soon a queue is to be worked off.
+	costLasts = 15 * time.Minute
+	drainIn   = time.Minute
+	// fewGaps are too few to say how long gaps are.
+	fewGaps = 32
+	// slack is how much less than full a smaller fleet has to be.
+	slack = 0.05
+)
+
+// pool is the workers of a role, and what is known of them.
+type pool struct {
+	role Role
+	load series
+	// cost is workers that are busy by the load that keeps them so.
+	cost fading
+	// base is the least gap between tokens, in seconds, that a minute had: that of a worker which hardly does
+	// anything else. With gaps twice as long a worker is half used.
+	base float64
+	gaps fading // a minute's
+	busy fading // the last minute's utilisation
+	part part
+
+	here, serving, waiting, queued, gpus int
+
+	wanted int
+	need   float64    // workers, as it was judged last
+	enough [slots]int // fewer workers that would have done, at the last judgements
+	judged int
+	hold   time.Duration // how long they must have done
+	least  time.Duration // that, at its shortest
+	fell   time.Time     // when wanted fell last, and when it rose soon after a fall
+	flap   time.Time
+	why    string
+}
+
+// part is what has been seen since the cost was measured last.
+type part struct {
+	took, streaming time.Duration
+	gaps            int
+	served, workers float64 // the latter times seconds
+}
+
+// measure learns from what has come of the load in some time, of which served has been computed.
+func (l *pool) measure(s *Sample, took time.Duration, served float64) {
+	if l.role == Prefill {
+		busy := 0
+		for i := range s.Workers {
+			if w := &s.Workers[i]; w.Role == Prefill && w.State != Starting && w.Running+w.Waiting > 0 {
+				busy++
+			}
+		}
+		l.note(float64(busy), served, took)
+		return
+	}
+	x := &l.part
+	x.took += took
+	x.streaming += s.Streaming
+	x.gaps += s.Gaps
+	x.served += served
+	x.workers += float64(l.serving) * took.Seconds()
+	if x.gaps < fewGaps || x.took < grain {
+		if x.took > level { // they say nothing
+			l.part = part{}
+		}
+		return
+	}
+	l.gaps.add(x.streaming.Seconds(), float64(x.gaps), x.took, time.Minute)
+	gap := x.streaming.Seconds() / float64(x.gaps)
+	smooth := l.gaps.ratio()
+	if l.base *= 1 + 0.02*x.took.Hours(); l.base == 0 || smooth < l.base {
+		l.base = smooth
+	}
+	used := 0.0
+	if gap > 0 {
+		used = max(0, 1-l.base/gap)
+	}
+	workers := x.workers / x.took.Seconds()
+	l.note(used*workers, x.served, x.took)
+	l.part = part{}
+}
+
+// note takes in how many workers were busy with what was computed in some time.
+func (l *pool) note(workers, served float64, took time.Duration) {
+	if served > 0 || workers > 0 {
+		l.cost.add(workers*took.Seconds(), served, took, costLasts)
+	}
+	l.busy.add(workers*took.Seconds(), float64(max(l.serving, 1))*took.Seconds(), took, time.Minute)
+}
+
+// forecast is the load a second that is to be expected in some time, and how much that may be wrong.
+func (l *pool) forecast(ahead time.Duration) (expect, wrong float64) {
+	now, wrong := l.load.mean(0, level), l.load.strays(level)
+	expect = max(now, l.load.mean(0, surge)-2*l.load.strays(surge))
+	const span = 5 * time.Minute // a trend shows in the last ten minutes, if it shows
+	if before := l.load.mean(span, span); l.load.n >= int(2*span/grain) {
+		if rise := l.load.mean(0, span) - before; rise > 2*l.load.strays(span)*math.Sqrt2 {
+			expect = max(expect, l.load.mean(0, span)+rise*(span/2+ahead).Seconds()/span.Seconds())
+		}
+	}
+	return expect, wrong
+}
+
+// backlog is the load a second that works a queue off in time, above what always waits.
+func (l *pool) backlog(expect, output float64) float64 {
+	waits := float64(l.queued)
+	if l.role == Decode {
+		waits = float64(l.waiting) * output
+	}
+	return max(0, waits-2*expect) / drainIn.Seconds()
+}
+
+// judge says how many workers are wanted now.
+func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, output float64) {
+	expect, wrong := l.forecast(ahead)
+	cost := l.cost.ratio()
+	late := l.backlog(expect, output)
+	least := b.Min
+	switch {
+	case expect+late == 0:
+		l.need = 0
+	case cost == 0: // nothing is known of what it takes
+		least, l.need = l.wanted, float64(l.wanted)
+		if l.waiting > 0 && l.queued > 0 && l.here == l.serving {
+			l.need++
+		}
+	default:
+		l.need = (expect + late) * cost / aim
+		least = ceil((expect + late + wrong) * cost / (aim * (1 - slack)))
+	}
+	want := b.clamp(ceil(l.need))
+	l.enough[l.judged%slots] = max(b.clamp(least), want)
+	l.judged++
+	for i := range min(l.judged, max(1, int(l.hold/grain))) {
+		least = max(least, l.enough[(l.judged-1-i)%slots])
+	}
+	long := l.judged >= int(l.hold/grain)
+	switch least = b.clamp(least); {
+	case want > l.wanted:
+		l.steady(now)
+		l.why = fmt.Sprintf("%s needs %.1f workers: %.0f tokens/s are expected, and a worker is given %.0f", l.role, l.need, expect+late, aim/max(cost, 1e-12))
+		if late > 0 {
+			l.why += fmt.Sprintf("; %.0f of them work off a queue", late)
+		}
+		l.wanted = want
+	case least < l.wanted && long:
+		l.why = fmt.Sprintf("%d %s workers have been enough for %v, %.0f tokens/s are expected", least, l.role, l.hold, expect)
+		l.wanted, l.fell = least, now
+	case now.Sub(l.flap) > longest:
+		l.hold = max(l.hold/2, l.least)
+		l.flap = now
+	}
+}
+
+// steady doubles how long fewer workers must have done, if it has just been too short.
+func (l *pool) steady(now time.Time) {
+	if !l.fell.IsZero() && now.Sub(l.fell) < longest/2 {
+		l.hold, l.flap = min(2*l.hold, longest), now
+	}
+}
+
+// ceil is the workers for a need: a hundredth of one more is none.
+func ceil(need float64) int { return int(math.Ceil(min(need, mostWorkers) - 0.01)) }
+
+func (l *pool) seen(at time.Time) Forecast {
+	return Forecast{At: at, Load: l.load.mean(0, level), Workers: l.serving, Utilisation: l.busy.ratio(), Queued: l.queued}
+}
