@@ -177,7 +177,7 @@ func (p *Planner) act(now time.Time, have, wanted map[Role]int, used int) (out [
 	for _, r := range p.roles() {
 		for _, from := range p.roles() {
 			for lacks(r) > 0 && lacks(from) < 0 {
-				w := p.leaves(from)
+				w := p.leaves(from, Flip)
 				if w == nil {
 					break
 				}
@@ -189,7 +189,7 @@ func (p *Planner) act(now time.Time, have, wanted map[Role]int, used int) (out [
 	for _, r := range p.roles() {
 		l := p.pools[r]
 		for lacks(r) < 0 {
-			w := p.leaves(r)
+			w := p.leaves(r, Stop)
 			if w == nil {
 				break
 			}
@@ -209,17 +209,27 @@ func (p *Planner) act(now time.Time, have, wanted map[Role]int, used int) (out [
 	return out
 }
 
-// leaves is the worker of a role that is missed least: one that still starts, else the least loaded.
-func (p *Planner) leaves(r Role) (least *Worker) {
+// leaves is the worker of a role that is missed least: one that still starts, else the least loaded of those that
+// serve, unless it is the last one that does. A worker that still starts has no role to change.
+func (p *Planner) leaves(r Role, kind Kind) (least *Worker) {
+	serve := 0
 	for i := range p.last.Workers {
 		w := &p.last.Workers[i]
 		if w.Role != r || w.State == Draining || slices.ContainsFunc(p.orders, func(o order) bool { return o.worker == w.ID }) {
+			continue
+		}
+		if w.State == Serving {
+			serve++
+		} else if kind == Flip {
 			continue
 		}
 		if least == nil || cmp.Or(cmp.Compare(w.State, least.State), cmp.Compare(w.Running+w.Waiting, least.Running+least.Waiting),
 			cmp.Compare(w.QueuedTokens, least.QueuedTokens), cmp.Compare(least.ID, w.ID)) < 0 {
 			least = w
 		}
+	}
+	if least != nil && least.State == Serving && serve < 2 {
+		return nil
 	}
 	return least
 }

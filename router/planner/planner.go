@@ -62,13 +62,13 @@ func (p *Planner) Observe(s Sample) {
 		switch l.role {
 		case Prefill:
 			l.load.add(float64(s.PromptTokens), took)
-			l.measure(&s, took, computed)
+			l.measure(&s, took, computed, p.output.ratio())
 		case Decode:
 			l.load.add(came, took)
-			l.measure(&s, took, float64(s.OutputTokens))
+			l.measure(&s, took, float64(s.OutputTokens), p.output.ratio())
 		default:
 			l.load.add(float64(s.PromptTokens)+answerWeight*came, took)
-			l.measure(&s, took, computed+answerWeight*float64(s.OutputTokens))
+			l.measure(&s, took, computed+answerWeight*float64(s.OutputTokens), p.output.ratio())
 		}
 	}
 	p.promise(&s)

@@ -16,6 +16,8 @@ const (
 	// costLasts is for how long a measured cost counts, drainIn how soon a queue is to be worked off.
 	costLasts = 15 * time.Minute
 	drainIn   = time.Minute
+	// full is a queue, in time of what is computed, that only workers without any time left have.
+	full = 10 * time.Second
 	// fewGaps are too few to say how long gaps are.
 	fewGaps = 32
 	// slack is how much less than full a smaller fleet has to be.
@@ -52,11 +54,12 @@ type pool struct {
 type part struct {
 	took, streaming time.Duration
 	gaps            int
-	served, workers float64 // the latter times seconds
+	served          float64
+	workers, queued float64 // times seconds
 }
 
 // measure learns from what has come of the load in some time, of which served has been computed.
-func (l *pool) measure(s *Sample, took time.Duration, served float64) {
+func (l *pool) measure(s *Sample, took time.Duration, served, output float64) {
 	if l.role == Prefill {
 		busy := 0
 		for i := range s.Workers {
@@ -73,6 +76,7 @@ func (l *pool) measure(s *Sample, took time.Duration, served float64) {
 	x.gaps += s.Gaps
 	x.served += served
 	x.workers += float64(l.serving) * took.Seconds()
+	x.queued += l.waits(output) * took.Seconds()
 	if x.gaps < fewGaps || x.took < grain {
 		if x.took > level { // they say nothing
 			l.part = part{}
@@ -88,6 +92,9 @@ func (l *pool) measure(s *Sample, took time.Duration, served float64) {
 	used := 0.0
 	if gap > 0 {
 		used = max(0, 1-l.base/gap)
+	}
+	if x.queued > full.Seconds()*x.served {
+		used = 1
 	}
 	workers := x.workers / x.took.Seconds()
 	l.note(used*workers, x.served, x.took)
@@ -117,11 +124,15 @@ func (l *pool) forecast(ahead time.Duration) (expect, wrong float64) {
 
 // backlog is the load a second that works a queue off in time, above what always waits.
 func (l *pool) backlog(expect, output float64) float64 {
-	waits := float64(l.queued)
+	return max(0, l.waits(output)-2*expect) / drainIn.Seconds()
+}
+
+// waits is the load that waits.
+func (l *pool) waits(output float64) float64 {
 	if l.role == Decode {
-		waits = float64(l.waiting) * output
+		return float64(l.waiting) * output
 	}
-	return max(0, waits-2*expect) / drainIn.Seconds()
+	return float64(l.queued)
 }
 
 // judge says how many workers are wanted now.
@@ -145,10 +156,14 @@ func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, 
 	want := b.clamp(ceil(l.need))
 	l.enough[l.judged%slots] = max(b.clamp(least), want)
 	l.judged++
-	for i := range min(l.judged, max(1, int(l.hold/grain))) {
+	hold := l.hold
+	if l.need == 0 && l.load.mean(0, l.least) == 0 {
+		hold = l.least // nothing that comes and goes
+	}
+	for i := range min(l.judged, int(hold/grain)) {
 		least = max(least, l.enough[(l.judged-1-i)%slots])
 	}
-	long := l.judged >= int(l.hold/grain)
+	long := l.judged >= int(hold/grain)
 	switch least = b.clamp(least); {
 	case want > l.wanted:
 		l.steady(now)
@@ -158,7 +173,7 @@ func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, 
 		}
 		l.wanted = want
 	case least < l.wanted && long:
-		l.why = fmt.Sprintf("%d %s workers have been enough for %v, %.0f tokens/s are expected", least, l.role, l.hold, expect)
+		l.why = fmt.Sprintf("%d %s workers have been enough for %v, %.0f tokens/s are expected", least, l.role, hold, expect)
 		l.wanted, l.fell = least, now
 	case now.Sub(l.flap) > longest:
 		l.hold = max(l.hold/2, l.least)
@@ -169,7 +184,7 @@ func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, 
 // steady doubles how long fewer workers must have done, if it has just been too short.
 func (l *pool) steady(now time.Time) {
 	if !l.fell.IsZero() && now.Sub(l.fell) < longest/2 {
-		l.hold, l.flap = min(2*l.hold, longest), now
+		l.hold, l.flap, l.fell = min(2*l.hold, longest), now, time.Time{}
 	}
 }
 
@@ -179,3 +194,4 @@ func ceil(need float64) int { return int(math.Ceil(min(need, mostWorkers) - 0.01
 func (l *pool) seen(at time.Time) Forecast {
 	return Forecast{At: at, Load: l.load.mean(0, level), Workers: l.serving, Utilisation: l.busy.ratio(), Queued: l.queued}
 }
+

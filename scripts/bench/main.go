@@ -88,6 +88,7 @@ var commands = []command{
 	{"upgrade", "requests that fail while `xpyd up` is upgraded under load: five minutes", "stream", "bench", 1, func(b base) benchmark { return &upgrade{base: b} }},
 	{"twin", "real fleets beside their twins (internal/sim), under ten loads each: ten minutes a round; -device cuda: on a GPU", "twin", "bench", 3, func(b base) benchmark { return &twinBench{base: b} }},
 	{"hour", "how long the twin takes for an hour of a Mooncake trace on 16 workers, and on 1,000", "twin", "bench", 3, func(b base) benchmark { return &twinSpeed{base: b} }},
+	{"planner", "two days under the planner, in the twin, beside a fixed fleet, a clairvoyant and a rule: ten minutes", "plan", "bench", 1, func(b base) benchmark { return &planBench{base: b} }},
 	{"turns", "kv.peers on and off in conversations of two turns: two minutes", "turns", "bench", 9, func(b base) benchmark { return &turnsBench{b} }},
 }
 

@@ -28,6 +28,7 @@ var topics = []topic{
 	{"Streams that lose their decode worker", "The pause that clients see until another pair goes on, and what the router pays for that while nothing goes wrong; requests that an upgrade fails.", []string{"stream."}},
 	{"CPU", "Decode beside llama2.c's run; what prefill and decode in two processes cost a small model.", []string{"cpu.", "e2e."}},
 	{"KV transfer between processes", "`xpyd bench kv` beside memcpy, a bare socket loop, NIXL, Mooncake and iperf3.", []string{"kv."}},
+	{"Planner", "The planner in the twin (`docs/scaling.md`), over two days, beside the best fleet that stays as it is and one whose planner knows what comes.", []string{"plan."}},
 	{"Twin", "Fleets that exist only on a virtual clock (`xpyd plan`) beside real ones, under the same loads.", []string{"twin."}},
 	{"Tiers and peers", "KV in host memory, on an SSD and in other workers' pools.", []string{"hicache.", "kvio.", "mooncake.", "peers."}},
 	{"Between GPUs", "Pushes over NVLink, what a remote prefill costs, and goodput of prefill and decode apart ([GOODPUT.md](GOODPUT.md)).", []string{"push."}},
