@@ -322,18 +322,24 @@ func (f *flight) split(p, d *worker) {
 			f.end(false)
 			return
 		}
+		failed := func() {
+			d.cache.Release(table, owner)
+			d.reserve()
+			if p.gone || d.gone {
+				f.again()
+				return
+			}
+			f.end(false)
+		}
 		f.clock.after(f.cfg.KV.Latency, func() {
+			if p.gone {
+				failed()
+				return
+			}
 			p.push(&f.cfg.KV, f.cfg.Worker.Layers, owner, f.prompt, had, func() { f.pushed = f.clock.now }, func() {
 				f.choice.DonePrefill()
 				f.decode(d, &engine.Prefilled{Blocks: table, First: first})
-			}, func() {
-				d.cache.Release(table, owner)
-				if p.gone || d.gone {
-					f.again()
-					return
-				}
-				f.end(false)
-			})
+			}, failed)
 		})
 	}})
 }
@@ -362,6 +368,7 @@ func (f *flight) decode(d *worker, p *engine.Prefilled) {
 // token counts one that the client gets from a worker.
 func (f *flight) token(d *worker) {
 	o, now := f.out, d.clock.now+f.cfg.Back
+	f.cfg.scaled.token(now-o.Last, o.Tokens == 0)
 	if o.Tokens == 0 {
 		o.First = now
 		prefill := time.Duration(0)

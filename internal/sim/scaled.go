@@ -91,17 +91,24 @@ func (x *scaled) came(prompt int) {
 	}
 }
 
+// token counts one, and the gap before it unless it is a request's first.
+func (x *scaled) token(gap time.Duration, first bool) {
+	if x == nil {
+		return
+	}
+	x.sample.OutputTokens++
+	if !first {
+		x.sample.Gaps++
+		x.sample.Streaming += gap
+	}
+}
+
 // ended counts one that is over.
 func (x *scaled) ended(o *Outcome) {
 	if x == nil {
 		return
 	}
 	x.sample.Ended++
-	x.sample.OutputTokens += o.Tokens
-	if o.Tokens > 1 {
-		x.sample.Streaming += o.Last - o.First
-		x.sample.Gaps += o.Tokens - 1
-	}
 	if x.Promise != nil {
 		if x.sample.Judged++; x.Promise.Kept(o) {
 			x.sample.Good++

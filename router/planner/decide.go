@@ -67,6 +67,9 @@ func (p *Planner) Decide(now time.Time) []Decision {
 	}
 	have, used := p.has()
 	wanted := p.fit(have)
+	for r, l := range p.pools {
+		l.fits = wanted[r]
+	}
 	if !p.acts {
 		return p.advise(now, wanted)
 	}
@@ -210,12 +213,16 @@ func (p *Planner) act(now time.Time, have, wanted map[Role]int, used int) (out [
 }
 
 // leaves is the worker of a role that is missed least: one that still starts, else the least loaded of those that
-// serve, unless it is the last one that does. A worker that still starts has no role to change.
+// serve, unless it is the last one that does, or as many leave already as stay. A worker that still starts has no role to change.
 func (p *Planner) leaves(r Role, kind Kind) (least *Worker) {
-	serve := 0
+	serve, leave := 0, 0
 	for i := range p.last.Workers {
 		w := &p.last.Workers[i]
-		if w.Role != r || w.State == Draining || slices.ContainsFunc(p.orders, func(o order) bool { return o.worker == w.ID }) {
+		if w.Role != r {
+			continue
+		}
+		if w.State == Draining || slices.ContainsFunc(p.orders, func(o order) bool { return o.worker == w.ID }) {
+			leave++
 			continue
 		}
 		if w.State == Serving {
@@ -228,7 +235,7 @@ func (p *Planner) leaves(r Role, kind Kind) (least *Worker) {
 			least = w
 		}
 	}
-	if least != nil && least.State == Serving && serve < 2 {
+	if least != nil && least.State == Serving && (serve < 2 || leave >= serve) {
 		return nil
 	}
 	return least
@@ -257,7 +264,7 @@ func (p *Planner) decide(now time.Time, l *pool, d Decision) Decision {
 	}
 	expect, _ := l.forecast(p.start)
 	d.Predicted = Forecast{At: now.Add(p.start + 2*level), Load: expect, Workers: d.Wanted,
-		Utilisation: min(1, expect*l.cost.ratio()/float64(max(1, d.Wanted)))}
+		Utilisation: min(1, expect*l.costs()/float64(max(1, d.Wanted)))}
 	kept := d
 	p.log = append(p.log[max(0, len(p.log)+1-mostLogged):], &kept)
 	p.open = append(p.open[max(0, len(p.open)+1-mostOpen):], &kept)

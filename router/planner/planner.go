@@ -15,6 +15,7 @@ type Planner struct {
 	acts  bool
 
 	output fading // tokens of an answer
+	prompt fading
 	start  time.Duration
 	begun  map[string]time.Time // workers that start, since when
 	known  map[string]bool      // IDs of the last sample
@@ -24,6 +25,7 @@ type Planner struct {
 	broke    float64 // the aim at which promises were broken last; it is forgotten slowly
 	good     int     // of judged since the aim was judged
 	promised int
+	lagged   bool // workers were missing meanwhile: what went wrong is not the aim's
 	aimed    time.Time
 
 	looked  time.Time // when need was judged last
@@ -38,6 +40,9 @@ func New(cfg Config, acts bool) *Planner {
 	return &Planner{cfg: cfg, acts: acts, pools: map[Role]*pool{}, begun: map[string]time.Time{}, known: map[string]bool{},
 		start: cfg.StartTime, aim: cfg.Utilisation, broke: 1, advised: map[Role]int{}}
 }
+
+// SetBudget changes the budget, as other models take a part of it.
+func (p *Planner) SetBudget(gpus int) { p.cfg.Budget = max(gpus, 0) }
 
 // Observe takes in a sample. Those that are not later than the last one are ignored.
 func (p *Planner) Observe(s Sample) {
@@ -56,6 +61,7 @@ func (p *Planner) Observe(s Sample) {
 		return
 	}
 	p.output.add(float64(s.OutputTokens), float64(s.Ended), took, costLasts)
+	p.prompt.add(float64(s.PromptTokens), float64(s.Requests), took, costLasts)
 	computed := max(0, float64(s.PromptTokens+queued(&was)-queued(&s)))
 	came := float64(s.Requests) * p.output.ratio()
 	for _, l := range p.pools {
@@ -85,7 +91,7 @@ func queued(s *Sample) (n int) {
 // count counts the workers of each role.
 func (p *Planner) count() {
 	for _, l := range p.pools {
-		l.here, l.serving, l.waiting, l.queued = 0, 0, 0, 0
+		l.here, l.serving, l.running, l.waiting, l.queued, l.queues = 0, 0, 0, 0, 0, 0
 	}
 	for i := range p.last.Workers {
 		w := &p.last.Workers[i]
@@ -95,6 +101,7 @@ func (p *Planner) count() {
 			p.pools[w.Role] = l
 		}
 		l.gpus = max(l.gpus, w.GPUs)
+		l.running += w.Running
 		l.waiting += w.Waiting
 		l.queued += w.QueuedTokens
 		if w.State != Draining {
@@ -102,11 +109,21 @@ func (p *Planner) count() {
 		}
 		if w.State == Serving {
 			l.serving++
+			if w.Waiting > 0 {
+				l.queues++
+			}
+		}
+	}
+	if d, f := p.pools[Decode], p.pools[Prefill]; d != nil && f != nil {
+		// Decode's requests wait for prefill, with their blocks, and others for these blocks.
+		if d.blocked = f.busy.ratio() > 0.9 || d.running < d.serving; d.blocked {
+			f.queued = max(f.queued, int(float64(d.waiting)*p.prompt.ratio()))
 		}
 	}
 	for r, l := range p.pools {
 		if l.wanted == 0 { // it is new
 			l.wanted = p.cfg.bounds(r).clamp(l.here)
+			l.fits = l.wanted
 			p.advised[r] = l.here
 		}
 	}
@@ -147,6 +164,9 @@ const (
 func (p *Planner) promise(s *Sample) {
 	p.good += s.Good
 	p.promised += s.Judged
+	for _, l := range p.pools {
+		p.lagged = p.lagged || l.serving < l.wanted
+	}
 	took := s.At.Sub(p.aimed)
 	if took < aimEvery || p.promised < fewJudged {
 		return
@@ -158,20 +178,21 @@ func (p *Planner) promise(s *Sample) {
 	}
 	p.broke = min(1, p.broke*(1+0.01*took.Hours()))
 	switch {
-	case share < p.cfg.Goal && used > 0.8*p.aim: // else it was something else
+	case share < p.cfg.Goal && (p.lagged || used < 0.8*p.aim): // something else was wrong
+	case share < p.cfg.Goal:
 		p.broke = p.aim
 		p.aim = max(leastAim*p.cfg.Utilisation, p.aim*max(0.85, 1-(p.cfg.Goal-share)))
 	case share > (1+p.cfg.Goal)/2 && used > 0.7*p.aim:
 		p.aim = max(p.aim, min(p.aim*1.02, p.broke*0.95, mostAim))
 	}
-	p.aimed, p.good, p.promised = s.At, 0, 0
+	p.aimed, p.good, p.promised, p.lagged = s.At, 0, 0, false
 }
 
-// Wanted is how many workers of each role there are to be.
+// Wanted is how many workers of each role there are to be, within the budget.
 func (p *Planner) Wanted() map[Role]int {
 	out := map[Role]int{}
 	for r, l := range p.pools {
-		out[r] = l.wanted
+		out[r] = l.fits
 	}
 	return out
 }
@@ -203,8 +224,8 @@ func (p *Planner) Status() Status {
 	for _, r := range p.roles() {
 		l := p.pools[r]
 		expect, _ := l.forecast(p.start)
-		role := RoleStatus{Role: r, Have: l.here, Wanted: l.wanted, Need: l.need, Now: l.seen(p.at), Expected: expect}
-		if c := l.cost.ratio(); c > 0 {
+		role := RoleStatus{Role: r, Have: l.here, Wanted: l.fits, Need: l.need, Now: l.seen(p.at), Expected: expect}
+		if c := l.costs(); c > 0 {
 			role.PerWorker = p.aim / c
 		}
 		s.Roles = append(s.Roles, role)

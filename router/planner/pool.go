@@ -27,19 +27,26 @@ const (
 // pool is the workers of a role, and what is known of them.
 type pool struct {
 	role Role
+	at   time.Time // of the last sample
 	load series
-	// cost is workers that are busy by the load that keeps them so.
-	cost fading
+	// cost is workers that are busy by the load that keeps them so, known for how long it was seen. atFull is the
+	// same where all had queues, which no estimate of how busy they are can get wrong.
+	cost, atFull fading
+	known        time.Duration
+	fullAt       time.Time // when all had queues last
 	// base is the least gap between tokens, in seconds, that a minute had: that of a worker which hardly does
 	// anything else. With gaps twice as long a worker is half used.
 	base float64
+	line line
 	gaps fading // a minute's
 	busy fading // the last minute's utilisation
 	part part
 
-	here, serving, waiting, queued, gpus int
+	here, serving, running, waiting, queued, queues, gpus int
+	blocked                                               bool // what waits, waits for another role
 
 	wanted int
+	fits   int        // of them, within the budget
 	need   float64    // workers, as it was judged last
 	enough [slots]int // fewer workers that would have done, at the last judgements
 	judged int
@@ -56,10 +63,12 @@ type part struct {
 	gaps            int
 	served          float64
 	workers, queued float64 // times seconds
+	queues          float64 // workers that have one, times seconds
 }
 
 // measure learns from what has come of the load in some time, of which served has been computed.
 func (l *pool) measure(s *Sample, took time.Duration, served, output float64) {
+	l.at = s.At
 	if l.role == Prefill {
 		busy := 0
 		for i := range s.Workers {
@@ -77,6 +86,11 @@ func (l *pool) measure(s *Sample, took time.Duration, served, output float64) {
 	x.served += served
 	x.workers += float64(l.serving) * took.Seconds()
 	x.queued += l.waits(output) * took.Seconds()
+	x.queues += float64(l.queues) * took.Seconds()
+	if s.Gaps == 0 && s.OutputTokens > 0 { // no streams: by Little's law
+		x.gaps += s.OutputTokens
+		x.streaming += time.Duration(running(s, l.role)) * took
+	}
 	if x.gaps < fewGaps || x.took < grain {
 		if x.took > level { // they say nothing
 			l.part = part{}
@@ -90,36 +104,69 @@ func (l *pool) measure(s *Sample, took time.Duration, served, output float64) {
 		l.base = smooth
 	}
 	used := 0.0
-	if gap > 0 {
-		used = max(0, 1-l.base/gap)
-	}
-	if x.queued > full.Seconds()*x.served {
+	if x.queued > full.Seconds()*x.served && x.queues > 0.8*x.workers {
 		used = 1
+		l.atFull.add(x.workers, x.served, x.took, costLasts)
+		l.fullAt = s.At
+	} else if gap > 0 {
+		l.line.add(x)
+		base := l.base
+		if b := l.line.base(); b > 0 {
+			base = min(base, max(b, l.base/4))
+		}
+		used = max(0, 1-base/gap)
 	}
 	workers := x.workers / x.took.Seconds()
 	l.note(used*workers, x.served, x.took)
 	l.part = part{}
 }
 
+func running(s *Sample, r Role) (n int) {
+	for i := range s.Workers {
+		if s.Workers[i].Role == r {
+			n += s.Workers[i].Running
+		}
+	}
+	return n
+}
+
 // note takes in how many workers were busy with what was computed in some time.
 func (l *pool) note(workers, served float64, took time.Duration) {
 	if served > 0 || workers > 0 {
+		l.known += took
 		l.cost.add(workers*took.Seconds(), served, took, costLasts)
 	}
 	l.busy.add(workers*took.Seconds(), float64(max(l.serving, 1))*took.Seconds(), took, time.Minute)
 }
 
-// forecast is the load a second that is to be expected in some time, and how much that may be wrong.
-func (l *pool) forecast(ahead time.Duration) (expect, wrong float64) {
-	now, wrong := l.load.mean(0, level), l.load.strays(level)
-	expect = max(now, l.load.mean(0, surge)-2*l.load.strays(surge))
-	const span = 5 * time.Minute // a trend shows in the last ten minutes, if it shows
+// span is the time over which a trend shows, and in which less load has to have come for fewer workers.
+const span = 5 * time.Minute
+
+// forecast is the load a second that is to be expected in some time, and the most that it seems to be if it is
+// about to fall.
+func (l *pool) forecast(ahead time.Duration) (expect, most float64) {
+	expect = max(l.load.mean(0, level), l.load.mean(0, surge)-2*l.load.strays(surge))
+	most = l.load.mean(0, span) + l.load.strays(span)
 	if before := l.load.mean(span, span); l.load.n >= int(2*span/grain) {
 		if rise := l.load.mean(0, span) - before; rise > 2*l.load.strays(span)*math.Sqrt2 {
 			expect = max(expect, l.load.mean(0, span)+rise*(span/2+ahead).Seconds()/span.Seconds())
 		}
 	}
-	return expect, wrong
+	return expect, most
+}
+
+// costs is the cost that plans are made with; 0: nothing is known yet.
+func (l *pool) costs() float64 {
+	if l.known < time.Minute {
+		return 0
+	}
+	if l.at.Sub(l.fullAt) > longest/2 { // of other requests, perhaps
+		l.atFull = fading{}
+	}
+	if l.atFull.under > 0 {
+		return max(l.cost.ratio(), l.atFull.ratio())
+	}
+	return l.cost.ratio()
 }
 
 // backlog is the load a second that works a queue off in time, above what always waits.
@@ -129,29 +176,35 @@ func (l *pool) backlog(expect, output float64) float64 {
 
 // waits is the load that waits.
 func (l *pool) waits(output float64) float64 {
-	if l.role == Decode {
-		return float64(l.waiting) * output
+	switch {
+	case l.role != Decode:
+		return float64(l.queued)
+	case l.blocked:
+		return 0
 	}
-	return float64(l.queued)
+	return float64(l.waiting) * output
 }
 
 // judge says how many workers are wanted now.
 func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, output float64) {
-	expect, wrong := l.forecast(ahead)
-	cost := l.cost.ratio()
+	expect, most := l.forecast(ahead)
+	cost := l.costs()
 	late := l.backlog(expect, output)
 	least := b.Min
 	switch {
 	case expect+late == 0:
 		l.need = 0
-	case cost == 0: // nothing is known of what it takes
+	case cost == 0: // it is not known yet what it takes
 		least, l.need = l.wanted, float64(l.wanted)
 		if l.waiting > 0 && l.queued > 0 && l.here == l.serving {
 			l.need++
 		}
 	default:
 		l.need = (expect + late) * cost / aim
-		least = ceil((expect + late + wrong) * cost / (aim * (1 - slack)))
+		if l.role == Prefill && l.busy.ratio() > 0.95 { // prompts may wait where they do not show, for decode's room
+			l.need = max(l.need, float64(l.serving)/aim)
+		}
+		least = ceil((most + late) * cost / (aim * (1 - slack)))
 	}
 	want := b.clamp(ceil(l.need))
 	l.enough[l.judged%slots] = max(b.clamp(least), want)
@@ -183,8 +236,8 @@ func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, 
 
 // steady doubles how long fewer workers must have done, if it has just been too short.
 func (l *pool) steady(now time.Time) {
-	if !l.fell.IsZero() && now.Sub(l.fell) < longest/2 {
-		l.hold, l.flap, l.fell = min(2*l.hold, longest), now, time.Time{}
+	if !l.fell.IsZero() && now.Sub(l.fell) < 2*l.hold {
+		l.hold, l.flap, l.fell = min(2*l.hold, 4*l.least, longest), now, time.Time{}
 	}
 }
 
@@ -194,4 +247,3 @@ func ceil(need float64) int { return int(math.Ceil(min(need, mostWorkers) - 0.01
 func (l *pool) seen(at time.Time) Forecast {
 	return Forecast{At: at, Load: l.load.mean(0, level), Workers: l.serving, Utilisation: l.busy.ratio(), Queued: l.queued}
 }
-

@@ -41,8 +41,7 @@ type Sample struct {
 	At time.Time
 	// Requests came, with so many PromptTokens that nobody had cached.
 	Requests, PromptTokens int
-	// Ended requests had so many OutputTokens. From their first tokens to their last ones they took Streaming
-	// together, in which Gaps tokens came.
+	// Ended requests are over. OutputTokens came of all; the gaps before Gaps of them took Streaming together.
 	Ended, OutputTokens int
 	Streaming           time.Duration
 	Gaps                int

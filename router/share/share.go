@@ -95,6 +95,13 @@ func (s *Sharer) Ask() {
 	s.asks = true
 }
 
+// First reports whether this router has the lowest ID of all that it hears.
+func (s *Sharer) First() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.peers.first(s.id, s.id)
+}
+
 // Run shares until ctx ends, and then says goodbye.
 func (s *Sharer) Run(ctx context.Context) {
 	if s.cfg.Interval == 0 {

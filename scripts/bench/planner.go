@@ -25,6 +25,7 @@ import (
 // planBench has the twin run two days under the planner, and under what it is compared with.
 type planBench struct {
 	base
+	just   bool
 	slower float64
 	peak   float64
 	seed   uint64
@@ -42,8 +43,9 @@ const (
 )
 
 func (b *planBench) flags(f *flag.FlagSet) {
-	f.Float64Var(&b.slower, "slower", 30, "steps take so many times as long as an H100's for an 8B model: then two days have fewer steps and requests")
+	f.Float64Var(&b.slower, "slower", 60, "steps take so many times as long as an H100's for an 8B model: then two days have fewer steps and requests")
 	f.Float64Var(&b.peak, "peak", 1.6, "requests a second at noon, without bursts")
+	f.BoolVar(&b.just, "just", false, "run the planner alone, without figures")
 	f.Uint64Var(&b.seed, "seed", 1, "of the load")
 }
 
@@ -150,18 +152,48 @@ func (b *planBench) play(ctx context.Context, name string, workers int, p sim.Pl
 	return r, nil
 }
 
+// planned runs two days under the planner, as it is by default but for its budget.
+func (b *planBench) planned(ctx context.Context) (*ran, error) {
+	cfg := planner.DefaultConfig()
+	cfg.Budget = planMost
+	p := &logged{Planner: planner.New(cfg, true), say: b.Sayf}
+	return b.play(ctx, "planner", 2, p, 5*time.Second)
+}
+
+// logged says each two hours what a planner thinks, and each decision with what came true.
+type logged struct {
+	*planner.Planner
+	say  func(string, ...any)
+	next time.Time
+}
+
+func (l *logged) Decide(now time.Time) []planner.Decision {
+	list := l.Planner.Decide(now)
+	for _, d := range list {
+		l.say("%s: %s %d: %s", d.At.Format("02 15:04:05"), d.Kind, d.N, d.Reason)
+	}
+	if now.After(l.next) {
+		l.next = now.Add(2 * time.Hour)
+		s := l.Status()
+		for _, r := range s.Roles {
+			l.say("%s: aim %.2f, %d of %d workers, needs %.2f, used %.2f, %.0f tokens/s, a worker is given %.0f", now.Format("02 15:04:05"), s.Aim, r.Have, r.Wanted, r.Need, r.Now.Utilisation, r.Now.Load, r.PerWorker)
+		}
+	}
+	return list
+}
+
 func (b *planBench) compare(ctx context.Context) error {
 	b.Sayf("%s; promised: a first token within %v, a token each %v", b.say, b.promise().TTFT, b.promise().TPOT)
 	var static, seer, ours, rule *ran
 	all, ctx := errgroup.WithContext(ctx)
 	all.SetLimit(runtime.GOMAXPROCS(0))
 	all.Go(func() (err error) {
-		cfg := planner.DefaultConfig()
-		cfg.Budget = planMost
-		cfg.StartTime = planStart
-		ours, err = b.play(ctx, "planner", 2, planner.New(cfg, true), 5*time.Second)
+		ours, err = b.planned(ctx)
 		return err
 	})
+	if b.just {
+		return all.Wait()
+	}
 	all.Go(func() (err error) {
 		static, err = b.least(1, planMost, func(n int) (*ran, error) {
 			return b.play(ctx, fmt.Sprintf("static, %d workers", n), n, fixed{}, time.Minute)
