@@ -131,6 +131,7 @@ type watch struct {
 	stopped map[planner.Role]time.Duration // when a role had its last stop
 	turns   int                            // from stops to starts, once the load is old
 	unsaid  time.Duration                  // the last death or failed start
+	blocked time.Duration                  // when who drained held the budget last
 	last    planner.Sample
 	drains  map[string]time.Duration
 }
@@ -198,7 +199,10 @@ func (w *watch) look(s *planner.Sample, list []planner.Decision) {
 // behind checks that what was needed one start ago, and ever since, is there but for one worker.
 func (w *watch) behind(now time.Duration, serving map[planner.Role]int, draining int, blocked bool) {
 	lag := w.start + 20*time.Second + 2*sampled
-	if blocked || draining > 0 || now < lag || w.unsaid > 0 && now < w.unsaid+lag+2*time.Minute {
+	if blocked {
+		w.blocked = now
+	}
+	if draining > 0 || w.blocked > 0 && now < w.blocked+lag || now < lag || w.unsaid > 0 && now < w.unsaid+lag+2*time.Minute {
 		return
 	}
 	for r := range w.history[len(w.history)-1].need {

@@ -62,7 +62,7 @@ func (p *Planner) Decide(now time.Time) []Decision {
 	if now.Sub(p.looked) >= grain {
 		p.looked = now
 		for _, r := range p.roles() {
-			p.pools[r].judge(now, p.cfg.bounds(r), p.aim, p.start+grain, p.output.ratio())
+			p.pools[r].judge(now, p.cfg.bounds(r), p.aim, p.start+grain, p.output.ratio(), p.prompt.ratio())
 		}
 	}
 	have, used := p.has()
@@ -249,11 +249,10 @@ const (
 // decide completes a decision with its reason and what is expected of it, and logs it.
 func (p *Planner) decide(now time.Time, l *pool, d Decision) Decision {
 	d.At, d.Role = now, l.role
-	d.Reason = l.why
-	switch {
-	case d.Kind == Start && l.here+d.N <= l.wanted && l.here < p.advised[l.role] && p.acts && d.Wanted == p.advised[l.role]:
+	switch d.Reason = l.why; {
+	case p.acts && d.Wanted == p.advised[l.role]: // the fleet has changed, not the mind
 		d.Reason = fmt.Sprintf("%d %s workers are wanted, and %d are there", d.Wanted, l.role, l.here)
-	case d.Reason == "":
+	case d.Reason == "" || l.wanted == p.advised[l.role]:
 		d.Reason = fmt.Sprintf("%d %s workers are wanted, by bounds and budget", d.Wanted, l.role)
 	}
 	if d.Wanted != l.wanted {

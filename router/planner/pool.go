@@ -145,8 +145,9 @@ const span = 5 * time.Minute
 // forecast is the load a second that is to be expected in some time, and the most that it seems to be if it is
 // about to fall.
 func (l *pool) forecast(ahead time.Duration) (expect, most float64) {
-	expect = max(l.load.mean(0, level), l.load.mean(0, surge)-2*l.load.strays(surge))
-	most = l.load.mean(0, span) + l.load.strays(span)
+	expect = l.load.mean(0, span)
+	most = expect + 1.5*l.load.strays(span)
+	expect = max(expect, l.load.mean(0, level)-l.load.strays(level), l.load.mean(0, surge)-3*l.load.strays(surge))
 	if before := l.load.mean(span, span); l.load.n >= int(2*span/grain) {
 		if rise := l.load.mean(0, span) - before; rise > 2*l.load.strays(span)*math.Sqrt2 {
 			expect = max(expect, l.load.mean(0, span)+rise*(span/2+ahead).Seconds()/span.Seconds())
@@ -169,9 +170,14 @@ func (l *pool) costs() float64 {
 	return l.cost.ratio()
 }
 
-// backlog is the load a second that works a queue off in time, above what always waits.
-func (l *pool) backlog(expect, output float64) float64 {
-	return max(0, l.waits(output)-2*expect) / drainIn.Seconds()
+// backlog is the load a second that works a queue off in time, above what always waits: what comes in two seconds,
+// and two requests at each worker.
+func (l *pool) backlog(expect, output, prompt float64) float64 {
+	usual := max(2*expect, 2*float64(l.serving)*prompt)
+	if l.role == Decode {
+		usual = max(2*expect, 2*float64(l.serving)*output)
+	}
+	return max(0, l.waits(output)-usual) / drainIn.Seconds()
 }
 
 // waits is the load that waits.
@@ -186,10 +192,10 @@ func (l *pool) waits(output float64) float64 {
 }
 
 // judge says how many workers are wanted now.
-func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, output float64) {
+func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, output, prompt float64) {
 	expect, most := l.forecast(ahead)
 	cost := l.costs()
-	late := l.backlog(expect, output)
+	late := l.backlog(expect, output, prompt)
 	least := b.Min
 	switch {
 	case expect+late == 0:
@@ -205,6 +211,9 @@ func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, 
 			l.need = max(l.need, float64(l.serving)/aim)
 		}
 		least = ceil((most + late) * cost / (aim * (1 - slack)))
+	}
+	if late > 0 { // whatever is thought of what workers compute
+		least = max(least, l.wanted)
 	}
 	want := b.clamp(ceil(l.need))
 	l.enough[l.judged%slots] = max(b.clamp(least), want)

@@ -117,11 +117,13 @@ type ran struct {
 	name  string
 	good  float64
 	hours float64
+	// Requests that failed, and those whose first token came late.
+	failed, late int
 	*sim.Scaled
 }
 
 func (r *ran) String() string {
-	return fmt.Sprintf("%-22s %6.2f %% good, %6.1f worker-hours, at most %2d workers, %d starts", r.name, 100*r.good, r.hours, r.Most, r.Starts)
+	return fmt.Sprintf("%-22s %6.2f %% good, %6.1f worker-hours, at most %2d workers, %d starts; %d failed, %d late first tokens", r.name, 100*r.good, r.hours, r.Most, r.Starts, r.failed, r.late)
 }
 
 // play runs two days.
@@ -143,8 +145,13 @@ func (b *planBench) play(ctx context.Context, name string, workers int, p sim.Pl
 	r := &ran{name: name, hours: x.Workers.Hours(), Scaled: x}
 	good := 0
 	for i := range x.Outcomes {
-		if promise.Kept(&x.Outcomes[i]) {
+		switch o := &x.Outcomes[i]; {
+		case promise.Kept(o):
 			good++
+		case o.Failed:
+			r.failed++
+		case o.TTFT() > promise.TTFT:
+			r.late++
 		}
 	}
 	r.good = float64(good) / float64(len(x.Outcomes))
