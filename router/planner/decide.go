@@ -122,17 +122,21 @@ func (p *Planner) fit(have map[Role]int) map[Role]int {
 		}
 		return most
 	}
-	for gpus > p.cfg.Budget {
+	for bounded := true; gpus > p.cfg.Budget; {
 		var from *pool
 		least := 0.0
 		for _, r := range p.roles() {
 			l := p.pools[r]
-			if want[r] <= p.cfg.bounds(r).Min {
+			if want[r] <= 1 || bounded && want[r] <= p.cfg.bounds(r).Min {
 				continue
 			}
 			if then := l.need / float64(want[r]-1); from == nil || then < least {
 				from, least = l, then
 			}
+		}
+		if from == nil && bounded { // the budget is stricter than the bounds
+			bounded = false
+			continue
 		}
 		if from == nil {
 			break
