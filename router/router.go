@@ -151,6 +151,9 @@ func (r *Router) makeParts() (err error) {
 	}
 	if deps.Bus != nil && cfg.Share.Interval > 0 {
 		r.share = share.New(cfg.Share, deps.Bus, r.picker, deps.Log)
+		if cfg.Planner.Mode == steer.Act && deps.Hands != nil {
+			r.share.Prefer()
+		}
 	}
 	if r.feeds, err = sense.NewFeeds(sense.FeedsDeps{Events: cfg.Events, Fleet: deps.Fleet, Picker: r.picker, Ring: deps.Ring, Log: deps.Log, Ctx: r.ctx}); err != nil {
 		return err
@@ -170,7 +173,7 @@ func (r *Router) makeParts() (err error) {
 		return err
 	}
 	r.steer = steer.New(steer.Deps{Config: cfg.Planner, Log: deps.Log, Snapshot: deps.Fleet.Snapshot, Serves: r.Members.Serves, Drained: r.Members.Drained,
-		Tallies: r.flights.Tallies, Legs: r.legs, Leads: r.leads, Hands: deps.Hands, Mark: func(id string, epoch uint64) { r.Members.Mark(id, epoch, false) },
+		Tallies: r.flights.Tallies, Legs: r.legs, Leads: r.leads, Busy: func() bool { return deps.Doing != nil && deps.Doing() != "" }, Hands: deps.Hands, Mark: func(id string, epoch uint64) { r.Members.Mark(id, epoch, false) },
 		Unmark: r.Members.Unmark, Turn: func(ctx context.Context, id string, role fleet.Role) error { return r.Console.Turn(ctx, id, role) },
 		Note: func(action, is string) { r.Console.Audit(action, "planner", is) }})
 	r.Console, err = console.New(console.Deps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Gatherer: deps.Gatherer,
@@ -276,7 +279,8 @@ func (r *Router) legs() (own, others int) {
 	return r.flights.Legs(), others
 }
 
-// leads reports whether this router plans: of those that hear each other the one with the lowest ID.
+// leads reports whether this router plans: of those that hear each other the one with the lowest ID, which one that
+// can act has.
 func (r *Router) leads() bool { return r.share == nil || r.share.First() }
 
 // Serve accepts connections, and has the planner plan, until Leave or Shutdown.

@@ -46,6 +46,8 @@ type Deps struct {
 	Legs func() (own, others int)
 	// Leads reports whether this router is the one that plans.
 	Leads func() bool
+	// Busy reports whether somebody else changes the fleet as a whole: then nothing is decided.
+	Busy  func() bool
 	Hands Hands // nil: no worker can be started here
 	// Mark drains a worker that is to end; Unmark takes it back. Turn gives one another role, and waits.
 	Mark   func(id string, epoch uint64)
@@ -122,12 +124,13 @@ func (s *Steer) tick(ctx context.Context, now time.Time, settled bool) {
 	snapshot, tallies := s.Snapshot(), s.Tallies()
 	samples := s.samples(now, snapshot, tallies)
 	leads := settled && s.Leads()
+	decides := leads && !s.Busy()
 	for _, name := range slices.Sorted(maps.Keys(s.planners)) {
 		m := s.planners[name]
 		m.SetBudget(s.Budget - s.others(name))
 		sample := samples[name]
 		m.Observe(sample)
-		if !leads {
+		if !decides {
 			continue
 		}
 		for _, d := range m.Decide(now) {

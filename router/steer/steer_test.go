@@ -28,6 +28,7 @@ type site struct {
 	tallies map[string]flight.Tally
 	others  int
 	leads   bool
+	busy    bool
 	fails   bool
 	marked  map[string]bool
 	did     []string
@@ -83,7 +84,7 @@ func (s *site) run(t *testing.T, cfg steer.Config, hands steer.Hands, d time.Dur
 		},
 		Serves: func(m *fleet.Member) bool { return !m.Draining }, Drained: func(m *fleet.Member) bool { s.mu.Lock(); defer s.mu.Unlock(); return s.marked[m.ID] },
 		Tallies: func() map[string]flight.Tally { s.mu.Lock(); defer s.mu.Unlock(); return s.tallies },
-		Legs:    func() (int, int) { return 10, s.others }, Leads: func() bool { return s.leads }, Hands: hands,
+		Legs:    func() (int, int) { return 10, s.others }, Leads: func() bool { return s.leads }, Busy: func() bool { return s.busy }, Hands: hands,
 		Mark:   func(id string, _ uint64) { s.mu.Lock(); defer s.mu.Unlock(); s.marked[id] = true },
 		Unmark: func(id string) { s.mu.Lock(); defer s.mu.Unlock(); delete(s.marked, id) },
 		Turn: func(_ context.Context, id string, role fleet.Role) error {
@@ -167,6 +168,23 @@ func TestOnlyPublishes(t *testing.T) {
 			if n := testutil.CollectAndCount(x, "xpyd_planner_wanted_workers"); n != c.series {
 				t.Errorf("%+v: %d series", c, n)
 			}
+		}
+	})
+}
+
+// TestBusy: while a fleet is upgraded it has twice as many workers, and none of them is too many.
+func TestBusy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := steer.DefaultConfig()
+		cfg.Mode, cfg.Budget = steer.Act, 2
+		s := newSite(member("p0", "m", fleet.Prefill), member("d0", "m", fleet.Decode), member("p1", "m", fleet.Prefill), member("d1", "m", fleet.Decode))
+		s.busy = true
+		if s.run(t, cfg, s, time.Minute); len(s.did) > 0 {
+			t.Errorf("%q", s.did)
+		}
+		s.busy = false
+		if s.run(t, cfg, s, time.Minute); len(s.did) == 0 {
+			t.Error("nothing was done afterwards")
 		}
 	})
 }
