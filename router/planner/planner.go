@@ -25,7 +25,7 @@ type Planner struct {
 	broke    float64 // the aim at which promises were broken last; it is forgotten slowly
 	good     int     // of judged since the aim was judged
 	promised int
-	lagged   bool // workers were missing meanwhile: what went wrong is not the aim's
+	lagged   time.Time // when workers were missing last: what goes wrong then, and soon after, is not the aim's
 	aimed    time.Time
 
 	looked  time.Time // when need was judged last
@@ -154,7 +154,7 @@ func (p *Planner) follow() {
 
 const (
 	// aimEvery is how often it is judged whether the aim keeps promises, fewJudged are too few requests for it.
-	aimEvery  = 5 * time.Minute
+	aimEvery  = 10 * time.Minute
 	fewJudged = 50
 	leastAim  = 0.3 // of Utilisation
 	mostAim   = 0.95
@@ -165,7 +165,9 @@ func (p *Planner) promise(s *Sample) {
 	p.good += s.Good
 	p.promised += s.Judged
 	for _, l := range p.pools {
-		p.lagged = p.lagged || l.serving < l.wanted
+		if l.serving < l.wanted || l.late {
+			p.lagged = s.At
+		}
 	}
 	took := s.At.Sub(p.aimed)
 	if took < aimEvery || p.promised < fewJudged {
@@ -176,16 +178,16 @@ func (p *Planner) promise(s *Sample) {
 	for _, l := range p.pools {
 		used = max(used, l.busy.ratio())
 	}
-	p.broke = min(1, p.broke*(1+0.01*took.Hours()))
+	p.broke = min(1, p.broke*(1+0.03*took.Hours()))
 	switch {
-	case share < p.cfg.Goal && (p.lagged || used < 0.8*p.aim): // something else was wrong
+	case share < p.cfg.Goal && (s.At.Sub(p.lagged) < took+aimEvery/2 || used < 0.8*p.aim): // something else was wrong
 	case share < p.cfg.Goal:
 		p.broke = p.aim
 		p.aim = max(leastAim*p.cfg.Utilisation, p.aim*max(0.85, 1-(p.cfg.Goal-share)))
 	case share > (1+p.cfg.Goal)/2 && used > 0.7*p.aim:
-		p.aim = max(p.aim, min(p.aim*1.02, p.broke*0.95, mostAim))
+		p.aim = max(p.aim, min(p.aim*1.03, p.broke*0.95, mostAim))
 	}
-	p.aimed, p.good, p.promised, p.lagged = s.At, 0, 0, false
+	p.aimed, p.good, p.promised = s.At, 0, 0
 }
 
 // Wanted is how many workers of each role there are to be, within the budget.

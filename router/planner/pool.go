@@ -54,6 +54,7 @@ type pool struct {
 	least  time.Duration // that, at its shortest
 	fell   time.Time     // when wanted fell last, and when it rose soon after a fall
 	flap   time.Time
+	late   bool // a queue is to be worked off
 	why    string
 }
 
@@ -146,7 +147,7 @@ const span = 5 * time.Minute
 // about to fall.
 func (l *pool) forecast(ahead time.Duration) (expect, most float64) {
 	expect = l.load.mean(0, span)
-	most = expect + 1.5*l.load.strays(span)
+	most = expect + 0.5*l.load.strays(span) // the highest of those of the cool-down counts
 	expect = max(expect, l.load.mean(0, level)-l.load.strays(level), l.load.mean(0, surge)-3*l.load.strays(surge))
 	if before := l.load.mean(span, span); l.load.n >= int(2*span/grain) {
 		if rise := l.load.mean(0, span) - before; rise > 2*l.load.strays(span)*math.Sqrt2 {
@@ -212,7 +213,7 @@ func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, 
 		}
 		least = ceil((most + late) * cost / (aim * (1 - slack)))
 	}
-	if late > 0 { // whatever is thought of what workers compute
+	if l.late = late > 0; l.late { // whatever is thought of what workers compute
 		least = max(least, l.wanted)
 	}
 	want := b.clamp(ceil(l.need))

@@ -25,7 +25,7 @@ import (
 // planBench has the twin run two days under the planner, and under what it is compared with.
 type planBench struct {
 	base
-	just   bool
+	just   string
 	slower float64
 	peak   float64
 	seed   uint64
@@ -45,7 +45,7 @@ const (
 func (b *planBench) flags(f *flag.FlagSet) {
 	f.Float64Var(&b.slower, "slower", 60, "steps take so many times as long as an H100's for an 8B model: then two days have fewer steps and requests")
 	f.Float64Var(&b.peak, "peak", 1.6, "requests a second at noon, without bursts")
-	f.BoolVar(&b.just, "just", false, "run the planner alone, without figures")
+	f.StringVar(&b.just, "just", "", "planner, static, clairvoyant or hpa: run that alone, without figures")
 	f.Uint64Var(&b.seed, "seed", 1, "of the load")
 }
 
@@ -194,33 +194,20 @@ func (b *planBench) compare(ctx context.Context) error {
 	var static, seer, ours, rule *ran
 	all, ctx := errgroup.WithContext(ctx)
 	all.SetLimit(runtime.GOMAXPROCS(0))
-	all.Go(func() (err error) {
-		ours, err = b.planned(ctx)
-		return err
-	})
-	if b.just {
-		return all.Wait()
+	for _, x := range []struct {
+		name string
+		run  func() error
+	}{
+		{"planner", func() (err error) { ours, err = b.planned(ctx); return err }},
+		{"static", func() (err error) { static, err = b.static(ctx); return err }},
+		{"clairvoyant", func() (err error) { seer, err = b.seen(ctx); return err }},
+		{"hpa", func() (err error) { rule, err = b.play(ctx, "HPA at 70 %", 2, &hpa{}, 15*time.Second); return err }},
+	} {
+		if b.just == "" || b.just == x.name {
+			all.Go(x.run)
+		}
 	}
-	all.Go(func() (err error) {
-		static, err = b.least(1, planMost, func(n int) (*ran, error) {
-			return b.play(ctx, fmt.Sprintf("static, %d workers", n), n, fixed{}, time.Minute)
-		})
-		return err
-	})
-	all.Go(func() (err error) {
-		// By steps of 4 % more than what it takes at full use.
-		seer, err = b.least(0, 31, func(i int) (*ran, error) {
-			more := 1 + 0.04*float64(i)
-			s := b.clairvoyant(more)
-			return b.play(ctx, fmt.Sprintf("clairvoyant, %.2f", more), s.at(0), s, 10*time.Second)
-		})
-		return err
-	})
-	all.Go(func() (err error) {
-		rule, err = b.play(ctx, "HPA at 70 %", 2, &hpa{}, 15*time.Second)
-		return err
-	})
-	if err := all.Wait(); err != nil {
+	if err := all.Wait(); err != nil || b.just != "" {
 		return err
 	}
 	b.Sayf("best: %v, %v", static, seer)
@@ -231,6 +218,22 @@ func (b *planBench) compare(ctx context.Context) error {
 	return b.Add(figure("slo_pct", "% of requests", 100*ours.good, "limit: 97 %, at least", 97),
 		figure("gpu_hours_ratio", "of worker-hours", ours.hours/static.hours, fmt.Sprintf("limit, of %s, which has %.1f h", static.name, static.hours), 0.8),
 		figure("over_clairvoyant_ratio", "of worker-hours", ours.hours/seer.hours, fmt.Sprintf("limit, of one who knows the next ten minutes, which has %.1f h", seer.hours), 1.15))
+}
+
+// static is the smallest fleet that keeps what is promised and stays as it is.
+func (b *planBench) static(ctx context.Context) (*ran, error) {
+	return b.least(2, planMost/2, func(n int) (*ran, error) {
+		return b.play(ctx, fmt.Sprintf("static, %d workers", n), n, fixed{}, time.Minute)
+	})
+}
+
+// seen is the clairvoyant with the fewest workers that keeps it, by steps of 8 % of what the load takes at full use.
+func (b *planBench) seen(ctx context.Context) (*ran, error) {
+	return b.least(0, 7, func(i int) (*ran, error) {
+		times := 0.8 + 0.08*float64(i)
+		s := b.clairvoyant(times)
+		return b.play(ctx, fmt.Sprintf("clairvoyant, %.2f", times), s.at(0), s, 10*time.Second)
+	})
 }
 
 // least looks for the smallest number in a range that keeps what is promised, by bisection.
