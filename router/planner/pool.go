@@ -213,7 +213,7 @@ func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, 
 		}
 		least = ceil((most + late) * cost / (aim * (1 - slack)))
 	}
-	if l.late = late > 0; l.late { // whatever is thought of what workers compute
+	if l.late = late > expect/4; l.late { // whatever is thought of what workers compute
 		least = max(least, l.wanted)
 	}
 	want := b.clamp(ceil(l.need))
