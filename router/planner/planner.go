@@ -157,7 +157,7 @@ const (
 	aimEvery  = 10 * time.Minute
 	fewJudged = 50
 	leastAim  = 0.3 // of Utilisation
-	mostAim   = 0.85
+	mostAim   = 0.9
 )
 
 // promise moves the aim to where promises are kept.

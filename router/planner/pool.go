@@ -213,7 +213,7 @@ func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, 
 		}
 		least = ceil((most + late) * cost / (aim * (1 - slack)))
 	}
-	if l.late = late > expect/4; l.late { // whatever is thought of what workers compute
+	if l.late = late > 0; l.late { // whatever is thought of what workers compute
 		least = max(least, l.wanted)
 	}
 	want := b.clamp(ceil(l.need))
@@ -246,7 +246,7 @@ func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, 
 
 // steady doubles how long fewer workers must have done, if it has just been too short.
 func (l *pool) steady(now time.Time) {
-	if !l.fell.IsZero() && now.Sub(l.fell) < 2*l.hold {
+	if !l.fell.IsZero() && now.Sub(l.fell) < 4*l.hold {
 		l.hold, l.flap, l.fell = min(2*l.hold, 4*l.least, longest), now, time.Time{}
 	}
 }

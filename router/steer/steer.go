@@ -142,7 +142,9 @@ func (s *Steer) tick(ctx context.Context, now time.Time, settled bool) {
 			}
 		}
 	}
-	s.publish(now, leads)
+	if settled {
+		s.publish(now, leads)
+	}
 }
 
 // others are the GPUs that workers of other models have.
