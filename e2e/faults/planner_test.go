@@ -27,19 +27,28 @@ func TestPlannerActs(t *testing.T) {
 	r.WaitServing(t, time.Minute, 2, 1)
 	l.answered(t, len(l.soFar())+20, nil)
 
-	st := planned(t, r)
+	var st steer.Status
 	var flip *planner.Decision
-	for i, d := range st.Models["stories260k"].Decisions {
-		if d.Kind == planner.Flip {
-			flip = &st.Models["stories260k"].Decisions[i]
+	cluster.Wait(t, 20*time.Second, "the decision", func() error {
+		st = planned(t, r)
+		for i, d := range st.Models["stories260k"].Decisions {
+			if d.Kind == planner.Flip {
+				flip = &st.Models["stories260k"].Decisions[i]
+				return nil
+			}
 		}
-	}
+		return fmt.Errorf("%+v", st)
+	})
 	if st.Mode != steer.Act || !st.Leads || flip == nil || flip.From != planner.Decode || flip.Role != planner.Prefill || flip.Reason == "" || flip.Predicted.At.IsZero() {
 		t.Errorf("%+v", st)
 	}
-	if out, errs, code := r.CLI(t, "status"); code != 0 || !strings.Contains(out, "planner (act): decode 1 of 1 wanted") || !strings.Contains(out, "prefill 2 of 2 wanted") {
-		t.Errorf("status: %d %s%s", code, out, errs)
-	}
+	cluster.Wait(t, 20*time.Second, "the status says so", func() error {
+		out, errs, code := r.CLI(t, "status")
+		if code != 0 || !strings.Contains(out, "planner (act): decode 1 of 1 wanted") || !strings.Contains(out, "prefill 2 of 2 wanted") {
+			return fmt.Errorf("status: %d %s%s", code, out, errs)
+		}
+		return nil
+	})
 	if n, err := r.Metric(`xpyd_planner_wanted_workers{model="stories260k",role="prefill"}`); err != nil || n != 2 {
 		t.Errorf("wanted: %v %v", n, err)
 	}
