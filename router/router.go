@@ -86,7 +86,9 @@ type Router struct {
 	watcher  *clientwatch.Watcher
 	requests *requestlog.Writer // nil without a request log
 	steer    *steer.Steer
-	endSteer context.CancelFunc // of Serve; nil before
+	// plans ends with endPlans, when this router no longer plans.
+	plans    context.Context
+	endPlans context.CancelFunc
 	// adminConns bounds those of the admin listener.
 	adminConns    int
 	public, admin *h1.Server
@@ -122,6 +124,7 @@ func New(cfg Config, deps Deps) (_ *Router, err error) {
 		r.up.Dial = deps.Dial
 	}
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
+	r.plans, r.endPlans = context.WithCancel(r.ctx)
 	defer func() {
 		if err != nil {
 			r.cancel(err)
@@ -290,9 +293,7 @@ func (r *Router) Serve() {
 		r.admin.Start(lobby.New(r.adminConns/4).Listener(ln, guestPatience))
 	}
 	if r.cfg.Planner.Mode != steer.Off {
-		ctx, cancel := context.WithCancel(r.ctx)
-		r.endSteer = cancel
-		r.spawn(func() { r.steer.Run(ctx) })
+		r.spawn(func() { r.steer.Run(r.plans) })
 	}
 	r.public.Start(scarce.Listener(r.publicLn, r.log, r.metrics.failedAccepts.WithLabelValues("public")))
 }
@@ -304,9 +305,7 @@ func (r *Router) Listeners() (public, admin net.Listener) { return r.publicLn, r
 // Leave stops accepting, as another process does from now on. What was accepted is served to its
 // end: see Left.
 func (r *Router) Leave() error {
-	if r.endSteer != nil {
-		r.endSteer()
-	}
+	r.endPlans()
 	err := r.public.Leave()
 	if r.adminLn != nil {
 		err = errors.Join(err, r.admin.Leave())
@@ -406,9 +405,7 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	r.mu.Lock()
 	r.stopping = true
 	r.mu.Unlock()
-	if r.endSteer != nil { // nobody starts workers any more
-		r.endSteer()
-	}
+	r.endPlans() // nobody starts workers any more
 	var err error
 	if r.publicLn != nil {
 		if err = r.public.Drain(ctx); err != nil {
