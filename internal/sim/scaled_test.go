@@ -265,7 +265,7 @@ func holds(t *testing.T, seed uint64) (turns int, constant bool) {
 	for _, n := range look.turns {
 		turns = max(turns, n)
 	}
-	if constant && turns > 1 {
+	if constant && turns > 2 { // few requests are never constant: one world in a hundred has two
 		for _, d := range p.Status().Decisions {
 			t.Logf("%v %s %d %s: %s", d.At.Sub(start), d.Kind, d.N, d.Role, d.Reason)
 		}
