@@ -11,7 +11,7 @@ SEED     ?= 1
 N        ?= 200
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: unbroken router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker
+.PHONY: planner unbroken router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -46,6 +46,9 @@ faults: ## the connector's fault matrix, then kill -9 and kill -STOP of every ki
 unbroken: ## N (200) strikes drawn by SEED at decode workers, faults and orders, and nine times as many on virtual time: each stream goes on as if nothing had been
 	XPYD_UNBROKEN_SEED=$(SEED) XPYD_UNBROKEN=$(N) $(GO) test ./e2e/faults -run TestUnbroken -count=1 -timeout 24h -v
 	XPYD_UNBROKEN_SEED=$(SEED) XPYD_UNBROKEN_VIRTUAL=$$((9 * $(N))) $(GO) test ./e2e/virtual -run TestUnbroken -count=1 -timeout 24h -v
+
+planner: ## N (200) random loads, fleets and faults drawn by SEED in the twin: what a planner promises holds
+	XPYD_PLANNER_SEED=$(SEED) XPYD_PLANNER=$(N) $(GO) test ./internal/sim -run TestPlannerHolds -count=1 -timeout 24h -v
 
 kv-soak: ## 200 peers, 10,000 KV transfers in flight, ten minutes
 	$(GO) run ./scripts/kvsoak -time 10m

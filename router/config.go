@@ -10,6 +10,7 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/sense"
 	"github.com/xpyd/xpyd/router/share"
+	"github.com/xpyd/xpyd/router/steer"
 )
 
 // Config configures a Router.
@@ -46,6 +47,8 @@ type Config struct {
 	Pick pick.Config `key:"pick"` // its policy is reloadable
 	// Share is what routers side by side tell each other.
 	Share share.Config `key:"share"`
+	// Planner decides how many workers of which role there should be.
+	Planner steer.Config `key:"planner"`
 }
 
 // DefaultConfig is for one machine.
@@ -54,7 +57,7 @@ func DefaultConfig() Config {
 		Listen: "127.0.0.1:8000", AdminListen: "127.0.0.1:8001", RequestLog: requestlog.DefaultConfig(),
 		Bounds: h1.DefaultBounds(), Timeouts: h1.DefaultTimeouts(), Policy: flight.DefaultPolicy(),
 		Sources: sense.DefaultSources(),
-		Pick:    pick.DefaultConfig(), Share: share.DefaultConfig(),
+		Pick:    pick.DefaultConfig(), Share: share.DefaultConfig(), Planner: steer.DefaultConfig(),
 	}
 }
 
@@ -87,5 +90,5 @@ func (c Config) Validate() error {
 		}
 	}
 	return errors.Join(config.Within("request_log", c.RequestLog.Validate()), c.Bounds.Validate(), c.Timeouts.Validate(), c.Policy.Validate(), c.Sources.Validate(),
-		config.Within("upstream", c.Upstream.Validate()), config.Within("pick", c.Pick.Validate()), config.Within("share", c.Share.Validate()))
+		config.Within("upstream", c.Upstream.Validate()), config.Within("pick", c.Pick.Validate()), config.Within("share", c.Share.Validate()), config.Within("planner", c.Planner.Validate()))
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/xpyd/xpyd/router/steer"
 )
 
 // ownMetrics has the router's own metrics, and registers those of its parts, too.
@@ -43,6 +45,9 @@ func newOwnMetrics(reg prometheus.Registerer, r *Router) (*ownMetrics, error) {
 		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "xpyd_router_request_log_dropped_total",
 			Help: "Requests that are not in the request log because the disk was full or too slow for it. The log itself says how many, too."},
 			func() float64 { return float64(r.requests.Dropped()) })}, r.flights.Collectors(), r.Members.Collectors(), r.feeds.Collectors())
+	if r.cfg.Planner.Mode != steer.Off {
+		m.all = append(m.all, r.steer)
+	}
 	if r.share != nil {
 		m.all = append(m.all, r.share.Collectors()...)
 	}

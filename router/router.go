@@ -29,6 +29,7 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/sense"
 	"github.com/xpyd/xpyd/router/share"
+	"github.com/xpyd/xpyd/router/steer"
 	"github.com/xpyd/xpyd/router/trace"
 )
 
@@ -56,6 +57,8 @@ type Deps struct {
 	// Doing is what this process does besides serving, for `xpyd status`; "" for nothing. Nil: never
 	// anything.
 	Doing func() string
+	// Hands start and end workers for the planner; nil: it cannot.
+	Hands steer.Hands
 	// Mounts adds handlers to the admin listener, behind its token: "POST /admin/v1/scale"
 	// and the like.
 	Mounts map[string]fasthttp.RequestHandler
@@ -82,6 +85,10 @@ type Router struct {
 	flights  *flight.Service
 	watcher  *clientwatch.Watcher
 	requests *requestlog.Writer // nil without a request log
+	steer    *steer.Steer
+	// plans ends with endPlans, when this router no longer plans.
+	plans    context.Context
+	endPlans context.CancelFunc
 	// adminConns bounds those of the admin listener.
 	adminConns    int
 	public, admin *h1.Server
@@ -117,6 +124,7 @@ func New(cfg Config, deps Deps) (_ *Router, err error) {
 		r.up.Dial = deps.Dial
 	}
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
+	r.plans, r.endPlans = context.WithCancel(r.ctx)
 	defer func() {
 		if err != nil {
 			r.cancel(err)
@@ -146,6 +154,9 @@ func (r *Router) makeParts() (err error) {
 	}
 	if deps.Bus != nil && cfg.Share.Interval > 0 {
 		r.share = share.New(cfg.Share, deps.Bus, r.picker, deps.Log)
+		if cfg.Planner.Mode == steer.Act && deps.Hands != nil {
+			r.share.Prefer()
+		}
 	}
 	if r.feeds, err = sense.NewFeeds(sense.FeedsDeps{Events: cfg.Events, Fleet: deps.Fleet, Picker: r.picker, Ring: deps.Ring, Log: deps.Log, Ctx: r.ctx}); err != nil {
 		return err
@@ -158,15 +169,19 @@ func (r *Router) makeParts() (err error) {
 		}
 	}
 	r.flights, err = flight.New(flight.Deps{Policy: cfg.Policy, Bounds: cfg.Bounds, PassAuthorization: cfg.Upstream.PassAuthorization,
-		PeerTokens: cfg.Events.PeerTokens, Paced: cfg.Pick.Ejection.Mode == pick.EjectAll, AskTimeout: cfg.FirstByteTimeout, Coming: deps.Coming,
+		Expect: flight.Expect{TTFT: cfg.Planner.TTFT, TPOT: cfg.Planner.TPOT}, PeerTokens: cfg.Events.PeerTokens, Paced: cfg.Pick.Ejection.Mode == pick.EjectAll, AskTimeout: cfg.FirstByteTimeout, Coming: deps.Coming,
 		Log: deps.Log, Members: r.Members, Feeds: r.feeds, Picker: r.picker, Client: r.up, Watcher: r.watcher, Tracer: r.tracer, RequestLog: r.requests,
 		Paths: slices.Collect(maps.Keys(routes)), Ctx: r.ctx, Spawn: r.spawn})
 	if err != nil {
 		return err
 	}
+	r.steer = steer.New(steer.Deps{Config: cfg.Planner, Log: deps.Log, Snapshot: deps.Fleet.Snapshot, Serves: r.Members.Serves, Drained: r.Members.Drained,
+		Tallies: r.flights.Tallies, Legs: r.legs, Leads: r.leads, Busy: func() bool { return deps.Doing != nil && deps.Doing() != "" }, Hands: deps.Hands, Mark: func(id string, epoch uint64) { r.Members.Mark(id, epoch, false) },
+		Unmark: r.Members.Unmark, Turn: func(ctx context.Context, id string, role fleet.Role) error { return r.Console.Turn(ctx, id, role) },
+		Note: func(action, is string) { r.Console.Audit(action, "planner", is) }})
 	r.Console, err = console.New(console.Deps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Gatherer: deps.Gatherer,
 		Fleet: deps.Fleet, Members: r.Members, Feeds: r.feeds, Flights: r.flights, Picker: r.picker, TopologyLevel: cfg.Pick.TopologyLevel, Share: r.share,
-		Revoker: deps.Revoker, TrustsEveryone: deps.Ring == nil, Ready: r.Ready, Coming: deps.Coming, Doing: deps.Doing, Mounts: deps.Mounts, Refuse: r.httpError, Ctx: r.ctx})
+		Revoker: deps.Revoker, TrustsEveryone: deps.Ring == nil, Ready: r.Ready, Coming: deps.Coming, Doing: deps.Doing, Planner: r.steer, Mounts: deps.Mounts, Refuse: r.httpError, Ctx: r.ctx})
 	return err
 }
 
@@ -257,11 +272,28 @@ func listen(ln net.Listener, addr string) (net.Listener, error) {
 	return net.Listen("tcp", addr)
 }
 
-// Serve accepts connections, until Leave or Shutdown.
+// legs are how many this router has open, and how many the others.
+func (r *Router) legs() (own, others int) {
+	if r.share != nil {
+		for _, p := range r.share.List() {
+			others += p.Legs
+		}
+	}
+	return r.flights.Legs(), others
+}
+
+// leads reports whether this router plans: of those that hear each other the one with the lowest ID, which one that
+// can act has.
+func (r *Router) leads() bool { return r.share == nil || r.share.First() }
+
+// Serve accepts connections, and has the planner plan, until Leave or Shutdown.
 func (r *Router) Serve() {
 	if r.adminLn != nil {
 		ln := scarce.Listener(r.adminLn, r.log, r.metrics.failedAccepts.WithLabelValues("admin"))
 		r.admin.Start(lobby.New(r.adminConns/4).Listener(ln, guestPatience))
+	}
+	if r.cfg.Planner.Mode != steer.Off {
+		r.spawn(func() { r.steer.Run(r.plans) })
 	}
 	r.public.Start(scarce.Listener(r.publicLn, r.log, r.metrics.failedAccepts.WithLabelValues("public")))
 }
@@ -273,6 +305,7 @@ func (r *Router) Listeners() (public, admin net.Listener) { return r.publicLn, r
 // Leave stops accepting, as another process does from now on. What was accepted is served to its
 // end: see Left.
 func (r *Router) Leave() error {
+	r.endPlans()
 	err := r.public.Leave()
 	if r.adminLn != nil {
 		err = errors.Join(err, r.admin.Leave())
@@ -372,6 +405,7 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	r.mu.Lock()
 	r.stopping = true
 	r.mu.Unlock()
+	r.endPlans() // nobody starts workers any more
 	var err error
 	if r.publicLn != nil {
 		if err = r.public.Drain(ctx); err != nil {

@@ -26,6 +26,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/router"
+	"github.com/xpyd/xpyd/router/steer"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -149,6 +150,7 @@ type frontConfig struct {
 	mounts map[string]fasthttp.RequestHandler
 	coming func(string) bool // router.Deps.Coming
 	doing  func() string     // router.Deps.Doing
+	hands  steer.Hands       // router.Deps.Hands
 	// guard wraps the handlers of all mounts; nil: none.
 	guard   func(map[string]fasthttp.RequestHandler) map[string]fasthttp.RequestHandler
 	sources config.Sources // if none sets fleet.listen, another port will do
@@ -228,7 +230,7 @@ func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how fro
 		mounts = how.guard(mounts)
 	}
 	deps := router.Deps{Ring: ring, TLS: creds, Fleet: f.watcher, Bus: f.conn.Bus(), Log: log, Registerer: reg, Gatherer: reg,
-		AdminToken: token, AdminTokenRO: tokenRO, Revoker: f.revoker, Version: build(), Mounts: mounts, Coming: how.coming, Doing: how.doing}
+		AdminToken: token, AdminTokenRO: tokenRO, Revoker: f.revoker, Version: build(), Mounts: mounts, Coming: how.coming, Doing: how.doing, Hands: how.hands}
 	if how.from != nil {
 		deps.Public, deps.Admin = how.from.public, how.from.admin
 	}

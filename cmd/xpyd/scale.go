@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/router/console"
+	"github.com/xpyd/xpyd/router/steer"
 )
 
 // scaler serves POST /admin/v1/scale on the router of an `up`. The listener opens before there is a
@@ -122,6 +124,30 @@ func (s *scaler) coming(id string) bool {
 	return sup != nil && slices.ContainsFunc(sup.Status(), func(c supervise.Status) bool {
 		return c.Name == id && c.State != supervise.Draining && c.State != supervise.Stopped
 	})
+}
+
+// Processes implements steer.Hands.
+func (s *scaler) Processes() (list []steer.Process) {
+	sup := s.sup.Load()
+	if sup == nil {
+		return nil
+	}
+	for _, c := range sup.Status() {
+		if c.State != supervise.Stopped {
+			list = append(list, steer.Process{ID: c.Name, Role: c.Role, Ends: c.State == supervise.Draining})
+		}
+	}
+	return list
+}
+
+// Scale implements steer.Hands.
+func (s *scaler) Scale(role string, by int) ([]string, error) {
+	sup := s.sup.Load()
+	if sup == nil {
+		return nil, errors.New("still starting")
+	}
+	done, err := sup.ScaleBy(role, by)
+	return append(done.Added, done.Removed...), err
 }
 
 func (s *scaler) list(ctx *fasthttp.RequestCtx) {

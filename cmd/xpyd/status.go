@@ -23,6 +23,7 @@ import (
 type fleetStatus struct {
 	Ready     bool
 	Doing     string
+	Planner   string
 	At        time.Time // the router's clock
 	Link      fleet.Link
 	Revoked   []string
@@ -238,6 +239,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 	}
 	if s.Doing != "" {
 		fmt.Fprintln(w, s.Doing)
+	}
+	if s.Planner != "" {
+		fmt.Fprintln(w, s.Planner)
 	}
 	for _, r := range s.Routers {
 		fmt.Fprintf(w, "router %s: heard %v ago, %d legs in flight to %d workers (this one is %s)\n", r.ID,

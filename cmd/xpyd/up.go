@@ -151,7 +151,7 @@ func runUp(ctx context.Context, place *handover.Place, cfg *upConfig, sources co
 	}
 	scale, kept := &scaler{}, &lastRoles{}
 	up := newUpgrader(place, from, cfg, log)
-	front, err := openFront(ctx, &cfg.RouterConfig, log, frontConfig{mounts: scale.mounts(), guard: up.mounts, coming: scale.coming, doing: up.doing,
+	front, err := openFront(ctx, &cfg.RouterConfig, log, frontConfig{mounts: scale.mounts(), guard: up.mounts, coming: scale.coming, doing: up.doing, hands: scale,
 		sources: sources, forget: true, from: from})
 	if err != nil {
 		return err

@@ -33,6 +33,8 @@ type Config struct {
 	Heartbeat   time.Duration
 	Guess       float64 // times an answer's length that the router is told
 	Seed        uint64
+
+	scaled *scaled // nil: the fleet stays as it is
 }
 
 // DefaultConfig is a fleet without workers, whose HTTP takes a millisecond, about: `scripts/bench twin`
@@ -114,7 +116,7 @@ func open(cfg Config, load Load) (*run, error) {
 	r := &run{cfg: cfg, load: load, out: make([]Outcome, len(load.Requests)), feeding: true,
 		picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}}
 	clockOf := func() *clock { return &r.clock }
-	if cfg.Prefill+cfg.Decode+cfg.Mixed+load.Closed+load.Warm == 0 && !cfg.OneDevice {
+	if cfg.Prefill+cfg.Decode+cfg.Mixed+load.Closed+load.Warm == 0 && !cfg.OneDevice && cfg.scaled == nil {
 		r.lanes = &lanes{}
 		clockOf = func() *clock { return &clock{} }
 	}
@@ -193,6 +195,18 @@ func (r *run) step() bool {
 
 // beat has the router hear of all workers' load, now and then while there is any.
 func (r *run) beat() {
+	r.announce()
+	switch {
+	case r.open > 0:
+		r.clock.after(r.cfg.Heartbeat, r.beat)
+	case r.feeding: // those until the next request would say the same
+		idle := r.began + r.load.Requests[r.next].At - r.clock.now
+		r.clock.after(max(1, idle/r.cfg.Heartbeat)*r.cfg.Heartbeat, r.beat)
+	}
+}
+
+// announce has the router hear of all workers' load.
+func (r *run) announce() {
 	members := make([]fleet.Member, len(r.workers))
 	for i, w := range r.workers {
 		w.beat()
@@ -203,13 +217,6 @@ func (r *run) beat() {
 		version = r.snapshot.Version + 1
 	}
 	r.snapshot = fleet.NewSnapshot(version, r.clock.time(), members)
-	switch {
-	case r.open > 0:
-		r.clock.after(r.cfg.Heartbeat, r.beat)
-	case r.feeding: // those until the next request would say the same
-		idle := r.began + r.load.Requests[r.next].At - r.clock.now
-		r.clock.after(max(1, idle/r.cfg.Heartbeat)*r.cfg.Heartbeat, r.beat)
-	}
 }
 
 // begin begins the load.
@@ -243,7 +250,13 @@ func (r *run) sendNext() {
 	r.feeding = r.next < len(r.out)
 	*o = Outcome{At: r.clock.now, Prompt: q.Prompt.Tokens(), Failed: true}
 	r.open++
-	r.send(&flight{run: r, out: o, request: q, warm: r.next <= r.load.Warm})
+	r.cfg.scaled.came(o.Prompt)
+	f := &flight{run: r, out: o, request: q, warm: r.next <= r.load.Warm}
+	if len(r.workers) == 0 { // all have died
+		f.end(false)
+		return
+	}
+	r.send(f)
 }
 
 // flight is a request on its way.
@@ -304,34 +317,52 @@ func (f *flight) hash() {
 
 // split has decode reserve, and then prefill compute and push.
 func (f *flight) split(p, d *worker) {
+	if p.gone || d.gone {
+		f.again()
+		return
+	}
 	owner := fmt.Sprintf("%p", f)
 	f.hash()
-	d.claim(&claim{owner: owner, chain: f.chain, prompt: f.prompt, then: func(table []int32, had int) {
+	d.claim(&claim{owner: owner, chain: f.chain, prompt: f.prompt, lost: f.again, then: func(table []int32, had int) {
 		if table == nil {
 			f.end(false)
 			return
 		}
+		failed := func() {
+			d.cache.Release(table, owner)
+			d.reserve()
+			if p.gone || d.gone {
+				f.again()
+				return
+			}
+			f.end(false)
+		}
 		f.clock.after(f.cfg.KV.Latency, func() {
+			if p.gone {
+				failed()
+				return
+			}
 			p.push(&f.cfg.KV, f.cfg.Worker.Layers, owner, f.prompt, had, func() { f.pushed = f.clock.now }, func() {
 				f.choice.DonePrefill()
 				f.decode(d, &engine.Prefilled{Blocks: table, First: first})
-			}, func() {
-				d.cache.Release(table, owner)
-				f.end(false)
-			})
+			}, failed)
 		})
 	}})
 }
 
 // decode has a worker answer; p is nil if it computes the prompt itself.
 func (f *flight) decode(d *worker, p *engine.Prefilled) {
+	if d.gone {
+		f.again()
+		return
+	}
 	r := ask(f.prompt)
 	r.MaxTokens, r.Prefilled = f.request.Output, p
 	if p != nil {
 		r.Owner = fmt.Sprintf("%p", f)
 	}
 	d.clock.now = f.clock.now // it has done all that it had to do before
-	err := d.submit(r, &call{token: func() { f.token(d) }, done: func(ok bool) { d.tell(func() { f.end(ok) }) }})
+	err := d.submit(r, &call{lost: f.again, token: func() { f.token(d) }, done: func(ok bool) { d.tell(func() { f.end(ok) }) }})
 	if err != nil {
 		if p != nil {
 			d.cache.Release(p.Blocks, r.Owner)
@@ -343,6 +374,7 @@ func (f *flight) decode(d *worker, p *engine.Prefilled) {
 // token counts one that the client gets from a worker.
 func (f *flight) token(d *worker) {
 	o, now := f.out, d.clock.now+f.cfg.Back
+	f.cfg.scaled.token(now-o.Last, o.Tokens == 0)
 	if o.Tokens == 0 {
 		o.First = now
 		prefill := time.Duration(0)
@@ -367,6 +399,7 @@ func (f *flight) end(ok bool) {
 	f.ended = true
 	f.open--
 	f.out.Failed = !ok
+	f.cfg.scaled.ended(f.out)
 	f.prompt = nil
 	if f.choice != nil {
 		f.choice.EndPrefill()

@@ -36,6 +36,7 @@ type claim struct {
 	chain  *kvcache.Chain
 	prompt []int32
 	then   func(table []int32, had int)
+	lost   func() // its worker has died
 }
 
 // claim waits for blocks.
@@ -64,7 +65,7 @@ func (w *worker) reserve() {
 // the rest and the first token.
 func (w *worker) push(cfg *Link, layers int, owner string, prompt []int32, had int, done, arrived func(), failed func()) {
 	last := time.Duration(0)
-	c := &call{token: func() {}}
+	c := &call{token: func() {}, lost: func() { done(); failed() }}
 	r := ask(prompt)
 	r.PrefillOnly = true
 	r.OnBlocks = func(layer int, ready []engine.Ready) {

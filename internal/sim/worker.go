@@ -44,6 +44,7 @@ type worker struct {
 	claims []*claim // decode's, first come first served
 	link   link     // of what it sends
 
+	gone  bool    // it has died, or has left
 	alone bool    // its clock is its own; see lanes
 	heard []heard // while it was alone
 }
@@ -53,6 +54,7 @@ type call struct {
 	handle *engine.Handle
 	token  func() // for each
 	done   func(ok bool)
+	lost   func() // its worker has died
 }
 
 func newWorker(c *clock, id string, role fleet.Role, cfg *Worker, noise *rand.Rand) (*worker, error) {
@@ -106,6 +108,9 @@ func (w *worker) poke() {
 }
 
 func (w *worker) turn(lingered bool) {
+	if w.gone { // nobody drives a dead one
+		return
+	}
 	wait, linger := w.engine.Turn(lingered)
 	w.collect()
 	switch wait {
@@ -120,6 +125,9 @@ func (w *worker) turn(lingered bool) {
 
 // land handles the end of a step.
 func (w *worker) land() {
+	if w.gone {
+		return
+	}
 	w.engine.Settle()
 	w.collect()
 	if w.host == 0 {

@@ -277,6 +277,27 @@ func TestScale(t *testing.T) {
 	})
 }
 
+// TestScaleBy: so many more or fewer than are wanted, but never none.
+func TestScaleBy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, supervise.Config{Launcher: newFakes(), Templates: map[string]func(int) supervise.Child{
+			"w": func(i int) supervise.Child { return child(fmt.Sprint("w-", i), "w") }}})
+		by := func(n int, want string) {
+			t.Helper()
+			done, err := s.ScaleBy("w", n)
+			if got := fmt.Sprint(done.Added, done.Removed); got != want || err != nil {
+				t.Errorf("by %d: %s, %v, want %s", n, got, err, want)
+			}
+			synctest.Wait()
+		}
+		by(2, "[w-0 w-1] []")
+		by(1, "[w-2] []")
+		by(-2, "[] [w-2 w-1]")
+		by(-1, "[] []")
+		stop(t, s, time.Second)
+	})
+}
+
 // TestScaleTaken: names that others have are left out.
 func TestScaleTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -229,6 +229,17 @@ type Scaled struct {
 func (s *Supervisor) Scale(role string, n int, leaves func(name string)) (Scaled, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.scale(role, n, leaves)
+}
+
+// ScaleBy is Scale to so many more than are wanted now or, below 0, so many fewer, but not to none.
+func (s *Supervisor) ScaleBy(role string, by int) (Scaled, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.scale(role, max(1, len(s.wanted(role))+by), nil)
+}
+
+func (s *Supervisor) scale(role string, n int, leaves func(name string)) (Scaled, error) {
 	done := Scaled{[]string{}, []string{}, []string{}} // JSON has lists, not null
 	template := s.cfg.Templates[role]
 	if template == nil {

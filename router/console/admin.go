@@ -33,6 +33,7 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/sense"
 	"github.com/xpyd/xpyd/router/share"
+	"github.com/xpyd/xpyd/router/steer"
 )
 
 // Deps is what the console is given.
@@ -58,7 +59,8 @@ type Deps struct {
 	// start: orders for it wait. It must not block; nil: none is.
 	Coming func(id string) bool
 	// Doing is what the router's process does besides serving; nil: never anything.
-	Doing func() string
+	Doing   func() string
+	Planner *steer.Steer
 	// Mounts adds handlers behind the token: "POST /admin/v1/scale" and the like.
 	Mounts map[string]fasthttp.RequestHandler
 	// Refuse answers what is no proper HTTP request.
@@ -231,7 +233,8 @@ type fleetInfo struct {
 	Version uint64       `json:"version"`
 	At      time.Time    `json:"at"` // by the router's clock, as all times here
 	Ready   bool         `json:"ready"`
-	Doing   string       `json:"doing,omitempty"` // what this process does besides serving
+	Doing   string       `json:"doing,omitempty"`   // what this process does besides serving
+	Planner string       `json:"planner,omitempty"` // what it wants, in a line
 	Link    fleet.Link   `json:"link"`
 	Router  string       `json:"router,omitempty"`  // its id, as others know it
 	Routers []share.Peer `json:"routers,omitempty"` // the others, if they share
@@ -249,6 +252,9 @@ func (c *Console) listInstances(ctx *fasthttp.RequestCtx, _ adminCall) *openai.E
 	info := fleetInfo{Version: s.Version, At: time.Now(), Ready: c.Ready(), Link: s.Link, TrustsEveryone: c.TrustsEveryone, Revoked: s.Revoked, Instances: []instanceInfo{}, Refusals: s.Refusals(), Strangers: c.Members.Refusals()}
 	if c.Doing != nil {
 		info.Doing = c.Doing()
+	}
+	if c.Planner != nil {
+		info.Planner = c.Planner.Line()
 	}
 	if c.Share != nil {
 		info.Router, info.Routers = c.Share.ID(), c.Share.List()

@@ -1,6 +1,8 @@
 package console
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -103,18 +105,32 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 	} else {
 		NoteChange(ctx, drained[m.Draining || c.Members.Drained(m)], drained[action == "drain"])
 	}
-	release, err := c.mark(m, action, o)
+	said, err := c.give(c.Ctx, m, a.id, action, o)
 	if err != nil {
 		return err
 	}
-	defer release()
-	if !native { // engines have no such path; only the router drains them
+	if said == nil { // an engine
 		return reply(ctx, 200, m.Instance)
 	}
-	x := flight.Question{ID: a.id, Method: "POST", Path: "/xpyd/v1/" + action, Timeout: orderTimeout, Limit: maxReply}
+	said.Write(ctx)
+	return nil
+}
+
+// give gives an order to a worker, and waits until it is carried out. Engines have no such path, and say nil: only
+// the router drains them.
+func (c *Console) give(ctx context.Context, m *fleet.Member, id, action string, o orderBody) (*flight.Reply, *openai.Error) {
+	release, err := c.mark(m, action, o)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if m.Dialect != fleet.Native {
+		return nil, nil
+	}
+	x := flight.Question{ID: id, Method: "POST", Path: "/xpyd/v1/" + action, Timeout: orderTimeout, Limit: maxReply}
 	switch {
 	case action == "role":
-		c.awaitMember(m.ID, movesWait, emptied(m, c.Flights.ToMove))
+		c.awaitMember(ctx, m.ID, movesWait, emptied(m, c.Flights.ToMove))
 		x.Body = []byte(`{"role":"` + o.Role + `"}`)
 	case action == "drain" && o.WaitOnly:
 		x.Body = []byte(`{"wait_only":true}`)
@@ -125,12 +141,27 @@ func (c *Console) order(ctx *fasthttp.RequestCtx, a adminCall) *openai.Error {
 		if action == "drain" {
 			yet = "; this router sends it nothing all the same, until undrain"
 		}
-		return openai.Upstream("%s: %v%s", action, aerr, yet)
+		return nil, openai.Upstream("%s: %v%s", action, aerr, yet)
 	}
 	if said.Status == 200 && action == "role" && m.Source == fleet.NATS {
-		c.awaitMember(m.ID, shownWait, turned(m, o.Role))
+		c.awaitMember(ctx, m.ID, shownWait, turned(m, o.Role))
 	}
-	said.Write(ctx)
+	return said, nil
+}
+
+// Turn gives a worker another role, as POST /admin/v1/instances/{id}/role does, until ctx ends at most.
+func (c *Console) Turn(ctx context.Context, id string, role fleet.Role) error {
+	m := c.Fleet.Snapshot().Get(id)
+	if m == nil || m.Dialect != fleet.Native {
+		return fmt.Errorf("there is no worker %q of xpyd's own", id)
+	}
+	said, err := c.give(ctx, m, "", "role", orderBody{Role: role})
+	switch {
+	case err != nil:
+		return errors.New(err.Message)
+	case said.Status != 200:
+		return fmt.Errorf("%s says %d: %s", id, said.Status, openai.Clip(string(said.Body)))
+	}
 	return nil
 }
 
@@ -186,7 +217,7 @@ func (c *Console) mark(m *fleet.Member, action string, o orderBody) (release fun
 // about to start.
 func (c *Console) await(id string) *fleet.Member {
 	there := func(m *fleet.Member) bool { return m != nil && m.State != fleet.Gone && m.State != fleet.Dead }
-	m := c.awaitMember(id, comingWait, func(m *fleet.Member) bool {
+	m := c.awaitMember(c.Ctx, id, comingWait, func(m *fleet.Member) bool {
 		return there(m) || c.Coming == nil || !c.Coming(id)
 	})
 	if m == nil || m.State == fleet.Gone {
@@ -197,7 +228,7 @@ func (c *Console) await(id string) *fleet.Member {
 
 // awaitMember returns the member of that ID, nil if there is none, once until is true of it, or
 // after limit.
-func (c *Console) awaitMember(id string, limit time.Duration, until func(*fleet.Member) bool) *fleet.Member {
+func (c *Console) awaitMember(ctx context.Context, id string, limit time.Duration, until func(*fleet.Member) bool) *fleet.Member {
 	end := time.NewTimer(limit)
 	defer end.Stop()
 	look := time.NewTicker(comingLook)
@@ -213,7 +244,7 @@ func (c *Console) awaitMember(id string, limit time.Duration, until func(*fleet.
 		case <-look.C:
 		case <-end.C:
 			return m
-		case <-c.Ctx.Done():
+		case <-ctx.Done():
 			return m
 		}
 	}

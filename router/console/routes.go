@@ -58,6 +58,7 @@ var adminTable = []adminRoute{
 	{"POST", "/admin/v1/scale", nil, "The numbers of workers of `xpyd up`: `{\"prefill\": 3}`; with `\"wait_only\": true` the streams of those that go end there."},
 	{"POST", "/admin/v1/upgrade", nil, "Have the binary that `xpyd up --upgrade` names in the data folder take over; its workers serve within `timeout_ms`."},
 	{"GET", "/admin/v1/upgrade", nil, "How that goes, or went."},
+	{"GET", "/admin/v1/planner", (*Console).showPlanner, "What the planner expects and wants, and its latest decisions with reason, prediction and what came true."},
 	{"GET", "/admin/v1/workers", nil, "The processes of `xpyd up`."},
 	{"GET", "/admin/v1/secret", nil, "Which secrets are in force, by ID, and who has which."},
 	{"POST", "/admin/v1/secret/rotate", nil, "A new secret beside the one in force."},

@@ -28,6 +28,11 @@ func (c *Console) serveLedger(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Err
 	return reply(ctx, 200, l)
 }
 
+// showPlanner answers with what the planner thinks.
+func (c *Console) showPlanner(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Error {
+	return reply(ctx, 200, c.Planner.Status())
+}
+
 const (
 	askedAtOnce = 16
 	askTimeout  = 2 * time.Second

@@ -62,6 +62,7 @@ func (q *request) generate(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	if err := q.admit(ctx, &q.top); err != nil {
 		return nil, err
 	}
+	q.came()
 	if q.top.Stream && q.s.Takeover && string(ctx.Request.Header.Peek(headerTakeover)) != "0" {
 		q.seam = newSeam(&q.s.kept, q.body, &q.top)
 		if q.s.TakeoverReplay {

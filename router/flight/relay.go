@@ -128,7 +128,9 @@ func (s *stream) counted(run []byte) []byte {
 		s.q.proceeds(n)
 	}
 	if !s.forwarded {
-		s.pulse.beat(time.Since(s.q.start), n, s.q.top.N)
+		at := time.Since(s.q.start)
+		s.q.tally.beat(s.pulse.first == 0, at-s.pulse.last, n, s.q.top.N)
+		s.pulse.beat(at, n, s.q.top.N)
 	}
 	return run
 }

@@ -59,6 +59,8 @@ type request struct {
 	client *h1.Conn // its end ends the request; nil for the router's own
 	placed bool     // it has a place to give back
 
+	tally *tally // see came; nil: it is not counted
+
 	chain     pick.Chain
 	logged    pick.Chain    // the same to the request's end, if there is a request log
 	session   string        // what the client says belongs together
@@ -229,6 +231,7 @@ func (q *request) account() {
 	if !q.first.IsZero() {
 		q.answered(route)
 	}
+	q.went()
 	if q.s.RequestLog != nil {
 		q.enter(took)
 	}

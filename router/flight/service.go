@@ -31,6 +31,7 @@ type Deps struct {
 	PeerTokens        int           // see Events
 	Paced             bool          // workers are compared by the pace of their streams
 	AskTimeout        time.Duration // of requests that any worker can answer
+	Expect            Expect        // what requests are to see, for Tallies
 	// Coming reports whether a worker that is dead is about to be started again; nil: none is.
 	Coming func(id string) bool
 
@@ -67,6 +68,7 @@ type Service struct {
 	reliefs   reliefs
 	balance   balance
 	trials    *trials
+	tallies   tallies
 
 	mu       sync.Mutex // guards the following; never held while calling out
 	requests map[*request]struct{}
@@ -77,7 +79,7 @@ type Service struct {
 func New(d Deps) (*Service, error) {
 	s := &Service{Deps: d, fleet: d.Members.Fleet, gate: newGate(d.Limits), hosts: d.MediaHosts, maxAnswer: strconv.Itoa(d.MaxResponseBytes),
 		budget: newBudget(d.RetryRatio, d.RetryBurst, d.RetryMin), hedges: newHedger(d.Hedge),
-		legs: legs{open: map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}}, trials: newTrials(), reliefs: reliefs{by: map[workerKey]*relief{}}, balance: balance{cfg: d.Balance},
+		legs: legs{open: map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}}, trials: newTrials(), tallies: tallies{by: map[string]*tally{}}, reliefs: reliefs{by: map[workerKey]*relief{}}, balance: balance{cfg: d.Balance},
 		requests: map[*request]struct{}{}, history: history{ring: make([]record, d.History)}}
 	s.silence = silence{s: s, ask: d.Members.Ask, gone: s.gone, elsewhere: s.elsewhere, asked: map[workerKey]*question{}}
 	s.metrics = newMetrics(s)

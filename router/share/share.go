@@ -82,9 +82,15 @@ type Sharer struct {
 	sent, heard, unsent, lost uint64
 }
 
+// behind is set in the IDs of routers that are not preferred.
+const behind = 1 << 63
+
+// Prefer has this router come before those that are not preferred; see First. It is called before Run.
+func (s *Sharer) Prefer() { s.id &^= behind }
+
 // New makes a sharer; Run does the work.
 func New(cfg Config, bus Bus, picker Picker, log *slog.Logger) *Sharer {
-	return &Sharer{cfg: cfg, bus: bus, picker: picker, log: log, id: rand.Uint64(), wake: make(chan struct{}, 1), peers: newPeers(cfg.Expire)}
+	return &Sharer{cfg: cfg, bus: bus, picker: picker, log: log, id: rand.Uint64() | behind, wake: make(chan struct{}, 1), peers: newPeers(cfg.Expire)}
 }
 
 // Ask has Run ask the others, once there are any, where the latest prefixes are. It is
@@ -93,6 +99,13 @@ func (s *Sharer) Ask() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asks = true
+}
+
+// First reports whether this router has the lowest ID of all that it hears.
+func (s *Sharer) First() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.peers.first(s.id, s.id)
 }
 
 // Run shares until ctx ends, and then says goodbye.
