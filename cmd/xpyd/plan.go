@@ -22,6 +22,7 @@ type planFlags struct {
 	rate, cost, budget          float64
 	burstiness, share           float64
 	maxContext                  int
+	shed                        bool
 	slo                         string
 	perThousand                 time.Duration
 	window                      time.Duration
@@ -68,6 +69,7 @@ trace's longer requests are left out.`,
 	f.StringVar(&p.slo, "slo", "", "limits of a good request: ttft=2s,tpot=25ms,itl=50ms (longest gap)")
 	f.DurationVar(&p.perThousand, "ttft-per-1000", 0, "added to the limit of ttft for each 1,000 tokens of the prompt")
 	f.Float64Var(&p.share, "share", 0.9, "part of the requests that are to be good")
+	f.BoolVar(&p.shed, "shed-late", false, "workers refuse prompts that cannot be in time any more (shed_late)")
 	f.StringVar(&p.trace, "trace", "", "Mooncake (JSON lines) or Azure (CSV) trace")
 	f.IntVar(&p.maxContext, "max-context", 0, "of --trace: leave out requests of more tokens than this; 0: than the table says that a worker takes")
 	f.StringVar(&p.input, "input", "512", "tokens of a prompt, without --trace")
@@ -146,7 +148,7 @@ const (
 // compute fills in the result.
 func (p *planFlags) compute(ctx context.Context, r *plan, t *steptable.Table, load func(seed uint64) sim.Requests, promise sim.Promise, stderr io.Writer) error {
 	// The last requests of a window may take as long as it, at least.
-	c := sim.Case{Config: twinOf(t, promise, p.seed), Load: load(p.seed), Promise: promise, Patience: promise.TTFT + max(p.window, time.Minute)}
+	c := sim.Case{Config: twinOf(t, promise, p.seed, p.shed), Load: load(p.seed), Promise: promise, Patience: promise.TTFT + max(p.window, time.Minute)}
 	r.Workers = p.most
 	if p.asksHowMany() {
 		r.Need = &planNeed{From: p.least, To: p.most, Rate: cmp.Or(p.rate, sim.Rate(c.Load(1)))}
@@ -178,7 +180,7 @@ func (p *planFlags) compute(ctx context.Context, r *plan, t *steptable.Table, lo
 		return err
 	}
 	if best := r.best(); best.Speed > 0 && !r.tooShort() {
-		r.Run = runLines(&t.About, best.Split, promise)
+		r.Run = runLines(&t.About, best.Split, promise, p.shed)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // runLines are the commands that start a fleet of workers as planned, on this machine.
-func runLines(about *steptable.About, s sim.Split, p sim.Promise) []string {
+func runLines(about *steptable.About, s sim.Split, p sim.Promise, shed bool) []string {
 	flags, others := workerFlags(about)
 	told := promises(p)
 	for _, f := range []struct {
@@ -26,6 +26,9 @@ func runLines(about *steptable.About, s sim.Split, p sim.Promise) []string {
 		if f.limit > 0 {
 			flags = append(flags, "--"+f.name+"-promise", f.limit.String())
 		}
+	}
+	if shed {
+		flags = append(flags, "--shed-late")
 	}
 	with, gpu := strings.Join(flags, " "), about.Backend == "cuda"
 	var lines []string

@@ -127,13 +127,13 @@ func TestRunLines(t *testing.T) {
 			"for i in $(seq 1 65); do xpyd decode --join-file fleet/join-url --id decode-$i --threads 2 " + told + " & done"}},
 		{cpu, sim.Split{Whole: 2}, []string{`- {id: whole-1, role: decode, url: "http://127.0.0.1:8102", dialect: openai, model: "stories260k"}`,
 			"for i in $(seq 0 1); do xpyd decode --trust-everyone --listen 127.0.0.1:$((8101+i)) --served-name stories260k --threads 2 " + told + " & done", "xpyd router --config whole.yaml"}},
-		{cpu, sim.Split{Mixed: 3}, []string{"disaggregate: mixed}", "xpyd up --config mixed.yaml --prefill 1 --decode 2 --threads 2 " + told}},
+		{cpu, sim.Split{Mixed: 3}, []string{"disaggregate: mixed}", "xpyd up --config mixed.yaml --prefill 1 --decode 2 --threads 2 " + told + " --shed-late"}},
 		{gpu, sim.Split{Mixed: 2}, []string{"disaggregate: mixed}", "xpyd router --data fleet --config mixed.yaml &", "for i in $(seq 1 1); do CUDA_VISIBLE_DEVICES=$i xpyd decode"}},
 		{gpu, sim.Split{Prefill: 2, Decode: 1}, []string{"CUDA_VISIBLE_DEVICES=$i xpyd prefill --join-file fleet/join-url --id prefill-$i --batch-invariant --device cuda --model /m " + told,
 			"for i in $(seq 2 2); do CUDA_VISIBLE_DEVICES=$i xpyd decode", "--max-batch 8: say so"}},
 		{steptable.About{Backend: "cpu", Model: "it's", Command: "no command of ours --x"}, sim.Split{Prefill: 1, Decode: 1}, []string{`--model 'it'\''s' ` + told}},
 	} {
-		got := strings.Join(runLines(&c.about, c.s, promise), "\n")
+		got := strings.Join(runLines(&c.about, c.s, promise, c.s.Mixed > 0), "\n")
 		for _, want := range c.want {
 			if !strings.Contains(got, want) {
 				t.Errorf("%v: no %s in\n%s", c.s, want, got)

@@ -276,7 +276,7 @@ func replay(ctx context.Context, t *steptable.Table, seed uint64, load *sim.Logg
 	until := load.Requests[len(load.Requests)-1].At + lastWait
 	for _, one := range runs {
 		all.Go(func() (err error) {
-			cfg := twinOf(t, sim.Promise{}, seed) // its limits are to judge by, not to plan by
+			cfg := twinOf(t, sim.Promise{}, seed, false) // its limits are to judge by, not to plan by
 			cfg = one.split.Of(cfg)
 			cfg.Pick.Policy = one.policy
 			if one.out, err = sim.Run(ctx, cfg, sim.Load{Requests: load.Requests, Until: until}); err != nil {

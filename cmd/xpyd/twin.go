@@ -35,10 +35,11 @@ func openTable(path string) (*steptable.Table, error) {
 }
 
 // twinOf is what all fleets on a table have in common.
-func twinOf(t *steptable.Table, promise sim.Promise, seed uint64) sim.Config {
+func twinOf(t *steptable.Table, promise sim.Promise, seed uint64, shed bool) sim.Config {
 	w := worker.DefaultConfig(fleet.Decode)
 	w.MaxBatch, w.StepTokens = t.About.MaxBatch, t.About.StepTokens
 	w.Promises = promises(promise)
+	w.ShedLate = shed
 	cfg := sim.On(t, worker.EngineConfig(&w, t.About.Backend == "cuda"))
 	cfg.Seed = seed
 	return cfg
