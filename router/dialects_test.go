@@ -54,6 +54,8 @@ func TestDialectLists(t *testing.T) {
 	for _, name := range dialect.Names() {
 		if i, r := (fleet.Instance{Dialect: name}), &dialect.For(name).Rules; i.Alone() != (r.Order == dialect.Alone) {
 			t.Errorf("%s is %v, but fleet's Instance.Alone is %t", name, r.Order, i.Alone())
+		} else if fake.Alone(name) != i.Alone() {
+			t.Errorf("%s is %v, but the mock's Alone is %t", name, r.Order, fake.Alone(name))
 		}
 	}
 	is("mocks", fake.Dialects, foreign)
