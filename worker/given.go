@@ -10,8 +10,8 @@ import (
 
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/openai"
-	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
 // A stream outlives its decode worker: the router notes which tokens each event stood for, from a
