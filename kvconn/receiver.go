@@ -108,7 +108,7 @@ func (sl *slot) over() bool {
 func (r *Receiver) runSlot(key slotKey, sl *slot) {
 	s, err := r.connect(key)
 	if err != nil {
-		r.refused.Log(r.ctx, failureLevel(err), "kv session not opened", logPeer, key.expect.String(), "addr", key.addr, "transport", r.tr.Name(), "error", err)
+		r.refused.Log(r.ctx, failureLevel(err), "kv session not opened", logPeer, key.expect.String(), "addr", key.addr, "error", err)
 	}
 	sl.s, sl.err = s, err
 	close(sl.ready)

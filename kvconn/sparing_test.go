@@ -74,6 +74,9 @@ func TestPeersDoNotFillTheLog(t *testing.T) {
 		if n := theirs.lines("kv session not opened"); n != 8 {
 			t.Errorf("%d lines of 100 refusals, want 8", n)
 		}
+		if strings.Contains(theirs.String(), "transport=") { // the receiver does not know which one of a Set it was
+			t.Error("a line names a transport")
+		}
 		time.Sleep(time.Minute)
 		r.Open(t.Context(), "prefill-0", kvconn.PeerID{})
 		synctest.Wait()

@@ -14,7 +14,7 @@ import (
 type Transport interface {
 	Dial(ctx context.Context, addr string) (net.Conn, error)
 	Listen(addr string) (net.Listener, error)
-	Name() string // "tcp"; used as a log value
+	Name() string // "tcp"; the network's is a value of kv.transport
 }
 
 // SplitPorts reads host:port or host:first-last, as Listen takes it. Port 0,

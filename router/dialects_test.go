@@ -51,6 +51,13 @@ func TestDialectLists(t *testing.T) {
 	is("split", split, names(func(r *dialect.Rules) bool { return r.Order != dialect.Alone }))
 	is("together", together, names(func(r *dialect.Rules) bool { return r.Order == dialect.Together }))
 	is("lingering", lingering, names(func(r *dialect.Rules) bool { return r.Linger > 0 }))
+	for _, name := range dialect.Names() {
+		if i, r := (fleet.Instance{Dialect: name}), &dialect.For(name).Rules; i.Alone() != (r.Order == dialect.Alone) {
+			t.Errorf("%s is %v, but fleet's Instance.Alone is %t", name, r.Order, i.Alone())
+		} else if fake.Alone(name) != i.Alone() {
+			t.Errorf("%s is %v, but the mock's Alone is %t", name, r.Order, fake.Alone(name))
+		}
+	}
 	is("mocks", fake.Dialects, foreign)
 	var clients map[string]any
 	if err := json.Unmarshal([]byte(text("e2e/clients/dialects.json")), &clients); err != nil {

@@ -25,7 +25,7 @@ func TestWorkersSettings(t *testing.T) {
 	up := []string{"--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", filepath.Join(dir, "data"), "--device", "cpu"}
 	alone := alone(t)
 	for i, c := range []struct{ flags, yaml, want string }{
-		{"--kv-host-memory 5TiB", "  host_memory: 5TiB", "kv.host_memory: "},
+		{"--kv-host-memory 5TiB", "  host_memory: 5TiB", "iB"},
 		{"--kv-host-memory 1KiB", "  host_memory: 1KiB", "1024 bytes of host memory: want room for"},
 		{"--kv-host-memory 1MiB --kv-ssd-dir " + dir + " --kv-ssd-size 1KiB", "  host_memory: 1MiB\n  ssd_dir: " + dir + "\n  ssd_size: 1KiB", "want room for 8 units of 16 tokens at least"},
 		{"--kv-host-memory 1MiB --kv-ssd-dir " + taken, "  host_memory: 1MiB\n  ssd_dir: " + taken, "not a directory"},
@@ -40,7 +40,7 @@ func TestWorkersSettings(t *testing.T) {
 				t.Fatal(err)
 			}
 			at := fmt.Sprintf("%s:%d", file, 1+strings.Count(text, "\n"))
-			for source, set := range map[string][]string{flag: strings.Fields(c.flags), at: {"--config", file}} {
+			for source, set := range map[string][]string{flag: strings.Fields(c.flags), at + ": " + key: {"--config", file}} {
 				args := append([]string{role, "--log-level", "error"}, set...)
 				if role == "up" {
 					args = append(args, up...)
@@ -48,8 +48,8 @@ func TestWorkersSettings(t *testing.T) {
 					args = append(args, alone...)
 				}
 				_, errs, code := xpyd(t, args...)
-				if code != exitUsage || !strings.HasPrefix(errs, "xpyd: "+source+": "+key+": ") || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
-					t.Errorf("%v: exit code %d, %q lacks %s: %s or %q", args, code, errs, source, key, c.want)
+				if code != exitUsage || !strings.HasPrefix(errs, "xpyd: "+source+": ") || strings.HasPrefix(errs, "xpyd: "+source+": "+key) || !strings.Contains(errs, c.want) || strings.Count(errs, "\n") != 1 {
+					t.Errorf("%v: exit code %d, %q lacks %s or %q, or names the key twice", args, code, errs, source, c.want)
 				}
 			}
 		}
@@ -61,7 +61,7 @@ func TestWorkersSettings(t *testing.T) {
 func TestPoolLargerThanMachine(t *testing.T) {
 	const row = `: the KV pool: \d+ MiB wanted, and 512 MiB to spare for others, where \d+ MiB are to be had\n$`
 	_, errs, code := xpyd(t, "decode", "--device", "cpu", "--log-level", "error", "--blocks", "1000000000", "--join-file", joinFileOf(t, ""))
-	if ok, _ := regexp.MatchString("^xpyd: --blocks: blocks"+row, errs); code != exitUsage || !ok {
+	if ok, _ := regexp.MatchString("^xpyd: --blocks"+row, errs); code != exitUsage || !ok {
 		t.Errorf("exit code %d, %q", code, errs)
 	}
 }
@@ -73,7 +73,9 @@ func TestStartError(t *testing.T) {
 		line, want string
 		bad        bool
 	}{
-		{2, "xpyd: --kv-ssd-dir: kv.ssd_dir: mkdir /a/kv.d: no", "kv.ssd_dir: decode-0: mkdir /a/kv.d: no", true},
+		{2, "xpyd: --kv-ssd-dir: mkdir /a/kv.d: no", "kv.ssd_dir: decode-0: mkdir /a/kv.d: no", true},
+		{2, "xpyd: --nats: fleet.url: is bad", "fleet.url: decode-0: is bad", true},
+		{2, "xpyd: --device: cuda: none", "device: decode-0: cuda: none", true},
 		{2, "xpyd: XPYD_KV__STORE: kv.store: is bad", "kv.store: decode-0: is bad", true},
 		{2, "xpyd: kv_memory: holds nothing", "kv_memory: decode-0: holds nothing", true},
 		{2, "xpyd: unknown flag: --x; see help", "decode-0: unknown flag: --x; see help", false},

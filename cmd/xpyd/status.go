@@ -57,6 +57,15 @@ func (s *fleetStatus) get(id string) *instanceStatus {
 	return nil
 }
 
+// lonely reports whether an engine waits for a partner that only another engine of its dialect
+// could be; Refusals are about those that are there. One of our own decodes may mix.
+func (s *fleetStatus) lonely(m *instanceStatus) bool {
+	return m.Serves() && m.Dialect != fleet.Native && m.Dialect != "" && !m.Alone() &&
+		!slices.ContainsFunc(s.Instances, func(o instanceStatus) bool {
+			return o.State != fleet.Gone && o.Role != m.Role && o.Dialect == m.Dialect
+		})
+}
+
 func newStatus() *cobra.Command {
 	var watch, asJSON, ledger bool
 	cmd := adminCommand(&cobra.Command{
@@ -221,6 +230,7 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			{m.Moved.Shortage > 0, count(m.Moved.Shortage, "stream") + " moved away: short of KV blocks"},
 			{m.Moved.Balance > 0, count(m.Moved.Balance, "stream") + " moved away: slower than its peers"},
 			{m.Embeds, "embeds only"},
+			{s.lonely(m), "nobody of its dialect, " + m.Dialect + ", to pair with"},
 			{m.KVPaths != "", "kv: " + m.KVPaths},
 			{m.Unchecked, "kv.digest: off"},
 			{m.Dialect == fleet.Native && m.Secrets == "", "trusts everyone"},

@@ -82,6 +82,19 @@ func TestStatusNamesake(t *testing.T) {
 	}
 }
 
+// TestStatusLonely: a note says that an engine's dialect has no other half.
+func TestStatusLonely(t *testing.T) {
+	t.Parallel()
+	d := &desk{answers: map[string][]string{instancesPath: {`{"link":{"up":true},"instances":[
+		{"id":"v0","role":"decode","state":"live","dialect":"vllm-nixl"},{"id":"v1","role":"prefill","state":"gone","dialect":"vllm-nixl"},
+		{"id":"s0","role":"decode","state":"live","dialect":"sglang"},{"id":"s1","role":"prefill","state":"live","dialect":"sglang"},
+		{"id":"n0","role":"decode","state":"live","dialect":"native"},{"id":"o0","role":"decode","state":"live","dialect":"openai"}]}`}}}
+	out, errs, code := at(t, t.Context(), d, "status")
+	if code != 0 || strings.Count(out, "to pair with") != 1 || !strings.Contains(out, "nobody of its dialect, vllm-nixl, to pair with") {
+		t.Errorf("%d %q %q", code, out, errs)
+	}
+}
+
 // TestStatusRouters: a line for each other router, and engines that only embed
 // say so.
 func TestStatusRouters(t *testing.T) {

@@ -264,8 +264,28 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 }
 
 // settingLine matches a worker's error about a setting: where it was set (the flag or variable, by
-// `up`), the key, and what is wrong with it.
-var settingLine = regexp.MustCompile(`^(?:(?:--[a-z-]+|XPYD_[A-Z_]+): )?([a-z_]+(?:\.[a-z_]+)*): (.*)$`)
+// `up`), the key, unless the flag says it, and what is wrong with it.
+var settingLine = regexp.MustCompile(`^(?:(?:(--[a-z-]+)|XPYD_[A-Z_]+): )?(.*)$`)
+
+// keyed matches a key and what is wrong with its value.
+var keyed = regexp.MustCompile(`^([a-z_]+(?:\.[a-z_]+)*): (.*)$`)
+
+// settingOf returns the key that a worker's error about a setting is about, and the rest; "": none.
+func settingOf(line string) (key, msg string) {
+	m := settingLine.FindStringSubmatch(line)
+	if m == nil {
+		return "", ""
+	}
+	if flag := m[1]; flag != "" {
+		if key := flagKey(strings.TrimPrefix(flag, "--")); config.SaysKey(flag, key) {
+			return key, m[2]
+		}
+	}
+	if m = keyed.FindStringSubmatch(m[2]); m == nil {
+		return "", ""
+	}
+	return m[1], m[2]
+}
 
 // startError returns why a worker did not start; a *config.KeyError if the worker found a setting
 // wrong.
@@ -275,8 +295,8 @@ func startError(s *supervise.Status) error {
 	}
 	said := strings.TrimPrefix(s.LastLine, "xpyd: ")
 	if s.Exit != nil && s.Exit.Code == exitUsage {
-		if m := settingLine.FindStringSubmatch(said); m != nil {
-			return config.Bad(m[1], "%s: %s", s.Name, m[2])
+		if key, msg := settingOf(said); key != "" {
+			return config.Bad(key, "%s: %s", s.Name, msg)
 		}
 	}
 	return fmt.Errorf("%s: %s", s.Name, said)

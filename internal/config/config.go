@@ -72,13 +72,18 @@ type Error struct {
 
 func (e *Error) Error() string {
 	s := e.Msg
-	if e.Key != "" {
+	if e.Key != "" && !SaysKey(e.Source, e.Key) {
 		s = e.Key + ": " + s
 	}
 	if e.Source != "" {
 		s = e.Source + ": " + s
 	}
 	return s
+}
+
+// SaysKey reports whether a source is a flag with the name of the key, which errors then leave out.
+func SaysKey(source, key string) bool {
+	return source == "--"+strings.NewReplacer("_", "-", ".", "-").Replace(key)
 }
 
 // maxFileBytes bounds a configuration file.

@@ -263,7 +263,7 @@ func TestFlagErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := config.Load(defaults(), config.Options{Flags: flags, FlagKeys: map[string]string{"queue": "limits.queue", "gone": "gone"}})
-	want := "--gone: gone: no such key\n--queue: limits.queue: \"x\": want a whole number"
+	want := "--gone: no such key\n--queue: limits.queue: \"x\": want a whole number"
 	if err == nil || err.Error() != want {
 		t.Fatalf("got %v\nwant %s", err, want)
 	}

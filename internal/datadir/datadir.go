@@ -251,7 +251,11 @@ func (d *Dir) Read(name string) ([]byte, error) {
 	}
 	path := filepath.Join(d.path, name)
 	if !info.Mode().IsRegular() || Owner(info) != os.Geteuid() || info.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("%s is not believed: it has mode %v and belongs to uid %d; want a file of mode 0600 and uid %d", path, info.Mode(), Owner(info), os.Geteuid())
+		advice := "want a file of mode 0600 and this user's"
+		if info.Mode().IsRegular() && Owner(info) == os.Geteuid() {
+			advice = fmt.Sprintf("if nobody else has read or written it, run `chmod 600 %s`", path)
+		}
+		return nil, fmt.Errorf("%s is not believed: it has mode %v and belongs to uid %d, and this process is uid %d: %s", path, info.Mode(), Owner(info), os.Geteuid(), advice)
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err == nil && len(text) > maxFile {

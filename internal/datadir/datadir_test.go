@@ -280,6 +280,8 @@ func TestRead(t *testing.T) {
 	for _, name := range names {
 		if text, err := d.Read(name); err == nil {
 			t.Errorf("%s: %d bytes", name, len(text))
+		} else if told := "run `chmod 600 " + filepath.Join(path, "open") + "`"; strings.Contains(err.Error(), told) != (name == "open") {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -117,20 +117,20 @@ func oneToken(f fieldsOf) error {
 
 // check recognises the leg of a request, and refuses wrong fields.
 func (e *Engine) check(h http.Header, f fieldsOf) (s sight, err error) {
-	switch e.cfg.Dialect {
-	case "openai":
+	switch d := e.cfg.Dialect; {
+	case Alone(d):
 		s.leg = legPlain
 		err = f.none("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "disaggregated_params")
-	case "storage":
+	case d == "storage":
 		s.leg = e.cfg.Role
 		if s.leg == legPrefill {
 			err = cmp.Or(oneToken(f), f.none("kv_transfer_params"))
 		}
-	case "vllm-p2pnccl":
+	case d == "vllm-p2pnccl":
 		s, err = e.checkNccl(h, f)
-	case "sglang":
+	case d == "sglang":
 		s, err = e.checkSGLang(f)
-	case "trtllm", "trtllm-generation-first":
+	case d == "trtllm", d == "trtllm-generation-first":
 		s, err = e.checkTRT(f)
 	default:
 		s, err = e.checkVLLM(h, f)

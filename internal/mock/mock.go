@@ -50,6 +50,9 @@ type Config struct {
 	Log      *slog.Logger
 }
 
+// Alone reports whether engines of a dialect serve whole requests.
+func Alone(dialect string) bool { return dialect == "openai" }
+
 // Validate checks the configuration.
 func (c *Config) Validate() error {
 	switch {
@@ -57,7 +60,7 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("dialect %q is not one of %s", c.Dialect, strings.Join(Dialects, ", "))
 	case !slices.Contains([]string{"prefill", "decode", "both"}, c.Role):
 		return fmt.Errorf("role %q is not prefill, decode or both", c.Role)
-	case c.Embeds && (c.Dialect != "openai" || c.Role != legDecode):
+	case c.Embeds && (!Alone(c.Dialect) || c.Role != legDecode):
 		return errors.New("only a decode engine of dialect openai embeds")
 	case c.TTFT < 0 || c.ITL < 0 || c.Lease < 0:
 		return errors.New("a latency or the lease is negative")

@@ -343,7 +343,7 @@ func (j *job) errorEvent(format string, args ...any) {
 // decode collects the prompt and answers.
 func (j *job) decode() {
 	e := j.e
-	if j.stream && e.cfg.Dialect != "openai" {
+	if j.stream && !Alone(e.cfg.Dialect) {
 		j.header() // like vLLM, long before the first token
 	}
 	if j.s.leg == legDecode && j.s.peer != "" {

@@ -109,7 +109,7 @@ func (c *Chooser) Open(ctx context.Context, addr string, id kvconn.PeerID) (*kvc
 	s, now, err := c.try(ctx, ways[from:], addr, id, &peer, old)
 	if errors.Is(err, errNoWay) {
 		return nil, &kvconn.Error{Op: "open", Peer: id, Phase: kvconn.PhaseDial, Outcome: ticket.Incompatible,
-			Err: fmt.Errorf("kv.transport is %s here, which does not reach it: %s", c.cfg.Ways.setting, now.why)}
+			Err: fmt.Errorf("kv.transport is %s here, which does not reach it: %s", c.cfg.Ways.setting, strings.TrimPrefix(now.why, c.cfg.Ways.says()+"; "))}
 	}
 	if err != nil {
 		return nil, err
@@ -190,7 +190,7 @@ func (c *Chooser) again(faster []*way, addr string, id kvconn.PeerID, peer *Peer
 func (c *Chooser) fresh(wait time.Duration) choice {
 	now := choice{wait: wait}
 	if s := c.cfg.Ways; s.barred {
-		now.not(Setting, "kv.transport is "+s.setting)
+		now.not(Setting, s.says())
 	}
 	return now
 }

@@ -280,13 +280,13 @@ func TestTroubleBesideARequest(t *testing.T) {
 // A forced way that does not lead to the peer is one error that says why, and nothing
 // slower is taken.
 func TestForcedWays(t *testing.T) {
-	for setting, prefix := range map[string]string{"cudaipc": "", "nccl": "kv.transport is nccl; ", "pinned": "kv.transport is pinned; "} {
+	for _, setting := range []string{"cudaipc", "nccl", "pinned"} {
 		g := newGPUs(t, setting)
 		if err := g.fetch(t); err != nil || len(g.dialed) != 1 || g.dialed[0] != setting {
 			t.Errorf("%s: %v, dialed %v", setting, err, g.dialed)
 		}
 		g.fail[setting] = refused
-		if err := g.fetch(t); kvconn.OutcomeOf(err, "") != ticket.Incompatible || !strings.HasSuffix(err.Error(), "reach it: "+prefix+setting+": no access") || len(g.dialed) != 1 {
+		if err := g.fetch(t); kvconn.OutcomeOf(err, "") != ticket.Incompatible || !strings.HasSuffix(err.Error(), ": kv.transport is "+setting+" here, which does not reach it: "+setting+": no access") || len(g.dialed) != 1 {
 			t.Errorf("%s is refused: %v, dialed %v", setting, err, g.dialed)
 		}
 	}

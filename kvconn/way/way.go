@@ -30,8 +30,10 @@ const Auto = "auto"
 type Kind struct {
 	Name  string // in settings, announcements and metrics
 	Local bool   // it joins processes of one user on one machine
-	// OverNetwork: its address is the network's, and its listener also serves the
-	// network's callers.
+	// OverNetwork: its address is its name, a colon and the network's address, and its
+	// listener also serves the network's callers. Its transport's Dial is given the whole
+	// of that address, and its Listen the network's. Of others Listen is given "", and the
+	// address of that listener begins with the name and a colon.
 	OverNetwork bool
 	MapsPool    bool // other processes map the pool, if it is in host memory
 	// Suits reports whether it serves a backend's pool; nil: any. PoolIn says where such
@@ -53,8 +55,9 @@ func (p Pool) OnDevice() *kvconn.Shared {
 	return kvconn.DevicePool(p.Backend.Layout(), p.Backend.Blocks())
 }
 
-// Network is the kind that comes last: it leads to every peer, at the address by which
-// requests name it.
+// Network is the kind that has to come last in the list: it leads to every peer, at the
+// address by which requests name it, and Listen is given the setting's address. A list has
+// one; any other transport over the network is OverNetwork, on top of it.
 func Network(t kvconn.Transport) Kind {
 	return Kind{Name: t.Name(), Open: func(Pool) (kvconn.Transport, *kvconn.Shared, error) { return t, nil, nil }}
 }
@@ -76,7 +79,8 @@ func MapPool(kinds []Kind, setting string) bool {
 func (k *Kind) allowed(setting string) bool { return setting == Auto || setting == k.Name }
 
 // Set is the ways of one worker. It implements kvconn.Transport for all of them: an
-// address that begins with a way's name and a colon is dialled by that way.
+// address that begins with a way's name and a colon is dialled by that way, which is
+// given all of it.
 type Set struct {
 	setting string
 	ways    []*way // those to choose from, fastest first
@@ -135,6 +139,9 @@ func Open(kinds []Kind, setting string, p Pool, log *slog.Logger) (*Set, error) 
 	}
 	return s, nil
 }
+
+// says names the setting, as a reason why a way is left out.
+func (s *Set) says() string { return "kv.transport is " + s.setting }
 
 // Shared describes the pool to peers that can write to it; nil: none can.
 func (s *Set) Shared() *kvconn.Shared { return s.shared }

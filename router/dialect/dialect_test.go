@@ -282,7 +282,7 @@ func TestCannot(t *testing.T) {
 			default:
 				want = shape
 			}
-			if name == "native" || name == "openai" {
+			if name == fleet.Native || rules.Order == dialect.Alone {
 				want = ""
 			}
 			top, err := openai.Scan([]byte(body))

@@ -1,6 +1,7 @@
 package arch_test
 
 import (
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -110,6 +111,25 @@ func TestDefaultsStay(t *testing.T) {
 	}{{`,"head_dim":16}`, 16}, {`}`, 128}} {
 		if got, err := arch.ReadHF([]byte(head + c.rest)); err != nil || got.HeadDim != c.want {
 			t.Errorf("%s: head_dim %d, %v, want %d", c.rest, got.HeadDim, err, c.want)
+		}
+	}
+}
+
+// TestFamiliesTold: users read in docs which families are served.
+func TestFamiliesTold(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/models-and-gpus.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := ""
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, " families, from one of these:") {
+			told = strings.ToLower(line)
+		}
+	}
+	for _, f := range arch.Families() {
+		if !strings.Contains(told, f.Name) {
+			t.Errorf("%s is not in %q", f.Name, told)
 		}
 	}
 }
