@@ -212,14 +212,15 @@ func TestCounts(t *testing.T) {
 		s := newSite(member("p0", "m", fleet.Prefill), member("d0", "m", fleet.Decode))
 		s.others = 10
 		s.tallies = map[string]flight.Tally{"m": {}}
+		first := s
 		go func() {
 			for range 60 {
 				time.Sleep(time.Second) // of the bubble's clock
-				s.mu.Lock()
-				a, b := s.tallies["m"], s.tallies[""]
+				first.mu.Lock()
+				a, b := first.tallies["m"], first.tallies[""]
 				a.Requests, a.PromptTokens, b.PromptTokens = a.Requests+1, a.PromptTokens+100, b.PromptTokens+50
-				s.tallies = map[string]flight.Tally{"m": a, "": b}
-				s.mu.Unlock()
+				first.tallies = map[string]flight.Tally{"m": a, "": b}
+				first.mu.Unlock()
 			}
 		}()
 		x := s.run(t, cfg, nil, 50*time.Second)
