@@ -157,7 +157,7 @@ func TestPreemptedPrompt(t *testing.T) {
 		gate := make(chan struct{})
 		cfg := config()
 		cfg.StepTokens = 4 // a prompt takes many steps
-		r := newRig(t, cfg, enginetest.Config{Blocks: 14, BlockTokens: 4},
+		r := newRig(t, cfg, enginetest.Config{Blocks: 15, BlockTokens: 4},
 			func(*kernels.Step) error { <-gate; return nil })
 		older, younger := request(prompt(rng(), 4), 30), request(prompt(rng(), 45), 3)
 		older.IgnoreEOS, younger.IgnoreEOS, younger.PromptLogprobs = true, true, 1
@@ -166,6 +166,7 @@ func TestPreemptedPrompt(t *testing.T) {
 			t.Fatal(err)
 		}
 		first, second := r.submit(older), r.submit(younger)
+		synctest.Wait() // both are there before the older has more blocks than leave room for the other
 		close(gate)
 		if _, _, err := collect(first, 1); err != nil {
 			t.Error(err)
