@@ -362,7 +362,7 @@ func TestUpRefuses(t *testing.T) {
 		{"unknown flag", []string{"up", "--lisen", "x"}, 2, "--lisen"},
 		{"bad count", []string{"up", "--prefill", "0"}, 2, "prefill"},
 		{"no number", []string{"up", "--prefill", "two"}, 2, "prefill"},
-		{"bad block size", []string{"up", "--block-tokens", "0"}, 2, "block_tokens"},
+		{"bad block size", []string{"up", "--block-tokens", "0"}, 2, "block-tokens"},
 		{"bad address", []string{"up", "--listen", "nowhere"}, 2, "listen"},
 		{"bad device", []string{"up", "--device", "abacus"}, 2, "abacus"},
 		{"no config file", []string{"up", "--config", "/does/not/exist"}, 2, "/does/not/exist"},
