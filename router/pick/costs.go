@@ -31,21 +31,21 @@ const guessDecode = 1e-4 // seconds of a step, for each sequence in it
 
 // report takes in a worker's new report.
 func (n *node) report(load *fleet.Load, c *costs, at time.Time) {
-	now := &load.Steps
-	if now.Count > n.steps.Count && n.steps.Count > 0 {
-		c.add(&n.steps, now)
-		n.many = float64(now.Decodes-n.steps.Decodes) / float64(now.Count-n.steps.Count)
-		if d := now.Decodes - n.steps.Decodes; d > 0 {
-			n.long = float64(now.Context-n.steps.Context) / float64(d)
+	was, now := &n.said.Steps, &load.Steps
+	if now.Count > was.Count && was.Count > 0 {
+		c.add(was, now)
+		n.many = float64(now.Decodes-was.Decodes) / float64(now.Count-was.Count)
+		if d := now.Decodes - was.Decodes; d > 0 {
+			n.long = float64(now.Context-was.Context) / float64(d)
 		}
 		if dt := at.Sub(n.heard).Seconds(); dt > 0 && !n.heard.IsZero() {
-			n.busy += (min(1, (now.Seconds-n.steps.Seconds)/dt) - n.busy) * (1 - math.Exp(-dt/busyMemory))
+			n.busy += (min(1, (now.Seconds-was.Seconds)/dt) - n.busy) * (1 - math.Exp(-dt/busyMemory))
 		}
 	}
-	if now.Count == n.steps.Count { // it rests
+	if now.Count == was.Count { // it rests
 		n.many = 0
 	}
-	n.steps, n.heard, n.said, n.then = *now, at, *load, n.own
+	n.heard, n.said, n.then = at, *load, n.own
 }
 
 // decodes is how many sequences decode at n in a step: as its last steps had, and what has come from here and
@@ -70,7 +70,6 @@ type costs struct {
 	a    [features][features]float64 // weighted sums of products
 	b    [features]float64
 	is   [features]float64 // the coefficients, in units of scales
-	seen int               // reports
 	near float64           // the mean position of a prompt's token
 }
 
@@ -115,7 +114,6 @@ func (c *costs) add(before, now *fleet.Steps) {
 	if prompt > 0 {
 		c.near += (positions/prompt - c.near) / 64
 	}
-	c.seen++
 	c.fit()
 }
 

@@ -108,31 +108,13 @@ func (s *scorer) spots(nth int, c *class) {
 			s.all[len(s.all)-1].class = nth
 		}
 	}
-	if len(c.nodes) <= scanAll {
-		for _, n := range c.nodes {
-			look(n)
-		}
+	if len(c.nodes) > scanAll {
+		s.sampled(c, look, fleet.Prefill, fleet.Decode)
+		s.preferred(c, look)
 		return
 	}
-	for _, w := range s.warms {
-		if w.n.class == c {
-			look(w.n)
-		}
-	}
-	for _, m := range s.matches {
-		for _, n := range [2]*node{m.p, m.d} {
-			if n != nil && n.class == c {
-				look(n)
-			}
-		}
-	}
-	n := c.root.next
-	for range idlest {
+	for _, n := range c.nodes {
 		look(n)
-		n = n.next
-	}
-	for range sample {
-		look(c.nodes[s.p.rnd.IntN(len(c.nodes))])
 	}
 }
 

@@ -37,15 +37,14 @@ type node struct {
 
 	lines [3]line
 	guard guard
-	steps fleet.Steps // as last reported
-	busy  float64     // part of the time that steps took lately, 0 to 1
-	many  float64     // sequences that decoded in a step lately
-	long  float64     // tokens of each
-	heard time.Time   // when
-	said  fleet.Load  // the last report
-	then  Loads       // own, when it came
-	noted bool        // it is in Picker.notes
-	named bool        // its epoch is this router's own; others know it by its id
+	busy  float64    // part of the time that steps took lately, 0 to 1
+	many  float64    // sequences that decoded in a step lately
+	long  float64    // tokens of each
+	heard time.Time  // when
+	said  fleet.Load // the last report
+	then  Loads      // own, when it came
+	noted bool       // it is in Picker.notes
+	named bool       // its epoch is this router's own; others know it by its id
 }
 
 // halfLife is how many dispatches halve a node's memory of its work.

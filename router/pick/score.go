@@ -308,13 +308,8 @@ func (s *scorer) best(c *class, role fleet.Role) (out shortlist) {
 		return true
 	}
 	resumed := func() { // the decode that has a part of the prompt
-		if s.req.Prefer == "" || role != fleet.Decode {
-			return
-		}
-		for _, n := range c.nodes {
-			if n.key.id == s.req.Prefer {
-				consider(n)
-			}
+		if role == fleet.Decode {
+			s.preferred(c, func(n *node) { consider(n) })
 		}
 	}
 	switch policy := s.policy(); {
@@ -348,30 +343,50 @@ func (s *scorer) best(c *class, role fleet.Role) (out shortlist) {
 			consider(n)
 		}
 	default:
-		for _, w := range s.warms {
-			if w.n.class == c {
-				consider(w.n)
-			}
-		}
-		for _, m := range s.matches {
-			if n := m.node(role); n != nil && n.class == c {
-				consider(n)
-			}
-		}
 		resumed()
-		n := c.root.next
-		for range idlest {
-			consider(n)
-			n = n.next
-		}
-		for range sample {
-			consider(c.nodes[s.p.rnd.IntN(len(c.nodes))])
-		}
+		s.sampled(c, func(n *node) { consider(n) }, role)
 	}
 	for n := c.root.next; out.n == 0 && n != &c.root; n = n.next { // all of those were excluded
 		consider(n)
 	}
 	return out
+}
+
+// preferred looks at the member that the request prefers, if it is of the class.
+func (s *scorer) preferred(c *class, look func(*node)) {
+	if s.req.Prefer == "" {
+		return
+	}
+	for _, n := range c.nodes {
+		if n.key.id == s.req.Prefer {
+			look(n)
+		}
+	}
+}
+
+// sampled looks at members of a large class: those that had the prompt's beginning in one of some roles, the
+// least recently used, and some at random.
+func (s *scorer) sampled(c *class, look func(*node), roles ...fleet.Role) {
+	for _, w := range s.warms {
+		if w.n.class == c {
+			look(w.n)
+		}
+	}
+	for _, m := range s.matches {
+		for _, role := range roles {
+			if n := m.node(role); n != nil && n.class == c {
+				look(n)
+			}
+		}
+	}
+	n := c.root.next
+	for range idlest {
+		look(n)
+		n = n.next
+	}
+	for range sample {
+		look(c.nodes[s.p.rnd.IntN(len(c.nodes))])
+	}
 }
 
 // key is the request's hash, 0 if the policy uses none.

@@ -206,20 +206,19 @@ func (p *Picker) classOf(i *fleet.Instance) *class {
 }
 
 func (m *model) pairUp() {
-	m.mixes = make([][]bool, len(m.mix))
-	for i, a := range m.mix {
-		m.mixes[i] = make([]bool, len(m.mix))
-		for j, b := range m.mix {
-			m.mixes[i][j] = a.id.zone == b.id.zone && fleet.Compatible(&a.rep, &b.rep) == nil
+	m.compatible, m.mixes = fit(m.prefill, m.decode), fit(m.mix, m.mix)
+}
+
+// fit reports which classes may prefill for which others.
+func fit(prefill, decode []*class) [][]bool {
+	out := make([][]bool, len(prefill))
+	for i, a := range prefill {
+		out[i] = make([]bool, len(decode))
+		for j, b := range decode {
+			out[i][j] = a.id.zone == b.id.zone && fleet.Compatible(&a.rep, &b.rep) == nil
 		}
 	}
-	m.compatible = make([][]bool, len(m.prefill))
-	for i, a := range m.prefill {
-		m.compatible[i] = make([]bool, len(m.decode))
-		for j, b := range m.decode {
-			m.compatible[i][j] = a.id.zone == b.id.zone && fleet.Compatible(&a.rep, &b.rep) == nil
-		}
-	}
+	return out
 }
 
 func (m *model) ready() bool {

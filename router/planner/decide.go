@@ -274,7 +274,7 @@ func (p *Planner) decide(now time.Time, l *pool, d Decision) Decision {
 	return d
 }
 
-// comeTrue notes what was predicted for now.
+// comeTrue compares predictions whose time has come with what is.
 func (p *Planner) comeTrue() {
 	p.open = slices.DeleteFunc(p.open, func(d *Decision) bool {
 		if p.at.Before(d.Predicted.At) {

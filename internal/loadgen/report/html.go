@@ -16,9 +16,8 @@ var script string
 //go:embed page.css
 var style string
 
-// Page writes a page whose look, in light and dark, is that of a report: {{STYLE}}, and other
-// placeholders and what is to stand in their place by turns. It is made in one pass, so that no data is
-// taken for a placeholder.
+// Page writes a page whose look, in light and dark, is that of a report. parts are names such as {{DATA}}, each
+// followed by its text; {{STYLE}} is there already. All are filled in at once: a name within a text stays.
 func Page(w io.Writer, page string, parts ...string) error {
 	_, err := strings.NewReplacer(append(parts, "{{STYLE}}", style)...).WriteString(w, page)
 	return err
