@@ -87,7 +87,7 @@ var commands = []command{
 	{"idle", "what the router pays for takeovers while nothing goes wrong: two minutes", "stream", "bench", 20, func(b base) benchmark { return &idle{builds: &builds{router: &router{base: b}}} }},
 	{"upgrade", "requests that fail while `xpyd up` is upgraded under load: five minutes", "stream", "bench", 1, func(b base) benchmark { return &upgrade{base: b} }},
 	{"twin", "real fleets beside their twins (internal/sim), under ten loads each: ten minutes a round; -device cuda: on a GPU", "twin", "bench", 3, func(b base) benchmark { return &twinBench{base: b} }},
-	{"process", "real processes on a device that only waits, 2P2D, beside their twin: goodput of four loads; fifteen minutes", "brain", "bench", 1, func(b base) benchmark { return &processBench{base: b} }},
+	{"process", "real processes on a device that only waits, 2P2D, beside their twin: goodput of four loads; fifteen minutes", "process", "bench", 1, func(b base) benchmark { return &processBench{base: b} }},
 	{"hour", "how long the twin takes for an hour of a Mooncake trace on 16 workers, and on 1,000", "twin", "bench", 3, func(b base) benchmark { return &twinSpeed{base: b} }},
 	{"brain", "workers that mix beside the best of whole workers and all splits, in the twin: minutes on many processors, hours on few", "twin", "bench", 1, func(b base) benchmark { return &brain{base: b} }},
 	{"planner", "two days under the planner, in the twin, beside a fixed fleet, a clairvoyant and a rule: ten minutes", "plan", "bench", 1, func(b base) benchmark { return &planBench{base: b} }},
