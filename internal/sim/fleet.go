@@ -27,12 +27,14 @@ type Config struct {
 	OneDevice bool
 	Turns     float64
 	KV        Link
-	// Front is how long a request takes from its arrival to a worker, and a token to the client.
-	Front, Back time.Duration
-	Pick        pick.Config
-	Heartbeat   time.Duration
-	Guess       float64 // times an answer's length that the router is told
-	Seed        uint64
+	// Front is how long a request takes from its arrival to a worker, and a token to the client. Jitter
+	// comes to Front in the mean, by an exponential distribution: clients whose answers end together
+	// do not come back together.
+	Front, Back, Jitter time.Duration
+	Pick                pick.Config
+	Heartbeat           time.Duration
+	Guess               float64 // times an answer's length that the router is told
+	Seed                uint64
 
 	scaled *scaled // nil: the fleet stays as it is
 }
@@ -85,6 +87,7 @@ type run struct {
 	open     int // requests that have not ended
 	feeding  bool
 	over     bool // nobody wants to know the rest
+	noise    *rand.Rand
 }
 
 // Load is what is sent.
@@ -114,7 +117,7 @@ func Run(ctx context.Context, cfg Config, load Load) ([]Outcome, error) {
 
 func open(cfg Config, load Load) (*run, error) {
 	r := &run{cfg: cfg, load: load, out: make([]Outcome, len(load.Requests)), feeding: true,
-		picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}}
+		picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}, noise: rand.New(rand.NewPCG(cfg.Seed, 0))}
 	clockOf := func() *clock { return &r.clock }
 	if cfg.Prefill+cfg.Decode+cfg.Mixed+load.Closed+load.Warm == 0 && !cfg.OneDevice && cfg.scaled == nil {
 		r.lanes = &lanes{}
@@ -294,13 +297,21 @@ func (r *run) send(f *flight) {
 	}
 	f.sent = r.clock.now
 	p, d := r.byID[f.choice.Prefill.ID], r.byID[f.choice.Decode.ID]
-	r.clock.after(r.cfg.Front, func() {
+	r.clock.after(r.front(), func() {
 		if p == d {
 			f.decode(d, nil)
 			return
 		}
 		f.split(p, d)
 	})
+}
+
+// front is how long a request takes to its worker.
+func (r *run) front() time.Duration {
+	if r.cfg.Jitter == 0 {
+		return r.cfg.Front
+	}
+	return r.cfg.Front + time.Duration(r.noise.ExpFloat64()*float64(r.cfg.Jitter))
 }
 
 // always: any worker could serve any request alone.

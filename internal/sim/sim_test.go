@@ -167,6 +167,34 @@ func TestRepeats(t *testing.T) {
 	}
 }
 
+// TestJitter: requests that are sent together come to their worker one by one, and one that nobody meets waits
+// for Jitter in the mean.
+func TestJitter(t *testing.T) {
+	cfg := like(Split{Whole: 1})
+	cfg.Jitter = 2 * time.Millisecond
+	together := true
+	for out, i := play(t, cfg, Load{Requests: every(0, 8, 10, 5)}), 1; i < 8; i++ {
+		together = together && out[i].First == out[0].First
+	}
+	if together {
+		t.Error("requests come together")
+	}
+	const n = 2000
+	load := Load{Requests: every(time.Second, n, 10, 1), Until: time.Hour}
+	sum := time.Duration(0)
+	later := play(t, cfg, load)
+	cfg.Jitter = 0
+	for i, o := range play(t, cfg, load) {
+		if later[i].TTFT() < o.TTFT() {
+			t.Fatalf("request %d came before it was sent", i)
+		}
+		sum += later[i].TTFT() - o.TTFT()
+	}
+	if mean := sum / n; mean < 1900*time.Microsecond || mean > 2100*time.Microsecond {
+		t.Errorf("%v in the mean, want 2 ms", mean)
+	}
+}
+
 // TestShort: where blocks are short, sequences are preempted and claims wait, and all are answered.
 func TestShort(t *testing.T) {
 	for _, s := range []Split{{Whole: 1}, {Prefill: 1, Decode: 1}} {

@@ -42,6 +42,7 @@ func (b *twinBench) flags(f *flag.FlagSet) {
 type measured struct {
 	TTFT, TPOT, P99 float64 // ms: means, and of the first token
 	Rate            float64 // output tokens a second
+	Upper           float64 // ms between the median first token and the 90th percentile
 }
 
 func (m measured) ttft() float64 { return m.TTFT }
@@ -205,6 +206,7 @@ func measuredOf(out []sim.Outcome) (got measured) {
 		got.TTFT += v / float64(len(first))
 	}
 	got.TPOT, got.P99 = gap/float64(max(gaps, 1)), first[len(first)*99/100]
+	got.Upper = first[len(first)*9/10] - first[len(first)/2]
 	got.Rate = float64(tokens) / (last - out[0].At).Seconds()
 	return got
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,10 +41,11 @@ type machine struct {
 
 // fitted is what the table does not have, measured by loads of its own.
 type fitted struct {
-	Front time.Duration `json:"front"` // of a request to a worker and back
-	Host  time.Duration `json:"host"`  // between two steps
-	Turns float64       `json:"turns"` // what workers lose that share a device
-	Rate  float64       `json:"rate"`  // usual requests a second that the fleet takes
+	Front  time.Duration `json:"front"`  // of a request to a worker and back, at least
+	Jitter time.Duration `json:"jitter"` // what comes to it, in the mean
+	Host   time.Duration `json:"host"`   // between two steps
+	Turns  float64       `json:"turns"`  // what workers lose that share a device
+	Rate   float64       `json:"rate"`   // usual requests a second that the fleet takes
 }
 
 func (b *twinBench) onCPU() *machine {
@@ -152,7 +154,10 @@ func (m *machine) calibrate(ctx context.Context, s sim.Split, url string) error 
 		return err
 	}
 	ms := func(v float64) time.Duration { return max(0, time.Duration(v*float64(time.Millisecond))) }
-	m.fit.Front = ms(got.TTFT - bare.TTFT)
+	front := got.TTFT - bare.TTFT
+	// An exponential distribution has its median and its 90th percentile ln 5 times its mean apart.
+	jitter := min(max(0, got.Upper-bare.Upper)/math.Log(5), max(0, front))
+	m.fit.Front, m.fit.Jitter = ms(front-jitter), ms(jitter)
 	if !m.gpu { // which computes meanwhile
 		m.fit.Host = ms(got.TPOT - bare.TPOT)
 	}
@@ -217,7 +222,8 @@ func benched(ctx context.Context, b *harness.Bench, limit time.Duration, argv ..
 }
 
 func measuredBy(p *report.Phase) measured {
-	return measured{TTFT: p.Latency.TTFT.Mean, TPOT: p.Latency.TPOT.Mean, P99: p.Latency.TTFT.P99, Rate: p.Throughput.OutputTokens}
+	return measured{TTFT: p.Latency.TTFT.Mean, TPOT: p.Latency.TPOT.Mean, P99: p.Latency.TTFT.P99, Rate: p.Throughput.OutputTokens,
+		Upper: p.Latency.TTFT.P90 - p.Latency.TTFT.P50}
 }
 
 // sending are the flags of an `xpyd bench` whose prompts are of token ids and not those of another seed's, which
@@ -251,6 +257,6 @@ func (m *machine) config(s sim.Split, seed uint64) sim.Config {
 	cfg := sim.On(m.table, worker.EngineConfig(&w, m.gpu))
 	cfg.Whole, cfg.Prefill, cfg.Decode, cfg.Seed = s.Whole, s.Prefill, s.Decode, seed
 	cfg.Front, cfg.Back, cfg.Worker.Host = m.fit.Front/2, m.fit.Front-m.fit.Front/2, m.fit.Host
-	cfg.OneDevice, cfg.Turns = m.gpu, m.fit.Turns
+	cfg.OneDevice, cfg.Turns, cfg.Jitter = m.gpu, m.fit.Turns, m.fit.Jitter
 	return cfg
 }
