@@ -212,6 +212,9 @@ func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Requ
 	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Length: q.top.PromptTokens() + max(q.top.MaxTokens, 1), Output: q.output(), Seqs: q.top.N,
 		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.explain, Session: q.session,
 		Head: q.top.Prompt[:min(len(q.top.Prompt), maxHead)], Local: q.couldServeAlone}
+	if q.tenant != nil {
+		req.Gap = q.tenant.gap
+	}
 	q.reaches = q.reaches[:0]
 	if !q.probe {
 		q.reaches = q.s.Feeds.Warm(&q.ctx, &sense.Prompt{Top: &q.top, Body: q.body, Cache: q.cacheSalt()}, req, q.reaches)

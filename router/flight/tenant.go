@@ -2,6 +2,7 @@ package flight
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -23,8 +24,9 @@ type tenant struct {
 	key     *apikey.Key    // never nil
 	account *limit.Account // nil without limits
 	stats   *tenantStats
-	promise string // ticket.HeaderPromise; "": what the workers promise
-	cache   string // ticket.HeaderCacheSalt; "": the cache that all share
+	promise string  // ticket.HeaderPromise; "": what the workers promise
+	gap     float64 // seconds between tokens, of that promise; 0: none
+	cache   string  // ticket.HeaderCacheSalt; "": the cache that all share
 }
 
 // keyring holds the keys in force. While there are none and no header names tenants, nobody
@@ -78,7 +80,7 @@ func (k *keyring) load() error {
 	k.accounts = make(map[string]*limit.Account, len(list))
 	for i := range list {
 		key := &list[i]
-		t := &tenant{name: key.Name, key: key, stats: k.stats.of(key.Name), promise: promiseOf(key), cache: key.CacheName()}
+		t := &tenant{name: key.Name, key: key, stats: k.stats.of(key.Name), promise: promiseOf(key), gap: gapOf(key), cache: key.CacheName()}
 		if rates := key.Rates(); rates.Limits() {
 			if t.account = old[key.Name]; t.account == nil {
 				t.account = limit.NewAccount(now, rates)
@@ -105,6 +107,15 @@ func promiseOf(k *apikey.Key) string {
 		parts = append(parts, "itl="+k.ITLPromise.String())
 	}
 	return strings.Join(parts, ",")
+}
+
+// gapOf is the shortest gap between tokens that a key's requests are promised, in seconds; 0: none is.
+func gapOf(k *apikey.Key) float64 {
+	gap := cmp.Or(k.TPOTPromise, k.ITLPromise)
+	if k.ITLPromise > 0 {
+		gap = min(gap, k.ITLPromise)
+	}
+	return gap.Seconds()
 }
 
 // anyone is the key of requests that need none.

@@ -1,6 +1,8 @@
 package pick
 
 import (
+	"cmp"
+
 	"github.com/xpyd/xpyd/internal/fleet"
 )
 
@@ -15,7 +17,8 @@ const LocalMixed = "mixed"
 type spot struct {
 	scored
 	class int     // in model.mix
-	gap   float64 // between tokens, that it promises
+	gap   float64 // between tokens, that its steps keep to
+	most  float64 // between tokens, that the request is promised
 	step  float64 // one that only decodes, with the request
 	first float64 // until the first token, if it computes the prompt
 	harm  float64 // what it costs to decode there
@@ -121,10 +124,8 @@ func (s *scorer) spots(nth int, c *class) {
 // spot weighs a worker.
 func (s *scorer) spot(n *node, m *fleet.Member) spot {
 	k := n.class.costs
-	w := spot{gap: m.Gap}
-	if w.gap == 0 {
-		w.gap = usualGap
-	}
+	w := spot{gap: cmp.Or(m.Gap, usualGap)}
+	w.most = cmp.Or(s.req.Gap, w.gap)
 	w.n, w.avoid = n, s.avoids(n, m, fleet.Decode)
 	w.share = max(s.share(n, m, fleet.Prefill), s.share(n, m, fleet.Decode))
 	w.fetched = s.fetched(n, w.share)
@@ -160,6 +161,6 @@ func (s *scorer) spot(n *node, m *fleet.Member) spot {
 
 // broken weighs what a stream's gaps would be too long by, in the mean, if one of them is so much longer.
 func (w *spot) broken(longer, output float64) float64 {
-	full := w.n.busy * keepsTo * w.gap // steps with prompts are as long as they may be
-	return brokenGaps * max(0, output*(max(w.step, full)-w.gap)+longer)
+	full := w.n.busy * keepsTo * min(w.gap, w.most) // steps with prompts are as long as they may be
+	return brokenGaps * max(0, output*(max(w.step, full)-w.most)+longer)
 }

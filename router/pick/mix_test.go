@@ -156,6 +156,28 @@ func TestMixed(t *testing.T) {
 			}
 		}
 	})
+	t.Run("a key's own promise counts, stricter or laxer", func(t *testing.T) {
+		m := newMixing(2, 0)
+		for i := range m.list {
+			m.list[i].MaxBatch = 256
+		}
+		m.rest()
+		m.report(func(i int, l *fleet.Load) {
+			if i == 0 {
+				more(l, 14, 200, 0) // steps of 17 ms
+			} else {
+				l.QueuedTokens = 20_000 // 0.4 s
+			}
+		})
+		at := func(gap float64) string {
+			c := m.pick(t, pick.Request{Tokens: 10, Output: 100, Gap: gap})
+			defer end(c)
+			return c.Decode.ID
+		}
+		if busy := m.list[0].ID; at(0) != busy || at(0.1) != busy || at(0.01) == busy {
+			t.Errorf("%s by the workers' 25 ms, %s by 100 ms, %s by 10 ms", at(0), at(0.1), at(0.01))
+		}
+	})
 	t.Run("it says why", func(t *testing.T) {
 		m := newMixing(1, 1)
 		m.rest()

@@ -32,6 +32,7 @@ type Request struct {
 	Length  int      // of the longest sequence, with the prompt: who takes none so long is chosen only for want of better
 	Output  int      // tokens it may generate, over all choices
 	Seqs    int      // sequences that decode will run; at least 1
+	Gap     float64  // seconds between tokens that are promised to whom it is for; 0: what the worker promises
 	Exclude []string // ids never to choose
 	Avoid   []string // ids to choose only for want of better; each mention weighs
 	Prefer  string   // a decode that holds a part of the prompt already, not cached for all; "" for none
