@@ -69,6 +69,9 @@ func TestShed(t *testing.T) {
 					t.Errorf("%d %v %s", resp.StatusCode, resp.Header, text)
 				}
 			}
+			if text := g.logs.String(); strings.Contains(text, "level=WARN") {
+				t.Errorf("the log is full of what is meant to happen: %s", text)
+			}
 			if a, b := g.workers["d0"].calls.Load(), g.workers["d1"].calls.Load(); a+b > n {
 				t.Errorf("%d and %d attempts", a, b)
 			}

@@ -3,12 +3,14 @@ package flight
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/sense"
@@ -81,7 +83,11 @@ func (q *request) dispatch(try func(*attempt) (*answer, *failure), last *failure
 		if q.forwarded {
 			tried = []any{"worker", a.d.inst.ID}
 		}
-		q.s.Log.With(tried...).Warn("attempt failed", "request_id", q.id, "attempt", n, "err", f.Error())
+		level := slog.LevelWarn
+		if f.outcome == ticket.Shed { // as its worker is meant to, and there can be thousands
+			level = slog.LevelDebug
+		}
+		q.s.Log.With(tried...).Log(&q.ctx, level, "attempt failed", "request_id", q.id, "attempt", n, "err", f.Error())
 		if !f.retry || q.probe || n >= q.s.Attempts {
 			return nil, f.httpError()
 		}
