@@ -78,8 +78,9 @@ func TestValidate(t *testing.T) {
 		f("", key, time.Nanosecond)
 	}
 	for _, key := range []string{"ttft_promise", "tpot_promise", "itl_promise"} {
-		f(key, key, time.Duration(-1))
-		f("", key, time.Duration(0))
+		for d, ok := range map[time.Duration]bool{-1: false, 0: true, 1: false, time.Millisecond - 1: false, time.Millisecond: true, time.Hour: true, time.Hour + 1: false} {
+			f(map[bool]string{false: key}[ok], key, d)
+		}
 	}
 	for d, want := range map[time.Duration]string{0: "fleet.heartbeat", time.Millisecond - 1: "fleet.heartbeat", time.Millisecond: "", fleet.MaxHeartbeat: "",
 		fleet.MaxHeartbeat + 1: "fleet.heartbeat"} {

@@ -51,6 +51,14 @@ func promiseOf(raw []byte) (p engine.Promise, err error) {
 	return p, nil
 }
 
+// validPromise checks a setting: 0, or what a key may be promised.
+func validPromise(key string, d time.Duration) error {
+	if d != 0 && (d < leastPromise || d > mostPromise) {
+		return bad(key, "%v is not 0, nor within %v and %v", d, leastPromise, mostPromise)
+	}
+	return nil
+}
+
 func (p *Promises) promise() engine.Promise {
 	return engine.Promise{TTFT: p.TTFTPromise, TPOT: p.TPOTPromise, ITL: p.ITLPromise}
 }

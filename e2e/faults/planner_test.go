@@ -44,7 +44,7 @@ func TestPlannerActs(t *testing.T) {
 	}
 	cluster.Wait(t, 20*time.Second, "the status says so", func() error {
 		out, errs, code := r.CLI(t, "status")
-		if code != 0 || !strings.Contains(out, "planner (act): decode 1 of 1 wanted") || !strings.Contains(out, "prefill 2 of 2 wanted") {
+		if code != 0 || !strings.Contains(out, "planner (act): decode 1 (wanted 1") || !strings.Contains(out, "prefill 2 (wanted 2") {
 			return fmt.Errorf("status: %d %s%s", code, out, errs)
 		}
 		return nil

@@ -74,7 +74,7 @@ var adminTable = []adminRoute{
 	{"GET", "/admin/v1/profile", (*Console).serveProfile, "How profiling stands; `?instance=ID` downloads the last profile of one."},
 	{"POST", "/admin/v1/profile", (*Console).serveProfile, "Profile the router and all workers, or `?instance=ID`, for `?seconds=N` at most."},
 	{"DELETE", "/admin/v1/profile", (*Console).serveProfile, "End profiling."},
-	{"GET", "/debug/ledger", (*Console).serveLedger, "What every process holds, and why."},
+	{"GET", "/debug/ledger", (*Console).serveLedger, "What this router holds, and why; with fleet=1 every process of the fleet, too."},
 	{"GET", "/debug/requests", (*Console).serveRequests, "The latest requests, without prompts and answers."},
 	{"GET", "/debug/requests/{…}", (*Console).serveRequest, "One by its ID; `?format=text` draws its times."},
 	{"GET", "/debug/pprof{…}", (*Console).servePprof, "Go's own profiles of the router."},

@@ -115,7 +115,7 @@ func newMetrics(s *Service) *metrics {
 			func() float64 { n, _ := s.gate.Waiting(); return float64(n[c]) }))
 		for _, why := range limit.Whys {
 			m.all = append(m.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "xpyd_router_shed_total",
-				Help:        "Requests that got no place, by priority and reason. A steady rate means that the fleet is too small.",
+				Help:        "Requests that got no place in the router's queue, by priority and reason. A steady rate means that the fleet is too small. Workers count what shed_late sheds.",
 				ConstLabels: prometheus.Labels{"class": c.String(), "reason": string(why)}},
 				func() float64 { return float64(s.gate.Shed(c, why)) }))
 		}

@@ -130,6 +130,41 @@ func TestLearns(t *testing.T) {
 	}
 }
 
+// TestCoolDown: nobody goes before fewer have been enough for the cool-down, a fleet just found also.
+func TestCoolDown(t *testing.T) {
+	for _, d := range []time.Duration{10 * time.Second, 30 * time.Second, 5 * time.Minute} {
+		cfg := planner.DefaultConfig()
+		cfg.CoolDown = d
+		f := newFluid(cfg, true, planner.Prefill, planner.Prefill, planner.Prefill, planner.Decode, planner.Decode, planner.Decode)
+		first := f.now.Add(time.Second)
+		for f.now.Sub(first) < d+time.Minute && len(f.took) == 0 {
+			f.second(0)
+		}
+		if after := f.now.Sub(first); len(f.took) == 0 || after < d {
+			t.Errorf("cool-down %v: %d decisions after %v", d, len(f.took), after)
+		}
+	}
+}
+
+// TestNotKnown: before it is known what a worker computes, a reason does not say it.
+func TestNotKnown(t *testing.T) {
+	f := newFluid(planner.DefaultConfig(), true, planner.Prefill, planner.Decode)
+	for range 60 {
+		f.now = f.now.Add(time.Second)
+		for i := range f.workers {
+			f.workers[i].Waiting, f.workers[i].QueuedTokens, f.workers[i].Running = 20, 2000, 1
+		}
+		f.Observe(planner.Sample{At: f.now, Requests: 50, PromptTokens: 5000, OutputTokens: 10, Ended: 1, Workers: slices.Clone(f.workers)})
+		f.took = append(f.took, f.Decide(f.now)...)
+	}
+	if len(f.took) == 0 {
+		t.Fatal("nothing was decided")
+	}
+	if why := f.took[0].Reason; !strings.Contains(why, "is not known yet") || strings.Contains(why, "00000") {
+		t.Errorf("%q", why)
+	}
+}
+
 // TestFlips: a role that lacks workers gets them of one that has too many.
 func TestFlips(t *testing.T) {
 	cfg := planner.DefaultConfig()

@@ -223,15 +223,20 @@ func (l *pool) judge(now time.Time, b Bounds, aim float64, ahead time.Duration, 
 	if l.need == 0 && l.load.mean(0, l.least) == 0 {
 		hold = l.least // nothing that comes and goes
 	}
-	for i := range min(l.judged, int(hold/grain)) {
+	spans := int(hold / grain) // between judgements
+	for i := range min(l.judged, spans+1) {
 		least = max(least, l.enough[(l.judged-1-i)%slots])
 	}
-	long := l.judged >= int(hold/grain)
+	long := l.judged > spans
 	switch least = b.clamp(least); {
 	case want > l.wanted:
 		l.steady(now)
-		l.why = fmt.Sprintf("%s needs %.1f workers: %.0f tokens/s are expected, and a worker is given %.0f", l.role, l.need, expect+late, aim/max(cost, 1e-12))
-		if late > 0 {
+		if cost == 0 {
+			l.why = fmt.Sprintf("%s requests wait, and how much a worker computes is not known yet", l.role)
+		} else {
+			l.why = fmt.Sprintf("%s needs %.1f workers: %.0f tokens/s are expected, and a worker is given %.0f", l.role, l.need, expect+late, aim/cost)
+		}
+		if late > 0 && cost > 0 {
 			l.why += fmt.Sprintf("; %.0f of them work off a queue", late)
 		}
 		l.wanted = want

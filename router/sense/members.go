@@ -110,8 +110,9 @@ func (ms *Members) OnlyEmbeds(s *fleet.Snapshot, model string) bool {
 func (ms *Members) Served() (list []openai.Model, known map[string]bool) {
 	v := ms.View()
 	known = ms.Picker.Models(v)
-	for m := range v.Snapshot.Usable(fleet.Decode) {
-		if !known[m.Model] || !v.Eligible(m) {
+	for i := range v.Snapshot.Members {
+		m := &v.Snapshot.Members[i]
+		if !m.Usable() || !ms.Picker.Does(&m.Instance, fleet.Decode) || !known[m.Model] || !v.Eligible(m) {
 			continue
 		}
 		if i := slices.IndexFunc(list, func(o openai.Model) bool { return o.ID == m.Model }); i >= 0 {

@@ -276,6 +276,29 @@ func TestSetStatic(t *testing.T) {
 	}
 }
 
+// TestServed: a model is served while somebody decodes it, where workers mix while anybody is left.
+func TestServed(t *testing.T) {
+	for _, c := range []struct {
+		how     string
+		role    fleet.Role
+		dialect string
+		want    bool
+	}{{pick.Always, fleet.Decode, "openai", true}, {pick.Always, fleet.Prefill, fleet.Native, false}, {pick.Always, fleet.Decode, fleet.Native, false},
+		{pick.Mixed, fleet.Prefill, fleet.Native, true}, {pick.Mixed, fleet.Decode, fleet.Native, true}, {pick.Mixed, fleet.Prefill, "vllm", false}} {
+		w := watch(t)
+		ms, m := bare(t, w), live("w", c.role, c.dialect)
+		ms.Picker = pick.New(pick.Config{Policy: pick.RoundRobin, Disaggregate: c.how}, nil)
+		if err := w.AddStatic(m.Instance, fleet.Static); err != nil {
+			t.Fatal(err)
+		}
+		ms.state(&m).ok = true
+		ms.publish(func(*probed) {})
+		if list, _ := ms.Served(); (len(list) == 1 && list[0].ID == "m") != c.want {
+			t.Errorf("%+v: %v", c, list)
+		}
+	}
+}
+
 // TestHasPair: an engine that only embeds counts as a pair until one has generated.
 func TestHasPair(t *testing.T) {
 	for _, c := range []struct {

@@ -45,14 +45,14 @@ func (s *Steer) Line() string {
 	var parts []string
 	for _, name := range slices.Sorted(maps.Keys(st.Models)) {
 		for _, r := range st.Models[name].Roles {
-			part := fmt.Sprintf("%s %d of %d wanted", r.Role, r.Have, r.Wanted)
+			part := fmt.Sprintf("%s %d (wanted %d", r.Role, r.Have, r.Wanted)
 			if len(st.Models) > 1 {
 				part = name + " " + part
 			}
 			if r.PerWorker > 0 {
-				part += fmt.Sprintf(" (needs %.1f)", r.Need)
+				part += fmt.Sprintf(", needs %.1f", r.Need)
 			}
-			parts = append(parts, part)
+			parts = append(parts, part+")")
 		}
 	}
 	return "planner (" + st.Mode + "): " + strings.Join(parts, ", ")

@@ -115,7 +115,7 @@ func TestActs(t *testing.T) {
 		if !slices.Equal(s.did[:1], []string{"turn d1 prefill"}) || len(s.did) != 2 || !strings.HasPrefix(s.did[1], "note d1: decode to prefill: ") {
 			t.Errorf("%q", s.did)
 		}
-		if got := x.Line(); got != "planner (act): decode 1 of 1 wanted, prefill 2 of 2 wanted" {
+		if got := x.Line(); got != "planner (act): decode 1 (wanted 1), prefill 2 (wanted 2)" {
 			t.Error(got)
 		}
 		want := "# HELP xpyd_planner_leads 1 on the router that plans, 0 on those that only watch.\n# TYPE xpyd_planner_leads gauge\nxpyd_planner_leads 1\n"
@@ -148,8 +148,8 @@ func TestOnlyPublishes(t *testing.T) {
 			says   string
 			series int
 		}{
-			{steer.Act, false, true, "planner (advise): decode 1 of 2 wanted, prefill 1 of 1 wanted", 2},
-			{steer.Advise, true, true, "planner (advise): decode 1 of 2 wanted, prefill 1 of 1 wanted", 2},
+			{steer.Act, false, true, "planner (advise): decode 1 (wanted 2), prefill 1 (wanted 1)", 2},
+			{steer.Advise, true, true, "planner (advise): decode 1 (wanted 2), prefill 1 (wanted 1)", 2},
 			{steer.Act, true, false, "planner: another router plans", 0},
 			{steer.Off, true, true, "", 0},
 		} {
