@@ -13,6 +13,7 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/gpus"
 	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/arch"
@@ -41,10 +42,17 @@ func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 // newBackend puts the model on the device that cfg names; "auto" is a GPU if one can be used, else
 // the CPU. share asks for a pool that other processes can map.
 func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kernels.Backend, error) {
-	if cfg.Device != "cpu" {
-		b, err := newCUDA(cfg, m)
-		if err == nil || cfg.Device == "cuda" {
-			return b, err
+	device, err := gpus.ParseDevice(cfg.Device)
+	if err != nil {
+		return nil, bad("device", "%v", err)
+	}
+	if !device.CPU {
+		b, err := newCUDA(cfg, device.GPUs, m, log)
+		if err == nil {
+			return b, nil
+		}
+		if !device.Auto {
+			return nil, lacking(err)
 		}
 		level := slog.LevelWarn
 		if errors.Is(err, cuda.ErrAbsent) { // nobody said that there should be a GPU
@@ -138,7 +146,7 @@ func fp8Weights(cfg *Config, m *model.Model) bool {
 	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant
 }
 
-func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
+func newCUDA(cfg *Config, named []gpus.Name, m *model.Model, log *slog.Logger) (kernels.Backend, error) {
 	a := m.Config
 	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m), FP16: fp16(cfg, m),
 		Tune: !cfg.BatchInvariant}
@@ -153,9 +161,18 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 			return nil, err
 		}
 	}
+	claimed, err := claim(named, gpustat.Cards, log)
+	if err != nil {
+		return nil, err
+	}
 	b, err := cuda.New(a, m.Weights(opt.WeightsFP8), opt)
 	if err != nil {
-		return nil, fmt.Errorf("model %s: device cuda: %w", m.Name, err)
+		return nil, fmt.Errorf("model %s: device %s: %w", m.Name, cfg.Device, err)
+	}
+	if at := whereIs(b); claimed == nil {
+		bindTo(at, log)
+	} else if !gpus.SamePCI(at, claimed.PCI) {
+		return nil, errors.Join(bad("device", "%s is at %s, and CUDA has opened %s", cfg.Device, claimed.PCI, at), b.Close())
 	}
 	return b, nil
 }
@@ -187,7 +204,8 @@ func (w *Worker) startGPU() error {
 		return nil
 	}
 	m := b.Memory()
-	w.log.Info("GPU memory", "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
+	w.devices = []fleet.Device{deviceAt(m.PCI, m.Device, gpustat.Cards)}
+	w.log.Info("GPU memory", "gpu", w.devices[0].Name, "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
 		"weights_mib", m.Weights>>20, "scratch_mib", m.Scratch>>20, "kv_mib", m.Pool>>20, "kv_tokens", w.backend.Blocks()*w.cfg.BlockTokens)
 	if c, ok := w.backend.(interface{ Choices() string }); ok && c.Choices() != "" {
 		w.log.Info("kernels of the projections", "choices", c.Choices())

@@ -46,6 +46,15 @@ const (
 	Working            // the last to go
 )
 
+// Seats give each child that Scale starts something of its own. They are called under the
+// Supervisor's lock: they must not block or call it.
+type Seats interface {
+	// Take returns further arguments of a child, for all its starts, or why there is nothing for it.
+	Take(role, name string) (args []string, err error)
+	// Give takes back what a child had, which has ended for good, or never began.
+	Give(name string)
+}
+
 // Config of a Supervisor; zero fields take their defaults.
 type Config struct {
 	Env    []string  // of all children; nil: the parent's own
@@ -58,6 +67,8 @@ type Config struct {
 	// Taken reports whether a process of somebody else's has that name, so that Scale gives it to
 	// none. Nil: none has. Like Doing it must not block.
 	Taken func(name string) bool
+	// Seats, unless nil, are what there is only so much of, such as GPUs.
+	Seats Seats
 	// StopOrder is the order of roles in Stop: each stops when those before it have exited. Other
 	// roles stop last, together.
 	StopOrder []string
@@ -186,23 +197,16 @@ func New(cfg Config) (*Supervisor, error) {
 	return s, nil
 }
 
-// add starts a child and keeps it running.
-func (s *Supervisor) add(c Child) error {
-	switch {
-	case s.stopping:
-		return ErrStopping
-	case len(s.children) >= s.cfg.MaxChildren:
-		return ErrTooMany
-	case c.Name == "" || s.children[c.Name] != nil:
-		return fmt.Errorf("add child %q: the name is empty or taken", c.Name)
-	}
+// add starts a child, whose name nobody has, and keeps it running. seat are arguments that it has
+// from Seats.
+func (s *Supervisor) add(c Child, seat []string) {
 	ch := newChild(s, c)
+	ch.seat = seat
 	s.children[c.Name] = ch
 	s.wg.Go(func() {
 		ch.keepRunning()
 		s.forget(ch)
 	})
-	return nil
 }
 
 // forget drops a removed child that has ended. After Stop the last status stays.
@@ -212,6 +216,7 @@ func (s *Supervisor) forget(ch *child) {
 	if !s.stopping {
 		delete(s.children, ch.Name)
 	}
+	s.give(ch.Name)
 	close(ch.done)
 }
 
@@ -222,57 +227,119 @@ type Scaled struct {
 	Kept    []string `json:"kept"`
 }
 
-// Scale starts or drains children of a role until n are wanted, and returns at once. All that have
-// the role now count, except those asked to end. The least useful go first, then those that began in
-// another role, then those with the highest index. An index is free again when its process has
-// exited. leaves, if not nil, is told the name of each that goes, before that one knows.
-func (s *Supervisor) Scale(role string, n int, leaves func(name string)) (Scaled, error) {
+// Scale starts or drains children until n of each role in want are wanted, and returns at once. All
+// that have the role now count, except those asked to end. The least useful go first, then those that
+// began in another role, then those with the highest index. An index and a seat are free again when
+// their process has exited. leaves, if not nil, is told the name of each that goes, before that one
+// knows. After an error nothing has changed.
+func (s *Supervisor) Scale(want map[string]int, leaves func(name string)) (map[string]Scaled, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.scale(role, n, leaves)
+	return s.scale(want, leaves)
 }
 
-// ScaleBy is Scale to so many more than are wanted now or, below 0, so many fewer, but not to none.
+// ScaleBy is Scale of one role to so many more than are wanted now or, below 0, so many fewer, but not
+// to none.
 func (s *Supervisor) ScaleBy(role string, by int) (Scaled, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.scale(role, max(1, len(s.wanted(role))+by), nil)
+	done, err := s.scale(map[string]int{role: max(1, len(s.wanted(role))+by)}, nil)
+	return done[role], err
 }
 
-func (s *Supervisor) scale(role string, n int, leaves func(name string)) (Scaled, error) {
-	done := Scaled{[]string{}, []string{}, []string{}} // JSON has lists, not null
-	template := s.cfg.Templates[role]
-	if template == nil {
-		return done, fmt.Errorf("scale %s: no such role", role)
+// change is what scale does to a role.
+type change struct {
+	role  string
+	want  int
+	has   []*child // the first to go first
+	begin []seated
+}
+
+// seated is a child that is to begin.
+type seated struct {
+	Child
+	seat []string
+}
+
+func (s *Supervisor) scale(want map[string]int, leaves func(name string)) (map[string]Scaled, error) {
+	roles := slices.Sorted(maps.Keys(want))
+	slices.Reverse(roles) // always in one order, as that decides who gets which seat: prefill first
+	var changes []change
+	for _, role := range roles {
+		changes = append(changes, change{role: role, want: want[role], has: s.wanted(role)})
 	}
-	if n < 0 || n > s.cfg.MaxChildren {
-		return done, fmt.Errorf("scale %s to %d: %w", role, n, ErrTooMany)
+	if err := s.prepare(changes); err != nil {
+		for _, c := range changes {
+			for _, b := range c.begin {
+				s.give(b.Name)
+			}
+		}
+		return nil, err
 	}
-	wanted := s.wanted(role)
-	for _, ch := range wanted[:max(len(wanted)-n, 0)] {
-		if leaves != nil {
-			leaves(ch.Name)
+	done := map[string]Scaled{}
+	for _, c := range changes {
+		d := Scaled{[]string{}, []string{}, []string{}} // JSON has lists, not null
+		for _, ch := range c.has[:max(len(c.has)-c.want, 0)] {
+			if leaves != nil {
+				leaves(ch.Name)
+			}
+			ch.end()
+			d.Removed = append(d.Removed, ch.Name)
 		}
-		ch.end()
-		done.Removed = append(done.Removed, ch.Name)
-	}
-	for _, ch := range wanted[len(done.Removed):] {
-		done.Kept = append(done.Kept, ch.Name)
-	}
-	for i := 0; len(wanted)+len(done.Added) < n; i++ {
-		c := template(i)
-		if i > 2*s.cfg.MaxChildren {
-			return done, fmt.Errorf("scale %s to %d: %s: names repeat", role, n, c.Name)
+		for _, ch := range c.has[len(d.Removed):] {
+			d.Kept = append(d.Kept, ch.Name)
 		}
-		if s.children[c.Name] != nil || s.cfg.Taken != nil && s.cfg.Taken(c.Name) {
-			continue
+		for _, b := range c.begin {
+			s.add(b.Child, b.seat)
+			d.Added = append(d.Added, b.Name)
 		}
-		if err := s.add(c); err != nil {
-			return done, fmt.Errorf("scale %s to %d: %w", role, n, err)
-		}
-		done.Added = append(done.Added, c.Name)
+		done[c.role] = d
 	}
 	return done, nil
+}
+
+// prepare finds the children that are to begin, and seats for them. After an error those that are
+// listed have theirs.
+func (s *Supervisor) prepare(changes []change) error {
+	if s.stopping {
+		return ErrStopping
+	}
+	total := len(s.children)
+	for at := range changes {
+		c := &changes[at]
+		template := s.cfg.Templates[c.role]
+		if template == nil {
+			return fmt.Errorf("scale %s: no such role", c.role)
+		}
+		more := max(c.want-len(c.has), 0)
+		if total += more; c.want < 0 || c.want > s.cfg.MaxChildren || more > 0 && total > s.cfg.MaxChildren {
+			return fmt.Errorf("scale %s to %d: %w", c.role, c.want, ErrTooMany)
+		}
+		for i := 0; len(c.begin) < more; i++ {
+			b := seated{Child: template(i)}
+			if i > 2*s.cfg.MaxChildren {
+				return fmt.Errorf("scale %s to %d: %s: names repeat", c.role, c.want, b.Name)
+			}
+			if s.children[b.Name] != nil || s.cfg.Taken != nil && s.cfg.Taken(b.Name) {
+				continue
+			}
+			if s.cfg.Seats != nil {
+				var err error
+				if b.seat, err = s.cfg.Seats.Take(c.role, b.Name); err != nil {
+					return err
+				}
+			}
+			c.begin = append(c.begin, b)
+		}
+	}
+	return nil
+}
+
+// give takes a child's seat back.
+func (s *Supervisor) give(name string) {
+	if s.cfg.Seats != nil {
+		s.cfg.Seats.Give(name)
+	}
 }
 
 // wanted returns the children of a role that were not asked to end, the first to go first.
