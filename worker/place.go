@@ -21,8 +21,11 @@ func claim(named []gpus.Name, list gpus.List, log *slog.Logger) (*gpus.GPU, erro
 		return nil, nil
 	}
 	m, err := gpus.Look(list, os.LookupEnv)
+	if errors.Is(err, gpus.ErrNone) {
+		err = fmt.Errorf("%w. %s", gpus.ErrNone, gpus.Lacks(list, os.Getenv(cuda.LibraryEnv)))
+	}
 	if err != nil {
-		return nil, bad("device", "%s cannot be looked up: %v. %s", named[0], err, gpus.Lacks(list, os.Getenv(cuda.LibraryEnv)))
+		return nil, bad("device", "%s: %v", named[0], err)
 	}
 	g, err := m.Find(named[0])
 	if err != nil {

@@ -54,7 +54,7 @@ func TestClaim(t *testing.T) {
 	f("-", "cuda:3", machine, "", "cuda:3: there is no such GPU")
 	f("1", "cuda:0", machine, "", "CUDA_VISIBLE_DEVICES=1 hides it")
 	f("-", "cuda:2", machine, "", "is split (MIG)")
-	f("-", "cuda:0", gpustest.NoNVML, "", "cuda:0 cannot be looked up: NVML is not available: libnvidia-ml.so.1 is not there. GPUs: ")
+	f("-", "cuda:0", gpustest.NoNVML, "", "cuda:0: no GPU is found. Looked for GPUs of NVIDIA's driver (NVML is not available: libnvidia-ml.so.1 is not there)")
 }
 
 func TestDeviceAt(t *testing.T) {
@@ -81,7 +81,7 @@ func TestLacking(t *testing.T) {
 		t.Error(err)
 	}
 	err := lacking(cuda.ErrUnavailable)
-	if !errors.Is(err, cuda.ErrUnavailable) || !strings.Contains(err.Error(), "libxpyd_cuda.so: ") || !strings.Contains(err.Error(), "GPUs: ") {
+	if !errors.Is(err, cuda.ErrUnavailable) || !strings.Contains(err.Error(), "libxpyd_cuda.so (") || !strings.Contains(err.Error(), "Looked for GPUs") {
 		t.Error(err)
 	}
 }

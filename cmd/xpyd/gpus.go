@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"strconv"
@@ -69,9 +71,12 @@ func (c *upConfig) place(m machine, isSet func(key string) bool) (*placing, erro
 		return nil, config.Bad("gpus", "%v", err)
 	}
 	found, err := gpus.Look(m.list, m.env)
-	if err != nil {
+	if errors.Is(err, gpus.ErrNone) {
 		library, _ := m.env(cuda.LibraryEnv)
-		return nil, config.Bad("gpus", "%s: %v. %s, and up without --gpus", c.GPUs, err, gpus.Lacks(m.list, library))
+		err = fmt.Errorf("%w. %s. Without --gpus and --device the CPU serves", gpus.ErrNone, gpus.Lacks(m.list, library))
+	}
+	if err != nil {
+		return nil, config.Bad("gpus", "%s: %v", c.GPUs, err)
 	}
 	list, err := found.Choose(want)
 	if err != nil {
@@ -113,7 +118,7 @@ func (c *upConfig) split(seats int, prefill, decode bool) error {
 		return config.Bad("gpus", "%d are for more than %d workers of a role, the most: say how many with prefill and decode", seats, maxWorkers)
 	}
 	if n := c.Prefill + c.Decode; n > seats {
-		return config.Bad("gpus", "%d prefill and %d decode are %d workers, and %s has room for %d, one a GPU: to have two share a GPU, name it twice (--gpus cuda:0,cuda:0,cuda:1)", c.Prefill, c.Decode, n, c.GPUs, seats)
+		return config.Bad("gpus", "%s: %d prefill and %d decode are %d workers, and there is room for %d, one a GPU: to have two share a GPU, name it twice, as in cuda:0,cuda:0,cuda:1", c.GPUs, c.Prefill, c.Decode, n, seats)
 	}
 	return nil
 }

@@ -63,17 +63,17 @@ func TestPlace(t *testing.T) {
 	f(eight, "all", 2, 0, "2P6D of 8")
 	f(eight, "all", 0, 7, "1P7D of 8")
 	f(eight, "all", 1, 1, "1P1D of 8") // the rest is for xpyd scale
-	f(eight, "4", 3, 2, "gpus: 3 prefill and 2 decode are 5 workers, and 4 has room for 4, one a GPU: to have two share a GPU, name it twice")
-	f(eight, "4", 4, 0, "gpus: 4 prefill and 1 decode are 5 workers")
-	f(eight, "1", 2, 2, "gpus: 2 prefill and 2 decode are 4 workers")
+	f(eight, "4", 3, 2, "gpus: 4: 3 prefill and 2 decode are 5 workers, and there is room for 4, one a GPU: to have two share a GPU, name it twice")
+	f(eight, "4", 4, 0, "gpus: 4: 4 prefill and 1 decode are 5 workers")
+	f(eight, "1", 2, 2, "gpus: 1: 2 prefill and 2 decode are 4 workers")
 	f(eight, "9", 0, 0, "gpus: 9 GPUs are too many: there are cuda:0, ")
 	f(eight, "cuda:8", 0, 0, "gpus: cuda:8: there is no such GPU")
 	f(fakeMachine(8, "6,7"), "all", 0, 0, "1P1D of 2")
 	f(fakeMachine(8, "6,7"), "cuda:0,cuda:7", 0, 0, "gpus: cuda:0: CUDA_VISIBLE_DEVICES=6,7 hides it; it leaves cuda:6, cuda:7")
 	f(fakeMachine(200, ""), "all", 0, 0, "gpus: 200 are for more than 64 workers of a role")
 	none := machine{gpustest.NoNVML, gpustest.Env(nil), eight.sys}
-	f(none, "all", 0, 0, "gpus: all: NVML is not available: libnvidia-ml.so.1 is not there. GPUs: ")
-	f(none, "all", 0, 0, "libxpyd_cuda.so: ")
+	f(none, "all", 0, 0, "gpus: all: no GPU is found. Looked for GPUs of NVIDIA's driver (NVML is not available: libnvidia-ml.so.1 is not there)")
+	f(none, "all", 0, 0, "libxpyd_cuda.so (")
 	f(none, "", 0, 0, "1P1D")
 }
 

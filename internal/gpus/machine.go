@@ -56,15 +56,18 @@ type Machine struct {
 	by      string // the VisibleEnv that hides the others; "": none does
 }
 
+// ErrNone says that there is no GPU, or no NVML to ask. Lacks says more.
+var ErrNone = errors.New("no GPU is found")
+
 // Look asks NVML for the GPUs and the environment (os.LookupEnv) for those that it hides. No GPU at
-// all is an error.
+// all is ErrNone.
 func Look(list List, env func(string) (string, bool)) (*Machine, error) {
 	cards, err := list()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", ErrNone, err)
 	}
 	if len(cards) == 0 {
-		return nil, errors.New("NVML finds no GPU")
+		return nil, ErrNone
 	}
 	m := &Machine{cards: cards}
 	show, set := env(VisibleEnv)

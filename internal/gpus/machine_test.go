@@ -157,10 +157,10 @@ func TestChoose(t *testing.T) {
 
 // TestLookWithout: without NVML or GPUs there is no machine.
 func TestLookWithout(t *testing.T) {
-	if _, err := gpus.Look(gpustest.NoNVML, gpustest.Env(nil)); !errors.Is(err, gpustat.ErrUnavailable) {
+	if _, err := gpus.Look(gpustest.NoNVML, gpustest.Env(nil)); !errors.Is(err, gpustat.ErrUnavailable) || !errors.Is(err, gpus.ErrNone) {
 		t.Error(err)
 	}
-	if _, err := gpus.Look(gpustest.FakeNVML(0), gpustest.Env(nil)); err == nil || !strings.Contains(err.Error(), "no GPU") {
+	if _, err := gpus.Look(gpustest.FakeNVML(0), gpustest.Env(nil)); !errors.Is(err, gpus.ErrNone) {
 		t.Error(err)
 	}
 	broken := gpustest.FakeNVML(1, func(_ int, c *gpustat.Card) { c.Err = errors.New("lost") })
@@ -193,16 +193,23 @@ func TestAt(t *testing.T) {
 // TestLacks: who gets no GPU hears what was looked for, and where.
 func TestLacks(t *testing.T) {
 	lib := filepath.Join(t.TempDir(), "libxpyd_cuda.so")
-	if got := gpus.Lacks(gpustest.NoNVML, lib); !strings.Contains(got, "libnvidia-ml.so.1 is not there") || !strings.Contains(got, lib+" (not there)") {
-		t.Error(got)
+	f := func(list gpus.List, library string, want ...string) {
+		t.Helper()
+		got := gpus.Lacks(list, library)
+		for _, w := range append(want, "Looked for GPUs", "CGO_ENABLED=1", "scripts/build-cuda") {
+			if !strings.Contains(got, w) || strings.Contains(got, "\n") {
+				t.Errorf("no %q in %q", w, got)
+			}
+		}
 	}
+	f(gpustest.NoNVML, lib, "libnvidia-ml.so.1 is not there", lib+": not there)")
 	if err := os.WriteFile(lib, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := gpus.Lacks(gpustest.FakeNVML(2), lib); !strings.Contains(got, "the driver has 2 (Fake H100)") || !strings.Contains(got, lib+" (there)") {
-		t.Error(got)
+	f(gpustest.FakeNVML(2), lib, "it has 2, such as Fake H100", lib+": there)")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got := gpus.Lacks(gpustest.FakeNVML(0), ""); !strings.Contains(got, "GPUs: no GPU;") || !strings.Contains(got, "else on the loader's path") || strings.Contains(got, "\n") {
-		t.Error(got)
-	}
+	f(gpustest.FakeNVML(0), "", "it has no GPU", filepath.Join(filepath.Dir(self), "libxpyd_cuda.so")+": not there, else the loader's path")
 }
