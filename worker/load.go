@@ -47,8 +47,13 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 		return nil, bad("device", "%v", err)
 	}
 	if !device.CPU {
-		b, err := newCUDA(cfg, device.GPUs, m, log)
+		b, err := newCUDA(cfg, m)
 		if err == nil {
+			at := whereIs(b)
+			if err = isAt(device.GPUs, at, gpustat.Cards); err != nil {
+				return nil, errors.Join(err, b.Close())
+			}
+			bindTo(at, log) // as claim has done for one that is named
 			return b, nil
 		}
 		if !device.Auto {
@@ -91,6 +96,9 @@ type Opened struct {
 // Open puts the model that cfg names on its device as Start does, for who measures it without a
 // worker.
 func Open(ctx context.Context, cfg *Config, log *slog.Logger, progress func(model.Progress)) (*Opened, error) {
+	if err := claim(cfg, gpustat.Cards, log); err != nil {
+		return nil, err
+	}
 	m, err := model.Open(ctx, cfg.Model, model.Options{Log: log, Progress: progress})
 	if err != nil {
 		return nil, err
@@ -146,7 +154,7 @@ func fp8Weights(cfg *Config, m *model.Model) bool {
 	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant
 }
 
-func newCUDA(cfg *Config, named []gpus.Name, m *model.Model, log *slog.Logger) (kernels.Backend, error) {
+func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	a := m.Config
 	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m), FP16: fp16(cfg, m),
 		Tune: !cfg.BatchInvariant}
@@ -161,18 +169,9 @@ func newCUDA(cfg *Config, named []gpus.Name, m *model.Model, log *slog.Logger) (
 			return nil, err
 		}
 	}
-	claimed, err := claim(named, gpustat.Cards, log)
-	if err != nil {
-		return nil, err
-	}
 	b, err := cuda.New(a, m.Weights(opt.WeightsFP8), opt)
 	if err != nil {
 		return nil, fmt.Errorf("model %s: device %s: %w", m.Name, cfg.Device, err)
-	}
-	if at := whereIs(b); claimed == nil {
-		bindTo(at, log)
-	} else if !gpus.SamePCI(at, claimed.PCI) {
-		return nil, errors.Join(bad("device", "%s is at %s, and CUDA has opened %s", cfg.Device, claimed.PCI, at), b.Close())
 	}
 	return b, nil
 }

@@ -13,29 +13,52 @@ import (
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
-// claim makes the GPU that the setting device names this process's only one, and binds the process to
-// the CPUs near it, before CUDA is opened; nil: none is named, and CUDA's first will do. A process
-// claims once: what CUDA has opened stays.
-func claim(named []gpus.Name, list gpus.List, log *slog.Logger) (*gpus.GPU, error) {
-	if len(named) == 0 {
-		return nil, nil
+// claim makes the GPU that the setting device names, if it names one, the only one that CUDA will show
+// this process, and binds the process to the CPUs near it: before CUDA is opened, and before anything
+// reads weights, which then come to memory near it. A process claims once: what CUDA has opened stays.
+func claim(cfg *Config, list gpus.List, log *slog.Logger) error {
+	d, err := gpus.ParseDevice(cfg.Device)
+	if err != nil {
+		return bad("device", "%v", err)
+	}
+	if len(d.GPUs) == 0 {
+		return nil
 	}
 	m, err := gpus.Look(list, os.LookupEnv)
 	if errors.Is(err, gpus.ErrNone) {
 		err = fmt.Errorf("%w. %s", gpus.ErrNone, gpus.Lacks(list, os.Getenv(cuda.LibraryEnv)))
 	}
 	if err != nil {
-		return nil, bad("device", "%s: %v", named[0], err)
+		return bad("device", "%s: %v", d.GPUs[0], err)
+	}
+	g, err := m.Find(d.GPUs[0])
+	if err != nil {
+		return bad("device", "%v", err)
+	}
+	if err := os.Setenv(gpus.VisibleEnv, g.UUID); err != nil {
+		return fmt.Errorf("set %s: %w", gpus.VisibleEnv, err)
+	}
+	bindTo(g.PCI, log)
+	return nil
+}
+
+// isAt checks that the GPU which CUDA has opened, at that bus id, is the one that was claimed.
+func isAt(named []gpus.Name, pci string, list gpus.List) error {
+	if len(named) == 0 {
+		return nil
+	}
+	m, err := gpus.Look(list, os.LookupEnv)
+	if err != nil {
+		return bad("device", "%s: %v", named[0], err)
 	}
 	g, err := m.Find(named[0])
 	if err != nil {
-		return nil, bad("device", "%v", err)
+		return bad("device", "%v", err)
 	}
-	if err := os.Setenv(gpus.VisibleEnv, g.UUID); err != nil {
-		return nil, fmt.Errorf("set %s: %w", gpus.VisibleEnv, err)
+	if !gpus.SamePCI(pci, g.PCI) {
+		return bad("device", "%s is at %s, and CUDA has opened the GPU at %s", named[0], g.PCI, pci)
 	}
-	bindTo(g.PCI, log)
-	return &g, nil
+	return nil
 }
 
 // bindTo keeps this process on the CPUs of the GPU's NUMA node, if the machine has several. Without

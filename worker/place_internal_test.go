@@ -23,11 +23,9 @@ func TestClaim(t *testing.T) {
 		if visible == "-" {
 			os.Unsetenv(gpus.VisibleEnv)
 		}
-		d, err := gpus.ParseDevice(device)
-		if err != nil {
-			t.Fatal(err)
-		}
-		g, err := claim(d.GPUs, list, slog.New(slog.DiscardHandler))
+		cfg := DefaultConfig(fleet.Decode)
+		cfg.Device = device
+		err := claim(&cfg, list, slog.New(slog.DiscardHandler))
 		now, set := os.LookupEnv(gpus.VisibleEnv)
 		if wrong != "" {
 			if err == nil || !strings.HasPrefix(err.Error(), "device: ") || !strings.Contains(err.Error(), wrong) || strings.Contains(err.Error(), "\n") {
@@ -38,15 +36,14 @@ func TestClaim(t *testing.T) {
 			}
 			return
 		}
-		if err != nil || (g == nil) != (want == "") {
-			t.Fatalf("%s of %q: %v, %v", device, visible, g, err)
-		}
-		if want != "" && (g.UUID != want || now != want) {
-			t.Errorf("%s of %q: %v, shown is %q, want %q", device, visible, g, now, want)
+		if err != nil || now != want {
+			t.Errorf("%s of %q: shown is %q, want %q, %v", device, visible, now, want, err)
 		}
 	}
-	f("-", "cuda", gpustest.NoNVML, "", "") // nobody asks NVML
-	f("1", "cuda", machine, "", "")
+	for _, unnamed := range []string{"auto", "cpu", "cuda"} {
+		f("-", unnamed, gpustest.NoNVML, "", "") // nobody asks NVML
+		f("1", unnamed, machine, "1", "")
+	}
 	f("-", "cuda:1", machine, gpustest.UUID(1), "")
 	f("1,0", "cuda:0", machine, gpustest.UUID(0), "")
 	f("-", "cuda:"+gpustest.UUID(1), machine, gpustest.UUID(1), "")
@@ -55,6 +52,27 @@ func TestClaim(t *testing.T) {
 	f("1", "cuda:0", machine, "", "CUDA_VISIBLE_DEVICES=1 hides it")
 	f("-", "cuda:2", machine, "", "is split (MIG)")
 	f("-", "cuda:0", gpustest.NoNVML, "", "cuda:0: no GPU is found. Looked for GPUs of NVIDIA's driver (NVML is not available: libnvidia-ml.so.1 is not there)")
+}
+
+// TestIsAt: what CUDA has opened is compared with what was claimed.
+func TestIsAt(t *testing.T) {
+	machine := gpustest.FakeNVML(3, gpustest.Split(2, 2))
+	f := func(shown, device, pci, wrong string) {
+		t.Helper()
+		t.Setenv(gpus.VisibleEnv, shown)
+		d, err := gpus.ParseDevice(device)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err = isAt(d.GPUs, pci, machine); (err != nil) != (wrong != "") || err != nil && !strings.Contains(err.Error(), wrong) {
+			t.Errorf("%s at %s: %v, want %q", device, pci, err, wrong)
+		}
+	}
+	f("1", "cuda", "0000:10:00.0", "") // nothing was claimed
+	f(gpustest.UUID(1), "cuda:1", "00000000:11:00.0", "")
+	f(gpustest.PartUUID(2, 1), "cuda:"+gpustest.PartUUID(2, 1), "0000:12:00.0", "")
+	f(gpustest.UUID(1), "cuda:1", "0000:10:00.0", "device: cuda:1 is at 0000:11:00.0, and CUDA has opened the GPU at 0000:10:00.0")
+	f(gpustest.UUID(0), "cuda:1", "0000:10:00.0", "hides it")
 }
 
 func TestDeviceAt(t *testing.T) {

@@ -191,6 +191,9 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 }
 
 func (w *Worker) load(ctx context.Context, d Deps) error {
+	if err := claim(&w.cfg, gpustat.Cards, w.log); err != nil {
+		return err
+	}
 	m, err := model.Open(ctx, w.cfg.Model, model.Options{Log: w.log, Progress: d.Progress})
 	if err != nil {
 		return err

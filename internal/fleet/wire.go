@@ -35,7 +35,7 @@ const (
 	maxIDBytes      = 64
 	maxFieldBytes   = 512
 	maxWays         = 16
-	maxDevices      = 64
+	maxDevices      = 16      // GPUs of one process
 	maxCount        = 1 << 40 // largest count in an announcement
 )
 

@@ -52,7 +52,7 @@ func TestValidate(t *testing.T) {
 	f("", func(i *Instance) {
 		i.Devices = slices.Repeat([]Device{{Name: "cuda:0", UUID: "GPU-1", PCI: "0000:17:00.0", Model: "A"}}, maxDevices)
 	})
-	f("devices: 65", func(i *Instance) { i.Devices = make([]Device, maxDevices+1) })
+	f("devices: 17", func(i *Instance) { i.Devices = make([]Device, maxDevices+1) })
 	f("devices.name", func(i *Instance) { i.Devices = []Device{{}, {Name: "a\nb"}} })
 	f("devices.uuid", func(i *Instance) { i.Devices = []Device{{UUID: strings.Repeat("u", 513)}} })
 	f("devices.model", func(i *Instance) { i.Devices = []Device{{Model: "\xff"}} })

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -17,7 +16,8 @@ import (
 // all threads of one look have the new set, all later ones do; until then Bind looks again. Memory
 // needs no call: by default the kernel takes a page from the node of the CPU that first touches it,
 // and from another one if that is full, which is what is wanted of a thread on that node. A policy
-// set from outside (numactl) stays.
+// set from outside (numactl) stays. Go sees the fewer CPUs within a second, and sets GOMAXPROCS by them
+// unless that was set from outside.
 func Bind(cpus []int) (changed bool, err error) {
 	var now, set unix.CPUSet
 	if err := unix.SchedGetaffinity(os.Getpid(), &now); err != nil {
@@ -34,7 +34,6 @@ func Bind(cpus []int) (changed bool, err error) {
 	if err := bindThreads(&set); err != nil {
 		return false, err
 	}
-	runtime.SetDefaultGOMAXPROCS() // by the CPUs that are left, unless GOMAXPROCS says otherwise
 	return true, nil
 }
 
