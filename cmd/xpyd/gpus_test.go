@@ -10,6 +10,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/valyala/fasthttp"
+
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/gpus"
 	"github.com/xpyd/xpyd/internal/gpus/gpustest"
@@ -196,6 +198,50 @@ func (p *fakeProcess) on(t *testing.T) string {
 	}
 	t.Fatalf("no device of ours in %q", p.args)
 	return ""
+}
+
+// TestScaleNoGPU: an order for which no GPU is free is a 409 that says who has which.
+func TestScaleNoGPU(t *testing.T) {
+	placed, err := upOn("2", 1, 1).place(fakeMachine(2, ""), func(string) bool { return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	role := func(role string) func(int) supervise.Child {
+		return func(i int) supervise.Child {
+			return supervise.Child{Name: fmt.Sprintf("%s-%d", role, i), Role: role, Args: []string{role}}
+		}
+	}
+	l := fakeLauncher{make(chan *fakeProcess, 16)}
+	sup, err := supervise.New(supervise.Config{Seats: placed, Launcher: l, Templates: map[string]func(int) supervise.Child{"prefill": role("prefill"), "decode": role("decode")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := sup.Stop(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}()
+	s := &scaler{}
+	s.sup.Store(sup)
+	f := func(body string, status int, want ...string) {
+		t.Helper()
+		var ctx fasthttp.RequestCtx
+		ctx.Request.Header.SetMethod("POST")
+		ctx.Request.SetBodyString(body)
+		s.serve(&ctx)
+		got := string(ctx.Response.Body())
+		if ctx.Response.StatusCode() != status {
+			t.Errorf("%s: %d %s", body, ctx.Response.StatusCode(), got)
+		}
+		for _, w := range want {
+			if !strings.Contains(got, w) {
+				t.Errorf("%s: no %s in %s", body, w, got)
+			}
+		}
+	}
+	f(`{"prefill":1,"decode":1}`, 200, `"added":["decode-0"]`)
+	f(`{"decode":2}`, 409, "no GPU is free for decode-1: cuda:0 has prefill-0, cuda:1 has decode-0", `"code":"no_gpu_free"`, "xpyd role")
+	f(`{"decode":1}`, 200, `"added":[]`, `"kept":["decode-0"]`)
 }
 
 // TestPlaceWorkers: the workers of an `up` with fake GPUs: at the start, when one crashes, when its role was
