@@ -99,20 +99,23 @@ func usable(c *gpustat.Card) (list []GPU) {
 // show makes visible what CUDA_VISIBLE_DEVICES says: indices and beginnings of UUIDs, as far as the
 // first that is wrong.
 func (m *Machine) show(text, order string) error {
+	var counted []*gpustat.Card // by CUDA, which leaves out those that it may not use, as a batch system's job has them
+	for i := range m.cards {
+		if m.cards[i].Err == nil {
+			counted = append(counted, &m.cards[i])
+		}
+	}
 	for entry := range strings.SplitSeq(text, ",") {
 		entry = strings.TrimSpace(entry)
 		i, err := strconv.Atoi(entry)
 		var found []GPU
 		switch {
-		case err == nil && (i < 0 || i >= len(m.cards)):
+		case err == nil && (i < 0 || i >= len(counted)):
 		case err == nil:
-			if order != "PCI_BUS_ID" && m.mixed() {
+			if order != "PCI_BUS_ID" && mixed(counted) {
 				return fmt.Errorf("%s numbers GPUs of different models by their speed, which NVML does not know: set %s=PCI_BUS_ID, or name them by UUID there", m.by, orderEnv)
 			}
-			if lost := slices.IndexFunc(m.cards[:i], func(c gpustat.Card) bool { return c.Err != nil }); lost >= 0 {
-				return fmt.Errorf("%s numbers GPUs, and cuda:%d cannot be used, so that CUDA's numbers are not NVML's: name them by UUID there (%w)", m.by, lost, m.cards[lost].Err)
-			}
-			found = usable(&m.cards[i])
+			found = usable(counted[i])
 		default:
 			found, _ = m.begin(entry)
 		}
@@ -129,17 +132,8 @@ func (m *Machine) show(text, order string) error {
 }
 
 // mixed reports whether there are several models. Then CUDA's default order is not NVML's.
-func (m *Machine) mixed() bool {
-	model := ""
-	for _, c := range m.cards {
-		if c.Err == nil && model != "" && c.Name != model {
-			return true
-		}
-		if c.Err == nil {
-			model = c.Name
-		}
-	}
-	return false
+func mixed(cards []*gpustat.Card) bool {
+	return slices.ContainsFunc(cards, func(c *gpustat.Card) bool { return c.Name != cards[0].Name })
 }
 
 // begin finds the GPU or part whose UUID begins so; the GPU's own UUID stands for all of its parts.
@@ -262,6 +256,11 @@ func (m *Machine) says() string {
 		return m.by + " hides every GPU"
 	}
 	if len(m.visible) == 0 {
+		for i := range m.cards {
+			if err := m.cards[i].Err; err != nil {
+				return fmt.Sprintf("there is no GPU that CUDA can run on (cuda:%d: %v)", i, err)
+			}
+		}
 		return "there is no GPU that CUDA can run on"
 	}
 	text := "there are "

@@ -73,17 +73,18 @@ func TestMixedOrder(t *testing.T) {
 	if got := fmt.Sprint(look(t, mixed, gpustest.UUID(1)).Visible()); got != "[cuda:1]" {
 		t.Error(got)
 	}
-	lost := gpustest.FakeNVML(3, func(i int, c *gpustat.Card) {
+}
+
+// TestForbidden: CUDA does not count GPUs that it may not use; NVML does.
+func TestForbidden(t *testing.T) {
+	second := gpustest.FakeNVML(3, func(i int, c *gpustat.Card) {
 		if i == 1 {
-			*c = gpustat.Card{Index: 1, Err: errors.New("the GPU is lost")}
+			*c = gpustat.Card{Index: 1, Err: errors.New("no permission")}
 		}
 	})
-	if _, err = gpus.Look(lost, gpustest.Env(map[string]string{gpus.VisibleEnv: "2"})); err == nil || !strings.Contains(err.Error(), "cuda:1 cannot be used") {
-		t.Error("a number behind a lost GPU:", err)
-	}
-	for visible, want := range map[string]string{"0": "[cuda:0]", gpustest.UUID(2): "[cuda:2]", "-": "[cuda:0 cuda:2]"} {
-		if got := fmt.Sprint(look(t, lost, visible).Visible()); got != want {
-			t.Errorf("%q beside a lost GPU: %s, want %s", visible, got, want)
+	for visible, want := range map[string]string{"0": "[cuda:0]", "1": "[cuda:2]", "2": "[]", gpustest.UUID(2): "[cuda:2]", "-": "[cuda:0 cuda:2]"} {
+		if got := fmt.Sprint(look(t, second, visible).Visible()); got != want {
+			t.Errorf("%q: %s, want %s", visible, got, want)
 		}
 	}
 }
@@ -164,7 +165,7 @@ func TestLookWithout(t *testing.T) {
 		t.Error(err)
 	}
 	broken := gpustest.FakeNVML(1, func(_ int, c *gpustat.Card) { c.Err = errors.New("lost") })
-	if _, err := look(t, broken, "-").Choose(gpus.Choice{All: true}); err == nil || !strings.Contains(err.Error(), "no GPU that CUDA can run on") {
+	if _, err := look(t, broken, "-").Choose(gpus.Choice{All: true}); err == nil || !strings.Contains(err.Error(), "no GPU that CUDA can run on (cuda:0: lost)") {
 		t.Error(err)
 	}
 }
