@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"strconv"
+	"strings"
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/gpus"
@@ -125,3 +126,15 @@ func (c *upConfig) split(seats int, prefill, decode bool) error {
 
 // thisMachine is what a running `up` looks at.
 func thisMachine(list gpus.List) machine { return machine{list, os.LookupEnv, os.DirFS("/sys")} }
+
+// hint is a line for whoever has several GPUs and uses one, because no more was said.
+func (c *upConfig) hint(m machine) string {
+	if c.GPUs != "" || strings.HasPrefix(c.Device, "cuda:") {
+		return ""
+	}
+	found, err := gpus.Look(m.list, m.env)
+	if err != nil || len(found.Visible()) < 2 {
+		return ""
+	}
+	return fmt.Sprintf("all workers share one of %d GPUs; with --gpus all each has its own\n", len(found.Visible()))
+}

@@ -200,6 +200,25 @@ func (p *fakeProcess) on(t *testing.T) string {
 	return ""
 }
 
+// TestHint: only who has several GPUs and said nothing of them is told.
+func TestHint(t *testing.T) {
+	f := func(m machine, choice, device string, want bool) {
+		t.Helper()
+		c := upOn(choice, 1, 1)
+		c.Device = device
+		if got := c.hint(m); (got != "") != want || want && got != "all workers share one of 4 GPUs; with --gpus all each has its own\n" {
+			t.Errorf("--gpus %q --device %s: %q", choice, device, got)
+		}
+	}
+	four := fakeMachine(4, "")
+	f(four, "", "auto", true)
+	f(four, "", "cuda", true)
+	f(four, "1", "auto", false)
+	f(four, "", "cuda:2", false)
+	f(fakeMachine(4, "2"), "", "auto", false)
+	f(machine{gpustest.NoNVML, gpustest.Env(nil), four.sys}, "", "auto", false)
+}
+
 // TestScaleNoGPU: an order for which no GPU is free is a 409 that says who has which.
 func TestScaleNoGPU(t *testing.T) {
 	placed, err := upOn("2", 1, 1).place(fakeMachine(2, ""), func(string) bool { return true })

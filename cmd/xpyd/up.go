@@ -274,8 +274,13 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	if from != nil {
 		fmt.Fprintf(stderr, "xpyd %s has taken over from %s\n", build(), from.Build)
 	}
-	_, err = fmt.Fprintf(stdout, "ready %s\n", front.url(&cfg.RouterConfig))
-	return err
+	if _, err = fmt.Fprintf(stdout, "ready %s\n", front.url(&cfg.RouterConfig)); err != nil {
+		return err
+	}
+	if from == nil && slices.ContainsFunc(there.Members, func(m fleet.Member) bool { return len(m.Devices) > 0 }) {
+		fmt.Fprint(stderr, cfg.hint(thisMachine(gpustat.Cards)))
+	}
+	return nil
 }
 
 // settingLine matches a worker's error about a setting: where it was set (the flag or variable, by
