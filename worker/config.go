@@ -10,6 +10,7 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/ssd"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/gpus"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kvconn"
@@ -76,7 +77,7 @@ type Config struct {
 // Compute says what a worker computes, and on what. All workers of `xpyd up` share it.
 type Compute struct {
 	Model       string `key:"model"`        // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
-	Device      string `key:"device"`       // "auto", "cpu" or "cuda"
+	Device      string `key:"device"`       // "auto", "cpu", "cuda", or a GPU by NVML's index or its UUID: "cuda:2", "cuda:GPU-…", "cuda:MIG-…"
 	Threads     int    `key:"threads"`      // CPU threads; 0: all cores
 	BlockTokens int    `key:"block_tokens"` // positions a KV block
 	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on the CPU, or 64 whole
@@ -209,14 +210,21 @@ const (
 	kvFP8  = "fp8"
 )
 
-// valid checks the dtypes of a GPU against each other. What only a GPU has is refused here if the
+// valid checks the device, and the dtypes of a GPU against each other. What only a GPU has is refused here if the
 // device is the CPU, and at start if "auto" finds no GPU.
 func (c *Compute) valid() error {
 	if err := cmp.Or(config.OneOf("kv_cache_dtype", c.KVCacheDType, kvAuto, kvBF16, kvFP8), config.OneOf("dtype", c.DType, dtypeAuto, dtypeBF16, dtypeFP16),
 		config.OneOf("quantization", c.Quantization, quantAuto, quantNone, quantFP8)); err != nil {
 		return err
 	}
-	cpu := c.Device == "cpu"
+	d, err := gpus.ParseDevice(c.Device)
+	switch {
+	case err != nil:
+		return bad("device", "%v", err)
+	case len(d.GPUs) > 1: // the only place that says so
+		return bad("device", "%d GPUs for one worker: tensor parallelism is not served yet. Name one; `xpyd up --gpus` gives each worker its own", len(d.GPUs))
+	}
+	cpu := d.CPU
 	switch kv, fp16, fp8 := c.KVCacheDType, c.DType == dtypeFP16, c.Quantization == quantFP8; {
 	case cpu && kv != kvAuto:
 		return bad("kv_cache_dtype", "%s needs a GPU: the CPU keeps KV in f32 (%s)", kv, kvAuto)
@@ -248,7 +256,6 @@ func (c *Config) Validate() error {
 	kv := &c.KV
 	return cmp.Or(
 		config.OneOf("role", c.Role, "prefill", "decode"),
-		config.OneOf("device", c.Device, "auto", "cpu", "cuda"),
 		config.OneOf("kv.transport", kv.Transport, kv.Ways...),
 		config.OneOf("kv.digest", kv.Digest, "on", "off"),
 		config.OneOf("kv.device_refill", kv.DeviceRefill, "on", "off"),

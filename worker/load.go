@@ -13,6 +13,7 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/gpus"
 	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/model/arch"
@@ -41,10 +42,22 @@ func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 // newBackend puts the model on the device that cfg names; "auto" is a GPU if one can be used, else
 // the CPU. share asks for a pool that other processes can map.
 func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kernels.Backend, error) {
-	if cfg.Device != "cpu" {
+	device, err := gpus.ParseDevice(cfg.Device)
+	if err != nil {
+		return nil, bad("device", "%v", err)
+	}
+	if !device.CPU {
 		b, err := newCUDA(cfg, m)
-		if err == nil || cfg.Device == "cuda" {
-			return b, err
+		if err == nil {
+			at := whereIs(b)
+			if err = isAt(device.GPUs, at, gpustat.Cards); err != nil {
+				return nil, errors.Join(err, b.Close())
+			}
+			bindTo(at, log) // as claim has done for one that is named
+			return b, nil
+		}
+		if !device.Auto {
+			return nil, lacking(err)
 		}
 		level := slog.LevelWarn
 		if errors.Is(err, cuda.ErrAbsent) { // nobody said that there should be a GPU
@@ -83,6 +96,9 @@ type Opened struct {
 // Open puts the model that cfg names on its device as Start does, for who measures it without a
 // worker.
 func Open(ctx context.Context, cfg *Config, log *slog.Logger, progress func(model.Progress)) (*Opened, error) {
+	if err := claim(cfg, gpustat.Cards, log); err != nil {
+		return nil, err
+	}
 	m, err := model.Open(ctx, cfg.Model, model.Options{Log: log, Progress: progress})
 	if err != nil {
 		return nil, err
@@ -155,7 +171,7 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 	}
 	b, err := cuda.New(a, m.Weights(opt.WeightsFP8), opt)
 	if err != nil {
-		return nil, fmt.Errorf("model %s: device cuda: %w", m.Name, err)
+		return nil, fmt.Errorf("model %s: device %s: %w", m.Name, cfg.Device, err)
 	}
 	return b, nil
 }
@@ -187,7 +203,8 @@ func (w *Worker) startGPU() error {
 		return nil
 	}
 	m := b.Memory()
-	w.log.Info("GPU memory", "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
+	w.devices = []fleet.Device{deviceAt(m.PCI, m.Device, gpustat.Cards)}
+	w.log.Info("GPU memory", "gpu", w.devices[0].Name, "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
 		"weights_mib", m.Weights>>20, "scratch_mib", m.Scratch>>20, "kv_mib", m.Pool>>20, "kv_tokens", w.backend.Blocks()*w.cfg.BlockTokens)
 	if c, ok := w.backend.(interface{ Choices() string }); ok && c.Choices() != "" {
 		w.log.Info("kernels of the projections", "choices", c.Choices())

@@ -93,6 +93,7 @@ type Worker struct {
 	eos           []int32 // ids that end an answer
 	backend       kernels.Backend
 	gpu           *gpustat.Poller   // nil: none, or nothing can be read
+	devices       []fleet.Device    // its GPUs; none on the CPU
 	profile       *profile.Profiler // of this process, and of the device if it can
 	cache         *kvcache.Cache
 	tiers         *tier.Tiers // nil: none
@@ -190,6 +191,9 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 }
 
 func (w *Worker) load(ctx context.Context, d Deps) error {
+	if err := claim(&w.cfg, gpustat.Cards, w.log); err != nil {
+		return err
+	}
 	m, err := model.Open(ctx, w.cfg.Model, model.Options{Log: w.log, Progress: d.Progress})
 	if err != nil {
 		return err
@@ -299,7 +303,7 @@ func (w *Worker) Instance() fleet.Instance {
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Unchecked:   w.cfg.KV.Digest == "off",
 		Layout:      w.identity.Layout.Form(),
-		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.engine.MaxRunning(), Gap: w.engine.Gap().Seconds(), PID: os.Getpid(),
+		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.engine.MaxRunning(), Gap: w.engine.Gap().Seconds(), Devices: w.devices, PID: os.Getpid(),
 		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, KVEventsOpen: w.cfg.KVEvents.Open, Topology: w.cfg.Topology,
 	}
 }

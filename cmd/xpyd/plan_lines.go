@@ -41,10 +41,12 @@ func runLines(about *steptable.About, s sim.Split, p sim.Promise, shed bool) []s
 	switch {
 	case s.Whole > 0:
 		lines = wholeLines(about.Model, s.Whole, gpu, with)
-	case gpu || max(s.Prefill, s.Decode) > maxWorkers: // `up` has its workers share one GPU
+	case max(s.Prefill, s.Decode) > maxWorkers: // more than `up` starts
 		lines = append(lines, "xpyd router --data fleet"+config+" &", "until test -e fleet/join-url; do sleep 0.1; done",
 			startEach("prefill", 0, s.Prefill, gpu, "--join-file fleet/join-url --id prefill-$i "+with),
 			startEach("decode", s.Prefill, s.Decode, gpu, "--join-file fleet/join-url --id decode-$i "+with))
+	case gpu:
+		lines = append(lines, strings.TrimSpace(fmt.Sprintf("xpyd up%s --gpus %d --prefill %d --decode %d %s", config, s.Prefill+s.Decode, s.Prefill, s.Decode, with)))
 	default:
 		lines = append(lines, strings.TrimSpace(fmt.Sprintf("xpyd up%s --prefill %d --decode %d %s", config, s.Prefill, s.Decode, with)),
 			fmt.Sprintf("# or, with its settings in configs/compose: docker compose up --build --scale prefill=%d --scale decode=%d", s.Prefill, s.Decode))
@@ -72,9 +74,9 @@ func wholeLines(name string, n int, gpu bool, with string) []string {
 func startEach(role string, from, n int, gpu bool, args string) string {
 	own := ""
 	if gpu {
-		own = "CUDA_VISIBLE_DEVICES=$i "
+		own = " --device cuda:$i" // the last of several counts
 	}
-	return fmt.Sprintf("for i in $(seq %d %d); do %sxpyd %s %s & done", from, from+n-1, own, role, strings.TrimSpace(args))
+	return fmt.Sprintf("for i in $(seq %d %d); do xpyd %s %s%s & done", from, from+n-1, role, strings.TrimSpace(args), own)
 }
 
 // workerFlags are the flags of a table's workers: those of the command that made it, of which `up` does
@@ -94,6 +96,9 @@ func workerFlags(about *steptable.About) (flags, others []string) {
 			others = append(others, "--"+f.Name+" "+f.Value.String())
 		}
 	})
+	if strings.HasPrefix(given["device"], "cuda:") { // the one that was timed: each worker gets its own
+		given["device"] = "cuda"
+	}
 	if given["model"] == "" && about.Model != model.EmbeddedName {
 		given["model"] = about.Model
 	}

@@ -128,9 +128,12 @@ func TestRunLines(t *testing.T) {
 		{cpu, sim.Split{Whole: 2}, []string{`- {id: whole-1, role: decode, url: "http://127.0.0.1:8102", dialect: openai, model: "stories260k"}`,
 			"for i in $(seq 0 1); do xpyd decode --trust-everyone --listen 127.0.0.1:$((8101+i)) --served-name stories260k --threads 2 " + told + " & done", "xpyd router --config whole.yaml"}},
 		{cpu, sim.Split{Mixed: 3}, []string{"disaggregate: mixed}", "xpyd up --config mixed.yaml --prefill 1 --decode 2 --threads 2 " + told + " --shed-late"}},
-		{gpu, sim.Split{Mixed: 2}, []string{"disaggregate: mixed}", "xpyd router --data fleet --config mixed.yaml &", "for i in $(seq 1 1); do CUDA_VISIBLE_DEVICES=$i xpyd decode"}},
-		{gpu, sim.Split{Prefill: 2, Decode: 1}, []string{"CUDA_VISIBLE_DEVICES=$i xpyd prefill --join-file fleet/join-url --id prefill-$i --batch-invariant --device cuda --model /m " + told,
-			"for i in $(seq 2 2); do CUDA_VISIBLE_DEVICES=$i xpyd decode", "--max-batch 8: say so"}},
+		{gpu, sim.Split{Mixed: 2}, []string{"disaggregate: mixed}", "xpyd up --config mixed.yaml --gpus 2 --prefill 1 --decode 1 --batch-invariant --device cuda --model /m " + told}},
+		{gpu, sim.Split{Prefill: 2, Decode: 1}, []string{"xpyd up --gpus 3 --prefill 2 --decode 1 --batch-invariant --device cuda --model /m " + told, "--max-batch 8: say so"}},
+		{gpu, sim.Split{Whole: 2}, []string{"for i in $(seq 0 1); do xpyd decode --trust-everyone", " --device cuda --model /m " + told + " --device cuda:$i & done"}},
+		{gpu, sim.Split{Prefill: maxWorkers + 1, Decode: 1}, []string{"xpyd router --data fleet &", "for i in $(seq 65 65); do xpyd decode --join-file fleet/join-url", " --device cuda:$i & done"}},
+		{steptable.About{Backend: "cuda", Model: "m", Command: "xpyd bench step --model /m --device cuda:3"}, sim.Split{Prefill: 1, Decode: 1},
+			[]string{"xpyd up --gpus 2 --prefill 1 --decode 1 --device cuda --model /m"}},
 		{steptable.About{Backend: "cpu", Model: "it's", Command: "no command of ours --x"}, sim.Split{Prefill: 1, Decode: 1}, []string{`--model 'it'\''s' ` + told}},
 	} {
 		got := strings.Join(runLines(&c.about, c.s, promise, c.s.Mixed > 0), "\n")

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/valyala/fasthttp"
 
+	"github.com/xpyd/xpyd/internal/gpus"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/router/console"
@@ -57,17 +58,18 @@ func (s *scaler) serve(ctx *fasthttp.RequestCtx) {
 		fail(ctx, refused)
 		return
 	}
-	changes := map[string]supervise.Scaled{}
 	var leaves func(string)
 	if order.WaitOnly {
 		leaves = s.stays
 	}
-	for role, n := range order.counts() {
-		var err error
-		if changes[role], err = sup.Scale(role, n, leaves); err != nil {
-			fail(ctx, openai.Internal("%v", err))
-			return
-		}
+	changes, err := sup.Scale(order.counts(), leaves)
+	if errors.Is(err, gpus.ErrTaken) {
+		fail(ctx, openai.BadRequest("", "%v. A worker that goes frees its GPU once it has ended; `xpyd role ID decode` (or prefill) changes what one does where it is", err).WithStatus(409, "no_gpu_free"))
+		return
+	}
+	if err != nil {
+		fail(ctx, openai.Internal("%v", err))
+		return
 	}
 	noteScale(ctx, changes)
 	respond(ctx, changes)
@@ -182,8 +184,8 @@ func newScale() *cobra.Command {
 		Long: `Change the number of workers of a running ` + "`xpyd up`" + `. Every worker that now has the
 role counts, drained or not. If there are too many, drained ones go first, and the last
 one that serves stays. The streams of decode workers that go move to others; with
---wait-only they end where they are. With --wait it ends when the new workers serve, and
-those that go have finished.`,
+--wait-only they end where they are. Where ` + "`up`" + ` has --gpus, a new worker needs a GPU that
+is free. With --wait it ends when the new workers serve, and those that go have finished.`,
 		Example: "  xpyd scale prefill=3 decode=2\n  xpyd scale decode=4 --wait",
 		Args:    cobra.MinimumNArgs(1),
 	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {

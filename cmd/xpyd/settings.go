@@ -103,7 +103,7 @@ func logFlags(f *pflag.FlagSet, def *worker.Log) {
 // computeFlags are the flags of Compute, shared by a worker and `up`.
 func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 	f.String("model", "", "a directory, a .gguf file or hf:OWNER/NAME; default: the embedded stories260k")
-	f.String("device", def.Device, "auto, cpu or cuda")
+	f.String("device", def.Device, "auto, cpu, cuda (the first GPU), or a GPU: cuda:2 by nvidia-smi's index, cuda:GPU-… or cuda:MIG-… by UUID")
 	f.Int("threads", 0, "CPU threads of a worker; 0: all cores")
 	f.Int("block-tokens", def.BlockTokens, "positions in a KV block, 1 to 256; best are 16, its divisors and its multiples")
 	f.String("kv-memory", def.KVMemory.String(), "size of a worker's KV pool; auto: 256MiB on the CPU (64 whole contexts if these are less), and what --gpu-memory leaves on a GPU")

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -160,16 +162,31 @@ func pool(used float64, bytes int64) string {
 // onCPU reports whether a worker of ours computes on the CPU.
 func onCPU(m *fleet.Member) bool { return m != nil && strings.HasPrefix(m.Numerics, "cpu-") }
 
-// gpu shows what a worker's GPU reports; missing values are left out.
+// shownUUID is how much of a UUID names a part of a GPU where room is short; the list of GPUs has all.
+const shownUUID = len("cuda:MIG-01234567")
+
+// deviceName names a GPU in few letters.
+func deviceName(d *fleet.Device) string {
+	name := plain(cmp.Or(d.Name, d.PCI))
+	return name[:min(len(name), shownUUID)]
+}
+
+// gpu shows which GPU a worker has and what it reports; missing values are left out.
 func gpu(m *fleet.Member) string {
 	g := m.Load.GPU
+	var parts []string
+	for i := range m.Devices {
+		if name := deviceName(&m.Devices[i]); name != "" {
+			parts = append(parts, name)
+		}
+	}
 	switch {
 	case onCPU(m):
 		return "cpu"
 	case g == (fleet.GPU{}):
-		return "-"
+		return cmp.Or(strings.Join(parts, " "), "-")
 	}
-	parts := []string{fmt.Sprintf("%.0f%%", 100*g.Busy)}
+	parts = append(parts, fmt.Sprintf("%.0f%%", 100*g.Busy))
 	if g.MemoryTotal > 0 {
 		parts = append(parts, fmt.Sprintf("%.0f/%.0f GiB", float64(g.MemoryUsed)/(1<<30), float64(g.MemoryTotal)/(1<<30)))
 	}
@@ -180,6 +197,39 @@ func gpu(m *fleet.Member) string {
 		parts = append(parts, fmt.Sprintf("%.0f °C", g.Celsius))
 	}
 	return strings.Join(parts, " ")
+}
+
+// printGPUs lists the GPUs, and who is on which.
+func (s *fleetStatus) printGPUs(w io.Writer) error {
+	type place struct {
+		machine string
+		fleet.Device
+	}
+	on := map[place][]string{}
+	for i := range s.Instances {
+		m := &s.Instances[i]
+		if m.State == fleet.Dead || m.State == fleet.Gone {
+			continue
+		}
+		for _, d := range m.Devices {
+			at := place{m.Machine, d}
+			on[at] = append(on[at], m.ID)
+		}
+	}
+	if len(on) == 0 {
+		return nil
+	}
+	all := slices.SortedFunc(maps.Keys(on), func(a, b place) int {
+		return cmp.Or(cmp.Compare(a.machine, b.machine), cmp.Compare(len(a.Name), len(b.Name)), // cuda:10 behind cuda:9
+			cmp.Compare(a.Name, b.Name), cmp.Compare(a.PCI, b.PCI), cmp.Compare(a.UUID, b.UUID), cmp.Compare(a.Model, b.Model))
+	})
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "\nGPU\tMODEL\tUUID\tPCI\tWORKERS")
+	known := func(v string) string { return cmp.Or(plain(v), "-") }
+	for _, at := range all {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", known(at.Name), known(at.Model), known(at.UUID), known(at.PCI), strings.Join(on[at], ", "))
+	}
+	return t.Flush()
 }
 
 // lapseShown is how long late heartbeats are shown.
@@ -245,6 +295,9 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			m.Model, m.Load.Running, m.Load.Waiting, pool(m.Load.KVUsed, m.KVBytes), gpu(&m.Member), m.URL, m.Build, strings.Join(notes, "; "))
 	}
 	if err := t.Flush(); err != nil {
+		return err
+	}
+	if err := s.printGPUs(w); err != nil {
 		return err
 	}
 	if s.Doing != "" {

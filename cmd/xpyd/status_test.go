@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -170,7 +171,42 @@ func TestGPU(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
+	for want, m := range map[string]fleet.Instance{
+		"cuda:2 5%":         {Devices: []fleet.Device{{Name: "cuda:2", PCI: "0000:17:00.0"}}, Load: fleet.Load{GPU: fleet.GPU{Busy: 0.05}}},
+		"cuda:0 cuda:1":     {Devices: []fleet.Device{{Name: "cuda:0"}, {Name: "cuda:1"}}},
+		"0000:17:00.0":      {Devices: []fleet.Device{{PCI: "0000:17:00.0"}}},
+		"cuda:MIG-0123abcd": {Devices: []fleet.Device{{Name: "cuda:MIG-0123abcd-1234-1234"}}},
+		"-":                 {Devices: []fleet.Device{{}}},
+	} {
+		if got := gpu(&fleet.Member{Instance: m}); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
 	if got := gpu(&fleet.Member{Instance: fleet.Instance{Numerics: cpu.Numerics}}); got != "cpu" {
 		t.Errorf("a worker on the CPU: %q", got)
+	}
+}
+
+// TestStatusGPUs: a table says who is on which GPU, by machine; without GPUs there is none.
+func TestStatusGPUs(t *testing.T) {
+	t.Parallel()
+	d := &desk{answers: map[string][]string{instancesPath: {`{"ready":true,"link":{"up":true},"instances":[
+		{"id":"p0","role":"prefill","state":"live","machine":"a","devices":[{"name":"cuda:10","uuid":"GPU-x","pci":"0000:aa:00.0","model":"A GPU"}]},
+		{"id":"d0","role":"decode","state":"live","machine":"a","devices":[{"name":"cuda:9","uuid":"GPU-y","pci":"0000:99:00.0","model":"A GPU"}]},
+		{"id":"d1","role":"decode","state":"suspect","machine":"a","devices":[{"name":"cuda:9","uuid":"GPU-y","pci":"0000:99:00.0","model":"A GPU"}]},
+		{"id":"d2","role":"decode","state":"dead","machine":"a","devices":[{"name":"cuda:9","uuid":"GPU-y","pci":"0000:99:00.0","model":"A GPU"}]},
+		{"id":"d3","role":"decode","state":"live","machine":"b","devices":[{"pci":"0000:99:00.0"}]}]}`, `{"ready":true,"instances":[{"id":"c0","role":"decode","state":"live"}]}`}}}
+	out, errs, code := at(t, t.Context(), d, "status")
+	var rows []string
+	_, table, _ := strings.Cut(out, "\n\nGPU ")
+	for line := range strings.Lines(table) {
+		rows = append(rows, strings.Join(strings.Fields(line), " "))
+	}
+	want := []string{"MODEL UUID PCI WORKERS", "cuda:9 A GPU GPU-y 0000:99:00.0 d0, d1", "cuda:10 A GPU GPU-x 0000:aa:00.0 p0", "- - - 0000:99:00.0 d3"}
+	if code != 0 || !slices.Equal(rows, want) {
+		t.Errorf("%d %q %q, want %q", code, rows, errs, want)
+	}
+	if out, _, _ := at(t, t.Context(), d, "status"); strings.Contains(out, "\nGPU ") {
+		t.Errorf("without a GPU: %q", out)
 	}
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/gpustat"
 	"github.com/xpyd/xpyd/internal/handover"
 	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/internal/supervise"
@@ -28,9 +29,10 @@ import (
 // upConfig is `xpyd up`: a router and the workers it starts.
 type upConfig struct {
 	RouterConfig
-	Prefill        int `key:"prefill"` // workers of each role
-	Decode         int `key:"decode"`
-	worker.Compute     // for each worker, except gpu_memory, which all share
+	Prefill        int    `key:"prefill"` // workers of each role
+	Decode         int    `key:"decode"`
+	GPUs           string `key:"gpus"` // one for each worker: "all", a number, or a list; "": all workers share one
+	worker.Compute        // for each worker, except gpu_memory, which those on one GPU share
 	worker.Promises
 	KV worker.KV `key:"kv"` // for each worker, which has its own folder in ssd_dir
 }
@@ -46,7 +48,7 @@ func (c *upConfig) Validate() error {
 	}
 	w := c.workers()
 	w.GPUMemory = c.GPUMemory
-	return errors.Join(c.RouterConfig.Validate(), w.Validate())
+	return errors.Join(c.RouterConfig.Validate(), w.Validate(), c.validGPUs())
 }
 
 // workers returns the settings that its workers share.
@@ -54,7 +56,9 @@ func (c *upConfig) workers() worker.Config {
 	w := workerDefaults(fleet.Prefill)
 	w.TrustEveryone, w.Compute, w.Promises, w.KV, w.Log = c.TrustEveryone, c.Compute, c.Promises, c.KV, c.Log
 	w.Fleet.TLSCert, w.Fleet.TLSKey, w.Fleet.TLSCA = c.Fleet.TLSCert, c.Fleet.TLSKey, c.Fleet.TLSCA
-	w.GPUMemory /= float64(c.Prefill + c.Decode)
+	if c.GPUs == "" {
+		w.GPUMemory /= float64(c.Prefill + c.Decode)
+	}
 	return w
 }
 
@@ -80,17 +84,18 @@ if --device auto found no GPU, it says so on standard error before that. SIGHUP 
 limits and policy; Ctrl-C drains; a second Ctrl-C stops at once. /dashboard on the admin
 address shows the fleet in a browser; its password is the text of admin-token-ro in --data,
 which only reads, or of admin-token.`,
-		Example: "  xpyd up\n  xpyd up --upgrade ./xpyd-new          this one takes over from the running one, without an interruption\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
+		Example: "  xpyd up\n  xpyd up --upgrade ./xpyd-new          this one takes over from the running one, without an interruption\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --gpus all --model hf:Qwen/Qwen3-8B          a worker on every GPU, half of them prefill\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
 	}
 	f := cmd.Flags()
-	f.Int("prefill", def.Prefill, "prefill workers")
-	f.Int("decode", def.Decode, "decode workers")
+	f.Int("prefill", def.Prefill, "prefill workers; with --gpus by default half of them")
+	f.Int("decode", def.Decode, "decode workers; with --gpus by default the rest")
+	f.String("gpus", "", gpusHelp)
 	f.String("listen", def.Listen, "public address")
 	f.String("admin", def.AdminListen, "admin address")
 	f.Bool("trust-everyone", false, trustHelp)
 	f.String("data", def.Data, dataHelp)
 	f.String("nats", "", "URL of an external NATS; default: an embedded server")
-	computeFlags(f, &def.Compute, "all workers take, divided evenly among the first ones")
+	computeFlags(f, &def.Compute, "its workers take, divided evenly among the first ones or, with --gpus, among those that share it")
 	promiseFlags(f)
 	kvFlags(f, &def.KV)
 	logFlags(f, &def.Log)
@@ -102,10 +107,17 @@ which only reads, or of admin-token.`,
 		if cmd.Flags().Changed("upgrade") {
 			return upgrade.run(cmd, cfg.Data)
 		}
+		var placed *placing
+		if err := unlessStopped(cmd.Context(), func() (err error) { // a driver can hang
+			placed, err = cfg.place(thisMachine(gpustat.Cards), func(key string) bool { return sources[key] != "" })
+			return err
+		}); err != nil {
+			return err
+		}
 		if err := cfg.fits(memfd.Available()); err != nil {
 			return err
 		}
-		return runUp(cmd.Context(), place, cfg, sources, load, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		return runUp(cmd.Context(), place, cfg, placed, sources, load, cmd.OutOrStdout(), cmd.ErrOrStderr())
 	})
 	heir(cmd, place)
 	return cmd
@@ -125,7 +137,7 @@ func (c *upConfig) fits(available int64) error {
 }
 
 // runUp runs until ctx ends, or until another one that took over has ended.
-func runUp(ctx context.Context, place *handover.Place, cfg *upConfig, sources config.Sources, load func() (*upConfig, error), stdout, stderr io.Writer) error {
+func runUp(ctx context.Context, place *handover.Place, cfg *upConfig, placed *placing, sources config.Sources, load func() (*upConfig, error), stdout, stderr io.Writer) error {
 	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
 	defer flush()
 	ctx, cancel := context.WithCancel(ctx)
@@ -159,11 +171,16 @@ func runUp(ctx context.Context, place *handover.Place, cfg *upConfig, sources co
 	lastly(ctx, front.letGo)
 	endReloads := front.reloading(&cfg.RouterConfig, func() (*RouterConfig, error) {
 		next, err := load()
+		placed.bound(&next.RouterConfig)
 		return &next.RouterConfig, err
 	})
 	output := &startOutput{w: stderr, held: map[string][]byte{}}
+	var seats supervise.Seats // nil, not a nil *placing
+	if placed != nil {
+		seats = placed
+	}
 	sup, err := supervise.New(supervise.Config{
-		Env: env, Output: output, Log: log,
+		Seats: seats, Env: env, Output: output, Log: log,
 		StopOrder: []string{"decode", "prefill"}, // a stream needs its decode worker, not its prefill worker
 		Templates: map[string]func(int) supervise.Child{
 			"prefill": cfg.child(exe, fleet.Prefill, front, kept),
@@ -238,12 +255,10 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	if err := from.avoid(ctx, front); err != nil {
 		return err
 	}
-	for role, n := range map[string]int{"prefill": cfg.Prefill, "decode": cfg.Decode} {
-		if _, err := sup.Scale(role, n, nil); err != nil {
-			return err
-		}
+	_, err := sup.Scale(map[string]int{"prefill": cfg.Prefill, "decode": cfg.Decode}, nil)
+	if err != nil {
+		return err
 	}
-	var err error
 	if from == nil {
 		err = waitReady(ctx, front, sup)
 	} else if err = from.serving(ctx, front, sup); err == nil {
@@ -259,8 +274,13 @@ func startAll(ctx context.Context, cfg *upConfig, sup *supervise.Supervisor, fro
 	if from != nil {
 		fmt.Fprintf(stderr, "xpyd %s has taken over from %s\n", build(), from.Build)
 	}
-	_, err = fmt.Fprintf(stdout, "ready %s\n", front.url(&cfg.RouterConfig))
-	return err
+	if _, err = fmt.Fprintf(stdout, "ready %s\n", front.url(&cfg.RouterConfig)); err != nil {
+		return err
+	}
+	if from == nil && slices.ContainsFunc(there.Members, func(m fleet.Member) bool { return len(m.Devices) > 0 }) {
+		fmt.Fprint(stderr, cfg.hint(thisMachine(gpustat.Cards)))
+	}
+	return nil
 }
 
 // settingLine matches a worker's error about a setting: where it was set (the flag or variable, by

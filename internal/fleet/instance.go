@@ -49,6 +49,15 @@ type GPU struct {
 	Celsius     float64 `json:"celsius"`
 }
 
+// Device is a GPU, or a part of one, that a worker computes on. It is shown, never compared. What is
+// not known is "".
+type Device struct {
+	Name  string `json:"name,omitempty"`  // as a setting names it, by NVML's index or a part's UUID: "cuda:2"
+	UUID  string `json:"uuid,omitempty"`  // "GPU-…", or of a part (MIG) "MIG-…"
+	PCI   string `json:"pci,omitempty"`   // bus id, "0000:17:00.0"
+	Model string `json:"model,omitempty"` // "NVIDIA H100 80GB HBM3"
+}
+
 // Instance is one worker's announcement.
 type Instance struct {
 	ID     string `json:"id"`    // stable across restarts when configured, e.g. "prefill-0"
@@ -100,9 +109,10 @@ type Instance struct {
 	KVBytes     int64 `json:"kv_bytes,omitempty"` // size of the pool; shown
 	MaxBatch    int   `json:"max_batch"`
 	// Gap is the time between tokens that it promises or keeps to, in seconds; 0: none.
-	Gap  float64 `json:"gap,omitempty"`
-	PID  int     `json:"pid"`
-	Load Load    `json:"load"`
+	Gap     float64  `json:"gap,omitempty"`
+	Devices []Device `json:"devices,omitempty"` // its GPUs, by rank
+	PID     int      `json:"pid"`
+	Load    Load     `json:"load"`
 }
 
 // Equal reports whether two announcements say the same.

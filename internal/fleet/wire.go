@@ -35,6 +35,7 @@ const (
 	maxIDBytes      = 64
 	maxFieldBytes   = 512
 	maxWays         = 16
+	maxDevices      = 16      // GPUs of one process
 	maxCount        = 1 << 40 // largest count in an announcement
 )
 
@@ -124,6 +125,9 @@ func decodeInstance(payload []byte) (Instance, error) {
 	if len(i.KVWays) == 0 {
 		i.KVWays = nil
 	}
+	if len(i.Devices) == 0 {
+		i.Devices = nil
+	}
 	return i, i.Validate()
 }
 
@@ -197,6 +201,14 @@ func (i *Instance) Validate() error {
 	for name, addr := range i.KVWays {
 		if ValidID(name) != nil || addr == "" || !validText(addr) {
 			return fmt.Errorf("kv_ways: %q: want an id, and at most %d printable bytes", clip(name), maxFieldBytes)
+		}
+	}
+	if len(i.Devices) > maxDevices {
+		return fmt.Errorf("devices: %d, at most %d allowed", len(i.Devices), maxDevices)
+	}
+	for _, d := range i.Devices {
+		if err := bounded("devices.", reflect.ValueOf(d)); err != nil {
+			return err
 		}
 	}
 	if i.Alone() && i.Role != Decode {

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -48,6 +49,13 @@ func TestValidate(t *testing.T) {
 			i.KVWays[strings.Repeat("w", n+1)] = "x"
 		}
 	})
+	f("", func(i *Instance) {
+		i.Devices = slices.Repeat([]Device{{Name: "cuda:0", UUID: "GPU-1", PCI: "0000:17:00.0", Model: "A"}}, maxDevices)
+	})
+	f("devices: 17", func(i *Instance) { i.Devices = make([]Device, maxDevices+1) })
+	f("devices.name", func(i *Instance) { i.Devices = []Device{{}, {Name: "a\nb"}} })
+	f("devices.uuid", func(i *Instance) { i.Devices = []Device{{UUID: strings.Repeat("u", 513)}} })
+	f("devices.model", func(i *Instance) { i.Devices = []Device{{Model: "\xff"}} })
 	f("model", func(i *Instance) { i.Model = strings.Repeat("m", 513) })
 	f("build", func(i *Instance) { i.Build = "a\x1b[2J" })
 	f("numerics", func(i *Instance) { i.Numerics = "\xff" })
@@ -97,6 +105,8 @@ func FuzzDecode(f *testing.F) {
 	f.Add(subjectReply+"t", inst)
 	f.Add(subjectReply+"t", []byte(`{"id":"a","epoch":1,"role":"decode","url":"http://h:1","kv_ways":{}}`))
 	f.Add(subjectReply+"t", []byte(`{"id":"a","epoch":1,"role":"decode","url":"http://h:1","kv_ways":{"near":"near:x"}}`))
+	f.Add(subjectReply+"t", []byte(`{"id":"a","epoch":1,"role":"decode","url":"http://h:1","devices":[]}`))
+	f.Add(subjectReply+"t", []byte(`{"id":"a","epoch":1,"role":"decode","url":"http://h:1","devices":[{"name":"cuda:0","uuid":"GPU-1"}]}`))
 	f.Add(subjectHeartbeat+"a", []byte(`{"id":"a","epoch":1,"role":"decode","load":{"kv_used":0.5}}`))
 	f.Add(subjectBye+"a", []byte(`{"id":"a","epoch":1,"role":"prefill"}`))
 	f.Add(subjectEcho+"t", []byte("123"))

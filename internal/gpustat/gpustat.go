@@ -1,6 +1,6 @@
-// Package gpustat watches one GPU: a goroutine reads load, memory, power, temperature and NVLink
-// traffic from NVML once in a while, shown as metrics. Builds without cgo, and machines without the
-// driver's library, have none of it and lose nothing else.
+// Package gpustat is what is asked of NVML: which GPUs there are, and, of one that it watches, load,
+// memory, power, temperature and NVLink traffic, which a goroutine reads once in a while, shown as
+// metrics. Builds without cgo, and machines without the driver's library, have none of it.
 package gpustat
 
 import (

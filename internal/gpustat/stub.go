@@ -8,3 +8,8 @@ import "fmt"
 func Open(string) (Device, error) {
 	return nil, fmt.Errorf("%w: xpyd was built without cgo", ErrUnavailable)
 }
+
+// Cards fails: this build cannot open libraries.
+func Cards() ([]Card, error) {
+	return nil, fmt.Errorf("%w: xpyd was built without cgo", ErrUnavailable)
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +29,7 @@ func (b *backoff) next(ready time.Duration) time.Duration {
 // child is a Child and the state of the goroutine that keeps it running.
 type child struct {
 	Child
+	seat  []string // arguments from Config.Seats
 	s     *Supervisor
 	wait  backoff
 	beats atomic.Uint64
@@ -131,7 +133,7 @@ func (c *child) runOnce() (exit Exit, ready time.Duration) {
 		c.s.mu.Unlock()
 	}
 	p, err := c.s.cfg.Launcher.Launch(Spec{
-		Path: c.Path, Args: args, Env: c.Env, Base: c.s.cfg.Env, Output: lines,
+		Path: c.Path, Args: slices.Concat(args, c.seat), Env: c.Env, Base: c.s.cfg.Env, Output: lines,
 	})
 	if err != nil {
 		c.set(func(s *Status) { s.Starts++; s.Reason, s.LastLine = "", "" })

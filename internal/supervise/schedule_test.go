@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -34,6 +35,7 @@ type fakes struct {
 type fake struct {
 	*fakes
 	name string
+	args []string
 	pid  int
 	deaf bool
 	exit chan supervise.Exit
@@ -50,7 +52,7 @@ func (f *fakes) Launch(s supervise.Spec) (supervise.Process, error) {
 		return nil, f.fail
 	}
 	f.pid++
-	p := &fake{fakes: f, name: s.Args[0], pid: f.pid, deaf: f.deaf, exit: make(chan supervise.Exit, 1)}
+	p := &fake{fakes: f, name: s.Args[0], args: s.Args, pid: f.pid, deaf: f.deaf, exit: make(chan supervise.Exit, 1)}
 	f.live[p.name] = p
 	fmt.Fprintf(s.Output, "hello from %s\n", p.name)
 	return p, nil
@@ -108,6 +110,12 @@ func start(t *testing.T, cfg supervise.Config) *supervise.Supervisor {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// scaleTo is Scale of one role.
+func scaleTo(s *supervise.Supervisor, role string, n int, leaves func(string)) (supervise.Scaled, error) {
+	done, err := s.Scale(map[string]int{role: n}, leaves)
+	return done[role], err
 }
 
 func stop(t *testing.T, s *supervise.Supervisor, within time.Duration) {
@@ -238,7 +246,7 @@ func TestScale(t *testing.T) {
 		f.deaf = true
 		scale := func(role string, n int, want string) {
 			t.Helper()
-			done, err := s.Scale(role, n, nil)
+			done, err := scaleTo(s, role, n, nil)
 			got := fmt.Sprint(done.Added, done.Removed)
 			if err != nil {
 				got = err.Error()
@@ -303,7 +311,7 @@ func TestScaleTaken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, supervise.Config{Launcher: newFakes(), Taken: func(name string) bool { return name == "w-0" || name == "w-2" },
 			Templates: map[string]func(int) supervise.Child{"w": func(i int) supervise.Child { return child(fmt.Sprint("w-", i), "w") }}})
-		done, err := s.Scale("w", 3, nil)
+		done, err := scaleTo(s, "w", 3, nil)
 		if b, jerr := json.Marshal(done); jerr != nil || string(b) != `{"added":["w-1","w-3","w-4"],"removed":[],"kept":[]}` { // for scripts
 			t.Errorf("%s, %v", b, jerr)
 		}
@@ -311,6 +319,89 @@ func TestScaleTaken(t *testing.T) {
 			t.Errorf("%+v, %v", done, err)
 		}
 		stop(t, s, time.Second)
+	})
+}
+
+// seats are those of a table, by number.
+type seats struct {
+	free []string
+	has  map[string]string
+}
+
+func (s *seats) Take(role, name string) ([]string, error) {
+	if len(s.free) == 0 {
+		return nil, fmt.Errorf("no seat for %s", name)
+	}
+	seat := s.free[0]
+	s.free, s.has[name] = s.free[1:], seat
+	return []string{"--seat", seat}, nil
+}
+
+func (s *seats) Give(name string) {
+	if seat, ok := s.has[name]; ok {
+		s.free = append(s.free, seat)
+		delete(s.has, name)
+	}
+}
+
+// TestSeats: each child has a seat from before its first start until it has ended for good; an order
+// for which there are not enough changes nothing.
+func TestSeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakes()
+		table := &seats{free: []string{"1", "2", "3"}, has: map[string]string{}}
+		role := func(role string) func(int) supervise.Child {
+			return func(i int) supervise.Child {
+				c := child(fmt.Sprint(role, i), role)
+				c.Again = func(int) (string, []string) { return role, []string{c.Name, "again"} }
+				return c
+			}
+		}
+		s := start(t, supervise.Config{Launcher: f, Seats: table, MaxChildren: 4, Templates: map[string]func(int) supervise.Child{"p": role("p"), "d": role("d")}})
+		sits := func(want string) {
+			t.Helper()
+			synctest.Wait()
+			var got []string
+			for _, name := range slices.Sorted(maps.Keys(f.live)) {
+				got = append(got, strings.Join(f.live[name].args, " "))
+			}
+			if all := strings.Join(got, ", "); all != want || len(table.has) != len(got) {
+				t.Errorf("%s, want %s; seats: %v", all, want, table.has)
+			}
+		}
+		scale := func(p, d int, wrong string) {
+			t.Helper()
+			done, err := s.Scale(map[string]int{"p": p, "d": d}, nil)
+			if (err != nil) != (wrong != "") || err != nil && (!strings.Contains(err.Error(), wrong) || len(done) > 0) {
+				t.Errorf("%+v, %v, want %q", done, err, wrong)
+			}
+		}
+		scale(1, 1, "")
+		sits("d0 --seat 2, p0 --seat 1") // p first
+		scale(2, 2, "no seat for d1")
+		scale(3, 1, "no seat for p2")
+		scale(2, 2, "no seat for d1") // again: none was lost
+		scale(1, 4, "too many children")
+		sits("d0 --seat 2, p0 --seat 1")
+		f.get("p0").end(1)
+		time.Sleep(time.Second)
+		sits("d0 --seat 2, p0 again --seat 1")
+		f.deaf = true
+		scale(2, 1, "")
+		sits("d0 --seat 2, p0 again --seat 1, p1 --seat 3")
+		scale(1, 1, "")
+		scale(1, 2, "no seat for d1") // p1 drains
+		f.get("p1").end(0)
+		synctest.Wait()
+		scale(1, 2, "")
+		sits("d0 --seat 2, d1 --seat 3, p0 again --seat 1")
+		stop(t, s, time.Second)
+		if len(table.has) != 0 {
+			t.Errorf("after the stop: %v", table.has)
+		}
+		if _, err := s.Scale(map[string]int{"p": 1}, nil); !errors.Is(err, supervise.ErrStopping) || len(table.has) != 0 {
+			t.Errorf("after the stop: %v, %v", err, table.has)
+		}
 	})
 }
 
@@ -326,11 +417,11 @@ func TestScaleByReadiness(t *testing.T) {
 			}
 			return c
 		}}})
-		if _, err := s.Scale("p", 6, nil); err != nil {
+		if _, err := scaleTo(s, "p", 6, nil); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if done, err := s.Scale("p", 2, nil); err != nil || fmt.Sprint(done.Removed, done.Kept) != "[p-5 p-3 p-1 p-4] [p-2 p-0]" {
+		if done, err := scaleTo(s, "p", 2, nil); err != nil || fmt.Sprint(done.Removed, done.Kept) != "[p-5 p-3 p-1 p-4] [p-2 p-0]" {
 			t.Errorf("%+v, %v", done, err)
 		}
 		var names []string
@@ -364,7 +455,7 @@ func TestScaleByUse(t *testing.T) {
 			}})
 		scale := func(role string, n int, want string) {
 			t.Helper()
-			done, err := s.Scale(role, n, nil)
+			done, err := scaleTo(s, role, n, nil)
 			if got := fmt.Sprint(done.Added, done.Removed, done.Kept); err != nil || got != want {
 				t.Fatalf("got %s, %v, want %s", got, err, want)
 			}
@@ -540,7 +631,7 @@ func TestManyNames(t *testing.T) {
 		f := func(n int, want string) {
 			t.Helper()
 			synctest.Wait()
-			done, err := s.Scale("w", n, nil)
+			done, err := scaleTo(s, "w", n, nil)
 			if got := fmt.Sprint(done.Removed); err != nil || got != want || len(done.Removed)+len(done.Kept)+len(done.Added) != max(n, 12) {
 				t.Errorf("%d: removed %s, %+v, %v; want %s", n, got, done, err, want)
 			}
@@ -548,19 +639,19 @@ func TestManyNames(t *testing.T) {
 		f(12, "[]")
 		f(9, "[w-11 w-10 w-9]")
 		synctest.Wait()
-		if done, err := s.Scale("w", 257, nil); !errors.Is(err, supervise.ErrTooMany) || len(done.Added) != 0 {
+		if done, err := scaleTo(s, "w", 257, nil); !errors.Is(err, supervise.ErrTooMany) || len(done.Added) != 0 {
 			t.Errorf("more than may be, %d added: %v", len(done.Added), err)
 		}
-		if done, err := s.Scale("w", 256, nil); err != nil || len(done.Added) != 247 {
+		if done, err := scaleTo(s, "w", 256, nil); err != nil || len(done.Added) != 247 {
 			t.Errorf("%d added, %v", len(done.Added), err)
 		}
-		if _, err := s.Scale("w", 257, nil); !errors.Is(err, supervise.ErrTooMany) {
+		if _, err := scaleTo(s, "w", 257, nil); !errors.Is(err, supervise.ErrTooMany) {
 			t.Errorf("one more than may be: %v", err)
 		}
-		if _, err := s.Scale("w", -1, nil); !errors.Is(err, supervise.ErrTooMany) {
+		if _, err := scaleTo(s, "w", -1, nil); !errors.Is(err, supervise.ErrTooMany) {
 			t.Errorf("less than none: %v", err)
 		}
-		if done, err := s.Scale("w", 0, nil); err != nil || len(done.Removed) != 256 || len(done.Kept)+len(done.Added) != 0 {
+		if done, err := scaleTo(s, "w", 0, nil); err != nil || len(done.Removed) != 256 || len(done.Kept)+len(done.Added) != 0 {
 			t.Errorf("none at all: %d removed, %v", len(done.Removed), err)
 		}
 		stop(t, s, time.Second)
@@ -670,12 +761,12 @@ func TestScaleTells(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakes()
 		s := start(t, supervise.Config{Launcher: f, Templates: map[string]func(int) supervise.Child{"r": func(i int) supervise.Child { return child(fmt.Sprint("r-", i), "r") }}})
-		if _, err := s.Scale("r", 3, func(name string) { t.Errorf("%s does not go", name) }); err != nil {
+		if _, err := scaleTo(s, "r", 3, func(name string) { t.Errorf("%s does not go", name) }); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
 		var told []string
-		done, err := s.Scale("r", 1, func(name string) {
+		done, err := scaleTo(s, "r", 1, func(name string) {
 			told = append(told, name)
 			if f.get(name) == nil {
 				t.Errorf("%s knew before", name)

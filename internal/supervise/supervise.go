@@ -58,6 +58,8 @@ type Config struct {
 	// Taken reports whether a process of somebody else's has that name, so that Scale gives it to
 	// none. Nil: none has. Like Doing it must not block.
 	Taken func(name string) bool
+	// Seats, unless nil, are what there is only so much of, such as GPUs.
+	Seats Seats
 	// StopOrder is the order of roles in Stop: each stops when those before it have exited. Other
 	// roles stop last, together.
 	StopOrder []string
@@ -186,23 +188,16 @@ func New(cfg Config) (*Supervisor, error) {
 	return s, nil
 }
 
-// add starts a child and keeps it running.
-func (s *Supervisor) add(c Child) error {
-	switch {
-	case s.stopping:
-		return ErrStopping
-	case len(s.children) >= s.cfg.MaxChildren:
-		return ErrTooMany
-	case c.Name == "" || s.children[c.Name] != nil:
-		return fmt.Errorf("add child %q: the name is empty or taken", c.Name)
-	}
+// add starts a child, whose name nobody has, and keeps it running. seat are arguments that it has
+// from Seats.
+func (s *Supervisor) add(c Child, seat []string) {
 	ch := newChild(s, c)
+	ch.seat = seat
 	s.children[c.Name] = ch
 	s.wg.Go(func() {
 		ch.keepRunning()
 		s.forget(ch)
 	})
-	return nil
 }
 
 // forget drops a removed child that has ended. After Stop the last status stays.
@@ -212,89 +207,8 @@ func (s *Supervisor) forget(ch *child) {
 	if !s.stopping {
 		delete(s.children, ch.Name)
 	}
+	s.give(ch.Name)
 	close(ch.done)
-}
-
-// Scaled lists a role's children by what Scale did to them.
-type Scaled struct {
-	Added   []string `json:"added"`
-	Removed []string `json:"removed"`
-	Kept    []string `json:"kept"`
-}
-
-// Scale starts or drains children of a role until n are wanted, and returns at once. All that have
-// the role now count, except those asked to end. The least useful go first, then those that began in
-// another role, then those with the highest index. An index is free again when its process has
-// exited. leaves, if not nil, is told the name of each that goes, before that one knows.
-func (s *Supervisor) Scale(role string, n int, leaves func(name string)) (Scaled, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.scale(role, n, leaves)
-}
-
-// ScaleBy is Scale to so many more than are wanted now or, below 0, so many fewer, but not to none.
-func (s *Supervisor) ScaleBy(role string, by int) (Scaled, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.scale(role, max(1, len(s.wanted(role))+by), nil)
-}
-
-func (s *Supervisor) scale(role string, n int, leaves func(name string)) (Scaled, error) {
-	done := Scaled{[]string{}, []string{}, []string{}} // JSON has lists, not null
-	template := s.cfg.Templates[role]
-	if template == nil {
-		return done, fmt.Errorf("scale %s: no such role", role)
-	}
-	if n < 0 || n > s.cfg.MaxChildren {
-		return done, fmt.Errorf("scale %s to %d: %w", role, n, ErrTooMany)
-	}
-	wanted := s.wanted(role)
-	for _, ch := range wanted[:max(len(wanted)-n, 0)] {
-		if leaves != nil {
-			leaves(ch.Name)
-		}
-		ch.end()
-		done.Removed = append(done.Removed, ch.Name)
-	}
-	for _, ch := range wanted[len(done.Removed):] {
-		done.Kept = append(done.Kept, ch.Name)
-	}
-	for i := 0; len(wanted)+len(done.Added) < n; i++ {
-		c := template(i)
-		if i > 2*s.cfg.MaxChildren {
-			return done, fmt.Errorf("scale %s to %d: %s: names repeat", role, n, c.Name)
-		}
-		if s.children[c.Name] != nil || s.cfg.Taken != nil && s.cfg.Taken(c.Name) {
-			continue
-		}
-		if err := s.add(c); err != nil {
-			return done, fmt.Errorf("scale %s to %d: %w", role, n, err)
-		}
-		done.Added = append(done.Added, c.Name)
-	}
-	return done, nil
-}
-
-// wanted returns the children of a role that were not asked to end, the first to go first.
-func (s *Supervisor) wanted(role string) []*child {
-	var out []*child
-	use, strange := map[*child]Use{}, map[*child]int{}
-	for _, ch := range s.children {
-		now, u := s.cfg.Doing(ch.status)
-		if now != role || ch.ending() {
-			continue
-		}
-		if use[ch] = u; ch.Role != role {
-			strange[ch] = -1
-		}
-		out = append(out, ch)
-	}
-	slices.SortFunc(out, func(a, b *child) int {
-		return cmp.Or(cmp.Compare(use[a], use[b]), cmp.Compare(strange[a], strange[b]),
-			cmp.Compare(len(b.Name), len(a.Name)), // worker-10 before worker-9
-			cmp.Compare(b.Name, a.Name))
-	})
-	return out
 }
 
 // Heartbeat is a child's sign of life. After its first, a process that is silent for silentAfter is

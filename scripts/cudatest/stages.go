@@ -192,7 +192,8 @@ func plan() []stage {
 		{name: "invariant", about: "what batch_invariant costs", seconds: 45, parts: []part{speed("invariant", "b1 b8 b64 b256 2k 8k", "XPYD_CUDA_INVARIANT=1")}},
 		{name: "transformers", about: "prefill and decode of transformers", seconds: 80, python: "torch transformers", parts: []part{peers("transformers")}},
 		{name: "gemm", about: "own projections beside cuBLASLt's", seconds: 40, parts: []part{{name: "gemm", run: []string{"probe", "bench", "gemm"}}, {name: "any", run: []string{"probe", "bench", "any"}}}},
-		{name: "pair", about: "pushes, refills and staged transfers between two GPUs", seconds: 165, gpus: 2, parts: []part{
+		{name: "pair", about: "pushes, refills and staged transfers between two GPUs; a worker on the last one", seconds: 180, gpus: 2, parts: []part{
+			tests("worker.test", "named", 60, nil, "TestNamedGPU"),
 			tests("cuda.test", "push", 60, nil, "TestPush", "TestPushLong", "TestPushBehindStep", "TestDrain", "TestPeerProcess"),
 			tests("cuda.test", "refill", 60, nil, "TestRefill", "TestRefillConverts", "TestRefillSpoiled", "TestRefillProcess"),
 			tests("stage.test", "staged", 90, []string{"XPYD_CUDA_PUSH=1"}, "TestStagedOnGPUs"),
