@@ -31,7 +31,8 @@ type Config struct {
 	Drained bool   `key:"drained"` // starts drained: no work before `xpyd undrain`
 
 	Compute
-	ServedName string `key:"served_name"` // what clients call the model; empty: its own name
+	TensorParallel int    `key:"tensor_parallel"` // ranks of this process, each with its share of the heads
+	ServedName     string `key:"served_name"`     // what clients call the model; empty: its own name
 
 	Listen    string `key:"listen"`    // HTTP
 	KVListen  string `key:"kv_listen"` // kvconn
@@ -238,6 +239,18 @@ func (c *Compute) valid() error {
 	return nil
 }
 
+// validRanks checks tensor_parallel, except against the model.
+func (c *Config) validRanks() error {
+	if c.Device == "cuda" && c.TensorParallel > 1 {
+		return noGPURanks(c.TensorParallel)
+	}
+	return within("tensor_parallel", c.TensorParallel, 1, kvlayout.MaxRanks)
+}
+
+func noGPURanks(n int) error {
+	return bad("tensor_parallel", "%d ranks are not served on GPUs yet, only on the CPU (device: cpu)", n)
+}
+
 // Validate returns a *config.KeyError.
 func (l Log) Validate() error {
 	return cmp.Or(config.OneOf("level", l.Level, "debug", "info", "warn", "error"), config.OneOf("format", l.Format, "text", "json"))
@@ -259,6 +272,7 @@ func (c *Config) Validate() error {
 		config.OneOf("kv.eviction", kv.Eviction, string(host.LRU), string(host.LFU), string(host.S3FIFO)),
 		config.OneOf("kv.ssd_io", kv.SSDIO, string(ssd.IOAuto), string(ssd.IOUring), string(ssd.IOPread)),
 		c.Compute.valid(),
+		c.validRanks(),
 		c.validAddresses(),
 		within("threads", c.Threads, 0, 4096),
 		within("block_tokens", c.BlockTokens, 1, kvlayout.MaxBlockTokens),

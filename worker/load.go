@@ -43,6 +43,9 @@ func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kernels.Backend, error) {
 	if cfg.Device != "cpu" {
 		b, err := newCUDA(cfg, m)
+		if err == nil && cfg.TensorParallel > 1 { // auto, and there is a GPU
+			return nil, errors.Join(noGPURanks(cfg.TensorParallel), b.Close())
+		}
 		if err == nil || cfg.Device == "cuda" {
 			return b, err
 		}
@@ -62,11 +65,14 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 		log.Log(context.Background(), level, "device auto: taking the CPU", "reason", err)
 	}
 	a := m.Config
+	if err := cpu.CheckRanks(&a, cfg.TensorParallel); err != nil {
+		return nil, bad("tensor_parallel", "model %s: %v", m.Name, err)
+	}
 	blocks, err := poolBlocks(cfg, &a, cpu.KVDType, cmp.Or(int64(cfg.KVMemory), cpuMemory))
 	if err != nil {
 		return nil, err
 	}
-	b, err := cpu.New(a, m.Weights(false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: cmp.Or(cfg.Threads, runtime.GOMAXPROCS(0)), Share: share})
+	b, err := cpu.New(a, m.Weights(false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: cmp.Or(cfg.Threads, runtime.GOMAXPROCS(0)), Ranks: cfg.TensorParallel, Share: share})
 	if err != nil {
 		return nil, poolError(cfg, fmt.Errorf("model %s: %w", m.Name, err))
 	}
@@ -96,6 +102,22 @@ func Open(ctx context.Context, cfg *Config, log *slog.Logger, progress func(mode
 
 // Close frees the device, and then the model.
 func (o *Opened) Close() error { return errors.Join(o.Backend.Close(), o.Model.Close()) }
+
+// watch ends the worker when a rank of the backend hangs.
+func (w *Worker) watch() {
+	b, ok := w.backend.(kernels.Watched)
+	if !ok || b.Hung() == nil {
+		return
+	}
+	w.wg.Go(func() {
+		select {
+		case err := <-b.Hung():
+			w.log.Error("the worker ends", "error", err)
+			w.fail(err)
+		case <-w.ctx.Done():
+		}
+	})
+}
 
 // populate allocates all memory of a pool on the host now, so that a lack of it shows at start and
 // not during a request.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -28,9 +29,10 @@ import (
 // upConfig is `xpyd up`: a router and the workers it starts.
 type upConfig struct {
 	RouterConfig
-	Prefill        int `key:"prefill"` // workers of each role
-	Decode         int `key:"decode"`
-	worker.Compute     // for each worker, except gpu_memory, which all share
+	Prefill        int   `key:"prefill"` // workers of each role
+	Decode         int   `key:"decode"`
+	TensorParallel ranks `key:"tensor_parallel"`
+	worker.Compute       // for each worker, except gpu_memory, which all share
 	worker.Promises
 	KV worker.KV `key:"kv"` // for each worker, which has its own folder in ssd_dir
 }
@@ -46,7 +48,13 @@ func (c *upConfig) Validate() error {
 	}
 	w := c.workers()
 	w.GPUMemory = c.GPUMemory
-	return errors.Join(c.RouterConfig.Validate(), w.Validate())
+	errs := []error{c.RouterConfig.Validate(), w.Validate()}
+	for _, n := range []int{c.TensorParallel.Prefill, c.TensorParallel.Decode} {
+		if w.TensorParallel = n; w.Validate() != nil {
+			errs[1] = w.Validate()
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // workers returns the settings that its workers share.
@@ -68,7 +76,7 @@ func (c *upConfig) environ(environ []string) ([]string, error) {
 
 func newUp() *cobra.Command {
 	w := workerDefaults(fleet.Prefill)
-	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Compute: w.Compute, KV: w.KV}
+	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, TensorParallel: ranks{1, 1}, Compute: w.Compute, KV: w.KV}
 	def.Fleet.Listen = "127.0.0.1:0"
 	def.Log.Level = "warn"
 	cmd := &cobra.Command{
@@ -85,6 +93,7 @@ which only reads, or of admin-token.`,
 	f := cmd.Flags()
 	f.Int("prefill", def.Prefill, "prefill workers")
 	f.Int("decode", def.Decode, "decode workers")
+	f.String("tensor-parallel", def.TensorParallel.String(), "ranks of each worker (on the CPU), or P:D for prefill and decode workers")
 	f.String("listen", def.Listen, "public address")
 	f.String("admin", def.AdminListen, "admin address")
 	f.Bool("trust-everyone", false, trustHelp)
@@ -376,6 +385,9 @@ func (c *upConfig) child(exe string, role fleet.Role, front *front, kept *lastRo
 	return func(i int) supervise.Child {
 		id := fmt.Sprintf("%s-%d", role, i)
 		args := []string{string(role), "--id", id, "--join-file", front.joinFile}
+		if n := c.TensorParallel.of(role); n != 1 {
+			args = append(args, "--tensor-parallel", strconv.Itoa(n))
+		}
 		if c.KV.SSDDir != "" {
 			args = append(args, "--kv-ssd-dir", filepath.Join(c.KV.SSDDir, id))
 		}

@@ -19,6 +19,8 @@ type Factory struct {
 	// Memory returns size bytes that the transport's two ends can share, and their
 	// descriptor, until the test ends; nil: the transport shares no memory.
 	Memory func(t testing.TB, size int) (fd int, mem []byte)
+	// Ranks divides that memory as a receiver of so many tensor-parallel ranks does; 0 is 1.
+	Ranks int
 	// Device replaces New: a transport that pushes between two GPUs, and the GPUs.
 	Device func(t testing.TB) (kvconn.Transport, GPUs)
 	// Bubble runs every case under testing/synctest, with a fake clock: for a

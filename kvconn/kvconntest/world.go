@@ -111,7 +111,9 @@ func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune fu
 	switch {
 	case f.private:
 	case f.Memory != nil:
-		w.RConfig.Shared = w.Pool.Share(func(size int) (int, []byte) { return f.Memory(t, size) })
+		var err error
+		w.RConfig.Shared, err = w.Pool.Share(max(f.Ranks, 1), func(size int) (int, []byte) { return f.Memory(t, size) })
+		check(t, err)
 	case f.gpus.Receiver != nil && reflect.DeepEqual(w.RConfig.Identity.Layout, f.gpus.Receiver.Layout()): // else it is not that device's
 		w.RConfig.Shared = w.Pool.ShareGPU(f.gpus.Receiver)
 		if reflect.DeepEqual(w.SConfig.Identity.Layout, f.gpus.Sender.Layout()) {

@@ -5,6 +5,7 @@ package shm_test
 import (
 	"fmt"
 	"os"
+	"strconv"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/memfd"
@@ -53,6 +54,16 @@ func TestProcesses(t *testing.T) {
 // TestShared is the suite with rows that the sender places.
 func TestShared(t *testing.T) {
 	kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, Shrink: 2, AtOnce: 48})
+}
+
+// TestSharedRanks is the suite with receivers of several ranks, where some heads are kept by more
+// than one of them.
+func TestSharedRanks(t *testing.T) {
+	for _, ranks := range []int{2, 4} {
+		t.Run(strconv.Itoa(ranks), func(t *testing.T) {
+			kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, Ranks: ranks, Shrink: 2, AtOnce: 48})
+		})
+	}
 }
 
 // TestSockets is the suite with a receiver that has no memory to share: rows go
