@@ -77,7 +77,7 @@ func (w *bulkWriter) place(g *Outgoing, units []uint32) (rest []uint32, inside b
 func (w *bulkWriter) fill(g *Outgoing, n int, stream bool) error {
 	s := &w.spots[n]
 	sums := w.sums[s.sums : s.sums+int(s.Heads)]
-	ranked := len(s.dst) != s.bytes
+	ranked := w.p.pool.seg.ranks() > 1
 	if s.src == nil {
 		to := s.dst
 		if ranked { // there is no one run to load to

@@ -168,9 +168,10 @@ const ssdSize = 8 << 30
 func DefaultConfig(role fleet.Role) Config {
 	kv := kvconn.DefaultConfig()
 	return Config{
-		Role:    string(role),
-		Compute: Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto},
-		Listen:  "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxWaiting: 1024,
+		Role:           string(role),
+		TensorParallel: 1,
+		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto},
+		Listen:         "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxWaiting: 1024,
 		MaxStepTime: 50 * time.Millisecond, QueueTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, LeaseMax: 8 * time.Minute, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,

@@ -17,6 +17,7 @@ type team struct {
 	start []chan func(member int) // one for each sleeping member; nil asks whether it has left the run
 	wg    sync.WaitGroup
 	watch *watch // nil with one rank
+	spins int    // at a barrier
 
 	closed  bool
 	active  int          // members of the current run
@@ -80,7 +81,7 @@ type counter struct {
 
 // newTeam divides size members evenly among ranks.
 func newTeam(size, ranks int) *team {
-	t := &team{size: size, seats: make([]seat, size), ranks: make([]counter, ranks), active: 1}
+	t := &team{size: size, seats: make([]seat, size), ranks: make([]counter, ranks), active: 1, spins: spinRounds}
 	t.cond.L = &t.mu
 	for i := range t.seats {
 		t.seats[i].rank = i * ranks / size
@@ -201,7 +202,7 @@ func (t *team) meet(s *seat) {
 
 // await waits until the barrier that was reached in phase releases its members.
 func (t *team) await(phase uint32) {
-	for range spinRounds {
+	for range t.spins {
 		if t.phase.Load() != phase {
 			return
 		}

@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -36,6 +37,9 @@ const (
 func (t *team) startWatched() {
 	w := &watch{hung: make(chan struct{}), told: make(chan error, 1), done: make(chan struct{}, t.size), quit: make(chan struct{})}
 	t.watch = w
+	if t.size > runtime.GOMAXPROCS(0) { // ranks need a thread each, however few CPUs there are
+		t.spins = 0 // it would hold up those that are waited for
+	}
 	for member := range t.seats {
 		s := &t.seats[member]
 		s.watched = true

@@ -330,6 +330,7 @@ func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(l
 type Source struct {
 	Layout kvlayout.Layout
 	Seed   uint64
+	Ranks  int // of the sender: the blocks of several are no one run
 	// Hook, when set, runs before each load; its error is Load's.
 	Hook func(layer, index int) error
 
@@ -367,7 +368,7 @@ func (s *Source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 
 // View implements kvconn.ViewSource: whole blocks of the source's size.
 func (s *Source) View(layer, index, firstPos, rows int, digests []uint64) ([]byte, bool) {
-	if rows != s.Layout.BlockTokens {
+	if rows != s.Layout.BlockTokens || s.Ranks > 1 {
 		return nil, false
 	}
 	run := make([]byte, layerOf(s.Layout, layer).PackedBytes(rows))

@@ -21,6 +21,8 @@ type Factory struct {
 	Memory func(t testing.TB, size int) (fd int, mem []byte)
 	// Ranks divides that memory as a receiver of so many tensor-parallel ranks does; 0 is 1.
 	Ranks int
+	// SenderRanks, if more than 1: the sender's blocks are no one run either.
+	SenderRanks int
 	// Device replaces New: a transport that pushes between two GPUs, and the GPUs.
 	Device func(t testing.TB) (kvconn.Transport, GPUs)
 	// Bubble runs every case under testing/synctest, with a fake clock: for a

@@ -5,7 +5,6 @@ package shm_test
 import (
 	"fmt"
 	"os"
-	"strconv"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/memfd"
@@ -56,12 +55,12 @@ func TestShared(t *testing.T) {
 	kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, Shrink: 2, AtOnce: 48})
 }
 
-// TestSharedRanks is the suite with receivers of several ranks, where some heads are kept by more
-// than one of them.
+// TestSharedRanks is the suite with unequal numbers of ranks, where some heads are kept by more
+// than one of the receiver's.
 func TestSharedRanks(t *testing.T) {
-	for _, ranks := range []int{2, 4} {
-		t.Run(strconv.Itoa(ranks), func(t *testing.T) {
-			kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, Ranks: ranks, Shrink: 2, AtOnce: 48})
+	for _, ranks := range [][2]int{{1, 2}, {2, 4}, {4, 1}} {
+		t.Run(fmt.Sprintf("%d to %d", ranks[0], ranks[1]), func(t *testing.T) {
+			kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, SenderRanks: ranks[0], Ranks: ranks[1], Shrink: 2, AtOnce: 48})
 		})
 	}
 }
