@@ -1,14 +1,26 @@
 package e2e
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/xpyd/xpyd/engine/tier/redis/redistest"
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/model/modeltest"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -149,4 +161,161 @@ func TestDifferentialRanksShared(t *testing.T) {
 	}
 	close(next)
 	clients.Wait()
+}
+
+// TestRandomModelsRanks: models of other families with random weights, whose two KV heads are each
+// kept by two of four ranks: every pair of numbers of ranks draws what one rank draws alone.
+func TestRandomModelsRanks(t *testing.T) {
+	for _, family := range []string{"llama", "qwen2", "qwen3"} {
+		t.Run(family, func(t *testing.T) {
+			dir := t.TempDir()
+			files := map[string][]byte{}
+			for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
+				b, err := os.ReadFile(filepath.Join("..", "internal", "model", "stories260k", name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				files[name] = b
+			}
+			c := modeltest.Tiny(family)
+			c.Vocab = 512
+			if err := modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16, Files: files}); err != nil {
+				t.Fatal(err)
+			}
+			of := func(ranks int) func(*worker.Config) {
+				return func(c *worker.Config) { c.Model, c.ServedName, c.TensorParallel = dir, "random", ranks }
+			}
+			alone := startWorker(t, fleet.Decode, of(1))
+			var p, d []*worker.Worker
+			for _, n := range []int{1, 2, 4} {
+				p, d = append(p, startWorker(t, fleet.Prefill, of(n))), append(d, startWorker(t, fleet.Decode, of(n)))
+			}
+			for i := range p {
+				for j := range d {
+					for n := range 3 {
+						body := fmt.Sprintf(`{"model":"random","prompt":%q,"max_tokens":40,"temperature":1,"seed":%d,"logprobs":3,"ignore_eos":true,"return_token_ids":true}`,
+							strings.Repeat("Once upon a time ", 1+3*n), 10*i+j)
+						_, want := post(t, alone.URL()+"/v1/completions", nil, body)
+						status, got := viaPair(t, p[i], d[j], body)
+						if status != 200 || comparable(t, got) != comparable(t, want) {
+							t.Errorf("prefill %d, decode %d:\n got %d %s\nwant %s", i, j, status, got, want)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// TestRanksRefused: a number of ranks that does not divide the model, or that the device has not, is
+// the setting's error.
+func TestRanksRefused(t *testing.T) {
+	f := func(want string, change func(*worker.Config)) {
+		t.Helper()
+		cfg := worker.DefaultConfig(fleet.Decode)
+		change(&cfg)
+		w, err := worker.Start(t.Context(), cfg, worker.Deps{Log: testLog()})
+		if err == nil {
+			_ = w.Close(t.Context())
+		}
+		var key *config.KeyError
+		if !errors.As(err, &key) || key.Key != "tensor_parallel" || !strings.Contains(key.Msg, want) {
+			t.Errorf("%v, want tensor_parallel: %s", err, want)
+		}
+	}
+	f("3 ranks do not divide the model's 8 query heads", func(c *worker.Config) { c.Device, c.TensorParallel = "cpu", 3 })
+	f("0 is not in 1..64", func(c *worker.Config) { c.TensorParallel = 0 })
+	f("65 is not in 1..64", func(c *worker.Config) { c.TensorParallel = 65 })
+	f("2 ranks are not served on GPUs yet", func(c *worker.Config) { c.Device, c.TensorParallel = "cuda", 2 })
+}
+
+// hanging is a backend whose first rank hangs when it is told to: after a layer it never comes to
+// the next barrier.
+type hanging struct {
+	kernels.Backend
+	now     atomic.Bool
+	release chan struct{}
+}
+
+func (h *hanging) Step(s *kernels.Step) ([]kernels.Result, error) {
+	if h.now.Load() {
+		hung := *s
+		hung.OnLayer = func(int) { <-h.release }
+		s = &hung
+	}
+	return h.Backend.Step(s)
+}
+
+// logged is what a worker has logged.
+type logged struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (l *logged) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(b)
+}
+
+func (l *logged) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
+}
+
+// TestHungRank: when a rank hangs, the worker says which and is to end; its requests fail at once,
+// a pair with another worker keeps nothing, and its end waits for nobody.
+func TestHungRank(t *testing.T) {
+	body := `{"model":"stories260k","prompt":"Once upon a time, there was a little girl","max_tokens":20,"temperature":0}`
+	for _, role := range []fleet.Role{fleet.Prefill, fleet.Decode} {
+		t.Run(string(role), func(t *testing.T) {
+			h := &hanging{release: make(chan struct{})}
+			t.Cleanup(func() { close(h.release) })
+			var log logged
+			sick := func(d *worker.Deps) {
+				d.Log = slog.New(slog.NewTextHandler(&log, nil))
+				d.Backend = func(b kernels.Backend) kernels.Backend { h.Backend = b; return h }
+			}
+			two := func(c *worker.Config) { c.TensorParallel = 2 }
+			four := func(c *worker.Config) { c.TensorParallel = 4 }
+			var p, d, ill, well *worker.Worker
+			if role == fleet.Prefill {
+				p, d = startWorker(t, fleet.Prefill, two, sick), startWorker(t, fleet.Decode, four)
+				ill, well = p, d
+			} else {
+				p, d = startWorker(t, fleet.Prefill, four), startWorker(t, fleet.Decode, two, sick)
+				ill, well = d, p
+			}
+			if status, out := viaPair(t, p, d, body); status != 200 {
+				t.Fatalf("%d %s", status, out)
+			}
+			h.now.Store(true)
+			status, out, _ := attempt(t, p, d, strings.Replace(body, "Once", "Twice", 1))
+			if status < 500 {
+				t.Errorf("answered %d %s", status, out)
+			}
+			err := <-ill.Failed()
+			if !errors.Is(err, kernels.ErrHung) || !strings.Contains(err.Error(), "rank 0 of 2") {
+				t.Error(err)
+			}
+			if said := log.String(); !strings.Contains(said, "rank 0 of 2: a rank hangs") {
+				t.Errorf("logged %s", said)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := ill.Close(ctx); err != nil {
+				t.Error(err)
+			}
+			waitFor(t, 30*time.Second, func() error {
+				if l := well.Ledger(); !l.Empty() {
+					return fmt.Errorf("the other worker holds %+v", l)
+				}
+				return nil
+			})
+			if status, out := post(t, well.URL()+"/v1/completions", nil, body); status != 200 {
+				t.Errorf("the other worker answers %d %s", status, out)
+			}
+		})
+	}
 }
