@@ -124,8 +124,11 @@ func checkOptions(opt Options) error {
 
 // CheckRanks returns why a model cannot be divided among this many ranks.
 func CheckRanks(a *arch.Config, ranks int) error {
-	if ranks < 1 || ranks > kvlayout.MaxRanks || a.Heads%ranks != 0 {
-		return fmt.Errorf("%d ranks do not divide the model's %d query heads, or are not in 1..%d", ranks, a.Heads, kvlayout.MaxRanks)
+	if ranks < 1 || ranks > kvlayout.MaxRanks {
+		return fmt.Errorf("%d ranks: want 1..%d", ranks, kvlayout.MaxRanks)
+	}
+	if a.Heads%ranks != 0 {
+		return fmt.Errorf("%d ranks do not divide the model's %d query heads", ranks, a.Heads)
 	}
 	_, err := kernels.Layout(a, 16, KVDType).Ranks(ranks)
 	return err

@@ -113,6 +113,6 @@ func TestCheckRanks(t *testing.T) {
 	f(8, 4, 16, "query heads")
 	f(6, 2, 3, "KV heads")
 	f(12, 6, 4, "KV heads")
-	f(8, 4, -1, "query heads")
+	f(8, 4, -1, "1..64")
 	f(128, 1, 128, "1..64")
 }
