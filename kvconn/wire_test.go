@@ -10,6 +10,8 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -122,6 +124,40 @@ func TestSegmentBounds(t *testing.T) {
 	f(false, Shared{Bytes: 64, Blocks: 2, Layers: []Span{{-16, 16}}})
 	f(false, Shared{Bytes: 64, Blocks: 2, Layers: []Span{{0, math.MinInt64}}})
 	f(false, Shared{Bytes: 1 << 48, Blocks: 2, Layers: []Span{{0, 1 << 40}}})
+}
+
+// A segment has a layer for each rank of the layout, whose blocks hold the rank's heads.
+func TestSegmentRanks(t *testing.T) {
+	layout := kvlayout.Plain(2, 4, 1, 2, kvlayout.F32)
+	all := int64(layout.Resolve()[0].BlockBytes())
+	f := func(part string, ranks int, strides ...int64) {
+		t.Helper()
+		s := Shared{Bytes: 1 << 20, Blocks: 2, Ranks: ranks}
+		for i, stride := range strides {
+			s.Layers = append(s.Layers, Span{Offset: int64(i) << 10, Stride: stride})
+		}
+		regions, err := s.regions(layout)
+		if (err == nil) != (part == "") || err != nil && !strings.Contains(err.Error(), part) {
+			t.Errorf("%d ranks, strides %v: %v, want %q", ranks, strides, err, part)
+		}
+		for layer, of := range regions {
+			for rank, r := range of {
+				if int64(r.BlockBytes()) > r.Stride || r.Offset != int64(rank*len(regions)+layer)<<10 {
+					t.Errorf("%d ranks: rank %d has layer %d at %+v", ranks, rank, layer, r)
+				}
+			}
+		}
+	}
+	f("", 0, all, all)
+	f("", 1, all, all)
+	f("", 2, all/2, all/2, all/2, all)
+	f("", 8, slices.Repeat([]int64{all / 4}, 16)...)
+	f("2 layers, the layout has 2 for each of 2 ranks", 2, all, all)
+	f("4 layers", 1, all, all, all, all)
+	f("layer 1 of rank 0", 1, all, all-1)
+	f("layer 0 of rank 1", 2, all, all, all/2-1, all)
+	f("KV heads", 3, slices.Repeat([]int64{all}, 6)...)
+	f("128 ranks", 128, slices.Repeat([]int64{all}, 256)...)
 }
 
 // FuzzMessage: what decodes encodes to the same bytes.

@@ -190,7 +190,14 @@ func poolBlocks(cfg *Config, a *arch.Config, dtype kvlayout.DType, size int64) (
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil
 	}
-	block := kernels.Layout(a, cfg.BlockTokens, dtype).BlockBytes()
+	ranks, err := kernels.Layout(a, cfg.BlockTokens, dtype).Ranks(cfg.TensorParallel)
+	if err != nil {
+		return 0, err
+	}
+	block := 0 // with the heads that several ranks keep
+	for _, r := range ranks {
+		block += r.BlockBytes()
+	}
 	blocks := int(size / int64(block))
 	if cfg.KVMemory == 0 {
 		blocks = min(blocks, 64*((a.MaxPositions+cfg.BlockTokens-1)/cfg.BlockTokens))
