@@ -77,9 +77,9 @@ type Pool struct {
 	mem    []byte             // of all blocks
 	ranks  [][]kvlayout.Layer // each rank's layers, with its heads
 	layers []kvconn.Span      // where they lie in mem, rank after rank
-	idle   map[poolKey]bool // blocks given up, which must not change any more
-	shared bool             // a peer may write into mem
-	gpu    GPU              // whose memory mem is; nil: it is ours
+	idle   map[poolKey]bool   // blocks given up, which must not change any more
+	shared bool               // a peer may write into mem
+	gpu    GPU                // whose memory mem is; nil: it is ours
 }
 
 type poolKey struct {
