@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,6 +23,7 @@ import (
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/model/modeltest"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/worker"
 )
 
@@ -235,9 +238,11 @@ type hanging struct {
 	kernels.Backend
 	now     atomic.Bool
 	release chan struct{}
+	pace    time.Duration // of a step, besides
 }
 
 func (h *hanging) Step(s *kernels.Step) ([]kernels.Result, error) {
+	time.Sleep(h.pace)
 	if h.now.Load() {
 		hung := *s
 		hung.OnLayer = func(int) { <-h.release }
@@ -317,5 +322,69 @@ func TestHungRank(t *testing.T) {
 				t.Errorf("the other worker answers %d %s", status, out)
 			}
 		})
+	}
+}
+
+// TestHungRankStream: a stream whose decode worker has a rank that hangs goes on at another, of
+// another number of ranks, without a token twice or missing.
+func TestHungRankStream(t *testing.T) {
+	watcher, nats := startFleet(t)
+	in := func(ranks int) func(*worker.Config) {
+		return func(c *worker.Config) { c.Fleet.URL, c.TensorParallel = nats, ranks }
+	}
+	startWorker(t, fleet.Prefill, in(1))
+	sick := map[string]*hanging{}
+	var decodes []*worker.Worker
+	for _, ranks := range []int{2, 4} {
+		h := &hanging{release: make(chan struct{}), pace: 5 * time.Millisecond}
+		t.Cleanup(func() { close(h.release) })
+		w := startWorker(t, fleet.Decode, in(ranks), func(d *worker.Deps) {
+			d.Backend = func(b kernels.Backend) kernels.Backend { h.Backend = b; return h }
+		})
+		decodes, sick[w.ID()] = append(decodes, w), h
+	}
+	url := startRouter(t, router.Deps{Fleet: watcher})
+	body := `{"model":"stories260k","prompt":"Once upon a time","max_tokens":120,"temperature":1,"seed":3,"stream":true,"ignore_eos":true}`
+	tell := func(on func(events int)) string {
+		resp, err := http.Post(url+"/v1/completions", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		var text strings.Builder
+		events := 0
+		for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+			data, ok := strings.CutPrefix(lines.Text(), "data: ")
+			if !ok || data == "[DONE]" {
+				continue
+			}
+			var a answer
+			if err := json.Unmarshal([]byte(data), &a); err != nil || len(a.Choices) == 0 {
+				t.Fatalf("after %d events: %s", events, data)
+			}
+			text.WriteString(a.Choices[0].Text)
+			events++
+			on(events)
+		}
+		return text.String()
+	}
+	want := tell(func(int) {})
+	var ill *worker.Worker
+	got := tell(func(events int) {
+		for _, w := range decodes {
+			if ill == nil && events >= 10 && len(w.Ledger().Requests) > 0 {
+				ill = w
+				sick[w.ID()].now.Store(true)
+			}
+		}
+	})
+	if ill == nil || got != want {
+		t.Errorf("%v hung, and the stream is\n%q\nnot\n%q", ill, got, want)
+	}
+	if err := <-ill.Failed(); !errors.Is(err, kernels.ErrHung) {
+		t.Error(err)
+	}
+	if err := ill.Close(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
