@@ -11,7 +11,6 @@ func (b *Backend) appendRows(m *member, layer int) {
 	s := &b.step
 	for i := range b.team.items(m.seat, len(s.items), b.team.share(len(s.items))) {
 		b.appendItem(layer, &s.items[i])
-		m.progress()
 	}
 }
 

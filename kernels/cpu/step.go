@@ -379,7 +379,7 @@ func (b *Backend) addNorm(m *member, w []float32) {
 
 // project computes out = w*x for n rows.
 func (b *Backend) project(m *member, w *matrix, x []float32, xs int, out []float32, os, n int) {
-	chunk := b.team.share(w.panels)
+	chunk := min(b.team.share(w.panels), b.team.mostPanels(w.k, n))
 	for lo, hi := b.team.claim(m.seat, w.panels, chunk); lo < hi; lo, hi = b.team.claim(m.seat, w.panels, chunk) {
 		w.mul(b.ops, m.seat, x, xs, out[lo*panelRows:], os, n, lo, hi)
 	}
@@ -390,12 +390,15 @@ func (b *Backend) project(m *member, w *matrix, x []float32, xs int, out []float
 func (b *Backend) gate(m *member, l *layer) {
 	s := &b.step
 	n := len(s.tokens)
-	panels := min(max(len(m.gated)/(n*panelRows), 1), gatedPanels, b.team.share(l.gated.panels))
+	panels := min(max(len(m.gated)/(n*panelRows), 1), gatedPanels, b.team.share(l.gated.panels), b.team.mostPanels(l.gated.k, n))
 	for lo, hi := b.team.claim(m.seat, l.gated.panels, panels); lo < hi; lo, hi = b.team.claim(m.seat, l.gated.panels, panels) {
 		row := (hi - lo) * panelRows
 		l.gated.mul(b.ops, m.seat, s.xn, s.hidden, m.gated, row, n, lo, hi)
 		for r := range n {
 			b.ops.siluMul(&s.ff[r*s.ffRow+lo*guRows], &m.gated[r*row], hi-lo)
+			if r%64 == 63 {
+				m.progress()
+			}
 		}
 	}
 }

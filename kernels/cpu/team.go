@@ -256,6 +256,7 @@ func (t *team) items(s *seat, n, chunk int) iter.Seq[int] {
 				if !yield(i) {
 					return
 				}
+				s.progress()
 			}
 		}
 	}

@@ -2,8 +2,10 @@ package cpu
 
 import (
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -32,6 +34,18 @@ const (
 	watchTick  = 100 * time.Millisecond
 	watchTicks = 15 // of silence: with the tick that begins it, known within 2 s
 )
+
+// silentMACs is about how many multiply-adds a member does without telling of progress: a few
+// milliseconds, and a third of a second where there is no assembly.
+const silentMACs = 32 << 20
+
+// mostPanels is how many panels of k inputs a member of a watched team takes at a time for n tokens.
+func (t *team) mostPanels(k, n int) int {
+	if t.watch == nil {
+		return math.MaxInt
+	}
+	return max(1, silentMACs/(panelRows*k*min(n, 12))) // of more tokens mul tells by itself
+}
 
 // startWatched starts the members of a team of several ranks, and its watch.
 func (t *team) startWatched() {
@@ -130,7 +144,10 @@ func (t *team) watchOver(w *watch) {
 			case !late:
 				silent[i]++
 			}
-			if rank := fmt.Sprint(s.rank); silent[i] >= watchTicks && !slices.Contains(stuck, rank) {
+			if silent[i] < watchTicks {
+				continue
+			}
+			if rank := strconv.Itoa(s.rank); !slices.Contains(stuck, rank) {
 				stuck = append(stuck, rank)
 			}
 		}

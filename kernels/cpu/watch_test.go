@@ -132,3 +132,21 @@ func TestBrokenRank(t *testing.T) {
 		}
 	}
 }
+
+// TestSilence: no call of a projection is so long that a slow machine could seem to hang in it.
+func TestSilence(t *testing.T) {
+	watched, alone := ranked(t, 2, 2), ranked(t, 1, 2)
+	defer watched.Close()
+	defer alone.Close()
+	for _, k := range []int{8, 64, 4096, 1 << 17} {
+		for _, n := range []int{1, 2, 12, 13, 1 << 20} {
+			panel := panelRows * k * min(n, 12)
+			if most := watched.team.mostPanels(k, n); most < 1 || most > 1 && most*panel > silentMACs {
+				t.Errorf("%d panels of %d multiply-adds", most, panel)
+			}
+			if alone.team.mostPanels(k, n) < 1<<30 {
+				t.Error("one rank takes less at a time, and nobody watches")
+			}
+		}
+	}
+}

@@ -94,13 +94,24 @@ func NewPool(layout kvlayout.Layout, blocks int) *Pool {
 		mem: make([]byte, d.Bytes), layers: d.Layers, idle: map[poolKey]bool{}}
 }
 
+// Divide divides the pool, which is empty, among so many ranks.
+func (p *Pool) Divide(ranks int) error {
+	_, err := p.divide(ranks, func(size int) (int, []byte) { return -1, make([]byte, size) })
+	return err
+}
+
 // Share puts the pool into memory from alloc, divided among so many ranks, and describes it.
 func (p *Pool) Share(ranks int, alloc func(size int) (fd int, mem []byte)) (*kvconn.Shared, error) {
+	p.shared = true
+	return p.divide(ranks, alloc)
+}
+
+func (p *Pool) divide(ranks int, alloc func(size int) (fd int, mem []byte)) (*kvconn.Shared, error) {
 	layouts, err := p.layout.Ranks(ranks)
 	if err != nil {
 		return nil, err
 	}
-	p.ranks, p.shared = nil, true
+	p.ranks = nil
 	d := &kvconn.Shared{Blocks: len(p.gens), Ranks: ranks}
 	for _, l := range layouts {
 		p.ranks = append(p.ranks, l.Resolve())

@@ -19,7 +19,7 @@ type Factory struct {
 	// Memory returns size bytes that the transport's two ends can share, and their
 	// descriptor, until the test ends; nil: the transport shares no memory.
 	Memory func(t testing.TB, size int) (fd int, mem []byte)
-	// Ranks divides that memory as a receiver of so many tensor-parallel ranks does; 0 is 1.
+	// Ranks divides the receiver's pool among so many tensor-parallel ranks; 0 is 1.
 	Ranks int
 	// SenderRanks, if more than 1: the sender's blocks are no one run either.
 	SenderRanks int

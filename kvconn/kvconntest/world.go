@@ -110,6 +110,8 @@ func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune fu
 	}
 	w.Pool = NewPool(w.RConfig.Identity.Layout, ReceiverBlocks)
 	switch {
+	case f.Ranks > 1 && (f.private || f.Memory == nil):
+		check(t, w.Pool.Divide(f.Ranks))
 	case f.private:
 	case f.Memory != nil:
 		var err error
