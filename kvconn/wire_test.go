@@ -31,6 +31,7 @@ func messages() []message {
 		First: []byte("{}"), Tokens: []int32{-1, 2}, Dest: []Dest{{1, 2}, {3, 4}}, Have: []byte{5}}
 	return []message{h, r,
 		&bind{Session: [16]byte{9}}, &bind{Session: [16]byte{9}, Index: 2, Pool: pool, Grant: []byte("how")},
+		&bind{Session: [16]byte{9}, Pool: Shared{Bytes: 64, Blocks: 1, Ranks: 2, Layers: []Span{{0, 32}, {32, 32}}}},
 		&bound{}, &bound{Mapped: true},
 		&refuse{ticket.Incompatible, "numerics", "a", "b"},
 		&note{typeRevoke, 12}, &note{typeReceived, 1 << 60}, &note{typeAccepted, 0}, &note{typeRevokeAck, 3},
@@ -158,6 +159,15 @@ func TestSegmentRanks(t *testing.T) {
 	f("layer 0 of rank 1", 2, all, all, all/2-1, all)
 	f("KV heads", 3, slices.Repeat([]int64{all}, 6)...)
 	f("128 ranks", 128, slices.Repeat([]int64{all}, 256)...)
+
+	two := Shared{Bytes: 1 << 20, Blocks: 2, Ranks: 2, Epoch: 3, Layers: []Span{{0, all}, {1 << 10, all}}}
+	if err := two.Matches(3, 2, 2, all); err == nil || !strings.Contains(err.Error(), "2 ranks") {
+		t.Errorf("a grant of one rank for a pool of two: %v", err)
+	}
+	two.Ranks = 1
+	if err := two.Matches(3, 2, 2, all); err != nil {
+		t.Error(err)
+	}
 }
 
 // FuzzMessage: what decodes encodes to the same bytes.

@@ -41,13 +41,6 @@ func (l Layout) Resolve() []Layer {
 	return out
 }
 
-// Slice is the layer with only count of its heads, from first on.
-func (l *Layer) Slice(first, count int) Layer {
-	part := *l
-	part.Heads, part.FirstHead = count, l.FirstHead+first
-	return part
-}
-
 // CopyHeads copies n positions, with their scales, of all heads that both layers have, from srcAt
 // on of srcN packed ones to dstAt on of dstN. The layers differ in nothing but their heads.
 func CopyHeads(to *Layer, dst []byte, dstN, dstAt int, from *Layer, src []byte, srcN, srcAt, n int) {
