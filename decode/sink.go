@@ -43,14 +43,36 @@ func (s *sink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
 
 // Verify implements kvconn.ViewSink.
 func (s *sink) Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error {
-	run, ok := s.View(layer, dst, row, rows)
-	if !ok {
-		return fmt.Errorf("verify layer %d block %d: rows %d+%d cannot be viewed", layer, dst, row, rows)
-	}
-	if !s.holds(layer, firstPos, rows, run, digests) {
+	switch run, ok := s.View(layer, dst, row, rows); {
+	case ok && s.holds(layer, firstPos, rows, run, digests):
+	case ok:
 		return kvconn.ErrDigest
+	default:
+		if err := s.verifyParts(layer, dst, row, rows, firstPos, digests); err != nil {
+			return err
+		}
 	}
 	s.backend.SetDigest(layer, dst, rows, digests)
+	return nil
+}
+
+// verifyParts is Verify for a block that several ranks keep, without the record: every copy of a
+// head must match its digest.
+func (s *sink) verifyParts(layer int, dst int32, row, rows, firstPos int, digests []uint64) error {
+	viewer, ok := s.backend.(kernels.PartViewer)
+	if l := &s.layers[layer]; !ok || row != 0 || rows != l.BlockTokens || len(digests) != l.Heads {
+		return fmt.Errorf("verify layer %d block %d: rows %d+%d cannot be viewed", layer, dst, row, rows)
+	}
+	if s.trust {
+		return nil
+	}
+	sums := make([]uint64, s.layers[layer].Heads)
+	for _, p := range viewer.Parts(nil, layer, dst) {
+		at := p.Layer.FirstHead - s.layers[layer].FirstHead
+		if kernels.DigestRows(p.Layer, firstPos, rows, p.Run, sums[:p.Layer.Heads]); !slices.Equal(sums[:p.Layer.Heads], digests[at:at+p.Layer.Heads]) {
+			return kvconn.ErrDigest
+		}
+	}
 	return nil
 }
 

@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
+	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/cpu"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvlayout"
 )
@@ -152,6 +154,62 @@ func TestSinkRefuses(t *testing.T) {
 		*pool = stored{}
 		if err := s.Store(0, 0, 0, 4, 0, make([]byte, l.Resolve()[0].PackedBytes(4)), make([]uint64, n)); (err == nil) != want || (pool.rows == 4) != want {
 			t.Errorf("%d digests, unchecked: %v, %d rows stored", n, err, pool.rows)
+		}
+	}
+}
+
+// ranked is a pool of several ranks.
+type ranked struct {
+	kernels.Pool
+	kernels.PartViewer
+}
+
+func (ranked) Layout() kvlayout.Layout { return kvlayout.Layout{} }
+func (ranked) Arch() arch.Config       { return arch.Config{} }
+
+// TestVerifyRanks: a block that a peer has written to several ranks counts when every rank's copy of
+// each of its heads is right.
+func TestVerifyRanks(t *testing.T) {
+	l := kvlayout.Plain(1, 2, 4, 4, "f32")
+	for _, ranks := range []int{2, 4} {
+		pool, err := cpu.NewRankedPool(l, 2, ranks)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &sink{backend: ranked{pool, pool.(kernels.PartViewer)}, layers: l.Resolve()}
+		packed, sums, stored := make([]byte, l.Resolve()[0].BlockBytes()), make([]uint64, 2), make([]uint64, 2)
+		for i := range packed {
+			packed[i] = byte(i)
+		}
+		kernels.DigestRows(&l.Resolve()[0], 8, 4, packed, sums)
+		pool.Scatter(0, 1, 0, 4, packed)
+		if err := s.Verify(0, 1, 0, 4, 8, sums); err != nil {
+			t.Errorf("%d ranks: %v", ranks, err)
+		}
+		if pool.Digest(0, 1, stored); !slices.Equal(stored, sums) {
+			t.Errorf("%d ranks: the digests are not kept", ranks)
+		}
+		pool.SetDigest(0, 1, 0, []uint64{0, 0})
+		for r, part := range pool.(kernels.PartViewer).Parts(nil, 0, 1) {
+			part.Run[5] ^= 1
+			if err := s.Verify(0, 1, 0, 4, 8, sums); !errors.Is(err, kvconn.ErrDigest) {
+				t.Errorf("rank %d of %d: a wrong row is taken: %v", r, ranks, err)
+			}
+			part.Run[5] ^= 1
+		}
+		for name, err := range map[string]error{
+			"part of a block": s.Verify(0, 1, 0, 3, 8, sums), "not from its start": s.Verify(0, 1, 1, 4, 8, sums), "one digest": s.Verify(0, 1, 0, 4, 8, sums[:1]),
+		} {
+			if err == nil || errors.Is(err, kvconn.ErrDigest) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if pool.Digest(0, 1, stored); stored[0] != 0 {
+			t.Errorf("%d ranks: digests of a refused block are kept", ranks)
+		}
+		s.trust = true
+		if err := s.Verify(0, 1, 0, 4, 8, []uint64{1, 2}); err != nil {
+			t.Errorf("unchecked: %v", err)
 		}
 	}
 }

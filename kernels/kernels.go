@@ -73,6 +73,7 @@ type Info struct {
 	Numerics string // blocks are shared only between equal strings; "cpu-f32-1"
 	SIMD     string // "avx512", "avx2", "portable": shown, never compared
 	Threads  int
+	Ranks    int    // tensor-parallel ranks, of one process; 0 is 1
 	Device   string // human readable
 }
 
@@ -231,20 +232,46 @@ type Viewer interface {
 	View(layer int, block int32, row, n int) (run []byte, ok bool)
 }
 
+// PartViewer is a Pool of several ranks whose rows lie in this process's memory.
+type PartViewer interface {
+	// Parts appends where a block of one layer lies, a part a rank. Writing there leaves
+	// digests alone: see SetDigest. A head that several ranks keep is in several parts, which
+	// must be alike.
+	Parts(parts []Part, layer int, block int32) []Part
+}
+
+// Part is a whole block of one layer as one rank keeps it, packed.
+type Part struct {
+	Layer *kvlayout.Layer // of the rank's heads
+	Run   []byte
+}
+
 // Sharer is a Pool that may lie in memory that other processes can map.
 type Sharer interface {
 	// Shared describes that memory; the error says why there is none.
 	Shared() (Shared, error)
 }
 
-// Shared is a pool as a file in memory: block b of layer l begins at byte
-// Layers[l] + b times the layer's BlockBytes.
+// Shared is a pool as a file in memory: block b of layer l of rank r begins at byte
+// Layers[r*layers+l] + b times the BlockBytes that the layer has there (Layout.Ranks).
 type Shared struct {
 	FD     int   // sealed against shrinking; the backend's own, valid until its Close
 	Bytes  int64 // size of the file
+	Ranks  int   // at least 1
 	Layers []int64
 	Pages  string // what backs it: "huge", "transparent" or "small"
 }
+
+// Watched is a Backend of several ranks that notices when one of them hangs.
+type Watched interface {
+	// Hung yields an error, at most once, when a rank has made no progress in a step for a
+	// second and a half; it names the rank and wraps ErrHung. Every step fails from then on,
+	// and only the end of the process frees what the rank uses. Nil: nobody watches.
+	Hung() <-chan error
+}
+
+// ErrHung means that a rank hangs. Errors of Step wrap it and name the rank.
+var ErrHung = errors.New("a rank hangs")
 
 // ErrStepTooLarge means that a step exceeds what the backend takes at once in rows, draws,
 // log probabilities, penalties or block tables. Nothing of it was begun; a step of fewer

@@ -13,7 +13,7 @@ import (
 type bind struct {
 	Session [16]byte
 	Index   uint32 // 0 .. bulk-1
-	Pool    Shared // Bytes, Blocks and Layers; without layers nothing is shared
+	Pool    Shared // Bytes, Blocks, Ranks and Layers; without layers nothing is shared
 	Grant   []byte // the transport's addition, opaque; may be empty
 }
 
@@ -48,12 +48,17 @@ func (m *bind) fields(c *codec) {
 	u64(c, &m.Pool.Bytes)
 	u32(c, &blocks)
 	m.Pool.Blocks = int(blocks)
-	layers := list(c, &m.Pool.Layers, 16, kvlayout.MaxLayers)
+	layers := list(c, &m.Pool.Layers, 16, MaxSpans)
 	for i := range layers {
 		u64(c, &layers[i].Offset)
 		u64(c, &layers[i].Stride)
 	}
 	if len(layers) > 0 {
+		ranks := uint32(m.Pool.ranks())
+		if u32(c, &ranks); ranks < 1 || ranks > kvlayout.MaxRanks {
+			c.fail(fmt.Errorf("segment: %d ranks, want 1..%d", ranks, kvlayout.MaxRanks))
+		}
+		m.Pool.Ranks = int(ranks)
 		c.blob(&m.Grant, maxGrant)
 	}
 	if err := m.Pool.inside(); err != nil {

@@ -27,6 +27,7 @@ type bulkWriter struct {
 	pieces []piece
 	vecs   [][]byte
 	spots  []spot
+	whole  []byte // a block for a peer of several ranks
 	moves  []Move
 	heads  []unitHead // of the moves, or of the refills
 

@@ -60,8 +60,12 @@ func TestSecondWritingIsVerified(t *testing.T) {
 func TestPlacedInsideThePool(t *testing.T) {
 	layout := kvlayout.Plain(2, 2, 1, 2, kvlayout.F32)
 	size := layout.Resolve()[0].BlockBytes()
-	p := &peerPool{mem: make([]byte, 6*size), layers: layout.Resolve(),
+	p := &peerPool{mem: make([]byte, 6*size),
 		seg: Shared{Bytes: int64(6 * size), Blocks: 3, Layers: []Span{{0, int64(size)}, {int64(3 * size), int64(size)}}}}
+	var err error
+	if p.regions, err = p.seg.regions(layout); err != nil {
+		t.Fatal(err)
+	}
 	f := func(layer int, block int32, want bool) {
 		t.Helper()
 		defer func() {
@@ -69,7 +73,7 @@ func TestPlacedInsideThePool(t *testing.T) {
 				t.Errorf("layer %d block %d: %v", layer, block, r)
 			}
 		}()
-		if run, ok := p.block(layer, block); ok != want || ok && (len(run) != size || cap(run) != size) {
+		if run, ok := p.block(layer, 0, block); ok != want || ok && (len(run) != size || cap(run) != size) {
 			t.Errorf("layer %d block %d: %t, %d bytes", layer, block, ok, len(run))
 		}
 	}

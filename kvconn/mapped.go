@@ -10,15 +10,16 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Shared describes a receiver's block pool as memory that a sender may write to: block
-// b of layer l begins at Layers[l].Offset + b*Layers[l].Stride and holds its rows as
-// Gather packs them.
+// Shared describes a receiver's block pool as memory that a sender may write to. Of each rank,
+// block b of layer l begins at the layer's Offset + b*Stride and holds the rows of the rank's heads
+// (kvlayout.Layout.Ranks), packed.
 type Shared struct {
 	FD     int  // memory file, sealed against shrinking; stays the pool's
 	Device bool // a device's memory, which the transport knows, instead of a file
 	Bytes  int64
 	Blocks int
-	Layers []Span // one a layer
+	Ranks  int    // tensor-parallel ranks of the receiver; 0 is 1
+	Layers []Span // one a layer of each rank, rank after rank
 
 	// Epoch is the run of the worker whose pool it is. The connector sets it.
 	Epoch uint64
@@ -38,6 +39,9 @@ func DevicePool(l kvlayout.Layout, blocks int) *Shared {
 	}
 	return s
 }
+
+// MaxSpans bounds a Shared's Layers: they go into one frame.
+const MaxSpans = 3 << 10
 
 // maxGrant bounds what a transport adds to the description of a pool.
 const maxGrant = 4096
@@ -119,27 +123,53 @@ func (s *Shared) validate(layout kvlayout.Layout) error {
 	return s.holds(layout)
 }
 
+// ranks is how many ranks the pool has.
+func (s *Shared) ranks() int { return max(s.Ranks, 1) }
+
 // holds checks that the pool has this layout's blocks, all inside its memory.
 func (s *Shared) holds(l kvlayout.Layout) error {
 	if err := s.inside(); err != nil {
 		return err
 	}
-	layers := l.Resolve()
-	if len(s.Layers) != len(layers) {
-		return fmt.Errorf("segment: %d layers, the layout has %d", len(s.Layers), len(layers))
+	_, err := s.regions(l)
+	return err
+}
+
+// region is where one rank's blocks of one layer lie.
+type region struct {
+	kvlayout.Layer // with the rank's heads
+	Span
+}
+
+// regions returns every rank's region of each layer. The error says why the pool does not have this
+// layout's blocks.
+func (s *Shared) regions(l kvlayout.Layout) ([][]region, error) {
+	ranks, err := l.Ranks(s.ranks())
+	if err != nil {
+		return nil, fmt.Errorf("segment: %w", err)
 	}
-	for i := range layers {
-		if need := layers[i].BlockBytes(); s.Layers[i].Stride < int64(need) {
-			return fmt.Errorf("segment: layer %d has a block every %d bytes, one needs %d", i, s.Layers[i].Stride, need)
+	regions := make([][]region, l.Layers())
+	if len(s.Layers) != len(ranks)*len(regions) {
+		return nil, fmt.Errorf("segment: %d layers, the layout has %d for each of %d ranks", len(s.Layers), len(regions), len(ranks))
+	}
+	for r := range ranks {
+		for i, layer := range ranks[r].Resolve() {
+			span := s.Layers[r*len(regions)+i]
+			if need := layer.BlockBytes(); span.Stride < int64(need) {
+				return nil, fmt.Errorf("segment: layer %d of rank %d has a block every %d bytes, one needs %d", i, r, span.Stride, need)
+			}
+			regions[i] = append(regions[i], region{layer, span})
 		}
 	}
-	return nil
+	return regions, nil
 }
 
 // Matches returns an error unless a grant, which names its pool by these, came with the
 // pool that the peer's frames describe.
 func (s *Shared) Matches(epoch uint64, layers, blocks int, blockBytes int64) error {
 	switch {
+	case s.ranks() > 1:
+		return fmt.Errorf("the peer's pool is of %d ranks, and this transport writes to pools of one", s.Ranks)
 	case epoch != s.Epoch:
 		return fmt.Errorf("of epoch %d, the peer's is %d", epoch, s.Epoch)
 	case blocks != s.Blocks || layers != len(s.Layers):
@@ -155,12 +185,13 @@ func (s *Shared) Matches(epoch uint64, layers, blocks int, blockBytes int64) err
 
 // peerPool is a receiver's pool as its sender reaches it.
 type peerPool struct {
-	window Window
-	memory MemoryWindow // the window, if rows are copied there; mem are its bytes
-	mem    []byte
-	device DeviceWindow // the window, if a device pushes rows there
-	seg    Shared
-	layers []kvlayout.Layer // the receiver's
+	window  Window
+	memory  MemoryWindow // the window, if rows are copied there; mem are its bytes
+	mem     []byte
+	device  DeviceWindow // the window, if a device pushes rows there
+	seg     Shared
+	layers  []kvlayout.Layer // the receiver's, with all heads
+	regions [][]region       // where each layer's blocks lie, rank by rank
 }
 
 // mapPeer opens the pool that the receiver offered on c, as m describes it; ours is
@@ -168,7 +199,11 @@ type peerPool struct {
 func mapPeer(c net.Conn, m *bind, peer *Identity, ours kvlayout.Layout) (_ *peerPool, err error) {
 	seg := m.Pool
 	seg.FD, seg.Epoch = -1, peer.Epoch
-	if err := seg.holds(peer.Layout); err != nil {
+	if err := seg.inside(); err != nil {
+		return nil, err
+	}
+	regions, err := seg.regions(peer.Layout)
+	if err != nil {
 		return nil, err
 	}
 	sc := sharing(c)
@@ -182,7 +217,7 @@ func mapPeer(c net.Conn, m *bind, peer *Identity, ours kvlayout.Layout) (_ *peer
 	if err != nil {
 		return nil, err
 	}
-	p := &peerPool{window: w, seg: seg, layers: peer.Layout.Resolve()}
+	p := &peerPool{window: w, seg: seg, layers: peer.Layout.Resolve(), regions: regions}
 	if p.device, _ = w.(DeviceWindow); p.device != nil {
 		return p, nil
 	}
@@ -223,13 +258,23 @@ func (p *peerPool) has(dest []Dest) bool {
 	return p == nil || !slices.ContainsFunc(dest, func(d Dest) bool { return d.Block < 0 || int(d.Block) >= p.seg.Blocks })
 }
 
-// block is the memory of one whole block of one layer.
-func (p *peerPool) block(layer int, block int32) (run []byte, ok bool) {
-	if layer < 0 || layer >= len(p.seg.Layers) || block < 0 || int(block) >= p.seg.Blocks {
+// block is the memory of one whole block of one layer, as one rank keeps it.
+func (p *peerPool) block(layer, rank int, block int32) (run []byte, ok bool) {
+	if layer < 0 || layer >= len(p.regions) || rank < 0 || rank >= len(p.regions[layer]) || block < 0 || int(block) >= p.seg.Blocks {
 		return nil, false
 	}
-	size := int64(p.layers[layer].BlockBytes())
-	l := p.seg.Layers[layer] // checked by holds: the product and the sums stay inside mem
-	at := l.Offset + int64(block)*l.Stride
+	l := &p.regions[layer][rank]
+	size := int64(l.BlockBytes())
+	at := l.Offset + int64(block)*l.Stride // checked by regions: the product and the sums stay inside mem
 	return p.mem[at : at+size : at+size], true
+}
+
+// spread writes a whole block, packed with all heads, to where each rank keeps its own.
+func (p *peerPool) spread(layer int, block int32, packed []byte) {
+	all := &p.layers[layer]
+	n := all.BlockTokens
+	for rank := range p.regions[layer] {
+		run, _ := p.block(layer, rank, block) // spot has looked
+		kvlayout.CopyHeads(&p.regions[layer][rank].Layer, run, n, 0, all, packed, n, 0, n)
+	}
 }

@@ -22,9 +22,10 @@ const (
 // spot is one unit that is copied straight into the receiver's block.
 type spot struct {
 	unitHead
-	dst  []byte // there
-	src  []byte // our block; nil: Load writes to dst
-	sums int    // where its digests begin
+	dst   []byte // there; of several ranks, where the first one keeps it
+	src   []byte // our block; nil: Load makes it
+	bytes int    // of the block, with all heads
+	sums  int    // where its digests begin
 }
 
 // place copies units straight into the receiver's blocks and sends the frames that say
@@ -38,7 +39,7 @@ func (w *bulkWriter) place(g *Outgoing, units []uint32) (rest []uint32, inside b
 	for _, u := range units {
 		if s, ok := w.spot(g, u); ok {
 			w.spots = append(w.spots, s)
-			size += len(s.dst)
+			size += s.bytes
 		} else {
 			rest = append(rest, u)
 		}
@@ -58,7 +59,7 @@ func (w *bulkWriter) place(g *Outgoing, units []uint32) (rest []uint32, inside b
 			if err := w.fill(g, at, stream); err != nil {
 				return nil, true, &loadError{err}
 			}
-			bytes += len(w.spots[at].dst)
+			bytes += w.spots[at].bytes
 		}
 		g.fence.leave()
 		err := w.f.write(w.buf)
@@ -76,11 +77,23 @@ func (w *bulkWriter) place(g *Outgoing, units []uint32) (rest []uint32, inside b
 func (w *bulkWriter) fill(g *Outgoing, n int, stream bool) error {
 	s := &w.spots[n]
 	sums := w.sums[s.sums : s.sums+int(s.Heads)]
-	switch {
-	case s.src == nil:
-		if err := g.src.Load(int(s.Layer), int(s.Index), int(s.Index)*g.layout.BlockTokens, int(s.Rows), s.dst, sums); err != nil {
+	ranked := w.p.pool.seg.ranks() > 1
+	if s.src == nil {
+		to := s.dst
+		if ranked { // there is no one run to load to
+			w.whole = slices.Grow(w.whole[:0], s.bytes)[:s.bytes]
+			to = w.whole
+		}
+		if err := g.src.Load(int(s.Layer), int(s.Index), int(s.Index)*g.layout.BlockTokens, int(s.Rows), to, sums); err != nil {
 			return err
 		}
+	}
+	switch {
+	case ranked && s.src == nil:
+		w.p.pool.spread(int(s.Layer), s.Block, w.whole)
+	case ranked:
+		w.p.pool.spread(int(s.Layer), s.Block, s.src)
+	case s.src == nil: // loaded to where it belongs
 	case stream:
 		next := &w.spots[min(n+1, len(w.spots)-1)]
 		w.p.pool.memory.Copy(s.dst, s.src, next.dst, next.src)
@@ -98,8 +111,8 @@ func (w *bulkWriter) spot(g *Outgoing, u uint32) (s spot, ok bool) {
 	if int(d.Rows) != g.layout.BlockTokens {
 		return spot{}, false
 	}
-	s = spot{unitHead: d.unitHead, sums: len(w.sums)}
-	if s.dst, ok = w.p.pool.block(int(d.Layer), d.Block); !ok {
+	s = spot{unitHead: d.unitHead, bytes: d.bytes, sums: len(w.sums)}
+	if s.dst, ok = w.p.pool.block(int(d.Layer), 0, d.Block); !ok {
 		return spot{}, false
 	}
 	w.sums = slices.Grow(w.sums, int(d.Heads))[:s.sums+int(d.Heads)]

@@ -10,6 +10,8 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -29,6 +31,7 @@ func messages() []message {
 		First: []byte("{}"), Tokens: []int32{-1, 2}, Dest: []Dest{{1, 2}, {3, 4}}, Have: []byte{5}}
 	return []message{h, r,
 		&bind{Session: [16]byte{9}}, &bind{Session: [16]byte{9}, Index: 2, Pool: pool, Grant: []byte("how")},
+		&bind{Session: [16]byte{9}, Pool: Shared{Bytes: 64, Blocks: 1, Ranks: 2, Layers: []Span{{0, 32}, {32, 32}}}},
 		&bound{}, &bound{Mapped: true},
 		&refuse{ticket.Incompatible, "numerics", "a", "b"},
 		&note{typeRevoke, 12}, &note{typeReceived, 1 << 60}, &note{typeAccepted, 0}, &note{typeRevokeAck, 3},
@@ -122,6 +125,49 @@ func TestSegmentBounds(t *testing.T) {
 	f(false, Shared{Bytes: 64, Blocks: 2, Layers: []Span{{-16, 16}}})
 	f(false, Shared{Bytes: 64, Blocks: 2, Layers: []Span{{0, math.MinInt64}}})
 	f(false, Shared{Bytes: 1 << 48, Blocks: 2, Layers: []Span{{0, 1 << 40}}})
+}
+
+// A segment has a layer for each rank of the layout, whose blocks hold the rank's heads.
+func TestSegmentRanks(t *testing.T) {
+	layout := kvlayout.Plain(2, 4, 1, 2, kvlayout.F32)
+	all := int64(layout.Resolve()[0].BlockBytes())
+	f := func(part string, ranks int, strides ...int64) {
+		t.Helper()
+		s := Shared{Bytes: 1 << 20, Blocks: 2, Ranks: ranks}
+		for i, stride := range strides {
+			s.Layers = append(s.Layers, Span{Offset: int64(i) << 10, Stride: stride})
+		}
+		regions, err := s.regions(layout)
+		if (err == nil) != (part == "") || err != nil && !strings.Contains(err.Error(), part) {
+			t.Errorf("%d ranks, strides %v: %v, want %q", ranks, strides, err, part)
+		}
+		for layer, of := range regions {
+			for rank, r := range of {
+				if int64(r.BlockBytes()) > r.Stride || r.Offset != int64(rank*len(regions)+layer)<<10 {
+					t.Errorf("%d ranks: rank %d has layer %d at %+v", ranks, rank, layer, r)
+				}
+			}
+		}
+	}
+	f("", 0, all, all)
+	f("", 1, all, all)
+	f("", 2, all/2, all/2, all/2, all)
+	f("", 8, slices.Repeat([]int64{all / 4}, 16)...)
+	f("2 layers, the layout has 2 for each of 2 ranks", 2, all, all)
+	f("4 layers", 1, all, all, all, all)
+	f("layer 1 of rank 0", 1, all, all-1)
+	f("layer 0 of rank 1", 2, all, all, all/2-1, all)
+	f("KV heads", 3, slices.Repeat([]int64{all}, 6)...)
+	f("128 ranks", 128, slices.Repeat([]int64{all}, 256)...)
+
+	two := Shared{Bytes: 1 << 20, Blocks: 2, Ranks: 2, Epoch: 3, Layers: []Span{{0, all}, {1 << 10, all}}}
+	if err := two.Matches(3, 2, 2, all); err == nil || !strings.Contains(err.Error(), "2 ranks") {
+		t.Errorf("a grant of one rank for a pool of two: %v", err)
+	}
+	two.Ranks = 1
+	if err := two.Matches(3, 2, 2, all); err != nil {
+		t.Error(err)
+	}
 }
 
 // FuzzMessage: what decodes encodes to the same bytes.

@@ -41,6 +41,32 @@ func (l Layout) Resolve() []Layer {
 	return out
 }
 
+// CopyHeads copies n positions, with their scales, of all heads that both layers have, from srcAt
+// on of srcN packed ones to dstAt on of dstN. The layers differ in nothing but their heads.
+func CopyHeads(to *Layer, dst []byte, dstN, dstAt int, from *Layer, src []byte, srcN, srcAt, n int) {
+	first := max(to.FirstHead, from.FirstHead)
+	end := min(to.FirstHead+to.Heads, from.FirstHead+from.Heads)
+	if first >= end {
+		return
+	}
+	for plane := range to.Planes {
+		size := to.row[plane]
+		if n == dstN && n == srcN && to.scale == 0 { // one run
+			a, b := n*(to.Heads*to.before[plane]+(first-to.FirstHead)*size), n*(from.Heads*from.before[plane]+(first-from.FirstHead)*size)
+			copy(dst[a:][:(end-first)*n*size], src[b:][:(end-first)*n*size])
+			continue
+		}
+		for head := first; head < end; head++ {
+			d, dScales := to.Part(dst, dstN, plane, head-to.FirstHead)
+			s, sScales := from.Part(src, srcN, plane, head-from.FirstHead)
+			copy(d[dstAt*size:], s[srcAt*size:(srcAt+n)*size])
+			if to.scale > 0 {
+				copy(dScales[dstAt*to.scale:], sScales[srcAt*to.scale:(srcAt+n)*to.scale])
+			}
+		}
+	}
+}
+
 // Uniform returns the rows of any layer, if all layers pack theirs alike.
 func (l Layout) Uniform() (r Rows, ok bool) {
 	for i := range l.Groups {

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"cmp"
+	"strings"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/tier"
@@ -32,7 +33,8 @@ type Config struct {
 	Drained bool   `key:"drained"` // starts drained: no work before `xpyd undrain`
 
 	Compute
-	ServedName string `key:"served_name"` // what clients call the model; empty: its own name
+	TensorParallel int    `key:"tensor_parallel"` // ranks of this process, each with its share of the heads
+	ServedName     string `key:"served_name"`     // what clients call the model; empty: its own name
 
 	Listen    string `key:"listen"`    // HTTP
 	KVListen  string `key:"kv_listen"` // kvconn
@@ -168,9 +170,10 @@ const ssdSize = 8 << 30
 func DefaultConfig(role fleet.Role) Config {
 	kv := kvconn.DefaultConfig()
 	return Config{
-		Role:    string(role),
-		Compute: Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto},
-		Listen:  "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxWaiting: 1024,
+		Role:           string(role),
+		TensorParallel: 1,
+		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto},
+		Listen:         "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxWaiting: 1024,
 		MaxStepTime: 50 * time.Millisecond, QueueTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
 		LeaseTime: 30 * time.Second, LeaseMax: 8 * time.Minute, TicketWait: 10 * time.Second, ReserveWait: 10 * time.Second,
@@ -246,6 +249,18 @@ func (c *Compute) valid() error {
 	return nil
 }
 
+// validRanks checks tensor_parallel, except against the model.
+func (c *Config) validRanks() error {
+	if strings.HasPrefix(c.Device, "cuda") && c.TensorParallel > 1 {
+		return noGPURanks(c.TensorParallel)
+	}
+	return within("tensor_parallel", c.TensorParallel, 1, kvlayout.MaxRanks)
+}
+
+func noGPURanks(n int) error {
+	return bad("tensor_parallel", "%d ranks are not served on GPUs yet, only on the CPU (device: cpu)", n)
+}
+
 // Validate returns a *config.KeyError.
 func (l Log) Validate() error {
 	return cmp.Or(config.OneOf("level", l.Level, "debug", "info", "warn", "error"), config.OneOf("format", l.Format, "text", "json"))
@@ -266,6 +281,7 @@ func (c *Config) Validate() error {
 		config.OneOf("kv.eviction", kv.Eviction, string(host.LRU), string(host.LFU), string(host.S3FIFO)),
 		config.OneOf("kv.ssd_io", kv.SSDIO, string(ssd.IOAuto), string(ssd.IOUring), string(ssd.IOPread)),
 		c.Compute.valid(),
+		c.validRanks(),
 		c.validAddresses(),
 		within("threads", c.Threads, 0, 4096),
 		within("block_tokens", c.BlockTokens, 1, kvlayout.MaxBlockTokens),

@@ -48,6 +48,9 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 	}
 	if !device.CPU {
 		b, err := newCUDA(cfg, m)
+		if err == nil && cfg.TensorParallel > 1 { // auto, and there is a GPU
+			return nil, errors.Join(noGPURanks(cfg.TensorParallel), b.Close())
+		}
 		if err == nil {
 			at := whereIs(b)
 			if err = isAt(device.GPUs, at, gpustat.Cards); err != nil {
@@ -75,11 +78,14 @@ func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kern
 		log.Log(context.Background(), level, "device auto: taking the CPU", "reason", err)
 	}
 	a := m.Config
+	if err := cpu.CheckRanks(&a, cfg.TensorParallel); err != nil {
+		return nil, bad("tensor_parallel", "model %s: %v", m.Name, err)
+	}
 	blocks, err := poolBlocks(cfg, &a, cpu.KVDType, cmp.Or(int64(cfg.KVMemory), cpuMemory))
 	if err != nil {
 		return nil, err
 	}
-	b, err := cpu.New(a, m.Weights(false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: cmp.Or(cfg.Threads, runtime.GOMAXPROCS(0)), Share: share})
+	b, err := cpu.New(a, m.Weights(false), cpu.Options{Blocks: blocks, BlockTokens: cfg.BlockTokens, Threads: cmp.Or(cfg.Threads, runtime.GOMAXPROCS(0)), Ranks: cfg.TensorParallel, Share: share})
 	if err != nil {
 		return nil, poolError(cfg, fmt.Errorf("model %s: %w", m.Name, err))
 	}
@@ -112,6 +118,22 @@ func Open(ctx context.Context, cfg *Config, log *slog.Logger, progress func(mode
 
 // Close frees the device, and then the model.
 func (o *Opened) Close() error { return errors.Join(o.Backend.Close(), o.Model.Close()) }
+
+// watch ends the worker when a rank of the backend hangs.
+func (w *Worker) watch() {
+	b, ok := w.backend.(kernels.Watched)
+	if !ok || b.Hung() == nil {
+		return
+	}
+	w.wg.Go(func() {
+		select {
+		case err := <-b.Hung():
+			w.log.Error("the worker ends", "error", err)
+			w.fail(err)
+		case <-w.ctx.Done():
+		}
+	})
+}
 
 // populate allocates all memory of a pool on the host now, so that a lack of it shows at start and
 // not during a request.
@@ -184,7 +206,14 @@ func poolBlocks(cfg *Config, a *arch.Config, dtype kvlayout.DType, size int64) (
 	if cfg.Blocks != 0 {
 		return cfg.Blocks, nil
 	}
-	block := kernels.Layout(a, cfg.BlockTokens, dtype).BlockBytes()
+	ranks, err := kernels.Layout(a, cfg.BlockTokens, dtype).Ranks(cfg.TensorParallel)
+	if err != nil {
+		return 0, err
+	}
+	block := 0 // with the heads that several ranks keep
+	for _, r := range ranks {
+		block += r.BlockBytes()
+	}
 	blocks := int(size / int64(block))
 	if cfg.KVMemory == 0 {
 		blocks = min(blocks, 64*((a.MaxPositions+cfg.BlockTokens-1)/cfg.BlockTokens))

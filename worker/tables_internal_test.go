@@ -325,6 +325,10 @@ func TestPoolBlocks(t *testing.T) {
 		if got, err := poolBlocks(&cfg, a, "f32", c.size); err == nil && c.blocks == 0 && got != int(c.size/block) {
 			t.Errorf("%d bytes that are set: %d", c.size, got)
 		}
+		cfg.TensorParallel = 4 // each of two heads twice
+		if got, err := poolBlocks(&cfg, a, "f32", c.size); err == nil && c.blocks == 0 && got != int(c.size/(2*block)) {
+			t.Errorf("%d bytes for four ranks: %d", c.size, got)
+		}
 	}
 }
 

@@ -115,7 +115,7 @@ type Worker struct {
 
 	ctx       context.Context // ends when requests must: every request's parent
 	cancel    context.CancelCauseFunc
-	wg        sync.WaitGroup // the listeners' goroutines
+	wg        sync.WaitGroup // the listeners' goroutines, and watch's
 	requests  *requests
 	lifelines *requests
 	sequence  atomic.Uint64
@@ -185,7 +185,7 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	w.fleet.begin(w)
 	w.http.Start(ln)
 	w.log.Info("worker is up", "id", w.identity.ID, "role", w.cfg.Role, "url", w.url, "kv", w.kvAddr, "model", w.served,
-		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads,
+		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads, "ranks", max(1, w.backend.Info().Ranks),
 		"blocks", w.backend.Blocks(), "block_tokens", w.identity.Layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
 	return nil
 }
@@ -215,6 +215,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 	if w.backend, err = newBackend(&w.cfg, m, way.MapPool(d.Ways, w.cfg.KV.Transport), w.log); err != nil {
 		return err
 	}
+	w.watch()
 	if d.Backend != nil {
 		w.backend = d.Backend(w.backend)
 	}
@@ -303,7 +304,7 @@ func (w *Worker) Instance() fleet.Instance {
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Unchecked:   w.cfg.KV.Digest == "off",
 		Layout:      w.identity.Layout.Form(),
-		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.engine.MaxRunning(), Gap: w.engine.Gap().Seconds(), Devices: w.devices, PID: os.Getpid(),
+		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.engine.MaxRunning(), Gap: w.engine.Gap().Seconds(), Devices: w.devices, TP: w.backend.Info().Ranks, PID: os.Getpid(),
 		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, KVEventsOpen: w.cfg.KVEvents.Open, Topology: w.cfg.Topology,
 	}
 }
@@ -349,7 +350,7 @@ func (w *Worker) SetRole(r fleet.Role) error {
 	return w.fleet.update(func(i *fleet.Instance) { i.Role = r })
 }
 
-// Failed yields an error when a listener ends by itself.
+// Failed yields an error when a listener ends by itself, or when a rank hangs (kernels.ErrHung).
 func (w *Worker) Failed() <-chan error { return w.failed }
 
 // fail passes an error to Failed. One is enough to end the worker; others are dropped.

@@ -280,6 +280,7 @@ func (s *fleetStatus) print(w io.Writer, now time.Time) error {
 			{m.Moved.Shortage > 0, count(m.Moved.Shortage, "stream") + " moved away: short of KV blocks"},
 			{m.Moved.Balance > 0, count(m.Moved.Balance, "stream") + " moved away: slower than its peers"},
 			{m.Embeds, "embeds only"},
+			{m.Dialect == fleet.Native && m.TP > 1, count(m.TP, "rank")},
 			{s.lonely(m), "nobody of its dialect, " + m.Dialect + ", to pair with"},
 			{m.KVPaths != "", "kv: " + m.KVPaths},
 			{m.Unchecked, "kv.digest: off"},

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -31,6 +32,7 @@ type upConfig struct {
 	RouterConfig
 	Prefill        int    `key:"prefill"` // workers of each role
 	Decode         int    `key:"decode"`
+	TensorParallel ranks  `key:"tensor_parallel"`
 	GPUs           string `key:"gpus"` // one for each worker: "all", a number, or a list; "": all workers share one
 	worker.Compute        // for each worker, except gpu_memory, which those on one GPU share
 	worker.Promises
@@ -48,7 +50,13 @@ func (c *upConfig) Validate() error {
 	}
 	w := c.workers()
 	w.GPUMemory = c.GPUMemory
-	return errors.Join(c.RouterConfig.Validate(), w.Validate(), c.validGPUs())
+	errs := []error{c.RouterConfig.Validate(), w.Validate(), c.validGPUs()}
+	for _, n := range []int{c.TensorParallel.Prefill, c.TensorParallel.Decode} {
+		if w.TensorParallel = n; w.Validate() != nil {
+			errs[1] = w.Validate()
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // workers returns the settings that its workers share.
@@ -72,7 +80,7 @@ func (c *upConfig) environ(environ []string) ([]string, error) {
 
 func newUp() *cobra.Command {
 	w := workerDefaults(fleet.Prefill)
-	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Compute: w.Compute, KV: w.KV}
+	def := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, TensorParallel: ranks{1, 1}, Compute: w.Compute, KV: w.KV}
 	def.Fleet.Listen = "127.0.0.1:0"
 	def.Log.Level = "warn"
 	cmd := &cobra.Command{
@@ -90,6 +98,7 @@ which only reads, or of admin-token.`,
 	f.Int("prefill", def.Prefill, "prefill workers; with --gpus by default half of them")
 	f.Int("decode", def.Decode, "decode workers; with --gpus by default the rest")
 	f.String("gpus", "", gpusHelp)
+	f.String("tensor-parallel", def.TensorParallel.String(), "ranks of each worker (on the CPU), or P:D for prefill and decode workers")
 	f.String("listen", def.Listen, "public address")
 	f.String("admin", def.AdminListen, "admin address")
 	f.Bool("trust-everyone", false, trustHelp)
@@ -396,6 +405,9 @@ func (c *upConfig) child(exe string, role fleet.Role, front *front, kept *lastRo
 	return func(i int) supervise.Child {
 		id := fmt.Sprintf("%s-%d", role, i)
 		args := []string{string(role), "--id", id, "--join-file", front.joinFile}
+		if n := c.TensorParallel.of(role); n != 1 {
+			args = append(args, "--tensor-parallel", strconv.Itoa(n))
+		}
 		if c.KV.SSDDir != "" {
 			args = append(args, "--kv-ssd-dir", filepath.Join(c.KV.SSDDir, id))
 		}

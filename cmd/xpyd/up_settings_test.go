@@ -69,7 +69,7 @@ kv:
 		t.Fatal(err)
 	}
 	w := workerDefaults(fleet.Prefill)
-	up := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, Compute: w.Compute, KV: w.KV}
+	up := upConfig{RouterConfig: defaultRouterConfig(), Prefill: 1, Decode: 1, TensorParallel: ranks{1, 1}, Compute: w.Compute, KV: w.KV}
 	if env, err := up.environ(nil); err != nil || !slices.Equal(env, []string{"XPYD_GPU_MEMORY=0.45"}) {
 		t.Errorf("nothing is set, and workers are told %q, %v", env, err)
 	}

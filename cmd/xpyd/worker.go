@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 	"github.com/xpyd/xpyd/worker"
 )
@@ -39,6 +41,7 @@ behind a proxy made for vLLM.`, role),
 	f := cmd.Flags()
 	f.String("join-file", "", joinFileHelp)
 	f.Bool("trust-everyone", false, trustHelp)
+	f.Int("tensor-parallel", def.TensorParallel, "ranks among which the model is divided, in this process (on the CPU)")
 	f.String("served-name", "", "what clients call the model")
 	f.String("id", "", "name in the fleet; default: the role and a random suffix")
 	f.String("listen", def.Listen, "HTTP address")
@@ -122,6 +125,9 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	case <-gone:
 		failure, drain = fmt.Errorf("the supervising process is gone"), time.Second
 	case failure = <-w.Failed():
+		if errors.Is(failure, kernels.ErrHung) { // nothing that runs here can end well
+			drain = time.Second
+		}
 	}
 	endFollow()
 	// A second after the drain the rest is ended by force.

@@ -71,12 +71,18 @@ func disturbed(t *testing.T, client *http.Client, url string, do func(decode str
 // alone starts a prefill and two decode workers that nobody starts again.
 func alone(t *testing.T) (*cluster.Router, map[string]*cluster.Process) {
 	t.Helper()
+	return aloneWith(t, map[string]string{"prefill-0": "1", "decode-0": "1", "decode-1": "1"})
+}
+
+// aloneWith is alone for workers of so many ranks.
+func aloneWith(t *testing.T, ranks map[string]string) (*cluster.Router, map[string]*cluster.Process) {
+	t.Helper()
 	r := cluster.Alone(t, "--config", config(t), "--nats", cluster.StartNATS(t).URL)
 	model := mediumModel(t)
 	procs := map[string]*cluster.Process{}
 	for _, id := range []string{"prefill-0", "decode-0", "decode-1"} {
 		role, _, _ := strings.Cut(id, "-")
-		procs[id] = r.Worker(t, fleet.Role(role), "--id", id, "--model", model)
+		procs[id] = r.Worker(t, fleet.Role(role), "--id", id, "--model", model, "--tensor-parallel", ranks[id])
 	}
 	r.WaitServing(t, time.Minute, 1, 2)
 	return r, procs
@@ -87,6 +93,18 @@ func alone(t *testing.T) (*cluster.Router, map[string]*cluster.Process) {
 func TestFaultsTakeover(t *testing.T) {
 	t.Parallel()
 	r, procs := alone(t)
+	takesOver(t, r, procs)
+}
+
+// TestFaultsTakeoverRanks: so they do where each worker has another number of ranks.
+func TestFaultsTakeoverRanks(t *testing.T) {
+	t.Parallel()
+	r, procs := aloneWith(t, map[string]string{"prefill-0": "2", "decode-0": "3", "decode-1": "1"})
+	takesOver(t, r, procs)
+}
+
+func takesOver(t *testing.T, r *cluster.Router, procs map[string]*cluster.Process) {
+	t.Helper()
 	client := cluster.NewClient(t)
 	want := all(t, client, r.URL, func(string, int) {})
 	for i, s := range want {

@@ -34,14 +34,23 @@ import (
 )
 
 // TestUnbroken: see package unbroken. The workers run on virtual time.
-func TestUnbroken(t *testing.T) {
-	strikes, seed := unbroken.Asked(t, "XPYD_UNBROKEN_VIRTUAL", 88)
+func TestUnbroken(t *testing.T) { unbrokenOf(t, 88, nil) }
+
+// TestUnbrokenRanks is the same for workers of unequal numbers of ranks, two of which keep each of
+// the model's two KV heads on decode-1.
+func TestUnbrokenRanks(t *testing.T) {
+	unbrokenOf(t, 20, map[string]int{"prefill-0": 2, "decode-0": 1, "decode-1": 4, unbroken.Wired: 2})
+}
+
+func unbrokenOf(t *testing.T, otherwise int, ranks map[string]int) {
+	strikes, seed := unbroken.Asked(t, "XPYD_UNBROKEN_VIRTUAL", otherwise)
 	model := filepath.Join(t.TempDir(), "tiny")
 	makeModel(t, model)
 	// Its clock runs as long as the process, outside the bubble.
 	_, _ = new(fasthttp.Response).WriteTo(io.Discard)
 	synctest.Test(t, func(t *testing.T) {
 		f := newFleet(t, model)
+		f.ranks = ranks
 		f.start(t, fleet.Prefill, "prefill-0")
 		s := unbroken.Strikes{Router: f.router, Workers: f, Client: f.client, Patience: 2 * time.Second}
 		s.Run(t, strikes, seed)
@@ -54,7 +63,8 @@ type virtual struct {
 	front  *fakenet.Host
 	ring   *trust.Ring
 	model  string
-	blocks int // of each worker's pool; 0: as many as fit
+	blocks int            // of each worker's pool; 0: as many as fit
+	ranks  map[string]int // of workers by id; 0: one
 	nats   string
 	router *cluster.Router
 	client *http.Client
@@ -148,7 +158,7 @@ func (f *virtual) start(t testing.TB, role fleet.Role, id string) {
 	cfg.ID, cfg.Model, cfg.Device, cfg.Threads, cfg.Fleet.URL = id, f.model, "cpu", 1, f.nats
 	cfg.Listen, cfg.KVListen = at(ip, httpPort), at(ip, kvPort)
 	cfg.KVEvents = worker.KVEvents{} // it has sockets of its own
-	cfg.KVMemory, cfg.Blocks = 8<<20, f.blocks
+	cfg.KVMemory, cfg.Blocks, cfg.TensorParallel = 8<<20, f.blocks, max(f.ranks[id], 1)
 	w, err := worker.Start(context.Background(), cfg, worker.Deps{Ring: f.ring, NATS: f.ring, Log: f.log.With("worker", id), Registry: prometheus.NewRegistry(),
 		Ways: []way.Kind{way.Network(transport{h})}, Dial: h.DialContext, Listen: h.Listen,
 		Backend: func(b kernels.Backend) kernels.Backend { return &paced{b, b.(kernels.Viewer)} }})

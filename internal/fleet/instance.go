@@ -87,11 +87,12 @@ type Instance struct {
 	Convert              bool          `json:"kv_convert,omitempty"`   // rows of another dtype may be converted
 	Unchecked            bool          `json:"kv_unchecked,omitempty"` // digests are not checked where the peer says so too; shown, never compared
 
+	TP int `json:"tp,omitempty"` // tensor-parallel ranks, 0 means 1; native workers of any two numbers fit
+
 	// For the dialects of foreign engines.
 	Version   string `json:"version,omitempty"`   // engine version; a pair's must be equal where both are known
 	Bootstrap string `json:"bootstrap,omitempty"` // host:port where the other role finds it
 	EngineID  string `json:"engine_id,omitempty"`
-	TP        int    `json:"tp,omitempty"`       // tensor-parallel ranks, 0 means 1
 	PP        int    `json:"pp,omitempty"`       // pipeline stages, 0 means 1
 	DPRanks   int    `json:"dp_ranks,omitempty"` // data-parallel ranks, 0 means 1
 

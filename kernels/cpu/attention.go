@@ -7,9 +7,9 @@ import (
 
 // appendRows finishes q, k and v of a layer (bias, norm, rotation) and writes
 // the K and V rows with their digests.
-func (b *Backend) appendRows(layer int) {
+func (b *Backend) appendRows(m *member, layer int) {
 	s := &b.step
-	for i := range b.team.items(len(s.items), b.team.share(len(s.items))) {
+	for i := range b.team.items(m.seat, len(s.items), b.team.share(len(s.items))) {
 		b.appendItem(layer, &s.items[i])
 	}
 }
@@ -18,16 +18,15 @@ func (b *Backend) appendRows(layer int) {
 // steps without OnLayer whose sequences are single items a head, as in decode.
 func (b *Backend) appendAttend(m *member, layer int) {
 	s := &b.step
-	for i := range b.team.items(len(s.items), 1) {
+	for i := range b.team.items(m.seat, len(s.items), 1) {
 		b.appendItem(layer, &s.items[i])
 		b.attendItem(m, layer, &s.items[i])
 	}
 }
 
 func (b *Backend) appendItem(layer int, it *item) {
-	s, l := &b.step, &b.layers[layer]
+	s, l, pool := &b.step, &b.layers[layer], b.ranks[it.rank]
 	dim, size := b.arch.HeadDim, b.layout.BlockTokens
-	group := b.arch.Heads / b.arch.KVHeads
 	kAt := (b.arch.Heads + it.kv) * dim
 	vAt := kAt + b.arch.KVHeads*dim
 	q := &s.step.Seqs[it.seq]
@@ -36,26 +35,27 @@ func (b *Backend) appendItem(layer int, it *item) {
 		// One block at a time.
 		block, row := q.Blocks[(pos+i)/size], (pos+i)%size
 		n := min(size-row, it.n-i)
-		ks, vs := b.floats(layer, block, 0, it.kv, row, n), b.floats(layer, block, 1, it.kv, row, n)
+		ks, vs := pool.floats(layer, block, 0, it.own, row, n), pool.floats(layer, block, 1, it.own, row, n)
 		for j := range n {
 			r := it.row + i + j
 			qkv, cosSin := s.qkv[r*s.qkvRow:(r+1)*s.qkvRow], s.cosSin[r*dim:(r+1)*dim]
-			for h := it.kv * group; h < (it.kv+1)*group; h++ {
-				b.finishHead(qkv, h*dim, l.bias, l.qNorm, cosSin)
+			for h := it.q; h < it.q+it.queries; h++ {
+				b.finishHead(qkv[h*dim:(h+1)*dim], h*dim, l.bias, l.qNorm, cosSin)
 			}
-			b.finishHead(qkv, kAt, l.bias, l.kNorm, cosSin)
-			addBias(qkv[vAt:vAt+dim], l.bias, vAt)
-			copy(ks[j*dim:], qkv[kAt:kAt+dim])
-			copy(vs[j*dim:], qkv[vAt:vAt+dim])
+			// In the pool: other ranks may keep the same head, and take it from qkv, too.
+			k, v := ks[j*dim:(j+1)*dim], vs[j*dim:(j+1)*dim]
+			copy(k, qkv[kAt:kAt+dim])
+			copy(v, qkv[vAt:vAt+dim])
+			b.finishHead(k, kAt, l.bias, l.kNorm, cosSin)
+			addBias(v, l.bias, vAt)
 		}
-		b.appended(layer, block, it.kv, pos+i-row, row, n)
+		pool.appended(layer, block, it.own, pos+i-row, row, n)
 		i += n
 	}
 }
 
-// finishHead applies bias, norm and rotation to the head at qkv[at:].
-func (b *Backend) finishHead(qkv []float32, at int, bias, norm, cosSin []float32) {
-	x := qkv[at : at+b.arch.HeadDim]
+// finishHead applies bias, norm and rotation to a head whose place in qkv is at.
+func (b *Backend) finishHead(x []float32, at int, bias, norm, cosSin []float32) {
 	addBias(x, bias, at)
 	if norm != nil {
 		n := len(x)
@@ -80,23 +80,23 @@ func addBias(x, bias []float32, at int) {
 // attend computes the attention output of a layer.
 func (b *Backend) attend(m *member, layer int) {
 	s := &b.step
-	for i := range b.team.items(len(s.items), 1) {
+	first, end := b.team.part(m.seat, len(s.items))
+	for i := range b.team.items(m.seat, len(s.items), 1) {
 		// The last items see the most positions: start with them.
-		b.attendItem(m, layer, &s.items[len(s.items)-1-i])
+		b.attendItem(m, layer, &s.items[end-1-(i-first)])
 	}
 }
 
 func (b *Backend) attendItem(m *member, layer int, it *item) {
-	s := &b.step
+	s, pool := &b.step, b.ranks[it.rank]
 	dim := b.arch.HeadDim
-	group := b.arch.Heads / b.arch.KVHeads
 	q := &s.step.Seqs[it.seq]
 	score, pv := &m.score, &m.pv
 	*score = scoreArgs{
-		k:           b.base(layer, 0, it.kv),
+		k:           pool.base(layer, 0, it.own),
 		blocks:      &q.Blocks[0],
-		blockStride: b.areas[layer].BlockBytes(),
-		rowBytes:    b.areas[layer].RowBytes(0),
+		blockStride: pool.areas[layer].BlockBytes(),
+		rowBytes:    pool.areas[layer].RowBytes(0),
 		blockTokens: b.layout.BlockTokens,
 		scale:       b.scale,
 	}
@@ -110,11 +110,11 @@ func (b *Backend) attendItem(m *member, layer int, it *item) {
 		inv:         &m.inv[0],
 		outStride:   4 * dim,
 	}
-	v := b.base(layer, 1, it.kv)
+	v := pool.base(layer, 1, it.own)
 	for i := range it.n {
 		r, n := it.row+i, q.Pos+it.index+i+1
 		score.n, pv.n = n, n
-		for h, left := it.kv*group, group; left > 0; {
+		for h, left := it.q, it.queries; left > 0; {
 			rows := 1
 			for rows*2 <= min(left, b.pvRows) {
 				rows *= 2
@@ -132,6 +132,7 @@ func (b *Backend) attendItem(m *member, layer int, it *item) {
 				p.rows[rows](pv)
 			}
 			h, left = h+rows, left-rows
+			m.progress()
 		}
 	}
 	*score, *pv = scoreArgs{}, pvArgs{}

@@ -33,7 +33,8 @@ const KVDType = kvlayout.F32
 type Options struct {
 	Blocks      int    // KV blocks in the pool
 	BlockTokens int    // positions a block: 1..kvlayout.MaxBlockTokens; 0 is 16
-	Threads     int    // 0 is GOMAXPROCS
+	Threads     int    // of all ranks, at least one each; 0 is GOMAXPROCS
+	Ranks       int    // tensor-parallel ranks; 0 is 1
 	Share       bool   // put the pool where other processes can map it, if the system has such memory
 	SIMD        string // "avx512", "avx2", "portable"; "" is the best there is
 }
@@ -41,7 +42,7 @@ type Options struct {
 // Backend implements kernels.Backend. One goroutine at a time calls Step; Close
 // must not run during a Step.
 type Backend struct {
-	*pool
+	*pools
 	arch arch.Config
 	ops  *ops
 	team *team
@@ -77,11 +78,14 @@ type pvPass struct {
 // New packs the weights and allocates the pool. The caller may release w when
 // it returns.
 func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
-	opt.BlockTokens, opt.Threads = cmp.Or(opt.BlockTokens, 16), cmp.Or(opt.Threads, runtime.GOMAXPROCS(0))
+	opt.BlockTokens, opt.Threads, opt.Ranks = cmp.Or(opt.BlockTokens, 16), cmp.Or(opt.Threads, runtime.GOMAXPROCS(0)), cmp.Or(opt.Ranks, 1)
 	if err := checkOptions(opt); err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
 	if err := checkArch(&a, w); err != nil {
+		return nil, fmt.Errorf("cpu backend: %w", err)
+	}
+	if err := CheckRanks(&a, opt.Ranks); err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
 	o, err := chooseOps(opt.SIMD, simdOps())
@@ -96,16 +100,18 @@ func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
 	if err := b.load(w); err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
-	layout := kernels.Layout(&a, opt.BlockTokens, KVDType)
-	_, size := layerOffsets(layout, opt.Blocks)
-	mem, private, err := poolMemory(size, opt.Share)
+	if b.pools, err = newPools(kernels.Layout(&a, opt.BlockTokens, KVDType), opt.Blocks, opt.Ranks); err != nil {
+		return nil, fmt.Errorf("cpu backend: %w", err)
+	}
+	mem, private, err := poolMemory(b.size(), opt.Share)
 	if err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
-	b.pool = newPool(layout, opt.Blocks, mem, private)
-	b.team = newTeam(opt.Threads)
+	b.private = private
+	b.fill(mem)
+	b.team = newTeam(max(opt.Threads, opt.Ranks), opt.Ranks)
 	b.work = b.member
-	b.step.init(b, opt.Threads)
+	b.step.init(b)
 	return b, nil
 }
 
@@ -114,6 +120,18 @@ func checkOptions(opt Options) error {
 		return fmt.Errorf("%d blocks of %d tokens, %d threads: want at least 1 block of 1..%d tokens, 1..1024 threads", opt.Blocks, opt.BlockTokens, opt.Threads, kvlayout.MaxBlockTokens)
 	}
 	return nil
+}
+
+// CheckRanks returns why a model cannot be divided among this many ranks.
+func CheckRanks(a *arch.Config, ranks int) error {
+	if ranks < 1 || ranks > kvlayout.MaxRanks {
+		return fmt.Errorf("%d ranks: want 1..%d", ranks, kvlayout.MaxRanks)
+	}
+	if a.Heads%ranks != 0 {
+		return fmt.Errorf("%d ranks do not divide the model's %d query heads", ranks, a.Heads)
+	}
+	_, err := kernels.Layout(a, 16, KVDType).Ranks(ranks)
+	return err
 }
 
 func chooseOps(name string, have []*ops) (*ops, error) {
@@ -217,6 +235,7 @@ func (b *Backend) Info() kernels.Info {
 		Numerics: numerics(),
 		SIMD:     b.ops.name,
 		Threads:  b.team.size,
+		Ranks:    len(b.ranks),
 		Device:   device(),
 	}
 }
@@ -231,8 +250,19 @@ func (b *Backend) Layout() kvlayout.Layout { return b.layout }
 func (b *Backend) Blocks() int { return b.blocks }
 
 // Close ends the worker goroutines and waits for them. The pool stays readable unless it is
-// shared: then it is unmapped and must not be touched again. Closing twice is allowed.
+// shared: then it is unmapped and must not be touched again. Closing twice is allowed. If a rank
+// hangs, its goroutine and the pool's memory stay until the process ends.
 func (b *Backend) Close() error {
-	b.team.close()
-	return b.pool.close()
+	if !b.team.close() {
+		return nil
+	}
+	return b.pools.close()
+}
+
+// Hung implements kernels.Watched.
+func (b *Backend) Hung() <-chan error {
+	if b.team.watch == nil {
+		return nil
+	}
+	return b.team.watch.told
 }

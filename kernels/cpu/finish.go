@@ -10,24 +10,24 @@ func (b *Backend) finish(m *member) {
 	if n == 0 {
 		return
 	}
-	b.lastNorm()
-	t.barrier()
+	b.lastNorm(m)
+	t.barrier(m.seat)
 	row := b.head.outRows()
 	for lo := 0; lo < n; lo += headTile {
 		hi := min(lo+headTile, n)
-		b.project(&b.head, s.last[lo*s.hidden:], s.hidden, s.logits, row, hi-lo)
-		t.barrier()
-		for i := range t.items(hi-lo, 1) {
+		b.project(m, &b.head, s.last[lo*s.hidden:], s.hidden, s.logits, row, hi-lo)
+		t.barrier(m.seat)
+		for i := range t.items(m.seat, hi-lo, 1) {
 			b.fillResult(m, &s.finals[lo+i], s.logits[i*row:i*row+b.arch.Vocab])
 		}
-		t.barrier()
+		t.barrier(m.seat)
 	}
 }
 
 // lastNorm applies the last residual and the final norm to wanted rows only.
-func (b *Backend) lastNorm() {
+func (b *Backend) lastNorm(m *member) {
 	s := &b.step
-	for i := range b.team.items(len(s.finals), b.team.share(len(s.finals))) {
+	for i := range b.team.items(m.seat, len(s.finals), b.team.share(len(s.finals))) {
 		at := s.finals[i].row * s.hidden
 		sum := b.ops.addSumSq(&s.x[at], &s.delta[at], s.hidden)
 		b.rmsNorm(s.last[i*s.hidden:], s.x[at:], b.norm, sum)
@@ -66,6 +66,7 @@ func (b *Backend) fillResult(m *member, f *final, logits []float32) {
 		return
 	}
 	for i := range q.Samples {
+		m.progress()
 		p, out := &q.Samples[i], &r.Samples[i]
 		*out = kernels.Sampled{Token: m.draw.token(logits, p)}
 		if p.Logprobs >= 0 && out.Token != kernels.NoToken {

@@ -105,8 +105,8 @@ func (m *matrix) row(r int, dst []float32) {
 const streamed = 1 << 20
 
 // mul computes panels lo..hi-1 for t tokens. x is [t][xs] and out [t][os], in
-// floats; out begins at panel lo.
-func (m *matrix) mul(o *ops, x []float32, xs int, out []float32, os, t, lo, hi int) {
+// floats; out begins at panel lo. It tells the seat of progress at least every silentMACs.
+func (m *matrix) mul(o *ops, seat *seat, x []float32, xs int, out []float32, os, t, lo, hi int) {
 	if t == 0 || lo >= hi {
 		return
 	}
@@ -134,7 +134,11 @@ func (m *matrix) mul(o *ops, x []float32, xs int, out []float32, os, t, lo, hi i
 		for i := range tiles {
 			a, b := i*t/tiles, (i+1)*t/tiles
 			fns[b-a-1](w, unsafe.Add(xp, 4*a*xs), uintptr(4*xs), unsafe.Add(op, 4*(a*os+(p-lo)*panelRows)), uintptr(4*os), m.k, 1)
+			if i%4 == 3 {
+				seat.progress()
+			}
 		}
+		seat.progress()
 	}
 }
 

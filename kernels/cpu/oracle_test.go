@@ -66,38 +66,40 @@ func TestStories260KOracle(t *testing.T) {
 		if !supported(simd) {
 			continue
 		}
-		b := open(t, a, w, cpu.Options{Blocks: 32, SIMD: simd})
-		for i, c := range oracle.Cases {
-			if simd == "portable" && i > 0 {
-				break // slow, and the same bits by TestSameBits
-			}
-			blocks := make([]int32, 32)
-			for i := range blocks {
-				blocks[i] = int32(31 - i)
-			}
-			greedy := func(pos int) []kernels.Sample {
-				return []kernels.Sample{{Position: pos, TopP: 1, Repetition: 1, Logprobs: -1}}
-			}
-			seq := kernels.Seq{Tokens: c.IDs, Blocks: blocks, Samples: greedy(len(c.IDs)), WantLogits: true}
-			var got []int32
-			for range c.Greedy {
-				r := mustStep(t, b, seq)[0]
-				for _, top := range c.Top {
-					if seq.Pos == 0 && math.Abs(float64(r.Logits[int(top[0])])-top[1]) > 1e-4 {
-						t.Errorf("%s %q: logit %v is %v, want %v", simd, c.Prompt, top[0], r.Logits[int(top[0])], top[1])
-					}
+		for _, ranks := range []int{1, 2, 4, 8} {
+			b := open(t, a, w, cpu.Options{Blocks: 32, SIMD: simd, Ranks: ranks})
+			for i, c := range oracle.Cases {
+				if simd == "portable" && (i > 0 || ranks > 1) {
+					break // slow, and the same bits by TestSameBits
 				}
-				for i, v := range c.All {
-					if seq.Pos == 0 && math.Abs(float64(r.Logits[i])-v) > 1e-4 {
-						t.Errorf("%s %q: logit %d is %v, want %v", simd, c.Prompt, i, r.Logits[i], v)
-					}
+				blocks := make([]int32, 32)
+				for i := range blocks {
+					blocks[i] = int32(31 - i)
 				}
-				got = append(got, r.Samples[0].Token)
-				pos := seq.Pos + len(seq.Tokens)
-				seq = kernels.Seq{Tokens: got[len(got)-1:], Pos: pos, Blocks: blocks, Samples: greedy(pos + 1)}
-			}
-			if !slices.Equal(got, c.Greedy) {
-				t.Errorf("%s %q: got %v, want %v", simd, c.Prompt, got, c.Greedy)
+				greedy := func(pos int) []kernels.Sample {
+					return []kernels.Sample{{Position: pos, TopP: 1, Repetition: 1, Logprobs: -1}}
+				}
+				seq := kernels.Seq{Tokens: c.IDs, Blocks: blocks, Samples: greedy(len(c.IDs)), WantLogits: true}
+				var got []int32
+				for range c.Greedy {
+					r := mustStep(t, b, seq)[0]
+					for _, top := range c.Top {
+						if seq.Pos == 0 && math.Abs(float64(r.Logits[int(top[0])])-top[1]) > 1e-4 {
+							t.Errorf("%s %q: logit %v is %v, want %v", simd, c.Prompt, top[0], r.Logits[int(top[0])], top[1])
+						}
+					}
+					for i, v := range c.All {
+						if seq.Pos == 0 && math.Abs(float64(r.Logits[i])-v) > 1e-4 {
+							t.Errorf("%s %q: logit %d is %v, want %v", simd, c.Prompt, i, r.Logits[i], v)
+						}
+					}
+					got = append(got, r.Samples[0].Token)
+					pos := seq.Pos + len(seq.Tokens)
+					seq = kernels.Seq{Tokens: got[len(got)-1:], Pos: pos, Blocks: blocks, Samples: greedy(pos + 1)}
+				}
+				if !slices.Equal(got, c.Greedy) {
+					t.Errorf("%s, %d ranks, %q: got %v, want %v", simd, ranks, c.Prompt, got, c.Greedy)
+				}
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package cpu_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -137,58 +138,77 @@ func TestPoolRefusesBadRanges(t *testing.T) {
 }
 
 // A pool of any layout keeps what it is given, wherever it is cut, with the digests of
-// its rows at their coordinates; nothing else in the pool changes.
+// its rows at their coordinates; nothing else in the pool changes. So does that of any number of
+// ranks, and each head lies with all that keep it.
 func TestPoolOfAnyLayout(t *testing.T) {
+	for name, l := range kerneltest.Layouts(8) {
+		for _, ranks := range []int{1, 2, 6} {
+			if _, err := l.Ranks(ranks); err == nil {
+				t.Run(fmt.Sprintf("%s, %d ranks", name, ranks), func(t *testing.T) { poolKeeps(t, l, ranks) })
+			} else if ranks == 6 {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
+func poolKeeps(t *testing.T, l kvlayout.Layout, ranks int) {
 	const tokens, blocks, firstPos = 8, 5, 24
-	for name, l := range kerneltest.Layouts(tokens) {
-		t.Run(name, func(t *testing.T) {
-			p, err := cpu.NewPool(l, blocks)
-			if err != nil {
-				t.Fatal(err)
+	p, err := cpu.NewRankedPool(l, blocks, ranks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(1, 1))
+	layers := l.Resolve()
+	want := make([][]byte, len(layers)) // of block 3
+	for i := range layers {
+		layer := &layers[i]
+		want[i] = make([]byte, layer.BlockBytes())
+		for at := range want[i] {
+			want[i][at] = byte(r.Uint32())
+		}
+		for at := 0; at < tokens; { // in pieces
+			n := min(1+r.IntN(3), tokens-at)
+			part := make([]byte, layer.PackedBytes(n))
+			layer.Copy(part, n, 0, want[i], tokens, at, n)
+			p.Scatter(i, 3, at, n, part)
+			at += n
+		}
+		p.SetDigest(i, 3, tokens, digestOf(layer, firstPos, tokens, want[i]))
+	}
+	p.CopyBlock(1, 3, firstPos, tokens)
+	p.CopyBlock(2, 3, firstPos, 5)
+	for i := range layers {
+		layer := &layers[i]
+		for block, n := range map[int32]int{3: tokens, 1: tokens, 2: 5} {
+			got, sums := make([]byte, layer.PackedBytes(n)), make([]uint64, layer.Heads)
+			p.Gather(i, block, 0, n, got)
+			part := make([]byte, len(got))
+			layer.Copy(part, n, 0, want[i], tokens, 0, n)
+			p.Digest(i, block, sums)
+			if !slices.Equal(got, part) || !slices.Equal(sums, digestOf(layer, firstPos, n, part)) {
+				t.Errorf("layer %d block %d: %d rows or their digests differ", i, block, n)
 			}
-			r := rand.New(rand.NewPCG(1, 1))
-			layers := l.Resolve()
-			want := make([][]byte, len(layers)) // of block 3
-			for i := range layers {
-				layer := &layers[i]
-				want[i] = make([]byte, layer.BlockBytes())
-				for at := range want[i] {
-					want[i][at] = byte(r.Uint32())
-				}
-				for at := 0; at < tokens; { // in pieces
-					n := min(1+r.IntN(3), tokens-at)
-					part := make([]byte, layer.PackedBytes(n))
-					layer.Copy(part, n, 0, want[i], tokens, at, n)
-					p.Scatter(i, 3, at, n, part)
-					at += n
-				}
-				p.SetDigest(i, 3, tokens, digestOf(layer, firstPos, tokens, want[i]))
+		}
+		if run, ok := p.(kernels.Viewer).View(i, 3, 0, tokens); ok != (ranks == 1) || ok && !slices.Equal(run, want[i]) {
+			t.Errorf("layer %d: the view is not the packed block", i)
+		}
+		parts := p.(kernels.PartViewer).Parts(nil, i, 3)
+		if len(parts) != ranks {
+			t.Errorf("layer %d: %d parts of %d ranks", i, len(parts), ranks)
+		}
+		for r, part := range parts {
+			its := make([]byte, part.Layer.BlockBytes())
+			if kvlayout.CopyHeads(part.Layer, its, tokens, 0, layer, want[i], tokens, 0, tokens); !slices.Equal(part.Run, its) {
+				t.Errorf("layer %d: rank %d does not have its heads", i, r)
 			}
-			p.CopyBlock(1, 3, firstPos, tokens)
-			p.CopyBlock(2, 3, firstPos, 5)
-			for i := range layers {
-				layer := &layers[i]
-				for block, n := range map[int32]int{3: tokens, 1: tokens, 2: 5} {
-					got, sums := make([]byte, layer.PackedBytes(n)), make([]uint64, layer.Heads)
-					p.Gather(i, block, 0, n, got)
-					part := make([]byte, len(got))
-					layer.Copy(part, n, 0, want[i], tokens, 0, n)
-					p.Digest(i, block, sums)
-					if !slices.Equal(got, part) || !slices.Equal(sums, digestOf(layer, firstPos, n, part)) {
-						t.Errorf("layer %d block %d: %d rows or their digests differ", i, block, n)
-					}
-				}
-				if run, ok := p.(kernels.Viewer).View(i, 3, 0, tokens); !ok || !slices.Equal(run, want[i]) {
-					t.Errorf("layer %d: the view is not the packed block", i)
-				}
-				for _, block := range []int32{0, 4} {
-					got := make([]byte, layer.BlockBytes())
-					if p.Gather(i, block, 0, tokens, got); !slices.Equal(got, make([]byte, len(got))) {
-						t.Errorf("layer %d: block %d was written to", i, block)
-					}
-				}
+		}
+		for _, block := range []int32{0, 4} {
+			got := make([]byte, layer.BlockBytes())
+			if p.Gather(i, block, 0, tokens, got); !slices.Equal(got, make([]byte, len(got))) {
+				t.Errorf("layer %d: block %d was written to", i, block)
 			}
-		})
+		}
 	}
 }
 

@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -60,6 +62,21 @@ func TestShared(t *testing.T) {
 	}
 }
 
+// mapped is another mapping of a backend's shared pool.
+func mapped(t *testing.T, b *cpu.Backend) (kernels.Shared, []byte) {
+	t.Helper()
+	s, err := b.Shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mem, err := unix.Mmap(s.FD, 0, int(s.Bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Munmap(mem) })
+	return s, mem
+}
+
 // TestPopulate: a pool takes its memory at once, shared or not, and a pool too large for
 // the machine is refused before it takes any.
 func TestPopulate(t *testing.T) {
@@ -85,5 +102,32 @@ func TestPopulate(t *testing.T) {
 	var large *cpu.PoolError
 	if _, err := cpu.New(a, w, cpu.Options{Blocks: 1 << 30, BlockTokens: 256, Threads: 1}); !errors.As(err, &large) {
 		t.Errorf("a pool of 2^38 tokens: %v", err)
+	}
+}
+
+// TestRanksShared: another mapping of the pool's file shows each rank's blocks where Shared says.
+func TestRanksShared(t *testing.T) {
+	a := shape(3, 32, 48, 4, 2, 8, 50)
+	w := randomWeights(a, kernels.F32, 1)
+	for _, ranks := range []int{1, 2, 4} {
+		t.Run(fmt.Sprint(ranks), func(t *testing.T) {
+			b := open(t, a, w, cpu.Options{Blocks: 4, BlockTokens: 8, Ranks: ranks, Share: true})
+			mustStep(t, b, kernels.Seq{Tokens: randomTokens(rand.New(rand.NewPCG(1, 1)), 16, 50), Blocks: []int32{3, 1}})
+			s, mem := mapped(t, b)
+			layers := b.Layout().Layers()
+			if s.Ranks != ranks || len(s.Layers) != ranks*layers {
+				t.Fatalf("%d ranks with %d layers", s.Ranks, len(s.Layers))
+			}
+			for layer := range layers {
+				for block := range int32(4) {
+					for r, p := range b.Parts(nil, layer, block) {
+						at := s.Layers[r*layers+layer] + int64(block)*int64(len(p.Run))
+						if !slices.Equal(mem[at:at+int64(len(p.Run))], p.Run) {
+							t.Errorf("layer %d block %d of rank %d differs", layer, block, r)
+						}
+					}
+				}
+			}
+		})
 	}
 }

@@ -52,9 +52,14 @@ type token struct {
 }
 
 // item is the unit of the attention phases: some tokens of one sequence, one
-// KV head. Items never share a (block, head), which makes appending safe.
+// KV head of one rank. Items never share a (rank, block, head), which makes appending safe.
 type item struct {
-	seq, kv int
+	seq     int
+	rank    int
+	kv      int // KV head, of the model
+	own     int // the same head, among the rank's
+	q       int // first of the rank's query heads for it
+	queries int // how many
 	row, n  int // rows of the batch
 	index   int // of the first token in the sequence's part
 }
@@ -75,23 +80,25 @@ type member struct {
 	score  scoreArgs
 	pv     pvArgs
 	draw   *sampler
-	_      [64]byte
+	*seat
+	_ [64]byte
 }
 
 // gatedPanels is how many panels of gate and up a member takes at a time, at
 // most.
 const gatedPanels = 32
 
-func (s *stepState) init(b *Backend, threads int) {
+func (s *stepState) init(b *Backend) {
 	a := b.arch
 	s.hidden = roundUp(a.Hidden, panelRows)
 	s.qkvRow = b.layers[0].qkv.outRows()
 	s.attRow = a.Heads * a.HeadDim
 	s.ffRow = b.layers[0].gated.panels * guRows
-	s.members = make([]member, threads)
+	s.members = make([]member, b.team.size)
 	context := min(a.MaxPositions, b.blocks*b.layout.BlockTokens)
 	for i := range s.members {
 		m := &s.members[i]
+		m.seat = &b.team.seats[i]
 		m.row = roundUp(context, 16) + 16
 		m.scores = allocFloats(b.pvRows * m.row)
 		m.draw = newSampler(a.Vocab, b.ops)
@@ -127,6 +134,13 @@ func (b *Backend) Step(st *kernels.Step) ([]kernels.Result, error) {
 		return s.results, nil
 	}
 	n := b.team.size
+	if len(b.ranks) > 1 {
+		if err := b.team.runWatched(b.work); err != nil {
+			return nil, &kernels.Error{Call: "step", Err: err}
+		}
+		s.step = nil
+		return s.results, nil
+	}
 	if len(s.tokens)*b.layerMACs+len(s.finals)*b.arch.Vocab*b.arch.Hidden < soloMACs {
 		n = 1
 	}
@@ -145,6 +159,9 @@ func (b *Backend) plan(st *kernels.Step) error {
 	if b.team.closed {
 		return errors.New("backend is closed")
 	}
+	if err := b.team.failed(); err != nil {
+		return err
+	}
 	for _, a := range st.Arrivals {
 		if _, ok := a.(*kernels.HostGate); !ok {
 			return fmt.Errorf("a step cannot wait for a %T", a)
@@ -152,7 +169,6 @@ func (b *Backend) plan(st *kernels.Step) error {
 	}
 	s.step = st
 	s.tokens, s.items, s.finals = s.tokens[:0], s.items[:0], s.finals[:0]
-	s.fused = st.OnLayer == nil
 	var samples, prompts, tops, raw int
 	for i := range st.Seqs {
 		q := &st.Seqs[i]
@@ -179,6 +195,7 @@ func (b *Backend) plan(st *kernels.Step) error {
 			}
 		}
 	}
+	b.planItems(st)
 	s.results = resize(s.results, len(st.Seqs))
 	s.samples = resize(s.samples, samples)
 	s.prompts = resize(s.prompts, prompts)
@@ -210,7 +227,7 @@ func (b *Backend) plan(st *kernels.Step) error {
 	return nil
 }
 
-// planSeq appends the rows, items and finals of one sequence.
+// planSeq appends the rows and finals of one sequence.
 func (b *Backend) planSeq(seq int, q *kernels.Seq) {
 	s := &b.step
 	row, n := len(s.tokens), len(q.Tokens)
@@ -221,15 +238,31 @@ func (b *Backend) planSeq(seq int, q *kernels.Seq) {
 			s.finals = append(s.finals, final{seq: seq, row: row + i, index: i, last: last})
 		}
 	}
+}
+
+// planItems lists the items, those of a rank together: claim gives each rank its own.
+func (b *Backend) planItems(st *kernels.Step) {
+	s := &b.step
+	s.fused = st.OnLayer == nil
 	// Runs end where a multiple of align, hence a block, ends.
 	align := roundUp(16, b.layout.BlockTokens)
-	for i := 0; i < n; {
-		run := min(align-(q.Pos+i)%align, n-i)
-		for kv := range b.arch.KVHeads {
-			s.items = append(s.items, item{seq: seq, kv: kv, row: row + i, n: run, index: i})
-		}
-		if i += run; i < n {
-			s.fused = false
+	for rank, p := range b.ranks {
+		heads := &p.areas[0]
+		queries := b.arch.Heads / len(b.ranks) / heads.Heads
+		for seq, row := 0, 0; seq < len(st.Seqs); seq++ {
+			q := &st.Seqs[seq]
+			n := len(q.Tokens)
+			for i := 0; i < n; {
+				run := min(align-(q.Pos+i)%align, n-i)
+				for own := range heads.Heads {
+					s.items = append(s.items, item{seq: seq, rank: rank, kv: heads.FirstHead + own, own: own,
+						q: (rank*heads.Heads + own) * queries, queries: queries, row: row + i, n: run, index: i})
+				}
+				if i += run; i < n {
+					s.fused = false
+				}
+			}
+			row += n
 		}
 	}
 }
@@ -249,56 +282,63 @@ func growFloats(s []float32, n int) []float32 {
 }
 
 // member is one thread's part of a step. All members pass the same barriers;
-// between two of them they share out the items of one operation.
+// between two of them those of a rank share out its part of one operation.
 func (b *Backend) member(id int) {
 	s, t := &b.step, b.team
 	m := &s.members[id]
-	b.embedRows()
-	t.barrier()
+	b.embedRows(m)
+	t.barrier(m.seat)
 	for i := range b.layers {
 		l := &b.layers[i]
 		if len(s.step.Arrivals) > 0 {
 			if id == 0 {
-				for _, a := range s.step.Arrivals {
-					a.(*kernels.HostGate).AwaitLayer(i)
-				}
+				b.awaitArrivals(m, i)
 			}
-			t.barrier()
+			t.barrier(m.seat)
 		}
-		b.project(&l.qkv, s.xn, s.hidden, s.qkv, s.qkvRow, len(s.tokens))
-		t.barrier()
+		b.project(m, &l.qkv, s.xn, s.hidden, s.qkv, s.qkvRow, len(s.tokens))
+		t.barrier(m.seat)
 		if s.fused {
 			b.appendAttend(m, i)
 		} else {
-			b.appendRows(i)
-			t.barrier()
+			b.appendRows(m, i)
+			t.barrier(m.seat)
 			if id == 0 && s.step.OnLayer != nil {
 				s.step.OnLayer(i)
 			}
 			b.attend(m, i)
 		}
-		t.barrier()
-		b.project(&l.o, s.att, s.attRow, s.delta, s.hidden, len(s.tokens))
-		t.barrier()
-		b.addNorm(l.mlpNorm)
-		t.barrier()
+		t.barrier(m.seat)
+		b.project(m, &l.o, s.att, s.attRow, s.delta, s.hidden, len(s.tokens))
+		t.barrier(m.seat)
+		b.addNorm(m, l.mlpNorm)
+		t.barrier(m.seat)
 		b.gate(m, l)
-		t.barrier()
-		b.project(&l.down, s.ff, s.ffRow, s.delta, s.hidden, len(s.tokens))
-		t.barrier()
+		t.barrier(m.seat)
+		b.project(m, &l.down, s.ff, s.ffRow, s.delta, s.hidden, len(s.tokens))
+		t.barrier(m.seat)
 		if i+1 < len(b.layers) {
-			b.addNorm(b.layers[i+1].attnNorm)
-			t.barrier()
+			b.addNorm(m, b.layers[i+1].attnNorm)
+			t.barrier(m.seat)
 		}
 	}
 	b.finish(m)
 }
 
+// awaitArrivals waits for a layer of what the step waits for. A peer's pace is no rank's fault.
+func (b *Backend) awaitArrivals(m *member, layer int) {
+	m.rest()
+	defer m.resume()
+	for _, a := range b.step.step.Arrivals {
+		a.(*kernels.HostGate).AwaitLayer(layer)
+	}
+}
+
 // embedRows writes each token's embedding, rotary table and first norm.
-func (b *Backend) embedRows() {
+func (b *Backend) embedRows(m *member) {
 	s := &b.step
 	dim := b.arch.HeadDim
-	for r := range b.team.items(len(s.tokens), b.team.share(len(s.tokens))) {
+	for r := range b.team.items(m.seat, len(s.tokens), b.team.share(len(s.tokens))) {
 		x := s.x[r*s.hidden : (r+1)*s.hidden]
 		b.embedding(int(s.tokens[r].id), x)
 		clear(x[b.arch.Hidden:])
@@ -328,20 +368,20 @@ func (b *Backend) rsqrtMean(sumSq float32, n int) float32 {
 }
 
 // addNorm adds the last projection to the residual stream and norms the sum.
-func (b *Backend) addNorm(w []float32) {
+func (b *Backend) addNorm(m *member, w []float32) {
 	s := &b.step
-	for r := range b.team.items(len(s.tokens), b.team.share(len(s.tokens))) {
+	for r := range b.team.items(m.seat, len(s.tokens), b.team.share(len(s.tokens))) {
 		at := r * s.hidden
 		sum := b.ops.addSumSq(&s.x[at], &s.delta[at], s.hidden)
 		b.rmsNorm(s.xn[at:], s.x[at:], w, sum)
 	}
 }
 
-// project computes out = m*x for n rows.
-func (b *Backend) project(m *matrix, x []float32, xs int, out []float32, os, n int) {
-	chunk := b.team.share(m.panels)
-	for lo, hi := b.team.claim(m.panels, chunk); lo < hi; lo, hi = b.team.claim(m.panels, chunk) {
-		m.mul(b.ops, x, xs, out[lo*panelRows:], os, n, lo, hi)
+// project computes out = w*x for n rows.
+func (b *Backend) project(m *member, w *matrix, x []float32, xs int, out []float32, os, n int) {
+	chunk := min(b.team.share(w.panels), b.team.mostPanels(w.k, n))
+	for lo, hi := b.team.claim(m.seat, w.panels, chunk); lo < hi; lo, hi = b.team.claim(m.seat, w.panels, chunk) {
+		w.mul(b.ops, m.seat, x, xs, out[lo*panelRows:], os, n, lo, hi)
 	}
 }
 
@@ -350,12 +390,15 @@ func (b *Backend) project(m *matrix, x []float32, xs int, out []float32, os, n i
 func (b *Backend) gate(m *member, l *layer) {
 	s := &b.step
 	n := len(s.tokens)
-	panels := min(max(len(m.gated)/(n*panelRows), 1), gatedPanels, b.team.share(l.gated.panels))
-	for lo, hi := b.team.claim(l.gated.panels, panels); lo < hi; lo, hi = b.team.claim(l.gated.panels, panels) {
+	panels := min(max(len(m.gated)/(n*panelRows), 1), gatedPanels, b.team.share(l.gated.panels), b.team.mostPanels(l.gated.k, n))
+	for lo, hi := b.team.claim(m.seat, l.gated.panels, panels); lo < hi; lo, hi = b.team.claim(m.seat, l.gated.panels, panels) {
 		row := (hi - lo) * panelRows
-		l.gated.mul(b.ops, s.xn, s.hidden, m.gated, row, n, lo, hi)
+		l.gated.mul(b.ops, m.seat, s.xn, s.hidden, m.gated, row, n, lo, hi)
 		for r := range n {
 			b.ops.siluMul(&s.ff[r*s.ffRow+lo*guRows], &m.gated[r*row], hi-lo)
+			if r%64 == 63 {
+				m.progress()
+			}
 		}
 	}
 }

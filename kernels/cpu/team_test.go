@@ -10,7 +10,7 @@ import (
 // panics with the same value, and the team can run again.
 func TestTeamPanic(t *testing.T) {
 	const size, parts = 4, 3
-	team := newTeam(size)
+	team := newTeam(size, 1)
 	defer team.close()
 	f := func(n, bad, at int) {
 		t.Helper()
@@ -20,7 +20,7 @@ func TestTeamPanic(t *testing.T) {
 			team.run(n, func(member int) {
 				for part := range parts {
 					if part > 0 {
-						team.barrier()
+						team.barrier(&team.seats[member])
 					}
 					if member == bad && part == at {
 						panic("member")
@@ -46,11 +46,12 @@ func TestTeamPanic(t *testing.T) {
 			}
 		}
 		var sum atomic.Int64
-		team.run(size, func(int) {
-			for lo, hi := team.claim(100, 7); lo < hi; lo, hi = team.claim(100, 7) {
+		team.run(size, func(member int) {
+			seat := &team.seats[member]
+			for lo, hi := team.claim(seat, 100, 7); lo < hi; lo, hi = team.claim(seat, 100, 7) {
 				sum.Add(int64(hi - lo))
 			}
-			team.barrier()
+			team.barrier(&team.seats[member])
 			if sum.Load() != 100 {
 				t.Errorf("%d of 100 items behind the barrier", sum.Load())
 			}

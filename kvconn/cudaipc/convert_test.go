@@ -6,12 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/xpyd/xpyd/kvconn"
-	"github.com/xpyd/xpyd/kvconn/convert"
 	"github.com/xpyd/xpyd/kvconn/cudaipc"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
@@ -23,53 +21,6 @@ import (
 func of(dtype kvlayout.DType, bt int) func(l *kvlayout.Layout) {
 	return func(l *kvlayout.Layout) {
 		*l = kvlayout.Plain(3, 2, 8, bt, dtype)
-	}
-}
-
-// allowed has both sides convert; their numerics are then others.
-func allowed(r, s *kvconn.Config) {
-	r.Convert, s.Convert = true, true
-	s.Identity.Numerics = "test-of-another-dtype"
-}
-
-// digestOf is that of the suite's sequences.
-func digestOf(l *kvlayout.Layer, plane, head, first, n int, rows, scales []byte) (sum uint64) {
-	for i := range n {
-		row := slices.Clone(rows[i*l.RowBytes(plane):][:l.RowBytes(plane)])
-		row = append(row, scales[i*l.ScaleBytes():][:l.ScaleBytes()]...)
-		sum += kvconntest.RowHash(l.Number, plane, head, first+i, row)
-	}
-	return sum
-}
-
-// converting has the sender answer as a prefill worker does, and the receiver expect
-// what a host would have made of the rows.
-func converting(t *testing.T, w *kvconntest.World) {
-	ours, theirs := w.SConfig.Identity.Layout, w.RConfig.Identity.Layout
-	w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
-		rows, err := convert.New(src, ours, o.Layout(), digestOf)
-		if err == nil {
-			err = o.Accept(rows)
-		}
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		for l := range ours.Layers() {
-			for i := range o.Ticket().Dest {
-				o.Push(l, []int{i})
-			}
-		}
-		o.Commit([]byte("commit of " + o.Ticket().RequestID))
-	}
-	w.Pool.Expect = func(seed uint64, layer, first, rows int) ([]byte, error) {
-		src, err := convert.New(&kvconntest.Source{Layout: ours, Seed: seed}, ours, theirs, digestOf)
-		if err != nil {
-			return nil, err
-		}
-		g := theirs.Resolve()[layer]
-		packed := make([]byte, g.PackedBytes(rows))
-		return packed, src.Load(layer, first/theirs.BlockTokens, first, rows, packed, make([]uint64, g.Heads))
 	}
 }
 
@@ -86,8 +37,8 @@ func TestConverts(t *testing.T) {
 				t.Run(fmt.Sprintf("%s to %s, blocks of %d from %d", from, to, bt[0], bt[1]), func(t *testing.T) {
 					t.Parallel()
 					r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, of(to, bt[0])), fakegpu.New(t, kvconntest.SenderBlocks, of(from, bt[1]))
-					between(t, r, s, allowed, func(w *kvconntest.World, _ fakegpu.GPU) {
-						converting(t, w)
+					between(t, r, s, kvconntest.Converts, func(w *kvconntest.World, _ fakegpu.GPU) {
+						w.Convert()
 						fetchLengths(t, w, "converted")
 					})
 				})
@@ -102,8 +53,8 @@ func TestSpoiledSourceIsConverted(t *testing.T) {
 	for _, bt := range []int{8, 16, 3} {
 		r := fakegpu.New(t, kvconntest.ReceiverBlocks, of(kvlayout.F8E4M3, bt))
 		s := fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 8))
-		between(t, r, s, allowed, func(w *kvconntest.World, s fakegpu.GPU) {
-			converting(t, w)
+		between(t, r, s, kvconntest.Converts, func(w *kvconntest.World, s fakegpu.GPU) {
+			w.Convert()
 			answer := w.Answer
 			w.Answer = func(ctx context.Context, o *kvconn.Outgoing, src *kvconntest.Source) {
 				if held, ok := src.Spans(1, 8, 8, nil); ok {
@@ -130,7 +81,7 @@ func TestConvertsNot(t *testing.T) {
 		outcome ticket.Outcome
 		why     string
 	}{
-		{false, allowed, ticket.Refused, "the peer's KV rows are f8e4m3, ours bf16"},
+		{false, kvconntest.Converts, ticket.Refused, "the peer's KV rows are f8e4m3, ours bf16"},
 		{true, func(r, s *kvconn.Config) { r.Convert = true }, ticket.Incompatible, "dtype"},
 	} {
 		tr, err := cudaipc.New(r, s, c.refill)

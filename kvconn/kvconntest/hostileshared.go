@@ -18,6 +18,7 @@ type thief struct {
 	*mallory
 	fd     int
 	mem    []byte
+	ranks  int
 	layers []kvconn.Span
 }
 
@@ -30,11 +31,12 @@ func (w *World) thief(t *testing.T, f Factory, tr kvconn.Transport, bulk uint8) 
 	p := NewPool(layout, 2*thiefBlocks)
 	self := kvconn.PeerID{ID: "thief", Epoch: w.RConfig.Identity.Epoch}
 	th := &thief{mallory: &mallory{t: t, w: w, tr: tr, self: self}}
-	d := p.Share(func(size int) (int, []byte) {
+	d, err := p.Share(max(f.Ranks, 1), func(size int) (int, []byte) {
 		th.fd, th.mem = f.Memory(t, size)
 		return th.fd, th.mem
 	})
-	th.layers = d.Layers
+	check(t, err)
+	th.ranks, th.layers = f.Ranks, d.Layers
 	for i := range th.mem {
 		th.mem[i] = abandoned
 	}
@@ -47,6 +49,7 @@ func (w *World) thief(t *testing.T, f Factory, tr kvconn.Transport, bulk uint8) 
 type segment struct {
 	size   uint64
 	blocks uint32
+	ranks  uint32
 	layers []kvconn.Span
 }
 
@@ -62,7 +65,7 @@ func (th *thief) bind(want Step, index uint32, offer bool, bend func(s *segment)
 		check(th.t, err)
 		th.t.Cleanup(func() { hold.Close() })
 	}
-	s := segment{uint64(len(th.mem)), thiefBlocks, slices.Clone(th.layers)}
+	s := segment{uint64(len(th.mem)), thiefBlocks, uint32(max(th.ranks, 1)), slices.Clone(th.layers)}
 	if bend != nil {
 		bend(&s)
 	}
@@ -71,7 +74,7 @@ func (th *thief) bind(want Step, index uint32, offer bool, bend func(s *segment)
 		b = b.U64(uint64(l.Offset), uint64(l.Stride))
 	}
 	if len(s.layers) > 0 {
-		b = b.U32(0) // no grant
+		b = b.U32(s.ranks, 0) // no grant
 	}
 	c.Send(Bind, b)
 	f, err := c.Next()
@@ -123,6 +126,13 @@ var falseSegments = []struct {
 	{"layer-below-zero", func(s *segment) { s.layers[0].Offset = -1 }},
 	{"stride-under-a-block", func(s *segment) { s.layers[1].Stride-- }},
 	{"stride-of-2^63", func(s *segment) { s.layers[1].Stride = math.MinInt64 }},
+	{"of-no-rank", func(s *segment) { s.ranks = 0 }},
+	{"of-more-ranks-than-layers-say", func(s *segment) { s.ranks *= 2 }},
+	{"of-ranks-that-do-not-divide-the-heads", func(s *segment) {
+		s.layers = slices.Repeat(s.layers[:len(s.layers)/int(s.ranks)], 3)
+		s.ranks = 3
+	}},
+	{"of-2^31-ranks", func(s *segment) { s.ranks = 1 << 31 }},
 	{"fewer-layers", func(s *segment) { s.layers = s.layers[:2] }},
 	{"without-memory", nil},
 }

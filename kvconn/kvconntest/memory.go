@@ -74,11 +74,12 @@ type Pool struct {
 	pushed int // of them
 	errs   []string
 
-	mem    []byte // of all blocks
-	layers []kvconn.Span
-	idle   map[poolKey]bool // blocks given up, which must not change any more
-	shared bool             // a peer may write into mem
-	gpu    GPU              // whose memory mem is; nil: it is ours
+	mem    []byte             // of all blocks
+	ranks  [][]kvlayout.Layer // each rank's layers, with its heads
+	layers []kvconn.Span      // where they lie in mem, rank after rank
+	idle   map[poolKey]bool   // blocks given up, which must not change any more
+	shared bool               // a peer may write into mem
+	gpu    GPU                // whose memory mem is; nil: it is ours
 }
 
 type poolKey struct {
@@ -89,21 +90,47 @@ type poolKey struct {
 // NewPool makes a pool of empty blocks.
 func NewPool(layout kvlayout.Layout, blocks int) *Pool {
 	d := kvconn.DevicePool(layout, blocks)
-	return &Pool{layout: layout, rows: layout.Resolve(), stored: map[poolKey]bool{}, gens: make([]uint32, blocks),
+	return &Pool{layout: layout, rows: layout.Resolve(), ranks: [][]kvlayout.Layer{layout.Resolve()}, stored: map[poolKey]bool{}, gens: make([]uint32, blocks),
 		mem: make([]byte, d.Bytes), layers: d.Layers, idle: map[poolKey]bool{}}
 }
 
-// Share puts the pool into memory from alloc, and describes it.
-func (p *Pool) Share(alloc func(size int) (fd int, mem []byte)) *kvconn.Shared {
-	d := kvconn.DevicePool(p.layout, len(p.gens)) // but of no device
-	d.FD, p.mem = alloc(int(d.Bytes+4095) / 4096 * 4096)
-	d.Bytes, d.Device, p.shared = int64(len(p.mem)), false, true
-	return d
+// Divide divides the pool, which is empty, among so many ranks.
+func (p *Pool) Divide(ranks int) error {
+	_, err := p.divide(ranks, func(size int) (int, []byte) { return -1, make([]byte, size) })
+	return err
 }
 
-// block is the memory of one block.
-func (p *Pool) block(k poolKey) []byte {
-	l := p.layers[k.layer]
+// Share puts the pool into memory from alloc, divided among so many ranks, and describes it.
+func (p *Pool) Share(ranks int, alloc func(size int) (fd int, mem []byte)) (*kvconn.Shared, error) {
+	p.shared = true
+	return p.divide(ranks, alloc)
+}
+
+func (p *Pool) divide(ranks int, alloc func(size int) (fd int, mem []byte)) (*kvconn.Shared, error) {
+	layouts, err := p.layout.Ranks(ranks)
+	if err != nil {
+		return nil, err
+	}
+	p.ranks = nil
+	d := &kvconn.Shared{Blocks: len(p.gens), Ranks: ranks}
+	for _, l := range layouts {
+		p.ranks = append(p.ranks, l.Resolve())
+		part := kvconn.DevicePool(l, len(p.gens)) // but of no device
+		for _, span := range part.Layers {
+			span.Offset += d.Bytes
+			d.Layers = append(d.Layers, span)
+		}
+		d.Bytes += part.Bytes
+	}
+	p.layers = d.Layers
+	d.FD, p.mem = alloc(int(d.Bytes+4095) / 4096 * 4096)
+	d.Bytes = int64(len(p.mem))
+	return d, nil
+}
+
+// part is the memory of one block as one rank keeps it.
+func (p *Pool) part(rank int, k poolKey) []byte {
+	l := p.layers[rank*len(p.rows)+k.layer]
 	return p.mem[l.Offset+int64(k.block)*l.Stride:][:l.Stride]
 }
 
@@ -121,8 +148,10 @@ func (p *Pool) untouched() {
 
 // unchanged needs mu.
 func (p *Pool) unchanged(k poolKey) {
-	if slices.ContainsFunc(p.block(k), func(b byte) bool { return b != abandoned }) {
-		p.errs = append(p.errs, fmt.Sprintf("layer %d block %d was written after the fence", k.layer, k.block))
+	for r := range p.ranks {
+		if slices.ContainsFunc(p.part(r, k), func(b byte) bool { return b != abandoned }) {
+			p.errs = append(p.errs, fmt.Sprintf("layer %d block %d was written after the fence", k.layer, k.block))
+		}
 	}
 }
 
@@ -134,7 +163,7 @@ func (p *Pool) flip(frame []byte) {
 		return
 	}
 	layer, block := binary.LittleEndian.Uint32(frame[16+16:]), binary.LittleEndian.Uint32(frame[16+24:])
-	p.block(poolKey{int(layer), int32(block)})[0] ^= 1
+	p.part(len(p.ranks)-1, poolKey{int(layer), int32(block)})[0] ^= 1
 }
 
 // Dest lists n blocks from first on under their present generations.
@@ -164,7 +193,9 @@ func (p *Pool) Reclaim(dest []kvconn.Dest) {
 		for l := range p.rows {
 			k := poolKey{l, d.Block}
 			delete(p.stored, k)
-			copy(p.block(k), bytes.Repeat([]byte{abandoned}, len(p.block(k))))
+			for r := range p.ranks {
+				copy(p.part(r, k), bytes.Repeat([]byte{abandoned}, len(p.part(r, k))))
+			}
 			p.idle[k] = true
 		}
 	}
@@ -224,26 +255,37 @@ func (s *poolSink) Store(layer int, dst int32, row, rows, firstPos int, packed [
 		s.p.errs = append(s.p.errs, fmt.Sprintf("second store into layer %d block %d", layer, dst))
 	}
 	s.p.stored[k] = true
-	l.Copy(s.p.block(k), l.BlockTokens, 0, packed, rows, 0, rows)
+	for r := range s.p.ranks {
+		kvlayout.CopyHeads(&s.p.ranks[r][layer], s.p.part(r, k), l.BlockTokens, 0, l, packed, rows, 0, rows)
+	}
 	return nil
 }
 
 // View implements kvconn.ViewSink: whole blocks have memory of their own.
 func (s *poolSink) View(layer int, dst int32, row, rows int) ([]byte, bool) {
-	if row != 0 || rows != s.p.layout.BlockTokens {
+	if row != 0 || rows != s.p.layout.BlockTokens || len(s.p.ranks) > 1 {
 		return nil, false
 	}
 	s.p.mu.Lock()
 	defer s.p.mu.Unlock()
 	s.p.held(s, dst)
-	return s.p.block(poolKey{layer, dst}), true
+	return s.p.part(0, poolKey{layer, dst}), true
 }
 
 // Verify implements kvconn.ViewSink.
 func (s *poolSink) Verify(layer int, dst int32, row, rows, firstPos int, digests []uint64) error {
-	run, ok := s.View(layer, dst, row, rows)
-	if !ok {
+	if row != 0 || rows != s.p.layout.BlockTokens || len(digests) != s.p.rows[layer].Heads {
 		return fmt.Errorf("layer %d block %d: verify of rows %d+%d", layer, dst, row, rows)
+	}
+	all := &s.p.rows[layer]
+	run := make([]byte, all.BlockBytes())
+	for r := range s.p.ranks { // every copy of a head
+		l, part := &s.p.ranks[r][layer], slices.Clone(s.p.part(r, poolKey{layer, dst}))
+		sums, at := make([]uint64, l.Heads), l.FirstHead-all.FirstHead
+		if digest(l, firstPos, rows, part, sums); !slices.Equal(sums, digests[at:at+l.Heads]) {
+			return kvconn.ErrDigest
+		}
+		kvlayout.CopyHeads(all, run, rows, 0, l, part, rows, 0, rows)
 	}
 	return s.Store(layer, dst, row, rows, firstPos, run, digests)
 }
@@ -280,11 +322,15 @@ func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(l
 			} else if want, err = p.Expect(seed, l, first, rows); err != nil {
 				return err
 			}
-			got := make([]byte, len(want)) // not as it was verified, but as it is now
 			k := poolKey{l, d.Block}
-			p.rows[l].Copy(got, rows, 0, p.block(k), p.layout.BlockTokens, 0, rows)
-			if !p.stored[k] || !bytes.Equal(got, want) {
-				return fmt.Errorf("layer %d block %d (index %d): stored %t, or its rows differ", l, d.Block, i, p.stored[k])
+			for r := range p.ranks { // not as it was verified, but as it is now
+				of := &p.ranks[r][l]
+				got, its := make([]byte, of.PackedBytes(rows)), make([]byte, of.PackedBytes(rows))
+				of.Copy(got, rows, 0, p.part(r, k), p.layout.BlockTokens, 0, rows)
+				kvlayout.CopyHeads(of, its, rows, 0, &p.rows[l], want, rows, 0, rows)
+				if !p.stored[k] || !bytes.Equal(got, its) {
+					return fmt.Errorf("layer %d block %d (index %d), rank %d: stored %t, or its rows differ", l, d.Block, i, r, p.stored[k])
+				}
 			}
 		}
 	}
@@ -295,6 +341,7 @@ func (p *Pool) Check(seed uint64, dest []kvconn.Dest, positions int, skip func(l
 type Source struct {
 	Layout kvlayout.Layout
 	Seed   uint64
+	Ranks  int // of the sender: the blocks of several are no one run
 	// Hook, when set, runs before each load; its error is Load's.
 	Hook func(layer, index int) error
 
@@ -332,7 +379,7 @@ func (s *Source) Load(layer, index, firstPos, rows int, dst []byte, digests []ui
 
 // View implements kvconn.ViewSource: whole blocks of the source's size.
 func (s *Source) View(layer, index, firstPos, rows int, digests []uint64) ([]byte, bool) {
-	if rows != s.Layout.BlockTokens {
+	if rows != s.Layout.BlockTokens || s.Ranks > 1 {
 		return nil, false
 	}
 	run := make([]byte, layerOf(s.Layout, layer).PackedBytes(rows))

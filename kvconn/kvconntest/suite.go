@@ -19,6 +19,10 @@ type Factory struct {
 	// Memory returns size bytes that the transport's two ends can share, and their
 	// descriptor, until the test ends; nil: the transport shares no memory.
 	Memory func(t testing.TB, size int) (fd int, mem []byte)
+	// Ranks divides the receiver's pool among so many tensor-parallel ranks; 0 is 1.
+	Ranks int
+	// SenderRanks, if more than 1: the sender's blocks are no one run either.
+	SenderRanks int
 	// Device replaces New: a transport that pushes between two GPUs, and the GPUs.
 	Device func(t testing.TB) (kvconn.Transport, GPUs)
 	// Bubble runs every case under testing/synctest, with a fake clock: for a

@@ -80,6 +80,7 @@ type World struct {
 
 	stretch float64    // of the deadlines, for a slow machine
 	blocks  *gpuBlocks // of the sender's device, if it has one
+	ranks   int        // of the sender
 	stop    context.CancelFunc
 	wg      sync.WaitGroup
 	serve   error // of the server, when wg is done
@@ -100,7 +101,7 @@ func NewWorld(t testing.TB, tr kvconn.Transport, addr string, shrink int, tune f
 // newWorld is NewWorld with the factory's memory, clock and deadlines.
 func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune func(r, s *kvconn.Config)) *World {
 	t.Helper()
-	w := &World{T: t, Clock: f.clock, stretch: f.stretch, RConfig: config("decode-0", f.Shrink, f.stretch), SConfig: config("prefill-0", f.Shrink, f.stretch)}
+	w := &World{T: t, Clock: f.clock, stretch: f.stretch, ranks: f.SenderRanks, RConfig: config("decode-0", f.Shrink, f.stretch), SConfig: config("prefill-0", f.Shrink, f.stretch)}
 	if f.gpus.Sender != nil {
 		w.RConfig.Identity.Layout, w.SConfig.Identity.Layout = f.gpus.Receiver.Layout(), f.gpus.Sender.Layout()
 	}
@@ -109,9 +110,13 @@ func newWorld(t testing.TB, tr kvconn.Transport, addr string, f Factory, tune fu
 	}
 	w.Pool = NewPool(w.RConfig.Identity.Layout, ReceiverBlocks)
 	switch {
+	case f.Ranks > 1 && (f.private || f.Memory == nil):
+		check(t, w.Pool.Divide(f.Ranks))
 	case f.private:
 	case f.Memory != nil:
-		w.RConfig.Shared = w.Pool.Share(func(size int) (int, []byte) { return f.Memory(t, size) })
+		var err error
+		w.RConfig.Shared, err = w.Pool.Share(max(f.Ranks, 1), func(size int) (int, []byte) { return f.Memory(t, size) })
+		check(t, err)
 	case f.gpus.Receiver != nil && reflect.DeepEqual(w.RConfig.Identity.Layout, f.gpus.Receiver.Layout()): // else it is not that device's
 		w.RConfig.Shared = w.Pool.ShareGPU(f.gpus.Receiver)
 		if reflect.DeepEqual(w.SConfig.Identity.Layout, f.gpus.Sender.Layout()) {
@@ -151,7 +156,7 @@ func check(t testing.TB, err error) {
 func (w *World) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 	layout := w.SConfig.Identity.Layout
 	src := &Source{Layout: layout, Seed: Seed(o.Ticket().Tokens), pool: w.blocks, blocks: map[int]int32{},
-		rows: map[poolKey]bool{}, positions: o.Ticket().Positions}
+		rows: map[poolKey]bool{}, positions: o.Ticket().Positions, Ranks: w.ranks}
 	w.mu.Lock()
 	w.sources = append(w.sources, src)
 	answer := w.Answer

@@ -5,6 +5,7 @@ package shm_test
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -87,7 +88,7 @@ func processMain(what string) error {
 	cfg := childConfig("decode-0")
 	pool := kvconntest.NewPool(kvconntest.Layout(), 256)
 	var failed error
-	cfg.Shared = pool.Share(func(size int) (int, []byte) {
+	cfg.Shared, err = pool.Share(1, func(size int) (int, []byte) {
 		mem, err := memfd.New("xpyd-test", size)
 		if err != nil {
 			failed = err
@@ -95,8 +96,8 @@ func processMain(what string) error {
 		}
 		return mem.FD, mem.Bytes[:mem.Size]
 	})
-	if failed != nil {
-		return failed
+	if err = errors.Join(failed, err); err != nil {
+		return err
 	}
 	r, err := kvconn.NewReceiver(cfg, tr, quiet, m)
 	if err != nil {
@@ -191,7 +192,9 @@ func TestSenderProcess(t *testing.T) {
 			}
 			cfg := config("decode-0")
 			pool := kvconntest.NewPool(kvconntest.Layout(), 256)
-			cfg.Shared = pool.Share(func(size int) (int, []byte) { return memory(t, size) })
+			if cfg.Shared, err = pool.Share(1, func(size int) (int, []byte) { return memory(t, size) }); err != nil {
+				t.Fatal(err)
+			}
 			r, err := kvconn.NewReceiver(cfg, tr, quiet, m)
 			if err != nil {
 				t.Fatal(err)

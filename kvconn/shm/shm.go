@@ -11,6 +11,7 @@
 package shm
 
 import (
+	"fmt"
 	"net"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -44,9 +45,18 @@ func Way() way.Kind {
 			if err != nil {
 				return nil, nil, err
 			}
-			pool := &kvconn.Shared{FD: s.FD, Bytes: s.Bytes, Blocks: p.Backend.Blocks()}
-			for i, layer := range p.Backend.Layout().Resolve() {
-				pool.Layers = append(pool.Layers, kvconn.Span{Offset: s.Layers[i], Stride: int64(layer.BlockBytes())})
+			ranks, err := p.Backend.Layout().Ranks(s.Ranks)
+			if err != nil {
+				return nil, nil, err
+			}
+			if len(s.Layers) > kvconn.MaxSpans {
+				return nil, nil, fmt.Errorf("%d ranks of %d layers: at most %d can be described to peers", s.Ranks, len(s.Layers)/s.Ranks, kvconn.MaxSpans)
+			}
+			pool := &kvconn.Shared{FD: s.FD, Bytes: s.Bytes, Blocks: p.Backend.Blocks(), Ranks: s.Ranks}
+			for _, rank := range ranks {
+				for _, layer := range rank.Resolve() {
+					pool.Layers = append(pool.Layers, kvconn.Span{Offset: s.Layers[len(pool.Layers)], Stride: int64(layer.BlockBytes())})
+				}
 			}
 			return t, pool, nil
 		}}

@@ -55,6 +55,16 @@ func TestShared(t *testing.T) {
 	kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, Shrink: 2, AtOnce: 48})
 }
 
+// TestSharedRanks is the suite with unequal numbers of ranks, where some heads are kept by more
+// than one of the receiver's.
+func TestSharedRanks(t *testing.T) {
+	for _, ranks := range [][2]int{{1, 2}, {2, 4}, {4, 1}} {
+		t.Run(fmt.Sprintf("%d to %d", ranks[0], ranks[1]), func(t *testing.T) {
+			kvconntest.Run(t, kvconntest.Factory{New: transport, Memory: memory, SenderRanks: ranks[0], Ranks: ranks[1], Shrink: 2, AtOnce: 48})
+		})
+	}
+}
+
 // TestSockets is the suite with a receiver that has no memory to share: rows go
 // over the sockets.
 func TestSockets(t *testing.T) {

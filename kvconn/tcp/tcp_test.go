@@ -29,6 +29,14 @@ func TestMain(m *testing.M) {
 func TestTCP(t *testing.T)      { suite(t, false) }
 func TestTCPRelay(t *testing.T) { suite(t, true) }
 
+// TestTCPRanks is the suite between a sender and a receiver of several ranks.
+func TestTCPRanks(t *testing.T) {
+	kvconntest.Run(t, kvconntest.Factory{
+		New:         func(t testing.TB) (kvconn.Transport, string) { return tcp.New(nil), "127.0.0.1:0" },
+		SenderRanks: 2, Ranks: 4, Shrink: 2, AtOnce: 48, Few: true,
+	})
+}
+
 func suite(t *testing.T, relay bool) {
 	kvconntest.Run(t, kvconntest.Factory{
 		Relay: relay,
