@@ -23,6 +23,7 @@ type call struct {
 	types  types
 	params int
 	text   bool // the value is a string, of which something has been given
+	plain  bool // it is JSON, of which something has been given
 	tail   []byte
 
 	py python

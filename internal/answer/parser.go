@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	maxHold  = 16 << 10 // bytes of a stream that may be a call, or a value whose type is not clear
+	maxHold  = 8 << 10 // bytes of a stream that may be a call, or a value whose type is not clear
 	maxSpace = 1 << 10  // whitespace that may stand before a call
 	maxName  = 256      // bytes of a name or key
 	maxCalls = 128      // of an answer; what follows is content
@@ -267,6 +267,7 @@ func (p *Parser) add2(o piece) {
 // leave ends a section.
 func (p *Parser) leave() bool {
 	p.commit()
+	p.call = call{}
 	p.step = (*Parser).content
 	return true
 }

@@ -76,7 +76,7 @@ func (p *Parser) tagKey() bool {
 		sep = "{"
 	}
 	c.params++
-	c.value, c.text, c.tail = c.value[:0], false, c.tail[:0]
+	c.value, c.text, c.plain, c.tail = c.value[:0], false, false, c.tail[:0]
 	p.arguments(appendString([]byte(sep), []byte(key)))
 	p.arguments([]byte(": "))
 	p.step = (*Parser).tagValue
@@ -109,6 +109,8 @@ func (p *Parser) tagValue() bool {
 	text := p.rest()[:n]
 	switch {
 	case n == 0:
+	case c.plain:
+		p.arguments(text)
 	case c.text:
 		p.addText(text)
 	case c.types == typeString:
@@ -120,10 +122,7 @@ func (p *Parser) tagValue() bool {
 		p.addText(text)
 	default:
 		if c.value = append(c.value, text...); len(c.value) > maxHold {
-			c.text = true
-			p.arguments([]byte(`"`))
-			p.addText(bytes.TrimLeft(c.value, " \t\r\n"))
-			c.value = c.value[:0]
+			p.tagLong()
 		}
 	}
 	p.take(n)
@@ -135,6 +134,7 @@ func (p *Parser) tagValue() bool {
 	}
 	p.take(len(p.f.valueEnd))
 	switch {
+	case c.plain:
 	case c.text && c.types == typeString:
 		if p.f.newlines {
 			c.tail = bytes.TrimSuffix(c.tail, []byte("\n"))
@@ -150,6 +150,25 @@ func (p *Parser) tagValue() bool {
 	c.value, c.tail = c.value[:0], c.tail[:0]
 	p.step = (*Parser).tag
 	return true
+}
+
+// tagLong decides what a long value is by its beginning.
+func (p *Parser) tagLong() {
+	c := &p.call
+	text := bytes.TrimLeft(c.value, " \t\r\n")
+	var v value
+	c.plain = len(text) > 0 && (text[0] == '{' || text[0] == '[') && !p.f.flat && (c.types == 0 || c.types&(typeObject|typeArray) != 0)
+	for i := 0; c.plain && i < len(text); i++ {
+		c.plain = v.add(text[i]) == more
+	}
+	if c.plain {
+		p.arguments(text)
+	} else {
+		c.text = true
+		p.arguments([]byte(`"`))
+		p.addText(text)
+	}
+	c.value = c.value[:0]
 }
 
 // tagCut gives what is held of a value that has no end.

@@ -323,7 +323,7 @@ func TestChat(t *testing.T) {
 	}
 	for i, want := range []string{
 		`{"role":"system","content":"a\nb"}`,
-		`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"x\":[1,2.5]}"}}],"content":null}`,
+		`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"x\":[1,2.5]}"}}],"content":""}`,
 		`{"role":"user","content":"hi"}`,
 	} {
 		if string(got.Messages[i]) != want {
@@ -345,8 +345,9 @@ func TestMessages(t *testing.T) {
 	f(same, same)
 	f(`{"content":["a",{"text":"b\"","type":"text","x":1},{"type":"refusal","refusal":"c"}],"role":"user"}`, `{"content":"a\nb\"\nc","role":"user"}`)
 	f(`{"content":[],"role":1,"role":"user"}`, `{"content":"","role":1,"role":"user"}`)
-	f(`{"role":"assistant","content":null}`, `{"role":"assistant","content":null}`)
-	f(`{"role":"assistant"}`, `{"role":"assistant","content":null}`)
+	f(`{"role":"assistant","content":null}`, `{"role":"assistant","content":""}`)
+	f(`{"role":"assistant","content" : null ,"x":[1]}`, `{"role":"assistant","content" : "" ,"x":[1]}`)
+	f(`{"role":"assistant"}`, `{"role":"assistant","content":""}`)
 	f(`{"role":"assistant","content":["x"],"content":"y"}`, `{"role":"assistant","content":["x"],"content":"y"}`)
 }
 
