@@ -269,9 +269,6 @@ func (p *Parser) passValue() bool {
 	case v == bad:
 		return p.fail()
 	case v == more:
-		if p.tooLong() {
-			return p.fail()
-		}
 		return false
 	}
 	p.step = (*Parser).afterMember
@@ -295,9 +292,6 @@ func (p *Parser) scan() (n int, v verdict) {
 }
 
 func (p *Parser) afterMember() bool {
-	if p.tooLong() {
-		return p.fail()
-	}
 	if !p.spaces() {
 		return false
 	}
@@ -372,31 +366,31 @@ func (p *Parser) afterValue() bool {
 	if p.within.close == "" {
 		p.commit()
 	}
-	text := p.rest()
-	n := 0
-	for n < len(text) && isSpace(text[n]) {
-		n++
+	text, n := p.rest(), 0
+	skip := func() (wait bool) {
+		for n < len(text) && n <= maxSpace && isSpace(text[n]) {
+			n++
+		}
+		return n == len(text) && n <= maxSpace && !p.end
 	}
-	if n == len(text) && !p.end && n < maxSpace {
+	if skip() {
 		return false
 	}
-	text = text[n:]
-	if has, may := begins(text, p.within.close); p.within.close != "" && has {
+	switch has, may := begins(text[n:], p.within.close); {
+	case p.within.close == "" || n > maxSpace:
+	case has:
 		p.take(n + len(p.within.close))
 		return p.leave()
-	} else if p.within.close != "" && may && !p.end {
+	case may && !p.end:
 		return false
 	}
 	if p.f.several && !p.inList {
-		if len(text) > 0 && text[0] == ';' {
-			for n++; n < len(p.rest()) && isSpace(p.rest()[n]); n++ {
-			}
-			text = p.rest()[n:]
-			if len(text) == 0 && !p.end && n < maxSpace {
+		if n < len(text) && text[n] == ';' {
+			if n++; skip() {
 				return false
 			}
 		}
-		if len(text) > 0 && text[0] == '{' {
+		if n < len(text) && text[n] == '{' {
 			p.again()
 			p.take(n + 1)
 			p.step = (*Parser).member

@@ -68,13 +68,14 @@ func (p *Parser) channelText() bool {
 func (p *Parser) channelHeader() bool {
 	n, which := p.until(markMessage, markEnd, markCall, markReturn)
 	h := &p.header
-	if len(h.text)+n > 2*maxName {
+	n = min(n, 2*maxName+1-len(h.text))
+	h.text = append(h.text, p.rest()[:n]...)
+	p.take(n)
+	if len(h.text) > 2*maxName {
 		h.kind, p.step = Content, (*Parser).channelText
 		p.put(Content, h.text)
 		return true
 	}
-	h.text = append(h.text, p.rest()[:n]...)
-	p.take(n)
 	if which < 0 {
 		if p.end && len(h.text) > 0 {
 			h.text = h.text[:0]

@@ -53,8 +53,12 @@ func (p *Parser) name() bool {
 		return false
 	}
 	n, which := p.until(p.f.nameEnd...)
-	if bad := bytes.IndexFunc(p.rest()[:n], p.f.notName); bad >= 0 || len(p.call.value)+n > maxName {
-		p.take(max(bad, 0))
+	text := p.rest()[:min(n, maxName+1-len(p.call.value))]
+	if bad := bytes.IndexFunc(text, p.f.notName); bad >= 0 {
+		p.take(bad)
+		return p.fail()
+	} else if len(p.call.value)+len(text) > maxName {
+		p.take(len(text))
 		return p.fail()
 	}
 	p.call.value = append(p.call.value, p.rest()[:n]...)

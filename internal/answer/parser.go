@@ -7,9 +7,9 @@ import (
 
 const (
 	maxHold  = 8 << 10 // bytes of a stream that may be a call, or a value whose type is not clear
-	maxSpace = 1 << 10  // whitespace that may stand before a call
-	maxName  = 256      // bytes of a name or key
-	maxCalls = 128      // of an answer; what follows is content
+	maxSpace = 1 << 10 // whitespace that may stand before a call
+	maxName  = 256     // bytes of a name or key
+	maxCalls = 128     // of an answer; what follows is content
 )
 
 // MaxHeld bounds the bytes that a stream's Parser holds back, and MaxCalls the calls that it gives.
@@ -113,18 +113,30 @@ func (p *Parser) Feed(text string) []Event {
 	}
 	p.in = append(p.in[:copy(p.in, p.in[p.pos:])], text...)
 	p.pos = 0
-	for p.step(p) {
-	}
+	p.run()
 	return p.events()
 }
+
+// run goes over the text at hand.
+func (p *Parser) run() {
+	for {
+		for p.step(p) {
+		}
+		if !p.bounded() || len(p.raw)+len(p.in)-p.pos < maxHold {
+			return
+		}
+		p.fail()
+	}
+}
+
+// bounded reports whether what may be a call may only be so long.
+func (p *Parser) bounded() bool { return p.trying && !p.opt.Whole }
 
 // Flush says that no more text comes, and returns the rest.
 func (p *Parser) Flush() []Event {
 	p.in = p.in[:copy(p.in, p.in[p.pos:])]
 	p.pos, p.end = 0, true
-	for p.step(p) {
-	}
-	if p.trying {
+	for p.run(); p.trying; p.run() {
 		p.fail()
 	}
 	if len(p.space) > 0 && (p.given == 0 || p.said) {
@@ -186,8 +198,14 @@ func (p *Parser) add(kind Kind, text []byte, id string) {
 	*list = append(*list, piece{kind, index, bytes.Clone(text), id})
 }
 
-// rest is what was not looked at yet.
-func (p *Parser) rest() []byte { return p.in[p.pos:] }
+// rest is what was not looked at yet, as far as it may be held back: so that where an attempt ends does
+// not depend on how much is at hand.
+func (p *Parser) rest() []byte {
+	if p.bounded() {
+		return p.in[p.pos:min(len(p.in), p.pos+maxHold-len(p.raw))]
+	}
+	return p.in[p.pos:]
+}
 
 // take goes over n bytes.
 func (p *Parser) take(n int) {
@@ -376,6 +394,3 @@ func (p *Parser) spaces() bool {
 }
 
 func isSpace(c byte) bool { return c == ' ' || c == '\n' || c == '\t' || c == '\r' }
-
-// tooLong reports whether a stream holds more back than it may.
-func (p *Parser) tooLong() bool { return p.trying && !p.opt.Whole && len(p.raw) > maxHold }

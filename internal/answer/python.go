@@ -95,6 +95,7 @@ func (p *Parser) pyEqual() bool {
 		return false
 	}
 	if p.rest()[0] != '=' {
+		p.arguments(p.call.key)
 		return p.broken()
 	}
 	p.take(1)

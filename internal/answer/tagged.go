@@ -53,11 +53,15 @@ func (p *Parser) tag() bool {
 
 func (p *Parser) tagKey() bool {
 	n, which := p.until(p.f.keyEnd...)
-	if len(p.call.key)+n > maxName {
-		return p.fail()
-	}
+	n = min(n, maxName+1-len(p.call.key))
 	p.call.key = append(p.call.key, p.rest()[:n]...)
 	p.take(n)
+	if len(p.call.key) > maxName {
+		if !p.trying {
+			p.sayText(p.call.key)
+		}
+		return p.fail()
+	}
 	if which < 0 {
 		return false
 	}
@@ -121,8 +125,14 @@ func (p *Parser) tagValue() bool {
 		p.arguments([]byte(`"`))
 		p.addText(text)
 	default:
-		if c.value = append(c.value, text...); len(c.value) > maxHold {
+		room := min(len(text), maxHold+1-len(c.value))
+		if c.value = append(c.value, text[:room]...); len(c.value) > maxHold {
 			p.tagLong()
+			if text = text[room:]; c.plain {
+				p.arguments(text)
+			} else {
+				p.addText(text)
+			}
 		}
 	}
 	p.take(n)

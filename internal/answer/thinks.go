@@ -62,10 +62,10 @@ func (p *Parser) thinkMaybe() bool {
 	has, may := begins(text, p.think.start)
 	space := len(p.rest()) - len(text)
 	switch {
-	case has:
+	case has && space <= maxSpace:
 		p.take(space + len(p.think.start))
 		p.step, p.header.kind = (*Parser).thoughts, Reasoning
-	case may && !p.end && space < maxSpace:
+	case may && !p.end && space <= maxSpace:
 		return false
 	default:
 		p.step = (*Parser).content
@@ -80,9 +80,9 @@ func (p *Parser) thinkOpened() bool {
 	has, may := begins(text, p.think.start)
 	space := len(p.rest()) - len(text)
 	switch {
-	case has:
+	case has && space <= maxSpace:
 		p.take(space + len(p.think.start))
-	case may && !p.end && space < maxSpace:
+	case may && !p.end && space <= maxSpace:
 		return false
 	}
 	p.step = (*Parser).thoughts
