@@ -166,11 +166,11 @@ func (v *value) token(c byte) verdict {
 	case c == '"':
 		v.state, v.key = inString, false
 	case c == 't':
-		v.state, v.word = inWord, "rue"
+		v.state, v.word = inWord, "true"[1:]
 	case c == 'f':
-		v.state, v.word = inWord, "alse"
+		v.state, v.word = inWord, "false"[1:]
 	case c == 'n':
-		v.state, v.word = inWord, "ull"
+		v.state, v.word = inWord, "null"[1:]
 	case c == '-':
 		v.state = atMinus
 	case c == '0':
