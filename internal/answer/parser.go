@@ -81,7 +81,6 @@ type Parser struct {
 	before int     // of them, before this attempt
 	within section // what it is in
 	inList bool
-	closed bool // nothing needs to close it
 	call   call
 	header header
 }
