@@ -353,3 +353,41 @@ func TestToolCallsGiven(t *testing.T) {
 		t.Errorf("%d ids of 6 calls", len(ids))
 	}
 }
+
+// TestToolHistory: an assistant's calls and thoughts, replayed as clients replay them, reach models'
+// own templates.
+func TestToolHistory(t *testing.T) {
+	qwen := struct {
+		Template string `json:"chat_template"`
+	}{}
+	b, err := os.ReadFile(filepath.FromSlash("../internal/tokenizer/testdata/qwen3.config.json"))
+	if err == nil {
+		err = json.Unmarshal(b, &qwen)
+	}
+	smol, err2 := os.ReadFile(filepath.FromSlash("../internal/tokenizer/testdata/templates/smollm2.jinja"))
+	if err != nil || err2 != nil {
+		t.Fatal(err, err2)
+	}
+	const calls = `,"tool_calls":[{"id":"call_1","type":"function","function":{"name":"f","arguments":"{\"a\": 1.0, \"b\": [true]}"}}]`
+	for _, c := range []struct{ template, message, want string }{
+		{qwen.Template, `{"role":"assistant","content":null` + calls + `}`, "<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1.0, \"b\": [true]}}\n</tool_call><|im_end|>\n"},
+		{qwen.Template, `{"role":"assistant"` + calls + `}`, "<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1.0, \"b\": [true]}}\n</tool_call><|im_end|>\n"},
+		{qwen.Template, `{"role":"assistant","content":"","reasoning":"Hm."` + calls + `}`, "<|im_start|>assistant\n<think>\nHm.\n</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1.0, \"b\": [true]}}\n</tool_call><|im_end|>\n"},
+		{qwen.Template, `{"role":"assistant","content":null,"reasoning_content":"Hm."` + calls + `}`, "<|im_start|>assistant\n<think>\nHm.\n</think>\n\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1.0, \"b\": [true]}}\n</tool_call><|im_end|>\n"},
+		{string(smol), `{"role":"assistant","content":null` + calls + `}`, "<|im_start|>assistant\n<|im_end|>\n"},
+	} {
+		th := stage(t, c.template, nil)
+		body := `{"messages":[{"role":"user","content":"hi"},` + c.message + `,{"role":"tool","tool_call_id":"call_1","content":"2"}]}`
+		resp, b := ask(t, th.URL()+"/tokenize", nil, body)
+		var ids struct{ Tokens []int32 }
+		if err := json.Unmarshal(b, &ids); err != nil || resp.StatusCode != 200 {
+			t.Fatalf("%s: %d %s", c.message, resp.StatusCode, b)
+		}
+		list, _ := json.Marshal(map[string]any{"tokens": ids.Tokens})
+		_, b = ask(t, th.URL()+"/detokenize", nil, string(list))
+		var text struct{ Prompt string }
+		if err := json.Unmarshal(b, &text); err != nil || !strings.Contains(text.Prompt, c.want) {
+			t.Errorf("%s: %q, want %q in it", c.message, text.Prompt, c.want)
+		}
+	}
+}
