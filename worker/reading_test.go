@@ -245,7 +245,7 @@ func TestToolCalls(t *testing.T) {
 	f("none", hasTools+`,"tool_choice":"none"`, twoCalls, spoken{Content: twoCalls, Finish: "stop"})
 	f("no tools", `"n":1`, twoCalls, spoken{Content: twoCalls, Finish: "stop"})
 	f("text", hasTools, "No tool.", spoken{Content: "No tool.", Finish: "stop"})
-	f("unknown", hasTools, `<tool_call>{"name":"h","arguments":{}}</tool_call>`, spoken{Content: `<tool_call>{"name":"h","arguments":{}}</tool_call>`, Finish: "stop"})
+	f("not offered", hasTools, `<tool_call>{"name":"h","arguments":{}}</tool_call>`, spoken{Calls: []spokenCall{{Name: "h", Arguments: "{}"}}, Finish: "tool_calls"})
 	f("broken", hasTools, `<tool_call>{"name":`, spoken{Content: `<tool_call>{"name":`, Finish: "stop"})
 	f("cut off", hasTools+`,"max_tokens":100`, twoCalls, spoken{Content: "Wait.\n\n<tool_call>\n{\"name\": \"g\"", Calls: both[:1], Finish: "length"})
 	f("choices and log probabilities", hasTools+`,"n":3,"logprobs":true,"top_logprobs":2,"return_token_ids":true`, twoCalls, spoken{Content: "Wait.\n", Calls: both, Finish: "tool_calls"})

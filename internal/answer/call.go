@@ -49,7 +49,7 @@ var others = []string{"type", "id"}
 // begin gives a call's name. It reports whether such a tool may be called.
 func (p *Parser) begin() bool {
 	c := &p.call
-	if !p.opt.Tools.Has(c.name) || p.given == maxCalls {
+	if !p.known(c.name) || p.given == maxCalls {
 		return false
 	}
 	c.begun = true
@@ -62,6 +62,12 @@ func (p *Parser) begin() bool {
 	}
 	p.add(Begin, []byte(c.name), c.id)
 	return true
+}
+
+// known reports whether a tool may be called. What a mark says is a call is one, even of a tool that was
+// not offered: whoever runs it can tell the model so.
+func (p *Parser) known(name string) bool {
+	return p.opt.Tools.Has(name) || !p.f.known && p.within.open != ""
 }
 
 // again is try for a further call of the same section.

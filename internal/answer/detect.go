@@ -11,6 +11,7 @@ type sign struct {
 // The first that fits is it.
 var toolSigns = []sign{
 	{"openai", []string{markChannel, markMessage}},
+	{"deepseek_v4", []string{"<｜DSML｜tool_calls>"}},
 	{"deepseek_v32", []string{"<｜DSML｜"}},
 	{"deepseek_v3", []string{"<｜tool▁calls▁begin｜>", "```json"}},
 	{"deepseek_v31", []string{"<｜tool▁calls▁begin｜>"}},

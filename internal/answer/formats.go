@@ -12,7 +12,11 @@ type Format struct {
 	sections []section // marks that begin calls; what comes before is content
 	bare     string    // bytes that may begin a call without a mark
 	kind     kind
-	IDLength int // of a call's ID, of letters and digits alone; 0: OpenAI's
+	known    bool     // a call of a tool that was not offered is none; without a mark it never is one
+	drop     []string // marks that are no text either
+	trim     bool     // whitespace before a call is none of the text before
+	eos      string   // ends a value that has no other end
+	IDLength int      // of a call's ID, of letters and digits alone; 0: OpenAI's
 
 	// Of kindJSON.
 	needArgs bool // an object without arguments is no call
@@ -32,7 +36,9 @@ type Format struct {
 	keyOpen, valueOpen, valueEnd string
 	keyEnd                       []string
 	newlines                     bool // one stands at each end of a string
-	flat                         bool // without a schema, objects and lists stay text
+	flat                         bool // without a schema, a value is a number, a word, or text as it stands
+	entities                     bool // values have XML's
+	loose                        bool // a call's mark needs no section's
 
 	// Made by prepare.
 	start, behindName step
@@ -65,31 +71,33 @@ var formats = prepare([]*Format{
 	{Name: "granite-20b-fc", sections: []section{{open: "<function_call>"}}},
 	{Name: "phi4_mini_json", sections: []section{{open: "functools"}}},
 	{Name: "xlam", sections: []section{{open: "```json", close: "```"}, {open: "[TOOL_CALLS]"}, {open: "<tool_call>", close: "</tool_call>"}}, bare: "["},
-	{Name: "internlm", sections: []section{{open: "<|action_start|><|plugin|>", close: "<|action_end|>"}, {open: "<|action_start|> <|plugin|>", close: "<|action_end|>"}}},
+	{Name: "internlm", known: true, sections: []section{{open: "<|action_start|><|plugin|>", close: "<|action_end|>"}, {open: "<|action_start|> <|plugin|>", close: "<|action_end|>"}}},
 	{Name: "jamba", sections: []section{{open: "<tool_calls>", close: "</tool_calls>"}}},
 	{Name: "minimax", sections: []section{{open: "<tool_calls>", close: "</tool_calls>"}}, several: true},
-	{Name: "cohere", sections: []section{{open: "<|START_ACTION|>", close: "<|END_ACTION|>"}}},
+	{Name: "cohere", sections: []section{{open: "<|START_ACTION|>", close: "<|END_ACTION|>"}},
+		drop: []string{"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"}},
 
 	{Name: "deepseek_v3", kind: kindNamed, sections: []section{{open: "<｜tool▁calls▁begin｜>", close: "<｜tool▁calls▁end｜>"}},
-		call: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", nameEnd: []string{"\n"}, fence: []string{"```json", "```"}, callEnd: "<｜tool▁call▁end｜>"},
+		call: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>", nameEnd: []string{"\n"}, fence: []string{"```json", "```"}, callEnd: "<｜tool▁call▁end｜>",
+		drop: deepseekEnds},
 	{Name: "deepseek_v31", kind: kindNamed, sections: []section{{open: "<｜tool▁calls▁begin｜>", close: "<｜tool▁calls▁end｜>"}},
-		call: "<｜tool▁call▁begin｜>", nameEnd: []string{"<｜tool▁sep｜>"}, callEnd: "<｜tool▁call▁end｜>"},
+		call: "<｜tool▁call▁begin｜>", nameEnd: []string{"<｜tool▁sep｜>"}, callEnd: "<｜tool▁call▁end｜>", drop: deepseekEnds},
 	{Name: "kimi_k2", kind: kindNamed, sections: []section{{open: "<|tool_calls_section_begin|>", close: "<|tool_calls_section_end|>"}},
 		call: "<|tool_call_begin|>", nameEnd: []string{"<|tool_call_argument_begin|>"}, callEnd: "<|tool_call_end|>", id: kimiID, notName: func(r rune) bool { return r != ' ' && notName(r) }},
 
-	{Name: "qwen3_coder", kind: kindTagged, sections: []section{{open: "<tool_call>", close: "</tool_call>"}}, call: "<function=", nameEnd: []string{">"}, callEnd: "</function>",
+	{Name: "qwen3_coder", kind: kindTagged, known: true, loose: true, sections: []section{{open: "<tool_call>", close: "</tool_call>"}}, call: "<function=", nameEnd: []string{">"}, callEnd: "</function>",
 		keyOpen: "<parameter=", keyEnd: []string{">"}, valueEnd: "</parameter>", newlines: true},
 	{Name: "seed_oss", kind: kindTagged, sections: []section{{open: "<seed:tool_call>", close: "</seed:tool_call>"}}, call: "<function=", nameEnd: []string{">"}, callEnd: "</function>",
 		keyOpen: "<parameter=", keyEnd: []string{">"}, valueEnd: "</parameter>"},
 	{Name: "glm45", kind: kindTagged, sections: []section{{open: "<tool_call>", close: "</tool_call>"}}, nameEnd: []string{"\n", "<arg_key>", "</tool_call>"}, stay: []string{"<arg_key>", "</tool_call>"},
 		callEnd: "</tool_call>", keyOpen: "<arg_key>", keyEnd: []string{"</arg_key>"}, valueOpen: "<arg_value>", valueEnd: "</arg_value>"},
 	{Name: "minimax_m2", kind: kindTagged, sections: []section{{open: "<minimax:tool_call>", close: "</minimax:tool_call>"}}, call: `<invoke name="`, nameEnd: []string{`">`}, callEnd: "</invoke>",
-		keyOpen: `<parameter name="`, keyEnd: []string{`">`}, valueEnd: "</parameter>", flat: true},
+		keyOpen: `<parameter name="`, keyEnd: []string{`">`}, valueEnd: "</parameter>", flat: true, entities: true},
 	{Name: "step3", kind: kindTagged, sections: []section{{open: "<｜tool_calls_begin｜>", close: "<｜tool_calls_end｜>"}}, call: `<steptml:invoke name="`,
 		noise: []string{"<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"}, nameEnd: []string{`">`}, callEnd: "</steptml:invoke>",
 		keyOpen: `<steptml:parameter name="`, keyEnd: []string{`">`}, valueEnd: "</steptml:parameter>"},
-	{Name: "deepseek_v32", kind: kindTagged, sections: []section{{open: "<｜DSML｜function_calls>", close: "</｜DSML｜function_calls>"}}, call: `<｜DSML｜invoke name="`, nameEnd: []string{`">`},
-		callEnd: "</｜DSML｜invoke>", keyOpen: `<｜DSML｜parameter name="`, keyEnd: []string{`" string="true">`, `" string="false">`, `">`}, valueEnd: "</｜DSML｜parameter>"},
+	dsml("deepseek_v32", "function_calls"),
+	dsml("deepseek_v4", "tool_calls"),
 
 	{Name: "pythonic", kind: kindPython, sections: []section{{open: "<|python_start|>", close: "<|python_end|>"}}, bare: "["},
 	{Name: "llama4_pythonic", kind: kindPython, sections: []section{{open: "<|python_start|>", close: "<|python_end|>"}}, bare: "["},
@@ -97,10 +105,26 @@ var formats = prepare([]*Format{
 	{Name: "openai", kind: kindHarmony},
 })
 
+// deepseekEnds may stand alone.
+var deepseekEnds = []string{"<｜tool▁calls▁end｜>", deepseekEOS}
+
+const deepseekEOS = "<｜end▁of▁sentence｜>"
+
+// dsml is the format of DeepSeek's newer models, which differ by a word.
+func dsml(name, block string) *Format {
+	return &Format{Name: name, kind: kindTagged, sections: []section{{open: "<｜DSML｜" + block + ">", close: "</｜DSML｜" + block + ">"}},
+		call: `<｜DSML｜invoke name="`, nameEnd: []string{`">`}, callEnd: "</｜DSML｜invoke>", keyOpen: `<｜DSML｜parameter name="`,
+		keyEnd: []string{`" string="true">`, `" string="false">`, `">`}, valueEnd: "</｜DSML｜parameter>", trim: true,
+		eos: deepseekEOS, drop: []string{"</｜DSML｜" + block + ">", deepseekEOS}}
+}
+
 func prepare(list []*Format) []*Format {
 	for _, f := range list {
 		if f.call != "" {
 			f.sections = append(f.sections, section{f.call, f.sections[0].close, true})
+		}
+		for _, m := range f.drop {
+			f.first[m[0]] = true
 		}
 		for _, s := range f.sections {
 			f.first[s.open[0]] = true

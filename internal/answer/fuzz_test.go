@@ -3,6 +3,7 @@ package answer_test
 import (
 	"encoding/json"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/answer"
@@ -39,14 +40,12 @@ func FuzzParser(f *testing.F) {
 				t.Fatalf("whole %t: %q\nat once   %+q\nin pieces %+q", whole, text, g, cuts)
 			}
 			for _, c := range g.Calls {
-				if tools && c.Name != "look" {
-					t.Fatalf("%q is called", c.Name)
-				}
 				if whole && format != "openai" && !json.Valid([]byte(c.Args)) {
 					t.Fatalf("arguments %q of %q", c.Args, text)
 				}
 			}
-			if len(g.Calls) == 0 && think == "" && format != "openai" && g.Content != text {
+			drops := format == "openai" || format == "cohere" || strings.HasPrefix(format, "deepseek")
+			if len(g.Calls) == 0 && think == "" && !drops && g.Content != text {
 				t.Fatalf("whole %t: of %q is left %q", whole, text, g.Content)
 			}
 		}

@@ -112,6 +112,9 @@ func (p *Parser) recipient(to string) bool {
 	if !p.opt.Tools.Has(name) || p.opt.Tools == nil {
 		name = name[strings.LastIndexByte(name, '.')+1:]
 	}
-	p.call = call{name: name}
+	p.call, p.within = call{name: name}, section{}
+	if strings.HasPrefix(fields[0], "functions.") {
+		p.within.open = markChannel
+	}
 	return name != "" && p.begin()
 }

@@ -73,7 +73,7 @@ func (p *Parser) name() bool {
 		c.id, name = p.f.id(name)
 	}
 	c.name, c.named = name, true
-	if name == "" || !p.opt.Tools.Has(name) {
+	if name == "" || !p.known(name) {
 		return p.fail()
 	}
 	if mark := p.f.nameEnd[which]; !slices.Contains(p.f.stay, mark) {

@@ -73,6 +73,9 @@ type Parser struct {
 	space []byte // before what may be a call
 	said  bool   // there was content since the beginning or the last call
 
+	opened bool // there was a section's mark
+	failed bool // there was what turned out to be no call
+
 	// What may be a call.
 	raw    []byte  // its text, while it may be given back
 	pend   []piece // Whole: what becomes of it
@@ -138,7 +141,7 @@ func (p *Parser) Flush() []Event {
 	for p.run(); p.trying; p.run() {
 		p.fail()
 	}
-	if len(p.space) > 0 && (p.given == 0 || p.said) {
+	if len(p.space) > 0 && (p.given == 0 || p.said && !p.f.trim) {
 		p.put(Content, p.space)
 	}
 	p.space = nil
@@ -222,8 +225,24 @@ func (p *Parser) say(n int) {
 }
 
 func (p *Parser) sayText(text []byte) {
-	if p.f == nil || p.said {
+	if len(text) == 0 {
+		return
+	}
+	if p.f == nil || p.said && !p.f.trim {
 		p.put(Content, text)
+		return
+	}
+	if p.f.trim {
+		all := append(p.space, text...)
+		solid := bytes.TrimRight(all, " \t\r\n")
+		if len(all)-len(solid) > maxSpace {
+			solid = all[:len(all)-maxSpace]
+		}
+		if len(solid) > 0 {
+			p.put(Content, solid)
+			p.said = true
+		}
+		p.space = all[:copy(all, all[len(solid):])]
 		return
 	}
 	if solid := bytes.TrimLeft(text, " \t\r\n"); len(solid) == 0 && len(p.space)+len(text) <= maxSpace {
@@ -247,6 +266,7 @@ func (p *Parser) try(in section) {
 // fail gives up on what is no call: its text is content, up to where that showed. A call that has
 // begun in a stream stays.
 func (p *Parser) fail() bool {
+	p.failed = true
 	if p.trying {
 		p.trying, p.pend = false, p.pend[:0]
 		p.given = p.before
@@ -303,30 +323,41 @@ func (p *Parser) content() bool {
 		if !p.f.first[c] {
 			continue
 		}
+		for _, m := range p.f.drop {
+			switch has, may := begins(text[i:], m); {
+			case p.failed:
+			case has:
+				p.say(i)
+				p.pos += len(m)
+				p.said = p.said && p.f.trim
+				return true
+			case may && !p.end:
+				p.say(i)
+				return false
+			}
+		}
 		for _, s := range p.f.sections {
+			if s.call && !p.opened && !p.f.loose {
+				continue
+			}
 			switch has, may := begins(text[i:], s.open); {
 			case has:
-				if i > 0 {
-					p.say(i)
-				}
+				p.say(i)
 				p.try(s)
 				p.take(len(s.open))
+				p.opened = true
 				p.step = p.f.start
 				if s.call {
 					p.step = (*Parser).name
 				}
 				return true
 			case may && !p.end:
-				if i > 0 {
-					p.say(i)
-				}
+				p.say(i)
 				return false
 			}
 		}
 		if strings.IndexByte(p.f.bare, c) >= 0 && p.given < maxCalls {
-			if i > 0 {
-				p.say(i)
-			}
+			p.say(i)
 			p.try(section{})
 			p.step = p.f.start
 			return true

@@ -108,7 +108,7 @@ func (p *Parser) tagOpen() bool {
 }
 
 func (p *Parser) tagValue() bool {
-	n, which := p.until(p.f.valueEnd)
+	n, which := p.until(p.f.valueEnd, p.f.eos)
 	c := &p.call
 	text := p.rest()[:n]
 	switch {
@@ -142,6 +142,10 @@ func (p *Parser) tagValue() bool {
 		}
 		return false
 	}
+	if which == 1 {
+		p.take(len(p.f.eos))
+		return true
+	}
 	p.take(len(p.f.valueEnd))
 	switch {
 	case c.plain:
@@ -149,7 +153,9 @@ func (p *Parser) tagValue() bool {
 		if p.f.newlines {
 			c.tail = bytes.TrimSuffix(c.tail, []byte("\n"))
 		}
-		p.arguments(append(appendEscaped(nil, c.tail), '"'))
+		p.arguments(append(appendEscaped(nil, p.decode(c.tail)), '"'))
+	case c.text && p.f.flat:
+		p.arguments(append(appendEscaped(nil, p.decode(c.tail)), '"'))
 	case c.text:
 		p.arguments([]byte(`"`))
 	case c.types == typeString:
@@ -165,7 +171,10 @@ func (p *Parser) tagValue() bool {
 // tagLong decides what a long value is by its beginning.
 func (p *Parser) tagLong() {
 	c := &p.call
-	text := bytes.TrimLeft(c.value, " \t\r\n")
+	text := c.value
+	if !p.f.flat {
+		text = bytes.TrimLeft(text, " \t\r\n")
+	}
 	var v value
 	c.plain = len(text) > 0 && (text[0] == '{' || text[0] == '[') && !p.f.flat && (c.types == 0 || c.types&(typeObject|typeArray) != 0)
 	for i := 0; c.plain && i < len(text); i++ {
@@ -196,19 +205,23 @@ func (p *Parser) addText(text []byte) {
 	c := &p.call
 	c.tail = append(c.tail, text...)
 	keep := 0
-	if c.types != typeString || p.f.newlines {
+	if c.types != typeString && !p.f.flat || p.f.newlines {
 		for keep < min(len(c.tail), maxSpace) && isSpace(c.tail[len(c.tail)-1-keep]) {
 			keep++
 		}
 	}
+	if i := bytes.LastIndexByte(c.tail, '&'); p.f.entities && i >= len(c.tail)-len("&quot") && i >= 0 && bytes.IndexByte(c.tail[i:], ';') < 0 {
+		keep = max(keep, len(c.tail)-i)
+	}
 	n := len(c.tail) - keep
-	p.arguments(appendEscaped(nil, c.tail[:n]))
+	p.arguments(appendEscaped(nil, p.decode(c.tail[:n])))
 	c.tail = c.tail[:copy(c.tail, c.tail[n:])]
 }
 
 // typed returns the JSON of a value that may have any of some types; 0: any.
 func (p *Parser) typed(text []byte, t types) []byte {
-	text = bytes.TrimSpace(text)
+	all := p.decode(text)
+	text = bytes.TrimSpace(all)
 	switch kind := jsonType(text); {
 	case kind == 0, t != 0 && t&kind == 0, p.f.flat && t == 0 && kind&(typeObject|typeArray) != 0:
 	default:
@@ -224,7 +237,20 @@ func (p *Parser) typed(text []byte, t types) []byte {
 			return out
 		}
 	}
+	if p.f.flat {
+		text = all
+	}
 	return appendString(nil, text)
+}
+
+var entities = strings.NewReplacer("&lt;", "<", "&gt;", ">", "&quot;", `"`, "&apos;", "'", "&amp;", "&")
+
+// decode returns a value's text.
+func (p *Parser) decode(text []byte) []byte {
+	if !p.f.entities || bytes.IndexByte(text, '&') < 0 {
+		return text
+	}
+	return []byte(entities.Replace(string(text)))
 }
 
 // jsonType is what JSON a text is; 0: none.

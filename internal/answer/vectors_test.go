@@ -50,7 +50,7 @@ var vectors = []vector{
 	{name: "no end mark", format: "hermes", text: "<tool_call>\n{\"name\":\"f\",\"arguments\":{}}", content: "<tool_call>\n{\"name\":\"f\",\"arguments\":{}}",
 		stream: &got{Calls: calls("f", `{}`)}},
 	{name: "a good one behind a bad one", format: "hermes", text: "<tool_call>{oops}</tool_call><tool_call>{\"name\":\"g\",\"arguments\":{}}</tool_call>", content: "<tool_call>{oops}</tool_call>", calls: calls("g", `{}`)},
-	{name: "an unknown tool", format: "hermes", tools: oneTool, text: `<tool_call>{"name":"gone","arguments":{}}</tool_call>`, content: `<tool_call>{"name":"gone","arguments":{}}</tool_call>`},
+	{name: "a tool that was not offered", format: "hermes", tools: oneTool, text: `<tool_call>{"name":"gone","arguments":{}}</tool_call>`, calls: calls("gone", `{}`)},
 	{name: "a known tool", format: "hermes", tools: oneTool, text: `<tool_call>{"name":"look","arguments":{}}</tool_call>`, calls: calls("look", `{}`)},
 	{name: "unicode", format: "hermes", text: `<tool_call>{"name":"s\u00e9ance","arguments":{"ö":"世界 🌍"}}</tool_call>`, calls: calls("séance", `{"ö":"世界 🌍"}`)},
 	{name: "only the first", format: "hermes", single: true, text: `<tool_call>{"name":"f","arguments":{}}</tool_call><tool_call>{"name":"g","arguments":{}}</tool_call>`, calls: calls("f", `{}`)},
@@ -67,7 +67,11 @@ var vectors = []vector{
 	{name: "other JSON", format: "json", text: `{"title": "x", "name": "y"} and [1, {"a": 2}] and {} and {x} and [`, content: `{"title": "x", "name": "y"} and [1, {"a": 2}] and {} and {x} and [`},
 	{name: "name is no string", format: "json", text: `{"name": 5, "arguments": {}}`, content: `{"name": 5, "arguments": {}}`},
 	{name: "no name", format: "json", text: `{"arguments": {"x": 1}}`, content: `{"arguments": {"x": 1}}`},
-	{name: "no name, and other tools", format: "json", tools: oneTool, text: `{"arguments": {"x": 1}}`, content: `{"arguments": {"x": 1}}`},
+	{name: "other tools", format: "json", tools: oneTool, text: `{"name":"gone","arguments":{"x":1}}`, content: `{"name":"gone","arguments":{"x":1}}`},
+	{name: "another tool behind the mark", format: "llama3_json", tools: oneTool, text: `<|python_tag|>{"name":"gone","parameters":{}}`, calls: calls("gone", `{}`)},
+	{name: "another tool without it", format: "llama3_json", tools: oneTool, text: `{"name":"gone","parameters":{}}`, content: `{"name":"gone","parameters":{}}`},
+	{name: "another tool", format: "internlm", tools: oneTool, text: `<|action_start|><|plugin|>{"name":"gone","parameters":{}}<|action_end|>`, content: `<|action_start|><|plugin|>{"name":"gone","parameters":{}}<|action_end|>`},
+
 	{name: "no object", format: "json", text: `{"name":"f","arguments":"{\"a\":1}"}{"name":"g","arguments":42}{"name":"h","arguments":null}`,
 		calls: calls("f", `"{\"a\":1}"`, "g", `42`, "h", `null`)},
 	{name: "function", format: "json", text: `{"function": "f", "arguments": {}}[{"name":"g","function":"no","arguments":{}}]`, calls: calls("f", `{}`, "g", `{}`)},
@@ -151,11 +155,26 @@ var vectors = []vector{
 	{name: "lines", format: "glm45", text: "Wait.\n<tool_call>f\n<arg_key>city</arg_key>\n<arg_value>Oslo</arg_value>\n<arg_key>n</arg_key>\n<arg_value>42</arg_value>\n</tool_call>\nIt", content: "Wait.\n\nIt", calls: calls("f", `{"city": "Oslo", "n": 42}`)},
 	{name: "on a line", format: "glm45", text: "<tool_call>f<arg_key>a</arg_key><arg_value>None</arg_value><arg_key>b</arg_key><arg_value>[1, 2]</arg_value></tool_call><tool_call>g</tool_call>", calls: calls("f", `{"a": null, "b": [1, 2]}`, "g", `{}`)},
 	{name: "two", format: "minimax_m2", text: "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"a\">Oslo</parameter>\n<parameter name=\"b\">{\"x\": 1}</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n</minimax:tool_call>", calls: calls("f", `{"a": "Oslo", "b": "{\"x\": 1}"}`, "g", `{}`)},
+	{name: "as it stands", format: "minimax_m2", tools: oneTool, text: "<minimax:tool_call><invoke name=\"g\"><parameter name=\"t\">\ta &lt;b&gt; &amp;amp; &x; & </parameter><parameter name=\"n\"> 5 </parameter></invoke><invoke name=\"look\"><parameter name=\"id\">5 &gt; 4 &</parameter></invoke></minimax:tool_call>",
+		calls: calls("g", `{"t": "\ta <b> &amp; &x; & ", "n": 5}`, "look", `{"id": "5 > 4 &"}`)},
 	{name: "two", format: "step3", text: "T.\n<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"f\">\n<steptml:parameter name=\"q\">a < b && b > c</steptml:parameter>\n<steptml:parameter name=\"n\">10</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"g\"></steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>",
 		content: "T.\n", calls: calls("f", `{"q": "a < b && b > c", "n": 10}`, "g", `{}`)},
 	{name: "no name", format: "step3", text: "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"\"></steptml:invoke>", content: "<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\"\"></steptml:invoke>"},
 	{name: "types", format: "deepseek_v32", text: "C.<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"a\" string=\"true\">42</｜DSML｜parameter>\n<｜DSML｜parameter name=\"b\" string=\"false\">{\"x\": [1]}</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name=\"g\">\n{\"d\": \"2\"}\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
 		content: "C.", calls: calls("f", `{"a": "42", "b": {"x": [1]}}`, "g", `{"d": "2"}`)},
+
+	{name: "space before", format: "deepseek_v32", text: "Let me  check. \n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\"></｜DSML｜invoke></｜DSML｜function_calls>\n", content: "Let me  check.", calls: calls("f", `{}`)},
+	{name: "text alone", format: "deepseek_v32", text: " No\n\ncalls. \n", content: " No\n\ncalls. \n"},
+	{name: "a bad one first", format: "deepseek_v32", text: "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"\">junk</｜DSML｜invoke>\n<｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"q\" string=\"true\">x</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>",
+		content: "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"\">junk</｜DSML｜invoke>", calls: calls("f", `{"q": "x"}`)},
+	{name: "cut off", format: "deepseek_v32", text: "<｜DSML｜function_calls><｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"q\" string=\"true\">Tokyo<｜end▁of▁sentence｜>",
+		content: "<｜DSML｜function_calls><｜DSML｜invoke name=\"f\"><｜DSML｜parameter name=\"q\" string=\"true\">Tokyo<｜end▁of▁sentence｜>", stream: &got{Calls: calls("f", `{"q": "Tokyo`)}},
+	{name: "its own block", format: "deepseek_v4", text: "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>", calls: calls("f", `{}`)},
+	{name: "another's block", format: "deepseek_v4", text: "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>", content: "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>"},
+	{name: "an end alone", format: "deepseek_v31", text: "So.<｜tool▁calls▁end｜><｜end▁of▁sentence｜>", content: "So."},
+	{name: "marks of text", format: "cohere", text: "<|START_RESPONSE|>I look.<|END_RESPONSE|>\n<|START_ACTION|>{\"tool_name\": \"f\", \"parameters\": {\"t\": \"<|END_ACTION|>\"}}<|END_ACTION|>\n<|START_TEXT|>Done.<|END_TEXT|>",
+		content: "I look.\nDone.", calls: calls("f", `{"t": "<|END_ACTION|>"}`)},
+	{name: "no calls", format: "cohere", text: "<|START_RESPONSE|>Hi <|x|>.<|END_RESPONSE|>", content: "Hi <|x|>."},
 
 	// Python
 	{name: "two", format: "pythonic", text: `[f(city="Oslo", n=5), g.h(z='UTC')]`, calls: calls("f", `{"city": "Oslo", "n": 5}`, "g.h", `{"z": "UTC"}`)},
@@ -167,7 +186,7 @@ var vectors = []vector{
 	{name: "brackets", format: "pythonic", text: "[1](x) and [a, b] and [f", content: "[1](x) and [a, b] and [f"},
 	{name: "cut off", format: "pythonic", text: `[f(a="v`, content: `[f(a="v`, stream: &got{Calls: calls("f", `{"a": "v`)}},
 	{name: "bare words", format: "pythonic", text: `[f(a=b)] x`, content: `[f(a=b)] x`, stream: &got{Calls: calls("f", `{"a": b)] x`)}},
-	{name: "unknown", format: "llama4_pythonic", tools: oneTool, text: "<|python_start|>[gone(x=1)]<|python_end|>[look(n=1)]", content: "<|python_start|>[gone(x=1)]<|python_end|>", calls: calls("look", `{"n": 1}`)},
+	{name: "not offered", format: "llama4_pythonic", tools: oneTool, text: "<|python_start|>[gone(x=1)]<|python_end|>[no(n=1)][look(n=1)]", content: "[no(n=1)]", calls: calls("gone", `{"x": 1}`, "look", `{"n": 1}`)},
 
 	// harmony
 	{name: "all", format: "openai", think: "openai_gptoss", text: "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"c\": \"T\"}",
@@ -178,7 +197,8 @@ var vectors = []vector{
 	{name: "recipient before the channel", format: "openai", text: "<|start|>assistant to=functions.f<|channel|>commentary <|constrain|>json<|message|>{}<|call|>", calls: calls("f", `{}`)},
 	{name: "other spaces", format: "openai", text: "<|channel|>commentary to=api.users.create<|constrain|>json<|message|>{}<|call|>commentary\n<|channel|>commentary to=tools.add<|message|>{\"x\": 10}<|call|>", content: "commentary\n", calls: calls("create", `{}`, "add", `{"x": 10}`)},
 	{name: "text first", format: "openai", text: "So.\n<|channel|>commentary to=functions.f<|constrain|>json<|message|>{}<|call|>", content: "So.\n", calls: calls("f", `{}`)},
-	{name: "unknown", format: "openai", tools: oneTool, text: "<|channel|>commentary to=functions.no<|message|>{}<|call|>", content: "{}"},
+	{name: "not offered", format: "openai", tools: oneTool, text: "<|channel|>commentary to=functions.no<|message|>{}<|call|><|channel|>commentary to=browser.look<|message|>{}<|call|>", calls: calls("no", `{}`, "look", `{}`)},
+	{name: "no function", format: "openai", tools: oneTool, text: "<|channel|>commentary to=python<|message|>1+1<|call|>", content: "1+1"},
 	{name: "reasoning alone", think: "openai_gptoss", text: "<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary to=functions.f<|message|>{}<|call|>", reasoning: "a", content: "{}"},
 
 	// reasoning
