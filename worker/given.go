@@ -16,8 +16,8 @@ import (
 
 // A stream outlives its decode worker: the router notes which tokens each event stood for, from a
 // comment line in front of it (ticket.HeaderTokens), and has another worker go on behind them
-// (ticket.HeaderGiven). That one renders the tokens again and drops what comes of it, so that its text,
-// offsets and counts are as if it had drawn them.
+// (ticket.HeaderGiven). That one renders and reads the tokens again and drops what comes of it, so that its
+// text, calls, offsets and counts are as if it had drawn them.
 
 // takeGiven cuts what follows the client's body off the request; nil: nothing does.
 func takeGiven(ctx *fasthttp.RequestCtx, vocab int) (*openai.Given, error) {
