@@ -100,10 +100,10 @@ func equal(a, b got) bool {
 
 // TestVectors: what each format's texts mean, whole and streamed, however they are cut.
 func TestVectors(t *testing.T) {
-	seen := map[string]bool{}
+	seen, thought := map[*answer.Format]bool{}, map[*answer.Think]bool{}
 	for i := range vectors {
 		v := &vectors[i]
-		seen[v.format], seen["think "+v.think] = true, true
+		seen[answer.ToolFormat(v.format)], thought[answer.ThinkFormat(v.think)] = true, true
 		t.Run(fmt.Sprintf("%s%s/%s", v.format, v.think, v.name), func(t *testing.T) {
 			for _, mode := range []struct {
 				name  string
@@ -128,12 +128,12 @@ func TestVectors(t *testing.T) {
 		})
 	}
 	for _, name := range answer.ToolNames() {
-		if !seen[name] {
+		if f := answer.ToolFormat(name); f == nil || !seen[f] {
 			t.Errorf("no vector has the format %s", name)
 		}
 	}
 	for _, name := range answer.ThinkNames() {
-		if !seen["think "+name] {
+		if f := answer.ThinkFormat(name); f == nil || !thought[f] {
 			t.Errorf("no vector has the reasoning format %s", name)
 		}
 	}

@@ -14,7 +14,8 @@ type call struct {
 	args  []byte // that came before the name
 	have  bool   // there were arguments
 
-	val    value // of a JSON value that is passed over, or passed on
+	within within // a string that is passed on as the JSON that it holds
+	val    value  // of a JSON value that is passed over, or passed on
 	key    []byte
 	escape bool
 	role   role
@@ -223,13 +224,23 @@ func (p *Parser) memberValue() bool {
 	if v.add(p.rest()[0]) == bad {
 		return p.fail()
 	}
+	next := (*Parser).passValue
 	if c.role == roleArgs {
+		object, wait := p.serialized()
+		if wait {
+			return false
+		}
 		c.have = true
 		if c.named && !p.begin() {
 			return p.fail()
 		}
+		if object {
+			p.take(1)
+			c.within = within{}
+			next = (*Parser).passSerialized
+		}
 	}
-	p.step = (*Parser).passValue
+	p.step = next
 	return true
 }
 

@@ -29,6 +29,7 @@ var toolSigns = []sign{
 	{"minimax", []string{"<tool_calls>"}},
 	{"cohere", []string{"<|START_ACTION|>"}},
 	{"granite-20b-fc", []string{"<function_call>"}},
+	{"longcat", []string{"<longcat_tool_call>"}},
 	{"hermes", []string{"<tool_call>"}},
 	{"llama4_pythonic", []string{"<|python_start|>"}},
 	{"pythonic", []string{"[func_name1(params_name1"}},

@@ -1,6 +1,8 @@
 package answer
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"unicode"
 )
@@ -34,6 +36,7 @@ type Format struct {
 	named   step // kindJSON: what no JSON is, is this
 
 	keyOpen, valueOpen, valueEnd string
+	valueStop                    []string // what also ends a value, whose own end is missing
 	keyEnd                       []string
 	newlines                     bool // one stands at each end of a string
 	flat                         bool // without a schema, a value is a number, a word, or text as it stands
@@ -42,6 +45,7 @@ type Format struct {
 
 	// Made by prepare.
 	start, behindName step
+	valueEnds         []string // valueEnd, eos and valueStop
 	first             [256]bool
 }
 
@@ -74,6 +78,7 @@ var formats = prepare([]*Format{
 	{Name: "internlm", known: true, sections: []section{{open: "<|action_start|><|plugin|>", close: "<|action_end|>"}, {open: "<|action_start|> <|plugin|>", close: "<|action_end|>"}}},
 	{Name: "jamba", sections: []section{{open: "<tool_calls>", close: "</tool_calls>"}}},
 	{Name: "minimax", sections: []section{{open: "<tool_calls>", close: "</tool_calls>"}}, several: true},
+	{Name: "longcat", sections: []section{{open: "<longcat_tool_call>", close: "</longcat_tool_call>"}}},
 	{Name: "cohere", sections: []section{{open: "<|START_ACTION|>", close: "<|END_ACTION|>"}},
 		drop: []string{"<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"}},
 
@@ -86,9 +91,9 @@ var formats = prepare([]*Format{
 		call: "<|tool_call_begin|>", nameEnd: []string{"<|tool_call_argument_begin|>"}, callEnd: "<|tool_call_end|>", id: kimiID, notName: func(r rune) bool { return r != ' ' && notName(r) }},
 
 	{Name: "qwen3_coder", kind: kindTagged, known: true, loose: true, sections: []section{{open: "<tool_call>", close: "</tool_call>"}}, call: "<function=", nameEnd: []string{">"}, callEnd: "</function>",
-		keyOpen: "<parameter=", keyEnd: []string{">"}, valueEnd: "</parameter>", newlines: true},
+		keyOpen: "<parameter=", keyEnd: []string{">"}, valueEnd: "</parameter>", valueStop: []string{"\n<parameter=", "\n</function>"}, newlines: true},
 	{Name: "seed_oss", kind: kindTagged, sections: []section{{open: "<seed:tool_call>", close: "</seed:tool_call>"}}, call: "<function=", nameEnd: []string{">"}, callEnd: "</function>",
-		keyOpen: "<parameter=", keyEnd: []string{">"}, valueEnd: "</parameter>"},
+		keyOpen: "<parameter=", keyEnd: []string{">"}, valueEnd: "</parameter>", valueStop: []string{"\n<parameter=", "\n</function>"}},
 	{Name: "glm45", kind: kindTagged, sections: []section{{open: "<tool_call>", close: "</tool_call>"}}, nameEnd: []string{"\n", "<arg_key>", "</tool_call>"}, stay: []string{"<arg_key>", "</tool_call>"},
 		callEnd: "</tool_call>", keyOpen: "<arg_key>", keyEnd: []string{"</arg_key>"}, valueOpen: "<arg_value>", valueEnd: "</arg_value>"},
 	{Name: "minimax_m2", kind: kindTagged, sections: []section{{open: "<minimax:tool_call>", close: "</minimax:tool_call>"}}, call: `<invoke name="`, nameEnd: []string{`">`}, callEnd: "</invoke>",
@@ -123,6 +128,7 @@ func prepare(list []*Format) []*Format {
 		if f.call != "" {
 			f.sections = append(f.sections, section{f.call, f.sections[0].close, true})
 		}
+		f.valueEnds = append([]string{f.valueEnd, f.eos}, f.valueStop...)
 		for _, m := range f.drop {
 			f.first[m[0]] = true
 		}
@@ -170,8 +176,14 @@ func mistralID(s string) (id, name string) {
 	return id, name
 }
 
+// aliases are other names that vLLM has for some of them.
+var aliases = map[string]string{"qwen3_xml": "qwen3_coder", "glm47": "glm45", "granite4": "hermes", "llama4_json": "llama3_json", "hunyuan_a13b": "jamba"}
+
 // ToolFormat returns the tool format of that name; nil: there is none.
 func ToolFormat(name string) *Format {
+	if real, ok := aliases[name]; ok {
+		name = real
+	}
 	for _, f := range formats {
 		if f.Name == name {
 			return f
@@ -185,7 +197,7 @@ func ToolNames() (list []string) {
 	for _, f := range formats {
 		list = append(list, f.Name)
 	}
-	return list
+	return append(list, slices.Sorted(maps.Keys(aliases))...)
 }
 
 // marks are all marks of a tool format.

@@ -285,15 +285,15 @@ func (p *Parser) commit() {
 		p.trying, p.raw = false, p.raw[:0]
 		p.space = p.space[:0]
 		for _, o := range p.pend {
-			p.add2(o)
+			p.release(o)
 		}
 		p.pend = nil
 	}
 	p.before, p.said = p.given, false
 }
 
-// add2 moves a pending event out.
-func (p *Parser) add2(o piece) {
+// release gives a pending event.
+func (p *Parser) release(o piece) {
 	if n := len(p.out); n > 0 && o.kind != Begin && p.out[n-1].kind == o.kind && p.out[n-1].index == o.index {
 		p.out[n-1].text = append(p.out[n-1].text, o.text...)
 		return

@@ -108,7 +108,7 @@ func (p *Parser) tagOpen() bool {
 }
 
 func (p *Parser) tagValue() bool {
-	n, which := p.until(p.f.valueEnd, p.f.eos)
+	n, which := p.until(p.f.valueEnds...)
 	c := &p.call
 	text := p.rest()[:n]
 	switch {
@@ -146,7 +146,9 @@ func (p *Parser) tagValue() bool {
 		p.take(len(p.f.eos))
 		return true
 	}
-	p.take(len(p.f.valueEnd))
+	if which == 0 {
+		p.take(len(p.f.valueEnd))
+	}
 	switch {
 	case c.plain:
 	case c.text && c.types == typeString:

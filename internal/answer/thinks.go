@@ -6,7 +6,8 @@ import "bytes"
 type Think struct {
 	Name       string
 	start, end string
-	opened     bool // the model thinks from its first word on, though no mark says so
+	opened     bool   // the model thinks from its first word on, though no mark says so
+	calls      string // the mark of a call also ends it
 	harmony    bool
 }
 
@@ -15,7 +16,7 @@ var thinks = []Think{
 	{Name: "deepseek_r1", start: "<think>", end: "</think>", opened: true},
 	{Name: "deepseek_v3", start: "<think>", end: "</think>"},
 	{Name: "glm45", start: "<think>", end: "</think>"},
-	{Name: "kimi_k2", start: "<think>", end: "</think>"},
+	{Name: "kimi_k2", start: "<think>", end: "</think>", calls: "<|tool_calls_section_begin|>"},
 	{Name: "kimi", start: "◁think▷", end: "◁/think▷"},
 	{Name: "step3", start: "<think>", end: "</think>", opened: true},
 	{Name: "minimax_m2", start: "<think>", end: "</think>", opened: true},
@@ -90,15 +91,21 @@ func (p *Parser) thinkOpened() bool {
 }
 
 func (p *Parser) thoughts() bool {
-	n, which := p.until(p.think.end)
+	calls := ""
+	if p.f != nil {
+		calls = p.think.calls
+	}
+	n, which := p.until(p.think.end, calls)
 	if n > 0 {
 		p.put(Reasoning, p.rest()[:n])
 		p.take(n)
 	}
-	if which < 0 {
+	switch which {
+	case -1:
 		return false
+	case 0:
+		p.take(len(p.think.end))
 	}
-	p.take(len(p.think.end))
 	p.step, p.header.kind = (*Parser).content, Content
 	return true
 }

@@ -44,6 +44,7 @@ const (
 	atExp
 	atExpSign
 	inExp
+	atEnd // only whitespace may come
 )
 
 func (v *value) inObject() bool { return v.open[(v.depth-1)/64]>>((v.depth-1)%64)&1 != 0 }
@@ -113,8 +114,11 @@ func (v *value) add(c byte) verdict {
 	case atMinus, atZero, inInt, atDot, inFraction, atExp, atExpSign, inExp:
 		return v.number(c)
 	}
-	if isSpace(c) {
+	switch {
+	case isSpace(c):
 		return more
+	case v.state == atEnd:
+		return bad
 	}
 	return v.token(c)
 }

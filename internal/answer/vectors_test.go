@@ -54,6 +54,11 @@ var vectors = []vector{
 	{name: "a known tool", format: "hermes", tools: oneTool, text: `<tool_call>{"name":"look","arguments":{}}</tool_call>`, calls: calls("look", `{}`)},
 	{name: "unicode", format: "hermes", text: `<tool_call>{"name":"s\u00e9ance","arguments":{"ö":"世界 🌍"}}</tool_call>`, calls: calls("séance", `{"ö":"世界 🌍"}`)},
 	{name: "only the first", format: "hermes", single: true, text: `<tool_call>{"name":"f","arguments":{}}</tool_call><tool_call>{"name":"g","arguments":{}}</tool_call>`, calls: calls("f", `{}`)},
+	{name: "serialized arguments", format: "hermes", text: `<tool_call>{"name":"f","arguments":"{\"a\": \"b\\n\\\"c\\\" \u00e9\ud83c\udf0d\"}"}</tool_call><tool_call>{"arguments":" {\n}","name":"g"}</tool_call>`,
+		calls: calls("f", `{"a": "b\n\"c\" é\ud83c\udf0d"}`, "g", "{}")},
+	{name: "a string", format: "hermes", text: `<tool_call>{"name":"f","arguments":"hello"}</tool_call><tool_call>{"name":"g","arguments":"{x}"}</tool_call>`, calls: calls("f", `"hello"`, "g", `"{x}"`)},
+	{name: "badly serialized arguments", format: "hermes", text: `<tool_call>{"name":"f","arguments":"{\"a\": x}"}</tool_call>.`, content: `<tool_call>{"name":"f","arguments":"{\"a\": x}"}</tool_call>.`,
+		stream: &got{Content: ".", Calls: calls("f", `{"a": x}"}`)}},
 	{name: "other members", format: "hermes", text: `<tool_call>{"id":"7","name":"f","arguments":{"a":[1]},"why":{"x":[null]}}</tool_call>`, calls: calls("f", `{"a":[1]}`)},
 
 	// json
@@ -73,7 +78,7 @@ var vectors = []vector{
 	{name: "another tool", format: "internlm", tools: oneTool, text: `<|action_start|><|plugin|>{"name":"gone","parameters":{}}<|action_end|>`, content: `<|action_start|><|plugin|>{"name":"gone","parameters":{}}<|action_end|>`},
 
 	{name: "no object", format: "json", text: `{"name":"f","arguments":"{\"a\":1}"}{"name":"g","arguments":42}{"name":"h","arguments":null}`,
-		calls: calls("f", `"{\"a\":1}"`, "g", `42`, "h", `null`)},
+		calls: calls("f", `{"a":1}`, "g", `42`, "h", `null`)},
 	{name: "function", format: "json", text: `{"function": "f", "arguments": {}}[{"name":"g","function":"no","arguments":{}}]`, calls: calls("f", `{}`, "g", `{}`)},
 	{name: "the last name counts", format: "json", text: `{"name":"f","name":"g","arguments":{"x":1,"x":2}}`, calls: calls("g", `{"x":1,"x":2}`)},
 	{name: "others in a list", format: "json", text: `[{"name":"f","arguments":{}},{"not":"one"},{"name":"g","parameters":{"x":1}},{"key":[1]}]`, calls: calls("f", `{}`, "g", `{"x":1}`),
@@ -117,6 +122,7 @@ var vectors = []vector{
 	{name: "interpreter", format: "internlm", text: "<|action_start|><|interpreter|>print(1)<|action_end|>", content: "<|action_start|><|interpreter|>print(1)<|action_end|>"},
 	{name: "two", format: "jamba", text: " Here.\n<tool_calls>[\n    {\"name\": \"f\", \"arguments\": {\"c\": \"T\"}},\n    {\"name\": \"g\", \"arguments\": {}}\n]</tool_calls>", content: " Here.\n", calls: calls("f", `{"c": "T"}`, "g", `{}`)},
 	{name: "lines", format: "minimax", text: "<tool_calls>\n{\"name\":\"f\",\"arguments\":{}}\n{\"name\":\"g\",\"arguments\":{\"a\":1}}\n</tool_calls>", calls: calls("f", `{}`, "g", `{"a":1}`)},
+	{name: "one", format: "longcat", text: "<longcat_tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</longcat_tool_call>", calls: calls("f", `{}`)},
 	{name: "own names", format: "cohere", text: "<|START_ACTION|>\n[\n {\"tool_call_id\": \"0\", \"tool_name\": \"f\", \"parameters\": {\"c\": \"T\"}},\n {\"tool_name\": \"ping\"}\n]<|END_ACTION|>", calls: calls("f", `{"c": "T"}`, "ping", `{}`)},
 
 	// deepseek, kimi
@@ -146,6 +152,7 @@ var vectors = []vector{
 	{name: "unknown", format: "qwen3_coder", tools: oneTool, text: "<tool_call><function=no><parameter=x>1</parameter></function></tool_call><tool_call><function=look></function></tool_call>",
 		content: "<tool_call><function=no><parameter=x>1</parameter></function></tool_call>", calls: calls("look", `{}`)},
 	{name: "cut off", format: "qwen3_coder", text: "<tool_call>\n<function=f>\n<parameter=city>Oslo</parameter>", content: "<tool_call>\n<function=f>\n<parameter=city>Oslo</parameter>", stream: &got{Calls: calls("f", `{"city": "Oslo"`)}},
+	{name: "no parameter's end", format: "qwen3_coder", text: "<tool_call>\n<function=f>\n<parameter=a>\nDallas\n<parameter=b>\nTX\n</function>\n</tool_call>", calls: calls("f", `{"a": "Dallas", "b": "TX"}`)},
 	{name: "no function's end", format: "qwen3_coder", text: "<tool_call>\n<function=f>\n<parameter=city>Oslo</parameter>\n</tool_call>", calls: calls("f", `{"city": "Oslo"}`)},
 	{name: "no name", format: "qwen3_coder", text: "<tool_call>\n<function>\n<parameter=city>Oslo</parameter>\n</function>\n</tool_call>", content: "<tool_call>\n<function>\n<parameter=city>Oslo</parameter>\n</function>\n</tool_call>"},
 	{name: "no first mark", format: "qwen3_coder", text: "<parameter=city>Oslo</parameter>\n</function>\n</tool_call>", content: "<parameter=city>Oslo</parameter>\n</function>\n</tool_call>"},
@@ -215,6 +222,7 @@ var vectors = []vector{
 	{name: "v3", think: "deepseek_v3", text: "<think>a</think>b", reasoning: "a", content: "b"},
 	{name: "glm", think: "glm45", text: "\n<think>a</think>\nb", reasoning: "a", content: "\nb"},
 	{name: "kimi k2", think: "kimi_k2", text: "<think>a</think>b", reasoning: "a", content: "b"},
+	{name: "a call within", think: "kimi_k2", format: "kimi_k2", text: "<think>a<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>", reasoning: "a", calls: calls("f", `{}`)},
 	{name: "kimi", think: "kimi", text: "◁think▷a◁/think▷b", reasoning: "a", content: "b"},
 	{name: "step3", think: "step3", text: "a</think>b", reasoning: "a", content: "b"},
 	{name: "minimax", think: "minimax_m2", text: "a</think>b", reasoning: "a", content: "b"},
