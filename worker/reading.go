@@ -21,7 +21,8 @@ const (
 type formats struct {
 	tool  *answer.Format
 	think *answer.Think
-	marks []int32 // special tokens that are part of their marks
+	// Special tokens that are part of their marks.
+	toolMarks, thinkMarks []int32
 }
 
 func formatsOf(c *Compute, tok *tokenizer.Tokenizer) formats {
@@ -34,8 +35,14 @@ func formatsOf(c *Compute, tok *tokenizer.Tokenizer) formats {
 		f.think = answer.ThinkFormat(c.ReasoningParser)
 	}
 	for id := range int32(tok.VocabSize()) {
-		if tok.IsSpecial(id) && answer.Marks(f.tool, f.think, tok.TokenText(id)) {
-			f.marks = append(f.marks, id)
+		if !tok.IsSpecial(id) {
+			continue
+		}
+		if answer.Marks(nil, f.think, tok.TokenText(id)) {
+			f.thinkMarks = append(f.thinkMarks, id)
+		}
+		if answer.Marks(f.tool, f.think, tok.TokenText(id)) {
+			f.toolMarks = append(f.toolMarks, id)
 		}
 	}
 	return f
@@ -69,13 +76,13 @@ func (r *reading) active() bool { return r.tool != nil || r.think != nil }
 // read decides how answers to a chat are read, from its rendered prompt.
 func (w *Worker) read(j *job, c *openai.Chat, tools *answer.Tools, prompt string) {
 	r := &j.reading
-	r.think, r.marks, r.hide = w.formats.think, w.formats.marks, c.HideReasoning
+	r.think, r.marks, r.hide = w.formats.think, w.formats.thinkMarks, c.HideReasoning
 	r.options = answer.Options{Whole: !c.Stream, Single: c.OneCall}
 	if r.options.Thinking, r.options.Thought = r.think.Prompt(prompt); !r.options.Thinking && c.ContinueFinalMessage {
 		r.options.Thought = true // an answer has begun
 	}
 	if tools != nil {
-		r.tool, r.options.Tools = w.formats.tool, tools
+		r.tool, r.options.Tools, r.marks = w.formats.tool, tools, w.formats.toolMarks
 	}
 }
 

@@ -73,6 +73,8 @@ type Parser struct {
 	space []byte // before what may be a call
 	said  bool   // there was content since the beginning or the last call
 
+	thinkEnds []string // what may end the reasoning: its mark, and marks of sections
+
 	opened bool // there was a section's mark
 	failed bool // there was what turned out to be no call
 
@@ -91,6 +93,16 @@ type Parser struct {
 // New returns a parser of a tool format and a reasoning format, each of which may be nil.
 func New(f *Format, t *Think, o Options) *Parser {
 	p := &Parser{f: f, think: t, opt: o, step: (*Parser).content}
+	if t != nil {
+		p.thinkEnds = append(p.thinkEnds, t.end)
+	}
+	if f != nil && t != nil && t.calls {
+		for _, s := range f.sections {
+			if !s.call {
+				p.thinkEnds = append(p.thinkEnds, s.open)
+			}
+		}
+	}
 	switch {
 	case f != nil && f.kind == kindHarmony || t != nil && t.harmony:
 		p.step = (*Parser).channelText
@@ -272,6 +284,12 @@ func (p *Parser) fail() bool {
 		p.given = p.before
 		text := p.raw
 		p.raw = p.raw[len(p.raw):]
+		if p.Thinking() { // it was the thought of a call
+			p.failed = false
+			p.put(Reasoning, text)
+			p.call, p.step = call{}, (*Parser).thoughts
+			return true
+		}
 		p.sayText(text)
 	}
 	p.call = call{}
@@ -282,6 +300,9 @@ func (p *Parser) fail() bool {
 // commit gives the calls of an attempt for good.
 func (p *Parser) commit() {
 	if p.trying {
+		if p.header.kind == Reasoning {
+			p.header.kind = Content
+		}
 		p.trying, p.raw = false, p.raw[:0]
 		p.space = p.space[:0]
 		for _, o := range p.pend {

@@ -6,17 +6,17 @@ import "bytes"
 type Think struct {
 	Name       string
 	start, end string
-	opened     bool   // the model thinks from its first word on, though no mark says so
-	calls      string // the mark of a call also ends it
+	opened     bool // the model thinks from its first word on, though no mark says so
+	calls      bool // a call also ends it: models forget the mark
 	harmony    bool
 }
 
 var thinks = []Think{
-	{Name: "qwen3", start: "<think>", end: "</think>"},
+	{Name: "qwen3", start: "<think>", end: "</think>", calls: true},
 	{Name: "deepseek_r1", start: "<think>", end: "</think>", opened: true},
 	{Name: "deepseek_v3", start: "<think>", end: "</think>"},
 	{Name: "glm45", start: "<think>", end: "</think>"},
-	{Name: "kimi_k2", start: "<think>", end: "</think>", calls: "<|tool_calls_section_begin|>"},
+	{Name: "kimi_k2", start: "<think>", end: "</think>", calls: true},
 	{Name: "kimi", start: "◁think▷", end: "◁/think▷"},
 	{Name: "step3", start: "<think>", end: "</think>", opened: true},
 	{Name: "minimax_m2", start: "<think>", end: "</think>", opened: true},
@@ -91,21 +91,22 @@ func (p *Parser) thinkOpened() bool {
 }
 
 func (p *Parser) thoughts() bool {
-	calls := ""
-	if p.f != nil {
-		calls = p.think.calls
-	}
-	n, which := p.until(p.think.end, calls)
+	n, which := p.until(p.thinkEnds...)
 	if n > 0 {
 		p.put(Reasoning, p.rest()[:n])
 		p.take(n)
 	}
-	switch which {
-	case -1:
+	switch {
+	case which < 0:
 		return false
-	case 0:
-		p.take(len(p.think.end))
+	case which > 0: // a call, or the thought of one
+		s := p.f.sections[which-1]
+		p.try(s)
+		p.take(len(s.open))
+		p.opened, p.step = true, p.f.start
+		return true
 	}
+	p.take(len(p.think.end))
 	p.step, p.header.kind = (*Parser).content, Content
 	return true
 }
