@@ -325,6 +325,8 @@ func TestToolCallsGiven(t *testing.T) {
 		{hasTools + `,"stream_options":{"include_usage":true}`, twoCalls, 1},
 		{hasTools + `,"n":2,"logprobs":true,"stop":["zz","</tool_call>\n<tool_call>\n{\"name\": \"x"],"stream_options":{"include_usage":true,"continuous_usage_stats":true}`, "<think>é</think>" + twoCalls, 2},
 		{`"chat_template_kwargs":{"enable_thinking":true},"stream_options":{"include_usage":true}`, "a\n</think>\n\nb", 1},
+		// What is held back for more tokens than are kept unsaid.
+		{hasTools, `<tool_call>{"arguments":{"a":"` + strings.Repeat("x", 90) + `"},"name":"f"}</tool_call>`, 1},
 	} {
 		body := `{` + userAsks + `,"max_tokens":200,` + c.fields + `}`
 		th.says(regexp.MustCompile(`,"stream_options":\{[^}]*\}`).ReplaceAllString(body, ""), c.text)
