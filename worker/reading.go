@@ -13,7 +13,7 @@ import (
 
 // Values of tool_parser and reasoning_parser beside the formats' names.
 const (
-	parserAuto = "auto" // what the model's chat template shows
+	parserAuto = "auto" // what the model's chat template or else its special tokens show
 	parserNone = "none"
 )
 
@@ -28,6 +28,14 @@ type formats struct {
 func formatsOf(c *Compute, tok *tokenizer.Tokenizer) formats {
 	var f formats
 	f.tool, f.think = answer.Detect(tok.ChatTemplates())
+	if tool, think := answer.Detect(specials(tok)); tok.HasChatTemplate() { // the next best sign
+		if f.tool == nil {
+			f.tool = tool
+		}
+		if f.think == nil {
+			f.think = think
+		}
+	}
 	if c.ToolParser != parserAuto {
 		f.tool = answer.ToolFormat(c.ToolParser)
 	}
@@ -46,6 +54,16 @@ func formatsOf(c *Compute, tok *tokenizer.Tokenizer) formats {
 		}
 	}
 	return f
+}
+
+// specials are the texts of special tokens.
+func specials(tok *tokenizer.Tokenizer) (list []string) {
+	for id := range int32(tok.VocabSize()) {
+		if tok.IsSpecial(id) {
+			list = append(list, tok.TokenText(id))
+		}
+	}
+	return list
 }
 
 // names are of the log.

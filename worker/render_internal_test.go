@@ -202,7 +202,7 @@ func TestMarksShown(t *testing.T) {
 		{"id":512,"content":"[TOOL_CALLS]","special":true},{"id":513,"content":"<|other|>","special":true}]}`...)
 	tok, err := tokenizer.FromJSON(raw, nil)
 	if err == nil {
-		tok, err = tok.WithChatTemplate("[TOOL_CALLS]")
+		tok, err = tok.WithChatTemplate("which shows nothing")
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ type call struct {
 	begun bool
 	args  []byte // that came before the name
 	have  bool   // there were arguments
+	inner bool   // it is in the member "function"
 
 	within within // a string that is passed on as the JSON that it holds
 	val    value  // of a JSON value that is passed over, or passed on
@@ -211,6 +212,12 @@ func (p *Parser) memberValue() bool {
 		c.role = roleOther
 	}
 	if c.role == roleName && !c.begun {
+		if p.rest()[0] == '{' && string(c.key) == "function" && !c.inner { // OpenAI's own form
+			p.take(1)
+			c.inner = true
+			p.step = (*Parser).nextMember
+			return true
+		}
 		if p.rest()[0] != '"' {
 			return p.fail()
 		}
@@ -342,6 +349,12 @@ func (p *Parser) among() bool { return p.opt.Whole && p.inList && p.given > p.be
 // objectEnd is at the end of what may be a call.
 func (p *Parser) objectEnd() bool {
 	c := &p.call
+	if c.inner {
+		c.inner = false
+		p.take(1)
+		p.step = (*Parser).afterMember
+		return true
+	}
 	switch {
 	case c.begun:
 	case !c.named && p.among():

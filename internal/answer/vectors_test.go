@@ -80,6 +80,7 @@ var vectors = []vector{
 	{name: "no object", format: "json", text: `{"name":"f","arguments":"{\"a\":1}"}{"name":"g","arguments":42}{"name":"h","arguments":null}`,
 		calls: calls("f", `{"a":1}`, "g", `42`, "h", `null`)},
 	{name: "function", format: "json", text: `{"function": "f", "arguments": {}}[{"name":"g","function":"no","arguments":{}}]`, calls: calls("f", `{}`, "g", `{}`)},
+	{name: "OpenAI's form", format: "json", text: `{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}} {"function": {"arguments": {}, "name": "g"}, "y": 1}`, calls: calls("f", `{"a": 1}`, "g", `{}`)},
 	{name: "the last name counts", format: "json", text: `{"name":"f","name":"g","arguments":{"x":1,"x":2}}`, calls: calls("g", `{"x":1,"x":2}`)},
 	{name: "others in a list", format: "json", text: `[{"name":"f","arguments":{}},{"not":"one"},{"name":"g","parameters":{"x":1}},{"key":[1]}]`, calls: calls("f", `{}`, "g", `{"x":1}`),
 		stream: &got{Content: `{"not":"one"},,{"key":[1]}]`, Calls: calls("f", `{}`, "g", `{"x":1}`)}},
