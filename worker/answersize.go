@@ -3,6 +3,7 @@ package worker
 import (
 	"strconv"
 
+	"github.com/xpyd/xpyd/internal/answer"
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
@@ -36,6 +37,12 @@ func (w *Worker) answerShape(j *job, it *item) openai.Shape {
 	}
 	if j.echo {
 		s.Text = it.text
+	}
+	if r := &j.reading; r.active() {
+		s.Reasons = r.think != nil
+		if r.tool != nil {
+			s.Calls, s.Held = answer.MaxCalls, answer.MaxHeld
+		}
 	}
 	if j.PromptLogprobs != nil {
 		s.PromptLogprobs = *j.PromptLogprobs
@@ -212,7 +219,10 @@ func (w *Worker) encodedSize(g *generation) int {
 		s.Tokens, s.Text = 0, ""
 		for _, c := range g.choices[i*g.j.N : (i+1)*g.j.N] {
 			s.Tokens = max(s.Tokens, c.tokens)
-			n += openai.StringSize(c.text)
+			n += openai.StringSize(c.text) + 2*openai.StringSize(c.reasoning)
+			for i := range c.calls {
+				n += openai.StringSize(c.calls[i].name) + openai.StringSize(c.calls[i].args)
+			}
 		}
 		n += g.j.N * s.Size(&sizes)
 	}

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/engine/tier/redis"
 	"github.com/xpyd/xpyd/engine/tier/ssd"
+	"github.com/xpyd/xpyd/internal/answer"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/gpus"
@@ -92,6 +94,10 @@ type Compute struct {
 	DType          string `key:"dtype"`          // of weights, activations and KV on a GPU: "bf16", "fp16" or "auto" (fp16 if the checkpoint's torch_dtype is float16, else bf16)
 	Quantization   string `key:"quantization"`   // of the layers' projections on a GPU: "auto" (as in the checkpoint), "none" or "fp8"
 	KVCacheDType   string `key:"kv_cache_dtype"` // "auto" (as dtype on a GPU, f32 on the CPU), "bf16" or "fp8"
+	// How the model writes calls of tools, and reasoning: a format's name, "none", or "auto", which
+	// finds it in the chat template.
+	ToolParser      string `key:"tool_parser"`
+	ReasoningParser string `key:"reasoning_parser"`
 }
 
 // Promises are what requests are promised; 0: nothing.
@@ -172,7 +178,7 @@ func DefaultConfig(role fleet.Role) Config {
 	return Config{
 		Role:           string(role),
 		TensorParallel: 1,
-		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto},
+		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, ToolParser: parserAuto, ReasoningParser: parserAuto},
 		Listen:         "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxWaiting: 1024,
 		MaxStepTime: 50 * time.Millisecond, QueueTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
@@ -217,7 +223,9 @@ const (
 // device is the CPU, and at start if "auto" finds no GPU.
 func (c *Compute) valid() error {
 	if err := cmp.Or(config.OneOf("kv_cache_dtype", c.KVCacheDType, kvAuto, kvBF16, kvFP8), config.OneOf("dtype", c.DType, dtypeAuto, dtypeBF16, dtypeFP16),
-		config.OneOf("quantization", c.Quantization, quantAuto, quantNone, quantFP8)); err != nil {
+		config.OneOf("quantization", c.Quantization, quantAuto, quantNone, quantFP8),
+		config.OneOf("tool_parser", c.ToolParser, slices.Concat([]string{parserAuto, parserNone}, answer.ToolNames())...),
+		config.OneOf("reasoning_parser", c.ReasoningParser, slices.Concat([]string{parserAuto, parserNone}, answer.ThinkNames())...)); err != nil {
 		return err
 	}
 	d, err := gpus.ParseDevice(c.Device)

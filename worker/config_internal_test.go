@@ -48,7 +48,7 @@ func TestValidate(t *testing.T) {
 		}
 	}
 	f("")
-	for _, key := range []string{"role", "device", "dtype", "quantization", "kv_cache_dtype", "kv.transport", "kv.digest", "kv.device_refill", "kv.convert",
+	for _, key := range []string{"role", "device", "dtype", "quantization", "kv_cache_dtype", "tool_parser", "reasoning_parser", "kv.transport", "kv.digest", "kv.device_refill", "kv.convert",
 		"kv.peer_bring", "kv.peers", "kv.write_policy", "kv.eviction", "kv.ssd_io"} {
 		f(key, key, "other")
 		f(key, key, "")

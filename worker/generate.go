@@ -60,6 +60,7 @@ func (w *Worker) generate(ctx context.Context, j *job, from *origin, id string, 
 	ctx, cancel := context.WithCancel(ctx)
 	g := &generation{w: w, j: j, from: from, id: id, arrived: time.Now(), seed: seed, cancel: cancel,
 		batches: make(chan batch), open: len(j.items), handles: make([]*engine.Handle, len(j.items))}
+	g.usage.Reasons = j.reading.think != nil
 	for i := range j.items {
 		it := &j.items[i]
 		g.usage.Prompt += len(it.tokens)
@@ -218,11 +219,12 @@ func (g *generation) renderEvent() {
 		g.offer(c, e.Offer)
 		return
 	}
-	before := len(c.text)
+	before, thought := c.size(), c.thought
 	if c.tokens == 0 && g.j.echo {
 		before += len(c.item.text) // its memory is reserved
 	}
 	stopped := c.addToken(e)
+	g.usage.Reasoning += c.thought - thought
 	if !g.j.echoOnly() {
 		g.usage.Completion++
 		if counts {
@@ -236,7 +238,7 @@ func (g *generation) renderEvent() {
 		if c.ready() {
 			g.emit(c)
 		}
-	} else if !g.reserveText(len(c.text) - before) {
+	} else if !g.reserveText(c.size() - before) {
 		g.err = memoryFailure(errMemory)
 		return
 	}

@@ -16,8 +16,8 @@ import (
 
 // A stream outlives its decode worker: the router notes which tokens each event stood for, from a
 // comment line in front of it (ticket.HeaderTokens), and has another worker go on behind them
-// (ticket.HeaderGiven). That one renders the tokens again and drops what comes of it, so that its text,
-// offsets and counts are as if it had drawn them.
+// (ticket.HeaderGiven). That one renders and reads the tokens again and drops what comes of it, so that its
+// text, calls, offsets and counts are as if it had drawn them.
 
 // takeGiven cuts what follows the client's body off the request; nil: nothing does.
 func takeGiven(ctx *fasthttp.RequestCtx, vocab int) (*openai.Given, error) {
@@ -111,6 +111,7 @@ func (g *generation) replay() error {
 		if n, ok := c.replay(given.IDs, given.Done); !ok {
 			return badGiven("choice %d: its token %d of %d ends it", i, n, len(given.IDs))
 		}
+		g.usage.Reasoning += c.thought
 	}
 	return nil
 }
@@ -119,6 +120,7 @@ func (g *generation) replay() error {
 // which has not ended.
 func (c *choice) replay(ids []int32, done bool) (n int, ok bool) {
 	if done {
+		c.countThought(ids)
 		c.done, c.sent = true, true
 		return 0, true
 	}
@@ -128,14 +130,32 @@ func (c *choice) replay(ids []int32, done bool) (n int, ok bool) {
 		}
 	}
 	for i, id := range ids {
-		c.addDrawn(&engine.Event{Sampled: kernels.Sampled{Token: id}})
-		c.text, c.logprobs, c.ids = c.text[:0], c.logprobs[:0], c.ids[:0]
+		e := &engine.Event{Sampled: kernels.Sampled{Token: id}}
+		if c.parser == nil {
+			c.addDrawn(e)
+		} else {
+			c.addRead(e)
+		}
+		c.drop()
 		if c.done {
 			return i + 1, false
 		}
 	}
 	c.begun, c.given = len(ids) > 0, len(ids)
 	return 0, true
+}
+
+// countThought counts the tokens of reasoning of a choice that has ended, for the usage.
+func (c *choice) countThought(ids []int32) {
+	if c.parser == nil {
+		return
+	}
+	for _, id := range ids {
+		before := c.parser.Thinking()
+		if c.parser.Feed(c.detok.Push(id)); before || c.parser.Thinking() {
+			c.thought++
+		}
+	}
 }
 
 // frames writes the comment line in front of each event of a stream that says which tokens it

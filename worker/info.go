@@ -38,7 +38,10 @@ func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) (any, error) {
 	switch {
 	case err != nil:
 	case t.Chat != nil:
-		ids, err = w.renderChat(ctx, t.Chat, time.Now())
+		var p *prompt
+		if p, err = w.renderChat(ctx, t.Chat, time.Now()); err == nil {
+			ids = p.tokens
+		}
 	default:
 		if err = w.checkText("prompt", t.Prompt, tokenizeBytes); err == nil {
 			ids = w.tok.Encode(t.Prompt, t.AddSpecial)

@@ -10,6 +10,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/internal/answer"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
@@ -27,6 +28,7 @@ type job struct {
 	framed   bool          // events say which tokens they stand for
 	given    *openai.Given // where another worker left the stream; nil: it begins here
 	created  time.Time
+	reading  reading       // of a chat's answers
 	peers    []ticket.Peer // have the beginning of the prompt, says the router
 	brought  bool          // the KV of the prompt was brought ahead; without it the job is refused
 
@@ -113,13 +115,14 @@ func (w *Worker) chatJob(ctx *fasthttp.RequestCtx, now time.Time) (*job, error) 
 		return nil, openai.BadRequest("response_format", "this engine generates plain text only")
 	}
 	if !slices.Contains([]string{"", `"auto"`, `"none"`}, string(c.ToolChoice)) {
-		return nil, openai.BadRequest("tool_choice", "this engine cannot be made to call a tool; use auto or none")
+		return nil, openai.BadRequest("tool_choice", "a model can be made to call a tool, or a certain one, only by a grammar, and this engine has none yet; use auto or none")
 	}
-	tokens, fail := w.renderChat(ctx, c, now)
+	p, fail := w.renderChat(ctx, c, now)
 	if fail != nil {
 		return nil, fail
 	}
-	j := &job{Sampling: c.Sampling, chat: true, logprobs: -1, items: []item{{tokens: tokens}}}
+	j := &job{Sampling: c.Sampling, chat: true, logprobs: -1, items: []item{{tokens: p.tokens}}}
+	w.read(j, c, p.tools, p.text)
 	if c.Logprobs {
 		j.logprobs = c.TopLogprobs
 	}
@@ -133,15 +136,22 @@ func plainText(format json.RawMessage) bool {
 	return json.Unmarshal(format, &f) == nil && f.Type == "text"
 }
 
+// prompt is a rendered chat.
+type prompt struct {
+	text   string
+	tokens []int32
+	tools  *answer.Tools // that the model was told of; nil: none
+}
+
 // renderChat turns messages into the model's prompt. A template may run for seconds; it is
 // cancelled when the client leaves.
-func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, now time.Time) ([]int32, error) {
+func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, now time.Time) (*prompt, error) {
 	if !w.tok.HasChatTemplate() {
 		return nil, openai.BadRequest("messages", "model %s has no chat template; use /v1/completions", w.served)
 	}
 	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
 		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs, Now: now}
-	if c.Tools != nil && string(c.ToolChoice) != `"none"` {
+	if c.UsesTools() {
 		if err := json.Unmarshal(c.Tools, &in.Tools); err != nil {
 			return nil, openai.BadRequest("tools", "%v", err)
 		}
@@ -149,21 +159,25 @@ func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, now time.T
 	waits, cancel := context.WithCancelCause(w.ctx)
 	defer cancel(nil)
 	defer w.clients.Watch(ctx.Conn(), func() { cancel(errClientLeft) })()
-	text, err := w.tok.RenderChat(waits, in)
+	p := &prompt{}
+	if in.Tools != nil {
+		p.tools = answer.ReadTools(in.Tools)
+	}
+	var err error
+	p.text, err = w.tok.RenderChat(waits, in)
 	switch {
 	case waits.Err() != nil:
 		return nil, openai.Unavailable("%v", context.Cause(waits))
 	case err != nil:
 		return nil, openai.BadRequest("messages", "chat template: %v", err)
 	}
-	if err := w.checkText("messages", text, 0); err != nil {
+	if err := w.checkText("messages", p.text, 0); err != nil {
 		return nil, err
 	}
-	tokens := w.tok.Encode(text, c.AddSpecial)
-	if len(tokens) == 0 {
+	if p.tokens = w.tok.Encode(p.text, c.AddSpecial); len(p.tokens) == 0 {
 		return nil, openai.BadRequest("messages", "the chat template renders nothing")
 	}
-	return tokens, nil
+	return p, nil
 }
 
 func (w *Worker) vocab() int { return w.backend.Arch().Vocab }

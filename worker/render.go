@@ -6,6 +6,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/internal/answer"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
@@ -24,6 +25,13 @@ type choice struct {
 	offset int32 // characters of token texts so far (completions' text_offset)
 
 	promise engine.Promise // the request's own
+
+	parser    *answer.Parser // nil: all is text
+	reasoning []byte         // not yet taken
+	calls     []callPart
+	called    bool
+	thought   int // tokens of reasoning so far
+	taken     int // bytes that have come out of detok, and what they may become
 
 	begun    bool          // the first chunk was sent
 	sent     bool          // and the last one
@@ -49,8 +57,13 @@ func newChoice(w *Worker, j *job, it *item, index int) *choice {
 	if it.detok == nil {
 		it.detok = w.tok.NewDetokenizer(j.SkipSpecial, it.tokens)
 	}
-	return &choice{j: j, tok: w.tok, eos: w.eos, item: it, index: index, promise: j.promise,
+	c := &choice{j: j, tok: w.tok, eos: w.eos, item: it, index: index, promise: j.promise,
 		detok: it.detok.Continue(j.SkipSpecial), stop: j.stops.Stopper()}
+	if r := &j.reading; r.active() {
+		c.parser = answer.New(r.tool, r.think, r.options)
+		c.detok.Show(r.marks)
+	}
+	return c
 }
 
 // addToken renders one event. It reports whether the choice hit a stop string, so that the engine
@@ -64,10 +77,31 @@ func (c *choice) addToken(e *engine.Event) (stopped bool) {
 	}
 	if c.j.echoOnly() {
 		c.text = append(c.text, c.detok.Flush()...)
-		c.finish, c.done = string(engine.FinishLength), true
+		c.end(engine.FinishLength)
 		return false
 	}
-	return c.addDrawn(e)
+	if c.parser == nil {
+		return c.addDrawn(e)
+	}
+	return c.addRead(e)
+}
+
+// addRead is addDrawn that counts tokens of reasoning: those before which the model thinks, or after.
+func (c *choice) addRead(e *engine.Event) (stopped bool) {
+	before := c.parser.Thinking()
+	stopped = c.addDrawn(e)
+	if before || c.parser.Thinking() {
+		c.thought++
+	}
+	return stopped
+}
+
+// end ends the choice.
+func (c *choice) end(why engine.Finish) {
+	if c.parser != nil {
+		c.take(c.parser.Flush())
+	}
+	c.finish, c.done = string(why), true
 }
 
 func (c *choice) addDrawn(e *engine.Event) (stopped bool) {
@@ -91,8 +125,8 @@ func (c *choice) addDrawn(e *engine.Event) (stopped bool) {
 	if e.Finish == engine.FinishNone || c.addText(c.detok.Flush()) {
 		return false
 	}
-	c.text = append(c.text, c.stop.Flush()...)
-	c.finish, c.done = string(e.Finish), true
+	c.emit(c.stop.Flush())
+	c.end(e.Finish)
 	if ended && slices.Contains(c.j.StopTokenIDs, id) && (c.j.IgnoreEOS || !slices.Contains(c.eos, id)) {
 		c.stopID = id + 1
 	}
@@ -103,13 +137,14 @@ func (c *choice) addDrawn(e *engine.Event) (stopped bool) {
 // min_tokens.
 func (c *choice) addText(text string) (stopped bool) {
 	if c.tokens <= c.j.MinTokens {
-		c.text = append(c.text, c.stop.Skip(text)...)
+		c.emit(c.stop.Skip(text))
 		return false
 	}
 	emit, hit, stopped := c.stop.Push(text)
-	c.text = append(c.text, emit...)
+	c.emit(emit)
 	if stopped {
-		c.finish, c.hit, c.done = string(engine.FinishStop), hit, true
+		c.hit = hit
+		c.end(engine.FinishStop)
 	}
 	return stopped
 }
@@ -166,25 +201,40 @@ func logprob(self kernels.TokenLogprob, top []kernels.TokenLogprob) openai.Token
 
 // usage is the choice's own count, for continuous_usage_stats.
 func (c *choice) usage() openai.Usage {
-	u := openai.Usage{Prompt: len(c.item.tokens), Completion: c.tokens}
+	u := openai.Usage{Prompt: len(c.item.tokens), Completion: c.tokens, Reasoning: c.thought, Reasons: c.j.reading.think != nil}
 	if c.item.info != nil {
 		u.Cached = c.item.info.CachedTokens
 	}
 	return u
 }
 
+// size is how many bytes of text there are, or may become of what was read.
+func (c *choice) size() int { return len(c.text) + c.taken }
+
 // ready reports whether there is something to send: text, the end, or unsaid tokens held back.
 func (c *choice) ready() bool {
-	return !c.sent && (len(c.text) > 0 || c.done || max(len(c.logprobs), len(c.ids)) >= unsaid)
+	return !c.sent && (len(c.text)+len(c.reasoning)+len(c.calls) > 0 || c.done || max(len(c.logprobs), len(c.ids)) >= unsaid)
 }
 
 // keptText is the capacity for text that a choice keeps between chunks.
 const keptText = 1 << 10
 
+// finishCalls is the reason of an answer that ends with calls of tools. One that is cut off keeps its
+// own: its last call may not be whole.
+const finishCalls = "tool_calls"
+
+// drop forgets what is not yet taken.
+func (c *choice) drop() {
+	c.text, c.reasoning, c.calls, c.logprobs, c.ids = c.text[:0], c.reasoning[:0], c.calls[:0], c.logprobs[:0], c.ids[:0]
+}
+
 // takeChunk returns what is ready as one chunk, valid until the next addToken.
 func (c *choice) takeChunk() openai.Choice {
-	out := openai.Choice{Index: c.index, Text: string(c.text), Role: !c.begun, Finish: c.finish,
+	out := openai.Choice{Index: c.index, Text: string(c.text), Reasoning: string(c.reasoning), Calls: c.takeCalls(), Role: !c.begun, Finish: c.finish,
 		StopString: c.hit, StopToken: c.stopID}
+	if c.called && c.finish == string(engine.FinishStop) {
+		out.Finish = finishCalls
+	}
 	if c.j.logprobs >= 0 {
 		out.Echo, out.Logprobs = c.echo, c.logprobs
 		if out.Logprobs == nil {
@@ -203,7 +253,7 @@ func (c *choice) takeChunk() openai.Choice {
 		}
 	}
 	c.begun, c.echo = true, nil
-	c.text, c.logprobs, c.ids = c.text[:0], c.logprobs[:0], c.ids[:0]
+	c.drop()
 	if cap(c.text) > keptText { // after echo it had the prompt
 		c.text = nil
 	}

@@ -1,16 +1,21 @@
 package worker
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"log/slog"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/internal/answer"
 	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/tokenizer"
 	"github.com/xpyd/xpyd/kernels"
 )
 
@@ -183,6 +188,54 @@ func TestLogprobs(t *testing.T) {
 	if own := chunks[0].Logprobs; len(own) != 1 || own[0].Logprob != -1 || len(own[0].Top) != 0 {
 		t.Errorf("of the token alone: %+v", own)
 	}
+}
+
+// TestMarksShown: special tokens that are marks of calls are read though special tokens are skipped, and
+// without tools they are skipped as ever.
+func TestMarksShown(t *testing.T) {
+	raw, err := os.ReadFile("../internal/model/stories260k/tokenizer.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw = bytes.Replace(raw, []byte(`"added_tokens":`), []byte(`"x":`), 1)
+	raw = append(bytes.TrimRight(raw, "} \n"), `},"added_tokens":[{"id":1,"content":"<s>","special":true},{"id":2,"content":"</s>","special":true},
+		{"id":512,"content":"[TOOL_CALLS]","special":true},{"id":513,"content":"<|other|>","special":true}]}`...)
+	tok, err := tokenizer.FromJSON(raw, nil)
+	if err == nil {
+		tok, err = tok.WithChatTemplate("which shows nothing")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &Worker{tok: tok, eos: []int32{2}}
+	w.formats = formatsOf(&Compute{ToolParser: parserAuto, ReasoningParser: parserAuto}, tok)
+	ids := slices.Concat([]int32{513, 512}, bytesOf(`[{"name":"f","arguments":{}}]`), []int32{513}, bytesOf("!"))
+	f := func(tools bool, text, calls string) {
+		t.Helper()
+		j := newTestJob(func(j *job) { j.chat = true })
+		c := &openai.Chat{Sampling: openai.Sampling{Stream: true}}
+		var offered *answer.Tools
+		if tools {
+			offered = answer.ReadTools([]json.RawMessage{json.RawMessage(`{"function":{"name":"f"}}`)})
+		}
+		w.read(j, c, offered, "")
+		chunks, _ := play(newChoice(w, j, &j.items[0], 0), ids, engine.FinishLength)
+		haveText, haveCalls := "", ""
+		for _, k := range chunks {
+			haveText += k.Text
+			for _, call := range k.Calls {
+				haveCalls += call.Name + call.Arguments
+				if call.ID != "" && len(call.ID) != 9 {
+					t.Errorf("id %q", call.ID)
+				}
+			}
+		}
+		if haveText != text || haveCalls != calls {
+			t.Errorf("tools %t: %q, %q", tools, haveText, haveCalls)
+		}
+	}
+	f(true, "!", "f{}")
+	f(false, `[{"name":"f","arguments":{}}]!`, "")
 }
 
 // TestChoiceMemory: what a request says once is not kept once a choice: stop strings,

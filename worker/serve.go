@@ -78,6 +78,7 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 		kind = "keep"
 	}
 	j.requestID = requestID(h)
+	j.seedCalls(seed)
 	// Clients may reuse an id while it is in use; ours is unique.
 	id := fmt.Sprintf("%s#%d", j.requestID, w.sequence.Add(1))
 	c, err := w.begin(ctx, w.requests, kind, id)

@@ -12,6 +12,7 @@
 //	mooncake.go
 //	generate.go    a goroutine a prompt: collect KV, submit, events
 //	render.go      text, stops, log probabilities
+//	reading.go     reasoning and calls of tools in that text
 //	serve.go       the answer, whole or streamed
 package worker
 
@@ -87,6 +88,7 @@ type Worker struct {
 
 	model         *model.Model
 	tok           *tokenizer.Tokenizer
+	formats       formats
 	longest       int // bytes of the longest token
 	sizes         openai.TokenSizes
 	answers       *answerMemory
@@ -184,9 +186,11 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 	w.later("leave the fleet", w.fleet.close)
 	w.fleet.begin(w)
 	w.http.Start(ln)
+	tool, think := w.formats.names()
 	w.log.Info("worker is up", "id", w.identity.ID, "role", w.cfg.Role, "url", w.url, "kv", w.kvAddr, "model", w.served,
 		"device", w.backend.Info().Device, "simd", w.backend.Info().SIMD, "threads", w.backend.Info().Threads, "ranks", max(1, w.backend.Info().Ranks),
-		"blocks", w.backend.Blocks(), "block_tokens", w.identity.Layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen())
+		"blocks", w.backend.Blocks(), "block_tokens", w.identity.Layout.BlockTokens, "kv_memory", config.Size(w.poolBytes()).String(), "max_model_len", w.engine.MaxModelLen(),
+		"tool_parser", tool, "reasoning_parser", think)
 	return nil
 }
 
@@ -208,6 +212,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 		return err
 	}
 	w.eos = ends(m, w.tok)
+	w.formats = formatsOf(&w.cfg.Compute, w.tok)
 	for id := range w.tok.VocabSize() {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/xpyd/xpyd/internal/answer"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/worker"
 )
@@ -111,6 +112,8 @@ func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 	f.Bool("batch-invariant", false, "make tokens independent of the batch, the chunks and the split; costs a GPU some speed. Always so on the CPU")
 	f.String("kv-cache-dtype", def.KVCacheDType, "of KV on a GPU: auto (like --dtype), bf16 or fp8 (E4M3, a scale per row: half the memory, faster decoding, small errors). Workers that differ are not paired unless kv.convert allows it")
 	f.String("dtype", def.DType, "of weights, activations and KV on a GPU: auto (fp16 if the checkpoint's torch_dtype is float16, else bf16), bf16 or fp16. Workers that differ are not paired unless kv.convert allows it")
+	f.String("tool-parser", def.ToolParser, "how the model writes calls of tools: auto (as its chat template shows), none, or a name that vLLM's --tool-call-parser has too: "+strings.Join(answer.ToolNames(), ", "))
+	f.String("reasoning-parser", def.ReasoningParser, "how the model writes reasoning: auto (as its chat template shows), none, or a name that vLLM's --reasoning-parser has too: "+strings.Join(answer.ThinkNames(), ", "))
 	f.String("quantization", def.Quantization, "of the layers' weights on a GPU: auto (as in the checkpoint), none or fp8 (E4M3, a scale per channel, converted at load: half the memory, faster, small errors)")
 }
 

@@ -54,6 +54,12 @@ func (p *parser) chatField(c *Chat, key []byte) {
 			p.wrong("tool_choice", "a string or an object")
 		}
 		c.ToolChoice = bytes.Clone(p.raw())
+	case "parallel_tool_calls":
+		c.OneCall = !p.bool("parallel_tool_calls", true)
+	case "include_reasoning":
+		c.HideReasoning = !p.bool("include_reasoning", true)
+	case "reasoning_effort":
+		p.effort = p.string("reasoning_effort")
 	case "response_format":
 		c.ResponseFormat = p.responseFormat()
 	case "add_generation_prompt":
@@ -91,7 +97,26 @@ func (p *parser) checkChat(c *Chat) *Error {
 	if c.ContinueFinalMessage {
 		c.AddGenerationPrompt = false
 	}
+	if p.effort != "" {
+		c.setEffort(p.effort)
+	}
 	return c.check()
+}
+
+// UsesTools reports whether the model is told of tools. With tool_choice "none" it is not, as in vLLM.
+func (c *Chat) UsesTools() bool { return c.Tools != nil && string(c.ToolChoice) != `"none"` }
+
+// setEffort tells the template how hard to think, unless chat_template_kwargs does. "none" also sets
+// the switches by which templates turn thinking off.
+func (c *Chat) setEffort(effort string) {
+	set := map[string]json.RawMessage{"reasoning_effort": AppendString(nil, effort)}
+	if effort == "none" {
+		set["enable_thinking"], set["thinking"] = json.RawMessage("false"), json.RawMessage("false")
+	}
+	for name, v := range c.TemplateKwargs {
+		set[name] = v
+	}
+	c.TemplateKwargs = set
 }
 
 // responseFormat reads a format; nil for plain text.
@@ -174,7 +199,7 @@ func (p *parser) message(name string) json.RawMessage {
 		return nil
 	}
 	role, content := "", jsonscan.None
-	var from, to int // where content is, if it is a list of parts
+	var from, to int // where content is, if it is a list of parts or null
 	var text string  // those parts, joined
 	for p.Next() == jsonscan.Key {
 		switch string(p.Decoded()) {
@@ -182,8 +207,12 @@ func (p *parser) message(name string) json.RawMessage {
 			role = p.stringOr("messages")
 		case "content":
 			switch content = p.Peek(); content {
-			case jsonscan.String, jsonscan.Null:
+			case jsonscan.String:
 				p.walk("messages")
+			case jsonscan.Null:
+				from = p.Pos()
+				p.walk("messages")
+				to = p.Pos()
 			case jsonscan.Array:
 				from = p.Pos()
 				text = p.joinParts(name)
@@ -209,7 +238,10 @@ func (p *parser) message(name string) json.RawMessage {
 	case (content == jsonscan.None || content == jsonscan.Null) && role != "assistant":
 		p.refuse("messages", "%s.content is required", name)
 	case content == jsonscan.None: // the object is not empty: it has a role
-		return append(bytes.Clone(raw[:len(raw)-1]), `,"content":null}`...)
+		return append(bytes.Clone(raw[:len(raw)-1]), `,"content":""}`...)
+	case content == jsonscan.Null:
+		out := append(make([]byte, 0, len(raw)), raw[:from-start]...)
+		return append(append(out, `""`...), raw[to-start:]...)
 	}
 	return bytes.Clone(raw)
 }

@@ -31,12 +31,15 @@ type TokenLogprob struct {
 
 // Choice is one choice in a chunk or a full response.
 type Choice struct {
-	Index    int
-	Text     string
-	Role     bool           // in a chat stream, for the first chunk of a choice
-	Logprobs []TokenLogprob // nil renders as null
-	Echo     []TokenLogprob // the prompt's, before Logprobs (completions); only used with those
-	Finish   string         // "", "stop", "length", "tool_calls", …
+	Index int
+	Text  string
+	Role  bool // in a chat stream, for the first chunk of a choice
+	// Of a chat: what the model thought, and the tools that it calls.
+	Reasoning string
+	Calls     []ToolCall
+	Logprobs  []TokenLogprob // nil renders as null
+	Echo      []TokenLogprob // the prompt's, before Logprobs (completions); only used with those
+	Finish    string         // "", "stop", "length", "tool_calls", …
 	// StopString or StopToken is what stopped it; both zero render as null.
 	StopString string
 	StopToken  int32 // id + 1, so that zero is none
@@ -46,11 +49,21 @@ type Choice struct {
 	PromptLogprobs []TokenLogprob // full completions only; nil leaves the field out
 }
 
+// ToolCall is a call of a tool, or in a stream a piece of one: all pieces but the first have neither
+// ID nor Name.
+type ToolCall struct {
+	Index     int
+	ID, Name  string
+	Arguments string // the JSON itself
+}
+
 // Usage counts tokens of the whole request.
 type Usage struct {
 	Prompt     int
 	Completion int
-	Cached     int // of Prompt, found in a prefix cache
+	Cached     int  // of Prompt, found in a prefix cache
+	Reasoning  int  // of Completion
+	Reasons    bool // Reasoning is told
 }
 
 // Encoder writes one response, on one goroutine.
@@ -179,6 +192,9 @@ func (u *Usage) append(dst []byte) []byte {
 	dst = appendInt(dst, `,"completion_tokens":`, u.Completion)
 	dst = appendInt(dst, `,"total_tokens":`, u.Prompt+u.Completion)
 	dst = appendInt(dst, `,"prompt_tokens_details":{"cached_tokens":`, u.Cached)
+	if u.Reasons {
+		dst = appendInt(dst, `},"completion_tokens_details":{"reasoning_tokens":`, u.Reasoning)
+	}
 	return append(dst, `}}`...)
 }
 
@@ -198,8 +214,18 @@ func (e *Encoder) appendDelta(dst []byte, c *Choice) []byte {
 	if c.Role {
 		dst = append(dst, `"role":"assistant",`...)
 	}
-	if c.Role || c.Text != "" || len(c.Logprobs) > 0 || len(c.TokenIDs) > 0 {
+	from := len(dst)
+	switch other := c.Reasoning != "" || len(c.Calls) > 0; {
+	case c.Text != "" || !other && (c.Role || len(c.Logprobs) > 0 || len(c.TokenIDs) > 0):
 		dst = appendStr(dst, `"content":`, c.Text)
+	case c.Role:
+		dst = append(dst, `"content":null`...)
+	}
+	if c.Reasoning != "" {
+		dst = e.appendReasoning(comma(dst, len(dst)-from), c.Reasoning)
+	}
+	if len(c.Calls) > 0 {
+		dst = e.appendCalls(comma(dst, len(dst)-from), c.Calls, true)
 	}
 	dst = append(dst, `},"logprobs":`...)
 	return e.appendEnd(e.appendChatLogprobs(dst, c.Logprobs), c, false)
@@ -209,9 +235,46 @@ func (e *Encoder) appendDelta(dst []byte, c *Choice) []byte {
 func (e *Encoder) appendMessage(dst []byte, c *Choice) []byte {
 	dst = appendInt(dst, `{"index":`, c.Index)
 	dst = append(dst, `,"message":{"role":"assistant","content":`...)
-	dst = e.appendLong(dst, c.Text)
+	if c.Text == "" && len(c.Calls) > 0 {
+		dst = append(dst, "null"...)
+	} else {
+		dst = e.appendLong(dst, c.Text)
+	}
+	if c.Reasoning != "" {
+		dst = e.appendReasoning(append(dst, ','), c.Reasoning)
+	}
+	if len(c.Calls) > 0 {
+		dst = e.appendCalls(append(dst, ','), c.Calls, false)
+	}
 	dst = append(dst, `,"refusal":null},"logprobs":`...)
 	return e.appendEnd(e.appendChatLogprobs(dst, c.Logprobs), c, true)
+}
+
+// appendReasoning writes reasoning under both names that clients read: DeepSeek's, and vLLM's own.
+func (e *Encoder) appendReasoning(dst []byte, text string) []byte {
+	dst = e.appendLong(append(dst, `"reasoning_content":`...), text)
+	return e.appendLong(append(dst, `,"reasoning":`...), text)
+}
+
+// appendCalls writes calls, or pieces of them.
+func (e *Encoder) appendCalls(dst []byte, calls []ToolCall, pieces bool) []byte {
+	dst = append(dst, `"tool_calls":[`...)
+	for i := range calls {
+		c := &calls[i]
+		dst = append(comma(dst, i), '{')
+		if pieces {
+			dst = append(appendInt(dst, `"index":`, c.Index), ',')
+		}
+		if c.ID != "" {
+			dst = appendStr(dst, `"id":`, c.ID)
+			dst = appendStr(append(dst, `,"type":"function",`...), `"function":{"name":`, c.Name)
+			dst = append(dst, ',')
+		} else {
+			dst = append(dst, `"function":{`...)
+		}
+		dst = append(e.appendLong(append(dst, `"arguments":`...), c.Arguments), "}}"...)
+	}
+	return append(dst, ']')
 }
 
 // appendEnd writes what follows a choice's log probabilities.

@@ -66,7 +66,7 @@ func shape(prefix string, v any, out map[string]string) {
 // same type and value.
 func TestChatStreamsLikeRecorded(t *testing.T) {
 	files, _ := filepath.Glob("testdata/sse/*.sse")
-	if len(files) != 3 {
+	if len(files) != 4 {
 		t.Fatalf("have %v", files)
 	}
 	for _, file := range files {
@@ -134,6 +134,14 @@ func replay(enc *openai.Encoder, v *vocab, out []byte, m map[string]any) []byte 
 	choice := openai.Choice{Index: int(c["index"].(float64))}
 	choice.Text, _ = delta["content"].(string)
 	_, choice.Role = delta["role"]
+	for _, x := range list(delta["tool_calls"]) {
+		x := x.(map[string]any)
+		f := x["function"].(map[string]any)
+		call := openai.ToolCall{Index: int(x["index"].(float64)), Arguments: f["arguments"].(string)}
+		call.ID, _ = x["id"].(string)
+		call.Name, _ = f["name"].(string)
+		choice.Calls = append(choice.Calls, call)
+	}
 	choice.Finish, _ = c["finish_reason"].(string)
 	if lp, ok := c["logprobs"].(map[string]any); ok {
 		choice.Logprobs = []openai.TokenLogprob{}
@@ -156,9 +164,54 @@ func content(m map[string]any) []any {
 	for _, c := range m["choices"].([]any) {
 		c := c.(map[string]any)
 		d := c["delta"].(map[string]any)
-		out = append(out, c["index"], c["finish_reason"], d["role"], d["content"], c["logprobs"])
+		text := d["content"]
+		if text == "" {
+			text = nil // of a chunk that says who speaks
+		}
+		out = append(out, c["index"], c["finish_reason"], d["role"], text, d["tool_calls"], c["logprobs"])
 	}
 	return out
+}
+
+func list(v any) []any {
+	l, _ := v.([]any)
+	return l
+}
+
+// TestCallsAndReasoning: what an answer has beside its text, whole and in a stream.
+func TestCallsAndReasoning(t *testing.T) {
+	enc := openai.NewEncoder(openai.Meta{ID: "i", Model: "m", Created: 5, Chat: true})
+	calls := []openai.ToolCall{{ID: "call_1", Name: "f", Arguments: `{"a":"\n"}`}, {Index: 1, ID: "call_2", Name: "g\"", Arguments: "{}"}}
+	f := func(c openai.Choice, message, delta string) {
+		t.Helper()
+		if got := string(enc.AppendFull(nil, []openai.Choice{c}, openai.Usage{})); !strings.Contains(got, `"message":{"role":"assistant",`+message+`,"refusal":null}`) {
+			t.Errorf("have %s\nwant %s", got, message)
+		}
+		if got := string(enc.AppendChunk(nil, &c, nil)); !strings.Contains(got, `"delta":{`+delta+`},"logprobs"`) {
+			t.Errorf("have %s\nwant %s", got, delta)
+		}
+	}
+	const first = `{"id":"call_1","type":"function","function":{"name":"f","arguments":"{\"a\":\"\\n\"}"}}`
+	const second = `{"id":"call_2","type":"function","function":{"name":"g\"","arguments":"{}"}}`
+	streamed := `"tool_calls":[{"index":0,` + first[1:] + `,{"index":1,` + second[1:] + `]`
+	f(openai.Choice{Calls: calls}, `"content":null,"tool_calls":[`+first+`,`+second+`]`, streamed)
+	f(openai.Choice{Calls: calls, Role: true}, `"content":null,"tool_calls":[`+first+`,`+second+`]`, `"role":"assistant","content":null,`+streamed)
+	f(openai.Choice{Calls: calls, Text: "x"}, `"content":"x","tool_calls":[`+first+`,`+second+`]`, `"content":"x",`+streamed)
+	f(openai.Choice{Reasoning: "r\n"}, `"content":"","reasoning_content":"r\n","reasoning":"r\n"`, `"reasoning_content":"r\n","reasoning":"r\n"`)
+	f(openai.Choice{Reasoning: "r", Role: true, Text: "x", Calls: calls[1:]}, `"content":"x","reasoning_content":"r","reasoning":"r","tool_calls":[`+second+`]`,
+		`"role":"assistant","content":"x","reasoning_content":"r","reasoning":"r","tool_calls":[{"index":1,`+second[1:]+`]`)
+	if got := string(enc.AppendChunk(nil, &openai.Choice{Calls: []openai.ToolCall{{Index: 3, Arguments: "x"}}}, nil)); !strings.Contains(got, `"delta":{"tool_calls":[{"index":3,"function":{"arguments":"x"}}]}`) {
+		t.Errorf("a piece: %s", got)
+	}
+	usage := func(u openai.Usage, want string) {
+		t.Helper()
+		if got := string(enc.AppendUsage(nil, u)); !strings.Contains(got, `"prompt_tokens_details":{"cached_tokens":0}`+want+`}`) {
+			t.Errorf("have %s, want %s", got, want)
+		}
+	}
+	usage(openai.Usage{Completion: 7, Reasoning: 5, Reasons: true}, `,"completion_tokens_details":{"reasoning_tokens":5}`)
+	usage(openai.Usage{Completion: 7, Reasons: true}, `,"completion_tokens_details":{"reasoning_tokens":0}`)
+	usage(openai.Usage{Completion: 7}, ``)
 }
 
 func keys(m map[string]any) string {

@@ -77,9 +77,10 @@ type parser struct {
 	unknown bool // an unknown field was skipped
 	values  int  // JSON values in the field being read, see maxValues
 
-	completionTokens bool // max_completion_tokens was given
-	topLogprobs      bool // top_logprobs above 0 was given
-	generationGiven  bool // add_generation_prompt was given
+	completionTokens bool   // max_completion_tokens was given
+	topLogprobs      bool   // top_logprobs above 0 was given
+	generationGiven  bool   // add_generation_prompt was given
+	effort           string // reasoning_effort
 }
 
 // sampling reads one field that completions and chat share. It skips unknown ones.

@@ -264,6 +264,8 @@ func TestBadChats(t *testing.T) {
 		{`{` + hi + `,"add_generation_prompt":true,"continue_final_message":true}`, "continue_final_message", "both"},
 		{`{` + hi + `,"tools":[null]}`, "tools", "object"},
 		{`{` + hi + `,"tools":[{"type":"function"},{"type":""}]}`, "tools", "tools[1].type"},
+		{`{` + hi + `,"reasoning_effort":3}`, "reasoning_effort", "string"},
+		{`{` + hi + `,"parallel_tool_calls":"no"}`, "parallel_tool_calls", "boolean"},
 		{`{` + hi + `,"audio":{}}`, "audio", "not supported"},
 		{`{` + hi + `,"max_tokens":4,"min_tokens":5}`, "min_tokens", "above max_tokens (4)"},
 		{`{` + hi + `,"stream_options":{"include_usage":true}}`, "stream_options", "stream"},
@@ -323,7 +325,7 @@ func TestChat(t *testing.T) {
 	}
 	for i, want := range []string{
 		`{"role":"system","content":"a\nb"}`,
-		`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"x\":[1,2.5]}"}}],"content":null}`,
+		`{"role":"assistant","tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{\"x\":[1,2.5]}"}}],"content":""}`,
 		`{"role":"user","content":"hi"}`,
 	} {
 		if string(got.Messages[i]) != want {
@@ -345,8 +347,9 @@ func TestMessages(t *testing.T) {
 	f(same, same)
 	f(`{"content":["a",{"text":"b\"","type":"text","x":1},{"type":"refusal","refusal":"c"}],"role":"user"}`, `{"content":"a\nb\"\nc","role":"user"}`)
 	f(`{"content":[],"role":1,"role":"user"}`, `{"content":"","role":1,"role":"user"}`)
-	f(`{"role":"assistant","content":null}`, `{"role":"assistant","content":null}`)
-	f(`{"role":"assistant"}`, `{"role":"assistant","content":null}`)
+	f(`{"role":"assistant","content":null}`, `{"role":"assistant","content":""}`)
+	f(`{"role":"assistant","content" : null ,"x":[1]}`, `{"role":"assistant","content" : "" ,"x":[1]}`)
+	f(`{"role":"assistant"}`, `{"role":"assistant","content":""}`)
 	f(`{"role":"assistant","content":["x"],"content":"y"}`, `{"role":"assistant","content":["x"],"content":"y"}`)
 }
 
@@ -541,6 +544,21 @@ func TestEveryField(t *testing.T) {
 	chat(`"tools":[ {"type":"x"} ]`, func(c *openai.Chat) { c.Tools = []byte(`[ {"type":"x"} ]`) })
 	chat(`"tools":[]`, func(*openai.Chat) {})
 	chat(`"tool_choice":{"a":1}`, func(c *openai.Chat) { c.ToolChoice = []byte(`{"a":1}`) })
+	chat(`"parallel_tool_calls":false`, func(c *openai.Chat) { c.OneCall = true })
+	chat(`"parallel_tool_calls":true`, func(*openai.Chat) {})
+	chat(`"include_reasoning":false`, func(c *openai.Chat) { c.HideReasoning = true })
+	effort := func(kwargs ...string) func(c *openai.Chat) {
+		return func(c *openai.Chat) {
+			c.TemplateKwargs = map[string]json.RawMessage{}
+			for i := 0; i < len(kwargs); i += 2 {
+				c.TemplateKwargs[kwargs[i]] = json.RawMessage(kwargs[i+1])
+			}
+		}
+	}
+	chat(`"reasoning_effort":"low"`, effort("reasoning_effort", `"low"`))
+	chat(`"reasoning_effort":null`, func(*openai.Chat) {})
+	chat(`"reasoning_effort":"none"`, effort("reasoning_effort", `"none"`, "enable_thinking", "false", "thinking", "false"))
+	chat(`"reasoning_effort":"none","chat_template_kwargs":{"thinking":true,"x":1}`, effort("reasoning_effort", `"none"`, "enable_thinking", "false", "thinking", "true", "x", "1"))
 	chat(`"response_format":{"type":"json_object"}`, func(c *openai.Chat) { c.ResponseFormat = []byte(`{"type":"json_object"}`) })
 	chat(`"add_generation_prompt":false`, func(c *openai.Chat) { c.AddGenerationPrompt = false })
 	chat(`"continue_final_message":true`, func(c *openai.Chat) { c.ContinueFinalMessage, c.AddGenerationPrompt = true, false })

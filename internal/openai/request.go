@@ -93,19 +93,21 @@ type Chat struct {
 	Sampling
 	// Messages are objects as sent, because chat templates see the order of keys and how
 	// numbers are written. But a list of text parts is joined with newlines into one string,
-	// and an absent content is null.
+	// and a content that is absent or null is "", as in vLLM: many templates take nothing else.
 	Messages    []json.RawMessage
 	Logprobs    bool
 	TopLogprobs int // 0..20
 
 	Tools          json.RawMessage // array; nil when absent or empty
 	ToolChoice     json.RawMessage
+	OneCall        bool // parallel_tool_calls is false: only the first call is wanted
+	HideReasoning  bool // include_reasoning is false
 	ResponseFormat json.RawMessage
 
 	AddGenerationPrompt  bool // default true
 	ContinueFinalMessage bool
 	AddSpecial           bool                       // default false: templates write their own
-	TemplateKwargs       map[string]json.RawMessage // chat_template_kwargs
+	TemplateKwargs       map[string]json.RawMessage // chat_template_kwargs, and reasoning_effort
 }
 
 // Tokenize is a POST /tokenize body: a prompt, or a chat when Chat is set.

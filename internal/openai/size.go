@@ -89,6 +89,10 @@ type Shape struct {
 	Logprobs int    // alternatives of each; -1 without log probabilities
 	Stop     string // the longest stop string
 
+	Reasons bool // text may be reasoning, which is told twice
+	Calls   int  // of tools, that text may be, at most
+	Held    int  // bytes of text that may be held back until it is clear whether it is one
+
 	Prompt         int    // tokens of the prompt
 	Echo           bool   // of the prompt, and its log probabilities if there are any
 	Text           string // of the prompt, with Echo
@@ -124,8 +128,9 @@ const MaxHead = 4 << 10
 func (s *Shape) head(t *TokenSizes) int {
 	const names = 512 // the members' names, the index, the reason
 	n := names + 2*t.Text + StringSize(s.Stop)
-	// Text held back as a possible stop string comes out with other tokens.
-	n += 6 * len(s.Stop)
+	// Text held back as a possible stop string, or call, comes out with other tokens.
+	n += 6*len(s.Stop) + callTimes*s.Held
+	n += s.Calls * len(`{"index":000,"id":"call_123456789012345678901234","type":"function","function":{"name":"","arguments":""}},`)
 	if s.IDs {
 		n += s.Prompt * (t.ID + 1)
 	}
@@ -144,9 +149,19 @@ func (s *Shape) head(t *TokenSizes) int {
 	return n
 }
 
+// callTimes is how many times longer than its text a call's JSON can be, as a string within JSON: a
+// parameter as short as Python's "a=1," becomes \"a\": 1, and a quote of a tag's value four bytes.
+const callTimes = 4
+
 // perToken returns what each generated token adds.
 func (s *Shape) perToken(t *TokenSizes) int {
 	n := t.Text
+	switch {
+	case s.Calls > 0:
+		n *= callTimes
+	case s.Reasons:
+		n *= 2
+	}
 	if s.IDs {
 		n += t.ID + 1
 	}

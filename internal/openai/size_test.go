@@ -54,6 +54,12 @@ func checkSize(t *testing.T, seed uint64) {
 	if r.IntN(3) == 0 {
 		s.PromptLogprobs = r.IntN(5)
 	}
+	if s.Chat {
+		s.Reasons = r.IntN(2) == 0
+		if r.IntN(2) == 0 {
+			s.Calls, s.Held = r.IntN(5), r.IntN(100)
+		}
+	}
 	if r.IntN(2) == 0 {
 		s.Stop = strings.Repeat("\x01", r.IntN(30))
 	}
@@ -82,7 +88,17 @@ func checkSize(t *testing.T, seed uint64) {
 		for _, c := range raw {
 			text.WriteRune(c)
 		}
-		c.Text = text.String()
+		switch c.Text = text.String(); {
+		case s.Calls > 0: // all of it is a tag's value, and JSON of that
+			once := openai.AppendString(nil, c.Text)
+			c.Text = ""
+			for i := range s.Calls {
+				c.Calls = append(c.Calls, openai.ToolCall{Index: i, ID: "call_123456789012345678901234"})
+			}
+			c.Calls[0].Arguments = string(once[1 : len(once)-1])
+		case s.Reasons:
+			c.Text, c.Reasoning = "", c.Text
+		}
 		if s.Echo {
 			c.Text = s.Text + c.Text
 		}

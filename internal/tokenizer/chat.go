@@ -84,6 +84,14 @@ func (c *chat) pick(tools bool) (chatTemplate, bool) {
 	return t, ok
 }
 
+// ChatTemplates returns the text of the model's chat templates, in no order.
+func (t *Tokenizer) ChatTemplates() (list []string) {
+	for _, c := range t.chat.named {
+		list = append(list, c.source)
+	}
+	return list
+}
+
 // HasChatTemplate reports whether RenderChat can work.
 func (t *Tokenizer) HasChatTemplate() bool {
 	_, ok := t.chat.pick(false)
@@ -185,6 +193,11 @@ func templateMessage(m json.RawMessage, parts bool) (*jinja.Dict, error) {
 			return nil, fmt.Errorf("content: %w", err)
 		}
 		d = d.With("content", content)
+	}
+	if thought, ok := d.Get("reasoning"); ok { // vLLM's name; templates know DeepSeek's
+		if _, ok := d.Get("reasoning_content"); !ok {
+			d = d.With("reasoning_content", thought)
+		}
 	}
 	if calls, ok := d.Get("tool_calls"); ok {
 		if calls, err = toolCalls(calls); err != nil {

@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -19,8 +20,9 @@ type decoding struct {
 type Detokenizer struct {
 	t       *Tokenizer
 	skip    bool
-	first   bool // no token seen yet
-	strip   int  // leading spaces still to take
+	show    []int32 // special ones that are not skipped
+	first   bool    // no token seen yet
+	strip   int     // leading spaces still to take
 	pending []byte
 	store   [2 * utf8.UTFMax]byte
 }
@@ -49,6 +51,10 @@ func (d *Detokenizer) Continue(skipSpecial bool) *Detokenizer {
 	return &c
 }
 
+// Show has special ids be text although special ones are skipped: marks that somebody reads. ids is
+// kept.
+func (d *Detokenizer) Show(ids []int32) { d.show = ids }
+
 // settledAt returns how many ids of a prompt need not be looked at: the last of them is
 // whole characters, not all spaces, so nothing is held back after it and no space is left
 // to strip, whatever came before.
@@ -68,7 +74,7 @@ func (d *Detokenizer) settledAt(prompt []int32) int {
 // special ones if they are skipped, add nothing.
 func (d *Detokenizer) Push(id int32) string {
 	t := d.t
-	if !t.has(id, flagPresent) || d.skip && t.flags[id]&flagSpecial != 0 {
+	if !t.has(id, flagPresent) || d.skip && t.flags[id]&flagSpecial != 0 && !slices.Contains(d.show, id) {
 		return ""
 	}
 	text, flags := t.texts[id], t.flags[id]

@@ -89,6 +89,9 @@ func (t *Tokenizer) Piece(id int32) string {
 	return t.pieces[id]
 }
 
+// IsSpecial reports whether id is a control token, which Decode can skip.
+func (t *Tokenizer) IsSpecial(id int32) bool { return t.has(id, flagSpecial) }
+
 // Fingerprint is a SHA-256 in hex over all that decides what Encode, Decode and
 // RenderChat return. Two tokenizers with equal fingerprints are interchangeable.
 func (t *Tokenizer) Fingerprint() string { return t.fingerprint }

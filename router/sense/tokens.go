@@ -47,7 +47,7 @@ func chatTokens(ctx context.Context, tok *tokenizer.Tokenizer, body []byte) []ui
 	}
 	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
 		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs}
-	if c.Tools != nil && string(c.ToolChoice) != `"none"` {
+	if c.UsesTools() {
 		if json.Unmarshal(c.Tools, &in.Tools) != nil {
 			return nil
 		}
