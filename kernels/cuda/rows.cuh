@@ -13,6 +13,7 @@ struct Rows {
   uint16_t *filled; // as digest: rows 0..filled-1 are in it
   int64_t run;      // bytes of a block
   int kv_heads, row_bytes;
+  int first_head; // the model's number of head 0
   bool scaled; // FP8: row_bytes is head_dim
   FastDiv bt;
 
