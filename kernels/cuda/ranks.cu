@@ -10,8 +10,9 @@
 //     CTAs would fill the device, waiting for this one;
 //   - all other kernels need nothing but a place, and end by themselves.
 // Nothing that a launch needs may wait for the device, either: code is loaded before
-// (xk_join asks for CUDA_MODULE_LOADING=EAGER, and has cuBLASLt load its own), graphs are
-// made before (xk_prepare), steps allocate nothing.
+// (xk_join asks for CUDA_MODULE_LOADING=EAGER, xk_gemm_load has cuBLASLt load its own), graphs
+// are made before, by ranks that run one after the other (xk_ranks_abort), and steps allocate
+// nothing.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -60,7 +61,7 @@ __device__ __forceinline__ void await(const Ranks &k, const Channel *own, int fr
   if (told) store_relaxed(&k.host->waits[k.rank], 0);
 }
 
-// How often a CTA has met; behind the kernel before the one before this (common.cuh, PDL).
+// How often a CTA has met; behind pdl_wait, as its last meeting may be close.
 __device__ __forceinline__ uint32_t met_before(const Ranks &k, int channel) { return threadIdx.x < XK_RANKS ? load_relaxed(&k.channels[k.rank][channel].met) : 0; }
 
 // This CTA and its counterparts of all ranks: what each, or a kernel before it, has written
@@ -179,8 +180,8 @@ template <typename T, int RANKS, int KEEP, bool TWICE> __global__ __launch_bound
   __shared__ float sums[2][THREADS / 32];
   const Ranks &k = g.ranks;
   const int channel = blockIdx.x, n = g.hidden / 8;
-  uint32_t met = met_before(k, channel);
   pdl_wait();
+  uint32_t met = met_before(k, channel);
   if (k.apart) pdl_next();
   meet(k, channel, met);
   if (!k.apart && !TWICE) pdl_next();
@@ -233,8 +234,8 @@ template <typename T, int RANKS, int KEEP, bool TWICE> __global__ __launch_bound
 }
 
 __global__ void meet_kernel(const __grid_constant__ Ranks k, int channel, uint32_t tell, uint32_t wait) {
-  uint32_t met = met_before(k, channel);
   pdl_wait();
+  uint32_t met = met_before(k, channel);
   if (k.apart) pdl_next();
   met++;
   const int other = threadIdx.x;
@@ -254,25 +255,28 @@ template <typename T, int RANKS, int KEEP, bool TWICE> int32_t start(const Launc
   const int items = TWICE ? div_up(g.rows, g.ranks.ranks) : g.rows;
   return launch(l, reduce_kernel<T, RANKS, KEEP, TWICE>, std::min(items, g.ranks.ctas), THREADS, 0, g);
 }
-template <typename T, int RANKS, bool TWICE> int32_t by_width(const Launch &l, const Reduce &g) {
+
+// From so many bytes on rows are added up by one rank each, of more than two ranks: two move
+// as much either way. And where a thread's registers would not hold what comes from all.
+constexpr int64_t TWICE_FROM = 256 << 10;
+
+template <typename T, int RANKS> int32_t by_width(const Launch &l, const Reduce &g) {
   const int n = div_up(g.hidden / 8, THREADS);
-  if (n <= 1) return start<T, RANKS, 1, TWICE>(l, g);
-  if (n <= 2) return start<T, RANKS, 2, TWICE>(l, g);
-  if (n <= 4) return start<T, RANKS, 4, TWICE>(l, g);
+  const bool twice = RANKS > 2 && int64_t(g.rows) * g.hidden * int64_t(sizeof(residual<T>)) >= TWICE_FROM;
+  constexpr bool wide = RANKS * int(sizeof(residual<T>)) > 16; // of 8 ranks, fp32
+  if (n <= 1) return twice ? start<T, RANKS, 1, RANKS != 2>(l, g) : start<T, RANKS, 1, false>(l, g);
+  if (n <= 2) return twice || wide ? start<T, RANKS, 2, RANKS != 2>(l, g) : start<T, RANKS, 2, wide>(l, g);
+  if (n <= 4) return start<T, RANKS, 4, RANKS != 2>(l, g);
   return xk_fail(XK_INVALID, "ranks: hidden %d, at most %d", g.hidden, 4 * THREADS * 8);
 }
-
-// From so many bytes on rows are added up by one rank each, of more than two ranks.
-constexpr int64_t TWICE_FROM = 256 << 10;
 
 int32_t reduce(const Launch &l, const Reduce &g) {
   return xk_each_type(l.type, [&](auto t) {
     using T = decltype(t);
     const int n = g.ranks.ranks;
-    if (n == 2) return by_width<T, 2, false>(l, g);
-    const bool twice = int64_t(g.rows) * g.hidden * int64_t(sizeof(residual<T>)) >= TWICE_FROM;
-    if (n <= 4) return twice ? by_width<T, 4, true>(l, g) : by_width<T, 4, false>(l, g);
-    return twice ? by_width<T, 8, true>(l, g) : by_width<T, 8, false>(l, g);
+    if (n == 2) return by_width<T, 2>(l, g);
+    if (n <= 4) return by_width<T, 4>(l, g);
+    return by_width<T, 8>(l, g);
   });
 }
 
@@ -371,8 +375,8 @@ int32_t xk_ranks_watch(xk_ctx *c, uint64_t *waits) {
   return XK_OK;
 }
 
-int32_t xk_ranks_abort(xk_ctx *c) {
-  if (c->ranks.host) __atomic_store_n(&c->ranks.host->abort, 1u, __ATOMIC_RELEASE);
+int32_t xk_ranks_abort(xk_ctx *c, int32_t on) {
+  if (c->ranks.host) __atomic_store_n(&c->ranks.host->abort, uint32_t(on), __ATOMIC_RELEASE);
   return XK_OK;
 }
 
@@ -388,15 +392,15 @@ int32_t xk_reduce(xk_ctx *c, const Launch &l, int which, const float *w, int row
 
 int32_t xk_meet(xk_ctx *c, const Launch &l, int channel, uint32_t tell, uint32_t wait) { return launch(l, meet_kernel, 1, 32, 0, c->ranks, channel, tell, wait); }
 
-int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, const void *const *partial, void *const *x, void *const *xn) {
+int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, const void *partial, void *x, void *xn) {
   if (!ranks[0]->ranks.host || n != ranks[0]->cfg.ranks || rows < 1 || rows > ranks[0]->cfg.max_rows || which < 0 || which > 1) return xk_fail(XK_INVALID, "reduce of %d rows by %d ranks", rows, n);
   const int64_t bytes = rows * ranks[0]->residual_row(), elements = int64_t(rows) * ranks[0]->cfg.hidden * int64_t(sizeof(element));
   XK_OK_OR_RETURN(xk_ranks_drain(ranks, n));
   for (int i = 0; i < n; i++) {
     xk_ctx *c = ranks[i];
     XK_OK_OR_RETURN(set(c));
-    XK_TRY(cudaMemcpy(c->ranks.sums[which][i], partial[i], bytes, cudaMemcpyHostToDevice));
-    XK_TRY(cudaMemcpy(c->x, x[i], bytes, cudaMemcpyHostToDevice));
+    XK_TRY(cudaMemcpy(c->ranks.sums[which][i], static_cast<const uint8_t *>(partial) + i * bytes, bytes, cudaMemcpyHostToDevice));
+    XK_TRY(cudaMemcpy(c->x, static_cast<uint8_t *>(x) + i * bytes, bytes, cudaMemcpyHostToDevice));
   }
   for (int i = 0; i < n; i++) {
     XK_OK_OR_RETURN(set(ranks[i]));
@@ -405,8 +409,8 @@ int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, c
   XK_OK_OR_RETURN(xk_ranks_drain(ranks, n));
   for (int i = 0; i < n; i++) {
     XK_OK_OR_RETURN(set(ranks[i]));
-    XK_TRY(cudaMemcpy(x[i], ranks[i]->x, bytes, cudaMemcpyDeviceToHost));
-    XK_TRY(cudaMemcpy(xn[i], ranks[i]->xn, elements, cudaMemcpyDeviceToHost));
+    XK_TRY(cudaMemcpy(static_cast<uint8_t *>(x) + i * bytes, ranks[i]->x, bytes, cudaMemcpyDeviceToHost));
+    XK_TRY(cudaMemcpy(static_cast<uint8_t *>(xn) + i * elements, ranks[i]->xn, elements, cudaMemcpyDeviceToHost));
   }
   return XK_OK;
 }

@@ -33,6 +33,7 @@ type Ranks struct {
 	layout kvlayout.Layout
 	rows   kvlayout.Rows
 
+	serial bool                  // each rank's step ends before the next one's begins
 	failed atomic.Pointer[error] // the first failure; steps are of no use after it
 	once   sync.Once
 	stop   chan struct{} // ends watch
@@ -121,11 +122,13 @@ func (g *Ranks) open(a arch.Config, opt Options) error {
 		if err != nil {
 			return fmt.Errorf("rank %d on device %d: %w", rank, device, err)
 		}
+		if rank == 0 {
+			g.lead = b
+		}
 		if g.ranks = append(g.ranks, b); rank == 0 || b.shard.kv.first != g.ranks[rank-1].shard.kv.first {
 			g.owners = append(g.owners, b)
 		}
 	}
-	g.lead = g.ranks[0]
 	g.layout = g.lead.opt.layout(&a)
 	g.rows, _ = g.layout.Uniform()
 	return g.lead.lib.call("xk_join", func() C.int32_t { return C.api_join(g.lead.lib.api, &g.contexts()[0], C.int32_t(n)) })
@@ -168,10 +171,21 @@ func (g *Ranks) start(opt Options) error {
 		}
 	}
 	g.watch.Go(g.watching)
-	err = g.lead.warm(func(st *kernels.Step, bucket int) error {
-		if err := g.prepare(st, bucket); err != nil {
-			return err
-		}
+	// What a step does first, loading code and making its graph, can need an idle device, on
+	// which no rank waits for another. So each rank first runs by itself.
+	g.abort(true)
+	g.serial = true
+	err = g.warm()
+	g.serial = false
+	g.abort(false)
+	if err == nil {
+		err = g.warm()
+	}
+	return err
+}
+
+func (g *Ranks) warm() error {
+	err := g.lead.warm(func(st *kernels.Step, bucket int) error {
 		if err := g.launch(st, bucket); err != nil {
 			return err
 		}
@@ -181,6 +195,9 @@ func (g *Ranks) start(opt Options) error {
 	g.lead.draws = 0 // nothing may refer to these steps' draws
 	return err
 }
+
+// abort has waits of ranks for each other end, or no longer.
+func (g *Ranks) abort(on bool) { C.api_ranks_abort(g.lead.lib.api, g.lead.ctx, flag(on)) }
 
 // watching looks for a rank that hangs until Close.
 func (g *Ranks) watching() {
@@ -208,7 +225,7 @@ func (g *Ranks) watching() {
 // fail records the first failure and has all ranks' kernels end.
 func (g *Ranks) fail(err error) {
 	g.failed.CompareAndSwap(nil, &err)
-	C.api_ranks_abort(g.lead.lib.api, g.lead.ctx)
+	g.abort(true)
 }
 
 // failure is the first failure, or nil.
@@ -256,8 +273,7 @@ func (g *Ranks) Close() (err error) {
 		if len(g.ranks) > 0 {
 			// They read each other's memory: none goes while another computes. Kernels that wait
 			// for a rank that does not come end by what watch finds.
-			list := g.contexts()
-			err = g.ranks[0].lib.call("xk_ranks_drain", func() C.int32_t { return C.api_ranks_drain(g.ranks[0].lib.api, &list[0], C.int32_t(len(list))) })
+			err = g.drain()
 		}
 		close(g.stop)
 		g.watch.Wait()

@@ -49,6 +49,14 @@ func (g *Ranks) Launch(st *kernels.Step) error {
 func (g *Ranks) each(f func(i int, b *Backend) error) error {
 	errs := make([]error, len(g.ranks))
 	var wg sync.WaitGroup
+	if g.serial {
+		for i, b := range g.ranks {
+			if err := errors.Join(f(i, b), g.drain()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	for i, b := range g.ranks[1:] {
 		wg.Go(func() { errs[i+1] = f(i+1, b) })
 	}
@@ -60,6 +68,12 @@ func (g *Ranks) each(f func(i int, b *Backend) error) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// drain waits until no rank computes.
+func (g *Ranks) drain() error {
+	list := g.contexts()
+	return g.lead.lib.call("xk_ranks_drain", func() C.int32_t { return C.api_ranks_drain(g.lead.lib.api, &list[0], C.int32_t(len(list))) })
 }
 
 // describe describes a step for all ranks: the description is the same, in memory of each.
@@ -76,20 +90,6 @@ func (g *Ranks) describe(st *kernels.Step, bucket int) (*stepState, C.xk_step_ar
 		}
 	}
 	return s, args, nil
-}
-
-// prepare makes the graph of a bucket while no rank computes.
-func (g *Ranks) prepare(st *kernels.Step, bucket int) error {
-	_, args, err := g.describe(st, bucket)
-	if err != nil {
-		return err
-	}
-	for _, b := range g.ranks {
-		if err := b.lib.call("xk_prepare", func() C.int32_t { return C.api_prepare(b.lib.api, b.ctx, &args) }); err != nil {
-			return fmt.Errorf("rank %d: %w", b.shard.rank, err)
-		}
-	}
-	return nil
 }
 
 func (g *Ranks) launch(st *kernels.Step, bucket int) error {

@@ -275,20 +275,6 @@ static int32_t enqueue(xk_ctx *c, const xk_step_args &a) {
   return XK_OK;
 }
 
-int32_t xk_prepare(xk_ctx *c, const xk_step_args *args) {
-  xk_step_args a = *args;
-  if (!c->blocks) return xk_fail(XK_INVALID, "step before start");
-  XK_OK_OR_RETURN(check(c, a));
-  Graph &g = c->graphs[a.bucket];
-  if (!a.bucket || c->cfg.no_graphs || g.exec) return XK_OK;
-  XK_TRY(cudaSetDevice(c->cfg.device));
-  a.n_spans = cut(c, a, a.decode, a.n_decode, a.spans);
-  XK_OK_OR_RETURN(capture(c, c->on_stream(!c->cfg.no_pdl), a, &g));
-  XK_TRY(cudaGraphUpload(g.exec, c->stream));
-  XK_TRY(cudaStreamSynchronize(c->stream));
-  return XK_OK;
-}
-
 static int32_t step(xk_ctx *c, xk_step_args a) {
   if (!c->blocks) return xk_fail(XK_INVALID, "step before start");
   if (!c->alone() && !c->ranks.host) return xk_fail(XK_INVALID, "step of a rank that has not joined");
@@ -301,7 +287,7 @@ static int32_t step(xk_ctx *c, xk_step_args a) {
   if (s == XK_OK) {
     c->launched++;
   } else { // what is queued reads this half of the arena, which the next step gets, and writes to blocks, which the caller frees
-    xk_ranks_abort(c); // others wait for what did not come
+    xk_ranks_abort(c, 1); // others wait for what did not come
     cudaStreamSynchronize(c->stream);
     cudaGetLastError(); // told, and no later launch's
   }

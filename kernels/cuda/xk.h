@@ -204,11 +204,10 @@ enum { XK_RANKS = 8 };
 int32_t xk_join(xk_ctx **ranks, int32_t n); // XK_NO_PEER: one cannot reach another's memory
 // By rank: 0, or a wait of 100 ms and more: which one, << 8, and 1 + the rank that has not come.
 int32_t xk_ranks_watch(xk_ctx *c, uint64_t *waits);
-int32_t xk_ranks_abort(xk_ctx *c); // ends all waits of ranks, now and from now on; results are worthless
+// on: all waits of ranks end, now and until it is off; results are worthless. Ranks can run
+// one after the other so, which loads their code and makes their graphs: both can need an idle device.
+int32_t xk_ranks_abort(xk_ctx *c, int32_t on);
 int32_t xk_ranks_drain(xk_ctx **ranks, int32_t n); // waits until no rank computes; before xk_close of the first
-// Makes what xk_step of such a bucket would make first, without launching it: a rank that makes
-// its graph can wait for the device, on which another rank would wait for it.
-int32_t xk_prepare(xk_ctx *c, const xk_step_args *args);
 int32_t xk_step_over(xk_ctx *c, int64_t timeout_ns); // XK_LATE: the older step is not over; else xk_wait_step returns at once
 
 // The pool: kernels.Pool. Each returns when it is done.
@@ -314,9 +313,9 @@ int32_t xk_link_resume(xk_link *l, int64_t timeout_ns, xk_mark **out);
 int32_t xk_link_end(xk_link **abort, int32_t n_abort, xk_link **free, int32_t n_free); // aborts some, then frees others or the same
 
 // For tests and benchmarks.
-// The all-reduce alone, all ranks: x[i] += the sum of the partial rows of all ranks (0: OUT's, 1: DOWN's buffer), and
-// xn[i] = its norm by layer 0's weights. [rows][hidden] of the residual stream's type; xn of elements.
-int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, const void *const *partial, void *const *x, void *const *xn);
+// The all-reduce alone: each rank's x += the sum of all ranks' partial rows (0: OUT's, 1: DOWN's buffer), and
+// xn = its norm by layer 0's weights. [ranks][rows][hidden] of the residual stream's type; xn of elements.
+int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, const void *partial, void *x, void *xn);
 // Microseconds of one all-reduce of so many rows, from graphs of `calls` of them in turn, run `runs` times: us[run].
 int32_t xk_reduce_bench(xk_ctx **ranks, int32_t n, int32_t rows, int32_t calls, int32_t runs, int32_t empty, double *us);
 int32_t xk_fill_random(xk_ctx *c, uint64_t seed); // every weight, as a plausible model's

@@ -1,0 +1,47 @@
+//go:build cgo && linux
+
+package cuda
+
+// #include "api.h"
+import "C"
+
+import (
+	"fmt"
+	"unsafe"
+)
+
+// Reduce runs the all-reduce alone, for tests: each rank's x gets the sum of all ranks' partial
+// rows, in their order, and xn the norm of that by the first layer's weights. All are [ranks]
+// [rows][hidden], xn of the weights' type, the others of the residual stream's; which is 0 or 1,
+// in turn.
+func (g *Ranks) Reduce(which, rows int, partial, x, xn []byte) error {
+	size := 2
+	if g.lead.opt.FP16 {
+		size = 4
+	}
+	if n := len(g.ranks) * rows * g.lead.arch.Hidden; len(partial) != n*size || len(x) != n*size || len(xn) != 2*n || n == 0 {
+		return fmt.Errorf("kernels/cuda: all-reduce of %d, %d and %d bytes", len(partial), len(x), len(xn))
+	}
+	list := g.contexts()
+	return g.lead.lib.call("xk_reduce_test", func() C.int32_t {
+		return C.api_reduce_test(g.lead.lib.api, &list[0], C.int32_t(len(list)), C.int32_t(which), C.int32_t(rows), unsafe.Pointer(&partial[0]), unsafe.Pointer(&x[0]), unsafe.Pointer(&xn[0]))
+	})
+}
+
+// ReduceTime measures the all-reduce alone, without its norm, in graphs of so many calls: the
+// microseconds of a call in each run. empty has empty kernels in its place.
+func (g *Ranks) ReduceTime(rows, calls, runs int, empty bool) ([]float64, error) {
+	us := make([]C.double, max(runs, 1))
+	list := g.contexts()
+	err := g.lead.lib.call("xk_reduce_bench", func() C.int32_t {
+		return C.api_reduce_bench(g.lead.lib.api, &list[0], C.int32_t(len(list)), C.int32_t(rows), C.int32_t(calls), C.int32_t(runs), flag(empty), &us[0])
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := make([]float64, len(us))
+	for i, v := range us {
+		out[i] = float64(v)
+	}
+	return out, nil
+}
