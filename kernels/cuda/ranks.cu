@@ -427,14 +427,18 @@ struct Bench {
   }
 };
 
-static int32_t bench(Bench &b, xk_ctx **ranks, int n, int rows, int calls, int runs, bool empty, double *us) {
+static int32_t bench(Bench &b, xk_ctx **ranks, int n, int rows, int calls, int runs, int what, double *us) {
   for (int i = 0; i < n; i++) {
     xk_ctx *c = ranks[i];
     XK_OK_OR_RETURN(set(c));
     XK_TRY(cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeThreadLocal));
     const Launch l = c->on_stream(false);
     int32_t s = XK_OK;
-    for (int k = 0; k < calls && s == XK_OK; k++) s = empty ? launch(l, empty_kernel, 1, 32, 0) : xk_reduce(c, l, k % 2, nullptr, rows);
+    for (int k = 0; k < calls && s == XK_OK; k++) {
+      if (what == XK_REDUCE) s = xk_reduce(c, l, k % 2, nullptr, rows);
+      else if (what == XK_EMPTY) s = launch(l, empty_kernel, 1, 32, 0);
+      else if (cudaMemcpyAsync(c->ranks.sums[1][i], c->ranks.sums[0][(i + 1) % n], rows * c->residual_row(), cudaMemcpyDefault, c->stream) != cudaSuccess) s = xk_fail(XK_CUDA, "copy of another rank's rows");
+    }
     cudaGraph_t graph = nullptr;
     cudaError_t e = cudaStreamEndCapture(c->stream, &graph);
     cudaGraphExec_t exec = nullptr;
@@ -464,8 +468,8 @@ static int32_t bench(Bench &b, xk_ctx **ranks, int n, int rows, int calls, int r
   return XK_OK;
 }
 
-int32_t xk_reduce_bench(xk_ctx **ranks, int32_t n, int32_t rows, int32_t calls, int32_t runs, int32_t empty, double *us) {
-  if (!ranks[0]->ranks.host || n != ranks[0]->cfg.ranks || rows < 1 || rows > ranks[0]->cfg.max_rows || calls < 2 || calls % 2 || runs < 1) return xk_fail(XK_INVALID, "reduce of %d rows, %d times", rows, calls);
+int32_t xk_reduce_bench(xk_ctx **ranks, int32_t n, int32_t rows, int32_t calls, int32_t runs, int32_t what, double *us) {
+  if (!ranks[0]->ranks.host || n != ranks[0]->cfg.ranks || rows < 1 || rows > ranks[0]->cfg.max_rows || calls < 2 || calls % 2 || runs < 1 || what < XK_REDUCE || what > XK_COPY_ROWS) return xk_fail(XK_INVALID, "reduce of %d rows, %d times", rows, calls);
   Bench b;
-  return bench(b, ranks, n, rows, calls, runs, empty, us);
+  return bench(b, ranks, n, rows, calls, runs, what, us);
 }

@@ -3,6 +3,7 @@
 package cuda_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -103,6 +104,12 @@ func (d *decoding) run(t *testing.T, steps int) (ms []float64) {
 	return ms
 }
 
+// resultBeside is result with what the figure stands beside, of the same run.
+func resultBeside(name, unit string, value float64, sorted []float64, peer string, peerValue float64) {
+	line, _ := json.Marshal(map[string]any{"name": name, "unit": unit, "value": value, "p1": sorted[0], "p99": sorted[len(sorted)*99/100], "runs": len(sorted), "peer": peer, "peer_value": peerValue})
+	fmt.Fprintf(os.Stdout, "RESULT %s\n", line)
+}
+
 func median(v []float64) float64 {
 	v = slices.Sorted(slices.Values(v))
 	return v[len(v)/2]
@@ -131,40 +138,43 @@ func stepRatios(t *testing.T) {
 		}
 		slices.Sort(ratios)
 		fmt.Fprintf(os.Stdout, "STEP b%d: one rank %.3f ms, two %.3f\n", batch, median(ones), median(twos))
-		result(fmt.Sprintf("tp.step_ratio.b%d", batch), "x", median(ratios), ratios, nil)
+		resultBeside(fmt.Sprintf("tp.step_ratio.b%d", batch), "x", median(ratios), ratios, "one rank, ms", median(ones))
 	}
 }
 
-// reduceTimes are of two ranks and four, beside the bytes that each rank reads and writes at the
-// bandwidth of a copy, and an empty kernel of a graph.
+// reduceTimes are of two ranks and four. The limit is an empty kernel of a graph, and the bytes that
+// a rank reads and writes, at the bandwidth at which all ranks copy each other's rows at once.
 func reduceTimes(t *testing.T) {
 	const hidden = 4096
+	const most = 8192 // rows
 	for _, n := range []int{2, 4} {
 		a := shape(1, hidden, 2048, 32, 8, 128, 4096)
-		b, err := cuda.NewRandomRanks(a, 1, cuda.Options{MaxTokens: 2048, MaxSeqs: 16, Blocks: 130, Devices: rankDevices(n)})
+		b, err := cuda.NewRandomRanks(a, 1, cuda.Options{MaxTokens: most, MaxSeqs: 16, Blocks: most/16 + 1, FP16: inFP16(), Devices: rankDevices(n)})
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, size := range []struct {
-			name string
-			rows int
-		}{{"8k", 1}, {"64k", 8}, {"1m", 128}, {"16m", 2048}} {
-			us, err := b.ReduceTime(size.rows, 200, 20, false)
-			if err != nil {
-				t.Fatal(err)
-			}
-			empty, err := b.ReduceTime(1, 200, 20, true)
+		times := func(what, rows, calls int) []float64 {
+			us, err := b.ReduceTime(what, rows, calls, 20)
 			if err != nil {
 				t.Fatal(err)
 			}
 			slices.Sort(us)
+			return us
+		}
+		empty := median(times(cuda.EmptyKernel, 1, 200))
+		rate := 2 * float64(most) * hidden * 2 / (median(times(cuda.CopyRows, most, 20)) - empty) // bytes a microsecond
+		fmt.Fprintf(os.Stdout, "REDUCE %d ranks: an empty kernel %.2f us; each copies at %.0f GB/s\n", n, empty, rate/1000)
+		for _, size := range []struct {
+			name string
+			rows int
+		}{{"8k", 1}, {"64k", 8}, {"1m", 128}, {"16m", 2048}} {
+			us := times(cuda.AllReduce, size.rows, 200)
 			name := fmt.Sprintf("tp.allreduce_us.%s", size.name)
 			if n > 2 {
 				name += fmt.Sprintf("_n%d", n)
 			}
 			bytes := float64(size.rows * hidden * 2 * (n + 2)) // of a rank: all partial rows, the residual stream there and back
-			fmt.Fprintf(os.Stdout, "REDUCE %s: %.2f us, empty kernel %.2f us, a rank's bytes %.0f KiB\n", name, median(us), median(empty), bytes/1024)
-			result(name, "us", median(us), us, nil)
+			resultBeside(name, "us", median(us), us, "an empty kernel, and a rank's bytes at a copy's bandwidth", empty+bytes/rate)
 		}
 		if err := b.Close(); err != nil {
 			t.Error(err)
@@ -175,6 +185,7 @@ func reduceTimes(t *testing.T) {
 // layerTime is what a layer of a 70B shape adds to a decode step of two ranks.
 func layerTime(t *testing.T, layers int) {
 	const few = 8
+	rate := 0.0 // bytes a microsecond of a rank, as all copy at once
 	step := func(n int) (ms [2]float64) {
 		a := shape(n, 8192, 28672, 64, 8, 128, 128256)
 		a.MaxPositions, a.RopeTheta, a.TiedHead = 8192, 500000, true
@@ -183,6 +194,11 @@ func layerTime(t *testing.T, layers int) {
 			t.Fatal(err)
 		}
 		defer b.Close()
+		us, err := b.ReduceTime(cuda.CopyRows, 1024, 20, 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rate = 2 * 1024 * 8192 * 2 / median(us)
 		for i, batch := range []int{1, 8} {
 			ms[i] = median(newDecoding(t, b, batch, 1024).run(t, 60))
 		}
@@ -191,7 +207,8 @@ func layerTime(t *testing.T, layers int) {
 	many, least := step(layers), step(few)
 	for i, batch := range []int{1, 8} {
 		us := (many[i] - least[i]) / float64(layers-few) * 1000
-		fmt.Fprintf(os.Stdout, "LAYER b%d: %d layers %.3f ms, %d layers %.3f ms; %.1f MB of weights a layer\n", batch, layers, many[i], few, least[i], (8192*10240+8192*8192+3*8192*28672)/1e6)
-		result(fmt.Sprintf("tp.layer_us.70b_w8_b%d", batch), "us", us, []float64{us}, nil)
+		const weights = 8192*10240 + 8192*8192 + 3*8192*28672
+		fmt.Fprintf(os.Stdout, "LAYER b%d: %d layers %.3f ms, %d layers %.3f ms; each copies at %.0f GB/s\n", batch, layers, many[i], few, least[i], rate/1000)
+		resultBeside(fmt.Sprintf("tp.layer_us.70b_w8_b%d", batch), "us", us, []float64{us}, "both ranks' weights at a copy's bandwidth", weights/2/rate)
 	}
 }

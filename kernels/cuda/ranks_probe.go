@@ -28,13 +28,19 @@ func (g *Ranks) Reduce(which, rows int, partial, x, xn []byte) error {
 	})
 }
 
-// ReduceTime measures the all-reduce alone, without its norm, in graphs of so many calls: the
-// microseconds of a call in each run. empty has empty kernels in its place.
-func (g *Ranks) ReduceTime(rows, calls, runs int, empty bool) ([]float64, error) {
+// What ReduceTime measures.
+const (
+	AllReduce   = int(C.XK_REDUCE)    // without its norm
+	EmptyKernel = int(C.XK_EMPTY)     // that a graph launches
+	CopyRows    = int(C.XK_COPY_ROWS) // of another rank, by each rank at once
+)
+
+// ReduceTime measures calls for so many rows in graphs: the microseconds of one, in each run.
+func (g *Ranks) ReduceTime(what, rows, calls, runs int) ([]float64, error) {
 	us := make([]C.double, max(runs, 1))
 	list := g.contexts()
 	err := g.lead.lib.call("xk_reduce_bench", func() C.int32_t {
-		return C.api_reduce_bench(g.lead.lib.api, &list[0], C.int32_t(len(list)), C.int32_t(rows), C.int32_t(calls), C.int32_t(runs), flag(empty), &us[0])
+		return C.api_reduce_bench(g.lead.lib.api, &list[0], C.int32_t(len(list)), C.int32_t(rows), C.int32_t(calls), C.int32_t(runs), C.int32_t(what), &us[0])
 	})
 	if err != nil {
 		return nil, err
