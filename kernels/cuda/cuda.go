@@ -6,7 +6,7 @@
 // Weights and KV rows are bf16, or fp16 (Options.FP16), or FP8 (Options.WeightsFP8, KVFP8);
 // sums are fp32. A Step is one call: Go fills a pinned descriptor, the library copies it
 // once and launches everything, padded decode steps as one CUDA graph. Tokens are drawn on
-// the device.
+// the device. Open puts a model on several devices (Ranks).
 //
 // The same step gives the same results on every run and in every process with the same
 // device and library, and with Options.Tune the same choices. Options.BatchInvariant makes a row's bits
