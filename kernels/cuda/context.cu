@@ -51,8 +51,8 @@ static int32_t check(const xk_config &g) {
     return xk_fail(XK_INVALID, "FP8 weights need widths %d and %d to be multiples of 16, and no batch_invariant", g.hidden, g.heads * g.head_dim);
   if (g.fp16 && (g.kv_fp8 || g.weights_fp8)) return xk_fail(XK_INVALID, "fp16 goes with no FP8 KV cache and no FP8 weights");
   if (g.tune && g.batch_invariant) return xk_fail(XK_INVALID, "tune and batch_invariant exclude each other");
-  if (g.ranks < 1 || g.ranks > XK_RANKS || g.rank < 0 || g.rank >= g.ranks || g.first_kv_head < 0 || g.first_id < 0 || g.ids < 1 || g.ids > g.vocab - g.first_id)
-    return xk_fail(XK_INVALID, "rank %d of %d, with %d ids of %d from %d on", g.rank, g.ranks, g.ids, g.vocab, g.first_id);
+  if (g.ranks < 1 || g.ranks > XK_RANKS || g.rank < 0 || g.rank >= g.ranks || g.first_kv_head < 0 || g.all_kv_heads < 1 || g.first_kv_head > g.all_kv_heads - g.kv_heads || g.first_id < 0 || g.ids < 1 || g.ids > g.vocab - g.first_id)
+    return xk_fail(XK_INVALID, "rank %d of %d, with %d KV heads of %d from %d on, %d ids of %d from %d on", g.rank, g.ranks, g.kv_heads, g.all_kv_heads, g.first_kv_head, g.ids, g.vocab, g.first_id);
   if (g.max_rows < 1 || g.max_seqs < 1 || g.max_positions > 1 << 24) return xk_fail(XK_INVALID, "%d rows, %d sequences, %d positions", g.max_rows, g.max_seqs, g.max_positions);
   return XK_OK;
 }
@@ -159,7 +159,7 @@ static int32_t open(xk_ctx *c) {
 int32_t xk_open(const xk_config *cfg, xk_ctx **out) {
   *out = nullptr;
   xk_config g = *cfg;
-  if (!g.ranks) g.ranks = 1, g.rank = 0, g.first_kv_head = g.first_id = 0, g.ids = g.vocab;
+  if (!g.ranks) g.ranks = 1, g.rank = 0, g.first_kv_head = g.first_id = 0, g.all_kv_heads = g.kv_heads, g.ids = g.vocab;
   XK_OK_OR_RETURN(check(g));
   xk_ctx *c = new xk_ctx;
   c->cfg = g, c->lead = c;

@@ -22,8 +22,8 @@ import (
 // Ranks is one model on several devices, by tensor parallelism: each rank has its heads, its
 // part of the wide projections and of the vocabulary, and a pool of its KV heads; the sums
 // meet in kernels over the devices' own links. It implements kernels.Backend,
-// kernels.Launcher and kernels.Gated. Its pool is moved block by block: it has no other
-// interface of kernels/move.go.
+// kernels.Launcher, kernels.Arriver and kernels.Gated. Its pool is not exported to other
+// processes, nor linked with theirs.
 //
 // Calls are those of a Backend, and as safe.
 type Ranks struct {
@@ -49,9 +49,17 @@ var (
 // Open is New, or NewRanks where opt has several devices.
 func Open(a arch.Config, w kernels.Weights, opt Options) (kernels.Backend, error) {
 	if len(opt.Devices) < 2 {
-		return New(a, w, opt)
+		b, err := New(a, w, opt)
+		if err != nil {
+			return nil, err
+		}
+		return b, nil
 	}
-	return NewRanks(a, w, opt)
+	g, err := NewRanks(a, w, opt)
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
 }
 
 // NewRanks opens a rank on each of opt.Devices. A device may be there several times, for

@@ -108,16 +108,33 @@ func (a *ranksGate) Layers() int { return a.parts[len(a.parts)-1].Layers() }
 // Wait implements kernels.Pending.
 func (a *ranksGate) Wait(ctx context.Context) error { return a.parts[len(a.parts)-1].Wait(ctx) }
 
+// ranksPart is an arrival of several ranks: part is rank i's, if the arrival is one of g.
+type ranksPart interface {
+	part(g *Ranks, i int) (kernels.Arrival, bool)
+}
+
+// part implements ranksPart.
+func (a *ranksGate) part(g *Ranks, i int) (kernels.Arrival, bool) {
+	if a.g != g {
+		return nil, false
+	}
+	return a.parts[i], true
+}
+
 // arrivals are each rank's part of what a step waits for.
 func (g *Ranks) arrivals(list []kernels.Arrival) ([][]kernels.Arrival, error) {
 	parts := make([][]kernels.Arrival, g.lead.shard.ranks)
 	for _, k := range list {
-		a, ok := k.(*ranksGate)
-		if !ok || a.g != g {
-			return nil, errors.New("an arrival of another backend")
-		}
-		for i, p := range a.parts {
-			parts[i] = append(parts[i], p)
+		a, ok := k.(ranksPart)
+		for i := range parts {
+			var own kernels.Arrival
+			if ok {
+				own, ok = a.part(g, i)
+			}
+			if !ok {
+				return nil, errors.New("an arrival of another backend")
+			}
+			parts[i] = append(parts[i], own)
 		}
 	}
 	return parts, nil

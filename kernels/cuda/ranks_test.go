@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -410,48 +409,34 @@ func half(v uint16) float32 {
 	return math.Float32frombits(uint32(v&0x8000)<<16 | (uint32(v&0x7fff)<<13 + 112<<23))
 }
 
-// A step behind gates computes each layer once its rows are there, on every rank.
-func TestRanksGates(t *testing.T) {
+// Blocks go to host memory and come back, by each rank's part of the heads.
+func TestRanksHostMoves(t *testing.T) {
 	if inOwnProcess(t) {
 		return
 	}
-	a := families()["llama gqa4 128"]
-	b := openRanks(t, a, randomWeights(a, 1), 2, cuda.Options{Blocks: 32})
-	tokens := randomTokens(rand.New(rand.NewPCG(1, 2)), 40, a.Vocab)
-	mustStep(t, b, kernels.Seq{Tokens: tokens[:32], Blocks: []int32{3, 4}})
-	last := kernels.Seq{Tokens: tokens[32:], Pos: 32, Blocks: []int32{3, 4, 5}, WantLogits: true}
-	want := slices.Clone(mustStep(t, b, last)[0].Logits)
-	l := b.Layout().Resolve()[0]
-	for round := range int32(4) {
-		g, err := b.Gate()
-		if err != nil {
-			t.Fatal(err)
-		}
-		blocks := []int32{10 + 3*round, 11 + 3*round, 12 + 3*round}
-		var all sync.WaitGroup
-		all.Go(func() {
-			rows := make([]byte, l.BlockBytes())
-			for layer := range a.Layers {
-				for i, from := range []int32{3, 4} {
-					b.Gather(layer, from, 0, 16, rows)
-					b.Scatter(layer, blocks[i], 0, 16, rows)
-				}
-				time.Sleep(time.Duration(round) * time.Millisecond) // a step that does not wait is done by now
-				g.Open(layer + 1)
+	for name, g := range geometries() {
+		for _, n := range []int{2, 4} {
+			if !divides(g.arch, n) || g.fp8 && inFP16() {
+				continue
 			}
-		})
-		last.Blocks = blocks
-		res, err := b.Step(&kernels.Step{Seqs: []kernels.Seq{last}, Arrivals: []kernels.Arrival{g}})
-		all.Wait()
-		if err != nil {
-			t.Fatal(err)
+			t.Run(fmt.Sprintf("%s by %d", name, n), func(t *testing.T) {
+				hostMoves(t, name, openRanks(t, g.arch, randomWeights(g.arch, 1), n, hostMoveOptions(g.blockTokens, g.fp8)))
+			})
 		}
-		if !sameBits(res[0].Logits, want) {
-			t.Errorf("round %d: other logits behind a gate, by %.5f", round, relative(res[0].Logits, want))
-		}
-		if g.Layers() != a.Layers || g.Wait(soon(t)) != nil {
-			t.Errorf("%d layers after the step", g.Layers())
-		}
+	}
+}
+
+// Steps wait for blocks that arrive from host memory, and for gates, on every rank.
+func TestRanksArrivals(t *testing.T) {
+	if inOwnProcess(t) {
+		return
+	}
+	a := families()["llama gqa2 8"]
+	w := randomWeights(a, 1)
+	for _, n := range []int{2, 4} {
+		b, other := openRanks(t, a, w, n, arrivalOptions()), openRanks(t, a, w, n, arrivalOptions())
+		arrivals(t, b)
+		gates(t, b, other)
 	}
 }
 
@@ -513,7 +498,10 @@ func TestRanksRefused(t *testing.T) {
 		t.Errorf("New of several devices: %v", err)
 	}
 	var none kernels.Backend = openRanks(t, a, w, 2, cuda.Options{})
-	if _, ok := none.(kernels.HostMover); ok {
-		t.Error("ranks move blocks in bulk, and nothing here tests it")
+	if _, ok := none.(kernels.Linker); ok {
+		t.Error("ranks have links")
+	}
+	if _, ok := none.(kernels.PeerOpener); ok {
+		t.Error("ranks push to peers")
 	}
 }

@@ -102,6 +102,13 @@ type launcher interface {
 	kernels.Launcher
 }
 
+// mover is a launcher whose pool moves to and from host memory in bulk, and whose steps wait for blocks.
+type mover interface {
+	launcher
+	kernels.Arriver
+	kernels.Gated
+}
+
 func mustLaunch(t testing.TB, b kernels.Launcher, seqs ...kernels.Seq) {
 	t.Helper()
 	if err := b.Launch(&kernels.Step{Seqs: seqs}); err != nil {

@@ -51,7 +51,7 @@ typedef struct {
   // Of tensor parallelism: this context is rank `rank` of `ranks` (0 and 1: it is all of the
   // model), and has these of the model's intermediate, heads and kv_heads, which count its own.
   int32_t rank, ranks;
-  int32_t first_kv_head; // the model's number of its first
+  int32_t first_kv_head, all_kv_heads; // the model's number of its first; and of how many: blocks in host memory have all
   int32_t first_id, ids; // the rows of the head, of vocab, that it computes
 } xk_config;
 
