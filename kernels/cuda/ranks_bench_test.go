@@ -117,7 +117,7 @@ func median(v []float64) float64 {
 
 // stepRatios has one rank and two decode in turn, in Llama-3-8B's shape.
 func stepRatios(t *testing.T) {
-	opt := cuda.Options{MaxTokens: 2048, MaxSeqs: 64, Blocks: 6000, Tune: true, FP16: inFP16(), WeightsFP8: os.Getenv("XPYD_CUDA_W8") != "", KVFP8: os.Getenv("XPYD_CUDA_KV8") != ""}
+	opt := cuda.Options{MaxTokens: 1024, MaxSeqs: 64, Blocks: 6000, Tune: true, FP16: inFP16(), WeightsFP8: os.Getenv("XPYD_CUDA_W8") != "", KVFP8: os.Getenv("XPYD_CUDA_KV8") != ""}
 	one, err := cuda.NewRandom(llama8B(), 1, opt)
 	if err != nil {
 		t.Fatal(err)
