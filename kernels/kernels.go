@@ -73,6 +73,7 @@ type Info struct {
 	Numerics string // blocks are shared only between equal strings; "cpu-f32-1"
 	SIMD     string // "avx512", "avx2", "portable": shown, never compared
 	Threads  int
+	Ranks    int    // tensor-parallel ranks, of one process; 0 is 1
 	Device   string // human readable
 }
 
@@ -245,6 +246,17 @@ type Shared struct {
 	Layers []int64
 	Pages  string // what backs it: "huge", "transparent" or "small"
 }
+
+// Watched is a Backend of several ranks that notices when one of them hangs.
+type Watched interface {
+	// Hung yields an error, at most once, when a rank has made no progress in a step for a
+	// second and a half; it names the rank and wraps ErrHung. Every step fails from then on,
+	// and only the end of the process frees what the rank uses. Nil: nobody watches.
+	Hung() <-chan error
+}
+
+// ErrHung means that a rank hangs. Errors of Step wrap it and name the rank.
+var ErrHung = errors.New("a rank hangs")
 
 // ErrStepTooLarge means that a step exceeds what the backend takes at once in rows, draws,
 // log probabilities, penalties or block tables. Nothing of it was begun; a step of fewer

@@ -347,7 +347,7 @@ int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out) {
   c->blocks = blocks;
   c->before_pool = c->taken;
   XK_OK_OR_RETURN(xk_gemm_tune(c));
-  if (!c->alone() && !c->ranks.apart) XK_OK_OR_RETURN(xk_gemm_load(c));
+  if (!c->alone()) XK_OK_OR_RETURN(xk_gemm_load(c));
   XK_OK_OR_RETURN(xk_pool_open(c));
   XK_TRY(cudaMemset(c->x, 0, c->cfg.max_rows * c->residual_row()));
   XK_TRY(cudaDeviceSynchronize());

@@ -15,3 +15,12 @@ func (g *Ranks) LaunchWithout(st *kernels.Step, rank int) error {
 	g.ranks = slices.Delete(slices.Clone(all), rank, rank+1)
 	return g.Launch(st)
 }
+
+// Devices returns how many there are.
+func Devices() (n int) {
+	lib, err := openLibrary("")
+	for ; err == nil; n++ {
+		_, err = lib.device(n)
+	}
+	return max(n-1, 0)
+}

@@ -9,13 +9,16 @@
 //   - they let the next kernel of their stream begin (PDL) only when they wait no more: its
 //     CTAs would fill the device, waiting for this one;
 //   - all other kernels need nothing but a place, and end by themselves.
-// Nothing that a launch needs may wait for the device, either: code is loaded before
-// (xk_join asks for CUDA_MODULE_LOADING=EAGER, xk_gemm_load has cuBLASLt load its own), graphs
-// are made before, by ranks that run one after the other (xk_ranks_abort), and steps allocate
-// nothing.
+// With a device for each rank, too, nothing that a launch needs may wait for a device: the
+// driver loads code for one rank at a time, when that rank's device is idle, which then waits
+// for a rank whose launch waits for the driver. So code is loaded before (xk_join asks for
+// CUDA_MODULE_LOADING=EAGER, xk_gemm_load has cuBLASLt load its own), graphs are made before, by
+// ranks that run one after the other (xk_ranks_abort), and steps allocate nothing.
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 
 #include "context.cuh"
 #include "eight.cuh"
@@ -304,13 +307,13 @@ int32_t connect(xk_ctx *a, xk_ctx *b) {
   return XK_OK;
 }
 
-// Where ranks share a device, code that is loaded at its first launch would wait for kernels that wait for it.
+// Code that is loaded at its first launch would wait for kernels that wait for that launch.
 int32_t check_loading() {
   CUresult (*mode)(CUmoduleLoadingMode *) = nullptr;
   XK_OK_OR_RETURN(xk_driver("cuModuleGetLoadingMode", &mode));
   CUmoduleLoadingMode m;
   if (mode(&m) != CUDA_SUCCESS || m != CU_MODULE_EAGER_LOADING)
-    return xk_fail(XK_INVALID, "ranks that share a device need CUDA_MODULE_LOADING=EAGER in the environment before the process first uses CUDA");
+    return xk_fail(XK_INVALID, "several ranks need CUDA_MODULE_LOADING=EAGER in the environment before the process first uses CUDA");
   return XK_OK;
 }
 
@@ -346,7 +349,7 @@ int32_t xk_join(xk_ctx **ranks, int32_t n) {
     for (int j = 0; j < n; j++) same += ranks[j]->cfg.device == g.device;
     most = std::max(most, same);
   }
-  if (most > 1) XK_OK_OR_RETURN(check_loading());
+  XK_OK_OR_RETURN(check_loading());
   for (int i = 0; i < n; i++)
     for (int j = 0; j < n; j++) XK_OK_OR_RETURN(connect(ranks[i], ranks[j]));
   XK_OK_OR_RETURN(set(ranks[0]));
@@ -385,6 +388,24 @@ int32_t xk_ranks_drain(xk_ctx **ranks, int32_t n) {
     XK_OK_OR_RETURN(set(ranks[i]));
     XK_TRY(cudaDeviceSynchronize());
   }
+  return XK_OK;
+}
+
+static void CUDART_CB stand(void *rank) {
+  xk_ctx *c = static_cast<xk_ctx *>(rank);
+  while (__atomic_load_n(&c->ranks.host->held, __ATOMIC_ACQUIRE) >> c->cfg.rank & 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+int32_t xk_ranks_hold(xk_ctx *c, int32_t on) {
+  if (!c->ranks.host) return xk_fail(XK_INVALID, "a rank that has not joined");
+  const uint32_t bit = 1u << c->cfg.rank;
+  if (!on) {
+    __atomic_and_fetch(&c->ranks.host->held, ~bit, __ATOMIC_RELEASE);
+    return XK_OK;
+  }
+  __atomic_or_fetch(&c->ranks.host->held, bit, __ATOMIC_RELEASE);
+  XK_OK_OR_RETURN(set(c));
+  XK_TRY(cudaLaunchHostFunc(c->stream, stand, c));
   return XK_OK;
 }
 

@@ -14,6 +14,7 @@ struct __align__(128) Channel {
 struct RanksHost {
   uint32_t abort;            // ends all waits
   uint64_t waits[XK_RANKS];  // see xk_ranks_watch
+  uint32_t held;             // bit i: rank i's stream stands still, for tests
 };
 
 // What a kernel knows of the ranks, by value.

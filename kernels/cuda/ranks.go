@@ -22,7 +22,7 @@ import (
 // Ranks is one model on several devices, by tensor parallelism: each rank has its heads, its
 // part of the wide projections and of the vocabulary, and a pool of its KV heads; the sums
 // meet in kernels over the devices' own links. It implements kernels.Backend,
-// kernels.Launcher, kernels.Arriver and kernels.Gated. Its pool is not exported to other
+// kernels.Launcher, kernels.Arriver, kernels.Gated and kernels.Watched. Its pool is not exported to other
 // processes, nor linked with theirs.
 //
 // Calls are those of a Backend, and as safe.
@@ -33,17 +33,20 @@ type Ranks struct {
 	layout kvlayout.Layout
 	rows   kvlayout.Rows
 
-	serial bool                  // each rank's step ends before the next one's begins
-	failed atomic.Pointer[error] // the first failure; steps are of no use after it
-	once   sync.Once
-	stop   chan struct{} // ends watch
-	watch  sync.WaitGroup
+	serial    bool                  // each rank's step ends before the next one's begins
+	launching atomic.Int32          // launches that have not returned
+	failed    atomic.Pointer[error] // the first failure; steps are of no use after it
+	hung      chan error            // that failure
+	once      sync.Once
+	stop      chan struct{} // ends watch
+	watch     sync.WaitGroup
 }
 
 var (
 	_ kernels.Backend  = (*Ranks)(nil)
 	_ kernels.Launcher = (*Ranks)(nil)
 	_ kernels.Gated    = (*Ranks)(nil)
+	_ kernels.Watched  = (*Ranks)(nil)
 )
 
 // Open is New, or NewRanks where opt has several devices.
@@ -63,8 +66,8 @@ func Open(a arch.Config, w kernels.Weights, opt Options) (kernels.Backend, error
 }
 
 // NewRanks opens a rank on each of opt.Devices. A device may be there several times, for
-// tests: its ranks then share its memory and its multiprocessors, and the process must not
-// have used CUDA before, or with CUDA_MODULE_LOADING=EAGER in its environment.
+// tests: its ranks then share its memory and its multiprocessors. The process must not have
+// used CUDA before, or with CUDA_MODULE_LOADING=EAGER in its environment.
 func NewRanks(a arch.Config, w kernels.Weights, opt Options) (*Ranks, error) {
 	return newRanks(a, opt, func(b *Backend) error { return b.load(w) })
 }
@@ -75,7 +78,7 @@ func NewRandomRanks(a arch.Config, seed uint64, opt Options) (*Ranks, error) {
 }
 
 func newRanks(a arch.Config, opt Options, load func(*Backend) error) (*Ranks, error) {
-	g := &Ranks{stop: make(chan struct{})}
+	g := &Ranks{stop: make(chan struct{}), hung: make(chan error, 1)}
 	err := g.open(a, opt)
 	for _, b := range g.ranks {
 		if err == nil {
@@ -108,17 +111,12 @@ func (g *Ranks) open(a arch.Config, opt Options) error {
 	if n < 2 || n > MaxRanks {
 		return fmt.Errorf("%d devices: 2 to %d", n, MaxRanks)
 	}
-	for _, k := range beside(opt.Devices) {
-		if k == 1 {
-			continue
-		}
-		// Streams of ranks that wait for each other must not share a hardware queue, and no
-		// launch may have to load its code: the device would have to be idle.
-		for name, value := range map[string]string{"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"} {
-			if os.Getenv(name) == "" {
-				if err := os.Setenv(name, value); err != nil {
-					return err
-				}
+	// No launch may have to load its code: the device would have to be idle. Streams of ranks
+	// that wait for each other must not share a hardware queue.
+	for name, value := range map[string]string{"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"} {
+		if os.Getenv(name) == "" {
+			if err := os.Setenv(name, value); err != nil {
+				return err
 			}
 		}
 	}
@@ -139,11 +137,11 @@ func (g *Ranks) open(a arch.Config, opt Options) error {
 	}
 	g.layout = g.lead.opt.layout(&a)
 	g.rows, _ = g.layout.Uniform()
-	return g.lead.lib.call("xk_join", func() C.int32_t { return C.api_join(g.lead.lib.api, &g.contexts()[0], C.int32_t(n)) })
+	return g.lead.lib.call("xk_join", func() C.int32_t { return C.api_join(g.lead.lib.api, &contexts(g.ranks)[0], C.int32_t(n)) })
 }
 
-func (g *Ranks) contexts() (list []*C.xk_ctx) {
-	for _, b := range g.ranks {
+func contexts(ranks []*Backend) (list []*C.xk_ctx) {
+	for _, b := range ranks {
 		list = append(list, b.ctx)
 	}
 	return list
@@ -223,16 +221,22 @@ func (g *Ranks) watching() {
 			for i := range waits {
 				seen[i] = uint64(waits[i])
 			}
-			if rank, waiting, waited, hung := w.look(seen[:], now); hung {
+			if rank, waiting, waited, hung := w.look(seen[:], now, g.launching.Load() > 0); hung {
 				g.fail(&RankError{Rank: rank, Device: g.ranks[rank].opt.Device, Waiting: waiting, Waited: waited})
 			}
 		}
 	}
 }
 
+// Hung implements kernels.Watched. Any failure of a rank counts: no step can follow it.
+func (g *Ranks) Hung() <-chan error { return g.hung }
+
 // fail records the first failure and has all ranks' kernels end.
 func (g *Ranks) fail(err error) {
-	g.failed.CompareAndSwap(nil, &err)
+	err = asHung(err)
+	if g.failed.CompareAndSwap(nil, &err) {
+		g.hung <- err // has room for one
+	}
 	g.abort(true)
 }
 
@@ -251,7 +255,7 @@ func (g *Ranks) Info() kernels.Info {
 		bits = bits*0x01000193 ^ b.bits
 		names = append(names, b.device)
 	}
-	return kernels.Info{Name: "cuda", Numerics: g.lead.opt.rankNumerics(bits, len(g.ranks)), Device: strings.Join(names, ", ")}
+	return kernels.Info{Name: "cuda", Numerics: g.lead.opt.rankNumerics(bits, len(g.ranks)), Ranks: len(g.ranks), Device: strings.Join(names, ", ")}
 }
 
 // Arch implements kernels.Backend.
@@ -275,18 +279,30 @@ func (g *Ranks) SlowProjections() []string { return g.lead.SlowProjections() }
 // LastStepTime is rank 0's.
 func (g *Ranks) LastStepTime() (step, idle float64, err error) { return g.lead.LastStepTime() }
 
-// Close frees the devices' memory. Closing twice is allowed.
+// Close frees the devices' memory. Closing twice is allowed. Of a device that does not become
+// idle it does not wait for long: the error names it, and all ranks' memory stays with the
+// process, as they read each other's.
 func (g *Ranks) Close() (err error) {
 	g.once.Do(func() {
-		if len(g.ranks) > 0 {
-			// They read each other's memory: none goes while another computes. Kernels that wait
-			// for a rank that does not come end by what watch finds.
-			err = g.drain()
+		var devices []int
+		for _, b := range g.ranks {
+			devices = append(devices, b.opt.Device)
 		}
+		// None goes while another computes. Kernels that wait for a rank that does not come end by
+		// what watch finds.
+		late, err1 := within(closes, len(g.ranks), func(i int) error { return drain(g.ranks[i : i+1]) })
 		close(g.stop)
 		g.watch.Wait()
+		if err = err1; len(late) > 0 {
+			err = errors.Join(err, busy(late, devices))
+			return
+		}
 		for i := len(g.ranks) - 1; i >= 0; i-- { // rank 0's memory is all ranks' to tell what they wait for
-			err = errors.Join(err, g.ranks[i].Close())
+			late, err1 := within(closes, 1, func(int) error { return g.ranks[i].Close() })
+			if err = errors.Join(err, err1); len(late) > 0 {
+				err = errors.Join(err, busy([]int{i}, devices))
+				return
+			}
 		}
 	})
 	return err

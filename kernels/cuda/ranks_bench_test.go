@@ -147,7 +147,7 @@ func stepRatios(t *testing.T) {
 func reduceTimes(t *testing.T) {
 	const hidden = 4096
 	const most = 8192 // rows
-	for _, n := range []int{2, 4} {
+	for _, n := range rankCounts(t, 2, 4) {
 		a := shape(1, hidden, 2048, 32, 8, 128, 4096)
 		b, err := cuda.NewRandomRanks(a, 1, cuda.Options{MaxTokens: most, MaxSeqs: 16, Blocks: most/16 + 1, FP16: inFP16(), Devices: rankDevices(n)})
 		if err != nil {

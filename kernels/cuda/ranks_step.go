@@ -51,7 +51,7 @@ func (g *Ranks) each(f func(i int, b *Backend) error) error {
 	var wg sync.WaitGroup
 	if g.serial {
 		for i, b := range g.ranks {
-			if err := errors.Join(f(i, b), g.drain()); err != nil {
+			if err := errors.Join(f(i, b), drain(g.ranks)); err != nil {
 				return err
 			}
 		}
@@ -70,10 +70,11 @@ func (g *Ranks) each(f func(i int, b *Backend) error) error {
 	return errors.Join(errs...)
 }
 
-// drain waits until no rank computes.
-func (g *Ranks) drain() error {
-	list := g.contexts()
-	return g.lead.lib.call("xk_ranks_drain", func() C.int32_t { return C.api_ranks_drain(g.lead.lib.api, &list[0], C.int32_t(len(list))) })
+// drain waits until none of these ranks computes.
+func drain(ranks []*Backend) error {
+	list := contexts(ranks)
+	lib := ranks[0].lib
+	return lib.call("xk_ranks_drain", func() C.int32_t { return C.api_ranks_drain(lib.api, &list[0], C.int32_t(len(list))) })
 }
 
 // describe describes a step for all ranks: the description is the same, in memory of each.
@@ -107,11 +108,13 @@ func (g *Ranks) launch(st *kernels.Step, bucket int) error {
 			return err
 		}
 		defer free()
+		g.launching.Add(1)
+		defer g.launching.Add(-1)
 		return b.lib.call("xk_step", func() C.int32_t { return C.api_step(b.lib.api, b.ctx, &args) })
 	})
 	if err != nil { // some ranks may have begun
 		g.fail(err)
-		return err
+		return g.failure()
 	}
 	s.step = st
 	g.lead.launched++
@@ -135,12 +138,11 @@ func (g *Ranks) Await() ([]kernels.Result, error) {
 	for _, b := range g.ranks {
 		err = errors.Join(err, g.over(b))
 	}
-	if first := g.failure(); first != nil {
-		return nil, &kernels.Error{Call: "step", Err: first}
-	}
 	if err != nil {
 		g.fail(err)
-		return nil, &kernels.Error{Call: "step", Err: err}
+	}
+	if first := g.failure(); first != nil {
+		return nil, &kernels.Error{Call: "step", Err: first}
 	}
 	return g.lead.collect(s, st), nil
 }
@@ -152,9 +154,11 @@ func (g *Ranks) layers(st *kernels.Step) error {
 	}
 	for l := range g.lead.arch.Layers {
 		for _, b := range g.ranks {
-			err := b.lib.call("xk_wait_layer", func() C.int32_t { return C.api_wait_layer(b.lib.api, b.ctx, C.int32_t(l)) })
+			err := g.until(b, "xk_layer_over", func() C.int32_t {
+				return C.api_layer_over(b.lib.api, b.ctx, C.int32_t(l), C.int64_t(watchEvery))
+			})
 			if err != nil {
-				return fmt.Errorf("rank %d: %w", b.shard.rank, err)
+				return err
 			}
 		}
 		if g.failure() != nil {
@@ -165,20 +169,26 @@ func (g *Ranks) layers(st *kernels.Step) error {
 	return nil
 }
 
-// lost is how long a rank's kernels have to end after a failure: those that only wait end at
-// once, and one that does not end at all is not waited for.
-const lost = 300 * time.Millisecond
-
 // over waits for the end of a rank's oldest step.
 func (g *Ranks) over(b *Backend) error {
+	err := g.until(b, "xk_step_over", func() C.int32_t { return C.api_step_over(b.lib.api, b.ctx, C.int64_t(watchEvery)) })
+	if err != nil {
+		return err
+	}
+	return b.waitStep()
+}
+
+// until calls what waits for a rank for a moment until it is not late; after a failure not for
+// long.
+func (g *Ranks) until(b *Backend, name string, f func() C.int32_t) error {
 	var since time.Time
 	for {
-		err := b.lib.call("xk_step_over", func() C.int32_t { return C.api_step_over(b.lib.api, b.ctx, C.int64_t(watchEvery)) })
+		err := b.lib.call(name, f)
+		if err == nil {
+			return nil
+		}
 		if !errors.Is(err, kernels.ErrLate) {
-			if err != nil {
-				return fmt.Errorf("rank %d: %w", b.shard.rank, err)
-			}
-			return b.waitStep()
+			return fmt.Errorf("rank %d: %w", b.shard.rank, err)
 		}
 		switch now := time.Now(); {
 		case g.failure() == nil:

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -35,16 +36,36 @@ func rankDevices(n int) []int {
 	return d
 }
 
-// inOwnProcess runs the test in a process of its own where ranks are to share a device: CUDA
-// must load all code when it starts, and does so only if it is told before.
+// rankCounts leaves out of a list of numbers of ranks those for which there are not enough GPUs.
+func rankCounts(t *testing.T, list ...int) (here []int) {
+	t.Helper()
+	for _, n := range list {
+		if gpus := cuda.Devices(); os.Getenv(ranksApart) != "" && n > gpus {
+			t.Logf("%d ranks are left out: %s is set, and there are %d GPUs", n, ranksApart, gpus)
+			continue
+		}
+		here = append(here, n)
+	}
+	if here == nil {
+		t.Errorf("none of %v ranks is left", list)
+	}
+	return here
+}
+
+// inOwnProcess runs the test in a process of its own: CUDA must load all code when it starts, and
+// does so only if it is told before.
 func inOwnProcess(t *testing.T) (done bool) {
 	t.Helper()
-	if os.Getenv(ranksApart) != "" || os.Getenv("CUDA_MODULE_LOADING") == "EAGER" {
+	if os.Getenv("CUDA_MODULE_LOADING") == "EAGER" {
 		return false
+	}
+	run := "^" + t.Name() + "$"
+	if _, part, ok := strings.Cut(flag.Lookup("test.run").Value.String(), "/"); ok {
+		run += "/" + part
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
-	c := exec.CommandContext(ctx, os.Args[0], "-test.v", "-test.run", "^"+t.Name()+"$")
+	c := exec.CommandContext(ctx, os.Args[0], "-test.v", "-test.run", run)
 	c.Env = append(os.Environ(), "CUDA_MODULE_LOADING=EAGER", "CUDA_DEVICE_MAX_CONNECTIONS=32")
 	out, err := c.CombinedOutput()
 	t.Logf("%s", out)
@@ -86,7 +107,7 @@ func TestRanksReduce(t *testing.T) {
 	if inOwnProcess(t) {
 		return
 	}
-	for _, n := range []int{2, 4, 8} {
+	for _, n := range rankCounts(t, 2, 4, 8) {
 		for _, hidden := range []int{512, 4096, 8192} {
 			t.Run(fmt.Sprintf("%d ranks of %d", n, hidden), func(t *testing.T) {
 				a := shape(1, hidden, 512, 8, 8, 64, 512)
@@ -179,7 +200,7 @@ func TestRanksLogits(t *testing.T) {
 		w := randomWeights(a, 7)
 		tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), prompt, a.Vocab)
 		var want, one [][]float32
-		for _, n := range []int{2, 4} {
+		for _, n := range rankCounts(t, 2, 4) {
 			if !divides(a, n) {
 				continue
 			}
@@ -220,7 +241,7 @@ func TestRanksRunsAreEqual(t *testing.T) {
 	a := families()["llama gqa4 128"]
 	w := randomWeights(a, 3)
 	tokens := randomTokens(rand.New(rand.NewPCG(1, 1)), 200, a.Vocab)
-	for _, n := range []int{2, 4} {
+	for _, n := range rankCounts(t, 2, 4) {
 		var want [][]float32
 		for i, opt := range []cuda.Options{{}, {}, {NoGraphs: true, NoPDL: true}} {
 			got := forced(t, openRanks(t, a, w, n, opt), tokens, []int{64, 1, 1, 1, 9}, 0)
@@ -249,7 +270,7 @@ func TestRanksFP8(t *testing.T) {
 		f8, widened := kerneltest.F8Weights(plain)
 		tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), prompt, a.Vocab)
 		want := forced(t, openCPU(t, a, widened, 64, 16), tokens, []int{1}, 0)
-		for _, n := range []int{2, 4} {
+		for _, n := range rankCounts(t, 2, 4) {
 			if !divides(a, n) {
 				continue
 			}
@@ -287,7 +308,7 @@ func TestRanksInvariant(t *testing.T) {
 	a := families()["llama gqa4 128"]
 	w := randomWeights(a, 7)
 	tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), n, a.Vocab)
-	for _, ranks := range []int{2, 4} {
+	for _, ranks := range rankCounts(t, 2, 4) {
 		b := openRanks(t, a, w, ranks, cuda.Options{Blocks: 260, MaxSeqs: 80, MaxTokens: 2300, BatchInvariant: true})
 		if name := b.Info().Numerics; !strings.Contains(name, fmt.Sprintf("-invariant-2-tp%d-", ranks)) {
 			t.Errorf("numerics %q", name)
@@ -322,7 +343,7 @@ func TestRanksOverlap(t *testing.T) {
 	}
 	a := families()["llama gqa4 128"]
 	w := randomWeights(a, 3)
-	for _, n := range []int{2, 4} {
+	for _, n := range rankCounts(t, 2, 4) {
 		for _, opt := range []cuda.Options{{}, {NoGraphs: true}} {
 			b := openRanks(t, a, w, n, opt)
 			overlapEqualsSteps(t, b, fmt.Sprintf("%d ranks, %+v", n, opt))
@@ -340,7 +361,7 @@ func TestRanksPool(t *testing.T) {
 	a := families()["llama gqa4 128"]
 	w := randomWeights(a, 1)
 	tokens := randomTokens(rand.New(rand.NewPCG(1, 2)), 40, a.Vocab)
-	for _, n := range []int{2, 4} {
+	for _, n := range rankCounts(t, 2, 4) {
 		for _, kv8 := range []bool{false, !inFP16()} {
 			b, one := openRanks(t, a, w, n, cuda.Options{Blocks: 16, KVFP8: kv8}), open(t, a, w, cuda.Options{Blocks: 16, KVFP8: kv8})
 			if b.Layout().String() != one.Layout().String() {
@@ -425,7 +446,7 @@ func TestRanksHostMoves(t *testing.T) {
 		return
 	}
 	for name, g := range geometries() {
-		for _, n := range []int{2, 4} {
+		for _, n := range rankCounts(t, 2, 4) {
 			if !divides(g.arch, n) || g.fp8 && inFP16() {
 				continue
 			}
@@ -443,7 +464,7 @@ func TestRanksArrivals(t *testing.T) {
 	}
 	a := families()["llama gqa2 8"]
 	w := randomWeights(a, 1)
-	for _, n := range []int{2, 4} {
+	for _, n := range rankCounts(t, 2, 4) {
 		b, other := openRanks(t, a, w, n, arrivalOptions()), openRanks(t, a, w, n, arrivalOptions())
 		arrivals(t, b)
 		gates(t, b, other)
@@ -458,7 +479,7 @@ func TestRanksHang(t *testing.T) {
 	}
 	a := families()["llama gqa4 128"]
 	w := randomWeights(a, 1)
-	for _, n := range []int{2, 4} {
+	for _, n := range rankCounts(t, 2, 4) {
 		for rank := range n {
 			b := openRanks(t, a, w, n, cuda.Options{Blocks: 16})
 			st := &kernels.Step{Seqs: []kernels.Seq{{Tokens: []int32{1, 2, 3}, Blocks: []int32{3}, Samples: []kernels.Sample{{TopP: 1, Repetition: 1, Logprobs: -1}}}}}
@@ -473,13 +494,69 @@ func TestRanksHang(t *testing.T) {
 				t.Fatalf("%d ranks without rank %d: %v after %v", n, rank, err, took)
 			}
 			t.Logf("%v: after %v", err, took)
-			if _, err := b.Step(st); !errors.As(err, &hang) {
+			if _, err := b.Step(st); !errors.As(err, &hang) || !errors.Is(err, kernels.ErrHung) {
 				t.Errorf("the next step: %v", err)
+			}
+			select {
+			case err := <-b.Hung():
+				if !errors.As(err, &hang) || hang.Rank != rank {
+					t.Errorf("without rank %d Hung yields %v", rank, err)
+				}
+			default:
+				t.Error("Hung yields nothing")
 			}
 			if err := b.Close(); err != nil {
 				t.Error(err)
 			}
 		}
+	}
+}
+
+// A device that does not answer holds neither a step up for long, nor Close, which names it.
+func TestRanksDead(t *testing.T) {
+	if inOwnProcess(t) {
+		return
+	}
+	a := families()["llama gqa4 128"]
+	devices := rankDevices(2)
+	b, err := cuda.NewRanks(a, randomWeights(a, 1), cuda.Options{Blocks: 16, FP16: inFP16(), Devices: devices})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Hold(1, true); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.Hold(1, false); err != nil {
+			t.Error(err)
+		}
+	}()
+	layers := 0
+	st := &kernels.Step{Seqs: []kernels.Seq{{Tokens: []int32{1, 2, 3}, Blocks: []int32{3}}}, OnLayer: func(int) { layers++ }}
+	if err := b.Launch(st); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	_, err = b.Await()
+	var hang *cuda.RankError
+	if took := time.Since(began); !errors.As(err, &hang) || hang.Rank != 1 || hang.Device != devices[1] || took > 10*time.Second {
+		t.Errorf("Await: %v after %v", err, took)
+	}
+	if layers != 0 {
+		t.Errorf("%d layers were told of", layers)
+	}
+	if err := b.Launch(st); !errors.Is(err, kernels.ErrHung) {
+		t.Errorf("the next step: %v", err)
+	}
+	began = time.Now()
+	err = b.Close()
+	took := time.Since(began)
+	if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("rank 1 on device %d", devices[1])) || took > 30*time.Second {
+		t.Errorf("Close: %v after %v", err, took)
+	}
+	t.Logf("Close: %v after %v", err, took)
+	if err := b.Close(); err != nil {
+		t.Errorf("the second Close: %v", err)
 	}
 }
 

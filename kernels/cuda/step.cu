@@ -309,17 +309,27 @@ int32_t xk_wait_layer(xk_ctx *c, int32_t layer) {
   return XK_OK;
 }
 
-int32_t xk_step_over(xk_ctx *c, int64_t timeout_ns) {
-  XK_OK_OR_RETURN(under_way(c));
+static int32_t over(xk_ctx *c, cudaEvent_t event, const char *what, int64_t timeout_ns) {
   XK_TRY(cudaSetDevice(c->cfg.device));
   const auto began = std::chrono::steady_clock::now();
   for (;;) { // as cudaEventSynchronize does: steps are short
-    cudaError_t e = cudaEventQuery(c->ended[c->waited % xk_ctx::TIMES]);
+    cudaError_t e = cudaEventQuery(event);
     if (e == cudaSuccess) return XK_OK;
     if (e != cudaErrorNotReady) return xk_fail(XK_CUDA, "cudaEventQuery: %s", cudaGetErrorString(e));
-    if (std::chrono::steady_clock::now() - began > std::chrono::nanoseconds(timeout_ns)) return xk_fail(XK_LATE, "the step is not over");
+    if (std::chrono::steady_clock::now() - began > std::chrono::nanoseconds(timeout_ns)) return xk_fail(XK_LATE, "the %s is not over", what);
     sched_yield();
   }
+}
+
+int32_t xk_step_over(xk_ctx *c, int64_t timeout_ns) {
+  XK_OK_OR_RETURN(under_way(c));
+  return over(c, c->ended[c->waited % xk_ctx::TIMES], "step", timeout_ns);
+}
+
+int32_t xk_layer_over(xk_ctx *c, int32_t layer, int64_t timeout_ns) {
+  if (layer < 0 || layer >= c->cfg.layers) return xk_fail(XK_INVALID, "layer %d of %d", layer, c->cfg.layers);
+  XK_OK_OR_RETURN(under_way(c));
+  return over(c, c->layer_done[c->waited % 2][layer], "layer", timeout_ns);
 }
 
 int32_t xk_wait_step(xk_ctx *c) {

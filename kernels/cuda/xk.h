@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 14 // raised by any change of this file
+#define XK_ABI 15 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -208,6 +208,8 @@ int32_t xk_ranks_watch(xk_ctx *c, uint64_t *waits);
 // one after the other so, which loads their code and makes their graphs: both can need an idle device.
 int32_t xk_ranks_abort(xk_ctx *c, int32_t on);
 int32_t xk_ranks_drain(xk_ctx **ranks, int32_t n); // waits until no rank computes; before xk_close of the first
+int32_t xk_ranks_hold(xk_ctx *c, int32_t on); // for tests: what is launched next on this rank begins when it is off
+int32_t xk_layer_over(xk_ctx *c, int32_t layer, int64_t timeout_ns); // xk_wait_layer, or XK_LATE
 int32_t xk_step_over(xk_ctx *c, int64_t timeout_ns); // XK_LATE: the older step is not over; else xk_wait_step returns at once
 
 // The pool: kernels.Pool. Each returns when it is done.
