@@ -11,7 +11,10 @@ import (
 
 // Host memory has blocks of all KV heads, of which each rank moves its own.
 
-var _ kernels.Arriver = (*Ranks)(nil)
+var (
+	_ kernels.Arriver  = (*Ranks)(nil)
+	_ kernels.Verifier = (*Ranks)(nil)
+)
 
 // ranksMemory implements kernels.HostMemory: registered once, for all devices.
 type ranksMemory struct {
@@ -94,7 +97,7 @@ func (g *Ranks) ScatterBlocks(m *kernels.HostMove) (kernels.Pending, error) {
 	return pendings[kernels.Pending](parts), err
 }
 
-// Verify is that of kernels.Exporter: good[i] means that all ranks' rows are right.
+// Verify implements kernels.Verifier: good[i] means that all ranks' rows are right.
 func (g *Ranks) Verify(ctx context.Context, landed []kernels.Landed) (good []bool, err error) {
 	for _, b := range g.ranks {
 		own, err := b.Verify(ctx, landed)
