@@ -33,13 +33,17 @@ type Ranks struct {
 	layout kvlayout.Layout
 	rows   kvlayout.Rows
 
-	serial    bool                  // each rank's step ends before the next one's begins
-	launching atomic.Int32          // launches that have not returned
-	failed    atomic.Pointer[error] // the first failure; steps are of no use after it
-	hung      chan error            // that failure
-	once      sync.Once
-	stop      chan struct{} // ends watch
-	watch     sync.WaitGroup
+	serial    bool         // each rank's step ends before the next one's begins
+	launching atomic.Int32 // launches that have not returned
+	// driver is held by launches of a step, from the first rank's to the last's, and by calls for
+	// which the driver may wait for a device while it lets nobody launch: the device may wait for a
+	// rank that is to be launched.
+	driver sync.Mutex
+	failed atomic.Pointer[error] // the first failure; steps are of no use after it
+	hung   chan error            // that failure
+	once   sync.Once
+	stop   chan struct{} // ends watch
+	watch  sync.WaitGroup
 }
 
 var (

@@ -182,33 +182,54 @@ func reduceTimes(t *testing.T) {
 	}
 }
 
-// layerTime is what a layer of a 70B shape adds to a decode step of two ranks.
+// layerTime is what a layer of a 70B shape adds to a decode step of two ranks, and, to tell what is the
+// ranks' from what is the kernels', of one, with fewer layers.
 func layerTime(t *testing.T, layers int) {
-	const few = 8
+	const few, some = 8, 24
 	rate := 0.0 // bytes a microsecond of a rank, as all copy at once
-	step := func(n int) (ms [2]float64) {
+	step := func(n, ranks int) (ms [2]float64) {
 		a := shape(n, 8192, 28672, 64, 8, 128, 128256)
 		a.MaxPositions, a.RopeTheta, a.TiedHead = 8192, 500000, true
-		b, err := cuda.NewRandomRanks(a, 1, cuda.Options{MaxTokens: 1024, MaxSeqs: 64, Blocks: 700, WeightsFP8: true, Devices: rankDevices(2)})
-		if err != nil {
-			t.Fatal(err)
+		opt := cuda.Options{MaxTokens: 1024, MaxSeqs: 64, Blocks: 700, WeightsFP8: true}
+		var b launcher
+		if ranks == 1 {
+			one, err := cuda.NewRandom(a, 1, opt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer one.Close()
+			b = one
+		} else {
+			opt.Devices = rankDevices(ranks)
+			all, err := cuda.NewRandomRanks(a, 1, opt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer all.Close()
+			us, err := all.ReduceTime(cuda.CopyRows, 1024, 20, 20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rate = 2 * 1024 * 8192 * 2 / median(us)
+			b = all
 		}
-		defer b.Close()
-		us, err := b.ReduceTime(cuda.CopyRows, 1024, 20, 20)
-		if err != nil {
-			t.Fatal(err)
-		}
-		rate = 2 * 1024 * 8192 * 2 / median(us)
 		for i, batch := range []int{1, 8} {
 			ms[i] = median(newDecoding(t, b, batch, 1024).run(t, 60))
 		}
 		return ms
 	}
-	many, least := step(layers), step(few)
+	each := func(n, ranks int) (us [2]float64) {
+		many, least := step(n, ranks), step(few, ranks)
+		for i := range us {
+			us[i] = (many[i] - least[i]) / float64(n-few) * 1000
+			fmt.Fprintf(os.Stdout, "LAYER b%d, %d ranks: %d layers %.3f ms, %d layers %.3f ms: %.1f us a layer\n", []int{1, 8}[i], ranks, n, many[i], few, least[i], us[i])
+		}
+		return us
+	}
+	one, two := each(some, 1), each(layers, 2)
+	const weights = 8192*10240 + 8192*8192 + 3*8192*28672
+	fmt.Fprintf(os.Stdout, "LAYER: both ranks' weights at a copy's bandwidth, %.0f GB/s each: %.1f us\n", rate/1000, weights/2/rate)
 	for i, batch := range []int{1, 8} {
-		us := (many[i] - least[i]) / float64(layers-few) * 1000
-		const weights = 8192*10240 + 8192*8192 + 3*8192*28672
-		fmt.Fprintf(os.Stdout, "LAYER b%d: %d layers %.3f ms, %d layers %.3f ms; each copies at %.0f GB/s\n", batch, layers, many[i], few, least[i], rate/1000)
-		resultBeside(fmt.Sprintf("tp.layer_us.70b_w8_b%d", batch), "us", us, []float64{us}, "both ranks' weights at a copy's bandwidth", weights/2/rate)
+		resultBeside(fmt.Sprintf("tp.layer_us.70b_w8_b%d", batch), "us", two[i], []float64{two[i]}, "one rank with all of the layer", one[i])
 	}
 }

@@ -25,6 +25,8 @@ type ranksMemory struct {
 
 // RegisterHost implements kernels.HostMover.
 func (g *Ranks) RegisterHost(mem []byte) (kernels.HostMemory, error) {
+	g.driver.Lock()
+	defer g.driver.Unlock()
 	m, err := g.lead.RegisterHost(mem)
 	if err != nil {
 		return nil, err
@@ -44,6 +46,8 @@ func (m *ranksMemory) Close() error {
 	for _, h := range m.seen {
 		h.region = nil
 	}
+	m.g.driver.Lock()
+	defer m.g.driver.Unlock()
 	return m.own.Close()
 }
 

@@ -102,6 +102,8 @@ func (g *Ranks) launch(st *kernels.Step, bucket int) error {
 	if err != nil {
 		return err
 	}
+	g.driver.Lock()
+	defer g.driver.Unlock()
 	err = g.each(func(_ int, b *Backend) error {
 		free, err := b.behind(behind[b.shard.rank])
 		if err != nil {

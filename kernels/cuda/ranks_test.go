@@ -14,9 +14,11 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/memfd"
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kernels/cuda"
@@ -454,6 +456,56 @@ func TestRanksHostMoves(t *testing.T) {
 				hostMoves(t, name, openRanks(t, g.arch, randomWeights(g.arch, 1), n, hostMoveOptions(g.blockTokens, g.fp8)))
 			})
 		}
+	}
+}
+
+// Host memory comes and goes while steps run: the driver may want a device to be idle for it.
+func TestRanksRegister(t *testing.T) {
+	if inOwnProcess(t) {
+		return
+	}
+	a := families()["llama gqa4 128"]
+	w := randomWeights(a, 1)
+	mem, err := memfd.Private(16 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mem.Close()
+	for _, n := range rankCounts(t, 2, 4) {
+		b := openRanks(t, a, w, n, cuda.Options{})
+		var times atomic.Int32
+		stop, over := make(chan struct{}), make(chan error, 1)
+		go func() {
+			for {
+				select {
+				case <-stop:
+					over <- nil
+					return
+				default:
+				}
+				host, err := b.RegisterHost(mem.Bytes)
+				if err == nil {
+					err = host.Close()
+				}
+				if err != nil {
+					over <- err
+					return
+				}
+				times.Add(1)
+			}
+		}()
+		steps := 0
+		for ; steps < 200 || times.Load() < 20; steps++ {
+			mustStep(t, b, kernels.Seq{Tokens: []int32{1, 2, 3}, Blocks: []int32{3}, WantLogits: steps%2 == 0})
+			if len(over) > 0 {
+				break
+			}
+		}
+		close(stop)
+		if err := <-over; err != nil {
+			t.Error(err)
+		}
+		t.Logf("%d ranks: %d steps, memory was registered %d times", n, steps, times.Load())
 	}
 }
 

@@ -55,7 +55,7 @@ var families = []family{
 // ranks are tests of several ranks on one device, which have a stage of their own: CUDA must load all
 // code at once, and under a sanitizer, which lets one kernel run at a time, ranks would wait for each
 // other for ever.
-var ranks = family{name: "ranks", tests: []string{"TestRanksReduce", "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksFP8", "TestRanksInvariant", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksArrivals", "TestRanksHang", "TestRanksDead", "TestRanksRefused"}}
+var ranks = family{name: "ranks", tests: []string{"TestRanksReduce", "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksFP8", "TestRanksInvariant", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals", "TestRanksHang", "TestRanksDead", "TestRanksRefused"}}
 
 // eager has CUDA do so, and a test need not start another process for it.
 var eager = []string{"CUDA_MODULE_LOADING=EAGER", "CUDA_DEVICE_MAX_CONNECTIONS=32"}
@@ -175,7 +175,7 @@ func plan() []stage {
 		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a store, a peer, fifty at once", seconds: 90, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestOnGPUInFP16", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUSameTokens", "TestGPUPeers")}},
 		{name: "ranks", about: "tensor parallelism, all ranks on one GPU: against one rank and the CPU; a step beside one rank's, the all-reduce alone, a 70B shape's layer", seconds: 260, parts: []part{
 			tests("cuda.test", "reduce", 60, eager, "TestRanksReduce", "TestRanksHang", "TestRanksDead", "TestRanksRefused"),
-			tests("cuda.test", "model", 120, eager, "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksArrivals"),
+			tests("cuda.test", "model", 120, eager, "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals"),
 			tests("cuda.test", "forms", 120, eager, "TestRanksFP8", "TestRanksInvariant"),
 			tests("cuda.test", "model in fp16", 120, slices.Concat(eager, fp16), "TestRanksReduce", "TestRanksLogits", "TestRanksOverlap", "TestRanksPool"),
 			tests("cuda.test", "speed", 90, slices.Concat(eager, []string{"XPYD_CUDA_BENCH=reduce steps"}), "TestRanksSpeed"),
