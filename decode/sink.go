@@ -92,7 +92,7 @@ func (s *sink) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.Push
 	if s.trust {
 		return slices.Repeat([]bool{true}, len(blocks)), nil
 	}
-	device, ok := s.backend.(kernels.Exporter)
+	device, ok := s.backend.(kernels.Verifier)
 	if !ok {
 		return nil, errors.New("verify pushed blocks: the pool is not a device's")
 	}

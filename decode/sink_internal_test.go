@@ -70,11 +70,6 @@ func (d *device) Verify(_ context.Context, landed []kernels.Landed) ([]bool, err
 	return d.good, d.err
 }
 
-func (*device) Export() (kernels.Export, error)              { return kernels.Export{}, nil }
-func (*device) Flag(int) uint64                              { return 0 }
-func (*device) AwaitFlag(context.Context, int, uint64) error { return nil }
-func (*device) ClearFlag(int) error                          { return nil }
-
 // TestVerifyPushed: the device says which blocks are good, and only those count; without one
 // nothing does, unless the peer is trusted.
 func TestVerifyPushed(t *testing.T) {

@@ -8,10 +8,10 @@ import (
 )
 
 // What a Pool on a device can do beyond Pool: move blocks in bulk, to other devices of this
-// host and to host memory, by calls that do not wait. kernels/cuda implements all of it; a
-// pool that cannot move this way implements none. Blocks move whole, with their stored
-// digests (Pool.Digest) and the number of rows these cover; rows above that are undefined
-// at both ends.
+// host and to host memory, by calls that do not wait. kernels/cuda implements all of it, for
+// several ranks HostMover and Verifier alone; a pool that cannot move this way implements
+// none. Blocks move whole, with their stored digests (Pool.Digest) and the number of rows
+// these cover; rows above that are undefined at both ends.
 //
 // Whatever comes from another process (handles, memory, block ids) is checked here before
 // use. An id out of range is an error, and nothing moves.
@@ -59,6 +59,11 @@ type Exporter interface {
 	AwaitFlag(ctx context.Context, line int, value uint64) error
 	// ClearFlag resets a line to 0 for another peer, once nobody can set it any more.
 	ClearFlag(line int) error
+	Verifier
+}
+
+// Verifier is a Pool on a device that checks what has arrived in it.
+type Verifier interface {
 	// Verify recomputes the digests of blocks on the device from the rows that lie there,
 	// and compares them with those that came with the blocks. good[i] means that the stored
 	// digest covers exactly Rows rows and matches. It takes one launch for up to thousands

@@ -17,6 +17,7 @@
 	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
 	F(link_id) F(link_open) F(link_settle) F(link_region) F(link_taken) F(link_transfer) F(link_resume) F(link_end) \
 	F(arrive) F(arrived) F(arrival_bad) F(arrival_free) F(step_after) F(gate) F(gate_open) \
+	F(join) F(ranks_watch) F(ranks_abort) F(ranks_drain) F(ranks_hold) F(layer_over) F(step_over) F(reduce_test) F(reduce_bench) \
 	F(choices_key) F(choices_get) F(choices_set) F(fill_random) F(last_step_us) F(profile)
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
 typedef struct { void *handle; XK_EACH(XK_FIELD) } xk_api;
@@ -41,8 +42,8 @@ static inline char *api_open(const char *path, xk_api *a) {
 static inline const char *api_last_error(xk_api *a) { return a->last_error(); }
 static inline int32_t api_device_info(xk_api *a, int32_t d, xk_device *o) { return a->device_info(d, o); }
 static inline int32_t api_open_ctx(xk_api *a, const xk_config *g, xk_ctx **o) { return a->open(g, o); }
-static inline int32_t api_load(xk_api *a, xk_ctx *c, int32_t w, int32_t l, int32_t t, const void *p, int64_t n) { return a->load(c, w, l, t, p, n); }
-static inline int32_t api_load8(xk_api *a, xk_ctx *c, int32_t w, int32_t l, const void *p, int64_t n, const float *s, int32_t m) { return a->load8(c, w, l, p, n, s, m); }
+static inline int32_t api_load(xk_api *a, xk_ctx *c, int32_t w, int32_t l, int32_t t, const void *p, int64_t n, int64_t s) { return a->load(c, w, l, t, p, n, s); }
+static inline int32_t api_load8(xk_api *a, xk_ctx *c, int32_t w, int32_t l, const void *p, int64_t n, int64_t r, const float *s, int32_t m) { return a->load8(c, w, l, p, n, r, s, m); }
 static inline int32_t api_rope(xk_api *a, xk_ctx *c, const double *f, double s) { return a->rope(c, f, s); }
 static inline int32_t api_memory(xk_api *a, xk_ctx *c, xk_memory_info *o) { return a->memory(c, o); }
 static inline int32_t api_start(xk_api *a, xk_ctx *c, int32_t n, xk_buffers *o) { return a->start(c, n, o); }
@@ -53,6 +54,15 @@ static inline int32_t api_close(xk_api *a, xk_ctx *c) { return a->close(c); }
 static inline int32_t api_step(xk_api *a, xk_ctx *c, const xk_step_args *s) { return a->step(c, s); }
 static inline int32_t api_wait_layer(xk_api *a, xk_ctx *c, int32_t l) { return a->wait_layer(c, l); }
 static inline int32_t api_wait_step(xk_api *a, xk_ctx *c) { return a->wait_step(c); }
+static inline int32_t api_join(xk_api *a, xk_ctx **c, int32_t n) { return a->join(c, n); }
+static inline int32_t api_ranks_watch(xk_api *a, xk_ctx *c, uint64_t *w) { return a->ranks_watch(c, w); }
+static inline int32_t api_ranks_abort(xk_api *a, xk_ctx *c, int32_t n) { return a->ranks_abort(c, n); }
+static inline int32_t api_ranks_drain(xk_api *a, xk_ctx **c, int32_t n) { return a->ranks_drain(c, n); }
+static inline int32_t api_ranks_hold(xk_api *a, xk_ctx *c, int32_t n) { return a->ranks_hold(c, n); }
+static inline int32_t api_layer_over(xk_api *a, xk_ctx *c, int32_t l, int64_t t) { return a->layer_over(c, l, t); }
+static inline int32_t api_step_over(xk_api *a, xk_ctx *c, int64_t t) { return a->step_over(c, t); }
+static inline int32_t api_reduce_test(xk_api *a, xk_ctx **c, int32_t n, int32_t w, int32_t r, const void *p, void *x, void *y) { return a->reduce_test(c, n, w, r, p, x, y); }
+static inline int32_t api_reduce_bench(xk_api *a, xk_ctx **c, int32_t n, int32_t r, int32_t k, int32_t m, int32_t e, double *u) { return a->reduce_bench(c, n, r, k, m, e, u); }
 static inline int32_t api_gather(xk_api *a, xk_ctx *c, int32_t l, int32_t b, int32_t r, int32_t n, void *p) { return a->gather(c, l, b, r, n, p); }
 static inline int32_t api_scatter(xk_api *a, xk_ctx *c, int32_t l, int32_t b, int32_t r, int32_t n, const void *p) { return a->scatter(c, l, b, r, n, p); }
 static inline int32_t api_digest(xk_api *a, xk_ctx *c, int32_t l, int32_t b, uint64_t *p) { return a->digest(c, l, b, p); }

@@ -106,7 +106,7 @@ static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_
           uint64_t hash = on ? lane_hash(lo.x, lo.y, key_lo) + lane_hash(hi.x, hi.y, key_hi) : 0;
 #pragma unroll
           for (int o = TEAM / 2; o; o >>= 1) hash += __shfl_xor_sync(mask, hash, o);
-          if (j == 0) mine += row_hash(hash, r.layer, task, kv_head, pos);
+          if (j == 0) mine += row_hash(hash, r.layer, task, p.first_head + kv_head, pos);
         }
       }
     }
@@ -117,7 +117,7 @@ static __global__ __launch_bounds__(WARPS * 32, TEAM == 16 ? 4 : 2) void append_
     for (int w = warp; w < 2 * s.at; w += WARPS) {
       int at = w / 2, kv = w % 2;
       uint64_t hash = hash_stored(p.data + p.row(s.block, kv, kv_head, at), dim, lane);
-      if (lane == 0) atomicAdd(&digest, (unsigned long long)row_hash(hash, r.layer, kv, kv_head, s.pos + at));
+      if (lane == 0) atomicAdd(&digest, (unsigned long long)row_hash(hash, r.layer, kv, p.first_head + kv_head, s.pos + at));
     }
   }
   __syncthreads();

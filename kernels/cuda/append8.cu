@@ -98,7 +98,7 @@ static __global__ __launch_bounds__(WARPS * 32, 2) void append8_kernel(Rope r, R
     if (on) *reinterpret_cast<uint32_t *>(to) = q[0], *reinterpret_cast<uint32_t *>(to + half) = q[1];
     if (j == 0) {
       *p.scale(s.block, task, kv_head, at) = scale;
-      mine += row_hash(hash + scale_hash(scale, dim), r.layer, task, kv_head, pos);
+      mine += row_hash(hash + scale_hash(scale, dim), r.layer, task, p.first_head + kv_head, pos);
     }
   }
   int filled = p.filled[slot];
@@ -111,7 +111,7 @@ static __global__ __launch_bounds__(WARPS * 32, 2) void append8_kernel(Rope r, R
       uint64_t hash = 0;
       for (int k = lane; k < dim / 8; k += 32) hash += lane_hash(from[k].x, from[k].y, lane_key(k));
       hash = warp_sum(hash) + scale_hash(*p.scale(s.block, kv, kv_head, at), dim);
-      if (lane == 0) atomicAdd(&digest, (unsigned long long)row_hash(hash, r.layer, kv, kv_head, s.pos + at));
+      if (lane == 0) atomicAdd(&digest, (unsigned long long)row_hash(hash, r.layer, kv, p.first_head + kv_head, s.pos + at));
     }
   }
   __syncthreads();

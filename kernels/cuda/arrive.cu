@@ -24,7 +24,7 @@ struct Load {
   const uint8_t *host;
   ComingList places;
   int64_t run, layer_stride, digest_stride;
-  int heads, layer, n_layers, n_places;
+  int heads, first, layer, n_layers, n_places; // first: of the heads that the host has
   Cut cut;
   unsigned long long *landed; // by layer of the pool
 };
@@ -64,8 +64,8 @@ template <int BACK> __device__ __forceinline__ void ring(const Load &j, uint8_t 
   };
   auto item = [&](const Walk &w) {
     const Coming &e = j.places[w.place];
-    const int64_t at = int64_t(w.part) * j.cut.chunk;
-    return Item{j.host + e.rows + w.layer * j.layer_stride + at, j.pool.rows + (j.layer + w.layer) * j.pool.layer_bytes + e.block * j.run + at, int(min(int64_t(j.cut.chunk), j.run - at))};
+    const Bit bit = j.cut.bit(w.part);
+    return Item{j.host + e.rows + w.layer * j.layer_stride + bit.host, j.pool.rows + (j.layer + w.layer) * j.pool.layer_bytes + e.block * j.run + bit.pool, bit.bytes};
   };
   int next = 0;
   auto begin = [&] {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void digests(const Load &j, int worker, int workers) 
         int block = i / j.heads, head = i - block * j.heads, at = block / layers, l = first + block - at * layers;
         const Coming &e = j.places[at];
         slot[d] = (j.layer + l) * j.pool.layer_slots + int64_t(e.block) * j.heads + head;
-        v[d] = *(reinterpret_cast<const uint64_t *>(j.host + e.digests + l * j.digest_stride) + head);
+        v[d] = *(reinterpret_cast<const uint64_t *>(j.host + e.digests + l * j.digest_stride) + j.first + head);
         j.pool.filled[slot[d]] = uint16_t(e.filled);
       }
 #pragma unroll
@@ -175,7 +175,7 @@ int32_t launch_all(xk_ctx *c, xk_region *r, const xk_move_args &a, const xk_plac
   const xk_config &g = c->cfg;
   Arrivals &v = c->moves->arrivals;
   cudaStream_t s = c->moves->ways[0].stream;
-  Load j = {Side(g, c->blocks, c->region), r->seen, {}, xk_block_run(g), a.layer_stride, a.digest_stride, g.kv_heads, a.layer, a.n_layers, a.n_places, Cut(xk_block_run(g)), v.landed};
+  Load j = {Side(g, c->blocks, c->region), r->seen, {}, xk_block_run(g), a.layer_stride, a.digest_stride, g.kv_heads, g.first_kv_head, a.layer, a.n_layers, a.n_places, Cut(g), v.landed};
   XK_OK_OR_RETURN(enter(c, places, first_pos, uint64_t(a.n_places), arrival, &j.places));
   const int ctas = a.ctas ? a.ctas : CTAS;
   arrive_kernel<<<ctas, RING_THREADS, RINGS * RING_BYTES, s>>>(j);

@@ -34,6 +34,8 @@ type Backend struct {
 	moreSpans int    // xk_buffers.more_spans
 	choices   string // see Choices
 
+	shard    shard
+	bits     uint32 // xk_buffers.bits
 	numerics string
 	closed   bool
 	once     sync.Once
@@ -54,14 +56,19 @@ func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
 
 // NewRandom is New with random weights made on the device, for benchmarks.
 func NewRandom(a arch.Config, seed uint64, opt Options) (*Backend, error) {
-	return newBackend(a, opt, func(b *Backend) error {
-		return b.lib.call("xk_fill_random", func() C.int32_t { return C.api_fill_random(b.lib.api, b.ctx, C.uint64_t(seed)) })
-	})
+	return newBackend(a, opt, func(b *Backend) error { return b.random(seed) })
+}
+
+func (b *Backend) random(seed uint64) error {
+	return b.lib.call("xk_fill_random", func() C.int32_t { return C.api_fill_random(b.lib.api, b.ctx, C.uint64_t(seed)) })
 }
 
 // newBackend opens a backend, has load bring its weights, and makes it ready for steps.
 func newBackend(a arch.Config, opt Options, load func(*Backend) error) (*Backend, error) {
-	b, err := open(a, opt)
+	if len(opt.Devices) > 1 {
+		return nil, errors.New("cuda backend: several devices are for Open")
+	}
+	b, err := open(a, opt, 0, 1)
 	if err != nil {
 		return nil, fmt.Errorf("cuda backend: %w", err)
 	}
@@ -75,12 +82,17 @@ func newBackend(a arch.Config, opt Options, load func(*Backend) error) (*Backend
 	return b, nil
 }
 
-// open makes a context with room for the weights.
-func open(a arch.Config, opt Options) (*Backend, error) {
+// open makes a context with room for the weights: of all of the model, or of one rank's part,
+// on opt.Device.
+func open(a arch.Config, opt Options, rank, ranks int) (*Backend, error) {
 	if err := opt.fill(); err != nil {
 		return nil, err
 	}
 	if err := checkArch(&a, &opt); err != nil {
+		return nil, err
+	}
+	own, err := shardOf(&a, rank, ranks)
+	if err != nil {
 		return nil, err
 	}
 	freq, scale, err := a.RopeFrequencies()
@@ -95,20 +107,23 @@ func open(a arch.Config, opt Options) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{lib: lib, arch: a, opt: opt, device: C.GoString(&dev.name[0]), pci: C.GoString(&dev.pci[0])}
+	b := &Backend{lib: lib, arch: a, opt: opt, shard: own, device: C.GoString(&dev.name[0]), pci: C.GoString(&dev.pci[0])}
 	b.links = links.New(nccl{b})
 	b.layout = opt.layout(&a)
-	if b.rows, err = served(b.layout); err != nil {
+	if _, err = served(b.layout); err != nil {
 		return nil, err
 	}
+	b.layout = own.layout(b.layout)
+	b.rows, _ = b.layout.Uniform()
 	cfg := C.xk_config{
 		device: C.int32_t(opt.Device), layers: C.int32_t(a.Layers), hidden: C.int32_t(a.Hidden),
-		intermediate: C.int32_t(a.Intermediate), heads: C.int32_t(a.Heads), kv_heads: C.int32_t(a.KVHeads),
+		intermediate: C.int32_t(own.ff.n), heads: C.int32_t(own.heads.n), kv_heads: C.int32_t(own.kv.n),
 		head_dim: C.int32_t(a.HeadDim), vocab: C.int32_t(a.Vocab), max_positions: C.int32_t(a.MaxPositions),
 		qkv_bias: flag(a.QKVBias), qk_norm: flag(a.QKNorm), tied_head: flag(a.TiedHead),
 		norm_eps: C.float(a.NormEps), block_tokens: C.int32_t(opt.BlockTokens),
 		max_rows: C.int32_t(opt.MaxTokens), max_seqs: C.int32_t(opt.MaxSeqs),
 		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant) + flag(opt.BatchInvariant && opt.anyGEMM), kv_fp8: flag(opt.KVFP8), weights_fp8: flag(opt.WeightsFP8), fp16: flag(opt.FP16),
+		rank: C.int32_t(rank), ranks: C.int32_t(ranks), first_kv_head: C.int32_t(own.kv.first), all_kv_heads: C.int32_t(a.KVHeads), first_id: C.int32_t(own.ids.first), ids: C.int32_t(own.ids.n),
 	}
 	if err := lib.call("xk_open", func() C.int32_t { return C.api_open_ctx(lib.api, &cfg, &b.ctx) }); err != nil {
 		return nil, err
@@ -130,28 +145,31 @@ func flag(b bool) C.int32_t {
 	return 0
 }
 
-// load copies the weights to the device. The library checks their sizes.
+// load copies the weights, or this rank's part of them, to the device. The library checks their
+// sizes.
 func (b *Backend) load(w kernels.Weights) error {
-	put := func(which C.int32_t, layer int, t kernels.Tensor) error {
+	put := func(role arch.Role, layer int, t kernels.Tensor) error {
+		which := places[role]
 		if len(t.Data) == 0 || len(t.Data)%t.DType.Bytes() != 0 {
 			return fmt.Errorf("weight %d of layer %d has %d bytes", which, layer, len(t.Data))
 		}
+		t, n, stride := b.shard.cut(&b.arch, role, t)
 		if t.DType == kernels.F8 {
 			if len(t.Scale) == 0 {
 				return fmt.Errorf("weight %d of layer %d is FP8 without a scale", which, layer)
 			}
 			return b.lib.call("xk_load8", func() C.int32_t {
-				return C.api_load8(b.lib.api, b.ctx, which, C.int32_t(layer), unsafe.Pointer(&t.Data[0]), C.int64_t(len(t.Data)),
+				return C.api_load8(b.lib.api, b.ctx, which, C.int32_t(layer), unsafe.Pointer(&t.Data[0]), C.int64_t(n), C.int64_t(stride),
 					(*C.float)(unsafe.Pointer(&t.Scale[0])), C.int32_t(len(t.Scale)))
 			})
 		}
 		return b.lib.call("xk_load", func() C.int32_t {
 			return C.api_load(b.lib.api, b.ctx, which, C.int32_t(layer), C.int32_t(t.DType),
-				unsafe.Pointer(&t.Data[0]), C.int64_t(len(t.Data)/t.DType.Bytes()))
+				unsafe.Pointer(&t.Data[0]), C.int64_t(n), C.int64_t(stride))
 		})
 	}
 	for _, t := range b.arch.Tensors() {
-		if err := put(places[t.Role], t.Layer, w[t.Place]); err != nil {
+		if err := put(t.Role, t.Layer, w[t.Place]); err != nil {
 			return err
 		}
 	}
@@ -194,39 +212,52 @@ func (b *Backend) start() error {
 	if err != nil {
 		return err
 	}
-	if b.blocks, err = poolBlocks(m, free, b.opt.MemoryPart, b.opt.Blocks); err != nil {
-		return err
-	}
-	var buf C.xk_buffers
-	keep := b.recall()
-	err = b.lib.call("xk_start", func() C.int32_t { return C.api_start(b.lib.api, b.ctx, C.int32_t(b.blocks), &buf) })
-	keep(err == nil)
+	blocks, err := poolBlocks(m, free, b.opt.MemoryPart, b.opt.Blocks)
 	if err != nil {
 		return err
 	}
-	b.numerics, b.slow, b.moreSpans = b.opt.numerics(uint32(buf.bits)), uint32(buf.slow), int(buf.more_spans)
-	fold := newFolder(b.arch.Vocab)
-	for i := range b.steps {
-		b.steps[i].init(i, b, &buf, fold)
-	}
-	if b.mem, _, err = b.memory(); err != nil {
+	if err := b.begin(blocks); err != nil {
 		return err
 	}
-	err = b.warm()
+	err = b.warm(func(st *kernels.Step, bucket int) error {
+		if err := b.launch(st, bucket); err != nil {
+			return err
+		}
+		_, err := b.Await()
+		return err
+	})
 	b.draws = 0 // nothing may refer to these steps' draws
 	return err
 }
 
-// warm runs steps of every kind, so that their code is loaded and their graphs exist.
-func (b *Backend) warm() error {
+// begin allocates a pool of so many blocks; steps can be launched after it.
+func (b *Backend) begin(blocks int) error {
+	var buf C.xk_buffers
+	b.blocks = blocks
+	keep := b.recall()
+	err := b.lib.call("xk_start", func() C.int32_t { return C.api_start(b.lib.api, b.ctx, C.int32_t(b.blocks), &buf) })
+	keep(err == nil)
+	if err != nil {
+		return err
+	}
+	b.bits, b.slow, b.moreSpans = uint32(buf.bits), uint32(buf.slow), int(buf.more_spans)
+	b.numerics = b.opt.numerics(b.bits)
+	fold := newFolder(b.arch.Vocab)
+	for i := range b.steps {
+		b.steps[i].init(i, b, &buf, fold)
+	}
+	b.mem, _, err = b.memory()
+	return err
+}
+
+// warm has steps of every kind run, one after the other, so that their code is loaded and their
+// graphs exist.
+func (b *Backend) warm(run func(st *kernels.Step, bucket int) error) error {
 	for _, n := range buckets {
 		if b.opt.NoGraphs || n > b.opt.MaxSeqs || n > b.opt.MaxTokens {
 			break
 		}
-		if err := b.launch(&kernels.Step{}, n); err != nil {
-			return err
-		}
-		if _, err := b.Await(); err != nil {
+		if err := run(&kernels.Step{}, n); err != nil {
 			return err
 		}
 	}
@@ -243,10 +274,7 @@ func (b *Backend) warm() error {
 	}
 	for n := 1; ; n = min(2*n, most) {
 		q := kernels.Seq{Tokens: make([]int32, n), Blocks: table, Samples: samples}
-		if err := b.launch(&kernels.Step{Seqs: []kernels.Seq{q}}, 0); err != nil {
-			return err
-		}
-		if _, err := b.Await(); err != nil {
+		if err := run(&kernels.Step{Seqs: []kernels.Seq{q}}, 0); err != nil {
 			return err
 		}
 		if n == most {

@@ -67,6 +67,7 @@ struct Pool {
   uint64_t *digest; // [block][kv_heads], of this layer
   uint16_t *filled; // as digest: rows 0..filled-1 are in it
   int kv_heads, head_dim;
+  int first_head; // the model's number of head 0, for digests
   FastDiv bt;
   __device__ int64_t row(int block, int kv, int head, int at) const {
     return ((int64_t(block) * 2 + kv) * kv_heads + head) * (int64_t(bt.d) * head_dim) + int64_t(at) * head_dim;

@@ -51,6 +51,8 @@ static int32_t check(const xk_config &g) {
     return xk_fail(XK_INVALID, "FP8 weights need widths %d and %d to be multiples of 16, and no batch_invariant", g.hidden, g.heads * g.head_dim);
   if (g.fp16 && (g.kv_fp8 || g.weights_fp8)) return xk_fail(XK_INVALID, "fp16 goes with no FP8 KV cache and no FP8 weights");
   if (g.tune && g.batch_invariant) return xk_fail(XK_INVALID, "tune and batch_invariant exclude each other");
+  if (g.ranks < 1 || g.ranks > XK_RANKS || g.rank < 0 || g.rank >= g.ranks || g.first_kv_head < 0 || g.all_kv_heads < 1 || g.first_kv_head > g.all_kv_heads - g.kv_heads || g.first_id < 0 || g.ids < 1 || g.ids > g.vocab - g.first_id)
+    return xk_fail(XK_INVALID, "rank %d of %d, with %d KV heads of %d from %d on, %d ids of %d from %d on", g.rank, g.ranks, g.kv_heads, g.all_kv_heads, g.first_kv_head, g.ids, g.vocab, g.first_id);
   if (g.max_rows < 1 || g.max_seqs < 1 || g.max_positions > 1 << 24) return xk_fail(XK_INVALID, "%d rows, %d sequences, %d positions", g.max_rows, g.max_seqs, g.max_positions);
   return XK_OK;
 }
@@ -69,8 +71,11 @@ static int32_t buffers(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_alloc(c, &c->gu, int64_t(c->gu_rows) * 2 * c->ff, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->act, r * c->ff, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->last, s * g.hidden, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->logits, s * c->stride, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->scratch, s * c->stride, true));
+  if (g.rank == 0) { // of several ranks, those that look for a choice write whole rows from their first id on
+    XK_OK_OR_RETURN(xk_alloc(c, &c->logits, (s + (g.ranks > 1)) * c->stride, true));
+    XK_OK_OR_RETURN(xk_alloc(c, &c->scratch, s * c->stride, true));
+  }
+  c->head_out = c->logits;
   c->buffers.more_spans = xk_more_spans(c->sms, g.kv_heads);
   int64_t partials = std::max(int64_t(2) * c->buffers.more_spans * g.heads, xk_attn_partial_rows(c->sms, g.kv_heads)); // rows
   XK_OK_OR_RETURN(xk_alloc(c, &c->partial, partials * (g.head_dim + XK_STATS)));
@@ -88,7 +93,7 @@ static int32_t buffers(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_alloc(c, &c->arena, b.arena_bytes));
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.tokens, 2 * b.max_samples));
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logprobs, 2 * b.max_logprobs));
-  XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logits, int64_t(b.max_wants) * g.vocab));
+  if (g.rank == 0) XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logits, int64_t(b.max_wants) * g.vocab));
   if (g.weights_fp8) {
     XK_OK_OR_RETURN(xk_alloc(c, &c->x8, r * std::max({int64_t(g.hidden), att, int64_t(c->ff)})));
     XK_OK_OR_RETURN(xk_alloc(c, &c->x8_scale, round_up(r, 4)));
@@ -98,6 +103,7 @@ static int32_t buffers(xk_ctx *c) {
     XK_OK_OR_RETURN(xk_alloc(c, &c->wide, int64_t(c->wide_blocks) * 2 * g.kv_heads * g.block_tokens * g.head_dim, true));
     XK_OK_OR_RETURN(xk_alloc(c, &c->wide_tail, b.arena_bytes / 4));
   }
+  XK_OK_OR_RETURN(xk_ranks_open(c));
   return xk_alloc(c, &c->device_tokens, b.max_samples, true);
 }
 
@@ -123,8 +129,8 @@ static int32_t open(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_sampler_init());
 
   XK_OK_OR_RETURN(xk_alloc(c, &c->embed, int64_t(g.vocab) * g.hidden));
-  if (g.tied_head) c->head = c->embed;
-  else XK_OK_OR_RETURN(xk_alloc(c, &c->head, int64_t(g.vocab) * g.hidden));
+  if (g.tied_head) c->head = c->embed + int64_t(g.first_id) * g.hidden;
+  else XK_OK_OR_RETURN(xk_alloc(c, &c->head, int64_t(g.ids) * g.hidden));
   XK_OK_OR_RETURN(xk_alloc(c, &c->norm, g.hidden));
   XK_OK_OR_RETURN(xk_alloc(c, &c->rope, int64_t(g.max_positions) * (g.head_dim / 2)));
   c->layers.resize(g.layers);
@@ -152,9 +158,11 @@ static int32_t open(xk_ctx *c) {
 
 int32_t xk_open(const xk_config *cfg, xk_ctx **out) {
   *out = nullptr;
-  XK_OK_OR_RETURN(check(*cfg));
+  xk_config g = *cfg;
+  if (!g.ranks) g.ranks = 1, g.rank = 0, g.first_kv_head = g.first_id = 0, g.all_kv_heads = g.kv_heads, g.ids = g.vocab;
+  XK_OK_OR_RETURN(check(g));
   xk_ctx *c = new xk_ctx;
-  c->cfg = *cfg;
+  c->cfg = g, c->lead = c;
   int32_t s = open(c);
   if (s != XK_OK) {
     char kept[sizeof last_error];
@@ -206,7 +214,7 @@ static int32_t place(xk_ctx *c, int weight, int layer, Place *p) {
   auto vector = [&](float *at, int64_t n) { *p = {nullptr, at, 1, n, n, -1}; };
   switch (weight) {
   case XK_EMBED: matrix(c->embed, g.vocab, h, h); break;
-  case XK_HEAD: matrix(g.tied_head ? nullptr : c->head, g.vocab, h, h); break;
+  case XK_HEAD: matrix(g.tied_head ? nullptr : c->head, g.ids, h, h); break;
   case XK_NORM: vector(c->norm, h); break;
   case XK_ATTN_NORM: vector(l.attn_norm, h); break;
   case XK_MLP_NORM: vector(l.mlp_norm, h); break;
@@ -239,12 +247,19 @@ template <typename T> static __global__ void place_kernel(const void *src, int d
   }
 }
 
-int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements) {
+cudaError_t xk_stage(void *staging, const void *data, int64_t first, int64_t rows, int64_t cols, int64_t stride, int64_t size) {
+  const uint8_t *from = static_cast<const uint8_t *>(data) + first * stride * size;
+  if (stride == cols) return cudaMemcpy(staging, from, rows * cols * size, cudaMemcpyHostToDevice);
+  return cudaMemcpy2D(staging, cols * size, from, stride * size, cols * size, rows, cudaMemcpyHostToDevice);
+}
+
+int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements, int64_t stride) {
   XK_TRY(cudaSetDevice(c->cfg.device));
-  if (xk_is8(c, weight, layer)) return xk_load_rounded(c, weight, layer, dtype, data, elements);
+  if (xk_is8(c, weight, layer)) return xk_load_rounded(c, weight, layer, dtype, data, elements, stride);
   Place p;
   XK_OK_OR_RETURN(place(c, weight, layer, &p));
-  if (elements != p.rows * p.cols || dtype < XK_F32 || dtype > XK_BF16)
+  if (!stride) stride = p.cols;
+  if (elements != p.rows * p.cols || stride < p.cols || dtype < XK_F32 || dtype > XK_BF16)
     return xk_fail(XK_INVALID, "weight %d: %lld elements of type %d, want %lld", weight, (long long)elements, dtype, (long long)(p.rows * p.cols));
   int64_t size = dtype == XK_F32 ? 4 : 2;
   int64_t most = std::max<int64_t>(1, (int64_t(64) << 20) / (p.cols * size));
@@ -252,7 +267,7 @@ int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const v
   XK_TRY(cudaMalloc(&staging, std::min(most, p.rows) * p.cols * size));
   for (int64_t row = 0; row < p.rows; row += most) {
     int64_t n = std::min(most, p.rows - row) * p.cols;
-    cudaError_t e = cudaMemcpy(staging, static_cast<const uint8_t *>(data) + row * p.cols * size, n * size, cudaMemcpyHostToDevice);
+    cudaError_t e = xk_stage(staging, data, row, n / p.cols, p.cols, stride, size);
     if (e == cudaSuccess) {
       xk_each_type(c->type(), [&](auto t) { return place_kernel<decltype(t)><<<1024, 256>>>(staging, dtype, p, row, n), int32_t(XK_OK); });
       e = cudaDeviceSynchronize();
@@ -282,11 +297,13 @@ int32_t xk_fill_random(xk_ctx *c, uint64_t seed) {
   for (int w = 0; w < XK_WEIGHTS; w++) {
     for (int l = 0; l < (w > XK_HEAD ? c->cfg.layers : 1); l++) {
       uint64_t own = mix64(seed * 1000 + w) + uint64_t(l) << 40;
+      const bool shared = w == XK_EMBED || w == XK_NORM || w == XK_ATTN_NORM || w == XK_MLP_NORM || w == XK_Q_NORM || w == XK_K_NORM;
+      if (c->cfg.rank && !shared) own ^= mix64(c->cfg.rank); // a part of its own, not that of rank 0
       xk_random8(c, w, l, own);
       Place p;
       if (place(c, w, l, &p) != XK_OK) continue; // not in this architecture, or FP8
       bool norm = p.vector && w != XK_Q_BIAS && w != XK_K_BIAS && w != XK_V_BIAS;
-      float scale = w == XK_EMBED ? 0.7f : p.matrix ? 1 / std::sqrt(float(p.cols)) : norm ? 0.1f : 0.3f;
+      float scale = w == XK_EMBED ? 0.7f : p.matrix ? 1 / std::sqrt(float(p.cols) * float(w == XK_O || w == XK_DOWN ? c->cfg.ranks : 1)) : norm ? 0.1f : 0.3f;
       xk_each_type(c->type(), [&](auto t) { return random_kernel<decltype(t)><<<1024, 256>>>(p, own, norm ? 1.0f : 0.0f, scale), int32_t(XK_OK); });
     }
   }
@@ -330,6 +347,7 @@ int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out) {
   c->blocks = blocks;
   c->before_pool = c->taken;
   XK_OK_OR_RETURN(xk_gemm_tune(c));
+  if (!c->alone()) XK_OK_OR_RETURN(xk_gemm_load(c));
   XK_OK_OR_RETURN(xk_pool_open(c));
   XK_TRY(cudaMemset(c->x, 0, c->cfg.max_rows * c->residual_row()));
   XK_TRY(cudaDeviceSynchronize());

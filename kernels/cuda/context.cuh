@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "ranks.cuh"
 #include "rows.cuh"
 
 struct Layer {
@@ -114,6 +115,10 @@ struct xk_ctx {
   int32_t *wide_tail = nullptr;
   int wide_blocks = 0;
 
+  Ranks ranks = {};          // of several
+  xk_ctx *lead = nullptr;    // rank 0, once joined
+  float *head_out = nullptr; // where this rank's logits go: in rank 0's
+
   // FP8 weights: activations of a projection in FP8, and how cuBLASLt multiplies.
   uint8_t *x8 = nullptr;
   float *x8_scale = nullptr;
@@ -122,6 +127,9 @@ struct xk_ctx {
 
   xk_dtype type() const { return cfg.fp16 ? XK_F16 : XK_BF16; } // of elements
   int64_t residual_row() const { return int64_t(cfg.hidden) * (cfg.fp16 ? sizeof(residual<fp16>) : sizeof(residual<bf16>)); } // bytes
+  bool alone() const { return cfg.ranks == 1; } // all of the model is here
+  // What OUT and DOWN write: they add to the residual stream, or leave partial sums for xk_reduce.
+  void *sums(bool down) const { return alone() ? x : ranks.sums[down][cfg.rank]; }
   void *residual_at(int64_t row) const { return static_cast<uint8_t *>(x) + row * residual_row(); }
   Launch on_stream(bool pdl) const { return {stream, pdl, type()}; }
   Pool pool_of(int layer) const; // not of FP8 pools
@@ -143,9 +151,11 @@ template <typename T> int32_t xk_alloc_pinned(xk_ctx *c, T **p, int64_t n) {
 }
 
 int32_t xk_gemm_open(xk_ctx *c);
+int32_t xk_gemm_load(xk_ctx *c); // runs every choice once, so that no step is the first
 int32_t xk_gemm_tune(xk_ctx *c);
 void xk_gemm_close(xk_ctx *c);
-// The projection of layer l (ignored for HEAD): OUT and DOWN add to x. GATE_UP
+// The projection of layer l (ignored for HEAD): OUT and DOWN add to x, or of several ranks write
+// to sums. GATE_UP
 // leaves silu(gate)*up in c->act.
 int32_t xk_project(xk_ctx *c, const Launch &l, Shape s, int layer, int rows);
 int32_t xk_pool_open(xk_ctx *c);
@@ -156,7 +166,9 @@ void xk_moves_close(xk_ctx *c);
 // FP8 weights (weights8.cu, gemm8.cu).
 int32_t xk_weights8_open(xk_ctx *c);
 bool xk_is8(xk_ctx *c, int weight, int layer);
-int32_t xk_load_rounded(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements);
+int32_t xk_load_rounded(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements, int64_t stride);
+// Rows first .. of a tensor on the host, of so many elements each of which are taken, to the device, packed.
+cudaError_t xk_stage(void *staging, const void *data, int64_t first, int64_t rows, int64_t cols, int64_t stride, int64_t size);
 void xk_random8(xk_ctx *c, int32_t weight, int32_t layer, uint64_t seed);
 int32_t xk_gemm8_tune(xk_ctx *c);
 int32_t xk_project8(xk_ctx *c, const Launch &l, Shape s, int layer, int rows);

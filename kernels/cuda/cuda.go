@@ -6,7 +6,7 @@
 // Weights and KV rows are bf16, or fp16 (Options.FP16), or FP8 (Options.WeightsFP8, KVFP8);
 // sums are fp32. A Step is one call: Go fills a pinned descriptor, the library copies it
 // once and launches everything, padded decode steps as one CUDA graph. Tokens are drawn on
-// the device.
+// the device. Open puts a model on several devices (Ranks).
 //
 // The same step gives the same results on every run and in every process with the same
 // device and library, and with Options.Tune the same choices. Options.BatchInvariant makes a row's bits
@@ -17,6 +17,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
@@ -47,6 +48,7 @@ const LibraryEnv = "XPYD_CUDA_LIB"
 type Options struct {
 	Library     string // path; "" is $XPYD_CUDA_LIB, next to the program, or the loader's path
 	Device      int
+	Devices     []int   // one rank each, for Open: instead of Device, which New takes
 	Blocks      int     // KV blocks; 0 fills what MemoryPart leaves, at most MaxBlocks
 	MemoryPart  float64 // part of the device's memory that this backend takes in all; 0 is 0.9
 	BlockTokens int     // positions a block, 1..kvlayout.MaxBlockTokens; 0 is 16
@@ -95,6 +97,16 @@ func (o *Options) numerics(bits uint32) string {
 		kv = "-kv8"
 	}
 	return "cuda-" + weights + kv + "-1"
+}
+
+// rankNumerics is numerics for several ranks, of whose digests bits is made: how many they are
+// changes bits as a batch does, and counts only where a batch does not.
+func (o *Options) rankNumerics(bits uint32, ranks int) string {
+	name := o.numerics(bits)
+	if o.BatchInvariant {
+		name = strings.Replace(name, "invariant-2-", fmt.Sprintf("invariant-2-tp%d-", ranks), 1)
+	}
+	return name
 }
 
 // MaxBlocks bounds a pool whose size was not asked for: what the host keeps for each block
@@ -146,6 +158,9 @@ func poolBlocks(m Memory, free int64, part float64, asked int) (int, error) {
 func (o *Options) fill() error {
 	o.BlockTokens, o.MaxTokens, o.MaxSeqs = cmp.Or(o.BlockTokens, 16), cmp.Or(o.MaxTokens, 2048), cmp.Or(o.MaxSeqs, 256)
 	o.MemoryPart = cmp.Or(o.MemoryPart, 0.9)
+	if len(o.Devices) == 1 {
+		o.Device = o.Devices[0]
+	}
 	if o.Blocks < 0 || o.BlockTokens < 1 || o.BlockTokens > kvlayout.MaxBlockTokens || o.MaxTokens < 1 || o.MaxSeqs < 1 || o.MemoryPart < 0 || o.MemoryPart > 1 {
 		return fmt.Errorf("bad options %+v", *o)
 	}

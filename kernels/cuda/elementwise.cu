@@ -1,28 +1,7 @@
 // Embedding, RMSNorm and SiLU-mul: bandwidth kernels, 16 bytes a thread.
 // RMSNorm has no residual add: projections add to the residual stream in
 // their epilogue. Oracle: the logits and layers of kernels/cpu.
-#include "common.cuh"
-
-// Eight values of the residual stream: elements, or (beside fp16) fp32.
-template <typename T> struct Eight {
-  uint4 v;
-  __device__ __forceinline__ void pairs(float2 (&f)[4]) const { f[0] = unpack<T>(v.x), f[1] = unpack<T>(v.y), f[2] = unpack<T>(v.z), f[3] = unpack<T>(v.w); }
-};
-template <> struct Eight<fp16> {
-  float4 lo, hi;
-  __device__ __forceinline__ void pairs(float2 (&f)[4]) const {
-    f[0] = make_float2(lo.x, lo.y), f[1] = make_float2(lo.z, lo.w), f[2] = make_float2(hi.x, hi.y), f[3] = make_float2(hi.z, hi.w);
-  }
-};
-// Of eight elements.
-template <typename T> static __device__ __forceinline__ Eight<T> eight(uint4 v) {
-  if constexpr (std::is_same_v<residual<T>, element>) {
-    return {v};
-  } else {
-    float2 a = unpack<T>(v.x), b = unpack<T>(v.y), c = unpack<T>(v.z), d = unpack<T>(v.w);
-    return {make_float4(a.x, a.y, b.x, b.y), make_float4(c.x, c.y, d.x, d.y)};
-  }
-}
+#include "eight.cuh"
 
 // A token below 0 is not known to the host yet: drawn[-1-token].
 template <typename T> static __global__ void embed_kernel(const element *embed, const int32_t *tokens, const int32_t *drawn, residual<T> *x, int hidden) {
@@ -33,12 +12,6 @@ template <typename T> static __global__ void embed_kernel(const element *embed, 
   const uint4 *src = reinterpret_cast<const uint4 *>(embed + int64_t(token) * hidden);
   Eight<T> *dst = reinterpret_cast<Eight<T> *>(x + int64_t(blockIdx.x) * hidden);
   for (int i = threadIdx.x; i < hidden / 8; i += blockDim.x) dst[i] = eight<T>(src[i]);
-}
-
-template <typename T> static __device__ __forceinline__ float sum_squares(const Eight<T> &v) {
-  float2 f[4];
-  v.pairs(f);
-  return f[0].x * f[0].x + f[0].y * f[0].y + f[1].x * f[1].x + f[1].y * f[1].y + f[2].x * f[2].x + f[2].y * f[2].y + f[3].x * f[3].x + f[3].y * f[3].y;
 }
 
 // One CTA a row; up to KEEP vectors a thread stay in registers.

@@ -13,7 +13,12 @@ import (
 // A step behind a gate computes no layer before it is open, and draws what it would
 // have with all rows in place; a gate that is open holds nobody up.
 func TestGates(t *testing.T) {
-	b, step, want := arrivalRig(t)
+	gates(t, openForArrivals(t), openForArrivals(t))
+}
+
+func gates(t *testing.T, b, other mover) {
+	t.Helper()
+	step, want := arrivalRig(t, b)
 	l := b.Layout()
 	gate := func() kernels.Gate {
 		t.Helper()
@@ -73,7 +78,6 @@ func TestGates(t *testing.T) {
 		t.Errorf("drew %d behind two gates of one reader, want %d", got, want)
 	}
 	<-reader
-	other, _, _ := arrivalRig(t)
 	g, err := other.Gate()
 	if err != nil {
 		t.Fatal(err)

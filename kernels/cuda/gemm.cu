@@ -36,12 +36,14 @@ static Operands operands(xk_ctx *c, Shape s, int layer) {
   const xk_config &g = c->cfg;
   const Layer *l = s == HEAD ? nullptr : &c->layers[layer];
   const cudaDataType_t type = g.fp16 ? CUDA_R_16F : CUDA_R_16BF, stream = g.fp16 ? CUDA_R_32F : type; // of elements, of the residual stream
+  const float beta = c->alone() ? 1 : 0;
+  const Epilogue adds = c->alone() ? ADD : g.fp16 ? STORE_F32 : STORE;
   switch (s) {
   case QKV: return {l->qkv, c->xn, c->qkv, c->width, g.hidden, c->width, 0, STORE, type, type};
-  case OUT: return {l->o, c->att, c->x, g.hidden, g.heads * g.head_dim, g.hidden, 1, ADD, type, stream};
+  case OUT: return {l->o, c->att, c->sums(false), g.hidden, g.heads * g.head_dim, g.hidden, beta, adds, type, stream};
   case GATE_UP: return {l->gate_up, c->xn, c->gu, 2 * c->ff, g.hidden, 2 * c->ff, 0, SILU, type, type};
-  case DOWN: return {l->down, c->act, c->x, g.hidden, c->ff, g.hidden, 1, ADD, type, stream};
-  default: return {c->head, c->last, c->logits, g.vocab, g.hidden, c->stride, 0, STORE_F32, type, CUDA_R_32F};
+  case DOWN: return {l->down, c->act, c->sums(true), g.hidden, c->ff, g.hidden, beta, adds, type, stream};
+  default: return {c->head, c->last, c->head_out, g.ids, g.hidden, c->stride, 0, STORE_F32, type, CUDA_R_32F};
   }
 }
 
@@ -470,6 +472,20 @@ int32_t xk_gemm_tune(xk_ctx *c) {
     if (!c->choices[s].empty()) continue; // xk_choices_set
     XK_OK_OR_RETURN(each_bucket(c, s, [&](int rows) { return choose(c, Shape(s), rows, &c->choices[s][rows]); }));
   }
+  return XK_OK;
+}
+
+int32_t xk_gemm_load(xk_ctx *c) {
+  const Launch l = c->on_stream(false);
+  for (int s = 0; s < SHAPES; s++) {
+    int before = 0;
+    XK_OK_OR_RETURN(each_bucket(c, s, [&](int rows) { // the least and the greatest number of rows that a choice serves
+      for (int n : {before + 1, rows}) XK_OK_OR_RETURN(xk_project(c, l, Shape(s), 0, n));
+      before = rows;
+      return int32_t(XK_OK);
+    }));
+  }
+  XK_TRY(cudaStreamSynchronize(c->stream));
   return XK_OK;
 }
 

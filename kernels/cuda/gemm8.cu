@@ -30,11 +30,13 @@ struct Operands8 {
 Operands8 operands(xk_ctx *c, Shape s, int layer) {
   const xk_config &g = c->cfg;
   const Layer &l = c->layers[layer];
+  const float beta = c->alone() ? 1 : 0;
+  const Epilogue adds = c->alone() ? ADD : STORE;
   switch (s) {
   case QKV: return {l.qkv8, c->xn, c->qkv, c->width, g.hidden, 0, STORE};
-  case OUT: return {l.o8, c->att, c->x, g.hidden, g.heads * g.head_dim, 1, ADD};
+  case OUT: return {l.o8, c->att, c->sums(false), g.hidden, g.heads * g.head_dim, beta, adds};
   case GATE_UP: return {l.gate_up8, c->xn, c->gu, 2 * c->ff, g.hidden, 0, SILU};
-  default: return {l.down8, c->act, c->x, g.hidden, c->ff, 1, ADD};
+  default: return {l.down8, c->act, c->sums(true), g.hidden, c->ff, beta, adds};
   }
 }
 

@@ -9,9 +9,9 @@ struct Job {
   Side pool;
   uint8_t *host;
   int64_t run, layer_stride, digest_stride;
-  int heads, layer, n_layers, n_places;
-  int chunk, chunks; // bytes of a slot, slots of a block; 0: digests only
-  int slots;         // of a ring
+  int heads, first, layer, n_layers, n_places; // first: of the heads that the host has
+  Cut cut;
+  int chunks; // of a block; 0: digests only
   bool to_host;
 };
 
@@ -28,31 +28,31 @@ __device__ __forceinline__ void ring(const Job &j, const List<xk_place, N> &plac
     // and each new page of it costs the way there a look at more page tables.
     int block = i / j.chunks, chunk = i - block * j.chunks, at_place = block / j.n_layers, l = block - at_place * j.n_layers;
     const xk_place &p = places.at[at_place];
-    int64_t at = int64_t(chunk) * j.chunk;
+    const Bit bit = j.cut.bit(chunk);
     Item t;
-    t.pool = j.pool.rows + (j.layer + l) * j.pool.layer_bytes + p.block * j.run + at;
-    t.host = j.host + p.rows + l * j.layer_stride + at;
-    t.bytes = int(min(int64_t(j.chunk), j.run - at));
+    t.pool = j.pool.rows + (j.layer + l) * j.pool.layer_bytes + p.block * j.run + bit.pool;
+    t.host = j.host + p.rows + l * j.layer_stride + bit.host;
+    t.bytes = bit.bytes;
     return t;
   };
-  const int n = worker < items ? (items - 1 - worker) / workers + 1 : 0, ahead = j.slots - BACK;
+  const int n = worker < items ? (items - 1 - worker) / workers + 1 : 0, ahead = j.cut.slots - BACK;
   auto begin = [&](int k, int slot) {
     Item t = item(worker + k * workers);
     mbar_expect(full + slot, t.bytes);
-    bulk_in(slots + slot * j.chunk, j.to_host ? t.pool : t.host, t.bytes, full + slot);
+    bulk_in(slots + slot * j.cut.chunk, j.to_host ? t.pool : t.host, t.bytes, full + slot);
   };
   for (int k = 0; k < ahead && k < n; k++) begin(k, k);
   int slot = 0, next = ahead, parity = 0;
   for (int k = 0; k < n; k++) {
     mbar_wait(full + slot, parity);
     Item t = item(worker + k * workers);
-    bulk_out(j.to_host ? t.host : t.pool, slots + slot * j.chunk, t.bytes);
+    bulk_out(j.to_host ? t.host : t.pool, slots + slot * j.cut.chunk, t.bytes);
     if (k + ahead < n) {
       bulk_read_wait<BACK>();
       begin(k + ahead, next);
     }
-    if (++slot == j.slots) slot = 0, parity ^= 1;
-    if (++next == j.slots) next = 0;
+    if (++slot == j.cut.slots) slot = 0, parity ^= 1;
+    if (++next == j.cut.slots) next = 0;
   }
   bulk_wait();
 }
@@ -73,7 +73,7 @@ __device__ __forceinline__ void digests(const Job &j, const List<xk_place, N> &p
       int block = i / j.heads, head = i - block * j.heads, at = block / j.n_layers, l = block - at * j.n_layers;
       const xk_place &p = places.at[at];
       int64_t slot = (j.layer + l) * j.pool.layer_slots + int64_t(p.block) * j.heads + head;
-      uint64_t *host = reinterpret_cast<uint64_t *>(j.host + p.digests + l * j.digest_stride) + head;
+      uint64_t *host = reinterpret_cast<uint64_t *>(j.host + p.digests + l * j.digest_stride) + j.first + head;
       v[d] = j.to_host ? j.pool.digest[slot] : *host;
       to[d] = j.to_host ? host : j.pool.digest + slot;
       if (!j.to_host) j.pool.filled[slot] = uint16_t(p.filled);
@@ -91,11 +91,11 @@ template <int N> __global__ __launch_bounds__(RING_THREADS) void move_kernel(con
   if (warp >= RINGS) {
     digests(j, places, blockIdx.x * RINGS * 32 + threadIdx.x - RINGS * 32, gridDim.x * RINGS * 32);
   } else if (lane == 0 && j.chunks) {
-    for (int i = 0; i < j.slots; i++) mbar_init(&full[warp][i], 1);
+    for (int i = 0; i < j.cut.slots; i++) mbar_init(&full[warp][i], 1);
     fence_async_shared();
     fence_async_global();
     int worker = blockIdx.x * RINGS + warp, workers = gridDim.x * RINGS;
-    if (j.slots >= 8) ring<4>(j, places, shared + warp * RING_BYTES, full[warp], worker, workers);
+    if (j.cut.slots >= 8) ring<4>(j, places, shared + warp * RING_BYTES, full[warp], worker, workers);
     else ring<1>(j, places, shared + warp * RING_BYTES, full[warp], worker, workers);
   }
 }
@@ -166,12 +166,11 @@ bool inside(int64_t bytes, int64_t at, int64_t size, int64_t stride, int layers)
 
 Job job(xk_ctx *c, const xk_region *r, const xk_move_args &a) {
   const xk_config &g = c->cfg;
-  Job j = {};
+  Job j = {.cut = Cut(g)};
   j.pool = Side(g, c->blocks, c->region), j.host = r->seen;
   j.run = xk_block_run(g), j.layer_stride = a.layer_stride, j.digest_stride = a.digest_stride;
-  j.heads = g.kv_heads, j.layer = a.layer, j.n_layers = a.n_layers, j.n_places = a.n_places, j.to_host = a.to_host;
-  Cut cut(j.run);
-  j.chunk = cut.chunk, j.chunks = cut.chunks, j.slots = cut.slots;
+  j.heads = g.kv_heads, j.first = g.first_kv_head, j.layer = a.layer, j.n_layers = a.n_layers, j.n_places = a.n_places, j.to_host = a.to_host;
+  j.chunks = j.cut.chunks;
   return j;
 }
 
@@ -191,7 +190,7 @@ int32_t xk_move_check(xk_ctx *c, const xk_region *r, const xk_move_args &a, cons
   for (int i = 0; i < a.n_places; i++) {
     const xk_place &p = places[i];
     if (p.block < 0 || p.block >= c->blocks || p.filled < 0 || p.filled > g.block_tokens || p.rows % 16 || p.digests % 8 ||
-        !inside(r->bytes, p.rows, xk_block_run(g), a.layer_stride, a.n_layers) || !inside(r->bytes, p.digests, int64_t(g.kv_heads) * 8, a.digest_stride, a.n_layers))
+        !inside(r->bytes, p.rows, xk_block_bytes(g, g.all_kv_heads), a.layer_stride, a.n_layers) || !inside(r->bytes, p.digests, int64_t(g.all_kv_heads) * 8, a.digest_stride, a.n_layers))
       return xk_fail(XK_INVALID, "move of block %d of %d: rows at %lld, digests at %lld, %lld bytes", p.block, c->blocks, (long long)p.rows, (long long)p.digests, (long long)r->bytes);
   }
   if (int64_t(a.n_layers) * a.n_places * std::max<int64_t>(div_up(xk_block_run(g), 1024), g.kv_heads) > INT32_MAX) return xk_fail(XK_INVALID, "move of %d blocks: too many at once", a.n_places);
@@ -236,8 +235,9 @@ int32_t xk_move(xk_ctx *c, xk_region *r, const xk_move_args *args, const xk_plac
   XK_OK_OR_RETURN(xk_move_check(c, r, a, places));
   XK_TRY(cudaSetDevice(c->cfg.device));
   Job j = job(c, r, a);
-  bool copy = a.engine == XK_COPY;
-  if (a.engine == XK_AUTO) {
+  const bool whole = c->cfg.kv_heads == c->cfg.all_kv_heads; // else its heads are short runs
+  bool copy = a.engine == XK_COPY && whole;
+  if (a.engine == XK_AUTO && whole) {
     int runs = 0;
     for (int i = 0; i < a.n_places; i += run_length(j, places + i, a.n_places - i)) runs++;
     copy = a.n_places * j.run / runs >= LONG_RUN && (a.n_layers == 1 || j.pool.layer_bytes <= INT32_MAX); // else a call a layer

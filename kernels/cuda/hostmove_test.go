@@ -17,89 +17,97 @@ import (
 // Blocks go to host memory and into other blocks, and nothing else changes, at
 // either end.
 func TestHostMoves(t *testing.T) {
-	const blocks, units = 50, 23
 	for name, g := range geometries() {
-		w := randomWeights(g.arch, 1)
-		b := open(t, g.arch, w, cuda.Options{BlockTokens: g.blockTokens, KVFP8: g.fp8, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, Blocks: blocks})
-		noise(b, 1)
-		want := imageOf(b)
-		l := b.Layout()
-		layers, run := l.Layers(), l.Resolve()[0].BlockBytes()
-		// Block-first: a unit is all layers' rows, then their digests, between gaps.
-		digestAt := layers * run
-		unit := (digestAt+layers*l.Resolve()[0].Heads*8+15)/16*16 + 48
-		mem, err := memfd.New("test-host", (units*unit+64+4095)/4096*4096)
-		if err != nil {
-			t.Fatal(err)
+		hostMoves(t, name, open(t, g.arch, randomWeights(g.arch, 1), hostMoveOptions(g.blockTokens, g.fp8)))
+	}
+}
+
+func hostMoveOptions(blockTokens int, fp8 bool) cuda.Options {
+	return cuda.Options{BlockTokens: blockTokens, KVFP8: fp8, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true, Blocks: 50}
+}
+
+func hostMoves(t *testing.T, name string, b mover) {
+	t.Helper()
+	const units = 23
+	blocks, blockTokens := b.Blocks(), b.Layout().BlockTokens
+	noise(b, 1)
+	want := imageOf(b)
+	l := b.Layout()
+	layers, run := l.Layers(), l.Resolve()[0].BlockBytes()
+	// Block-first: a unit is all layers' rows, then their digests, between gaps.
+	digestAt := layers * run
+	unit := (digestAt+layers*l.Resolve()[0].Heads*8+15)/16*16 + 48
+	mem, err := memfd.New("test-host", (units*unit+64+4095)/4096*4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, err := b.RegisterHost(mem.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := rand.New(rand.NewPCG(7, 8))
+	for i := range mem.Bytes {
+		mem.Bytes[i] = 0xa5
+	}
+	for round, e := range []kernels.Engine{kernels.Kernel, kernels.Copy, kernels.Auto, kernels.Kernel} {
+		ctas := []int{1, 0, 4, 8}[round]
+		first := round % layers
+		n := layers - first
+		var places, back []kernels.HostBlock
+		perm := r.Perm(blocks)
+		for i, u := range r.Perm(units) {
+			at := int64(64 + u*unit)
+			p := kernels.HostBlock{Block: int32(r.IntN(blocks)), Rows: at, Digests: at + int64(digestAt), Filled: blockTokens}
+			places = append(places, p)
+			p.Block = int32(perm[i])
+			back = append(back, p)
 		}
-		host, err := b.RegisterHost(mem.Bytes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r := rand.New(rand.NewPCG(7, 8))
-		for i := range mem.Bytes {
-			mem.Bytes[i] = 0xa5
-		}
-		for round, e := range []kernels.Engine{kernels.Kernel, kernels.Copy, kernels.Auto, kernels.Kernel} {
-			ctas := []int{1, 0, 4, 8}[round]
-			first := round % layers
-			n := layers - first
-			var places, back []kernels.HostBlock
-			perm := r.Perm(blocks)
-			for i, u := range r.Perm(units) {
-				at := int64(64 + u*unit)
-				p := kernels.HostBlock{Block: int32(r.IntN(blocks)), Rows: at, Digests: at + int64(digestAt), Filled: g.blockTokens}
-				places = append(places, p)
-				p.Block = int32(perm[i])
-				back = append(back, p)
-			}
-			m := kernels.HostMove{Memory: host, FirstLayer: first, Layers: n, Blocks: places, LayerStride: int64(run), DigestStride: int64(8 * l.Resolve()[0].Heads), Engine: e, CTAs: ctas}
-			hostWant := bytes.Clone(mem.Bytes)
-			for _, p := range places {
-				for k := range n {
-					i := (first+k)*blocks + int(p.Block)
-					copy(hostWant[int(p.Rows)+k*run:], want.rows[i])
-					for h, d := range want.digests[i] {
-						for s := range 8 {
-							hostWant[int(p.Digests)+(k*l.Resolve()[0].Heads+h)*8+s] = byte(d >> (8 * s))
-						}
+		m := kernels.HostMove{Memory: host, FirstLayer: first, Layers: n, Blocks: places, LayerStride: int64(run), DigestStride: int64(8 * l.Resolve()[0].Heads), Engine: e, CTAs: ctas}
+		hostWant := bytes.Clone(mem.Bytes)
+		for _, p := range places {
+			for k := range n {
+				i := (first+k)*blocks + int(p.Block)
+				copy(hostWant[int(p.Rows)+k*run:], want.rows[i])
+				for h, d := range want.digests[i] {
+					for s := range 8 {
+						hostWant[int(p.Digests)+(k*l.Resolve()[0].Heads+h)*8+s] = byte(d >> (8 * s))
 					}
 				}
 			}
-			gather, err := b.GatherBlocks(&m)
-			if err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			if err := errors.Join(gather.Wait(soon(t)), gather.Wait(soon(t))); err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			if !bytes.Equal(mem.Bytes, hostWant) {
-				t.Fatalf("%s, engine %d: host memory is not what it should be", name, e)
-			}
-			next := image{slices.Clone(want.rows), slices.Clone(want.digests)}
-			for i, p := range back {
-				for k := range n {
-					to, from := (first+k)*blocks+int(p.Block), (first+k)*blocks+int(places[i].Block)
-					next.rows[to], next.digests[to] = want.rows[from], want.digests[from]
-				}
-			}
-			want = next
-			m.Blocks = back
-			scatter, err := b.ScatterBlocks(&m)
-			if err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			if err := scatter.Wait(soon(t)); err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			want.same(t, name+": back", b)
 		}
-		if err := errors.Join(host.Close(), host.Close(), mem.Close()); err != nil {
-			t.Error(err)
+		gather, err := b.GatherBlocks(&m)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
 		}
-		if _, err := b.GatherBlocks(&kernels.HostMove{Memory: host, Layers: 1, Blocks: make([]kernels.HostBlock, 1)}); err == nil {
-			t.Error("moved to memory that is not registered any more")
+		if err := errors.Join(gather.Wait(soon(t)), gather.Wait(soon(t))); err != nil {
+			t.Fatalf("%s: %v", name, err)
 		}
+		if !bytes.Equal(mem.Bytes, hostWant) {
+			t.Fatalf("%s, engine %d: host memory is not what it should be", name, e)
+		}
+		next := image{slices.Clone(want.rows), slices.Clone(want.digests)}
+		for i, p := range back {
+			for k := range n {
+				to, from := (first+k)*blocks+int(p.Block), (first+k)*blocks+int(places[i].Block)
+				next.rows[to], next.digests[to] = want.rows[from], want.digests[from]
+			}
+		}
+		want = next
+		m.Blocks = back
+		scatter, err := b.ScatterBlocks(&m)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if err := scatter.Wait(soon(t)); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		want.same(t, name+": back", b)
+	}
+	if err := errors.Join(host.Close(), host.Close(), mem.Close()); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.GatherBlocks(&kernels.HostMove{Memory: host, Layers: 1, Blocks: make([]kernels.HostBlock, 1)}); err == nil {
+		t.Error("moved to memory that is not registered any more")
 	}
 }
 
@@ -184,12 +192,11 @@ func TestHostMovesKeepDigests(t *testing.T) {
 	bad("no memory", func(m *kernels.HostMove) { m.Memory = nil })
 }
 
-// arrivalRig is a backend that has a prompt in blocks 0 .. arrivalBlocks-1 of 8; last
+// arrivalRig has the backend have a prompt in blocks 0 .. arrivalBlocks-1 of 8; last
 // draws what follows it from blocks with the same rows, and want is what it should draw.
-func arrivalRig(t *testing.T) (b *cuda.Backend, last func(table []int32, arrivals ...kernels.Arrival) int32, want int32) {
+func arrivalRig(t *testing.T, b mover) (last func(table []int32, arrivals ...kernels.Arrival) int32, want int32) {
 	t.Helper()
-	a := families()["llama gqa2 8"]
-	b = open(t, a, randomWeights(a, 1), cuda.Options{Blocks: 64, BlockTokens: 8, BatchInvariant: true})
+	a := b.Arch()
 	const length = 8 * arrivalBlocks
 	tokens := randomTokens(rand.New(rand.NewPCG(1, 2)), length+1, a.Vocab)
 	last = func(table []int32, arrivals ...kernels.Arrival) int32 {
@@ -202,7 +209,17 @@ func arrivalRig(t *testing.T) (b *cuda.Backend, last func(table []int32, arrival
 		return res[0].Samples[0].Token
 	}
 	mustStep(t, b, kernels.Seq{Tokens: tokens[:length], Blocks: []int32{0, 1, 2, 3, 4}})
-	return b, last, last([]int32{0, 1, 2, 3, 4, 5})
+	return last, last([]int32{0, 1, 2, 3, 4, 5})
+}
+
+func arrivalOptions() cuda.Options {
+	return cuda.Options{Blocks: 64, BlockTokens: 8, BatchInvariant: true}
+}
+
+func openForArrivals(t *testing.T) *cuda.Backend {
+	t.Helper()
+	a := families()["llama gqa2 8"]
+	return open(t, a, randomWeights(a, 1), arrivalOptions())
 }
 
 const arrivalBlocks = 5
@@ -211,8 +228,13 @@ const arrivalBlocks = 5
 // them, each is verified, and a step that waits for them draws what it would have
 // with all of them in place.
 func TestArrivals(t *testing.T) {
+	arrivals(t, openForArrivals(t))
+}
+
+func arrivals(t *testing.T, b mover) {
+	t.Helper()
 	const blocks = arrivalBlocks
-	b, last, want := arrivalRig(t)
+	last, want := arrivalRig(t, b)
 	l := b.Layout()
 	unit := (l.Layers()*(l.Resolve()[0].BlockBytes()+8*l.Resolve()[0].Heads) + 15) / 16 * 16
 	mem, err := memfd.New("test-host", (blocks*unit+4095)/4096*4096)

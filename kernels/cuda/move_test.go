@@ -23,7 +23,7 @@ type image struct {
 	digests [][]uint64
 }
 
-func imageOf(b *cuda.Backend) image {
+func imageOf(b kernels.Backend) image {
 	l := b.Layout()
 	m := image{make([][]byte, l.Layers()*b.Blocks()), make([][]uint64, l.Layers()*b.Blocks())}
 	for layer := range l.Layers() {
@@ -39,7 +39,7 @@ func imageOf(b *cuda.Backend) image {
 
 // noise fills every block of a pool with bytes and digests that tell it from
 // every other.
-func noise(b *cuda.Backend, seed uint64) {
+func noise(b kernels.Backend, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 5))
 	l := b.Layout()
 	rows, sums := make([]byte, l.Resolve()[0].BlockBytes()), make([]uint64, l.Resolve()[0].Heads)
@@ -58,7 +58,7 @@ func noise(b *cuda.Backend, seed uint64) {
 }
 
 // same compares a pool with what it should be, block by block.
-func (m image) same(t *testing.T, what string, b *cuda.Backend) {
+func (m image) same(t *testing.T, what string, b kernels.Backend) {
 	t.Helper()
 	now := imageOf(b)
 	for i := range m.rows {

@@ -4,6 +4,7 @@ package cuda_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -18,84 +19,88 @@ import (
 func TestOverlapEqualsSteps(t *testing.T) {
 	a := families()["llama gqa4 128"]
 	w := randomWeights(a, 3)
-	const steps = 40
 	for _, opt := range []cuda.Options{{}, {NoGraphs: true}} {
-		b := open(t, a, w, opt)
-		r := rand.New(rand.NewPCG(1, 1))
-		perm := table(r, b, b.Blocks())
-		prompts := make([][]int32, 5)
+		overlapEqualsSteps(t, open(t, a, w, opt), fmt.Sprintf("%+v", opt))
+	}
+}
+
+func overlapEqualsSteps(t *testing.T, b launcher, label string) {
+	const steps = 40
+	a := b.Arch()
+	r := rand.New(rand.NewPCG(1, 1))
+	perm := table(r, b, b.Blocks())
+	prompts := make([][]int32, 5)
+	for i := range prompts {
+		prompts[i] = randomTokens(r, 3+17*i%40, a.Vocab)
+	}
+	// seq is sequence i at the given step; the first of them leaves at 20, the
+	// last joins at 10.
+	in := func(i, step int) bool { return !(i == 0 && step >= 20) && !(i == 4 && step < 10) }
+	seq := func(i, step int) kernels.Seq {
+		pos := len(prompts[i]) + step
+		return kernels.Seq{Pos: pos, Blocks: perm[8*i : 8*i+8], Samples: []kernels.Sample{
+			{Seed: uint64(i), Position: pos + 1, Temperature: float32(i % 2), TopP: 0.9, Repetition: 1, Logprobs: 2 * (i % 3)}}}
+	}
+	fill := func() {
+		for i, p := range prompts {
+			mustStep(t, b, kernels.Seq{Tokens: p, Blocks: perm[8*i : 8*i+8]})
+		}
+	}
+	type drawn struct {
+		token int32
+		top   []kernels.TokenLogprob
+	}
+	keep := func(list []drawn, s kernels.Sampled) []drawn {
+		return append(list, drawn{s.Token, append(slices.Clone(s.Top), s.Self)})
+	}
+	var want, got [5][]drawn
+	fill()
+	for step := range steps {
+		var seqs []kernels.Seq
+		var who []int
 		for i := range prompts {
-			prompts[i] = randomTokens(r, 3+17*i%40, a.Vocab)
+			if !in(i, step) {
+				continue
+			}
+			q := seq(i, step)
+			q.Tokens = []int32{int32(i)}
+			if n := len(want[i]); n > 0 {
+				q.Tokens[0] = want[i][n-1].token
+			}
+			seqs, who = append(seqs, q), append(who, i)
 		}
-		// seq is sequence i at the given step; the first of them leaves at 20, the
-		// last joins at 10.
-		in := func(i, step int) bool { return !(i == 0 && step >= 20) && !(i == 4 && step < 10) }
-		seq := func(i, step int) kernels.Seq {
-			pos := len(prompts[i]) + step
-			return kernels.Seq{Pos: pos, Blocks: perm[8*i : 8*i+8], Samples: []kernels.Sample{
-				{Seed: uint64(i), Position: pos + 1, Temperature: float32(i % 2), TopP: 0.9, Repetition: 1, Logprobs: 2 * (i % 3)}}}
+		for j, res := range mustStep(t, b, seqs...) {
+			want[who[j]] = keep(want[who[j]], res.Samples[0])
 		}
-		fill := func() {
-			for i, p := range prompts {
-				mustStep(t, b, kernels.Seq{Tokens: p, Blocks: perm[8*i : 8*i+8]})
+	}
+	fill()
+	var who, before []int
+	for step := range steps + 1 {
+		var seqs []kernels.Seq
+		before, who = who, nil
+		for i := range prompts {
+			if step == steps || !in(i, step) {
+				continue
+			}
+			q := seq(i, step)
+			q.Tokens = []int32{int32(i)}
+			if j := slices.Index(before, i); j >= 0 {
+				q.Tokens[0], q.After = 0, j+1
+			}
+			seqs, who = append(seqs, q), append(who, i)
+		}
+		if step < steps {
+			mustLaunch(t, b, seqs...)
+		}
+		if step > 0 {
+			for j, res := range mustAwait(t, b) {
+				got[before[j]] = keep(got[before[j]], res.Samples[0])
 			}
 		}
-		type drawn struct {
-			token int32
-			top   []kernels.TokenLogprob
-		}
-		keep := func(list []drawn, s kernels.Sampled) []drawn {
-			return append(list, drawn{s.Token, append(slices.Clone(s.Top), s.Self)})
-		}
-		var want, got [5][]drawn
-		fill()
-		for step := range steps {
-			var seqs []kernels.Seq
-			var who []int
-			for i := range prompts {
-				if !in(i, step) {
-					continue
-				}
-				q := seq(i, step)
-				q.Tokens = []int32{int32(i)}
-				if n := len(want[i]); n > 0 {
-					q.Tokens[0] = want[i][n-1].token
-				}
-				seqs, who = append(seqs, q), append(who, i)
-			}
-			for j, res := range mustStep(t, b, seqs...) {
-				want[who[j]] = keep(want[who[j]], res.Samples[0])
-			}
-		}
-		fill()
-		var who, before []int
-		for step := range steps + 1 {
-			var seqs []kernels.Seq
-			before, who = who, nil
-			for i := range prompts {
-				if step == steps || !in(i, step) {
-					continue
-				}
-				q := seq(i, step)
-				q.Tokens = []int32{int32(i)}
-				if j := slices.Index(before, i); j >= 0 {
-					q.Tokens[0], q.After = 0, j+1
-				}
-				seqs, who = append(seqs, q), append(who, i)
-			}
-			if step < steps {
-				mustLaunch(t, b, seqs...)
-			}
-			if step > 0 {
-				for j, res := range mustAwait(t, b) {
-					got[before[j]] = keep(got[before[j]], res.Samples[0])
-				}
-			}
-		}
-		for i := range want {
-			if !slices.EqualFunc(got[i], want[i], func(x, y drawn) bool { return x.token == y.token && slices.Equal(x.top, y.top) }) {
-				t.Errorf("%+v: sequence %d drew\n%v overlapping,\n%v one by one", opt, i, got[i], want[i])
-			}
+	}
+	for i := range want {
+		if !slices.EqualFunc(got[i], want[i], func(x, y drawn) bool { return x.token == y.token && slices.Equal(x.top, y.top) }) {
+			t.Errorf("%s: sequence %d drew\n%v overlapping,\n%v one by one", label, i, got[i], want[i])
 		}
 	}
 }
@@ -104,8 +109,11 @@ func TestOverlapEqualsSteps(t *testing.T) {
 // chunks that do not; each layer is reported when it is complete.
 func TestOverlappingChunks(t *testing.T) {
 	a := families()["llama gqa4 128"]
-	b := open(t, a, randomWeights(a, 3), cuda.Options{})
-	tokens := randomTokens(rand.New(rand.NewPCG(1, 1)), 128, a.Vocab)
+	overlappingChunks(t, open(t, a, randomWeights(a, 3), cuda.Options{}))
+}
+
+func overlappingChunks(t *testing.T, b launcher) {
+	tokens := randomTokens(rand.New(rand.NewPCG(1, 1)), 128, b.Arch().Vocab)
 	l := b.Layout()
 	first, second := []int32{5, 2, 9, 1, 30, 31, 32, 33}, []int32{40, 41, 42, 43, 44, 45, 46, 47}
 	for pos := 0; pos < 128; pos += 32 {

@@ -32,7 +32,7 @@ static __global__ void copy_block_kernel(Rows p, int64_t layer_bytes, int64_t la
       if (lane == 0) *p.scale(dst, kv, head, at) = scale;
       hash += scale_hash(scale, p.row_bytes);
     }
-    if (lane == 0 && !whole) atomicAdd(&sum, (unsigned long long)row_hash(hash, layer, kv, head, first_pos + at));
+    if (lane == 0 && !whole) atomicAdd(&sum, (unsigned long long)row_hash(hash, layer, kv, p.first_head + head, first_pos + at));
   }
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -50,7 +50,7 @@ Pool xk_ctx::pool_of(int layer) const {
   Rows r = rows_of(layer);
   p.data = reinterpret_cast<element *>(r.data);
   p.digest = r.digest, p.filled = r.filled;
-  p.kv_heads = cfg.kv_heads, p.head_dim = cfg.head_dim, p.bt = r.bt;
+  p.kv_heads = cfg.kv_heads, p.head_dim = cfg.head_dim, p.first_head = r.first_head, p.bt = r.bt;
   return p;
 }
 
@@ -59,7 +59,7 @@ Rows xk_ctx::rows_of(int layer) const {
   int64_t slots = int64_t(layer) * blocks * cfg.kv_heads;
   r.data = region + layer * layer_bytes();
   r.digest = digest + slots, r.filled = filled + slots;
-  r.run = xk_block_run(cfg), r.kv_heads = cfg.kv_heads;
+  r.run = xk_block_run(cfg), r.kv_heads = cfg.kv_heads, r.first_head = cfg.first_kv_head;
   r.scaled = cfg.kv_fp8, r.row_bytes = cfg.head_dim * (cfg.kv_fp8 ? 1 : 2), r.bt = FastDiv(cfg.block_tokens);
   return r;
 }

@@ -96,14 +96,27 @@ func openCPU(t testing.TB, a arch.Config, w kernels.Weights, blocks, blockTokens
 	return b
 }
 
-func mustLaunch(t testing.TB, b *cuda.Backend, seqs ...kernels.Seq) {
+// launcher is what a backend's steps are launched by.
+type launcher interface {
+	kernels.Backend
+	kernels.Launcher
+}
+
+// mover is a launcher whose pool moves to and from host memory in bulk, and whose steps wait for blocks.
+type mover interface {
+	launcher
+	kernels.Arriver
+	kernels.Gated
+}
+
+func mustLaunch(t testing.TB, b kernels.Launcher, seqs ...kernels.Seq) {
 	t.Helper()
 	if err := b.Launch(&kernels.Step{Seqs: seqs}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func mustAwait(t testing.TB, b *cuda.Backend) []kernels.Result {
+func mustAwait(t testing.TB, b kernels.Launcher) []kernels.Result {
 	t.Helper()
 	r, err := b.Await()
 	if err != nil {

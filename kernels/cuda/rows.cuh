@@ -13,6 +13,7 @@ struct Rows {
   uint16_t *filled; // as digest: rows 0..filled-1 are in it
   int64_t run;      // bytes of a block
   int kv_heads, row_bytes;
+  int first_head; // the model's number of head 0
   bool scaled; // FP8: row_bytes is head_dim
   FastDiv bt;
 
@@ -22,12 +23,13 @@ struct Rows {
   __host__ __device__ float *scale(int block, int kv, int head, int at) const { return reinterpret_cast<float *>(data + block * run + rows_run()) + number(kv, head, at); }
 };
 
-// Bytes of one block of one layer. Blocks of FP8 pools have a multiple of 16
-// positions, so that the scales end on 16 bytes by themselves.
-inline int64_t xk_block_run(const xk_config &g) {
-  int64_t rows = int64_t(2) * g.kv_heads * g.block_tokens;
+// Bytes of one block of one layer, of so many heads. Blocks of FP8 pools have a multiple of
+// 16 positions, so that the scales end on 16 bytes by themselves.
+inline int64_t xk_block_bytes(const xk_config &g, int heads) {
+  int64_t rows = int64_t(2) * heads * g.block_tokens;
   return g.kv_fp8 ? rows * (g.head_dim + 4) : rows * g.head_dim * 2;
 }
+inline int64_t xk_block_run(const xk_config &g) { return xk_block_bytes(g, g.kv_heads); }
 
 // A row's hash has its scale behind the row's bytes: lane `lane` of the row, and
 // the padding to 16 bytes after it. row_bytes is a multiple of 16.

@@ -2,8 +2,10 @@
 // stream. Padded decode steps run as a graph, captured at the first use of
 // their bucket; everything that varies lies in the arena.
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <cuda_profiler_api.h>
+#include <sched.h>
 
 #include "context.cuh"
 
@@ -48,10 +50,19 @@ static int32_t attend(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) 
   return xk_attn_decode(l, t, p, spans, a.n_spans);
 }
 
+// The norm of the residual stream that QKV or GATE_UP reads.
+static int32_t norm(xk_ctx *c, const Launch &l, const float *w, int rows) { return xk_rmsnorm(l, c->x, nullptr, w, c->xn, rows, c->cfg.hidden, c->cfg.norm_eps); }
+
+// Of several ranks the sums of OUT or DOWN are added up here, with the norm behind it, if any.
+static int32_t add_up(xk_ctx *c, const Launch &l, bool down, const float *w, int rows) {
+  if (!c->alone()) return xk_reduce(c, l, down, w, rows);
+  return w ? norm(c, l, w, rows) : XK_OK;
+}
+
 static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   const xk_config &g = c->cfg;
   const Layer &w = c->layers[i];
-  XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, nullptr, w.attn_norm, c->xn, a.n_rows, g.hidden, g.norm_eps));
+  if (i == 0) XK_OK_OR_RETURN(norm(c, l, w.attn_norm, a.n_rows));
   XK_OK_OR_RETURN(xk_project(c, l, QKV, i, a.n_rows));
   Rope r = {c->qkv, w.bias, w.q_norm, w.k_norm, c->rope, on_device<xk_seg>(c, a.segs), a.n_segs, g.heads, i, g.norm_eps};
   Pool p = c->pool_of(i);
@@ -91,9 +102,10 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   }
   if (a.on_layer && !last) XK_OK_OR_RETURN(tell());
   XK_OK_OR_RETURN(xk_project(c, l, OUT, i, rows));
-  XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, nullptr, w.mlp_norm, c->xn, rows, g.hidden, g.norm_eps));
+  XK_OK_OR_RETURN(add_up(c, l, false, w.mlp_norm, rows));
   XK_OK_OR_RETURN(xk_project(c, l, GATE_UP, i, rows));
-  return xk_project(c, l, DOWN, i, rows);
+  XK_OK_OR_RETURN(xk_project(c, l, DOWN, i, rows));
+  return add_up(c, l, true, last ? nullptr : c->layers[i + 1].attn_norm, rows);
 }
 
 // Logits, draws and log probabilities of finals first .. first+n-1. Samples
@@ -103,6 +115,11 @@ static int32_t answer(xk_ctx *c, const Launch &l, const xk_step_args &a, int fir
   if (narrows(a)) XK_OK_OR_RETURN(xk_rmsnorm(l, c->residual_at(first), nullptr, c->norm, c->last, n, g.hidden, g.norm_eps));
   else XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, on_device<int32_t>(c, a.finals) + first, c->norm, c->last, n, g.hidden, g.norm_eps));
   XK_OK_OR_RETURN(xk_project(c, l, HEAD, 0, n));
+  if (!c->alone()) { // into rank 0's logits, which draws
+    const uint32_t others = ~1u;
+    XK_OK_OR_RETURN(xk_meet(c, l, Ranks::LOGITS, others, 1));
+    if (g.rank) return XK_OK;
+  }
   Sampling s = {c->logits, c->scratch, c->sms, g.vocab, c->stride, first, nullptr, on_device<xk_adjust>(c, a.adjust), 0, nullptr, nullptr};
   for (int at = s0; at < s1; at += g.max_seqs) { // scratch has max_seqs rows
     s.samples = on_device<xk_sample>(c, a.samples) + at;
@@ -115,6 +132,7 @@ static int32_t answer(xk_ctx *c, const Launch &l, const xk_step_args &a, int fir
 }
 
 static int32_t copy_wants(xk_ctx *c, const xk_step_args &a, int first, int n, int *next) {
+  if (c->cfg.rank) return XK_OK;
   const int32_t *wants = on_host<int32_t>(c, a, a.wants);
   for (; *next < a.n_wants && wants[*next] < first + n; ++*next)
     XK_TRY(cudaMemcpyAsync(c->buffers.logits + int64_t(*next) * c->cfg.vocab, c->logits + int64_t(wants[*next] - first) * c->stride,
@@ -123,7 +141,8 @@ static int32_t copy_wants(xk_ctx *c, const xk_step_args &a, int first, int n, in
 }
 
 static int32_t forward(xk_ctx *c, const Launch &l, const xk_step_args &a) {
-  XK_OK_OR_RETURN(xk_embed(l, c->embed, on_device<int32_t>(c, a.tokens), c->device_tokens, c->x, a.n_rows, c->cfg.hidden));
+  if (!c->alone()) XK_OK_OR_RETURN(xk_meet(c, l, Ranks::BEGIN, 1, ~1u)); // rank 0 has drawn what the step before did
+  XK_OK_OR_RETURN(xk_embed(l, c->embed, on_device<int32_t>(c, a.tokens), c->lead->device_tokens, c->x, a.n_rows, c->cfg.hidden));
   for (int i = 0; i < c->cfg.layers; i++) XK_OK_OR_RETURN(layer(c, l, a, i));
   return XK_OK;
 }
@@ -137,6 +156,7 @@ static int32_t eager(xk_ctx *c, const Launch &l, const xk_step_args &a) {
     int n = std::min(a.n_finals - first, c->cfg.max_seqs), s0 = s, i0 = i;
     while (s < a.n_samples && samples[s].final < first + n) s++;
     while (i < a.n_items && items[i].final < first + n) i++;
+    if (first && !c->alone()) XK_OK_OR_RETURN(xk_meet(c, l, Ranks::TILE, 1, ~1u)); // rank 0 has done with the logits before
     XK_OK_OR_RETURN(answer(c, l, a, first, n, s0, s, i0, i));
     XK_OK_OR_RETURN(copy_wants(c, a, first, n, &want));
   }
@@ -257,6 +277,7 @@ static int32_t enqueue(xk_ctx *c, const xk_step_args &a) {
 
 static int32_t step(xk_ctx *c, xk_step_args a) {
   if (!c->blocks) return xk_fail(XK_INVALID, "step before start");
+  if (!c->alone() && !c->ranks.host) return xk_fail(XK_INVALID, "step of a rank that has not joined");
   XK_OK_OR_RETURN(check(c, a));
   XK_TRY(cudaSetDevice(c->cfg.device));
   c->layer_events[c->launched % 2] = a.on_layer;
@@ -266,6 +287,7 @@ static int32_t step(xk_ctx *c, xk_step_args a) {
   if (s == XK_OK) {
     c->launched++;
   } else { // what is queued reads this half of the arena, which the next step gets, and writes to blocks, which the caller frees
+    xk_ranks_abort(c, 1); // others wait for what did not come
     cudaStreamSynchronize(c->stream);
     cudaGetLastError(); // told, and no later launch's
   }
@@ -285,6 +307,29 @@ int32_t xk_wait_layer(xk_ctx *c, int32_t layer) {
   XK_OK_OR_RETURN(under_way(c));
   XK_TRY(cudaEventSynchronize(c->layer_done[c->waited % 2][layer]));
   return XK_OK;
+}
+
+static int32_t over(xk_ctx *c, cudaEvent_t event, const char *what, int64_t timeout_ns) {
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  const auto began = std::chrono::steady_clock::now();
+  for (;;) { // as cudaEventSynchronize does: steps are short
+    cudaError_t e = cudaEventQuery(event);
+    if (e == cudaSuccess) return XK_OK;
+    if (e != cudaErrorNotReady) return xk_fail(XK_CUDA, "cudaEventQuery: %s", cudaGetErrorString(e));
+    if (std::chrono::steady_clock::now() - began > std::chrono::nanoseconds(timeout_ns)) return xk_fail(XK_LATE, "the %s is not over", what);
+    sched_yield();
+  }
+}
+
+int32_t xk_step_over(xk_ctx *c, int64_t timeout_ns) {
+  XK_OK_OR_RETURN(under_way(c));
+  return over(c, c->ended[c->waited % xk_ctx::TIMES], "step", timeout_ns);
+}
+
+int32_t xk_layer_over(xk_ctx *c, int32_t layer, int64_t timeout_ns) {
+  if (layer < 0 || layer >= c->cfg.layers) return xk_fail(XK_INVALID, "layer %d of %d", layer, c->cfg.layers);
+  XK_OK_OR_RETURN(under_way(c));
+  return over(c, c->layer_done[c->waited % 2][layer], "layer", timeout_ns);
 }
 
 int32_t xk_wait_step(xk_ctx *c) {

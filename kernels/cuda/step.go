@@ -51,7 +51,9 @@ func (s *stepState) init(half int, b *Backend, buf *C.xk_buffers, fold *folder) 
 	s.arena = halfOf((*byte)(buf.arena), int(buf.arena_bytes), half)
 	s.tokens = halfOf((*int32)(unsafe.Pointer(buf.tokens)), int(buf.max_samples), half)
 	s.logprobs = halfOf(buf.logprobs, int(buf.max_logprobs), half)
-	s.logits = unsafe.Slice((*float32)(unsafe.Pointer(buf.logits)), int(buf.max_wants)*b.arch.Vocab)
+	if buf.logits != nil { // not of a rank that draws nothing
+		s.logits = unsafe.Slice((*float32)(unsafe.Pointer(buf.logits)), int(buf.max_wants)*b.arch.Vocab)
+	}
 }
 
 func halfOf[T any](p *T, n, half int) []T { return unsafe.Slice(p, 2*n)[half*n : (half+1)*n] }

@@ -42,7 +42,7 @@ __global__ __launch_bounds__(THREADS) void verify_kernel(Rows first, int64_t lay
 #pragma unroll
       for (int o = TEAM / 2; o; o >>= 1) hash += __shfl_xor_sync(~0u, hash, o);
       if (p.scaled && j == 0) hash += scale_hash(scale[k], p.row_bytes);
-      if (j == 0 && w < 2 * e.rows) mine += row_hash(hash, e.layer, w & 1, head, e.first_pos + (w >> 1));
+      if (j == 0 && w < 2 * e.rows) mine += row_hash(hash, e.layer, w & 1, p.first_head + head, e.first_pos + (w >> 1));
     }
   }
   if (mine) atomicAdd(&sum, (unsigned long long)mine);
@@ -89,7 +89,7 @@ __global__ __launch_bounds__(WARPS * 32) void verify_coming_kernel(Rows first, i
     const int w = base + j;
     if (j < ROWS && w < 2 * e.filled) {
       if (p.scaled) h[0] += scale_hash(*p.scale(e.block, w & 1, head, w >> 1), p.row_bytes);
-      mine += row_hash(h[0], layer, w & 1, head, e.first_pos + (w >> 1));
+      mine += row_hash(h[0], layer, w & 1, p.first_head + head, e.first_pos + (w >> 1));
     }
   }
 #pragma unroll

@@ -69,14 +69,14 @@ __global__ void copy_kernel(const uint8_t *src, const float *scales, int n_scale
 }
 
 // Runs f(staged rows, first row, rows) over a tensor of so many bytes an element.
-template <typename F> int32_t in_stages(int weight, const Place8 &p, const void *data, int64_t size, F f) {
+template <typename F> int32_t in_stages(int weight, const Place8 &p, const void *data, int64_t stride, int64_t size, F f) {
   const int64_t line = p.cols * size, most = std::min(p.rows, std::max<int64_t>(1, (int64_t(64) << 20) / line));
   void *staging;
   XK_TRY(cudaMalloc(&staging, most * line));
   cudaError_t e = cudaSuccess;
   for (int64_t row = 0; row < p.rows && e == cudaSuccess; row += most) {
     const int64_t n = std::min(most, p.rows - row);
-    e = cudaMemcpy(staging, static_cast<const uint8_t *>(data) + row * line, n * line, cudaMemcpyHostToDevice);
+    e = xk_stage(staging, data, row, n, p.cols, stride ? stride : p.cols, size);
     if (e != cudaSuccess) break;
     f(staging, row, int(n));
     e = cudaDeviceSynchronize();
@@ -92,30 +92,30 @@ bool xk_is8(xk_ctx *c, int weight, int layer) {
   return place8(c, weight, layer, &p);
 }
 
-int32_t xk_load_rounded(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements) {
+int32_t xk_load_rounded(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements, int64_t stride) {
   Place8 p;
-  if (!place8(c, weight, layer, &p) || elements != p.rows * p.cols || dtype < XK_F32 || dtype > XK_BF16)
+  if (!place8(c, weight, layer, &p) || elements != p.rows * p.cols || (stride && stride < p.cols) || dtype < XK_F32 || dtype > XK_BF16)
     return xk_fail(XK_INVALID, "weight %d of layer %d: %lld elements of type %d", weight, layer, (long long)elements, dtype);
-  return in_stages(weight, p, data, dtype == XK_F32 ? 4 : 2, [&](const void *staged, int64_t first, int n) { round_kernel<<<n, 256>>>(staged, dtype, p, first); });
+  return in_stages(weight, p, data, stride, dtype == XK_F32 ? 4 : 2, [&](const void *staged, int64_t first, int n) { round_kernel<<<n, 256>>>(staged, dtype, p, first); });
 }
 
-int32_t xk_load8(xk_ctx *c, int32_t weight, int32_t layer, const void *data, int64_t elements, const float *scales, int32_t n_scales) {
+int32_t xk_load8(xk_ctx *c, int32_t weight, int32_t layer, const void *data, int64_t elements, int64_t stride, const float *scales, int32_t n_scales) {
   XK_TRY(cudaSetDevice(c->cfg.device));
   Place8 p;
-  if (!place8(c, weight, layer, &p) || elements != p.rows * p.cols || (n_scales != 1 && n_scales != p.rows))
+  if (!place8(c, weight, layer, &p) || elements != p.rows * p.cols || (stride && stride < p.cols) || (n_scales != 1 && n_scales != p.rows))
     return xk_fail(XK_INVALID, "weight %d of layer %d: %lld FP8 elements with %d scales", weight, layer, (long long)elements, n_scales);
   float *d;
   XK_TRY(cudaMalloc(reinterpret_cast<void **>(&d), n_scales * sizeof *d));
   cudaError_t e = cudaMemcpy(d, scales, n_scales * sizeof *d, cudaMemcpyHostToDevice);
   int32_t s = e != cudaSuccess ? xk_fail(XK_CUDA, "weight %d: %s", weight, cudaGetErrorString(e))
-                               : in_stages(weight, p, data, 1, [&](const void *staged, int64_t first, int n) { copy_kernel<<<n, 256>>>(static_cast<const uint8_t *>(staged), d, n_scales, p, first); });
+                               : in_stages(weight, p, data, stride, 1, [&](const void *staged, int64_t first, int n) { copy_kernel<<<n, 256>>>(static_cast<const uint8_t *>(staged), d, n_scales, p, first); });
   cudaFree(d);
   return s;
 }
 
 void xk_random8(xk_ctx *c, int32_t weight, int32_t layer, uint64_t seed) {
   Place8 p;
-  if (place8(c, weight, layer, &p)) random8_kernel<<<int(p.rows), 256>>>(p, seed, 1 / std::sqrt(float(p.cols)));
+  if (place8(c, weight, layer, &p)) random8_kernel<<<int(p.rows), 256>>>(p, seed, 1 / std::sqrt(float(p.cols) * float(weight == XK_O || weight == XK_DOWN ? c->cfg.ranks : 1)));
 }
 
 int32_t xk_weights8_open(xk_ctx *c) {

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 13 // raised by any change of this file
+#define XK_ABI 15 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -48,6 +48,11 @@ typedef struct {
   int32_t kv_fp8; // KV rows are E4M3 with a scale each; not with batch_invariant
   int32_t weights_fp8; // projections of the layers are E4M3 with a scale a row; not with batch_invariant
   int32_t fp16; // weights, activations and KV rows are fp16, the residual stream fp32; not with kv_fp8, weights_fp8
+  // Of tensor parallelism: this context is rank `rank` of `ranks` (0 and 1: it is all of the
+  // model), and has these of the model's intermediate, heads and kv_heads, which count its own.
+  int32_t rank, ranks;
+  int32_t first_kv_head, all_kv_heads; // the model's number of its first; and of how many: blocks in host memory have all
+  int32_t first_id, ids; // the rows of the head, of vocab, that it computes
 } xk_config;
 
 enum xk_weight {
@@ -170,11 +175,12 @@ int32_t xk_abi(void);
 const char *xk_last_error(void);
 int32_t xk_device_info(int32_t device, xk_device *out);
 
-// Life of a context: open, load every weight, rope, start, steps, close.
+// Life of a context: open, join (ranks), load every weight, rope, start, steps, close.
 int32_t xk_open(const xk_config *cfg, xk_ctx **out);
-int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements);
+// stride: elements from one row to the next in data, of which a rank reads its columns; 0: no more than a row has.
+int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements, int64_t stride);
 // The same of E4M3 with a scale a row, or one for all (weights_fp8); xk_load rounds.
-int32_t xk_load8(xk_ctx *c, int32_t weight, int32_t layer, const void *data, int64_t elements, const float *scales, int32_t n_scales);
+int32_t xk_load8(xk_ctx *c, int32_t weight, int32_t layer, const void *data, int64_t elements, int64_t stride, const float *scales, int32_t n_scales);
 int32_t xk_rope(xk_ctx *c, const double *freq, double scale); // [head_dim/2] radians a position
 int32_t xk_memory(xk_ctx *c, xk_memory_info *out);
 int32_t xk_start(xk_ctx *c, int32_t blocks, xk_buffers *out); // allocates the pool, picks GEMMs
@@ -190,6 +196,21 @@ int32_t xk_close(xk_ctx *c);
 int32_t xk_step(xk_ctx *c, const xk_step_args *args); // returns when all is launched
 int32_t xk_wait_layer(xk_ctx *c, int32_t layer);      // K, V and digests of this layer are in the pool
 int32_t xk_wait_step(xk_ctx *c);                      // results are in xk_buffers
+
+// Ranks (ranks.cu): contexts of one process that compute a model together, rank i at [i]. Each gets
+// every step with the same description; the arena's bytes are copied by the caller. Rank 0 alone has
+// results. A step of fewer ranks than all never ends, until xk_ranks_abort.
+enum { XK_RANKS = 8 };
+int32_t xk_join(xk_ctx **ranks, int32_t n); // XK_NO_PEER: one cannot reach another's memory
+// By rank: 0, or a wait of 100 ms and more: which one, << 8, and 1 + the rank that has not come.
+int32_t xk_ranks_watch(xk_ctx *c, uint64_t *waits);
+// on: all waits of ranks end, now and until it is off; results are worthless. Ranks can run
+// one after the other so, which loads their code and makes their graphs: both can need an idle device.
+int32_t xk_ranks_abort(xk_ctx *c, int32_t on);
+int32_t xk_ranks_drain(xk_ctx **ranks, int32_t n); // waits until no rank computes; before xk_close of the first
+int32_t xk_ranks_hold(xk_ctx *c, int32_t on); // for tests: what is launched next on this rank begins when it is off
+int32_t xk_layer_over(xk_ctx *c, int32_t layer, int64_t timeout_ns); // xk_wait_layer, or XK_LATE
+int32_t xk_step_over(xk_ctx *c, int64_t timeout_ns); // XK_LATE: the older step is not over; else xk_wait_step returns at once
 
 // The pool: kernels.Pool. Each returns when it is done.
 int32_t xk_gather(xk_ctx *c, int32_t layer, int32_t block, int32_t row, int32_t n, void *dst);
@@ -294,6 +315,13 @@ int32_t xk_link_resume(xk_link *l, int64_t timeout_ns, xk_mark **out);
 int32_t xk_link_end(xk_link **abort, int32_t n_abort, xk_link **free, int32_t n_free); // aborts some, then frees others or the same
 
 // For tests and benchmarks.
+// The all-reduce alone: each rank's x += the sum of all ranks' partial rows (0: OUT's, 1: DOWN's buffer), and
+// xn = its norm by layer 0's weights. [ranks][rows][hidden] of the residual stream's type; xn of elements.
+int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, const void *partial, void *x, void *xn);
+// Microseconds of one call for so many rows, from graphs of `calls` of them on every rank, run `runs` times: us[run]. Of
+// the all-reduce without its norm, an empty kernel, or a copy of another rank's rows.
+enum xk_reduce_what { XK_REDUCE, XK_EMPTY, XK_COPY_ROWS };
+int32_t xk_reduce_bench(xk_ctx **ranks, int32_t n, int32_t rows, int32_t calls, int32_t runs, int32_t what, double *us);
 int32_t xk_fill_random(xk_ctx *c, uint64_t seed); // every weight, as a plausible model's
 // Device time of the last waited step, and how long the device was idle before it.
 int32_t xk_last_step_us(xk_ctx *c, double *step, double *idle);

@@ -17,6 +17,7 @@
 package cudaipc
 
 import (
+	"fmt"
 	"net"
 	"sync"
 
@@ -37,16 +38,19 @@ func New(ours kernels.Exporter, opener kernels.PeerOpener, refill bool) (kvconn.
 	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
 }
 
-// Way describes the transport to a worker: it serves pools in a GPU's memory.
+// Way describes the transport to a worker: it serves pools in a GPU's memory, of one rank.
 func Way(refill bool) way.Kind {
 	type gpu interface {
 		kernels.Exporter
 		kernels.PeerOpener
 	}
 	return way.Kind{Name: Name, Local: true, PoolIn: "a GPU's memory",
-		Suits: func(b kernels.Backend) bool { _, ok := b.(gpu); return ok },
+		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.HostMover); return ok },
 		Open: func(p way.Pool) (kvconn.Transport, *kvconn.Shared, error) {
-			b := p.Backend.(gpu)
+			b, ok := p.Backend.(gpu)
+			if !ok {
+				return nil, nil, fmt.Errorf("the pool is in the memory of %d ranks", p.Backend.Info().Ranks)
+			}
 			if _, err := b.Export(); err != nil {
 				return nil, nil, err
 			}

@@ -17,6 +17,7 @@ package nccl
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"strings"
 
@@ -42,12 +43,15 @@ func New(base kvconn.Transport, ours, theirs kernels.Linker, l kvlayout.Layout, 
 }
 
 // Way describes the transport to a worker, over the network's: it serves pools in a GPU's
-// memory.
+// memory, of one rank.
 func Way(network kvconn.Transport) way.Kind {
 	return way.Kind{Name: Name, OverNetwork: true, PoolIn: "a GPU's memory",
-		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.Linker); return ok },
+		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.HostMover); return ok },
 		Open: func(p way.Pool) (kvconn.Transport, *kvconn.Shared, error) {
-			l := p.Backend.(kernels.Linker)
+			l, ok := p.Backend.(kernels.Linker)
+			if !ok {
+				return nil, nil, fmt.Errorf("the pool is in the memory of %d ranks", p.Backend.Info().Ranks)
+			}
 			return New(network, l, l, p.Backend.Layout(), DefaultRing()), p.OnDevice(), nil
 		}}
 }

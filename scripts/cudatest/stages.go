@@ -52,11 +52,19 @@ var families = []family{
 	{name: "overlap", tests: []string{"TestOverlapEqualsSteps", "TestOverlappingChunks", "TestAppendsOfChangingSteps", "TestLaunchRefused"}, fp16: true},
 }
 
+// ranks are tests of several ranks on one device, which have a stage of their own: CUDA must load all
+// code at once, and under a sanitizer, which lets one kernel run at a time, ranks would wait for each
+// other for ever.
+var ranks = family{name: "ranks", tests: []string{"TestRanksReduce", "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksFP8", "TestRanksInvariant", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals", "TestRanksHang", "TestRanksDead", "TestRanksRefused"}}
+
+// eager has CUDA do so, and a test need not start another process for it.
+var eager = []string{"CUDA_MODULE_LOADING=EAGER", "CUDA_DEVICE_MAX_CONNECTIONS=32"}
+
 // alone needs the device for itself and has no kernels of its own.
 var alone = []string{"TestMemory"}
 
 // figureTests only print what they measure, so they are in no family.
-var figureTests = []string{"TestSpeed", "TestPushBeside", "TestLinksBeside"}
+var figureTests = []string{"TestSpeed", "TestPushBeside", "TestLinksBeside", "TestRanksSpeed"}
 
 // architectures are the subtests of model_test.go's families() by their -test.run names. FP8 KV,
 // FP8 weights and batch invariance lack some, which passes.
@@ -165,6 +173,13 @@ func plan() []stage {
 			{name: "draw", run: []string{"probe", "check", "draw", "quick"}}}},
 		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 210, parts: suite()},
 		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a store, a peer, fifty at once", seconds: 90, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestOnGPUInFP16", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUSameTokens", "TestGPUPeers")}},
+		{name: "ranks", about: "tensor parallelism, all ranks on one GPU: against one rank and the CPU; a step beside one rank's, the all-reduce alone, a 70B shape's layer", seconds: 260, parts: []part{
+			tests("cuda.test", "reduce", 60, eager, "TestRanksReduce", "TestRanksHang", "TestRanksDead", "TestRanksRefused"),
+			tests("cuda.test", "model", 120, eager, "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals"),
+			tests("cuda.test", "forms", 120, eager, "TestRanksFP8", "TestRanksInvariant"),
+			tests("cuda.test", "model in fp16", 120, slices.Concat(eager, fp16), "TestRanksReduce", "TestRanksLogits", "TestRanksOverlap", "TestRanksPool"),
+			tests("cuda.test", "speed", 90, slices.Concat(eager, []string{"XPYD_CUDA_BENCH=reduce steps"}), "TestRanksSpeed"),
+			tests("cuda.test", "70b", 90, slices.Concat(eager, []string{"XPYD_CUDA_BENCH=70b"}), "TestRanksSpeed")}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 90, python: "torch transformers", parts: []part{
 			{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}, {name: "logits in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16"}}}},
 		{name: "decode", about: "decode steps of Llama-3-8B's shape, the device's idle time", seconds: 40, parts: []part{speed("decode", "b1 b8 b64 b256")}},

@@ -68,6 +68,11 @@ func (b *book) rows() (list []row) {
 		f := b.own["hicache."+c[0]]
 		add("hicache."+c[0], c[1], value{f.Peer, f.PeerValue})
 	}
+	for _, c := range [][2]string{{"step_ratio.b1", "<= 1.5"}, {"step_ratio.b8", ""}, {"step_ratio.b64", "<= 1.5"}, {"allreduce_us.8k", "<= 12"}, {"allreduce_us.64k", ""}, {"allreduce_us.1m", ""}, {"allreduce_us.16m", ""},
+		{"allreduce_us.8k_n4", ""}, {"allreduce_us.64k_n4", ""}, {"allreduce_us.1m_n4", ""}, {"allreduce_us.16m_n4", ""}, {"layer_us.70b_w8_b1", ""}, {"layer_us.70b_w8_b8", ""}} {
+		f := b.own["tp."+c[0]]
+		add("tp."+c[0], c[1], value{f.Peer, f.PeerValue})
+	}
 	b.pushes(add)
 	for _, c := range [][2]string{{"16_at_8k", "<= 7"}, {"16_at_32k", "<= 8"}, {"128_at_8k", ""}} {
 		k := 8.0
@@ -139,6 +144,9 @@ var models = [][2]string{
 	{"push.staged_*", stageModel},
 	{"push.nccl_*", stageModel},
 	{"push.*", "Llama-3-8B shape with 512 tokens to draw from, random bf16 weights, 2,048 tokens a step; streams of 4,000 tokens"},
+	{"tp.step_ratio.*", "Llama-3-8B shape, random bf16 weights, two ranks on one GPU beside one, contexts of 1k"},
+	{"tp.allreduce_us.*", "rows of 4,096 bf16, all ranks on one GPU, graphs of 200"},
+	{"tp.layer_us.*", "Llama-3-70B shape, FP8 weights, two ranks on one GPU, contexts of 1k"},
 	{"gpu.endurance_*", "8 layers of 1024, random bf16 weights, batch_invariant, 200 clients"},
 	{"gpu.hf_*", "10 random models: Llama, Qwen2, Qwen3; GQA 1 to 8"},
 	{"*", "Llama-3-8B shape, random bf16 weights"},

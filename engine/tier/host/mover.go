@@ -85,7 +85,7 @@ func (m plainMover) Scatter(units []Move) func() (int, error) {
 // bulkPool moves many scattered blocks at once, and recomputes digests where they land.
 type bulkPool interface {
 	kernels.HostMover
-	Verify(context.Context, []kernels.Landed) ([]bool, error)
+	kernels.Verifier
 }
 
 // bulkMover has a device read and write the records itself. It waits for a move however

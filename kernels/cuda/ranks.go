@@ -1,0 +1,313 @@
+//go:build cgo && linux
+
+package cuda
+
+// #include "api.h"
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/xpyd/xpyd/internal/model/arch"
+	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
+)
+
+// Ranks is one model on several devices, by tensor parallelism: each rank has its heads, its
+// part of the wide projections and of the vocabulary, and a pool of its KV heads; the sums
+// meet in kernels over the devices' own links. It implements kernels.Backend,
+// kernels.Launcher, kernels.Arriver, kernels.Gated and kernels.Watched. Its pool is not exported to other
+// processes, nor linked with theirs.
+//
+// Calls are those of a Backend, and as safe.
+type Ranks struct {
+	ranks  []*Backend
+	lead   *Backend // ranks[0]: describes steps, and has their results
+	owners []*Backend
+	layout kvlayout.Layout
+	rows   kvlayout.Rows
+
+	serial    bool         // each rank's step ends before the next one's begins
+	launching atomic.Int32 // launches that have not returned
+	// driver is held by launches of a step, from the first rank's to the last's, and by calls for
+	// which the driver may wait for a device while it lets nobody launch: the device may wait for a
+	// rank that is to be launched.
+	driver sync.Mutex
+	failed atomic.Pointer[error] // the first failure; steps are of no use after it
+	hung   chan error            // that failure
+	once   sync.Once
+	stop   chan struct{} // ends watch
+	watch  sync.WaitGroup
+}
+
+var (
+	_ kernels.Backend  = (*Ranks)(nil)
+	_ kernels.Launcher = (*Ranks)(nil)
+	_ kernels.Gated    = (*Ranks)(nil)
+	_ kernels.Watched  = (*Ranks)(nil)
+)
+
+// Open is New, or NewRanks where opt has several devices.
+func Open(a arch.Config, w kernels.Weights, opt Options) (kernels.Backend, error) {
+	if len(opt.Devices) < 2 {
+		b, err := New(a, w, opt)
+		if err != nil {
+			return nil, err
+		}
+		return b, nil
+	}
+	g, err := NewRanks(a, w, opt)
+	if err != nil {
+		return nil, err
+	}
+	return g, nil
+}
+
+// NewRanks opens a rank on each of opt.Devices. A device may be there several times, for
+// tests: its ranks then share its memory and its multiprocessors. The process must not have
+// used CUDA before, or with CUDA_MODULE_LOADING=EAGER in its environment.
+func NewRanks(a arch.Config, w kernels.Weights, opt Options) (*Ranks, error) {
+	return newRanks(a, opt, func(b *Backend) error { return b.load(w) })
+}
+
+// NewRandomRanks is NewRanks with random weights, for benchmarks.
+func NewRandomRanks(a arch.Config, seed uint64, opt Options) (*Ranks, error) {
+	return newRanks(a, opt, func(b *Backend) error { return b.random(seed) })
+}
+
+func newRanks(a arch.Config, opt Options, load func(*Backend) error) (*Ranks, error) {
+	g := &Ranks{stop: make(chan struct{}), hung: make(chan error, 1)}
+	err := g.open(a, opt)
+	for _, b := range g.ranks {
+		if err == nil {
+			err = load(b)
+		}
+	}
+	if err == nil {
+		err = g.start(opt)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("cuda backend: %w", err), g.Close())
+	}
+	return g, nil
+}
+
+// beside returns how many ranks have the device of each rank.
+func beside(devices []int) (n []int) {
+	count := map[int]int{}
+	for _, d := range devices {
+		count[d]++
+	}
+	for _, d := range devices {
+		n = append(n, count[d])
+	}
+	return n
+}
+
+func (g *Ranks) open(a arch.Config, opt Options) error {
+	n := len(opt.Devices)
+	if n < 2 || n > MaxRanks {
+		return fmt.Errorf("%d devices: 2 to %d", n, MaxRanks)
+	}
+	// No launch may have to load its code: the device would have to be idle. Streams of ranks
+	// that wait for each other must not share a hardware queue.
+	for name, value := range map[string]string{"CUDA_MODULE_LOADING": "EAGER", "CUDA_DEVICE_MAX_CONNECTIONS": "32"} {
+		if os.Getenv(name) == "" {
+			if err := os.Setenv(name, value); err != nil {
+				return err
+			}
+		}
+	}
+	devices := opt.Devices
+	opt.Devices = nil
+	for rank, device := range devices {
+		opt.Device = device
+		b, err := open(a, opt, rank, n)
+		if err != nil {
+			return fmt.Errorf("rank %d on device %d: %w", rank, device, err)
+		}
+		if rank == 0 {
+			g.lead = b
+		}
+		if g.ranks = append(g.ranks, b); rank == 0 || b.shard.kv.first != g.ranks[rank-1].shard.kv.first {
+			g.owners = append(g.owners, b)
+		}
+	}
+	g.layout = g.lead.opt.layout(&a)
+	g.rows, _ = g.layout.Uniform()
+	return g.lead.lib.call("xk_join", func() C.int32_t { return C.api_join(g.lead.lib.api, &contexts(g.ranks)[0], C.int32_t(n)) })
+}
+
+func contexts(ranks []*Backend) (list []*C.xk_ctx) {
+	for _, b := range ranks {
+		list = append(list, b.ctx)
+	}
+	return list
+}
+
+// blocks returns how many each rank's pool gets: as many as every device has room for.
+func (g *Ranks) blocks(opt *Options) (blocks int, err error) {
+	for i, k := range beside(opt.Devices) {
+		m, free, err := g.ranks[i].memory()
+		if err != nil {
+			return 0, err
+		}
+		m.Weights, m.Scratch, m.Block = m.Weights*int64(k), m.Scratch*int64(k), m.Block*int64(k) // ranks are alike
+		n, err := poolBlocks(m, free, g.lead.opt.MemoryPart, opt.Blocks)
+		if err != nil {
+			return 0, fmt.Errorf("rank %d: %w", i, err)
+		}
+		if i == 0 || n < blocks {
+			blocks = n
+		}
+	}
+	return blocks, nil
+}
+
+func (g *Ranks) start(opt Options) error {
+	blocks, err := g.blocks(&opt)
+	if err != nil {
+		return err
+	}
+	for i, b := range g.ranks {
+		if err := b.begin(blocks); err != nil {
+			return fmt.Errorf("rank %d: %w", i, err)
+		}
+	}
+	g.watch.Go(g.watching)
+	// What a step does first, loading code and making its graph, can need an idle device, on
+	// which no rank waits for another. So each rank first runs by itself.
+	g.abort(true)
+	g.serial = true
+	err = g.warm()
+	g.serial = false
+	g.abort(false)
+	if err == nil {
+		err = g.warm()
+	}
+	return err
+}
+
+func (g *Ranks) warm() error {
+	err := g.lead.warm(func(st *kernels.Step, bucket int) error {
+		if err := g.launch(st, bucket); err != nil {
+			return err
+		}
+		_, err := g.Await()
+		return err
+	})
+	g.lead.draws = 0 // nothing may refer to these steps' draws
+	return err
+}
+
+// abort has waits of ranks for each other end, or no longer.
+func (g *Ranks) abort(on bool) { C.api_ranks_abort(g.lead.lib.api, g.lead.ctx, flag(on)) }
+
+// watching looks for a rank that hangs until Close.
+func (g *Ranks) watching() {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	w := newWatcher(len(g.ranks))
+	for {
+		select {
+		case <-g.stop:
+			return
+		case now := <-tick.C:
+			var waits [C.XK_RANKS]C.uint64_t
+			C.api_ranks_watch(g.lead.lib.api, g.lead.ctx, &waits[0])
+			var seen [MaxRanks]uint64
+			for i := range waits {
+				seen[i] = uint64(waits[i])
+			}
+			if rank, waiting, waited, hung := w.look(seen[:], now, g.launching.Load() > 0); hung {
+				g.fail(&RankError{Rank: rank, Device: g.ranks[rank].opt.Device, Waiting: waiting, Waited: waited})
+			}
+		}
+	}
+}
+
+// Hung implements kernels.Watched. Any failure of a rank counts: no step can follow it.
+func (g *Ranks) Hung() <-chan error { return g.hung }
+
+// fail records the first failure and has all ranks' kernels end.
+func (g *Ranks) fail(err error) {
+	err = asHung(err)
+	if g.failed.CompareAndSwap(nil, &err) {
+		g.hung <- err // has room for one
+	}
+	g.abort(true)
+}
+
+// failure is the first failure, or nil.
+func (g *Ranks) failure() error {
+	if err := g.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Info implements kernels.Backend.
+func (g *Ranks) Info() kernels.Info {
+	bits, names := uint32(0), []string{}
+	for _, b := range g.ranks {
+		bits = bits*0x01000193 ^ b.bits
+		names = append(names, b.device)
+	}
+	return kernels.Info{Name: "cuda", Numerics: g.lead.opt.rankNumerics(bits, len(g.ranks)), Ranks: len(g.ranks), Device: strings.Join(names, ", ")}
+}
+
+// Arch implements kernels.Backend.
+func (g *Ranks) Arch() arch.Config { return g.lead.arch }
+
+// Layout implements kernels.Backend: all of the model's heads.
+func (g *Ranks) Layout() kvlayout.Layout { return g.layout }
+
+// Blocks implements kernels.Backend.
+func (g *Ranks) Blocks() int { return g.lead.blocks }
+
+// Memory says where the memory of rank 0's device went, and how much of it is rank 0's.
+func (g *Ranks) Memory() Memory { return g.lead.mem }
+
+// Choices says where rank 0's choice of kernels for the projections comes from.
+func (g *Ranks) Choices() string { return g.lead.choices }
+
+// SlowProjections are rank 0's.
+func (g *Ranks) SlowProjections() []string { return g.lead.SlowProjections() }
+
+// LastStepTime is rank 0's.
+func (g *Ranks) LastStepTime() (step, idle float64, err error) { return g.lead.LastStepTime() }
+
+// Close frees the devices' memory. Closing twice is allowed. Of a device that does not become
+// idle it does not wait for long: the error names it, and all ranks' memory stays with the
+// process, as they read each other's.
+func (g *Ranks) Close() (err error) {
+	g.once.Do(func() {
+		var devices []int
+		for _, b := range g.ranks {
+			devices = append(devices, b.opt.Device)
+		}
+		// None goes while another computes. Kernels that wait for a rank that does not come end by
+		// what watch finds.
+		late, err1 := within(closes, len(g.ranks), func(i int) error { return drain(g.ranks[i : i+1]) })
+		close(g.stop)
+		g.watch.Wait()
+		if err = err1; len(late) > 0 {
+			err = errors.Join(err, busy(late, devices))
+			return
+		}
+		for i := len(g.ranks) - 1; i >= 0; i-- { // rank 0's memory is all ranks' to tell what they wait for
+			late, err1 := within(closes, 1, func(int) error { return g.ranks[i].Close() })
+			if err = errors.Join(err, err1); len(late) > 0 {
+				err = errors.Join(err, busy([]int{i}, devices))
+				return
+			}
+		}
+	})
+	return err
+}
