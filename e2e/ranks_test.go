@@ -229,7 +229,7 @@ func TestRanksRefused(t *testing.T) {
 	f("3 ranks do not divide the model's 8 query heads", func(c *worker.Config) { c.Device, c.TensorParallel = "cpu", 3 })
 	f("0 is not in 1..64", func(c *worker.Config) { c.TensorParallel = 0 })
 	f("65 is not in 1..64", func(c *worker.Config) { c.TensorParallel = 65 })
-	f("2 ranks are not served on GPUs yet", func(c *worker.Config) { c.Device, c.TensorParallel = "cuda", 2 })
+	f("9 is more than GPUs serve, 8", func(c *worker.Config) { c.Device, c.TensorParallel = "cuda", 9 })
 }
 
 // hanging is a backend whose first rank hangs when it is told to: after a layer it never comes to

@@ -3,7 +3,6 @@ package worker
 import (
 	"cmp"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/xpyd/xpyd/engine/tier"
@@ -16,6 +15,7 @@ import (
 	"github.com/xpyd/xpyd/internal/gpus"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/kernels/cuda"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/way"
 	"github.com/xpyd/xpyd/kvlayout"
@@ -229,11 +229,8 @@ func (c *Compute) valid() error {
 		return err
 	}
 	d, err := gpus.ParseDevice(c.Device)
-	switch {
-	case err != nil:
+	if err != nil {
 		return bad("device", "%v", err)
-	case len(d.GPUs) > 1: // the only place that says so
-		return bad("device", "%d GPUs for one worker: tensor parallelism is not served yet. Name one; `xpyd up --gpus` gives each worker its own", len(d.GPUs))
 	}
 	cpu := d.CPU
 	switch kv, fp16, fp8 := c.KVCacheDType, c.DType == dtypeFP16, c.Quantization == quantFP8; {
@@ -257,16 +254,22 @@ func (c *Compute) valid() error {
 	return nil
 }
 
-// validRanks checks tensor_parallel, except against the model.
+// validRanks checks tensor_parallel, except against the model and the GPUs that there are.
 func (c *Config) validRanks() error {
-	if strings.HasPrefix(c.Device, "cuda") && c.TensorParallel > 1 {
-		return noGPURanks(c.TensorParallel)
+	if err := within("tensor_parallel", c.TensorParallel, 1, kvlayout.MaxRanks); err != nil {
+		return err
 	}
-	return within("tensor_parallel", c.TensorParallel, 1, kvlayout.MaxRanks)
-}
-
-func noGPURanks(n int) error {
-	return bad("tensor_parallel", "%d ranks are not served on GPUs yet, only on the CPU (device: cpu)", n)
+	d, err := gpus.ParseDevice(c.Device)
+	if err != nil {
+		return bad("device", "%v", err)
+	}
+	switch n := len(d.GPUs); {
+	case n > 0 && n != c.TensorParallel:
+		return bad("device", "%d named for %d ranks: set tensor_parallel to %d, or name a GPU for each rank; one that is named twice is shared by two", n, c.TensorParallel, n)
+	case !d.CPU && !d.Auto && c.TensorParallel > cuda.MaxRanks:
+		return bad("tensor_parallel", "%d is more than GPUs serve, %d", c.TensorParallel, cuda.MaxRanks)
+	}
+	return nil
 }
 
 // Validate returns a *config.KeyError.

@@ -40,26 +40,27 @@ func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 }
 
 // newBackend puts the model on the device that cfg names; "auto" is a GPU if one can be used, else
-// the CPU. share asks for a pool that other processes can map.
-func newBackend(cfg *Config, m *model.Model, share bool, log *slog.Logger) (kernels.Backend, error) {
+// the CPU. ordinals are of claim; share asks for a pool that other processes can map.
+func newBackend(cfg *Config, m *model.Model, ordinals []int, share bool, log *slog.Logger) (kernels.Backend, error) {
 	device, err := gpus.ParseDevice(cfg.Device)
 	if err != nil {
 		return nil, bad("device", "%v", err)
 	}
 	if !device.CPU {
-		b, err := newCUDA(cfg, m)
-		if err == nil && cfg.TensorParallel > 1 { // auto, and there is a GPU
-			return nil, errors.Join(noGPURanks(cfg.TensorParallel), b.Close())
-		}
+		b, err := newCUDA(cfg, m, ordinals)
 		if err == nil {
-			at := whereIs(b)
-			if err = isAt(device.GPUs, at, gpustat.Cards); err != nil {
+			at := whereAre(b)
+			if err = areAt(device.GPUs, at, gpustat.Cards); err != nil {
 				return nil, errors.Join(err, b.Close())
 			}
-			bindTo(at, log) // as claim has done for one that is named
+			bindTo(at[0], log) // as claim has done for one that is named
 			return b, nil
 		}
-		if !device.Auto {
+		several := len(ordinals) > 0 && !errors.Is(err, cuda.ErrAbsent) // nor would the CPU be what is meant
+		switch {
+		case several && errors.Is(err, cuda.ErrUnavailable):
+			return nil, bad("tensor_parallel", "%d ranks want as many GPUs; one that device names twice, as cuda:0,cuda:0, is shared by two ranks: %v", len(ordinals), lacking(err))
+		case several || !device.Auto:
 			return nil, lacking(err)
 		}
 		level := slog.LevelWarn
@@ -102,14 +103,15 @@ type Opened struct {
 // Open puts the model that cfg names on its device as Start does, for who measures it without a
 // worker.
 func Open(ctx context.Context, cfg *Config, log *slog.Logger, progress func(model.Progress)) (*Opened, error) {
-	if err := claim(cfg, gpustat.Cards, log); err != nil {
+	ordinals, err := claim(cfg, gpustat.Cards, log)
+	if err != nil {
 		return nil, err
 	}
 	m, err := model.Open(ctx, cfg.Model, model.Options{Log: log, Progress: progress})
 	if err != nil {
 		return nil, err
 	}
-	b, err := newBackend(cfg, m, false, log)
+	b, err := newBackend(cfg, m, ordinals, false, log)
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
@@ -176,9 +178,9 @@ func fp8Weights(cfg *Config, m *model.Model) bool {
 	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant
 }
 
-func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
+func newCUDA(cfg *Config, m *model.Model, ordinals []int) (kernels.Backend, error) {
 	a := m.Config
-	opt := cuda.Options{BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m), FP16: fp16(cfg, m),
+	opt := cuda.Options{Devices: ordinals, BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m), FP16: fp16(cfg, m),
 		Tune: !cfg.BatchInvariant}
 	if cache, err := os.UserCacheDir(); err == nil {
 		opt.Choices = filepath.Join(cache, "xpyd", "projections")
@@ -191,7 +193,7 @@ func newCUDA(cfg *Config, m *model.Model) (kernels.Backend, error) {
 			return nil, err
 		}
 	}
-	b, err := cuda.New(a, m.Weights(opt.WeightsFP8), opt)
+	b, err := cuda.Open(a, m.Weights(opt.WeightsFP8), opt)
 	if err != nil {
 		return nil, fmt.Errorf("model %s: device %s: %w", m.Name, cfg.Device, err)
 	}
@@ -232,7 +234,9 @@ func (w *Worker) startGPU() error {
 		return nil
 	}
 	m := b.Memory()
-	w.devices = []fleet.Device{deviceAt(m.PCI, m.Device, gpustat.Cards)}
+	for _, pci := range whereAre(w.backend) {
+		w.devices = append(w.devices, deviceAt(pci, m.Device, gpustat.Cards))
+	}
 	w.log.Info("GPU memory", "gpu", w.devices[0].Name, "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
 		"weights_mib", m.Weights>>20, "scratch_mib", m.Scratch>>20, "kv_mib", m.Pool>>20, "kv_tokens", w.backend.Blocks()*w.cfg.BlockTokens)
 	if c, ok := w.backend.(interface{ Choices() string }); ok && c.Choices() != "" {

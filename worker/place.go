@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/gpus"
@@ -13,50 +15,84 @@ import (
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
-// claim makes the GPU that the setting device names, if it names one, the only one that CUDA will show
-// this process, and binds the process to the CPUs near it: before CUDA is opened, and before anything
-// reads weights, which then come to memory near it. A process claims once: what CUDA has opened stays.
-func claim(cfg *Config, list gpus.List, log *slog.Logger) error {
+// claim makes the GPUs that the setting device names, if it names any, the only ones that CUDA will show
+// this process, and binds the process to the CPUs near the first: before CUDA is opened, and before anything
+// reads weights, which then come to memory near it. It returns what CUDA then calls the GPU of each rank; nil
+// for one rank. A process claims once: what CUDA has opened stays.
+func claim(cfg *Config, list gpus.List, log *slog.Logger) (ordinals []int, err error) {
 	d, err := gpus.ParseDevice(cfg.Device)
 	if err != nil {
-		return bad("device", "%v", err)
+		return nil, bad("device", "%v", err)
 	}
 	if len(d.GPUs) == 0 {
+		for i := range cfg.TensorParallel {
+			ordinals = append(ordinals, i)
+		}
+		return severalOf(ordinals), nil
+	}
+	found, err := find(d.GPUs, list)
+	if err != nil {
+		return nil, err
+	}
+	var shown []string // in the order in which CUDA counts them
+	for _, g := range found {
+		at := slices.Index(shown, g.UUID)
+		if at < 0 {
+			at = len(shown)
+			shown = append(shown, g.UUID)
+		}
+		ordinals = append(ordinals, at)
+	}
+	if len(shown) > 1 && slices.ContainsFunc(found, gpus.GPU.Part) {
+		return nil, bad("device", "CUDA shows a process no more than one part of a GPU (MIG)")
+	}
+	if err := os.Setenv(gpus.VisibleEnv, strings.Join(shown, ",")); err != nil {
+		return nil, fmt.Errorf("set %s: %w", gpus.VisibleEnv, err)
+	}
+	bindTo(found[0].PCI, log)
+	return severalOf(ordinals), nil
+}
+
+// severalOf is nil for one rank.
+func severalOf(ordinals []int) []int {
+	if len(ordinals) < 2 {
 		return nil
 	}
+	return ordinals
+}
+
+// find finds the GPUs of names.
+func find(names []gpus.Name, list gpus.List) (found []gpus.GPU, err error) {
 	m, err := gpus.Look(list, os.LookupEnv)
 	if errors.Is(err, gpus.ErrNone) {
 		err = fmt.Errorf("%w. %s", gpus.ErrNone, gpus.Lacks(list, os.Getenv(cuda.LibraryEnv)))
 	}
 	if err != nil {
-		return bad("device", "%s: %v", d.GPUs[0], err)
+		return nil, bad("device", "%s: %v", names[0], err)
 	}
-	g, err := m.Find(d.GPUs[0])
-	if err != nil {
-		return bad("device", "%v", err)
+	for _, n := range names {
+		g, err := m.Find(n)
+		if err != nil {
+			return nil, bad("device", "%v", err)
+		}
+		found = append(found, g)
 	}
-	if err := os.Setenv(gpus.VisibleEnv, g.UUID); err != nil {
-		return fmt.Errorf("set %s: %w", gpus.VisibleEnv, err)
-	}
-	bindTo(g.PCI, log)
-	return nil
+	return found, nil
 }
 
-// isAt checks that the GPU which CUDA has opened, at that bus id, is the one that was claimed.
-func isAt(named []gpus.Name, pci string, list gpus.List) error {
+// areAt checks that the GPUs which CUDA has opened, at these bus ids by rank, are those that were claimed.
+func areAt(named []gpus.Name, pci []string, list gpus.List) error {
 	if len(named) == 0 {
 		return nil
 	}
-	m, err := gpus.Look(list, os.LookupEnv)
+	found, err := find(named, list)
 	if err != nil {
-		return bad("device", "%s: %v", named[0], err)
+		return err
 	}
-	g, err := m.Find(named[0])
-	if err != nil {
-		return bad("device", "%v", err)
-	}
-	if !gpus.SamePCI(pci, g.PCI) {
-		return bad("device", "%s is at %s, and CUDA has opened the GPU at %s", named[0], g.PCI, pci)
+	for i, g := range found {
+		if i >= len(pci) || !gpus.SamePCI(pci[i], g.PCI) {
+			return bad("device", "%s is at %s, and CUDA has opened the GPUs at %s", named[i], g.PCI, strings.Join(pci, ", "))
+		}
 	}
 	return nil
 }
@@ -77,12 +113,12 @@ func bindTo(pci string, log *slog.Logger) {
 	}
 }
 
-// whereIs is the bus id of the GPU that a backend computes on; "": it has none.
-func whereIs(b kernels.Backend) string {
-	if on, ok := b.(interface{ Memory() cuda.Memory }); ok {
-		return on.Memory().PCI
+// whereAre are the bus ids of the GPUs that a backend's ranks compute on; none: it has none.
+func whereAre(b kernels.Backend) []string {
+	if on, ok := b.(interface{ PCI() []string }); ok {
+		return on.PCI()
 	}
-	return ""
+	return nil
 }
 
 // deviceAt describes the GPU at a bus id, by NVML if it can be asked.

@@ -195,7 +195,8 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 }
 
 func (w *Worker) load(ctx context.Context, d Deps) error {
-	if err := claim(&w.cfg, gpustat.Cards, w.log); err != nil {
+	ordinals, err := claim(&w.cfg, gpustat.Cards, w.log)
+	if err != nil {
 		return err
 	}
 	m, err := model.Open(ctx, w.cfg.Model, model.Options{Log: w.log, Progress: d.Progress})
@@ -217,7 +218,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
 	w.sizes = openai.MeasureTokens(w.tok, w.tok.VocabSize())
-	if w.backend, err = newBackend(&w.cfg, m, way.MapPool(d.Ways, w.cfg.KV.Transport), w.log); err != nil {
+	if w.backend, err = newBackend(&w.cfg, m, ordinals, way.MapPool(d.Ways, w.cfg.KV.Transport), w.log); err != nil {
 		return err
 	}
 	w.watch()

@@ -32,8 +32,50 @@ func fakeMachine(n int, visible string, nodes ...int) machine {
 // upOn is an `up` with those GPUs.
 func upOn(choice string, prefill, decode int) *upConfig {
 	w := workerDefaults(fleet.Prefill)
-	c := &upConfig{RouterConfig: defaultRouterConfig(), Prefill: max(prefill, 1), Decode: max(decode, 1), GPUs: choice, Compute: w.Compute, KV: w.KV}
+	c := &upConfig{RouterConfig: defaultRouterConfig(), Prefill: max(prefill, 1), Decode: max(decode, 1), TensorParallel: ranks{1, 1}, GPUs: choice, Compute: w.Compute, KV: w.KV}
 	return c
+}
+
+// TestPlaceRanks: workers of several ranks have as many GPUs, of one NUMA node where they can.
+func TestPlaceRanks(t *testing.T) {
+	machine := fakeMachine(8, "", 0, 0, 0, 0, 1, 1, 1, 1)
+	f := func(choice string, tp ranks, want string, args ...string) {
+		t.Helper()
+		c := upOn(choice, 0, 0)
+		c.TensorParallel = tp
+		p, err := c.place(machine, func(string) bool { return false })
+		if err != nil {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s by %v: %v, want %s", choice, tp, err, want)
+			}
+			return
+		}
+		if got := fmt.Sprintf("%dP%dD", c.Prefill, c.Decode); got != want {
+			t.Errorf("%s by %v: %s, want %s", choice, tp, got, want)
+		}
+		for i, want := range args {
+			role, name, _ := strings.Cut(want, " ")
+			name, want, _ = strings.Cut(name, " ")
+			got, err := p.Take(role, name)
+			text := strings.Join(got, " ")
+			for g := range 8 {
+				text = strings.ReplaceAll(text, gpustest.UUID(g), fmt.Sprint(g))
+			}
+			if err != nil || text != want {
+				t.Errorf("%s by %v: worker %d has %q, want %q, %v", choice, tp, i, text, want, err)
+			}
+		}
+	}
+	f("all", ranks{2, 2}, "2P2D", "prefill p0 --device cuda:0,cuda:1", "prefill p1 --device cuda:4,cuda:5", "decode d0 --device cuda:2,cuda:3", "decode d1 --device cuda:6,cuda:7")
+	f("all", ranks{4, 4}, "1P1D", "prefill p0 --device cuda:0,cuda:1,cuda:2,cuda:3", "decode d0 --device cuda:4,cuda:5,cuda:6,cuda:7")
+	f("all", ranks{1, 4}, "4P1D")
+	f("6", ranks{2, 2}, "1P2D")
+	f("all", ranks{8, 8}, "take 16 GPUs, and there is room for 8")
+	f("cuda:0", ranks{2, 2}, "take 4 GPUs, and there is room for 1")
+	f("cuda:0,cuda:0,cuda:1", ranks{2, 1}, "1P1D", "prefill p0 --device cuda:0,cuda:1 --gpu-memory 0.45", "decode d0 --device cuda:0 --gpu-memory 0.45")
+	f("cuda:0,cuda:0,cuda:1,cuda:1", ranks{2, 2}, "1P1D", "prefill p0 --device cuda:0,cuda:1 --gpu-memory 0.45", "decode d0 --device cuda:0,cuda:1 --gpu-memory 0.45")
+	f("cuda:0,cuda:0,cuda:1", ranks{1, 2}, "1P1D", "decode d0 --device cuda:0,cuda:1 --gpu-memory 0.45")
+	f("cuda:3,cuda:3", ranks{1, 1}, "1P1D", "prefill p0 --device cuda:3 --gpu-memory 0.45")
 }
 
 // TestPlace: how many workers of each role there are on so many GPUs, and how large a part each has.
@@ -65,9 +107,9 @@ func TestPlace(t *testing.T) {
 	f(eight, "all", 2, 0, "2P6D of 8")
 	f(eight, "all", 0, 7, "1P7D of 8")
 	f(eight, "all", 1, 1, "1P1D of 8") // the rest is for xpyd scale
-	f(eight, "4", 3, 2, "gpus: 4: 3 prefill and 2 decode are 5 workers, and there is room for 4, one a GPU: to have two share a GPU, name it twice")
-	f(eight, "4", 4, 0, "gpus: 4: 4 prefill and 1 decode are 5 workers")
-	f(eight, "1", 2, 2, "gpus: 1: 2 prefill and 2 decode are 4 workers")
+	f(eight, "4", 3, 2, "gpus: 4: 3 prefill and 2 decode workers with tensor_parallel 1 take 5 GPUs, and there is room for 4: to have two ranks share a GPU, name it twice")
+	f(eight, "4", 4, 0, "gpus: 4: 4 prefill and 1 decode workers with tensor_parallel 1 take 5 GPUs")
+	f(eight, "1", 2, 2, "gpus: 1: 2 prefill and 2 decode workers with tensor_parallel 1 take 4 GPUs")
 	f(eight, "9", 0, 0, "gpus: 9 GPUs are too many: there are cuda:0, ")
 	f(eight, "cuda:8", 0, 0, "gpus: cuda:8: there is no such GPU")
 	f(fakeMachine(8, "6,7"), "all", 0, 0, "1P1D of 2")
@@ -96,7 +138,7 @@ func TestPlaceValid(t *testing.T) {
 	f("all", "cpu", "it and device cpu exclude each other")
 	f("all", "cuda:1", "it and device cuda:1 exclude each other")
 	f("0,2", "auto", "write cuda:0,cuda:2")
-	f("", "cuda:0,cuda:1", "tensor parallelism is not served yet")
+	f("", "cuda:0,cuda:1", "2 named for 1 ranks")
 }
 
 // TestPlaceArgs: a worker's GPU is in its arguments, by UUID, with its part of the memory if others share
@@ -153,7 +195,7 @@ func TestPlaceBudget(t *testing.T) {
 	}
 	f(steer.Act, 1, 3, "")
 	f(steer.Advise, 1, 8, "")
-	f(steer.Act, 3, 0, "planner.prefill.min and planner.decode.min are 4 workers together, and there are 3 GPUs")
+	f(steer.Act, 3, 0, "planner.prefill.min and planner.decode.min are workers for 4 GPUs together, and there are 3")
 }
 
 // fakeLauncher starts processes that run until they are told to end, and keeps their arguments.

@@ -44,3 +44,6 @@ func (r ranks) of(role fleet.Role) int {
 	}
 	return r.Decode
 }
+
+// gpus is how many GPUs so many workers take.
+func (r ranks) gpus(prefill, decode int) int { return prefill*r.Prefill + decode*r.Decode }

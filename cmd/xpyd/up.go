@@ -33,7 +33,7 @@ type upConfig struct {
 	Prefill        int    `key:"prefill"` // workers of each role
 	Decode         int    `key:"decode"`
 	TensorParallel ranks  `key:"tensor_parallel"`
-	GPUs           string `key:"gpus"` // one for each worker: "all", a number, or a list; "": all workers share one
+	GPUs           string `key:"gpus"` // one for each rank of a worker: "all", a number, or a list; "": all workers share one
 	worker.Compute        // for each worker, except gpu_memory, which those on one GPU share
 	worker.Promises
 	KV worker.KV `key:"kv"` // for each worker, which has its own folder in ssd_dir
@@ -98,7 +98,7 @@ which only reads, or of admin-token.`,
 	f.Int("prefill", def.Prefill, "prefill workers; with --gpus by default half of them")
 	f.Int("decode", def.Decode, "decode workers; with --gpus by default the rest")
 	f.String("gpus", "", gpusHelp)
-	f.String("tensor-parallel", def.TensorParallel.String(), "ranks of each worker (on the CPU), or P:D for prefill and decode workers")
+	f.String("tensor-parallel", def.TensorParallel.String(), "ranks of each worker, with a GPU each, or P:D for prefill and decode workers")
 	f.String("listen", def.Listen, "public address")
 	f.String("admin", def.AdminListen, "admin address")
 	f.Bool("trust-everyone", false, trustHelp)

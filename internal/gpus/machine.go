@@ -29,12 +29,12 @@ type GPU struct {
 	PCI   string // bus id, "0000:17:00.0"; of a part that of its GPU
 }
 
-// part reports whether it is a part of a GPU.
-func (g GPU) part() bool { return strings.HasPrefix(g.UUID, "MIG-") }
+// Part reports whether it is a part of a GPU.
+func (g GPU) Part() bool { return strings.HasPrefix(g.UUID, "MIG-") }
 
 // String names it as a setting does.
 func (g GPU) String() string {
-	if g.part() {
+	if g.Part() {
 		return prefix + g.UUID
 	}
 	return prefix + strconv.Itoa(g.Index)

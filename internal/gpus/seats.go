@@ -49,10 +49,11 @@ var ErrTaken = errors.New("no GPU is free")
 // Len is how many there are.
 func (s *Seats) Len() int { return len(s.list) }
 
-// Take gives a worker a seat until Give. It takes one of the GPU with the fewest workers; of those
-// one of the NUMA node with the fewest workers of the same role, so that each node gets prefill and
-// decode and pairs find each other there; of those the first of the list.
-func (s *Seats) Take(role, who string) (Seat, error) {
+// Take gives a worker n seats until Give, or none. It takes those of GPUs with the fewest workers; of those
+// the ones of the NUMA node with the fewest workers of the same role, so that each node gets prefill and
+// decode and pairs find each other there; of those the first of the list. What a worker has several of is
+// of as many GPUs as possible, and of the node of the first as far as that has them.
+func (s *Seats) Take(role, who string, n int) ([]Seat, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	on, near := map[string]int{}, map[int]int{} // workers by UUID; of the role by node
@@ -67,14 +68,33 @@ func (s *Seats) Take(role, who string) (Seat, error) {
 		}
 		on[t.UUID]++
 	}
-	if len(free) == 0 {
-		return Seat{}, fmt.Errorf("%w for %s: %s", ErrTaken, who, s.says())
+	if len(free) < n {
+		if n > 1 {
+			return nil, fmt.Errorf("%w for %s, which takes %d: %s", ErrTaken, who, n, s.says())
+		}
+		return nil, fmt.Errorf("%w for %s: %s", ErrTaken, who, s.says())
 	}
-	best := slices.MinFunc(free, func(a, b *seat) int { // the first of several
-		return cmp.Or(cmp.Compare(on[a.UUID], on[b.UUID]), cmp.Compare(near[a.Node], near[b.Node]))
-	})
-	best.who, best.role = who, role
-	return best.Seat, nil
+	var took []*seat
+	away := func(t *seat) int { // it is not beside the first
+		if len(took) == 0 || t.Node == took[0].Node {
+			return 0
+		}
+		return 1
+	}
+	for range n {
+		best := slices.MinFunc(free, func(a, b *seat) int { // the first of several
+			return cmp.Or(cmp.Compare(on[a.UUID], on[b.UUID]), cmp.Compare(away(a), away(b)), cmp.Compare(near[a.Node], near[b.Node]))
+		})
+		took = append(took, best)
+		on[best.UUID]++
+		free = slices.DeleteFunc(free, func(t *seat) bool { return t == best })
+	}
+	var seats []Seat
+	for _, t := range took {
+		t.who, t.role = who, role
+		seats = append(seats, t.Seat)
+	}
+	return seats, nil
 }
 
 // Give gives back what a worker has.
@@ -98,7 +118,7 @@ func (s *Seats) says() string {
 	}
 	var list []string
 	for _, t := range s.list {
-		list = append(list, fmt.Sprintf("%s has %s", t.GPU, t.who))
+		list = append(list, fmt.Sprintf("%s has %s", t.GPU, cmp.Or(t.who, "nobody")))
 	}
 	return strings.Join(list, ", ")
 }

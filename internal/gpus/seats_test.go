@@ -44,6 +44,9 @@ func TestSeats(t *testing.T) {
 		{"the list's order", "cuda:2,cuda:0", []int{0, 0, 0}, []step{{"prefill p0", "cuda:2"}, {"decode d0", "cuda:0"}}},
 		{"an empty GPU before a shared one", "cuda:0,cuda:0,cuda:1,cuda:1", []int{0, 0}, []step{{"prefill p0", "cuda:0/2"}, {"prefill p1", "cuda:1/2"},
 			{"decode d0", "cuda:0/2"}, {"decode d1", "cuda:1/2"}, {"decode d2", "no GPU is free"}}},
+		{"two each, of one node", "all", []int{0, 0, 0, 1, 1, 1}, []step{{"prefill p0", "cuda:0+cuda:1"}, {"decode d0", "cuda:2+cuda:3"}, {"decode d1", "cuda:4+cuda:5"}, {"-d0", ""},
+			{"decode d2", "cuda:2+cuda:3"}, {"-p0", ""}, {"decode d3", "cuda:0"}, {"prefill p1", "cuda:1"}}},
+		{"of several GPUs before one twice", "cuda:0,cuda:0,cuda:1,cuda:1", []int{0, 0}, []step{{"prefill p0", "cuda:0/2+cuda:1/2"}, {"decode d0", "cuda:0/2+cuda:1/2"}}},
 		{"unlike shares", "cuda:0,cuda:1,cuda:1", []int{0, 0}, []step{{"prefill p0", "cuda:0"}, {"decode d0", "cuda:1/2"}, {"decode d1", "cuda:1/2"}}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -54,11 +57,16 @@ func TestSeats(t *testing.T) {
 					continue
 				}
 				role, who, _ := strings.Cut(st.do, " ")
-				seat, err := s.Take(role, who)
-				got := seat.String()
-				if seat.Share > 1 {
-					got = fmt.Sprintf("%s/%d", got, seat.Share)
+				seats, err := s.Take(role, who, max(1, strings.Count(st.want, "+")+1))
+				var parts []string
+				for _, seat := range seats {
+					part := seat.String()
+					if seat.Share > 1 {
+						part = fmt.Sprintf("%s/%d", part, seat.Share)
+					}
+					parts = append(parts, part)
 				}
+				got := strings.Join(parts, "+")
 				if err != nil {
 					got = err.Error()
 				}
@@ -81,11 +89,12 @@ func TestSeatsAtOnce(t *testing.T) {
 		wg.Go(func() {
 			for range 200 {
 				who := fmt.Sprint("w", w)
-				seat, err := s.Take("decode", who)
+				seats, err := s.Take("decode", who, 1)
 				if err != nil {
 					t.Error(err)
 					return
 				}
+				seat := seats[0]
 				mu.Lock()
 				if has[seat.UUID] {
 					t.Errorf("%s is given twice", seat)
@@ -101,11 +110,11 @@ func TestSeatsAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 	for i := range 20 {
-		if _, err := s.Take("decode", fmt.Sprint(i)); err != nil {
+		if _, err := s.Take("decode", fmt.Sprint(i), 1); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.Take("decode", "more"); err == nil || !strings.Contains(err.Error(), "all 20 are in use") {
+	if _, err := s.Take("decode", "more", 1); err == nil || !strings.Contains(err.Error(), "all 20 are in use") {
 		t.Error(err)
 	}
 }

@@ -288,6 +288,9 @@ func (b *Backend) Info() kernels.Info {
 	return kernels.Info{Name: "cuda", Numerics: b.numerics, Device: b.device}
 }
 
+// PCI is the bus id of the device.
+func (b *Backend) PCI() []string { return []string{b.pci} }
+
 // Arch implements kernels.Backend.
 func (b *Backend) Arch() arch.Config { return b.arch }
 

@@ -262,6 +262,14 @@ func (g *Ranks) Info() kernels.Info {
 	return kernels.Info{Name: "cuda", Numerics: g.lead.opt.rankNumerics(bits, len(g.ranks)), Ranks: len(g.ranks), Device: strings.Join(names, ", ")}
 }
 
+// PCI is the bus id of each rank's device.
+func (g *Ranks) PCI() (list []string) {
+	for _, b := range g.ranks {
+		list = append(list, b.pci)
+	}
+	return list
+}
+
 // Arch implements kernels.Backend.
 func (g *Ranks) Arch() arch.Config { return g.lead.arch }
 
