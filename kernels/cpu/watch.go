@@ -123,34 +123,14 @@ func (t *team) ofRank(member int, p any) any {
 func (t *team) watchOver(w *watch) {
 	tick := time.NewTicker(watchTick)
 	defer tick.Stop()
-	seen, silent := make([]uint64, t.size), make([]int, t.size)
-	last := time.Now()
+	g := newGaze(t, time.Now())
 	for {
-		var now time.Time
 		select {
 		case <-w.quit:
 			return
 		case <-tick.C:
-			now = time.Now()
 		}
-		late := now.Sub(last) > watchTick*3/2
-		last = now
-		var stuck []string
-		for i := range t.seats {
-			s := &t.seats[i]
-			switch beats := s.beats.Load(); {
-			case s.resting.Load() || beats != seen[i]:
-				seen[i], silent[i] = beats, 0
-			case !late:
-				silent[i]++
-			}
-			if silent[i] < watchTicks {
-				continue
-			}
-			if rank := strconv.Itoa(s.rank); !slices.Contains(stuck, rank) {
-				stuck = append(stuck, rank)
-			}
-		}
+		stuck := g.look(t, time.Now())
 		if stuck == nil {
 			continue
 		}
@@ -160,6 +140,39 @@ func (t *team) watchOver(w *watch) {
 		t.fail(w.err) // the others leave
 		return
 	}
+}
+
+// gaze is what a watch has seen of the members.
+type gaze struct {
+	last   time.Time
+	beats  []uint64
+	silent []int // ticks
+}
+
+func newGaze(t *team, now time.Time) *gaze {
+	return &gaze{last: now, beats: make([]uint64, t.size), silent: make([]int, t.size)}
+}
+
+// look counts one tick, and returns the ranks that hang.
+func (g *gaze) look(t *team, now time.Time) (stuck []string) {
+	late := now.Sub(g.last) > watchTick*3/2
+	g.last = now
+	for i := range t.seats {
+		s := &t.seats[i]
+		switch beats := s.beats.Load(); {
+		case s.resting.Load() || beats != g.beats[i]:
+			g.beats[i], g.silent[i] = beats, 0
+		case !late:
+			g.silent[i]++
+		}
+		if g.silent[i] < watchTicks {
+			continue
+		}
+		if rank := strconv.Itoa(s.rank); !slices.Contains(stuck, rank) {
+			stuck = append(stuck, rank)
+		}
+	}
+	return stuck
 }
 
 // close ends the watch and waits for it. w may be nil.

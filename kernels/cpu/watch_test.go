@@ -150,3 +150,47 @@ func TestSilence(t *testing.T) {
 		}
 	}
 }
+
+// TestGaze: silence is that of members at work, in ticks that come in time.
+func TestGaze(t *testing.T) {
+	team := newTeam(4, 2)
+	defer team.close()
+	began := time.Now()
+	f := func(what string, want int, every time.Duration, at func(tick int)) {
+		t.Helper()
+		g := newGaze(team, began)
+		for i := range team.seats {
+			team.seats[i].rest()
+		}
+		team.seats[1].resume()
+		team.seats[3].resume()
+		g.look(team, began)
+		for tick := 1; tick <= 10*watchTicks; tick++ {
+			at(tick)
+			stuck := g.look(team, began.Add(time.Duration(tick)*every))
+			if stuck == nil {
+				continue
+			}
+			if tick != want || strings.Join(stuck, ",") != "1" {
+				t.Errorf("%s: ranks %v hang at tick %d, want rank 1 at %d", what, stuck, tick, want)
+			}
+			return
+		}
+		if want > 0 {
+			t.Errorf("%s: nobody hangs", what)
+		}
+	}
+	works := func(int) { team.seats[1].progress() }
+	f("one is silent", watchTicks, watchTick, works)
+	f("it works at times", 0, watchTick, func(tick int) {
+		if works(tick); tick%(watchTicks-1) == 0 {
+			team.seats[3].progress()
+		}
+	})
+	f("ticks are late", 0, 2*watchTick, works)
+	f("it begins to rest", 0, watchTick, func(tick int) {
+		if works(tick); tick == watchTicks-1 {
+			team.seats[3].rest()
+		}
+	})
+}

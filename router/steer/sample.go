@@ -85,6 +85,9 @@ func (s *Steer) processes() map[string]Process {
 func (s *Steer) worker(m *fleet.Member, ends bool) planner.Worker {
 	w := planner.Worker{ID: m.ID, Role: planner.Role(m.Role), State: planner.Starting, Running: m.Load.Running, Waiting: m.Load.Waiting,
 		QueuedTokens: m.Load.QueuedTokens, GPUs: max(1, m.TP) * max(1, m.PP)}
+	if m.Dialect == fleet.Native && len(m.Devices) == 0 { // its ranks are threads
+		w.GPUs = 1
+	}
 	if m.Alone() {
 		w.Role = planner.Whole
 	}
