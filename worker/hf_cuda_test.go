@@ -47,7 +47,7 @@ func TestHFLogits(t *testing.T) {
 			run := func(name string, chunk int, invariant bool) {
 				cfg := DefaultConfig(fleet.Prefill)
 				cfg.Device, cfg.Blocks, cfg.BatchInvariant = "cuda", 64, invariant
-				b, err := newBackend(&cfg, m, false, slog.New(slog.DiscardHandler))
+				b, err := newBackend(&cfg, m, nil, false, slog.New(slog.DiscardHandler))
 				if err != nil {
 					t.Fatal(err)
 				}
