@@ -52,6 +52,8 @@ type planNeed struct {
 	From    int     `json:"from"`
 	To      int     `json:"to"`
 	Workers int     `json:"workers"` // 0: none of these suffice
+	// Requests is how many of them a window has.
+	Requests int `json:"requests"`
 }
 
 // sureness is the goodput of the best two fleets, or the best one, with several seeds.
