@@ -161,7 +161,7 @@ const (
 
 // compute fills in the result.
 func (p *planFlags) compute(ctx context.Context, r *plan, t *steptable.Table, load *planLoad, promise sim.Promise, stderr io.Writer) error {
-	c := sim.Case{Config: twinOf(t, promise, p.seed, p.shed), Load: load.seeded(p.seed), Span: load.span, Promise: promise, Patience: load.patience(&promise), Progress: &sim.Progress{}}
+	c := sim.Case{Config: twinOf(t, promise, p.seed, p.shed), Load: load.seeded(p.seed), Span: load.span, Promise: promise, Patience: load.patience(&promise), Probes: []float64{1.1, 1.3, 1.8}, Progress: &sim.Progress{}}
 	defer telling(stderr, c.Progress)()
 	r.Workers = p.most
 	if p.asksHowMany() {

@@ -22,20 +22,23 @@ func (l *lines) Write(b []byte) (int, error) {
 	return l.to.Write(b)
 }
 
-// tellsEvery is how often who waits for a computation hears of it.
-const tellsEvery = 2 * time.Second
+// Who waits for a computation hears of it after firstTold, and then each time after twice as long, up to lastTold.
+const firstTold, lastTold = 2 * time.Second, 32 * time.Second
 
 // telling says now and then how far a computation is, until end is called, which waits for that.
 func telling(stderr io.Writer, p *sim.Progress) (end func()) {
 	began := time.Now()
 	return background(func(ctx context.Context) {
-		tick := time.NewTicker(tellsEvery)
-		defer tick.Stop()
+		wait := firstTold
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
 		for {
 			select {
 			case <-ctx.Done():
 				return
-			case now := <-tick.C:
+			case now := <-timer.C:
+				wait = min(2*wait, lastTold)
+				timer.Reset(wait)
 				fmt.Fprintf(stderr, "%v: %d tries begun, %d requests computed\n", now.Sub(began).Round(time.Second), p.Tries.Load(), p.Requests.Load())
 			}
 		}

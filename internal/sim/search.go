@@ -20,6 +20,9 @@ type Case struct {
 	Patience time.Duration // how long the last requests of a load may take
 	// Span is how long a load takes to come; nil: until its last request.
 	Span func([]Request) time.Duration
+	// Probes are how many times a goodput a search looks beyond it: more load may do where less does not, as steps get fuller and
+	// queues are of other lengths. nil: it believes that what is above what does not, does not.
+	Probes []float64
 	// Progress, if set, counts what is done.
 	Progress *Progress
 	// Resolution is how close a search goes: a load by this part above the highest that does may do, too;
@@ -34,11 +37,12 @@ type Progress struct{ Tries, Requests atomic.Int64 } // that were begun, and tha
 const DefaultResolution = 0.02
 
 const (
-	farthest  = 40      // doublings or halvings until one of each is found
-	mostTried = 1 << 20 // requests of a load
-	leastSpan = time.Second
-	near      = 1.1  // in place of 2, at first, where the goodput is known, but for the seed
-	hopeless  = 0.02 // a share of good requests below which a curve tells nothing more
+	farthest   = 40      // doublings or halvings until one of each is found
+	mostTried  = 1 << 20 // requests of a load
+	leastSpan  = time.Second
+	mostProbed = 4    // goodputs of a search that are not its last
+	near       = 1.1  // in place of 2, at first, where the goodput is known, but for the seed
+	hopeless   = 0.02 // a share of good requests below which a curve tells nothing more
 )
 
 // Search looks for a fleet's goodput: by doubling and halving, and then between.
@@ -92,14 +96,33 @@ func (c *Case) trial(s Split) *trial {
 	return &trial{c, s.Of(c.Config), Goodput{Split: s, Fleet: s.String()}}
 }
 
-// search looks for the highest load that does, from a speed on in steps of a factor, which grows to 2, and
-// then between.
+// search looks for the highest load that does, from a speed on in steps of a factor, which grows to 2, then
+// between, and then beyond.
 func (t *trial) search(ctx context.Context, speed, factor float64) error {
-	var does, doesNot float64
+	does, err := t.climb(ctx, 0, speed, factor)
+	for n := 0; n < mostProbed && err == nil && does > 0 && !t.out.AtLeast; n++ {
+		further := false
+		for _, by := range t.Probes {
+			speed = does * by
+			if further, err = t.run(ctx, speed, false); further || err != nil {
+				break
+			}
+		}
+		if err != nil || !further || t.out.AtLeast {
+			return err
+		}
+		does, err = t.climb(ctx, speed, speed*near, near)
+	}
+	return err
+}
+
+// climb looks for the highest load that does, from a speed on, where one may be known to do.
+func (t *trial) climb(ctx context.Context, does, speed, factor float64) (float64, error) {
+	doesNot := 0.0
 	for n := 0; (does == 0 || doesNot == 0) && n < farthest && !t.out.AtLeast; n++ {
 		ok, err := t.run(ctx, speed, false)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if ok {
 			does, speed = speed, speed*factor
@@ -112,7 +135,7 @@ func (t *trial) search(ctx context.Context, speed, factor float64) error {
 		middle := (does + doesNot) / 2
 		ok, err := t.run(ctx, middle, false)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if ok {
 			does = middle
@@ -120,7 +143,7 @@ func (t *trial) search(ctx context.Context, speed, factor float64) error {
 			doesNot = middle
 		}
 	}
-	return nil
+	return does, nil
 }
 
 // run reports whether a load is kept up: enough requests are good, it would go on so (see lasts), and what that takes is not more
