@@ -26,7 +26,7 @@ type plan struct {
 	Workers int               `json:"workers"`
 	Price   float64           `json:"price,omitempty"` // of a worker and hour
 	Need    *planNeed         `json:"need,omitempty"`  // nil: nobody asked
-	// Bound is a rate that no fleet keeps up: see sim.Highest.
+	// Bound is a rate that no fleet keeps up: see sim.Case.Highest.
 	Bound  float64   `json:"bound"`
 	Fleets []planned `json:"fleets"` // the best first
 	Sure   *sureness `json:"sure,omitempty"`

@@ -200,7 +200,8 @@ func (t *trial) run(ctx context.Context, speed float64, all bool) (kept bool, er
 
 // lasts reports whether first tokens do not come later and later. Where they may come late, a fleet
 // gets through a window with more than it computes, by leaving the rest for afterwards; it would not go on so. So the good requests of the
-// last quarter may not have waited longer than those of the first one by more than a part of the time between them. A limit that
+// last quarter may not have waited longer than those of the first one by more than a part of the time between them, and what a Poisson load
+// brings more in one half than in the other by chance (its standard deviation). A limit that
 // is shorter than that is not affected, and neither are loads of too few requests to tell.
 func (t *trial) lasts(out []Outcome) bool {
 	const (
@@ -227,7 +228,8 @@ func (t *trial) lasts(out []Outcome) bool {
 	early, some := wait(out[:n])
 	late, others := wait(out[len(out)-n:])
 	between := out[len(out)-1-n/2].At - out[n/2].At
-	return !some || !others || late-early <= time.Duration(growth*float64(between))
+	chance := float64(out[len(out)-1].At-out[0].At) / math.Sqrt(2*float64(len(out)))
+	return !some || !others || late-early <= time.Duration(growth*float64(between)+chance)
 }
 
 // span is how long a load that is not empty takes to come, at least leastSpan, and whether it is less.
