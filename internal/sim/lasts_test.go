@@ -35,7 +35,7 @@ func TestLasts(t *testing.T) {
 			return every(time.Duration(float64(time.Second)/speed), int(c.window.Seconds()*speed), 250, 1)
 		}
 		g, err := k.Search(t.Context(), Split{Whole: 1})
-		if most := min(107, bound); err != nil || g.Rate < c.least || g.Rate > most {
+		if most := min(112, bound); err != nil || g.Rate < c.least || g.Rate > most {
 			t.Errorf("%s: %.1f requests/s, want %v to %.1f; %v", c.name, g.Rate, c.least, most, err)
 		}
 		if ok, err := k.Keeps(t.Context(), Split{Whole: 1}, 200); ok || err != nil {
