@@ -44,9 +44,12 @@ func (p *planFlags) check(given func(flag string) bool) (sim.Promise, error) {
 	return out, nil
 }
 
+// mostRequests bounds a window.
+const mostRequests = 1e7
+
 // checkWorkers finds out how many workers there are.
 func (p *planFlags) checkWorkers(given func(flag string) bool) error {
-	const dear, slowest, fastest, requests = 1e9, 1e-3, 1e5, 1e7
+	const dear, slowest, fastest = 1e9, 1e-3, 1e5
 	within := func(flag string, v float64) bool { return v > 0 && v <= dear || v == 0 && !given(flag) }
 	switch {
 	case !within("cost", p.cost):
@@ -55,8 +58,8 @@ func (p *planFlags) checkWorkers(given func(flag string) bool) error {
 		return fmt.Errorf("--budget %v: want more than 0 and at most %g", p.budget, dear)
 	case given("rate") && !(p.rate >= slowest && p.rate <= fastest):
 		return fmt.Errorf("--rate %v: want %g to %g requests a second", p.rate, slowest, fastest)
-	case p.rate*p.window.Seconds() > requests:
-		return fmt.Errorf("--rate %v: in a --window of %v that is more than %g requests", p.rate, p.window, requests)
+	case p.rate*p.window.Seconds() > mostRequests:
+		return fmt.Errorf("--rate %v: in a --window of %v that is more than %g requests", p.rate, p.window, mostRequests)
 	case p.rate > 0 && p.trace != "":
 		return errors.New("--rate is of drawn requests: those of --trace come at their own times")
 	case p.budget > 0 && given("workers"):

@@ -84,7 +84,7 @@ func (p *planFlags) load(ctx context.Context, t *steptable.Table, stderr io.Writ
 			cfg := arrivals
 			cfg.Rate *= speed
 			times, rng := arrival.New(cfg, seed), rand.New(rand.NewPCG(seed, 1))
-			var entries []workload.Entry
+			entries := make([]workload.Entry, 0, int(1.05*min(cfg.Rate*p.window.Seconds(), mostRequests)))
 			for at := times.Next(); at < p.window; at = times.Next() {
 				if len(entries)%4096 == 0 && ctx.Err() != nil {
 					return nil
