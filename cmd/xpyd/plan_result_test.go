@@ -54,6 +54,16 @@ func TestPlanHowMany(t *testing.T) {
 	}
 }
 
+// TestPlanFew: of a load that has next to no requests in a window nothing is said without that.
+func TestPlanFew(t *testing.T) {
+	for n, few := range map[int]bool{1: true, fewRequests: false} {
+		p := plan{Need: &planNeed{Rate: 2, From: 1, To: 2, Workers: 1, Requests: n}, Fleets: []planned{{}}}
+		if got := strings.HasPrefix(p.says()[0], "Only 1 of the load's requests come in a window"); got != few {
+			t.Errorf("%d requests: %s", n, p.says()[0])
+		}
+	}
+}
+
 // TestPlanPage: a page that needs nothing else has the text's sentences, and a plot of each kind in which
 // each fleet has a line.
 func TestPlanPage(t *testing.T) {
