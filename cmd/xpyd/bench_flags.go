@@ -114,8 +114,11 @@ func parseSLO(text string) (slo record.SLO, err error) {
 	for part := range strings.SplitSeq(text, ",") {
 		name, value, _ := strings.Cut(part, "=")
 		limit, err := time.ParseDuration(value)
-		if err != nil || limit <= 0 {
+		switch {
+		case err != nil:
 			return slo, fmt.Errorf("--slo %q: want NAME=TIME, such as ttft=500ms", part)
+		case limit <= 0:
+			return slo, fmt.Errorf("--slo %q: want a time above 0", part)
 		}
 		to := limits[name]
 		if to == nil {

@@ -240,6 +240,9 @@ func showSteps(w io.Writer, r *stepbench.Result) error {
 	if h := t.HeldOut; h.Steps > 0 {
 		fmt.Fprintf(w, "\n%d random steps that the table is not made of: off by %.1f %% (median), %.1f %% (p90), %.1f %% at worst; bias %+.1f %%\n",
 			h.Steps, 100*h.Median, 100*h.P90, 100*h.Worst, 100*h.Bias)
+		if h.Bad() {
+			fmt.Fprintf(w, "That is a bad table, which plans nothing: %s\n", remeasure)
+		}
 	}
 	fmt.Fprintf(w, "KV: %d bytes a token, %.2f GB/s, %.0f µs a transfer; %s\n", t.KV.BytesPerToken, t.KV.Bandwidth/1e9, math.Round(t.KV.Latency*1e6), t.KV.How)
 	if r.LeftOut > 0 {

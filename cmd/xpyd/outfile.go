@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
@@ -12,46 +13,59 @@ import (
 // outFile is where a result goes once it is whole: a regular file gets it in one piece, what is no
 // regular file, such as a pipe, as it is. It may be nil: nowhere.
 type outFile struct {
-	*os.File
-	path string // of the regular file; "": File is the place itself
+	path string      // of the regular file
+	mode os.FileMode // of that; 0: as the umask says
+	open *os.File    // what is no regular file
 }
 
-// createOut opens a place before there is a result, so that one that cannot be written is known.
+// createOut looks at a place before there is a result, so that one that cannot be written is known. It leaves nothing there.
 func createOut(path string) (*outFile, error) {
 	if path == "" {
 		return nil, nil
 	}
-	as := os.FileMode(0)
+	o := &outFile{path: path}
 	switch info, err := os.Stat(path); {
 	case err == nil && info.IsDir():
 		return nil, fmt.Errorf("%s is a folder", path)
 	case err == nil && !info.Mode().IsRegular():
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
-		return &outFile{File: f}, err
+		return &outFile{open: f}, err
 	case err == nil: // a link stays one, and the file as private as it is
-		if path, err = filepath.EvalSymlinks(path); err != nil {
+		if o.path, err = filepath.EvalSymlinks(path); err != nil {
 			return nil, err
 		}
-		as = info.Mode().Perm()
+		o.mode = info.Mode().Perm()
 	}
-	f, err := os.OpenFile(path+"."+rand.Text(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) // less the umask
+	f, err := o.create()
+	if err == nil {
+		_ = f.Close()
+		err = os.Remove(f.Name())
+	}
+	return o, err
+}
+
+// create makes a file beside the one that is to be.
+func (o *outFile) create() (*os.File, error) {
+	f, err := os.OpenFile(o.path+"."+rand.Text(), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666) // less the umask
 	if err != nil {
-		return nil, err
+		var at *fs.PathError
+		if errors.As(err, &at) {
+			err = at.Err
+		}
+		return nil, fmt.Errorf("%s: %w", o.path, err)
 	}
-	if as != 0 {
-		err = f.Chmod(as)
+	if o.mode != 0 {
+		if err := f.Chmod(o.mode); err != nil {
+			return nil, errors.Join(err, f.Close(), os.Remove(f.Name()))
+		}
 	}
-	return &outFile{f, path}, err
+	return f, nil
 }
 
 // drop gives up.
 func (o *outFile) drop() {
-	if o == nil {
-		return
-	}
-	_ = o.Close()
-	if o.path != "" {
-		os.Remove(o.Name())
+	if o != nil && o.open != nil {
+		_ = o.open.Close()
 	}
 }
 
@@ -60,15 +74,18 @@ func (o *outFile) keep(write func(io.Writer) error) error {
 	if o == nil {
 		return nil
 	}
-	if o.path == "" {
-		return errors.Join(write(o), o.Close())
+	if o.open != nil {
+		return errors.Join(write(o.open), o.open.Close())
 	}
-	err := errors.Join(write(o), o.Close())
-	if err == nil {
-		err = os.Rename(o.Name(), o.path)
+	f, err := o.create()
+	if err != nil {
+		return err
+	}
+	if err = errors.Join(write(f), f.Close()); err == nil {
+		err = os.Rename(f.Name(), o.path)
 	}
 	if err != nil {
-		os.Remove(o.Name())
+		os.Remove(f.Name())
 	}
 	return err
 }

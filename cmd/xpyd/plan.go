@@ -52,9 +52,15 @@ needs, give a range, such as --workers 1-8, and the load's --rate or a --trace: 
 for the fewest of which some fleet keeps the load up as it comes.
 
 Workers are as xpyd prefill and xpyd decode are with the promises of --slo and without further
-settings, on the device of the table, each with a device and the table's KV pool of its own. No
+settings, on the device of the table, each with a device and the table's KV pool of its own. They
+are warm: each has served some requests before the load begins. No
 request is longer than the table's max_context: of drawn lengths what does not fit is cut, and a
-trace's longer requests are left out.`,
+trace's longer requests are left out.
+
+A load is kept up if the fleet would go on so: enough requests of the --window are good, and first
+tokens do not come later and later in it. Give a window of several times an answer's length in
+time. Memory and time grow with the workers, as each has an engine and a cache, with the requests
+of a window, and with the processors, of which each computes a fleet.`,
 		Example: `  xpyd bench step --model /models/llama-3-8b --device cuda --out h100.json
   xpyd plan --table h100.json --workers 4 --slo ttft=2s,tpot=25ms --input normal:2000,500 --output exp:200 --html plan.html
   xpyd plan --table h100.json --workers 8 --slo ttft=2s,itl=25ms --ttft-per-1000 125ms --trace conversation_trace.jsonl --max-context 32000 --json plan.json
@@ -71,7 +77,7 @@ trace's longer requests are left out.`,
 	f.Float64Var(&p.share, "share", 0.9, "part of the requests that are to be good")
 	f.BoolVar(&p.shed, "shed-late", false, "workers refuse prompts that cannot be in time any more (shed_late)")
 	f.StringVar(&p.trace, "trace", "", "Mooncake (JSON lines) or Azure (CSV) trace")
-	f.IntVar(&p.maxContext, "max-context", 0, "of --trace: leave out requests of more tokens than this; 0: than the table says that a worker takes")
+	f.IntVar(&p.maxContext, "max-context", 0, "leave out requests of more tokens than this (--trace), or cut them (drawn ones); 0: than the table says that a worker takes")
 	f.StringVar(&p.input, "input", "512", "tokens of a prompt, without --trace")
 	f.StringVar(&p.output, "output", "128", "tokens of an answer, without --trace")
 	f.Float64Var(&p.rate, "rate", 0, "without --trace: requests a second that are to be kept up; default: as many as can be")
@@ -86,7 +92,7 @@ trace's longer requests are left out.`,
 }
 
 func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
-	promise, err := p.check(cmd.Flags().Changed("workers"))
+	promise, err := p.check(cmd.Flags().Changed)
 	if err != nil {
 		return usageError{err}
 	}
@@ -94,9 +100,10 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 	if err != nil {
 		return usageError{err}
 	}
-	load, err := p.load(t, cmd.ErrOrStderr())
+	stderr := &lines{to: cmd.ErrOrStderr()}
+	load, err := p.load(cmd.Context(), t, stderr)
 	if err != nil {
-		return usageError{err}
+		return p.failed(cmd.Context(), usageError{err})
 	}
 	asJSON, asPage, err := p.create()
 	if err != nil {
@@ -105,26 +112,33 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 	began := time.Now()
 	result := &plan{Table: t.About, HeldOut: t.HeldOut, Noise: t.Spread(), Load: p.described(), Promise: p.slo, Share: p.share, Window: p.window.Seconds(), Price: p.cost,
 		Command: strings.Join(command(cmd), " ")}
-	if err := p.compute(cmd.Context(), result, t, load, promise, cmd.ErrOrStderr()); err != nil {
+	if err := p.compute(cmd.Context(), result, t, load, promise, stderr); err != nil {
 		asJSON.drop()
 		asPage.drop()
-		if errors.Is(err, context.Canceled) {
-			return errors.New("plan: interrupted")
-		}
-		return fmt.Errorf("plan: %w", err)
+		return p.failed(cmd.Context(), fmt.Errorf("plan: %w", err))
 	}
 	result.Took = time.Since(began).Seconds()
-	if err := asPage.keep(result.writePage); err != nil {
-		asJSON.drop()
-		return fmt.Errorf("plan: --html: %w", err)
-	}
+	show := result.writeText
 	if p.json == "-" {
-		return result.writeJSON(cmd.OutOrStdout())
+		show = result.writeJSON
 	}
-	if err := asJSON.keep(result.writeJSON); err != nil {
-		return fmt.Errorf("plan: --json: %w", err)
+	return errors.Join(show(cmd.OutOrStdout()), named("plan: --html", asPage.keep(result.writePage)), named("plan: --json", asJSON.keep(result.writeJSON)))
+}
+
+// failed is an error, or that the user wanted no more.
+func (p *planFlags) failed(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return errors.New("plan: interrupted")
 	}
-	return result.writeText(cmd.OutOrStdout())
+	return err
+}
+
+// named says what failed; nil stays nil.
+func named(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
 }
 
 // create opens the files of --json and --html, if there are any.
@@ -146,12 +160,19 @@ const (
 )
 
 // compute fills in the result.
-func (p *planFlags) compute(ctx context.Context, r *plan, t *steptable.Table, load func(seed uint64) sim.Requests, promise sim.Promise, stderr io.Writer) error {
-	// The last requests of a window may take as long as it, at least.
-	c := sim.Case{Config: twinOf(t, promise, p.seed, p.shed), Load: load(p.seed), Promise: promise, Patience: promise.TTFT + max(p.window, time.Minute)}
+func (p *planFlags) compute(ctx context.Context, r *plan, t *steptable.Table, load *planLoad, promise sim.Promise, stderr io.Writer) error {
+	c := sim.Case{Config: twinOf(t, promise, p.seed, p.shed), Load: load.seeded(p.seed), Span: load.span, Promise: promise, Patience: load.patience(&promise), Probes: []float64{1.1, 1.3, 1.8}, Progress: &sim.Progress{}}
+	defer telling(stderr, c.Progress)()
 	r.Workers = p.most
 	if p.asksHowMany() {
-		r.Need = &planNeed{From: p.least, To: p.most, Rate: cmp.Or(p.rate, sim.Rate(c.Load(1)))}
+		first := c.Load(1)
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if len(first) == 0 {
+			return usageError{fmt.Errorf("--rate %v: in a --window of %v no request comes: give a longer one", p.rate, p.window)}
+		}
+		r.Need = &planNeed{From: p.least, To: p.most, Rate: cmp.Or(p.rate, c.Rate(first)), Requests: len(first)}
 		n, err := c.Fewest(ctx, p.least, p.most, func(n int, fits []sim.Split) {
 			fmt.Fprintf(stderr, "%s: the load is kept up by %s\n", counted(n), splitNames(fits))
 		})
@@ -172,7 +193,10 @@ func (p *planFlags) compute(ctx context.Context, r *plan, t *steptable.Table, lo
 			return err
 		}
 	}
-	r.Bound = sim.Highest(&c.Config.Worker, r.Workers, c.Load, promise)
+	if r.Bound, err = c.Highest(ctx, r.Workers); err != nil {
+		return err
+	}
+	r.Bound = max(r.Bound, found[0].Rate) // which is within the bound of its own requests; they differ a little from those of the highest load
 	for _, g := range found {
 		r.Fleets = append(r.Fleets, r.planned(g))
 	}
@@ -186,7 +210,7 @@ func (p *planFlags) compute(ctx context.Context, r *plan, t *steptable.Table, lo
 }
 
 // repeat searches the best two fleets with other seeds; nil if that would say nothing.
-func (p *planFlags) repeat(ctx context.Context, c sim.Case, found []sim.Goodput, load func(seed uint64) sim.Requests, stderr io.Writer) (*sureness, error) {
+func (p *planFlags) repeat(ctx context.Context, c sim.Case, found []sim.Goodput, load *planLoad, stderr io.Writer) (*sureness, error) {
 	if found = found[:min(2, len(found))]; found[len(found)-1].Speed == 0 {
 		found = found[:len(found)-1]
 	}
@@ -197,7 +221,7 @@ func (p *planFlags) repeat(ctx context.Context, c sim.Case, found []sim.Goodput,
 	for i := range cases {
 		cases[i] = c
 		cases[i].Config.Seed = p.seed + uint64(i) + 1
-		cases[i].Load = load(cases[i].Config.Seed)
+		cases[i].Load = load.seeded(cases[i].Config.Seed)
 	}
 	again, err := sim.Repeat(ctx, cases, found, func(i int, g *sim.Goodput) {
 		fmt.Fprintf(stderr, "%s, seed %d: %s requests/s, after %d tries\n", g.Fleet, cases[i].Config.Seed, digits(g.Rate), g.Runs)

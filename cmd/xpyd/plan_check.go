@@ -14,9 +14,9 @@ import (
 func (p *planFlags) asksHowMany() bool { return p.rate > 0 || p.most > p.least }
 
 // check checks the flags.
-func (p *planFlags) check(workersGiven bool) (sim.Promise, error) {
+func (p *planFlags) check(given func(flag string) bool) (sim.Promise, error) {
 	out := sim.Promise{Share: p.share, PerToken: p.perThousand / 1000}
-	if err := p.checkWorkers(workersGiven); err != nil {
+	if err := p.checkWorkers(given); err != nil {
 		return out, err
 	}
 	switch {
@@ -44,29 +44,35 @@ func (p *planFlags) check(workersGiven bool) (sim.Promise, error) {
 	return out, nil
 }
 
+// mostRequests bounds a window.
+const mostRequests = 1e7
+
 // checkWorkers finds out how many workers there are.
-func (p *planFlags) checkWorkers(given bool) error {
-	const dear, slowest, fastest, requests = 1e9, 1e-3, 1e5, 1e7
-	within := func(v float64) bool { return v >= 0 && v <= dear }
+func (p *planFlags) checkWorkers(given func(flag string) bool) error {
+	const dear, slowest, fastest = 1e9, 1e-3, 1e5
+	within := func(flag string, v float64) bool { return v > 0 && v <= dear || v == 0 && !given(flag) }
 	switch {
-	case !within(p.cost):
-		return fmt.Errorf("--cost %v: want 0 to %g", p.cost, dear)
-	case !within(p.budget):
-		return fmt.Errorf("--budget %v: want 0 to %g", p.budget, dear)
-	case p.rate != 0 && !(p.rate >= slowest && p.rate <= fastest):
+	case !within("cost", p.cost):
+		return fmt.Errorf("--cost %v: want more than 0 and at most %g", p.cost, dear)
+	case !within("budget", p.budget):
+		return fmt.Errorf("--budget %v: want more than 0 and at most %g", p.budget, dear)
+	case given("rate") && !(p.rate >= slowest && p.rate <= fastest):
 		return fmt.Errorf("--rate %v: want %g to %g requests a second", p.rate, slowest, fastest)
-	case p.rate*p.window.Seconds() > requests:
-		return fmt.Errorf("--rate %v: in a --window of %v that is more than %g requests", p.rate, p.window, requests)
+	case p.rate*p.window.Seconds() > mostRequests:
+		return fmt.Errorf("--rate %v: in a --window of %v that is more than %g requests", p.rate, p.window, mostRequests)
 	case p.rate > 0 && p.trace != "":
 		return errors.New("--rate is of drawn requests: those of --trace come at their own times")
-	case p.budget > 0 && given:
+	case p.budget > 0 && given("workers"):
 		return errors.New("--budget and --workers exclude each other: the former says how many workers there are")
 	case p.budget > 0 && p.cost == 0:
 		return errors.New("--budget needs --cost, what a worker costs an hour")
 	case p.budget > 0:
 		p.most = int(min(p.budget/p.cost+1e-9, mostWorkers+1))
-		if p.least = p.most; p.most < 1 || p.most > mostWorkers {
-			return fmt.Errorf("--budget %v pays %d workers at --cost %v: want 1 to %d", p.budget, p.most, p.cost, mostWorkers)
+		switch p.least = p.most; {
+		case p.most < 1:
+			return fmt.Errorf("--budget %v pays 0 workers at --cost %v: want 1 to %d", p.budget, p.cost, mostWorkers)
+		case p.most > mostWorkers:
+			return fmt.Errorf("--budget %v pays more than %d workers at --cost %v", p.budget, mostWorkers, p.cost)
 		}
 		return nil
 	}

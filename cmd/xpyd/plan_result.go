@@ -26,7 +26,7 @@ type plan struct {
 	Workers int               `json:"workers"`
 	Price   float64           `json:"price,omitempty"` // of a worker and hour
 	Need    *planNeed         `json:"need,omitempty"`  // nil: nobody asked
-	// Bound is a rate that no fleet keeps up: see sim.Highest.
+	// Bound is a rate that no fleet keeps up: see sim.Case.Highest.
 	Bound  float64   `json:"bound"`
 	Fleets []planned `json:"fleets"` // the best first
 	Sure   *sureness `json:"sure,omitempty"`
@@ -52,6 +52,8 @@ type planNeed struct {
 	From    int     `json:"from"`
 	To      int     `json:"to"`
 	Workers int     `json:"workers"` // 0: none of these suffice
+	// Requests is how many of them a window has.
+	Requests int `json:"requests"`
 }
 
 // sureness is the goodput of the best two fleets, or the best one, with several seeds.

@@ -9,10 +9,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/loadgen/record"
 	"github.com/xpyd/xpyd/internal/sim"
+	"github.com/xpyd/xpyd/internal/stepbench"
 	"github.com/xpyd/xpyd/internal/steptable"
 )
 
@@ -49,6 +51,16 @@ func TestPlanHowMany(t *testing.T) {
 	}
 	if p := ask("--budget", "7", "--cost", "3", "--seeds", "1"); p.Workers != 2 {
 		t.Errorf("a budget of 7 pays %d workers at 3", p.Workers)
+	}
+}
+
+// TestPlanFew: of a load that has next to no requests in a window nothing is said without that.
+func TestPlanFew(t *testing.T) {
+	for n, few := range map[int]bool{1: true, fewRequests: false} {
+		p := plan{Need: &planNeed{Rate: 2, From: 1, To: 2, Workers: 1, Requests: n}, Fleets: []planned{{}}}
+		if got := strings.HasPrefix(p.says()[0], "Only 1 of the load's requests come in a window"); got != few {
+			t.Errorf("%d requests: %s", n, p.says()[0])
+		}
 	}
 }
 
@@ -109,6 +121,46 @@ func TestPlanSure(t *testing.T) {
 			t.Errorf("%v, %v: %+v", c.a, c.b, l)
 		}
 	}
+}
+
+// TestPlanBadTable: a plan by a table that misses steps says so, and bench step does when it made one.
+func TestPlanBadTable(t *testing.T) {
+	for _, c := range []struct {
+		h   steptable.HeldOut
+		bad bool
+	}{{steptable.HeldOut{}, false}, {steptable.HeldOut{Steps: 40, Median: 0.03, P90: 0.09, Worst: 0.8}, false}, {steptable.HeldOut{Steps: 40, Median: 0.24, P90: 0.2}, true},
+		{steptable.HeldOut{Steps: 40, Median: 0.05, P90: 3}, true}} {
+		table, err := steptable.Open(writeTable(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		table.HeldOut = c.h
+		var step strings.Builder
+		if err := showSteps(&step, &stepbench.Result{Table: table}); err != nil {
+			t.Fatal(err)
+		}
+		p := plan{HeldOut: c.h, Fleets: []planned{{}}}
+		for what, text := range map[string]string{"plan": strings.Join(p.says(), "\n"), "step": step.String()} {
+			if got := strings.Contains(text, "bad table") && strings.Contains(text, remeasure); got != c.bad {
+				t.Errorf("%s of %+v:\n%s", what, c.h, text)
+			}
+		}
+	}
+}
+
+// TestTelling: who waits hears of it within seconds, and then less and less often.
+func TestTelling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out strings.Builder
+		to, p := &lines{to: &out}, &sim.Progress{}
+		end := telling(to, p)
+		p.Tries.Add(3)
+		time.Sleep(100*time.Second + time.Millisecond)
+		end()
+		if got := out.String(); !strings.HasPrefix(got, "2s: 3 tries begun, 0 requests computed\n6s: ") || strings.Count(got, "\n") != 6 {
+			t.Errorf("%s", got)
+		}
+	})
 }
 
 // TestRunLines: what starts a fleet as it was planned.

@@ -11,9 +11,6 @@ import (
 func (r *plan) says() []string {
 	list := append(r.saysNeed(), fmt.Sprintf("At most %s requests/s: no fleet of %s keeps up more, whatever it does. So much the devices compute by the best mix of steps,", digits(r.Bound), counted(r.Workers)),
 		"where nothing is computed twice (linear programming). Times to first tokens are not in that.")
-	if slices.ContainsFunc(r.Fleets, func(g planned) bool { return g.OfBound > 1 }) {
-		list = append(list, "Some are beyond it, as the last requests may wait beyond the end of the load: a longer --window tells more.")
-	}
 	best := r.best()
 	switch {
 	case r.tooShort():
@@ -35,6 +32,9 @@ func (r *plan) tooShort() bool {
 	return slices.ContainsFunc(r.Fleets, func(g planned) bool { return g.AtLeast })
 }
 
+// fewRequests are too few to say much of a load.
+const fewRequests = 20
+
 // saysNeed says how many workers the load needs.
 func (r *plan) saysNeed() []string {
 	n := r.Need
@@ -42,6 +42,9 @@ func (r *plan) saysNeed() []string {
 		return nil
 	}
 	from := fmt.Sprintf("A load of %s requests/s", digits(n.Rate))
+	if n.Requests < fewRequests {
+		from = fmt.Sprintf("Only %d of the load's requests come in a window: a longer --window tells more. %s", n.Requests, from)
+	}
 	switch {
 	case n.Workers == 0 && n.From == n.To:
 		return []string{fmt.Sprintf("%s is too much for %s.", from, counted(n.To))}
@@ -74,6 +77,9 @@ func (r *plan) saysSure() (list []string) {
 	if h := r.HeldOut; h.Steps > 0 {
 		list = append(list, fmt.Sprintf("The table is off by %.1f %% (median) and %.1f %% (p90) of %d steps that it is not made of; runs of one step differ by %.1f %%.",
 			100*h.Median, 100*h.P90, h.Steps, 100*r.Noise))
+		if h.Bad() {
+			list = append(list, "That is a bad table, and what is said here is not to be relied on: "+remeasure+".")
+		}
 	}
 	return append(list, "How far such plans are from real fleets was measured: twin.* in bench/README.md.")
 }

@@ -9,9 +9,12 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/xpyd/xpyd/internal/loadgen/record"
+	"github.com/xpyd/xpyd/internal/sim"
 	"github.com/xpyd/xpyd/internal/steptable"
 )
 
@@ -83,32 +86,37 @@ func TestPlan(t *testing.T) {
 func TestPlanRefuses(t *testing.T) {
 	table, ok := writeTable(t), "ttft=1s,tpot=10ms"
 	for want, args := range map[string][]string{
-		"--table is needed":    {"--slo", ok},
-		"--slo is needed":      {"--table", table},
-		"is none of":           {"--table", table, "--slo", "x=1s"},
-		"no such file":         {"--table", table + "x", "--slo", ok},
-		"--workers 3-2":        {"--table", table, "--slo", ok, "--workers", "3-2", "--rate", "1"},
-		"--workers x":          {"--table", table, "--slo", ok, "--workers", "x"},
-		"--workers 1-3 asks":   {"--table", table, "--slo", ok, "--workers", "1-3"},
-		"--rate is of drawn":   {"--table", table, "--slo", ok, "--rate", "3", "--trace", table},
-		"--rate -1":            {"--table", table, "--slo", ok, "--rate", "-1"},
-		"--rate 1e-12":         {"--table", table, "--slo", ok, "--rate", "1e-12"},
-		"--rate 1e+300":        {"--table", table, "--slo", ok, "--rate", "1e300"},
-		"than 1e+07 requests":  {"--table", table, "--slo", ok, "--rate", "1e5", "--window", "1h"},
-		"--cost -1":            {"--table", table, "--slo", ok, "--cost", "-1"},
-		"--budget +Inf":        {"--table", table, "--slo", ok, "--budget", "inf"},
-		"--budget needs":       {"--table", table, "--slo", ok, "--budget", "3"},
-		"--budget and":         {"--table", table, "--slo", ok, "--budget", "3", "--cost", "1", "--workers", "2"},
-		"--budget 3 pays 0":    {"--table", table, "--slo", ok, "--budget", "3", "--cost", "4"},
-		"--budget 9e+08 pays":  {"--table", table, "--slo", ok, "--budget", "9e8", "--cost", "4"},
-		"--seeds 0":            {"--table", table, "--slo", ok, "--seeds", "0"},
-		"--workers 0":          {"--table", table, "--slo", ok, "--workers", "0"},
-		"--share 2":            {"--table", table, "--slo", ok, "--share", "2"},
-		"--window 1ms":         {"--table", table, "--slo", ok, "--window", "1ms"},
-		"--ttft-per-1000 -1s":  {"--table", table, "--slo", ok, "--ttft-per-1000", "-1s"},
-		"--ttft-per-1000 adds": {"--table", table, "--slo", "tpot=1s", "--ttft-per-1000", "1s"},
-		"--max-context -1":     {"--table", table, "--slo", ok, "--max-context", "-1"},
-		"--input":              {"--table", table, "--slo", ok, "--input", "x"},
+		"--table is needed":                   {"--slo", ok},
+		"--slo is needed":                     {"--table", table},
+		"is none of":                          {"--table", table, "--slo", "x=1s"},
+		"no such file":                        {"--table", table + "x", "--slo", ok},
+		"--workers 3-2":                       {"--table", table, "--slo", ok, "--workers", "3-2", "--rate", "1"},
+		"--workers x":                         {"--table", table, "--slo", ok, "--workers", "x"},
+		"--workers 1-3 asks":                  {"--table", table, "--slo", ok, "--workers", "1-3"},
+		"--rate is of drawn":                  {"--table", table, "--slo", ok, "--rate", "3", "--trace", table},
+		"--rate -1":                           {"--table", table, "--slo", ok, "--rate", "-1"},
+		"--rate 1e-12":                        {"--table", table, "--slo", ok, "--rate", "1e-12"},
+		"--rate 0: want":                      {"--table", table, "--slo", ok, "--rate", "0"},
+		"--cost 0: want":                      {"--table", table, "--slo", ok, "--cost", "0"},
+		"--budget 0: want":                    {"--table", table, "--slo", ok, "--budget", "0", "--cost", "2"},
+		"no request comes: give a longer one": {"--table", table, "--slo", ok, "--rate", "0.001", "--window", "1s", "--input", "100"},
+		`"ttft=-1s": want a time above 0`:     {"--table", table, "--slo", "ttft=-1s"},
+		"--rate 1e+300":                       {"--table", table, "--slo", ok, "--rate", "1e300"},
+		"than 1e+07 requests":                 {"--table", table, "--slo", ok, "--rate", "1e5", "--window", "1h"},
+		"--cost -1":                           {"--table", table, "--slo", ok, "--cost", "-1"},
+		"--budget +Inf":                       {"--table", table, "--slo", ok, "--budget", "inf"},
+		"--budget needs":                      {"--table", table, "--slo", ok, "--budget", "3"},
+		"--budget and":                        {"--table", table, "--slo", ok, "--budget", "3", "--cost", "1", "--workers", "2"},
+		"--budget 3 pays 0":                   {"--table", table, "--slo", ok, "--budget", "3", "--cost", "4"},
+		"--budget 9e+08 pays more than 1000":  {"--table", table, "--slo", ok, "--budget", "9e8", "--cost", "4"},
+		"--seeds 0":                           {"--table", table, "--slo", ok, "--seeds", "0"},
+		"--workers 0":                         {"--table", table, "--slo", ok, "--workers", "0"},
+		"--share 2":                           {"--table", table, "--slo", ok, "--share", "2"},
+		"--window 1ms":                        {"--table", table, "--slo", ok, "--window", "1ms"},
+		"--ttft-per-1000 -1s":                 {"--table", table, "--slo", ok, "--ttft-per-1000", "-1s"},
+		"--ttft-per-1000 adds":                {"--table", table, "--slo", "tpot=1s", "--ttft-per-1000", "1s"},
+		"--max-context -1":                    {"--table", table, "--slo", ok, "--max-context", "-1"},
+		"--input":                             {"--table", table, "--slo", ok, "--input", "x"},
 		"--input 600, --output 10: no request has at most 512 tokens, the table's max_context": {"--table", table, "--slo", ok, "--input", "600", "--output", "10"},
 		"--input 500, --output 13: ": {"--table", table, "--slo", ok, "--input", "500", "--output", "13"},
 		"--output":                   {"--table", table, "--slo", ok, "--output", "0"},
@@ -145,6 +153,65 @@ func TestPlanAtLeast(t *testing.T) {
 	out, errs, code := xpyd(t, "plan", "--table", writeTable(t), "--slo", "ttft=1s", "--trace", trace)
 	if code != 0 || !strings.Contains(out, "at least") || !strings.Contains(out, "too short") || strings.Contains(out, "take the most") || strings.Contains(out, "To start") {
 		t.Errorf("exit %d\n%s%s", code, out, errs)
+	}
+}
+
+// TestPlanKeepsText: where a file cannot take the result, the text is still there.
+func TestPlanKeepsText(t *testing.T) {
+	for _, flag := range []string{"--json", "--html"} {
+		out, errs, code := xpyd(t, "plan", "--table", writeTable(t), "--slo", "ttft=500ms", "--window", "2s", "--seeds", "1", "--workers", "1", "--input", "50", "--output", "10", flag, "/dev/full")
+		if code != exitFailed || !strings.Contains(out, "Whole workers take the most.") || !strings.Contains(errs, "plan: "+flag+": ") {
+			t.Errorf("%s: exit %d\n%s%s", flag, code, out, errs)
+		}
+	}
+	missing := filepath.Join(t.TempDir(), "none", "p.html")
+	if _, errs, code := xpyd(t, "plan", "--table", writeTable(t), "--slo", "ttft=500ms", "--input", "50", "--html", missing); code != exitFailed || !strings.Contains(errs, "--html: "+missing+": no such file") {
+		t.Errorf("exit %d: %s", code, errs)
+	}
+}
+
+// TestPlanWithinBound: no goodput, and no number of workers, is beyond what devices compute, whether first tokens have a limit or not.
+func TestPlanWithinBound(t *testing.T) {
+	for _, slo := range []string{"tpot=50ms", "ttft=1000000h", "itl=30ms", "e2e=10m"} {
+		out, errs, code := xpyd(t, "plan", "--table", writeTable(t), "--slo", slo, "--window", "4s", "--seeds", "1", "--workers", "1-4", "--rate", "130", "--input", "100", "--output", "3", "--json", "-")
+		var p plan
+		if err := json.Unmarshal([]byte(out), &p); err != nil || code != exitDone {
+			t.Fatalf("%v, exit %d\n%s%s", err, code, out, errs)
+		}
+		if p.Need.Workers != 2 { // a prompt takes 11 ms
+			t.Errorf("%s: 130 requests/s need %d workers", slo, p.Need.Workers)
+		}
+		for _, f := range p.Fleets {
+			if f.OfBound > 1 || f.Rate == 0 {
+				t.Errorf("%s: %s takes %v requests/s, the bound is %v", slo, f.Fleet, f.Rate, p.Bound)
+			}
+		}
+	}
+}
+
+// TestPatience: how long the last requests may take follows from the limits, not from the window.
+func TestPatience(t *testing.T) {
+	l := &planLoad{prompt: 4000, answer: 101}
+	slo := func(ttft, tpot, itl, e2e time.Duration) *sim.Promise {
+		return &sim.Promise{SLO: record.SLO{TTFT: ttft, TPOT: tpot, ITL: itl, E2E: e2e}}
+	}
+	long := slo(2*time.Second, 20*time.Millisecond, 0, 0)
+	long.PerToken = time.Millisecond
+	for _, c := range []struct {
+		p    *sim.Promise
+		want time.Duration
+	}{
+		{slo(2*time.Second, 20*time.Millisecond, 0, 0), 5020 * time.Millisecond},
+		{long, 9020 * time.Millisecond},
+		{slo(2*time.Second, 0, 100*time.Millisecond, 0), 13100 * time.Millisecond},
+		{slo(2*time.Second, 0, 0, 0), 3*time.Second + lastWait},
+		{slo(0, 20*time.Millisecond, 0, 0), 63020 * time.Millisecond},
+		{slo(1e6*time.Hour, 1e6*time.Hour, 0, 0), 2*lastWait + time.Second},
+		{slo(0, 0, 0, 7*time.Second), 7 * time.Second},
+	} {
+		if got := l.patience(c.p); got != c.want {
+			t.Errorf("%+v: %v, want %v", c.p, got, c.want)
+		}
 	}
 }
 

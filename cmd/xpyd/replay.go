@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"runtime"
 	"slices"
@@ -43,7 +44,7 @@ in common. It prints what clients saw and what they would have seen with each fl
 requests that differ most. Without --fleet it is the fleet that the log shows, so that the difference
 is the computation's own; without --policy it is the log's.
 
-Left out are requests of which no token came, as the length of the answer is not known; those of several
+Workers are warm: each has served some requests before. Left out are requests of which no token came, as the length of the answer is not known; those of several
 choices; and those that are longer than the table's max_context. Other clients' sessions, answers'
 own KV and the KV tiers are not in the log.`,
 		Example: `  xpyd up --config up.yaml       which has: request_log: {file: requests.jsonl}
@@ -69,7 +70,7 @@ own KV and the KV tiers are not in the log.`,
 }
 
 func (r *replayFlags) run(cmd *cobra.Command, path string) error {
-	promise, err := r.promise()
+	promise, err := r.promise(cmd.Flags().Changed("workers"))
 	if err != nil {
 		return usageError{err}
 	}
@@ -77,7 +78,10 @@ func (r *replayFlags) run(cmd *cobra.Command, path string) error {
 	if err != nil {
 		return usageError{err}
 	}
-	log, err := r.read(path)
+	log, err := r.read(cmd.Context(), path)
+	if cmd.Context().Err() != nil {
+		return errors.New("replay: interrupted")
+	}
 	if err != nil {
 		return usageError{err}
 	}
@@ -94,7 +98,7 @@ func (r *replayFlags) run(cmd *cobra.Command, path string) error {
 		return fmt.Errorf("replay: --json: %w", err)
 	}
 	began := time.Now()
-	if err := replay(cmd.Context(), table, r.seed, load, runs); err != nil {
+	if err := replay(cmd.Context(), table, r.seed, load, runs, cmd.ErrOrStderr()); err != nil {
 		out.drop()
 		if errors.Is(err, context.Canceled) {
 			err = errors.New("interrupted")
@@ -105,18 +109,16 @@ func (r *replayFlags) run(cmd *cobra.Command, path string) error {
 	if r.json == "-" {
 		return encodeJSON(cmd.OutOrStdout(), result)
 	}
-	if err := out.keep(func(w io.Writer) error { return encodeJSON(w, result) }); err != nil {
-		return fmt.Errorf("replay: --json: %w", err)
-	}
-	return result.show(cmd.OutOrStdout(), time.Since(began))
+	return errors.Join(result.show(cmd.OutOrStdout(), time.Since(began)),
+		named("replay: --json", out.keep(func(w io.Writer) error { return encodeJSON(w, result) })))
 }
 
 // promise checks the flags.
-func (r *replayFlags) promise() (out sim.Promise, err error) {
+func (r *replayFlags) promise(workersGiven bool) (out sim.Promise, err error) {
 	switch {
 	case !(r.speed >= 1e-3 && r.speed <= 1e3):
 		return out, fmt.Errorf("--speed %v: want 0.001 to 1000", r.speed)
-	case r.workers < 0 || r.workers > mostWorkers:
+	case r.workers < 0 || r.workers > mostWorkers || r.workers == 0 && workersGiven:
 		return out, fmt.Errorf("--workers %d: want 1 to %d", r.workers, mostWorkers)
 	case r.workers > 0 && len(r.fleets) > 0:
 		return out, errors.New("--workers and --fleet: give one of them")
@@ -140,18 +142,30 @@ func (r *replayFlags) promise() (out sim.Promise, err error) {
 }
 
 // read reads the log, without other models than --model.
-func (r *replayFlags) read(path string) (*requestlog.Log, error) {
+func (r *replayFlags) read(ctx context.Context, path string) (*requestlog.Log, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	log, err := requestlog.Read(f)
+	log, err := requestlog.Read(untilOver{ctx, f})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
+	if len(log.Requests) == 0 {
+		return nil, fmt.Errorf("%s: it has no request", path)
+	}
 	if r.model != "" {
-		log.Requests = slices.DeleteFunc(log.Requests, func(q requestlog.Request) bool { return q.Model != r.model })
+		others := map[string]bool{}
+		log.Requests = slices.DeleteFunc(log.Requests, func(q requestlog.Request) bool {
+			if q.Model != r.model && q.Model != "" {
+				others[q.Model] = true
+			}
+			return q.Model != r.model
+		})
+		if len(log.Requests) == 0 {
+			return nil, fmt.Errorf("%s: no request is for --model %s; they are for %s", path, openai.Clip(r.model), openai.Clip(strings.Join(slices.Sorted(maps.Keys(others)), ", ")))
+		}
 	}
 	return log, nil
 }
@@ -181,6 +195,16 @@ func (r *replayFlags) load(log *requestlog.Log, t *steptable.Table, stderr io.Wr
 	say(estimated, "have prompts of an estimated length: nobody had counted them")
 	if log.Dropped > 0 {
 		fmt.Fprintf(stderr, "%d more requests are not in the log: the router had no time or no disk for them\n", log.Dropped)
+	}
+	if log.Cut {
+		fmt.Fprintln(stderr, "the last line is not whole and does not count: the log is still being written, or was cut")
+	}
+	if delete(models, ""); len(models) > 0 && !models[t.About.Model] {
+		fmt.Fprintf(stderr, "the requests are for %s, and the table is of %s: unless that is the same model, the times are another one's\n",
+			openai.Clip(strings.Join(slices.Sorted(maps.Keys(models)), ", ")), t.About.Model)
+	}
+	if t.HeldOut.Bad() {
+		fmt.Fprintf(stderr, "the table is off by %.1f %% (median) and %.1f %% (p90) of steps that it is not made of, which makes it a bad one: %s\n", 100*t.HeldOut.Median, 100*t.HeldOut.P90, remeasure)
 	}
 	if len(models) > 1 {
 		fmt.Fprintf(stderr, "the requests are for %d models, and all go to one fleet here; --model chooses one\n", len(models))
@@ -270,7 +294,9 @@ func parseFleet(text string) (sim.Split, error) {
 const lastWait = 10 * time.Minute
 
 // replay runs the load through all fleets, as many at once as there are processors.
-func replay(ctx context.Context, t *steptable.Table, seed uint64, load *sim.Logged, runs []*replayRun) error {
+func replay(ctx context.Context, t *steptable.Table, seed uint64, load *sim.Logged, runs []*replayRun, stderr io.Writer) error {
+	progress := &sim.Progress{}
+	defer telling(stderr, progress)()
 	all, ctx := errgroup.WithContext(ctx)
 	all.SetLimit(runtime.GOMAXPROCS(0))
 	until := load.Requests[len(load.Requests)-1].At + lastWait
@@ -279,7 +305,11 @@ func replay(ctx context.Context, t *steptable.Table, seed uint64, load *sim.Logg
 			cfg := twinOf(t, sim.Promise{}, seed, false) // its limits are to judge by, not to plan by
 			cfg = one.split.Of(cfg)
 			cfg.Pick.Policy = one.policy
-			if one.out, err = sim.Run(ctx, cfg, sim.Load{Requests: load.Requests, Until: until}); err != nil {
+			progress.Tries.Add(1)
+			if one.out, err = sim.Run(ctx, cfg, sim.Load{Requests: load.Requests, Until: until, Ended: func(*sim.Outcome) bool {
+				progress.Requests.Add(1)
+				return true
+			}}); err != nil {
 				return fmt.Errorf("%v: %w", one.split, err)
 			}
 			for i := range one.out {

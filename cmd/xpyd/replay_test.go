@@ -105,7 +105,11 @@ func TestReplayRefuses(t *testing.T) {
 	f("--table is needed", log)
 	f("no such file", log+"x", "--table", table)
 	f(table+": line 1: no header of a request log", table, "--table", table)
-	f("line 3: status 0", writeLog(t, logHead, lineOne, `{}`), "--table", table)
+	f("line 3: no line of a request: its status is 0", writeLog(t, logHead, lineOne, `{}`), "--table", table)
+	f("line 3: another header: each file is a log of its own", writeLog(t, logHead, lineOne, strings.TrimSpace(logHead)), "--table", table)
+	f("it has no request", writeLog(t, logHead), "--table", table)
+	f("no request is for --model zzz; they are for m\n", log, "--table", table, "--model", "zzz")
+	f("--workers 0", log, "--table", table, "--workers", "0")
 	f("no request of the 1 can be replayed: of 1 no token came", writeLog(t, logHead, lineFailed), "--table", table)
 	f("0 have several choices, and 1 have more than 100 tokens, of --max-context", log, "--table", table, "--max-context", "100")
 	f("the log names no workers: --fleet", writeLog(t, logHead, `{"status":200,"prompt_tokens":9,"output_tokens":2}`), "--table", table)
@@ -123,6 +127,20 @@ func TestReplayRefuses(t *testing.T) {
 	f("--ttft-per-1000 adds", log, "--table", table, "--ttft-per-1000", "1s")
 	f("--ttft-per-1000 -1s", log, "--table", table, "--ttft-per-1000", "-1s")
 	f("--max-context -1", log, "--table", table, "--max-context", "-1")
+	out, errs, code := xpyd(t, "replay", log, "--table", table, "--json", "/dev/full")
+	if code != exitFailed || !strings.Contains(errs, "replay: --json: ") || !strings.Contains(out, "1P1D") {
+		t.Errorf("exit %d\n%s%s", code, out, errs)
+	}
+	if want := "the requests are for m, and the table is of tiny: "; !strings.Contains(errs, want) || strings.Contains(errs, "not whole") {
+		t.Errorf("no %q, or more: %s", want, errs)
+	}
+	cut := filepath.Join(t.TempDir(), "cut.jsonl")
+	if err := os.WriteFile(cut, []byte(logHead+lineOne+"\n"+strings.Replace(lineTwo, `"m"`, `"tiny"`, 1)+"\n"+lineTwo[:50]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, errs, _ = xpyd(t, "replay", cut, "--table", table); !strings.Contains(errs, "the last line is not whole and does not count") || strings.Contains(errs, "unless") || !strings.Contains(out, "2 requests in") {
+		t.Errorf("%s%s", out, errs)
+	}
 	if _, errs, code := xpyd(t, "replay", log, "--table", table, "--json", filepath.Join(log, "x")); code != exitFailed || !strings.Contains(errs, "replay: --json: ") {
 		t.Errorf("exit %d: %s", code, errs)
 	}

@@ -34,6 +34,9 @@ func openTable(path string) (*steptable.Table, error) {
 	return t, nil
 }
 
+// warmedBy is how many requests each worker has served before a load: after that its steps are as they stay.
+const warmedBy = 4
+
 // twinOf is what all fleets on a table have in common.
 func twinOf(t *steptable.Table, promise sim.Promise, seed uint64, shed bool) sim.Config {
 	w := worker.DefaultConfig(fleet.Decode)
@@ -41,7 +44,7 @@ func twinOf(t *steptable.Table, promise sim.Promise, seed uint64, shed bool) sim
 	w.Promises = promises(promise)
 	w.ShedLate = shed
 	cfg := sim.On(t, worker.EngineConfig(&w, t.About.Backend == "cuda"))
-	cfg.Seed = seed
+	cfg.Seed, cfg.Warm = seed, warmedBy
 	return cfg
 }
 
@@ -49,6 +52,9 @@ func twinOf(t *steptable.Table, promise sim.Promise, seed uint64, shed bool) sim
 func promises(p sim.Promise) worker.Promises {
 	return worker.Promises{TTFTPromise: p.TTFT, TPOTPromise: p.TPOT, ITLPromise: p.ITL}
 }
+
+// remeasure is what helps a bad table.
+const remeasure = "measure it again, on a machine that does nothing else, for longer (xpyd bench step --time)"
 
 // room is how many tokens a request may have, and what says so.
 func room(t *steptable.Table, maxContext int) (most int, why string) {

@@ -168,7 +168,7 @@ func (r *Request) check() error {
 	within := func(n, least, most int) bool { return n >= least && n <= most }
 	switch {
 	case !within(r.Status, 100, 599):
-		return fmt.Errorf("status %d", r.Status)
+		return fmt.Errorf("no line of a request: its status is %d", r.Status)
 	case !within(r.Prompt, 0, maxTokens) || !within(r.Output, 0, maxTokens) || r.Cached != nil && !within(*r.Cached, 0, maxTokens):
 		return fmt.Errorf("token counts that are not in 0..%d", maxTokens)
 	case !within(r.Choices, 0, maxChoices) || !within(r.Attempts, 0, maxChoices):

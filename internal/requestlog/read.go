@@ -16,6 +16,7 @@ type Log struct {
 	Header
 	Requests []Request // by arrival
 	Dropped  int       // requests without a line
+	Cut      bool      // the last line was no whole one: it is still being written, or the disk was full
 }
 
 const (
@@ -23,16 +24,21 @@ const (
 	maxRequests = 10_000_000
 )
 
-// Read reads a log, which may still be written: a last line without an end does not count. It
+// Read reads a log, which may still be written: a last line that is not whole does not count. It
 // returns nothing beside an error.
 func Read(r io.Reader) (*Log, error) {
 	in, log := bufio.NewReaderSize(r, maxLine), &Log{}
 	for number := 1; ; number++ {
 		line, err := in.ReadSlice('\n')
+		last := err == io.EOF
+		if last && json.Valid(line) {
+			err = nil
+		}
 		switch {
 		case err == io.EOF && number == 1:
-			return nil, errors.New("line 1: no header of a request log")
+			err = errors.New("no header of a request log")
 		case err == io.EOF:
+			log.Cut = len(bytes.TrimSpace(line)) > 0
 			slices.SortStableFunc(log.Requests, func(a, b Request) int { return cmp.Compare(a.Arrived, b.Arrived) })
 			return log, nil
 		case errors.Is(err, bufio.ErrBufferFull):
@@ -44,6 +50,9 @@ func Read(r io.Reader) (*Log, error) {
 			err = log.line(line, number)
 		}
 		if err != nil {
+			if number == 1 && bytes.HasPrefix(line, []byte("\x1f\x8b")) {
+				err = errors.New("it is compressed by gzip: unpack it first")
+			}
 			return nil, fmt.Errorf("line %d: %w", number, err)
 		}
 	}
@@ -57,6 +66,12 @@ func (l *Log) header(line []byte) error {
 }
 
 func (l *Log) line(line []byte, number int) error {
+	switch {
+	case len(bytes.TrimSpace(line)) == 0:
+		return nil
+	case bytes.HasPrefix(line, []byte(`{"request_log":`)):
+		return errors.New("another header: each file is a log of its own")
+	}
 	if bytes.HasPrefix(line, []byte(`{"dropped":`)) {
 		var d dropped
 		if err := json.Unmarshal(line, &d); err != nil {

@@ -118,8 +118,9 @@ func TestRefuses(t *testing.T) {
 		"line 1: the text \"x\\x1b\"":     `{"request_log":1,"grain":[{"from":0,"bytes":1}],"xpyd":"x\u001b"}` + "\n",
 		"line 2: the text \"m\\n\"":       `{"status":200,"model":"m\n"}` + "\n",
 		"line 3: invalid character":       ok + "{]\n",
-		"line 2: unexpected end":          "\n",
-		"line 2: status 0":                `{"at_ms":1}` + "\n",
+		"line 1: it is compressed by":     "\x1f\x8b\x08",
+		"line 3: another header":          ok + string(head) + "\n",
+		"its status is 0":                 `{"at_ms":1}` + "\n",
 		"line 2: token counts":            `{"status":200,"prompt_tokens":-1}` + "\n",
 		"line 2: token counts that":       `{"status":200,"output_tokens":99999999}` + "\n",
 		"line 2: token counts that are":   `{"status":200,"cached_tokens":-1}` + "\n",
@@ -134,16 +135,22 @@ func TestRefuses(t *testing.T) {
 		"line 2: dropped -1":              `{"dropped":-1}` + "\n",
 		"line 2: more than 1048576 bytes": strings.Repeat(" ", 1<<20) + "\n",
 	} {
-		if want[:6] != "line 1" && !strings.HasPrefix(want, "of version") {
+		if !strings.HasPrefix(want, "line 1") && !strings.HasPrefix(want, "of version") {
 			text = string(head) + "\n" + text
 		}
 		if l, err := requestlog.Read(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) || l != nil {
 			t.Errorf("%.80q: %v, want %q", text, err, want)
 		}
 	}
-	l, err := requestlog.Read(strings.NewReader(string(head) + "\n" + ok + `{"dropped":2}` + "\n" + `{"at_ms":`))
-	if err != nil || len(l.Requests) != 1 || l.Dropped != 2 {
-		t.Errorf("a file that is being written: %+v, %v", l, err)
+	for _, c := range []struct {
+		end      string
+		requests int
+		cut      bool
+	}{{`{"at_ms":`, 1, true}, {"", 1, false}, {"\n\n  ", 1, false}, {strings.TrimSpace(ok), 2, false}, {ok[:len(ok)-2], 1, true}} {
+		l, err := requestlog.Read(strings.NewReader(string(head) + "\n" + ok + "\n" + `{"dropped":2}` + "\n" + c.end))
+		if err != nil || len(l.Requests) != c.requests || l.Dropped != 2 || l.Cut != c.cut {
+			t.Errorf("a file that ends with %q: %+v, %v", c.end, l, err)
+		}
 	}
 }
 

@@ -2,8 +2,9 @@ package sim
 
 import (
 	"cmp"
-	"math"
 	"slices"
+	"sort"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
 	"github.com/xpyd/xpyd/internal/steptable"
@@ -50,18 +51,24 @@ func served(w *Worker, workers int, list []needed, p Promise) (rate float64, pri
 	limits := []float64{float64(workers), 0, 0, 0}
 	var columns [][]float64
 	room := float64(w.Blocks*w.BlockTokens) / max(need.context, 1)
-	for _, n := range grid(int(min(float64(w.Engine.MaxRunning), room))) {
-		for _, m := range grid(max(w.Engine.StepTokens, w.Engine.PrefillTokens)) {
-			if n+m == 0 {
-				continue
-			}
-			s := steptable.Load{Decodes: n, Context: int(float64(n) * need.context)}
-			if m > 0 {
-				s.Pieces = []steptable.Piece{{Tokens: m, Position: int(max(0, need.position-float64(m)/2)), Draws: 1}}
-			}
-			mean, _ := w.Steps.Step(s)
+	most := int(min(float64(w.Engine.MaxRunning), room))
+	takes := func(n, m int) time.Duration {
+		s := steptable.Load{Decodes: n, Context: int(float64(n) * need.context)}
+		if m > 0 {
+			s.Pieces = []steptable.Piece{{Tokens: m, Position: int(max(0, need.position-float64(m)/2)), Draws: 1}}
+		}
+		mean, _ := w.Steps.Step(s)
+		return mean
+	}
+	for _, m := range grid(max(w.Engine.StepTokens, w.Engine.PrefillTokens)) {
+		list := grid(most)
+		if p.ITL > 0 { // the grid may miss the largest of those that keep it
+			list = append(list, max(0, sort.Search(most+1, func(n int) bool { return takes(n, m) > p.ITL })-1))
+		}
+		for _, n := range list {
+			mean := takes(n, m)
 			t := mean.Seconds()
-			if t <= 0 || n > 0 && p.ITL > 0 && mean > p.ITL {
+			if n+m == 0 || t <= 0 || n > 0 && p.ITL > 0 && mean > p.ITL {
 				continue
 			}
 			gap := 0.0
@@ -75,27 +82,6 @@ func served(w *Worker, workers int, list []needed, p Promise) (rate float64, pri
 	gain := make([]float64, len(columns))
 	gain[len(gain)-1] = 1
 	return maximise(gain, columns, limits)
-}
-
-// Highest is the Bound of a load that comes as fast as that: at a higher speed other requests of it come
-// within its time, and more of their prompts are the same.
-func Highest(w *Worker, workers int, load Requests, p Promise) float64 {
-	const steps, same = 20, 0.01
-	bound := 0.0
-	for n, speed := 0, 1.0; n < steps; n++ {
-		list := load(speed)
-		if len(list) == 0 {
-			speed *= 2
-			continue
-		}
-		bound = Bound(w, workers, list, p)
-		faster := bound / Rate(list)
-		if math.Abs(faster-1) < same || bound == 0 || faster*float64(len(list)) > mostTried {
-			break
-		}
-		speed *= faster
-	}
-	return bound
 }
 
 // needed is what a request needs, or requests do on the average.

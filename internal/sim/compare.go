@@ -12,12 +12,15 @@ import (
 
 // each calls f for 0 to n-1, as many at once as there are processors, and after each, from here, done.
 func each(ctx context.Context, n int, f func(ctx context.Context, i int) error, done func(i int)) error {
-	over := make(chan int, n)
+	over, outer := make(chan int, n), ctx
 	all, ctx := errgroup.WithContext(ctx)
 	all.SetLimit(runtime.GOMAXPROCS(0))
 	ended := make(chan error)
 	go func() {
 		for i := range n {
+			if ctx.Err() != nil {
+				break
+			}
 			all.Go(func() error {
 				err := f(ctx, i)
 				if err == nil {
@@ -26,7 +29,7 @@ func each(ctx context.Context, n int, f func(ctx context.Context, i int) error, 
 				return err
 			})
 		}
-		err := all.Wait()
+		err := cmp.Or(all.Wait(), outer.Err())
 		close(over)
 		ended <- err
 	}()

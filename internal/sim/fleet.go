@@ -35,6 +35,9 @@ type Config struct {
 	Heartbeat           time.Duration
 	Guess               float64 // times an answer's length that the router is told
 	Seed                uint64
+	// Warm is how many requests like the load's each worker has served before it, so that its engine knows how fast
+	// its steps are, as a running one does. Load.Until counts from then on. 0: workers have just started.
+	Warm int
 
 	scaled *scaled // nil: the fleet stays as it is
 }
@@ -108,14 +111,14 @@ type Load struct {
 
 // Run runs a load and returns what came of each request, in the order of the load.
 func Run(ctx context.Context, cfg Config, load Load) ([]Outcome, error) {
-	r, err := open(cfg, load)
+	r, err := open(ctx, cfg, load)
 	if err != nil {
 		return nil, err
 	}
 	return r.out, r.run(ctx)
 }
 
-func open(cfg Config, load Load) (*run, error) {
+func open(ctx context.Context, cfg Config, load Load) (*run, error) {
 	r := &run{cfg: cfg, load: load, out: make([]Outcome, len(load.Requests)), feeding: true,
 		picker: pick.New(cfg.Pick, rand.New(rand.NewPCG(cfg.Seed, 1))), byID: map[string]*worker{}, noise: rand.New(rand.NewPCG(cfg.Seed, 0))}
 	clockOf := func() *clock { return &r.clock }
@@ -129,6 +132,9 @@ func open(cfg Config, load Load) (*run, error) {
 	}
 	add := func(n int, role fleet.Role, name string) error {
 		for i := range n {
+			if err := ctx.Err(); err != nil { // thousands take seconds
+				return err
+			}
 			w, err := newWorker(clockOf(), fmt.Sprintf("%s-%d", name, i), role, &cfg.Worker, rand.New(rand.NewPCG(cfg.Seed, uint64(2+len(r.workers)))))
 			if err != nil {
 				return err
@@ -154,9 +160,15 @@ func open(cfg Config, load Load) (*run, error) {
 	return r, nil
 }
 
+// looks is how many events there are between two looks at the context: some take a millisecond.
+const looks = 64
+
 func (r *run) run(ctx context.Context) error {
 	if r.lanes != nil {
-		defer r.lanes.open(r.workers, runtime.GOMAXPROCS(0))()
+		defer r.lanes.open(ctx, r.workers, runtime.GOMAXPROCS(0))()
+	}
+	if err := r.warm(ctx); err != nil {
+		return err
 	}
 	r.beat()
 	if r.load.Warm > 0 {
@@ -165,9 +177,12 @@ func (r *run) run(ctx context.Context) error {
 		r.begin()
 	}
 	for n := 0; !r.over && r.clock.now <= r.load.Until && r.step(); n++ {
-		if (r.lanes != nil || n%1024 == 0) && ctx.Err() != nil { // a step of lanes is long
+		if (r.lanes != nil || n%looks == 0) && ctx.Err() != nil { // a step of lanes is long
 			return ctx.Err()
 		}
+	}
+	if err := ctx.Err(); err != nil { // lanes stop in the midst of a step
+		return err
 	}
 	for i := r.next; i < len(r.out); i++ {
 		r.out[i].Failed = true

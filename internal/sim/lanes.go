@@ -2,6 +2,7 @@ package sim
 
 import (
 	"cmp"
+	"context"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -18,6 +19,7 @@ type lanes struct {
 	due  []*worker // that have something to do in this window
 	all  []heard
 
+	stopped func() error // not nil: nobody wants to know the rest
 	until   time.Duration
 	next    atomic.Int64 // of due
 	helpers []chan struct{}
@@ -34,8 +36,8 @@ type heard struct {
 const fewDue = 8
 
 // open starts goroutines for all but one of n processors. The caller ends them.
-func (l *lanes) open(workers []*worker, n int) (end func()) {
-	l.list = workers
+func (l *lanes) open(ctx context.Context, workers []*worker, n int) (end func()) {
+	l.list, l.stopped = workers, ctx.Err
 	for _, w := range l.list {
 		w.alone = true
 	}
@@ -86,7 +88,11 @@ func (l *lanes) work() {
 		if i >= len(l.due) {
 			return
 		}
-		for w := l.due[i]; len(w.clock.queue) > 0 && w.clock.queue[0].at < l.until; {
+		w := l.due[i]
+		for n := 0; len(w.clock.queue) > 0 && w.clock.queue[0].at < l.until; n++ {
+			if n%looks == 0 && l.stopped() != nil {
+				return
+			}
 			w.clock.next()
 		}
 	}

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"encoding/binary"
+	"sort"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/loadgen/workload"
@@ -57,14 +58,15 @@ func mix(a, b uint64) uint64 {
 
 // Trace makes a load of a trace's entries, so many times as fast, for a time of the load; 0: all.
 func Trace(entries []workload.Entry, speed float64, window time.Duration) []Request {
-	var load []Request
-	for i := range entries {
+	at := func(i int) time.Duration { return time.Duration(float64(entries[i].At) / speed) }
+	n := len(entries)
+	if window > 0 {
+		n = sort.Search(n, func(i int) bool { return at(i) >= window })
+	}
+	load := make([]Request, 0, n) // of millions, room for more would tell
+	for i := range n {
 		e := &entries[i]
-		at := time.Duration(float64(e.At) / speed)
-		if window > 0 && at >= window {
-			break
-		}
-		load = append(load, Request{At: at, Prompt: Prompt{tokens: e.In, blocks: e.Blocks, nth: uint64(i)}, Output: e.Out})
+		load = append(load, Request{At: at(i), Prompt: Prompt{tokens: e.In, blocks: e.Blocks, nth: uint64(i)}, Output: e.Out})
 	}
 	return load
 }

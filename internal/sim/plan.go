@@ -36,6 +36,9 @@ func (s Split) String() string {
 	return fmt.Sprintf("%dP%dD", s.Prefill, s.Decode)
 }
 
+// Workers is how many there are.
+func (s Split) Workers() int { return s.Whole + s.Prefill + s.Decode + s.Mixed }
+
 // Of is the configuration of such a fleet.
 func (s Split) Of(cfg Config) Config {
 	cfg.Whole, cfg.Prefill, cfg.Decode, cfg.Mixed = s.Whole, s.Prefill, s.Decode, s.Mixed

@@ -69,7 +69,7 @@ func RunScaled(ctx context.Context, cfg Config, load Load, s Scaling) (*Scaled, 
 	}
 	x := &scaled{Scaling: s, leaves: map[*worker]fleet.Role{}}
 	cfg.scaled = x
-	r, err := open(cfg, load)
+	r, err := open(ctx, cfg, load)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ func oneByOne() *Case {
 	load := func(speed float64) []Request {
 		return every(time.Duration(float64(time.Second)/speed), int(2*speed), 250, 1)
 	}
-	return &Case{cfg, load, Promise{SLO: record.SLO{TTFT: 100 * time.Millisecond}, Share: 0.9}, time.Minute, 0}
+	return &Case{Config: cfg, Load: load, Promise: Promise{SLO: record.SLO{TTFT: 100 * time.Millisecond}, Share: 0.9}, Patience: time.Minute}
 }
 
 // TestCurves: a curve has points everywhere up to where nothing is good any more, and the goodput stays.
@@ -97,12 +97,20 @@ func TestHighest(t *testing.T) {
 		return list
 	}
 	p := Promise{Share: 1}
-	got := Highest(&w, 1, load, p)
+	highest := func(load Requests) float64 {
+		t.Helper()
+		bound, err := (&Case{Config: Config{Worker: w}, Load: load, Promise: p}).Highest(t.Context(), 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bound
+	}
+	got := highest(load)
 	at := load(got)
 	if want := Bound(&w, 1, at, p); got < 0.98*want || got > 1.02*want || got < 2*Bound(&w, 1, load(1), p) {
 		t.Errorf("%v; of what comes then %v, at the beginning %v", got, want, Bound(&w, 1, load(1), p))
 	}
-	if got := Highest(&w, 1, func(float64) []Request { return nil }, p); got != 0 {
+	if got := highest(func(float64) []Request { return nil }); got != 0 {
 		t.Errorf("of nothing: %v", got)
 	}
 }

@@ -55,7 +55,7 @@ func play(t *testing.T, cfg Config, load Load) []Outcome {
 	if load.Until == 0 {
 		load.Until = time.Hour
 	}
-	r, err := open(cfg, load)
+	r, err := open(t.Context(), cfg, load)
 	if err == nil {
 		err = r.run(t.Context())
 	}
@@ -80,7 +80,7 @@ func play(t *testing.T, cfg Config, load Load) []Outcome {
 // TestIdle: time in which nothing happens costs nothing.
 func TestIdle(t *testing.T) {
 	for _, cfg := range []Config{like(Split{Whole: 1}), like(Split{Prefill: 1, Decode: 1})} {
-		r, err := open(cfg, Load{Requests: every(30*24*time.Hour, 3, 100, 10), Until: 365 * 24 * time.Hour})
+		r, err := open(t.Context(), cfg, Load{Requests: every(30*24*time.Hour, 3, 100, 10), Until: 365 * 24 * time.Hour})
 		if err == nil {
 			err = r.run(t.Context())
 		}
@@ -276,18 +276,18 @@ func TestSearch(t *testing.T) {
 	}
 	for _, share := range []float64{1, 0.9} {
 		p := Promise{SLO: record.SLO{TTFT: 100 * time.Millisecond}, Share: share}
-		g, err := (&Case{cfg, load, p, time.Minute, 0}).Search(t.Context(), Split{Whole: 1})
+		g, err := (&Case{Config: cfg, Load: load, Promise: p, Patience: time.Minute}).Search(t.Context(), Split{Whole: 1})
 		if err != nil || g.Rate < 95 || g.Rate > 112 || g.Good < share || g.TTFT.P99 > 0.2 {
 			t.Errorf("%+v, %v", g, err)
 		}
 	}
 	p := Promise{SLO: record.SLO{TTFT: time.Millisecond}, Share: 0.9}
-	if g, err := (&Case{cfg, load, p, time.Minute, 0}).Search(t.Context(), Split{Whole: 1}); err != nil || g.Speed != 0 {
+	if g, err := (&Case{Config: cfg, Load: load, Promise: p, Patience: time.Minute}).Search(t.Context(), Split{Whole: 1}); err != nil || g.Speed != 0 {
 		t.Errorf("a promise that nobody keeps: %+v, %v", g, err)
 	}
 	told := 0
 	p.TTFT = 100 * time.Millisecond
-	list, err := (&Case{cfg, load, p, time.Minute, 0}).Compare(t.Context(), Splits(2), func(*Goodput) { told++ })
+	list, err := (&Case{Config: cfg, Load: load, Promise: p, Patience: time.Minute}).Compare(t.Context(), Splits(2), func(*Goodput) { told++ })
 	if err != nil || told != 3 || len(list) != 3 || list[0].Rate < list[1].Rate || list[0].Fleet != "2 whole" || list[1].Fleet != "2 mixed" || list[2].Fleet != "1P1D" {
 		t.Errorf("%d, %+v, %v", told, list, err)
 	}

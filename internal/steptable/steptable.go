@@ -131,6 +131,12 @@ type HeldOut struct {
 	Bias   float64 `json:"bias"` // median of the signed errors; above 0: predicted too long
 }
 
+// Bad reports whether the table misses steps by so much that it is of little use: something disturbed the measurement, or it was too short.
+func (h *HeldOut) Bad() bool {
+	const median, p90 = 0.1, 0.3
+	return h.Steps > 0 && (h.Median > median || h.P90 > p90)
+}
+
 // Load is a step.
 type Load struct {
 	Pieces  []Piece

@@ -283,7 +283,9 @@ func (b *brain) hold(ctx context.Context, c *contest) error {
 		return b.slot(inner, func() (err error) {
 			k := c.of
 			k.Config.Worker.Engine.ShedLate = true
-			c.bound = sim.Highest(&k.Config.Worker, c.workers, k.Load, k.Promise)
+			if c.bound, err = k.Highest(inner, c.workers); err != nil {
+				return err
+			}
 			c.mixed, err = k.SearchNear(inner, sim.Split{Mixed: c.workers}, cmp.Or(c.best.Speed, 1))
 			return err
 		})

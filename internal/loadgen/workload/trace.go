@@ -37,6 +37,8 @@ func ReadTrace(r io.Reader) ([]Entry, error) {
 	var read func([]byte) (Entry, error)
 	entries, err := readLines(r, "requests", func(line []byte) (e Entry, ok bool, err error) {
 		switch {
+		case read == nil && bytes.HasPrefix(line, []byte("\x1f\x8b")):
+			return e, false, errors.New("it is compressed by gzip: unpack it first")
 		case read == nil && line[0] == '{':
 			read = mooncake
 		case read == nil && string(line) != azureColumns:
@@ -110,14 +112,18 @@ func mooncake(line []byte) (Entry, error) {
 		Hashes    []uint64 `json:"hash_ids"`
 	}
 	if err := json.Unmarshal(line, &m); err != nil {
-		return Entry{}, err
+		var wrong *json.UnmarshalTypeError
+		if errors.As(err, &wrong) && wrong.Field != "" {
+			return Entry{}, fmt.Errorf("%s is %.32s: want %s", wrong.Field, wrong.Value, map[bool]string{true: "a time in ms", false: "whole numbers"}[wrong.Field == "timestamp"])
+		}
+		return Entry{}, fmt.Errorf("no JSON of a request: %w", err)
 	}
 	if m.Timestamp == nil {
 		return Entry{}, errors.New("no timestamp")
 	}
-	const most = float64(1 << 53) // ms
-	if !(*m.Timestamp >= 0 && *m.Timestamp < most/1e6) {
-		return Entry{}, fmt.Errorf("timestamp %v", *m.Timestamp)
+	const most = float64(1<<53) / 1e6 // ms
+	if !(*m.Timestamp >= 0 && *m.Timestamp < most) {
+		return Entry{}, fmt.Errorf("timestamp %v: want 0 to %.0f ms", *m.Timestamp, most)
 	}
 	e := Entry{At: time.Duration(*m.Timestamp * 1e6), In: m.Input, Out: m.Output, Blocks: m.Hashes}
 	if want := (e.In + BlockTokens - 1) / BlockTokens; len(e.Blocks) > 0 && len(e.Blocks) != want {
@@ -141,13 +147,17 @@ type azure struct{ first time.Time }
 func (a *azure) line(line []byte) (Entry, error) {
 	cells := strings.Split(string(line), ",")
 	if len(cells) != 3 {
-		return Entry{}, fmt.Errorf("%d columns", len(cells))
+		return Entry{}, fmt.Errorf("%d columns: want %s", len(cells), azureColumns)
 	}
 	at, err := time.Parse("2006-01-02 15:04:05", strings.TrimSuffix(cells[0], "+00:00"))
-	in, inErr := strconv.Atoi(cells[1])
-	out, outErr := strconv.Atoi(cells[2])
-	if err := errors.Join(err, inErr, outErr); err != nil {
-		return Entry{}, err
+	if err != nil {
+		return Entry{}, fmt.Errorf("%.40q is no time such as 2023-11-16 18:15:46.68", cells[0])
+	}
+	var in, out int
+	for i, to := range []*int{&in, &out} {
+		if *to, err = strconv.Atoi(cells[1+i]); err != nil {
+			return Entry{}, fmt.Errorf("%.40q tokens: want a whole number", cells[1+i])
+		}
 	}
 	if a.first.IsZero() {
 		a.first = at

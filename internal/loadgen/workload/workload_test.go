@@ -239,11 +239,17 @@ func TestBadTrace(t *testing.T) {
 	f("a,b\n1,2\n", "neither")
 	f(`{"timestamp":0}`, "line 1: lengths 0 and 0")
 	f("\n"+`{"input_length":5,"output_length":5}`, "line 2: no timestamp")
-	f(`{"timestamp":-5,"input_length":5,"output_length":5}`, "timestamp -5")
+	f(`{"timestamp":-5,"input_length":5,"output_length":5}`, "timestamp -5: want 0 to ")
+	f(`{"timestamp":1e300,"input_length":5,"output_length":5}`, "timestamp 1e+300: want 0 to ")
+	f(`{"timestamp":0,"input_length":600.5,"output_length":5}`, "input_length is number 600.5: want whole numbers")
+	f(`{"timestamp":"x","input_length":6,"output_length":5}`, "timestamp is string: want a time in ms")
+	f(`{"timestamp":0,`, "line 1: no JSON of a request: ")
+	f("\x1f\x8b\x08\x00", "line 1: it is compressed by gzip: unpack it first")
 	f(`{"timestamp":0,"input_length":1000,"output_length":5,"hash_ids":[1]}`, "1 hash_ids for 1000 tokens, want 2")
 	f(`{"timestamp":0,"input_length":99999999,"output_length":5}`, "lengths")
-	f("TIMESTAMP,ContextTokens,GeneratedTokens\nx,1,1\n", "line 2")
-	f("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1\n", "2 columns")
+	f("TIMESTAMP,ContextTokens,GeneratedTokens\nx,1,1\n", `line 2: "x" is no time such as`)
+	f("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1,NaN\n", `line 2: "NaN" tokens: want a whole number`)
+	f("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,1\n", "2 columns: want TIMESTAMP,")
 }
 
 // FuzzTrace: whatever is read has sane entries in order of time.
