@@ -78,9 +78,10 @@ type virtual struct {
 // one is a worker's life.
 type one struct {
 	*worker.Worker
-	host  *fakenet.Host
-	ended chan struct{}
-	once  sync.Once
+	host   *fakenet.Host
+	device kernels.Backend
+	ended  chan struct{}
+	once   sync.Once
 }
 
 const (
@@ -159,15 +160,16 @@ func (f *virtual) start(t testing.TB, role fleet.Role, id string) {
 	cfg.Listen, cfg.KVListen = at(ip, httpPort), at(ip, kvPort)
 	cfg.KVEvents = worker.KVEvents{} // it has sockets of its own
 	cfg.KVMemory, cfg.Blocks, cfg.TensorParallel = 8<<20, f.blocks, max(f.ranks[id], 1)
+	var device kernels.Backend
 	w, err := worker.Start(context.Background(), cfg, worker.Deps{Ring: f.ring, NATS: f.ring, Log: f.log.With("worker", id), Registry: prometheus.NewRegistry(),
 		Ways: []way.Kind{way.Network(transport{h})}, Dial: h.DialContext, Listen: h.Listen,
-		Backend: func(b kernels.Backend) kernels.Backend { return &paced{b, b.(kernels.Viewer)} }})
+		Backend: func(b kernels.Backend) kernels.Backend { device = b; return &paced{b, b.(kernels.Viewer)} }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.workers[id] = &one{Worker: w, host: h, ended: make(chan struct{})}
+	f.workers[id] = &one{Worker: w, host: h, device: device, ended: make(chan struct{})}
 }
 
 func (f *virtual) get(id string) *one {
@@ -210,7 +212,9 @@ func (w *one) end(drain time.Duration) {
 		defer close(w.ended)
 		ctx, cancel := context.WithTimeout(context.Background(), drain)
 		defer cancel()
-		_ = w.Close(ctx)
+		if w.Close(ctx) != nil { // then it leaves the device to the end of the process
+			_ = w.device.Close()
+		}
 		w.host.Crash(false)
 	})
 }
