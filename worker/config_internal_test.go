@@ -78,7 +78,7 @@ func TestValidate(t *testing.T) {
 		f("", key, time.Nanosecond)
 	}
 	for _, key := range []string{"ttft_promise", "tpot_promise", "itl_promise"} {
-		for d, ok := range map[time.Duration]bool{-1: false, 0: true, 1: false, time.Millisecond - 1: false, time.Millisecond: true, time.Hour: true, time.Hour + 1: false} {
+		for d, ok := range map[time.Duration]bool{-1: false, 0: true, 1: true, time.Hour: true, time.Hour + 1: false} {
 			f(map[bool]string{false: key}[ok], key, d)
 		}
 	}
@@ -139,7 +139,12 @@ func TestValidate(t *testing.T) {
 	f("quantization", "device", "cpu", "quantization", quantFP8)
 	f("", "device", "cpu", "quantization", quantNone)
 	f("quantization", "quantization", quantFP8, "batch_invariant", true)
-	f("tensor_parallel", "device", "cuda", "tensor_parallel", 2)
+	f("", "device", "cuda", "tensor_parallel", 8)
+	f("tensor_parallel", "device", "cuda", "tensor_parallel", 9)
+	f("", "device", "auto", "tensor_parallel", 9) // the CPU may be what it takes
+	f("device", "device", "cuda:0,cuda:1")
+	f("device", "device", "cuda:0", "tensor_parallel", 2)
+	f("", "device", "cuda:0,cuda:0", "tensor_parallel", 2)
 	f("", "device", "cuda", "tensor_parallel", 1)
 	f("", "device", "cpu", "tensor_parallel", 2)
 

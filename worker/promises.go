@@ -51,10 +51,10 @@ func promiseOf(raw []byte) (p engine.Promise, err error) {
 	return p, nil
 }
 
-// validPromise checks a setting: 0, or what a key may be promised.
+// validPromise checks a setting, which may be shorter than a key's: for tests, nothing keeps it.
 func validPromise(key string, d time.Duration) error {
-	if d != 0 && (d < leastPromise || d > mostPromise) {
-		return bad(key, "%v is not 0, nor within %v and %v", d, leastPromise, mostPromise)
+	if d < 0 || d > mostPromise {
+		return bad(key, "%v is not within 0 and %v", d, mostPromise)
 	}
 	return nil
 }
