@@ -46,7 +46,10 @@ func newBackend(cfg *Config, m *model.Model, ordinals []int, share bool, log *sl
 	if err != nil {
 		return nil, bad("device", "%v", err)
 	}
-	if !device.CPU {
+	if err := cpu.CheckRanks(&m.Config, cfg.TensorParallel); err != nil { // nor could a GPU
+		return nil, bad("tensor_parallel", "model %s: %v", m.Name, err)
+	}
+	if !device.CPU && !(device.Auto && len(ordinals) > cuda.MaxRanks) {
 		b, err := newCUDA(cfg, m, ordinals)
 		if err == nil {
 			at := whereAre(b)
@@ -79,9 +82,6 @@ func newBackend(cfg *Config, m *model.Model, ordinals []int, share bool, log *sl
 		log.Log(context.Background(), level, "device auto: taking the CPU", "reason", err)
 	}
 	a := m.Config
-	if err := cpu.CheckRanks(&a, cfg.TensorParallel); err != nil {
-		return nil, bad("tensor_parallel", "model %s: %v", m.Name, err)
-	}
 	blocks, err := poolBlocks(cfg, &a, cpu.KVDType, cmp.Or(int64(cfg.KVMemory), cpuMemory))
 	if err != nil {
 		return nil, err

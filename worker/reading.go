@@ -66,6 +66,12 @@ func specials(tok *tokenizer.Tokenizer) (list []string) {
 	return list
 }
 
+// announced is what members of a fleet must have in common.
+func (f *formats) announced() string {
+	tool, think := f.names()
+	return tool + "/" + think
+}
+
 // names are of the log.
 func (f *formats) names() (tool, think string) {
 	tool, think = parserNone, parserNone

@@ -325,7 +325,6 @@ func TestBodies(t *testing.T) {
 		"part no text": `[{"role":"user","content":[{"type":"text"}]}]`, "part with a number": `[{"role":"user","content":[{"type":"text","text":7}]}]`,
 		"tool calls": `[{"role":"assistant","content":"x","tool_calls":{}}]`, "tool call": `[{"role":"assistant","content":"x","tool_calls":[7]}]`,
 		"call of nothing": `[{"role":"assistant","content":"x","tool_calls":[{"id":"1","type":"function"}]}]`,
-		"arguments":       `[{"role":"assistant","content":"x","tool_calls":[{"id":"1","function":{"name":"f","arguments":"{"}}]}]`,
 	} {
 		f(chat, name, say(messages, ""), 400, "messages")
 	}

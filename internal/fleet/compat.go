@@ -55,6 +55,8 @@ func Compatible(p, d *Instance) *Mismatch {
 		return diff("tokenizer_fingerprint", p.TokenizerFingerprint, d.TokenizerFingerprint)
 	case p.Numerics != d.Numerics && !converts:
 		return diff("numerics", p.Numerics, d.Numerics)
+	case p.Parsers != d.Parsers && p.Parsers != "" && d.Parsers != "": // roles change, and streams move
+		return diff("parsers", p.Parsers, d.Parsers)
 	case p.ProtocolMin > d.ProtocolMax || d.ProtocolMin > p.ProtocolMax:
 		return diff("protocol", span(p), span(d))
 	case layout != nil: // after protocol: other protocols may announce it otherwise
@@ -107,17 +109,17 @@ func shown(v string) string {
 
 // Traits is all of an instance that Compatible compares.
 type Traits struct {
-	Role                                             Role
-	Dialect, Model, Version, Secrets                 string
-	ModelFingerprint, TokenizerFingerprint, Numerics string
-	Layout                                           kvlayout.Form
-	Convert                                          bool
-	ProtocolMin, ProtocolMax                         int
+	Role                                                      Role
+	Dialect, Model, Version, Secrets                          string
+	ModelFingerprint, TokenizerFingerprint, Numerics, Parsers string
+	Layout                                                    kvlayout.Form
+	Convert                                                   bool
+	ProtocolMin, ProtocolMax                                  int
 }
 
 // Traits returns the instance's.
 func (i *Instance) Traits() Traits {
-	return Traits{i.Role, i.Dialect, i.Model, i.Version, i.Secrets, i.ModelFingerprint, i.TokenizerFingerprint, i.Numerics,
+	return Traits{i.Role, i.Dialect, i.Model, i.Version, i.Secrets, i.ModelFingerprint, i.TokenizerFingerprint, i.Numerics, i.Parsers,
 		i.Layout, i.Convert, i.ProtocolMin, i.ProtocolMax}
 }
 

@@ -12,7 +12,7 @@ import (
 func instance(id string, role fleet.Role) fleet.Instance {
 	return fleet.Instance{
 		ID: id, Epoch: 1, Role: role, URL: "http://127.0.0.1:1", KVAddr: "127.0.0.1:2", Dialect: "native",
-		Model: "m", ModelFingerprint: "f", TokenizerFingerprint: "t", Numerics: "cpu",
+		Model: "m", ModelFingerprint: "f", TokenizerFingerprint: "t", Numerics: "cpu", Parsers: "hermes/qwen3",
 		Layout:      layout(5, 4, 8, "f32"),
 		ProtocolMin: 1, ProtocolMax: 2,
 	}
@@ -46,6 +46,8 @@ func TestCompatible(t *testing.T) {
 	f("model_fingerprint differs: prefill has f, decode has (none)", func(d *fleet.Instance) { d.ModelFingerprint = "" })
 	f("tokenizer_fingerprint differs: prefill has t, decode has u", func(d *fleet.Instance) { d.TokenizerFingerprint = "u" })
 	f("numerics differs: prefill has cpu, decode has cuda", func(d *fleet.Instance) { d.Numerics = "cuda" })
+	f("parsers differs: prefill has hermes/qwen3, decode has none/none", func(d *fleet.Instance) { d.Parsers = "none/none" })
+	f("", func(d *fleet.Instance) { d.Parsers = "" }) // of one that does not say
 	f("dialect differs: prefill has native, decode has vllm", func(d *fleet.Instance) { d.Dialect = "vllm" })
 	f("layout.groups[0].layers differs: prefill has 0-4, decode has 0-5", func(d *fleet.Instance) { d.Layout = layout(6, 4, 8, "f32") })
 	f("layout.groups[0].heads differs: prefill has 0+4 of 4, decode has 0+2 of 2", func(d *fleet.Instance) { d.Layout = layout(5, 2, 8, "f32") })

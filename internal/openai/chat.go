@@ -267,7 +267,7 @@ func (p *parser) toolCalls(name string) {
 			}
 			for p.Next() == jsonscan.Key {
 				if string(p.Decoded()) == "arguments" && p.Peek() == jsonscan.String {
-					p.argumentText(name)
+					p.argumentText()
 				} else {
 					p.walk("messages")
 				}
@@ -279,8 +279,9 @@ func (p *parser) toolCalls(name string) {
 	}
 }
 
-// argumentText checks arguments of a call that are a string: JSON, or empty.
-func (p *parser) argumentText(name string) {
+// argumentText checks arguments of a call that are a string: it is bounded as JSON is, where it is JSON. A
+// model's call may have broken off; that stays a text.
+func (p *parser) argumentText() {
 	text := p.stringOr("messages")
 	if text == "" {
 		return
@@ -289,10 +290,7 @@ func (p *parser) argumentText(name string) {
 	in.Reset([]byte(text))
 	in.walk("messages")
 	p.values = in.values
-	if err := in.end(); err != nil {
-		if err.Param == "" {
-			err = BadRequest("messages", "%s.function.arguments is not valid JSON", name)
-		}
+	if err := in.end(); err != nil && err.Param != "" {
 		p.Fail(err)
 	}
 }

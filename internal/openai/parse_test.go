@@ -249,7 +249,6 @@ func TestBadChats(t *testing.T) {
 		{`{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]}`, "messages", "only text"},
 		{`{"messages":[{"role":"user","content":[{"type":"text"}]}]}`, "messages", "text must be a string"},
 		{`{"messages":[{"role":"user","content":[{"type":"text","text":"x","text":null}]}]}`, "messages", "text must be a string"},
-		{`{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":"{"}}]}]}`, "messages", "arguments"},
 		{`{` + hi + `,"logprobs":1}`, "logprobs", "boolean"},
 		{`{` + hi + `,"top_logprobs":3}`, "top_logprobs", "logprobs"},
 		{`{` + hi + `,"logprobs":true,"top_logprobs":21}`, "top_logprobs", "between 0 and 20"},
@@ -291,7 +290,6 @@ func TestBadChats(t *testing.T) {
 		{`{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":""}}]}]}`, "ok", ""},
 		{`{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":{"a":1}}}]}]}`, "ok", ""},
 		{`{"messages":[{"role":"assistant","tool_calls":null}]}`, "ok", ""},
-		{`{"messages":[{"role":"assistant","tool_calls":[{"function":{"arguments":"1 2"}}]}]}`, "messages", "not valid JSON"},
 		{`{` + hi + `,"x":1e999999999999}`, "ok", ""},
 		{`{"messages":[{"role":"user","content":"x","n":1e999}]}`, "", "out of range"},
 	} {

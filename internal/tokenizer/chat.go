@@ -200,10 +200,7 @@ func templateMessage(m json.RawMessage, parts bool) (*jinja.Dict, error) {
 		}
 	}
 	if calls, ok := d.Get("tool_calls"); ok {
-		if calls, err = toolCalls(calls); err != nil {
-			return nil, fmt.Errorf("tool_calls: %w", err)
-		}
-		d = d.With("tool_calls", calls)
+		d = d.With("tool_calls", toolCalls(calls))
 	}
 	return d, nil
 }
@@ -228,11 +225,11 @@ func templateContent(v any, parts bool) (any, error) {
 	return strings.Join(texts, "\n"), nil
 }
 
-// toolCalls returns tool calls whose arguments are objects instead of JSON.
-func toolCalls(v any) (any, error) {
+// toolCalls returns tool calls whose arguments are objects instead of JSON; what is no JSON stays a text.
+func toolCalls(v any) any {
 	list, ok := v.(*jinja.List)
 	if !ok {
-		return v, nil
+		return v
 	}
 	out := make([]any, len(list.Items()))
 	for i, item := range list.Items() {
@@ -252,13 +249,13 @@ func toolCalls(v any) (any, error) {
 		}
 		if text, ok := a.(string); ok {
 			parsed, err := jinja.FromJSON([]byte(text))
-			if err != nil {
-				return nil, fmt.Errorf("call %d: arguments: %w", i, err)
+			if err != nil { // a call that broke off
+				continue
 			}
 			out[i] = call.With("function", d.With("arguments", parsed))
 		}
 	}
-	return jinja.NewList(out...), nil
+	return jinja.NewList(out...)
 }
 
 // markFinal returns the last message with continueMark after its text.

@@ -221,7 +221,8 @@ func TestTemplates(t *testing.T) {
 	f(with("{% for m in messages %}<{% for p in m.content %}{{ p.text }}|{% endfor %}>{% endfor %}"),
 		tokenizer.ChatInput{Messages: messages(`{"role":"assistant","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}`), ContinueFinalMessage: true}, "<a|b")
 	f(with("nothing of it"), tokenizer.ChatInput{Messages: messages(user), ContinueFinalMessage: true}, "")
-	f(with("nothing of it"), tokenizer.ChatInput{Messages: messages(user, `{"role":"assistant","tool_calls":[{"function":{"arguments":"{"}}]}`)}, "")
+	f(with("{% for c in messages[0].tool_calls %}{{ c.function.arguments }}|{% endfor %}"), // a call that broke off is the text that it was
+		tokenizer.ChatInput{Messages: messages(`{"role":"assistant","tool_calls":[{"function":{"arguments":"{\"a\":"}},{"function":{"arguments":"NaN"}},{"function":{"arguments":"1 2"}}]}`)}, `{"a":|NaN|1 2|`)
 	f(with("{% for c in messages[0].tool_calls %}{{ c.function.arguments | tojson }}{% endfor %}"),
 		tokenizer.ChatInput{Messages: messages(`{"role":"assistant","content":"","tool_calls":[{"function":{"arguments":""}},{"function":{"name":"x"}},{"function":{"arguments":{"a":1}}},{"function":{"arguments":"[1]"}}]}`)},
 		`{}{}{"a": 1}[1]`)

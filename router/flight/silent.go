@@ -176,7 +176,7 @@ func (s *Service) elsewhere(by *fleet.Instance) bool {
 func goesOn(m, by *fleet.Instance) bool {
 	d := dialect.For(m.Dialect)
 	return d != nil && (d.TakesOver || d.Replays) && m.Dialect == by.Dialect && m.Model == by.Model && m.ModelFingerprint == by.ModelFingerprint &&
-		m.TokenizerFingerprint == by.TokenizerFingerprint && m.Numerics == by.Numerics
+		m.TokenizerFingerprint == by.TokenizerFingerprint && m.Numerics == by.Numerics && m.Parsers == by.Parsers
 }
 
 // mute reports whether a worker did not answer when it was asked last.
