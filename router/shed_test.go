@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/xpyd/xpyd/router"
 )
@@ -31,7 +30,7 @@ func TestShed(t *testing.T) {
 		fmt.Fprint(w, `{"outcome":"shed","message":"`+said+`"}`)
 	}
 	t.Run("hedged", func(t *testing.T) { // what the first pair says ends the second
-		g := newRig(t, 2, 2, func(c *router.Config) { c.Hedge.Enabled, c.Hedge.Delay = true, time.Millisecond })
+		g := newRig(t, 2, 2, hedged)
 		second := make(chan struct{})
 		links := g.first(func(w http.ResponseWriter, r *http.Request) {
 			<-second
