@@ -3,6 +3,7 @@ package input
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -37,6 +38,13 @@ func TestReplay(t *testing.T) {
 		}
 	}
 	send(t.Context(), body(once, ``))
+	cluster.Wait(t, 10*time.Second, "the request's line", func() error {
+		text, err := os.ReadFile(log)
+		if err == nil && strings.Count(string(text), "\n") < 2 { // and the header
+			err = errors.New("it is not written")
+		}
+		return err
+	})
 	if err := os.Rename(log, log+".old"); err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +93,11 @@ func TestReplay(t *testing.T) {
 	for _, path := range []string{log, log + ".old"} {
 		out, err := exec.Command(cluster.Binary(t), "replay", path, "--table", table, "--fleet", "1P2D", "--fleet", "2", "--json", "-").Output()
 		if err != nil {
-			t.Fatal(err)
+			said := ""
+			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+				said = string(exit.Stderr)
+			}
+			t.Fatalf("%v: %s", err, said)
 		}
 		var result struct {
 			Runs []struct {
