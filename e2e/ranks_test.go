@@ -92,38 +92,23 @@ func TestDifferentialRanks(t *testing.T) {
 		p = append(p, startWorker(t, fleet.Prefill, small(16, i%2 == 1)))
 		d = append(d, startWorker(t, fleet.Decode, small([]int{16, 3, 16, 16}[i], i > 1)))
 	}
-	r := rand.New(rand.NewPCG(5, 6))
-	bodies := make([]string, n)
-	for i := range bodies {
-		bodies[i] = randomBody(r, i)
-	}
-	var clients sync.WaitGroup
-	next := make(chan int)
-	for range 16 {
-		clients.Go(func() {
-			for i := range next {
-				from, to := i%len(p), i/len(p)%len(d)
-				status, want := post(t, alone.URL()+"/v1/completions", nil, bodies[i])
-				if status != 200 {
-					t.Errorf("request %d alone: %d %s\n%s", i, status, want, bodies[i])
-					continue
-				}
-				status, got := viaPair(t, p[from], d[to], bodies[i])
-				if status != 200 {
-					t.Errorf("request %d, %d to %d ranks: %d %s\n%s", i, manyRanks[from], manyRanks[to], status, got, bodies[i])
-					continue
-				}
-				if g, w := comparable(t, got), comparable(t, want); g != w {
-					t.Errorf("request %d, %d to %d ranks: %s\n got %s\nwant %s", i, manyRanks[from], manyRanks[to], bodies[i], g, w)
-				}
-			}
-		})
-	}
-	for i := range n {
-		next <- i
-	}
-	close(next)
-	clients.Wait()
+	bodies := randomBodies(rand.New(rand.NewPCG(5, 6)), n)
+	atOnce(n, func(i int) {
+		from, to := i%len(p), i/len(p)%len(d)
+		status, want := post(t, alone.URL()+"/v1/completions", nil, bodies[i])
+		if status != 200 {
+			t.Errorf("request %d alone: %d %s\n%s", i, status, want, bodies[i])
+			return
+		}
+		status, got := viaPair(t, p[from], d[to], bodies[i])
+		if status != 200 {
+			t.Errorf("request %d, %d to %d ranks: %d %s\n%s", i, manyRanks[from], manyRanks[to], status, got, bodies[i])
+			return
+		}
+		if g, w := comparable(t, got), comparable(t, want); g != w {
+			t.Errorf("request %d, %d to %d ranks: %s\n got %s\nwant %s", i, manyRanks[from], manyRanks[to], bodies[i], g, w)
+		}
+	})
 }
 
 // TestDifferentialRanksShared is the same where prefills of every number of ranks write into the
@@ -138,32 +123,7 @@ func TestDifferentialRanksShared(t *testing.T) {
 		c.TensorParallel = manyRanks[started[c.Role]]
 		started[c.Role]++
 	})
-	r := rand.New(rand.NewPCG(7, 8))
-	bodies := make([]string, n)
-	for i := range bodies {
-		bodies[i] = randomBody(r, i)
-	}
-	var clients sync.WaitGroup
-	next := make(chan int)
-	for range 16 {
-		clients.Go(func() {
-			for i := range next {
-				_, want := post(t, alone.URL()+"/v1/completions", nil, bodies[i])
-				status, got := post(t, url+"/v1/completions", nil, bodies[i])
-				for tries := 0; status >= 500 && tries < 20; tries++ { // full, or the machine was too slow: typed, and nothing of it was told
-					status, got = post(t, url+"/v1/completions", nil, bodies[i])
-				}
-				if g, w := comparable(t, got), comparable(t, want); status != 200 || g != w {
-					t.Errorf("request %d: %s\n got %d %s\nwant %s", i, bodies[i], status, g, w)
-				}
-			}
-		})
-	}
-	for i := range n {
-		next <- i
-	}
-	close(next)
-	clients.Wait()
+	sameAsAlone(t, alone.URL(), url, randomBodies(rand.New(rand.NewPCG(7, 8)), n))
 }
 
 // TestRandomModelsRanks: models of other families with random weights, whose two KV heads are each

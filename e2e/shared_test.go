@@ -20,24 +20,26 @@ func TestDifferentialShared(t *testing.T) {
 		c.KV.Transport = "shm" // no other way is taken
 		c.Blocks = 96
 	})
-	r := rand.New(rand.NewPCG(3, 4))
+	sameAsAlone(t, alone.URL(), url, randomBodies(rand.New(rand.NewPCG(3, 4)), n))
+}
+
+// randomBodies are n requests.
+func randomBodies(r *rand.Rand, n int) []string {
 	bodies := make([]string, n)
 	for i := range bodies {
 		bodies[i] = randomBody(r, i)
 	}
+	return bodies
+}
+
+// atOnce calls do for each of n requests, as 16 clients.
+func atOnce(n int, do func(i int)) {
 	var clients sync.WaitGroup
 	next := make(chan int)
 	for range 16 {
 		clients.Go(func() {
 			for i := range next {
-				_, want := post(t, alone.URL()+"/v1/completions", nil, bodies[i])
-				status, got := post(t, url+"/v1/completions", nil, bodies[i])
-				for tries := 0; status >= 500 && tries < 20; tries++ { // full, or the machine was too slow: typed, and nothing of it was told
-					status, got = post(t, url+"/v1/completions", nil, bodies[i])
-				}
-				if g, w := comparable(t, got), comparable(t, want); status != 200 || g != w {
-					t.Errorf("request %d: %s\n got %d %s\nwant %s", i, bodies[i], status, g, w)
-				}
+				do(i)
 			}
 		})
 	}
@@ -46,4 +48,19 @@ func TestDifferentialShared(t *testing.T) {
 	}
 	close(next)
 	clients.Wait()
+}
+
+// sameAsAlone checks that a cluster answers requests as a worker alone does.
+func sameAsAlone(t *testing.T, alone, url string, bodies []string) {
+	t.Helper()
+	atOnce(len(bodies), func(i int) {
+		_, want := post(t, alone+"/v1/completions", nil, bodies[i])
+		status, got := post(t, url+"/v1/completions", nil, bodies[i])
+		for tries := 0; status >= 500 && tries < 20; tries++ { // full, or the machine was too slow: typed, and nothing of it was told
+			status, got = post(t, url+"/v1/completions", nil, bodies[i])
+		}
+		if g, w := comparable(t, got), comparable(t, want); status != 200 || g != w {
+			t.Errorf("request %d: %s\n got %d %s\nwant %s", i, bodies[i], status, g, w)
+		}
+	})
 }

@@ -234,9 +234,7 @@ func (w *Worker) startGPU() error {
 		return nil
 	}
 	m := b.Memory()
-	for _, pci := range whereAre(w.backend) {
-		w.devices = append(w.devices, deviceAt(pci, m.Device, gpustat.Cards))
-	}
+	w.devices = devicesAt(whereAre(w.backend), m.Device, gpustat.Cards)
 	w.log.Info("GPU memory", "gpu", w.devices[0].Name, "device", m.Device, "pci", m.PCI, "total_mib", m.Total>>20, "part", w.cfg.GPUMemory,
 		"weights_mib", m.Weights>>20, "scratch_mib", m.Scratch>>20, "kv_mib", m.Pool>>20, "kv_tokens", w.backend.Blocks()*w.cfg.BlockTokens)
 	if c, ok := w.backend.(interface{ Choices() string }); ok && c.Choices() != "" {

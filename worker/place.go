@@ -121,20 +121,22 @@ func whereAre(b kernels.Backend) []string {
 	return nil
 }
 
-// deviceAt describes the GPU at a bus id, by NVML if it can be asked.
-func deviceAt(pci, model string, list gpus.List) fleet.Device {
-	d := fleet.Device{PCI: pci, Model: model}
+// devicesAt describes the GPUs at bus ids, by NVML if it can be asked.
+func devicesAt(pci []string, model string, list gpus.List) (devices []fleet.Device) {
 	m, err := gpus.Look(list, os.LookupEnv)
-	if err != nil {
-		return d
-	}
-	if g, ok := m.At(pci); ok {
-		d.UUID, d.Model = g.UUID, g.Model
-		if d.UUID != "" {
-			d.Name = g.String()
+	for _, at := range pci {
+		d := fleet.Device{PCI: at, Model: model}
+		if err == nil {
+			if g, ok := m.At(at); ok {
+				d.UUID, d.Model = g.UUID, g.Model
+				if d.UUID != "" {
+					d.Name = g.String()
+				}
+			}
 		}
+		devices = append(devices, d)
 	}
-	return d
+	return devices
 }
 
 // lacking adds to an error of somebody who wants a GPU what was looked for, if there is no CUDA.

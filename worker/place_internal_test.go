@@ -103,13 +103,13 @@ func TestAreAt(t *testing.T) {
 	f(both, "cuda:1,cuda:0", "0000:11:00.0", "device: cuda:0 is at 0000:10:00.0")
 }
 
-func TestDeviceAt(t *testing.T) {
+func TestDevicesAt(t *testing.T) {
 	machine := gpustest.FakeNVML(2, gpustest.Split(1, 2))
 	os.Unsetenv(gpus.VisibleEnv)
 	f := func(pci string, list gpus.List, want fleet.Device) {
 		t.Helper()
-		if got := deviceAt(pci, "Its name", list); got != want {
-			t.Errorf("%+v, want %+v", got, want)
+		if got := devicesAt([]string{pci, pci}, "Its name", list); !slices.Equal(got, []fleet.Device{want, want}) {
+			t.Errorf("%+v, want %+v twice", got, want)
 		}
 	}
 	f("00000000:10:00.0", machine, fleet.Device{Name: "cuda:0", UUID: gpustest.UUID(0), PCI: "00000000:10:00.0", Model: gpustest.Model})

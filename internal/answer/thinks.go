@@ -57,17 +57,28 @@ func (t *Think) Prompt(text string) (thinking, thought bool) {
 	return bytes.HasSuffix(end, []byte(t.start)), bytes.HasSuffix(end, []byte(t.end))
 }
 
-// thinkMaybe is at the beginning of an answer that may begin with reasoning.
-func (p *Parser) thinkMaybe() bool {
+// openMark takes the mark that begins reasoning, with whitespace before it, if it is next. wait: more text will tell.
+func (p *Parser) openMark() (took, wait bool) {
 	text := bytes.TrimLeft(p.rest(), " \t\r\n")
 	has, may := begins(text, p.think.start)
 	space := len(p.rest()) - len(text)
 	switch {
-	case has && space <= maxSpace:
+	case space > maxSpace:
+		return false, false
+	case has:
 		p.take(space + len(p.think.start))
-		p.step, p.header.kind = (*Parser).thoughts, Reasoning
-	case may && !p.end && space <= maxSpace:
+		return true, false
+	}
+	return false, may && !p.end
+}
+
+// thinkMaybe is at the beginning of an answer that may begin with reasoning.
+func (p *Parser) thinkMaybe() bool {
+	switch took, wait := p.openMark(); {
+	case wait:
 		return false
+	case took:
+		p.step, p.header.kind = (*Parser).thoughts, Reasoning
 	default:
 		p.step = (*Parser).content
 	}
@@ -77,13 +88,7 @@ func (p *Parser) thinkMaybe() bool {
 // thinkOpened is where reasoning has begun; models repeat the mark.
 func (p *Parser) thinkOpened() bool {
 	p.header.kind = Reasoning
-	text := bytes.TrimLeft(p.rest(), " \t\r\n")
-	has, may := begins(text, p.think.start)
-	space := len(p.rest()) - len(text)
-	switch {
-	case has && space <= maxSpace:
-		p.take(space + len(p.think.start))
-	case may && !p.end && space <= maxSpace:
+	if _, wait := p.openMark(); wait {
 		return false
 	}
 	p.step = (*Parser).thoughts
