@@ -30,6 +30,9 @@ func choose(c *arch.Config, source string, have map[string]stored, gguf bool) (m
 			name = t.GGUF
 		}
 		s, ok := have[name]
+		if ok && gguf && t.Stacked > 0 && s.why == "" {
+			s = s.expert(t)
+		}
 		switch {
 		case !ok:
 			return nil, fmt.Errorf("%s: tensor %s is missing", source, name)
@@ -67,6 +70,16 @@ func choose(c *arch.Config, source string, have map[string]stored, gguf bool) (m
 		}
 	}
 	return out, nil
+}
+
+// expert is one tensor of those that s stacks; s itself if its shape is not theirs.
+func (s stored) expert(t arch.Tensor) stored {
+	if !slices.Equal(s.shape, append([]int{t.Stacked}, t.Shape...)) {
+		return s
+	}
+	size := len(s.raw) / t.Stacked
+	s.raw, s.shape = s.raw[t.Place.Expert*size:][:size], s.shape[1:]
+	return s
 }
 
 // harmless matches what some exporters save and nobody needs: rotary tables, masks, and
