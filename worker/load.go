@@ -59,7 +59,8 @@ func newBackend(cfg *Config, m *model.Model, ordinals []int, share bool, log *sl
 			bindTo(at[0], log) // as claim has done for one that is named
 			return b, nil
 		}
-		several := len(ordinals) > 0 && !errors.Is(err, cuda.ErrAbsent) // nor would the CPU be what is meant
+		// Nor would the CPU be what is meant, where there are GPUs and the model could be served there.
+		several := len(ordinals) > 0 && !errors.Is(err, cuda.ErrAbsent) && !errors.Is(err, cuda.ErrUnserved)
 		switch {
 		case several && errors.Is(err, cuda.ErrUnavailable):
 			return nil, bad("tensor_parallel", "%d ranks want as many GPUs; one that device names twice, as cuda:0,cuda:0, is shared by two ranks: %v", len(ordinals), lacking(err))

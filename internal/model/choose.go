@@ -44,12 +44,11 @@ func choose(c *arch.Config, source string, have map[string]stored, gguf bool) (m
 			if !t.Role.Projection() {
 				return nil, fmt.Errorf("%s: tensor %s: dtype %s is not supported here (for the projections of the layers it is)", s.file, name, storedF8)
 			}
-			scale, err := s.findScale(name, have)
+			key, scale, err := s.findScale(name, have)
 			if err != nil {
 				return nil, fmt.Errorf("%s: tensor %s: %w", s.file, name, err)
 			}
-			out[name+scaleSuffix] = scale // of the fingerprint, too
-			used[name+scaleSuffix] = true
+			out[key], used[key] = scale, true // of the fingerprint, too
 			f8 = name
 		case t.Role.Projection():
 			wide = name

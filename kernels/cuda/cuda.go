@@ -37,6 +37,9 @@ const (
 // or no device. Errors of New wrap it together with the reason.
 var ErrUnavailable = errors.New("CUDA is not available")
 
+// ErrUnserved means that the kernels do not compute such a model.
+var ErrUnserved = errors.New("no such model is served on a GPU")
+
 // ErrAbsent accompanies ErrUnavailable where there was nothing to try: a build without cgo,
 // or no library where none was asked for.
 var ErrAbsent = errors.New("no library")
@@ -234,9 +237,9 @@ func checkArch(a *arch.Config, opt *Options) error {
 	for i := range a.Layers {
 		switch attention, feed := a.Layer(i); {
 		case attention != arch.GQA:
-			return fmt.Errorf("layer %d: attention %q is not served on a GPU", i, attention)
+			return fmt.Errorf("%w: layer %d: attention %q", ErrUnserved, i, attention)
 		case feed != arch.SwiGLU:
-			return fmt.Errorf("layer %d: feed-forward %q is not served on a GPU", i, feed)
+			return fmt.Errorf("%w: layer %d: feed-forward %q", ErrUnserved, i, feed)
 		}
 	}
 	return nil
