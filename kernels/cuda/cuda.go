@@ -222,6 +222,12 @@ func served(l kvlayout.Layout) (kvlayout.Rows, error) {
 	return r, nil
 }
 
+// Bounds on mixtures: XK_EXPERTS, and a warp's lanes.
+const (
+	maxExperts  = 512
+	maxPerToken = 32
+)
+
 func checkArch(a *arch.Config, opt *Options) error {
 	switch {
 	case opt.WeightsFP8 && (a.Hidden%16 != 0 || a.Heads*a.HeadDim%16 != 0):
@@ -238,7 +244,9 @@ func checkArch(a *arch.Config, opt *Options) error {
 		switch attention, feed := a.Layer(i); {
 		case attention != arch.GQA:
 			return fmt.Errorf("%w: layer %d: attention %q", ErrUnserved, i, attention)
-		case feed != arch.SwiGLU:
+		case feed == arch.Mixture && (opt.WeightsFP8 || a.Experts > maxExperts || a.ExpertsPerToken > maxPerToken):
+			return fmt.Errorf("%w: layer %d: %d experts, %d a token: at most %d and %d, and not with FP8 weights", ErrUnserved, i, a.Experts, a.ExpertsPerToken, maxExperts, maxPerToken)
+		case feed != arch.SwiGLU && feed != arch.Mixture:
 			return fmt.Errorf("%w: layer %d: feed-forward %q", ErrUnserved, i, feed)
 		}
 	}
