@@ -33,15 +33,15 @@ func TestMixtures(t *testing.T) {
 						pos = min(pos+c.chunks[i%len(c.chunks)], n)
 						switch e := relative(got[i], want[pos-1]); {
 						case !(e <= 0.6):
-							t.Errorf("%+v, chunks %v: logits after %d tokens are off by %.4f", opt, c.chunks, pos, e)
+							t.Errorf("invariant %v, chunks %v: logits after %d tokens are off by %.4f", opt.BatchInvariant, c.chunks, pos, e)
 						case e > tolerance():
 							other++
 						}
 					}
 					if len(got) > 20 && other > len(got)/6 {
-						t.Errorf("%+v, chunks %v: %d of %d rows are off by more than %.4f", opt, c.chunks, other, len(got), tolerance())
+						t.Errorf("invariant %v, chunks %v: %d of %d rows are off by more than %.4f", opt.BatchInvariant, c.chunks, other, len(got), tolerance())
 					}
-					t.Logf("%+v, chunks %v: %d of %d rows had other experts", opt, c.chunks, other, len(got))
+					t.Logf("invariant %v, chunks %v: %d of %d rows had other experts", opt.BatchInvariant, c.chunks, other, len(got))
 				}
 			}
 		})
