@@ -143,3 +143,15 @@ template <typename T> __device__ __forceinline__ void wgmma_ss(float (&d)[32], u
   XK_OF_TYPE(T, WGMMA);
 #undef WGMMA
 }
+template <typename T> __device__ __forceinline__ void wgmma_ss(float (&d)[64], uint64_t a, uint64_t b, int add) {
+#define WGMMA(type)                                                                                                        \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" \
+               "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+               "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+               "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+               "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
+               "}, %64, %65, p, 1, 1, 0, 0;\n}" \
+               : XK_R64(d, 0) : "l"(a), "l"(b), "r"(add))
+  XK_OF_TYPE(T, WGMMA);
+#undef WGMMA
+}

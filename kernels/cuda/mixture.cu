@@ -8,26 +8,23 @@
 //   down      out[slot]
 //   combine   the residual stream += the sum of part * out[slot] of a row's experts
 //
-// Tiles of few rows are bound by the weights' bytes: as skinny.cu does them. Else as
-// gemm_any.cu does, in larger tiles; with batch_invariant always, since there a value
-// of a row depends on nothing but the row. Which slot a row gets changes no bit.
+// Tiles of few rows are bound by the weights' bytes: as skinny.cu does them. Else by
+// mixture_hopper.cu, or on later GPUs as gemm_any.cu does; with batch_invariant always by
+// one of the two, since there a value of a row depends on nothing but the row. Which slot
+// a row gets changes no bit.
 // Oracle: kernels/cpu.
 #include <algorithm>
 
-#include "context.cuh"
+#include "mixture.cuh"
 
-static constexpr int CHOOSERS = 32; // warps of a CTA of choose_kernel: a row each
-
-struct Tile { // slots first .. first + n - 1, of one expert
-  int expert, first, n;
-};
+static constexpr int CHOOSERS = 32; // warps of a CTA of choose_kernel, at most: a row each
 
 // What is chosen of a batch, on the device.
 struct Chosen {
   int32_t *slot; // [rows][k]; -1: the row is padding
   float *part;   // [rows][k]
   int32_t *row;  // [slots]
-  Tile *tiles;
+  GroupTile *tiles;
   int *n_tiles;
   unsigned *ticket; // zero between launches
 };
@@ -39,7 +36,7 @@ static Chosen chosen(xk_ctx *c) {
   Chosen o;
   o.slot = at, o.part = reinterpret_cast<float *>(at + slots), o.row = at + 2 * slots;
   o.n_tiles = at + 3 * slots, o.ticket = reinterpret_cast<unsigned *>(at + 3 * slots + 1);
-  o.tiles = reinterpret_cast<Tile *>(at + 3 * slots + 2);
+  o.tiles = reinterpret_cast<GroupTile *>(at + 3 * slots + 2);
   return o;
 }
 static int64_t most_tiles(int64_t slots, int experts, int rows) { return std::min<int64_t>(slots, experts) + slots / rows; }
@@ -106,75 +103,70 @@ static __device__ int choose_row(const float *logits, int experts, int k, bool n
   return mine;
 }
 
-// positions: a negative one is padding's; null: there is none. The last CTA to end lays out slots and
-// tiles of at most tile_rows.
+// positions: a negative one is padding's; null: there is none. The last CTA to end, or the only one,
+// lays out slots and tiles of at most tile_rows.
 static __global__ __launch_bounds__(CHOOSERS * 32) void choose_kernel(const float *logits, int stride, const int32_t *positions, Chosen o, int rows, int experts, int k,
                                                                       bool norm, int tile_rows) {
-  __shared__ int next[XK_EXPERTS], sums[CHOOSERS];
+  __shared__ int next[XK_EXPERTS], sums[CHOOSERS], picked[CHOOSERS * 32];
   __shared__ bool last;
   pdl_wait();
   pdl_next();
-  const int row = blockIdx.x * CHOOSERS + threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool alone = gridDim.x == 1;
+  const int row = blockIdx.x * CHOOSERS + threadIdx.x / 32, lane = threadIdx.x % 32, picks = rows * k;
+  for (int i = threadIdx.x; i < XK_EXPERTS; i += blockDim.x) next[i] = 0;
   if (row < rows) {
     float part;
-    const int e = choose_row(logits + int64_t(row) * stride, experts, k, norm, &part);
+    int e = choose_row(logits + int64_t(row) * stride, experts, k, norm, &part);
+    if (positions && positions[row] < 0) e = -1;
     if (lane < k) {
-      o.slot[int64_t(row) * k + lane] = positions && positions[row] < 0 ? -1 : e; // which expert, for now
-      o.part[int64_t(row) * k + lane] = part;
+      (alone ? picked : o.slot)[row * k + lane] = e; // which expert, for now
+      o.part[row * k + lane] = part;
     }
   }
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) last = atomicAdd(o.ticket, 1) == gridDim.x - 1;
-  if (threadIdx.x < XK_EXPERTS) next[threadIdx.x] = 0;
-  __syncthreads();
-  if (!last) return;
-  __threadfence();
-  const int picks = rows * k;
-  for (int i = threadIdx.x; i < picks; i += CHOOSERS * 32) {
-    const int e = __ldcg(o.slot + i);
-    if (e >= 0) atomicAdd(next + e, 1);
+  if (!alone) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(o.ticket, 1) == gridDim.x - 1;
+    __syncthreads();
+    if (!last) return;
+    __threadfence();
+    if (threadIdx.x == 0) *o.ticket = 0;
   }
   __syncthreads();
-  static_assert(XK_EXPERTS <= CHOOSERS * 32, "a thread an expert");
-  const int n = threadIdx.x < experts ? next[threadIdx.x] : 0;
-  int all, tiles;
-  const int first = scan(n, &all, sums);
-  int tile = scan(div_up(n, tile_rows), &tiles, sums);
+  auto expert = [&](int i) { return alone ? picked[i] : __ldcg(o.slot + i); };
+  for (int i = threadIdx.x; i < picks; i += blockDim.x)
+    if (int e = expert(i); e >= 0) atomicAdd(next + e, 1);
   __syncthreads();
-  if (threadIdx.x < experts) next[threadIdx.x] = first;
-  for (int at = 0; at < n; at += tile_rows) o.tiles[tile++] = {int(threadIdx.x), first + at, min(tile_rows, n - at)};
-  if (threadIdx.x == 0) *o.n_tiles = tiles, *o.ticket = 0;
+  int before = 0, tile = 0; // slots and tiles of the experts that are done
+  for (int at = 0; at < experts; at += blockDim.x) {
+    const int e = at + threadIdx.x, n = e < experts ? next[e] : 0;
+    int slots, tiles;
+    const int first = before + scan(n, &slots, sums);
+    int mine = tile + scan(div_up(n, tile_rows), &tiles, sums);
+    if (e < experts) next[e] = first;
+    for (int i = 0; i < n; i += tile_rows) o.tiles[mine++] = {e, first + i, min(tile_rows, n - i)};
+    before += slots, tile += tiles;
+  }
+  if (threadIdx.x == 0) *o.n_tiles = tile;
   __syncthreads();
-  for (int i = threadIdx.x; i < picks; i += CHOOSERS * 32) {
-    const int e = __ldcg(o.slot + i);
-    if (e < 0) continue;
-    const int slot = atomicAdd(next + e, 1);
-    o.slot[i] = slot, o.row[slot] = i / k;
+  for (int i = threadIdx.x; i < picks; i += blockDim.x) {
+    const int e = expert(i), slot = e < 0 ? -1 : atomicAdd(next + e, 1);
+    o.slot[i] = slot;
+    if (e >= 0) o.row[slot] = i / k;
   }
 }
 
-// A projection by experts: out[slot] = x[index ? index[slot] : slot] times its expert's w [n][k].
-struct Grouped {
-  const element *w, *x;
-  element *out; // rows of n elements; SILU: n / 2
-  const int32_t *index;
-  const Tile *tiles;
-  const int *n_tiles;
-  int n, k;
-};
-
 // Tiles of at most 8 * NT slots: as skinny.cu's kernel.
 template <typename T, Epilogue E, int NT>
-static __global__ __launch_bounds__(256, NT == 1 ? 2 : 1) void few_kernel(Grouped p) {
-  constexpr int WARPS = 8, UNROLL = 4;
+static __global__ __launch_bounds__(256, NT == 1 ? 4 : NT == 2 ? 3 : 2) void few_kernel(Grouped p) {
+  constexpr int WARPS = 8, UNROLL = 2;
   __shared__ float sums[WARPS][16][NT * 8 + 1];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int n0 = blockIdx.x * 16, k = p.k;
   pdl_wait();
   pdl_next();
   if (int(blockIdx.y) >= *p.n_tiles) return;
-  const Tile tile = p.tiles[blockIdx.y];
+  const GroupTile tile = p.tiles[blockIdx.y];
   const int chunks = div_up(k, 32), per = div_up(chunks, WARPS), begin = warp * per, end = min(begin + per, chunks);
   const uint4 zero = make_uint4(0, 0, 0, 0);
   const bool low = n0 + g < p.n, high = n0 + g + 8 < p.n;
@@ -253,7 +245,7 @@ template <typename T, Epilogue E> static __global__ __launch_bounds__(256, 1) vo
   pdl_wait();
   pdl_next();
   if (int(blockIdx.y) >= *p.n_tiles) return;
-  const Tile tile = p.tiles[blockIdx.y];
+  const GroupTile tile = p.tiles[blockIdx.y];
   const element *w = p.w + int64_t(tile.expert) * p.n * k;
   // A thread copies the same part of every eighth of the tile's rows.
   constexpr int ROWS = 256 / 8, COPIES = MANY / ROWS;
@@ -352,9 +344,10 @@ template <typename T> static __global__ void combine_kernel(const element *out, 
 
 // ---------------------------------------------------------------- launchers
 
-template <Epilogue E> static int32_t grouped(const Launch &l, const Grouped &p, int tile_rows, int64_t tiles) {
+template <Epilogue E> static int32_t grouped(const Launch &l, bool hopper, const Grouped &p, int tile_rows, int64_t tiles) {
   return xk_each_type(l.type, [&](auto t) {
     using T = decltype(t);
+    if (tile_rows >= 64 && hopper) return xk_grouped_hopper(l, E, p, tile_rows, tiles);
     if (tile_rows == MANY) return launch(l, many_kernel<T, E>, dim3(div_up(p.n, COLUMNS), unsigned(tiles)), 256, SMEM_BYTES, p);
     auto *kernel = tile_rows == 8 ? few_kernel<T, E, 1> : tile_rows == 16 ? few_kernel<T, E, 2> : few_kernel<T, E, 4>;
     return launch(l, kernel, dim3(div_up(p.n, 16), unsigned(tiles)), 256, 0, p);
@@ -363,26 +356,28 @@ template <Epilogue E> static int32_t grouped(const Launch &l, const Grouped &p, 
 
 // Slots of a tile: as few as most experts have rows, so that little is computed in vain, and the
 // weights of few experts are read twice.
-static int tile_rows(const xk_config &g, int rows) {
+static int tile_rows(const xk_ctx *c, int rows) {
+  const xk_config &g = c->cfg;
   if (g.batch_invariant) return MANY;
   const double each = double(rows) * g.experts_per_token / g.experts;
   if (rows <= 8 || each <= 4) return 8;
   if (rows <= 16 || each <= 8) return 16;
-  return rows <= 32 || each <= 24 ? 32 : MANY;
+  if (rows <= 32 || each <= 24) return 32;
+  return c->hopper && each < 192 ? 64 : MANY;
 }
 
 int32_t xk_mix(xk_ctx *c, const Launch &l, int layer, int rows, const int32_t *positions) {
   const xk_config &g = c->cfg;
   const Layer &w = c->layers[layer];
-  const int stride = int(round_up(g.experts, 8)), size = tile_rows(g, rows);
+  const int stride = int(round_up(g.experts, 8)), size = tile_rows(c, rows);
   const Chosen o = chosen(c);
   if (g.batch_invariant || rows > 32) XK_OK_OR_RETURN(xk_gemm_any(l, STORE_F32, w.router, c->xn, c->mix.logits, stride, rows, g.experts, g.hidden));
   else XK_OK_OR_RETURN(xk_skinny(l, STORE_F32, w.router, c->xn, g.hidden, c->mix.logits, stride, rows, g.experts, g.hidden));
-  XK_OK_OR_RETURN(launch(l, choose_kernel, div_up(rows, CHOOSERS), CHOOSERS * 32, 0, c->mix.logits, stride, positions, o, rows, g.experts, g.experts_per_token,
+  XK_OK_OR_RETURN(launch(l, choose_kernel, div_up(rows, CHOOSERS), 32 * std::max(std::min(rows, CHOOSERS), 4), 0, c->mix.logits, stride, positions, o, rows, g.experts, g.experts_per_token,
                          bool(g.norm_experts), size));
   const int64_t tiles = most_tiles(int64_t(rows) * g.experts_per_token, g.experts, size);
-  XK_OK_OR_RETURN(grouped<SILU>(l, {w.gate_up, c->xn, c->act, o.row, o.tiles, o.n_tiles, 2 * c->ff, g.hidden}, size, tiles));
-  XK_OK_OR_RETURN(grouped<STORE>(l, {w.down, c->act, c->mix.out, nullptr, o.tiles, o.n_tiles, g.hidden, c->ff}, size, tiles));
+  XK_OK_OR_RETURN(grouped<SILU>(l, c->hopper, {w.gate_up, c->xn, c->act, o.row, o.tiles, o.n_tiles, 2 * c->ff, g.hidden}, size, tiles));
+  XK_OK_OR_RETURN(grouped<STORE>(l, c->hopper, {w.down, c->act, c->mix.out, nullptr, o.tiles, o.n_tiles, g.hidden, c->ff}, size, tiles));
   return xk_each_type(l.type, [&](auto t) {
     using T = decltype(t);
     const int threads = int(std::min<int64_t>(round_up(g.hidden / 2, 32), 512));
@@ -394,6 +389,7 @@ int32_t xk_mix_open(xk_ctx *c) {
   const xk_config &g = c->cfg;
   const int64_t slots = int64_t(g.max_rows) * g.experts_per_token;
   XK_OK_OR_RETURN(xk_gemm_any_init(c->type()));
+  if (c->hopper) XK_OK_OR_RETURN(xk_grouped_hopper_init(c->type()));
   XK_OK_OR_RETURN(xk_each_type(c->type(), [&](auto t) {
     using T = decltype(t);
     XK_TRY(cudaFuncSetAttribute(many_kernel<T, SILU>, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES));
@@ -402,7 +398,7 @@ int32_t xk_mix_open(xk_ctx *c) {
   }));
   XK_OK_OR_RETURN(xk_alloc(c, &c->mix.logits, int64_t(g.max_rows) * round_up(g.experts, 8), true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->mix.out, slots * g.hidden, true));
-  const int64_t words = 3 * slots + 2 + most_tiles(slots, g.experts, 8) * int64_t(sizeof(Tile) / sizeof(int32_t));
+  const int64_t words = 3 * slots + 2 + most_tiles(slots, g.experts, 8) * int64_t(sizeof(GroupTile) / sizeof(int32_t));
   XK_OK_OR_RETURN(xk_alloc(c, &c->mix.chosen, words, true));
   return xk_alloc(c, &c->act, slots * c->ff, true);
 }

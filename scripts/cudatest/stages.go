@@ -43,6 +43,7 @@ var families = []family{
 	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestMixedSteps", "TestOnLayer", "TestChoices"}, split: []string{"TestLogits"}, processes: []string{"TestChoices"}, race: []string{"TestShortChunks/^qwen2_gqa7_64$", "TestOnLayer"}, fp16: true},
 	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantWithoutCuBLAS", "TestInvariantSmallVocabulary", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, fp16: true},
 	{name: "fp8", tests: []string{"TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, race: []string{"TestKV8Rows/^llama_gqa4_128_by_16$", "TestKV8Pool", "TestW8Loads"}},
+	{name: "mixture", tests: []string{"TestMixtures", "TestMixtureSizes"}, race: []string{"TestMixtureSizes"}, fp16: true},
 	{name: "range", tests: []string{"TestFP16Range", "TestFP16Peers"}},
 	{name: "sampler", tests: []string{"TestDraws", "TestDrawsAmongEquals", "TestDrawDistribution", "TestDrawOfNaN", "TestLogprobs"}, race: []string{"TestLogprobs/^50$"}},
 	{name: "pool", tests: []string{"TestDigestFollowsOverwrites", "TestPoolMovesRows", "TestPoolBesideSteps", "TestPoolRefusesBadRanges"}, race: []string{"TestDigestFollowsOverwrites", "TestPoolMovesRows"}},
@@ -70,7 +71,7 @@ var figureTests = []string{"TestSpeed", "TestPushBeside", "TestLinksBeside", "Te
 // FP8 weights and batch invariance lack some, which passes.
 var architectures = []string{
 	"llama_mha_64", "llama_gqa4_128", "llama_gqa8_128", "qwen2_gqa7_64", "qwen3_gqa2_128",
-	"llama_gqa2_8", "qwen3_gqa2_80", "gqa3_96", "gqa17_64", "llama_gqa4_256x",
+	"llama_gqa2_8", "qwen3_gqa2_80", "gqa3_96", "gqa17_64", "llama_gqa4_256x", "moe_4_of_4", "moe_8_of_8",
 }
 
 func tests(bin, name string, seconds int, env []string, list ...string) part {
@@ -180,6 +181,7 @@ func plan() []stage {
 			tests("cuda.test", "model in fp16", 120, slices.Concat(eager, fp16), "TestRanksReduce", "TestRanksLogits", "TestRanksOverlap", "TestRanksPool"),
 			tests("cuda.test", "speed", 90, slices.Concat(eager, []string{"XPYD_CUDA_BENCH=reduce steps"}), "TestRanksSpeed"),
 			tests("cuda.test", "70b", 90, slices.Concat(eager, []string{"XPYD_CUDA_BENCH=70b"}), "TestRanksSpeed")}},
+		{name: "mixture", about: "steps of a mixture of experts of a 30B-A3B shape", seconds: 75, parts: []part{speed("speed", "b1 b16 b64 b256 2k 8k", "XPYD_CUDA_MOE=1")}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 90, python: "torch transformers", parts: []part{
 			{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}, {name: "logits in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16"}}}},
 		{name: "decode", about: "decode steps of Llama-3-8B's shape, the device's idle time", seconds: 40, parts: []part{speed("decode", "b1 b8 b64 b256")}},
