@@ -165,9 +165,10 @@ void xk_gemm_close(xk_ctx *c);
 // to sums. GATE_UP
 // leaves silu(gate)*up in c->act.
 int32_t xk_project(xk_ctx *c, const Launch &l, Shape s, int layer, int rows);
-// The feed-forward of a layer that is a mixture, from xn, as GATE_UP and DOWN together (mixture.cu).
-// Rows of negative positions are padding; positions may be null.
-int32_t xk_mix(xk_ctx *c, const Launch &l, int layer, int rows, const int32_t *positions);
+// The feed-forward of a layer that is a mixture, from xn, as GATE_UP and DOWN together, and if all of the
+// model is here xn = the norm behind it, unless norm is null (mixture.cu). Rows of negative positions are
+// padding; positions may be null.
+int32_t xk_mix(xk_ctx *c, const Launch &l, int layer, int rows, const int32_t *positions, const float *norm);
 int32_t xk_mix_open(xk_ctx *c); // its buffers, and act
 int32_t xk_pool_open(xk_ctx *c);
 void xk_pool_close(xk_ctx *c);

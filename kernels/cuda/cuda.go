@@ -222,10 +222,11 @@ func served(l kvlayout.Layout) (kvlayout.Rows, error) {
 	return r, nil
 }
 
-// Bounds on mixtures: XK_EXPERTS, and a warp's lanes.
+// Bounds on mixtures: XK_EXPERTS, a warp's lanes, and what a thread of the last kernel keeps.
 const (
 	maxExperts  = 512
 	maxPerToken = 32
+	maxMixed    = 16384 // hidden
 )
 
 func checkArch(a *arch.Config, opt *Options) error {
@@ -244,8 +245,8 @@ func checkArch(a *arch.Config, opt *Options) error {
 		switch attention, feed := a.Layer(i); {
 		case attention != arch.GQA:
 			return fmt.Errorf("%w: layer %d: attention %q", ErrUnserved, i, attention)
-		case feed == arch.Mixture && (opt.WeightsFP8 || a.Experts > maxExperts || a.ExpertsPerToken > maxPerToken):
-			return fmt.Errorf("%w: layer %d: %d experts, %d a token: at most %d and %d, and not with FP8 weights", ErrUnserved, i, a.Experts, a.ExpertsPerToken, maxExperts, maxPerToken)
+		case feed == arch.Mixture && (opt.WeightsFP8 || a.Experts > maxExperts || a.ExpertsPerToken > maxPerToken || a.Hidden > maxMixed):
+			return fmt.Errorf("%w: layer %d: %d experts, %d a token, of a width of %d: at most %d, %d and %d, and not with FP8 weights", ErrUnserved, i, a.Experts, a.ExpertsPerToken, a.Hidden, maxExperts, maxPerToken, maxMixed)
 		case feed != arch.SwiGLU && feed != arch.Mixture:
 			return fmt.Errorf("%w: layer %d: feed-forward %q", ErrUnserved, i, feed)
 		}

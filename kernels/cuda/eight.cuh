@@ -30,3 +30,7 @@ template <typename T> __device__ __forceinline__ float sum_squares(const Eight<T
   v.pairs(f);
   return f[0].x * f[0].x + f[0].y * f[0].y + f[1].x * f[1].x + f[1].y * f[1].y + f[2].x * f[2].x + f[2].y * f[2].y + f[3].x * f[3].x + f[3].y * f[3].y;
 }
+template <typename T> __device__ __forceinline__ Eight<T> rounded(const float2 (&f)[4]) {
+  if constexpr (std::is_same_v<residual<T>, element>) return {make_uint4(pack<T>(f[0].x, f[0].y), pack<T>(f[1].x, f[1].y), pack<T>(f[2].x, f[2].y), pack<T>(f[3].x, f[3].y))};
+  else return {make_float4(f[0].x, f[0].y, f[1].x, f[1].y), make_float4(f[2].x, f[2].y, f[3].x, f[3].y)};
+}

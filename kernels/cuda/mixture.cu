@@ -15,6 +15,7 @@
 // Oracle: kernels/cpu.
 #include <algorithm>
 
+#include "eight.cuh"
 #include "mixture.cuh"
 
 static constexpr int CHOOSERS = 32; // warps of a CTA of choose_kernel, at most: a row each
@@ -319,26 +320,69 @@ template <typename T, Epilogue E> static __global__ __launch_bounds__(256, 1) vo
     }
 }
 
-// A CTA a row. adds: to the residual stream; else the sum alone is written, for xk_reduce.
-template <typename T> static __global__ void combine_kernel(const element *out, Chosen o, residual<T> *to, int hidden, int k, bool adds) {
+// A CTA a row, a thread at most KEPT vectors of eight. adds: to the residual stream, with the norm by w of what
+// is then there, if w is not null; else the sum alone is written, for xk_reduce.
+static constexpr int KEPT = 4, COMBINERS = 512;
+template <typename T> static __global__ __launch_bounds__(COMBINERS) void combine_kernel(const element *out, Chosen o, residual<T> *to, int hidden, int k, bool adds, const float *w, element *xn, float eps) {
+  constexpr int AT_ONCE = 8;
+  __shared__ int slots[32];
+  __shared__ float parts[32], sums[COMBINERS / 32];
   pdl_wait();
   pdl_next();
-  const int64_t first = int64_t(blockIdx.x) * k;
-  const bool any = o.slot[first] >= 0;
-  if (!any && adds) return;
-  for (int at = 2 * threadIdx.x; at < hidden; at += 2 * blockDim.x) { // hidden is a multiple of 8
-    float2 sum = {0, 0};
-    for (int j = 0; any && j < k; j++) {
-      const float part = o.part[first + j];
-      const float2 v = unpack<T>(*reinterpret_cast<const uint32_t *>(out + int64_t(o.slot[first + j]) * hidden + at));
-      sum.x += part * v.x, sum.y += part * v.y;
+  const int n = hidden / 8; // vectors
+  if (threadIdx.x < k) slots[threadIdx.x] = o.slot[int64_t(blockIdx.x) * k + threadIdx.x], parts[threadIdx.x] = o.part[int64_t(blockIdx.x) * k + threadIdx.x];
+  __syncthreads();
+  const bool any = slots[0] >= 0; // else the row is padding
+  Eight<T> *x = reinterpret_cast<Eight<T> *>(to + int64_t(blockIdx.x) * hidden);
+  Eight<T> kept[KEPT];
+  float squares = 0;
+#pragma unroll
+  for (int i = 0; i < KEPT; i++) {
+    const int at = threadIdx.x + i * blockDim.x;
+    if (at >= n) continue;
+    float2 sum[4] = {};
+    for (int j0 = 0; any && j0 < k; j0 += AT_ONCE) {
+      uint4 v[AT_ONCE];
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++) v[j] = j0 + j < k ? reinterpret_cast<const uint4 *>(out + int64_t(slots[j0 + j]) * hidden)[at] : make_uint4(0, 0, 0, 0);
+#pragma unroll
+      for (int j = 0; j < AT_ONCE; j++) {
+        if (j0 + j >= k) continue;
+        const float part = parts[j0 + j];
+        const uint32_t four[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+          const float2 y = unpack<T>(four[c]);
+          sum[c].x += part * y.x, sum[c].y += part * y.y;
+        }
+      }
     }
-    residual<T> *x = to + int64_t(blockIdx.x) * hidden + at;
-    if (!adds) {
-      if constexpr (std::is_same_v<residual<T>, float>) x[0] = x[1] = 0;
-      else x[0] = x[1] = narrow<T>(0);
+    if (adds) {
+      float2 old[4];
+      x[at].pairs(old);
+#pragma unroll
+      for (int c = 0; c < 4; c++) sum[c].x += old[c].x, sum[c].y += old[c].y;
     }
-    add<T>(x, sum.x), add<T>(x + 1, sum.y);
+    kept[i] = rounded<T>(sum);
+    x[at] = kept[i];
+    squares += sum_squares(kept[i]);
+  }
+  if (!w) return;
+  squares = warp_sum(squares);
+  if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = squares;
+  __syncthreads();
+  squares = 0;
+  for (int i = 0; i < int(blockDim.x) / 32; i++) squares += sums[i];
+  const float r = rsqrtf(squares / float(hidden) + eps);
+#pragma unroll
+  for (int i = 0; i < KEPT; i++) {
+    const int at = threadIdx.x + i * blockDim.x;
+    if (at >= n) continue;
+    const float4 a = reinterpret_cast<const float4 *>(w)[2 * at], b = reinterpret_cast<const float4 *>(w)[2 * at + 1];
+    float2 f[4];
+    kept[i].pairs(f);
+    reinterpret_cast<uint4 *>(xn + int64_t(blockIdx.x) * hidden)[at] =
+        make_uint4(pack<T>(f[0].x * r * a.x, f[0].y * r * a.y), pack<T>(f[1].x * r * a.z, f[1].y * r * a.w), pack<T>(f[2].x * r * b.x, f[2].y * r * b.y), pack<T>(f[3].x * r * b.z, f[3].y * r * b.w));
   }
 }
 
@@ -366,7 +410,7 @@ static int tile_rows(const xk_ctx *c, int rows) {
   return c->hopper && each < 192 ? 64 : MANY;
 }
 
-int32_t xk_mix(xk_ctx *c, const Launch &l, int layer, int rows, const int32_t *positions) {
+int32_t xk_mix(xk_ctx *c, const Launch &l, int layer, int rows, const int32_t *positions, const float *norm) {
   const xk_config &g = c->cfg;
   const Layer &w = c->layers[layer];
   const int stride = int(round_up(g.experts, 8)), size = tile_rows(c, rows);
@@ -380,8 +424,9 @@ int32_t xk_mix(xk_ctx *c, const Launch &l, int layer, int rows, const int32_t *p
   XK_OK_OR_RETURN(grouped<STORE>(l, c->hopper, {w.down, c->act, c->mix.out, nullptr, o.tiles, o.n_tiles, g.hidden, c->ff}, size, tiles));
   return xk_each_type(l.type, [&](auto t) {
     using T = decltype(t);
-    const int threads = int(std::min<int64_t>(round_up(g.hidden / 2, 32), 512));
-    return launch(l, combine_kernel<T>, rows, threads, 0, c->mix.out, o, static_cast<residual<T> *>(c->sums(true)), g.hidden, g.experts_per_token, c->alone());
+    const int threads = int(std::min<int64_t>(round_up(g.hidden / 8, 32), COMBINERS));
+    return launch(l, combine_kernel<T>, rows, threads, 0, c->mix.out, o, static_cast<residual<T> *>(c->sums(true)), g.hidden, g.experts_per_token, c->alone(),
+                  c->alone() ? norm : nullptr, c->xn, g.norm_eps);
   });
 }
 

@@ -93,10 +93,6 @@ template <typename T> __device__ __forceinline__ Eight<T> shared_eight(const voi
   for (int i = 0; i < int(sizeof v / sizeof *p); i++) load_shared(to + i, p + i);
   return v;
 }
-template <typename T> __device__ __forceinline__ Eight<T> rounded(const float2 (&f)[4]) {
-  if constexpr (std::is_same_v<residual<T>, element>) return {make_uint4(pack<T>(f[0].x, f[0].y), pack<T>(f[1].x, f[1].y), pack<T>(f[2].x, f[2].y), pack<T>(f[3].x, f[3].y))};
-  else return {make_float4(f[0].x, f[0].y, f[1].x, f[1].y), make_float4(f[2].x, f[2].y, f[3].x, f[3].y)};
-}
 
 // x plus the sum of so many ranks' values, from the first rank's up.
 template <typename T, int RANKS> struct Partials {
