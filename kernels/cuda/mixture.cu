@@ -2,8 +2,8 @@
 // whom a router chooses. Rows go to experts in groups, so that an expert's weights
 // are read once for all of its rows: a row's place in its group is its slot.
 //
-//   router    logits[row][expert], fp32
 //   choose    the experts of each row and their parts; slots, and tiles of slots of one expert
+//             (mixture_choose.cu)
 //   gate, up  act[slot] = silu(gate) * up of the slot's row, by the expert's weights
 //   down      out[slot]
 //   combine   the residual stream += the sum of part * out[slot] of a row's experts
@@ -18,214 +18,28 @@
 #include "eight.cuh"
 #include "mixture.cuh"
 
-static constexpr int CHOOSERS = 32; // warps of a CTA of choose_kernel, at most: a row each
-
-// What is chosen of a batch, on the device.
-struct Chosen {
-  int32_t *slot; // [rows][k]; -1: the row is padding
-  float *part;   // [rows][k]
-  int32_t *row;  // [slots]
-  GroupTile *tiles;
-  int *n_tiles;
-  unsigned *ticket; // zero between launches
-};
-
-static Chosen chosen(xk_ctx *c) {
-  const xk_config &g = c->cfg;
-  const int64_t slots = int64_t(g.max_rows) * g.experts_per_token;
-  auto *at = reinterpret_cast<int32_t *>(c->mix.chosen);
-  Chosen o;
-  o.slot = at, o.part = reinterpret_cast<float *>(at + slots), o.row = at + 2 * slots;
-  o.n_tiles = at + 3 * slots, o.ticket = reinterpret_cast<unsigned *>(at + 3 * slots + 1);
-  o.tiles = reinterpret_cast<GroupTile *>(at + 3 * slots + 2);
-  return o;
-}
-static int64_t most_tiles(int64_t slots, int experts, int rows) { return std::min<int64_t>(slots, experts) + slots / rows; }
-
-// Ascending sums over n <= blockDim.x values, by all threads of a CTA of whole warps.
-static __device__ int scan(int v, int *total, int *sums) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int s = v;
-#pragma unroll
-  for (int o = 1; o < 32; o *= 2) {
-    int left = __shfl_up_sync(~0u, s, o);
-    if (lane >= o) s += left;
-  }
-  __syncthreads(); // sums may be read still
-  if (lane == 31) sums[warp] = s;
-  __syncthreads();
-  int before = 0, all = 0;
-  for (int i = 0; i < int(blockDim.x) / 32; i++) {
-    if (i < warp) before += sums[i];
-    all += sums[i];
-  }
-  *total = all;
-  return before + s - v; // of those before
-}
-
-// The experts of the row whose logits a warp holds, lane by lane: the greatest k, the lower first
-// among equals. Lane j < k returns the j-th and its part.
-static __device__ int choose_row(const float *logits, int experts, int k, bool norm, float *part) {
-  constexpr int EACH = XK_EXPERTS / 32;
-  const int lane = threadIdx.x % 32;
-  float v[EACH];
-#pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    const int e = lane + 32 * i;
-    v[i] = e < experts ? fmaxf(logits[e], -3.4e38f) : -INFINITY; // what is no number counts least
-  }
-  uint32_t taken = 0;
-  int mine = -1;
-  float own = 0, top = 0;
-  for (int j = 0; j < k; j++) {
-    float best = -INFINITY;
-    int at = 1 << 30;
-#pragma unroll
-    for (int i = 0; i < EACH; i++)
-      if (!(taken >> i & 1) && v[i] > best) best = v[i], at = lane + 32 * i;
-#pragma unroll
-    for (int o = 16; o; o >>= 1) {
-      const float other = __shfl_xor_sync(~0u, best, o);
-      const int its = __shfl_xor_sync(~0u, at, o);
-      if (other > best || (other == best && its < at)) best = other, at = its;
-    }
-    if (at % 32 == lane) taken |= 1u << at / 32;
-    if (lane == j) mine = at, own = best;
-    if (j == 0) top = best;
-  }
-  float sum = 0;
-  if (norm) {
-    sum = lane < k ? expf(own - top) : 0;
-  } else {
-#pragma unroll
-    for (int i = 0; i < EACH; i++) sum += expf(v[i] - top);
-  }
-  *part = expf(own - top) / warp_sum(sum);
-  return mine;
-}
-
-// positions: a negative one is padding's; null: there is none. The last CTA to end, or the only one,
-// lays out slots and tiles of at most tile_rows.
-static __global__ __launch_bounds__(CHOOSERS * 32) void choose_kernel(const float *logits, int stride, const int32_t *positions, Chosen o, int rows, int experts, int k,
-                                                                      bool norm, int tile_rows) {
-  __shared__ int next[XK_EXPERTS], sums[CHOOSERS], picked[CHOOSERS * 32];
-  __shared__ bool last;
-  pdl_wait();
-  pdl_next();
-  const bool alone = gridDim.x == 1;
-  const int row = blockIdx.x * CHOOSERS + threadIdx.x / 32, lane = threadIdx.x % 32, picks = rows * k;
-  for (int i = threadIdx.x; i < XK_EXPERTS; i += blockDim.x) next[i] = 0;
-  if (row < rows) {
-    float part;
-    int e = choose_row(logits + int64_t(row) * stride, experts, k, norm, &part);
-    if (positions && positions[row] < 0) e = -1;
-    if (lane < k) {
-      (alone ? picked : o.slot)[row * k + lane] = e; // which expert, for now
-      o.part[row * k + lane] = part;
-    }
-  }
-  if (!alone) {
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(o.ticket, 1) == gridDim.x - 1;
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    if (threadIdx.x == 0) *o.ticket = 0;
-  }
-  __syncthreads();
-  auto expert = [&](int i) { return alone ? picked[i] : __ldcg(o.slot + i); };
-  for (int i = threadIdx.x; i < picks; i += blockDim.x)
-    if (int e = expert(i); e >= 0) atomicAdd(next + e, 1);
-  __syncthreads();
-  int before = 0, tile = 0; // slots and tiles of the experts that are done
-  for (int at = 0; at < experts; at += blockDim.x) {
-    const int e = at + threadIdx.x, n = e < experts ? next[e] : 0;
-    int slots, tiles;
-    const int first = before + scan(n, &slots, sums);
-    int mine = tile + scan(div_up(n, tile_rows), &tiles, sums);
-    if (e < experts) next[e] = first;
-    for (int i = 0; i < n; i += tile_rows) o.tiles[mine++] = {e, first + i, min(tile_rows, n - i)};
-    before += slots, tile += tiles;
-  }
-  if (threadIdx.x == 0) *o.n_tiles = tile;
-  __syncthreads();
-  for (int i = threadIdx.x; i < picks; i += blockDim.x) {
-    const int e = expert(i), slot = e < 0 ? -1 : atomicAdd(next + e, 1);
-    o.slot[i] = slot;
-    if (e >= 0) o.row[slot] = i / k;
-  }
-}
-
-// Tiles of at most 8 * NT slots: as skinny.cu's kernel.
+// Tiles of at most 8 * NT slots.
 template <typename T, Epilogue E, int NT>
-static __global__ __launch_bounds__(256, NT == 1 ? 4 : NT == 2 ? 3 : 2) void few_kernel(Grouped p) {
-  constexpr int WARPS = 8, UNROLL = 2;
-  __shared__ float sums[WARPS][16][NT * 8 + 1];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int n0 = blockIdx.x * 16, k = p.k;
+static __global__ __launch_bounds__(FEW_WARPS * 32, NT == 1 ? 4 : NT == 2 ? 3 : 2) void few_kernel(Grouped p) {
+  __shared__ Sums<NT> sums;
+  const int n0 = blockIdx.x * 16, g = threadIdx.x % 32 / 4;
   pdl_wait();
   pdl_next();
   if (int(blockIdx.y) >= *p.n_tiles) return;
   const GroupTile tile = p.tiles[blockIdx.y];
-  const int chunks = div_up(k, 32), per = div_up(chunks, WARPS), begin = warp * per, end = min(begin + per, chunks);
-  const uint4 zero = make_uint4(0, 0, 0, 0);
-  const bool low = n0 + g < p.n, high = n0 + g + 8 < p.n;
-  const element *w0 = p.w + (int64_t(tile.expert) * p.n + n0 + g) * k + 8 * t, *w1 = w0 + int64_t(8) * k;
-  const element *x[NT];
+  const element *from[NT];
 #pragma unroll
   for (int j = 0; j < NT; j++) {
     const int at = g + 8 * j;
-    x[j] = at >= tile.n ? nullptr : p.x + int64_t(p.index ? p.index[tile.first + at] : tile.first + at) * k + 8 * t;
+    from[j] = at >= tile.n ? nullptr : p.x + int64_t(p.index ? p.index[tile.first + at] : tile.first + at) * p.k;
   }
-  float acc[NT][4] = {};
-  uint4 a[UNROLL][2];
-  auto load = [&](int c0) {
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
-      const int c = c0 + u;
-      const bool in = c < end && c * 32 + 8 * t < k;
-      a[u][0] = in && low ? __ldcs(reinterpret_cast<const uint4 *>(w0 + c * 32)) : zero;
-      a[u][1] = in && high ? __ldcs(reinterpret_cast<const uint4 *>(w1 + c * 32)) : zero;
-    }
-  };
-  load(begin);
-  for (int c0 = begin; c0 < end; c0 += UNROLL) {
-    uint4 b[UNROLL][NT], v[UNROLL][2];
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++) {
-      const int c = c0 + u;
-      const bool in = c < end && c * 32 + 8 * t < k;
-#pragma unroll
-      for (int j = 0; j < NT; j++) b[u][j] = in && x[j] ? *reinterpret_cast<const uint4 *>(x[j] + c * 32) : zero;
-      v[u][0] = a[u][0], v[u][1] = a[u][1];
-    }
-    if (c0 + UNROLL < end) load(c0 + UNROLL);
-#pragma unroll
-    for (int u = 0; u < UNROLL; u++)
-#pragma unroll
-      for (int j = 0; j < NT; j++) {
-        mma<T>(acc[j], v[u][0].x, v[u][1].x, v[u][0].y, v[u][1].y, b[u][j].x, b[u][j].y);
-        mma<T>(acc[j], v[u][0].z, v[u][1].z, v[u][0].w, v[u][1].w, b[u][j].z, b[u][j].w);
-      }
-  }
-#pragma unroll
-  for (int j = 0; j < NT; j++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) sums[warp][g + e / 2 * 8][8 * j + 2 * t + e % 2] = acc[j][e];
-  __syncthreads();
-  auto total = [&](int row, int col) {
-    float s = 0;
-#pragma unroll
-    for (int i = 0; i < WARPS; i++) s += sums[i][row][col];
-    return s;
-  };
+  few_rows<T, NT>(p.w + (int64_t(tile.expert) * p.n + n0) * p.k, p.n - n0, p.k, from, sums, [] {});
   constexpr int MADE = E == SILU ? 8 : 16; // columns of out
-  for (int i = threadIdx.x; i < MADE * tile.n; i += WARPS * 32) {
+  for (int i = threadIdx.x; i < MADE * tile.n; i += FEW_WARPS * 32) {
     const int row = i % MADE, col = i / MADE;
     if (n0 + row >= p.n) continue;
-    if constexpr (E == SILU) p.out[int64_t(tile.first + col) * (p.n / 2) + n0 / 2 + row] = narrow<T>(silu(total(row, col)) * total(row + 8, col));
-    else p.out[int64_t(tile.first + col) * p.n + n0 + row] = narrow<T>(total(row, col));
+    if constexpr (E == SILU) p.out[int64_t(tile.first + col) * (p.n / 2) + n0 / 2 + row] = narrow<T>(silu(total<NT>(sums, row, col)) * total<NT>(sums, row + 8, col));
+    else p.out[int64_t(tile.first + col) * p.n + n0 + row] = narrow<T>(total<NT>(sums, row, col));
   }
 }
 
@@ -407,19 +221,16 @@ static int tile_rows(const xk_ctx *c, int rows) {
   if (rows <= 8 || each <= 4) return 8;
   if (rows <= 16 || each <= 8) return 16;
   if (rows <= 32 || each <= 24) return 32;
-  return c->hopper && each < 192 ? 64 : MANY;
+  return c->hopper && each < 96 ? 64 : MANY;
 }
 
 int32_t xk_mix(xk_ctx *c, const Launch &l, int layer, int rows, const int32_t *positions, const float *norm) {
   const xk_config &g = c->cfg;
   const Layer &w = c->layers[layer];
-  const int stride = int(round_up(g.experts, 8)), size = tile_rows(c, rows);
-  const Chosen o = chosen(c);
-  if (g.batch_invariant || rows > 32) XK_OK_OR_RETURN(xk_gemm_any(l, STORE_F32, w.router, c->xn, c->mix.logits, stride, rows, g.experts, g.hidden));
-  else XK_OK_OR_RETURN(xk_skinny(l, STORE_F32, w.router, c->xn, g.hidden, c->mix.logits, stride, rows, g.experts, g.hidden));
-  XK_OK_OR_RETURN(launch(l, choose_kernel, div_up(rows, CHOOSERS), 32 * std::max(std::min(rows, CHOOSERS), 4), 0, c->mix.logits, stride, positions, o, rows, g.experts, g.experts_per_token,
-                         bool(g.norm_experts), size));
-  const int64_t tiles = most_tiles(int64_t(rows) * g.experts_per_token, g.experts, size);
+  const int size = tile_rows(c, rows);
+  const Chosen o = xk_chosen(c);
+  XK_OK_OR_RETURN(xk_choose(c, l, layer, rows, positions, size));
+  const int64_t tiles = xk_most_tiles(int64_t(rows) * g.experts_per_token, g.experts, size);
   XK_OK_OR_RETURN(grouped<SILU>(l, c->hopper, {w.gate_up, c->xn, c->act, o.row, o.tiles, o.n_tiles, 2 * c->ff, g.hidden}, size, tiles));
   XK_OK_OR_RETURN(grouped<STORE>(l, c->hopper, {w.down, c->act, c->mix.out, nullptr, o.tiles, o.n_tiles, g.hidden, c->ff}, size, tiles));
   return xk_each_type(l.type, [&](auto t) {
@@ -433,7 +244,6 @@ int32_t xk_mix(xk_ctx *c, const Launch &l, int layer, int rows, const int32_t *p
 int32_t xk_mix_open(xk_ctx *c) {
   const xk_config &g = c->cfg;
   const int64_t slots = int64_t(g.max_rows) * g.experts_per_token;
-  XK_OK_OR_RETURN(xk_gemm_any_init(c->type()));
   if (c->hopper) XK_OK_OR_RETURN(xk_grouped_hopper_init(c->type()));
   XK_OK_OR_RETURN(xk_each_type(c->type(), [&](auto t) {
     using T = decltype(t);
@@ -443,7 +253,6 @@ int32_t xk_mix_open(xk_ctx *c) {
   }));
   XK_OK_OR_RETURN(xk_alloc(c, &c->mix.logits, int64_t(g.max_rows) * round_up(g.experts, 8), true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->mix.out, slots * g.hidden, true));
-  const int64_t words = 3 * slots + 2 + most_tiles(slots, g.experts, 8) * int64_t(sizeof(GroupTile) / sizeof(int32_t));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->mix.chosen, words, true));
+  XK_OK_OR_RETURN(xk_alloc(c, &c->mix.chosen, xk_chosen_words(c), true));
   return xk_alloc(c, &c->act, slots * c->ff, true);
 }
