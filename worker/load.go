@@ -176,7 +176,7 @@ func fp16(cfg *Config, m *model.Model) bool {
 // fp8Weights reports whether the layers' projections are kept in FP8: if asked to, or if the
 // checkpoint has them in FP8 and batch_invariant does not rule it out.
 func fp8Weights(cfg *Config, m *model.Model) bool {
-	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant && m.Config.Experts == 0
+	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant
 }
 
 func newCUDA(cfg *Config, m *model.Model, ordinals []int) (kernels.Backend, error) {

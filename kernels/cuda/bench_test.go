@@ -67,7 +67,7 @@ func TestSpeed(t *testing.T) {
 	}
 	shape := llama8B()
 	if os.Getenv("XPYD_CUDA_MOE") != "" {
-		shape, prefix = qwen30B(), "moe."
+		shape, prefix = qwen30B(), strings.Replace(prefix, "gpu.", "moe.", 1)
 	}
 	began := time.Now()
 	b, err := cuda.NewRandom(shape, 1, opt)

@@ -50,8 +50,8 @@ static int32_t check(const xk_config &g) {
   if (g.weights_fp8 && (g.hidden % 16 || g.heads * g.head_dim % 16 || g.batch_invariant))
     return xk_fail(XK_INVALID, "FP8 weights need widths %d and %d to be multiples of 16, and no batch_invariant", g.hidden, g.heads * g.head_dim);
   if (g.fp16 && (g.kv_fp8 || g.weights_fp8)) return xk_fail(XK_INVALID, "fp16 goes with no FP8 KV cache and no FP8 weights");
-  if (g.experts < 0 || g.experts > XK_EXPERTS || (g.experts && (g.experts_per_token < 1 || g.experts_per_token > 32 || g.experts_per_token > g.experts || g.hidden > 16384 || g.weights_fp8)))
-    return xk_fail(XK_INVALID, "%d experts, %d a token: at most %d, 32 a token, a width of 16384, and no FP8 weights", g.experts, g.experts_per_token, XK_EXPERTS);
+  if (g.experts < 0 || g.experts > XK_EXPERTS || (g.experts && (g.experts_per_token < 1 || g.experts_per_token > 32 || g.experts_per_token > g.experts || g.hidden > 16384)))
+    return xk_fail(XK_INVALID, "%d experts, %d a token: at most %d, 32 a token, and a width of 16384", g.experts, g.experts_per_token, XK_EXPERTS);
   if (g.tune && g.batch_invariant) return xk_fail(XK_INVALID, "tune and batch_invariant exclude each other");
   if (g.ranks < 1 || g.ranks > XK_RANKS || g.rank < 0 || g.rank >= g.ranks || g.first_kv_head < 0 || g.all_kv_heads < 1 || g.first_kv_head > g.all_kv_heads - g.kv_heads || g.first_id < 0 || g.ids < 1 || g.ids > g.vocab - g.first_id)
     return xk_fail(XK_INVALID, "rank %d of %d, with %d KV heads of %d from %d on, %d ids of %d from %d on", g.rank, g.ranks, g.kv_heads, g.all_kv_heads, g.first_kv_head, g.ids, g.vocab, g.first_id);
@@ -148,8 +148,8 @@ static int32_t open(xk_ctx *c) {
       const int64_t experts = std::max(g.experts, 1);
       XK_OK_OR_RETURN(xk_alloc(c, &l.gate_up, experts * 2 * c->ff * g.hidden, true));
       XK_OK_OR_RETURN(xk_alloc(c, &l.down, experts * g.hidden * c->ff, true));
-      if (g.experts) XK_OK_OR_RETURN(xk_alloc(c, &l.router, experts * g.hidden));
     }
+    if (g.experts) XK_OK_OR_RETURN(xk_alloc(c, &l.router, int64_t(g.experts) * g.hidden));
     XK_OK_OR_RETURN(xk_alloc(c, &l.attn_norm, g.hidden));
     XK_OK_OR_RETURN(xk_alloc(c, &l.mlp_norm, g.hidden));
     if (g.qkv_bias) XK_OK_OR_RETURN(xk_alloc(c, &l.bias, c->width));

@@ -245,8 +245,8 @@ func checkArch(a *arch.Config, opt *Options) error {
 		switch attention, feed := a.Layer(i); {
 		case attention != arch.GQA:
 			return fmt.Errorf("%w: layer %d: attention %q", ErrUnserved, i, attention)
-		case feed == arch.Mixture && (opt.WeightsFP8 || a.Experts > maxExperts || a.ExpertsPerToken > maxPerToken || a.Hidden > maxMixed):
-			return fmt.Errorf("%w: layer %d: %d experts, %d a token, of a width of %d: at most %d, %d and %d, and not with FP8 weights", ErrUnserved, i, a.Experts, a.ExpertsPerToken, a.Hidden, maxExperts, maxPerToken, maxMixed)
+		case feed == arch.Mixture && (a.Experts > maxExperts || a.ExpertsPerToken > maxPerToken || a.Hidden > maxMixed):
+			return fmt.Errorf("%w: layer %d: %d experts, %d a token, of a width of %d: at most %d, %d and %d", ErrUnserved, i, a.Experts, a.ExpertsPerToken, a.Hidden, maxExperts, maxPerToken, maxMixed)
 		case feed != arch.SwiGLU && feed != arch.Mixture:
 			return fmt.Errorf("%w: layer %d: feed-forward %q", ErrUnserved, i, feed)
 		}

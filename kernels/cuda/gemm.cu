@@ -487,7 +487,7 @@ int32_t xk_gemm_tune(xk_ctx *c) {
 int32_t xk_gemm_load(xk_ctx *c) {
   const Launch l = c->on_stream(false);
   for (int s = 0; s < SHAPES; s++) {
-    if (c->cfg.experts && !chosen_here(c, s)) continue;
+    if (c->cfg.experts && (s == GATE_UP || s == DOWN)) continue;
     int before = 0;
     XK_OK_OR_RETURN(each_bucket(c, s, [&](int rows) { // the least and the greatest number of rows that a choice serves
       for (int n : {before + 1, rows}) XK_OK_OR_RETURN(xk_project(c, l, Shape(s), 0, n));

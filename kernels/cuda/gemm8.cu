@@ -122,6 +122,7 @@ int32_t xk_gemm8_tune(xk_ctx *c) {
   LT_TRY(cublasLtMatmulDescSetAttribute(c->matmul8, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast));
   if (c->cfg.max_rows <= SKINNY) return XK_OK;
   for (int s = 0; s < HEAD; s++) {
+    if (c->cfg.experts && (s == GATE_UP || s == DOWN)) continue; // mixture8.cu
     int done = 0;
     for (int b : BUCKETS) {
       if (done >= c->cfg.max_rows) break;

@@ -203,6 +203,7 @@ template <typename T> static __global__ __launch_bounds__(COMBINERS) void combin
 // ---------------------------------------------------------------- launchers
 
 template <Epilogue E> static int32_t grouped(const Launch &l, bool hopper, const Grouped &p, int tile_rows, int64_t tiles) {
+  if (p.w8.data) return xk_grouped8(l, E, p, tile_rows, tiles);
   return xk_each_type(l.type, [&](auto t) {
     using T = decltype(t);
     if (tile_rows >= 64 && hopper) return xk_grouped_hopper(l, E, p, tile_rows, tiles);
@@ -231,8 +232,8 @@ int32_t xk_mix(xk_ctx *c, const Launch &l, int layer, int rows, const int32_t *p
   const Chosen o = xk_chosen(c);
   XK_OK_OR_RETURN(xk_choose(c, l, layer, rows, positions, size));
   const int64_t tiles = xk_most_tiles(int64_t(rows) * g.experts_per_token, g.experts, size);
-  XK_OK_OR_RETURN(grouped<SILU>(l, c->hopper, {w.gate_up, c->xn, c->act, o.row, o.tiles, o.n_tiles, 2 * c->ff, g.hidden}, size, tiles));
-  XK_OK_OR_RETURN(grouped<STORE>(l, c->hopper, {w.down, c->act, c->mix.out, nullptr, o.tiles, o.n_tiles, g.hidden, c->ff}, size, tiles));
+  XK_OK_OR_RETURN(grouped<SILU>(l, c->hopper, {w.gate_up, w.gate_up8, c->xn, c->act, o.row, o.tiles, o.n_tiles, 2 * c->ff, g.hidden}, size, tiles));
+  XK_OK_OR_RETURN(grouped<STORE>(l, c->hopper, {w.down, w.down8, c->act, c->mix.out, nullptr, o.tiles, o.n_tiles, g.hidden, c->ff}, size, tiles));
   return xk_each_type(l.type, [&](auto t) {
     using T = decltype(t);
     const int threads = int(std::min<int64_t>(round_up(g.hidden / 8, 32), COMBINERS));
@@ -245,6 +246,10 @@ int32_t xk_mix_open(xk_ctx *c) {
   const xk_config &g = c->cfg;
   const int64_t slots = int64_t(g.max_rows) * g.experts_per_token;
   if (c->hopper) XK_OK_OR_RETURN(xk_grouped_hopper_init(c->type()));
+  if (g.weights_fp8) {
+    if (!c->hopper || g.hidden % 16) return xk_fail(XK_INVALID, "experts in FP8 need compute capability 9.0, and a width of a multiple of 16");
+    XK_OK_OR_RETURN(xk_grouped8_init());
+  }
   XK_OK_OR_RETURN(xk_each_type(c->type(), [&](auto t) {
     using T = decltype(t);
     XK_TRY(cudaFuncSetAttribute(many_kernel<T, SILU>, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES));

@@ -34,7 +34,9 @@ int32_t xk_choose(xk_ctx *c, const Launch &l, int layer, int rows, const int32_t
 
 // A projection by experts: out[slot] = x[index ? index[slot] : slot] times its expert's w [n][k].
 struct Grouped {
-  const element *w, *x;
+  const element *w;
+  Matrix8 w8; // instead, with FP8 weights
+  const element *x;
   element *out; // rows of n elements; SILU: n / 2
   const int32_t *index;
   const GroupTile *tiles;
@@ -45,6 +47,9 @@ struct Grouped {
 // Tiles of at most 64 or 128 slots by wgmma (mixture_hopper.cu). E: SILU or STORE.
 int32_t xk_grouped_hopper(const Launch &l, Epilogue e, const Grouped &p, int tile_rows, int64_t tiles);
 int32_t xk_grouped_hopper_init(xk_dtype type);
+// Tiles of any size with FP8 weights, bf16 (mixture8.cu).
+int32_t xk_grouped8(const Launch &l, Epilogue e, const Grouped &p, int tile_rows, int64_t tiles);
+int32_t xk_grouped8_init();
 
 // 16 rows of w [..][k], of which left are there, times up to 8 * NT rows x, null where there is none: as
 // skinny.cu's kernel, by a CTA of eight warps that share out K. The value of w's row r and x's row c is the sum of

@@ -118,7 +118,7 @@ func TestMixtureRefused(t *testing.T) {
 	a := shardArch()
 	a.Hidden, a.ModelType, a.Experts, a.ExpertsPerToken, a.ExpertWidth = 32, "mixtral", 8, 2, 64
 	for _, f := range []func(*arch.Config, *Options){
-		func(_ *arch.Config, o *Options) { o.WeightsFP8 = true },
+		func(a *arch.Config, _ *Options) { a.Hidden = 16400 },
 		func(a *arch.Config, _ *Options) { a.Experts = 513 },
 		func(a *arch.Config, _ *Options) { a.Experts, a.ExpertsPerToken = 64, 33 },
 	} {

@@ -13,12 +13,14 @@ struct Place8 {
   Matrix8 to;
   int64_t first, rows, cols, stride; // rows of the tensor go to first ..
   int interleave;                    // as Place
-  __device__ int64_t row(int64_t r) const { return interleave < 0 ? first + r : r / 8 * 16 + interleave * 8 + r % 8; }
+  __device__ int64_t row(int64_t r) const { return first + (interleave < 0 ? r : r / 8 * 16 + interleave * 8 + r % 8); }
 };
 
 bool place8(xk_ctx *c, int weight, int layer, Place8 *p) {
   const xk_config &g = c->cfg;
-  if (!g.weights_fp8 || layer < 0 || layer >= g.layers) return false;
+  int64_t expert = 0;
+  if (g.experts && layer >= 0 && (weight == XK_GATE || weight == XK_UP || weight == XK_DOWN)) expert = layer / g.layers, layer %= g.layers;
+  if (!g.weights_fp8 || layer < 0 || layer >= g.layers || expert > std::max(g.experts - 1, 0)) return false;
   const Layer &l = c->layers[layer];
   const int64_t h = g.hidden, q = int64_t(g.heads) * g.head_dim, kv = int64_t(g.kv_heads) * g.head_dim;
   switch (weight) {
@@ -26,9 +28,9 @@ bool place8(xk_ctx *c, int weight, int layer, Place8 *p) {
   case XK_K: *p = {l.qkv8, q, kv, h, h, -1}; return true;
   case XK_V: *p = {l.qkv8, q + kv, kv, h, h, -1}; return true;
   case XK_O: *p = {l.o8, 0, h, q, q, -1}; return true;
-  case XK_GATE: *p = {l.gate_up8, 0, g.intermediate, h, h, 0}; return true;
-  case XK_UP: *p = {l.gate_up8, 0, g.intermediate, h, h, 1}; return true;
-  case XK_DOWN: *p = {l.down8, 0, h, g.intermediate, c->ff, -1}; return true;
+  case XK_GATE: *p = {l.gate_up8, expert * 2 * c->ff, g.intermediate, h, h, 0}; return true;
+  case XK_UP: *p = {l.gate_up8, expert * 2 * c->ff, g.intermediate, h, h, 1}; return true;
+  case XK_DOWN: *p = {l.down8, expert * h, h, g.intermediate, c->ff, -1}; return true;
   }
   return false;
 }
@@ -125,11 +127,12 @@ int32_t xk_weights8_open(xk_ctx *c) {
     XK_OK_OR_RETURN(xk_alloc(c, &m->data, rows * cols, true));
     return xk_alloc(c, &m->scale, rows, true);
   };
+  const int64_t experts = std::max(g.experts, 1);
   for (Layer &l : c->layers) {
     XK_OK_OR_RETURN(alloc(&l.qkv8, c->width, h));
     XK_OK_OR_RETURN(alloc(&l.o8, h, att));
-    XK_OK_OR_RETURN(alloc(&l.gate_up8, int64_t(2) * c->ff, h));
-    XK_OK_OR_RETURN(alloc(&l.down8, h, c->ff));
+    XK_OK_OR_RETURN(alloc(&l.gate_up8, experts * 2 * c->ff, h));
+    XK_OK_OR_RETURN(alloc(&l.down8, experts * h, c->ff));
   }
   return XK_OK;
 }

@@ -54,7 +54,7 @@ typedef struct {
   int32_t first_kv_head, all_kv_heads; // the model's number of its first; and of how many: blocks in host memory have all
   int32_t first_id, ids; // the rows of the head, of vocab, that it computes
   // Of a mixture: experts (at most XK_EXPERTS, 0: none), those of a row (at most 32), whether their parts
-  // sum to 1. intermediate is an expert's; not with weights_fp8.
+  // sum to 1. intermediate is an expert's.
   int32_t experts, experts_per_token, norm_experts;
 } xk_config;
 

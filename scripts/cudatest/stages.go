@@ -181,7 +181,8 @@ func plan() []stage {
 			tests("cuda.test", "model in fp16", 120, slices.Concat(eager, fp16), "TestRanksReduce", "TestRanksLogits", "TestRanksOverlap", "TestRanksPool"),
 			tests("cuda.test", "speed", 90, slices.Concat(eager, []string{"XPYD_CUDA_BENCH=reduce steps"}), "TestRanksSpeed"),
 			tests("cuda.test", "70b", 90, slices.Concat(eager, []string{"XPYD_CUDA_BENCH=70b"}), "TestRanksSpeed")}},
-		{name: "mixture", about: "steps of a mixture of experts of a 30B-A3B shape", seconds: 75, parts: []part{speed("speed", "b1 b16 b64 b256 2k 8k", "XPYD_CUDA_MOE=1")}},
+		{name: "mixture", about: "steps of a mixture of experts of a 30B-A3B shape", seconds: 110, parts: []part{
+			speed("w8", "b1 b16 b64 b256 2k 8k", "XPYD_CUDA_MOE=1", "XPYD_CUDA_W8=1"), speed("speed", "b1 b16 b64 b256 2k 8k", "XPYD_CUDA_MOE=1")}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 90, python: "torch transformers", parts: []part{
 			{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}, {name: "logits in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16"}}}},
 		{name: "decode", about: "decode steps of Llama-3-8B's shape, the device's idle time", seconds: 40, parts: []part{speed("decode", "b1 b8 b64 b256")}},

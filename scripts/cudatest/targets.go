@@ -11,16 +11,16 @@ import (
 // Llama-3-8B's shape: GB of weights read by a decode step, and of KV per token.
 const weights, perToken = 15.01, 131072 / 1e9
 
-// Of Qwen3-30B-A3B's shape: layers; GB of a layer's attention and router, of an expert, of the head, and of a
+// Of Qwen3-30B-A3B's shape: layers; GB in bf16 of a layer's attention and router, of an expert, of the head, and of a
 // position's KV; billions of weights that a token meets, without the head.
 const mixtureLayers, mixtureLayer, mixtureExpert, mixtureHead, mixtureToken = 48, 0.03828, 0.009437, 0.6223, 98304 / 1e9
 const mixtureActive = mixtureLayers * (mixtureLayer + 8*mixtureExpert) / 2
 
 // mixtureBytes are the GB that a decode step of n sequences with 1,024 positions touches, and how many of 128 experts it
-// is likely to meet if each token chooses 8 of them at random, as random weights do.
-func mixtureBytes(n int) (gb, experts float64) {
+// is likely to meet if each token chooses 8 of them at random, as random weights do. bytes are those of a layer's weight.
+func mixtureBytes(n int, bytes float64) (gb, experts float64) {
 	experts = 128 * (1 - math.Pow(1-8.0/128, float64(n)))
-	return mixtureLayers*(mixtureLayer+experts*mixtureExpert) + mixtureHead + float64(n)*1024*mixtureToken, experts
+	return mixtureLayers*(mixtureLayer+experts*mixtureExpert)*bytes/2 + mixtureHead + float64(n)*1024*mixtureToken, experts
 }
 
 const cuDNN, flash, flashInfer = "PyTorch SDPA, cuDNN, dense KV", "PyTorch SDPA, flash, dense KV", "FlashInfer, paged KV"
@@ -30,16 +30,21 @@ func (b *book) rows() (list []row) {
 	add := func(name, want string, beside ...value) {
 		list = append(list, row{name, want, slices.DeleteFunc(beside, func(v value) bool { return v.value == 0 })})
 	}
-	for _, n := range []int{1, 16, 64, 256} {
-		name := fmt.Sprint("moe.decode_step_ms.b", n)
-		gb, distinct := mixtureBytes(n)
-		limit := b.bytes(gb)
-		limit.label += fmt.Sprintf(", %.0f of 128 experts", distinct)
-		add(name, "", limit)
-		if own, ok := b.own[name]; ok && limit.value > 0 {
-			own.Name, own.Unit, own.Value = fmt.Sprint("moe.decode_ratio.b", n), "ratio", own.Value/limit.value
-			b.own[own.Name] = own
-			add(own.Name, map[int]string{1: "<= 1.6", 64: "<= 1.5"}[n], value{limit.label, 1})
+	for _, form := range []struct {
+		name  string
+		bytes float64 // of a weight, of a layer's
+	}{{"w8_", 1}, {"", 2}} {
+		for _, n := range []int{1, 16, 64, 256} {
+			name := fmt.Sprintf("moe.%sdecode_step_ms.b%d", form.name, n)
+			gb, distinct := mixtureBytes(n, form.bytes)
+			limit := b.bytes(gb)
+			limit.label += fmt.Sprintf(", %.0f of 128 experts", distinct)
+			add(name, "", limit)
+			if own, ok := b.own[name]; ok && limit.value > 0 && form.bytes == 1 {
+				own.Name, own.Unit, own.Value = fmt.Sprint("moe.decode_ratio.b", n), "ratio", own.Value/limit.value
+				b.own[own.Name] = own
+				add(own.Name, map[int]string{1: "<= 1.6", 64: "<= 1.5"}[n], value{limit.label, 1})
+			}
 		}
 	}
 	mixed := value{label: "cuBLASLt's rate in 2k chunks of 8B's linears, on the same FLOP"}
@@ -48,6 +53,7 @@ func (b *book) rows() (list []row) {
 	}
 	for _, k := range []string{"2k", "8k"} {
 		add("moe.prefill_tok_s."+k, "", mixed)
+		add("moe.w8_prefill_tok_s."+k, "", mixed)
 	}
 	of := func(k string) value { return value{"without batch_invariant", b.own["gpu."+k].Value} }
 	for _, c := range []struct{ batch, want string }{{"1", "<= 5.9"}, {"8", "<= 6.3"}, {"64", "<= 9.4"}, {"256", "<= 19.5"}} {
@@ -179,6 +185,8 @@ var models = [][2]string{
 	{"tp.step_ratio.*", "Llama-3-8B shape, random bf16 weights, two ranks on one GPU beside one, contexts of 1k"},
 	{"tp.allreduce_us.*", "rows of 4,096 bf16, all ranks on one GPU, graphs of 200"},
 	{"tp.layer_us.*", "Llama-3-70B shape, FP8 weights, two ranks on one GPU, contexts of 1k"},
+	{"moe.decode_ratio.*", "Qwen3-30B-A3B shape, random FP8 weights, contexts of 1k"},
+	{"moe.w8_*", "Qwen3-30B-A3B shape, random FP8 weights, contexts of 1k"},
 	{"moe.*", "Qwen3-30B-A3B shape, random bf16 weights, contexts of 1k"},
 	{"gpu.endurance_*", "8 layers of 1024, random bf16 weights, batch_invariant, 200 clients"},
 	{"gpu.hf_*", "10 random models: Llama, Qwen2, Qwen3; GQA 1 to 8"},
