@@ -22,8 +22,8 @@ import (
 // Ranks is one model on several devices, by tensor parallelism: each rank has its heads, its
 // part of the wide projections and of the vocabulary, and a pool of its KV heads; the sums
 // meet in kernels over the devices' own links. It implements kernels.Backend,
-// kernels.Launcher, kernels.Arriver, kernels.Gated and kernels.Watched. Its pool is not exported to other
-// processes, nor linked with theirs.
+// kernels.Launcher, kernels.Arriver, kernels.Gated and kernels.Watched. Other processes open the pool of
+// each rank (kernels.Divided); none is linked with theirs.
 //
 // Calls are those of a Backend, and as safe.
 type Ranks struct {
@@ -135,6 +135,7 @@ func (g *Ranks) open(a arch.Config, opt Options) error {
 		if rank == 0 {
 			g.lead = b
 		}
+		b.exported = g.lead.exported
 		if g.ranks = append(g.ranks, b); rank == 0 || b.shard.kv.first != g.ranks[rank-1].shard.kv.first {
 			g.owners = append(g.owners, b)
 		}
