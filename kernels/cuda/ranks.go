@@ -184,15 +184,12 @@ func (g *Ranks) start(opt Options) error {
 	g.watch.Go(g.watching)
 	// What a step does first, loading code and making its graph, can need an idle device, on
 	// which no rank waits for another. So each rank first runs by itself.
-	g.abort(true)
-	g.serial = true
-	err = g.warm()
-	g.serial = false
-	g.abort(false)
-	if err == nil {
-		err = g.warm()
+	g.alone(true)
+	if err = g.warm(); err != nil || opt.alone {
+		return err
 	}
-	return err
+	g.alone(false)
+	return g.warm()
 }
 
 func (g *Ranks) warm() error {
@@ -205,6 +202,12 @@ func (g *Ranks) warm() error {
 	})
 	g.lead.draws = 0 // nothing may refer to these steps' draws
 	return err
+}
+
+// alone has each rank compute by itself, its waits for others end at once: results are worthless.
+func (g *Ranks) alone(on bool) {
+	g.serial = on
+	g.abort(on)
 }
 
 // abort has waits of ranks for each other end, or no longer.

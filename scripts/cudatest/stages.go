@@ -53,12 +53,31 @@ var families = []family{
 }
 
 // ranks are tests of several ranks on one device, which have a stage of their own: CUDA must load all
-// code at once, and under a sanitizer, which lets one kernel run at a time, ranks would wait for each
-// other for ever.
-var ranks = family{name: "ranks", tests: []string{"TestRanksReduce", "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksFP8", "TestRanksInvariant", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals", "TestRanksHang", "TestRanksDead", "TestRanksRefused"}}
+// code at once, and under a sanitizer, which lets one kernel run at a time, ranks that compute together would
+// wait for each other for ever.
+var ranks = family{name: "ranks", tests: []string{"TestRanksReduce", "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksFP8", "TestRanksInvariant", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals", "TestRanksHang", "TestRanksDead", "TestRanksRefused", "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused", "TestRanksAlone"}}
 
 // eager has CUDA do so, and a test need not start another process for it.
 var eager = []string{"CUDA_MODULE_LOADING=EAGER", "CUDA_DEVICE_MAX_CONNECTIONS=32"}
+
+// apart gives each rank a GPU of its own.
+var apart = []string{"XPYD_CUDA_APART=1"}
+
+// rankSpeed has figures of several ranks.
+func rankSpeed(name, what string, env ...string) part {
+	return tests("cuda.test", name, 150, slices.Concat(eager, env, []string{"XPYD_CUDA_BENCH=" + what}), "TestRanksSpeed")
+}
+
+// rankChecks are tests of ranks, or a subtest, for a sanitizer.
+func rankChecks(list ...string) (parts []part) {
+	for _, t := range list {
+		t, of, _ := strings.Cut(t, "/")
+		p := sub(ranks, t, of)
+		p.env = eager
+		parts = append(parts, p)
+	}
+	return parts
+}
 
 // alone needs the device for itself and has no kernels of its own.
 var alone = []string{"TestMemory"}
@@ -178,8 +197,21 @@ func plan() []stage {
 			tests("cuda.test", "model", 120, eager, "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals"),
 			tests("cuda.test", "forms", 120, eager, "TestRanksFP8", "TestRanksInvariant"),
 			tests("cuda.test", "model in fp16", 120, slices.Concat(eager, fp16), "TestRanksReduce", "TestRanksLogits", "TestRanksOverlap", "TestRanksPool"),
-			tests("cuda.test", "speed", 90, slices.Concat(eager, []string{"XPYD_CUDA_BENCH=reduce steps"}), "TestRanksSpeed"),
-			tests("cuda.test", "70b", 90, slices.Concat(eager, []string{"XPYD_CUDA_BENCH=70b"}), "TestRanksSpeed")}},
+			tests("cuda.test", "pushes", 120, eager, "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused", "TestRanksAlone"),
+			rankSpeed("speed", "reduce steps push"), rankSpeed("70b", "70b"), rankSpeed("70b by 4", "70b:40@4"),
+			rankSpeed("70b in bf16", "70b16:32"), rankSpeed("70b in bf16 by 4", "70b16:32@4"),
+			{name: "fleets", run: []string{"python3", "ranks-test", "--xpyd", "xpyd"}, seconds: 180}}},
+		{name: "ranks-hf", about: "logits of 2 and of 4 ranks on one GPU beside transformers'", seconds: 90, python: "torch transformers", parts: []part{
+			{name: "by 2", run: []string{"python3", "cuda-hf", "worker.test", "ranks=2"}}, {name: "by 4", run: []string{"python3", "cuda-hf", "worker.test", "ranks=4"}},
+			{name: "by 2 in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16", "ranks=2"}}}},
+		{name: "ranks-memcheck", about: "the kernels of ranks, one rank after the other, and pushes between ranks, under compute-sanitizer", seconds: 120, tool: "memcheck", parts: rankChecks("TestRanksAlone", "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused")},
+		{name: "ranks-racecheck", about: "the same", seconds: 120, tool: "racecheck", beside: 6, parts: rankChecks("TestRanksAlone", "TestRanksRefill", "TestRanksPush/^4_heads_of_128,_16_tokens,_2_to_4$", "TestRanksPush/^4_heads_of_128_in_FP8,_4_to_1$")},
+		{name: "ranks-apart", about: "a GPU a rank: answers, pushes, speed, the all-reduce beside NCCL's; fleets", seconds: 240, gpus: 2, parts: []part{
+			tests("cuda.test", "model", 120, slices.Concat(eager, apart), "TestRanksReduce", "TestRanksLogits", "TestRanksPush", "TestRanksRefill"),
+			tests("cuda.test", "faults", 60, slices.Concat(eager, apart), "TestRanksHang", "TestRanksDead"),
+			rankSpeed("pushes", "push"), rankSpeed("speed", "reduce steps", apart...), rankSpeed("70b", "70b", apart...), rankSpeed("70b in bf16", "70b16:32", apart...),
+			peers("allreduce"),
+			{name: "fleets", run: []string{"python3", "ranks-test", "--xpyd", "xpyd"}, seconds: 180}}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 90, python: "torch transformers", parts: []part{
 			{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}, {name: "logits in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16"}}}},
 		{name: "decode", about: "decode steps of Llama-3-8B's shape, the device's idle time", seconds: 40, parts: []part{speed("decode", "b1 b8 b64 b256")}},
