@@ -222,7 +222,8 @@ func (p failingPeer) Push(a *kernels.Push) error {
 // are anybody else's; the next ticket is right, and was not looked at too early.
 func TestRanksPartFails(t *testing.T) {
 	r := fakegpu.NewRanks(t, 1, kvconntest.ReceiverBlocks, 0, nil)
-	s := fakegpu.NewRanks(t, 2, kvconntest.SenderBlocks, 5*time.Millisecond, nil)
+	s := fakegpu.NewRanks(t, 2, kvconntest.SenderBlocks, 0, nil)
+	s.List[0].Delay = 30 * time.Millisecond
 	second := &failing{FakeGPU: s.List[1]}
 	tr := openRanks(t, r, []kernels.PeerOpener{s.List[0], second})
 	fakegpu.Run(t, r, s, tr, nil, func(w *kvconntest.World) {
