@@ -192,20 +192,25 @@ func plan() []stage {
 			{name: "draw", run: []string{"probe", "check", "draw", "quick"}}}},
 		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 210, parts: suite()},
 		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a store, a peer, fifty at once", seconds: 90, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestOnGPUInFP16", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUSameTokens", "TestGPUPeers")}},
-		{name: "ranks", about: "tensor parallelism, all ranks on one GPU: against one rank and the CPU; a step beside one rank's, the all-reduce alone, a 70B shape's layer", seconds: 260, parts: []part{
+		{name: "ranks", about: "tensor parallelism, all ranks on one GPU: against one rank and the CPU", seconds: 170, parts: []part{
 			tests("cuda.test", "reduce", 60, eager, "TestRanksReduce", "TestRanksHang", "TestRanksDead", "TestRanksRefused"),
 			tests("cuda.test", "model", 120, eager, "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals"),
 			tests("cuda.test", "forms", 120, eager, "TestRanksFP8", "TestRanksInvariant"),
 			tests("cuda.test", "model in fp16", 120, slices.Concat(eager, fp16), "TestRanksReduce", "TestRanksLogits", "TestRanksOverlap", "TestRanksPool"),
+		}},
+		{name: "ranks-push", about: "pushes between unequal numbers of ranks, beside what one rank holds; fleets of workers of several ranks", seconds: 150, parts: []part{
 			tests("cuda.test", "pushes", 120, eager, "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused", "TestRanksAlone"),
+			{name: "fleets", run: []string{"python3", "ranks-test", "--xpyd", "xpyd"}, seconds: 180},
+			{name: "fleets by pinned", run: []string{"python3", "ranks-test", "--xpyd", "xpyd", "--transport", "pinned", "--ranks", "2:1"}, seconds: 90}}},
+		{name: "ranks-speed", about: "all ranks on one GPU: a step beside one rank's, the all-reduce alone, pushes, a 70B shape's layer", seconds: 150, parts: []part{
 			rankSpeed("speed", "reduce steps push"), rankSpeed("70b", "70b"), rankSpeed("70b by 4", "70b:40@4"),
-			rankSpeed("70b in bf16", "70b16:32"), rankSpeed("70b in bf16 by 4", "70b16:32@4"),
-			{name: "fleets", run: []string{"python3", "ranks-test", "--xpyd", "xpyd"}, seconds: 180}}},
+			rankSpeed("70b in bf16", "70b16:32"), rankSpeed("70b in bf16 by 4", "70b16:32@4")}},
 		{name: "ranks-hf", about: "logits of 2 and of 4 ranks on one GPU beside transformers'", seconds: 90, python: "torch transformers", parts: []part{
 			{name: "by 2", run: []string{"python3", "cuda-hf", "worker.test", "ranks=2"}}, {name: "by 4", run: []string{"python3", "cuda-hf", "worker.test", "ranks=4"}},
 			{name: "by 2 in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16", "ranks=2"}}}},
-		{name: "ranks-memcheck", about: "the kernels of ranks, one rank after the other, and pushes between ranks, under compute-sanitizer", seconds: 120, tool: "memcheck", parts: rankChecks("TestRanksAlone", "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused")},
-		{name: "ranks-racecheck", about: "the same", seconds: 120, tool: "racecheck", beside: 6, parts: rankChecks("TestRanksAlone", "TestRanksRefill", "TestRanksPush/^4_heads_of_128,_16_tokens,_2_to_4$", "TestRanksPush/^4_heads_of_128_in_FP8,_4_to_1$")},
+		{name: "ranks-memcheck", about: "the kernels of ranks, one rank after the other, and pushes between ranks, under compute-sanitizer", seconds: 120, tool: "memcheck", parts: rankChecks("TestRanksAlone", "TestRanksPush/^4_heads_of_128,_16_tokens,_(2_to_4|4_to_1)$", "TestRanksPush/^4_heads_of_128_in_FP8,_(2_to_4|4_to_1)$", "TestRanksPush/^2_heads_of_80,_5_tokens,",
+			"TestRanksRefill/^blocks_of_5_from_16$", "TestRanksRefill/^FP8_blocks_of_32_from_bf16$", "TestRanksPushRefused")},
+		{name: "ranks-racecheck", about: "the same", seconds: 120, tool: "racecheck", beside: 6, parts: rankChecks("TestRanksAlone", "TestRanksRefill/^blocks_of_5_from_16$", "TestRanksPush/^4_heads_of_128,_16_tokens,_2_to_4$", "TestRanksPush/^4_heads_of_128_in_FP8,_4_to_1$")},
 		{name: "ranks-apart", about: "a GPU a rank: answers, pushes, speed, the all-reduce beside NCCL's; fleets", seconds: 240, gpus: 2, parts: []part{
 			tests("cuda.test", "model", 120, slices.Concat(eager, apart), "TestRanksReduce", "TestRanksLogits", "TestRanksPush", "TestRanksRefill"),
 			tests("cuda.test", "faults", 60, slices.Concat(eager, apart), "TestRanksHang", "TestRanksDead"),
