@@ -157,33 +157,36 @@ def flashinfer():
     out("sampler.flashinfer", timed(lambda: fi.sampling.top_p_sampling_from_probs(p, 0.95)) * 1000, "us")
 
 
-def one_of_two(rank, port):
+def one_of(rank, port, n):
     import os
     import torch.distributed as dist
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", rank=rank, world_size=2, device_id=torch.device("cuda", rank))
+    dist.init_process_group("nccl", rank=rank, world_size=n, device_id=torch.device("cuda", rank))
     for name, rows in (("8k", 1), ("64k", 8), ("1m", 128), ("16m", 2048)):
         x = torch.zeros(rows, H, dtype=bf16, device="cuda")
         dist.all_reduce(x)
         us = graphed(lambda _: dist.all_reduce(x), 200) * 1000
         if rank == 0:
-            out("allreduce." + name, us, "us")
+            out("allreduce." + name + ("" if n == 2 else f"_n{n}"), us, "us")
     dist.destroy_process_group()
 
 
 def allreduce():
-    """NCCL's, of two GPUs; it does not put two ranks on one."""
+    """NCCL's, of two GPUs and of four; it does not put two ranks on one."""
     import socket
 
     if torch.cuda.device_count() < 2:
         print("no two GPUs here: NCCL refuses two ranks on one")
         return
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    torch.multiprocessing.spawn(one_of_two, (port,), 2)
+    for n in (2, 4):
+        if n > torch.cuda.device_count():
+            continue
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        torch.multiprocessing.spawn(one_of, (port, n), n)
 
 
 torch.manual_seed(0)

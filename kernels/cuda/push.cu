@@ -51,6 +51,7 @@ struct Job {
   int heads, layer, n_layers, n_pairs; // heads: of digests, 0 for none
   bool rows;          // else digests only
   int chunk, chunks;  // bytes; chunks of a block, of all segments
+  FastDiv each;       // vectors of a chunk
   const xk_pair *list; // null: the parameter
   Finish finish;
 };
@@ -109,7 +110,22 @@ __global__ __launch_bounds__(THREADS) void push_kernel(const __grid_constant__ J
       if (to >= 0) j.to.digest[to] = digest, j.to.filled[to] = filled;
     };
     if (threadIdx.x < n * j.heads) load_digest(threadIdx.x);
-    for (int u = 0; u < n; u++) {
+    if (j.each.d < THREADS * DEPTH) { // of several units at once, so that as much is in flight
+      const int all = j.chunk ? n * j.each.d : 0;
+      for (int i = threadIdx.x; i < all; i += THREADS * DEPTH) {
+        uint4 v[DEPTH];
+        uint4 *dst[DEPTH];
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++) {
+          const int at = i + k * THREADS, u = j.each.div(at), o = at - u * j.each.d;
+          dst[k] = at < all && o < batch[u].vectors ? batch[u].dst + o : nullptr;
+          if (dst[k]) v[k] = load_once(batch[u].src + o);
+        }
+#pragma unroll
+        for (int k = 0; k < DEPTH; k++)
+          if (dst[k]) *dst[k] = v[k];
+      }
+    } else for (int u = 0; u < n; u++) {
       const uint4 *src = batch[u].src;
       uint4 *dst = batch[u].dst;
       const int vectors = batch[u].vectors;
@@ -144,7 +160,7 @@ int32_t start(xk_peer *p, int ctas, Job j, const List<xk_pair, SMALL> &list) {
   };
   j.chunk = int(std::min<int64_t>(j.rows ? j.segment[0].bytes : 0, THREADS * DEPTH * 16)); // no segment is longer
   while (j.chunk > THREADS * 16 && blocks * chunks() < ctas) j.chunk = int(round_up(j.chunk / 2, 16));
-  j.chunks = j.chunk ? chunks() : 1;
+  j.chunks = j.chunk ? chunks() : 1, j.each = FastDiv(std::max(j.chunk / 16, 1));
   int grid = int(std::max<int64_t>(1, std::min<int64_t>(ctas, blocks * j.chunks)));
   push_kernel<<<grid, THREADS, 0, p->stream>>>(j, list);
   XK_TRY(cudaGetLastError());

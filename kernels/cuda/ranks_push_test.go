@@ -269,6 +269,7 @@ func TestRanksRefill(t *testing.T) {
 					src := openEnd(t, a, cuda.Options{BlockTokens: c.from, KVFP8: c.fromFP8, Blocks: 40}, rankDevices(from))
 					dst := openEnd(t, a, cuda.Options{BlockTokens: c.to, KVFP8: c.kv8, Blocks: 40}, otherDevices(to))
 					j := join(t, src, dst)
+					noise(dst, 2)
 					held := src.fill(t, positions, 5)
 					var refills []kvlayout.Refill
 					for first := 0; first < positions; first += c.to {

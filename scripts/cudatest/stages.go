@@ -214,7 +214,7 @@ func plan() []stage {
 		{name: "ranks-apart", about: "a GPU a rank: answers, pushes, speed, the all-reduce beside NCCL's; fleets", seconds: 240, gpus: 2, parts: []part{
 			tests("cuda.test", "model", 120, slices.Concat(eager, apart), "TestRanksReduce", "TestRanksLogits", "TestRanksPush", "TestRanksRefill"),
 			tests("cuda.test", "faults", 60, slices.Concat(eager, apart), "TestRanksHang", "TestRanksDead"),
-			rankSpeed("pushes", "push"), rankSpeed("speed", "reduce steps", apart...), rankSpeed("70b", "70b", apart...), rankSpeed("70b in bf16", "70b16:32", apart...),
+			rankSpeed("pushes", "push"), rankSpeed("speed", "reduce steps", apart...), rankSpeed("70b", "70b 70b@4", apart...), rankSpeed("70b in bf16", "70b16:32 70b16:64@4", apart...),
 			peers("allreduce"),
 			{name: "fleets", run: []string{"python3", "ranks-test", "--xpyd", "xpyd"}, seconds: 180}}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 90, python: "torch transformers", parts: []part{

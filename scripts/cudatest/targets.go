@@ -182,10 +182,11 @@ func (b *book) ranks(add func(name, want string, beside ...value)) {
 		add("tp.hf_logits_error_ratio."+n, "<= 2", value{"transformers' own bf16", 1}, value{"one rank", b.own["gpu.hf_logits_error_ratio"].Value})
 		add("tp.fp16_hf_logits_error_ratio."+n, "<= 2", value{"transformers' own fp16", 1}, value{"one rank", b.own["gpu.fp16_hf_logits_error_ratio"].Value})
 	}
-	for _, size := range []string{"8k", "64k", "1m", "16m"} {
+	for _, size := range []string{"8k", "64k", "1m", "16m", "8k_n4", "64k_n4", "1m_n4", "16m_n4"} {
 		own("tp.apart.allreduce_us."+size, "", b.peer("NCCL, PyTorch, in a graph", "allreduce."+size))
 	}
-	for _, name := range []string{"step_ratio.b1", "step_ratio.b8", "step_ratio.b64", "layer_us.70b_w8_b1", "layer_us.70b_w8_b8", "layer_us.70b_b1", "layer_us.70b_b8"} {
+	for _, name := range []string{"step_ratio.b1", "step_ratio.b8", "step_ratio.b64", "layer_us.70b_w8_b1", "layer_us.70b_w8_b8", "layer_us.70b_b1", "layer_us.70b_b8",
+		"layer_us.70b_w8_n4_b1", "layer_us.70b_w8_n4_b8", "layer_us.70b_n4_b1", "layer_us.70b_n4_b8"} {
 		own("tp.apart."+name, "")
 	}
 }
