@@ -258,42 +258,44 @@ func TestRanksRefill(t *testing.T) {
 	a := shape(2, 512, 64, 8, 4, 128, 64)
 	counts := rankCounts(t, 1, 2, 4)
 	for _, c := range []struct {
-		name               string
-		from, to           int // positions of a block
-		fromFP8, kv8, fp16 bool
-	}{{"blocks of 5 from 16", 16, 5, false, false, false}, {"blocks of 16 from 5", 5, 16, false, false, false}, {"FP8 blocks of 32 from bf16", 16, 32, false, true, false}, {"bf16 blocks from FP8", 16, 16, true, false, false}} {
+		name         string
+		from, to     int // positions of a block
+		fromFP8, kv8 bool
+	}{{"blocks of 5 from 16", 16, 5, false, false}, {"blocks of 16 from 5", 5, 16, false, false}, {"FP8 blocks of 32 from bf16", 16, 32, false, true}, {"bf16 blocks from FP8", 16, 16, true, false}} {
 		t.Run(c.name, func(t *testing.T) {
 			var want image
 			for _, from := range counts {
 				for _, to := range counts {
-					src := openEnd(t, a, cuda.Options{BlockTokens: c.from, KVFP8: c.fromFP8, Blocks: 40}, rankDevices(from))
-					dst := openEnd(t, a, cuda.Options{BlockTokens: c.to, KVFP8: c.kv8, Blocks: 40}, otherDevices(to))
-					j := join(t, src, dst)
-					noise(dst, 2)
-					held := src.fill(t, positions, 5)
-					var refills []kvlayout.Refill
-					for first := 0; first < positions; first += c.to {
-						rows := min(c.to, positions-first)
-						of, end := first/c.from, (first+rows-1)/c.from
-						refills = append(refills, kvlayout.Refill{Block: int32(39 - first/c.to), FirstPos: first, Rows: rows, First: of, Count: end - of + 1})
-					}
-					for layer := range a.Layers {
-						j.launch(t, kernels.Push{FirstLayer: layer, Layers: 1, Engine: kernels.Kernel, CTAs: 16, Sources: held, Refills: refills})
-						j.landed(t)
-						var landed []kernels.Landed
-						for _, r := range refills {
-							landed = append(landed, kernels.Landed{Layer: layer, Block: r.Block, FirstPos: r.FirstPos, Rows: r.Rows})
+					t.Run(fmt.Sprintf("%d to %d", from, to), func(t *testing.T) {
+						src := openEnd(t, a, cuda.Options{BlockTokens: c.from, KVFP8: c.fromFP8, Blocks: 40}, rankDevices(from))
+						dst := openEnd(t, a, cuda.Options{BlockTokens: c.to, KVFP8: c.kv8, Blocks: 40}, otherDevices(to))
+						j := join(t, src, dst)
+						noise(dst, 2)
+						held := src.fill(t, positions, 5)
+						var refills []kvlayout.Refill
+						for first := 0; first < positions; first += c.to {
+							rows := min(c.to, positions-first)
+							of, end := first/c.from, (first+rows-1)/c.from
+							refills = append(refills, kvlayout.Refill{Block: int32(39 - first/c.to), FirstPos: first, Rows: rows, First: of, Count: end - of + 1})
 						}
-						good, err := dst.Verify(soon(t), landed)
-						if err != nil || slices.Contains(good, false) {
-							t.Fatalf("%s, %d to %d: layer %d: %v, %v", c.name, from, to, layer, good, err)
+						for layer := range a.Layers {
+							j.launch(t, kernels.Push{FirstLayer: layer, Layers: 1, Engine: kernels.Kernel, CTAs: 16, Sources: held, Refills: refills})
+							j.landed(t)
+							var landed []kernels.Landed
+							for _, r := range refills {
+								landed = append(landed, kernels.Landed{Layer: layer, Block: r.Block, FirstPos: r.FirstPos, Rows: r.Rows})
+							}
+							good, err := dst.Verify(soon(t), landed)
+							if err != nil || slices.Contains(good, false) {
+								t.Fatalf("%s, %d to %d: layer %d: %v, %v", c.name, from, to, layer, good, err)
+							}
 						}
-					}
-					if want.rows == nil {
-						want = imageOf(dst)
-					}
-					want.same(t, fmt.Sprintf("%s, %d to %d", c.name, from, to), dst)
-					copies(t, c.name, dst)
+						if want.rows == nil {
+							want = imageOf(dst)
+						}
+						want.same(t, fmt.Sprintf("%s, %d to %d", c.name, from, to), dst)
+						copies(t, c.name, dst)
+					})
 				}
 			}
 		})
