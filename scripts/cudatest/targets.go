@@ -180,8 +180,8 @@ func (b *book) ranks(add func(name, want string, beside ...value)) {
 	}
 	for _, n := range []string{"n2", "n4"} {
 		add("tp.hf_logits_error_ratio."+n, "<= 2", value{"transformers' own bf16", 1}, value{"one rank", b.own["gpu.hf_logits_error_ratio"].Value})
-		add("tp.fp16_hf_logits_error_ratio."+n, "<= 2", value{"transformers' own fp16", 1}, value{"one rank", b.own["gpu.fp16_hf_logits_error_ratio"].Value})
 	}
+	add("tp.fp16_hf_logits_error_ratio.n2", "<= 2", value{"transformers' own fp16", 1}, value{"one rank", b.own["gpu.fp16_hf_logits_error_ratio"].Value})
 	for _, size := range []string{"8k", "64k", "1m", "16m", "8k_n4", "64k_n4", "1m_n4", "16m_n4"} {
 		own("tp.apart.allreduce_us."+size, "", b.peer("NCCL, PyTorch, in a graph", "allreduce."+size))
 	}
