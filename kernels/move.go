@@ -3,14 +3,17 @@ package kernels
 import (
 	"context"
 	"errors"
+	"math"
+	"sync/atomic"
+	"unsafe"
 
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // What a Pool on a device can do beyond Pool: move blocks in bulk, to other devices of this
-// host and to host memory, by calls that do not wait. kernels/cuda implements all of it, for
-// several ranks HostMover and Verifier alone; a pool that cannot move this way implements
-// none. Blocks move whole, with their stored digests (Pool.Digest) and the number of rows
+// host and to host memory, by calls that do not wait. kernels/cuda implements all of it; of
+// several ranks the whole pool is a HostMover, a Verifier and Divided, and each rank's the
+// rest. A pool that cannot move this way implements none. Blocks move whole, with their stored digests (Pool.Digest) and the number of rows
 // these cover; rows above that are undefined at both ends.
 //
 // Whatever comes from another process (handles, memory, block ids) is checked here before
@@ -27,8 +30,21 @@ var (
 // MaxHandle bounds an Export's handle, in bytes.
 const MaxHandle = 512
 
-// FlagLines is how many flags a pool has for its peers to set.
-const FlagLines = 1024
+// FlagLines is how many flags a pool has for its peers to set. A line has FlagStride bytes, of
+// which the first 8 are the flag.
+const (
+	FlagLines  = 4096
+	FlagStride = 128
+)
+
+// FlagUnused is the value of a flag that no device sets: whoever maps the flags writes it to
+// lines that it has been given and has no use for.
+const FlagUnused = math.MaxUint64
+
+// SetFlag sets a flag in the host's memory of all lines, which begins on a page.
+func SetFlag(flags []byte, line int, value uint64) {
+	atomic.StoreUint64((*uint64)(unsafe.Pointer(&flags[line*FlagStride])), value)
+}
 
 // Export is what another process needs to write into a pool.
 type Export struct {
@@ -62,6 +78,32 @@ type Exporter interface {
 	Verifier
 }
 
+// RankPool is the pool of one rank, or a pool that is not divided.
+type RankPool interface {
+	Exporter
+	PeerOpener
+}
+
+// Divided is a Pool of several tensor-parallel ranks. A peer opens each of them by itself.
+type Divided interface {
+	Pool
+	// RankPools are the pools of all ranks, in their order; kvlayout.Layout.Ranks says which
+	// heads each has. They have one file of flags, and so the same lines.
+	RankPools() []RankPool
+}
+
+// RankPools are the pools that peers open of p: its ranks', or p itself; none where peers
+// cannot open it.
+func RankPools(p Pool) []RankPool {
+	switch p := p.(type) {
+	case Divided:
+		return p.RankPools()
+	case RankPool:
+		return []RankPool{p}
+	}
+	return nil
+}
+
 // Verifier is a Pool on a device that checks what has arrived in it.
 type Verifier interface {
 	// Verify recomputes the digests of blocks on the device from the rows that lie there,
@@ -85,9 +127,10 @@ type PeerOpener interface {
 	Pool
 	// OpenPeer maps the pool that handle describes, which must belong to another process.
 	// flags is the memory behind its Export.FD; the caller keeps it mapped until Close has
-	// returned nil. The layouts may differ in block_tokens, and in dtype among bf16, f16
-	// and f8e4m3: then pushes use Push.Refills, otherwise Push.Blocks. It takes
-	// milliseconds: call it once for each peer and epoch.
+	// returned nil; no two peers share it. The layouts may differ in block_tokens, and in dtype
+	// among bf16, f16 and f8e4m3: then pushes use Push.Refills, otherwise Push.Blocks. They may
+	// also differ in heads: then pushes need a Push.Cut. It takes milliseconds: call it once for
+	// each peer and epoch.
 	OpenPeer(handle []byte, flags []byte) (Peer, error)
 }
 
@@ -127,11 +170,24 @@ const (
 // BlockPair is a source block and where it goes.
 type BlockPair struct{ Src, Dst int32 }
 
+// Cut is the KV heads of a push: Count of them, from ours number From on to the peer's number
+// To on, counted in either pool. The zero Cut is all heads of two pools that have the same.
+type Cut struct{ From, To, Count int }
+
+// Or is the cut, or for the zero Cut that of all heads.
+func (c Cut) Or(heads int) Cut {
+	if c == (Cut{}) {
+		return Cut{Count: heads}
+	}
+	return c
+}
+
 // Push says what to copy: Blocks in each of Layers layers from FirstLayer on. One source
 // may go to several destinations; destinations must differ.
 type Push struct {
 	FirstLayer, Layers int
 	Blocks             []BlockPair
+	Cut                Cut // only these heads, with their digests
 	// Value, unless 0, is set on Line of the receiver's flags once this push and all before
 	// it to this peer can be read. A push of no blocks only sets the flag.
 	Line  int

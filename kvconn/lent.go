@@ -103,7 +103,7 @@ func (r *Receiver) lend(c net.Conn, theirs kvlayout.Layout) (*lent, error) {
 		return nil, fmt.Errorf("%d peers have our memory and do not let go of it: %w", r.cfg.MaxSessions, errHeld)
 	}
 	s := *r.cfg.Shared
-	s.Epoch = r.cfg.Identity.Epoch
+	s.Epoch, s.BlockBytes = r.cfg.Identity.Epoch, blockBytes(r.cfg.Identity.Layout)
 	h, grant, err := sc.Offer(&s)
 	if h == nil || err != nil {
 		r.returned()

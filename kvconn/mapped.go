@@ -21,6 +21,10 @@ type Shared struct {
 	Ranks  int    // tensor-parallel ranks of the receiver; 0 is 1
 	Layers []Span // one a layer of each rank, rank after rank
 
+	// BlockBytes is the size of one block of a layer with all heads, where all layers have the
+	// same; else 0.
+	BlockBytes int64
+
 	// Epoch is the run of the worker whose pool it is. The connector sets it.
 	Epoch uint64
 }
@@ -31,13 +35,43 @@ type Span struct{ Offset, Stride int64 }
 // DevicePool describes a pool in a device's memory: layer after layer, each layer's
 // blocks in a row.
 func DevicePool(l kvlayout.Layout, blocks int) *Shared {
-	s := &Shared{FD: -1, Device: true, Blocks: blocks}
+	s := &Shared{FD: -1, Device: true, Blocks: blocks, BlockBytes: blockBytes(l)}
+	s.add(l)
+	return s
+}
+
+// DeviceRanks is DevicePool for ranks with a device each, whose pools follow each other.
+func DeviceRanks(l kvlayout.Layout, ranks, blocks int) (*Shared, error) {
+	parts, err := l.Ranks(ranks)
+	if err != nil {
+		return nil, err
+	}
+	s := &Shared{FD: -1, Device: true, Blocks: blocks, BlockBytes: blockBytes(l), Ranks: ranks}
+	for _, part := range parts {
+		s.add(part)
+	}
+	if len(s.Layers) > MaxSpans {
+		return nil, fmt.Errorf("%d layers of %d ranks: a pool is described by at most %d spans", l.Layers(), ranks, MaxSpans)
+	}
+	return s, nil
+}
+
+// add describes the layers of one more rank, behind what there is.
+func (s *Shared) add(l kvlayout.Layout) {
 	for _, layer := range l.Resolve() {
 		size := int64(layer.BlockBytes())
 		s.Layers = append(s.Layers, Span{Offset: s.Bytes, Stride: size})
-		s.Bytes += size * int64(blocks)
+		s.Bytes += size * int64(s.Blocks)
 	}
-	return s
+}
+
+// blockBytes is a Shared's BlockBytes.
+func blockBytes(l kvlayout.Layout) int64 {
+	rows, ok := l.Uniform()
+	if !ok {
+		return 0
+	}
+	return int64(rows.BlockBytes())
 }
 
 // MaxSpans bounds a Shared's Layers: they go into one frame.
@@ -165,20 +199,39 @@ func (s *Shared) regions(l kvlayout.Layout) ([][]region, error) {
 }
 
 // Matches returns an error unless a grant, which names its pool by these, came with the
-// pool that the peer's frames describe.
+// pool that the peer's frames describe; blockBytes are of a block with all heads.
 func (s *Shared) Matches(epoch uint64, layers, blocks int, blockBytes int64) error {
-	switch {
-	case s.ranks() > 1:
-		return fmt.Errorf("the peer's pool is of %d ranks, and this transport writes to pools of one", s.Ranks)
-	case epoch != s.Epoch:
-		return fmt.Errorf("of epoch %d, the peer's is %d", epoch, s.Epoch)
-	case blocks != s.Blocks || layers != len(s.Layers):
-		return fmt.Errorf("%d layers of %d blocks, the peer has %d of %d", layers, blocks, len(s.Layers), s.Blocks)
+	if err := s.matches(epoch, layers, blocks); err != nil {
+		return err
+	}
+	if blockBytes != s.BlockBytes {
+		return fmt.Errorf("blocks of %d bytes, the peer's have %d", blockBytes, s.BlockBytes)
+	}
+	return nil
+}
+
+// MatchesRanks is Matches for a grant that names the bytes of a block as each rank has it.
+func (s *Shared) MatchesRanks(epoch uint64, layers, blocks int, blockBytes []int64) error {
+	if len(blockBytes) != s.ranks() {
+		return fmt.Errorf("of %d ranks, the peer has %d", len(blockBytes), s.ranks())
+	}
+	if err := s.matches(epoch, layers, blocks); err != nil {
+		return err
 	}
 	for n, l := range s.Layers {
-		if l.Stride != blockBytes {
-			return fmt.Errorf("blocks of %d bytes, those of layer %d have %d", blockBytes, n, l.Stride)
+		if want := blockBytes[n/layers]; l.Stride != want {
+			return fmt.Errorf("blocks of %d bytes, those of layer %d of rank %d have %d", want, n%layers, n/layers, l.Stride)
 		}
+	}
+	return nil
+}
+
+func (s *Shared) matches(epoch uint64, layers, blocks int) error {
+	switch {
+	case epoch != s.Epoch:
+		return fmt.Errorf("of epoch %d, the peer's is %d", epoch, s.Epoch)
+	case blocks != s.Blocks || layers < 1 || layers*s.ranks() != len(s.Layers):
+		return fmt.Errorf("%d layers of %d blocks, the peer has %d of %d", layers, blocks, len(s.Layers)/s.ranks(), s.Blocks)
 	}
 	return nil
 }
@@ -198,7 +251,7 @@ type peerPool struct {
 // our own pool's layout.
 func mapPeer(c net.Conn, m *bind, peer *Identity, ours kvlayout.Layout) (_ *peerPool, err error) {
 	seg := m.Pool
-	seg.FD, seg.Epoch = -1, peer.Epoch
+	seg.FD, seg.Epoch, seg.BlockBytes = -1, peer.Epoch, blockBytes(peer.Layout)
 	if err := seg.inside(); err != nil {
 		return nil, err
 	}

@@ -160,14 +160,24 @@ func TestSegmentRanks(t *testing.T) {
 	f("KV heads", 3, slices.Repeat([]int64{all}, 6)...)
 	f("128 ranks", 128, slices.Repeat([]int64{all}, 256)...)
 
-	two := Shared{Bytes: 1 << 20, Blocks: 2, Ranks: 2, Epoch: 3, Layers: []Span{{0, all}, {1 << 10, all}}}
-	if err := two.Matches(3, 2, 2, all); err == nil || !strings.Contains(err.Error(), "2 ranks") {
-		t.Errorf("a grant of one rank for a pool of two: %v", err)
+	two := Shared{Bytes: 1 << 20, Blocks: 2, Ranks: 2, Epoch: 3, BlockBytes: all, Layers: []Span{{0, all / 2}, {1 << 10, all / 2}}}
+	matches := func(want string, err error) {
+		t.Helper()
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
-	two.Ranks = 1
-	if err := two.Matches(3, 2, 2, all); err != nil {
-		t.Error(err)
-	}
+	matches("", two.Matches(3, 1, 2, all))
+	matches("of epoch 4", two.Matches(4, 1, 2, all))
+	matches("2 layers", two.Matches(3, 2, 2, all))
+	matches("0 layers", two.Matches(3, 0, 2, all))
+	matches("3 blocks", two.Matches(3, 1, 3, all))
+	matches("bytes", two.Matches(3, 1, 2, all/2))
+	matches("", two.MatchesRanks(3, 1, 2, []int64{all / 2, all / 2}))
+	matches("of 1 ranks", two.MatchesRanks(3, 1, 2, []int64{all}))
+	matches("layer 0 of rank 1", two.MatchesRanks(3, 1, 2, []int64{all / 2, all}))
+	matches("2 layers", two.MatchesRanks(3, 2, 2, []int64{all / 2, all / 2}))
+	matches("0 layers", two.MatchesRanks(3, 0, 2, []int64{all / 2, all / 2}))
 }
 
 // FuzzMessage: what decodes encodes to the same bytes.

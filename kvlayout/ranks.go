@@ -28,3 +28,46 @@ func (l Layout) Ranks(n int) ([]Layout, error) {
 	}
 	return ranks, nil
 }
+
+// Pair is a rank of one worker that sends heads to a rank of another: Heads of them, from its own
+// number FromHead on to the receiver's ToHead on.
+type Pair struct {
+	From, To         int // ranks
+	FromHead, ToHead int // of the ranks' own
+	Heads            int
+}
+
+// Pairs returns who sends what where `from` ranks send the same heads to `to` others: each receiver
+// gets each of its heads once, in the order of receivers and heads. Receivers of a head that several
+// senders keep take turns.
+func Pairs(heads, from, to int) ([]Pair, error) {
+	for _, n := range []int{from, to} {
+		if n < 1 || n > MaxRanks || heads < 1 || heads%n != 0 && n%heads != 0 {
+			return nil, fmt.Errorf("%d ranks and %d KV heads: one must divide the other", n, heads)
+		}
+	}
+	each, copies := max(heads/from, 1), max(from/heads, 1) // heads of a sender, senders of a head
+	want := max(heads/to, 1)
+	var pairs []Pair
+	for r := range to {
+		first := r * heads / to
+		for at, end := first, first+want; at < end; {
+			owner := at / each
+			n := min(end, (owner+1)*each) - at
+			pairs = append(pairs, Pair{From: owner*copies + r%copies, To: r, FromHead: at - owner*each, ToHead: at - first, Heads: n})
+			at += n
+		}
+	}
+	return pairs, nil
+}
+
+// MostPairs is the longest list that Pairs returns for so many receivers and at most `from` senders.
+func MostPairs(heads, from, to int) int {
+	most := 1
+	for n := 1; n <= from; n++ {
+		if pairs, err := Pairs(heads, n, to); err == nil {
+			most = max(most, len(pairs))
+		}
+	}
+	return most
+}

@@ -43,6 +43,62 @@ func TestRanks(t *testing.T) {
 	f(h(0, 1, 1), 65)
 }
 
+// TestPairs: every rank gets each of its heads once, from a rank that has it, in runs that are as
+// long as they can be; and the senders that keep a head take turns.
+func TestPairs(t *testing.T) {
+	for _, heads := range []int{1, 2, 6, 8, 64} {
+		for from := 1; from <= 16; from++ {
+			for to := 1; to <= 16; to++ {
+				pairs, err := kvlayout.Pairs(heads, from, to)
+				l := kvlayout.Plain(1, heads, 8, 16, kvlayout.BF16)
+				src, err1 := l.Ranks(from)
+				dst, err2 := l.Ranks(to)
+				if (err == nil) != (err1 == nil && err2 == nil) {
+					t.Fatalf("%d heads, %d to %d: %v, %v, %v", heads, from, to, err, err1, err2)
+				}
+				if err != nil {
+					continue
+				}
+				times, senders := map[[2]int]int{}, map[int]bool{}
+				for i, p := range pairs {
+					if p.Heads < 1 {
+						t.Errorf("%d heads, %d to %d: %+v", heads, from, to, p)
+					}
+					senders[p.From] = true
+					a, b := src[p.From].Groups[0].Heads, dst[p.To].Groups[0].Heads
+					if p.FromHead+p.Heads > a.Count || p.ToHead+p.Heads > b.Count || a.First+p.FromHead != b.First+p.ToHead {
+						t.Errorf("%d heads, %d to %d: %+v of %v to %v", heads, from, to, p, a, b)
+					}
+					for h := range p.Heads {
+						times[[2]int{p.To, p.ToHead + h}]++
+					}
+					if i > 0 && pairs[i-1].From == p.From && pairs[i-1].To == p.To {
+						t.Errorf("%d heads, %d to %d: %+v and %+v could be one", heads, from, to, pairs[i-1], p)
+					}
+				}
+				for r := range dst {
+					for h := range dst[r].Groups[0].Heads.Count {
+						if times[[2]int{r, h}] != 1 {
+							t.Errorf("%d heads, %d to %d: rank %d gets head %d %d times", heads, from, to, r, h, times[[2]int{r, h}])
+						}
+					}
+				}
+				if from == to && len(senders) != from {
+					t.Errorf("%d heads, %d to %d: %d of the ranks send", heads, from, to, len(senders))
+				}
+				if most := kvlayout.MostPairs(heads, 16, to); len(pairs) > most || most > to+15 {
+					t.Errorf("%d heads, %d to %d: %d pairs, at most %d", heads, from, to, len(pairs), most)
+				}
+			}
+		}
+	}
+	for _, c := range [][3]int{{8, 0, 1}, {8, 1, 0}, {8, 3, 1}, {8, 1, 3}, {0, 1, 1}, {-1, 1, 1}, {8, 128, 1}} {
+		if _, err := kvlayout.Pairs(c[0], c[1], c[2]); err == nil {
+			t.Errorf("pairs of %v", c)
+		}
+	}
+}
+
 // TestCopyHeads: what is divided among ranks and put together again is what it was, wherever it is
 // cut; no byte of another head or position is touched.
 func TestCopyHeads(t *testing.T) {

@@ -1,7 +1,7 @@
 """Peers of the CUDA backend's figures on the same GPU, through PyTorch: memory
 bandwidth; scaled dot product attention by cuDNN and flash; the linears of
 Llama-3-8B's shape (cuBLASLt) in CUDA graphs; Hugging Face transformers with
-random bf16 weights; FlashInfer, where it is installed. Prints one line "PEER {json}" a figure. Arguments name the
+random bf16 weights; FlashInfer, where it is installed; NCCL's all-reduce of two GPUs. Prints one line "PEER {json}" a figure. Arguments name the
 parts to run (the functions below)."""
 import json
 import statistics
@@ -157,8 +157,41 @@ def flashinfer():
     out("sampler.flashinfer", timed(lambda: fi.sampling.top_p_sampling_from_probs(p, 0.95)) * 1000, "us")
 
 
+def one_of(rank, port, n):
+    import os
+    import torch.distributed as dist
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", rank=rank, world_size=n, device_id=torch.device("cuda", rank))
+    for name, rows in (("8k", 1), ("64k", 8), ("1m", 128), ("16m", 2048)):
+        x = torch.zeros(rows, H, dtype=bf16, device="cuda")
+        dist.all_reduce(x)
+        us = graphed(lambda _: dist.all_reduce(x), 200) * 1000
+        if rank == 0:
+            out("allreduce." + name + ("" if n == 2 else f"_n{n}"), us, "us")
+    dist.destroy_process_group()
+
+
+def allreduce():
+    """NCCL's, of two GPUs and of four; it does not put two ranks on one."""
+    import socket
+
+    if torch.cuda.device_count() < 2:
+        print("no two GPUs here: NCCL refuses two ranks on one")
+        return
+    for n in (2, 4):
+        if n > torch.cuda.device_count():
+            continue
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        torch.multiprocessing.spawn(one_of, (port, n), n)
+
+
 torch.manual_seed(0)
-parts = (memory, attention, sampling, linears, transformers, flashinfer)
-for part in [p for p in parts if not sys.argv[1:] or p.__name__ in sys.argv[1:]]:
+parts = (memory, attention, sampling, linears, transformers, flashinfer, allreduce)
+names = sys.argv[1:] if __name__ == "__main__" else ["none"]  # or in a process that allreduce starts
+for part in [p for p in parts if not names or p.__name__ in names]:
     part()
     torch.cuda.empty_cache()

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/fleet"
@@ -18,11 +19,20 @@ import (
 // TestHFLogits is the half of scripts/cuda-hf that has our logits: for each model
 // under XPYD_HF_DIR it reads tokens.bin (int32) and writes [tokens][vocabulary]
 // float32: decoded.bin token by token, chunked.bin with the rows after each chunk
-// of 16 (others zero), and invariant.bin as decoded.bin under batch_invariant.
+// of 16 (others zero), and invariant.bin as decoded.bin under batch_invariant. All by
+// so many ranks on one GPU as XPYD_HF_RANKS says.
 func TestHFLogits(t *testing.T) {
 	root := os.Getenv("XPYD_HF_DIR")
 	if root == "" {
 		t.Skip("XPYD_HF_DIR is not set; scripts/cuda-hf sets it")
+	}
+	var devices []int // nil: one rank
+	if n := os.Getenv("XPYD_HF_RANKS"); n != "" {
+		ranks, err := strconv.Atoi(n)
+		if err != nil || ranks < 2 {
+			t.Fatalf("XPYD_HF_RANKS is %s", n)
+		}
+		devices = make([]int, ranks)
 	}
 	dirs, err := filepath.Glob(filepath.Join(root, "*", "config.json"))
 	if err != nil || len(dirs) == 0 {
@@ -47,7 +57,8 @@ func TestHFLogits(t *testing.T) {
 			run := func(name string, chunk int, invariant bool) {
 				cfg := DefaultConfig(fleet.Prefill)
 				cfg.Device, cfg.Blocks, cfg.BatchInvariant = "cuda", 64, invariant
-				b, err := newBackend(&cfg, m, nil, false, slog.New(slog.DiscardHandler))
+				cfg.TensorParallel = max(len(devices), 1)
+				b, err := newBackend(&cfg, m, devices, false, slog.New(slog.DiscardHandler))
 				if err != nil {
 					t.Fatal(err)
 				}

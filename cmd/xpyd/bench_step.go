@@ -58,6 +58,7 @@ this host, like xpyd bench kv, or as --kv-bandwidth and --kv-latency say.`,
 	}
 	def := workerDefaults(fleet.Decode)
 	computeFlags(b.worker, &def.Compute, "the pool and the weights take")
+	b.worker.Int("tensor-parallel", def.TensorParallel, "ranks of the worker that is timed, with a GPU each; xpyd plan then counts so many GPUs a worker")
 	b.worker.Int("blocks", 0, "blocks of the KV pool; 0: from --kv-memory")
 	b.worker.Int("max-batch", 0, "sequences a step; 0: a worker's default, 64 on the CPU, 256 on a GPU")
 	b.worker.Int("step-tokens", 0, "tokens a step; 0: a worker's default, 512 on the CPU, 8192 on a GPU")
@@ -155,6 +156,9 @@ func (b *benchStep) measure(ctx context.Context, cfg *worker.Config, kv *steptab
 	}
 	t := &r.Table.About
 	t.Device, t.Backend, t.Numerics, t.SIMD, t.Threads = info.Device, info.Name, info.Numerics, info.SIMD, info.Threads
+	if info.Ranks > 1 {
+		t.Ranks = info.Ranks
+	}
 	t.Model, t.Layout, t.Build, t.Date = w.Model.Name, layout.String(), build(), time.Now().UTC().Format(time.RFC3339)
 	t.Command = strings.Join(append([]string{"xpyd"}, os.Args[1:]...), " ")
 	t.Shape = steptable.Shape{Type: a.ModelType, Layers: a.Layers, Hidden: a.Hidden, Intermediate: a.Intermediate, Heads: a.Heads, KVHeads: a.KVHeads,

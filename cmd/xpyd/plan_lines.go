@@ -30,7 +30,14 @@ func runLines(about *steptable.About, s sim.Split, p sim.Promise, shed bool) []s
 	if shed {
 		flags = append(flags, "--shed-late")
 	}
-	with, gpu := strings.Join(flags, " "), about.Backend == "cuda"
+	ranks := max(about.Ranks, 1)
+	if ranks > 1 {
+		flags = append(flags, "--tensor-parallel", fmt.Sprint(ranks))
+	}
+	with, gpus := strings.Join(flags, " "), 0 // of a worker
+	if about.Backend == "cuda" {
+		gpus = ranks
+	}
 	var lines []string
 	config := ""
 	if s.Mixed > 0 { // the roles are what workers are mainly for: some are of either
@@ -40,13 +47,13 @@ func runLines(about *steptable.About, s sim.Split, p sim.Promise, shed bool) []s
 	}
 	switch {
 	case s.Whole > 0:
-		lines = wholeLines(about.Model, s.Whole, gpu, with)
+		lines = wholeLines(about.Model, s.Whole, gpus, with)
 	case max(s.Prefill, s.Decode) > maxWorkers: // more than `up` starts
 		lines = append(lines, "xpyd router --data fleet"+config+" &", "until test -e fleet/join-url; do sleep 0.1; done",
-			startEach("prefill", 0, s.Prefill, gpu, "--join-file fleet/join-url --id prefill-$i "+with),
-			startEach("decode", s.Prefill, s.Decode, gpu, "--join-file fleet/join-url --id decode-$i "+with))
-	case gpu:
-		lines = append(lines, strings.TrimSpace(fmt.Sprintf("xpyd up%s --gpus %d --prefill %d --decode %d %s", config, s.Prefill+s.Decode, s.Prefill, s.Decode, with)))
+			startEach("prefill", 0, s.Prefill, gpus, "--join-file fleet/join-url --id prefill-$i "+with),
+			startEach("decode", s.Prefill, s.Decode, gpus, "--join-file fleet/join-url --id decode-$i "+with))
+	case gpus > 0:
+		lines = append(lines, strings.TrimSpace(fmt.Sprintf("xpyd up%s --gpus %d --prefill %d --decode %d %s", config, gpus*(s.Prefill+s.Decode), s.Prefill, s.Decode, with)))
 	default:
 		lines = append(lines, strings.TrimSpace(fmt.Sprintf("xpyd up%s --prefill %d --decode %d %s", config, s.Prefill, s.Decode, with)),
 			fmt.Sprintf("# or, with its settings in configs/compose: docker compose up --build --scale prefill=%d --scale decode=%d", s.Prefill, s.Decode))
@@ -58,23 +65,30 @@ func runLines(about *steptable.About, s sim.Split, p sim.Promise, shed bool) []s
 }
 
 // wholeLines start whole workers, in no fleet, and a router that knows them as engines.
-func wholeLines(name string, n int, gpu bool, with string) []string {
+func wholeLines(name string, n, gpus int, with string) []string {
 	const port = 8101
 	lines := []string{"cat >whole.yaml <<'END'", "static:"}
 	for i := range n {
 		lines = append(lines, fmt.Sprintf("- {id: whole-%d, role: decode, url: \"http://127.0.0.1:%d\", dialect: openai, model: %q}", i, port+i, name))
 	}
 	return append(lines, "END",
-		startEach("decode", 0, n, gpu, fmt.Sprintf("--trust-everyone --listen 127.0.0.1:$((%d+i)) --served-name %s %s", port, quoted(name), with)),
+		startEach("decode", 0, n, gpus, fmt.Sprintf("--trust-everyone --listen 127.0.0.1:$((%d+i)) --served-name %s %s", port, quoted(name), with)),
 		"# --trust-everyone: any user of this machine may use these workers; docs/security.md has other ways",
 		"xpyd router --config whole.yaml")
 }
 
-// startEach starts workers, each with a GPU of its own if it is to have one.
-func startEach(role string, from, n int, gpu bool, args string) string {
-	own := ""
-	if gpu {
-		own = " --device cuda:$i" // the last of several counts
+// startEach starts workers, each with so many GPUs of its own.
+func startEach(role string, from, n, gpus int, args string) string {
+	own := "" // the last of several --device counts
+	switch {
+	case gpus == 1:
+		own = " --device cuda:$i"
+	case gpus > 1:
+		var list []string
+		for k := range gpus {
+			list = append(list, fmt.Sprintf("cuda:$((%d*i+%d))", gpus, k))
+		}
+		own = " --device " + strings.Join(list, ",")
 	}
 	return fmt.Sprintf("for i in $(seq %d %d); do xpyd %s %s%s & done", from, from+n-1, role, strings.TrimSpace(args), own)
 }

@@ -169,6 +169,7 @@ func TestRunLines(t *testing.T) {
 	const told = "--ttft-promise 1s --itl-promise 20ms"
 	cpu := steptable.About{Backend: "cpu", Model: "stories260k", Threads: 2, Command: "xpyd bench step --time 5s"}
 	gpu := steptable.About{Backend: "cuda", Model: "m", Command: "xpyd bench step --model /m --device=cuda --batch-invariant --max-batch 8 --out t.json"}
+	two := steptable.About{Backend: "cuda", Model: "m", Ranks: 2, Command: "xpyd bench step --model /m --device cuda:0,cuda:1 --tensor-parallel 2"}
 	for _, c := range []struct {
 		about steptable.About
 		s     sim.Split
@@ -182,6 +183,8 @@ func TestRunLines(t *testing.T) {
 		{cpu, sim.Split{Mixed: 3}, []string{"disaggregate: mixed}", "xpyd up --config mixed.yaml --prefill 1 --decode 2 --threads 2 " + told + " --shed-late"}},
 		{gpu, sim.Split{Mixed: 2}, []string{"disaggregate: mixed}", "xpyd up --config mixed.yaml --gpus 2 --prefill 1 --decode 1 --batch-invariant --device cuda --model /m " + told}},
 		{gpu, sim.Split{Prefill: 2, Decode: 1}, []string{"xpyd up --gpus 3 --prefill 2 --decode 1 --batch-invariant --device cuda --model /m " + told, "--max-batch 8: say so"}},
+		{two, sim.Split{Prefill: 2, Decode: 1}, []string{"xpyd up --gpus 6 --prefill 2 --decode 1 --device cuda --model /m --ttft-promise 1s --itl-promise 20ms --tensor-parallel 2"}},
+		{two, sim.Split{Whole: 2}, []string{"--tensor-parallel 2 --device cuda:$((2*i+0)),cuda:$((2*i+1)) & done"}},
 		{gpu, sim.Split{Whole: 2}, []string{"for i in $(seq 0 1); do xpyd decode --trust-everyone", " --device cuda --model /m " + told + " --device cuda:$i & done"}},
 		{gpu, sim.Split{Prefill: maxWorkers + 1, Decode: 1}, []string{"xpyd router --data fleet &", "for i in $(seq 65 65); do xpyd decode --join-file fleet/join-url", " --device cuda:$i & done"}},
 		{steptable.About{Backend: "cuda", Model: "m", Command: "xpyd bench step --model /m --device cuda:3"}, sim.Split{Prefill: 1, Decode: 1},

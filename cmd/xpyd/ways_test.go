@@ -1,15 +1,19 @@
+//go:build linux
+
 package main
 
 import (
 	"context"
 	"log/slog"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/kerneltest"
 	"github.com/xpyd/xpyd/kvconn"
 	"github.com/xpyd/xpyd/kvconn/tcp"
 	"github.com/xpyd/xpyd/kvconn/way"
@@ -17,10 +21,19 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// gpuRanks is a backend of two ranks on GPUs: its pool moves to and from host memory, and no more.
+// gpuRanks is a backend of two ranks on GPUs: its pool moves to and from host memory, and peers open
+// each rank's.
 type gpuRanks struct {
 	kernels.Backend
 	kernels.Verifier
+	ranks []*kerneltest.FakeGPU
+}
+
+func (g gpuRanks) RankPools() (list []kernels.RankPool) {
+	for _, r := range g.ranks {
+		list = append(list, r)
+	}
+	return list
 }
 
 func (gpuRanks) Info() kernels.Info      { return kernels.Info{Name: "cuda", Ranks: 2} }
@@ -41,14 +54,27 @@ func (d *dialed) Open(_ context.Context, addr string, _ kvconn.PeerID) (*kvconn.
 	return nil, nil
 }
 
-// A worker of several ranks on GPUs reaches peers that offer every way through pinned host memory,
-// and those of other machines over the network; it says why not from GPU to GPU.
+// A worker of several ranks on GPUs reaches peers that offer every way from GPU to GPU, and those of
+// other machines over the network; it says why not by NCCL. Where its device's pool cannot be opened it
+// takes pinned host memory.
 func TestWaysOfRanks(t *testing.T) {
 	kv := worker.KV{DeviceRefill: "on"}
 	log := slog.New(slog.DiscardHandler)
+	var backend gpuRanks
 	open := func(setting string) (*way.Set, error) {
-		return way.Open(ways(&tcp.Transport{}, &kv), setting, way.Pool{Backend: gpuRanks{}}, log)
+		return way.Open(ways(&tcp.Transport{}, &kv), setting, way.Pool{Backend: backend}, log)
 	}
+	ranks, err := kerneltest.NewFakeRanks(backend.Layout(), 2, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, g := range slices.Backward(ranks) {
+		defer func() { g.Close() }()
+	}
+	if _, err := open("cudaipc"); err == nil || !strings.Contains(err.Error(), "cudaipc is not possible here: peers cannot open the pool") {
+		t.Errorf("a pool that cannot be opened: %v", err)
+	}
+	backend.ranks = ranks
 	set, err := open(way.Auto)
 	if err != nil {
 		t.Fatal(err)
@@ -60,11 +86,11 @@ func TestWaysOfRanks(t *testing.T) {
 	for _, ln := range lns {
 		defer func(ln net.Listener) { ln.Close() }(ln)
 	}
-	if len(addrs) != 1 || !strings.HasPrefix(addrs["pinned"], "pinned:") {
-		t.Errorf("it offers %v, want pinned alone", addrs)
+	if len(addrs) != 2 || !strings.HasPrefix(addrs["pinned"], "pinned:") || !strings.HasPrefix(addrs["cudaipc"], "cudaipc:") {
+		t.Errorf("it offers %v, want cudaipc and pinned", addrs)
 	}
-	if shared := set.Shared(); shared == nil {
-		t.Error("peers are not told where its pool is")
+	if shared := set.Shared(); shared == nil || shared.Ranks != 2 || len(shared.Layers) != 4 {
+		t.Errorf("peers are told of the pool %+v", shared)
 	}
 	offers := map[string]string{"cudaipc": "cudaipc:x", "nccl": "nccl:h:2", "pinned": "pinned:x"}
 	near := way.Peer{PeerID: kvconn.PeerID{ID: "near", Epoch: 1}, Machine: way.Machine(), Addrs: offers}
@@ -87,16 +113,13 @@ func TestWaysOfRanks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := strings.Join(to, " "); got != "pinned:x h:2" {
+	if got := strings.Join(to, " "); got != "cudaipc:x h:2" {
 		t.Errorf("it dials %s", got)
 	}
-	const why = "cudaipc: the pool is in the memory of 2 ranks; nccl: the pool is in the memory of 2 ranks"
-	if want := "far tcp (" + why + "; pinned: on another machine), near pinned (" + why + ")"; said != want {
+	if want := "far tcp (cudaipc: on another machine; nccl: the pool is in the memory of 2 ranks; pinned: on another machine), near cudaipc"; said != want {
 		t.Errorf("it says %q, want %q", said, want)
 	}
-	for _, name := range []string{"cudaipc", "nccl"} {
-		if _, err := open(name); err == nil || err.Error() != name+" is not possible here: the pool is in the memory of 2 ranks" {
-			t.Errorf("%s: %v", name, err)
-		}
+	if _, err := open("nccl"); err == nil || err.Error() != "nccl is not possible here: the pool is in the memory of 2 ranks" {
+		t.Errorf("nccl: %v", err)
 	}
 }

@@ -86,7 +86,7 @@ func (t *Table) validate() error {
 			return fmt.Errorf("the text %q has a control character", s)
 		}
 	}
-	for _, n := range []int{t.About.Threads, t.About.BlockTokens, t.About.Blocks, t.About.MaxBatch, t.About.StepTokens, t.About.MaxContext,
+	for _, n := range []int{t.About.Threads, t.About.Ranks, t.About.BlockTokens, t.About.Blocks, t.About.MaxBatch, t.About.StepTokens, t.About.MaxContext,
 		t.About.Shape.Layers, t.About.Shape.Hidden, t.About.Shape.Intermediate, t.About.Shape.Heads, t.About.Shape.KVHeads, t.About.Shape.HeadDim,
 		t.About.Shape.Vocab, t.KV.BytesPerToken, t.HeldOut.Steps} {
 		if n < 0 || n > maxCount {

@@ -56,6 +56,7 @@ type About struct {
 	Numerics    string `json:"numerics"`
 	SIMD        string `json:"simd,omitempty"`
 	Threads     int    `json:"threads,omitempty"`
+	Ranks       int    `json:"tensor_parallel,omitempty"` // of a worker, with a device each; 0 is 1
 	Model       string `json:"model"`
 	Shape       Shape  `json:"shape"`
 	Layout      string `json:"layout"` // of KV

@@ -44,7 +44,7 @@ type Backend struct {
 	launched, awaited uint64
 	draws             int // of the last launched step
 
-	exported exported
+	exported *exported // one for all ranks
 	links    *links.Group
 }
 
@@ -107,7 +107,7 @@ func open(a arch.Config, opt Options, rank, ranks int) (*Backend, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &Backend{lib: lib, arch: a, opt: opt, shard: own, device: C.GoString(&dev.name[0]), pci: C.GoString(&dev.pci[0])}
+	b := &Backend{lib: lib, arch: a, opt: opt, shard: own, exported: &exported{}, device: C.GoString(&dev.name[0]), pci: C.GoString(&dev.pci[0])}
 	b.links = links.New(nccl{b})
 	b.layout = opt.layout(&a)
 	if _, err = served(b.layout); err != nil {
@@ -312,7 +312,7 @@ func (b *Backend) Close() (err error) {
 			return
 		}
 		C.api_close(b.lib.api, b.ctx)
-		if b.exported.flags != nil {
+		if b.shard.rank == 0 && b.exported.flags != nil {
 			err = b.exported.flags.Close()
 		}
 	})

@@ -80,6 +80,7 @@ type Options struct {
 	// activations too. Not with BatchInvariant.
 	WeightsFP8 bool
 
+	alone   bool // ranks never compute together, for tests
 	anyGEMM bool // BatchInvariant: all projections by gemm_any.cu, for tests
 }
 

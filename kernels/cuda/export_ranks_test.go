@@ -24,3 +24,13 @@ func Devices() (n int) {
 	}
 	return max(n-1, 0)
 }
+
+// Rank is one rank's backend.
+func (g *Ranks) Rank(i int) *Backend { return g.ranks[i] }
+
+// Alone are opt for ranks that compute their steps one after the other, without waits: the results are
+// worthless.
+func Alone(opt Options) Options {
+	opt.alone = true
+	return opt
+}

@@ -36,6 +36,7 @@ type exported struct {
 	err   error
 }
 
+// hostFlags are the flags of the host; ranks of one worker have the same.
 func (b *Backend) hostFlags() (*memfd.Memory, error) {
 	b.exported.once.Do(func() { b.exported.flags, b.exported.err = memfd.New("xpyd-kv-flags", flagBytes) })
 	return b.exported.flags, b.exported.err
@@ -97,7 +98,9 @@ func (b *Backend) ClearFlag(line int) error {
 	if b.closed || at == nil {
 		return noLine(line)
 	}
-	atomic.StoreUint64(at, 0)
+	if atomic.SwapUint64(at, 0) == kernels.FlagUnused {
+		return nil // nor has a device set its own half
+	}
 	return b.move("xk_flag_clear", func() C.int32_t { return C.api_flag_clear(b.lib.api, b.ctx, C.int32_t(line)) })
 }
 
@@ -189,6 +192,9 @@ func (p *peer) Push(a *kernels.Push) error {
 	if a.Line < 0 || a.Line >= kernels.FlagLines {
 		return noLine(a.Line)
 	}
+	if !fits32(a.Cut.From, a.Cut.To, a.Cut.Count) || a.Cut.Count == 0 && a.Cut != (kernels.Cut{}) {
+		return fmt.Errorf("kernels/cuda: push of heads %+v", a.Cut)
+	}
 	if len(a.Refills) > 0 {
 		return p.refill(a)
 	}
@@ -197,6 +203,7 @@ func (p *peer) Push(a *kernels.Push) error {
 	}
 	args := C.xk_push_args{
 		layer: C.int32_t(a.FirstLayer), n_layers: C.int32_t(a.Layers), n_pairs: C.int32_t(len(a.Blocks)),
+		from_head: C.int32_t(a.Cut.From), to_head: C.int32_t(a.Cut.To), heads: C.int32_t(a.Cut.Count),
 		engine: C.int32_t(a.Engine), ctas: C.int32_t(a.CTAs), after_step: flag(a.AfterStep), line: C.int32_t(a.Line), value: C.uint64_t(a.Value),
 	}
 	// kernels.BlockPair and xk_pair are both two int32.
@@ -226,11 +233,16 @@ func (p *peer) Drain(ctx context.Context) error {
 	return await(ctx, p.b.reached(m))
 }
 
+// refuse has Push fail from now on.
+func (p *peer) refuse() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+}
+
 // Close implements kernels.Peer.
 func (p *peer) Close(ctx context.Context) error {
-	p.mu.Lock()
-	p.closed = true
-	p.mu.Unlock()
+	p.refuse()
 	if err := p.Drain(ctx); err != nil {
 		return err
 	}

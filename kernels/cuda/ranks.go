@@ -22,8 +22,8 @@ import (
 // Ranks is one model on several devices, by tensor parallelism: each rank has its heads, its
 // part of the wide projections and of the vocabulary, and a pool of its KV heads; the sums
 // meet in kernels over the devices' own links. It implements kernels.Backend,
-// kernels.Launcher, kernels.Arriver, kernels.Gated and kernels.Watched. Its pool is not exported to other
-// processes, nor linked with theirs.
+// kernels.Launcher, kernels.Arriver, kernels.Gated and kernels.Watched. Other processes open the pool of
+// each rank (kernels.Divided); none is linked with theirs.
 //
 // Calls are those of a Backend, and as safe.
 type Ranks struct {
@@ -135,6 +135,7 @@ func (g *Ranks) open(a arch.Config, opt Options) error {
 		if rank == 0 {
 			g.lead = b
 		}
+		b.exported = g.lead.exported
 		if g.ranks = append(g.ranks, b); rank == 0 || b.shard.kv.first != g.ranks[rank-1].shard.kv.first {
 			g.owners = append(g.owners, b)
 		}
@@ -183,15 +184,12 @@ func (g *Ranks) start(opt Options) error {
 	g.watch.Go(g.watching)
 	// What a step does first, loading code and making its graph, can need an idle device, on
 	// which no rank waits for another. So each rank first runs by itself.
-	g.abort(true)
-	g.serial = true
-	err = g.warm()
-	g.serial = false
-	g.abort(false)
-	if err == nil {
-		err = g.warm()
+	g.alone(true)
+	if err = g.warm(); err != nil || opt.alone {
+		return err
 	}
-	return err
+	g.alone(false)
+	return g.warm()
 }
 
 func (g *Ranks) warm() error {
@@ -204,6 +202,12 @@ func (g *Ranks) warm() error {
 	})
 	g.lead.draws = 0 // nothing may refer to these steps' draws
 	return err
+}
+
+// alone has each rank compute by itself, its waits for others end at once: results are worthless.
+func (g *Ranks) alone(on bool) {
+	g.serial = on
+	g.abort(on)
 }
 
 // abort has waits of ranks for each other end, or no longer.

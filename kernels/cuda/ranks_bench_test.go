@@ -15,9 +15,10 @@ import (
 	"github.com/xpyd/xpyd/kernels/cuda"
 )
 
-// TestRanksSpeed prints figures of two ranks, which share a GPU or have one each. XPYD_CUDA_BENCH names
-// what to run: "steps" beside one rank in turn, "reduce" the all-reduce alone beside its limit, "70b" a
-// layer of a 70B shape with FP8 weights; "70b:40" with 40 layers.
+// TestRanksSpeed prints figures of ranks, which share a GPU or have one each. XPYD_CUDA_BENCH names
+// what to run: "steps" of two beside one rank in turn, "reduce" the all-reduce alone beside its limit, "push"
+// blocks between unequal numbers of ranks, "70b" a layer of a 70B shape with FP8 weights, of 64, on two ranks,
+// "70b16" with bf16 weights; "70b:40" with 40 layers, "70b:40@4" on four ranks.
 func TestRanksSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
@@ -27,20 +28,28 @@ func TestRanksSpeed(t *testing.T) {
 		return
 	}
 	for _, w := range what {
-		name, layers, _ := strings.Cut(w, ":")
+		name, by, _ := strings.Cut(w, "@")
+		name, layers, _ := strings.Cut(name, ":")
 		switch name {
 		case "steps":
 			stepRatios(t)
 		case "reduce":
 			reduceTimes(t)
-		case "70b":
-			n := 64
+		case "push":
+			pushSpeeds(t)
+		case "70b", "70b16":
+			n, ranks := 64, 2
 			if layers != "" {
 				if _, err := fmt.Sscan(layers, &n); err != nil {
 					t.Fatal(err)
 				}
 			}
-			layerTime(t, n)
+			if by != "" {
+				if _, err := fmt.Sscan(by, &ranks); err != nil {
+					t.Fatal(err)
+				}
+			}
+			layerTime(t, n, ranks, name == "70b")
 		default:
 			t.Fatalf("no figure %q", w)
 		}
@@ -104,6 +113,15 @@ func (d *decoding) run(t *testing.T, steps int) (ms []float64) {
 	return ms
 }
 
+// tp is a figure's name, which says whether the ranks had a GPU each.
+func tp(format string, args ...any) string {
+	name := "tp."
+	if os.Getenv(ranksApart) != "" {
+		name = "tp.apart."
+	}
+	return name + fmt.Sprintf(format, args...)
+}
+
 // resultBeside is result with what the figure stands beside, of the same run.
 func resultBeside(name, unit string, value float64, sorted []float64, peer string, peerValue float64) {
 	line, _ := json.Marshal(map[string]any{"name": name, "unit": unit, "value": value, "p1": sorted[0], "p99": sorted[len(sorted)*99/100], "runs": len(sorted), "peer": peer, "peer_value": peerValue})
@@ -138,7 +156,7 @@ func stepRatios(t *testing.T) {
 		}
 		slices.Sort(ratios)
 		fmt.Fprintf(os.Stdout, "STEP b%d: one rank %.3f ms, two %.3f\n", batch, median(ones), median(twos))
-		resultBeside(fmt.Sprintf("tp.step_ratio.b%d", batch), "x", median(ratios), ratios, "one rank, ms", median(ones))
+		resultBeside(tp("step_ratio.b%d", batch), "x", median(ratios), ratios, "one rank, ms", median(ones))
 	}
 }
 
@@ -169,7 +187,7 @@ func reduceTimes(t *testing.T) {
 			rows int
 		}{{"8k", 1}, {"64k", 8}, {"1m", 128}, {"16m", 2048}} {
 			us := times(cuda.AllReduce, size.rows, 200)
-			name := fmt.Sprintf("tp.allreduce_us.%s", size.name)
+			name := tp("allreduce_us.%s", size.name)
 			if n > 2 {
 				name += fmt.Sprintf("_n%d", n)
 			}
@@ -182,15 +200,19 @@ func reduceTimes(t *testing.T) {
 	}
 }
 
-// layerTime is what a layer of a 70B shape adds to a decode step of two ranks, and, to tell what is the
+// layerTime is what a layer of a 70B shape adds to a decode step of several ranks, and, to tell what is the
 // ranks' from what is the kernels', of one, with fewer layers.
-func layerTime(t *testing.T, layers int) {
+func layerTime(t *testing.T, layers, several int, fp8 bool) {
 	const few, some = 8, 24
+	if gpus := cuda.Devices(); os.Getenv(ranksApart) != "" && several > gpus {
+		t.Logf("%d ranks are left out: there are %d GPUs", several, gpus)
+		return
+	}
 	rate := 0.0 // bytes a microsecond of a rank, as all copy at once
 	step := func(n, ranks int) (ms [2]float64) {
 		a := shape(n, 8192, 28672, 64, 8, 128, 128256)
 		a.MaxPositions, a.RopeTheta, a.TiedHead = 8192, 500000, true
-		opt := cuda.Options{MaxTokens: 1024, MaxSeqs: 64, Blocks: 700, WeightsFP8: true}
+		opt := cuda.Options{MaxTokens: 1024, MaxSeqs: 64, Blocks: 700, WeightsFP8: fp8}
 		var b launcher
 		if ranks == 1 {
 			one, err := cuda.NewRandom(a, 1, opt)
@@ -226,10 +248,16 @@ func layerTime(t *testing.T, layers int) {
 		}
 		return us
 	}
-	one, two := each(some, 1), each(layers, 2)
-	const weights = 8192*10240 + 8192*8192 + 3*8192*28672
-	fmt.Fprintf(os.Stdout, "LAYER: both ranks' weights at a copy's bandwidth, %.0f GB/s each: %.1f us\n", rate/1000, weights/2/rate)
+	one, all := each(some, 1), each(layers, several)
+	weights, name := float64(8192*10240+8192*8192+3*8192*28672), tp("layer_us.70b_w8")
+	if !fp8 {
+		weights, name = 2*weights, tp("layer_us.70b")
+	}
+	if several != 2 {
+		name += fmt.Sprintf("_n%d", several)
+	}
+	fmt.Fprintf(os.Stdout, "LAYER: all ranks' weights at a copy's bandwidth, %.0f GB/s each: %.1f us\n", rate/1000, weights/float64(several)/rate)
 	for i, batch := range []int{1, 8} {
-		resultBeside(fmt.Sprintf("tp.layer_us.70b_w8_b%d", batch), "us", two[i], []float64{two[i]}, "one rank with all of the layer", one[i])
+		resultBeside(fmt.Sprintf("%s_b%d", name, batch), "us", all[i], []float64{all[i]}, "one rank with all of the layer", one[i])
 	}
 }

@@ -40,7 +40,7 @@ struct End {
 
 struct Job {
   End from, to;
-  int layer, heads;
+  int layer, heads, first_head; // first_head: the model's number of our head 0
   int n_sources, n_refills;
   const Source *sources;
   const Target *refills;
@@ -116,7 +116,7 @@ template <int TEAM, bool SCALED> struct Copy {
         const int w = base + k * ROWS + team, kv = w >= n, r = w - (kv ? n : 0);
         uint64_t h = team_sum<TEAM>(on ? lane_hash(v[k].x, v[k].y, key0) + lane_hash(v[k].z, v[k].w, key1) : 0);
         if (SCALED && lane == 0) h += scale_hash(f[k], j.from.row_bytes);
-        if (lane == 0 && w < 2 * n) sum += row_hash(h, j.layer, kv, own, pos + r);
+        if (lane == 0 && w < 2 * n) sum += row_hash(h, j.layer, kv, j.first_head + own, pos + r);
       }
     }
     sum = hash ? warp_sum(sum) : 0;
@@ -151,7 +151,7 @@ template <int TEAM, typename FROM, typename TO> struct Convert {
         const int w = base + k * ROWS + team, kv = w >= n, r = w - (kv ? n : 0);
         uint64_t h = team_sum<TEAM>(on ? from.hash(v[k]) : 0);
         if (FROM::SCALED) h += scale_hash(f[k], j.from.row_bytes);
-        if (lane == 0 && w < 2 * n) sum.here += row_hash(h, j.layer, kv, own, pos + r);
+        if (lane == 0 && w < 2 * n) sum.here += row_hash(h, j.layer, kv, j.first_head + own, pos + r);
         if (dst < 0) continue; // of the whole warp
         float x[8], by = 0;
         FROM::widen(v[k], f[k], x); // of lanes without elements: zeros
@@ -168,7 +168,7 @@ template <int TEAM, typename FROM, typename TO> struct Convert {
         if (TO::SCALED) h += scale_hash(by, j.to.row_bytes);
         if (on && w < 2 * n) reinterpret_cast<typename TO::Eight *>(row(j.to, dst, kv, theirs, there + r))[lane] = y;
         if (TO::SCALED && lane == 0 && w < 2 * n) *scale(j.to, dst, kv, theirs, there + r) = by;
-        if (lane == 0 && w < 2 * n) sum.sent += row_hash(h, j.layer, kv, own, pos + r);
+        if (lane == 0 && w < 2 * n) sum.sent += row_hash(h, j.layer, kv, j.first_head + own, pos + r);
       }
     }
     return {warp_sum(sum.here), warp_sum(sum.sent)};
@@ -283,7 +283,7 @@ int32_t xk_refill_push(xk_peer *p, const xk_refill_args *args, const xk_held *he
     }
     Job j = {};
     j.from = end_of(c->cfg, Side(c->cfg, c->blocks, c->region), a.layer, a.from_head), j.to = end_of(p->shape, p->to, a.layer, a.to_head);
-    j.layer = a.layer, j.heads = a.heads;
+    j.layer = a.layer, j.heads = a.heads, j.first_head = c->cfg.first_kv_head;
     j.n_sources = sources, j.n_refills = n, j.sources = list, j.refills = targets, j.sums = p->sums;
     j.finish = finish_of(p, a.line, end < a.n_refills ? 0 : a.value);
     j.finish.freed = p->ring.freed, j.finish.head = head;

@@ -42,6 +42,7 @@ func (p *peer) refill(a *kernels.Push) error {
 	if last := a.Refills[len(a.Refills)-1]; last.First+last.Count != len(sources) {
 		return fmt.Errorf("kernels/cuda: %d sources, the refills use %d", len(sources), last.First+last.Count)
 	}
+	cut := a.Cut.Or(p.b.rows.Heads)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || p.b.closed {
@@ -58,7 +59,7 @@ func (p *peer) refill(a *kernels.Push) error {
 			return fmt.Errorf("kernels/cuda: refills of sources %d to %d", from, end)
 		}
 		args := C.xk_refill_args{layer: C.int32_t(a.FirstLayer), n_sources: end - from, n_refills: C.int32_t(n),
-			heads: C.int32_t(p.b.rows.Heads), ctas: C.int32_t(a.CTAs), line: C.int32_t(a.Line)}
+			from_head: C.int32_t(cut.From), to_head: C.int32_t(cut.To), heads: C.int32_t(cut.Count), ctas: C.int32_t(a.CTAs), line: C.int32_t(a.Line)}
 		if n == len(refills) {
 			args.value = C.uint64_t(a.Value)
 		}

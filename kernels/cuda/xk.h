@@ -232,7 +232,7 @@ typedef struct xk_mark xk_mark;   // a point in a stream
 typedef struct xk_region xk_region; // host memory that the device reaches
 typedef struct xk_arrival xk_arrival; // blocks on their way from there, layer by layer
 
-enum { XK_HANDLE_BYTES = 192, XK_FLAG_LINES = 1024, XK_FLAG_STRIDE = 128 }; // flags: a uint64 at the begin of each line
+enum { XK_HANDLE_BYTES = 192, XK_FLAG_LINES = 4096, XK_FLAG_STRIDE = 128 }; // flags: a uint64 at the begin of each line
 enum xk_engine { XK_AUTO, XK_KERNEL, XK_COPY }; // as kernels.Engine
 
 typedef struct {
@@ -244,6 +244,7 @@ typedef struct {
   int32_t after_step;    // wait for the last of the layers in the step launched last
   int32_t line;
   int32_t rows_only;     // for measuring: no digests, no row counts
+  int32_t from_head, to_head, heads; // those that go, of either pool's; 0 heads: all of both, which have as many
   uint64_t value;        // 0: no flag
   void *after;           // a cudaEvent_t to wait for, or NULL
 } xk_push_args;

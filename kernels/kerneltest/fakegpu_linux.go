@@ -40,6 +40,7 @@ type FakeGPU struct {
 	layers      []kvlayout.Layer
 	blocks      int
 	rows, flags *memfd.Memory
+	guest       bool   // flags are another rank's
 	view        device // of rows
 
 	moves             sync.WaitGroup // to and from host memory, under way
@@ -84,10 +85,32 @@ func (d device) has(layer int, block int32) bool {
 	return layer >= 0 && layer < d.layers && block >= 0 && int(block) < d.blocks
 }
 
-const flagStride = 128 // bytes of a line
-
 // NewFakeGPU makes a pool of empty blocks. Close it.
-func NewFakeGPU(l kvlayout.Layout, blocks int) (*FakeGPU, error) {
+func NewFakeGPU(l kvlayout.Layout, blocks int) (*FakeGPU, error) { return newFakeGPU(l, blocks, nil) }
+
+// NewFakeRanks makes the pools of so many ranks of a layout, with one file of flags. Close the
+// first of them last.
+func NewFakeRanks(l kvlayout.Layout, ranks, blocks int) (list []*FakeGPU, err error) {
+	parts, err := l.Ranks(ranks)
+	if err != nil {
+		return nil, fmt.Errorf("fake GPU: %w", err)
+	}
+	var flags *memfd.Memory
+	for _, part := range parts {
+		g, err := newFakeGPU(part, blocks, flags)
+		if err != nil {
+			for _, g := range slices.Backward(list) {
+				err = errors.Join(err, g.Close())
+			}
+			return nil, err
+		}
+		flags, list = g.flags, append(list, g)
+	}
+	return list, nil
+}
+
+// newFakeGPU makes a pool with these flags, or with its own.
+func newFakeGPU(l kvlayout.Layout, blocks int, flags *memfd.Memory) (*FakeGPU, error) {
 	rows, ok := l.Uniform()
 	if err := l.Validate(); err != nil {
 		return nil, fmt.Errorf("fake GPU: %w", err)
@@ -104,7 +127,10 @@ func NewFakeGPU(l kvlayout.Layout, blocks int) (*FakeGPU, error) {
 		return nil, err
 	}
 	g.view.mem = g.rows.Bytes
-	if g.flags, err = memfd.New("xpyd-fake-flags", kernels.FlagLines*flagStride); err != nil {
+	if g.flags, g.guest = flags, flags != nil; g.guest {
+		return g, nil
+	}
+	if g.flags, err = memfd.New("xpyd-fake-flags", kernels.FlagLines*kernels.FlagStride); err != nil {
 		return nil, errors.Join(err, g.rows.Close())
 	}
 	return g, nil
@@ -113,8 +139,14 @@ func NewFakeGPU(l kvlayout.Layout, blocks int) (*FakeGPU, error) {
 // Close frees the pool. Peers that have it open keep the memory.
 func (g *FakeGPU) Close() error {
 	g.moves.Wait()
+	if g.guest {
+		return g.rows.Close()
+	}
 	return errors.Join(g.rows.Close(), g.flags.Close())
 }
+
+// Heads is how many the pool has.
+func (g *FakeGPU) Heads() int { return g.view.Heads }
 
 // Rows is the memory of all rows: blocks of a layer one behind the other, layer
 // after layer.
@@ -221,7 +253,7 @@ func (g *FakeGPU) Export() (kernels.Export, error) {
 }
 
 func flagOf(flags []byte, line int) *uint64 {
-	return (*uint64)(unsafe.Pointer(&flags[line*flagStride]))
+	return (*uint64)(unsafe.Pointer(&flags[line*kernels.FlagStride]))
 }
 
 // Flag implements kernels.Exporter.
@@ -282,7 +314,7 @@ func (g *FakeGPU) OpenPeer(handle, flags []byte) (kernels.Peer, error) {
 		return nil, fmt.Errorf("fake GPU: handle %q: %w", handle, err)
 	}
 	theirs, ok := l.Uniform()
-	if !ok || !refills(g.layout, l) || len(flags) < kernels.FlagLines*flagStride || blocks < 1 {
+	if !ok || !refills(g.layout, l) || len(flags) < kernels.FlagLines*kernels.FlagStride || blocks < 1 {
 		return nil, fmt.Errorf("fake GPU: the peer's pool %q is not like ours", handle)
 	}
 	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/%d", pid, fd), os.O_RDWR, 0)
@@ -327,13 +359,16 @@ func (p *fakePeer) Push(push *kernels.Push) error {
 		return errors.New("fake GPU: push to a closed peer")
 	}
 	own, theirs := p.g.view, p.to
+	if err := p.checkCut(push); err != nil {
+		return err
+	}
 	if len(push.Refills) > 0 && own.Rows == theirs.Rows {
 		return errors.New("fake GPU: refill of a peer of our own shape")
 	} else if len(push.Refills) > 0 {
 		if err := CheckRefills(push, own.Rows, theirs.Rows, own.layers, own.blocks, theirs.blocks); err != nil {
 			return fmt.Errorf("fake GPU: %w", err)
 		}
-	} else if own.Rows != theirs.Rows {
+	} else if push.Cut == (kernels.Cut{}) && own.Rows != theirs.Rows {
 		return fmt.Errorf("fake GPU: whole blocks of %+v into %+v", own.Rows, theirs.Rows)
 	}
 	for _, b := range push.Blocks {
@@ -376,22 +411,19 @@ func (g *FakeGPU) use(blocks []int32, n int) {
 // pushAll carries pushes out, one after the other.
 func (p *fakePeer) pushAll() {
 	for f := range p.pushes {
-		half := p.g.view.BlockBytes() / 2
 		for layer := f.FirstLayer; layer < f.FirstLayer+f.Layers; layer++ {
 			for _, b := range f.sources() {
 				p.g.rot(layer, b)
 			}
 		}
 		time.Sleep(p.g.Delay / 2)
-		f.eachBlock(func(layer int, b kernels.BlockPair) {
-			copy(p.to.block(layer, b.Dst)[:half], p.g.view.block(layer, b.Src))
-		})
+		f.eachBlock(func(layer int, b kernels.BlockPair) { p.copyHalf(&f, layer, b, 0) })
 		p.refill(&f, 0)
 		p.g.halfway()
 		time.Sleep(p.g.Delay / 2)
 		f.eachBlock(func(layer int, b kernels.BlockPair) {
-			copy(p.to.block(layer, b.Dst)[half:], p.g.view.block(layer, b.Src)[half:])
-			copy(p.to.note(layer, b.Dst), p.g.view.note(layer, b.Src))
+			p.copyHalf(&f, layer, b, 1)
+			p.copyNote(&f, layer, b)
 		})
 		p.refill(&f, 1)
 		p.seal(&f)
@@ -401,6 +433,53 @@ func (p *fakePeer) pushAll() {
 		p.g.use(f.sources(), -1)
 		close(f.over.done)
 	}
+}
+
+// checkCut returns what is wrong with the heads of a push.
+func (p *fakePeer) checkCut(push *kernels.Push) error {
+	own, theirs, c := &p.g.view, &p.to, push.Cut
+	if c == (kernels.Cut{}) {
+		if own.Heads != theirs.Heads {
+			return fmt.Errorf("fake GPU: push of all of %d heads to %d", own.Heads, theirs.Heads)
+		}
+		return nil
+	}
+	if c.Count < 1 || c.From < 0 || c.To < 0 || c.From > own.Heads-c.Count || c.To > theirs.Heads-c.Count {
+		return fmt.Errorf("fake GPU: push of heads %+v of %d to %d", c, own.Heads, theirs.Heads)
+	}
+	if len(push.Refills) == 0 && (own.BlockTokens != theirs.BlockTokens || own.DType != theirs.DType) {
+		return fmt.Errorf("fake GPU: blocks of %d %s into %d %s", own.BlockTokens, own.DType, theirs.BlockTokens, theirs.DType)
+	}
+	return nil
+}
+
+// copyHalf copies one half of a block or, of a cut one, the rows of one plane.
+func (p *fakePeer) copyHalf(f *fakePush, layer int, b kernels.BlockPair, which int) {
+	src, dst := p.g.view.block(layer, b.Src), p.to.block(layer, b.Dst)
+	if f.Cut == (kernels.Cut{}) {
+		half := len(src) / 2
+		if which == 0 {
+			copy(dst[:half], src)
+		} else {
+			copy(dst[half:], src[half:])
+		}
+		return
+	}
+	for h := range f.Cut.Count {
+		for plane := which; plane < p.to.Planes; plane += 2 {
+			rows, scales := p.g.view.Part(src, p.to.BlockTokens, plane, f.Cut.From+h)
+			toRows, toScales := p.to.Part(dst, p.to.BlockTokens, plane, f.Cut.To+h)
+			copy(toRows, rows)
+			copy(toScales, scales)
+		}
+	}
+}
+
+// copyNote copies the digests of a block's heads, and how many rows they cover.
+func (p *fakePeer) copyNote(f *fakePush, layer int, b kernels.BlockPair) {
+	from, to, c := p.g.view.note(layer, b.Src), p.to.note(layer, b.Dst), f.Cut.Or(p.to.Heads)
+	copy(to[8*c.To:8*(c.To+c.Count)], from[8*c.From:])
+	copy(to[p.to.DigestBytes():], from[p.g.view.DigestBytes():])
 }
 
 // eachBlock calls do for the whole blocks of a push, layer by layer.

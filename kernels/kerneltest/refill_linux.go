@@ -26,9 +26,10 @@ func (p *fakePeer) refill(f *fakePush, plane int) {
 	for _, r := range f.Refills {
 		for _, s := range f.Sources[r.First : r.First+r.Count] {
 			for pos := max(r.FirstPos, s.FirstPos); pos < min(r.FirstPos+r.Rows, s.FirstPos+s.Rows); pos++ {
-				for head := range p.to.Heads {
-					dst := p.to.row(f.FirstLayer, r.Block, plane, head, pos-r.FirstPos)
-					for i, part := range p.sent(f.FirstLayer, s, plane, head, pos) {
+				c := f.Cut.Or(p.to.Heads)
+				for head := range c.Count {
+					dst := p.to.row(f.FirstLayer, r.Block, plane, c.To+head, pos-r.FirstPos)
+					for i, part := range p.sent(f.FirstLayer, s, plane, c.From+head, pos) {
 						copy(dst[i], part)
 					}
 				}
@@ -41,12 +42,13 @@ func (p *fakePeer) refill(f *fakePush, plane int) {
 func (p *fakePeer) seal(f *fakePush) {
 	for _, r := range f.Refills {
 		note := p.to.note(f.FirstLayer, r.Block)
-		for head := range p.to.Heads {
+		c := f.Cut.Or(p.to.Heads)
+		for head := range c.Count {
 			sum := uint64(0)
 			for _, s := range f.Sources[r.First : r.First+r.Count] {
-				sum += p.piece(f.FirstLayer, head, s, max(r.FirstPos, s.FirstPos), min(r.FirstPos+r.Rows, s.FirstPos+s.Rows))
+				sum += p.piece(f.FirstLayer, c.From+head, s, max(r.FirstPos, s.FirstPos), min(r.FirstPos+r.Rows, s.FirstPos+s.Rows))
 			}
-			binary.LittleEndian.PutUint64(note[8*head:], sum)
+			binary.LittleEndian.PutUint64(note[8*(c.To+head):], sum)
 		}
 		binary.LittleEndian.PutUint64(note[p.to.DigestBytes():], uint64(r.Rows))
 	}
@@ -77,7 +79,7 @@ func (p *fakePeer) piece(layer, head int, s kvlayout.Held, from, to int) uint64 
 	for plane := range g.view.Planes {
 		for pos := s.FirstPos; pos < end; pos++ {
 			hash := func(row [][]byte) uint64 {
-				return kernels.RowHash(layer, plane, head, pos, slices.Concat(row...))
+				return kernels.RowHash(layer, plane, g.layers[layer].FirstHead+head, pos, slices.Concat(row...))
 			}
 			sum -= hash(g.view.row(layer, s.Block, plane, head, pos-s.FirstPos))
 			if pos >= from && pos < to {
@@ -89,8 +91,14 @@ func (p *fakePeer) piece(layer, head int, s kvlayout.Held, from, to int) uint64 
 }
 
 // refills reports whether a device makes blocks of theirs out of blocks of ours: all but
-// the block size is alike, or the dtypes are two that GPUs keep.
+// the block size and the heads is alike, or the dtypes are two that GPUs keep.
 func refills(ours, theirs kvlayout.Layout) bool {
+	theirs.Groups = slices.Clone(theirs.Groups)
+	for i := range theirs.Groups {
+		if i < len(ours.Groups) && theirs.Groups[i].Heads.Total == ours.Groups[i].Heads.Total {
+			theirs.Groups[i].Heads = ours.Groups[i].Heads
+		}
+	}
 	field, _, _ := kvlayout.Compare(ours, theirs, true)
 	for i := range ours.Groups {
 		if field == "" && kvlayout.Differ(ours, theirs) && (ours.Groups[i].DType == kvlayout.F32 || theirs.Groups[i].DType == kvlayout.F32) {

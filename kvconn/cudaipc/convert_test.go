@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/xpyd/xpyd/kvconn"
-	"github.com/xpyd/xpyd/kvconn/cudaipc"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -84,7 +83,7 @@ func TestConvertsNot(t *testing.T) {
 		{false, kvconntest.Converts, ticket.Refused, "the peer's KV rows are f8e4m3, ours bf16"},
 		{true, func(r, s *kvconn.Config) { r.Convert = true }, ticket.Incompatible, "dtype"},
 	} {
-		tr, err := cudaipc.New(r, s, c.refill)
+		tr, err := open(r, s, c.refill)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
 	"github.com/xpyd/xpyd/kvconn/ticket"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 func TestMain(m *testing.M) { kvconntest.Main(m, factory, 48) }
@@ -26,11 +27,20 @@ var factory = kvconntest.Factory{Device: pair, Shrink: 2, AtOnce: 48}
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 	r, s := fakegpu.Pair(t)
 	s.Delay = time.Millisecond
-	tr, err := cudaipc.New(r, s, true)
+	tr, err := open(r, s, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return tr, kvconntest.GPUs{Receiver: r, Sender: s}
+}
+
+// open is a transport between two GPUs.
+func open[R interface {
+	kernels.Exporter
+	Layout() kvlayout.Layout
+}, S kernels.PeerOpener](r R, s S, refill bool) (kvconn.Transport, error) {
+	rows, _ := r.Layout().Uniform()
+	return cudaipc.New([]R{r}, []S{s}, rows.Heads, refill)
 }
 
 // TestPushed is the suite with rows that the sender's device pushes.
@@ -54,7 +64,7 @@ func once(t *testing.T, spoil func(r, s fakegpu.GPU), tune func(r, s *kvconn.Con
 
 // between is once with other devices.
 func between(t *testing.T, r, s fakegpu.GPU, tune func(r, s *kvconn.Config), do func(w *kvconntest.World, s fakegpu.GPU)) {
-	tr, err := cudaipc.New(r, s, true)
+	tr, err := open(r, s, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +117,7 @@ func (stained) ClearFlag(int) error { return errors.New("no such address") }
 // that goes on. The line is nobody's any more.
 func TestLetGoOfALineThatStays(t *testing.T) {
 	r, s := fakegpu.Pair(t)
-	tr, err := cudaipc.New(stained{r}, s, true)
+	tr, err := open(stained{r}, s, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +127,7 @@ func TestLetGoOfALineThatStays(t *testing.T) {
 	}
 	defer ln.Close()
 	shared := r.Shared()
-	lines := map[byte]bool{}
+	lines := map[string]bool{}
 	for range 2 {
 		c, err := tr.Dial(t.Context(), ln.Addr().String())
 		if err != nil {
@@ -132,7 +142,7 @@ func TestLetGoOfALineThatStays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		lines[grant[4]] = true
+		lines[string(grant[4:8])] = true
 		if _, err := c.Write([]byte("x")); err != nil { // which takes the offer along
 			t.Fatal(err)
 		}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/kvconn"
-	"github.com/xpyd/xpyd/kvconn/cudaipc"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -22,7 +21,7 @@ import (
 var refilled = kvconntest.Factory{Shrink: 2, AtOnce: 48, Few: true, Device: func(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, nil), fakegpu.New(t, kvconntest.SenderBlocks, func(l *kvlayout.Layout) { l.BlockTokens = 6 })
 	s.Delay = time.Millisecond
-	tr, err := cudaipc.New(r, s, true)
+	tr, err := open(r, s, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +84,7 @@ func TestRefillShapes(t *testing.T) {
 func TestRefillOff(t *testing.T) {
 	r, s := fakegpu.New(t, kvconntest.ReceiverBlocks, nil), fakegpu.New(t, kvconntest.SenderBlocks, func(l *kvlayout.Layout) { l.BlockTokens = 6 })
 	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
-		tr, err := cudaipc.New(r, s, false)
+		tr, err := open(r, s, false)
 		if err != nil {
 			t.Fatal(err)
 		}

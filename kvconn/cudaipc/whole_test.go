@@ -10,7 +10,6 @@ import (
 
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/kvconn"
-	"github.com/xpyd/xpyd/kvconn/cudaipc"
 	"github.com/xpyd/xpyd/kvconn/kvconntest"
 	"github.com/xpyd/xpyd/kvconn/kvconntest/fakegpu"
 )
@@ -57,7 +56,7 @@ func TestPushAll(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r, s := fakegpu.Pair(t)
 			dev := counted{s, new(atomic.Int64), new(atomic.Int64)}
-			tr, err := cudaipc.New(r, dev, true)
+			tr, err := open(r, dev, true)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -13,9 +13,9 @@ import (
 // GPU is one end's pool in the memory of a fake device, which tests can look at.
 type GPU interface {
 	Layout() kvlayout.Layout // of memory of its own
-	// Shared describes the pool, whose Rows are all its memory.
+	// Shared describes the pool, of which RankRows is the memory of a rank.
 	Shared() *kvconn.Shared
-	Rows() []byte
+	RankRows(rank int) []byte
 	// Append writes a block's rows from 0 on, with their digests, as a step does.
 	Append(layer int, block int32, firstPos, rows int, packed []byte)
 	VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) (good []bool, err error)
@@ -59,7 +59,15 @@ func (f Factory) shares() bool { return !f.private && (f.Memory != nil || f.Devi
 // ShareGPU makes the device's memory the pool's.
 func (p *Pool) ShareGPU(g GPU) *kvconn.Shared {
 	d := g.Shared()
-	p.gpu, p.mem, p.layers, p.shared = g, g.Rows(), d.Layers, true
+	p.gpu, p.mem, p.layers, p.shared = g, nil, d.Layers, true
+	p.ranks = nil
+	layouts, err := p.layout.Ranks(max(d.Ranks, 1))
+	if err != nil {
+		panic(err) // the device has made them
+	}
+	for _, l := range layouts {
+		p.ranks = append(p.ranks, l.Resolve())
+	}
 	return d
 }
 

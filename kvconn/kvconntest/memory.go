@@ -79,7 +79,7 @@ type Pool struct {
 	layers []kvconn.Span      // where they lie in mem, rank after rank
 	idle   map[poolKey]bool   // blocks given up, which must not change any more
 	shared bool               // a peer may write into mem
-	gpu    GPU                // whose memory mem is; nil: it is ours
+	gpu    GPU                // whose memory the blocks are in, and not mem; nil: none
 }
 
 type poolKey struct {
@@ -131,6 +131,10 @@ func (p *Pool) divide(ranks int, alloc func(size int) (fd int, mem []byte)) (*kv
 // part is the memory of one block as one rank keeps it.
 func (p *Pool) part(rank int, k poolKey) []byte {
 	l := p.layers[rank*len(p.rows)+k.layer]
+	if p.gpu != nil {
+		l.Offset -= p.layers[rank*len(p.rows)].Offset
+		return p.gpu.RankRows(rank)[l.Offset+int64(k.block)*l.Stride:][:l.Stride]
+	}
 	return p.mem[l.Offset+int64(k.block)*l.Stride:][:l.Stride]
 }
 

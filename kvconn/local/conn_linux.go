@@ -232,6 +232,15 @@ func (t Taken) End() error {
 // against shrinking: else its owner could cause SIGBUS here. The descriptor is closed
 // in any case; the caller unmaps with unix.Munmap.
 func (t Taken) Map(bytes int64) ([]byte, error) {
+	all, err := t.MapTimes(bytes, 1)
+	if err != nil {
+		return nil, err
+	}
+	return all[0], nil
+}
+
+// MapTimes is Map at n places.
+func (t Taken) MapTimes(bytes int64, n int) (all [][]byte, err error) {
 	defer unix.Close(t.FD)
 	seals, err := unix.FcntlInt(uintptr(t.FD), unix.F_GET_SEALS, 0)
 	if err != nil {
@@ -247,11 +256,18 @@ func (t Taken) Map(bytes int64) ([]byte, error) {
 	if bytes < 1 || st.Size != bytes || int64(int(bytes)) != bytes {
 		return nil, fmt.Errorf("offered memory is of %d bytes, the peer says %d", st.Size, bytes)
 	}
-	b, err := unix.Mmap(t.FD, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map: %w", err)
+	for range n {
+		b, err := unix.Mmap(t.FD, 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			err = fmt.Errorf("map: %w", err)
+			for _, b := range all {
+				err = errors.Join(err, unix.Munmap(b))
+			}
+			return nil, err
+		}
+		all = append(all, b)
 	}
-	return b, nil
+	return all, nil
 }
 
 // Take hands over what the peer has lent; once.

@@ -13,7 +13,7 @@ import (
 var geo = stage.NewGeometry(kvlayout.Plain(3, 2, 8, 4, "f32"), stage.Ring{Slots: 4, SlotBytes: 1 << 16})
 
 func good() grant {
-	s := &kvconn.Shared{Blocks: 256, Epoch: 7, Layers: []kvconn.Span{{Stride: 512}}}
+	s := &kvconn.Shared{Blocks: 256, Epoch: 7, BlockBytes: 512, Layers: []kvconn.Span{{Stride: 512}}}
 	return grant{stage.GrantOf(grantForm, s, geo, geo.Bytes()), []byte("name")}
 }
 

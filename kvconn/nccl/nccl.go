@@ -52,7 +52,8 @@ func Way(network kvconn.Transport) way.Kind {
 			if !ok {
 				return nil, nil, fmt.Errorf("the pool is in the memory of %d ranks", p.Backend.Info().Ranks)
 			}
-			return New(network, l, l, p.Backend.Layout(), DefaultRing()), p.OnDevice(), nil
+			shared, err := p.OnDevice()
+			return New(network, l, l, p.Backend.Layout(), DefaultRing()), shared, err
 		}}
 }
 

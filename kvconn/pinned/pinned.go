@@ -41,8 +41,12 @@ func Way() way.Kind {
 		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.HostMover); return ok },
 		Open: func(p way.Pool) (kvconn.Transport, *kvconn.Shared, error) {
 			m := p.Backend.(kernels.HostMover)
+			shared, err := p.OnDevice()
+			if err != nil {
+				return nil, nil, err
+			}
 			t, err := New(m, m, p.Backend.Layout(), DefaultRing())
-			return t, p.OnDevice(), err
+			return t, shared, err
 		}}
 }
 

@@ -29,7 +29,7 @@ var ErrGrant = errors.New("the peer's grant is not in order")
 // GrantOf is the grant of a pool and of a ring in this many bytes of memory.
 func GrantOf(form uint32, s *kvconn.Shared, geo Geometry, bytes int64) Grant {
 	return Grant{Form: form, Slots: int32(geo.Slots), Moves: int32(geo.Moves), Bytes: bytes, Epoch: s.Epoch,
-		BlockBytes: s.Layers[0].Stride, Blocks: int32(s.Blocks), Layers: int32(len(s.Layers))}
+		BlockBytes: s.BlockBytes, Blocks: int32(s.Blocks), Layers: int32(len(s.Layers) / max(s.Ranks, 1))}
 }
 
 // Encode is the grant's GrantBytes bytes.

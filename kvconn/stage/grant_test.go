@@ -18,7 +18,7 @@ func good() stage.Grant { return stage.GrantOf(form, described(), geo, geo.Bytes
 
 // described is the pool that the good grant is of.
 func described() *kvconn.Shared {
-	s := &kvconn.Shared{Blocks: 256, Epoch: 7}
+	s := &kvconn.Shared{Blocks: 256, Epoch: 7, BlockBytes: 512}
 	for n := range 3 {
 		s.Layers = append(s.Layers, kvconn.Span{Offset: int64(n) * 512 * 256, Stride: 512})
 	}
@@ -33,6 +33,14 @@ func TestGrantRoundTrip(t *testing.T) {
 		t.Fatalf("%+v, %q, %v", got, rest, err)
 	}
 	if err := got.Describes(described(), geo, geo.Bytes()); err != nil {
+		t.Error(err)
+	}
+	ranks := described() // the same pool, divided: slots have blocks of all heads
+	ranks.Ranks, ranks.Layers = 2, append(ranks.Layers, ranks.Layers...)
+	if g := stage.GrantOf(form, ranks, geo, geo.Bytes()); g != good() {
+		t.Errorf("of two ranks: %+v", g)
+	}
+	if err := got.Describes(ranks, geo, geo.Bytes()); err != nil {
 		t.Error(err)
 	}
 	for n := range stage.GrantBytes {

@@ -33,7 +33,7 @@ func TestTCPRelay(t *testing.T) { suite(t, true) }
 func TestTCPRanks(t *testing.T) {
 	kvconntest.Run(t, kvconntest.Factory{
 		New:         func(t testing.TB) (kvconn.Transport, string) { return tcp.New(nil), "127.0.0.1:0" },
-		SenderRanks: 2, Ranks: 4, Shrink: 2, AtOnce: 48, Few: true,
+		SenderRanks: 2, Ranks: 4, Shrink: 2, AtOnce: 48,
 	})
 }
 

@@ -50,9 +50,9 @@ type Pool struct {
 	Backend kernels.Backend
 }
 
-// OnDevice describes the pool to peers' GPUs.
-func (p Pool) OnDevice() *kvconn.Shared {
-	return kvconn.DevicePool(p.Backend.Layout(), p.Backend.Blocks())
+// OnDevice describes the pool to peers' GPUs, by its ranks.
+func (p Pool) OnDevice() (*kvconn.Shared, error) {
+	return kvconn.DeviceRanks(p.Backend.Layout(), max(p.Backend.Info().Ranks, 1), p.Backend.Blocks())
 }
 
 // Network is the kind that has to come last in the list: it leads to every peer, at the

@@ -36,7 +36,7 @@ var topics = []topic{
 	{"GPU: single kernels", "Attention, sampling and small kernels beside PyTorch's, cuDNN's, and the memory's bandwidth.", []string{"gpu.attn_", "gpu.kv8_attn", "gpu.small_", "gpu.sampler_", "gpu.projections", "gpu.w8_projections"}},
 	{"GPU: whole steps", "Decode and prefill steps of Llama-3-8B's shape, and how far logits are from transformers'.", []string{"gpu."}},
 	{"GPU: mixtures of experts", "Decode and prefill steps of Qwen3-30B-A3B's shape, beside the bytes of the experts that a step is likely to meet.", []string{"moe."}},
-	{"GPU: ranks", "Tensor parallelism: steps of a model on several GPUs (`tp.apart`), or by several ranks on one, beside one rank's; their all-reduce alone beside an empty kernel and a copy of the bytes.", []string{"tp."}},
+	{"GPU: ranks", "Tensor parallelism: steps of a model on several GPUs (`tp.apart`), or by several ranks on one, beside one rank's; their all-reduce alone beside NCCL's, and beside an empty kernel and a copy of the bytes; KV pushed between unequal numbers of ranks beside the copy engine; logits beside transformers'.", []string{"tp."}},
 	{"Beside vLLM", "One whole worker behind the router and `vllm serve` on the same GPU, both at their defaults, under closed loops: ours over vLLM's. TTFT is the median or the 99th percentile, TPOT the mean, output counts while all clients are at work. Goodput is the highest rate of random arrivals at which 90 % of the requests get what is promised of them.", []string{"vs_vllm."}},
 	{"Load generator", "`xpyd bench` beside aiperf, and what it can drive.", []string{"loadgen."}},
 	{"Other", "", []string{""}},

@@ -54,12 +54,31 @@ var families = []family{
 }
 
 // ranks are tests of several ranks on one device, which have a stage of their own: CUDA must load all
-// code at once, and under a sanitizer, which lets one kernel run at a time, ranks would wait for each
-// other for ever.
-var ranks = family{name: "ranks", tests: []string{"TestRanksReduce", "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksFP8", "TestRanksInvariant", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals", "TestRanksHang", "TestRanksDead", "TestRanksRefused"}}
+// code at once, and under a sanitizer, which lets one kernel run at a time, ranks that compute together would
+// wait for each other for ever.
+var ranks = family{name: "ranks", tests: []string{"TestRanksReduce", "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksFP8", "TestRanksInvariant", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals", "TestRanksHang", "TestRanksDead", "TestRanksRefused", "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused", "TestRanksAlone"}}
 
 // eager has CUDA do so, and a test need not start another process for it.
 var eager = []string{"CUDA_MODULE_LOADING=EAGER", "CUDA_DEVICE_MAX_CONNECTIONS=32"}
+
+// apart gives each rank a GPU of its own.
+var apart = []string{"XPYD_CUDA_APART=1"}
+
+// rankSpeed has figures of several ranks.
+func rankSpeed(name, what string, env ...string) part {
+	return tests("cuda.test", name, 150, slices.Concat(eager, env, []string{"XPYD_CUDA_BENCH=" + what}), "TestRanksSpeed")
+}
+
+// rankChecks are tests of ranks, or a subtest, for a sanitizer.
+func rankChecks(list ...string) (parts []part) {
+	for _, t := range list {
+		t, of, _ := strings.Cut(t, "/")
+		p := sub(ranks, t, of)
+		p.env = eager
+		parts = append(parts, p)
+	}
+	return parts
+}
 
 // alone needs the device for itself and has no kernels of its own.
 var alone = []string{"TestMemory"}
@@ -160,7 +179,7 @@ func raced() (parts []part) {
 func sub(f family, test, of string) part {
 	p := tests("cuda.test", f.name+"/"+test, 0, nil, test)
 	if of != "" {
-		p.name += "/" + strings.Trim(of, "^$")
+		p.name += "/" + strings.NewReplacer("^", "", "$", "").Replace(of)
 		p.run[len(p.run)-1] += "/" + of
 	}
 	return p
@@ -174,13 +193,31 @@ func plan() []stage {
 			{name: "draw", run: []string{"probe", "check", "draw", "quick"}}}},
 		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 210, parts: suite()},
 		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a store, a peer, fifty at once", seconds: 90, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestOnGPUInFP16", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUSameTokens", "TestGPUPeers")}},
-		{name: "ranks", about: "tensor parallelism, all ranks on one GPU: against one rank and the CPU; a step beside one rank's, the all-reduce alone, a 70B shape's layer", seconds: 260, parts: []part{
+		{name: "ranks", about: "tensor parallelism, all ranks on one GPU: against one rank and the CPU", seconds: 170, parts: []part{
 			tests("cuda.test", "reduce", 60, eager, "TestRanksReduce", "TestRanksHang", "TestRanksDead", "TestRanksRefused"),
 			tests("cuda.test", "model", 120, eager, "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksOverlap", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals"),
 			tests("cuda.test", "forms", 120, eager, "TestRanksFP8", "TestRanksInvariant"),
 			tests("cuda.test", "model in fp16", 120, slices.Concat(eager, fp16), "TestRanksReduce", "TestRanksLogits", "TestRanksOverlap", "TestRanksPool"),
-			tests("cuda.test", "speed", 90, slices.Concat(eager, []string{"XPYD_CUDA_BENCH=reduce steps"}), "TestRanksSpeed"),
-			tests("cuda.test", "70b", 90, slices.Concat(eager, []string{"XPYD_CUDA_BENCH=70b"}), "TestRanksSpeed")}},
+		}},
+		{name: "ranks-push", about: "pushes between unequal numbers of ranks, beside what one rank holds; fleets of workers of several ranks", seconds: 150, parts: []part{
+			tests("cuda.test", "pushes", 120, eager, "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused", "TestRanksAlone"),
+			{name: "fleets", run: []string{"python3", "ranks-test", "--xpyd", "xpyd"}, seconds: 180},
+			{name: "fleets by pinned", run: []string{"python3", "ranks-test", "--xpyd", "xpyd", "--transport", "pinned", "--ranks", "2:1"}, seconds: 90}}},
+		{name: "ranks-speed", about: "all ranks on one GPU: a step beside one rank's, the all-reduce alone, pushes, a 70B shape's layer", seconds: 150, parts: []part{
+			rankSpeed("speed", "reduce steps push"), rankSpeed("70b", "70b"), rankSpeed("70b by 4", "70b:40@4"),
+			rankSpeed("70b in bf16", "70b16:32"), rankSpeed("70b in bf16 by 4", "70b16:32@4")}},
+		{name: "ranks-hf", about: "logits of 2 and of 4 ranks on one GPU beside transformers'", seconds: 90, python: "torch transformers", parts: []part{
+			{name: "by 2", run: []string{"python3", "cuda-hf", "worker.test", "ranks=2"}}, {name: "by 4", run: []string{"python3", "cuda-hf", "worker.test", "ranks=4"}},
+			{name: "by 2 in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16", "ranks=2"}}}},
+		{name: "ranks-memcheck", about: "the kernels of ranks, one rank after the other, and pushes between ranks, under compute-sanitizer", seconds: 120, tool: "memcheck", parts: rankChecks("TestRanksAlone", "TestRanksPush/^4_heads_of_128,_16_tokens,_2_to_4$", "TestRanksPush/^4_heads_of_128,_16_tokens,_4_to_1$", "TestRanksPush/^4_heads_of_128_in_FP8,_2_to_4$", "TestRanksPush/^2_heads_of_80,_5_tokens,",
+			"TestRanksRefill/^blocks_of_5_from_16$/^1_to_2$", "TestRanksRefill/^FP8_blocks_of_32_from_bf16$/^4_to_1$", "TestRanksPushRefused")},
+		{name: "ranks-racecheck", about: "the same", seconds: 120, tool: "racecheck", beside: 6, parts: rankChecks("TestRanksAlone", "TestRanksRefill/^blocks_of_5_from_16$/^2_to_4$", "TestRanksPush/^4_heads_of_128,_16_tokens,_2_to_4$", "TestRanksPush/^4_heads_of_128_in_FP8,_4_to_1$")},
+		{name: "ranks-apart", about: "a GPU a rank: answers, pushes, speed, the all-reduce beside NCCL's; fleets", seconds: 240, gpus: 2, parts: []part{
+			tests("cuda.test", "model", 120, slices.Concat(eager, apart), "TestRanksReduce", "TestRanksLogits", "TestRanksPush", "TestRanksRefill"),
+			tests("cuda.test", "faults", 60, slices.Concat(eager, apart), "TestRanksHang", "TestRanksDead"),
+			rankSpeed("pushes", "push"), rankSpeed("speed", "reduce steps", apart...), rankSpeed("70b", "70b 70b@4", apart...), rankSpeed("70b in bf16", "70b16:32 70b16:64@4", apart...),
+			peers("allreduce"),
+			{name: "fleets", run: []string{"python3", "ranks-test", "--xpyd", "xpyd"}, seconds: 180}}},
 		{name: "mixture", about: "steps of a mixture of experts of a 30B-A3B shape", seconds: 110, parts: []part{
 			speed("w8", "b1 b16 b64 b256 2k 8k", "XPYD_CUDA_MOE=1", "XPYD_CUDA_W8=1"), speed("speed", "b1 b16 b64 b256 2k 8k", "XPYD_CUDA_MOE=1")}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 90, python: "torch transformers", parts: []part{

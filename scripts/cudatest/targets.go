@@ -107,10 +107,12 @@ func (b *book) rows() (list []row) {
 		add("hicache."+c[0], c[1], value{f.Peer, f.PeerValue})
 	}
 	for _, c := range [][2]string{{"step_ratio.b1", "<= 1.5"}, {"step_ratio.b8", ""}, {"step_ratio.b64", "<= 1.5"}, {"allreduce_us.8k", "<= 12"}, {"allreduce_us.64k", ""}, {"allreduce_us.1m", ""}, {"allreduce_us.16m", ""},
-		{"allreduce_us.8k_n4", ""}, {"allreduce_us.64k_n4", ""}, {"allreduce_us.1m_n4", ""}, {"allreduce_us.16m_n4", ""}, {"layer_us.70b_w8_b1", ""}, {"layer_us.70b_w8_b8", ""}} {
+		{"allreduce_us.8k_n4", ""}, {"allreduce_us.64k_n4", ""}, {"allreduce_us.1m_n4", ""}, {"allreduce_us.16m_n4", ""}, {"layer_us.70b_w8_b1", ""}, {"layer_us.70b_w8_b8", ""},
+		{"layer_us.70b_w8_n4_b1", ""}, {"layer_us.70b_w8_n4_b8", ""}, {"layer_us.70b_b1", ""}, {"layer_us.70b_b8", ""}, {"layer_us.70b_n4_b1", ""}, {"layer_us.70b_n4_b8", ""}} {
 		f := b.own["tp."+c[0]]
 		add("tp."+c[0], c[1], value{f.Peer, f.PeerValue})
 	}
+	b.ranks(add)
 	b.pushes(add)
 	for _, c := range [][2]string{{"16_at_8k", "<= 7"}, {"16_at_32k", "<= 8"}, {"128_at_8k", ""}} {
 		k := 8.0
@@ -163,6 +165,7 @@ func modelOf(name string) string {
 }
 
 const (
+	rankPushes = "Llama-3-8B shape's KV, 512 shuffled blocks of 64 KiB a layer, all 32 layers at once or one (_layer), digests and flags"
 	kvioModel  = "Llama-3-8B shape's KV, 512 MiB in shuffled blocks of all 32 layers, block-first host memory, "
 	piecesOf   = "pieces of %s, shuffled, two processes, digests and flag"
 	runsOf     = "runs of %s by the copy engine, 1 GiB, two processes, digests and flag"
@@ -182,6 +185,16 @@ var models = [][2]string{
 	{"push.staged_*", stageModel},
 	{"push.nccl_*", stageModel},
 	{"push.*", "Llama-3-8B shape with 512 tokens to draw from, random bf16 weights, 2,048 tokens a step; streams of 4,000 tokens"},
+	{"tp.pushes_here.*", rankPushes + ", all ranks of both sides on one GPU"},
+	{"tp.pushes.*", rankPushes + ", the ranks of a side on one GPU each"},
+	{"tp.*hf_*", "random models that the ranks can have, on one GPU: Llama, Qwen2, Qwen3; GQA 1 to 8"},
+	{"tp.apart.step_ratio.*", "Llama-3-8B shape, random bf16 weights, two ranks on a GPU each beside one, contexts of 1k"},
+	{"tp.apart.allreduce_us.*", "rows of 4,096 bf16, a GPU a rank, graphs of 200"},
+	{"tp.apart.layer_us.70b_w8_*", "Llama-3-70B shape, FP8 weights, a GPU a rank, contexts of 1k"},
+	{"tp.apart.layer_us.*", "Llama-3-70B shape, random bf16 weights, a GPU a rank, contexts of 1k"},
+	{"tp.layer_us.70b_b*", "Llama-3-70B shape, random bf16 weights, two ranks on one GPU, contexts of 1k"},
+	{"tp.layer_us.70b_n4_*", "Llama-3-70B shape, random bf16 weights, four ranks on one GPU, contexts of 1k"},
+	{"tp.layer_us.70b_w8_n4_*", "Llama-3-70B shape, FP8 weights, four ranks on one GPU, contexts of 1k"},
 	{"tp.step_ratio.*", "Llama-3-8B shape, random bf16 weights, two ranks on one GPU beside one, contexts of 1k"},
 	{"tp.allreduce_us.*", "rows of 4,096 bf16, all ranks on one GPU, graphs of 200"},
 	{"tp.layer_us.*", "Llama-3-70B shape, FP8 weights, two ranks on one GPU, contexts of 1k"},
@@ -191,4 +204,30 @@ var models = [][2]string{
 	{"gpu.endurance_*", "8 layers of 1024, random bf16 weights, batch_invariant, 200 clients"},
 	{"gpu.hf_*", "10 random models: Llama, Qwen2, Qwen3; GQA 1 to 8"},
 	{"*", "Llama-3-8B shape, random bf16 weights"},
+}
+
+// ranks has the figures of ranks beside others': pushes between unequal numbers of them, logits, the all-reduce of two
+// GPUs beside NCCL's.
+func (b *book) ranks(add func(name, want string, beside ...value)) {
+	own := func(name, want string, more ...value) {
+		f := b.own[name]
+		add(name, want, append(more, value{f.Peer, f.PeerValue})...)
+	}
+	for _, pair := range []string{"1to1", "1to2", "2to1", "2to2", "2to4", "4to2", "1to4", "4to1", "4to4"} {
+		for _, kind := range []string{"tp.pushes.", "tp.pushes_here."} {
+			own(kind+pair, "")
+			own(kind+pair+"_layer", "")
+		}
+	}
+	for _, n := range []string{"n2", "n4"} {
+		add("tp.hf_logits_error_ratio."+n, "<= 2", value{"transformers' own bf16", 1}, value{"one rank", b.own["gpu.hf_logits_error_ratio"].Value})
+	}
+	add("tp.fp16_hf_logits_error_ratio.n2", "<= 2", value{"transformers' own fp16", 1}, value{"one rank", b.own["gpu.fp16_hf_logits_error_ratio"].Value})
+	for _, size := range []string{"8k", "64k", "1m", "16m", "8k_n4", "64k_n4", "1m_n4", "16m_n4"} {
+		own("tp.apart.allreduce_us."+size, "", b.peer("NCCL, PyTorch, in a graph", "allreduce."+size))
+	}
+	for _, name := range []string{"step_ratio.b1", "step_ratio.b8", "step_ratio.b64", "layer_us.70b_w8_b1", "layer_us.70b_w8_b8", "layer_us.70b_b1", "layer_us.70b_b8",
+		"layer_us.70b_w8_n4_b1", "layer_us.70b_w8_n4_b8", "layer_us.70b_n4_b1", "layer_us.70b_n4_b8"} {
+		own("tp.apart."+name, "")
+	}
 }

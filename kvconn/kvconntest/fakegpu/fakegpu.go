@@ -49,7 +49,7 @@ func Pair(t testing.TB) (receiver, sender GPU) {
 }
 
 // Run has do work in a world of two devices and the transport between them.
-func Run(t testing.TB, receiver, sender GPU, tr kvconn.Transport, tune func(r, s *kvconn.Config), do func(w *kvconntest.World)) {
+func Run(t testing.TB, receiver, sender kvconntest.GPU, tr kvconn.Transport, tune func(r, s *kvconn.Config), do func(w *kvconntest.World)) {
 	f := kvconntest.Factory{Device: func(testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 		return tr, kvconntest.GPUs{Receiver: receiver, Sender: sender}
 	}}
@@ -70,11 +70,18 @@ func (g GPU) Shared() *kvconn.Shared { return kvconn.DevicePool(g.layout, g.bloc
 
 // VerifyPushed implements kvconntest.GPU.
 func (g GPU) VerifyPushed(ctx context.Context, layer int, blocks []kvconn.PushedBlock) ([]bool, error) {
+	return g.Verify(ctx, landedOf(layer, blocks))
+}
+
+func landedOf(layer int, blocks []kvconn.PushedBlock) []kernels.Landed {
 	landed := make([]kernels.Landed, len(blocks))
 	for i, b := range blocks {
 		landed[i] = kernels.Landed{Layer: layer, Block: b.Block, FirstPos: b.FirstPos, Rows: b.Rows}
 	}
-	return g.Verify(ctx, landed)
+	return landed
 }
+
+// RankRows implements kvconntest.GPU.
+func (g GPU) RankRows(int) []byte { return g.Rows() }
 
 var _ kvconntest.GPU = GPU{}
