@@ -22,7 +22,7 @@ import (
 // Ranks is one model on several devices, by tensor parallelism: each rank has its heads, its
 // part of the wide projections and of the vocabulary, and a pool of its KV heads; the sums
 // meet in kernels over the devices' own links. It implements kernels.Backend,
-// kernels.Launcher, kernels.Arriver, kernels.Gated and kernels.Watched. Its pool is not exported to other
+// kernels.Holder, kernels.Arriver, kernels.Gated and kernels.Watched. Its pool is not exported to other
 // processes, nor linked with theirs.
 //
 // Calls are those of a Backend, and as safe.
@@ -48,7 +48,7 @@ type Ranks struct {
 
 var (
 	_ kernels.Backend  = (*Ranks)(nil)
-	_ kernels.Launcher = (*Ranks)(nil)
+	_ kernels.Holder   = (*Ranks)(nil)
 	_ kernels.Gated    = (*Ranks)(nil)
 	_ kernels.Watched  = (*Ranks)(nil)
 )
@@ -198,6 +198,9 @@ func (g *Ranks) warm() error {
 	err := g.lead.warm(func(st *kernels.Step, bucket int) error {
 		if err := g.launch(st, bucket); err != nil {
 			return err
+		}
+		if st.Hold {
+			g.Draw()
 		}
 		_, err := g.Await()
 		return err
