@@ -1,0 +1,173 @@
+package grammar
+
+// walker finds the tokens that may come next: it walks a trie of tokens side by side with
+// the readings of the text so far. Three things make that short.
+//
+// What one reading allows does not depend on the others, so each is walked alone, and most
+// are a mere automaton until a rule ends or begins.
+//
+// Inside a JSON string most tokens are allowed. Where a state stays as it is behind every
+// plain character (see plainChar), the plain tokens are allowed all at once, and of the others
+// only what is behind their plain characters is walked. Where the string's length is bounded,
+// plain tokens of few enough characters are allowed at once, and the others are walked.
+type walker struct {
+	*reader
+	v     *Vocabulary
+	bits  []uint32
+	path  []*state   // by depth, of the automaton's walk
+	heads bool       // tokens of the trie are indices of plain.heads
+	sets  [][]config // by depth, of the walk with stacks
+}
+
+func (w *walker) allow(token int32) {
+	if w.heads {
+		for _, id := range w.v.plain.heads[token] {
+			w.bits[id>>5] |= 1 << (id & 31)
+		}
+		return
+	}
+	w.v.set(w.bits, token)
+}
+
+// mask sets the bits of the tokens that may come behind set.
+func (w *walker) mask(set []config) {
+	for _, s := range set {
+		for _, l := range s.at.tokens {
+			w.bits[l.e.n>>5] |= 1 << (l.e.n & 31)
+		}
+	}
+	if len(set) > manyReadings {
+		// Together, as a token is read: so many can grow beyond the bounds of close.
+		w.walkSet(&w.v.all, set, 0, int32(len(w.v.all.nodes)))
+		return
+	}
+	done := 0
+	for _, s := range set {
+		if !s.at.reads {
+			continue
+		}
+		t := &w.v.all
+		w.heads = false
+		p := &w.v.plain
+		switch cut := w.loop(s.at); {
+		case cut == loopEndless:
+			w.or(p.masks[len(plainCuts)-1], &done, len(plainCuts))
+			t, w.heads = &p.tails, true
+		case cut > 0:
+			w.or(p.masks[cut-1], &done, cut)
+			t = &p.other[cut-1]
+		}
+		w.walk(t, s, 0, int32(len(t.nodes)))
+	}
+	w.heads = false
+}
+
+func (w *walker) or(mask []uint32, done *int, cut int) {
+	if *done >= cut {
+		return
+	}
+	*done = cut
+	for i, b := range mask {
+		w.bits[i] |= b
+	}
+}
+
+const manyReadings = 32
+
+const (
+	loopNone    = 0
+	loopEndless = -1 // behind every plain character the state is the same
+	// above 0: plain tokens of at most plainCuts[loop-1] characters are allowed
+)
+
+// loop says how the plain tokens do behind s.
+func (w *walker) loop(s *state) int {
+	if l := s.loop.Load(); l != 0 {
+		return int(l) - 2
+	}
+	l := w.m.plainLoop(s)
+	s.loop.Store(int32(l) + 2)
+	return l
+}
+
+// walk allows the tokens among the nodes lo to hi, which are all children of one node, that
+// may come behind s. What s can return to or call has readings of its own, and is left out.
+func (w *walker) walk(t *trie, s config, lo, hi int32) {
+	if lo >= hi {
+		return
+	}
+	if cap(w.path) < maxToken+2 {
+		w.path = make([]*state, maxToken+2)
+	}
+	path := w.path[:cap(w.path)]
+	m := w.m
+	nodes := t.nodes
+	depth := nodes[lo].depth
+	path[depth-1] = s.at
+	for i := lo; i < hi; {
+		n := &nodes[i]
+		c := m.class[n.b]
+		from := path[n.depth-1]
+		next := from.next[c].Load()
+		if next == nil {
+			next = m.step(from, c)
+		}
+		if next == m.dead {
+			i = n.skip
+			continue
+		}
+		if next.busy || next.final && s.top != w.bottom {
+			w.deep(t, config{next, s.top}, i)
+			i = n.skip
+			continue
+		}
+		if n.token >= 0 {
+			w.allow(n.token)
+		}
+		path[n.depth] = next
+		i++
+	}
+}
+
+// deep is walk from node i on, whose state s may return or call: with stacks.
+func (w *walker) deep(t *trie, s config, i int32) {
+	n := &t.nodes[i]
+	depth := int(n.depth) + 1
+	set := w.close(append(w.set(depth), s))
+	w.sets[depth] = set
+	if len(set) > 0 && n.token >= 0 {
+		w.allow(n.token)
+	}
+	w.walkSet(t, set, i+1, n.skip)
+}
+
+func (w *walker) set(depth int) []config {
+	for len(w.sets) <= depth {
+		w.sets = append(w.sets, nil)
+	}
+	return w.sets[depth][:0]
+}
+
+func (w *walker) walkSet(t *trie, set []config, lo, hi int32) {
+	if len(set) == 0 || lo >= hi {
+		return
+	}
+	if len(set) == 1 {
+		w.walk(t, set[0], lo, hi)
+		return
+	}
+	for i := lo; i < hi; {
+		n := &t.nodes[i]
+		next := w.read(w.set(int(n.depth)+1), set, n.b)
+		w.sets[n.depth+1] = next
+		if len(next) > 0 {
+			if n.token >= 0 {
+				w.allow(n.token)
+			}
+			if i+1 < n.skip {
+				w.walkSet(t, next, i+1, n.skip)
+			}
+		}
+		i = n.skip
+	}
+}
