@@ -6,6 +6,7 @@
 //
 //	http.go        routes, bounds, access; watches the client
 //	params.go      the request in the engine's terms: a job of one or more prompts
+//	bound.go       what binds its answers: grammars, calls that must be made
 //	answersize.go  how large its answer can become, and the memory for it
 //	origin.go      where its KV comes from: a prefill worker named by our router,
 //	foreign.go,    or by a foreign proxy
@@ -36,6 +37,7 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/internal/bind"
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
@@ -89,6 +91,7 @@ type Worker struct {
 	model         *model.Model
 	tok           *tokenizer.Tokenizer
 	formats       formats
+	binder        *bind.Binder
 	longest       int // bytes of the longest token
 	sizes         openai.TokenSizes
 	answers       *answerMemory
@@ -159,6 +162,9 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 		Layout: w.backend.Layout(),
 	}
 	if err := w.registerMetrics(); err != nil {
+		return err
+	}
+	if err := w.newBinder(); err != nil {
 		return err
 	}
 	var err error

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -42,11 +43,12 @@ type Binder struct {
 
 	once  sync.Once // the vocabulary takes a while, and most models are never bound
 	cache *grammar.Cache
+	turns chan struct{} // a place for each request that may compile at once: steps need the other processors
 }
 
 // New makes a model's binder.
 func New(cfg Config) *Binder {
-	b := &Binder{cfg: cfg}
+	b := &Binder{cfg: cfg, turns: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))}
 	if cfg.Think != nil {
 		open, end := cfg.Think.Around()
 		b.think = &think{open: newMarks(open), end: newMarks(end)}
@@ -96,8 +98,8 @@ func (e *Error) Error() string {
 // maxTools bounds the tools of a bound call.
 const maxTools = 128
 
-// Guide makes what a spec binds an answer to, at its begin. The schemas of calls are compiled as they
-// are come to: Check before.
+// Guide makes what a spec binds an answer to, at its begin. The schemas of calls are compiled when they
+// are come to.
 func (b *Binder) Guide(ctx context.Context, spec *handoff.Guide) (engine.Guide, error) {
 	s, err := b.script(ctx, spec)
 	if err != nil {
@@ -110,12 +112,19 @@ func (b *Binder) Guide(ctx context.Context, spec *handoff.Guide) (engine.Guide, 
 	return g, nil
 }
 
-// Check returns why a spec cannot be followed: an *Error, or ctx's.
-func (b *Binder) Check(ctx context.Context, spec *handoff.Guide) error {
+// Bind is Guide for a request that comes: it compiles all there is first, a few requests at a time. The
+// error is an *Error, or ctx's.
+func (b *Binder) Bind(ctx context.Context, spec *handoff.Guide) (engine.Guide, error) {
+	select {
+	case b.turns <- struct{}{}:
+		defer func() { <-b.turns }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 	if spec.Kind == KindCalls {
 		calls, err := b.calls(spec.Text)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		how, _ := answer.ToolFormat(calls.Format).Calling()
 		for _, t := range calls.Tools {
@@ -124,19 +133,19 @@ func (b *Binder) Check(ctx context.Context, spec *handoff.Guide) error {
 				if errors.As(err, &bad) {
 					bad.Tool = t.Name
 				}
-				return err
+				return nil, err
 			}
 		}
 	}
 	g, err := b.Guide(ctx, spec)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	mask := make([]uint32, kernels.MaskWords(b.cfg.Vocab))
 	if g.Mask(mask); !slices.ContainsFunc(mask, func(w uint32) bool { return w != 0 }) {
-		return &Error{Reason: "no token of this model can begin it"}
+		return nil, &Error{Reason: "no token of this model can begin it"}
 	}
-	return nil
+	return g, nil
 }
 
 func (b *Binder) script(ctx context.Context, spec *handoff.Guide) (*script, error) {
