@@ -191,8 +191,11 @@ func (b *Binder) grammar(ctx context.Context, s grammar.Spec) (*grammar.Grammar,
 		b.cfg.Found(time.Since(begin), err)
 	}
 	var bad *grammar.Error
-	if errors.As(err, &bad) {
+	switch {
+	case errors.As(err, &bad):
 		err = &Error{Where: bad.Where, Reason: bad.Reason}
+	case err != nil && ctx.Err() != nil:
+		err = context.Cause(ctx)
 	}
 	return g, err
 }
