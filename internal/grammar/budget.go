@@ -54,7 +54,7 @@ type budget struct {
 	left     int
 	deadline time.Time
 	ticks    int
-	where    string
+	where    func() string // the place of what is being compiled; may be nil
 }
 
 func (b *budget) spend(n int) {
@@ -75,5 +75,9 @@ func (b *budget) bound(n int) {
 }
 
 func (b *budget) refuse(format string, args ...any) {
-	panic(&Error{Reason: fmt.Sprintf(format, args...), Where: b.where})
+	e := &Error{Reason: fmt.Sprintf(format, args...)}
+	if b.where != nil {
+		e.Where = b.where()
+	}
+	panic(e)
 }

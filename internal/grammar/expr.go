@@ -173,7 +173,7 @@ func (g *builder) alt(kids ...*expr) *expr {
 		for _, e := range list {
 			switch {
 			case e.kind == exprNone || seen[e]:
-			case e.kind == exprAlt && !e.free:
+			case e.kind == exprAlt && !e.free && len(e.kids) <= 4: // longer ones stay, so that chains are linear
 				add(e.kids)
 			case e.kind == exprBytes:
 				for i, w := range e.set {
