@@ -316,7 +316,7 @@ func (w *Worker) Instance() fleet.Instance {
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Unchecked:   w.cfg.KV.Digest == "off",
 		Layout:      w.identity.Layout.Form(),
-		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.engine.MaxRunning(), Gap: w.engine.Gap().Seconds(), Devices: w.devices, Parsers: w.formats.announced(), TP: w.backend.Info().Ranks, PID: os.Getpid(),
+		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.engine.MaxRunning(), Gap: w.engine.Gap().Seconds(), Devices: w.devices, Parsers: w.formats.announced(), Grammars: true, TP: w.backend.Info().Ranks, PID: os.Getpid(),
 		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, KVEventsOpen: w.cfg.KVEvents.Open, Topology: w.cfg.Topology,
 	}
 }

@@ -220,7 +220,7 @@ func TestMayThink(t *testing.T) {
 		t.Error("an answer that has begun became reasoning")
 	}
 	spec.Thinks = handoff.ThinksNot
-	if got := k.allowed(guideOf(t, b, spec)); !slices.Equal(got, []string{"<t", "<"}) {
+	if got := k.allowed(guideOf(t, b, spec)); !slices.Equal(got, []string{"<thi", "<t", "<"}) {
 		t.Errorf("without reasoning: %q", got)
 	}
 }

@@ -1,10 +1,6 @@
 package bind
 
-import (
-	"bytes"
-
-	"github.com/xpyd/xpyd/engine"
-)
+import "github.com/xpyd/xpyd/engine"
 
 // guide is where an answer stands: in its reasoning, at its beginning where it may yet become that, or
 // behind.
@@ -70,11 +66,9 @@ func (g *guide) Accept(token int32) bool {
 	if g.n > 0 || !g.moved {
 		n, rest, may = g.think.open.begins(g.n, text)
 	}
+	may = may && !g.think.tear(0, rest)
 	if may && n == len(g.think.open.text) { // behind it anything may come, the mark that ends it too
-		k, left, found := g.think.end.feed(0, rest)
-		if found && len(bytes.TrimSpace(left)) > 0 {
-			return false
-		}
+		k, _, found := g.think.end.feed(0, rest)
 		g.place = g.place.s.start()
 		if g.in, g.n, g.dead = true, k, false; found {
 			g.think, g.in = nil, false
@@ -102,10 +96,11 @@ func (g *guide) thinks(token int32) bool {
 	if int(token) >= len(g.think.tokens) || token < 0 {
 		return false
 	}
-	n, rest, found := g.think.end.feed(g.n, g.think.text(token))
-	if found && len(bytes.TrimSpace(rest)) > 0 {
+	text := g.think.text(token)
+	if g.think.tear(g.n, text) {
 		return false
 	}
+	n, _, found := g.think.end.feed(g.n, text)
 	if g.n = n; found {
 		g.think = nil
 	}

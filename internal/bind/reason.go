@@ -64,18 +64,20 @@ type think struct {
 
 func (t *think) opens(n int) []int32 {
 	return t.list(&t.opening, n, func(text []byte) bool {
-		_, _, may := t.open.begins(n, text)
-		return may
+		_, rest, may := t.open.begins(n, text)
+		return may && !t.tear(0, rest)
 	})
 }
 
 // tears lists tokens that may not come behind n bytes of the mark: the grammar would not see all of the
 // answer.
 func (t *think) tears(n int) []int32 {
-	return t.list(&t.torn, n, func(text []byte) bool {
-		_, rest, found := t.end.feed(n, text)
-		return found && len(bytes.TrimSpace(rest)) > 0
-	})
+	return t.list(&t.torn, n, func(text []byte) bool { return t.tear(n, text) })
+}
+
+func (t *think) tear(n int, text []byte) bool {
+	_, rest, found := t.end.feed(n, text)
+	return found && len(bytes.TrimSpace(rest)) > 0
 }
 
 // list caches what is true of the tokens. There is an entry for each byte of a mark at most.

@@ -98,3 +98,18 @@ func TestConstraint(t *testing.T) {
 		}
 	}
 }
+
+// TestScanBound: a router sees whether a field says what the answer must be.
+func TestScanBound(t *testing.T) {
+	for field, want := range map[string]bool{
+		`"x":1`: false, `"response_format":null`: false, `"response_format":{"type":"text"}`: false, `"response_format":{"type":"json_object"}`: true,
+		`"response_format":5`: true, `"tool_choice":"auto"`: false, `"tool_choice":"none"`: false, `"tool_choice":null`: false, `"tool_choice":"required"`: true,
+		`"tool_choice":{"type":"function"}`: true, `"structured_outputs":{}`: true, `"structured_outputs":null`: false, `"guided_regex":"a"`: true,
+		`"guided_json_object":false`: false, `"regex":"a"`: true, `"ebnf":"a"`: true, `"grammar":"a"`: true, `"json_schema":"{}"`: true, `"guided_choice":["a"],"guided_json":null`: true,
+	} {
+		top, err := openai.Scan([]byte(`{"prompt":"x",` + field + `}`))
+		if err != nil || top.Bound != want {
+			t.Errorf("%s: %t, %v; want %t", field, top.Bound, err, want)
+		}
+	}
+}
