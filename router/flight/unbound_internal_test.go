@@ -17,7 +17,7 @@ func TestUnbound(t *testing.T) {
 	now := fleet.NewSnapshot(1, time.Time{}, []fleet.Member{
 		member("new-prefill", fleet.Native, fleet.Prefill, true), member("old-prefill", fleet.Native, fleet.Prefill, false),
 		member("new-decode", fleet.Native, fleet.Decode, true), member("old-decode", fleet.Native, fleet.Decode, false),
-		member("old-both", fleet.Native, fleet.Both, false), member("vllm", "vllm-nixl", fleet.Decode, false),
+		member("old-both", fleet.Native, "both", false), member("vllm", "vllm-nixl", fleet.Decode, false),
 	})
 	if got := unbound(now); !slices.Equal(slices.Sorted(slices.Values(got)), []string{"old-both", "old-decode"}) {
 		t.Errorf("%q", got)
