@@ -47,10 +47,10 @@ type Ranks struct {
 }
 
 var (
-	_ kernels.Backend  = (*Ranks)(nil)
-	_ kernels.Holder   = (*Ranks)(nil)
-	_ kernels.Gated    = (*Ranks)(nil)
-	_ kernels.Watched  = (*Ranks)(nil)
+	_ kernels.Backend = (*Ranks)(nil)
+	_ kernels.Holder  = (*Ranks)(nil)
+	_ kernels.Gated   = (*Ranks)(nil)
+	_ kernels.Watched = (*Ranks)(nil)
 )
 
 // Open is New, or NewRanks where opt has several devices.
