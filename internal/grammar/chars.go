@@ -15,7 +15,16 @@ const (
 
 // class is one character of the ranges.
 func (g *builder) class(ranges []rune, how spelling) *expr {
-	ranges = normal(ranges)
+	key := string(rune(how)) + string(ranges)
+	e := g.chars[key]
+	if e == nil {
+		e = g.newClass(normal(ranges), how)
+		g.chars[key] = e
+	}
+	return e
+}
+
+func (g *builder) newClass(ranges []rune, how spelling) *expr {
 	if how == asUTF8 {
 		return g.utf8(ranges)
 	}
@@ -304,6 +313,9 @@ func jsonText(s string) string {
 
 // jsonSpelled is s as a JSON string's inside, in all spellings that a JSON string may have here.
 func (g *builder) jsonSpelled(s string) *expr {
+	if oneSpelling(s) {
+		return g.lit(jsonText(s))
+	}
 	kids := make([]*expr, 0, len(s))
 	for _, r := range s {
 		kids = append(kids, g.class([]rune{r, r}, asJSON))

@@ -33,6 +33,7 @@ const (
 	exprNone  exprKind = iota // no text at all
 	exprEmpty                 // the empty text
 	exprBytes                 // one byte of set
+	exprLit                   // text, which is not empty
 	exprCat                   // kids, one after the other
 	exprAlt                   // one of kids
 	exprRep                   // kids[0], min to max times; max < 0: without end
@@ -50,6 +51,7 @@ type expr struct {
 	nullable bool // derives the empty text, calls aside
 	free     bool // of exprAlt: any number of plain characters may come, whichever
 	set      byteSet
+	text     string
 	kids     []*expr
 	min, max int32 // of exprRep; of exprAuto: see counts
 	n        int32
@@ -63,13 +65,14 @@ type builder struct {
 	rules []*expr // by number; nil until defined
 	names []string
 	key   []byte
-	autos uint32 // made so far
+	chars map[string]*expr // what class made
+	autos uint32           // made so far
 
 	none, empty *expr
 }
 
 func newBuilder(b *budget) *builder {
-	g := &builder{budget: b, nodes: map[string]*expr{}}
+	g := &builder{budget: b, nodes: map[string]*expr{}, chars: map[string]*expr{}}
 	g.none = g.intern(expr{kind: exprNone})
 	g.empty = g.intern(expr{kind: exprEmpty, nullable: true})
 	return g
@@ -82,6 +85,8 @@ func (g *builder) intern(e expr) *expr {
 		for _, w := range e.set {
 			k = binary.LittleEndian.AppendUint64(k, w)
 		}
+	case exprLit:
+		k = append(k, e.text...)
 	case exprAuto:
 		k = binary.LittleEndian.AppendUint32(k, e.auto.id)
 	}
@@ -113,13 +118,16 @@ func (g *builder) bytes(set byteSet) *expr {
 }
 
 func (g *builder) lit(s string) *expr {
-	kids := make([]*expr, len(s))
-	for i := range len(s) {
+	switch len(s) {
+	case 0:
+		return g.empty
+	case 1:
 		var set byteSet
-		set.add(s[i], s[i])
-		kids[i] = g.bytes(set)
+		set.add(s[0], s[0])
+		return g.bytes(set)
 	}
-	return g.cat(kids...)
+	g.spend(len(s) / 8)
+	return g.intern(expr{kind: exprLit, text: s})
 }
 
 func (g *builder) cat(kids ...*expr) *expr {

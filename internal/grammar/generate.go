@@ -451,6 +451,19 @@ func (p *schemaParser) notWords(words []string) *expr {
 }
 
 func (p *schemaParser) notRunes(words [][]rune) *expr {
+	if len(words) != 1 {
+		return p.newNotRunes(words)
+	}
+	key := string(words[0])
+	e := p.j.negative[key]
+	if e == nil {
+		e = p.newNotRunes(words)
+		p.j.negative[key] = e
+	}
+	return e
+}
+
+func (p *schemaParser) newNotRunes(words [][]rune) *expr {
 	g := p.g
 	var kids []*expr
 	if len(words) > 0 && len(words[0]) == 0 {

@@ -10,9 +10,9 @@ type jsonTexts struct {
 	chars    *expr // any number of them
 	str      *expr
 	number   *expr
-	value    *expr // any; a call of its rule, made on first use
-	whole    *auto // chars, as an automaton; made on first use
-	negative map[string]*expr
+	value    *expr            // any; a call of its rule, made on first use
+	whole    *auto            // chars, as an automaton; made on first use
+	negative map[string]*expr // the inside of any string but this
 }
 
 func (g *builder) json(space Whitespace) *jsonTexts {

@@ -8,8 +8,8 @@ import (
 )
 
 // cont is what is still to be read within a rule: e, and then what next says. The end of the
-// rule is the cont without an e. A repetition has lo to hi rounds left (hi < 0: no end); an
-// automaton is in state n, with lo to hi characters left.
+// rule is the cont without an e. Of a literal n bytes are read; a repetition has lo to hi
+// rounds left (hi < 0: no end); an automaton is in state n, with lo to hi characters left.
 type cont struct {
 	id     uint32
 	e      *expr
@@ -123,6 +123,7 @@ func (m *machine) classes(roots []*expr) {
 			}
 		}
 	}
+	var single [256]bool
 	seen := map[*expr]bool{}
 	autos := map[*auto]bool{}
 	work := slices.Clone(roots)
@@ -136,6 +137,15 @@ func (m *machine) classes(roots []*expr) {
 		switch e.kind {
 		case exprBytes:
 			refine(e.set)
+		case exprLit:
+			for i := range len(e.text) {
+				if b := e.text[i]; !single[b] {
+					single[b] = true
+					var set byteSet
+					set.add(b, b)
+					refine(set)
+				}
+			}
 		case exprAuto:
 			if !autos[e.auto] {
 				autos[e.auto] = true
@@ -206,7 +216,7 @@ func (m *machine) opened(c *cont) *opened {
 			continue
 		}
 		switch e.kind {
-		case exprBytes, exprToken:
+		case exprBytes, exprLit, exprToken:
 			o.leaves = append(o.leaves, c)
 		case exprAuto:
 			o.leaves = append(o.leaves, c)
@@ -334,6 +344,14 @@ func (m *machine) stepLocked(s *state, c uint8) *state {
 		case exprBytes:
 			if l.e.set.has(b) {
 				conts = append(conts, l.next)
+			}
+		case exprLit:
+			switch at := int(l.n); {
+			case l.e.text[at] != b:
+			case at+1 == len(l.e.text):
+				conts = append(conts, l.next)
+			default:
+				conts = append(conts, m.consAt(l.e, l.n+1, 0, 0, l.next))
 			}
 		case exprAuto:
 			if n, lo, hi, ok := l.e.auto.read(l.n, l.lo, l.hi, b); ok {

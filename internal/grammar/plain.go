@@ -58,6 +58,8 @@ func (s *state) staysAt(r *cont) bool {
 		switch l.e.kind {
 		case exprBytes:
 			set = l.e.set
+		case exprLit:
+			set.add(l.e.text[l.n], l.e.text[l.n])
 		case exprAuto:
 			return false
 		}

@@ -82,7 +82,11 @@ func (p *schemaParser) resolve(ref string) *target {
 	resource, fragment, _ := strings.Cut(full, "#")
 	from := p.root
 	if resource != "" && resource != strings.TrimSuffix(p.rootBase(), "#") {
-		if from = p.ids[resource]; from == nil {
+		from = p.ids[resource]
+		if from == nil && strings.HasPrefix(ref, "#") {
+			from = p.root // below an id that is none
+		}
+		if from == nil {
 			p.g.refuse("the reference %q leads out of the schema", ref)
 		}
 	}
