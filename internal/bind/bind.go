@@ -101,6 +101,25 @@ const maxTools = 128
 // Guide makes what a spec binds an answer to, at its begin. The schemas of calls are compiled when they
 // are come to.
 func (b *Binder) Guide(ctx context.Context, spec *handoff.Guide) (engine.Guide, error) {
+	done, err := b.turn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return b.guide(ctx, spec)
+}
+
+// turn waits until a few requests at most compile beside this one.
+func (b *Binder) turn(ctx context.Context) (done func(), err error) {
+	select {
+	case b.turns <- struct{}{}:
+		return func() { <-b.turns }, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+func (b *Binder) guide(ctx context.Context, spec *handoff.Guide) (engine.Guide, error) {
 	s, err := b.script(ctx, spec)
 	if err != nil {
 		return nil, err
@@ -112,15 +131,14 @@ func (b *Binder) Guide(ctx context.Context, spec *handoff.Guide) (engine.Guide, 
 	return g, nil
 }
 
-// Bind is Guide for a request that comes: it compiles all there is first, a few requests at a time. The
-// error is an *Error, or ctx's.
+// Bind is Guide for a request that comes: it compiles all there is first. The error is an *Error, or
+// ctx's.
 func (b *Binder) Bind(ctx context.Context, spec *handoff.Guide) (engine.Guide, error) {
-	select {
-	case b.turns <- struct{}{}:
-		defer func() { <-b.turns }()
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	done, err := b.turn(ctx)
+	if err != nil {
+		return nil, err
 	}
+	defer done()
 	if spec.Kind == KindCalls {
 		calls, err := b.calls(spec.Text)
 		if err != nil {
@@ -137,7 +155,7 @@ func (b *Binder) Bind(ctx context.Context, spec *handoff.Guide) (engine.Guide, e
 			}
 		}
 	}
-	g, err := b.Guide(ctx, spec)
+	g, err := b.guide(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
