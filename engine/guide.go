@@ -68,11 +68,11 @@ func (h *Handle) guideOf(choice int) Guide {
 }
 
 // checkGuided returns which of these tokens a guide refuses; -1: none.
-func (q *Request) checkGuided(tokens []int32) int {
-	if q.Guide == nil {
+func (r *Request) checkGuided(tokens []int32) int {
+	if r.Guide == nil {
 		return -1
 	}
-	g := q.Guide.Fork()
+	g := r.Guide.Fork()
 	return slices.IndexFunc(tokens, func(id int32) bool { return !g.Accept(id) })
 }
 

@@ -279,19 +279,19 @@ func TestSpecs(t *testing.T) {
 }
 
 // random draws an answer: tokens that may come, now and then an end.
-func (k *toy) random(t *testing.T, r *rand.Rand, g engine.Guide, most int) string {
-	t.Helper()
+func (t *toy) random(tt *testing.T, r *rand.Rand, g engine.Guide, most int) string {
+	tt.Helper()
 	var text strings.Builder
 	for range most {
-		may := k.allowed(g)
+		may := t.allowed(g)
 		if len(may) == 0 {
-			t.Fatalf("a dead end behind %q", text.String())
+			tt.Fatalf("a dead end behind %q", text.String())
 		}
 		s := may[r.IntN(len(may))]
 		if slices.Contains(may, end) && r.IntN(3) > 0 {
 			s = end
 		}
-		if k.says(t, g, s); s == end {
+		if t.says(tt, g, s); s == end {
 			return text.String()
 		}
 		text.WriteString(s)
