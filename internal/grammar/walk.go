@@ -16,29 +16,37 @@ import "encoding/binary"
 // schemas of their own, only what differs from allowing all is walked.
 type walker struct {
 	*reader
-	v     *Vocabulary
-	bits  []uint32
-	path  []*state   // by depth, of the automaton's walk
-	heads bool       // tokens of the trie are indices of plain.heads
-	sets  [][]config // by depth, of the walk with stacks
-	twin  []*state   // by depth, of differ
-	spare []uint32
-	g     *Grammar
+	v          *Vocabulary
+	bits       []uint32
+	path       []*state // by depth, of the automaton's walk
+	heads      []heads  // of the trie, if it is one of tails: which of them are allowed
+	bare, rest bool
+	sets       [][]config // by depth, of the walk with stacks
+	twin       []*state   // by depth, of differ
+	spare      []uint32
+	g          *Grammar
 }
 
 func (w *walker) allow(token int32) {
-	if w.heads {
-		for _, id := range w.v.plain.heads[token] {
-			w.bits[id>>5] |= 1 << (id & 31)
-		}
+	if w.heads == nil {
+		w.v.set(w.bits, token)
 		return
 	}
-	w.v.set(w.bits, token)
+	h := &w.heads[token]
+	if w.bare {
+		for _, id := range h.bare {
+			w.bits[id>>5] |= 1 << (id & 31)
+		}
+	}
+	if w.rest {
+		for _, id := range h.rest {
+			w.bits[id>>5] |= 1 << (id & 31)
+		}
+	}
 }
 
 // mask sets the bits of the tokens that may come behind set.
 func (w *walker) mask(set []config) {
-	w.heads = false
 	if len(set) > manyReadings {
 		// Together, as a token is read: so many can grow beyond the bounds of close.
 		w.walkSet(&w.v.all, set, 0, int32(len(w.v.all.nodes)))
@@ -60,24 +68,38 @@ func (w *walker) mask(set []config) {
 
 // reading adds the tokens that may come behind one reading. alone says that no bit is set yet.
 func (w *walker) reading(s config, alone bool) {
-	p := &w.v.plain
-	switch cut := w.loop(s.at); {
-	case cut == loopEndless:
-		w.or(p.masks[len(plainCuts)-1])
-		w.heads = true
-		w.walk(&p.tails, s, 0, int32(len(p.tails.nodes)))
-		w.heads = false
-	case cut == len(plainCuts):
+	l := w.loop(s.at)
+	if l.slice < 0 {
+		w.walk(&w.v.all, s, 0, int32(len(w.v.all.nodes)))
+		return
+	}
+	p := &w.v.plain[l.slice]
+	if l.next == nil {
 		if d := w.beside(s.at); d != nil {
 			w.likeness(s, config{d, s.top}, alone)
 			return
 		}
-		fallthrough
-	case cut > 0:
-		w.or(p.masks[cut-1])
-		w.walk(&p.other[cut-1], s, 0, int32(len(p.other[cut-1].nodes)))
-	default:
-		w.walk(&w.v.all, s, 0, int32(len(w.v.all.nodes)))
+		w.or(p.mask)
+		w.walk(&p.other, s, 0, int32(len(p.other.nodes)))
+		return
+	}
+	w.or(p.mask)
+	w.heads, w.bare, w.rest = p.heads, true, l.next == s.at
+	w.walk(&p.tails, s, 0, int32(len(p.tails.nodes)))
+	if l.next != s.at {
+		w.bare, w.rest = false, true
+		w.walk(&p.tails, config{l.next, s.top}, 0, int32(len(p.tails.nodes)))
+	}
+	w.heads = nil
+	for _, t := range p.long {
+		if l.most >= 0 && t.chars > l.most {
+			break
+		}
+		w.v.set(w.bits, t.id)
+	}
+	w.walk(&p.heavy, s, 0, int32(len(p.heavy.nodes)))
+	if l.control {
+		w.walk(&p.control, s, 0, int32(len(p.control.nodes)))
 	}
 }
 
@@ -92,7 +114,7 @@ func (w *walker) or(mask []uint32) {
 func (w *walker) beside(s *state) *state {
 	for _, b := range []byte("~^`|@") {
 		d := w.m.step(s, w.m.class[b])
-		if d != w.m.dead && w.loop(d) == loopEndless {
+		if d != w.m.dead && w.loop(d).next == d {
 			return d
 		}
 	}
@@ -182,19 +204,22 @@ func (w *walker) forbid(t *trie, lo, hi int32) {
 
 const manyReadings = 32
 
-const (
-	loopNone    = 0
-	loopEndless = -1 // behind every plain character the state is the same
-	// above 0: plain tokens of at most plainCuts[loop-1] characters are allowed
-)
+// loop says how plain characters do behind a state.
+type loop struct {
+	slice int // the slice whose plain tokens are all allowed, or -1
+	// next is the state behind any plain character, if it is always the same and what it
+	// allows of the slice's tails does not depend on how many there were; else nil.
+	next    *state
+	most    int32 // plain characters; negative: any number
+	control bool  // a control character may come, now or behind plain ones
+}
 
-// loop says how the plain tokens do behind s.
-func (w *walker) loop(s *state) int {
-	if l := s.loop.Load(); l != 0 {
-		return int(l) - 2
+func (w *walker) loop(s *state) *loop {
+	l := s.loop.Load()
+	if l == nil {
+		l = w.m.plainLoop(s)
+		s.loop.Store(l)
 	}
-	l := w.m.plainLoop(s)
-	s.loop.Store(int32(l) + 2)
 	return l
 }
 
