@@ -486,7 +486,11 @@ func (p *schemaParser) newNotRunes(words [][]rune) *expr {
 		heads = append(heads, head, head)
 		kids = append(kids, g.cat(g.class([]rune{head, head}, asJSON), p.notRunes(rest)))
 	}
-	kids = append(kids, g.cat(g.class(negate(heads), asJSON), p.j.chars))
+	if heads == nil {
+		kids = append(kids, g.rep(p.j.char, 1, -1))
+	} else {
+		kids = append(kids, g.cat(g.class(negate(heads), asJSON), p.j.chars))
+	}
 	e := g.alt(kids...)
 	if e.kind == exprAlt {
 		e.free = true // whatever comes can still become another word

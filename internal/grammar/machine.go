@@ -42,8 +42,8 @@ type state struct {
 	runs   []*cont
 	next   []atomic.Pointer[state] // by byte class; nil: not known yet
 	calls  atomic.Pointer[[]callEdge]
-	tokens []*cont      // the leaves that are special tokens
-	loop   atomic.Int32 // what walker.loop found, and 2; 0: not known yet
+	tokens []*cont              // the leaves that are special tokens
+	loop   atomic.Pointer[loop] // nil: not known yet
 }
 
 type callEdge struct {

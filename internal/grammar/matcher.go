@@ -46,7 +46,7 @@ func newGrammar(v *Vocabulary, m *machine, root *expr, limit, nodes int64) *Gram
 	g.root = m.union([]*cont{m.cons(root, m.end)})
 	m.mu.Unlock()
 	g.walkers.New = func() any {
-		return &walker{v: v, reader: &reader{m: m, bottom: g.bottom, nodes: func() uint64 { return g.places.Add(1) }}}
+		return &walker{g: g, v: v, reader: &reader{m: m, bottom: g.bottom, nodes: func() uint64 { return g.places.Add(1) }}}
 	}
 	return g
 }
@@ -156,10 +156,13 @@ func (m *Matcher) special(w *walker, token int32) []config {
 // have (Size()+31)/32 words; further ones are cleared.
 func (m *Matcher) Mask(bits []uint32) {
 	clear(bits)
-	if m.ended {
-		return
+	if !m.ended {
+		m.tokens().write(bits)
 	}
-	k := m.tokens()
+}
+
+// write sets bits to k. bits must be clear.
+func (k *mask) write(bits []uint32) {
 	if k.bits != nil {
 		copy(bits, k.bits)
 		return
@@ -193,21 +196,29 @@ func (m *Matcher) tokens() *mask {
 		key = binary.LittleEndian.AppendUint64(key, s.at.id)
 		key = binary.LittleEndian.AppendUint64(key, s.top.id)
 	}
-	g.mu.Lock()
-	k := g.masks[string(key)]
-	g.mu.Unlock()
+	k := g.cached(string(key))
 	if k == nil {
 		k = m.compute()
-		g.mu.Lock()
-		if g.size > g.limit {
-			g.masks, g.size = map[string]*mask{}, 0
-		}
-		g.masks[string(key)] = k
-		g.size += int64(len(key)+len(k.bits)*4+len(k.list)*4) + 128
-		g.mu.Unlock()
+		g.keep(string(key), k)
 	}
 	m.mask = k
 	return k
+}
+
+func (g *Grammar) cached(key string) *mask {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.masks[key]
+}
+
+func (g *Grammar) keep(key string, k *mask) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.size > g.limit {
+		g.masks, g.size = map[string]*mask{}, 0
+	}
+	g.masks[key] = k
+	g.size += int64(len(key)+len(k.bits)*4+len(k.list)*4) + 128
 }
 
 // sparse is the most tokens that a mask keeps as a list.
@@ -227,16 +238,20 @@ func (m *Matcher) compute() *mask {
 			w.bits[e>>5] |= 1 << (e & 31)
 		}
 	}
+	return newMask(w.bits)
+}
+
+func newMask(set []uint32) *mask {
 	k := &mask{}
-	for _, word := range w.bits {
+	for _, word := range set {
 		k.count += bits.OnesCount32(word)
 	}
 	if k.count > sparse {
-		k.bits = slices.Clone(w.bits)
+		k.bits = slices.Clone(set)
 		return k
 	}
 	k.list = make([]int32, 0, k.count)
-	for i, word := range w.bits {
+	for i, word := range set {
 		for word != 0 {
 			k.list = append(k.list, int32(i*32+bits.TrailingZeros32(word)))
 			word &= word - 1

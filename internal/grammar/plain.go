@@ -22,36 +22,53 @@ var plainLead = func() (set byteSet) {
 	return set
 }()
 
-// plainLoop is walker.loop.
-func (m *machine) plainLoop(s *state) int {
+// plainLoop finds the loop of s.
+func (m *machine) plainLoop(s *state) *loop {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	best := loopNone
+	best := &loop{slice: -1}
 	for _, r := range s.runs {
 		if r.e.free {
-			best = len(plainCuts)
+			best.slice = len(plainCuts) - 1
 			continue
 		}
 		if !m.isWide(r.e.kids[0]) {
 			continue
 		}
-		if r.hi < 0 {
-			if r.lo == 0 && m.union([]*cont{r}) == s && s.staysAt(r) {
-				return loopEndless
-			}
-			best = len(plainCuts)
+		slice := len(plainCuts) - 1
+		for slice >= 0 && r.hi >= 0 && plainCuts[slice] > r.hi {
+			slice--
+		}
+		if slice < 0 {
 			continue
 		}
-		for i, cut := range plainCuts {
-			if cut <= r.hi {
-				best = max(best, i+1)
+		if slice >= firstOther {
+			best.slice = max(best.slice, slice)
+		}
+		if r.lo > 1 || m.union([]*cont{r}) != s {
+			continue
+		}
+		// The same repetition behind a round of it, which is all that s reads of plain characters.
+		next := m.consAt(r.e, 0, 0, max(r.hi-1, -1), r.next)
+		if !s.staysAt(next) {
+			continue
+		}
+		l := &loop{slice: slice, next: s, most: r.hi}
+		if r.lo == 1 {
+			l.next = m.union([]*cont{next})
+		}
+		for b := range 256 {
+			if b < 0x20 || b == 0x7f {
+				c := m.class[b]
+				l.control = l.control || m.stepLocked(s, c) != m.dead || m.stepLocked(l.next, c) != m.dead
 			}
 		}
+		return l
 	}
 	return best
 }
 
-// staysAt says whether all that s reads of plain characters is a round of r, which s begins with.
+// staysAt says whether r is behind all plain characters that s reads.
 func (s *state) staysAt(r *cont) bool {
 	for _, l := range s.leaves {
 		var set byteSet

@@ -35,20 +35,37 @@ type Vocabulary struct {
 	twins  map[int32][]int32 // further tokens with the same bytes
 
 	all   trie
-	plain slices256
+	plain [len(plainCuts)]plainSlice
 }
 
-// slices256 are the tokens of plain JSON characters, those that mean themselves in a JSON
-// string, and the rest.
-type slices256 struct {
-	masks [len(plainCuts)][]uint32 // tokens of at most plainCuts[i] plain characters and nothing else
-	other [len(plainCuts)]trie     // all other tokens, for each of them
-	tails trie                     // what is left of tokens behind their plain characters; token is an index of heads
-	heads [][]int32                // tokens by tail
+// plainSlice parts the tokens for a place where at least cut more characters of a JSON string
+// may come. A token's weight is its plain characters, those that mean themselves in a JSON
+// string, and the bytes behind these: no fewer characters than it has.
+type plainSlice struct {
+	cut   int32
+	mask  []uint32 // tokens of at most cut plain characters and nothing else
+	other trie     // all others; only of cuts from 8 on
+	tails trie     // of tokens of at most cut in weight, what is behind their plain characters; token is an index of heads
+	heads []heads  // tokens by tail
+	// Tokens above cut in weight: those of plain characters alone, fewest first; those with a
+	// control character behind their plain ones; and the rest.
+	long    []longToken
+	control trie
+	heavy   trie
 }
 
-// plainCuts are the lengths in characters by which plain tokens are cut. The last has no end.
-var plainCuts = [...]int32{8, 16, 32, 1 << 30}
+type longToken struct{ chars, id int32 }
+
+// heads are tokens that have the same bytes behind their plain characters.
+type heads struct {
+	bare []int32 // without plain characters
+	rest []int32
+}
+
+// plainCuts are the cuts. The last has no end.
+var plainCuts = [...]int32{1, 2, 4, 8, 16, 32, 64, 1 << 30}
+
+const firstOther = 3 // the first cut that has other
 
 // NewVocabulary takes the bytes of each token by id (nil: a special token, which no grammar
 // allows but by name, or where the text may end if it is in ends) and the tokens that end a
@@ -89,7 +106,9 @@ func NewVocabulary(tokens [][]byte, ends []int32) *Vocabulary {
 		texts[i] = tokens[id]
 	}
 	v.all = newTrie(texts, distinct)
-	v.cut(texts, distinct)
+	for i, cut := range plainCuts {
+		v.plain[i] = v.slice(cut, texts, distinct)
+	}
 	return v
 }
 
@@ -157,43 +176,67 @@ func plainPrefix(text []byte) (size int, chars int32) {
 	return size, chars
 }
 
-func (v *Vocabulary) cut(texts [][]byte, ids []int32) {
-	for i := range v.plain.masks {
-		v.plain.masks[i] = make([]uint32, v.words)
-	}
-	var other [len(plainCuts)]struct {
-		texts [][]byte
-		ids   []int32
-	}
-	byTail := map[string][]int32{}
+type tokenList struct {
+	texts [][]byte
+	ids   []int32
+}
+
+func (l *tokenList) add(text []byte, id int32) {
+	l.texts, l.ids = append(l.texts, text), append(l.ids, id)
+}
+
+// slice makes the plain slice of a cut.
+func (v *Vocabulary) slice(cut int32, texts [][]byte, ids []int32) plainSlice {
+	p := plainSlice{cut: cut, mask: make([]uint32, v.words)}
+	var other, heavy, control tokenList
+	byTail := map[string]*heads{}
 	for i, text := range texts {
 		size, chars := plainPrefix(text)
-		for c, most := range plainCuts {
-			if size == len(text) && chars <= most {
-				v.set(v.plain.masks[c], ids[i])
-			} else {
-				other[c].texts = append(other[c].texts, text)
-				other[c].ids = append(other[c].ids, ids[i])
+		whole := size == len(text)
+		if whole && chars <= cut {
+			v.set(p.mask, ids[i])
+		} else {
+			other.add(text, ids[i])
+		}
+		if chars+int32(len(text)-size) > cut {
+			switch {
+			case whole:
+				p.long = append(p.long, longToken{chars, ids[i]})
+			case text[size] < 0x20 || text[size] == 0x7f:
+				control.add(text, ids[i])
+			default:
+				heavy.add(text, ids[i])
 			}
+			continue
 		}
-		if size < len(text) {
-			tail := string(text[size:])
-			byTail[tail] = append(byTail[tail], ids[i])
+		if whole {
+			continue
 		}
+		tail := string(text[size:])
+		h := byTail[tail]
+		if h == nil {
+			h = &heads{}
+			byTail[tail] = h
+		}
+		to := &h.rest
+		if size == 0 {
+			to = &h.bare
+		}
+		*to = append(append(*to, ids[i]), v.twins[ids[i]]...)
 	}
-	for c, o := range other {
-		v.plain.other[c] = newTrie(o.texts, o.ids)
+	slices.SortFunc(p.long, func(a, b longToken) int { return int(a.chars - b.chars) })
+	p.heavy, p.control = newTrie(heavy.texts, heavy.ids), newTrie(control.texts, control.ids)
+	if cut >= plainCuts[firstOther] {
+		p.other = newTrie(other.texts, other.ids)
 	}
 	tails := slices.Sorted(maps.Keys(byTail))
-	texts, ids = make([][]byte, len(tails)), make([]int32, len(tails))
-	v.plain.heads = make([][]int32, len(tails))
+	tailTexts, tailIDs := make([][]byte, len(tails)), make([]int32, len(tails))
 	for i, tail := range tails {
-		texts[i], ids[i] = []byte(tail), int32(i)
-		for _, id := range byTail[tail] {
-			v.plain.heads[i] = append(append(v.plain.heads[i], id), v.twins[id]...)
-		}
+		tailTexts[i], tailIDs[i] = []byte(tail), int32(i)
+		p.heads = append(p.heads, *byTail[tail])
 	}
-	v.plain.tails = newTrie(texts, ids)
+	p.tails = newTrie(tailTexts, tailIDs)
+	return p
 }
 
 // set allows token and those that spell the same.
