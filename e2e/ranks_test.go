@@ -129,7 +129,7 @@ func TestDifferentialRanksShared(t *testing.T) {
 // TestRandomModelsRanks: models of other families with random weights, whose two KV heads are each
 // kept by two of four ranks: every pair of numbers of ranks draws what one rank draws alone.
 func TestRandomModelsRanks(t *testing.T) {
-	for _, family := range []string{"llama", "qwen2", "qwen3"} {
+	for _, family := range []string{"llama", "qwen2", "qwen3", "mixtral", "qwen3_moe"} {
 		t.Run(family, func(t *testing.T) {
 			dir := t.TempDir()
 			files := map[string][]byte{}

@@ -59,7 +59,8 @@ func newBackend(cfg *Config, m *model.Model, ordinals []int, share bool, log *sl
 			bindTo(at[0], log) // as claim has done for one that is named
 			return b, nil
 		}
-		several := len(ordinals) > 0 && !errors.Is(err, cuda.ErrAbsent) // nor would the CPU be what is meant
+		// Nor would the CPU be what is meant, where there are GPUs and the model could be served there.
+		several := len(ordinals) > 0 && !errors.Is(err, cuda.ErrAbsent) && !errors.Is(err, cuda.ErrUnserved)
 		switch {
 		case several && errors.Is(err, cuda.ErrUnavailable):
 			return nil, bad("tensor_parallel", "%d ranks want as many GPUs; one that device names twice, as cuda:0,cuda:0, is shared by two ranks: %v", len(ordinals), lacking(err))
@@ -175,7 +176,7 @@ func fp16(cfg *Config, m *model.Model) bool {
 // fp8Weights reports whether the layers' projections are kept in FP8: if asked to, or if the
 // checkpoint has them in FP8 and batch_invariant does not rule it out.
 func fp8Weights(cfg *Config, m *model.Model) bool {
-	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant
+	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant && m.Config.Experts == 0
 }
 
 func newCUDA(cfg *Config, m *model.Model, ordinals []int) (kernels.Backend, error) {

@@ -30,6 +30,9 @@ func choose(c *arch.Config, source string, have map[string]stored, gguf bool) (m
 			name = t.GGUF
 		}
 		s, ok := have[name]
+		if ok && gguf && t.Stacked > 0 && s.why == "" {
+			s = s.expert(t)
+		}
 		switch {
 		case !ok:
 			return nil, fmt.Errorf("%s: tensor %s is missing", source, name)
@@ -41,12 +44,11 @@ func choose(c *arch.Config, source string, have map[string]stored, gguf bool) (m
 			if !t.Role.Projection() {
 				return nil, fmt.Errorf("%s: tensor %s: dtype %s is not supported here (for the projections of the layers it is)", s.file, name, storedF8)
 			}
-			scale, err := s.findScale(name, have)
+			key, scale, err := s.findScale(name, have)
 			if err != nil {
 				return nil, fmt.Errorf("%s: tensor %s: %w", s.file, name, err)
 			}
-			out[name+scaleSuffix] = scale // of the fingerprint, too
-			used[name+scaleSuffix] = true
+			out[key], used[key] = scale, true // of the fingerprint, too
 			f8 = name
 		case t.Role.Projection():
 			wide = name
@@ -67,6 +69,16 @@ func choose(c *arch.Config, source string, have map[string]stored, gguf bool) (m
 		}
 	}
 	return out, nil
+}
+
+// expert is one tensor of those that s stacks; s itself if its shape is not theirs.
+func (s stored) expert(t arch.Tensor) stored {
+	if !slices.Equal(s.shape, append([]int{t.Stacked}, t.Shape...)) {
+		return s
+	}
+	size := len(s.raw) / t.Stacked
+	s.raw, s.shape = s.raw[t.Place.Expert*size:][:size], s.shape[1:]
+	return s
 }
 
 // harmless matches what some exporters save and nobody needs: rotary tables, masks, and

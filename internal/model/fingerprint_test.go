@@ -29,6 +29,8 @@ func TestFingerprintsOfFamilies(t *testing.T) {
 		"qwen2":   {"ef599730cea95092d91e223ac77f53dfff6de755d652474b135b4dcabfdd134f", "18dad7affa82d36fb8598410036a27389651ded4a770224cf1e8ee52582046b4"},
 		"qwen3":   {"d4d9f2dcb5243883f644aca3f159daa04d2217d73a5d2a74fec640061cd353ad", "60d2915cef0c6cde4bf01b4470331973827e8b29eedf305ec0b87e05e109cefd"},
 	}
+	want["mixtral"] = [2]string{"274c947da61ceb981520896907f16cd41787063259039b65238a43669af8bf17"}
+	want["qwen3_moe"] = [2]string{"f7212b728dc1069b011b982b1211ab2adb1e7fa169252c0b443f1a06a7643cb6", "d7d15f4c60caa95c4d1cf34dbcc77582516e24a1df541d3dc886e20559af17d0"}
 	for _, family := range arch.Families() {
 		c := modeltest.Tiny(family.Name)
 		if got := open(t, writeHF(t, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16})).Fingerprint; got != want[family.Name][0] {

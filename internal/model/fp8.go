@@ -16,21 +16,41 @@ import (
 // elements are multiplied. That is what vLLM reads as quantization "fp8" and
 // "compressed-tensors". Scales of activations that such files may have are not
 // used: activations get one a row when they are computed.
+//
+// DeepSeek's and Qwen's checkpoints have NAME_scale_inv instead, of the same meaning: a number
+// for each block of 128 by 128.
 
-// storedF8 is E4M3's name in safetensors, scaleSuffix what a scale's name adds.
+// storedF8 is E4M3's name in safetensors; the suffixes are what a scale's name adds.
 const (
 	storedF8    = "F8_E4M3"
 	scaleSuffix = "_scale"
+	blockSuffix = "_scale_inv"
+	blockSide   = 128
 )
 
-// findScale sets the scales of the FP8 tensor of that name and returns their own entry.
-func (s *stored) findScale(name string, have map[string]stored) (entry, error) {
-	t, ok := have[name+scaleSuffix]
+// findScale sets the scales of the FP8 tensor of that name. It returns their own name and entry.
+func (s *stored) findScale(name string, have map[string]stored) (string, entry, error) {
+	key := name + scaleSuffix
+	t, ok := have[key]
 	if !ok {
-		return entry{}, fmt.Errorf("%s without its scale, %s", storedF8, name+scaleSuffix)
+		key = name + blockSuffix
+		if t, ok = have[key]; !ok {
+			return "", entry{}, fmt.Errorf("%s without its scale, %s or %s", storedF8, name+scaleSuffix, key)
+		}
+		s.blocks = (s.shape[1] + blockSide - 1) / blockSide
 	}
-	rows := s.shape[0]
-	if n := elements(t.shape); t.why != "" || t.stored == storedF8 || n != 1 && (n != rows || !slices.Equal(t.shape, []int{rows}) && !slices.Equal(t.shape, []int{rows, 1})) {
+	e, err := s.setScale(t)
+	return key, e, err
+}
+
+// setScale takes the scales from t, their tensor.
+func (s *stored) setScale(t stored) (entry, error) {
+	rows, known := s.shape[0], t.why == "" && t.stored != storedF8
+	if want := []int{(rows + blockSide - 1) / blockSide, s.blocks}; s.blocks > 0 {
+		if !known || !slices.Equal(t.shape, want) {
+			return entry{}, fmt.Errorf("its scale is %s %v, want %v", t.stored, t.shape, want)
+		}
+	} else if n := elements(t.shape); !known || n != 1 && (n != rows || !slices.Equal(t.shape, []int{rows}) && !slices.Equal(t.shape, []int{rows, 1})) {
 		return entry{}, fmt.Errorf("its scale is %s %v, want one number or %d", t.stored, t.shape, rows)
 	}
 	s.scale = make([]float32, elements(t.shape))
@@ -63,34 +83,37 @@ var e4m3 = func() (t [256]float32) {
 	return t
 }()
 
-// widenF8 multiplies the elements of rows by their scales, as little-endian F32.
-func widenF8(raw []byte, rows int, scale []float32) []byte {
-	out := make([]byte, 4*len(raw))
-	for i, q := range raw {
-		s := scale[0]
-		if len(scale) > 1 {
-			s = scale[i/(len(raw)/rows)]
+// widenF8 multiplies the elements by their scales, as little-endian F32.
+func (e entry) widenF8() []byte {
+	out, width := make([]byte, 4*len(e.raw)), len(e.raw)/e.shape[0]
+	for i, q := range e.raw {
+		at := 0
+		switch {
+		case e.blocks > 0:
+			at = i/width/blockSide*e.blocks + i%width/blockSide
+		case len(e.scale) > 1:
+			at = i / width
 		}
-		binary.LittleEndian.PutUint32(out[4*i:], math.Float32bits(e4m3[q]*s))
+		binary.LittleEndian.PutUint32(out[4*i:], math.Float32bits(e4m3[q]*e.scale[at]))
 	}
 	return out
 }
 
 // F8 returns a tensor stored in E4M3 as it is, with its scales; false if it is stored
-// otherwise. Tensor widens it to F32.
+// otherwise, or has scales for blocks, which no backend computes with. Tensor widens it to F32.
 func (m *Model) F8(name string) (kernels.Tensor, bool) {
 	e := m.tensors[name]
-	if e.scale == nil {
+	if e.scale == nil || e.blocks > 0 {
 		return kernels.Tensor{}, false
 	}
 	return kernels.Tensor{DType: kernels.F8, Shape: slices.Clone(e.shape), Data: e.raw, Scale: e.scale}, true
 }
 
-// StoredF8 reports whether the layers' projections are stored in E4M3: all of
+// StoredF8 reports whether the layers' projections are stored in E4M3 as F8 returns it: all of
 // them are, or none.
 func (m *Model) StoredF8() bool {
 	for _, e := range m.tensors {
-		if e.scale != nil {
+		if e.scale != nil && e.blocks == 0 {
 			return true
 		}
 	}

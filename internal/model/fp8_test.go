@@ -128,6 +128,57 @@ func TestOpenFP8(t *testing.T) {
 	}
 }
 
+// TestOpenFP8Blocks: a scale is for 128 rows and 128 columns, the last of both for fewer.
+func TestOpenFP8Blocks(t *testing.T) {
+	c := modeltest.Tiny("qwen3_moe")
+	c.Hidden, c.ExpertWidth = 192, 130
+	dir := writeHF(t, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16})
+	m := open(t, dir)
+	ts, scales, n := map[string]raw{}, map[string][]float32{}, 0
+	for _, spec := range c.Tensors() {
+		tn, _ := m.Tensor(spec.Name)
+		ts[spec.Name] = raw{"BF16", spec.Shape, slices.Clone(tn.Data)}
+		if !spec.Role.Projection() {
+			continue
+		}
+		rows, cols := (spec.Shape[0]+127)/128, (spec.Shape[1]+127)/128
+		codes := make([]byte, spec.Shape[0]*spec.Shape[1])
+		for i := range codes {
+			n++
+			codes[i] = byte(n*7) % 0x7f
+		}
+		for range rows * cols {
+			scales[spec.Name] = append(scales[spec.Name], 1/float32(len(scales[spec.Name])+2))
+		}
+		ts[spec.Name] = raw{"F8_E4M3", spec.Shape, codes}
+		ts[spec.Name+"_scale_inv"] = raw{"F32", []int{rows, cols}, scalesOf(scales[spec.Name]...)}
+	}
+	save := func() { saveTensors(t, filepath.Join(dir, "model.safetensors"), ts) }
+	save()
+	m = open(t, dir)
+	if m.StoredF8() {
+		t.Error("a backend is to compute with blocks' scales")
+	}
+	for name, scale := range scales {
+		if _, ok := m.F8(name); ok {
+			t.Fatalf("%s is given as if it had a scale a row", name)
+		}
+		wide, _ := m.Tensor(name)
+		width := wide.Shape[1]
+		for i, v := range floats(t, wide) {
+			if want := kerneltest.FromE4M3(ts[name].data[i]) * scale[i/width/128*((width+127)/128)+i%width/128]; v != want {
+				t.Fatalf("%s: element %d is %v, want %v", name, i, v, want)
+			}
+		}
+	}
+	const gate = "model.layers.1.mlp.experts.2.gate_proj.weight"
+	ts[gate+"_scale_inv"] = raw{"F32", []int{1, 2}, scalesOf(1, 1)}
+	save()
+	if _, err := model.Open(t.Context(), dir, model.Options{CacheDir: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "[1 2], want [2 2]") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestOpenFP8Refuses(t *testing.T) {
 	f := func(want string, change func(ts map[string]raw)) {
 		t.Helper()

@@ -128,6 +128,8 @@ func TestGGUFEqualsHF(t *testing.T) {
 	f(modeltest.Tiny("llama"), "BF16", 4e-3)
 	f(modeltest.Tiny("qwen2"), "Q8_0", 5e-3)
 	f(modeltest.Tiny("qwen3"), "Q4_0", 0.1)
+	f(modeltest.Tiny("qwen3_moe"), "Q8_0", 1e-2)
+	f(modeltest.Tiny("mixtral"), "F32", 0) // its files say llama
 	biased := modeltest.Tiny("llama")
 	biased.QKVBias = true
 	f(biased, "F32", 0)
@@ -196,7 +198,10 @@ func TestGGUFRefuses(t *testing.T) {
 	meta("llama.block_count: 2.5 is not a count", "llama.block_count", float32(2.5))
 	meta("llama.attention.layer_norm_rms_epsilon: key is missing", "llama.attention.layer_norm_rms_epsilon", nil)
 	meta("llama.attention.head_count_kv: layers that differ", "llama.attention.head_count_kv", []int32{2, 4})
-	meta("llama.expert_count: 8", "llama.expert_count", uint32(8))
+	meta("llama.expert_used_count: key is missing", "llama.expert_count", uint32(8))
+	f("qwen3.expert_count: 8", metaGGUF(t, "qwen3", map[string]any{"qwen3.expert_count": uint32(8), "qwen3.expert_used_count": uint32(2)}))
+	f("qwen3moe.expert_gating_func: 2", metaGGUF(t, "qwen3_moe", map[string]any{"qwen3moe.expert_gating_func": uint32(2)}))
+	f("qwen3moe.expert_shared_count: 1", metaGGUF(t, "qwen3_moe", map[string]any{"qwen3moe.expert_shared_count": uint32(1)}))
 	meta("llama.rope.dimension_count: 8", "llama.rope.dimension_count", uint32(8))
 	meta("sliding_window: 16", "llama.attention.sliding_window", uint32(16))
 	meta("split.count", "split.count", uint16(3))

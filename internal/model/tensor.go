@@ -14,7 +14,8 @@ type entry struct {
 	shape  []int
 	raw    []byte    // stored bytes
 	quant  *quant    // set when stored in quantised blocks
-	scale  []float32 // set when stored in E4M3: one a row, or one for all
+	scale  []float32 // set when stored in E4M3: one a row, one for all, or as blocks says
+	blocks int       // > 0: one for each block, this many side by side
 	heads  int       // > 0: rows are interleaved head by head (llama.cpp's q and k)
 }
 
@@ -22,7 +23,7 @@ type entry struct {
 func (e entry) tensor() kernels.Tensor {
 	t := kernels.Tensor{DType: e.dtype, Shape: append([]int(nil), e.shape...)}
 	if e.scale != nil {
-		t.Data = widenF8(e.raw, e.shape[0], e.scale)
+		t.Data = e.widenF8()
 		return t
 	}
 	if e.quant == nil && e.heads == 0 {

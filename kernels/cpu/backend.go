@@ -65,6 +65,7 @@ type Backend struct {
 type layer struct {
 	attnNorm, mlpNorm   []float32
 	qkv, o, gated, down matrix
+	experts             *experts  // instead of gated and down
 	bias                []float32 // over the rows of qkv
 	qNorm, kNorm        []float32
 }
@@ -183,6 +184,8 @@ func (b *Backend) load(w kernels.Weights) error {
 		case arch.SwiGLU:
 			l.gated = packGated(a.Hidden, a.Intermediate, get(arch.Gate), get(arch.Up))
 			l.down = pack(a.Intermediate, source{get(arch.Down), a.Hidden})
+		case arch.Mixture:
+			l.experts = loadExperts(a, func(r arch.Role, expert int) kernels.Tensor { return w[r.Of(i, expert)] })
 		default:
 			return fmt.Errorf("layer %d: feed-forward %q is not served on the CPU", i, feed)
 		}
@@ -197,7 +200,11 @@ func (b *Backend) load(w kernels.Weights) error {
 		b.embed.Data = alloc(len(embed.Data))
 		copy(b.embed.Data, embed.Data)
 	}
-	b.layerMACs = a.Layers * a.Hidden * (2*q + 2*kv + 3*a.Intermediate)
+	feed := 3 * a.Intermediate
+	if a.Experts > 0 {
+		feed = a.Experts + 3*a.ExpertsPerToken*a.ExpertWidth
+	}
+	b.layerMACs = a.Layers * a.Hidden * (2*q + 2*kv + feed)
 	return nil
 }
 

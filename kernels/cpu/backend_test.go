@@ -49,10 +49,18 @@ func families() map[string]arch.Config {
 		"gqa3 96":        shape(1, 100, 90, 3, 1, 96, 65),
 		"odd head 6":     shape(2, 36, 50, 6, 3, 6, 40),
 		"head 20 norm":   shape(2, 40, 50, 4, 4, 20, 40),
+		"mixtral 8":      shape(2, 64, 90, 4, 2, 16, 70),
+		"qwen3 moe 33":   shape(2, 72, 50, 4, 2, 24, 64),
 	}
 	kerneltest.Features(f)
 	kerneltest.Change(f, "qwen3 gqa2 80", func(a *arch.Config) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
 	kerneltest.Change(f, "head 20 norm", func(a *arch.Config) { a.QKNorm, a.QKVBias = true, true })
+	kerneltest.Change(f, "mixtral 8", func(a *arch.Config) {
+		a.ModelType, a.Experts, a.ExpertsPerToken, a.ExpertWidth, a.NormExperts = "mixtral", 8, 2, 90, true
+	})
+	kerneltest.Change(f, "qwen3 moe 33", func(a *arch.Config) {
+		a.ModelType, a.QKNorm, a.Experts, a.ExpertsPerToken, a.ExpertWidth = "qwen3_moe", true, 33, 5, 20
+	})
 	kerneltest.Change(f, "gqa3 96", func(a *arch.Config) { a.Rope = arch.RopeScaling{Kind: "linear", Factor: 2} })
 	return f
 }

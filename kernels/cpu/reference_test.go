@@ -1,8 +1,10 @@
 package cpu_test
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
@@ -48,6 +50,38 @@ func naiveNorm(w kernels.Tensor, x []float64, eps float64) []float64 {
 		out[i] = v / math.Sqrt(ss/float64(len(x))+eps) * value(w, i)
 	}
 	return out
+}
+
+// naiveSwiGLU is the feed-forward at a place.
+func naiveSwiGLU(w kernels.Weights, at arch.Place, hidden, width int, x []float64) []float64 {
+	of := func(r arch.Role) kernels.Tensor { return w[r.Of(at.Layer, at.Expert)] }
+	g, u := naiveMul(of(arch.Gate), width, x), naiveMul(of(arch.Up), width, x)
+	for i := range g {
+		g[i] = g[i] / (1 + math.Exp(-g[i])) * u[i]
+	}
+	return naiveMul(of(arch.Down), hidden, g)
+}
+
+// naiveRoute is the part of each chosen expert.
+func naiveRoute(a arch.Config, logits []float64) map[int]float64 {
+	order := make([]int, len(logits))
+	total, chosen := 0.0, 0.0
+	for i, v := range logits {
+		order[i] = i
+		total += math.Exp(v)
+	}
+	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(logits[y], logits[x]) })
+	parts := map[int]float64{}
+	for _, e := range order[:a.ExpertsPerToken] {
+		parts[e] = math.Exp(logits[e]) / total
+		chosen += parts[e]
+	}
+	for e := range parts {
+		if a.NormExperts {
+			parts[e] /= chosen
+		}
+	}
+	return parts
 }
 
 // naiveForward is a whole forward pass in float64, written from the papers:
@@ -110,12 +144,16 @@ func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float
 				x[i] += v
 			}
 			n = naiveNorm(l(arch.MLPNorm), x, float64(a.NormEps))
-			g, u := naiveMul(l(arch.Gate), a.Intermediate, n), naiveMul(l(arch.Up), a.Intermediate, n)
-			for i := range g {
-				g[i] = g[i] / (1 + math.Exp(-g[i])) * u[i]
+			if a.Experts == 0 {
+				for i, v := range naiveSwiGLU(w, arch.Place{Layer: li}, a.Hidden, a.Intermediate, n) {
+					x[i] += v
+				}
+				continue
 			}
-			for i, v := range naiveMul(l(arch.Down), a.Hidden, g) {
-				x[i] += v
+			for e, part := range naiveRoute(a, naiveMul(l(arch.Router), a.Experts, n)) {
+				for i, v := range naiveSwiGLU(w, arch.Place{Layer: li, Expert: e}, a.Hidden, a.ExpertWidth, n) {
+					x[i] += part * v
+				}
 			}
 		}
 		head := w[arch.Head.At(0)]

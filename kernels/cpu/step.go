@@ -33,6 +33,7 @@ type stepState struct {
 	ff                            []float32 // silu(gate)*up
 	delta                         []float32 // output of o and down
 	cosSin                        []float32
+	mixing                        mixing
 	last                          []float32 // [final] normed
 	logits                        []float32 // [headTile][padded vocab]
 
@@ -93,7 +94,11 @@ func (s *stepState) init(b *Backend) {
 	s.hidden = roundUp(a.Hidden, panelRows)
 	s.qkvRow = b.layers[0].qkv.outRows()
 	s.attRow = a.Heads * a.HeadDim
-	s.ffRow = b.layers[0].gated.panels * guRows
+	if e := b.layers[0].experts; e != nil {
+		s.mixing.init(e)
+	} else {
+		s.ffRow = b.layers[0].gated.panels * guRows
+	}
 	s.members = make([]member, b.team.size)
 	context := min(a.MaxPositions, b.blocks*b.layout.BlockTokens)
 	for i := range s.members {
@@ -119,6 +124,9 @@ func (s *stepState) grow(b *Backend, n int) {
 	s.att = allocFloats(n * s.attRow)
 	s.ff = allocFloats(n * s.ffRow)
 	s.cosSin = allocFloats(n * b.arch.HeadDim)
+	if b.arch.Experts > 0 {
+		s.mixing.grow(n, b.arch.ExpertsPerToken, s.hidden)
+	}
 	for i := range s.members {
 		s.members[i].gated = allocFloats(max(n, gatedPanels*len(b.ops.gemm[0])) * panelRows)
 	}
@@ -313,9 +321,13 @@ func (b *Backend) member(id int) {
 		t.barrier(m.seat)
 		b.addNorm(m, l.mlpNorm)
 		t.barrier(m.seat)
-		b.gate(m, l)
-		t.barrier(m.seat)
-		b.project(m, &l.down, s.ff, s.ffRow, s.delta, s.hidden, len(s.tokens))
+		if l.experts != nil {
+			b.mix(m, l.experts)
+		} else {
+			b.gate(m, l)
+			t.barrier(m.seat)
+			b.project(m, &l.down, s.ff, s.ffRow, s.delta, s.hidden, len(s.tokens))
+		}
 		t.barrier(m.seat)
 		if i+1 < len(b.layers) {
 			b.addNorm(m, b.layers[i+1].attnNorm)
@@ -385,17 +397,25 @@ func (b *Backend) project(m *member, w *matrix, x []float32, xs int, out []float
 	}
 }
 
-// gate computes silu(gate*x)*(up*x): the two products go to the member's own
-// scratch and leave it combined.
+// gate computes silu(gate*x)*(up*x).
 func (b *Backend) gate(m *member, l *layer) {
 	s := &b.step
 	n := len(s.tokens)
-	panels := min(max(len(m.gated)/(n*panelRows), 1), gatedPanels, b.team.share(l.gated.panels), b.team.mostPanels(l.gated.k, n))
+	panels := min(b.team.share(l.gated.panels), b.team.mostPanels(l.gated.k, n))
 	for lo, hi := b.team.claim(m.seat, l.gated.panels, panels); lo < hi; lo, hi = b.team.claim(m.seat, l.gated.panels, panels) {
+		b.gatePanels(m, &l.gated, s.xn, s.ff, s.ffRow, n, lo, hi)
+	}
+}
+
+// gatePanels is gate of some panels for n rows: the two products go to the member's own
+// scratch and leave it combined.
+func (b *Backend) gatePanels(m *member, w *matrix, x, ff []float32, ffRow, n, first, end int) {
+	for panels := min(max(len(m.gated)/(n*panelRows), 1), gatedPanels); first < end; first += panels {
+		lo, hi := first, min(first+panels, end)
 		row := (hi - lo) * panelRows
-		l.gated.mul(b.ops, m.seat, s.xn, s.hidden, m.gated, row, n, lo, hi)
+		w.mul(b.ops, m.seat, x, b.step.hidden, m.gated, row, n, lo, hi)
 		for r := range n {
-			b.ops.siluMul(&s.ff[r*s.ffRow+lo*guRows], &m.gated[r*row], hi-lo)
+			b.ops.siluMul(&ff[r*ffRow+lo*guRows], &m.gated[r*row], hi-lo)
 			if r%64 == 63 {
 				m.progress()
 			}

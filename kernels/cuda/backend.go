@@ -124,6 +124,7 @@ func open(a arch.Config, opt Options, rank, ranks int) (*Backend, error) {
 		norm_eps: C.float(a.NormEps), block_tokens: C.int32_t(opt.BlockTokens),
 		max_rows: C.int32_t(opt.MaxTokens), max_seqs: C.int32_t(opt.MaxSeqs),
 		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant) + flag(opt.BatchInvariant && opt.anyGEMM), kv_fp8: flag(opt.KVFP8), weights_fp8: flag(opt.WeightsFP8), fp16: flag(opt.FP16),
+		experts: C.int32_t(a.Experts), experts_per_token: C.int32_t(a.ExpertsPerToken), norm_experts: flag(a.NormExperts),
 		rank: C.int32_t(rank), ranks: C.int32_t(ranks), first_kv_head: C.int32_t(own.kv.first), all_kv_heads: C.int32_t(a.KVHeads), first_id: C.int32_t(own.ids.first), ids: C.int32_t(own.ids.n),
 	}
 	if err := lib.call("xk_open", func() C.int32_t { return C.api_open_ctx(lib.api, &cfg, &b.ctx) }); err != nil {
@@ -170,7 +171,7 @@ func (b *Backend) load(w kernels.Weights) error {
 		})
 	}
 	for _, t := range b.arch.Tensors() {
-		if err := put(t.Role, t.Layer, w[t.Place]); err != nil {
+		if err := put(t.Role, t.Expert*b.arch.Layers+t.Layer, w[t.Place]); err != nil {
 			return err
 		}
 	}
@@ -181,7 +182,7 @@ func (b *Backend) load(w kernels.Weights) error {
 var places = map[arch.Role]C.int32_t{
 	arch.Embed: C.XK_EMBED, arch.Norm: C.XK_NORM, arch.Head: C.XK_HEAD, arch.AttnNorm: C.XK_ATTN_NORM, arch.MLPNorm: C.XK_MLP_NORM,
 	arch.Q: C.XK_Q, arch.K: C.XK_K, arch.V: C.XK_V, arch.O: C.XK_O, arch.Gate: C.XK_GATE, arch.Up: C.XK_UP, arch.Down: C.XK_DOWN,
-	arch.QBias: C.XK_Q_BIAS, arch.KBias: C.XK_K_BIAS, arch.VBias: C.XK_V_BIAS, arch.QNorm: C.XK_Q_NORM, arch.KNorm: C.XK_K_NORM,
+	arch.QBias: C.XK_Q_BIAS, arch.KBias: C.XK_K_BIAS, arch.VBias: C.XK_V_BIAS, arch.QNorm: C.XK_Q_NORM, arch.KNorm: C.XK_K_NORM, arch.Router: C.XK_ROUTER,
 }
 
 // memory asks the device; free is what no process uses.

@@ -24,11 +24,19 @@ func llama8B() arch.Config {
 	return a
 }
 
+// qwen30B is Qwen3-30B-A3B's shape.
+func qwen30B() arch.Config {
+	a := shape(48, 2048, 6144, 32, 4, 128, 151936)
+	a.ModelType, a.QKNorm, a.MaxPositions, a.RopeTheta, a.TiedHead = "qwen3_moe", true, 40960, 1e6, false
+	a.Experts, a.ExpertsPerToken, a.ExpertWidth, a.NormExperts = 128, 8, 768, true
+	return a
+}
+
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
 // 8k@4096 mixed hit16@8k" (tokens of a chunk, 2048 if not given; and of what is cached before it). "b64l4" has contexts of 4k; "masks"
 // is 64 draws that grammars bind beside 64 that nothing does.
-// XPYD_CUDA_FP16 computes in fp16; XPYD_CUDA_KV8 keeps KV in FP8, XPYD_CUDA_W8 weights. "quality" compares logits with bf16's.
+// XPYD_CUDA_FP16 computes in fp16; XPYD_CUDA_KV8 keeps KV in FP8, XPYD_CUDA_W8 weights. XPYD_CUDA_MOE takes a mixture of experts' shape. "quality" compares logits with bf16's.
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
 	if len(what) == 0 {
@@ -58,8 +66,12 @@ func TestSpeed(t *testing.T) {
 	if opt.BatchInvariant {
 		prefix += "invariant_"
 	}
+	shape := llama8B()
+	if os.Getenv("XPYD_CUDA_MOE") != "" {
+		shape, prefix = qwen30B(), "moe."
+	}
 	began := time.Now()
-	b, err := cuda.NewRandom(llama8B(), 1, opt)
+	b, err := cuda.NewRandom(shape, 1, opt)
 	if err != nil {
 		t.Fatal(err)
 	}

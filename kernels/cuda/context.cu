@@ -50,6 +50,8 @@ static int32_t check(const xk_config &g) {
   if (g.weights_fp8 && (g.hidden % 16 || g.heads * g.head_dim % 16 || g.batch_invariant))
     return xk_fail(XK_INVALID, "FP8 weights need widths %d and %d to be multiples of 16, and no batch_invariant", g.hidden, g.heads * g.head_dim);
   if (g.fp16 && (g.kv_fp8 || g.weights_fp8)) return xk_fail(XK_INVALID, "fp16 goes with no FP8 KV cache and no FP8 weights");
+  if (g.experts < 0 || g.experts > XK_EXPERTS || (g.experts && (g.experts_per_token < 1 || g.experts_per_token > 32 || g.experts_per_token > g.experts || g.weights_fp8)))
+    return xk_fail(XK_INVALID, "%d experts, %d a token: at most %d, 32 a token, and no FP8 weights", g.experts, g.experts_per_token, XK_EXPERTS);
   if (g.tune && g.batch_invariant) return xk_fail(XK_INVALID, "tune and batch_invariant exclude each other");
   if (g.ranks < 1 || g.ranks > XK_RANKS || g.rank < 0 || g.rank >= g.ranks || g.first_kv_head < 0 || g.all_kv_heads < 1 || g.first_kv_head > g.all_kv_heads - g.kv_heads || g.first_id < 0 || g.ids < 1 || g.ids > g.vocab - g.first_id)
     return xk_fail(XK_INVALID, "rank %d of %d, with %d KV heads of %d from %d on, %d ids of %d from %d on", g.rank, g.ranks, g.kv_heads, g.all_kv_heads, g.first_kv_head, g.ids, g.vocab, g.first_id);
@@ -68,8 +70,12 @@ static int32_t buffers(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_alloc(c, &c->qkv, r * c->width, true));
   XK_OK_OR_RETURN(xk_alloc(c, &c->att, r * att, true));
   c->gu_rows = int(std::min<int64_t>(r, 2048));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->gu, int64_t(c->gu_rows) * 2 * c->ff, true));
-  XK_OK_OR_RETURN(xk_alloc(c, &c->act, r * c->ff, true));
+  if (g.experts) {
+    XK_OK_OR_RETURN(xk_mix_open(c));
+  } else {
+    XK_OK_OR_RETURN(xk_alloc(c, &c->gu, int64_t(c->gu_rows) * 2 * c->ff, true));
+    XK_OK_OR_RETURN(xk_alloc(c, &c->act, r * c->ff, true));
+  }
   XK_OK_OR_RETURN(xk_alloc(c, &c->last, s * g.hidden, true));
   if (g.rank == 0) { // of several ranks, those that look for a choice write whole rows from their first id on
     XK_OK_OR_RETURN(xk_alloc(c, &c->logits, (s + (g.ranks > 1)) * c->stride, true));
@@ -143,8 +149,10 @@ static int32_t open(xk_ctx *c) {
     if (!g.weights_fp8) {
       XK_OK_OR_RETURN(xk_alloc(c, &l.qkv, int64_t(c->width) * g.hidden));
       XK_OK_OR_RETURN(xk_alloc(c, &l.o, int64_t(g.hidden) * g.heads * g.head_dim));
-      XK_OK_OR_RETURN(xk_alloc(c, &l.gate_up, int64_t(2) * c->ff * g.hidden, true));
-      XK_OK_OR_RETURN(xk_alloc(c, &l.down, int64_t(g.hidden) * c->ff, true));
+      const int64_t experts = std::max(g.experts, 1);
+      XK_OK_OR_RETURN(xk_alloc(c, &l.gate_up, experts * 2 * c->ff * g.hidden, true));
+      XK_OK_OR_RETURN(xk_alloc(c, &l.down, experts * g.hidden * c->ff, true));
+      if (g.experts) XK_OK_OR_RETURN(xk_alloc(c, &l.router, experts * g.hidden));
     }
     XK_OK_OR_RETURN(xk_alloc(c, &l.attn_norm, g.hidden));
     XK_OK_OR_RETURN(xk_alloc(c, &l.mlp_norm, g.hidden));
@@ -212,6 +220,11 @@ struct Place {
 
 static int32_t place(xk_ctx *c, int weight, int layer, Place *p) {
   const xk_config &g = c->cfg;
+  int64_t expert = 0;
+  if (g.experts && layer >= 0 && (weight == XK_GATE || weight == XK_UP || weight == XK_DOWN)) {
+    expert = layer / g.layers, layer %= g.layers;
+    if (expert >= g.experts) return xk_fail(XK_INVALID, "expert %d of %d", int(expert), g.experts);
+  }
   if (weight > XK_HEAD && (layer < 0 || layer >= g.layers)) return xk_fail(XK_INVALID, "layer %d of %d", layer, g.layers);
   Layer none = {}, &l = weight > XK_HEAD ? c->layers[layer] : none;
   int64_t h = g.hidden, q = int64_t(g.heads) * g.head_dim, kv = int64_t(g.kv_heads) * g.head_dim;
@@ -227,9 +240,10 @@ static int32_t place(xk_ctx *c, int weight, int layer, Place *p) {
   case XK_K: matrix(l.qkv ? l.qkv + q * h : nullptr, kv, h, h); break;
   case XK_V: matrix(l.qkv ? l.qkv + (q + kv) * h : nullptr, kv, h, h); break;
   case XK_O: matrix(l.o, h, q, q); break;
-  case XK_GATE: matrix(l.gate_up, g.intermediate, h, h, 0); break;
-  case XK_UP: matrix(l.gate_up, g.intermediate, h, h, 1); break;
-  case XK_DOWN: matrix(l.down, h, g.intermediate, c->ff); break;
+  case XK_GATE: matrix(l.gate_up ? l.gate_up + expert * 2 * c->ff * h : nullptr, g.intermediate, h, h, 0); break;
+  case XK_UP: matrix(l.gate_up ? l.gate_up + expert * 2 * c->ff * h : nullptr, g.intermediate, h, h, 1); break;
+  case XK_DOWN: matrix(l.down ? l.down + expert * h * c->ff : nullptr, h, g.intermediate, c->ff); break;
+  case XK_ROUTER: matrix(l.router, g.experts, h, h); break;
   case XK_Q_BIAS: vector(l.bias, q); break;
   case XK_K_BIAS: vector(l.bias ? l.bias + q : nullptr, kv); break;
   case XK_V_BIAS: vector(l.bias ? l.bias + q + kv : nullptr, kv); break;
@@ -300,9 +314,10 @@ template <typename T> static __global__ void random_kernel(Place p, uint64_t see
 int32_t xk_fill_random(xk_ctx *c, uint64_t seed) {
   XK_TRY(cudaSetDevice(c->cfg.device));
   for (int w = 0; w < XK_WEIGHTS; w++) {
-    for (int l = 0; l < (w > XK_HEAD ? c->cfg.layers : 1); l++) {
+    const int experts = w == XK_GATE || w == XK_UP || w == XK_DOWN ? std::max(c->cfg.experts, 1) : 1;
+    for (int l = 0; l < (w > XK_HEAD ? c->cfg.layers * experts : 1); l++) {
       uint64_t own = mix64(seed * 1000 + w) + uint64_t(l) << 40;
-      const bool shared = w == XK_EMBED || w == XK_NORM || w == XK_ATTN_NORM || w == XK_MLP_NORM || w == XK_Q_NORM || w == XK_K_NORM;
+      const bool shared = w == XK_EMBED || w == XK_NORM || w == XK_ATTN_NORM || w == XK_MLP_NORM || w == XK_Q_NORM || w == XK_K_NORM || w == XK_ROUTER;
       if (c->cfg.rank && !shared) own ^= mix64(c->cfg.rank); // a part of its own, not that of rank 0
       xk_random8(c, w, l, own);
       Place p;

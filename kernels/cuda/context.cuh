@@ -13,6 +13,7 @@
 
 struct Layer {
   element *qkv, *o, *gate_up, *down; // [N][K] row-major; gate_up: 8 gate rows, 8 up rows in turn
+  element *router; // of a mixture [experts][K]; gate_up and down are then all experts', one after the other
   float *attn_norm, *mlp_norm, *bias, *q_norm, *k_norm;
   Matrix8 qkv8, o8, gate_up8, down8; // instead, with weights_fp8
   CUtensorMap maps[4]; // of qkv, o, gate_up, down: by Shape
@@ -114,6 +115,12 @@ struct xk_ctx {
   xk_step_args held = {};                // the step launched last, if
   bool holds = false;                    // its draws wait for xk_step_draw
 
+  struct { // of a mixture: router's logits, what is chosen (mixture.cu), results by slot
+    float *logits;
+    int32_t *chosen;
+    element *out;
+  } mix = {};
+
   // FP8 pools: blocks widened to bf16 for prefill, and their tables.
   element *wide = nullptr;
   int32_t *wide_tail = nullptr;
@@ -162,6 +169,10 @@ void xk_gemm_close(xk_ctx *c);
 // to sums. GATE_UP
 // leaves silu(gate)*up in c->act.
 int32_t xk_project(xk_ctx *c, const Launch &l, Shape s, int layer, int rows);
+// The feed-forward of a layer that is a mixture, from xn, as GATE_UP and DOWN together (mixture.cu).
+// Rows of negative positions are padding; positions may be null.
+int32_t xk_mix(xk_ctx *c, const Launch &l, int layer, int rows, const int32_t *positions);
+int32_t xk_mix_open(xk_ctx *c); // its buffers, and act
 int32_t xk_pool_open(xk_ctx *c);
 void xk_pool_close(xk_ctx *c);
 int32_t xk_moves_open(xk_ctx *c);

@@ -37,6 +37,9 @@ const (
 // or no device. Errors of New wrap it together with the reason.
 var ErrUnavailable = errors.New("CUDA is not available")
 
+// ErrUnserved means that the kernels do not compute such a model.
+var ErrUnserved = errors.New("no such model is served on a GPU")
+
 // ErrAbsent accompanies ErrUnavailable where there was nothing to try: a build without cgo,
 // or no library where none was asked for.
 var ErrAbsent = errors.New("no library")
@@ -219,6 +222,12 @@ func served(l kvlayout.Layout) (kvlayout.Rows, error) {
 	return r, nil
 }
 
+// Bounds on mixtures: XK_EXPERTS, and a warp's lanes.
+const (
+	maxExperts  = 512
+	maxPerToken = 32
+)
+
 func checkArch(a *arch.Config, opt *Options) error {
 	switch {
 	case opt.WeightsFP8 && (a.Hidden%16 != 0 || a.Heads*a.HeadDim%16 != 0):
@@ -234,9 +243,11 @@ func checkArch(a *arch.Config, opt *Options) error {
 	for i := range a.Layers {
 		switch attention, feed := a.Layer(i); {
 		case attention != arch.GQA:
-			return fmt.Errorf("layer %d: attention %q is not served on a GPU", i, attention)
-		case feed != arch.SwiGLU:
-			return fmt.Errorf("layer %d: feed-forward %q is not served on a GPU", i, feed)
+			return fmt.Errorf("%w: layer %d: attention %q", ErrUnserved, i, attention)
+		case feed == arch.Mixture && (opt.WeightsFP8 || a.Experts > maxExperts || a.ExpertsPerToken > maxPerToken):
+			return fmt.Errorf("%w: layer %d: %d experts, %d a token: at most %d and %d, and not with FP8 weights", ErrUnserved, i, a.Experts, a.ExpertsPerToken, maxExperts, maxPerToken)
+		case feed != arch.SwiGLU && feed != arch.Mixture:
+			return fmt.Errorf("%w: layer %d: feed-forward %q", ErrUnserved, i, feed)
 		}
 	}
 	return nil

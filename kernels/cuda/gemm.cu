@@ -195,7 +195,11 @@ template <typename F> static int32_t each_bucket(xk_ctx *c, int s, F f) {
   return XK_OK;
 }
 
-static int first_shape(xk_ctx *c) { return c->cfg.weights_fp8 ? HEAD : QKV; }
+// Whether the shape's projections are chosen here: not those of FP8 weights, nor a mixture's.
+static bool chosen_here(xk_ctx *c, int s) {
+  if (c->cfg.weights_fp8) return s == HEAD;
+  return !c->cfg.experts || (s != GATE_UP && s != DOWN);
+}
 
 // ---------------------------------------------------------------- choices of other processes
 
@@ -225,8 +229,9 @@ int32_t xk_choices_key(xk_ctx *c, uint64_t *key) {
   uint64_t d = XK_ABI;
   auto add = [&](uint64_t v) { d = mix64(d ^ v); };
   for (const char *s = p.name; *s; s++) add(*s);
-  for (uint64_t v : {uint64_t(p.multiProcessorCount), uint64_t(driver), uint64_t(cublasLtGetVersion()), uint64_t(c->cfg.fp16), uint64_t(c->cfg.weights_fp8), uint64_t(sizeof(Kept)), uint64_t(c->gu_rows)}) add(v);
-  for (int s = first_shape(c); s < SHAPES; s++) {
+  for (uint64_t v : {uint64_t(c->cfg.experts), uint64_t(p.multiProcessorCount), uint64_t(driver), uint64_t(cublasLtGetVersion()), uint64_t(c->cfg.fp16), uint64_t(c->cfg.weights_fp8), uint64_t(sizeof(Kept)), uint64_t(c->gu_rows)}) add(v);
+  for (int s = 0; s < SHAPES; s++) {
+    if (!chosen_here(c, s)) continue;
     Operands o = operands(c, Shape(s), 0);
     add(o.n), add(o.k), add(o.out_stride);
     XK_OK_OR_RETURN(each_bucket(c, s, [&](int rows) { return add(rows), int32_t(XK_OK); }));
@@ -237,7 +242,7 @@ int32_t xk_choices_key(xk_ctx *c, uint64_t *key) {
 
 int32_t xk_choices_get(xk_ctx *c, void *out, int64_t room, int64_t *bytes) {
   std::vector<Kept> list;
-  for (int s = first_shape(c); s < SHAPES; s++)
+  for (int s = 0; s < SHAPES; s++)
     for (auto &[rows, h] : c->choices[s]) {
       Kept k = {};
       k.shape = s, k.rows = rows, k.skinny = h.skinny, k.own = h.own, k.beside = h.beside, k.algo_known = h.algo_known;
@@ -277,7 +282,8 @@ int32_t xk_choices_set(xk_ctx *c, const void *from, int64_t bytes) {
   if (head.key != key || head.digest != digest_of(list.data(), list.size())) return xk_fail(XK_INVALID, "choices of another device, library or model, or damaged ones");
   std::map<int, Choice> got[SHAPES];
   size_t at = 0;
-  for (int s = first_shape(c); s < SHAPES; s++)
+  for (int s = 0; s < SHAPES; s++) {
+    if (!chosen_here(c, s)) continue;
     XK_OK_OR_RETURN(each_bucket(c, s, [&](int rows) {
       if (at >= list.size() || list[at].shape != s || list[at].rows != rows || !serves(c, list[at])) return xk_fail(XK_INVALID, "choices: number %d cannot serve", int(at));
       const Kept &k = list[at++];
@@ -285,8 +291,10 @@ int32_t xk_choices_set(xk_ctx *c, const void *from, int64_t bytes) {
       h.skinny = k.skinny, h.own = k.own, h.beside = k.beside, h.algo_known = k.algo_known, h.algo = k.algo;
       return int32_t(XK_OK);
     }));
+  }
   if (at != list.size()) return xk_fail(XK_INVALID, "choices: %d too many", int(list.size() - at));
-  for (int s = first_shape(c); s < SHAPES; s++) c->choices[s] = std::move(got[s]);
+  for (int s = 0; s < SHAPES; s++)
+    if (chosen_here(c, s)) c->choices[s] = std::move(got[s]);
   return XK_OK;
 }
 
@@ -447,6 +455,7 @@ static int32_t choose_invariant(const Check &k, std::map<int, Choice> *out) {
 static int32_t choose_all_invariant(xk_ctx *c, uint8_t *kept, int64_t bytes) {
   auto *count = reinterpret_cast<unsigned long long *>(kept + bytes);
   for (int s = 0; s < SHAPES; s++) {
+    if (!chosen_here(c, s)) continue;
     Check k = {c, Shape(s), operands(c, Shape(s), 0), std::min(s == HEAD ? c->cfg.max_seqs : c->cfg.max_rows, MOST_CHECKED), kept, count};
     XK_OK_OR_RETURN(choose_invariant(k, &c->choices[s]));
   }
@@ -468,8 +477,8 @@ static int32_t gemm_invariant(xk_ctx *c) {
 int32_t xk_gemm_tune(xk_ctx *c) {
   if (c->cfg.batch_invariant) return gemm_invariant(c);
   if (c->cfg.weights_fp8) XK_OK_OR_RETURN(xk_gemm8_tune(c));
-  for (int s = first_shape(c); s < SHAPES; s++) {
-    if (!c->choices[s].empty()) continue; // xk_choices_set
+  for (int s = 0; s < SHAPES; s++) {
+    if (!chosen_here(c, s) || !c->choices[s].empty()) continue; // xk_choices_set
     XK_OK_OR_RETURN(each_bucket(c, s, [&](int rows) { return choose(c, Shape(s), rows, &c->choices[s][rows]); }));
   }
   return XK_OK;
@@ -478,6 +487,7 @@ int32_t xk_gemm_tune(xk_ctx *c) {
 int32_t xk_gemm_load(xk_ctx *c) {
   const Launch l = c->on_stream(false);
   for (int s = 0; s < SHAPES; s++) {
+    if (c->cfg.experts && !chosen_here(c, s)) continue;
     int before = 0;
     XK_OK_OR_RETURN(each_bucket(c, s, [&](int rows) { // the least and the greatest number of rows that a choice serves
       for (int n : {before + 1, rows}) XK_OK_OR_RETURN(xk_project(c, l, Shape(s), 0, n));
@@ -494,7 +504,7 @@ static int32_t open_own(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_gemm_hopper_init(c->type(), &c->gemm_ctas));
   XK_OK_OR_RETURN(xk_alloc(c, &c->gemm_work, 2, true));
   for (Shape s : {QKV, OUT, GATE_UP, DOWN}) {
-    if (!has_own(c, s)) continue;
+    if (!chosen_here(c, s) || !has_own(c, s)) continue;
     Operands o = operands(c, s, 0);
     bool silu = o.epilogue == SILU;
     int wide = silu ? c->ff : o.n;

@@ -31,7 +31,7 @@ func ends(t *testing.T, b kernels.Backend, tokens []int32, chunks []int, beside 
 func TestBatchInvariant(t *testing.T) {
 	const n = 2100
 	decode := append([]int{1985}, slices.Repeat([]int{1}, n)...) // a prompt, and then one by one
-	for _, name := range []string{"llama gqa4 128", "llama gqa8 128", "qwen2 gqa7 64", "qwen3 gqa2 128", "llama mha 64", "qwen3 gqa2 80", "gqa3 96", "llama gqa4 256x", "gqa17 64"} {
+	for _, name := range []string{"llama gqa4 128", "llama gqa8 128", "qwen2 gqa7 64", "qwen3 gqa2 128", "llama mha 64", "qwen3 gqa2 80", "gqa3 96", "llama gqa4 256x", "gqa17 64", "moe 4 of 4"} {
 		t.Run(name, func(t *testing.T) {
 			a := families()[name]
 			w := randomWeights(a, 7)

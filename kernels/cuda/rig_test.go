@@ -62,7 +62,16 @@ func families() map[string]arch.Config {
 		"gqa3 96":         shape(1, 104, 90, 3, 1, 96, 65),
 		"gqa17 64":        shape(1, 64, 96, 17, 1, 64, 99),
 		"llama gqa4 256x": shape(1, 128, 96, 4, 1, 256, 99),
+		"moe 4 of 4":      shape(2, 256, 200, 4, 2, 64, 300),
+		"moe 8 of 8":      shape(2, 128, 64, 4, 2, 64, 300),
 	}
+	// All experts are chosen, so that rounding chooses no other: TestMixtures.
+	kerneltest.Change(f, "moe 4 of 4", func(a *arch.Config) {
+		a.ModelType, a.Experts, a.ExpertsPerToken, a.ExpertWidth, a.NormExperts = "mixtral", 4, 4, 200, true
+	})
+	kerneltest.Change(f, "moe 8 of 8", func(a *arch.Config) {
+		a.ModelType, a.QKNorm, a.Experts, a.ExpertsPerToken, a.ExpertWidth = "qwen3_moe", true, 8, 8, 96
+	})
 	kerneltest.Features(f)
 	kerneltest.Change(f, "qwen3 gqa2 128", func(a *arch.Config) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
 	kerneltest.Change(f, "qwen3 gqa2 80", func(a *arch.Config) { a.QKNorm, a.QKVBias = true, true })

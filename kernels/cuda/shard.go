@@ -39,11 +39,19 @@ func shardOf(a *arch.Config, rank, ranks int) (s shard, err error) {
 		return s, fmt.Errorf("%d KV heads and %d ranks: one must divide the other", a.KVHeads, ranks)
 	}
 	s.heads = span{rank * (a.Heads / ranks), a.Heads / ranks}
-	s.ff, s.ids = part(a.Intermediate, rank, ranks), part(a.Vocab, rank, ranks)
+	s.ff, s.ids = part(width(a), rank, ranks), part(a.Vocab, rank, ranks)
 	if s.ff.n < 1 || s.ids.n < 1 {
-		return s, fmt.Errorf("an intermediate width of %d and a vocabulary of %d leave nothing for rank %d of %d", a.Intermediate, a.Vocab, rank, ranks)
+		return s, fmt.Errorf("an intermediate width of %d and a vocabulary of %d leave nothing for rank %d of %d", width(a), a.Vocab, rank, ranks)
 	}
 	return s, nil
+}
+
+// width is that of a feed-forward: of each expert's, in a mixture.
+func width(a *arch.Config) int {
+	if a.Experts > 0 {
+		return a.ExpertWidth
+	}
+	return a.Intermediate
 }
 
 // part is a rank's range of n values: a multiple of 8, which kernels take at a time, or of
@@ -88,13 +96,13 @@ func (s *shard) cut(a *arch.Config, r arch.Role, t kernels.Tensor) (_ kernels.Te
 	case arch.K, arch.V, arch.KBias, arch.VBias:
 		rows, own = a.KVHeads*a.HeadDim, span{s.kv.first * a.HeadDim, s.kv.n * a.HeadDim}
 	case arch.Gate, arch.Up:
-		rows, own = a.Intermediate, s.ff
+		rows, own = width(a), s.ff
 	case arch.Head:
 		rows, own = a.Vocab, s.ids
 	case arch.O:
 		cols, own = a.Heads*a.HeadDim, span{s.heads.first * a.HeadDim, s.heads.n * a.HeadDim}
 	case arch.Down:
-		cols, own = a.Intermediate, s.ff
+		cols, own = width(a), s.ff
 	default:
 		return t, n, 0
 	}

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +18,13 @@ func shardArch() arch.Config {
 // Ranks have each value of a tensor once, KV heads as often as there are ranks for one;
 // what is not divided all of them have.
 func TestShards(t *testing.T) {
-	a := shardArch()
+	mixed := shardArch()
+	mixed.ModelType, mixed.QKVBias, mixed.Experts, mixed.ExpertsPerToken, mixed.ExpertWidth = "mixtral", false, 3, 2, 172
+	testShards(t, shardArch())
+	testShards(t, mixed)
+}
+
+func testShards(t *testing.T, a arch.Config) {
 	w := kerneltest.Weights(a, kernels.BF16, 1)
 	for _, ranks := range []int{1, 2, 4, 8} {
 		for _, p := range a.Tensors() {
@@ -52,7 +59,7 @@ func TestShards(t *testing.T) {
 			switch p.Role {
 			case arch.K, arch.V, arch.KBias, arch.VBias:
 				want = max(1, ranks/a.KVHeads)
-			case arch.Embed, arch.Norm, arch.AttnNorm, arch.MLPNorm, arch.QNorm, arch.KNorm:
+			case arch.Embed, arch.Norm, arch.AttnNorm, arch.MLPNorm, arch.QNorm, arch.KNorm, arch.Router:
 				want = ranks
 			}
 			if i := slices.IndexFunc(seen, func(n int) bool { return n != want }); i >= 0 {
@@ -104,4 +111,25 @@ func TestShardsRefused(t *testing.T) {
 	f("3 KV heads and 4 ranks", 4, func(a *arch.Config) { a.Heads, a.KVHeads = 12, 3 })
 	f("at most 8 ranks", 16, func(a *arch.Config) { a.Heads = 16 })
 	f("a vocabulary of 9 leave nothing for rank 2 of 4", 4, func(a *arch.Config) { a.Vocab = 9 })
+}
+
+// What no kernel computes is refused by name.
+func TestMixtureRefused(t *testing.T) {
+	a := shardArch()
+	a.Hidden, a.ModelType, a.Experts, a.ExpertsPerToken, a.ExpertWidth = 32, "mixtral", 8, 2, 64
+	for _, f := range []func(*arch.Config, *Options){
+		func(_ *arch.Config, o *Options) { o.WeightsFP8 = true },
+		func(a *arch.Config, _ *Options) { a.Experts = 513 },
+		func(a *arch.Config, _ *Options) { a.Experts, a.ExpertsPerToken = 64, 33 },
+	} {
+		c, o := a, Options{}
+		c.QKVBias = false
+		f(&c, &o)
+		if err := checkArch(&c, &o); !errors.Is(err, ErrUnserved) {
+			t.Errorf("%d of %d experts, %+v: %v", c.ExpertsPerToken, c.Experts, o, err)
+		}
+	}
+	if err := checkArch(&a, &Options{}); err != nil {
+		t.Error(err)
+	}
 }

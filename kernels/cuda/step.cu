@@ -103,8 +103,12 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   if (a.on_layer && !last) XK_OK_OR_RETURN(tell());
   XK_OK_OR_RETURN(xk_project(c, l, OUT, i, rows));
   XK_OK_OR_RETURN(add_up(c, l, false, w.mlp_norm, rows));
-  XK_OK_OR_RETURN(xk_project(c, l, GATE_UP, i, rows));
-  XK_OK_OR_RETURN(xk_project(c, l, DOWN, i, rows));
+  if (g.experts) {
+    XK_OK_OR_RETURN(xk_mix(c, l, i, rows, a.bucket ? on_device<int32_t>(c, a.positions) : nullptr));
+  } else {
+    XK_OK_OR_RETURN(xk_project(c, l, GATE_UP, i, rows));
+    XK_OK_OR_RETURN(xk_project(c, l, DOWN, i, rows));
+  }
   return add_up(c, l, true, last ? nullptr : c->layers[i + 1].attn_norm, rows);
 }
 

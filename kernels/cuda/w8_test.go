@@ -28,7 +28,7 @@ const (
 func TestW8Logits(t *testing.T) {
 	const n = 200
 	for name, a := range families() {
-		if a.Hidden%16 != 0 || a.Heads*a.HeadDim%16 != 0 {
+		if a.Hidden%16 != 0 || a.Heads*a.HeadDim%16 != 0 || a.Experts > 0 { // the last are refused: TestMixtureRefused
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 17 // raised by any change of this file
+#define XK_ABI 19 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -53,13 +53,17 @@ typedef struct {
   int32_t rank, ranks;
   int32_t first_kv_head, all_kv_heads; // the model's number of its first; and of how many: blocks in host memory have all
   int32_t first_id, ids; // the rows of the head, of vocab, that it computes
+  // Of a mixture: experts (at most XK_EXPERTS, 0: none), those of a row (at most 32), whether their parts
+  // sum to 1. intermediate is an expert's; not with weights_fp8.
+  int32_t experts, experts_per_token, norm_experts;
 } xk_config;
 
 enum xk_weight {
   XK_EMBED, XK_NORM, XK_HEAD, // layer is ignored
   XK_ATTN_NORM, XK_Q, XK_K, XK_V, XK_O, XK_MLP_NORM, XK_GATE, XK_UP, XK_DOWN,
-  XK_Q_BIAS, XK_K_BIAS, XK_V_BIAS, XK_Q_NORM, XK_K_NORM, XK_WEIGHTS
+  XK_Q_BIAS, XK_K_BIAS, XK_V_BIAS, XK_Q_NORM, XK_K_NORM, XK_ROUTER, XK_WEIGHTS
 };
+enum { XK_EXPERTS = 512 };
 enum xk_dtype { XK_F32, XK_F16, XK_BF16 }; // as kernels.DType
 
 // A run of rows of one sequence inside one KV block: what one CTA a KV head
@@ -182,6 +186,7 @@ int32_t xk_device_info(int32_t device, xk_device *out);
 
 // Life of a context: open, join (ranks), load every weight, rope, start, steps, close.
 int32_t xk_open(const xk_config *cfg, xk_ctx **out);
+// Expert e's tensors of layer l are layer e * layers + l.
 // stride: elements from one row to the next in data, of which a rank reads its columns; 0: no more than a row has.
 int32_t xk_load(xk_ctx *c, int32_t weight, int32_t layer, int32_t dtype, const void *data, int64_t elements, int64_t stride);
 // The same of E4M3 with a scale a row, or one for all (weights_fp8); xk_load rounds.

@@ -48,7 +48,7 @@ func Weights(a arch.Config, dt kernels.DType, seed uint64) kernels.Weights {
 		}
 		return t.Layer<<8 + int(t.Role)
 	}
-	slices.SortFunc(ts, func(x, y arch.Tensor) int { return order(x) - order(y) })
+	slices.SortStableFunc(ts, func(x, y arch.Tensor) int { return order(x) - order(y) })
 	w := kernels.Weights{}
 	for _, t := range ts {
 		switch last := t.Shape[len(t.Shape)-1]; {

@@ -28,7 +28,7 @@ type Family struct {
 }
 
 // Families lists the architectures that are served, in the order of error messages.
-func Families() []*Family { return []*Family{&llama, &mistral, &qwen2, &qwen3} }
+func Families() []*Family { return []*Family{&llama, &mistral, &qwen2, &qwen3, &mixtral, &qwen3MoE} }
 
 // Attention is how a layer attends. Sizes are Config's.
 type Attention string
@@ -40,8 +40,14 @@ const GQA Attention = "grouped-query"
 // FeedForward is what a layer does with each position alone.
 type FeedForward string
 
-// SwiGLU is down(silu(gate(x)) * up(x)).
-const SwiGLU FeedForward = "SwiGLU"
+// Kinds of it.
+const (
+	// SwiGLU is down(silu(gate(x)) * up(x)).
+	SwiGLU FeedForward = "SwiGLU"
+	// Mixture is the sum of Config.ExpertsPerToken of Config.Experts SwiGLUs, those of the greatest
+	// router(x), each times its part in the softmax over all; with Config.NormExperts over those chosen.
+	Mixture FeedForward = "mixture of SwiGLUs"
+)
 
 // Role is what a tensor is for.
 type Role uint8
@@ -58,7 +64,7 @@ const (
 	K        // [kv_heads*head_dim, hidden]
 	V        // [kv_heads*head_dim, hidden]
 	O        // [hidden, heads*head_dim]
-	Gate     // [intermediate, hidden]
+	Gate     // [intermediate, hidden]; in a mixture one an expert
 	Up       // [intermediate, hidden]
 	Down     // [hidden, intermediate]
 	QBias    // [rows of Q]; Config.QKVBias
@@ -66,20 +72,25 @@ const (
 	VBias    // [rows of V]
 	QNorm    // [head_dim]; Config.QKNorm
 	KNorm    // [head_dim]
+	Router   // [experts, hidden]
 )
 
 // Projection reports whether a checkpoint may have the tensor in FP8.
 func (r Role) Projection() bool { return r >= Q && r <= Down }
 
 // Place is where a tensor belongs in a model. Layer is 0 for those of the
-// whole model.
+// whole model, Expert for those that are no expert's.
 type Place struct {
-	Role  Role
-	Layer int
+	Role   Role
+	Layer  int
+	Expert int
 }
 
 // At is the place of r in a layer.
 func (r Role) At(layer int) Place { return Place{Role: r, Layer: layer} }
+
+// Of is the place of an expert's r in a layer.
+func (r Role) Of(layer, expert int) Place { return Place{Role: r, Layer: layer, Expert: expert} }
 
 // Tensor is one weight that a model has.
 type Tensor struct {
@@ -91,6 +102,9 @@ type Tensor struct {
 	// i + head_dim/2 lie side by side in GGUF files. Elsewhere, and in what
 	// readers return, rows are in rotate-half order.
 	PairedHeads int
+	// Stacked, if not 0, is how many experts' tensors of this role and layer GGUF files hold as one,
+	// of one dimension more.
+	Stacked int
 }
 
 // InLayer reports whether a file's tensor of that name belongs to a layer.

@@ -33,14 +33,14 @@ func TestFamilies(t *testing.T) {
 			}
 			places, seen := map[arch.Place]bool{}, map[string]bool{}
 			for _, w := range c.Tensors() {
-				if places[w.Place] || seen[w.Name] || seen[w.GGUF] || w.Name == "" || w.GGUF == "" {
+				if places[w.Place] || seen[w.Name] || seen[w.GGUF] && (w.Stacked == 0 || w.Expert == 0) || w.Name == "" || w.GGUF == "" {
 					t.Errorf("%+v: its place or a name is taken, or it has none", w)
 				}
 				places[w.Place], seen[w.Name], seen[w.GGUF] = true, true, true
 				if inLayer := w.Role > arch.Head; arch.InLayer(w.Name) != inLayer || arch.InLayer(w.GGUF) != inLayer || w.Layer < 0 || w.Layer >= c.Layers {
 					t.Errorf("%+v: in a layer or not?", w)
 				}
-				if w.Role.Projection() != (len(w.Shape) == 2 && w.Role > arch.Head) || slices.Min(w.Shape) < 1 {
+				if w.Role.Projection() != (len(w.Shape) == 2 && w.Role > arch.Head && w.Role != arch.Router) || w.Expert >= max(1, w.Stacked) || slices.Min(w.Shape) < 1 {
 					t.Errorf("%s: shape %v", w.Name, w.Shape)
 				}
 				if p := w.PairedHeads; p != 0 && w.Shape[0]%(2*p) != 0 {
@@ -59,13 +59,13 @@ func TestFamilies(t *testing.T) {
 // What no family is has no tensors and no layers, and nobody takes it for one.
 func TestNoFamily(t *testing.T) {
 	c := modeltest.Tiny("llama")
-	c.ModelType = "mixtral"
+	c.ModelType = "falcon"
 	if a, ff := c.Layer(0); a != "" || ff != "" || c.Tensors() != nil {
 		t.Errorf("%q, %q, %v", a, ff, c.Tensors())
 	}
 	refused := func(err error, what string) {
 		t.Helper()
-		if err == nil || !strings.Contains(err.Error(), what+` "mixtral" is not supported (`) {
+		if err == nil || !strings.Contains(err.Error(), what+` "falcon" is not supported (`) {
 			t.Errorf("error %v", err)
 		}
 		for _, f := range arch.Families() {
@@ -75,9 +75,9 @@ func TestNoFamily(t *testing.T) {
 		}
 	}
 	refused(c.Validate(), "architecture")
-	_, err := arch.ReadHF([]byte(`{"model_type": "mixtral", "num_local_experts": "eight"}`))
+	_, err := arch.ReadHF([]byte(`{"model_type": "falcon", "num_local_experts": "eight"}`))
 	refused(err, "model_type")
-	_, err = arch.ReadGGUF(map[string]any{"general.architecture": "mixtral"}, nil, nil)
+	_, err = arch.ReadGGUF(map[string]any{"general.architecture": "falcon"}, nil, nil)
 	refused(err, "general.architecture")
 }
 
@@ -88,8 +88,9 @@ func TestReadHF(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				c := modeltest.Tiny(f.Name)
 				c.MaxPositions = 1024
-				got, err := arch.ReadHF(configWith(t, map[string]any{"model_type": name, "hidden_size": c.Hidden, "head_dim": c.HeadDim,
-					"rms_norm_eps": c.NormEps, "tie_word_embeddings": c.TiedHead}))
+				written := modeltest.ConfigJSON(c, kernels.F32)
+				written["model_type"] = name
+				got, err := arch.ReadHF(configWith(t, written))
 				if err != nil || !reflect.DeepEqual(got, c) {
 					t.Errorf("%+v, want %+v: %v", got, c, err)
 				}

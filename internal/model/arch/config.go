@@ -25,6 +25,10 @@ type Config struct {
 	// RopeFreqFactors, if set, are HeadDim/2 divisors of the rotary frequencies:
 	// Llama 3's scaling, precomputed, as GGUF files have it. Rope.Kind is then "".
 	RopeFreqFactors []float32
+	Experts         int // SwiGLUs of a layer's Mixture; 0: layers have one SwiGLU
+	ExpertsPerToken int
+	ExpertWidth     int  // of each expert, as Intermediate
+	NormExperts     bool // the chosen experts' parts sum to 1
 	QKVBias         bool // q, k and v have biases
 	QKNorm          bool // RMSNorm over each head of q and k before they are rotated
 	TiedHead        bool // the head is the embedding
@@ -40,18 +44,21 @@ const (
 	maxHeads     = 1 << 14
 	maxKVHeads   = 1 << 10
 	maxVocab     = 1 << 24
+	maxExperts   = 1 << 12
 	maxPositions = 1 << 30
 )
 
 // Validate checks the architecture, ranges and divisibility. Errors name the field.
 func (c *Config) Validate() error {
-	if _, err := c.family(); err != nil {
+	family, err := c.family()
+	if err != nil {
 		return err
 	}
-	for _, f := range []struct {
+	type count struct {
 		name    string
 		v, high int
-	}{
+	}
+	counts := []count{
 		{"number of layers", c.Layers, maxLayers},
 		{"hidden size", c.Hidden, maxWidth},
 		{"intermediate size", c.Intermediate, maxWidth},
@@ -60,7 +67,12 @@ func (c *Config) Validate() error {
 		{"head dimension", c.HeadDim, 1 << 14},
 		{"vocabulary size", c.Vocab, maxVocab},
 		{"maximum position", c.MaxPositions, maxPositions},
-	} {
+	}
+	if _, feed := family.layer(c, 0); feed == Mixture {
+		counts = append(counts, count{"number of experts", c.Experts, maxExperts}, count{"number of experts a token", c.ExpertsPerToken, c.Experts},
+			count{"width of an expert", c.ExpertWidth, maxWidth})
+	}
+	for _, f := range counts {
 		if f.v < 1 || f.v > f.high {
 			return fmt.Errorf("%s %d is not in 1..%d", f.name, f.v, f.high)
 		}
@@ -87,7 +99,7 @@ func (c *Config) Validate() error {
 			return fmt.Errorf("token id %d is negative", id)
 		}
 	}
-	_, _, err := c.RopeFrequencies()
+	_, _, err = c.RopeFrequencies()
 	return err
 }
 
@@ -109,6 +121,10 @@ func (c *Config) Canonical() string {
 	num("layers", float64(c.Layers))
 	num("hidden", float64(c.Hidden))
 	num("intermediate", float64(c.Intermediate))
+	num("experts", float64(c.Experts))
+	num("experts_per_token", float64(c.ExpertsPerToken))
+	num("expert_width", float64(c.ExpertWidth))
+	flag("norm_experts", c.NormExperts)
 	num("heads", float64(c.Heads))
 	num("kv_heads", float64(c.KVHeads))
 	num("head_dim", float64(c.HeadDim))

@@ -6,7 +6,7 @@ import (
 )
 
 // Shared by decoders of the Llama kind: every layer is grouped-query attention and a
-// SwiGLU, each with a norm before it.
+// SwiGLU, or a mixture of them, each with a norm before it.
 
 // dense completes f: defaults stand for keys that config.json lacks; set, if not nil, sets
 // what files of the family need not say.
@@ -21,7 +21,9 @@ func dense(f Family, defaults denseJSON, set func(*Config)) Family {
 	}
 	f.readGGUF = func(m *metadata) Config {
 		c := denseGGUF(m)
-		set(&c)
+		if set(&c); c.ModelType == "" {
+			m.onlyDense(&c)
+		}
 		return c
 	}
 	f.layer = func(*Config, int) (Attention, FeedForward) { return GQA, SwiGLU }
@@ -31,8 +33,10 @@ func dense(f Family, defaults denseJSON, set func(*Config)) Family {
 	return f
 }
 
-// denseNames are the tensors' names in Hugging Face and llama.cpp. {} is the layer.
-var denseNames = map[Role]struct{ hf, gguf string }{
+// names are tensors' names in Hugging Face and llama.cpp. {} is the layer, [] the expert.
+type names map[Role]struct{ hf, gguf string }
+
+var denseNames = names{
 	Embed:    {"model.embed_tokens.weight", "token_embd.weight"},
 	AttnNorm: {"model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight"},
 	Q:        {"model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight"},
@@ -52,12 +56,20 @@ var denseNames = map[Role]struct{ hf, gguf string }{
 	Head:     {"lm_head.weight", "output.weight"},
 }
 
-func denseTensors(c *Config) []Tensor {
+func denseTensors(c *Config) []Tensor { return tensors(c, denseNames, denseNames) }
+
+// tensors lists the model's: those of a mixture go by the names of mixed, all others by those of plain.
+func tensors(c *Config, plain, mixed names) []Tensor {
 	var ts []Tensor
 	layer := 0
-	add := func(r Role, shape ...int) {
-		name := func(s string) string { return strings.Replace(s, "{}", strconv.Itoa(layer), 1) }
-		ts = append(ts, Tensor{Place: r.At(layer), Name: name(denseNames[r].hf), GGUF: name(denseNames[r].gguf), Shape: shape})
+	put := func(p Place, of names, shape ...int) {
+		name := strings.NewReplacer("{}", strconv.Itoa(p.Layer), "[]", strconv.Itoa(p.Expert)).Replace
+		ts = append(ts, Tensor{Place: p, Name: name(of[p.Role].hf), GGUF: name(of[p.Role].gguf), Shape: shape})
+	}
+	add := func(r Role, shape ...int) { put(r.At(layer), plain, shape...) }
+	expert := func(p Place, shape ...int) {
+		put(p, mixed, shape...)
+		ts[len(ts)-1].Stacked = c.Experts
 	}
 	q, kv := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
 	add(Embed, c.Vocab, c.Hidden)
@@ -77,6 +89,15 @@ func denseTensors(c *Config) []Tensor {
 		}
 		add(O, c.Hidden, q)
 		add(MLPNorm, c.Hidden)
+		if c.Experts > 0 {
+			put(Router.At(layer), mixed, c.Experts, c.Hidden)
+			for e := range c.Experts {
+				expert(Gate.Of(layer, e), c.ExpertWidth, c.Hidden)
+				expert(Up.Of(layer, e), c.ExpertWidth, c.Hidden)
+				expert(Down.Of(layer, e), c.Hidden, c.ExpertWidth)
+			}
+			continue
+		}
 		add(Gate, c.Intermediate, c.Hidden)
 		add(Up, c.Intermediate, c.Hidden)
 		add(Down, c.Hidden, c.Intermediate)

@@ -1,6 +1,7 @@
 package arch
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -34,7 +35,7 @@ func ReadGGUF(meta map[string]any, shape func(tensor string) []int, freqFactors 
 		return Config{}, fmt.Errorf("split.count %d: split files are not supported, merge them with llama-gguf-split --merge", n)
 	}
 	c := f.readGGUF(m)
-	c.ModelType, c.RopeFreqFactors = f.Name, freqFactors
+	c.ModelType, c.RopeFreqFactors = cmp.Or(c.ModelType, f.Name), freqFactors
 	if id := m.count("tokenizer.ggml.bos_token_id", noID); id != noID {
 		c.BOS = IDs{int32(id)}
 	}
@@ -66,7 +67,7 @@ func denseGGUF(m *metadata) (c Config) {
 	c.RopeTheta = m.number(a+".rope.freq_base", 10000)
 	m.same(a+".attention.value_length", c.HeadDim)
 	m.same(a+".rope.dimension_count", c.HeadDim)
-	m.same(a+".expert_count", 0)
+	m.experts(&c)
 	if w := m.count(a+".attention.sliding_window", 0); w > 0 && w < c.MaxPositions {
 		m.fail(a+".attention.sliding_window", fmt.Errorf("%d below context_length %d is not supported", w, c.MaxPositions))
 	}

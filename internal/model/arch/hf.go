@@ -152,7 +152,10 @@ func checkQuantization(raw json.RawMessage) error {
 	switch q.Method {
 	case "fp8":
 		if set(q.Block) {
-			return fmt.Errorf("quantization_config: weight_block_size is not supported (scales a tensor or a channel are)")
+			var sides []int
+			if json.Unmarshal(q.Block, &sides) != nil || !slices.Equal(sides, []int{128, 128}) {
+				return fmt.Errorf("quantization_config: weight_block_size %.40s is not supported ([128, 128] is, and scales a tensor or a channel)", q.Block)
+			}
 		}
 		return nil
 	case "compressed-tensors":

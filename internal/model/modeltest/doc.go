@@ -14,7 +14,7 @@ import (
 
 // Tiny is a model of two layers whose width allows every GGUF block format of
 // 32 values, of any family: "qwen2" has biases, "qwen3" head norms and heads
-// wider than the model.
+// wider than the model, "qwen3_moe" and "mixtral" experts.
 func Tiny(modelType string) arch.Config {
 	c := shape(64, 96, 2, 4, 2, 128, 256)
 	c.ModelType = modelType
@@ -23,6 +23,11 @@ func Tiny(modelType string) arch.Config {
 		c.QKVBias, c.TiedHead, c.NormEps = true, true, 1e-6
 	case "qwen3":
 		c.QKNorm, c.HeadDim, c.NormEps = true, 32, 1e-6
+	case "qwen3_moe":
+		c.QKNorm, c.HeadDim, c.NormEps = true, 32, 1e-6
+		c.Experts, c.ExpertsPerToken, c.ExpertWidth, c.NormExperts = 8, 3, 32, true
+	case "mixtral":
+		c.Experts, c.ExpertsPerToken, c.ExpertWidth, c.NormExperts = 4, 2, c.Intermediate, true
 	}
 	return c
 }

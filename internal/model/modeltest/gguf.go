@@ -8,6 +8,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
@@ -52,7 +53,10 @@ type GGUFTensor struct {
 
 // ModelGGUF is the file of a model with c's shape.
 func ModelGGUF(c arch.Config, o GGUFOptions) GGUF {
-	a := c.ModelType
+	a := strings.ReplaceAll(c.ModelType, "_", "")
+	if a == "mixtral" {
+		a = "llama"
+	}
 	g := GGUF{Meta: map[string]any{
 		"general.architecture": a, "general.alignment": uint32(32),
 		a + ".block_count": uint32(c.Layers), a + ".context_length": uint32(c.MaxPositions),
@@ -66,6 +70,10 @@ func ModelGGUF(c arch.Config, o GGUFOptions) GGUF {
 	}
 	if len(c.EOS) > 0 {
 		g.Meta["tokenizer.ggml.eos_token_id"] = uint32(c.EOS[0])
+	}
+	if c.Experts > 0 {
+		g.Meta[a+".expert_count"], g.Meta[a+".expert_used_count"] = uint32(c.Experts), uint32(c.ExpertsPerToken)
+		g.Meta[a+".expert_feed_forward_length"] = uint32(c.ExpertWidth)
 	}
 	maps.Copy(g.Meta, o.Meta)
 	for _, s := range c.Tensors() {
@@ -93,12 +101,30 @@ func ModelGGUF(c arch.Config, o GGUFOptions) GGUF {
 		default:
 			t.Data = encode(nil, v, kernels.F32)
 		}
-		g.Tensors = append(g.Tensors, t)
+		if !g.stack(s, t) {
+			g.Tensors = append(g.Tensors, t)
+		}
 	}
 	if n := len(c.RopeFreqFactors); n > 0 {
 		g.Tensors = append(g.Tensors, GGUFTensor{Name: arch.RopeFreqs, Dims: []uint64{uint64(n)}, Data: encode(nil, c.RopeFreqFactors, kernels.F32)})
 	}
 	return g
+}
+
+// stack adds the tensor of an expert to those before it, and reports whether it belongs there.
+func (g *GGUF) stack(s arch.Tensor, t GGUFTensor) bool {
+	if s.Stacked == 0 {
+		return false
+	}
+	for i := range g.Tensors {
+		if have := &g.Tensors[i]; have.Name == t.Name {
+			have.Data = append(have.Data, t.Data...)
+			return true
+		}
+	}
+	t.Dims = append(t.Dims, uint64(s.Stacked))
+	g.Tensors = append(g.Tensors, t)
+	return true
 }
 
 // pair puts the two halves of each head's rows side by side, as llama.cpp's

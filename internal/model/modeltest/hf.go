@@ -120,6 +120,12 @@ func ConfigJSON(c arch.Config, d kernels.DType) map[string]any {
 		"vocab_size": c.Vocab, "max_position_embeddings": c.MaxPositions, "rms_norm_eps": c.NormEps,
 		"rope_theta": c.RopeTheta, "tie_word_embeddings": c.TiedHead, "attention_bias": c.QKVBias && c.ModelType != "qwen2",
 	}
+	switch c.ModelType {
+	case "qwen3_moe":
+		j["num_experts"], j["num_experts_per_tok"], j["moe_intermediate_size"], j["norm_topk_prob"] = c.Experts, c.ExpertsPerToken, c.ExpertWidth, c.NormExperts
+	case "mixtral":
+		j["num_local_experts"], j["num_experts_per_tok"] = c.Experts, c.ExpertsPerToken
+	}
 	if len(c.BOS) > 0 {
 		j["bos_token_id"] = c.BOS[0]
 	}

@@ -1,0 +1,45 @@
+package modeltest
+
+import (
+	"fmt"
+
+	"github.com/xpyd/xpyd/internal/model/arch"
+)
+
+// Golden is a model with random weights whose logits transformers computed as well.
+type Golden struct {
+	Name   string
+	Config arch.Config
+	Seed   uint64
+}
+
+// Goldens are two models of each family: Tiny, and one with other sizes of everything that the
+// family has.
+func Goldens() []Golden {
+	var all []Golden
+	for i, f := range arch.Families() {
+		c := Tiny(f.Name)
+		all = append(all, Golden{f.Name + "-1", c, uint64(2 * i)})
+		c.Layers, c.Hidden, c.Intermediate, c.Heads, c.KVHeads, c.Vocab = 3, 96, 80, 6, 3, 112
+		c.RopeTheta, c.TiedHead = 50000, !c.TiedHead
+		if c.Experts > 0 {
+			c.Experts, c.ExpertsPerToken = 5, 4
+			if c.ModelType == "mixtral" {
+				c.ExpertWidth = c.Intermediate
+			} else {
+				c.ExpertWidth, c.NormExperts = 24, false
+			}
+		}
+		all = append(all, Golden{fmt.Sprint(f.Name, "-2"), c, uint64(2*i + 1)})
+	}
+	return all
+}
+
+// GoldenPrompt is what they are asked.
+func GoldenPrompt(vocab int) []int32 {
+	ids := make([]int32, 48)
+	for i := range ids {
+		ids[i] = int32((37*i + 11) % vocab)
+	}
+	return ids
+}
