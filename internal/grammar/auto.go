@@ -85,7 +85,7 @@ func (g *builder) compile(e *expr) *auto {
 			}
 			row[c] = n
 		}
-		g.spend(1 + len(row)/8)
+		g.spend(len(row))
 		a.trans = append(a.trans, row)
 		a.fin = append(a.fin, s.final)
 		if len(s.tokens) > 0 {
@@ -206,7 +206,7 @@ func (g *builder) product(a, b *auto, not bool) *auto {
 			}
 			row[c] = n
 		}
-		g.spend(1 + len(row)/8)
+		g.spend(1 + len(row)/2)
 		p.trans = append(p.trans, row)
 		p.fin = append(p.fin, a.fin[s.a] && (s.b >= 0 && b.fin[s.b]) != not)
 	}

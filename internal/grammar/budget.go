@@ -21,7 +21,7 @@ func (e *Error) Error() string {
 // Limits bound what one grammar may cost. Zero fields mean the defaults.
 type Limits struct {
 	Bytes  int           // of the text; default 512 KiB
-	States int           // nodes and automaton states made while compiling; default 300,000
+	States int           // steps of work while compiling, about a microsecond each; default 100,000, and 4 for each byte
 	Memory int64         // bytes of states and masks kept while running; default 64 MiB
 	Time   time.Duration // of compiling, a backstop behind States; default 2 s
 }
@@ -31,7 +31,7 @@ func (l Limits) withDefaults() Limits {
 		l.Bytes = 512 << 10
 	}
 	if l.States <= 0 {
-		l.States = 300_000
+		l.States = 100_000
 	}
 	if l.Memory <= 0 {
 		l.Memory = 64 << 20
@@ -61,7 +61,7 @@ func (b *budget) spend(n int) {
 	b.left -= n
 	b.ticks++
 	if b.left < 0 {
-		b.refuse("the grammar is too large: it needs more states than one may have")
+		b.refuse("the grammar is too large: compiling it takes more work than it may")
 	}
 	if b.ticks&1023 == 0 && time.Now().After(b.deadline) {
 		b.refuse("the grammar is too large: compiling it takes too long")

@@ -51,7 +51,7 @@ func Compile(s Spec, v *Vocabulary, l Limits) (g *Grammar, err error) {
 	if !utf8.ValidString(s.Text) {
 		return nil, &Error{Reason: "the grammar is not valid UTF-8"}
 	}
-	b := &budget{left: l.States, deadline: time.Now().Add(l.Time)}
+	b := &budget{left: l.States + 4*len(s.Text), deadline: time.Now().Add(l.Time)}
 	defer func() {
 		if r := recover(); r != nil {
 			e, ok := r.(*Error)
@@ -71,7 +71,7 @@ func Compile(s Spec, v *Vocabulary, l Limits) (g *Grammar, err error) {
 		return nil, &Error{Reason: "no text is in the grammar"}
 	}
 	m := newMachine(n.rules, n.nullables(), []*expr{root}, l.Memory/2)
-	return newGrammar(v, m, root, l.Memory/2, int64(len(n.nodes))*200+int64(len(s.Text))), nil
+	return newGrammar(v, m, root, l.Memory/2, int64(len(n.nodes))*200+int64(len(s.Text)), b), nil
 }
 
 // parse turns a Spec into nodes.
@@ -82,13 +82,17 @@ func (g *builder) parse(s Spec, v *Vocabulary) (*expr, error) {
 	case JSONObject:
 		return g.jsonObject(s.Space), nil
 	case Regex:
-		e, err := parseRegex(s.Text)
+		e, err := parseRegex(s.Text, g.budget)
 		if err != nil {
 			return nil, err
 		}
 		return g.whole(e, asUTF8), nil
 	case Choice:
 		return g.choice(s.Text)
+	case EBNF:
+		return g.ebnf(s.Text, v), nil
+	case Lark:
+		return g.lark(s.Text, v, s.Space), nil
 	}
 	return nil, &Error{Reason: "an unknown kind of grammar"}
 }

@@ -67,12 +67,13 @@ type builder struct {
 	key   []byte
 	chars map[string]*expr // what class made
 	autos uint32           // made so far
+	jsons map[Whitespace]*jsonTexts
 
 	none, empty *expr
 }
 
 func newBuilder(b *budget) *builder {
-	g := &builder{budget: b, nodes: map[string]*expr{}, chars: map[string]*expr{}}
+	g := &builder{budget: b, nodes: map[string]*expr{}, chars: map[string]*expr{}, jsons: map[Whitespace]*jsonTexts{}}
 	g.none = g.intern(expr{kind: exprNone})
 	g.empty = g.intern(expr{kind: exprEmpty, nullable: true})
 	return g
@@ -100,7 +101,7 @@ func (g *builder) intern(e expr) *expr {
 	if old := g.nodes[string(k)]; old != nil {
 		return old
 	}
-	g.spend(1 + len(e.kids)/4)
+	g.spend(2 + len(e.kids)/2)
 	for _, kid := range e.kids {
 		e.calls = e.calls || kid.calls
 	}

@@ -51,7 +51,7 @@ func (p *schemaParser) options(d *doc, space Whitespace) error {
 		p.j = p.g.json(space)
 	}
 	if v := x.get("whitespace_pattern"); v != nil && v.kind == docString {
-		e, err := parseRegex(v.text)
+		e, err := parseRegex(v.text, p.g.budget)
 		if err != nil {
 			return err
 		}
@@ -205,13 +205,13 @@ func (p *schemaParser) partExpr(w stringPart) *expr {
 	case partLiteral:
 		return p.g.jsonSpelled(w.text)
 	case partFormat:
-		e, err := parseRegex(formats[w.text])
+		e, err := parseRegex(formats[w.text], p.g.budget)
 		if err != nil {
 			p.g.refuse("the format %q: %v", w.text, err)
 		}
 		return p.g.whole(e, asJSON)
 	}
-	e, err := parseRegex(w.text)
+	e, err := parseRegex(w.text, p.g.budget)
 	if err != nil {
 		p.g.refuse("pattern %.80q: %v", w.text, err)
 	}
@@ -342,6 +342,10 @@ func (p *schemaParser) objectOf(s *schema) *expr {
 			add(name, p.valueOf(s, name))
 		}
 	}
+	if len(members) > maxLeaves/2 {
+		g.where = func() string { return s.at }
+		g.refuse("an object of more than %d properties", maxLeaves/2)
+	}
 	extra := p.extras(s, names)
 
 	// How many members there are matters if it is bounded: open[c] and more[c] are what may
@@ -350,6 +354,7 @@ func (p *schemaParser) objectOf(s *schema) *expr {
 	if s.most >= 0 {
 		count = s.most
 	}
+	g.spend(2 * count)
 	end := g.lit("}")
 	open, more := make([]*expr, count+1), make([]*expr, count+1)
 	for c := range count + 1 {

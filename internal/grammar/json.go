@@ -16,6 +16,9 @@ type jsonTexts struct {
 }
 
 func (g *builder) json(space Whitespace) *jsonTexts {
+	if j := g.jsons[space]; j != nil {
+		return j
+	}
 	var ws byteSet
 	for _, b := range " \t\n\r" {
 		ws.add(byte(b), byte(b))
@@ -24,7 +27,9 @@ func (g *builder) json(space Whitespace) *jsonTexts {
 	if space == Compact {
 		n = 0
 	}
-	return g.jsonWith(g.rep(g.bytes(ws), 0, n))
+	j := g.jsonWith(g.rep(g.bytes(ws), 0, n))
+	g.jsons[space] = j
+	return j
 }
 
 func (g *builder) jsonWith(ws *expr) *jsonTexts {

@@ -8,7 +8,7 @@ import (
 )
 
 // cont is what is still to be read within a rule: e, and then what next says. The end of the
-// rule is the cont without an e. Of a literal n bytes are read; a repetition has lo to hi
+// rule is the cont without an e. Of a literal n bytes are read, of a concatenation n kids; a repetition has lo to hi
 // rounds left (hi < 0: no end); an automaton is in state n, with lo to hi characters left.
 type cont struct {
 	id     uint32
@@ -162,14 +162,10 @@ func (m *machine) classes(roots []*expr) {
 	}
 }
 
+// cons is e in front of next. A concatenation stays as it is until it is opened: what is
+// shared in it need not be spelled out.
 func (m *machine) cons(e *expr, next *cont) *cont {
-	switch e.kind {
-	case exprEmpty:
-		return next
-	case exprCat:
-		for i := len(e.kids) - 1; i >= 0; i-- {
-			next = m.cons(e.kids[i], next)
-		}
+	if e.kind == exprEmpty {
 		return next
 	}
 	return m.consAt(e, e.n, e.min, e.max, next)
@@ -194,6 +190,13 @@ func (m *machine) spend(n int) {
 	}
 }
 
+// maxOpen bounds the conts that one cont can begin with. A grammar that goes beyond it, which
+// takes thousands of parts that may all be empty, cannot be read on at that place.
+const maxOpen = 50_000
+
+// maxLeaves likewise bounds what one state can read.
+const maxLeaves = 4096
+
 // opened finds what c can begin with.
 func (m *machine) opened(c *cont) *opened {
 	if c.open != nil {
@@ -210,6 +213,14 @@ func (m *machine) opened(c *cont) *opened {
 		}
 		seen[c] = true
 		m.spend(1)
+		if len(seen) > maxOpen {
+			m.stack = m.stack[:0]
+			if m.spent != nil {
+				m.spent.refuse("the grammar is too large: too many ways to read the same text")
+			}
+			o = &opened{}
+			break
+		}
 		e := c.e
 		if e == nil {
 			o.final = true
@@ -228,6 +239,12 @@ func (m *machine) opened(c *cont) *opened {
 			if m.nullable[e.n] {
 				m.stack = append(m.stack, c.next)
 			}
+		case exprCat: // from its kid n on
+			next := c.next
+			if int(c.n)+1 < len(e.kids) {
+				next = m.consAt(e, c.n+1, 0, 0, c.next)
+			}
+			m.stack = append(m.stack, m.cons(e.kids[c.n], next))
 		case exprAlt:
 			if e.free {
 				o.runs = append(o.runs, c)
@@ -246,6 +263,12 @@ func (m *machine) opened(c *cont) *opened {
 			}
 			m.stack = append(m.stack, m.cons(e.kids[0], more))
 		}
+	}
+	if len(o.leaves) > maxLeaves {
+		if m.spent != nil {
+			m.spent.refuse("the grammar is too large: too many ways to read the same text")
+		}
+		o = &opened{}
 	}
 	slices.SortFunc(o.leaves, byID)
 	m.size += int64(len(o.leaves))*8 + 64
@@ -318,8 +341,16 @@ func (m *machine) union(conts []*cont) *state {
 		runs = append(runs, o.runs...)
 		final = final || o.final
 	}
+	m.spend((len(conts) + len(leaves)) / 8)
 	slices.SortFunc(leaves, byID)
-	return m.state(slices.Compact(leaves), final, runs)
+	leaves = slices.Compact(leaves)
+	if len(leaves) > maxLeaves {
+		if m.spent != nil {
+			m.spent.refuse("the grammar is too large: too many ways to read the same text")
+		}
+		return m.dead
+	}
+	return m.state(leaves, final, runs)
 }
 
 // step is the state behind a byte of class c. Only the first caller of each (s, c) computes.

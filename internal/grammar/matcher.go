@@ -37,14 +37,15 @@ type mask struct {
 // maxShared bounds the stacks that are recognised when they come again.
 const maxShared = 1 << 14
 
-func newGrammar(v *Vocabulary, m *machine, root *expr, limit, nodes int64) *Grammar {
+// newGrammar makes the state at the beginning within the budget.
+func newGrammar(v *Vocabulary, m *machine, root *expr, limit, nodes int64, spent *budget) *Grammar {
 	g := &Grammar{
 		v: v, m: m, limit: limit, nodes: nodes, bottom: &node{known: true},
 		masks: map[string]*mask{}, stacks: map[string]*node{},
 	}
-	m.mu.Lock()
+	m.spent = spent
 	g.root = m.union([]*cont{m.cons(root, m.end)})
-	m.mu.Unlock()
+	m.spent = nil
 	g.walkers.New = func() any {
 		return &walker{g: g, v: v, reader: &reader{m: m, bottom: g.bottom, nodes: func() uint64 { return g.places.Add(1) }}}
 	}

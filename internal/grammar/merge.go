@@ -64,7 +64,7 @@ const maxMerge = 40
 func (p *schemaParser) both(a, b *schema) *schema { return p.merge(a, b, 0) }
 
 func (p *schemaParser) merge(a, b *schema, depth int) *schema {
-	p.g.spend(3)
+	p.g.spend(10)
 	if depth > maxMerge {
 		p.g.refuse("schemas that are joined (by allOf or keywords beside $ref) call themselves, or are nested too deeply")
 	}

@@ -278,7 +278,7 @@ func (j *jsonTexts) fracBelow(f string, open, some bool) *expr {
 }
 
 // maxMultiple bounds the states of an automaton that divides.
-const maxMultiple = 50_000
+const maxMultiple = 10_000
 
 // multiples is the automaton of the numbers without exponents that m divides, with as many
 // digits behind the point as m has at most; nil: m has too many digits.
@@ -320,7 +320,7 @@ func (j *jsonTexts) multiples(m *big.Rat) *auto {
 	}
 	a.trans, a.fin = make([][]int32, size), make([]bool, size)
 	for s := range size {
-		g.spend(1)
+		g.spend(2)
 		a.trans[s] = row()
 		if s < 2 {
 			for d := range 10 {

@@ -88,10 +88,7 @@ func (s *state) staysAt(r *cont) bool {
 			continue
 		}
 		c := l.next
-		for range 3 {
-			if c == r || c.e == nil || c.e.kind != exprBytes {
-				break
-			}
+		for c != r && c.e != nil && set[0]|set[1] == 0 && continues(c.e, int(c.n)) {
 			c = c.next
 		}
 		if c != r {
@@ -99,6 +96,26 @@ func (s *state) staysAt(r *cont) bool {
 		}
 	}
 	return true
+}
+
+// continues says that e, from kid n on if it is a concatenation, reads nothing but bytes that
+// continue a character.
+func continues(e *expr, n int) bool {
+	switch e.kind {
+	case exprBytes:
+		return e.set[0]|e.set[1]|e.set[3] == 0
+	case exprCat, exprAlt:
+		if e.kind == exprAlt {
+			n = 0
+		}
+		for _, k := range e.kids[n:] {
+			if !continues(k, 0) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
 }
 
 // isWide says whether e reads each plain character, alone.

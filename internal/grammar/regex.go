@@ -34,8 +34,8 @@ const maxRune = unicode.MaxRune
 
 // parseRegex reads the syntax of RE2 and of Rust's regex crate, and of ECMAScript what does
 // not contradict it. Lazy quantifiers mean what greedy ones do: the language is the same.
-func parseRegex(text string) (*re, error) {
-	p := &reParser{text: text}
+func parseRegex(text string, spent *budget) (*re, error) {
+	p := &reParser{text: text, spent: spent}
 	e, err := p.alt(0)
 	if err == nil && p.pos < len(text) {
 		err = p.fail("an unmatched )")
@@ -52,6 +52,7 @@ type reParser struct {
 	fold  bool // (?i)
 	dot   bool // (?s): . matches a line end too
 	loose bool // (?x)
+	spent *budget
 }
 
 func (p *reParser) fail(format string, args ...any) error {
@@ -111,6 +112,7 @@ func (p *reParser) cat(depth int) (*re, error) {
 				continue
 			}
 		}
+		p.spent.spend(1)
 		e, err := p.atom(depth)
 		if err != nil {
 			return nil, err
@@ -237,14 +239,14 @@ func (p *reParser) atom(depth int) (*re, error) {
 		}
 		ranges, err := p.escape()
 		if err == nil && p.fold {
-			ranges = folded(ranges)
+			ranges = p.folded(ranges)
 		}
 		return &re{kind: reClass, ranges: ranges}, err
 	}
 	r := p.rune()
 	ranges := []rune{r, r}
 	if p.fold {
-		ranges = folded(ranges)
+		ranges = p.folded(ranges)
 	}
 	return &re{kind: reClass, ranges: ranges}, nil
 }
@@ -375,9 +377,10 @@ func (p *reParser) class(depth int) ([]rune, error) {
 		}
 		set = append(set, lo...)
 	}
+	p.spent.spend(len(set) / 4)
 	set = normal(set)
 	if p.fold {
-		set = folded(set)
+		set = p.folded(set)
 	}
 	if not {
 		set = negate(set)
@@ -609,6 +612,15 @@ func negate(set []rune) []rune {
 		out = append(out, next, maxRune)
 	}
 	return normal(out)
+}
+
+func (p *reParser) folded(set []rune) []rune {
+	n := 0
+	for i := 0; i < len(set); i += 2 {
+		n += int(min(set[i+1], 0x1e943) - set[i] + 1)
+	}
+	p.spent.spend(max(n, 0) / 8)
+	return folded(set)
 }
 
 // folded adds the other case of each character.

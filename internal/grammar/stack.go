@@ -23,8 +23,8 @@ type config struct {
 }
 
 const (
-	maxConfigs = 512    // readings at once
-	maxEdges   = 4096   // new edges at one place
+	maxConfigs = 256    // readings at once
+	maxEdges   = 1024   // new edges at one place
 	maxStack   = 10_000 // depth
 )
 
