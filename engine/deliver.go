@@ -76,7 +76,7 @@ func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 		fork := &sequence{
 			h: h, choice: c, tokens: q.tokens,
 			table: slices.Clone(q.table), computed: q.computed,
-			chain: q.chain.Fork(q.computed), indexed: q.indexed,
+			chain: q.chain.Fork(q.computed), indexed: q.indexed, guide: h.guideOf(c),
 			running: q.running,
 		}
 		h.seqs = append(h.seqs, fork)
@@ -88,6 +88,7 @@ func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 		family = append(family, fork)
 	}
 	q.choice = choices[0] // still the first of its family: age order holds
+	q.guide = h.guideOf(q.choice)
 	for _, q := range family {
 		q.draws = 1
 		q.tokens = slices.Clip(q.tokens) // the first append copies
@@ -127,7 +128,7 @@ func (e *Engine) resumed(q *sequence, choices []int, s kernels.Sampled) {
 		if c == q.choice {
 			continue
 		}
-		other := &sequence{h: h, choice: c, draws: 1, tokens: slices.Concat(h.req.Prompt, h.given(c)), chain: q.chain.Fork(len(h.req.Prompt))}
+		other := &sequence{h: h, choice: c, draws: 1, tokens: slices.Concat(h.req.Prompt, h.given(c)), guide: h.guideOf(c), chain: q.chain.Fork(len(h.req.Prompt))}
 		h.seqs = append(h.seqs, other)
 		e.waiting = insertByAge(e.waiting, other)
 	}
@@ -156,6 +157,10 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 	q.tokens = append(q.tokens, s.Token)
 	n := len(q.output())
 	finish := e.finishOf(h.req, s.Token, n)
+	if q.guide != nil && finish == FinishNone && !q.guide.Accept(s.Token) {
+		e.finish(h, &GuideError{Position: len(q.tokens) - 1, Token: s.Token})
+		return
+	}
 	if n > 1 || !h.told {
 		h.push(Event{Choice: q.choice, Index: n - 1, Sampled: s, Finish: finish})
 		if h.promise.ITL > 0 {
@@ -173,8 +178,11 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 
 // finishOf reports whether the n-th output token ends its choice.
 func (e *Engine) finishOf(r *Request, token int32, n int) Finish {
-	stops := !r.IgnoreEOS && slices.Contains(e.cfg.EOS, token) || slices.Contains(r.StopTokens, token)
+	eos := slices.Contains(e.cfg.EOS, token)
+	stops := !r.IgnoreEOS && eos || slices.Contains(r.StopTokens, token)
 	switch {
+	case eos && r.Guide != nil: // nothing may follow
+		return FinishStop
 	case stops && n >= r.MinTokens:
 		return FinishStop
 	case e.full(r, n):

@@ -100,6 +100,9 @@ func randomRequest(rng *rand.Rand, maxLen int, stems [][]int32) *engine.Request 
 	if rng.IntN(5) == 0 {
 		req.Salt = "other"
 	}
+	if rng.IntN(3) == 0 {
+		req.Guide = newWalk(rng.Uint64(), rng.IntN(20), 3+rng.IntN(40))
+	}
 	if req.Seed%2 == 0 { // its first token is stepped on before it is known
 		req.Promise.ITL = time.Millisecond
 	}

@@ -34,6 +34,7 @@ type Engine struct {
 	cfg     Config
 	backend kernels.Backend
 	device  kernels.Launcher // the backend, for steps
+	holder  kernels.Holder   // the same, if its steps can wait for masks; else nil
 	depth   int              // steps that may be under way
 	cache   *kvcache.Cache
 	log     *slog.Logger
@@ -71,6 +72,7 @@ type Engine struct {
 	behind   []*sequence // of the prompts that wait: those too late for their promise
 	flights  []*flight   // steps under way, oldest first
 	spare    *flight     // for reuse
+	listed   bool        // some prompt's log probabilities are asked for
 	short    bool        // no more steps until those under way have freed memory
 	settled  time.Time   // when the last step ended
 	decoded  time.Time   // when the last one ended that carried what decodes
@@ -127,6 +129,7 @@ func open(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.L
 		loopExited: make(chan struct{}),
 	}
 	e.device, e.depth = launcherOf(backend)
+	e.holder, _ = e.device.(kernels.Holder)
 	if cfg.MaxModelLen > 0 {
 		e.maxLen = min(e.maxLen, cfg.MaxModelLen)
 	}

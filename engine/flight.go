@@ -27,6 +27,7 @@ type flight struct {
 	began   time.Time
 	target  time.Duration // that it was planned to take where gaps are promised; else 0
 	launch  time.Duration // of the loop's, to describe and launch it
+	held    bool          // its draws wait for what the step before it draws; see guide.go
 }
 
 // member is one sequence's part of a flight.
@@ -144,6 +145,9 @@ func (e *Engine) launch() {
 	var err error
 	for {
 		f.step = e.build(&f.buf)
+		if !f.step.Hold {
+			e.masks(f.buf.guided)
+		}
 		f.began = e.now()
 		err = guard(func() error { return e.device.Launch(f.step) })
 		if !errors.Is(err, kernels.ErrStepTooLarge) {
@@ -175,9 +179,17 @@ func (e *Engine) launch() {
 	}
 	e.flights = append(e.flights, f)
 	e.predict()
-	if err != nil {
+	f.held = false
+	switch {
+	case err != nil:
 		f.step = nil
 		e.broken(f, err)
+	case !f.step.Hold:
+		e.endDead(f.buf.guided)
+	case f.buf.behind:
+		f.held = true
+	default:
+		e.draw(f)
 	}
 }
 
@@ -196,6 +208,7 @@ func (e *Engine) halve(b *stepBuffers) {
 // settle waits for the oldest step under way and handles its outcome.
 func (e *Engine) settle() {
 	f := e.flights[0]
+	defer e.release()
 	var results []kernels.Result
 	asked := e.now()
 	err := guard(func() (err error) {

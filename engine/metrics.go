@@ -14,6 +14,8 @@ import (
 type metrics struct {
 	stepSeconds                                                  prometheus.Histogram
 	prefill, decode, hits, preemptions, failures, voided, spoilt prometheus.Counter
+	maskSeconds                                                  prometheus.Histogram
+	masked, deadEnds                                             prometheus.Counter
 	requests                                                     *prometheus.CounterVec
 }
 
@@ -37,9 +39,15 @@ func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 		failures:    counter("step_failures_total", "Backend steps that failed; see the worker's log."),
 		voided:      counter("voided_prefixes_total", "Prefixes that were on their way when their request was placed, and did not come, or were not what their digests say: what steps had computed with them was dropped, and computed again."),
 		spoilt:      counter("invalid_outputs_total", "Requests that failed because the model computed no number for them: look at its weights, its dtype and the device."),
-		requests:    counters("requests_total", "Requests ended, by how.", "outcome"),
+		maskSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "xpyd_engine_mask_seconds", Help: "Time to make the masks of one step's draws whose output is bound; on a GPU it passes beside the step.",
+			Buckets: maskBuckets(),
+		}),
+		masked:   counter("masked_draws_total", "Draws whose output was bound."),
+		deadEnds: counter("dead_ends_total", "Requests that failed because no token could follow as their output was bound: look at their grammars."),
+		requests: counters("requests_total", "Requests ended, by how.", "outcome"),
 	}
-	all := []prometheus.Collector{m.stepSeconds, tokens, m.hits, m.preemptions, m.failures, m.voided, m.spoilt, m.requests}
+	all := []prometheus.Collector{m.stepSeconds, tokens, m.hits, m.preemptions, m.failures, m.voided, m.spoilt, m.maskSeconds, m.masked, m.deadEnds, m.requests}
 	gauge := func(name, help string, labels prometheus.Labels, f func() float64) {
 		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "xpyd_engine_" + name, Help: help, ConstLabels: labels}, f))
 	}

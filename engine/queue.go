@@ -30,6 +30,9 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 	}
 	if first := req.resumes(); first >= 0 {
 		q.choice, q.draws, q.tokens = first, 1, req.Resumed()
+		q.guide = h.guideOf(first)
+	} else if req.Guide != nil {
+		q.guide = req.Guide.Fork()
 	}
 	q.chain.Priority = req.Priority
 	q.chain.Extend(q.tokens) // here rather than on the loop: it takes a while

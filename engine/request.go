@@ -25,6 +25,10 @@ type Request struct {
 	Prompt []int32
 	N      int // choices; 0 means 1
 	Sampling
+	// Guide binds the output of each choice; nil: nothing does. EOS then ends a choice wherever the guide
+	// allows it, and there always: MinTokens, IgnoreEOS and StopTokens only have it not drawn while
+	// anything else may come.
+	Guide      Guide
 	MaxTokens  int // output tokens a choice; 0 means up to the context length
 	MinTokens  int // EOS and StopTokens are banned before that many
 	StopTokens []int32

@@ -19,6 +19,7 @@ type sequence struct {
 	table    []int32 // blocks; nil while it waits for memory
 	computed int     // leading tokens whose KV rows lie in table
 	shared   bool    // others may hold the block of row computed
+	guide    Guide   // behind tokens; nil: nothing binds the output
 	chain    kvcache.Chain
 	indexed  int // leading tokens the prefix index knows, or refused
 	told     int // leading blocks that OnBlocks heard of

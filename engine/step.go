@@ -14,6 +14,10 @@ type stepBuffers struct {
 	tells   []tell
 	// arrivals are what the step waits for.
 	arrivals []kernels.Arrival
+	guided   []guided
+	masks    []uint32 // theirs
+	words    int      // of a mask
+	behind   bool     // some of them depend on what the step before draws
 }
 
 // tell is what one sequence's OnBlocks is told during a step.
@@ -31,7 +35,8 @@ var unknown = []int32{0}
 // build describes the batch to the backend.
 func (e *Engine) build(b *stepBuffers) *kernels.Step {
 	b.seqs, b.samples, b.targets, b.tells = b.seqs[:0], b.samples[:0], b.targets[:0], b.tells[:0]
-	b.arrivals = b.arrivals[:0]
+	b.arrivals, b.behind = b.arrivals[:0], false
+	e.guides(b)
 	for _, q := range e.batch {
 		from, length := q.next(), q.length()
 		end := from + q.chunk
@@ -45,9 +50,9 @@ func (e *Engine) build(b *stepBuffers) *kernels.Step {
 			s.Tokens = q.tokens[from:end]
 		}
 		if end == length {
-			from := len(b.samples)
+			from, mask := len(b.samples), e.guide(b, q)
 			for i := range q.draws {
-				b.samples = append(b.samples, q.sample(i))
+				b.samples = append(b.samples, q.sample(i, mask))
 			}
 			s.Samples = b.samples[from:len(b.samples):len(b.samples)]
 		}
@@ -72,7 +77,7 @@ func (e *Engine) build(b *stepBuffers) *kernels.Step {
 		}
 		b.seqs = append(b.seqs, s)
 	}
-	step := &kernels.Step{Seqs: b.seqs, Arrivals: b.arrivals}
+	step := &kernels.Step{Seqs: b.seqs, Arrivals: b.arrivals, Hold: e.holdsDraws(b)}
 	if len(b.tells) > 0 {
 		step.OnLayer = func(layer int) {
 			for i := range b.tells {
@@ -93,16 +98,16 @@ func (b *stepBuffers) untell() {
 	}
 }
 
-// sample describes q's i-th draw.
-func (q *sequence) sample(i int) kernels.Sample {
+// sample describes q's i-th draw, whose mask may be filled in later.
+func (q *sequence) sample(i int, mask []uint32) kernels.Sample {
 	r := q.h.req
 	s := kernels.Sample{
 		Seed: r.Seed, Choice: uint32(q.choice + i), Position: q.length(),
 		Temperature: r.Temperature, TopK: r.TopK, TopP: r.TopP, MinP: r.MinP,
 		Repetition: r.Repetition, Presence: r.Presence, Frequency: r.Frequency,
-		Prompt: r.Prompt, Output: q.output(), Bias: r.Bias, Logprobs: r.Logprobs,
+		Prompt: r.Prompt, Output: q.output(), Bias: r.Bias, Logprobs: r.Logprobs, Mask: mask,
 	}
-	if q.length()-len(r.Prompt) < r.MinTokens {
+	if mask == nil && q.length()-len(r.Prompt) < r.MinTokens {
 		s.Ban = q.h.allBanned
 	}
 	return s

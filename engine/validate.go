@@ -43,6 +43,9 @@ func (e *Engine) normalise(r *Request) (*Request, error) {
 	if id, ok := e.outside(q.Prompt); ok {
 		return bad("prompt", "token %d is outside the vocabulary of %d", id, e.vocab)
 	}
+	if q.RowsOnly {
+		q.Guide = nil
+	}
 	if id, ok := e.outside(q.StopTokens); ok {
 		return bad("stop_token_ids", "token %d is outside the vocabulary of %d", id, e.vocab)
 	}
@@ -90,6 +93,9 @@ func (e *Engine) checkGiven(q *Request) error {
 		}
 		if id, ok := e.outside(g.Tokens); ok {
 			return bad("choice %d: token %d is outside the vocabulary of %d", i, id, e.vocab)
+		}
+		if n := q.checkGuided(g.Tokens); n >= 0 {
+			return bad("choice %d: its token %d of %d is not what the output is bound to", i, n+1, len(g.Tokens))
 		}
 		for n, id := range g.Tokens {
 			if why := e.finishOf(q, id, n+1); why != FinishNone {

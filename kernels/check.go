@@ -35,5 +35,10 @@ func (q *Seq) Check(a *arch.Config, blockTokens, blocks int) error {
 			return fmt.Errorf("target %d of a vocabulary of %d", id, a.Vocab)
 		}
 	}
+	for i := range q.Samples {
+		if m := q.Samples[i].Mask; m != nil && len(m) != MaskWords(a.Vocab) {
+			return fmt.Errorf("draw %d: a mask of %d words for a vocabulary of %d", i, len(m), a.Vocab)
+		}
+	}
 	return nil
 }

@@ -91,6 +91,9 @@ type Step struct {
 	// HostArrival.Good) after the step: what a Seq computed from a bad block is worthless;
 	// other Seqs are unaffected.
 	Arrivals []Arrival
+	// Hold, of a Holder, has the draws wait for its Draw: what Sample.Mask holds is not known yet.
+	// No Seq then has Targets.
+	Hold bool
 }
 
 // Seq is one sequence's part of a step: n = len(Tokens) new positions.
@@ -121,9 +124,9 @@ type Bias struct {
 }
 
 // Sample holds one draw's parameters, validated by the caller. The order is: raw logits ->
-// Bias, Ban -> repetition, presence, frequency penalties -> temperature -> top-k -> top-p
-// -> min-p -> draw. Temperature 0 is argmax after bias and penalties; the lowest id wins
-// ties.
+// Bias, Ban -> repetition, presence, frequency penalties -> Mask -> temperature -> top-k ->
+// top-p -> min-p -> draw. Temperature 0 is argmax after bias, penalties and mask; the lowest id
+// wins ties.
 type Sample struct {
 	Seed        uint64
 	Choice      uint32 // choice index in 0..n-1
@@ -139,18 +142,24 @@ type Sample struct {
 	Output      []int32 // tokens so far; read only when a penalty is on
 	Bias        []Bias
 	Ban         []int32 // ids that must not be drawn (min_tokens)
-	Logprobs    int     // -1: none; else how many top entries to list
+	// Mask, when set, has a bit for each token, id i at bit i%32 of word i/32, in MaskWords words:
+	// no token without its bit is drawn. Samples of a Seq may share it.
+	Mask     []uint32
+	Logprobs int // -1: none; else how many top entries to list
 }
 
+// MaskWords is the length of a mask over a vocabulary.
+func MaskWords(vocab int) int { return (vocab + 31) / 32 }
+
 // TokenLogprob is a token with its natural-log probability under the raw
-// logits (before bias, penalties, temperature), as vLLM's "raw_logprobs".
+// logits (before bias, penalties, mask, temperature), as vLLM's "raw_logprobs".
 type TokenLogprob struct {
 	ID      int32   `json:"id"`
 	Logprob float32 `json:"logprob"`
 	Rank    int32   `json:"rank"` // 1 is the most likely; 0 when not computed
 }
 
-// NoToken is drawn from logits that are all NaN: the model has no output.
+// NoToken is drawn from logits that are all NaN: the model has no output, or none that the mask allows.
 const NoToken = -1
 
 // Sampled is one drawn token. If it is NoToken, nothing else is set.
@@ -204,6 +213,15 @@ type Launcher interface {
 	// returns what Step would. The results are valid until the next Launch. Each
 	// successful Launch needs one Await.
 	Await() ([]Result, error)
+}
+
+// Holder is a Launcher whose steps may begin before it is known what their draws may be.
+type Holder interface {
+	Launcher
+	// Draw says that the masks of the step launched last, which has Step.Hold, are filled in. Until
+	// then the only call that may come is Await of the step before it. That of the step itself returns
+	// what went wrong here.
+	Draw()
 }
 
 // Pool moves rows in and out of the KV pool. A layer's rows are packed as its kvlayout.Rows

@@ -45,6 +45,9 @@ type Config struct {
 	// Ran, if set, is told of each prompt that has its first tokens, except a router's probes, and
 	// how long that took since its ticket or request.
 	Ran func(info *engine.PromptInfo, choices int, took time.Duration)
+	// Guide, if set, makes what binds an order's output. Without it, or with an error, a bound order gets its
+	// prompt's rows and decode draws.
+	Guide func(ctx context.Context, g *handoff.Guide) (engine.Guide, error)
 	// Give, if set, answers tickets for cached blocks; see give.go. GiveTime bounds such a ticket,
 	// whatever its deadline.
 	Give     func(ctx context.Context, a Asked) (blocks []int32, release func(), err error)
@@ -143,18 +146,19 @@ func (s *Service) servePrompt(ctx context.Context, o *kvconn.Outgoing, order *ha
 	if order.PromptLogprobs < 0 { // else all of it is computed
 		source = s.warm(ctx, Wanted{t.RequestID, t.Tokens, order.Salt, order.Peers})
 	}
+	guide := s.guide(ctx, t.RequestID, order)
 	h, err := s.engine.Submit(ctx, &engine.Request{
 		ID: t.RequestID, Prompt: t.Tokens, N: order.N, Sampling: order.Sampling,
 		MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
 		Salt: order.Salt, Priority: order.Priority, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
-		PrefillOnly: true, RowsOnly: order.Rows, Urgent: order.Urgent, Keep: !order.MayShed, Promise: engine.Promise{TTFT: order.TTFT}, Source: source,
+		PrefillOnly: true, RowsOnly: order.Rows, Urgent: order.Urgent, Keep: !order.MayShed, Promise: engine.Promise{TTFT: order.TTFT}, Source: source, Guide: guide,
 		OnBlocks: func(layer int, ready []engine.Ready) { o.Push(layer, src.ready(layer, ready)) },
 	})
 	if err != nil {
 		return s.fail(o, err)
 	}
 	defer h.Release() // after Done: the pusher reads our blocks until then
-	draft, payload, err := s.draft(ctx, h, order, begun)
+	draft, payload, err := s.draft(ctx, h, order, guide != nil, begun)
 	if err != nil {
 		return s.fail(o, err)
 	}
@@ -165,6 +169,22 @@ func (s *Service) servePrompt(ctx context.Context, o *kvconn.Outgoing, order *ha
 	}
 	return Report{Outcome: ticket.Done, PromptTokens: len(t.Tokens), CachedTokens: draft.Cached,
 		QueueUS: draft.QueueUS, ComputeUS: draft.ComputeUS}
+}
+
+// guide makes what binds an order's output. Where it cannot, the order becomes one for rows alone.
+func (s *Service) guide(ctx context.Context, id string, order *handoff.Order) engine.Guide {
+	if order.Guide == nil || order.Rows {
+		return nil
+	}
+	if s.cfg.Guide != nil {
+		g, err := s.cfg.Guide(ctx, order.Guide)
+		if err == nil {
+			return g
+		}
+		s.log.Warn("the first token is left to decode: the grammar cannot be followed here", "request_id", id, "error", err)
+	}
+	order.Rows = order.PromptLogprobs < 0 // else drawn for them, and not sent
+	return nil
 }
 
 func (s *Service) warm(ctx context.Context, w Wanted) engine.Source {
@@ -204,7 +224,7 @@ func (s *Service) fail(o *kvconn.Outgoing, err error) Report {
 }
 
 // draft waits for the prompt's end and encodes what was drawn.
-func (s *Service) draft(ctx context.Context, h *engine.Handle, order *handoff.Order, begun time.Time) (*handoff.Draft, []byte, error) {
+func (s *Service) draft(ctx context.Context, h *engine.Handle, order *handoff.Order, guided bool, begun time.Time) (*handoff.Draft, []byte, error) {
 	n := order.N
 	if order.Rows {
 		return undrawn(ctx, h, begun)
@@ -219,6 +239,7 @@ func (s *Service) draft(ctx context.Context, h *engine.Handle, order *handoff.Or
 	for i := range events {
 		d.First[i] = events[i].Sampled
 	}
+	d.Guided = guided
 	payload, err := d.Encode()
 	return d, payload, err
 }
@@ -277,6 +298,7 @@ func outcomeOf(err error) ticket.Outcome {
 	var bad *engine.RequestError
 	var long *engine.TooLongError
 	var spoilt *engine.OutputError
+	var dead *engine.GuideError
 	switch {
 	case errors.As(err, &end):
 		return end.outcome
@@ -284,7 +306,7 @@ func outcomeOf(err error) ticket.Outcome {
 		return ticket.Invalid
 	case errors.Is(err, engine.ErrLate):
 		return ticket.Shed
-	case errors.As(err, &bad), errors.Is(err, ErrLeaseExists), errors.Is(err, ErrNotCached):
+	case errors.As(err, &bad), errors.As(err, &dead), errors.Is(err, ErrLeaseExists), errors.Is(err, ErrNotCached):
 		return ticket.Refused
 	case errors.As(err, &long), // for this worker; decode had room
 		errors.Is(err, engine.ErrQueueFull), errors.Is(err, engine.ErrClosed), errors.Is(err, ErrTooManyLeases), errors.Is(err, ErrGivesEnough):

@@ -319,6 +319,72 @@ func TestTicketForRows(t *testing.T) {
 	}
 }
 
+// oneOf is a guide that allows one token alone.
+type oneOf int32
+
+func (g oneOf) Fork() engine.Guide      { return g }
+func (g oneOf) Accept(token int32) bool { return token == int32(g) }
+func (g oneOf) Mask(bits []uint32) {
+	clear(bits)
+	bits[g/32] |= 1 << (g % 32)
+}
+
+// TestTicketGuided: first tokens are drawn as decode's guide has it. One that cannot be made here gets
+// the rows alone, unless log probabilities are asked for, and never tokens that count as guided.
+func TestTicketGuided(t *testing.T) {
+	make := func(_ context.Context, g *handoff.Guide) (engine.Guide, error) {
+		if g.Kind != "one" {
+			return nil, errors.New("no such kind")
+		}
+		return oneOf(len(g.Text)), nil
+	}
+	for name, c := range map[string]struct {
+		make   func(context.Context, *handoff.Guide) (engine.Guide, error)
+		kind   string
+		listed int
+		drawn  int
+		want   int32
+		guided bool
+	}{
+		"followed":            {make, "one", -1, 2, 5, true},
+		"followed, listed":    {make, "one", 0, 2, 5, true},
+		"unknown":             {make, "other", -1, 0, 0, false},
+		"unknown, listed":     {make, "other", 0, 0, 0, false},
+		"of an older release": {nil, "one", -1, 0, 0, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(cfg *prefill.Config) { cfg.Guide = c.make }, nil, func(r *rig) {
+				s := spec(tokens(18, 18))
+				s.First = order(func(o *handoff.Order) {
+					o.N, o.PromptLogprobs = 2, c.listed
+					o.Guide = &handoff.Guide{Kind: c.kind, Text: "12345"}
+				})
+				in := r.send(s)
+				commit, err := in.Wait(r.t.Context())
+				if err != nil {
+					r.t.Fatal(err)
+				}
+				o, err := handoff.ParseOrder(s.First)
+				if err != nil {
+					r.t.Fatal(err)
+				}
+				d, err := handoff.ParseDraft(commit.Payload, o, false, 18, vocab)
+				if err != nil {
+					r.t.Fatal(err)
+				}
+				if len(d.First) != c.drawn || d.Guided != c.guided || (len(d.Prompt) > 0) != (c.listed >= 0) {
+					r.t.Errorf("%+v: want %d first tokens", d, c.drawn)
+				}
+				for _, f := range d.First {
+					if f.Token != c.want {
+						r.t.Errorf("drew %d, want %d", f.Token, c.want)
+					}
+				}
+			})
+		})
+	}
+}
+
 func TestTicketRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*kvconn.TicketSpec)

@@ -127,7 +127,7 @@ func TestRequestOf(t *testing.T) {
 		b.MinTokens != 3 || len(b.StopTokens) != 1 || !b.IgnoreEOS || b.Salt != "s" || b.Priority != 7 || !b.Urgent || b.Promise != j.promise {
 		t.Errorf("%+v\n%+v", a, b)
 	}
-	if o := (&origin{}).claim(a, 0, 2).Order; o.TTFT != time.Second || !o.Urgent {
+	if o := (&origin{}).claim(a, nil, 0, 2).Order; o.TTFT != time.Second || !o.Urgent {
 		t.Errorf("prefill is asked %+v", o)
 	}
 	j.Seed = p(int64(11))
@@ -335,11 +335,6 @@ func TestSmallParts(t *testing.T) {
 	}
 	if got := (timing{1500 * time.Microsecond, 2 * time.Second, time.Microsecond}).header(); got != "wait;dur=1.500, prefill;dur=2000.000, kv;dur=0.001" {
 		t.Error(got)
-	}
-	for f, want := range map[string]bool{`{"type":"text"}`: true, `{"type":"json_object"}`: false, `{}`: false, `5`: false, `{"type":"text"`: false} {
-		if plainText([]byte(f)) != want {
-			t.Errorf("format %s", f)
-		}
 	}
 	large := fmt.Errorf("x: %w", &cpu.PoolError{})
 	other := errors.New("x")

@@ -62,15 +62,21 @@ func writeError(ctx *fasthttp.RequestCtx, err error) {
 	writeJSON(ctx, api.Status, api.Append(nil))
 }
 
+// codeDeadEnd is of an answer that no token can continue as the request binds it.
+const codeDeadEnd = "unsatisfiable_constraint"
+
 func engineFailure(err error) *failure {
 	var bad *engine.RequestError
 	var long *engine.TooLongError
 	var spoilt *engine.OutputError
+	var dead *engine.GuideError
 	switch {
 	case errors.As(err, &bad):
 		return &failure{openai.BadRequest(bad.Field, "%s", bad.Msg), ticket.Refused}
 	case errors.As(err, &long):
 		return &failure{openai.BadRequest("prompt", "%v", err), ticket.Refused}
+	case errors.As(err, &dead):
+		return &failure{openai.BadRequest("", "%v", err).WithStatus(400, codeDeadEnd), ticket.Refused}
 	case errors.As(err, &spoilt):
 		return failed(ticket.Invalid, err)
 	case errors.Is(err, engine.ErrLate):

@@ -131,7 +131,7 @@ func (g *generation) runPrompt(ctx context.Context, i int) {
 func (g *generation) submitPrompt(ctx context.Context, i int) (*engine.Handle, *failure) {
 	r := g.w.request(g.j, i, g.id, g.seed)
 	if g.from != nil {
-		pre, rep, err := g.w.decode.Fetch(ctx, g.from.claim(r, i, len(g.j.items)))
+		pre, rep, err := g.w.decode.Fetch(ctx, g.from.claim(r, g.j.bound, i, len(g.j.items)))
 		if err != nil {
 			return nil, fetchFailure(err)
 		}

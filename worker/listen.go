@@ -61,7 +61,7 @@ func (w *Worker) startKV(d Deps) error {
 	pcfg := prefill.DefaultConfig()
 	pcfg.Lease, pcfg.MaxLease, pcfg.TicketWait = w.cfg.LeaseTime, w.cfg.LeaseMax, w.cfg.TicketWait
 	pcfg.Warm, pcfg.Give, pcfg.GiveTime = w.bringPrefix, w.givePrefix, 2*w.cfg.KV.LoadTimeout
-	pcfg.Ran = w.vllm.prefilled
+	pcfg.Ran, pcfg.Guide = w.vllm.prefilled, w.binder.Guide
 	w.prefill = prefill.New(pcfg, w.engine, w.backend, w.backend.Layout(), w.log)
 	if w.server, err = kvconn.NewServer(cfg, w.log, metrics); err != nil {
 		return err

@@ -30,13 +30,13 @@ type origin struct {
 	peers     []ticket.Peer // besides the pair
 }
 
-// claim is what decode asks of prefill for prompt i of n.
-func (from *origin) claim(r *engine.Request, i, n int) *decode.Claim {
+// claim is what decode asks of prefill for prompt i of n, whose answers bound binds.
+func (from *origin) claim(r *engine.Request, bound *handoff.Guide, i, n int) *decode.Claim {
 	return &decode.Claim{
 		Addr: from.addr, Peer: from.peer, Link: from.link, LeaseID: from.leaseID, RequestID: from.requestID,
 		Owner: r.Owner, Tokens: r.Prompt, Deadline: from.deadline,
 		Order: handoff.Order{Sampling: r.Sampling, N: max(r.N, 1), Urgent: r.Urgent, TTFT: r.Promise.TTFT, MayShed: !r.Keep && len(r.Given) == 0, MinTokens: r.MinTokens, StopTokens: r.StopTokens,
-			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, Salt: r.Salt, Priority: r.Priority, Peers: from.peers, Rows: r.RowsDo(), Index: i, Of: n},
+			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, Salt: r.Salt, Priority: r.Priority, Peers: from.peers, Rows: r.RowsDo(), Guide: bound, Index: i, Of: n},
 	}
 }
 

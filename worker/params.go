@@ -4,12 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/internal/answer"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/tokenizer"
@@ -28,9 +28,11 @@ type job struct {
 	framed   bool          // events say which tokens they stand for
 	given    *openai.Given // where another worker left the stream; nil: it begins here
 	created  time.Time
-	reading  reading       // of a chat's answers
-	peers    []ticket.Peer // have the beginning of the prompt, says the router
-	brought  bool          // the KV of the prompt was brought ahead; without it the job is refused
+	reading  reading        // of a chat's answers
+	bound    *handoff.Guide // what binds the answers; nil: nothing does
+	guide    engine.Guide   // the same at its begin, to be forked
+	peers    []ticket.Peer  // have the beginning of the prompt, says the router
+	brought  bool           // the KV of the prompt was brought ahead; without it the job is refused
 
 	requestID string // the client's
 	items     []item
@@ -92,6 +94,11 @@ func (w *Worker) completionJob(ctx *fasthttp.RequestCtx) (*job, error) {
 		}
 		j.items = append(j.items, it)
 	}
+	if c.Constraint != nil {
+		if err := w.bind(ctx, j, c.Constraint.Field, specOf(c.Constraint)); err != nil {
+			return nil, err
+		}
+	}
 	return j, w.checkJob(j)
 }
 
@@ -111,29 +118,19 @@ func (w *Worker) chatJob(ctx *fasthttp.RequestCtx, now time.Time) (*job, error) 
 	if err != nil {
 		return nil, err
 	}
-	if c.ResponseFormat != nil && !plainText(c.ResponseFormat) {
-		return nil, openai.BadRequest("response_format", "this engine generates plain text only")
-	}
-	if !slices.Contains([]string{"", `"auto"`, `"none"`}, string(c.ToolChoice)) {
-		return nil, openai.BadRequest("tool_choice", "a model can be made to call a tool, or a certain one, only by a grammar, and this engine has none yet; use auto or none")
-	}
 	p, fail := w.renderChat(ctx, c, now)
 	if fail != nil {
 		return nil, fail
 	}
 	j := &job{Sampling: c.Sampling, chat: true, logprobs: -1, items: []item{{tokens: p.tokens}}}
 	w.read(j, c, p.tools, p.text)
+	if err := w.bindChat(ctx, j, c); err != nil {
+		return nil, err
+	}
 	if c.Logprobs {
 		j.logprobs = c.TopLogprobs
 	}
 	return j, w.checkJob(j)
-}
-
-func plainText(format json.RawMessage) bool {
-	var f struct {
-		Type string `json:"type"`
-	}
-	return json.Unmarshal(format, &f) == nil && f.Type == "text"
 }
 
 // prompt is a rendered chat.
@@ -289,6 +286,9 @@ func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request 
 		Sampling: w.sampling(&j.Sampling, seed), MinTokens: j.MinTokens,
 		StopTokens: j.StopTokenIDs, IgnoreEOS: j.IgnoreEOS, Salt: j.CacheSalt, Priority: int8(j.CachePriority),
 		Logprobs: j.logprobs, PromptLogprobs: -1, Given: j.givenTo(i), Offers: j.framed,
+	}
+	if j.guide != nil {
+		r.Guide = j.guide.Fork()
 	}
 	if j.Seed == nil { // the same prompt twice in a list should get two answers
 		r.Seed += uint64(i) * seedStride

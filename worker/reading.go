@@ -90,6 +90,7 @@ type reading struct {
 	think   *answer.Think
 	options answer.Options
 	hide    bool // reasoning is not told
+	named   bool // the answer is a call of the tool that the request names
 	marks   []int32
 	seed    [sha256.Size]byte // of the calls' IDs
 }

@@ -118,7 +118,8 @@ func TestRefuse(t *testing.T) {
 	f("/v1/chat/completions", chat+`,"tool_choice":"auto"}`, 200, `"content"`)
 	f("/v1/chat/completions", chat+`,"tool_choice":"required"}`, 400, `"param":"tool_choice"`)
 	f("/v1/chat/completions", chat+`,"tool_choice":{"type":"function","function":{"name":"f"}}}`, 400, `"param":"tool_choice"`)
-	f("/v1/chat/completions", chat+`,"response_format":{"type":"json_object"}}`, 400, `"param":"response_format"`)
+	f("/v1/chat/completions", chat+`,"response_format":{"type":"json_object"}}`, 200, `"content":"{"`)
+	f("/v1/chat/completions", chat+`,"response_format":{"type":"structural_tag"}}`, 400, `"param":"response_format"`)
 
 	f("/v1/chat/completions", `{"messages":[{"role":"user","content":"no"}]}`, 400, `chat template: `)
 	f("/v1/chat/completions", `{"messages":[{"role":"user","content":"no"}]}`, 400, `"param":"messages"`)

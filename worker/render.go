@@ -232,7 +232,7 @@ func (c *choice) drop() {
 func (c *choice) takeChunk() openai.Choice {
 	out := openai.Choice{Index: c.index, Text: string(c.text), Reasoning: string(c.reasoning), Calls: c.takeCalls(), Role: !c.begun, Finish: c.finish,
 		StopString: c.hit, StopToken: c.stopID}
-	if c.called && c.finish == string(engine.FinishStop) {
+	if c.called && c.finish == string(engine.FinishStop) && !c.j.reading.named { // as OpenAI has it
 		out.Finish = finishCalls
 	}
 	if c.j.logprobs >= 0 {

@@ -6,6 +6,7 @@
 //
 //	http.go        routes, bounds, access; watches the client
 //	params.go      the request in the engine's terms: a job of one or more prompts
+//	bound.go       what binds its answers: grammars, calls that must be made
 //	answersize.go  how large its answer can become, and the memory for it
 //	origin.go      where its KV comes from: a prefill worker named by our router,
 //	foreign.go,    or by a foreign proxy
@@ -36,6 +37,7 @@ import (
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/engine/tier"
+	"github.com/xpyd/xpyd/internal/bind"
 	"github.com/xpyd/xpyd/internal/clientwatch"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
@@ -89,6 +91,7 @@ type Worker struct {
 	model         *model.Model
 	tok           *tokenizer.Tokenizer
 	formats       formats
+	binder        *bind.Binder
 	longest       int // bytes of the longest token
 	sizes         openai.TokenSizes
 	answers       *answerMemory
@@ -159,6 +162,9 @@ func (w *Worker) start(ctx context.Context, d Deps) error {
 		Layout: w.backend.Layout(),
 	}
 	if err := w.registerMetrics(); err != nil {
+		return err
+	}
+	if err := w.newBinder(); err != nil {
 		return err
 	}
 	var err error
@@ -310,7 +316,7 @@ func (w *Worker) Instance() fleet.Instance {
 		Convert:     w.cfg.KV.Convert == convertAllow,
 		Unchecked:   w.cfg.KV.Digest == "off",
 		Layout:      w.identity.Layout.Form(),
-		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.engine.MaxRunning(), Gap: w.engine.Gap().Seconds(), Devices: w.devices, Parsers: w.formats.announced(), TP: w.backend.Info().Ranks, PID: os.Getpid(),
+		MaxModelLen: w.engine.MaxModelLen(), Blocks: w.backend.Blocks(), KVBytes: w.poolBytes(), MaxBatch: w.engine.MaxRunning(), Gap: w.engine.Gap().Seconds(), Devices: w.devices, Parsers: w.formats.announced(), Grammars: true, TP: w.backend.Info().Ranks, PID: os.Getpid(),
 		KVEvents: events, KVReplay: replay, KVTopic: w.cfg.KVEvents.Topic, KVEventsOpen: w.cfg.KVEvents.Open, Topology: w.cfg.Topology,
 	}
 }

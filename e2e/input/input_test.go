@@ -337,7 +337,7 @@ func TestBodies(t *testing.T) {
 	}
 	f(chat, "a call cannot be forced", say(hello, `"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required"`), 400, "tool_choice")
 	f(chat, "tool without a type", say(hello, `"tools":[{"function":{"name":"f"}}]`), 400, "tools")
-	f(chat, "response_format is not for this engine", say(hello, `"response_format":{"type":"json_object"}`), 400, "response_format")
+	f(chat, "response_format is of no kind there is", say(hello, `"response_format":{"type":"structural_tag"}`), 400, "response_format")
 	f(chat, "unknown model", `{"model":"nope","messages":`+hello+`}`, 404, "model")
 	f(chat, "too long", say(`[{"role":"user","content":"`+strings.Repeat("hello ", 10_000)+`"}]`, ""), 400, "messages")
 

@@ -8,7 +8,30 @@ import (
 )
 
 // Request is a random one. Fields lack the braces.
-type Request struct{ Path, Fields string }
+type Request struct {
+	Path, Fields string
+	Bound        bool // its answer must be something
+}
+
+// bounds say what an answer must be: fields of OpenAI, vLLM and SGLang.
+var bounds = []string{
+	`"structured_outputs":{"regex":"([a-z]{2,9} ){15,300}end"}`,
+	`"structured_outputs":{"regex":"(Lily|Tom)( (said|saw|ran|and|the|big|dog|park|[0-9]+)){5,}\\."}`,
+	`"structured_outputs":{"choice":["yes","no","Once upon a time there was a little dog named Max","Once upon a time there was a cat"]}`,
+	`"guided_regex":"[A-Z][^A-Z]*"`,
+	`"guided_choice":["red","green","a big red ball"]`,
+	`"regex":"(\\([0-9]{3}\\) [0-9]{3}-[0-9]{4}\\n)+"`,
+	`"response_format":{"type":"json_object"}`,
+	`"response_format":{"type":"json_schema","json_schema":{"name":"tale","strict":true,"schema":{"type":"object","additionalProperties":false,
+		"properties":{"title":{"type":"string","maxLength":40},"pages":{"type":"array","items":{"type":"integer"},"minItems":10},"kind":{"enum":["sad","happy"]}},
+		"required":["title","pages","kind"]}}}`,
+	`"guided_json":{"type":"array","items":{"type":"string"},"minItems":3}`,
+}
+
+// Bind has a request's answer be something.
+func (d *Request) Bind(r *rand.Rand) {
+	d.Fields, d.Bound = d.Fields+","+bounds[r.IntN(len(bounds))], true
+}
 
 // Draw makes a request of the model "tiny", with tokens from 3 to 502; a whole one does not stream.
 func Draw(r *rand.Rand, whole bool) Request {
@@ -68,5 +91,8 @@ func Draw(r *rand.Rand, whole bool) Request {
 		add(2, `"stream_options":{"include_usage":true,"continuous_usage_stats":%t}`, r.IntN(2) == 0)
 	}
 	d.Fields = strings.Join(f, ",")
+	if r.IntN(4) == 0 {
+		d.Bind(r)
+	}
 	return d
 }

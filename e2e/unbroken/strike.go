@@ -53,6 +53,7 @@ type Strikes struct {
 	Workers  Workers
 	Client   *http.Client
 	Patience time.Duration // until nothing is held
+	Bound    bool          // all answers are bound to something; else some are
 
 	answers, broken, wrong int
 }
@@ -122,6 +123,9 @@ func (u *Strikes) round(t *testing.T, r *rand.Rand, n int) (done []string, seams
 	asks := make([]Request, 8+r.IntN(8))
 	for i := range asks {
 		asks[i] = Draw(r, i > 0 && r.IntN(5) == 0)
+		if u.Bound && !asks[i].Bound {
+			asks[i].Bind(r)
+		}
 	}
 	var mu sync.Mutex
 	events := 0

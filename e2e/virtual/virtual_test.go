@@ -34,15 +34,19 @@ import (
 )
 
 // TestUnbroken: see package unbroken. The workers run on virtual time.
-func TestUnbroken(t *testing.T) { unbrokenOf(t, 88, nil) }
+func TestUnbroken(t *testing.T) { unbrokenOf(t, 88, false, nil) }
+
+// TestUnbrokenBound is the same for answers that are all bound: to schemas, regular expressions, choices. 88
+// strikes are more than a thousand.
+func TestUnbrokenBound(t *testing.T) { unbrokenOf(t, 88, true, nil) }
 
 // TestUnbrokenRanks is the same for workers of unequal numbers of ranks, two of which keep each of
 // the model's two KV heads on decode-1.
 func TestUnbrokenRanks(t *testing.T) {
-	unbrokenOf(t, 20, map[string]int{"prefill-0": 2, "decode-0": 1, "decode-1": 4, unbroken.Wired: 2})
+	unbrokenOf(t, 20, false, map[string]int{"prefill-0": 2, "decode-0": 1, "decode-1": 4, unbroken.Wired: 2})
 }
 
-func unbrokenOf(t *testing.T, otherwise int, ranks map[string]int) {
+func unbrokenOf(t *testing.T, otherwise int, bound bool, ranks map[string]int) {
 	strikes, seed := unbroken.Asked(t, "XPYD_UNBROKEN_VIRTUAL", otherwise)
 	model := filepath.Join(t.TempDir(), "tiny")
 	makeModel(t, model)
@@ -52,7 +56,7 @@ func unbrokenOf(t *testing.T, otherwise int, ranks map[string]int) {
 		f := newFleet(t, model)
 		f.ranks = ranks
 		f.start(t, fleet.Prefill, "prefill-0")
-		s := unbroken.Strikes{Router: f.router, Workers: f, Client: f.client, Patience: 2 * time.Second}
+		s := unbroken.Strikes{Router: f.router, Workers: f, Client: f.client, Patience: 2 * time.Second, Bound: bound}
 		s.Run(t, strikes, seed)
 	})
 }

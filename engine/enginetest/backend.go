@@ -312,13 +312,19 @@ func sample(s *kernels.Sample, raw []float32) kernels.Sampled {
 		}
 	}
 	best := int32(0)
+	if s.Mask != nil {
+		best = -1
+	}
 	for i := range l {
-		if l[i] > l[best] {
+		if s.Mask != nil && s.Mask[i/32]>>(i%32)&1 == 0 {
+			continue
+		}
+		if best < 0 || l[i] > l[best] {
 			best = int32(i)
 		}
 	}
 	out := kernels.Sampled{Token: best}
-	if s.Logprobs >= 0 {
+	if s.Logprobs >= 0 && best >= 0 {
 		out.Self, out.Top = logprob(raw, best), top(raw, s.Logprobs)
 	}
 	return out

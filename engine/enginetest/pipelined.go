@@ -9,7 +9,7 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// Pipelined is a Backend that is also a kernels.Launcher. It runs a step as late as it
+// Pipelined is a Backend that is also a kernels.Holder. It runs a step as late as it
 // can, when awaited, so that a block given away too soon is overwritten.
 type Pipelined struct {
 	*Backend
@@ -18,6 +18,7 @@ type Pipelined struct {
 	MostDraws int
 
 	queue []launched
+	held  bool    // the last of them waits for Draw
 	drawn []int32 // by the latest step that ran
 	both  int
 }
@@ -37,8 +38,11 @@ func (p *Pipelined) UnderWay() int { return len(p.queue) }
 
 // Launch implements kernels.Launcher.
 func (p *Pipelined) Launch(s *kernels.Step) error {
-	if len(p.queue) == 2 {
+	switch {
+	case len(p.queue) == 2:
 		return errors.New("a third step is launched")
+	case p.held:
+		return errors.New("a step is launched behind one whose draws wait")
 	}
 	draws := 0
 	for i := range s.Seqs {
@@ -54,14 +58,32 @@ func (p *Pipelined) Launch(s *kernels.Step) error {
 		p.both++
 		p.mu.Unlock()
 	}
-	p.queue = append(p.queue, launched{s, snapshot(s)})
+	p.queue, p.held = append(p.queue, launched{s, snapshot(s)}), s.Hold
 	return nil
+}
+
+// Draw implements kernels.Holder.
+func (p *Pipelined) Draw() {
+	if !p.held {
+		panic("no step's draws wait")
+	}
+	last := &p.queue[len(p.queue)-1]
+	now := snapshot(last.step)
+	for i := range now.Seqs {
+		for j := range now.Seqs[i].Samples { // only masks may have changed
+			last.then.Seqs[i].Samples[j].Mask = now.Seqs[i].Samples[j].Mask
+		}
+	}
+	p.held = false
 }
 
 // Await implements kernels.Launcher.
 func (p *Pipelined) Await() ([]kernels.Result, error) {
 	if len(p.queue) == 0 {
 		return nil, errors.New("no step is under way")
+	}
+	if p.held && len(p.queue) == 1 {
+		return nil, errors.New("the step's draws wait")
 	}
 	l := p.queue[0]
 	p.queue = p.queue[1:]
@@ -103,6 +125,7 @@ func snapshot(s *kernels.Step) *kernels.Step {
 		for j := range q.Samples {
 			d := &q.Samples[j]
 			d.Prompt, d.Output, d.Bias, d.Ban = slices.Clone(d.Prompt), slices.Clone(d.Output), slices.Clone(d.Bias), slices.Clone(d.Ban)
+			d.Mask = slices.Clone(d.Mask)
 		}
 	}
 	return c

@@ -25,6 +25,9 @@ const (
 	maxOrder    = 4 << 20 // bytes
 	maxTTFT     = time.Hour
 	entryBytes  = 128 // of one log probability in JSON, with room to spare
+	// MaxGrammar bounds Guide.Text in bytes: an order of it must be one, however JSON writes it.
+	MaxGrammar = 512 << 10
+	maxMark    = 256 // bytes of a kind or a mark
 )
 
 // Order is decode's side: everything but the prompt that decides the first token of each choice.
@@ -54,10 +57,48 @@ type Order struct {
 	// Rows asks for the prompt's rows alone: all choices have been begun, by another decode.
 	Rows bool `json:"rows,omitempty"`
 
+	// Guide binds the output; nil: nothing does. A prefill that cannot follow it draws nothing, and one
+	// of an older release, which does not know it, does not say Draft.Guided: decode draws then.
+	Guide *Guide `json:"guide,omitempty"`
+
 	// Index and Of number the tickets of one link: a list of prompts needs one each. The link is
 	// over when all Of are.
 	Index int `json:"index"`
 	Of    int `json:"of"`
+}
+
+// Guide is what binds a request's output, from which any worker with the same tokenizer makes the same
+// engine.Guide.
+type Guide struct {
+	Kind string `json:"kind"` // of grammar
+	Text string `json:"text"`
+	// Compact JSON has no white space.
+	Compact bool `json:"compact,omitempty"`
+	// Begin is a mark that comes before what the grammar describes.
+	Begin string `json:"begin,omitempty"`
+	// Thinks is where the prompt leaves a model's reasoning, behind which the grammar begins.
+	Thinks Thinks `json:"thinks,omitempty"`
+}
+
+// Thinks says whether reasoning comes before the answer.
+type Thinks string
+
+// Values of Thinks.
+const (
+	ThinksNot Thinks = ""     // the answer comes at once
+	ThinksMay Thinks = "may"  // the model decides whether it thinks first
+	ThinksNow Thinks = "does" // the prompt has begun the reasoning
+)
+
+func (g *Guide) check() error {
+	switch {
+	case g == nil:
+	case len(g.Text) > MaxGrammar || len(g.Kind) > maxMark || len(g.Begin) > maxMark:
+		return fmt.Errorf("read order: a grammar of %d bytes, of kind %.20q, behind a mark of %d bytes", len(g.Text), g.Kind, len(g.Begin))
+	case g.Thinks != ThinksNot && g.Thinks != ThinksMay && g.Thinks != ThinksNow:
+		return fmt.Errorf("read order: thinks is %.20q", g.Thinks)
+	}
+	return nil
 }
 
 // Encode renders the order for a ticket.
@@ -86,6 +127,9 @@ func ParseOrder(b []byte) (*Order, error) {
 		if err := o.Peers[i].Validate(); err != nil {
 			return nil, fmt.Errorf("read order: peer %d: %w", i, err)
 		}
+	}
+	if err := o.Guide.check(); err != nil {
+		return nil, err
 	}
 	switch {
 	case len(o.Peers) > maxPeers:
@@ -121,7 +165,8 @@ func ParseOrder(b []byte) (*Order, error) {
 
 // Draft is prefill's side: the tokens it drew, and what it learned by computing.
 type Draft struct {
-	First     []kernels.Sampled `json:"first"`            // one a choice; empty for a lease, and for rows alone
+	First     []kernels.Sampled `json:"first"`            // one a choice; empty for a lease, for rows alone, and for a guide that prefill cannot follow
+	Guided    bool              `json:"guided,omitempty"` // First was drawn as Order.Guide has it
 	Prompt    PromptLogprobs    `json:"prompt,omitempty"` // [i] is of prompt token i+1
 	Cached    int               `json:"cached"`           // prompt tokens found in prefill's cache
 	QueueUS   int64             `json:"queue_us"`
@@ -152,7 +197,7 @@ func ParseDraft(b []byte, o *Order, lease bool, tokens, vocab int) (*Draft, erro
 	}
 	const day = int64(24 * 3600 * 1e6)
 	switch {
-	case len(d.First) != n && !(o.Rows && len(d.First) == 0):
+	case len(d.First) != n && !((o.Rows || o.Guide != nil) && len(d.First) == 0):
 		return nil, fmt.Errorf("read draft: %d first tokens, want %d", len(d.First), n)
 	case len(d.Prompt) != prompt:
 		return nil, fmt.Errorf("read draft: %d prompt log probabilities, want %d", len(d.Prompt), prompt)
@@ -173,6 +218,9 @@ func ParseDraft(b []byte, o *Order, lease bool, tokens, vocab int) (*Draft, erro
 		if !known(s.Token) || !entries(s.Self, s.Top, o.Logprobs) {
 			return nil, fmt.Errorf("read draft: choice %d has a token outside the vocabulary, or too many", i)
 		}
+	}
+	if o.Guide != nil && !d.Guided { // an older prefill's draws know nothing of it
+		d.First = nil
 	}
 	for i, p := range d.Prompt {
 		if !entries(p.Self, p.Top, o.PromptLogprobs) {

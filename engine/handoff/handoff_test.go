@@ -14,13 +14,14 @@ import (
 
 func order() *handoff.Order {
 	return &handoff.Order{Sampling: engine.Sampling{Seed: math.MaxUint64, Temperature: 0.7, TopP: 0.9, TopK: 40, Bias: []kernels.Bias{{ID: 3, Value: -100}}},
-		N: 2, MinTokens: 3, StopTokens: []int32{5}, Logprobs: 1, PromptLogprobs: 0, Salt: "tenant", Priority: -20, TTFT: 200 * time.Millisecond, MayShed: true, Of: 1}
+		N: 2, MinTokens: 3, StopTokens: []int32{5}, Logprobs: 1, PromptLogprobs: 0, Salt: "tenant", Priority: -20, TTFT: 200 * time.Millisecond, MayShed: true, Of: 1,
+		Guide: &handoff.Guide{Kind: "regex", Text: "a|\"b\"", Begin: "<tool_call>", Thinks: handoff.ThinksMay}}
 }
 
 func draft() *handoff.Draft {
 	lp := kernels.TokenLogprob{ID: 4, Logprob: -0.25, Rank: 1}
 	return &handoff.Draft{First: []kernels.Sampled{{Token: 4, Self: lp, Top: []kernels.TokenLogprob{lp}}, {Token: 9}},
-		Prompt: []kernels.PromptLogprob{{Self: lp}, {}}, Cached: 1, QueueUS: 2, ComputeUS: 3}
+		Prompt: []kernels.PromptLogprob{{Self: lp}, {}}, Guided: true, Cached: 1, QueueUS: 2, ComputeUS: 3}
 }
 
 func TestRoundTrip(t *testing.T) {
@@ -91,6 +92,10 @@ func TestOrderBounds(t *testing.T) {
 		"top_p 1.5":       func(o *handoff.Order) { o.Sampling.TopP = 1.5 },
 		"min_p 2":         func(o *handoff.Order) { o.Sampling.MinP = 2 },
 		"repetition -1":   func(o *handoff.Order) { o.Sampling.Repetition = -1 },
+		"a grammar":       func(o *handoff.Order) { o.Guide.Text = strings.Repeat("x", handoff.MaxGrammar+1) },
+		"a mark of 257":   func(o *handoff.Order) { o.Guide.Begin = strings.Repeat("x", 257) },
+		"of kind":         func(o *handoff.Order) { o.Guide.Kind = strings.Repeat("x", 257) },
+		"thinks is":       func(o *handoff.Order) { o.Guide.Thinks = "often" },
 		"bytes":           func(o *handoff.Order) { o.Salt = strings.Repeat("x", 5<<20) },
 	} {
 		o := order()
@@ -107,6 +112,36 @@ func TestOrderBounds(t *testing.T) {
 		if got, err := handoff.ParseOrder([]byte(s)); err == nil {
 			t.Errorf("%q: %+v", s, got)
 		}
+	}
+}
+
+// TestDraftGuided: first tokens that an older prefill drew without the guide count for nothing; one that
+// cannot follow it sends none. The largest grammar fits an order, whatever its characters.
+func TestDraftGuided(t *testing.T) {
+	f := func(change func(*handoff.Draft), first int) {
+		t.Helper()
+		d := draft()
+		change(d)
+		b, err := d.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := handoff.ParseDraft(b, order(), false, 3, 10)
+		if err != nil || len(got.First) != first {
+			t.Errorf("%+v, %v: want %d first tokens", got, err, first)
+		}
+	}
+	f(func(*handoff.Draft) {}, 2)
+	f(func(d *handoff.Draft) { d.Guided = false }, 0)
+	f(func(d *handoff.Draft) { d.First, d.Guided = nil, false }, 0)
+	o := order()
+	o.Guide.Text = strings.Repeat("\x01", handoff.MaxGrammar)
+	b, err := o.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := handoff.ParseOrder(b); err != nil || got.Guide.Text != o.Guide.Text {
+		t.Errorf("%d bytes: %v", len(b), err)
 	}
 }
 

@@ -44,6 +44,7 @@ type Options struct {
 	Single   bool   // only the first call is wanted
 	Thinking bool   // the prompt has opened the reasoning
 	Thought  bool   // the prompt has closed it already
+	Bound    bool   // nothing but its mark ends the reasoning: what follows is bound
 }
 
 // piece is an event under way.
@@ -96,7 +97,7 @@ func New(f *Format, t *Think, o Options) *Parser {
 	if t != nil {
 		p.thinkEnds = append(p.thinkEnds, t.end)
 	}
-	if f != nil && t != nil && t.calls {
+	if f != nil && t != nil && t.calls && !o.Bound {
 		for _, s := range f.sections {
 			if !s.call {
 				p.thinkEnds = append(p.thinkEnds, s.open)

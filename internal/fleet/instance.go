@@ -83,7 +83,8 @@ type Instance struct {
 	ModelFingerprint     string        `json:"model_fingerprint"`
 	TokenizerFingerprint string        `json:"tokenizer_fingerprint"`
 	Numerics             string        `json:"numerics"`
-	Parsers              string        `json:"parsers,omitempty"` // how its answers are read: "hermes/qwen3" for calls and reasoning; "" if it does not say
+	Parsers              string        `json:"parsers,omitempty"`  // how its answers are read: "hermes/qwen3" for calls and reasoning; "" if it does not say
+	Grammars             bool          `json:"grammars,omitempty"` // it binds answers to grammars; of a decode that does not, no such request is asked
 	Layout               kvlayout.Form `json:"layout"`
 	Convert              bool          `json:"kv_convert,omitempty"`   // rows of another dtype may be converted
 	Unchecked            bool          `json:"kv_unchecked,omitempty"` // digests are not checked where the peer says so too; shown, never compared

@@ -61,7 +61,7 @@ func (p *parser) chatField(c *Chat, key []byte) {
 	case "reasoning_effort":
 		p.effort = p.string("reasoning_effort")
 	case "response_format":
-		c.ResponseFormat = p.responseFormat()
+		p.responseFormat(&c.Sampling)
 	case "add_generation_prompt":
 		p.generationGiven = p.Peek() != jsonscan.Null
 		c.AddGenerationPrompt = p.bool("add_generation_prompt", true)
@@ -117,19 +117,6 @@ func (c *Chat) setEffort(effort string) {
 		set[name] = v
 	}
 	c.TemplateKwargs = set
-}
-
-// responseFormat reads a format; nil for plain text.
-func (p *parser) responseFormat() json.RawMessage {
-	p.Peek()
-	from := p.Pos()
-	switch kind, given := p.objectType("response_format"); {
-	case !given || kind == "text":
-		return nil
-	case kind == "":
-		p.refuse("response_format", "response_format.type is required")
-	}
-	return bytes.Clone(p.Since(from))
 }
 
 // tools checks that tools is a list of objects with a type. It keeps their text, because the

@@ -56,9 +56,7 @@ func (p *parser) completionField(c *Completion, key []byte) {
 			p.refuse("suffix", "suffix is not supported")
 		}
 	case "response_format":
-		if kind, given := p.objectType("response_format"); given && kind != "text" {
-			p.refuse("response_format", "response_format is not supported here")
-		}
+		p.responseFormat(&c.Sampling)
 	default:
 		p.sampling(&c.Sampling, key)
 	}
@@ -155,16 +153,17 @@ func (p *parser) sampling(s *Sampling, key []byte) {
 		if p.bool("use_beam_search", false) {
 			p.refuse("use_beam_search", "use_beam_search is not supported")
 		}
-	case "allowed_token_ids", "bad_words", "logits_processors", "prompt_embeds", "truncate_prompt_tokens",
-		"structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar":
+	case "allowed_token_ids", "bad_words", "logits_processors", "prompt_embeds", "truncate_prompt_tokens":
 		// They would change the answer, so they may not be ignored.
 		name := string(key)
 		if raw := p.raw(); raw != nil && string(raw) != "[]" {
 			p.refuse(name, "%s is not supported", name)
 		}
 	default:
-		p.unknown = true
-		p.Skip()
+		if !p.constraint(s, key) {
+			p.unknown = true
+			p.Skip()
+		}
 	}
 }
 

@@ -146,9 +146,7 @@ func TestBadCompletions(t *testing.T) {
 		{`{"prompt":"x","stream":true,"prompt_logprobs":1}`, "prompt_logprobs", "stream"},
 		{`{"prompt":"x","best_of":2}`, "best_of", "not supported"},
 		{`{"prompt":"x","suffix":"y"}`, "suffix", "not supported"},
-		{`{"prompt":"x","guided_json":{}}`, "guided_json", "not supported"},
 		{`{"prompt":"x","response_format":{"type":5}}`, "response_format.type", "string"},
-		{`{"prompt":"x","response_format":{"type":"json_object"}}`, "response_format", "not supported"},
 		{`{"prompt":"x","cache_salt":""}`, "cache_salt", "empty"},
 		{`{"prompt":"x","cache_priority":101}`, "cache_priority", "between 0 and 100"},
 		{`{"prompt":"x","cache_priority":"high"}`, "cache_priority", "integer"},
@@ -160,8 +158,6 @@ func TestBadCompletions(t *testing.T) {
 		{`{"prompt":"x","logits_processors":["a"]}`, "logits_processors", "not supported"},
 		{`{"prompt":"x","prompt_embeds":"a"}`, "prompt_embeds", "not supported"},
 		{`{"prompt":"x","truncate_prompt_tokens":1}`, "truncate_prompt_tokens", "not supported"},
-		{`{"prompt":"x","structured_outputs":{}}`, "structured_outputs", "not supported"},
-		{`{"prompt":"x","guided_grammar":"a"}`, "guided_grammar", "not supported"},
 		{`{"prompt":"x","stream_options":{"continuous_usage_stats":true}}`, "stream_options", "stream"},
 		{`{"prompt":"x","stream":true,"stream_options":{"continuous_usage_stats":1}}`, "stream_options.continuous_usage_stats", "boolean"},
 		{`{"prompt":"x","prompt_logprobs":21}`, "prompt_logprobs", "between 0 and 20"},
@@ -317,7 +313,7 @@ func TestChat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if *got.MaxTokens != 5 || got.TopLogprobs != 2 || got.ResponseFormat != nil ||
+	if *got.MaxTokens != 5 || got.TopLogprobs != 2 || got.Constraint != nil ||
 		got.AddGenerationPrompt || string(got.TemplateKwargs["enable_thinking"]) != "false" || len(got.Tools) == 0 {
 		t.Errorf("got %+v", got)
 	}
@@ -557,7 +553,9 @@ func TestEveryField(t *testing.T) {
 	chat(`"reasoning_effort":null`, func(*openai.Chat) {})
 	chat(`"reasoning_effort":"none"`, effort("reasoning_effort", `"none"`, "enable_thinking", "false", "thinking", "false"))
 	chat(`"reasoning_effort":"none","chat_template_kwargs":{"thinking":true,"x":1}`, effort("reasoning_effort", `"none"`, "enable_thinking", "false", "thinking", "true", "x", "1"))
-	chat(`"response_format":{"type":"json_object"}`, func(c *openai.Chat) { c.ResponseFormat = []byte(`{"type":"json_object"}`) })
+	chat(`"response_format":{"type":"json_object"}`, func(c *openai.Chat) {
+		c.Constraint = &openai.Constraint{Field: "response_format", Kind: openai.ConstraintObject}
+	})
 	chat(`"add_generation_prompt":false`, func(c *openai.Chat) { c.AddGenerationPrompt = false })
 	chat(`"continue_final_message":true`, func(c *openai.Chat) { c.ContinueFinalMessage, c.AddGenerationPrompt = true, false })
 	chat(`"add_special_tokens":true`, func(c *openai.Chat) { c.AddSpecial = true })

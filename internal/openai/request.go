@@ -69,6 +69,8 @@ type Sampling struct {
 	CacheSalt      string // separates prefix caches
 	CachePriority  int    // cache_priority (0..100) minus its default of 50: KV of lower priority is evicted first
 
+	Constraint *Constraint // nil: any text
+
 	KVTransferParams json.RawMessage // the raw object; nil when absent or null
 }
 
@@ -98,11 +100,10 @@ type Chat struct {
 	Logprobs    bool
 	TopLogprobs int // 0..20
 
-	Tools          json.RawMessage // array; nil when absent or empty
-	ToolChoice     json.RawMessage
-	OneCall        bool // parallel_tool_calls is false: only the first call is wanted
-	HideReasoning  bool // include_reasoning is false
-	ResponseFormat json.RawMessage
+	Tools         json.RawMessage // array; nil when absent or empty
+	ToolChoice    json.RawMessage
+	OneCall       bool // parallel_tool_calls is false: only the first call is wanted
+	HideReasoning bool // include_reasoning is false
 
 	AddGenerationPrompt  bool // default true
 	ContinueFinalMessage bool

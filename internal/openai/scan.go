@@ -2,6 +2,7 @@ package openai
 
 import (
 	"bytes"
+	"encoding/json"
 	"math"
 
 	"github.com/xpyd/xpyd/internal/jsonscan"
@@ -37,6 +38,8 @@ type Top struct {
 	Logprobs       bool // logprobs or top_logprobs ask for some
 	TopLogprobs    int  // alternatives asked for
 	PromptLogprobs bool // prompt_logprobs is there
+
+	Bound bool // a field says what the answer must be: see Constraint; or it must be a call
 
 	// Places of the fields that an Edit can change, and of the closing brace. Twice names a
 	// known field that came more than once.
@@ -137,11 +140,28 @@ func (t *Top) field(r *reader, key []byte) {
 		t.Tier = r.string("service_tier")
 	case "cache_salt":
 		t.Salt = r.raw()
+	case "response_format":
+		t.Bound = t.Bound || binds(r.raw())
+	case "tool_choice":
+		switch string(r.raw()) {
+		case "", `"auto"`, `"none"`:
+		default:
+			t.Bound = true
+		}
+	case "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_json_object",
+		"regex", "ebnf", "grammar", "json_schema":
+		t.Bound = truth(r.raw()) || t.Bound
 	default:
 		if link := LinkField(key); r.raw() != nil && t.Link == "" {
 			t.Link = link
 		}
 	}
+}
+
+// binds reports whether a response_format is of anything but text.
+func binds(raw []byte) bool {
+	var f struct{ Type string }
+	return raw != nil && (json.Unmarshal(raw, &f) != nil || f.Type != "text")
 }
 
 // truth reports whether a value is neither false nor null. A worker checks its type.

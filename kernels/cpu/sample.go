@@ -39,8 +39,8 @@ func newSampler(vocab int, o *ops) *sampler {
 	}
 }
 
-// token draws one token from raw logits, which it leaves unchanged. If none is above -inf
-// it returns the first that is -inf, or NoToken if all raw logits are NaN.
+// token draws one token from raw logits, which it leaves unchanged. If none that the mask allows is
+// above -inf it returns the first of them that is -inf, or NoToken if all are NaN.
 func (s *sampler) token(raw []float32, p *kernels.Sample) int32 {
 	x := raw
 	if shapes(p) {
@@ -50,10 +50,11 @@ func (s *sampler) token(raw []float32, p *kernels.Sample) int32 {
 	}
 	top := s.argmax(&x[0], len(x))
 	if inf := float32(math.Inf(-1)); !(x[top] > inf) { // nothing is
-		if !slices.ContainsFunc(raw, func(v float32) bool { return v == v }) {
+		first := slices.Index(x, inf)
+		if p.Mask != nil && first < 0 || !slices.ContainsFunc(raw, func(v float32) bool { return v == v }) {
 			return kernels.NoToken
 		}
-		return int32(max(slices.Index(x, inf), 0))
+		return int32(max(first, 0))
 	}
 	if p.Temperature == 0 || p.TopK == 1 {
 		return int32(top)
@@ -74,11 +75,36 @@ func (s *sampler) token(raw []float32, p *kernels.Sample) int32 {
 
 // shapes reports whether the draw changes logits at all.
 func shapes(p *kernels.Sample) bool {
-	return len(p.Bias) > 0 || len(p.Ban) > 0 || p.Repetition != 1 || p.Presence != 0 || p.Frequency != 0
+	return len(p.Bias) > 0 || len(p.Ban) > 0 || p.Mask != nil || p.Repetition != 1 || p.Presence != 0 || p.Frequency != 0
 }
 
-// adjust applies bias, ban and penalties. A zero Repetition means off.
+// adjust applies bias, ban, penalties and mask. A zero Repetition means off. What the mask forbids
+// becomes NaN, which is never drawn.
 func (s *sampler) adjust(x []float32, p *kernels.Sample) {
+	s.penalise(x, p)
+	if p.Mask == nil {
+		return
+	}
+	nan := float32(math.NaN())
+	for w, word := range p.Mask {
+		ids := x[32*w : min(32*w+32, len(x))]
+		switch word {
+		case math.MaxUint32:
+		case 0:
+			for i := range ids {
+				ids[i] = nan
+			}
+		default:
+			for i := range ids {
+				if word>>i&1 == 0 {
+					ids[i] = nan
+				}
+			}
+		}
+	}
+}
+
+func (s *sampler) penalise(x []float32, p *kernels.Sample) {
 	in := func(id int32) bool { return uint(id) < uint(len(x)) }
 	for _, b := range p.Bias {
 		if in(b.ID) {

@@ -105,6 +105,11 @@ func naive(raw []float32, p *kernels.Sample) []float64 {
 			x[i] -= float64(p.Frequency)*float64(n) + float64(p.Presence)
 		}
 	}
+	for i := range x {
+		if p.Mask != nil && p.Mask[i/32]>>(i%32)&1 == 0 {
+			x[i] = math.Inf(-1)
+		}
+	}
 	order := make([]int, len(x))
 	for i := range order {
 		order[i] = i
@@ -150,6 +155,15 @@ func naive(raw []float32, p *kernels.Sample) []float64 {
 	return prob
 }
 
+// mask allows some ids.
+func mask(vocab int, ids ...int32) []uint32 {
+	m := make([]uint32, kernels.MaskWords(vocab))
+	for _, id := range ids {
+		m[id/32] |= 1 << (id % 32)
+	}
+	return m
+}
+
 func randomLogits(r *rand.Rand, n int, quantum float64) []float32 {
 	x := make([]float32, n)
 	for i := range x {
@@ -186,6 +200,9 @@ func TestSampleDistribution(t *testing.T) {
 			p.Prompt, p.Output = randomTokens(r, 5, vocab), randomTokens(r, 9, vocab)
 			p.Bias = []kernels.Bias{{ID: int32(r.IntN(vocab)), Value: 2}}
 			p.Ban = []int32{int32(r.IntN(vocab))}
+		}
+		if r.IntN(2) == 0 {
+			p.Mask = mask(vocab, int32(vocab-1), int32(r.IntN(vocab)), int32(r.IntN(vocab)), int32(r.IntN(vocab)))
 		}
 		want := naive(logits, &p)
 		seen := make([]float64, vocab)
@@ -281,6 +298,10 @@ func TestDrawn(t *testing.T) {
 		"top k, top p":    {[]float32{5, 5, 5, 5, 5}, kernels.Sample{TopK: 4, TopP: 0.5}, []int{0, 1}},
 		"min p":           {[]float32{5, 4, 5, 3}, kernels.Sample{MinP: 0.5}, []int{0, 2}},
 		"min p is all":    {[]float32{5, 4, 5, 3}, kernels.Sample{MinP: 1}, []int{0, 2}},
+		"masked":          {[]float32{9, 5, nan, 5, 5}, kernels.Sample{Mask: mask(5, 1, 2, 4)}, []int{1, 4}},
+		"masked, top k":   {[]float32{9, 5, 4, 5, 5}, kernels.Sample{TopK: 4, Mask: mask(5, 1, 4)}, []int{1, 4}},
+		"masked, top p":   {[]float32{9, 5, 5, 5, 5}, kernels.Sample{TopP: 0.6, Mask: mask(5, 1, 3, 4)}, []int{1, 3}},
+		"the last word":   {slices.Concat(slices.Repeat([]float32{7}, 64), []float32{5, 5}), kernels.Sample{Mask: mask(66, 64, 65)}, []int{64, 65}},
 		"top p, min p":    {[]float32{5, 5, 5, 5, 4}, kernels.Sample{TopP: 0.45, MinP: 0.1}, []int{0, 1}},
 	} {
 		const draws = 4000
@@ -345,6 +366,13 @@ func TestGreedy(t *testing.T) {
 		f([]float32{nan, nan, nan, nan}, p, kernels.NoToken)
 		f([]float32{nan, -inf, nan, -inf}, p, 1)
 	}
+	f([]float32{1, 4, 3, 2}, kernels.Sample{Mask: mask(4, 0, 3)}, 3)
+	f([]float32{1, 4, 3, 2}, kernels.Sample{Mask: mask(4, 0, 3), Bias: []kernels.Bias{{ID: 0, Value: 2}, {ID: 1, Value: 9}}}, 0)
+	f([]float32{1, -inf, 3, -inf}, kernels.Sample{Mask: mask(4, 1, 3)}, 1)
+	f([]float32{1, nan, 3, -inf}, kernels.Sample{Mask: mask(4, 1, 3)}, 3)
+	f([]float32{1, nan, 3, 2}, kernels.Sample{Mask: mask(4, 1)}, kernels.NoToken)
+	f([]float32{1, 4, 3, 2}, kernels.Sample{Mask: mask(4)}, kernels.NoToken)
+	f([]float32{nan, nan}, kernels.Sample{Mask: mask(2, 0, 1)}, kernels.NoToken)
 }
 
 // TestPenaltiesOff: a repetition penalty of 0 or 1 changes nothing, whatever the tokens

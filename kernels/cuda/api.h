@@ -12,7 +12,7 @@
 // One pointer a function of xk.h, found at run time.
 #define XK_EACH(F) \
 	F(abi) F(last_error) F(device_info) F(open) F(load) F(load8) F(rope) F(memory) F(start) F(close) \
-	F(step) F(wait_layer) F(wait_step) F(gather) F(scatter) F(digest) F(set_digest) F(copy_block) \
+	F(step) F(step_draw) F(wait_layer) F(wait_step) F(gather) F(scatter) F(digest) F(set_digest) F(copy_block) \
 	F(export) F(flag_clear) F(peer_open) F(peer_local) F(push) F(refill_push) F(peer_mark) F(peer_close) F(verify) \
 	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
 	F(link_id) F(link_open) F(link_settle) F(link_region) F(link_taken) F(link_transfer) F(link_resume) F(link_end) \
@@ -52,6 +52,7 @@ static inline int32_t api_choices_get(xk_api *a, xk_ctx *c, void *p, int64_t m, 
 static inline int32_t api_choices_set(xk_api *a, xk_ctx *c, const void *p, int64_t n) { return a->choices_set(c, p, n); }
 static inline int32_t api_close(xk_api *a, xk_ctx *c) { return a->close(c); }
 static inline int32_t api_step(xk_api *a, xk_ctx *c, const xk_step_args *s) { return a->step(c, s); }
+static inline int32_t api_step_draw(xk_api *a, xk_ctx *c) { return a->step_draw(c); }
 static inline int32_t api_wait_layer(xk_api *a, xk_ctx *c, int32_t l) { return a->wait_layer(c, l); }
 static inline int32_t api_wait_step(xk_api *a, xk_ctx *c) { return a->wait_step(c); }
 static inline int32_t api_join(xk_api *a, xk_ctx **c, int32_t n) { return a->join(c, n); }

@@ -17,8 +17,8 @@ import (
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
-// Backend implements kernels.Backend and kernels.Launcher. One goroutine at a
-// time calls Step, Launch and Await; Close must not run beside any other call.
+// Backend implements kernels.Backend and kernels.Holder. One goroutine at a
+// time calls Step, Launch, Draw and Await; Close must not run beside any other call.
 type Backend struct {
 	lib       *library
 	ctx       *C.xk_ctx
@@ -42,7 +42,8 @@ type Backend struct {
 
 	steps             [2]stepState // in turn
 	launched, awaited uint64
-	draws             int // of the last launched step
+	draws             int        // of the last launched step
+	held              *stepState // whose draws wait for Draw; nil: none
 
 	exported *exported // one for all ranks
 	links    *links.Group
@@ -224,6 +225,9 @@ func (b *Backend) start() error {
 		if err := b.launch(st, bucket); err != nil {
 			return err
 		}
+		if st.Hold {
+			b.Draw()
+		}
 		_, err := b.Await()
 		return err
 	})
@@ -258,8 +262,10 @@ func (b *Backend) warm(run func(st *kernels.Step, bucket int) error) error {
 		if b.opt.NoGraphs || n > b.opt.MaxSeqs || n > b.opt.MaxTokens {
 			break
 		}
-		if err := run(&kernels.Step{}, n); err != nil {
-			return err
+		for _, hold := range []bool{false, true} {
+			if err := run(&kernels.Step{Hold: hold}, n); err != nil {
+				return err
+			}
 		}
 	}
 	// One prompt of each power of two that fits, drawn and answered in every way. The rows
@@ -272,6 +278,12 @@ func (b *Backend) warm(run func(st *kernels.Step, bucket int) error) error {
 	samples := []kernels.Sample{
 		{TopP: 1, Repetition: 1, Logprobs: -1},
 		{Temperature: 1, TopK: 9, TopP: 0.9, MinP: 0.01, Repetition: 1.1, Prompt: []int32{0}, Logprobs: 1},
+	}
+	masked := samples[0]
+	masked.Mask = make([]uint32, kernels.MaskWords(b.arch.Vocab))
+	masked.Mask[0] = 1
+	if err := run(&kernels.Step{Seqs: []kernels.Seq{{Tokens: []int32{0}, Blocks: table[:1], Samples: []kernels.Sample{masked}}}}, 0); err != nil {
+		return err
 	}
 	for n := 1; ; n = min(2*n, most) {
 		q := kernels.Seq{Tokens: make([]int32, n), Blocks: table, Samples: samples}

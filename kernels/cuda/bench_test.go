@@ -34,7 +34,8 @@ func qwen30B() arch.Config {
 
 // TestSpeed prints one JSON line a figure: host time of a step, from one end to
 // the next as steps overlap, with the device's own beside it. XPYD_CUDA_BENCH names what to run: "b1 b8 b64 b256 2k 8k 32k
-// 8k@4096 mixed hit16@8k" (tokens of a chunk, 2048 if not given; and of what is cached before it). "b64l4" has contexts of 4k.
+// 8k@4096 mixed hit16@8k" (tokens of a chunk, 2048 if not given; and of what is cached before it). "b64l4" has contexts of 4k; "masks"
+// is 64 draws that grammars bind beside 64 that nothing does.
 // XPYD_CUDA_FP16 computes in fp16; XPYD_CUDA_KV8 keeps KV in FP8, XPYD_CUDA_W8 weights. XPYD_CUDA_MOE takes a mixture of experts' shape. "quality" compares logits with bf16's.
 func TestSpeed(t *testing.T) {
 	what := strings.Fields(os.Getenv("XPYD_CUDA_BENCH"))
@@ -87,6 +88,8 @@ func TestSpeed(t *testing.T) {
 			hitSpeed(t, b, tokens, k*1024)
 		} else if w == "mixed" {
 			mixedSpeed(t, b)
+		} else if w == "masks" {
+			maskedSpeed(t, b)
 		} else if n, ok := strings.CutPrefix(w, "b"); ok {
 			n, k, _ := strings.Cut(n, "l")
 			batch, _ := strconv.Atoi(n)

@@ -404,6 +404,9 @@ struct Sampling {
   int n_samples;
   int32_t *tokens;        // host; a sample says where its own goes
   int32_t *device_tokens; // of samples[0]
+  const int32_t *mask_of; // [n_samples] which of the masks; -1 is none
+  const uint32_t *masks;  // [][mask_words]; nullptr: no sample has one
+  int mask_words;
 };
 int32_t xk_draw(const Launch &l, const Sampling &s);
 int32_t xk_logprobs(const Launch &l, const Sampling &s, const xk_item *items, int n_items, const int32_t *all_tokens, xk_logprob *out);

@@ -80,6 +80,10 @@ static int32_t buffers(xk_ctx *c) {
   if (g.rank == 0) { // of several ranks, those that look for a choice write whole rows from their first id on
     XK_OK_OR_RETURN(xk_alloc(c, &c->logits, (s + (g.ranks > 1)) * c->stride, true));
     XK_OK_OR_RETURN(xk_alloc(c, &c->scratch, s * c->stride, true));
+    c->buffers.max_masks = int32_t(round_up(s, 4)), c->buffers.mask_words = int32_t(div_up(g.vocab, 32)); // a half is a multiple of 16 bytes
+    const int64_t words = int64_t(c->buffers.max_masks) * c->buffers.mask_words;
+    XK_OK_OR_RETURN(xk_alloc_pinned(c, &c->buffers.masks, 2 * words));
+    XK_OK_OR_RETURN(xk_alloc(c, &c->masks, words));
   }
   c->head_out = c->logits;
   c->buffers.more_spans = xk_more_spans(c->sms, g.kv_heads);
@@ -187,8 +191,9 @@ int32_t xk_close(xk_ctx *c) {
   if (!c) return XK_OK;
   cudaSetDevice(c->cfg.device);
   cudaDeviceSynchronize();
-  for (auto &g : c->graphs)
-    if (g.second.exec) cudaGraphExecDestroy(g.second.exec);
+  for (auto *graphs : {&c->graphs, &c->held_graphs})
+    for (auto &g : *graphs)
+      if (g.second.exec) cudaGraphExecDestroy(g.second.exec);
   xk_gemm_close(c);
   xk_pool_close(c);
   for (auto &events : c->layer_done)

@@ -82,6 +82,7 @@ struct xk_ctx {
   float *logits = nullptr, *scratch = nullptr, *partial = nullptr;
   unsigned *tickets = nullptr;
   int32_t *device_tokens = nullptr;
+  uint32_t *masks = nullptr; // device copy of one half of buffers.masks
   uint8_t *arena = nullptr; // device copy of one half of buffers.arena
   xk_buffers buffers = {};
 
@@ -110,6 +111,9 @@ struct xk_ctx {
   int gu_rows = 0; // of gu: where gate_up is not fused with SiLU, it goes in slices of so many rows
   std::map<int, Choice> choices[SHAPES]; // by row bucket
   std::map<int, Graph> graphs;           // by decode bucket
+  std::map<int, Graph> held_graphs;      // the same up to the logits
+  xk_step_args held = {};                // the step launched last, if
+  bool holds = false;                    // its draws wait for xk_step_draw
 
   struct { // of a mixture: router's logits, what is chosen (mixture.cu), results by slot
     float *logits;

@@ -132,3 +132,61 @@ func TestTopK(t *testing.T) {
 		}
 	}
 }
+
+// Draws of a sequence share a mask, and masks lie one behind the other; a held step's are filled in later.
+func TestMasks(t *testing.T) {
+	const vocab, room = 70, 4
+	words := kernels.MaskWords(vocab)
+	mask := func(v uint32) []uint32 { return slices.Repeat([]uint32{v}, words) }
+	draw := func(m []uint32) kernels.Sample { return kernels.Sample{TopP: 1, Logprobs: -1, Mask: m} }
+	seq := func(p ...kernels.Sample) kernels.Seq {
+		return kernels.Seq{Tokens: []int32{1}, Blocks: []int32{0}, Samples: p}
+	}
+	b := describing(vocab, 32<<10)
+	s := &b.steps[0]
+	s.masks.pinned = make([]uint32, room*words)
+	one, two := mask(1), mask(2)
+	st := &kernels.Step{Seqs: []kernels.Seq{seq(draw(nil), draw(one), draw(one), draw(two)), seq(draw(nil)), seq(draw(two))}}
+	a, err := b.describe(s, st, 8)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []int32{-1, 0, 0, 1, -1, 2, -1, -1}; !slices.Equal(s.masks.of, want) || a.n_masks != 3 || a.hold != 0 {
+		t.Errorf("draws have masks %v of %d, want %v", s.masks.of, a.n_masks, want)
+	}
+	if want := slices.Concat(one, two, two, mask(0)); !slices.Equal(s.masks.pinned, want) {
+		t.Errorf("masks are %v, want %v", s.masks.pinned, want)
+	}
+	clear(s.masks.pinned)
+	st.Hold = true
+	if a, err = b.describe(s, st, 8); err != nil || a.hold != 1 {
+		t.Fatal(a.hold, err)
+	}
+	if s.masks.pinned[0] != 0 {
+		t.Error("a held step's masks were read at once")
+	}
+	one[0] = 9
+	if s.masks.fill(); s.masks.pinned[0] != 9 {
+		t.Error("what came later was not read")
+	}
+	st.Seqs = append(st.Seqs, seq(draw(one)), seq(draw(one)))
+	if _, err = b.describe(s, st, 8); !errors.Is(err, kernels.ErrStepTooLarge) {
+		t.Errorf("five masks where there is room for four: %v", err)
+	}
+	if a, err = b.describe(s, &kernels.Step{Seqs: []kernels.Seq{seq(draw(nil))}}, 1); err != nil || a.n_masks != 0 || a.masks != 0 {
+		t.Errorf("without masks: %d at %d, %v", a.n_masks, a.masks, err)
+	}
+	for what, st := range map[string]*kernels.Step{
+		"targets":   {Hold: true, Seqs: []kernels.Seq{{Tokens: []int32{1}, Blocks: []int32{0}, Targets: []int32{2}}}},
+		"a mask":    {Seqs: []kernels.Seq{seq(draw(one[:1]))}},
+		"many rows": {Hold: true, Seqs: slices.Repeat([]kernels.Seq{seq(draw(nil))}, 9)},
+	} {
+		if _, err := b.check(st); err == nil {
+			t.Errorf("%s: a step was not refused", what)
+		}
+	}
+	b.held = s
+	if _, err := b.check(&kernels.Step{Seqs: []kernels.Seq{seq(draw(nil))}}); !errors.Is(err, errUnderWay) {
+		t.Errorf("a step behind one that is held: %v", err)
+	}
+}

@@ -11,6 +11,7 @@
 // octave; bounds of the bins' masses leave a few bins in question. The next
 // rounds sum the masses of 2048 equal parts of what is in question, exactly,
 // until the part that has the cut has so few tokens that a warp can order them.
+// What a sample's mask forbids becomes NaN as it is read, which is never drawn.
 // The CTAs read each other's histograms and lists through distributed shared
 // memory.
 // Oracle: the sorting sampler of sampler_test.go, kernels/cpu, and chi-square.
@@ -167,7 +168,8 @@ struct Draw {
 
   // Reads the logits and returns the greatest; -inf if there is none. What lies
   // beyond the span is -inf; NaN stays, maxima pass it over.
-  __device__ __forceinline__ float read(const float *row) {
+  // MASKED: ids without their bit in mask, which may be nullptr, are NaN.
+  template <bool MASKED> __device__ __forceinline__ float read(const float *row, const uint32_t *mask) {
     int first = base + 4 * int(threadIdx.x);
     float top = -INFINITY;
     auto four = [&](int j) {
@@ -179,6 +181,14 @@ struct Draw {
         v.x = row[id];
         if (id + 1 < end) v.y = row[id + 1];
         if (id + 2 < end) v.z = row[id + 2];
+      }
+      if (MASKED && mask && id < end) { // four ids are in one word: base and rows are multiples of four
+        const uint32_t may = __ldg(mask + id / 32) >> (id % 32);
+        const float never = __uint_as_float(0x7fc00000);
+        if (!(may & 1)) v.x = never;
+        if (!(may & 2)) v.y = never;
+        if (!(may & 4)) v.z = never;
+        if (!(may & 8)) v.w = never;
       }
       return v;
     };
@@ -475,7 +485,7 @@ struct Draw {
   }
 };
 
-static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p, int span) {
+template <bool MASKED> static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p, int span) {
   extern __shared__ __align__(16) uint8_t raw[];
   Draw d(*reinterpret_cast<DrawSmem *>(raw));
   DrawSmem &m = d.m;
@@ -489,6 +499,8 @@ static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p, int
   if (s.final < 0) return; // all CTAs of the cluster
   d.base = rank * span, d.end = min(d.base + span, p.vocab);
   const float *row = p.logits + int64_t(s.final - p.first_final) * p.stride;
+  const int which = MASKED ? p.mask_of[index] : -1;
+  const uint32_t *mask = which < 0 ? nullptr : p.masks + int64_t(which) * p.mask_words;
   if (shapes(s)) {
     float *to = p.scratch + int64_t(index) * p.stride;
     for (int i = d.base + threadIdx.x; i < d.end; i += THREADS) to[i] = row[i];
@@ -500,13 +512,13 @@ static __global__ __launch_bounds__(THREADS, 1) void draw_kernel(Sampling p, int
     __syncthreads();
     row = to;
   }
-  float top = d.read(row);
+  float top = d.read<MASKED>(row, mask);
   if (s.temperature == 0 || s.top_k == 1 || top == -INFINITY) {
     int token = d.lowest(top);
     bool none = token == INT_MAX;
-    if (top == -INFINITY && shapes(s)) { // what is -inf may be so by a ban
+    if (top == -INFINITY && shapes(s) && !mask) { // what is -inf may be so by a ban
       d.cluster.sync(); // all have read m.token
-      top = d.read(p.logits + int64_t(s.final - p.first_final) * p.stride);
+      top = d.read<false>(p.logits + int64_t(s.final - p.first_final) * p.stride, nullptr);
       none = top == -INFINITY && d.lowest(top) == INT_MAX;
     }
     // The step that was launched behind this one reads a token that there is.
@@ -545,10 +557,11 @@ int32_t xk_draw(const Launch &l, const Sampling &s) {
   while (cluster < 8 && (s.vocab > cluster * SPAN || (2 * cluster * s.n_samples <= s.sms && s.vocab > cluster * ROW))) cluster *= 2;
   int span = int(round_up(div_up(s.vocab, cluster), 4));
   if (span > SPAN) return xk_fail(XK_INVALID, "sampler: vocabulary of %d, at most %d", s.vocab, 8 * SPAN);
-  return launch_clusters(l, draw_kernel, s.n_samples * cluster, THREADS, sizeof(DrawSmem), cluster, s, span);
+  return launch_clusters(l, s.masks ? draw_kernel<true> : draw_kernel<false>, s.n_samples * cluster, THREADS, sizeof(DrawSmem), cluster, s, span);
 }
 
 int32_t xk_sampler_init() {
-  XK_TRY(cudaFuncSetAttribute(draw_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(DrawSmem))));
+  XK_TRY(cudaFuncSetAttribute(draw_kernel<false>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(DrawSmem))));
+  XK_TRY(cudaFuncSetAttribute(draw_kernel<true>, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(DrawSmem))));
   return XK_OK;
 }

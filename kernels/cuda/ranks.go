@@ -22,7 +22,7 @@ import (
 // Ranks is one model on several devices, by tensor parallelism: each rank has its heads, its
 // part of the wide projections and of the vocabulary, and a pool of its KV heads; the sums
 // meet in kernels over the devices' own links. It implements kernels.Backend,
-// kernels.Launcher, kernels.Arriver, kernels.Gated and kernels.Watched. Other processes open the pool of
+// kernels.Holder, kernels.Arriver, kernels.Gated and kernels.Watched. Other processes open the pool of
 // each rank (kernels.Divided); none is linked with theirs.
 //
 // Calls are those of a Backend, and as safe.
@@ -47,10 +47,10 @@ type Ranks struct {
 }
 
 var (
-	_ kernels.Backend  = (*Ranks)(nil)
-	_ kernels.Launcher = (*Ranks)(nil)
-	_ kernels.Gated    = (*Ranks)(nil)
-	_ kernels.Watched  = (*Ranks)(nil)
+	_ kernels.Backend = (*Ranks)(nil)
+	_ kernels.Holder  = (*Ranks)(nil)
+	_ kernels.Gated   = (*Ranks)(nil)
+	_ kernels.Watched = (*Ranks)(nil)
 )
 
 // Open is New, or NewRanks where opt has several devices.
@@ -196,6 +196,9 @@ func (g *Ranks) warm() error {
 	err := g.lead.warm(func(st *kernels.Step, bucket int) error {
 		if err := g.launch(st, bucket); err != nil {
 			return err
+		}
+		if st.Hold {
+			g.Draw()
 		}
 		_, err := g.Await()
 		return err

@@ -118,13 +118,17 @@ func (g *Ranks) launch(st *kernels.Step, bucket int) error {
 		g.fail(err)
 		return g.failure()
 	}
-	s.step = st
-	g.lead.launched++
-	g.lead.draws = 0
-	for i := range st.Seqs {
-		g.lead.draws += len(st.Seqs[i].Samples)
-	}
+	g.lead.noteLaunch(s, st)
 	return nil
+}
+
+// Draw implements kernels.Holder: rank 0 alone draws.
+func (g *Ranks) Draw() {
+	g.driver.Lock()
+	defer g.driver.Unlock()
+	if err := g.lead.drawHeld(); err != nil {
+		g.fail(err)
+	}
 }
 
 // Await implements kernels.Launcher.
@@ -133,6 +137,9 @@ func (g *Ranks) Await() ([]kernels.Result, error) {
 		return nil, &kernels.Error{Call: "step", Err: errors.New("no step is under way")}
 	}
 	s := &g.lead.steps[g.lead.awaited%uint64(len(g.lead.steps))]
+	if s == g.lead.held {
+		return nil, &kernels.Error{Call: "step", Err: errHeld}
+	}
 	g.lead.awaited++
 	st := s.step
 	s.step = nil

@@ -59,6 +59,11 @@ func draw(raw []float32, p *kernels.Sample) (token int32, probs []float64) {
 			x[id] -= float64(p.Frequency)*n + float64(p.Presence)
 		}
 	}
+	for i := range x {
+		if p.Mask != nil && p.Mask[i/32]>>(i%32)&1 == 0 {
+			x[i] = math.Inf(-1)
+		}
+	}
 	best := 0
 	for i, v := range x {
 		if v > x[best] {
@@ -141,6 +146,9 @@ func TestDraws(t *testing.T) {
 				if r.IntN(3) == 0 {
 					p.Bias = []kernels.Bias{{ID: int32(r.IntN(vocab)), Value: 3}, {ID: int32(r.IntN(vocab)), Value: -100}}
 					p.Ban = []int32{int32(r.IntN(vocab))}
+				}
+				if i%3 > 0 && len(samples) > 0 && round%3 > 0 { // of few or of most
+					p.Mask = randomMask(r, vocab, i%3 == 1)
 				}
 				samples = append(samples, p)
 			}

@@ -113,27 +113,38 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   return add_up(c, l, true, next, rows);
 }
 
-// Logits, draws and log probabilities of finals first .. first+n-1. Samples
-// and items of that range follow each other.
-static int32_t answer(xk_ctx *c, const Launch &l, const xk_step_args &a, int first, int n, int s0, int s1, int i0, int i1) {
+// Logits of finals first .. first+n-1.
+static int32_t logits(xk_ctx *c, const Launch &l, const xk_step_args &a, int first, int n) {
   const xk_config &g = c->cfg;
   if (narrows(a)) XK_OK_OR_RETURN(xk_rmsnorm(l, c->residual_at(first), nullptr, c->norm, c->last, n, g.hidden, g.norm_eps));
   else XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, on_device<int32_t>(c, a.finals) + first, c->norm, c->last, n, g.hidden, g.norm_eps));
   XK_OK_OR_RETURN(xk_project(c, l, HEAD, 0, n));
-  if (!c->alone()) { // into rank 0's logits, which draws
-    const uint32_t others = ~1u;
-    XK_OK_OR_RETURN(xk_meet(c, l, Ranks::LOGITS, others, 1));
-    if (g.rank) return XK_OK;
-  }
-  Sampling s = {c->logits, c->scratch, c->sms, g.vocab, c->stride, first, nullptr, on_device<xk_adjust>(c, a.adjust), 0, nullptr, nullptr};
+  if (c->alone()) return XK_OK;
+  const uint32_t others = ~1u; // into rank 0's logits, which draws
+  return xk_meet(c, l, Ranks::LOGITS, others, 1);
+}
+
+// Draws and log probabilities of finals from first on, whose logits are there. Samples and
+// items of that range follow each other.
+static int32_t draws(xk_ctx *c, const Launch &l, const xk_step_args &a, int first, int s0, int s1, int i0, int i1) {
+  const xk_config &g = c->cfg;
+  if (g.rank) return XK_OK;
+  Sampling s = {c->logits, c->scratch, c->sms, g.vocab, c->stride, first, nullptr, on_device<xk_adjust>(c, a.adjust), 0, nullptr, nullptr, nullptr,
+                a.n_masks ? c->masks : nullptr, c->buffers.mask_words};
   for (int at = s0; at < s1; at += g.max_seqs) { // scratch has max_seqs rows
     s.samples = on_device<xk_sample>(c, a.samples) + at;
     s.n_samples = std::min(s1 - at, g.max_seqs);
     s.tokens = c->buffers.tokens, s.device_tokens = c->device_tokens + at;
+    if (a.n_masks) s.mask_of = on_device<int32_t>(c, a.masks) + at;
     XK_OK_OR_RETURN(xk_draw(l, s));
   }
   if (i1 > i0) XK_OK_OR_RETURN(xk_logprobs(l, s, on_device<xk_item>(c, a.items) + i0, i1 - i0, c->device_tokens, c->buffers.logprobs));
   return XK_OK;
+}
+
+static int32_t answer(xk_ctx *c, const Launch &l, const xk_step_args &a, int first, int n, int s0, int s1, int i0, int i1) {
+  XK_OK_OR_RETURN(logits(c, l, a, first, n));
+  return draws(c, l, a, first, s0, s1, i0, i1);
 }
 
 static int32_t copy_wants(xk_ctx *c, const xk_step_args &a, int first, int n, int *next) {
@@ -173,10 +184,10 @@ static bool same_sections(const xk_step_args &a, const xk_step_args &b) {
          a.finals == b.finals && a.samples == b.samples && a.items == b.items && a.tail == b.tail && a.adjust == b.adjust;
 }
 
-static int32_t capture(xk_ctx *c, const Launch &l, const xk_step_args &a, Graph *g) {
+static int32_t capture(xk_ctx *c, const Launch &l, const xk_step_args &a, bool hold, Graph *g) {
   XK_TRY(cudaStreamBeginCapture(l.stream, cudaStreamCaptureModeThreadLocal));
   int32_t s = forward(c, l, a);
-  if (s == XK_OK) s = answer(c, l, a, 0, a.bucket, 0, a.bucket, 0, a.bucket);
+  if (s == XK_OK) s = hold ? logits(c, l, a, 0, a.bucket) : answer(c, l, a, 0, a.bucket, 0, a.bucket, 0, a.bucket);
   cudaGraph_t graph = nullptr;
   cudaError_t e = cudaStreamEndCapture(l.stream, &graph);
   if (s == XK_OK && e == cudaSuccess) e = cudaGraphInstantiate(&g->exec, graph, 0);
@@ -198,6 +209,9 @@ static int32_t check(xk_ctx *c, const xk_step_args &a) {
   if (a.bucket && (a.bucket > g.max_seqs || a.n_rows != a.bucket || a.n_segs != a.bucket || a.n_decode != a.bucket || a.n_finals != a.bucket ||
                    a.n_samples != a.bucket || a.n_items != a.bucket || a.n_tiles || a.on_layer || !c->after.empty()))
     return xk_fail(XK_INVALID, "decode step of bucket %d is not padded", a.bucket);
+  if (c->holds) return xk_fail(XK_INVALID, "step behind one whose draws wait");
+  if (a.n_masks < 0 || (!g.rank && a.n_masks > b.max_masks) || (a.hold && a.n_finals > g.max_seqs) || (a.n_masks && a.bucket && !a.hold))
+    return xk_fail(XK_INVALID, "step of %d masks and %d finals in bucket %d, hold %d: limits are %d and %d", a.n_masks, a.n_finals, a.bucket, a.hold, b.max_masks, g.max_seqs);
   return XK_OK;
 }
 
@@ -242,15 +256,22 @@ static int cut(xk_ctx *c, const xk_step_args &a, int64_t rows_at, int n, int64_t
   return all;
 }
 
-static int32_t upload(xk_ctx *c, const xk_step_args &a) {
-  const int64_t bytes = plan(c, a);
+static int32_t fetch(xk_ctx *c, void *to, const void *from, int64_t bytes) {
   if (bytes > FETCH) {
-    XK_TRY(cudaMemcpyAsync(c->arena, half_of(c, a), bytes, cudaMemcpyHostToDevice, c->stream));
+    XK_TRY(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, c->stream));
     return XK_OK;
   }
   int n = int(div_up(bytes, 16));
   Launch l = c->on_stream(false);
-  return launch(l, fetch_kernel, int(div_up(n, 128)), 128, 0, reinterpret_cast<uint4 *>(c->arena), reinterpret_cast<const uint4 *>(half_of(c, a)), n);
+  return launch(l, fetch_kernel, int(div_up(n, 128)), 128, 0, static_cast<uint4 *>(to), static_cast<const uint4 *>(from), n);
+}
+
+static int32_t upload(xk_ctx *c, const xk_step_args &a) { return fetch(c, c->arena, half_of(c, a), plan(c, a)); }
+
+static int32_t upload_masks(xk_ctx *c, const xk_step_args &a) {
+  if (!a.n_masks || c->cfg.rank) return XK_OK;
+  const xk_buffers &b = c->buffers;
+  return fetch(c, c->masks, b.masks + int64_t(a.half) * b.max_masks * b.mask_words, int64_t(a.n_masks) * b.mask_words * 4);
 }
 
 int32_t xk_step_after(xk_ctx *c, xk_arrival *v) {
@@ -263,18 +284,29 @@ int32_t xk_step_after(xk_ctx *c, xk_arrival *v) {
 static int32_t enqueue(xk_ctx *c, const xk_step_args &a) {
   Launch l = c->on_stream(!c->cfg.no_pdl);
   cudaEvent_t began = c->began[c->launched % xk_ctx::TIMES];
+  const bool hold = a.hold && !c->cfg.rank; // others draw nothing
   XK_OK_OR_RETURN(upload(c, a));
+  if (!hold) XK_OK_OR_RETURN(upload_masks(c, a));
   if (!a.bucket || c->cfg.no_graphs) {
     XK_TRY(cudaEventRecord(began, c->stream));
-    XK_OK_OR_RETURN(eager(c, l, a));
+    if (hold) {
+      XK_OK_OR_RETURN(forward(c, l, a));
+      if (a.n_finals) XK_OK_OR_RETURN(logits(c, l, a, 0, a.n_finals));
+    } else {
+      XK_OK_OR_RETURN(eager(c, l, a));
+    }
   } else {
-    Graph &g = c->graphs[a.bucket];
-    if (!g.exec) XK_OK_OR_RETURN(capture(c, l, a, &g));
+    Graph &g = (hold ? c->held_graphs : c->graphs)[a.bucket];
+    if (!g.exec) XK_OK_OR_RETURN(capture(c, l, a, hold, &g));
     if (!same_sections(g.args, a)) return xk_fail(XK_INVALID, "sections of bucket %d have moved", a.bucket);
     XK_TRY(cudaEventRecord(began, c->stream));
     XK_TRY(cudaGraphLaunch(g.exec, c->stream));
     int want = 0;
-    XK_OK_OR_RETURN(copy_wants(c, a, 0, a.bucket, &want));
+    if (!hold) XK_OK_OR_RETURN(copy_wants(c, a, 0, a.bucket, &want));
+  }
+  if (hold) {
+    c->held = a, c->holds = true;
+    return XK_OK;
   }
   XK_TRY(cudaEventRecord(c->ended[c->launched % xk_ctx::TIMES], c->stream));
   return XK_OK;
@@ -302,6 +334,23 @@ static int32_t step(xk_ctx *c, xk_step_args a) {
 int32_t xk_step(xk_ctx *c, const xk_step_args *args) {
   int32_t s = step(c, *args);
   c->after.clear();
+  return s;
+}
+
+static int32_t draw_held(xk_ctx *c, const xk_step_args &a) {
+  XK_OK_OR_RETURN(upload_masks(c, a));
+  int want = 0;
+  XK_OK_OR_RETURN(draws(c, c->on_stream(!c->cfg.no_pdl), a, 0, 0, a.n_samples, 0, a.n_items));
+  return copy_wants(c, a, 0, a.n_finals, &want);
+}
+
+int32_t xk_step_draw(xk_ctx *c) {
+  if (!c->holds) return xk_fail(XK_INVALID, "no step's draws wait");
+  c->holds = false;
+  XK_TRY(cudaSetDevice(c->cfg.device));
+  const int32_t s = draw_held(c, c->held);
+  if (s != XK_OK) xk_ranks_abort(c, 1);
+  XK_TRY(cudaEventRecord(c->ended[(c->launched - 1) % xk_ctx::TIMES], c->stream));
   return s;
 }
 
@@ -339,6 +388,7 @@ int32_t xk_layer_over(xk_ctx *c, int32_t layer, int64_t timeout_ns) {
 
 int32_t xk_wait_step(xk_ctx *c) {
   XK_OK_OR_RETURN(under_way(c));
+  if (c->holds && c->waited + 1 == c->launched) return xk_fail(XK_INVALID, "the step's draws wait");
   XK_TRY(cudaSetDevice(c->cfg.device));
   uint64_t n = c->waited++; // also when it failed
   XK_TRY(cudaEventSynchronize(c->ended[n % xk_ctx::TIMES]));

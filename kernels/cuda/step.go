@@ -39,6 +39,7 @@ type stepState struct {
 	items   []C.xk_item
 	outs    int // entries of logprobs taken
 	fold    *folder
+	masks   masks
 
 	results []kernels.Result
 	drawn   []kernels.Sampled
@@ -53,6 +54,9 @@ func (s *stepState) init(half int, b *Backend, buf *C.xk_buffers, fold *folder) 
 	s.logprobs = halfOf(buf.logprobs, int(buf.max_logprobs), half)
 	if buf.logits != nil { // not of a rank that draws nothing
 		s.logits = unsafe.Slice((*float32)(unsafe.Pointer(buf.logits)), int(buf.max_wants)*b.arch.Vocab)
+	}
+	if buf.masks != nil {
+		s.masks.pinned = halfOf((*uint32)(unsafe.Pointer(buf.masks)), int(buf.max_masks*buf.mask_words), half)
 	}
 }
 
@@ -113,12 +117,12 @@ func (b *Backend) check(st *kernels.Step) (bucket int, err error) {
 	switch {
 	case b.closed:
 		return 0, errClosed
-	case b.launched-b.awaited == uint64(len(b.steps)):
+	case b.launched-b.awaited == uint64(len(b.steps)), b.held != nil:
 		return 0, errUnderWay
 	case len(st.Seqs) == 0:
 		return 0, errors.New("no sequences")
 	}
-	rows := 0
+	rows, finals, masked := 0, 0, false
 	single := st.OnLayer == nil && len(st.Arrivals) == 0
 	for i := range st.Seqs {
 		q := &st.Seqs[i]
@@ -131,13 +135,23 @@ func (b *Backend) check(st *kernels.Step) (bucket int, err error) {
 		if q.WantLogits && b.launched > b.awaited {
 			return 0, fmt.Errorf("sequence %d wants logits while a step is under way", i)
 		}
+		if st.Hold && len(q.Targets) > 0 {
+			return 0, fmt.Errorf("sequence %d has targets in a step that is held", i)
+		}
+		if len(q.Samples) > 0 || q.WantLogits {
+			finals++
+		}
+		masked = masked || slices.ContainsFunc(q.Samples, func(p kernels.Sample) bool { return p.Mask != nil })
 		rows += len(q.Tokens)
 		single = single && len(q.Tokens) == 1 && len(q.Samples) <= 1 && len(q.Targets) == 0
 	}
 	if rows > b.opt.MaxTokens {
 		return 0, fmt.Errorf("%w: %d tokens of at most %d", kernels.ErrStepTooLarge, rows, b.opt.MaxTokens)
 	}
-	if single && !b.opt.NoGraphs {
+	if st.Hold && finals > b.opt.MaxSeqs {
+		return 0, fmt.Errorf("%w: %d rows of logits of at most %d in a step that is held", kernels.ErrStepTooLarge, finals, b.opt.MaxSeqs)
+	}
+	if single && !b.opt.NoGraphs && (st.Hold || !masked) { // a graph that draws knows no masks
 		bucket = bucketFor(rows, min(b.opt.MaxSeqs, b.opt.MaxTokens))
 	}
 	return bucket, nil
@@ -160,13 +174,20 @@ func (b *Backend) launch(st *kernels.Step, bucket int) error {
 	if err != nil {
 		return err
 	}
-	s.step = st
+	b.noteLaunch(s, st)
+	return nil
+}
+
+func (b *Backend) noteLaunch(s *stepState, st *kernels.Step) {
+	s.step, s.masks.err = st, nil
+	if st.Hold {
+		b.held = s
+	}
 	b.launched++
 	b.draws = 0
 	for i := range st.Seqs {
 		b.draws += len(st.Seqs[i].Samples)
 	}
-	return nil
 }
 
 // Await implements kernels.Launcher.
@@ -175,6 +196,9 @@ func (b *Backend) Await() ([]kernels.Result, error) {
 		return nil, &kernels.Error{Call: "step", Err: errors.New("no step is under way")}
 	}
 	s := &b.steps[b.awaited%uint64(len(b.steps))]
+	if s == b.held {
+		return nil, &kernels.Error{Call: "step", Err: errHeld}
+	}
 	b.awaited++
 	st := s.step
 	s.step = nil
@@ -183,7 +207,7 @@ func (b *Backend) Await() ([]kernels.Result, error) {
 			return nil, err
 		}
 	}
-	if err := b.waitStep(); err != nil {
+	if err := errors.Join(b.waitStep(), s.masks.err); err != nil {
 		return nil, err
 	}
 	return b.collect(s, st), nil
@@ -248,6 +272,7 @@ func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_ste
 
 	s.tail, s.finals, s.wants = s.tail[:0], s.finals[:0], s.wants[:0]
 	s.samples, s.adjust, s.items = s.samples[:0], s.adjust[:0], s.items[:0]
+	s.masks.reset()
 	row, nseg, ndecode, ntile := 0, 0, 0, 0
 	for i := range st.Seqs {
 		q := &st.Seqs[i]
@@ -315,6 +340,12 @@ func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_ste
 	a.tail = put(s, s.tail, len(s.tail))
 	a.adjust = a.tail // samples count from there: a graph has one place for both
 	put(s, s.adjust, len(s.adjust))
+	if n := len(s.masks.list); n > 0 {
+		a.masks, a.n_masks = put(s, s.masks.ofSamples(samples), samples), C.int32_t(n)
+		if !st.Hold {
+			s.masks.fill()
+		}
+	}
 	a.used_bytes = C.int64_t(s.used)
 	a.wants = put(s, s.wants, len(s.wants))
 	if s.used > len(s.arena) {
@@ -322,7 +353,7 @@ func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_ste
 	}
 	a.n_rows, a.n_segs, a.n_decode, a.n_tiles = C.int32_t(rows), C.int32_t(segs), C.int32_t(decodes), C.int32_t(tiles)
 	a.n_finals, a.n_samples, a.n_items, a.n_wants = C.int32_t(finals), C.int32_t(samples), C.int32_t(items), C.int32_t(len(s.wants))
-	a.bucket, a.on_layer, a.half = C.int32_t(bucket), flag(st.OnLayer != nil), C.int32_t(s.half)
+	a.bucket, a.on_layer, a.half, a.hold = C.int32_t(bucket), flag(st.OnLayer != nil), C.int32_t(s.half), flag(st.Hold)
 	return a, nil
 }
 
@@ -354,6 +385,9 @@ func (b *Backend) answers(s *stepState, q *kernels.Seq, row int) error {
 				before = &q.Samples[j-1]
 			}
 			s.sample(final, p, before)
+			if !s.masks.add(p, before) {
+				return fmt.Errorf("%w: more masks than %d words hold", kernels.ErrStepTooLarge, len(s.masks.pinned))
+			}
 		}
 		if q.WantLogits {
 			s.wants = append(s.wants, int32(final))

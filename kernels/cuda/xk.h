@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 18 // raised by any change of this file
+#define XK_ABI 19 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -132,7 +132,9 @@ typedef struct {
   int32_t bucket;    // > 0: a padded decode step of that many rows, run as a graph
   int32_t on_layer;  // record an event a layer, for xk_wait_layer
   int32_t half;      // of xk_buffers: 0 and 1 in turn
-  int32_t n_spans, n_final_spans, _pad; // xk_step knows them
+  int32_t n_spans, n_final_spans; // xk_step knows them
+  int32_t hold;      // draws wait for xk_step_draw; finals are at most max_seqs
+  int32_t n_masks, _pad; // of xk_buffers.masks that draws have
   int64_t tokens;    // int32 [n_rows] token ids; -1-i is what sample i of the step before drew
   int64_t positions; // int32 [n_rows] absolute; -1 is padding
   int64_t tables;    // int32 [n_rows] offset of the row's block table in the tail
@@ -147,11 +149,12 @@ typedef struct {
   int64_t wants;     // int32 [n_wants] finals whose logits are copied out, ascending (host only)
   int64_t tail;      // block tables (int32)
   int64_t adjust;    // xk_adjust
+  int64_t masks;     // int32 [n_samples], if there are masks: the one that each has; -1 is none
   int64_t used_bytes;
 } xk_step_args;
 
-// Host memory that the device sees; lives as long as the context. Arena, tokens
-// and logprobs have two halves of the given size, for two steps under way; of
+// Host memory that the device sees; lives as long as the context. Arena, tokens,
+// logprobs and masks have two halves of the given size, for two steps under way; of
 // the logits there is one, so that only one of the two may want any.
 typedef struct {
   void *arena;       // what xk_step_args describes
@@ -163,6 +166,8 @@ typedef struct {
   int32_t max_logprobs;
   float *logits;     // [n_wants][vocab]
   int32_t max_wants;
+  int32_t max_masks, mask_words;
+  uint32_t *masks;   // [max_masks][mask_words] a bit for each id that may be drawn; rank 0's only
   uint64_t bits;     // batch_invariant: digest of what the projections make of given rows
   uint32_t slow;     // batch_invariant: projections that gemm_any.cu does: 1 qkv, 2 out, 4 gate_up, 8 down, 16 head
 } xk_buffers;
@@ -199,6 +204,8 @@ int32_t xk_close(xk_ctx *c);
 // Two steps may be under way. The waits are for the older; after xk_wait_step it
 // is under way no more.
 int32_t xk_step(xk_ctx *c, const xk_step_args *args); // returns when all is launched
+// Launches the draws of the step launched last, which has hold; its masks are in xk_buffers now. Of ranks, rank 0's alone.
+int32_t xk_step_draw(xk_ctx *c);
 int32_t xk_wait_layer(xk_ctx *c, int32_t layer);      // K, V and digests of this layer are in the pool
 int32_t xk_wait_step(xk_ctx *c);                      // results are in xk_buffers
 

@@ -215,6 +215,9 @@ func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Requ
 	if !q.forwarded {
 		exclude = append(exclude[:len(exclude):len(exclude)], q.s.Members.Embedders()...)
 	}
+	if q.top.Bound {
+		exclude = append(exclude[:len(exclude):len(exclude)], unbound(q.s.fleet.Snapshot())...)
+	}
 	req := &pick.Request{Model: q.top.Model, Chain: q.chain, Tokens: q.top.PromptTokens(), Length: q.top.PromptTokens() + max(q.top.MaxTokens, 1), Output: q.output(), Seqs: q.top.N,
 		Exclude: exclude, Avoid: avoid, Prefer: prefer, Explain: q.explain, Session: q.session,
 		Head: q.top.Prompt[:min(len(q.top.Prompt), maxHead)], Local: q.couldServeAlone}
@@ -226,6 +229,17 @@ func (q *request) pickRequest(exclude, avoid []string, prefer string) *pick.Requ
 		q.reaches = q.s.Feeds.Warm(&q.ctx, &sense.Prompt{Top: &q.top, Body: q.body, Cache: q.cacheSalt()}, req, q.reaches)
 	}
 	return req
+}
+
+// unbound are the native workers that would not follow what binds an answer, though as prefill they may
+// serve one that does: then it draws the first token too.
+func unbound(now *fleet.Snapshot) (ids []string) {
+	for i := range now.Members {
+		if m := &now.Members[i]; m.Dialect == fleet.Native && !m.Grammars && m.Role != fleet.Prefill {
+			ids = append(ids, m.ID)
+		}
+	}
+	return ids
 }
 
 // reopening returns two channels that say when a worker's guard may let a pair come: one

@@ -91,6 +91,7 @@ var commands = []command{
 	{"hour", "how long the twin takes for an hour of a Mooncake trace on 16 workers, and on 1,000", "twin", "bench", 3, func(b base) benchmark { return &twinSpeed{base: b} }},
 	{"brain", "workers that mix beside the best of whole workers and all splits, in the twin: minutes on many processors, hours on few", "twin", "bench", 1, func(b base) benchmark { return &brain{base: b} }},
 	{"planner", "two days under the planner, in the twin, beside a fixed fleet, a clairvoyant and a rule: ten minutes", "plan", "bench", 1, func(b base) benchmark { return &planBench{base: b} }},
+	{"grammar", "internal/grammar beside llguidance, on the schemas of JSONSchemaBench: five minutes", "grammar", "bench", 1, func(b base) benchmark { return &grammarBench{base: b} }},
 	{"turns", "kv.peers on and off in conversations of two turns: two minutes", "turns", "bench", 9, func(b base) benchmark { return &turnsBench{b} }},
 }
 

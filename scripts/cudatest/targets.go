@@ -86,6 +86,7 @@ func (b *book) rows() (list []row) {
 	add("gpu.sampler_us.b64", "<= 30", read, b.peer("FlashInfer", "sampler.flashinfer"), b.peer("PyTorch by sorting", "sampler.sort"))
 	add("gpu.host_gap_us.p50", "<= 8", value{"target", 8})
 	add("gpu.host_gap_us.p99", "<= 20", value{"target", 20})
+	add("grammar.step_ratio", "<= 1.03", value{"without masks", 1})
 	add("gpu.mixed_itl_ratio", "<= 2", value{"decoding alone", 1})
 	add("gpu.mixed_prefill_tok_s", ">= 22000", value{"prefill alone, 8k", b.own["gpu.prefill_tok_s.8k"].Value})
 	add("gpu.hf_logits_error_ratio", "<= 2", value{"transformers' own bf16", 1})
@@ -201,6 +202,7 @@ var models = [][2]string{
 	{"moe.decode_ratio.*", "Qwen3-30B-A3B shape, random FP8 weights, contexts of 1k"},
 	{"moe.w8_*", "Qwen3-30B-A3B shape, random FP8 weights, contexts of 1k"},
 	{"moe.*", "Qwen3-30B-A3B shape, random bf16 weights, contexts of 1k"},
+	{"grammar.step_*", "Llama-3-8B shape, random bf16 weights, 64 draws along a grammar of JSON objects, a synthetic vocabulary of 128k, contexts of 1k"},
 	{"gpu.endurance_*", "8 layers of 1024, random bf16 weights, batch_invariant, 200 clients"},
 	{"gpu.hf_*", "10 random models: Llama, Qwen2, Qwen3; GQA 1 to 8"},
 	{"*", "Llama-3-8B shape, random bf16 weights"},

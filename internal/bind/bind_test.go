@@ -1,0 +1,381 @@
+package bind_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/engine/handoff"
+	"github.com/xpyd/xpyd/internal/answer"
+	"github.com/xpyd/xpyd/internal/bind"
+	"github.com/xpyd/xpyd/kernels"
+)
+
+// toy is a tokenizer of a few texts, the longest of which is taken; special ones are in angle or other
+// brackets that no text has but whole.
+type toy struct {
+	texts   []string
+	special map[string]bool
+}
+
+const end = "<end>"
+
+func newToy(special []string, texts ...string) *toy {
+	t := &toy{special: map[string]bool{end: true}}
+	t.texts = append([]string{end}, special...)
+	for _, s := range special {
+		t.special[s] = true
+	}
+	t.texts = append(t.texts, texts...)
+	for c := byte(' '); c < 127; c++ {
+		t.texts = append(t.texts, string(c))
+	}
+	t.texts = append(t.texts, "\n")
+	return t
+}
+
+func (t *toy) VocabSize() int             { return len(t.texts) }
+func (t *toy) TokenBytes(id int32) []byte { return []byte(t.texts[id]) }
+func (t *toy) IsSpecial(id int32) bool    { return t.special[t.texts[id]] }
+
+func (t *toy) Encode(text string, _ bool) (ids []int32) {
+	for text != "" {
+		best := -1
+		for id, s := range t.texts {
+			if strings.HasPrefix(text, s) && (best < 0 || len(s) > len(t.texts[best])) {
+				best = id
+			}
+		}
+		if best < 0 {
+			panic("no token for " + text)
+		}
+		ids = append(ids, int32(best))
+		text = text[len(t.texts[best]):]
+	}
+	return ids
+}
+
+func (t *toy) id(text string) int32 { return int32(slices.Index(t.texts, text)) }
+
+func (t *toy) binder(think string) *bind.Binder {
+	return bind.New(bind.Config{Tokenizer: t, Vocab: len(t.texts) + 5, Ends: []int32{0}, Think: answer.ThinkFormat(think), Bytes: 1 << 20})
+}
+
+// allowed lists the texts that may come next.
+func (t *toy) allowed(g engine.Guide) (list []string) {
+	mask := make([]uint32, kernels.MaskWords(len(t.texts)+5))
+	for i := range mask {
+		mask[i] = 0xdeadbeef
+	}
+	g.Mask(mask)
+	for id := range len(mask) * 32 {
+		if mask[id/32]>>(id%32)&1 == 0 {
+			continue
+		}
+		if id >= len(t.texts) {
+			list = append(list, "beyond the tokenizer")
+			continue
+		}
+		list = append(list, t.texts[id])
+	}
+	return list
+}
+
+// says accepts texts, each of which is a token.
+func (t *toy) says(tt *testing.T, g engine.Guide, texts ...string) {
+	tt.Helper()
+	for i, s := range texts {
+		if id := t.id(s); id < 0 || !g.Accept(id) {
+			tt.Fatalf("%q of %q is not accepted; %q is allowed", s, texts[:i+1], t.allowed(g))
+		}
+	}
+}
+
+// agrees checks that a guide accepts what its mask allows and nothing else, and stays where it does not.
+func (t *toy) agrees(tt *testing.T, g engine.Guide) {
+	tt.Helper()
+	may := t.allowed(g)
+	for id, text := range t.texts {
+		f := g.Fork()
+		if f.Accept(int32(id)) != slices.Contains(may, text) {
+			tt.Errorf("%q: allowed %t, accepted %t", text, slices.Contains(may, text), !slices.Contains(may, text))
+		}
+	}
+	if again := t.allowed(g); !slices.Equal(may, again) {
+		tt.Errorf("%q became %q", may, again)
+	}
+}
+
+func guideOf(t *testing.T, b *bind.Binder, spec *handoff.Guide) engine.Guide {
+	t.Helper()
+	g, err := b.Bind(context.Background(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// TestText: a grammar alone binds the answer from its first token to its end.
+func TestText(t *testing.T) {
+	k := newToy(nil, "yes", "no", "ye", "not")
+	g := guideOf(t, k.binder(""), &handoff.Guide{Kind: "choice", Text: `["yes","no"]`})
+	if got := k.allowed(g); !slices.Equal(got, []string{"yes", "no", "ye", "n", "y"}) {
+		t.Errorf("%q", got)
+	}
+	k.agrees(t, g)
+	other := g.Fork()
+	k.says(t, g, "ye", "s")
+	if got := k.allowed(g); !slices.Equal(got, []string{end}) {
+		t.Errorf("at the end: %q", got)
+	}
+	k.says(t, g, end)
+	if got := k.allowed(g); got != nil {
+		t.Errorf("behind the end: %q", got)
+	}
+	k.says(t, other, "no", end)
+}
+
+// TestBegin: a mark comes first, as the tokenizer's tokens.
+func TestBegin(t *testing.T) {
+	k := newToy([]string{"<|channel|>"}, "final")
+	g := guideOf(t, k.binder(""), &handoff.Guide{Kind: "regex", Text: "a+", Begin: "<|channel|>final!"})
+	for _, s := range []string{"<|channel|>", "final", "!"} {
+		if got := k.allowed(g); !slices.Equal(got, []string{s}) {
+			t.Errorf("%q, want %q", got, s)
+		}
+		k.agrees(t, g)
+		k.says(t, g, s)
+	}
+	k.says(t, g, "a", "a", end)
+}
+
+// TestThinks: what is bound begins behind the mark that ends the reasoning, wherever tokens cut it; an
+// answer cannot end in its reasoning.
+func TestThinks(t *testing.T) {
+	k := newToy([]string{"</think>"}, "</thi", "nk>", "nk>\n", "nk>y", "</think", ">x", "> ", "yes", "<<", "</")
+	b := k.binder("qwen3")
+	spec := &handoff.Guide{Kind: "choice", Text: `["yes"]`, Thinks: handoff.ThinksNow}
+	for _, way := range [][]string{
+		{"</think>"},
+		{"yes", "</thi", "nk>"},
+		{"</thi", "nk>\n"},
+		{"</thi", "</thi", "nk>"},
+		{"<<", "/", "t", "h", "i", "n", "k", "> "},
+		{"</", "t", "</think", ">"},
+		{"</think", "</think>"},
+	} {
+		g := guideOf(t, b, spec)
+		for _, s := range way {
+			if may := k.allowed(g); slices.Contains(may, end) || slices.Contains(may, "beyond the tokenizer") {
+				t.Errorf("%q before %q", may, s)
+			}
+			k.agrees(t, g)
+			k.says(t, g, s)
+		}
+		if got := k.allowed(g); !slices.Equal(got, []string{"yes", "y"}) {
+			t.Errorf("%q: %q", way, got)
+		}
+		k.says(t, g, "yes", end)
+	}
+	g := guideOf(t, b, spec)
+	if k.says(t, g, "</thi"); slices.Contains(k.allowed(g), "nk>y") {
+		t.Error("the beginning of the answer passed the grammar by")
+	}
+	k.agrees(t, g)
+}
+
+// TestMayThink: a model that may think or answer does either; while it is not clear which, both go on.
+func TestMayThink(t *testing.T) {
+	k := newToy([]string{"</think>"}, "<think>", "<thi", "<think>\n", "<think></think>", "<think></think>x", "nk>", "<t", "<x", "ab")
+	b := k.binder("qwen3")
+	spec := &handoff.Guide{Kind: "regex", Text: "<t(ab|hink)*", Thinks: handoff.ThinksMay}
+	first := guideOf(t, b, spec)
+	if got := k.allowed(first); !slices.Equal(got, []string{"<think>", "<thi", "<think>\n", "<think></think>", "<t", "<"}) {
+		t.Errorf("%q", got)
+	}
+	k.agrees(t, first)
+	for _, way := range [][]string{
+		{"<think>", "ab", "</think>", "<t", "ab", end},
+		{"<think>\n", "</think>", "<t", end},
+		{"<think></think>", "<", "t", end},
+		{"<", "t", "h", "i", "n", "k", ">", "z", "</think>", "<t", "ab", end},
+		{"<t", "ab", "h", "i", "n", "k", end},
+		{"<t", "h", "i", "n", "k", "ab", end},
+		{"<t", end},
+		{"<thi", "nk>", "</think>", "<", "t", end},
+	} {
+		g := first.Fork()
+		for i := range way {
+			k.agrees(t, g)
+			k.says(t, g, way[i])
+		}
+	}
+	g := first.Fork()
+	if k.says(t, g, "<t", "ab", "h", "i", "n", "k"); slices.Contains(k.allowed(g), ">") {
+		t.Error("an answer that has begun became reasoning")
+	}
+	spec.Thinks = handoff.ThinksNot
+	if got := k.allowed(guideOf(t, b, spec)); !slices.Equal(got, []string{"<thi", "<t", "<"}) {
+		t.Errorf("without reasoning: %q", got)
+	}
+}
+
+// TestHarmony: gpt-oss thinks in a channel of its own, and answers in another.
+func TestHarmony(t *testing.T) {
+	marks := []string{"<|channel|>", "<|message|>", "<|start|>", "<|end|>"}
+	k := newToy(marks, "analysis", "assistant", "final")
+	spec := &handoff.Guide{Kind: "choice", Text: `["yes"]`, Begin: answer.ThinkFormat("openai_gptoss").Before(), Thinks: handoff.ThinksMay}
+	first := guideOf(t, k.binder("openai_gptoss"), spec)
+	thinks, at := first.Fork(), first.Fork()
+	k.says(t, thinks, "<|channel|>")
+	if got := k.allowed(thinks); !slices.Equal(got, []string{"analysis", "final", "a"}) {
+		t.Errorf("%q", got)
+	}
+	k.says(t, thinks, "analysis", "<|message|>", "h", "m", "<|end|>", "<|start|>", "assistant", "<|channel|>", "final", "<|message|>", "y", "e", "s", end)
+	k.says(t, at, "<|channel|>", "final", "<|message|>", "y", "e", "s", end)
+}
+
+// TestSpecs: what cannot be followed is refused with a reason.
+func TestSpecs(t *testing.T) {
+	k := newToy(nil)
+	none := bind.New(bind.Config{Tokenizer: k, Vocab: len(k.texts), Bytes: 1 << 20})
+	for name, c := range map[string]struct {
+		b    *bind.Binder
+		spec handoff.Guide
+		want string
+	}{
+		"regex":     {k.binder(""), handoff.Guide{Kind: "regex", Text: "a("}, "at offset"},
+		"kind":      {k.binder(""), handoff.Guide{Kind: "abc"}, `kind "abc" are not known`},
+		"no ends":   {none, handoff.Guide{Kind: "regex", Text: "a"}, "no token that ends"},
+		"no token":  {k.binder(""), handoff.Guide{Kind: "regex", Text: "ä"}, "no token of this model can begin it"},
+		"format":    {k.binder(""), handoff.Guide{Kind: bind.KindCalls, Text: `{"format":"glm45","tools":[{"name":"f"}]}`}, "glm45"},
+		"no format": {k.binder(""), handoff.Guide{Kind: bind.KindCalls, Text: `{"tools":[{"name":"f"}]}`}, "not known"},
+		"no tools":  {k.binder(""), handoff.Guide{Kind: bind.KindCalls, Text: `{"format":"hermes"}`}, "0 tools"},
+		"twice":     {k.binder(""), handoff.Guide{Kind: bind.KindCalls, Text: `{"format":"hermes","tools":[{"name":"f"},{"name":"f"}]}`}, "two tools"},
+		"name":      {k.binder(""), handoff.Guide{Kind: bind.KindCalls, Text: `{"format":"hermes","tools":[{"name":"f g"}]}`}, `"f g"`},
+	} {
+		_, err := c.b.Bind(context.Background(), &c.spec)
+		var bad *bind.Error
+		if !errors.As(err, &bad) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+	if _, err := k.binder("").Guide(context.Background(), &handoff.Guide{Kind: bind.KindCalls, Text: `{`}); err == nil {
+		t.Error("broken calls are accepted")
+	}
+	ctx, cancel := context.WithCancelCause(context.Background())
+	cancel(errors.New("gone"))
+	b := k.binder("")
+	for range 50 { // turns are taken at random
+		if _, err := b.Bind(ctx, &handoff.Guide{Kind: "regex", Text: "a"}); err != nil && err.Error() != "gone" {
+			t.Error(err)
+		}
+	}
+}
+
+// random draws an answer: tokens that may come, now and then an end.
+func (t *toy) random(tt *testing.T, r *rand.Rand, g engine.Guide, most int) string {
+	tt.Helper()
+	var text strings.Builder
+	for range most {
+		may := t.allowed(g)
+		if len(may) == 0 {
+			tt.Fatalf("a dead end behind %q", text.String())
+		}
+		s := may[r.IntN(len(may))]
+		if slices.Contains(may, end) && r.IntN(3) > 0 {
+			s = end
+		}
+		if t.says(tt, g, s); s == end {
+			return text.String()
+		}
+		text.WriteString(s)
+	}
+	return ""
+}
+
+// TestCalls: whatever is drawn along the masks of a bound call reads as calls of the tools, whole and
+// streamed, with arguments that their schemas allow; of several where there may be.
+func TestCalls(t *testing.T) {
+	marks := []string{"<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|tool_call|>", "<|action_start|>", "<|plugin|>", "<|action_end|>",
+		"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
+		"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>",
+		"<|START_ACTION|>", "<|END_ACTION|>", "<|channel|>", "<|constrain|>", "<|message|>"}
+	k := newToy(marks, `{"`, `"}`, `}}`, ` {"`, `": `, `true`, `false`, "weather", "get_", `"]`)
+	b := k.binder("")
+	tools := []bind.Tool{
+		{Name: "get", Parameters: json.RawMessage(`{"type":"object","properties":{"on":{"type":"boolean"}},"required":["on"],"additionalProperties":false}`)},
+		{Name: "get_weather", Parameters: json.RawMessage(`{"$defs":{"c":{"enum":["Oslo","Rome"]}},"type":"object","properties":{"city":{"$ref":"#/$defs/c"}},"required":["city"],"additionalProperties":false}`)},
+		{Name: "stop"},
+	}
+	whole := map[string][]string{"get": {`{"on":true}`, `{"on":false}`}, "get_weather": {`{"city":"Oslo"}`, `{"city":"Rome"}`}, "stop": {"{}"}}
+	for _, format := range answer.ToolNames() {
+		f := answer.ToolFormat(format)
+		how, why := f.Calling()
+		if why != "" {
+			continue
+		}
+		t.Run(format, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(1, 2))
+			several := 0
+			for round := range 60 {
+				calls := bind.Calls{Format: format, Tools: tools, Several: round%2 == 0}
+				if round%5 == 0 {
+					calls.Tools = tools[1:2]
+				}
+				text, err := calls.Encode()
+				if err != nil {
+					t.Fatal(err)
+				}
+				g := guideOf(t, b, &handoff.Guide{Kind: bind.KindCalls, Text: text})
+				out := k.random(t, r, g, 4000)
+				var list []json.RawMessage
+				for _, tool := range calls.Tools {
+					raw, _ := json.Marshal(map[string]any{"type": "function", "function": tool})
+					list = append(list, raw)
+				}
+				for _, wholly := range []bool{true, false} {
+					p := answer.New(f, nil, answer.Options{Tools: answer.ReadTools(list), Whole: wholly})
+					var names, args []string
+					for _, e := range slices.Concat(slices.Clone(p.Feed(out)), p.Flush()) {
+						switch e.Kind {
+						case answer.Begin:
+							names, args = append(names, e.Text), append(args, "")
+						case answer.Arguments:
+							args[len(args)-1] += e.Text
+						default:
+							if strings.TrimSpace(e.Text) != "" {
+								t.Fatalf("%q is text of %q", e.Text, out)
+							}
+						}
+					}
+					if len(names) == 0 || len(names) > 1 && !(calls.Several && how.Several) {
+						t.Fatalf("%d calls in %q", len(names), out)
+					}
+					if len(names) > 1 {
+						several++
+					}
+					for i, name := range names {
+						var compact strings.Builder
+						for _, c := range args[i] {
+							if !strings.ContainsRune(" \t\r\n", c) {
+								compact.WriteRune(c)
+							}
+						}
+						if !slices.Contains(whole[name], compact.String()) || calls.Tools[0].Name == "get_weather" && name != "get_weather" {
+							t.Errorf("%s(%s) in %q", name, args[i], out)
+						}
+					}
+				}
+			}
+			if how.Several && several == 0 {
+				t.Error("there never was a second call")
+			}
+		})
+	}
+}

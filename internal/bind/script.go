@@ -1,0 +1,157 @@
+package bind
+
+import "slices"
+
+// matcher follows a text along a grammar: internal/grammar's.
+type matcher interface {
+	Mask(bits []uint32)
+	Accept(token int32) bool
+	MayEnd() bool
+	clone() matcher
+}
+
+// script is what comes behind the reasoning: tokens and texts in turn. It is shared and immutable.
+type script struct {
+	ends  []int32
+	first []option
+	// Behind a text: how it goes on. None: an end.
+	next []option
+	last bool // the text may be the last: an end may come at once behind it
+}
+
+// option is one way to go on: tokens, then the text of a grammar, or if there is none an end.
+type option struct {
+	tokens []int32
+	begin  func() (matcher, error) // nil: an end follows
+}
+
+// place is where an answer stands in a script. The zero value is its begin.
+type place struct {
+	s *script
+	// Within tokens: of these options the first at tokens have come.
+	options []option
+	at      int
+	text    matcher // else within, or behind, a text
+	over    bool    // only an end may come
+}
+
+func (s *script) start() place {
+	p := place{s: s, options: s.first}
+	p.settle()
+	return p
+}
+
+func (p *place) fork() place {
+	q := *p
+	if p.text != nil {
+		q.text = p.text.clone()
+	}
+	return q
+}
+
+// settle goes over an option all of whose tokens have come. Of those that only an end follows, the
+// tokens may begin another's, which then may still come.
+func (p *place) settle() bool {
+	i := slices.IndexFunc(p.options, func(o option) bool { return len(o.tokens) == p.at })
+	if i < 0 {
+		return true
+	}
+	o := p.options[i]
+	if o.begin == nil {
+		p.options, p.over = slices.Delete(slices.Clone(p.options), i, i+1), true
+		return true
+	}
+	p.options, p.at = nil, 0
+	m, err := o.begin()
+	if err != nil { // it was compiled when the request came
+		p.over, p.s = false, &script{}
+		return false
+	}
+	p.text = m
+	return true
+}
+
+func set(bits []uint32, id int32) {
+	if w := int(id) / 32; id >= 0 && w < len(bits) {
+		bits[w] |= 1 << (id % 32)
+	}
+}
+
+func unset(bits []uint32, id int32) {
+	if w := int(id) / 32; id >= 0 && w < len(bits) {
+		bits[w] &^= 1 << (id % 32)
+	}
+}
+
+func (p *place) mask(bits []uint32) {
+	switch {
+	case p.text != nil:
+		p.text.Mask(bits)
+		if len(p.s.next) == 0 {
+			return
+		}
+		for _, id := range p.s.ends { // the grammar's end is not the answer's
+			unset(bits, id)
+		}
+		if !p.text.MayEnd() {
+			return
+		}
+		for _, o := range p.s.next {
+			set(bits, o.tokens[0])
+		}
+		if p.s.last {
+			p.allowEnds(bits)
+		}
+	default:
+		clear(bits)
+		if p.over {
+			p.allowEnds(bits)
+		}
+		for _, o := range p.options {
+			set(bits, o.tokens[p.at])
+		}
+	}
+}
+
+func (p *place) allowEnds(bits []uint32) {
+	for _, id := range p.s.ends {
+		set(bits, id)
+	}
+}
+
+func (p *place) accept(token int32) bool {
+	end := slices.Contains(p.s.ends, token)
+	switch {
+	case p.text != nil && len(p.s.next) == 0:
+		return p.text.Accept(token)
+	case p.text != nil && end:
+		if !p.s.last || !p.text.MayEnd() {
+			return false
+		}
+		*p = place{s: &script{}}
+		return true
+	case p.text != nil && p.text.Accept(token):
+		return true
+	case p.text != nil:
+		return p.text.MayEnd() && p.follow(p.s.next, 0, token)
+	case p.over && end:
+		*p = place{s: &script{}}
+		return true
+	}
+	return p.follow(p.options, p.at, token)
+}
+
+// follow takes the next token of some options.
+func (p *place) follow(options []option, at int, token int32) bool {
+	var left []option
+	for _, o := range options {
+		if o.tokens[at] == token {
+			left = append(left, o)
+		}
+	}
+	if left == nil {
+		return false
+	}
+	p.options, p.at, p.text, p.over = left, at+1, nil, false
+	return p.settle()
+}

@@ -1,0 +1,250 @@
+package grammar
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+	"unicode/utf8"
+)
+
+// trieNode is one byte of the trie of a vocabulary. Nodes are in depth-first order: a node's
+// children follow it, up to skip.
+type trieNode struct {
+	token int32 // that ends here, or -1
+	skip  int32 // the first node behind this one's children
+	depth uint16
+	b     byte
+}
+
+// trie is a set of tokens by their bytes. Tokens longer than maxToken bytes are left out.
+type trie struct {
+	nodes []trieNode
+	depth int // of the deepest node, at least 1
+}
+
+const maxToken = 4096
+
+// Vocabulary is what a model's tokens spell. It is built once for each model, takes some tens
+// of bytes for each byte of a token, and is immutable: all grammars of the model share it.
+type Vocabulary struct {
+	tokens [][]byte
+	ends   []int32
+	isEnd  map[int32]bool
+	names  map[string]int32
+	words  int               // of a mask
+	twins  map[int32][]int32 // further tokens with the same bytes
+
+	all   trie
+	plain [len(plainCuts)]plainSlice
+}
+
+// plainSlice parts the tokens for a place where at least cut more characters of a JSON string
+// may come. A token's weight is its plain characters, those that mean themselves in a JSON
+// string, and the bytes behind these: no fewer characters than it has.
+type plainSlice struct {
+	cut   int32
+	mask  []uint32 // tokens of at most cut plain characters and nothing else
+	other trie     // all others; only of cuts from 8 on
+	tails trie     // of tokens of at most cut in weight, what is behind their plain characters; token is an index of heads
+	heads []heads  // tokens by tail
+	// Tokens above cut in weight: those of plain characters alone, fewest first; those with a
+	// control character behind their plain ones; and the rest.
+	long    []longToken
+	control trie
+	heavy   trie
+}
+
+type longToken struct{ chars, id int32 }
+
+// heads are tokens that have the same bytes behind their plain characters.
+type heads struct {
+	bare []int32 // without plain characters
+	rest []int32
+}
+
+// plainCuts are the cuts. The last has no end.
+var plainCuts = [...]int32{1, 2, 4, 8, 16, 32, 64, 1 << 30}
+
+const firstOther = 3 // the first cut that has other
+
+// NewVocabulary takes the bytes of each token by id (nil: a special token, which no grammar
+// allows but by name, or where the text may end if it is in ends) and the tokens that end a
+// text. It keeps tokens.
+func NewVocabulary(tokens [][]byte, ends []int32) *Vocabulary {
+	v := &Vocabulary{
+		tokens: tokens, isEnd: map[int32]bool{}, twins: map[int32][]int32{},
+		words: (len(tokens) + 31) / 32,
+	}
+	for _, e := range ends {
+		if e >= 0 && int(e) < len(tokens) && !v.isEnd[e] {
+			v.isEnd[e] = true
+			v.ends = append(v.ends, e)
+		}
+	}
+	var ids []int32
+	for id, t := range tokens {
+		if len(t) > 0 && len(t) <= maxToken && !v.isEnd[int32(id)] {
+			ids = append(ids, int32(id))
+		}
+	}
+	slices.SortFunc(ids, func(a, b int32) int {
+		if c := bytes.Compare(tokens[a], tokens[b]); c != 0 {
+			return c
+		}
+		return int(a) - int(b)
+	})
+	distinct := ids[:0]
+	for _, id := range ids {
+		if n := len(distinct); n > 0 && bytes.Equal(tokens[distinct[n-1]], tokens[id]) {
+			v.twins[distinct[n-1]] = append(v.twins[distinct[n-1]], id)
+			continue
+		}
+		distinct = append(distinct, id)
+	}
+	texts := make([][]byte, len(distinct))
+	for i, id := range distinct {
+		texts[i] = tokens[id]
+	}
+	v.all = newTrie(texts, distinct)
+	for i, cut := range plainCuts {
+		v.plain[i] = v.slice(cut, texts, distinct)
+	}
+	return v
+}
+
+// WithSpecial is v with names for special tokens, such as <|im_end|>: a Lark grammar can ask
+// for them. It shares the rest with v.
+func (v *Vocabulary) WithSpecial(names map[string]int32) *Vocabulary {
+	w := *v
+	w.names = map[string]int32{}
+	for name, id := range names {
+		if id >= 0 && int(id) < len(v.tokens) {
+			w.names[name] = id
+		}
+	}
+	return &w
+}
+
+// Size is the number of token ids. A mask has (Size()+31)/32 words.
+func (v *Vocabulary) Size() int { return len(v.tokens) }
+
+// newTrie builds the trie of texts, which are sorted, distinct and not empty.
+func newTrie(texts [][]byte, ids []int32) trie {
+	t := trie{depth: 1}
+	var path []int32 // nodes from the root to the last one
+	for i, text := range texts {
+		keep := 0
+		if i > 0 {
+			prev := texts[i-1]
+			for keep < len(prev) && keep < len(text) && prev[keep] == text[keep] {
+				keep++
+			}
+		}
+		for _, n := range path[keep:] {
+			t.nodes[n].skip = int32(len(t.nodes))
+		}
+		path = path[:keep]
+		for d := keep; d < len(text); d++ {
+			path = append(path, int32(len(t.nodes)))
+			t.nodes = append(t.nodes, trieNode{token: -1, b: text[d], depth: uint16(d + 1)})
+		}
+		t.nodes[len(t.nodes)-1].token = ids[i]
+		t.depth = max(t.depth, len(text))
+	}
+	for _, n := range path {
+		t.nodes[n].skip = int32(len(t.nodes))
+	}
+	t.nodes = slices.Clip(t.nodes)
+	return t
+}
+
+// plainChar is a character that means itself in a JSON string.
+func plainChar(r rune, size int) bool {
+	return r >= 0x20 && r != '"' && r != '\\' && r != 0x7f && (r != utf8.RuneError || size > 1)
+}
+
+// plainPrefix is the bytes and the characters of the plain characters that text begins with.
+func plainPrefix(text []byte) (size int, chars int32) {
+	for size < len(text) {
+		r, n := utf8.DecodeRune(text[size:])
+		if !plainChar(r, n) {
+			break
+		}
+		size += n
+		chars++
+	}
+	return size, chars
+}
+
+type tokenList struct {
+	texts [][]byte
+	ids   []int32
+}
+
+func (l *tokenList) add(text []byte, id int32) {
+	l.texts, l.ids = append(l.texts, text), append(l.ids, id)
+}
+
+// slice makes the plain slice of a cut.
+func (v *Vocabulary) slice(cut int32, texts [][]byte, ids []int32) plainSlice {
+	p := plainSlice{cut: cut, mask: make([]uint32, v.words)}
+	var other, heavy, control tokenList
+	byTail := map[string]*heads{}
+	for i, text := range texts {
+		size, chars := plainPrefix(text)
+		whole := size == len(text)
+		if whole && chars <= cut {
+			v.set(p.mask, ids[i])
+		} else {
+			other.add(text, ids[i])
+		}
+		if chars+int32(len(text)-size) > cut {
+			switch {
+			case whole:
+				p.long = append(p.long, longToken{chars, ids[i]})
+			case text[size] < 0x20 || text[size] == 0x7f:
+				control.add(text, ids[i])
+			default:
+				heavy.add(text, ids[i])
+			}
+			continue
+		}
+		if whole {
+			continue
+		}
+		tail := string(text[size:])
+		h := byTail[tail]
+		if h == nil {
+			h = &heads{}
+			byTail[tail] = h
+		}
+		to := &h.rest
+		if size == 0 {
+			to = &h.bare
+		}
+		*to = append(append(*to, ids[i]), v.twins[ids[i]]...)
+	}
+	slices.SortFunc(p.long, func(a, b longToken) int { return int(a.chars - b.chars) })
+	p.heavy, p.control = newTrie(heavy.texts, heavy.ids), newTrie(control.texts, control.ids)
+	if cut >= plainCuts[firstOther] {
+		p.other = newTrie(other.texts, other.ids)
+	}
+	tails := slices.Sorted(maps.Keys(byTail))
+	tailTexts, tailIDs := make([][]byte, len(tails)), make([]int32, len(tails))
+	for i, tail := range tails {
+		tailTexts[i], tailIDs[i] = []byte(tail), int32(i)
+		p.heads = append(p.heads, *byTail[tail])
+	}
+	p.tails = newTrie(tailTexts, tailIDs)
+	return p
+}
+
+// set allows token and those that spell the same.
+func (v *Vocabulary) set(bits []uint32, token int32) {
+	bits[token>>5] |= 1 << (token & 31)
+	if len(v.twins) > 0 {
+		for _, t := range v.twins[token] {
+			bits[t>>5] |= 1 << (t & 31)
+		}
+	}
+}

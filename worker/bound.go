@@ -1,0 +1,157 @@
+package worker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/engine/handoff"
+	"github.com/xpyd/xpyd/internal/bind"
+	"github.com/xpyd/xpyd/internal/openai"
+)
+
+// grammarMemory is about how much compiled grammars may take.
+const grammarMemory = 256 << 20
+
+// newBinder makes what binds answers to grammars.
+func (w *Worker) newBinder() error {
+	took := prometheus.NewHistogram(prometheus.HistogramOpts{Name: "xpyd_worker_grammar_seconds",
+		Help: "Time until a request's grammar was there: compiled, or found among those compiled before.", Buckets: prometheus.ExponentialBuckets(0.00001, 4, 10)})
+	refused := prometheus.NewCounter(prometheus.CounterOpts{Name: "xpyd_worker_grammars_refused_total",
+		Help: "Grammars that could not be compiled: answered with 400, which says why."})
+	for _, c := range []prometheus.Collector{took, refused} {
+		if err := w.registry.Register(c); err != nil {
+			return err
+		}
+	}
+	w.binder = bind.New(bind.Config{Tokenizer: w.tok, Vocab: w.vocab(), Ends: w.eos, Think: w.formats.think, Bytes: grammarMemory,
+		Found: func(d time.Duration, err error) {
+			took.Observe(d.Seconds())
+			if err != nil {
+				refused.Inc()
+			}
+		}})
+	return nil
+}
+
+// bind has a job's answers be what the spec says. field is where the request says so.
+func (w *Worker) bind(ctx *fasthttp.RequestCtx, j *job, field string, spec *handoff.Guide) error {
+	if len(spec.Text) > handoff.MaxGrammar {
+		return openai.BadRequest(field, "%s: %d bytes bind the answer; %d is the limit", field, len(spec.Text), handoff.MaxGrammar)
+	}
+	waits, cancel := context.WithCancelCause(w.ctx)
+	defer cancel(nil)
+	defer w.clients.Watch(ctx.Conn(), func() { cancel(errClientLeft) })()
+	var bad *bind.Error
+	var err error
+	switch j.guide, err = w.binder.Bind(waits, spec); {
+	case errors.As(err, &bad):
+		return openai.BadRequest(field, "%s: %v", field, bad)
+	case waits.Err() != nil:
+		return openai.Unavailable("%v", context.Cause(waits))
+	case err != nil:
+		return openai.BadRequest(field, "%s: %v", field, err)
+	}
+	j.bound = spec
+	return nil
+}
+
+func specOf(c *openai.Constraint) *handoff.Guide {
+	return &handoff.Guide{Kind: string(c.Kind), Text: c.Text, Compact: c.Compact}
+}
+
+// bindChat has a chat's answers be what its fields say: text, behind the reasoning, or calls.
+func (w *Worker) bindChat(ctx *fasthttp.RequestCtx, j *job, c *openai.Chat) error {
+	must, name, err := mustCall(c)
+	if err != nil {
+		return err
+	}
+	r := &j.reading
+	switch {
+	case must && c.Constraint != nil:
+		return openai.BadRequest(c.Constraint.Field, "%s and tool_choice both say what the answer must be; give one of them", c.Constraint.Field)
+	case !must && c.Constraint == nil:
+		return nil
+	case c.Constraint != nil: // is text, whatever it looks like
+		r.tool, r.options.Tools, r.marks = nil, nil, w.formats.thinkMarks
+		spec := specOf(c.Constraint)
+		spec.Begin, spec.Thinks = r.think.Before(), r.thinks()
+		r.options.Bound = true
+		return w.bind(ctx, j, c.Constraint.Field, spec)
+	}
+	calls := bind.Calls{Several: !c.OneCall && name == ""}
+	if r.tool != nil {
+		calls.Format = r.tool.Name
+	}
+	if calls.Tools, err = functions(c.Tools, name); err != nil {
+		return err
+	}
+	text, err := calls.Encode()
+	if err != nil {
+		return openai.BadRequest("tools", "%v", err)
+	}
+	r.options.Bound, r.named = true, name != ""
+	return w.bind(ctx, j, "tool_choice", &handoff.Guide{Kind: bind.KindCalls, Text: text, Thinks: r.thinks()})
+}
+
+// thinks says where the prompt leaves the model's reasoning.
+func (r *reading) thinks() handoff.Thinks {
+	switch {
+	case r.think == nil || r.options.Thought:
+		return handoff.ThinksNot
+	case r.options.Thinking || r.think.Opened():
+		return handoff.ThinksNow
+	}
+	return handoff.ThinksMay
+}
+
+// mustCall reads tool_choice: whether the model must call a tool, and which; "" is any.
+func mustCall(c *openai.Chat) (must bool, name string, err error) {
+	switch string(c.ToolChoice) {
+	case "", `"auto"`, `"none"`:
+		return false, "", nil
+	case `"required"`:
+		if c.Tools == nil {
+			return false, "", openai.BadRequest("tool_choice", "tool_choice required needs tools")
+		}
+		return true, "", nil
+	}
+	var one struct {
+		Type     string
+		Function struct{ Name string }
+	}
+	if json.Unmarshal(c.ToolChoice, &one) != nil || one.Type != "function" || one.Function.Name == "" {
+		return false, "", openai.BadRequest("tool_choice", `tool_choice must be "none", "auto", "required" or {"type": "function", "function": {"name": …}}`)
+	}
+	return true, one.Function.Name, nil
+}
+
+// functions are the tools that may be called: all, or the one of that name.
+func functions(tools json.RawMessage, name string) (list []bind.Tool, err error) {
+	var all []struct {
+		Type     string
+		Function bind.Tool
+	}
+	if tools != nil {
+		if err := json.Unmarshal(tools, &all); err != nil {
+			return nil, openai.BadRequest("tools", "tools: %v", err)
+		}
+	}
+	for _, t := range all {
+		if t.Type == "function" && (name == "" || t.Function.Name == name) {
+			list = append(list, t.Function)
+		}
+	}
+	switch {
+	case len(list) > 0:
+	case name != "":
+		return nil, openai.BadRequest("tool_choice", "tool_choice names the function %.80q, which is not among tools", name)
+	default:
+		return nil, openai.BadRequest("tools", "none of the tools is a function")
+	}
+	return list, nil
+}
