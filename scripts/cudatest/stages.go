@@ -218,7 +218,7 @@ func plan() []stage {
 			rankSpeed("pushes", "push"), rankSpeed("speed", "reduce steps", apart...), rankSpeed("70b", "70b 70b@4", apart...), rankSpeed("70b in bf16", "70b16:32 70b16:64@4", apart...),
 			peers("allreduce"),
 			{name: "fleets", run: []string{"python3", "ranks-test", "--xpyd", "xpyd"}, seconds: 180}}},
-		{name: "mixture", about: "steps of a mixture of experts of a 30B-A3B shape", seconds: 110, parts: []part{
+		{name: "mixture", about: "steps of a mixture of experts of a 30B-A3B shape", seconds: 120, parts: []part{peers("memory"),
 			speed("w8", "b1 b16 b64 b256 2k 8k", "XPYD_CUDA_MOE=1", "XPYD_CUDA_W8=1"), speed("speed", "b1 b16 b64 b256 2k 8k", "XPYD_CUDA_MOE=1")}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 90, python: "torch transformers", parts: []part{
 			{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}, {name: "logits in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16"}}}},
