@@ -24,7 +24,7 @@ func Goldens() []Golden {
 		c.Layers, c.Hidden, c.Intermediate, c.Heads, c.KVHeads, c.Vocab = 3, 96, 80, 6, 3, 112
 		c.RopeTheta, c.TiedHead = 50000, !c.TiedHead
 		if c.Window > 0 {
-			c.Window, c.FullEvery, c.ScoreScale, c.TiedHead, c.WindowTheta = 20, 2, 1.0 / 3, true, 30000
+			c.Window, c.FullEvery, c.ScoreScale, c.TiedHead, c.WindowTheta = 20, 2, 1.0/3, true, 30000
 			c.EmbedScale, c.Rope = float32(math.Sqrt(96)), arch.RopeScaling{Kind: "linear", Factor: 4}
 		}
 		if c.Experts > 0 {
