@@ -26,6 +26,10 @@ func (b *Backend) appendAttend(m *member, layer int) {
 
 func (b *Backend) appendItem(layer int, it *item) {
 	s, l, pool := &b.step, &b.layers[layer], b.ranks[it.rank]
+	angles := s.cosSin
+	if l.window > 0 {
+		angles = s.windowCosSin
+	}
 	dim, size := b.arch.HeadDim, b.layout.BlockTokens
 	kAt := (b.arch.Heads + it.kv) * dim
 	vAt := kAt + b.arch.KVHeads*dim
@@ -38,7 +42,7 @@ func (b *Backend) appendItem(layer int, it *item) {
 		ks, vs := pool.floats(layer, block, 0, it.own, row, n), pool.floats(layer, block, 1, it.own, row, n)
 		for j := range n {
 			r := it.row + i + j
-			qkv, cosSin := s.qkv[r*s.qkvRow:(r+1)*s.qkvRow], s.cosSin[r*dim:(r+1)*dim]
+			qkv, cosSin := s.qkv[r*s.qkvRow:(r+1)*s.qkvRow], angles[r*dim:(r+1)*dim]
 			for h := it.q; h < it.q+it.queries; h++ {
 				b.finishHead(qkv[h*dim:(h+1)*dim], h*dim, l.bias, l.qNorm, cosSin)
 			}
@@ -112,7 +116,13 @@ func (b *Backend) attendItem(m *member, layer int, it *item) {
 	}
 	v := pool.base(layer, 1, it.own)
 	for i := range it.n {
-		r, n := it.row+i, q.Pos+it.index+i+1
+		r, n, hidden := it.row+i, q.Pos+it.index+i+1, 0
+		if w := b.layers[layer].window; w > 0 && n > w {
+			first := b.windowStart(n - w)
+			score.blocks = &q.Blocks[first/b.layout.BlockTokens]
+			pv.blocks = score.blocks
+			n, hidden = n-first, n-w-first
+		}
 		score.n, pv.n = n, n
 		for h, left := it.q, it.queries; left > 0; {
 			rows := 1
@@ -123,6 +133,9 @@ func (b *Backend) attendItem(m *member, layer int, it *item) {
 				score.q = unsafe.Pointer(&s.qkv[r*s.qkvRow+(h+j)*dim])
 				score.out = &m.scores[j*m.row]
 				b.ops.scores(score)
+				for t := range hidden {
+					m.scores[j*m.row+t] = float32(math.Inf(-1)) // before the window
+				}
 				m.inv[j] = 1 / b.softmax(m.scores[j*m.row:], n)
 			}
 			out := unsafe.Pointer(&s.att[r*s.attRow+h*dim])
@@ -136,6 +149,16 @@ func (b *Backend) attendItem(m *member, layer int, it *item) {
 		}
 	}
 	*score, *pv = scoreArgs{}, pvArgs{}
+}
+
+// windowStart is the last position up to first where a block and a group of eight lanes begin: scores
+// before the window are hidden, and so every position keeps its lane whatever the block size.
+func (b *Backend) windowStart(first int) int {
+	grain := b.layout.BlockTokens
+	for grain%8 != 0 {
+		grain *= 2
+	}
+	return first / grain * grain
 }
 
 // softmax replaces n scores by exp(s-max) and returns their sum. The kernel

@@ -48,24 +48,26 @@ type Backend struct {
 	team *team
 	work func(member int) // b.member, made once
 
-	layers    []layer
-	embed     kernels.Tensor // host copy; no Data when the head is tied
-	head      matrix
-	norm      []float32
-	freq      []float64
-	freqScale float64
-	scale     float32 // of attention scores
-	pvPasses  []pvPass
-	pvRows    int
-	layerMACs int // multiply-adds of one token without the head
+	layers           []layer
+	embed            kernels.Tensor // host copy; no Data when the head is tied
+	head             matrix
+	norm             []float32
+	rope, windowRope rotation
+	scale            float32 // of attention scores
+	pvPasses         []pvPass
+	pvRows           int
+	layerMACs        int // multiply-adds of one token without the head
 
 	step stepState
 }
 
 type layer struct {
 	attnNorm, mlpNorm   []float32
+	attnPost, mlpPost   []float32 // norms of what is added; nil: there are none
 	qkv, o, gated, down matrix
 	experts             *experts  // instead of gated and down
+	gelu                bool      // not silu
+	window              int       // positions, and rotated as such; 0: all
 	bias                []float32 // over the rows of qkv
 	qNorm, kNorm        []float32
 }
@@ -94,7 +96,14 @@ func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
 	b := &Backend{arch: a, ops: o, scale: float32(1 / math.Sqrt(float64(a.HeadDim)))}
-	if b.freq, b.freqScale, err = a.RopeFrequencies(); err != nil {
+	if a.ScoreScale > 0 {
+		b.scale = float32(a.ScoreScale)
+	}
+	if b.rope, err = rotationOf(&a); err == nil && a.Window > 0 {
+		windowed := a.Windowed()
+		b.windowRope, err = rotationOf(&windowed)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("cpu backend: %w", err)
 	}
 	b.choosePV()
@@ -163,10 +172,17 @@ func (b *Backend) load(w kernels.Weights) error {
 	for i := range b.layers {
 		get := func(r arch.Role) kernels.Tensor { return w[r.At(i)] }
 		l := &b.layers[i]
-		l.attnNorm, l.mlpNorm = vector(get(arch.AttnNorm), a.Hidden), vector(get(arch.MLPNorm), a.Hidden)
+		norm := func(r arch.Role, n int) []float32 { return normVector(a, get(r), n) }
+		l.attnNorm, l.mlpNorm = norm(arch.AttnNorm, a.Hidden), norm(arch.MLPNorm, a.Hidden)
+		if a.PostNorms {
+			l.attnPost, l.mlpPost = norm(arch.AttnPostNorm, a.Hidden), norm(arch.MLPPostNorm, a.Hidden)
+		}
 		attention, feed := a.Layer(i)
 		switch attention {
-		case arch.GQA:
+		case arch.GQA, arch.WindowGQA:
+			if attention == arch.WindowGQA {
+				l.window = a.Window
+			}
 			l.qkv = pack(a.Hidden, source{get(arch.Q), q}, source{get(arch.K), kv}, source{get(arch.V), kv})
 			l.o = pack(q, source{get(arch.O), a.Hidden})
 			if a.QKVBias {
@@ -175,13 +191,14 @@ func (b *Backend) load(w kernels.Weights) error {
 				}
 			}
 			if a.QKNorm {
-				l.qNorm, l.kNorm = vector(get(arch.QNorm), a.HeadDim), vector(get(arch.KNorm), a.HeadDim)
+				l.qNorm, l.kNorm = norm(arch.QNorm, a.HeadDim), norm(arch.KNorm, a.HeadDim)
 			}
 		default:
 			return fmt.Errorf("layer %d: attention %q is not served on the CPU", i, attention)
 		}
 		switch feed {
-		case arch.SwiGLU:
+		case arch.SwiGLU, arch.GeGLU:
+			l.gelu = feed == arch.GeGLU
 			l.gated = packGated(a.Hidden, a.Intermediate, get(arch.Gate), get(arch.Up))
 			l.down = pack(a.Intermediate, source{get(arch.Down), a.Hidden})
 		case arch.Mixture:
@@ -190,7 +207,7 @@ func (b *Backend) load(w kernels.Weights) error {
 			return fmt.Errorf("layer %d: feed-forward %q is not served on the CPU", i, feed)
 		}
 	}
-	b.norm = vector(w[arch.Norm.At(0)], a.Hidden)
+	b.norm = normVector(a, w[arch.Norm.At(0)], a.Hidden)
 	embed := w[arch.Embed.At(0)]
 	if a.TiedHead {
 		b.head = pack(a.Hidden, source{embed, a.Vocab})
@@ -206,6 +223,17 @@ func (b *Backend) load(w kernels.Weights) error {
 	}
 	b.layerMACs = a.Layers * a.Hidden * (2*q + 2*kv + feed)
 	return nil
+}
+
+// normVector is the weights that a norm multiplies by.
+func normVector(a *arch.Config, t kernels.Tensor, n int) []float32 {
+	v := vector(t, n)
+	if a.NormsFromOne {
+		for i := range v[:n] {
+			v[i]++
+		}
+	}
+	return v
 }
 
 // choosePV divides head_dim among the value kernels.

@@ -50,6 +50,8 @@ func families() map[string]arch.Config {
 		"odd head 6":     shape(2, 36, 50, 6, 3, 6, 40),
 		"head 20 norm":   shape(2, 40, 50, 4, 4, 20, 40),
 		"mixtral 8":      shape(2, 64, 90, 4, 2, 16, 70),
+		"gemma3 16":      shape(3, 64, 90, 4, 2, 16, 70),
+		"gemma3 24":      shape(2, 48, 64, 4, 1, 24, 70),
 		"qwen3 moe 33":   shape(2, 72, 50, 4, 2, 24, 64),
 	}
 	kerneltest.Features(f)
@@ -61,6 +63,12 @@ func families() map[string]arch.Config {
 	kerneltest.Change(f, "qwen3 moe 33", func(a *arch.Config) {
 		a.ModelType, a.QKNorm, a.Experts, a.ExpertsPerToken, a.ExpertWidth = "qwen3_moe", true, 33, 5, 20
 	})
+	for name, window := range map[string]int{"gemma3 16": 9, "gemma3 24": 21} {
+		kerneltest.Change(f, name, func(a *arch.Config) {
+			a.ModelType, a.QKNorm, a.PostNorms, a.NormsFromOne = "gemma3_text", true, true, window == 9
+			a.EmbedScale, a.Window, a.FullEvery, a.WindowTheta, a.ScoreScale = 8, window, 2, 300, 0.2
+		})
+	}
 	kerneltest.Change(f, "gqa3 96", func(a *arch.Config) { a.Rope = arch.RopeScaling{Kind: "linear", Factor: 2} })
 	return f
 }

@@ -81,7 +81,7 @@ func (b *Backend) mix(m *member, e *experts) {
 	}
 	t.barrier(m.seat)
 	b.ofGroups(m, &e.gated[0], func(g group, lo, hi int) {
-		b.gatePanels(m, &e.gated[g.expert], x.in[g.lo*s.hidden:], x.ff[g.lo*x.ffRow:], x.ffRow, g.hi-g.lo, lo, hi)
+		b.gatePanels(m, &e.gated[g.expert], false, x.in[g.lo*s.hidden:], x.ff[g.lo*x.ffRow:], x.ffRow, g.hi-g.lo, lo, hi)
 	})
 	t.barrier(m.seat)
 	b.ofGroups(m, &e.down[0], func(g group, lo, hi int) {

@@ -29,7 +29,7 @@ func (b *Backend) lastNorm(m *member) {
 	s := &b.step
 	for i := range b.team.items(m.seat, len(s.finals), b.team.share(len(s.finals))) {
 		at := s.finals[i].row * s.hidden
-		sum := b.ops.addSumSq(&s.x[at], &s.delta[at], s.hidden)
+		sum := b.addRow(at, b.layers[len(b.layers)-1].mlpPost)
 		b.rmsNorm(s.last[i*s.hidden:], s.x[at:], b.norm, sum)
 	}
 }

@@ -40,24 +40,30 @@ func naiveMul(t kernels.Tensor, rows int, x []float64) []float64 {
 	return out
 }
 
-func naiveNorm(w kernels.Tensor, x []float64, eps float64) []float64 {
+func naiveNorm(a arch.Config, w kernels.Tensor, x []float64) []float64 {
+	eps, one := float64(a.NormEps), 0.0
+	if a.NormsFromOne {
+		one = 1
+	}
 	var ss float64
 	for _, v := range x {
 		ss += v * v
 	}
 	out := make([]float64, len(x))
 	for i, v := range x {
-		out[i] = v / math.Sqrt(ss/float64(len(x))+eps) * value(w, i)
+		out[i] = v / math.Sqrt(ss/float64(len(x))+eps) * (one + value(w, i))
 	}
 	return out
 }
 
-// naiveSwiGLU is the feed-forward at a place.
-func naiveSwiGLU(w kernels.Weights, at arch.Place, hidden, width int, x []float64) []float64 {
+// naiveFeed is the feed-forward, or an expert's, at a place.
+func naiveFeed(w kernels.Weights, at arch.Place, gelu bool, hidden, width int, x []float64) []float64 {
 	of := func(r arch.Role) kernels.Tensor { return w[r.Of(at.Layer, at.Expert)] }
 	g, u := naiveMul(of(arch.Gate), width, x), naiveMul(of(arch.Up), width, x)
-	for i := range g {
-		g[i] = g[i] / (1 + math.Exp(-g[i])) * u[i]
+	for i, v := range g {
+		if g[i] = v / (1 + math.Exp(-v)) * u[i]; gelu {
+			g[i] = v / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(v+0.044715*v*v*v))) * u[i]
+		}
 	}
 	return naiveMul(of(arch.Down), hidden, g)
 }
@@ -93,8 +99,11 @@ func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float
 	for pos, id := range tokens {
 		x := make([]float64, a.Hidden)
 		for i := range x {
-			x[i] = value(w[arch.Embed.At(0)], int(id)*a.Hidden+i)
+			if x[i] = value(w[arch.Embed.At(0)], int(id)*a.Hidden+i); a.EmbedScale > 0 {
+				x[i] *= float64(a.EmbedScale)
+			}
 		}
+		turns, factor := freq, factor
 		finish := func(v []float64, bias, norm kernels.Tensor, turn bool) []float64 {
 			for i := range v {
 				if a.QKVBias {
@@ -104,10 +113,10 @@ func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float
 			for h := 0; turn && h < len(v); h += d {
 				head := v[h : h+d]
 				if a.QKNorm {
-					copy(head, naiveNorm(norm, head, float64(a.NormEps)))
+					copy(head, naiveNorm(a, norm, head))
 				}
 				for i := range d / 2 {
-					s, c := math.Sincos(freq[i] * float64(pos))
+					s, c := math.Sincos(turns[i] * float64(pos))
 					s, c = s*factor, c*factor
 					p, q := head[i], head[i+d/2]
 					head[i], head[i+d/2] = p*c-q*s, q*c+p*s
@@ -117,7 +126,27 @@ func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float
 		}
 		for li := range a.Layers {
 			l := func(r arch.Role) kernels.Tensor { return w[r.At(li)] }
-			n := naiveNorm(l(arch.AttnNorm), x, float64(a.NormEps))
+			attention, feed := a.Layer(li)
+			first, scale := 0, 1/math.Sqrt(float64(d))
+			if a.ScoreScale > 0 {
+				scale = a.ScoreScale
+			}
+			if turns = freq; attention == arch.WindowGQA {
+				first = max(0, pos+1-a.Window)
+				turns = make([]float64, d/2)
+				for i := range turns {
+					turns[i] = math.Pow(a.WindowTheta, -float64(2*i)/float64(d))
+				}
+			}
+			add := func(post arch.Role, delta []float64) {
+				if a.PostNorms {
+					delta = naiveNorm(a, l(post), delta)
+				}
+				for i, v := range delta {
+					x[i] += v
+				}
+			}
+			n := naiveNorm(a, l(arch.AttnNorm), x)
 			q := finish(naiveMul(l(arch.Q), a.Heads*d, n), l(arch.QBias), l(arch.QNorm), true)
 			keys[li] = append(keys[li], finish(naiveMul(l(arch.K), a.KVHeads*d, n), l(arch.KBias), l(arch.KNorm), true))
 			vals[li] = append(vals[li], finish(naiveMul(l(arch.V), a.KVHeads*d, n), l(arch.VBias), kernels.Tensor{}, false))
@@ -126,12 +155,12 @@ func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float
 				at := h / group * d
 				p := make([]float64, pos+1)
 				var sum float64
-				for t := range p {
+				for t := first; t <= pos; t++ {
 					var dot float64
 					for i := range d {
 						dot += q[h*d+i] * keys[li][t][at+i]
 					}
-					p[t] = math.Exp(dot / math.Sqrt(float64(d)))
+					p[t] = math.Exp(dot * scale)
 					sum += p[t]
 				}
 				for t := range p {
@@ -140,18 +169,14 @@ func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float
 					}
 				}
 			}
-			for i, v := range naiveMul(l(arch.O), a.Hidden, out) {
-				x[i] += v
-			}
-			n = naiveNorm(l(arch.MLPNorm), x, float64(a.NormEps))
+			add(arch.AttnPostNorm, naiveMul(l(arch.O), a.Hidden, out))
+			n = naiveNorm(a, l(arch.MLPNorm), x)
 			if a.Experts == 0 {
-				for i, v := range naiveSwiGLU(w, arch.Place{Layer: li}, a.Hidden, a.Intermediate, n) {
-					x[i] += v
-				}
+				add(arch.MLPPostNorm, naiveFeed(w, arch.Place{Layer: li}, feed == arch.GeGLU, a.Hidden, a.Intermediate, n))
 				continue
 			}
 			for e, part := range naiveRoute(a, naiveMul(l(arch.Router), a.Experts, n)) {
-				for i, v := range naiveSwiGLU(w, arch.Place{Layer: li, Expert: e}, a.Hidden, a.ExpertWidth, n) {
+				for i, v := range naiveFeed(w, arch.Place{Layer: li, Expert: e}, false, a.Hidden, a.ExpertWidth, n) {
 					x[i] += part * v
 				}
 			}
@@ -160,7 +185,7 @@ func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float
 		if a.TiedHead {
 			head = w[arch.Embed.At(0)]
 		}
-		all = append(all, naiveMul(head, a.Vocab, naiveNorm(w[arch.Norm.At(0)], x, float64(a.NormEps))))
+		all = append(all, naiveMul(head, a.Vocab, naiveNorm(a, w[arch.Norm.At(0)], x)))
 	}
 	return all
 }

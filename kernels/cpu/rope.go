@@ -1,14 +1,30 @@
 package cpu
 
-import "math"
+import (
+	"math"
 
-// ropeRow writes cos and sin, head_dim/2 of each, of one position.
-func (b *Backend) ropeRow(dst []float32, pos int) {
-	half := len(b.freq)
-	for i, f := range b.freq {
+	"github.com/xpyd/xpyd/internal/model/arch"
+)
+
+// rotation is how layers of a kind rotate: frequencies, head_dim/2 of them in radians a position, and
+// a factor on cos and sin.
+type rotation struct {
+	freq  []float64
+	scale float64
+}
+
+func rotationOf(a *arch.Config) (r rotation, err error) {
+	r.freq, r.scale, err = a.RopeFrequencies()
+	return r, err
+}
+
+// row writes cos and sin, head_dim/2 of each, of one position.
+func (r *rotation) row(dst []float32, pos int) {
+	half := len(r.freq)
+	for i, f := range r.freq {
 		sin, cos := math.Sincos(f * float64(pos))
-		dst[i] = float32(cos * b.freqScale)
-		dst[half+i] = float32(sin * b.freqScale)
+		dst[i] = float32(cos * r.scale)
+		dst[half+i] = float32(sin * r.scale)
 	}
 }
 

@@ -32,7 +32,7 @@ type stepState struct {
 	att                           []float32
 	ff                            []float32 // silu(gate)*up
 	delta                         []float32 // output of o and down
-	cosSin                        []float32
+	cosSin, windowCosSin          []float32 // of each row; the latter of windowed layers
 	mixing                        mixing
 	last                          []float32 // [final] normed
 	logits                        []float32 // [headTile][padded vocab]
@@ -124,6 +124,9 @@ func (s *stepState) grow(b *Backend, n int) {
 	s.att = allocFloats(n * s.attRow)
 	s.ff = allocFloats(n * s.ffRow)
 	s.cosSin = allocFloats(n * b.arch.HeadDim)
+	if b.arch.Window > 0 {
+		s.windowCosSin = allocFloats(n * b.arch.HeadDim)
+	}
 	if b.arch.Experts > 0 {
 		s.mixing.grow(n, b.arch.ExpertsPerToken, s.hidden)
 	}
@@ -319,7 +322,7 @@ func (b *Backend) member(id int) {
 		t.barrier(m.seat)
 		b.project(m, &l.o, s.att, s.attRow, s.delta, s.hidden, len(s.tokens))
 		t.barrier(m.seat)
-		b.addNorm(m, l.mlpNorm)
+		b.addNorm(m, l.attnPost, l.mlpNorm)
 		t.barrier(m.seat)
 		if l.experts != nil {
 			b.mix(m, l.experts)
@@ -330,7 +333,7 @@ func (b *Backend) member(id int) {
 		}
 		t.barrier(m.seat)
 		if i+1 < len(b.layers) {
-			b.addNorm(m, b.layers[i+1].attnNorm)
+			b.addNorm(m, l.mlpPost, b.layers[i+1].attnNorm)
 			t.barrier(m.seat)
 		}
 	}
@@ -354,19 +357,27 @@ func (b *Backend) embedRows(m *member) {
 		x := s.x[r*s.hidden : (r+1)*s.hidden]
 		b.embedding(int(s.tokens[r].id), x)
 		clear(x[b.arch.Hidden:])
-		b.ropeRow(s.cosSin[r*dim:(r+1)*dim], s.tokens[r].pos)
+		b.rope.row(s.cosSin[r*dim:(r+1)*dim], s.tokens[r].pos)
+		if b.arch.Window > 0 {
+			b.windowRope.row(s.windowCosSin[r*dim:(r+1)*dim], s.tokens[r].pos)
+		}
 		b.rmsNorm(s.xn[r*s.hidden:], x, b.layers[0].attnNorm, b.ops.sumSq(&x[0], s.hidden))
 	}
 }
 
 func (b *Backend) embedding(id int, dst []float32) {
+	k := b.arch.Hidden
 	if b.embed.Data == nil {
 		b.head.row(id, dst)
-		return
+	} else {
+		for i := range dst[:k] {
+			dst[i] = kernels.Widen(b.embed.DType, b.embed.Data, id*k+i)
+		}
 	}
-	k := b.arch.Hidden
-	for i := range dst[:k] {
-		dst[i] = kernels.Widen(b.embed.DType, b.embed.Data, id*k+i)
+	if s := b.arch.EmbedScale; s != 0 {
+		for i := range dst[:k] {
+			dst[i] *= s
+		}
 	}
 }
 
@@ -379,14 +390,24 @@ func (b *Backend) rsqrtMean(sumSq float32, n int) float32 {
 	return float32(1 / math.Sqrt(float64(sumSq/float32(n)+b.arch.NormEps)))
 }
 
-// addNorm adds the last projection to the residual stream and norms the sum.
-func (b *Backend) addNorm(m *member, w []float32) {
+// addNorm adds the last projection, normed by post if that is not nil, to the residual stream and
+// norms the sum.
+func (b *Backend) addNorm(m *member, post, w []float32) {
 	s := &b.step
 	for r := range b.team.items(m.seat, len(s.tokens), b.team.share(len(s.tokens))) {
 		at := r * s.hidden
-		sum := b.ops.addSumSq(&s.x[at], &s.delta[at], s.hidden)
-		b.rmsNorm(s.xn[at:], s.x[at:], w, sum)
+		b.rmsNorm(s.xn[at:], s.x[at:], w, b.addRow(at, post))
 	}
+}
+
+// addRow adds the last projection's row at a place to that of the residual stream, and returns the sum of
+// squares there.
+func (b *Backend) addRow(at int, post []float32) float32 {
+	s := &b.step
+	if post != nil {
+		b.rmsNorm(s.delta[at:], s.delta[at:], post, b.ops.sumSq(&s.delta[at], s.hidden))
+	}
+	return b.ops.addSumSq(&s.x[at], &s.delta[at], s.hidden)
 }
 
 // project computes out = w*x for n rows.
@@ -397,28 +418,45 @@ func (b *Backend) project(m *member, w *matrix, x []float32, xs int, out []float
 	}
 }
 
-// gate computes silu(gate*x)*(up*x).
+// gate computes silu(gate*x)*(up*x), or gelu's.
 func (b *Backend) gate(m *member, l *layer) {
 	s := &b.step
 	n := len(s.tokens)
 	panels := min(b.team.share(l.gated.panels), b.team.mostPanels(l.gated.k, n))
 	for lo, hi := b.team.claim(m.seat, l.gated.panels, panels); lo < hi; lo, hi = b.team.claim(m.seat, l.gated.panels, panels) {
-		b.gatePanels(m, &l.gated, s.xn, s.ff, s.ffRow, n, lo, hi)
+		b.gatePanels(m, &l.gated, l.gelu, s.xn, s.ff, s.ffRow, n, lo, hi)
 	}
 }
 
 // gatePanels is gate of some panels for n rows: the two products go to the member's own
 // scratch and leave it combined.
-func (b *Backend) gatePanels(m *member, w *matrix, x, ff []float32, ffRow, n, first, end int) {
+func (b *Backend) gatePanels(m *member, w *matrix, gelu bool, x, ff []float32, ffRow, n, first, end int) {
 	for panels := min(max(len(m.gated)/(n*panelRows), 1), gatedPanels); first < end; first += panels {
 		lo, hi := first, min(first+panels, end)
 		row := (hi - lo) * panelRows
 		w.mul(b.ops, m.seat, x, b.step.hidden, m.gated, row, n, lo, hi)
 		for r := range n {
+			if gelu {
+				geluAsSilu(m.gated[r*row : (r+1)*row])
+			}
 			b.ops.siluMul(&ff[r*ffRow+lo*guRows], &m.gated[r*row], hi-lo)
 			if r%64 == 63 {
 				m.progress()
 			}
+		}
+	}
+}
+
+// geluAsSilu changes panels of gate and up so that silu(gate)*up is what gelu(gate)*up was, GELU by its
+// approximation with tanh: gelu(x) = x sigmoid(x s) with s = 2 sqrt(2/pi) (1 + 0.044715 x^2), and
+// silu(x s) = x s sigmoid(x s).
+func geluAsSilu(panels []float32) {
+	for ; len(panels) > 0; panels = panels[panelRows:] {
+		gate, up := panels[:guRows], panels[guRows:panelRows]
+		for i, x := range gate {
+			s := float32(1.5957691216057308 * float32(1+float32(0.044715*float32(x*x))))
+			gate[i] = x * s
+			up[i] /= s
 		}
 	}
 }

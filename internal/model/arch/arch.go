@@ -28,14 +28,22 @@ type Family struct {
 }
 
 // Families lists the architectures that are served, in the order of error messages.
-func Families() []*Family { return []*Family{&llama, &mistral, &qwen2, &qwen3, &mixtral, &qwen3MoE} }
+func Families() []*Family {
+	return []*Family{&llama, &mistral, &qwen2, &qwen3, &mixtral, &qwen3MoE, &gemma3}
+}
 
 // Attention is how a layer attends. Sizes are Config's.
 type Attention string
 
-// GQA is causal attention of grouped query heads, rotated by halves, over all
-// positions; with Config's biases and head norms.
-const GQA Attention = "grouped-query"
+// Kinds of it.
+const (
+	// GQA is causal attention of grouped query heads, rotated by halves, over all
+	// positions; with Config's biases and head norms.
+	GQA Attention = "grouped-query"
+	// WindowGQA is GQA over a position and those before it, Config.Window in all, rotated by
+	// Config.WindowTheta.
+	WindowGQA Attention = "windowed grouped-query"
+)
 
 // FeedForward is what a layer does with each position alone.
 type FeedForward string
@@ -44,6 +52,8 @@ type FeedForward string
 const (
 	// SwiGLU is down(silu(gate(x)) * up(x)).
 	SwiGLU FeedForward = "SwiGLU"
+	// GeGLU is down(gelu(gate(x)) * up(x)), with the approximation of GELU by tanh.
+	GeGLU FeedForward = "GeGLU"
 	// Mixture is the sum of Config.ExpertsPerToken of Config.Experts SwiGLUs, those of the greatest
 	// router(x), each times its part in the softmax over all; with Config.NormExperts over those chosen.
 	Mixture FeedForward = "mixture of SwiGLUs"
@@ -73,6 +83,9 @@ const (
 	QNorm    // [head_dim]; Config.QKNorm
 	KNorm    // [head_dim]
 	Router   // [experts, hidden]
+
+	AttnPostNorm // [hidden], of what attention adds; Config.PostNorms
+	MLPPostNorm  // [hidden], of what the feed-forward adds
 )
 
 // Projection reports whether a checkpoint may have the tensor in FP8.

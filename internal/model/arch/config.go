@@ -32,6 +32,13 @@ type Config struct {
 	QKVBias         bool // q, k and v have biases
 	QKNorm          bool // RMSNorm over each head of q and k before they are rotated
 	TiedHead        bool // the head is the embedding
+	PostNorms       bool // what attention and feed-forward add is normed before it is added
+	NormsFromOne    bool // norms multiply by 1 + their weights
+	EmbedScale      float32
+	ScoreScale      float64 // of attention scores; 0: 1/sqrt(HeadDim)
+	Window          int     // positions of layers that are windowed; 0: none is
+	FullEvery       int     // of so many layers the last is not
+	WindowTheta     float64 // RopeTheta of windowed layers, which scale nothing
 	BOS             []int32
 	EOS             []int32
 }
@@ -89,6 +96,12 @@ func (c *Config) Validate() error {
 	if !(c.RopeTheta > 0) || math.IsInf(c.RopeTheta, 0) {
 		return fmt.Errorf("rope theta %v is not positive", c.RopeTheta)
 	}
+	if err := c.validateWindows(); err != nil {
+		return err
+	}
+	if s := float64(c.EmbedScale); s < 0 || math.IsInf(s, 0) || s != s || c.ScoreScale < 0 || math.IsInf(c.ScoreScale, 0) || c.ScoreScale != c.ScoreScale {
+		return fmt.Errorf("scales of embeddings, %v, and of scores, %v: want positive ones, or none", c.EmbedScale, c.ScoreScale)
+	}
 	for _, f := range c.RopeFreqFactors {
 		if !(f > 0) || math.IsInf(float64(f), 0) {
 			return fmt.Errorf("rope frequency factor %v is not positive", f)
@@ -101,6 +114,26 @@ func (c *Config) Validate() error {
 	}
 	_, _, err = c.RopeFrequencies()
 	return err
+}
+
+func (c *Config) validateWindows() error {
+	if c.Window == 0 {
+		return nil
+	}
+	if c.Window < 1 || c.Window > maxPositions || c.FullEvery < 1 || c.FullEvery > maxLayers {
+		return fmt.Errorf("windows of %d positions in all but every %d. layer", c.Window, c.FullEvery)
+	}
+	if !(c.WindowTheta > 0) || math.IsInf(c.WindowTheta, 0) {
+		return fmt.Errorf("rope theta %v of windowed layers is not positive", c.WindowTheta)
+	}
+	return nil
+}
+
+// Windowed is the model as its windowed layers rotate.
+func (c *Config) Windowed() Config {
+	w := *c
+	w.RopeTheta, w.Rope, w.RopeFreqFactors = c.WindowTheta, RopeScaling{}, nil
+	return w
 }
 
 // Canonical is the Config's part of a fingerprint: one "key=value" line a field,
@@ -121,6 +154,13 @@ func (c *Config) Canonical() string {
 	num("layers", float64(c.Layers))
 	num("hidden", float64(c.Hidden))
 	num("intermediate", float64(c.Intermediate))
+	flag("post_norms", c.PostNorms)
+	flag("norms_from_one", c.NormsFromOne)
+	num("embed_scale", float64(c.EmbedScale))
+	num("score_scale", c.ScoreScale)
+	num("window", float64(c.Window))
+	num("full_every", float64(c.FullEvery))
+	num("window_theta", c.WindowTheta)
 	num("experts", float64(c.Experts))
 	num("experts_per_token", float64(c.ExpertsPerToken))
 	num("expert_width", float64(c.ExpertWidth))

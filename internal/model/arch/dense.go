@@ -37,23 +37,25 @@ func dense(f Family, defaults denseJSON, set func(*Config)) Family {
 type names map[Role]struct{ hf, gguf string }
 
 var denseNames = names{
-	Embed:    {"model.embed_tokens.weight", "token_embd.weight"},
-	AttnNorm: {"model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight"},
-	Q:        {"model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight"},
-	K:        {"model.layers.{}.self_attn.k_proj.weight", "blk.{}.attn_k.weight"},
-	V:        {"model.layers.{}.self_attn.v_proj.weight", "blk.{}.attn_v.weight"},
-	QBias:    {"model.layers.{}.self_attn.q_proj.bias", "blk.{}.attn_q.bias"},
-	KBias:    {"model.layers.{}.self_attn.k_proj.bias", "blk.{}.attn_k.bias"},
-	VBias:    {"model.layers.{}.self_attn.v_proj.bias", "blk.{}.attn_v.bias"},
-	QNorm:    {"model.layers.{}.self_attn.q_norm.weight", "blk.{}.attn_q_norm.weight"},
-	KNorm:    {"model.layers.{}.self_attn.k_norm.weight", "blk.{}.attn_k_norm.weight"},
-	O:        {"model.layers.{}.self_attn.o_proj.weight", "blk.{}.attn_output.weight"},
-	MLPNorm:  {"model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight"},
-	Gate:     {"model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight"},
-	Up:       {"model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight"},
-	Down:     {"model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight"},
-	Norm:     {"model.norm.weight", "output_norm.weight"},
-	Head:     {"lm_head.weight", "output.weight"},
+	Embed:        {"model.embed_tokens.weight", "token_embd.weight"},
+	AttnNorm:     {"model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight"},
+	Q:            {"model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight"},
+	K:            {"model.layers.{}.self_attn.k_proj.weight", "blk.{}.attn_k.weight"},
+	V:            {"model.layers.{}.self_attn.v_proj.weight", "blk.{}.attn_v.weight"},
+	QBias:        {"model.layers.{}.self_attn.q_proj.bias", "blk.{}.attn_q.bias"},
+	KBias:        {"model.layers.{}.self_attn.k_proj.bias", "blk.{}.attn_k.bias"},
+	VBias:        {"model.layers.{}.self_attn.v_proj.bias", "blk.{}.attn_v.bias"},
+	QNorm:        {"model.layers.{}.self_attn.q_norm.weight", "blk.{}.attn_q_norm.weight"},
+	KNorm:        {"model.layers.{}.self_attn.k_norm.weight", "blk.{}.attn_k_norm.weight"},
+	O:            {"model.layers.{}.self_attn.o_proj.weight", "blk.{}.attn_output.weight"},
+	MLPNorm:      {"model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight"},
+	Gate:         {"model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight"},
+	Up:           {"model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight"},
+	Down:         {"model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight"},
+	AttnPostNorm: {"model.layers.{}.post_attention_layernorm.weight", "blk.{}.post_attention_norm.weight"},
+	MLPPostNorm:  {"model.layers.{}.post_feedforward_layernorm.weight", "blk.{}.post_ffw_norm.weight"},
+	Norm:         {"model.norm.weight", "output_norm.weight"},
+	Head:         {"lm_head.weight", "output.weight"},
 }
 
 func denseTensors(c *Config) []Tensor { return tensors(c, denseNames, denseNames) }
@@ -88,6 +90,10 @@ func tensors(c *Config, plain, mixed names) []Tensor {
 			add(KNorm, c.HeadDim)
 		}
 		add(O, c.Hidden, q)
+		if c.PostNorms {
+			add(AttnPostNorm, c.Hidden)
+			add(MLPPostNorm, c.Hidden)
+		}
 		add(MLPNorm, c.Hidden)
 		if c.Experts > 0 {
 			put(Router.At(layer), mixed, c.Experts, c.Hidden)

@@ -68,7 +68,7 @@ func denseGGUF(m *metadata) (c Config) {
 	m.same(a+".attention.value_length", c.HeadDim)
 	m.same(a+".rope.dimension_count", c.HeadDim)
 	m.experts(&c)
-	if w := m.count(a+".attention.sliding_window", 0); w > 0 && w < c.MaxPositions {
+	if w := m.count(a+".attention.sliding_window", 0); w > 0 && w < c.MaxPositions && a != gemma3GGUF {
 		m.fail(a+".attention.sliding_window", fmt.Errorf("%d below context_length %d is not supported", w, c.MaxPositions))
 	}
 	c.Rope = m.rope(c.MaxPositions)

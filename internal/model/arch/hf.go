@@ -58,6 +58,8 @@ type denseJSON struct {
 	NoRopeLayers     json.RawMessage `json:"no_rope_layers"`
 	LayerTypes       []string        `json:"layer_types"`
 	ResidualMultiply float64         `json:"residual_multiplier"`
+
+	windows bool // the family reads layer_types itself
 }
 
 // denseHF reads a dense decoder. h holds the family's defaults for absent keys.
@@ -117,7 +119,7 @@ func (h *denseJSON) refuse() error {
 		return fmt.Errorf("sliding_window %d below max_position_embeddings %d is not supported", *h.SlidingWindow, h.MaxPositions)
 	}
 	for _, kind := range h.LayerTypes {
-		if kind != "full_attention" {
+		if kind != "full_attention" && !h.windows {
 			return fmt.Errorf("layer_types: %.40q is not supported (full_attention is)", kind)
 		}
 	}

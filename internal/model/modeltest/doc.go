@@ -14,7 +14,8 @@ import (
 
 // Tiny is a model of two layers whose width allows every GGUF block format of
 // 32 values, of any family: "qwen2" has biases, "qwen3" head norms and heads
-// wider than the model, "qwen3_moe" and "mixtral" experts.
+// wider than the model, "qwen3_moe" and "mixtral" experts,
+// "gemma3_text" seven layers, of which one has no window.
 func Tiny(modelType string) arch.Config {
 	c := shape(64, 96, 2, 4, 2, 128, 256)
 	c.ModelType = modelType
@@ -23,6 +24,9 @@ func Tiny(modelType string) arch.Config {
 		c.QKVBias, c.TiedHead, c.NormEps = true, true, 1e-6
 	case "qwen3":
 		c.QKNorm, c.HeadDim, c.NormEps = true, 32, 1e-6
+	case "gemma3_text":
+		c.QKNorm, c.PostNorms, c.NormsFromOne, c.TiedHead, c.NormEps = true, true, true, true, 1e-6
+		c.Layers, c.EmbedScale, c.Window, c.FullEvery, c.WindowTheta = 7, 8, 11, 6, 10000
 	case "qwen3_moe":
 		c.QKNorm, c.HeadDim, c.NormEps = true, 32, 1e-6
 		c.Experts, c.ExpertsPerToken, c.ExpertWidth, c.NormExperts = 8, 3, 32, true
@@ -64,7 +68,7 @@ func Values(seed uint64, t arch.Tensor) []float32 {
 	}
 	center, spread := float32(0), float32(math.Sqrt(3/float64(in)))
 	switch t.Role {
-	case arch.Norm, arch.AttnNorm, arch.MLPNorm, arch.QNorm, arch.KNorm:
+	case arch.Norm, arch.AttnNorm, arch.MLPNorm, arch.QNorm, arch.KNorm, arch.AttnPostNorm, arch.MLPPostNorm:
 		center, spread = 1, 0.2
 	case arch.QBias, arch.KBias, arch.VBias:
 		spread = 0.1

@@ -53,7 +53,7 @@ type GGUFTensor struct {
 
 // ModelGGUF is the file of a model with c's shape.
 func ModelGGUF(c arch.Config, o GGUFOptions) GGUF {
-	a := strings.ReplaceAll(c.ModelType, "_", "")
+	a := strings.TrimSuffix(strings.ReplaceAll(c.ModelType, "_", ""), "text")
 	if a == "mixtral" {
 		a = "llama"
 	}
@@ -74,6 +74,9 @@ func ModelGGUF(c arch.Config, o GGUFOptions) GGUF {
 	if c.Experts > 0 {
 		g.Meta[a+".expert_count"], g.Meta[a+".expert_used_count"] = uint32(c.Experts), uint32(c.ExpertsPerToken)
 		g.Meta[a+".expert_feed_forward_length"] = uint32(c.ExpertWidth)
+	}
+	if c.Window > 0 {
+		g.Meta[a+".attention.sliding_window"] = uint32(c.Window)
 	}
 	maps.Copy(g.Meta, o.Meta)
 	for _, s := range c.Tensors() {

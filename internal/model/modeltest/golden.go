@@ -2,6 +2,7 @@ package modeltest
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
 )
@@ -22,6 +23,10 @@ func Goldens() []Golden {
 		all = append(all, Golden{f.Name + "-1", c, uint64(2 * i)})
 		c.Layers, c.Hidden, c.Intermediate, c.Heads, c.KVHeads, c.Vocab = 3, 96, 80, 6, 3, 112
 		c.RopeTheta, c.TiedHead = 50000, !c.TiedHead
+		if c.Window > 0 {
+			c.Window, c.FullEvery, c.ScoreScale, c.TiedHead, c.WindowTheta = 20, 2, 1.0/3, true, 30000
+			c.EmbedScale, c.Rope = float32(math.Sqrt(96)), arch.RopeScaling{Kind: "linear", Factor: 4}
+		}
 		if c.Experts > 0 {
 			c.Experts, c.ExpertsPerToken = 5, 4
 			if c.ModelType == "mixtral" {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -123,6 +124,21 @@ func ConfigJSON(c arch.Config, d kernels.DType) map[string]any {
 	switch c.ModelType {
 	case "qwen3_moe":
 		j["num_experts"], j["num_experts_per_tok"], j["moe_intermediate_size"], j["norm_topk_prob"] = c.Experts, c.ExpertsPerToken, c.ExpertWidth, c.NormExperts
+	case "gemma3_text":
+		delete(j, "hidden_act")
+		j["hidden_activation"], j["sliding_window"], j["sliding_window_pattern"], j["rope_local_base_freq"] = "gelu_pytorch_tanh", c.Window, c.FullEvery, c.WindowTheta
+		j["query_pre_attn_scalar"] = c.HeadDim
+		if c.ScoreScale != 0 {
+			j["query_pre_attn_scalar"] = int(math.Round(1 / (c.ScoreScale * c.ScoreScale)))
+		}
+		kinds := make([]string, c.Layers)
+		for i := range kinds {
+			kinds[i] = "sliding_attention"
+			if (i+1)%c.FullEvery == 0 {
+				kinds[i] = "full_attention"
+			}
+		}
+		j["layer_types"] = kinds
 	case "mixtral":
 		j["num_local_experts"], j["num_experts_per_tok"] = c.Experts, c.ExpertsPerToken
 	}
