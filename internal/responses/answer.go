@@ -3,6 +3,7 @@ package responses
 import (
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/chat"
@@ -314,3 +315,8 @@ var names = map[string]string{"messages": "input", "max_tokens": "max_output_tok
 
 // Refusal is an error as the API has it.
 func Refusal(e *openai.Error) *openai.Error { return renamed(e) }
+
+// Owns reports whether a path is of this API.
+func Owns(path string) bool {
+	return path == "/v1/responses" || strings.HasPrefix(path, "/v1/responses/")
+}

@@ -318,3 +318,9 @@ func (q *Request) Chat(turns []Turn) ([]byte, *openai.Error) {
 
 // Turn is what an earlier request said, and what was answered: its Input, and its response's output.
 type Turn struct{ Input, Output []byte }
+
+// Forget has the response say that it is not kept.
+func (q *Request) Forget() {
+	q.Store = false
+	q.echo["store"] = []byte("false")
+}
