@@ -29,13 +29,14 @@ type Request struct {
 	echo map[string][]byte
 }
 
-// echoes are the members of a response that say what was asked for, and their defaults.
+// echoes are the members of a response that say what was asked for, and their defaults. The user is a string in
+// OpenAI's specification, and must be there in Open Responses'.
 var echoes = []struct{ name, def string }{
 	{"instructions", "null"}, {"max_output_tokens", "null"}, {"max_tool_calls", "null"}, {"metadata", "{}"},
 	{"parallel_tool_calls", "true"}, {"previous_response_id", "null"}, {"prompt_cache_key", "null"},
 	{"reasoning", `{"effort":null,"summary":null}`}, {"safety_identifier", "null"}, {"service_tier", `"default"`},
 	{"store", "true"}, {"temperature", "1"}, {"text", `{"format":{"type":"text"}}`}, {"tool_choice", `"auto"`},
-	{"tools", "[]"}, {"top_logprobs", "0"}, {"top_p", "1"}, {"truncation", `"disabled"`}, {"user", "null"},
+	{"tools", "[]"}, {"top_logprobs", "0"}, {"top_p", "1"}, {"truncation", `"disabled"`}, {"user", `""`},
 	{"presence_penalty", "0"}, {"frequency_penalty", "0"},
 }
 
