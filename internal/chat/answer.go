@@ -253,7 +253,7 @@ func Events(run []byte) iter.Seq[[]byte] {
 				run = nil
 			}
 			data, ok := bytes.CutPrefix(line, prefix)
-			if ok && !yield(bytes.TrimPrefix(data, []byte(" "))) {
+			if data = bytes.TrimPrefix(data, []byte(" ")); ok && len(data) > 0 && !yield(data) {
 				return
 			}
 		}

@@ -35,7 +35,7 @@ func (a *Answer) Append(dst, run []byte) []byte {
 			a.take()
 		}
 	}
-	if !said && len(run) > 0 && a.begun { // comments, which keep connections alive
+	if !said && len(run) > 0 && a.begun && !a.over { // comments, which keep connections alive
 		a.ping()
 	}
 	dst, a.out = a.out, nil

@@ -116,7 +116,7 @@ func (a *Answer) Append(dst, run []byte) []byte {
 			}
 		}
 	}
-	if !said && len(run) > 0 && a.begun { // comments, which keep connections alive
+	if !said && len(run) > 0 && a.begun && !a.over { // comments, which keep connections alive
 		a.out = append(a.out, ":\n\n"...)
 	}
 	dst, a.out = a.out, nil
