@@ -32,14 +32,23 @@ func TestConversation(t *testing.T) {
 	f(func(c *chat.Conversation) { c.User() }, `[{"role":"user","content":""}]`)
 	f(func(c *chat.Conversation) { c.User(text("a"), image) },
 		`[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"http://h/i","detail":"low"}}]}]`)
-	f(func(c *chat.Conversation) { c.Reason(chat.Text("r")); c.Say(chat.Text("s")); c.Call(call); c.Result(chat.Text("c1"), text("x")) },
+	f(func(c *chat.Conversation) {
+		c.Reason(chat.Text("r"))
+		c.Say(chat.Text("s"))
+		c.Call(call)
+		c.Result(chat.Text("c1"), text("x"))
+	},
 		`[{"role":"assistant","content":"s","reasoning_content":"r","tool_calls":[{"type":"function","id":"c1","function":{"name":"f","arguments":"{\"a\":\"b\"}"}}]},`+
 			`{"role":"tool","tool_call_id":"c1","content":"x"}]`)
 	f(func(c *chat.Conversation) { c.Say(chat.Text("a")); c.EndText(); c.Say(chat.Text("b")) }, `[{"role":"assistant","content":"a"},{"role":"assistant","content":"b"}]`)
 	f(func(c *chat.Conversation) { c.Say(chat.Text("a")); c.EndText(); c.Call(call); c.Call(call) },
 		`[{"role":"assistant","content":"a","tool_calls":[{"type":"function","id":"c1","function":{"name":"f","arguments":"{\"a\":\"b\"}"}},{"type":"function","id":"c1","function":{"name":"f","arguments":"{\"a\":\"b\"}"}}]}]`)
 	f(func(c *chat.Conversation) { c.Say(chat.Text("a")); c.Reason(chat.Text("r")) }, `[{"role":"assistant","content":"a"},{"role":"assistant","content":"","reasoning_content":"r"}]`)
-	f(func(c *chat.Conversation) { c.Result(chat.Text("c1"), image, text("x")); c.Result(chat.Text("c2")); c.Say(chat.Text("s")) },
+	f(func(c *chat.Conversation) {
+		c.Result(chat.Text("c1"), image, text("x"))
+		c.Result(chat.Text("c2"))
+		c.Say(chat.Text("s"))
+	},
 		`[{"role":"tool","tool_call_id":"c1","content":"x"},{"role":"tool","tool_call_id":"c2","content":""},`+
 			`{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://h/i","detail":"low"}}]},{"role":"assistant","content":"s"}]`)
 	f(func(c *chat.Conversation) { c.Result(chat.Text("c1"), image); c.User(text("u")) },
