@@ -547,7 +547,7 @@ func TestKeptResponses(t *testing.T) {
 	if code, same := do("GET", "/v1/responses/"+first, "a"); code != 200 || same != text {
 		t.Errorf("%d %s, want %s", code, same, text)
 	}
-	_, second, text := ask(`{"model":"m","input":[{"type":"function_call_output","call_id":"c1","output":"x"}],"previous_response_id":"`+first+`","stream":true}`, "a")
+	code, second, text := ask(`{"model":"m","input":[{"type":"function_call_output","call_id":"c1","output":"x"}],"previous_response_id":"`+first+`","stream":true}`, "a")
 	want := `"messages":[{"role":"user","content":"one"},{"role":"assistant","content":"Hello \"ä\"","reasoning_content":"think","tool_calls":[{"type":"function","id":"c1","function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","tool_call_id":"c1","content":"x"}]`
 	if !strings.Contains(*got.Load(), want) || !strings.Contains(text, `"previous_response_id":"`+first+`"`) {
 		t.Errorf("the worker got %s, the client %s", *got.Load(), text)
@@ -555,10 +555,20 @@ func TestKeptResponses(t *testing.T) {
 	if ask(`{"model":"m","input":"three","previous_response_id":"`+second+`"}`, "a"); !strings.Contains(*got.Load(), strings.TrimSuffix(want, "]")+`,{"role":"assistant","content":"Hello`) || !strings.Contains(*got.Load(), `"three"`) {
 		t.Errorf("the worker got %s", *got.Load())
 	}
+	item := "msg_" + strings.TrimPrefix(first, "resp_") + "01"
+	if code, _, text = ask(`{"model":"m","input":[{"role":"user","content":"a"},{"type":"item_reference","id":"`+item+`"},{"role":"user","content":"b"}],"store":false}`, "a"); code != 200 ||
+		!strings.Contains(*got.Load(), `{"role":"user","content":"a"},{"role":"assistant","content":"Hello \"ä\""},{"role":"user","content":"b"}`) {
+		t.Errorf("%d %s, the worker got %s", code, text, *got.Load())
+	}
+	code, _, text = ask(`{"model":"m","input":[{"type":"item_reference","id":"`+item+`"}]}`, "b")
+	missing(code, text, "another API key's")
+	if code, _, text = ask(`{"model":"m","input":[{"type":"item_reference","id":"`+strings.TrimSuffix(item, "01")+`09"}]}`, "a"); code != 404 || !strings.Contains(text, "the item msg_") {
+		t.Errorf("%d %s", code, text)
+	}
 	if code, list := do("GET", "/v1/responses/"+second+"/input_items?order=asc&limit=1", "a"); code != 200 || !strings.Contains(list, `"call_id":"c1"`) || !strings.Contains(list, `"has_more":false`) {
 		t.Errorf("%d %s", code, list)
 	}
-	code, text := do("GET", "/v1/responses/"+first, "b")
+	code, text = do("GET", "/v1/responses/"+first, "b")
 	missing(code, text, "another API key's")
 	code, text = do("DELETE", "/v1/responses/"+first, "b")
 	missing(code, text, "another API key's")

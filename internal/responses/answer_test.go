@@ -370,6 +370,21 @@ func TestList(t *testing.T) {
 	f(`[]`, responses.Page{Limit: 1}, `{"object":"list","data":[],"first_id":"","last_id":"","has_more":false}`)
 }
 
+func TestItem(t *testing.T) {
+	for id, want := range map[string]string{"msg_ab00": "resp_ab", "msg_abin01": "resp_ab", "msg": "", "": "", "msg_": "", "msg_0": ""} {
+		if got := responses.ResponseOf(id); got != want {
+			t.Errorf("%s is of %q", id, got)
+		}
+	}
+	turn := responses.Turn{Input: []byte(`"hi"`), Output: []byte(`[{"id":"msg_ab00","a":1},{"id":"fc_ab01"}]`)}
+	for id, want := range map[string]string{"msg_ab00": `{"id":"msg_ab00","a":1}`, "fc_ab01": `{"id":"fc_ab01"}`, "msg_ab01": "",
+		"msg_abin00": `{"id":"msg_abin00","type":"message","status":"completed","role":"user","content":[{"type":"input_text","text":"hi"}]}`} {
+		if got := string(responses.Item(id, turn)); got != want {
+			t.Errorf("%s is %s", id, got)
+		}
+	}
+}
+
 func TestOwns(t *testing.T) {
 	for path, want := range map[string]bool{"/v1/responses": true, "/v1/responses/resp_1": true, "/v1/responsesx": false, "/v1/chat/completions": false} {
 		if responses.Owns(path) != want {

@@ -2,19 +2,23 @@ package responses
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/xpyd/xpyd/internal/chat"
 	"github.com/xpyd/xpyd/internal/jsonscan"
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
+// Lookup returns an item that a request refers to by its ID, as JSON. It is of a response that is kept.
+type Lookup func(id string) ([]byte, *openai.Error)
+
 // addItems adds an input, or a response's output, to a conversation: a JSON string, or a list of items.
-func addItems(c *chat.Conversation, list []byte) *openai.Error {
+func addItems(c *chat.Conversation, list []byte, find Lookup) *openai.Error {
 	if list[0] == '"' {
 		c.User(chat.Part{Text: list[1 : len(list)-1]})
 		return nil
 	}
-	p := &itemReader{Reader: openai.NewListReader(list), c: c}
+	p := &itemReader{Reader: openai.NewListReader(list), c: c, find: find}
 	for n := 0; p.Item(); n++ {
 		if c.Full() {
 			p.Refuse("input", "input has more than %d messages and parts", chat.MaxMessages)
@@ -26,13 +30,15 @@ func addItems(c *chat.Conversation, list []byte) *openai.Error {
 
 type itemReader struct {
 	*openai.Reader
-	c *chat.Conversation
+	c    *chat.Conversation
+	find Lookup
 }
 
 // item is what items of all types have, as far as a chat can say it.
 type item struct {
 	kind, role              string
 	parts                   []chat.Part // of content, or of a call's output
+	id                      string
 	callID, name, arguments chat.Text
 	thought, summary        chat.Text
 	hasContent, hasOutput   bool
@@ -58,6 +64,8 @@ func (p *itemReader) item(name string) {
 			p.content(&it, name+".output")
 		case "summary":
 			p.summaries(&it, name+".summary")
+		case "id":
+			it.id = p.Str("input")
 		case "call_id":
 			it.callID = p.Quoted("input")
 		case "name":
@@ -78,7 +86,13 @@ func (p *itemReader) item(name string) {
 func (p *itemReader) add(it *item, name string) {
 	switch it.kind {
 	case "message", "":
+		if it.kind == "" && it.role == "" && it.id != "" { // the API's own libraries leave the type out
+			p.reference(it.id, name)
+			return
+		}
 		p.message(it, name)
+	case "item_reference":
+		p.reference(it.id, name)
 	case "function_call":
 		if len(it.callID) == 0 || len(it.name) == 0 || !it.hasArguments {
 			p.Refuse("input", "%s: call_id, name and arguments are required", name)
@@ -100,7 +114,25 @@ func (p *itemReader) add(it *item, name string) {
 			p.c.Reason(thought)
 		}
 	default:
-		p.Refuse("input", "%s.type is %q; supported are message, function_call, function_call_output and reasoning", name, openai.Clip(it.kind))
+		p.Refuse("input", "%s.type is %q; supported are message, function_call, function_call_output, reasoning and item_reference", name, openai.Clip(it.kind))
+	}
+}
+
+// reference adds an item that was given before. It may refer to none.
+func (p *itemReader) reference(id, name string) {
+	if id == "" {
+		p.Refuse("input", "%s.id is required", name)
+		return
+	}
+	raw, err := p.find(id)
+	if err == nil {
+		none := func(string) ([]byte, *openai.Error) {
+			return nil, openai.BadRequest("input", "%s refers to an item that refers to another", name)
+		}
+		err = addItems(p.c, slices.Concat([]byte{'['}, raw, []byte{']'}), none)
+	}
+	if err != nil {
+		p.Fail(err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/xpyd/xpyd/internal/jsonscan"
 	"github.com/xpyd/xpyd/internal/openai"
@@ -11,6 +12,31 @@ import (
 
 // Output is a response's list of items, for a Turn.
 func Output(response []byte) []byte { return openai.Member(response, "output") }
+
+// ResponseOf is the ID of the response that an item's ID comes from; "" if it is none of ours.
+func ResponseOf(item string) string {
+	_, of, ok := strings.Cut(item, "_")
+	if n := len(of) - len("00"); ok && n > 0 {
+		return "resp_" + strings.TrimSuffix(of[:n], "in")
+	}
+	return ""
+}
+
+// Item returns an item by its ID, of a response's output or of its input; nil if there is none.
+func Item(id string, t Turn) []byte {
+	r := openai.NewListReader(t.Output)
+	for r.Item() {
+		if raw := r.Raw(); raw != nil && text(raw, "id") == id {
+			return raw
+		}
+	}
+	for _, it := range listed(t.Input, ResponseOf(id)) {
+		if it.id == id {
+			return it.raw
+		}
+	}
+	return nil
+}
 
 // Page is which items List returns.
 type Page struct {

@@ -20,7 +20,6 @@ type Request struct {
 
 	model        chat.Text
 	instructions []byte // a JSON string; nil for none
-	input        jsonscan.Kind
 	chat         chat.Request
 	logprobs     bool
 	summary      bool // reasoning is given as a summary
@@ -82,8 +81,8 @@ func (p *parser) field(name string) {
 			q.chat.SetText(name, q.model)
 		}
 	case "input":
-		q.Input, q.input = nil, p.Peek()
-		if q.input != jsonscan.String && q.input != jsonscan.Array && q.input != jsonscan.Null {
+		q.Input = nil
+		if k := p.Peek(); k != jsonscan.String && k != jsonscan.Array && k != jsonscan.Null {
 			p.Of(name, jsonscan.Array, "a string or a list of items")
 			return
 		}
@@ -292,22 +291,21 @@ func (p *parser) include() {
 	}
 }
 
-// Chat is the chat completion for the request, behind turns that went before, and the error's field where
-// there is one.
-func (q *Request) Chat(turns []Turn) ([]byte, *openai.Error) {
+// Chat is the chat completion for the request, behind turns that went before.
+func (q *Request) Chat(turns []Turn, find Lookup) ([]byte, *openai.Error) {
 	c := &chat.Conversation{}
 	if n := len(q.instructions); n > 2 {
 		c.System(q.instructions[1 : n-1])
 	}
 	for _, t := range turns {
 		for _, list := range [][]byte{t.Input, t.Output} {
-			if err := addItems(c, list); err != nil {
+			if err := addItems(c, list, find); err != nil {
 				return nil, err
 			}
 		}
 	}
 	if q.Input != nil {
-		if err := addItems(c, q.Input); err != nil {
+		if err := addItems(c, q.Input, find); err != nil {
 			return nil, err
 		}
 	}

@@ -17,7 +17,15 @@ func chatOf(body string, turns ...responses.Turn) (string, *openai.Error) {
 	if err != nil {
 		return "", err
 	}
-	b, err := q.Chat(turns)
+	b, err := q.Chat(turns, func(id string) ([]byte, *openai.Error) {
+		switch id {
+		case "msg_1":
+			return []byte(`{"id":"msg_1","type":"message","role":"assistant","content":[{"type":"output_text","text":"found"}]}`), nil
+		case "again":
+			return []byte(`{"type":"item_reference","id":"msg_1"}`), nil
+		}
+		return nil, openai.BadRequest("input", "no %s", id)
+	})
 	return string(b), err
 }
 
@@ -74,6 +82,16 @@ func TestChat(t *testing.T) {
 		`[{"role":"assistant","content":"b","reasoning_content":"s\nt"},{"role":"assistant","content":"no"}]`)
 }
 
+// TestReference: an item that was given before is as if it was there.
+func TestReference(t *testing.T) {
+	for _, item := range []string{`{"type":"item_reference","id":"msg_1"}`, `{"id":"msg_1"}`} {
+		got, err := chatOf(`{"input":[{"role":"user","content":"a"},` + item + `,{"role":"user","content":"b"}]}`)
+		if err != nil || !same(t, got, `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"found"},{"role":"user","content":"b"}]}`) {
+			t.Errorf("%s: %s %v", item, got, err)
+		}
+	}
+}
+
 // TestTurns: what went before comes first, without its instructions.
 func TestTurns(t *testing.T) {
 	turns := []responses.Turn{
@@ -117,7 +135,9 @@ func TestRefused(t *testing.T) {
 	f(`{"input":[{"role":"user","content":[{"type":"input_text"}]}]}`, "input", "text is required")
 	f(`{"input":[{"role":"assistant","content":[{"type":"input_image","image_url":"http://h"}]}]}`, "input", "only a user's message may have images")
 	f(`{"input":[{"role":"user","content":{"a":1}}]}`, "input", "must be a string or a list of parts")
-	f(`{"input":[{"type":"item_reference","id":"x"}]}`, "input", `"item_reference"`)
+	f(`{"input":[{"type":"item_reference","id":"x"}]}`, "input", `no x`)
+	f(`{"input":[{"type":"item_reference"}]}`, "input", `input[0].id is required`)
+	f(`{"input":[{"type":"item_reference","id":"again"}]}`, "input", `refers to another`)
 	f(`{"input":[{"type":"web_search_call"}]}`, "input", `"web_search_call"`)
 	f(`{"input":[{"type":"function_call","name":"f","arguments":"{}"}]}`, "input", "call_id, name and arguments")
 	f(`{"input":[{"type":"function_call_output","call_id":"c"}]}`, "input", "call_id and output")
@@ -248,7 +268,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		b, err := q.Chat([]responses.Turn{{Input: []byte(`"a"`), Output: []byte("[]")}})
+		b, err := q.Chat([]responses.Turn{{Input: []byte(`"a"`), Output: []byte("[]")}}, func(string) ([]byte, *openai.Error) { return body, nil })
 		if err != nil {
 			if err.Status != 400 {
 				t.Fatalf("%v", err)

@@ -34,7 +34,7 @@ func (q *request) responses(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 			return nil, err
 		}
 	}
-	chat, err := asked.Chat(turns)
+	chat, err := asked.Chat(turns, q.lookup(owner))
 	switch {
 	case err != nil:
 		return nil, err
@@ -78,6 +78,32 @@ func (q *request) turns(owner, previous string) (before []string, turns []respon
 		turns = append(turns, responses.Turn{Input: e.Input, Output: responses.Output(e.Response)})
 	}
 	return append(slices.Clone(last.Before), previous), turns, nil
+}
+
+// lookup finds items that a request refers to, in the responses that they are of.
+func (q *request) lookup(owner string) responses.Lookup {
+	found := map[string]responses.Turn{}
+	return func(id string) ([]byte, *openai.Error) {
+		of := responses.ResponseOf(id)
+		turn, ok := found[of]
+		if !ok {
+			if len(found) == kept.MaxChain {
+				return nil, openai.BadRequest("input", "input refers to items of more than %d responses", kept.MaxChain)
+			}
+			e, err := q.s.responses.Find(&q.ctx, owner, of)
+			if err != nil {
+				return nil, q.s.lost("input", of, err)
+			}
+			turn = responses.Turn{Input: e.Input, Output: responses.Output(e.Response)}
+			found[of] = turn
+		}
+		if raw := responses.Item(id, turn); raw != nil {
+			return raw, nil
+		}
+		e := openai.NotFound("the item %s is not known", openai.Clip(id))
+		e.Param = "input"
+		return nil, e
+	}
 }
 
 // lost is what a client is told that asks for a response that is not there.
