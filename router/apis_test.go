@@ -116,7 +116,7 @@ func TestAPIs(t *testing.T) {
 			strings.Fields("created in_progress output_item.added content_part.added reasoning_text.delta reasoning_text.delta reasoning_text.done content_part.done output_item.done " +
 				"output_item.added content_part.added output_text.delta output_text.delta output_text.done content_part.done output_item.done " +
 				"output_item.added function_call_arguments.delta function_call_arguments.delta function_call_arguments.done output_item.done completed")},
-		"messages": {`"content":[{"type":"thinking","thinking":"think","signature":"unsigned"},{"type":"text","text":"Hello \"ä\"","citations":null},` +
+		"messages": {`"content":[{"type":"thinking","thinking":"think","signature":"unsigned"},{"type":"text","text":"Hello \"ä\""},` +
 			`{"type":"tool_use","id":"c1","name":"f","input":{"a":1}}],"stop_reason":"tool_use","stop_sequence":null,"usage":{"input_tokens":5,`,
 			strings.Fields("message_start ping content_block_start content_block_delta content_block_delta content_block_delta content_block_stop " +
 				"content_block_start content_block_delta content_block_delta content_block_stop content_block_start content_block_delta content_block_delta content_block_stop message_delta message_stop")},

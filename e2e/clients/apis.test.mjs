@@ -1,12 +1,15 @@
-// The official Node libraries of OpenAI (responses, and its agents on top) and Anthropic (messages), unmodified,
-// against a model that thinks and calls tools.
+// The official Node libraries of OpenAI (responses, and its agents on top) and Anthropic (messages), and the
+// AI SDK, which has clients of its own, unmodified, against a model that thinks and calls tools.
 //
 // Run by scripts/clients, which makes the model (caller.py), starts xpyd and sets XPYD_URL.
 import assert from 'node:assert/strict';
 import test from 'node:test';
 
+import { createAnthropic } from '@ai-sdk/anthropic';
+import { createOpenAI } from '@ai-sdk/openai';
 import Anthropic from '@anthropic-ai/sdk';
 import { Agent, Runner, OpenAIProvider, tool, setTracingDisabled } from '@openai/agents';
+import { generateText, stepCountIs, streamText, tool as aiTool } from 'ai';
 import OpenAI from 'openai';
 import { z } from 'zod';
 
@@ -66,5 +69,20 @@ for (const stream of [false, true]) {
     if (stream) await result.completed;
     assert.deepEqual(ran, [['weather', 'Oslo'], ['clock', null]]);
     assert.equal(result.finalOutput, answer);
+  });
+}
+
+for (const [name, provider] of [['responses', createOpenAI({ baseURL: `${url}/v1`, apiKey: 'unused' })], ['messages', createAnthropic({ baseURL: `${url}/v1`, apiKey: 'unused' })]]) {
+  test(`ai: the loop runs tools, by ${name}`, async () => {
+    const ran = [];
+    const make = (name) => aiTool({ description: 'It tells.', inputSchema: z.object({ city: z.string().optional(), days: z.number().optional() }),
+      execute: async (args) => { ran.push([name, args.city ?? null]); return '21'; } });
+    const ask = { model: provider(model), maxOutputTokens: 200, maxRetries: 0, prompt: input, tools: { weather: make('weather'), clock: make('clock') }, stopWhen: stepCountIs(3) };
+    const whole = await generateText(ask);
+    const stream = streamText(ask);
+    let text = '';
+    for await (const piece of stream.textStream) text += piece;
+    assert.deepEqual([whole.text, text, (await stream.steps).length], [answer, answer, 2]);
+    assert.deepEqual(ran, [['weather', 'Oslo'], ['clock', null], ['weather', 'Oslo'], ['clock', null]]);
   });
 }

@@ -77,8 +77,8 @@ func (a *Answer) Whole(dst, body []byte) ([]byte, *openai.Error) {
 		dst = append(append(append(append(dst, t...), '"'), more...), '}')
 	}
 	add("thinking", "thinking", r.Reasoning, `,"signature":"`+signature+`"`)
-	add("text", "text", r.Content, `,"citations":null`)
-	add("text", "text", r.Refusal, `,"citations":null`)
+	add("text", "text", r.Content, "")
+	add("text", "text", r.Refusal, "")
 	for i := range r.Calls {
 		a.called = true
 		if n++; n > 1 {

@@ -77,7 +77,7 @@ func TestStream(t *testing.T) {
 		return fmt.Sprintf(`{"type":"content_block_delta","index":%d,"delta":{%s}}`, i, what)
 	}
 	over := func(i int) string { return fmt.Sprintf(`{"type":"content_block_stop","index":%d}`, i) }
-	const text = `{"type":"text","text":"","citations":null}`
+	const text = `{"type":"text","text":""}`
 	f(``, first+delta(`"content":"He"`)+delta(`"content":"llo \"ä\""`)+finish("stop", "null")+usage+done,
 		start("em"), ping, block(0, text), piece(0, `"type":"text_delta","text":"He"`), piece(0, `"type":"text_delta","text":"llo \"ä\""`), over(0), end("end_turn", "null"), stop)
 	f(`"model":"own","stop_sequences":["\u00e4x"]`, delta(`"content":"b"`)+finish("stop", `"äx"`)+usage+done,
@@ -117,8 +117,8 @@ func TestWhole(t *testing.T) {
 			`,"usage":{"input_tokens":3,"cache_creation_input_tokens":0,"cache_read_input_tokens":2,"output_tokens":3}}`
 	}
 	const told = `,"model":"em","usage":{"prompt_tokens":5,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":2}}}`
-	f(``, `{"choices":[{"message":{"content":"a\"b"},"finish_reason":"stop"}]`+told, message(`{"type":"text","text":"a\"b","citations":null}`, "end_turn", "null"))
-	f(`"stop_sequences":["x","y"]`, `{"choices":[{"message":{"content":"a"},"finish_reason":"stop","matched_stop":"y"}]`+told, message(`{"type":"text","text":"a","citations":null}`, "stop_sequence", `"y"`))
+	f(``, `{"choices":[{"message":{"content":"a\"b"},"finish_reason":"stop"}]`+told, message(`{"type":"text","text":"a\"b"}`, "end_turn", "null"))
+	f(`"stop_sequences":["x","y"]`, `{"choices":[{"message":{"content":"a"},"finish_reason":"stop","matched_stop":"y"}]`+told, message(`{"type":"text","text":"a"}`, "stop_sequence", `"y"`))
 	f(``, `{"choices":[{"message":{"content":null,"reasoning":"r","tool_calls":[{"id":"c1","function":{"name":"f","arguments":"{\"a\": 1}"}},{"id":"c2","function":{"name":"g","arguments":""}},{"id":"c3","function":{"name":"h","arguments":"{\"a"}},{"id":"c4","function":{"name":"i","arguments":"[1]"}}]},"finish_reason":"tool_calls"}]`+told,
 		message(`{"type":"thinking","thinking":"r","signature":"unsigned"},{"type":"tool_use","id":"c1","name":"f","input":{"a": 1}},{"type":"tool_use","id":"c2","name":"g","input":{}},`+
 			`{"type":"tool_use","id":"c3","name":"h","input":{"INVALID_JSON":"{\"a"}},{"type":"tool_use","id":"c4","name":"i","input":{"INVALID_JSON":"[1]"}}`, "tool_use", "null"))

@@ -110,7 +110,7 @@ func (a *Answer) take() {
 // starts are blocks as they begin.
 var starts = map[string]string{
 	"thinking": `{"type":"thinking","thinking":"","signature":""}`,
-	"text":     `{"type":"text","text":"","citations":null}`,
+	"text":     `{"type":"text","text":""}`,
 }
 
 // start begins a block.
