@@ -604,6 +604,14 @@ func TestKeptResponses(t *testing.T) {
 	for range 4 {
 		ask(`{"model":"m","input":"x"}`, "a")
 	}
+	g.chats("d0", func(w http.ResponseWriter, _ *http.Request, _ string) {
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, "{\"choices\":[{\"message\":{\"content\":\"a\xff\"}}]}")
+	})
+	code, unkept, _ = ask(`{"model":"m","input":"x"}`, "a")
+	if gone, _ := do("GET", "/v1/responses/"+unkept, "a"); code != 200 || gone != 404 {
+		t.Errorf("what cannot be read again: %d, then %d", code, gone)
+	}
 	code, text = do("GET", "/v1/responses/"+second, "a")
 	missing(code, text, "dropped to make room")
 	if n := g.gauge("xpyd_router_responses_kept"); n != 4 {

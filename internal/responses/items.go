@@ -14,7 +14,10 @@ type Lookup func(id string) ([]byte, *openai.Error)
 
 // addItems adds an input, or a response's output, to a conversation: a JSON string, or a list of items.
 func addItems(c *chat.Conversation, list []byte, find Lookup) *openai.Error {
-	if list[0] == '"' {
+	switch {
+	case len(list) == 0 || list[0] != '"' && list[0] != '[': // of a response that somebody else has kept
+		return openai.BadRequest("previous_response_id", "what is kept of the conversation cannot be read")
+	case list[0] == '"':
 		c.User(chat.Part{Text: list[1 : len(list)-1]})
 		return nil
 	}

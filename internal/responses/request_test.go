@@ -104,6 +104,11 @@ func TestTurns(t *testing.T) {
 	if err != nil || !same(t, got, strings.Replace(want, "%s", `,{"role":"tool","tool_call_id":"c","content":"x"}`, 1)) {
 		t.Errorf("%s %v", got, err)
 	}
+	for _, list := range []string{``, `{}`, `3`, `[{"type":"function_call"}]`} {
+		if got, err = chatOf(`{"input":"a","previous_response_id":"resp_1"}`, responses.Turn{Input: []byte(`"a"`), Output: []byte(list)}); err == nil || err.Status != 400 {
+			t.Errorf("%q: %s %v", list, got, err)
+		}
+	}
 	if got, err = chatOf(`{"instructions":"s","previous_response_id":"resp_1"}`, turns...); err != nil || !same(t, got, strings.Replace(want, "%s", "", 1)) {
 		t.Errorf("%s %v", got, err)
 	}

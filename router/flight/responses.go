@@ -55,7 +55,11 @@ func (q *request) responses(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 		}
 		o.Keep = func(response []byte) {
 			e := &kept.Entry{Owner: owner, Before: before, Input: input, Response: slices.Clone(response)}
-			if err := s.responses.Put(&q.ctx, o.ID, e); err != nil {
+			err := errNoText
+			if responses.Output(response) != nil { // else nobody could go on with it
+				err = s.responses.Put(&q.ctx, o.ID, e)
+			}
+			if err != nil {
 				s.Log.Warn("a response is not kept", "request_id", q.id, "response", o.ID, "err", err)
 			}
 		}
@@ -63,6 +67,9 @@ func (q *request) responses(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 	q.translated(chat, asked.Answer(o))
 	return q.generate(ctx)
 }
+
+// errNoText is an engine's answer that a client may be able to read, as we pass on what is said.
+var errNoText = errors.New("it is not valid UTF-8")
 
 // turns is what a request goes on with: the responses' IDs, and what was said.
 func (q *request) turns(owner, previous string) (before []string, turns []responses.Turn, _ *openai.Error) {
