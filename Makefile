@@ -36,7 +36,7 @@ lint: ## gofmt, vet, golangci-lint with the import rules
 	$(GO) vet $(PKGS)
 	$(GO) run $(GOLANGCI) run $(PKGS)
 
-clients: ## the official Python and Node OpenAI libraries against `xpyd up`, and every dialect behind a router
+clients: ## the official Python and Node libraries of OpenAI and Anthropic against `xpyd up`, and every dialect behind a router
 	scripts/clients
 
 faults: ## the connector's fault matrix, then kill -9 and kill -STOP of every kind of process, 20 rounds

@@ -525,7 +525,7 @@ func TestLeavingIsNotFree(t *testing.T) {
 	leave("stream", "/v1/completions", costly+`,"stream":true}`, "", nil, 150)
 	pays("stream", false)
 	d.on(&d.other, hold(started, ended))
-	leave("other", "/v1/responses", `{"model":"m","input":"x","max_output_tokens":5000}`, "", started, 0)
+	leave("other", "/v1/moderations", `{"model":"m","input":"x","max_output_tokens":5000}`, "", started, 0)
 	pays("other", true)
 	d.on(&d.decode, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) })
 	if resp, text := g.post("/v1/completions", costly+"}", f.of("broken")...); resp.StatusCode < 500 {
@@ -566,7 +566,7 @@ func TestPassedTokens(t *testing.T) {
 			w.Header().Set("Content-Type", c.kind)
 			fmt.Fprint(w, c.body)
 		})
-		if resp, text := g.post("/v1/responses", `{"model":"m","input":"x","max_output_tokens":40000,"priority":-5}`, f.of("a")...); resp.StatusCode != 200 || text != c.body {
+		if resp, text := g.post("/v1/moderations", `{"model":"m","input":"x","max_output_tokens":40000,"priority":-5}`, f.of("a")...); resp.StatusCode != 200 || text != c.body {
 			t.Fatalf("%d %.90s", resp.StatusCode, text)
 		}
 		g.until("it to be settled", g.idle)
@@ -577,13 +577,13 @@ func TestPassedTokens(t *testing.T) {
 		}
 	}
 	d.on(&d.other, whole)
-	if resp, text := g.post("/v1/responses", `{"model":"m","input":"x","max_output_tokens":900000000}`, f.of("a")...); resp.StatusCode != 400 {
+	if resp, text := g.post("/v1/moderations", `{"model":"m","input":"x","max_output_tokens":900000000}`, f.of("a")...); resp.StatusCode != 400 {
 		t.Errorf("an answer that can never fit: %d %s", resp.StatusCode, text)
 	}
-	if resp, text := g.post("/v1/responses", `{"model":"m","input":"x","priority":"-5"}`, f.of("a")...); resp.StatusCode != 400 {
+	if resp, text := g.post("/v1/moderations", `{"model":"m","input":"x","priority":"-5"}`, f.of("a")...); resp.StatusCode != 400 {
 		t.Errorf("a priority in words: %d %s", resp.StatusCode, text)
 	}
-	if resp, _ := g.post("/v1/responses", `{"model":"m","priority":-5}`, f.of("a")...); resp.Header.Get("x-xpyd-priority") != "normal" {
+	if resp, _ := g.post("/v1/moderations", `{"model":"m","priority":-5}`, f.of("a")...); resp.Header.Get("x-xpyd-priority") != "normal" {
 		t.Errorf("%v", resp.Header)
 	}
 	d.mu.Lock()

@@ -60,10 +60,9 @@ func TestPass(t *testing.T) {
 		}
 	}
 	f("/v1/embeddings", `{"model":"none","input":"x"}`, 404, "model")
-	f("/v1/responses", `{"model":"m","kv_transfer_params":{}}`, 400, "kv_transfer_params")
-	f("/v1/responses", `{"model":"m","input":"`+strings.Repeat("x", 400<<10)+`","bootstrap_room":1}`, 400, "bootstrap_room")
+	f("/v1/moderations", `{"model":"m","kv_transfer_params":{}}`, 400, "kv_transfer_params")
+	f("/v1/moderations", `{"model":"m","input":"`+strings.Repeat("x", 400<<10)+`","bootstrap_room":1}`, 400, "bootstrap_room")
 	f("/v1/files", `{}`, 404, "")
-	f("/v1/responses/resp_1", ``, 404, "")
 	if resp, err := g.client.Get(g.url + "/v1/embeddings"); err != nil || resp.StatusCode != 405 {
 		t.Errorf("%v %v", resp, err)
 	} else {
@@ -86,7 +85,7 @@ func TestPassGuard(t *testing.T) {
 	}
 	f := func(kind, body string, status int, param string) {
 		t.Helper()
-		resp, text := g.post("/v1/responses", body, append(keys.of("a"), "Content-Type", kind)...)
+		resp, text := g.post("/v1/moderations", body, append(keys.of("a"), "Content-Type", kind)...)
 		got := ""
 		if resp.StatusCode != 200 {
 			if e := apiError(t, text); e.Param != nil {
@@ -165,7 +164,7 @@ func TestPassStream(t *testing.T) {
 			w.(http.Flusher).Flush()
 		}
 	})
-	resp, text := g.post("/v1/responses", `{"model":"m","stream":true}`)
+	resp, text := g.post("/v1/moderations", `{"model":"m","stream":true}`)
 	if text != events || resp.Header.Get("Content-Type") != "text/event-stream; charset=utf-8" {
 		t.Errorf("%q %v", text, resp.Header)
 	}
@@ -175,7 +174,7 @@ func TestPassStream(t *testing.T) {
 		w.(http.Flusher).Flush()
 		panic(http.ErrAbortHandler)
 	})
-	_, text = g.post("/v1/responses", `{"model":"m","stream":true}`)
+	_, text = g.post("/v1/moderations", `{"model":"m","stream":true}`)
 	if !strings.HasPrefix(text, events+"data: {\"error\":") {
 		t.Errorf("%q", text)
 	}

@@ -66,7 +66,7 @@ func TestRequestLog(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		io.WriteString(w, `{"text":"word","usage":{"input_tokens":21,"output_tokens":4}}`)
 	})
-	g.post("/v1/responses", `{"model":"m","input":"word"}`)
+	g.post("/v1/moderations", `{"model":"m","input":"word"}`)
 	tells(func(w http.ResponseWriter, r *http.Request) { begin(w); <-r.Context().Done() })
 	ctx, leave := context.WithCancel(t.Context())
 	req, _ := http.NewRequestWithContext(ctx, "POST", g.url+"/v1/completions", strings.NewReader(completion(`,"stream":true`)))
@@ -110,7 +110,7 @@ func TestRequestLog(t *testing.T) {
 		{Path: path1, Model: "m", Stream: true, Status: 200, Broken: true, Prompt: guess, Estimated: true, Output: 1, Prefill: "p0", Decode: "d0", Attempts: 1},
 		{Path: path1, Status: 404},
 		{Path: path1, Status: 400},
-		{Path: "/v1/responses", Model: "m", Status: 200, Prompt: 21, Output: 4, Decode: "d0", Attempts: 1},
+		{Path: "/v1/moderations", Model: "m", Status: 200, Prompt: 21, Output: 4, Decode: "d0", Attempts: 1},
 		{Path: path1, Model: "m", Stream: true, Status: 499, Prompt: guess, Estimated: true, Output: 1, Prefill: "p0", Decode: "d0", Attempts: 1},
 	} {
 		if i == len(log.Requests) {

@@ -482,6 +482,9 @@ func (r *Router) release() error {
 	if r.Console != nil {
 		errs = append(errs, r.Console.Close())
 	}
+	if r.flights != nil {
+		errs = append(errs, r.flights.Close())
+	}
 	if r.metrics != nil {
 		r.metrics.unregister()
 	}

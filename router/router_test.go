@@ -567,7 +567,7 @@ func TestMetricsOnFirstUse(t *testing.T) {
 	if list := paths(); len(list) > 0 {
 		t.Errorf("before any request: %q", list)
 	}
-	if n := strings.Count(metrics(), "\nxpyd_router_"); n > 150 {
+	if n := strings.Count(metrics(), "\nxpyd_router_"); n > 160 {
 		t.Errorf("%d series", n)
 	}
 	d := g.workers["d0"]

@@ -27,6 +27,10 @@ func Routes() []console.Route {
 	const keys, anybody = "API keys", "anybody"
 	list := append(console.Routes(),
 		console.Route{Listener: "public", Method: "GET", Path: "/v1/models/{model}", For: keys, What: "One model, if it can be served now."},
+		console.Route{Listener: "public", Method: "GET", Path: "/v1/responses/{id}", For: keys, What: "A response that is kept."},
+		console.Route{Listener: "public", Method: "DELETE", Path: "/v1/responses/{id}", For: keys, What: "Forgets it."},
+		console.Route{Listener: "public", Method: "GET", Path: "/v1/responses/{id}/input_items", For: keys, What: "What it was asked."},
+		console.Route{Listener: "public", Method: "POST", Path: "/v1/responses/{id}/cancel", For: keys, What: "400: none runs in the background."},
 		console.Route{Listener: "public", Method: "GET", Path: "/metrics", For: anybody, What: "Metrics, with `public_metrics`."})
 	for path, r := range routes {
 		who := anybody
@@ -45,14 +49,17 @@ var routes = publicRoutes()
 
 func publicRoutes() map[string]route {
 	all := map[string]route{
-		"/v1/completions":      {"POST", flies((*flight.Service).Generate), true, false, "A completion, or several."},
-		"/v1/chat/completions": {"POST", flies((*flight.Service).Generate), true, false, "A chat's next message."},
-		"/v1/models":           {"GET", flies((*flight.Service).Models), true, false, "The models that can be served now."},
-		"/tokenize":            {"POST", flies((*flight.Service).Tokenize), true, false, "A text's tokens; passed on."},
-		"/detokenize":          {"POST", flies((*flight.Service).Tokenize), true, false, "Tokens' text; passed on."},
-		"/version":             {"GET", (*Router).version, false, false, "The build."},
-		"/health":              {"GET", (*Router).health, false, false, "That the process is up."},
-		"/ready":               {"GET", (*Router).ready, false, false, "Whether requests can be served (200, else 503)."},
+		"/v1/completions":           {"POST", flies((*flight.Service).Generate), true, false, "A completion, or several."},
+		"/v1/chat/completions":      {"POST", flies((*flight.Service).Generate), true, false, "A chat's next message."},
+		"/v1/responses":             {"POST", flies((*flight.Service).Responses), true, false, "A response, by a chat."},
+		"/v1/messages":              {"POST", flies((*flight.Service).Messages), true, false, "A message of Anthropic's API, by a chat."},
+		"/v1/messages/count_tokens": {"POST", flies((*flight.Service).CountTokens), true, false, "How many tokens a message's prompt has."},
+		"/v1/models":                {"GET", flies((*flight.Service).Models), true, false, "The models that can be served now."},
+		"/tokenize":                 {"POST", flies((*flight.Service).Tokenize), true, false, "A text's tokens; passed on."},
+		"/detokenize":               {"POST", flies((*flight.Service).Tokenize), true, false, "Tokens' text; passed on."},
+		"/version":                  {"GET", (*Router).version, false, false, "The build."},
+		"/health":                   {"GET", (*Router).health, false, false, "That the process is up."},
+		"/ready":                    {"GET", (*Router).ready, false, false, "Whether requests can be served (200, else 503)."},
 	}
 	for _, path := range flight.ForwardedPaths {
 		all[path] = route{"POST", flies((*flight.Service).Forward), true, true, "Passed on to one engine."}
@@ -101,6 +108,8 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 		console.ServeMetrics(ctx, r.deps.Gatherer)
 	case strings.HasPrefix(path, "/v1/models/") && h1.Method(ctx) == "GET":
 		r.flights.OneModel(ctx, id, strings.TrimPrefix(path, "/v1/models/"))
+	case strings.HasPrefix(path, "/v1/responses/"):
+		r.flights.KeptResponse(ctx, id, strings.TrimPrefix(path, "/v1/responses/"))
 	default:
 		r.flights.Refuse(ctx, id, "other", openai.NotFound("there is no %s", openai.Clip(path)))
 	}
@@ -119,7 +128,7 @@ func spoken(ctx *fasthttp.RequestCtx) bool {
 func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
 	id := h1.RequestID(ctx.Request.Header.Peek(ticket.HeaderRequestID))
 	ctx.Response.Header.Set(ticket.HeaderRequestID, id)
-	h1.WriteError(ctx, r.cfg.Refusal(err))
+	flight.WriteError(ctx, id, r.cfg.Refusal(err))
 	r.flights.Brief(ctx, id, "other")
 }
 

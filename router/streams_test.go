@@ -59,7 +59,7 @@ func TestHalfEvent(t *testing.T) {
 	g := newRig(t, 1, 1)
 	d := g.workers["d0"]
 	const one = "data: {\"n\":1}\n\n"
-	for _, path := range []string{"/v1/completions", "/v1/responses"} {
+	for _, path := range []string{"/v1/completions", "/v1/moderations"} {
 		for _, half := range []string{"data: {\"cho", "data: {\"n\":2}\n"} {
 			d.on(&d.decode, events(one, half))
 			d.on(&d.other, events(one, half))

@@ -53,7 +53,7 @@ func (s *stream) bring(a *attempt, end func()) bool {
 	if s.direct || a.speak == nil || a.speak.Bring == nil || a.peer == nil || q.top.PromptTokens()+q.seam.longest() < aheadLeast {
 		return false
 	}
-	x := &dialect.Exchange{RequestID: q.id, Path: q.path, Body: q.seam.body, Top: &openai.Top{Messages: q.top.Messages}, Given: q.seam.given(),
+	x := &dialect.Exchange{RequestID: q.id, Path: q.asks, Body: q.seam.body, Top: &openai.Top{Messages: q.top.Messages}, Given: q.seam.given(),
 		Left: min(aheadWithin, time.Until(q.end)), Trace: q.trace, Authorization: q.auth, CacheSalt: q.cacheSalt(), Peer: a.peer}
 	w := &ahead{a: a, done: make(chan struct{})}
 	a.registerLeg(a.d)

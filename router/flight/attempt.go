@@ -114,7 +114,7 @@ func (a *attempt) generate() (*answer, *failure) {
 		return nil, &failure{by: a.d, outcome: ticket.Refused, reason: reasonOutcome + string(ticket.Refused),
 			err: errLargeAnswer, api: openai.AnswerTooLarge(field, "the answer could have %d bytes and more; %d is the limit: lower %s, or ask for a stream", n, most, field)}
 	}
-	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.path, Body: a.q.body, Top: &a.q.top, Seed: a.q.seed,
+	x := &dialect.Exchange{RequestID: a.q.id, Link: a.link, Path: a.q.asks, Body: a.q.body, Top: &a.q.top, Seed: a.q.seed,
 		Prefill: a.p.inst, Decode: a.d.inst, PrefillRank: a.choice.PrefillRank, DecodeRank: a.choice.DecodeRank,
 		Left: time.Until(a.q.end), Probe: a.q.probe, Trace: a.q.trace, Authorization: a.q.auth, Peer: a.peer, Brought: a.brought}
 	if t := a.q.tenant; t != nil && a.rules.Promises {

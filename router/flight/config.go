@@ -9,6 +9,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/router/kept"
 	"github.com/xpyd/xpyd/router/trace"
 )
 
@@ -57,6 +58,8 @@ type Policy struct {
 	// policies session and consistent_hash.
 	SessionHeader string `key:"session_header"`
 	Limits        Limits `key:"limits"` // reloadable
+	// Responses bounds what is kept of /v1/responses.
+	Responses kept.Config `key:"responses"`
 	// Tracing is where spans of requests go.
 	Tracing trace.Config `key:"tracing"`
 }
@@ -69,7 +72,8 @@ func DefaultPolicy() Policy {
 		Limits: Limits{MaxInFlight: 1024, MaxQueue: 1024, MaxQueueBytes: 256 << 20, QueueWait: 30 * time.Second,
 			PriorityWeights: Weights{High: 16, Normal: 4, Low: 1},
 			PairWait:        time.Second, RequestTimeout: 10 * time.Minute},
-		Tracing: trace.DefaultConfig(),
+		Responses: kept.DefaultConfig(),
+		Tracing:   trace.DefaultConfig(),
 	}
 }
 
@@ -96,7 +100,7 @@ func (c *Policy) Validate() error {
 	return cmp.Or(config.AtLeast("max_response_bytes", c.MaxResponseBytes, 1024), config.AtLeast("attempts", c.Attempts, 1),
 		config.Portion("retry_ratio", c.RetryRatio), config.AtLeast("retry_burst", c.RetryBurst, 0),
 		config.AtLeast("history", c.History, 0), config.Positive("decode_silence", c.DecodeSilence),
-		config.Within("balance", c.Balance.Validate()), config.Within("hedge", c.Hedge.Validate()), config.Within("limits", c.Limits.Validate()), config.Within("tracing", c.Tracing.Validate()))
+		config.Within("balance", c.Balance.Validate()), config.Within("hedge", c.Hedge.Validate()), config.Within("limits", c.Limits.Validate()), config.Within("responses", c.Responses.Validate()), config.Within("tracing", c.Tracing.Validate()))
 }
 
 // Limits is what Reload changes without dropping a request.

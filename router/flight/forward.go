@@ -18,13 +18,13 @@ import (
 
 // ForwardedPaths are the paths that one engine answers by itself: the rest of the OpenAI
 // API that engines have, and what vLLM and SGLang add. Paths that name what only one engine
-// knows, such as GET /v1/responses/ID or a file, are not among them.
+// knows, such as a file, are not among them.
 var ForwardedPaths = []string{
-	"/v1/embeddings", "/v1/responses", "/v1/moderations",
+	"/v1/embeddings", "/v1/moderations",
 	"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
 	"/v1/images/generations", "/v1/images/edits", "/v1/images/variations",
 	"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score",
-	"/v1/classify", "/classify", "/pooling", "/v1/messages",
+	"/v1/classify", "/classify", "/pooling",
 }
 
 // forwardHead is how much of a body is read before an engine is chosen. A body that ends

@@ -14,6 +14,9 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
+// chatPath is where chats are.
+const chatPath = "/v1/chat/completions"
+
 // Generate serves completions and chat.
 func (s *Service) Generate(ctx *fasthttp.RequestCtx, id string) {
 	q := s.clientRequest(ctx, id)
@@ -22,14 +25,17 @@ func (s *Service) Generate(ctx *fasthttp.RequestCtx, id string) {
 }
 
 func (q *request) refuse(ctx *fasthttp.RequestCtx, err *openai.Error) {
-	h1.WriteError(ctx, err)
+	status := WriteError(ctx, q.id, err)
 	q.describe(ctx, "")
-	q.finish(err.Status, err.Message)
+	q.finish(status, err.Message)
 }
 
 // reply answers, with an error if there is one. A whole answer ends the request; a stream
 // ends it when it is over.
 func (q *request) reply(ctx *fasthttp.RequestCtx, ans *answer, err *openai.Error) {
+	if err == nil && q.guise != nil {
+		ans, err = q.disguise(ans)
+	}
 	if err != nil {
 		q.refuse(ctx, err)
 		return
@@ -106,18 +112,20 @@ func (q *request) readBody(ctx *fasthttp.RequestCtx) *openai.Error {
 	if err != nil {
 		return err
 	}
-	q.body = ctx.PostBody()
+	if q.body == nil { // else it was translated
+		q.body = ctx.PostBody()
+	}
 	if q.top, err = openai.Scan(q.body); err != nil {
 		return err
 	}
 	switch {
 	case q.top.Link != "":
 		return linked(q.top.Link)
-	case q.top.Messages != (q.path == "/v1/chat/completions") && q.top.Prompt != nil:
+	case q.top.Messages != (q.asks == chatPath) && q.top.Prompt != nil:
 		other := map[bool]string{true: "messages", false: "prompt"}[q.top.Messages]
-		return openai.BadRequest(promptField(q.path), "%s is required here, and no %s", promptField(q.path), other)
+		return openai.BadRequest(promptField(q.asks), "%s is required here, and no %s", promptField(q.asks), other)
 	case q.top.Prompt == nil:
-		return openai.BadRequest(promptField(q.path), "%s is required", promptField(q.path))
+		return openai.BadRequest(promptField(q.asks), "%s is required", promptField(q.asks))
 	}
 	return q.resolveModel()
 }
@@ -155,7 +163,7 @@ func (q *request) resolveModel() *openai.Error {
 }
 
 func promptField(path string) string {
-	if path == "/v1/chat/completions" {
+	if path == chatPath {
 		return "messages"
 	}
 	return "prompt"

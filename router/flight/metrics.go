@@ -7,6 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/router/dialect"
+	"github.com/xpyd/xpyd/router/kept"
 	"github.com/xpyd/xpyd/router/limit"
 	"github.com/xpyd/xpyd/router/pick"
 )
@@ -120,6 +121,7 @@ func newMetrics(s *Service) *metrics {
 				func() float64 { return float64(s.gate.Shed(c, why)) }))
 		}
 	}
+	m.all = append(m.all, keptMetrics(s)...)
 	if s.Tracer != nil {
 		count := func(name, help string, f func() uint64) {
 			m.all = append(m.all, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(f()) }))
@@ -150,6 +152,24 @@ func newMetrics(s *Service) *metrics {
 		m.byPath[path] = m.newRoute(path)
 	}
 	return m
+}
+
+// keptMetrics are of responses that are kept.
+func keptMetrics(s *Service) []prometheus.Collector {
+	gauge := func(name, help string, f func(kept.Stats) float64) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return f(s.responses.Stats()) })
+	}
+	list := []prometheus.Collector{
+		gauge("xpyd_router_responses_kept", "Responses that this router's memory keeps for later requests.", func(n kept.Stats) float64 { return float64(n.Entries) }),
+		gauge("xpyd_router_responses_kept_bytes", "Memory that they take.", func(n kept.Stats) float64 { return float64(n.Bytes) }),
+	}
+	for reason, f := range map[string]func(kept.Stats) uint64{"full": func(n kept.Stats) uint64 { return n.Full }, "expired": func(n kept.Stats) uint64 { return n.Expired },
+		"large": func(n kept.Stats) uint64 { return n.Large }, "store": func(n kept.Stats) uint64 { return n.Failed }} {
+		list = append(list, prometheus.NewCounterFunc(prometheus.CounterOpts{Name: "xpyd_router_responses_dropped_total",
+			Help:        "Responses that are not kept (any more), and why. full: others needed the room; if clients miss them, raise responses.entries or responses.bytes. expired: not used for responses.ttl. large: one alone is larger than all that may be kept. store: the Redis failed, at writing or at reading; the log says how.",
+			ConstLabels: prometheus.Labels{"reason": reason}}, func() float64 { return float64(f(s.responses.Stats())) }))
+	}
+	return list
 }
 
 func (m *metrics) route(path string) *routeMetrics {

@@ -152,6 +152,12 @@ func (s *stream) Stream(c *h1.Conn) error {
 }
 
 func (s *stream) write(c *h1.Conn, run []byte, last bool) error {
+	if s.q.guise != nil {
+		lent := s.q.s.lendGuise()
+		defer s.q.s.guises.Put(lent)
+		*lent, last = s.disguised((*lent)[:0], run, last)
+		run = *lent
+	}
 	err := c.Send(run, last)
 	if err == nil {
 		s.q.bytes += int64(len(run))

@@ -68,7 +68,7 @@ func FuzzEvents(f *testing.F) {
 func TestRelayAllocations(t *testing.T) {
 	event := []byte("data: {\"text\":\" word\"}\n\n")
 	in := bytes.Repeat(event, 20000)
-	e := &events{body: &kept{bytesOf: bytesOf{&steps{in, len(event)}}}}
+	e := &events{body: &lasting{bytesOf: bytesOf{&steps{in, len(event)}}}}
 	if n := testing.AllocsPerRun(10000, func() {
 		if run, err := e.next(); err != nil || len(run) == 0 {
 			t.Fatal(err)
@@ -78,13 +78,13 @@ func TestRelayAllocations(t *testing.T) {
 	}
 }
 
-// kept lends the same memory each time.
-type kept struct {
+// lasting lends the same memory each time.
+type lasting struct {
 	bytesOf
 	b []byte
 }
 
-func (k *kept) Lend() *[]byte {
+func (k *lasting) Lend() *[]byte {
 	if k.b == nil {
 		k.b = make([]byte, 0, 4<<10)
 	}

@@ -43,6 +43,8 @@ type summary struct {
 type request struct {
 	s         *Service
 	method    string
+	asks      string // the path at engines
+	guise     guise  // of a client that speaks another API; nil for none
 	body      []byte // the client's; valid until the handler returns
 	top       openai.Top
 	seed      int64
@@ -99,7 +101,7 @@ func (s *Service) clientRequest(ctx *fasthttp.RequestCtx, id string) *request {
 // newRequest registers a request; finish is its end. No user made a probe.
 func (s *Service) newRequest(id, method, path string, probe bool) *request {
 	now := time.Now()
-	q := &request{s: s, method: method, seed: rand.Int64(),
+	q := &request{s: s, method: method, asks: path, seed: rand.Int64(),
 		summary: summary{id: id, path: path, probe: probe, start: now, state: stateQueued, since: now}}
 	s.mu.Lock()
 	s.requests[q] = struct{}{}

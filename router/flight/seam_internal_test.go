@@ -197,7 +197,7 @@ func BenchmarkStrip(b *testing.B) {
 	}{{"without", "", 1}, {"frame", ":t 0 030i\n", 1}, {"without", "", 8}, {"frame", ":t 0 030i\n", 8}} {
 		b.Run(fmt.Sprintf("%s/%d", c.name, c.events), func(b *testing.B) {
 			run := bytes.Repeat(append([]byte(c.frame), event...), c.events)
-			e := &events{body: &kept{bytesOf: bytesOf{&again{run}}}}
+			e := &events{body: &lasting{bytesOf: bytesOf{&again{run}}}}
 			s := newSeam(&pot{}, nil, &openai.Top{N: 1, Prompts: 1})
 			s.strip([]byte(frame0+event0), 1)
 			b.ReportAllocs()

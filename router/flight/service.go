@@ -14,10 +14,12 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/clientwatch"
+	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/requestlog"
 	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/router/kept"
 	"github.com/xpyd/xpyd/router/pick"
 	"github.com/xpyd/xpyd/router/sense"
 	"github.com/xpyd/xpyd/router/trace"
@@ -69,6 +71,8 @@ type Service struct {
 	balance   balance
 	trials    *trials
 	tallies   tallies
+	responses *kept.Store
+	guises    sync.Pool // of *[]byte: a run in a guise, while it is written
 
 	mu       sync.Mutex // guards the following; never held while calling out
 	requests map[*request]struct{}
@@ -82,14 +86,20 @@ func New(d Deps) (*Service, error) {
 		legs: legs{open: map[*leg]struct{}{}}, facts: facts{byID: map[string]known{}}, trials: newTrials(), tallies: tallies{by: map[string]*tally{}}, reliefs: reliefs{by: map[workerKey]*relief{}}, balance: balance{cfg: d.Balance},
 		requests: map[*request]struct{}{}, history: history{ring: make([]record, d.History)}}
 	s.silence = silence{s: s, ask: d.Members.Ask, gone: s.gone, elsewhere: s.elsewhere, asked: map[workerKey]*question{}}
-	s.metrics = newMetrics(s)
 	var err error
+	if s.responses, err = kept.New(d.Responses); err != nil {
+		return nil, config.Within("responses", err)
+	}
+	s.metrics = newMetrics(s)
 	s.keys, err = newKeyring(&d.Policy, s.metrics.tenants)
 	return s, err
 }
 
 // Collectors returns the metrics.
 func (s *Service) Collectors() []prometheus.Collector { return s.metrics.all }
+
+// Close ends what requests have kept, once all are over.
+func (s *Service) Close() error { return s.responses.Close() }
 
 // LoadKeys reads APIKeysFile; on an error the old keys stay in force.
 func (s *Service) LoadKeys() error { return s.keys.load() }
@@ -135,7 +145,7 @@ func (s *Service) Brief(ctx *fasthttp.RequestCtx, id, path string) {
 
 // Refuse answers a request with an error at once.
 func (s *Service) Refuse(ctx *fasthttp.RequestCtx, id, path string, e *openai.Error) {
-	h1.WriteError(ctx, e)
+	WriteError(ctx, id, e)
 	s.Brief(ctx, id, path)
 }
 

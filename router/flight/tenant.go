@@ -167,6 +167,9 @@ type tenantKey struct{}
 // Keyed finds out whom the request is for; false if its key is not accepted.
 func (s *Service) Keyed(ctx *fasthttp.RequestCtx) bool {
 	t, ok := s.keys.identify(&ctx.Request.Header)
+	if !ok && bringsKey(ctx) {
+		t, ok = s.keys.identify(&ctx.Request.Header)
+	}
 	switch {
 	case !ok:
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")

@@ -122,7 +122,7 @@ func (q *request) askOne(m *fleet.Member, version uint64, limit int) (*Reply, er
 	defer q.s.legs.remove(l)
 	var h fasthttp.RequestHeader
 	h.SetMethod(q.method)
-	h.SetRequestURI(q.path)
+	h.SetRequestURI(q.asks)
 	h.SetContentType("application/json")
 	h.Set(ticket.HeaderRequestID, q.id)
 	if q.auth != "" {

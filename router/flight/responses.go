@@ -1,0 +1,224 @@
+package flight
+
+import (
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/internal/responses"
+	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/router/kept"
+)
+
+// Responses serves /v1/responses by a chat.
+func (s *Service) Responses(ctx *fasthttp.RequestCtx, id string) {
+	q := s.clientRequest(ctx, id)
+	ans, err := q.responses(ctx)
+	q.reply(ctx, ans, err)
+}
+
+func (q *request) responses(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
+	asked, err := responses.Parse(ctx.PostBody())
+	if err != nil {
+		return nil, err
+	}
+	s, owner := q.s, ownerOf(q.tenant)
+	var before []string
+	var turns []responses.Turn
+	if asked.Previous != "" {
+		if before, turns, err = q.turns(owner, asked.Previous); err != nil {
+			return nil, err
+		}
+	}
+	chat, err := asked.Chat(turns, q.lookup(owner))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(chat) > s.MaxBodyBytes:
+		return nil, openai.TooLarge("the conversation is larger than %d bytes", s.MaxBodyBytes)
+	}
+	o := responses.Options{ID: newID("resp_"), Most: s.MaxResponseBytes}
+	if asked.Stream {
+		o.Most = min(o.Most, maxEvent)
+	}
+	if !s.responses.On() {
+		asked.Forget()
+	}
+	if asked.Store {
+		input := slices.Clone(asked.Input)
+		if input == nil {
+			input = []byte("[]")
+		}
+		o.Keep = func(response []byte) {
+			e := &kept.Entry{Owner: owner, Before: before, Input: input, Response: slices.Clone(response)}
+			err := errNoText
+			if responses.Output(response) != nil { // else nobody could go on with it
+				err = s.responses.Put(&q.ctx, o.ID, e)
+			}
+			if err != nil {
+				s.Log.Warn("a response is not kept", "request_id", q.id, "response", o.ID, "err", err)
+			}
+		}
+	}
+	q.translated(chat, asked.Answer(o))
+	return q.generate(ctx)
+}
+
+// errNoText is an engine's answer that a client may be able to read, as we pass on what is said.
+var errNoText = errors.New("it is not valid UTF-8")
+
+// turns is what a request goes on with: the responses' IDs, and what was said.
+func (q *request) turns(owner, previous string) (before []string, turns []responses.Turn, _ *openai.Error) {
+	chain, err := q.s.responses.Chain(&q.ctx, owner, previous)
+	if err != nil {
+		return nil, nil, q.s.lost("previous_response_id", previous, err)
+	}
+	last := chain[len(chain)-1]
+	if len(last.Before) >= kept.MaxChain {
+		return nil, nil, openai.BadRequest("previous_response_id", "the conversation has more than %d responses; begin a new one with what it needs as input", kept.MaxChain)
+	}
+	for _, e := range chain {
+		turns = append(turns, responses.Turn{Input: e.Input, Output: responses.Output(e.Response)})
+	}
+	return append(slices.Clone(last.Before), previous), turns, nil
+}
+
+// lookup finds items that a request refers to, in the responses that they are of.
+func (q *request) lookup(owner string) responses.Lookup {
+	found := map[string]responses.Turn{}
+	return func(id string) ([]byte, *openai.Error) {
+		of := responses.ResponseOf(id)
+		turn, ok := found[of]
+		if !ok {
+			if len(found) == kept.MaxChain {
+				return nil, openai.BadRequest("input", "input refers to items of more than %d responses", kept.MaxChain)
+			}
+			e, err := q.s.responses.Find(&q.ctx, owner, of)
+			if err != nil {
+				return nil, q.s.lost("input", of, err)
+			}
+			turn = responses.Turn{Input: e.Input, Output: responses.Output(e.Response)}
+			found[of] = turn
+		}
+		if raw := responses.Item(id, turn); raw != nil {
+			return raw, nil
+		}
+		e := openai.NotFound("the item %s is not known", openai.Clip(id))
+		e.Param = "input"
+		return nil, e
+	}
+}
+
+// lost is what a client is told that asks for a response that is not there.
+func (s *Service) lost(param, id string, err error) *openai.Error {
+	if !errors.Is(err, kept.ErrNone) {
+		return openai.Unavailable("responses cannot be looked up now: %v", err)
+	}
+	what := ""
+	if missing, ok := errors.AsType[*kept.MissingError](err); ok {
+		what = " goes on with " + openai.Clip(missing.ID) + ", which"
+	}
+	var why string
+	switch {
+	case !s.responses.On():
+		why = "no responses are kept here"
+	case s.responses.Shared():
+		why = "it was made with store: false, deleted, not used for too long, or is another API key's"
+	default:
+		why = "it was made with store: false, deleted, not used for too long, dropped to make room, another API key's, or another router's, which keeps its own"
+	}
+	e := openai.NotFound("the response %s%s is not known: %s", openai.Clip(id), what, why)
+	e.Param, e.Code = param, "response_not_found"
+	return e
+}
+
+// ownerOf is whose a response is: the API key's, and of those for whom a gateway asks the one that it names.
+func ownerOf(t *tenant) string {
+	if t == nil {
+		return ""
+	}
+	return t.key.Name + "\x00" + t.name
+}
+
+// keptPath is the label of responses that are kept.
+const keptPath = "/v1/responses/{id}"
+
+// KeptResponse serves /v1/responses/NAME and what is below it.
+func (s *Service) KeptResponse(ctx *fasthttp.RequestCtx, id, rest string) {
+	if !s.Keyed(ctx) {
+		s.Refuse(ctx, id, keptPath, openai.Unauthorized("the API key is missing or wrong, or it has expired"))
+		return
+	}
+	name, below, _ := strings.Cut(rest, "/")
+	body, err := s.keptResponse(ctx, name, below)
+	if err != nil {
+		s.Refuse(ctx, id, keptPath, err)
+		return
+	}
+	h1.WriteJSON(ctx, 200, body)
+	s.Brief(ctx, id, keptPath)
+}
+
+func (s *Service) keptResponse(ctx *fasthttp.RequestCtx, name, below string) ([]byte, *openai.Error) {
+	owner, args := ownerOf(tenantOf(ctx)), ctx.QueryArgs()
+	find := func() (*kept.Entry, *openai.Error) {
+		e, err := s.responses.Find(s.Ctx, owner, name)
+		if err != nil {
+			return nil, s.lost("response_id", name, err)
+		}
+		return e, nil
+	}
+	switch method := h1.Method(ctx); method + " " + below {
+	case "GET ":
+		if args.GetBool("stream") {
+			return nil, openai.BadRequest("stream", "a response that is over is not streamed again")
+		}
+		e, err := find()
+		if err != nil {
+			return nil, err
+		}
+		return e.Response, nil
+	case "DELETE ":
+		if err := s.responses.Delete(s.Ctx, owner, name); err != nil {
+			return nil, s.lost("response_id", name, err)
+		}
+		return append(openai.AppendString([]byte(`{"id":`), name), `,"object":"response","deleted":true}`...), nil
+	case "GET input_items":
+		page := responses.Page{Limit: 20, Asc: string(args.Peek("order")) == "asc", After: string(args.Peek("after"))}
+		if limit := args.Peek("limit"); len(limit) > 0 {
+			n, err := strconv.Atoi(string(limit))
+			if err != nil || n < 1 || n > 100 {
+				return nil, openai.BadRequest("limit", "limit must be between 1 and 100")
+			}
+			page.Limit = n
+		}
+		e, err := find()
+		if err != nil {
+			return nil, err
+		}
+		return responses.List(nil, e.Input, name, page)
+	case "POST cancel":
+		if _, err := find(); err != nil {
+			return nil, err
+		}
+		return nil, openai.BadRequest("response_id", "only a background response can be cancelled, and there are none; to end another, close its connection")
+	default:
+		var allowed string
+		switch below {
+		case "":
+			allowed = "GET, DELETE"
+		case "input_items":
+			allowed = "GET"
+		case "cancel":
+			allowed = "POST"
+		default:
+			return nil, openai.NotFound("there is no %s", openai.Clip(string(ctx.Path())))
+		}
+		ctx.Response.Header.Set("Allow", allowed)
+		return nil, openai.BadRequest("", "%s is not allowed here, use %s", openai.Clip(method), allowed).WithStatus(405, "method_not_allowed")
+	}
+}
