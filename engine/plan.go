@@ -276,7 +276,7 @@ func (e *Engine) chunk(q *sequence, budget int) int {
 // knowing the token. It must not be certain to be the last one.
 func (e *Engine) foreseen(q *sequence) bool {
 	r := q.h.req
-	return (q.h.prompted || q.goesOn() || q.firstForeseen()) && r.Repetition == 1 && r.Presence == 0 && r.Frequency == 0 && !e.full(r, len(q.output())+1)
+	return (q.h.prompted || q.goesOn() || q.firstForeseen()) && !r.readsOutput() && !e.full(r, len(q.output())+1)
 }
 
 func keepRunning(list []*sequence) []*sequence {

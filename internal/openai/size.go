@@ -29,6 +29,7 @@ var leastTokens = TokenSizes{Text: 1, Token: 3, Bytes: len("null"), ID: 1, Float
 func MeasureTokens(v Vocab, n int) TokenSizes {
 	s := leastTokens
 	s.ID = len(strconv.Itoa(max(n-1, 0)))
+	s.Token = len(`"token_id:"`) + s.ID
 	for id := range int32(n) {
 		text, raw := v.TokenText(id), v.TokenBytes(id)
 		s.Token = max(s.Token, StringSize(text))
@@ -184,7 +185,11 @@ func (s *Shape) textEntry(t *TokenSizes) int {
 }
 
 // Surely returns a lower bound, for any model, of a worker's bound for the response.
-func (t *Top) Surely() int {
+// context is how many tokens its prompt and answer have at most; 0: unknown.
+func (t *Top) Surely(context int) int {
+	if context > 0 && t.MaxTokens > context-1 { // a worker cuts it, to what is not known here
+		return 0
+	}
 	s := Shape{Chat: t.Messages, Tokens: min(t.MaxTokens, 1<<24), Logprobs: -1, PromptLogprobs: -1}
 	if t.Logprobs {
 		s.Logprobs = t.TopLogprobs
