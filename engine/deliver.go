@@ -169,6 +169,9 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 	}
 }
 
+// Ends reports whether a request's n-th output token ends its choice.
+func (e *Engine) Ends(r *Request, token int32, n int) Finish { return e.finishOf(r, token, n) }
+
 // finishOf reports whether the n-th output token ends its choice.
 func (e *Engine) finishOf(r *Request, token int32, n int) Finish {
 	stops := !r.IgnoreEOS && slices.Contains(e.cfg.EOS, token) || slices.Contains(r.StopTokens, token)

@@ -36,19 +36,20 @@ type Handle struct {
 	cached    int
 
 	// The loop's own.
-	begun    bool
-	over     bool // finished
-	offered  offered
-	flights  int // of its sequences, in steps under way
-	seqs     []*sequence
-	info     *PromptInfo // to go with the first event; nil once gone
-	told     bool        // the first tokens are: see tellFirst
-	prompted bool        // the prompt's logits were drawn from
-	logprobs []kernels.PromptLogprob
-	started  time.Time // of the first step
-	stepped  bool      // some step carried it
-	due      time.Time // when its first token should be there; zero: not foretold
-	bans     bans
+	begun     bool
+	over      bool // finished
+	offered   offered
+	flights   int // of its sequences, in steps under way
+	seqs      []*sequence
+	info      *PromptInfo // to go with the first event; nil once gone
+	told      bool        // the first tokens are: see tellFirst
+	prompted  bool        // the prompt's logits were drawn from
+	logprobs  []kernels.PromptLogprob
+	started   time.Time // of the first step
+	stepped   bool      // some step carried it
+	due       time.Time // when its first token should be there; zero: not foretold
+	allBanned []int32   // EOS and stop ids, while MinTokens is not reached
+	bans      bans
 }
 
 // Next waits for events and returns all there are, in order for each choice. After the last one

@@ -21,6 +21,9 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 	for i, g := range req.Given {
 		h.dropped[i] = g.Done
 	}
+	if req.MinTokens > 0 {
+		h.allBanned = append(append(h.allBanned, e.cfg.EOS...), req.StopTokens...)
+	}
 	q := &sequence{h: h, draws: req.N, tokens: req.Prompt, chain: e.cache.NewChain(req.Salt)}
 	if req.RowsOnly {
 		q.draws = 0

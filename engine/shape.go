@@ -23,11 +23,15 @@ func (r *Request) readsOutput() bool {
 	return r.Repetition != 1 || r.Presence != 0 || r.Frequency != 0 || slices.ContainsFunc(r.BadWords, func(w []int32) bool { return len(w) > 1 })
 }
 
-// makeBans collects what does not depend on the output.
-func (e *Engine) makeBans(r *Request) bans {
-	b := bans{made: true}
+// shape makes what does not depend on the output.
+func (h *Handle) shape() *bans {
+	b, r := &h.bans, h.req
+	if b.made {
+		return b
+	}
+	b.made = true
 	if len(r.Allowed) > 0 {
-		allowed := make([]bool, e.vocab)
+		allowed := make([]bool, h.e.vocab)
 		for _, id := range r.Allowed {
 			allowed[id] = true
 		}
@@ -44,17 +48,18 @@ func (e *Engine) makeBans(r *Request) bans {
 			b.words = append(b.words, w)
 		}
 	}
-	if r.MinTokens > 0 {
-		b.early = slices.Concat(b.always, e.cfg.EOS, r.StopTokens)
+	b.early = h.allBanned
+	if len(b.always) > 0 {
+		b.early = slices.Concat(b.always, h.allBanned)
 	}
 	return b
 }
 
-// banned is what the draw behind n tokens must not yield. Where that depends on them, output is all
-// of them.
-func (b *bans) banned(r *Request, n int, output []int32) []int32 {
+// banned is what the next draw must not yield.
+func (q *sequence) banned() []int32 {
+	r, b, output := q.h.req, q.h.shape(), q.output()
 	list := b.always
-	if n < r.MinTokens {
+	if q.length()-len(r.Prompt) < r.MinTokens {
 		list = b.early
 	}
 	from := len(list)

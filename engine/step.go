@@ -47,7 +47,7 @@ func (e *Engine) build(b *stepBuffers) *kernels.Step {
 		if end == length {
 			from := len(b.samples)
 			for i := range q.draws {
-				b.samples = append(b.samples, e.sample(q, i))
+				b.samples = append(b.samples, q.sample(i))
 			}
 			s.Samples = b.samples[from:len(b.samples):len(b.samples)]
 		}
@@ -94,18 +94,15 @@ func (b *stepBuffers) untell() {
 }
 
 // sample describes q's i-th draw.
-func (e *Engine) sample(q *sequence, i int) kernels.Sample {
+func (q *sequence) sample(i int) kernels.Sample {
 	r := q.h.req
 	s := kernels.Sample{
 		Seed: r.Seed, Choice: uint32(q.choice + i), Position: q.length(),
 		Temperature: r.Temperature, TopK: r.TopK, TopP: r.TopP, MinP: r.MinP,
 		Repetition: r.Repetition, Presence: r.Presence, Frequency: r.Frequency,
-		Prompt: r.Prompt, Output: q.output(), Bias: r.Bias, Logprobs: e.listed(r),
+		Prompt: r.Prompt, Output: q.output(), Bias: r.Bias, Logprobs: q.h.e.listed(r),
 	}
-	if !q.h.bans.made {
-		q.h.bans = e.makeBans(r)
-	}
-	s.Ban = q.h.bans.banned(r, q.length()-len(r.Prompt), q.output())
+	s.Ban = q.banned()
 	return s
 }
 

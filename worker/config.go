@@ -98,6 +98,7 @@ type Compute struct {
 	// finds it in the chat template.
 	ToolParser      string `key:"tool_parser"`
 	ReasoningParser string `key:"reasoning_parser"`
+	MaxLogprobs     int    `key:"max_logprobs"` // that a request may ask for at a position; -1: all of the vocabulary
 	// TrustTemplates renders the template that a request brings (chat_template); false: it is refused.
 	TrustTemplates bool `key:"trust_request_chat_template"`
 }
@@ -180,7 +181,7 @@ func DefaultConfig(role fleet.Role) Config {
 	return Config{
 		Role:           string(role),
 		TensorParallel: 1,
-		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, ToolParser: parserAuto, ReasoningParser: parserAuto},
+		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, ToolParser: parserAuto, ReasoningParser: parserAuto, MaxLogprobs: openai.MaxLogprobs},
 		Listen:         "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxWaiting: 1024,
 		MaxStepTime: 50 * time.Millisecond, QueueTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
@@ -230,6 +231,9 @@ func (c *Compute) valid() error {
 		config.OneOf("reasoning_parser", c.ReasoningParser, slices.Concat([]string{parserAuto, parserNone}, answer.ThinkNames())...)); err != nil {
 		return err
 	}
+	if err := within("max_logprobs", c.MaxLogprobs, openai.All, 1<<18); err != nil {
+		return err
+	}
 	d, err := gpus.ParseDevice(c.Device)
 	if err != nil {
 		return bad("device", "%v", err)
@@ -259,6 +263,9 @@ func (c *Compute) valid() error {
 // validRanks checks tensor_parallel, except against the model and the GPUs that there are.
 func (c *Config) validRanks() error {
 	if err := within("tensor_parallel", c.TensorParallel, 1, kvlayout.MaxRanks); err != nil {
+		return err
+	}
+	if err := within("max_logprobs", c.MaxLogprobs, openai.All, 1<<18); err != nil {
 		return err
 	}
 	d, err := gpus.ParseDevice(c.Device)

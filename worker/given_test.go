@@ -84,8 +84,9 @@ func framedStream(t testing.TB, w *worker.Worker, path string, header map[string
 // given is what a router tells of a stream of n choices of which it has seen so much.
 func given(n int, seen []framed) string {
 	type choice struct {
-		IDs  []int32 `json:"ids"`
-		Done bool    `json:"done,omitempty"`
+		IDs   []int32 `json:"ids"`
+		Done  bool    `json:"done,omitempty"`
+		Begun bool    `json:"begun,omitempty"`
 	}
 	choices := make([]choice, n)
 	for i := range choices {
@@ -94,7 +95,7 @@ func given(n int, seen []framed) string {
 	for _, f := range seen {
 		if f.index >= 0 {
 			c := &choices[f.index]
-			c.IDs, c.Done = append(c.IDs, f.ids...), c.Done || f.done
+			c.IDs, c.Done, c.Begun = append(c.IDs, f.ids...), c.Done || f.done, true
 		}
 	}
 	b, _ := json.Marshal(choices)

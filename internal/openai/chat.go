@@ -119,6 +119,16 @@ func (p *parser) checkChat(c *Chat) *Error {
 	return c.check(p.streamOptionsGiven)
 }
 
+// Opening is the text that an answer with echo begins with: the final message's, if it is the
+// assistant's, which the answer continues.
+func (c *Chat) Opening() string {
+	var m struct{ Role, Content string }
+	if json.Unmarshal(c.Messages[len(c.Messages)-1], &m) != nil || m.Role != "assistant" {
+		return ""
+	}
+	return m.Content
+}
+
 // efforts are the values of reasoning_effort.
 var efforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
 

@@ -71,7 +71,7 @@ type Usage struct {
 // Encoder writes one response, on one goroutine.
 type Encoder struct {
 	chat, ids, nullUsage bool
-	asIDs                bool // log probabilities name tokens by their ids
+	asIDs                bool   // log probabilities name tokens by their ids
 	chunk, full          []byte // up to and including `"choices":[`
 	vocab                Vocab
 	spill                func(dst []byte) []byte // nil: nowhere

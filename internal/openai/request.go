@@ -6,7 +6,7 @@ import "encoding/json"
 const (
 	maxPrompts   = 256       // in one completion request
 	maxN         = 128       // choices a prompt
-	maxLogprobs  = 20        // alternatives a position
+	MaxLogprobs  = 20        // alternatives a position
 	maxStops     = 16        // stop strings
 	maxStopBytes = 1024      // of one stop string
 	maxBias      = 1024      // entries of logit_bias, stop_token_ids, bad_words and logprob_token_ids

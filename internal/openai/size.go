@@ -96,7 +96,7 @@ type Shape struct {
 
 	Prompt         int    // tokens of the prompt
 	Echo           bool   // of the prompt, and its log probabilities if there are any
-	Text           string // of the prompt, with Echo
+	Text           string // in front of the answer: the prompt's, with Echo
 	PromptLogprobs int    // alternatives of each of the prompt's tokens; -1 without
 }
 
@@ -135,11 +135,11 @@ func (s *Shape) head(t *TokenSizes) int {
 	if s.IDs {
 		n += s.Prompt * (t.ID + 1)
 	}
-	if s.Echo {
+	if s.Text != "" {
 		n += StringSize(s.Text)
-		if s.Logprobs >= 0 {
-			n += s.Prompt * s.textEntry(t)
-		}
+	}
+	if s.Echo && s.Logprobs >= 0 {
+		n += s.Prompt * s.textEntry(t)
 	}
 	if s.PromptLogprobs >= 0 {
 		// "id":{"logprob":…,"rank":…,"decoded_token":…}, once more for a token that is not

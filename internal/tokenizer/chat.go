@@ -19,6 +19,9 @@ const (
 	toolTemplate    = "tool_use"
 )
 
+// ErrKwargs is wrapped by RenderChat's errors about ChatInput.Kwargs.
+var ErrKwargs = errors.New("chat_template_kwargs")
+
 // ErrNoChatTemplate is returned by RenderChat for a model without a template.
 var ErrNoChatTemplate = errors.New("the model has no chat template")
 
@@ -138,7 +141,7 @@ func (t *Tokenizer) RenderChat(ctx context.Context, in ChatInput) (string, error
 	for name, v := range in.Kwargs {
 		switch name {
 		case "messages", "tools", "add_generation_prompt":
-			return "", fmt.Errorf("chat_template_kwargs must not set %s", name)
+			return "", fmt.Errorf("%w must not set %s", ErrKwargs, name)
 		}
 		vars[name] = v
 	}
