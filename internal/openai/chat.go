@@ -51,10 +51,7 @@ func (p *parser) chatField(c *Chat, key []byte) {
 	case "tools":
 		c.Tools = p.tools()
 	case "tool_choice":
-		if k := p.Peek(); k != jsonscan.String && k != jsonscan.Object && k != jsonscan.Null {
-			p.wrong("tool_choice", "a string or an object")
-		}
-		c.ToolChoice = bytes.Clone(p.raw())
+		c.ToolChoice = p.toolChoice()
 	case "parallel_tool_calls":
 		c.OneCall = !p.bool("parallel_tool_calls", true)
 	case "include_reasoning":
@@ -88,9 +85,7 @@ func (p *parser) chatField(c *Chat, key []byte) {
 			p.refuse(name, "%s is not supported", name)
 		}
 	case "modalities":
-		if bytes.Contains(p.raw(), []byte("audio")) {
-			p.refuse("modalities", "only text is supported")
-		}
+		p.modalities()
 	default:
 		p.sampling(&c.Sampling, key)
 	}
@@ -140,6 +135,18 @@ func (c *Chat) set(name string, v json.RawMessage) {
 	c.TemplateKwargs[name] = v
 }
 
+// modalities reads a list of what the answer may be.
+func (p *parser) modalities() {
+	if !p.is("modalities", jsonscan.Array, "a list") {
+		return
+	}
+	for p.Item() {
+		if p.string("modalities") != "text" {
+			p.refuse("modalities", "only text is supported")
+		}
+	}
+}
+
 // documentList reads what a template for retrieval shows the model; nil when it is empty.
 func (p *parser) documentList() json.RawMessage {
 	p.Peek()
@@ -157,6 +164,19 @@ func (p *parser) documentList() json.RawMessage {
 		return nil
 	}
 	return bytes.Clone(p.Since(from))
+}
+
+// toolChoice reads one of the choices, or an object that names a function, as it is.
+func (p *parser) toolChoice() json.RawMessage {
+	k := p.Peek()
+	if k != jsonscan.String && k != jsonscan.Object && k != jsonscan.Null {
+		p.wrong("tool_choice", "a string or an object")
+	}
+	raw := bytes.Clone(p.raw())
+	if k == jsonscan.String && p.Err() == nil && !slices.Contains([]string{`"none"`, `"auto"`, `"required"`}, string(raw)) {
+		p.refuse("tool_choice", "tool_choice must be none, auto, required or an object that names a function, not %s", clip(string(raw), 40))
+	}
+	return raw
 }
 
 // UsesTools reports whether the model is told of tools. With tool_choice "none" it is not, as in vLLM.

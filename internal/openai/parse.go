@@ -168,8 +168,11 @@ func (p *parser) sampling(s *Sampling, key []byte) {
 		s.TokensAsIDs = p.bool("return_tokens_as_token_ids", false)
 	case "cache_salt":
 		given := p.Peek() != jsonscan.Null
-		if s.CacheSalt = p.string("cache_salt"); given && s.CacheSalt == "" {
+		switch s.CacheSalt = p.string("cache_salt"); {
+		case given && s.CacheSalt == "":
 			p.refuse("cache_salt", "cache_salt must not be empty")
+		case len(s.CacheSalt) > maxSalt:
+			p.refuse("cache_salt", "cache_salt has %d bytes; %d is the limit", len(s.CacheSalt), maxSalt)
 		}
 	case "cache_priority":
 		s.CachePriority = p.intOr("cache_priority", 50, 0, 100) - 50

@@ -277,6 +277,8 @@ func TestBadChats(t *testing.T) {
 		{`{` + hi + `,"tools":{}}`, "tools", "list"},
 		{`{` + hi + `,"tools":[{}]}`, "tools[0].type", "is required"},
 		{`{` + hi + `,"tool_choice":3}`, "tool_choice", "string or an object"},
+		{`{` + hi + `,"tool_choice":"AUTO"}`, "tool_choice", `must be none, auto, required or an object that names a function, not "AUTO"`},
+		{`{` + hi + `,"modalities":["text","audio"]}`, "modalities", "only text"},
 		{`{` + hi + `,"response_format":"json"}`, "response_format", "object"},
 		{`{` + hi + `,"response_format":{}}`, "response_format", "type"},
 		{`{` + hi + `,"functions":[]}`, "functions", "not supported"},
@@ -494,7 +496,7 @@ func TestTokenize(t *testing.T) {
 	f(`{"model":"m",`+chat+`}`, "", true, false, false)
 	f(`{"model":"m",`+chat+`,"add_special_tokens":true,"prompt":null}`, "", true, true, false)
 	for body, param := range map[string]string{
-		`{}`: "prompt", `{"prompt":null}`: "prompt", `{"prompt":"x",` + chat + `}`: "prompt", `{"messages":[]}`: "prompt", `{"prompt":3}`: "prompt",
+		`{}`: "prompt", `{"prompt":null}`: "prompt", `{"prompt":"x",` + chat + `}`: "prompt", `{"messages":[]}`: "messages", `{"prompt":3}`: "prompt",
 		`{` + chat + `,"top_logprobs":2}`: "top_logprobs", `{"prompt":"x"`: "",
 	} {
 		if got, err := openai.ParseTokenize([]byte(body), 0); err == nil || got != nil || err.Param != param {

@@ -12,6 +12,7 @@ const (
 	maxBias      = 1024      // entries of logit_bias, stop_token_ids, bad_words and logprob_token_ids
 	maxListed    = 1 << 18   // log probabilities a position: any vocabulary
 	maxAllowed   = 1 << 18   // entries of allowed_token_ids: any vocabulary
+	maxSalt      = 1024      // bytes of a cache_salt
 	maxTemplate  = 256 << 10 // bytes of a chat_template
 )
 

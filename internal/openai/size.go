@@ -23,7 +23,7 @@ type TokenSizes struct {
 // leastTokens are lower bounds for all models. A float32 takes as much as appendLogprob writes: a
 // sign, and 9 significant digits from 1e-6 on, or 5 digits before the point. Text is never zero:
 // Fits divides by what a token adds.
-var leastTokens = TokenSizes{Text: 1, Token: 3, Bytes: len("null"), ID: 1, Float: 20}
+var leastTokens = TokenSizes{Text: 1, Token: len(`"token_id:0"`), Bytes: len("null"), ID: 1, Float: 20}
 
 // MeasureTokens measures the tokens 0 to n-1.
 func MeasureTokens(v Vocab, n int) TokenSizes {
