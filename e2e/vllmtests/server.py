@@ -92,16 +92,16 @@ class RemoteOpenAIServer:
         return self.url_root + "/" + "/".join(parts)
 
     def get_client(self, **kwargs):
-        return openai.OpenAI(base_url=self.url_for("v1"), api_key=self.DUMMY_API_KEY, max_retries=0, **{"timeout": 120, **kwargs})
+        return openai.OpenAI(base_url=self.url_for("v1"), api_key=self.DUMMY_API_KEY, max_retries=0, **{"timeout": 400, **kwargs})
 
     def get_async_client(self, **kwargs):
-        return openai.AsyncOpenAI(base_url=self.url_for("v1"), api_key=self.DUMMY_API_KEY, max_retries=0, **{"timeout": 120, **kwargs})
+        return openai.AsyncOpenAI(base_url=self.url_for("v1"), api_key=self.DUMMY_API_KEY, max_retries=0, **{"timeout": 400, **kwargs})
 
     def get_client_anthropic(self, **kwargs):
-        return anthropic.Anthropic(base_url=self.url_for(), api_key=self.DUMMY_API_KEY, max_retries=0, **{"timeout": 120, **kwargs})
+        return anthropic.Anthropic(base_url=self.url_for(), api_key=self.DUMMY_API_KEY, max_retries=0, **{"timeout": 400, **kwargs})
 
     def get_async_client_anthropic(self, **kwargs):
-        return anthropic.AsyncAnthropic(base_url=self.url_for(), api_key=self.DUMMY_API_KEY, max_retries=0, **{"timeout": 120, **kwargs})
+        return anthropic.AsyncAnthropic(base_url=self.url_for(), api_key=self.DUMMY_API_KEY, max_retries=0, **{"timeout": 400, **kwargs})
 
 
 class RemoteLaunchRenderServer(RemoteOpenAIServer):

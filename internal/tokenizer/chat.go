@@ -101,6 +101,15 @@ func (t *Tokenizer) HasChatTemplate() bool {
 	return ok
 }
 
+// ChatTemplate returns the text of the template for a chat without tools; "" if there is none.
+func (t *Tokenizer) ChatTemplate() string {
+	tmpl, _ := t.chat.pick(false)
+	return tmpl.source
+}
+
+// SpecialTokens returns the texts of bos_token, eos_token and so on, by these names.
+func (t *Tokenizer) SpecialTokens() map[string]string { return maps.Clone(t.chat.special) }
+
 // WithChatTemplate returns a copy of t with another chat template, which must
 // parse.
 func (t *Tokenizer) WithChatTemplate(source string) (*Tokenizer, error) {
