@@ -243,10 +243,10 @@ func (e *Encoder) appendDelta(dst []byte, c *Choice) []byte {
 	from := len(dst)
 	other := c.Reasoning != "" || len(c.Calls) > 0
 	switch {
-	case c.Role && len(c.Calls) > 0:
+	case c.Role && len(c.Calls) > 0 && c.Text == "":
 		dst = append(dst, `"role":"assistant","content":null`...)
 	case c.Role:
-		dst = append(dst, `"role":"assistant","content":"","refusal":null`...)
+		dst = append(appendStr(dst, `"role":"assistant","content":`, c.Text), `,"refusal":null`...)
 	case c.Text != "" || !other && !c.End && (len(c.Logprobs) > 0 || len(c.TokenIDs) > 0):
 		dst = appendStr(dst, `"content":`, c.Text)
 	}
