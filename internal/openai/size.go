@@ -187,10 +187,15 @@ func (s *Shape) textEntry(t *TokenSizes) int {
 // Surely returns a lower bound, for any model, of a worker's bound for the response.
 // context is how many tokens its prompt and answer have at most; 0: unknown.
 func (t *Top) Surely(context int) int {
-	if context > 0 && t.MaxTokens > context-1 { // a worker cuts it, to what is not known here
-		return 0
+	tokens := min(t.MaxTokens, 1<<24)
+	if context > 0 { // a worker cuts it: a token of the prompt takes a byte at least, and a template is not known
+		room := context - len(t.Prompt)
+		if t.Messages && tokens >= context {
+			room = 0
+		}
+		tokens = min(tokens, max(room, 0))
 	}
-	s := Shape{Chat: t.Messages, Tokens: min(t.MaxTokens, 1<<24), Logprobs: -1, PromptLogprobs: -1}
+	s := Shape{Chat: t.Messages, Tokens: tokens, Logprobs: -1, PromptLogprobs: -1}
 	if t.Logprobs {
 		s.Logprobs = t.TopLogprobs
 	}

@@ -201,8 +201,10 @@ func TestSurely(t *testing.T) {
 	f(`{"messages":[],"max_tokens":100,"logprobs":true,"top_logprobs":20}`, 100*900)
 	f(`{"messages":[],"max_completion_tokens":2147483647,"n":128,"logprobs":true,"top_logprobs":20}`, 1<<24*128*860)
 	f(`{"messages":[],"max_tokens":100,"logprobs":false}`, 100)
-	if top, _ := openai.Scan([]byte(`{"prompt":"x","max_tokens":1000}`)); top.Surely(1001) != top.Surely(0) || top.Surely(1000) != 0 {
-		t.Error("max_tokens beyond the context is bounded by what is not known")
+	for body, want := range map[string]int{`{"prompt":"x","max_tokens":1000}`: 997, `{"messages":[],"max_tokens":1000}`: 0, `{"messages":[],"max_tokens":900}`: 900} {
+		if top, _ := openai.Scan([]byte(body)); top.Surely(2000) != top.Surely(0) || top.Surely(1000)*top.MaxTokens != top.Surely(0)*want {
+			t.Errorf("%s: %d where 1000 tokens are", body, top.Surely(1000))
+		}
 	}
 	least := &vocab{}
 	least.add("a", nil)
