@@ -76,6 +76,10 @@ def pytest_runtest_logreport(report):
     if report.when == "call" or report.outcome != "passed":
         if report.when != "teardown" or report.outcome == "failed":
             results[case] = report.outcome
+            if path := os.environ.get("XPYD_RESULTS"):  # as they come: a run may take an hour
+                why = getattr(getattr(report.longrepr, "reprcrash", None), "message", "")
+                with open(path, "a") as f:
+                    f.write(json.dumps([case, report.outcome, why[:600]]) + "\n")
 
 
 def pytest_terminal_summary(terminalreporter):
@@ -93,5 +97,3 @@ def pytest_terminal_summary(terminalreporter):
         say(f"left out: {sum(p.endswith('.py') for p, r in REASONS if r == reason)} files: {reason}")
     count = collections.Counter(results.values())
     say(f"door.vllm_tests: {count['passed']} of {len(results)} passed")
-    if path := os.environ.get("XPYD_RESULTS"):
-        pathlib.Path(path).write_text(json.dumps(results, indent=1, sort_keys=True))

@@ -16,7 +16,7 @@ const (
 	maxTemplate  = 256 << 10 // bytes of a chat_template
 )
 
-// All, as a number of log probabilities, is the whole vocabulary.
+// All as a number of log probabilities is the whole vocabulary.
 const All = -1
 
 // Fields is a set of request fields that the client gave a value. A worker takes the others
