@@ -3,6 +3,7 @@
 It is tests/utils.py there: what the model is called and what a server is are replaced, nothing else.
 """
 
+import json
 import os
 import re
 import signal
@@ -88,7 +89,14 @@ class RemoteOpenAIServer:
         self.reader.join()
         self.data.cleanup()
 
+    def decode_url(self):
+        """The decode worker's address: vLLM's metrics are an engine's, and a router has its own."""
+        status = subprocess.run([os.environ["XPYD"], "status", "--json", "--data", os.path.join(self.data.name, "data")], check=True, capture_output=True, timeout=30)
+        return next(i["url"] for i in json.loads(status.stdout)["instances"] if i["role"] == "decode")
+
     def url_for(self, *parts):
+        if parts == ("metrics",):
+            return self.decode_url() + "/metrics"
         return self.url_root + "/" + "/".join(parts)
 
     def get_client(self, **kwargs):
