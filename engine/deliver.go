@@ -25,14 +25,12 @@ func (e *Engine) deliver(q *sequence, res *kernels.Result) {
 		return
 	}
 	if h.prompted {
-		s := res.Samples[0]
-		s.Top = slices.Clone(s.Top)
-		e.accept(q, s)
+		e.accept(q, own(h.req, res.Samples[0]))
 		return
 	}
-	drawn := slices.Clone(res.Samples)
-	for i := range drawn {
-		drawn[i].Top = slices.Clone(drawn[i].Top)
+	drawn := make([]kernels.Sampled, len(res.Samples))
+	for i, s := range res.Samples {
+		drawn[i] = own(h.req, s)
 	}
 	if n := len(h.logprobs); n > 0 && h.req.Prefilled == nil {
 		h.logprobs = h.logprobs[:n-1] // nothing follows the last prompt token
@@ -175,6 +173,9 @@ func (e *Engine) accept(q *sequence, s kernels.Sampled) {
 		e.finish(h, io.EOF)
 	}
 }
+
+// Ends reports whether a request's n-th output token ends its choice.
+func (e *Engine) Ends(r *Request, token int32, n int) Finish { return e.finishOf(r, token, n) }
 
 // finishOf reports whether the n-th output token ends its choice.
 func (e *Engine) finishOf(r *Request, token int32, n int) Finish {

@@ -103,6 +103,19 @@ func randomRequest(rng *rand.Rand, maxLen int, stems [][]int32) *engine.Request 
 	if rng.IntN(3) == 0 {
 		req.Guide = newWalk(rng.Uint64(), rng.IntN(20), 3+rng.IntN(40))
 	}
+	more := rand.New(rand.NewPCG(req.Seed, 2))
+	if more.IntN(5) == 0 {
+		req.Allowed = prompt(more, 3+more.IntN(20))
+	}
+	if more.IntN(4) == 0 {
+		req.BadWords = [][]int32{{more.Int32N(48)}, prompt(more, 2), prompt(more, 3)}
+	}
+	if len(req.Allowed) > 0 { // what leaves nothing is refused
+		req.MinTokens, req.BadWords = 0, req.BadWords[min(1, len(req.BadWords)):]
+	}
+	if more.IntN(4) == 0 {
+		req.Logprobs, req.LogprobIDs = 0, prompt(more, 1+more.IntN(4))
+	}
 	if req.Seed%2 == 0 { // its first token is stepped on before it is known
 		req.Promise.ITL = time.Millisecond
 	}

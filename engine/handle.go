@@ -49,6 +49,7 @@ type Handle struct {
 	stepped   bool      // some step carried it
 	due       time.Time // when its first token should be there; zero: not foretold
 	allBanned []int32   // EOS and stop ids, while MinTokens is not reached
+	bans      bans
 }
 
 // Next waits for events and returns all there are, in order for each choice. After the last one

@@ -281,7 +281,7 @@ func (e *Engine) foreseen(q *sequence) bool {
 	if q.guide != nil && (e.holder == nil || e.listed) {
 		return false
 	}
-	return (q.h.prompted || q.goesOn() || q.firstForeseen()) && r.Repetition == 1 && r.Presence == 0 && r.Frequency == 0 && !e.full(r, len(q.output())+1)
+	return (q.h.prompted || q.goesOn() || q.firstForeseen()) && !r.readsOutput() && !e.full(r, len(q.output())+1)
 }
 
 func keepRunning(list []*sequence) []*sequence {

@@ -42,6 +42,9 @@ type Request struct {
 	// whole prompt, cached or not.
 	Logprobs       int
 	PromptLogprobs int
+	// LogprobIDs are listed with each token instead of the top ones, if there are log probabilities;
+	// empty: these are.
+	LogprobIDs []int32
 
 	// PrefillOnly runs the prompt, draws one token for each choice, and holds the blocks until
 	// Handle.Release.
@@ -113,6 +116,8 @@ type Sampling struct {
 	Presence    float32
 	Frequency   float32
 	Bias        []kernels.Bias
+	Allowed     []int32   // nothing else is drawn; empty: anything is
+	BadWords    [][]int32 // no choice's tokens have one of these among them
 }
 
 // Ready is a block whose rows of a layer lie in the pool.

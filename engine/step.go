@@ -105,11 +105,9 @@ func (q *sequence) sample(i int, mask []uint32) kernels.Sample {
 		Seed: r.Seed, Choice: uint32(q.choice + i), Position: q.length(),
 		Temperature: r.Temperature, TopK: r.TopK, TopP: r.TopP, MinP: r.MinP,
 		Repetition: r.Repetition, Presence: r.Presence, Frequency: r.Frequency,
-		Prompt: r.Prompt, Output: q.output(), Bias: r.Bias, Logprobs: r.Logprobs, Mask: mask,
+		Prompt: r.Prompt, Output: q.output(), Bias: r.Bias, Logprobs: q.h.e.told(r), Mask: mask,
 	}
-	if mask == nil && q.length()-len(r.Prompt) < r.MinTokens {
-		s.Ban = q.h.allBanned
-	}
+	s.Ban = q.banned(mask == nil)
 	return s
 }
 

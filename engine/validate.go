@@ -54,6 +54,9 @@ func (e *Engine) normalise(r *Request) (*Request, error) {
 			return bad("logit_bias", "token %d is outside the vocabulary of %d", b.ID, e.vocab)
 		}
 	}
+	if err := e.checkShape(&q); err != nil {
+		return nil, err
+	}
 	if len(q.Prompt) >= e.maxLen {
 		return nil, &TooLongError{Prompt: len(q.Prompt), Max: e.maxLen}
 	}

@@ -150,7 +150,7 @@ func (s *Service) servePrompt(ctx context.Context, o *kvconn.Outgoing, order *ha
 	h, err := s.engine.Submit(ctx, &engine.Request{
 		ID: t.RequestID, Prompt: t.Tokens, N: order.N, Sampling: order.Sampling,
 		MinTokens: order.MinTokens, StopTokens: order.StopTokens, IgnoreEOS: order.IgnoreEOS,
-		Salt: order.Salt, Priority: order.Priority, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs,
+		Salt: order.Salt, Priority: order.Priority, Logprobs: order.Logprobs, PromptLogprobs: order.PromptLogprobs, LogprobIDs: order.LogprobIDs,
 		PrefillOnly: true, RowsOnly: order.Rows, Urgent: order.Urgent, Keep: !order.MayShed, Promise: engine.Promise{TTFT: order.TTFT}, Source: source, Guide: guide,
 		OnBlocks: func(layer int, ready []engine.Ready) { o.Push(layer, src.ready(layer, ready)) },
 	})

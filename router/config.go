@@ -2,6 +2,7 @@ package router
 
 import (
 	"errors"
+	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/requestlog"
@@ -35,6 +36,8 @@ type Config struct {
 	// PublicMetrics serves /metrics on the public listener too.
 	PublicMetrics bool `key:"public_metrics"`
 
+	CORS CORS `key:"cors"` // of the public listener
+
 	h1.Bounds   // of the public listener, and except StallTimeout of the admin's
 	h1.Timeouts // of legs
 	flight.Policy
@@ -56,8 +59,8 @@ func DefaultConfig() Config {
 	return Config{
 		Listen: "127.0.0.1:8000", AdminListen: "127.0.0.1:8001", RequestLog: requestlog.DefaultConfig(),
 		Bounds: h1.DefaultBounds(), Timeouts: h1.DefaultTimeouts(), Policy: flight.DefaultPolicy(),
-		Sources: sense.DefaultSources(),
-		Pick:    pick.DefaultConfig(), Share: share.DefaultConfig(), Planner: steer.DefaultConfig(),
+		Sources: sense.DefaultSources(), CORS: CORS{MaxAge: 10 * time.Minute},
+		Pick: pick.DefaultConfig(), Share: share.DefaultConfig(), Planner: steer.DefaultConfig(),
 	}
 }
 
@@ -89,6 +92,6 @@ func (c Config) Validate() error {
 			return config.Bad("upstream.pass_authorization", why)
 		}
 	}
-	return errors.Join(config.Within("request_log", c.RequestLog.Validate()), c.Bounds.Validate(), c.Timeouts.Validate(), c.Policy.Validate(), c.Sources.Validate(),
+	return errors.Join(config.Within("cors", c.CORS.Validate()), config.Within("request_log", c.RequestLog.Validate()), c.Bounds.Validate(), c.Timeouts.Validate(), c.Policy.Validate(), c.Sources.Validate(),
 		config.Within("upstream", c.Upstream.Validate()), config.Within("pick", c.Pick.Validate()), config.Within("share", c.Share.Validate()), config.Within("planner", c.Planner.Validate()))
 }

@@ -82,8 +82,8 @@ func TestSurelyTooLarge(t *testing.T) {
 	}
 	prompts := "[" + strings.Repeat(`"a",`, 31) + `"a"]`
 	f("/v1/completions", `{"model":"m","n":128,"max_tokens":200,"logprobs":20,"prompt":`+prompts+`}`, "logprobs")
-	f("/v1/completions", `{"model":"m","n":128,"max_tokens":2147483647,"prompt":`+prompts+`}`, "n")
-	f("/v1/chat/completions", `{"model":"m","n":128,"max_tokens":2000,"logprobs":true,"top_logprobs":20,"messages":[{"role":"user","content":"x"}]}`, "top_logprobs")
+	f("/v1/completions", `{"model":"m","n":128,"max_tokens":2147483647,"logprobs":20,"prompt":`+prompts+`}`, "logprobs")
+	f("/v1/chat/completions", `{"model":"m","n":128,"max_tokens":500,"logprobs":true,"top_logprobs":20,"messages":[{"role":"user","content":"x"}]}`, "top_logprobs")
 	if n := p.calls.Load() + d.calls.Load(); n != 0 {
 		t.Errorf("%d legs", n)
 	}

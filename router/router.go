@@ -75,6 +75,7 @@ type Router struct {
 	log      *slog.Logger
 	metrics  *ownMetrics
 	files    *files
+	document []byte       // /openapi.json
 	tls      h1.ServerTLS // of the public listener
 	adminTLS h1.ServerTLS
 	picker   *pick.Picker
@@ -123,6 +124,7 @@ func New(cfg Config, deps Deps) (_ *Router, err error) {
 	if deps.Dial != nil {
 		r.up.Dial = deps.Dial
 	}
+	r.document = openAPI(deps.Version, routes)
 	r.ctx, r.cancel = context.WithCancelCause(context.Background())
 	r.plans, r.endPlans = context.WithCancel(r.ctx)
 	defer func() {

@@ -2,6 +2,7 @@ package router
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -60,6 +61,10 @@ func publicRoutes() map[string]route {
 		"/version":                  {"GET", (*Router).version, false, false, "The build."},
 		"/health":                   {"GET", (*Router).health, false, false, "That the process is up."},
 		"/ready":                    {"GET", (*Router).ready, false, false, "Whether requests can be served (200, else 503)."},
+		"/tokenizer_info":           {"GET", flies((*flight.Service).TokenizerInfo), true, false, "The tokenizer's special tokens and chat template; of `?model=` where there are several."},
+		"/load":                     {"GET", (*Router).load, true, false, "How many requests are under way: vLLM's `server_load`."},
+		"/openapi.json":             {"GET", (*Router).openapi, false, false, "This API as an OpenAPI document."},
+		"/ping":                     {"GET", (*Router).ping, false, false, "As `/health`, for SageMaker."},
 	}
 	for _, path := range flight.ForwardedPaths {
 		all[path] = route{"POST", flies((*flight.Service).Forward), true, true, "Passed on to one engine."}
@@ -80,6 +85,19 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	if !ok && strings.HasPrefix(path, "/v1/models/") && h1.Method(ctx) != "GET" { // GET has its own checks
 		path = "/v1/models"
 		route, ok = routes[path]
+	}
+	if spoken(ctx) {
+		var methods []string
+		if ok {
+			methods = []string{route.method}
+		}
+		if answered, err := r.cfg.CORS.asks(ctx, methods); err != nil {
+			r.flights.Refuse(ctx, id, cmp.Or(map[bool]string{true: path}[ok], "other"), err)
+			return
+		} else if answered {
+			r.flights.Brief(ctx, id, path)
+			return
+		}
 	}
 	if ok && route.key && spoken(ctx) && !r.flights.Keyed(ctx) { // strangers' bodies are not read
 		r.flights.Refuse(ctx, id, path, openai.Unauthorized("the API key is missing or wrong, or it has expired"))
@@ -135,6 +153,21 @@ func (r *Router) httpError(ctx *fasthttp.RequestCtx, err error) {
 func (r *Router) health(ctx *fasthttp.RequestCtx, id string) {
 	h1.WriteJSON(ctx, 200, []byte(`{"status":"ok"}`))
 	r.flights.Brief(ctx, id, "/health")
+}
+
+func (r *Router) ping(ctx *fasthttp.RequestCtx, id string) {
+	h1.WriteJSON(ctx, 200, []byte(`{}`))
+	r.flights.Brief(ctx, id, "/ping")
+}
+
+func (r *Router) load(ctx *fasthttp.RequestCtx, id string) {
+	h1.WriteJSON(ctx, 200, fmt.Appendf(nil, `{"server_load":%d}`, r.flights.Load()))
+	r.flights.Brief(ctx, id, "/load")
+}
+
+func (r *Router) openapi(ctx *fasthttp.RequestCtx, id string) {
+	h1.WriteJSON(ctx, 200, r.document)
+	r.flights.Brief(ctx, id, "/openapi.json")
 }
 
 func (r *Router) ready(ctx *fasthttp.RequestCtx, id string) {

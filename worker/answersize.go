@@ -35,7 +35,7 @@ func (w *Worker) answerShape(j *job, it *item) openai.Shape {
 	} else {
 		s.Tokens = w.engine.MaxModelLen() - len(it.tokens)
 	}
-	if j.echo {
+	if j.fronts() {
 		s.Text = it.text
 	}
 	if r := &j.reading; r.active() {

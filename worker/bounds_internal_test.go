@@ -93,14 +93,18 @@ func TestJobBounds(t *testing.T) {
 		{func(j *job) { j.items, j.chat = prompt(128), true }, "messages"},
 		{func(j *job) { j.items = append(prompt(5), prompt(128)...) }, "prompt"},
 		{func(j *job) { j.items, j.MaxTokens = prompt(100), p(28) }, "-"},
-		{func(j *job) { j.items, j.MaxTokens = prompt(100), p(29) }, "max_tokens"},
+		{func(j *job) { j.items, j.MaxTokens = prompt(100), p(29) }, "-"},
 		{func(j *job) { j.items[0].tokens = []int32{vocab - 1, 0} }, "-"},
 		{func(j *job) { j.items[0].tokens = []int32{0, vocab} }, "prompt"},
 		{func(j *job) { j.items[0].tokens = []int32{-1} }, "prompt"},
 		{func(j *job) { j.PromptLogprobs = p(maxListed) }, "prompt_logprobs"},
 	} {
-		if got := refused(w.checkJob(newTestJob(c.change))); got != c.want {
+		j := newTestJob(c.change)
+		if got := refused(w.checkJob(j)); got != c.want {
 			t.Errorf("%d: %s, want %s", i, got, c.want)
+		}
+		if j.MaxTokens != nil && *j.MaxTokens > 28 {
+			t.Errorf("%d: max_tokens is %d where there is room for 28", i, *j.MaxTokens)
 		}
 	}
 	most := shrink * 8 * 128

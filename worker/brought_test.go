@@ -58,7 +58,9 @@ func TestBrought(t *testing.T) {
 			all, drawn := 0, map[int]bool{}
 			for _, f := range seen {
 				all += len(f.ids)
-				drawn[f.index] = true
+				if len(f.ids) > 0 {
+					drawn[f.index] = true
+				}
 			}
 			if len(drawn) < c.n { // the prompt's end is computed once more for who has drawn nothing
 				continue

@@ -35,8 +35,7 @@ type Config struct {
 	Drained bool   `key:"drained"` // starts drained: no work before `xpyd undrain`
 
 	Compute
-	TensorParallel int    `key:"tensor_parallel"` // ranks of this process, each with its share of the heads
-	ServedName     string `key:"served_name"`     // what clients call the model; empty: its own name
+	TensorParallel int `key:"tensor_parallel"` // ranks of this process, each with its share of the heads
 
 	Listen    string `key:"listen"`    // HTTP
 	KVListen  string `key:"kv_listen"` // kvconn
@@ -47,7 +46,6 @@ type Config struct {
 	AllowHosts  []string `key:"allow_hosts"` // prefill hosts, besides the fleet's own, that a request may name
 
 	Blocks      int           `key:"blocks"`        // blocks of the KV pool; 0: from kv_memory
-	MaxModelLen int           `key:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
 	MaxBatch    int           `key:"max_batch"`     // sequences a step; 0: 64 on the CPU, 256 on a GPU
 	MaxWaiting  int           `key:"max_waiting"`   // requests that may queue
 	StepTokens  int           `key:"step_tokens"`   // tokens a step, at most; 0: 512 on the CPU, 8192 on a GPU
@@ -80,10 +78,12 @@ type Config struct {
 
 // Compute says what a worker computes, and on what. All workers of `xpyd up` share it.
 type Compute struct {
-	Model       string `key:"model"`        // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
-	Device      string `key:"device"`       // "auto", "cpu", "cuda", or a GPU by NVML's index or its UUID: "cuda:2", "cuda:GPU-…", "cuda:MIG-…"
-	Threads     int    `key:"threads"`      // CPU threads; 0: all cores
-	BlockTokens int    `key:"block_tokens"` // positions a KV block
+	Model       string `key:"model"`         // empty: the embedded stories260k; a directory, a .gguf file, or hf:OWNER/NAME
+	ServedName  string `key:"served_name"`   // what clients call the model; empty: its own name
+	MaxModelLen int    `key:"max_model_len"` // tokens, prompt and output; 0: what model and pool allow
+	Device      string `key:"device"`        // "auto", "cpu", "cuda", or a GPU by NVML's index or its UUID: "cuda:2", "cuda:GPU-…", "cuda:MIG-…"
+	Threads     int    `key:"threads"`       // CPU threads; 0: all cores
+	BlockTokens int    `key:"block_tokens"`  // positions a KV block
 	// KVMemory is the KV pool's size, used when blocks is 0. Auto is 256 MiB on the CPU, or 64 whole
 	// contexts if these are less, and what GPUMemory leaves beside weights and scratch on a GPU.
 	KVMemory  config.AutoSize `key:"kv_memory"`
@@ -98,6 +98,9 @@ type Compute struct {
 	// finds it in the chat template.
 	ToolParser      string `key:"tool_parser"`
 	ReasoningParser string `key:"reasoning_parser"`
+	MaxLogprobs     int    `key:"max_logprobs"` // that a request may ask for at a position; -1: all of the vocabulary
+	// TrustTemplates renders the template that a request brings (chat_template); false: it is refused.
+	TrustTemplates bool `key:"trust_request_chat_template"`
 }
 
 // Promises are what requests are promised; 0: nothing.
@@ -178,7 +181,7 @@ func DefaultConfig(role fleet.Role) Config {
 	return Config{
 		Role:           string(role),
 		TensorParallel: 1,
-		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, ToolParser: parserAuto, ReasoningParser: parserAuto},
+		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, ToolParser: parserAuto, ReasoningParser: parserAuto, MaxLogprobs: openai.MaxLogprobs},
 		Listen:         "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxWaiting: 1024,
 		MaxStepTime: 50 * time.Millisecond, QueueTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
@@ -228,6 +231,9 @@ func (c *Compute) valid() error {
 		config.OneOf("reasoning_parser", c.ReasoningParser, slices.Concat([]string{parserAuto, parserNone}, answer.ThinkNames())...)); err != nil {
 		return err
 	}
+	if err := within("max_logprobs", c.MaxLogprobs, openai.All, 1<<18); err != nil {
+		return err
+	}
 	d, err := gpus.ParseDevice(c.Device)
 	if err != nil {
 		return bad("device", "%v", err)
@@ -257,6 +263,9 @@ func (c *Compute) valid() error {
 // validRanks checks tensor_parallel, except against the model and the GPUs that there are.
 func (c *Config) validRanks() error {
 	if err := within("tensor_parallel", c.TensorParallel, 1, kvlayout.MaxRanks); err != nil {
+		return err
+	}
+	if err := within("max_logprobs", c.MaxLogprobs, openai.All, 1<<18); err != nil {
 		return err
 	}
 	d, err := gpus.ParseDevice(c.Device)

@@ -220,7 +220,7 @@ func (g *generation) renderEvent() {
 		return
 	}
 	before, thought := c.size(), c.thought
-	if c.tokens == 0 && g.j.echo {
+	if c.tokens == 0 && g.j.fronts() {
 		before += len(c.item.text) // its memory is reserved
 	}
 	stopped := c.addToken(e)

@@ -96,6 +96,17 @@ func (g *generation) replay() error {
 	if g.j.given == nil {
 		return nil
 	}
+	for i, c := range g.choices {
+		given := &g.j.given.Choices[i]
+		g.usage.Completion += len(given.IDs)
+		r := g.w.request(g.j, i/g.j.N, g.id, g.seed)
+		n, ok := c.replay(given, func(id int32, n int) engine.Finish { return g.w.engine.Ends(r, id, n) })
+		if !ok {
+			return badGiven("choice %d: its token %d of %d ends it (%s)", i, n, len(given.IDs), c.finish)
+		}
+		g.usage.Reasoning += c.thought
+		given.Done = c.done // also if the client only lacks that it is
+	}
 	for i := range g.j.items {
 		if err := g.w.engine.Check(g.w.request(g.j, i, g.id, g.seed)); err != nil {
 			f := engineFailure(err)
@@ -105,21 +116,14 @@ func (g *generation) replay() error {
 			return f
 		}
 	}
-	for i, c := range g.choices {
-		given := g.j.given.Choices[i]
-		g.usage.Completion += len(given.IDs)
-		if n, ok := c.replay(given.IDs, given.Done); !ok {
-			return badGiven("choice %d: its token %d of %d ends it", i, n, len(given.IDs))
-		}
-		g.usage.Reasoning += c.thought
-	}
 	return nil
 }
 
-// replay renders tokens whose events the client has. It returns false if the n-th ends the choice,
-// which has not ended.
-func (c *choice) replay(ids []int32, done bool) (n int, ok bool) {
-	if done {
+// replay renders tokens whose events the client has. It returns false if the n-th of more ends the
+// choice. If the last does, all that a chat's client lacks is the event that says so.
+func (c *choice) replay(given *openai.GivenChoice, ends func(id int32, n int) engine.Finish) (n int, ok bool) {
+	ids := given.IDs
+	if given.Done {
 		c.countThought(ids)
 		c.done, c.sent = true, true
 		return 0, true
@@ -130,18 +134,18 @@ func (c *choice) replay(ids []int32, done bool) (n int, ok bool) {
 		}
 	}
 	for i, id := range ids {
-		e := &engine.Event{Sampled: kernels.Sampled{Token: id}}
+		e := &engine.Event{Sampled: kernels.Sampled{Token: id}, Finish: ends(id, i+1)}
 		if c.parser == nil {
 			c.addDrawn(e)
 		} else {
 			c.addRead(e)
 		}
 		c.drop()
-		if c.done {
+		if c.done && (i < len(ids)-1 || !c.j.chat) {
 			return i + 1, false
 		}
 	}
-	c.begun, c.given = len(ids) > 0, len(ids)
+	c.begun, c.given = given.Begun, len(ids)
 	return 0, true
 }
 
@@ -173,17 +177,17 @@ func (j *job) newFrames(vocab int) *frames {
 	return &frames{created: j.created.Unix(), prompt: j.promptHash()}
 }
 
-// append is given what takeChunk is about to take, and whether it is a choice's last.
-func (f *frames) append(dst []byte, c *choice) []byte {
+// append is given which tokens a choice's next event stands for, and whether it is its last.
+func (f *frames) append(dst []byte, index int, ids []int32, last bool) []byte {
 	if f == nil {
 		return dst
 	}
 	mark := ":t "
-	if c.done {
+	if last {
 		mark = ":f "
 	}
-	dst = append(strconv.AppendInt(append(dst, mark...), int64(c.index), 10), ' ')
-	dst = openai.AppendIDs(dst, c.ids)
+	dst = append(strconv.AppendInt(append(dst, mark...), int64(index), 10), ' ')
+	dst = openai.AppendIDs(dst, ids)
 	if f.prompt != "" {
 		dst = append(strconv.AppendInt(append(dst, ' '), f.created, 10), ' ')
 		dst = append(dst, f.prompt...)

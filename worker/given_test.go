@@ -84,8 +84,9 @@ func framedStream(t testing.TB, w *worker.Worker, path string, header map[string
 // given is what a router tells of a stream of n choices of which it has seen so much.
 func given(n int, seen []framed) string {
 	type choice struct {
-		IDs  []int32 `json:"ids"`
-		Done bool    `json:"done,omitempty"`
+		IDs   []int32 `json:"ids"`
+		Done  bool    `json:"done,omitempty"`
+		Begun bool    `json:"begun,omitempty"`
 	}
 	choices := make([]choice, n)
 	for i := range choices {
@@ -94,7 +95,7 @@ func given(n int, seen []framed) string {
 	for _, f := range seen {
 		if f.index >= 0 {
 			c := &choices[f.index]
-			c.IDs, c.Done = append(c.IDs, f.ids...), c.Done || f.done
+			c.IDs, c.Done, c.Begun = append(c.IDs, f.ids...), c.Done || f.done, true
 		}
 	}
 	b, _ := json.Marshal(choices)
@@ -148,6 +149,9 @@ func TestGiven(t *testing.T) {
 		{"", `"prompt":"x","max_tokens":40,"n":2,"seed":4,"stop":["éa","\ufffda"],"min_tokens":12,"logprobs":0,` + bytesOn, 2, 4},
 		{"", `"prompt":"x","max_tokens":30,"seed":4,"ignore_eos":true,"return_token_ids":true,` + bytesOn, 1, 2},
 		{"", `"prompt":"Once upon a time","max_tokens":30,"n":2,"stop_token_ids":[403,426,286],"seed":2,"min_tokens":3,"stream_options":{"include_usage":true,"continuous_usage_stats":true}`, 2, 1},
+		{"", `"prompt":"Once upon a time","max_tokens":24,"n":2,"seed":3,"bad_words":["was","girl named","play outside"],"logprobs":0,"logprob_token_ids":[5,9],"return_tokens_as_token_ids":true`, 2, 1},
+		{"", `"prompt":"Once upon a time","max_tokens":24,"n":2,"seed":5,"allowed_token_ids":[403,407,261,378,432,286,376],"min_tokens":3,"bad_words":["was a"]`, 2, 1},
+		{chat, `"messages":[{"role":"user","content":"Once"},{"role":"assistant","content":" upon"}],"continue_final_message":true,"echo":true,"max_tokens":12,"return_token_ids":true,"seed":2`, 1, 1},
 		{chat, `"messages":[{"role":"user","content":"Once upon a time"}],"max_tokens":16,"n":2,"logprobs":true,"top_logprobs":2,"stream_options":{"include_usage":true}`, 2, 1},
 		{chat, `"messages":[{"role":"user","content":"Once"}],"max_tokens":30,"seed":5,"stop":["éa"],"stream_options":{"include_usage":true,"continuous_usage_stats":true},` + bytesOn, 1, 3},
 		{chat, `"messages":[{"role":"user","content":"Once"}],"max_tokens":80,"ignore_eos":true,"logit_bias":{"1":90}`, 1, 64}, // no text, for more tokens than are kept unsaid

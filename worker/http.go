@@ -48,6 +48,7 @@ func (w *Worker) routes() map[string]route {
 		"GET /v1/models":            {forUsers, w.serveModels, "The model."},
 		"POST /tokenize":            {forUsers, w.serveTokenize, "A text's tokens."},
 		"POST /detokenize":          {forUsers, w.serveDetokenize, "Tokens' text."},
+		"GET /tokenizer_info":       {forUsers, w.serveTokenizerInfo, "The tokenizer's special tokens and chat template."},
 		"GET /version":              {forUsers, w.serveVersion, "The build."},
 		"GET /health":               {forAnybody, w.serveHealth, "Whether the engine works, its ID and epoch."},
 		"GET /metrics":              {forScrapers, w.serveMetrics, "Metrics, in Prometheus' text format."},

@@ -74,6 +74,18 @@ func (w *Worker) serveDetokenize(ctx *fasthttp.RequestCtx) (any, error) {
 	return openai.AppendDetokenized(nil, w.tok.Decode(d.Tokens, true)), nil
 }
 
+// serveTokenizerInfo answers what a tokenizer_config.json has, as vLLM does.
+func (w *Worker) serveTokenizerInfo(*fasthttp.RequestCtx) (any, error) {
+	info := map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": w.engine.MaxModelLen(), "chat_template": nil}
+	if t := w.tok.ChatTemplate(); t != "" {
+		info["chat_template"] = t
+	}
+	for name, token := range w.tok.SpecialTokens() {
+		info[name] = token
+	}
+	return info, nil
+}
+
 func (w *Worker) serveVersion(*fasthttp.RequestCtx) (any, error) {
 	return append(openai.AppendString([]byte(`{"version":`), w.build), '}'), nil
 }

@@ -64,6 +64,8 @@ func newBackend(cfg *Config, m *model.Model, ordinals []int, share bool, log *sl
 		switch {
 		case several && errors.Is(err, cuda.ErrUnavailable):
 			return nil, bad("tensor_parallel", "%d ranks want as many GPUs; one that device names twice, as cuda:0,cuda:0, is shared by two ranks: %v", len(ordinals), lacking(err))
+		case !device.Auto && errors.Is(err, cuda.ErrUnavailable):
+			return nil, bad("device", "%v", lacking(err))
 		case several || !device.Auto:
 			return nil, lacking(err)
 		}
@@ -72,13 +74,13 @@ func newBackend(cfg *Config, m *model.Model, ordinals []int, share bool, log *sl
 			level = slog.LevelInfo
 		}
 		if cfg.DType != dtypeAuto {
-			return nil, fmt.Errorf("dtype %s needs a GPU: %w", cfg.DType, err)
+			return nil, bad("dtype", "%s needs a GPU: %v", cfg.DType, err)
 		}
 		if cfg.KVCacheDType != kvAuto {
-			return nil, fmt.Errorf("kv_cache_dtype %s needs a GPU: %w", cfg.KVCacheDType, err)
+			return nil, bad("kv_cache_dtype", "%s needs a GPU: %v", cfg.KVCacheDType, err)
 		}
 		if cfg.Quantization == quantFP8 {
-			return nil, fmt.Errorf("quantization %s needs a GPU: %w", cfg.Quantization, err)
+			return nil, bad("quantization", "%s needs a GPU: %v", cfg.Quantization, err)
 		}
 		log.Log(context.Background(), level, "device auto: taking the CPU", "reason", err)
 	}

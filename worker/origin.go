@@ -36,7 +36,7 @@ func (from *origin) claim(r *engine.Request, bound *handoff.Guide, i, n int) *de
 		Addr: from.addr, Peer: from.peer, Link: from.link, LeaseID: from.leaseID, RequestID: from.requestID,
 		Owner: r.Owner, Tokens: r.Prompt, Deadline: from.deadline,
 		Order: handoff.Order{Sampling: r.Sampling, N: max(r.N, 1), Urgent: r.Urgent, TTFT: r.Promise.TTFT, MayShed: !r.Keep && len(r.Given) == 0, MinTokens: r.MinTokens, StopTokens: r.StopTokens,
-			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, Salt: r.Salt, Priority: r.Priority, Peers: from.peers, Rows: r.RowsDo(), Guide: bound, Index: i, Of: n},
+			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, LogprobIDs: r.LogprobIDs, Salt: r.Salt, Priority: r.Priority, Peers: from.peers, Rows: r.RowsDo(), Guide: bound, Index: i, Of: n},
 	}
 }
 

@@ -1,9 +1,12 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -21,8 +24,8 @@ import (
 type job struct {
 	openai.Sampling
 	chat     bool
-	echo     bool
-	logprobs int // alternatives listed with each token; -1: none
+	echo     bool // of a completion; a chat's item has the text that comes first
+	logprobs int  // alternatives listed with each token; -1: none
 	urgent   bool
 	promise  engine.Promise
 	framed   bool          // events say which tokens they stand for
@@ -36,6 +39,7 @@ type job struct {
 
 	requestID string // the client's
 	items     []item
+	badWords  [][]int32        // tokens of BadWords; nil until a request is made
 	stops     *tokenizer.Stops // nil until the first choice
 }
 
@@ -46,6 +50,9 @@ func (j *job) source() string {
 	}
 	return "prompt"
 }
+
+// fronts reports whether answers begin with text of the request.
+func (j *job) fronts() bool { return j.echo || j.chat && j.items[0].text != "" }
 
 // echoOnly reports whether the answer is the prompt alone: max_tokens 0 with echo. One token is
 // drawn all the same, but not shown.
@@ -76,8 +83,8 @@ func (w *Worker) completionJob(ctx *fasthttp.RequestCtx) (*job, error) {
 		return nil, err
 	}
 	j := &job{Sampling: c.Sampling, echo: c.Echo, logprobs: -1}
-	if c.Logprobs != nil {
-		j.logprobs = *c.Logprobs
+	if err := w.setLogprobs(j, "logprobs", c.Logprobs); err != nil {
+		return nil, err
 	}
 	for i, p := range c.Prompts {
 		it := item{tokens: p.Tokens, text: p.Text}
@@ -86,11 +93,13 @@ func (w *Worker) completionJob(ctx *fasthttp.RequestCtx) (*job, error) {
 				return nil, err
 			}
 			it.tokens = w.tok.Encode(p.Text, c.AddSpecial)
-		} else if c.Echo {
-			it.text, it.detok = w.echoed(p.Tokens)
 		}
 		if len(it.tokens) == 0 {
 			return nil, openai.BadRequest("prompt", "prompt %d is empty", i)
+		}
+		cut := w.truncate(&c.Sampling, &it)
+		if c.Echo && (cut || p.IsTokens) {
+			it.text, it.detok = w.echoed(it.tokens)
 		}
 		j.items = append(j.items, it)
 	}
@@ -123,14 +132,78 @@ func (w *Worker) chatJob(ctx *fasthttp.RequestCtx, now time.Time) (*job, error) 
 		return nil, fail
 	}
 	j := &job{Sampling: c.Sampling, chat: true, logprobs: -1, items: []item{{tokens: p.tokens}}}
+	if w.truncate(&c.Sampling, &j.items[0]) {
+		p.text = w.tok.Decode(j.items[0].tokens, false)
+	}
 	w.read(j, c, p.tools, p.text)
 	if err := w.bindChat(ctx, j, c); err != nil {
 		return nil, err
 	}
+	var top *int
 	if c.Logprobs {
-		j.logprobs = c.TopLogprobs
+		top = &c.TopLogprobs
+	}
+	if err := w.setLogprobs(j, "top_logprobs", top); err != nil {
+		return nil, err
+	}
+	if c.Echo {
+		j.items[0].text = c.Opening()
 	}
 	return j, w.checkJob(j)
+}
+
+// truncate cuts a prompt to the length that the request asks for, and reports whether it had to.
+func (w *Worker) truncate(s *openai.Sampling, it *item) bool {
+	if s.Truncate == nil {
+		return false
+	}
+	n := *s.Truncate
+	if n < 0 {
+		most, room := w.engine.MaxModelLen(), 1
+		if s.MaxTokens != nil {
+			room = min(max(*s.MaxTokens, 1), most-1)
+		}
+		n = max(most-room, 1)
+	}
+	if n >= len(it.tokens) {
+		return false
+	}
+	if s.KeepHead {
+		it.tokens = it.tokens[:n]
+	} else {
+		it.tokens = it.tokens[len(it.tokens)-n:]
+	}
+	return true
+}
+
+// setLogprobs bounds the log probabilities that a request asks for with each token (nil: none) and of
+// its prompt, and says how many all of them are.
+func (w *Worker) setLogprobs(j *job, field string, asked *int) error {
+	check := func(field string, asked *int) (int, error) {
+		if asked == nil {
+			return -1, nil
+		}
+		n, most := *asked, w.cfg.MaxLogprobs
+		if n == openai.All {
+			n = w.vocab()
+		}
+		if most != openai.All && n > most {
+			return 0, openai.BadRequest(field, "%s must be between 0 and %d, not %d", field, most, *asked)
+		}
+		return min(n, w.vocab()), nil
+	}
+	var err error
+	if j.logprobs, err = check(field, asked); err != nil {
+		return err
+	}
+	n, err := check("prompt_logprobs", j.PromptLogprobs)
+	if j.PromptLogprobs != nil {
+		j.PromptLogprobs = &n
+	}
+	if ids := len(j.LogprobIDs); ids > 0 && j.logprobs >= 0 {
+		j.logprobs = ids + 1 // and the token itself
+	}
+	return err
 }
 
 // prompt is a rendered chat.
@@ -143,11 +216,12 @@ type prompt struct {
 // renderChat turns messages into the model's prompt. A template may run for seconds; it is
 // cancelled when the client leaves.
 func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, now time.Time) (*prompt, error) {
-	if !w.tok.HasChatTemplate() {
-		return nil, openai.BadRequest("messages", "model %s has no chat template; use /v1/completions", w.served)
-	}
 	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
 		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs, Now: now}
+	tok, err := w.templated(c)
+	if err != nil {
+		return nil, err
+	}
 	if c.UsesTools() {
 		if err := json.Unmarshal(c.Tools, &in.Tools); err != nil {
 			return nil, openai.BadRequest("tools", "%v", err)
@@ -160,11 +234,12 @@ func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, now time.T
 	if in.Tools != nil {
 		p.tools = answer.ReadTools(in.Tools)
 	}
-	var err error
-	p.text, err = w.tok.RenderChat(waits, in)
+	p.text, err = tok.RenderChat(waits, in)
 	switch {
 	case waits.Err() != nil:
 		return nil, openai.Unavailable("%v", context.Cause(waits))
+	case errors.Is(err, tokenizer.ErrKwargs):
+		return nil, openai.BadRequest("chat_template_kwargs", "%v", err)
 	case err != nil:
 		return nil, openai.BadRequest("messages", "chat template: %v", err)
 	}
@@ -175,6 +250,23 @@ func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, now time.T
 		return nil, openai.BadRequest("messages", "the chat template renders nothing")
 	}
 	return p, nil
+}
+
+// templated returns the tokenizer with the request's template, or the model's own.
+func (w *Worker) templated(c *openai.Chat) (*tokenizer.Tokenizer, error) {
+	switch {
+	case c.Template == "" && !w.tok.HasChatTemplate():
+		return nil, openai.BadRequest("messages", "model %s has no chat template; use /v1/completions", w.served)
+	case c.Template == "":
+		return w.tok, nil
+	case !w.cfg.TrustTemplates:
+		return nil, openai.BadRequest("chat_template", "chat_template is not allowed here; the operator can allow it by trust_request_chat_template")
+	}
+	tok, err := w.tok.WithChatTemplate(c.Template)
+	if err != nil {
+		return nil, openai.BadRequest("chat_template", "%v", err)
+	}
+	return tok, nil
 }
 
 func (w *Worker) vocab() int { return w.backend.Arch().Vocab }
@@ -188,6 +280,9 @@ const shrink = 4
 func (w *Worker) checkText(field, text string, least int) error {
 	most := w.engine.MaxModelLen()
 	if limit := max(shrink*w.longest*most, least); len(text) > limit {
+		if least == 0 {
+			return openai.ContextExceeded(field, most, most, true)
+		}
 		return openai.BadRequest(field, "%s has %d bytes of text; %d is the limit where %d tokens are", field, len(text), limit, most)
 	}
 	return nil
@@ -213,24 +308,25 @@ func (w *Worker) checkJob(j *job) error {
 	if err := j.checkListed(); err != nil {
 		return err
 	}
-	most := w.engine.MaxModelLen()
+	most, room := w.engine.MaxModelLen(), 0
 	for i := range j.items {
 		n := len(j.items[i].tokens)
+		room = max(room, most-n)
 		if n >= most {
-			why := ""
+			err := openai.ContextExceeded(j.source(), most, n, false)
 			if most == w.backend.Blocks()*w.cfg.BlockTokens {
-				why = fmt.Sprintf(", which is all that the KV pool holds: %d blocks of %d tokens", w.backend.Blocks(), w.cfg.BlockTokens)
+				err.Message += fmt.Sprintf(" That is all that the KV pool holds: %d blocks of %d tokens.", w.backend.Blocks(), w.cfg.BlockTokens)
 			}
-			return openai.BadRequest(j.source(), "the prompt has %d tokens; with one token of output the limit is %d%s", n, most-1, why)
-		}
-		if j.MaxTokens != nil && n+*j.MaxTokens > most {
-			return openai.BadRequest("max_tokens", "%d prompt tokens and max_tokens %d are over the limit of %d tokens", n, *j.MaxTokens, most)
+			return err
 		}
 		for _, id := range j.items[i].tokens {
 			if id < 0 || int(id) >= w.backend.Arch().Vocab {
 				return openai.BadRequest(j.source(), "token id %d is outside the vocabulary of %d", id, w.backend.Arch().Vocab)
 			}
 		}
+	}
+	if j.MaxTokens != nil && *j.MaxTokens > room { // an answer ends with the context, as in vLLM
+		j.MaxTokens = &room
 	}
 	return nil
 }
@@ -264,10 +360,29 @@ func (w *Worker) sampling(s *openai.Sampling, seed uint64) engine.Sampling {
 	fill(&out.TopK, gen.TopK, s.Given.Has(openai.GivenTopK))
 	fill(&out.MinP, gen.MinP, s.Given.Has(openai.GivenMinP))
 	fill(&out.Repetition, gen.RepetitionPenalty, s.Given.Has(openai.GivenRepetition))
+	out.Allowed = s.AllowedIDs
 	for _, b := range s.LogitBias {
 		out.Bias = append(out.Bias, kernels.Bias{ID: b.ID, Value: b.Value})
 	}
 	return out
+}
+
+// badWords are the tokens of each word, and those behind a space if that makes other ones of as many:
+// as vLLM has it.
+func (w *Worker) badWords(words []string) [][]int32 {
+	list := make([][]int32, 0, 2*len(words))
+	for _, word := range words {
+		word = cmp.Or(strings.TrimLeft(word, " "), word)
+		alone := w.tok.Encode(word, false)
+		if len(alone) == 0 { // the tokenizer makes nothing of it: nor does the model
+			continue
+		}
+		list = append(list, alone)
+		if behind := w.tok.Encode(" "+word, false); len(behind) == len(alone) && behind[0] != alone[0] {
+			list = append(list, behind)
+		}
+	}
+	return list
 }
 
 func fill[T any](dst *T, def *T, given bool) {
@@ -281,6 +396,9 @@ const seedStride = 0x9e3779b97f4a7c15
 
 // request builds the engine's request for one prompt.
 func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request {
+	if j.badWords == nil && len(j.BadWords) > 0 {
+		j.badWords = w.badWords(j.BadWords)
+	}
 	r := &engine.Request{
 		ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: j.items[i].tokens, N: j.N, Urgent: j.urgent, Keep: len(j.items) > 1, Promise: j.promise,
 		Sampling: w.sampling(&j.Sampling, seed), MinTokens: j.MinTokens,
@@ -290,6 +408,7 @@ func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request 
 	if j.guide != nil {
 		r.Guide = j.guide.Fork()
 	}
+	r.BadWords, r.LogprobIDs = j.badWords, j.LogprobIDs
 	if j.Seed == nil { // the same prompt twice in a list should get two answers
 		r.Seed += uint64(i) * seedStride
 	}

@@ -137,13 +137,21 @@ func TestRefuse(t *testing.T) {
 		}
 		f(path, strings.Replace(body, "TEXT", words, 1), 400, param)
 		f(path, strings.Replace(body, "TEXT", book, 1), 400, param)
-		f(path, strings.Replace(body, "TEXT", book, 1), 400, "bytes of text")
+		f(path, strings.Replace(body, "TEXT", book, 1), 400, "resulted in more than 512 tokens")
+		f(path, strings.Replace(body, "TEXT", book, 1), 400, `"code":"context_length_exceeded"`)
 	}
-	f("/v1/completions", `{"prompt":["a","`+book+`"]}`, 400, "bytes of text")
+	f("/v1/completions", `{"prompt":["a","`+book+`"]}`, 400, "maximum context length is 512 tokens. However, your prompt resulted in more than")
+	f("/v1/completions", `{"prompt":[`+strings.TrimSuffix(strings.Repeat("3,", 512), ",")+`]}`, 400, "resulted in 512 tokens, which leaves none for the answer")
 	f("/tokenize", `{"prompt":"`+words+`"}`, 200, `"count":`)
 	f("/tokenize", `{"prompt":"`+book+`"}`, 400, "bytes of text")
 	f("/v1/completions", `{"prompt":[1,512]}`, 400, `"param":"prompt"`)
-	f("/v1/completions", `{"prompt":"x","max_tokens":600}`, 400, `"param":"max_tokens"`)
+	f("/v1/completions", `{"prompt":"x","max_tokens":600,"ignore_eos":true,"seed":1}`, 200, `"total_tokens":512`)
+	f("/v1/completions", `{"prompt":"x","max_tokens":600,"min_tokens":512}`, 400, `"param":"min_tokens"`)
+	f("/v1/completions", `{"prompt":"x","logprobs":21}`, 400, `logprobs must be between 0 and 20, not 21`)
+	f("/v1/completions", `{"prompt":"x","prompt_logprobs":-1}`, 400, `prompt_logprobs must be between 0 and 20, not -1`)
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":"hi"}],"chat_template":"x"}`, 400, `trust_request_chat_template`)
+	f("/v1/chat/completions", `{"messages":[{"role":"user","content":"hi"}],"chat_template_kwargs":{"tools":[]}}`, 400, `"param":"chat_template_kwargs"`)
+	f("/v1/completions", `{"prompt":"x","allowed_token_ids":[2],"min_tokens":1}`, 400, `"param":"allowed_token_ids"`)
 	f("/v1/completions", `{"prompt":"x","model":"other"}`, 404, `"code":"model_not_found"`)
 }
 
@@ -212,7 +220,7 @@ func TestPoolTooSmall(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	resp, b := ask(t, w.URL()+"/v1/completions", nil, `{"prompt":[`+strings.TrimSuffix(strings.Repeat("3,", 70), ",")+`],"max_tokens":1}`)
-	if resp.StatusCode != 400 || !strings.Contains(string(b), "70 tokens") || !strings.Contains(string(b), "limit is 63, which is all that the KV pool holds: 4 blocks of 16 tokens") {
+	if resp.StatusCode != 400 || !strings.Contains(string(b), "70 tokens") || !strings.Contains(string(b), "That is all that the KV pool holds: 4 blocks of 16 tokens") {
 		t.Errorf("%d %s", resp.StatusCode, b)
 	}
 }

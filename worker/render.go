@@ -72,7 +72,7 @@ func (c *choice) addToken(e *engine.Event) (stopped bool) {
 	if c.done {
 		return false
 	}
-	if c.tokens == 0 && c.j.echo {
+	if c.tokens == 0 && c.j.fronts() {
 		c.echoPrompt()
 	}
 	if c.j.echoOnly() {
@@ -152,7 +152,7 @@ func (c *choice) addText(text string) (stopped bool) {
 // echoPrompt puts the prompt in front of the answer, with log probabilities if asked for.
 func (c *choice) echoPrompt() {
 	c.text = append(c.text, c.item.text...)
-	if c.j.logprobs >= 0 {
+	if c.j.logprobs >= 0 && c.j.echo {
 		c.echo = c.item.logprobs(c.tok, &c.item.echoed, c.j.logprobs)
 		if n := len(c.echo); n > 0 {
 			last := &c.echo[n-1]
@@ -228,13 +228,54 @@ func (c *choice) drop() {
 	c.text, c.reasoning, c.calls, c.logprobs, c.ids = c.text[:0], c.reasoning[:0], c.calls[:0], c.logprobs[:0], c.ids[:0]
 }
 
+// opens reports whether a chunk without tokens comes before all others, as OpenAI's chats have it: the
+// role, unless the answer begins with a call.
+func (c *choice) opens() bool { return c.j.chat && !c.begun && len(c.calls) == 0 }
+
+// takeOpening returns that chunk.
+func (c *choice) takeOpening() openai.Choice {
+	out := openai.Choice{Index: c.index, Role: true, PromptTokenIDs: c.promptIDs()}
+	c.begun = true
+	return out
+}
+
+// closes reports whether the choice's end comes in a chunk of its own behind what is ready, as OpenAI's
+// chats have it.
+func (c *choice) closes() bool {
+	return c.j.chat && c.done && (len(c.text)+len(c.reasoning)+len(c.calls) > 0 || c.empty())
+}
+
+// empty reports whether nothing is ready.
+func (c *choice) empty() bool {
+	return len(c.text)+len(c.reasoning)+len(c.calls)+len(c.logprobs)+len(c.ids) == 0
+}
+
+// takeEnd returns that chunk.
+func (c *choice) takeEnd() openai.Choice {
+	return openai.Choice{Index: c.index, End: true, Finish: c.reason(), StopString: c.hit, StopToken: c.stopID}
+}
+
+// reason is why it ended.
+func (c *choice) reason() string {
+	if c.called && c.finish == string(engine.FinishStop) && !c.j.reading.named { // as OpenAI has it
+		return finishCalls
+	}
+	return c.finish
+}
+
+// promptIDs are told with a choice's first chunk, if they were asked for.
+func (c *choice) promptIDs() []int32 {
+	if c.begun || !c.j.ReturnTokenIDs {
+		return nil
+	}
+	return c.item.tokens
+}
+
 // takeChunk returns what is ready as one chunk, valid until the next addToken.
 func (c *choice) takeChunk() openai.Choice {
-	out := openai.Choice{Index: c.index, Text: string(c.text), Reasoning: string(c.reasoning), Calls: c.takeCalls(), Role: !c.begun, Finish: c.finish,
+	out := openai.Choice{Index: c.index, Text: string(c.text), Reasoning: string(c.reasoning), Calls: c.takeCalls(), Role: !c.begun, Finish: c.reason(),
+		End: c.done, PromptTokenIDs: c.promptIDs(),
 		StopString: c.hit, StopToken: c.stopID}
-	if c.called && c.finish == string(engine.FinishStop) && !c.j.reading.named { // as OpenAI has it
-		out.Finish = finishCalls
-	}
 	if c.j.logprobs >= 0 {
 		out.Echo, out.Logprobs = c.echo, c.logprobs
 		if out.Logprobs == nil {
@@ -244,13 +285,8 @@ func (c *choice) takeChunk() openai.Choice {
 	if c.j.ReturnTokenIDs {
 		out.TokenIDs = c.ids
 	}
-	if !c.begun {
-		if c.j.ReturnTokenIDs {
-			out.PromptTokenIDs = c.item.tokens
-		}
-		if c.j.PromptLogprobs != nil {
-			out.PromptLogprobs = c.item.logprobs(c.tok, &c.item.listed, *c.j.PromptLogprobs)
-		}
+	if !c.begun && c.j.PromptLogprobs != nil {
+		out.PromptLogprobs = c.item.logprobs(c.tok, &c.item.listed, *c.j.PromptLogprobs)
 	}
 	c.begun, c.echo = true, nil
 	c.drop()

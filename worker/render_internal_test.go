@@ -299,7 +299,7 @@ func BenchmarkToken(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
 				c.addToken(e)
-				buf = frames.append(buf[:0], c)
+				buf = frames.append(buf[:0], c.index, c.ids, c.done)
 				out := c.takeChunk()
 				buf = enc.AppendChunk(buf, &out, nil)
 			}
@@ -318,7 +318,7 @@ func TestTokenAllocations(t *testing.T) {
 	buf := make([]byte, 0, 4096)
 	if n := testing.AllocsPerRun(1000, func() {
 		c.addToken(e)
-		buf = frames.append(buf[:0], c)
+		buf = frames.append(buf[:0], c.index, c.ids, c.done)
 		out := c.takeChunk()
 		buf = enc.AppendChunk(buf, &out, nil)
 	}); n > 1 {

@@ -126,7 +126,7 @@ func (w *Worker) encoder(j *job) *openai.Encoder {
 		prefix = "chatcmpl-"
 	}
 	return openai.NewEncoder(openai.Meta{ID: prefix + j.requestID, Model: w.served, Created: j.created.Unix(),
-		Chat: j.chat, IncludeUsage: j.IncludeUsage, ReturnTokenIDs: j.ReturnTokenIDs, Vocab: w.tok})
+		Chat: j.chat, IncludeUsage: j.IncludeUsage, ReturnTokenIDs: j.ReturnTokenIDs, TokensAsIDs: j.TokensAsIDs, Vocab: w.tok})
 }
 
 // seedOf returns the client's seed, the router's, or a fresh one.
@@ -188,20 +188,43 @@ const (
 func (w *Worker) answerStream(ctx *fasthttp.RequestCtx, c *call, g *generation, enc *openai.Encoder) error {
 	var buf []byte
 	frames := g.j.newFrames(w.vocab())
-	g.emit = func(c *choice) {
-		buf = frames.append(buf, c)
-		out := c.takeChunk()
-		c.sent = c.done
+	event := func(c *choice, out openai.Choice, tokens int) {
 		var usage *openai.Usage
 		if g.j.IncludeUsage && g.j.ContinuousUsage {
 			u := c.usage()
+			u.Completion = tokens
 			usage = &u
 		}
 		buf = enc.AppendChunk(buf, &out, usage)
 	}
+	g.emit = func(c *choice) {
+		if c.opens() {
+			buf = frames.append(buf, c.index, nil, false)
+			event(c, c.takeOpening(), 0)
+		}
+		closes := c.closes()
+		if !closes || !c.empty() {
+			buf = frames.append(buf, c.index, c.ids, c.done && !closes)
+			out := c.takeChunk()
+			if closes {
+				out.Finish, out.StopString, out.StopToken, out.End = "", "", 0, false
+			}
+			event(c, out, c.tokens)
+		}
+		if closes {
+			buf = frames.append(buf, c.index, nil, true)
+			event(c, c.takeEnd(), c.tokens)
+		}
+		c.sent = c.done
+	}
 	g.offer = func(c *choice, o engine.Offer) {
 		if c.begun { // else the router knows nothing of it yet
 			buf = frames.appendOffer(buf, o)
+		}
+	}
+	for _, c := range g.choices { // the client has all of it but its end
+		if c.done && !c.sent {
+			g.emit(c)
 		}
 	}
 	if !g.nextEvent(c) && g.err != nil {

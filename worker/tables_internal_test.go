@@ -507,7 +507,7 @@ func TestEngineConfig(t *testing.T) {
 		if gpu {
 			running, step, prefill = 256, 8192, 8192
 		}
-		c := Config{MaxWaiting: 3, MaxModelLen: 4, MaxStepTime: 5, QueueTime: 6, Promises: Promises{TTFTPromise: 9, TPOTPromise: 10, ITLPromise: 11}}
+		c := Config{Compute: Compute{MaxModelLen: 4}, MaxWaiting: 3, MaxStepTime: 5, QueueTime: 6, Promises: Promises{TTFTPromise: 9, TPOTPromise: 10, ITLPromise: 11}}
 		got := EngineConfig(&c, gpu)
 		if got.MaxRunning != running || got.StepTokens != step || gpu && got.PrefillTokens != prefill {
 			t.Errorf("gpu %t: %+v", gpu, got)

@@ -242,7 +242,7 @@ func TestExitCodes(t *testing.T) {
 	f(exitFailed, "address already in use", append([]string{"up", "--listen", taken}, data[:2]...)...)
 	f(exitFailed, notAModel, append([]string{"prefill", "--model", notAModel}, alone...)...)
 	f(exitFailed, "absent", append([]string{"decode", "--model", filepath.Join(dir, "absent")}, alone...)...)
-	f(exitFailed, "CUDA", append([]string{"prefill", "--device", "cuda"}, alone...)...)
+	f(exitUsage, "--device: model stories260k: device cuda", append([]string{"prefill", "--device", "cuda"}, alone...)...)
 }
 
 // TestVersion: both ways print the same.

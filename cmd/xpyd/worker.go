@@ -42,7 +42,6 @@ behind a proxy made for vLLM.`, role),
 	f.String("join-file", "", joinFileHelp)
 	f.Bool("trust-everyone", false, trustHelp)
 	f.Int("tensor-parallel", def.TensorParallel, "ranks among which the model is divided, in this process, each with a GPU of its own, or on the CPU with its share of the threads")
-	f.String("served-name", "", "what clients call the model")
 	f.String("id", "", "name in the fleet; default: the role and a random suffix")
 	f.String("listen", def.Listen, "HTTP address")
 	f.String("kv-listen", def.KVListen, "KV connector address")

@@ -258,7 +258,6 @@ func TestBodies(t *testing.T) {
 	c("n", `"n":129`)
 	c("max_tokens", `"max_tokens":0`)
 	c("max_tokens", `"max_tokens":-1`)
-	c("max_tokens", `"max_tokens":100000`)
 	c("top_k", `"top_k":-2`)
 	c("min_tokens", `"min_tokens":-1`)
 	c("min_tokens", `"min_tokens":9`)
@@ -336,7 +335,7 @@ func TestBodies(t *testing.T) {
 		f(chat, field, say(hello, `"`+field+`":`+value), 400, field)
 	}
 	f(chat, "a call cannot be forced", say(hello, `"tools":[{"type":"function","function":{"name":"f"}}],"tool_choice":"required"`), 400, "tool_choice")
-	f(chat, "tool without a type", say(hello, `"tools":[{"function":{"name":"f"}}]`), 400, "tools")
+	f(chat, "tool without a type", say(hello, `"tools":[{"function":{"name":"f"}}]`), 400, "tools[0].type")
 	f(chat, "response_format is of no kind there is", say(hello, `"response_format":{"type":"structural_tag"}`), 400, "response_format")
 	f(chat, "unknown model", `{"model":"nope","messages":`+hello+`}`, 404, "model")
 	f(chat, "too long", say(`[{"role":"user","content":"`+strings.Repeat("hello ", 10_000)+`"}]`, ""), 400, "messages")

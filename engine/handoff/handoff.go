@@ -39,6 +39,7 @@ type Order struct {
 	IgnoreEOS      bool            `json:"ignore_eos,omitempty"`
 	Logprobs       int             `json:"logprobs"`        // -1: none
 	PromptLogprobs int             `json:"prompt_logprobs"` // -1: none
+	LogprobIDs     []int32         `json:"logprob_ids,omitempty"`
 	Salt           string          `json:"salt,omitempty"`
 	Priority       int8            `json:"priority,omitempty"` // of its KV: kvcache.Chain
 	Urgent         bool            `json:"urgent,omitempty"`   // a router's probe: before waiting requests
@@ -148,7 +149,7 @@ func ParseOrder(b []byte) (*Order, error) {
 		return nil, fmt.Errorf("read order: prompt_logprobs is %d", o.PromptLogprobs)
 	case o.MinTokens < 0:
 		return nil, fmt.Errorf("read order: min_tokens is %d", o.MinTokens)
-	case len(o.StopTokens) > maxList || len(s.Bias) > maxList:
+	case len(o.StopTokens) > maxList || len(s.Bias) > maxList || len(s.BadWords) > maxList || len(o.LogprobIDs) > maxList:
 		return nil, fmt.Errorf("read order: a list is over %d entries", maxList)
 	case o.Priority < -50 || o.Priority > 50:
 		return nil, fmt.Errorf("read order: priority is %d", o.Priority)
@@ -184,7 +185,11 @@ func ParseDraft(b []byte, o *Order, lease bool, tokens, vocab int) (*Draft, erro
 	if lease {
 		n = 0
 	}
-	if limit := 4096 + entryBytes*(n*(o.Logprobs+4)+tokens*(o.PromptLogprobs+4)); len(b) > limit {
+	listed := o.Logprobs
+	if ids := len(o.LogprobIDs); ids > 0 && listed >= 0 {
+		listed = ids + 1 // and the token itself
+	}
+	if limit := 4096 + entryBytes*(n*(listed+4)+tokens*(o.PromptLogprobs+4)); len(b) > limit {
 		return nil, fmt.Errorf("read draft: %d bytes, at most %d", len(b), limit)
 	}
 	var d Draft
@@ -215,7 +220,7 @@ func ParseDraft(b []byte, o *Order, lease bool, tokens, vocab int) (*Draft, erro
 		return ok
 	}
 	for i, s := range d.First {
-		if !known(s.Token) || !entries(s.Self, s.Top, o.Logprobs) {
+		if !known(s.Token) || !entries(s.Self, s.Top, listed) {
 			return nil, fmt.Errorf("read draft: choice %d has a token outside the vocabulary, or too many", i)
 		}
 	}

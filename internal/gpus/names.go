@@ -104,6 +104,8 @@ func ParseChoice(text string) (c Choice, err error) {
 		err = fmt.Errorf("%d GPUs: want 1 to %d", n, mostGPUs)
 	case nerr == nil:
 		c.Count = n
+	case strings.Trim(text, ", ") == "":
+		err = fmt.Errorf("%q names no GPU: want all, how many, or a list such as cuda:0,cuda:2", clip(text))
 	case strings.Trim(text, "0123456789, ") == "":
 		err = errors.New("a bare number is how many GPUs; to name them, write " + strings.ReplaceAll(prefix+clip(strings.ReplaceAll(text, " ", "")), ",", ","+prefix))
 	default:

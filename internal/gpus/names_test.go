@@ -56,6 +56,8 @@ func TestParseChoice(t *testing.T) {
 	}
 	f("", "false 0 []", "")
 	f("all", "true 0 []", "")
+	f(",", "", `"," names no GPU: want all, how many, or a list`)
+	f(" , ,", "", `names no GPU: want all`)
 	f("4", "false 4 []", "")
 	f("cuda:0,cuda:2", "false 0 [cuda:0 cuda:2]", "")
 	f("0", "", "want 1 to 999")

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -45,21 +46,24 @@ func (p *parser) chatField(c *Chat, key []byte) {
 	case "logprobs":
 		c.Logprobs = p.bool("logprobs", false)
 	case "top_logprobs":
-		c.TopLogprobs = p.intOr("top_logprobs", 0, 0, maxLogprobs)
-		p.topLogprobs = c.TopLogprobs > 0
+		c.TopLogprobs = p.intOr("top_logprobs", 0, All, maxListed)
+		p.topLogprobs = c.TopLogprobs != 0
 	case "tools":
 		c.Tools = p.tools()
 	case "tool_choice":
-		if k := p.Peek(); k != jsonscan.String && k != jsonscan.Object && k != jsonscan.Null {
-			p.wrong("tool_choice", "a string or an object")
-		}
-		c.ToolChoice = bytes.Clone(p.raw())
+		c.ToolChoice = p.toolChoice()
 	case "parallel_tool_calls":
 		c.OneCall = !p.bool("parallel_tool_calls", true)
 	case "include_reasoning":
 		c.HideReasoning = !p.bool("include_reasoning", true)
 	case "reasoning_effort":
-		p.effort = p.string("reasoning_effort")
+		if p.effort = p.string("reasoning_effort"); p.effort != "" && !slices.Contains(efforts, p.effort) {
+			p.refuse("reasoning_effort", "reasoning_effort must be one of %s, not %q", strings.Join(efforts, ", "), clip(p.effort, 40))
+		}
+	case "documents":
+		p.documents = p.documentList()
+	case "echo":
+		c.Echo = p.bool("echo", false)
 	case "response_format":
 		p.responseFormat(&c.Sampling)
 	case "add_generation_prompt":
@@ -71,15 +75,17 @@ func (p *parser) chatField(c *Chat, key []byte) {
 		c.AddSpecial = p.bool("add_special_tokens", false)
 	case "chat_template_kwargs":
 		c.TemplateKwargs = p.templateKwargs()
-	case "functions", "function_call", "audio", "chat_template":
+	case "chat_template":
+		if c.Template = p.string("chat_template"); len(c.Template) > maxTemplate {
+			p.refuse("chat_template", "chat_template has %d bytes; %d is the limit", len(c.Template), maxTemplate)
+		}
+	case "functions", "function_call", "audio", "media_io_kwargs", "mm_processor_kwargs":
 		name := string(key)
 		if p.raw() != nil {
 			p.refuse(name, "%s is not supported", name)
 		}
 	case "modalities":
-		if bytes.Contains(p.raw(), []byte("audio")) {
-			p.refuse("modalities", "only text is supported")
-		}
+		p.modalities()
 	default:
 		p.sampling(&c.Sampling, key)
 	}
@@ -91,6 +97,8 @@ func (p *parser) checkChat(c *Chat) *Error {
 		return BadRequest("messages", "messages is required and must not be empty")
 	case p.topLogprobs && !c.Logprobs:
 		return BadRequest("top_logprobs", "top_logprobs needs logprobs to be true")
+	case c.LogprobIDs != nil && !c.Logprobs:
+		return BadRequest("logprob_token_ids", "logprob_token_ids needs logprobs to be true")
 	case c.ContinueFinalMessage && c.AddGenerationPrompt && p.generationGiven:
 		return BadRequest("continue_final_message", "continue_final_message and add_generation_prompt cannot both be true")
 	}
@@ -100,7 +108,75 @@ func (p *parser) checkChat(c *Chat) *Error {
 	if p.effort != "" {
 		c.setEffort(p.effort)
 	}
-	return c.check()
+	if p.documents != nil && c.TemplateKwargs["documents"] == nil {
+		c.set("documents", p.documents)
+	}
+	return c.check(p.streamOptionsGiven)
+}
+
+// Opening is the text that an answer with echo begins with: the final message's, if it is the
+// assistant's, which the answer continues.
+func (c *Chat) Opening() string {
+	var m struct{ Role, Content string }
+	if json.Unmarshal(c.Messages[len(c.Messages)-1], &m) != nil || m.Role != "assistant" {
+		return ""
+	}
+	return m.Content
+}
+
+// efforts are the values of reasoning_effort.
+var efforts = []string{"none", "minimal", "low", "medium", "high", "xhigh", "max"}
+
+// set gives the template a variable.
+func (c *Chat) set(name string, v json.RawMessage) {
+	if c.TemplateKwargs == nil {
+		c.TemplateKwargs = map[string]json.RawMessage{}
+	}
+	c.TemplateKwargs[name] = v
+}
+
+// modalities reads a list of what the answer may be.
+func (p *parser) modalities() {
+	if !p.is("modalities", jsonscan.Array, "a list") {
+		return
+	}
+	for p.Item() {
+		if p.string("modalities") != "text" {
+			p.refuse("modalities", "only text is supported")
+		}
+	}
+}
+
+// documentList reads what a template for retrieval shows the model; nil when it is empty.
+func (p *parser) documentList() json.RawMessage {
+	p.Peek()
+	from, n := p.Pos(), 0
+	if !p.is("documents", jsonscan.Array, "a list") {
+		return nil
+	}
+	for ; p.Item(); n++ {
+		if p.Peek() != jsonscan.Object {
+			p.wrong(fmt.Sprintf("documents[%d]", n), "an object")
+		}
+		p.walk("documents")
+	}
+	if n == 0 {
+		return nil
+	}
+	return bytes.Clone(p.Since(from))
+}
+
+// toolChoice reads one of the choices, or an object that names a function, as it is.
+func (p *parser) toolChoice() json.RawMessage {
+	k := p.Peek()
+	if k != jsonscan.String && k != jsonscan.Object && k != jsonscan.Null {
+		p.wrong("tool_choice", "a string or an object")
+	}
+	raw := bytes.Clone(p.raw())
+	if k == jsonscan.String && p.Err() == nil && !slices.Contains([]string{`"none"`, `"auto"`, `"required"`}, string(raw)) {
+		p.refuse("tool_choice", "tool_choice must be none, auto, required or an object that names a function, not %s", clip(string(raw), 40))
+	}
+	return raw
 }
 
 // UsesTools reports whether the model is told of tools. With tool_choice "none" it is not, as in vLLM.
@@ -119,8 +195,7 @@ func (c *Chat) setEffort(effort string) {
 	c.TemplateKwargs = set
 }
 
-// tools checks that tools is a list of objects with a type. It keeps their text, because the
-// order of keys matters to templates.
+// tools checks a list of tools. It keeps their text, because the order of keys matters to templates.
 func (p *parser) tools() json.RawMessage {
 	p.Peek()
 	from, n := p.Pos(), 0
@@ -128,17 +203,98 @@ func (p *parser) tools() json.RawMessage {
 		return nil
 	}
 	for ; p.Item(); n++ {
-		if p.Peek() == jsonscan.Null {
-			p.wrong("tools", "an object")
-		}
-		if kind, _ := p.objectType("tools"); kind == "" {
-			p.refuse("tools", "tools[%d].type is required", n)
-		}
+		p.tool(fmt.Sprintf("tools[%d]", n))
 	}
 	if n == 0 {
 		return nil
 	}
 	return bytes.Clone(p.Since(from))
+}
+
+// tool checks one tool. Kinds other than functions are left to the template.
+func (p *parser) tool(name string) {
+	if !p.openTool(name) {
+		return
+	}
+	kind, called := "", false
+	for p.Next() == jsonscan.Key {
+		switch string(p.Decoded()) {
+		case "type":
+			kind = p.toolText(name + ".type")
+		case "function":
+			called = true
+			p.function(name + ".function")
+		default:
+			p.walk("tools")
+		}
+	}
+	switch {
+	case kind == "":
+		p.badTool(name+".type", "is required")
+	case kind == "function" && !called:
+		p.badTool(name+".function", "is required")
+	}
+}
+
+// function checks a function: its name, and that its schema is an object.
+func (p *parser) function(name string) {
+	if !p.openTool(name) {
+		return
+	}
+	called := ""
+	for p.Next() == jsonscan.Key {
+		switch string(p.Decoded()) {
+		case "name":
+			called = p.toolText(name + ".name")
+		case "description":
+			if p.Peek() != jsonscan.Null {
+				p.toolText(name + ".description")
+			} else {
+				p.walk("tools")
+			}
+		case "parameters":
+			if k := p.Peek(); k != jsonscan.Object && k != jsonscan.Null {
+				p.wrongTool(name+".parameters", "an object")
+			}
+			p.walk("tools")
+		default:
+			p.walk("tools")
+		}
+	}
+	if called == "" {
+		p.badTool(name+".name", "is required")
+	}
+}
+
+// openTool opens an object within tools, where nothing may be null.
+func (p *parser) openTool(name string) bool {
+	if p.Peek() != jsonscan.Object {
+		p.wrongTool(name, "an object")
+	}
+	p.count("tools")
+	return p.Next() == jsonscan.Object
+}
+
+func (p *parser) toolText(name string) string {
+	if p.Peek() != jsonscan.String {
+		p.wrongTool(name, "a string")
+	}
+	return p.stringOr("tools")
+}
+
+// wrongTool is wrong for part of a tool.
+func (p *parser) wrongTool(name, want string) {
+	depth := p.Depth()
+	k := p.Next()
+	p.Leave(depth)
+	p.badTool(name, "must be %s, not %s", want, kindNames[k])
+}
+
+// badTool refuses part of a tool, which it names in full.
+func (p *parser) badTool(name, format string, args ...any) {
+	if p.Err() == nil { // else what is not there is no part of a tool
+		p.Fail(BadRequest(name, name+" "+format, args...))
+	}
 }
 
 // templateKwargs reads the client's variables for the template.

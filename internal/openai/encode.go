@@ -33,7 +33,9 @@ type TokenLogprob struct {
 type Choice struct {
 	Index int
 	Text  string
-	Role  bool // in a chat stream, for the first chunk of a choice
+	// Of a chat's stream: Role opens a choice, before all else, or with its first call; End says nothing
+	// but how it ended, if there was something to say before.
+	Role, End bool
 	// Of a chat: what the model thought, and the tools that it calls.
 	Reasoning string
 	Calls     []ToolCall
@@ -46,7 +48,7 @@ type Choice struct {
 
 	TokenIDs       []int32        // with return_token_ids
 	PromptTokenIDs []int32        // with return_token_ids, first chunk of a choice or full response
-	PromptLogprobs []TokenLogprob // full completions only; nil leaves the field out
+	PromptLogprobs []TokenLogprob // of full responses; nil renders as null
 }
 
 // ToolCall is a call of a tool, or in a stream a piece of one: all pieces but the first have neither
@@ -69,6 +71,7 @@ type Usage struct {
 // Encoder writes one response, on one goroutine.
 type Encoder struct {
 	chat, ids, nullUsage bool
+	asIDs                bool   // log probabilities name tokens by their ids
 	chunk, full          []byte // up to and including `"choices":[`
 	vocab                Vocab
 	spill                func(dst []byte) []byte // nil: nowhere
@@ -82,12 +85,13 @@ type Meta struct {
 	Chat           bool
 	IncludeUsage   bool // every chunk carries "usage":null until the last (AppendUsage)
 	ReturnTokenIDs bool
+	TokensAsIDs    bool
 	Vocab          Vocab // for log probabilities
 }
 
 // NewEncoder renders the fields that repeat.
 func NewEncoder(m Meta) *Encoder {
-	e := &Encoder{chat: m.Chat, nullUsage: m.IncludeUsage, ids: m.ReturnTokenIDs, vocab: m.Vocab}
+	e := &Encoder{chat: m.Chat, nullUsage: m.IncludeUsage, ids: m.ReturnTokenIDs, asIDs: m.TokensAsIDs, vocab: m.Vocab}
 	head := func(object string) []byte {
 		b := appendStr(nil, `{"id":`, m.ID)
 		b = appendStr(b, `,"object":`, object)
@@ -114,6 +118,9 @@ func (e *Encoder) AppendChunk(dst []byte, c *Choice, usage *Usage) []byte {
 		dst = e.appendText(dst, c, false)
 	}
 	dst = append(dst, ']')
+	if e.chat && e.ids && c.PromptTokenIDs != nil {
+		dst = appendInts(append(dst, `,"prompt_token_ids":`...), c.PromptTokenIDs)
+	}
 	switch {
 	case usage != nil:
 		dst = usage.append(append(dst, `,"usage":`...))
@@ -144,7 +151,29 @@ func (e *Encoder) AppendFull(dst []byte, choices []Choice, u Usage) []byte {
 		dst = e.put(dst)
 	}
 	dst = u.append(append(dst, `],"usage":`...))
+	if e.chat { // one prompt: its part stands beside the choices
+		dst = e.appendPrompt(append(dst, ','), &choices[0])
+	}
 	return append(dst, '}')
+}
+
+// appendPrompt writes what a whole response says of the prompt.
+func (e *Encoder) appendPrompt(dst []byte, c *Choice) []byte {
+	dst = append(dst, `"prompt_logprobs":`...)
+	if c.PromptLogprobs != nil {
+		dst = e.appendPromptLogprobs(dst, c.PromptLogprobs)
+	} else {
+		dst = append(dst, "null"...)
+	}
+	return e.appendIDs(append(dst, `,"prompt_token_ids":`...), c.PromptTokenIDs)
+}
+
+// appendIDs writes ids if they were asked for, else null.
+func (e *Encoder) appendIDs(dst []byte, ids []int32) []byte {
+	if !e.ids {
+		return append(dst, "null"...)
+	}
+	return e.put(appendInts(dst, ids))
 }
 
 // WriteFull is AppendFull in pieces of some 64 KiB, which write may not keep.
@@ -211,15 +240,15 @@ func (e *Encoder) appendText(dst []byte, c *Choice, full bool) []byte {
 func (e *Encoder) appendDelta(dst []byte, c *Choice) []byte {
 	dst = appendInt(dst, `{"index":`, c.Index)
 	dst = append(dst, `,"delta":{`...)
-	if c.Role {
-		dst = append(dst, `"role":"assistant",`...)
-	}
 	from := len(dst)
-	switch other := c.Reasoning != "" || len(c.Calls) > 0; {
-	case c.Text != "" || !other && (c.Role || len(c.Logprobs) > 0 || len(c.TokenIDs) > 0):
-		dst = appendStr(dst, `"content":`, c.Text)
+	other := c.Reasoning != "" || len(c.Calls) > 0
+	switch {
+	case c.Role && len(c.Calls) > 0 && c.Text == "":
+		dst = append(dst, `"role":"assistant","content":null`...)
 	case c.Role:
-		dst = append(dst, `"content":null`...)
+		dst = append(appendStr(dst, `"role":"assistant","content":`, c.Text), `,"refusal":null`...)
+	case c.Text != "" || !other && !c.End && (len(c.Logprobs) > 0 || len(c.TokenIDs) > 0):
+		dst = appendStr(dst, `"content":`, c.Text)
 	}
 	if c.Reasoning != "" {
 		dst = e.appendReasoning(comma(dst, len(dst)-from), c.Reasoning)
@@ -285,13 +314,16 @@ func (e *Encoder) appendEnd(dst []byte, c *Choice, full bool) []byte {
 	} else {
 		dst = appendStringOrNull(append(dst, `,"stop_reason":`...), c.StopString)
 	}
-	if full && c.PromptLogprobs != nil {
-		dst = e.appendPromptLogprobs(append(dst, `,"prompt_logprobs":`...), c.PromptLogprobs)
-	}
-	if e.ids {
-		dst = e.put(appendInts(append(dst, `,"token_ids":`...), c.TokenIDs))
-		if full || c.PromptTokenIDs != nil {
-			dst = e.put(appendInts(append(dst, `,"prompt_token_ids":`...), c.PromptTokenIDs))
+	switch {
+	case full:
+		dst = e.appendIDs(append(dst, `,"token_ids":`...), c.TokenIDs)
+		if !e.chat {
+			dst = e.appendPrompt(append(dst, ','), c)
+		}
+	case e.ids:
+		dst = appendInts(append(dst, `,"token_ids":`...), c.TokenIDs)
+		if !e.chat && c.PromptTokenIDs != nil {
+			dst = appendInts(append(dst, `,"prompt_token_ids":`...), c.PromptTokenIDs)
 		}
 	}
 	return append(dst, '}')

@@ -198,8 +198,10 @@ func TestCallsAndReasoning(t *testing.T) {
 	f(openai.Choice{Calls: calls, Role: true}, `"content":null,"tool_calls":[`+first+`,`+second+`]`, `"role":"assistant","content":null,`+streamed)
 	f(openai.Choice{Calls: calls, Text: "x"}, `"content":"x","tool_calls":[`+first+`,`+second+`]`, `"content":"x",`+streamed)
 	f(openai.Choice{Reasoning: "r\n"}, `"content":"","reasoning_content":"r\n","reasoning":"r\n"`, `"reasoning_content":"r\n","reasoning":"r\n"`)
-	f(openai.Choice{Reasoning: "r", Role: true, Text: "x", Calls: calls[1:]}, `"content":"x","reasoning_content":"r","reasoning":"r","tool_calls":[`+second+`]`,
-		`"role":"assistant","content":"x","reasoning_content":"r","reasoning":"r","tool_calls":[{"index":1,`+second[1:]+`]`)
+	f(openai.Choice{Role: true}, `"content":""`, `"role":"assistant","content":"","refusal":null`)
+	f(openai.Choice{End: true, Finish: "stop", TokenIDs: []int32{1}}, `"content":""`, ``)
+	f(openai.Choice{Reasoning: "r", Text: "x", Calls: calls[1:]}, `"content":"x","reasoning_content":"r","reasoning":"r","tool_calls":[`+second+`]`,
+		`"content":"x","reasoning_content":"r","reasoning":"r","tool_calls":[{"index":1,`+second[1:]+`]`)
 	if got := string(enc.AppendChunk(nil, &openai.Choice{Calls: []openai.ToolCall{{Index: 3, Arguments: "x"}}}, nil)); !strings.Contains(got, `"delta":{"tool_calls":[{"index":3,"function":{"arguments":"x"}}]}`) {
 		t.Errorf("a piece: %s", got)
 	}
@@ -234,7 +236,7 @@ func TestFullShapes(t *testing.T) {
 		{Index: 0, Text: "x\u0000\u2028é", Finish: "stop", StopString: "\n", Logprobs: lps, PromptLogprobs: lps, TokenIDs: []int32{5, 6}, PromptTokenIDs: []int32{1}},
 		{Index: 1, Text: "\xff", Finish: "length", StopToken: 1},
 	}
-	f := func(chat bool, wantTop, wantChoice string) map[string]any {
+	f := func(chat bool, wantTop, wantChoice string) (choice, whole map[string]any) {
 		t.Helper()
 		enc := openai.NewEncoder(openai.Meta{ID: "i", Model: "m", Created: 5, Chat: chat, ReturnTokenIDs: true, Vocab: v})
 		b := enc.AppendFull(nil, choices, openai.Usage{Prompt: 3, Completion: 4, Cached: 2})
@@ -253,10 +255,10 @@ func TestFullShapes(t *testing.T) {
 		if c1 := m["choices"].([]any)[1].(map[string]any); c1["stop_reason"] != 0.0 {
 			t.Errorf("stop_reason %v", c1["stop_reason"])
 		}
-		return c
+		return c, m
 	}
 	top := "choices created id model object system_fingerprint usage"
-	c := f(false, top, "finish_reason index logprobs prompt_logprobs prompt_token_ids stop_reason text token_ids")
+	c, _ := f(false, top, "finish_reason index logprobs prompt_logprobs prompt_token_ids stop_reason text token_ids")
 	if c["text"] != "x\u0000\u2028é" || c["stop_reason"] != "\n" {
 		t.Errorf("text %q, stop_reason %q", c["text"], c["stop_reason"])
 	}
@@ -265,12 +267,19 @@ func TestFullShapes(t *testing.T) {
 	if string(got) != want {
 		t.Errorf("logprobs %s", got)
 	}
-	got, _ = json.Marshal(c["prompt_logprobs"])
-	want = `[null,{"2":{"decoded_token":"a\"","logprob":-0.5,"rank":2},"3":{"decoded_token":"b","logprob":-0.25,"rank":1},"4":{"decoded_token":"b","logprob":-9999,"rank":3},"5":{"decoded_token":"c","logprob":-3,"rank":4}}]`
-	if string(got) != want {
-		t.Errorf("prompt_logprobs %s", got)
+	prompt := func(of map[string]any) {
+		t.Helper()
+		if got, _ = json.Marshal(of["prompt_logprobs"]); string(got) != want {
+			t.Errorf("prompt_logprobs %s", got)
+		}
+		if got, _ = json.Marshal(of["prompt_token_ids"]); string(got) != "[1]" {
+			t.Errorf("prompt_token_ids %s", got)
+		}
 	}
-	c = f(true, top, "finish_reason index logprobs message prompt_logprobs prompt_token_ids stop_reason token_ids")
+	want = `[null,{"2":{"decoded_token":"a\"","logprob":-0.5,"rank":2},"3":{"decoded_token":"b","logprob":-0.25,"rank":1},"4":{"decoded_token":"b","logprob":-9999,"rank":3},"5":{"decoded_token":"c","logprob":-3,"rank":4}}]`
+	prompt(c)
+	c, whole := f(true, "choices created id model object prompt_logprobs prompt_token_ids system_fingerprint usage", "finish_reason index logprobs message stop_reason token_ids")
+	prompt(whole)
 	if k := keys(c["message"].(map[string]any)); k != "content refusal role" {
 		t.Errorf("message keys %q", k)
 	}

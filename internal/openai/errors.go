@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 )
 
@@ -64,6 +65,25 @@ func ModelNotFound(model string) *Error {
 // TooLarge is a 413.
 func TooLarge(format string, args ...any) *Error {
 	return &Error{Status: 413, Type: TypeInvalid, Code: "request_too_large", Message: fmt.Sprintf(format, args...)}
+}
+
+// CodeContext is of ContextExceeded.
+const CodeContext = "context_length_exceeded"
+
+// ContextExceeded is a 400 for a prompt of n tokens, or of more, where the model has room for most. It says
+// so in OpenAI's words, which clients look for.
+func ContextExceeded(param string, most, n int, more bool) *Error {
+	what, count := param, strconv.Itoa(n)
+	if more {
+		count = "more than " + count
+	}
+	left := ""
+	if n == most && !more {
+		left = ", which leaves none for the answer"
+	}
+	e := BadRequest(param, "This model's maximum context length is %d tokens. However, your %s resulted in %s tokens%s. Please reduce the length of the %s.", most, what, count, left, what)
+	e.Code = CodeContext
+	return e
 }
 
 // CodeTooLarge is of AnswerTooLarge.

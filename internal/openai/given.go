@@ -18,6 +18,8 @@ type Given struct {
 type GivenChoice struct {
 	IDs  []int32 // all tokens of its events
 	Done bool    // its last event was among them
+	// Begun: its first event was, which may have no token.
+	Begun bool
 }
 
 // ParseGiven reads a Given of at most so many choices.
@@ -70,10 +72,13 @@ func (p *parser) givenChoices(most int) (list []GivenChoice) {
 				c.IDs = p.tokenIDs("ids", math.MaxInt32)
 			case "done":
 				c.Done = p.bool("done", false)
+			case "begun":
+				c.Begun = p.bool("begun", false)
 			default:
 				p.Skip()
 			}
 		}
+		c.Begun = c.Begun || len(c.IDs) > 0
 		list = append(list, c)
 	}
 	return list

@@ -5,6 +5,14 @@ import (
 	"strconv"
 )
 
+// tokenText is how log probabilities name a token.
+func (e *Encoder) tokenText(id int32) string {
+	if e.asIDs {
+		return "token_id:" + strconv.Itoa(int(id))
+	}
+	return e.vocab.TokenText(id)
+}
+
 // appendTextLogprobs writes the completions shape: parallel lists, echo's entries first.
 func (e *Encoder) appendTextLogprobs(dst []byte, echo, lps []TokenLogprob) []byte {
 	if lps == nil {
@@ -31,7 +39,7 @@ func (e *Encoder) appendTextLogprobs(dst []byte, echo, lps []TokenLogprob) []byt
 		return appendLogprob(dst, lp.Logprob)
 	})
 	dst = list(dst, `,"tokens":[`, func(dst []byte, lp *TokenLogprob) []byte {
-		return AppendString(dst, e.vocab.TokenText(lp.ID))
+		return AppendString(dst, e.tokenText(lp.ID))
 	})
 	dst = list(dst, `,"top_logprobs":[`, e.appendTopMap)
 	return append(dst, '}')
@@ -43,7 +51,7 @@ func (e *Encoder) appendTopMap(dst []byte, lp *TokenLogprob) []byte {
 	if lp.None {
 		return append(dst, "null"...)
 	}
-	self := e.vocab.TokenText(lp.ID)
+	self := e.tokenText(lp.ID)
 	dst = append(dst, '{')
 	dst = AppendString(dst, self)
 	dst = append(dst, ':')
@@ -52,7 +60,7 @@ func (e *Encoder) appendTopMap(dst []byte, lp *TokenLogprob) []byte {
 	seen := append(space[:0], self)
 	for i := range lp.Top {
 		t := &lp.Top[i]
-		text := e.vocab.TokenText(t.ID)
+		text := e.tokenText(t.ID)
 		if slices.Contains(seen, text) {
 			continue
 		}
@@ -86,7 +94,7 @@ func (e *Encoder) appendChatLogprobs(dst []byte, lps []TokenLogprob) []byte {
 
 // appendEntry writes {"token","logprob","bytes" and leaves the brace open.
 func (e *Encoder) appendEntry(dst []byte, t *TopLogprob) []byte {
-	dst = appendStr(dst, `{"token":`, e.vocab.TokenText(t.ID))
+	dst = appendStr(dst, `{"token":`, e.tokenText(t.ID))
 	dst = append(dst, `,"logprob":`...)
 	dst = appendLogprob(dst, t.Logprob)
 	dst = append(dst, `,"bytes":`...)

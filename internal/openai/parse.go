@@ -2,9 +2,11 @@ package openai
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 
 	"github.com/xpyd/xpyd/internal/jsonscan"
 )
@@ -30,8 +32,11 @@ func ParseCompletion(body []byte, vocab int) (*Completion, *Error) {
 	case *c.MaxTokens == 0 && !c.Echo:
 		return nil, BadRequest("max_tokens", "max_tokens must be between 1 and %d, not 0 (which goes with echo only)", math.MaxInt32)
 	}
-	if err := c.check(); err != nil {
+	if err := c.check(p.streamOptionsGiven); err != nil {
 		return nil, err
+	}
+	if c.LogprobIDs != nil && (c.Logprobs == nil || *c.MaxTokens == 0) {
+		return nil, BadRequest("logprob_token_ids", "logprob_token_ids needs logprobs, and max_tokens above 0")
 	}
 	return c, nil
 }
@@ -44,7 +49,7 @@ func (p *parser) completionField(c *Completion, key []byte) {
 	case "echo":
 		c.Echo = p.bool("echo", false)
 	case "logprobs":
-		c.Logprobs = p.optInt("logprobs", 0, maxLogprobs)
+		c.Logprobs = p.optInt("logprobs", All, maxListed)
 	case "max_tokens":
 		c.MaxTokens = new(p.intOr("max_tokens", 16, 0, math.MaxInt32))
 	case "add_special_tokens":
@@ -75,10 +80,13 @@ type parser struct {
 	unknown bool // an unknown field was skipped
 	values  int  // JSON values in the field being read, see maxValues
 
+	streamOptionsGiven bool
+
 	completionTokens bool   // max_completion_tokens was given
 	topLogprobs      bool   // top_logprobs above 0 was given
 	generationGiven  bool   // add_generation_prompt was given
 	effort           string // reasoning_effort
+	documents        json.RawMessage
 }
 
 // sampling reads one field that completions and chat share. It skips unknown ones.
@@ -134,13 +142,35 @@ func (p *parser) sampling(s *Sampling, key []byte) {
 	case "logit_bias":
 		s.LogitBias = p.logitBias()
 	case "prompt_logprobs":
-		s.PromptLogprobs = p.optInt("prompt_logprobs", 0, maxLogprobs)
+		s.PromptLogprobs = p.optInt("prompt_logprobs", All, maxListed)
+	case "logprob_token_ids":
+		s.LogprobIDs = p.someIDs("logprob_token_ids", maxBias)
+	case "allowed_token_ids":
+		s.AllowedIDs = p.someIDs("allowed_token_ids", maxAllowed)
+	case "bad_words":
+		s.BadWords = p.badWords()
+	case "truncate_prompt_tokens":
+		if s.Truncate = p.optInt("truncate_prompt_tokens", -1, math.MaxInt32); s.Truncate != nil && *s.Truncate == 0 {
+			p.refuse("truncate_prompt_tokens", "truncate_prompt_tokens must be -1 or above 0")
+		}
+	case "truncation_side":
+		switch side := p.string("truncation_side"); side {
+		case "", "left", "right":
+			s.KeepHead = side == "right"
+		default:
+			p.refuse("truncation_side", "truncation_side must be left or right, not %q", clip(side, 40))
+		}
 	case "return_token_ids":
 		s.ReturnTokenIDs = p.bool("return_token_ids", false)
+	case "return_tokens_as_token_ids":
+		s.TokensAsIDs = p.bool("return_tokens_as_token_ids", false)
 	case "cache_salt":
 		given := p.Peek() != jsonscan.Null
-		if s.CacheSalt = p.string("cache_salt"); given && s.CacheSalt == "" {
+		switch s.CacheSalt = p.string("cache_salt"); {
+		case given && s.CacheSalt == "":
 			p.refuse("cache_salt", "cache_salt must not be empty")
+		case len(s.CacheSalt) > maxSalt:
+			p.refuse("cache_salt", "cache_salt has %d bytes; %d is the limit", len(s.CacheSalt), maxSalt)
 		}
 	case "cache_priority":
 		s.CachePriority = p.intOr("cache_priority", 50, 0, 100) - 50
@@ -153,10 +183,16 @@ func (p *parser) sampling(s *Sampling, key []byte) {
 		if p.bool("use_beam_search", false) {
 			p.refuse("use_beam_search", "use_beam_search is not supported")
 		}
-	case "allowed_token_ids", "bad_words", "logits_processors", "prompt_embeds", "truncate_prompt_tokens":
+	case "logits_processors", "prompt_embeds":
 		// They would change the answer, so they may not be ignored.
 		name := string(key)
 		if raw := p.raw(); raw != nil && string(raw) != "[]" {
+			p.refuse(name, "%s is not supported", name)
+		}
+	case "stop_regex", "lora_path", "thinking_token_budget", "watermarking", "repetition_detection", "return_weight_versions",
+		"return_prompt_text", "ec_transfer_params":
+		name := string(key)
+		if raw := p.raw(); raw != nil && string(raw) != "false" {
 			p.refuse(name, "%s is not supported", name)
 		}
 	default:
@@ -168,13 +204,13 @@ func (p *parser) sampling(s *Sampling, key []byte) {
 }
 
 // check refuses what single fields cannot show.
-func (s *Sampling) check() *Error {
+func (s *Sampling) check(streamOptions bool) *Error {
 	switch {
 	case s.MaxTokens != nil && s.MinTokens > *s.MaxTokens:
 		return BadRequest("min_tokens", "min_tokens (%d) is above max_tokens (%d)", s.MinTokens, *s.MaxTokens)
 	case s.Stream && s.PromptLogprobs != nil:
 		return BadRequest("prompt_logprobs", "prompt_logprobs is not available when stream is true")
-	case !s.Stream && (s.IncludeUsage || s.ContinuousUsage):
+	case !s.Stream && streamOptions:
 		return BadRequest("stream_options", "stream_options needs stream to be true")
 	}
 	return nil
@@ -198,6 +234,7 @@ func (p *parser) floatOr(field string, s *Sampling, f Fields, def float32, lo, h
 
 func (p *parser) streamOptions(s *Sampling) {
 	s.IncludeUsage, s.ContinuousUsage = false, false
+	p.streamOptionsGiven = p.Peek() != jsonscan.Null
 	if !p.is("stream_options", jsonscan.Object, "an object") {
 		return
 	}
@@ -284,6 +321,41 @@ func (p *parser) idsAfter(ids []int32, field string, limit int) []int32 {
 	return ids
 }
 
+// someIDs reads a list of token ids; nil for null, and refused if it is empty: it would leave nothing.
+func (p *parser) someIDs(field string, limit int) []int32 {
+	ids := p.tokenIDs(field, limit)
+	if ids != nil && len(ids) == 0 {
+		p.refuse(field, "%s must not be empty", field)
+	}
+	return ids
+}
+
+// badWords reads a list of texts, none of them empty.
+func (p *parser) badWords() (out []string) {
+	if !p.is("bad_words", jsonscan.Array, "a list of strings") {
+		return nil
+	}
+	for p.Item() {
+		name := fmt.Sprintf("bad_words[%d]", len(out))
+		word := ""
+		if p.Peek() == jsonscan.String {
+			word = p.string(name)
+		} else {
+			p.wrong(name, "a string")
+		}
+		switch {
+		case word == "":
+			p.refuse("bad_words", "%s must not be empty", name)
+		case len(word) > maxStopBytes:
+			p.refuse("bad_words", "%s is longer than %d bytes", name, maxStopBytes)
+		case len(out) == maxBias:
+			p.refuse("bad_words", "bad_words has more than %d entries", maxBias)
+		}
+		out = append(out, word)
+	}
+	return out
+}
+
 // stop reads a string or a list of strings, none of them empty.
 func (p *parser) stop() (out []string) {
 	one := func(field string) {
@@ -317,10 +389,16 @@ func (p *parser) logitBias() (out []Bias) {
 		return nil
 	}
 	at := map[int32]int{} // id -> index in out, for duplicate keys
+	var bad []string      // keys, for the message
 	for p.Next() == jsonscan.Key {
-		id, err := strconv.ParseInt(string(p.Decoded()), 10, 32)
+		key := p.Decoded()
+		id, err := strconv.ParseInt(string(key), 10, 32)
 		if err != nil || id < 0 || id > p.highestID() {
-			p.refuse("logit_bias", "logit_bias has the key %q, which is no token id of this model", clip(string(p.Decoded()), 40))
+			if len(bad) < maxNamed {
+				bad = append(bad, strconv.Quote(clip(string(key), 40)))
+			}
+			p.Skip()
+			continue
 		}
 		v, given := p.float(fmt.Sprintf("logit_bias[%d]", id), -100, 100)
 		i, twice := at[int32(id)]
@@ -336,8 +414,14 @@ func (p *parser) logitBias() (out []Bias) {
 			out = append(out, Bias{int32(id), v})
 		}
 	}
+	if len(bad) > 0 {
+		p.refuse("logit_bias", "logit_bias has the keys %s, which are no token ids of this model: it has %d, from 0 on", strings.Join(bad, ", "), p.highestID()+1)
+	}
 	return out
 }
+
+// maxNamed is how many of an object's wrong keys an error names.
+const maxNamed = 8
 
 // objectType reads an object, counting its values, and returns its member "type"; given is
 // false for null.

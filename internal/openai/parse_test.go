@@ -13,12 +13,11 @@ import (
 
 // TestLimits: what is just within a limit is taken.
 func TestLimits(t *testing.T) {
-	list := func(n int, one string) string { return strings.TrimSuffix(strings.Repeat(one+",", n), ",") }
 	for _, body := range []string{
 		`{"prompt":"x","n":128}`, `{"prompt":"x","n":1}`, `{"prompt":"x","logprobs":20}`, `{"prompt":"x","logprobs":0}`,
 		`{"prompt":"x","stop":"` + strings.Repeat("x", 1024) + `"}`,
-		`{"prompt":"x","stop":[` + list(16, `"a"`) + `]}`,
-		`{"prompt":[` + list(256, `"a"`) + `]}`, `{"prompt":[` + list(256, `[1]`) + `]}`,
+		`{"prompt":"x","stop":[` + times(16, `"a"`) + `]}`,
+		`{"prompt":[` + times(256, `"a"`) + `]}`, `{"prompt":[` + times(256, `[1]`) + `]}`,
 		`{"prompt":[511,0]}`, `{"prompt":"x","logit_bias":{"511":100,"0":-100}}`,
 		`{"prompt":"x","a":` + strings.Repeat("[", 63) + strings.Repeat("]", 63) + `}`,
 		`{"prompt":"x","temperature":2}`, `{"prompt":"x","temperature":0}`, `{"prompt":"x","top_p":1}`,
@@ -27,7 +26,7 @@ func TestLimits(t *testing.T) {
 		`{"prompt":"x","max_tokens":2147483647,"min_tokens":2147483647,"top_k":2147483647}`, `{"prompt":"x","max_tokens":4,"min_tokens":4}`,
 		`{"prompt":"x","prompt_logprobs":20}`, `{"prompt":"x","repetition_penalty":2}`, `{"prompt":"x","seed":9223372036854775807}`, `{"prompt":"x","seed":9007199254740992.0}`,
 		`{"prompt":"x","use_beam_search":false,"best_of":1,"suffix":"","bad_words":[],"guided_json":null,"response_format":{"type":"text"}}`,
-		`{"prompt":"x","stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`, `{"prompt":"x","stream_options":{"include_usage":false}}`,
+		`{"prompt":"x","stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}`, `{"prompt":"x","stream_options":null}`,
 		`{"prompt":"x","min_p":1}`, `{"prompt":"x","min_p":0}`, `{"prompt":"x","top_k":-1}`, `{"prompt":"x","top_k":0}`, `{"prompt":"x","top_k":1}`,
 	} {
 		if _, err := openai.ParseCompletion([]byte(body), 512); err != nil {
@@ -35,6 +34,9 @@ func TestLimits(t *testing.T) {
 		}
 	}
 }
+
+// times is a list's items: one, n times.
+func times(n int, one string) string { return strings.TrimSuffix(strings.Repeat(one+",", n), ",") }
 
 // TestCutShort: a body that ends anywhere is refused, and nothing behind it is read.
 func TestCutShort(t *testing.T) {
@@ -126,7 +128,7 @@ func TestBadCompletions(t *testing.T) {
 		{`{"prompt":"x","repetition_penalty":0}`, "repetition_penalty", "above 0"},
 		{`{"prompt":"x","seed":1e300}`, "seed", "between"},
 		{`{"prompt":"x","seed":"1"}`, "seed", "integer"},
-		{`{"prompt":"x","logprobs":21}`, "logprobs", "between 0 and 20"},
+		{`{"prompt":"x","logprobs":262145}`, "logprobs", "between -1 and 262144"},
 		{`{"prompt":"x","logprobs":true}`, "logprobs", "integer"},
 		{`{"prompt":"x","stop":1}`, "stop", "a string or a list"},
 		{`{"prompt":"x","stop":["a",1]}`, "stop", "stop[1]"},
@@ -153,15 +155,33 @@ func TestBadCompletions(t *testing.T) {
 		{`{"prompt":"x","kv_transfer_params":[]}`, "kv_transfer_params", "object"},
 		{`{"prompt":[` + strings.Repeat(`"a",`, 256) + `"a"]}`, "prompt", "more than 256"},
 		{`{"prompt":"x","use_beam_search":true}`, "use_beam_search", "not supported"},
-		{`{"prompt":"x","allowed_token_ids":[1]}`, "allowed_token_ids", "not supported"},
-		{`{"prompt":"x","bad_words":["a"]}`, "bad_words", "not supported"},
+		{`{"prompt":"x","allowed_token_ids":[]}`, "allowed_token_ids", "must not be empty"},
+		{`{"prompt":"x","allowed_token_ids":[512]}`, "allowed_token_ids", "between 0 and 511"},
+		{`{"prompt":"x","allowed_token_ids":7}`, "allowed_token_ids", "a list of token ids"},
+		{`{"prompt":"x","logprobs":0,"logprob_token_ids":[]}`, "logprob_token_ids", "must not be empty"},
+		{`{"prompt":"x","logprobs":0,"logprob_token_ids":[` + times(1025, "1") + `]}`, "logprob_token_ids", "more than 1024"},
+		{`{"prompt":"x","logprob_token_ids":[1]}`, "logprob_token_ids", "needs logprobs"},
+		{`{"prompt":"x","logprobs":0,"logprob_token_ids":[1],"echo":true,"max_tokens":0}`, "logprob_token_ids", "max_tokens above 0"},
+		{`{"prompt":"x","bad_words":[""]}`, "bad_words", "must not be empty"},
+		{`{"prompt":"x","bad_words":[1]}`, "bad_words", "bad_words[0] must be a string"},
+		{`{"prompt":"x","bad_words":"a"}`, "bad_words", "a list of strings"},
+		{`{"prompt":"x","bad_words":["` + strings.Repeat("a", 1025) + `"]}`, "bad_words", "longer than 1024"},
+		{`{"prompt":"x","bad_words":[` + times(1025, `"a"`) + `]}`, "bad_words", "more than 1024"},
+		{`{"prompt":"x","stop_regex":"a"}`, "stop_regex", "not supported"},
+		{`{"prompt":"x","lora_path":"a"}`, "lora_path", "not supported"},
+		{`{"prompt":"x","thinking_token_budget":0}`, "thinking_token_budget", "not supported"},
+		{`{"prompt":"x","watermarking":true}`, "watermarking", "not supported"},
+		{`{"prompt":"x","stream_options":{}}`, "stream_options", "stream"},
+		{`{"prompt":"x","truncate_prompt_tokens":0}`, "truncate_prompt_tokens", "-1 or above 0"},
+		{`{"prompt":"x","truncate_prompt_tokens":-2}`, "truncate_prompt_tokens", "between -1 and"},
+		{`{"prompt":"x","truncation_side":"top"}`, "truncation_side", "left or right"},
+		{`{"prompt":"x","return_tokens_as_token_ids":1}`, "return_tokens_as_token_ids", "boolean"},
 		{`{"prompt":"x","logits_processors":["a"]}`, "logits_processors", "not supported"},
 		{`{"prompt":"x","prompt_embeds":"a"}`, "prompt_embeds", "not supported"},
-		{`{"prompt":"x","truncate_prompt_tokens":1}`, "truncate_prompt_tokens", "not supported"},
 		{`{"prompt":"x","stream_options":{"continuous_usage_stats":true}}`, "stream_options", "stream"},
 		{`{"prompt":"x","stream":true,"stream_options":{"continuous_usage_stats":1}}`, "stream_options.continuous_usage_stats", "boolean"},
-		{`{"prompt":"x","prompt_logprobs":21}`, "prompt_logprobs", "between 0 and 20"},
-		{`{"prompt":"x","prompt_logprobs":-1}`, "prompt_logprobs", "between 0 and 20"},
+		{`{"prompt":"x","prompt_logprobs":262145}`, "prompt_logprobs", "between -1 and"},
+		{`{"prompt":"x","prompt_logprobs":-2}`, "prompt_logprobs", "between -1 and"},
 		{`{"prompt":"x","min_tokens":-1}`, "min_tokens", "between 0 and"},
 		{`{"prompt":"x","min_tokens":17}`, "min_tokens", "above max_tokens (16)"},
 		{`{"prompt":"x","top_k":2147483648}`, "top_k", "between -1 and 2147483647"},
@@ -173,7 +193,8 @@ func TestBadCompletions(t *testing.T) {
 		{`{"prompt":"x","seed":-9007199254740994.0}`, "seed", "between"},
 		{`{"prompt":"x","echo":"yes"}`, "echo", "boolean"},
 		{`{"prompt":"x","stop":[]` + `,"cache_salt":1}`, "cache_salt", "string"},
-		{`{"prompt":"x","logit_bias":{"-1":1}}`, "logit_bias", `the key "-1", which is no token id`},
+		{`{"prompt":"x","logit_bias":{"-1":1}}`, "logit_bias", `the keys "-1", which are no token ids`},
+		{`{"prompt":"x","logit_bias":{"a":1,"5":2,"512":{}}}`, "logit_bias", `the keys "a", "512", which are no token ids of this model: it has 512`},
 		{`{"prompt":"x","stop":[` + strings.Repeat(`"a",`, 16) + `"a"]}`, "stop", "more than 16"},
 		{`{"prompt":"x","max_tokens":1.5}`, "max_tokens", "must be an integer, not 1.5"},
 		{`{"prompt":"x","n":129}`, "n", "between 1 and 128, not 129"},
@@ -247,18 +268,33 @@ func TestBadChats(t *testing.T) {
 		{`{"messages":[{"role":"user","content":[{"type":"text","text":"x","text":null}]}]}`, "messages", "text must be a string"},
 		{`{` + hi + `,"logprobs":1}`, "logprobs", "boolean"},
 		{`{` + hi + `,"top_logprobs":3}`, "top_logprobs", "logprobs"},
-		{`{` + hi + `,"logprobs":true,"top_logprobs":21}`, "top_logprobs", "between 0 and 20"},
+		{`{` + hi + `,"logprobs":true,"top_logprobs":262145}`, "top_logprobs", "between -1 and"},
 		{`{` + hi + `,"max_tokens":0}`, "max_tokens", "between 1 and 2147483647, not 0"},
 		{`{` + hi + `,"tools":{}}`, "tools", "list"},
-		{`{` + hi + `,"tools":[{}]}`, "tools", "type"},
+		{`{` + hi + `,"tools":[{}]}`, "tools[0].type", "is required"},
 		{`{` + hi + `,"tool_choice":3}`, "tool_choice", "string or an object"},
+		{`{` + hi + `,"tool_choice":"AUTO"}`, "tool_choice", `must be none, auto, required or an object that names a function, not "AUTO"`},
+		{`{` + hi + `,"modalities":["text","audio"]}`, "modalities", "only text"},
 		{`{` + hi + `,"response_format":"json"}`, "response_format", "object"},
 		{`{` + hi + `,"response_format":{}}`, "response_format", "type"},
 		{`{` + hi + `,"functions":[]}`, "functions", "not supported"},
 		{`{` + hi + `,"chat_template_kwargs":1}`, "chat_template_kwargs", "object"},
 		{`{` + hi + `,"add_generation_prompt":true,"continue_final_message":true}`, "continue_final_message", "both"},
-		{`{` + hi + `,"tools":[null]}`, "tools", "object"},
-		{`{` + hi + `,"tools":[{"type":"function"},{"type":""}]}`, "tools", "tools[1].type"},
+		{`{` + hi + `,"tools":[null]}`, "tools[0]", "object"},
+		{`{` + hi + `,"tools":[{"type":"x"},{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":3}}]}`, "tools[2].function.name", "must be a string, not a number"},
+		{`{` + hi + `,"tools":[{"type":"function","function":{"description":"d"}}]}`, "tools[0].function.name", "is required"},
+		{`{` + hi + `,"tools":[{"type":"function","function":{"name":""}}]}`, "tools[0].function.name", "is required"},
+		{`{` + hi + `,"tools":[{"type":"function","function":[]}]}`, "tools[0].function", "must be an object, not an array"},
+		{`{` + hi + `,"tools":[{"type":7}]}`, "tools[0].type", "must be a string, not a number"},
+		{`{` + hi + `,"tools":[{"type":"function","function":{"name":"f","parameters":"{}"}}]}`, "tools[0].function.parameters", "must be an object, not a string"},
+		{`{` + hi + `,"tools":[{"type":"function","function":{"name":"f","description":7}}]}`, "tools[0].function.description", "must be a string, not a number"},
+		{`{` + hi + `,"reasoning_effort":"Hmm"}`, "reasoning_effort", `must be one of none, minimal, low, medium, high, xhigh, max, not "Hmm"`},
+		{`{` + hi + `,"documents":[{},1]}`, "documents", "documents[1] must be an object"},
+		{`{` + hi + `,"documents":"x"}`, "documents", "a list"},
+		{`{` + hi + `,"logprob_token_ids":[1]}`, "logprob_token_ids", "logprobs"},
+		{`{` + hi + `,"mm_processor_kwargs":{"a":1}}`, "mm_processor_kwargs", "not supported"},
+		{`{` + hi + `,"echo":"x"}`, "echo", "boolean"},
+		{`{` + hi + `,"tools":[{"type":"function"},{"type":""}]}`, "tools[0].function", "is required"},
 		{`{` + hi + `,"reasoning_effort":3}`, "reasoning_effort", "string"},
 		{`{` + hi + `,"parallel_tool_calls":"no"}`, "parallel_tool_calls", "boolean"},
 		{`{` + hi + `,"audio":{}}`, "audio", "not supported"},
@@ -267,7 +303,7 @@ func TestBadChats(t *testing.T) {
 		{`{` + hi + `,"stream":true,"prompt_logprobs":1}`, "prompt_logprobs", "stream"},
 		{`{` + hi + `,"n":0}`, "n", "between 1 and 128"},
 		{`{` + hi + `,"min_tokens":5}`, "ok", ""},
-		{`{` + hi + `,"chat_template":"x"}`, "chat_template", "not supported"},
+		{`{` + hi + `,"chat_template":"` + strings.Repeat("x", 256<<10+1) + `"}`, "chat_template", "is the limit"},
 		{`{` + hi + `,"function_call":"auto"}`, "function_call", "not supported"},
 		{`{` + hi + `,"modalities":["text","audio"]}`, "modalities", "only text"},
 		{`{` + hi + `,"modalities":["text"],"functions":null,"tools":[],"tool_choice":"auto","response_format":null}`, "ok", ""},
@@ -456,7 +492,7 @@ func TestTokenize(t *testing.T) {
 	f(`{"model":"m",`+chat+`}`, "", true, false, false)
 	f(`{"model":"m",`+chat+`,"add_special_tokens":true,"prompt":null}`, "", true, true, false)
 	for body, param := range map[string]string{
-		`{}`: "prompt", `{"prompt":null}`: "prompt", `{"prompt":"x",` + chat + `}`: "prompt", `{"messages":[]}`: "prompt", `{"prompt":3}`: "prompt",
+		`{}`: "prompt", `{"prompt":null}`: "prompt", `{"prompt":"x",` + chat + `}`: "prompt", `{"messages":[]}`: "messages", `{"prompt":3}`: "prompt",
 		`{` + chat + `,"top_logprobs":2}`: "top_logprobs", `{"prompt":"x"`: "",
 	} {
 		if got, err := openai.ParseTokenize([]byte(body), 0); err == nil || got != nil || err.Param != param {

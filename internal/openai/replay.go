@@ -32,8 +32,8 @@ var replayFields = map[string]int{
 	"skip_special_tokens": fieldCarried, "spaces_between_special_tokens": fieldCarried,
 	"repetition_penalty": fieldCarried, // counts prompt and answer alike
 
-	"prompt": fieldSpent, "messages": fieldSpent, "add_special_tokens": fieldSpent, "truncate_prompt_tokens": fieldSpent,
-	"chat_template": fieldSpent, "chat_template_kwargs": fieldSpent, "add_generation_prompt": fieldSpent, "continue_final_message": fieldSpent,
+	"prompt": fieldSpent, "messages": fieldSpent, "add_special_tokens": fieldSpent, "truncate_prompt_tokens": fieldSpent, "truncation_side": fieldSpent,
+	"chat_template": fieldSpent, "chat_template_kwargs": fieldSpent, "add_generation_prompt": fieldSpent, "continue_final_message": fieldSpent, "documents": fieldSpent,
 	"max_tokens": fieldSpent, "max_completion_tokens": fieldSpent, "min_tokens": fieldSpent,
 	"service_tier": fieldSpent, "metadata": fieldSpent, "store": fieldSpent,
 

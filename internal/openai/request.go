@@ -4,13 +4,20 @@ import "encoding/json"
 
 // Limits of a request.
 const (
-	maxPrompts   = 256  // in one completion request
-	maxN         = 128  // choices a prompt
-	maxLogprobs  = 20   // alternatives a position
-	maxStops     = 16   // stop strings
-	maxStopBytes = 1024 // of one stop string
-	maxBias      = 1024 // entries of logit_bias and stop_token_ids
+	maxPrompts   = 256       // in one completion request
+	maxN         = 128       // choices a prompt
+	MaxLogprobs  = 20        // alternatives a position
+	maxStops     = 16        // stop strings
+	maxStopBytes = 1024      // of one stop string
+	maxBias      = 1024      // entries of logit_bias, stop_token_ids, bad_words and logprob_token_ids
+	maxListed    = 1 << 18   // log probabilities a position: any vocabulary
+	maxAllowed   = 1 << 18   // entries of allowed_token_ids: any vocabulary
+	maxSalt      = 1024      // bytes of a cache_salt
+	maxTemplate  = 256 << 10 // bytes of a chat_template
 )
+
+// All as a number of log probabilities is the whole vocabulary.
+const All = -1
 
 // Fields is a set of request fields that the client gave a value. A worker takes the others
 // from the model's generation config.
@@ -64,10 +71,19 @@ type Sampling struct {
 	Repetition  float32 // (0,2], 1
 	LogitBias   []Bias
 
-	PromptLogprobs *int // prompt_logprobs: alternatives at each prompt position
+	AllowedIDs []int32  // allowed_token_ids: nothing else is drawn; nil: anything is
+	BadWords   []string // none is drawn, alone or behind a space
+
+	PromptLogprobs *int    // prompt_logprobs: alternatives at each prompt position; All: the vocabulary
+	LogprobIDs     []int32 // logprob_token_ids: listed instead of the most likely; nil: these are
 	ReturnTokenIDs bool
-	CacheSalt      string // separates prefix caches
-	CachePriority  int    // cache_priority (0..100) minus its default of 50: KV of lower priority is evicted first
+	TokensAsIDs    bool // return_tokens_as_token_ids: log probabilities name tokens as token_id:N
+
+	Truncate *int // truncate_prompt_tokens: of a longer prompt so many remain; -1: as many as fit; nil: it is refused
+	KeepHead bool // truncation_side is right: the first remain, else the last
+
+	CacheSalt     string // separates prefix caches
+	CachePriority int    // cache_priority (0..100) minus its default of 50: KV of lower priority is evicted first
 
 	Constraint *Constraint // nil: any text
 
@@ -86,7 +102,7 @@ type Completion struct {
 	Sampling
 	Prompts    []Prompt // at least one
 	Echo       bool
-	Logprobs   *int // 0..20; nil: none
+	Logprobs   *int // alternatives, or All; nil: none
 	AddSpecial bool // add_special_tokens, default true
 }
 
@@ -98,7 +114,8 @@ type Chat struct {
 	// and a content that is absent or null is "", as in vLLM: many templates take nothing else.
 	Messages    []json.RawMessage
 	Logprobs    bool
-	TopLogprobs int // 0..20
+	TopLogprobs int  // alternatives, or All
+	Echo        bool // the answer has the final message in front of what continues it
 
 	Tools         json.RawMessage // array; nil when absent or empty
 	ToolChoice    json.RawMessage
@@ -108,7 +125,8 @@ type Chat struct {
 	AddGenerationPrompt  bool // default true
 	ContinueFinalMessage bool
 	AddSpecial           bool                       // default false: templates write their own
-	TemplateKwargs       map[string]json.RawMessage // chat_template_kwargs, and reasoning_effort
+	TemplateKwargs       map[string]json.RawMessage // chat_template_kwargs, reasoning_effort and documents
+	Template             string                     // chat_template: instead of the model's; "": that one
 }
 
 // Tokenize is a POST /tokenize body: a prompt, or a chat when Chat is set.

@@ -122,7 +122,7 @@ func (t *Top) field(r *reader, key []byte) {
 		raw := r.raw()
 		t.Logprobs = t.Logprobs || truth(raw)
 		if n, ok := atoi(raw); ok {
-			t.TopLogprobs = max(t.TopLogprobs, min(n, maxLogprobs))
+			t.TopLogprobs = max(t.TopLogprobs, min(n, MaxLogprobs))
 		}
 	case "prompt_logprobs":
 		t.PromptLogprobs = r.raw() != nil

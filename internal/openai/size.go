@@ -23,12 +23,13 @@ type TokenSizes struct {
 // leastTokens are lower bounds for all models. A float32 takes as much as appendLogprob writes: a
 // sign, and 9 significant digits from 1e-6 on, or 5 digits before the point. Text is never zero:
 // Fits divides by what a token adds.
-var leastTokens = TokenSizes{Text: 1, Token: 3, Bytes: len("null"), ID: 1, Float: 20}
+var leastTokens = TokenSizes{Text: 1, Token: len(`"token_id:0"`), Bytes: len("null"), ID: 1, Float: 20}
 
 // MeasureTokens measures the tokens 0 to n-1.
 func MeasureTokens(v Vocab, n int) TokenSizes {
 	s := leastTokens
 	s.ID = len(strconv.Itoa(max(n-1, 0)))
+	s.Token = len(`"token_id:"`) + s.ID
 	for id := range int32(n) {
 		text, raw := v.TokenText(id), v.TokenBytes(id)
 		s.Token = max(s.Token, StringSize(text))
@@ -95,7 +96,7 @@ type Shape struct {
 
 	Prompt         int    // tokens of the prompt
 	Echo           bool   // of the prompt, and its log probabilities if there are any
-	Text           string // of the prompt, with Echo
+	Text           string // in front of the answer: the prompt's, with Echo
 	PromptLogprobs int    // alternatives of each of the prompt's tokens; -1 without
 }
 
@@ -134,11 +135,11 @@ func (s *Shape) head(t *TokenSizes) int {
 	if s.IDs {
 		n += s.Prompt * (t.ID + 1)
 	}
-	if s.Echo {
+	if s.Text != "" {
 		n += StringSize(s.Text)
-		if s.Logprobs >= 0 {
-			n += s.Prompt * s.textEntry(t)
-		}
+	}
+	if s.Echo && s.Logprobs >= 0 {
+		n += s.Prompt * s.textEntry(t)
 	}
 	if s.PromptLogprobs >= 0 {
 		// "id":{"logprob":…,"rank":…,"decoded_token":…}, once more for a token that is not
@@ -184,8 +185,17 @@ func (s *Shape) textEntry(t *TokenSizes) int {
 }
 
 // Surely returns a lower bound, for any model, of a worker's bound for the response.
-func (t *Top) Surely() int {
-	s := Shape{Chat: t.Messages, Tokens: min(t.MaxTokens, 1<<24), Logprobs: -1, PromptLogprobs: -1}
+// context is how many tokens its prompt and answer have at most; 0: unknown.
+func (t *Top) Surely(context int) int {
+	tokens := min(t.MaxTokens, 1<<24)
+	if context > 0 { // a worker cuts it: a token of the prompt takes a byte at least, and a template is not known
+		room := context - len(t.Prompt)
+		if t.Messages && tokens >= context {
+			room = 0
+		}
+		tokens = min(tokens, max(room, 0))
+	}
+	s := Shape{Chat: t.Messages, Tokens: tokens, Logprobs: -1, PromptLogprobs: -1}
 	if t.Logprobs {
 		s.Logprobs = t.TopLogprobs
 	}

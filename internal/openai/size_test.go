@@ -119,7 +119,7 @@ func checkSize(t *testing.T, seed uint64) {
 	}
 	usage := openai.Usage{Prompt: math.MaxInt32, Completion: math.MaxInt32, Cached: math.MaxInt32}
 	meta := openai.Meta{ID: "cmpl-" + strings.Repeat("\"", 256), Model: strings.Repeat("m", 500), Created: math.MaxInt64, Chat: s.Chat,
-		IncludeUsage: true, ReturnTokenIDs: s.IDs, Vocab: v}
+		IncludeUsage: true, ReturnTokenIDs: s.IDs, TokensAsIDs: r.IntN(2) == 0, Vocab: v}
 	enc := openai.NewEncoder(meta)
 	whole := enc.AppendFull(nil, choices, usage)
 	if len(whole) > total {
@@ -191,7 +191,7 @@ func TestSurely(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if n := top.Surely(); n < want/2 || n > 2*want {
+		if n := top.Surely(0); n < want/2 || n > 2*want {
 			t.Errorf("%s: %d, want about %d", body, n, want)
 		}
 	}
@@ -201,6 +201,11 @@ func TestSurely(t *testing.T) {
 	f(`{"messages":[],"max_tokens":100,"logprobs":true,"top_logprobs":20}`, 100*900)
 	f(`{"messages":[],"max_completion_tokens":2147483647,"n":128,"logprobs":true,"top_logprobs":20}`, 1<<24*128*860)
 	f(`{"messages":[],"max_tokens":100,"logprobs":false}`, 100)
+	for body, want := range map[string]int{`{"prompt":"x","max_tokens":1000}`: 997, `{"messages":[],"max_tokens":1000}`: 0, `{"messages":[],"max_tokens":900}`: 900} {
+		if top, _ := openai.Scan([]byte(body)); top.Surely(2000) != top.Surely(0) || top.Surely(1000)*top.MaxTokens != top.Surely(0)*want {
+			t.Errorf("%s: %d where 1000 tokens are", body, top.Surely(1000))
+		}
+	}
 	least := &vocab{}
 	least.add("a", nil)
 	sizes := openai.MeasureTokens(least, 1)
@@ -218,7 +223,7 @@ func TestSurely(t *testing.T) {
 		s.PromptLogprobs = -1
 		none := s.Size(&sizes)
 		s.Tokens = 7
-		if n, want := top.Surely(), top.N*top.Prompts*(s.Size(&sizes)-none); n != want {
+		if n, want := top.Surely(0), top.N*top.Prompts*(s.Size(&sizes)-none); n != want {
 			t.Errorf("%s: %d, of the smallest model %d", body, n, want)
 		}
 	}

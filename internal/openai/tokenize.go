@@ -10,7 +10,7 @@ import (
 // the chat fields.
 func ParseTokenize(body []byte, vocab int) (*Tokenize, *Error) {
 	t, c := &Tokenize{}, &Chat{Sampling: defaults(), AddGenerationPrompt: true}
-	var hasPrompt, special, specialGiven bool
+	var hasPrompt, hasMessages, special, specialGiven bool
 	p := parser{vocab: vocab}
 	p.begin(body)
 	for p.Next() == jsonscan.Key {
@@ -23,6 +23,9 @@ func ParseTokenize(body []byte, vocab int) (*Tokenize, *Error) {
 			special = p.bool("add_special_tokens", false)
 		case "return_token_strs":
 			t.ReturnStrs = p.bool("return_token_strs", false)
+		case "messages":
+			hasMessages = p.Peek() != jsonscan.Null
+			p.chatField(c, key)
 		default:
 			p.chatField(c, key)
 		}
@@ -32,9 +35,9 @@ func ParseTokenize(body []byte, vocab int) (*Tokenize, *Error) {
 	}
 	t.Model = c.Model
 	switch {
-	case c.Messages != nil && hasPrompt:
+	case hasMessages && hasPrompt:
 		return nil, BadRequest("prompt", "give prompt or messages, not both")
-	case c.Messages != nil:
+	case hasMessages:
 		if err := p.checkChat(c); err != nil {
 			return nil, err
 		}

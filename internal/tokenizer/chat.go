@@ -19,6 +19,9 @@ const (
 	toolTemplate    = "tool_use"
 )
 
+// ErrKwargs is wrapped by RenderChat's errors about ChatInput.Kwargs.
+var ErrKwargs = errors.New("chat_template_kwargs")
+
 // ErrNoChatTemplate is returned by RenderChat for a model without a template.
 var ErrNoChatTemplate = errors.New("the model has no chat template")
 
@@ -98,6 +101,15 @@ func (t *Tokenizer) HasChatTemplate() bool {
 	return ok
 }
 
+// ChatTemplate returns the text of the template for a chat without tools; "" if there is none.
+func (t *Tokenizer) ChatTemplate() string {
+	tmpl, _ := t.chat.pick(false)
+	return tmpl.source
+}
+
+// SpecialTokens returns the texts of bos_token, eos_token and so on, by these names.
+func (t *Tokenizer) SpecialTokens() map[string]string { return maps.Clone(t.chat.special) }
+
 // WithChatTemplate returns a copy of t with another chat template, which must
 // parse.
 func (t *Tokenizer) WithChatTemplate(source string) (*Tokenizer, error) {
@@ -138,7 +150,7 @@ func (t *Tokenizer) RenderChat(ctx context.Context, in ChatInput) (string, error
 	for name, v := range in.Kwargs {
 		switch name {
 		case "messages", "tools", "add_generation_prompt":
-			return "", fmt.Errorf("chat_template_kwargs must not set %s", name)
+			return "", fmt.Errorf("%w must not set %s", ErrKwargs, name)
 		}
 		vars[name] = v
 	}

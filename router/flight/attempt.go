@@ -108,7 +108,7 @@ func (a *attempt) generate() (*answer, *failure) {
 		return nil, &failure{by: a.d, outcome: ticket.Incompatible, reason: reasonOutcome + string(ticket.Incompatible),
 			err: fmt.Errorf("its dialect %q is unknown", a.d.inst.Dialect)}
 	}
-	if n, most := a.q.top.Surely(), s.MaxResponseBytes; a.rules.MaxAnswer && !a.q.top.Stream && n > most {
+	if n, most := a.q.top.Surely(a.d.inst.MaxModelLen), s.MaxResponseBytes; a.rules.MaxAnswer && !a.q.top.Stream && n > most {
 		close(a.pDone)
 		field := largest(&a.q.top)
 		return nil, &failure{by: a.d, outcome: ticket.Refused, reason: reasonOutcome + string(ticket.Refused),

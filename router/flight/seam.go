@@ -49,9 +49,10 @@ func (f fault) Error() string { return string(f) }
 
 // sent is what the client has of a choice.
 type sent struct {
-	ids  []byte // as in the frames
-	n    int
-	done bool // its finish was sent
+	ids   []byte // as in the frames
+	n     int
+	done  bool // its finish was sent
+	begun bool // something was
 }
 
 // pot bounds what is kept for all streams together. A stream that it has no room for is relayed
@@ -201,7 +202,7 @@ func (s *seam) note(frame []byte, last bool) {
 		}
 	}
 	c := &s.choices[i]
-	c.n += n
+	c.n, c.begun = c.n+n, true
 	if c.done || s.most > 0 && c.n > s.most || !s.room(c, len(ids)) {
 		s.release()
 		return
@@ -301,8 +302,11 @@ func (s *seam) given() []byte {
 			b = strconv.AppendInt(b, int64(openai.IDAt(c.ids, at)), 10)
 		}
 		b = append(b, ']')
-		if c.done {
+		switch {
+		case c.done:
 			b = append(b, `,"done":true`...)
+		case c.begun && c.n == 0:
+			b = append(b, `,"begun":true`...)
 		}
 		b = append(b, '}')
 	}

@@ -124,6 +124,18 @@ func (s *Service) End(why error) {
 	}
 }
 
+// Load is the number of clients' requests that are under way.
+func (s *Service) Load() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for q := range s.requests {
+		if !q.probe {
+			n++
+		}
+	}
+	return n
+}
+
 // InFlight is the number of running requests.
 func (s *Service) InFlight() int {
 	s.mu.Lock()

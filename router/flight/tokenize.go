@@ -30,9 +30,24 @@ func (s *Service) Tokenize(ctx *fasthttp.RequestCtx, id string) {
 	q.finish(ans.Status, "")
 }
 
+// TokenizerInfo serves GET /tokenizer_info, of the model that the query names. Any live worker of it can
+// answer.
+func (s *Service) TokenizerInfo(ctx *fasthttp.RequestCtx, id string) {
+	s.Tokenize(ctx, id)
+}
+
+// topOf reads what is asked of a worker; a GET says the model in its query.
+func (q *request) topOf(ctx *fasthttp.RequestCtx) (openai.Top, *openai.Error) {
+	if q.method == "POST" {
+		return openai.Scan(q.body)
+	}
+	q.method = "GET" // workers need not know HEAD
+	return openai.Top{Model: string(ctx.QueryArgs().Peek("model")), N: 1}, nil
+}
+
 // ask sends the request to one worker, and if that fails to another.
 func (q *request) ask(ctx *fasthttp.RequestCtx) (*Reply, *openai.Error) {
-	top, err := openai.Scan(q.body)
+	top, err := q.topOf(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -34,7 +34,7 @@ func (e *Feeds) tokens(ctx context.Context, q *Prompt) []uint32 {
 		return chatTokens(ctx, tok, q.Body)
 	}
 	c, err := openai.ParseCompletion(q.Body, 0)
-	if err != nil || len(c.Prompts) == 0 {
+	if err != nil || len(c.Prompts) == 0 || c.Truncate != nil {
 		return nil // the worker will say what is wrong with it
 	}
 	return unsigned(tok.Encode(c.Prompts[0].Text, c.AddSpecial))
@@ -42,7 +42,7 @@ func (e *Feeds) tokens(ctx context.Context, q *Prompt) []uint32 {
 
 func chatTokens(ctx context.Context, tok *tokenizer.Tokenizer, body []byte) []uint32 {
 	c, err := openai.ParseChat(body, 0)
-	if err != nil || !tok.HasChatTemplate() {
+	if err != nil || !tok.HasChatTemplate() || c.Template != "" || c.Truncate != nil {
 		return nil
 	}
 	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,

@@ -1,6 +1,6 @@
 // Command reference writes docs/reference from the code: the commands as cobra prints them, the
-// configuration's keys from the samples (which a test keeps complete), and the metrics and routes
-// of a router and its workers.
+// configuration's keys from the samples (which a test keeps complete), the fields of requests, and the
+// metrics and routes of a router and its workers.
 //
 //	go run ./scripts/reference -xpyd bin/xpyd -out docs/reference
 package main
@@ -52,7 +52,11 @@ func render(xpyd, samples string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return map[string]string{"cli.md": cli, "configuration.md": keys, "metrics.md": metrics, "http.md": routes()}, nil
+	fields, err := fields()
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"fields.md": fields, "cli.md": cli, "configuration.md": keys, "metrics.md": metrics, "http.md": routes()}, nil
 }
 
 const made = "\n\nMade by `make reference`; do not edit.\n"
