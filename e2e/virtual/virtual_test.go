@@ -160,6 +160,7 @@ func (f *virtual) start(t testing.TB, role fleet.Role, id string) {
 	ip := ips[id]
 	h := f.net.Host(ip)
 	cfg := worker.DefaultConfig(role)
+	cfg.ToolParser = "hermes"
 	cfg.ID, cfg.Model, cfg.Device, cfg.Threads, cfg.Fleet.URL = id, f.model, "cpu", 1, f.nats
 	cfg.Listen, cfg.KVListen = at(ip, httpPort), at(ip, kvPort)
 	cfg.KVEvents = worker.KVEvents{} // it has sockets of its own
