@@ -244,7 +244,7 @@ func (c *comparison) schema(name string, e example) error {
 	if err != nil {
 		return nil
 	}
-	peer, err := c.peer.ask(ask{Op: "compile", Schema: string(e.Schema), Space: flexibleSpace})
+	peer, err := c.peer.ask(ask{Op: "compile", Schema: string(e.Schema), Space: flexibleSpace, All: true})
 	if err != nil || peer.Error != "" {
 		return err
 	}
@@ -381,6 +381,7 @@ type ask struct {
 	Op     string `json:"op"`
 	Schema string `json:"schema"`
 	Space  string `json:"space"`
+	All    bool   `json:"all"` // every token that the grammar allows, as grammar.Matcher has it
 	Token  int32  `json:"token"`
 }
 

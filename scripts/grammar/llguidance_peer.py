@@ -3,7 +3,7 @@
 It reads a JSON object a line and answers each with one. The first gives the vocabulary
 (tokens: base64 of each token's bytes, null for a special token; end: an id). Then:
 
-    {"op": "compile", "schema": TEXT, "space": REGEX or ""}   {"error": TEXT or "", "us": N}
+    {"op": "compile", "schema": TEXT, "space": REGEX or "", "all": BOOL}   {"error": TEXT or "", "us": N}
     {"op": "start"}                                           begins a text of the last schema
     {"op": "mask"}                                            {"bits": base64 of words, "us": N}
     {"op": "accept", "token": N}                              {"error": TEXT or ""}
@@ -51,6 +51,10 @@ def main():
             try:
                 options = {"whitespace_pattern": ask["space"]} if ask["space"] else None
                 grammar = llguidance.LLMatcher.grammar_from_json_schema(ask["schema"], overrides=options)
+                if ask["all"]:  # also tokens other than those that a tokenizer would cut a forced text into
+                    schema = json.loads(grammar)["grammars"][0]["json_schema"]
+                    grammar = llguidance.LLMatcher.grammar_from_lark(
+                        '%llguidance {"no_forcing": true}\nstart: %json ' + json.dumps(schema))
                 matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
                 error = matcher.get_error() if matcher.is_error() else ""
             except Exception as e:  # a panic, or no JSON
