@@ -27,6 +27,7 @@ type Answer struct {
 var (
 	createdField = regexp.MustCompile(`"created":\d+,`)
 	cachedField  = regexp.MustCompile(`"cached_tokens":\d+`)
+	callID       = regexp.MustCompile(`"call_\w{24}"`) // a hash also of when the request came
 )
 
 // Tell sends a request and reads the answer; met is called with the number of a stream's events so
@@ -61,7 +62,7 @@ func (s *Answer) note(choice, data string) {
 	if at := createdField.FindString(data); !slices.Contains(s.created, at) {
 		s.created = append(s.created, at)
 	}
-	data = cachedField.ReplaceAllString(createdField.ReplaceAllString(data, ""), "")
+	data = callID.ReplaceAllString(cachedField.ReplaceAllString(createdField.ReplaceAllString(data, ""), ""), "")
 	s.Events[choice] = append(s.Events[choice], data)
 }
 

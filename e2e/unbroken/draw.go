@@ -28,9 +28,19 @@ var bounds = []string{
 	`"guided_json":{"type":"array","items":{"type":"string"},"minItems":3}`,
 }
 
-// Bind has a request's answer be something.
-func (d *Request) Bind(r *rand.Rand) {
-	d.Fields, d.Bound = d.Fields+","+bounds[r.IntN(len(bounds))], true
+// calls have a chat's answer be calls of tools.
+var calls = []string{`"tool_choice":"required"`, `"tool_choice":"required","parallel_tool_calls":false`, `"tool_choice":{"type":"function","function":{"name":"paint"}}`}
+
+const tools = `"tools":[{"type":"function","function":{"name":"paint","parameters":{"type":"object","properties":{"colour":{"enum":["red","green"]},"words":{"type":"array","items":{"type":"string"}}},"required":["colour","words"]}}},
+	{"type":"function","function":{"name":"paint_all"}}],`
+
+// Bind has a request's answer be something; a chat's, if its model has a format of calls, perhaps calls.
+func (d *Request) Bind(r *rand.Rand, callable bool) {
+	bound := bounds[r.IntN(len(bounds))]
+	if callable && d.Path == "/v1/chat/completions" && r.IntN(2) == 0 {
+		bound = tools + calls[r.IntN(len(calls))]
+	}
+	d.Fields, d.Bound = d.Fields+","+bound, true
 }
 
 // Draw makes a request of the model "tiny", with tokens from 3 to 502; a whole one does not stream.
@@ -92,7 +102,7 @@ func Draw(r *rand.Rand, whole bool) Request {
 	}
 	d.Fields = strings.Join(f, ",")
 	if r.IntN(4) == 0 {
-		d.Bind(r)
+		d.Bind(r, false)
 	}
 	return d
 }

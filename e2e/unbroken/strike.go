@@ -53,7 +53,7 @@ type Strikes struct {
 	Workers  Workers
 	Client   *http.Client
 	Patience time.Duration // until nothing is held
-	Bound    bool          // all answers are bound to something; else some are
+	Bound    bool          // all answers are bound to something, also to calls of tools; else some are
 
 	answers, broken, wrong int
 }
@@ -124,7 +124,7 @@ func (u *Strikes) round(t *testing.T, r *rand.Rand, n int) (done []string, seams
 	for i := range asks {
 		asks[i] = Draw(r, i > 0 && r.IntN(5) == 0)
 		if u.Bound && !asks[i].Bound {
-			asks[i].Bind(r)
+			asks[i].Bind(r, true)
 		}
 	}
 	var mu sync.Mutex

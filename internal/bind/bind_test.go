@@ -299,6 +299,42 @@ func (t *toy) random(tt *testing.T, r *rand.Rand, g engine.Guide, most int) stri
 	return ""
 }
 
+// TestMostCalls: an answer has no more calls than are read of it.
+func TestMostCalls(t *testing.T) {
+	k := newToy([]string{"[TOOL_CALLS]"})
+	for _, format := range []string{"mistral", "llama3_json", "hermes"} {
+		text, err := (&bind.Calls{Format: format, Tools: []bind.Tool{{Name: "f"}}, Several: true}).Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := guideOf(t, k.binder(""), &handoff.Guide{Kind: bind.KindCalls, Text: text})
+		var out strings.Builder
+		for {
+			may := k.allowed(g)
+			more := slices.DeleteFunc(slices.Clone(may), func(s string) bool { return s == end })
+			solid := slices.DeleteFunc(slices.Clone(more), func(s string) bool { return strings.TrimSpace(s) == "" })
+			s := end
+			switch { // rather another call than an end, and no white space within
+			case slices.Contains(may, ","):
+				s = ","
+			case len(solid) > 0:
+				s = solid[0]
+			case len(more) > 0:
+				s = more[0]
+			}
+			if k.says(t, g, s); s == end {
+				break
+			}
+			if out.WriteString(s); out.Len() > 1<<16 {
+				t.Fatalf("%s: it goes on", format)
+			}
+		}
+		if n := strings.Count(out.String(), `"f"`); n != answer.MaxCalls {
+			t.Errorf("%s: %d calls", format, n)
+		}
+	}
+}
+
 // TestCalls: whatever is drawn along the masks of a bound call reads as calls of the tools, whole and
 // streamed, with arguments that their schemas allow; of several where there may be.
 func TestCalls(t *testing.T) {

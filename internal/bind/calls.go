@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/xpyd/xpyd/engine/handoff"
@@ -100,7 +101,7 @@ func (b *Binder) callScript(spec *handoff.Guide) (*script, error) {
 	}
 	b.once.Do(b.prepare)
 	how, _ := answer.ToolFormat(calls.Format).Calling()
-	s := &script{ends: b.cfg.Ends}
+	s := &script{ends: b.cfg.Ends, most: answer.MaxCalls}
 	text := func(t Tool) func() (matcher, error) {
 		return func() (matcher, error) {
 			g, err := b.grammar(context.Background(), argsSpec(how, t)) // it was compiled with the request, or is within Limits.Time
@@ -112,7 +113,8 @@ func (b *Binder) callScript(spec *handoff.Guide) (*script, error) {
 	}
 	end := b.encode(how.Close + how.After)
 	if s.last = len(end) == 0; !s.last {
-		s.next = append(s.next, option{tokens: end})
+		s.closing = []option{{tokens: end}}
+		s.next = slices.Clone(s.closing)
 	}
 	for _, t := range calls.Tools {
 		begin := how.Begin(t.Name)

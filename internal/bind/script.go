@@ -16,7 +16,10 @@ type script struct {
 	first []option
 	// Behind a text: how it goes on. None: an end.
 	next []option
-	last bool // the text may be the last: an end may come at once behind it
+	// Behind the most-th text, if there can be so many: those of next that only an end follows.
+	most    int
+	closing []option
+	last    bool // the text may be the last: an end may come at once behind it
 }
 
 // option is one way to go on: tokens, then the text of a grammar, or if there is none an end.
@@ -32,6 +35,7 @@ type place struct {
 	options []option
 	at      int
 	text    matcher // else within, or behind, a text
+	texts   int     // that have begun
 	over    bool    // only an end may come
 }
 
@@ -68,7 +72,16 @@ func (p *place) settle() bool {
 		return false
 	}
 	p.text = m
+	p.texts++
 	return true
+}
+
+// next is how the script goes on behind the text.
+func (p *place) next() []option {
+	if p.s.most > 0 && p.texts >= p.s.most {
+		return p.s.closing
+	}
+	return p.s.next
 }
 
 func set(bits []uint32, id int32) {
@@ -96,7 +109,7 @@ func (p *place) mask(bits []uint32) {
 		if !p.text.MayEnd() {
 			return
 		}
-		for _, o := range p.s.next {
+		for _, o := range p.next() {
 			set(bits, o.tokens[0])
 		}
 		if p.s.last {
@@ -133,7 +146,7 @@ func (p *place) accept(token int32) bool {
 	case p.text != nil && p.text.Accept(token):
 		return true
 	case p.text != nil:
-		return p.text.MayEnd() && p.follow(p.s.next, 0, token)
+		return p.text.MayEnd() && p.follow(p.next(), 0, token)
 	case p.over && end:
 		*p = place{s: &script{}}
 		return true

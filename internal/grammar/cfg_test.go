@@ -150,6 +150,7 @@ func TestCFGRefused(t *testing.T) {
 	f(Lark, `start: %json {"type":"nope"}`, "no type is named")
 	f(Lark, `start: %json {`, "JSON")
 	f(Lark, `start: /a/ /(?=b)/`, "look-around")
+	f(Lark, `!`, "name is missing")
 	f(Lark, `start: x{a}`, "templates")
 	f(Lark, `start: @other`, "other grammars")
 	f(Lark, "start[max_tokens=3]: \"a\"", "not supported")

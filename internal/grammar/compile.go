@@ -55,8 +55,8 @@ func Compile(s Spec, v *Vocabulary, l Limits) (g *Grammar, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			e, ok := r.(*Error)
-			if !ok {
-				panic(r)
+			if !ok { // a mistake in here must not end the process that serves others
+				e = &Error{Reason: fmt.Sprintf("%s: %v", bug, r)}
 			}
 			g, err = nil, e
 		}
@@ -73,6 +73,9 @@ func Compile(s Spec, v *Vocabulary, l Limits) (g *Grammar, err error) {
 	m := newMachine(n.rules, n.nullables(), []*expr{root}, l.Memory/2)
 	return newGrammar(v, m, root, l.Memory/2, int64(len(n.nodes))*200+int64(len(s.Text)), b), nil
 }
+
+// bug begins the reason of an Error that is not the user's fault.
+const bug = "a mistake in the compiler of grammars"
 
 // parse turns a Spec into nodes.
 func (g *builder) parse(s Spec, v *Vocabulary) (*expr, error) {

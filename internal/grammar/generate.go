@@ -415,16 +415,14 @@ func (p *schemaParser) extras(s *schema, names []string) *expr {
 		}
 		taken = g.compile(g.alt(words...))
 	}
-	others := p.anyChars
-	var left *auto
+	var left *auto // what matches no pattern; nil: nothing
+	if len(s.patterns) > 0 {
+		left = g.product(p.anyChars(), taken, true)
+	}
 	for _, pat := range s.patterns {
 		a := p.automatonOf(stringPart{partPattern, pat.name})
 		if a == nil {
 			continue
-		}
-		if left == nil {
-			left = others()
-			left = g.product(left, taken, true)
 		}
 		left = g.product(left, a, true)
 		if v := p.generate(pat.s); v.kind != exprNone {
@@ -437,9 +435,9 @@ func (p *schemaParser) extras(s *schema, names []string) *expr {
 		return g.alt(kids...)
 	}
 	name := j.chars
-	if left != nil {
+	if len(s.patterns) > 0 {
 		name = g.automaton(left, 0, -1)
-	} else if len(s.patterns) == 0 && len(names) > 0 {
+	} else if len(names) > 0 {
 		name = p.notWords(names)
 	}
 	return g.alt(append(kids, g.cat(j.quoted(name), j.colon, v, j.ws))...)

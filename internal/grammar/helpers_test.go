@@ -23,6 +23,7 @@ func small(more ...string) *Vocabulary {
 }
 
 var jsonish = []string{
+	`":"`, `":[`, `":{"`, `":{}`, `":"",`,
 	`{"`, `":`, `": "`, `",`, `", "`, `"}`, `"},{"`, `}]`, `]]`, `[[`, `{}`, `[]`, `, "`, `""`, `"a`, `"ab`, `true`, `false`, `null`,
 	`12`, `0.5`, `-1`, `1e5`, "  ", "\n  ", "\n\t", `\n`, `\"`, `\u00`, `é`, "\xc3", "\xa9\"", "ab", "abc", "name", "abcdefghijkl", "日本",
 	strings.Repeat("-", 70), strings.Repeat(" ", 70), strings.Repeat(" ", 70) + "\n", strings.Repeat("é", 9) + `",`, strings.Repeat("=", 20), strings.Repeat("x", 40) + "\xc3", `aaaaa"`, `aa\n`, "\x7f",

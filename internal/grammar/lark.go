@@ -71,7 +71,7 @@ func (c *cfg) larkRule() {
 	}
 	name := c.word()
 	if name == "" {
-		c.fail(at, "an unexpected %q", c.text[c.pos])
+		c.fail(at, "a rule's name is missing")
 	}
 	r := &cfgRule{name: name, at: at, terminal: terminalName(name)}
 	if c.peek() == '{' {

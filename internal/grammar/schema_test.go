@@ -96,10 +96,13 @@ func TestSchema(t *testing.T) {
 		L{`{}`, `{"a":1}`, `{"c":3}`, `{"a":1,"c":3}`, `{"b":2,"c":3}`, `{"a":1,"b":2,"c":3}`}, L{`{"c":3,"a":1}`, `{,"a":1}`, `{"a":1,}`, `{"a":1"b":2}`})
 	f(`{"type":"object","properties":{"name":{"const":1}},"additionalProperties":{"const":2}}`,
 		L{`{}`, `{"name":1}`, `{"name":1,"x":2}`, `{"nam":2,"names":2}`, `{"":2}`, `{"\"":2}`}, L{`{"name":2}`, `{"x":1}`, `{"x":2,"name":1}`})
+	f(`{"type":"object","properties":{"ab":{"type":"object","properties":{"x":{"type":"string"}},"additionalProperties":false}}}`,
+		L{`{"ab":{}}`, `{"a":"ab"}`, `{"abc":[1]}`}, L{`{"ab":"x"}`, `{"ab":[]}`})
 	f(`{"type":"object","required":["x"]}`, L{`{"x":1}`, `{"x":{},"y":[]}`}, L{`{}`, `{"y":1}`, `{"y":1,"x":1}`})
 	f(`{"type":"object","patternProperties":{"^n":{"const":1}},"additionalProperties":false}`, L{`{}`, `{"n":1}`, `{"nx":1,"n":1}`}, L{`{"x":1}`, `{"n":2}`})
 	f(`{"type":"object","properties":{"na":{"enum":[1,2]}},"patternProperties":{"^n":{"enum":[2,3]}},"additionalProperties":{"const":4}}`,
 		L{`{"na":2,"nb":3,"x":4}`, `{"x":4,"n":2}`}, L{`{"na":1}`, `{"na":3}`, `{"nb":4}`, `{"x":2}`})
+	f(`{"type":"object","patternProperties":{".*":{"const":1}}}`, L{`{}`, `{"n":1}`, `{"\n":1}`}, L{`{"n":2}`, `{"":2}`})
 	f(`{"type":"object","minProperties":1,"maxProperties":2,"additionalProperties":{"const":1}}`, L{`{"a":1}`, `{"a":1,"b":1}`}, L{`{}`, `{"a":1,"b":1,"c":1}`})
 	f(`{"type":"object","properties":{"a":{"const":1},"b":{"const":1},"c":{"const":1}},"additionalProperties":false,"minProperties":2}`,
 		L{`{"a":1,"b":1}`, `{"b":1,"c":1}`, `{"a":1,"b":1,"c":1}`}, L{`{}`, `{"a":1}`, `{"c":1}`})

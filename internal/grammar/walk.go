@@ -166,9 +166,11 @@ func (w *walker) differ(s, d config) {
 	for i := int32(0); i < int32(len(t.nodes)); {
 		n := &t.nodes[i]
 		c := m.class[n.b]
-		ours, theirs := m.step(path[n.depth-1], c), m.dead
-		if twin[n.depth-1] != m.dead {
-			theirs = m.step(twin[n.depth-1], c)
+		ours, theirs := m.step(path[n.depth-1], c), (*state)(nil)
+		if from := twin[n.depth-1]; from == m.dead {
+			theirs = from
+		} else if from != nil {
+			theirs = m.step(from, c)
 		}
 		if ours == theirs {
 			i = n.skip
@@ -184,6 +186,9 @@ func (w *walker) differ(s, d config) {
 		}
 		if n.token >= 0 {
 			w.allow(n.token)
+		}
+		if theirs != nil && (theirs.busy || theirs.final && s.top != w.bottom) {
+			theirs = nil // what it comes to is more than a state
 		}
 		path[n.depth], twin[n.depth] = ours, theirs
 		i++

@@ -192,7 +192,7 @@ func plan() []stage {
 			{name: "check", run: []string{"probe", "check"}}, {name: "check in fp16", run: []string{"probe", "check"}, env: []string{"TYPE=fp16"}},
 			{name: "draw", run: []string{"probe", "check", "draw", "quick"}}}},
 		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 210, parts: suite()},
-		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a store, a peer, fifty at once", seconds: 90, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestOnGPUInFP16", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUSameTokens", "TestGPUPeers")}},
+		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a store, a peer, fifty at once", seconds: 90, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestOnGPUInFP16", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUSameTokens", "TestGPUPeers", "TestGPUBound")}},
 		{name: "ranks", about: "tensor parallelism, all ranks on one GPU: against one rank and the CPU", seconds: 170, parts: []part{
 			tests("cuda.test", "reduce", 60, eager, "TestRanksReduce", "TestRanksHang", "TestRanksDead", "TestRanksRefused"),
 			tests("cuda.test", "model", 120, eager, "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksOverlap", "TestRanksHeldEqualsSteps", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals"),
