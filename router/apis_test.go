@@ -547,7 +547,8 @@ func TestKeptResponses(t *testing.T) {
 	if code, same := do("GET", "/v1/responses/"+first, "a"); code != 200 || same != text {
 		t.Errorf("%d %s, want %s", code, same, text)
 	}
-	code, second, text := ask(`{"model":"m","input":[{"type":"function_call_output","call_id":"c1","output":"x"}],"previous_response_id":"`+first+`","stream":true}`, "a")
+	var code int
+	_, second, text := ask(`{"model":"m","input":[{"type":"function_call_output","call_id":"c1","output":"x"}],"previous_response_id":"`+first+`","stream":true}`, "a")
 	want := `"messages":[{"role":"user","content":"one"},{"role":"assistant","content":"Hello \"ä\"","reasoning_content":"think","tool_calls":[{"type":"function","id":"c1","function":{"name":"f","arguments":"{\"a\":1}"}}]},{"role":"tool","tool_call_id":"c1","content":"x"}]`
 	if !strings.Contains(*got.Load(), want) || !strings.Contains(text, `"previous_response_id":"`+first+`"`) {
 		t.Errorf("the worker got %s, the client %s", *got.Load(), text)
