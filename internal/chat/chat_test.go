@@ -74,8 +74,41 @@ func TestEnds(t *testing.T) {
 	if c.Goes() {
 		t.Error("a call is not gone on with")
 	}
-	for !c.Full() {
-		c.User(chat.Part{}, chat.Part{})
+	for _, add := range []func(c *chat.Conversation){
+		func(c *chat.Conversation) { c.User(chat.Part{}, chat.Part{}) },
+		func(c *chat.Conversation) { c.System(chat.Text("a")) },
+		func(c *chat.Conversation) { c.Reason(chat.Text("a")) },
+		func(c *chat.Conversation) { c.Say(chat.Text("a")) },
+		func(c *chat.Conversation) { c.Call(chat.Call{}) },
+		func(c *chat.Conversation) { c.Result(chat.Text("a")) },
+	} {
+		var c chat.Conversation
+		for n := 0; !c.Full(); n++ {
+			if add(&c); n > chat.MaxMessages {
+				t.Fatal("there is no end to it")
+			}
+		}
+	}
+}
+
+// TestMost: a conversation that is larger than it may be is full, though its texts may be one in memory.
+func TestMost(t *testing.T) {
+	text, many := chat.Text(strings.Repeat("a", 1000)), 0
+	for _, add := range []func(c *chat.Conversation){
+		func(c *chat.Conversation) { c.User(chat.Part{URL: text}) },
+		func(c *chat.Conversation) { c.System(text) },
+		func(c *chat.Conversation) { c.Reason(text) },
+		func(c *chat.Conversation) { c.Say(text) },
+		func(c *chat.Conversation) { c.Call(chat.Call{Arguments: text}) },
+		func(c *chat.Conversation) { c.Result(text, chat.Part{Text: text}) },
+	} {
+		c := chat.Conversation{Most: 9500}
+		for many = 0; !c.Full() && many < 20; many++ {
+			add(&c)
+		}
+		if many != 10 {
+			t.Errorf("%d of them", many)
+		}
 	}
 }
 

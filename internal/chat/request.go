@@ -18,14 +18,6 @@ func Plain(s string) Text {
 // lineBreak is what separates the texts of a message.
 const lineBreak = `\n`
 
-// join joins texts with a line break.
-func join(a, b Text) Text {
-	if len(a) == 0 {
-		return b
-	}
-	return slices.Concat(a, Text(lineBreak), b)
-}
-
 // Part is a part of a message: a text, or an image if it has a URL.
 type Part struct {
 	Text   Text
@@ -40,7 +32,7 @@ type Call struct{ ID, Name, Arguments Text }
 type message struct {
 	role      string // system, user, assistant or tool
 	parts     []Part
-	reasoning Text // an assistant's
+	reasoning []Text // an assistant's
 	calls     []Call
 	id        Text // of the call that a tool answers
 }
@@ -50,19 +42,34 @@ const MaxMessages = 100_000
 
 // Conversation is a chat's messages, being written.
 type Conversation struct {
+	Most int // bytes of its texts; 0: any number
+
 	list   []message
 	parts  int
+	bytes  int
 	images []Part // that tools have answered, which only a user's message can have
 	closed bool   // the last message takes no more text
 }
 
-// Full reports whether it has MaxMessages messages or parts.
-func (c *Conversation) Full() bool { return len(c.list)+c.parts >= MaxMessages }
+// Full reports whether it has MaxMessages messages or parts, or more than Most bytes: a text may be there many
+// times and be one in memory, until it is written.
+func (c *Conversation) Full() bool {
+	return len(c.list)+c.parts+len(c.images) >= MaxMessages || c.Most > 0 && c.bytes > c.Most
+}
+
+// count counts what is added.
+func (c *Conversation) count(parts ...Part) {
+	c.parts += len(parts)
+	for _, p := range parts {
+		c.bytes += len(p.Text) + len(p.URL)
+	}
+}
 
 // System adds a system message. At the beginning there is one of them: many templates take no more.
 func (c *Conversation) System(t Text) {
 	if len(c.list) == 1 && c.list[0].role == "system" {
-		c.list[0].parts[0].Text = join(c.list[0].parts[0].Text, t)
+		c.list[0].parts = append(c.list[0].parts, Part{Text: t})
+		c.count(Part{Text: t})
 		return
 	}
 	c.add(message{role: "system", parts: []Part{{Text: t}}})
@@ -83,21 +90,22 @@ func (c *Conversation) EndText() { c.closed = true }
 // Reason adds what an assistant thought.
 func (c *Conversation) Reason(t Text) {
 	m := c.assistant(func(m *message) bool { return len(m.parts) == 0 && len(m.calls) == 0 && !c.closed })
-	m.reasoning = join(m.reasoning, t)
+	m.reasoning = append(m.reasoning, t)
+	c.count(Part{Text: t})
 }
 
 // Say adds what an assistant said.
 func (c *Conversation) Say(t Text) {
 	m := c.assistant(func(m *message) bool { return len(m.calls) == 0 && !c.closed })
 	m.parts = append(m.parts, Part{Text: t})
-	c.parts++
+	c.count(Part{Text: t})
 }
 
 // Call adds an assistant's call of a tool.
 func (c *Conversation) Call(call Call) {
 	m := c.assistant(func(*message) bool { return true })
 	m.calls = append(m.calls, call)
-	c.parts++
+	c.count(Part{Text: call.Name}, Part{Text: call.Arguments})
 }
 
 // Result adds what a tool answered. Its images come with the user's next message.
@@ -111,7 +119,7 @@ func (c *Conversation) Result(id Text, parts ...Part) {
 		}
 	}
 	c.list = append(c.list, m)
-	c.parts += len(parts)
+	c.count(m.parts...)
 	c.closed = false
 }
 
@@ -141,7 +149,7 @@ func (c *Conversation) add(m message) {
 		c.User()
 	}
 	c.list = append(c.list, m)
-	c.parts += len(m.parts)
+	c.count(m.parts...)
 	c.closed = false
 }
 
@@ -167,7 +175,7 @@ func (m *message) append(dst []byte) []byte {
 	}
 	dst = m.appendContent(append(dst, `,"content":`...))
 	if len(m.reasoning) > 0 {
-		dst = member(dst, "reasoning_content", m.reasoning)
+		dst = append(appendLines(append(dst, `,"reasoning_content":"`...), m.reasoning), '"')
 	}
 	for i, call := range m.calls {
 		if i == 0 {
@@ -188,14 +196,11 @@ func (m *message) append(dst []byte) []byte {
 // appendContent writes texts alone as one string, which all templates take.
 func (m *message) appendContent(dst []byte) []byte {
 	if !slices.ContainsFunc(m.parts, func(p Part) bool { return p.URL != nil }) {
-		dst = append(dst, '"')
+		texts := make([]Text, len(m.parts))
 		for i, p := range m.parts {
-			if i > 0 {
-				dst = append(dst, lineBreak...)
-			}
-			dst = append(dst, p.Text...)
+			texts[i] = p.Text
 		}
-		return append(dst, '"')
+		return append(appendLines(append(dst, '"'), texts), '"')
 	}
 	dst = append(dst, '[')
 	for i, p := range m.parts {
@@ -213,6 +218,17 @@ func (m *message) appendContent(dst []byte) []byte {
 		dst = append(dst, "}}"...)
 	}
 	return append(dst, ']')
+}
+
+// appendLines appends texts with line breaks between them.
+func appendLines(dst []byte, texts []Text) []byte {
+	for i, t := range texts {
+		if i > 0 {
+			dst = append(dst, lineBreak...)
+		}
+		dst = append(dst, t...)
+	}
+	return dst
 }
 
 func quote(dst []byte, t Text) []byte { return append(append(append(dst, '"'), t...), '"') }

@@ -270,6 +270,10 @@ func (p *parser) result(b *block, name string) {
 	case b.content[0] == '[':
 		r := &parser{Reader: openai.NewListReader(b.content), q: p.q}
 		for n := 0; r.Item(); n++ {
+			if n == chat.MaxMessages {
+				r.Refuse("messages", "%s.content has more than %d blocks", name, chat.MaxMessages)
+				break
+			}
 			name := fmt.Sprintf("%s.content[%d]", name, n)
 			inner, ok := r.block("messages", name)
 			if !ok {

@@ -2,6 +2,7 @@ package messages
 
 import (
 	"fmt"
+	"strconv"
 
 	"github.com/xpyd/xpyd/internal/chat"
 	"github.com/xpyd/xpyd/internal/openai"
@@ -132,8 +133,9 @@ func (a *Answer) delta(kind, delta, name string, t chat.Text) {
 		a.start(kind, func(dst []byte) []byte { return append(dst, starts[kind]...) })
 	}
 	a.event("content_block_delta")
-	a.out = fmt.Appendf(a.out, `,"index":%d,"delta":{"type":"%s","%s":"`, a.blocks-1, delta, name)
-	a.out = append(append(a.out, t...), `"}`...)
+	a.out = strconv.AppendInt(append(a.out, `,"index":`...), int64(a.blocks-1), 10)
+	a.out = append(append(append(a.out, `,"delta":{"type":"`...), delta...), `","`...)
+	a.out = append(append(append(append(a.out, name...), `":"`...), t...), `"}`...)
 	a.end()
 }
 

@@ -243,7 +243,8 @@ func stringOrNull(dst []byte, s string) []byte {
 
 // event begins an event; end ends it.
 func (a *Answer) event(name string) {
-	a.out = fmt.Appendf(a.out, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%d", name, name, a.seq)
+	a.out = append(append(append(a.out, "event: "...), name...), "\ndata: {\"type\":\""...)
+	a.out = strconv.AppendInt(append(append(a.out, name...), `","sequence_number":`...), int64(a.seq), 10)
 	a.seq++
 }
 

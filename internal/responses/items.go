@@ -15,6 +15,8 @@ type Lookup func(id string) ([]byte, *openai.Error)
 // addItems adds an input, or a response's output, to a conversation: a JSON string, or a list of items.
 func addItems(c *chat.Conversation, list []byte, find Lookup) *openai.Error {
 	switch {
+	case c.Full():
+		return full(c)
 	case len(list) == 0 || list[0] != '"' && list[0] != '[': // of a response that somebody else has kept
 		return openai.BadRequest("previous_response_id", "what is kept of the conversation cannot be read")
 	case list[0] == '"':
@@ -24,11 +26,15 @@ func addItems(c *chat.Conversation, list []byte, find Lookup) *openai.Error {
 	p := &itemReader{Reader: openai.NewListReader(list), c: c, find: find}
 	for n := 0; p.Item(); n++ {
 		if c.Full() {
-			p.Refuse("input", "input has more than %d messages and parts", chat.MaxMessages)
+			p.Fail(full(c))
 		}
 		p.item(fmt.Sprintf("input[%d]", n))
 	}
 	return p.Fault()
+}
+
+func full(c *chat.Conversation) *openai.Error {
+	return openai.TooLarge("the conversation has more than %d messages and parts, or %d bytes", chat.MaxMessages, c.Most)
 }
 
 type itemReader struct {

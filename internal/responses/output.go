@@ -3,6 +3,7 @@ package responses
 import (
 	"bytes"
 	"fmt"
+	"strconv"
 
 	"github.com/xpyd/xpyd/internal/chat"
 	"github.com/xpyd/xpyd/internal/openai"
@@ -110,14 +111,17 @@ func (a *Answer) item(name string, it *output) {
 // at begins an event about the last part of an item.
 func (a *Answer) at(name string, it *output) {
 	a.event(name)
-	a.out = fmt.Appendf(a.out, `,"item_id":"%s","output_index":%d`, it.id, len(a.items)-1)
+	a.out = append(append(append(a.out, `,"item_id":"`...), it.id...), `","output_index":`...)
+	a.out = strconv.AppendInt(a.out, int64(len(a.items)-1), 10)
 	switch p := it.last(); p.kind {
 	case arguments:
+		return
 	case summaryText:
-		a.out = fmt.Appendf(a.out, `,"summary_index":%d`, len(it.parts)-1)
+		a.out = append(a.out, `,"summary_index":`...)
 	default:
-		a.out = fmt.Appendf(a.out, `,"content_index":%d`, len(it.parts)-1)
+		a.out = append(a.out, `,"content_index":`...)
 	}
+	a.out = strconv.AppendInt(a.out, int64(len(it.parts)-1), 10)
 }
 
 // events are the names of a part's delta and of its end, and of the member that has its whole text.

@@ -291,9 +291,9 @@ func (p *parser) include() {
 	}
 }
 
-// Chat is the chat completion for the request, behind turns that went before.
-func (q *Request) Chat(turns []Turn, find Lookup) ([]byte, *openai.Error) {
-	c := &chat.Conversation{}
+// Chat is the chat completion for the request, behind turns that went before. Its texts may have most bytes.
+func (q *Request) Chat(turns []Turn, find Lookup, most int) ([]byte, *openai.Error) {
+	c := &chat.Conversation{Most: most}
 	if n := len(q.instructions); n > 2 {
 		c.System(q.instructions[1 : n-1])
 	}

@@ -25,7 +25,7 @@ func chatOf(body string, turns ...responses.Turn) (string, *openai.Error) {
 			return []byte(`{"type":"item_reference","id":"msg_1"}`), nil
 		}
 		return nil, openai.BadRequest("input", "no %s", id)
-	})
+	}, 1<<20)
 	return string(b), err
 }
 
@@ -89,6 +89,26 @@ func TestReference(t *testing.T) {
 		if err != nil || !same(t, got, `{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"found"},{"role":"user","content":"b"}]}`) {
 			t.Errorf("%s: %s %v", item, got, err)
 		}
+	}
+}
+
+// TestLarge: a text that is referred to many times makes no chat that is larger than it may be.
+func TestLarge(t *testing.T) {
+	q, err := responses.Parse([]byte(`{"input":[` + strings.Repeat(`{"type":"item_reference","id":"a"},`, 1000) + `{"role":"user","content":"b"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked, text := 0, []byte(`{"role":"assistant","content":"`+strings.Repeat("a", 1000)+`"}`)
+	got, err := q.Chat(nil, func(string) ([]byte, *openai.Error) { asked++; return text, nil }, 10_000)
+	if err == nil || err.Status != 413 || asked > 11 {
+		t.Errorf("%d bytes, %v, after %d items", len(got), err, asked)
+	}
+	turns := make([]responses.Turn, 1000)
+	for i := range turns {
+		turns[i] = responses.Turn{Input: []byte(`"` + strings.Repeat("a", 1000) + `"`), Output: []byte("[]")}
+	}
+	if got, err = q.Chat(turns, nil, 10_000); err == nil || err.Status != 413 {
+		t.Errorf("%d bytes, %v", len(got), err)
 	}
 }
 
@@ -273,9 +293,9 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		b, err := q.Chat([]responses.Turn{{Input: []byte(`"a"`), Output: []byte("[]")}}, func(string) ([]byte, *openai.Error) { return body, nil })
+		b, err := q.Chat([]responses.Turn{{Input: []byte(`"a"`), Output: []byte("[]")}}, func(string) ([]byte, *openai.Error) { return body, nil }, 1<<20)
 		if err != nil {
-			if err.Status != 400 {
+			if err.Status != 400 && err.Status != 413 {
 				t.Fatalf("%v", err)
 			}
 			return

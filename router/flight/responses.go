@@ -34,7 +34,7 @@ func (q *request) responses(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 			return nil, err
 		}
 	}
-	chat, err := asked.Chat(turns, q.lookup(owner))
+	chat, err := asked.Chat(turns, q.lookup(owner), s.MaxBodyBytes)
 	switch {
 	case err != nil:
 		return nil, err
