@@ -31,7 +31,7 @@ func TestNeedsGPU(t *testing.T) {
 			t.Errorf("%q is not in %q", want, err)
 		}
 	}
-	f("kv_cache_dtype fp8 needs a GPU: ", func(c *worker.Config) { c.KVCacheDType = "fp8" })
-	f("dtype fp16 needs a GPU: ", func(c *worker.Config) { c.DType = "fp16" })
-	f("quantization fp8 needs a GPU: ", func(c *worker.Config) { c.Quantization = "fp8" })
+	f("kv_cache_dtype: fp8 needs a GPU: ", func(c *worker.Config) { c.KVCacheDType = "fp8" })
+	f("dtype: fp16 needs a GPU: ", func(c *worker.Config) { c.DType = "fp16" })
+	f("quantization: fp8 needs a GPU: ", func(c *worker.Config) { c.Quantization = "fp8" })
 }

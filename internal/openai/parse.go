@@ -311,7 +311,10 @@ func (p *parser) idsAfter(ids []int32, field string, limit int) []int32 {
 			if p.Peek() != jsonscan.Number {
 				p.wrong(name, "a token id")
 			}
-			id, _ := p.int(name, 0, p.highestID())
+			id, _ := p.int(name, math.MinInt64, math.MaxInt64)
+			if id < 0 || id > p.highestID() {
+				p.refuse(field, "%s must be between 0 and %d, not %d, which is out of vocabulary", name, p.highestID(), id)
+			}
 			ids = append(ids, int32(id))
 		}
 		if len(ids) > limit {

@@ -124,7 +124,7 @@ func (b *grammarBench) compile(context.Context) error {
 		begin := threadTime()
 		_, refused := grammar.Compile(grammar.Spec{Kind: grammar.JSONSchema, Text: string(text)}, b.v, grammar.Limits{})
 		ms := (threadTime() - begin).Seconds() * 1000
-		peer, err := b.peer.ask(ask{Op: "compile", Schema: string(text), Space: flexibleSpace})
+		peer, err := b.peer.ask(question{Op: "compile", Schema: string(text), Space: flexibleSpace})
 		if err != nil {
 			return err
 		}
@@ -256,7 +256,7 @@ func (c *comparison) schema(name string, e example) error {
 	if err != nil {
 		return nil
 	}
-	peer, err := c.peer.ask(ask{Op: "compile", Schema: string(e.Schema), Space: flexibleSpace, All: true})
+	peer, err := c.peer.ask(question{Op: "compile", Schema: string(e.Schema), Space: flexibleSpace, All: true})
 	if err != nil || peer.Error != "" {
 		return err
 	}
@@ -278,7 +278,7 @@ func (c *comparison) schema(name string, e example) error {
 
 // text compares the masks along a text; without ids along a random one.
 func (c *comparison) text(name string, g *grammar.Grammar, ids []int32, left *int) error {
-	if _, err := c.peer.ask(ask{Op: "start"}); err != nil {
+	if _, err := c.peer.ask(question{Op: "start"}); err != nil {
 		return err
 	}
 	m := g.Matcher()
@@ -288,7 +288,7 @@ func (c *comparison) text(name string, g *grammar.Grammar, ids []int32, left *in
 		begin := threadTime()
 		m.Mask(bits)
 		us := (threadTime() - begin).Seconds() * 1e6
-		said, err := c.peer.ask(ask{Op: "mask"})
+		said, err := c.peer.ask(question{Op: "mask"})
 		if err != nil {
 			return err
 		}
@@ -318,7 +318,7 @@ func (c *comparison) text(name string, g *grammar.Grammar, ids []int32, left *in
 			return nil
 		}
 		ok := m.Accept(token)
-		said, err = c.peer.ask(ask{Op: "accept", Token: token})
+		said, err = c.peer.ask(question{Op: "accept", Token: token})
 		if err != nil {
 			return err
 		}
@@ -389,7 +389,7 @@ type llguidance struct {
 	out *bufio.Reader
 }
 
-type ask struct {
+type question struct {
 	Op     string `json:"op"`
 	Schema string `json:"schema"`
 	Space  string `json:"space"`
@@ -427,7 +427,7 @@ func startLLGuidance(ctx context.Context, python string, tokens [][]byte, end in
 	return p, nil
 }
 
-func (p *llguidance) ask(a ask) (answerOf, error) {
+func (p *llguidance) ask(a question) (answerOf, error) {
 	var said answerOf
 	if err := json.NewEncoder(p.in).Encode(a); err != nil {
 		return said, err
