@@ -46,7 +46,8 @@ func (p *parser) bind(s *Sampling, c Constraint) {
 
 // constraint reads a field that says what the answer must be. It reports whether the next one is.
 func (p *parser) constraint(s *Sampling, key []byte) bool {
-	switch name := string(key); name {
+	name := string(key)
+	switch string(key) {
 	case "structured_outputs":
 		p.structured(s)
 	case "guided_json", "json_schema":

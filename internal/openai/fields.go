@@ -105,8 +105,17 @@ func RequestFields() []RequestField {
 		{"parallel_tool_calls", onTalk, Served, boolean, "Default true; false gives the first call only."},
 		{"include_reasoning", onTalk, Served, boolean, "Default true."},
 		{"reasoning_effort", onTalk, Served, enum(efforts...), "For the template; `none` also turns thinking off."},
-		{"response_format", OnChat, Served, `{"type":"object","required":["type"],"properties":{"type":{"type":"string","minLength":1}}}`, ""},
-		{"response_format", OnCompletions, Served, `{"type":"object","properties":{"type":{"const":"text"}}}`, ""},
+		{"response_format", onBoth, Served, `{"type":"object","required":["type"],"properties":{"type":` + enum("text", "json_object", "json_schema") + `,"json_schema":{"type":"object"}}}`, "[Structured output](../structured-output.md). Of `json_schema`: `schema`, `name` and `strict`."},
+		{"structured_outputs", onBoth, Served, `{"type":"object","properties":{"json_object":{"const":true}}}`, "vLLM's: one of `json`, `regex`, `choice`, `grammar` and `json_object`, and `disable_any_whitespace`."},
+		{"guided_json", onBoth, Served, jsonSchema, "A JSON schema, or a string that holds one, as are `json_schema`s."},
+		{"guided_json_object", onBoth, Served, boolean, ""},
+		{"guided_regex", onBoth, Served, text(1, MaxConstraint), ""},
+		{"guided_choice", onBoth, Served, list(`{"type":"string"}`, 1, 0), "The answers that there may be."},
+		{"guided_grammar", onBoth, Served, text(1, MaxConstraint), "Lark, or EBNF if it has `::=`, as are `grammar`s."},
+		{"json_schema", onBoth, Served, jsonSchema, "SGLang's."},
+		{"regex", onBoth, Served, text(1, MaxConstraint), "SGLang's."},
+		{"grammar", onBoth, Served, text(1, MaxConstraint), ""},
+		{"ebnf", onBoth, Served, text(1, MaxConstraint), "SGLang's."},
 		{"add_generation_prompt", onTalk, Served, boolean, "Default true."},
 		{"continue_final_message", onTalk, Served, boolean, "Instead of `add_generation_prompt`."},
 		{"chat_template_kwargs", onTalk, Served, `{"type":"object"}`, "Variables of the template, but `messages`, `tools` and `add_generation_prompt`."},
@@ -124,10 +133,13 @@ func RequestFields() []RequestField {
 		{"modalities", onTalk, Served, `{"type":"array","items":{"const":"text"}}`, "Not `audio`."},
 		{"use_beam_search", onBoth, Off, `{"const":false}`, ""},
 	}
+	for _, name := range []string{"guided_whitespace_pattern", "structural_tag"} {
+		rows = append(rows, RequestField{name, onBoth, Refused, "", ""})
+	}
 	for _, name := range []string{"functions", "function_call", "audio", "media_io_kwargs", "mm_processor_kwargs"} {
 		rows = append(rows, RequestField{name, onTalk, Refused, "", ""})
 	}
-	for _, name := range []string{"logits_processors", "prompt_embeds", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"} {
+	for _, name := range []string{"logits_processors", "prompt_embeds"} {
 		rows = append(rows, RequestField{name, onBoth, Off, `{"maxItems":0,"type":"array"}`, ""})
 	}
 	for _, name := range []string{"stop_regex", "lora_path", "thinking_token_budget", "watermarking", "repetition_detection", "return_weight_versions", "return_prompt_text", "ec_transfer_params"} {
@@ -137,7 +149,10 @@ func RequestFields() []RequestField {
 	return rows
 }
 
-const boolean = `{"type":"boolean"}`
+const (
+	boolean    = `{"type":"boolean"}`
+	jsonSchema = `{"anyOf":[{"type":"object"},{"type":"string"},{"type":"boolean"}]}`
+)
 
 func integer(lo, hi int) string {
 	return fmt.Sprintf(`{"type":"integer","minimum":%d,"maximum":%d}`, lo, hi)

@@ -19,8 +19,8 @@ import (
 func TestFieldsHaveRows(t *testing.T) {
 	cases := casesOf(t)
 	of := map[openai.Endpoint][]string{
-		openai.OnCompletions: {"completionField", "sampling"},
-		openai.OnChat:        {"chatField", "sampling"},
+		openai.OnCompletions: {"completionField", "sampling", "constraint"},
+		openai.OnChat:        {"chatField", "sampling", "constraint"},
 		openai.OnDetokenize:  {"ParseDetokenize"},
 	}
 	table := map[openai.Endpoint]map[string]openai.RequestField{}
@@ -63,7 +63,7 @@ func TestFieldsHaveRows(t *testing.T) {
 		}
 	}
 	for name := range table[openai.OnTokenize] {
-		if all := slices.Concat(cases["ParseTokenize"], cases["chatField"], cases["sampling"]); !slices.Contains(all, name) {
+		if all := slices.Concat(cases["ParseTokenize"], cases["chatField"], cases["sampling"], cases["constraint"]); !slices.Contains(all, name) {
 			t.Errorf("%s has a row for /tokenize and is not read", name)
 		}
 	}
@@ -154,6 +154,9 @@ func (s *schema) values() (good, bad []string) {
 					bad = append(bad, v)
 				}
 			}
+		}
+		if slices.ContainsFunc(s.AnyOf, func(one *schema) bool { return one.Type == "boolean" }) {
+			return good, append(bad, "7")
 		}
 		return good, append(bad, "true")
 	}
