@@ -41,7 +41,7 @@ func (b *book) rows() (list []row) {
 			limit.label += fmt.Sprintf(", %.0f of 128 experts", distinct)
 			add(name, "", limit)
 			if own, ok := b.own[name]; ok && limit.value > 0 && form.bytes == 1 {
-				own.Name, own.Unit, own.Value = fmt.Sprint("moe.decode_ratio.b", n), "ratio", own.Value/limit.value
+				own.Name, own.Unit, own.Value, own.P1, own.P99 = fmt.Sprint("moe.decode_ratio.b", n), "ratio", own.Value/limit.value, own.P1/limit.value, own.P99/limit.value
 				b.own[own.Name] = own
 				add(own.Name, map[int]string{1: "<= 1.6", 64: "<= 1.5"}[n], value{limit.label, 1})
 			}
