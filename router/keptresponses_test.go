@@ -89,7 +89,7 @@ func TestKeptResponses(t *testing.T) {
 		method, path string
 		status       int
 		part         string
-	}{{"POST", first + "/cancel", 400, "background"}, {"POST", "resp_x/cancel", 404, "resp_x"}, {"POST", first, 405, "GET, DELETE"}, {"DELETE", first + "/cancel", 405, "POST"},
+	}{{"POST", first + "/cancel", 400, "Cannot cancel a synchronous response."}, {"POST", "resp_x/cancel", 404, "resp_x"}, {"POST", first, 405, "GET, DELETE"}, {"DELETE", first + "/cancel", 405, "POST"},
 		{"POST", first + "/input_items", 405, "GET"}, {"GET", first + "/nothing", 404, "there is no"}, {"GET", first + "/input_items?limit=0", 400, "limit"}, {"GET", first + "/input_items?limit=x", 400, "limit"},
 		{"GET", first + "/input_items?after=x", 400, "after"}, {"GET", first + "?stream=true", 400, "not streamed again"}} {
 		if code, text := do(c.method, "/v1/responses/"+c.path, "a"); code != c.status || !strings.Contains(apiError(t, text).Message, c.part) {
@@ -105,7 +105,7 @@ func TestKeptResponses(t *testing.T) {
 	code, text = do("GET", "/v1/responses/"+first, "a")
 	missing(code, text, first)
 	code, _, text = ask(`{"model":"m","input":"x","previous_response_id":"`+second+`"}`, "a")
-	missing(code, text, "goes on with "+first)
+	missing(code, text, "goes on with '"+first)
 	_, unkept, text := ask(`{"model":"m","input":"x","store":false}`, "a")
 	if code, _ := do("GET", "/v1/responses/"+unkept, "a"); code != 404 || !strings.Contains(text, `"store":false`) {
 		t.Errorf("%d %s", code, text)

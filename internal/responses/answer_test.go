@@ -167,6 +167,7 @@ incomplete
 in_progress
 output_item.added 0 {"id":"msg_000","type":"message","status":"in_progress","role":"assistant","content":[]}
 content_part.added "msg_000" 0 0 {"type":"output_text","text":"","annotations":[],"logprobs":[]}
+output_text.delta "msg_000" 0 0 ""
 output_text.done "msg_000" 0 0 ""
 content_part.done "msg_000" 0 0 {"type":"output_text","text":"","annotations":[],"logprobs":[]}
 output_item.done 0 {"id":"msg_000","type":"message","status":"completed","role":"assistant","content":[{"type":"output_text","text":"","annotations":[],"logprobs":[]}]}

@@ -148,6 +148,11 @@ func (a *Answer) write(it *output, p *part, t, logprobs []byte) {
 	if a.quiet || len(t) == 0 {
 		return
 	}
+	a.delta(it, p, t, logprobs)
+}
+
+// delta writes a piece of a part.
+func (a *Answer) delta(it *output, p *part, t, logprobs []byte) {
 	a.at(events[p.kind][0], it)
 	a.out = append(append(append(a.out, `,"delta":"`...), t...), '"')
 	if p.kind == outputText {
@@ -220,6 +225,9 @@ func (a *Answer) closePart(it *output) {
 		return
 	}
 	p := it.last()
+	if len(p.text) == 0 { // clients expect a piece before the end
+		a.delta(it, p, nil, nil)
+	}
 	names := events[p.kind]
 	a.at(names[1], it)
 	if p.kind == arguments {

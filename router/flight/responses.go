@@ -120,7 +120,7 @@ func (s *Service) lost(param, id string, err error) *openai.Error {
 	}
 	what := ""
 	if missing, ok := errors.AsType[*kept.MissingError](err); ok {
-		what = " goes on with " + openai.Clip(missing.ID) + ", which"
+		what = " goes on with '" + openai.Clip(missing.ID) + "', which was"
 	}
 	var why string
 	switch {
@@ -131,7 +131,7 @@ func (s *Service) lost(param, id string, err error) *openai.Error {
 	default:
 		why = "it was made with store: false, deleted, not used for too long, dropped to make room, another API key's, or another router's, which keeps its own"
 	}
-	e := openai.NotFound("the response %s%s is not known: %s", openai.Clip(id), what, why)
+	e := openai.NotFound("Response with id '%s'%s not found: %s", openai.Clip(id), what, why) // as others begin it
 	e.Param, e.Code = param, "response_not_found"
 	return e
 }
@@ -205,7 +205,7 @@ func (s *Service) keptResponse(ctx *fasthttp.RequestCtx, name, below string) ([]
 		if _, err := find(); err != nil {
 			return nil, err
 		}
-		return nil, openai.BadRequest("response_id", "only a background response can be cancelled, and there are none; to end another, close its connection")
+		return nil, openai.BadRequest("response_id", "Cannot cancel a synchronous response. To end one, close its connection")
 	default:
 		var allowed string
 		switch below {
