@@ -63,39 +63,39 @@ type Engine struct {
 	failure  error      // why Health is bad
 
 	// The loop's own.
-	waiting  []*sequence // by age, oldest first
-	running  []*sequence // by age, oldest first
-	taken    Stats       // the part of unseen that this turn has seen
-	batch    []*sequence // of the step that is planned
-	cut      []*sequence // that the last one was too large for
-	walk     []*sequence
-	behind   []*sequence // of the prompts that wait: those too late for their promise
-	flights  []*flight   // steps under way, oldest first
-	spare    *flight     // for reuse
-	listed   bool        // some prompt's log probabilities are asked for
-	short    bool        // no more steps until those under way have freed memory
-	settled  time.Time   // when the last step ended
-	decoded  time.Time   // when the last one ended that carried what decodes
-	pace     pacer
-	steps    Steps
-	own      int           // requests begun and not ended with a promise of their own
-	tpot     time.Duration // promised of the step that is planned; see strictest
-	saved    time.Duration // of the promised mean gap, by short steps; see spend
-	overrun  time.Duration // of what was foretold of prompts, by most of them; see shed.go
-	longest  time.Duration // that the step that is planned may take; 0: any; see gap.go
-	turns    turns         // of takeovers and prompts
-	shortage shortage      // of blocks
-	expected atomic.Int64  // until when, in ns of Unix time; see expect.go
-	holding  time.Time     // since when the next step waits for a stream; zero: it does not
-	holdNext time.Time     // when one may
-	ends     atomic.Int64  // when a device will have ended what was launched, in ns of Unix time
-	takes    atomic.Int64  // ns of that the step launched last
-	planned  int           // steps since RetractEvery last took its turn
-	failures int           // steps failed in a row
-	said     time.Time     // when spoilt output was told of last
-	unsaid   int           // requests that it has ended since
-	live     int           // requests begun and not ended
-	held     int           // ended PrefillOnly requests whose blocks wait for Release
+	waiting     []*sequence // by age, oldest first
+	running     []*sequence // by age, oldest first
+	taken       Stats       // the part of unseen that this turn has seen
+	batch       []*sequence // of the step that is planned
+	cut         []*sequence // that the last one was too large for
+	walk        []*sequence
+	behind      []*sequence // of the prompts that wait: those too late for their promise
+	flights     []*flight   // steps under way, oldest first
+	spare       *flight     // for reuse
+	listsPrompt bool        // some prompt's log probabilities are asked for
+	short       bool        // no more steps until those under way have freed memory
+	settled     time.Time   // when the last step ended
+	decoded     time.Time   // when the last one ended that carried what decodes
+	pace        pacer
+	steps       Steps
+	own         int           // requests begun and not ended with a promise of their own
+	tpot        time.Duration // promised of the step that is planned; see strictest
+	saved       time.Duration // of the promised mean gap, by short steps; see spend
+	overrun     time.Duration // of what was foretold of prompts, by most of them; see shed.go
+	longest     time.Duration // that the step that is planned may take; 0: any; see gap.go
+	turns       turns         // of takeovers and prompts
+	shortage    shortage      // of blocks
+	expected    atomic.Int64  // until when, in ns of Unix time; see expect.go
+	holding     time.Time     // since when the next step waits for a stream; zero: it does not
+	holdNext    time.Time     // when one may
+	ends        atomic.Int64  // when a device will have ended what was launched, in ns of Unix time
+	takes       atomic.Int64  // ns of that the step launched last
+	planned     int           // steps since RetractEvery last took its turn
+	failures    int           // steps failed in a row
+	said        time.Time     // when spoilt output was told of last
+	unsaid      int           // requests that it has ended since
+	live        int           // requests begun and not ended
+	held        int           // ended PrefillOnly requests whose blocks wait for Release
 }
 
 // New checks that cache and backend agree, registers metrics and starts the loop. The engine

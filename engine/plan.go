@@ -10,7 +10,7 @@ import (
 // all sequences. It reports whether there is anything to do.
 func (e *Engine) plan() bool {
 	e.retract()
-	e.listed = slices.ContainsFunc(e.running, (*sequence).wantsPrompt)
+	e.listsPrompt = slices.ContainsFunc(e.running, (*sequence).wantsPrompt)
 	e.tpot, e.longest = e.strictest(), e.untilGap()
 	cut := e.cut
 	e.cut = nil
@@ -278,7 +278,7 @@ func (e *Engine) chunk(q *sequence, budget int) int {
 // wait for its mask, which takes a device that can, and no prompt whose log probabilities are asked for.
 func (e *Engine) foreseen(q *sequence) bool {
 	r := q.h.req
-	if q.guide != nil && (e.holder == nil || e.listed) {
+	if q.guide != nil && (e.holder == nil || e.listsPrompt) {
 		return false
 	}
 	return (q.h.prompted || q.goesOn() || q.firstForeseen()) && !r.readsOutput() && !e.full(r, len(q.output())+1)

@@ -1,9 +1,6 @@
 package grammar
 
-import (
-	"encoding/binary"
-	"math/bits"
-)
+import "encoding/binary"
 
 // byteSet is a set of byte values: bit b of word b/64.
 type byteSet [4]uint64
@@ -17,15 +14,6 @@ func (s *byteSet) add(lo, hi byte) {
 func (s *byteSet) has(b byte) bool { return s[b>>6]>>(b&63)&1 != 0 }
 
 func (s *byteSet) empty() bool { return s[0]|s[1]|s[2]|s[3] == 0 }
-
-func (s *byteSet) first() byte {
-	for i, w := range s {
-		if w != 0 {
-			return byte(i*64 + bits.TrailingZeros64(w))
-		}
-	}
-	return 0
-}
 
 type exprKind uint8
 

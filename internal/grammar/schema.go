@@ -91,14 +91,8 @@ type schemaParser struct {
 
 var typeNames = []string{"null", "boolean", "number", "string", "array", "object"}
 
-// annotations say nothing about what is valid.
-var annotations = map[string]bool{
-	"$anchor": true, "$defs": true, "definitions": true, "$schema": true, "$id": true, "id": true, "$comment": true,
-	"title": true, "description": true, "default": true, "readOnly": true, "writeOnly": true, "examples": true,
-	"contentMediaType": true, "contentEncoding": true, "contentSchema": true, "deprecated": true, "$vocabulary": true,
-}
-
-// unsupported bind a value in ways that are not supported.
+// unsupported bind a value in ways that are not supported. What is neither here nor read by
+// parse is an annotation, or means nothing to JSON Schema.
 var unsupported = map[string]bool{
 	"not": true, "if": true, "contains": true, "propertyNames": true, "dependencies": true,
 	"dependentRequired": true, "dependentSchemas": true, "unevaluatedItems": true, "unevaluatedProperties": true,

@@ -93,7 +93,7 @@ func TestReplayable(t *testing.T) {
 	f(`"max_tokens":0`, 0, "")
 	for _, field := range []string{`"n":2`, `"best_of":2`, `"echo":true`, `"logprobs":1`, `"logprobs":true`, `"top_logprobs":2`, `"prompt_logprobs":0`, `"presence_penalty":0.1`,
 		`"frequency_penalty":-1`, `"tools":[{}]`, `"response_format":{"type":"text"}`, `"return_token_ids":true`, `"include_stop_str_in_output":true`, `"bad_words":["x"]`,
-		`"use_beam_search":true`, `"whatever":0`, `"min_tokens":-1`, `"min_tokens":"x"`} {
+		`"use_beam_search":true`, `"structured_outputs":{"regex":"a"}`, `"regex":"a"`, `"guided_json":{}`, `"whatever":0`, `"min_tokens":-1`, `"min_tokens":"x"`} {
 		f(field, 0, strings.Split(field, `"`)[1])
 	}
 	f(`"messages":[{"role":"user","content":[{"type":"text","text":"x"},{"type":"image_url","image_url":{"url":"data:x"}}]}]`, 0, "messages")

@@ -27,8 +27,8 @@ import (
 )
 
 // grammarBench measures internal/grammar beside llguidance on the schemas of JSONSchemaBench:
-// which of them compile, how long that takes, and for the texts that come with them how long
-// a mask takes and whether both allow the same tokens.
+// which of them compile and how long that takes, whether both allow the same tokens in the
+// texts that come with them, and how long a mask takes.
 type grammarBench struct {
 	base
 	schemas, tokenizer, venv string
@@ -52,7 +52,7 @@ func (b *grammarBench) flags(f *flag.FlagSet) {
 }
 
 func (b *grammarBench) parts() []part {
-	return []part{{"compile", b.compile}, {"masks", b.masks}}
+	return []part{{"compile", b.compile}, {"masks", b.masks}, {"speed", b.speed}}
 }
 
 func (b *grammarBench) open(ctx context.Context) error {
@@ -234,15 +234,89 @@ func (b *grammarBench) masks(context.Context) error {
 	}
 	b.Sayf("%d masks, %d equal; valid texts that both refuse %d, only we %d, only llguidance %d",
 		c.compared, c.equal, c.refused[2], c.refused[0], c.refused[1])
-	load := fmt.Sprintf("%d places in texts of JSONSchemaBench and random ones, %d tokens, white space %s, processor time; %d masks are equal", c.compared, b.v.Size(), flexibleSpace, c.equal)
-	return b.Add(quantiles("grammar.mask_us", "us", load, c.ours, c.theirs)...)
+	return b.Add(figures.Figure{
+		Name: "grammar.masks_equal", Value: float64(c.equal) / float64(c.compared), Unit: "of the masks", Peer: "all", PeerValue: 1,
+		Ratio: float64(c.equal) / float64(c.compared), Runs: 1, Spread: "the others: internal/grammar/DESIGN.md, Beside llguidance",
+		Model: fmt.Sprintf("%d places in texts of JSONSchemaBench and random ones, %d tokens, white space %s, beside llguidance 1.9.1 with no_forcing", c.compared, b.v.Size(), flexibleSpace),
+	})
 }
+
+// speed times the masks along whole texts, of grammars that are not used before.
+func (b *grammarBench) speed(context.Context) error {
+	files, err := b.files("maskbench/data/*.json")
+	if err != nil {
+		return err
+	}
+	var ours, theirs []float64 // us
+	bits := make([]uint32, (b.v.Size()+31)/32)
+	for i, f := range files {
+		if i%max(speedEvery/b.every, 1) != 0 {
+			continue
+		}
+		text, err := os.ReadFile(f)
+		if err != nil {
+			return err
+		}
+		var e example
+		if err := json.Unmarshal(text, &e); err != nil {
+			return fmt.Errorf("%s: %w", f, err)
+		}
+		g, err := grammar.Compile(grammar.Spec{Kind: grammar.JSONSchema, Text: string(e.Schema)}, b.v, grammar.Limits{})
+		if err != nil {
+			continue
+		}
+		peer, err := b.peer.ask(question{Op: "compile", Schema: string(e.Schema), Space: flexibleSpace})
+		if err != nil {
+			return err
+		}
+		if peer.Error != "" {
+			continue
+		}
+		for _, t := range e.Tests {
+			if !t.Valid {
+				continue
+			}
+			ids := b.tok.Encode(string(t.Data), false)
+			ids = ids[:min(len(ids), 400)]
+			m := g.Matcher()
+			n := 0
+			for ; n < len(ids); n++ {
+				begin := threadTime()
+				m.Mask(bits)
+				ours = append(ours, float64(threadTime()-begin)/1e3)
+				if !m.Accept(ids[n]) {
+					break
+				}
+			}
+			if _, err := b.peer.ask(question{Op: "start"}); err != nil {
+				return err
+			}
+			for _, id := range ids[:n] {
+				said, err := b.peer.ask(question{Op: "mask"})
+				if err != nil {
+					return err
+				}
+				theirs = append(theirs, said.US)
+				if said, err = b.peer.ask(question{Op: "accept", Token: id}); err != nil || said.Error != "" {
+					if err != nil {
+						return err
+					}
+					break
+				}
+			}
+		}
+	}
+	load := fmt.Sprintf("%d masks along whole texts of JSONSchemaBench, %d tokens, white space %s, processor time", len(ours), b.v.Size(), flexibleSpace)
+	return b.Add(quantiles("grammar.mask_us", "us", load, ours, theirs)...)
+}
+
+// speedEvery thins out the files of speed, which has thousands of masks from a few hundred.
+const speedEvery = 40
 
 // comparison walks texts with both engines.
 type comparison struct {
 	*grammarBench
 	rnd             *rand.Rand
-	ours, theirs    []float64 // us
 	compared, equal int
 	kinds           map[string]int
 	refused         [3]int
@@ -288,7 +362,7 @@ func (c *comparison) text(name string, g *grammar.Grammar, ids []int32, left *in
 		begin := threadTime()
 		m.Mask(bits)
 		us := (threadTime() - begin).Seconds() * 1e6
-		said, err := c.peer.ask(question{Op: "mask"})
+		said, err := c.peer.ask(question{Op: "mask", All: true})
 		if err != nil {
 			return err
 		}
@@ -299,7 +373,6 @@ func (c *comparison) text(name string, g *grammar.Grammar, ids []int32, left *in
 		for i := range their {
 			their[i] = binary.LittleEndian.Uint32(raw[4*i:])
 		}
-		c.ours, c.theirs = append(c.ours, us), append(c.theirs, said.US)
 		c.compared++
 		*left--
 		if kind, same := c.differ(bits, their, soFar); same {
@@ -393,11 +466,11 @@ type question struct {
 	Op     string `json:"op"`
 	Schema string `json:"schema"`
 	Space  string `json:"space"`
-	All    bool   `json:"all"` // every token that the grammar allows, as grammar.Matcher has it
+	All    bool   `json:"all"` // masks with every token that the grammar allows, and their bits
 	Token  int32  `json:"token"`
 }
 
-type answerOf struct {
+type peerSaid struct {
 	Error string  `json:"error"`
 	US    float64 `json:"us"`
 	Bits  string  `json:"bits"`
@@ -427,8 +500,8 @@ func startLLGuidance(ctx context.Context, python string, tokens [][]byte, end in
 	return p, nil
 }
 
-func (p *llguidance) ask(a question) (answerOf, error) {
-	var said answerOf
+func (p *llguidance) ask(a question) (peerSaid, error) {
+	var said peerSaid
 	if err := json.NewEncoder(p.in).Encode(a); err != nil {
 		return said, err
 	}

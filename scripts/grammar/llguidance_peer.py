@@ -5,7 +5,7 @@ It reads a JSON object a line and answers each with one. The first gives the voc
 
     {"op": "compile", "schema": TEXT, "space": REGEX or "", "all": BOOL}   {"error": TEXT or "", "us": N}
     {"op": "start"}                                           begins a text of the last schema
-    {"op": "mask"}                                            {"bits": base64 of words, "us": N}
+    {"op": "mask", "all": BOOL}                               {"bits": base64 of words if all, "us": N}
     {"op": "accept", "token": N}                              {"error": TEXT or ""}
 
 us is the processor time of the call alone, in microseconds.
@@ -65,7 +65,9 @@ def main():
         elif ask["op"] == "mask":
             begin = time.thread_time_ns()
             masks.fill_next_token_bitmask(matcher, bits)
-            say = {"us": (time.thread_time_ns() - begin) / 1000, "bits": base64.b64encode(bits.tobytes()).decode()}
+            say = {"us": (time.thread_time_ns() - begin) / 1000}
+            if ask["all"]:
+                say["bits"] = base64.b64encode(bits.tobytes()).decode()
         elif ask["op"] == "accept":
             ok = matcher.consume_token(ask["token"])
             say = {"error": matcher.get_error() if matcher.is_error() else "" if ok else "refused"}
