@@ -51,7 +51,7 @@ class RemoteOpenAIServer:
         flags = translate(model, vllm_serve_args)
         config = os.path.join(self.data.name, "up.yaml")
         with open(config, "w") as f:
-            f.write("public_metrics: true\n")
+            f.write("kv_memory: 1GiB\n")  # for whole contexts of 8192 tokens
         self.proc = subprocess.Popen(
             [os.environ["XPYD"], "up", "--config", config, "--model", os.environ["XPYD_MODEL"], "--listen", "127.0.0.1:" + os.environ.get("XPYD_PORT", "0"),
              "--admin", "127.0.0.1:0", "--data", os.path.join(self.data.name, "data"), *flags],
