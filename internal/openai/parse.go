@@ -425,21 +425,3 @@ func (p *parser) logitBias() (out []Bias) {
 
 // maxNamed is how many of an object's wrong keys an error names.
 const maxNamed = 8
-
-// objectType reads an object, counting its values, and returns its member "type"; given is
-// false for null.
-func (p *parser) objectType(field string) (kind string, given bool) {
-	if !p.is(field, jsonscan.Object, "an object") {
-		return "", false
-	}
-	p.count(field)
-	for p.Next() == jsonscan.Key {
-		if string(p.Decoded()) != "type" {
-			p.walk(field)
-			continue
-		}
-		p.count(field)
-		kind = p.string(field + ".type")
-	}
-	return kind, true
-}
