@@ -123,18 +123,18 @@ func TestOpenAPI(t *testing.T) {
 	if err := json.Unmarshal([]byte(text), &doc); err != nil || status != 200 || doc.OpenAPI != "3.1.0" {
 		t.Fatalf("%d %v %.100s", status, err, text)
 	}
-	n := 0
+	paths := map[string]bool{}
 	for _, r := range router.Routes() {
-		if r.Listener != "public" || strings.Contains(r.Path, "{") || r.Path == "/metrics" {
+		if r.Listener != "public" || r.Path == "/metrics" {
 			continue
 		}
-		n++
+		paths[r.Path] = true
 		if _, ok := doc.Paths[r.Path][strings.ToLower(r.Method)]; !ok {
 			t.Errorf("%s %s is not there", r.Method, r.Path)
 		}
 	}
-	if n != len(doc.Paths) {
-		t.Errorf("%d paths, %d routes", len(doc.Paths), n)
+	if len(paths) != len(doc.Paths) {
+		t.Errorf("%d paths, %d in routes", len(doc.Paths), len(paths))
 	}
 	for _, part := range strings.Split(text, `"#/components/schemas/`)[1:] {
 		name, _, _ := strings.Cut(part, `"`)

@@ -29,6 +29,10 @@ func openAPI(version string, routes map[string]route) []byte {
 			if e&(openai.OnCompletions|openai.OnChat) != 0 {
 				ok["content"].(object)["text/event-stream"] = object{}
 			}
+		} else if path == "/v1/responses" || path == "/v1/messages" {
+			op["description"] = "The fields are OpenAI's or Anthropic's: docs/apis.md."
+			op["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": object{"type": "object"}}}}
+			ok["content"].(object)["text/event-stream"] = object{}
 		} else if r.method == "POST" {
 			op["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": object{"type": "object"}}}}
 		}
@@ -38,6 +42,18 @@ func openAPI(version string, routes map[string]route) []byte {
 			op["security"] = []any{object{"key": []any{}}, object{}}
 		}
 		paths[path] = object{strings.ToLower(r.method): op}
+	}
+	for _, of := range named {
+		_, name, _ := strings.Cut(of.path, "{")
+		name, _, _ = strings.Cut(name, "}")
+		at, _ := paths[of.path].(object)
+		if at == nil {
+			at = object{"parameters": []any{object{"name": name, "in": "path", "required": true, "schema": object{"type": "string"}}}}
+			paths[of.path] = at
+		}
+		at[strings.ToLower(of.method)] = object{"summary": of.what, "security": []any{object{"key": []any{}}, object{}},
+			"responses": object{"200": object{"description": "OK", "content": object{"application/json": object{}}},
+				"4XX": object{"description": "There is none, or the request is at fault.", "content": content(ref("Error"))}}}
 	}
 	b, err := json.Marshal(object{"openapi": "3.1.0", "info": object{"title": "xpyd", "version": version}, "paths": paths,
 		"components": object{"schemas": schemas, "securitySchemes": object{"key": object{"type": "http", "scheme": "bearer"}}}})

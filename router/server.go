@@ -23,16 +23,23 @@ type route struct {
 	what    string
 }
 
+// named are the paths with a name in them.
+var named = []struct{ path, method, what string }{
+	{"/v1/models/{model}", "GET", "One model, if it can be served now."},
+	{"/v1/responses/{id}", "GET", "A response that is kept."},
+	{"/v1/responses/{id}", "DELETE", "Forgets it."},
+	{"/v1/responses/{id}/input_items", "GET", "What it was asked."},
+	{"/v1/responses/{id}/cancel", "POST", "400: none runs in the background."},
+}
+
 // Routes lists what the router answers, by listener and path.
 func Routes() []console.Route {
 	const keys, anybody = "API keys", "anybody"
 	list := append(console.Routes(),
-		console.Route{Listener: "public", Method: "GET", Path: "/v1/models/{model}", For: keys, What: "One model, if it can be served now."},
-		console.Route{Listener: "public", Method: "GET", Path: "/v1/responses/{id}", For: keys, What: "A response that is kept."},
-		console.Route{Listener: "public", Method: "DELETE", Path: "/v1/responses/{id}", For: keys, What: "Forgets it."},
-		console.Route{Listener: "public", Method: "GET", Path: "/v1/responses/{id}/input_items", For: keys, What: "What it was asked."},
-		console.Route{Listener: "public", Method: "POST", Path: "/v1/responses/{id}/cancel", For: keys, What: "400: none runs in the background."},
 		console.Route{Listener: "public", Method: "GET", Path: "/metrics", For: anybody, What: "Metrics, with `public_metrics`."})
+	for _, of := range named {
+		list = append(list, console.Route{Listener: "public", Method: of.method, Path: of.path, For: keys, What: of.what})
+	}
 	for path, r := range routes {
 		who := anybody
 		if r.key {

@@ -136,6 +136,7 @@ func TestBoundRefused(t *testing.T) {
 			t.Errorf("%.200s: %d %s", body, resp.StatusCode, b)
 		}
 	}
+	f("/v1/completions", `{"prompt":"a","regex":"abc","allowed_token_ids":[5]}`, "allowed_token_ids", "does not go with")
 	const chats, completions = "/v1/chat/completions", "/v1/completions"
 	chat := func(fields string) string { return `{` + userAsks + `,` + fields + `}` }
 	f(completions, `{"prompt":"x","regex":"a["}`, "regex", "at offset")

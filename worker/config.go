@@ -274,7 +274,7 @@ func (c *Config) validRanks() error {
 	}
 	switch n := len(d.GPUs); {
 	case n > 0 && n != c.TensorParallel:
-		return bad("device", "%d named for %d ranks: set tensor_parallel to %d, or name a GPU for each rank; one that is named twice is shared by two", n, c.TensorParallel, n)
+		return bad("device", "%d GPUs for tensor_parallel %d: set tensor_parallel to %d, or name a GPU for each rank; one that is named twice is shared by two", n, c.TensorParallel, n)
 	case !d.CPU && !d.Auto && c.TensorParallel > cuda.MaxRanks:
 		return bad("tensor_parallel", "%d is more than GPUs serve, %d", c.TensorParallel, cuda.MaxRanks)
 	}
@@ -303,7 +303,7 @@ func (c *Config) Validate() error {
 		c.Compute.valid(),
 		c.validRanks(),
 		c.validAddresses(),
-		within("threads", c.Threads, 0, 4096),
+		within("threads", c.Threads, 0, 1024),
 		within("block_tokens", c.BlockTokens, 1, kvlayout.MaxBlockTokens),
 		within("blocks", c.Blocks, 0, 1<<30),
 		within("max_model_len", c.MaxModelLen, 0, 1<<30),

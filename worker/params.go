@@ -308,6 +308,10 @@ func (w *Worker) checkJob(j *job) error {
 	if err := j.checkListed(); err != nil {
 		return err
 	}
+	if len(j.AllowedIDs) > 0 && j.guide != nil {
+		return openai.BadRequest("allowed_token_ids", "allowed_token_ids does not go with what says what the answer must be (structured output, tool_choice)")
+	}
+	j.badWords = w.badWords(j.BadWords)
 	most, room := w.engine.MaxModelLen(), 0
 	for i := range j.items {
 		n := len(j.items[i].tokens)
@@ -370,6 +374,9 @@ func (w *Worker) sampling(s *openai.Sampling, seed uint64) engine.Sampling {
 // badWords are the tokens of each word, and those behind a space if that makes other ones of as many:
 // as vLLM has it.
 func (w *Worker) badWords(words []string) [][]int32 {
+	if len(words) == 0 {
+		return nil
+	}
 	list := make([][]int32, 0, 2*len(words))
 	for _, word := range words {
 		word = cmp.Or(strings.TrimLeft(word, " "), word)
@@ -396,9 +403,6 @@ const seedStride = 0x9e3779b97f4a7c15
 
 // request builds the engine's request for one prompt.
 func (w *Worker) request(j *job, i int, id string, seed uint64) *engine.Request {
-	if j.badWords == nil && len(j.BadWords) > 0 {
-		j.badWords = w.badWords(j.BadWords)
-	}
 	r := &engine.Request{
 		ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: j.items[i].tokens, N: j.N, Urgent: j.urgent, Keep: len(j.items) > 1, Promise: j.promise,
 		Sampling: w.sampling(&j.Sampling, seed), MinTokens: j.MinTokens,

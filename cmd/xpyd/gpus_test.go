@@ -138,7 +138,7 @@ func TestPlaceValid(t *testing.T) {
 	f("all", "cpu", "it and device cpu exclude each other")
 	f("all", "cuda:1", "it and device cuda:1 exclude each other")
 	f("0,2", "auto", "write cuda:0,cuda:2")
-	f("", "cuda:0,cuda:1", "2 named for 1 ranks")
+	f("", "cuda:0,cuda:1", "2 GPUs for tensor_parallel 1")
 }
 
 // TestPlaceArgs: a worker's GPU is in its arguments, by UUID, with its part of the memory if others share

@@ -76,8 +76,8 @@ func (c *Config) Validate() error {
 		{"maximum position", c.MaxPositions, maxPositions},
 	}
 	if _, feed := family.layer(c, 0); feed == Mixture {
-		counts = append(counts, count{"number of experts", c.Experts, maxExperts}, count{"number of experts a token", c.ExpertsPerToken, c.Experts},
-			count{"width of an expert", c.ExpertWidth, maxWidth})
+		counts = append(counts, count{"number of experts (num_experts, num_local_experts)", c.Experts, maxExperts}, count{"number of experts a token (num_experts_per_tok)", c.ExpertsPerToken, c.Experts},
+			count{"width of an expert (moe_intermediate_size)", c.ExpertWidth, maxWidth})
 	}
 	for _, f := range counts {
 		if f.v < 1 || f.v > f.high {
@@ -109,7 +109,7 @@ func (c *Config) Validate() error {
 	}
 	for _, id := range append(c.BOS[:len(c.BOS):len(c.BOS)], c.EOS...) {
 		if id < 0 {
-			return fmt.Errorf("token id %d is negative", id)
+			return fmt.Errorf("bos_token_id or eos_token_id: token id %d is negative", id)
 		}
 	}
 	_, _, err = c.RopeFrequencies()
@@ -120,8 +120,11 @@ func (c *Config) validateWindows() error {
 	if c.Window == 0 {
 		return nil
 	}
-	if c.Window < 1 || c.Window > maxPositions || c.FullEvery < 1 || c.FullEvery > maxLayers {
-		return fmt.Errorf("windows of %d positions in all but every %d. layer", c.Window, c.FullEvery)
+	if c.Window < 1 || c.Window > maxPositions {
+		return fmt.Errorf("window %d is not in 1..%d positions", c.Window, maxPositions)
+	}
+	if c.FullEvery < 1 || c.FullEvery > maxLayers+1 {
+		return fmt.Errorf("a layer without a window after every %d is not in 1..%d", c.FullEvery, maxLayers+1)
 	}
 	if !(c.WindowTheta > 0) || math.IsInf(c.WindowTheta, 0) {
 		return fmt.Errorf("rope theta %v of windowed layers is not positive", c.WindowTheta)

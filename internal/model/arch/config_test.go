@@ -96,6 +96,19 @@ func TestParseConfigRefuses(t *testing.T) {
 	f("original_max_position_embeddings", m{"rope_scaling": m{"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}})
 	f("low_freq_factor", m{"rope_scaling": m{"rope_type": "llama3", "factor": 8, "original_max_position_embeddings": 8}})
 	f("factor", m{"rope_scaling": m{"type": "linear"}})
+	for _, c := range []struct {
+		want string
+		m
+	}{{"sliding_window 0", m{"sliding_window": 0}}, {"sliding_window -1", m{"sliding_window": -1}}, {"sliding_window_pattern 0", m{"sliding_window_pattern": 0}},
+		{"layer_types: 1 for 2", m{"layer_types": []string{"full_attention"}}}, {"layer_types: layer 1", m{"layer_types": []string{"full_attention", "sliding_attention"}}},
+		{"hidden_activation", m{"hidden_activation": "relu"}}, {"query_pre_attn_scalar", m{"query_pre_attn_scalar": 0}}, {"softcapping", m{"final_logit_softcapping": 30.0}},
+		{"use_bidirectional_attention", m{"use_bidirectional_attention": true}}} {
+		c.m["model_type"] = "gemma3_text"
+		f(c.want, c.m)
+	}
+	f("num_experts", m{"model_type": "qwen3_moe"})
+	f("decoder_sparse_step", m{"model_type": "qwen3_moe", "num_experts": 4, "decoder_sparse_step": 2})
+	f("num_experts_per_tok", m{"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5})
 	f("number of layers 0", m{"num_hidden_layers": nil})
 	f("number of layers", m{"num_hidden_layers": 1 << 30})
 	f("hidden_size", m{"hidden_size": "64"})

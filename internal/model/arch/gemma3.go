@@ -14,7 +14,7 @@ var gemma3 = Family{Name: "gemma3_text", Class: "Gemma3ForCausalLM", GGUF: gemma
 	readHF: readGemma3HF, readGGUF: readGemma3GGUF,
 	tensors: func(c *Config) []Tensor { return tensors(c, gemma3Names, nil) },
 	layer: func(c *Config, l int) (Attention, FeedForward) {
-		if c.Window > 0 && (l+1)%c.FullEvery != 0 {
+		if c.Window > 0 && c.FullEvery > 0 && (l+1)%c.FullEvery != 0 {
 			return WindowGQA, GeGLU
 		}
 		return GQA, GeGLU
@@ -82,6 +82,12 @@ func readGemma3HF(b []byte) (Config, error) {
 	}
 	if j.Pattern != nil {
 		c.FullEvery = *j.Pattern
+	}
+	if c.Window < 1 {
+		return Config{}, fmt.Errorf("sliding_window %d is not positive", c.Window)
+	}
+	if c.FullEvery < 1 {
+		return Config{}, fmt.Errorf("sliding_window_pattern %d is not positive", c.FullEvery)
 	}
 	if j.LocalTheta != nil {
 		c.WindowTheta = *j.LocalTheta
