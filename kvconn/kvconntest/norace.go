@@ -2,4 +2,5 @@
 
 package kvconntest
 
-const underRace = false
+// UnderRace reports whether the race detector is on.
+const UnderRace = false

@@ -2,5 +2,5 @@
 
 package kvconntest
 
-// underRace: the race detector makes everything several times slower.
-const underRace = true
+// UnderRace: the race detector makes everything several times slower.
+const UnderRace = true

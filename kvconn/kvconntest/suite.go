@@ -57,7 +57,7 @@ type Factory struct {
 // realTime prepares a factory for cases on a real clock.
 func (f Factory) realTime(t *testing.T) Factory {
 	f.Shrink, f.AtOnce = max(f.Shrink, 1), cmp.Or(f.AtOnce, 24)
-	if underRace {
+	if UnderRace {
 		f.Shrink = 1
 	}
 	f.clock = NewClock(t)
@@ -127,7 +127,7 @@ func Run(t *testing.T, f Factory) {
 		}
 		for i, p := range phases {
 			for j, a := range p.actions() {
-				if f.Few && (i+j)%8 > 0 || underRace && !f.Bubble && (i+j)%3 > 0 { // the whole runs without the detector
+				if f.Few && (i+j)%8 > 0 || UnderRace && !f.Bubble && (i+j)%3 > 0 { // the whole runs without the detector
 					continue
 				}
 				f.leaf(t, fmt.Sprintf("fault/%s/%s", p.name, a), p.tune, func(t *testing.T, f Factory, w *World, ch *Chaos) {
