@@ -1,5 +1,7 @@
 package grammar
 
+import "slices"
+
 // auto is a whole deterministic automaton over bytes, for what only a whole one can say: that
 // a text is in two languages at once, or in one but not in another. From each of its states
 // some text is accepted.
@@ -85,7 +87,7 @@ func (g *builder) compile(e *expr) *auto {
 			}
 			row[c] = n
 		}
-		g.spend(len(row))
+		g.spendWhole(len(row))
 		a.trans = append(a.trans, row)
 		a.fin = append(a.fin, s.final)
 		if len(s.tokens) > 0 {
@@ -95,17 +97,41 @@ func (g *builder) compile(e *expr) *auto {
 	return g.trimmed(a)
 }
 
-// trimmed leaves out the states from which nothing is accepted, and gives a an id.
-func (g *builder) trimmed(a *auto) *auto {
+// backward are an automaton's transitions from the states that they lead to: those to s are
+// from[at[s]:at[s+1]], each of its classes apart.
+type backward struct{ at, from []int32 }
+
+func (b *backward) of(s int32) []int32 { return b.from[b.at[s]:b.at[s+1]] }
+
+func (a *auto) back() *backward {
 	n := len(a.trans)
-	back := make([][]int32, n)
-	for s, row := range a.trans {
+	b := &backward{at: make([]int32, n+2)}
+	for _, row := range a.trans {
 		for _, t := range row {
 			if t >= 0 {
-				back[t] = append(back[t], int32(s))
+				b.at[t+2]++
 			}
 		}
 	}
+	for s := range n {
+		b.at[s+2] += b.at[s+1]
+	}
+	b.from = make([]int32, b.at[n+1])
+	for s, row := range a.trans {
+		for _, t := range row {
+			if t >= 0 {
+				b.from[b.at[t+1]] = int32(s)
+				b.at[t+1]++
+			}
+		}
+	}
+	return b
+}
+
+// trimmed leaves out the states from which nothing is accepted, and gives a an id.
+func (g *builder) trimmed(a *auto) *auto {
+	n := len(a.trans)
+	back := a.back()
 	live := make([]bool, n)
 	var work []int32
 	for s, f := range a.fin {
@@ -117,7 +143,7 @@ func (g *builder) trimmed(a *auto) *auto {
 	for len(work) > 0 {
 		s := work[len(work)-1]
 		work = work[:len(work)-1]
-		for _, p := range back[s] {
+		for _, p := range back.of(s) {
 			if !live[p] {
 				live[p] = true
 				work = append(work, p)
@@ -171,6 +197,7 @@ func (g *builder) product(a, b *auto, not bool) *auto {
 		return nil
 	}
 	type pair struct{ a, b int32 }
+	g.spendWhole(16) // the classes
 	p := &auto{}
 	var split []pair // by class
 	seen := map[pair]uint8{}
@@ -185,7 +212,8 @@ func (g *builder) product(a, b *auto, not bool) *auto {
 		p.class[i] = c
 	}
 	states := []pair{{a.start, b.start}}
-	number := map[pair]int32{states[0]: 0}
+	key := func(s pair) uint64 { return uint64(s.a)<<32 | uint64(uint32(s.b)) }
+	number := map[uint64]int32{key(states[0]): 0}
 	for i := 0; i < len(states); i++ {
 		s := states[i]
 		row := make([]int32, len(split))
@@ -198,15 +226,19 @@ func (g *builder) product(a, b *auto, not bool) *auto {
 				row[c] = -1
 				continue
 			}
-			n, ok := number[t]
+			if t == states[len(states)-1] { // most often many bytes lead to one state
+				row[c] = int32(len(states)) - 1
+				continue
+			}
+			n, ok := number[key(t)]
 			if !ok {
 				n = int32(len(states))
-				number[t] = n
+				number[key(t)] = n
 				states = append(states, t)
 			}
 			row[c] = n
 		}
-		g.spend(1 + len(row)/2)
+		g.spendWhole(1 + len(row)/2)
 		p.trans = append(p.trans, row)
 		p.fin = append(p.fin, a.fin[s.a] && (s.b >= 0 && b.fin[s.b]) != not)
 	}
@@ -215,6 +247,7 @@ func (g *builder) product(a, b *auto, not bool) *auto {
 
 // filled is a without the empty text.
 func (a *auto) filled(g *builder) *auto {
+	g.spendWhole(len(a.trans))
 	b := &auto{class: a.class, start: int32(len(a.trans))}
 	for _, row := range a.trans {
 		b.trans = append(b.trans, append([]int32(nil), row...))
@@ -327,25 +360,34 @@ func (c *counts) step(s int32) int32 {
 	return 0
 }
 
-// shortest fills least: rounds of relaxing, at most one for each state.
+// shortest fills least, from the states that accept back: those that are as near as any first.
 func (c *counts) shortest(a *auto) {
 	const far = int32(1) << 30
+	back := a.back()
+	var near, next []int32 // at this number of characters, and at one more
 	for s, f := range a.fin {
 		c.least[s] = far
 		if f {
-			c.least[s] = 0
+			near = append(near, int32(s))
 		}
 	}
-	for changed := true; changed; {
-		changed = false
-		for s := len(a.trans) - 1; s >= 0; s-- {
-			for _, t := range a.trans[s] {
-				if t >= 0 && c.least[t]+c.step(int32(s)) < c.least[s] {
-					c.least[s] = c.least[t] + c.step(int32(s))
-					changed = true
+	for l := int32(0); len(near) > 0; l++ {
+		for len(near) > 0 {
+			s := near[len(near)-1]
+			near = near[:len(near)-1]
+			if c.least[s] <= l {
+				continue
+			}
+			c.least[s] = l
+			for _, p := range back.of(s) {
+				if c.heads[p] {
+					next = append(next, p)
+				} else {
+					near = append(near, p)
 				}
 			}
 		}
+		near, next = next, near
 	}
 }
 
@@ -407,16 +449,25 @@ func (c *counts) lengths(g *builder, a *auto, hi int) {
 			set(int32(s), 0)
 		}
 	}
+	ahead, edges := make([][]int32, n), 0
+	for s, row := range a.trans {
+		row = slices.Compact(slices.Sorted(slices.Values(row)))
+		if len(row) > 0 && row[0] < 0 {
+			row = row[1:]
+		}
+		ahead[s] = row
+		edges += len(row)
+	}
 	for l := 0; l <= hi; l++ {
-		g.spend(1 + n/16)
 		for changed := true; changed; {
+			g.spendWhole(1 + (n+edges)/128)
 			changed = false
 			for s := int32(n) - 1; s >= 0; s-- {
 				if has(s, l) || l < int(c.step(s)) {
 					continue
 				}
-				for _, t := range a.trans[s] {
-					if t >= 0 && has(t, l-int(c.step(s))) {
+				for _, t := range ahead[s] {
+					if has(t, l-int(c.step(s))) {
 						set(s, l)
 						changed = true
 						break

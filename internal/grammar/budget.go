@@ -21,9 +21,9 @@ func (e *Error) Error() string {
 // Limits bound what one grammar may cost. Zero fields mean the defaults.
 type Limits struct {
 	Bytes  int           // of the text; default 512 KiB
-	States int           // steps of work while compiling, about a microsecond each; default 100,000, and 4 for each byte
+	States int           // steps of work while compiling, about a microsecond each; default 100,000, and 4 for each byte: whole automata get none for bytes
 	Memory int64         // bytes of states and masks kept while running; default 64 MiB
-	Time   time.Duration // of compiling, a backstop behind States; default 2 s
+	Time   time.Duration // of compiling, a backstop behind States; default 10 s
 }
 
 func (l Limits) withDefaults() Limits {
@@ -37,7 +37,7 @@ func (l Limits) withDefaults() Limits {
 		l.Memory = 64 << 20
 	}
 	if l.Time <= 0 {
-		l.Time = 2 * time.Second
+		l.Time = 10 * time.Second
 	}
 	return l
 }
@@ -52,6 +52,7 @@ const maxDepth = 500
 // catches: it can run out anywhere in the making of a node.
 type budget struct {
 	left     int
+	automata int // of left, for whole automata: long texts have no claim to larger ones
 	deadline time.Time
 	ticks    int
 	where    func() string // the place of what is being compiled; may be nil
@@ -66,6 +67,14 @@ func (b *budget) spend(n int) {
 	if b.ticks&1023 == 0 && time.Now().After(b.deadline) {
 		b.refuse("the grammar is too large: compiling it takes too long")
 	}
+}
+
+// spendWhole is spend for work on whole automata.
+func (b *budget) spendWhole(n int) {
+	if b.automata -= n; b.automata < 0 {
+		b.refuse("the grammar is too large: its patterns take more work than they may")
+	}
+	b.spend(n)
 }
 
 func (b *budget) bound(n int) {

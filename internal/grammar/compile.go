@@ -51,7 +51,7 @@ func Compile(s Spec, v *Vocabulary, l Limits) (g *Grammar, err error) {
 	if !utf8.ValidString(s.Text) {
 		return nil, &Error{Reason: "the grammar is not valid UTF-8"}
 	}
-	b := &budget{left: l.States + 4*len(s.Text), deadline: time.Now().Add(l.Time)}
+	b := &budget{left: l.States + 4*len(s.Text), automata: l.States, deadline: time.Now().Add(l.Time)}
 	defer func() {
 		if r := recover(); r != nil {
 			e, ok := r.(*Error)

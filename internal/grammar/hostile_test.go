@@ -33,7 +33,27 @@ func hostile() map[string]Spec {
 	for i := range words {
 		words[i] = fmt.Sprintf("%q", fmt.Sprintf("w%d", i*7919))
 	}
+	var props, branches, cycle strings.Builder
+	for i := range 10_000 {
+		fmt.Fprintf(&props, `"property %d":{"type":"string"},`, i*7919)
+		fmt.Fprintf(&branches, `{"type":"object","properties":{"p%d":{"type":"string"}}},`, i)
+	}
+	for i := range 300 {
+		fmt.Fprintf(&cycle, `"d%d":{"$ref":"#/$defs/d%d"},`, i, (i+1)%300)
+	}
+	list := func(b *strings.Builder) string { return strings.TrimSuffix(b.String(), ",") }
+	padding := `"description":"` + strings.Repeat("x", 400_000) + `",`
 	return map[string]Spec{
+		"10,000 properties":      {Kind: JSONSchema, Text: `{"type":"object","properties":{` + list(&props) + `}}`},
+		"anyOf of 10,000":        {Kind: JSONSchema, Text: `{"anyOf":[` + list(&branches) + `]}`},
+		"enum of 400 KB":         {Kind: JSONSchema, Text: `{"enum":["` + strings.Repeat("x", 400_000) + `",1]}`},
+		"refs in a ring":         {Kind: JSONSchema, Text: `{"$defs":{` + list(&cycle) + `},"$ref":"#/$defs/d0"}`},
+		"padded patterns":        {Kind: JSONSchema, Text: `{` + padding + `"type":"string","allOf":[{"pattern":"(.a.*){9}"},{"pattern":"(.b.*){9}"},{"pattern":"(.c.*){9}"}]}`},
+		"pattern names":          {Kind: JSONSchema, Text: `{` + padding + `"type":"object","patternProperties":{"^(a|b)*a(a|b){9}$":{},"^(c|d)*c(c|d){9}$":{},"^(e|f)*e(e|f){9}$":{}}}`},
+		"unreachable rules":      {Kind: EBNF, Text: "root ::= \"a\"\n" + rules.String() + "r40 ::= r0 | \"b\""},
+		"huge alternation":       {Kind: EBNF, Text: "root ::= " + strings.Repeat(`"ab" | "a" [a-z] | `, 20_000) + `"c"`},
+		"huge left recursion":    {Kind: EBNF, Text: "root ::= " + strings.Repeat(`root "a" | root root | `, 15_000) + `"c"`},
+		"exact rounds":           {Kind: Regex, Text: `(a|b)*a(a|b){4000}`},
 		"nested repetition":      {Kind: Regex, Text: `(a{1000}){1000}`},
 		"towers":                 {Kind: Regex, Text: `((((((a{100}){100}){100}){100}){100}){100}){100}`},
 		"nullable towers":        {Kind: Regex, Text: `(((((((a?){9}b?){9}c?){9}d?){9}e?){9}f?){9}g?){9}`},

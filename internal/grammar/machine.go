@@ -72,12 +72,13 @@ type machine struct {
 	limit     int64
 	key       []byte
 	stack     []*cont
-	wide      map[*expr]bool // reads every plain character: see plain.go
-	spent     *budget        // while compiling
+	reads     map[leafKey]int // scratch of best
+	wide      map[*expr]bool  // reads every plain character: see plain.go
+	spent     *budget         // while compiling
 }
 
 func newMachine(rules []*expr, nullable []bool, roots []*expr, limit int64) *machine {
-	m := &machine{rules: rules, nullable: nullable, limit: limit, wide: map[*expr]bool{}}
+	m := &machine{rules: rules, nullable: nullable, limit: limit, wide: map[*expr]bool{}, reads: map[leafKey]int{}}
 	m.classes(append(roots, rules...))
 	m.dead = &state{id: m.lastState.Add(1)}
 	m.reset()
@@ -186,7 +187,7 @@ func (m *machine) consAt(e *expr, n, lo, hi int32, next *cont) *cont {
 
 func (m *machine) spend(n int) {
 	if m.spent != nil {
-		m.spent.spend(n)
+		m.spent.spendWhole(n)
 	}
 }
 
@@ -264,7 +265,8 @@ func (m *machine) opened(c *cont) *opened {
 			m.stack = append(m.stack, m.cons(e.kids[0], more))
 		}
 	}
-	if len(o.leaves) > maxLeaves {
+	leaves, ok := m.best(o.leaves)
+	if o.leaves = leaves; !ok || len(leaves) > maxLeaves {
 		if m.spent != nil {
 			m.spent.refuse("the grammar is too large: too many ways to read the same text")
 		}
@@ -343,8 +345,8 @@ func (m *machine) union(conts []*cont) *state {
 	}
 	m.spend((len(conts) + len(leaves)) / 8)
 	slices.SortFunc(leaves, byID)
-	leaves = slices.Compact(leaves)
-	if len(leaves) > maxLeaves {
+	leaves, ok := m.best(slices.Compact(leaves))
+	if !ok || len(leaves) > maxLeaves {
 		if m.spent != nil {
 			m.spent.refuse("the grammar is too large: too many ways to read the same text")
 		}
@@ -368,6 +370,7 @@ func (m *machine) stepLocked(s *state, c uint8) *state {
 		return t
 	}
 	m.trim()
+	m.spend(len(s.leaves) / 64)
 	b := m.sample[c]
 	var conts []*cont
 	for _, l := range s.leaves {

@@ -377,7 +377,7 @@ func (p *reParser) class(depth int) ([]rune, error) {
 		}
 		set = append(set, lo...)
 	}
-	p.spent.spend(len(set) / 4)
+	p.spent.spend(len(set))
 	set = normal(set)
 	if p.fold {
 		set = p.folded(set)
@@ -539,6 +539,7 @@ func (p *reParser) property(not bool) ([]rune, error) {
 	if not {
 		set = negate(set)
 	}
+	p.spent.spend(len(set))
 	return set, nil
 }
 

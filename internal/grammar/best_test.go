@@ -1,0 +1,93 @@
+package grammar
+
+import (
+	"math/rand/v2"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestBest: what leaves nothing out of the language is left out of the states, whichever way
+// the numbers are nested.
+func TestBest(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(5, 6))
+	v := small("ab", "ba", "aaa", "bb")
+	for _, pattern := range []string{
+		`((a?){7}b?){9}`, `(((a{1,4}){1,4}b?){2,5}){1,3}`, `(a|b)*a(a|b){24}`, `((a|b){2,6}){3,7}`, `(a{1,3}b?){5,40}`,
+		`((a{2,3}){2,4}|(a{3}b?){1,5}){2,6}`, `(a{5,9}|b){4,20}(a|b){0,30}a{3}`, `((((ab?){0,3}a?){0,4}){2,3}b?){3}`, `(a?b?){20}a{19}`,
+	} {
+		want := regexp.MustCompile(`\A(?:` + pattern + `)\z`)
+		g := compile(t, Regex, pattern, v)
+		members := 0
+		for i := range 400 {
+			n, ones := rnd.IntN(50), rnd.IntN(5)
+			text := strings.Map(func(rune) rune {
+				if rnd.IntN(5) < ones {
+					return 'b'
+				}
+				return 'a'
+			}, strings.Repeat("x", n))
+			is := want.MatchString(text)
+			if is {
+				members++
+			}
+			if matches(g, text) != is {
+				t.Fatalf("%s: regexp says %v of %q", pattern, is, text)
+			}
+			if i < 40 && is && !feed(t, g.Matcher(), v, text, rnd) {
+				t.Fatalf("%s: the member %q is not allowed token by token", pattern, text)
+			}
+		}
+		if members == 0 || members == 400 {
+			t.Errorf("%s: %d of 400 texts are members", pattern, members)
+		}
+	}
+}
+
+// TestWays counts what a step has to take on behind texts that can be read in many ways.
+func TestWays(t *testing.T) {
+	v := small()
+	for pattern, most := range map[string]int{
+		`(((((((a?){9}b?){9}c?){9}d?){9}e?){9}f?){9}g?){9}`: 400,
+		`((((a{1,30}){1,30}){1,30}){1,30}){1,30}`:           80,
+		`(.{0,400}a){0,300}`:                                40,
+	} {
+		g := compile(t, Regex, pattern, v)
+		m := g.Matcher()
+		for i := range 60 {
+			if !m.Accept(int32("aab"[i%3])) && !m.Accept('a') {
+				break
+			}
+			for _, s := range m.set {
+				if n := len(s.at.leaves); n > most {
+					t.Fatalf("%s: %d leaves behind %d bytes, want at most %d", pattern, n, i+1, most)
+				}
+			}
+		}
+	}
+}
+
+// TestDeadEnd: a text with more ways to be read than are followed can neither go on nor end.
+// Shorter ones can.
+func TestDeadEnd(t *testing.T) {
+	v := small()
+	m := compile(t, Regex, `a*a{400}`, v).Matcher()
+	n := 0
+	for m.Accept('a') {
+		n++
+	}
+	bits := make([]uint32, v.words)
+	m.Mask(bits)
+	if n < maxWays-8 || n > maxWays || m.MayEnd() || newMask(bits).count != 0 {
+		t.Errorf("behind %d bytes %d tokens are allowed, MayEnd is %v", n, newMask(bits).count, m.MayEnd())
+	}
+}
+
+// TestLongTexts: a long text has no claim to more work on automata.
+func TestLongTexts(t *testing.T) {
+	text := `{"description":"` + strings.Repeat("x", 400_000) + `","type":"string","pattern":"(a|b)*a(a|b){18}$","maxLength":1000}`
+	_, err := Compile(Spec{Kind: JSONSchema, Text: text}, small(), Limits{})
+	if err == nil || !strings.Contains(err.Error(), "its patterns take more work") {
+		t.Error(err)
+	}
+}
