@@ -71,7 +71,10 @@ func (e *Engine) place(q *sequence, active int) bool {
 	r := q.h.req
 	q.chain.Extend(q.tokens)
 	reusable := len(q.tokens) - min(q.draws, 1) // one is computed, for its logits
-	if q.wantsPrompt() {
+	if r.Pooling != PoolNone {
+		reusable-- // or for its hidden state
+	}
+	if q.computesAll() {
 		reusable = 0
 	}
 	blocks := e.cache.BlocksFor(len(q.tokens))
@@ -186,7 +189,7 @@ func (e *Engine) preempt(q *sequence) {
 	}
 	q.table, q.computed, q.indexed, q.shared, q.arriving, q.lost = nil, 0, 0, false, nil, false
 	if !q.h.prompted && q.h.req.Prefilled == nil {
-		q.h.logprobs = nil
+		q.h.logprobs, q.h.pool = nil, pool{}
 	}
 	if q.running {
 		e.enqueue(q)

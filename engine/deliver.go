@@ -14,6 +14,10 @@ func (e *Engine) deliver(q *sequence, res *kernels.Result) {
 		return // ended with a sibling earlier in the batch, or while the step was under way
 	}
 	h := q.h
+	if h.req.Pooling != PoolNone {
+		e.pooled(q, res)
+		return
+	}
 	for _, p := range res.Prompt {
 		p.Top = slices.Clone(p.Top)
 		h.logprobs = append(h.logprobs, p)
@@ -42,19 +46,7 @@ func (e *Engine) deliver(q *sequence, res *kernels.Result) {
 // They share its blocks; whoever first writes to the partial last one copies it (grow).
 func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 	h := q.h
-	h.prompted = true
-	if !h.told {
-		h.info = h.promptInfo()
-		h.info.Queued, h.info.Prefill = h.started.Sub(h.arrived), e.now().Sub(h.started)
-	}
-	e.overran(h)
-	h.logprobs = nil
-	if h.req.Prefilled == nil {
-		e.metrics.hits.Add(float64(h.info.CachedTokens))
-		if !q.takesOver() {
-			e.turns.computed(len(h.req.Prompt) - h.info.CachedTokens)
-		}
-	}
+	e.computedPrompt(q)
 	choices := h.survivors()
 	if h.req.PrefillOnly {
 		e.prefilled(h, choices, drawn)
@@ -97,6 +89,24 @@ func (e *Engine) firstDraw(q *sequence, drawn []kernels.Sampled) {
 			q.tokens = append(q.tokens, given...)
 		} else {
 			e.accept(q, drawn[q.choice])
+		}
+	}
+}
+
+// computedPrompt notes that a prompt is computed, and how long that took.
+func (e *Engine) computedPrompt(q *sequence) {
+	h := q.h
+	h.prompted = true
+	if !h.told {
+		h.info = h.promptInfo()
+		h.info.Queued, h.info.Prefill = h.started.Sub(h.arrived), e.now().Sub(h.started)
+	}
+	e.overran(h)
+	h.logprobs = nil
+	if h.req.Prefilled == nil {
+		e.metrics.hits.Add(float64(h.info.CachedTokens))
+		if !q.takesOver() {
+			e.turns.computed(len(h.req.Prompt) - h.info.CachedTokens)
 		}
 	}
 }

@@ -45,6 +45,7 @@ type Handle struct {
 	told      bool        // the first tokens are: see tellFirst
 	prompted  bool        // the prompt's logits were drawn from
 	logprobs  []kernels.PromptLogprob
+	pool      pool
 	started   time.Time // of the first step
 	stepped   bool      // some step carried it
 	due       time.Time // when its first token should be there; zero: not foretold

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -22,11 +23,16 @@ func (e *OutputError) Error() string {
 const complainEvery = time.Minute
 
 // spoilt reports whether a result has no token where one was to be drawn, or a prompt
-// token's log probability is NaN; at is its position, from the first of the step's.
+// token's log probability is NaN, or a hidden state not finite; at is its position, from the first of the step's.
 func (e *Engine) spoilt(s *kernels.Seq, r *kernels.Result) (at int, yes bool) {
 	for i := range r.Prompt {
 		if p := r.Prompt[i].Self.Logprob; p != p {
 			return s.Pos + i + 1, true
+		}
+	}
+	for _, row := range r.Hidden {
+		if slices.ContainsFunc(row, func(v float32) bool { return v-v != 0 }) {
+			return s.Pos + len(s.Tokens), true
 		}
 	}
 	for i := range r.Samples {

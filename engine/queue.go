@@ -10,7 +10,8 @@ import (
 )
 
 // Submit queues a request. When ctx ends before the request does, the request
-// is cancelled. Errors: *RequestError, *TooLongError, ErrQueueFull, ErrClosed.
+// is cancelled. Errors: *RequestError, *TooLongError, ErrQueueFull, ErrClosed, and
+// kernels.ErrNoHidden for a Pooling that the backend cannot do.
 func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 	req, err := e.normalise(r)
 	if err != nil {
@@ -25,7 +26,7 @@ func (e *Engine) Submit(ctx context.Context, r *Request) (*Handle, error) {
 		h.allBanned = append(append(h.allBanned, e.cfg.EOS...), req.StopTokens...)
 	}
 	q := &sequence{h: h, draws: req.N, tokens: req.Prompt, chain: e.cache.NewChain(req.Salt)}
-	if req.RowsOnly {
+	if req.RowsOnly || req.Pooling != PoolNone {
 		q.draws = 0
 	}
 	if first := req.resumes(); first >= 0 {

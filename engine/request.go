@@ -59,6 +59,9 @@ type Request struct {
 	// Ready is read only and may be kept. Calls can come until Handle.Done.
 	OnBlocks func(layer int, ready []Ready)
 
+	// Pooling asks for one vector of the prompt's hidden states, in Event.Pooled, and for no tokens.
+	Pooling Pooling
+
 	// Source may have KV rows of Prompt that the pool lacks; nil: nobody has.
 	Source Source
 
@@ -104,6 +107,16 @@ func (r *Request) begun() bool {
 
 // RowsDo reports whether the prompt's rows are all that the request needs of a prefill worker.
 func (r *Request) RowsDo() bool { return r.begun() && r.PromptLogprobs < 0 }
+
+// Pooling is how a prompt's hidden states, behind the final norm, become one vector.
+type Pooling string
+
+// The poolings.
+const (
+	PoolNone Pooling = ""
+	PoolLast Pooling = "last" // the last token's
+	PoolMean Pooling = "mean" // of all tokens: each is computed, cached or not
+)
 
 // Sampling holds the parameters of every draw; kernels.Sample explains them.
 type Sampling struct {
@@ -153,7 +166,8 @@ const (
 	FinishLength Finish = "length" // MaxTokens, or the context length; PrefillOnly's one token
 )
 
-// Event is one token of one choice; or an Offer, and then only Choice is set besides.
+// Event is one token of one choice; or an Offer, and then only Choice is set besides; or the vector that
+// Request.Pooling asks for, with Prompt.
 type Event struct {
 	Choice  int
 	Offer   Offer
@@ -161,6 +175,7 @@ type Event struct {
 	Sampled kernels.Sampled
 	Finish  Finish
 	Prompt  *PromptInfo // with the request's first event only
+	Pooled  []float32   // [width of the model], not normalised
 }
 
 // PromptInfo is what computing the prompt yielded.

@@ -91,7 +91,7 @@ func (e *Engine) overran(h *Handle) {
 // the prefix cache, and any may be what its Source or another request brings.
 func (e *Engine) leastMissing(q *sequence) int {
 	switch {
-	case q.wantsPrompt():
+	case q.computesAll():
 		return q.missing()
 	case q.h.req.Source != nil || e.isBehind(q):
 		return 1

@@ -56,6 +56,7 @@ func (e *Engine) build(b *stepBuffers) *kernels.Step {
 			}
 			s.Samples = b.samples[from:len(b.samples):len(b.samples)]
 		}
+		s.Hidden = q.states(end == length)
 		if q.wantsPrompt() {
 			from := len(b.targets)
 			b.targets = append(b.targets, q.tokens[q.next()+1:min(end+1, length)]...)
@@ -116,6 +117,9 @@ func (q *sequence) wantsPrompt() bool {
 	return q.h.req.PromptLogprobs >= 0 && !q.h.prompted && q.h.req.Prefilled == nil
 }
 
+// computesAll reports whether nothing of the prompt may come from a cache.
+func (q *sequence) computesAll() bool { return q.wantsPrompt() || q.h.req.Pooling == PoolMean }
+
 // advance counts the step's new KV rows, and indexes the blocks that they completed.
 func (e *Engine) advance(m member) {
 	if m.q.running { // else it ended while the step was under way
@@ -156,9 +160,9 @@ func checkResults(step *kernels.Step, results []kernels.Result) error {
 	}
 	for i := range results {
 		r, s := &results[i], &step.Seqs[i]
-		if len(r.Samples) != len(s.Samples) || len(r.Prompt) != len(s.Targets) {
-			return fmt.Errorf("sequence %d: %d draws and %d prompt entries, want %d and %d",
-				i, len(r.Samples), len(r.Prompt), len(s.Samples), len(s.Targets))
+		if len(r.Samples) != len(s.Samples) || len(r.Prompt) != len(s.Targets) || len(r.Hidden) != s.Hidden.Rows(len(s.Tokens)) {
+			return fmt.Errorf("sequence %d: %d draws, %d prompt entries and %d hidden states, want %d, %d and %d",
+				i, len(r.Samples), len(r.Prompt), len(r.Hidden), len(s.Samples), len(s.Targets), s.Hidden.Rows(len(s.Tokens)))
 		}
 	}
 	return nil

@@ -1,6 +1,10 @@
 package engine
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/xpyd/xpyd/kernels"
+)
 
 // MaxChoices bounds Request.N.
 const MaxChoices = 128
@@ -39,6 +43,11 @@ func (e *Engine) normalise(r *Request) (*Request, error) {
 		return bad("rows_only", "is for prefill-only requests without log probabilities")
 	case q.OnBlocks != nil && !q.PrefillOnly:
 		return bad("on_blocks", "is for prefill-only requests")
+	case q.Pooling == PoolNone:
+	case q.N > 1 || q.PrefillOnly || q.Prefilled != nil || len(q.Given) > 0 || q.Guide != nil || q.PromptLogprobs >= 0:
+		return bad("pooling", "is of a prompt alone")
+	case !e.backend.Info().Hidden:
+		return nil, kernels.ErrNoHidden
 	}
 	if id, ok := e.outside(q.Prompt); ok {
 		return bad("prompt", "token %d is outside the vocabulary of %d", id, e.vocab)
@@ -57,7 +66,11 @@ func (e *Engine) normalise(r *Request) (*Request, error) {
 	if err := e.checkShape(&q); err != nil {
 		return nil, err
 	}
-	if len(q.Prompt) >= e.maxLen {
+	most := e.maxLen - 1
+	if q.Pooling != PoolNone {
+		most = e.maxLen // nothing follows
+	}
+	if len(q.Prompt) > most {
 		return nil, &TooLongError{Prompt: len(q.Prompt), Max: e.maxLen}
 	}
 	if err := e.checkGiven(&q); err != nil {

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/xpyd/xpyd/internal/model/arch"
@@ -34,6 +35,9 @@ func (q *Seq) Check(a *arch.Config, blockTokens, blocks int) error {
 		if int(id) >= a.Vocab {
 			return fmt.Errorf("target %d of a vocabulary of %d", id, a.Vocab)
 		}
+	}
+	if q.Hidden != HiddenNone && (len(q.Samples) > 0 || len(q.Targets) > 0 || q.WantLogits) {
+		return errors.New("hidden states and logits exclude each other")
 	}
 	for i := range q.Samples {
 		if m := q.Samples[i].Mask; m != nil && len(m) != MaskWords(a.Vocab) {

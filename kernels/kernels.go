@@ -75,6 +75,7 @@ type Info struct {
 	Threads  int
 	Ranks    int    // tensor-parallel ranks, of one process; 0 is 1
 	Device   string // human readable
+	Hidden   bool   // takes Seq.Hidden
 }
 
 // Step is one forward pass over a batch. All slices stay owned by the caller
@@ -115,6 +116,29 @@ type Seq struct {
 	Targets        []int32
 	TargetLogprobs int  // how many top entries each Targets result lists
 	WantLogits     bool // copy the last position's raw logits into Result.Logits
+	Hidden         Hidden
+}
+
+// Hidden says which rows' hidden states a Seq asks for: behind the final norm, where the logits
+// would be computed from. It then has no Samples, Targets or WantLogits.
+type Hidden uint8
+
+// What there is to ask for.
+const (
+	HiddenNone Hidden = iota
+	HiddenLast        // the last row's
+	HiddenAll         // every row's
+)
+
+// Rows is how many rows of n are asked for.
+func (h Hidden) Rows(n int) int {
+	switch h {
+	case HiddenLast:
+		return 1
+	case HiddenAll:
+		return n
+	}
+	return 0
 }
 
 // Bias adds Value to the logit of token ID.
@@ -180,6 +204,7 @@ type Result struct {
 	Samples []Sampled       // one for each Seq.Samples entry
 	Prompt  []PromptLogprob // one for each Seq.Targets entry
 	Logits  []float32       // [vocab], when WantLogits
+	Hidden  [][]float32     // [row][width], as Seq.Hidden asks
 }
 
 // Layout is how a model's KV lies in a pool of dtype: all of its heads, and its layers all alike.
@@ -295,6 +320,9 @@ var ErrHung = errors.New("a rank hangs")
 // log probabilities, penalties or block tables. Nothing of it was begun; a step of fewer
 // Seqs may fit. Errors of Step and Launch wrap it.
 var ErrStepTooLarge = errors.New("the step has more than the backend takes at once")
+
+// ErrNoHidden means that the backend gives no hidden states. Errors of Step and Launch wrap it.
+var ErrNoHidden = errors.New("this backend gives no hidden states")
 
 // Error is a failed backend call.
 type Error struct {

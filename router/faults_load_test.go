@@ -181,19 +181,19 @@ func TestBreakerPassedOn(t *testing.T) {
 	d := g.workers["d0"]
 	d.on(&d.other, outcome(500, ""))
 	for range 5 {
-		if resp, text := g.post("/v1/embeddings", `{"model":"m","input":"x"}`); resp.StatusCode != 500 {
+		if resp, text := g.post("/v1/moderations", `{"model":"m","input":"x"}`); resp.StatusCode != 500 {
 			t.Fatalf("%d %s", resp.StatusCode, text)
 		}
 	}
 	g.until("the breaker to have opened", func() bool { // a late probe may have come between the failures
 		opened := g.metric(`xpyd_router_breaker_opened_total{role="decode"}`) > 0
 		if !opened {
-			g.post("/v1/embeddings", `{"model":"m","input":"x"}`)
+			g.post("/v1/moderations", `{"model":"m","input":"x"}`)
 		}
 		return opened
 	})
 	d.on(&d.other, whole)
-	if resp, text := g.post("/v1/embeddings", `{"model":"m","input":"x"}`); resp.StatusCode != 200 {
+	if resp, text := g.post("/v1/moderations", `{"model":"m","input":"x"}`); resp.StatusCode != 200 {
 		t.Fatalf("%d %s", resp.StatusCode, text)
 	}
 	g.until("the breaker to close", func() bool { return len(g.breakers()) == 0 })

@@ -267,7 +267,7 @@ func TestPassRetry(t *testing.T) {
 	healthy := g.workers["d1"]
 	healthy.on(&healthy.other, whole)
 	for range 2 { // each of the two comes first once
-		if resp, text := g.post("/v1/embeddings", `{"model":"m","input":"x"}`); resp.StatusCode != 200 || resp.Header.Get("x-xpyd-decode") != "d1" {
+		if resp, text := g.post("/v1/moderations", `{"model":"m","input":"x"}`); resp.StatusCode != 200 || resp.Header.Get("x-xpyd-decode") != "d1" {
 			t.Errorf("%d %s", resp.StatusCode, text)
 		}
 	}
@@ -299,13 +299,13 @@ func TestPassCancel(t *testing.T) {
 		t.Fatal(err)
 	}
 	const ask = `{"model":"m","input":"x"}`
-	fmt.Fprintf(conn, "POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(ask), ask)
+	fmt.Fprintf(conn, "POST /v1/moderations HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(ask), ask)
 	<-started
 	conn.Close()
 	g.until("the leg to end", func() bool { return len(ended) == 1 })
 	<-ended
 	g.until("a 499 in the log", func() bool { return strings.Contains(g.logs.String(), "status=499") })
-	g.untilLate("/v1/embeddings", ask, started)
+	g.untilLate("/v1/moderations", ask, started)
 	g.until("its leg to end", func() bool { return d.active.Load() == 0 })
 }
 

@@ -149,7 +149,8 @@ func TestEarlyHints(t *testing.T) {
 		whole(w, r)
 	}
 	d.on(&d.decode, hints)
-	d.on(&d.other, hints)
+	p := g.workers["p0"]
+	p.on(&p.other, hints)
 	for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
 		if resp, text := g.post(path, ask); resp.StatusCode != 200 || text != `{"whole":true}` {
 			t.Errorf("%s: %d %s", path, resp.StatusCode, text)

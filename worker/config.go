@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/tier"
 	"github.com/xpyd/xpyd/engine/tier/host"
 	"github.com/xpyd/xpyd/engine/tier/redis"
@@ -96,9 +97,10 @@ type Compute struct {
 	KVCacheDType   string `key:"kv_cache_dtype"` // "auto" (as dtype on a GPU, f32 on the CPU), "bf16" or "fp8"
 	// How the model writes calls of tools, and reasoning: a format's name, "none", or "auto", which
 	// finds it in the chat template.
-	ToolParser      string `key:"tool_parser"`
-	ReasoningParser string `key:"reasoning_parser"`
-	MaxLogprobs     int    `key:"max_logprobs"` // that a request may ask for at a position; -1: all of the vocabulary
+	ToolParser       string `key:"tool_parser"`
+	ReasoningParser  string `key:"reasoning_parser"`
+	EmbeddingPooling string `key:"embedding_pooling"` // "last" or "mean": of the prompt's hidden states
+	MaxLogprobs      int    `key:"max_logprobs"`      // that a request may ask for at a position; -1: all of the vocabulary
 	// TrustTemplates renders the template that a request brings (chat_template); false: it is refused.
 	TrustTemplates bool `key:"trust_request_chat_template"`
 }
@@ -181,7 +183,7 @@ func DefaultConfig(role fleet.Role) Config {
 	return Config{
 		Role:           string(role),
 		TensorParallel: 1,
-		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, ToolParser: parserAuto, ReasoningParser: parserAuto, MaxLogprobs: openai.MaxLogprobs},
+		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, ToolParser: parserAuto, ReasoningParser: parserAuto, MaxLogprobs: openai.MaxLogprobs, EmbeddingPooling: string(engine.PoolLast)},
 		Listen:         "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxWaiting: 1024,
 		MaxStepTime: 50 * time.Millisecond, QueueTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
@@ -227,6 +229,7 @@ const (
 func (c *Compute) valid() error {
 	if err := cmp.Or(config.OneOf("kv_cache_dtype", c.KVCacheDType, kvAuto, kvBF16, kvFP8), config.OneOf("dtype", c.DType, dtypeAuto, dtypeBF16, dtypeFP16),
 		config.OneOf("quantization", c.Quantization, quantAuto, quantNone, quantFP8),
+		config.OneOf("embedding_pooling", c.EmbeddingPooling, string(engine.PoolLast), string(engine.PoolMean)),
 		config.OneOf("tool_parser", c.ToolParser, slices.Concat([]string{parserAuto, parserNone}, answer.ToolNames())...),
 		config.OneOf("reasoning_parser", c.ReasoningParser, slices.Concat([]string{parserAuto, parserNone}, answer.ThinkNames())...)); err != nil {
 		return err

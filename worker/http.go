@@ -45,6 +45,7 @@ func (w *Worker) routes() map[string]route {
 	return map[string]route{
 		"POST /v1/completions":      {forUsers, w.serveJobs(false), "A completion, or several."},
 		"POST /v1/chat/completions": {forUsers, w.serveJobs(true), "A chat's next message."},
+		"POST /v1/embeddings":       {forUsers, w.serveEmbeddings, "Vectors of texts."},
 		"GET /v1/models":            {forUsers, w.serveModels, "The model."},
 		"POST /tokenize":            {forUsers, w.serveTokenize, "A text's tokens."},
 		"POST /detokenize":          {forUsers, w.serveDetokenize, "Tokens' text."},

@@ -198,6 +198,16 @@ func (m *vllmMetrics) prefilled(info *engine.PromptInfo, choices int, took time.
 	}
 }
 
+// embedded counts an input that has its vector.
+func (m *vllmMetrics) embedded(info *engine.PromptInfo, took time.Duration) {
+	m.prompted(info.Tokens, info.CachedTokens, info.Queued)
+	m.stopped.Inc()
+	m.e2e.Observe(took.Seconds())
+	m.prompts.Observe(float64(info.Tokens))
+	m.generations.Observe(0)
+	m.times(info.Prefill, 0)
+}
+
 // reason is why choices that the generation's end cut off ended; "" if they were refused.
 func (g *generation) reason() string {
 	switch {

@@ -11,7 +11,7 @@ import (
 // Running is one request that a worker is busy with, for the ledger.
 type Running struct {
 	ID    string    `json:"id"`
-	Kind  string    `json:"kind"`            // "generate", "keep" (a foreign proxy's prefill), "prefill" (our router's leg), "bring"
+	Kind  string    `json:"kind"`            // "generate", "keep" (a foreign proxy's prefill), "prefill" (our router's leg), "bring", "embed"
 	State string    `json:"state"`           // "waiting" for memory, "started", "answering" once the first token is there
 	Bytes int64     `json:"bytes,omitempty"` // of memory for its answer
 	Since time.Time `json:"since"`
@@ -25,6 +25,7 @@ var why = map[string]string{
 	"generate": "a client, or the router, waits for its answer",
 	"keep":     "a foreign proxy waits for its prompt to be computed",
 	"prefill":  "the router waits for the transfer to end",
+	"embed":    "a client, or the router, waits for its vectors",
 	"bring":    "the KV of a stream that is to go on here is brought from where it runs",
 }
 

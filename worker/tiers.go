@@ -97,7 +97,7 @@ func (s source) Bring(chain kvcache.Chain, tokens, table []int32, from, upto int
 // the engine.
 func (w *Worker) submitRequest(ctx context.Context, r *engine.Request, requestID string, peers []ticket.Peer) (*engine.Handle, error) {
 	tokens := r.Resumed()
-	if tokens == nil && r.Prefilled == nil && r.PromptLogprobs < 0 {
+	if tokens == nil && r.Prefilled == nil && r.PromptLogprobs < 0 && r.Pooling != engine.PoolMean {
 		tokens = r.Prompt
 	}
 	if tokens != nil {

@@ -107,6 +107,7 @@ func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 	f.String("served-name", "", "what clients call the model; default: its own name")
 	f.Int("max-model-len", 0, "tokens a request may have, prompt and output; 0: what model and KV pool allow")
 	f.Int("max-logprobs", def.MaxLogprobs, "log probabilities that a request may ask for at each position; -1: the whole vocabulary")
+	f.String("embedding-pooling", def.EmbeddingPooling, "what becomes a text's embedding: last (the last token's hidden state) or mean (of all tokens)")
 	f.Bool("trust-request-chat-template", false, "render the template that a request brings (chat_template), within the bounds of any template; without it such a request is refused")
 	f.String("device", def.Device, "auto, cpu, cuda (the first GPU), or a GPU: cuda:2 by nvidia-smi's index, cuda:GPU-… or cuda:MIG-… by UUID")
 	f.Int("threads", 0, "CPU threads of a worker; 0: all cores")

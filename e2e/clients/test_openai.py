@@ -75,6 +75,16 @@ class Completions(unittest.TestCase):
         ids = self.c.completions.create(model=MODEL, prompt=[1, 403, 407, 261, 378], max_tokens=8, temperature=0)
         self.assertEqual(ids.choices[0].text, r.choices[0].text)
 
+    def test_embeddings(self):
+        texts = [PROMPT, "The end"]
+        packed = self.c.embeddings.create(model=MODEL, input=texts)  # the library asks for base64 and unpacks it
+        plain = self.c.embeddings.create(model=MODEL, input=texts[1], encoding_format="float")
+        self.assertEqual([len(d.embedding) for d in packed.data], [64, 64])
+        for a, b in zip(packed.data[1].embedding, plain.data[0].embedding):
+            self.assertAlmostEqual(a, b, places=6)
+        self.assertAlmostEqual(sum(x * x for x in packed.data[0].embedding), 1, places=4)
+        self.assertGreater(packed.usage.total_tokens, plain.usage.prompt_tokens)
+
     def test_request_id_header(self):
         r = self.c.completions.with_raw_response.create(model=MODEL, prompt=PROMPT, max_tokens=1,
                                                         extra_headers={"x-request-id": "py-1"})
@@ -150,7 +160,7 @@ class Errors(unittest.TestCase):
 
     def test_unknown_path(self):
         with self.assertRaises(openai.NotFoundError):
-            self.c.embeddings.create(model=MODEL, input="x")
+            self.c.moderations.create(model=MODEL, input="x")
 
     def test_bad_value_names_the_field(self):
         with self.assertRaises(openai.BadRequestError) as e:

@@ -61,7 +61,9 @@ func New(cfg Config) *Backend {
 }
 
 // Info implements kernels.Backend.
-func (b *Backend) Info() kernels.Info { return kernels.Info{Name: "fake", Numerics: "fake-1"} }
+func (b *Backend) Info() kernels.Info {
+	return kernels.Info{Name: "fake", Numerics: "fake-1", Hidden: true}
+}
 
 // Arch implements kernels.Backend.
 func (b *Backend) Arch() arch.Config {
@@ -140,6 +142,9 @@ func spoil(results []kernels.Result) {
 		for i := range r.Prompt {
 			clear(r.Prompt[i].Top)
 			r.Prompt[i] = kernels.PromptLogprob{}
+		}
+		for _, row := range r.Hidden {
+			clear(row)
 		}
 	}
 }
@@ -275,6 +280,9 @@ func (b *Backend) draw(q *kernels.Seq, hidden []uint64) kernels.Result {
 	}
 	if q.WantLogits {
 		r.Logits = last
+	}
+	for _, h := range hidden[len(hidden)-q.Hidden.Rows(len(hidden)):] {
+		r.Hidden = append(r.Hidden, []float32{float32(h>>40)/(1<<23) - 1})
 	}
 	return r
 }

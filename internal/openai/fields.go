@@ -16,6 +16,7 @@ const (
 	OnChat
 	OnTokenize
 	OnDetokenize
+	OnEmbeddings
 
 	onBoth = OnCompletions | OnChat
 	onAll  = onBoth | OnTokenize // /tokenize reads a chat as a chat is read
@@ -26,7 +27,7 @@ const (
 var Endpoints = []struct {
 	Of   Endpoint
 	Path string
-}{{OnCompletions, "/v1/completions"}, {OnChat, "/v1/chat/completions"}, {OnTokenize, "/tokenize"}, {OnDetokenize, "/detokenize"}}
+}{{OnCompletions, "/v1/completions"}, {OnChat, "/v1/chat/completions"}, {OnTokenize, "/tokenize"}, {OnDetokenize, "/detokenize"}, {OnEmbeddings, "/v1/embeddings"}}
 
 // Fate is what a native worker does with a field.
 type Fate string
@@ -55,10 +56,13 @@ func RequestFields() []RequestField {
 	const positive = math.MaxInt32
 	ids := func(most int) string { return list(integer(0, positive), 0, most) }
 	rows := []RequestField{
-		{"model", onAll | OnDetokenize, Served, `{"type":"string"}`, "Default: the only one. An unknown one is a 404."},
+		{"model", onAll | OnDetokenize | OnEmbeddings, Served, `{"type":"string"}`, "Default: the only one. An unknown one is a 404."},
 		{"prompt", OnCompletions, Served, oneOf(`{"type":"string"}`, list(`{"type":"string"}`, 1, maxPrompts), list(integer(0, positive), 1, 0), list(list(integer(0, positive), 1, 0), 1, maxPrompts)), "Required. Text, tokens, or a list of either."},
 		{"prompt", OnTokenize, Served, `{"type":"string"}`, "This or `messages`."},
 		{"tokens", OnDetokenize, Served, list(integer(0, positive), 0, 0), "Required."},
+		{"input", OnEmbeddings, Served, oneOf(`{"type":"string","minLength":1}`, list(`{"type":"string","minLength":1}`, 1, maxPrompts), list(integer(0, positive), 1, 0), list(list(integer(0, positive), 1, 0), 1, maxPrompts)), "Required. Text, tokens, or a list of either; each within the context."},
+		{"encoding_format", OnEmbeddings, Served, enum("float", "base64"), "Default `float`; `base64` is of little-endian float32."},
+		{"dimensions", OnEmbeddings, Served, integer(1, positive), "Only the model's own width; others are a 400."},
 		{"messages", onTalk, Served, `{"type":"array","minItems":1,"items":{"type":"object","required":["role"],"properties":{"role":{"type":"string"},"content":{"anyOf":[{"type":"string"},{"type":"array","items":{"type":"object"}},{"type":"null"}]}}}}`,
 			"Required. Parts of a content are text; others are a 400. At most " + strconv.Itoa(maxValues) + " JSON values. Of an assistant a `content` of null or none is empty."},
 
@@ -124,7 +128,7 @@ func RequestFields() []RequestField {
 
 		{"cache_salt", onBoth, Served, text(1, maxSalt), "Prefixes are shared only among requests with the same one."},
 		{"cache_priority", onBoth, Served, integer(0, 100), "Default 50: what is lower leaves the cache first."},
-		{"user", onBoth, Served, `{"type":"string"}`, "Changes no answer."},
+		{"user", onBoth | OnEmbeddings, Served, `{"type":"string"}`, "Changes no answer."},
 		{"priority", onBoth, Routed, `{"type":"integer"}`, "The lower goes first; up to what the key may."},
 		{"service_tier", onBoth, Routed, `{"type":"string"}`, "`priority` and `flex` are before and behind others; up to what the key may."},
 

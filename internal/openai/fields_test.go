@@ -22,6 +22,7 @@ func TestFieldsHaveRows(t *testing.T) {
 		openai.OnCompletions: {"completionField", "sampling", "constraint"},
 		openai.OnChat:        {"chatField", "sampling", "constraint"},
 		openai.OnDetokenize:  {"ParseDetokenize"},
+		openai.OnEmbeddings:  {"ParseEmbeddings"},
 	}
 	table := map[openai.Endpoint]map[string]openai.RequestField{}
 	for _, f := range openai.RequestFields() {
@@ -291,6 +292,9 @@ func TestFieldBounds(t *testing.T) {
 			if e.Of == openai.OnDetokenize {
 				base = `"tokens":[]`
 			}
+			if e.Of == openai.OnEmbeddings {
+				base = `"input":"x"`
+			}
 			more := strings.Replace(with[f.Name], "LOGPROBS", logprobs, 1)
 			parse := func(value string) *openai.Error {
 				body := []byte("{" + base + more + `,"` + f.Name + `":` + value + "}")
@@ -305,6 +309,8 @@ func TestFieldBounds(t *testing.T) {
 					_, err = openai.ParseChat(body, 0)
 				case openai.OnTokenize:
 					_, err = openai.ParseTokenize(body, 0)
+				case openai.OnEmbeddings:
+					_, err = openai.ParseEmbeddings(body, 0)
 				default:
 					_, err = openai.ParseDetokenize(body, 0)
 				}
@@ -325,7 +331,7 @@ func TestFieldBounds(t *testing.T) {
 					t.Errorf("%s: %s of %.60s: the error names %q: %s", e.Path, f.Name, v, err.Param, err.Message)
 				}
 			}
-			if f.Name != "messages" && f.Name != "prompt" && f.Name != "tokens" {
+			if f.Name != "messages" && f.Name != "prompt" && f.Name != "tokens" && f.Name != "input" {
 				if err := parse("null"); err != nil {
 					t.Errorf("%s: %s of null: %v", e.Path, f.Name, err)
 				}

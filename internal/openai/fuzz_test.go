@@ -79,6 +79,9 @@ func FuzzParse(f *testing.F) {
 		if (chat == nil) == (err == nil) {
 			t.Fatal("one of result and error")
 		}
+		if e, err := openai.ParseEmbeddings(body, 0); (e == nil) == (err == nil) {
+			t.Fatal("one of result and error")
+		}
 		if tok, err := openai.ParseTokenize(body, 0); (tok == nil) == (err == nil) {
 			t.Fatal("one of result and error")
 		}

@@ -45,7 +45,7 @@ func ParseCompletion(body []byte, vocab int) (*Completion, *Error) {
 func (p *parser) completionField(c *Completion, key []byte) {
 	switch string(key) {
 	case "prompt":
-		c.Prompts = p.prompts()
+		c.Prompts = p.prompts("prompt")
 	case "echo":
 		c.Echo = p.bool("echo", false)
 	case "logprobs":
@@ -251,23 +251,23 @@ func (p *parser) streamOptions(s *Sampling) {
 }
 
 // prompts reads the four forms of prompt.
-func (p *parser) prompts() (out []Prompt) {
+func (p *parser) prompts(field string) (out []Prompt) {
 	if p.Peek() == jsonscan.String {
-		return []Prompt{{Text: p.string("prompt")}}
+		return []Prompt{{Text: p.string(field)}}
 	}
-	if !p.is("prompt", jsonscan.Array, "a string, a list of strings, a token list, or a list of token lists") {
+	if !p.is(field, jsonscan.Array, "a string, a list of strings, a token list, or a list of token lists") {
 		return nil
 	}
 	if p.Peek() == jsonscan.Number { // one prompt of token ids
 		room := make([]int32, 0, p.Left()/4) // for ids of some digits
-		return []Prompt{{Tokens: p.idsAfter(room, "prompt", math.MaxInt32), IsTokens: true}}
+		return []Prompt{{Tokens: p.idsAfter(room, field, math.MaxInt32), IsTokens: true}}
 	}
 	first := p.Peek()
 	for p.Item() {
-		name := fmt.Sprintf("prompt[%d]", len(out))
+		name := fmt.Sprintf("%s[%d]", field, len(out))
 		switch k := p.Peek(); {
 		case len(out) == maxPrompts:
-			p.refuse("prompt", "prompt has more than %d entries", maxPrompts)
+			p.refuse(field, "%s has more than %d entries", field, maxPrompts)
 		case k != first:
 			p.wrong(name, "of the same type as those before it")
 		case k == jsonscan.String:
@@ -275,7 +275,7 @@ func (p *parser) prompts() (out []Prompt) {
 		case k == jsonscan.Array:
 			ids := p.tokenIDs(name, math.MaxInt32)
 			if len(ids) == 0 {
-				p.refuse("prompt", "%s is empty", name)
+				p.refuse(field, "%s is empty", name)
 			}
 			out = append(out, Prompt{Tokens: ids, IsTokens: true})
 		default:
@@ -283,7 +283,7 @@ func (p *parser) prompts() (out []Prompt) {
 		}
 	}
 	if len(out) == 0 {
-		p.refuse("prompt", "prompt is empty")
+		p.refuse(field, "%s is empty", field)
 	}
 	return out
 }

@@ -272,6 +272,7 @@ func (b *Backend) Info() kernels.Info {
 		Threads:  b.team.size,
 		Ranks:    len(b.ranks),
 		Device:   device(),
+		Hidden:   true,
 	}
 }
 

@@ -2,12 +2,12 @@ package cpu
 
 import "github.com/xpyd/xpyd/kernels"
 
-// finish computes the wanted logits, a tile of rows at a time, and everything asked of
-// them.
+// finish computes the wanted hidden states, then the wanted logits, a tile of rows at a time,
+// and everything asked of them.
 func (b *Backend) finish(m *member) {
 	s, t := &b.step, b.team
 	n := len(s.finals)
-	if n == 0 {
+	if n+len(s.states) == 0 {
 		return
 	}
 	b.lastNorm(m)
@@ -27,8 +27,15 @@ func (b *Backend) finish(m *member) {
 // lastNorm applies the last residual and the final norm to wanted rows only.
 func (b *Backend) lastNorm(m *member) {
 	s := &b.step
-	for i := range b.team.items(m.seat, len(s.finals), b.team.share(len(s.finals))) {
-		at := s.finals[i].row * s.hidden
+	n := len(s.finals)
+	for i := range b.team.items(m.seat, n+len(s.states), b.team.share(n+len(s.states))) {
+		row := 0
+		if i < n {
+			row = s.finals[i].row
+		} else {
+			row = s.states[i-n]
+		}
+		at := row * s.hidden
 		sum := b.addRow(at, b.layers[len(b.layers)-1].mlpPost)
 		b.rmsNorm(s.last[i*s.hidden:], s.x[at:], b.norm, sum)
 	}

@@ -91,11 +91,11 @@ func naiveRoute(a arch.Config, logits []float64) map[int]float64 {
 }
 
 // naiveForward is a whole forward pass in float64, written from the papers:
-// it returns the logits after every token. rope gives a position's rotation.
-func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float64, factor float64) [][]float64 {
+// it returns the logits after every token, and the hidden states that they are computed from. rope gives a
+// position's rotation.
+func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float64, factor float64) (all, states [][]float64) {
 	d, group := a.HeadDim, a.Heads/a.KVHeads
 	keys, vals := make([][][]float64, a.Layers), make([][][]float64, a.Layers)
-	var all [][]float64
 	for pos, id := range tokens {
 		x := make([]float64, a.Hidden)
 		for i := range x {
@@ -185,19 +185,30 @@ func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float
 		if a.TiedHead {
 			head = w[arch.Embed.At(0)]
 		}
-		all = append(all, naiveMul(head, a.Vocab, naiveNorm(a, w[arch.Norm.At(0)], x)))
+		states = append(states, naiveNorm(a, w[arch.Norm.At(0)], x))
+		all = append(all, naiveMul(head, a.Vocab, states[pos]))
 	}
-	return all
+	return all, states
 }
 
 // reference compares logits with the naive forward.
 func reference(t *testing.T, a arch.Config, w kernels.Weights, tokens []int32, got [][]float32) {
 	t.Helper()
+	logits, _ := forward(t, a, w, tokens)
+	closeTo(t, "logits", got, logits)
+}
+
+func forward(t *testing.T, a arch.Config, w kernels.Weights, tokens []int32) (logits, states [][]float64) {
+	t.Helper()
 	freq, factor, err := a.RopeFrequencies()
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := naiveForward(a, w, tokens, freq, factor)
+	return naiveForward(a, w, tokens, freq, factor)
+}
+
+func closeTo(t *testing.T, what string, got [][]float32, want [][]float64) {
+	t.Helper()
 	worst := 0.0
 	for i := range want {
 		for j, v := range want[i] {
@@ -205,6 +216,6 @@ func reference(t *testing.T, a arch.Config, w kernels.Weights, tokens []int32, g
 		}
 	}
 	if worst > 2e-4 {
-		t.Errorf("logits differ from float64 by up to %g", worst)
+		t.Errorf("%s differ from float64 by up to %g", what, worst)
 	}
 }

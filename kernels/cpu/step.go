@@ -23,7 +23,8 @@ type stepState struct {
 	tokens []token
 	items  []item
 	finals []final
-	fused  bool // an item's attention needs no other item's rows
+	states []int // rows whose hidden states are wanted
+	fused  bool  // an item's attention needs no other item's rows
 
 	hidden, qkvRow, attRow, ffRow int       // padded widths
 	x                             []float32 // residual stream
@@ -34,7 +35,7 @@ type stepState struct {
 	delta                         []float32 // output of o and down
 	cosSin, windowCosSin          []float32 // of each row; the latter of windowed layers
 	mixing                        mixing
-	last                          []float32 // [final] normed
+	last                          []float32 // [final, then state] normed
 	logits                        []float32 // [headTile][padded vocab]
 
 	members []member
@@ -43,7 +44,8 @@ type stepState struct {
 	samples []kernels.Sampled
 	prompts []kernels.PromptLogprob
 	tops    []kernels.TokenLogprob
-	raw     []float32 // Result.Logits
+	raw     []float32   // Result.Logits
+	hiddens [][]float32 // Result.Hidden
 }
 
 // token is one row of the batch.
@@ -179,7 +181,7 @@ func (b *Backend) plan(st *kernels.Step) error {
 		}
 	}
 	s.step = st
-	s.tokens, s.items, s.finals = s.tokens[:0], s.items[:0], s.finals[:0]
+	s.tokens, s.items, s.finals, s.states = s.tokens[:0], s.items[:0], s.finals[:0], s.states[:0]
 	var samples, prompts, tops, raw int
 	for i := range st.Seqs {
 		q := &st.Seqs[i]
@@ -231,14 +233,33 @@ func (b *Backend) plan(st *kernels.Step) error {
 		}
 	}
 	s.grow(b, len(s.tokens))
-	if n := len(s.finals); n > 0 {
+	if n := len(s.finals) + len(s.states); n > 0 {
 		s.last = growFloats(s.last, n*s.hidden)
+	}
+	s.hand(b)
+	if n := len(s.finals); n > 0 {
 		s.logits = growFloats(s.logits, min(n, headTile)*b.head.outRows())
 	}
 	return nil
 }
 
-// planSeq appends the rows and finals of one sequence.
+// hand points results to the hidden states, which finish writes.
+func (s *stepState) hand(b *Backend) {
+	s.hiddens = resize(s.hiddens, len(s.states))
+	for i := range s.hiddens {
+		at := (len(s.finals) + i) * s.hidden
+		s.hiddens[i] = s.last[at : at+b.arch.Hidden : at+b.arch.Hidden]
+	}
+	left := s.hiddens
+	for i := range s.results {
+		q := &s.step.Seqs[i]
+		if n := q.Hidden.Rows(len(q.Tokens)); n > 0 {
+			s.results[i].Hidden, left = left[:n:n], left[n:]
+		}
+	}
+}
+
+// planSeq appends the rows, finals and states of one sequence.
 func (b *Backend) planSeq(seq int, q *kernels.Seq) {
 	s := &b.step
 	row, n := len(s.tokens), len(q.Tokens)
@@ -248,6 +269,9 @@ func (b *Backend) planSeq(seq int, q *kernels.Seq) {
 		if last || len(q.Targets) > 0 && q.Targets[i] >= 0 {
 			s.finals = append(s.finals, final{seq: seq, row: row + i, index: i, last: last})
 		}
+	}
+	for i := n - q.Hidden.Rows(n); i < n; i++ {
+		s.states = append(s.states, row+i)
 	}
 }
 

@@ -129,6 +129,9 @@ func (b *Backend) check(st *kernels.Step) (bucket int, err error) {
 		if err := q.Check(&b.arch, b.layout.BlockTokens, b.blocks); err != nil {
 			return 0, fmt.Errorf("sequence %d: %w", i, err)
 		}
+		if q.Hidden != kernels.HiddenNone {
+			return 0, fmt.Errorf("sequence %d: %w", i, kernels.ErrNoHidden)
+		}
 		if q.After < 0 || q.After > b.draws || q.After > 0 && len(q.Tokens) != 1 {
 			return 0, fmt.Errorf("sequence %d: %d tokens after draw %d of %d", i, len(q.Tokens), q.After, b.draws)
 		}

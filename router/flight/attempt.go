@@ -21,7 +21,7 @@ type attempt struct {
 	rules  *dialect.Rules
 	link   ticket.Link
 	start  time.Time
-	p, d   *leg
+	p, d   *leg          // d answers; of native workers asked for embeddings it is the pair's prefill
 	alone  bool          // decode does both phases and p is not used,
 	falls  dialect.Shape // because of this; "" for engines without a partner
 	asked  bool          // whether prefill's usage was awaited; only the handler uses it
@@ -55,6 +55,9 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	}
 	a.p = newLeg(fleet.Prefill, &c.Prefill.Instance, version)
 	a.d = newLeg(fleet.Decode, &c.Decode.Instance, version)
+	if q.forwarded && q.path == embeddings && a.d.inst.Dialect == fleet.Native {
+		a.p, a.d = a.d, a.p // a prompt is all there is to compute
+	}
 	a.p.span, a.d.span = q.spanOf(), q.spanOf()
 	a.peer = a.findPeer()
 	q.mu.Lock()
@@ -77,7 +80,7 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 func (a *attempt) lingers() bool { return a.rules != nil && a.rules.Linger > 0 }
 
 func (a *attempt) leg(role fleet.Role) *leg {
-	if role == fleet.Prefill {
+	if role == a.p.role {
 		return a.p
 	}
 	return a.d

@@ -290,6 +290,9 @@ func (q *request) learned(ans *answer) {
 		return
 	}
 	a := q.attempts[n-1]
+	if a.d.role == fleet.Prefill { // it generated nothing
+		return
+	}
 	var prefill time.Duration
 	if p := a.p.record(); p.State == legDone && p.Since.Before(q.first) {
 		prefill = p.Since.Sub(a.start)

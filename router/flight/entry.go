@@ -3,6 +3,7 @@ package flight
 import (
 	"time"
 
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/requestlog"
 )
 
@@ -27,7 +28,12 @@ func (q *request) enter(took time.Duration) {
 	line.Estimated = !q.usage.told && line.Prompt > 0
 	if n := len(q.attempts); n > 0 {
 		a := q.attempts[n-1]
-		line.Model, line.Decode = q.model, a.d.inst.ID
+		line.Model = q.model
+		if a.d.role == fleet.Prefill {
+			line.Prefill = a.d.inst.ID
+		} else {
+			line.Decode = a.d.inst.ID
+		}
 		if !a.alone {
 			line.Prefill = a.p.inst.ID
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/dialect"
@@ -20,12 +21,15 @@ import (
 // API that engines have, and what vLLM and SGLang add. Paths that name what only one engine
 // knows, such as a file, are not among them.
 var ForwardedPaths = []string{
-	"/v1/embeddings", "/v1/moderations",
+	embeddings, "/v1/moderations",
 	"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
 	"/v1/images/generations", "/v1/images/edits", "/v1/images/variations",
 	"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score",
 	"/v1/classify", "/classify", "/pooling",
 }
+
+// embeddings is the one of them that native workers have.
+const embeddings = "/v1/embeddings"
 
 // forwardHead is how much of a body is read before an engine is chosen. A body that ends
 // within it can be sent again; the model must be named within it.
@@ -191,14 +195,18 @@ func (q *request) unread(err error) *openai.Error {
 	return q.s.Refusal(err)
 }
 
-// forward sends the body to decode, or to the engine that does both phases, and reads the
-// answer's header.
+// forward sends the body to decode or the engine that does both phases, or for embeddings by native workers
+// to prefill, and reads the answer's header.
 func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failure) {
 	close(a.pDone)
 	defer close(a.dDone)
 	a.alone, a.falls = true, ""
 	a.p.setState(legUnused)
-	a.choice.EndPrefill()
+	if a.p.role == fleet.Decode {
+		a.choice.EndDecode()
+	} else {
+		a.choice.EndPrefill()
+	}
 	a.register()
 	h := a.q.s.Client.Header()
 	defer a.q.s.Client.Recycle(h)
@@ -211,6 +219,9 @@ func (a *attempt) forward(ctx *fasthttp.RequestCtx, up *upload) (*answer, *failu
 	}
 	h.Set(ticket.HeaderRequestID, a.q.id+"-"+a.link.String())
 	dialect.SetClient(h, a.q.auth, a.q.trace)
+	if salt := a.q.cacheSalt(); salt != "" && a.rules != nil && a.rules.Salts {
+		h.Set(ticket.HeaderCacheSalt, salt)
+	}
 	b, err := a.q.s.send(a.d, h, nil, &up.Upload)
 	if err != nil {
 		a.d.fail()

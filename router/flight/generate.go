@@ -8,6 +8,7 @@ import (
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/h1"
@@ -210,7 +211,11 @@ func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
 	if a.choice.Local != "" {
 		h.Set(headerLocal, a.choice.Local)
 	}
-	h.Set(headerDecode, a.d.inst.ID)
+	if a.d.role == fleet.Prefill {
+		h.Set(ticket.HeaderPrefill, a.d.inst.ID)
+	} else {
+		h.Set(headerDecode, a.d.inst.ID)
+	}
 	var space [128]byte
 	line := appendMS(append(space[:0], "queue;dur="...), q.dispatched.Sub(q.start))
 	if timing != "" && len(timing) < 1024 { // decode's own: prefill and kv

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/pick"
 )
@@ -80,7 +81,7 @@ func (a *attempt) note(rec *attemptRecord) {
 		rec.Error = a.failed.Error()
 	}
 	a.mu.Unlock()
-	rec.Prefill, rec.Decode = a.p.record(), a.d.record()
+	rec.Prefill, rec.Decode = a.leg(fleet.Prefill).record(), a.leg(fleet.Decode).record()
 }
 
 func (rec *record) at(i int) *attemptRecord {

@@ -222,7 +222,7 @@ func (q *request) streamError(err error) (*openai.Error, *failure) {
 			f.reason = reasonError
 		}
 	}
-	return openai.Upstream("decode worker %s: %v", a.d.inst.ID, f.err), f
+	return openai.Upstream("%s worker %s: %v", a.d.role, a.d.inst.ID, f.err), f
 }
 
 // pacer measures how long a decode worker makes a stream wait for each run of events, to

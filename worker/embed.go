@@ -1,0 +1,151 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/valyala/fasthttp"
+
+	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/internal/kvevents"
+	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kvconn/ticket"
+)
+
+// serveEmbeddings answers with a vector for each input: the model's hidden states behind the final
+// norm, pooled, of length 1.
+func (w *Worker) serveEmbeddings(ctx *fasthttp.RequestCtx) (any, error) {
+	h := &ctx.Request.Header
+	in, fail := openai.ParseEmbeddings(ctx.PostBody(), w.vocab())
+	if fail != nil {
+		return nil, fail
+	}
+	inputs, total, err := w.embeddingInputs(in)
+	if err != nil {
+		return nil, err
+	}
+	promise, err := promiseOf(h.Peek(ticket.HeaderPromise))
+	if err != nil {
+		return nil, err
+	}
+	requestID := requestID(h)
+	id := fmt.Sprintf("%s#%d", requestID, w.sequence.Add(1))
+	c, err := w.begin(ctx, w.requests, "embed", id)
+	if err != nil {
+		return nil, err
+	}
+	defer c.leave()
+	width := w.backend.Arch().Hidden
+	mem, err := w.reserveVectors(c, int64(len(inputs))*int64(4*width+openai.EmbeddingBytes(width)))
+	if err != nil {
+		return nil, err
+	}
+	defer mem.release()
+	arrived := time.Now()
+	salt := kvevents.CacheSalt(string(h.Peek(ticket.HeaderCacheSalt)), "")
+	var handles []*engine.Handle
+	defer func() {
+		for _, h := range handles {
+			h.Cancel()
+		}
+	}()
+	for i, tokens := range inputs {
+		r := &engine.Request{ID: id, Owner: fmt.Sprintf("%s/%d", id, i), Prompt: tokens, Pooling: engine.Pooling(w.cfg.EmbeddingPooling),
+			Keep: len(inputs) > 1, Promise: promise, Salt: salt, Logprobs: -1, PromptLogprobs: -1}
+		h, err := w.submitRequest(c, r, requestID, nil)
+		if err != nil {
+			return nil, engineFailure(err)
+		}
+		handles = append(handles, h)
+	}
+	vectors, cached := make([][]float32, len(inputs)), 0
+	for i, h := range handles {
+		ev, fail := vectorOf(c, h)
+		if fail != nil {
+			return nil, fail
+		}
+		w.vllm.embedded(ev.Prompt, time.Since(arrived))
+		vectors[i], cached = normalise(ev.Pooled), cached+ev.Prompt.CachedTokens
+	}
+	ctx.Response.Header.Set(ticket.HeaderPrompt, fmt.Sprintf("%d %d", total, cached))
+	return openai.AppendEmbeddings(nil, w.served, vectors, in.Base64, total), nil
+}
+
+// embeddingInputs tokenises and checks what is to be embedded.
+func (w *Worker) embeddingInputs(in *openai.Embeddings) (inputs [][]int32, total int, err error) {
+	if err := w.checkModel(in.Model); err != nil {
+		return nil, 0, err
+	}
+	if !w.backend.Info().Hidden {
+		return nil, 0, openai.BadRequest("model", "the GPU backend serves no embeddings yet; a worker on the CPU does")
+	}
+	if width := w.backend.Arch().Hidden; in.Dimensions != nil && *in.Dimensions != width {
+		return nil, 0, openai.BadRequest("dimensions", "the model %s makes vectors of %d dimensions, and of no others", w.served, width)
+	}
+	most := w.engine.MaxModelLen()
+	for i, p := range in.Inputs {
+		tokens := p.Tokens
+		if !p.IsTokens {
+			if err := w.checkText("input", p.Text, 0); err != nil {
+				return nil, 0, err
+			}
+			tokens = w.tok.Encode(p.Text, true)
+		}
+		switch n := len(tokens); {
+		case n == 0:
+			return nil, 0, openai.BadRequest("input", "input %d is empty", i)
+		case n > most:
+			return nil, 0, openai.ContextExceeded("input", most, n, false)
+		default:
+			total += n
+		}
+		inputs = append(inputs, tokens)
+	}
+	return inputs, total, nil
+}
+
+// reserveVectors waits for the memory of an answer of so many bytes.
+func (w *Worker) reserveVectors(c *call, n int64) (*answerShare, error) {
+	if n > w.answers.most {
+		return nil, openai.AnswerTooLarge("input", "the answer could take %d bytes of memory; this worker has %d for all answers", n, w.answers.most)
+	}
+	w.requests.note(c.run, stateWaiting, 0)
+	s, err := w.answers.reserve(c, n)
+	if err != nil {
+		return nil, memoryFailure(err)
+	}
+	w.requests.note(c.run, "started", n)
+	return s, nil
+}
+
+// vectorOf waits for a request's only event.
+func vectorOf(c *call, h *engine.Handle) (*engine.Event, *failure) {
+	events, err := h.Next(c)
+	switch {
+	case c.Err() != nil && errors.Is(context.Cause(c), errClosing):
+		return nil, closing()
+	case c.Err() != nil:
+		return nil, failed(ticket.Cancelled, context.Cause(c))
+	case err != nil:
+		return nil, engineFailure(err)
+	}
+	return &events[0], nil
+}
+
+// normalise gives a vector the length 1, unless it has none.
+func normalise(v []float32) []float32 {
+	sum := 0.0
+	for _, x := range v {
+		sum += float64(x) * float64(x)
+	}
+	if sum == 0 {
+		return v
+	}
+	for i, x := range v {
+		v[i] = float32(float64(x) / math.Sqrt(sum))
+	}
+	return v
+}
