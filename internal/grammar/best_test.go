@@ -91,3 +91,37 @@ func TestLongTexts(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestCounted: what a mask allows is accepted along long texts of nested counts.
+func TestCounted(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(7, 8))
+	v := small("ab", "x\n", "yes.", "\n\n")
+	for kind, list := range map[Kind][]string{
+		Regex: {`.{1,1000}.{1,1000}`, `(.{1,300}){3}`, `([^"]{1,300}){3}`, `(.{0,100}\n?){0,100}`, `(.{1,500}){1,5}`, `([^\n]{0,200}\n?){1,20}`, `(.{1,100}[.!?]? ?){1,10}`},
+		EBNF:  {"root ::= line{1,20}\nline ::= [^\\n]{0,120} \"\\n\"?"},
+	} {
+		for _, text := range list {
+			g := compile(t, kind, text, v)
+			m, bits := g.Matcher(), make([]uint32, (v.Size()+31)/32)
+			for n := range 500 {
+				m.Mask(bits)
+				var may []int32
+				for id := range int32(v.Size()) {
+					if bits[id>>5]>>(id&31)&1 != 0 {
+						may = append(may, id)
+					}
+				}
+				if len(may) == 0 {
+					t.Fatalf("%s: nothing may come behind %d tokens", text, n)
+				}
+				id := may[rnd.IntN(len(may))]
+				if !m.Accept(id) {
+					t.Fatalf("%s: token %d is allowed and refused, behind %d", text, id, n)
+				}
+				if m.Ended() {
+					break
+				}
+			}
+		}
+	}
+}
