@@ -145,7 +145,7 @@ class Errors(unittest.TestCase):
 
     def test_error_of_a_stream_is_raised_at_once(self):
         with self.assertRaises(openai.BadRequestError):
-            self.c.completions.create(model=MODEL, prompt="x", max_tokens=10_000, stream=True)
+            self.c.completions.create(model=MODEL, prompt="x " * 2000, stream=True)
 
     def test_deadline_is_a_server_error_and_is_retried(self):
         # One token a step: 500 of them take longer than a millisecond.
