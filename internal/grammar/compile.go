@@ -266,30 +266,32 @@ func (g *builder) nullables() []bool {
 // nullable says whether e derives the empty text, if the rules that do are null. It goes
 // below nodes with calls only.
 func nullable(e *expr, null []bool, memo map[*expr]bool) bool {
-	if !e.calls || e.nullable {
-		return e.nullable
+	return derives(e, null, memo, func(e *expr) bool { return e.nullable })
+}
+
+// derives reports whether e has a property that a choice has if one of its kids has it, and a sequence
+// if all have: known has it of rules, bare of what calls none.
+func derives(e *expr, known []bool, memo map[*expr]bool, bare func(*expr) bool) bool {
+	if !e.calls {
+		return bare(e)
 	}
-	if n, ok := memo[e]; ok {
-		return n
+	if d, ok := memo[e]; ok {
+		return d
 	}
-	var n bool
+	of := func(k *expr) bool { return derives(k, known, memo, bare) }
+	d := false
 	switch e.kind {
 	case exprCall:
-		n = null[e.n]
+		d = known[e.n]
 	case exprCat:
-		n = true
-		for _, k := range e.kids {
-			n = n && nullable(k, null, memo)
-		}
+		d = !slices.ContainsFunc(e.kids, func(k *expr) bool { return !of(k) })
 	case exprAlt:
-		for _, k := range e.kids {
-			n = n || nullable(k, null, memo)
-		}
+		d = slices.ContainsFunc(e.kids, of)
 	case exprRep:
-		n = e.min == 0 || nullable(e.kids[0], null, memo)
+		d = e.min == 0 || of(e.kids[0])
 	}
-	memo[e] = n
-	return n
+	memo[e] = d
+	return d
 }
 
 // prune takes out what derives no text at all, such as a rule that always calls itself, so
@@ -324,30 +326,7 @@ func (g *builder) prune(root *expr) *expr {
 }
 
 func productive(e *expr, good []bool, memo map[*expr]bool) bool {
-	if !e.calls {
-		return e.kind != exprNone
-	}
-	if p, ok := memo[e]; ok {
-		return p
-	}
-	p := false
-	switch e.kind {
-	case exprCall:
-		p = good[e.n]
-	case exprCat:
-		p = true
-		for _, k := range e.kids {
-			p = p && productive(k, good, memo)
-		}
-	case exprAlt:
-		for _, k := range e.kids {
-			p = p || productive(k, good, memo)
-		}
-	case exprRep:
-		p = e.min == 0 || productive(e.kids[0], good, memo)
-	}
-	memo[e] = p
-	return p
+	return derives(e, good, memo, func(e *expr) bool { return e.kind != exprNone })
 }
 
 func sizes(n, limit int) string { return fmt.Sprintf("%d bytes, and the limit is %d", n, limit) }

@@ -54,25 +54,28 @@ func (c *cfg) ebnfCat() *cfgNode {
 		}
 		for more := true; more; {
 			c.blank()
-			switch {
-			case c.take("*"):
-				atom = c.rep(atom, 0, -1)
-			case c.take("+"):
-				atom = c.rep(atom, 1, -1)
-			case c.take("?"):
-				atom = c.rep(atom, 0, 1)
-			case c.take("{"):
-				lo, hi := c.braces(c.blank)
-				atom = c.rep(atom, lo, hi)
-			default:
-				more = false
-			}
-			if more {
+			if atom, more = c.quantified(atom, c.blank); more {
 				c.g.spend(1)
 			}
 		}
 		n.kids = append(n.kids, atom)
 	}
+}
+
+// quantified reads one of the quantifiers that both languages have; false: none comes next.
+func (c *cfg) quantified(n *cfgNode, blank func()) (*cfgNode, bool) {
+	switch {
+	case c.take("*"):
+		return c.rep(n, 0, -1), true
+	case c.take("+"):
+		return c.rep(n, 1, -1), true
+	case c.take("?"):
+		return c.rep(n, 0, 1), true
+	case c.take("{"):
+		lo, hi := c.braces(blank)
+		return c.rep(n, lo, hi), true
+	}
+	return n, false
 }
 
 // ebnfAtom reads what a quantifier may follow; nil: the end of the sequence.

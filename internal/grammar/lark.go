@@ -192,38 +192,31 @@ func (c *cfg) larkRepeated(nested bool) *cfgNode {
 	for n != nil {
 		c.g.spend(1)
 		c.gap()
-		switch {
-		case c.take("*"):
-			n = c.rep(n, 0, -1)
-		case c.take("+"):
-			n = c.rep(n, 1, -1)
-		case c.take("?"):
-			n = c.rep(n, 0, 1)
-		case c.take("{"):
-			lo, hi := c.braces(c.gap)
-			n = c.rep(n, lo, hi)
-		case c.peek() == '~':
-			from := c.pos
-			c.pos++
-			c.gap()
-			if b := c.peek(); b < '0' || b > '9' {
-				c.pos = from
-				return n // a negation, of what comes next
-			}
-			lo := c.int()
-			hi := lo
-			c.gap()
-			if c.take("..") {
-				c.gap()
-				hi = c.int()
-			}
-			if lo > hi {
-				c.fail(c.pos, "a repetition of at least %d and at most %d times", lo, hi)
-			}
-			n = c.rep(n, lo, hi)
-		default:
+		more := false
+		if n, more = c.quantified(n, c.gap); more {
+			continue
+		}
+		if c.peek() != '~' {
 			return n
 		}
+		from := c.pos
+		c.pos++
+		c.gap()
+		if b := c.peek(); b < '0' || b > '9' {
+			c.pos = from
+			return n // a negation, of what comes next
+		}
+		lo := c.int()
+		hi := lo
+		c.gap()
+		if c.take("..") {
+			c.gap()
+			hi = c.int()
+		}
+		if lo > hi {
+			c.fail(c.pos, "a repetition of at least %d and at most %d times", lo, hi)
+		}
+		n = c.rep(n, lo, hi)
 	}
 	return nil
 }
