@@ -253,14 +253,22 @@ func FuzzOrder(f *testing.F) {
 // FuzzDraft: no bytes make it panic, and what parses fits the order.
 func FuzzDraft(f *testing.F) {
 	b, _ := draft().Encode()
-	f.Add(b, 2, 3)
-	f.Add([]byte(`{"first":[]}`), 0, 1)
-	f.Fuzz(func(t *testing.T, b []byte, n, tokens int) {
+	f.Add(b, 2, 3, true)
+	f.Add([]byte(`{"first":[]}`), 0, 1, false)
+	f.Add([]byte(`{"first":[],"cached":1}`), 2, 1, true)
+	f.Fuzz(func(t *testing.T, b []byte, n, tokens int, guided bool) {
 		o := order()
 		o.N, o.PromptLogprobs = n&127, -1
+		if !guided {
+			o.Guide = nil
+		}
 		tokens = 1 + tokens&1023
 		d, err := handoff.ParseDraft(b, o, false, tokens, 10)
-		if err == nil && (len(d.First) != o.N || d.Cached > tokens || len(d.Prompt) > 0) {
+		if err != nil {
+			return
+		}
+		drawn := len(d.First) == o.N || guided && len(d.First) == 0 // a guide that prefill cannot follow
+		if !drawn || d.Cached > tokens || len(d.Prompt) > 0 {
 			t.Errorf("%+v", d)
 		}
 	})
