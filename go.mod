@@ -24,6 +24,8 @@ require github.com/gomodule/redigo v1.9.3
 
 require github.com/NVIDIA/go-nvml v0.13.0-1
 
+require golang.org/x/term v0.47.0
+
 require (
 	github.com/antithesishq/antithesis-sdk-go v0.8.0-default-no-op // indirect
 	github.com/beorn7/perks v1.0.1 // indirect

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/xpyd/xpyd/internal/loadgen"
 	"github.com/xpyd/xpyd/internal/loadgen/client"
@@ -138,13 +139,10 @@ func (b *benchFlags) watch(w io.Writer, p *loadgen.Phase, rec *record.Phase) (st
 	})
 }
 
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
+// isTerminal reports whether a stream is one.
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
 }
 
 // calibrate measures the server's tokens per word, and those that it adds. A long prompt is more

@@ -69,7 +69,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		SilenceErrors: true,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("unknown command %q; `xpyd --help` lists them", args[0])}
+				return usageError{fmt.Errorf("unknown command %q%s; `xpyd --help` lists them", args[0], meantCommand(cmd, args[0]))}
 			}
 			return nil
 		},
@@ -79,12 +79,12 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w; see `%s --help`", wrongValue(err), cmd.CommandPath())}
+		return usageError{fmt.Errorf("%w; see `%s --help`", meantFlag(cmd, wrongValue(err)), cmd.CommandPath())}
 	})
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
 		newUp(), newRouter(), newWorker("prefill"), newWorker("decode"),
-		newScale(), newStatus(), newDrain(), newUndrain(), newRole(), newMock(), newBench(), newPlan(), newReplay(), newKeys(), newSecret(), newRevoke(), newUnrevoke(), newAdmin(), newVersion(),
+		newChat(), newScale(), newStatus(), newTrace(), newDrain(), newUndrain(), newRole(), newMock(), newBench(), newPlan(), newReplay(), newKeys(), newSecret(), newRevoke(), newUnrevoke(), newAdmin(), newVersion(),
 	)
 	usageArgs(root)
 	return root

@@ -1,0 +1,31 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestDidYouMean: a slip of the hand gets a hint, and anything else none.
+func TestDidYouMean(t *testing.T) {
+	for line, want := range map[string]string{
+		"statsu":                     `unknown command "statsu" (did you mean status?)`,
+		"Status":                     `(did you mean status?)`,
+		"tra":                        `(did you mean trace?)`,
+		"serve":                      "",
+		"zz":                         "",
+		"up --prefil 2":              "unknown flag: --prefil (did you mean --prefill?)",
+		"up --modle x":               "unknown flag: --modle (did you mean --model?)",
+		"router --tensor-paralel=2":  "",
+		"bench --concurency 3":       "(did you mean --concurrency?)",
+		"bench --something-of-mine":  "",
+		"status --waatch":            "(did you mean --watch?)",
+		"status --watch=perhaps":     "",
+		"bench kv --hlep":            "(did you mean --help?)",
+		"prefill --tensor-paralel=2": "(did you mean --tensor-parallel?)",
+	} {
+		_, errs, code := xpyd(t, strings.Fields(line)...)
+		if has := strings.Contains(errs, "did you mean"); code != exitUsage || has != (want != "") || !strings.Contains(errs, want) {
+			t.Errorf("%s: %d %q", line, code, errs)
+		}
+	}
+}
