@@ -2,16 +2,12 @@ package virtual
 
 import (
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"path/filepath"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
-
-	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/e2e/cluster"
 	"github.com/xpyd/xpyd/e2e/unbroken"
@@ -25,8 +21,7 @@ func TestShortage(t *testing.T) {
 	const rounds, crowd, few = 8, 14, 3
 	model := filepath.Join(t.TempDir(), "tiny")
 	makeModel(t, model)
-	_, _ = new(fasthttp.Response).WriteTo(io.Discard) // as in TestUnbroken
-	synctest.Test(t, func(t *testing.T) {
+	bubble(t, func(t *testing.T) {
 		f := newFleet(t, model)
 		f.blocks = 110 // of 16 tokens: for the longest with three choices
 		f.start(t, fleet.Prefill, "prefill-0")
