@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/datadir"
 	"github.com/xpyd/xpyd/internal/trust"
+	"github.com/xpyd/xpyd/kvconn"
 )
 
 // TestMain keeps the settings of whoever runs the tests out of them. It is also the
@@ -251,6 +253,19 @@ func TestVersion(t *testing.T) {
 	flag, _, code := xpyd(t, "--version")
 	if code != exitDone || flag != command || !strings.HasPrefix(flag, "xpyd dev") || !strings.Contains(flag, ", KV protocol ") {
 		t.Errorf("%d %q, %q", code, command, flag)
+	}
+	text, _, code := xpyd(t, "version", "--json")
+	var said struct {
+		Version, Go, Platform string
+		Max                   int `json:"kv_protocol_max"`
+	}
+	if err := json.Unmarshal([]byte(text), &said); err != nil || code != exitDone || said.Version != "dev" || said.Go != runtime.Version() || said.Platform != runtime.GOOS+"/"+runtime.GOARCH || said.Max != kvconn.ProtocolMax {
+		t.Errorf("%d %s, %v", code, text, err)
+	}
+	for _, c := range [][3]string{{"v1.2.3", "", "v1.2.3"}, {"v1.2.4-0.20260101000000-0123456789ab", "0123456789ab", "dev"}, {"(devel)", "", "dev"}, {"", "", "dev"}} {
+		if got := ofModule(c[0], c[1]); got != c[2] {
+			t.Errorf("%q: %q", c, got)
+		}
 	}
 	want := `# HELP xpyd_build_info 1, with the build in its labels.
 # TYPE xpyd_build_info gauge

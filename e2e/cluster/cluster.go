@@ -75,7 +75,7 @@ var binary = sync.OnceValues(func() (string, error) { return link("xpyd", "-s -w
 const OtherVersion = "v0.0.0-other"
 
 var other = sync.OnceValues(func() (string, error) {
-	return link("xpyd-other", "-s -w -X main.version="+OtherVersion)
+	return link("xpyd-other", "-s -w -X main.stamped="+OtherVersion)
 })
 
 // Other is the path of a built xpyd of OtherVersion.
