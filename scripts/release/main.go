@@ -163,8 +163,8 @@ func (r *release) forArch(arch string, said []file) error {
 
 // build makes the static binary. Nothing of the machine gets into it.
 func (r *release) build(to, arch string) error {
-	cmd := exec.CommandContext(r.ctx, "go", "build", "-trimpath", "-ldflags=-s -w -buildid= -X main.stamped="+r.version, "-o", to, "./cmd/xpyd")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0", "GOFLAGS=")
+	cmd := exec.CommandContext(r.ctx, "go", "build", "-trimpath", "-buildvcs=true", "-ldflags=-s -w -buildid= -X main.stamped="+r.version, "-o", to, "./cmd/xpyd")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch, "GOAMD64=v1", "GOARM64=v8.0")
 	return quiet(cmd)
 }
 
