@@ -11,7 +11,7 @@ SEED     ?= 1
 N        ?= 200
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: vllm-tests schemathesis planner unbroken router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker
+.PHONY: release release-test vulncheck vllm-tests schemathesis planner unbroken router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -94,6 +94,16 @@ reference: build ## docs/reference from the code: commands, configuration, metri
 bench-report: ## bench/README.md from bench/results/*.jsonl; fails if a figure names a command or a commit that is not there
 	@mkdir -p .cache
 	$(GO) run ./scripts/bench report > .cache/report.md && mv .cache/report.md bench/README.md
+
+release: ## VERSION (v1.2.3): archives, deb, rpm, SBOM and checksums in dist/release, the same bytes for the same commit
+	rm -rf dist/release
+	$(GO) run ./scripts/release -version "$(VERSION)" -out dist/release
+
+release-test: ## a release made twice and looked at: bytes, program, packages, man pages, units
+	scripts/release-test
+
+vulncheck: ## known vulnerabilities in what xpyd calls (needs vuln.go.dev)
+	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
 docker: dist ## container image from the static binary
 	docker build -t xpyd .
