@@ -29,7 +29,11 @@ type brought struct {
 // serveBring brings what a peer has of a stream: of its prompt, and of what each choice was given.
 func (w *Worker) serveBring(ctx *fasthttp.RequestCtx) (any, error) {
 	h := &ctx.Request.Header
-	j, err := w.takeJob(ctx, string(ctx.QueryArgs().Peek("chat")) == "true")
+	kind := completionJob
+	if string(ctx.QueryArgs().Peek("chat")) == "true" {
+		kind = chatJob
+	}
+	j, err := w.takeJob(ctx, kind)
 	switch {
 	case err != nil:
 		return nil, err

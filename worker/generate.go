@@ -263,6 +263,15 @@ func (g *generation) reserveText(text int) bool {
 	return g.mem.grow(more)
 }
 
+// timed is what the answer tells of its time: nil if the worker is not set to, or if there are several choices.
+func (g *generation) timed() *openai.Timing {
+	if !g.w.cfg.PerRequestMetrics || len(g.choices) != 1 || g.choices[0].first.IsZero() {
+		return nil
+	}
+	c, queue := g.choices[0], g.timings().queue
+	return &openai.Timing{Queue: queue, First: c.first.Sub(g.arrived) - queue, Decode: c.last.Sub(c.first), Tokens: c.tokens - c.given}
+}
+
 // describe sets the headers of an answer that begins.
 func (g *generation) describe(h *fasthttp.ResponseHeader) {
 	h.Set("Server-Timing", g.timings().header())

@@ -23,8 +23,15 @@ VALUED = {
     "--tool-call-parser": "--tool-parser",
     "--reasoning-parser": "--reasoning-parser",
     "--served-model-name": "--served-name",
+    "--max-logprobs": "--max-logprobs",
 }
-SWITCHES = {"--trust-request-chat-template": "--trust-request-chat-template"}
+SWITCHES = {
+    "--trust-request-chat-template": "--trust-request-chat-template",
+    "--return-tokens-as-token-ids": "--return-tokens-as-token-ids",
+    "--enable-force-include-usage": "--force-include-usage",
+    "--enable-per-request-metrics": "--per-request-metrics",
+}
+SETTINGS = {"--api-key": "api_keys", "--root-path": "root_path"}  # keys of the configuration
 
 
 def translate(model, args):
@@ -41,6 +48,15 @@ def translate(model, args):
     return flags
 
 
+def settings(args, env):
+    """The configuration's keys for those of vLLM's arguments that are no flags of xpyd's, as JSON values."""
+    out = {"kv_memory": "1GiB"}  # for whole contexts of 8192 tokens
+    given = {SETTINGS[name]: value for name, value in zip(args, args[1:]) if name in SETTINGS}
+    if key := given.pop("api_keys", (env or {}).get("VLLM_API_KEY")):
+        out["api_keys"] = [key]
+    return {**out, **given}
+
+
 class RemoteOpenAIServer:
     DUMMY_API_KEY = "token-abc123"
     show_hidden_metrics = False
@@ -51,7 +67,7 @@ class RemoteOpenAIServer:
         flags = translate(model, vllm_serve_args)
         config = os.path.join(self.data.name, "up.yaml")
         with open(config, "w") as f:
-            f.write("kv_memory: 1GiB\n")  # for whole contexts of 8192 tokens
+            json.dump(settings(vllm_serve_args, env_dict), f)  # which is YAML too
         self.proc = subprocess.Popen(
             [os.environ["XPYD"], "up", "--config", config, "--model", os.environ["XPYD_MODEL"], "--listen", "127.0.0.1:" + os.environ.get("XPYD_PORT", "0"),
              "--admin", "127.0.0.1:0", "--data", os.path.join(self.data.name, "data"), *flags],

@@ -98,7 +98,7 @@ func RequestFields() []RequestField {
 		{"prompt_logprobs", onBoth, Served, integer(All, maxListed), "Bounded as `logprobs`; not with `stream`. In each choice of a completion, beside the choices of a chat."},
 		{"logprob_token_ids", onBoth, Served, list(integer(0, positive), 1, maxBias), "With `logprobs`: these tokens are listed, and the one that was drawn, instead of the most likely."},
 		{"return_token_ids", onBoth, Served, boolean, "`token_ids` in each choice; `prompt_token_ids` in each choice of a completion, beside the choices of a chat, in the first chunk of a stream."},
-		{"return_tokens_as_token_ids", onBoth, Served, boolean, "Log probabilities name tokens `token_id:N`."},
+		{"return_tokens_as_token_ids", onBoth, Served, boolean, "Log probabilities name tokens `token_id:N`. Default: the configuration's, false."},
 		{"return_token_strs", OnTokenize, Served, boolean, ""},
 		{"truncate_prompt_tokens", onBoth, Served, `{"type":"integer","minimum":-1,"maximum":2147483647,"not":{"const":0}}`, "So many tokens of a longer prompt remain; -1: as many as fit."},
 		{"truncation_side", onBoth, Served, enum("left", "right"), "`left`, the default, keeps the last tokens, `right` the first."},

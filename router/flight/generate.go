@@ -15,10 +15,15 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// chatPath is where chats are.
-const chatPath = "/v1/chat/completions"
+// Where completions and chats are, one or a batch of them, and what is either.
+const (
+	textPath   = "/v1/completions"
+	chatPath   = "/v1/chat/completions"
+	batchPath  = "/v1/chat/completions/batch"
+	eitherPath = "/invocations" // as SageMaker asks
+)
 
-// Generate serves completions and chat.
+// Generate serves completions and chats, also a batch of chats.
 func (s *Service) Generate(ctx *fasthttp.RequestCtx, id string) {
 	q := s.clientRequest(ctx, id)
 	ans, err := q.generate(ctx)
@@ -120,9 +125,17 @@ func (q *request) readBody(ctx *fasthttp.RequestCtx) *openai.Error {
 		return err
 	}
 	switch {
+	case q.asks == batchPath:
+		q.top.CountChats()
+	case q.asks == eitherPath && q.top.Messages:
+		q.asks = chatPath
+	case q.asks == eitherPath:
+		q.asks = textPath
+	}
+	switch {
 	case q.top.Link != "":
 		return linked(q.top.Link)
-	case q.top.Messages != (q.asks == chatPath) && q.top.Prompt != nil:
+	case q.top.Messages != (promptField(q.asks) == "messages") && q.top.Prompt != nil:
 		other := map[bool]string{true: "messages", false: "prompt"}[q.top.Messages]
 		return openai.BadRequest(promptField(q.asks), "%s is required here, and no %s", promptField(q.asks), other)
 	case q.top.Prompt == nil:
@@ -164,7 +177,7 @@ func (q *request) resolveModel() *openai.Error {
 }
 
 func promptField(path string) string {
-	if path == chatPath {
+	if path == chatPath || path == batchPath {
 		return "messages"
 	}
 	return "prompt"
@@ -207,6 +220,13 @@ func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
 	}
 	if a.falls != "" {
 		h.Set(headerFallback, string(a.falls))
+	}
+	if format := ctx.Request.Header.Peek(headerLoadFormat); len(format) > 0 {
+		if m := q.s.fleet.Snapshot().Get(a.d.inst.ID); m != nil {
+			if report := loadReport(string(format), m); report != "" {
+				h.Set(headerLoad, report)
+			}
+		}
 	}
 	if a.choice.Local != "" {
 		h.Set(headerLocal, a.choice.Local)
