@@ -145,8 +145,8 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 
 // below takes the path at which a proxy shows us off the request's.
 func (r *Router) below(ctx *fasthttp.RequestCtx) {
-	if rest, ok := strings.CutPrefix(string(ctx.Path()), r.cfg.RootPath); ok && r.cfg.RootPath != "" && strings.HasPrefix(rest, "/") {
-		ctx.URI().SetPath(rest)
+	if rest, ok := strings.CutPrefix(string(ctx.RequestURI()), r.cfg.RootPath); ok && r.cfg.RootPath != "" && strings.HasPrefix(rest, "/") {
+		ctx.Request.SetRequestURI(rest)
 	}
 }
 

@@ -66,6 +66,15 @@ func TestRootPath(t *testing.T) {
 	if status, text := g.get("/llm/health"); status != 200 {
 		t.Errorf("%d %s", status, text)
 	}
+	var asked string
+	d := g.workers["d0"]
+	p := g.workers["p0"]
+	note := func(w http.ResponseWriter, r *http.Request) { asked = r.RequestURI; whole(w, r) }
+	d.on(&d.other, note)
+	p.on(&p.other, note)
+	if resp, body := g.post("/llm/v1/rerank?a=b", `{"model":"m"}`, "Authorization", "Bearer secret"); resp.StatusCode != 200 || asked != "/v1/rerank?a=b" {
+		t.Errorf("%d %s, asked %s", resp.StatusCode, body, asked)
+	}
 	for _, bad := range []string{"/", "llm", "/llm/", "/a//b", "/a/../b", "/a b", "/a?b"} {
 		cfg := router.DefaultConfig()
 		cfg.RootPath = bad

@@ -47,6 +47,7 @@ func (w *Worker) routes() map[string]route {
 		"POST /v1/chat/completions":       {forUsers, w.serveJobs(chatJob), "A chat's next message."},
 		"POST /v1/chat/completions/batch": {forUsers, w.serveJobs(batchJob), "The next message of several chats."},
 		"POST /v1/embeddings":             {forUsers, w.serveEmbeddings, "Vectors of texts."},
+		"POST /v2/embed":                  {forUsers, w.serveCohereEmbed, "Vectors of texts, in Cohere's API."},
 		"GET /v1/models":                  {forUsers, w.serveModels, "The model."},
 		"POST /tokenize":                  {forUsers, w.serveTokenize, "A text's tokens."},
 		"POST /detokenize":                {forUsers, w.serveDetokenize, "Tokens' text."},

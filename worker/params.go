@@ -83,6 +83,13 @@ const (
 	batchJob // of several chats
 )
 
+func kindOf(chat bool) jobKind {
+	if chat {
+		return chatJob
+	}
+	return completionJob
+}
+
 // readJob reads a request; now is the time in a chat's prompt.
 func (w *Worker) readJob(ctx *fasthttp.RequestCtx, kind jobKind, now time.Time) (j *job, err error) {
 	switch kind {
