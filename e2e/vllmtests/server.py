@@ -3,6 +3,7 @@
 It is tests/utils.py there: what the model is called and what a server is are replaced, nothing else.
 """
 
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,15 @@ import openai
 import pytest
 
 SERVE_SECONDS = 120
+SERVERS = itertools.count()
+
+
+def next_port():
+    """XPYD_PORT and up, a server each: a file may have several at once. Without it, any that is free."""
+    first = int(os.environ.get("XPYD_PORT", 0))
+    return first and first + next(SERVERS) % 50
+
+
 
 # vLLM's arguments that mean something here, and what xpyd calls them.
 VALUED = {
@@ -69,7 +79,7 @@ class RemoteOpenAIServer:
         with open(config, "w") as f:
             json.dump(settings(vllm_serve_args, env_dict), f)  # which is YAML too
         self.proc = subprocess.Popen(
-            [os.environ["XPYD"], "up", "--config", config, "--model", os.environ["XPYD_MODEL"], "--listen", "127.0.0.1:" + os.environ.get("XPYD_PORT", "0"),
+            [os.environ["XPYD"], "up", "--config", config, "--model", os.environ["XPYD_MODEL"], "--listen", f"127.0.0.1:{next_port()}",
              "--admin", "127.0.0.1:0", "--data", os.path.join(self.data.name, "data"), *flags],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={k: v for k, v in os.environ.items() if not k.startswith("XPYD")})
         self.url_root, said = None, []

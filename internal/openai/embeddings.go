@@ -38,7 +38,7 @@ func ParseCohereEmbed(body []byte) (*Embeddings, *Error) {
 	p := parser{}
 	p.begin(body)
 	for p.Next() == jsonscan.Key {
-		switch name := string(p.Decoded()); name {
+		switch string(p.Decoded()) {
 		case "model":
 			e.Model = p.string("model")
 		case "texts":
@@ -53,10 +53,10 @@ func ParseCohereEmbed(body []byte) (*Embeddings, *Error) {
 			e.Cuts = p.cuts()
 		case "input_type":
 			p.string("input_type") // our models have no prompts for it
-		case "images", "inputs":
-			if p.raw() != nil {
-				p.refuse(name, "%s is not supported; use texts", name)
-			}
+		case "images":
+			p.otherThanTexts("images")
+		case "inputs":
+			p.otherThanTexts("inputs")
 		default:
 			p.Skip()
 		}
@@ -68,6 +68,13 @@ func ParseCohereEmbed(body []byte) (*Embeddings, *Error) {
 		return nil, BadRequest("texts", "texts is required and must not be empty")
 	}
 	return e, nil
+}
+
+// otherThanTexts refuses a field that holds other things to embed.
+func (p *parser) otherThanTexts(name string) {
+	if p.raw() != nil {
+		p.refuse(name, "%s is not supported; use texts", name)
+	}
 }
 
 // texts reads a list of texts, none of them empty.
