@@ -36,6 +36,8 @@ func TestBatchAndInvocations(t *testing.T) {
 	for _, c := range []struct{ path, body, want string }{
 		{chats, `{"model":"m","prompt":"a"}`, "messages is required"},
 		{"/invocations", `{"model":"m"}`, "prompt is required"},
+		{text, `{"model":"m","prompt":null,"prompt_embeds":[]}`, "Either prompt or prompt_embeds must be provided and non-empty."},
+		{text, `{"model":"m","prompt_embeds":"AAAA"}`, `"param":"prompt_embeds"`},
 		{chats, `{"model":"m",` + several + `,"kv_transfer_params":{}}`, "kv_transfer_params"},
 		{chats, `{"model":"m","messages":[[{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://inside/x"}}]}]]}`, "media_hosts"},
 	} {

@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -139,9 +140,22 @@ func (q *request) readBody(ctx *fasthttp.RequestCtx) *openai.Error {
 		other := map[bool]string{true: "messages", false: "prompt"}[q.top.Messages]
 		return openai.BadRequest(promptField(q.asks), "%s is required here, and no %s", promptField(q.asks), other)
 	case q.top.Prompt == nil:
-		return openai.BadRequest(promptField(q.asks), "%s is required", promptField(q.asks))
+		return noPrompt(promptField(q.asks), q.body)
 	}
 	return q.resolveModel()
+}
+
+// noPrompt is of a body without a prompt. Who sends prompt_embeds is told what vLLM would tell, or that they do
+// not do here.
+func noPrompt(field string, body []byte) *openai.Error {
+	embeds := bytes.TrimSpace(openai.Member(body, "prompt_embeds"))
+	switch {
+	case embeds == nil || field != "prompt":
+		return openai.BadRequest(field, "%s is required", field)
+	case len(embeds) <= len(`[]`):
+		return openai.BadRequest(field, "Either prompt or prompt_embeds must be provided and non-empty. Here it must be prompt")
+	}
+	return openai.BadRequest("prompt_embeds", "prompt_embeds is not supported: prompt is required")
 }
 
 // resolveModel settles which model is meant: without a name, the only one that is served.
