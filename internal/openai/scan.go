@@ -97,14 +97,6 @@ func Scan(body []byte) (Top, *Error) {
 	return t, nil
 }
 
-// CountChats has t be of a batch of chats, whose messages are conversations, each a prompt.
-func (t *Top) CountChats() {
-	var r reader
-	r.Reset(t.Prompt)
-	_, n := t.prompts(&r)
-	t.Prompts = max(n, 1)
-}
-
 // field reads the value of a field. The key is only valid until then.
 func (t *Top) field(r *reader, key []byte) {
 	switch string(key) {
