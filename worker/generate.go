@@ -85,10 +85,20 @@ func (g *generation) close() {
 	if reason := g.reason(); reason != "" && !g.j.urgent {
 		for _, c := range g.choices {
 			if !c.done {
-				g.w.vllm.ended(c, reason, time.Since(g.arrived))
+				g.w.vllm.ended(c, reason, time.Since(g.arrived), g.preemptions(c))
 			}
 		}
 	}
+}
+
+// preemptions is how often a choice's prompt has lost its blocks.
+func (g *generation) preemptions(c *choice) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if h := g.handles[c.index/g.j.N]; h != nil {
+		return h.Preemptions()
+	}
+	return 0
 }
 
 // runPrompt drives one prompt to its end.
@@ -232,7 +242,7 @@ func (g *generation) renderEvent() {
 		}
 	}
 	if c.done && counts {
-		g.w.vllm.ended(c, c.finish, g.now.Sub(g.arrived))
+		g.w.vllm.ended(c, c.finish, g.now.Sub(g.arrived), g.preemptions(c))
 	}
 	if g.emit != nil {
 		if c.ready() {
