@@ -100,8 +100,8 @@ func newVLLMMetrics(labels prometheus.Labels, maxModelLen int) *vllmMetrics {
 	}
 	return &vllmMetrics{
 		longest:   maxModelLen,
-		asked:     histogram("request_params_n", "n of a request.", []float64{1, 2, 5, 10, 20}),
-		most:      histogram("request_params_max_tokens", "max_tokens of a request, or what its context had left.", lengths),
+		asked:     histogram("request_params_n", "Choices that a request asked for (n).", []float64{1, 2, 5, 10, 20}),
+		most:      histogram("request_params_max_tokens", "Tokens that a request may have as its answer: max_tokens, or what its context had left.", lengths),
 		preempted: histogram("request_num_preemptions", "How often a request lost its blocks to others.", []float64{1, 2, 3, 4, 5, 10, 20}),
 		rejected: prometheus.NewCounter(prometheus.CounterOpts{Name: "vllm:admission_rejections_total", Help: "Requests refused because max_waiting wait already: raise it, or add workers.",
 			ConstLabels: prometheus.Labels{"model_name": labels["model_name"], "reason": "max_num_queued_reqs"}}),

@@ -45,13 +45,17 @@ SETTINGS = {"--api-key": "api_keys", "--root-path": "root_path"}  # keys of the 
 
 
 def translate(model, args):
-    out = {"--served-name": model, "--tool-parser": "none", "--reasoning-parser": "none"}
+    # A small model may not end its answer before the context does. So 1024 tokens are enough where the case says
+    # nothing, and XPYD_MAX_MODEL_LEN bounds what it says: most cases of Responses have 18192.
+    out = {"--served-name": model, "--tool-parser": "none", "--reasoning-parser": "none", "--max-model-len": "1024"}
     for i, arg in enumerate(args):
         name, _, value = arg.partition("=")
+        name = name.replace("_", "-")
         if name in VALUED:
             out[VALUED[name]] = value or args[i + 1]
         elif name in SWITCHES:
             out[SWITCHES[name]] = None
+    out["--max-model-len"] = str(min(int(out["--max-model-len"]), int(os.environ.get("XPYD_MAX_MODEL_LEN", 1 << 20))))
     flags = []
     for name, value in out.items():
         flags += [name] if value is None else [name, value]
