@@ -178,6 +178,7 @@ func (e *Engine) preemptible(q *sequence) bool {
 // does not have.
 func (e *Engine) preempt(q *sequence) {
 	e.metrics.preemptions.Inc()
+	q.h.preempted.Add(1)
 	if e.cfg.Preempted != nil {
 		e.cfg.Preempted()
 	}

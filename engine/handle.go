@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
@@ -35,6 +36,8 @@ type Handle struct {
 	blocks    []int32 // PrefillOnly: the block table, until given back
 	cached    int
 
+	preempted atomic.Int32 // times that one of its sequences lost its blocks
+
 	// The loop's own.
 	begun     bool
 	over      bool // finished
@@ -52,6 +55,9 @@ type Handle struct {
 	allBanned []int32   // EOS and stop ids, while MinTokens is not reached
 	bans      bans
 }
+
+// Preemptions is how often the request's sequences have lost their blocks to others so far.
+func (h *Handle) Preemptions() int { return int(h.preempted.Load()) }
 
 // Next waits for events and returns all there are, in order for each choice. After the last one
 // it returns io.EOF. A request that failed or was aborted ends with *StepError or ErrClosed after

@@ -2,6 +2,8 @@ package router
 
 import (
 	"errors"
+	"net/url"
+	"path"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
@@ -35,6 +37,10 @@ type Config struct {
 	RequestLog requestlog.Config `key:"request_log"`
 	// PublicMetrics serves /metrics on the public listener too.
 	PublicMetrics bool `key:"public_metrics"`
+
+	// RootPath is where a proxy in front shows the public listener, such as /llm: paths below it are as those
+	// without it. "": nowhere else.
+	RootPath string `key:"root_path"`
 
 	CORS CORS `key:"cors"` // of the public listener
 
@@ -73,6 +79,9 @@ func (c Config) Validate() error {
 		if err := config.HostPort(a.addr); err != nil {
 			return config.Bad(a.key, "%v", err)
 		}
+	}
+	if p := c.RootPath; p != "" && (p == "/" || path.Clean("/"+p) != p || (&url.URL{Path: p}).EscapedPath() != p) {
+		return config.Bad("root_path", "%q is no path such as /llm", p)
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		return config.Bad("tls_cert", "tls_cert and tls_key go together")

@@ -26,8 +26,8 @@ func TestEmbeddingsToPrefill(t *testing.T) {
 	bad.on(&bad.other, reset)
 	d.on(&d.other, reset)
 	begin := time.Now()
-	for range 2 { // each of the two comes first once
-		resp, text := g.post("/v1/embeddings", ask, f.of("alice")...)
+	for _, path := range []string{"/v1/embeddings", "/v2/embed"} { // each of the two workers comes first once
+		resp, text := g.post(path, ask, f.of("alice")...)
 		if resp.StatusCode != 200 || text != vectors || resp.Header.Get("x-xpyd-prefill") != "p1" || resp.Header.Get("x-xpyd-decode") != "" {
 			t.Errorf("%d %s %v", resp.StatusCode, text, resp.Header)
 		}

@@ -74,7 +74,7 @@ func bodyOf(path string) (openai.Endpoint, bool) {
 
 // bodySchema is what workers serve; null is as good as absent.
 func bodySchema(e openai.Endpoint) any {
-	required := map[openai.Endpoint][]string{openai.OnCompletions: {"prompt"}, openai.OnChat: {"messages"}, openai.OnDetokenize: {"tokens"}, openai.OnEmbeddings: {"input"}}[e]
+	required := map[openai.Endpoint][]string{openai.OnCompletions: {"prompt"}, openai.OnChat: {"messages"}, openai.OnDetokenize: {"tokens"}, openai.OnEmbeddings: {"input"}, openai.OnCohereEmbed: {"texts"}}[e]
 	properties := map[string]any{}
 	for _, f := range openai.RequestFields() {
 		if f.On&e == 0 || f.Fate == openai.Refused || f.Fate == openai.Linked {

@@ -57,21 +57,23 @@ var routes = publicRoutes()
 
 func publicRoutes() map[string]route {
 	all := map[string]route{
-		"/v1/completions":           {"POST", flies((*flight.Service).Generate), true, false, "A completion, or several."},
-		"/v1/chat/completions":      {"POST", flies((*flight.Service).Generate), true, false, "A chat's next message."},
-		"/v1/responses":             {"POST", flies((*flight.Service).Responses), true, false, "A response, by a chat."},
-		"/v1/messages":              {"POST", flies((*flight.Service).Messages), true, false, "A message of Anthropic's API, by a chat."},
-		"/v1/messages/count_tokens": {"POST", flies((*flight.Service).CountTokens), true, false, "How many tokens a message's prompt has."},
-		"/v1/models":                {"GET", flies((*flight.Service).Models), true, false, "The models that can be served now."},
-		"/tokenize":                 {"POST", flies((*flight.Service).Tokenize), true, false, "A text's tokens; passed on."},
-		"/detokenize":               {"POST", flies((*flight.Service).Tokenize), true, false, "Tokens' text; passed on."},
-		"/version":                  {"GET", (*Router).version, false, false, "The build."},
-		"/health":                   {"GET", (*Router).health, false, false, "That the process is up."},
-		"/ready":                    {"GET", (*Router).ready, false, false, "Whether requests can be served (200, else 503)."},
-		"/tokenizer_info":           {"GET", flies((*flight.Service).TokenizerInfo), true, false, "The tokenizer's special tokens and chat template; of `?model=` where there are several."},
-		"/load":                     {"GET", (*Router).load, true, false, "How many requests are under way: vLLM's `server_load`."},
-		"/openapi.json":             {"GET", (*Router).openapi, false, false, "This API as an OpenAPI document."},
-		"/ping":                     {"GET", (*Router).ping, false, false, "As `/health`, for SageMaker."},
+		"/v1/completions":            {"POST", flies((*flight.Service).Generate), true, false, "A completion, or several."},
+		"/v1/chat/completions":       {"POST", flies((*flight.Service).Generate), true, false, "A chat's next message."},
+		"/v1/chat/completions/batch": {"POST", flies((*flight.Service).Generate), true, false, "The next message of several chats: `messages` is a list of conversations."},
+		"/invocations":               {"POST", flies((*flight.Service).Generate), true, false, "A chat or a completion, by what the body has; for SageMaker."},
+		"/v1/responses":              {"POST", flies((*flight.Service).Responses), true, false, "A response, by a chat."},
+		"/v1/messages":               {"POST", flies((*flight.Service).Messages), true, false, "A message of Anthropic's API, by a chat."},
+		"/v1/messages/count_tokens":  {"POST", flies((*flight.Service).CountTokens), true, false, "How many tokens a message's prompt has."},
+		"/v1/models":                 {"GET", flies((*flight.Service).Models), true, false, "The models that can be served now."},
+		"/tokenize":                  {"POST", flies((*flight.Service).Tokenize), true, false, "A text's tokens; passed on."},
+		"/detokenize":                {"POST", flies((*flight.Service).Tokenize), true, false, "Tokens' text; passed on."},
+		"/version":                   {"GET", (*Router).version, false, false, "The build."},
+		"/health":                    {"GET", (*Router).health, false, false, "That the process is up."},
+		"/ready":                     {"GET", (*Router).ready, false, false, "Whether requests can be served (200, else 503)."},
+		"/tokenizer_info":            {"GET", flies((*flight.Service).TokenizerInfo), true, false, "The tokenizer's special tokens and chat template; of `?model=` where there are several."},
+		"/load":                      {"GET", (*Router).load, true, false, "How many requests are under way: vLLM's `server_load`."},
+		"/openapi.json":              {"GET", (*Router).openapi, false, false, "This API as an OpenAPI document."},
+		"/ping":                      {"GET", (*Router).ping, false, false, "As `/health`, for SageMaker."},
 	}
 	for _, path := range flight.ForwardedPaths {
 		all[path] = route{"POST", flies((*flight.Service).Forward), true, true, "Passed on to one engine."}
@@ -87,6 +89,7 @@ func flies(serve func(*flight.Service, *fasthttp.RequestCtx, string)) func(*Rout
 func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 	id := h1.RequestID(ctx.Request.Header.Peek(ticket.HeaderRequestID))
 	ctx.Response.Header.Set(ticket.HeaderRequestID, id)
+	r.below(ctx)
 	path := string(ctx.Path())
 	route, ok := routes[path]
 	if !ok && strings.HasPrefix(path, "/v1/models/") && h1.Method(ctx) != "GET" { // GET has its own checks
@@ -137,6 +140,13 @@ func (r *Router) servePublic(ctx *fasthttp.RequestCtx) {
 		r.flights.KeptResponse(ctx, id, strings.TrimPrefix(path, "/v1/responses/"))
 	default:
 		r.flights.Refuse(ctx, id, "other", openai.NotFound("there is no %s", openai.Clip(path)))
+	}
+}
+
+// below takes the path at which a proxy shows us off the request's.
+func (r *Router) below(ctx *fasthttp.RequestCtx) {
+	if rest, ok := strings.CutPrefix(string(ctx.RequestURI()), r.cfg.RootPath); ok && r.cfg.RootPath != "" && strings.HasPrefix(rest, "/") {
+		ctx.Request.SetRequestURI(rest)
 	}
 }
 

@@ -80,8 +80,8 @@ func (w *Worker) checkAnswer(j *job, limit int) error {
 	if total <= limit {
 		return nil
 	}
-	if j.MaxTokens == nil && !j.Stream { // a chat: one prompt
-		if n := which.Fits(&w.sizes, (limit-around)/j.N); n >= max(leastAnswer, j.MinTokens) {
+	if j.MaxTokens == nil && !j.Stream { // of chats: each has as much
+		if n := which.Fits(&w.sizes, (limit-around)/(j.N*len(j.items))); n >= max(leastAnswer, j.MinTokens) {
 			j.MaxTokens = &n
 			return nil
 		}

@@ -29,7 +29,7 @@ type brought struct {
 // serveBring brings what a peer has of a stream: of its prompt, and of what each choice was given.
 func (w *Worker) serveBring(ctx *fasthttp.RequestCtx) (any, error) {
 	h := &ctx.Request.Header
-	j, err := w.takeJob(ctx, string(ctx.QueryArgs().Peek("chat")) == "true")
+	j, err := w.takeJob(ctx, kindOf(string(ctx.QueryArgs().Peek("chat")) == "true"))
 	switch {
 	case err != nil:
 		return nil, err

@@ -139,7 +139,7 @@ func (w *Worker) readPin(ctx *fasthttp.RequestCtx, unpin bool) (openai.Pin, *job
 	if unpin && p.ID != "" {
 		return p, nil, nil
 	}
-	j, err := w.readJob(ctx, p.Chat, time.Now())
+	j, err := w.readJob(ctx, kindOf(p.Chat), time.Now())
 	if err == nil && len(j.items) != 1 {
 		err = openai.BadRequest("prompt", "one prompt at a time, not %d", len(j.items))
 	}

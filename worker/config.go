@@ -103,6 +103,10 @@ type Compute struct {
 	MaxLogprobs      int    `key:"max_logprobs"`      // that a request may ask for at a position; -1: all of the vocabulary
 	// TrustTemplates renders the template that a request brings (chat_template); false: it is refused.
 	TrustTemplates bool `key:"trust_request_chat_template"`
+	// What answers have unless a request says otherwise, and what it cannot ask for.
+	TokensAsIDs       bool `key:"return_tokens_as_token_ids"` // log probabilities name tokens by their IDs
+	ForceUsage        bool `key:"force_include_usage"`        // every event of a stream has the usage so far
+	PerRequestMetrics bool `key:"per_request_metrics"`        // an answer of one choice has its timing
 }
 
 // Promises are what requests are promised; 0: nothing.

@@ -15,14 +15,33 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// serveEmbeddings answers with a vector for each input: the model's hidden states behind the final
-// norm, pooled, of length 1.
+// serveEmbeddings answers with a vector for each input.
 func (w *Worker) serveEmbeddings(ctx *fasthttp.RequestCtx) (any, error) {
-	h := &ctx.Request.Header
-	in, fail := openai.ParseEmbeddings(ctx.PostBody(), w.vocab())
-	if fail != nil {
-		return nil, fail
+	in, err := openai.ParseEmbeddings(ctx.PostBody(), w.vocab())
+	if err != nil {
+		return nil, err
 	}
+	return w.embed(ctx, in, 0, func(vectors [][]float32, total int) []byte {
+		return openai.AppendEmbeddings(nil, w.served, vectors, in.Base64, total)
+	})
+}
+
+// serveCohereEmbed does the same in Cohere's API, whose answer repeats the texts.
+func (w *Worker) serveCohereEmbed(ctx *fasthttp.RequestCtx) (any, error) {
+	in, err := openai.ParseCohereEmbed(ctx.PostBody())
+	if err != nil {
+		return nil, err
+	}
+	id := "embd-" + requestID(&ctx.Request.Header)
+	return w.embed(ctx, in, int64(6*len(ctx.PostBody())), func(vectors [][]float32, total int) []byte {
+		return openai.AppendCohereEmbed(nil, id, in, vectors, total)
+	})
+}
+
+// embed has a vector for each input written: the model's hidden states behind the final norm, pooled, of
+// length 1. Beside them the answer has so many bytes at most.
+func (w *Worker) embed(ctx *fasthttp.RequestCtx, in *openai.Embeddings, beside int64, write func(vectors [][]float32, total int) []byte) (any, error) {
+	h := &ctx.Request.Header
 	inputs, total, err := w.embeddingInputs(in)
 	if err != nil {
 		return nil, err
@@ -39,7 +58,7 @@ func (w *Worker) serveEmbeddings(ctx *fasthttp.RequestCtx) (any, error) {
 	}
 	defer c.leave()
 	width := w.backend.Arch().Hidden
-	mem, err := w.reserveVectors(c, int64(len(inputs))*int64(4*width+openai.EmbeddingBytes(width)))
+	mem, err := w.reserveVectors(c, beside+int64(len(inputs))*int64(4*width+openai.EmbeddingBytes(width)))
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +90,7 @@ func (w *Worker) serveEmbeddings(ctx *fasthttp.RequestCtx) (any, error) {
 		vectors[i], cached = normalise(ev.Pooled), cached+ev.Prompt.CachedTokens
 	}
 	ctx.Response.Header.Set(ticket.HeaderPrompt, fmt.Sprintf("%d %d", total, cached))
-	return openai.AppendEmbeddings(nil, w.served, vectors, in.Base64, total), nil
+	return write(vectors, total), nil
 }
 
 // embeddingInputs tokenises and checks what is to be embedded.
@@ -82,29 +101,48 @@ func (w *Worker) embeddingInputs(in *openai.Embeddings) (inputs [][]int32, total
 	if !w.backend.Info().Hidden {
 		return nil, 0, openai.BadRequest("model", "the GPU backend serves no embeddings yet; a worker on the CPU does")
 	}
+	field, dimensions := "input", "dimensions"
+	if in.Cohere {
+		field, dimensions = "texts", "output_dimension"
+	}
 	if width := w.backend.Arch().Hidden; in.Dimensions != nil && *in.Dimensions != width {
-		return nil, 0, openai.BadRequest("dimensions", "the model %s makes vectors of %d dimensions, and of no others", w.served, width)
+		return nil, 0, openai.BadRequest(dimensions, "the model %s makes vectors of %d dimensions, and of no others", w.served, width)
 	}
 	most := w.engine.MaxModelLen()
 	for i, p := range in.Inputs {
 		tokens := p.Tokens
 		if !p.IsTokens {
-			if err := w.checkText("input", p.Text, 0); err != nil {
+			if err := w.checkText(field, p.Text, 0); err != nil {
 				return nil, 0, err
 			}
 			tokens = w.tok.Encode(p.Text, true)
 		}
+		tokens = cut(tokens, in, most)
 		switch n := len(tokens); {
 		case n == 0:
-			return nil, 0, openai.BadRequest("input", "input %d is empty", i)
+			return nil, 0, openai.BadRequest(field, "%s %d is empty", field, i)
 		case n > most:
-			return nil, 0, openai.ContextExceeded("input", most, n, false)
+			return nil, 0, openai.ContextExceeded(field, most, n, false)
 		default:
 			total += n
 		}
 		inputs = append(inputs, tokens)
 	}
 	return inputs, total, nil
+}
+
+// cut leaves out of an input what is more than fits, or than was asked for, if it may be.
+func cut(tokens []int32, in *openai.Embeddings, most int) []int32 {
+	if in.MaxTokens != nil {
+		most = min(most, *in.MaxTokens)
+	}
+	switch n := len(tokens); {
+	case n <= most || in.Cuts == openai.CutsNothing:
+		return tokens
+	case in.Cuts == openai.CutsStart:
+		return tokens[n-most:]
+	}
+	return tokens[:most]
 }
 
 // reserveVectors waits for the memory of an answer of so many bytes.

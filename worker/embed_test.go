@@ -151,3 +151,63 @@ func TestEmbeddingsRefused(t *testing.T) {
 		t.Errorf("%d vectors", len(got))
 	}
 }
+
+// TestCohereEmbed: Cohere's API has the same vectors, and cuts texts that do not fit.
+func TestCohereEmbed(t *testing.T) {
+	w := start(t, nil)
+	post := func(body string) (vectors [][]float32, packed []string, text string) {
+		t.Helper()
+		resp, b := ask(t, w.URL()+"/v2/embed", nil, body)
+		var a struct {
+			ID         string
+			Embeddings struct {
+				Float  [][]float32
+				Base64 []string
+			}
+			Texts []string
+			Meta  struct {
+				Units struct {
+					Tokens int `json:"input_tokens"`
+				} `json:"billed_units"`
+			}
+			Type string `json:"response_type"`
+		}
+		if err := json.Unmarshal(b, &a); err != nil || resp.StatusCode != 200 || !strings.HasPrefix(a.ID, "embd-") || a.Type != "embeddings_by_type" || a.Meta.Units.Tokens == 0 || len(a.Texts) == 0 {
+			t.Fatalf("%s: %d %.300s", body, resp.StatusCode, b)
+		}
+		return a.Embeddings.Float, a.Embeddings.Base64, a.Texts[0]
+	}
+	want, _ := embed(t, w, `{"input":["Once upon a time","Lily"]}`)
+	got, _, text := post(`{"model":"stories260k","texts":["Once upon a time","Lily"],"input_type":"search_query"}`)
+	if len(got) != 2 || !slices.Equal(got[0], want[0]) || !slices.Equal(got[1], want[1]) || text != "Once upon a time" {
+		t.Errorf("other vectors, of %q", text)
+	}
+	if floats, packed, _ := post(`{"texts":["Lily"],"embedding_types":["base64"]}`); floats != nil || len(packed) != 1 || packed[0] == "" {
+		t.Errorf("%v %q", floats, packed)
+	}
+	const long = "Once upon a time there was a dog. One day Lily went out"
+	tokens := tell(t, w, "/v1/completions", `{"prompt":"`+long+`","max_tokens":1,"return_token_ids":true}`).Choices[0].Prompt
+	list := func(ids []int32) string { b, _ := json.Marshal(ids); return string(b) }
+	for how, ids := range map[string][]int32{"": tokens[:4], `,"truncate":"END"`: tokens[:4], `,"truncate":"START"`: tokens[len(tokens)-4:]} {
+		of, _ := embed(t, w, `{"input":`+list(ids)+`}`)
+		if got, _, _ := post(`{"texts":["` + long + `"],"max_tokens":4` + how + `}`); !slices.Equal(got[0], of[0]) {
+			t.Errorf("%q: another vector than of %v", how, ids)
+		}
+	}
+	huge := strings.TrimSuffix(strings.Repeat("dog ", 600), " ")
+	post(`{"texts":["` + huge + `"]}`)
+	for body, field := range map[string]string{
+		`{"texts":["` + huge + `"],"truncate":"NONE"}`:    "texts",
+		`{"texts":["a"],"output_dimension":3}`:            "output_dimension",
+		`{"texts":["a"],"embedding_types":["int8"]}`:      "embedding_types",
+		`{"texts":["a"],"images":["data:image/png;..."]}`: "images",
+		`{"texts":["a",""]}`:                              "texts",
+		`{"model":"m","input_type":"search_document"}`:    "texts",
+	} {
+		resp, b := ask(t, w.URL()+"/v2/embed", nil, body)
+		if resp.StatusCode != 400 || !strings.Contains(string(b), `"param":"`+field+`"`) {
+			t.Errorf("%.60s: %d %.200s", body, resp.StatusCode, b)
+		}
+	}
+	empty(t, w)
+}

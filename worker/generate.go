@@ -85,10 +85,20 @@ func (g *generation) close() {
 	if reason := g.reason(); reason != "" && !g.j.urgent {
 		for _, c := range g.choices {
 			if !c.done {
-				g.w.vllm.ended(c, reason, time.Since(g.arrived))
+				g.w.vllm.ended(c, reason, time.Since(g.arrived), g.preemptions(c))
 			}
 		}
 	}
+}
+
+// preemptions is how often a choice's prompt has lost its blocks.
+func (g *generation) preemptions(c *choice) int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if h := g.handles[c.index/g.j.N]; h != nil {
+		return h.Preemptions()
+	}
+	return 0
 }
 
 // runPrompt drives one prompt to its end.
@@ -232,7 +242,7 @@ func (g *generation) renderEvent() {
 		}
 	}
 	if c.done && counts {
-		g.w.vllm.ended(c, c.finish, g.now.Sub(g.arrived))
+		g.w.vllm.ended(c, c.finish, g.now.Sub(g.arrived), g.preemptions(c))
 	}
 	if g.emit != nil {
 		if c.ready() {
@@ -261,6 +271,15 @@ func (g *generation) reserveText(text int) bool {
 	more := -g.needs.tokens + step
 	g.needs.tokens = step
 	return g.mem.grow(more)
+}
+
+// timed is what the answer tells of its time: nil if the worker is not set to, or if there are several choices.
+func (g *generation) timed() *openai.Timing {
+	if !g.w.cfg.PerRequestMetrics || len(g.choices) != 1 || g.choices[0].first.IsZero() {
+		return nil
+	}
+	c, queue := g.choices[0], g.timings().queue
+	return &openai.Timing{Queue: queue, First: c.first.Sub(g.arrived) - queue, Decode: c.last.Sub(c.first), Tokens: c.tokens - c.given}
 }
 
 // describe sets the headers of an answer that begins.

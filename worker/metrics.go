@@ -20,16 +20,24 @@ func (w *Worker) registerMetrics() error {
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help, ConstLabels: label}, f)
 	}
+	waiting := func(reason string, f func() float64) prometheus.Collector {
+		labels := prometheus.Labels{"reason": reason}
+		maps.Copy(labels, label)
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "vllm:num_requests_waiting_by_reason",
+			Help: "Requests not started, by what they wait for, as vLLM names it: all for capacity.", ConstLabels: labels}, f)
+	}
 	stats := func(f func(engine.Stats) float64) func() float64 {
 		return func() float64 { return f(w.engine.Stats()) }
 	}
-	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "vllm:cache_config_info", Help: "KV cache configuration, as vLLM names it.",
-		ConstLabels: prometheus.Labels{"engine": "0", "block_size": fmt.Sprint(w.cfg.BlockTokens), "num_gpu_blocks": fmt.Sprint(w.backend.Blocks())}})
-	info.Set(1)
 	longest := w.backend.Arch().MaxPositions
 	if n := w.cfg.MaxModelLen; n > 0 {
 		longest = min(longest, n)
 	}
+	size := w.backend.Blocks() * w.cfg.BlockTokens
+	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: "vllm:cache_config_info", Help: "KV cache configuration, as vLLM names it.",
+		ConstLabels: prometheus.Labels{"engine": "0", "block_size": fmt.Sprint(w.cfg.BlockTokens), "num_gpu_blocks": fmt.Sprint(w.backend.Blocks()),
+			"kv_cache_size_tokens": fmt.Sprint(size), "kv_cache_max_concurrency": fmt.Sprintf("%.2f", float64(size)/float64(max(longest, 1)))}})
+	info.Set(1)
 	w.vllm = newVLLMMetrics(label, longest)
 	w.vllm.promises = newPromises(w.cfg.promise())
 	w.failedAccepts = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "xpyd_worker_accept_errors_total",
@@ -41,6 +49,8 @@ func (w *Worker) registerMetrics() error {
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), info, w.failedAccepts,
 		gauge("vllm:num_requests_running", "Sequences in the batch, as vLLM names it.", stats(func(s engine.Stats) float64 { return float64(s.Running) })),
 		gauge("vllm:num_requests_waiting", "Requests not started, as vLLM names it.", stats(func(s engine.Stats) float64 { return float64(s.Waiting) })),
+		waiting("capacity", stats(func(s engine.Stats) float64 { return float64(s.Waiting) })),
+		waiting("deferred", func() float64 { return 0 }), // what waits for KV is not in the queue
 		gauge("vllm:kv_cache_usage_perc", "Share of KV blocks held, 0 to 1, as vLLM names it.", stats(func(s engine.Stats) float64 { return s.KVUsed })),
 	) {
 		if err := w.registry.Register(c); err != nil {
@@ -57,6 +67,9 @@ type vllmMetrics struct {
 	ttft, itl, tpot, e2e, queue       prometheus.Histogram
 	prefill, decode, inference        prometheus.Histogram
 	prompts, generations, step        prometheus.Histogram // tokens
+	asked, most, preempted            prometheus.Histogram // n, max_tokens, and how often
+	rejected                          prometheus.Counter
+	longest                           int // tokens of a context
 	prompt, generation, queries, hits prometheus.Counter
 	stopped, cut, aborted, failed     prometheus.Counter
 	preemptions                       prometheus.Counter
@@ -86,6 +99,13 @@ func newVLLMMetrics(labels prometheus.Labels, maxModelLen int) *vllmMetrics {
 		return prometheus.NewCounter(prometheus.CounterOpts{Name: "vllm:request_success_total", Help: "Requests that ended, by how.", ConstLabels: all})
 	}
 	return &vllmMetrics{
+		longest:   maxModelLen,
+		asked:     histogram("request_params_n", "Choices that a request asked for (n).", []float64{1, 2, 5, 10, 20}),
+		most:      histogram("request_params_max_tokens", "Tokens that a request may have as its answer: max_tokens, or what its context had left.", lengths),
+		preempted: histogram("request_num_preemptions", "How often a request lost its blocks to others.", []float64{1, 2, 3, 4, 5, 10, 20}),
+		rejected: prometheus.NewCounter(prometheus.CounterOpts{Name: "vllm:admission_rejections_total", Help: "Requests refused because max_waiting wait already: raise it, or add workers.",
+			ConstLabels: prometheus.Labels{"model_name": labels["model_name"], "reason": "max_num_queued_reqs"}}),
+
 		ttft:  histogram("time_to_first_token_seconds", "From a request's arrival to its first token.", first),
 		itl:   histogram("inter_token_latency_seconds", "Between a request's tokens.", between),
 		tpot:  histogram("request_time_per_output_token_seconds", "Mean of a request's times between tokens.", between),
@@ -112,7 +132,7 @@ func newVLLMMetrics(labels prometheus.Labels, maxModelLen int) *vllmMetrics {
 
 func (m *vllmMetrics) collectors() []prometheus.Collector {
 	return []prometheus.Collector{m.ttft, m.itl, m.tpot, m.e2e, m.queue, m.prefill, m.decode, m.inference, m.prompts, m.generations, m.step,
-		m.prompt, m.generation, m.queries, m.hits, m.stopped, m.cut, m.aborted, m.failed, m.preemptions, older{m.itl}}
+		m.prompt, m.generation, m.queries, m.hits, m.stopped, m.cut, m.aborted, m.failed, m.preemptions, m.asked, m.most, m.preempted, m.rejected, older{m.itl}}
 }
 
 // upTo returns vLLM's buckets of token counts: 1, 2, 5, 10, 20, 50 and so on to most.
@@ -150,7 +170,8 @@ func (m *vllmMetrics) token(c *choice, arrived, now time.Time) {
 	m.generation.Inc()
 }
 
-func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
+// ended counts a choice that has ended, of a request that was preempted so often.
+func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration, preempted int) {
 	switch reason {
 	case string(engine.FinishStop):
 		m.stopped.Inc()
@@ -163,6 +184,12 @@ func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
 	}
 	m.e2e.Observe(took.Seconds())
 	m.prompts.Observe(float64(len(c.item.tokens)))
+	most := m.longest - len(c.item.tokens)
+	if c.j.MaxTokens != nil {
+		most = *c.j.MaxTokens
+	}
+	m.params(c.j.N, most)
+	m.preempted.Observe(float64(preempted))
 	if c.first.IsZero() || c.item.info == nil { // no token
 		m.generations.Observe(0)
 		return
@@ -175,6 +202,11 @@ func (m *vllmMetrics) ended(c *choice, reason string, took time.Duration) {
 		m.tpot.Observe(decode.Seconds() / float64(drawn-1))
 		m.promises.ended(decode/time.Duration(drawn-1), c.longest, c.promise)
 	}
+}
+
+func (m *vllmMetrics) params(n, most int) {
+	m.asked.Observe(float64(n))
+	m.most.Observe(float64(most))
 }
 
 func (m *vllmMetrics) times(prefill, decode time.Duration) {
@@ -194,6 +226,8 @@ func (m *vllmMetrics) prefilled(info *engine.PromptInfo, choices int, took time.
 		m.e2e.Observe(took.Seconds())
 		m.prompts.Observe(float64(info.Tokens))
 		m.generations.Observe(1)
+		m.params(choices, 1)
+		m.preempted.Observe(0)
 		m.times(info.Prefill, 0)
 	}
 }

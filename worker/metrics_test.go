@@ -47,6 +47,12 @@ func TestMetricNames(t *testing.T) {
 	if n < 60 {
 		t.Errorf("only %d metrics", n)
 	}
+	all := metrics(t, w)
+	for _, name := range []string{`kv_cache_max_concurrency="`, `kv_cache_size_tokens="`, `vllm:num_requests_waiting_by_reason{engine="0",model_name="stories260k",reason="capacity"} 0`, `reason="deferred"} 0`} {
+		if !strings.Contains(all, name) {
+			t.Errorf("%s is not there", name)
+		}
+	}
 }
 
 // TestVLLMMetrics: vLLM's names, labels and counts, alone and in a pair; a
@@ -75,7 +81,8 @@ func TestVLLMMetrics(t *testing.T) {
 		"num_requests_running": 0, "num_requests_waiting": 0,
 		"request_prompt_tokens_count": 2, "request_prompt_tokens_sum": 2 * first, "request_generation_tokens_count": 2, "request_generation_tokens_sum": 10,
 		"request_prefill_time_seconds_count": 2, "request_decode_time_seconds_count": 2, "request_inference_time_seconds_count": 2,
-		"num_preemptions_total": 0}
+		"num_preemptions_total": 0, "request_num_preemptions_sum": 0, "request_num_preemptions_count": 2,
+		"request_params_n_sum": 4, "request_params_n_count": 2, "request_params_max_tokens_sum": 10, "request_params_max_tokens_count": 2}
 	want(w, alone)
 	if n := counter(t, w, "vllm:iteration_tokens_total_sum{"+labels+"}"); n < float64(first+8) { // of each choice the last token is not computed
 		t.Errorf("%v tokens in all steps", n)
@@ -142,6 +149,9 @@ func TestVLLMMetrics(t *testing.T) {
 func TestVLLMPreemptions(t *testing.T) {
 	w := start(t, func(c *worker.Config) { c.Blocks = 8 }) // 128 tokens
 	complete(t, w, nil, `{"prompt":"Once","max_tokens":80,"ignore_eos":true,"n":3,"seed":1}`)
+	if counter(t, w, `vllm:request_num_preemptions_sum{engine="0",model_name="stories260k"}`) == 0 {
+		t.Error("no request was preempted")
+	}
 	n := counter(t, w, "xpyd_engine_preemptions_total")
 	if got := counter(t, w, `vllm:num_preemptions_total{engine="0",model_name="stories260k"}`); n == 0 || got != n {
 		t.Errorf("%v, want %v", got, n)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 type job struct {
 	openai.Sampling
 	chat     bool
+	batch    bool // of several chats
 	echo     bool // of a completion; a chat's item has the text that comes first
 	logprobs int  // alternatives listed with each token; -1: none
 	urgent   bool
@@ -52,7 +54,9 @@ func (j *job) source() string {
 }
 
 // fronts reports whether answers begin with text of the request.
-func (j *job) fronts() bool { return j.echo || j.chat && j.items[0].text != "" }
+func (j *job) fronts() bool {
+	return j.echo || j.chat && slices.ContainsFunc(j.items, func(it item) bool { return it.text != "" })
+}
 
 // echoOnly reports whether the answer is the prompt alone: max_tokens 0 with echo. One token is
 // drawn all the same, but not shown.
@@ -69,12 +73,57 @@ type item struct {
 	echoed, listed []openai.TokenLogprob  // for echo and for prompt_logprobs; nil until wanted
 }
 
-// readJob reads the request of a completion or a chat; now is the time in the chat's prompt.
-func (w *Worker) readJob(ctx *fasthttp.RequestCtx, chat bool, now time.Time) (*job, error) {
+// jobKind is what a request asks for.
+type jobKind uint8
+
+// The kinds.
+const (
+	completionJob jobKind = iota
+	chatJob
+	batchJob // of several chats
+)
+
+func kindOf(chat bool) jobKind {
 	if chat {
-		return w.chatJob(ctx, now)
+		return chatJob
 	}
-	return w.completionJob(ctx)
+	return completionJob
+}
+
+// readJob reads a request; now is the time in a chat's prompt.
+func (w *Worker) readJob(ctx *fasthttp.RequestCtx, kind jobKind, now time.Time) (j *job, err error) {
+	switch kind {
+	case completionJob:
+		j, err = w.completionJob(ctx)
+	case chatJob:
+		c, fail := openai.ParseChat(ctx.PostBody(), w.vocab())
+		if fail != nil {
+			return nil, fail
+		}
+		j, err = w.chatJob(ctx, c, [][]json.RawMessage{c.Messages}, now)
+	case batchJob:
+		c, chats, fail := openai.ParseChatBatch(ctx.PostBody(), w.vocab())
+		if fail != nil {
+			return nil, fail
+		}
+		if j, err = w.chatJob(ctx, c, chats, now); j != nil {
+			j.batch = true
+		}
+	}
+	if err == nil {
+		w.preset(&j.Sampling)
+	}
+	return j, err
+}
+
+// preset sets what the operator has chosen for requests.
+func (w *Worker) preset(s *openai.Sampling) {
+	if !s.Given.Has(openai.GivenTokensAsIDs) {
+		s.TokensAsIDs = w.cfg.TokensAsIDs
+	}
+	if s.Stream && w.cfg.ForceUsage {
+		s.IncludeUsage, s.ContinuousUsage = true, true
+	}
 }
 
 func (w *Worker) completionJob(ctx *fasthttp.RequestCtx) (*job, error) {
@@ -122,20 +171,29 @@ func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
 	return string(text), d
 }
 
-func (w *Worker) chatJob(ctx *fasthttp.RequestCtx, now time.Time) (*job, error) {
-	c, err := openai.ParseChat(ctx.PostBody(), w.vocab())
-	if err != nil {
-		return nil, err
+// chatJob is of one chat's messages, or of several chats'.
+func (w *Worker) chatJob(ctx *fasthttp.RequestCtx, c *openai.Chat, chats [][]json.RawMessage, now time.Time) (*job, error) {
+	j := &job{Sampling: c.Sampling, chat: true, logprobs: -1}
+	for i, messages := range chats {
+		c.Messages = messages
+		p, err := w.renderChat(ctx, c, now)
+		if err != nil {
+			return nil, err
+		}
+		it := item{tokens: p.tokens}
+		if w.truncate(&c.Sampling, &it) {
+			p.text = w.tok.Decode(it.tokens, false)
+		}
+		if c.Echo {
+			it.text = c.Opening()
+		}
+		before := j.reading.options
+		w.read(j, c, p.tools, p.text)
+		if now := j.reading.options; i > 0 && (now.Thinking != before.Thinking || now.Thought != before.Thought) {
+			return nil, openai.BadRequest("messages", "messages[%d] ends within the model's reasoning, or behind it, and those before do not: ask for it apart", i)
+		}
+		j.items = append(j.items, it)
 	}
-	p, fail := w.renderChat(ctx, c, now)
-	if fail != nil {
-		return nil, fail
-	}
-	j := &job{Sampling: c.Sampling, chat: true, logprobs: -1, items: []item{{tokens: p.tokens}}}
-	if w.truncate(&c.Sampling, &j.items[0]) {
-		p.text = w.tok.Decode(j.items[0].tokens, false)
-	}
-	w.read(j, c, p.tools, p.text)
 	if err := w.bindChat(ctx, j, c); err != nil {
 		return nil, err
 	}
@@ -145,9 +203,6 @@ func (w *Worker) chatJob(ctx *fasthttp.RequestCtx, now time.Time) (*job, error) 
 	}
 	if err := w.setLogprobs(j, "top_logprobs", top); err != nil {
 		return nil, err
-	}
-	if c.Echo {
-		j.items[0].text = c.Opening()
 	}
 	return j, w.checkJob(j)
 }

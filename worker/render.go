@@ -240,9 +240,9 @@ func (c *choice) takeOpening() openai.Choice {
 }
 
 // closes reports whether the choice's end comes in a chunk of its own behind what is ready, as OpenAI's
-// chats have it.
+// chats have it. Where each chunk has the usage so far, which is vLLM's, it does not: there is no more to count.
 func (c *choice) closes() bool {
-	return c.j.chat && c.done && (len(c.text)+len(c.reasoning)+len(c.calls) > 0 || c.empty())
+	return c.j.chat && !(c.j.IncludeUsage && c.j.ContinuousUsage) && c.done && (len(c.text)+len(c.reasoning)+len(c.calls) > 0 || c.empty())
 }
 
 // empty reports whether nothing is ready.

@@ -16,10 +16,10 @@ import (
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
 
-// serveJobs makes the handler of completions or of chats.
-func (w *Worker) serveJobs(chat bool) handler {
+// serveJobs makes the handler of one kind of generation.
+func (w *Worker) serveJobs(kind jobKind) handler {
 	return func(ctx *fasthttp.RequestCtx) (any, error) {
-		j, err := w.takeJob(ctx, chat)
+		j, err := w.takeJob(ctx, kind)
 		if err != nil {
 			return nil, err
 		}
@@ -28,7 +28,7 @@ func (w *Worker) serveJobs(chat bool) handler {
 }
 
 // takeJob reads a request, and what follows it where another worker has begun to answer it.
-func (w *Worker) takeJob(ctx *fasthttp.RequestCtx, chat bool) (*job, error) {
+func (w *Worker) takeJob(ctx *fasthttp.RequestCtx, kind jobKind) (*job, error) {
 	given, err := takeGiven(ctx, w.vocab())
 	if err != nil {
 		return nil, err
@@ -37,7 +37,7 @@ func (w *Worker) takeJob(ctx *fasthttp.RequestCtx, chat bool) (*job, error) {
 	if given != nil {
 		created = time.Unix(given.Created, 0)
 	}
-	j, err := w.readJob(ctx, chat, created)
+	j, err := w.readJob(ctx, kind, created)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func (w *Worker) encoder(j *job) *openai.Encoder {
 		prefix = "chatcmpl-"
 	}
 	return openai.NewEncoder(openai.Meta{ID: prefix + j.requestID, Model: w.served, Created: j.created.Unix(),
-		Chat: j.chat, IncludeUsage: j.IncludeUsage, ReturnTokenIDs: j.ReturnTokenIDs, TokensAsIDs: j.TokensAsIDs, Vocab: w.tok})
+		Chat: j.chat, Batch: j.batch, IncludeUsage: j.IncludeUsage, ReturnTokenIDs: j.ReturnTokenIDs, TokensAsIDs: j.TokensAsIDs, Vocab: w.tok})
 }
 
 // seedOf returns the client's seed, the router's, or a fresh one.
@@ -157,6 +157,7 @@ func (w *Worker) answerWhole(ctx *fasthttp.RequestCtx, c *call, g *generation, e
 		return g.err
 	}
 	n := w.encodedSize(g)
+	g.usage.Timing = g.timed()
 	choices := make([]openai.Choice, len(g.choices))
 	for i, c := range g.choices {
 		choices[i] = c.takeChunk()
@@ -253,6 +254,7 @@ func (w *Worker) answerStream(ctx *fasthttp.RequestCtx, c *call, g *generation, 
 			buf = frames.appendError(buf, g.err)
 		} else {
 			if g.j.IncludeUsage {
+				g.usage.Timing = g.timed()
 				buf = enc.AppendUsage(buf, g.usage)
 			}
 			buf = openai.AppendDone(buf)

@@ -250,17 +250,21 @@ func TestEnds(t *testing.T) {
 	begin := time.Unix(1e6, 0)
 	at := func(s int) time.Time { return begin.Add(time.Duration(s) * time.Second) }
 	it := &item{tokens: make([]int32, 7), info: &engine.PromptInfo{Prefill: 2 * time.Second}}
-	three, one, none := &choice{item: it}, &choice{item: it}, &choice{item: &item{tokens: make([]int32, 5)}}
+	j, unsaid := &job{Sampling: openai.Sampling{N: 2, MaxTokens: new(4)}}, &job{Sampling: openai.Sampling{N: 1}}
+	three, one, none := &choice{j: j, item: it}, &choice{j: j, item: it}, &choice{j: unsaid, item: &item{tokens: make([]int32, 5)}}
 	for i, s := range []int{3, 4, 9} {
 		m.token(three, begin, at(s))
 		three.tokens = i + 1
 	}
 	m.token(one, begin, at(5))
 	one.tokens = 1
-	m.ended(three, "stop", 10*time.Second)
-	m.ended(one, "length", 20*time.Second)
-	m.ended(none, "abort", 30*time.Second)
-	m.ended(none, "error", 40*time.Second)
+	m.ended(three, "stop", 10*time.Second, 0)
+	m.ended(one, "length", 20*time.Second, 3)
+	m.ended(none, "abort", 30*time.Second, 0)
+	m.ended(none, "error", 40*time.Second, 0)
+	f("n", m.asked, 4, 2+2+1+1)
+	f("max_tokens", m.most, 4, float64(4+4+2*(m.longest-5)))
+	f("preemptions", m.preempted, 4, 3)
 	f("first tokens", m.ttft, 2, 3+5)
 	f("between tokens", m.itl, 2, 1+5)
 	f("mean between tokens", m.tpot, 1, 3)
@@ -282,6 +286,8 @@ func TestEnds(t *testing.T) {
 	}
 	m.prefilled(&engine.PromptInfo{Tokens: 9, CachedTokens: 4, Queued: time.Second, Prefill: 3 * time.Second}, 2, 6*time.Second)
 	f("first tokens", m.ttft, 4, 3+5+6+6)
+	f("n of prompts run for others", m.asked, 6, 6+2+2)
+	f("preemptions of these", m.preempted, 6, 3)
 	f("prompt tokens", m.prompt, 0, 9)
 	f("looked for", m.queries, 0, 9)
 	f("found", m.hits, 0, 4)

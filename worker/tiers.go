@@ -103,7 +103,11 @@ func (w *Worker) submitRequest(ctx context.Context, r *engine.Request, requestID
 	if tokens != nil {
 		r.Source = w.bringPrefix(ctx, prefill.Wanted{RequestID: requestID, Tokens: tokens, Salt: r.Salt, Peers: peers})
 	}
-	return w.engine.Submit(ctx, r)
+	h, err := w.engine.Submit(ctx, r)
+	if errors.Is(err, engine.ErrQueueFull) {
+		w.vllm.rejected.Inc()
+	}
+	return h, err
 }
 
 // listeners pass each change of the prefix index to all.

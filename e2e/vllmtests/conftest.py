@@ -10,6 +10,8 @@ import os
 import pathlib
 import sys
 
+import pytest
+
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
@@ -20,6 +22,11 @@ stand_in.install()
 
 class LocalAssetServer:
     """Images, which no case here asks for."""
+
+
+@pytest.fixture
+def local_asset_server():
+    return LocalAssetServer()
 
 
 REASONS = []  # (pattern, reason): the first that matches a case counts

@@ -3,6 +3,7 @@
 It is tests/utils.py there: what the model is called and what a server is are replaced, nothing else.
 """
 
+import itertools
 import json
 import os
 import re
@@ -16,6 +17,15 @@ import openai
 import pytest
 
 SERVE_SECONDS = 120
+SERVERS = itertools.count()
+
+
+def next_port():
+    """XPYD_PORT and up, a server each: a file may have several at once. Without it, any that is free."""
+    first = int(os.environ.get("XPYD_PORT", 0))
+    return first and first + next(SERVERS) % 50
+
+
 
 # vLLM's arguments that mean something here, and what xpyd calls them.
 VALUED = {
@@ -23,22 +33,42 @@ VALUED = {
     "--tool-call-parser": "--tool-parser",
     "--reasoning-parser": "--reasoning-parser",
     "--served-model-name": "--served-name",
+    "--max-logprobs": "--max-logprobs",
 }
-SWITCHES = {"--trust-request-chat-template": "--trust-request-chat-template"}
+SWITCHES = {
+    "--trust-request-chat-template": "--trust-request-chat-template",
+    "--return-tokens-as-token-ids": "--return-tokens-as-token-ids",
+    "--enable-force-include-usage": "--force-include-usage",
+    "--enable-per-request-metrics": "--per-request-metrics",
+}
+SETTINGS = {"--api-key": "api_keys", "--root-path": "root_path"}  # keys of the configuration
 
 
 def translate(model, args):
-    out = {"--served-name": model, "--tool-parser": "none", "--reasoning-parser": "none"}
+    # A small model may not end its answer before the context does. So 1024 tokens are enough where the case says
+    # nothing, and XPYD_MAX_MODEL_LEN bounds what it says: most cases of Responses have 18192.
+    out = {"--served-name": model, "--tool-parser": "none", "--reasoning-parser": "none", "--max-model-len": "1024"}
     for i, arg in enumerate(args):
         name, _, value = arg.partition("=")
+        name = name.replace("_", "-")
         if name in VALUED:
             out[VALUED[name]] = value or args[i + 1]
         elif name in SWITCHES:
             out[SWITCHES[name]] = None
+    out["--max-model-len"] = str(min(int(out["--max-model-len"]), int(os.environ.get("XPYD_MAX_MODEL_LEN", 1 << 20))))
     flags = []
     for name, value in out.items():
         flags += [name] if value is None else [name, value]
     return flags
+
+
+def settings(args, env):
+    """The configuration's keys for those of vLLM's arguments that are no flags of xpyd's, as JSON values."""
+    out = {"kv_memory": "1GiB"}  # for whole contexts of 8192 tokens
+    given = {SETTINGS[name]: value for name, value in zip(args, args[1:]) if name in SETTINGS}
+    if key := given.pop("api_keys", (env or {}).get("VLLM_API_KEY")):
+        out["api_keys"] = [key]
+    return {**out, **given}
 
 
 class RemoteOpenAIServer:
@@ -51,9 +81,9 @@ class RemoteOpenAIServer:
         flags = translate(model, vllm_serve_args)
         config = os.path.join(self.data.name, "up.yaml")
         with open(config, "w") as f:
-            f.write("kv_memory: 1GiB\n")  # for whole contexts of 8192 tokens
+            json.dump(settings(vllm_serve_args, env_dict), f)  # which is YAML too
         self.proc = subprocess.Popen(
-            [os.environ["XPYD"], "up", "--config", config, "--model", os.environ["XPYD_MODEL"], "--listen", "127.0.0.1:" + os.environ.get("XPYD_PORT", "0"),
+            [os.environ["XPYD"], "up", "--config", config, "--model", os.environ["XPYD_MODEL"], "--listen", f"127.0.0.1:{next_port()}",
              "--admin", "127.0.0.1:0", "--data", os.path.join(self.data.name, "data"), *flags],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={k: v for k, v in os.environ.items() if not k.startswith("XPYD")})
         self.url_root, said = None, []

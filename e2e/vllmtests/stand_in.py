@@ -94,4 +94,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install():
+    """Has vLLM's modules be those here, and any model's tokenizer the one of the run's."""
     sys.meta_path.insert(0, Finder())
+    from transformers import AutoTokenizer
+
+    load = AutoTokenizer.from_pretrained
+    AutoTokenizer.from_pretrained = lambda *_, **__: load(os.environ["XPYD_TOKENIZER"])

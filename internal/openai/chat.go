@@ -34,7 +34,11 @@ func (p *parser) chatField(c *Chat, key []byte) {
 	p.values = 0
 	switch string(key) {
 	case "messages":
-		c.Messages = p.messages()
+		if p.batch {
+			p.conversations = p.conversationList()
+		} else {
+			c.Messages = p.messages("messages")
+		}
 	case "max_tokens":
 		if n := p.optInt("max_tokens", 1, math.MaxInt32); !p.completionTokens {
 			c.MaxTokens = n
@@ -314,13 +318,13 @@ func (p *parser) templateKwargs() map[string]json.RawMessage {
 	return out
 }
 
-// messages reads the conversation.
-func (p *parser) messages() (out []json.RawMessage) {
-	if !p.is("messages", jsonscan.Array, "a list") {
+// messages reads a conversation.
+func (p *parser) messages(field string) (out []json.RawMessage) {
+	if !p.is(field, jsonscan.Array, "a list") {
 		return nil
 	}
 	for p.Item() {
-		out = append(out, p.message(fmt.Sprintf("messages[%d]", len(out))))
+		out = append(out, p.message(fmt.Sprintf("%s[%d]", field, len(out))))
 	}
 	return out
 }

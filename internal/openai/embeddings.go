@@ -16,7 +16,21 @@ type Embeddings struct {
 	Inputs     []Prompt // at least one, none of them empty
 	Base64     bool     // encoding_format
 	Dimensions *int
+
+	Cohere    bool // of Cohere's API, which has other names for fields
+	Cuts      Cuts // what an input that does not fit loses
+	MaxTokens *int // of each input; nil: as many as fit
 }
+
+// Cuts says which end of an input that is too long is left out.
+type Cuts uint8
+
+// The cuts.
+const (
+	CutsNothing Cuts = iota // it is refused
+	CutsStart
+	CutsEnd
+)
 
 // ParseEmbeddings reads and validates an embeddings body, without aliasing it. Token ids must be below
 // vocab; 0 leaves them unchecked.
@@ -74,19 +88,23 @@ func AppendEmbeddings(dst []byte, model string, vectors [][]float32, inBase64 bo
 	dst = append(dst, `{"object":"list","data":[`...)
 	for i, v := range vectors {
 		dst = append(comma(dst, i), `{"object":"embedding","embedding":`...)
-		if inBase64 {
-			dst = appendPacked(dst, v)
-		} else {
-			dst = append(dst, '[')
-			for j, x := range v {
-				dst = strconv.AppendFloat(comma(dst, j), float64(x), 'g', -1, 32)
-			}
-			dst = append(dst, ']')
-		}
+		dst = appendVector(dst, v, inBase64)
 		dst = append(appendInt(dst, `,"index":`, i), '}')
 	}
 	dst = appendStr(dst, `],"model":`, model)
 	return fmt.Appendf(dst, `,"usage":{"prompt_tokens":%d,"total_tokens":%d}}`, tokens, tokens)
+}
+
+// appendVector appends a vector as a list, or packed.
+func appendVector(dst []byte, v []float32, inBase64 bool) []byte {
+	if inBase64 {
+		return appendPacked(dst, v)
+	}
+	dst = append(dst, '[')
+	for j, x := range v {
+		dst = strconv.AppendFloat(comma(dst, j), float64(x), 'g', -1, 32)
+	}
+	return append(dst, ']')
 }
 
 // appendPacked appends numbers as a string: little-endian, in base64.

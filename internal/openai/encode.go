@@ -66,11 +66,14 @@ type Usage struct {
 	Cached     int  // of Prompt, found in a prefix cache
 	Reasoning  int  // of Completion
 	Reasons    bool // Reasoning is told
+
+	Timing *Timing // beside the usage; nil: it is not told
 }
 
 // Encoder writes one response, on one goroutine.
 type Encoder struct {
 	chat, ids, nullUsage bool
+	each                 bool   // each choice has a prompt of its own
 	asIDs                bool   // log probabilities name tokens by their ids
 	chunk, full          []byte // up to and including `"choices":[`
 	vocab                Vocab
@@ -83,6 +86,7 @@ type Meta struct {
 	Model          string
 	Created        int64 // Unix seconds
 	Chat           bool
+	Batch          bool // of a chat: its choices are of several conversations
 	IncludeUsage   bool // every chunk carries "usage":null until the last (AppendUsage)
 	ReturnTokenIDs bool
 	TokensAsIDs    bool
@@ -91,7 +95,7 @@ type Meta struct {
 
 // NewEncoder renders the fields that repeat.
 func NewEncoder(m Meta) *Encoder {
-	e := &Encoder{chat: m.Chat, nullUsage: m.IncludeUsage, ids: m.ReturnTokenIDs, asIDs: m.TokensAsIDs, vocab: m.Vocab}
+	e := &Encoder{chat: m.Chat, each: !m.Chat || m.Batch, nullUsage: m.IncludeUsage, ids: m.ReturnTokenIDs, asIDs: m.TokensAsIDs, vocab: m.Vocab}
 	head := func(object string) []byte {
 		b := appendStr(nil, `{"id":`, m.ID)
 		b = appendStr(b, `,"object":`, object)
@@ -135,7 +139,7 @@ func (e *Encoder) AppendUsage(dst []byte, u Usage) []byte {
 	dst = append(dst, "data: "...)
 	dst = append(dst, e.chunk...)
 	dst = u.append(append(dst, `],"usage":`...))
-	return append(dst, "}\n\n"...)
+	return append(u.appendTiming(dst), "}\n\n"...)
 }
 
 // AppendFull appends the response of a request that does not stream.
@@ -151,10 +155,10 @@ func (e *Encoder) AppendFull(dst []byte, choices []Choice, u Usage) []byte {
 		dst = e.put(dst)
 	}
 	dst = u.append(append(dst, `],"usage":`...))
-	if e.chat { // one prompt: its part stands beside the choices
+	if !e.each { // one prompt: its part stands beside the choices
 		dst = e.appendPrompt(append(dst, ','), &choices[0])
 	}
-	return append(dst, '}')
+	return append(u.appendTiming(dst), '}')
 }
 
 // appendPrompt writes what a whole response says of the prompt.
@@ -317,7 +321,7 @@ func (e *Encoder) appendEnd(dst []byte, c *Choice, full bool) []byte {
 	switch {
 	case full:
 		dst = e.appendIDs(append(dst, `,"token_ids":`...), c.TokenIDs)
-		if !e.chat {
+		if e.each {
 			dst = e.appendPrompt(append(dst, ','), c)
 		}
 	case e.ids:

@@ -17,6 +17,7 @@ const (
 	OnTokenize
 	OnDetokenize
 	OnEmbeddings
+	OnCohereEmbed
 
 	onBoth = OnCompletions | OnChat
 	onAll  = onBoth | OnTokenize // /tokenize reads a chat as a chat is read
@@ -27,7 +28,7 @@ const (
 var Endpoints = []struct {
 	Of   Endpoint
 	Path string
-}{{OnCompletions, "/v1/completions"}, {OnChat, "/v1/chat/completions"}, {OnTokenize, "/tokenize"}, {OnDetokenize, "/detokenize"}, {OnEmbeddings, "/v1/embeddings"}}
+}{{OnCompletions, "/v1/completions"}, {OnChat, "/v1/chat/completions"}, {OnTokenize, "/tokenize"}, {OnDetokenize, "/detokenize"}, {OnEmbeddings, "/v1/embeddings"}, {OnCohereEmbed, "/v2/embed"}}
 
 // Fate is what a native worker does with a field.
 type Fate string
@@ -56,13 +57,19 @@ func RequestFields() []RequestField {
 	const positive = math.MaxInt32
 	ids := func(most int) string { return list(integer(0, positive), 0, most) }
 	rows := []RequestField{
-		{"model", onAll | OnDetokenize | OnEmbeddings, Served, `{"type":"string"}`, "Default: the only one. An unknown one is a 404."},
+		{"model", onAll | OnDetokenize | OnEmbeddings | OnCohereEmbed, Served, `{"type":"string"}`, "Default: the only one. An unknown one is a 404."},
 		{"prompt", OnCompletions, Served, oneOf(`{"type":"string"}`, list(`{"type":"string"}`, 1, maxPrompts), list(integer(0, positive), 1, 0), list(list(integer(0, positive), 1, 0), 1, maxPrompts)), "Required. Text, tokens, or a list of either."},
 		{"prompt", OnTokenize, Served, `{"type":"string"}`, "This or `messages`."},
 		{"tokens", OnDetokenize, Served, list(integer(0, positive), 0, 0), "Required."},
 		{"input", OnEmbeddings, Served, oneOf(`{"type":"string","minLength":1}`, list(`{"type":"string","minLength":1}`, 1, maxPrompts), list(integer(0, positive), 1, 0), list(list(integer(0, positive), 1, 0), 1, maxPrompts)), "Required. Text, tokens, or a list of either; each within the context."},
 		{"encoding_format", OnEmbeddings, Served, enum("float", "base64"), "Default `float`; `base64` is of little-endian float32."},
 		{"dimensions", OnEmbeddings, Served, integer(1, positive), "Only the model's own width; others are a 400."},
+		{"texts", OnCohereEmbed, Served, list(`{"type":"string","minLength":1}`, 1, maxPrompts), "Required. Cohere's."},
+		{"embedding_types", OnCohereEmbed, Served, list(enum("float", "base64"), 0, 1), "Default `float`; other types are a 400."},
+		{"output_dimension", OnCohereEmbed, Served, integer(1, positive), "Only the model's own width; others are a 400."},
+		{"truncate", OnCohereEmbed, Served, enum("NONE", "START", "END"), "Which end of a text is left out that is longer than fits, or than `max_tokens`; `END` is the default. With `NONE` it is a 400."},
+		{"max_tokens", OnCohereEmbed, Served, integer(1, positive), "Of each text."},
+		{"input_type", OnCohereEmbed, Served, `{"type":"string"}`, "Changes no answer: a model's prompts for it are not known here."},
 		{"messages", onTalk, Served, `{"type":"array","minItems":1,"items":{"type":"object","required":["role"],"properties":{"role":{"type":"string"},"content":{"anyOf":[{"type":"string"},{"type":"array","items":{"type":"object"}},{"type":"null"}]}}}}`,
 			"Required. Parts of a content are text; others are a 400. At most " + strconv.Itoa(maxValues) + " JSON values. Of an assistant a `content` of null or none is empty."},
 
@@ -98,7 +105,7 @@ func RequestFields() []RequestField {
 		{"prompt_logprobs", onBoth, Served, integer(All, maxListed), "Bounded as `logprobs`; not with `stream`. In each choice of a completion, beside the choices of a chat."},
 		{"logprob_token_ids", onBoth, Served, list(integer(0, positive), 1, maxBias), "With `logprobs`: these tokens are listed, and the one that was drawn, instead of the most likely."},
 		{"return_token_ids", onBoth, Served, boolean, "`token_ids` in each choice; `prompt_token_ids` in each choice of a completion, beside the choices of a chat, in the first chunk of a stream."},
-		{"return_tokens_as_token_ids", onBoth, Served, boolean, "Log probabilities name tokens `token_id:N`."},
+		{"return_tokens_as_token_ids", onBoth, Served, boolean, "Log probabilities name tokens `token_id:N`. Default: the configuration's, false."},
 		{"return_token_strs", OnTokenize, Served, boolean, ""},
 		{"truncate_prompt_tokens", onBoth, Served, `{"type":"integer","minimum":-1,"maximum":2147483647,"not":{"const":0}}`, "So many tokens of a longer prompt remain; -1: as many as fit."},
 		{"truncation_side", onBoth, Served, enum("left", "right"), "`left`, the default, keeps the last tokens, `right` the first."},
@@ -142,6 +149,9 @@ func RequestFields() []RequestField {
 	}
 	for _, name := range []string{"functions", "function_call", "audio", "media_io_kwargs", "mm_processor_kwargs"} {
 		rows = append(rows, RequestField{name, onTalk, Refused, "", ""})
+	}
+	for _, name := range []string{"images", "inputs"} {
+		rows = append(rows, RequestField{name, OnCohereEmbed, Refused, "", ""})
 	}
 	for _, name := range []string{"logits_processors", "prompt_embeds"} {
 		rows = append(rows, RequestField{name, onBoth, Off, `{"maxItems":0,"type":"array"}`, ""})

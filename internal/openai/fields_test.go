@@ -23,6 +23,7 @@ func TestFieldsHaveRows(t *testing.T) {
 		openai.OnChat:        {"chatField", "sampling", "constraint"},
 		openai.OnDetokenize:  {"ParseDetokenize"},
 		openai.OnEmbeddings:  {"ParseEmbeddings"},
+		openai.OnCohereEmbed: {"ParseCohereEmbed"},
 	}
 	table := map[openai.Endpoint]map[string]openai.RequestField{}
 	for _, f := range openai.RequestFields() {
@@ -285,7 +286,7 @@ func TestFieldBounds(t *testing.T) {
 			if f.On&e.Of == 0 {
 				continue
 			}
-			base, logprobs := `"prompt":"x"`, "1"
+			base, logprobs, more := `"prompt":"x"`, "1", with[f.Name]
 			if e.Of == openai.OnChat || e.Of == openai.OnTokenize && f.On&openai.OnChat != 0 {
 				base, logprobs = `"messages":[{"role":"user","content":"x"}]`, "true"
 			}
@@ -295,7 +296,10 @@ func TestFieldBounds(t *testing.T) {
 			if e.Of == openai.OnEmbeddings {
 				base = `"input":"x"`
 			}
-			more := strings.Replace(with[f.Name], "LOGPROBS", logprobs, 1)
+			if e.Of == openai.OnCohereEmbed {
+				base, more = `"texts":["x"]`, ""
+			}
+			more = strings.Replace(more, "LOGPROBS", logprobs, 1)
 			parse := func(value string) *openai.Error {
 				body := []byte("{" + base + more + `,"` + f.Name + `":` + value + "}")
 				if strings.HasPrefix(base, `"`+f.Name+`"`) {
@@ -309,6 +313,8 @@ func TestFieldBounds(t *testing.T) {
 					_, err = openai.ParseChat(body, 0)
 				case openai.OnTokenize:
 					_, err = openai.ParseTokenize(body, 0)
+				case openai.OnCohereEmbed:
+					_, err = openai.ParseCohereEmbed(body)
 				case openai.OnEmbeddings:
 					_, err = openai.ParseEmbeddings(body, 0)
 				default:
@@ -331,7 +337,7 @@ func TestFieldBounds(t *testing.T) {
 					t.Errorf("%s: %s of %.60s: the error names %q: %s", e.Path, f.Name, v, err.Param, err.Message)
 				}
 			}
-			if f.Name != "messages" && f.Name != "prompt" && f.Name != "tokens" && f.Name != "input" {
+			if f.Name != "messages" && f.Name != "prompt" && f.Name != "tokens" && f.Name != "input" && f.Name != "texts" {
 				if err := parse("null"); err != nil {
 					t.Errorf("%s: %s of null: %v", e.Path, f.Name, err)
 				}

@@ -13,6 +13,7 @@ var seeds = []string{
 	`{"model":"m","prompt":"x","stream":true,"seed":1,"n":2,"stop":["a"],"logit_bias":{"1":2}}`,
 	`{"prompt":[1,2],"temperature":0.5,"x":{"y":[null,true,-1e5]},"stream_options":{"include_usage":false}}`,
 	`{"messages":[{"role":"user","content":[{"type":"text","text":"a\ud83d\ude00"}]},{"role":"assistant","content":null,"tool_calls":[{"function":{"arguments":"{}"}}]}],"tools":[{"type":"function"}]}`,
+	`{"messages":[[{"role":"user","content":"a"}],[{"role":"assistant","content":null}]]}`, `{"texts":["a"],"embedding_types":["base64"],"truncate":"START"}`,
 	`{"prompt":"\ud800"}`, `{"a":1e999}`, `{"prompt":["a"`, `[]`, "{\"a\":\"\xff\"}", `{"kv_transfer_params":{}}`,
 }
 
@@ -77,6 +78,13 @@ func FuzzParse(f *testing.F) {
 		}
 		chat, err := openai.ParseChat(body, 0)
 		if (chat == nil) == (err == nil) {
+			t.Fatal("one of result and error")
+		}
+		batch, chats, err := openai.ParseChatBatch(body, 0)
+		if (batch == nil) == (err == nil) || err == nil && (len(chats) == 0 || len(chats[len(chats)-1]) == 0) {
+			t.Fatalf("one of result and error: %d chats, %v", len(chats), err)
+		}
+		if e, err := openai.ParseCohereEmbed(body); (e == nil) == (err == nil) {
 			t.Fatal("one of result and error")
 		}
 		if e, err := openai.ParseEmbeddings(body, 0); (e == nil) == (err == nil) {

@@ -87,6 +87,9 @@ type parser struct {
 	generationGiven  bool   // add_generation_prompt was given
 	effort           string // reasoning_effort
 	documents        json.RawMessage
+
+	batch         bool // messages are conversations
+	conversations [][]json.RawMessage
 }
 
 // sampling reads one field that completions and chat share. It skips unknown ones.
@@ -163,6 +166,7 @@ func (p *parser) sampling(s *Sampling, key []byte) {
 	case "return_token_ids":
 		s.ReturnTokenIDs = p.bool("return_token_ids", false)
 	case "return_tokens_as_token_ids":
+		s.give(GivenTokensAsIDs, p.Peek() != jsonscan.Null)
 		s.TokensAsIDs = p.bool("return_tokens_as_token_ids", false)
 	case "cache_salt":
 		given := p.Peek() != jsonscan.Null

@@ -30,6 +30,7 @@ const (
 	GivenTopK
 	GivenMinP
 	GivenRepetition
+	GivenTokensAsIDs // the worker's default is a setting
 )
 
 // Has reports whether f was given.

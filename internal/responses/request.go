@@ -52,6 +52,12 @@ func Parse(body []byte) (*Request, *openai.Error) {
 	if q.Input == nil && q.Previous == "" {
 		return nil, openai.BadRequest("input", "input is required")
 	}
+	switch {
+	case p.background && !q.Store:
+		return nil, openai.BadRequest("background", "background can only be used when `store` is true, and is not supported here")
+	case p.background:
+		return nil, openai.BadRequest("background", "background responses are not supported")
+	}
 	if p.topLogprobs != nil && string(p.topLogprobs) != "0" {
 		q.logprobs = true
 	}
@@ -70,6 +76,7 @@ type parser struct {
 	*openai.Reader
 	q           *Request
 	topLogprobs []byte
+	background  bool
 }
 
 // field reads one field. Unknown ones are skipped, as in chats.
@@ -135,9 +142,7 @@ func (p *parser) field(name string) {
 			p.Refuse(name, "truncation %q is not supported: an input that does not fit is refused", openai.Clip(how))
 		}
 	case "background":
-		if p.Bool(name, false) {
-			p.Refuse(name, "background responses are not supported")
-		}
+		p.background = p.Bool(name, false)
 	case "conversation", "prompt", "moderation":
 		if p.Given() != nil {
 			p.Refuse(name, "%s is not supported", name)

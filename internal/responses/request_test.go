@@ -175,6 +175,7 @@ func TestRefused(t *testing.T) {
 	f(`{"input":"a","store":"no"}`, "store", "boolean")
 	f(`{"input":"a","parallel_tool_calls":"no"}`, "parallel_tool_calls", "boolean")
 	f(`{"input":"a","background":true}`, "background", "not supported")
+	f(`{"input":"a","background":true,"store":false}`, "background", "background can only be used when `store` is true")
 	f(`{"input":"a","conversation":"c"}`, "conversation", "not supported")
 	f(`{"input":"a","prompt":{"id":"p"}}`, "prompt", "not supported")
 	f(`{"input":"a","truncation":"auto"}`, "truncation", "not supported")

@@ -55,7 +55,7 @@ func (q *request) newAttempt(c *pick.Choice, version uint64) *attempt {
 	}
 	a.p = newLeg(fleet.Prefill, &c.Prefill.Instance, version)
 	a.d = newLeg(fleet.Decode, &c.Decode.Instance, version)
-	if q.forwarded && q.path == embeddings && a.d.inst.Dialect == fleet.Native {
+	if q.forwarded && (q.path == embeddings || q.path == cohereEmbed) && a.d.inst.Dialect == fleet.Native {
 		a.p, a.d = a.d, a.p // a prompt is all there is to compute
 	}
 	a.p.span, a.d.span = q.spanOf(), q.spanOf()

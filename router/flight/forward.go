@@ -21,15 +21,15 @@ import (
 // API that engines have, and what vLLM and SGLang add. Paths that name what only one engine
 // knows, such as a file, are not among them.
 var ForwardedPaths = []string{
-	embeddings, "/v1/moderations",
+	embeddings, cohereEmbed, "/v1/moderations",
 	"/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
 	"/v1/images/generations", "/v1/images/edits", "/v1/images/variations",
 	"/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score",
 	"/v1/classify", "/classify", "/pooling",
 }
 
-// embeddings is the one of them that native workers have.
-const embeddings = "/v1/embeddings"
+// The ones of them that native workers have: OpenAI's and Cohere's.
+const embeddings, cohereEmbed = "/v1/embeddings", "/v2/embed"
 
 // forwardHead is how much of a body is read before an engine is chosen. A body that ends
 // within it can be sent again; the model must be named within it.

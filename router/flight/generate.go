@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -15,10 +16,15 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// chatPath is where chats are.
-const chatPath = "/v1/chat/completions"
+// Where completions and chats are, one or a batch of them, and what is either.
+const (
+	textPath   = "/v1/completions"
+	chatPath   = "/v1/chat/completions"
+	batchPath  = "/v1/chat/completions/batch"
+	eitherPath = "/invocations" // as SageMaker asks
+)
 
-// Generate serves completions and chat.
+// Generate serves completions and chats, also a batch of chats.
 func (s *Service) Generate(ctx *fasthttp.RequestCtx, id string) {
 	q := s.clientRequest(ctx, id)
 	ans, err := q.generate(ctx)
@@ -120,15 +126,36 @@ func (q *request) readBody(ctx *fasthttp.RequestCtx) *openai.Error {
 		return err
 	}
 	switch {
+	case q.asks == batchPath:
+		q.top.CountChats()
+	case q.asks == eitherPath && q.top.Messages:
+		q.asks = chatPath
+	case q.asks == eitherPath:
+		q.asks = textPath
+	}
+	switch {
 	case q.top.Link != "":
 		return linked(q.top.Link)
-	case q.top.Messages != (q.asks == chatPath) && q.top.Prompt != nil:
+	case q.top.Messages != (promptField(q.asks) == "messages") && q.top.Prompt != nil:
 		other := map[bool]string{true: "messages", false: "prompt"}[q.top.Messages]
 		return openai.BadRequest(promptField(q.asks), "%s is required here, and no %s", promptField(q.asks), other)
 	case q.top.Prompt == nil:
-		return openai.BadRequest(promptField(q.asks), "%s is required", promptField(q.asks))
+		return noPrompt(promptField(q.asks), q.body)
 	}
 	return q.resolveModel()
+}
+
+// noPrompt is of a body without a prompt. Who sends prompt_embeds is told what vLLM would tell, or that they do
+// not do here.
+func noPrompt(field string, body []byte) *openai.Error {
+	embeds := bytes.TrimSpace(openai.Member(body, "prompt_embeds"))
+	switch {
+	case embeds == nil || field != "prompt":
+		return openai.BadRequest(field, "%s is required", field)
+	case len(embeds) <= len(`[]`):
+		return openai.BadRequest(field, "Either prompt or prompt_embeds must be provided and non-empty. Here it must be prompt")
+	}
+	return openai.BadRequest("prompt_embeds", "prompt_embeds is not supported: prompt is required")
 }
 
 // resolveModel settles which model is meant: without a name, the only one that is served.
@@ -164,7 +191,7 @@ func (q *request) resolveModel() *openai.Error {
 }
 
 func promptField(path string) string {
-	if path == chatPath {
+	if path == chatPath || path == batchPath {
 		return "messages"
 	}
 	return "prompt"
@@ -207,6 +234,13 @@ func (q *request) describe(ctx *fasthttp.RequestCtx, timing string) {
 	}
 	if a.falls != "" {
 		h.Set(headerFallback, string(a.falls))
+	}
+	if format := ctx.Request.Header.Peek(headerLoadFormat); len(format) > 0 {
+		if m := q.s.fleet.Snapshot().Get(a.d.inst.ID); m != nil {
+			if report := loadReport(string(format), m); report != "" {
+				h.Set(headerLoad, report)
+			}
+		}
 	}
 	if a.choice.Local != "" {
 		h.Set(headerLocal, a.choice.Local)

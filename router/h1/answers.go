@@ -62,7 +62,7 @@ func RequestID(client []byte) string {
 	if n := len(client); n > 0 && n <= 128 && len(bytes.Trim(client, idChars)) == 0 {
 		return string(client)
 	}
-	var b [12]byte
+	var b [14]byte
 	crand.Read(b[:]) // never fails
 	return "req-" + hex.EncodeToString(b[:])
 }

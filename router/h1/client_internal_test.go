@@ -642,7 +642,7 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	for id, kept := range map[string]bool{"a": true, "my.id-1_Z": true, strings.Repeat("a", 128): true, strings.Repeat("a", 129): false, "": false, "a b": false, "a/b": false, "é": false} {
-		if got := RequestID([]byte(id)); (got == id) != kept || !kept && (!strings.HasPrefix(got, "req-") || len(got) != len("req-")+24) {
+		if got := RequestID([]byte(id)); (got == id) != kept || !kept && (!strings.HasPrefix(got, "req-") || len(got) != len("req-")+28) {
 			t.Errorf("%q: %q", id, got)
 		}
 	}
