@@ -9,12 +9,13 @@ import (
 
 // cont is what is still to be read within a rule: e, and then what next says. The end of the
 // rule is the cont without an e. Of a literal n bytes are read, of a concatenation n kids; a repetition has lo to hi
-// rounds left (hi < 0: no end); an automaton is in state n, with lo to hi characters left.
+// rounds left (hi < 0: no end), and as more says; an automaton is in state n, with lo to hi characters left.
 type cont struct {
 	id     uint32
 	e      *expr
 	n      int32
 	lo, hi int32
+	more   *rounds
 	next   *cont
 	open   *opened // what can be read first; made on first use
 }
@@ -22,6 +23,7 @@ type cont struct {
 type contKey struct {
 	e, next   uint32
 	n, lo, hi int32
+	more      uint32
 }
 
 // opened is a cont with everything in front of its first bytes opened.
@@ -65,6 +67,7 @@ type machine struct {
 	mu        sync.Mutex
 	lastCont  uint32
 	conts     map[contKey]*cont
+	rounds    map[string]*rounds
 	end       *cont
 	states    map[string]*state
 	starts    []*state // by rule
@@ -87,6 +90,7 @@ func newMachine(rules []*expr, nullable []bool, roots []*expr, limit int64) *mac
 
 func (m *machine) reset() {
 	m.conts = map[contKey]*cont{}
+	m.rounds = map[string]*rounds{}
 	m.states = map[string]*state{}
 	m.starts = make([]*state, len(m.rules))
 	m.lastCont++
@@ -173,11 +177,14 @@ func (m *machine) cons(e *expr, next *cont) *cont {
 }
 
 func (m *machine) consAt(e *expr, n, lo, hi int32, next *cont) *cont {
-	key := contKey{e.id, next.id, n, lo, hi}
+	return m.consOf(contKey{e: e.id, next: next.id, n: n, lo: lo, hi: hi}, e, nil, next)
+}
+
+func (m *machine) consOf(key contKey, e *expr, more *rounds, next *cont) *cont {
 	c := m.conts[key]
 	if c == nil {
 		m.lastCont++
-		c = &cont{id: m.lastCont, e: e, n: n, lo: lo, hi: hi, next: next}
+		c = &cont{id: m.lastCont, e: e, n: key.n, lo: key.lo, hi: key.hi, more: more, next: next}
 		m.conts[key] = c
 		m.size += 140
 		m.spend(1)
@@ -198,6 +205,19 @@ const maxOpen = 50_000
 // maxLeaves likewise bounds what one state can read.
 const maxLeaves = 4096
 
+// tooMany refuses while compiling a state that can read more.
+func (m *machine) tooMany(leaves []*cont) {
+	if len(leaves) > maxLeaves {
+		m.refuseWays()
+	}
+}
+
+func (m *machine) refuseWays() {
+	if m.spent != nil {
+		m.spent.refuse("the grammar is too large: too many ways to read the same text")
+	}
+}
+
 // opened finds what c can begin with.
 func (m *machine) opened(c *cont) *opened {
 	if c.open != nil {
@@ -216,9 +236,7 @@ func (m *machine) opened(c *cont) *opened {
 		m.spend(1)
 		if len(seen) > maxOpen {
 			m.stack = m.stack[:0]
-			if m.spent != nil {
-				m.spent.refuse("the grammar is too large: too many ways to read the same text")
-			}
+			m.refuseWays()
 			o = &opened{}
 			break
 		}
@@ -255,23 +273,14 @@ func (m *machine) opened(c *cont) *opened {
 			}
 		case exprRep:
 			o.runs = append(o.runs, c)
-			if c.lo == 0 {
+			if c.least() == 0 {
 				m.stack = append(m.stack, c.next)
 			}
-			more := c.next
-			if c.hi != 1 {
-				more = m.consAt(e, 0, max(c.lo-1, 0), max(c.hi-1, -1), c.next)
-			}
-			m.stack = append(m.stack, m.cons(e.kids[0], more))
+			m.stack = append(m.stack, m.cons(e.kids[0], m.round(c)))
 		}
 	}
-	leaves, ok := m.best(o.leaves)
-	if o.leaves = leaves; !ok || len(leaves) > maxLeaves {
-		if m.spent != nil {
-			m.spent.refuse("the grammar is too large: too many ways to read the same text")
-		}
-		o = &opened{}
-	}
+	m.tooMany(o.leaves)
+	o.leaves = m.best(o.leaves)
 	slices.SortFunc(o.leaves, byID)
 	m.size += int64(len(o.leaves))*8 + 64
 	c.open = o
@@ -345,14 +354,9 @@ func (m *machine) union(conts []*cont) *state {
 	}
 	m.spend((len(conts) + len(leaves)) / 8)
 	slices.SortFunc(leaves, byID)
-	leaves, ok := m.best(slices.Compact(leaves))
-	if !ok || len(leaves) > maxLeaves {
-		if m.spent != nil {
-			m.spent.refuse("the grammar is too large: too many ways to read the same text")
-		}
-		return m.dead
-	}
-	return m.state(leaves, final, runs)
+	leaves = slices.Compact(leaves)
+	m.tooMany(leaves)
+	return m.state(m.best(leaves), final, runs)
 }
 
 // step is the state behind a byte of class c. Only the first caller of each (s, c) computes.
