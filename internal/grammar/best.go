@@ -30,19 +30,37 @@ func (m *machine) best(leaves []*cont) []*cont {
 	if len(leaves) <= few || m.spent != nil {
 		return leaves
 	}
-	clear(m.reads)
+	inside := 0
 	for _, l := range leaves {
-		m.reads[leafKey{l.e, l.n}]++
+		if l.inside {
+			inside++
+		}
 	}
-	if len(m.reads) < len(leaves) {
+	if inside > few && m.alike(leaves) {
 		for depth := 0; depth < maxNested && len(leaves) > few; depth++ {
 			leaves = m.join(leaves, depth)
 		}
 		leaves = uncovered(leaves)
+		slices.SortFunc(leaves, byID)
 	}
-	leaves = nearest(leaves, maxLeaves)
-	slices.SortFunc(leaves, byID)
+	if len(leaves) > maxLeaves {
+		leaves = nearest(leaves, maxLeaves)
+		slices.SortFunc(leaves, byID)
+	}
 	return leaves
+}
+
+// alike says whether two of leaves read the same.
+func (m *machine) alike(leaves []*cont) bool {
+	clear(m.reads)
+	for _, l := range leaves {
+		k := leafKey{l.e, l.n}
+		if m.reads[k] {
+			return true
+		}
+		m.reads[k] = true
+	}
+	return false
 }
 
 // maxNested is how many repetitions around each other join looks at.
@@ -107,18 +125,18 @@ const maxAround = 24
 
 // around is the repetition with numbers at depth around l; nil: there is none.
 func around(l *cont, depth int) *cont {
-	c := l.next
+	c := l
 	for range maxAround {
-		if c.e == nil {
+		if !c.inside {
 			return nil
 		}
+		c = c.next
 		if c.e.counted() {
 			if depth == 0 {
 				return c
 			}
 			depth--
 		}
-		c = c.next
 	}
 	return nil
 }
@@ -150,10 +168,10 @@ func uncovered(leaves []*cont) []*cont {
 		}
 		var plain, ways []*cont // without and with numbers around them
 		for _, l := range group {
-			if around(l, 0) == nil {
-				plain = append(plain, l)
-			} else {
+			if l.inside {
 				ways = append(ways, l)
+			} else {
+				plain = append(plain, l)
 			}
 		}
 		kept = append(kept, plain...)
