@@ -106,6 +106,9 @@ func randomRequest(rng *rand.Rand, maxLen int, stems [][]int32) *engine.Request 
 	more := rand.New(rand.NewPCG(req.Seed, 2))
 	if more.IntN(5) == 0 {
 		req.Allowed = prompt(more, 3+more.IntN(20))
+		if req.Guide != nil { // of these one may always come
+			req.Allowed = append(req.Allowed, 0, 1, 2, 3, 4, 5)
+		}
 	}
 	if more.IntN(4) == 0 {
 		req.BadWords = [][]int32{{more.Int32N(48)}, prompt(more, 2), prompt(more, 3)}

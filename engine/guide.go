@@ -47,9 +47,10 @@ func (e *GuideError) Error() string {
 type guided struct {
 	q    *sequence
 	mask []uint32
-	ban  []int32 // that may not come unless nothing else may: what ends the output too early
-	at   int     // position of the draw
-	dead bool    // nothing may come
+	only []uint32 // of the tokens that the request allows; nil: any
+	ban  []int32  // that may not come unless nothing else may: what ends the output too early
+	at   int      // position of the draw
+	dead bool     // nothing may come
 }
 
 // maxMaskers bounds the goroutines that make a step's masks, the loop among them.
@@ -99,13 +100,14 @@ func (e *Engine) guide(b *stepBuffers, q *sequence) []uint32 {
 		return nil
 	}
 	n := len(b.guided) * b.words
-	g := guided{q: q, mask: b.masks[n : n+b.words : n+b.words], at: q.length(), ban: q.early()}
+	g := guided{q: q, mask: b.masks[n : n+b.words : n+b.words], at: q.length(), ban: q.early(), only: q.h.shape().allowed}
 	b.guided = append(b.guided, g)
 	b.behind = b.behind || q.draw > 0
 	return g.mask
 }
 
-// early is what must not be drawn yet.
+// early is what must not be drawn yet. An end that is not allowed is an early one: the guide has the
+// output end when nothing that is allowed can go on.
 func (q *sequence) early() []int32 {
 	r := q.h.req
 	switch {
@@ -113,6 +115,8 @@ func (q *sequence) early() []int32 {
 		return q.h.allBanned
 	case r.IgnoreEOS:
 		return q.h.e.cfg.EOS
+	case len(r.Allowed) > 0:
+		return q.h.shape().unlisted
 	}
 	return nil
 }
@@ -188,9 +192,16 @@ func (g *guided) fill() {
 			had = append(had, id)
 		}
 	}
+	if g.only != nil {
+		for i := range g.mask {
+			g.mask[i] &= g.only[i]
+		}
+	}
 	if had != nil && !may() { // the output's end is all that is left
 		for _, id := range had {
-			g.mask[id/32] |= 1 << (id % 32)
+			if bit := uint32(1) << (id % 32); g.only == nil || g.only[id/32]&bit != 0 || slices.Contains(g.q.h.e.cfg.EOS, id) {
+				g.mask[id/32] |= bit
+			}
 		}
 	}
 	g.dead = !may()

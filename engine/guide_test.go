@@ -92,18 +92,22 @@ func obeys(t *testing.T, what string, w *walk, o output) {
 func TestGuide(t *testing.T) {
 	r := newRig(t, config(), enginetest.Config{Blocks: 512}, nil)
 	for name, change := range map[string]func(*engine.Request, *walk){
-		"plain":           func(*engine.Request, *walk) {},
-		"greedy":          func(q *engine.Request, _ *walk) { q.Temperature = 0 },
-		"choices":         func(q *engine.Request, _ *walk) { q.N = 5 },
-		"log probs":       func(q *engine.Request, _ *walk) { q.Logprobs = 3 },
-		"prompt's":        func(q *engine.Request, _ *walk) { q.PromptLogprobs = 1 },
-		"penalties":       func(q *engine.Request, _ *walk) { q.Frequency, q.Repetition = 1, 1.3 },
-		"bias":            func(q *engine.Request, _ *walk) { q.Bias = []kernels.Bias{{ID: 11, Value: 100}} },
-		"at once":         func(q *engine.Request, w *walk) { w.least, w.most = 0, 0 },
-		"min tokens":      func(q *engine.Request, w *walk) { w.least, q.MinTokens = 0, 20 },
-		"too many":        func(q *engine.Request, w *walk) { q.MinTokens = 60 },
-		"ignore eos":      func(q *engine.Request, w *walk) { w.least, q.IgnoreEOS = 0, true },
-		"length":          func(q *engine.Request, w *walk) { q.MaxTokens = 4 },
+		"plain":      func(*engine.Request, *walk) {},
+		"greedy":     func(q *engine.Request, _ *walk) { q.Temperature = 0 },
+		"choices":    func(q *engine.Request, _ *walk) { q.N = 5 },
+		"log probs":  func(q *engine.Request, _ *walk) { q.Logprobs = 3 },
+		"prompt's":   func(q *engine.Request, _ *walk) { q.PromptLogprobs = 1 },
+		"penalties":  func(q *engine.Request, _ *walk) { q.Frequency, q.Repetition = 1, 1.3 },
+		"bias":       func(q *engine.Request, _ *walk) { q.Bias = []kernels.Bias{{ID: 11, Value: 100}} },
+		"at once":    func(q *engine.Request, w *walk) { w.least, w.most = 0, 0 },
+		"min tokens": func(q *engine.Request, w *walk) { w.least, q.MinTokens = 0, 20 },
+		"too many":   func(q *engine.Request, w *walk) { q.MinTokens = 60 },
+		"ignore eos": func(q *engine.Request, w *walk) { w.least, q.IgnoreEOS = 0, true },
+		"length":     func(q *engine.Request, w *walk) { q.MaxTokens = 4 },
+		"allowed":    func(q *engine.Request, _ *walk) { q.Allowed = []int32{0, 1, 2, 3, 4, 5, 11, 12} },
+		"allowed, min": func(q *engine.Request, w *walk) {
+			q.Allowed, w.least, q.MinTokens = []int32{0, 1, 2, 3, 4, 5, 40}, 0, 6
+		},
 		"min, ignore eos": func(q *engine.Request, w *walk) { w.least, q.MinTokens, q.IgnoreEOS = 0, 3, true },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -122,8 +126,13 @@ func TestGuide(t *testing.T) {
 						t.Errorf("%d tokens, %q: want an end", n, o.finish)
 					case req.MaxTokens > 4 && (n > w.most || n < min(w.most, max(w.least, req.MinTokens))):
 						t.Errorf("%d tokens: want %d, at least %d, at most %d", n, w.least, req.MinTokens, w.most)
-					case req.MaxTokens > 4 && req.IgnoreEOS && n != w.most:
+					case req.MaxTokens > 4 && (req.IgnoreEOS || len(req.Allowed) > 0) && n != w.most:
 						t.Errorf("%d tokens: want all %d before the end", n, w.most)
+					}
+					for _, id := range o.tokens {
+						if len(req.Allowed) > 0 && id != eos && !slices.Contains(req.Allowed, id) {
+							t.Errorf("%d is not allowed", id)
+						}
 					}
 				}
 			}

@@ -7,15 +7,17 @@ import (
 	"github.com/xpyd/xpyd/kernels"
 )
 
-// What a request keeps from being drawn, as kernels.Sample.Ban takes it: EOS and stop tokens before
-// MinTokens, all that is not Allowed, and what would complete a bad word.
+// What a request keeps from being drawn: EOS and stop tokens before MinTokens and what would complete a
+// bad word, as kernels.Sample.Ban takes it, and all that is not Allowed, as a mask.
 
 // bans is made by the loop at a handle's first draw: those that wait need none.
 type bans struct {
-	made   bool
-	always []int32   // not Allowed, or a bad word by itself
-	early  []int32   // these, EOS and stop tokens
-	words  [][]int32 // of several tokens
+	made     bool
+	allowed  []uint32  // as kernels.Sample.Mask has it; nil: anything is
+	unlisted []int32   // EOS that is not Allowed, where something is
+	always   []int32   // a bad word by itself
+	early    []int32   // these, EOS and stop tokens
+	words    [][]int32 // of several tokens
 }
 
 // readsOutput reports whether a draw depends on more of the output than its length.
@@ -31,13 +33,13 @@ func (h *Handle) shape() *bans {
 	}
 	b.made = true
 	if len(r.Allowed) > 0 {
-		allowed := make([]bool, h.e.vocab)
+		b.allowed = make([]uint32, kernels.MaskWords(h.e.vocab))
 		for _, id := range r.Allowed {
-			allowed[id] = true
+			b.allowed[id/32] |= 1 << (id % 32)
 		}
-		for id, in := range allowed {
-			if !in {
-				b.always = append(b.always, int32(id))
+		for _, id := range h.e.cfg.EOS {
+			if !slices.Contains(r.Allowed, id) {
+				b.unlisted = append(b.unlisted, id)
 			}
 		}
 	}

@@ -109,6 +109,9 @@ func (q *sequence) sample(i int, mask []uint32) kernels.Sample {
 		Prompt: r.Prompt, Output: q.output(), Bias: r.Bias, Logprobs: q.h.e.told(r), Mask: mask,
 	}
 	s.Ban = q.banned(mask == nil)
+	if mask == nil {
+		s.Mask = q.h.shape().allowed
+	}
 	return s
 }
 

@@ -38,6 +38,9 @@ func (d *opened) Step(s *kernels.Step) ([]kernels.Result, error) {
 	return results, nil
 }
 
+// byteToken is the tiny model's token of a byte.
+func byteToken(b byte) int { return int(b) + 3 }
+
 // completed posts a completion and returns its choices' texts and why they ended.
 func completed(t *testing.T, url, fields string) (texts, reasons []string) {
 	t.Helper()
@@ -99,6 +102,10 @@ func TestBound(t *testing.T) {
 	if text[0] != "aaa" || why[0] != "stop" {
 		t.Errorf("stopped: %q, %s", text[0], why[0])
 	}
+	text, why = completed(t, w.URL(), fmt.Sprintf(`"prompt":"x","max_tokens":40,"regex":"[ab]{9}","allowed_token_ids":[%d,%d]`, byteToken('b'), byteToken('c')))
+	if text[0] != "bbbbbbbbb" || why[0] != "stop" {
+		t.Errorf("without an a: %q, %s", text[0], why[0])
+	}
 	empty(t, w)
 }
 
@@ -136,7 +143,6 @@ func TestBoundRefused(t *testing.T) {
 			t.Errorf("%.200s: %d %s", body, resp.StatusCode, b)
 		}
 	}
-	f("/v1/completions", `{"prompt":"a","regex":"abc","allowed_token_ids":[5]}`, "allowed_token_ids", "does not go with")
 	const chats, completions = "/v1/chat/completions", "/v1/completions"
 	chat := func(fields string) string { return `{` + userAsks + `,` + fields + `}` }
 	f(completions, `{"prompt":"x","regex":"a["}`, "regex", "at offset")

@@ -363,9 +363,6 @@ func (w *Worker) checkJob(j *job) error {
 	if err := j.checkListed(); err != nil {
 		return err
 	}
-	if len(j.AllowedIDs) > 0 && j.guide != nil {
-		return openai.BadRequest("allowed_token_ids", "allowed_token_ids does not go with what says what the answer must be (structured output, tool_choice)")
-	}
 	j.badWords = w.badWords(j.BadWords)
 	most, room := w.engine.MaxModelLen(), 0
 	for i := range j.items {

@@ -2,6 +2,8 @@ package grammar
 
 import (
 	"cmp"
+	"encoding/binary"
+	"math"
 	"slices"
 )
 
@@ -9,98 +11,232 @@ import (
 const few = 16
 
 // maxWays bounds the leaves of a state that read the same node, each with other numbers of
-// rounds to come: a step has to take each of them on.
+// rounds to come, of several repetitions: a step has to take each of them on.
 const maxWays = 256
 
-// leafKey is what a leaf reads; wayKey is also how it goes on, but for the rounds that the
-// repetition around it has left.
+// leafKey is what a leaf reads.
 type leafKey struct {
 	e *expr
 	n int32
 }
 
-type wayKey struct {
-	leafKey
-	lo, hi int32
-	around leafKey
-	next   *cont
-}
-
-func wayOf(l *cont) wayKey {
-	return wayKey{leafKey{l.e, l.n}, l.lo, l.hi, leafKey{l.next.e, l.next.n}, l.next.next}
-}
-
 // best is leaves without those that read nothing that another of them does not: of (a{1,9}){1,9}
-// behind four bytes that are all of one round, or of two, and so on. Only repetitions with
-// numbers make such leaves, but nested ones make thousands. It is false if what is left is more
-// than maxWays. While compiling nothing is left out: the budget bounds what there is.
-func (m *machine) best(leaves []*cont) ([]*cont, bool) {
+// behind four bytes that are all of one round, or of two, and so on. Those that differ in the
+// rounds of one repetition become one. Only repetitions with numbers make such leaves, but nested
+// ones make thousands. What is more than maxWays even so, or than maxLeaves in all, is left out: then
+// not every member of the language can follow, but what ends is one, and it can always go on. While
+// compiling leaves stay as they are: the budget bounds what there is.
+func (m *machine) best(leaves []*cont) []*cont {
 	if len(leaves) <= few || m.spent != nil {
-		return leaves, true
+		return leaves
 	}
+	inside := 0
+	for _, l := range leaves {
+		if l.inside {
+			inside++
+		}
+	}
+	if inside > few && m.alike(leaves) {
+		for depth := 0; depth < maxNested && len(leaves) > few; depth++ {
+			leaves = m.join(leaves, depth)
+		}
+		leaves = uncovered(leaves)
+		slices.SortFunc(leaves, byID)
+	}
+	if len(leaves) > maxLeaves {
+		leaves = nearest(leaves, maxLeaves)
+		slices.SortFunc(leaves, byID)
+	}
+	return leaves
+}
+
+// alike says whether two of leaves read the same.
+func (m *machine) alike(leaves []*cont) bool {
 	clear(m.reads)
 	for _, l := range leaves {
-		m.reads[leafKey{l.e, l.n}]++
+		k := leafKey{l.e, l.n}
+		if m.reads[k] {
+			return true
+		}
+		m.reads[k] = true
 	}
-	if len(m.reads) == len(leaves) {
-		return leaves, true
-	}
-	ways := map[wayKey][]*cont{}
+	return false
+}
+
+// maxNested is how many repetitions around each other join looks at.
+const maxNested = 3
+
+// join makes one of leaves that differ in the rounds of one repetition only: of the one at depth
+// among those with numbers that are around them.
+func (m *machine) join(leaves []*cont, depth int) []*cont {
+	groups := make(map[string][]*cont, len(leaves))
+	var order []string
+	out := make([]*cont, 0, len(leaves))
 	for _, l := range leaves {
-		ways[wayOf(l)] = append(ways[wayOf(l)], l)
+		r := around(l, depth)
+		if r == nil {
+			out = append(out, l)
+			continue
+		}
+		k := m.key[:0]
+		for c := l; c != r; c = c.next {
+			k = appendCont(k, c)
+		}
+		k = binary.LittleEndian.AppendUint32(k, r.e.id)
+		k = binary.LittleEndian.AppendUint32(k, r.next.id)
+		m.key = k
+		list, ok := groups[string(k)]
+		if !ok {
+			order = append(order, string(k))
+		}
+		groups[string(k)] = append(list, l)
 	}
-	groups := map[leafKey][][]*cont{}
-	for k, list := range ways {
-		groups[k.leafKey] = append(groups[k.leafKey], freest(list))
+	var reps []*cont
+	for _, k := range order {
+		list := groups[k]
+		if len(list) == 1 {
+			out = append(out, list[0])
+			continue
+		}
+		reps = reps[:0]
+		for _, l := range list {
+			reps = append(reps, around(l, depth))
+		}
+		out = append(out, m.behind(list[0], reps[0], m.joined(reps)))
+	}
+	return out
+}
+
+// behind is l with r in place of old, which is somewhere behind it.
+func (m *machine) behind(l, old, r *cont) *cont {
+	if l == old {
+		return r
+	}
+	next := m.behind(l.next, old, r)
+	key := contKey{e: l.e.id, next: next.id, n: l.n, lo: l.lo, hi: l.hi}
+	if l.more != nil {
+		key.more = l.more.id
+	}
+	return m.consOf(key, l.e, l.more, next)
+}
+
+// maxAround bounds how far around a leaf its repetitions are looked for.
+const maxAround = 24
+
+// around is the repetition with numbers at depth around l; nil: there is none.
+func around(l *cont, depth int) *cont {
+	c := l
+	for range maxAround {
+		if !c.inside {
+			return nil
+		}
+		c = c.next
+		if c.e.counted() {
+			if depth == 0 {
+				return c
+			}
+			depth--
+		}
+	}
+	return nil
+}
+
+func appendCont(k []byte, c *cont) []byte {
+	k = binary.LittleEndian.AppendUint32(k, c.e.id)
+	k = binary.LittleEndian.AppendUint32(k, uint32(c.n))
+	k = binary.LittleEndian.AppendUint32(k, uint32(c.lo))
+	k = binary.LittleEndian.AppendUint32(k, uint32(c.hi))
+	var more uint32
+	if c.more != nil {
+		more = c.more.id
+	}
+	return binary.LittleEndian.AppendUint32(k, more)
+}
+
+// uncovered is leaves without those that another covers.
+func uncovered(leaves []*cont) []*cont {
+	groups := map[leafKey][]*cont{}
+	for _, l := range leaves {
+		k := leafKey{l.e, l.n}
+		groups[k] = append(groups[k], l)
 	}
 	kept := make([]*cont, 0, len(leaves))
 	for _, group := range groups {
-		n := 0
-		for _, list := range group {
-			n += len(list)
+		if len(group) == 1 {
+			kept = append(kept, group[0])
+			continue
 		}
-		if n > 2*maxWays {
-			return nil, false
-		}
-		from := len(kept)
-		for i, list := range group {
-			for _, l := range list {
-				covered := false
-				for k, others := range group {
-					if k != i && !covered {
-						covered = slices.ContainsFunc(others, func(o *cont) bool { return covers(o, l) })
-					}
-				}
-				if !covered {
-					kept = append(kept, l)
-				}
+		var plain, ways []*cont // without and with numbers around them
+		for _, l := range group {
+			if l.inside {
+				ways = append(ways, l)
+			} else {
+				plain = append(plain, l)
 			}
 		}
-		if len(kept)-from > maxWays {
-			return nil, false
+		kept = append(kept, plain...)
+		ways = nearest(ways, 2*maxWays)
+		from := len(kept)
+		for _, l := range ways {
+			if !slices.ContainsFunc(group, func(o *cont) bool { return covers(o, l) }) {
+				kept = append(kept, l)
+			}
 		}
+		kept = append(kept[:from], nearest(kept[from:], maxWays)...)
 	}
-	slices.SortFunc(kept, byID)
-	return kept, true
+	return kept
 }
 
-// freest is those of list, which differ in the rounds that are left only, whose numbers are
-// not within another's.
-func freest(list []*cont) []*cont {
-	if len(list) == 1 {
-		return list
+// nearest is the n of leaves from which the end of the rule is nearest, counted in rounds. What is
+// kept depends on the grammar and the text alone: other texts number conts in another order.
+func nearest(leaves []*cont, n int) []*cont {
+	if len(leaves) <= n {
+		return leaves
 	}
-	most := func(l *cont) uint32 { return uint32(l.next.hi) } // -1, without end, is the largest
-	slices.SortFunc(list, func(a, b *cont) int {
-		return cmp.Or(cmp.Compare(a.next.lo, b.next.lo), cmp.Compare(most(b), most(a)))
-	})
-	out := list[:1]
-	for _, l := range list[1:] {
-		if most(l) > most(out[len(out)-1]) {
-			out = append(out, l)
+	leaves = slices.Clone(leaves)
+	left := make(map[*cont]int64, len(leaves))
+	for _, l := range leaves {
+		sum := int64(0)
+		for c := l; c.e != nil; c = c.next {
+			if c.e.kind == exprRep {
+				sum = min(sum+int64(c.least()), math.MaxInt32)
+			}
 		}
+		left[l] = sum
 	}
-	return out
+	slices.SortFunc(leaves, func(a, b *cont) int { return cmp.Or(cmp.Compare(left[a], left[b]), inOrder(a, b)) })
+	return leaves[:n]
+}
+
+// inOrder compares conts by what they are.
+func inOrder(a, b *cont) int {
+	for a != b {
+		switch {
+		case a.e == nil && b.e == nil:
+			return 0
+		case a.e == nil:
+			return -1
+		case b.e == nil:
+			return 1
+		}
+		if c := cmp.Or(cmp.Compare(a.e.id, b.e.id), cmp.Compare(a.n, b.n), cmp.Compare(a.lo, b.lo), cmp.Compare(a.hi, b.hi)); c != 0 {
+			return c
+		}
+		if a.more != b.more {
+			var x, y []uint64
+			if a.more != nil {
+				x = a.more.bits
+			}
+			if b.more != nil {
+				y = b.more.bits
+			}
+			if c := slices.Compare(x, y); c != 0 {
+				return c
+			}
+		}
+		a, b = a.next, b.next
+	}
+	return 0
 }
 
 // covers says whether a reads all that b reads, and is not b: it goes through the same nodes,
@@ -115,11 +251,15 @@ func covers(a, b *cont) bool {
 		case a.e == nil:
 			return false
 		case a.e == b.e && a.n == b.n:
-			if a.lo > b.lo || uint32(a.hi) < uint32(b.hi) {
+			if a.e.kind == exprRep {
+				if !frees(a, b) {
+					return false
+				}
+			} else if a.lo > b.lo || uint32(a.hi) < uint32(b.hi) {
 				return false
 			}
 			a, b = a.next, b.next
-		case a.e.kind == exprRep && a.lo == 0:
+		case a.e.kind == exprRep && a.least() == 0:
 			a = a.next
 		default:
 			return false

@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"regexp"
 	"strings"
@@ -54,7 +55,7 @@ func TestWays(t *testing.T) {
 	} {
 		g := compile(t, Regex, pattern, v)
 		m := g.Matcher()
-		for i := range 60 {
+		for i := range 20 {
 			if !m.Accept(int32("aab"[i%3])) && !m.Accept('a') {
 				break
 			}
@@ -67,19 +68,88 @@ func TestWays(t *testing.T) {
 	}
 }
 
-// TestDeadEnd: a text with more ways to be read than are followed can neither go on nor end.
-// Shorter ones can.
-func TestDeadEnd(t *testing.T) {
-	v := small()
-	m := compile(t, Regex, `a*a{400}`, v).Matcher()
-	n := 0
-	for m.Accept('a') {
-		n++
+// TestRounds: a text may be at any number of rounds of a repetition, and none is forgotten.
+func TestRounds(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(11, 12))
+	v := small("ab", "ba", "aaa", "bb")
+	for _, pattern := range []string{
+		`a*a{400}`, `(a|b)*a(a|b){300}`, `a*a{300,320}b?`, `(a|b)*a(a|b){290,310}`, `(ab|a|b)*(ab|ba|aa){270}`, `(a|b)*(a(a|b){20}|b(a|b){300})`,
+		`(a|b)*b?(a{2}|b){150,400}`, `((a|b)*a(a|b){9}){20,30}`, `(a*a{70}b?){3,9}`, `(a|b)*((a|b){3}a){90}`, `(a|b)*a((a|b){30,40}b?){9}`,
+	} {
+		want := regexp.MustCompile(`\A(?:` + pattern + `)\z`)
+		g := compile(t, Regex, pattern, v)
+		members := 0
+		for range 20 {
+			n, ones := 150+rnd.IntN(500), rnd.IntN(5)
+			if ones == 4 {
+				ones = 0 // of a only
+			}
+			text := strings.Map(func(rune) rune {
+				if rnd.IntN(40) < ones*ones {
+					return 'b'
+				}
+				return 'a'
+			}, strings.Repeat("x", n))
+			is := want.MatchString(text)
+			if is {
+				members++
+			}
+			if matches(g, text) != is {
+				t.Fatalf("%s: regexp says %v of %d bytes %q", pattern, is, n, text)
+			}
+		}
+		if members == 0 || members == 20 {
+			t.Errorf("%s: %d of 20 texts are members", pattern, members)
+		}
 	}
-	bits := make([]uint32, v.words)
-	m.Mask(bits)
-	if n < maxWays-8 || n > maxWays || m.MayEnd() || newMask(bits).count != 0 {
-		t.Errorf("behind %d bytes %d tokens are allowed, MayEnd is %v", n, newMask(bits).count, m.MayEnd())
+}
+
+// TestLongCounts: of numbers of rounds without end only the text bounds what there is to know.
+func TestLongCounts(t *testing.T) {
+	g := compile(t, Regex, `(a|b)*a(a|b){20000}`, small())
+	m := g.Matcher()
+	var text []byte
+	for i := range 30_000 {
+		if n := len(text); m.MayEnd() != (n > 20_000 && text[n-20_001] == 'a') {
+			t.Fatalf("behind %d bytes MayEnd is %v", n, m.MayEnd())
+		}
+		c := "ab"[i*i%7%2]
+		if !m.Accept(int32(c)) {
+			t.Fatalf("%c is refused behind %d bytes", c, i)
+		}
+		text = append(text, c)
+	}
+}
+
+// TestBeyondWays: a text that can be read in more ways than are followed can go on and end all
+// the same, in the language, and which ways are left out depends on the text alone.
+func TestBeyondWays(t *testing.T) {
+	v := small()
+	var pattern strings.Builder
+	for i := range maxWays + 50 {
+		fmt.Fprintf(&pattern, "|([ab]c){%d}!%d;", i+2, i+2)
+	}
+	for _, before := range []string{"", strings.Repeat("bcac", 20)} {
+		g := compile(t, Regex, pattern.String()[1:], v)
+		m := g.Matcher()
+		for i := 0; i < len(before) && m.Accept(int32(before[i])); i++ { // numbers conts in another order
+		}
+		m = g.Matcher()
+		n := 0
+		for m.Accept('a') && m.Accept('c') {
+			n++
+		}
+		var end []byte
+		for !m.Ended() {
+			token, ok := m.Forced()
+			if !ok || !m.Accept(token) {
+				t.Fatalf("behind %d rounds and %q not one token may come", n, end)
+			}
+			end = append(end, v.tokens[token]...)
+		}
+		if want := fmt.Sprintf("!%d;", n); string(end) != want || n < maxWays || n >= maxWays+50 {
+			t.Errorf("%d rounds end in %q, want %q", n, end, want)
+		}
 	}
 }
 

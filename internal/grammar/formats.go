@@ -58,6 +58,10 @@ const (
 	fmtPointer   = `(?:/(?:[^/~]|~[01])*)*`
 )
 
+// longestOf are the most characters of the formats that have such a bound: RFC 1123's names are those of
+// RFC 1034, section 3.1, whose 255 bytes have two that are not written.
+var longestOf = map[string]int{"hostname": 253}
+
 // openFormats are the formats that JSON Schema defines and that are not supported.
 var openFormats = map[string]bool{
 	"idn-email": true, "idn-hostname": true, "iri": true, "iri-reference": true, "uri-template": true, "regex": true,

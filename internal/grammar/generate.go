@@ -1,6 +1,7 @@
 package grammar
 
 import (
+	"fmt"
 	"slices"
 )
 
@@ -14,7 +15,7 @@ func (g *builder) jsonSchema(text string, space Whitespace) (*expr, error) {
 }
 
 func (g *builder) jsonSchemaDoc(d *doc, space Whitespace) (*expr, error) {
-	p := &schemaParser{g: g, root: d, targets: map[*doc]*target{}, ids: map[string]*doc{}, autos: map[string]*auto{}}
+	p := &schemaParser{g: g, root: d, targets: map[*doc]*target{}, ids: map[string]*doc{}, autos: map[string]*auto{}, strings: map[string]*expr{}}
 	outer := g.where
 	g.where = p.pointer
 	defer func() { g.where = outer }()
@@ -170,6 +171,18 @@ func (p *schemaParser) stringOf(s *schema) *expr {
 	case len(s.words) == 1 && !bounded:
 		return j.quoted(p.partExpr(s.words[0]))
 	}
+	key := fmt.Sprintf("%d %d %q", s.shortest, s.longest, s.words)
+	e, ok := p.strings[key]
+	if !ok {
+		e = p.joinedString(s, bounded)
+		p.strings[key] = e
+	}
+	return e
+}
+
+// joinedString is a string that several things bind at once: patterns and formats, and its length.
+func (p *schemaParser) joinedString(s *schema, bounded bool) *expr {
+	g, j := p.g, p.j
 	outer := g.where
 	g.where = func() string { return s.at }
 	defer func() { g.where = outer }()

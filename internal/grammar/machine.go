@@ -9,19 +9,23 @@ import (
 
 // cont is what is still to be read within a rule: e, and then what next says. The end of the
 // rule is the cont without an e. Of a literal n bytes are read, of a concatenation n kids; a repetition has lo to hi
-// rounds left (hi < 0: no end); an automaton is in state n, with lo to hi characters left.
+// rounds left (hi < 0: no end), and as more says; an automaton is in state n, with lo to hi characters left.
 type cont struct {
 	id     uint32
 	e      *expr
 	n      int32
 	lo, hi int32
+	more   *rounds
 	next   *cont
+	inside bool    // of a repetition with numbers
+	mark   uint64  // of the last search that came here
 	open   *opened // what can be read first; made on first use
 }
 
 type contKey struct {
 	e, next   uint32
 	n, lo, hi int32
+	more      uint32
 }
 
 // opened is a cont with everything in front of its first bytes opened.
@@ -44,6 +48,11 @@ type state struct {
 	calls  atomic.Pointer[[]callEdge]
 	tokens []*cont              // the leaves that are special tokens
 	loop   atomic.Pointer[loop] // nil: not known yet
+	// Where nothing but the rest of one literal can be read: that rest, if it has two bytes or more,
+	// and the state behind it, nil if not known yet.
+	lit    string
+	passed atomic.Pointer[state]
+	run    atomic.Pointer[run] // nil: not known yet
 }
 
 type callEdge struct {
@@ -65,6 +74,7 @@ type machine struct {
 	mu        sync.Mutex
 	lastCont  uint32
 	conts     map[contKey]*cont
+	rounds    map[string]*rounds
 	end       *cont
 	states    map[string]*state
 	starts    []*state // by rule
@@ -72,13 +82,15 @@ type machine struct {
 	limit     int64
 	key       []byte
 	stack     []*cont
-	reads     map[leafKey]int // scratch of best
-	wide      map[*expr]bool  // reads every plain character: see plain.go
-	spent     *budget         // while compiling
+	search    uint64
+	depth     int              // of opened
+	reads     map[leafKey]bool // scratch of alike
+	wide      map[*expr]bool   // reads every plain character: see plain.go
+	spent     *budget          // while compiling
 }
 
 func newMachine(rules []*expr, nullable []bool, roots []*expr, limit int64) *machine {
-	m := &machine{rules: rules, nullable: nullable, limit: limit, wide: map[*expr]bool{}, reads: map[leafKey]int{}}
+	m := &machine{rules: rules, nullable: nullable, limit: limit, wide: map[*expr]bool{}, reads: map[leafKey]bool{}}
 	m.classes(append(roots, rules...))
 	m.dead = &state{id: m.lastState.Add(1)}
 	m.reset()
@@ -87,6 +99,7 @@ func newMachine(rules []*expr, nullable []bool, roots []*expr, limit int64) *mac
 
 func (m *machine) reset() {
 	m.conts = map[contKey]*cont{}
+	m.rounds = map[string]*rounds{}
 	m.states = map[string]*state{}
 	m.starts = make([]*state, len(m.rules))
 	m.lastCont++
@@ -173,13 +186,17 @@ func (m *machine) cons(e *expr, next *cont) *cont {
 }
 
 func (m *machine) consAt(e *expr, n, lo, hi int32, next *cont) *cont {
-	key := contKey{e.id, next.id, n, lo, hi}
+	return m.consOf(contKey{e: e.id, next: next.id, n: n, lo: lo, hi: hi}, e, nil, next)
+}
+
+func (m *machine) consOf(key contKey, e *expr, more *rounds, next *cont) *cont {
 	c := m.conts[key]
 	if c == nil {
 		m.lastCont++
-		c = &cont{id: m.lastCont, e: e, n: n, lo: lo, hi: hi, next: next}
+		c = &cont{id: m.lastCont, e: e, n: key.n, lo: key.lo, hi: key.hi, more: more, next: next}
+		c.inside = next.inside || next.e != nil && next.e.counted()
 		m.conts[key] = c
-		m.size += 140
+		m.size += 160
 		m.spend(1)
 	}
 	return c
@@ -198,29 +215,47 @@ const maxOpen = 50_000
 // maxLeaves likewise bounds what one state can read.
 const maxLeaves = 4096
 
+// tooMany refuses while compiling a state that can read more.
+func (m *machine) tooMany(leaves []*cont) {
+	if len(leaves) > maxLeaves {
+		m.refuseWays()
+	}
+}
+
+func (m *machine) refuseWays() {
+	if m.spent != nil {
+		m.spent.refuse("the grammar is too large: too many ways to read the same text")
+	}
+}
+
 // opened finds what c can begin with.
 func (m *machine) opened(c *cont) *opened {
 	if c.open != nil {
 		return c.open
 	}
-	o := &opened{}
-	seen := map[*cont]bool{}
-	m.stack = append(m.stack[:0], c)
-	for len(m.stack) > 0 {
+	root, o, seen := c, &opened{}, 0
+	m.search++
+	search, bottom := m.search, len(m.stack)
+	m.stack = append(m.stack, c)
+	for len(m.stack) > bottom {
 		c := m.stack[len(m.stack)-1]
 		m.stack = m.stack[:len(m.stack)-1]
-		if seen[c] {
+		if c.mark == search {
 			continue
 		}
-		seen[c] = true
+		c.mark = search
+		seen++
 		m.spend(1)
-		if len(seen) > maxOpen {
-			m.stack = m.stack[:0]
-			if m.spent != nil {
-				m.spent.refuse("the grammar is too large: too many ways to read the same text")
-			}
+		if seen > maxOpen {
+			m.stack = m.stack[:bottom]
+			m.refuseWays()
 			o = &opened{}
 			break
+		}
+		if k := c.open; k != nil {
+			o.leaves, o.runs, o.final = append(o.leaves, k.leaves...), append(o.runs, k.runs...), o.final || k.final
+			seen += len(k.leaves)
+			continue
 		}
 		e := c.e
 		if e == nil {
@@ -233,6 +268,7 @@ func (m *machine) opened(c *cont) *opened {
 		case exprAuto:
 			o.leaves = append(o.leaves, c)
 			if e.auto.fin[c.n] && c.lo == 0 {
+				m.tail(c.next)
 				m.stack = append(m.stack, c.next)
 			}
 		case exprCall:
@@ -255,28 +291,34 @@ func (m *machine) opened(c *cont) *opened {
 			}
 		case exprRep:
 			o.runs = append(o.runs, c)
-			if c.lo == 0 {
+			if c.least() == 0 {
+				m.tail(c.next)
 				m.stack = append(m.stack, c.next)
 			}
-			more := c.next
-			if c.hi != 1 {
-				more = m.consAt(e, 0, max(c.lo-1, 0), max(c.hi-1, -1), c.next)
-			}
-			m.stack = append(m.stack, m.cons(e.kids[0], more))
+			m.stack = append(m.stack, m.cons(e.kids[0], m.round(c)))
 		}
-	}
-	leaves, ok := m.best(o.leaves)
-	if o.leaves = leaves; !ok || len(leaves) > maxLeaves {
-		if m.spent != nil {
-			m.spent.refuse("the grammar is too large: too many ways to read the same text")
-		}
-		o = &opened{}
 	}
 	slices.SortFunc(o.leaves, byID)
+	o.leaves = slices.Compact(o.leaves)
+	m.tooMany(o.leaves)
+	o.leaves = m.best(o.leaves)
 	m.size += int64(len(o.leaves))*8 + 64
-	c.open = o
+	root.open = o
 	return o
 }
+
+// tail opens what is behind a repetition or an automaton, for each number of rounds and each state
+// the same. It does so within bounds: how many repetitions follow each other is the grammar's.
+func (m *machine) tail(c *cont) {
+	if c.open != nil || m.depth == maxTail {
+		return
+	}
+	m.depth++
+	m.opened(c)
+	m.depth--
+}
+
+const maxTail = 8
 
 func byID(a, b *cont) int {
 	switch {
@@ -317,6 +359,9 @@ func (m *machine) state(leaves []*cont, final bool, runs []*cont) *state {
 			s.reads = true
 		}
 	}
+	if len(leaves) == 1 && !final && leaves[0].e.kind == exprLit && int(leaves[0].n)+1 < len(leaves[0].e.text) {
+		s.lit = leaves[0].e.text[leaves[0].n:]
+	}
 	m.states[string(k)] = s
 	m.size += int64(len(m.sample)*8 + len(leaves)*16 + 200)
 	m.spend(1 + len(leaves)/8)
@@ -329,6 +374,9 @@ func (m *machine) union(conts []*cont) *state {
 	case 0:
 		return m.dead
 	case 1:
+		if conts[0].simple() {
+			return m.state(slices.Clone(conts), false, nil)
+		}
 		o := m.opened(conts[0])
 		return m.state(o.leaves, o.final, o.runs)
 	}
@@ -338,6 +386,10 @@ func (m *machine) union(conts []*cont) *state {
 	var runs []*cont
 	final := false
 	for _, c := range conts {
+		if c.simple() {
+			leaves = append(leaves, c)
+			continue
+		}
 		o := m.opened(c)
 		leaves = append(leaves, o.leaves...)
 		runs = append(runs, o.runs...)
@@ -345,14 +397,27 @@ func (m *machine) union(conts []*cont) *state {
 	}
 	m.spend((len(conts) + len(leaves)) / 8)
 	slices.SortFunc(leaves, byID)
-	leaves, ok := m.best(slices.Compact(leaves))
-	if !ok || len(leaves) > maxLeaves {
-		if m.spent != nil {
-			m.spent.refuse("the grammar is too large: too many ways to read the same text")
-		}
-		return m.dead
+	leaves = slices.Compact(leaves)
+	m.tooMany(leaves)
+	return m.state(m.best(leaves), final, runs)
+}
+
+// simple says that c begins with itself alone.
+func (c *cont) simple() bool {
+	return c.e != nil && (c.e.kind == exprLit || c.e.kind == exprBytes || c.e.kind == exprAuto && !c.e.auto.fin[c.n])
+}
+
+// literal is the state behind the literal that is all that s can read.
+func (m *machine) literal(s *state) *state {
+	if t := s.passed.Load(); t != nil {
+		return t
 	}
-	return m.state(leaves, final, runs)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.trim()
+	t := m.union([]*cont{s.leaves[0].next})
+	s.passed.Store(t)
+	return t
 }
 
 // step is the state behind a byte of class c. Only the first caller of each (s, c) computes.

@@ -45,7 +45,7 @@ func (m *machine) plainLoop(s *state) *loop {
 		if slice >= firstOther {
 			best.slice = max(best.slice, slice)
 		}
-		if r.lo > 1 || m.union([]*cont{r}) != s {
+		if r.lo > 1 || r.more != nil || m.union([]*cont{r}) != s {
 			continue
 		}
 		// The same repetition behind a round of it, which is all that s reads of plain characters.

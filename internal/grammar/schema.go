@@ -84,6 +84,7 @@ type schemaParser struct {
 	ids     map[string]*doc // of resources that have an $id, and their anchors
 	oneOfs  bool            // oneOf means anyOf
 	autos   map[string]*auto
+	strings map[string]*expr // that several things bind
 	j       *jsonTexts
 	bases   []string  // of the references in what is being read
 	pending []*target // whose rules are to be defined
@@ -417,6 +418,9 @@ func (p *schemaParser) str(group map[string]*doc) *schema {
 				s.words = append(s.words, stringPart{partPattern, v.text})
 			case formats[v.text] != "":
 				s.words = append(s.words, stringPart{partFormat, v.text})
+				if most := longestOf[v.text]; most > 0 && (s.longest < 0 || s.longest > most) {
+					s.longest = most
+				}
 			case openFormats[v.text]:
 				p.g.refuse("the format %q is not supported", v.text)
 			}

@@ -60,6 +60,9 @@ func TestSchema(t *testing.T) {
 	f(`{"type":"string","format":"ipv6"}`, L{`"::"`, `"::1"`, `"1:2:3:4:5:6:7:8"`, `"1::8"`, `"1:2:3:4:5:6:7::"`, `"fe80::1:2"`}, L{`"1:2"`, `"1::2::3"`, `"1:2:3:4:5:6:7:8:9"`, `":::"`})
 	f(`{"type":"string","format":"email"}`, L{`"a.b+c@d-e.org"`, `"x@[127.0.0.1]"`}, L{`"a@"`, `"a..b@c"`, `"@c"`, `"a@-c"`})
 	f(`{"type":"string","format":"hostname"}`, L{`"a.b-c"`}, L{`"-a"`, `"a..b"`, `""`})
+	label := strings.Repeat("a", 62) + "."
+	f(`{"type":"string","format":"hostname"}`, L{`"` + label + label + label + label + `b"`}, L{`"` + label + label + label + label + `bc"`, `"` + label + "aa" + label + `b"`})
+	f(`{"type":"string","format":"hostname","maxLength":5,"minLength":4}`, L{`"a.bc"`, `"abcde"`}, L{`"a.b"`, `"abcdef"`, `"abcd-"`})
 	f(`{"type":"string","format":"uri"}`, L{`"http://u@[::1]:80/a/b?c#d"`, `"mailto:a@b"`, `"a:"`}, L{`"/a"`, `"http://a b"`, `"1:x"`})
 	f(`{"type":"string","format":"uri-reference"}`, L{`"/a"`, `""`, `"x/y:z"`, `"http:x"`}, L{`" "`, `"1:x"`})
 	f(`{"type":"string","format":"duration"}`, L{`"P1Y2M3DT4H"`, `"PT5S"`, `"P2W"`}, L{`"P"`, `"PT"`, `"P1H"`})

@@ -36,17 +36,16 @@ type Vocabulary struct {
 
 	all   trie
 	plain [len(plainCuts)]plainSlice
+	runs  [len(runSets)]runSlice
 }
 
 // plainSlice parts the tokens for a place where at least cut more characters of a JSON string
 // may come. A token's weight is its plain characters, those that mean themselves in a JSON
 // string, and the bytes behind these: no fewer characters than it has.
 type plainSlice struct {
-	cut   int32
-	mask  []uint32 // tokens of at most cut plain characters and nothing else
-	other trie     // all others; only of cuts from 8 on
-	tails trie     // of tokens of at most cut in weight, what is behind their plain characters; token is an index of heads
-	heads []heads  // tokens by tail
+	cut      int32
+	runSlice      // mask: of tokens of at most cut plain characters; tails: of tokens of at most cut in weight
+	other    trie // all tokens that are not in mask; only of cuts from 8 on
 	// Tokens above cut in weight: those of plain characters alone, fewest first; those with a
 	// control character behind their plain ones; and the rest.
 	long    []longToken
@@ -108,6 +107,9 @@ func NewVocabulary(tokens [][]byte, ends []int32) *Vocabulary {
 	v.all = newTrie(texts, distinct)
 	for i, cut := range plainCuts {
 		v.plain[i] = v.slice(cut, texts, distinct)
+	}
+	for i, set := range runSets {
+		v.runs[i] = v.runSlice(set, texts, distinct)
 	}
 	return v
 }
@@ -187,7 +189,7 @@ func (l *tokenList) add(text []byte, id int32) {
 
 // slice makes the plain slice of a cut.
 func (v *Vocabulary) slice(cut int32, texts [][]byte, ids []int32) plainSlice {
-	p := plainSlice{cut: cut, mask: make([]uint32, v.words)}
+	p := plainSlice{cut: cut, runSlice: runSlice{mask: make([]uint32, v.words)}}
 	var other, heavy, control tokenList
 	byTail := map[string]*heads{}
 	for i, text := range texts {
@@ -212,31 +214,41 @@ func (v *Vocabulary) slice(cut int32, texts [][]byte, ids []int32) plainSlice {
 		if whole {
 			continue
 		}
-		tail := string(text[size:])
-		h := byTail[tail]
-		if h == nil {
-			h = &heads{}
-			byTail[tail] = h
-		}
-		to := &h.rest
-		if size == 0 {
-			to = &h.bare
-		}
-		*to = append(append(*to, ids[i]), v.twins[ids[i]]...)
+		v.addTail(byTail, text, size, ids[i])
 	}
 	slices.SortFunc(p.long, func(a, b longToken) int { return int(a.chars - b.chars) })
 	p.heavy, p.control = newTrie(heavy.texts, heavy.ids), newTrie(control.texts, control.ids)
 	if cut >= plainCuts[firstOther] {
 		p.other = newTrie(other.texts, other.ids)
 	}
-	tails := slices.Sorted(maps.Keys(byTail))
-	tailTexts, tailIDs := make([][]byte, len(tails)), make([]int32, len(tails))
-	for i, tail := range tails {
-		tailTexts[i], tailIDs[i] = []byte(tail), int32(i)
-		p.heads = append(p.heads, *byTail[tail])
-	}
-	p.tails = newTrie(tailTexts, tailIDs)
+	p.tails, p.heads = newTails(byTail)
 	return p
+}
+
+// addTail files a token by what is behind its first size bytes.
+func (v *Vocabulary) addTail(byTail map[string]*heads, text []byte, size int, id int32) {
+	tail := string(text[size:])
+	h := byTail[tail]
+	if h == nil {
+		h = &heads{}
+		byTail[tail] = h
+	}
+	to := &h.rest
+	if size == 0 {
+		to = &h.bare
+	}
+	*to = append(append(*to, id), v.twins[id]...)
+}
+
+// newTails is the trie of tails, with an index of the heads for a token.
+func newTails(byTail map[string]*heads) (trie, []heads) {
+	tails := slices.Sorted(maps.Keys(byTail))
+	texts, ids, list := make([][]byte, len(tails)), make([]int32, len(tails)), make([]heads, len(tails))
+	for i, tail := range tails {
+		texts[i], ids[i] = []byte(tail), int32(i)
+		list[i] = *byTail[tail]
+	}
+	return newTrie(texts, ids), list
 }
 
 // set allows token and those that spell the same.

@@ -19,6 +19,7 @@ type walker struct {
 	v          *Vocabulary
 	bits       []uint32
 	path       []*state // by depth, of the automaton's walk
+	into       []int32  // by depth, how far into the literal that is all that the state can read
 	heads      []heads  // of the trie, if it is one of tails: which of them are allowed
 	bare, rest bool
 	sets       [][]config // by depth, of the walk with stacks
@@ -70,6 +71,16 @@ func (w *walker) mask(set []config) {
 func (w *walker) reading(s config, alone bool) {
 	l := w.loop(s.at)
 	if l.slice < 0 {
+		if w.run(s.at).slice != plainRun {
+			if d := w.beside(s.at); d != nil {
+				w.likeness(s, config{d, s.top}, alone)
+				return
+			}
+		}
+		w.byRun(s, func(t *trie, s config) { w.walk(t, s, 0, int32(len(t.nodes))) })
+		return
+	}
+	if l.next != nil && s.top != w.bottom && (s.at.final || l.next.final) { // a token may go on behind the rule
 		w.walk(&w.v.all, s, 0, int32(len(w.v.all.nodes)))
 		return
 	}
@@ -114,7 +125,13 @@ func (w *walker) or(mask []uint32) {
 func (w *walker) beside(s *state) *state {
 	for _, b := range []byte("~^`|@") {
 		d := w.m.step(s, w.m.class[b])
-		if d != w.m.dead && w.loop(d).next == d {
+		if d == w.m.dead || d == s {
+			continue
+		}
+		if w.loop(d).next == d {
+			return d
+		}
+		if r := w.run(d); r.slice == plainRun && r.next == d && !d.busy && !d.final {
 			return d
 		}
 	}
@@ -126,7 +143,7 @@ func (w *walker) beside(s *state) *state {
 func (w *walker) likeness(s, d config, alone bool) {
 	if alone {
 		w.reference(d)
-		w.differ(s, d)
+		w.byRun(s, func(t *trie, s config) { w.differ(t, s, d) })
 		return
 	}
 	have := w.bits
@@ -136,7 +153,7 @@ func (w *walker) likeness(s, d config, alone bool) {
 	w.bits = w.spare
 	clear(w.bits)
 	w.reference(d)
-	w.differ(s, d)
+	w.byRun(s, func(t *trie, s config) { w.differ(t, s, d) })
 	w.bits, w.spare = have, w.bits
 	w.or(w.spare)
 }
@@ -152,9 +169,9 @@ func (w *walker) reference(d config) {
 	w.g.keep(key, newMask(w.bits))
 }
 
-// differ corrects bits, which are those behind d, to those behind s.
-func (w *walker) differ(s, d config) {
-	m, t := w.m, &w.v.all
+// differ corrects bits, which are those of t's tokens behind d, to those behind s.
+func (w *walker) differ(t *trie, s, d config) {
+	m := w.m
 	if len(w.path) < maxToken+2 {
 		w.path = make([]*state, maxToken+2)
 	}
@@ -166,11 +183,17 @@ func (w *walker) differ(s, d config) {
 	for i := int32(0); i < int32(len(t.nodes)); {
 		n := &t.nodes[i]
 		c := m.class[n.b]
-		ours, theirs := m.step(path[n.depth-1], c), (*state)(nil)
+		before := path[n.depth-1]
+		ours, theirs := before.next[c].Load(), (*state)(nil)
+		if ours == nil {
+			ours = m.step(before, c)
+		}
 		if from := twin[n.depth-1]; from == m.dead {
 			theirs = from
 		} else if from != nil {
-			theirs = m.step(from, c)
+			if theirs = from.next[c].Load(); theirs == nil {
+				theirs = m.step(from, c)
+			}
 		}
 		if ours == theirs {
 			i = n.skip
@@ -198,12 +221,26 @@ func (w *walker) differ(s, d config) {
 // forbid clears the bits of the tokens among the nodes.
 func (w *walker) forbid(t *trie, lo, hi int32) {
 	for i := lo; i < hi; i++ {
-		if id := t.nodes[i].token; id >= 0 {
-			w.bits[id>>5] &^= 1 << (id & 31)
-			for _, twin := range w.v.twins[id] {
-				w.bits[twin>>5] &^= 1 << (twin & 31)
+		id := t.nodes[i].token
+		switch {
+		case id < 0:
+		case w.heads == nil:
+			w.drop(id)
+			w.drop(w.v.twins[id]...)
+		default:
+			if w.bare {
+				w.drop(w.heads[id].bare...)
+			}
+			if w.rest {
+				w.drop(w.heads[id].rest...)
 			}
 		}
+	}
+}
+
+func (w *walker) drop(ids ...int32) {
+	for _, id := range ids {
+		w.bits[id>>5] &^= 1 << (id & 31)
 	}
 }
 
@@ -237,18 +274,38 @@ func (w *walker) walk(t *trie, s config, lo, hi int32) {
 	if len(w.path) < maxToken+2 {
 		w.path = make([]*state, maxToken+2)
 	}
-	path := w.path
+	if len(w.into) < maxToken+2 {
+		w.into = make([]int32, maxToken+2)
+	}
+	path, into := w.path, w.into
 	m := w.m
 	nodes := t.nodes
 	depth := nodes[lo].depth
-	path[depth-1] = s.at
+	path[depth-1], into[depth-1] = s.at, 0
 	for i := lo; i < hi; {
 		n := &nodes[i]
-		c := m.class[n.b]
 		from := path[n.depth-1]
-		next := from.next[c].Load()
-		if next == nil {
-			next = m.step(from, c)
+		var next *state
+		if from.lit != "" { // no states are made for its bytes
+			at := into[n.depth-1]
+			if from.lit[at] != n.b {
+				i = n.skip
+				continue
+			}
+			if at++; int(at) < len(from.lit) {
+				if n.token >= 0 {
+					w.allow(n.token)
+				}
+				path[n.depth], into[n.depth] = from, at
+				i++
+				continue
+			}
+			next = m.literal(from)
+		} else {
+			c := m.class[n.b]
+			if next = from.next[c].Load(); next == nil {
+				next = m.step(from, c)
+			}
 		}
 		if next == m.dead {
 			i = n.skip
@@ -262,7 +319,7 @@ func (w *walker) walk(t *trie, s config, lo, hi int32) {
 		if n.token >= 0 {
 			w.allow(n.token)
 		}
-		path[n.depth] = next
+		path[n.depth], into[n.depth] = next, 0
 		i++
 	}
 }

@@ -87,7 +87,7 @@ func RequestFields() []RequestField {
 		{"frequency_penalty", onBoth, Served, number(-2, 2), ""},
 		{"repetition_penalty", onBoth, Served, `{"type":"number","exclusiveMinimum":0,"maximum":2}`, "Default: the model's, or 1. Of prompt and answer."},
 		{"logit_bias", onBoth, Served, fmt.Sprintf(`{"type":"object","maxProperties":%d,"propertyNames":{"pattern":"^[0-9]+$"},"additionalProperties":%s}`, maxBias, number(-100, 100)), "By token id."},
-		{"allowed_token_ids", onBoth, Served, list(integer(0, positive), 1, maxAllowed), "Nothing else is drawn, not even an end. Not with what says what the answer must be."},
+		{"allowed_token_ids", onBoth, Served, list(integer(0, positive), 1, maxAllowed), "Nothing else is drawn, not even an end. Of an answer that is bound to a form it is what may come of both; it ends where nothing else of both may come."},
 		{"bad_words", onBoth, Served, list(text(1, maxStopBytes), 0, maxBias), "None is drawn, at the answer's beginning or behind a space. Tokenised as vLLM does."},
 		{"stop", onBoth, Served, oneOf(text(1, maxStopBytes), list(text(1, maxStopBytes), 0, maxStops)), ""},
 		{"stop_token_ids", onBoth, Served, ids(maxBias), ""},

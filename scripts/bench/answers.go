@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -106,11 +108,12 @@ func (b *answersBench) valid(ctx context.Context) error {
 	return b.Add(figures.Figure{
 		Name: "grammar.invalid", Value: n, Unit: "answers that are not valid", Peer: "wanted", PeerValue: 0, Runs: 1,
 		Spread: fmt.Sprintf("%d finished, %d cut off at %d tokens, %d schemas refused", len(finished), cut, b.tokens, refused),
-		Model:  fmt.Sprintf("%s, temperature 1, 1P1D, %d schemas of JSONSchemaBench of up to %d bytes; jsonschema 4.26.0 with formats", filepath.Base(b.model), len(list), b.longest),
+		Model:  fmt.Sprintf("%s, temperature 1, 1P1D, %d schemas of JSONSchemaBench, of each of its collections in turn, of up to %d bytes; jsonschema 4.26.0 with formats", filepath.Base(b.model), len(list), b.longest),
 	})
 }
 
-// draw picks schemas at random, the same ones each time.
+// draw picks schemas at random, the same ones each time, and of each of the repository's collections in
+// turn: their schemas are of different kinds.
 func (b *answersBench) draw() ([]bound, error) {
 	files, err := filepath.Glob(filepath.Join(b.schemas, "data/*/*.json"))
 	if err != nil {
@@ -118,6 +121,12 @@ func (b *answersBench) draw() ([]bound, error) {
 	}
 	rnd := rand.New(rand.NewPCG(1, 1))
 	rnd.Shuffle(len(files), func(i, j int) { files[i], files[j] = files[j], files[i] })
+	seen, turn := map[string]int{}, make(map[string]int, len(files)) // by collection, by file
+	for _, f := range files {
+		turn[f] = seen[filepath.Dir(f)]
+		seen[filepath.Dir(f)]++
+	}
+	slices.SortStableFunc(files, func(x, y string) int { return cmp.Compare(turn[x], turn[y]) })
 	var list []bound
 	for _, f := range files {
 		if len(list) == b.count {
