@@ -24,9 +24,17 @@ var (
 	ErrClaimGone = errors.New("the claim of the lease is gone")
 )
 
-// EarlyClaim begins the id of a lease that may be claimed before its prompt arrives, because decode
-// and prefill were told at the same time.
-const EarlyClaim = "xfer:"
+// The id of a lease that may be claimed before its prompt arrives, because decode and prefill were
+// told at the same time, begins with one of these.
+const (
+	EarlyClaim = "xfer:" // then Mooncake's transfer_id
+	EarlyRoom  = "room:" // then SGLang's bootstrap_room
+)
+
+// Early reports whether a lease may be claimed before its prompt arrives.
+func Early(id string) bool {
+	return strings.HasPrefix(id, EarlyClaim) || strings.HasPrefix(id, EarlyRoom)
+}
 
 // Kept describes a lease to the proxy, which passes it to decode.
 type Kept struct {
@@ -45,7 +53,7 @@ func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	k, err := s.leases.begin(id, r.Prompt, cancel)
+	k, err := s.leases.begin(id, r.Prompt, r.Salt, cancel)
 	if err != nil {
 		return nil, err
 	}
@@ -99,8 +107,8 @@ func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 		return
 	}
 	defer k.handle.Release()
-	if !slices.Equal(k.tokens, t.Tokens) {
-		s.fail(o, &endError{ticket.Refused, fmt.Sprintf("lease %s is of another prompt: %d tokens, the claim has %d", t.LeaseID, len(k.tokens), len(t.Tokens))})
+	if err := k.same(t); err != nil {
+		s.fail(o, err)
 		return
 	}
 	draft, err := (&handoff.Draft{Cached: k.info.CachedTokens, Prompt: k.info.Logprobs}).Encode()
@@ -112,6 +120,20 @@ func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 	o.PushAll()
 	o.Commit(draft)
 	<-o.Done()
+}
+
+// same refuses a claim of another prompt, or of another tenant's.
+func (k *lease) same(t *kvconn.Ticket) error {
+	order, err := handoff.ParseOrder(t.First)
+	switch {
+	case err != nil:
+		return &endError{ticket.Refused, err.Error()}
+	case !slices.Equal(k.tokens, t.Tokens):
+		return &endError{ticket.Refused, fmt.Sprintf("lease %s is of another prompt: %d tokens, the claim has %d", k.id, len(k.tokens), len(t.Tokens))}
+	case order.Salt != k.salt:
+		return &endError{ticket.Refused, fmt.Sprintf("lease %s is of another cache_salt", k.id)}
+	}
+	return nil
 }
 
 // lease is a prompt that runs or has run, whose blocks wait for their one claim, or a claim that
@@ -129,6 +151,7 @@ type lease struct {
 	ready   chan struct{} // closed when the prompt has run, or failed
 
 	tokens []int32
+	salt   string
 	handle *engine.Handle // nil: it failed
 	info   *engine.PromptInfo
 	err    error
@@ -139,15 +162,19 @@ type leases struct {
 	most  time.Duration // with all renewals
 	early time.Duration // how long a claim waits for its prompt
 	limit int
+	stats *Metrics
 
 	mu      sync.Mutex
 	byID    map[string]*lease
+	gone    map[string]bool // early ones that were taken or have ended: nobody waits for them again
+	goneBy  []string        // the same, oldest first
 	closed  bool
 	changed chan struct{} // closed and replaced when a lease leaves or fails
 }
 
-func newLeases(ttl, most, early time.Duration, limit int) *leases {
-	return &leases{ttl: ttl, most: max(ttl, most), early: early, limit: limit, byID: map[string]*lease{}, changed: make(chan struct{})}
+func newLeases(ttl, most, early time.Duration, limit int, stats *Metrics) *leases {
+	return &leases{ttl: ttl, most: max(ttl, most), early: early, limit: limit, stats: stats,
+		byID: map[string]*lease{}, gone: map[string]bool{}, changed: make(chan struct{})}
 }
 
 // add makes an entry; mu is held. In a full table it replaces a failed one, which only explains a
@@ -169,6 +196,7 @@ func (l *leases) add(id string) (*lease, error) {
 	}
 	k := &lease{id: id, since: time.Now(), begun: make(chan struct{}), ready: make(chan struct{})}
 	l.byID[id] = k
+	l.stats.began(id)
 	return k, nil
 }
 
@@ -181,8 +209,29 @@ func (l *leases) remove(k *lease) bool {
 		k.timer.Stop()
 	}
 	delete(l.byID, k.id)
+	l.stats.ended(k.id, k.end())
+	if Early(k.id) && !l.gone[k.id] && (k.handle != nil || k.err != nil) {
+		l.gone[k.id] = true
+		if l.goneBy = append(l.goneBy, k.id); len(l.goneBy) > remembered {
+			delete(l.gone, l.goneBy[0])
+			l.goneBy = l.goneBy[1:]
+		}
+	}
 	l.tell()
 	return true
+}
+
+// end says how an entry that leaves has ended.
+func (k *lease) end() leaseEnd {
+	switch {
+	case k.err != nil:
+		return leaseFailed
+	case k.handle == nil:
+		return leaseGivenUp
+	case k.claimed:
+		return leaseTaken
+	}
+	return leaseExpired
 }
 
 // tell wakes idle; mu is held.
@@ -192,7 +241,7 @@ func (l *leases) tell() {
 }
 
 // begin adds the prompt of a lease; a claim may already wait for it.
-func (l *leases) begin(id string, tokens []int32, cancel context.CancelCauseFunc) (*lease, error) {
+func (l *leases) begin(id string, tokens []int32, salt string, cancel context.CancelCauseFunc) (*lease, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.byID[id]
@@ -205,7 +254,7 @@ func (l *leases) begin(id string, tokens []int32, cancel context.CancelCauseFunc
 			return nil, err
 		}
 	}
-	k.tokens, k.cancel = tokens, cancel
+	k.tokens, k.salt, k.cancel = tokens, salt, cancel
 	close(k.begun)
 	return k, nil
 }
@@ -255,7 +304,7 @@ func (l *leases) failed(k *lease, err error) {
 	}
 	k.err = err
 	close(k.ready)
-	if k.claimed || !strings.HasPrefix(k.id, EarlyClaim) {
+	if k.claimed || !Early(k.id) {
 		l.remove(k)
 		return
 	}
@@ -315,7 +364,7 @@ func (l *leases) reserve(id string) (*lease, error) {
 	switch {
 	case k != nil && k.claimed:
 		return nil, &endError{ticket.Refused, fmt.Sprintf("lease %s is claimed already", id)}
-	case k == nil && !strings.HasPrefix(id, EarlyClaim):
+	case k == nil && (l.gone[id] || !Early(id)):
 		return nil, &endError{ticket.Late, fmt.Sprintf("lease %s has ended or never was", id)}
 	case k == nil:
 		var err error

@@ -121,7 +121,7 @@ func (w *Worker) serveRenew(ctx *fasthttp.RequestCtx) (any, error) {
 	case len(p.TransferID) > maxTransferID:
 		return nil, openai.BadRequest("transfer_id", "transfer_id is over %d bytes", maxTransferID)
 	case p.TransferID != "":
-	case strings.HasPrefix(*p.RemoteRequestID, prefill.EarlyClaim):
+	case prefill.Early(*p.RemoteRequestID):
 		return nil, openai.BadRequest("remote_request_id", "remote_request_id is none of ours")
 	default:
 		id = *p.RemoteRequestID
@@ -147,7 +147,7 @@ func (w *Worker) foreignOrigin(ctx context.Context, p *transferParams) (*origin,
 	if *p.RemotePort < 1 || *p.RemotePort > 65535 {
 		return nil, openai.BadRequest(fieldTransfer, "remote_port is %d, want 1 to 65535", *p.RemotePort)
 	}
-	if strings.HasPrefix(*p.RemoteRequestID, prefill.EarlyClaim) {
+	if prefill.Early(*p.RemoteRequestID) {
 		return nil, openai.BadRequest(fieldTransfer, "remote_request_id is none of ours")
 	}
 	from := &origin{link: ticket.NewLink(), leaseID: *p.RemoteRequestID,

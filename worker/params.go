@@ -64,6 +64,7 @@ type item struct {
 	info   *engine.PromptInfo // nil before its first event
 	had    int                // prompt tokens found in this worker's prefix cache
 	waited time.Duration      // for blocks, before the engine
+	alone  bool               // it is computed here, although another worker was to
 
 	detok          *tokenizer.Detokenizer // has seen the prompt; nil until the first choice
 	echoed, listed []openai.TokenLogprob  // for echo and for prompt_logprobs; nil until wanted
