@@ -168,6 +168,7 @@ type leases struct {
 	byID    map[string]*lease
 	gone    map[string]bool // early ones that were taken or have ended: nobody waits for them again
 	goneBy  []string        // the same, oldest first
+	lapsed  bool            // no prompts come any more
 	closed  bool
 	changed chan struct{} // closed and replaced when a lease leaves or fails
 }
@@ -245,7 +246,7 @@ func (l *leases) begin(id string, tokens []int32, salt string, cancel context.Ca
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.byID[id]
-	if k != nil && k.cancel != nil {
+	if k != nil && (k.cancel != nil || k.err != nil) {
 		return nil, fmt.Errorf("%w: %s", ErrLeaseExists, id)
 	}
 	if k == nil {
@@ -366,6 +367,8 @@ func (l *leases) reserve(id string) (*lease, error) {
 		return nil, &endError{ticket.Refused, fmt.Sprintf("lease %s is claimed already", id)}
 	case k == nil && (l.gone[id] || !Early(id)):
 		return nil, &endError{ticket.Late, fmt.Sprintf("lease %s has ended or never was", id)}
+	case k == nil && l.lapsed:
+		return nil, engine.ErrClosed
 	case k == nil:
 		var err error
 		if k, err = l.add(id); err != nil {
@@ -395,6 +398,20 @@ func (l *leases) idle(ctx context.Context) error {
 		case <-changed:
 		case <-ctx.Done():
 			return fmt.Errorf("%d leases are not collected: %w", n, context.Cause(ctx))
+		}
+	}
+}
+
+// lapse ends the claims whose prompts have not come.
+func (l *leases) lapse() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lapsed = true
+	for _, k := range l.byID {
+		if k.cancel == nil && k.err == nil {
+			k.err = engine.ErrClosed
+			close(k.begun)
+			close(k.ready)
 		}
 	}
 }

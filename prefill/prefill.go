@@ -100,6 +100,9 @@ func New(cfg Config, e Engine, pool kernels.Pool, layout kvlayout.Layout, log *s
 // Idle waits until every lease is collected or has ended.
 func (s *Service) Idle(ctx context.Context) error { return s.leases.idle(ctx) }
 
+// Lapse ends the claims that wait for their prompts: none come any more.
+func (s *Service) Lapse() { s.leases.lapse() }
+
 // Close ends every link and lease. Tickets end with the kvconn server.
 func (s *Service) Close() {
 	s.links.close()

@@ -55,6 +55,15 @@ func TestRooms(t *testing.T) {
 		}
 		r.gets(r.send(claim(id, p)), ticket.Done, "")
 	})
+	bubble(t, nil, nil, func(r *rig) { // whose prompt cannot come any more
+		in := r.send(claim(id, p))
+		synctest.Wait()
+		r.Lapse()
+		at(r, 0, func() {
+			r.gets(in, ticket.NoSpace, "is closed")
+			r.gets(r.send(claim(prefill.EarlyRoom+"8", p)), ticket.NoSpace, "is closed")
+		})
+	})
 	bubble(t, nil, nil, func(r *rig) { // of another tenant
 		q := &engine.Request{ID: "keep", Prompt: p, Salt: "a", Logprobs: -1, PromptLogprobs: -1}
 		for i, c := range []struct {

@@ -41,6 +41,7 @@ func (w *Worker) end(ctx context.Context) error {
 	}
 	w.requests.close()
 	err := w.requests.wait(ctx)
+	w.prefill.Lapse()
 	if err == nil {
 		err = w.prefill.Idle(ctx)
 	}
