@@ -46,8 +46,8 @@ type Kept struct {
 
 // Keep runs r, a PrefillOnly request, and keeps its blocks for Config.Lease under id; "" makes a
 // fresh id. A ticket with the id collects them; a later one is answered Late. Renew extends the
-// lease.
-func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept, error) {
+// lease. The peers have the beginning of the prompt.
+func (s *Service) Keep(ctx context.Context, r *engine.Request, id string, peers ...ticket.Peer) (*Kept, error) {
 	if id == "" {
 		id = ticket.NewLink().String() // unique
 	}
@@ -57,7 +57,7 @@ func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept
 	if err != nil {
 		return nil, err
 	}
-	kept, err := s.keep(ctx, k, r)
+	kept, err := s.keep(ctx, k, r, peers)
 	if err != nil {
 		s.leases.failed(k, err)
 		return nil, err
@@ -69,11 +69,11 @@ func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept
 // in all. It returns how long they are kept, and the most that further renewals could reach.
 func (s *Service) Renew(id string) (left, most time.Duration, err error) { return s.leases.renew(id) }
 
-func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept, error) {
+func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request, peers []ticket.Peer) (*Kept, error) {
 	begun := time.Now()
 	r.PrefillOnly, r.OnBlocks = true, nil
 	if r.PromptLogprobs < 0 {
-		r.Source = s.warm(ctx, Wanted{RequestID: r.ID, Tokens: r.Prompt, Salt: r.Salt})
+		r.Source = s.warm(ctx, Wanted{RequestID: r.ID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
 	}
 	h, err := s.engine.Submit(ctx, r)
 	if err != nil {

@@ -28,6 +28,8 @@ type transferParams struct {
 	RemoteRequestID     *string `json:"remote_request_id"`
 	TransferID          string  `json:"transfer_id"`
 	RemoteBootstrapAddr string  `json:"remote_bootstrap_addr"`
+	RemoteNumTokens     int     `json:"remote_num_tokens"`
+	RemoteURL           string  `json:"remote_url"`
 }
 
 const maxTransferID = 256 // bytes
@@ -49,8 +51,9 @@ func parseTransfer(raw json.RawMessage) (*transferParams, error) {
 	return &p, nil
 }
 
-// keptParams is the kv_transfer_params of prefill's answer, in the form of vLLM's NIXL connector:
-// how decode collects the prompt.
+// keptParams is the kv_transfer_params of an answer, in the form of vLLM's NIXL connector: of prefill's,
+// how decode collects the prompt; of decode's, how the prefill of the conversation's next turn does what
+// it has of that.
 type keptParams struct {
 	DoRemotePrefill  bool      `json:"do_remote_prefill"`
 	DoRemoteDecode   bool      `json:"do_remote_decode"`
@@ -63,13 +66,20 @@ type keptParams struct {
 	RemoteNumTokens  int       `json:"remote_num_tokens"`
 	BlocksExpiryTime *float64  `json:"remote_blocks_expiry_time"` // null from prefill
 	TransferMode     string    `json:"transfer_mode"`
+	RemoteURL        string    `json:"remote_url,omitempty"` // ours: where to ask how far it reaches
 }
 
 func (w *Worker) keptParams(k *prefill.Kept) *keptParams {
+	p := w.transferParams(k.ID, k.Blocks, k.Info.Tokens)
+	p.DoRemotePrefill = true
+	return p
+}
+
+func (w *Worker) transferParams(id string, blocks []int32, tokens int) *keptParams {
 	host, portText, _ := net.SplitHostPort(w.kvAddr) // well formed: made by advertised
 	port, _ := strconv.Atoi(portText)
-	return &keptParams{DoRemotePrefill: true, RemoteBlockIDs: [][]int32{k.Blocks}, RemoteEngineID: engineID(w.identity.PeerID),
-		RemoteRequestID: k.ID, RemoteHost: host, RemotePort: port, TPSize: 1, RemoteNumTokens: k.Info.Tokens, TransferMode: "pull"}
+	return &keptParams{RemoteBlockIDs: [][]int32{blocks}, RemoteEngineID: engineID(w.identity.PeerID),
+		RemoteRequestID: id, RemoteHost: host, RemotePort: port, TPSize: 1, RemoteNumTokens: tokens, TransferMode: "pull"}
 }
 
 // serveKeep is prefill's side behind a foreign proxy: it runs the prompt, keeps its blocks under a
@@ -83,7 +93,7 @@ func (w *Worker) serveKeep(c context.Context, j *job, p *transferParams, enc *op
 	if p.TransferID != "" {
 		lease = prefill.EarlyClaim + p.TransferID
 	}
-	kept, err := w.prefill.Keep(c, w.request(j, 0, id, seed), lease)
+	kept, err := w.prefill.Keep(c, w.request(j, 0, id, seed), lease, w.lastTurn(p)...)
 	if err != nil {
 		return nil, keepFailure(err)
 	}

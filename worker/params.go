@@ -35,6 +35,7 @@ type job struct {
 	bound    *handoff.Guide // what binds the answers; nil: nothing does
 	guide    engine.Guide   // the same at its begin, to be forked
 	peers    []ticket.Peer  // have the beginning of the prompt, says the router
+	turns    bool           // its answer says where its KV is
 	brought  bool           // the KV of the prompt was brought ahead; without it the job is refused
 
 	requestID string // the client's

@@ -114,6 +114,7 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	j.turns = w.tellsTurn(j, params)
 	j.peers, j.brought = w.peerHint(h), string(h.Peek(ticket.HeaderBrought)) == "1"
 	if from != nil {
 		from.requestID = j.requestID
@@ -173,6 +174,9 @@ func (w *Worker) answerWhole(ctx *fasthttp.RequestCtx, c *call, g *generation, e
 	for i, c := range g.choices {
 		choices[i] = c.takeChunk()
 	}
+	if g.j.turns {
+		enc.Transfer(w.turnParams(g.choices[0]))
+	}
 	ctx.SetContentType("application/json")
 	g.describe(&ctx.Response.Header)
 	if n <= pieceBytes || n <= wholeBytes && g.mem.grow(int64(n)) {
@@ -206,6 +210,9 @@ func (w *Worker) answerStream(ctx *fasthttp.RequestCtx, c *call, g *generation, 
 			u := c.usage()
 			u.Completion = tokens
 			usage = &u
+		}
+		if g.j.turns && out.Finish != "" {
+			enc.Transfer(w.turnParams(c))
 		}
 		buf = enc.AppendChunk(buf, &out, usage)
 	}

@@ -12,6 +12,7 @@
 //	foreign.go,    or by a foreign proxy
 //	mooncake.go,
 //	rooms.go
+//	turns.go       where the KV of its answer is, for the next turn
 //	generate.go    a goroutine a prompt: collect KV, submit, events
 //	render.go      text, stops, log probabilities
 //	reading.go     reasoning and calls of tools in that text
