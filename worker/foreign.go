@@ -51,6 +51,27 @@ func parseTransfer(raw json.RawMessage) (*transferParams, error) {
 	return &p, nil
 }
 
+// reusedPrompt is a chat's prompt as prefill tokenised it, which a proxy may pass on to decode; nil if it
+// does not. An echo needs the messages themselves.
+func reusedPrompt(c *openai.Chat) ([]int32, error) {
+	if c.KVTransferParams == nil {
+		return nil, nil
+	}
+	var p struct {
+		IDs *[]int32 `json:"prompt_token_ids"`
+	}
+	err := json.Unmarshal(c.KVTransferParams, &p)
+	switch {
+	case err != nil:
+		return nil, openai.BadRequest(fieldTransfer, "%v", err)
+	case p.IDs == nil || c.Echo:
+		return nil, nil
+	case len(*p.IDs) == 0:
+		return nil, openai.BadRequest(fieldTransfer, "kv_transfer_params.prompt_token_ids must not be empty")
+	}
+	return *p.IDs, nil
+}
+
 // keptParams is the kv_transfer_params of an answer, in the form of vLLM's NIXL connector: of prefill's,
 // how decode collects the prompt; of decode's, how the prefill of the conversation's next turn does what
 // it has of that.

@@ -129,7 +129,11 @@ func (w *Worker) chatJob(ctx *fasthttp.RequestCtx, now time.Time) (*job, error) 
 	if err != nil {
 		return nil, err
 	}
-	p, fail := w.renderChat(ctx, c, now)
+	ids, fail := reusedPrompt(c)
+	if fail != nil {
+		return nil, fail
+	}
+	p, fail := w.renderChat(ctx, c, ids, now)
 	if fail != nil {
 		return nil, fail
 	}
@@ -216,26 +220,30 @@ type prompt struct {
 }
 
 // renderChat turns messages into the model's prompt. A template may run for seconds; it is
-// cancelled when the client leaves.
-func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, now time.Time) (*prompt, error) {
+// cancelled when the client leaves. It is not run if ids, not nil, are the prompt.
+func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, ids []int32, now time.Time) (*prompt, error) {
 	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
 		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs, Now: now}
-	tok, err := w.templated(c)
-	if err != nil {
-		return nil, err
-	}
 	if c.UsesTools() {
 		if err := json.Unmarshal(c.Tools, &in.Tools); err != nil {
 			return nil, openai.BadRequest("tools", "%v", err)
 		}
 	}
-	waits, cancel := context.WithCancelCause(w.ctx)
-	defer cancel(nil)
-	defer w.clients.Watch(ctx.Conn(), func() { cancel(errClientLeft) })()
 	p := &prompt{}
 	if in.Tools != nil {
 		p.tools = answer.ReadTools(in.Tools)
 	}
+	if ids != nil {
+		p.tokens, p.text = ids, w.tok.Decode(ids, false)
+		return p, nil
+	}
+	tok, err := w.templated(c)
+	if err != nil {
+		return nil, err
+	}
+	waits, cancel := context.WithCancelCause(w.ctx)
+	defer cancel(nil)
+	defer w.clients.Watch(ctx.Conn(), func() { cancel(errClientLeft) })()
 	p.text, err = tok.RenderChat(waits, in)
 	switch {
 	case waits.Err() != nil:

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -116,4 +117,50 @@ func TestTurnsTold(t *testing.T) {
 	}
 	empty(t, p)
 	empty(t, d)
+}
+
+// TestReusedPrompt: the prompt that a proxy passes on from prefill is taken as it is, whatever the
+// messages say.
+func TestReusedPrompt(t *testing.T) {
+	talker := talking(t)
+	w := start(t, func(c *worker.Config) { c.Model = talker })
+	chat := func(text, fields string) (int, string) {
+		resp, b := ask(t, w.URL()+"/v1/chat/completions", nil, fmt.Sprintf(`{"messages":[{"role":"user","content":%q}],"max_tokens":4,"temperature":0,"return_token_ids":true%s}`, text, fields))
+		return resp.StatusCode, string(b)
+	}
+	read := func(body string) (ids []int32, text string) {
+		t.Helper()
+		var a struct {
+			IDs     []int32 `json:"prompt_token_ids"`
+			Choices []struct{ Message struct{ Content string } }
+		}
+		if err := json.Unmarshal([]byte(body), &a); err != nil || len(a.Choices) != 1 {
+			t.Fatalf("%v: %s", err, body)
+		}
+		return a.IDs, a.Choices[0].Message.Content
+	}
+	_, b := chat("Once upon a time", "")
+	ids, text := read(b)
+	list, err := json.Marshal(ids)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reused := `,"kv_transfer_params":{"prompt_token_ids":` + string(list) + `}`
+	_, b = chat("another text", reused)
+	if got, said := read(b); !slices.Equal(got, ids) || said != text {
+		t.Errorf("%v %q, want %v %q", got, said, ids, text)
+	}
+	if status, b := chat("another text", reused+`,"stream":true`); status != 200 || !strings.Contains(b, `"prompt_token_ids":`+string(list)) {
+		t.Errorf("%d %s", status, b)
+	}
+	_, b = chat("another text", reused+`,"echo":true`)
+	if got, _ := read(b); slices.Equal(got, ids) {
+		t.Errorf("with echo: %v", got)
+	}
+	for _, bad := range []string{`[]`, `["a"]`, `[1.5]`, `[-1]`, `[1e12]`, `[2147483647]`, `"a"`, `{}`} {
+		if status, b := chat("x", `,"kv_transfer_params":{"prompt_token_ids":`+bad+`}`); status != 400 {
+			t.Errorf("%s: %d %s", bad, status, b)
+		}
+	}
+	empty(t, w)
 }
