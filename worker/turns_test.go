@@ -12,9 +12,9 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// TestTurns: a proxy of several turns shows the next prefill what decode's answer said, and that
+// TestNextTurn: a proxy of several turns shows the next prefill what decode's answer said, and that
 // prefill, which has nothing cached, finds the conversation's beginning there.
-func TestTurns(t *testing.T) {
+func TestNextTurn(t *testing.T) {
 	p, d := pair(t, nil)
 	const first = `"prompt":"` + "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big dog and a small cat." +
 		`","max_tokens":40,"min_tokens":40,"temperature":0,"return_token_ids":true`
@@ -28,6 +28,7 @@ func TestTurns(t *testing.T) {
 	fresh := func() *worker.Worker {
 		return start(t, func(c *worker.Config) { c.Role = string(fleet.Prefill) })
 	}
+	alone := start(t, nil)
 	f := func(how string, history []int32, least, most int, change func(m map[string]any)) {
 		t.Helper()
 		ids, err := json.Marshal(append(append([]int32{}, history...), 403, 404, 405))
@@ -46,7 +47,7 @@ func TestTurns(t *testing.T) {
 		if n := a.Usage.Details.Cached; n < least || n > most {
 			t.Errorf("%s: %d of %d tokens were found, want %d to %d", how, n, len(history)+3, least, most)
 		}
-		same(t, how, complete(t, d, nil, "{"+body+transfer(t, a.KV)+"}"), complete(t, start(t, nil), nil, "{"+body+"}"))
+		same(t, how, complete(t, d, nil, "{"+body+transfer(t, a.KV)+"}"), complete(t, alone, nil, "{"+body+"}"))
 		empty(t, next)
 		empty(t, d)
 	}
@@ -60,6 +61,7 @@ func TestTurns(t *testing.T) {
 	cut := append(append([]int32{}, said[:one.Usage.Prompt+3]...), said[one.Usage.Prompt+9:]...)
 	common := (one.Usage.Prompt + 3) / 16 * 16
 	f("a part left out", cut, common, common, func(map[string]any) {})
+	cut = append(append([]int32{}, said[:one.Usage.Prompt+3]...), said[one.Usage.Prompt+11:]...) // decode has the other now
 	f("without a place to ask", cut, 0, common, func(m map[string]any) { delete(m, "remote_url") })
 	f("of a former run", said, 0, 0, func(m map[string]any) { m["remote_engine_id"] = d.ID() + "@1" })
 	f("of no worker of ours", said, 0, 0, func(m map[string]any) { m["remote_engine_id"] = "vllm" })
