@@ -32,9 +32,9 @@ func post(w *worker.Worker, path, body string) chan string {
 // meets is a request as SGLang's router sends it to both sides.
 func meets(p *worker.Worker, rooms, body string) string {
 	host, port, _ := strings.Cut(strings.TrimPrefix(p.URL(), "http://"), ":")
-	h, n := `"`+host+`"`, 1
+	h := `"` + host + `"`
 	if strings.HasPrefix(rooms, "[") {
-		n = strings.Count(rooms, ",") + 1
+		n := strings.Count(rooms, ",") + 1
 		h = "[" + strings.TrimSuffix(strings.Repeat(h+",", n), ",") + "]"
 		port = "[" + strings.TrimSuffix(strings.Repeat(port+",", n), ",") + "]"
 	}
