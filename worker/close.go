@@ -41,8 +41,8 @@ func (w *Worker) end(ctx context.Context) error {
 	}
 	w.requests.close()
 	err := w.requests.wait(ctx)
-	w.prefill.Lapse()
 	if err == nil {
+		w.prefill.Lapse()
 		err = w.prefill.Idle(ctx)
 	}
 	if err != nil {
