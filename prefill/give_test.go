@@ -206,7 +206,9 @@ func TestWarm(t *testing.T) {
 			if err != nil || len(k.First) != 2 {
 				r.t.Fatalf("%+v, %v", k, err)
 			}
-			if _, err := r.send(claim(k.ID, p)).Wait(r.t.Context()); err != nil {
+			c := claim(k.ID, p)
+			c.First = order(func(o *handoff.Order) { o.Salt = "s" })
+			if _, err := r.send(c).Wait(r.t.Context()); err != nil {
 				r.t.Error(err)
 			}
 		}

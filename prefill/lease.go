@@ -24,9 +24,17 @@ var (
 	ErrClaimGone = errors.New("the claim of the lease is gone")
 )
 
-// EarlyClaim begins the id of a lease that may be claimed before its prompt arrives, because decode
-// and prefill were told at the same time.
-const EarlyClaim = "xfer:"
+// The id of a lease that may be claimed before its prompt arrives, because decode and prefill were
+// told at the same time, begins with one of these.
+const (
+	EarlyClaim = "xfer:" // then Mooncake's transfer_id
+	EarlyRoom  = "room:" // then SGLang's bootstrap_room
+)
+
+// Early reports whether a lease may be claimed before its prompt arrives.
+func Early(id string) bool {
+	return strings.HasPrefix(id, EarlyClaim) || strings.HasPrefix(id, EarlyRoom)
+}
 
 // Kept describes a lease to the proxy, which passes it to decode.
 type Kept struct {
@@ -38,18 +46,18 @@ type Kept struct {
 
 // Keep runs r, a PrefillOnly request, and keeps its blocks for Config.Lease under id; "" makes a
 // fresh id. A ticket with the id collects them; a later one is answered Late. Renew extends the
-// lease.
-func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept, error) {
+// lease. The peers have the beginning of the prompt.
+func (s *Service) Keep(ctx context.Context, r *engine.Request, id string, peers ...ticket.Peer) (*Kept, error) {
 	if id == "" {
 		id = ticket.NewLink().String() // unique
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	k, err := s.leases.begin(id, r.Prompt, cancel)
+	k, err := s.leases.begin(id, r.Prompt, r.Salt, cancel)
 	if err != nil {
 		return nil, err
 	}
-	kept, err := s.keep(ctx, k, r)
+	kept, err := s.keep(ctx, k, r, peers)
 	if err != nil {
 		s.leases.failed(k, err)
 		return nil, err
@@ -61,11 +69,11 @@ func (s *Service) Keep(ctx context.Context, r *engine.Request, id string) (*Kept
 // in all. It returns how long they are kept, and the most that further renewals could reach.
 func (s *Service) Renew(id string) (left, most time.Duration, err error) { return s.leases.renew(id) }
 
-func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request) (*Kept, error) {
+func (s *Service) keep(ctx context.Context, k *lease, r *engine.Request, peers []ticket.Peer) (*Kept, error) {
 	begun := time.Now()
 	r.PrefillOnly, r.OnBlocks = true, nil
 	if r.PromptLogprobs < 0 {
-		r.Source = s.warm(ctx, Wanted{RequestID: r.ID, Tokens: r.Prompt, Salt: r.Salt})
+		r.Source = s.warm(ctx, Wanted{RequestID: r.ID, Tokens: r.Prompt, Salt: r.Salt, Peers: peers})
 	}
 	h, err := s.engine.Submit(ctx, r)
 	if err != nil {
@@ -99,8 +107,8 @@ func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 		return
 	}
 	defer k.handle.Release()
-	if !slices.Equal(k.tokens, t.Tokens) {
-		s.fail(o, &endError{ticket.Refused, fmt.Sprintf("lease %s is of another prompt: %d tokens, the claim has %d", t.LeaseID, len(k.tokens), len(t.Tokens))})
+	if err := k.same(t); err != nil {
+		s.fail(o, err)
 		return
 	}
 	draft, err := (&handoff.Draft{Cached: k.info.CachedTokens, Prompt: k.info.Logprobs}).Encode()
@@ -112,6 +120,20 @@ func (s *Service) serveLease(ctx context.Context, o *kvconn.Outgoing) {
 	o.PushAll()
 	o.Commit(draft)
 	<-o.Done()
+}
+
+// same refuses a claim of another prompt, or of another tenant's.
+func (k *lease) same(t *kvconn.Ticket) error {
+	order, err := handoff.ParseOrder(t.First)
+	switch {
+	case err != nil:
+		return &endError{ticket.Refused, err.Error()}
+	case !slices.Equal(k.tokens, t.Tokens):
+		return &endError{ticket.Refused, fmt.Sprintf("lease %s is of another prompt: %d tokens, the claim has %d", k.id, len(k.tokens), len(t.Tokens))}
+	case order.Salt != k.salt:
+		return &endError{ticket.Refused, fmt.Sprintf("lease %s is of another cache_salt", k.id)}
+	}
+	return nil
 }
 
 // lease is a prompt that runs or has run, whose blocks wait for their one claim, or a claim that
@@ -129,6 +151,7 @@ type lease struct {
 	ready   chan struct{} // closed when the prompt has run, or failed
 
 	tokens []int32
+	salt   string
 	handle *engine.Handle // nil: it failed
 	info   *engine.PromptInfo
 	err    error
@@ -139,15 +162,20 @@ type leases struct {
 	most  time.Duration // with all renewals
 	early time.Duration // how long a claim waits for its prompt
 	limit int
+	stats *Metrics
 
 	mu      sync.Mutex
 	byID    map[string]*lease
+	gone    map[string]bool // early ones that were taken or have ended: nobody waits for them again
+	goneBy  []string        // the same, oldest first
+	lapsed  bool            // no prompts come any more
 	closed  bool
 	changed chan struct{} // closed and replaced when a lease leaves or fails
 }
 
-func newLeases(ttl, most, early time.Duration, limit int) *leases {
-	return &leases{ttl: ttl, most: max(ttl, most), early: early, limit: limit, byID: map[string]*lease{}, changed: make(chan struct{})}
+func newLeases(ttl, most, early time.Duration, limit int, stats *Metrics) *leases {
+	return &leases{ttl: ttl, most: max(ttl, most), early: early, limit: limit, stats: stats,
+		byID: map[string]*lease{}, gone: map[string]bool{}, changed: make(chan struct{})}
 }
 
 // add makes an entry; mu is held. In a full table it replaces a failed one, which only explains a
@@ -169,6 +197,7 @@ func (l *leases) add(id string) (*lease, error) {
 	}
 	k := &lease{id: id, since: time.Now(), begun: make(chan struct{}), ready: make(chan struct{})}
 	l.byID[id] = k
+	l.stats.began(id)
 	return k, nil
 }
 
@@ -181,8 +210,29 @@ func (l *leases) remove(k *lease) bool {
 		k.timer.Stop()
 	}
 	delete(l.byID, k.id)
+	l.stats.ended(k.id, k.end())
+	if Early(k.id) && !l.gone[k.id] && (k.handle != nil || k.err != nil) {
+		l.gone[k.id] = true
+		if l.goneBy = append(l.goneBy, k.id); len(l.goneBy) > remembered {
+			delete(l.gone, l.goneBy[0])
+			l.goneBy = l.goneBy[1:]
+		}
+	}
 	l.tell()
 	return true
+}
+
+// end says how an entry that leaves has ended.
+func (k *lease) end() leaseEnd {
+	switch {
+	case k.err != nil:
+		return leaseFailed
+	case k.handle == nil:
+		return leaseGivenUp
+	case k.claimed:
+		return leaseTaken
+	}
+	return leaseExpired
 }
 
 // tell wakes idle; mu is held.
@@ -192,11 +242,11 @@ func (l *leases) tell() {
 }
 
 // begin adds the prompt of a lease; a claim may already wait for it.
-func (l *leases) begin(id string, tokens []int32, cancel context.CancelCauseFunc) (*lease, error) {
+func (l *leases) begin(id string, tokens []int32, salt string, cancel context.CancelCauseFunc) (*lease, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	k := l.byID[id]
-	if k != nil && k.cancel != nil {
+	if k != nil && (k.cancel != nil || k.err != nil) {
 		return nil, fmt.Errorf("%w: %s", ErrLeaseExists, id)
 	}
 	if k == nil {
@@ -205,7 +255,7 @@ func (l *leases) begin(id string, tokens []int32, cancel context.CancelCauseFunc
 			return nil, err
 		}
 	}
-	k.tokens, k.cancel = tokens, cancel
+	k.tokens, k.salt, k.cancel = tokens, salt, cancel
 	close(k.begun)
 	return k, nil
 }
@@ -255,7 +305,7 @@ func (l *leases) failed(k *lease, err error) {
 	}
 	k.err = err
 	close(k.ready)
-	if k.claimed || !strings.HasPrefix(k.id, EarlyClaim) {
+	if k.claimed || !Early(k.id) {
 		l.remove(k)
 		return
 	}
@@ -315,8 +365,10 @@ func (l *leases) reserve(id string) (*lease, error) {
 	switch {
 	case k != nil && k.claimed:
 		return nil, &endError{ticket.Refused, fmt.Sprintf("lease %s is claimed already", id)}
-	case k == nil && !strings.HasPrefix(id, EarlyClaim):
+	case k == nil && (l.gone[id] || !Early(id)):
 		return nil, &endError{ticket.Late, fmt.Sprintf("lease %s has ended or never was", id)}
+	case k == nil && l.lapsed:
+		return nil, engine.ErrClosed
 	case k == nil:
 		var err error
 		if k, err = l.add(id); err != nil {
@@ -346,6 +398,20 @@ func (l *leases) idle(ctx context.Context) error {
 		case <-changed:
 		case <-ctx.Done():
 			return fmt.Errorf("%d leases are not collected: %w", n, context.Cause(ctx))
+		}
+	}
+}
+
+// lapse ends the claims whose prompts have not come.
+func (l *leases) lapse() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lapsed = true
+	for _, k := range l.byID {
+		if k.cancel == nil && k.err == nil {
+			k.err = engine.ErrClosed
+			close(k.begun)
+			close(k.ready)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package prefill
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -11,7 +12,7 @@ import (
 // TestEarlyClaimsAreBounded: claims that come before their prompts count as leases, whose number
 // is bounded; after the end there are none.
 func TestEarlyClaimsAreBounded(t *testing.T) {
-	l := newLeases(time.Minute, time.Minute, time.Minute, 2)
+	l := newLeases(time.Minute, time.Minute, time.Minute, 2, nil)
 	reserve := func(id string, want error) {
 		t.Helper()
 		if k, err := l.reserve(id); !errors.Is(err, want) || (k == nil) != (want != nil) {
@@ -38,8 +39,8 @@ func TestEarlyClaimsAreBounded(t *testing.T) {
 // TestLeaseTable: a lease is renewed only while it waits with its blocks, is removed once, and takes
 // nothing once it has been.
 func TestLeaseTable(t *testing.T) {
-	l := newLeases(time.Minute, time.Minute, time.Minute, 2)
-	k, err := l.begin("a", nil, func(error) {})
+	l := newLeases(time.Minute, time.Minute, time.Minute, 2, nil)
+	k, err := l.begin("a", nil, "", func(error) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,11 +60,38 @@ func TestLeaseTable(t *testing.T) {
 	if !l.remove(k) || l.remove(k) {
 		t.Error("it is removed once")
 	}
-	gone, err := l.begin("b", nil, func(error) {})
+	gone, err := l.begin("b", nil, "", func(error) {})
 	if err != nil || !l.remove(gone) {
 		t.Fatal(err)
 	}
 	if err := l.keep(gone, &engine.Handle{}, nil); !errors.Is(err, ErrClaimGone) || gone.handle != nil {
 		t.Errorf("a lease that was given up: %v", err)
+	}
+}
+
+// TestGoneIsBounded: of the rooms that are over so many are remembered, the latest.
+func TestGoneIsBounded(t *testing.T) {
+	l := newLeases(time.Minute, time.Minute, time.Minute, 2, nil)
+	for i := range remembered + 3 {
+		k, err := l.begin(fmt.Sprint(EarlyRoom, i), nil, "", func(error) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.keep(k, &engine.Handle{}, nil); err != nil || !l.remove(k) {
+			t.Fatal(err)
+		}
+	}
+	if len(l.gone) != remembered || len(l.goneBy) != remembered || l.gone[EarlyRoom+"2"] || !l.gone[EarlyRoom+"3"] {
+		t.Errorf("%d and %d are remembered, want %d", len(l.gone), len(l.goneBy), remembered)
+	}
+	k, err := l.begin(EarlyRoom+"3", nil, "", func(error) {}) // a number that comes again
+	if err != nil {
+		t.Fatal(err)
+	}
+	if claimed, err := l.reserve(EarlyRoom + "3"); err != nil || claimed != k {
+		t.Errorf("%v, %v", claimed, err)
+	}
+	if l.remove(k); len(l.gone) != remembered {
+		t.Errorf("%d are remembered", len(l.gone))
 	}
 }

@@ -37,8 +37,9 @@ type Config struct {
 	// Lease is how long finished blocks are kept for a claim (Keep), and from each Renew on;
 	// MaxLease is the most in all.
 	Lease, MaxLease time.Duration
-	// MaxLeases bounds the number of leases.
+	// MaxLeases bounds the number of leases, and of claims that wait for theirs.
 	MaxLeases int
+	Metrics   *Metrics // may be nil
 	// Warm, if set, loads what lower tiers and the peers have of a prompt into the cache, or
 	// returns a source that will once the request has its blocks. It is bounded in time.
 	Warm func(ctx context.Context, w Wanted) engine.Source
@@ -67,7 +68,7 @@ const remembered = 4096
 
 // DefaultConfig returns the documented settings.
 func DefaultConfig() Config {
-	return Config{TicketWait: 10 * time.Second, Lease: 30 * time.Second, MaxLease: 8 * time.Minute, MaxLeases: 256}
+	return Config{TicketWait: 10 * time.Second, Lease: 30 * time.Second, MaxLease: 8 * time.Minute, MaxLeases: 1024}
 }
 
 // Engine is what the service needs of engine.
@@ -92,12 +93,15 @@ func New(cfg Config, e Engine, pool kernels.Pool, layout kvlayout.Layout, log *s
 	return &Service{
 		cfg: cfg, engine: e, pool: pool, layout: layout, layers: layout.Resolve(), log: log,
 		links:  newLinks(cfg.TicketWait, remembered),
-		leases: newLeases(cfg.Lease, cfg.MaxLease, cfg.TicketWait, cfg.MaxLeases),
+		leases: newLeases(cfg.Lease, cfg.MaxLease, cfg.TicketWait, cfg.MaxLeases, cfg.Metrics),
 	}
 }
 
 // Idle waits until every lease is collected or has ended.
 func (s *Service) Idle(ctx context.Context) error { return s.leases.idle(ctx) }
+
+// Lapse ends the claims that wait for their prompts: none come any more.
+func (s *Service) Lapse() { s.leases.lapse() }
 
 // Close ends every link and lease. Tickets end with the kvconn server.
 func (s *Service) Close() {

@@ -412,7 +412,7 @@ func TestWhoIsNamed(t *testing.T) {
 		if c.key != "" {
 			h.Set(c.key, c.value)
 		}
-		from, err := w.originOf(t.Context(), &h, nil)
+		from, err := w.originOf(t.Context(), &h, nil, nil)
 		got := refused(err)
 		if f := (*failure)(nil); errors.As(err, &f) {
 			got = string(f.outcome)
@@ -429,7 +429,7 @@ func TestWhoIsNamed(t *testing.T) {
 	}
 	var none fasthttp.RequestHeader
 	for _, params := range []*transferParams{nil, {}} {
-		if from, err := w.originOf(t.Context(), &none, params); from != nil || err != nil {
+		if from, err := w.originOf(t.Context(), &none, params, nil); from != nil || err != nil {
 			t.Errorf("%+v, %v", from, err)
 		}
 	}

@@ -42,6 +42,7 @@ func (w *Worker) end(ctx context.Context) error {
 	w.requests.close()
 	err := w.requests.wait(ctx)
 	if err == nil {
+		w.prefill.Lapse()
 		err = w.prefill.Idle(ctx)
 	}
 	if err != nil {

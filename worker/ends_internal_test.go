@@ -67,7 +67,7 @@ func TestRenderChatEnds(t *testing.T) {
 	}
 	w, f := rendererOf(t, dir), &followed{Context: context.Background(), done: make(chan struct{})}
 	w.ctx = f
-	_, err := w.renderChat(&fasthttp.RequestCtx{}, &openai.Chat{}, time.Now())
+	_, err := w.renderChat(&fasthttp.RequestCtx{}, &openai.Chat{}, nil, time.Now())
 	if err == nil || !strings.Contains(err.Error(), "chat template: ") || f.by != 0 {
 		t.Errorf("%v, %d wait", err, f.by)
 	}

@@ -28,6 +28,8 @@ type transferParams struct {
 	RemoteRequestID     *string `json:"remote_request_id"`
 	TransferID          string  `json:"transfer_id"`
 	RemoteBootstrapAddr string  `json:"remote_bootstrap_addr"`
+	RemoteNumTokens     int     `json:"remote_num_tokens"`
+	RemoteURL           string  `json:"remote_url"`
 }
 
 const maxTransferID = 256 // bytes
@@ -49,8 +51,30 @@ func parseTransfer(raw json.RawMessage) (*transferParams, error) {
 	return &p, nil
 }
 
-// keptParams is the kv_transfer_params of prefill's answer, in the form of vLLM's NIXL connector:
-// how decode collects the prompt.
+// reusedPrompt is a chat's prompt as prefill tokenised it, which a proxy may pass on to decode; nil if it
+// does not. An echo needs the messages themselves.
+func reusedPrompt(c *openai.Chat) ([]int32, error) {
+	if c.KVTransferParams == nil {
+		return nil, nil
+	}
+	var p struct {
+		IDs *[]int32 `json:"prompt_token_ids"`
+	}
+	err := json.Unmarshal(c.KVTransferParams, &p)
+	switch {
+	case err != nil:
+		return nil, openai.BadRequest(fieldTransfer, "%v", err)
+	case p.IDs == nil || c.Echo:
+		return nil, nil
+	case len(*p.IDs) == 0:
+		return nil, openai.BadRequest(fieldTransfer, "kv_transfer_params.prompt_token_ids must not be empty")
+	}
+	return *p.IDs, nil
+}
+
+// keptParams is the kv_transfer_params of an answer, in the form of vLLM's NIXL connector: of prefill's,
+// how decode collects the prompt; of decode's, how the prefill of the conversation's next turn does what
+// it has of that.
 type keptParams struct {
 	DoRemotePrefill  bool      `json:"do_remote_prefill"`
 	DoRemoteDecode   bool      `json:"do_remote_decode"`
@@ -63,13 +87,20 @@ type keptParams struct {
 	RemoteNumTokens  int       `json:"remote_num_tokens"`
 	BlocksExpiryTime *float64  `json:"remote_blocks_expiry_time"` // null from prefill
 	TransferMode     string    `json:"transfer_mode"`
+	RemoteURL        string    `json:"remote_url,omitempty"` // ours: where to ask how far it reaches
 }
 
 func (w *Worker) keptParams(k *prefill.Kept) *keptParams {
+	p := w.transferParams(k.ID, k.Blocks, k.Info.Tokens)
+	p.DoRemotePrefill = true
+	return p
+}
+
+func (w *Worker) transferParams(id string, blocks []int32, tokens int) *keptParams {
 	host, portText, _ := net.SplitHostPort(w.kvAddr) // well formed: made by advertised
 	port, _ := strconv.Atoi(portText)
-	return &keptParams{DoRemotePrefill: true, RemoteBlockIDs: [][]int32{k.Blocks}, RemoteEngineID: engineID(w.identity.PeerID),
-		RemoteRequestID: k.ID, RemoteHost: host, RemotePort: port, TPSize: 1, RemoteNumTokens: k.Info.Tokens, TransferMode: "pull"}
+	return &keptParams{RemoteBlockIDs: [][]int32{blocks}, RemoteEngineID: engineID(w.identity.PeerID),
+		RemoteRequestID: id, RemoteHost: host, RemotePort: port, TPSize: 1, RemoteNumTokens: tokens, TransferMode: "pull"}
 }
 
 // serveKeep is prefill's side behind a foreign proxy: it runs the prompt, keeps its blocks under a
@@ -83,7 +114,7 @@ func (w *Worker) serveKeep(c context.Context, j *job, p *transferParams, enc *op
 	if p.TransferID != "" {
 		lease = prefill.EarlyClaim + p.TransferID
 	}
-	kept, err := w.prefill.Keep(c, w.request(j, 0, id, seed), lease)
+	kept, err := w.prefill.Keep(c, w.request(j, 0, id, seed), lease, w.lastTurn(p)...)
 	if err != nil {
 		return nil, keepFailure(err)
 	}
@@ -121,7 +152,7 @@ func (w *Worker) serveRenew(ctx *fasthttp.RequestCtx) (any, error) {
 	case len(p.TransferID) > maxTransferID:
 		return nil, openai.BadRequest("transfer_id", "transfer_id is over %d bytes", maxTransferID)
 	case p.TransferID != "":
-	case strings.HasPrefix(*p.RemoteRequestID, prefill.EarlyClaim):
+	case prefill.Early(*p.RemoteRequestID):
 		return nil, openai.BadRequest("remote_request_id", "remote_request_id is none of ours")
 	default:
 		id = *p.RemoteRequestID
@@ -147,7 +178,7 @@ func (w *Worker) foreignOrigin(ctx context.Context, p *transferParams) (*origin,
 	if *p.RemotePort < 1 || *p.RemotePort > 65535 {
 		return nil, openai.BadRequest(fieldTransfer, "remote_port is %d, want 1 to 65535", *p.RemotePort)
 	}
-	if strings.HasPrefix(*p.RemoteRequestID, prefill.EarlyClaim) {
+	if prefill.Early(*p.RemoteRequestID) {
 		return nil, openai.BadRequest(fieldTransfer, "remote_request_id is none of ours")
 	}
 	from := &origin{link: ticket.NewLink(), leaseID: *p.RemoteRequestID,

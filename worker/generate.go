@@ -142,12 +142,19 @@ func (g *generation) submitPrompt(ctx context.Context, i int) (*engine.Handle, *
 	r := g.w.request(g.j, i, g.id, g.seed)
 	if g.from != nil {
 		pre, rep, err := g.w.decode.Fetch(ctx, g.from.claim(r, g.j.bound, i, len(g.j.items)))
-		if err != nil {
+		switch {
+		case err == nil:
+			g.noteTiming(timing{queue: rep.Reserve + rep.Queue, prefill: rep.Prefill, kv: max(0, rep.KV-rep.Queue-rep.Prefill)})
+			r.Prefilled = pre
+			g.j.items[i].had, g.j.items[i].waited = rep.Had, rep.Reserve
+		case g.from.rooms == nil || ctx.Err() != nil:
 			return nil, fetchFailure(err)
+		default: // nobody else can be asked: the router sent this request to no other decode
+			g.j.items[i].alone = true
 		}
-		g.noteTiming(timing{queue: rep.Reserve + rep.Queue, prefill: rep.Prefill, kv: max(0, rep.KV-rep.Queue-rep.Prefill)})
-		r.Prefilled = pre
-		g.j.items[i].had, g.j.items[i].waited = rep.Had, rep.Reserve
+		if g.from.rooms != nil {
+			g.w.met(g.from.requestID, g.from.rooms[i], err)
+		}
 	}
 	if g.j.brought && !g.w.hasPrompt(r.Prompt, r.Salt) {
 		return nil, failed(ticket.NoSpace, errUnbrought)
@@ -213,7 +220,7 @@ func (g *generation) renderEvent() {
 		it := &g.j.items[g.item]
 		it.info = p
 		g.usage.Cached += p.CachedTokens
-		if g.from == nil {
+		if g.from == nil || it.alone {
 			g.noteTiming(timing{queue: p.Queued, prefill: p.Prefill})
 			it.had = p.CachedTokens
 		}

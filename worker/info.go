@@ -39,7 +39,7 @@ func (w *Worker) serveTokenize(ctx *fasthttp.RequestCtx) (any, error) {
 	case err != nil:
 	case t.Chat != nil:
 		var p *prompt
-		if p, err = w.renderChat(ctx, t.Chat, time.Now()); err == nil {
+		if p, err = w.renderChat(ctx, t.Chat, nil, time.Now()); err == nil {
 			ids = p.tokens
 		}
 	default:

@@ -62,6 +62,9 @@ func (w *Worker) startKV(d Deps) error {
 	pcfg.Lease, pcfg.MaxLease, pcfg.TicketWait = w.cfg.LeaseTime, w.cfg.LeaseMax, w.cfg.TicketWait
 	pcfg.Warm, pcfg.Give, pcfg.GiveTime = w.bringPrefix, w.givePrefix, 2*w.cfg.KV.LoadTimeout
 	pcfg.Ran, pcfg.Guide = w.vllm.prefilled, w.binder.Guide
+	if pcfg.Metrics, err = prefill.NewMetrics(w.registry); err != nil {
+		return err
+	}
 	w.prefill = prefill.New(pcfg, w.engine, w.backend, w.backend.Layout(), w.log)
 	if w.server, err = kvconn.NewServer(cfg, w.log, metrics); err != nil {
 		return err

@@ -45,8 +45,9 @@ func (w *Worker) registerMetrics() error {
 	for _, l := range []string{"http", "kv_events"} {
 		w.failedAccepts.WithLabelValues(l)
 	}
+	w.rooms = newRoomMetric()
 	for _, c := range append(append(w.vllm.collectors(), w.answers.collectors()...), w.vllm.promises.kept,
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), info, w.failedAccepts,
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), info, w.failedAccepts, w.rooms,
 		gauge("vllm:num_requests_running", "Sequences in the batch, as vLLM names it.", stats(func(s engine.Stats) float64 { return float64(s.Running) })),
 		gauge("vllm:num_requests_waiting", "Requests not started, as vLLM names it.", stats(func(s engine.Stats) float64 { return float64(s.Waiting) })),
 		waiting("capacity", stats(func(s engine.Stats) float64 { return float64(s.Waiting) })),

@@ -51,6 +51,17 @@ func (w *Worker) mooncakeOrigin(ctx context.Context, p *transferParams) (*origin
 	if err := w.allowPeer(u.Host); err != nil {
 		return nil, openai.BadRequest(fieldTransfer, "%v", err)
 	}
+	from, err := w.bootstrapOrigin(ctx, u, p.RemoteEngineID)
+	if err != nil {
+		return nil, err
+	}
+	from.leaseID = prefill.EarlyClaim + p.TransferID
+	return from, w.checkOrigin(from)
+}
+
+// bootstrapOrigin asks the worker that answers at u where its KV listener is; engine, if not nil, must
+// be its id. The origin is not checked yet.
+func (w *Worker) bootstrapOrigin(ctx context.Context, u *url.URL, engine *string) (*origin, error) {
 	ranks, err := w.queryBootstrap(ctx, u)
 	switch {
 	case scarce.Ours(err):
@@ -59,15 +70,15 @@ func (w *Worker) mooncakeOrigin(ctx context.Context, p *transferParams) (*origin
 		return nil, failed(ticket.Dead, fmt.Errorf("ask %s: %w", u.Host, err))
 	}
 	for _, r := range ranks {
-		if p.RemoteEngineID != nil && *p.RemoteEngineID != r.EngineID {
+		if engine != nil && *engine != r.EngineID {
 			continue
 		}
-		from := &origin{link: ticket.NewLink(), leaseID: prefill.EarlyClaim + p.TransferID, addr: strings.TrimPrefix(r.WorkerAddr["0"]["0"], "tcp://")}
+		from := &origin{link: ticket.NewLink(), addr: strings.TrimPrefix(r.WorkerAddr["0"]["0"], "tcp://")}
 		var ok bool
 		if from.peer, ok = parseEngineID(r.EngineID); !ok {
 			return nil, openai.BadRequest(fieldTransfer, "%s has engine_id %q, which is none of ours", u.Host, r.EngineID)
 		}
-		return from, w.checkOrigin(from)
+		return from, nil
 	}
 	return nil, failed(ticket.Dead, fmt.Errorf("%s does not have the requested engine: it restarted, or the proxy's knowledge is old", u.Host))
 }

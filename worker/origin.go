@@ -28,12 +28,17 @@ type origin struct {
 	requestID string
 	deadline  time.Time
 	peers     []ticket.Peer // besides the pair
+	rooms     []int64       // one a prompt, instead of a lease; what cannot be had there is computed here
 }
 
 // claim is what decode asks of prefill for prompt i of n, whose answers bound binds.
 func (from *origin) claim(r *engine.Request, bound *handoff.Guide, i, n int) *decode.Claim {
+	leaseID := from.leaseID
+	if from.rooms != nil {
+		leaseID = roomLease(from.rooms[i])
+	}
 	return &decode.Claim{
-		Addr: from.addr, Peer: from.peer, Link: from.link, LeaseID: from.leaseID, RequestID: from.requestID,
+		Addr: from.addr, Peer: from.peer, Link: from.link, LeaseID: leaseID, RequestID: from.requestID,
 		Owner: r.Owner, Tokens: r.Prompt, Deadline: from.deadline,
 		Order: handoff.Order{Sampling: r.Sampling, N: max(r.N, 1), Urgent: r.Urgent, TTFT: r.Promise.TTFT, MayShed: !r.Keep && len(r.Given) == 0, MinTokens: r.MinTokens, StopTokens: r.StopTokens,
 			IgnoreEOS: r.IgnoreEOS, Logprobs: r.Logprobs, PromptLogprobs: r.PromptLogprobs, LogprobIDs: r.LogprobIDs, Salt: r.Salt, Priority: r.Priority, Peers: from.peers, Rows: r.RowsDo(), Guide: bound, Index: i, Of: n},
@@ -41,9 +46,12 @@ func (from *origin) claim(r *engine.Request, bound *handoff.Guide, i, n int) *de
 }
 
 // originOf reads where a request's KV comes from; nil if it is computed here.
-func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams) (*origin, error) {
+func (w *Worker) originOf(ctx context.Context, h *fasthttp.RequestHeader, p *transferParams, m *meeting) (*origin, error) {
 	if link := h.Peek(ticket.HeaderLink); len(link) > 0 {
 		return w.routerOrigin(h, string(link))
+	}
+	if m != nil {
+		return w.roomOrigin(ctx, m)
 	}
 	if p == nil || !p.DoRemotePrefill {
 		return nil, nil

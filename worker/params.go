@@ -37,6 +37,7 @@ type job struct {
 	bound    *handoff.Guide // what binds the answers; nil: nothing does
 	guide    engine.Guide   // the same at its begin, to be forked
 	peers    []ticket.Peer  // have the beginning of the prompt, says the router
+	turns    bool           // its answer says where its KV is
 	brought  bool           // the KV of the prompt was brought ahead; without it the job is refused
 
 	requestID string // the client's
@@ -68,6 +69,7 @@ type item struct {
 	info   *engine.PromptInfo // nil before its first event
 	had    int                // prompt tokens found in this worker's prefix cache
 	waited time.Duration      // for blocks, before the engine
+	alone  bool               // it is computed here, although another worker was to
 
 	detok          *tokenizer.Detokenizer // has seen the prompt; nil until the first choice
 	echoed, listed []openai.TokenLogprob  // for echo and for prompt_logprobs; nil until wanted
@@ -173,10 +175,17 @@ func (w *Worker) echoed(tokens []int32) (string, *tokenizer.Detokenizer) {
 
 // chatJob is of one chat's messages, or of several chats'.
 func (w *Worker) chatJob(ctx *fasthttp.RequestCtx, c *openai.Chat, chats [][]json.RawMessage, now time.Time) (*job, error) {
+	ids, fail := reusedPrompt(c)
+	if fail != nil {
+		return nil, fail
+	}
+	if ids != nil && len(chats) > 1 {
+		return nil, openai.BadRequest(fieldTransfer, "kv_transfer_params.prompt_token_ids is one chat's, and there are %d", len(chats))
+	}
 	j := &job{Sampling: c.Sampling, chat: true, logprobs: -1}
 	for i, messages := range chats {
 		c.Messages = messages
-		p, err := w.renderChat(ctx, c, now)
+		p, err := w.renderChat(ctx, c, ids, now)
 		if err != nil {
 			return nil, err
 		}
@@ -269,26 +278,30 @@ type prompt struct {
 }
 
 // renderChat turns messages into the model's prompt. A template may run for seconds; it is
-// cancelled when the client leaves.
-func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, now time.Time) (*prompt, error) {
+// cancelled when the client leaves. It is not run if ids, not nil, are the prompt.
+func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, ids []int32, now time.Time) (*prompt, error) {
 	in := tokenizer.ChatInput{Messages: c.Messages, AddGenerationPrompt: c.AddGenerationPrompt,
 		ContinueFinalMessage: c.ContinueFinalMessage, Kwargs: c.TemplateKwargs, Now: now}
-	tok, err := w.templated(c)
-	if err != nil {
-		return nil, err
-	}
 	if c.UsesTools() {
 		if err := json.Unmarshal(c.Tools, &in.Tools); err != nil {
 			return nil, openai.BadRequest("tools", "%v", err)
 		}
 	}
-	waits, cancel := context.WithCancelCause(w.ctx)
-	defer cancel(nil)
-	defer w.clients.Watch(ctx.Conn(), func() { cancel(errClientLeft) })()
 	p := &prompt{}
 	if in.Tools != nil {
 		p.tools = answer.ReadTools(in.Tools)
 	}
+	if ids != nil {
+		p.tokens, p.text = ids, w.tok.Decode(ids, false)
+		return p, nil
+	}
+	tok, err := w.templated(c)
+	if err != nil {
+		return nil, err
+	}
+	waits, cancel := context.WithCancelCause(w.ctx)
+	defer cancel(nil)
+	defer w.clients.Watch(ctx.Conn(), func() { cancel(errClientLeft) })()
 	p.text, err = tok.RenderChat(waits, in)
 	switch {
 	case waits.Err() != nil:

@@ -11,6 +11,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/engine"
+	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/kvevents"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
@@ -53,6 +54,10 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	m, err := j.meeting()
+	if err != nil {
+		return nil, err
+	}
 	if len(j.items) > 1 {
 		// A transfer carries one prompt. When a proxy sends a batch through both sides, prefill
 		// keeps nothing and decode computes it alone. vLLM does so for all prompts but the first.
@@ -68,13 +73,17 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 	if j.promise, err = promiseOf(h.Peek(ticket.HeaderPromise)); err != nil {
 		return nil, err
 	}
+	runs := m != nil && len(h.Peek(ticket.HeaderLink)) == 0 && w.Role() == fleet.Prefill
+	if runs {
+		j.firstOnly()
+	}
 	j.framed = j.Stream && string(h.Peek(ticket.HeaderTokens)) == "1"
 	unsure := j.MaxTokens == nil
 	if err := w.checkAnswer(j, w.answerLimit(h.Peek(ticket.HeaderMaxAnswer))); err != nil {
 		return nil, err
 	}
 	keep, kind := params != nil && params.DoRemoteDecode, "generate"
-	if keep {
+	if keep || runs {
 		kind = "keep"
 	}
 	j.requestID = requestID(h)
@@ -98,14 +107,18 @@ func (w *Worker) serveJob(ctx *fasthttp.RequestCtx, j *job) (any, error) {
 	if keep {
 		return w.serveKeep(c, j, params, enc, id, seed)
 	}
-	from, err := w.originOf(c, h, params)
+	if runs {
+		return w.serveRooms(ctx, c, j, m, enc, id, seed)
+	}
+	from, err := w.originOf(c, h, params, m)
 	if err != nil {
 		return nil, err
 	}
+	j.turns = w.tellsTurn(j, params)
 	j.peers, j.brought = w.peerHint(h), string(h.Peek(ticket.HeaderBrought)) == "1"
 	if from != nil {
 		from.requestID = j.requestID
-		if from.leaseID == "" {
+		if from.leaseID == "" && from.rooms == nil {
 			from.peers = j.peers
 		}
 	}
@@ -162,6 +175,9 @@ func (w *Worker) answerWhole(ctx *fasthttp.RequestCtx, c *call, g *generation, e
 	for i, c := range g.choices {
 		choices[i] = c.takeChunk()
 	}
+	if g.j.turns {
+		enc.Transfer(w.turnParams(g.choices[0]))
+	}
 	ctx.SetContentType("application/json")
 	g.describe(&ctx.Response.Header)
 	if n <= pieceBytes || n <= wholeBytes && g.mem.grow(int64(n)) {
@@ -195,6 +211,9 @@ func (w *Worker) answerStream(ctx *fasthttp.RequestCtx, c *call, g *generation, 
 			u := c.usage()
 			u.Completion = tokens
 			usage = &u
+		}
+		if g.j.turns && out.Finish != "" {
+			enc.Transfer(w.turnParams(c))
 		}
 		buf = enc.AppendChunk(buf, &out, usage)
 	}

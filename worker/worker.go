@@ -10,7 +10,9 @@
 //	answersize.go  how large its answer can become, and the memory for it
 //	origin.go      where its KV comes from: a prefill worker named by our router,
 //	foreign.go,    or by a foreign proxy
-//	mooncake.go
+//	mooncake.go,
+//	rooms.go
+//	turns.go       where the KV of its answer is, for the next turn
 //	generate.go    a goroutine a prompt: collect KV, submit, events
 //	render.go      text, stops, log probabilities
 //	reading.go     reasoning and calls of tools in that text
@@ -104,6 +106,7 @@ type Worker struct {
 	tiers         *tier.Tiers // nil: none
 	peers         *tier.Peers // nil: none are asked or given to
 	vllm          *vllmMetrics
+	rooms         *prometheus.CounterVec // by outcome; see met
 	failedAccepts *prometheus.CounterVec // by listener
 	engine        *engine.Engine
 	prefill       *prefill.Service

@@ -15,7 +15,7 @@ import (
 func TestNullIsAbsent(t *testing.T) {
 	both := []string{"model", "user", "n", "seed", "stream", "stream_options", "min_tokens", "stop", "stop_token_ids", "include_stop_str_in_output",
 		"ignore_eos", "skip_special_tokens", "temperature", "top_p", "min_p", "top_k", "presence_penalty", "frequency_penalty", "repetition_penalty",
-		"logit_bias", "prompt_logprobs", "return_token_ids", "cache_salt", "cache_priority", "kv_transfer_params", "max_tokens", "logprobs",
+		"logit_bias", "prompt_logprobs", "return_token_ids", "cache_salt", "cache_priority", "kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room", "max_tokens", "logprobs",
 		"add_special_tokens", "response_format"}
 	f := func(parse func(body string) (any, *openai.Error), rest string, fields ...string) {
 		t.Helper()

@@ -78,6 +78,7 @@ type Encoder struct {
 	chunk, full          []byte // up to and including `"choices":[`
 	vocab                Vocab
 	spill                func(dst []byte) []byte // nil: nowhere
+	transfer             []byte                  // nil: none; see Transfer
 }
 
 // Meta is what all chunks of a response have in common.
@@ -131,6 +132,9 @@ func (e *Encoder) AppendChunk(dst []byte, c *Choice, usage *Usage) []byte {
 	case e.nullUsage:
 		dst = append(dst, `,"usage":null`...)
 	}
+	if c.Finish != "" {
+		dst = e.appendTransfer(dst)
+	}
 	return append(dst, "}\n\n"...)
 }
 
@@ -158,7 +162,17 @@ func (e *Encoder) AppendFull(dst []byte, choices []Choice, u Usage) []byte {
 	if !e.each { // one prompt: its part stands beside the choices
 		dst = e.appendPrompt(append(dst, ','), &choices[0])
 	}
-	return append(u.appendTiming(dst), '}')
+	return append(e.appendTransfer(u.appendTiming(dst)), '}')
+}
+
+// Transfer adds kv_transfer_params, which is JSON, to the chunk that ends a choice, or to a whole answer.
+func (e *Encoder) Transfer(params []byte) { e.transfer = params }
+
+func (e *Encoder) appendTransfer(dst []byte) []byte {
+	if e.transfer == nil {
+		return dst
+	}
+	return append(append(dst, `,"kv_transfer_params":`...), e.transfer...)
 }
 
 // appendPrompt writes what a whole response says of the prompt.

@@ -159,7 +159,10 @@ func RequestFields() []RequestField {
 	for _, name := range []string{"stop_regex", "lora_path", "thinking_token_budget", "watermarking", "repetition_detection", "return_weight_versions", "return_prompt_text", "ec_transfer_params"} {
 		rows = append(rows, RequestField{name, onBoth, Off, `{"const":false}`, ""})
 	}
-	rows = append(rows, RequestField{"kv_transfer_params", onBoth, Linked, "", "Links the legs of a pair: from a client's request it is a 400, as are `disaggregated_params` and `bootstrap_*`. A worker takes it from its router, or from a foreign one."})
+	rows = append(rows, RequestField{"kv_transfer_params", onBoth, Linked, "", "Links the legs of a pair: from a client's request it is a 400, as is `disaggregated_params`. A worker takes it from its router, or from a foreign one."})
+	for _, name := range []string{"bootstrap_host", "bootstrap_port", "bootstrap_room"} {
+		rows = append(rows, RequestField{name, onBoth, Linked, "", "As `kv_transfer_params`, of SGLang's routers: prefill's address, and the room of each prompt."})
+	}
 	return rows
 }
 

@@ -15,6 +15,7 @@ var seeds = []string{
 	`{"messages":[{"role":"user","content":[{"type":"text","text":"a\ud83d\ude00"}]},{"role":"assistant","content":null,"tool_calls":[{"function":{"arguments":"{}"}}]}],"tools":[{"type":"function"}]}`,
 	`{"messages":[[{"role":"user","content":"a"}],[{"role":"assistant","content":null}]]}`, `{"texts":["a"],"embedding_types":["base64"],"truncate":"START"}`,
 	`{"prompt":"\ud800"}`, `{"a":1e999}`, `{"prompt":["a"`, `[]`, "{\"a\":\"\xff\"}", `{"kv_transfer_params":{}}`,
+	`{"prompt":["a","b"],"bootstrap_host":["h","h"],"bootstrap_port":[8998,null],"bootstrap_room":[0,9223372036854775807]}`,
 }
 
 // FuzzScan: whatever Scan accepts is a JSON object, and what it reads agrees
@@ -72,6 +73,7 @@ func FuzzParse(f *testing.F) {
 					}
 				}
 			}
+			checkBootstrap(t, c.Bootstrap)
 			if _, err := openai.Scan(body); err != nil && err.Param == "" {
 				t.Fatalf("Scan refuses what ParseCompletion takes: %v", err)
 			}
@@ -94,6 +96,31 @@ func FuzzParse(f *testing.F) {
 			t.Fatal("one of result and error")
 		}
 	})
+}
+
+// checkBootstrap: what is read of bootstrap fields is in range.
+func checkBootstrap(t *testing.T, b *openai.Bootstrap) {
+	if b == nil {
+		return
+	}
+	if len(b.Hosts) > 4096 || len(b.Ports) > 4096 || len(b.Rooms) > 4096 || b.Hosts == nil && b.Ports == nil && b.Rooms == nil {
+		t.Fatalf("%+v", b)
+	}
+	for _, h := range b.Hosts {
+		if len(h) > 255 {
+			t.Fatalf("a host of %d bytes", len(h))
+		}
+	}
+	for _, p := range b.Ports {
+		if p < 0 || p > 65535 {
+			t.Fatalf("port %d", p)
+		}
+	}
+	for _, r := range b.Rooms {
+		if r < 0 {
+			t.Fatalf("room %d", r)
+		}
+	}
 }
 
 // FuzzAppendString: the output is a JSON string that decodes to the input.

@@ -183,6 +183,8 @@ func (p *parser) sampling(s *Sampling, key []byte) {
 			p.wrong("kv_transfer_params", "an object")
 		}
 		s.KVTransferParams = bytes.Clone(p.raw())
+	case "bootstrap_host", "bootstrap_port", "bootstrap_room":
+		p.bootstrap(s, string(key))
 	case "use_beam_search":
 		if p.bool("use_beam_search", false) {
 			p.refuse("use_beam_search", "use_beam_search is not supported")

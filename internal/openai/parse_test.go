@@ -3,6 +3,7 @@ package openai_test
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -153,6 +154,18 @@ func TestBadCompletions(t *testing.T) {
 		{`{"prompt":"x","cache_priority":101}`, "cache_priority", "between 0 and 100"},
 		{`{"prompt":"x","cache_priority":"high"}`, "cache_priority", "integer"},
 		{`{"prompt":"x","kv_transfer_params":[]}`, "kv_transfer_params", "object"},
+		{`{"prompt":"x","bootstrap_room":9223372036854775808}`, "bootstrap_room", "between 0 and 9223372036854775807"},
+		{`{"prompt":"x","bootstrap_room":-1}`, "bootstrap_room", "between 0"},
+		{`{"prompt":"x","bootstrap_room":1.5}`, "bootstrap_room", "an integer"},
+		{`{"prompt":"x","bootstrap_room":[1,null]}`, "bootstrap_room", "bootstrap_room[1] must be an integer, not null"},
+		{`{"prompt":"x","bootstrap_room":[[1]]}`, "bootstrap_room", "an integer"},
+		{`{"prompt":"x","bootstrap_room":{}}`, "bootstrap_room", "an integer"},
+		{`{"prompt":"x","bootstrap_room":[` + times(4097, "1") + `]}`, "bootstrap_room", "more than 4096 entries"},
+		{`{"prompt":"x","bootstrap_port":0}`, "bootstrap_port", "between 1 and 65535"},
+		{`{"prompt":"x","bootstrap_port":[1,65536]}`, "bootstrap_port", "between 1 and 65535"},
+		{`{"prompt":"x","bootstrap_host":1}`, "bootstrap_host", "a string"},
+		{`{"prompt":"x","bootstrap_host":["a",1]}`, "bootstrap_host", "bootstrap_host[1] must be a string"},
+		{`{"prompt":"x","bootstrap_host":"` + strings.Repeat("h", 256) + `"}`, "bootstrap_host", "longer than 255"},
 		{`{"prompt":[` + strings.Repeat(`"a",`, 256) + `"a"]}`, "prompt", "more than 256"},
 		{`{"prompt":"x","use_beam_search":true}`, "use_beam_search", "not supported"},
 		{`{"prompt":"x","allowed_token_ids":[]}`, "allowed_token_ids", "must not be empty"},
@@ -537,6 +550,14 @@ func TestEveryField(t *testing.T) {
 		`"prompt_logprobs":3`:      func(s *openai.Sampling) { s.PromptLogprobs = &three }, `"return_token_ids":true`: func(s *openai.Sampling) { s.ReturnTokenIDs = true },
 		`"cache_salt":"s"`: func(s *openai.Sampling) { s.CacheSalt = "s" }, `"cache_priority":53`: func(s *openai.Sampling) { s.CachePriority = 3 },
 		`"kv_transfer_params":{"a":[1]}`: func(s *openai.Sampling) { s.KVTransferParams = []byte(`{"a":[1]}`) }, `"max_tokens":3`: func(s *openai.Sampling) { s.MaxTokens = &three },
+		`"bootstrap_host":"h","bootstrap_port":1,"bootstrap_room":9223372036854775807`: func(s *openai.Sampling) {
+			s.Bootstrap = &openai.Bootstrap{Hosts: []string{"h"}, Ports: []int{1}, Rooms: []int64{math.MaxInt64}}
+		},
+		`"bootstrap_host":["h","i"],"bootstrap_port":[1,null],"bootstrap_room":[0,2]`: func(s *openai.Sampling) {
+			s.Bootstrap = &openai.Bootstrap{Hosts: []string{"h", "i"}, Ports: []int{1, 0}, Rooms: []int64{0, 2}}
+		},
+		`"bootstrap_room":1,"bootstrap_room":2,"bootstrap_host":"h","bootstrap_host":null`: func(s *openai.Sampling) { s.Bootstrap = &openai.Bootstrap{Rooms: []int64{2}} },
+		`"bootstrap_room":1,"bootstrap_room":null`:                                         func(*openai.Sampling) {},
 		`"unknown":[{"n":3}]`: func(*openai.Sampling) {},
 	}
 	same := func(got, want any, err *openai.Error, body string) {

@@ -89,6 +89,7 @@ type Sampling struct {
 	Constraint *Constraint // nil: any text
 
 	KVTransferParams json.RawMessage // the raw object; nil when absent or null
+	Bootstrap        *Bootstrap      // nil when none of its fields is given
 }
 
 // Prompt is text or token ids.

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -24,6 +25,7 @@ func main() {
 	model := flag.String("model", "", "model name to ask for")
 	chat := flag.Bool("chat", false, "also chat completions; the model needs a template")
 	sampled := flag.Bool("sampled", false, "also sampling with a seed, for engines that then promise the same tokens")
+	text := flag.Bool("text", false, "no prompts of token ids: SGLang's router takes none")
 	rounds := flag.Int("rounds", 2, "how often to send each case; later rounds meet warm caches")
 	parallel := flag.Int("parallel", 4, "concurrent cases in all rounds but the first")
 	timeout := flag.Duration("timeout", time.Minute, "of one request")
@@ -46,6 +48,9 @@ func main() {
 		os.Exit(2)
 	}
 	list := cases(*model, *chat, *sampled)
+	if *text {
+		list = slices.DeleteFunc(list, func(c testCase) bool { return strings.HasPrefix(c.name, "token ids") })
+	}
 	if bad := compare(os.Stdout, targets, list, *rounds, *parallel, *timeout); bad > 0 {
 		fmt.Fprintf(os.Stderr, "sametokens: %d answers differ\n", bad)
 		os.Exit(1)
