@@ -49,7 +49,7 @@ func (s Spread) Since(old Spread) Spread {
 
 // Quantile is interpolated in its bucket, as Prometheus does; of an infinite one it is the lower edge. 0 without values.
 func (s Spread) Quantile(q float64) float64 {
-	if len(s.Counts) == 0 {
+	if len(s.Counts) == 0 || s.Counts[len(s.Counts)-1] == 0 {
 		return 0
 	}
 	want := q * float64(s.Counts[len(s.Counts)-1])
