@@ -15,7 +15,7 @@ export async function start(binary, port) {
     child.stdout.on('data', hear);
     child.stderr.on('data', hear);
     ended.then(() => fail(new Error('xpyd up ended: ' + log)));
-    setTimeout(() => fail(new Error('xpyd up is not ready after a minute: ' + log)), 60000).unref();
+    setTimeout(() => fail(new Error('xpyd up is not ready after five minutes: ' + log)), 300000).unref();
   });
   await ready;
   const token = name => readFileSync(join(data, name), 'utf8').trim();

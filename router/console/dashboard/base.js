@@ -43,7 +43,7 @@ export const session = {
 export class Refused extends Error { constructor(status, text) { super(text); this.status = status; } }
 
 // ask sends a request of the admin API. An answer that is no success is a Refused; none is any other error.
-export async function ask(path, { method = 'GET', body, headers = {}, raw = false, signal, timeout = 12000 } = {}) {
+export async function ask(path, { method = 'GET', body, headers = {}, raw = false, signal, timeout = method === 'GET' ? 8000 : 60000 } = {}) {
   const r = await fetch(path, { method, body: body === undefined ? undefined : JSON.stringify(body), cache: 'no-store', credentials: 'same-origin',
     headers: { 'X-Xpyd-Session': session.key(), ...(body === undefined ? {} : { 'Content-Type': 'application/json' }), ...headers }, signal: signal || AbortSignal.timeout(timeout) });
   if (!r.ok) {
@@ -101,8 +101,8 @@ export class Table {
     const shape = () => columns.filter(c => !(c.cls || '').match(innerWidth <= 560 ? /mid|wide/ : innerWidth <= 900 ? /wide/ : /^$/)).map(c => c.size || 'minmax(0,1fr)').join(' ');
     this.shape = shape;
     this.head = el('div', { class: 'headrow', role: 'row' }, columns.map(c => el('span', { role: 'columnheader', class: c.cls || '' }, c.name)));
-    this.sizer = el('div', { class: 'sizer', role: 'rowgroup' });
-    this.view = el('div', { class: 'rows', tabindex: '0', role: 'presentation' }, this.sizer);
+    this.sizer = el('div', { class: 'sizer' });
+    this.view = el('div', { class: 'rows', tabindex: '0', role: 'rowgroup' }, this.sizer);
     this.element = el('div', { class: 'table', role: 'table', 'aria-label': label }, el('div', { role: 'rowgroup' }, this.head), this.view);
     this.view.addEventListener('scroll', () => this.draw(), { passive: true });
     this.watch = new ResizeObserver(() => this.draw(true));

@@ -4,7 +4,7 @@ import { members, store } from './store.js';
 
 export const title = 'Fleet';
 const mostDrawn = 8; // of a role
-let table, frame, summary, scaleForm, keys = '';
+let table, frame, summary, scaleForm, pressed = false; // while a button is down, what is under it stays
 
 const trouble = m => m.state === 'dead' || m.state === 'suspect' ? 2 : m.state !== 'live' || m.draining || !m.probed || m.breaker && m.breaker.state !== 'closed' ? 1 : 0;
 export function stateOf(m) {
@@ -41,7 +41,7 @@ function wayOf(d, p) {
 }
 
 export function make() {
-  frame = el('div', { class: 'picture-frame' });
+  frame = el('div', { class: 'picture-frame', onpointerdown: () => { pressed = true; addEventListener('pointerup', () => setTimeout(() => { pressed = false; }), { once: true }); } });
   summary = el('span', { class: 'dim' });
   table = new Table('Workers', [
     { name: 'worker', of: m => m.id, size: 'minmax(6.5rem,1.2fr)' },
@@ -71,6 +71,7 @@ export function update() {
 }
 // The picture is made again each second, so what has the focus is found again by its worker.
 function picture(list, at) {
+  if (pressed) return;
   const pickFew = role => {
     const all = list.filter(m => m.role === role).sort((a, b) => trouble(b) - trouble(a) || (b.load.running + b.load.waiting) - (a.load.running + a.load.waiting) || a.id.localeCompare(b.id, undefined, { numeric: true }));
     return { few: all.slice(0, mostDrawn).sort((a, b) => a.id.localeCompare(b.id, undefined, { numeric: true })), more: Math.max(0, all.length - mostDrawn) };
@@ -102,7 +103,6 @@ function picture(list, at) {
   svg.style.margin = '0 auto';
   frame.replaceChildren(svg);
   if (inside && had) { const n = nodes.find(n => n.dataset.worker === had); if (n) n.focus({ preventScroll: true }); }
-  keys = had;
 }
 
 function node(m, x, y) {
@@ -150,6 +150,6 @@ function scale() {
     if (P.value) body.prefill = Number(P.value);
     if (D.value) body.decode = Number(D.value);
     if (!Object.keys(body).length) return;
-    sure('Scale', 'Have ' + Object.entries(body).map(([r, n]) => many(n, r + ' worker')).join(' and ') + '? Those too many are drained, and end.', 'Scale', () => ask('/admin/v1/scale', { method: 'POST', body, timeout: 60000 }).then(() => { P.value = D.value = ''; return 'Ordered. Workers come and go in the events.'; }), false);
+    sure('Scale', 'Have ' + Object.entries(body).map(([r, n]) => many(n, r + ' worker')).join(' and ') + '? Those too many are drained, and end.', 'Scale', () => ask('/admin/v1/scale', { method: 'POST', body }).then(() => { P.value = D.value = ''; return 'Ordered. Workers come and go in the events.'; }), false);
   } }, el('h2', {}, 'How many workers'), el('div', { class: 'form-row' }, el('div', {}, el('label', { for: 'scale-prefill' }, 'Prefill'), P), el('div', {}, el('label', { for: 'scale-decode' }, 'Decode'), D), el('button', { type: 'submit' }, 'Scale …')));
 }
