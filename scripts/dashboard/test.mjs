@@ -11,7 +11,7 @@ import { crowd } from './crowd.mjs';
 const require = createRequire(import.meta.url), axe = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
 const binary = process.argv[2] || './xpyd', port = Number(process.env.XPYD_PORT || 41510);
 const pictures = process.env.PICTURES ?? new URL('../../docs/dashboard', import.meta.url).pathname;
-const views = ['overview', 'fleet', 'requests', 'kv', 'events', 'try'], widths = [360, 768, 1280, 2560];
+const views = ['overview', 'fleet', 'requests', 'kv', 'events', 'try'], widths = [1280, 360, 768, 2560];
 const say = text => process.stdout.write(text + '\n');
 const until = async (what, f, limit = 120000) => {
   for (const end = Date.now() + limit; ;) {
@@ -130,11 +130,11 @@ try {
   await page.click('g[data-worker="decode-1"]');
   await page.click('dialog button:has-text("Drain")');
   await page.click('dialog .does button:has-text("Drain")');
-  await page.waitForSelector('g[data-worker="decode-1"][aria-label*="draining"]');
+  await page.waitForSelector('g[data-worker="decode-1"]:has-text("draining")');
   await page.click('g[data-worker="decode-1"]');
   await page.click('dialog button:has-text("Undrain")');
   await page.click('dialog .does button:has-text("Undrain")');
-  await page.waitForSelector('g[data-worker="decode-1"]:not([aria-label*="draining"])');
+  await page.waitForSelector('g[data-worker="decode-1"]:not(:has-text("draining"))');
   await go(page, 'kv');
   await page.fill('#pin-prompt', 'She saw birds and dogs. Then she went home to her mother, and they had tea and cake in the garden.');
   await page.click('button:has-text("Pin …")');

@@ -98,7 +98,7 @@ export function sure(title, text, label, act, danger = true) {
 export class Table {
   constructor(label, columns, open) {
     Object.assign(this, { columns, open, rows: [], pool: [], height: 34 });
-    const shape = () => columns.filter(c => !(c.cls || '').match(innerWidth <= 560 ? /mid|wide/ : innerWidth <= 900 ? /wide/ : /^$/)).map(c => c.size || 'minmax(0,1fr)').join(' ');
+    const shape = () => columns.filter(c => !(c.cls || '').match(innerWidth <= 560 ? /mid|wide/ : innerWidth <= 900 ? /wide/ : /(?!)/)).map(c => c.size || 'minmax(0,1fr)').join(' ');
     this.shape = shape;
     this.head = el('div', { class: 'headrow', role: 'row' }, columns.map(c => el('span', { role: 'columnheader', class: c.cls || '' }, c.name)));
     this.sizer = el('div', { class: 'sizer' });

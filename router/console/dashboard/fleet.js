@@ -89,7 +89,7 @@ function picture(list, at) {
     if (!n && !way && P.few.length * D.few.length > 16) return;
     const e = el('path', { class: 'edge' + (n ? ' alive' : ''), d: `M${xs.prefill + nodeW} ${y1}C${W / 2} ${y1} ${W / 2} ${y2} ${xs.decode} ${y2}`, 'stroke-width': n ? Math.min(6, 1.8 + .35 * n.run) : 1.5 }, el('title', {}, `${p.id} to ${d.id}${way ? ' by ' + way : ''}${n ? ', ' + many(n.run, 'request') + ' now' : ''}`));
     parts.push(e);
-    if (way && P.few.length * D.few.length <= 16) labels.push(el('text', { class: 'sub', x: xs.decode - 8, y: y2 - 7 - 13 * labels.filter(l => l.dataset.to === d.id).length, 'text-anchor': 'end', 'data-to': d.id }, `${p.id} ${way}${n && n.run ? ' · ' + n.run : ''}`));
+    if (way && P.few.length * D.few.length <= 16) labels.push(el('text', { class: 'sub way', x: xs.decode - 8, y: y2 - 7 - 13 * labels.filter(l => l.dataset.to === d.id).length, 'text-anchor': 'end', 'data-to': d.id }, `${p.id} ${way}${n && n.run ? ' · ' + n.run : ''}`));
   }));
   const nodes = [...P.few.map((m, i) => node(m, xs.prefill, place(P.few, i))), ...D.few.map((m, i) => node(m, xs.decode, place(D.few, i)))];
   for (const [few, role] of [[P, 'prefill'], [D, 'decode']]) {
@@ -107,16 +107,15 @@ function picture(list, at) {
 
 function node(m, x, y) {
   const p = pool(m), w = 300, inner = w - 28, open = () => detail(m.id);
-  const words = `${m.id}, ${m.role}, ${stateOf(m).slice(2)}, ${many(m.load.running, 'sequence')} running, ${m.load.waiting} waiting, pool: ${poolWords(p)}, KV ${speed(rateOf(m))}`;
   let at = x + 14;
   const fill = (n, cls) => { const r = n > 0 && p.blocks ? el('rect', { x: at, y: y + 60, width: inner * n / p.blocks, height: 10, class: cls }) : null; if (r) at += inner * n / p.blocks; return r; };
-  return el('g', { role: 'button', tabindex: '0', 'data-worker': m.id, 'aria-label': words, class: ['', 'resting', 'trouble'][trouble(m)],
+  return el('g', { role: 'button', tabindex: '0', 'data-worker': m.id, class: ['', 'resting', 'trouble'][trouble(m)],
     onclick: open, onkeydown: e => { if (e.key === 'Enter' || e.key === ' ') { e.preventDefault(); open(); } } },
   el('rect', { x, y, width: w, height: 92, rx: 10, class: 'box' }), el('rect', { x, y: y + 12, width: 4, height: 68, rx: 2, class: m.role + '-mark' }),
-  el('text', { x: x + 14, y: y + 24, class: 'name' }, m.id.length > 24 ? m.id.slice(0, 23) + '…' : m.id),
-  el('text', { x: x + w - 14, y: y + 24, class: 'sub', 'text-anchor': 'end' }, stateOf(m)),
-  el('text', { x: x + 14, y: y + 46, class: 'sub' }, `${m.load.running} running, ${m.load.waiting} waiting`),
-  el('text', { x: x + w - 14, y: y + 46, class: 'sub', 'text-anchor': 'end' }, (m.role === 'prefill' ? 'sends ' : 'gets ') + speed(rateOf(m))),
+  el('text', { x: x + 14, y: y + 24, class: 'name' }, (m.id.length > 24 ? m.id.slice(0, 23) + '…' : m.id) + ' '),
+  el('text', { x: x + w - 14, y: y + 24, class: 'sub', 'text-anchor': 'end' }, stateOf(m) + ' '),
+  el('text', { x: x + 14, y: y + 46, class: 'sub' }, `${m.load.running} running, ${m.load.waiting} waiting `),
+  el('text', { x: x + w - 14, y: y + 46, class: 'sub', 'text-anchor': 'end' }, (m.role === 'prefill' ? 'sends ' : 'gets ') + speed(rateOf(m)) + ' '),
   el('rect', { x: x + 14, y: y + 60, width: inner, height: 10, class: 'f-free' }), fill(p.held, 'f-held'), fill(p.cached, 'f-cached'), fill(p.quarantined, 'f-quarantined'),
   el('text', { x: x + 14, y: y + 85, class: 'sub' }, poolWords(p)));
 }

@@ -47,7 +47,7 @@ export function make() {
   } }, el('label', { for: 'pin-prompt' }, 'Pin a prompt (16 tokens or more)'), prompt, el('div', { class: 'form-row' }, el('div', {}, el('label', { for: 'pin-ttl' }, 'Seconds'), ttl), el('button', { type: 'submit' }, 'Pin …'),
     el('button', { type: 'button', class: 'danger', onclick: () => sure('Flush the cache', 'Every worker forgets every prefix that no request holds, in its pool and its tiers. Prompts are computed again.', 'Flush', () => ask('/admin/v1/cache/flush', { method: 'POST' }).then(() => 'Flushed.')) }, 'Flush all …'))) : null;
   return [el('div', { class: 'head' }, el('h1', {}, 'KV'), el('span', { class: 'dim' }, 'what the workers keep of prompts, so as not to compute it again')),
-    el('dl', { class: 'tiles', style: { margin: 0 } }, tile('hit', 'Prefix hits'), tile('pool', 'Pools'), tile('host', 'Host memory'), tile('ssd', 'SSD'), tile('store', 'Shared store'), tile('moves', 'Prefill to decode')),
+    el('dl', { class: 'tiles six', style: { margin: 0 } }, tile('hit', 'Prefix hits'), tile('pool', 'Pools'), tile('host', 'Host memory'), tile('ssd', 'SSD'), tile('store', 'Shared store'), tile('moves', 'Prefill to decode')),
     el('section', { class: 'card', 'aria-label': 'Workers' }, table.element),
     el('div', { class: 'two' }, el('section', { class: 'card' }, el('h2', {}, 'Pinned'), pins), form && el('section', { class: 'card', 'aria-label': 'Pin and flush' }, form))];
 }

@@ -47,9 +47,9 @@ function plot(chart, at) {
   const line = (name, c, dash, width = 2) => ({ label: name, stroke: color(c), width, dash, points: { show: false }, spanGaps: false });
   const now = Date.now() / 1000;
   return new uPlot({
-    width: Math.max(200, at.clientWidth), height: 170, cursor: { y: false }, legend: { show: false }, padding: [8, 8, 0, 0],
+    width: Math.max(200, at.clientWidth), height: 170, cursor: { y: false }, legend: { show: false }, padding: [8, 26, 0, 0],
     scales: { x: { time: true, range: (_, min, max) => [Math.min(min ?? now, (max ?? now) - 60), max ?? now] }, y: { range: (_, min, max) => [0, chart.top || (max > 0 ? max * 1.1 : 1)] } },
-    axes: [{ ...axis, values: (_, t) => t.map(x => new Date(x * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false })), space: 90 }, { ...axis, size: 62, values: ticks(chart.axis) }],
+    axes: [{ ...axis, values: (_, t) => t.map(x => new Date(x * 1000).toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false })), space: 90, size: 26 }, { ...axis, size: 62, values: ticks(v => v ? chart.axis(v) : '0') }],
     series: [{}, ...chart.lines.map(l => line(l[0], l[2], l[4])), ...(chart.promise ? [line('promise', 'bad-mark', [2, 4], 1.5)] : [])],
   }, data(chart), at);
 }

@@ -53,7 +53,7 @@ async function waterfall(id) {
     bar.style.left = left + '%';
     bar.style.width = Math.max(.4, Math.min(100 - left, 100 * (end - p.start_ms) / total)) + '%';
     return [el('span', {}, (names[p.name] || p.name) + (p.worker ? ' · ' + p.worker : '') + (p.attempt > 1 ? ` (try ${p.attempt})` : '')), el('span', { class: 'track', 'aria-hidden': 'true' }, bar),
-      el('span', { class: 'num dim' }, `at ${p.start_ms.toFixed(1)} for ${p.end_ms ? ms(end - p.start_ms) : '… so far'}`)];
+      el('span', { class: 'num dim' }, `from ${p.start_ms.toFixed(1)} ms, ${p.end_ms ? ms(end - p.start_ms) : 'still'}`)];
   });
   const fact = (k, v) => v ? [el('dt', {}, k), el('dd', {}, v)] : [];
   const attempts = (r.attempts || []).map((a, i) => {

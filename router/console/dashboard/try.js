@@ -66,7 +66,7 @@ async function send(e) {
     for (;;) {
       const { value, done } = await reader.read();
       if (done) break;
-      const now = performance.now(), events = (rest + value).split('\n\n');
+      const now = performance.now(), came = [], events = (rest + value).split('\n\n');
       rest = events.pop();
       for (const event of events) {
         const line = event.split('\n').find(l => l.startsWith('data: '));
@@ -77,9 +77,13 @@ async function send(e) {
         const c = d.choices && d.choices[0], text = c && (chat ? (c.delta.content || c.delta.reasoning_content || '') : c.text);
         if (c && c.finish_reason) why = 'ended: ' + c.finish_reason;
         if (!text) continue;
-        tokens.push({ text, at: now - began, gap: now - previous });
-        previous = now;
+        came.push(text);
       }
+      came.forEach((text, i) => { // those that come at once share the time
+        const gap = (now - previous) / came.length;
+        tokens.push({ text, at: previous + (i + 1) * gap - began, gap });
+      });
+      if (came.length) previous = now;
       drawing ||= requestAnimationFrame(draw);
     }
   } catch (e) { why = e.name === 'AbortError' ? 'stopped' : e instanceof Refused ? e.message : 'the connection broke'; }
