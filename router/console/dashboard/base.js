@@ -118,6 +118,7 @@ export class Table {
     const first = Math.max(0, Math.floor(this.view.scrollTop / this.height) - 4), n = Math.ceil(this.view.clientHeight / this.height) + 8;
     const shape = this.shape();
     this.head.style.gridTemplateColumns = shape;
+    this.head.style.paddingRight = `calc(.4rem + ${this.view.offsetWidth - this.view.clientWidth}px)`;
     while (this.pool.length < n) this.pool.push(this.line());
     for (let k = 0; k < this.pool.length; k++) { // row i is in line i mod the pool's length, so that scrolling changes few
       const p = this.pool.length, i = first + ((k - first) % p + p) % p, line = this.pool[k], row = i < first + n ? this.rows[i] : undefined;

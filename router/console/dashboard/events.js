@@ -23,7 +23,7 @@ export function update() {
   const key = k + '|' + text + '|' + store.nextEvent;
   if (key !== drawn) {
     drawn = key;
-    list.replaceChildren(...(rows.length ? rows.map(e => el('li', {}, el('time', { class: 'num dim', dateTime: e.at, title: new Date(e.at).toLocaleString() }, clock(e.at)), el('span', { class: e.level, role: 'img', 'aria-label': e.level }, mark[e.level]), el('span', {}, e.who && el('b', {}, e.who + ' '), e.text))) : [el('li', { style: { display: 'block' } }, el('span', { class: 'dim' }, 'None like this.'))]));
+    list.replaceChildren(...(rows.length ? rows.map(e => el('li', {}, el('time', { class: 'num dim', dateTime: e.at, title: new Date(e.at).toLocaleString() }, clock(e.at)), el('span', { class: e.level, role: 'img', 'aria-label': e.level }, mark[e.level]), el('span', {}, e.who && el('b', {}, e.who + ' '), e.text.replace('POST /dashboard/session', 'signs in here').replace('DELETE /dashboard/session', 'signs out here')))) : [el('li', { style: { display: 'block' } }, el('span', { class: 'dim' }, 'None like this.'))]));
     setText(found, `${many(store.events.length, 'event')} since this router began, at most the last 1000`);
   }
   plans();

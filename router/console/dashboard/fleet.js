@@ -44,9 +44,9 @@ export function make() {
   frame = el('div', { class: 'picture-frame', onpointerdown: () => { pressed = true; addEventListener('pointerup', () => setTimeout(() => { pressed = false; }), { once: true }); } });
   summary = el('span', { class: 'dim' });
   table = new Table('Workers', [
-    { name: 'worker', of: m => m.id, size: 'minmax(6.5rem,1.2fr)' },
+    { name: 'worker', of: m => m.id, size: 'minmax(5.5rem,1.2fr)' },
     { name: 'role', of: m => m.role, size: '4.5rem' },
-    { name: 'state', of: stateOf, look, size: 'minmax(6rem,1.2fr)' },
+    { name: 'state', of: stateOf, look, size: 'minmax(5rem,1.2fr)' },
     { name: 'running', of: m => count(m.load.running), cls: 'right mid', size: '4.5rem' },
     { name: 'waiting', of: m => count(m.load.waiting), cls: 'right mid', size: '4.5rem' },
     { name: 'pool', of: poolBar, cls: 'mid', size: 'minmax(5rem,1fr)' },
@@ -89,7 +89,7 @@ function picture(list, at) {
     if (!n && !way && P.few.length * D.few.length > 16) return;
     const e = el('path', { class: 'edge' + (n ? ' alive' : ''), d: `M${xs.prefill + nodeW} ${y1}C${W / 2} ${y1} ${W / 2} ${y2} ${xs.decode} ${y2}`, 'stroke-width': n ? Math.min(6, 1.8 + .35 * n.run) : 1.5 }, el('title', {}, `${p.id} to ${d.id}${way ? ' by ' + way : ''}${n ? ', ' + many(n.run, 'request') + ' now' : ''}`));
     parts.push(e);
-    if (way && P.few.length * D.few.length <= 16) labels.push(el('text', { class: 'sub way', x: xs.decode - 8, y: y2 - 7 - 13 * labels.filter(l => l.dataset.to === d.id).length, 'text-anchor': 'end', 'data-to': d.id }, `${p.id} ${way}${n && n.run ? ' · ' + n.run : ''}`));
+    if (way && P.few.length * D.few.length <= 16) labels.push(el('text', { class: 'sub way', x: xs.decode - 8, y: y2 - 12 - 14 * labels.filter(l => l.dataset.to === d.id).length, 'text-anchor': 'end', 'data-to': d.id }, `${p.id} ${way}${n && n.run ? ' · ' + n.run : ''}`));
   }));
   const nodes = [...P.few.map((m, i) => node(m, xs.prefill, place(P.few, i))), ...D.few.map((m, i) => node(m, xs.decode, place(D.few, i)))];
   for (const [few, role] of [[P, 'prefill'], [D, 'decode']]) {

@@ -34,8 +34,13 @@ function values(name) {
 
 function data(chart) {
   if (chart.lines[0][1] === 'hits') {
-    const h = (store.hits || []).filter(x => x.asked);
-    return [h.map(x => x.at), h.map(x => x.hit / x.asked)];
+    const h = store.hits || [], x = column('at_ms').map(t => t / 1000);
+    let from = 0, to = 0, asked = 0, hit = 0; // of the 15 s before each point
+    return [x, x.map(t => {
+      for (; to < h.length && h[to].at <= t; to++) { asked += h[to].asked; hit += h[to].hit; }
+      for (; from < to && h[from].at < t - 15; from++) { asked -= h[from].asked; hit -= h[from].hit; }
+      return asked ? hit / asked : null;
+    })];
   }
   const x = column('at_ms').map(t => t / 1000), out = [x, ...chart.lines.map(l => values(l[1]))];
   if (chart.promise) out.push(x.map(() => store.promise[chart.promise] || null));

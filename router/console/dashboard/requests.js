@@ -15,8 +15,8 @@ export function make() {
   still.style.width = 'auto';
   found = el('span', { class: 'dim', role: 'status' });
   table = new Table('Requests', [
-    { name: 'request', of: r => r.id, size: 'minmax(8rem,1.5fr)' },
-    { name: 'start', of: r => clock(r.start), cls: 'num', size: '5rem' },
+    { name: 'request', of: r => r.id, size: 'minmax(6rem,1.5fr)' },
+    { name: 'start', of: r => clock(r.start), cls: 'num mid', size: '5rem' },
     { name: 'status', of: statusOf, look, size: '6rem' },
     { name: 'first token', of: r => ms(r.ttft_ms), cls: 'right mid', size: '6rem' },
     { name: 'took', of: r => r.over ? ms(r.took_ms) : '…', cls: 'right', size: '5rem' },
