@@ -129,6 +129,13 @@ export function problems() {
     if (c && c.pool && c.pool.quarantined && m.state !== 'dead') say('warn', `${m.id} has ${many(c.pool.quarantined, 'block')} in quarantine: a peer that is gone or stopped may still write there.`);
     if (m.state === 'live' && m.load.kv_used > .95) say('warn', `${m.id}'s KV pool is ${share(m.load.kv_used)} full.`);
   }
+  const back = new Map(); // who was away in the last minute, and is well now
+  for (const e of store.events) if (e.kind === 'fleet' && e.who && (e.level === 'bad' || e.text.startsWith('suspect')) && at - Date.parse(e.at) < 60000) back.set(e.who, e);
+  for (const [id, e] of back) {
+    if (!f.instances.some(m => m.id === id && m.state === 'live')) continue;
+    const n = moved(e.at);
+    warn(`${id} was away ${ago(e.at)} ago (${e.text})${n ? `, ${many(n, 'stream')} moved` : ''}. It is back.`);
+  }
   if (more) warn(`… and ${many(more, 'more problem')} of workers: see Fleet.`);
   if (!f.link.up) warn(`NATS has been down for ${ago(f.link.since)}: the fleet is what was known then, and nobody joins.`);
   for (const r of f.refusals || []) warn(`${r.role} ${r.id} cannot be paired with ${r.refused} of ${r.of}, such as ${r.against}: ${Object.values(r.mismatch).join(' ')}`);
