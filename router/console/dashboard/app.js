@@ -65,7 +65,8 @@ async function run() {
     await poll(view);
     if (!session.as) return;
     says();
-    views[view].update();
+    await new Promise(done => setTimeout(done)); // so that no task is long
+    if (session.as) views[view].update();
   }
   clearTimeout(timer);
   timer = setTimeout(run, 1000);

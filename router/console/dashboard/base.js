@@ -29,6 +29,7 @@ export const count = n => n >= 1e6 ? (n / 1e6).toFixed(1) + ' M' : n >= 1e4 ? (n
 export const share = x => x === null || Number.isNaN(x) ? '–' : (100 * x).toFixed(x > 0 && x < .1 ? 1 : 0) + ' %';
 export const span = s => s < 120 ? Math.max(0, Math.round(s)) + ' s' : s < 7200 ? Math.floor(s / 60) + ' min' : s < 172800 ? Math.floor(s / 3600) + ' h' : Math.floor(s / 86400) + ' days';
 export const clock = t => new Date(t).toLocaleTimeString([], { hour12: false });
+export const inOrder = new Intl.Collator(undefined, { numeric: true }).compare; // of names: decode-2 before decode-10
 export const many = (n, what) => n + ' ' + what + (n === 1 ? '' : 's');
 
 // The session: the cookie is the browser's, this key is the page's.
@@ -54,8 +55,7 @@ export async function ask(path, { method = 'GET', body, headers = {}, raw = fals
     throw new Refused(r.status, says || 'status ' + r.status);
   }
   if (raw) return r;
-  const text = await r.text();
-  return text ? JSON.parse(text.replace(/"epoch":(\d+)/g, '"epoch":"$1"')) : null; // an epoch is larger than a number may be
+  return r.status === 204 ? null : r.json();
 }
 
 // tell says for some seconds what came of an order.

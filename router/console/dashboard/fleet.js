@@ -1,5 +1,5 @@
 // Fleet: the picture, all workers in a table, and what can be done to them.
-import { Table, ask, bytes, count, el, many, session, setText, share, show, span, speed, sure } from './base.js';
+import { Table, ask, bytes, count, el, inOrder, many, session, setText, share, show, span, speed, sure } from './base.js';
 import { members, store } from './store.js';
 
 export const title = 'Fleet';
@@ -73,8 +73,8 @@ export function update() {
 function picture(list, at) {
   if (pressed) return;
   const pickFew = role => {
-    const all = list.filter(m => m.role === role).sort((a, b) => trouble(b) - trouble(a) || (b.load.running + b.load.waiting) - (a.load.running + a.load.waiting) || a.id.localeCompare(b.id, undefined, { numeric: true }));
-    return { few: all.slice(0, mostDrawn).sort((a, b) => a.id.localeCompare(b.id, undefined, { numeric: true })), more: Math.max(0, all.length - mostDrawn) };
+    const all = list.filter(m => m.role === role).sort((a, b) => trouble(b) - trouble(a) || (b.load.running + b.load.waiting) - (a.load.running + a.load.waiting) || inOrder(a.id, b.id));
+    return { few: all.slice(0, mostDrawn).sort((a, b) => inOrder(a.id, b.id)), more: Math.max(0, all.length - mostDrawn) };
   };
   const P = pickFew('prefill'), D = pickFew('decode'), W = 940, H = 108, rows = Math.max(P.few.length, D.few.length, 1);
   const height = 46 + rows * H + (P.more || D.more ? 28 : 0), nodeW = 300, xs = { prefill: 10, decode: W - nodeW - 10 };

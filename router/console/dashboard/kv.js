@@ -1,5 +1,5 @@
 // KV: what each worker keeps, where, how often it helps, and what is pinned.
-import { Table, ask, bytes, count, el, many, session, setText, share, speed, sure, tell } from './base.js';
+import { Table, ask, bytes, count, el, inOrder, many, session, setText, share, speed, sure, tell } from './base.js';
 import { hitRate, members, store } from './store.js';
 
 export const title = 'KV';
@@ -76,6 +76,6 @@ export function update() {
   }
   say('moves', speed(Math.max(s.sent, s.stored)), 'KV, all workers');
   const known = new Set(members().map(m => m.id));
-  table.set(Object.keys(store.cache).filter(id => known.has(id)).sort((a, b) => a.localeCompare(b, undefined, { numeric: true })).map(id => ({ id, c: store.cache[id] })));
+  table.set(Object.keys(store.cache).filter(id => known.has(id)).sort((a, b) => inOrder(a, b)).map(id => ({ id, c: store.cache[id] })));
   if (++n % 5 === 0) askPins();
 }
