@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/xpyd/xpyd/kvconn/ticket"
 )
@@ -127,4 +128,17 @@ func (m *Metrics) refused(err error) {
 		field = "other"
 	}
 	m.refusals.WithLabelValues(field).Inc()
+}
+
+// Moved is how many bytes of KV rows this process has sent to decode workers, and how many it has stored, since it
+// began.
+func (m *Metrics) Moved() (sent, stored int64) {
+	count := func(side Side) int64 {
+		var out dto.Metric
+		if err := m.bytes.WithLabelValues(string(side)).Write(&out); err != nil {
+			return 0
+		}
+		return int64(out.GetCounter().GetValue())
+	}
+	return count(SideSender), count(SideReceiver)
 }

@@ -1,92 +1,86 @@
 package router_test
 
 import (
-	"crypto/sha256"
-	"encoding/base64"
+	"encoding/json"
 	"io"
 	"net/http"
-	"regexp"
 	"strings"
 	"testing"
 )
 
-// TestDashboard: the page needs the admin token, which a browser may send as a password
-// where nothing is changed.
+// TestDashboard: a browser signs in with a token, is then as good as it by cookie and key together, sends a client's
+// request through the admin listener, and signs out.
 func TestDashboard(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, 1, 1)
-	basic := func(password string) string {
-		return "Basic " + base64.StdEncoding.EncodeToString([]byte("me:"+password))
-	}
-	f := func(verb, path, shown string, want int) (*http.Response, string) {
+	var cookie, key string
+	f := func(verb, path, body string, want int, more ...string) (*http.Response, string) {
 		t.Helper()
-		req, _ := http.NewRequest(verb, g.admin+path, nil)
-		if shown != "" {
-			req.Header.Set("Authorization", shown)
+		req, err := http.NewRequestWithContext(t.Context(), verb, g.admin+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cookie != "" {
+			req.Header.Set("Cookie", cookie)
+		}
+		if key != "" {
+			req.Header.Set("X-Xpyd-Session", key)
+		}
+		for i := 0; i+1 < len(more); i += 2 {
+			req.Header.Set(more[i], more[i+1])
 		}
 		resp, err := g.client.Do(req)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close()
-		body, _ := io.ReadAll(resp.Body)
+		text, _ := io.ReadAll(resp.Body)
 		if resp.StatusCode != want {
-			t.Errorf("%s %s with %q: %d %.200s", verb, path, shown, resp.StatusCode, body)
+			t.Errorf("%s %s: %d %.200s, want %d", verb, path, resp.StatusCode, text, want)
 		}
-		return resp, string(body)
+		return resp, string(text)
 	}
-	for _, wrong := range []string{"", "Bearer wrong", basic("wrong"), basic(""), "Basic secret", "Basic " + base64.StdEncoding.EncodeToString([]byte("secret"))} {
-		resp, body := f("GET", "/dashboard", wrong, 401)
-		if how := resp.Header.Get("WWW-Authenticate"); !strings.HasPrefix(how, `Basic realm="xpyd: any name, and the admin token as password"`) {
-			t.Errorf("asks for %q", how)
-		}
-		apiError(t, body)
-	}
-	if resp, _ := f("GET", "/admin/v1/instances", "", 401); resp.Header.Get("WWW-Authenticate") != "Bearer" {
-		t.Error("other paths make browsers ask, too")
-	}
-	if resp, _ := f("GET", "/dashboard", "Bearer secret", 200); resp.Header.Get("Referrer-Policy") != "no-referrer" {
-		t.Errorf("%v", resp.Header)
-	}
-	f("HEAD", "/dashboard", basic("secret"), 200)
-	f("GET", "/admin/v1/instances", basic("secret"), 200)
-	f("GET", "/debug/requests", basic("secret"), 200)
-	for verb, paths := range map[string][]string{
-		"POST":   {"/dashboard", "/admin/v1/instances", "/admin/v1/instances/d0/drain", "/admin/v1/profile"},
-		"DELETE": {"/admin/v1/instances/d0"},
-		"GET":    {"/debug/pprof/profile", "/admin/v1/profile", "/debug/ledger"},
-	} {
-		for _, path := range paths {
-			f(verb, path, basic("secret"), 401)
+	f("GET", "/dashboard", "", 200)
+	f("HEAD", "/dashboard/app.css", "", 200)
+	f("GET", "/dashboard/../dashboard/app.js", "", 200)
+	f("GET", "/dashboard/%2e%2e/console.go", "", 401) // it is no path of the page any more
+	f("POST", "/dashboard/session", `{"token":"wrong"}`, 401)
+	f("POST", "/dashboard/session", `{"token":"secret"}`, 401, "Origin", "http://evil.example")
+	resp, body := f("POST", "/dashboard/session", `{"token":"secret"}`, 200)
+	set := resp.Header.Get("Set-Cookie")
+	for _, want := range []string{"HttpOnly", "SameSite=Strict", "max-age=43200", "path=/"} {
+		if !strings.Contains(strings.ToLower(set), strings.ToLower(want)) {
+			t.Errorf("the cookie lacks %s: %s", want, set)
 		}
 	}
-	var list struct{ Instances []struct{ Draining bool } }
-	g.adminJSON("GET", "/admin/v1/instances", "", &list)
-	if len(list.Instances) != 2 || list.Instances[0].Draining {
-		t.Errorf("a password changed the fleet: %+v", list)
+	if strings.Contains(set, "secret") || strings.Contains(body, "secret") {
+		t.Errorf("the token is in the answer: %s %s", set, body)
 	}
+	var in struct{ As, Key string }
+	if err := json.Unmarshal([]byte(body), &in); err != nil || in.As != "admin" || in.Key == "" {
+		t.Fatalf("%s: %v", body, err)
+	}
+	cookie, _, _ = strings.Cut(set, ";")
+	f("GET", "/admin/v1/instances", "", 401) // by the cookie alone, as from any other page
+	f("POST", "/admin/v1/instances/d0/drain", `{"force":true}`, 401)
+	key = in.Key
+	for _, path := range []string{"/dashboard/session", "/admin/v1/instances", "/admin/v1/history", "/admin/v1/events", "/admin/v1/requests", "/debug/ledger"} {
+		f("GET", path, "", 200)
+	}
+	f("GET", "/debug/pprof/profile", "", 401)
+	f("POST", "/admin/v1/instances/d0/undrain", "", 401, "Origin", "http://127.0.0.1:1")
+	f("POST", "/admin/v1/instances/d0/undrain", "", 200)
 
-	resp, page := f("GET", "/dashboard", basic("secret"), 200)
-	policy := resp.Header.Get("Content-Security-Policy")
-	if !strings.HasPrefix(policy, "default-src 'none'; ") || strings.Contains(policy, "unsafe") {
-		t.Errorf("policy %q", policy)
+	resp, body = f("POST", "/admin/v1/try/completions", `{"model":"m","prompt":"hello","max_tokens":3,"stream":true}`, 200)
+	if !strings.Contains(body, "data: [DONE]") || resp.Header.Get("X-Request-Id") == "" {
+		t.Errorf("the stream is %q", body)
 	}
-	if got := resp.Header.Get("X-Content-Type-Options"); got != "nosniff" {
-		t.Errorf("content type options %q", got)
+	f("POST", "/admin/v1/try/chat/completions", `{"model":"m","messages":[{"role":"user","content":"hello"}],"max_tokens":3}`, 200)
+	f("POST", "/admin/v1/try/embeddings", `{}`, 404)
+	_, list := f("GET", "/admin/v1/requests", "", 200)
+	if !strings.Contains(list, resp.Header.Get("X-Request-Id")) || !strings.Contains(list, `"path":"/v1/completions"`) {
+		t.Errorf("the request is not in %s", list)
 	}
-	for _, tag := range []string{"script", "style"} {
-		all := regexp.MustCompile(`(?s)<`+tag+`>(.*?)</`+tag+`>`).FindAllStringSubmatch(page, -1)
-		if len(all) != 1 {
-			t.Fatalf("%d of %s", len(all), tag)
-		}
-		sum := sha256.Sum256([]byte(all[0][1]))
-		if want := tag + "-src 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "';"; !strings.Contains(policy, want) {
-			t.Errorf("%q is not in %q", want, policy)
-		}
-	}
-	for _, foreign := range []string{`https?:`, `\bsrc=`, `href=`, `url\(`, `@import`, `innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b`, `<[^>]* (style|on\w+)=`} {
-		if at := regexp.MustCompile(foreign).FindString(page); at != "" {
-			t.Errorf("the page has %q", at)
-		}
-	}
+	f("DELETE", "/dashboard/session", "", 204)
+	f("GET", "/admin/v1/instances", "", 401)
 }

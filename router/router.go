@@ -251,6 +251,7 @@ func (r *Router) Open() (err error) {
 	r.spawn(r.flights.Listen)
 	r.Members.Start(r.flights)
 	r.spawn(r.feeds.Run)
+	r.spawn(r.Console.Run)
 	if r.share != nil {
 		r.spawn(func() { r.share.Run(r.ctx) })
 	}

@@ -21,7 +21,14 @@ type cacheInfo struct {
 	Tiers       []tier.Stats     `json:"tiers,omitempty"`
 	Store       *tier.StoreStats `json:"store,omitempty"`
 	Peers       *tier.PeerStats  `json:"peers,omitempty"`
+	Moved       *movedInfo       `json:"moved,omitempty"`
 	Purged      *int             `json:"store_purged_units,omitempty"` // by this very request, a flush
+}
+
+// movedInfo is how many bytes of KV have gone to decode workers, and have come from prefill workers.
+type movedInfo struct {
+	Sent   int64 `json:"sent_bytes"`
+	Stored int64 `json:"stored_bytes"`
 }
 
 // poolInfo is the device pool, in blocks.
@@ -44,7 +51,12 @@ func (w *Worker) serveCache(*fasthttp.RequestCtx) (any, error) { return w.cacheI
 
 func (w *Worker) cacheInfo() *cacheInfo {
 	s := w.cache.Stats()
-	return &cacheInfo{BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(),
+	var moved *movedInfo
+	if w.moved != nil {
+		moved = &movedInfo{}
+		moved.Sent, moved.Stored = w.moved()
+	}
+	return &cacheInfo{Moved: moved, BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(),
 		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}}
 }
 

@@ -25,6 +25,7 @@ func (w *Worker) startKV(d Deps) error {
 	if err != nil {
 		return err
 	}
+	w.moved = metrics.Moved
 	cfg := w.cfg.kvconn(w.identity)
 	cfg.Shared, cfg.Ring = ways.Shared(), w.ring
 	if w.recv, err = kvconn.NewReceiver(cfg, ways, w.log, metrics); err != nil {

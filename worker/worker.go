@@ -113,6 +113,7 @@ type Worker struct {
 	decode        *decode.Service
 	chooser       *way.Chooser // of the ways to other workers
 	recv          *kvconn.Receiver
+	moved         func() (sent, stored int64) // bytes of KV, both ways
 	server        *kvconn.Server
 	fleet         *membership
 	events        *eventWriter // nil without a publisher

@@ -21,7 +21,7 @@ func newRouter() *cobra.Command {
 fleet's secret in --data. It prints the file with which workers join; a second router of
 the fleet joins with the same file. SIGHUP reloads limits, policy, static, keys and
 certificates; SIGTERM drains. /dashboard on the admin address shows the fleet in a browser;
-its password is the text of admin-token-ro in --data, which only reads, or of admin-token.
+sign in with the text of admin-token in --data, or of admin-token-ro, which only reads.
 With takeover_replay another pair goes on with the streams of lost engines of the dialects
 storage, vllm-mooncake, vllm-nixl, vllm-nixl-push, vllm-offloading, vllm-p2pnccl too.
 Each key of the configuration is also an environment variable: tls_cert is XPYD_TLS_CERT.`,

@@ -90,8 +90,8 @@ func newUp() *cobra.Command {
 processes. It prints "ready URL" once a request has gone through prefill, push and decode;
 if --device auto found no GPU, it says so on standard error before that. SIGHUP reloads
 limits and policy; Ctrl-C drains; a second Ctrl-C stops at once. /dashboard on the admin
-address shows the fleet in a browser; its password is the text of admin-token-ro in --data,
-which only reads, or of admin-token.`,
+address shows the fleet in a browser; sign in with the text of admin-token in --data, or
+of admin-token-ro, which only reads.`,
 		Example: "  xpyd up\n  xpyd up --upgrade ./xpyd-new          this one takes over from the running one, without an interruption\n  xpyd up --prefill 2 --decode 2 --listen 127.0.0.1:9000 --admin 127.0.0.1:9001\n  xpyd up --gpus all --model hf:Qwen/Qwen3-8B          a worker on every GPU, half of them prefill\n  xpyd up --model hf:HuggingFaceTB/SmolLM2-135M-Instruct\n  curl http://127.0.0.1:8000/v1/completions -d '{\"model\":\"stories260k\",\"prompt\":\"Once upon a time\",\"max_tokens\":100,\"stream\":true}'",
 	}
 	f := cmd.Flags()

@@ -32,7 +32,7 @@ func TestCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"go.mod", "cmd/xpyd", "router", "router/pick", "worker", "kernels/cpu", "router/console/dashboard.html", "internal/model/stories260k/model.safetensors"} {
+	for _, want := range []string{"go.mod", "cmd/xpyd", "router", "router/pick", "worker", "kernels/cpu", "router/console/dashboard/index.html", "internal/model/stories260k/model.safetensors"} {
 		if !strings.Contains(string(b), "open "+filepath.Join(root, want)+"\n") {
 			t.Errorf("the result does not depend on %s", want)
 		}

@@ -328,7 +328,7 @@ var requestRows = []row{
 		cluster.Wait(t, 20*time.Second, "the admin port", func() error { _, err := s.Fleet(); return err })
 	}},
 	{"the admin API without its token", "nothing", func(t *testing.T, s *scene) {
-		for _, path := range []string{"/admin/v1/instances", "/debug/ledger", "/debug/pprof/heap", "/dashboard", "/admin/v1/secret", "/admin/v1/revocations"} {
+		for _, path := range []string{"/admin/v1/instances", "/debug/ledger", "/debug/pprof/heap", "/dashboard/session", "/admin/v1/events", "/admin/v1/secret", "/admin/v1/revocations"} {
 			if g := s.asks("GET", s.Admin+path, "", map[string]string{"Authorization": "Bearer x"}); g.Status != 401 {
 				t.Errorf("%s: %d", path, g.Status)
 			}

@@ -73,6 +73,9 @@ type Console struct {
 	Deps
 	audit    *auditor
 	profiler *profile.Profiler
+	sessions sessions
+	history  history
+	events   events
 
 	// orders is held while an order is judged: otherwise two at once would each find the
 	// other's worker still serving.
@@ -82,7 +85,9 @@ type Console struct {
 // New opens the audit file.
 func New(d Deps) (*Console, error) {
 	audit, err := newAuditor(d.AuditFile, d.Log)
-	return &Console{Deps: d, audit: audit, profiler: profile.New(nil)}, err
+	c := &Console{Deps: d, audit: audit, profiler: profile.New(nil)}
+	audit.also = c.noteOrder
+	return c, err
 }
 
 // Close ends profiling and the audit log.
@@ -91,8 +96,8 @@ func (c *Console) Close() error {
 	return c.audit.close()
 }
 
-// Serve routes the admin listener. Everything except /metrics and /health is behind a
-// token, before which no body is read, and is written to the audit log unless it only
+// Serve routes the admin listener. Everything except /metrics, /health and the dashboard's files is behind a
+// token or a session, before which no body is read, and is written to the audit log unless it only
 // reads.
 func (c *Console) Serve(ctx *fasthttp.RequestCtx) {
 	id := h1.RequestID(ctx.Request.Header.Peek(ticket.HeaderRequestID))
@@ -105,21 +110,24 @@ func (c *Console) Serve(ctx *fasthttp.RequestCtx) {
 	case path == "/health":
 		h1.WriteJSON(ctx, 200, []byte(`{"status":"ok"}`))
 		return
-	case path == "/dashboard/": // as browsers complete it
+	case path == "/dashboard/": // its files' names are relative
 		ctx.Response.Header.Set("Location", "/dashboard")
 		ctx.SetStatusCode(fasthttp.StatusPermanentRedirect)
 		return
+	case path == "/dashboard/session":
+		c.audited(ctx, id, verb, path, c.serveSession(ctx, verb))
+		return
+	case path == "/dashboard" || strings.HasPrefix(path, "/dashboard/"):
+		serveDashboard(ctx, verb, path)
+		return
 	}
-	by := c.holder(ctx, verb, path)
+	by := c.holder(ctx, path)
 	if by != nobody {
 		lobby.Admit(ctx.Conn())
 	}
 	switch {
 	case by == nobody:
 		ctx.Response.Header.Set("WWW-Authenticate", "Bearer")
-		if path == "/dashboard" {
-			ctx.Response.Header.Set("WWW-Authenticate", dashboardRealm)
-		}
 		h1.WriteError(ctx, openai.Unauthorized("the admin token is missing or wrong"))
 	case by == reader && (verb != "GET" || !readable(path)):
 		h1.WriteError(ctx, onlyReads(verb))
@@ -146,20 +154,23 @@ const (
 
 func (h holder) String() string { return [...]string{"nobody", "reader", "admin"}[h] }
 
-// holder looks for a token: a bearer's, or a password where that is enough.
-func (c *Console) holder(ctx *fasthttp.RequestCtx, verb, path string) holder {
-	shown, ok := flight.Credentials(&ctx.Request.Header, "bearer ")
-	if !ok && dashboardReads(verb, path) {
-		shown, ok = basic(&ctx.Request.Header)
+// holder looks for a token or, without one, for a session.
+func (c *Console) holder(ctx *fasthttp.RequestCtx, path string) holder {
+	if shown, ok := flight.Credentials(&ctx.Request.Header, "bearer "); ok {
+		return c.holds(shown)
 	}
+	by, _ := c.shownSession(ctx, path)
+	return by
+}
+
+// holds is whose token it is.
+func (c *Console) holds(shown []byte) holder {
 	is := func(token string) bool { // in constant time
 		got, want := sha256.Sum256(shown), sha256.Sum256([]byte(token))
 		return subtle.ConstantTimeCompare(got[:], want[:]) == 1
 	}
 	full, reads := is(c.Token), is(c.TokenRO)
 	switch {
-	case !ok:
-		return nobody
 	case full:
 		return admin
 	case reads && c.TokenRO != "":

@@ -37,6 +37,7 @@ type Audited struct {
 type auditor struct {
 	log  *slog.Logger
 	path string
+	also func(*Audited) // nil: nobody else hears of it
 
 	mu      sync.Mutex
 	file    *os.File // nil without a path
@@ -98,6 +99,9 @@ func (a *auditor) write(e *Audited, denied bool) {
 		a.tokens--
 	}
 	e.LeftOut, a.leftOut = a.leftOut, 0
+	if a.also != nil {
+		a.also(e)
+	}
 	attrs := []any{"audit", true, "action", e.Action, "by", e.By}
 	for _, x := range []struct{ key, value string }{{"peer", e.Peer}, {"request_id", e.Request}, {"asked", e.Asked}, {"was", e.Was}, {"is", e.Is}} {
 		if x.value != "" {

@@ -15,7 +15,7 @@ func TestNoToken(t *testing.T) {
 		if shown != "" {
 			ctx.Request.Header.Set("Authorization", shown)
 		}
-		if got := r.holder(&ctx, "GET", "/dashboard"); got != want {
+		if got := r.holder(&ctx, "/admin/v1/instances"); got != want {
 			t.Errorf("%q shows %q: %v, want %v", ro, shown, got, want)
 		}
 	}

@@ -1,7 +1,6 @@
 package console
 
 import (
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -57,8 +56,6 @@ func TestDispatch(t *testing.T) {
 		{"GET", "/admin/v1/scale", "", 405, "GET is not allowed here, use POST"},
 		{"POST", "/admin/v1/revocations", "", 405, "POST is not allowed here, use GET"},
 		{"PUT", "/admin/v1/cache/pin", "", 405, "use GET or POST or DELETE"},
-		{"GET", "/dashboard", "", 200, "<html"},
-		{"GET", "/dashboard/", "", 200, "<html"},
 		{"DELETE", "/admin/v1/instances/x", "", 404, "there is no instance \\\"x\\\""},
 		{"DELETE", "/admin/v1/instances/e0", `{"forse":true}`, 400, `"param":"forse"`},
 		{"DELETE", "/admin/v1/instances/e0", "", 204, ""},
@@ -203,24 +200,6 @@ func TestReadBody(t *testing.T) {
 			t.Errorf("%q: %v", x.in, err)
 		case err != nil && (err.Status != 400 || err.Param != x.param || !strings.Contains(err.Message, x.says)):
 			t.Errorf("%q: %d %s, %q", x.in, err.Status, err.Param, err.Message)
-		}
-	}
-}
-
-// TestPassword: a browser's password is the token, for what the dashboard reads.
-func TestPassword(t *testing.T) {
-	c := &Console{Deps: Deps{Token: "secret", TokenRO: "reads"}}
-	pair := func(s string) string { return "Basic " + base64.StdEncoding.EncodeToString([]byte(s)) }
-	for shown, want := range map[string]holder{
-		pair("x:secret"): admin, pair(":secret"): admin, pair("x:reads"): reader, pair("secret"): nobody, pair("secret:x"): nobody, pair("x:secret:"): nobody, pair(""): nobody,
-		"Basic eDpzZWNyZXQ": nobody, "Basic eDpzZWNyZXQ=!": nobody, "Basic ": nobody, "basic eDpzZWNyZXQ=": admin, "eDpzZWNyZXQ=": nobody, "Bearer eDpzZWNyZXQ=": nobody,
-	} {
-		for path, opens := range map[string]bool{"/dashboard": true, "/admin/v1/cache": false} {
-			var ctx fasthttp.RequestCtx
-			ctx.Request.Header.Set("Authorization", shown)
-			if got := c.holder(&ctx, "GET", path); opens && got != want || !opens && got != nobody {
-				t.Errorf("%q at %s: %v", shown, path, got)
-			}
 		}
 	}
 }

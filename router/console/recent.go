@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -59,4 +60,25 @@ func plain(ctx *fasthttp.RequestCtx, text []byte) *openai.Error {
 	ctx.SetContentType("text/plain; charset=utf-8")
 	ctx.SetBody(text)
 	return nil
+}
+
+// briefly is what a list of requests in lines is asked for: those that ended after a moment, and how many at most.
+func briefly(ctx *fasthttp.RequestCtx) (since time.Time, most int, _ *openai.Error) {
+	most = 10000
+	query := ctx.QueryArgs()
+	if query.Has("n") {
+		n, err := query.GetUint("n")
+		if err != nil {
+			return since, 0, openai.BadRequest("n", "n: want a number from 0 on, not %q", openai.Clip(string(query.Peek("n"))))
+		}
+		most = min(most, n)
+	}
+	if text := query.Peek("after"); len(text) > 0 {
+		t, err := time.Parse(time.RFC3339Nano, string(text))
+		if err != nil {
+			return since, 0, openai.BadRequest("after", "after: want a time such as 2026-01-02T15:04:05.6Z, not %q", openai.Clip(string(text)))
+		}
+		since = t
+	}
+	return since, most, nil
 }

@@ -21,6 +21,11 @@ func Routes() []Route {
 	list := []Route{
 		{"admin", "GET", "/metrics", anybody, "Metrics, in Prometheus' text format.", false},
 		{"admin", "GET", "/health", anybody, "That the process is up.", false},
+		{"admin", "GET", "/dashboard", anybody, "The fleet in a browser: a page, which asks for the token before it shows anything.", false},
+		{"admin", "GET", "/dashboard/{…}", anybody, "Its files.", false},
+		{"admin", "POST", "/dashboard/session", anybody, "Sign in with `{\"token\": \"…\"}`: a cookie and a key for `X-Xpyd-Session`, which together are as good as the token for 12 hours, but for profiles.", false},
+		{"admin", "GET", "/dashboard/session", "a session", "Who is signed in, and until when.", false},
+		{"admin", "DELETE", "/dashboard/session", "a session", "Sign out.", false},
 	}
 	for _, r := range adminTable {
 		who := "the admin token"
@@ -48,7 +53,6 @@ type adminRoute struct {
 
 // adminTable is in the order in which paths are tried.
 var adminTable = []adminRoute{
-	{"GET", "/dashboard", (*Console).serveDashboard, "The fleet in a browser; the token is the password."},
 	{"GET", "/admin/v1/instances", (*Console).listInstances, "Who is there, in which state, with which load."},
 	{"POST", "/admin/v1/instances", (*Console).addInstance, "Add a worker or an engine."},
 	{"DELETE", "/admin/v1/instances/{id}", (*Console).removeInstance, "Take one out; the last of a role with `force`."},
@@ -66,6 +70,11 @@ var adminTable = []adminRoute{
 	{"GET", "/admin/v1/revocations", (*Console).serveRevocations, "Who is shut out."},
 	{"POST", "/admin/v1/revocations/{id}", (*Console).serveRevocations, "Shut a worker out."},
 	{"DELETE", "/admin/v1/revocations/{id}", (*Console).serveRevocations, "Let it come back."},
+	{"GET", "/admin/v1/history", (*Console).showHistory, "The last 15 minutes, a point a second; with `?after=N` the points from number N on."},
+	{"GET", "/admin/v1/events", (*Console).showEvents, "What happened lately, in words: joins, deaths, orders, ejections; with `?after=N` from number N on."},
+	{"GET", "/admin/v1/requests", (*Console).serveBriefs, "Running and recent requests, a line each: at most `?n=N` of either, with `?after=TIME` those that ended later."},
+	{"POST", "/admin/v1/try/chat/completions", (*Console).serveTry, "A client's request, for the dashboard; where there are API keys with one in `X-Xpyd-Api-Key`."},
+	{"POST", "/admin/v1/try/completions", (*Console).serveTry, "The same, a completion."},
 	{"GET", "/admin/v1/cache", (*Console).showCache, "What each worker's cache holds, by tier."},
 	{"POST", "/admin/v1/cache/flush", (*Console).flushCache, "Forget all of it; with `?store=true` in the shared store, too."},
 	{"GET", "/admin/v1/cache/pin", (*Console).showCache, "What is pinned."},
