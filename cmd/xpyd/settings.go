@@ -108,7 +108,7 @@ func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 	f.Int("max-model-len", 0, "tokens a request may have, prompt and output; 0: what model and KV pool allow")
 	f.Int("max-logprobs", def.MaxLogprobs, "log probabilities that a request may ask for at each position; -1: the whole vocabulary")
 	f.String("embedding-pooling", def.EmbeddingPooling, "what becomes a text's embedding: last (the last token's hidden state) or mean (of all tokens)")
-	f.Bool("trust-request-chat-template", false, "render the template that a request brings (chat_template), within the bounds of any template; without it such a request is refused")
+	f.Bool("trust-request-chat-template", false, "render the template that a request brings (chat_template), within tighter bounds than the model's; without it such a request is refused")
 	f.String("device", def.Device, "auto, cpu, cuda (the first GPU), or a GPU: cuda:2 by nvidia-smi's index, cuda:GPU-… or cuda:MIG-… by UUID")
 	f.Int("threads", 0, "CPU threads of a worker; 0: all cores")
 	f.Int("block-tokens", def.BlockTokens, "positions in a KV block, 1 to 256; best are 16, its divisors and its multiples")
