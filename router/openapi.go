@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/xpyd/xpyd/internal/messages"
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
@@ -41,7 +40,7 @@ func openAPI(version string, routes map[string]route) []byte {
 			op["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": object{"type": "object"}}}}
 		}
 		wrong := content(ref("Error"))
-		if messages.Owns(path) {
+		if strings.HasPrefix(path, "/v1/messages") { // their errors are Anthropic's
 			wrong = content(ref("MessagesError"))
 		}
 		op["responses"] = object{"200": ok, "4XX": object{"description": "The request is at fault.", "content": wrong},
