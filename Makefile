@@ -36,7 +36,7 @@ lint: ## gofmt, vet, golangci-lint with the import rules
 	$(GO) vet $(PKGS)
 	$(GO) run $(GOLANGCI) run $(PKGS)
 
-clients: ## the official Python and Node libraries of OpenAI and Anthropic against `xpyd up`, and every dialect behind a router
+clients: ## the official Python and Node libraries of OpenAI and Anthropic, and what builds on them, against `xpyd up`, and every dialect behind a router
 	scripts/clients
 
 dashboard-test: build ## the dashboard in Chromium (Debian's package, and npm): flows, widths, axe, a crowd; makes docs/dashboard

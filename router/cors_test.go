@@ -132,6 +132,13 @@ func TestOpenAPI(t *testing.T) {
 		if _, ok := doc.Paths[r.Path][strings.ToLower(r.Method)]; !ok {
 			t.Errorf("%s %s is not there", r.Method, r.Path)
 		}
+		want, other := "schemas/Error\"", "schemas/MessagesError\""
+		if strings.HasPrefix(r.Path, "/v1/messages") {
+			want, other = other, want
+		}
+		if of := string(doc.Paths[r.Path][strings.ToLower(r.Method)]); !strings.Contains(of, want) || strings.Contains(of, other) {
+			t.Errorf("%s: errors are not of %s: %s", r.Path, want, of)
+		}
 	}
 	if len(paths) != len(doc.Paths) {
 		t.Errorf("%d paths, %d in routes", len(doc.Paths), len(paths))

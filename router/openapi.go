@@ -13,7 +13,7 @@ func openAPI(version string, routes map[string]route) []byte {
 	type object = map[string]any
 	ref := func(name string) object { return object{"$ref": "#/components/schemas/" + name} }
 	content := func(schema any) object { return object{"application/json": object{"schema": schema}} }
-	paths, schemas := object{}, object{"Error": errorSchema()}
+	paths, schemas := object{}, object{"Error": errorSchema(), "MessagesError": messagesErrorSchema()}
 	for path, r := range routes {
 		op := object{"summary": r.what, "operationId": strings.Trim(strings.Map(func(c rune) rune {
 			if c == '/' || c == '.' || c == '_' {
@@ -22,6 +22,9 @@ func openAPI(version string, routes map[string]route) []byte {
 			return c
 		}, path), "-")}
 		ok := object{"description": "OK", "content": object{"application/json": object{}}}
+		if schema := answers[path]; schema != nil {
+			ok["content"] = content(schema)
+		}
 		if e, known := bodyOf(path); known {
 			name := strings.TrimPrefix(strings.ReplaceAll(path, "/", "_"), "_")
 			schemas[name] = bodySchema(e)
@@ -36,8 +39,12 @@ func openAPI(version string, routes map[string]route) []byte {
 		} else if r.method == "POST" {
 			op["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": object{"type": "object"}}}}
 		}
-		op["responses"] = object{"200": ok, "4XX": object{"description": "The request is at fault.", "content": content(ref("Error"))},
-			"5XX": object{"description": "It cannot be served.", "content": content(ref("Error"))}}
+		wrong := content(ref("Error"))
+		if strings.HasPrefix(path, "/v1/messages") { // their errors are Anthropic's
+			wrong = content(ref("MessagesError"))
+		}
+		op["responses"] = object{"200": ok, "4XX": object{"description": "The request is at fault.", "content": wrong},
+			"5XX": object{"description": "It cannot be served.", "content": wrong}}
 		if r.key {
 			op["security"] = []any{object{"key": []any{}}, object{}}
 		}
@@ -105,4 +112,11 @@ func errorSchema() any {
 	return map[string]any{"type": "object", "required": []string{"error"}, "properties": map[string]any{"error": map[string]any{
 		"type": "object", "required": []string{"message", "type", "param", "code"},
 		"properties": map[string]any{"message": text, "type": text, "param": maybe, "code": maybe}}}}
+}
+
+// messagesErrorSchema is Anthropic's.
+func messagesErrorSchema() any {
+	text := map[string]any{"type": "string"}
+	return map[string]any{"type": "object", "required": []string{"type", "error"}, "properties": map[string]any{"type": map[string]any{"const": "error"}, "request_id": text,
+		"error": map[string]any{"type": "object", "required": []string{"type", "message"}, "properties": map[string]any{"type": text, "message": text}}}}
 }

@@ -111,9 +111,13 @@ func TestFieldsServed(t *testing.T) {
 	if !slices.Equal(a.Prompt, b.Prompt) {
 		t.Errorf("by its own template %v, want %v", a.Prompt, b.Prompt)
 	}
-	for body, why := range map[string]string{`{` + hi + `,"chat_template":"{% for"}`: "chat_template", `{` + hi + `,"chat_template":"{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"}`: "chat template"} {
-		if resp, text := ask(t, w.URL()+chat, nil, body); resp.StatusCode != 400 || !strings.Contains(string(text), why) {
-			t.Errorf("%s: %d %s", body, resp.StatusCode, text)
+	for _, template := range []string{ // more of them: tokenizer.TestStrangers
+		"{% for", "{{ raise_exception('no') }}", "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
+		"{% macro a(n) %}{% if n %}{{ a(n-1) }}{{ a(n-1) }}{% endif %}{% endmacro %}{{ a(90) }}", "{{ messages[0].content * 1000000000 }}",
+		"{% set ns = namespace(s='ab') %}{% for i in range(100) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "{{ " + strings.Repeat("(", 200_000),
+	} {
+		if resp, text := ask(t, w.URL()+chat, nil, `{`+hi+`,"chat_template":"`+template+`"}`); resp.StatusCode != 400 || !strings.Contains(string(text), `"param":"chat_template"`) {
+			t.Errorf("%.100s: %d %s", template, resp.StatusCode, text)
 		}
 	}
 	empty(t, w)

@@ -308,6 +308,8 @@ func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, ids []int3
 		return nil, openai.Unavailable("%v", context.Cause(waits))
 	case errors.Is(err, tokenizer.ErrKwargs):
 		return nil, openai.BadRequest("chat_template_kwargs", "%v", err)
+	case err != nil && c.Template != "":
+		return nil, openai.BadRequest("chat_template", "%v", err)
 	case err != nil:
 		return nil, openai.BadRequest("messages", "chat template: %v", err)
 	}
@@ -330,7 +332,7 @@ func (w *Worker) templated(c *openai.Chat) (*tokenizer.Tokenizer, error) {
 	case !w.cfg.TrustTemplates:
 		return nil, openai.BadRequest("chat_template", "chat_template is not allowed here; the operator can allow it by trust_request_chat_template")
 	}
-	tok, err := w.tok.WithChatTemplate(c.Template)
+	tok, err := w.tok.WithRequestTemplate(c.Template)
 	if err != nil {
 		return nil, openai.BadRequest("chat_template", "%v", err)
 	}

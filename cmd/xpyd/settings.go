@@ -108,7 +108,7 @@ func computeFlags(f *pflag.FlagSet, def *worker.Compute, gpuMemory string) {
 	f.Int("max-model-len", 0, "tokens a request may have, prompt and output; 0: what model and KV pool allow")
 	f.Int("max-logprobs", def.MaxLogprobs, "log probabilities that a request may ask for at each position; -1: the whole vocabulary")
 	f.String("embedding-pooling", def.EmbeddingPooling, "what becomes a text's embedding: last (the last token's hidden state) or mean (of all tokens)")
-	f.Bool("trust-request-chat-template", false, "render the template that a request brings (chat_template), within the bounds of any template; without it such a request is refused")
+	f.Bool("trust-request-chat-template", false, "render the template that a request brings (chat_template), within tighter bounds than the model's; without it such a request is refused")
 	f.Bool("return-tokens-as-token-ids", false, "name tokens by their ids (token_id:N) in the log probabilities of requests that do not say return_tokens_as_token_ids")
 	f.Bool("force-include-usage", false, "put the usage so far into every event of a stream, as if each request asked for it by stream_options")
 	f.Bool("per-request-metrics", false, "tell each request's timing in its answer (metrics), if that has one choice; a stream's comes with its usage")

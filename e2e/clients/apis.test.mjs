@@ -9,7 +9,7 @@ import { createAnthropic } from '@ai-sdk/anthropic';
 import { createOpenAI } from '@ai-sdk/openai';
 import Anthropic from '@anthropic-ai/sdk';
 import { Agent, Runner, OpenAIProvider, tool, setTracingDisabled } from '@openai/agents';
-import { generateText, stepCountIs, streamText, tool as aiTool } from 'ai';
+import { generateObject, generateText, stepCountIs, streamText, tool as aiTool } from 'ai';
 import OpenAI from 'openai';
 import { z } from 'zod';
 
@@ -21,6 +21,8 @@ const functions = ['weather', 'clock'].map((name) => ({ type: 'function', name, 
 const tools = ['weather', 'clock'].map((name) => ({ name, input_schema: schema }));
 const input = 'How warm is it?', thought = '\nOslo it is.\n', answer = 'It is 21 degrees.';
 const calls = [["weather", '{"city": "Oslo", "days": 2}'], ["clock", "{}"]];
+// No free text in it: the model would never end that.
+const weather = z.object({ city: z.enum(['Oslo', 'Rome']), rain: z.boolean() });
 setTracingDisabled(true);
 
 test('responses: text, and what it goes on with', async () => {
@@ -58,31 +60,45 @@ test('messages: errors have their classes', async () => {
   await assert.rejects(claude.messages.create({ model, max_tokens: 1, messages: [] }), Anthropic.BadRequestError);
 });
 
-for (const stream of [false, true]) {
-  test(`agents: the loop runs tools, ${stream ? 'streamed' : 'whole'}`, async () => {
+for (const [api, stream] of [['responses', false], ['responses', true], ['chat', false], ['chat', true]]) {
+  test(`agents: the loop runs tools, by ${api}, ${stream ? 'streamed' : 'whole'}`, async () => {
     const ran = [];
     const make = (name) => tool({ name, description: 'It tells.', parameters: z.object({ city: z.string().nullable().optional(), days: z.number().nullable().optional() }), strict: true,
       execute: async (args) => { ran.push([name, args.city ?? null]); return '21'; } });
     const agent = new Agent({ name: 'a', instructions: 'Be brief.', model, tools: ['weather', 'clock'].map(make) });
-    const runner = new Runner({ modelProvider: new OpenAIProvider({ openAIClient: openai, useResponses: true }), tracingDisabled: true });
+    const runner = new Runner({ modelProvider: new OpenAIProvider({ openAIClient: openai, useResponses: api === 'responses' }), tracingDisabled: true });
     const result = await runner.run(agent, input, { stream });
     if (stream) await result.completed;
     assert.deepEqual(ran, [['weather', 'Oslo'], ['clock', null]]);
     assert.equal(result.finalOutput, answer);
   });
+
+  test(`agents: an output of a type, by ${api}, ${stream ? 'streamed' : 'whole'}`, async () => {
+    const agent = new Agent({ name: 'a', instructions: 'Be brief.', model, modelSettings: { temperature: 0 }, outputType: weather });
+    const runner = new Runner({ modelProvider: new OpenAIProvider({ openAIClient: openai, useResponses: api === 'responses' }), tracingDisabled: true });
+    const result = await runner.run(agent, input, { stream });
+    if (stream) await result.completed;
+    assert.ok(weather.safeParse(result.finalOutput).success, JSON.stringify(result.finalOutput));
+  });
 }
 
-for (const [name, provider] of [['responses', createOpenAI({ baseURL: `${url}/v1`, apiKey: 'unused' })], ['messages', createAnthropic({ baseURL: `${url}/v1`, apiKey: 'unused' })]]) {
+const vercel = createOpenAI({ baseURL: `${url}/v1`, apiKey: 'unused' });
+for (const [name, of] of [['responses', vercel], ['chat', vercel.chat], ['messages', createAnthropic({ baseURL: `${url}/v1`, apiKey: 'unused' })]]) {
   test(`ai: the loop runs tools, by ${name}`, async () => {
     const ran = [];
     const make = (name) => aiTool({ description: 'It tells.', inputSchema: z.object({ city: z.string().optional(), days: z.number().optional() }),
       execute: async (args) => { ran.push([name, args.city ?? null]); return '21'; } });
-    const ask = { model: provider(model), maxOutputTokens: 200, maxRetries: 0, prompt: input, tools: { weather: make('weather'), clock: make('clock') }, stopWhen: stepCountIs(3) };
+    const ask = { model: of(model), maxOutputTokens: 200, maxRetries: 0, prompt: input, tools: { weather: make('weather'), clock: make('clock') }, stopWhen: stepCountIs(3) };
     const whole = await generateText(ask);
     const stream = streamText(ask);
     let text = '';
     for await (const piece of stream.textStream) text += piece;
     assert.deepEqual([whole.text, text, (await stream.steps).length], [answer, answer, 2]);
     assert.deepEqual(ran, [['weather', 'Oslo'], ['clock', null], ['weather', 'Oslo'], ['clock', null]]);
+  });
+
+  test(`ai: an object, by ${name}`, async () => {
+    const { object } = await generateObject({ model: of(model), maxOutputTokens: 400, temperature: 0, maxRetries: 0, prompt: input, schema: weather });
+    assert.ok(weather.safeParse(object).success, JSON.stringify(object));
   });
 }

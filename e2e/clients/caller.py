@@ -4,7 +4,7 @@ Usage: caller.py STORIES INTO   from the folder of stories260k, whose tokenizer 
 
 Its layers add nothing, so the next token depends on the last one alone. Its own tokens are pieces of a
 thought, of two calls and of an answer, each of which leads to the next. The chat template ends with the
-token that begins the one or the other.
+token that begins the one or the other; where an answer must be JSON, it begins with a brace.
 """
 import json
 import os
@@ -18,6 +18,7 @@ CALLS = ["<think>", "\nOslo", " it is.\n", "</think>\n\n", "<tool_call>\n", '{"n
          '\n<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>']
 ANSWERS = ["It is ", "21 degrees."]
 HIDDEN, FFN, BASE, EOS = 64, 64, 512, 2
+BRACE = 3 + ord("{")  # the vocabulary has each byte at 3
 TEMPLATE = """{#- </think> and <tool_call> show how it writes -#}
 {%- for m in messages %}{{ m.role }}: {{ m.content + '\n' }}
 {%- for c in m.tool_calls or [] %}{{ c.id }} {{ c.function.name }}{% for k, v in c.function.arguments.items() %} {{ k }} {{ v }}{% endfor %}{% endfor %}
@@ -55,6 +56,7 @@ def main(stories, into):
     head = [[0.0] * HIDDEN for _ in range(vocab)]
     for a, b in follows.items():
         head[b] = [x + y for x, y in zip(head[b], rows[a])]
+    head[BRACE] = [x / 2 for x in rows[ids[ANSWER]]]
     zero = lambda n: [0.0] * n
     layer = "model.layers.0."
     tensors = {"model.embed_tokens.weight": ([vocab, HIDDEN], sum(rows, [])), "lm_head.weight": ([vocab, HIDDEN], sum(head, [])),

@@ -131,7 +131,7 @@ func RequestFields() []RequestField {
 		{"continue_final_message", onTalk, Served, boolean, "Instead of `add_generation_prompt`."},
 		{"chat_template_kwargs", onTalk, Served, `{"type":"object"}`, "Variables of the template, but `messages`, `tools` and `add_generation_prompt`."},
 		{"documents", onTalk, Served, list(`{"type":"object"}`, 0, 0), "For templates that know them."},
-		{"chat_template", onTalk, Served, text(0, maxTemplate), "Instead of the model's, if `trust_request_chat_template` is set; else a 400. Bounded in steps and output as the model's."},
+		{"chat_template", onTalk, Served, text(0, maxTemplate), "Instead of the model's, if `trust_request_chat_template` is set; else a 400. Bounded in steps and memory, more tightly than the model's."},
 
 		{"cache_salt", onBoth, Served, text(1, maxSalt), "Prefixes are shared only among requests with the same one."},
 		{"cache_priority", onBoth, Served, integer(0, 100), "Default 50: what is lower leaves the cache first."},

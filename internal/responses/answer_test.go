@@ -368,6 +368,10 @@ func TestList(t *testing.T) {
 	f(two, responses.Page{Limit: 1, Asc: true, After: "msg_1in00"}, `{"object":"list","data":[`+call+`],"first_id":"fc_1in01","last_id":"fc_1in01","has_more":false}`)
 	f(two, responses.Page{Limit: 1, After: "x"}, `400 after: after names no item of this response`)
 	f(`[{"id":"m","role":"assistant","content":"a"}]`, responses.Page{Limit: 1}, `{"object":"list","data":[{"id":"m","type":"message","status":"completed","role":"assistant","content":[{"type":"output_text","text":"a","annotations":[],"logprobs":[]}]}],"first_id":"m","last_id":"m","has_more":false}`)
+	f(`[{"role":"assistant","content":[{"type":"output_text","text":"a","annotations":[1]},{"type":"refusal","refusal":"b"}]},{"role":"user","content":[{"type":"input_image","image_url":"u"}]}]`,
+		responses.Page{Limit: 2, Asc: true}, `{"object":"list","data":[{"role":"assistant","content":[{"type":"output_text","text":"a","annotations":[1],"logprobs":[]},{"type":"refusal","refusal":"b"}],`+
+			`"id":"msg_1in00","type":"message","status":"completed"},{"role":"user","content":[{"type":"input_image","image_url":"u","detail":"auto"}],"id":"msg_1in01","type":"message","status":"completed"}],`+
+			`"first_id":"msg_1in00","last_id":"msg_1in01","has_more":false}`)
 	f(`[]`, responses.Page{Limit: 1}, `{"object":"list","data":[],"first_id":"","last_id":"","has_more":false}`)
 }
 

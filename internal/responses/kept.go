@@ -107,6 +107,9 @@ func listed(input []byte, id string) (list []listedItem) {
 			list = append(list, listedItem{name, said(name, role, content)})
 			continue
 		}
+		if kindOf(kind) == "message" && content != nil {
+			raw = openai.With(raw, [2]string{"content", string(wholeParts(content))})
+		}
 		list = append(list, listedItem{name, openai.With(raw, [2]string{"id", string(openai.AppendString(nil, name))},
 			[2]string{"type", string(openai.AppendString(nil, kindOf(kind)))}, [2]string{"status", `"completed"`})})
 	}
@@ -118,6 +121,34 @@ func kindOf(kind string) string {
 		return "message"
 	}
 	return kind
+}
+
+// needed are the members that the API's answers have in a part, and its requests need not.
+var needed = map[string][][2]string{
+	"output_text": {{"annotations", "[]"}, {"logprobs", "[]"}},
+	"input_image": {{"detail", `"auto"`}},
+}
+
+// wholeParts is a list of parts as answers have them.
+func wholeParts(parts []byte) []byte {
+	out := []byte{'['}
+	r := openai.NewListReader(parts)
+	for r.Item() {
+		part := r.Raw()
+		if part == nil {
+			break
+		}
+		for _, m := range needed[text(part, "type")] {
+			if openai.Member(part, m[0]) == nil {
+				part = openai.With(part, m)
+			}
+		}
+		if len(out) > 1 {
+			out = append(out, ',')
+		}
+		out = append(out, part...)
+	}
+	return append(out, ']')
 }
 
 // said is a message with one text, a JSON string.

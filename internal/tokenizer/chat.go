@@ -29,6 +29,7 @@ var ErrNoChatTemplate = errors.New("the model has no chat template")
 type chat struct {
 	named   map[string]chatTemplate
 	special map[string]string // bos_token, eos_token, …
+	bounds  jinja.Limits      // of rendering; zero fields are jinja's defaults
 }
 
 type chatTemplate struct {
@@ -122,6 +123,22 @@ func (t *Tokenizer) WithChatTemplate(source string) (*Tokenizer, error) {
 	return &c, nil
 }
 
+// strange bounds the rendering of a template that a client brings, to some 100 ms at the worst: a model's own may
+// need more, and its operator chose it. A conversation of a thousand messages takes a fifth of the steps.
+var strange = jinja.Limits{Steps: 256 << 10, Bytes: 16 << 20}
+
+// WithRequestTemplate is WithChatTemplate for a template that a client brings: rendering it has
+// tighter bounds. The copy has t's fingerprint.
+func (t *Tokenizer) WithRequestTemplate(source string) (*Tokenizer, error) {
+	c := *t
+	c.chat = newChat(map[string]string{defaultTemplate: source}, t.chat.special)
+	if err := c.chat.named[defaultTemplate].err; err != nil {
+		return nil, err
+	}
+	c.chat.bounds = strange
+	return &c, nil
+}
+
 // continueMark stands at the end of the message to be continued, and shows
 // where the template puts it. The space at its end shows whether the template
 // trims.
@@ -169,7 +186,7 @@ func (t *Tokenizer) RenderChat(ctx context.Context, in ChatInput) (string, error
 		messages[i] = d
 	}
 	vars["messages"] = jinja.NewList(messages...)
-	lim := jinja.Limits{}
+	lim := t.chat.bounds
 	if !in.Now.IsZero() {
 		lim.Now = func() time.Time { return in.Now }
 	}

@@ -26,6 +26,7 @@ var topics = []topic{
 	{"Builds", "This build beside an earlier one, in alternating rounds. The figure is the worse end of the median's 95 % interval.", []string{"edge.cpu_ratio.", "house."}},
 	{"Router", "Processor time, latency and memory that the router adds, in front of mock engines.", []string{"router."}},
 	{"Soak, faults, tests", "Wrong answers and errors under kills, stops, lost networks and full disks; how many drawn bugs the tests notice.", []string{"edge.", "kv.partition"}},
+	{"Front door", "Requests made up from the router's own `/openapi.json` (schemathesis), and what was answered outside it.", []string{"door."}},
 	{"Streams that lose their decode worker", "The pause that clients see until another pair goes on, and what the router pays for that while nothing goes wrong; requests that an upgrade fails.", []string{"stream."}},
 	{"CPU", "Decode beside llama2.c's run; what prefill and decode in two processes cost a small model.", []string{"cpu.", "e2e."}},
 	{"KV transfer between processes", "`xpyd bench kv` beside memcpy, a bare socket loop, NIXL, Mooncake and iperf3.", []string{"kv."}},
