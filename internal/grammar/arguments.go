@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// Form is how the arguments of a call are written that are no JSON object: a member after the other,
+// Form is how the arguments of a call are written that are no plain JSON object: a member after the other,
 // each a key and a value. Strings stand as they are up to what ends a value, or are Python's.
 type Form struct {
 	Open      []Piece  `json:"open,omitempty"`       // before the first member
@@ -21,6 +21,7 @@ type Form struct {
 	Stops     []string `json:"stops,omitempty"`      // texts that end a value
 	Entities  []string `json:"entities,omitempty"`   // texts that in a string stand for others
 	Python    bool     `json:"python,omitempty"`
+	Object    bool     `json:"object,omitempty"` // it is a JSON object, in which no string has one of Stops; then End
 }
 
 // Piece is a part of a mark: text, or a special token.
@@ -71,6 +72,11 @@ func (g *builder) arguments(text string, v *Vocabulary) (*expr, error) {
 	}
 	w.j = w.texts()
 	w.collect(d, "")
+	if w.f.Object {
+		e := w.generate(&schema{kind: isRef, ref: w.target(d, nil, w.rootBase())})
+		w.rules()
+		return g.cat(e, w.mark(w.f.End)), nil
+	}
 	e := w.call(w.deref(w.target(d, nil, w.rootBase())), 0)
 	w.rules()
 	return e, nil
