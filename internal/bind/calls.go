@@ -34,13 +34,14 @@ func (b *Binder) calls(text string) (c *Calls, how *answer.Calling, err error) {
 		switch {
 		case !toolName.MatchString(t.Name):
 			return nil, nil, &Error{Reason: fmt.Sprintf("the name %.80q is not letters, digits, _, . and -, 64 at most", t.Name)}
-		case !calling.Names(t.Name):
+		case !calling.Names(t.Name) && !t.Free:
 			return nil, nil, &Error{Reason: fmt.Sprintf("the name %q is none that this model's calls (%s) can have", t.Name, c.Format)}
 		case seen[t.Name]:
 			return nil, nil, &Error{Reason: fmt.Sprintf("there are two tools %q", t.Name)}
 		}
 		seen[t.Name] = true
 	}
+	c.Tools = slices.DeleteFunc(c.Tools, func(t Tool) bool { return !calling.Names(t.Name) }) // it cannot be called
 	return c, &calling, nil
 }
 
