@@ -2,11 +2,14 @@ package chat_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/xpyd/xpyd/internal/openai"
 
 	"github.com/xpyd/xpyd/internal/chat"
 )
