@@ -68,7 +68,7 @@ func (b *parsersBench) read(v *vector, whole bool, pieces []string) (o outcome) 
 		name = "Step3Parser::think"
 	}
 	how := smgParsers[name]
-	p := answer.New(answer.ToolFormat(how.tool), answer.ThinkFormat(how.think), answer.Options{Whole: whole, Thinking: how.thinking})
+	p := answer.New(answer.ToolFormat(how.tool), answer.ThinkFormat(how.think), answer.Options{Whole: whole, Thinking: how.thinking || v.started})
 	take := func(events []answer.Event) {
 		for _, e := range events {
 			switch e.Kind {
@@ -111,8 +111,9 @@ func (v *vector) differs(o outcome) string {
 				got = member(got, at)
 			}
 		}
-		if text, ok := got.(string); ok && v.reasoning { // SMG takes white space off
-			got = strings.TrimSpace(text)
+		text, ok := got.(string)
+		if trimmed := strings.TrimSpace(text); ok && v.reasoning && trimmed == c.want { // SMG takes white space off
+			got = trimmed
 		}
 		if !reflect.DeepEqual(got, c.want) {
 			return fmt.Sprintf("%s %v is %q, want %q", c.what, c.path, fmt.Sprint(got), fmt.Sprint(c.want))
@@ -234,5 +235,38 @@ func (b *parsersBench) speed(context.Context) error {
 		Spread: fmt.Sprintf("%.3f..%.3f", took[0], took[len(took)-1]), Model: fmt.Sprintf("%d texts of SMG's tests, %d tokens, parsers made anew, one thread", len(list), tokens)})
 }
 
+// Why a vector is read otherwise.
+const (
+	keepsText = "text between and behind calls is given; SMG drops it"
+	keepsCall = "text behind a call does not undo it, as in vLLM"
+	begun     = "a stream begins a call once its name is known, and this one breaks off later"
+)
+
 // onPurpose are SMG's vectors that are read otherwise, and why.
-var onPurpose = map[string]string{}
+var onPurpose = map[string]string{
+	"tool_parser_deepseek/test_deepseek_complete_parsing#1":       keepsText,
+	"tool_parser_fallback/test_mixed_valid_and_invalid_content#1": keepsText,
+	"tool_parser_glm47_moe/test_glm47_complete_parsing#1":         keepsText,
+	"tool_parser_glm4_moe/test_glm4_complete_parsing#1":           keepsText,
+	"tool_parser_kimik2/test_kimik2_complete_parsing#1":           keepsText,
+	"tool_parser_minimax_m2/test_minimax_complete_parsing#1":      keepsText,
+	"tool_parser_mistral/test_mistral_real_world_output#1":        keepsText,
+	"tool_parser_qwen/test_qwen_with_text_between#1":              keepsText,
+	"tool_parser_qwen/test_qwen_real_world_output#1":              keepsText,
+	"tool_parser_step3/test_step3_complete_parsing#1":             keepsText,
+	"tool_parser_step3/test_steptml_format#1":                     keepsText,
+
+	"tool_parser_llama/test_json_with_trailing_text#1": keepsCall,
+
+	"tool_parser_cohere/test_cohere_unclosed_string_does_not_false_terminate#1":         begun,
+	"tool_parser_deepseek/test_deepseek_malformed_json_handling#1":                      begun,
+	"tool_parser_fallback/test_qwen_parser_invalid_format_returns_as_normal_text#1":     begun,
+	"tool_parser_fallback/test_mistral_parser_invalid_format_returns_as_normal_text#1":  begun,
+	"tool_parser_fallback/test_deepseek_parser_invalid_format_returns_as_normal_text#1": begun,
+	"tool_parser_fallback/test_almost_valid_tool_calls#1":                               begun,
+	"tool_parser_json/test_json_invalid_format#1":                                       begun,
+	"tool_parser_minimax_m2/test_minimax_incomplete_tool_call#1":                        begun,
+	"tool_parser_qwen/test_qwen_incomplete_tags#1":                                      begun,
+	"tool_parser_qwen_xml/test_qwen_xml_incomplete_tags#1":                              begun,
+	"tool_parser_qwen_xml/test_qwen_xml_incomplete_tool_call#1":                         begun,
+}

@@ -40,6 +40,7 @@ var topics = []topic{
 	{"Beside vLLM", "One whole worker behind the router and `vllm serve` on the same GPU, both at their defaults, under closed loops: ours over vLLM's. TTFT is the median or the 99th percentile, TPOT the mean, output counts while all clients are at work. Goodput is the highest rate of random arrivals at which 90 % of the requests get what is promised of them.", []string{"vs_vllm."}},
 	{"Load generator", "`xpyd bench` beside aiperf, and what it can drive.", []string{"loadgen."}},
 	{"Grammars", "Constrained output (`internal/grammar`) beside llguidance, on the schemas of JSONSchemaBench: how many compile, how long that takes, and a mask of the tokens that may come next.", []string{"grammar."}},
+	{"Door", "What models write (`internal/answer`): the texts of the tests of SMG's parsers, whole and in pieces, beside what those tests want; what is otherwise on purpose is in the log.", []string{"door."}},
 	{"Other", "", []string{""}},
 }
 

@@ -22,6 +22,7 @@ type claim struct {
 type vector struct {
 	name, parser, text string
 	reasoning          bool
+	started            bool // the prompt has opened the reasoning
 	tools              bool // it is parsed with a list of tools, which is not read
 	claims             []claim
 	unread             int // claims that are not understood
@@ -72,8 +73,9 @@ func readSMG(dir string) (list []vector, err error) {
 func readTest(name, body string) (list []vector) {
 	texts, parsers, args, v := map[string]string{}, map[string]string{}, map[string]int{}, (*vector)(nil)
 	var tools, normal string // variables of the latest outcome
+	started := strings.Contains(body, ".mark_reasoning_started()")
 	add := func(parser, text string, reasoning bool) {
-		list = append(list, vector{name: name + "#" + strconv.Itoa(len(list)+1), parser: parsers[parser], text: text, reasoning: reasoning})
+		list = append(list, vector{name: name + "#" + strconv.Itoa(len(list)+1), parser: parsers[parser], text: text, reasoning: reasoning, started: started})
 		v, args = &list[len(list)-1], map[string]int{}
 	}
 	for _, s := range statements(body) {
