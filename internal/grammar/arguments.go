@@ -63,6 +63,9 @@ func (g *builder) arguments(text string, v *Vocabulary) (*expr, error) {
 	if err != nil {
 		return nil, err
 	}
+	for _, list := range []*[]string{&in.Form.Stops, &in.Form.Entities} {
+		*list = slices.DeleteFunc(*list, func(s string) bool { return s == "" })
+	}
 	w := &argWriter{f: in.Form, v: v, schemaParser: &schemaParser{g: g, root: d, targets: map[*doc]*target{}, ids: map[string]*doc{}, autos: map[string]*auto{}}}
 	outer := g.where
 	g.where = w.pointer

@@ -70,6 +70,10 @@ func TestArguments(t *testing.T) {
 	f(said, `{"type":"object","properties":{"s":{"type":["string","integer"]},"a":{},"c":{"const":"&lt;"},"r":{"type":"string","pattern":"^&"}},"additionalProperties":false}`,
 		[]string{`k:s~5;/`, `k:s=5;/`, `k:s~ x;/`, `k:a~{;/`, `k:a={"x":"y"};/`, `k:a="x";/`, `k:r~&gt;/`, `k:s~&lt;/`, "/"}, []string{`k:s="x";/`, `k:a={;/`, `k:a="x;";/`, `k:c~&lt;/`, `k:r~&lt;;/`})
 
+	f(Form{Object: true, Stops: []string{"<|"}, End: piece(";")}, `{"type":"object","properties":{"s":{"type":"string"},"o":{"enum":["<|","<"]}}}`,
+		[]string{`{"s":"a<b|"};`, `{"o":"<"};`, `{"x":"<"};`, `{};`}, []string{`{"s":"<|"};`, `{"o":"<|"};`, `{"<|":1};`, `{}`})
+	f(Form{KeyEnd: piece("="), Stops: []string{""}, Entities: []string{""}}, `{"properties":{"s":{"type":"string"}},"additionalProperties":false}`, []string{"s=anything", ""}, nil)
+
 	for schema, want := range map[string]string{
 		`{"type":"object","properties":{"a b":{},"<":{}},"required":["<"]}`: "no text",
 		`{"type":"string"}`: "no text",
