@@ -1,9 +1,12 @@
 package worker
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -50,6 +53,9 @@ func (w *Worker) bind(ctx *fasthttp.RequestCtx, j *job, field string, spec *hand
 	var err error
 	switch j.guide, err = w.binder.Bind(waits, spec); {
 	case errors.As(err, &bad):
+		if i := slices.IndexFunc(j.strict, func(t function) bool { return t.Name == bad.Tool }); i >= 0 {
+			field = fmt.Sprintf("tools[%d].function.parameters", i)
+		}
 		return openai.BadRequest(field, "%s: %v", field, bad)
 	case waits.Err() != nil:
 		return openai.Unavailable("%v", context.Cause(waits))
@@ -75,7 +81,7 @@ func (w *Worker) bindChat(ctx *fasthttp.RequestCtx, j *job, c *openai.Chat) erro
 	case must && c.Constraint != nil:
 		return openai.BadRequest(c.Constraint.Field, "%s and tool_choice both say what the answer must be; give one of them", c.Constraint.Field)
 	case !must && c.Constraint == nil:
-		return nil
+		return w.bindStrict(ctx, j, c)
 	case c.Constraint != nil: // is text, whatever it looks like
 		r.tool, r.options.Tools, r.marks = nil, nil, w.formats.thinkMarks
 		spec := specOf(c.Constraint)
@@ -83,19 +89,65 @@ func (w *Worker) bindChat(ctx *fasthttp.RequestCtx, j *job, c *openai.Chat) erro
 		r.options.Bound = true
 		return w.bind(ctx, j, c.Constraint.Field, spec)
 	}
-	calls := bind.Calls{Several: !c.OneCall && name == ""}
+	calls := bind.Calls{Several: !c.OneCall && name == "", First: calledBefore(c.Messages)}
 	if r.tool != nil {
 		calls.Format = r.tool.Name
 	}
-	if calls.Tools, err = functions(c.Tools, name); err != nil {
+	tools, err := functions(c.Tools, name)
+	if err != nil {
 		return err
 	}
+	for _, t := range tools {
+		t.Free = false
+		calls.Tools = append(calls.Tools, t.Tool)
+	}
+	r.options.Bound, r.named = true, name != ""
+	return w.bindCalls(ctx, j, "tool_choice", bind.KindCalls, &calls, r.thinks())
+}
+
+// bindStrict has calls of a chat's strict tools be as their schemas say. The answer is free otherwise.
+func (w *Worker) bindStrict(ctx *fasthttp.RequestCtx, j *job, c *openai.Chat) error {
+	r := &j.reading
+	if r.tool == nil || !c.UsesTools() || !bytes.Contains(c.Tools, []byte(`"strict"`)) {
+		return nil
+	}
+	tools, err := functions(c.Tools, "")
+	if err != nil || !slices.ContainsFunc(tools, func(t function) bool { return t.Strict }) {
+		return err
+	}
+	calls := bind.Calls{Format: r.tool.Name, Several: true, First: calledBefore(c.Messages)}
+	for _, t := range tools {
+		t.Free = !t.Strict
+		calls.Tools = append(calls.Tools, t.Tool)
+	}
+	r.options.Bound, j.strict = true, tools
+	thinks := r.thinks()
+	if r.think.Before() != "" { // reasoning is in messages of its own, between calls too
+		thinks = handoff.ThinksNot
+	}
+	return w.bindCalls(ctx, j, "tools", bind.KindMayCall, &calls, thinks)
+}
+
+// bindCalls has a job's answers be calls, or have such as are bound. field is where the request says so.
+func (w *Worker) bindCalls(ctx *fasthttp.RequestCtx, j *job, field, kind string, calls *bind.Calls, thinks handoff.Thinks) error {
 	text, err := calls.Encode()
 	if err != nil {
 		return openai.BadRequest("tools", "%v", err)
 	}
-	r.options.Bound, r.named = true, name != ""
-	return w.bind(ctx, j, "tool_choice", &handoff.Guide{Kind: bind.KindCalls, Text: text, Thinks: r.thinks()})
+	return w.bind(ctx, j, field, &handoff.Guide{Kind: kind, Text: text, Thinks: thinks})
+}
+
+// calledBefore counts the calls in a chat's messages.
+func calledBefore(messages []json.RawMessage) (n int) {
+	for _, raw := range messages {
+		var m struct {
+			Calls []struct{} `json:"tool_calls"`
+		}
+		if bytes.Contains(raw, []byte(`"tool_calls"`)) && json.Unmarshal(raw, &m) == nil {
+			n += len(m.Calls)
+		}
+	}
+	return n
 }
 
 // thinks says where the prompt leaves the model's reasoning.
@@ -130,11 +182,17 @@ func mustCall(c *openai.Chat) (must bool, name string, err error) {
 	return true, one.Function.Name, nil
 }
 
+// function is a tool that may be called.
+type function struct {
+	bind.Tool
+	Strict bool // whatever the request says, its arguments are as its schema says
+}
+
 // functions are the tools that may be called: all, or the one of that name.
-func functions(tools json.RawMessage, name string) (list []bind.Tool, err error) {
+func functions(tools json.RawMessage, name string) (list []function, err error) {
 	var all []struct {
 		Type     string
-		Function bind.Tool
+		Function function
 	}
 	if tools != nil {
 		if err := json.Unmarshal(tools, &all); err != nil {

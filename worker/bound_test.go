@@ -154,7 +154,8 @@ func TestBoundRefused(t *testing.T) {
 	f(chats, chat(hasTools+`,"tool_choice":{"type":"function","function":{"name":"h"}}`), "tool_choice", `"h"`)
 	f(chats, chat(hasTools+`,"tool_choice":"required","regex":"a"`), "regex", "regex and tool_choice")
 	f(chats, chat(`"tools":[{"type":"function","function":{"name":"f g"}}],"tool_choice":"required"`), "tool_choice", `"f g"`)
-	f(chats, chat(`"tools":[{"type":"web"}],"tool_choice":"required"`), "tools", "none of the tools")
+	f(chats, chat(`"tools":[{"type":"web"}],"tool_choice":"required"`), "tools[0].type", "only function")
+	f(chats, chat(`"tools":[{"type":"function","function":{"name":"g"}},{"type":"function","function":{"name":"f","strict":true,"parameters":{"type":"object","properties":{"a":{"not":{}}}}}}]`), "tools[1].function.parameters", `"not" is not supported`)
 	long := strings.Repeat("a", 600<<10)
 	f(completions, `{"prompt":"x","regex":"`+long+`"}`, "regex", "limit")
 	empty(t, th.Worker)
@@ -177,9 +178,9 @@ func TestUnbound(t *testing.T) {
 	empty(t, th.Worker)
 }
 
-// TestToolChoiceNeedsAFormat: a model whose calls are not JSON cannot be made to call.
+// TestToolChoiceNeedsAFormat: a model whose calls are not known cannot be made to call.
 func TestToolChoiceNeedsAFormat(t *testing.T) {
-	for parser, want := range map[string]string{"glm45": "(glm45) are not JSON", "none": "not known"} {
+	for parser, want := range map[string]string{"none": "not known"} {
 		dir := talking(t)
 		w := start(t, configOf(dir, parser))
 		resp, b := ask(t, w.URL()+"/v1/chat/completions", nil, `{`+userAsks+`,`+hasTools+`,"tool_choice":"required"}`)

@@ -36,6 +36,7 @@ type job struct {
 	reading  reading        // of a chat's answers
 	bound    *handoff.Guide // what binds the answers; nil: nothing does
 	guide    engine.Guide   // the same at its begin, to be forked
+	strict   []function     // the tools, where one of them is strict and may be called
 	peers    []ticket.Peer  // have the beginning of the prompt, says the router
 	turns    bool           // its answer says where its KV is
 	brought  bool           // the KV of the prompt was brought ahead; without it the job is refused
@@ -311,7 +312,14 @@ func (w *Worker) renderChat(ctx *fasthttp.RequestCtx, c *openai.Chat, ids []int3
 	case err != nil && c.Template != "":
 		return nil, openai.BadRequest("chat_template", "%v", err)
 	case err != nil:
-		return nil, openai.BadRequest("messages", "chat template: %v", err)
+		field := "messages"
+		if in.Kwargs != nil { // are they at fault?
+			in.Kwargs = nil
+			if _, plain := tok.RenderChat(waits, in); plain == nil {
+				field = "chat_template_kwargs"
+			}
+		}
+		return nil, openai.BadRequest(field, "chat template: %v", err)
 	}
 	if err := w.checkText("messages", p.text, 0); err != nil {
 		return nil, err

@@ -232,9 +232,9 @@ func (c *choice) drop() {
 // role, unless the answer begins with a call.
 func (c *choice) opens() bool { return c.j.chat && !c.begun && len(c.calls) == 0 }
 
-// takeOpening returns that chunk.
+// takeOpening returns that chunk. Its content is null where the answer may become calls alone.
 func (c *choice) takeOpening() openai.Choice {
-	out := openai.Choice{Index: c.index, Role: true, PromptTokenIDs: c.promptIDs()}
+	out := openai.Choice{Index: c.index, Role: true, NoText: len(c.text) == 0 && !c.done, PromptTokenIDs: c.promptIDs()}
 	c.begun = true
 	return out
 }

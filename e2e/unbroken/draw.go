@@ -38,7 +38,9 @@ const tools = `"tools":[{"type":"function","function":{"name":"paint","parameter
 func (d *Request) Bind(r *rand.Rand, callable bool) {
 	bound := bounds[r.IntN(len(bounds))]
 	if callable && d.Path == "/v1/chat/completions" && r.IntN(2) == 0 {
-		bound = tools + calls[r.IntN(len(calls))]
+		if bound = tools + calls[r.IntN(len(calls))]; r.IntN(4) == 0 { // bound only once the model begins a call
+			bound = strings.Replace(tools, `"name":"paint",`, `"name":"paint","strict":true,`, 1) + `"tool_choice":"auto"`
+		}
 	}
 	d.Fields, d.Bound = d.Fields+","+bound, true
 }

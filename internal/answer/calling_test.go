@@ -1,56 +1,74 @@
 package answer_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/xpyd/xpyd/internal/answer"
 )
 
-// TestCalling: calls written as Calling says read as these calls, whole, streamed, and cut anywhere; every format
-// has a Calling or a reason.
+// written is the arguments {"a": VALUE} as a format has them; value is JSON.
+func written(c *answer.Calling, value string) string {
+	m := c.Members
+	if c.JSON() {
+		return `{"a": ` + value + `}`
+	}
+	end := m.KeyEnd
+	if text, ok := strings.CutPrefix(value, `"`); ok && !m.Python {
+		if value = strings.TrimSuffix(text, `"`); m.StringEnd != "" {
+			end = m.StringEnd
+		}
+	}
+	return strings.ReplaceAll(m.Open+m.Key+"a"+end+m.Pad+value+m.Pad+m.Close, answer.MayBreak, "\n")
+}
+
+// TestCalling: calls written as Calling says read as these calls, whole, streamed, and cut anywhere.
 func TestCalling(t *testing.T) {
-	bound := 0
 	for _, name := range answer.ToolNames() {
 		f := answer.ToolFormat(name)
-		c, why := f.Calling()
-		if why != "" {
-			if c.Begin != nil {
-				t.Errorf("%s: %s, but it has a begin", name, why)
-			}
-			continue
-		}
-		bound++
 		for n := range 3 {
+			c, why := f.Calling(n > 0)
+			if why != "" {
+				t.Fatalf("%s: %s", name, why)
+			}
 			if n > 0 && !c.Several {
 				break
 			}
-			args := []string{`{"a": 1}`, `{"b":[2,"}"]}`, `{}`}[:n+1]
+			args := []string{"1", `[2,"}"]`, `"x y"`}[:n+1]
 			text, want := c.Before, []string(nil)
 			for i, a := range args {
 				if i > 0 {
 					text += c.Next
 				}
 				tool := fmt.Sprintf("get_%d-x", i)
+				if !c.Names(tool) {
+					tool = "get.x"
+				}
 				text += c.Begin(tool)
+				if c.Number != nil {
+					text += c.Number(i)
+				}
 				if c.Space && i%2 == 0 {
 					text += " "
 				}
-				text += a + c.End + c.Close
-				want = append(want, tool+a)
+				text += written(&c, a) + c.End + c.Close
+				want = append(want, tool+strings.ReplaceAll(`{"a": `+a+`}`, " ", ""))
 			}
 			text += c.After
 			for _, whole := range []bool{true, false} {
 				for cut := 0; cut <= len(text); cut++ {
-					p := answer.New(f, nil, answer.Options{Whole: whole})
+					p := answer.New(f, nil, answer.Options{Whole: whole, Tools: answer.ReadTools([]json.RawMessage{[]byte(`{"function":{"name":"get_0-x","parameters":{"properties":{"a":{"type":"integer"}}}}}`),
+						[]byte(`{"function":{"name":"get_1-x","parameters":{"properties":{"a":{"type":"array"}}}}}`), []byte(`{"function":{"name":"get_2-x","parameters":{"properties":{"a":{"type":"string"}}}}}`), []byte(`{"function":{"name":"get.x"}}`)})})
 					var got []string
 					for _, e := range slices.Concat(slices.Clone(p.Feed(text[:cut])), slices.Clone(p.Feed(text[cut:])), p.Flush()) {
 						switch e.Kind {
 						case answer.Begin:
 							got = append(got, e.Text)
 						case answer.Arguments:
-							got[len(got)-1] += e.Text
+							got[len(got)-1] += strings.ReplaceAll(e.Text, " ", "")
 						default:
 							t.Errorf("%s: %q has text %q", name, text, e.Text)
 						}
@@ -61,11 +79,13 @@ func TestCalling(t *testing.T) {
 				}
 			}
 		}
+		for _, tr := range f.Triggers() {
+			if c, _ := f.Calling(true); tr.Text == c.Mark && tr.Text+tr.Rest("f") != c.Before+c.Begin("f") {
+				t.Errorf("%s: %q and %q are not how a call begins", name, tr.Text, tr.Rest("f"))
+			}
+		}
 	}
-	if bound < 17 {
-		t.Errorf("%d formats have one", bound)
-	}
-	if _, why := (*answer.Format)(nil).Calling(); why == "" {
+	if _, why := (*answer.Format)(nil).Calling(true); why == "" {
 		t.Error("no format has one")
 	}
 }

@@ -2,7 +2,6 @@ package answer
 
 import (
 	"bytes"
-	"encoding/json"
 	"strings"
 )
 
@@ -178,7 +177,7 @@ func (p *Parser) tagLong() {
 		text = bytes.TrimLeft(text, " \t\r\n")
 	}
 	var v value
-	c.plain = len(text) > 0 && (text[0] == '{' || text[0] == '[') && !p.f.flat && (c.types == 0 || c.types&(typeObject|typeArray) != 0)
+	c.plain = len(text) > 0 && (text[0] == '{' || text[0] == '[') && (c.types == 0 && !p.f.flat || c.types&(typeObject|typeArray) != 0)
 	for i := 0; c.plain && i < len(text); i++ {
 		c.plain = v.add(text[i]) == more
 	}
@@ -223,11 +222,12 @@ func (p *Parser) addText(text []byte) {
 // typed returns the JSON of a value that may have any of some types; 0: any.
 func (p *Parser) typed(text []byte, t types) []byte {
 	all := p.decode(text)
-	text = bytes.TrimSpace(all)
-	switch kind := jsonType(text); {
-	case kind == 0, t != 0 && t&kind == 0, p.f.flat && t == 0 && kind&(typeObject|typeArray) != 0:
-	default:
-		return text
+	for _, text = range [][]byte{bytes.TrimSpace(text), bytes.TrimSpace(all)} { // whose own strings may have what looks like an entity
+		switch kind := jsonType(text); {
+		case kind == 0, t != 0 && t&kind == 0, p.f.flat && t == 0 && kind&(typeObject|typeArray) != 0:
+		default:
+			return text
+		}
 	}
 	for word, is := range map[string]string{"True": "true", "False": "false", "None": "null"} {
 		if string(text) == word && (t == 0 || t&jsonType([]byte(is)) != 0) {
@@ -235,7 +235,7 @@ func (p *Parser) typed(text []byte, t types) []byte {
 		}
 	}
 	if t != 0 && t&(typeObject|typeArray) != 0 {
-		if out, ok := pythonValue(text); ok {
+		if out, ok := pythonValue(text); ok && t&jsonType(out) != 0 {
 			return out
 		}
 	}
@@ -305,107 +305,4 @@ func appendEscaped(dst, text []byte) []byte {
 		}
 	}
 	return append(dst, text[start:]...)
-}
-
-// Tools are the tools that may be called, and their parameters' types.
-type Tools struct {
-	byName map[string]map[string]types
-}
-
-// types is a set of JSON types.
-type types uint8
-
-const (
-	typeString types = 1 << iota
-	typeInteger
-	typeNumber
-	typeBool
-	typeNull
-	typeObject
-	typeArray
-	typeQuoted // text in quotes: no schema asks for it
-)
-
-var typeNames = map[string]types{"string": typeString, "str": typeString, "integer": typeInteger, "int": typeInteger,
-	"number": typeNumber | typeInteger, "float": typeNumber | typeInteger, "boolean": typeBool, "bool": typeBool, "null": typeNull,
-	"object": typeObject, "dict": typeObject, "array": typeArray, "list": typeArray}
-
-// schema is as much of a JSON schema as says which types a value may have.
-type schema struct {
-	Type       json.RawMessage
-	Enum       []json.RawMessage
-	AnyOf      []schema
-	OneOf      []schema
-	Properties map[string]json.RawMessage
-}
-
-// ReadTools reads a request's list of tools. What is no function, or no schema, says nothing.
-func ReadTools(list []json.RawMessage) *Tools {
-	t := &Tools{byName: map[string]map[string]types{}}
-	for _, raw := range list {
-		var tool struct {
-			Function struct {
-				Name       string
-				Parameters json.RawMessage
-			}
-		}
-		if json.Unmarshal(raw, &tool) != nil || tool.Function.Name == "" {
-			continue
-		}
-		var s schema
-		params := map[string]types{}
-		if json.Unmarshal(tool.Function.Parameters, &s) == nil {
-			for name, raw := range s.Properties {
-				var p schema
-				if json.Unmarshal(raw, &p) == nil {
-					params[name] = p.types()
-				}
-			}
-		}
-		t.byName[tool.Function.Name] = params
-	}
-	return t
-}
-
-func (s *schema) types() (t types) {
-	var one string
-	var several []string
-	if json.Unmarshal(s.Type, &one) == nil {
-		t |= typeNames[one]
-	} else if json.Unmarshal(s.Type, &several) == nil {
-		for _, name := range several {
-			t |= typeNames[name]
-		}
-	}
-	for _, of := range [][]schema{s.AnyOf, s.OneOf} {
-		for i := range of {
-			t |= of[i].types()
-		}
-	}
-	if t == 0 {
-		for _, v := range s.Enum {
-			if kind := jsonType(v); kind == typeQuoted {
-				t |= typeString
-			} else {
-				t |= kind
-			}
-		}
-	}
-	return t
-}
-
-// Has reports whether a tool of that name may be called.
-func (t *Tools) Has(name string) bool {
-	if t == nil {
-		return true
-	}
-	_, ok := t.byName[name]
-	return ok
-}
-
-func (t *Tools) typesOf(name, key string) types {
-	if t == nil {
-		return 0
-	}
-	return t.byName[name][key]
 }

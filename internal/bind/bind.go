@@ -41,14 +41,16 @@ type Binder struct {
 	cfg   Config
 	think *think
 
-	once  sync.Once // the vocabulary takes a while, and most models are never bound
-	cache *grammar.Cache
-	turns chan struct{} // a place for each request that may compile at once: steps need the other processors
+	once    sync.Once // the vocabulary takes a while, and most models are never bound
+	cache   *grammar.Cache
+	texts   [][]byte         // of the tokenizer's tokens
+	special map[string]int32 // tokens by their text
+	turns   chan struct{}    // a place for each request that may compile at once: steps need the other processors
 }
 
 // New makes a model's binder.
 func New(cfg Config) *Binder {
-	b := &Binder{cfg: cfg, turns: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))}
+	b := &Binder{cfg: cfg, special: map[string]int32{}, turns: make(chan struct{}, max(1, runtime.GOMAXPROCS(0)/2))}
 	if cfg.Think != nil {
 		open, end := cfg.Think.Around()
 		b.think = &think{open: newMarks(open), end: newMarks(end)}
@@ -56,21 +58,27 @@ func New(cfg Config) *Binder {
 	return b
 }
 
-// Calls is the Text of a spec of KindCalls: the model must call one of some tools, or several.
+// Calls is the Text of a spec of KindCalls, where the model must call one of some tools, or several, and of KindMayCall,
+// where it may: the answer is free until a call begins, and behind it.
 type Calls struct {
 	Format  string `json:"format"` // of answer.ToolFormat
 	Tools   []Tool `json:"tools"`
 	Several bool   `json:"several,omitempty"` // more may follow the first
+	First   int    `json:"first,omitempty"`   // the number of the answer's first call, where they have one
 }
 
 // Tool is what may be called.
 type Tool struct {
 	Name       string          `json:"name"`
-	Parameters json.RawMessage `json:"parameters"` // a JSON schema
+	Parameters json.RawMessage `json:"parameters"`     // a JSON schema
+	Free       bool            `json:"free,omitempty"` // any arguments may come, whatever that says
 }
 
-// KindCalls is the kind of a spec that is no grammar alone.
-const KindCalls = "calls"
+// KindCalls and KindMayCall are the kinds of specs that are no grammar alone.
+const (
+	KindCalls   = "calls"
+	KindMayCall = "may_call"
+)
 
 var kinds = map[string]grammar.Kind{
 	"json_schema": grammar.JSONSchema, "json_object": grammar.JSONObject, "regex": grammar.Regex,
@@ -124,7 +132,7 @@ func (b *Binder) guide(ctx context.Context, spec *handoff.Guide) (engine.Guide, 
 	if err != nil {
 		return nil, err
 	}
-	g := &guide{place: s.start()}
+	g := &guide{place: s.start(), free: s.free != nil}
 	if t := b.think; t != nil && spec.Thinks != handoff.ThinksNot {
 		g.think, g.in = t, spec.Thinks == handoff.ThinksNow
 	}
@@ -139,14 +147,14 @@ func (b *Binder) Bind(ctx context.Context, spec *handoff.Guide) (engine.Guide, e
 		return nil, err
 	}
 	defer done()
-	if spec.Kind == KindCalls {
-		calls, err := b.calls(spec.Text)
+	b.once.Do(b.prepare)
+	if spec.Kind == KindCalls || spec.Kind == KindMayCall {
+		calls, how, err := b.calls(spec.Text)
 		if err != nil {
 			return nil, err
 		}
-		how, _ := answer.ToolFormat(calls.Format).Calling()
 		for _, t := range calls.Tools {
-			if _, err := b.grammar(ctx, argsSpec(how, t)); err != nil {
+			if _, err := b.grammar(ctx, b.argsSpec(how, t)); err != nil {
 				var bad *Error
 				if errors.As(err, &bad) {
 					bad.Tool = t.Name
@@ -170,7 +178,7 @@ func (b *Binder) script(ctx context.Context, spec *handoff.Guide) (*script, erro
 	if len(b.cfg.Ends) == 0 {
 		return nil, &Error{Reason: "this model has no token that ends an answer"}
 	}
-	if spec.Kind == KindCalls {
+	if spec.Kind == KindCalls || spec.Kind == KindMayCall {
 		return b.callScript(spec)
 	}
 	kind, ok := kinds[spec.Kind]
@@ -226,10 +234,15 @@ func (b *Binder) prepare() {
 	all := make([][]byte, min(b.cfg.Vocab, tok.VocabSize()))
 	for id := range all {
 		all[id] = tok.TokenBytes(int32(id))
-		if !tok.IsSpecial(int32(id)) && len(all[id]) > 0 {
+		switch {
+		case len(all[id]) == 0:
+		case tok.IsSpecial(int32(id)):
+			b.special[string(all[id])] = int32(id)
+		default:
 			texts[id] = all[id]
 		}
 	}
+	b.texts = all
 	b.cache = grammar.NewCache(grammar.NewVocabulary(texts, b.cfg.Ends), grammar.Limits{Bytes: handoff.MaxGrammar}, b.cfg.Bytes)
 	if b.think != nil {
 		b.think.tokens = all

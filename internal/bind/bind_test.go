@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -253,7 +254,10 @@ func TestSpecs(t *testing.T) {
 		"kind":      {k.binder(""), handoff.Guide{Kind: "abc"}, `kind "abc" are not known`},
 		"no ends":   {none, handoff.Guide{Kind: "regex", Text: "a"}, "no token that ends"},
 		"no token":  {k.binder(""), handoff.Guide{Kind: "regex", Text: "ä"}, "no token of this model can begin it"},
-		"format":    {k.binder(""), handoff.Guide{Kind: bind.KindCalls, Text: `{"format":"glm45","tools":[{"name":"f"}]}`}, "glm45"},
+		"format":    {k.binder(""), handoff.Guide{Kind: bind.KindCalls, Text: `{"format":"glm4","tools":[{"name":"f"}]}`}, "not known"},
+		"Python":    {k.binder(""), handoff.Guide{Kind: bind.KindCalls, Text: `{"format":"pythonic","tools":[{"name":"f-g"}]}`}, `"f-g"`},
+		"schema":    {k.binder(""), handoff.Guide{Kind: bind.KindMayCall, Text: `{"format":"glm45","tools":[{"name":"f","parameters":{"not":{}}}]}`}, "parameters of f"},
+		"all free":  {k.binder(""), handoff.Guide{Kind: bind.KindMayCall, Text: `{"format":"json","tools":[{"name":"f","free":true}]}`}, "nothing begins"},
 		"no format": {k.binder(""), handoff.Guide{Kind: bind.KindCalls, Text: `{"tools":[{"name":"f"}]}`}, "not known"},
 		"no tools":  {k.binder(""), handoff.Guide{Kind: bind.KindCalls, Text: `{"format":"hermes"}`}, "0 tools"},
 		"twice":     {k.binder(""), handoff.Guide{Kind: bind.KindCalls, Text: `{"format":"hermes","tools":[{"name":"f"},{"name":"f"}]}`}, "two tools"},
@@ -278,17 +282,28 @@ func TestSpecs(t *testing.T) {
 	}
 }
 
-// random draws an answer: tokens that may come, now and then an end.
-func (t *toy) random(tt *testing.T, r *rand.Rand, g engine.Guide, most int) string {
+// random draws an answer: tokens that may come, special ones and those of often more often, now and then an end.
+func (t *toy) random(tt *testing.T, r *rand.Rand, g engine.Guide, most int, often ...string) string {
 	tt.Helper()
+	ends := 3 // of an end that may come: one chance of 3 that it does not, or of more that it does
+	if often != nil {
+		ends = 8
+	}
 	var text strings.Builder
 	for range most {
 		may := t.allowed(g)
+		mayEnd := slices.Contains(may, end)
 		if len(may) == 0 {
 			tt.Fatalf("a dead end behind %q", text.String())
 		}
+		rare := slices.DeleteFunc(slices.Clone(may), func(s string) bool {
+			return s == end || !slices.Contains(often, s) && (often != nil || !t.special[s])
+		})
+		if len(rare) > 0 && r.IntN(3) == 0 {
+			may = rare
+		}
 		s := may[r.IntN(len(may))]
-		if slices.Contains(may, end) && r.IntN(3) > 0 {
+		if n := r.IntN(ends); mayEnd && (often == nil) == (n > 0) {
 			s = end
 		}
 		if t.says(tt, g, s); s == end {
@@ -335,83 +350,202 @@ func TestMostCalls(t *testing.T) {
 	}
 }
 
-// TestCalls: whatever is drawn along the masks of a bound call reads as calls of the tools, whole and
-// streamed, with arguments that their schemas allow; of several where there may be.
-func TestCalls(t *testing.T) {
-	marks := []string{"<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|tool_call|>", "<|action_start|>", "<|plugin|>", "<|action_end|>",
+var (
+	callMarks = []string{"<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|tool_call|>", "<|action_start|>", "<|plugin|>", "<|action_end|>",
 		"<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
 		"<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_call_argument_begin|>",
-		"<|START_ACTION|>", "<|END_ACTION|>", "<|channel|>", "<|constrain|>", "<|message|>"}
-	k := newToy(marks, `{"`, `"}`, `}}`, ` {"`, `": `, `true`, `false`, "weather", "get_", `"]`)
-	b := k.binder("")
-	tools := []bind.Tool{
+		"<|START_ACTION|>", "<|END_ACTION|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|start|>", "｜DSML｜", "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>",
+		"<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>", "<seed:tool_call>", "</seed:tool_call>"}
+	callTexts = []string{`{"`, `"}`, `}}`, ` {"`, `": `, `true`, `false`, "weather", "get_", `"]`, "</parameter>", "\n</parameter>", "</arg_value>", "</steptml:parameter>", "parameter>", "</", "<parameter=",
+		`<parameter name="`, "Oslo", "Rome", "True", "False", "\",", "é"}
+	callTools = []bind.Tool{
 		{Name: "get", Parameters: json.RawMessage(`{"type":"object","properties":{"on":{"type":"boolean"}},"required":["on"],"additionalProperties":false}`)},
 		{Name: "get_weather", Parameters: json.RawMessage(`{"$defs":{"c":{"enum":["Oslo","Rome"]}},"type":"object","properties":{"city":{"$ref":"#/$defs/c"}},"required":["city"],"additionalProperties":false}`)},
 		{Name: "stop"},
+		{Name: "note", Parameters: json.RawMessage(`{"type":"object","properties":{"text":{"type":"string"},"n":{"type":["integer","null","string"],"pattern":"^[a-z]*$"}},"required":["text"],"additionalProperties":false}`)},
 	}
-	whole := map[string][]string{"get": {`{"on":true}`, `{"on":false}`}, "get_weather": {`{"city":"Oslo"}`, `{"city":"Rome"}`}, "stop": {"{}"}}
-	for _, format := range answer.ToolNames() {
-		f := answer.ToolFormat(format)
-		how, why := f.Calling()
-		if why != "" {
-			continue
+)
+
+// asked reports whether a call of callTools is as their schemas want it.
+func asked(name, args string) bool {
+	var got map[string]any
+	if json.Unmarshal([]byte(args), &got) != nil {
+		return false
+	}
+	switch name {
+	case "get":
+		_, ok := got["on"].(bool)
+		return ok && len(got) == 1
+	case "get_weather":
+		return (got["city"] == "Oslo" || got["city"] == "Rome") && len(got) == 1
+	case "stop":
+		return len(got) == 0
+	case "note":
+		_, ok := got["text"].(string)
+		n, has := got["n"]
+		switch n := n.(type) {
+		case string:
+			ok = ok && strings.Trim(n, "abcdefghijklmnopqrstuvwxyz") == ""
+		case float64:
+			ok = ok && n == math.Trunc(n)
+		default:
+			ok = ok && n == nil
 		}
+		if has {
+			delete(got, "n")
+		}
+		return ok && len(got) == 1
+	}
+	return false
+}
+
+// readCalls is what is read of an answer in a format.
+func readCalls(format, out string, tools []bind.Tool, whole bool) (names, args []string, text string) {
+	var list []json.RawMessage
+	for _, tool := range tools {
+		raw, _ := json.Marshal(map[string]any{"type": "function", "function": tool})
+		list = append(list, raw)
+	}
+	p := answer.New(answer.ToolFormat(format), nil, answer.Options{Tools: answer.ReadTools(list), Whole: whole})
+	for _, e := range slices.Concat(slices.Clone(p.Feed(out)), p.Flush()) {
+		switch e.Kind {
+		case answer.Begin:
+			names, args = append(names, e.Text), append(args, "")
+		case answer.Arguments:
+			args[len(args)-1] += e.Text
+		default:
+			text += e.Text
+		}
+	}
+	return names, args, text
+}
+
+// TestCalls: whatever is drawn along the masks of a bound call reads as calls of the tools, whole and
+// streamed, with arguments that their schemas allow; of several where there may be.
+func TestCalls(t *testing.T) {
+	k := newToy(callMarks, callTexts...)
+	b := k.binder("")
+	for _, format := range answer.ToolNames() {
 		t.Run(format, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(1, 2))
 			several := 0
-			for round := range 60 {
-				calls := bind.Calls{Format: format, Tools: tools, Several: round%2 == 0}
+			can, _ := answer.ToolFormat(format).Calling(true)
+			for round := range 40 {
+				calls := bind.Calls{Format: format, Tools: callTools, Several: round%2 == 0, First: round}
 				if round%5 == 0 {
-					calls.Tools = tools[1:2]
+					calls.Tools = callTools[1:2]
 				}
 				text, err := calls.Encode()
 				if err != nil {
 					t.Fatal(err)
 				}
 				g := guideOf(t, b, &handoff.Guide{Kind: bind.KindCalls, Text: text})
-				out := k.random(t, r, g, 4000)
-				var list []json.RawMessage
-				for _, tool := range calls.Tools {
-					raw, _ := json.Marshal(map[string]any{"type": "function", "function": tool})
-					list = append(list, raw)
-				}
+				out := k.random(t, r, g, 8000)
 				for _, wholly := range []bool{true, false} {
-					p := answer.New(f, nil, answer.Options{Tools: answer.ReadTools(list), Whole: wholly})
-					var names, args []string
-					for _, e := range slices.Concat(slices.Clone(p.Feed(out)), p.Flush()) {
-						switch e.Kind {
-						case answer.Begin:
-							names, args = append(names, e.Text), append(args, "")
-						case answer.Arguments:
-							args[len(args)-1] += e.Text
-						default:
-							if strings.TrimSpace(e.Text) != "" {
-								t.Fatalf("%q is text of %q", e.Text, out)
-							}
-						}
+					names, args, text := readCalls(format, out, calls.Tools, wholly)
+					if strings.TrimSpace(text) != "" {
+						t.Fatalf("%q is text of %q", text, out)
 					}
-					if len(names) == 0 || len(names) > 1 && !(calls.Several && how.Several) {
+					if len(names) == 0 || len(names) > 1 && !(calls.Several && can.Several) {
 						t.Fatalf("%d calls in %q", len(names), out)
 					}
 					if len(names) > 1 {
 						several++
 					}
 					for i, name := range names {
-						var compact strings.Builder
-						for _, c := range args[i] {
-							if !strings.ContainsRune(" \t\r\n", c) {
-								compact.WriteRune(c)
-							}
-						}
-						if !slices.Contains(whole[name], compact.String()) || calls.Tools[0].Name == "get_weather" && name != "get_weather" {
+						if !asked(name, args[i]) || calls.Tools[0].Name == "get_weather" && name != "get_weather" {
 							t.Errorf("%s(%s) in %q", name, args[i], out)
 						}
 					}
 				}
 			}
-			if how.Several && several == 0 {
+			if can.Several && several == 0 {
 				t.Error("there never was a second call")
 			}
 		})
+	}
+}
+
+// TestMayCall: an answer is free but for its calls, which are as the schemas of strict tools want them wherever one begins.
+func TestMayCall(t *testing.T) {
+	tools := slices.Clone(callTools)
+	tools[2].Free = true
+	for _, format := range answer.ToolNames() {
+		t.Run(format, func(t *testing.T) {
+			f := answer.ToolFormat(format)
+			how, _ := f.Calling(true)
+			texts := slices.Clone(callTexts)
+			texts = append(texts, how.Mark+"x", "[get(on", "[get(", `{"name": "get", "arguments":`, `{"name":"get", "parameters":`, `{"name": "note","arguments":`, `{"name": "note","parameters":`, `"arguments": {`, `functools[{"name": "get", "arguments":`, `[{"name": "get", "arguments":`)
+			often := []string{"<", `functools[{"name": "get", "arguments":`, `[{"name": "get", "arguments":`, "[get(", `{"name": "get", "arguments":`, `{"name":"get", "parameters":`, `{"name": "note","arguments":`, `{"name": "note","parameters":`, "</", "｜DSML｜", "true", "True",
+				"\n</parameter>", "</parameter>", "</arg_value>", "</steptml:parameter>", "Oslo", `"}`, `}}`}
+			for _, tr := range f.Triggers() {
+				texts, often = append(texts, tr.Text, tr.Text+"!"), append(often, tr.Text)
+			}
+			k := newToy(callMarks, texts...)
+			text, err := (&bind.Calls{Format: format, Tools: tools, Several: true}).Encode()
+			if err != nil {
+				t.Fatal(err)
+			}
+			first := guideOf(t, k.binder(""), &handoff.Guide{Kind: bind.KindMayCall, Text: text})
+			r := rand.New(rand.NewPCG(3, 4))
+			called, unbound := 0, 0
+			for round := range 60 {
+				g := first.Fork()
+				if round%10 == 0 {
+					k.agrees(t, g)
+				}
+				out := k.random(t, r, g, 8000, often...)
+				for _, whole := range []bool{true, false} {
+					names, args, _ := readCalls(format, out, tools, whole)
+					for i, name := range names {
+						if called++; name != "stop" && !asked(name, args[i]) {
+							t.Errorf("%s(%s) in %q", name, args[i], out)
+						} else if name == "stop" && !json.Valid([]byte(args[i])) {
+							unbound++
+						}
+					}
+				}
+			}
+			if called < 5 {
+				t.Errorf("%d calls", called)
+			}
+			g := first.Fork()
+			k.says(t, g, "O", "<", "/", "é", "[", "g", "e", "t", " ", "{", end)
+		})
+	}
+}
+
+// TestThinksAndMayCall: reasoning is free, marks of calls in it too, and may end the answer.
+func TestThinksAndMayCall(t *testing.T) {
+	k := newToy([]string{"</think>"}, "<think>", "<tool_call>", "</tool_call>", "<tool_call>x")
+	text, err := (&bind.Calls{Format: "hermes", Tools: callTools[:1]}).Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := &handoff.Guide{Kind: bind.KindMayCall, Text: text, Thinks: handoff.ThinksMay}
+	b := k.binder("qwen3")
+	first := guideOf(t, b, spec)
+	for _, way := range [][]string{
+		{"\n", "<think>", "<tool_call>x", "<tool_call>", "y", "</think>", "<tool_call>", "\n", "{", "\"", "n"},
+		{"<think>", "a", end},
+		{"a", "<think>", "<tool_call>", "\n"},
+		{"<tool_call>", "\n"},
+		{end},
+	} {
+		g := first.Fork()
+		for i := range way {
+			if i%3 == 0 {
+				k.agrees(t, g)
+			}
+			k.says(t, g, way[i])
+		}
+	}
+	g := first.Fork()
+	k.says(t, g, "<tool_call>")
+	if got := k.allowed(g); !slices.Equal(got, []string{"\n"}) {
+		t.Errorf("%q behind the mark", got)
+	}
+	if got := k.allowed(first); slices.Contains(got, "<tool_call>x") || !slices.Contains(got, end) {
+		t.Errorf("%q at first", got)
 	}
 }

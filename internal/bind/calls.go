@@ -17,28 +17,32 @@ import (
 var toolName = regexp.MustCompile(`^[A-Za-z0-9_.-]{1,64}$`)
 
 // calls reads a spec's text, which may be a peer's.
-func (b *Binder) calls(text string) (*Calls, error) {
-	var c Calls
-	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		return nil, fmt.Errorf("read calls: %w", err)
+func (b *Binder) calls(text string) (c *Calls, how *answer.Calling, err error) {
+	c = &Calls{}
+	if err := json.Unmarshal([]byte(text), c); err != nil {
+		return nil, nil, fmt.Errorf("read calls: %w", err)
 	}
-	if _, why := answer.ToolFormat(c.Format).Calling(); why != "" {
-		return nil, &Error{Reason: why}
+	calling, why := answer.ToolFormat(c.Format).Calling(c.Several)
+	if why != "" {
+		return nil, nil, &Error{Reason: why}
 	}
 	if n := len(c.Tools); n < 1 || n > maxTools {
-		return nil, &Error{Reason: fmt.Sprintf("there are %d tools to call one of; at most %d", n, maxTools)}
+		return nil, nil, &Error{Reason: fmt.Sprintf("there are %d tools to call one of; at most %d", n, maxTools)}
 	}
 	seen := map[string]bool{}
 	for _, t := range c.Tools {
 		switch {
 		case !toolName.MatchString(t.Name):
-			return nil, &Error{Reason: fmt.Sprintf("the name %.80q is not letters, digits, _, . and -, 64 at most", t.Name)}
+			return nil, nil, &Error{Reason: fmt.Sprintf("the name %.80q is not letters, digits, _, . and -, 64 at most", t.Name)}
+		case !calling.Names(t.Name) && !t.Free:
+			return nil, nil, &Error{Reason: fmt.Sprintf("the name %q is none that this model's calls (%s) can have", t.Name, c.Format)}
 		case seen[t.Name]:
-			return nil, &Error{Reason: fmt.Sprintf("there are two tools %q", t.Name)}
+			return nil, nil, &Error{Reason: fmt.Sprintf("there are two tools %q", t.Name)}
 		}
 		seen[t.Name] = true
 	}
-	return &c, nil
+	c.Tools = slices.DeleteFunc(c.Tools, func(t Tool) bool { return !calling.Names(t.Name) }) // it cannot be called
+	return c, &calling, nil
 }
 
 // Encode is the Text of a spec.
@@ -50,8 +54,20 @@ func (c *Calls) Encode() (string, error) {
 	return string(text), nil
 }
 
-// argsSpec is the grammar of a call's arguments and what closes its object.
-func argsSpec(how answer.Calling, t Tool) grammar.Spec {
+// argsSpec is the grammar of a call's arguments and what closes it.
+func (b *Binder) argsSpec(how *answer.Calling, t Tool) grammar.Spec {
+	schema := string(arguments(t.Parameters))
+	if t.Free {
+		schema = `{"type":"object"}`
+	}
+	if m := how.Members; m != nil {
+		form := grammar.Form{Open: b.pieces(m.Open), Between: b.pieces(m.Between), Key: b.pieces(m.Key), KeyEnd: b.pieces(m.KeyEnd), StringEnd: b.pieces(m.StringEnd),
+			Close: b.pieces(m.Close), End: b.pieces(how.End), Pad: m.Pad, Stops: m.Stops, Entities: m.Entities, Python: m.Python, Object: m.Object}
+		if how.End == "" { // what closes the call begins as a key might
+			form.End = b.pieces(how.Close)
+		}
+		return grammar.Spec{Kind: grammar.Arguments, Text: grammar.ArgumentsText(form, schema)}
+	}
 	space := ""
 	if how.Space {
 		space = `" "? `
@@ -60,7 +76,33 @@ func argsSpec(how answer.Calling, t Tool) grammar.Spec {
 	if how.End != "" {
 		end = " " + literal(how.End)
 	}
-	return grammar.Spec{Kind: grammar.Lark, Text: "start: " + space + "args" + end + "\nargs: %json " + string(arguments(t.Parameters)) + "\n"}
+	return grammar.Spec{Kind: grammar.Lark, Text: "start: " + space + "args" + end + "\nargs: %json " + schema + "\n"}
+}
+
+// pieces parts a mark into text and special tokens.
+func (b *Binder) pieces(mark string) (list []grammar.Piece) {
+	for mark != "" {
+		if rest, ok := strings.CutPrefix(mark, answer.MayBreak); ok {
+			list, mark = append(list, grammar.Piece{Text: "\n", May: true}), rest
+			continue
+		}
+		id, n, text := int32(-1), 0, strings.IndexAny(mark, answer.MayBreak)
+		if text < 0 {
+			text = len(mark)
+		}
+		for name, token := range b.special { // the first one, and of those that begin there the longest
+			if i := strings.Index(mark, name); i >= 0 && (i < text || i == text && id >= 0 && len(name) > n) {
+				id, n, text = token, len(name), i
+			}
+		}
+		if text > 0 {
+			list = append(list, grammar.Piece{Text: mark[:text]})
+		}
+		if mark = mark[text+n:]; id >= 0 {
+			list = append(list, grammar.Piece{Token: id})
+		}
+	}
+	return list
 }
 
 // arguments is a schema that only objects match. A tool without parameters has none.
@@ -93,34 +135,62 @@ func literal(s string) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
+// option is the way to go on with text and a call's arguments.
+func (b *Binder) option(how *answer.Calling, first int, text string, begin func() (matcher, error)) option {
+	o := option{tokens: b.encode(text), begin: begin}
+	if how.Number != nil {
+		o.number = func(n int) []int32 { return b.encode(how.Number(first + n)) }
+	}
+	return o
+}
+
 // callScript has the model call one of the tools, and more if it may.
 func (b *Binder) callScript(spec *handoff.Guide) (*script, error) {
-	calls, err := b.calls(spec.Text)
+	b.once.Do(b.prepare)
+	calls, how, err := b.calls(spec.Text)
 	if err != nil {
 		return nil, err
 	}
-	b.once.Do(b.prepare)
-	how, _ := answer.ToolFormat(calls.Format).Calling()
 	s := &script{ends: b.cfg.Ends, most: answer.MaxCalls}
 	text := func(t Tool) func() (matcher, error) {
 		return func() (matcher, error) {
-			g, err := b.grammar(context.Background(), argsSpec(how, t)) // it was compiled with the request, or is within Limits.Time
+			g, err := b.grammar(context.Background(), b.argsSpec(how, t)) // it was compiled with the request, or is within Limits.Time
 			if err != nil {
 				return nil, err
 			}
 			return matching{g.Matcher()}, nil
 		}
 	}
-	end := b.encode(how.Close + how.After)
+	closed := how.Close
+	if how.Members != nil && how.End == "" { // which argsSpec has
+		closed = ""
+	}
+	may := spec.Kind == KindMayCall
+	if may {
+		list, apart := b.triggers(calls, how, text)
+		if len(list) == 0 {
+			return nil, &Error{Reason: "nothing begins a call of one of the tools"}
+		}
+		if s.free = newFinder(list, b.texts); apart {
+			return s, nil
+		}
+		if how.Members != nil && how.Members.Python {
+			how.After = "]"
+		}
+	}
+	end := b.encode(closed + how.After)
 	if s.last = len(end) == 0; !s.last {
 		s.closing = []option{{tokens: end}}
 		s.next = slices.Clone(s.closing)
 	}
+	s.lastOnly = may && s.last && how.End == "" && how.JSON()
 	for _, t := range calls.Tools {
 		begin := how.Begin(t.Name)
-		s.first = append(s.first, option{tokens: b.encode(spec.Begin + how.Before + begin), begin: text(t)})
-		if calls.Several && how.Several {
-			s.next = append(s.next, option{tokens: b.encode(how.Close + how.Next + begin), begin: text(t)})
+		if !may {
+			s.first = append(s.first, b.option(how, calls.First, spec.Begin+how.Before+begin, text(t)))
+		}
+		if calls.Several && how.Several && (!may || how.After != "") {
+			s.next = append(s.next, b.option(how, calls.First, closed+how.Next+begin, text(t)))
 		}
 	}
 	for _, list := range [][]option{s.first, s.next} {

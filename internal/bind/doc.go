@@ -11,5 +11,6 @@
 //
 // An answer is a path through stages: reasoning, where anything but an end may come until its mark
 // (reason.go); a mark or the begin of a call, as the tokens that the tokenizer makes of it; text that a
-// grammar matches; what closes a call; and an end (script.go).
+// grammar matches; what closes a call; and an end (script.go). Of strict tools that may be called it is
+// free, until what begins a call has come, and behind the call (trigger.go).
 package bind

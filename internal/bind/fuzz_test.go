@@ -19,6 +19,9 @@ func FuzzGuide(f *testing.F) {
 	f.Add("regex", "(ab|</think>)*", "", byte(1), []byte{2, 5, 1, 5})
 	f.Add("choice", `["ab","<think>x"]`, "", byte(2), []byte{2, 1, 5})
 	f.Add("calls", `{"format":"hermes","tools":[{"name":"f","parameters":{"type":"object"}}],"several":true}`, "", byte(1), []byte{2, 1, 3, 8})
+	f.Add("may_call", `{"format":"hermes","tools":[{"name":"f","parameters":{"type":"object"}},{"name":"g","free":true}],"several":true}`, "", byte(1), []byte{2, 1, 3, 8})
+	f.Add("may_call", `{"format":"json","tools":[{"name":"f"}]}`, "", byte(0), []byte{9, 1, 3, 8})
+	f.Add("calls", `{"format":"qwen3_coder","tools":[{"name":"f","parameters":{"type":"object","properties":{"a":{"type":"string"}}}}]}`, "", byte(0), []byte{3, 1, 3, 8})
 	f.Fuzz(func(t *testing.T, kind, text, begin string, thinks byte, ids []byte) {
 		for _, c := range begin {
 			if c < ' ' || c > '~' {

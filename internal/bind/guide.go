@@ -1,6 +1,10 @@
 package bind
 
-import "github.com/xpyd/xpyd/engine"
+import (
+	"bytes"
+
+	"github.com/xpyd/xpyd/engine"
+)
 
 // guide is where an answer stands: in its reasoning, at its beginning where it may yet become that, or
 // behind.
@@ -10,6 +14,7 @@ type guide struct {
 	n     int    // bytes of the mark at hand that have come
 	dead  bool   // of what comes behind, if the reasoning has not begun: it is no longer possible
 	moved bool   // there is no longer nothing before the mark that begins the reasoning
+	free  bool   // the answer is, until a call begins: it may also end in its reasoning
 	place place
 }
 
@@ -28,14 +33,11 @@ func (g *guide) Mask(bits []uint32) {
 	case g.think == nil:
 		g.place.mask(bits)
 	case g.in: // an end would leave the request without its answer
-		for i := range bits {
-			bits[i] = 0
-		}
-		for id := range g.think.tokens {
-			set(bits, int32(id))
-		}
+		fill(bits, len(g.think.tokens))
 		for _, id := range g.place.s.ends {
-			unset(bits, id)
+			if unset(bits, id); g.free { // or it is the answer
+				set(bits, id)
+			}
 		}
 		for _, id := range g.think.tears(g.n) {
 			unset(bits, id)
@@ -79,8 +81,12 @@ func (g *guide) Accept(token int32) bool {
 	if !alive && !may {
 		return false
 	}
-	g.moved, g.dead, g.n = true, !alive, n
 	if !may {
+		n = 0
+	}
+	g.moved = g.moved || !g.free || may || len(bytes.TrimSpace(text)) > 0 // white space may stand before reasoning
+	g.dead, g.n = !alive, n
+	if !may && g.moved {
 		g.think, g.n = nil, 0
 	}
 	return true
@@ -90,6 +96,10 @@ func (g *guide) Accept(token int32) bool {
 func (g *guide) thinks(token int32) bool {
 	for _, id := range g.place.s.ends {
 		if id == token {
+			if g.free {
+				*g = guide{place: place{s: &script{}}}
+				return true
+			}
 			return false
 		}
 	}

@@ -20,11 +20,15 @@ type script struct {
 	most    int
 	closing []option
 	last    bool // the text may be the last: an end may come at once behind it
+	// Where the answer is free until a call begins. An end of the script is where it is free again.
+	free     *finder
+	lastOnly bool // behind a text nothing but an end may come all the same
 }
 
 // option is one way to go on: tokens, then the text of a grammar, or if there is none an end.
 type option struct {
 	tokens []int32
+	number func(n int) []int32     // more tokens: of the n-th text, from 0; nil: none
 	begin  func() (matcher, error) // nil: an end follows
 }
 
@@ -37,10 +41,12 @@ type place struct {
 	text    matcher // else within, or behind, a text
 	texts   int     // that have begun
 	over    bool    // only an end may come
+	free    bool    // or it is free: within the text of a node of s.free
+	node    int32
 }
 
 func (s *script) start() place {
-	p := place{s: s, options: s.first}
+	p := place{s: s, options: s.first, free: s.free != nil}
 	p.settle()
 	return p
 }
@@ -61,8 +67,15 @@ func (p *place) settle() bool {
 		return true
 	}
 	o := p.options[i]
-	if o.begin == nil {
+	switch {
+	case o.begin == nil && p.s.free != nil:
+		p.loosen()
+		return true
+	case o.begin == nil:
 		p.options, p.over = slices.Delete(slices.Clone(p.options), i, i+1), true
+		return true
+	case o.number != nil:
+		p.options, p.at = []option{{tokens: o.number(p.texts), begin: o.begin}}, 0
 		return true
 	}
 	p.options, p.at = nil, 0
@@ -76,12 +89,29 @@ func (p *place) settle() bool {
 	return true
 }
 
+// loosen has the answer be free.
+func (p *place) loosen() { *p = place{s: p.s, texts: p.texts, free: true} }
+
+// triggers reports whether a call may begin.
+func (p *place) triggers() bool { return p.texts < p.s.most }
+
 // next is how the script goes on behind the text.
 func (p *place) next() []option {
 	if p.s.most > 0 && p.texts >= p.s.most {
 		return p.s.closing
 	}
 	return p.s.next
+}
+
+// fill sets the first n bits and no other.
+func fill(bits []uint32, n int) {
+	clear(bits)
+	for i := range min(n/32, len(bits)) {
+		bits[i] = 1<<32 - 1
+	}
+	if n/32 < len(bits) {
+		bits[n/32] = 1<<(n%32) - 1
+	}
 }
 
 func set(bits []uint32, id int32) {
@@ -98,6 +128,15 @@ func unset(bits []uint32, id int32) {
 
 func (p *place) mask(bits []uint32) {
 	switch {
+	case p.free:
+		fill(bits, len(p.s.free.tokens))
+		p.allowEnds(bits)
+		if !p.triggers() {
+			return
+		}
+		for _, id := range p.s.free.tears(p.node, p.texts > 0) {
+			unset(bits, id)
+		}
 	case p.text != nil:
 		p.text.Mask(bits)
 		if len(p.s.next) == 0 {
@@ -135,6 +174,16 @@ func (p *place) allowEnds(bits []uint32) {
 func (p *place) accept(token int32) bool {
 	end := slices.Contains(p.s.ends, token)
 	switch {
+	case p.free:
+		return p.acceptFree(token, end)
+	case p.text != nil && p.s.free != nil && len(p.s.next) == 0 && !p.s.lastOnly:
+		if !p.text.Accept(token) {
+			return false
+		}
+		if p.text.MayEnd() { // the call has ended
+			p.loosen()
+		}
+		return true
 	case p.text != nil && len(p.s.next) == 0:
 		return p.text.Accept(token)
 	case p.text != nil && end:
@@ -166,5 +215,29 @@ func (p *place) follow(options []option, at int, token int32) bool {
 		return false
 	}
 	p.options, p.at, p.text, p.over = left, at+1, nil, false
+	return p.settle()
+}
+
+// acceptFree takes a token where the answer is free.
+func (p *place) acceptFree(token int32, end bool) bool {
+	f := p.s.free
+	switch {
+	case end:
+		*p = place{s: &script{}}
+		return true
+	case token < 0 || int(token) >= len(f.tokens):
+		return false
+	case !p.triggers():
+		return true
+	}
+	node, found, rest := f.feed(p.node, p.texts > 0, f.tokens[token])
+	if found == nil {
+		p.node = node
+		return true
+	}
+	if len(rest) > 0 {
+		return false
+	}
+	p.free, p.node, p.options, p.at = false, 0, found.then, 0
 	return p.settle()
 }

@@ -2,11 +2,14 @@ package chat_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/xpyd/xpyd/internal/openai"
 
 	"github.com/xpyd/xpyd/internal/chat"
 )
@@ -266,4 +269,25 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("%+v of %q", a.Usage, data)
 		}
 	})
+}
+
+// TestToolNames: no two tools have one name, and there are not too many.
+func TestToolNames(t *testing.T) {
+	var r openai.Reader
+	names := chat.ToolNames{}
+	for i := range openai.MaxTools {
+		names.Add(&r, fmt.Sprintf("tools[%d]", i), fmt.Sprintf(`"f%d"`, i))
+	}
+	if r.Err() != nil {
+		t.Fatal(r.Err())
+	}
+	names.Add(&r, "tools[128]", `"g"`)
+	if e := r.Fault(); e == nil || e.Param != "tools" {
+		t.Errorf("%v", e)
+	}
+	for param, want := range map[string]string{"tools[3].function.parameters": "tools[3].schema", "tools[3].function.name": "tools[3].name", "tools": "tools", "x.function.y": "x.function.y"} {
+		if e := chat.OwnTool(openai.BadRequest(param, "%s is bad", param), "schema"); e.Param != want || e.Message != want+" is bad" {
+			t.Errorf("%s: %+v", param, e)
+		}
+	}
 }

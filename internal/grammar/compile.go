@@ -19,6 +19,7 @@ const (
 	Choice                     // a JSON array of strings: the text is one of them
 	EBNF                       // GBNF, as in llama.cpp and XGrammar; the text is a root
 	Lark                       // llguidance's dialect of Lark; the text is a start
+	Arguments                  // of a call, in a Form: see ArgumentsText
 )
 
 // Spec is what binds a text. It is comparable: it is the cache's key.
@@ -96,6 +97,8 @@ func (g *builder) parse(s Spec, v *Vocabulary) (*expr, error) {
 		return g.ebnf(s.Text, v), nil
 	case Lark:
 		return g.lark(s.Text, v, s.Space), nil
+	case Arguments:
+		return g.arguments(s.Text, v)
 	}
 	return nil, &Error{Reason: "an unknown kind of grammar"}
 }

@@ -74,3 +74,9 @@ func FuzzSchema(f *testing.F) {
 		`{"type":"object","patternProperties":{"^a":{}},"minProperties":1,"maxProperties":3,"additionalProperties":false}`,
 		`{"type":"number","minimum":0.25,"exclusiveMaximum":17.5,"format":"x"}`)
 }
+
+func FuzzArguments(f *testing.F) {
+	fuzz(f, Arguments, ArgumentsText(tags, `{"type":"object","properties":{"a":{"type":["string","null"],"pattern":"x"},"b":{"items":{}}},"required":["a"]}`),
+		ArgumentsText(pythonic, `{"properties":{"a":{"enum":[true,null,"b"]}},"additionalProperties":false}`), ArgumentsText(said, `{"$ref":"#/$defs/a","$defs":{"a":{"minProperties":1}}}`),
+		ArgumentsText(Form{Object: true, Stops: []string{"<|"}}, `{"type":"object","properties":{"a":{"type":"string","maxLength":4}}}`))
+}

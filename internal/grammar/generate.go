@@ -25,13 +25,18 @@ func (g *builder) jsonSchemaDoc(d *doc, space Whitespace) (*expr, error) {
 	p.collect(d, "")
 	root := p.target(d, nil, p.rootBase())
 	e := p.generate(&schema{kind: isRef, ref: root})
+	p.rules()
+	return e, nil
+}
+
+// rules defines the rules that have been called.
+func (p *schemaParser) rules() {
 	for len(p.pending) > 0 {
 		t := p.pending[len(p.pending)-1]
 		p.pending = p.pending[:len(p.pending)-1]
 		p.path = t.path
-		g.define(t.rule, p.generate(p.deref(t)))
+		p.g.define(t.rule, p.generate(p.deref(t)))
 	}
-	return e, nil
 }
 
 // options reads x-guidance, llguidance's settings inside a schema.
@@ -74,15 +79,15 @@ func (p *schemaParser) generate(s *schema) *expr {
 	case anything:
 		return j.any()
 	case isNull:
-		return g.lit("null")
+		return j.null
 	case isBool:
 		switch {
 		case s.value == nil:
-			return g.alt(g.lit("true"), g.lit("false"))
+			return g.alt(j.yes, j.no)
 		case *s.value:
-			return g.lit("true")
+			return j.yes
 		}
-		return g.lit("false")
+		return j.no
 	case isNumber:
 		return p.number(s)
 	case isString:
@@ -114,7 +119,7 @@ func (p *schemaParser) options1(opts []*schema) *expr {
 	var words []string
 	var kids []*expr
 	for _, o := range opts {
-		if o.kind == isString && len(o.words) == 1 && o.words[0].kind == partLiteral && o.shortest == 0 && o.longest < 0 && oneSpelling(o.words[0].text) {
+		if o.kind == isString && len(o.words) == 1 && o.words[0].kind == partLiteral && o.shortest == 0 && o.longest < 0 && oneSpelling(o.words[0].text) && p.j.without == nil {
 			words = append(words, jsonText(o.words[0].text))
 			continue
 		}
@@ -166,9 +171,9 @@ func (p *schemaParser) stringOf(s *schema) *expr {
 	switch {
 	case len(s.words) == 0 && !bounded:
 		return j.str
-	case len(s.words) == 0:
+	case len(s.words) == 0 && j.without == nil:
 		return j.quoted(g.rep(j.char, s.shortest, s.longest))
-	case len(s.words) == 1 && !bounded:
+	case len(s.words) == 1 && !bounded && j.without == nil:
 		return j.quoted(p.partExpr(s.words[0]))
 	}
 	key := fmt.Sprintf("%d %d %q", s.shortest, s.longest, s.words)
@@ -186,10 +191,7 @@ func (p *schemaParser) joinedString(s *schema, bounded bool) *expr {
 	outer := g.where
 	g.where = func() string { return s.at }
 	defer func() { g.where = outer }()
-	a := p.automatonOf(s.words[0])
-	for _, w := range s.words[1:] {
-		a = g.product(a, p.automatonOf(w), false)
-	}
+	a := p.automaton(s.words)
 	if bounded && a != nil {
 		a = g.counted(a, p.anyChars(), s.shortest, s.longest)
 		if a == nil {
@@ -202,6 +204,26 @@ func (p *schemaParser) joinedString(s *schema, bounded bool) *expr {
 		return j.quoted(g.automaton(a, s.shortest, s.longest))
 	}
 	return j.quoted(g.automaton(a, 0, -1))
+}
+
+// automaton is of the insides of strings that are all of words.
+func (p *schemaParser) automaton(words []stringPart) *auto {
+	if len(words) == 0 {
+		return p.anyChars()
+	}
+	a := p.within(p.automatonOf(words[0]))
+	for _, w := range words[1:] {
+		a = p.g.product(a, p.automatonOf(w), false)
+	}
+	return a
+}
+
+// within is what of a, the inside of a string, stands where the string does.
+func (p *schemaParser) within(a *auto) *auto {
+	if p.j.without == nil {
+		return a
+	}
+	return p.g.product(a, p.anyChars(), false)
 }
 
 // anyChars is the automaton of any number of characters in a JSON string.
@@ -322,194 +344,4 @@ func (p *schemaParser) arrayOf(s *schema) *expr {
 		first = g.alt(first, end)
 	}
 	return g.cat(g.lit("["), j.ws, first)
-}
-
-func (p *schemaParser) objectOf(s *schema) *expr {
-	g, j := p.g, p.j
-	type member struct {
-		e        *expr
-		required bool
-	}
-	required := make(map[string]bool, len(s.required))
-	for _, r := range s.required {
-		required[r] = true
-	}
-	var members []member
-	names := make([]string, 0, len(s.props))
-	add := func(name string, v *schema) {
-		names = append(names, name)
-		e := p.generate(v)
-		if e.kind == exprNone && !required[name] {
-			return
-		}
-		members = append(members, member{
-			g.cat(j.quoted(g.lit(jsonText(name))), j.colon, e, j.ws), required[name],
-		})
-		delete(required, name)
-	}
-	for _, prop := range s.props {
-		add(prop.name, prop.s)
-	}
-	for _, name := range s.required {
-		if required[name] {
-			add(name, p.valueOf(s, name))
-		}
-	}
-	if len(members) > maxLeaves/2 {
-		g.where = func() string { return s.at }
-		g.refuse("an object of more than %d properties", maxLeaves/2)
-	}
-	extra := p.extras(s, names)
-
-	// How many members there are matters if it is bounded: open[c] and more[c] are what may
-	// come in front of a member, and behind one, once c have been. From the last member on.
-	count := s.least
-	if s.most >= 0 {
-		count = s.most
-	}
-	g.spend(2 * count)
-	end := g.lit("}")
-	open, more := make([]*expr, count+1), make([]*expr, count+1)
-	for c := range count + 1 {
-		g.spend(1)
-		most := -1
-		if s.most >= 0 {
-			most = s.most - c
-		}
-		open[c] = g.none
-		if most != 0 && extra.kind != exprNone {
-			open[c] = g.cat(j.list(extra, max(s.least-c, 1), most), end)
-		}
-		more[c] = g.cat(j.comma, open[c])
-		if c >= s.least {
-			more[c] = g.alt(more[c], end)
-		}
-	}
-	closable := true
-	for i := len(members) - 1; i >= 0; i-- {
-		m := members[i]
-		closable = closable && !m.required
-		nextOpen, nextMore := make([]*expr, count+1), make([]*expr, count+1)
-		for c := range min(count, i) + 1 {
-			g.spend(1)
-			behind := g.none
-			if c < count {
-				behind = more[c+1]
-			} else if s.most < 0 {
-				behind = more[c]
-			}
-			nextOpen[c] = g.cat(m.e, behind)
-			if !m.required {
-				nextOpen[c] = g.alt(nextOpen[c], open[c])
-			}
-			nextMore[c] = g.cat(j.comma, nextOpen[c])
-			if closable && c >= s.least {
-				nextMore[c] = g.alt(nextMore[c], end)
-			}
-		}
-		open, more = nextOpen, nextMore
-	}
-	inside := open[0]
-	if closable && s.least == 0 {
-		inside = g.alt(inside, end)
-	}
-	return g.cat(g.lit("{"), j.ws, inside)
-}
-
-// extras is a member whose name is not in names: it matches a pattern, or is any other.
-func (p *schemaParser) extras(s *schema, names []string) *expr {
-	g, j := p.g, p.j
-	var kids []*expr
-	var taken *auto
-	if len(s.patterns) > 0 && len(names) > 0 {
-		words := make([]*expr, len(names))
-		for i, n := range names {
-			words[i] = g.jsonSpelled(n)
-		}
-		taken = g.compile(g.alt(words...))
-	}
-	var left *auto // what matches no pattern; nil: nothing
-	if len(s.patterns) > 0 {
-		left = g.product(p.anyChars(), taken, true)
-	}
-	for _, pat := range s.patterns {
-		a := p.automatonOf(stringPart{partPattern, pat.name})
-		if a == nil {
-			continue
-		}
-		left = g.product(left, a, true)
-		if v := p.generate(pat.s); v.kind != exprNone {
-			name := g.automaton(g.product(a, taken, true), 0, -1)
-			kids = append(kids, g.cat(j.quoted(name), j.colon, v, j.ws))
-		}
-	}
-	v := p.generate(s.other(s.others))
-	if v.kind == exprNone {
-		return g.alt(kids...)
-	}
-	name := j.chars
-	if len(s.patterns) > 0 {
-		name = g.automaton(left, 0, -1)
-	} else if len(names) > 0 {
-		name = p.notWords(names)
-	}
-	return g.alt(append(kids, g.cat(j.quoted(name), j.colon, v, j.ws))...)
-}
-
-// notWords is the inside of any JSON string but those of words.
-func (p *schemaParser) notWords(words []string) *expr {
-	list := make([][]rune, len(words))
-	for i, w := range words {
-		list[i] = []rune(w)
-	}
-	slices.SortFunc(list, slices.Compare)
-	return p.notRunes(list)
-}
-
-func (p *schemaParser) notRunes(words [][]rune) *expr {
-	if len(words) != 1 {
-		return p.newNotRunes(words)
-	}
-	key := string(words[0])
-	e := p.j.negative[key]
-	if e == nil {
-		e = p.newNotRunes(words)
-		p.j.negative[key] = e
-	}
-	return e
-}
-
-func (p *schemaParser) newNotRunes(words [][]rune) *expr {
-	g := p.g
-	var kids []*expr
-	if len(words) > 0 && len(words[0]) == 0 {
-		words = words[1:]
-	} else {
-		kids = append(kids, g.empty)
-	}
-	var heads []rune
-	for i := 0; i < len(words); {
-		k := i
-		head := words[i][0]
-		var rest [][]rune
-		for k < len(words) && words[k][0] == head {
-			if n := len(rest); n == 0 || !slices.Equal(rest[n-1], words[k][1:]) {
-				rest = append(rest, words[k][1:])
-			}
-			k++
-		}
-		i = k
-		heads = append(heads, head, head)
-		kids = append(kids, g.cat(g.class([]rune{head, head}, asJSON), p.notRunes(rest)))
-	}
-	if heads == nil {
-		kids = append(kids, g.rep(p.j.char, 1, -1))
-	} else {
-		kids = append(kids, g.cat(g.class(negate(heads), asJSON), p.j.chars))
-	}
-	e := g.alt(kids...)
-	if e.kind == exprAlt {
-		e.free = true // whatever comes can still become another word
-	}
-	return e
 }

@@ -3,6 +3,7 @@ package messages
 import (
 	"strings"
 
+	"github.com/xpyd/xpyd/internal/chat"
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
@@ -45,6 +46,7 @@ func Refusal(e *openai.Error, request string) (status int, body []byte) {
 
 // said is an error's message, which has to name the field that is at fault.
 func said(e *openai.Error) string {
+	e = chat.OwnTool(e, "input_schema")
 	name := e.Param
 	if own, ok := names[name]; ok {
 		name = own

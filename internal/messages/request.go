@@ -244,19 +244,19 @@ func (p *parser) tools() {
 	if !p.Is(name, jsonscan.Array, "a list") {
 		return
 	}
-	list, n := []byte{'['}, 0
+	list, n, names := []byte{'['}, 0, chat.ToolNames{}
 	for ; p.Item(); n++ {
 		if n > 0 {
 			list = append(list, ',')
 		}
-		list = p.tool(list, fmt.Sprintf("tools[%d]", n))
+		list = p.tool(list, fmt.Sprintf("tools[%d]", n), names)
 	}
 	if n > 0 {
 		p.q.chat.Set(name, append(list, ']'))
 	}
 }
 
-func (p *parser) tool(list []byte, name string) []byte {
+func (p *parser) tool(list []byte, name string, names chat.ToolNames) []byte {
 	if !p.object("tools", name) {
 		return nil
 	}
@@ -265,27 +265,28 @@ func (p *parser) tool(list []byte, name string) []byte {
 	for p.Next() == jsonscan.Key {
 		switch string(p.Decoded()) {
 		case "type":
-			kind = p.Str("tools")
+			kind = p.Str(name + ".type")
 		case "name":
-			called = p.Of("tools", jsonscan.String, "a string")
+			called = p.Of(name+".name", jsonscan.String, "a string")
 		case "description":
-			description = p.Of("tools", jsonscan.String, "a string")
+			description = p.Of(name+".description", jsonscan.String, "a string")
 		case "input_schema":
-			schema = p.Of("tools", jsonscan.Object, "an object")
+			schema = p.Of(name+".input_schema", jsonscan.Object, "an object")
 		case "strict":
-			strict = strconv.AppendBool(nil, p.Bool("tools", false))
+			strict = strconv.AppendBool(nil, p.Bool(name+".strict", false))
 		default:
 			p.Skip()
 		}
 	}
 	switch {
 	case kind != "" && kind != "custom":
-		p.Refuse("tools", "%s.type is %q; only custom tools are supported: the application runs them", name, openai.Clip(kind))
+		p.Refuse(name+".type", "%s.type is %q; only custom tools are supported: the application runs them", name, openai.Clip(kind))
 	case len(called) <= len(`""`):
-		p.Refuse("tools", "%s.name is required", name)
+		p.Refuse(name+".name", "%s.name is required", name)
 	case schema == nil:
-		p.Refuse("tools", "%s.input_schema is required", name)
+		p.Refuse(name+".input_schema", "%s.input_schema is required", name)
 	}
+	names.Add(p.Reader, name, string(called))
 	list = fmt.Appendf(list, `{"type":"function","function":{"name":%s`, called)
 	if description != nil {
 		list = append(append(list, `,"description":`...), description...)

@@ -41,6 +41,7 @@ type Choice struct {
 	Calls     []ToolCall
 	Logprobs  []TokenLogprob // nil renders as null
 	Echo      []TokenLogprob // the prompt's, before Logprobs (completions); only used with those
+	NoText    bool           // with Role: the text has not begun, and may never
 	Finish    string         // "", "stop", "length", "tool_calls", …
 	// StopString or StopToken is what stopped it; both zero render as null.
 	StopString string
@@ -261,7 +262,7 @@ func (e *Encoder) appendDelta(dst []byte, c *Choice) []byte {
 	from := len(dst)
 	other := c.Reasoning != "" || len(c.Calls) > 0
 	switch {
-	case c.Role && len(c.Calls) > 0 && c.Text == "":
+	case c.Role && (len(c.Calls) > 0 || c.NoText) && c.Text == "":
 		dst = append(dst, `"role":"assistant","content":null`...)
 	case c.Role:
 		dst = append(appendStr(dst, `"role":"assistant","content":`, c.Text), `,"refusal":null`...)

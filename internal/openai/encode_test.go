@@ -198,6 +198,7 @@ func TestCallsAndReasoning(t *testing.T) {
 	f(openai.Choice{Calls: calls, Role: true}, `"content":null,"tool_calls":[`+first+`,`+second+`]`, `"role":"assistant","content":null,`+streamed)
 	f(openai.Choice{Calls: calls, Text: "x"}, `"content":"x","tool_calls":[`+first+`,`+second+`]`, `"content":"x",`+streamed)
 	f(openai.Choice{Reasoning: "r\n"}, `"content":"","reasoning_content":"r\n","reasoning":"r\n"`, `"reasoning_content":"r\n","reasoning":"r\n"`)
+	f(openai.Choice{Role: true, NoText: true}, `"content":""`, `"role":"assistant","content":null`)
 	f(openai.Choice{Role: true}, `"content":""`, `"role":"assistant","content":"","refusal":null`)
 	f(openai.Choice{End: true, Finish: "stop", TokenIDs: []int32{1}}, `"content":""`, ``)
 	f(openai.Choice{Reasoning: "r", Text: "x", Calls: calls[1:]}, `"content":"x","reasoning_content":"r","reasoning":"r","tool_calls":[`+second+`]`,

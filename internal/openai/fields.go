@@ -111,7 +111,7 @@ func RequestFields() []RequestField {
 		{"truncation_side", onBoth, Served, enum("left", "right"), "`left`, the default, keeps the last tokens, `right` the first."},
 		{"add_special_tokens", onAll, Served, boolean, "Default true for a prompt, false for a chat, whose template writes them."},
 
-		{"tools", onTalk, Served, `{"type":"array","items":{"type":"object","required":["type"],"properties":{"type":{"type":"string","minLength":1},"function":{"type":"object","required":["name"],"properties":{"name":{"type":"string","minLength":1},"description":{"type":["string","null"]},"parameters":{"type":["object","null"]}}}}}}`, "[Tools and reasoning](../tools.md)."},
+		{"tools", onTalk, Served, `{"type":"array","items":{"type":"object","required":["type","function"],"properties":{"type":{"enum":["function"]},"function":{"type":"object","required":["name"],"properties":{"name":{"type":"string","minLength":1},"description":{"type":["string","null"]},"parameters":{"type":["object","null"]},"strict":{"type":["boolean","null"]}}}}}}`, "128 at most; [tools and reasoning](../tools.md)."},
 		{"tool_choice", onTalk, Served, oneOf(enum("none", "auto", "required"), `{"type":"object"}`), ""},
 		{"parallel_tool_calls", onTalk, Served, boolean, "Default true; false gives the first call only."},
 		{"include_reasoning", onTalk, Served, boolean, "Default true."},

@@ -265,6 +265,15 @@ func TestPromptForms(t *testing.T) {
 	f(`[1,2, 3 ,4.0,1e2,0,511]`, openai.Prompt{Tokens: []int32{1, 2, 3, 4, 100, 0, 511}, IsTokens: true})
 }
 
+// manyTools are n tools.
+func manyTools(n int) string {
+	list := make([]string, n)
+	for i := range list {
+		list[i] = fmt.Sprintf(`{"type":"function","function":{"name":"f%d"}}`, i)
+	}
+	return strings.Join(list, ",")
+}
+
 func TestBadChats(t *testing.T) {
 	hi := `"messages":[{"role":"user","content":"hi"}]`
 	for _, c := range []struct{ body, param, message string }{
@@ -294,10 +303,15 @@ func TestBadChats(t *testing.T) {
 		{`{` + hi + `,"chat_template_kwargs":1}`, "chat_template_kwargs", "object"},
 		{`{` + hi + `,"add_generation_prompt":true,"continue_final_message":true}`, "continue_final_message", "both"},
 		{`{` + hi + `,"tools":[null]}`, "tools[0]", "object"},
-		{`{` + hi + `,"tools":[{"type":"x"},{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":3}}]}`, "tools[2].function.name", "must be a string, not a number"},
+		{`{` + hi + `,"tools":[{"type":"function","function":{"name":"e"}},{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":3}}]}`, "tools[2].function.name", "must be a string, not a number"},
 		{`{` + hi + `,"tools":[{"type":"function","function":{"description":"d"}}]}`, "tools[0].function.name", "is required"},
 		{`{` + hi + `,"tools":[{"type":"function","function":{"name":""}}]}`, "tools[0].function.name", "is required"},
 		{`{` + hi + `,"tools":[{"type":"function","function":[]}]}`, "tools[0].function", "must be an object, not an array"},
+		{`{` + hi + `,"tools":[{"type":"web_search","function":{"name":"f"}}]}`, "tools[0].type", "\"web_search\"; only function"},
+		{`{` + hi + `,"tools":[{"type":"function","function":{"name":"f"}},{"type":"function","function":{"name":"f"}}]}`, "tools[1].function.name", "is \"f\", as is that of tools[0]"},
+		{`{` + hi + `,"tools":[{"type":"function","function":{"name":"f","strict":"yes"}}]}`, "tools[0].function.strict", "must be a boolean"},
+		{`{` + hi + `,"tools":[` + manyTools(129) + `]}`, "tools", "more than 128"},
+		{`{` + hi + `,"tools":[` + manyTools(128) + `]}`, "ok", ""},
 		{`{` + hi + `,"tools":[{"type":7}]}`, "tools[0].type", "must be a string, not a number"},
 		{`{` + hi + `,"tools":[{"type":"function","function":{"name":"f","parameters":"{}"}}]}`, "tools[0].function.parameters", "must be an object, not a string"},
 		{`{` + hi + `,"tools":[{"type":"function","function":{"name":"f","description":7}}]}`, "tools[0].function.description", "must be a string, not a number"},
@@ -592,7 +606,8 @@ func TestEveryField(t *testing.T) {
 	chat(`"max_tokens":9,"max_completion_tokens":3`, func(c *openai.Chat) { c.MaxTokens = &three })
 	chat(`"logprobs":true`, func(c *openai.Chat) { c.Logprobs = true })
 	chat(`"logprobs":true,"top_logprobs":3`, func(c *openai.Chat) { c.Logprobs, c.TopLogprobs = true, 3 })
-	chat(`"tools":[ {"type":"x"} ]`, func(c *openai.Chat) { c.Tools = []byte(`[ {"type":"x"} ]`) })
+	const tools = `[ {"type":"function","function":{"strict":null,"name":"x"}} ]`
+	chat(`"tools":`+tools, func(c *openai.Chat) { c.Tools = []byte(tools) })
 	chat(`"tools":[]`, func(*openai.Chat) {})
 	chat(`"tool_choice":{"a":1}`, func(c *openai.Chat) { c.ToolChoice = []byte(`{"a":1}`) })
 	chat(`"parallel_tool_calls":false`, func(c *openai.Chat) { c.OneCall = true })

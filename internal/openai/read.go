@@ -23,8 +23,10 @@ func (r *reader) begin(body []byte) {
 
 // refuse ends the reading with an error about field, or about the body if that is "".
 func (r *reader) refuse(field, format string, args ...any) {
-	root, _, _ := strings.Cut(field, "[") // the index is in the message
-	r.Fail(BadRequest(root, format, args...))
+	if !strings.HasPrefix(field, "tools[") { // of which clients are told the part
+		field, _, _ = strings.Cut(field, "[") // the index is in the message
+	}
+	r.Fail(BadRequest(field, format, args...))
 }
 
 // fault returns the first error so far.

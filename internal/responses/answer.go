@@ -304,7 +304,7 @@ func failureCode(e *openai.Error) string {
 func renamed(e *openai.Error) *openai.Error {
 	name, ok := names[e.Param]
 	if !ok {
-		return e
+		return chat.OwnTool(e, "parameters")
 	}
 	said := *e
 	said.Param = name

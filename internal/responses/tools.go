@@ -3,6 +3,7 @@ package responses
 import (
 	"fmt"
 
+	"github.com/xpyd/xpyd/internal/chat"
 	"github.com/xpyd/xpyd/internal/jsonscan"
 	"github.com/xpyd/xpyd/internal/openai"
 )
@@ -14,11 +15,14 @@ func (p *parser) tools() {
 	}
 	asked, said := []byte{'['}, []byte{'['}
 	n := 0
+	names := chat.ToolNames{}
 	for ; p.Item(); n++ {
 		if n > 0 {
 			asked, said = append(asked, ','), append(said, ',')
 		}
-		t := p.tool(fmt.Sprintf("tools[%d]", n))
+		name := fmt.Sprintf("tools[%d]", n)
+		t := p.tool(name)
+		names.Add(p.Reader, name, string(t.name))
 		asked = append(append(append(asked, `{"type":"function","function":{"name":`...), t.name...), t.rest()...)
 		asked = append(asked, "}}"...)
 		said = fmt.Appendf(said, `{"type":"function","name":%s,"description":%s,"parameters":%s,"strict":%s}`,
@@ -41,16 +45,16 @@ func (p *parser) tool(name string) (t tool) {
 	for p.Next() == jsonscan.Key {
 		switch string(p.Decoded()) {
 		case "type":
-			kind = p.Str("tools")
+			kind = p.Str(name + ".type")
 		case "name":
-			t.name = p.Of("tools", jsonscan.String, "a string")
+			t.name = p.Of(name+".name", jsonscan.String, "a string")
 		case "description":
-			t.description = p.Of("tools", jsonscan.String, "a string")
+			t.description = p.Of(name+".description", jsonscan.String, "a string")
 		case "parameters":
-			t.parameters = p.Of("tools", jsonscan.Object, "an object")
+			t.parameters = p.Of(name+".parameters", jsonscan.Object, "an object")
 		case "strict":
 			if t.strict = p.Given(); t.strict != nil && !isBool(t.strict) {
-				p.Refuse("tools", "%s.strict must be a boolean", name)
+				p.Refuse(name+".strict", "%s.strict must be a boolean", name)
 			}
 		default:
 			p.Skip()
@@ -58,9 +62,9 @@ func (p *parser) tool(name string) (t tool) {
 	}
 	switch {
 	case kind != "function":
-		p.Refuse("tools", "%s.type is %q; only tools of the type function are supported: the application runs them", name, openai.Clip(kind))
+		p.Refuse(name+".type", "%s.type is %q; only tools of the type function are supported: the application runs them", name, openai.Clip(kind))
 	case len(t.name) <= len(`""`):
-		p.Refuse("tools", "%s.name is required", name)
+		p.Refuse(name+".name", "%s.name is required", name)
 	}
 	return t
 }

@@ -93,6 +93,7 @@ var commands = []command{
 	{"planner", "two days under the planner, in the twin, beside a fixed fleet, a clairvoyant and a rule: ten minutes", "plan", "bench", 1, func(b base) benchmark { return &planBench{base: b} }},
 	{"grammar", "internal/grammar beside llguidance, on the schemas of JSONSchemaBench: five minutes", "grammar", "bench", 1, func(b base) benchmark { return &grammarBench{base: b} }},
 	{"answers", "a real model's answers to schemas of JSONSchemaBench through `xpyd up`, checked by Python's jsonschema: an hour", "grammar", "bench", 1, func(b base) benchmark { return &answersBench{base: b} }},
+	{"parsers", "texts of the tests of SMG's parsers, read by internal/answer: a minute", "parsers", "bench", 1, func(b base) benchmark { return &parsersBench{base: b} }},
 	{"turns", "kv.peers on and off in conversations of two turns: two minutes", "turns", "bench", 9, func(b base) benchmark { return &turnsBench{b} }},
 }
 

@@ -41,7 +41,7 @@ var topics = []topic{
 	{"Beside vLLM", "One whole worker behind the router and `vllm serve` on the same GPU, both at their defaults, under closed loops: ours over vLLM's. TTFT is the median or the 99th percentile, TPOT the mean, output counts while all clients are at work. Goodput is the highest rate of random arrivals at which 90 % of the requests get what is promised of them.", []string{"vs_vllm."}},
 	{"Load generator", "`xpyd bench` beside aiperf, and what it can drive.", []string{"loadgen."}},
 	{"Grammars", "Constrained output (`internal/grammar`) beside llguidance, on the schemas of JSONSchemaBench: how many compile, how long that takes, and a mask of the tokens that may come next.", []string{"grammar."}},
-	{"Front door", "How many of vLLM's own tests of its server pass against `xpyd up`, of those that ran and apply; the log names the others, and why.", []string{"door."}},
+	{"Front door", "How many of vLLM's own tests of its server pass against `xpyd up`, of those that ran and apply; cases that schemathesis makes from `/openapi.json`; what models write (`internal/answer`) in the texts of SMG's parsers' tests, whole and in pieces, beside what those want. The logs name what is otherwise, and why.", []string{"door."}},
 	{"Other", "", []string{""}},
 }
 
