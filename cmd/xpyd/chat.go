@@ -166,7 +166,7 @@ func (c *chat) ask(ctx context.Context, said []talk.Message) (talk.Answer, error
 	if client.Raw && client.MaxTokens == 0 {
 		client.MaxTokens = 256 // completions have 16 else
 	}
-	return client.Ask(ctx, said, func(piece string) { io.WriteString(c.out, printable(piece)) })
+	return client.Ask(ctx, said, func(piece string) { fmt.Fprint(c.out, printable(piece)) })
 }
 
 // times says how fast an answer came.

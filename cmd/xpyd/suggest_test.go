@@ -8,20 +8,20 @@ import (
 // TestDidYouMean: a slip of the hand gets a hint, and anything else none.
 func TestDidYouMean(t *testing.T) {
 	for line, want := range map[string]string{
-		"statsu":                     `unknown command "statsu" (did you mean status?)`,
-		"Status":                     `(did you mean status?)`,
-		"tra":                        `(did you mean trace?)`,
-		"serve":                      "",
-		"zz":                         "",
-		"up --prefil 2":              "unknown flag: --prefil (did you mean --prefill?)",
-		"up --modle x":               "unknown flag: --modle (did you mean --model?)",
-		"router --tensor-paralel=2":  "",
-		"bench --concurency 3":       "(did you mean --concurrency?)",
-		"bench --something-of-mine":  "",
-		"status --waatch":            "(did you mean --watch?)",
-		"status --watch=perhaps":     "",
-		"bench kv --hlep":            "(did you mean --help?)",
-		"prefill --tensor-paralel=2": "(did you mean --tensor-parallel?)",
+		"statsu":                       `unknown command "statsu" (did you mean status?)`,
+		"Status":                       `(did you mean status?)`,
+		"tra":                          `(did you mean trace?)`,
+		"serve":                        "",
+		"zz":                           "",
+		"up --prefil 2":                "unknown flag: --prefil (did you mean --prefill?)",
+		"up --modell x":                "unknown flag: --modell (did you mean --model?)",
+		"router --tensor-parallell=2":  "",
+		"bench --concurrencyy 3":       "(did you mean --concurrency?)",
+		"bench --something-of-mine":    "",
+		"status --waatch":              "(did you mean --watch?)",
+		"status --watch=perhaps":       "",
+		"bench kv --hlep":              "(did you mean --help?)",
+		"prefill --tensor-parallell=2": "(did you mean --tensor-parallel?)",
 	} {
 		_, errs, code := xpyd(t, strings.Fields(line)...)
 		if has := strings.Contains(errs, "did you mean"); code != exitUsage || has != (want != "") || !strings.Contains(errs, want) {
