@@ -66,7 +66,7 @@ func (g *builder) arguments(text string, v *Vocabulary) (*expr, error) {
 	for _, list := range []*[]string{&in.Form.Stops, &in.Form.Entities} {
 		*list = slices.DeleteFunc(*list, func(s string) bool { return s == "" })
 	}
-	w := &argWriter{f: in.Form, v: v, schemaParser: &schemaParser{g: g, root: d, targets: map[*doc]*target{}, ids: map[string]*doc{}, autos: map[string]*auto{}}}
+	w := &argWriter{f: in.Form, v: v, schemaParser: newSchemaParser(g, d)}
 	outer := g.where
 	g.where = w.pointer
 	defer func() { g.where = outer }()

@@ -15,7 +15,7 @@ func (g *builder) jsonSchema(text string, space Whitespace) (*expr, error) {
 }
 
 func (g *builder) jsonSchemaDoc(d *doc, space Whitespace) (*expr, error) {
-	p := &schemaParser{g: g, root: d, targets: map[*doc]*target{}, ids: map[string]*doc{}, autos: map[string]*auto{}, strings: map[string]*expr{}}
+	p := newSchemaParser(g, d)
 	outer := g.where
 	g.where = p.pointer
 	defer func() { g.where = outer }()

@@ -90,6 +90,10 @@ type schemaParser struct {
 	pending []*target // whose rules are to be defined
 }
 
+func newSchemaParser(g *builder, root *doc) *schemaParser {
+	return &schemaParser{g: g, root: root, targets: map[*doc]*target{}, ids: map[string]*doc{}, autos: map[string]*auto{}, strings: map[string]*expr{}}
+}
+
 var typeNames = []string{"null", "boolean", "number", "string", "array", "object"}
 
 // unsupported bind a value in ways that are not supported. What is neither here nor read by
