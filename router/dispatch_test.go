@@ -263,8 +263,7 @@ func TestDeathBeforeFirstByte(t *testing.T) {
 }
 
 // TestRefusedConnectionIsDeath: a worker whose port is closed is reported.
-func TestRefusedConnectionIsDeath(t *testing.T) {
-	t.Parallel()
+func TestRefusedConnectionIsDeath(t *testing.T) { // not beside others, whose servers might get its port
 	g := newRig(t, 2, 1)
 	g.workers["p0"].srv.CloseClientConnections()
 	g.workers["p0"].srv.Close()

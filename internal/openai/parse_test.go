@@ -330,7 +330,7 @@ func TestBadChats(t *testing.T) {
 		{`{` + hi + `,"stream":true,"prompt_logprobs":1}`, "prompt_logprobs", "stream"},
 		{`{` + hi + `,"n":0}`, "n", "between 1 and 128"},
 		{`{` + hi + `,"min_tokens":5}`, "ok", ""},
-		{`{` + hi + `,"chat_template":"` + strings.Repeat("x", 256<<10+1) + `"}`, "chat_template", "is the limit"},
+		{`{` + hi + `,"chat_template":"` + strings.Repeat("x", 64<<10+1) + `"}`, "chat_template", "is the limit"},
 		{`{` + hi + `,"function_call":"auto"}`, "function_call", "not supported"},
 		{`{` + hi + `,"modalities":["text","audio"]}`, "modalities", "only text"},
 		{`{` + hi + `,"modalities":["text"],"functions":null,"tools":[],"tool_choice":"auto","response_format":null}`, "ok", ""},

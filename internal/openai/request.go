@@ -4,16 +4,16 @@ import "encoding/json"
 
 // Limits of a request.
 const (
-	maxPrompts   = 256       // in one completion request
-	maxN         = 128       // choices a prompt
-	MaxLogprobs  = 20        // alternatives a position
-	maxStops     = 16        // stop strings
-	maxStopBytes = 1024      // of one stop string
-	maxBias      = 1024      // entries of logit_bias, stop_token_ids, bad_words and logprob_token_ids
-	maxListed    = 1 << 18   // log probabilities a position: any vocabulary
-	maxAllowed   = 1 << 18   // entries of allowed_token_ids: any vocabulary
-	maxSalt      = 1024      // bytes of a cache_salt
-	maxTemplate  = 256 << 10 // bytes of a chat_template
+	maxPrompts   = 256      // in one completion request
+	maxN         = 128      // choices a prompt
+	MaxLogprobs  = 20       // alternatives a position
+	maxStops     = 16       // stop strings
+	maxStopBytes = 1024     // of one stop string
+	maxBias      = 1024     // entries of logit_bias, stop_token_ids, bad_words and logprob_token_ids
+	maxListed    = 1 << 18  // log probabilities a position: any vocabulary
+	maxAllowed   = 1 << 18  // entries of allowed_token_ids: any vocabulary
+	maxSalt      = 1024     // bytes of a cache_salt
+	maxTemplate  = 64 << 10 // bytes of a chat_template
 )
 
 // All as a number of log probabilities is the whole vocabulary.

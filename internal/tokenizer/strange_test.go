@@ -26,14 +26,14 @@ var strangers = map[string]string{
 	"nested":           "{% set ns = namespace(x=[]) %}{% for i in range(1000) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | tojson }}",
 	"wide":             "{{ '%999999999d' % 1 }}{{ 'a' | indent(1000000000, true) }}",
 	"powers":           "{{ 10 ** 30 }}{{ 2 ** 2 ** 62 }}",
-	"parentheses":      "{{ " + strings.Repeat("(", 100_000),
-	"ifs":              strings.Repeat("{% if 1 %}", 20_000),
-	"operators":        "{{ 1" + strings.Repeat("+1", 100_000) + " }}",
-	"brackets":         "{{ " + strings.Repeat("[", 100_000),
-	"names":            strings.Repeat("{{ x.", 40_000),
-	"comments":         strings.Repeat("{# ", 80_000),
-	"a quarter of MB":  strings.Repeat("{% for a in range(99) %}{{ a ~ a }}{% endfor %}", 5_400),
-	"as large, broken": strings.Repeat("{{ a }}", 36_000) + "{%",
+	"parentheses":      "{{ " + strings.Repeat("(", 60_000),
+	"ifs":              strings.Repeat("{% if 1 %}", 6_000),
+	"operators":        "{{ 1" + strings.Repeat("+1", 30_000) + " }}",
+	"brackets":         "{{ " + strings.Repeat("[", 60_000),
+	"names":            strings.Repeat("{{ x.", 12_000),
+	"comments":         strings.Repeat("{# ", 20_000),
+	"as large":         strings.Repeat("{% for a in range(99) %}{{ a ~ a }}{% endfor %}", 1_300),
+	"as large, broken": strings.Repeat("{{ a }}", 9_000) + "{%",
 }
 
 // TestStrangers: a template that a client brings is refused within bounded work and memory, however it is made. The steps
