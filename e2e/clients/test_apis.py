@@ -97,10 +97,11 @@ class Responses(unittest.TestCase):
                 gone()
 
     def test_refused(self):
-        for field, value in (("tools", [{"type": "web_search"}]), ("background", True), ("truncation", "auto"), ("max_output_tokens", 0)):
+        for field, value, param in (("tools", [{"type": "web_search"}], "tools[0].type"), ("background", True, "background"), ("truncation", "auto", "truncation"),
+                                    ("max_output_tokens", 0, "max_output_tokens")):
             with self.assertRaises(openai.BadRequestError) as e:
                 self.ask(**{field: value})
-            self.assertEqual(e.exception.param, field)
+            self.assertEqual(e.exception.param, param)
         with self.assertRaises(openai.NotFoundError):
             self.ask(model="none")
 
