@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/url"
 	"path"
+	"strings"
 	"time"
 
 	"github.com/xpyd/xpyd/internal/config"
@@ -82,6 +83,11 @@ func (c Config) Validate() error {
 	}
 	if p := c.RootPath; p != "" && (p == "/" || path.Clean("/"+p) != p || (&url.URL{Path: p}).EscapedPath() != p) {
 		return config.Bad("root_path", "%q is no path such as /llm", p)
+	}
+	for own := range routes {
+		if c.RootPath != "" && (own == c.RootPath || strings.HasPrefix(own, c.RootPath+"/")) {
+			return config.Bad("root_path", "%s begins paths of the router itself", c.RootPath)
+		}
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		return config.Bad("tls_cert", "tls_cert and tls_key go together")

@@ -15,6 +15,7 @@ import (
 	"github.com/xpyd/xpyd/engine/handoff"
 	"github.com/xpyd/xpyd/internal/bind"
 	"github.com/xpyd/xpyd/internal/openai"
+	"github.com/xpyd/xpyd/kernels"
 )
 
 // grammarMemory is about how much compiled grammars may take.
@@ -63,7 +64,21 @@ func (w *Worker) bind(ctx *fasthttp.RequestCtx, j *job, field string, spec *hand
 		return openai.BadRequest(field, "%s: %v", field, err)
 	}
 	j.bound = spec
+	if !w.begins(j) {
+		return openai.BadRequest(field, "%s: no token of the vocabulary that is allowed can begin the answer", field).WithStatus(400, codeDeadEnd)
+	}
 	return nil
+}
+
+// begins reports whether there is a first token that a job's guide and its allowed_token_ids both let come, or an end.
+func (w *Worker) begins(j *job) bool {
+	mask := make([]uint32, kernels.MaskWords(w.vocab()))
+	j.guide.Fork().Mask(mask)
+	if len(j.AllowedIDs) == 0 {
+		return slices.ContainsFunc(mask, func(word uint32) bool { return word != 0 })
+	}
+	may := func(id int32) bool { return mask[id/32]&(1<<(id%32)) != 0 }
+	return slices.ContainsFunc(j.AllowedIDs, may) || slices.ContainsFunc(w.eos, may)
 }
 
 func specOf(c *openai.Constraint) *handoff.Guide {

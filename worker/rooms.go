@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -62,6 +63,9 @@ func (j *job) meeting() (*meeting, error) {
 		if p != port || p == 0 {
 			return nil, openai.BadRequest(fieldPort, "the prompts of a request have one prefill; its port is %d and %d", port, p)
 		}
+	}
+	if inner, ok := strings.CutPrefix(host, "["); ok { // as SGLang's router writes an IPv6 address
+		host = strings.TrimSuffix(inner, "]")
 	}
 	return &meeting{net.JoinHostPort(host, strconv.Itoa(port)), rooms}, nil
 }

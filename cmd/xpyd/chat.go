@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -56,6 +58,10 @@ error. A model without a chat template continues the text instead, as --raw does
 		switch {
 		case c.client.MaxTokens < 0:
 			return usageError{errors.New("--max-tokens: want at least 1")}
+		case math.IsNaN(temperature) || math.IsInf(temperature, 0):
+			return usageError{errors.New("--temperature: want a number")}
+		case c.client.URL == "":
+			return usageError{errors.New("--url is empty")}
 		case c.client.Silence <= 0:
 			return usageError{errors.New("--timeout: want more than 0")}
 		}
@@ -80,7 +86,7 @@ func (c *chat) run(cmd *cobra.Command, args []string) error {
 		base := strings.TrimSuffix(strings.TrimSuffix(c.client.URL, "/"), "/v1")
 		var err error
 		if c.client.Model, err = firstModel(ctx, base+"/v1/models", c.client.APIKey); err != nil {
-			return fmt.Errorf("no model at %s: %w; start one with `xpyd up`, or say where it is with --url and --model", base, err)
+			return fmt.Errorf("no model at %s: %w; start one with `xpyd up`, or say where it is with --url and --model, and by which key with --api-key or XPYD_API_KEY", base, err)
 		}
 	}
 	c.forget()
@@ -128,7 +134,7 @@ func (c *chat) converse(ctx context.Context, next func() (string, error)) error 
 			c.forget()
 		default:
 			if err := c.turn(ctx, line); err != nil && ctx.Err() == nil {
-				fmt.Fprintln(c.notes, "xpyd:", err)
+				fmt.Fprintln(c.notes, "xpyd:", plain(err.Error()))
 			}
 		}
 	}
@@ -148,6 +154,9 @@ func (c *chat) turn(ctx context.Context, text string) error {
 	if a.Text != "" && !strings.HasSuffix(a.Text, "\n") {
 		fmt.Fprintln(c.out)
 	}
+	if refused, ok := errors.AsType[*talk.Refused](err); ok {
+		err = errors.New(plain(refused.Message))
+	}
 	if err != nil {
 		return err
 	}
@@ -166,7 +175,13 @@ func (c *chat) ask(ctx context.Context, said []talk.Message) (talk.Answer, error
 	if client.Raw && client.MaxTokens == 0 {
 		client.MaxTokens = 256 // completions have 16 else
 	}
-	return client.Ask(ctx, said, func(piece string) { fmt.Fprint(c.out, printable(piece)) })
+	var broken error // what the answer is written to
+	a, err := client.Ask(ctx, said, func(piece string) {
+		if _, err := io.WriteString(c.out, printable(piece)); err != nil {
+			broken = cmp.Or(broken, err)
+		}
+	})
+	return a, cmp.Or(err, broken)
 }
 
 // times says how fast an answer came.
@@ -182,7 +197,7 @@ func times(a *talk.Answer) string {
 // that is no text.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' && r != '\n' && r != '\t' || r >= 0x7f && r < 0xa0 {
+		if r != '\n' && r != '\t' && !unicode.IsPrint(r) && !unicode.Is(unicode.Mn, r) && r != 0x200d { // of emoji
 			return -1
 		}
 		return r

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/xpyd/xpyd/engine/kvcache"
 	"github.com/xpyd/xpyd/kvconn"
@@ -153,10 +154,10 @@ func (h *heldLines) print(w io.Writer) error {
 	return t.Flush()
 }
 
-// plain keeps a text from another process on one line of a table.
+// plain keeps a text from another process on one line, and from steering the terminal.
 func plain(s string) string {
 	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
+		if !unicode.IsPrint(r) { // controls, and what turns the direction of writing
 			return ' '
 		}
 		return r

@@ -4,9 +4,13 @@ import (
 	"fmt"
 	"net/url"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
+
+// requestID is what the ID of a request may consist of.
+const requestID = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-"
 
 // newTrace is `xpyd trace`: where a request's time went.
 func newTrace() *cobra.Command {
@@ -29,6 +33,9 @@ are listed. REQUEST is what the answer's X-Request-Id says.`,
 		}
 		path := "/debug/requests"
 		if len(args) == 1 {
+			if id := args[0]; strings.Trim(id, ".") == "" || strings.Trim(id, requestID) != "" {
+				return usageError{fmt.Errorf("%q is no request's ID", id)}
+			}
 			path += "/" + url.PathEscape(args[0])
 		} else {
 			format.Set("n", strconv.Itoa(most))

@@ -29,7 +29,7 @@ import (
 const root = "../.."
 
 // marks are what may follow sh.
-var marks = []string{"gpu", "hub", "registry", "daemon", "gate"}
+var marks = []string{"gpu", "hub", "registry", "daemon", "gate", "release"}
 
 // block is one fenced block of a document.
 type block struct {

@@ -141,7 +141,7 @@ func (t *Top) field(r *reader, key []byte) {
 	case "cache_salt":
 		t.Salt = r.raw()
 	case "response_format":
-		t.Bound = t.Bound || binds(r.raw())
+		t.Bound = binds(r.raw()) || t.Bound
 	case "tool_choice":
 		switch string(r.raw()) {
 		case "", `"auto"`, `"none"`:

@@ -182,7 +182,7 @@ func (c *Console) holds(shown []byte) holder {
 // readable reports whether the read-only token is enough for a path: not for profiles,
 // which show memory and take time.
 func readable(path string) bool {
-	return !strings.HasPrefix(path, "/debug/pprof") && path != "/admin/v1/profile"
+	return !strings.HasPrefix(path, "/debug/pprof") && strings.TrimRight(path, "/") != "/admin/v1/profile"
 }
 
 func onlyReads(verb string) *openai.Error {

@@ -24,7 +24,7 @@ const (
 	cookieName    = "xpyd-session"
 	headerSession = "X-Xpyd-Session"
 	sessionLife   = 12 * time.Hour
-	maxSessions   = 64
+	maxSessions   = 64 // of each token
 )
 
 type session struct {
@@ -39,7 +39,7 @@ type sessions struct {
 	list []session // the oldest first
 }
 
-// open begins a session. The oldest one ends if there are too many.
+// open begins a session. The oldest one of the same token ends if there are too many.
 func (s *sessions) open(by holder, now time.Time) (cookie, key string) {
 	secret := func() string {
 		var b [24]byte
@@ -50,11 +50,21 @@ func (s *sessions) open(by holder, now time.Time) (cookie, key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.list = slices.DeleteFunc(s.list, func(x session) bool { return !now.Before(x.until) })
-	if len(s.list) >= maxSessions {
-		s.list = slices.Delete(s.list, 0, 1)
+	if own := func(x session) bool { return x.by == by }; count(s.list, own) >= maxSessions {
+		i := slices.IndexFunc(s.list, own)
+		s.list = slices.Delete(s.list, i, i+1)
 	}
 	s.list = append(s.list, session{sha256.Sum256([]byte(cookie)), sha256.Sum256([]byte(key)), by, now.Add(sessionLife)})
 	return cookie, key
+}
+
+func count(list []session, is func(session) bool) (n int) {
+	for _, x := range list {
+		if is(x) {
+			n++
+		}
+	}
+	return n
 }
 
 // find is whose session it is, and until when; nobody's if there is none.

@@ -52,7 +52,7 @@ type Policy struct {
 	Balance Balance `key:"balance"`
 	// Hedge configures second requests for slow ones; off by default.
 	Hedge Hedge `key:"hedge"`
-	// History is how many finished requests /debug/requests remembers.
+	// History is how many finished requests /debug/requests remembers, at most maxHistory.
 	History int `key:"history"`
 	// SessionHeader is the header in which clients say what belongs together, for the
 	// policies session and consistent_hash.
@@ -94,6 +94,8 @@ func (c *Policy) Validate() error {
 		return config.Bad("tenant_header", "%q is no name of a header for this", c.TenantHeader)
 	case c.TakeoverReplay && !c.Takeover:
 		return config.Bad("takeover_replay", "nothing is taken over with takeover: false")
+	case c.History > maxHistory:
+		return config.Bad("history", "%d is above %d", c.History, maxHistory)
 	case !(c.RetryMin >= 0 && c.RetryMin <= 1e6):
 		return config.Bad("retry_min", "%v is not within 0 and 1000000", c.RetryMin)
 	}
@@ -102,6 +104,9 @@ func (c *Policy) Validate() error {
 		config.AtLeast("history", c.History, 0), config.Positive("decode_silence", c.DecodeSilence),
 		config.Within("balance", c.Balance.Validate()), config.Within("hedge", c.Hedge.Validate()), config.Within("limits", c.Limits.Validate()), config.Within("responses", c.Responses.Validate()), config.Within("tracing", c.Tracing.Validate()))
 }
+
+// maxHistory bounds what is remembered of requests to some GB.
+const maxHistory = 1_000_000
 
 // Limits is what Reload changes without dropping a request.
 type Limits struct {

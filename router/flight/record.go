@@ -225,7 +225,7 @@ type phaseInfo struct {
 func (i *Info) Text() []byte {
 	const width = 50
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "%s %s model=%s stream=%v state=%s status=%d", i.ID, i.Path, i.Model, i.Stream, i.State, i.Status)
+	fmt.Fprintf(&b, "%s %s model=%q stream=%v state=%s status=%d", i.ID, i.Path, i.Model, i.Stream, i.State, i.Status)
 	if i.Error != "" {
 		fmt.Fprintf(&b, " error=%q", i.Error)
 	}

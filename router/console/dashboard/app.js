@@ -28,7 +28,7 @@ $('theme').addEventListener('click', () => {
 function route() {
   if (!session.as) return;
   const name = location.hash.slice(1).split('/')[0];
-  const next = views[name] ? name : 'overview';
+  const next = Object.hasOwn(views, name) ? name : 'overview';
   for (const a of document.querySelectorAll('nav a')) {
     if (a.hash === '#' + next) { a.setAttribute('aria-current', 'page'); a.scrollIntoView({ block: 'nearest', inline: 'nearest' }); } else a.removeAttribute('aria-current');
   }
