@@ -77,7 +77,7 @@ func TestRootPath(t *testing.T) {
 	if resp, body := g.post("/llm/v1/rerank?a=b", `{"model":"m"}`, "Authorization", "Bearer secret"); resp.StatusCode != 200 || asked != "/v1/rerank?a=b" {
 		t.Errorf("%d %s, asked %s", resp.StatusCode, body, asked)
 	}
-	for _, bad := range []string{"/", "llm", "/llm/", "/a//b", "/a/../b", "/a b", "/a?b"} {
+	for _, bad := range []string{"/", "llm", "/llm/", "/a//b", "/a/../b", "/a b", "/a?b", "/v1", "/v1/chat", "/health"} {
 		cfg := router.DefaultConfig()
 		cfg.RootPath = bad
 		var e *config.KeyError

@@ -106,6 +106,13 @@ func TestBound(t *testing.T) {
 	if text[0] != "bbbbbbbbb" || why[0] != "stop" {
 		t.Errorf("without an a: %q, %s", text[0], why[0])
 	}
+	// What cannot begin is refused before anything is computed.
+	for _, path := range []string{"", `,"stream":true`} {
+		resp, b := ask(t, w.URL()+"/v1/completions", nil, fmt.Sprintf(`{"prompt":"x","regex":"[0-9]+","allowed_token_ids":[%d]%s}`, byteToken('b'), path))
+		if resp.StatusCode != 400 || !strings.Contains(string(b), `"code":"unsatisfiable_constraint"`) || !strings.Contains(string(b), `"param":"regex"`) {
+			t.Errorf("%d %s", resp.StatusCode, b)
+		}
+	}
 	empty(t, w)
 }
 

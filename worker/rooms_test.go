@@ -244,6 +244,9 @@ func TestRoomsRefused(t *testing.T) {
 	f(`"prompt":"a",`+at+`,"bootstrap_room":[]`, "bootstrap_room", "is missing")
 	f(`"prompt":["a","b"],`+at+`,"bootstrap_room":9223372036854775807`, "bootstrap_room", "more than there are")
 	f(`"prompt":"a",`+at+`,"bootstrap_room":1,"kv_transfer_params":{}`, "kv_transfer_params", "exclude")
+	if resp, b := ask(t, d.URL()+"/v1/completions", nil, `{"prompt":"a","max_tokens":1,"bootstrap_host":"[::1]","bootstrap_port":1,"bootstrap_room":1}`); resp.StatusCode != 200 {
+		t.Errorf("an IPv6 address in brackets: %d %s", resp.StatusCode, b)
+	}
 	resp, b := ask(t, d.URL()+"/v1/completions", nil, `{"prompt":"a","bootstrap_host":"192.0.2.1","bootstrap_port":1,"bootstrap_room":1}`)
 	if resp.StatusCode != 400 || !bytes.Contains(b, []byte("allow_hosts")) {
 		t.Errorf("a stranger: %d %s", resp.StatusCode, b)

@@ -106,6 +106,7 @@ func TestScanBound(t *testing.T) {
 		`"response_format":5`: true, `"tool_choice":"auto"`: false, `"tool_choice":"none"`: false, `"tool_choice":null`: false, `"tool_choice":"required"`: true,
 		`"tool_choice":{"type":"function"}`: true, `"structured_outputs":{}`: true, `"structured_outputs":null`: false, `"guided_regex":"a"`: true,
 		`"guided_json_object":false`: false, `"regex":"a"`: true, `"ebnf":"a"`: true, `"grammar":"a"`: true, `"json_schema":"{}"`: true, `"guided_choice":["a"],"guided_json":null`: true,
+		`"tool_choice":"required","response_format":{"type":"text"}`: true, `"regex":"a","guided_json":null`: true,
 	} {
 		top, err := openai.Scan([]byte(`{"prompt":"x",` + field + `}`))
 		if err != nil || top.Bound != want {

@@ -313,6 +313,7 @@ func TestBadChats(t *testing.T) {
 		{`{` + hi + `,"tools":[` + manyTools(129) + `]}`, "tools", "more than 128"},
 		{`{` + hi + `,"tools":[` + manyTools(128) + `]}`, "ok", ""},
 		{`{` + hi + `,"tools":[{"type":7}]}`, "tools[0].type", "must be a string, not a number"},
+		{`{` + hi + `,"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"string"}}}]}`, "tools[0].function.parameters", "must be the schema of an object"},
 		{`{` + hi + `,"tools":[{"type":"function","function":{"name":"f","parameters":"{}"}}]}`, "tools[0].function.parameters", "must be an object, not a string"},
 		{`{` + hi + `,"tools":[{"type":"function","function":{"name":"f","description":7}}]}`, "tools[0].function.description", "must be a string, not a number"},
 		{`{` + hi + `,"reasoning_effort":"Hmm"}`, "reasoning_effort", `must be one of none, minimal, low, medium, high, xhigh, max, not "Hmm"`},

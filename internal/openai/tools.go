@@ -87,7 +87,11 @@ func (p *parser) function(name string) (called string) {
 			if k := p.Peek(); k != jsonscan.Object && k != jsonscan.Null {
 				p.wrongTool(name+".parameters", "an object")
 			}
+			from := p.Pos()
 			p.walk("tools")
+			if kind := Member(p.Since(from), "type"); len(kind) > 0 && kind[0] == '"' && string(kind) != `"object"` {
+				p.badTool(name+".parameters", "must be the schema of an object, not of type %s", clip(string(kind), 40))
+			}
 		default:
 			p.walk("tools")
 		}

@@ -70,6 +70,7 @@ func TestServe(t *testing.T) {
 		{verb: "GET", path: "/admin/v1/cache", shown: "reads", status: 200, says: "{}"},
 		{verb: "HEAD", path: "/admin/v1/cache", shown: "reads", status: 200},
 		{verb: "GET", path: "/admin/v1/profile", shown: "reads", status: 403, says: "only reads, and no profiles", by: "reader"},
+		{verb: "GET", path: "/admin/v1/profile/?instance=e0", shown: "reads", status: 403, says: "only reads, and no profiles", by: "reader"},
 		{verb: "GET", path: "/debug/pprof/", shown: "reads", status: 403, says: "only reads, and no profiles", by: "reader"},
 		{verb: "GET", path: "/debug/pprof/goroutine?debug=1", shown: "secret", status: 200, says: "goroutine profile"},
 		{verb: "GET", path: "/debug/pprof/profile?seconds=x", shown: "secret", status: 400, says: "seconds"},
