@@ -71,6 +71,7 @@ func TestLengths(t *testing.T) {
 		{Kind: Regex, Text: plain + `+~"`},
 		{Kind: Regex, Text: plain + `{3,}(~"|é)`},
 		{Kind: Regex, Text: plain + `{3,40}"*`},
+		{Kind: Regex, Text: `[a-z0-9]*"x|~` + plain + `{0,8}"x`},
 		{Kind: EBNF, Text: "root ::= " + plain + "* v\nv ::= \"\\\"\" v \"z\" | \"\\\"\" \"z\""},
 		{Kind: EBNF, Text: "root ::= " + plain + "+ v\nv ::= \"\\\"\" v \"z\" | \"\\\"\" \"z\""},
 		{Kind: EBNF, Text: "root ::= " + plain + "{3,20} v\nv ::= \"\\\"\" v \"z\" | \"\\\"\" \"z\""},

@@ -14,7 +14,8 @@ import (
 // Inside a JSON string most tokens are allowed. Where a state stays as it is behind every
 // plain character (see plainChar), the plain tokens are allowed all at once, and of the others
 // only what is behind their plain characters is walked. Where the string's length is bounded,
-// plain tokens of few enough characters are allowed at once, and the others are walked. Where
+// plain tokens of few enough characters are allowed at once, and the others are walked. Where it must
+// have some characters at least, what may be behind 0, 1, 2 and so on is walked for each number apart. Where
 // all strings but a few are allowed, as where a key must not be one of the names that have
 // schemas of their own, only what differs from allowing all is walked.
 type walker struct {
@@ -128,7 +129,7 @@ func (w *walker) beside(s *state) *state {
 		if d == w.m.dead || d == s {
 			continue
 		}
-		if l := w.loop(d); len(l.behind) == 1 && !l.more {
+		if l := w.loop(d); len(l.behind) == 1 && l.most < 0 {
 			return d
 		}
 		if r := w.run(d); r.slice == plainRun && r.next == d && !d.busy && !d.final {
