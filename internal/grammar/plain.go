@@ -45,27 +45,59 @@ func (m *machine) plainLoop(s *state) *loop {
 		if slice >= firstOther {
 			best.slice = max(best.slice, slice)
 		}
-		if r.lo > 1 || r.more != nil || m.union([]*cont{r}) != s {
+		if r.more != nil || m.union([]*cont{r}) != s {
 			continue
 		}
-		// The same repetition behind a round of it, which is all that s reads of plain characters.
-		next := m.consAt(r.e, 0, 0, max(r.hi-1, -1), r.next)
-		if !s.staysAt(next) {
+		l := &loop{slice: slice, most: r.hi}
+		if l.behind, l.more = m.counted(r, min(plainCuts[slice]-1, maxBehind)); l.behind == nil {
 			continue
 		}
-		l := &loop{slice: slice, next: s, most: r.hi}
-		if r.lo == 1 {
-			l.next = m.union([]*cont{next})
-		}
-		for b := range 256 {
-			if b < 0x20 || b == 0x7f {
-				c := m.class[b]
-				l.control = l.control || m.stepLocked(s, c) != m.dead || m.stepLocked(l.next, c) != m.dead
-			}
-		}
+		l.more = l.more && plainCuts[slice]-1 > maxBehind // else no token of the tails has more
+		l.control = l.more || m.readsControl(l.behind)
 		return l
 	}
 	return best
+}
+
+// maxBehind bounds the plain characters that a loop counts.
+const maxBehind = 16
+
+// counted are the states behind 0 to most plain characters that r, a repetition, reads, or up to one from
+// which on r need not go on. more says that there would be others. Nil: something else reads them too.
+func (m *machine) counted(r *cont, most int32) (list []*state, more bool) {
+	for {
+		s := m.union([]*cont{r})
+		next := m.round(r)
+		if s.busy || !s.staysAt(next) {
+			return nil, false
+		}
+		list = append(list, s)
+		if r.lo == 0 {
+			return list, false
+		}
+		if int32(len(list)) > most {
+			return list, true
+		}
+		r = next
+	}
+}
+
+// readsControl says whether one of the states reads a control character.
+func (m *machine) readsControl(list []*state) bool {
+	var seen [256]bool // by class
+	for b := range 256 {
+		c := m.class[b]
+		if b >= 0x20 && b != 0x7f || seen[c] {
+			continue
+		}
+		seen[c] = true
+		for _, s := range list {
+			if m.stepLocked(s, c) != m.dead {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // staysAt says whether r is behind all plain characters that s reads.

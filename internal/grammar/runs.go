@@ -29,7 +29,7 @@ func (v *Vocabulary) runSlice(set byteSet, texts [][]byte, ids []int32) runSlice
 		if size == len(text) {
 			v.set(r.mask, ids[i])
 		} else {
-			v.addTail(byTail, text, size, ids[i])
+			v.addTail(byTail, text[size:], int32(size), ids[i])
 		}
 	}
 	r.tails, r.heads = newTails(byTail)
@@ -122,10 +122,13 @@ func (w *walker) byRun(s config, visit func(t *trie, s config)) {
 		p = &w.v.runs[r.slice]
 	}
 	w.or(p.mask)
-	w.heads, w.bare, w.rest = p.heads, true, r.next == s.at
+	w.heads, w.from, w.to = p.heads, 0, 0
+	if r.next == s.at {
+		w.to = manyChars
+	}
 	visit(&p.tails, s)
 	if r.next != s.at {
-		w.bare, w.rest = false, true
+		w.from, w.to = 1, manyChars
 		visit(&p.tails, config{r.next, s.top})
 	}
 	w.heads = nil

@@ -45,6 +45,7 @@ type Vocabulary struct {
 type plainSlice struct {
 	cut      int32
 	runSlice      // mask: of tokens of at most cut plain characters; tails: of tokens of at most cut in weight
+	far      trie // the tokens of tails that begin with more than maxBehind plain characters
 	other    trie // all tokens that are not in mask; only of cuts from 8 on
 	// Tokens above cut in weight: those of plain characters alone, fewest first; those with a
 	// control character behind their plain ones; and the rest.
@@ -55,10 +56,25 @@ type plainSlice struct {
 
 type longToken struct{ chars, id int32 }
 
-// heads are tokens that have the same bytes behind their plain characters.
+// heads are tokens that have the same bytes behind their plain characters: those with the fewest
+// plain characters first.
 type heads struct {
-	bare []int32 // without plain characters
-	rest []int32
+	ids   []int32
+	chars []uint8 // of each, manyChars for as many or more
+}
+
+const manyChars = 255
+
+// within is the heads of from to to characters.
+func (h *heads) within(from, to uint8) []int32 {
+	lo, hi := 0, len(h.ids)
+	if from > 0 {
+		lo, _ = slices.BinarySearch(h.chars, from)
+	}
+	if to < manyChars {
+		hi, _ = slices.BinarySearch(h.chars, to+1)
+	}
+	return h.ids[lo:hi]
 }
 
 // plainCuts are the cuts. The last has no end.
@@ -190,7 +206,7 @@ func (l *tokenList) add(text []byte, id int32) {
 // slice makes the plain slice of a cut.
 func (v *Vocabulary) slice(cut int32, texts [][]byte, ids []int32) plainSlice {
 	p := plainSlice{cut: cut, runSlice: runSlice{mask: make([]uint32, v.words)}}
-	var other, heavy, control tokenList
+	var other, heavy, control, far tokenList
 	byTail := map[string]*heads{}
 	for i, text := range texts {
 		size, chars := plainPrefix(text)
@@ -214,10 +230,14 @@ func (v *Vocabulary) slice(cut int32, texts [][]byte, ids []int32) plainSlice {
 		if whole {
 			continue
 		}
-		v.addTail(byTail, text, size, ids[i])
+		if chars > maxBehind {
+			far.add(text, ids[i])
+		}
+		v.addTail(byTail, text[size:], chars, ids[i])
 	}
 	slices.SortFunc(p.long, func(a, b longToken) int { return int(a.chars - b.chars) })
 	p.heavy, p.control = newTrie(heavy.texts, heavy.ids), newTrie(control.texts, control.ids)
+	p.far = newTrie(far.texts, far.ids)
 	if cut >= plainCuts[firstOther] {
 		p.other = newTrie(other.texts, other.ids)
 	}
@@ -225,19 +245,17 @@ func (v *Vocabulary) slice(cut int32, texts [][]byte, ids []int32) plainSlice {
 	return p
 }
 
-// addTail files a token by what is behind its first size bytes.
-func (v *Vocabulary) addTail(byTail map[string]*heads, text []byte, size int, id int32) {
-	tail := string(text[size:])
-	h := byTail[tail]
+// addTail files a token by its tail, which is what is behind its first characters.
+func (v *Vocabulary) addTail(byTail map[string]*heads, tail []byte, chars int32, id int32) {
+	h := byTail[string(tail)]
 	if h == nil {
 		h = &heads{}
-		byTail[tail] = h
+		byTail[string(tail)] = h
 	}
-	to := &h.rest
-	if size == 0 {
-		to = &h.bare
+	h.ids = append(append(h.ids, id), v.twins[id]...)
+	for len(h.chars) < len(h.ids) {
+		h.chars = append(h.chars, uint8(min(chars, manyChars)))
 	}
-	*to = append(append(*to, id), v.twins[id]...)
 }
 
 // newTails is the trie of tails, with an index of the heads for a token.
@@ -246,9 +264,23 @@ func newTails(byTail map[string]*heads) (trie, []heads) {
 	texts, ids, list := make([][]byte, len(tails)), make([]int32, len(tails)), make([]heads, len(tails))
 	for i, tail := range tails {
 		texts[i], ids[i] = []byte(tail), int32(i)
-		list[i] = *byTail[tail]
+		list[i] = byTail[tail].sorted()
 	}
 	return newTrie(texts, ids), list
+}
+
+// sorted is h by characters.
+func (h *heads) sorted() heads {
+	order := make([]int, len(h.ids))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return int(h.chars[a]) - int(h.chars[b]) })
+	s := heads{ids: make([]int32, len(order)), chars: make([]uint8, len(order))}
+	for i, at := range order {
+		s.ids[i], s.chars[i] = h.ids[at], h.chars[at]
+	}
+	return s
 }
 
 // set allows token and those that spell the same.

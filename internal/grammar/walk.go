@@ -1,6 +1,9 @@
 package grammar
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"slices"
+)
 
 // walker finds the tokens that may come next: it walks a trie of tokens side by side with
 // the readings of the text so far. Three things make that short.
@@ -11,21 +14,22 @@ import "encoding/binary"
 // Inside a JSON string most tokens are allowed. Where a state stays as it is behind every
 // plain character (see plainChar), the plain tokens are allowed all at once, and of the others
 // only what is behind their plain characters is walked. Where the string's length is bounded,
-// plain tokens of few enough characters are allowed at once, and the others are walked. Where
+// plain tokens of few enough characters are allowed at once, and the others are walked. Where it must
+// have some characters at least, what may be behind 0, 1, 2 and so on is walked for each number apart. Where
 // all strings but a few are allowed, as where a key must not be one of the names that have
 // schemas of their own, only what differs from allowing all is walked.
 type walker struct {
 	*reader
-	v          *Vocabulary
-	bits       []uint32
-	path       []*state // by depth, of the automaton's walk
-	into       []int32  // by depth, how far into the literal that is all that the state can read
-	heads      []heads  // of the trie, if it is one of tails: which of them are allowed
-	bare, rest bool
-	sets       [][]config // by depth, of the walk with stacks
-	twin       []*state   // by depth, of differ
-	spare      []uint32
-	g          *Grammar
+	v        *Vocabulary
+	bits     []uint32
+	path     []*state   // by depth, of the automaton's walk
+	into     []int32    // by depth, how far into the literal that is all that the state can read
+	heads    []heads    // of the trie, if it is one of tails: which of them are allowed
+	from, to uint8      // and by how many characters
+	sets     [][]config // by depth, of the walk with stacks
+	twin     []*state   // by depth, of differ
+	spare    []uint32
+	g        *Grammar
 }
 
 func (w *walker) allow(token int32) {
@@ -33,16 +37,8 @@ func (w *walker) allow(token int32) {
 		w.v.set(w.bits, token)
 		return
 	}
-	h := &w.heads[token]
-	if w.bare {
-		for _, id := range h.bare {
-			w.bits[id>>5] |= 1 << (id & 31)
-		}
-	}
-	if w.rest {
-		for _, id := range h.rest {
-			w.bits[id>>5] |= 1 << (id & 31)
-		}
+	for _, id := range w.heads[token].within(w.from, w.to) {
+		w.bits[id>>5] |= 1 << (id & 31)
 	}
 }
 
@@ -80,12 +76,12 @@ func (w *walker) reading(s config, alone bool) {
 		w.byRun(s, func(t *trie, s config) { w.walk(t, s, 0, int32(len(t.nodes))) })
 		return
 	}
-	if l.next != nil && s.top != w.bottom && (s.at.final || l.next.final) { // a token may go on behind the rule
+	if s.top != w.bottom && slices.ContainsFunc(l.behind, func(s *state) bool { return s.final }) { // a token may go on behind the rule
 		w.walk(&w.v.all, s, 0, int32(len(w.v.all.nodes)))
 		return
 	}
 	p := &w.v.plain[l.slice]
-	if l.next == nil {
+	if l.behind == nil {
 		if d := w.beside(s.at); d != nil {
 			w.likeness(s, config{d, s.top}, alone)
 			return
@@ -95,13 +91,18 @@ func (w *walker) reading(s config, alone bool) {
 		return
 	}
 	w.or(p.mask)
-	w.heads, w.bare, w.rest = p.heads, true, l.next == s.at
-	w.walk(&p.tails, s, 0, int32(len(p.tails.nodes)))
-	if l.next != s.at {
-		w.bare, w.rest = false, true
-		w.walk(&p.tails, config{l.next, s.top}, 0, int32(len(p.tails.nodes)))
+	w.heads = p.heads
+	for n, at := range l.behind {
+		w.from, w.to = uint8(n), uint8(n)
+		if n+1 == len(l.behind) && !l.more {
+			w.to = manyChars
+		}
+		w.walk(&p.tails, config{at, s.top}, 0, int32(len(p.tails.nodes)))
 	}
 	w.heads = nil
+	if l.more {
+		w.walk(&p.far, s, 0, int32(len(p.far.nodes)))
+	}
 	for _, t := range p.long {
 		if l.most >= 0 && t.chars > l.most {
 			break
@@ -128,7 +129,7 @@ func (w *walker) beside(s *state) *state {
 		if d == w.m.dead || d == s {
 			continue
 		}
-		if w.loop(d).next == d {
+		if l := w.loop(d); len(l.behind) == 1 && l.most < 0 {
 			return d
 		}
 		if r := w.run(d); r.slice == plainRun && r.next == d && !d.busy && !d.final {
@@ -228,12 +229,7 @@ func (w *walker) forbid(t *trie, lo, hi int32) {
 			w.drop(id)
 			w.drop(w.v.twins[id]...)
 		default:
-			if w.bare {
-				w.drop(w.heads[id].bare...)
-			}
-			if w.rest {
-				w.drop(w.heads[id].rest...)
-			}
+			w.drop(w.heads[id].within(w.from, w.to)...)
 		}
 	}
 }
@@ -249,9 +245,11 @@ const manyReadings = 32
 // loop says how plain characters do behind a state.
 type loop struct {
 	slice int // the slice whose plain tokens are all allowed, or -1
-	// next is the state behind any plain character, if it is always the same and what it
-	// allows of the slice's tails does not depend on how many there were; else nil.
-	next    *state
+	// behind are the states behind 0, 1, 2 and so on of the plain characters, if it does not matter
+	// which they are; else nil. What the last allows of the slice's tails is allowed behind more, too,
+	// unless more is set: then more than maxBehind are told apart.
+	behind  []*state
+	more    bool
 	most    int32 // plain characters; negative: any number
 	control bool  // a control character may come, now or behind plain ones
 }
