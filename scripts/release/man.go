@@ -10,40 +10,41 @@ import (
 // manPages makes a page of each command's help: xpyd(1), xpyd-up(1), and so on.
 func manPages(r *release, binary string) ([]file, error) {
 	var list []file
-	var walk func(path []string) error
-	walk = func(path []string) error {
+	var walk func(path []string, short string) error
+	walk = func(path []string, short string) error {
 		help, err := r.output(binary, append(path, "--help")...)
 		if err != nil {
 			return err
 		}
 		name := strings.Join(append([]string{"xpyd"}, path...), "-")
-		subs := subcommands(string(help))
-		page, err := zipped(manPage(name, string(help), subs, r))
+		subs, shorts := subcommands(string(help))
+		page, err := zipped(manPage(name, short, string(help), subs, r))
 		if err != nil {
 			return err
 		}
 		list = append(list, file{"man/" + name + ".1.gz", page})
-		for _, sub := range subs {
-			if err := walk(append(path[:len(path):len(path)], sub)); err != nil {
+		for i, sub := range subs {
+			if err := walk(append(path[:len(path):len(path)], sub), shorts[i]); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	err := walk(nil)
+	err := walk(nil, "serve large language models with prefill and decode on separate workers")
 	return list, err
 }
 
-// subcommands are the names below "Available Commands:".
-func subcommands(help string) (names []string) {
+// subcommands are the names below "Available Commands:", and what is said of each.
+func subcommands(help string) (names, shorts []string) {
 	_, list, _ := strings.Cut(help, "Available Commands:\n")
 	list, _, _ = strings.Cut(list, "\n\n")
 	for line := range strings.Lines(list) {
 		if words := strings.Fields(line); len(words) > 0 && words[0] != "help" && words[0] != "completion" {
 			names = append(names, words[0])
+			shorts = append(shorts, strings.Join(words[1:], " "))
 		}
 	}
-	return names
+	return names, shorts
 }
 
 // headings are those of cobra's help, and what a man page calls them.
@@ -51,10 +52,10 @@ var headings = map[string]string{"Usage:": "SYNOPSIS", "Examples:": "EXAMPLES", 
 
 // manPage sets a help text as roff. Its parts stay as they are laid out; only the text before the
 // usage flows.
-func manPage(name, help string, subs []string, r *release) []byte {
+func manPage(name, short, help string, subs []string, r *release) []byte {
 	var b bytes.Buffer
 	first, rest, _ := strings.Cut(help, "\n")
-	fmt.Fprintf(&b, ".TH %s 1 %s \"xpyd %s\" \"xpyd's commands\"\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n", strings.ToUpper(name), r.at.Format("2006-01-02"), r.version, roff(name), roff(first))
+	fmt.Fprintf(&b, ".TH %s 1 %s \"xpyd %s\" \"xpyd's commands\"\n.SH NAME\n%s \\- %s\n.SH DESCRIPTION\n", strings.ToUpper(name), r.at.Format("2006-01-02"), r.version, roff(name), roff(short))
 	layout := false
 	for line := range strings.Lines(first + "\n" + rest) {
 		line = strings.TrimRight(line, "\n")

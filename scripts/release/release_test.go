@@ -71,13 +71,13 @@ Use "xpyd do [command] --help" for more.
 
 func TestManPage(t *testing.T) {
 	r := &release{version: "v1.2.3", at: time.Unix(0, 0).UTC()}
-	subs := subcommands(help)
-	if len(subs) != 1 || subs[0] != "more" {
-		t.Errorf("%q", subs)
+	subs, shorts := subcommands(help)
+	if len(subs) != 1 || subs[0] != "more" || shorts[0] != "Do more" {
+		t.Errorf("%q, %q", subs, shorts)
 	}
 	const want = `.TH XPYD-DO 1 1970-01-01 "xpyd v1.2.3" "xpyd's commands"
 .SH NAME
-xpyd\-do \- Do it.
+xpyd\-do \- do it
 .SH DESCRIPTION
 Do it.
 .PP
@@ -106,7 +106,7 @@ Do it well. It's a
 .BR xpyd (1),
 .BR xpyd\-do\-more (1)
 `
-	if page := string(manPage("xpyd-do", help, subs, r)); page != want {
+	if page := string(manPage("xpyd-do", "do it", help, subs, r)); page != want {
 		t.Errorf("%s", page)
 	}
 }
