@@ -79,6 +79,11 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if cmd == root { // the flags of a command whose name is wrong
+			if args := root.Flags().Args(); len(args) > 0 {
+				return root.Args(root, args)
+			}
+		}
 		return usageError{fmt.Errorf("%w; see `%s --help`", meantFlag(cmd, wrongValue(err)), cmd.CommandPath())}
 	})
 	root.CompletionOptions.HiddenDefaultCmd = true

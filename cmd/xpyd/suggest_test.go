@@ -9,6 +9,7 @@ import (
 func TestDidYouMean(t *testing.T) {
 	for line, want := range map[string]string{
 		"statsu":                       `unknown command "statsu" (did you mean status?)`,
+		"chta --raw hi":                "(did you mean chat?)",
 		"Status":                       `(did you mean status?)`,
 		"tra":                          `(did you mean trace?)`,
 		"serve":                        "",
