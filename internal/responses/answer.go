@@ -26,6 +26,7 @@ type Answer struct {
 	created int64
 	echo    []byte // what the response says of its request
 	summary bool
+	spaced  map[string]spacedName
 	model   []byte
 
 	items  []output
@@ -47,7 +48,7 @@ func (q *Request) Answer(o Options) *Answer {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	a := &Answer{Options: o, created: o.Now().Unix(), summary: q.summary, model: append([]byte(nil), q.model...)}
+	a := &Answer{Options: o, created: o.Now().Unix(), summary: q.summary, spaced: q.spaced, model: append([]byte(nil), q.model...)}
 	for _, e := range echoes {
 		a.echo = append(append(append(a.echo, `,"`...), e.name...), `":`...)
 		if raw := q.echo[e.name]; raw != nil {
