@@ -282,8 +282,8 @@ func (a *Answer) appendResponse(dst []byte, status string, e *openai.Error) []by
 	}
 	dst = append(dst, `],"usage":`...)
 	if a.told && status != "in_progress" {
-		dst = fmt.Appendf(dst, `{"input_tokens":%d,"input_tokens_details":{"cached_tokens":%d,"cache_write_tokens":0},"output_tokens":%d,"output_tokens_details":{"reasoning_tokens":%d},"total_tokens":%d}`,
-			a.usage.Prompt, a.usage.Cached, a.usage.Completion, a.usage.Reasoning, a.usage.Prompt+a.usage.Completion)
+		dst = fmt.Appendf(dst, `{"input_tokens":%d,"input_tokens_details":{"cached_tokens":%d,"cache_write_tokens":%d},"output_tokens":%d,"output_tokens_details":{"reasoning_tokens":%d},"total_tokens":%d}`,
+			a.usage.Prompt, a.usage.Cached, a.usage.Created, a.usage.Completion, a.usage.Reasoning, a.usage.Prompt+a.usage.Completion)
 	} else {
 		dst = append(dst, "null"...)
 	}

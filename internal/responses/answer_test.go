@@ -321,6 +321,15 @@ func TestWhole(t *testing.T) {
 	f(`{"choices":[{"message":{"content":"`+strings.Repeat("a", 1<<20)+`"}}]}`, "400 max_output_tokens: the response has more than 1048576 bytes: lower max_output_tokens")
 }
 
+// TestCreated: tokens that an engine says it has put into its cache are told.
+func TestCreated(t *testing.T) {
+	got, err := answerTo(t, `{"input":"a"}`, options()).Whole(nil, []byte(`{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":2,"created_cache_tokens":4}}}`))
+	const want = `"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":2,"cache_write_tokens":4},"output_tokens":3,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":12}`
+	if err != nil || part(t, got, "usage") != want {
+		t.Errorf("%v %s", err, got)
+	}
+}
+
 // TestRecorded: what OpenAI has sent becomes the same stream however it comes in runs, and its last event is the
 // response that the whole answer becomes.
 func TestRecorded(t *testing.T) {
