@@ -30,7 +30,8 @@ func (r *reader) refuse(field, format string, args ...any) {
 	r.Fail(BadRequest(field, format, args...))
 }
 
-// Codes of numbers that are out of bounds, which are pydantic's, as clients know them of servers in Python.
+// Codes of numbers that are out of bounds, which are pydantic's, as clients know them of servers in Python. They are
+// in the message too: that is all that some libraries show.
 const (
 	codeTooLow  = "greater_than_equal"
 	codeTooHigh = "less_than_equal"
@@ -42,7 +43,7 @@ func (r *reader) refuseOutside(low bool, field, lo, hi string, text []byte) {
 	if low {
 		code = codeTooLow
 	}
-	r.refuse(field, "%s must be between %s and %s, not %s", field, lo, hi, clip(string(text), 40))
+	r.refuse(field, "%s must be between %s and %s, not %s (%s)", field, lo, hi, clip(string(text), 40), code)
 	var e *Error
 	if errors.As(r.Err(), &e) && e.Code == "" {
 		e.Code = code
