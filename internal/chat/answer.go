@@ -10,7 +10,8 @@ import (
 )
 
 // Usage counts tokens.
-type Usage struct{ Prompt, Cached, Completion, Reasoning int }
+// Created are the prompt's tokens that were put into a cache, of engines that tell: vLLM.
+type Usage struct{ Prompt, Cached, Created, Completion, Reasoning int }
 
 // Piece is a call of a tool, or what an event adds to one: then without ID and Name behind the first.
 type Piece struct {
@@ -104,22 +105,25 @@ func (a *Answer) usage(s *jsonscan.Scanner) {
 		case "completion_tokens":
 			a.Usage.Completion = count(s)
 		case "prompt_tokens_details":
-			detail(s, "cached_tokens", &a.Usage.Cached)
+			details(s, map[string]*int{"cached_tokens": &a.Usage.Cached, "created_cache_tokens": &a.Usage.Created})
 		case "completion_tokens_details":
-			detail(s, "reasoning_tokens", &a.Usage.Reasoning)
+			details(s, map[string]*int{"reasoning_tokens": &a.Usage.Reasoning})
 		default:
 			s.Skip()
 		}
 	}
-	a.Usage.Cached, a.Usage.Reasoning = min(a.Usage.Cached, a.Usage.Prompt), min(a.Usage.Reasoning, a.Usage.Completion)
+	u := &a.Usage
+	u.Cached, u.Reasoning = min(u.Cached, u.Prompt), min(u.Reasoning, u.Completion)
+	u.Created = min(u.Created, u.Prompt-u.Cached)
 }
 
-func detail(s *jsonscan.Scanner, name string, n *int) {
+// details reads counts by their names, those that are there.
+func details(s *jsonscan.Scanner, counts map[string]*int) {
 	if !s.Enter(jsonscan.Object) {
 		return
 	}
 	for s.Next() == jsonscan.Key {
-		if string(s.Decoded()) == name {
+		if n := counts[string(s.Decoded())]; n != nil {
 			*n = count(s)
 		} else {
 			s.Skip()

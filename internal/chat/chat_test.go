@@ -167,12 +167,14 @@ func TestRead(t *testing.T) {
 		}
 	}
 	f(`{"model":"m","choices":[{"message":{"content":"a\"b","reasoning_content":"r","reasoning":"r","tool_calls":null},"finish_reason":"stop","stop_reason":null}],"usage":{"prompt_tokens":3,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":1},"completion_tokens_details":{"reasoning_tokens":1}}}`,
-		`model=m reasoning=r content=a\"b finish=stop {"Prompt":3,"Cached":1,"Completion":2,"Reasoning":1}`)
+		`model=m reasoning=r content=a\"b finish=stop {"Prompt":3,"Cached":1,"Created":0,"Completion":2,"Reasoning":1}`)
 	f(`{"choices":[{"delta":{"role":"assistant","content":null,"reasoning":"x","reasoning_content":null}}]}`, `reasoning=x`)
 	f(`{"choices":[{"delta":{"tool_calls":[{"index":1,"id":"i","type":"function","function":{"name":"f","arguments":"{"}},{"function":{"arguments":"}"}}]},"finish_reason":"tool_calls","matched_stop":"</s>"}]}`,
 		`finish=tool_calls stop=</s> call=1/i/f/{ call=1///}`)
 	f(`{"choices":[{"delta":{"content":"a"},"stop_reason":17,"logprobs":{"content":[ {"token":"a"} ],"refusal":null}},{"delta":{"content":"second"}}]}`, `content=a logprobs={"token":"a"}`)
-	f(`{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":-2,"prompt_tokens_details":{"cached_tokens":9},"completion_tokens_details":null}}`, `{"Prompt":3,"Cached":3,"Completion":0,"Reasoning":0}`)
+	f(`{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":-2,"prompt_tokens_details":{"cached_tokens":9},"completion_tokens_details":null}}`, `{"Prompt":3,"Cached":3,"Created":0,"Completion":0,"Reasoning":0}`)
+	f(`{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":1,"prompt_tokens_details":{"created_cache_tokens":4,"cached_tokens":3,"other":[1]}}}`, `{"Prompt":9,"Cached":3,"Created":4,"Completion":1,"Reasoning":0}`)
+	f(`{"choices":[],"usage":{"prompt_tokens":5,"prompt_tokens_details":{"created_cache_tokens":4,"cached_tokens":3}}}`, `{"Prompt":5,"Cached":3,"Created":2,"Completion":0,"Reasoning":0}`)
 	f(`{"choices":null,"usage":null}`, ``)
 	f(`{"error":{"message":"no","type":"server_error","code":"unavailable"}}`, `503 no`)
 	f(`{"error":{"message":"no","type":"BadRequestError","code":400}}`, `400 no`)

@@ -171,8 +171,8 @@ func (a *Answer) appendStop(dst []byte) []byte {
 	return append(dst, "null"...)
 }
 
-// appendUsage appends the usage. What was read from a cache is not part of input_tokens.
+// appendUsage appends the usage. What was read from a cache, or put into one, is not part of input_tokens.
 func (a *Answer) appendUsage(dst []byte) []byte {
-	return fmt.Appendf(dst, `"usage":{"input_tokens":%d,"cache_creation_input_tokens":0,"cache_read_input_tokens":%d,"output_tokens":%d}`,
-		a.usage.Prompt-a.usage.Cached, a.usage.Cached, a.usage.Completion)
+	return fmt.Appendf(dst, `"usage":{"input_tokens":%d,"cache_creation_input_tokens":%d,"cache_read_input_tokens":%d,"output_tokens":%d}`,
+		a.usage.Prompt-a.usage.Cached-a.usage.Created, a.usage.Created, a.usage.Cached, a.usage.Completion)
 }

@@ -123,6 +123,8 @@ func TestWhole(t *testing.T) {
 		message(`{"type":"thinking","thinking":"r","signature":"unsigned"},{"type":"tool_use","id":"c1","name":"f","input":{"a": 1}},{"type":"tool_use","id":"c2","name":"g","input":{}},`+
 			`{"type":"tool_use","id":"c3","name":"h","input":{"INVALID_JSON":"{\"a"}},{"type":"tool_use","id":"c4","name":"i","input":{"INVALID_JSON":"[1]"}}`, "tool_use", "null"))
 	f(``, `{"choices":[{"message":{"content":""},"finish_reason":"length"}]`+told, message(``, "max_tokens", "null"))
+	f(``, `{"choices":[{"message":{"content":"a"},"finish_reason":"stop"}],"model":"em","usage":{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":2,"created_cache_tokens":4}}}`,
+		strings.Replace(message(`{"type":"text","text":"a"}`, "end_turn", "null"), `"cache_creation_input_tokens":0`, `"cache_creation_input_tokens":4`, 1))
 	f(``, `{"whole":true}`, "502 the engine's answer is no chat completion")
 	f(``, `{"error":{"message":"no","code":"unavailable"}}`, "503 no")
 }

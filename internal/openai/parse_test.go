@@ -636,3 +636,19 @@ func TestEveryField(t *testing.T) {
 		c.TemplateKwargs = map[string]json.RawMessage{"a": []byte("[1]"), "b": []byte("null")}
 	})
 }
+
+// TestOutOfBounds: a number that is out of bounds has a code, which says on which side.
+func TestOutOfBounds(t *testing.T) {
+	for number, want := range map[string]string{
+		`"seed":9223372036854775808`: "less_than_equal", `"seed":-9223372036854775809`: "greater_than_equal",
+		`"seed":1e300`: "less_than_equal", `"seed":-1e300`: "greater_than_equal",
+		`"max_tokens":-1`: "greater_than_equal", `"n":0`: "greater_than_equal", `"n":1000000`: "less_than_equal",
+		`"temperature":-1`: "greater_than_equal", `"top_p":1.5`: "less_than_equal",
+		`"seed":1.5`: "", `"seed":"1"`: "",
+	} {
+		_, err := openai.ParseCompletion([]byte(`{"prompt":"x",`+number+`}`), 512)
+		if err == nil || err.Code != want || want != "" && !strings.HasSuffix(err.Message, " ("+want+")") {
+			t.Errorf("%s: %+v, want the code %q", number, err, want)
+		}
+	}
+}

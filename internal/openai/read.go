@@ -2,6 +2,7 @@ package openai
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -27,6 +28,26 @@ func (r *reader) refuse(field, format string, args ...any) {
 		field, _, _ = strings.Cut(field, "[") // the index is in the message
 	}
 	r.Fail(BadRequest(field, format, args...))
+}
+
+// Codes of numbers that are out of bounds, which are pydantic's, as clients know them of servers in Python. They are
+// in the message too: that is all that some libraries show.
+const (
+	codeTooLow  = "greater_than_equal"
+	codeTooHigh = "less_than_equal"
+)
+
+// refuseOutside refuses a number that is below lo, or else above hi.
+func (r *reader) refuseOutside(low bool, field, lo, hi string, text []byte) {
+	code := codeTooHigh
+	if low {
+		code = codeTooLow
+	}
+	r.refuse(field, "%s must be between %s and %s, not %s (%s)", field, lo, hi, clip(string(text), 40), code)
+	var e *Error
+	if errors.As(r.Err(), &e) && e.Code == "" {
+		e.Code = code
+	}
 }
 
 // fault returns the first error so far.
@@ -133,7 +154,8 @@ func (r *reader) int(field string, lo, hi int64) (v int64, given bool) {
 		outside = f < -(1<<53) || f > 1<<53
 	}
 	if outside || v < lo || v > hi {
-		r.refuse(field, "%s must be between %d and %d, not %s", field, lo, hi, clip(string(text), 40))
+		// What does not fit 64 bits is too low if it is negative, whatever ParseFloat makes of it.
+		r.refuseOutside(outside && text[0] == '-' || !outside && v < lo, field, fmt.Sprint(lo), fmt.Sprint(hi), text)
 		return 0, false
 	}
 	return v, true
@@ -164,7 +186,7 @@ func (r *reader) float(field string, lo, hi float64) (v float32, given bool) {
 	}
 	f, err := strconv.ParseFloat(string(text), 64)
 	if err != nil || f < lo || f > hi {
-		r.refuse(field, "%s must be between %v and %v, not %s", field, lo, hi, clip(string(text), 40))
+		r.refuseOutside(f < lo, field, fmt.Sprint(lo), fmt.Sprint(hi), text)
 		return 0, false
 	}
 	return float32(f), true

@@ -26,6 +26,7 @@ type Answer struct {
 	created int64
 	echo    []byte // what the response says of its request
 	summary bool
+	spaced  map[string]spacedName
 	model   []byte
 
 	items  []output
@@ -47,7 +48,7 @@ func (q *Request) Answer(o Options) *Answer {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	a := &Answer{Options: o, created: o.Now().Unix(), summary: q.summary, model: append([]byte(nil), q.model...)}
+	a := &Answer{Options: o, created: o.Now().Unix(), summary: q.summary, spaced: q.spaced, model: append([]byte(nil), q.model...)}
 	for _, e := range echoes {
 		a.echo = append(append(append(a.echo, `,"`...), e.name...), `":`...)
 		if raw := q.echo[e.name]; raw != nil {
@@ -281,8 +282,8 @@ func (a *Answer) appendResponse(dst []byte, status string, e *openai.Error) []by
 	}
 	dst = append(dst, `],"usage":`...)
 	if a.told && status != "in_progress" {
-		dst = fmt.Appendf(dst, `{"input_tokens":%d,"input_tokens_details":{"cached_tokens":%d,"cache_write_tokens":0},"output_tokens":%d,"output_tokens_details":{"reasoning_tokens":%d},"total_tokens":%d}`,
-			a.usage.Prompt, a.usage.Cached, a.usage.Completion, a.usage.Reasoning, a.usage.Prompt+a.usage.Completion)
+		dst = fmt.Appendf(dst, `{"input_tokens":%d,"input_tokens_details":{"cached_tokens":%d,"cache_write_tokens":%d},"output_tokens":%d,"output_tokens_details":{"reasoning_tokens":%d},"total_tokens":%d}`,
+			a.usage.Prompt, a.usage.Cached, a.usage.Created, a.usage.Completion, a.usage.Reasoning, a.usage.Prompt+a.usage.Completion)
 	} else {
 		dst = append(dst, "null"...)
 	}

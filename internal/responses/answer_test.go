@@ -184,6 +184,34 @@ failed
 `, `"status":"failed" "incomplete_details":null "output":[{"id":"msg_000","type":"message","status":"incomplete","role":"assistant","content":[{"type":"output_text","text":"b","annotations":[],"logprobs":[]}]}] "usage":null "error":{"code":"server_error","message":"it broke"} "model":"em" "completed_at":null`)
 }
 
+// TestNamespace: a call of a namespace's function is told apart from one of another that is called alike, and goes on
+// being it in the next request.
+func TestNamespace(t *testing.T) {
+	const ask = `{"input":"a","tools":[{"type":"function","name":"get"},{"type":"namespace","name":"c\u0072m","description":"d","tools":[{"type":"function","name":"get"}]}]}`
+	const calls = `"tool_calls":[{"index":0,"id":"c1","function":{"name":"crm__get","arguments":"{}"}},{"index":1,"id":"c2","function":{"name":"get","arguments":"{}"}},{"index":2,"id":"c3","function":{"name":"crm__put","arguments":"{}"}}]`
+	const want = `"output":[{"id":"fc_000","type":"function_call","status":"completed","call_id":"c1","name":"get","namespace":"c\u0072m","arguments":"{}"},` +
+		`{"id":"fc_001","type":"function_call","status":"completed","call_id":"c2","name":"get","arguments":"{}"},` +
+		`{"id":"fc_002","type":"function_call","status":"completed","call_id":"c3","name":"crm__put","arguments":"{}"}] ` +
+		`"tools":[{"type":"function","name":"get","description":null,"parameters":null,"strict":null},` +
+		`{"type":"namespace","name":"c\u0072m","description":"d","tools":[{"type":"function","name":"get","description":null,"parameters":null,"strict":null}]}]`
+	whole, err := answerTo(t, ask, options()).Whole(nil, []byte(`{"choices":[{"message":{`+calls+`},"finish_reason":"tool_calls"}]}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := part(t, whole, "output", "tools"); got != want {
+		t.Errorf("got %s\nwant %s", got, want)
+	}
+	list := eventsOf(t, string(answerTo(t, ask, options()).Append(nil, []byte(delta(calls)+finish("tool_calls")+done))))
+	if got := string(list[2].data["item"]); list[2].name != "response.output_item.added" || !strings.Contains(got, `"name":"get","namespace":"c\u0072m"`) {
+		t.Errorf("%s %s", list[2].name, got)
+	}
+	var end struct{ Response json.RawMessage }
+	_ = json.Unmarshal([]byte(list[len(list)-1].raw), &end)
+	if got := part(t, end.Response, "output", "tools"); got != want {
+		t.Errorf("streamed: got %s\nwant %s", got, want)
+	}
+}
+
 // part is some members of a response, as written.
 func part(t testing.TB, response []byte, names ...string) string {
 	t.Helper()
@@ -291,6 +319,15 @@ func TestWhole(t *testing.T) {
 	f(`{"whole":true}`, "502 the engine's answer is no chat completion")
 	f(`{"error":{"message":"no","type":"invalid_request_error"}}`, "400 no")
 	f(`{"choices":[{"message":{"content":"`+strings.Repeat("a", 1<<20)+`"}}]}`, "400 max_output_tokens: the response has more than 1048576 bytes: lower max_output_tokens")
+}
+
+// TestCreated: tokens that an engine says it has put into its cache are told.
+func TestCreated(t *testing.T) {
+	got, err := answerTo(t, `{"input":"a"}`, options()).Whole(nil, []byte(`{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":2,"created_cache_tokens":4}}}`))
+	const want = `"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":2,"cache_write_tokens":4},"output_tokens":3,"output_tokens_details":{"reasoning_tokens":0},"total_tokens":12}`
+	if err != nil || part(t, got, "usage") != want {
+		t.Errorf("%v %s", err, got)
+	}
 }
 
 // TestRecorded: what OpenAI has sent becomes the same stream however it comes in runs, and its last event is the

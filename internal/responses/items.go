@@ -49,6 +49,7 @@ type item struct {
 	parts                   []chat.Part // of content, or of a call's output
 	id                      string
 	callID, name, arguments chat.Text
+	namespace               chat.Text
 	thought, summary        chat.Text
 	hasContent, hasOutput   bool
 	hasArguments            bool
@@ -79,6 +80,8 @@ func (p *itemReader) item(name string) {
 			it.callID = p.Quoted("input")
 		case "name":
 			it.name = p.Quoted("input")
+		case "namespace":
+			it.namespace = p.Quoted("input")
 		case "arguments":
 			it.hasArguments = p.Peek() == jsonscan.String
 			it.arguments = p.Quoted("input")
@@ -106,6 +109,9 @@ func (p *itemReader) add(it *item, name string) {
 		if len(it.callID) == 0 || len(it.name) == 0 || !it.hasArguments {
 			p.Refuse("input", "%s: call_id, name and arguments are required", name)
 			return
+		}
+		if len(it.namespace) > 0 {
+			it.name = flatText(it.namespace, it.name)
 		}
 		p.c.Call(chat.Call{ID: it.callID, Name: it.name, Arguments: it.arguments})
 	case "function_call_output":

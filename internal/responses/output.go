@@ -6,6 +6,7 @@ import (
 	"strconv"
 
 	"github.com/xpyd/xpyd/internal/chat"
+	"github.com/xpyd/xpyd/internal/jsonscan"
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
@@ -30,7 +31,8 @@ type output struct {
 	kind, id, status string
 	parts            []part // the last one is open if the item is
 	callID, name     []byte
-	index            int // of a call, in the chat
+	index            int    // of a call, in the chat
+	namespace        []byte // that the name is in; nil for none
 }
 
 // part is a text of an item, as a JSON string has it.
@@ -90,7 +92,7 @@ func (a *Answer) itemID(prefix string) string {
 }
 
 func (a *Answer) add(it output) *output {
-	a.grow(itemBytes + len(it.name) + len(it.callID))
+	a.grow(itemBytes + len(it.name) + len(it.namespace) + len(it.callID))
 	it.status = "in_progress"
 	a.items = append(a.items, it)
 	last := &a.items[len(a.items)-1]
@@ -209,6 +211,9 @@ func (a *Answer) call(c *chat.Piece) {
 		}
 		a.close(false)
 		next := output{kind: functionCall, id: a.itemID("fc"), name: bytes.Clone(c.Name), callID: bytes.Clone(c.ID), index: c.Index, parts: []part{{kind: arguments}}}
+		if s, ok := a.spaced[string(jsonscan.AppendDecoded(nil, c.Name))]; ok {
+			next.name, next.namespace = s.name, s.space
+		}
 		if len(next.callID) == 0 {
 			next.callID = []byte(a.itemID("call"))
 		}
@@ -272,7 +277,11 @@ func (it *output) append(dst []byte) []byte {
 	switch it.kind {
 	case functionCall:
 		dst = append(append(append(dst, `,"call_id":"`...), it.callID...), `","name":"`...)
-		dst = append(append(dst, it.name...), `","arguments":"`...)
+		dst = append(dst, it.name...)
+		if it.namespace != nil {
+			dst = append(append(dst, `","namespace":"`...), it.namespace...)
+		}
+		dst = append(dst, `","arguments":"`...)
 		return append(append(dst, it.last().text...), `"}`...)
 	case reasoning:
 		dst = append(it.appendParts(append(dst, `,"summary":[`...), true), `],"content":[`...)

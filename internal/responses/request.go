@@ -22,7 +22,8 @@ type Request struct {
 	instructions []byte // a JSON string; nil for none
 	chat         chat.Request
 	logprobs     bool
-	summary      bool // reasoning is given as a summary
+	summary      bool                  // reasoning is given as a summary
+	spaced       map[string]spacedName // functions of namespaces, by the names that the chat has for them
 
 	// What a response says of its request, as JSON; nil where the API's default counts.
 	echo map[string][]byte
@@ -58,6 +59,9 @@ func Parse(body []byte) (*Request, *openai.Error) {
 	case p.background:
 		return nil, openai.BadRequest("background", "background responses are not supported")
 	}
+	if err := p.choose(); err != nil {
+		return nil, err
+	}
 	if p.topLogprobs != nil && string(p.topLogprobs) != "0" {
 		q.logprobs = true
 	}
@@ -77,6 +81,8 @@ type parser struct {
 	q           *Request
 	topLogprobs []byte
 	background  bool
+	named       map[string]bool // functions of no namespace
+	choice      []byte          // the function that tool_choice names, as a JSON string
 }
 
 // field reads one field. Unknown ones are skipped, as in chats.

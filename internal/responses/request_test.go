@@ -63,6 +63,16 @@ func TestChat(t *testing.T) {
 	f(`{"input":"hi","tools":[{"type":"function","name":"f","description":"d","parameters":{"type":"object"},"strict":true},{"type":"function","name":"g","parameters":null}],"tool_choice":"required"}`,
 		`{"tools":[{"type":"function","function":{"name":"f","description":"d","parameters":{"type":"object"},"strict":true}},{"type":"function","function":{"name":"g"}}],"tool_choice":"required","messages":`+hi+`}`)
 	f(`{"input":"hi","tools":[],"tool_choice":{"type":"function","name":"f"}}`, `{"tool_choice":{"type":"function","function":{"name":"f"}},"messages":`+hi+`}`)
+	const crm = `{"type":"namespace","name":"crm","description":"d","tools":[{"name":"get","type":"function","parameters":{"type":"object"}},{"type":"function","name":"put","strict":true}]}`
+	const crmTools = `{"type":"function","function":{"name":"crm__get","parameters":{"type":"object"}}},{"type":"function","function":{"name":"crm__put","strict":true}}`
+	f(`{"input":"hi","tools":[`+crm+`,{"type":"function","name":"f"}]}`, `{"tools":[`+crmTools+`,{"type":"function","function":{"name":"f"}}],"messages":`+hi+`}`)
+	f(`{"input":"hi","tools":[{"type":"namespace","name":"n","tools":[]}]}`, `{"messages":`+hi+`}`)
+	for _, name := range []string{"get", "crm__get", "g\\u0065t"} {
+		f(`{"input":"hi","tool_choice":{"type":"function","name":"`+name+`"},"tools":[`+crm+`]}`,
+			`{"tools":[`+crmTools+`],"tool_choice":{"type":"function","function":{"name":"crm__get"}},"messages":`+hi+`}`)
+	}
+	f(`{"input":"hi","tool_choice":{"type":"function","name":"get"},"tools":[`+crm+`,{"type":"function","name":"get"}]}`,
+		`{"tools":[`+crmTools+`,{"type":"function","function":{"name":"get"}}],"tool_choice":{"type":"function","function":{"name":"get"}},"messages":`+hi+`}`)
 
 	messages := func(items, want string) {
 		t.Helper()
@@ -70,6 +80,8 @@ func TestChat(t *testing.T) {
 	}
 	messages(`[{"type":"message","role":"developer","content":"a"},{"role":"system","content":[{"type":"input_text","text":"b"},{"type":"input_text","text":"c"}]},{"role":"user","content":"d"}]`,
 		`[{"role":"system","content":"a\nb\nc"},{"role":"user","content":"d"}]`)
+	messages(`[{"role":"user","content":"a"},{"type":"function_call","call_id":"c1","name":"get","namespace":"crm","arguments":"{}"},{"type":"function_call","call_id":"c2","name":"get","namespace":null,"arguments":"{}"}]`,
+		`[{"role":"user","content":"a"},{"role":"assistant","content":"","tool_calls":[{"type":"function","id":"c1","function":{"name":"crm__get","arguments":"{}"}},{"type":"function","id":"c2","function":{"name":"get","arguments":"{}"}}]}]`)
 	messages(`[{"role":"user","content":[{"type":"input_text","text":"a"},{"type":"input_image","image_url":"https://h/i.png","detail":"high"},{"type":"input_image","image_url":"data:image/png;base64,AAAA"}]}]`,
 		`[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"https://h/i.png","detail":"high"}},{"type":"image_url","image_url":{"url":"data:image/png;base64,AAAA"}}]}]`)
 	messages(`[{"role":"user","content":"a"},{"id":"rs_1","type":"reasoning","summary":[{"type":"summary_text","text":"s"}],"content":[{"type":"reasoning_text","text":"r"}]},`+
@@ -193,6 +205,16 @@ func TestRefused(t *testing.T) {
 	f(`{"input":"a","tools":[{"type":"function","name":"f","strict":1}]}`, "tools[0].strict", "boolean")
 	f(`{"input":"a","tools":[{"type":"function","name":7}]}`, "tools[0].name", "string")
 	f(`{"input":"a","tools":[{"type":"function","name":"f"},{"type":"function","name":"f"}]}`, "tools[1].name", `is "f", as is that of tools[0]`)
+	f(`{"input":"a","tools":[{"type":"namespace","tools":[]}]}`, "tools[0].name", "name is required")
+	f(`{"input":"a","tools":[{"type":"namespace","name":"n"}]}`, "tools[0].tools", "tools is required")
+	f(`{"input":"a","tools":[{"type":"namespace","name":"n","tools":[{"type":"custom","name":"c"}]}]}`, "tools[0].tools[0].type", `"custom"`)
+	f(`{"input":"a","tools":[{"type":"namespace","name":"n","tools":[{"type":"namespace","name":"m","tools":[]}]}]}`, "tools[0].tools[0].type", `"namespace"`)
+	f(`{"input":"a","tools":[{"type":"namespace","name":"n","tools":[{"type":"function"}]}]}`, "tools[0].tools[0].name", "name is required")
+	f(`{"input":"a","tools":[{"type":"namespace","name":"n","tools":[3]}]}`, "tools", "tools[0].tools[0] must be an object")
+	f(`{"input":"a","tools":[{"type":"function","name":"n__f"},{"type":"namespace","name":"n","tools":[{"type":"function","name":"f"}]}]}`,
+		"tools[1].tools[0].name", `is "n__f", as is that of tools[0]`)
+	f(`{"input":"a","tools":[{"type":"namespace","name":"m","tools":[{"type":"function","name":"f"}]},{"type":"namespace","name":"n","tools":[{"type":"function","name":"f"}]}],"tool_choice":{"type":"function","name":"f"}}`,
+		"tool_choice", "name one of m__f, n__f")
 	f(`{"input":"a","tools":[null]}`, "tools", "tools[0] must be an object")
 	f(`{"input":"a","tools":{}}`, "tools", "list")
 	f(`{"input":"a","tool_choice":"some"}`, "tool_choice", "none, auto, required")
@@ -285,7 +307,7 @@ func same(t *testing.T, a, b string) bool {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, seed := range []string{`{"input":"a"}`, `{"input":[{"role":"user","content":[{"type":"input_text","text":"a"}]}],"tools":[{"type":"function","name":"f"}]}`,
+	for _, seed := range []string{`{"input":"a"}`, `{"input":"a","tools":[{"type":"namespace","name":"n","tools":[{"type":"function","name":"f"}]}],"tool_choice":{"type":"function","name":"f"}}`, `{"input":[{"role":"user","content":[{"type":"input_text","text":"a"}]}],"tools":[{"type":"function","name":"f"}]}`,
 		`{"input":[{"type":"function_call","call_id":"c","name":"f","arguments":"{}"},{"type":"function_call_output","call_id":"c","output":"x"},{"type":"reasoning","summary":[{"text":"a"}]}],"text":{"format":{"type":"json_schema","schema":{}}},"reasoning":{"effort":"low"}}`} {
 		f.Add([]byte(seed))
 	}
