@@ -137,7 +137,7 @@ func TestEmbeddingsRefused(t *testing.T) {
 		{`{"input":["a",""]}`, 400, "input", ""}, {`{"input":[[1],[]]}`, 400, "input", ""}, {`{"input":7}`, 400, "input", ""}, {`{"input":["a",1]}`, 400, "input", ""},
 		{`{"input":[600]}`, 400, "input", ""}, {`{"input":[-1]}`, 400, "input", ""}, {many(`"a"`, 257), 400, "input", ""},
 		{`{"input":` + ids(513, 1) + `}`, 400, "input", "context_length_exceeded"}, {`{"input":"` + strings.Repeat("word ", 20000) + `"}`, 400, "input", "context_length_exceeded"},
-		{`{"input":"a","dimensions":32}`, 400, "dimensions", ""}, {`{"input":"a","dimensions":0}`, 400, "dimensions", ""},
+		{`{"input":"a","dimensions":32}`, 400, "dimensions", ""}, {`{"input":"a","dimensions":0}`, 400, "dimensions", "greater_than_equal"},
 		{`{"input":"a","encoding_format":"int8"}`, 400, "encoding_format", ""}, {`{"input":"a","encoding_format":""}`, 400, "encoding_format", ""},
 		{`{"input":"a","model":"other"}`, 404, "model", "model_not_found"}, {`{"input":"a"`, 400, "", ""},
 	} {

@@ -200,7 +200,8 @@ func TestRoomFaults(t *testing.T) {
 		t.Fatalf("decode %s", s)
 	}
 	same(t, "prefill ended", &got, want)
-	answers(d, post(d, "/v1/completions", both), "dead", outcomes(t, d, "dead")+1) // and is gone
+	dead := outcomes(t, d, "dead")
+	answers(d, post(d, "/v1/completions", both), "dead", dead+1) // and is gone
 	empty(t, d)
 
 	// No prompt comes, and no claim.

@@ -647,7 +647,7 @@ func TestOutOfBounds(t *testing.T) {
 		`"seed":1.5`: "", `"seed":"1"`: "",
 	} {
 		_, err := openai.ParseCompletion([]byte(`{"prompt":"x",`+number+`}`), 512)
-		if err == nil || err.Code != want || want != "" && !strings.HasSuffix(err.Message, " ("+want+")") {
+		if err == nil || err.Code != want {
 			t.Errorf("%s: %+v, want the code %q", number, err, want)
 		}
 	}

@@ -30,8 +30,7 @@ func (r *reader) refuse(field, format string, args ...any) {
 	r.Fail(BadRequest(field, format, args...))
 }
 
-// Codes of numbers that are out of bounds, which are pydantic's, as clients know them of servers in Python. They are
-// in the message too: that is all that some libraries show.
+// Codes of numbers that are out of bounds, which are pydantic's, as clients know them of servers in Python.
 const (
 	codeTooLow  = "greater_than_equal"
 	codeTooHigh = "less_than_equal"
@@ -43,7 +42,7 @@ func (r *reader) refuseOutside(low bool, field, lo, hi string, text []byte) {
 	if low {
 		code = codeTooLow
 	}
-	r.refuse(field, "%s must be between %s and %s, not %s (%s)", field, lo, hi, clip(string(text), 40), code)
+	r.refuse(field, "%s must be between %s and %s, not %s", field, lo, hi, clip(string(text), 40))
 	var e *Error
 	if errors.As(r.Err(), &e) && e.Code == "" {
 		e.Code = code
