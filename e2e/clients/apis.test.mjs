@@ -63,7 +63,9 @@ test('messages: errors have their classes', async () => {
 for (const [api, stream] of [['responses', false], ['responses', true], ['chat', false], ['chat', true]]) {
   test(`agents: the loop runs tools, by ${api}, ${stream ? 'streamed' : 'whole'}`, async () => {
     const ran = [];
-    const make = (name) => tool({ name, description: 'It tells.', parameters: z.object({ city: z.string().nullable().optional(), days: z.number().nullable().optional() }), strict: true,
+    // Not strict: the model's second call has no arguments, and strict ones would have to have them all.
+    const parameters = { type: 'object', properties: { city: { type: 'string' }, days: { type: 'number' } }, required: [], additionalProperties: true };
+    const make = (name) => tool({ name, description: 'It tells.', parameters, strict: false,
       execute: async (args) => { ran.push([name, args.city ?? null]); return '21'; } });
     const agent = new Agent({ name: 'a', instructions: 'Be brief.', model, tools: ['weather', 'clock'].map(make) });
     const runner = new Runner({ modelProvider: new OpenAIProvider({ openAIClient: openai, useResponses: api === 'responses' }), tracingDisabled: true });
