@@ -42,7 +42,7 @@ var topics = []topic{
 	{"Load generator", "`xpyd bench` beside aiperf, and what it can drive.", []string{"loadgen."}},
 	{"Grammars", "Constrained output (`internal/grammar`) beside llguidance, on the schemas of JSONSchemaBench: how many compile, how long that takes, and a mask of the tokens that may come next.", []string{"grammar."}},
 	{"Front door", "How many of vLLM's own tests of its server pass against `xpyd up`, of those that ran and apply; cases that schemathesis makes from `/openapi.json`; what models write (`internal/answer`) in the texts of SMG's parsers' tests, whole and in pieces, beside what those want. The logs name what is otherwise, and why.", []string{"door."}},
-	{"Releases", "What a stranger waits for who has nothing but the release's archive.", []string{"ship."}},
+	{"Releases and the dashboard", "What a stranger waits for who has nothing but the release's archive; what the dashboard's page weighs, and how smooth it is in Chromium.", []string{"ship.", "dash."}},
 	{"Other", "", []string{""}},
 }
 
