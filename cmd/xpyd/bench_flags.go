@@ -198,13 +198,16 @@ func (b *benchFlags) findModel(ctx context.Context) error {
 	if b.model != "" {
 		return nil
 	}
-	base := strings.TrimSuffix(strings.TrimSuffix(b.urls[0], "/"), "/v1")
+	base := withoutV1(b.urls[0])
 	var err error
 	if b.model, err = firstModel(ctx, base+"/v1/models", b.apiKey); err != nil {
 		return fmt.Errorf("which model? %s/v1/models does not say: %w; give --model", base, err)
 	}
 	return nil
 }
+
+// withoutV1 is the address of a server that was given with or without /v1.
+func withoutV1(url string) string { return strings.TrimSuffix(strings.TrimSuffix(url, "/"), "/v1") }
 
 func firstModel(ctx context.Context, url, apiKey string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

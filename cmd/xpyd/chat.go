@@ -83,7 +83,7 @@ func (c *chat) run(cmd *cobra.Command, args []string) error {
 	c.client.HTTP = &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment}}
 	defer c.client.HTTP.CloseIdleConnections()
 	if c.client.Model == "" {
-		base := strings.TrimSuffix(strings.TrimSuffix(c.client.URL, "/"), "/v1")
+		base := withoutV1(c.client.URL)
 		var err error
 		if c.client.Model, err = firstModel(ctx, base+"/v1/models", c.client.APIKey); err != nil {
 			return fmt.Errorf("no model at %s: %w; start one with `xpyd up`, or say where it is with --url and --model, and by which key with --api-key or XPYD_API_KEY", base, err)

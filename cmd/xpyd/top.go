@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -59,8 +60,9 @@ worker does how much of it, and what happened last. Ctrl-C ends it.`,
 	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
 		out := cmd.OutOrStdout()
 		if once || !isTerminal(out) {
-			return showTop(cmd.Context(), admin, out, 0, 0)
+			return new(top).show(cmd.Context(), admin, out, 0, 0)
 		}
+		t := &top{}
 		// The alternate screen, so that what stood in the terminal comes back.
 		fmt.Fprint(out, "\033[?1049h\033[?25l")
 		defer fmt.Fprint(out, "\033[?25h\033[?1049l")
@@ -70,9 +72,9 @@ worker does how much of it, and what happened last. Ctrl-C ends it.`,
 				return err
 			}
 			var page bytes.Buffer
-			if err := showTop(cmd.Context(), admin, &page, width, height); err != nil && cmd.Context().Err() == nil {
+			if err := t.show(cmd.Context(), admin, &page, width, height); err != nil && cmd.Context().Err() == nil {
 				page.Reset()
-				fmt.Fprintln(&page, "xpyd:", err)
+				fmt.Fprintln(&page, "xpyd:", plain(err.Error()))
 			}
 			_, err = fmt.Fprintf(out, "\033[H%s\033[J", strings.ReplaceAll(page.String(), "\n", "\033[K\n"))
 			return err
@@ -85,14 +87,22 @@ worker does how much of it, and what happened last. Ctrl-C ends it.`,
 // How many seconds of bars and how many events there is room for, if nobody says how large the terminal is.
 const barsShown, eventsShown = 60, 8
 
-// showTop writes one page; width and height are the terminal's, 0 for no limit.
-func showTop(ctx context.Context, admin *adminFlags, w io.Writer, width, height int) error {
+// top is up to where the router's lists were read: the next page asks for the end of them alone.
+type top struct{ points, events int }
+
+// show writes one page; width and height are the terminal's, 0 for no limit.
+func (t *top) show(ctx context.Context, admin *adminFlags, w io.Writer, width, height int) error {
 	var (
 		fleet  fleetStatus
 		past   pulse
-		events struct{ Events []happening }
+		events struct {
+			Next   int
+			Events []happening
+		}
 	)
-	for path, to := range map[string]any{"/admin/v1/instances": &fleet, "/admin/v1/history": &past, "/admin/v1/events": &events} {
+	after := func(read, shown int) string { return "?after=" + strconv.Itoa(max(read-shown, 0)) }
+	for path, to := range map[string]any{"/admin/v1/instances": &fleet,
+		"/admin/v1/history" + after(t.points, barsShown): &past, "/admin/v1/events" + after(t.events, eventsShown): &events} {
 		var raw json.RawMessage
 		if err := admin.call(ctx, "GET", path, nil, &raw); err != nil {
 			return err
@@ -101,6 +111,7 @@ func showTop(ctx context.Context, admin *adminFlags, w io.Writer, width, height 
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
+	t.points, t.events = past.Next, events.Next
 	var page bytes.Buffer
 	bars := barsShown
 	if width > 0 {

@@ -3,7 +3,6 @@ package console
 import (
 	"cmp"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -29,9 +28,7 @@ type event struct {
 
 // events are the latest ones.
 type events struct {
-	mu   sync.Mutex
-	list []event // at seq % maxEvents
-	seq  int
+	ring[event]
 
 	// Of the goroutine that watches.
 	begun  bool
@@ -52,29 +49,10 @@ type standing struct {
 
 func (e *events) add(ev event) {
 	ev.Text = openai.Clip(ev.Text)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	ev.Seq = e.seq
-	if len(e.list) < maxEvents {
-		e.list = append(e.list, ev)
-	} else {
-		e.list[e.seq%maxEvents] = ev
-	}
-	e.seq++
-}
-
-// after are the events from number seq on, the oldest first, and the number of the next one.
-func (e *events) after(seq int) ([]event, int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if seq > e.seq {
-		seq = 0
-	}
-	out := []event{}
-	for i := max(seq, e.seq-len(e.list)); i < e.seq; i++ {
-		out = append(out, e.list[i%maxEvents])
-	}
-	return out, e.seq
+	e.put(maxEvents, func(seq int) event {
+		ev.Seq = seq
+		return ev
+	})
 }
 
 func (c *Console) showEvents(ctx *fasthttp.RequestCtx, _ adminCall) *openai.Error {

@@ -1,7 +1,6 @@
 package console
 
 import (
-	"sync"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -24,11 +23,9 @@ var columns = []string{"seq", "at_ms", "running", "waiting", "requests", "prompt
 
 type point [17]float64
 
-// history is a ring of points; one goroutine adds to it.
+// history is what points are kept in; one goroutine adds to it.
 type history struct {
-	mu     sync.Mutex
-	points []point // at seq % historyPoints
-	seq    int     // of the next one
+	ring[point]
 
 	// Of the goroutine that adds: the readings that points are made of.
 	latest []flight.Reading // the last smoothed+1, the oldest first
@@ -42,43 +39,21 @@ func (h *history) add(r flight.Reading, now time.Time) {
 		per := func(now, before int) float64 { return max(0, float64(now-before)) }
 		seconds := max(now.Sub(h.at).Seconds(), 0.001)
 		ttft, tpot := r.TTFT.Since(old.TTFT), r.TPOT.Since(old.TPOT)
-		h.put(point{0, float64(now.UnixMilli()), float64(r.Running), float64(r.Waiting), per(r.Requests, before.Requests) / seconds,
+		p := point{0, float64(now.UnixMilli()), float64(r.Running), float64(r.Waiting), per(r.Requests, before.Requests) / seconds,
 			per(r.PromptTokens, before.PromptTokens) / seconds, per(r.OutputTokens, before.OutputTokens) / seconds,
 			per(r.Failed, before.Failed), per(r.Shed, before.Shed), per(r.Retries, before.Retries), per(r.TakenOver, before.TakenOver),
 			ttft.Quantile(.5), ttft.Quantile(.95), tpot.Quantile(.5), tpot.Quantile(.95),
-			per(r.Good, old.Good), per(r.Judged, old.Judged)})
+			per(r.Good, old.Good), per(r.Judged, old.Judged)}
+		h.put(historyPoints, func(seq int) point {
+			p[0] = float64(seq)
+			return p
+		})
 	}
 	if len(h.latest) > smoothed {
 		copy(h.latest, h.latest[1:])
 		h.latest = h.latest[:smoothed]
 	}
 	h.latest, h.at = append(h.latest, r), now
-}
-
-func (h *history) put(p point) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	p[0] = float64(h.seq)
-	if len(h.points) < historyPoints {
-		h.points = append(h.points, p)
-	} else {
-		h.points[h.seq%historyPoints] = p
-	}
-	h.seq++
-}
-
-// after are the points from number seq on, the oldest first, and the number of the next one.
-func (h *history) after(seq int) ([]point, int) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if seq > h.seq { // of a router before this one
-		seq = 0
-	}
-	out := []point{}
-	for i := max(seq, h.seq-len(h.points)); i < h.seq; i++ {
-		out = append(out, h.points[i%historyPoints])
-	}
-	return out, h.seq
 }
 
 // showHistory answers with the points after ?after=N.
