@@ -124,7 +124,7 @@ func open(a arch.Config, opt Options, rank, ranks int) (*Backend, error) {
 		norm_eps: C.float(a.NormEps), block_tokens: C.int32_t(opt.BlockTokens),
 		max_rows: C.int32_t(opt.MaxTokens), max_seqs: C.int32_t(opt.MaxSeqs),
 		no_graphs: flag(opt.NoGraphs), no_pdl: flag(opt.NoPDL), tune: flag(opt.Tune), batch_invariant: flag(opt.BatchInvariant) + flag(opt.BatchInvariant && opt.anyGEMM), kv_fp8: flag(opt.KVFP8), weights_fp8: flag(opt.WeightsFP8), fp16: flag(opt.FP16),
-		experts: C.int32_t(a.Experts), experts_per_token: C.int32_t(a.ExpertsPerToken), norm_experts: flag(a.NormExperts),
+		part: C.int32_t(opt.part), experts: C.int32_t(a.Experts), experts_per_token: C.int32_t(a.ExpertsPerToken), norm_experts: flag(a.NormExperts),
 		rank: C.int32_t(rank), ranks: C.int32_t(ranks), first_kv_head: C.int32_t(own.kv.first), all_kv_heads: C.int32_t(a.KVHeads), first_id: C.int32_t(own.ids.first), ids: C.int32_t(own.ids.n),
 	}
 	if err := lib.call("xk_open", func() C.int32_t { return C.api_open_ctx(lib.api, &cfg, &b.ctx) }); err != nil {

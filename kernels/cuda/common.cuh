@@ -43,10 +43,10 @@ int32_t xk_fail(int32_t status, const char *format, ...);
     if (s_ != XK_OK) return s_; \
   } while (0)
 
-// The driver's function of this name, as CUDA 12 has it: nothing links to the driver.
-template <typename F> int32_t xk_driver(const char *name, F *function) {
+// The driver's function of this name, as CUDA 12 (or another version) has it: nothing links to the driver.
+template <typename F> int32_t xk_driver(const char *name, F *function, unsigned version = 12000) {
   cudaDriverEntryPointQueryResult found;
-  XK_TRY(cudaGetDriverEntryPointByVersion(name, reinterpret_cast<void **>(function), 12000, cudaEnableDefault, &found));
+  XK_TRY(cudaGetDriverEntryPointByVersion(name, reinterpret_cast<void **>(function), version, cudaEnableDefault, &found));
   return found == cudaDriverEntryPointSuccess ? XK_OK : xk_fail(XK_CUDA, "no %s in this driver", name);
 }
 

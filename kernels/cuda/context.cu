@@ -117,6 +117,36 @@ static int32_t buffers(xk_ctx *c) {
   return xk_alloc(c, &c->device_tokens, b.max_samples, true);
 }
 
+// Makes the stream of steps in a green context, and counts its multiprocessors.
+static int32_t open_part(xk_ctx *c) {
+  decltype(&cuDeviceGetDevResource) resource;
+  decltype(&cuDevSmResourceSplitByCount) split;
+  decltype(&cuDevResourceGenerateDesc) describe;
+  decltype(&cuGreenCtxCreate) create;
+  decltype(&cuGreenCtxStreamCreate) stream;
+  const unsigned since = 12050;
+  XK_OK_OR_RETURN(xk_driver("cuDeviceGetDevResource", &resource, since));
+  XK_OK_OR_RETURN(xk_driver("cuDevSmResourceSplitByCount", &split, since));
+  XK_OK_OR_RETURN(xk_driver("cuDevResourceGenerateDesc", &describe, since));
+  XK_OK_OR_RETURN(xk_driver("cuGreenCtxCreate", &create, since));
+  XK_OK_OR_RETURN(xk_driver("cuGreenCtxStreamCreate", &stream, since));
+  auto ok = [](CUresult r, const char *what) { return r == CUDA_SUCCESS ? XK_OK : xk_fail(XK_CUDA, "%s: driver error %d", what, int(r)); };
+  XK_TRY(cudaFree(nullptr)); // the primary context
+  const int n = c->cfg.part;
+  CUdevResource all, first, rest;
+  unsigned groups = 1;
+  CUdevResourceDesc text;
+  XK_OK_OR_RETURN(ok(resource(c->cfg.device, &all, CU_DEV_RESOURCE_TYPE_SM), "cuDeviceGetDevResource"));
+  XK_OK_OR_RETURN(ok(split(&first, &groups, &all, &rest, 0, unsigned(std::abs(n))), "cuDevSmResourceSplitByCount"));
+  if (groups != 1) return xk_fail(XK_INVALID, "%d of %d multiprocessors are no part of the device", n, c->sms);
+  CUdevResource *own = n > 0 ? &first : &rest;
+  if (!own->sm.smCount) return xk_fail(XK_INVALID, "no multiprocessor is left behind the first %d of %d", -n, c->sms);
+  XK_OK_OR_RETURN(ok(describe(&text, own, 1), "cuDevResourceGenerateDesc"));
+  XK_OK_OR_RETURN(ok(create(&c->part, text, c->cfg.device, CU_GREEN_CTX_DEFAULT_STREAM), "cuGreenCtxCreate"));
+  c->sms = int(own->sm.smCount);
+  return ok(stream(&c->stream, c->part, CU_STREAM_NON_BLOCKING, 0), "cuGreenCtxStreamCreate");
+}
+
 static int32_t open(xk_ctx *c) {
   const xk_config &g = c->cfg;
   xk_device d;
@@ -126,7 +156,8 @@ static int32_t open(xk_ctx *c) {
   c->width = (g.heads + 2 * g.kv_heads) * g.head_dim;
   c->ff = int(round_up(g.intermediate, 64));
   c->stride = int(round_up(g.vocab, 8));
-  XK_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
+  if (g.part) XK_OK_OR_RETURN(open_part(c));
+  else XK_TRY(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
   for (int i = 0; i < xk_ctx::TIMES; i++) {
     XK_TRY(cudaEventCreate(&c->began[i]));
     XK_TRY(cudaEventCreate(&c->ended[i]));
@@ -204,6 +235,7 @@ int32_t xk_close(xk_ctx *c) {
     if (c->ended[i]) cudaEventDestroy(c->ended[i]);
   }
   if (c->stream) cudaStreamDestroy(c->stream);
+  if (decltype(&cuGreenCtxDestroy) destroy; c->part && xk_driver("cuGreenCtxDestroy", &destroy, 12050) == XK_OK) destroy(c->part);
   for (void *p : c->owned) cudaFree(p);
   for (void *p : c->pinned) cudaFreeHost(p);
   delete c;

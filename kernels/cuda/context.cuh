@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cublasLt.h>
+#include <cuda.h>
 
 #include <atomic>
 #include <map>
@@ -63,6 +64,7 @@ struct xk_ctx {
   int stride = 0; // of a row of logits
   int blocks = 0;
   cudaStream_t stream = nullptr;
+  CUgreenCtx part = nullptr; // of some of the multiprocessors, which stream has
   // Of step n: began and ended [n % TIMES], layer_done [n % 2]. One that has been
   // waited for is looked at once more, beside the one before it.
   static constexpr int TIMES = 3;

@@ -81,6 +81,7 @@ type Options struct {
 	WeightsFP8 bool
 
 	alone   bool // ranks never compute together, for tests
+	part    int  // multiprocessors that steps have, as in xk.h, for tests
 	anyGEMM bool // BatchInvariant: all projections by gemm_any.cu, for tests
 }
 

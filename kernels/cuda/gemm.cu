@@ -502,6 +502,7 @@ int32_t xk_gemm_load(xk_ctx *c) {
 // The maps of what gemm_hopper.cu reads and writes.
 static int32_t open_own(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_gemm_hopper_init(c->type(), &c->gemm_ctas));
+  c->gemm_ctas = std::min(c->gemm_ctas, c->sms / 2 * 2); // clusters of two
   XK_OK_OR_RETURN(xk_alloc(c, &c->gemm_work, 2, true));
   for (Shape s : {QKV, OUT, GATE_UP, DOWN}) {
     if (!chosen_here(c, s) || !has_own(c, s)) continue;
@@ -520,6 +521,10 @@ int32_t xk_gemm_open(xk_ctx *c) {
   LT_TRY(cublasLtMatmulDescCreate(&c->matmul, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   cublasOperation_t transposed = CUBLAS_OP_T;
   LT_TRY(cublasLtMatmulDescSetAttribute(c->matmul, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
+  if (c->part) {
+    const int32_t sms = c->sms;
+    LT_TRY(cublasLtMatmulDescSetAttribute(c->matmul, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &sms, sizeof sms));
+  }
   uint8_t *w;
   XK_OK_OR_RETURN(xk_alloc(c, &w, int64_t(xk_ctx::WORKSPACE)));
   c->workspace = w;

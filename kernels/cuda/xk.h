@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 19 // raised by any change of this file
+#define XK_ABI 20 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -56,6 +56,9 @@ typedef struct {
   // Of a mixture: experts (at most XK_EXPERTS, 0: none), those of a row (at most 32), whether their parts
   // sum to 1. intermediate is an expert's.
   int32_t experts, experts_per_token, norm_experts;
+  // Steps run on these multiprocessors alone (a green context): 0 all, n the first n, -n those behind the
+  // first n. n is rounded up to what the device can part, a multiple of 8.
+  int32_t part;
 } xk_config;
 
 enum xk_weight {

@@ -71,8 +71,10 @@ func (b *router) parts() []part {
 
 // open installs the peers and starts the engines.
 func (b *router) open(ctx context.Context) error {
-	if err := harness.Install(ctx, "nginx", "nginx-light"); err != nil {
-		return err
+	if b.peers == "" || slices.Contains(strings.Split(b.peers, ","), "nginx") {
+		if err := harness.Install(ctx, "nginx", "nginx-light"); err != nil {
+			return err
+		}
 	}
 	if b.venv != "none" {
 		packages := [][]string{{"--no-deps", "vllm-router==0.1.17", "smg==1.13.0", "sglang-router==0.3.2"}, {"setproctitle", "requests", "aiohttp", "uvicorn", "fastapi", "httpx", "orjson"}}

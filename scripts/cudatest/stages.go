@@ -84,7 +84,7 @@ func rankChecks(list ...string) (parts []part) {
 var alone = []string{"TestMemory"}
 
 // figureTests only print what they measure, so they are in no family.
-var figureTests = []string{"TestSpeed", "TestPushBeside", "TestLinksBeside", "TestRanksSpeed"}
+var figureTests = []string{"TestSpeed", "TestInside", "TestPushBeside", "TestLinksBeside", "TestRanksSpeed"}
 
 // architectures are the subtests of model_test.go's families() by their -test.run names. FP8 KV,
 // FP8 weights and batch invariance lack some, which passes.
@@ -226,6 +226,8 @@ func plan() []stage {
 		{name: "prefill", about: "prefill in chunks of 2k and 8k", seconds: 45, parts: []part{speed("prefill", "2k 8k 32k 8k@8192 32k@8192")}},
 		{name: "masks", about: "64 draws that grammars bind beside 64 that nothing does", seconds: 40, parts: []part{speed("masks", "masks")}},
 		{name: "mixed", about: "64 streams beside 8k prompts", seconds: 20, parts: []part{speed("mixed", "mixed")}},
+		{name: "inside", about: "64 streams beside 8k prompts: in steps that mix them, and each on multiprocessors of its own", seconds: 150,
+			parts: []part{tests("cuda.test", "inside", 0, []string{"XPYD_CUDA_BENCH=inside"}, "TestInside")}},
 		{name: "kernels", about: "single kernels' figures", seconds: 40, parts: []part{{name: "bench", run: []string{"probe", "bench"}}}},
 		{name: "peers", about: "PyTorch's bandwidth, attention and linears; FlashInfer where it is", seconds: 60, python: "torch",
 			parts: []part{peers("memory", "attention", "sampling", "linears"), peers("flashinfer")}},
