@@ -3,6 +3,7 @@
 package cuda_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -74,16 +75,12 @@ func TestInside(t *testing.T) {
 		decode.Close()
 		prefill.Close()
 	}
-	var over []float64
 	for _, gap := range []float64{1.25, 1.5, 2, 3} {
 		parts, mixed := insideBest(frontier["parts"], gap), insideBest(frontier["mixed"], gap)
-		fmt.Fprintf(os.Stdout, "INSIDE best under a p99 of %.2f: parts %.3f, mixed %.3f\n", gap, parts, mixed)
-		over = append(over, parts/mixed)
+		line, _ := json.Marshal(map[string]any{"name": fmt.Sprintf("inside.prefill_ratio.gap%.0f", 100*gap), "unit": "of prefill alone, 8k", "value": parts, "p1": parts, "p99": parts,
+			"runs": 1, "peer": "in steps that mix, under the same p99 of gaps", "peer_value": mixed})
+		fmt.Fprintf(os.Stdout, "RESULT %s\n", line)
 	}
-	result("inside.prefill_ratio", "x", insideBest(frontier["parts"], 1.25), []float64{insideBest(frontier["parts"], 1.25)}, nil)
-	result("inside.mixed_prefill_ratio", "x", insideBest(frontier["mixed"], 1.25), []float64{insideBest(frontier["mixed"], 1.25)}, nil)
-	slices.Sort(over)
-	result("inside.goodput_ratio", "x", over[0], over, nil)
 }
 
 // An insidePoint is of a frontier: p99 of the streams' gaps over their median alone, and prefill's

@@ -89,10 +89,10 @@ func (b *book) rows() (list []row) {
 	add("grammar.step_ratio", "<= 1.03", value{"without masks", 1})
 	add("gpu.mixed_itl_ratio", "<= 2", value{"decoding alone", 1})
 	add("gpu.mixed_prefill_tok_s", ">= 22000", value{"prefill alone, 8k", b.own["gpu.prefill_tok_s.8k"].Value})
-	for _, c := range [][2]string{{"prefill_ratio", ">= 0.5"}, {"mixed_prefill_ratio", ""}} {
-		add("inside."+c[0], c[1], value{"prefill alone, 8k", 1})
+	for _, c := range [][2]string{{"gap125", ">= 0.5"}, {"gap150", ""}, {"gap200", ""}, {"gap300", ""}} {
+		f := b.own["inside.prefill_ratio."+c[0]]
+		add("inside.prefill_ratio."+c[0], c[1], value{f.Peer, f.PeerValue})
 	}
-	add("inside.goodput_ratio", ">= 1.1", value{"prefill beside as long gaps in steps that mix, at the worst of four bounds", 1})
 	add("gpu.hf_logits_error_ratio", "<= 2", value{"transformers' own bf16", 1})
 	add("gpu.fp16_hf_logits_error_ratio", "<= 2", value{"transformers' own fp16", 1})
 	add("gpu.endurance_pool_held", ">= 0.95", value{"all blocks", 1})
