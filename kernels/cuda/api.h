@@ -88,7 +88,7 @@ static inline int32_t api_link_open(xk_api *a, xk_ctx *c, const void *i, int64_t
 static inline int32_t api_link_settle(xk_api *a, xk_link *l, int64_t t) { return a->link_settle(l, t); }
 static inline int32_t api_link_region(xk_api *a, xk_link *l, xk_region **o) { return a->link_region(l, o); }
 static inline int32_t api_link_taken(xk_api *a, xk_link *l, int64_t *b) { return a->link_taken(l, b); }
-static inline int32_t api_link_transfer(xk_api *a, xk_link *l, int64_t at, int64_t n, xk_mark *m, int64_t t, xk_mark **o) { return a->link_transfer(l, at, n, m, t, o); }
+static inline int32_t api_link_transfer(xk_api *a, xk_link *l, int64_t at, int64_t n, xk_mark **m, int32_t k, int64_t t, xk_mark **o) { return a->link_transfer(l, at, n, m, k, t, o); }
 static inline int32_t api_link_resume(xk_api *a, xk_link *l, int64_t t, xk_mark **o) { return a->link_resume(l, t, o); }
 static inline int32_t api_link_end(xk_api *a, xk_link **x, int32_t n, xk_link **f, int32_t k) { return a->link_end(x, n, f, k); }
 static inline int32_t api_arrive(xk_api *a, xk_ctx *c, xk_region *r, const xk_move_args *g, const xk_place *l, const int32_t *p, xk_arrival **o) { return a->arrive(c, r, g, l, p, o); }

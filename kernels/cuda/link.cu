@@ -185,12 +185,12 @@ int32_t xk_link_taken(xk_link *l, int64_t *bytes) {
   return XK_OK;
 }
 
-int32_t xk_link_transfer(xk_link *l, int64_t at, int64_t bytes, xk_mark *after, int64_t timeout_ns, xk_mark **out) {
+int32_t xk_link_transfer(xk_link *l, int64_t at, int64_t bytes, xk_mark **after, int32_t n_after, int64_t timeout_ns, xk_mark **out) {
   *out = nullptr;
   if (at < 0 || bytes < 1 || bytes > l->region.bytes || at > l->region.bytes - bytes)
     return xk_fail(XK_INVALID, "transfer of %lld bytes at %lld of %lld", (long long)bytes, (long long)at, (long long)l->region.bytes);
   XK_TRY(cudaSetDevice(l->c->cfg.device));
-  if (after) XK_TRY(cudaStreamWaitEvent(l->stream, after->event, 0));
+  for (int i = 0; i < n_after; i++) XK_TRY(cudaStreamWaitEvent(l->stream, after[i]->event, 0)); // also of other devices
   uint8_t *p = l->region.seen + at;
   int r = l->rank ? l->n->Send(p, bytes, 0, 0, l->comm, l->stream) : l->n->Recv(p, bytes, 0, 1, l->comm, l->stream);
   if (r && r != IN_PROGRESS) return nccl_failed(l, l->rank ? "ncclSend" : "ncclRecv", r);

@@ -16,6 +16,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/links"
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
@@ -23,7 +24,7 @@ import (
 // part of the wide projections and of the vocabulary, and a pool of its KV heads; the sums
 // meet in kernels over the devices' own links. It implements kernels.Backend,
 // kernels.Holder, kernels.Arriver, kernels.Gated and kernels.Watched. Other processes open the pool of
-// each rank (kernels.Divided); none is linked with theirs.
+// each rank (kernels.Divided). Links are rank 0's device's.
 //
 // Calls are those of a Backend, and as safe.
 type Ranks struct {
@@ -39,6 +40,10 @@ type Ranks struct {
 	// which the driver may wait for a device while it lets nobody launch: the device may wait for a
 	// rank that is to be launched.
 	driver sync.Mutex
+	quiet  quiet // of driver
+	links  *links.Group
+	exchange Exchange // how sums meet
+
 	failed atomic.Pointer[error] // the first failure; steps are of no use after it
 	hung   chan error            // that failure
 	once   sync.Once
@@ -83,6 +88,7 @@ func NewRandomRanks(a arch.Config, seed uint64, opt Options) (*Ranks, error) {
 
 func newRanks(a arch.Config, opt Options, load func(*Backend) error) (*Ranks, error) {
 	g := &Ranks{stop: make(chan struct{}), hung: make(chan error, 1)}
+	g.quiet.driver, g.links = &g.driver, links.New(ranksNCCL{g})
 	err := g.open(a, opt)
 	for _, b := range g.ranks {
 		if err == nil {
@@ -312,8 +318,14 @@ func (g *Ranks) Close() (err error) {
 		late, err1 := within(closes, len(g.ranks), func(i int) error { return drain(g.ranks[i : i+1]) })
 		close(g.stop)
 		g.watch.Wait()
-		if err = err1; len(late) > 0 {
+		err = err1
+		if n := g.links.Live(); n > 0 {
+			err = errors.Join(err, fmt.Errorf("kernels/cuda: %d links have not ended: the devices' memory stays with the process", n))
+		}
+		if len(late) > 0 {
 			err = errors.Join(err, busy(late, devices))
+		}
+		if len(late) > 0 || g.links.Live() > 0 {
 			return
 		}
 		for i := len(g.ranks) - 1; i >= 0; i-- { // rank 0's memory is all ranks' to tell what they wait for

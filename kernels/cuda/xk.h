@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 19 // raised by any change of this file
+#define XK_ABI 20 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -323,7 +323,7 @@ int32_t xk_link_settle(xk_link *l, int64_t timeout_ns); // XK_LATE: what was ask
 int32_t xk_link_region(xk_link *l, xk_region **out);   // the link's own: not to be released
 int32_t xk_link_taken(xk_link *l, int64_t *bytes);     // of device memory, besides the region
 // XK_LATE: asked for, and not yet on the stream; xk_link_resume goes on.
-int32_t xk_link_transfer(xk_link *l, int64_t at, int64_t bytes, xk_mark *after, int64_t timeout_ns, xk_mark **out);
+int32_t xk_link_transfer(xk_link *l, int64_t at, int64_t bytes, xk_mark **after, int32_t n_after, int64_t timeout_ns, xk_mark **out);
 int32_t xk_link_resume(xk_link *l, int64_t timeout_ns, xk_mark **out);
 int32_t xk_link_end(xk_link **abort, int32_t n_abort, xk_link **free, int32_t n_free); // aborts some, then frees others or the same
 
