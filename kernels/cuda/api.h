@@ -17,7 +17,7 @@
 	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
 	F(link_id) F(link_open) F(link_settle) F(link_region) F(link_taken) F(link_transfer) F(link_resume) F(link_end) \
 	F(arrive) F(arrived) F(arrival_bad) F(arrival_free) F(step_after) F(gate) F(gate_open) \
-	F(join) F(ranks_watch) F(ranks_abort) F(ranks_drain) F(ranks_hold) F(layer_over) F(step_over) F(reduce_test) F(reduce_bench) \
+	F(join) F(ranks_watch) F(ranks_abort) F(ranks_end) F(ranks_drain) F(ranks_hold) F(layer_over) F(step_over) F(reduce_test) F(reduce_bench) \
 	F(choices_key) F(choices_get) F(choices_set) F(fill_random) F(last_step_us) F(profile)
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
 typedef struct { void *handle; XK_EACH(XK_FIELD) } xk_api;
@@ -55,9 +55,10 @@ static inline int32_t api_step(xk_api *a, xk_ctx *c, const xk_step_args *s) { re
 static inline int32_t api_step_draw(xk_api *a, xk_ctx *c) { return a->step_draw(c); }
 static inline int32_t api_wait_layer(xk_api *a, xk_ctx *c, int32_t l) { return a->wait_layer(c, l); }
 static inline int32_t api_wait_step(xk_api *a, xk_ctx *c) { return a->wait_step(c); }
-static inline int32_t api_join(xk_api *a, xk_ctx **c, int32_t n) { return a->join(c, n); }
+static inline int32_t api_join(xk_api *a, xk_ctx **c, int32_t n, int32_t *e) { return a->join(c, n, e); }
 static inline int32_t api_ranks_watch(xk_api *a, xk_ctx *c, uint64_t *w) { return a->ranks_watch(c, w); }
 static inline int32_t api_ranks_abort(xk_api *a, xk_ctx *c, int32_t n) { return a->ranks_abort(c, n); }
+static inline int32_t api_ranks_end(xk_api *a, xk_ctx **c, int32_t n) { return a->ranks_end(c, n); }
 static inline int32_t api_ranks_drain(xk_api *a, xk_ctx **c, int32_t n) { return a->ranks_drain(c, n); }
 static inline int32_t api_ranks_hold(xk_api *a, xk_ctx *c, int32_t n) { return a->ranks_hold(c, n); }
 static inline int32_t api_layer_over(xk_api *a, xk_ctx *c, int32_t l, int64_t t) { return a->layer_over(c, l, t); }

@@ -66,7 +66,7 @@ func (q *quiet) end() {
 
 // NewLink implements kernels.Linker.
 func (g *Ranks) NewLink() ([]byte, error) {
-	if g.exchange == ExchangeNCCL {
+	if g.nccl {
 		return nil, errors.New("the ranks' devices do not reach each other's memory, as a link's has to be")
 	}
 	g.quiet.begin()
@@ -76,7 +76,7 @@ func (g *Ranks) NewLink() ([]byte, error) {
 
 // OpenLink implements kernels.Linker.
 func (g *Ranks) OpenLink(id []byte, end kernels.LinkEnd, size int64) (kernels.Link, error) {
-	if g.exchange == ExchangeNCCL {
+	if g.nccl {
 		return nil, errors.New("the ranks' devices do not reach each other's memory, as a link's has to be")
 	}
 	if g.lead.closed || len(id) == 0 {
