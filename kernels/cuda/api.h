@@ -63,7 +63,7 @@ static inline int32_t api_ranks_drain(xk_api *a, xk_ctx **c, int32_t n) { return
 static inline int32_t api_ranks_hold(xk_api *a, xk_ctx *c, int32_t n) { return a->ranks_hold(c, n); }
 static inline int32_t api_layer_over(xk_api *a, xk_ctx *c, int32_t l, int64_t t) { return a->layer_over(c, l, t); }
 static inline int32_t api_step_over(xk_api *a, xk_ctx *c, int64_t t) { return a->step_over(c, t); }
-static inline int32_t api_reduce_test(xk_api *a, xk_ctx **c, int32_t n, int32_t w, int32_t r, const void *p, void *x, void *y) { return a->reduce_test(c, n, w, r, p, x, y); }
+static inline int32_t api_reduce_test(xk_api *a, xk_ctx **r, int32_t n, int32_t w, int32_t k, int32_t s, const void *p, void *x, void *y) { return a->reduce_test(r, n, w, k, s, p, x, y); }
 static inline int32_t api_reduce_bench(xk_api *a, xk_ctx **c, int32_t n, int32_t r, int32_t k, int32_t m, int32_t e, double *u) { return a->reduce_bench(c, n, r, k, m, e, u); }
 static inline int32_t api_gather(xk_api *a, xk_ctx *c, int32_t l, int32_t b, int32_t r, int32_t n, void *p) { return a->gather(c, l, b, r, n, p); }
 static inline int32_t api_scatter(xk_api *a, xk_ctx *c, int32_t l, int32_t b, int32_t r, int32_t n, const void *p) { return a->scatter(c, l, b, r, n, p); }

@@ -349,21 +349,47 @@ int32_t xk_reduce(xk_ctx *c, const Launch &l, int which, const float *w, int row
 
 int32_t xk_meet(xk_ctx *c, const Launch &l, int channel, uint32_t tell, uint32_t wait) { return launch(l, meet_kernel, 1, 32, 0, c->ranks, channel, tell, wait); }
 
-int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, const void *partial, void *x, void *xn) {
+// Has every rank find that the others have come to so many meetings more than itself, until they do.
+static int32_t signal_all(xk_ctx **ranks, int n, uint32_t ahead) {
+  std::vector<Channel> c(Ranks::CHANNELS);
+  const size_t bytes = c.size() * sizeof(Channel);
+  for (int i = 0; i < n; i++) {
+    Channel *at = ranks[i]->ranks.channels[i];
+    XK_OK_OR_RETURN(set(ranks[i]));
+    XK_TRY(cudaMemcpy(c.data(), at, bytes, cudaMemcpyDefault));
+    for (Channel &k : c)
+      for (uint32_t &arrived : k.arrived) arrived = k.met + ahead;
+    XK_TRY(cudaMemcpy(at, c.data(), bytes, cudaMemcpyDefault));
+  }
+  return XK_OK;
+}
+
+int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, int32_t signalled, const void *partial, void *x, void *xn) {
   if (!ranks[0]->ranks.host || n != ranks[0]->cfg.ranks || rows < 1 || rows > ranks[0]->cfg.max_rows || which < 0 || which > 1) return xk_fail(XK_INVALID, "reduce of %d rows by %d ranks", rows, n);
   const int64_t bytes = rows * ranks[0]->residual_row(), elements = int64_t(rows) * ranks[0]->cfg.hidden * int64_t(sizeof(element));
   XK_OK_OR_RETURN(xk_ranks_drain(ranks, n));
-  for (int i = 0; i < n; i++) {
-    xk_ctx *c = ranks[i];
-    XK_OK_OR_RETURN(set(c));
-    XK_TRY(cudaMemcpy(c->ranks.sums[which][i], static_cast<const uint8_t *>(partial) + i * bytes, bytes, cudaMemcpyHostToDevice));
-    XK_TRY(cudaMemcpy(c->x, static_cast<uint8_t *>(x) + i * bytes, bytes, cudaMemcpyHostToDevice));
-  }
-  for (int i = 0; i < n; i++) {
-    XK_OK_OR_RETURN(set(ranks[i]));
-    XK_OK_OR_RETURN(xk_reduce(ranks[i], ranks[i]->on_stream(false), which, ranks[i]->layers[0].mlp_norm, rows));
-  }
-  XK_OK_OR_RETURN(xk_ranks_drain(ranks, n));
+  uint32_t *abort = &ranks[0]->ranks.host->abort, was = __atomic_load_n(abort, __ATOMIC_RELAXED);
+  if (signalled) __atomic_store_n(abort, uint32_t(XK_TOGETHER), __ATOMIC_RELEASE);
+  auto run = [&]() -> int32_t {
+    if (signalled) XK_OK_OR_RETURN(signal_all(ranks, n, 1 << 20));
+    for (int i = 0; i < n; i++) {
+      xk_ctx *c = ranks[i];
+      XK_OK_OR_RETURN(set(c));
+      XK_TRY(cudaMemcpy(c->ranks.sums[which][i], static_cast<const uint8_t *>(partial) + i * bytes, bytes, cudaMemcpyHostToDevice));
+      XK_TRY(cudaMemcpy(c->x, static_cast<uint8_t *>(x) + i * bytes, bytes, cudaMemcpyHostToDevice));
+    }
+    for (int i = 0; i < n; i++) {
+      XK_OK_OR_RETURN(set(ranks[i]));
+      XK_OK_OR_RETURN(xk_reduce(ranks[i], ranks[i]->on_stream(false), which, ranks[i]->layers[0].mlp_norm, rows));
+      if (signalled) XK_OK_OR_RETURN(xk_ranks_drain(ranks, n));
+    }
+    return xk_ranks_drain(ranks, n);
+  };
+  int32_t s = run();
+  if (s == XK_OK && signalled) s = run(); // what the first ranks have read of the last ones' sums was not there yet
+  if (s == XK_OK && signalled) s = signal_all(ranks, n, 0);
+  __atomic_store_n(abort, was, __ATOMIC_RELEASE);
+  XK_OK_OR_RETURN(s);
   for (int i = 0; i < n; i++) {
     XK_OK_OR_RETURN(set(ranks[i]));
     XK_TRY(cudaMemcpy(static_cast<uint8_t *>(x) + i * bytes, ranks[i]->x, bytes, cudaMemcpyDeviceToHost));

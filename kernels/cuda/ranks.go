@@ -88,7 +88,7 @@ func NewRandomRanks(a arch.Config, seed uint64, opt Options) (*Ranks, error) {
 
 func newRanks(a arch.Config, opt Options, load func(*Backend) error) (*Ranks, error) {
 	g := &Ranks{stop: make(chan struct{}), hung: make(chan error, 1)}
-	g.quiet.driver, g.links = &g.driver, links.New(ranksNCCL{g})
+	g.quiet.driver, g.links = &g.driver, links.New(ranksNCCL{g, func() links.Library { return nccl{g.lead} }})
 	err := g.open(a, opt)
 	for _, b := range g.ranks {
 		if err == nil {
@@ -379,5 +379,10 @@ func (g *Ranks) idle() (late []int, err error) {
 	}
 	held, err := within(closes, 1, func(int) error { return g.end() })
 	late, err1 := drained()
-	return append(late, held...), errors.Join(err, err1)
+	if len(held) > 0 && len(late) == 0 { // NCCL has not let go of them
+		for i := range g.ranks {
+			late = append(late, i)
+		}
+	}
+	return late, errors.Join(err, err1)
 }

@@ -85,23 +85,26 @@ func (g *Ranks) OpenLink(id []byte, end kernels.LinkEnd, size int64) (kernels.Li
 	return g.links.Open(id, end, size)
 }
 
-// ranksNCCL is NCCL for the links of ranks.
-type ranksNCCL struct{ g *Ranks }
+// ranksNCCL is NCCL for the links of ranks: lib is that of rank 0's device.
+type ranksNCCL struct {
+	g   *Ranks
+	lib func() links.Library
+}
 
 // ranksComm is our end of a communicator. While it is made, up to its first transfer's launch, it
 // holds the driver. The thread that calls it waits for no step, whose launch may be waiting for
 // what another link brings: until the driver is free nothing has begun.
 type ranksComm struct {
-	g      *Ranks
+	n      ranksNCCL
 	id     []byte
 	end    kernels.LinkEnd
 	size   int64
 	memory *ranksMemory
 
-	comm  *comm     // nil: not begun
-	since time.Time // when it began to hold the driver; zero: it does not
-	first *ranksAsk // the first transfer, until NCCL is asked for it
-	made  bool      // the first transfer has been launched
+	comm  links.Comm // nil: not begun
+	since time.Time  // when it began to hold the driver; zero: it does not
+	first *ranksAsk  // the first transfer, until NCCL is asked for it
+	made  bool       // the first transfer has been launched
 }
 
 type ranksAsk struct {
@@ -116,7 +119,7 @@ func (n ranksNCCL) Open(id []byte, end kernels.LinkEnd, size int64) (links.Comm,
 	for _, b := range g.ranks {
 		m.seen = append(m.seen, &hostMemory{b: b, lent: true})
 	}
-	return &ranksComm{g: g, id: bytes.Clone(id), end: end, size: size, memory: m}, nil
+	return &ranksComm{n: n, id: bytes.Clone(id), end: end, size: size, memory: m}, nil
 }
 
 // lends has a link's memory seen by all ranks, or by none.
@@ -129,7 +132,7 @@ func (m *ranksMemory) lends(own *hostMemory) {
 
 // hold begins to hold the driver, or reports that it is not free.
 func (c *ranksComm) hold() bool {
-	if c.since.IsZero() && c.g.quiet.try() {
+	if c.since.IsZero() && c.n.g.quiet.try() {
 		c.since = time.Now()
 	}
 	return !c.since.IsZero()
@@ -138,7 +141,7 @@ func (c *ranksComm) hold() bool {
 func (c *ranksComm) release() {
 	if !c.since.IsZero() {
 		c.since = time.Time{}
-		c.g.quiet.end()
+		c.n.g.quiet.end()
 	}
 }
 
@@ -165,13 +168,13 @@ func (c *ranksComm) Settle(d time.Duration) error {
 		return errDriver
 	}
 	if c.comm == nil {
-		made, err := (nccl{c.g.lead}).Open(c.id, c.end, c.size)
+		made, err := c.n.lib().Open(c.id, c.end, c.size)
 		if err != nil {
 			c.release()
 			return err
 		}
-		c.comm = made.(*comm)
-		c.memory.lends(c.comm.memory)
+		c.comm = made
+		c.memory.lends(made.Memory().(*hostMemory))
 	}
 	return c.step(c.comm.Settle(d))
 }
@@ -227,7 +230,7 @@ func (n ranksNCCL) End(abort, free []links.Comm) error {
 	for _, c := range free {
 		c.(*ranksComm).memory.lends(&hostMemory{})
 	}
-	err := (nccl{n.g.lead}).End(begun(abort), begun(free))
+	err := n.lib().End(begun(abort), begun(free))
 	for _, c := range abort {
 		c.(*ranksComm).release()
 	}

@@ -339,7 +339,8 @@ int32_t xk_link_end(xk_link **abort, int32_t n_abort, xk_link **free, int32_t n_
 // For tests and benchmarks.
 // The all-reduce alone: each rank's x += the sum of all ranks' partial rows (0: OUT's, 1: DOWN's buffer), and
 // xn = its norm by layer 0's weights. [ranks][rows][hidden] of the residual stream's type; xn of elements.
-int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, const void *partial, void *x, void *xn);
+// signalled: one rank after the other, as if the others had come to each meeting before; not through NCCL.
+int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, int32_t signalled, const void *partial, void *x, void *xn);
 // Microseconds of one call for so many rows, from graphs of `calls` of them on every rank, run `runs` times: us[run]. Of
 // the all-reduce without its norm, an empty kernel, or a copy of another rank's rows.
 enum xk_reduce_what { XK_REDUCE, XK_EMPTY, XK_COPY_ROWS };
