@@ -420,6 +420,7 @@ static int32_t bench(Bench &b, xk_ctx **ranks, int n, int rows, int calls, int r
     for (int k = 0; k < calls && s == XK_OK; k++) {
       if (what == XK_REDUCE) s = xk_reduce(c, l, k % 2, nullptr, rows);
       else if (what == XK_EMPTY) s = launch(l, empty_kernel, 1, 32, 0);
+      else if (c->exchange) s = xk_exchange_rows(c, l, rows);
       else if (cudaMemcpyAsync(c->ranks.sums[1][i], c->ranks.sums[0][(i + 1) % n], rows * c->residual_row(), cudaMemcpyDefault, c->stream) != cudaSuccess) s = xk_fail(XK_CUDA, "copy of another rank's rows");
     }
     cudaGraph_t graph = nullptr;

@@ -44,6 +44,7 @@ int32_t xk_ranks_open(xk_ctx *c);
 struct Exchange;
 int32_t xk_exchange_open(xk_ctx **ranks, int n);
 int32_t xk_exchange_reduce(xk_ctx *c, const Launch &l, int which, const float *w, int rows);
+int32_t xk_exchange_rows(xk_ctx *c, const Launch &l, int rows); // moves them, for a benchmark
 int32_t xk_exchange_tokens(xk_ctx *c, const Launch &l);                // rank 0, before BEGIN: what it has drawn
 int32_t xk_exchange_logits(xk_ctx *c, const Launch &l, int rows);      // others, before LOGITS: theirs
 int32_t xk_exchange_all_logits(xk_ctx *c, const Launch &l, int rows);  // rank 0, behind it: the others'

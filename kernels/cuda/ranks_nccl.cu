@@ -139,6 +139,14 @@ int32_t warm(xk_ctx **ranks, int n) {
   return XK_OK;
 }
 
+// All ranks' partial rows [first, first + n), to this one.
+int32_t gather(xk_ctx *c, cudaStream_t s, int which, int first, int n) {
+  const Exchange &e = *c->exchange;
+  const int64_t row = c->residual_row();
+  const int r = e.n->AllGather(static_cast<uint8_t *>(c->ranks.sums[which][c->cfg.rank]) + first * row, e.all, n * row, NCCL_BYTES, e.comm, s);
+  return r ? failed(e.n, "ncclAllGather", r) : XK_OK;
+}
+
 bool captured(cudaStream_t s) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   return cudaStreamIsCapturing(s, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
@@ -171,12 +179,16 @@ int32_t xk_exchange_reduce(xk_ctx *c, const Launch &l, int which, const float *w
   for (int first = 0; first < rows; first += e.chunk) {
     const int n = std::min(rows - first, e.chunk);
     XK_OK_OR_RETURN(xk_meet(c, l, Ranks::SUMS, ~0u, ~0u));
-    if (gathers)
-      if (int r = e.n->AllGather(static_cast<uint8_t *>(c->ranks.sums[which][c->cfg.rank]) + first * row, e.all, n * row, NCCL_BYTES, e.comm, l.stream)) return failed(e.n, "ncclAllGather", r);
+    if (gathers) XK_OK_OR_RETURN(gather(c, l.stream, which, first, n));
     Reduce g = {c->ranks, which, c->residual_at(first), w, c->xn + int64_t(first) * c->cfg.hidden, n, c->cfg.hidden, c->cfg.norm_eps};
     for (int i = 0; i < c->cfg.ranks; i++) g.ranks.sums[which][i] = e.all + i * n * row;
     XK_OK_OR_RETURN(add_up(behind, g, c->sms));
   }
+  return XK_OK;
+}
+
+int32_t xk_exchange_rows(xk_ctx *c, const Launch &l, int rows) {
+  for (int first = 0; first < rows; first += c->exchange->chunk) XK_OK_OR_RETURN(gather(c, l.stream, 0, first, std::min(rows - first, c->exchange->chunk)));
   return XK_OK;
 }
 
