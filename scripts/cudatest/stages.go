@@ -219,7 +219,7 @@ func plan() []stage {
 			"TestRanksRefill/^blocks_of_5_from_16$/^1_to_2$", "TestRanksRefill/^FP8_blocks_of_32_from_bf16$/^4_to_1$", "TestRanksPushRefused")},
 		{name: "ranks-racecheck", about: "the same", seconds: 120, tool: "racecheck", beside: 6, parts: rankChecks("TestRanksAlone", "TestRanksSignalled", "TestRanksRefill/^blocks_of_5_from_16$/^2_to_4$", "TestRanksPush/^4_heads_of_128,_16_tokens,_2_to_4$", "TestRanksPush/^4_heads_of_128_in_FP8,_4_to_1$")},
 		{name: "ranks-synccheck", about: "the kernels of ranks, one rank after the other", seconds: 60, tool: "synccheck", beside: 6, parts: rankChecks("TestRanksAlone", "TestRanksSignalled")},
-		{name: "ranks-nccl", about: "a GPU a rank: sums through NCCL beside peer memory, NCCL's links between unequal numbers of ranks; fleets", seconds: 280, gpus: 2, parts: []part{
+		{name: "ranks-nccl", about: "a GPU a rank: sums through NCCL beside peer memory, NCCL's links between unequal numbers of ranks; fleets", seconds: 400, gpus: 2, parts: []part{
 			tests("cuda.test", "reduce", 60, slices.Concat(eager, byNCCL), "TestRanksReduce"),
 			tests("cuda.test", "same bits", 90, slices.Concat(eager, apart), "TestRanksExchange"),
 			tests("cuda.test", "faults", 60, slices.Concat(eager, byNCCL), "TestRanksHang", "TestRanksDead"),
