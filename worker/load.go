@@ -243,6 +243,9 @@ func (w *Worker) startGPU() error {
 	if c, ok := w.backend.(interface{ Choices() string }); ok && c.Choices() != "" {
 		w.log.Info("kernels of the projections", "choices", c.Choices())
 	}
+	if e, ok := w.backend.(interface{ Exchange() string }); ok {
+		w.log.Info("ranks exchange", "through", e.Exchange())
+	}
 	if s, ok := w.backend.(interface{ SlowProjections() []string }); ok && len(s.SlowProjections()) > 0 {
 		w.log.Warn("batch_invariant: no fast kernel keeps the bits of these projections", "projections", s.SlowProjections())
 	}

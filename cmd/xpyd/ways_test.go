@@ -21,8 +21,8 @@ import (
 	"github.com/xpyd/xpyd/worker"
 )
 
-// gpuRanks is a backend of two ranks on GPUs: its pool moves to and from host memory, and peers open
-// each rank's.
+// gpuRanks is a backend of two ranks on GPUs: its pool moves to and from host memory and a link's, and
+// peers open each rank's.
 type gpuRanks struct {
 	kernels.Backend
 	kernels.Verifier
@@ -45,6 +45,10 @@ func (gpuRanks) GatherBlocks(*kernels.HostMove) (kernels.Pending, error) { panic
 func (gpuRanks) ScatterBlocks(*kernels.HostMove) (kernels.Pending, error) {
 	panic("no block moves")
 }
+func (gpuRanks) NewLink() ([]byte, error) { panic("no session is opened") }
+func (gpuRanks) OpenLink([]byte, kernels.LinkEnd, int64) (kernels.Link, error) {
+	panic("no session is opened")
+}
 
 // dialed notes by which addresses sessions are opened.
 type dialed []string
@@ -55,8 +59,7 @@ func (d *dialed) Open(_ context.Context, addr string, _ kvconn.PeerID) (*kvconn.
 }
 
 // A worker of several ranks on GPUs reaches peers that offer every way from GPU to GPU, and those of
-// other machines over the network; it says why not by NCCL. Where its device's pool cannot be opened it
-// takes pinned host memory.
+// other machines by NCCL. Where its device's pool cannot be opened it takes other ways.
 func TestWaysOfRanks(t *testing.T) {
 	kv := worker.KV{DeviceRefill: "on"}
 	log := slog.New(slog.DiscardHandler)
@@ -86,8 +89,8 @@ func TestWaysOfRanks(t *testing.T) {
 	for _, ln := range lns {
 		defer func(ln net.Listener) { ln.Close() }(ln)
 	}
-	if len(addrs) != 2 || !strings.HasPrefix(addrs["pinned"], "pinned:") || !strings.HasPrefix(addrs["cudaipc"], "cudaipc:") {
-		t.Errorf("it offers %v, want cudaipc and pinned", addrs)
+	if len(addrs) != 3 || !strings.HasPrefix(addrs["pinned"], "pinned:") || !strings.HasPrefix(addrs["cudaipc"], "cudaipc:") || addrs["nccl"] != "nccl:h:1" {
+		t.Errorf("it offers %v, want cudaipc, nccl and pinned", addrs)
 	}
 	if shared := set.Shared(); shared == nil || shared.Ranks != 2 || len(shared.Layers) != 4 {
 		t.Errorf("peers are told of the pool %+v", shared)
@@ -113,13 +116,13 @@ func TestWaysOfRanks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := strings.Join(to, " "); got != "cudaipc:x h:2" {
+	if got := strings.Join(to, " "); got != "cudaipc:x nccl:h:2" {
 		t.Errorf("it dials %s", got)
 	}
-	if want := "far tcp (cudaipc: on another machine; nccl: the pool is in the memory of 2 ranks; pinned: on another machine), near cudaipc"; said != want {
+	if want := "far nccl (cudaipc: on another machine), near cudaipc"; said != want {
 		t.Errorf("it says %q, want %q", said, want)
 	}
-	if _, err := open("nccl"); err == nil || err.Error() != "nccl is not possible here: the pool is in the memory of 2 ranks" {
+	if _, err := open("nccl"); err != nil {
 		t.Errorf("nccl: %v", err)
 	}
 }

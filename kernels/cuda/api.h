@@ -17,7 +17,7 @@
 	F(host_register) F(host_release) F(move) F(wait) F(mark_free) \
 	F(link_id) F(link_open) F(link_settle) F(link_region) F(link_taken) F(link_transfer) F(link_resume) F(link_end) \
 	F(arrive) F(arrived) F(arrival_bad) F(arrival_free) F(step_after) F(gate) F(gate_open) \
-	F(join) F(ranks_watch) F(ranks_abort) F(ranks_drain) F(ranks_hold) F(layer_over) F(step_over) F(reduce_test) F(reduce_bench) \
+	F(join) F(ranks_watch) F(ranks_abort) F(ranks_end) F(ranks_drain) F(ranks_hold) F(layer_over) F(step_over) F(reduce_test) F(reduce_bench) \
 	F(choices_key) F(choices_get) F(choices_set) F(fill_random) F(last_step_us) F(profile)
 #define XK_FIELD(name) __typeof__(&xk_##name) name;
 typedef struct { void *handle; XK_EACH(XK_FIELD) } xk_api;
@@ -55,14 +55,15 @@ static inline int32_t api_step(xk_api *a, xk_ctx *c, const xk_step_args *s) { re
 static inline int32_t api_step_draw(xk_api *a, xk_ctx *c) { return a->step_draw(c); }
 static inline int32_t api_wait_layer(xk_api *a, xk_ctx *c, int32_t l) { return a->wait_layer(c, l); }
 static inline int32_t api_wait_step(xk_api *a, xk_ctx *c) { return a->wait_step(c); }
-static inline int32_t api_join(xk_api *a, xk_ctx **c, int32_t n) { return a->join(c, n); }
+static inline int32_t api_join(xk_api *a, xk_ctx **c, int32_t n, int32_t *e) { return a->join(c, n, e); }
 static inline int32_t api_ranks_watch(xk_api *a, xk_ctx *c, uint64_t *w) { return a->ranks_watch(c, w); }
 static inline int32_t api_ranks_abort(xk_api *a, xk_ctx *c, int32_t n) { return a->ranks_abort(c, n); }
+static inline int32_t api_ranks_end(xk_api *a, xk_ctx **c, int32_t n) { return a->ranks_end(c, n); }
 static inline int32_t api_ranks_drain(xk_api *a, xk_ctx **c, int32_t n) { return a->ranks_drain(c, n); }
 static inline int32_t api_ranks_hold(xk_api *a, xk_ctx *c, int32_t n) { return a->ranks_hold(c, n); }
 static inline int32_t api_layer_over(xk_api *a, xk_ctx *c, int32_t l, int64_t t) { return a->layer_over(c, l, t); }
 static inline int32_t api_step_over(xk_api *a, xk_ctx *c, int64_t t) { return a->step_over(c, t); }
-static inline int32_t api_reduce_test(xk_api *a, xk_ctx **c, int32_t n, int32_t w, int32_t r, const void *p, void *x, void *y) { return a->reduce_test(c, n, w, r, p, x, y); }
+static inline int32_t api_reduce_test(xk_api *a, xk_ctx **r, int32_t n, int32_t w, int32_t k, int32_t s, const void *p, void *x, void *y) { return a->reduce_test(r, n, w, k, s, p, x, y); }
 static inline int32_t api_reduce_bench(xk_api *a, xk_ctx **c, int32_t n, int32_t r, int32_t k, int32_t m, int32_t e, double *u) { return a->reduce_bench(c, n, r, k, m, e, u); }
 static inline int32_t api_gather(xk_api *a, xk_ctx *c, int32_t l, int32_t b, int32_t r, int32_t n, void *p) { return a->gather(c, l, b, r, n, p); }
 static inline int32_t api_scatter(xk_api *a, xk_ctx *c, int32_t l, int32_t b, int32_t r, int32_t n, const void *p) { return a->scatter(c, l, b, r, n, p); }
@@ -88,7 +89,7 @@ static inline int32_t api_link_open(xk_api *a, xk_ctx *c, const void *i, int64_t
 static inline int32_t api_link_settle(xk_api *a, xk_link *l, int64_t t) { return a->link_settle(l, t); }
 static inline int32_t api_link_region(xk_api *a, xk_link *l, xk_region **o) { return a->link_region(l, o); }
 static inline int32_t api_link_taken(xk_api *a, xk_link *l, int64_t *b) { return a->link_taken(l, b); }
-static inline int32_t api_link_transfer(xk_api *a, xk_link *l, int64_t at, int64_t n, xk_mark *m, int64_t t, xk_mark **o) { return a->link_transfer(l, at, n, m, t, o); }
+static inline int32_t api_link_transfer(xk_api *a, xk_link *l, int64_t at, int64_t n, xk_mark **m, int32_t k, int64_t t, xk_mark **o) { return a->link_transfer(l, at, n, m, k, t, o); }
 static inline int32_t api_link_resume(xk_api *a, xk_link *l, int64_t t, xk_mark **o) { return a->link_resume(l, t, o); }
 static inline int32_t api_link_end(xk_api *a, xk_link **x, int32_t n, xk_link **f, int32_t k) { return a->link_end(x, n, f, k); }
 static inline int32_t api_arrive(xk_api *a, xk_ctx *c, xk_region *r, const xk_move_args *g, const xk_place *l, const int32_t *p, xk_arrival **o) { return a->arrive(c, r, g, l, p, o); }

@@ -225,6 +225,7 @@ int32_t xk_close(xk_ctx *c) {
   for (auto *graphs : {&c->graphs, &c->held_graphs})
     for (auto &g : *graphs)
       if (g.second.exec) cudaGraphExecDestroy(g.second.exec);
+  xk_exchange_close(c);
   xk_gemm_close(c);
   xk_pool_close(c);
   for (auto &events : c->layer_done)

@@ -131,6 +131,8 @@ struct xk_ctx {
   Ranks ranks = {};          // of several
   xk_ctx *lead = nullptr;    // rank 0, once joined
   float *head_out = nullptr; // where this rank's logits go: in rank 0's
+  const int32_t *drawn = nullptr; // rank 0's device_tokens, or what is sent of them
+  Exchange *exchange = nullptr;   // through NCCL; null: over peer memory
 
   // FP8 weights: activations of a projection in FP8, and how cuBLASLt multiplies.
   uint8_t *x8 = nullptr;

@@ -17,47 +17,26 @@
 #include <mutex>
 
 #include "move.cuh"
+#include "nccl.cuh"
 
 namespace {
 
-// NCCL's ABI as of 2.18, which later ones read by its size and version.
-struct Id {
-  char b[XK_LINK_ID_BYTES];
-};
-struct Options {
-  size_t size;
-  unsigned magic, version;
-  int blocking, cga, min_ctas, max_ctas;
-  const char *net;
-  int split, traffic;
-};
-constexpr int IN_PROGRESS = 7;
-
-struct Nccl {
-  void *handle = nullptr;
-  int (*GetUniqueId)(Id *);
-  int (*CommInitRankConfig)(void **, int, Id, int, Options *);
-  int (*CommGetAsyncError)(void *, int *);
-  int (*Send)(const void *, size_t, int, int, void *, cudaStream_t);
-  int (*Recv)(void *, size_t, int, int, void *, cudaStream_t);
-  int (*CommAbort)(void *);
-  int (*GroupStart)();
-  int (*GroupEnd)();
-  const char *(*GetErrorString)(int);
-};
-
-// What NCCL shall not do: multicast memory is of no use to two ranks, and its RAS
-// threads would hold on to peers that are dead. Set when this library is loaded: the
+// What NCCL shall not do: multicast memory is of no use to two ranks, its RAS
+// threads would hold on to peers that are dead, and the buffers of a graph would be
+// registered with ranks that make theirs later. Set when this library is loaded: the
 // environment is not for changing beside CUDA's threads, which read it.
 struct Environment {
   Environment() {
     setenv("NCCL_NVLS_ENABLE", "0", 0);
     setenv("NCCL_RAS_ENABLE", "0", 0);
+    setenv("NCCL_GRAPH_REGISTER", "0", 0);
   }
 } environment;
 
+} // namespace
+
 // One library a process: it is never closed.
-int32_t library(const Nccl **out) {
+int32_t xk_nccl(const Nccl **out) {
   static std::mutex mu;
   static Nccl n;
   std::lock_guard<std::mutex> hold(mu);
@@ -68,13 +47,15 @@ int32_t library(const Nccl **out) {
   if (!h) return xk_fail(XK_NO_PEER, "no NCCL: %s", dlerror());
   auto get = [&](auto &f, const char *symbol) { return (f = reinterpret_cast<std::decay_t<decltype(f)>>(dlsym(h, symbol))) != nullptr; };
   if (!get(n.GetUniqueId, "ncclGetUniqueId") || !get(n.CommInitRankConfig, "ncclCommInitRankConfig") || !get(n.CommGetAsyncError, "ncclCommGetAsyncError") ||
-      !get(n.Send, "ncclSend") || !get(n.Recv, "ncclRecv") || !get(n.CommAbort, "ncclCommAbort") || !get(n.GroupStart, "ncclGroupStart") || !get(n.GroupEnd, "ncclGroupEnd") || !get(n.GetErrorString, "ncclGetErrorString")) {
+      !get(n.Send, "ncclSend") || !get(n.Recv, "ncclRecv") || !get(n.AllGather, "ncclAllGather") || !get(n.CommAbort, "ncclCommAbort") || !get(n.GroupStart, "ncclGroupStart") || !get(n.GroupEnd, "ncclGroupEnd") || !get(n.GetErrorString, "ncclGetErrorString")) {
     dlclose(h);
     return xk_fail(XK_NO_PEER, "this NCCL is older than 2.18");
   }
   n.handle = h;
   return XK_OK;
 }
+
+namespace {
 
 int64_t now_ns() {
   timespec t;
@@ -103,7 +84,7 @@ int32_t settle(xk_link *l, const char *what, int64_t timeout_ns) {
   const int64_t began = now_ns();
   for (;;) {
     int state = 0, r = l->n->CommGetAsyncError(l->comm, &state);
-    if (r || (state && state != IN_PROGRESS)) return nccl_failed(l, what, r ? r : state);
+    if (r || (state && state != NCCL_IN_PROGRESS)) return nccl_failed(l, what, r ? r : state);
     if (!state) return XK_OK;
     const int64_t passed = now_ns() - began;
     if (passed >= timeout_ns) return xk_fail(XK_LATE, "%s: in progress", what);
@@ -130,8 +111,8 @@ int64_t free_bytes() {
 
 int32_t xk_link_id(void *id) {
   const Nccl *n;
-  XK_OK_OR_RETURN(library(&n));
-  Id made;
+  XK_OK_OR_RETURN(xk_nccl(&n));
+  NcclId made;
   int r = n->GetUniqueId(&made);
   if (r) return xk_fail(XK_NO_PEER, "ncclGetUniqueId: %s", n->GetErrorString(r));
   memcpy(id, &made, sizeof made);
@@ -143,7 +124,7 @@ int32_t xk_link_open(xk_ctx *c, const void *id, int64_t id_bytes, int32_t sender
   if (id_bytes != XK_LINK_ID_BYTES || bytes < 1 || bytes > int64_t(1) << 36 || ctas < 1 || ctas > 64 || !c->blocks)
     return xk_fail(XK_INVALID, "a link of %lld bytes by %d CTAs, named by %lld bytes", (long long)bytes, ctas, (long long)id_bytes);
   const Nccl *n;
-  XK_OK_OR_RETURN(library(&n));
+  XK_OK_OR_RETURN(xk_nccl(&n));
   XK_TRY(cudaSetDevice(c->cfg.device));
   xk_link *l = new xk_link;
   l->c = c, l->n = n, l->rank = sender ? 1 : 0, l->before = free_bytes();
@@ -155,12 +136,12 @@ int32_t xk_link_open(xk_ctx *c, const void *id, int64_t id_bytes, int32_t sender
   l->region = {c->cfg.device, nullptr, ring, bytes};
   int r = 0;
   if (e == cudaSuccess) {
-    Id name;
+    NcclId name;
     memcpy(&name, id, sizeof name);
-    Options o = {sizeof(Options), 0xcafebeef, 21800, 0, INT_MIN, INT_MIN, ctas, nullptr, INT_MIN, INT_MIN};
+    NcclOptions o(false, ctas);
     r = n->CommInitRankConfig(&l->comm, 2, name, l->rank, &o);
   }
-  if (e == cudaSuccess && (!r || r == IN_PROGRESS)) {
+  if (e == cudaSuccess && (!r || r == NCCL_IN_PROGRESS)) {
     *out = l;
     return XK_OK;
   }
@@ -185,15 +166,15 @@ int32_t xk_link_taken(xk_link *l, int64_t *bytes) {
   return XK_OK;
 }
 
-int32_t xk_link_transfer(xk_link *l, int64_t at, int64_t bytes, xk_mark *after, int64_t timeout_ns, xk_mark **out) {
+int32_t xk_link_transfer(xk_link *l, int64_t at, int64_t bytes, xk_mark **after, int32_t n_after, int64_t timeout_ns, xk_mark **out) {
   *out = nullptr;
   if (at < 0 || bytes < 1 || bytes > l->region.bytes || at > l->region.bytes - bytes)
     return xk_fail(XK_INVALID, "transfer of %lld bytes at %lld of %lld", (long long)bytes, (long long)at, (long long)l->region.bytes);
   XK_TRY(cudaSetDevice(l->c->cfg.device));
-  if (after) XK_TRY(cudaStreamWaitEvent(l->stream, after->event, 0));
+  for (int i = 0; i < n_after; i++) XK_TRY(cudaStreamWaitEvent(l->stream, after[i]->event, 0)); // also of other devices
   uint8_t *p = l->region.seen + at;
   int r = l->rank ? l->n->Send(p, bytes, 0, 0, l->comm, l->stream) : l->n->Recv(p, bytes, 0, 1, l->comm, l->stream);
-  if (r && r != IN_PROGRESS) return nccl_failed(l, l->rank ? "ncclSend" : "ncclRecv", r);
+  if (r && r != NCCL_IN_PROGRESS) return nccl_failed(l, l->rank ? "ncclSend" : "ncclRecv", r);
   return launched(l, timeout_ns, out);
 }
 
@@ -209,7 +190,7 @@ int32_t xk_link_resume(xk_link *l, int64_t timeout_ns, xk_mark **out) {
 // and hold up all that follow it.
 int32_t xk_link_end(xk_link **abort, int32_t n_abort, xk_link **free, int32_t n_free) {
   int r = 0;
-  auto note = [&](int got) { r = r || got == IN_PROGRESS ? r : got; };
+  auto note = [&](int got) { r = r || got == NCCL_IN_PROGRESS ? r : got; };
   const Nccl *n = n_abort ? abort[0]->n : nullptr;
   if (n_abort > 1) note(n->GroupStart());
   for (int i = 0; i < n_abort; i++) {

@@ -102,25 +102,40 @@ const afterTime = 100 * time.Millisecond
 
 // Transfer implements links.Comm.
 func (c *comm) Transfer(at, bytes int64, after kernels.Pending, d time.Duration) (kernels.Pending, error) {
-	var before *C.xk_mark
-	if a, ok := after.(*marked); ok {
-		ctx, cancel := context.WithTimeout(context.Background(), afterTime)
-		defer cancel()
+	ctx, cancel := context.WithTimeout(context.Background(), afterTime)
+	defer cancel()
+	var before []*C.xk_mark
+	for _, a := range marks(after) {
 		if err := a.hold(ctx); err != nil { // not as ErrLate: nothing was asked for
 			return nil, errors.New("kernels/cuda: others keep looking at what the transfer comes after")
 		}
 		defer a.done()
 		switch {
 		case !a.over:
-			before = a.mark
+			before = append(before, a.mark)
 		case a.err != nil:
 			return nil, a.err
 		}
 	}
+	n := len(before)
+	before = append(before, nil) // never empty
 	var mark *C.xk_mark
 	return c.launched(&mark, c.b.move("xk_link_transfer", func() C.int32_t {
-		return C.api_link_transfer(c.b.lib.api, c.at, C.int64_t(at), C.int64_t(bytes), before, C.int64_t(d), &mark)
+		return C.api_link_transfer(c.b.lib.api, c.at, C.int64_t(at), C.int64_t(bytes), &before[0], C.int32_t(n), C.int64_t(d), &mark)
 	}))
+}
+
+// marks are what a device, or each rank's, has to reach before a transfer.
+func marks(after kernels.Pending) (list []*marked) {
+	switch a := after.(type) {
+	case *marked:
+		list = append(list, a)
+	case pendings[kernels.Pending]:
+		for _, p := range a {
+			list = append(list, marks(p)...)
+		}
+	}
+	return list
 }
 
 // Resume implements links.Comm.

@@ -21,11 +21,9 @@
 #include <thread>
 
 #include "context.cuh"
-#include "eight.cuh"
+#include "ranks_sum.cuh"
 
 namespace {
-
-constexpr int THREADS = 512;
 
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t *p) {
   uint32_t v;
@@ -38,7 +36,6 @@ __device__ __forceinline__ uint32_t load_relaxed(const uint32_t *p) {
   return v;
 }
 __device__ __forceinline__ void store_release(uint32_t *p, uint32_t v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
-__device__ __forceinline__ void store_relaxed(uint64_t *p, uint64_t v) { asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory"); }
 __device__ __forceinline__ uint64_t now_ns() {
   uint64_t t;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
@@ -82,96 +79,6 @@ __device__ __forceinline__ void meet(const Ranks &k, int channel, uint32_t &met)
 __device__ __forceinline__ void meet_end(const Ranks &k, int channel, uint32_t met) {
   if (threadIdx.x == 0) k.channels[k.rank][channel].met = met;
 }
-
-// What another rank has written since this kernel began, or before: from where it lies.
-__device__ __forceinline__ void load_shared(uint4 *v, const uint4 *p) { asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v->x), "=r"(v->y), "=r"(v->z), "=r"(v->w) : "l"(p)); }
-template <typename T> __device__ __forceinline__ Eight<T> shared_eight(const void *rows, int64_t at) {
-  Eight<T> v;
-  const uint4 *p = reinterpret_cast<const uint4 *>(static_cast<const Eight<T> *>(rows) + at);
-  uint4 *to = reinterpret_cast<uint4 *>(&v);
-#pragma unroll
-  for (int i = 0; i < int(sizeof v / sizeof *p); i++) load_shared(to + i, p + i);
-  return v;
-}
-
-// x plus the sum of so many ranks' values, from the first rank's up.
-template <typename T, int RANKS> struct Partials {
-  Eight<T> x, part[RANKS];
-  __device__ __forceinline__ void load(const Ranks &k, int which, const residual<T> *stream, int64_t at) {
-    x = reinterpret_cast<const Eight<T> *>(stream)[at];
-#pragma unroll
-    for (int r = 0; r < RANKS; r++)
-      if (r < k.ranks) part[r] = shared_eight<T>(k.sums[which][r], at);
-  }
-  __device__ __forceinline__ Eight<T> sum(const Ranks &k) const {
-    float2 all[4] = {}, f[4];
-#pragma unroll
-    for (int r = 0; r < RANKS; r++) {
-      if (r >= k.ranks) break;
-      part[r].pairs(f);
-#pragma unroll
-      for (int i = 0; i < 4; i++) all[i].x = r ? all[i].x + f[i].x : f[i].x, all[i].y = r ? all[i].y + f[i].y : f[i].y;
-    }
-    x.pairs(f);
-#pragma unroll
-    for (int i = 0; i < 4; i++) all[i].x += f[i].x, all[i].y += f[i].y;
-    return rounded<T>(all);
-  }
-};
-
-// One row by one CTA. KEEP: vectors of a thread.
-template <typename T, int KEEP> struct Row {
-  Eight<T> kept[KEEP];
-
-  // value(at) of each vector, stored by store(at, value).
-  template <typename V, typename S> __device__ __forceinline__ void fill(int n, V value, S store) {
-#pragma unroll
-    for (int i = 0; i < KEEP; i++) {
-      const int at = threadIdx.x + i * THREADS;
-      if (at < n) kept[i] = value(i, at);
-    }
-#pragma unroll
-    for (int i = 0; i < KEEP; i++) {
-      const int at = threadIdx.x + i * THREADS;
-      if (at < n) store(at, kept[i]);
-    }
-  }
-  __device__ __forceinline__ void norm(const float *w, uint4 *to, int hidden, float eps, float *sums) {
-    const int n = hidden / 8;
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < KEEP; i++)
-      if (int(threadIdx.x) + i * THREADS < n) sum += sum_squares(kept[i]);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
-    __syncthreads();
-    sum = 0;
-#pragma unroll
-    for (int i = 0; i < THREADS / 32; i++) sum += sums[i];
-    const float r = rsqrtf(sum / float(hidden) + eps);
-    const float4 *w4 = reinterpret_cast<const float4 *>(w);
-#pragma unroll
-    for (int i = 0; i < KEEP; i++) {
-      const int at = threadIdx.x + i * THREADS;
-      if (at >= n) break;
-      float4 a = w4[2 * at], b = w4[2 * at + 1];
-      float2 f[4];
-      kept[i].pairs(f);
-      auto scaled = [&](float2 x, float w0, float w1) { return pack<T>(x.x * r * w0, x.y * r * w1); };
-      to[at] = make_uint4(scaled(f[0], a.x, a.y), scaled(f[1], a.z, a.w), scaled(f[2], b.x, b.y), scaled(f[3], b.z, b.w));
-    }
-  }
-};
-
-struct Reduce {
-  Ranks ranks;
-  int which;
-  void *x;
-  const float *w; // null: no norm
-  element *xn;
-  int rows, hidden;
-  float eps;
-};
 
 // RANKS: at least as many as there are. TWICE: each rank adds up its own rows, of groups of
 // `ranks`, and the others read what it has made: the same bits, fewer bytes of more than two.
@@ -232,6 +139,7 @@ template <typename T, int RANKS, int KEEP, bool TWICE> __global__ __launch_bound
   meet_end(k, channel, met);
 }
 
+// SUMS: what follows is NCCL's kernel, which ends only when all ranks have come to it, and tells nobody.
 __global__ void meet_kernel(const __grid_constant__ Ranks k, int channel, uint32_t tell, uint32_t wait) {
   pdl_wait();
   uint32_t met = met_before(k, channel);
@@ -246,6 +154,7 @@ __global__ void meet_kernel(const __grid_constant__ Ranks k, int channel, uint32
   __syncthreads();
   if (!k.apart) pdl_next();
   meet_end(k, channel, met);
+  if (channel == Ranks::SUMS && threadIdx.x == 0) store_relaxed(&k.host->waits[k.rank], uint64_t(met) << 8 | XK_IN_NCCL);
 }
 
 __global__ void empty_kernel() {}
@@ -286,20 +195,42 @@ int32_t set(xk_ctx *c) {
   return XK_OK;
 }
 
-// Ranks i and j may read each other's memory.
+// Whether rank a's device can reach the memory of b's.
+int32_t reaches(xk_ctx *a, xk_ctx *b, bool *can) {
+  int yes = 1;
+  if (a->cfg.device != b->cfg.device) XK_TRY(cudaDeviceCanAccessPeer(&yes, a->cfg.device, b->cfg.device));
+  *can = yes;
+  return XK_OK;
+}
+
+// Has rank a's device reach the memory of b's.
 int32_t connect(xk_ctx *a, xk_ctx *b) {
-  const int from = a->cfg.device, to = b->cfg.device;
-  if (from == to) return XK_OK;
-  int can = 0;
-  XK_TRY(cudaDeviceCanAccessPeer(&can, from, to));
-  if (!can) return xk_fail(XK_NO_PEER, "ranks %d and %d: device %d cannot reach the memory of device %d", a->cfg.rank, b->cfg.rank, from, to);
+  if (a->cfg.device == b->cfg.device) return XK_OK;
   XK_OK_OR_RETURN(set(a));
-  cudaError_t e = cudaDeviceEnablePeerAccess(to, 0);
+  cudaError_t e = cudaDeviceEnablePeerAccess(b->cfg.device, 0);
   if (e == cudaErrorPeerAccessAlreadyEnabled) {
     cudaGetLastError();
     return XK_OK;
   }
   XK_TRY(e);
+  return XK_OK;
+}
+
+// How the ranks exchange what they compute: by their own kernels, or through NCCL where one device
+// cannot reach another's memory, or if XPYD_CUDA_EXCHANGE says so. NCCL takes each device once.
+int32_t choose(xk_ctx **ranks, int n, bool apart, bool *nccl) {
+  const char *asked = getenv("XPYD_CUDA_EXCHANGE");
+  *nccl = false;
+  if (asked && *asked && strcmp(asked, "nccl")) return xk_fail(XK_INVALID, "XPYD_CUDA_EXCHANGE is %s: nccl, or nothing", asked);
+  *nccl = apart && asked && *asked;
+  for (int i = 0; i < n; i++)
+    for (int j = 0; j < n; j++) {
+      bool can;
+      XK_OK_OR_RETURN(reaches(ranks[i], ranks[j], &can));
+      if (!can && !apart)
+        return xk_fail(XK_NO_PEER, "ranks %d and %d: device %d cannot reach the memory of device %d, and NCCL does not take ranks that share a device", i, j, ranks[i]->cfg.device, ranks[j]->cfg.device);
+      if (!can) *nccl = true;
+    }
   return XK_OK;
 }
 
@@ -334,7 +265,8 @@ int32_t xk_ranks_open(xk_ctx *c) {
   return XK_OK;
 }
 
-int32_t xk_join(xk_ctx **ranks, int32_t n) {
+int32_t xk_join(xk_ctx **ranks, int32_t n, int32_t *exchange) {
+  *exchange = XK_BY_PEERS;
   if (n < 2 || n > XK_RANKS) return xk_fail(XK_INVALID, "%d ranks: 2 to %d", n, XK_RANKS);
   int most = 1; // ranks of one device
   for (int i = 0; i < n; i++) {
@@ -346,7 +278,9 @@ int32_t xk_join(xk_ctx **ranks, int32_t n) {
     most = std::max(most, same);
   }
   XK_OK_OR_RETURN(check_loading());
-  for (int i = 0; i < n; i++)
+  bool nccl;
+  XK_OK_OR_RETURN(choose(ranks, n, most == 1, &nccl));
+  for (int i = 0; i < n && !nccl; i++)
     for (int j = 0; j < n; j++) XK_OK_OR_RETURN(connect(ranks[i], ranks[j]));
   XK_OK_OR_RETURN(set(ranks[0]));
   RanksHost *host;
@@ -363,9 +297,12 @@ int32_t xk_join(xk_ctx **ranks, int32_t n) {
       k.channels[j] = o.channels[j], k.sums[0][j] = o.sums[0][j], k.sums[1][j] = o.sums[1][j], k.sent[j] = o.sent[j];
     }
     ranks[i]->lead = ranks[0];
+    ranks[i]->drawn = ranks[0]->device_tokens;
     ranks[i]->head_out = ranks[0]->logits + ranks[i]->cfg.first_id;
   }
-  return XK_OK;
+  if (!nccl) return XK_OK;
+  *exchange = XK_BY_NCCL;
+  return xk_exchange_open(ranks, n);
 }
 
 int32_t xk_ranks_watch(xk_ctx *c, uint64_t *waits) {
@@ -405,25 +342,54 @@ int32_t xk_ranks_hold(xk_ctx *c, int32_t on) {
   return XK_OK;
 }
 
-int32_t xk_reduce(xk_ctx *c, const Launch &l, int which, const float *w, int rows) { return reduce(l, describe(c, which, w, rows)); }
+int32_t xk_reduce(xk_ctx *c, const Launch &l, int which, const float *w, int rows) {
+  if (c->exchange) return xk_exchange_reduce(c, l, which, w, rows);
+  return reduce(l, describe(c, which, w, rows));
+}
 
 int32_t xk_meet(xk_ctx *c, const Launch &l, int channel, uint32_t tell, uint32_t wait) { return launch(l, meet_kernel, 1, 32, 0, c->ranks, channel, tell, wait); }
 
-int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, const void *partial, void *x, void *xn) {
+// Has every rank find that the others have come to so many meetings more than itself, until they do.
+static int32_t signal_all(xk_ctx **ranks, int n, uint32_t ahead) {
+  std::vector<Channel> c(Ranks::CHANNELS);
+  const size_t bytes = c.size() * sizeof(Channel);
+  for (int i = 0; i < n; i++) {
+    Channel *at = ranks[i]->ranks.channels[i];
+    XK_OK_OR_RETURN(set(ranks[i]));
+    XK_TRY(cudaMemcpy(c.data(), at, bytes, cudaMemcpyDefault));
+    for (Channel &k : c)
+      for (uint32_t &arrived : k.arrived) arrived = k.met + ahead;
+    XK_TRY(cudaMemcpy(at, c.data(), bytes, cudaMemcpyDefault));
+  }
+  return XK_OK;
+}
+
+int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, int32_t signalled, const void *partial, void *x, void *xn) {
   if (!ranks[0]->ranks.host || n != ranks[0]->cfg.ranks || rows < 1 || rows > ranks[0]->cfg.max_rows || which < 0 || which > 1) return xk_fail(XK_INVALID, "reduce of %d rows by %d ranks", rows, n);
   const int64_t bytes = rows * ranks[0]->residual_row(), elements = int64_t(rows) * ranks[0]->cfg.hidden * int64_t(sizeof(element));
   XK_OK_OR_RETURN(xk_ranks_drain(ranks, n));
-  for (int i = 0; i < n; i++) {
-    xk_ctx *c = ranks[i];
-    XK_OK_OR_RETURN(set(c));
-    XK_TRY(cudaMemcpy(c->ranks.sums[which][i], static_cast<const uint8_t *>(partial) + i * bytes, bytes, cudaMemcpyHostToDevice));
-    XK_TRY(cudaMemcpy(c->x, static_cast<uint8_t *>(x) + i * bytes, bytes, cudaMemcpyHostToDevice));
-  }
-  for (int i = 0; i < n; i++) {
-    XK_OK_OR_RETURN(set(ranks[i]));
-    XK_OK_OR_RETURN(xk_reduce(ranks[i], ranks[i]->on_stream(false), which, ranks[i]->layers[0].mlp_norm, rows));
-  }
-  XK_OK_OR_RETURN(xk_ranks_drain(ranks, n));
+  uint32_t *abort = &ranks[0]->ranks.host->abort, was = __atomic_load_n(abort, __ATOMIC_RELAXED);
+  if (signalled) __atomic_store_n(abort, uint32_t(XK_TOGETHER), __ATOMIC_RELEASE);
+  auto run = [&]() -> int32_t {
+    if (signalled) XK_OK_OR_RETURN(signal_all(ranks, n, 1 << 20));
+    for (int i = 0; i < n; i++) {
+      xk_ctx *c = ranks[i];
+      XK_OK_OR_RETURN(set(c));
+      XK_TRY(cudaMemcpy(c->ranks.sums[which][i], static_cast<const uint8_t *>(partial) + i * bytes, bytes, cudaMemcpyHostToDevice));
+      XK_TRY(cudaMemcpy(c->x, static_cast<uint8_t *>(x) + i * bytes, bytes, cudaMemcpyHostToDevice));
+    }
+    for (int i = 0; i < n; i++) {
+      XK_OK_OR_RETURN(set(ranks[i]));
+      XK_OK_OR_RETURN(xk_reduce(ranks[i], ranks[i]->on_stream(false), which, ranks[i]->layers[0].mlp_norm, rows));
+      if (signalled) XK_OK_OR_RETURN(xk_ranks_drain(ranks, n));
+    }
+    return xk_ranks_drain(ranks, n);
+  };
+  int32_t s = run();
+  if (s == XK_OK && signalled) s = run(); // what the first ranks have read of the last ones' sums was not there yet
+  if (s == XK_OK && signalled) s = signal_all(ranks, n, 0);
+  __atomic_store_n(abort, was, __ATOMIC_RELEASE);
+  XK_OK_OR_RETURN(s);
   for (int i = 0; i < n; i++) {
     XK_OK_OR_RETURN(set(ranks[i]));
     XK_TRY(cudaMemcpy(static_cast<uint8_t *>(x) + i * bytes, ranks[i]->x, bytes, cudaMemcpyDeviceToHost));
@@ -454,6 +420,7 @@ static int32_t bench(Bench &b, xk_ctx **ranks, int n, int rows, int calls, int r
     for (int k = 0; k < calls && s == XK_OK; k++) {
       if (what == XK_REDUCE) s = xk_reduce(c, l, k % 2, nullptr, rows);
       else if (what == XK_EMPTY) s = launch(l, empty_kernel, 1, 32, 0);
+      else if (c->exchange) s = xk_exchange_rows(c, l, rows);
       else if (cudaMemcpyAsync(c->ranks.sums[1][i], c->ranks.sums[0][(i + 1) % n], rows * c->residual_row(), cudaMemcpyDefault, c->stream) != cudaSuccess) s = xk_fail(XK_CUDA, "copy of another rank's rows");
     }
     cudaGraph_t graph = nullptr;

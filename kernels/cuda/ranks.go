@@ -16,6 +16,7 @@ import (
 
 	"github.com/xpyd/xpyd/internal/model/arch"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/links"
 	"github.com/xpyd/xpyd/kvlayout"
 )
 
@@ -23,7 +24,7 @@ import (
 // part of the wide projections and of the vocabulary, and a pool of its KV heads; the sums
 // meet in kernels over the devices' own links. It implements kernels.Backend,
 // kernels.Holder, kernels.Arriver, kernels.Gated and kernels.Watched. Other processes open the pool of
-// each rank (kernels.Divided); none is linked with theirs.
+// each rank (kernels.Divided). Links are rank 0's device's.
 //
 // Calls are those of a Backend, and as safe.
 type Ranks struct {
@@ -39,6 +40,10 @@ type Ranks struct {
 	// which the driver may wait for a device while it lets nobody launch: the device may wait for a
 	// rank that is to be launched.
 	driver sync.Mutex
+	quiet  quiet // of driver
+	links  *links.Group
+	nccl   bool // the ranks' sums meet through NCCL
+
 	failed atomic.Pointer[error] // the first failure; steps are of no use after it
 	hung   chan error            // that failure
 	once   sync.Once
@@ -83,6 +88,7 @@ func NewRandomRanks(a arch.Config, seed uint64, opt Options) (*Ranks, error) {
 
 func newRanks(a arch.Config, opt Options, load func(*Backend) error) (*Ranks, error) {
 	g := &Ranks{stop: make(chan struct{}), hung: make(chan error, 1)}
+	g.quiet.driver, g.links = &g.driver, links.New(ranksNCCL{g, func() links.Library { return nccl{g.lead} }})
 	err := g.open(a, opt)
 	for _, b := range g.ranks {
 		if err == nil {
@@ -142,7 +148,18 @@ func (g *Ranks) open(a arch.Config, opt Options) error {
 	}
 	g.layout = g.lead.opt.layout(&a)
 	g.rows, _ = g.layout.Uniform()
-	return g.lead.lib.call("xk_join", func() C.int32_t { return C.api_join(g.lead.lib.api, &contexts(g.ranks)[0], C.int32_t(n)) })
+	var exchange C.int32_t
+	err := g.lead.lib.call("xk_join", func() C.int32_t { return C.api_join(g.lead.lib.api, &contexts(g.ranks)[0], C.int32_t(n), &exchange) })
+	g.nccl = exchange == C.XK_BY_NCCL
+	return err
+}
+
+// Exchange is how the ranks' sums meet: over peer memory, or through NCCL.
+func (g *Ranks) Exchange() string {
+	if g.nccl {
+		return "NCCL"
+	}
+	return "peer memory"
 }
 
 func contexts(ranks []*Backend) (list []*C.xk_ctx) {
@@ -210,11 +227,23 @@ func (g *Ranks) warm() error {
 // alone has each rank compute by itself, its waits for others end at once: results are worthless.
 func (g *Ranks) alone(on bool) {
 	g.serial = on
-	g.abort(on)
+	if on {
+		g.abort(C.XK_SERIAL)
+	} else {
+		g.abort(C.XK_TOGETHER)
+	}
 }
 
 // abort has waits of ranks for each other end, or no longer.
-func (g *Ranks) abort(on bool) { C.api_ranks_abort(g.lead.lib.api, g.lead.ctx, flag(on)) }
+func (g *Ranks) abort(how C.int32_t) { C.api_ranks_abort(g.lead.lib.api, g.lead.ctx, how) }
+
+// end ends the exchange through NCCL, and with it kernels that wait for a rank without an end.
+func (g *Ranks) end() error {
+	list := contexts(g.ranks)
+	return g.lead.lib.call("xk_ranks_end", func() C.int32_t { return C.api_ranks_end(g.lead.lib.api, &list[0], C.int32_t(len(list))) })
+}
+
+var _ = [1]struct{}{}[inNCCL-C.XK_IN_NCCL] // they are equal
 
 // watching looks for a rank that hangs until Close.
 func (g *Ranks) watching() {
@@ -248,7 +277,7 @@ func (g *Ranks) fail(err error) {
 	if g.failed.CompareAndSwap(nil, &err) {
 		g.hung <- err // has room for one
 	}
-	g.abort(true)
+	g.abort(C.XK_ABORT)
 }
 
 // failure is the first failure, or nil.
@@ -302,27 +331,58 @@ func (g *Ranks) LastStepTime() (step, idle float64, err error) { return g.lead.L
 // idle it does not wait for long: the error names it, and all ranks' memory stays with the
 // process, as they read each other's.
 func (g *Ranks) Close() (err error) {
-	g.once.Do(func() {
-		var devices []int
-		for _, b := range g.ranks {
-			devices = append(devices, b.opt.Device)
-		}
-		// None goes while another computes. Kernels that wait for a rank that does not come end by
-		// what watch finds.
-		late, err1 := within(closes, len(g.ranks), func(i int) error { return drain(g.ranks[i : i+1]) })
-		close(g.stop)
-		g.watch.Wait()
-		if err = err1; len(late) > 0 {
-			err = errors.Join(err, busy(late, devices))
-			return
-		}
-		for i := len(g.ranks) - 1; i >= 0; i-- { // rank 0's memory is all ranks' to tell what they wait for
-			late, err1 := within(closes, 1, func(int) error { return g.ranks[i].Close() })
-			if err = errors.Join(err, err1); len(late) > 0 {
-				err = errors.Join(err, busy([]int{i}, devices))
-				return
-			}
-		}
-	})
+	g.once.Do(func() { err = g.close() })
 	return err
+}
+
+func (g *Ranks) close() (err error) {
+	var devices []int
+	for _, b := range g.ranks {
+		devices = append(devices, b.opt.Device)
+	}
+	late, err := g.idle() // none goes while another computes
+	close(g.stop)
+	g.watch.Wait()
+	n := g.links.Live()
+	if n > 0 {
+		err = errors.Join(err, fmt.Errorf("kernels/cuda: %d links have not ended: the devices' memory stays with the process", n))
+	}
+	if len(late) > 0 {
+		err = errors.Join(err, busy(late, devices))
+	}
+	if n > 0 || len(late) > 0 {
+		return err
+	}
+	for i := len(g.ranks) - 1; i >= 0; i-- { // rank 0's memory is all ranks' to tell what they wait for
+		late, err1 := within(closes, 1, func(int) error { return g.ranks[i].Close() })
+		if err = errors.Join(err, err1); len(late) > 0 {
+			return errors.Join(err, busy([]int{i}, devices))
+		}
+	}
+	return err
+}
+
+// idle waits until no rank computes, and ends an exchange through NCCL. It returns the ranks that go
+// on. Kernels that wait for a rank that does not come end by what watch finds, and NCCL's when their
+// exchange does.
+func (g *Ranks) idle() (late []int, err error) {
+	drained := func() ([]int, error) {
+		return within(closes, len(g.ranks), func(i int) error { return drain(g.ranks[i : i+1]) })
+	}
+	if !g.nccl {
+		return drained()
+	}
+	if g.failure() == nil {
+		if late, err = drained(); err != nil {
+			return late, err
+		}
+	}
+	held, err := within(closes, 1, func(int) error { return g.end() })
+	late, err1 := drained()
+	if len(held) > 0 && len(late) == 0 { // NCCL has not let go of them
+		for i := range g.ranks {
+			late = append(late, i)
+		}
+	}
+	return late, errors.Join(err, err1)
 }

@@ -113,11 +113,18 @@ func (d *decoding) run(t *testing.T, steps int) (ms []float64) {
 	return ms
 }
 
-// tp is a figure's name, which says whether the ranks had a GPU each.
+// tp is a figure's name, which says whether the ranks had a GPU each, and exchanged through NCCL, and
+// that without peer access.
 func tp(format string, args ...any) string {
 	name := "tp."
 	if os.Getenv(ranksApart) != "" {
 		name = "tp.apart."
+	}
+	if os.Getenv("XPYD_CUDA_EXCHANGE") != "" {
+		name = "tp.nccl."
+		if os.Getenv("NCCL_P2P_DISABLE") != "" {
+			name = "tp.nccl_shm."
+		}
 	}
 	return name + fmt.Sprintf(format, args...)
 }

@@ -16,7 +16,7 @@ var (
 	_ kernels.Verifier = (*Ranks)(nil)
 )
 
-// ranksMemory implements kernels.HostMemory: registered once, for all devices.
+// ranksMemory implements kernels.HostMemory: registered once, for all devices, or a link's.
 type ranksMemory struct {
 	g    *Ranks
 	own  *hostMemory // rank 0's
@@ -43,6 +43,9 @@ func (m *ranksMemory) Bytes() []byte { return m.own.Bytes() }
 
 // Close implements kernels.HostMemory.
 func (m *ranksMemory) Close() error {
+	if m.own.lent {
+		return nil
+	}
 	for _, h := range m.seen {
 		h.region = nil
 	}

@@ -15,6 +15,16 @@ import (
 // [rows][hidden], xn of the weights' type, the others of the residual stream's; which is 0 or 1,
 // in turn.
 func (g *Ranks) Reduce(which, rows int, partial, x, xn []byte) error {
+	return g.reduce(which, rows, false, partial, x, xn)
+}
+
+// ReduceSignalled is Reduce by one rank after the other, for sanitizers, which let one kernel run
+// at a time: no wait is left out or lasts, as all barriers say that the others have come.
+func (g *Ranks) ReduceSignalled(which, rows int, partial, x, xn []byte) error {
+	return g.reduce(which, rows, true, partial, x, xn)
+}
+
+func (g *Ranks) reduce(which, rows int, signalled bool, partial, x, xn []byte) error {
 	size := 2
 	if g.lead.opt.FP16 {
 		size = 4
@@ -24,7 +34,7 @@ func (g *Ranks) Reduce(which, rows int, partial, x, xn []byte) error {
 	}
 	list := contexts(g.ranks)
 	return g.lead.lib.call("xk_reduce_test", func() C.int32_t {
-		return C.api_reduce_test(g.lead.lib.api, &list[0], C.int32_t(len(list)), C.int32_t(which), C.int32_t(rows), unsafe.Pointer(&partial[0]), unsafe.Pointer(&x[0]), unsafe.Pointer(&xn[0]))
+		return C.api_reduce_test(g.lead.lib.api, &list[0], C.int32_t(len(list)), C.int32_t(which), C.int32_t(rows), flag(signalled), unsafe.Pointer(&partial[0]), unsafe.Pointer(&x[0]), unsafe.Pointer(&xn[0]))
 	})
 }
 

@@ -114,7 +114,7 @@ func TestRanksReduce(t *testing.T) {
 				r := rand.New(rand.NewPCG(7, uint64(n)))
 				for _, rows := range []int{1, 2, 3, 64, 301, 2048} {
 					if rows <= 301 || n*hidden <= 8192 { // the host needs seconds for more
-						checkReduce(t, b, r, n, hidden, rows)
+						checkReduce(t, b.Reduce, r, n, hidden, rows)
 					}
 				}
 			})
@@ -122,7 +122,25 @@ func TestRanksReduce(t *testing.T) {
 	}
 }
 
-func checkReduce(t *testing.T, b *cuda.Ranks, r *rand.Rand, n, hidden, rows int) {
+// The same by ranks that run one after the other, with barriers that say that all have come: so a
+// sanitizer, under which kernels that wait for each other would wait for ever, sees all that the
+// kernels do, and what they make is checked. Both ways of adding up.
+func TestRanksSignalled(t *testing.T) {
+	if inOwnProcess(t) {
+		return
+	}
+	for _, n := range rankCounts(t, 2, 4, 8) {
+		for _, hidden := range []int{512, 4096, 8192} {
+			a := shape(1, hidden, 512, 8, 8, 64, 512)
+			b := openRanks(t, a, randomWeights(a, 1), n, cuda.Alone(cuda.Options{Blocks: 160, NoGraphs: true, MaxTokens: 64}))
+			for _, rows := range []int{1, 3, 40} { // 40 of 4,096 are added up by one rank each
+				checkReduce(t, b.ReduceSignalled, rand.New(rand.NewPCG(7, uint64(n))), n, hidden, rows)
+			}
+		}
+	}
+}
+
+func checkReduce(t *testing.T, reduce func(which, rows int, partial, x, xn []byte) error, r *rand.Rand, n, hidden, rows int) {
 	t.Helper()
 	size := 2
 	if inFP16() {
@@ -163,7 +181,7 @@ func checkReduce(t *testing.T, b *cuda.Ranks, r *rand.Rand, n, hidden, rows int)
 	}
 	for repeat := range 6 {
 		got := slices.Clone(x)
-		if err := b.Reduce(repeat%2, rows, partial, got, xn); err != nil {
+		if err := reduce(repeat%2, rows, partial, got, xn); err != nil {
 			t.Fatal(err)
 		}
 		sameReduced(t, n, rows, hidden, got, xn, want, value)
@@ -227,6 +245,50 @@ func TestRanksLogits(t *testing.T) {
 					t.Logf("chunks of %v, %d beside: worst %.5f; one rank decoding %.5f", run.chunks, run.beside, worst, single)
 				}
 			})
+		}
+	}
+}
+
+// Through NCCL logits and draws have the bits that they have over peer memory: decoding as graphs,
+// chunks among other sequences, a whole prompt of several gatherings. Needs a GPU a rank.
+func TestRanksExchange(t *testing.T) {
+	if os.Getenv(ranksApart) == "" {
+		t.Skip(ranksApart + " is not set")
+	}
+	if inOwnProcess(t) {
+		return
+	}
+	for _, n := range rankCounts(t, 2, 4) {
+		for name, a := range families() {
+			if !divides(a, n) {
+				continue
+			}
+			w := randomWeights(a, 7)
+			tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), 301, a.Vocab)
+			var want [][][]float32
+			for _, exchange := range []string{"", "nccl"} {
+				t.Setenv("XPYD_CUDA_EXCHANGE", exchange)
+				b := openRanks(t, a, w, n, cuda.Options{})
+				if by := map[string]string{"": "peer memory", "nccl": "NCCL"}[exchange]; b.Exchange() != by {
+					t.Fatalf("%d ranks exchange through %s, want %s", n, b.Exchange(), by)
+				}
+				for i, chunks := range [][]int{{1}, {3, 14, 1, 7, 100, 17}, {301}} {
+					got := forced(t, b, tokens, chunks, 3*i)
+					if exchange == "" {
+						want = append(want, got)
+						continue
+					}
+					for j := range got {
+						if !sameBits(got[j], want[i][j]) {
+							t.Fatalf("%s by %d, chunks of %v: logits %d differ, by %.5f", name, n, chunks, j, relative(got[j], want[i][j]))
+						}
+					}
+				}
+				if err := b.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			t.Logf("%s by %d: the same bits", name, n)
 		}
 	}
 }

@@ -121,7 +121,9 @@ static int32_t logits(xk_ctx *c, const Launch &l, const xk_step_args &a, int fir
   XK_OK_OR_RETURN(xk_project(c, l, HEAD, 0, n));
   if (c->alone()) return XK_OK;
   const uint32_t others = ~1u; // into rank 0's logits, which draws
-  return xk_meet(c, l, Ranks::LOGITS, others, 1);
+  if (c->exchange && g.rank) XK_OK_OR_RETURN(xk_exchange_logits(c, l, n));
+  XK_OK_OR_RETURN(xk_meet(c, l, Ranks::LOGITS, others, 1));
+  return c->exchange && !g.rank ? xk_exchange_all_logits(c, l, n) : XK_OK;
 }
 
 // Draws and log probabilities of finals from first on, whose logits are there. Samples and
@@ -157,8 +159,9 @@ static int32_t copy_wants(xk_ctx *c, const xk_step_args &a, int first, int n, in
 }
 
 static int32_t forward(xk_ctx *c, const Launch &l, const xk_step_args &a) {
+  if (c->exchange && !c->cfg.rank) XK_OK_OR_RETURN(xk_exchange_tokens(c, l));
   if (!c->alone()) XK_OK_OR_RETURN(xk_meet(c, l, Ranks::BEGIN, 1, ~1u)); // rank 0 has drawn what the step before did
-  XK_OK_OR_RETURN(xk_embed(l, c->embed, on_device<int32_t>(c, a.tokens), c->lead->device_tokens, c->x, a.n_rows, c->cfg.hidden));
+  XK_OK_OR_RETURN(xk_embed(l, c->embed, on_device<int32_t>(c, a.tokens), c->alone() ? c->device_tokens : c->drawn, c->x, a.n_rows, c->cfg.hidden));
   for (int i = 0; i < c->cfg.layers; i++) XK_OK_OR_RETURN(layer(c, l, a, i));
   return XK_OK;
 }
@@ -280,6 +283,13 @@ int32_t xk_step_after(xk_ctx *c, xk_arrival *v) {
   return XK_OK;
 }
 
+// A step that is no graph, up to its logits where its draws wait.
+static int32_t run(xk_ctx *c, const Launch &l, const xk_step_args &a, bool hold) {
+  if (!hold) return eager(c, l, a);
+  XK_OK_OR_RETURN(forward(c, l, a));
+  return a.n_finals ? logits(c, l, a, 0, a.n_finals) : XK_OK;
+}
+
 // Puts a step that is described on the stream.
 static int32_t enqueue(xk_ctx *c, const xk_step_args &a) {
   Launch l = c->on_stream(!c->cfg.no_pdl);
@@ -289,20 +299,20 @@ static int32_t enqueue(xk_ctx *c, const xk_step_args &a) {
   if (!hold) XK_OK_OR_RETURN(upload_masks(c, a));
   if (!a.bucket || c->cfg.no_graphs) {
     XK_TRY(cudaEventRecord(began, c->stream));
-    if (hold) {
-      XK_OK_OR_RETURN(forward(c, l, a));
-      if (a.n_finals) XK_OK_OR_RETURN(logits(c, l, a, 0, a.n_finals));
-    } else {
-      XK_OK_OR_RETURN(eager(c, l, a));
-    }
+    XK_OK_OR_RETURN(run(c, l, a, hold));
   } else {
     Graph &g = (hold ? c->held_graphs : c->graphs)[a.bucket];
     if (!g.exec) XK_OK_OR_RETURN(capture(c, l, a, hold, &g));
     if (!same_sections(g.args, a)) return xk_fail(XK_INVALID, "sections of bucket %d have moved", a.bucket);
     XK_TRY(cudaEventRecord(began, c->stream));
-    XK_TRY(cudaGraphLaunch(g.exec, c->stream));
-    int want = 0;
-    if (!hold) XK_OK_OR_RETURN(copy_wants(c, a, 0, a.bucket, &want));
+    if (c->exchange && xk_exchange_serial(c)) { // the graph has NCCL's kernels, which would wait for ranks that come later
+      XK_TRY(cudaGraphUpload(g.exec, c->stream));
+      XK_OK_OR_RETURN(run(c, l, a, hold));
+    } else {
+      XK_TRY(cudaGraphLaunch(g.exec, c->stream));
+      int want = 0;
+      if (!hold) XK_OK_OR_RETURN(copy_wants(c, a, 0, a.bucket, &want));
+    }
   }
   if (hold) {
     c->held = a, c->holds = true;
@@ -325,7 +335,7 @@ static int32_t step(xk_ctx *c, xk_step_args a) {
     c->launched++;
   } else { // what is queued reads this half of the arena, which the next step gets, and writes to blocks, which the caller frees
     xk_ranks_abort(c, 1); // others wait for what did not come
-    cudaStreamSynchronize(c->stream);
+    if (!c->exchange) cudaStreamSynchronize(c->stream); // NCCL's kernels end when xk_ranks_end has them end
     cudaGetLastError(); // told, and no later launch's
   }
   return s;

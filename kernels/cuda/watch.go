@@ -26,15 +26,21 @@ const (
 	closes = 5 * time.Second
 )
 
+// inNCCL is the rank that one waits for which computes what NCCL brings: it is not known.
+const inNCCL = 255
+
 // A RankError says which rank did not come to where others waited. The backend is of no use
 // any more. It wraps kernels.ErrHung.
 type RankError struct {
 	Rank, Device int // that has not come
-	Waiting      int // rank that waits
+	Waiting      int // rank that waits; itself in NCCL's kernels, which do not tell for whom
 	Waited       time.Duration
 }
 
 func (e *RankError) Error() string {
+	if e.Waiting == e.Rank {
+		return fmt.Sprintf("rank %d on device %d hangs: NCCL has not brought the other ranks' sums for %.1f s", e.Rank, e.Device, e.Waited.Seconds())
+	}
 	return fmt.Sprintf("rank %d on device %d hangs: rank %d has waited for it for %.1f s", e.Rank, e.Device, e.Waiting, e.Waited.Seconds())
 }
 
@@ -57,7 +63,7 @@ func asHung(err error) error {
 
 // watcher finds a wait of ranks for each other that does not end.
 type watcher struct {
-	waits  []uint64        // by rank, as the library has them: 0, or which wait, << 8, and 1 + the rank that is waited for
+	waits  []uint64        // by rank, as the library has them: 0, or which wait, << 8, and 1 + the rank that is waited for, or inNCCL
 	waited []time.Duration // with that same one
 	last   time.Time       // look's
 }
@@ -67,7 +73,8 @@ func newWatcher(ranks int) *watcher {
 }
 
 // look compares with what it saw before. It names the rank that hangs, and one that waits for
-// it: of those that somebody waits for, one that waits for nobody. A look that comes late counts
+// it: of those that somebody waits for, one that waits for nobody. If none is waited for it names one
+// that NCCL does not serve, as waiting for itself. A look that comes late counts
 // as if it had come in time: a process that was stopped, or has no time, says nothing about a
 // rank. launching: a launch has not returned.
 func (w *watcher) look(waits []uint64, now time.Time, launching bool) (rank, waiting int, waited time.Duration, hung bool) {
@@ -84,6 +91,9 @@ func (w *watcher) look(waits []uint64, now time.Time, launching bool) (rank, wai
 		}
 		w.waited[i] += passed
 		at := int(v&0xff) - 1
+		if v&0xff == inNCCL && !hung {
+			at = i
+		}
 		if w.waited[i] < limit || at >= len(w.waits) {
 			continue
 		}

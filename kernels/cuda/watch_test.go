@@ -45,6 +45,12 @@ func TestWatcher(t *testing.T) {
 	f("one of four, for which one waits that is waited for", 4, 2, 1, func(int) []uint64 {
 		return []uint64{wait(7, 1), wait(7, 2), 0, wait(7, 1)}
 	})
+	within := func(which int) uint64 { return uint64(which)<<8 | inNCCL }
+	f("in NCCL for a moment", 2, -1, 0, func(tick int) []uint64 { return []uint64{within(tick / 12), within(tick / 12)} })
+	f("both in NCCL", 2, 0, 0, func(int) []uint64 { return []uint64{within(7), within(7)} })
+	f("one in NCCL, which the other has left", 2, 1, 1, func(int) []uint64 { return []uint64{0, within(7)} })
+	f("one in NCCL, for which another waits", 3, 1, 0, func(int) []uint64 { return []uint64{wait(7, 1), within(7), 0} })
+	f("one that has not come, and others in NCCL", 3, 2, 1, func(int) []uint64 { return []uint64{within(7), wait(7, 2), 0} })
 }
 
 // A wait counts for no longer than somebody looks; while a rank is being launched others have more

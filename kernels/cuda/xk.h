@@ -216,12 +216,21 @@ int32_t xk_wait_step(xk_ctx *c);                      // results are in xk_buffe
 // every step with the same description; the arena's bytes are copied by the caller. Rank 0 alone has
 // results. A step of fewer ranks than all never ends, until xk_ranks_abort.
 enum { XK_RANKS = 8 };
-int32_t xk_join(xk_ctx **ranks, int32_t n); // XK_NO_PEER: one cannot reach another's memory
-// By rank: 0, or a wait of 100 ms and more: which one, << 8, and 1 + the rank that has not come.
+enum { XK_BY_PEERS, XK_BY_NCCL };
+// XK_NO_PEER: one cannot reach another's memory, nor is there NCCL for that. exchange: which way the ranks' sums take.
+int32_t xk_join(xk_ctx **ranks, int32_t n, int32_t *exchange);
+// By rank: 0, or a wait of 100 ms and more: which one, << 8, and 1 + the rank that has not come. Or at
+// once: which one, << 8, and XK_IN_NCCL, while the rank computes what NCCL's kernel brings.
+enum { XK_IN_NCCL = 255 };
 int32_t xk_ranks_watch(xk_ctx *c, uint64_t *waits);
-// on: all waits of ranks end, now and until it is off; results are worthless. Ranks can run
-// one after the other so, which loads their code and makes their graphs: both can need an idle device.
+// on: all waits of ranks end, now and until it is off; results are worthless. With XK_SERIAL ranks can run
+// one after the other, which loads their code and makes their graphs: both can need an idle device.
+// NCCL's kernels end by xk_ranks_end.
+enum { XK_TOGETHER, XK_ABORT, XK_SERIAL };
 int32_t xk_ranks_abort(xk_ctx *c, int32_t on);
+// Ends the exchange through NCCL, if that is the ranks' way, in the midst of steps or behind them: no step
+// may follow. It may wait for a device.
+int32_t xk_ranks_end(xk_ctx **ranks, int32_t n);
 int32_t xk_ranks_drain(xk_ctx **ranks, int32_t n); // waits until no rank computes; before xk_close of the first
 int32_t xk_ranks_hold(xk_ctx *c, int32_t on); // for tests: what is launched next on this rank begins when it is off
 int32_t xk_layer_over(xk_ctx *c, int32_t layer, int64_t timeout_ns); // xk_wait_layer, or XK_LATE
@@ -326,14 +335,15 @@ int32_t xk_link_settle(xk_link *l, int64_t timeout_ns); // XK_LATE: what was ask
 int32_t xk_link_region(xk_link *l, xk_region **out);   // the link's own: not to be released
 int32_t xk_link_taken(xk_link *l, int64_t *bytes);     // of device memory, besides the region
 // XK_LATE: asked for, and not yet on the stream; xk_link_resume goes on.
-int32_t xk_link_transfer(xk_link *l, int64_t at, int64_t bytes, xk_mark *after, int64_t timeout_ns, xk_mark **out);
+int32_t xk_link_transfer(xk_link *l, int64_t at, int64_t bytes, xk_mark **after, int32_t n_after, int64_t timeout_ns, xk_mark **out);
 int32_t xk_link_resume(xk_link *l, int64_t timeout_ns, xk_mark **out);
 int32_t xk_link_end(xk_link **abort, int32_t n_abort, xk_link **free, int32_t n_free); // aborts some, then frees others or the same
 
 // For tests and benchmarks.
 // The all-reduce alone: each rank's x += the sum of all ranks' partial rows (0: OUT's, 1: DOWN's buffer), and
 // xn = its norm by layer 0's weights. [ranks][rows][hidden] of the residual stream's type; xn of elements.
-int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, const void *partial, void *x, void *xn);
+// signalled: one rank after the other, as if the others had come to each meeting before; not through NCCL.
+int32_t xk_reduce_test(xk_ctx **ranks, int32_t n, int32_t which, int32_t rows, int32_t signalled, const void *partial, void *x, void *xn);
 // Microseconds of one call for so many rows, from graphs of `calls` of them on every rank, run `runs` times: us[run]. Of
 // the all-reduce without its norm, an empty kernel, or a copy of another rank's rows.
 enum xk_reduce_what { XK_REDUCE, XK_EMPTY, XK_COPY_ROWS };

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kvlayout"
 )
 
 // fakeMemory is registered host memory.
@@ -66,19 +67,28 @@ func (p *fakePending) Wait(ctx context.Context) error {
 	}
 }
 
-// move begins a move, which another goroutine carries out like a push: half of every
-// block, and later the other half. Moves of one direction follow each other.
+// move is moveHeads of blocks that have the pool's heads and no others.
 func (g *FakeGPU) move(m *kernels.HostMove, out bool, way *lane) (kernels.Pending, error) {
 	h, ok := m.Memory.(*fakeMemory)
-	if !ok || h.g != g || m.Layers != 1 {
-		return nil, errors.New("fake GPU: a move of one layer, to memory of this device, please")
+	if !ok || h.g != g {
+		return nil, errors.New("fake GPU: a move to memory of this device, please")
+	}
+	return g.moveHeads(m, h.mem, g.view.Rows, 0, out, way)
+}
+
+// moveHeads begins a move between the pool and blocks of all's heads, of which the pool has those
+// from first on. Another goroutine carries it out like a push: half of the planes of every block,
+// and later the other half. Moves of one direction follow each other.
+func (g *FakeGPU) moveHeads(m *kernels.HostMove, mem []byte, all kvlayout.Rows, first int, out bool, way *lane) (kernels.Pending, error) {
+	if m.Layers != 1 {
+		return nil, errors.New("fake GPU: a move of one layer, please")
 	}
 	g.nccl.driver.RLock() // a launch
 	defer g.nccl.driver.RUnlock()
-	rows, sums := int64(g.view.BlockBytes()), int64(g.view.DigestBytes())
+	rows, sums := int64(all.BlockBytes()), int64(all.DigestBytes())
 	ids := make([]int32, len(m.Blocks))
 	for i, b := range m.Blocks {
-		if !g.view.has(m.FirstLayer, b.Block) || b.Rows < 0 || b.Rows%16 != 0 || b.Rows+rows > int64(len(h.mem)) || b.Digests < 0 || b.Digests+sums > int64(len(h.mem)) {
+		if !g.view.has(m.FirstLayer, b.Block) || b.Rows < 0 || b.Rows%16 != 0 || b.Rows+rows > int64(len(mem)) || b.Digests < 0 || b.Digests+sums > int64(len(mem)) {
 			return nil, fmt.Errorf("fake GPU: move of layer %d, %+v: out of range", m.FirstLayer, b)
 		}
 		ids[i] = b.Block
@@ -99,10 +109,17 @@ func (g *FakeGPU) move(m *kernels.HostMove, out bool, way *lane) (kernels.Pendin
 			copy(pool, host)
 		}
 	}
-	part := func(from, upto int64) {
+	part := func(half int) {
 		time.Sleep(g.Delay / 2)
 		for _, b := range blocks {
-			transfer(h.mem[b.Rows+from:b.Rows+upto], g.view.block(layer, b.Block)[from:upto])
+			host, pool := mem[b.Rows:b.Rows+rows], g.view.block(layer, b.Block)
+			g.view.Parts(pool, all.BlockTokens, func(plane, head int, own, ownScales []byte) {
+				if (plane+head)%2 == half {
+					theirs, scales := all.Part(host, all.BlockTokens, plane, first+head)
+					transfer(theirs, own)
+					transfer(scales, ownScales)
+				}
+			})
 		}
 	}
 	g.moves.Go(func() {
@@ -114,14 +131,14 @@ func (g *FakeGPU) move(m *kernels.HostMove, out bool, way *lane) (kernels.Pendin
 				g.rot(layer, b.Block)
 			}
 		}
-		part(0, rows/2)
+		part(0)
 		g.halfway()
-		part(rows/2, rows)
+		part(1)
 		for _, b := range blocks {
-			note := g.view.note(layer, b.Block)
-			transfer(h.mem[b.Digests:b.Digests+sums], note[:sums])
+			note, own := g.view.note(layer, b.Block), g.view.DigestBytes()
+			transfer(mem[b.Digests+int64(8*first):][:own], note[:own])
 			if !out {
-				setFilled(note[sums:], b.Filled)
+				setFilled(note[own:], b.Filled)
 			}
 		}
 	})

@@ -17,7 +17,6 @@ package nccl
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"strings"
 
@@ -42,16 +41,14 @@ func New(base kvconn.Transport, ours, theirs kernels.Linker, l kvlayout.Layout, 
 	return &transport{base, &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, r)}}
 }
 
-// Way describes the transport to a worker, over the network's: it serves pools in a GPU's
-// memory, of one rank.
+// Way describes the transport to a worker, over the network's: it serves pools in GPUs'
+// memory. Of several ranks rank 0's device has the links and their rings, with blocks of
+// all heads, to and from which each rank moves its own.
 func Way(network kvconn.Transport) way.Kind {
 	return way.Kind{Name: Name, OverNetwork: true, PoolIn: "a GPU's memory",
-		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.HostMover); return ok },
+		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.Linker); return ok },
 		Open: func(p way.Pool) (kvconn.Transport, *kvconn.Shared, error) {
-			l, ok := p.Backend.(kernels.Linker)
-			if !ok {
-				return nil, nil, fmt.Errorf("the pool is in the memory of %d ranks", p.Backend.Info().Ranks)
-			}
+			l := p.Backend.(kernels.Linker)
 			shared, err := p.OnDevice()
 			return New(network, l, l, p.Backend.Layout(), DefaultRing()), shared, err
 		}}

@@ -37,12 +37,21 @@ const (
 	gpuLayers = 4
 )
 
+var gpuArch = arch.Config{ModelType: "llama", Layers: gpuLayers, Hidden: 1024, Intermediate: 64, Heads: 8, KVHeads: 8, HeadDim: 128, Vocab: 64, MaxPositions: 65536, NormEps: 1e-5, RopeTheta: 10000, TiedHead: true}
+
 var gpuLayout = kvlayout.Plain(gpuLayers, 8, 128, 16, "bf16")
+
+// gpuPool is a pool of one rank or of several.
+type gpuPool interface {
+	kernels.Backend
+	kernels.Linker
+	kernels.Verifier
+}
 
 // end is one worker's pool as kvconn sees it: a source of block i for index i, and
 // a sink.
 type end struct {
-	*cuda.Backend
+	gpuPool
 	mu    sync.Mutex
 	spoil int32  // flipped in layer 0 before it is verified next; 0: none
 	again func() // before the second time that block 3 of layer 1 is asked for
@@ -190,24 +199,23 @@ func TestStagedOnGPUs(t *testing.T) {
 	if os.Getenv("XPYD_CUDA_PUSH") == "" {
 		t.Skip("XPYD_CUDA_PUSH is not set")
 	}
-	a := arch.Config{ModelType: "llama", Layers: gpuLayers, Hidden: 1024, Intermediate: 64, Heads: 8, KVHeads: 8, HeadDim: 128, Vocab: 64, MaxPositions: 65536, NormEps: 1e-5, RopeTheta: 10000, TiedHead: true}
 	ends := [2]*end{}
 	for n := range ends {
-		b, err := cuda.NewRandom(a, 1, cuda.Options{Device: n, Blocks: gpuBlocks, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true})
+		b, err := cuda.NewRandom(gpuArch, 1, cuda.Options{Device: n, Blocks: gpuBlocks, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer b.Close()
-		ends[n] = &end{Backend: b}
+		ends[n] = &end{gpuPool: b}
 	}
 	src, dst := ends[0], ends[1]
 	src.fill()
 	l := src.Layout()
 	limit := bothCopies(t, src, dst)
 	for _, name := range []string{"pinned", "nccl"} {
-		tr, err := pinned.New(dst.Backend, src.Backend, l, pinned.DefaultRing())
+		tr, err := pinned.New(dst, src, l, pinned.DefaultRing())
 		if name == "nccl" {
-			tr, err = nccl.New(loopback{tcp.New(nil)}, dst.Backend, src.Backend, l, nccl.DefaultRing()), nil
+			tr, err = nccl.New(loopback{tcp.New(nil)}, dst, src, l, nccl.DefaultRing()), nil
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -216,9 +224,45 @@ func TestStagedOnGPUs(t *testing.T) {
 	}
 }
 
+// TestStagedRanksOnGPUs is that between unequal numbers of ranks, a side's on one GPU or crosswise on
+// both: what NCCL links, the sides' first ranks, are on two. Needs two GPUs, XPYD_CUDA_PUSH=1, and
+// CUDA_MODULE_LOADING=EAGER from the process's start on.
+func TestStagedRanksOnGPUs(t *testing.T) {
+	if os.Getenv("XPYD_CUDA_PUSH") == "" {
+		t.Skip("XPYD_CUDA_PUSH is not set")
+	}
+	for _, c := range []struct{ from, to []int }{{[]int{0}, []int{1, 1}}, {[]int{0, 0}, []int{1}}, {[]int{0, 0}, []int{1, 1, 1, 1}}, {[]int{0, 1}, []int{1}}, {[]int{0}, []int{1, 0}}, {[]int{0, 1}, []int{1, 0}}} {
+		t.Run(fmt.Sprintf("from %v to %v", c.from, c.to), func(t *testing.T) {
+			ends := [2]*end{}
+			for n, devices := range [][]int{c.from, c.to} {
+				opt := cuda.Options{Device: devices[0], Blocks: gpuBlocks, MaxTokens: 256, MaxSeqs: 4, NoGraphs: true}
+				if len(devices) == 1 {
+					b, err := cuda.NewRandom(gpuArch, 1, opt)
+					must(t, err)
+					ends[n] = &end{gpuPool: b}
+				} else {
+					opt.Devices = devices
+					b, err := cuda.NewRandomRanks(gpuArch, 1, opt)
+					must(t, err)
+					ends[n] = &end{gpuPool: b}
+				}
+				defer func() { // after links that have not ended it is an error
+					if err := ends[n].Close(); err != nil {
+						t.Error(err)
+					}
+				}()
+			}
+			src, dst := ends[0], ends[1]
+			src.fill()
+			staged(t, fmt.Sprintf("nccl, ranks on %v to %v", c.from, c.to), nccl.New(loopback{tcp.New(nil)}, dst, src, src.Layout(), nccl.DefaultRing()), src, dst, 0)
+		})
+	}
+}
+
 // sessions are made one after another, each with its first transfer.
 const sessions = 7
 
+// staged moves KV by a transport. Without a limit it only checks, and prints how fast it was.
 func staged(t *testing.T, name string, tr kvconn.Transport, src, dst *end, limit float64) {
 	config := func(id string) kvconn.Config {
 		c := kvconn.DefaultConfig()
@@ -226,7 +270,13 @@ func staged(t *testing.T, name string, tr kvconn.Transport, src, dst *end, limit
 		return c
 	}
 	rc := config("decode")
-	rc.Shared = kvconn.DevicePool(gpuLayout, gpuBlocks)
+	var err error
+	rc.Shared, err = kvconn.DeviceRanks(gpuLayout, max(dst.Info().Ranks, 1), gpuBlocks)
+	must(t, err)
+	sessions, fetches := sessions, 101
+	if limit == 0 {
+		sessions, fetches = 2, 21
+	}
 	reg, log := prometheus.NewRegistry(), slog.New(slog.DiscardHandler)
 	rm, err := kvconn.NewMetrics(reg)
 	must(t, err)
@@ -303,18 +353,20 @@ func staged(t *testing.T, name string, tr kvconn.Transport, src, dst *end, limit
 	}
 	fmt.Printf("STAGED %s: medians of %d sessions: set up in %.1f ms; first 32 MiB %.2f ms of %.2f, steady (of %d) %.2f ms, p10 %.2f, p90 %.2f: ratio %.2f of %.2f\n",
 		name, sessions, mid(setups), mid(firsts), firsts, len(steady), mid(steady), steady[len(steady)/10], steady[len(steady)*9/10], mid(ratios), ratios)
-	took := times(gpuBlocks/2, 101)[1:]
+	took := times(gpuBlocks/2, fetches)[1:]
 	slices.Sort(took)
 	bytes := float64(gpuLayers * gpuBlocks / 2 * dst.Layout().Resolve()[0].BlockBytes())
 	rates := make([]float64, len(took))
 	for i, ms := range took {
 		rates[len(took)-1-i] = bytes / ms / 1e6
 	}
-	fmt.Printf("STAGED %s: 512 MiB in 64 KiB blocks, scattered at decode, median of 100 %.2f ms = %.2f GB/s, best %.2f\n", name, mid(took), mid(rates), rates[len(rates)-1])
+	fmt.Printf("STAGED %s: 512 MiB in 64 KiB blocks, scattered at decode, median of %d %.2f ms = %.2f GB/s, best %.2f\n", name, len(took), mid(took), mid(rates), rates[len(rates)-1])
 	const from = "from the ticket until decode has verified all"
-	if name == "pinned" {
+	switch {
+	case limit == 0:
+	case name == "pinned":
 		result("push.staged_gbs", "GB/s", mid(rates), rates, from, "both copies at once, nobody waiting", limit)
-	} else {
+	default:
 		result("push.nccl_gbs", "GB/s", mid(rates), rates, from, "", 0)
 		result("push.nccl_setup_ms", "ms", mid(setups), setups, "a session with its communicator, and the ring moved once", "limit", 1000)
 		result("push.nccl_first_ratio", "x", mid(ratios), ratios, fmt.Sprintf("of a session's first 32 MiB to the median of its next 50: %.2f ms and %.2f (p10 %.2f, p90 %.2f)", mid(firsts), mid(steady), steady[len(steady)/10], steady[len(steady)*9/10]), "limit", 1.1)

@@ -56,13 +56,19 @@ var families = []family{
 // ranks are tests of several ranks on one device, which have a stage of their own: CUDA must load all
 // code at once, and under a sanitizer, which lets one kernel run at a time, ranks that compute together would
 // wait for each other for ever.
-var ranks = family{name: "ranks", tests: []string{"TestRanksReduce", "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksFP8", "TestRanksInvariant", "TestRanksOverlap", "TestRanksHeldEqualsSteps", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals", "TestRanksHang", "TestRanksDead", "TestRanksRefused", "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused", "TestRanksAlone"}}
+var ranks = family{name: "ranks", tests: []string{"TestRanksReduce", "TestRanksSignalled", "TestRanksExchange", "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksFP8", "TestRanksInvariant", "TestRanksOverlap", "TestRanksHeldEqualsSteps", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals", "TestRanksHang", "TestRanksDead", "TestRanksRefused", "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused", "TestRanksAlone"}}
 
 // eager has CUDA do so, and a test need not start another process for it.
 var eager = []string{"CUDA_MODULE_LOADING=EAGER", "CUDA_DEVICE_MAX_CONNECTIONS=32"}
 
 // apart gives each rank a GPU of its own.
 var apart = []string{"XPYD_CUDA_APART=1"}
+
+// byNCCL has ranks exchange through NCCL, and withoutPeers has it do so as where no GPU reaches another.
+var (
+	byNCCL       = slices.Concat(apart, []string{"XPYD_CUDA_EXCHANGE=nccl"})
+	withoutPeers = slices.Concat(byNCCL, []string{"NCCL_P2P_DISABLE=1"})
+)
 
 // rankSpeed has figures of several ranks.
 func rankSpeed(name, what string, env ...string) part {
@@ -194,7 +200,7 @@ func plan() []stage {
 		{name: "suite", about: "the CUDA backend against the CPU's, a family of tests at a time", seconds: 210, parts: suite()},
 		{name: "worker", about: "a worker on the GPU; the same tokens from host memory, an SSD, a store, a peer, fifty at once", seconds: 90, parts: []part{tests("worker.test", "worker", 0, nil, "TestOnGPU", "TestOnGPUInFP16", "TestGPUTiers", "TestGPUTiersInvariant", "TestGPUSameTokens", "TestGPUPeers", "TestGPUBound")}},
 		{name: "ranks", about: "tensor parallelism, all ranks on one GPU: against one rank and the CPU", seconds: 170, parts: []part{
-			tests("cuda.test", "reduce", 60, eager, "TestRanksReduce", "TestRanksHang", "TestRanksDead", "TestRanksRefused"),
+			tests("cuda.test", "reduce", 60, eager, "TestRanksReduce", "TestRanksSignalled", "TestRanksHang", "TestRanksDead", "TestRanksRefused"),
 			tests("cuda.test", "model", 120, eager, "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksOverlap", "TestRanksHeldEqualsSteps", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals"),
 			tests("cuda.test", "forms", 120, eager, "TestRanksFP8", "TestRanksInvariant"),
 			tests("cuda.test", "model in fp16", 120, slices.Concat(eager, fp16), "TestRanksReduce", "TestRanksLogits", "TestRanksOverlap", "TestRanksPool"),
@@ -209,9 +215,19 @@ func plan() []stage {
 		{name: "ranks-hf", about: "logits of 2 and of 4 ranks on one GPU beside transformers'", seconds: 90, python: "torch transformers", parts: []part{
 			{name: "by 2", run: []string{"python3", "cuda-hf", "worker.test", "ranks=2"}}, {name: "by 4", run: []string{"python3", "cuda-hf", "worker.test", "ranks=4"}},
 			{name: "by 2 in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16", "ranks=2"}}}},
-		{name: "ranks-memcheck", about: "the kernels of ranks, one rank after the other, and pushes between ranks, under compute-sanitizer", seconds: 120, tool: "memcheck", parts: rankChecks("TestRanksAlone", "TestRanksPush/^4_heads_of_128,_16_tokens,_2_to_4$", "TestRanksPush/^4_heads_of_128,_16_tokens,_4_to_1$", "TestRanksPush/^4_heads_of_128_in_FP8,_2_to_4$", "TestRanksPush/^2_heads_of_80,_5_tokens,",
+		{name: "ranks-memcheck", about: "the kernels of ranks, one rank after the other, and pushes between ranks, under compute-sanitizer", seconds: 120, tool: "memcheck", parts: rankChecks("TestRanksAlone", "TestRanksSignalled", "TestRanksPush/^4_heads_of_128,_16_tokens,_2_to_4$", "TestRanksPush/^4_heads_of_128,_16_tokens,_4_to_1$", "TestRanksPush/^4_heads_of_128_in_FP8,_2_to_4$", "TestRanksPush/^2_heads_of_80,_5_tokens,",
 			"TestRanksRefill/^blocks_of_5_from_16$/^1_to_2$", "TestRanksRefill/^FP8_blocks_of_32_from_bf16$/^4_to_1$", "TestRanksPushRefused")},
-		{name: "ranks-racecheck", about: "the same", seconds: 120, tool: "racecheck", beside: 6, parts: rankChecks("TestRanksAlone", "TestRanksRefill/^blocks_of_5_from_16$/^2_to_4$", "TestRanksPush/^4_heads_of_128,_16_tokens,_2_to_4$", "TestRanksPush/^4_heads_of_128_in_FP8,_4_to_1$")},
+		{name: "ranks-racecheck", about: "the same", seconds: 120, tool: "racecheck", beside: 6, parts: rankChecks("TestRanksAlone", "TestRanksSignalled", "TestRanksRefill/^blocks_of_5_from_16$/^2_to_4$", "TestRanksPush/^4_heads_of_128,_16_tokens,_2_to_4$", "TestRanksPush/^4_heads_of_128_in_FP8,_4_to_1$")},
+		{name: "ranks-synccheck", about: "the kernels of ranks, one rank after the other", seconds: 60, tool: "synccheck", beside: 6, parts: rankChecks("TestRanksAlone", "TestRanksSignalled")},
+		{name: "ranks-nccl", about: "a GPU a rank: sums through NCCL beside peer memory, NCCL's links between unequal numbers of ranks; fleets", seconds: 400, gpus: 2, parts: []part{
+			tests("cuda.test", "reduce", 60, slices.Concat(eager, byNCCL), "TestRanksReduce"),
+			tests("cuda.test", "same bits", 90, slices.Concat(eager, apart), "TestRanksExchange"),
+			tests("cuda.test", "faults", 60, slices.Concat(eager, byNCCL), "TestRanksHang", "TestRanksDead"),
+			tests("stage.test", "links", 120, slices.Concat(eager, []string{"XPYD_CUDA_PUSH=1"}), "TestStagedRanksOnGPUs"),
+			{name: "fleets by nccl", run: []string{"python3", "ranks-test", "--xpyd", "xpyd", "--transport", "nccl", "--ranks", "2:1,1:2,2:2"}, seconds: 150},
+			tests("cuda.test", "steps", 120, slices.Concat(eager, byNCCL), "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksOverlap", "TestRanksHeldEqualsSteps"),
+			tests("cuda.test", "without peer access", 90, slices.Concat(eager, withoutPeers), "TestRanksReduce", "TestRanksExchange"),
+			rankSpeed("speed", "reduce steps", apart...), rankSpeed("speed by NCCL", "reduce steps", byNCCL...), rankSpeed("speed without peer access", "reduce steps", withoutPeers...)}},
 		{name: "ranks-apart", about: "a GPU a rank: answers, pushes, speed, the all-reduce beside NCCL's; fleets", seconds: 240, gpus: 2, parts: []part{
 			tests("cuda.test", "model", 120, slices.Concat(eager, apart), "TestRanksReduce", "TestRanksLogits", "TestRanksPush", "TestRanksRefill"),
 			tests("cuda.test", "faults", 60, slices.Concat(eager, apart), "TestRanksHang", "TestRanksDead"),

@@ -18,6 +18,7 @@ import (
 // Ranks is one end's pool, divided among several GPUs. It implements kvconntest.GPU.
 type Ranks struct {
 	List   []*kerneltest.FakeGPU
+	Joined *kerneltest.FakeRanks // of all heads
 	layout kvlayout.Layout
 	layers []kvlayout.Layer   // of all heads
 	parts  [][]kvlayout.Layer // of each rank
@@ -44,6 +45,9 @@ func NewRanks(t testing.TB, ranks, blocks int, delay time.Duration, change func(
 	})
 	r := &Ranks{List: list, layout: l, layers: l.Resolve()}
 	if r.shared, err = kvconn.DeviceRanks(l, ranks, blocks); err != nil {
+		t.Fatal(err)
+	}
+	if r.Joined, err = kerneltest.JoinFakeRanks(l, list); err != nil {
 		t.Fatal(err)
 	}
 	layouts, _ := l.Ranks(ranks) // as above
