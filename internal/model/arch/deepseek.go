@@ -1,6 +1,7 @@
 package arch
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -83,7 +84,7 @@ func deepseek(f Family, defaults deepseekJSON, route func(j *deepseekJSON, c *Co
 			return Config{}, err
 		}
 		j.attention(&c)
-		c.DraftLayers = max(j.Draft, j.MTP)
+		c.DraftLayers = cmp.Or(j.Draft, j.MTP)
 		if j.Experts == 0 {
 			return c, nil // every layer is dense
 		}
