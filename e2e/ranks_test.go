@@ -10,8 +10,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,7 +19,6 @@ import (
 	"github.com/xpyd/xpyd/engine/tier/redis/redistest"
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
-	"github.com/xpyd/xpyd/internal/model/modeltest"
 	"github.com/xpyd/xpyd/kernels"
 	"github.com/xpyd/xpyd/router"
 	"github.com/xpyd/xpyd/worker"
@@ -127,24 +124,11 @@ func TestDifferentialRanksShared(t *testing.T) {
 }
 
 // TestRandomModelsRanks: models of other families with random weights, whose two KV heads are each
-// kept by two of four ranks: every pair of numbers of ranks draws what one rank draws alone.
+// kept by two of four ranks, and whose one latent is kept by all: every pair of numbers of ranks draws what one rank draws alone.
 func TestRandomModelsRanks(t *testing.T) {
-	for _, family := range []string{"llama", "qwen2", "qwen3", "mixtral", "qwen3_moe"} {
+	for _, family := range []string{"llama", "qwen2", "qwen3", "mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3"} {
 		t.Run(family, func(t *testing.T) {
-			dir := t.TempDir()
-			files := map[string][]byte{}
-			for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
-				b, err := os.ReadFile(filepath.Join("..", "internal", "model", "stories260k", name))
-				if err != nil {
-					t.Fatal(err)
-				}
-				files[name] = b
-			}
-			c := modeltest.Tiny(family)
-			c.Vocab = 512
-			if err := modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16, Files: files}); err != nil {
-				t.Fatal(err)
-			}
+			dir := randomModel(t, family)
 			of := func(ranks int) func(*worker.Config) {
 				return func(c *worker.Config) { c.Model, c.ServedName, c.TensorParallel = dir, "random", ranks }
 			}

@@ -209,6 +209,9 @@ type Result struct {
 
 // Layout is how a model's KV lies in a pool of dtype: all of its heads, and its layers all alike.
 func Layout(a *arch.Config, blockTokens int, dtype kvlayout.DType) kvlayout.Layout {
+	if a.KVRank > 0 {
+		return kvlayout.OfLatent(a.Layers, a.KVRank, a.RopeDim, blockTokens, dtype)
+	}
 	return kvlayout.Plain(a.Layers, a.KVHeads, a.HeadDim, blockTokens, dtype)
 }
 

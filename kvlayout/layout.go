@@ -67,6 +67,14 @@ func Plain(layers, heads, dim, blockTokens int, dtype DType) Layout {
 	return Layout{BlockTokens: blockTokens, Groups: []Group{g}}
 }
 
+// OfLatent is the layout of a model whose layers all attend to a latent and a rotated key, one
+// of each for all query heads, such as DeepSeek's. F8E4M3 rows have a scale each.
+func OfLatent(layers, latent, rope, blockTokens int, dtype DType) Layout {
+	l := Plain(layers, 1, latent, blockTokens, dtype)
+	l.Groups[0].Kind, l.Groups[0].Planes = Latent, []Plane{{"latent", latent}, {"rope", rope}}
+	return l
+}
+
 // KV are the planes of ordinary attention.
 func KV(dim int) []Plane { return []Plane{{"k", dim}, {"v", dim}} }
 

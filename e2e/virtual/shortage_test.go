@@ -20,7 +20,7 @@ import (
 func TestShortage(t *testing.T) {
 	const rounds, crowd, few = 8, 14, 3
 	model := filepath.Join(t.TempDir(), "tiny")
-	makeModel(t, model)
+	makeModel(t, "llama", model)
 	bubble(t, func(t *testing.T) {
 		f := newFleet(t, model)
 		f.blocks = 110 // of 16 tokens: for the longest with three choices

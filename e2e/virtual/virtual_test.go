@@ -35,22 +35,27 @@ import (
 )
 
 // TestUnbroken: see package unbroken. The workers run on virtual time.
-func TestUnbroken(t *testing.T) { unbrokenOf(t, 88, false, nil) }
+func TestUnbroken(t *testing.T) { unbrokenOf(t, "llama", 88, false, nil) }
 
 // TestUnbrokenBound is the same for answers that are all bound: to schemas, regular expressions, choices, calls of
 // tools. 88 strikes are a thousand answers.
-func TestUnbrokenBound(t *testing.T) { unbrokenOf(t, 30, true, nil) }
+func TestUnbrokenBound(t *testing.T) { unbrokenOf(t, "llama", 30, true, nil) }
 
 // TestUnbrokenRanks is the same for workers of unequal numbers of ranks, two of which keep each of
 // the model's two KV heads on decode-1.
 func TestUnbrokenRanks(t *testing.T) {
-	unbrokenOf(t, 20, false, map[string]int{"prefill-0": 2, "decode-0": 1, "decode-1": 4, unbroken.Wired: 2})
+	unbrokenOf(t, "llama", 20, false, map[string]int{"prefill-0": 2, "decode-0": 1, "decode-1": 4, unbroken.Wired: 2})
 }
 
-func unbrokenOf(t *testing.T, otherwise int, bound bool, ranks map[string]int) {
+// TestUnbrokenLatent is the same for a model whose KV is one latent a position, which each rank keeps.
+func TestUnbrokenLatent(t *testing.T) {
+	unbrokenOf(t, "deepseek_v3", 12, false, map[string]int{"prefill-0": 1, "decode-0": 2, "decode-1": 1, unbroken.Wired: 4})
+}
+
+func unbrokenOf(t *testing.T, family string, otherwise int, bound bool, ranks map[string]int) {
 	strikes, seed := unbroken.Asked(t, "XPYD_UNBROKEN_VIRTUAL", otherwise)
 	model := filepath.Join(t.TempDir(), "tiny")
-	makeModel(t, model)
+	makeModel(t, family, model)
 	bubble(t, func(t *testing.T) {
 		f := newFleet(t, model)
 		f.ranks = ranks
@@ -255,8 +260,8 @@ func (p *paced) Step(s *kernels.Step) ([]kernels.Result, error) {
 	return p.Backend.Step(s)
 }
 
-// makeModel writes a tiny model with random weights and the tokenizer of stories260k.
-func makeModel(t *testing.T, dir string) {
+// makeModel writes a tiny model of a family with random weights and the tokenizer of stories260k.
+func makeModel(t *testing.T, family, dir string) {
 	t.Helper()
 	files := map[string][]byte{"chat_template.jinja": []byte("{% for m in messages %}{{ m.content }} {% endfor %}")}
 	for _, name := range []string{"tokenizer.json", "tokenizer_config.json"} {
@@ -266,7 +271,7 @@ func makeModel(t *testing.T, dir string) {
 		}
 		files[name] = b
 	}
-	c := modeltest.Tiny("llama")
+	c := modeltest.Tiny(family)
 	c.Vocab, c.MaxPositions = 512, 4096
 	if err := modeltest.WriteHF(dir, c, modeltest.HFOptions{Seed: 1, DType: kernels.F16, Files: files}); err != nil {
 		t.Fatal(err)

@@ -64,7 +64,7 @@ func choose(c *arch.Config, source string, have map[string]stored, gguf bool) (m
 	for _, name := range slices.Sorted(maps.Keys(have)) {
 		s := have[name]
 		zeroBias := strings.HasSuffix(name, ".bias") && s.why == "" && len(bytes.TrimLeft(s.raw, "\x00")) == 0
-		if arch.InLayer(name) && !used[name] && !zeroBias && !harmless.MatchString(name) {
+		if arch.InLayer(name) && !used[name] && !zeroBias && !harmless.MatchString(name) && !c.Drafts(name) {
 			return nil, fmt.Errorf("%s: tensor %s has no place in a %s decoder of %d layers: this architecture is not supported", s.file, name, c.ModelType, c.Layers)
 		}
 	}

@@ -32,6 +32,8 @@ func TestFingerprintsOfFamilies(t *testing.T) {
 	want["mixtral"] = [2]string{"274c947da61ceb981520896907f16cd41787063259039b65238a43669af8bf17"}
 	want["qwen3_moe"] = [2]string{"f7212b728dc1069b011b982b1211ab2adb1e7fa169252c0b443f1a06a7643cb6", "d7d15f4c60caa95c4d1cf34dbcc77582516e24a1df541d3dc886e20559af17d0"}
 	want["gemma3_text"] = [2]string{"eead5e0a6bbe46229008c905ea1ef7e305fafc444e3203cff69c7ba1de9d9b0f", "47caafd35ea88f973696f5f79a1eefd601c592ea54e8a341e42869a8fa357c87"}
+	want["deepseek_v2"] = [2]string{"4eea03b340bfc05c06df0557af0273d544ed47ad9d6dc1a9b164c83f71ef751e"}
+	want["deepseek_v3"] = [2]string{"e06e11498c64bfe5cd84fe19b0a62bfd7ceb3f6b57a4994b27d404a4a1026356"}
 	for _, family := range arch.Families() {
 		c := modeltest.Tiny(family.Name)
 		if got := open(t, writeHF(t, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16})).Fingerprint; got != want[family.Name][0] {

@@ -130,7 +130,13 @@ func TestOpenFP8(t *testing.T) {
 
 // TestOpenFP8Blocks: a scale is for 128 rows and 128 columns, the last of both for fewer.
 func TestOpenFP8Blocks(t *testing.T) {
-	c := modeltest.Tiny("qwen3_moe")
+	for _, family := range []string{"qwen3_moe", "deepseek_v3"} {
+		t.Run(family, func(t *testing.T) { openFP8Blocks(t, family) })
+	}
+}
+
+func openFP8Blocks(t *testing.T, family string) {
+	c := modeltest.Tiny(family)
 	c.Hidden, c.ExpertWidth = 192, 130
 	dir := writeHF(t, c, modeltest.HFOptions{Seed: 1, DType: kernels.BF16})
 	m := open(t, dir)

@@ -69,7 +69,7 @@ func FuzzGGUF(f *testing.F) {
 }
 
 func FuzzConfig(f *testing.F) {
-	for _, kind := range []string{"llama", "qwen2", "qwen3"} {
+	for _, kind := range []string{"llama", "qwen2", "qwen3", "deepseek_v2", "deepseek_v3"} {
 		c := modeltest.Tiny(kind)
 		c.Rope = arch.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64}
 		b, err := json.Marshal(modeltest.ConfigJSON(c, kernels.F32))

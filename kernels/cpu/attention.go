@@ -62,14 +62,19 @@ func (b *Backend) appendItem(layer int, it *item) {
 func (b *Backend) finishHead(x []float32, at int, bias, norm, cosSin []float32) {
 	addBias(x, bias, at)
 	if norm != nil {
-		n := len(x)
-		if n%16 == 0 {
-			b.ops.scaleMul(&x[0], &x[0], &norm[0], b.rsqrtMean(b.ops.sumSq(&x[0], n), n), n)
-		} else {
-			scaleMulPortable(&x[0], &x[0], &norm[0], b.rsqrtMean(sumSqPortable(&x[0], n), n), n)
-		}
+		b.normTo(x, norm, b.arch.NormEps)
 	}
 	rotate(x, cosSin)
+}
+
+// normTo norms x, of any width, in place.
+func (b *Backend) normTo(x, norm []float32, eps float32) {
+	n := len(x)
+	if n%16 == 0 {
+		b.ops.scaleMul(&x[0], &x[0], &norm[0], rsqrtMean(b.ops.sumSq(&x[0], n), n, eps), n)
+	} else {
+		scaleMulPortable(&x[0], &x[0], &norm[0], rsqrtMean(sumSqPortable(&x[0], n), n, eps), n)
+	}
 }
 
 func addBias(x, bias []float32, at int) {

@@ -56,7 +56,7 @@ type Backend struct {
 	scale            float32 // of attention scores
 	pvPasses         []pvPass
 	pvRows           int
-	layerMACs        int // multiply-adds of one token without the head
+	tokenMACs        int // multiply-adds of one token without the head
 
 	step stepState
 }
@@ -65,6 +65,7 @@ type layer struct {
 	attnNorm, mlpNorm   []float32
 	attnPost, mlpPost   []float32 // norms of what is added; nil: there are none
 	qkv, o, gated, down matrix
+	latent              *latent   // MLA's; qkv and o are its own, too
 	experts             *experts  // instead of gated and down
 	gelu                bool      // not silu
 	window              int       // positions, and rotated as such; 0: all
@@ -193,6 +194,8 @@ func (b *Backend) load(w kernels.Weights) error {
 			if a.QKNorm {
 				l.qNorm, l.kNorm = norm(arch.QNorm, a.HeadDim), norm(arch.KNorm, a.HeadDim)
 			}
+		case arch.MLA:
+			b.loadLatent(l, get)
 		default:
 			return fmt.Errorf("layer %d: attention %q is not served on the CPU", i, attention)
 		}
@@ -203,6 +206,9 @@ func (b *Backend) load(w kernels.Weights) error {
 			l.down = pack(a.Intermediate, source{get(arch.Down), a.Hidden})
 		case arch.Mixture:
 			l.experts = loadExperts(a, func(r arch.Role, expert int) kernels.Tensor { return w[r.Of(i, expert)] })
+		case arch.SharedMixture:
+			l.experts = loadExperts(a, func(r arch.Role, expert int) kernels.Tensor { return w[r.Of(i, expert)] })
+			l.experts.loadShared(a, get)
 		default:
 			return fmt.Errorf("layer %d: feed-forward %q is not served on the CPU", i, feed)
 		}
@@ -217,12 +223,26 @@ func (b *Backend) load(w kernels.Weights) error {
 		b.embed.Data = alloc(len(embed.Data))
 		copy(b.embed.Data, embed.Data)
 	}
-	feed := 3 * a.Intermediate
-	if a.Experts > 0 {
-		feed = a.Experts + 3*a.ExpertsPerToken*a.ExpertWidth
-	}
-	b.layerMACs = a.Layers * a.Hidden * (2*q + 2*kv + feed)
+	b.tokenMACs = tokenMACs(a)
 	return nil
+}
+
+// tokenMACs is how many multiply-adds a token takes without scores and the head.
+func tokenMACs(a *arch.Config) (macs int) {
+	for i := range a.Layers {
+		attention, feed := a.Layer(i)
+		if attention == arch.MLA {
+			macs += latentMACs(a)
+		} else {
+			macs += 2 * a.Hidden * (a.Heads + a.KVHeads) * a.HeadDim
+		}
+		if feed == arch.Mixture || feed == arch.SharedMixture {
+			macs += a.Hidden * (a.Experts + 3*(a.ExpertsPerToken+a.SharedExperts)*a.ExpertWidth)
+		} else {
+			macs += 3 * a.Hidden * a.Intermediate
+		}
+	}
+	return macs
 }
 
 // normVector is the weights that a norm multiplies by.
@@ -236,10 +256,13 @@ func normVector(a *arch.Config, t kernels.Tensor, n int) []float32 {
 	return v
 }
 
-// choosePV divides head_dim among the value kernels.
+// choosePV divides head_dim, or the width of latents, among the value kernels.
 func (b *Backend) choosePV() {
 	o, dim := b.ops, b.arch.HeadDim
-	if dim%8 != 0 || o.lanes == 0 {
+	if b.arch.KVRank > 0 {
+		dim = b.arch.KVRank // latents are the values
+	}
+	if dim%8 != 0 || b.arch.Rotated()%8 != 0 || o.lanes == 0 {
 		b.pvRows = 1
 		b.pvPasses = []pvPass{{rows: [5]func(*pvArgs){1: func(a *pvArgs) { pvPortable(a, dim) }}}}
 		p := *o

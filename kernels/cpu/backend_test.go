@@ -53,6 +53,9 @@ func families() map[string]arch.Config {
 		"gemma3 16":      shape(3, 64, 90, 4, 2, 16, 70),
 		"gemma3 24":      shape(2, 48, 64, 4, 1, 24, 70),
 		"qwen3 moe 33":   shape(2, 72, 50, 4, 2, 24, 64),
+		"deepseek v2 32": shape(2, 64, 90, 6, 1, 24, 70),
+		"deepseek v3 80": shape(3, 72, 50, 4, 1, 56, 64),
+		"deepseek odd":   shape(2, 40, 50, 2, 1, 18, 40),
 	}
 	kerneltest.Features(f)
 	kerneltest.Change(f, "qwen3 gqa2 80", func(a *arch.Config) { a.QKNorm, a.NormEps, a.RopeTheta = true, 1e-6, 1e6 })
@@ -69,6 +72,21 @@ func families() map[string]arch.Config {
 			a.EmbedScale, a.Window, a.FullEvery, a.WindowTheta, a.ScoreScale = 8, window, 2, 300, 0.2
 		})
 	}
+	kerneltest.Change(f, "deepseek v2 32", func(a *arch.Config) {
+		a.ModelType, a.KVRank, a.NopeDim, a.RopeDim, a.ValueDim = "deepseek_v2", 32, 16, 8, 20
+		a.DenseLayers, a.Experts, a.ExpertsPerToken, a.ExpertWidth, a.SharedExperts = 1, 12, 3, 20, 2
+		a.Routing, a.ExpertGroups, a.TopGroups, a.RoutedScale = arch.SoftmaxTop, 4, 2, 4
+	})
+	kerneltest.Change(f, "deepseek v3 80", func(a *arch.Config) {
+		a.ModelType, a.QRank, a.KVRank, a.NopeDim, a.RopeDim, a.ValueDim = "deepseek_v3", 40, 80, 40, 16, 36
+		a.DenseLayers, a.Experts, a.ExpertsPerToken, a.ExpertWidth, a.SharedExperts = 1, 33, 5, 20, 1
+		a.Routing, a.ExpertGroups, a.TopGroups, a.RoutedScale, a.NormExperts = arch.SigmoidBias, 3, 2, 2.5, true
+		a.Rope = arch.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64, MScale: 1, MScaleAllDim: 0.7}
+		a.ScoreScale = 0.2
+	})
+	kerneltest.Change(f, "deepseek odd", func(a *arch.Config) { // dense, and no width fits a register
+		a.ModelType, a.QRank, a.KVRank, a.NopeDim, a.RopeDim, a.ValueDim = "deepseek_v3", 13, 20, 12, 6, 10
+	})
 	kerneltest.Change(f, "gqa3 96", func(a *arch.Config) { a.Rope = arch.RopeScaling{Kind: "linear", Factor: 2} })
 	return f
 }

@@ -11,6 +11,9 @@ import (
 type experts struct {
 	router      matrix
 	gated, down []matrix
+	bias        []float32 // of choosing; nil: there is none
+
+	sharedGated, sharedDown matrix // of every row; without panels: there are none
 }
 
 // pick is one expert that a row chose, and its part in the sum.
@@ -26,15 +29,18 @@ type group struct{ expert, lo, hi int }
 // mixing is a mixture's scratch. Gathered rows lie expert by expert, an expert's in the order of
 // the batch, so that each expert is read once in a step.
 type mixing struct {
-	row    int       // padded experts
-	ffRow  int       // padded width of an expert
-	logits []float32 // [row of the batch][row]
-	picks  []pick    // [row of the batch][experts a token], by expert
-	groups []group
-	counts []int     // of rows, by expert
-	in     []float32 // [gathered][hidden]
-	ff     []float32 // [gathered][ffRow]
-	out    []float32 // [gathered][hidden]
+	row       int       // padded experts
+	choiceRow int       // experts and groups
+	ffRow     int       // padded width of an expert
+	logits    []float32 // [row of the batch][row]
+	choice    []float32 // [row of the batch][choiceRow]: what experts are chosen by, if not logits
+	picks     []pick    // [row of the batch][experts a token], by expert
+	groups    []group
+	counts    []int     // of rows, by expert
+	in        []float32 // [gathered][hidden]
+	ff        []float32 // [gathered][ffRow]
+	out       []float32 // [gathered][hidden]
+	shared    []float32 // [row of the batch][hidden]
 }
 
 func loadExperts(a *arch.Config, get func(r arch.Role, expert int) kernels.Tensor) *experts {
@@ -46,6 +52,17 @@ func loadExperts(a *arch.Config, get func(r arch.Role, expert int) kernels.Tenso
 	return e
 }
 
+// loadShared takes what a SharedMixture has beside a Mixture's.
+func (e *experts) loadShared(a *arch.Config, get func(r arch.Role) kernels.Tensor) {
+	if a.Routing == arch.SigmoidBias {
+		e.bias = vector(get(arch.RouterBias), a.Experts)[:a.Experts]
+	}
+	if width := a.SharedExperts * a.ExpertWidth; width > 0 {
+		e.sharedGated = packGated(a.Hidden, width, get(arch.SharedGate), get(arch.SharedUp))
+		e.sharedDown = pack(width, source{get(arch.SharedDown), a.Hidden})
+	}
+}
+
 func (x *mixing) init(e *experts) {
 	x.row, x.ffRow = e.router.outRows(), e.gated[0].panels*guRows
 	x.counts = make([]int, len(e.gated))
@@ -53,7 +70,13 @@ func (x *mixing) init(e *experts) {
 }
 
 // grow makes room for n rows of the batch.
-func (x *mixing) grow(n, perToken, hidden int) {
+func (x *mixing) grow(a *arch.Config, n, hidden int) {
+	perToken := a.ExpertsPerToken
+	if a.Routing != "" {
+		x.choiceRow = a.Experts + a.ExpertGroups
+		x.choice = allocFloats(n * x.choiceRow)
+		x.shared = allocFloats(n * hidden)
+	}
 	x.logits = allocFloats(n * x.row)
 	x.picks = make([]pick, n*perToken)
 	x.in = allocFloats(n * perToken * hidden)
@@ -65,10 +88,22 @@ func (x *mixing) grow(n, perToken, hidden int) {
 func (b *Backend) mix(m *member, e *experts) {
 	s, t, x := &b.step, b.team, &b.step.mixing
 	n, per := len(s.tokens), b.arch.ExpertsPerToken
+	if e.sharedGated.panels > 0 {
+		b.gate(m, &e.sharedGated, false)
+		t.barrier(m.seat)
+		b.project(m, &e.sharedDown, s.ff, s.ffRow, x.shared, s.hidden, n)
+		t.barrier(m.seat)
+	}
 	b.project(m, &e.router, s.xn, s.hidden, x.logits, x.row, n)
 	t.barrier(m.seat)
 	for r := range t.items(m.seat, n, t.share(n)) {
-		b.choose(x.logits[r*x.row:][:x.row], x.picks[r*per:][:per])
+		logits, picks := x.logits[r*x.row:][:x.row], x.picks[r*per:][:per]
+		if b.arch.Routing != "" {
+			b.route(e, logits, x.choice[r*x.choiceRow:][:x.choiceRow], picks)
+		} else {
+			b.choose(logits, picks)
+		}
+		byNumber(picks)
 	}
 	t.barrier(m.seat)
 	if m.seat == &t.seats[0] {
@@ -90,6 +125,11 @@ func (b *Backend) mix(m *member, e *experts) {
 	t.barrier(m.seat)
 	for r := range t.items(m.seat, n, t.share(n)) {
 		x.sum(s.delta[r*s.hidden:][:s.hidden], x.picks[r*per:][:per])
+		if e.sharedGated.panels > 0 {
+			for i, v := range x.shared[r*s.hidden:][:s.hidden] {
+				s.delta[r*s.hidden+i] += v
+			}
+		}
 	}
 }
 
@@ -109,33 +149,14 @@ func (b *Backend) ofGroups(m *member, w *matrix, do func(g group, lo, hi int)) {
 	}
 }
 
-// choose fills in the experts of the greatest logits, the lower one first among equals, by
-// number, with their parts of the softmax. Padding of logits is overwritten.
+// choose fills in the experts of the greatest logits, with their parts of the softmax. Padding
+// of logits is overwritten.
 func (b *Backend) choose(logits []float32, picks []pick) {
 	a := &b.arch
 	for i := a.Experts; i < len(logits); i++ {
 		logits[i] = float32(math.Inf(-1))
 	}
-	last := float32(math.Inf(1))
-	for j := range picks {
-		// The next below the last one chosen, or equal to it and higher in number. What is no
-		// number is chosen last.
-		best, prev := -1, -1
-		if j > 0 {
-			prev = int(picks[j-1].expert)
-		}
-		for i, v := range logits[:a.Experts] {
-			if (v < last || v == last && i > prev) && (best < 0 || v > logits[best]) {
-				best = i
-			}
-		}
-		if best < 0 {
-			best = lacking(picks[:j])
-		} else {
-			last = logits[best]
-		}
-		picks[j] = pick{expert: int32(best)}
-	}
+	greatest(logits[:a.Experts], picks)
 	total := b.ops.softmax(&logits[0], len(logits))
 	if a.NormExperts {
 		total = 0
@@ -146,6 +167,34 @@ func (b *Backend) choose(logits []float32, picks []pick) {
 	for j := range picks {
 		picks[j].part = logits[picks[j].expert] / total
 	}
+}
+
+// greatest picks those of the greatest values, the greatest first, and the lower in number first among equals.
+func greatest(values []float32, picks []pick) {
+	last := float32(math.Inf(1))
+	for j := range picks {
+		// The next below the last one chosen, or equal to it and higher in number. What is no
+		// number is chosen last.
+		best, prev := -1, -1
+		if j > 0 {
+			prev = int(picks[j-1].expert)
+		}
+		for i, v := range values {
+			if (v < last || v == last && i > prev) && (best < 0 || v > values[best]) {
+				best = i
+			}
+		}
+		if best < 0 {
+			best = lacking(picks[:j])
+		} else {
+			last = values[best]
+		}
+		picks[j] = pick{expert: int32(best)}
+	}
+}
+
+// byNumber sorts picks by their experts.
+func byNumber(picks []pick) {
 	for j := range picks { // few: by insertion
 		for i := j; i > 0 && picks[i].expert < picks[i-1].expert; i-- {
 			picks[i], picks[i-1] = picks[i-1], picks[i]

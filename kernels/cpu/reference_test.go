@@ -68,8 +68,11 @@ func naiveFeed(w kernels.Weights, at arch.Place, gelu bool, hidden, width int, x
 	return naiveMul(of(arch.Down), hidden, g)
 }
 
-// naiveRoute is the part of each chosen expert.
-func naiveRoute(a arch.Config, logits []float64) map[int]float64 {
+// naiveRoute is the part of each chosen expert, with bias that of a shared mixture's choice.
+func naiveRoute(a arch.Config, logits []float64, bias kernels.Tensor) map[int]float64 {
+	if a.Routing != "" {
+		return naiveGroups(a, logits, bias)
+	}
 	order := make([]int, len(logits))
 	total, chosen := 0.0, 0.0
 	for i, v := range logits {
@@ -90,12 +93,115 @@ func naiveRoute(a arch.Config, logits []float64) map[int]float64 {
 	return parts
 }
 
+// naiveGroups is naiveRoute of experts that are chosen from groups of them.
+func naiveGroups(a arch.Config, logits []float64, bias kernels.Tensor) map[int]float64 {
+	scores, choice := make([]float64, len(logits)), make([]float64, len(logits))
+	total := 0.0
+	for _, v := range logits {
+		total += math.Exp(v)
+	}
+	for i, v := range logits {
+		if scores[i] = math.Exp(v) / total; a.Routing == arch.SigmoidBias {
+			scores[i] = 1 / (1 + math.Exp(-v))
+			choice[i] = value(bias, i)
+		}
+		choice[i] += scores[i]
+	}
+	best := func(v []float64, n int) []int {
+		order := make([]int, len(v))
+		for i := range order {
+			order[i] = i
+		}
+		slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(v[y], v[x]) })
+		return order[:n]
+	}
+	allowed := map[int]bool{}
+	groups := max(1, a.ExpertGroups)
+	worth, size := make([]float64, groups), len(logits)/groups
+	for g := range groups {
+		of := choice[g*size:][:size]
+		if worth[g] = of[best(of, 1)[0]]; a.Routing == arch.SigmoidBias && size > 1 {
+			worth[g] += of[best(of, 2)[1]]
+		}
+	}
+	for _, g := range best(worth, max(1, a.TopGroups)) {
+		allowed[g] = true
+	}
+	for i := range choice {
+		if !allowed[i/size] {
+			choice[i] = math.Inf(-1)
+		}
+	}
+	parts, sum := map[int]float64{}, 0.0
+	for _, e := range best(choice, a.ExpertsPerToken) {
+		parts[e] = scores[e] * a.RoutedScale
+		sum += scores[e]
+	}
+	for e := range parts {
+		if a.NormExperts {
+			parts[e] /= sum
+		}
+	}
+	return parts
+}
+
+// naiveLatent is latent attention with keys and values as the paper forms them, which the CPU never does. It adds the
+// position to rows: latents, and rotated keys behind them.
+func naiveLatent(a arch.Config, l func(arch.Role) kernels.Tensor, n []float64, rows *[][]float64, pos int, freq []float64, factor, scale float64) []float64 {
+	eps := a
+	eps.NormEps = arch.LatentEps
+	turn := func(v []float64) {
+		for i := range len(v) / 2 {
+			s, c := math.Sincos(freq[i] * float64(pos))
+			s, c = s*factor, c*factor
+			v[2*i], v[2*i+1] = v[2*i]*c-v[2*i+1]*s, v[2*i+1]*c+v[2*i]*s
+		}
+	}
+	q, width := []float64(nil), a.Heads*a.HeadDim
+	if a.QRank > 0 {
+		q = naiveMul(l(arch.QB), width, naiveNorm(eps, l(arch.QANorm), naiveMul(l(arch.QA), a.QRank, n)))
+	} else {
+		q = naiveMul(l(arch.Q), width, n)
+	}
+	row := naiveMul(l(arch.KVA), a.KVRank+a.RopeDim, n)
+	copy(row, naiveNorm(eps, l(arch.KVANorm), row[:a.KVRank]))
+	turn(row[a.KVRank:])
+	*rows = append(*rows, row)
+	out := make([]float64, a.Heads*a.ValueDim)
+	each := a.NopeDim + a.ValueDim
+	formed := make([][]float64, len(*rows))
+	for t, r := range *rows {
+		formed[t] = naiveMul(l(arch.KVB), a.Heads*each, r[:a.KVRank])
+	}
+	for h := range a.Heads {
+		qh := q[h*a.HeadDim:][:a.HeadDim]
+		turn(qh[a.NopeDim:])
+		p, sum := make([]float64, len(*rows)), 0.0
+		for t, r := range *rows {
+			key := append(slices.Clone(formed[t][h*each:][:a.NopeDim]), r[a.KVRank:]...)
+			dot := 0.0
+			for i := range key {
+				dot += qh[i] * key[i]
+			}
+			p[t] = math.Exp(dot * scale)
+			sum += p[t]
+		}
+		for t := range p {
+			for i := range a.ValueDim {
+				out[h*a.ValueDim+i] += p[t] / sum * formed[t][h*each+a.NopeDim+i]
+			}
+		}
+	}
+	return out
+}
+
 // naiveForward is a whole forward pass in float64, written from the papers:
 // it returns the logits after every token, and the hidden states that they are computed from. rope gives a
 // position's rotation.
 func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float64, factor float64) (all, states [][]float64) {
 	d, group := a.HeadDim, a.Heads/a.KVHeads
 	keys, vals := make([][][]float64, a.Layers), make([][][]float64, a.Layers)
+	latents := make([][][]float64, a.Layers)
 	for pos, id := range tokens {
 		x := make([]float64, a.Hidden)
 		for i := range x {
@@ -147,6 +253,28 @@ func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float
 				}
 			}
 			n := naiveNorm(a, l(arch.AttnNorm), x)
+			feedAndAdd := func() {
+				n = naiveNorm(a, l(arch.MLPNorm), x)
+				if feed == arch.SwiGLU || feed == arch.GeGLU {
+					add(arch.MLPPostNorm, naiveFeed(w, arch.Place{Layer: li}, feed == arch.GeGLU, a.Hidden, a.Intermediate, n))
+					return
+				}
+				for e, part := range naiveRoute(a, naiveMul(l(arch.Router), a.Experts, n), l(arch.RouterBias)) {
+					for i, v := range naiveFeed(w, arch.Place{Layer: li, Expert: e}, false, a.Hidden, a.ExpertWidth, n) {
+						x[i] += part * v
+					}
+				}
+				if width := a.SharedExperts * a.ExpertWidth; width > 0 {
+					shared := kernels.Weights{arch.Gate.At(0): l(arch.SharedGate), arch.Up.At(0): l(arch.SharedUp), arch.Down.At(0): l(arch.SharedDown)}
+					add(arch.MLPPostNorm, naiveFeed(shared, arch.Place{}, false, a.Hidden, width, n))
+				}
+			}
+			if attention == arch.MLA {
+				out := naiveLatent(a, l, n, &latents[li], pos, freq, factor, scale)
+				add(arch.AttnPostNorm, naiveMul(l(arch.O), a.Hidden, out))
+				feedAndAdd()
+				continue
+			}
 			q := finish(naiveMul(l(arch.Q), a.Heads*d, n), l(arch.QBias), l(arch.QNorm), true)
 			keys[li] = append(keys[li], finish(naiveMul(l(arch.K), a.KVHeads*d, n), l(arch.KBias), l(arch.KNorm), true))
 			vals[li] = append(vals[li], finish(naiveMul(l(arch.V), a.KVHeads*d, n), l(arch.VBias), kernels.Tensor{}, false))
@@ -170,16 +298,7 @@ func naiveForward(a arch.Config, w kernels.Weights, tokens []int32, freq []float
 				}
 			}
 			add(arch.AttnPostNorm, naiveMul(l(arch.O), a.Hidden, out))
-			n = naiveNorm(a, l(arch.MLPNorm), x)
-			if a.Experts == 0 {
-				add(arch.MLPPostNorm, naiveFeed(w, arch.Place{Layer: li}, feed == arch.GeGLU, a.Hidden, a.Intermediate, n))
-				continue
-			}
-			for e, part := range naiveRoute(a, naiveMul(l(arch.Router), a.Experts, n)) {
-				for i, v := range naiveFeed(w, arch.Place{Layer: li, Expert: e}, false, a.Hidden, a.ExpertWidth, n) {
-					x[i] += part * v
-				}
-			}
+			feedAndAdd()
 		}
 		head := w[arch.Head.At(0)]
 		if a.TiedHead {

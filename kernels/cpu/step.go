@@ -35,6 +35,7 @@ type stepState struct {
 	delta                         []float32 // output of o and down
 	cosSin, windowCosSin          []float32 // of each row; the latter of windowed layers
 	mixing                        mixing
+	latents                       latents
 	last                          []float32 // [final, then state] normed
 	logits                        []float32 // [headTile][padded vocab]
 
@@ -77,10 +78,12 @@ type final struct {
 // member is one thread's own scratch.
 type member struct {
 	scores []float32 // [pvRows][row]
+	ropes  []float32 // [row]: scores of rotated keys, of latent attention
 	row    int       // floats from row to row
 	inv    [4]float32
 	gated  []float32 // panels of gate and up before they are combined
 	score  scoreArgs
+	rope   scoreArgs
 	pv     pvArgs
 	draw   *sampler
 	*seat
@@ -96,10 +99,16 @@ func (s *stepState) init(b *Backend) {
 	s.hidden = roundUp(a.Hidden, panelRows)
 	s.qkvRow = b.layers[0].qkv.outRows()
 	s.attRow = a.Heads * a.HeadDim
-	if e := b.layers[0].experts; e != nil {
-		s.mixing.init(e)
-	} else {
-		s.ffRow = b.layers[0].gated.panels * guRows
+	if l := b.layers[0].latent; l != nil {
+		s.attRow, s.latents.qRow = a.Heads*a.ValueDim, l.queries.outRows()
+	}
+	for i := range b.layers {
+		l := &b.layers[i]
+		s.ffRow = max(s.ffRow, l.gated.panels*guRows)
+		if l.experts != nil {
+			s.ffRow = max(s.ffRow, l.experts.sharedGated.panels*guRows)
+			s.mixing.init(l.experts)
+		}
 	}
 	s.members = make([]member, b.team.size)
 	context := min(a.MaxPositions, b.blocks*b.layout.BlockTokens)
@@ -108,6 +117,9 @@ func (s *stepState) init(b *Backend) {
 		m.seat = &b.team.seats[i]
 		m.row = roundUp(context, 16) + 16
 		m.scores = allocFloats(b.pvRows * m.row)
+		if a.KVRank > 0 {
+			m.ropes = allocFloats(m.row)
+		}
 		m.draw = newSampler(a.Vocab, b.ops)
 	}
 }
@@ -125,12 +137,15 @@ func (s *stepState) grow(b *Backend, n int) {
 	s.qkv = allocFloats(n * s.qkvRow)
 	s.att = allocFloats(n * s.attRow)
 	s.ff = allocFloats(n * s.ffRow)
-	s.cosSin = allocFloats(n * b.arch.HeadDim)
+	s.cosSin = allocFloats(n * b.arch.Rotated())
+	if b.arch.KVRank > 0 {
+		s.latents.grow(&b.arch, n)
+	}
 	if b.arch.Window > 0 {
 		s.windowCosSin = allocFloats(n * b.arch.HeadDim)
 	}
 	if b.arch.Experts > 0 {
-		s.mixing.grow(n, b.arch.ExpertsPerToken, s.hidden)
+		s.mixing.grow(&b.arch, n, s.hidden)
 	}
 	for i := range s.members {
 		s.members[i].gated = allocFloats(max(n, gatedPanels*len(b.ops.gemm[0])) * panelRows)
@@ -154,7 +169,7 @@ func (b *Backend) Step(st *kernels.Step) ([]kernels.Result, error) {
 		s.step = nil
 		return s.results, nil
 	}
-	if len(s.tokens)*b.layerMACs+len(s.finals)*b.arch.Vocab*b.arch.Hidden < soloMACs {
+	if len(s.tokens)*b.tokenMACs+len(s.finals)*b.arch.Vocab*b.arch.Hidden < soloMACs {
 		n = 1
 	}
 	b.team.run(n, b.work)
@@ -300,6 +315,9 @@ func (b *Backend) planItems(st *kernels.Step) {
 			row += n
 		}
 	}
+	if b.arch.KVRank > 0 {
+		s.latents.plan(s.items, b.pvRows)
+	}
 }
 
 func resize[T any](s []T, n int) []T {
@@ -333,9 +351,12 @@ func (b *Backend) member(id int) {
 		}
 		b.project(m, &l.qkv, s.xn, s.hidden, s.qkv, s.qkvRow, len(s.tokens))
 		t.barrier(m.seat)
-		if s.fused {
+		switch {
+		case l.latent != nil:
+			b.attendLatent(m, i)
+		case s.fused:
 			b.appendAttend(m, i)
-		} else {
+		default:
 			b.appendRows(m, i)
 			t.barrier(m.seat)
 			if id == 0 && s.step.OnLayer != nil {
@@ -351,7 +372,7 @@ func (b *Backend) member(id int) {
 		if l.experts != nil {
 			b.mix(m, l.experts)
 		} else {
-			b.gate(m, l)
+			b.gate(m, &l.gated, l.gelu)
 			t.barrier(m.seat)
 			b.project(m, &l.down, s.ff, s.ffRow, s.delta, s.hidden, len(s.tokens))
 		}
@@ -376,7 +397,7 @@ func (b *Backend) awaitArrivals(m *member, layer int) {
 // embedRows writes each token's embedding, rotary table and first norm.
 func (b *Backend) embedRows(m *member) {
 	s := &b.step
-	dim := b.arch.HeadDim
+	dim := b.arch.Rotated()
 	for r := range b.team.items(m.seat, len(s.tokens), b.team.share(len(s.tokens))) {
 		x := s.x[r*s.hidden : (r+1)*s.hidden]
 		b.embedding(int(s.tokens[r].id), x)
@@ -407,11 +428,11 @@ func (b *Backend) embedding(id int, dst []float32) {
 
 // rmsNorm writes x/rms(x)*w, given the sum of squares.
 func (b *Backend) rmsNorm(out, x, w []float32, sumSq float32) {
-	b.ops.scaleMul(&out[0], &x[0], &w[0], b.rsqrtMean(sumSq, b.arch.Hidden), len(w))
+	b.ops.scaleMul(&out[0], &x[0], &w[0], rsqrtMean(sumSq, b.arch.Hidden, b.arch.NormEps), len(w))
 }
 
-func (b *Backend) rsqrtMean(sumSq float32, n int) float32 {
-	return float32(1 / math.Sqrt(float64(sumSq/float32(n)+b.arch.NormEps)))
+func rsqrtMean(sumSq float32, n int, eps float32) float32 {
+	return float32(1 / math.Sqrt(float64(sumSq/float32(n)+eps)))
 }
 
 // addNorm adds the last projection, normed by post if that is not nil, to the residual stream and
@@ -443,12 +464,12 @@ func (b *Backend) project(m *member, w *matrix, x []float32, xs int, out []float
 }
 
 // gate computes silu(gate*x)*(up*x), or gelu's.
-func (b *Backend) gate(m *member, l *layer) {
+func (b *Backend) gate(m *member, gated *matrix, gelu bool) {
 	s := &b.step
 	n := len(s.tokens)
-	panels := min(b.team.share(l.gated.panels), b.team.mostPanels(l.gated.k, n))
-	for lo, hi := b.team.claim(m.seat, l.gated.panels, panels); lo < hi; lo, hi = b.team.claim(m.seat, l.gated.panels, panels) {
-		b.gatePanels(m, &l.gated, l.gelu, s.xn, s.ff, s.ffRow, n, lo, hi)
+	panels := min(b.team.share(gated.panels), b.team.mostPanels(gated.k, n))
+	for lo, hi := b.team.claim(m.seat, gated.panels, panels); lo < hi; lo, hi = b.team.claim(m.seat, gated.panels, panels) {
+		b.gatePanels(m, gated, gelu, s.xn, s.ff, s.ffRow, n, lo, hi)
 	}
 }
 

@@ -5,7 +5,7 @@
 int32_t xk_tensor_map(CUtensorMap *map, const void *base, uint32_t rank, const cuuint64_t *dims, const cuuint64_t *strides, const cuuint32_t *box) {
   decltype(&cuTensorMapEncodeTiled) encode;
   XK_OK_OR_RETURN(xk_driver("cuTensorMapEncodeTiled", &encode));
-  cuuint32_t steps[4] = {1, 1, 1, 1};
+  cuuint32_t steps[5] = {1, 1, 1, 1, 1};
   CUresult r = encode(map, CU_TENSOR_MAP_DATA_TYPE_UINT16, rank, const_cast<void *>(base), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return r == CUDA_SUCCESS ? XK_OK : xk_fail(XK_CUDA, "cuTensorMapEncodeTiled: %d", int(r));

@@ -232,6 +232,9 @@ const (
 )
 
 func checkArch(a *arch.Config, opt *Options) error {
+	if attention, _ := a.Layer(0); attention == arch.MLA { // whose widths are no heads'
+		return fmt.Errorf("%w: attention %q", ErrUnserved, attention)
+	}
 	switch {
 	case opt.WeightsFP8 && (a.Hidden%16 != 0 || a.Heads*a.HeadDim%16 != 0):
 		return fmt.Errorf("FP8 weights need widths %d and %d to be multiples of 16", a.Hidden, a.Heads*a.HeadDim)

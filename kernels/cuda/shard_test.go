@@ -133,3 +133,17 @@ func TestMixtureRefused(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Latent attention is refused as a model that no kernel computes, whatever else is asked, so that --device auto takes the CPU.
+func TestLatentRefused(t *testing.T) {
+	for _, family := range []string{"deepseek_v2", "deepseek_v3"} {
+		a := shardArch()
+		a.ModelType, a.KVHeads, a.QKVBias, a.HeadDim = family, 1, false, 15 // and no head of a width that kernels have
+		a.KVRank, a.NopeDim, a.RopeDim, a.ValueDim = 32, 9, 6, 8
+		for _, o := range []Options{{}, {WeightsFP8: true}, {KVFP8: true}} {
+			if err := checkArch(&a, &o); !errors.Is(err, ErrUnserved) || !strings.Contains(err.Error(), "multi-head latent") {
+				t.Errorf("%s, %+v: %v", family, o, err)
+			}
+		}
+	}
+}

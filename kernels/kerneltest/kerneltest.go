@@ -56,7 +56,7 @@ func Weights(a arch.Config, dt kernels.DType, seed uint64) kernels.Weights {
 			w[t.Place] = tensor(r, dt, 0.7, 0, t.Shape...)
 		case len(t.Shape) == 2:
 			w[t.Place] = tensor(r, dt, 1/math.Sqrt(float64(last)), 0, t.Shape...)
-		case t.Role == arch.QBias || t.Role == arch.KBias || t.Role == arch.VBias:
+		case t.Role == arch.QBias || t.Role == arch.KBias || t.Role == arch.VBias || t.Role == arch.RouterBias:
 			w[t.Place] = tensor(r, dt, 0.3, 0, t.Shape...)
 		default: // a norm
 			w[t.Place] = tensor(r, kernels.F32, 0.1, 1, t.Shape...)

@@ -107,7 +107,7 @@ func TestTable(t *testing.T) {
 		`^push\.ipc_gbs\.64m +3\d\d\.\d+ >= 345 +met +NCCL send/recv, contiguous 3\d\d`, `^push\.ipc_gbs\.run1m +3\d\d\.\d+ >= 350 +met +copy engine, one run`,
 		`^push\.digest_cost_pct +0\.\d+ <= 1 +met`, `^push\.ttft_overhead_pct\.32k +4\.935 <= 0\.5 +missed +first token of the same prompts`, `^push\.itl_ratio +1\.009 <= 1\.05 +met +limit 1\.05`,
 		`^gpu\.kv8_decode_step_ms\.b64 `, `^gpu\.endurance_pool_held +- >= 0\.95 +not measured`,
-		`^\d\d of 74 targets met`, `^probe +not run`, `^decode +ok`)
+		`^\d\d of 76 targets met`, `^probe +not run`, `^decode +ok`)
 	var b strings.Builder
 	bench := t.TempDir()
 	if err := report(&b, bench, r.out); err != nil {

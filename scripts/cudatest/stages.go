@@ -236,6 +236,9 @@ func plan() []stage {
 			{name: "fleets", run: []string{"python3", "ranks-test", "--xpyd", "xpyd"}, seconds: 180}}},
 		{name: "mixture", about: "steps of a mixture of experts of a 30B-A3B shape", seconds: 120, parts: []part{peers("memory"),
 			speed("w8", "b1 b16 b64 b256 2k 8k", "XPYD_CUDA_MOE=1", "XPYD_CUDA_W8=1"), speed("speed", "b1 b16 b64 b256 2k 8k", "XPYD_CUDA_MOE=1")}},
+		{name: "latent", about: "decode attention over latents: against double precision, and its speed", seconds: 40, parts: []part{
+			{name: "check", run: []string{"probe", "check", "latent"}}, {name: "check in fp16", run: []string{"probe", "check", "latent"}, env: []string{"TYPE=fp16"}},
+			{name: "bench", run: []string{"probe", "bench", "latent"}}}},
 		{name: "hf", about: "logits beside transformers', ten random models", seconds: 90, python: "torch transformers", parts: []part{
 			{name: "logits", run: []string{"python3", "cuda-hf", "worker.test"}}, {name: "logits in fp16", run: []string{"python3", "cuda-hf", "worker.test", "fp16"}}}},
 		{name: "decode", about: "decode steps of Llama-3-8B's shape, the device's idle time", seconds: 40, parts: []part{speed("decode", "b1 b8 b64 b256")}},

@@ -55,6 +55,8 @@ func (b *book) rows() (list []row) {
 		add("moe.prefill_tok_s."+k, "", mixed)
 		add("moe.w8_prefill_tok_s."+k, "", mixed)
 	}
+	add("mla.decode_pct", ">= 85", value{"reads", 100})
+	add("mla.decode_tflops.h128", ">= 500")
 	of := func(k string) value { return value{"without batch_invariant", b.own["gpu."+k].Value} }
 	for _, c := range []struct{ batch, want string }{{"1", "<= 5.9"}, {"8", "<= 6.3"}, {"64", "<= 9.4"}, {"256", "<= 19.5"}} {
 		n := map[string]float64{"1": 1, "8": 8, "64": 64, "256": 256}[c.batch]
@@ -206,6 +208,8 @@ var models = [][2]string{
 	{"moe.decode_ratio.*", "Qwen3-30B-A3B shape, random FP8 weights, contexts of 1k"},
 	{"moe.w8_*", "Qwen3-30B-A3B shape, random FP8 weights, contexts of 1k"},
 	{"moe.*", "Qwen3-30B-A3B shape, random bf16 weights, contexts of 1k"},
+	{"mla.decode_pct", "latents of 512 + 64 in bf16, 16 query heads, 64 sequences of 4,096 positions"},
+	{"mla.decode_tflops.h128", "latents of 512 + 64 in bf16, 128 query heads, 64 sequences of 4,096 positions"},
 	{"grammar.step_*", "Llama-3-8B shape, random bf16 weights, 64 draws along a grammar of JSON objects, a synthetic vocabulary of 128k, contexts of 1k"},
 	{"gpu.endurance_*", "8 layers of 1024, random bf16 weights, batch_invariant, 200 clients"},
 	{"gpu.hf_*", "10 random models: Llama, Qwen2, Qwen3; GQA 1 to 8"},

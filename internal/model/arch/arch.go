@@ -11,6 +11,7 @@ package arch
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -29,7 +30,7 @@ type Family struct {
 
 // Families lists the architectures that are served, in the order of error messages.
 func Families() []*Family {
-	return []*Family{&llama, &mistral, &qwen2, &qwen3, &mixtral, &qwen3MoE, &gemma3}
+	return []*Family{&llama, &mistral, &qwen2, &qwen3, &mixtral, &qwen3MoE, &gemma3, &deepseekV2, &deepseekV3}
 }
 
 // Attention is how a layer attends. Sizes are Config's.
@@ -43,6 +44,9 @@ const (
 	// WindowGQA is GQA over a position and those before it, Config.Window in all, rotated by
 	// Config.WindowTheta.
 	WindowGQA Attention = "windowed grouped-query"
+	// MLA is causal attention over one latent of Config.KVRank and one key of Config.RopeDim, rotated by
+	// pairs side by side, that all query heads share. A head's keys and values are products of the latent.
+	MLA Attention = "multi-head latent"
 )
 
 // FeedForward is what a layer does with each position alone.
@@ -57,6 +61,9 @@ const (
 	// Mixture is the sum of Config.ExpertsPerToken of Config.Experts SwiGLUs, those of the greatest
 	// router(x), each times its part in the softmax over all; with Config.NormExperts over those chosen.
 	Mixture FeedForward = "mixture of SwiGLUs"
+	// SharedMixture is a mixture whose experts are chosen by Config.Routing, and beside it one SwiGLU,
+	// Config.SharedExperts wide as an expert, for every position.
+	SharedMixture FeedForward = "mixture of SwiGLUs beside shared ones"
 )
 
 // Role is what a tensor is for.
@@ -86,10 +93,27 @@ const (
 
 	AttnPostNorm // [hidden], of what attention adds; Config.PostNorms
 	MLPPostNorm  // [hidden], of what the feed-forward adds
+
+	QA         // [q_rank, hidden]; these are MLA's. Without a rank of queries there is Q in place of the three
+	QANorm     // [q_rank]
+	QB         // [heads*head_dim, q_rank]; of each head what is not rotated, then what is
+	KVA        // [kv_rank + rope_dim, hidden]: the latent, then the rotated key
+	KVANorm    // [kv_rank]
+	KVB        // [heads*(nope_dim + value_dim), kv_rank]; of each head keys, then values
+	RouterBias // [experts], added to scores where experts are chosen; Config.Routing
+	SharedGate // [shared_experts*expert_width, hidden]
+	SharedUp   // as SharedGate
+	SharedDown // [hidden, shared_experts*expert_width]
 )
 
 // Projection reports whether a checkpoint may have the tensor in FP8.
-func (r Role) Projection() bool { return r >= Q && r <= Down }
+func (r Role) Projection() bool {
+	switch r {
+	case QA, QB, KVA, KVB, SharedGate, SharedUp, SharedDown:
+		return true
+	}
+	return r >= Q && r <= Down
+}
 
 // Place is where a tensor belongs in a model. Layer is 0 for those of the
 // whole model, Expert for those that are no expert's.
@@ -123,6 +147,14 @@ type Tensor struct {
 // InLayer reports whether a file's tensor of that name belongs to a layer.
 func InLayer(name string) bool {
 	return strings.HasPrefix(name, "model.layers.") || strings.HasPrefix(name, "blk.")
+}
+
+// Drafts reports whether a tensor of that name belongs to one of the layers behind the model's
+// (DraftLayers).
+func (c *Config) Drafts(name string) bool {
+	number, _, _ := strings.Cut(strings.TrimPrefix(name, "model.layers."), ".")
+	n, err := strconv.Atoi(number)
+	return err == nil && n >= c.Layers && n < c.Layers+c.DraftLayers
 }
 
 // find returns the family that goes by name, or an error that lists those served.

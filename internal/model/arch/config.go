@@ -1,6 +1,7 @@
 package arch
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -39,8 +40,40 @@ type Config struct {
 	Window          int     // positions of layers that are windowed; 0: none is
 	FullEvery       int     // of so many layers the last is not
 	WindowTheta     float64 // RopeTheta of windowed layers, which scale nothing
+	KVRank          int     // width of MLA's latent; 0: there is none
+	QRank           int     // width of MLA's latent of queries; 0: queries are projected at once
+	NopeDim         int     // of a head's key what is not rotated; HeadDim is it and RopeDim
+	RopeDim         int     // what is, one for all heads
+	ValueDim        int     // of a head's values
+	DenseLayers     int     // the first layers, which have a SwiGLU in place of a SharedMixture
+	SharedExperts   int     // how many experts' width has what every position computes
+	Routing         string  // SoftmaxTop or SigmoidBias; of a SharedMixture
+	ExpertGroups    int     // groups that experts divide into by number; 0: there are none
+	TopGroups       int     // that experts are chosen from
+	RoutedScale     float64 // factor of the chosen experts' parts; 0: 1
+	DraftLayers     int     // that a checkpoint has behind Layers for drafts, and nobody reads
 	BOS             []int32
 	EOS             []int32
+}
+
+// How a SharedMixture's experts are chosen.
+const (
+	// SoftmaxTop takes those of the greatest parts in the softmax over all; a group is as good as its best.
+	SoftmaxTop = "softmax"
+	// SigmoidBias takes those of the greatest sigmoids, a bias added (RouterBias), which parts are without;
+	// a group is as good as the sum of its best two.
+	SigmoidBias = "sigmoid with bias"
+)
+
+// LatentEps is the epsilon of the norms of MLA's latents, whatever NormEps is.
+const LatentEps = 1e-6
+
+// Rotated is how many elements of a head are rotated.
+func (c *Config) Rotated() int {
+	if c.KVRank > 0 {
+		return c.RopeDim
+	}
+	return c.HeadDim
 }
 
 // Bounds on every model. Products of two or three of them fit in an int64. Those of layers and
@@ -75,8 +108,8 @@ func (c *Config) Validate() error {
 		{"vocabulary size", c.Vocab, maxVocab},
 		{"maximum position", c.MaxPositions, maxPositions},
 	}
-	if _, feed := family.layer(c, 0); feed == Mixture {
-		counts = append(counts, count{"number of experts (num_experts, num_local_experts)", c.Experts, maxExperts}, count{"number of experts a token (num_experts_per_tok)", c.ExpertsPerToken, c.Experts},
+	if _, feed := family.layer(c, 0); feed == Mixture || c.Experts > 0 {
+		counts = append(counts, count{"number of experts (num_experts, num_local_experts, n_routed_experts)", c.Experts, maxExperts}, count{"number of experts a token (num_experts_per_tok)", c.ExpertsPerToken, c.Experts},
 			count{"width of an expert (moe_intermediate_size)", c.ExpertWidth, maxWidth})
 	}
 	for _, f := range counts {
@@ -96,7 +129,7 @@ func (c *Config) Validate() error {
 	if !(c.RopeTheta > 0) || math.IsInf(c.RopeTheta, 0) {
 		return fmt.Errorf("rope theta %v is not positive", c.RopeTheta)
 	}
-	if err := c.validateWindows(); err != nil {
+	if err := errors.Join(c.validateWindows(), c.validateLatent(), c.validateRouting()); err != nil {
 		return err
 	}
 	if s := float64(c.EmbedScale); s < 0 || math.IsInf(s, 0) || s != s || c.ScoreScale < 0 || math.IsInf(c.ScoreScale, 0) || c.ScoreScale != c.ScoreScale {
@@ -128,6 +161,63 @@ func (c *Config) validateWindows() error {
 	}
 	if !(c.WindowTheta > 0) || math.IsInf(c.WindowTheta, 0) {
 		return fmt.Errorf("rope theta %v of windowed layers is not positive", c.WindowTheta)
+	}
+	return nil
+}
+
+func (c *Config) validateLatent() error {
+	if attention, _ := c.Layer(0); attention != MLA {
+		return nil
+	}
+	for _, f := range []struct {
+		name    string
+		v, low  int
+		divides int
+	}{
+		{"kv_lora_rank", c.KVRank, 1, 1}, {"q_lora_rank", c.QRank, 0, 1}, {"qk_nope_head_dim", c.NopeDim, 1, 1},
+		{"qk_rope_head_dim", c.RopeDim, 2, 2}, {"v_head_dim", c.ValueDim, 1, 1},
+	} {
+		if f.v < f.low || f.v > 1<<14 || f.v%f.divides != 0 {
+			return fmt.Errorf("%s %d is not in %d..%d, or odd where it is rotated", f.name, f.v, f.low, 1<<14)
+		}
+	}
+	if c.HeadDim != c.NopeDim+c.RopeDim || c.KVHeads != 1 {
+		return fmt.Errorf("head dimension %d and %d key/value heads: a latent is one, and heads are of %d and %d", c.HeadDim, c.KVHeads, c.NopeDim, c.RopeDim)
+	}
+	return nil
+}
+
+func (c *Config) validateRouting() error {
+	if c.DraftLayers < 0 || c.DraftLayers > maxLayers {
+		return fmt.Errorf("num_nextn_predict_layers %d is not in 0..%d", c.DraftLayers, maxLayers)
+	}
+	if c.Routing == "" {
+		return nil
+	}
+	if c.Routing != SoftmaxTop && c.Routing != SigmoidBias {
+		return fmt.Errorf("routing %.40q is not supported", c.Routing)
+	}
+	if c.DenseLayers < 0 || c.DenseLayers > c.Layers {
+		return fmt.Errorf("first_k_dense_replace %d is not in 0..%d", c.DenseLayers, c.Layers)
+	}
+	if c.SharedExperts < 0 || c.SharedExperts > maxExperts || c.SharedExperts*c.ExpertWidth > maxWidth {
+		return fmt.Errorf("n_shared_experts %d of a width of %d are more than %d, or fewer than none", c.SharedExperts, c.ExpertWidth, maxWidth)
+	}
+	if s := c.RoutedScale; s < 0 || math.IsInf(s, 0) || s != s {
+		return fmt.Errorf("routed_scaling_factor %v is not positive", s)
+	}
+	if c.ExpertGroups == 0 && c.TopGroups == 0 {
+		return nil
+	}
+	n, least := c.ExpertGroups, 1
+	if c.Routing == SigmoidBias {
+		least = 2
+	}
+	if n < 1 || n > c.Experts || c.Experts%n != 0 || c.Experts/n < least {
+		return fmt.Errorf("n_group %d does not divide %d experts into groups of %d or more", n, c.Experts, least)
+	}
+	if c.TopGroups < 1 || c.TopGroups > n || c.TopGroups*(c.Experts/n) < c.ExpertsPerToken {
+		return fmt.Errorf("topk_group %d of %d groups has no %d experts (num_experts_per_tok)", c.TopGroups, n, c.ExpertsPerToken)
 	}
 	return nil
 }
@@ -164,6 +254,18 @@ func (c *Config) Canonical() string {
 	num("window", float64(c.Window))
 	num("full_every", float64(c.FullEvery))
 	num("window_theta", c.WindowTheta)
+	num("kv_rank", float64(c.KVRank))
+	num("q_rank", float64(c.QRank))
+	num("nope_dim", float64(c.NopeDim))
+	num("rope_dim", float64(c.RopeDim))
+	num("value_dim", float64(c.ValueDim))
+	num("dense_layers", float64(c.DenseLayers))
+	num("shared_experts", float64(c.SharedExperts))
+	str("routing", c.Routing)
+	num("expert_groups", float64(c.ExpertGroups))
+	num("top_groups", float64(c.TopGroups))
+	num("routed_scale", c.RoutedScale)
+	num("draft_layers", float64(c.DraftLayers))
 	num("experts", float64(c.Experts))
 	num("experts_per_token", float64(c.ExpertsPerToken))
 	num("expert_width", float64(c.ExpertWidth))

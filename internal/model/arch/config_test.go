@@ -106,6 +106,27 @@ func TestParseConfigRefuses(t *testing.T) {
 		c.m["model_type"] = "gemma3_text"
 		f(c.want, c.m)
 	}
+	for _, c := range []struct {
+		want, family string
+		m
+	}{
+		{"attention_bias", "deepseek_v2", m{"attention_bias": true}}, {"rope_interleave", "deepseek_v3", m{"rope_interleave": false}},
+		{"moe_layer_freq 2", "deepseek_v2", m{"moe_layer_freq": 2}}, {"norm_topk_prob", "deepseek_v2", m{"norm_topk_prob": true}},
+		{"topk_method \"noaux_tc\"", "deepseek_v2", m{"topk_method": "noaux_tc"}}, {"topk_method \"greedy\"", "deepseek_v3", m{"topk_method": "greedy"}},
+		{"scoring_func \"sigmoid\"", "deepseek_v2", m{"scoring_func": "sigmoid"}}, {"scoring_func \"softmax\"", "deepseek_v3", m{"scoring_func": "softmax"}},
+		{"routed_scaling_factor 0", "deepseek_v3", m{"routed_scaling_factor": 0}}, {"first_k_dense_replace 3", "deepseek_v3", m{"first_k_dense_replace": 3}},
+		{"n_group 3", "deepseek_v3", m{"n_group": 3}}, {"n_group 8", "deepseek_v3", m{"n_group": 8}}, {"topk_group 5", "deepseek_v3", m{"topk_group": 5}},
+		{"topk_group 1 of 4 groups has no 3 experts", "deepseek_v3", m{"topk_group": 1}}, {"n_shared_experts -1", "deepseek_v2", m{"n_shared_experts": -1}},
+		{"kv_lora_rank 0", "deepseek_v2", m{"kv_lora_rank": 0}}, {"q_lora_rank -1", "deepseek_v2", m{"q_lora_rank": -1}},
+		{"qk_rope_head_dim 7", "deepseek_v3", m{"qk_rope_head_dim": 7, "qk_nope_head_dim": 17}}, {"qk_nope_head_dim 0", "deepseek_v3", m{"qk_nope_head_dim": 0}},
+		{"v_head_dim 20000", "deepseek_v3", m{"v_head_dim": 20000}}, {"num_nextn_predict_layers -1", "deepseek_v3", m{"num_nextn_predict_layers": -1}},
+		{"moe_intermediate_size", "deepseek_v3", m{"moe_intermediate_size": nil}}, {"num_experts_per_tok", "deepseek_v2", m{"num_experts_per_tok": 9}},
+	} {
+		j := modeltest.ConfigJSON(modeltest.Tiny(c.family), kernels.F32)
+		maps.Copy(j, c.m)
+		maps.DeleteFunc(j, func(_ string, v any) bool { return v == nil })
+		f(c.want, j)
+	}
 	f("num_experts", m{"model_type": "qwen3_moe"})
 	f("decoder_sparse_step", m{"model_type": "qwen3_moe", "num_experts": 4, "decoder_sparse_step": 2})
 	f("num_experts_per_tok", m{"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5})
@@ -146,4 +167,46 @@ func TestQuantizationConfig(t *testing.T) {
 	f(`method "gptq"`, m{"quant_method": "gptq"})
 	f(`method "compressed-tensors"`, m{"quant_method": "compressed-tensors"})
 	f("quantization_config", m{"quant_method": 3})
+}
+
+// What DeepSeek's own files lack, or have as null, is what transformers takes it for.
+func TestDeepSeekDefaults(t *testing.T) {
+	read := func(family string, change map[string]any) arch.Config {
+		t.Helper()
+		j := modeltest.ConfigJSON(modeltest.Tiny(family), kernels.F32)
+		maps.Copy(j, change)
+		maps.DeleteFunc(j, func(_ string, v any) bool { return v == nil })
+		c, err := arch.ReadHF(configWith(t, j))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	type m = map[string]any
+	null := json.RawMessage("null")
+	c := read("deepseek_v3", m{"q_lora_rank": nil, "routed_scaling_factor": nil, "norm_topk_prob": nil, "topk_method": nil, "scoring_func": nil, "num_nextn_predict_layers": nil, "num_mtp_layers": 2})
+	if c.QRank != 1536 || c.RoutedScale != 2.5 || !c.NormExperts || c.Routing != arch.SigmoidBias || c.DraftLayers != 2 {
+		t.Errorf("%+v", c)
+	}
+	c = read("deepseek_v2", m{"q_lora_rank": null, "routed_scaling_factor": null, "n_group": null, "topk_group": null, "topk_method": nil})
+	if c.QRank != 0 || c.RoutedScale != 1 || c.NormExperts || c.ExpertGroups != 0 || c.Routing != arch.SoftmaxTop {
+		t.Errorf("%+v", c)
+	}
+	c = read("deepseek_v2", m{"n_routed_experts": null})
+	for l := range c.Layers {
+		if _, feed := c.Layer(l); feed != arch.SwiGLU {
+			t.Errorf("no experts, and layer %d is a %s", l, feed)
+		}
+	}
+}
+
+// TestDrafts: tensors of the layers behind the model's are a draft's, and no others.
+func TestDrafts(t *testing.T) {
+	c := arch.Config{Layers: 61, DraftLayers: 1}
+	for name, want := range map[string]bool{"model.layers.61.eh_proj.weight": true, "model.layers.61.mlp.experts.3.up_proj.weight": true,
+		"model.layers.60.eh_proj.weight": false, "model.layers.62.eh_proj.weight": false, "model.layers.x.eh_proj.weight": false, "model.embed_tokens.weight": false} {
+		if got := c.Drafts(name); got != want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
 }

@@ -54,6 +54,12 @@ var denseNames = names{
 	Down:         {"model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight"},
 	AttnPostNorm: {"model.layers.{}.post_attention_layernorm.weight", "blk.{}.post_attention_norm.weight"},
 	MLPPostNorm:  {"model.layers.{}.post_feedforward_layernorm.weight", "blk.{}.post_ffw_norm.weight"},
+	QA:           {"model.layers.{}.self_attn.q_a_proj.weight", "blk.{}.attn_q_a.weight"},
+	QANorm:       {"model.layers.{}.self_attn.q_a_layernorm.weight", "blk.{}.attn_q_a_norm.weight"},
+	QB:           {"model.layers.{}.self_attn.q_b_proj.weight", "blk.{}.attn_q_b.weight"},
+	KVA:          {"model.layers.{}.self_attn.kv_a_proj_with_mqa.weight", "blk.{}.attn_kv_a_mqa.weight"},
+	KVANorm:      {"model.layers.{}.self_attn.kv_a_layernorm.weight", "blk.{}.attn_kv_a_norm.weight"},
+	KVB:          {"model.layers.{}.self_attn.kv_b_proj.weight", "blk.{}.attn_kv_b.weight"},
 	Norm:         {"model.norm.weight", "output_norm.weight"},
 	Head:         {"lm_head.weight", "output.weight"},
 }
@@ -77,9 +83,13 @@ func tensors(c *Config, plain, mixed names) []Tensor {
 	add(Embed, c.Vocab, c.Hidden)
 	for layer = range c.Layers {
 		add(AttnNorm, c.Hidden)
-		add(Q, q, c.Hidden)
-		add(K, kv, c.Hidden)
-		add(V, kv, c.Hidden)
+		if c.KVRank > 0 {
+			q = c.latentTensors(add)
+		} else {
+			add(Q, q, c.Hidden)
+			add(K, kv, c.Hidden)
+			add(V, kv, c.Hidden)
+		}
 		if c.QKVBias {
 			add(QBias, q)
 			add(KBias, kv)
@@ -95,8 +105,16 @@ func tensors(c *Config, plain, mixed names) []Tensor {
 			add(MLPPostNorm, c.Hidden)
 		}
 		add(MLPNorm, c.Hidden)
-		if c.Experts > 0 {
+		if c.Experts > 0 && layer >= c.DenseLayers {
 			put(Router.At(layer), mixed, c.Experts, c.Hidden)
+			if c.Routing == SigmoidBias {
+				put(RouterBias.At(layer), mixed, c.Experts)
+			}
+			if width := c.SharedExperts * c.ExpertWidth; width > 0 {
+				put(SharedGate.At(layer), mixed, width, c.Hidden)
+				put(SharedUp.At(layer), mixed, width, c.Hidden)
+				put(SharedDown.At(layer), mixed, c.Hidden, width)
+			}
 			for e := range c.Experts {
 				expert(Gate.Of(layer, e), c.ExpertWidth, c.Hidden)
 				expert(Up.Of(layer, e), c.ExpertWidth, c.Hidden)

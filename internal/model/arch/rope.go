@@ -104,7 +104,7 @@ func (r *RopeScaling) validate() error {
 	return nil
 }
 
-// RopeFrequencies returns the rotary frequencies, HeadDim/2 of them in
+// RopeFrequencies returns the rotary frequencies, Rotated()/2 of them in
 // radians a position, and the factor on cos and sin. The formulas are those
 // of Hugging Face transformers' ROPE_INIT_FUNCTIONS, in float64.
 func (c *Config) RopeFrequencies() (freq []float64, scale float64, err error) {
@@ -112,12 +112,13 @@ func (c *Config) RopeFrequencies() (freq []float64, scale float64, err error) {
 	if err := r.validate(); err != nil {
 		return nil, 0, err
 	}
-	if n := len(c.RopeFreqFactors); n != 0 && n != c.HeadDim/2 {
-		return nil, 0, fmt.Errorf("%d rope frequency factors for head dimension %d", n, c.HeadDim)
+	dim := c.Rotated()
+	if n := len(c.RopeFreqFactors); n != 0 && n != dim/2 {
+		return nil, 0, fmt.Errorf("%d rope frequency factors for head dimension %d", n, dim)
 	}
-	freq = make([]float64, c.HeadDim/2)
+	freq = make([]float64, dim/2)
 	for i := range freq {
-		freq[i] = math.Pow(c.RopeTheta, -float64(2*i)/float64(c.HeadDim))
+		freq[i] = math.Pow(c.RopeTheta, -float64(2*i)/float64(dim))
 	}
 	scale = 1
 	switch r.Kind {
@@ -145,26 +146,28 @@ func (c *Config) RopeFrequencies() (freq []float64, scale float64, err error) {
 	return freq, scale, nil
 }
 
+// mscale is YaRN's factor of magnitudes, of a weight.
+func (r *RopeScaling) mscale(weight float64) float64 {
+	if r.Factor <= 1 {
+		return 1
+	}
+	return 0.1*weight*math.Log(r.Factor) + 1
+}
+
 // yarn blends interpolated and original frequencies in place and returns the
 // attention factor (Peng et al., "YaRN", 2023).
 func (c *Config) yarn(freq []float64) float64 {
 	r := &c.Rope
-	mscale := func(m float64) float64 {
-		if r.Factor <= 1 {
-			return 1
-		}
-		return 0.1*m*math.Log(r.Factor) + 1
-	}
 	scale := r.AttentionFactor
 	switch {
 	case scale != 0:
 	case r.MScale != 0 && r.MScaleAllDim != 0:
-		scale = mscale(r.MScale) / mscale(r.MScaleAllDim)
+		scale = r.mscale(r.MScale) / r.mscale(r.MScaleAllDim)
 	default:
-		scale = mscale(1)
+		scale = r.mscale(1)
 	}
 	fast, slow := cmp.Or(r.BetaFast, 32), cmp.Or(r.BetaSlow, 1)
-	dim := float64(c.HeadDim)
+	dim := float64(c.Rotated())
 	correction := func(rotations float64) float64 {
 		return dim * math.Log(r.OriginalMaxPos/(rotations*2*math.Pi)) / (2 * math.Log(c.RopeTheta))
 	}

@@ -15,7 +15,8 @@ import (
 // Tiny is a model of two layers whose width allows every GGUF block format of
 // 32 values, of any family: "qwen2" has biases, "qwen3" head norms and heads
 // wider than the model, "qwen3_moe" and "mixtral" experts,
-// "gemma3_text" seven layers, of which one has no window.
+// "gemma3_text" seven layers, of which one has no window, "deepseek_v2" and "deepseek_v3" latents, one
+// layer without experts and one with them.
 func Tiny(modelType string) arch.Config {
 	c := shape(64, 96, 2, 4, 2, 128, 256)
 	c.ModelType = modelType
@@ -30,10 +31,32 @@ func Tiny(modelType string) arch.Config {
 	case "qwen3_moe":
 		c.QKNorm, c.HeadDim, c.NormEps = true, 32, 1e-6
 		c.Experts, c.ExpertsPerToken, c.ExpertWidth, c.NormExperts = 8, 3, 32, true
+	case "deepseek_v2", "deepseek_v3":
+		latent(&c)
 	case "mixtral":
 		c.Experts, c.ExpertsPerToken, c.ExpertWidth, c.NormExperts = 4, 2, c.Intermediate, true
 	}
 	return c
+}
+
+// latent makes c one of DeepSeek's: the second version's smaller model has no rank of queries, no groups
+// and no scaled rotation, the third all of them.
+func latent(c *arch.Config) {
+	c.KVHeads, c.KVRank, c.NopeDim, c.RopeDim, c.ValueDim, c.HeadDim = 1, 32, 16, 8, 16, 24
+	c.DenseLayers, c.Experts, c.ExpertsPerToken, c.ExpertWidth = 1, 8, 3, 32
+	c.SharedExperts, c.Routing, c.RoutedScale = 2, arch.SoftmaxTop, 1
+	if c.ModelType == "deepseek_v3" {
+		c.QRank, c.SharedExperts, c.Routing, c.RoutedScale, c.NormExperts = 48, 1, arch.SigmoidBias, 2.5, true
+		c.ExpertGroups, c.TopGroups, c.DraftLayers = 4, 2, 1
+		yarn(c)
+	}
+}
+
+// yarn stretches a latent's rotations, and with them its scores.
+func yarn(c *arch.Config) {
+	c.Rope = arch.RopeScaling{Kind: "yarn", Factor: 4, OriginalMaxPos: 64, BetaFast: 32, BetaSlow: 1, MScale: 1, MScaleAllDim: 0.7}
+	m := 0.1*c.Rope.MScaleAllDim*math.Log(c.Rope.Factor) + 1
+	c.ScoreScale = m * m / math.Sqrt(float64(c.HeadDim))
 }
 
 // Stories15M is the shape of llama2.c's stories15M.
@@ -68,9 +91,9 @@ func Values(seed uint64, t arch.Tensor) []float32 {
 	}
 	center, spread := float32(0), float32(math.Sqrt(3/float64(in)))
 	switch t.Role {
-	case arch.Norm, arch.AttnNorm, arch.MLPNorm, arch.QNorm, arch.KNorm, arch.AttnPostNorm, arch.MLPPostNorm:
+	case arch.Norm, arch.AttnNorm, arch.MLPNorm, arch.QNorm, arch.KNorm, arch.AttnPostNorm, arch.MLPPostNorm, arch.QANorm, arch.KVANorm:
 		center, spread = 1, 0.2
-	case arch.QBias, arch.KBias, arch.VBias:
+	case arch.QBias, arch.KBias, arch.VBias, arch.RouterBias:
 		spread = 0.1
 	case arch.Embed, arch.Head:
 		spread *= 3

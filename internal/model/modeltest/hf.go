@@ -139,6 +139,8 @@ func ConfigJSON(c arch.Config, d kernels.DType) map[string]any {
 			}
 		}
 		j["layer_types"] = kinds
+	case "deepseek_v2", "deepseek_v3":
+		latentJSON(j, &c)
 	case "mixtral":
 		j["num_local_experts"], j["num_experts_per_tok"] = c.Experts, c.ExpertsPerToken
 	}
@@ -155,4 +157,26 @@ func ConfigJSON(c arch.Config, d kernels.DType) map[string]any {
 		}{r, !r.NoTruncate}
 	}
 	return j
+}
+
+func latentJSON(j map[string]any, c *arch.Config) {
+	delete(j, "head_dim")
+	maps.Copy(j, map[string]any{
+		"num_key_value_heads": c.Heads, "kv_lora_rank": c.KVRank, "q_lora_rank": json.RawMessage("null"),
+		"qk_nope_head_dim": c.NopeDim, "qk_rope_head_dim": c.RopeDim, "v_head_dim": c.ValueDim,
+		"first_k_dense_replace": c.DenseLayers, "moe_layer_freq": 1, "n_routed_experts": c.Experts, "n_shared_experts": c.SharedExperts,
+		"num_experts_per_tok": c.ExpertsPerToken, "moe_intermediate_size": c.ExpertWidth, "norm_topk_prob": c.NormExperts,
+		"routed_scaling_factor": json.RawMessage(fmt.Sprintf("%.3f", c.RoutedScale)), // transformers takes no whole number
+		"n_group":               c.ExpertGroups, "topk_group": c.TopGroups, "num_nextn_predict_layers": c.DraftLayers,
+		"topk_method": "noaux_tc", "scoring_func": "sigmoid",
+	})
+	if c.QRank > 0 {
+		j["q_lora_rank"] = c.QRank
+	}
+	if c.Routing == arch.SoftmaxTop {
+		j["scoring_func"], j["topk_method"] = "softmax", "group_limited_greedy"
+		if c.ExpertGroups == 0 {
+			j["n_group"], j["topk_group"], j["topk_method"] = 1, 1, "greedy"
+		}
+	}
 }

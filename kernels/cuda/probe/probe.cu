@@ -1,10 +1,11 @@
 // Checks and times single kernels on this GPU, without Go and without a model:
 // scripts/build-cuda builds it from the library's own object files.
 //
-//   probe check [quick|few|kv8|gemm|any]   attention and projections against sums in double precision;
+//   probe check [quick|few|kv8|gemm|any|latent]   attention and projections against sums in double precision;
 //                             PART=2/5 in the environment: every fifth case from the second on
 //   probe check draw [quick|few]  draws against sorting, to the bit
 //   probe bench any           projections by gemm_any.cu beside cuBLASLt
+//   probe bench latent        decode attention over latents, at 16 and at 128 heads
 //   probe bench lengths       decode attention over sequences of unequal length, by spans
 //   probe bench [NAME]        figures, one "RESULT {json}" line each
 //
@@ -227,6 +228,7 @@ static void bench_sampler() {
 #include "any.cuh"
 #include "kv8.cuh"
 #include "draw.cuh"
+#include "latent.cuh"
 
 int main(int argc, char **argv) {
   std::string what = argc > 1 ? argv[1] : "", name = argc > 2 ? argv[2] : "";
@@ -246,11 +248,12 @@ int main(int argc, char **argv) {
       check_draws(argc > 3 ? argv[3] : "");
       return failed;
     }
-    const bool all = name != "kv8" && name != "gemm" && name != "any";
+    const bool all = name != "kv8" && name != "gemm" && name != "any" && name != "latent";
     if (all) check(name);
     if ((all || name == "kv8") && type == XK_BF16) check8(name == "few" || name == "quick");
     if (all || name == "gemm") check_gemms(name);
     if (all || name == "any") check_anys(name == "few" || name == "quick");
+    if (all || name == "latent") check_latents(name == "few" || name == "quick");
     return failed;
   }
   if (what == "profile") {
@@ -271,6 +274,10 @@ int main(int argc, char **argv) {
     bench_any();
     return 0;
   }
+  if (name == "latent") {
+    bench_latents();
+    return 0;
+  }
   bench_copy();
   const bool all = name.empty(), attention = all || name == "attention";
   if (attention || name == "prefill") bench_prefill("");
@@ -282,6 +289,7 @@ int main(int argc, char **argv) {
   if (attention || name == "decode" || name == "b1") bench_decode(name == "b1" ? name : "");
   if (all || name == "small") bench_small();
   if (all || name == "sampler") bench_sampler();
+  if (all) bench_latents();
   if ((all || name == "kv8") && type == XK_BF16) bench8();
   return 0;
 }
