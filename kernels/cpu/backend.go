@@ -273,6 +273,7 @@ func (b *Backend) Info() kernels.Info {
 		Ranks:    len(b.ranks),
 		Device:   device(),
 		Hidden:   true,
+		Verify:   true,
 	}
 }
 
