@@ -77,9 +77,9 @@ func TestSameTokensWithDrafts(t *testing.T) {
 			for seed := range uint64(rounds) {
 				rng := rand.New(rand.NewPCG(seed, 41))
 				cfg := config()
-				cfg.MaxRunning, cfg.StepTokens = 1+rng.IntN(8), 8+rng.IntN(80)
+				cfg.MaxRunning, cfg.StepTokens = 1+rng.IntN(8), 32+rng.IntN(80)
 				cfg.MaxBacklog = []int{1, 3, 1000}[rng.IntN(3)]
-				cfg.RetractEvery = []int{0, 0, 5}[rng.IntN(3)]
+				cfg.RetractEvery = []int{0, 0, 19}[rng.IntN(3)]
 				cfg.Speculation = engine.Speculation{Drafter: drafter(rng), Depth: 1 + rng.IntN(6), Fixed: true}
 				bt := []int{1, 3, 4, 16}[rng.IntN(4)]
 				r := newRigOn(t, cfg, fakes(max(300/bt, 3), bt))
