@@ -61,7 +61,8 @@ func (d *depth) measure(rows int, took time.Duration) {
 		s = takeMemory*old + (1-takeMemory)*s
 	}
 	d.took[rows] = s
-	// One that was slow once is tried again some day.
+	// One that was slow once is tried again some day, and so is a slow Drafter.
+	d.each -= d.each * retake
 	for i := rows + 1; i < min(len(d.took), rows+16); i++ {
 		if hope := s * (1 + unknownRow*float64(i-rows)/float64(rows)); d.took[i] > hope {
 			d.took[i] += (hope - d.took[i]) * retake
@@ -152,6 +153,9 @@ func (d *depth) deepen(rows, tokens int, list []chance, longest time.Duration) [
 func (d *depth) asked(took time.Duration, asks []Ask) {
 	deepest := 0
 	for i := range asks {
+		if asks[i].Caught {
+			return
+		}
 		deepest = max(deepest, len(asks[i].Drafts))
 	}
 	if deepest == 0 {

@@ -86,6 +86,7 @@ func (m *DraftModel) Draft(asks []Ask) {
 			if n == 0 {
 				continue
 			}
+			a.Caught = true
 			m.going = append(m.going, &going{draftRows: r, ask: a, left: a.Tokens[len(r.tokens):][:n]})
 			continue
 		}

@@ -48,6 +48,8 @@ type Ask struct {
 
 	Drafts []int32 // what it guesses
 	Class  int     // of guesses that turn out right about as often: 0 .. classes-1
+	// Caught says that it took time for what is needed once, which is no guess's.
+	Caught bool
 }
 
 // classes is how many kinds of guesses a Drafter can tell apart.

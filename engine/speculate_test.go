@@ -3,13 +3,13 @@ package engine_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
-
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/enginetest"
 	"github.com/xpyd/xpyd/kernels"
+	"github.com/xpyd/xpyd/kernels/kerneltest"
 )
 
 // mistaken is a Drafter some of whose guesses another one's are made wrong.
@@ -102,7 +102,7 @@ func TestSameTokensWithDrafts(t *testing.T) {
 				for _, w := range wait {
 					w()
 				}
-				accepted += value(t, r.reg, "xpyd_engine_accepted_tokens_total")
+				accepted += r.value("accepted_tokens_total")
 				r.cache.Clear()
 				if s := r.cache.Stats(); s.Free != s.Blocks {
 					t.Errorf("seed %d: not all free at the end: %+v", seed, s)
@@ -116,6 +116,91 @@ func TestSameTokensWithDrafts(t *testing.T) {
 	}
 }
 
+// TestPrefixBehindDrafts: what is indexed of answers whose drafts were wrong has the rows and digests that it
+// says, and whoever goes on behind it gets the tokens that it gets alone.
+func TestPrefixBehindDrafts(t *testing.T) {
+	open := onCPU(t)
+	for seed := range uint64(6) {
+		rng := rand.New(rand.NewPCG(seed, 43))
+		cfg := config()
+		cfg.Speculation = engine.Speculation{Drafter: mistaken{draftModel(t, open(128, 16)), rng}, Depth: 5, Fixed: true}
+		size := []int{4, 16}[seed%2]
+		r := newRigOn(t, cfg, open(64, size))
+		first := request(prompt(rng, 20+rng.IntN(20)), 90)
+		first.Seed, first.IgnoreEOS = seed, true
+		out := r.generate(first)
+		whole := slices.Concat(first.Prompt, out[0].tokens)
+		ids, n := enginetest.HoldPrefix(r.cache, whole, "", "test")
+		if n < len(whole)-2*16 {
+			t.Errorf("seed %d: %d of %d tokens are indexed", seed, n, len(whole))
+		}
+		for i, id := range ids {
+			kerneltest.DigestsMatch(t, r.backend, id, i*size, size)
+		}
+		r.cache.Release(ids, "test")
+		second := request(slices.Concat(whole[:n], prompt(rng, 3)), 30)
+		second.Seed = seed
+		want := aloneOn(t, open(64, 16), r.MaxModelLen(), second)
+		got, info, err := collect(r.submit(second), 1)
+		if err != nil || info == nil || info.CachedTokens != n {
+			t.Errorf("seed %d: %+v, %v: want %d tokens from the index", seed, info, err, n)
+		}
+		same(t, fmt.Sprintf("seed %d", seed), got, want, false)
+		if wrong := r.value("drafted_tokens_total") - r.value("accepted_tokens_total"); wrong < 10 {
+			t.Errorf("seed %d: %v drafts were wrong: the test tests nothing", seed, wrong)
+		}
+		r.close()
+	}
+}
+
+// TestDraftModel: it draws what the engine would, goes on where it was, and when its pool is full has those
+// lose their rows that were asked about longest ago.
+func TestDraftModel(t *testing.T) {
+	if _, err := engine.NewDraftModel(fakes(8, 16), 49); err == nil {
+		t.Error("another vocabulary is taken")
+	}
+	fake := enginetest.New(enginetest.Config{Blocks: 7, BlockTokens: 8})
+	rows := 0
+	fake.OnStep = func(s *kernels.Step) error {
+		for i := range s.Seqs {
+			rows += len(s.Seqs[i].Tokens)
+		}
+		return nil
+	}
+	m := draftModel(t, fake)
+	texts := [][]int32{}
+	for i := range 4 { // three of them fit
+		req := request(prompt(rand.New(rand.NewPCG(uint64(i), 1)), 10), 12)
+		req.Seed = uint64(i)
+		texts = append(texts, slices.Concat(req.Prompt, alone(t, 512, req)[0].tokens))
+	}
+	ask := func(i, from, most int) []int32 {
+		asks := []engine.Ask{{ID: uint64(i + 1), Tokens: texts[i][:from], Most: most,
+			Sample: kernels.Sample{Seed: uint64(i), Position: from, Temperature: 1, TopP: 1, Repetition: 1, Logprobs: -1}}}
+		m.Draft(asks)
+		return asks[0].Drafts
+	}
+	for _, c := range []struct{ text, from, most, rows int }{
+		{0, 12, 3, 12 + 2}, // all of it, and two behind the first guess
+		{0, 14, 3, 1 + 2},  // the last for its logits
+		{0, 13, 2, 1 + 1},  // a step back
+		{1, 12, 3, 14}, {2, 12, 3, 14},
+		{3, 12, 3, 14}, // and the first is gone
+		{0, 14, 3, 16},
+	} {
+		rows = 0
+		if got, want := ask(c.text, c.from, c.most), texts[c.text][c.from:][:c.most]; !slices.Equal(got, want) {
+			t.Errorf("%+v: guessed %v, want %v", c, got, want)
+		}
+		if rows != c.rows {
+			t.Errorf("%+v: %d rows", c, rows)
+		}
+	}
+	if got := ask(0, len(texts[0]), 500); len(got) > 0 {
+		t.Errorf("%d guesses beyond the context", len(got))
+	}
+}
+
 // TestForcedTokens: tokens that a guide forces are drafts that are always right, and take no steps.
 func TestForcedTokens(t *testing.T) {
 	for seed := range uint64(20) {
@@ -124,7 +209,7 @@ func TestForcedTokens(t *testing.T) {
 		req.Guide, req.Seed = newWalk(seed, 5, 60), seed
 		want := alone(t, 512, req)
 		same(t, fmt.Sprint(seed), r.generate(req), want, false)
-		drafted, accepted := value(t, r.reg, "xpyd_engine_drafted_tokens_total"), value(t, r.reg, "xpyd_engine_accepted_tokens_total")
+		drafted, accepted := r.value("drafted_tokens_total"), r.value("accepted_tokens_total")
 		if drafted != accepted {
 			t.Errorf("seed %d: %v of %v forced tokens were right", seed, accepted, drafted)
 		}
@@ -134,15 +219,15 @@ func TestForcedTokens(t *testing.T) {
 	}
 }
 
-// value sums a counter over its labels.
-func value(t *testing.T, reg *prometheus.Registry, name string) (sum float64) {
-	t.Helper()
-	families, err := reg.Gather()
+// value sums a counter of the engine's over its labels; 0: nobody has counted.
+func (r *rig) value(name string) (sum float64) {
+	r.t.Helper()
+	families, err := r.reg.Gather()
 	if err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
 	for _, f := range families {
-		if f.GetName() == name {
+		if f.GetName() == "xpyd_engine_"+name {
 			for _, m := range f.GetMetric() {
 				sum += m.GetCounter().GetValue()
 			}
