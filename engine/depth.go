@@ -88,7 +88,14 @@ func (d *depth) seconds(rows int) float64 {
 	case above < len(d.took) && d.took[above] >= d.took[below]:
 		return d.took[below] + (d.took[above]-d.took[below])*float64(rows-below)/float64(above-below)
 	}
-	return d.took[below] * (1 + unknownRow*float64(rows-below)/float64(below))
+	each := unknownRow * d.took[below] / float64(below)
+	for less := below - 1; less >= below/2 && less > 0; less-- {
+		if old := d.took[less]; old > 0 { // as those before, a little cheaper
+			each = max(marginal*(d.took[below]-old)/float64(below-less), 0)
+			break
+		}
+	}
+	return d.took[below] + each*float64(rows-below)
 }
 
 // worth reports whether up to so many drafts that are surely right would pay in a step of so many rows.

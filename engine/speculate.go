@@ -70,7 +70,8 @@ type drafting struct {
 	tokens []int32 // drafts of the step that is planned or under way
 	guides []Guide // where the output stands behind each of them
 	forced int     // leading ones that its guide forces
-	class  int     // of the others
+	by     string  // whose the others are
+	class  int     // theirs
 	score  score
 	dead   int // of the step under way: the draw for which no token may come, from 1; 0: there is none
 }
@@ -204,7 +205,8 @@ func (e *Engine) guess(rows int) {
 	}
 	began := e.now()
 	if err := guard(func() error { s.Drafter.Draft(e.asks); return nil }); err != nil {
-		e.log.Error("engine drafts", "error", err)
+		e.log.Error("engine: no more drafts", "by", s.Drafter.Name(), "error", err)
+		s.Drafter = nil
 		return
 	}
 	e.deep.asked(e.now().Sub(began), e.asks)
@@ -219,7 +221,7 @@ func (e *Engine) guess(rows int) {
 		if depths != nil {
 			n = min(n, depths[i])
 		}
-		q.drafting.class = a.Class
+		q.drafting.by, q.drafting.class = s.Drafter.Name(), a.Class
 		for _, id := range a.Drafts[:n] {
 			if !e.draft(q, id) {
 				break
@@ -335,7 +337,7 @@ func (e *Engine) verified(d *drafting, n, right int) {
 		n, right = n-f, max(right-f, 0)
 	}
 	if n > 0 {
-		e.metrics.drafts(e.cfg.Speculation.Drafter.Name(), n, right)
+		e.metrics.drafts(d.by, n, right)
 		e.deep.verified(d, n, right)
 	}
 	d.clear()
@@ -343,7 +345,7 @@ func (e *Engine) verified(d *drafting, n, right int) {
 
 // forget tells the Drafter that a sequence has ended.
 func (e *Engine) forget(q *sequence) {
-	if q.drafting.id != 0 {
+	if q.drafting.id != 0 && e.cfg.Speculation.Drafter != nil {
 		e.cfg.Speculation.Drafter.Forget(q.drafting.id)
 		q.drafting.id = 0
 	}

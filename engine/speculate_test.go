@@ -1,9 +1,11 @@
 package engine_test
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/xpyd/xpyd/engine"
@@ -216,6 +218,29 @@ func TestForcedTokens(t *testing.T) {
 		if steps, _ := r.fake().Steps(); !pipelined && steps != len(want[0].tokens)-int(accepted) {
 			t.Errorf("seed %d: %d steps for %d tokens of which %v were forced", seed, steps, len(want[0].tokens), accepted)
 		}
+	}
+}
+
+// TestDrafterFails: a Drafter that fails is left alone, and nobody loses a token.
+func TestDrafterFails(t *testing.T) {
+	fake := enginetest.New(enginetest.Config{Blocks: 64})
+	fake.OnStep = func(s *kernels.Step) error {
+		if s.Seqs[0].Pos > 30 {
+			return errors.New("broken")
+		}
+		return nil
+	}
+	cfg := config()
+	cfg.Speculation = engine.Speculation{Drafter: draftModel(t, fake), Depth: 3, Fixed: true}
+	r := newRig(t, cfg, enginetest.Config{Blocks: 64}, nil)
+	for seed := range uint64(2) {
+		req := request(prompt(rng(), 20), 60)
+		req.Seed, req.IgnoreEOS = seed, true
+		same(t, fmt.Sprint(seed), r.generate(req), alone(t, 512, req), false)
+	}
+	r.close()
+	if n := strings.Count(r.log.String(), "no more drafts"); n != 1 || r.value("accepted_tokens_total") == 0 {
+		t.Errorf("%d complaints, %v drafts were right:\n%s", n, r.value("accepted_tokens_total"), r.log.String())
 	}
 }
 
