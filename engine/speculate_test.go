@@ -60,7 +60,9 @@ func drafters(t *testing.T, open backends) map[string]func(rng *rand.Rand) engin
 	return map[string]func(*rand.Rand) engine.Drafter{
 		"ngram": func(*rand.Rand) engine.Drafter { return engine.Lookup{} },
 		"draft": func(*rand.Rand) engine.Drafter { return draftModel(t, open(256, 16)) },
-		"wrong": func(rng *rand.Rand) engine.Drafter { return mistaken{draftModel(t, open(24, 4)), rng} },
+		"wrong": func(rng *rand.Rand) engine.Drafter {
+			return mistaken{draftModel(t, open(24, 4)), rand.New(rand.NewPCG(rng.Uint64(), 1))}
+		},
 	}
 }
 
@@ -125,7 +127,7 @@ func TestPrefixBehindDrafts(t *testing.T) {
 	for seed := range uint64(6) {
 		rng := rand.New(rand.NewPCG(seed, 43))
 		cfg := config()
-		cfg.Speculation = engine.Speculation{Drafter: mistaken{draftModel(t, open(128, 16)), rng}, Depth: 5, Fixed: true}
+		cfg.Speculation = engine.Speculation{Drafter: mistaken{draftModel(t, open(128, 16)), rand.New(rand.NewPCG(seed, 44))}, Depth: 5, Fixed: true}
 		size := []int{4, 16}[seed%2]
 		r := newRigOn(t, cfg, open(64, size))
 		first := request(prompt(rng, 20+rng.IntN(20)), 90)
