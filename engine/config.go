@@ -29,6 +29,8 @@ type Config struct {
 	// MaxStepTime allow.
 	QueueTime time.Duration
 	Promise   Promise
+	// Speculation says whose guesses steps verify. A Backend that cannot verify gets none.
+	Speculation Speculation
 	// ShedLate ends prompts of which nothing is computed yet with ErrLate once what is promised of
 	// their first token cannot be kept. False: they are computed behind the others.
 	ShedLate bool
@@ -61,6 +63,7 @@ func DefaultConfig() Config {
 		QueueTime:   50 * time.Millisecond,
 		MaxBacklog:  64,
 		MaxFailures: 3,
+		Speculation: Speculation{Depth: DefaultDepth},
 	}
 }
 
@@ -96,6 +99,7 @@ func (c *Config) Validate() error {
 		{"max failures", c.MaxFailures, 1},
 		{"max step time", int(c.MaxStepTime), 0},
 		{"queue time", int(c.QueueTime), 0},
+		{"speculation depth", c.Speculation.Depth, 0},
 	} {
 		if f.value < f.least {
 			return fmt.Errorf("engine: %s is %d, want at least %d", f.name, f.value, f.least)

@@ -28,6 +28,10 @@ func (e *Engine) deliver(q *sequence, res *kernels.Result) {
 		}
 		return
 	}
+	if len(q.drafting.tokens) > 0 {
+		e.deliverDrafts(q, res)
+		return
+	}
 	if h.prompted {
 		e.accept(q, own(h.req, res.Samples[0]))
 		return

@@ -49,6 +49,7 @@ func crowded(t *testing.T, rng *rand.Rand, open backends) (r *rig, stems [][]int
 	cfg.MaxRunning = 1 + rng.IntN(10)
 	cfg.StepTokens = 1 + rng.IntN(80)
 	cfg.MaxBacklog = []int{1, 3, 1000}[rng.IntN(3)]
+	cfg.Speculation = guessing(t, rand.New(rand.NewPCG(uint64(tokens), 3)), open)
 	r = newRigOn(t, cfg, open(max(tokens/blockTokens, 3), blockTokens))
 	return r, [][]int32{prompt(rng, 64), prompt(rng, 48)}
 }

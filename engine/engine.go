@@ -31,17 +31,18 @@ import (
 
 // Engine is a running loop. Make it with New, end it with Close.
 type Engine struct {
-	cfg     Config
-	backend kernels.Backend
-	device  kernels.Launcher // the backend, for steps
-	holder  kernels.Holder   // the same, if its steps can wait for masks; else nil
-	depth   int              // steps that may be under way
-	cache   *kvcache.Cache
-	log     *slog.Logger
-	now     func() time.Time
-	metrics *metrics
-	prompts trace // of steps that carry a piece of one
-	decodes trace // of others
+	cfg      Config
+	backend  kernels.Backend
+	device   kernels.Launcher // the backend, for steps
+	verifies bool             // the backend takes drafts
+	holder   kernels.Holder   // the same, if its steps can wait for masks; else nil
+	depth    int              // steps that may be under way
+	cache    *kvcache.Cache
+	log      *slog.Logger
+	now      func() time.Time
+	metrics  *metrics
+	prompts  trace // of steps that carry a piece of one
+	decodes  trace // of others
 
 	vocab      int
 	layers     int
@@ -77,6 +78,11 @@ type Engine struct {
 	settled     time.Time   // when the last step ended
 	decoded     time.Time   // when the last one ended that carried what decodes
 	pace        pacer
+	deep        depth // of drafts; see speculate.go
+	draftIDs    uint64
+	asks        []Ask       // of the step that is planned
+	asked       []*sequence // theirs
+	chances     []chance    // theirs
 	steps       Steps
 	own         int           // requests begun and not ended with a promise of their own
 	tpot        time.Duration // promised of the step that is planned; see strictest
@@ -129,6 +135,7 @@ func open(cfg Config, backend kernels.Backend, cache *kvcache.Cache, log *slog.L
 		loopExited: make(chan struct{}),
 	}
 	e.device, e.depth = launcherOf(backend)
+	e.verifies = backend.Info().Verify
 	e.holder, _ = e.device.(kernels.Holder)
 	if cfg.MaxModelLen > 0 {
 		e.maxLen = min(e.maxLen, cfg.MaxModelLen)

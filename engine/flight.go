@@ -32,10 +32,11 @@ type flight struct {
 
 // member is one sequence's part of a flight.
 type member struct {
-	q     *sequence
-	chunk int
-	at    int  // position of its first token
-	void  bool // what came of it is dropped; see arrive.go
+	q      *sequence
+	chunk  int
+	drafts int  // behind it
+	at     int  // position of its first token
+	void   bool // what came of it is dropped; see arrive.go
 }
 
 // decodes reports whether it carries what decodes.
@@ -105,7 +106,7 @@ func (e *Engine) deviceBegan(f *flight) time.Time {
 // turn plans and launches a step if one more may be under way. Otherwise, or if there is nothing
 // to launch, it settles the oldest. It reports whether there was anything to do.
 func (e *Engine) turn() bool {
-	if len(e.flights) > 0 && e.expects() {
+	if len(e.flights) > 0 && (e.expects() || e.awaitsDrafts()) {
 		e.settle()
 		return true
 	}
@@ -127,6 +128,7 @@ func (e *Engine) next() (launched bool) {
 	e.admit()
 	e.shed() // of those that have blocks now, it is known what they lack
 	if launched = e.plan(); launched {
+		e.speculate()
 		e.launch()
 	}
 	e.foresee()
@@ -153,6 +155,10 @@ func (e *Engine) launch() {
 		if !errors.Is(err, kernels.ErrStepTooLarge) {
 			break
 		}
+		if e.undraft() {
+			f.buf.untell()
+			continue
+		}
 		if len(e.batch) == 1 {
 			err = &RequestError{Field: "n", Msg: fmt.Sprintf("is more than one step takes: %v", err)}
 			break
@@ -166,7 +172,7 @@ func (e *Engine) launch() {
 	draw := 0
 	for i, q := range e.batch {
 		e.foretell(q)
-		f.members = append(f.members, member{q: q, chunk: q.chunk, at: f.step.Seqs[i].Pos})
+		f.members = append(f.members, member{q: q, chunk: q.chunk, drafts: len(q.drafting.tokens), at: f.step.Seqs[i].Pos})
 		q.ahead += q.chunk
 		q.chunk, q.draw = 0, 0
 		if n := len(f.step.Seqs[i].Samples); n > 0 {
@@ -241,6 +247,7 @@ func (e *Engine) settle() {
 	if len(f.step.Arrivals) == 0 { // else it waited
 		e.pace.step(took, f.members)
 		e.steps.add(took, f.members)
+		e.measureRows(took, f)
 	}
 	e.judge(f)
 	e.land(f)

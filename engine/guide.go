@@ -45,12 +45,13 @@ func (e *GuideError) Error() string {
 
 // guided is a sequence of a step whose draws its guide binds.
 type guided struct {
-	q    *sequence
-	mask []uint32
-	only []uint32 // of the tokens that the request allows; nil: any
-	ban  []int32  // that may not come unless nothing else may: what ends the output too early
-	at   int      // position of the draw
-	dead bool     // nothing may come
+	q     *sequence
+	mask  []uint32
+	only  []uint32 // of the tokens that the request allows; nil: any
+	draft int      // drafts before the draw, which is bound as behind them
+	ban   []int32  // that may not come unless nothing else may: what ends the output too early
+	at    int      // position of the draw
+	dead  bool     // nothing may come
 }
 
 // maxMaskers bounds the goroutines that make a step's masks, the loop among them.
@@ -84,7 +85,7 @@ func (e *Engine) guides(b *stepBuffers) {
 	n := 0
 	for _, q := range e.batch {
 		if q.guide != nil {
-			n++
+			n += 1 + len(q.drafting.tokens)
 		}
 	}
 	words := kernels.MaskWords(e.vocab)
@@ -94,13 +95,14 @@ func (e *Engine) guides(b *stepBuffers) {
 	b.words = words
 }
 
-// guide has a sequence's draw in the step bound, and returns its mask; nil: nothing binds it.
-func (e *Engine) guide(b *stepBuffers, q *sequence) []uint32 {
+// guide has a sequence's draw in the step bound, the one behind so many of its drafts, and returns its
+// mask; nil: nothing binds it.
+func (e *Engine) guide(b *stepBuffers, q *sequence, drafts int) []uint32 {
 	if q.guide == nil {
 		return nil
 	}
 	n := len(b.guided) * b.words
-	g := guided{q: q, mask: b.masks[n : n+b.words : n+b.words], at: q.length(), ban: q.early(), only: q.h.shape().allowed}
+	g := guided{q: q, mask: b.masks[n : n+b.words : n+b.words], at: q.length() + drafts, ban: q.early(drafts), only: q.h.shape().allowed, draft: drafts}
 	b.guided = append(b.guided, g)
 	b.behind = b.behind || q.draw > 0
 	return g.mask
@@ -108,10 +110,10 @@ func (e *Engine) guide(b *stepBuffers, q *sequence) []uint32 {
 
 // early is what must not be drawn yet. An end that is not allowed is an early one: the guide has the
 // output end when nothing that is allowed can go on.
-func (q *sequence) early() []int32 {
+func (q *sequence) early(drafts int) []int32 {
 	r := q.h.req
 	switch {
-	case q.length()-len(r.Prompt) < r.MinTokens:
+	case q.length()+drafts-len(r.Prompt) < r.MinTokens:
 		return q.h.allBanned
 	case r.IgnoreEOS:
 		return q.h.e.cfg.EOS
@@ -183,7 +185,11 @@ func (g *guided) fill() {
 	if !g.q.running {
 		return
 	}
-	g.q.guide.Mask(g.mask)
+	guide := g.q.guide
+	if g.draft > 0 {
+		guide = g.q.drafting.guides[g.draft-1]
+	}
+	guide.Mask(g.mask)
 	may := func() bool { return slices.ContainsFunc(g.mask, func(w uint32) bool { return w != 0 }) }
 	var had []int32
 	for _, id := range g.ban {
@@ -210,7 +216,14 @@ func (g *guided) fill() {
 // endDead ends requests whose output cannot go on.
 func (e *Engine) endDead(list []guided) {
 	for i := range list {
-		if g := &list[i]; g.dead && g.q.running {
+		g := &list[i]
+		if d := &g.q.drafting; g.dead && g.draft > 0 { // it is, if the drafts before it are right
+			if d.dead == 0 || g.draft < d.dead {
+				d.dead = g.draft
+			}
+			continue
+		}
+		if g.dead && g.q.running {
 			e.metrics.deadEnds.Inc()
 			e.finish(g.q.h, &GuideError{Position: g.at, Token: kernels.NoToken})
 		}

@@ -59,6 +59,18 @@ func (w *walk) Mask(bits []uint32) {
 	}
 }
 
+// Forced implements engine.Forcer.
+func (w *walk) Forced() (token int32, ok bool) {
+	n := 0
+	for id := range int32(48) {
+		if w.may(id) {
+			token = id
+			n++
+		}
+	}
+	return token, n == 1
+}
+
 func (w *walk) Accept(id int32) bool {
 	switch {
 	case !w.may(id):

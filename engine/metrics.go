@@ -17,6 +17,7 @@ type metrics struct {
 	maskSeconds                                                  prometheus.Histogram
 	masked, deadEnds                                             prometheus.Counter
 	requests                                                     *prometheus.CounterVec
+	runs, drafted, accepted                                      *prometheus.CounterVec // of drafts
 }
 
 func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
@@ -46,8 +47,11 @@ func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 		masked:   counter("masked_draws_total", "Draws whose output was bound."),
 		deadEnds: counter("dead_ends_total", "Requests that failed because no token could follow as their output was bound: look at their grammars."),
 		requests: counters("requests_total", "Requests ended, by how.", "outcome"),
+		runs:     counters("drafts_total", "Runs of drafted tokens that steps verified, by who drafted: ngram, draft (a model) or grammar (the only tokens that could come).", "by"),
+		drafted:  counters("drafted_tokens_total", "Tokens in these runs.", "by"),
+		accepted: counters("accepted_tokens_total", "Drafted tokens that were what was drawn in their place. By drafts_total, this is the mean accepted length.", "by"),
 	}
-	all := []prometheus.Collector{m.stepSeconds, tokens, m.hits, m.preemptions, m.failures, m.voided, m.spoilt, m.maskSeconds, m.masked, m.deadEnds, m.requests}
+	all := []prometheus.Collector{m.stepSeconds, tokens, m.hits, m.preemptions, m.failures, m.voided, m.spoilt, m.maskSeconds, m.masked, m.deadEnds, m.requests, m.runs, m.drafted, m.accepted}
 	gauge := func(name, help string, labels prometheus.Labels, f func() float64) {
 		all = append(all, prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "xpyd_engine_" + name, Help: help, ConstLabels: labels}, f))
 	}
@@ -77,14 +81,21 @@ func newMetrics(e *Engine, reg prometheus.Registerer) (*metrics, error) {
 func (m *metrics) step(took time.Duration, members []member) (positions int) {
 	m.stepSeconds.Observe(took.Seconds())
 	for _, p := range members {
-		positions += p.chunk
+		positions += p.chunk + p.drafts
 		if p.q.h.prompted && p.chunk == 1 {
-			m.decode.Inc()
+			m.decode.Add(float64(1 + p.drafts))
 		} else {
 			m.prefill.Add(float64(p.chunk))
 		}
 	}
 	return positions
+}
+
+// drafts records a run of drafts of which the first were right.
+func (m *metrics) drafts(by string, n, right int) {
+	m.runs.WithLabelValues(by).Inc()
+	m.drafted.WithLabelValues(by).Add(float64(n))
+	m.accepted.WithLabelValues(by).Add(float64(right))
 }
 
 // ended records how a request ended.

@@ -37,7 +37,12 @@ func (e *Engine) spoilt(s *kernels.Seq, r *kernels.Result) (at int, yes bool) {
 	}
 	for i := range r.Samples {
 		if t := r.Samples[i].Token; t < 0 || int(t) >= e.vocab {
+			if s.Verify {
+				return s.Pos + i + 1, true
+			}
 			return s.Pos + len(s.Tokens), true
+		} else if s.Verify && i+1 < len(s.Tokens) && t != s.Tokens[i+1] {
+			break // what is drawn behind a wrong draft does not matter
 		}
 	}
 	return 0, false

@@ -278,6 +278,9 @@ func (e *Engine) chunk(q *sequence, budget int) int {
 // wait for its mask, which takes a device that can, and no prompt whose log probabilities are asked for.
 func (e *Engine) foreseen(q *sequence) bool {
 	r := q.h.req
+	if len(q.drafting.tokens) > 0 { // nobody knows how many it draws
+		return false
+	}
 	if q.guide != nil && (e.holder == nil || e.listsPrompt) {
 		return false
 	}

@@ -204,7 +204,7 @@ func alone(t testing.TB, maxLen int, req *engine.Request) []output {
 func aloneOn(t testing.TB, b kernels.Backend, maxLen int, req *engine.Request) []output {
 	t.Helper()
 	cfg := config()
-	cfg.MaxModelLen = maxLen
+	cfg.MaxModelLen, cfg.Speculation = maxLen, engine.Speculation{}
 	r := newRigOn(t, cfg, b)
 	defer r.close()
 	solo := *req

@@ -31,9 +31,10 @@ type sequence struct {
 	void     int       // steps under way whose results are dropped; see arrive.go
 	lost     bool      // others may still write into its blocks: it needs fresh ones
 
-	running bool // in Engine.running, else in Engine.waiting
-	ended   bool // its table is to be freed once flights is 0
-	chunk   int  // tokens in the step that is planned
+	running  bool // in Engine.running, else in Engine.waiting
+	ended    bool // its table is to be freed once flights is 0
+	chunk    int  // tokens in the step that is planned
+	drafting drafting
 
 	// Of the steps under way.
 	flights int // that carry it
@@ -110,6 +111,7 @@ func (e *Engine) enroll(q *sequence) {
 func (e *Engine) drop(q *sequence) {
 	e.waiting, e.running, q.running = without(e.waiting, q), without(e.running, q), false
 	q.h.seqs = without(q.h.seqs, q)
+	e.forget(q)
 	switch {
 	case q.h.req.PrefillOnly:
 		q.table = nil

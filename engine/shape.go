@@ -57,11 +57,12 @@ func (h *Handle) shape() *bans {
 	return b
 }
 
-// banned is what the next draw must not yield. ends: MinTokens counts, which a mask overrules.
-func (q *sequence) banned(ends bool) []int32 {
-	r, b, output := q.h.req, q.h.shape(), q.output()
+// banned is what the draw behind so many drafts must not yield; output has the drafts, if it matters. ends:
+// MinTokens counts, which a mask overrules.
+func (q *sequence) banned(ends bool, drafts int, output []int32) []int32 {
+	r, b := q.h.req, q.h.shape()
 	list := b.always
-	if ends && q.length()-len(r.Prompt) < r.MinTokens {
+	if ends && q.length()+drafts-len(r.Prompt) < r.MinTokens {
 		list = b.early
 	}
 	from := len(list)

@@ -11,6 +11,7 @@ type stepBuffers struct {
 	seqs    []kernels.Seq
 	samples []kernels.Sample
 	targets []int32
+	drafted []int32 // tokens of sequences with drafts
 	tells   []tell
 	// arrivals are what the step waits for.
 	arrivals []kernels.Arrival
@@ -34,13 +35,13 @@ var unknown = []int32{0}
 
 // build describes the batch to the backend.
 func (e *Engine) build(b *stepBuffers) *kernels.Step {
-	b.seqs, b.samples, b.targets, b.tells = b.seqs[:0], b.samples[:0], b.targets[:0], b.tells[:0]
+	b.seqs, b.samples, b.targets, b.tells, b.drafted = b.seqs[:0], b.samples[:0], b.targets[:0], b.tells[:0], b.drafted[:0]
 	b.arrivals, b.behind = b.arrivals[:0], false
 	e.guides(b)
 	for _, q := range e.batch {
 		from, length := q.next(), q.length()
 		end := from + q.chunk
-		s := kernels.Seq{Pos: from, Blocks: q.table[:e.cache.BlocksFor(end)]}
+		s := kernels.Seq{Pos: from, Blocks: q.table[:e.cache.BlocksFor(end+len(q.drafting.tokens))]}
 		if q.arriving != nil {
 			b.arrivals = append(b.arrivals, q.arriving.Move())
 		}
@@ -50,9 +51,12 @@ func (e *Engine) build(b *stepBuffers) *kernels.Step {
 			s.Tokens = q.tokens[from:end]
 		}
 		if end == length {
-			from, mask := len(b.samples), e.guide(b, q)
+			from, mask := len(b.samples), e.guide(b, q, 0)
 			for i := range q.draws {
-				b.samples = append(b.samples, q.sample(i, mask))
+				b.samples = append(b.samples, q.sample(i, 0, q.output(), mask))
+			}
+			if len(q.drafting.tokens) > 0 {
+				e.buildDrafts(b, q, &s)
 			}
 			s.Samples = b.samples[from:len(b.samples):len(b.samples)]
 		}
@@ -99,16 +103,17 @@ func (b *stepBuffers) untell() {
 	}
 }
 
-// sample describes q's i-th draw, whose mask may be filled in later.
-func (q *sequence) sample(i int, mask []uint32) kernels.Sample {
+// sample describes q's i-th draw behind so many drafts, which output has where it matters. Its mask may be
+// filled in later.
+func (q *sequence) sample(i, drafts int, output []int32, mask []uint32) kernels.Sample {
 	r := q.h.req
 	s := kernels.Sample{
-		Seed: r.Seed, Choice: uint32(q.choice + i), Position: q.length(),
+		Seed: r.Seed, Choice: uint32(q.choice + i), Position: q.length() + drafts,
 		Temperature: r.Temperature, TopK: r.TopK, TopP: r.TopP, MinP: r.MinP,
 		Repetition: r.Repetition, Presence: r.Presence, Frequency: r.Frequency,
-		Prompt: r.Prompt, Output: q.output(), Bias: r.Bias, Logprobs: q.h.e.told(r), Mask: mask,
+		Prompt: r.Prompt, Output: output, Bias: r.Bias, Logprobs: q.h.e.told(r), Mask: mask,
 	}
-	s.Ban = q.banned(mask == nil)
+	s.Ban = q.banned(mask == nil, drafts, output)
 	if mask == nil {
 		s.Mask = q.h.shape().allowed
 	}

@@ -71,7 +71,7 @@ func (e *Engine) note(f *flight, wait, took time.Duration) time.Duration {
 	r := StepRecord{Began: f.began, Seqs: len(f.members), Layers: f.step.OnLayer != nil, Arrivals: len(f.step.Arrivals), Launch: f.launch, Wait: wait, Took: took}
 	longest := 0
 	for _, m := range f.members {
-		r.Tokens += m.chunk
+		r.Tokens += m.chunk + m.drafts
 		longest = max(longest, m.chunk)
 	}
 	if t, ok := e.backend.(stepTimer); ok {

@@ -39,6 +39,9 @@ func (q *Seq) Check(a *arch.Config, blockTokens, blocks int) error {
 	if q.Hidden != HiddenNone && (len(q.Samples) > 0 || len(q.Targets) > 0 || q.WantLogits) {
 		return errors.New("hidden states and logits exclude each other")
 	}
+	if q.Verify && (len(q.Samples) != n || q.After != 0 || len(q.Targets) > 0 || q.WantLogits || q.Hidden != HiddenNone) {
+		return fmt.Errorf("drafts: %d draws for %d tokens, and nothing else may be asked for", len(q.Samples), n)
+	}
 	for i := range q.Samples {
 		if m := q.Samples[i].Mask; m != nil && len(m) != MaskWords(a.Vocab) {
 			return fmt.Errorf("draw %d: a mask of %d words for a vocabulary of %d", i, len(m), a.Vocab)

@@ -76,6 +76,7 @@ type Info struct {
 	Ranks    int    // tensor-parallel ranks, of one process; 0 is 1
 	Device   string // human readable
 	Hidden   bool   // takes Seq.Hidden
+	Verify   bool   // takes Seq.Verify
 }
 
 // Step is one forward pass over a batch. All slices stay owned by the caller
@@ -110,6 +111,10 @@ type Seq struct {
 	// Samples lists draws from the logits after the last token; usually none
 	// (an inner prefill chunk), one, or n for the first token of n choices.
 	Samples []Sample
+	// Verify has Samples[i] drawn from the logits after Tokens[i]: there are as many. The tokens
+	// behind the first are drafts: which of their rows count is the caller's business. It goes without
+	// After, Targets, WantLogits and Hidden, and only a Backend whose Info says so takes it.
+	Verify bool
 	// Targets, when set, has len(Tokens) ids: Result.Prompt[i] is the log probability of
 	// Targets[i] after Tokens[i] (prompt logprobs). A target of -1 is skipped and yields a
 	// zero entry.

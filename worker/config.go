@@ -100,6 +100,11 @@ type Compute struct {
 	ToolParser       string `key:"tool_parser"`
 	ReasoningParser  string `key:"reasoning_parser"`
 	EmbeddingPooling string `key:"embedding_pooling"` // "last" or "mean": of the prompt's hidden states
+	// Drafts that steps verify: "off", "ngram" (looked up in the request) or "draft" (DraftModel's). Tokens
+	// that a grammar forces are drafts in any case.
+	Speculation      string `key:"speculation"`
+	SpeculationDepth int    `key:"speculation_depth"` // drafts of a sequence in one step, at most; 0: none, forced ones neither
+	DraftModel       string `key:"draft_model"`       // as model; of the same tokenizer
 	MaxLogprobs      int    `key:"max_logprobs"`      // that a request may ask for at a position; -1: all of the vocabulary
 	// TrustTemplates renders the template that a request brings (chat_template); false: it is refused.
 	TrustTemplates bool `key:"trust_request_chat_template"`
@@ -187,7 +192,7 @@ func DefaultConfig(role fleet.Role) Config {
 	return Config{
 		Role:           string(role),
 		TensorParallel: 1,
-		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, ToolParser: parserAuto, ReasoningParser: parserAuto, MaxLogprobs: openai.MaxLogprobs, EmbeddingPooling: string(engine.PoolLast)},
+		Compute:        Compute{Device: "auto", BlockTokens: 16, GPUMemory: 0.9, DType: dtypeAuto, KVCacheDType: kvAuto, Quantization: quantAuto, ToolParser: parserAuto, ReasoningParser: parserAuto, MaxLogprobs: openai.MaxLogprobs, EmbeddingPooling: string(engine.PoolLast), Speculation: speculateOff, SpeculationDepth: engine.DefaultDepth},
 		Listen:         "127.0.0.1:0", KVListen: "127.0.0.1:0", MaxWaiting: 1024,
 		MaxStepTime: 50 * time.Millisecond, QueueTime: 50 * time.Millisecond,
 		MaxBody: 64 << 20, MaxAnswer: openai.MaxAnswer, AnswerMemory: 512 << 20, ReadTimeout: 30 * time.Second, StallTimeout: time.Minute, DrainTimeout: 30 * time.Second,
@@ -238,7 +243,7 @@ func (c *Compute) valid() error {
 		config.OneOf("reasoning_parser", c.ReasoningParser, slices.Concat([]string{parserAuto, parserNone}, answer.ThinkNames())...)); err != nil {
 		return err
 	}
-	if err := within("max_logprobs", c.MaxLogprobs, openai.All, 1<<18); err != nil {
+	if err := cmp.Or(within("max_logprobs", c.MaxLogprobs, openai.All, 1<<18), c.validSpeculation()); err != nil {
 		return err
 	}
 	d, err := gpus.ParseDevice(c.Device)

@@ -269,6 +269,9 @@ func (w *Worker) startEngine(ctx context.Context) error {
 	}
 	cfg := EngineConfig(&w.cfg, w.backend.Info().Name == "cuda")
 	cfg.EOS, cfg.Model, cfg.Stepped, cfg.Preempted = w.eos, w.served, w.vllm.stepped, w.vllm.preemptions.Inc
+	if cfg.Speculation.Drafter, err = w.drafter(ctx); err != nil {
+		return err
+	}
 	w.engine, err = engine.New(cfg, w.backend, w.cache, w.log, w.registry)
 	if err != nil {
 		return err
@@ -287,6 +290,7 @@ func EngineConfig(c *Config, gpu bool) engine.Config {
 	cfg.MaxRunning, cfg.StepTokens = cmp.Or(c.MaxBatch, cfg.MaxRunning), cmp.Or(c.StepTokens, cfg.StepTokens)
 	cfg.MaxWaiting, cfg.MaxModelLen, cfg.MaxStepTime, cfg.QueueTime = c.MaxWaiting, c.MaxModelLen, c.MaxStepTime, c.QueueTime
 	cfg.Promise, cfg.ShedLate = c.promise(), c.ShedLate
+	cfg.Speculation.Depth = c.SpeculationDepth
 	if gpu {
 		cfg.PrefillTokens = cfg.StepTokens
 	}

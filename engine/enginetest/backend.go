@@ -62,7 +62,7 @@ func New(cfg Config) *Backend {
 
 // Info implements kernels.Backend.
 func (b *Backend) Info() kernels.Info {
-	return kernels.Info{Name: "fake", Numerics: "fake-1", Hidden: true}
+	return kernels.Info{Name: "fake", Numerics: "fake-1", Hidden: true, Verify: true}
 }
 
 // Arch implements kernels.Backend.
@@ -192,6 +192,8 @@ func (b *Backend) check(s *kernels.Step) error {
 			return fmt.Errorf("sequence %d ends at %d of %d positions", i, end, b.cfg.MaxPositions)
 		case len(q.Blocks)*b.cfg.BlockTokens < end:
 			return fmt.Errorf("sequence %d: %d blocks for %d positions", i, len(q.Blocks), end)
+		case q.Verify && len(q.Samples) != len(q.Tokens):
+			return fmt.Errorf("sequence %d: %d draws for %d tokens", i, len(q.Samples), len(q.Tokens))
 		case q.Targets != nil && len(q.Targets) != len(q.Tokens):
 			return fmt.Errorf("sequence %d: %d targets for %d tokens", i, len(q.Targets), len(q.Tokens))
 		}
@@ -276,6 +278,9 @@ func (b *Backend) draw(q *kernels.Seq, hidden []uint64) kernels.Result {
 	}
 	last := b.logits(hidden[len(hidden)-1])
 	for i := range q.Samples {
+		if q.Verify {
+			last = b.logits(hidden[i])
+		}
 		r.Samples = append(r.Samples, sample(&q.Samples[i], last))
 	}
 	if q.WantLogits {

@@ -101,6 +101,9 @@ func (t *toy) says(tt *testing.T, g engine.Guide, texts ...string) {
 func (t *toy) agrees(tt *testing.T, g engine.Guide) {
 	tt.Helper()
 	may := t.allowed(g)
+	if only, ok := g.(engine.Forcer).Forced(); ok && !slices.Equal(may, []string{t.texts[only]}) {
+		tt.Errorf("%q is forced where %q may come", t.texts[only], may)
+	}
 	for id, text := range t.texts {
 		f := g.Fork()
 		if f.Accept(int32(id)) != slices.Contains(may, text) {

@@ -5,11 +5,12 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/xpyd/xpyd/engine"
 	"github.com/xpyd/xpyd/engine/handoff"
 )
 
 // FuzzGuide: whatever a peer's spec is, a guide of it accepts a token if and only if its mask has it, and stays
-// where it does not.
+// where it does not; and what it forces is all that its mask has.
 func FuzzGuide(f *testing.F) {
 	k := newToy([]string{"</think>", "<think>", "<tool_call>", "</tool_call>"}, "ab", "</thi", "nk>", `{"`)
 	b := k.binder("qwen3")
@@ -35,6 +36,9 @@ func FuzzGuide(f *testing.F) {
 		}
 		for _, id := range ids[:min(len(ids), 64)] {
 			may := k.allowed(g)
+			if only, ok := g.(engine.Forcer).Forced(); ok && !slices.Equal(may, []string{k.texts[only]}) {
+				t.Fatalf("%q is forced where %q may come", k.texts[only], may)
+			}
 			token := int32(id) % int32(len(k.texts))
 			if g.Accept(token) != slices.Contains(may, k.texts[token]) {
 				t.Fatalf("%q: allowed %t", k.texts[token], slices.Contains(may, k.texts[token]))

@@ -18,7 +18,7 @@ type guide struct {
 	place place
 }
 
-var _ engine.Guide = (*guide)(nil)
+var _ engine.Forcer = (*guide)(nil)
 
 // Fork implements engine.Guide.
 func (g *guide) Fork() engine.Guide {
@@ -53,6 +53,14 @@ func (g *guide) Mask(bits []uint32) {
 			}
 		}
 	}
+}
+
+// Forced implements engine.Forcer.
+func (g *guide) Forced() (token int32, ok bool) {
+	if g.think != nil {
+		return 0, false
+	}
+	return g.place.forced()
 }
 
 // Accept implements engine.Guide.

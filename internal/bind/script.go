@@ -7,6 +7,7 @@ type matcher interface {
 	Mask(bits []uint32)
 	Accept(token int32) bool
 	MayEnd() bool
+	Forced() (token int32, ok bool)
 	clone() matcher
 }
 
@@ -163,6 +164,32 @@ func (p *place) mask(bits []uint32) {
 			set(bits, o.tokens[p.at])
 		}
 	}
+}
+
+// forced is the only token of mask, if there is only one.
+func (p *place) forced() (token int32, ok bool) {
+	switch {
+	case p.free, p.s == nil:
+		return 0, false
+	case p.text != nil:
+		token, ok = p.text.Forced()
+		switch {
+		case len(p.s.next) == 0:
+			return token, ok
+		case p.text.MayEnd(), ok && slices.Contains(p.s.ends, token): // then what is next may come
+			return 0, false
+		}
+		return token, ok
+	case p.over || len(p.options) == 0:
+		return 0, false
+	}
+	token = p.options[0].tokens[p.at]
+	for _, o := range p.options[1:] {
+		if o.tokens[p.at] != token {
+			return 0, false
+		}
+	}
+	return token, true
 }
 
 func (p *place) allowEnds(bits []uint32) {

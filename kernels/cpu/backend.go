@@ -296,6 +296,7 @@ func (b *Backend) Info() kernels.Info {
 		Ranks:    len(b.ranks),
 		Device:   device(),
 		Hidden:   true,
+		Verify:   true,
 	}
 }
 

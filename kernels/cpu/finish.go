@@ -69,10 +69,7 @@ func (b *Backend) fillResult(m *member, f *final, logits []float32) {
 		p.Self = logprob(logits, sum(), q.Targets[f.index])
 		p.Top = take(q.TargetLogprobs)
 	}
-	if !f.last {
-		return
-	}
-	for i := range q.Samples {
+	for i := f.first; i < f.end; i++ {
 		m.progress()
 		p, out := &q.Samples[i], &r.Samples[i]
 		*out = kernels.Sampled{Token: m.draw.token(logits, p)}
@@ -81,7 +78,7 @@ func (b *Backend) fillResult(m *member, f *final, logits []float32) {
 			out.Top = take(p.Logprobs)
 		}
 	}
-	if q.WantLogits {
+	if f.last && q.WantLogits {
 		copy(r.Logits, logits)
 	}
 }

@@ -71,8 +71,9 @@ type item struct {
 // final is a row whose logits are wanted.
 type final struct {
 	seq, row, index int
-	last            bool
-	tops            int // first entry in stepState.tops
+	last            bool // the sequence's last row
+	first, end      int  // of its Samples: those drawn here
+	tops            int  // first entry in stepState.tops
 }
 
 // member is one thread's own scratch.
@@ -217,10 +218,8 @@ func (b *Backend) plan(st *kernels.Step) error {
 		if q.Targets != nil && q.Targets[f.index] >= 0 {
 			tops += min(max(q.TargetLogprobs, 0), b.arch.Vocab)
 		}
-		if f.last {
-			for j := range q.Samples {
-				tops += min(max(q.Samples[j].Logprobs, 0), b.arch.Vocab)
-			}
+		for j := f.first; j < f.end; j++ {
+			tops += min(max(q.Samples[j].Logprobs, 0), b.arch.Vocab)
 		}
 	}
 	b.planItems(st)
@@ -280,9 +279,15 @@ func (b *Backend) planSeq(seq int, q *kernels.Seq) {
 	row, n := len(s.tokens), len(q.Tokens)
 	for i, id := range q.Tokens {
 		s.tokens = append(s.tokens, token{id, q.Pos + i})
-		last := i == n-1 && (len(q.Samples) > 0 || q.WantLogits)
-		if last || len(q.Targets) > 0 && q.Targets[i] >= 0 {
-			s.finals = append(s.finals, final{seq: seq, row: row + i, index: i, last: last})
+		f := final{seq: seq, row: row + i, index: i, last: i == n-1}
+		switch {
+		case q.Verify:
+			f.first, f.end = i, i+1
+		case f.last:
+			f.end = len(q.Samples)
+		}
+		if f.end > 0 || f.last && q.WantLogits || len(q.Targets) > 0 && q.Targets[i] >= 0 {
+			s.finals = append(s.finals, f)
 		}
 	}
 	for i := n - q.Hidden.Rows(n); i < n; i++ {

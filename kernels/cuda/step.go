@@ -141,7 +141,10 @@ func (b *Backend) check(st *kernels.Step) (bucket int, err error) {
 		if st.Hold && len(q.Targets) > 0 {
 			return 0, fmt.Errorf("sequence %d has targets in a step that is held", i)
 		}
-		if len(q.Samples) > 0 || q.WantLogits {
+		switch {
+		case q.Verify:
+			finals += len(q.Samples)
+		case len(q.Samples) > 0 || q.WantLogits:
 			finals++
 		}
 		masked = masked || slices.ContainsFunc(q.Samples, func(p kernels.Sample) bool { return p.Mask != nil })
@@ -365,9 +368,16 @@ func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_ste
 func (b *Backend) answers(s *stepState, q *kernels.Seq, row int) error {
 	n := len(q.Tokens)
 	for i := range n {
-		last := i == n-1 && (len(q.Samples) > 0 || q.WantLogits)
+		first, end := 0, 0 // of the draws behind this token
+		switch {
+		case q.Verify:
+			first, end = i, i+1
+		case i == n-1:
+			end = len(q.Samples)
+		}
 		target := len(q.Targets) > 0 && q.Targets[i] >= 0
-		if !last && !target {
+		wants := i == n-1 && q.WantLogits
+		if end == 0 && !wants && !target {
 			continue
 		}
 		final := C.int32_t(len(s.finals))
@@ -375,10 +385,7 @@ func (b *Backend) answers(s *stepState, q *kernels.Seq, row int) error {
 		if target {
 			s.item(final, C.int32_t(q.Targets[i]), b.tops(q.TargetLogprobs))
 		}
-		if !last {
-			continue
-		}
-		for j := range q.Samples {
+		for j := first; j < end; j++ {
 			p := &q.Samples[j]
 			if p.Logprobs >= 0 {
 				s.item(final, C.int32_t(-1-len(s.samples)), b.tops(p.Logprobs))
@@ -392,7 +399,7 @@ func (b *Backend) answers(s *stepState, q *kernels.Seq, row int) error {
 				return fmt.Errorf("%w: more masks than %d words hold", kernels.ErrStepTooLarge, len(s.masks.pinned))
 			}
 		}
-		if q.WantLogits {
+		if wants {
 			s.wants = append(s.wants, int32(final))
 		}
 	}

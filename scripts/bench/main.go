@@ -94,6 +94,7 @@ var commands = []command{
 	{"grammar", "internal/grammar beside llguidance, on the schemas of JSONSchemaBench: five minutes", "grammar", "bench", 1, func(b base) benchmark { return &grammarBench{base: b} }},
 	{"answers", "a real model's answers to schemas of JSONSchemaBench through `xpyd up`, checked by Python's jsonschema: an hour", "grammar", "bench", 1, func(b base) benchmark { return &answersBench{base: b} }},
 	{"parsers", "texts of the tests of SMG's parsers, read by internal/answer: a minute", "parsers", "bench", 1, func(b base) benchmark { return &parsersBench{base: b} }},
+	{"spec", "a model's tokens with speculation beside without, for three sets of prompts: five minutes", "spec", "bench", 3, func(b base) benchmark { return &specBench{base: b} }},
 	{"turns", "kv.peers on and off in conversations of two turns: two minutes", "turns", "bench", 9, func(b base) benchmark { return &turnsBench{b} }},
 }
 

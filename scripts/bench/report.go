@@ -28,6 +28,7 @@ var topics = []topic{
 	{"Soak, faults, tests", "Wrong answers and errors under kills, stops, lost networks and full disks; how many drawn bugs the tests notice.", []string{"edge.", "kv.partition"}},
 	{"Streams that lose their decode worker", "The pause that clients see until another pair goes on, and what the router pays for that while nothing goes wrong; requests that an upgrade fails.", []string{"stream."}},
 	{"CPU", "Decode beside llama2.c's run; what prefill and decode in two processes cost a small model.", []string{"cpu.", "e2e."}},
+	{"Speculation", "Tokens with drafts that steps verify (`docs/speculation.md`) beside without, for summaries of given text, code edits and free stories, one, 4 and 16 answers at a time; drafts accepted where prefill is apart.", []string{"spec."}},
 	{"KV transfer between processes", "`xpyd bench kv` beside memcpy, a bare socket loop, NIXL, Mooncake and iperf3.", []string{"kv."}},
 	{"Twin", "Fleets that exist only on a virtual clock (`xpyd plan`) beside real ones, under the same loads; real routers and workers on a device that only waits (`brain.process`) beside theirs; fleets that mix (`brain`) beside those that do not.", []string{"twin.", "brain."}},
 	{"Planner", "The planner in the twin (`docs/scaling.md`), over two days, beside the best fleet that stays as it is and one whose planner knows what comes.", []string{"plan."}},
