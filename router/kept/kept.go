@@ -22,6 +22,8 @@ type Entry struct {
 	Before   []string // the responses that it went on with, the oldest first
 	Input    []byte   // what was asked, as JSON
 	Response []byte   // JSON
+	// Until is when a response that is not over was lost, in seconds since 1970; 0: it is over.
+	Until int64
 }
 
 // Bounds of an entry.
