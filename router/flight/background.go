@@ -64,7 +64,10 @@ type page struct {
 	data []byte
 }
 
-const pageBytes = 64 // of a page, beside its data
+const (
+	pageBytes = 64              // of a page, beside its data
+	lostAfter = 5 * time.Second // a response's deadline, so long ago, nobody is at it
+)
 
 func newBackground(s *Service) *background {
 	return &background{s: s, runs: map[string]*run{}, live: map[string]int{}, left: make(chan struct{})}
@@ -80,8 +83,8 @@ func (b *background) begin(ctx *fasthttp.RequestCtx, q *request, asked *askedRes
 		return
 	}
 	if b.s.responses.Shared() { // other routers should know of it
-		e := kept.Entry{Owner: r.owner, Before: r.entry.Before, Input: r.entry.Input, Response: r.snapshot(), Until: q.end.Add(time.Second).Unix()}
-		r.keep(&e)
+		e := kept.Entry{Owner: r.owner, Before: r.entry.Before, Input: r.entry.Input, Response: r.snapshot(), Until: q.end.Add(lostAfter).Unix()}
+		r.stored("it is not announced to other routers", func(ctx context.Context) error { return b.s.responses.Announce(ctx, r.id, &e) })
 	}
 	now := r.snapshot() // before it starts: it is queued
 	if !b.s.Spawn(func() { r.fly(class) }) {
@@ -114,6 +117,13 @@ func (b *background) take(ctx *fasthttp.RequestCtx, q *request, asked *askedResp
 	}
 	q.translated(asked.chat, r)
 	class, err := q.prepare(ctx)
+	if err == nil {
+		_, models := b.s.Members.Served()
+		if _, known := models[q.top.Model]; q.top.Model != "" && !known {
+			q.settle(false)
+			err = openai.ModelNotFound(q.top.Model)
+		}
+	}
 	if err != nil {
 		b.forget(r)
 		b.leave(r)
@@ -276,11 +286,16 @@ func (r *run) change(f func() []byte) {
 	e := r.entry
 	deleted := r.deleted
 	r.b.mu.Unlock()
-	lost := !deleted && r.keep(&e) != nil
+	lost := false
+	if deleted {
+		r.retract()
+	} else {
+		lost = r.keep(&e) != nil
+	}
 	r.b.mu.Lock()
 	if r.deleted && !deleted && !lost { // meanwhile
 		r.b.mu.Unlock()
-		r.unkeep()
+		_ = r.stored("a deleted response is still kept", func(ctx context.Context) error { return r.b.s.responses.Delete(ctx, r.owner, r.id) })
 		r.b.mu.Lock()
 	}
 	defer r.b.mu.Unlock()
@@ -303,25 +318,29 @@ func (r *run) change(f func() []byte) {
 
 // keep puts an entry where responses are kept.
 func (r *run) keep(e *kept.Entry) error {
-	ctx, cancel := context.WithTimeout(context.Background(), r.b.s.Deps.Responses.RedisTimeout) // the request may be over
-	defer cancel()
-	err := errNoText
-	if responses.Output(e.Response) != nil {
-		err = r.b.s.responses.Put(ctx, r.id, e)
-	}
-	if err != nil {
-		r.b.s.Log.Warn("a response is not kept", "request_id", r.q.id, "response", r.id, "err", err)
-	}
+	err := r.stored("a response is not kept", func(ctx context.Context) error {
+		if responses.Output(e.Response) == nil {
+			return errNoText
+		}
+		return r.b.s.responses.Put(ctx, r.id, e)
+	})
+	r.retract()
 	return err
 }
 
-// unkeep takes back what was kept.
-func (r *run) unkeep() {
+func (r *run) retract() {
+	_ = r.stored("a response that is over is still announced", func(ctx context.Context) error { return r.b.s.responses.Retract(ctx, r.id) })
+}
+
+// stored does something where responses are kept, also when the request is over, and logs what fails.
+func (r *run) stored(what string, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), r.b.s.Deps.Responses.RedisTimeout)
 	defer cancel()
-	if err := r.b.s.responses.Delete(ctx, r.owner, r.id); err != nil && !errors.Is(err, kept.ErrNone) {
-		r.b.s.Log.Warn("a deleted response is still kept", "request_id", r.q.id, "response", r.id, "err", err)
+	err := do(ctx)
+	if err != nil && !errors.Is(err, kept.ErrNone) {
+		r.b.s.Log.Warn(what, "request_id", r.q.id, "response", r.id, "err", err)
 	}
+	return err
 }
 
 // add notes events, and drops the oldest where they take too much. b.mu is held.
