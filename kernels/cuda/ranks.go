@@ -266,7 +266,7 @@ func (g *Ranks) Info() kernels.Info {
 		bits = bits*0x01000193 ^ b.bits
 		names = append(names, b.device)
 	}
-	return kernels.Info{Name: "cuda", Numerics: g.lead.opt.rankNumerics(bits, len(g.ranks)), Ranks: len(g.ranks), Device: strings.Join(names, ", ")}
+	return kernels.Info{Name: "cuda", Numerics: g.lead.opt.rankNumerics(bits, len(g.ranks)), Ranks: len(g.ranks), Device: strings.Join(names, ", "), Hidden: true}
 }
 
 // PCI is the bus id of each rank's device.
