@@ -163,6 +163,9 @@ func TestBoundRefused(t *testing.T) {
 	f(chats, chat(`"tools":[{"type":"function","function":{"name":"f g"}}],"tool_choice":"required"`), "tool_choice", `"f g"`)
 	f(chats, chat(`"tools":[{"type":"web"}],"tool_choice":"required"`), "tools[0].type", "only function")
 	f(chats, chat(`"tools":[{"type":"function","function":{"name":"g"}},{"type":"function","function":{"name":"f","strict":true,"parameters":{"type":"object","properties":{"a":{"not":{}}}}}}]`), "tools[1].function.parameters", `"not" is not supported`)
+	twoTools := `"tools":[{"type":"function","function":{"name":"g"}},{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"a":{"not":{}}}}}}]`
+	f(chats, chat(twoTools+`,"tool_choice":"required"`), "tools[1].function.parameters", `"not" is not supported`)
+	f(chats, chat(twoTools+`,"tool_choice":{"type":"function","function":{"name":"f"}}`), "tools[1].function.parameters", `"not" is not supported`)
 	long := strings.Repeat("a", 600<<10)
 	f(completions, `{"prompt":"x","regex":"`+long+`"}`, "regex", "limit")
 	empty(t, th.Worker)

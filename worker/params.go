@@ -36,7 +36,7 @@ type job struct {
 	reading  reading        // of a chat's answers
 	bound    *handoff.Guide // what binds the answers; nil: nothing does
 	guide    engine.Guide   // the same at its begin, to be forked
-	strict   []function     // the tools, where one of them is strict and may be called
+	callable []function     // the tools, where calls of them are bound
 	peers    []ticket.Peer  // have the beginning of the prompt, says the router
 	turns    bool           // its answer says where its KV is
 	brought  bool           // the KV of the prompt was brought ahead; without it the job is refused

@@ -317,17 +317,12 @@ func failureCode(e *openai.Error) string {
 
 // renamed has an error name the request's field instead of the chat's.
 func renamed(e *openai.Error) *openai.Error {
-	name, ok := names[e.Param]
-	if !ok {
-		return chat.OwnTool(e, "parameters")
-	}
-	said := *e
-	said.Param = name
-	return &said
+	return chat.OwnFields(chat.OwnTool(e, "parameters"), names)
 }
 
 var names = map[string]string{"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
-	"response_format": "text.format", "reasoning_effort": "reasoning.effort", "logprobs": "include"}
+	"response_format": "text.format", "response_format.type": "text.format.type", "response_format.json_schema": "text.format", "response_format.json_schema.schema": "text.format.schema",
+	"reasoning_effort": "reasoning.effort", "logprobs": "include"}
 
 // Refusal is an error as the API has it.
 func Refusal(e *openai.Error) *openai.Error { return renamed(e) }
