@@ -41,10 +41,11 @@ type run struct {
 	b       *background
 	id      string
 	owner   string
+	request string // its ID
 	streams bool
-	q       *request
 
 	// b.mu guards the following.
+	q       *request // nil once its goroutine has ended, as is answer
 	answer  *responses.Answer
 	entry   kept.Entry // its Response is nil until it is over
 	pages   []page
@@ -104,7 +105,7 @@ func (b *background) begin(ctx *fasthttp.RequestCtx, q *request, asked *askedRes
 
 // take registers a run, if there is room, and takes its request through its tenant's limits.
 func (b *background) take(ctx *fasthttp.RequestCtx, q *request, asked *askedResponse) (*run, limit.Class, *openai.Error) {
-	r := &run{b: b, id: asked.options.ID, owner: ownerOf(q.tenant), streams: asked.Stream, q: q, changed: make(chan struct{})}
+	r := &run{b: b, id: asked.options.ID, owner: ownerOf(q.tenant), request: q.id, streams: asked.Stream, q: q, changed: make(chan struct{})}
 	r.entry = kept.Entry{Owner: r.owner, Before: asked.before, Input: asked.input()}
 	o := asked.options
 	o.Background = true
@@ -240,6 +241,7 @@ func (s *Service) Rest(ctx context.Context) error {
 // fly takes the request to the end of its answer.
 func (r *run) fly(class limit.Class) {
 	defer r.b.leave(r)
+	defer r.rest()
 	q := r.q
 	err := q.takePlace(class, &q.top)
 	var ans *answer
@@ -264,6 +266,13 @@ func (r *run) fly(class limit.Class) {
 	r.Fail(openai.Upstream("the answer ended early")) // nothing, if it is over as it should
 }
 
+// rest lets go of what only a run that is under way needs.
+func (r *run) rest() {
+	r.b.mu.Lock()
+	defer r.b.mu.Unlock()
+	r.q, r.answer = nil, nil
+}
+
 // nowhere is where the events go that a run keeps.
 type nowhere struct{}
 
@@ -272,7 +281,7 @@ func (nowhere) Send([]byte, bool) error { return nil }
 // change uses the answer, which may end with it, and notes its events.
 func (r *run) change(f func() []byte) {
 	r.b.mu.Lock()
-	if r.answer.Over() {
+	if r.answer == nil || r.answer.Over() {
 		r.b.mu.Unlock()
 		return
 	}
@@ -338,7 +347,7 @@ func (r *run) stored(what string, do func(context.Context) error) error {
 	defer cancel()
 	err := do(ctx)
 	if err != nil && !errors.Is(err, kept.ErrNone) {
-		r.b.s.Log.Warn(what, "request_id", r.q.id, "response", r.id, "err", err)
+		r.b.s.Log.Warn(what, "request_id", r.request, "response", r.id, "err", err)
 	}
 	return err
 }
@@ -367,6 +376,9 @@ func (b *background) fit(r *run) {
 	}
 	if n == 0 {
 		return
+	}
+	for ; n < len(r.pages)/16; n++ { // not one by one
+		b.grow(r, -int64(len(r.pages[n].data))-pageBytes)
 	}
 	r.pages = slices.Delete(r.pages, 0, n)
 	if r.begins = r.next; len(r.pages) > 0 {
@@ -413,7 +425,12 @@ func (r *run) Fail(e *openai.Error) {
 // cancel ends the response with what there is of it, unless it is over, and returns what it is then.
 func (r *run) cancel() []byte {
 	r.change(func() []byte { return r.answer.Cancel(nil) })
-	r.q.cancel(errCancelled)
+	r.b.mu.Lock()
+	q := r.q
+	r.b.mu.Unlock()
+	if q != nil {
+		q.cancel(errCancelled)
+	}
 	return r.snapshot()
 }
 
