@@ -266,6 +266,8 @@ func TestConfig(t *testing.T) {
 	f("entries", func(c *Config) { c.Entries = -1 })
 	f("bytes", func(c *Config) { c.Bytes = -1 })
 	f("ttl", func(c *Config) { c.TTL = time.Millisecond })
+	f("background", func(c *Config) { c.Background = -1 })
+	f("background_bytes", func(c *Config) { c.BackgroundBytes = -1 })
 	f("redis_timeout", func(c *Config) { c.RedisTimeout = 0 })
 	f("redis", func(c *Config) { c.Redis = "http://x" })
 	if _, err := New(Config{Redis: "http://x"}); err == nil {
