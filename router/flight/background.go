@@ -85,7 +85,7 @@ func (b *background) begin(ctx *fasthttp.RequestCtx, q *request, asked *askedRes
 	}
 	if b.s.responses.Shared() { // other routers should know of it
 		e := kept.Entry{Owner: r.owner, Before: r.entry.Before, Input: r.entry.Input, Response: r.snapshot(), Until: q.end.Add(lostAfter).Unix()}
-		r.stored("it is not announced to other routers", func(ctx context.Context) error { return b.s.responses.Announce(ctx, r.id, &e) })
+		_ = r.stored("a response is not announced to other routers", func(ctx context.Context) error { return b.s.responses.Announce(ctx, r.id, &e) })
 	}
 	now := r.snapshot() // before it starts: it is queued
 	if !b.s.Spawn(func() { r.fly(class) }) {
