@@ -369,7 +369,7 @@ func (w *Worker) checkText(field, text string, least int) error {
 const (
 	maxSalt    = 1024    // bytes: it travels with every ticket
 	maxChoices = 4096    // of all prompts
-	maxListed  = 1 << 19 // log probabilities of a prompt: prefill sends them in one piece
+	maxListed  = 1 << 19 // log probabilities of a prompt: prefill sends them in one piece, and as JSON of some 100 bytes each they are most of what an answer may have
 )
 
 // checkJob refuses a job that cannot run here.

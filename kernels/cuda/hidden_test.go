@@ -160,3 +160,17 @@ func TestRanksHiddenStates(t *testing.T) {
 		}
 	}
 }
+
+// TestInvariantHiddenStates: with batch invariance they have the same bits however the prompt is cut, and beside whom.
+func TestInvariantHiddenStates(t *testing.T) {
+	a := families()["llama gqa4 128"]
+	w := randomWeights(a, 7)
+	tokens := randomTokens(rand.New(rand.NewPCG(11, 1)), stateTokens, a.Vocab)
+	b := open(t, a, w, cuda.Options{BlockTokens: 16, BatchInvariant: true})
+	want := states(t, b, tokens, []int{stateTokens}, kernels.HiddenAll)
+	for i, row := range states(t, b, tokens, []int{3, 14, 1, 7, 100, 17}, kernels.HiddenAll) {
+		if !sameBits(row, want[i]) {
+			t.Fatalf("row %d differs", i)
+		}
+	}
+}

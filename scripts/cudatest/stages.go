@@ -41,7 +41,7 @@ var fp16 = []string{"XPYD_CUDA_FP16=1"}
 
 var families = []family{
 	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestMixedSteps", "TestOnLayer", "TestHiddenStates", "TestHiddenStatesOverlap", "TestChoices"}, split: []string{"TestLogits", "TestHiddenStates"}, processes: []string{"TestChoices"}, race: []string{"TestShortChunks/^qwen2_gqa7_64$", "TestOnLayer", "TestHiddenStatesOverlap"}, fp16: true},
-	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantWithoutCuBLAS", "TestInvariantSmallVocabulary", "TestInvariantRefused", "TestInvariantDraws"}, split: []string{"TestBatchInvariant"}, fp16: true},
+	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantWithoutCuBLAS", "TestInvariantSmallVocabulary", "TestInvariantRefused", "TestInvariantDraws", "TestInvariantHiddenStates"}, split: []string{"TestBatchInvariant"}, fp16: true},
 	{name: "fp8", tests: []string{"TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, race: []string{"TestKV8Rows/^llama_gqa4_128_by_16$", "TestKV8Pool", "TestW8Loads"}},
 	{name: "mixture", tests: []string{"TestMixtures", "TestMixtureSizes"}, race: []string{"TestMixtureSizes"}, fp16: true},
 	{name: "range", tests: []string{"TestFP16Range", "TestFP16Peers"}},
