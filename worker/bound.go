@@ -175,6 +175,8 @@ func (r *reading) thinks() handoff.Thinks {
 		return handoff.ThinksNot
 	case r.options.Thinking || r.think.Opened():
 		return handoff.ThinksNow
+	case r.direct && r.think.Before() == "": // whether or not the template knows the switch
+		return handoff.ThinksNot
 	}
 	return handoff.ThinksMay
 }

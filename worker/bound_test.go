@@ -217,6 +217,8 @@ func TestBoundReasoning(t *testing.T) {
 	}
 	f(`"regex":"[0-9]{4}"`, "<think>Hm 12.</think>", "Hm 12.", "[0-9]{4}")
 	f(`"regex":"[0-9]{4}"`, "12", "", "12[0-9]{2}")
+	f(`"regex":"<[a-z]{3}","chat_template_kwargs":{"enable_thinking":false}`, "<", "", "<[a-z]{3}") // not the beginning of <think>
+	f(`"regex":"<[a-z]{3}","reasoning_effort":"none"`, "<", "", "<[a-z]{3}")
 	f(`"guided_choice":["<thing","<tool_call>x"]`, "<to", "", "<tool_call>x")
 	f(`"regex":"[0-9]{4}","chat_template_kwargs":{"enable_thinking":true}`, "So. <tool_call> is no call</think>", "So. <tool_call> is no call", "[0-9]{4}")
 	f(`"regex":"<tool_call>\\{\"name\": \"f\"\\}</tool_call>",`+hasTools, "<tool", "", `<tool_call>\{"name": "f"\}</tool_call>`)
