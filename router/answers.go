@@ -18,8 +18,8 @@ var answers = map[string]json.RawMessage{
 	"/v1/models": json.RawMessage(`{"type":"object","required":["object","data"],"properties":{"object":{"const":"list"},"data":{"type":"array","items":` +
 		`{"type":"object","required":["id","object","created","owned_by"],"properties":{"id":{"type":"string"},"object":{"const":"model"},"created":{"type":"integer"},"owned_by":{"type":"string"}}}}}}`),
 	"/v1/responses": json.RawMessage(`{"type":"object","required":["id","object","created_at","status","error","incomplete_details","instructions","model","tools","output","parallel_tool_calls","metadata","tool_choice",` +
-		`"temperature","top_p"],"properties":{"id":{"type":"string"},"object":{"const":"response"},"created_at":{"type":"integer"},"model":{"type":"string"},"status":{"enum":["completed","incomplete","failed"]},` +
-		`"output":{"type":"array","minItems":1,"items":{"type":"object","required":["id","type","status"],"properties":{"type":{"enum":["message","reasoning","function_call"]}}}}}}`),
+		`"temperature","top_p"],"properties":{"id":{"type":"string"},"object":{"const":"response"},"created_at":{"type":"integer"},"model":{"type":"string"},"status":{"enum":["queued","in_progress","completed","incomplete","failed","cancelled"]},` +
+		`"output":{"type":"array","items":{"type":"object","required":["id","type","status"],"properties":{"type":{"enum":["message","reasoning","function_call"]}}}}}}`),
 	"/v1/messages": json.RawMessage(`{"type":"object","required":["id","type","role","content","model","stop_reason","stop_sequence","usage"],"properties":{"id":{"type":"string"},"type":{"const":"message"},` +
 		`"role":{"const":"assistant"},"model":{"type":"string"},"content":{"type":"array","items":{"type":"object","required":["type"],"properties":{"type":{"enum":["text","thinking","tool_use"]}}}},` +
 		`"usage":{"type":"object","required":["input_tokens","output_tokens"],"properties":{"input_tokens":{"type":"integer"},"output_tokens":{"type":"integer"}}}}}`),

@@ -413,6 +413,8 @@ func (r *Router) Shutdown(ctx context.Context) error {
 	if r.publicLn != nil {
 		if err = r.public.Drain(ctx); err != nil {
 			err = fmt.Errorf("drain: %w", err)
+		} else if err = r.flights.Rest(ctx); err != nil {
+			err = fmt.Errorf("drain: responses in the background: %w", err)
 		}
 		if ctx.Err() != nil {
 			r.cutShort()

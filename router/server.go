@@ -26,10 +26,10 @@ type route struct {
 // named are the paths with a name in them.
 var named = []struct{ path, method, what string }{
 	{"/v1/models/{model}", "GET", "One model, if it can be served now."},
-	{"/v1/responses/{id}", "GET", "A response that is kept."},
+	{"/v1/responses/{id}", "GET", "A response that is kept, or runs in the background; with `?stream=true` the events of the latter, behind `starting_after`."},
 	{"/v1/responses/{id}", "DELETE", "Forgets it."},
 	{"/v1/responses/{id}/input_items", "GET", "What it was asked."},
-	{"/v1/responses/{id}/cancel", "POST", "400: none runs in the background."},
+	{"/v1/responses/{id}/cancel", "POST", "Ends a response that runs in the background."},
 }
 
 // Routes lists what the router answers, by listener and path.

@@ -54,7 +54,7 @@ func (w *Worker) bind(ctx *fasthttp.RequestCtx, j *job, field string, spec *hand
 	var err error
 	switch j.guide, err = w.binder.Bind(waits, spec); {
 	case errors.As(err, &bad):
-		if i := slices.IndexFunc(j.strict, func(t function) bool { return t.Name == bad.Tool }); i >= 0 {
+		if i := slices.IndexFunc(j.callable, func(t function) bool { return t.Name == bad.Tool }); i >= 0 && bad.Tool != "" {
 			field = fmt.Sprintf("tools[%d].function.parameters", i)
 		}
 		return openai.BadRequest(field, "%s: %v", field, bad)
@@ -116,6 +116,9 @@ func (w *Worker) bindChat(ctx *fasthttp.RequestCtx, j *job, c *openai.Chat) erro
 		t.Free = false
 		calls.Tools = append(calls.Tools, t.Tool)
 	}
+	if j.callable, err = functions(c.Tools, ""); err != nil {
+		return err
+	}
 	r.options.Bound, r.named = true, name != ""
 	return w.bindCalls(ctx, j, "tool_choice", bind.KindCalls, &calls, r.thinks())
 }
@@ -135,7 +138,7 @@ func (w *Worker) bindStrict(ctx *fasthttp.RequestCtx, j *job, c *openai.Chat) er
 		t.Free = !t.Strict
 		calls.Tools = append(calls.Tools, t.Tool)
 	}
-	r.options.Bound, j.strict = true, tools
+	r.options.Bound, j.callable = true, tools
 	thinks := r.thinks()
 	if r.think.Before() != "" { // reasoning is in messages of its own, between calls too
 		thinks = handoff.ThinksNot
@@ -172,6 +175,8 @@ func (r *reading) thinks() handoff.Thinks {
 		return handoff.ThinksNot
 	case r.options.Thinking || r.think.Opened():
 		return handoff.ThinksNow
+	case r.direct && r.think.Before() == "": // whether or not the template knows the switch
+		return handoff.ThinksNot
 	}
 	return handoff.ThinksMay
 }

@@ -163,6 +163,9 @@ func TestBoundRefused(t *testing.T) {
 	f(chats, chat(`"tools":[{"type":"function","function":{"name":"f g"}}],"tool_choice":"required"`), "tool_choice", `"f g"`)
 	f(chats, chat(`"tools":[{"type":"web"}],"tool_choice":"required"`), "tools[0].type", "only function")
 	f(chats, chat(`"tools":[{"type":"function","function":{"name":"g"}},{"type":"function","function":{"name":"f","strict":true,"parameters":{"type":"object","properties":{"a":{"not":{}}}}}}]`), "tools[1].function.parameters", `"not" is not supported`)
+	twoTools := `"tools":[{"type":"function","function":{"name":"g"}},{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"a":{"not":{}}}}}}]`
+	f(chats, chat(twoTools+`,"tool_choice":"required"`), "tools[1].function.parameters", `"not" is not supported`)
+	f(chats, chat(twoTools+`,"tool_choice":{"type":"function","function":{"name":"f"}}`), "tools[1].function.parameters", `"not" is not supported`)
 	long := strings.Repeat("a", 600<<10)
 	f(completions, `{"prompt":"x","regex":"`+long+`"}`, "regex", "limit")
 	empty(t, th.Worker)
@@ -214,6 +217,8 @@ func TestBoundReasoning(t *testing.T) {
 	}
 	f(`"regex":"[0-9]{4}"`, "<think>Hm 12.</think>", "Hm 12.", "[0-9]{4}")
 	f(`"regex":"[0-9]{4}"`, "12", "", "12[0-9]{2}")
+	f(`"regex":"<[a-z]{3}","chat_template_kwargs":{"enable_thinking":false}`, "<", "", "<[a-z]{3}") // not the beginning of <think>
+	f(`"regex":"<[a-z]{3}","reasoning_effort":"none"`, "<", "", "<[a-z]{3}")
 	f(`"guided_choice":["<thing","<tool_call>x"]`, "<to", "", "<tool_call>x")
 	f(`"regex":"[0-9]{4}","chat_template_kwargs":{"enable_thinking":true}`, "So. <tool_call> is no call</think>", "So. <tool_call> is no call", "[0-9]{4}")
 	f(`"regex":"<tool_call>\\{\"name\": \"f\"\\}</tool_call>",`+hasTools, "<tool", "", `<tool_call>\{"name": "f"\}</tool_call>`)

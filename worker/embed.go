@@ -99,7 +99,7 @@ func (w *Worker) embeddingInputs(in *openai.Embeddings) (inputs [][]int32, total
 		return nil, 0, err
 	}
 	if !w.backend.Info().Hidden {
-		return nil, 0, openai.BadRequest("model", "the GPU backend serves no embeddings yet; a worker on the CPU does")
+		return nil, 0, openai.BadRequest("model", "the worker's backend gives no hidden states, so it serves no embeddings")
 	}
 	field, dimensions := "input", "dimensions"
 	if in.Cohere {

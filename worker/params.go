@@ -36,7 +36,7 @@ type job struct {
 	reading  reading        // of a chat's answers
 	bound    *handoff.Guide // what binds the answers; nil: nothing does
 	guide    engine.Guide   // the same at its begin, to be forked
-	strict   []function     // the tools, where one of them is strict and may be called
+	callable []function     // the tools, where calls of them are bound
 	peers    []ticket.Peer  // have the beginning of the prompt, says the router
 	turns    bool           // its answer says where its KV is
 	brought  bool           // the KV of the prompt was brought ahead; without it the job is refused
@@ -369,7 +369,7 @@ func (w *Worker) checkText(field, text string, least int) error {
 const (
 	maxSalt    = 1024    // bytes: it travels with every ticket
 	maxChoices = 4096    // of all prompts
-	maxListed  = 1 << 19 // log probabilities of a prompt: prefill sends them in one piece
+	maxListed  = 1 << 19 // log probabilities of a prompt: prefill sends them in one piece, and as JSON of some 100 bytes each they are most of what an answer may have
 )
 
 // checkJob refuses a job that cannot run here.

@@ -90,6 +90,7 @@ type reading struct {
 	think   *answer.Think
 	options answer.Options
 	hide    bool // reasoning is not told
+	direct  bool // the request wants none
 	named   bool // the answer is a call of the tool that the request names
 	marks   []int32
 	seed    [sha256.Size]byte // of the calls' IDs
@@ -102,6 +103,9 @@ func (r *reading) active() bool { return r.tool != nil || r.think != nil }
 func (w *Worker) read(j *job, c *openai.Chat, tools *answer.Tools, prompt string) {
 	r := &j.reading
 	r.think, r.marks, r.hide = w.formats.think, w.formats.thinkMarks, c.HideReasoning
+	for _, name := range []string{"enable_thinking", "thinking"} {
+		r.direct = r.direct || string(c.TemplateKwargs[name]) == "false"
+	}
 	r.options = answer.Options{Whole: !c.Stream, Single: c.OneCall}
 	if r.options.Thinking, r.options.Thought = r.think.Prompt(prompt); !r.options.Thinking && c.ContinueFinalMessage {
 		r.options.Thought = true // an answer has begun

@@ -4,6 +4,7 @@ that thinks and calls tools.
 Run by scripts/clients, which makes the model (caller.py), starts xpyd and sets XPYD_URL.
 """
 import os
+import time
 import unittest
 
 import anthropic
@@ -96,8 +97,23 @@ class Responses(unittest.TestCase):
             with self.assertRaises(openai.NotFoundError):
                 gone()
 
+    def test_background(self):
+        r = self.ask(background=True)
+        self.assertEqual((r.status, r.background), ("queued", True))
+        for _ in range(600):
+            r = RESPONSES.retrieve(r.id)
+            if r.status not in ("queued", "in_progress"):
+                break
+            time.sleep(0.05)
+        self.assertEqual((r.status, r.output_text, RESPONSES.cancel(r.id).status), ("completed", ANSWER, "completed"))
+        events = list(self.ask(background=True, stream=True))
+        self.assertEqual([e.type for e in events[:3]], ["response.created", "response.queued", "response.in_progress"])
+        again = list(RESPONSES.retrieve(events[0].response.id, stream=True, starting_after=2))
+        self.assertEqual([e.sequence_number for e in again], list(range(3, len(events))))
+        self.assertEqual(again[-1].response.output_text, ANSWER)
+
     def test_refused(self):
-        for field, value, param in (("tools", [{"type": "web_search"}], "tools[0].type"), ("background", True, "background"), ("truncation", "auto", "truncation"),
+        for field, value, param in (("tools", [{"type": "web_search"}], "tools[0].type"), ("truncation", "auto", "truncation"),
                                     ("max_output_tokens", 0, "max_output_tokens")):
             with self.assertRaises(openai.BadRequestError) as e:
                 self.ask(**{field: value})

@@ -1,6 +1,7 @@
 package chat
 
 import (
+	"regexp"
 	"strings"
 
 	"github.com/xpyd/xpyd/internal/openai"
@@ -37,3 +38,27 @@ func OwnTool(e *openai.Error, schema string) *openai.Error {
 	own.Message = strings.Replace(e.Message, e.Param, own.Param, 1)
 	return &own
 }
+
+// OwnFields returns an error about a chat's fields as one about an API's, by its names for them: its parameter, and where its
+// message has a field's name for certain: one with an underscore, or the parameter at its beginning.
+func OwnFields(e *openai.Error, names map[string]string) *openai.Error {
+	own := *e
+	if name, ok := names[e.Param]; ok {
+		own.Param = name
+		if rest, ok := strings.CutPrefix(e.Message, e.Param+" "); ok {
+			own.Message = name + " " + rest
+		} else if strings.Contains(e.Param, ".") {
+			own.Message = strings.ReplaceAll(e.Message, e.Param, name)
+		}
+	}
+	own.Message = fieldName.ReplaceAllStringFunc(own.Message, func(word string) string {
+		if name, ok := names[word]; ok {
+			return name
+		}
+		return word
+	})
+	return &own
+}
+
+// fieldName is a word that only a field's name can be.
+var fieldName = regexp.MustCompile(`\b[a-z]+(?:_[a-z]+)+\b`)

@@ -46,11 +46,8 @@ func Refusal(e *openai.Error, request string) (status int, body []byte) {
 
 // said is an error's message, which has to name the field that is at fault.
 func said(e *openai.Error) string {
-	e = chat.OwnTool(e, "input_schema")
+	e = chat.OwnFields(chat.OwnTool(e, "input_schema"), names)
 	name := e.Param
-	if own, ok := names[name]; ok {
-		name = own
-	}
 	if name == "" || strings.Contains(e.Message, name) {
 		return e.Message
 	}
@@ -59,4 +56,5 @@ func said(e *openai.Error) string {
 
 // names are this API's for a chat's fields.
 var names = map[string]string{"max_completion_tokens": "max_tokens", "stop": "stop_sequences", "user": "metadata.user_id",
-	"response_format": "output_config.format", "reasoning_effort": "output_config.effort", "parallel_tool_calls": "tool_choice"}
+	"response_format": "output_config.format", "response_format.json_schema": "output_config.format", "response_format.json_schema.schema": "output_config.format.schema",
+	"reasoning_effort": "output_config.effort", "parallel_tool_calls": "tool_choice"}

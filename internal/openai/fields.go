@@ -102,7 +102,7 @@ func RequestFields() []RequestField {
 		{"logprobs", OnCompletions, Served, integer(All, maxListed), "At most `max_logprobs` of the configuration, 20 by default; -1 is the whole vocabulary."},
 		{"logprobs", OnChat, Served, boolean, ""},
 		{"top_logprobs", OnChat, Served, integer(All, maxListed), "With `logprobs` only; bounded as those of completions."},
-		{"prompt_logprobs", onBoth, Served, integer(All, maxListed), "Bounded as `logprobs`; not with `stream`. In each choice of a completion, beside the choices of a chat."},
+		{"prompt_logprobs", onBoth, Served, integer(All, maxListed), "Bounded as `logprobs`, and 524288 for a prompt together, so that `-1` is for short prompts or small vocabularies; not with `stream`. In each choice of a completion, beside the choices of a chat."},
 		{"logprob_token_ids", onBoth, Served, list(integer(0, positive), 1, maxBias), "With `logprobs`: these tokens are listed, and the one that was drawn, instead of the most likely."},
 		{"return_token_ids", onBoth, Served, boolean, "`token_ids` in each choice; `prompt_token_ids` in each choice of a completion, beside the choices of a chat, in the first chunk of a stream."},
 		{"return_tokens_as_token_ids", onBoth, Served, boolean, "Log probabilities name tokens `token_id:N`. Default: the configuration's, false."},

@@ -15,6 +15,8 @@ type Options struct {
 	ID   string           // of the response, resp_…
 	Most int              // bytes that a response may have, as a stream's last event repeats all of it
 	Now  func() time.Time // nil: time.Now
+	// Background has it outlive its connection: it begins with Queue, and Keep is told of every end.
+	Background bool
 	// Keep is told of a response that is complete, or cut off at its length, before the client is. Nil: nobody is.
 	Keep func(response []byte)
 }
@@ -33,6 +35,7 @@ type Answer struct {
 	size   int // of texts
 	seq    int
 	quiet  bool // it is whole: there are no events
+	queued bool // Queue was called
 	begun  bool
 	over   bool
 	failed *openai.Error
@@ -83,6 +86,7 @@ func (a *Answer) Whole(dst, body []byte) ([]byte, *openai.Error) {
 	a.settle()
 	status, _ := a.status()
 	response := a.appendResponse(nil, status, nil)
+	a.over = true
 	a.kept(response)
 	return append(dst, response...), nil
 }
@@ -117,7 +121,7 @@ func (a *Answer) Append(dst, run []byte) []byte {
 			}
 		}
 	}
-	if !said && len(run) > 0 && a.begun && !a.over { // comments, which keep connections alive
+	if !said && len(run) > 0 && a.begun && !a.over && !a.Background { // comments, which keep connections alive
 		a.out = append(a.out, ":\n\n"...)
 	}
 	dst, a.out = a.out, nil
@@ -172,12 +176,18 @@ func (a *Answer) grow(n int) bool {
 
 func (a *Answer) begin() {
 	a.begun = true
-	for _, name := range []string{"response.created", "response.in_progress"} {
-		a.event(name)
-		a.out = append(a.out, `,"response":`...)
-		a.out = a.appendResponse(a.out, "in_progress", nil)
-		a.end()
+	if !a.queued {
+		a.stands("response.created", "in_progress")
 	}
+	a.stands("response.in_progress", "in_progress")
+}
+
+// stands writes an event that says how the response stands.
+func (a *Answer) stands(name, status string) {
+	a.event(name)
+	a.out = append(a.out, `,"response":`...)
+	a.out = a.appendResponse(a.out, status, nil)
+	a.end()
 }
 
 // settle ends the last item. An answer without any is an empty message.
@@ -229,9 +239,12 @@ func (a *Answer) fail(e *openai.Error) {
 	a.out = openai.AppendString(append(a.out, `,"message":`...), e.Message)
 	a.out = stringOrNull(append(a.out, `,"param":`...), e.Param)
 	a.end()
+	response := a.appendResponse(nil, "failed", e)
+	if a.Background {
+		a.kept(response)
+	}
 	a.event("response.failed")
-	a.out = append(a.out, `,"response":`...)
-	a.out = a.appendResponse(a.out, "failed", e)
+	a.out = append(append(a.out, `,"response":`...), response...)
 	a.end()
 }
 
@@ -260,7 +273,8 @@ func (a *Answer) appendResponse(dst []byte, status string, e *openai.Error) []by
 	} else {
 		dst = append(dst, "null"...)
 	}
-	dst = append(dst, `,"background":false,"error":`...)
+	dst = append(dst, `,"background":`...)
+	dst = append(strconv.AppendBool(dst, a.Background), `,"error":`...)
 	if e != nil {
 		dst = append(append(append(dst, `{"code":"`...), failureCode(e)...), `","message":`...)
 		dst = append(openai.AppendString(dst, e.Message), '}')
@@ -303,17 +317,12 @@ func failureCode(e *openai.Error) string {
 
 // renamed has an error name the request's field instead of the chat's.
 func renamed(e *openai.Error) *openai.Error {
-	name, ok := names[e.Param]
-	if !ok {
-		return chat.OwnTool(e, "parameters")
-	}
-	said := *e
-	said.Param = name
-	return &said
+	return chat.OwnFields(chat.OwnTool(e, "parameters"), names)
 }
 
 var names = map[string]string{"messages": "input", "max_tokens": "max_output_tokens", "max_completion_tokens": "max_output_tokens",
-	"response_format": "text.format", "reasoning_effort": "reasoning.effort", "logprobs": "include"}
+	"response_format": "text.format", "response_format.type": "text.format.type", "response_format.json_schema": "text.format", "response_format.json_schema.schema": "text.format.schema",
+	"reasoning_effort": "reasoning.effort", "logprobs": "include"}
 
 // Refusal is an error as the API has it.
 func Refusal(e *openai.Error) *openai.Error { return renamed(e) }

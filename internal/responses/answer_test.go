@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/internal/responses"
 )
 
@@ -467,4 +468,50 @@ func FuzzStream(f *testing.F) {
 			t.Fatalf("%q in runs of %d lines:\n%q\nat once:\n%q", stream, cut, got, want)
 		}
 	})
+}
+
+// TestBackground: a response in the background begins queued, its events have the numbers that follow, and Keep is told of
+// each end, once.
+func TestBackground(t *testing.T) {
+	f := func(end func(a *responses.Answer) []byte, status, want string) {
+		t.Helper()
+		var told []string
+		o := options()
+		o.Background, o.Keep = true, func(response []byte) { told = append(told, string(response)) }
+		a := answerTo(t, `{"input":"a","background":true,"stream":true}`, o)
+		stream := a.Queue(nil)
+		if s := string(a.Snapshot()); responses.Status([]byte(s)) != "queued" || !responses.InBackground([]byte(s)) {
+			t.Error(s)
+		}
+		stream = append(append(stream, a.Start(nil)...), a.Append(nil, []byte(first+delta(`"content":"He"`)+":\n\n"))...)
+		stream = append(stream, a.Append(nil, []byte(": ping\n\n"))...)
+		if s := a.Snapshot(); responses.Status(s) != "in_progress" || !strings.Contains(string(s), `"text":"He"`) || len(told) != 0 {
+			t.Errorf("%s, told %v", s, told)
+		}
+		stream = append(stream, end(a)...)
+		for _, again := range []func([]byte) []byte{a.Cancel, a.Start, func(b []byte) []byte { return a.Fail(b, openai.Upstream("late")) }} {
+			if more := again(nil); more != nil {
+				t.Errorf("behind the end: %s", more)
+			}
+		}
+		names := ""
+		for _, e := range eventsOf(t, string(stream)) {
+			names += strings.TrimPrefix(e.name, "response.") + " "
+		}
+		if names != "created queued in_progress output_item.added content_part.added output_text.delta "+want {
+			t.Error(names)
+		}
+		if !a.Over() || len(told) != 1 || responses.Status([]byte(told[0])) != status || !strings.Contains(told[0], `"text":"He"`) {
+			t.Errorf("%s: %v", status, told)
+		}
+	}
+	f(func(a *responses.Answer) []byte { return a.Append(nil, []byte(finish("stop")+done)) }, "completed", "output_text.done content_part.done output_item.done completed ")
+	f(func(a *responses.Answer) []byte { return a.Append(nil, []byte(finish("length")+done)) }, "incomplete", "output_text.done content_part.done output_item.done incomplete ")
+	f(func(a *responses.Answer) []byte { return a.Close(nil) }, "failed", "error failed ")
+	f(func(a *responses.Answer) []byte { return a.Fail(nil, openai.Unavailable("it ends")) }, "failed", "error failed ")
+	f(func(a *responses.Answer) []byte { return a.Cancel(nil) }, "cancelled", "error ")
+
+	if s := responses.Lost([]byte(`{"id":"resp_1","status":"queued","error":null,"output":[]}`)); responses.Status(s) != "failed" || !strings.Contains(string(s), `"code":"server_error"`) {
+		t.Errorf("%s", s)
+	}
 }

@@ -13,10 +13,11 @@ import (
 
 // Request is a POST /v1/responses body. Its texts alias the body.
 type Request struct {
-	Stream   bool
-	Store    bool
-	Previous string // previous_response_id; "" for none
-	Input    []byte // a JSON string, or a list of items
+	Stream     bool
+	Store      bool
+	Background bool   // it outlives its connection
+	Previous   string // previous_response_id; "" for none
+	Input      []byte // a JSON string, or a list of items
 
 	model        chat.Text
 	instructions []byte // a JSON string; nil for none
@@ -53,11 +54,8 @@ func Parse(body []byte) (*Request, *openai.Error) {
 	if q.Input == nil && q.Previous == "" {
 		return nil, openai.BadRequest("input", "input is required")
 	}
-	switch {
-	case p.background && !q.Store:
-		return nil, openai.BadRequest("background", "background can only be used when `store` is true, and is not supported here")
-	case p.background:
-		return nil, openai.BadRequest("background", "background responses are not supported")
+	if q.Background && !q.Store {
+		return nil, openai.BadRequest("background", "background can only be used when `store` is true")
 	}
 	if err := p.choose(); err != nil {
 		return nil, err
@@ -80,7 +78,6 @@ type parser struct {
 	*openai.Reader
 	q           *Request
 	topLogprobs []byte
-	background  bool
 	named       map[string]bool // functions of no namespace
 	choice      []byte          // the function that tool_choice names, as a JSON string
 }
@@ -148,7 +145,7 @@ func (p *parser) field(name string) {
 			p.Refuse(name, "truncation %q is not supported: an input that does not fit is refused", openai.Clip(how))
 		}
 	case "background":
-		p.background = p.Bool(name, false)
+		q.Background = p.Bool(name, false)
 	case "conversation", "prompt", "moderation":
 		if p.Given() != nil {
 			p.Refuse(name, "%s is not supported", name)

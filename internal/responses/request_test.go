@@ -186,7 +186,6 @@ func TestRefused(t *testing.T) {
 	f(`{"input":"a","stream":1}`, "stream", "boolean")
 	f(`{"input":"a","store":"no"}`, "store", "boolean")
 	f(`{"input":"a","parallel_tool_calls":"no"}`, "parallel_tool_calls", "boolean")
-	f(`{"input":"a","background":true}`, "background", "not supported")
 	f(`{"input":"a","background":true,"store":false}`, "background", "background can only be used when `store` is true")
 	f(`{"input":"a","conversation":"c"}`, "conversation", "not supported")
 	f(`{"input":"a","prompt":{"id":"p"}}`, "prompt", "not supported")
@@ -228,7 +227,7 @@ func TestRefused(t *testing.T) {
 // fields are those of OpenAI's specification of 2026 (CreateResponse, and what it is made of), and what
 // becomes of each: it is served, it is passed on, the answer repeats it, or it is refused.
 var fields = map[string]string{
-	"background": "refused", "context_management": "skipped", "conversation": "refused", "include": "served", "input": "served", "instructions": "served",
+	"background": "served", "context_management": "skipped", "conversation": "refused", "include": "served", "input": "served", "instructions": "served",
 	"max_output_tokens": "passed", "max_tool_calls": "repeated", "metadata": "repeated", "model": "passed", "moderation": "refused", "parallel_tool_calls": "passed",
 	"previous_response_id": "served", "prompt": "refused", "prompt_cache_key": "repeated", "prompt_cache_options": "skipped", "prompt_cache_retention": "skipped",
 	"reasoning": "passed", "safety_identifier": "repeated", "service_tier": "passed", "store": "served", "stream": "passed", "stream_options": "skipped",

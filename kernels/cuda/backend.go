@@ -298,7 +298,7 @@ func (b *Backend) warm(run func(st *kernels.Step, bucket int) error) error {
 
 // Info implements kernels.Backend.
 func (b *Backend) Info() kernels.Info {
-	return kernels.Info{Name: "cuda", Numerics: b.numerics, Device: b.device, Verify: true}
+	return kernels.Info{Name: "cuda", Numerics: b.numerics, Device: b.device, Hidden: true, Verify: true}
 }
 
 // PCI is the bus id of the device.

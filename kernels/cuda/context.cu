@@ -103,7 +103,11 @@ static int32_t buffers(xk_ctx *c) {
   XK_OK_OR_RETURN(xk_alloc(c, &c->arena, b.arena_bytes));
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.tokens, 2 * b.max_samples));
   XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logprobs, 2 * b.max_logprobs));
-  if (g.rank == 0) XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logits, int64_t(b.max_wants) * g.vocab));
+  b.max_states = g.max_rows;
+  if (g.rank == 0) {
+    XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.logits, int64_t(b.max_wants) * g.vocab));
+    XK_OK_OR_RETURN(xk_alloc_pinned(c, &b.states, 2 * r * g.hidden));
+  }
   if (g.weights_fp8) {
     XK_OK_OR_RETURN(xk_alloc(c, &c->x8, r * std::max({int64_t(g.hidden), att, int64_t(c->ff)})));
     XK_OK_OR_RETURN(xk_alloc(c, &c->x8_scale, round_up(r, 4)));

@@ -295,7 +295,7 @@ func (g *Ranks) Info() kernels.Info {
 		bits = bits*0x01000193 ^ b.bits
 		names = append(names, b.device)
 	}
-	return kernels.Info{Name: "cuda", Numerics: g.lead.opt.rankNumerics(bits, len(g.ranks)), Ranks: len(g.ranks), Verify: true, Device: strings.Join(names, ", ")}
+	return kernels.Info{Name: "cuda", Numerics: g.lead.opt.rankNumerics(bits, len(g.ranks)), Ranks: len(g.ranks), Hidden: true, Verify: true, Device: strings.Join(names, ", ")}
 }
 
 // PCI is the bus id of each rank's device.

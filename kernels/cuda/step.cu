@@ -113,11 +113,16 @@ static int32_t layer(xk_ctx *c, const Launch &l, const xk_step_args &a, int i) {
   return add_up(c, l, true, next, rows);
 }
 
-// Logits of finals first .. first+n-1.
-static int32_t logits(xk_ctx *c, const Launch &l, const xk_step_args &a, int first, int n) {
+// Hidden states of finals first .. first+n-1: behind the final norm.
+static int32_t last_norm(xk_ctx *c, const Launch &l, const xk_step_args &a, int first, int n) {
   const xk_config &g = c->cfg;
-  if (narrows(a)) XK_OK_OR_RETURN(xk_rmsnorm(l, c->residual_at(first), nullptr, c->norm, c->last, n, g.hidden, g.norm_eps));
-  else XK_OK_OR_RETURN(xk_rmsnorm(l, c->x, on_device<int32_t>(c, a.finals) + first, c->norm, c->last, n, g.hidden, g.norm_eps));
+  if (narrows(a)) return xk_rmsnorm(l, c->residual_at(first), nullptr, c->norm, c->last, n, g.hidden, g.norm_eps);
+  return xk_rmsnorm(l, c->x, on_device<int32_t>(c, a.finals) + first, c->norm, c->last, n, g.hidden, g.norm_eps);
+}
+
+// Logits of the same.
+static int32_t logits(xk_ctx *c, const Launch &l, const xk_step_args &a, int first, int n) {
+  XK_OK_OR_RETURN(last_norm(c, l, a, first, n));
   XK_OK_OR_RETURN(xk_project(c, l, HEAD, 0, n));
   if (c->alone()) return XK_OK;
   const uint32_t others = ~1u; // into rank 0's logits, which draws
@@ -158,6 +163,29 @@ static int32_t copy_wants(xk_ctx *c, const xk_step_args &a, int first, int n, in
   return XK_OK;
 }
 
+// Copies out the hidden states of finals first .. first+n-1 that are wanted, which lie in c->last; those
+// that follow each other in one piece.
+static int32_t copy_states(xk_ctx *c, const xk_step_args &a, int first, int n, int *next) {
+  if (c->cfg.rank) return XK_OK;
+  const int64_t row = c->cfg.hidden;
+  const int32_t *states = on_host<int32_t>(c, a, a.states);
+  uint16_t *to = c->buffers.states + a.half * c->buffers.max_states * row;
+  while (*next < a.n_states && states[*next] < first + n) {
+    int run = 1;
+    while (*next + run < a.n_states && states[*next + run] == states[*next] + run && states[*next + run] < first + n) run++;
+    XK_TRY(cudaMemcpyAsync(to + *next * row, c->last + (states[*next] - first) * row, run * row * sizeof(element), cudaMemcpyDeviceToHost, c->stream));
+    *next += run;
+  }
+  return XK_OK;
+}
+
+// Whether the logits of finals first .. first+n-1 are wanted. Where hidden states alone are, none are made.
+static bool wants_logits(xk_ctx *c, const xk_step_args &a, int first, int n) {
+  if (!a.n_states) return true;
+  const int32_t *states = on_host<int32_t>(c, a, a.states), *end = states + a.n_states;
+  return std::lower_bound(states, end, first + n) - std::lower_bound(states, end, first) < n;
+}
+
 static int32_t forward(xk_ctx *c, const Launch &l, const xk_step_args &a) {
   if (c->exchange && !c->cfg.rank) XK_OK_OR_RETURN(xk_exchange_tokens(c, l));
   if (!c->alone()) XK_OK_OR_RETURN(xk_meet(c, l, Ranks::BEGIN, 1, ~1u)); // rank 0 has drawn what the step before did
@@ -170,14 +198,16 @@ static int32_t eager(xk_ctx *c, const Launch &l, const xk_step_args &a) {
   XK_OK_OR_RETURN(forward(c, l, a));
   const xk_sample *samples = on_host<xk_sample>(c, a, a.samples);
   const xk_item *items = on_host<xk_item>(c, a, a.items);
-  int s = 0, i = 0, want = 0;
+  int s = 0, i = 0, want = 0, state = 0;
   for (int first = 0; first < a.n_finals; first += c->cfg.max_seqs) {
     int n = std::min(a.n_finals - first, c->cfg.max_seqs), s0 = s, i0 = i;
     while (s < a.n_samples && samples[s].final < first + n) s++;
     while (i < a.n_items && items[i].final < first + n) i++;
     if (first && !c->alone()) XK_OK_OR_RETURN(xk_meet(c, l, Ranks::TILE, 1, ~1u)); // rank 0 has done with the logits before
-    XK_OK_OR_RETURN(answer(c, l, a, first, n, s0, s, i0, i));
+    if (wants_logits(c, a, first, n)) XK_OK_OR_RETURN(answer(c, l, a, first, n, s0, s, i0, i));
+    else XK_OK_OR_RETURN(last_norm(c, l, a, first, n));
     XK_OK_OR_RETURN(copy_wants(c, a, first, n, &want));
+    XK_OK_OR_RETURN(copy_states(c, a, first, n, &state));
   }
   return XK_OK;
 }
@@ -204,9 +234,10 @@ static int32_t capture(xk_ctx *c, const Launch &l, const xk_step_args &a, bool h
 static int32_t check(xk_ctx *c, const xk_step_args &a) {
   const xk_config &g = c->cfg;
   const xk_buffers &b = c->buffers;
-  if (a.n_rows < 1 || a.n_rows > g.max_rows || a.n_samples > b.max_samples || a.n_wants > b.max_wants || a.used_bytes > b.arena_bytes)
-    return xk_fail(XK_INVALID, "step of %d rows, %d samples, %d wanted logits, %lld bytes: limits are %d, %d, %d, %lld", a.n_rows, a.n_samples, a.n_wants,
-                   (long long)a.used_bytes, g.max_rows, b.max_samples, b.max_wants, (long long)b.arena_bytes);
+  if (a.n_rows < 1 || a.n_rows > g.max_rows || a.n_samples > b.max_samples || a.n_wants > b.max_wants || a.n_states < 0 || a.n_states > b.max_states || a.used_bytes > b.arena_bytes)
+    return xk_fail(XK_INVALID, "step of %d rows, %d samples, %d wanted logits, %d hidden states, %lld bytes: limits are %d, %d, %d, %d, %lld", a.n_rows, a.n_samples, a.n_wants,
+                   a.n_states, (long long)a.used_bytes, g.max_rows, b.max_samples, b.max_wants, b.max_states, (long long)b.arena_bytes);
+  if (a.n_states && a.bucket) return xk_fail(XK_INVALID, "a graph of bucket %d with hidden states", a.bucket);
   if (a.half != int(c->launched % 2) || c->launched - c->waited >= 2)
     return xk_fail(XK_INVALID, "step in half %d with %d under way after %llu", a.half, int(c->launched - c->waited), (unsigned long long)c->launched);
   if (a.bucket && (a.bucket > g.max_seqs || a.n_rows != a.bucket || a.n_segs != a.bucket || a.n_decode != a.bucket || a.n_finals != a.bucket ||
@@ -234,7 +265,7 @@ static int64_t plan(xk_ctx *c, const xk_step_args &a) {
   c->plan.parts.clear(), c->plan.merges.clear();
   if (!a.n_tiles || !c->hopper) return a.used_bytes;
   if (!xk_attn_plan(&c->plan, on_host<xk_tile>(c, a, a.tiles), a.n_tiles, g.heads, g.kv_heads, g.head_dim, c->sms, !g.batch_invariant)) return a.used_bytes;
-  c->parts = round_up(std::max(a.used_bytes, a.wants + 4 * a.n_wants), 32);
+  c->parts = round_up(std::max({a.used_bytes, a.wants + 4 * a.n_wants, a.states + 4 * a.n_states}), 32);
   c->merges = c->parts + c->plan.parts.size() * sizeof(xk_part);
   int64_t end = c->merges + c->plan.merges.size() * sizeof(xk_merge);
   if (end > c->buffers.arena_bytes) { // tiles do
@@ -287,7 +318,9 @@ int32_t xk_step_after(xk_ctx *c, xk_arrival *v) {
 static int32_t run(xk_ctx *c, const Launch &l, const xk_step_args &a, bool hold) {
   if (!hold) return eager(c, l, a);
   XK_OK_OR_RETURN(forward(c, l, a));
-  return a.n_finals ? logits(c, l, a, 0, a.n_finals) : XK_OK;
+  int state = 0;
+  if (a.n_finals) XK_OK_OR_RETURN(logits(c, l, a, 0, a.n_finals));
+  return copy_states(c, a, 0, a.n_finals, &state);
 }
 
 // Puts a step that is described on the stream.

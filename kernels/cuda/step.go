@@ -8,6 +8,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"unsafe"
 
@@ -30,10 +31,12 @@ type stepState struct {
 	tokens   []int32 // pinned: drawn ids
 	logprobs []C.xk_logprob
 	logits   []float32 // pinned; both halves' own
+	states   []uint16  // pinned: hidden states, bf16 or fp16
 
 	tail    []int32
 	finals  []int32
 	wants   []int32
+	shown   []int32 // finals whose hidden states are wanted
 	samples []C.xk_sample
 	adjust  []C.xk_adjust
 	items   []C.xk_item
@@ -45,6 +48,8 @@ type stepState struct {
 	drawn   []kernels.Sampled
 	prompts []kernels.PromptLogprob
 	tops    []kernels.TokenLogprob
+	hidden  []float32
+	rows    [][]float32 // of hidden
 }
 
 func (s *stepState) init(half int, b *Backend, buf *C.xk_buffers, fold *folder) {
@@ -54,6 +59,9 @@ func (s *stepState) init(half int, b *Backend, buf *C.xk_buffers, fold *folder) 
 	s.logprobs = halfOf(buf.logprobs, int(buf.max_logprobs), half)
 	if buf.logits != nil { // not of a rank that draws nothing
 		s.logits = unsafe.Slice((*float32)(unsafe.Pointer(buf.logits)), int(buf.max_wants)*b.arch.Vocab)
+	}
+	if buf.states != nil {
+		s.states = halfOf((*uint16)(unsafe.Pointer(buf.states)), int(buf.max_states)*b.arch.Hidden, half)
 	}
 	if buf.masks != nil {
 		s.masks.pinned = halfOf((*uint32)(unsafe.Pointer(buf.masks)), int(buf.max_masks*buf.mask_words), half)
@@ -129,9 +137,6 @@ func (b *Backend) check(st *kernels.Step) (bucket int, err error) {
 		if err := q.Check(&b.arch, b.layout.BlockTokens, b.blocks); err != nil {
 			return 0, fmt.Errorf("sequence %d: %w", i, err)
 		}
-		if q.Hidden != kernels.HiddenNone {
-			return 0, fmt.Errorf("sequence %d: %w", i, kernels.ErrNoHidden)
-		}
 		if q.After < 0 || q.After > b.draws || q.After > 0 && len(q.Tokens) != 1 {
 			return 0, fmt.Errorf("sequence %d: %d tokens after draw %d of %d", i, len(q.Tokens), q.After, b.draws)
 		}
@@ -147,9 +152,10 @@ func (b *Backend) check(st *kernels.Step) (bucket int, err error) {
 		case len(q.Samples) > 0 || q.WantLogits:
 			finals++
 		}
+		finals += q.Hidden.Rows(len(q.Tokens))
 		masked = masked || slices.ContainsFunc(q.Samples, func(p kernels.Sample) bool { return p.Mask != nil })
 		rows += len(q.Tokens)
-		single = single && len(q.Tokens) == 1 && len(q.Samples) <= 1 && len(q.Targets) == 0
+		single = single && len(q.Tokens) == 1 && len(q.Samples) <= 1 && len(q.Targets) == 0 && q.Hidden == kernels.HiddenNone
 	}
 	if rows > b.opt.MaxTokens {
 		return 0, fmt.Errorf("%w: %d tokens of at most %d", kernels.ErrStepTooLarge, rows, b.opt.MaxTokens)
@@ -277,6 +283,7 @@ func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_ste
 	tile, a.tiles = section[C.xk_tile](s, tiles)
 
 	s.tail, s.finals, s.wants = s.tail[:0], s.finals[:0], s.wants[:0]
+	s.shown = s.shown[:0]
 	s.samples, s.adjust, s.items = s.samples[:0], s.adjust[:0], s.items[:0]
 	s.masks.reset()
 	row, nseg, ndecode, ntile := 0, 0, 0, 0
@@ -354,11 +361,13 @@ func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_ste
 	}
 	a.used_bytes = C.int64_t(s.used)
 	a.wants = put(s, s.wants, len(s.wants))
+	a.states = put(s, s.shown, len(s.shown))
 	if s.used > len(s.arena) {
 		return a, fmt.Errorf("%w: block tables and penalties of more than %d bytes", kernels.ErrStepTooLarge, len(s.arena))
 	}
 	a.n_rows, a.n_segs, a.n_decode, a.n_tiles = C.int32_t(rows), C.int32_t(segs), C.int32_t(decodes), C.int32_t(tiles)
 	a.n_finals, a.n_samples, a.n_items, a.n_wants = C.int32_t(finals), C.int32_t(samples), C.int32_t(items), C.int32_t(len(s.wants))
+	a.n_states = C.int32_t(len(s.shown))
 	a.bucket, a.on_layer, a.half, a.hold = C.int32_t(bucket), flag(st.OnLayer != nil), C.int32_t(s.half), flag(st.Hold)
 	return a, nil
 }
@@ -367,6 +376,10 @@ func (b *Backend) describe(s *stepState, st *kernels.Step, bucket int) (C.xk_ste
 // order.
 func (b *Backend) answers(s *stepState, q *kernels.Seq, row int) error {
 	n := len(q.Tokens)
+	for i := n - q.Hidden.Rows(n); i < n; i++ {
+		s.shown = append(s.shown, int32(len(s.finals)))
+		s.finals = append(s.finals, int32(row+i))
+	}
 	for i := range n {
 		first, end := 0, 0 // of the draws behind this token
 		switch {
@@ -464,7 +477,8 @@ func (b *Backend) collect(s *stepState, st *kernels.Step) []kernels.Result {
 		out += 1 + top
 		return self, list
 	}
-	sample, prompt, want := 0, 0, 0
+	s.widen(b.arch.Hidden, b.opt.FP16)
+	sample, prompt, want, shown := 0, 0, 0, 0
 	for i := range st.Seqs {
 		q, r := &st.Seqs[i], &s.results[i]
 		*r = kernels.Result{}
@@ -490,12 +504,32 @@ func (b *Backend) collect(s *stepState, st *kernels.Step) []kernels.Result {
 			}
 			sample += n
 		}
+		if n := q.Hidden.Rows(len(q.Tokens)); n > 0 {
+			r.Hidden = s.rows[shown : shown+n : shown+n]
+			shown += n
+		}
 		if q.WantLogits {
 			r.Logits = s.logits[want*b.arch.Vocab : (want+1)*b.arch.Vocab : (want+1)*b.arch.Vocab]
 			want++
 		}
 	}
 	return s.results
+}
+
+// widen reads the hidden states of the step, rows of a width.
+func (s *stepState) widen(width int, fp16 bool) {
+	n := len(s.shown)
+	s.hidden, s.rows = resize(s.hidden, n*width), resize(s.rows, n)
+	for i, v := range s.states[:n*width] {
+		if fp16 {
+			s.hidden[i] = kernels.FromF16(v)
+		} else {
+			s.hidden[i] = math.Float32frombits(uint32(v) << 16)
+		}
+	}
+	for i := range s.rows {
+		s.rows[i] = s.hidden[i*width : (i+1)*width : (i+1)*width]
+	}
 }
 
 func resize[T any](s []T, n int) []T {

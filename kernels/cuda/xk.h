@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#define XK_ABI 20 // raised by any change of this file
+#define XK_ABI 21 // raised by any change of this file
 
 #ifdef __cplusplus
 extern "C" {
@@ -137,7 +137,8 @@ typedef struct {
   int32_t half;      // of xk_buffers: 0 and 1 in turn
   int32_t n_spans, n_final_spans; // xk_step knows them
   int32_t hold;      // draws wait for xk_step_draw; finals are at most max_seqs
-  int32_t n_masks, _pad; // of xk_buffers.masks that draws have
+  int32_t n_masks;   // of xk_buffers.masks that draws have
+  int32_t n_states;
   int64_t tokens;    // int32 [n_rows] token ids; -1-i is what sample i of the step before drew
   int64_t positions; // int32 [n_rows] absolute; -1 is padding
   int64_t tables;    // int32 [n_rows] offset of the row's block table in the tail
@@ -150,6 +151,7 @@ typedef struct {
   int64_t samples;   // xk_sample [n_samples], ascending by final
   int64_t items;     // xk_item [n_items], ascending by final
   int64_t wants;     // int32 [n_wants] finals whose logits are copied out, ascending (host only)
+  int64_t states;    // int32 [n_states] finals whose hidden states are copied out, ascending (host only), behind wants
   int64_t tail;      // block tables (int32)
   int64_t adjust;    // xk_adjust
   int64_t masks;     // int32 [n_samples], if there are masks: the one that each has; -1 is none
@@ -157,7 +159,7 @@ typedef struct {
 } xk_step_args;
 
 // Host memory that the device sees; lives as long as the context. Arena, tokens,
-// logprobs and masks have two halves of the given size, for two steps under way; of
+// logprobs, masks and states have two halves of the given size, for two steps under way; of
 // the logits there is one, so that only one of the two may want any.
 typedef struct {
   void *arena;       // what xk_step_args describes
@@ -169,6 +171,8 @@ typedef struct {
   int32_t max_logprobs;
   float *logits;     // [n_wants][vocab]
   int32_t max_wants;
+  int32_t max_states;
+  uint16_t *states;  // [n_states][hidden] bf16 or fp16, behind the final norm; rank 0's only
   int32_t max_masks, mask_words;
   uint32_t *masks;   // [max_masks][mask_words] a bit for each id that may be drawn; rank 0's only
   uint64_t bits;     // batch_invariant: digest of what the projections make of given rows

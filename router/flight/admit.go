@@ -61,20 +61,29 @@ type admission struct {
 // admit takes the request through its tenant's limits and takes a place for it, waiting if
 // need be. finish gives both back.
 func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error {
+	class, err := q.present(ctx, top)
+	if err != nil {
+		return err
+	}
+	return q.takePlace(class, top)
+}
+
+// present takes the request through its tenant's limits. takePlace, or settle, is to follow.
+func (q *request) present(ctx *fasthttp.RequestCtx, top *openai.Top) (limit.Class, *openai.Error) {
 	s := q.s
 	if err := s.hosts.check("messages", top.URLs...); err != nil {
-		return err
+		return 0, err
 	}
 	if s.PassAuthorization {
 		q.auth = string(ctx.Request.Header.Peek("Authorization"))
 	}
 	class, err := q.priority(ctx, top)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if t := q.tenant; t != nil {
 		if open := top == &q.top && top.Model == ""; !open && !t.key.May(top.Model) {
-			return openai.ModelNotFound(top.Model)
+			return 0, openai.ModelNotFound(top.Model)
 		}
 		q.adm = &admission{size: ctx.Request.Header.ContentLength()}
 		if q.forwarded && q.adm.size == -1 { // chunked, and not read yet
@@ -82,9 +91,15 @@ func (q *request) admit(ctx *fasthttp.RequestCtx, top *openai.Top) *openai.Error
 		}
 		q.estimate(top)
 		if err := q.charge(ctx); err != nil {
-			return err
+			return 0, err
 		}
 	}
+	return class, nil
+}
+
+// takePlace takes a place for the request, waiting if need be.
+func (q *request) takePlace(class limit.Class, top *openai.Top) *openai.Error {
+	s := q.s
 	s.budget.earn()
 	if !s.gate.TryEnter() {
 		if err := q.queue(class, top); err != nil {

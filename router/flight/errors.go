@@ -19,6 +19,7 @@ var (
 	ErrShutdown   = errors.New("the router is shutting down")
 	errOver       = errors.New("the request is over")
 	errStalled    = errors.New("the client stopped reading")
+	errCancelled  = errors.New("the response was cancelled")
 )
 
 // statusClientGone is nginx's 499: logged, never sent.
@@ -126,7 +127,7 @@ func largest(top *openai.Top) string {
 // contextError is the answer to a request that was ended.
 func contextError(ctx context.Context) *openai.Error {
 	switch cause := context.Cause(ctx); {
-	case errors.Is(cause, errClientGone) || errors.Is(cause, errStalled):
+	case errors.Is(cause, errClientGone) || errors.Is(cause, errStalled) || errors.Is(cause, errCancelled):
 		return &openai.Error{Status: statusClientGone, Type: openai.TypeInvalid, Code: "client_gone", Message: cause.Error()}
 	case errors.Is(cause, ErrShutdown):
 		return openai.Unavailable("%v", cause)

@@ -13,6 +13,7 @@ import (
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/kvconn/ticket"
 	"github.com/xpyd/xpyd/router/h1"
+	"github.com/xpyd/xpyd/router/limit"
 	"github.com/xpyd/xpyd/router/pick"
 )
 
@@ -69,14 +70,29 @@ func (q *request) reply(ctx *fasthttp.RequestCtx, ans *answer, err *openai.Error
 
 // generate takes the request through scan, admission and dispatch.
 func (q *request) generate(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
+	class, err := q.prepare(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := q.takePlace(class, &q.top); err != nil {
+		return nil, err
+	}
+	return q.fly()
+}
+
+// prepare takes the request through scan and its tenant's limits.
+func (q *request) prepare(ctx *fasthttp.RequestCtx) (limit.Class, *openai.Error) {
 	if err := q.readBody(ctx); err != nil {
-		return nil, err
+		return 0, err
 	}
-	if err := q.admit(ctx, &q.top); err != nil {
-		return nil, err
-	}
+	q.stays = string(ctx.Request.Header.Peek(headerTakeover)) == "0"
+	return q.present(ctx, &q.top)
+}
+
+// fly sends a request that has a place.
+func (q *request) fly() (*answer, *openai.Error) {
 	q.came()
-	if q.top.Stream && q.s.Takeover && string(ctx.Request.Header.Peek(headerTakeover)) != "0" {
+	if q.top.Stream && q.s.Takeover && !q.stays {
 		q.seam = newSeam(&q.s.kept, q.body, &q.top)
 		if q.s.TakeoverReplay {
 			held, err := openai.Replayable(q.body, &q.top)

@@ -161,6 +161,8 @@ func keptMetrics(s *Service) []prometheus.Collector {
 	}
 	list := []prometheus.Collector{
 		gauge("xpyd_router_responses_kept", "Responses that this router's memory keeps for later requests.", func(n kept.Stats) float64 { return float64(n.Entries) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "xpyd_router_responses_background", Help: "Responses that wait or run in the background."},
+			func() float64 { return float64(s.background.counted()) }),
 		gauge("xpyd_router_responses_kept_bytes", "Memory that they take.", func(n kept.Stats) float64 { return float64(n.Bytes) }),
 	}
 	for reason, f := range map[string]func(kept.Stats) uint64{"full": func(n kept.Stats) uint64 { return n.Full }, "expired": func(n kept.Stats) uint64 { return n.Expired },

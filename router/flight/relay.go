@@ -136,7 +136,14 @@ func (s *stream) counted(run []byte) []byte {
 }
 
 // Stream implements h1.Streamer: it writes the answer to its end and ends the request.
-func (s *stream) Stream(c *h1.Conn) error {
+func (s *stream) Stream(c *h1.Conn) error { return s.relay(c) }
+
+// sink is what a stream is relayed to; see h1.Conn.Send.
+type sink interface {
+	Send(run []byte, last bool) error
+}
+
+func (s *stream) relay(c sink) error {
 	var err error
 	for err == nil {
 		var run []byte
@@ -151,7 +158,7 @@ func (s *stream) Stream(c *h1.Conn) error {
 	return err
 }
 
-func (s *stream) write(c *h1.Conn, run []byte, last bool) error {
+func (s *stream) write(c sink, run []byte, last bool) error {
 	if s.q.guise != nil {
 		lent := s.q.s.lendGuise()
 		defer s.q.s.guises.Put(lent)

@@ -50,6 +50,7 @@ type request struct {
 	seed      int64
 	forwarded bool // to one engine; see forward.go
 	explain   bool
+	stays     bool      // its client wants no takeover
 	hurried   bool      // its client shortened its deadline
 	tooLarge  bool      // its answer was
 	trace     [2]string // traceparent and tracestate for the legs

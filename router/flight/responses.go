@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/valyala/fasthttp"
 
@@ -17,44 +18,71 @@ import (
 // Responses serves /v1/responses by a chat.
 func (s *Service) Responses(ctx *fasthttp.RequestCtx, id string) {
 	q := s.clientRequest(ctx, id)
-	ans, err := q.responses(ctx)
+	asked, err := q.askedFor(ctx)
+	if err != nil {
+		q.reply(ctx, nil, err)
+		return
+	}
+	if asked.Background {
+		s.background.begin(ctx, q, asked)
+		return
+	}
+	q.translated(asked.chat, asked.Answer(asked.options))
+	ans, err := q.generate(ctx)
 	q.reply(ctx, ans, err)
 }
 
-func (q *request) responses(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
+// askedResponse is a request for a response, and what it goes on with.
+type askedResponse struct {
+	*responses.Request
+	options responses.Options
+	chat    []byte
+	before  []string
+}
+
+// input is what is kept of it.
+func (a *askedResponse) input() []byte {
+	if a.Input == nil {
+		return []byte("[]")
+	}
+	return slices.Clone(a.Input)
+}
+
+func (q *request) askedFor(ctx *fasthttp.RequestCtx) (*askedResponse, *openai.Error) {
 	asked, err := responses.Parse(ctx.PostBody())
 	if err != nil {
 		return nil, err
 	}
 	s, owner := q.s, ownerOf(q.tenant)
-	var before []string
+	if asked.Background && !s.responses.On() {
+		return nil, openai.BadRequest("background", "background needs responses to be kept, and none are here")
+	}
+	out := &askedResponse{Request: asked}
 	var turns []responses.Turn
 	if asked.Previous != "" {
-		if before, turns, err = q.turns(owner, asked.Previous); err != nil {
+		if out.before, turns, err = q.turns(owner, asked.Previous); err != nil {
 			return nil, err
 		}
 	}
-	chat, err := asked.Chat(turns, q.lookup(owner), s.MaxBodyBytes)
+	out.chat, err = asked.Chat(turns, q.lookup(owner), s.MaxBodyBytes)
 	switch {
 	case err != nil:
 		return nil, err
-	case len(chat) > s.MaxBodyBytes:
+	case len(out.chat) > s.MaxBodyBytes:
 		return nil, openai.TooLarge("the conversation is larger than %d bytes", s.MaxBodyBytes)
 	}
-	o := responses.Options{ID: newID("resp_"), Most: s.MaxResponseBytes}
+	o := &out.options
+	*o = responses.Options{ID: newID("resp_"), Most: s.MaxResponseBytes}
 	if asked.Stream {
 		o.Most = min(o.Most, maxEvent)
 	}
 	if !s.responses.On() {
 		asked.Forget()
 	}
-	if asked.Store {
-		input := slices.Clone(asked.Input)
-		if input == nil {
-			input = []byte("[]")
-		}
+	if asked.Store && !asked.Background {
+		input := out.input()
 		o.Keep = func(response []byte) {
-			e := &kept.Entry{Owner: owner, Before: before, Input: input, Response: slices.Clone(response)}
+			e := &kept.Entry{Owner: owner, Before: out.before, Input: input, Response: slices.Clone(response)}
 			err := errNoText
 			if responses.Output(response) != nil { // else nobody could go on with it
 				err = s.responses.Put(&q.ctx, o.ID, e)
@@ -64,8 +92,7 @@ func (q *request) responses(ctx *fasthttp.RequestCtx) (*answer, *openai.Error) {
 			}
 		}
 	}
-	q.translated(chat, asked.Answer(o))
-	return q.generate(ctx)
+	return out, nil
 }
 
 // errNoText is an engine's answer that a client may be able to read, as we pass on what is said.
@@ -73,9 +100,20 @@ var errNoText = errors.New("it is not valid UTF-8")
 
 // turns is what a request goes on with: the responses' IDs, and what was said.
 func (q *request) turns(owner, previous string) (before []string, turns []responses.Turn, _ *openai.Error) {
-	chain, err := q.s.responses.Chain(&q.ctx, owner, previous)
-	if err != nil {
-		return nil, nil, q.s.lost("previous_response_id", previous, err)
+	status := ""
+	if r := q.s.background.find(owner, previous); r != nil {
+		status = responses.Status(r.snapshot())
+	}
+	var chain []*kept.Entry
+	if !unfinished(status) {
+		var err error
+		if chain, err = q.s.responses.Chain(&q.ctx, owner, previous); err != nil {
+			return nil, nil, q.s.lost("previous_response_id", previous, err)
+		}
+		status = responses.Status(chain[len(chain)-1].Response)
+	}
+	if unfinished(status) || status == "failed" {
+		return nil, nil, openai.BadRequest("previous_response_id", "the response '%s' is %s: nothing can go on with it", openai.Clip(previous), status)
 	}
 	last := chain[len(chain)-1]
 	if len(last.Before) >= kept.MaxChain {
@@ -86,6 +124,9 @@ func (q *request) turns(owner, previous string) (before []string, turns []respon
 	}
 	return append(slices.Clone(last.Before), previous), turns, nil
 }
+
+// unfinished reports whether a response of a status is not over.
+func unfinished(status string) bool { return status == "queued" || status == "in_progress" }
 
 // lookup finds items that a request refers to, in the responses that they are of.
 func (q *request) lookup(owner string) responses.Lookup {
@@ -154,7 +195,16 @@ func (s *Service) KeptResponse(ctx *fasthttp.RequestCtx, id, rest string) {
 		return
 	}
 	name, below, _ := strings.Cut(rest, "/")
-	body, err := s.keptResponse(ctx, name, below)
+	run := s.background.find(ownerOf(tenantOf(ctx)), name)
+	if ctx.QueryArgs().GetBool("stream") && h1.Method(ctx) == "GET" && below == "" && run != nil {
+		if err := s.retell(ctx, run); err != nil {
+			s.Refuse(ctx, id, keptPath, err)
+			return
+		}
+		s.Brief(ctx, id, keptPath)
+		return
+	}
+	body, err := s.keptResponse(ctx, run, name, below)
 	if err != nil {
 		s.Refuse(ctx, id, keptPath, err)
 		return
@@ -163,28 +213,79 @@ func (s *Service) KeptResponse(ctx *fasthttp.RequestCtx, id, rest string) {
 	s.Brief(ctx, id, keptPath)
 }
 
-func (s *Service) keptResponse(ctx *fasthttp.RequestCtx, name, below string) ([]byte, *openai.Error) {
+// retell tells a response's events again, behind the one that the client has, and those that are to come.
+func (s *Service) retell(ctx *fasthttp.RequestCtx, r *run) *openai.Error {
+	from, after := 0, ctx.QueryArgs().Peek("starting_after")
+	if len(after) > 0 {
+		n, err := strconv.ParseInt(string(after), 10, 32)
+		if err != nil || n < 0 {
+			return openai.BadRequest("starting_after", "starting_after must be the number of an event")
+		}
+		from = int(n) + 1
+	}
+	s.background.mu.Lock()
+	begins := r.begins
+	s.background.mu.Unlock()
+	switch {
+	case !r.streams:
+		return openai.BadRequest("stream", "the response was not made with stream: true")
+	case from < begins:
+		return openai.BadRequest("starting_after", "events up to %d are not there any more", begins-1)
+	}
+	r.tell(ctx, from)
+	return nil
+}
+
+// standing is an entry as it stands now: what is not over by the time that it says is lost.
+func standing(e *kept.Entry) *kept.Entry {
+	if e.Until == 0 || time.Now().Unix() <= e.Until {
+		return e
+	}
+	lost := *e
+	lost.Response, lost.Until = responses.Lost(e.Response), 0
+	return &lost
+}
+
+func elsewhere(id string) *openai.Error {
+	return openai.BadRequest("response_id", "the response '%s' runs at another router, which alone can stream, cancel or delete it", openai.Clip(id)).WithStatus(409, "response_elsewhere")
+}
+
+func (s *Service) keptResponse(ctx *fasthttp.RequestCtx, run *run, name, below string) ([]byte, *openai.Error) {
 	owner, args := ownerOf(tenantOf(ctx)), ctx.QueryArgs()
 	find := func() (*kept.Entry, *openai.Error) {
+		if run != nil {
+			return &kept.Entry{Input: run.entry.Input, Response: run.snapshot()}, nil
+		}
 		e, err := s.responses.Find(s.Ctx, owner, name)
 		if err != nil {
 			return nil, s.lost("response_id", name, err)
 		}
-		return e, nil
+		return standing(e), nil
 	}
 	switch method := h1.Method(ctx); method + " " + below {
 	case "GET ":
-		if args.GetBool("stream") {
-			return nil, openai.BadRequest("stream", "a response that is over is not streamed again")
-		}
 		e, err := find()
-		if err != nil {
+		switch {
+		case err != nil:
 			return nil, err
+		case !args.GetBool("stream"):
+			return e.Response, nil
+		case unfinished(responses.Status(e.Response)):
+			return nil, elsewhere(name)
 		}
-		return e.Response, nil
+		return nil, openai.BadRequest("stream", "a response that is over is not streamed again, but for the latest that were made in the background with stream: true")
 	case "DELETE ":
+		if run != nil {
+			run.delete()
+		} else if e, err := find(); err != nil {
+			return nil, err
+		} else if unfinished(responses.Status(e.Response)) {
+			return nil, elsewhere(name)
+		}
 		if err := s.responses.Delete(s.Ctx, owner, name); err != nil {
-			return nil, s.lost("response_id", name, err)
+			if run == nil || !errors.Is(err, kept.ErrNone) {
+				return nil, s.lost("response_id", name, err)
+			}
 		}
 		return append(openai.AppendString([]byte(`{"id":`), name), `,"object":"response","deleted":true}`...), nil
 	case "GET input_items":
@@ -202,8 +303,17 @@ func (s *Service) keptResponse(ctx *fasthttp.RequestCtx, name, below string) ([]
 		}
 		return responses.List(nil, e.Input, name, page)
 	case "POST cancel":
-		if _, err := find(); err != nil {
+		if run != nil {
+			return run.cancel(), nil
+		}
+		e, err := find()
+		switch {
+		case err != nil:
 			return nil, err
+		case unfinished(responses.Status(e.Response)):
+			return nil, elsewhere(name)
+		case responses.InBackground(e.Response):
+			return e.Response, nil
 		}
 		return nil, openai.BadRequest("response_id", "Cannot cancel a synchronous response. To end one, close its connection")
 	default:

@@ -60,19 +60,20 @@ type Service struct {
 	keys    *keyring
 	hosts   hosts
 	// maxAnswer is MaxResponseBytes, as native workers are told.
-	maxAnswer string
-	budget    *budget
-	hedges    *hedger
-	legs      legs
-	facts     facts
-	kept      pot
-	silence   silence
-	reliefs   reliefs
-	balance   balance
-	trials    *trials
-	tallies   tallies
-	responses *kept.Store
-	guises    sync.Pool // of *[]byte: a run in a guise, while it is written
+	maxAnswer  string
+	budget     *budget
+	hedges     *hedger
+	legs       legs
+	facts      facts
+	kept       pot
+	silence    silence
+	reliefs    reliefs
+	balance    balance
+	trials     *trials
+	tallies    tallies
+	responses  *kept.Store
+	background *background
+	guises     sync.Pool // of *[]byte: a run in a guise, while it is written
 
 	mu       sync.Mutex // guards the following; never held while calling out
 	requests map[*request]struct{}
@@ -90,6 +91,7 @@ func New(d Deps) (*Service, error) {
 	if s.responses, err = kept.New(d.Responses); err != nil {
 		return nil, config.Within("responses", err)
 	}
+	s.background = newBackground(s)
 	s.metrics = newMetrics(s)
 	s.keys, err = newKeyring(&d.Policy, s.metrics.tenants)
 	return s, err
@@ -136,11 +138,11 @@ func (s *Service) Load() (n int) {
 	return n
 }
 
-// InFlight is the number of running requests.
+// InFlight is the number of running requests, and of connections that follow a response in the background.
 func (s *Service) InFlight() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.requests)
+	return len(s.requests) + int(s.background.tellers.Load())
 }
 
 // Brief accounts for a request that is answered at once. Health checks and the like are

@@ -21,11 +21,15 @@ type Config struct {
 	Redis string `key:"redis" secret:"url"`
 	// RedisTimeout bounds each operation of it.
 	RedisTimeout time.Duration `key:"redis_timeout"`
+	// Background is how many responses wait or run in the background at once, of which a key may have half; 0: none
+	// may. BackgroundBytes is the memory for what they were asked, and for the events that clients may read again.
+	Background      int   `key:"background"`
+	BackgroundBytes int64 `key:"background_bytes" unit:"bytes"`
 }
 
 // DefaultConfig is for one machine.
 func DefaultConfig() Config {
-	return Config{Entries: 10_000, Bytes: 256 << 20, TTL: 24 * time.Hour, RedisTimeout: time.Second}
+	return Config{Entries: 10_000, Bytes: 256 << 20, TTL: 24 * time.Hour, RedisTimeout: time.Second, Background: 64, BackgroundBytes: 64 << 20}
 }
 
 // Validate returns a *config.KeyError.
@@ -35,6 +39,7 @@ func (c *Config) Validate() error {
 			return config.Bad("redis", "%v", err)
 		}
 	}
-	return cmp.Or(config.AtLeast("entries", c.Entries, 0), config.AtLeast("bytes", c.Bytes, 0), config.AtLeast("ttl", c.TTL, time.Second),
+	return cmp.Or(config.AtLeast("entries", c.Entries, 0), config.AtLeast("bytes", c.Bytes, 0), config.AtLeast("background", c.Background, 0),
+		config.AtLeast("background_bytes", c.BackgroundBytes, 0), config.AtLeast("ttl", c.TTL, time.Second),
 		config.Positive("redis_timeout", c.RedisTimeout))
 }

@@ -9,12 +9,13 @@ type value struct {
 	Before   []string        `json:"before,omitempty"`
 	Input    json.RawMessage `json:"input"`
 	Response json.RawMessage `json:"response"`
+	Until    int64           `json:"until,omitempty"`
 }
 
 const version = 1
 
 func (e *Entry) encode() ([]byte, error) {
-	return json.Marshal(value{version, e.Owner, e.Before, e.Input, e.Response})
+	return json.Marshal(value{version, e.Owner, e.Before, e.Input, e.Response, e.Until})
 }
 
 // decode reads a value; nil if it is none of ours.
@@ -24,5 +25,5 @@ func decode(b []byte) *Entry {
 		v.Input[0] != '"' && v.Input[0] != '[' || v.Response[0] != '{' {
 		return nil
 	}
-	return &Entry{v.Owner, v.Before, v.Input, v.Response}
+	return &Entry{v.Owner, v.Before, v.Input, v.Response, v.Until}
 }

@@ -22,6 +22,8 @@ type Entry struct {
 	Before   []string // the responses that it went on with, the oldest first
 	Input    []byte   // what was asked, as JSON
 	Response []byte   // JSON
+	// Until is when a response that is not over was lost, in seconds since 1970; 0: it is over.
+	Until int64
 }
 
 // Bounds of an entry.
@@ -131,7 +133,7 @@ func (s *Store) Put(ctx context.Context, id string, e *Entry) error {
 	value, err := e.encode()
 	if err == nil {
 		err = s.place(ctx, func() error {
-			_, err := s.redis.Write(ctx, key(id), value)
+			_, err := s.redis.Write(ctx, over+id, value)
 			return err
 		})
 	}
@@ -141,9 +143,41 @@ func (s *Store) Put(ctx context.Context, id string, e *Entry) error {
 	return err
 }
 
-// Find returns an owner's entry.
+// Announce lets other routers find an entry that is not over, until it is Put or retracted; in memory there are none.
+func (s *Store) Announce(ctx context.Context, id string, e *Entry) error {
+	if s.redis == nil {
+		return nil
+	}
+	if e.size() > maxValue {
+		return ErrLarge
+	}
+	value, err := e.encode()
+	if err == nil {
+		err = s.place(ctx, func() error {
+			_, err := s.redis.Write(ctx, running+id, value)
+			return err
+		})
+	}
+	if err != nil {
+		s.failed.Add(1)
+	}
+	return err
+}
+
+// Retract undoes Announce.
+func (s *Store) Retract(ctx context.Context, id string) error {
+	if s.redis == nil {
+		return nil
+	}
+	return s.place(ctx, func() error { return s.redis.Delete(ctx, running+id) })
+}
+
+// Find returns an owner's entry, also one that is announced.
 func (s *Store) Find(ctx context.Context, owner, id string) (*Entry, error) {
-	all, err := s.get(ctx, []string{id})
+	all, err := s.get(ctx, over, []string{id})
+	if err == nil && all[0] == nil && s.redis != nil {
+		all, err = s.get(ctx, running, []string{id})
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +198,7 @@ func (s *Store) Chain(ctx context.Context, owner, id string) ([]*Entry, error) {
 	}
 	before := slices.Clone(last.Before)
 	slices.Reverse(before) // the oldest is to be dropped last
-	all, err := s.get(ctx, before)
+	all, err := s.get(ctx, over, before)
 	if err != nil {
 		return nil, err
 	}
@@ -186,11 +220,11 @@ func (s *Store) Delete(ctx context.Context, owner, id string) error {
 		s.memory.drop(id)
 		return nil
 	}
-	return s.place(ctx, func() error { return s.redis.Delete(ctx, key(id)) })
+	return s.place(ctx, func() error { return s.redis.Delete(ctx, over+id) })
 }
 
-// get returns entries, nil for those that there are not.
-func (s *Store) get(ctx context.Context, ids []string) ([]*Entry, error) {
+// get returns entries, nil for those that there are not, of those that are over or running.
+func (s *Store) get(ctx context.Context, prefix string, ids []string) ([]*Entry, error) {
 	out := make([]*Entry, len(ids))
 	if s.redis == nil {
 		for i, id := range ids {
@@ -200,7 +234,7 @@ func (s *Store) get(ctx context.Context, ids []string) ([]*Entry, error) {
 	}
 	keys := make([]string, len(ids))
 	for i, id := range ids {
-		keys[i] = key(id)
+		keys[i] = prefix + id
 	}
 	var refused error
 	err := s.place(ctx, func() error {
@@ -234,5 +268,8 @@ func (s *Store) place(ctx context.Context, use func() error) error {
 	return use()
 }
 
-// key is an entry's in the Redis.
-func key(id string) string { return "xpyd:response:" + id }
+// Prefixes of entries' keys in the Redis. What is written there stays as it is, so one that is not over has another.
+const (
+	over    = "xpyd:response:"
+	running = "xpyd:response-running:"
+)

@@ -91,6 +91,22 @@ func TestStores(t *testing.T) {
 			if !errors.As(err, &missing) || missing.ID != "r1" || !errors.Is(err, ErrNone) {
 				t.Errorf("%v", err)
 			}
+			if s.Shared() {
+				runs := &Entry{Owner: "a", Input: []byte(`"a"`), Response: []byte(`{"status":"queued"}`), Until: 7}
+				if err := s.Announce(t.Context(), "r4", runs); err != nil {
+					t.Error(err)
+				}
+				if e, err := s.Find(t.Context(), "a", "r4"); err != nil || e.Until != 7 || has(t, s, "b", "r4") {
+					t.Errorf("%+v %v", e, err)
+				}
+				put(t, s, "r4", entry("a"))
+				if e, err := s.Find(t.Context(), "a", "r4"); err != nil || e.Until != 0 {
+					t.Errorf("%+v %v", e, err)
+				}
+				if err := errors.Join(s.Delete(t.Context(), "a", "r4"), s.Retract(t.Context(), "r4")); err != nil || has(t, s, "a", "r4") {
+					t.Error(err)
+				}
+			}
 			put(t, s, "forged", entry("a", "r2", "foreign"))
 			put(t, s, "foreign", entry("b"))
 			if _, err = s.Chain(t.Context(), "a", "forged"); !errors.As(err, &missing) || missing.ID != "foreign" {
@@ -250,6 +266,8 @@ func TestConfig(t *testing.T) {
 	f("entries", func(c *Config) { c.Entries = -1 })
 	f("bytes", func(c *Config) { c.Bytes = -1 })
 	f("ttl", func(c *Config) { c.TTL = time.Millisecond })
+	f("background", func(c *Config) { c.Background = -1 })
+	f("background_bytes", func(c *Config) { c.BackgroundBytes = -1 })
 	f("redis_timeout", func(c *Config) { c.RedisTimeout = 0 })
 	f("redis", func(c *Config) { c.Redis = "http://x" })
 	if _, err := New(Config{Redis: "http://x"}); err == nil {

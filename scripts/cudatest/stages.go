@@ -40,8 +40,8 @@ type family struct {
 var fp16 = []string{"XPYD_CUDA_FP16=1"}
 
 var families = []family{
-	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestMixedSteps", "TestOnLayer", "TestChoices"}, split: []string{"TestLogits"}, processes: []string{"TestChoices"}, race: []string{"TestShortChunks/^qwen2_gqa7_64$", "TestOnLayer"}, fp16: true},
-	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantWithoutCuBLAS", "TestInvariantSmallVocabulary", "TestInvariantRefused", "TestInvariantDraws", "TestVerify"}, split: []string{"TestBatchInvariant"}, fp16: true},
+	{name: "model", tests: []string{"TestLogits", "TestRunsAreEqual", "TestDecodeLengths", "TestShortChunks", "TestMixedSteps", "TestOnLayer", "TestHiddenStates", "TestHiddenStatesOverlap", "TestChoices"}, split: []string{"TestLogits", "TestHiddenStates"}, processes: []string{"TestChoices"}, race: []string{"TestShortChunks/^qwen2_gqa7_64$", "TestOnLayer", "TestHiddenStatesOverlap"}, fp16: true},
+	{name: "invariant", tests: []string{"TestBatchInvariant", "TestInvariantWithoutCuBLAS", "TestInvariantSmallVocabulary", "TestInvariantRefused", "TestInvariantDraws", "TestInvariantHiddenStates", "TestVerify"}, split: []string{"TestBatchInvariant"}, fp16: true},
 	{name: "fp8", tests: []string{"TestKV8Rows", "TestKV8Logits", "TestKV8DecodeLengths", "TestKV8Pool", "TestW8Logits", "TestW8Loads"}, split: []string{"TestKV8Logits", "TestW8Logits"}, race: []string{"TestKV8Rows/^llama_gqa4_128_by_16$", "TestKV8Pool", "TestW8Loads"}},
 	{name: "mixture", tests: []string{"TestMixtures", "TestMixtureSizes"}, race: []string{"TestMixtureSizes"}, fp16: true},
 	{name: "range", tests: []string{"TestFP16Range", "TestFP16Peers"}},
@@ -56,7 +56,7 @@ var families = []family{
 // ranks are tests of several ranks on one device, which have a stage of their own: CUDA must load all
 // code at once, and under a sanitizer, which lets one kernel run at a time, ranks that compute together would
 // wait for each other for ever.
-var ranks = family{name: "ranks", tests: []string{"TestRanksReduce", "TestRanksSignalled", "TestRanksExchange", "TestRanksLogits", "TestRanksRunsAreEqual", "TestRanksFP8", "TestRanksInvariant", "TestRanksOverlap", "TestRanksHeldEqualsSteps", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals", "TestRanksHang", "TestRanksDead", "TestRanksRefused", "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused", "TestRanksAlone"}}
+var ranks = family{name: "ranks", tests: []string{"TestRanksReduce", "TestRanksSignalled", "TestRanksExchange", "TestRanksLogits", "TestRanksHiddenStates", "TestRanksRunsAreEqual", "TestRanksFP8", "TestRanksInvariant", "TestRanksOverlap", "TestRanksHeldEqualsSteps", "TestRanksPool", "TestRanksHostMoves", "TestRanksRegister", "TestRanksArrivals", "TestRanksHang", "TestRanksDead", "TestRanksRefused", "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused", "TestRanksAlone"}}
 
 // eager has CUDA do so, and a test need not start another process for it.
 var eager = []string{"CUDA_MODULE_LOADING=EAGER", "CUDA_DEVICE_MAX_CONNECTIONS=32"}
