@@ -7,6 +7,7 @@ import { join } from 'node:path';
 import { chromium } from 'playwright-core';
 import { clients, start } from './fleet.mjs';
 import { crowd } from './crowd.mjs';
+import { reports } from './reports.mjs';
 
 const require = createRequire(import.meta.url), axe = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
 const binary = process.argv[2] || './xpyd', port = Number(process.env.XPYD_PORT || 41510);
@@ -197,6 +198,9 @@ try {
   say(`tasks over 50 ms while scrolling: ${JSON.stringify(slow)}`);
   assert.deepEqual(slow, []);
   await many.context().close();
+
+  // The pages of xpyd bench, in the same style.
+  await reports(binary, fleet.public, open, wellFormed);
 
   // A dead router: the page says so.
   await load();
