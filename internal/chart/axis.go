@@ -46,15 +46,16 @@ func (c *Chart) extent() (xs, ys []float64) {
 // axes are those that what is drawn needs. A logarithmic x has a tick at each place.
 func (c *Chart) axes() (x, y axis) {
 	xs, ys := c.extent()
-	low, high, reach := slices.Min(ys), slices.Max(ys), far
+	low, high, widest, reach := slices.Min(ys), slices.Max(ys), slices.Max(xs), far
 	if c.LogY {
 		reach = farLog
 	}
 	for _, l := range c.Limits {
 		switch {
-		case l.Upright && !c.LogX:
+		case l.Upright && !c.LogX && l.At <= far*widest:
 			xs = append(xs, l.At)
-		case !l.Upright && l.At <= reach*high:
+		case l.Upright:
+		case l.At <= reach*high:
 			low, high = min(low, l.At), max(high, l.At)
 		}
 	}

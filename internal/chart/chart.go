@@ -261,7 +261,7 @@ func (d *drawing) bars() {
 func (d *drawing) limits() {
 	beyond := 0.0
 	for _, l := range d.Limits {
-		if l.Upright {
+		if l.Upright && l.At <= d.xs.high {
 			x := d.px(l.At)
 			fmt.Fprintf(d.b, `<path class="limit" d="M%.1f %.1fV%.1f"/>`+"\n", x, d.top, d.end)
 			how, at := `class="limited"`, x+4
@@ -271,8 +271,8 @@ func (d *drawing) limits() {
 			d.text(at, d.top+12, how, l.Name)
 			continue
 		}
-		if l.At > d.ys.high {
-			d.text(float64(d.width-right), d.top+12+14*beyond, `class="limited"`+end, l.Name+": above this")
+		if l.Upright || l.At > d.ys.high {
+			d.text(float64(d.width-right), d.top+12+14*beyond, `class="limited"`+end, l.Name+": beyond")
 			beyond++
 			continue
 		}

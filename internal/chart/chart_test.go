@@ -90,9 +90,13 @@ func TestLimits(t *testing.T) {
 	}
 	f(15, 20, 1, "SLO")
 	f(45, 50, 1, "SLO")
-	f(500, 20, 0, "SLO: above this")
+	f(500, 20, 0, "SLO: beyond")
 	c.Limits = []Limit{{Name: "bound", At: 7, Upright: true}}
 	if xs, _ := c.axes(); xs.high != 8 || strings.Contains(string(Row(c)), ">0.5<") {
+		t.Errorf("%+v", xs)
+	}
+	c.Limits[0].At = 70
+	if xs, _ := c.axes(); xs.high != 3 || !strings.Contains(string(Row(c)), ">bound: beyond</text>") {
 		t.Errorf("%+v", xs)
 	}
 }
