@@ -59,6 +59,7 @@ import (
 // Deps are what a worker is given.
 type Deps struct {
 	Log      *slog.Logger
+	Level    *slog.LevelVar // of Log; nil: it stays as it is
 	Registry *prometheus.Registry
 	Ways     []way.Kind // the transports for KV, fastest first, the network last
 	Build    string
@@ -78,6 +79,7 @@ type Deps struct {
 type Worker struct {
 	cfg      Config
 	log      *slog.Logger
+	level    *slog.LevelVar // of log; nil: it stays
 	registry *prometheus.Registry
 	build    string
 	tokens   *trust.Tokens // for other workers
@@ -114,6 +116,7 @@ type Worker struct {
 	chooser       *way.Chooser // of the ways to other workers
 	recv          *kvconn.Receiver
 	moved         func() (sent, stored int64) // bytes of KV, both ways
+	movedFrom     func() map[string]int64     // stored, by sender
 	server        *kvconn.Server
 	fleet         *membership
 	events        *eventWriter // nil without a publisher
@@ -142,7 +145,7 @@ func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	w := &Worker{cfg: cfg, ring: d.Ring, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 1),
+	w := &Worker{cfg: cfg, ring: d.Ring, log: d.Log, level: d.Level, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 1),
 		answers: newAnswerMemory(int64(cfg.AnswerMemory), cfg.MaxWaiting, cfg.ReserveWait),
 		tokens:  trust.NewTokens(d.Ring), tls: d.TLS, client: newClient(d.TLS, d.Dial), requests: newRequests(), lifelines: newRequests()}
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
