@@ -66,7 +66,7 @@ type Deps struct {
 	Ring     *trust.Ring          // the fleet's secrets; nil: the worker trusts everyone
 	TLS      *trust.TLS           // of the HTTP listener and of calls to other workers; nil: plain HTTP
 	NATS     *trust.Ring          // opens NATS, even if Ring is nil; nil: Fleet.URL is enough
-	Progress func(model.Progress) // of a download or a fingerprint; may be nil
+	Progress func(model.Progress) // of a download, a fingerprint, or a load to a GPU; may be nil
 
 	// Dial and Listen are HTTP's and NATS's network; nil: this machine's. KV has Ways.
 	Dial   fleet.Dial
@@ -231,7 +231,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
 	w.sizes = openai.MeasureTokens(w.tok, w.tok.VocabSize())
-	if w.backend, err = newBackend(&w.cfg, m, ordinals, way.MapPool(d.Ways, w.cfg.KV.Transport), w.log); err != nil {
+	if w.backend, err = newBackend(&w.cfg, m, ordinals, way.MapPool(d.Ways, w.cfg.KV.Transport), d.Progress, w.log); err != nil {
 		return err
 	}
 	w.watch()

@@ -17,7 +17,6 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/logbuf"
-	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kernels"
@@ -167,16 +166,5 @@ func newLeveled(w io.Writer, level, format string) (log *slog.Logger, l *slog.Le
 	return slog.New(limit.Handler()), l, func() {
 		limit.Close()
 		_ = b.Flush() // nobody is left to tell
-	}
-}
-
-// progress shows long work, at most a line a second.
-func progress(w io.Writer) func(model.Progress) {
-	last := time.Now()
-	return func(p model.Progress) {
-		if now := time.Now(); now.Sub(last) >= time.Second {
-			last = now
-			fmt.Fprintf(w, "%s %s: %d of %d MiB (%d%%)\n", p.Phase, p.What, p.Done>>20, p.Total>>20, 100*p.Done/max(p.Total, 1))
-		}
 	}
 }
