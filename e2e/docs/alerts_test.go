@@ -123,8 +123,10 @@ func TestGrafana(t *testing.T) {
 		type box struct{ X, Y, W, H int }
 		var d struct {
 			UID, Title string
-			Templating struct{ List []struct{ Name, Definition string } }
-			Panels     []struct {
+			Templating struct {
+				List []struct{ Name, Definition string }
+			}
+			Panels []struct {
 				Type, Title, Description string
 				GridPos                  box
 				Targets                  []struct{ Expr string }
