@@ -11,7 +11,7 @@ SEED     ?= 1
 N        ?= 200
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: dashboard-test release release-test vulncheck vllm-tests schemathesis planner unbroken router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker
+.PHONY: alerts-test dashboard-test release release-test vulncheck vllm-tests schemathesis planner unbroken router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -41,6 +41,9 @@ clients: ## the official Python and Node libraries of OpenAI and Anthropic, and 
 
 dashboard-test: build ## the dashboard in Chromium (Debian's package, and npm): flows, widths, axe, a crowd; makes docs/dashboard
 	cd scripts/dashboard && npm install --no-audit --no-fund --silent && node test.mjs ../../bin/xpyd
+
+alerts-test: build ## each alert fired by its fault, on a small fleet, by a real Prometheus (PROMETHEUS, PROMTOOL: Debian's package prometheus)
+	scripts/alerts-test bin/xpyd
 
 vllm-tests: ## vLLM's own tests of its server, from PyPI, against `xpyd up` with SmolLM2-135M; an hour on two cores
 	scripts/vllmtests

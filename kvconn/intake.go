@@ -201,7 +201,7 @@ func (i *Incoming) settle(u *arrival) {
 	i.stored(err, u.unit)
 	if err == nil {
 		i.s.side.units.Inc()
-		i.s.side.bytes.Add(float64(u.bytes))
+		i.s.came(u.bytes)
 	}
 }
 

@@ -173,7 +173,7 @@ func (i *Incoming) placed(u *unitHead, digests []uint64) (stale string) {
 	i.stored(err, unit)
 	if err == nil {
 		i.s.side.units.Inc()
-		i.s.side.bytes.Add(float64(i.layers[u.Layer].PackedBytes(rows)))
+		i.s.came(i.layers[u.Layer].PackedBytes(rows))
 	}
 	return ""
 }
@@ -241,7 +241,7 @@ func (i *Incoming) pushed(m *landing) (stale string) {
 	i.stored(nil, verified...)
 	i.stored(ErrDigest, bad...)
 	i.s.side.units.Add(float64(len(verified)))
-	i.s.side.bytes.Add(float64(bytes))
+	i.s.came(bytes)
 	return stale
 }
 

@@ -30,6 +30,7 @@ type Metrics struct {
 	stuck    *prometheus.CounterVec // side
 
 	failedAccepts prometheus.Counter
+	edges         edges
 }
 
 // NewMetrics registers the metrics with reg. With a nil reg they are counted but not

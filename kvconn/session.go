@@ -25,6 +25,7 @@ type Session struct {
 	unchecked bool             // both sides said that digests need not be checked
 	bulk      []*frameConn
 	beats     []atomic.Int64 // by bulk connection: when its last beat came, Unix time in ns
+	edge      *edge          // what came of this peer
 	lent      *lent          // our memory that the peer writes into; nil: it sends
 
 	mu       sync.Mutex
@@ -41,7 +42,14 @@ func newSession(r *Receiver, h *hello, ctl *frameConn, bulk []*frameConn, loan *
 		beats: make([]atomic.Int64, len(bulk)), tickets: map[uint64]*Incoming{}, used: time.Now()}
 	s.quit = s.fail
 	s.side.sessions.Inc()
+	s.edge = r.m.edges.open(h.Identity.ID)
 	return s
+}
+
+// came counts bytes of rows that are stored.
+func (s *Session) came(bytes int) {
+	s.side.bytes.Add(float64(bytes))
+	s.edge.bytes.Add(int64(bytes))
 }
 
 // Peer returns the sender's identity.
@@ -96,6 +104,7 @@ func (s *Session) fail(o ticket.Outcome, err error) {
 		}
 	}
 	s.side.sessionEnd(o)
+	s.m.edges.close(s.peer.ID)
 	s.log.Info("kv session over", "outcome", string(o), "tickets", len(all), "why", err)
 	close(s.over)
 }

@@ -37,6 +37,7 @@ import (
 type Deps struct {
 	Fleet      *fleet.Watcher
 	Log        *slog.Logger
+	Level      *slog.LevelVar // of Log; nil: it stays as it is
 	Registerer prometheus.Registerer
 	Gatherer   prometheus.Gatherer // for /metrics; nil leaves the path out
 	Bus        share.Bus           // to other routers; nil for none
@@ -181,7 +182,7 @@ func (r *Router) makeParts() (err error) {
 		Tallies: r.flights.Tallies, Legs: r.legs, Leads: r.leads, Busy: func() bool { return deps.Doing != nil && deps.Doing() != "" }, Hands: deps.Hands, Mark: func(id string, epoch uint64) { r.Members.Mark(id, epoch, false) },
 		Unmark: r.Members.Unmark, Turn: func(ctx context.Context, id string, role fleet.Role) error { return r.Console.Turn(ctx, id, role) },
 		Note: func(action, is string) { r.Console.Audit(action, "planner", is) }})
-	r.Console, err = console.New(console.Deps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Gatherer: deps.Gatherer,
+	r.Console, err = console.New(console.Deps{Token: deps.AdminToken, TokenRO: deps.AdminTokenRO, AuditFile: cfg.AuditFile, Log: deps.Log, Level: deps.Level, Gatherer: deps.Gatherer,
 		Fleet: deps.Fleet, Members: r.Members, Feeds: r.feeds, Flights: r.flights, Picker: r.picker, TopologyLevel: cfg.Pick.TopologyLevel, Share: r.share,
 		Revoker: deps.Revoker, TrustsEveryone: deps.Ring == nil, Ready: r.Ready, Coming: deps.Coming, Doing: deps.Doing, Planner: r.steer, Mounts: deps.Mounts, Refuse: r.httpError, Ctx: r.ctx})
 	return err

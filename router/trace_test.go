@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -201,8 +202,17 @@ func TestTraces(t *testing.T) {
 			t.Errorf("%s was told %q, not %q", name, header, want)
 		}
 	}
-	if by["decode"].attrs["xpyd.worker"] != "d0" {
+	at := by["decode"].attrs
+	if port, err := strconv.Atoi(at["server.port"]); at["xpyd.worker"] != "d0" || at["server.address"] != "127.0.0.1" || err != nil || port == 0 {
 		t.Errorf("%+v", by["decode"])
+	}
+	for key, want := range map[string]string{"http.request.method": "POST", "http.route": "/v1/completions", "gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "xpyd", "error.type": ""} {
+		if root.attrs[key] != want {
+			t.Errorf("%s is %q, want %q", key, root.attrs[key], want)
+		}
+	}
+	if in, err := strconv.Atoi(root.attrs["gen_ai.usage.input_tokens"]); err != nil || in == 0 || root.attrs["gen_ai.usage.output_tokens"] == "" || root.attrs["gen_ai.request.model"] == "" {
+		t.Errorf("%+v", root.attrs)
 	}
 	for _, s := range c.spans {
 		for _, v := range s.attrs {
@@ -241,7 +251,7 @@ func TestTracedFailure(t *testing.T) {
 	for _, s := range c.spans {
 		switch s.name {
 		case "POST /v1/completions":
-			if n++; s.err == "" {
+			if n++; s.err == "" || s.attrs["error.type"] != s.attrs["http.response.status_code"] {
 				t.Errorf("no error: %+v", s)
 			}
 		case "POST /v1/chat/completions":

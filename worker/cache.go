@@ -29,6 +29,8 @@ type cacheInfo struct {
 type movedInfo struct {
 	Sent   int64 `json:"sent_bytes"`
 	Stored int64 `json:"stored_bytes"`
+	// From is what is stored of each prefill worker that there is a session with, since it began.
+	From map[string]int64 `json:"from,omitempty"`
 }
 
 // poolInfo is the device pool, in blocks.
@@ -55,6 +57,7 @@ func (w *Worker) cacheInfo() *cacheInfo {
 	if w.moved != nil {
 		moved = &movedInfo{}
 		moved.Sent, moved.Stored = w.moved()
+		moved.From = w.movedFrom()
 	}
 	return &cacheInfo{Moved: moved, BlockTokens: w.cache.BlockTokens(), UnitTokens: w.cache.UnitTokens(), Tiers: w.tiers.Report(), Store: w.tiers.StoreStats(), Peers: w.peers.Stats(),
 		Pool: poolInfo{s.Blocks, s.Free, s.Held, s.Cached, s.Quarantined, s.Evicted, s.HitTokens, s.AskTokens}}

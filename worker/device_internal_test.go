@@ -32,7 +32,7 @@ func TestDeviceAuto(t *testing.T) {
 	cfg.Blocks = 4
 	var said bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	b, err := newBackend(&cfg, m, nil, false, log)
+	b, err := newBackend(&cfg, m, nil, false, nil, log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func TestDeviceAuto(t *testing.T) {
 		t.Errorf("on %s, having said %q", b.Info().Name, &said)
 	}
 	cfg.Device = "cuda"
-	if _, err := newBackend(&cfg, m, nil, false, log); err == nil {
+	if _, err := newBackend(&cfg, m, nil, false, nil, log); err == nil {
 		t.Error("device cuda took something else")
 	}
 }

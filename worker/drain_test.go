@@ -148,6 +148,9 @@ func TestControl(t *testing.T) {
 		t.Error(w.Role())
 	}
 	f("/xpyd/v1/role", `{"role":"router"}`, 400, `"param":"role"`)
+	f("/xpyd/v1/log", `{"level":"warn"}`, 200, `"level":"warn"`)
+	f("/xpyd/v1/log", `{"level":"WARN"}`, 400, `"param":"level"`)
+	f("/xpyd/v1/log", "", 400, `"param":"level"`)
 	f("/xpyd/v1/prefill", `{"link":"x"}`, 400, `"param":"link"`)
 	f("/xpyd/v1/prefill", `{"link":"00112233445566778899aabbccddeeff","deadline_ms":-1}`, 400, `"param":"deadline_ms"`)
 	f("/xpyd/v1/prefill", `{"link":"00112233445566778899aabbccddeeff","deadline_ms":20}`, 504, `"outcome":"late"`)

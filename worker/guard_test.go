@@ -62,7 +62,7 @@ var (
 	publicRoutes = []string{"POST /v1/completions", "POST /v1/chat/completions", "GET /v1/models", "POST /tokenize", "POST /detokenize", "GET /version", "GET /query", "POST /xpyd/v1/lease",
 		"POST /v1/embeddings", "GET /nowhere"}
 	controlRoutes = []string{"GET /debug/ledger", "GET /debug/steps", "GET /xpyd/v1/lifeline", "POST /xpyd/v1/prefill", "POST /xpyd/v1/drain", "POST /xpyd/v1/undrain",
-		"POST /xpyd/v1/role", "GET /xpyd/v1/cache", "POST /xpyd/v1/cache/flush", "POST /xpyd/v1/cache/reach", "GET /xpyd/v1/cache/pin", "POST /xpyd/v1/cache/pin",
+		"POST /xpyd/v1/role", "GET /xpyd/v1/log", "POST /xpyd/v1/log", "GET /xpyd/v1/cache", "POST /xpyd/v1/cache/flush", "POST /xpyd/v1/cache/reach", "GET /xpyd/v1/cache/pin", "POST /xpyd/v1/cache/pin",
 		"DELETE /xpyd/v1/cache/pin", "GET /xpyd/v1/profile", "POST /xpyd/v1/profile", "DELETE /xpyd/v1/profile"}
 )
 

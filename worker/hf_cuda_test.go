@@ -58,7 +58,7 @@ func TestHFLogits(t *testing.T) {
 				cfg := DefaultConfig(fleet.Prefill)
 				cfg.Device, cfg.Blocks, cfg.BatchInvariant = "cuda", 64, invariant
 				cfg.TensorParallel = max(len(devices), 1)
-				b, err := newBackend(&cfg, m, devices, false, slog.New(slog.DiscardHandler))
+				b, err := newBackend(&cfg, m, devices, false, nil, slog.New(slog.DiscardHandler))
 				if err != nil {
 					t.Fatal(err)
 				}

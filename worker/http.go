@@ -65,6 +65,8 @@ func (w *Worker) routes() map[string]route {
 		"POST /xpyd/v1/drain":             {forMembers, w.serveDrain, "Take no new work; with `wait_only` its streams end there."},
 		"POST /xpyd/v1/undrain":           {forMembers, w.serveUndrain, "Take work again."},
 		"POST /xpyd/v1/role":              {forMembers, w.serveRole, "Another role."},
+		"GET /xpyd/v1/log":                {forMembers, w.serveLog, "The level of the log."},
+		"POST /xpyd/v1/log":               {forMembers, w.serveLog, "Another level, until the next start."},
 		"GET /xpyd/v1/cache":              {forMembers, w.serveCache, "What the cache holds, by tier."},
 		"POST /xpyd/v1/cache/flush":       {forMembers, w.serveFlush, "Forget all of it."},
 		"POST /xpyd/v1/cache/reach":       {forMembers, w.serveReach, "How much of a prompt is here; workers ask each other."},

@@ -25,7 +25,7 @@ func (w *Worker) startKV(d Deps) error {
 	if err != nil {
 		return err
 	}
-	w.moved = metrics.Moved
+	w.moved, w.movedFrom = metrics.Moved, metrics.MovedFrom
 	cfg := w.cfg.kvconn(w.identity)
 	cfg.Shared, cfg.Ring = ways.Shared(), w.ring
 	if w.recv, err = kvconn.NewReceiver(cfg, ways, w.log, metrics); err != nil {

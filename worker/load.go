@@ -41,7 +41,7 @@ func loadTokenizer(m *model.Model) (*tokenizer.Tokenizer, error) {
 
 // newBackend puts the model on the device that cfg names; "auto" is a GPU if one can be used, else
 // the CPU. ordinals are of claim; share asks for a pool that other processes can map.
-func newBackend(cfg *Config, m *model.Model, ordinals []int, share bool, log *slog.Logger) (kernels.Backend, error) {
+func newBackend(cfg *Config, m *model.Model, ordinals []int, share bool, report func(model.Progress), log *slog.Logger) (kernels.Backend, error) {
 	device, err := gpus.ParseDevice(cfg.Device)
 	if err != nil {
 		return nil, bad("device", "%v", err)
@@ -50,7 +50,7 @@ func newBackend(cfg *Config, m *model.Model, ordinals []int, share bool, log *sl
 		return nil, bad("tensor_parallel", "model %s: %v", m.Name, err)
 	}
 	if !device.CPU && !(device.Auto && len(ordinals) > cuda.MaxRanks) {
-		b, err := newCUDA(cfg, m, ordinals)
+		b, err := newCUDA(cfg, m, ordinals, report)
 		if err == nil {
 			at := whereAre(b)
 			if err = areAt(device.GPUs, at, gpustat.Cards); err != nil {
@@ -114,7 +114,7 @@ func Open(ctx context.Context, cfg *Config, log *slog.Logger, progress func(mode
 	if err != nil {
 		return nil, err
 	}
-	b, err := newBackend(cfg, m, ordinals, false, log)
+	b, err := newBackend(cfg, m, ordinals, false, progress, log)
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
@@ -181,10 +181,13 @@ func fp8Weights(cfg *Config, m *model.Model) bool {
 	return cfg.Quantization == quantFP8 || m.StoredF8() && cfg.Quantization == quantAuto && !cfg.BatchInvariant
 }
 
-func newCUDA(cfg *Config, m *model.Model, ordinals []int) (kernels.Backend, error) {
+func newCUDA(cfg *Config, m *model.Model, ordinals []int, report func(model.Progress)) (kernels.Backend, error) {
 	a := m.Config
 	opt := cuda.Options{Devices: ordinals, BlockTokens: cfg.BlockTokens, Blocks: cfg.Blocks, MemoryPart: cfg.GPUMemory, BatchInvariant: cfg.BatchInvariant, KVFP8: cfg.KVCacheDType == kvFP8, WeightsFP8: fp8Weights(cfg, m), FP16: fp16(cfg, m),
 		Tune: !cfg.BatchInvariant}
+	if report != nil {
+		opt.Loaded = func(done, total int64) { report(model.Progress{Phase: "load", What: m.Name, Done: done, Total: total}) }
+	}
 	if cache, err := os.UserCacheDir(); err == nil {
 		opt.Choices = filepath.Join(cache, "xpyd", "projections")
 	}

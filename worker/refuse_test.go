@@ -30,7 +30,7 @@ func start(t *testing.T, change func(*worker.Config), given ...func(*worker.Deps
 		change(&cfg)
 	}
 	tr := tcp.New(nil)
-	deps := worker.Deps{Log: slog.New(slog.DiscardHandler), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"}
+	deps := worker.Deps{Log: slog.New(slog.DiscardHandler), Level: new(slog.LevelVar), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"}
 	for _, give := range given {
 		give(&deps)
 	}

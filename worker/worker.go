@@ -59,13 +59,14 @@ import (
 // Deps are what a worker is given.
 type Deps struct {
 	Log      *slog.Logger
+	Level    *slog.LevelVar // of Log; nil: it stays as it is
 	Registry *prometheus.Registry
 	Ways     []way.Kind // the transports for KV, fastest first, the network last
 	Build    string
 	Ring     *trust.Ring          // the fleet's secrets; nil: the worker trusts everyone
 	TLS      *trust.TLS           // of the HTTP listener and of calls to other workers; nil: plain HTTP
 	NATS     *trust.Ring          // opens NATS, even if Ring is nil; nil: Fleet.URL is enough
-	Progress func(model.Progress) // of a download or a fingerprint; may be nil
+	Progress func(model.Progress) // of a download, a fingerprint, or a load to a GPU; may be nil
 
 	// Dial and Listen are HTTP's and NATS's network; nil: this machine's. KV has Ways.
 	Dial   fleet.Dial
@@ -78,6 +79,7 @@ type Deps struct {
 type Worker struct {
 	cfg      Config
 	log      *slog.Logger
+	level    *slog.LevelVar // of log; nil: it stays
 	registry *prometheus.Registry
 	build    string
 	tokens   *trust.Tokens // for other workers
@@ -114,6 +116,7 @@ type Worker struct {
 	chooser       *way.Chooser // of the ways to other workers
 	recv          *kvconn.Receiver
 	moved         func() (sent, stored int64) // bytes of KV, both ways
+	movedFrom     func() map[string]int64     // stored, by sender
 	server        *kvconn.Server
 	fleet         *membership
 	events        *eventWriter // nil without a publisher
@@ -142,7 +145,7 @@ func Start(ctx context.Context, cfg Config, d Deps) (*Worker, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	w := &Worker{cfg: cfg, ring: d.Ring, log: d.Log, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 1),
+	w := &Worker{cfg: cfg, ring: d.Ring, log: d.Log, level: d.Level, registry: d.Registry, build: d.Build, started: time.Now(), failed: make(chan error, 1),
 		answers: newAnswerMemory(int64(cfg.AnswerMemory), cfg.MaxWaiting, cfg.ReserveWait),
 		tokens:  trust.NewTokens(d.Ring), tls: d.TLS, client: newClient(d.TLS, d.Dial), requests: newRequests(), lifelines: newRequests()}
 	w.ctx, w.cancel = context.WithCancelCause(context.Background())
@@ -228,7 +231,7 @@ func (w *Worker) load(ctx context.Context, d Deps) error {
 		w.longest = max(w.longest, len(w.tok.TokenBytes(int32(id))))
 	}
 	w.sizes = openai.MeasureTokens(w.tok, w.tok.VocabSize())
-	if w.backend, err = newBackend(&w.cfg, m, ordinals, way.MapPool(d.Ways, w.cfg.KV.Transport), w.log); err != nil {
+	if w.backend, err = newBackend(&w.cfg, m, ordinals, way.MapPool(d.Ways, w.cfg.KV.Transport), d.Progress, w.log); err != nil {
 		return err
 	}
 	w.watch()

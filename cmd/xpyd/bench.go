@@ -51,7 +51,7 @@ vocabularies; --calibrate measures how many tokens they are for the server.`,
 		}
 		return b.run(cmd, phases, func(text *workload.Text) (loadgen.Source, error) { return s.source(b, text) })
 	}
-	cmd.AddCommand(newBenchKV(), newBenchKVIO(), newBenchMultiturn(), newBenchStep())
+	cmd.AddCommand(newBenchCompare(), newBenchKV(), newBenchKVIO(), newBenchMultiturn(), newBenchStep())
 	return cmd
 }
 

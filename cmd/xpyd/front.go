@@ -147,6 +147,7 @@ const ballastBytes = 16 << 20
 
 // frontConfig is what the caller of openFront adds to the settings.
 type frontConfig struct {
+	level  *slog.LevelVar // of the log
 	mounts map[string]fasthttp.RequestHandler
 	coming func(string) bool // router.Deps.Coming
 	doing  func() string     // router.Deps.Doing
@@ -229,7 +230,7 @@ func openFront(ctx context.Context, cfg *RouterConfig, log *slog.Logger, how fro
 	if how.guard != nil {
 		mounts = how.guard(mounts)
 	}
-	deps := router.Deps{Ring: ring, TLS: creds, Fleet: f.watcher, Bus: f.conn.Bus(), Log: log, Registerer: reg, Gatherer: reg,
+	deps := router.Deps{Ring: ring, TLS: creds, Fleet: f.watcher, Bus: f.conn.Bus(), Log: log, Level: how.level, Registerer: reg, Gatherer: reg,
 		AdminToken: token, AdminTokenRO: tokenRO, Revoker: f.revoker, Version: build(), Mounts: mounts, Coming: how.coming, Doing: how.doing, Hands: how.hands}
 	if how.from != nil {
 		deps.Public, deps.Admin = how.from.public, how.from.admin

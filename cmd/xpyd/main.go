@@ -89,7 +89,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
 		newUp(), newRouter(), newWorker("prefill"), newWorker("decode"),
-		newChat(), newScale(), newStatus(), newTop(), newTrace(), newDrain(), newUndrain(), newRole(), newMock(), newBench(), newPlan(), newReplay(), newKeys(), newSecret(), newRevoke(), newUnrevoke(), newAdmin(), newVersion(),
+		newChat(), newScale(), newStatus(), newTop(), newTrace(), newDrain(), newUndrain(), newRole(), newMock(), newBench(), newPlan(), newReplay(), newKeys(), newSecret(), newRevoke(), newUnrevoke(), newLogLevel(), newAdmin(), newVersion(),
 	)
 	usageArgs(root)
 	return root
@@ -128,6 +128,11 @@ func usageArgs(parent *cobra.Command) {
 			check = cobra.NoArgs
 		}
 		c.Args = func(cmd *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				if hint := meantCommand(cmd, args[0]); hint != "" && check(cmd, args) != nil {
+					return usageError{fmt.Errorf("%s: unknown command %q%s; `%s --help` lists them", cmd.CommandPath(), args[0], hint, cmd.CommandPath())}
+				}
+			}
 			if err := check(cmd, args); err != nil {
 				return usageError{fmt.Errorf("%s: %w; see `%s --help`", cmd.CommandPath(), err, cmd.CommandPath())}
 			}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/xpyd/xpyd/internal/loadgen/report"
 	"github.com/xpyd/xpyd/internal/sim"
 	"github.com/xpyd/xpyd/internal/steptable"
 )
@@ -110,7 +111,11 @@ func (p *planFlags) run(cmd *cobra.Command, _ []string) error {
 		return fmt.Errorf("plan: %w", err)
 	}
 	began := time.Now()
-	result := &plan{Table: t.About, HeldOut: t.HeldOut, Noise: t.Spread(), Load: p.described(), Promise: p.slo, Share: p.share, Window: p.window.Seconds(), Price: p.cost,
+	limits := promise.SLO
+	if promise.PerToken > 0 {
+		limits.TTFT = 0 // each prompt has its own
+	}
+	result := &plan{Table: t.About, HeldOut: t.HeldOut, Noise: t.Spread(), Load: p.described(), Promise: p.slo, Limits: report.NewSLO(limits), Share: p.share, Window: p.window.Seconds(), Price: p.cost,
 		Command: strings.Join(command(cmd), " ")}
 	if err := p.compute(cmd.Context(), result, t, load, promise, stderr); err != nil {
 		asJSON.drop()

@@ -1,9 +1,7 @@
 package main
 
 import (
-	_ "embed"
 	"fmt"
-	"html"
 	"io"
 	"strings"
 
@@ -12,89 +10,76 @@ import (
 	"github.com/xpyd/xpyd/internal/sim"
 )
 
-//go:embed plan.html
-var planPage string
-
 // writePage writes a page that needs nothing else.
 func (r *plan) writePage(w io.Writer) error {
-	var notes, table strings.Builder
-	for _, s := range r.says() {
-		fmt.Fprintf(&notes, "%s\n", html.EscapeString(s))
-	}
 	head, rows := r.rows()
-	row := func(cell string, cells []string) {
-		table.WriteString("<tr>")
-		for i := range head { // a fleet without a goodput has fewer cells
-			text := ""
-			if i < len(cells) {
-				text = html.EscapeString(cells[i])
-			}
-			fmt.Fprintf(&table, "<%[1]s>%[2]s</%[1]s>", cell, text)
-		}
-		table.WriteString("</tr>\n")
-	}
-	row("th", head)
-	for _, cells := range rows {
-		row("td", cells)
-	}
-	var run strings.Builder
+	page := chart.Page{Title: "xpyd plan", About: r.title(), Sections: []chart.Section{{Title: "Fleets", Tables: []chart.Table{{Head: head, Rows: rows}}, Text: r.says()}}}
 	if len(r.Run) > 0 {
-		fmt.Fprintf(&run, "<section class=\"wide\"><h2>To start %s</h2><pre>%s</pre></section>", html.EscapeString(r.best().Fleet), html.EscapeString(strings.Join(r.Run, "\n")))
+		page.Sections = append(page.Sections, chart.Section{Title: "To start " + r.best().Fleet, Code: strings.Join(r.Run, "\n")})
 	}
-	about := [][2]string{{"load", r.Load}, {"window of load, for each try", fmt.Sprintf("%g s", r.Window)}, {"good", fmt.Sprintf("%g %% of the requests within %s", 100*r.Share, r.Promise)},
+	if charts := r.charts(); len(charts) > 0 {
+		s := chart.Section{Title: "Over the rate", Charts: charts}
+		if len(r.Fleets) > chart.Colors {
+			s.Text = []string{fmt.Sprintf("The plots are of the best %d of %d fleets.", chart.Colors, len(r.Fleets))}
+		}
+		page.Sections = append(page.Sections, s)
+	}
+	inputs := [][]string{{"load", r.Load}, {"window of load, for each try", fmt.Sprintf("%g s", r.Window)}, {"good", fmt.Sprintf("%g %% of the requests within %s", 100*r.Share, r.Promise)},
 		{"a worker", fmt.Sprintf("%s, %d KV blocks of %d tokens, %d sequences and %d tokens a step", r.Table.Backend, r.Table.Blocks, r.Table.BlockTokens, r.Table.MaxBatch, r.Table.StepTokens)},
 		{"step table", fmt.Sprintf("%s, %s, by %s", r.Table.Date, r.Table.Build, r.Table.Command)}, {"command", r.Command}}
 	if r.Price > 0 {
-		about = append(about, [2]string{"a worker's price", digits(r.Price) + " an hour"})
+		inputs = append(inputs, []string{"a worker's price", digits(r.Price) + " an hour"})
 	}
-	var inputs strings.Builder
-	for _, a := range about {
-		fmt.Fprintf(&inputs, "<tr><td>%s</td><td class=\"text\">%s</td></tr>\n", a[0], html.EscapeString(a[1]))
-	}
-	return report.Page(w, planPage, "{{TITLE}}", html.EscapeString(r.title()), "{{NOTES}}", notes.String(), "{{TABLE}}", table.String(),
-		"{{RUN}}", run.String(), "{{PLOTS}}", r.plots(), "{{INPUTS}}", inputs.String())
+	page.Sections = append(page.Sections, chart.Section{Title: "Inputs", Tables: []chart.Table{{Head: []string{"what", "is"}, Rows: inputs, Words: []int{1}}}})
+	return page.WriteHTML(w)
 }
 
-// plots are the fleets' curves over the rate that is offered: of as many fleets as colors tell apart.
-func (r *plan) plots() string {
+// charts are the fleets' curves over the rate that is offered: of as many fleets as can be told apart, with the
+// limits that make a request good.
+func (r *plan) charts() (out []chart.Chart) {
+	limits := report.SLO{}
+	if r.Limits != nil {
+		limits = *r.Limits
+	}
 	list := []struct {
-		chart.Chart
+		title string
 		of    func(*sim.Point) float64
-		limit float64 // a line across; 0: none
+		limit float64 // milliseconds; 0: none
 	}{
-		{chart.Chart{Title: "Good requests, and the rate that no fleet keeps up", Y: "% of the requests", Top: 100}, func(p *sim.Point) float64 { return 100 * p.Good }, 100 * r.Share},
-		{chart.Chart{Title: "TTFT, p50", Y: "ms", LogY: true}, func(p *sim.Point) float64 { return 1e3 * p.TTFT.P50 }, 0},
-		{chart.Chart{Title: "TTFT, p99", Y: "ms", LogY: true}, func(p *sim.Point) float64 { return 1e3 * p.TTFT.P99 }, 0},
-		{chart.Chart{Title: "TPOT, p99", Y: "ms", LogY: true}, func(p *sim.Point) float64 { return 1e3 * p.Gap.P99 }, 0},
-		{chart.Chart{Title: "Longest ITL, p99", Y: "ms", LogY: true}, func(p *sim.Point) float64 { return 1e3 * p.Worst.P99 }, 0},
+		{"TTFT, p50", func(p *sim.Point) float64 { return 1e3 * p.TTFT.P50 }, limits.TTFT},
+		{"TTFT, p99", func(p *sim.Point) float64 { return 1e3 * p.TTFT.P99 }, limits.TTFT},
+		{"TPOT, p99", func(p *sim.Point) float64 { return 1e3 * p.Gap.P99 }, limits.TPOT},
+		{"Longest ITL, p99", func(p *sim.Point) float64 { return 1e3 * p.Worst.P99 }, limits.ITL},
 	}
-	var out strings.Builder
-	drawn := r.Fleets
-	if most := chart.Colors - 1; len(drawn) > most {
-		drawn = drawn[:most]
-		fmt.Fprintf(&out, "<p class=\"note\">The plots are of the best %d of %d fleets.</p>\n", most, len(r.Fleets))
-	}
+	good := chart.Chart{Title: "Good requests", Y: "% of the requests", Top: 100,
+		Limits: []chart.Limit{{Name: "to be good", At: 100 * r.Share}, {Name: "bound: no fleet keeps it up", At: r.Bound, Upright: true}}}
+	out = r.curves(out, good, func(p *sim.Point) float64 { return 100 * p.Good })
 	for i := range list {
-		c, most := &list[i].Chart, 0.0
-		c.X, c.Tick = "requests/s", digits
-		for n, g := range drawn {
-			l := chart.Line{Name: g.Fleet, Color: n}
-			for _, p := range g.Curve {
-				if y := list[i].of(&p); y > 0 || !c.LogY {
-					l.Points = append(l.Points, chart.Point{X: p.Rate, Y: y})
-					most = max(most, p.Rate)
-				}
-			}
-			c.Lines = append(c.Lines, l)
+		c := chart.Chart{Title: list[i].title, Y: "ms", LogY: true}
+		if list[i].limit > 0 {
+			c.Limits = []chart.Limit{{Name: fmt.Sprintf("SLO %g ms", list[i].limit), At: list[i].limit}}
 		}
-		if most == 0 {
-			continue
-		}
-		if limit := list[i].limit; limit > 0 {
-			c.Lines = append(c.Lines, chart.Line{Name: "to be good", Dashed: true, Bare: true, Color: chart.Colors - 1, Points: []chart.Point{{X: 0, Y: limit}, {X: most, Y: limit}}},
-				chart.Line{Name: "bound", Bare: true, Color: chart.Colors - 1, Points: []chart.Point{{X: r.Bound, Y: 0}, {X: r.Bound, Y: 100}}})
-		}
-		fmt.Fprintf(&out, "<section class=\"wide\">%s</section>\n", chart.Column("", *c))
+		out = r.curves(out, c, list[i].of)
 	}
-	return out.String()
+	return out
+}
+
+// curves adds a chart with a line for each fleet, unless there is nothing to draw.
+func (r *plan) curves(to []chart.Chart, c chart.Chart, of func(*sim.Point) float64) []chart.Chart {
+	c.X, c.Tick = "requests/s", digits
+	any := false
+	for n, g := range r.Fleets[:min(len(r.Fleets), chart.Colors)] {
+		l := chart.Line{Name: g.Fleet, Color: n}
+		for _, p := range g.Curve {
+			if y := of(&p); y > 0 || !c.LogY {
+				l.Points = append(l.Points, chart.Point{X: p.Rate, Y: y})
+			}
+		}
+		any = any || len(l.Points) > 0
+		c.Lines = append(c.Lines, l)
+	}
+	if !any {
+		return to
+	}
+	return append(to, c)
 }

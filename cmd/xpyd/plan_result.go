@@ -8,6 +8,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/xpyd/xpyd/internal/figures"
+	"github.com/xpyd/xpyd/internal/loadgen/report"
 	"github.com/xpyd/xpyd/internal/sim"
 	"github.com/xpyd/xpyd/internal/steptable"
 )
@@ -20,7 +21,8 @@ type plan struct {
 	Command string            `json:"command"`
 	Load    string            `json:"load"`
 	Promise string            `json:"promise"`
-	Share   float64           `json:"share"` // of the requests that are to be good
+	Limits  *report.SLO       `json:"limits,omitempty"` // of the promise that are the same for each request
+	Share   float64           `json:"share"`            // of the requests that are to be good
 	Window  float64           `json:"window_s"`
 	Took    float64           `json:"took_s"`
 	Workers int               `json:"workers"`

@@ -76,7 +76,7 @@ func TestPlanPage(t *testing.T) {
 	page := string(b)
 	_, text, _ := strings.Cut(out, "At most ")
 	text, _, _ = strings.Cut(text, "\n")
-	for want, n := range map[string]int{text: 1, "<svg": 5, ">2 whole<": 6, ">1P1D<": 6, ">requests/s<": 6, ">bound<": 1, "default-src 'none'": 1, "<script": 0, "https:": 0, "{{": 0, "NaN": 0} {
+	for want, n := range map[string]int{text: 1, "<svg": 5, ">2 whole<": 6, ">1P1D<": 6, ">requests/s<": 6, ">bound: no fleet keeps it up<": 1, ">to be good<": 1, ">SLO 500 ms": 2, ">SLO 10 ms": 1, "default-src 'none'": 1, "<script": 0, "https:": 0, "NaN": 0} {
 		if got := strings.Count(page, want); got != n {
 			t.Errorf("%d times %q, want %d", got, want, n)
 		}

@@ -39,10 +39,10 @@ Each key of the configuration is also an environment variable: tls_cert is XPYD_
 	f.String("data", def.Data, dataHelp)
 	logFlags(f, &def.Log)
 	configured(cmd, "; see configs/samples/router.yaml", &def, func(cmd *cobra.Command, cfg *RouterConfig, sources config.Sources, load func() (*RouterConfig, error)) error {
-		log, flush := newLogger(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
+		log, level, flush := newLeveled(cmd.ErrOrStderr(), cfg.Log.Level, cfg.Log.Format)
 		defer flush()
 		ctx := cmd.Context()
-		front, err := openFront(ctx, cfg, log, frontConfig{mounts: startsNone(), sources: sources})
+		front, err := openFront(ctx, cfg, log, frontConfig{level: level, mounts: startsNone(), sources: sources})
 		if err != nil {
 			return err
 		}

@@ -21,6 +21,11 @@ func TestDidYouMean(t *testing.T) {
 		"bench --something-of-mine":    "",
 		"status --waatch":              "(did you mean --watch?)",
 		"status --watch=perhaps":       "",
+		"bench kvios":                  `xpyd bench: unknown command "kvios" (did you mean kvio?)`,
+		"bench compair a b":            "(did you mean compare?)",
+		"keys lits":                    "(did you mean list?)",
+		"secret rotat":                 "(did you mean rotate?)",
+		"keys everything":              "",
 		"bench kv --hlep":              "(did you mean --help?)",
 		"prefill --tensor-parallell=2": "(did you mean --tensor-parallel?)",
 	} {

@@ -147,7 +147,7 @@ func (c *upConfig) fits(available int64) error {
 
 // runUp runs until ctx ends, or until another one that took over has ended.
 func runUp(ctx context.Context, place *handover.Place, cfg *upConfig, placed *placing, sources config.Sources, load func() (*upConfig, error), stdout, stderr io.Writer) error {
-	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
+	log, level, flush := newLeveled(stderr, cfg.Log.Level, cfg.Log.Format)
 	defer flush()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -172,7 +172,7 @@ func runUp(ctx context.Context, place *handover.Place, cfg *upConfig, placed *pl
 	}
 	scale, kept := &scaler{}, &lastRoles{}
 	up := newUpgrader(place, from, cfg, log)
-	front, err := openFront(ctx, &cfg.RouterConfig, log, frontConfig{mounts: scale.mounts(), guard: up.mounts, coming: scale.coming, doing: up.doing, hands: scale,
+	front, err := openFront(ctx, &cfg.RouterConfig, log, frontConfig{level: level, mounts: scale.mounts(), guard: up.mounts, coming: scale.coming, doing: up.doing, hands: scale,
 		sources: sources, forget: true, from: from})
 	if err != nil {
 		return err

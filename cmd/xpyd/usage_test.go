@@ -205,7 +205,7 @@ func TestExitCodes(t *testing.T) {
 		f(exitUsage, "--upgrade-timeout "+long+": want 1ms to 1h0m0s", append([]string{"up", "--upgrade", taken, "--upgrade-timeout", long}, nobody[2:]...)...)
 	}
 	for id, why := range map[string]string{"": "the worker's ID is empty", "../scale": "want characters of", "a/b": "want characters of", "..": "misplaced dot", "a?b": "want characters of", "a%2fb": "want characters of"} {
-		for _, args := range [][]string{{"drain", id}, {"undrain", id}, {"role", id, "decode"}, {"revoke", id}, {"unrevoke", id}} {
+		for _, args := range [][]string{{"drain", id}, {"undrain", id}, {"role", id, "decode"}, {"revoke", id}, {"unrevoke", id}, {"log-level", id, "info"}} {
 			f(exitUsage, why, append(args, nobody...)...)
 		}
 	}
@@ -218,6 +218,7 @@ func TestExitCodes(t *testing.T) {
 	}
 	f(exitUsage, `--kv-memory: "1PiB": want a size such as "64MiB", in B, kB, `, "up", "--kv-memory", "1PiB")
 	f(exitUsage, `"both": want prefill or decode`, "role", "decode-0", "both")
+	f(exitUsage, `"loud": want debug, info, warn or error`, "log-level", "decode-0", "loud")
 	f(exitUsage, "", "role", "decode-0")
 	f(exitUsage, "", "scale")
 	f(exitUsage, "", "scale", "prefill=x")

@@ -17,7 +17,6 @@ import (
 	"github.com/xpyd/xpyd/internal/config"
 	"github.com/xpyd/xpyd/internal/fleet"
 	"github.com/xpyd/xpyd/internal/logbuf"
-	"github.com/xpyd/xpyd/internal/model"
 	"github.com/xpyd/xpyd/internal/supervise"
 	"github.com/xpyd/xpyd/internal/trust"
 	"github.com/xpyd/xpyd/kernels"
@@ -67,7 +66,7 @@ behind a proxy made for vLLM.`, role),
 
 // runWorker runs until ctx ends, the parent goes away, or a listener fails.
 func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr io.Writer) error {
-	log, flush := newLogger(stderr, cfg.Log.Level, cfg.Log.Format)
+	log, level, flush := newLeveled(stderr, cfg.Log.Level, cfg.Log.Format)
 	defer flush()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -81,7 +80,7 @@ func runWorker(ctx context.Context, cfg worker.Config, joined *joining, stderr i
 	}
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(buildInfo())
-	deps := worker.Deps{Log: log, Registry: reg, TLS: creds,
+	deps := worker.Deps{Log: log, Level: level, Registry: reg, TLS: creds,
 		Ways: ways(tcp.New(creds), &cfg.KV), Build: build(), Progress: progress(stderr)}
 	ring, err := joined.ring()
 	if err != nil {
@@ -147,9 +146,15 @@ func fleetTLS(cert, key, ca string, log *slog.Logger) (*trust.TLS, error) {
 // newLogger makes the process's log. Lines about single requests are written in batches, other
 // messages are limited per minute. flush writes the rest.
 func newLogger(w io.Writer, level, format string) (log *slog.Logger, flush func()) {
-	var l slog.Level
+	log, _, flush = newLeveled(w, level, format)
+	return log, flush
+}
+
+// newLeveled is newLogger, of a log whose level can be changed while it runs.
+func newLeveled(w io.Writer, level, format string) (log *slog.Logger, l *slog.LevelVar, flush func()) {
+	l = &slog.LevelVar{}
 	if err := l.UnmarshalText([]byte(level)); err != nil {
-		l = slog.LevelInfo // validated before
+		l.Set(slog.LevelInfo) // validated before
 	}
 	b := logbuf.New(w)
 	o := &slog.HandlerOptions{Level: l}
@@ -158,19 +163,8 @@ func newLogger(w io.Writer, level, format string) (log *slog.Logger, flush func(
 		h = slog.NewJSONHandler(b, o)
 	}
 	limit := logbuf.Limit(logbuf.Handler(h, b, "request"), "request", "audit")
-	return slog.New(limit.Handler()), func() {
+	return slog.New(limit.Handler()), l, func() {
 		limit.Close()
 		_ = b.Flush() // nobody is left to tell
-	}
-}
-
-// progress shows long work, at most a line a second.
-func progress(w io.Writer) func(model.Progress) {
-	last := time.Now()
-	return func(p model.Progress) {
-		if now := time.Now(); now.Sub(last) >= time.Second {
-			last = now
-			fmt.Fprintf(w, "%s %s: %d of %d MiB (%d%%)\n", p.Phase, p.What, p.Done>>20, p.Total>>20, 100*p.Done/max(p.Total, 1))
-		}
 	}
 }

@@ -1,31 +1,58 @@
-// Package chart draws line charts as SVG, for documents and reports. It knows nothing of what it draws.
+// Package chart draws charts as SVG, and pages of charts and tables as HTML: for documents and reports, in the
+// dashboard's style, light and dark. A page has no script and loads nothing. It knows nothing of what it draws;
+// whatever text it is given stays text.
 package chart
 
 import (
 	"fmt"
 	"html"
-	"math"
-	"slices"
 	"strconv"
 	"strings"
 )
 
-// Chart is lines over one pair of axes. An axis begins at 0, or is logarithmic: then all values are greater.
+// Chart is lines, dots or bars over one pair of axes. An axis begins at 0, or is logarithmic: then all values are
+// greater.
 type Chart struct {
-	Title, X, Y string
-	LogX, LogY  bool
-	Mark, Tick  func(float64) string // write places and values; nil: as numbers
-	Top         float64              // of the axis of y; 0: what the lines need
-	Lines       []Line
+	Title, X, Y    string
+	LogX, LogY     bool
+	WholeX, WholeY bool                 // a count: no mark between two whole numbers
+	Mark, Tick     func(float64) string // write places and values; nil: as numbers
+	Top            float64              // of the axis of y; 0: what is drawn needs
+	Lines          []Line
+	Dots           []Dots
+	Bars           *Bars
+	Limits         []Limit
 }
 
 // Line is the points of one thing, each joined to the next.
 type Line struct {
 	Name   string
 	Points []Point
+	Spread [][2]float64 // of each point, the least and the most; may be nil
 	Dashed bool
-	Bare   bool // without marks at its points, such as a limit
-	Color  int  // of colors: 0: blue, 1: red, 2: green
+	Bare   bool // without marks at its points: there are many
+	Filled bool // down to the axis
+	Color  int  // of colors, and of the marks' shapes
+}
+
+// Dots are many points that nothing joins.
+type Dots struct {
+	Name   string
+	Points []Point
+	Color  int
+}
+
+// Bars are counts in bins of equal width.
+type Bars struct {
+	From, To float64
+	Counts   []float64
+}
+
+// Limit is a line across, at a value; or upright, at a place.
+type Limit struct {
+	Name    string
+	At      float64
+	Upright bool
 }
 
 // Point is a value at a place.
@@ -36,13 +63,8 @@ const (
 	height, narrow, wide     = 300, 440, 760 // of a chart in a row, and in a column
 	left, right, top, bottom = 70, 30, 50, 44
 	heading                  = 26 // of a column
+	legendLine, letter       = 18, 6.5
 )
-
-// colors stand out from white and from a dark page.
-var colors = [...]string{"#1f6fb4", "#c0392b", "#2e8b57", "#b8860b", "#8e5bb5", "#0e8f9c", "#c2478f", "#7a7a7a"}
-
-// Colors is how many lines can be told apart.
-const Colors = len(colors)
 
 // Add adds a point to each line, at one place.
 func (c *Chart) Add(x float64, y ...float64) {
@@ -53,7 +75,11 @@ func (c *Chart) Add(x float64, y ...float64) {
 
 // Row draws charts side by side.
 func Row(charts ...Chart) []byte {
-	return document(narrow*len(charts), height, func(b *strings.Builder) {
+	tall := 0
+	for i := range charts {
+		tall = max(tall, charts[i].height(narrow))
+	}
+	return document(narrow*len(charts), tall, func(b *strings.Builder) {
 		for i := range charts {
 			charts[i].draw(b, narrow*i, 0, narrow)
 		}
@@ -62,73 +88,202 @@ func Row(charts ...Chart) []byte {
 
 // Column draws charts below each other, under a title.
 func Column(title string, charts ...Chart) []byte {
-	return document(wide, heading+height*len(charts), func(b *strings.Builder) {
-		fmt.Fprintf(b, `<text x="%d" y="20" font-size="14">%s</text>`+"\n", left, html.EscapeString(title))
+	tall := heading
+	for i := range charts {
+		tall += charts[i].height(wide)
+	}
+	return document(wide, tall, func(b *strings.Builder) {
+		fmt.Fprintf(b, `<text x="%d" y="20" class="ink" font-size="14">%s</text>`+"\n", left, html.EscapeString(title))
+		y := heading
 		for i := range charts {
-			charts[i].draw(b, 0, heading+height*i, wide)
+			charts[i].draw(b, 0, y, wide)
+			y += charts[i].height(wide)
 		}
 	})
 }
 
+// document is an SVG that stands alone: it has its colors, and a page below it.
 func document(width, height int, draw func(*strings.Builder)) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %[1]d %[2]d" width="%[1]d" height="%[2]d" font-family="sans-serif" font-size="12">`+"\n", width, height)
-	b.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
+	fmt.Fprintf(&b, "<style>%s</style>\n"+`<rect width="100%%" height="100%%" class="card"/>`+"\n", alone())
 	draw(&b)
 	b.WriteString("</svg>\n")
 	return []byte(b.String())
 }
 
+// inPage draws a chart as an element of a page, which has the colors.
+func (c *Chart) inPage(b *strings.Builder, width int) {
+	fmt.Fprintf(b, `<svg viewBox="0 0 %d %d" role="img" aria-label="%s" font-size="12">`+"\n", width, c.height(width),
+		html.EscapeString(strings.Trim(c.Title+": "+c.Y+" over "+c.X, ": ")))
+	c.draw(b, 0, 0, width)
+	b.WriteString("</svg>\n")
+}
+
+// drawing is a chart on its way into a text.
+type drawing struct {
+	*Chart
+	b        *strings.Builder
+	xs, ys   axis
+	width    int
+	top, end float64 // of the area between the axes
+}
+
+func (d *drawing) px(v float64) float64 { return left + float64(d.width-left-right)*d.xs.part(v) }
+func (d *drawing) py(v float64) float64 { return d.end - (d.end-d.top)*d.ys.part(v) }
+
+func (d *drawing) text(x, y float64, how, s string) {
+	fmt.Fprintf(d.b, `<text x="%.1f" y="%.1f" %s>%s</text>`+"\n", x, y, how, html.EscapeString(s))
+}
+
+const middle, end = ` text-anchor="middle"`, ` text-anchor="end"`
+
 func (c *Chart) draw(b *strings.Builder, atX, atY, width int) {
-	xs, ys := c.axes()
-	px := func(v float64) float64 { return left + float64(width-left-right)*xs.part(v) }
-	py := func(v float64) float64 { return height - bottom - (height-top-bottom)*ys.part(v) }
-	text := func(x, y float64, how, s string) {
-		fmt.Fprintf(b, `<text x="%.1f" y="%.1f"%s>%s</text>`+"\n", x, y, how, html.EscapeString(s))
-	}
-	const middle, end = ` text-anchor="middle"`, ` text-anchor="end"`
+	d := &drawing{Chart: c, b: b, width: width, top: float64(top + legendLine*(c.legendLines(width)-1))}
+	d.xs, d.ys = c.axes()
+	d.end = float64(c.height(width) - bottom)
 	fmt.Fprintf(b, `<g transform="translate(%d %d)">`+"\n", atX, atY)
-	text(left, 18, ` font-weight="bold"`, c.Title)
-	for _, v := range ys.ticks {
-		fmt.Fprintf(b, `<path d="M%d %.1fH%d" stroke="#ddd"/>`+"\n", left, py(v), width-right)
-		text(left-8, py(v)+4, end, c.tick(v))
+	d.text(left, 18, `class="ink" font-weight="bold"`, c.Title)
+	for _, v := range d.ys.ticks {
+		fmt.Fprintf(b, `<path class="grid" d="M%d %.1fH%d"/>`+"\n", left, d.py(v), width-right)
+		d.text(left-8, d.py(v)+4, `class="soft"`+end, c.tick(v))
 	}
-	for _, v := range xs.ticks {
-		fmt.Fprintf(b, `<path d="M%.1f %dV%d" stroke="#eee"/>`+"\n", px(v), top, height-bottom)
-		text(px(v), height-bottom+16, middle, c.mark(v))
+	for _, v := range d.xs.ticks {
+		fmt.Fprintf(b, `<path class="grid" d="M%.1f %.1fV%.1f"/>`+"\n", d.px(v), d.top, d.end)
+		d.text(d.px(v), d.end+16, `class="soft"`+middle, c.mark(v))
 	}
-	text(float64(left+width-right)/2, height-8, middle, c.X)
-	fmt.Fprintf(b, `<g transform="translate(14 %d) rotate(-90)">`, (top+height-bottom)/2)
-	text(0, 0, middle, c.Y)
+	d.text(float64(left+width-right)/2, d.end+36, `class="soft"`+middle, c.X)
+	fmt.Fprintf(b, `<g transform="translate(14 %.0f) rotate(-90)">`, (d.top+d.end)/2)
+	d.text(0, 0, `class="soft"`+middle, c.Y)
 	b.WriteString("</g>\n")
-	at := float64(left)
-	for i := range c.Lines {
-		l := &c.Lines[i]
-		c.line(b, l, px, py)
-		fmt.Fprintf(b, `<path d="M%.1f 34h18" %s/>`+"\n", at, l.stroke())
-		text(at+23, 38, "", l.Name)
-		at += 42 + 6.5*float64(len(l.Name))
+	d.bars()
+	for i := range c.Dots {
+		d.dots(&c.Dots[i])
 	}
+	for i := range c.Lines {
+		d.line(&c.Lines[i])
+	}
+	d.limits()
+	d.legend()
 	b.WriteString("</g>\n")
 }
 
-func (c *Chart) line(b *strings.Builder, l *Line, px, py func(float64) float64) {
+// entries are what the legend tells apart.
+func (c *Chart) entries() (out []Line) {
+	for _, l := range c.Lines {
+		if l.Name != "" {
+			out = append(out, l)
+		}
+	}
+	for _, p := range c.Dots {
+		if p.Name != "" {
+			out = append(out, Line{Name: p.Name, Color: p.Color})
+		}
+	}
+	return out
+}
+
+// places are where the legend's entries begin, so that none runs over the edge; lines is at least 1.
+func (c *Chart) places(width int) (at []Point, lines int) {
+	x, y := float64(left), 34.0
+	for _, l := range c.entries() {
+		w := 42 + letter*float64(len(l.Name))
+		if x > left && x+w > float64(width) {
+			x, y = left, y+legendLine
+		}
+		at = append(at, Point{x, y})
+		x += w
+	}
+	return at, 1 + int(y-34)/legendLine
+}
+
+func (c *Chart) legendLines(width int) int {
+	_, n := c.places(width)
+	return n
+}
+
+func (c *Chart) height(width int) int { return height + legendLine*(c.legendLines(width)-1) }
+
+func (d *drawing) legend() {
+	at, _ := d.places(d.width)
+	for i, l := range d.entries() {
+		fmt.Fprintf(d.b, `<g class="%s"><path d="M%.1f %.0fh18" %s/>%s</g>`+"\n", series(l.Color), at[i].X, at[i].Y, l.stroke(), shape(l.Color, at[i].X+9, at[i].Y))
+		d.text(at[i].X+23, at[i].Y+4, `class="ink"`, l.Name)
+	}
+}
+
+func (d *drawing) line(l *Line) {
+	fmt.Fprintf(d.b, `<g class="%s">`+"\n", series(l.Color))
 	var points []string
-	for _, p := range l.Points {
-		points = append(points, fmt.Sprintf("%.1f,%.1f", px(p.X), py(p.Y)))
-		if l.Bare {
+	for i, p := range l.Points {
+		x, y := d.px(p.X), d.py(p.Y)
+		points = append(points, fmt.Sprintf("%.1f,%.1f", x, y))
+		if i < len(l.Spread) {
+			low, high := d.py(l.Spread[i][0]), d.py(l.Spread[i][1])
+			fmt.Fprintf(d.b, `<path class="spread" d="M%.1f %.1fV%.1fM%.1f %.1fh8M%.1f %.1fh8"/>`+"\n", x, low, high, x-4, low, x-4, high)
+		}
+		if !l.Bare {
+			fmt.Fprintf(d.b, `<g class="mark"><title>%s %s: %.4g</title>%s</g>`+"\n", html.EscapeString(l.Name), html.EscapeString(d.mark(p.X)), p.Y, shape(l.Color, x, y))
+		}
+	}
+	if n := len(l.Points); l.Filled && n > 0 {
+		fmt.Fprintf(d.b, `<polygon points="%.1f,%.1f %s %.1f,%.1f" fill="currentColor" fill-opacity=".2"/>`+"\n",
+			d.px(l.Points[0].X), d.end, strings.Join(points, " "), d.px(l.Points[n-1].X), d.end)
+	}
+	fmt.Fprintf(d.b, `<polyline points="%s" %s/>`+"\n</g>\n", strings.Join(points, " "), l.stroke())
+}
+
+// dots are one path, whose pieces of no length have round ends: thousands of them stay small.
+func (d *drawing) dots(p *Dots) {
+	fmt.Fprintf(d.b, `<path class="%s dots" d="`, series(p.Color))
+	for _, at := range p.Points {
+		fmt.Fprintf(d.b, "M%.1f %.1fh0", d.px(at.X), d.py(at.Y))
+	}
+	d.b.WriteString(`" fill="none" stroke="currentColor" stroke-width="5" stroke-linecap="round" stroke-opacity=".5"/>` + "\n")
+}
+
+func (d *drawing) bars() {
+	if d.Bars == nil {
+		return
+	}
+	fmt.Fprintf(d.b, `<g class="%s">`, series(0))
+	step := (d.Bars.To - d.Bars.From) / float64(len(d.Bars.Counts))
+	for i, n := range d.Bars.Counts {
+		from := d.Bars.From + step*float64(i)
+		x, y := d.px(from), d.py(n)
+		fmt.Fprintf(d.b, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="currentColor"><title>%.4g to %.4g: %.4g</title></rect>`+"\n",
+			x+0.5, y, max(0.5, d.px(from+step)-x-1), max(0, d.end-y), from, from+step, n)
+	}
+	d.b.WriteString("</g>\n")
+}
+
+// limits are drawn with their names; of one far beyond the axis only the name is.
+func (d *drawing) limits() {
+	beyond := 0.0
+	for _, l := range d.Limits {
+		if l.Upright && l.At <= d.xs.high {
+			x := d.px(l.At)
+			fmt.Fprintf(d.b, `<path class="limit" d="M%.1f %.1fV%.1f"/>`+"\n", x, d.top, d.end)
+			how, at := `class="limited"`, x+4
+			if x > float64(d.width)*2/3 {
+				how, at = how+end, x-4
+			}
+			d.text(at, d.top+12, how, l.Name)
 			continue
 		}
-		fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="3.5" fill="%s"><title>%s %s: %.4g</title></circle>`+"\n",
-			px(p.X), py(p.Y), l.color(), html.EscapeString(l.Name), html.EscapeString(c.mark(p.X)), p.Y)
+		if l.Upright || l.At > d.ys.high {
+			d.text(float64(d.width-right), d.top+12+14*beyond, `class="limited"`+end, l.Name+": beyond")
+			beyond++
+			continue
+		}
+		y := d.py(l.At)
+		fmt.Fprintf(d.b, `<path class="limit" d="M%d %.1fH%d"/>`+"\n", left, y, d.width-right)
+		d.text(float64(d.width-right), y-4, `class="limited"`+end, l.Name)
 	}
-	fmt.Fprintf(b, `<polyline points="%s" %s/>`+"\n", strings.Join(points, " "), l.stroke())
 }
 
-func (l *Line) color() string { return colors[l.Color%len(colors)] }
-
 func (l *Line) stroke() string {
-	s := fmt.Sprintf(`stroke="%s" fill="none" stroke-width="2"`, l.color())
+	s := `stroke="currentColor" fill="none" stroke-width="2"`
 	if l.Dashed {
 		s += ` stroke-dasharray="5 4"`
 	}
@@ -143,84 +298,4 @@ func written(how func(float64) string, v float64) string {
 		return how(v)
 	}
 	return strconv.FormatFloat(v, 'g', 6, 64)
-}
-
-// axis is from low to high.
-type axis struct {
-	low, high float64
-	log       bool
-	ticks     []float64
-}
-
-// axes are those that the points need. A logarithmic x has a tick at each place.
-func (c *Chart) axes() (x, y axis) {
-	var xs, ys []float64
-	for _, l := range c.Lines {
-		for _, p := range l.Points {
-			xs, ys = append(xs, p.X), append(ys, p.Y)
-		}
-	}
-	if len(xs) == 0 {
-		xs, ys = []float64{1}, []float64{1}
-	}
-	slices.Sort(xs)
-	if xs = slices.Compact(xs); c.LogX {
-		x = axis{xs[0], xs[len(xs)-1], true, xs}
-	} else {
-		x = upTo(xs[len(xs)-1])
-	}
-	low, high := slices.Min(ys), slices.Max(ys)
-	if c.Top > 0 {
-		high = c.Top
-	}
-	if !c.LogY {
-		return x, upTo(high)
-	}
-	ticks := decades(low, high)
-	return x, axis{min(low, ticks[0]), max(high, ticks[len(ticks)-1]), true, ticks}
-}
-
-func upTo(high float64) axis {
-	ticks := steps(high)
-	return axis{0, max(high, ticks[len(ticks)-1]), false, ticks}
-}
-
-// part is how far along the axis a value is, 0 to 1.
-func (a axis) part(v float64) float64 {
-	low, high := a.low, a.high
-	if a.log {
-		v, low, high = math.Log(v), math.Log(low), math.Log(high)
-	}
-	if high == low {
-		return 0.5
-	}
-	return (v - low) / (high - low)
-}
-
-// decades are the powers of ten around low..high.
-func decades(low, high float64) (out []float64) {
-	for v := math.Pow(10, math.Floor(math.Log10(low))); ; v *= 10 {
-		if out = append(out, v); v >= high {
-			return out
-		}
-	}
-}
-
-// steps are about five round values from 0 to at least high.
-func steps(high float64) (out []float64) {
-	if high <= 0 {
-		high = 1
-	}
-	unit := math.Pow(10, math.Floor(math.Log10(high/5)))
-	for _, m := range []float64{1, 2, 5, 10} {
-		if unit*m >= high/5 {
-			unit *= m
-			break
-		}
-	}
-	for v := 0.0; ; v = unit * float64(len(out)) {
-		if out = append(out, v); v >= high {
-			return out
-		}
-	}
 }

@@ -2,9 +2,7 @@ package kvbench
 
 import (
 	"fmt"
-	"html"
 	"io"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/xpyd/xpyd/internal/chart"
@@ -72,45 +70,43 @@ func (r *Links) Table(w io.Writer) error {
 // String is for a table.
 func (s Spread) String() string { return fmt.Sprintf("%.2f (%.2f to %.2f)", s.Median, s.Min, s.Max) }
 
-// Plot draws them as one SVG: host memory above, by the size of a block; the SSD
-// below, by that of a unit.
-func (r *Links) Plot(w io.Writer) error {
-	var charts []chart.Chart
+// charts are host memory, by the size of a block, and the SSD, by that of a unit.
+func (r *Links) charts() (charts []chart.Chart) {
 	if len(r.Host) > 0 {
-		c := chart.Chart{Title: "GB/s by tokens of a block, " + r.Pool + ", " + r.Layout, LogX: true,
-			Lines: []chart.Line{{Name: "out"}, {Name: "in", Color: 1}, {Name: "both", Color: 2}}}
+		c := chart.Chart{Title: "Pool and host memory", X: "tokens of a block", Y: "GB/s", LogX: true, WholeX: true,
+			Lines: []chart.Line{{Name: "to host memory"}, {Name: "and back", Color: 1}, {Name: "both at once", Color: 2}}}
 		for _, h := range r.Host {
 			c.Add(float64(h.BlockTokens), h.Out.Median, h.In.Median, h.Both.Median)
+			for i, s := range []Spread{h.Out, h.In, h.Both} {
+				c.Lines[i].Spread = append(c.Lines[i].Spread, [2]float64{s.Min, s.Max})
+			}
 		}
 		charts = append(charts, c)
 	}
 	if len(r.SSD) > 0 {
-		c := chart.Chart{Title: "GB/s by bytes of a unit, SSD", LogX: true, Mark: sized, Lines: []chart.Line{{Name: "write"}, {Name: "read", Color: 1}}}
+		c := chart.Chart{Title: "SSD", X: "bytes of a unit", Y: "GB/s", LogX: true, Mark: sized, Lines: []chart.Line{{Name: "write"}, {Name: "read in random order", Color: 1}}}
 		for _, s := range r.SSD {
 			c.Add(float64(s.UnitBytes), s.Write, s.Read)
 		}
 		charts = append(charts, c)
 	}
-	_, err := w.Write(chart.Column("xpyd bench kvio", charts...))
+	return charts
+}
+
+func (r *Links) about() string {
+	if r.Pool == "" {
+		return "an SSD"
+	}
+	return r.Pool + ", " + r.Layout
+}
+
+// Plot draws them as one SVG.
+func (r *Links) Plot(w io.Writer) error {
+	_, err := w.Write(chart.Column("xpyd bench kvio: "+r.about(), r.charts()...))
 	return err
 }
 
 // PlotHTML is Plot in a page with the table.
-func (r *Links) PlotHTML(w io.Writer) error { return page(w, "xpyd bench kvio", r) }
-
-// page is an HTML page with a report's plot and table.
-func page(w io.Writer, title string, r interface {
-	Plot(w io.Writer) error
-	Table(w io.Writer) error
-}) error {
-	fmt.Fprintf(w, "<!doctype html>\n<meta charset=\"utf-8\"><title>%s</title>\n<body style=\"font-family:sans-serif\">\n", title)
-	if err := r.Plot(w); err != nil {
-		return err
-	}
-	var table strings.Builder
-	if err := r.Table(&table); err != nil {
-		return err
-	}
-	_, err := fmt.Fprintf(w, "<pre>%s</pre>\n</body>\n", html.EscapeString(table.String()))
-	return err
+func (r *Links) PlotHTML(w io.Writer) error {
+	return page(w, "xpyd bench kvio", r.about(), r, r.charts())
 }

@@ -52,7 +52,7 @@ type Backend struct {
 // New opens the library and the device, copies the weights there (rounded as opt says) and
 // allocates the pool. The caller may release w when it returns.
 func New(a arch.Config, w kernels.Weights, opt Options) (*Backend, error) {
-	return newBackend(a, opt, func(b *Backend) error { return b.load(w) })
+	return newBackend(a, opt, func(b *Backend) error { return b.load(w, opt.Loaded) })
 }
 
 // NewRandom is New with random weights made on the device, for benchmarks.
@@ -148,8 +148,12 @@ func flag(b bool) C.int32_t {
 }
 
 // load copies the weights, or this rank's part of them, to the device. The library checks their
-// sizes.
-func (b *Backend) load(w kernels.Weights) error {
+// sizes. loaded may be nil; only the first rank tells it.
+func (b *Backend) load(w kernels.Weights, loaded func(done, total int64)) error {
+	var done, total int64
+	for _, t := range w {
+		total += int64(len(t.Data))
+	}
 	put := func(role arch.Role, layer int, t kernels.Tensor) error {
 		which := places[role]
 		if len(t.Data) == 0 || len(t.Data)%t.DType.Bytes() != 0 {
@@ -173,6 +177,9 @@ func (b *Backend) load(w kernels.Weights) error {
 	for _, t := range b.arch.Tensors() {
 		if err := put(t.Role, t.Expert*b.arch.Layers+t.Layer, w[t.Place]); err != nil {
 			return err
+		}
+		if done += int64(len(w[t.Place].Data)); loaded != nil && b.shard.rank == 0 {
+			loaded(done, total)
 		}
 	}
 	return nil

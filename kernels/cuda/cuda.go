@@ -80,6 +80,10 @@ type Options struct {
 	// activations too. Not with BatchInvariant.
 	WeightsFP8 bool
 
+	// Loaded, if set, is told how many bytes of the model have gone to the device, or to the first rank's; by one
+	// goroutine.
+	Loaded func(done, total int64)
+
 	alone   bool // ranks never compute together, for tests
 	part    int  // multiprocessors that steps have, as in xk.h, for tests
 	anyGEMM bool // BatchInvariant: all projections by gemm_any.cu, for tests

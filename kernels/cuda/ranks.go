@@ -78,7 +78,7 @@ func Open(a arch.Config, w kernels.Weights, opt Options) (kernels.Backend, error
 // tests: its ranks then share its memory and its multiprocessors. The process must not have
 // used CUDA before, or with CUDA_MODULE_LOADING=EAGER in its environment.
 func NewRanks(a arch.Config, w kernels.Weights, opt Options) (*Ranks, error) {
-	return newRanks(a, opt, func(b *Backend) error { return b.load(w) })
+	return newRanks(a, opt, func(b *Backend) error { return b.load(w, opt.Loaded) })
 }
 
 // NewRandomRanks is NewRanks with random weights, for benchmarks.

@@ -44,6 +44,7 @@ type Deps struct {
 	AuditFile string
 
 	Log            *slog.Logger
+	Level          *slog.LevelVar      // of Log; nil: it stays as it is
 	Gatherer       prometheus.Gatherer // for /metrics; nil leaves the path out
 	Fleet          *fleet.Watcher
 	Members        *sense.Members

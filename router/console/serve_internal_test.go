@@ -26,6 +26,7 @@ func TestServe(t *testing.T) {
 	bounds.MaxBodyBytes = 1024
 	d := bareConsole(t, "e0").Deps
 	d.Token, d.TokenRO, d.AuditFile, d.Log = "secret", "reads", file, slog.New(slog.NewTextHandler(&log, nil))
+	d.Level = new(slog.LevelVar)
 	d.Refuse = func(ctx *fasthttp.RequestCtx, err error) { h1.WriteError(ctx, bounds.Refusal(err)) }
 	c, err := New(d)
 	if err != nil {
@@ -75,6 +76,14 @@ func TestServe(t *testing.T) {
 		{verb: "GET", path: "/debug/pprof/goroutine?debug=1", shown: "secret", status: 200, says: "goroutine profile"},
 		{verb: "GET", path: "/debug/pprof/profile?seconds=x", shown: "secret", status: 400, says: "seconds"},
 		{verb: "GET", path: "/admin/v1/profile", shown: "secret", status: 200, says: `"router":{"`},
+		{verb: "GET", path: "/admin/v1/log", shown: "reads", status: 200, says: `"level":"info"`},
+		{verb: "POST", path: "/admin/v1/log", shown: "reads", body: `{"level":"debug"}`, status: 403, says: "only reads", by: "reader"},
+		{verb: "POST", path: "/admin/v1/log", shown: "secret", body: `{"level":"loud"}`, status: 400, says: "want debug, info, warn or error", by: "admin"},
+		{verb: "POST", path: "/admin/v1/log", shown: "secret", body: `{"level":"warn"}`, status: 200, says: `"level":"warn"`, by: "admin", was: "log level info", is: "log level warn"},
+		{verb: "GET", path: "/admin/v1/log", shown: "secret", status: 200, says: `"level":"warn"`},
+		{verb: "POST", path: "/admin/v1/log", shown: "secret", body: `{"level":"info"}`, status: 200, says: `"level":"info"`, by: "admin", was: "log level warn", is: "log level info"},
+		{verb: "GET", path: "/admin/v1/instances/nobody/log", shown: "reads", status: 404, says: "there is no instance"},
+		{verb: "POST", path: "/admin/v1/instances/e0/log", shown: "secret", body: `{"level":"warn"}`, status: 400, says: "only native workers", by: "admin"},
 		{verb: "POST", path: "/admin/v1/cache/flush", shown: "reads", status: 403, says: `this token only reads"`, by: "reader"},
 		{verb: "POST", path: "/admin/v1/cache/flush", shown: "secret", status: 503, says: "no live worker", by: "admin"},
 		{verb: "POST", path: "/admin/v1/instances/e0/drain", shown: "secret", body: strings.Repeat(" ", 1025), status: 413, says: "1024"},

@@ -20,6 +20,24 @@ type pulse struct {
 	gaps        [len(gapEdges) + 1]uint32
 	sum         time.Duration
 	longest     time.Duration // as the client sees them
+	pauses      pauses
+}
+
+// pause is a wait between two tokens.
+type pause struct{ from, to time.Duration } // since the request's arrival
+
+// pauses are the longest of a stream, the longest first; the rest are zero.
+type pauses [3]pause
+
+// note keeps one if it is longer than another.
+func (p *pauses) note(from, to time.Duration) {
+	for i := range p {
+		if to-from > p[i].to-p[i].from {
+			copy(p[i+1:], p[i:])
+			p[i] = pause{from, to}
+			return
+		}
+	}
 }
 
 // beat notes a run of n tokens of a stream with several choices at a time.
@@ -31,6 +49,9 @@ func (p *pulse) beat(at time.Duration, n, choices int) {
 		p.first, n = at, n-1
 	}
 	gap := at - p.last
+	if p.first != at {
+		p.pauses.note(p.last, at)
+	}
 	if p.last = at; n == 0 {
 		return
 	}

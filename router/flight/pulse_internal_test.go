@@ -39,6 +39,27 @@ func TestPulse(t *testing.T) {
 	f(1, map[time.Duration]uint32{-1: 1}, 99_999, 1, 100_000, [2]int{1, 1}, [2]int{100_000, 1})
 }
 
+// TestPauses: the three longest waits between tokens, the longest first; what comes with or before the first token is none.
+func TestPauses(t *testing.T) {
+	t.Parallel()
+	const ms = time.Millisecond
+	var p pulse
+	for _, x := range []struct {
+		at time.Duration
+		n  int
+	}{{500, 3}, {510, 1}, {540, 1}, {545, 2}, {545, 1}, {645, 1}, {665, 1}} {
+		p.beat(x.at*ms, x.n, 1)
+	}
+	if want := (pauses{{545 * ms, 645 * ms}, {510 * ms, 540 * ms}, {645 * ms, 665 * ms}}); p.pauses != want || p.longest != 100*ms {
+		t.Errorf("%v, longest %v", p.pauses, p.longest)
+	}
+	var short pulse
+	short.beat(9*ms, 5, 1)
+	if short.pauses != (pauses{}) {
+		t.Error(short.pauses)
+	}
+}
+
 func TestGapsExport(t *testing.T) {
 	g := newGaps()
 	reg := prometheus.NewPedanticRegistry()

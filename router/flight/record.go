@@ -170,6 +170,13 @@ type Info struct {
 	Error    string          `json:"error,omitempty"`
 	Attempts []attemptRecord `json:"attempts,omitempty"`
 	Phases   []phaseInfo     `json:"phases,omitempty"`
+	Pauses   []pauseInfo     `json:"pauses,omitempty"` // the longest waits between tokens, of a stream that is over
+}
+
+// pauseInfo is when one began and ended, in milliseconds since the request's start.
+type pauseInfo struct {
+	StartMS float64 `json:"start_ms"`
+	EndMS   float64 `json:"end_ms"`
 }
 
 func (q *request) info() *Info {
@@ -206,6 +213,11 @@ func (rec *record) info() *Info {
 			row.Worker, row.State, row.Why = p.leg.ID, p.leg.State, p.leg.Why
 		}
 		i.Phases = append(i.Phases, row)
+	}
+	for _, p := range rec.pauses {
+		if p.to > 0 {
+			i.Pauses = append(i.Pauses, pauseInfo{float64(p.from.Microseconds()) / 1000, float64(p.to.Microseconds()) / 1000})
+		}
 	}
 	return i
 }

@@ -37,6 +37,7 @@ type summary struct {
 	first           time.Time // decode's first byte
 	status          int
 	failed          string // why
+	pauses          pauses // of a stream that is over
 }
 
 // request is one inference request from its arrival to the end of its answer.
@@ -173,6 +174,9 @@ func (q *request) finish(status int, reason string) {
 	q.over = true
 	q.state, q.since = stateOver, time.Now()
 	q.status, q.failed = status, reason
+	if q.pulse != nil {
+		q.pauses = q.pulse.pauses
+	}
 	attempts := q.attempts
 	q.mu.Unlock()
 

@@ -85,6 +85,9 @@ var commands = []command{
 	{"takeover", "a stream's pause when its decode worker is killed or stopped: half an hour", "stream", "bench", 5, func(b base) benchmark { return &takeover{base: b} }},
 	{"moves", "how long a drain and a change of role take, and what a moved stream sees; -device cuda: single moves at a long context", "stream", "bench", 3, func(b base) benchmark { return &moves{takeover: takeover{base: b}} }},
 	{"idle", "what the router pays for takeovers while nothing goes wrong: two minutes", "stream", "bench", 20, func(b base) benchmark { return &idle{builds: &builds{router: &router{base: b}}} }},
+	{"dash", "what an open page of the dashboard costs the router: five minutes", "dash", "bench", 20, func(b base) benchmark {
+		return &dash{idle: &idle{builds: &builds{router: &router{base: b}}}}
+	}},
 	{"upgrade", "requests that fail while `xpyd up` is upgraded under load: five minutes", "stream", "bench", 1, func(b base) benchmark { return &upgrade{base: b} }},
 	{"twin", "real fleets beside their twins (internal/sim), under ten loads each: ten minutes a round; -device cuda: on a GPU", "twin", "bench", 3, func(b base) benchmark { return &twinBench{base: b} }},
 	{"process", "real processes on a device that only waits, 2P2D, beside their twin: goodput of four loads; fifteen minutes", "process", "bench", 1, func(b base) benchmark { return &processBench{base: b} }},

@@ -43,7 +43,7 @@ func TestVLLMPlots(t *testing.T) {
 		t.Errorf("%v, %s", err, drawn())
 	}
 	b, err := os.ReadFile(filepath.Join(out, "plots", "vllm-goodput.c.svg"))
-	if err != nil || strings.Count(string(b), "<circle") != 9 || !strings.Contains(string(b), "within 1s and 12ms") {
+	if err != nil || strings.Count(string(b), `class="mark"`) != 9 || !strings.Contains(string(b), "within 1s and 12ms") {
 		t.Errorf("%v\n%s", err, b)
 	}
 	if got := o.overRates(promise{"goodput.c", time.Second, 12 * time.Millisecond, nil})[0].Lines[1].Points[0].X; got != 12 {

@@ -7,6 +7,7 @@ import { join } from 'node:path';
 import { chromium } from 'playwright-core';
 import { clients, start } from './fleet.mjs';
 import { crowd } from './crowd.mjs';
+import { reports } from './reports.mjs';
 
 const require = createRequire(import.meta.url), axe = readFileSync(require.resolve('axe-core/axe.min.js'), 'utf8');
 const binary = process.argv[2] || './xpyd', port = Number(process.env.XPYD_PORT || 41510);
@@ -135,6 +136,13 @@ try {
   await page.click('dialog button:has-text("Undrain")');
   await page.click('dialog .does button:has-text("Undrain")');
   await page.waitForSelector('g[data-worker="decode-1"]:not(:has-text("draining"))');
+  await page.selectOption('#log-of', 'decode-0');
+  await page.selectOption('#log-level', 'debug');
+  await page.click('form[aria-label="Log level"] button');
+  await page.click('dialog .does button:has-text("Set it")');
+  await page.waitForSelector('#told:has-text("decode-0 logs at level debug")');
+  assert.equal((await fleet.api('/admin/v1/instances/decode-0/log')).level, 'debug');
+  assert.equal((await fleet.api('/admin/v1/log')).level, 'warn');
   await go(page, 'kv');
   await page.fill('#pin-prompt', 'She saw birds and dogs. Then she went home to her mother, and they had tea and cake in the garden.');
   await page.click('button:has-text("Pin …")');
@@ -169,7 +177,7 @@ try {
   await signIn(reader, fleet.reads);
   await go(reader, 'fleet');
   await reader.click('g[data-worker="decode-0"]');
-  assert.equal(await reader.locator('dialog .does, form[aria-label=Scale]').count(), 0);
+  assert.equal(await reader.locator('dialog .does, form[aria-label=Scale], form[aria-label="Log level"]').count(), 0);
   await reader.keyboard.press('Escape');
   await reader.click('#leave');
   await reader.waitForSelector('#token');
@@ -197,6 +205,9 @@ try {
   say(`tasks over 50 ms while scrolling: ${JSON.stringify(slow)}`);
   assert.deepEqual(slow, []);
   await many.context().close();
+
+  // The pages of xpyd bench, in the same style.
+  await reports(binary, fleet.public, open, wellFormed);
 
   // A dead router: the page says so.
   await load();

@@ -3,10 +3,14 @@ package report_test
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/xml"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -91,40 +95,69 @@ func TestGoldens(t *testing.T) {
 	golden(t, "report.json", lines.Bytes())
 }
 
-// TestHTML: the page has the same figures, loads nothing, and a server's text cannot escape its
-// element.
+// structure is a page's elements, charts' names and headings, without figures.
+func structure(page string) []byte {
+	var out strings.Builder
+	for _, found := range regexp.MustCompile(`<(h1|h2|th|caption|summary|dt)[^>]*>[^<]*|aria-label="[^"]*"|class="limited"[^>]*>[^<]*|class="ink"[^>]*>[^<]*`).FindAllString(page, -1) {
+		fmt.Fprintln(&out, regexp.MustCompile(` (x|y|text-anchor|font-weight)="[^"]*"`).ReplaceAllString(found, ""))
+	}
+	return []byte(out.String())
+}
+
+// TestHTML: the page has all that is to be seen, loads nothing, and a server's text stays text.
 func TestHTML(t *testing.T) {
 	r := sample()
-	var page, js bytes.Buffer
+	r.Target.Model, r.Command = `</title><script>alert("m")</script>`, []string{"xpyd", "bench", "</pre><img src=x>"}
+	var page bytes.Buffer
 	if err := r.WriteHTML(&page); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.WriteJSON(&js); err != nil {
-		t.Fatal(err)
-	}
 	html := page.String()
-	_, rest, ok := strings.Cut(html, `<script type="application/json" id="data">`)
-	data, _, end := strings.Cut(rest, "</script>")
-	if !ok || !end {
-		t.Fatal("no data")
-	}
-	var a, b any
-	if err := json.Unmarshal([]byte(data), &a); err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(js.Bytes(), &b); err != nil {
-		t.Fatal(err)
-	}
-	if fmt.Sprint(a) != fmt.Sprint(b) {
-		t.Error("the page's figures are not the report's")
-	}
-	for _, bad := range []string{"<b>no pair", "{{", `src="`, "https://", "@import", "url("} {
+	golden(t, "page.txt", structure(html))
+	for _, bad := range []string{"<b>no pair", "<script", "<img", `src="`, "https://", "http-equiv=\"refresh", "@import", "url(", "NaN", "Inf"} {
 		if strings.Contains(html, bad) {
 			t.Errorf("the page has %q", bad)
 		}
 	}
-	if strings.Count(html, "<script") != 2 || !strings.Contains(html, "default-src 'none'") {
-		t.Error("scripts or policy")
+	for _, want := range []string{"default-src 'none'", "&lt;/script&gt;&lt;b&gt;no pair", "&lt;/pre&gt;&lt;img src=x&gt;"} {
+		if !strings.Contains(html, want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	d := xml.NewDecoder(strings.NewReader(html[strings.Index(html, "<main>"):strings.Index(html, "</body>")]))
+	var err error
+	for err == nil {
+		_, err = d.Token()
+	}
+	if !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+}
+
+// TestHTMLLevels: phases stand over what was asked for: whole numbers of requests in flight, or a rate; or else over the
+// rate that was reached.
+func TestHTMLLevels(t *testing.T) {
+	f := func(want string, change func(*report.Report)) string {
+		t.Helper()
+		r := sample()
+		change(r)
+		var page bytes.Buffer
+		if err := r.WriteHTML(&page); err != nil || !strings.Contains(page.String(), "<h2>Over "+want+"</h2>") {
+			t.Errorf("%v: not over %q:\n%s", err, want, structure(page.String()))
+		}
+		return page.String()
+	}
+	f("requests/s reached", func(*report.Report) {})
+	f("requests/s asked for", func(r *report.Report) {
+		r.Phases[0].Mode, r.Phases[0].RateAsked = "open", 0.5
+	})
+	page := f("requests in flight", func(r *report.Report) {
+		r.Phases[0].Concurrency = 1
+		r.Phases[1].Mode, r.Phases[1].Concurrency = "closed", 2
+	})
+	sweep, _, _ := strings.Cut(page, "<details>")
+	if strings.Contains(sweep, ">0.5</text>") || !strings.Contains(sweep, ">2</text>") || !strings.Contains(sweep, ">SLO 60 ms") {
+		t.Error("the axis of a count has halves, or there is no limit")
 	}
 }
 

@@ -4,7 +4,7 @@ import { members, store } from './store.js';
 
 export const title = 'Fleet';
 const mostDrawn = 8; // of a role
-let table, frame, summary, scaleForm, pressed = false; // while a button is down, what is under it stays
+let table, frame, summary, scaleForm, logForm, pressed = false; // while a button is down, what is under it stays
 
 const trouble = m => m.state === 'dead' || m.state === 'suspect' ? 2 : m.state !== 'live' || m.draining || !m.probed || m.breaker && m.breaker.state !== 'closed' ? 1 : 0;
 export function stateOf(m) {
@@ -31,6 +31,8 @@ function poolBar(m) {
   return bar;
 }
 const rateOf = m => { const r = store.rates[m.id]; return r ? m.role === 'prefill' ? r.sent : r.stored : 0; };
+// edgeRate is how much KV comes to a decode worker from a prefill worker, bytes a second.
+const edgeRate = (d, p) => ((store.rates[d.id] || {}).from || {})[p.id] || 0;
 // wayOf is the transport between a prefill and a decode worker, as the latter says.
 function wayOf(d, p) {
   for (const part of (d.kv_paths || '').split(',')) {
@@ -55,11 +57,12 @@ export function make() {
     { name: 'device', of: m => (m.devices || []).map(d => d.name || d.pci).join(', ') || m.numerics, cls: 'wide', size: 'minmax(6rem,1fr)' },
   ], m => detail(m.id));
   scaleForm = session.as === 'admin' ? scale() : null;
+  logForm = session.as === 'admin' ? logs() : null;
   return [el('div', { class: 'head' }, el('h1', {}, 'Fleet'), summary, el('a', { href: '#try' }, 'Send it a request')),
     el('section', { class: 'card', 'aria-label': 'Picture of the fleet' }, frame, el('div', { class: 'legend' },
       ...[['held', 'held by requests'], ['cached', 'cached, may go'], ['free', 'free'], ['quarantined', 'quarantined']].map(([k, what]) => el('span', {}, el('svg', { viewBox: '0 0 14 14', 'aria-hidden': 'true' }, el('rect', { width: 14, height: 14, rx: 3, class: 'f-' + k }), k === 'quarantined' && el('path', { d: 'M0 14L14 0M-3 8L8 -3M6 17L17 6', stroke: 'var(--card)', 'stroke-width': 2 })), what)),
       el('span', {}, el('svg', { viewBox: '0 0 14 14', 'aria-hidden': 'true' }, el('path', { d: 'M0 7h14', stroke: 'var(--held)', 'stroke-width': 2, 'stroke-dasharray': '5 3' })), 'requests run between the two'))),
-    scaleForm, el('section', { class: 'card', 'aria-label': 'All workers' }, table.element)];
+    scaleForm, logForm, el('section', { class: 'card', 'aria-label': 'All workers' }, table.element)];
 }
 
 export function update() {
@@ -67,6 +70,7 @@ export function update() {
   const list = members(), at = Date.parse(store.fleet.at);
   setText(summary, `${many(list.length, 'member')}, version ${store.fleet.version}${store.fleet.planner ? '; ' + store.fleet.planner : ''}${store.fleet.doing ? '; ' + store.fleet.doing : ''}`);
   table.set(list);
+  if (logForm) logForm.offer(list.filter(m => m.dialect === 'native' && m.state !== 'dead').map(m => m.id).sort(inOrder));
   picture(list, at);
 }
 // The picture is made again each second, so what has the focus is found again by its worker.
@@ -87,9 +91,9 @@ function picture(list, at) {
     if (p.model !== d.model || trouble(p) === 2 || trouble(d) === 2) return;
     const n = live.get(p.id + ' ' + d.id), way = wayOf(d, p), y1 = place(P.few, i) + 46, y2 = place(D.few, j) + 46;
     if (!n && !way && P.few.length * D.few.length > 16) return;
-    const e = el('path', { class: 'edge' + (n ? ' alive' : ''), d: `M${xs.prefill + nodeW} ${y1}C${W / 2} ${y1} ${W / 2} ${y2} ${xs.decode} ${y2}`, 'stroke-width': n ? Math.min(6, 1.8 + .35 * n.run) : 1.5 }, el('title', {}, `${p.id} to ${d.id}${way ? ' by ' + way : ''}${n ? ', ' + many(n.run, 'request') + ' now' : ''}`));
+    const e = el('path', { class: 'edge' + (n ? ' alive' : ''), d: `M${xs.prefill + nodeW} ${y1}C${W / 2} ${y1} ${W / 2} ${y2} ${xs.decode} ${y2}`, 'stroke-width': n ? Math.min(6, 1.8 + .35 * n.run) : 1.5 }, el('title', {}, `${p.id} to ${d.id}${way ? ' by ' + way : ''}, ${speed(edgeRate(d, p))}${n ? ', ' + many(n.run, 'request') + ' now' : ''}`));
     parts.push(e);
-    if (way && P.few.length * D.few.length <= 16) labels.push(el('text', { class: 'sub way', x: xs.decode - 8, y: y2 - 12 - 14 * labels.filter(l => l.dataset.to === d.id).length, 'text-anchor': 'end', 'data-to': d.id }, `${p.id} ${way}${n && n.run ? ' · ' + n.run : ''}`));
+    if (way && P.few.length * D.few.length <= 16) labels.push(el('text', { class: 'sub way', x: xs.decode - 8, y: y2 - 12 - 14 * labels.filter(l => l.dataset.to === d.id).length, 'text-anchor': 'end', 'data-to': d.id }, `${p.id} ${way}${edgeRate(d, p) ? ' ' + speed(edgeRate(d, p)) : ''}${n && n.run ? ' · ' + n.run : ''}`));
   }));
   const nodes = [...P.few.map((m, i) => node(m, xs.prefill, place(P.few, i))), ...D.few.map((m, i) => node(m, xs.decode, place(D.few, i)))];
   for (const [few, role] of [[P, 'prefill'], [D, 'decode']]) {
@@ -151,4 +155,22 @@ function scale() {
     if (!Object.keys(body).length) return;
     sure('Scale', 'Have ' + Object.entries(body).map(([r, n]) => many(n, r + ' worker')).join(' and ') + '? Those too many are drained, and end.', 'Scale', () => ask('/admin/v1/scale', { method: 'POST', body }).then(() => { P.value = D.value = ''; return 'Ordered. Workers come and go in the events.'; }), false);
   } }, el('h2', {}, 'How many workers'), el('div', { class: 'form-row' }, el('div', {}, el('label', { for: 'scale-prefill' }, 'Prefill'), P), el('div', {}, el('label', { for: 'scale-decode' }, 'Decode'), D), el('button', { type: 'submit' }, 'Scale …')));
+}
+
+// logs changes the level of a log: the router's, or a worker's.
+function logs() {
+  const whose = el('select', { id: 'log-of' }, el('option', { value: '' }, 'this router')), level = el('select', { id: 'log-level' }, ['debug', 'info', 'warn', 'error'].map(v => el('option', { value: v, selected: v === 'info' }, v)));
+  const form = el('form', { class: 'card', 'aria-label': 'Log level', onsubmit: e => {
+    e.preventDefault();
+    const id = whose.value, of = id || 'this router', path = id ? `/admin/v1/instances/${encodeURIComponent(id)}/log` : '/admin/v1/log';
+    sure('Log level', `Have ${of} log at level ${level.value}, until it starts again?` + (level.value === 'debug' ? ' That is many lines.' : level.value === 'error' ? ' Changes are then in the audit file alone.' : ''), 'Set it', () => ask(path, { method: 'POST', body: { level: level.value } }).then(r => `${of} logs at level ${r.level}`), false);
+  } }, el('h2', {}, 'Log level'), el('div', { class: 'form-row' }, el('div', {}, el('label', { for: 'log-of' }, 'Of'), whose), el('div', {}, el('label', { for: 'log-level' }, 'Level'), level), el('button', { type: 'submit' }, 'Set …')));
+  let offered = '';
+  form.offer = ids => {
+    if (ids.join() === offered) return;
+    offered = ids.join();
+    const chosen = whose.value;
+    whose.replaceChildren(el('option', { value: '' }, 'this router'), ...ids.map(id => el('option', { value: id, selected: id === chosen }, id)));
+  };
+  return form;
 }

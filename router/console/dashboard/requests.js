@@ -55,6 +55,12 @@ async function waterfall(id) {
     return [el('span', {}, (names[p.name] || p.name) + (p.worker ? ' · ' + p.worker : '') + (p.attempt > 1 ? ` (try ${p.attempt})` : '')), el('span', { class: 'track', 'aria-hidden': 'true' }, bar),
       el('span', { class: 'num dim' }, `from ${p.start_ms.toFixed(1)} ms, ${p.end_ms ? ms(end - p.start_ms) : 'still'}`)];
   });
+  for (const p of r.pauses || []) {
+    const bar = el('i', { class: 'pause' });
+    bar.style.left = Math.min(99.5, 100 * p.start_ms / total) + '%';
+    bar.style.width = Math.max(.4, 100 * (p.end_ms - p.start_ms) / total) + '%';
+    rows.push(el('span', {}, 'no token'), el('span', { class: 'track', 'aria-hidden': 'true' }, bar), el('span', { class: 'num dim' }, `from ${p.start_ms.toFixed(1)} ms, ${ms(p.end_ms - p.start_ms)}`));
+  }
   const fact = (k, v) => v ? [el('dt', {}, k), el('dd', {}, v)] : [];
   const attempts = (r.attempts || []).map((a, i) => {
     const out = [el('h2', {}, `Try ${i + 1}: ${a.prefill.id || 'no prefill'} → ${a.decode.id}`)];

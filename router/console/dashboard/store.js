@@ -73,7 +73,8 @@ async function cache() {
     if (!c.pool || !old || !old.pool) continue;
     asked += Math.max(0, c.pool.asked_tokens - old.pool.asked_tokens);
     hit += Math.max(0, c.pool.hit_tokens - old.pool.hit_tokens);
-    if (c.moved && old.moved && store.cacheAt) store.rates[id] = { sent: Math.max(0, c.moved.sent_bytes - old.moved.sent_bytes) / seconds, stored: Math.max(0, c.moved.stored_bytes - old.moved.stored_bytes) / seconds };
+    if (c.moved && old.moved && store.cacheAt) store.rates[id] = { sent: Math.max(0, c.moved.sent_bytes - old.moved.sent_bytes) / seconds, stored: Math.max(0, c.moved.stored_bytes - old.moved.stored_bytes) / seconds,
+      from: Object.fromEntries(Object.entries(c.moved.from || {}).map(([p, n]) => [p, Math.max(0, n - ((old.moved.from || {})[p] || 0)) / seconds])) };
   }
   store.hits = (store.hits || []).concat({ at: Date.now() / 1000, asked, hit }).slice(-450);
   store.cache = now;
