@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,19 +18,22 @@ import (
 
 	"github.com/xpyd/xpyd/e2e/cluster"
 	"github.com/xpyd/xpyd/e2e/unbroken"
+	"github.com/xpyd/xpyd/router/pick"
 )
 
 // containers is docker-compose.yml as a project of its own, with images that scripts/compose-test
 // has built.
 type containers struct {
-	docker, project, override, url string
-	client                         *http.Client
-	scale                          map[string]int
+	docker, project, override, base string
+	client                          *http.Client
+	scale                           map[string]int
 }
+
+const image = "xpyd-compose-test/xpyd"
 
 // override replaces what would be pulled or built.
 const override = `
-x-image: &image { image: xpyd-compose-test/xpyd, pull_policy: never }
+x-image: &image { image: ` + image + `, pull_policy: never }
 services:
   nats:
     image: xpyd-compose-test/nats
@@ -37,14 +41,14 @@ services:
     healthcheck: { test: ["CMD", "/xpyd", "health", "http://127.0.0.1:8222/healthz"] }
   router: *image
   prefill: *image
-  decode: *image
+  decode: { <<: *image, cpus: 0.15 } # slow, so that streams are under way when it is struck
 `
 
 func newContainers(t *testing.T) *containers {
 	t.Helper()
 	_, port, _ := strings.Cut(cluster.Port(t), ":")
 	c := &containers{docker: "docker", project: fmt.Sprintf("xpyd-compose-test-%d", os.Getpid()), override: filepath.Join(t.TempDir(), "override.yml"),
-		url: "http://127.0.0.1:" + port, client: cluster.NewClient(t), scale: map[string]int{"prefill": 1, "decode": 1}}
+		base: "http://127.0.0.1:" + port, client: cluster.NewClient(t), scale: map[string]int{"prefill": 1, "decode": 1}}
 	if d := os.Getenv("DOCKER"); d != "" {
 		c.docker = d
 	}
@@ -55,7 +59,7 @@ func newContainers(t *testing.T) *containers {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Log(c.must(t, c.compose("logs", "--tail", "60")...))
+			t.Log(c.must(t, c.compose("logs", "--tail", "20")...))
 		}
 		c.must(t, c.compose("down", "--volumes", "--timeout", "5")...)
 	})
@@ -105,9 +109,10 @@ func (c *containers) of(t *testing.T, service string) []string {
 type status struct {
 	Ready     bool
 	Instances []struct {
-		ID, Role, State string
-		Probed          bool
-		KVPaths         string `json:"kv_paths"`
+		ID, Role, State, URL string
+		Probed               bool
+		KVPaths              string     `json:"kv_paths"`
+		InFlight             pick.Loads `json:"in_flight"`
 	}
 }
 
@@ -137,10 +142,30 @@ func (c *containers) settled(t *testing.T) (s status) {
 	return s
 }
 
+// busiest is the container of the worker of that role that has most to do.
+func (c *containers) busiest(t *testing.T, role string) (container string) {
+	t.Helper()
+	most, host := 0, ""
+	for _, i := range c.settled(t).Instances {
+		if u, err := url.Parse(i.URL); err == nil && i.Role == role && i.State == "live" && i.InFlight.Legs >= most {
+			most, host = i.InFlight.Legs, u.Hostname()
+		}
+	}
+	for _, id := range c.of(t, role) {
+		if c.must(t, "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", id) == host {
+			return id
+		}
+	}
+	t.Fatalf("no container of %s has the address %q", role, host)
+	return ""
+}
+
 // asks are what clients ask again and again.
 var asks = func() (list []string) {
 	for i, prompt := range []string{"Once upon a time", "The little dog", "One day, a girl named Lily", "Tom and his mother went to"} {
-		list = append(list, fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":400,"ignore_eos":true,"seed":%d,"stream":%t}`, prompt, i, i < 3))
+		for seed := range 2 {
+			list = append(list, fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":400,"ignore_eos":true,"seed":%d,"stream":%t}`, prompt, seed, i < 3))
+		}
 	}
 	return list
 }()
@@ -165,7 +190,7 @@ func (c *containers) begin(t *testing.T, wanted []*unbroken.Answer) *load {
 	l := &load{counts: map[string]*tally{}, stop: make(chan struct{})}
 	for i, body := range asks {
 		l.clients.Go(func() {
-			for n := 0; ; n++ {
+			for {
 				select {
 				case <-l.stop:
 					return
@@ -174,7 +199,7 @@ func (c *containers) begin(t *testing.T, wanted []*unbroken.Answer) *load {
 				l.mu.Lock()
 				step := l.step
 				l.mu.Unlock()
-				a := unbroken.Tell(t.Context(), c.client, c.url+"/v1/completions", fmt.Sprintf("compose-%d-%d", i, n), body, func(string, int) {})
+				a := unbroken.Tell(t.Context(), c.client, c.base+"/v1/completions", fmt.Sprintf("compose-%d", i), body, func(string, int) {})
 				l.add(step, a, wanted[i])
 				if a.Err != nil { // a client that is refused comes back in a moment
 					select {
@@ -225,7 +250,7 @@ func TestContainers(t *testing.T) {
 	t.Logf("up after %v", time.Since(began).Round(100*time.Millisecond))
 	var wanted []*unbroken.Answer
 	for i, body := range asks {
-		a := unbroken.Tell(t.Context(), c.client, c.url+"/v1/completions", fmt.Sprintf("wanted-%d", i), body, func(string, int) {})
+		a := unbroken.Tell(t.Context(), c.client, c.base+"/v1/completions", fmt.Sprintf("compose-%d", i), body, func(string, int) {})
 		if a.Err != nil {
 			t.Fatal(a.Err)
 		}
@@ -264,12 +289,12 @@ func TestContainers(t *testing.T) {
 	run("decode 1 to 3", scale("decode", 3))
 	for _, role := range []string{"decode", "prefill"} {
 		run("a "+role+" worker is killed", func() {
-			c.must(t, "kill", "--signal", "KILL", c.of(t, role)[0])
+			c.must(t, "kill", "--signal", "KILL", c.busiest(t, role))
 			c.up(t)
 		})
 	}
 	run("a decode worker is cut off, for 8 s", func() {
-		id, network := c.of(t, "decode")[1], c.project+"_default"
+		id, network := c.busiest(t, "decode"), c.project+"_default"
 		c.must(t, "network", "disconnect", network, id)
 		time.Sleep(8 * time.Second) // how long it is away is what is tried
 		c.must(t, "network", "connect", "--alias", "decode", network, id)
@@ -285,10 +310,16 @@ func TestContainers(t *testing.T) {
 	run("NATS restarts", restart("nats"))
 	run("decode 3 to 1", scale("decode", 1))
 	run("prefill 3 to 1", scale("prefill", 1))
+	run("a new image, beside the old one", func() { c.upgrade(t) })
+	seams := 0
 	for step, n := range l.counted() {
+		seams += n.seams
 		if len(n.bad) > 0 {
 			t.Errorf("%s: %d of %d requests failed, as\n%s", step, len(n.bad), n.requests, n.bad[0])
 		}
+	}
+	if seams == 0 {
+		t.Error("no stream went on at another pair, so nothing was shown")
 	}
 	const last = "the router restarts"
 	run(last, restart("router"))
@@ -297,6 +328,28 @@ func TestContainers(t *testing.T) {
 	for _, bad := range l.counted()[last].bad {
 		if !strings.Contains(bad, "connection refused") && !strings.Contains(bad, "connection reset") && !strings.HasSuffix(bad, ": EOF") && !strings.Contains(bad, "status 503") {
 			t.Errorf("%s: %s", last, bad)
+		}
+	}
+}
+
+// upgrade puts workers of a new image beside those of the old one, which then go.
+func (c *containers) upgrade(t *testing.T) {
+	t.Helper()
+	build := exec.Command(c.docker, "build", "--quiet", "--tag", image, "-")
+	build.Stdin = strings.NewReader("FROM " + image + "\nLABEL is=new\n")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	c.scale = map[string]int{"prefill": 2, "decode": 2}
+	c.up(t)
+	c.scale = map[string]int{"prefill": 1, "decode": 1}
+	c.must(t, c.compose("up", "--detach", "--no-build", "--wait", "--no-deps", "--scale", "prefill=1", "--scale", "decode=1", "prefill", "decode")...)
+	c.settled(t)
+	for _, role := range []string{"prefill", "decode"} {
+		for _, id := range c.of(t, role) {
+			if is := c.must(t, "inspect", "--format", `{{index .Config.Labels "is"}}`, id); is != "new" {
+				t.Errorf("a %s worker of the old image is left", role)
+			}
 		}
 	}
 }
