@@ -41,7 +41,7 @@ services:
     healthcheck: { test: ["CMD", "/xpyd", "health", "http://127.0.0.1:8222/healthz"] }
   router: *image
   prefill: *image
-  decode: { <<: *image, cpus: 0.15 } # slow, so that streams are under way when it is struck
+  decode: { <<: *image, cpus: 0.1 } # slow, so that streams are under way when it is struck
 `
 
 func newContainers(t *testing.T) *containers {
@@ -164,7 +164,7 @@ func (c *containers) busiest(t *testing.T, role string) (container string) {
 var asks = func() (list []string) {
 	for i, prompt := range []string{"Once upon a time", "The little dog", "One day, a girl named Lily", "Tom and his mother went to"} {
 		for seed := range 2 {
-			list = append(list, fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":400,"ignore_eos":true,"seed":%d,"stream":%t}`, prompt, seed, i < 3))
+			list = append(list, fmt.Sprintf(`{"model":"stories260k","prompt":%q,"max_tokens":400,"ignore_eos":true,"n":4,"seed":%d,"stream":%t}`, prompt, seed, i < 3))
 		}
 	}
 	return list
@@ -326,7 +326,7 @@ func TestContainers(t *testing.T) {
 	l.end()
 	l.clients.Wait()
 	for _, bad := range l.counted()[last].bad {
-		if !strings.Contains(bad, "connection refused") && !strings.Contains(bad, "connection reset") && !strings.HasSuffix(bad, ": EOF") && !strings.Contains(bad, "status 503") {
+		if !strings.HasPrefix(bad, "Post ") && !strings.HasPrefix(bad, "status 503") { // no answer that had begun
 			t.Errorf("%s: %s", last, bad)
 		}
 	}
