@@ -11,16 +11,13 @@ SEED     ?= 1
 N        ?= 200
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: alerts-test dashboard-test release release-test vulncheck vllm-tests schemathesis planner unbroken router-churn hostile edge-soak help build dist test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker
+.PHONY: alerts-test compose-test dashboard-test release release-test vulncheck vllm-tests schemathesis planner unbroken router-churn hostile edge-soak help build test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 build: ## one static binary, ./bin/xpyd
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/xpyd ./cmd/xpyd
-
-dist: ## stripped static binary for images, ./dist/xpyd
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o dist/xpyd ./cmd/xpyd
 
 test: ## every test, no GPU needed
 	$(GO) test $(PKGS)
@@ -111,5 +108,8 @@ release-test: ## a release made twice and looked at: bytes, program, packages, m
 vulncheck: ## known vulnerabilities in what xpyd calls (needs vuln.go.dev)
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...
 
-docker: dist ## container image from the static binary
-	docker build -t xpyd .
+docker: ## container image xpyd, for CPUs and routers
+	docker build --build-arg VERSION="$$(git describe --always --dirty)" -t xpyd .
+
+compose-test: ## docker-compose.yml on a real Docker, under load: scale, kill, cut off, restart; nothing is pulled
+	scripts/compose-test

@@ -37,7 +37,7 @@ func startWorker(t testing.TB, role fleet.Role, change func(*worker.Config), giv
 	tr := tcp.New(nil)
 	deps := worker.Deps{Log: testLog(), Registry: prometheus.NewRegistry(), Ways: []way.Kind{way.Network(tr)}, Build: "test"}
 	if cfg.KV.Transport == "shm" {
-		deps.Ways = []way.Kind{shm.Way(), way.Network(tr)}
+		deps.Ways = []way.Kind{shm.Way(""), way.Network(tr)}
 	}
 	for _, give := range given {
 		give(&deps)

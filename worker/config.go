@@ -150,6 +150,7 @@ type KV struct {
 	MaxQuarantined   int             `key:"max_quarantined"`    // blocks; 0: a quarter of the pool
 	Digest           string          `key:"digest"`             // "on"; "off" skips checks if both workers say so, for measuring
 	Convert          string          `key:"convert"`            // "refuse" or "allow" peers whose KV has another dtype
+	Sockets          string          `key:"sockets"`            // folder for the unix sockets of ways within a machine; empty: abstract names
 	DeviceRefill     string          `key:"device_refill"`      // "on" or "off": GPUs push into blocks of another size or dtype
 	HostMemory       config.PoolSize `key:"host_memory"`        // under the pool: bytes, or how many times the pool; 0: none
 	SSDDir           string          `key:"ssd_dir"`            // this worker's own folder, under host memory; empty: none

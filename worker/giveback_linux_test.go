@@ -103,7 +103,7 @@ func openGPUEnd(t testing.TB, name string, l kvlayout.Layout, blocks int, device
 	// Nothing here is about silence, and a starved machine is silent.
 	cfg.PeerSilence, cfg.AcceptTimeout, cfg.HandshakeTimeout, cfg.DialTimeout = patience, patience, patience, patience
 	log := slog.New(slog.DiscardHandler)
-	transport, err := cudaipc.New([]gpuDevice{e.device}, []gpuDevice{e.device}, l.Resolve()[0].Heads, true)
+	transport, err := cudaipc.New([]gpuDevice{e.device}, []gpuDevice{e.device}, l.Resolve()[0].Heads, true, "")
 	must(err)
 	metrics, err := kvconn.NewMetrics(prometheus.NewRegistry())
 	must(err)

@@ -17,6 +17,11 @@ import (
 )
 
 func (w *Worker) startKV(d Deps) error {
+	if folder := w.cfg.KV.Sockets; folder != "" {
+		if err := way.CheckSockets(folder); err != nil {
+			return bad("kv.sockets", "%v", err)
+		}
+	}
 	ways, err := way.Open(d.Ways, w.cfg.KV.Transport, way.Pool{Backend: w.backend}, w.log)
 	if err != nil {
 		return bad("kv.transport", "%v", err)
@@ -45,7 +50,7 @@ func (w *Worker) startKV(d Deps) error {
 	if w.cfg.KV.MaxQuarantined > 0 {
 		dcfg.MaxQuarantined = w.cfg.KV.MaxQuarantined
 	}
-	w.chooser, err = way.NewChooser(way.Config{Ways: ways, Recv: w.recv, Find: func(addr string, id kvconn.PeerID) way.Peer { return w.fleet.reachedBy(addr, id) }, Publish: w.publishPaths, Log: w.log, Register: w.registry})
+	w.chooser, err = way.NewChooser(way.Config{Ways: ways, Recv: w.recv, Machine: way.Machine(w.cfg.KV.Sockets), Find: func(addr string, id kvconn.PeerID) way.Peer { return w.fleet.reachedBy(addr, id) }, Publish: w.publishPaths, Log: w.log, Register: w.registry})
 	if err != nil {
 		return err
 	}

@@ -320,7 +320,7 @@ func (w *Worker) Instance() fleet.Instance {
 	}
 	events, replay := w.eventAddrs()
 	return fleet.Instance{
-		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVWays: w.kvWays, Machine: way.Machine(), Secrets: w.ring.IDs(),
+		ID: w.identity.ID, Epoch: w.identity.Epoch, Role: fleet.Role(w.cfg.Role), URL: w.url, KVAddr: w.kvAddr, KVWays: w.kvWays, Machine: way.Machine(w.cfg.KV.Sockets), Secrets: w.ring.IDs(),
 		Draining: w.cfg.Drained,
 		Dialect:  fleet.Native, Model: w.served, Build: w.build, ProtocolMin: kvconn.ProtocolMin, ProtocolMax: kvconn.ProtocolMax,
 		ModelFingerprint: w.identity.ModelFingerprint, TokenizerFingerprint: w.identity.TokenizerFingerprint, Numerics: w.identity.Numerics,

@@ -179,7 +179,7 @@ func showMeasured(w io.Writer, r measured, plot string, asJSON bool) error {
 // benchTransports are those that `bench kv` can measure.
 func benchTransports() (map[string]kvbench.Transport, error) {
 	all := map[string]kvbench.Transport{"tcp": {Transport: tcp.New(nil)}}
-	overMemory, err := shm.New()
+	overMemory, err := shm.New("")
 	if err == nil {
 		all[shm.Name] = kvbench.Transport{Transport: overMemory, Local: true}
 	} else if !errors.Is(err, shm.ErrUnsupported) {

@@ -89,7 +89,7 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(
 		newUp(), newRouter(), newWorker("prefill"), newWorker("decode"),
-		newChat(), newScale(), newStatus(), newTop(), newTrace(), newDrain(), newUndrain(), newRole(), newMock(), newBench(), newPlan(), newReplay(), newKeys(), newSecret(), newRevoke(), newUnrevoke(), newLogLevel(), newAdmin(), newVersion(),
+		newChat(), newScale(), newStatus(), newHealth(), newTop(), newTrace(), newDrain(), newUndrain(), newRole(), newMock(), newBench(), newPlan(), newReplay(), newKeys(), newSecret(), newRevoke(), newUnrevoke(), newLogLevel(), newAdmin(), newVersion(),
 	)
 	usageArgs(root)
 	return root

@@ -56,6 +56,30 @@ func TestWorkersSettings(t *testing.T) {
 	}
 }
 
+// TestSocketsFolder: a folder for sockets that others could write to, or that is none, is refused
+// with its key.
+func TestSocketsFolder(t *testing.T) {
+	dir := t.TempDir()
+	open := filepath.Join(dir, "open")
+	if err := os.Mkdir(open, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(open, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	alone := alone(t)
+	for _, folder := range []string{open, filepath.Join(dir, "none")} {
+		file := filepath.Join(dir, "decode.yaml")
+		if err := os.WriteFile(file, []byte("kv:\n  sockets: "+folder), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, errs, code := xpyd(t, append([]string{"decode", "--log-level", "error", "--config", file}, alone...)...)
+		if code != exitUsage || !strings.HasPrefix(errs, "xpyd: "+file+":2: kv.sockets: ") || !strings.Contains(errs, folder) {
+			t.Errorf("%s: exit code %d, %q", folder, code, errs)
+		}
+	}
+}
+
 // TestPoolLargerThanMachine: a pool on the CPU is taken at start, so one that the machine
 // has no memory for is refused then, with the numbers, and not when requests fill it.
 func TestPoolLargerThanMachine(t *testing.T) {

@@ -212,7 +212,8 @@ func (s *fleetStatus) printGPUs(w io.Writer) error {
 			continue
 		}
 		for _, d := range m.Devices {
-			at := place{m.Machine, d}
+			machine, _, _ := strings.Cut(m.Machine, "/") // whoever is on it
+			at := place{machine, d}
 			on[at] = append(on[at], m.ID)
 		}
 	}

@@ -16,10 +16,10 @@ import (
 // kv.transport, its device and its peers.
 func ways(network kvconn.Transport, kv *worker.KV) []way.Kind {
 	return []way.Kind{
-		cudaipc.Way(kv.DeviceRefill == "on"), // from GPU to GPU
-		shm.Way(),
+		cudaipc.Way(kv.DeviceRefill == "on", kv.Sockets), // from GPU to GPU
+		shm.Way(kv.Sockets),
 		nccl.Way(network), // between GPUs that do not reach each other's memory
-		pinned.Way(),
+		pinned.Way(kv.Sockets),
 		way.Network(network),
 	}
 }

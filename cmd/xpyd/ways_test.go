@@ -96,11 +96,11 @@ func TestWaysOfRanks(t *testing.T) {
 		t.Errorf("peers are told of the pool %+v", shared)
 	}
 	offers := map[string]string{"cudaipc": "cudaipc:x", "nccl": "nccl:h:2", "pinned": "pinned:x"}
-	near := way.Peer{PeerID: kvconn.PeerID{ID: "near", Epoch: 1}, Machine: way.Machine(), Addrs: offers}
+	near := way.Peer{PeerID: kvconn.PeerID{ID: "near", Epoch: 1}, Machine: way.Machine(""), Addrs: offers}
 	far := way.Peer{PeerID: kvconn.PeerID{ID: "far", Epoch: 1}, Machine: "elsewhere/1", Addrs: offers}
 	var to dialed
 	said := ""
-	c, err := way.NewChooser(way.Config{Ways: set, Recv: &to, Log: log, Register: prometheus.NewPedanticRegistry(), Publish: func(s string) { said = s },
+	c, err := way.NewChooser(way.Config{Ways: set, Recv: &to, Machine: way.Machine(""), Log: log, Register: prometheus.NewPedanticRegistry(), Publish: func(s string) { said = s },
 		Find: func(_ string, id kvconn.PeerID) way.Peer {
 			if id.ID == "far" {
 				return far

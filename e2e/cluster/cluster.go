@@ -67,7 +67,7 @@ func Once(name string, make func(dir string) error) func(testing.TB) string {
 	}
 }
 
-// binary is built like `make dist`, but by go run, which alone caches linked programs: a run of all
+// binary is built like a release, but by go run, which alone caches linked programs: a run of all
 // tests links it once.
 var binary = sync.OnceValues(func() (string, error) { return link("xpyd", "-s -w") })
 

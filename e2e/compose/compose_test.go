@@ -5,10 +5,8 @@
 package compose
 
 import (
-	"cmp"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -37,7 +35,7 @@ func TestMain(m *testing.M) {
 
 // serveNATS is what the image nats does with --user and --pass.
 func serveNATS(addr string, args []string) int {
-	if len(args) != 4 || args[0] != "--user" || args[2] != "--pass" {
+	if len(args) != 6 || args[0] != "--user" || args[2] != "--pass" || args[4] != "--http_port" {
 		fmt.Fprintln(os.Stderr, "unknown arguments", args)
 		return 2
 	}
@@ -59,11 +57,15 @@ type host struct {
 	nats     string // address
 	configs  string // what is mounted at /etc/xpyd
 	volume   string // fleet
+	sockets  string
 }
 
 func newHost(t *testing.T) *host {
 	t.Helper()
-	h := &host{nats: cluster.Port(t), configs: t.TempDir(), volume: t.TempDir()}
+	h := &host{nats: cluster.Port(t), configs: t.TempDir(), volume: t.TempDir(), sockets: filepath.Join(t.TempDir(), "s")}
+	if err := os.Mkdir(h.sockets, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	h.services, _ = services(t)
 	address := regexp.MustCompile(`0\.0\.0\.0:\d+`)
 	files, err := filepath.Glob(filepath.Join(root, "configs/compose/*.yaml"))
@@ -78,6 +80,7 @@ func newHost(t *testing.T) *host {
 		text := address.ReplaceAllString(string(b), "127.0.0.1:0")
 		text = strings.Replace(text, "data: /data/", "data: "+h.volume+"/", 1)
 		text = strings.Replace(text, "join_file: /fleet/", "join_file: "+h.volume+"/", 1)
+		text = strings.Replace(text, "sockets: /run/xpyd", "sockets: "+h.sockets, 1)
 		if err := os.WriteFile(filepath.Join(h.configs, filepath.Base(file)), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -96,18 +99,16 @@ func (h *host) run(t *testing.T, name string) *cluster.Process {
 		}
 		return cluster.StartCommand(t, exec.Command(self, s.Command...), []string{natsEnv + "=" + h.nats})
 	}
-	volume := map[string]string{"router": "fleet:/data"}[name]
-	if s.Image != "xpyd" || !slices.Contains(s.Volumes, "./configs/compose:/etc/xpyd:ro") || !slices.Contains(s.Volumes, cmp.Or(volume, "fleet:/fleet:ro")) {
+	mounts := []string{"./configs/compose:/etc/xpyd:ro", "fleet:/data"}
+	if name != "router" {
+		mounts = []string{"./configs/compose:/etc/xpyd:ro", "fleet:/fleet:ro", "sockets:/run/xpyd", "models:/models"}
+	}
+	if s.Image != "xpyd" || !slices.Equal(s.Volumes, mounts) {
 		t.Fatalf("%s: image %q, mounts %v", name, s.Image, s.Volumes)
 	}
 	var env, args []string
 	for k, v := range s.Environment {
-		u, err := url.Parse(v)
-		if err != nil || u.Host != "nats:4222" {
-			t.Fatalf("%s: %s=%s", name, k, v)
-		}
-		u.Host = h.nats
-		env = append(env, k+"="+u.String())
+		env = append(env, k+"="+strings.Replace(v, "nats:4222", h.nats, 1))
 	}
 	for _, a := range s.Command {
 		args = append(args, strings.Replace(a, "/etc/xpyd/", h.configs+"/", 1))
@@ -116,8 +117,7 @@ func (h *host) run(t *testing.T, name string) *cluster.Process {
 }
 
 // up is `docker compose up`, with --scale for what scale has. The router and NATS
-// find each other; workers that come before there is a join file end, and are
-// started again by docker, which this leaves out.
+// find each other; workers wait until the router is healthy.
 func (h *host) up(t *testing.T, scale map[string]int) (url string, prefill, decode int) {
 	t.Helper()
 	count := func(role string) int {

@@ -8,8 +8,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/worker"
 )
 
 // root of the repository, as compose sees it.
@@ -18,14 +22,28 @@ const root = "../.."
 // service is what docker-compose.yml says of one.
 type service struct {
 	Image       string
-	Build       string
 	Command     []string
 	Environment map[string]string
 	Volumes     []string
 	Ports       []string
-	Name        string   `yaml:"container_name"`
-	DependsOn   []string `yaml:"depends_on"`
-	Deploy      struct{ Replicas int }
+	Profiles    []string
+	Name        string                                `yaml:"container_name"`
+	Grace       time.Duration                         `yaml:"stop_grace_period"`
+	ReadOnly    bool                                  `yaml:"read_only"`
+	Health      struct{ Test []string }               `yaml:"healthcheck"`
+	DependsOn   map[string]struct{ Condition string } `yaml:"depends_on"`
+	Deploy      struct {
+		Replicas  int
+		Resources struct {
+			Reservations struct {
+				Devices []struct {
+					Driver       string
+					Count        string
+					Capabilities []string
+				}
+			}
+		}
+	}
 }
 
 func read(t *testing.T, path string, to any) {
@@ -56,15 +74,51 @@ func services(t *testing.T) (map[string]service, map[string]any) {
 		for k := range s.Environment {
 			s.Environment[k] = variable.ReplaceAllString(s.Environment[k], "$1")
 		}
+		for i := range s.Volumes {
+			s.Volumes[i] = variable.ReplaceAllString(s.Volumes[i], "$1")
+		}
 	}
 	return file.Services, file.Volumes
+}
+
+// checkOurs: a container of ours has the time that its drain takes, and asks its own listener
+// whether it is well.
+func checkOurs(t *testing.T, name string, s service) {
+	t.Helper()
+	role := strings.TrimPrefix(name, "gpu-")
+	drain := worker.DefaultConfig(fleet.Role(role)).DrainTimeout // a router's is as long
+	if s.Grace < drain+5*time.Second {
+		t.Errorf("%s is killed after %v, its drain takes up to %v", name, s.Grace, drain)
+	}
+	var config struct {
+		Listen string
+		KV     struct{ Sockets string }
+	}
+	read(t, "configs/compose/"+role+".yaml", &config)
+	_, port, _ := net.SplitHostPort(config.Listen)
+	if want := []string{"CMD", "xpyd", "health", "http://127.0.0.1:" + port}; !slices.Equal(s.Health.Test, want) {
+		t.Errorf("%s is checked by %q, want %q", name, s.Health.Test, want)
+	}
+	if want := []string{role, "--config", "/etc/xpyd/" + role + ".yaml"}; !slices.Equal(s.Command, want) || !s.ReadOnly {
+		t.Errorf("%s runs %q, read only %t", name, s.Command, s.ReadOnly)
+	}
+	if role == "router" {
+		return
+	}
+	if !slices.Contains(s.Volumes, "sockets:"+config.KV.Sockets) {
+		t.Errorf("%s: sockets are in %q, and %v is mounted", name, config.KV.Sockets, s.Volumes)
+	}
+	devices := s.Deploy.Resources.Reservations.Devices
+	if gpu := role != name; gpu != (len(devices) == 1) || gpu != slices.Equal(s.Profiles, []string{"gpu"}) || gpu != (s.Environment["XPYD_DEVICE"] != "") {
+		t.Errorf("%s: devices %+v, profiles %v, environment %v", name, devices, s.Profiles, s.Environment)
+	}
 }
 
 // TestFile: what any number of containers of a service needs, and that what is
 // mounted, depended on and scraped is there.
 func TestFile(t *testing.T) {
 	all, volumes := services(t)
-	for _, name := range []string{"nats", "router", "prefill", "decode", "prometheus", "grafana"} {
+	for _, name := range []string{"nats", "router", "prefill", "decode", "gpu-prefill", "gpu-decode", "prometheus", "grafana"} {
 		if _, ok := all[name]; !ok {
 			t.Errorf("no service %s", name)
 		}
@@ -80,10 +134,19 @@ func TestFile(t *testing.T) {
 				t.Errorf("%s mounts what is not there: %v", name, err)
 			}
 		}
-		for _, d := range s.DependsOn {
-			if _, ok := all[d]; !ok {
-				t.Errorf("%s depends on %s, which is not there", name, d)
+		for d, how := range s.DependsOn {
+			if _, ok := all[d]; !ok || how.Condition != "service_healthy" {
+				t.Errorf("%s depends on %s, which is not there, or need not be healthy", name, d)
 			}
+		}
+		if len(s.Health.Test) == 0 {
+			t.Errorf("%s has no health check", name)
+		}
+		image, tag, _ := strings.Cut(s.Image, ":")
+		if image == "xpyd" {
+			checkOurs(t, name, s)
+		} else if !regexp.MustCompile(`^v?\d+\.\d+\.\d+`).MatchString(tag) {
+			t.Errorf("%s: no version of %s is named", name, s.Image)
 		}
 	}
 	for _, role := range []string{"prefill", "decode"} {
@@ -123,7 +186,7 @@ func TestFile(t *testing.T) {
 		t.Errorf("not scraped: %v", key)
 	}
 	docker, err := os.ReadFile(filepath.Join(root, "Dockerfile"))
-	if err != nil || !strings.Contains(string(docker), "\nFROM scratch\n") {
+	if err != nil || !strings.Contains(string(docker), "\nFROM scratch AS cpu\n") {
 		t.Errorf("the image needs another: %v\n%s", err, docker)
 	}
 }

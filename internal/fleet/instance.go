@@ -67,7 +67,7 @@ type Instance struct {
 	KVAddr string `json:"kv_addr"` // host:port of its kvconn listener, by which requests name it
 	// KVWays are its addresses by ways faster than the network (kvconn/way): way → address.
 	KVWays  map[string]string `json:"kv_ways,omitempty"`
-	Machine string            `json:"machine,omitempty"` // boot id and user of its process
+	Machine string            `json:"machine,omitempty"` // way.Machine of its process
 	// Secrets are trust.Ring.IDs of the fleet secrets that it accepts; "": it trusts everyone.
 	Secrets  string `json:"secrets,omitempty"`
 	KVPaths  string `json:"kv_paths,omitempty"` // how it reaches its prefill workers, for people

@@ -31,7 +31,7 @@ func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)
 func transports(t *testing.T) map[string]kvbench.Transport {
 	t.Helper()
 	all := map[string]kvbench.Transport{"tcp": {Transport: tcp.New(nil)}}
-	if mem, err := shm.New(); err == nil {
+	if mem, err := shm.New(""); err == nil {
 		all["shm"] = kvbench.Transport{Transport: mem, Local: true}
 	} else if !errors.Is(err, shm.ErrUnsupported) {
 		t.Fatal(err)

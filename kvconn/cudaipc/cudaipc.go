@@ -39,8 +39,8 @@ const Name = "cudaipc"
 // New makes a transport that offers the pool of ours and opens peers' pools with theirs, each
 // a rank's, or one; all of a model with so many KV heads. A worker passes its backend's
 // ranks for both. With refill a device also assembles blocks of another size or dtype; else
-// their rows go through this host.
-func New[E kernels.Exporter, O kernels.PeerOpener](ours []E, theirs []O, heads int, refill bool) (kvconn.Transport, error) {
+// their rows go through this host. sockets: local.New.
+func New[E kernels.Exporter, O kernels.PeerOpener](ours []E, theirs []O, heads int, refill bool, sockets string) (kvconn.Transport, error) {
 	d := &device{heads: heads, refill: refill}
 	for _, e := range ours {
 		d.ours = append(d.ours, e)
@@ -53,11 +53,12 @@ func New[E kernels.Exporter, O kernels.PeerOpener](ours []E, theirs []O, heads i
 	}
 	d.lines = kvlayout.MostPairs(heads, maxRanks, len(ours))
 	d.taken = make([]bool, kernels.FlagLines/d.lines)
-	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
+	return local.New(Name, sockets, func(c *local.Conn) net.Conn { return &conn{c, d} })
 }
 
-// Way describes the transport to a worker: it serves pools in GPUs' memory.
-func Way(refill bool) way.Kind {
+// Way describes the transport to a worker: it serves pools in GPUs' memory. sockets is
+// the folder of its sockets, or "": local.New.
+func Way(refill bool, sockets string) way.Kind {
 	return way.Kind{Name: Name, Local: true, PoolIn: "a GPU's memory",
 		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.HostMover); return ok },
 		Open: func(p way.Pool) (kvconn.Transport, *kvconn.Shared, error) {
@@ -75,7 +76,7 @@ func Way(refill bool) way.Kind {
 			if err != nil {
 				return nil, nil, err
 			}
-			t, err := New(ranks, ranks, rows.Heads, refill)
+			t, err := New(ranks, ranks, rows.Heads, refill, sockets)
 			return t, shared, err
 		}}
 }

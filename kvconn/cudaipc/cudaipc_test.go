@@ -40,7 +40,7 @@ func open[R interface {
 	Layout() kvlayout.Layout
 }, S kernels.PeerOpener](r R, s S, refill bool) (kvconn.Transport, error) {
 	rows, _ := r.Layout().Uniform()
-	return cudaipc.New([]R{r}, []S{s}, rows.Heads, refill)
+	return cudaipc.New([]R{r}, []S{s}, rows.Heads, refill, "")
 }
 
 // TestPushed is the suite with rows that the sender's device pushes.

@@ -23,7 +23,7 @@ import (
 // openRanks is a transport between two pools of several ranks.
 func openRanks[S kernels.PeerOpener](t testing.TB, r *fakegpu.Ranks, s []S) kvconn.Transport {
 	rows, _ := r.Layout().Uniform()
-	tr, err := cudaipc.New(r.List, s, rows.Heads, true)
+	tr, err := cudaipc.New(r.List, s, rows.Heads, true, "")
 	if err != nil {
 		t.Fatal(err)
 	}

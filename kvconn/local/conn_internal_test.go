@@ -19,7 +19,7 @@ import (
 // plain is a transport whose connections are only ours.
 func plain(t *testing.T) *Transport {
 	t.Helper()
-	tr, err := New("shm", func(c *Conn) net.Conn { return c })
+	tr, err := New("shm", "", func(c *Conn) net.Conn { return c })
 	if err != nil {
 		t.Fatal(err)
 	}

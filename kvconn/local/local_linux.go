@@ -2,23 +2,26 @@ package local
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
 
-// New makes a transport of that name; dress wraps its connections. It fails where this
+// New makes a transport of that name, whose sockets are in folder, or abstract if that is
+// ""; dress wraps its connections. It fails where this
 // process could not prove that a peer has ended (pidfd, Linux 5.3): without that proof,
 // memory lent to a dead peer could never be reused.
-func New(name string, dress func(*Conn) net.Conn) (*Transport, error) {
+func New(name, folder string, dress func(*Conn) net.Conn) (*Transport, error) {
 	fd, err := unix.PidfdOpen(os.Getpid(), unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w: pidfd_open: %v", name, ErrUnsupported, err)
 	}
 	unix.Close(fd)
-	return &Transport{name, dress}, nil
+	return &Transport{name, folder, dress}, nil
 }
 
 // Dial connects to a listener's address. It refuses another user's listener: any user
@@ -50,18 +53,28 @@ func (t *Transport) Listen(addr string) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
-	if err != nil {
-		return nil, err
+	l := &listener{t: t, addr: &net.UnixAddr{Name: addr, Net: t.name}}
+	if t.folder != "" {
+		sweep(t.folder)
+		if l.lock, err = take(t.folder, filepath.Base(name)); err != nil {
+			return nil, fmt.Errorf("%s: %w", t.name, err)
+		}
 	}
-	return &listener{ln, t, &net.UnixAddr{Name: addr, Net: t.name}}, nil
+	if l.UnixListener, err = net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"}); err != nil {
+		return nil, errors.Join(err, l.lock.release())
+	}
+	return l, nil
 }
 
 type listener struct {
 	*net.UnixListener
 	t    *Transport
 	addr *net.UnixAddr // as Dial takes it
+	lock *lock         // nil for an abstract name
 }
+
+// Close removes the socket from its folder, too.
+func (l *listener) Close() error { return errors.Join(l.UnixListener.Close(), l.lock.release()) }
 
 func (l *listener) Addr() net.Addr { return l.addr }
 

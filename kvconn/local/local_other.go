@@ -11,7 +11,9 @@ import (
 type Conn struct{ net.Conn }
 
 // New returns ErrUnsupported.
-func New(name string, dress func(*Conn) net.Conn) (*Transport, error) { return nil, ErrUnsupported }
+func New(name, folder string, dress func(*Conn) net.Conn) (*Transport, error) {
+	return nil, ErrUnsupported
+}
 
 // Dial returns ErrUnsupported.
 func (t *Transport) Dial(ctx context.Context, addr string) (net.Conn, error) {

@@ -29,14 +29,15 @@ const Name = "pinned"
 func DefaultRing() stage.Ring { return stage.Ring{Slots: 8, SlotBytes: 8 << 20} }
 
 // New makes a transport that receives into the pool of ours and sends from that of
-// theirs, both of layout l; a worker passes its backend for both.
-func New(ours, theirs kernels.HostMover, l kvlayout.Layout, r stage.Ring) (kvconn.Transport, error) {
+// theirs, both of layout l; a worker passes its backend for both. sockets: local.New.
+func New(ours, theirs kernels.HostMover, l kvlayout.Layout, r stage.Ring, sockets string) (kvconn.Transport, error) {
 	d := &device{ours: ours, theirs: theirs, geo: stage.NewGeometry(l, r)}
-	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c, d} })
+	return local.New(Name, sockets, func(c *local.Conn) net.Conn { return &conn{c, d} })
 }
 
-// Way describes the transport to a worker: it serves pools in a GPU's memory.
-func Way() way.Kind {
+// Way describes the transport to a worker: it serves pools in a GPU's memory. sockets is the folder
+// of its sockets, or "": local.New.
+func Way(sockets string) way.Kind {
 	return way.Kind{Name: Name, Local: true, PoolIn: "a GPU's memory",
 		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.HostMover); return ok },
 		Open: func(p way.Pool) (kvconn.Transport, *kvconn.Shared, error) {
@@ -45,7 +46,7 @@ func Way() way.Kind {
 			if err != nil {
 				return nil, nil, err
 			}
-			t, err := New(m, m, p.Backend.Layout(), DefaultRing())
+			t, err := New(m, m, p.Backend.Layout(), DefaultRing(), sockets)
 			return t, shared, err
 		}}
 }

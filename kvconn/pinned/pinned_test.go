@@ -30,7 +30,7 @@ var factory = kvconntest.Factory{Device: pair, Joined: true, Shrink: 2, AtOnce: 
 func pair(t testing.TB) (kvconn.Transport, kvconntest.GPUs) {
 	r, s := fakegpu.Pair(t)
 	r.Delay, s.Delay = 200*time.Microsecond, 200*time.Microsecond
-	tr, err := pinned.New(r, s, kvconntest.Plain(), small)
+	tr, err := pinned.New(r, s, kvconntest.Plain(), small, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -87,11 +87,11 @@ func TestAnotherForm(t *testing.T) {
 		{"bf16", 16, "the peer's blocks are of"},
 	} {
 		r, s := unlent{fakegpu.New(t, kvconntest.ReceiverBlocks, of(c.dtype, c.bt)), t}, unlent{fakegpu.New(t, kvconntest.SenderBlocks, of("bf16", 8)), t}
-		dials, err := pinned.New(r, r, r.Layout(), small)
+		dials, err := pinned.New(r, r, r.Layout(), small, "")
 		if err != nil {
 			t.Fatal(err)
 		}
-		listens, err := pinned.New(s, s, s.Layout(), small)
+		listens, err := pinned.New(s, s, s.Layout(), small, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 func slow(t *testing.T, receiver, sender time.Duration, do func(w *kvconntest.World, r fakegpu.GPU)) {
 	r, s := fakegpu.Pair(t)
 	r.Delay, s.Delay = receiver, sender
-	tr, err := pinned.New(r, s, kvconntest.Plain(), stage.Ring{Slots: 2, SlotBytes: 4 << 10})
+	tr, err := pinned.New(r, s, kvconntest.Plain(), stage.Ring{Slots: 2, SlotBytes: 4 << 10}, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,7 +56,7 @@ func TestStuckRing(t *testing.T) {
 	kv := kvlayout.Plain(1, 2, 8, 4, "f32")
 	synctest.Test(t, func(t *testing.T) {
 		h := &hanging{gate: make(chan struct{})}
-		tr, err := New(h, h, l, stage.Ring{Slots: 2, SlotBytes: 4 << 10})
+		tr, err := New(h, h, l, stage.Ring{Slots: 2, SlotBytes: 4 << 10}, "")
 		if err != nil {
 			t.Fatal(err)
 		}

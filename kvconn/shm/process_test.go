@@ -65,7 +65,7 @@ func (pushAndWait) OnTicket(ctx context.Context, o *kvconn.Outgoing) {
 
 // processMain is one side in a process of its own.
 func processMain(what string) error {
-	tr, err := shm.New()
+	tr, err := shm.New("")
 	if err != nil {
 		return err
 	}

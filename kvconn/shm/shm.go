@@ -27,14 +27,14 @@ var ErrUnsupported = local.ErrUnsupported
 const Name = "shm"
 
 // New makes a transport; see local.New.
-func New() (kvconn.Transport, error) {
-	return local.New(Name, func(c *local.Conn) net.Conn { return &conn{c} })
+func New(sockets string) (kvconn.Transport, error) {
+	return local.New(Name, sockets, func(c *local.Conn) net.Conn { return &conn{c} })
 }
 
 // Way describes the transport to a worker: it serves pools in host memory that others can
-// map.
-func Way() way.Kind {
-	t, err := New()
+// map. sockets is the folder of its sockets, or "": local.New.
+func Way(sockets string) way.Kind {
+	t, err := New(sockets)
 	return way.Kind{Name: Name, Local: true, MapsPool: err == nil, PoolIn: "shared memory",
 		Suits: func(b kernels.Backend) bool { _, ok := b.(kernels.Sharer); return ok },
 		Open: func(p way.Pool) (kvconn.Transport, *kvconn.Shared, error) {

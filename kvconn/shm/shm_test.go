@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 }
 
 func transport(t testing.TB) (kvconn.Transport, string) {
-	tr, err := shm.New()
+	tr, err := shm.New("")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -105,7 +105,7 @@ func result(name, unit string, value float64, sorted []float64, note, peer strin
 // bothCopies is the limit of what goes through pinned memory, in GB/s: one GPU gathers
 // into it and the other scatters out of it, and neither waits for the other.
 func bothCopies(t *testing.T, src, dst *end) float64 {
-	geo := stage.NewGeometry(src.Layout(), pinned.DefaultRing())
+	geo := stage.NewGeometry(src.Layout(), pinned.DefaultRing(), "")
 	slots, rounds := geo.Slots, 32
 	mem, err := memfd.New("xpyd-kv-limit", int(geo.Bytes()))
 	must(t, err)
@@ -213,7 +213,7 @@ func TestStagedOnGPUs(t *testing.T) {
 	l := src.Layout()
 	limit := bothCopies(t, src, dst)
 	for _, name := range []string{"pinned", "nccl"} {
-		tr, err := pinned.New(dst, src, l, pinned.DefaultRing())
+		tr, err := pinned.New(dst, src, l, pinned.DefaultRing(), "")
 		if name == "nccl" {
 			tr, err = nccl.New(loopback{tcp.New(nil)}, dst, src, l, nccl.DefaultRing()), nil
 		}

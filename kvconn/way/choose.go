@@ -24,8 +24,9 @@ type Opener interface {
 
 // Config is what a Chooser needs of its worker.
 type Config struct {
-	Ways *Set
-	Recv Opener
+	Ways    *Set
+	Recv    Opener
+	Machine string // Machine's, of this process
 	// Find returns what the peer of an id announces, or, where the id is empty, the one
 	// whose network address is addr; the zero Peer: no such member of the fleet.
 	Find     func(addr string, id kvconn.PeerID) Peer
@@ -38,9 +39,8 @@ type Config struct {
 // none faster, for status, metrics and log. A way that fails is left alone for a while
 // that doubles; then the next request has it tried again.
 type Chooser struct {
-	cfg     Config
-	machine string // of this process
-	gauge   *prometheus.GaugeVec
+	cfg   Config
+	gauge *prometheus.GaugeVec
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -81,7 +81,7 @@ const (
 
 // NewChooser registers its gauge. Close it.
 func NewChooser(cfg Config) (*Chooser, error) {
-	c := &Chooser{cfg: cfg, machine: Machine(), taken: map[string]choice{}, trying: map[string]bool{},
+	c := &Chooser{cfg: cfg, taken: map[string]choice{}, trying: map[string]bool{},
 		gauge: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "xpyd_worker_kv_peers",
 			Help: "Workers from which this one collects KV, by transport and by the reason why no faster one is used."}, []string{"transport", "reason"})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())

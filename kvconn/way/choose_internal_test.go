@@ -95,12 +95,11 @@ func chooser(t *testing.T, kinds []Kind, setting string, recv Opener, m *member,
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := NewChooser(Config{Ways: set, Recv: recv, Find: m.find, Publish: publish, Log: log, Register: prometheus.NewPedanticRegistry()})
+	c, err := NewChooser(Config{Ways: set, Recv: recv, Machine: "boot/1", Find: m.find, Publish: publish, Log: log, Register: prometheus.NewPedanticRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	c.machine = "boot/1"
 	return c
 }
 
@@ -140,6 +139,8 @@ func TestPathChoice(t *testing.T) {
 	f("no memory here", Auto, errors.New("device cuda"), nil, "10.0.0.1:9", "prefill-0 tcp (shm: device cuda)")
 	f("it offers none", Auto, nil, func(m *member) { m.Addrs = nil }, "10.0.0.1:9", "prefill-0 tcp (shm: it does not offer it)")
 	f("another machine", Auto, nil, func(m *member) { m.Machine = "other/0" }, "10.0.0.1:9", "prefill-0 tcp (shm: on another machine)")
+	f("another container", Auto, nil, func(m *member) { m.Machine = "boot/1/net-4-f00" }, "10.0.0.1:9",
+		"prefill-0 tcp (shm: its sockets are elsewhere: containers need one folder for both (kv.sockets))")
 	f("another user", Auto, nil, func(m *member) { m.Machine = "boot/2" }, "10.0.0.1:9", "prefill-0 tcp (shm: of another user)")
 	f("another run", Auto, nil, func(m *member) { m.Epoch = 8 }, "10.0.0.1:9", "")
 }

@@ -95,7 +95,8 @@ func TestWays(t *testing.T) {
 		{func(g *gpus) { g.member.Machine = "" }, "", "cudaipc: it does not offer it", Unoffered},
 		{func(g *gpus) { g.member.Machine = "other/1" }, "", "cudaipc: on another machine", Apart},
 		{func(g *gpus) { g.member.Machine = "boot/2" }, "", "cudaipc: of another user", User},
-		{func(g *gpus) { g.machine = "" }, "", "cudaipc: on another machine", Apart},
+		{func(g *gpus) { g.member.Machine = "boot/1/net-4-f0" }, "", "cudaipc: its sockets are elsewhere: containers need one folder for both (kv.sockets)", Walled},
+		{func(g *gpus) { g.cfg.Machine = "" }, "", "cudaipc: on another machine", Apart},
 	}
 	linked := []row{
 		{func(*gpus) {}, "nccl", "", ""},
@@ -126,6 +127,8 @@ func TestWays(t *testing.T) {
 					c = row{nil, "", "pinned: on another machine", Apart}
 				case a.reason == User:
 					c = row{nil, "", "pinned: of another user", User}
+				case a.reason == Walled:
+					c = row{nil, "", "pinned: its sockets are elsewhere: containers need one folder for both (kv.sockets)", Walled}
 				}
 				var dialed, why []string
 				took, reason := "tcp", a.reason

@@ -194,12 +194,11 @@ func TestManyPeers(t *testing.T) {
 			}
 			return nil
 		})
-		c, err := NewChooser(Config{Ways: set, Recv: recv, Find: fleet.find, Publish: func(s string) { said = s }, Log: log, Register: prometheus.NewPedanticRegistry()})
+		c, err := NewChooser(Config{Ways: set, Recv: recv, Machine: "boot/1", Find: fleet.find, Publish: func(s string) { said = s }, Log: log, Register: prometheus.NewPedanticRegistry()})
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		c.machine = "boot/1"
 		var wg sync.WaitGroup
 		for _, m := range fleet {
 			for range 3 {

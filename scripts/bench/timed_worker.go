@@ -106,7 +106,7 @@ func (o *timedWorker) start(ctx context.Context) (*worker.Worker, *timed.Device,
 	var d *timed.Device
 	timer := sim.Timer{Steps: sim.Slowed{Steps: t, Times: o.slow}, Noise: rand.New(rand.NewPCG(o.seed, 1))}
 	w, err := worker.Start(ctx, cfg, worker.Deps{Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})), Registry: prometheus.NewRegistry(),
-		Ways: []way.Kind{shm.Way(), way.Network(tcp.New(nil))}, Build: "timed", Ring: ring, NATS: ring,
+		Ways: []way.Kind{shm.Way(""), way.Network(tcp.New(nil))}, Build: "timed", Ring: ring, NATS: ring,
 		Backend: func(b kernels.Backend) kernels.Backend {
 			d = timed.New(b.(timed.Pool), "timed like "+t.About.Device, timer, timedToken)
 			return d

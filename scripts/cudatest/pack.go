@@ -30,7 +30,7 @@ var goTests = []struct{ name, path string }{
 var (
 	compiled = []string{"libxpyd_cuda.so", "probe", "moves", "cuda.test", "worker.test", "stage.test", "xpyd", "bench"}
 	// texts are copied: scripts, and a tokenizer for models of random weights.
-	texts = []string{"scripts/cuda-test", "scripts/cuda-hf", "scripts/cuda-peers.py", "scripts/fleet.py", "scripts/push-test", "scripts/push-faults", "scripts/ranks-test",
+	texts = []string{"scripts/cuda-test", "scripts/cuda-hf", "scripts/cuda-peers.py", "scripts/fleet.py", "scripts/push-test", "scripts/push-faults", "scripts/ranks-test", "scripts/walls-test",
 		"internal/model/stories260k/tokenizer.json", "internal/model/stories260k/tokenizer_config.json"}
 )
 

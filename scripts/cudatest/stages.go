@@ -209,6 +209,9 @@ func plan() []stage {
 			tests("cuda.test", "pushes", 120, eager, "TestRanksPush", "TestRanksRefill", "TestRanksPushRefused", "TestRanksAlone"),
 			{name: "fleets", run: []string{"python3", "ranks-test", "--xpyd", "xpyd"}, seconds: 180},
 			{name: "fleets by pinned", run: []string{"python3", "ranks-test", "--xpyd", "xpyd", "--transport", "pinned", "--ranks", "2:1"}, seconds: 90}}},
+		{name: "walls", about: "KV between workers in namespaces of their own, as containers have them; needs unshare as root", seconds: 60, parts: []part{
+			{name: "walls", run: []string{"python3", "walls-test", "--xpyd", "xpyd"}},
+			{name: "walls by pinned", run: []string{"python3", "walls-test", "--xpyd", "xpyd", "--transport", "pinned"}}}},
 		{name: "ranks-speed", about: "all ranks on one GPU: a step beside one rank's, the all-reduce alone, pushes, a 70B shape's layer", seconds: 150, parts: []part{
 			rankSpeed("speed", "reduce steps push"), rankSpeed("70b", "70b"), rankSpeed("70b by 4", "70b:40@4"),
 			rankSpeed("70b in bf16", "70b16:32"), rankSpeed("70b in bf16 by 4", "70b16:32@4")}},
