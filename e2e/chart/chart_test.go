@@ -182,9 +182,9 @@ func (m *machine) place(t *testing.T, w object, n int) *placed {
 	for _, e := range p.c.Env {
 		value := e.Value
 		switch from := e.ValueFrom; {
-		case from.Field.FieldPath == "metadata.name":
+		case from.Field.Path == "metadata.name":
 			value = p.name
-		case from.Field.FieldPath == "status.podIP":
+		case from.Field.Path == "status.podIP":
 			value = "127.0.0.1"
 		case from.Secret.Name != "":
 			value = m.secret(t, from.Secret.Name, from.Secret.Key)

@@ -28,7 +28,7 @@ type pod struct {
 	Containers []container
 	Volumes    []struct {
 		Name      string
-		ConfigMap struct{ Name string }
+		ConfigMap struct{ Name string } `yaml:"configMap"`
 		Secret    struct {
 			Name  string `yaml:"secretName"`
 			Items []struct{ Key, Path string }
@@ -41,7 +41,9 @@ type container struct {
 	Env  []struct {
 		Name, Value string
 		ValueFrom   struct {
-			Field  struct{ FieldPath string } `yaml:"fieldRef"`
+			Field struct {
+				Path string `yaml:"fieldPath"`
+			} `yaml:"fieldRef"`
 			Secret struct{ Name, Key string } `yaml:"secretKeyRef"`
 		} `yaml:"valueFrom"`
 	}
