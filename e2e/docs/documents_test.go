@@ -9,6 +9,7 @@
 //	```sh hub          downloads something
 //	```sh registry     takes packages from a registry: runs where XPYD_DOCS_REGISTRY is set
 //	```sh daemon       needs a daemon of the machine's, such as Docker's
+//	```sh cluster      needs a Kubernetes cluster, with kubectl and Helm
 //	```sh gate         is a step of the gate, and so stands in .ci/run or the Makefile
 //	```yaml NAME       is written to the file NAME, for the blocks that follow
 //
@@ -29,7 +30,7 @@ import (
 const root = "../.."
 
 // marks are what may follow sh.
-var marks = []string{"gpu", "hub", "registry", "daemon", "gate", "release"}
+var marks = []string{"gpu", "hub", "registry", "daemon", "cluster", "gate", "release"}
 
 // block is one fenced block of a document.
 type block struct {

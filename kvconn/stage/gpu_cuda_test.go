@@ -105,7 +105,7 @@ func result(name, unit string, value float64, sorted []float64, note, peer strin
 // bothCopies is the limit of what goes through pinned memory, in GB/s: one GPU gathers
 // into it and the other scatters out of it, and neither waits for the other.
 func bothCopies(t *testing.T, src, dst *end) float64 {
-	geo := stage.NewGeometry(src.Layout(), pinned.DefaultRing(), "")
+	geo := stage.NewGeometry(src.Layout(), pinned.DefaultRing())
 	slots, rounds := geo.Slots, 32
 	mem, err := memfd.New("xpyd-kv-limit", int(geo.Bytes()))
 	must(t, err)

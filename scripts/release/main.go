@@ -1,5 +1,5 @@
 // Command release makes everything that a release consists of, for linux on amd64 and arm64: an archive, a
-// deb and an rpm with systemd units, an SBOM, and the checksums of all. The same commit gives the same bytes.
+// deb and an rpm with systemd units, an SBOM; the Helm chart; and the checksums of all. The same commit gives the same bytes.
 //
 //	go run ./scripts/release -version v1.2.3 -out dist
 //
@@ -91,6 +91,9 @@ func run(ctx context.Context, version, out string, arches []string, dirty bool) 
 		if err := r.forArch(arch, said); err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
+	}
+	if err := r.chart(); err != nil {
+		return fmt.Errorf("chart: %w", err)
 	}
 	return r.checksums()
 }

@@ -1,7 +1,11 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
+	"compress/gzip"
+	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -108,6 +112,56 @@ Do it well. It's a
 `
 	if page := string(manPage("xpyd-do", "do it", help, subs, r)); page != want {
 		t.Errorf("%s", page)
+	}
+}
+
+// TestChart: the packed chart has the release's version, and is the same each time.
+func TestChart(t *testing.T) {
+	t.Chdir("../..")
+	pack := func() []byte {
+		r := &release{version: "v1.2.3-rc.1", at: time.Unix(1_700_000_000, 0), out: t.TempDir(), work: t.TempDir()}
+		if err := r.chart(); err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(filepath.Join(r.out, "xpyd-1.2.3-rc.1.tgz"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	one := pack()
+	if !bytes.Equal(one, pack()) {
+		t.Error("two charts of one tree differ")
+	}
+	z, err := gzip.NewReader(bytes.NewReader(one))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := map[string]string{}
+	for in := tar.NewReader(z); ; {
+		h, err := in.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[h.Name] = string(text)
+	}
+	if about := files["xpyd/Chart.yaml"]; !strings.Contains(about, "\nversion: 1.2.3-rc.1\n") || !strings.Contains(about, "\nappVersion: \"v1.2.3-rc.1\"\n") {
+		t.Errorf("Chart.yaml:\n%s", about)
+	}
+	for _, name := range []string{"xpyd/values.yaml", "xpyd/values.schema.json", "xpyd/.helmignore", "xpyd/templates/_helpers.tpl", "xpyd/templates/router.yaml"} {
+		if files[name] == "" {
+			t.Errorf("no %s", name)
+		}
+	}
+	if _, err := stampChart("name: xpyd\nversion: 1.0.0\n", "v1.2.3"); err == nil {
+		t.Error("a chart without placeholders is packed")
 	}
 }
 
