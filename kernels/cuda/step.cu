@@ -126,9 +126,9 @@ static int32_t logits(xk_ctx *c, const Launch &l, const xk_step_args &a, int fir
   XK_OK_OR_RETURN(xk_project(c, l, HEAD, 0, n));
   if (c->alone()) return XK_OK;
   const uint32_t others = ~1u; // into rank 0's logits, which draws
-  if (c->exchange && g.rank) XK_OK_OR_RETURN(xk_exchange_logits(c, l, n));
+  if (c->exchange && c->cfg.rank) XK_OK_OR_RETURN(xk_exchange_logits(c, l, n));
   XK_OK_OR_RETURN(xk_meet(c, l, Ranks::LOGITS, others, 1));
-  return c->exchange && !g.rank ? xk_exchange_all_logits(c, l, n) : XK_OK;
+  return c->exchange && !c->cfg.rank ? xk_exchange_all_logits(c, l, n) : XK_OK;
 }
 
 // Draws and log probabilities of finals from first on, whose logits are there. Samples and
