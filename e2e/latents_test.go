@@ -36,8 +36,9 @@ func randomModel(t *testing.T, family string) string {
 	return dir
 }
 
-// TestLatents: fleets of 1P1D and 2P2D, whose small pools evict and preempt, answer seeded random
-// requests for models with latent attention as a worker does alone.
+// TestLatents: fleets of 1P1D and 2P2D, whose small pools evict and preempt, and one of workers of unequal
+// numbers of ranks that write into each other's memory, answer seeded random requests for models with latent
+// attention as a worker does alone.
 func TestLatents(t *testing.T) {
 	for _, family := range []string{"deepseek_v2", "deepseek_v3"} {
 		dir := randomModel(t, family)
@@ -52,6 +53,15 @@ func TestLatents(t *testing.T) {
 				sameAsAlone(t, alone.URL(), url, randomBodies(rand.New(rand.NewPCG(7, uint64(pools))), soakRequests(t, 16)))
 			})
 		}
+		t.Run(family+" ranks, shared memory", func(t *testing.T) {
+			started := map[string]int{}
+			url := startCluster(t, 3, 3, func(c *worker.Config) {
+				served(c)
+				c.KV.Transport, c.Blocks, c.TensorParallel = "shm", 96, []int{1, 2, 4}[started[c.Role]]
+				started[c.Role]++
+			})
+			sameAsAlone(t, alone.URL(), url, randomBodies(rand.New(rand.NewPCG(7, 3)), soakRequests(t, 16)))
+		})
 	}
 }
 
