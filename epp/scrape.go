@@ -18,8 +18,8 @@ import (
 	"github.com/xpyd/xpyd/router/pick"
 )
 
-// pool follows the file of endpoints and their metrics. An endpoint gets requests while its metrics
-// can be read.
+// pool follows the file of endpoints and their metrics. An endpoint gets requests once its metrics
+// have been read, until they could not be in lostAfter looks in a row.
 type pool struct {
 	file   string
 	every  time.Duration
@@ -28,11 +28,17 @@ type pool struct {
 	log    *slog.Logger
 
 	snapshot atomic.Pointer[fleet.Snapshot]
-	known    []endpoint // of the last good file; the loop's alone
+
+	// The loop's alone.
+	known []endpoint            // of the last good file
+	fails map[string]int        // by address: looks in a row without metrics; lostAfter or more: it is lost
+	loads map[string]fleet.Load // as last read
 }
 
 const (
 	scrapesAtOnce = 64
+	scrapeTimeout = 2 * time.Second // or the interval, if that is longer
+	lostAfter     = 3
 	maxMetrics    = 4 << 20
 	// othersTokens is what a request that this process did not send counts for at prefill: engines
 	// say how many there are, not how long.
@@ -62,25 +68,39 @@ func (p *pool) look(ctx context.Context) {
 		list = p.known
 	}
 	p.known = list
-	ctx, cancel := context.WithTimeout(ctx, p.every)
+	ctx, cancel := context.WithTimeout(ctx, max(p.every, scrapeTimeout))
 	defer cancel()
-	members := make([]fleet.Member, len(list))
+	loads, errs := make([]fleet.Load, len(list)), make([]error, len(list))
 	slots := make(chan struct{}, scrapesAtOnce)
 	var all sync.WaitGroup
 	for i := range list {
-		members[i] = list[i].member()
 		slots <- struct{}{}
 		all.Go(func() {
 			defer func() { <-slots }()
-			load, err := p.scrape(ctx, members[i].URL)
-			if err != nil {
-				members[i].Reason = err.Error()
-				return
-			}
-			members[i].State, members[i].Load = fleet.Live, load
+			loads[i], errs[i] = p.scrape(ctx, "http://"+list[i].Address)
 		})
 	}
 	all.Wait()
+	fails, last := map[string]int{}, map[string]fleet.Load{}
+	members := make([]fleet.Member, len(list))
+	for i := range list {
+		at, m := list[i].Address, &members[i]
+		*m = list[i].member()
+		if errs[i] != nil {
+			before, known := p.fails[at]
+			if fails[at] = before + 1; !known {
+				fails[at] = lostAfter // it has never been well
+			}
+			loads[i], m.Reason = p.loads[at], errs[i].Error()
+		} else {
+			fails[at] = 0
+		}
+		last[at], m.Load = loads[i], loads[i]
+		if fails[at] < lostAfter {
+			m.State = fleet.Live
+		}
+	}
+	p.fails, p.loads = fails, last
 	p.publish(members)
 }
 
