@@ -11,7 +11,7 @@ SEED     ?= 1
 N        ?= 200
 GOLANGCI ?= github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
-.PHONY: alerts-test chart-test compose-test dashboard-test release release-test vulncheck vllm-tests schemathesis planner unbroken router-churn hostile edge-soak help build test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker
+.PHONY: alerts-test epp chart-test compose-test dashboard-test release release-test vulncheck vllm-tests schemathesis planner unbroken router-churn hostile edge-soak help build test race fuzz bench lint faults kv-soak kv-skew kv-mutate mutate soak clients goldens bench-report reference docker
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -107,6 +107,9 @@ release-test: ## a release made twice and looked at: bytes, program, packages, m
 
 chart-test: ## the Helm chart: lint, rendered cases, and a real API server (built from its module, half an hour; CHART_TOOLS) with kwok: install, scale, upgrade, uninstall
 	scripts/chart-test
+
+epp: ## the endpoint picker, a module of its own: vet, tests under the race detector
+	cd epp && test -z "$$(gofmt -l .)" && $(GO) vet ./... && $(GO) test -race ./...
 
 vulncheck: ## known vulnerabilities in what xpyd calls (needs vuln.go.dev)
 	$(GO) run golang.org/x/vuln/cmd/govulncheck@v1.9.0 ./...

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
+	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+)
+
+// TestBuffered: where Envoy holds the body itself, the answer to the body says where it goes.
+func TestBuffered(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	e := start(t, "address: "+p.addr+", role: prefill, model: m", "address: "+d.addr+", role: decode, model: m")
+	e.wait(t, "serving", func() bool { return e.serving(t) })
+	stream, err := e.client.Process(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	send(t, stream, &extproc.ProcessingRequest{
+		ProtocolConfig: &extproc.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED, ResponseBodyMode: filterv3.ProcessingMode_NONE},
+		Request:        &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{}},
+	})
+	if out, err := stream.Recv(); err != nil || out.GetRequestHeaders() == nil || out.GetRequestHeaders().GetResponse() != nil {
+		t.Fatalf("%v, %v", out, err)
+	}
+	send(t, stream, &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{Body: []byte(prompt("hi")), EndOfStream: true}}})
+	out, err := stream.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	common := out.GetRequestBody().GetResponse()
+	if got := common.GetHeaderMutation().GetSetHeaders(); len(got) != 2 || string(got[0].Header.RawValue) != d.addr || string(got[1].Header.RawValue) != p.addr || common.GetBodyMutation() != nil {
+		t.Errorf("%v", out)
+	}
+}
+
+// BenchmarkExchange is a whole exchange, request and answer, with its client in the same process: Envoy's part
+// of the work is in the time, too. Prompts differ, so nothing is warm but the first half of each.
+func BenchmarkExchange(b *testing.B) {
+	for _, size := range []struct {
+		name  string
+		bytes int
+	}{{"200tokens", 800}, {"8ktokens", 32_000}} {
+		b.Run(size.name, func(b *testing.B) {
+			var entries []string
+			for i := range 32 {
+				role := "prefill"
+				if i%2 == 1 {
+					role = "decode"
+				}
+				entries = append(entries, "address: "+newEngine(b).addr+", role: "+role+", model: m")
+			}
+			e := start(b, entries...)
+			e.wait(b, "serving", func() bool { return e.serving(b) })
+			head := strings.Repeat("word ", size.bytes/10)
+			b.ResetTimer()
+			for i := range b.N {
+				tail := strings.Repeat(string(rune('a'+i%26))+"ord ", size.bytes/10)
+				stream, r := e.open(b, prompt(head+tail))
+				if r.decode == "" {
+					b.Fatal(r)
+				}
+				finish(b, stream, "200")
+			}
+		})
+	}
+}
