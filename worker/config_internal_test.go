@@ -57,7 +57,7 @@ func TestValidate(t *testing.T) {
 		key    string
 		lo, hi int
 	}{
-		{"threads", 0, 1024}, {"tensor_parallel", 1, 64}, {"block_tokens", 1, 256}, {"blocks", 0, 1 << 30}, {"max_model_len", 0, 1 << 30}, {"max_logprobs", -1, 1 << 18}, {"max_batch", 0, 1 << 16},
+		{"threads", 0, 1024}, {"tensor_parallel", 1, 64}, {"block_tokens", 1, 256}, {"blocks", 0, 1 << 30}, {"max_model_len", 0, 1 << 30}, {"max_logprobs", -1, 1 << 18}, {"speculation_depth", 0, maxDepth}, {"max_batch", 0, 1 << 16},
 		{"max_waiting", 1, 1 << 20}, {"step_tokens", 0, 1 << 20}, {"max_body", 1 << 10, 1 << 31},
 		{"max_answer", 1 << 16, 1 << 31}, {"answer_memory", 1 << 20, 1 << 46}, {"kv.bulk_conns", 1, 64}, {"kv.resends", 0, 100},
 		{"kv.max_sessions", 1, 1 << 16}, {"kv.max_quarantined", 0, 1 << 30}, {"kv.ssd_size", 1 << 10, 1 << 50}, {"kv.min_load_tokens", 0, 1 << 30},
@@ -127,6 +127,13 @@ func TestValidate(t *testing.T) {
 	f("", "kv.store", "redis://127.0.0.1", "kv.host_memory", 1<<20)
 	f("kv.store", "kv.store", "http://127.0.0.1", "kv.host_memory", 1<<20)
 	// What excludes what, and what only a GPU has.
+	f("speculation", "speculation", "fast")
+	f("speculation", "speculation", speculateDraft)
+	f("draft_model", "draft_model", "m")
+	f("draft_model", "draft_model", "m", "speculation", speculateNGram)
+	f("speculation", "speculation", speculateNGram, "speculation_depth", 0)
+	f("speculation", "speculation", speculateDraft, "draft_model", "m", "device", "cuda:0")
+	f("", "speculation", speculateDraft, "draft_model", "m", "device", "cpu")
 	f("kv_cache_dtype", "device", "cpu", "kv_cache_dtype", kvBF16)
 	f("", "kv_cache_dtype", kvFP8)
 	f("kv_cache_dtype", "kv_cache_dtype", kvFP8, "batch_invariant", true)
