@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/valyala/fasthttp"
@@ -32,8 +31,6 @@ type background struct {
 	count int            // their sum
 	bytes int64          // of inputs, events and whole responses
 	left  chan struct{}  // closed when count falls
-
-	tellers atomic.Int64 // connections that are told events
 }
 
 // run is a response in the background. It is the guise of its request, whose goroutine it runs on.
@@ -455,7 +452,7 @@ func (r *run) snapshot() []byte {
 
 // tell answers with the response's events, those before from left out.
 func (r *run) tell(ctx *fasthttp.RequestCtx, from int) {
-	r.b.tellers.Add(1)
+	r.b.s.tellers.Add(1)
 	t := &teller{r: r, next: from, gone: make(chan struct{})}
 	h1.ConnOf(ctx.Conn()).Watch(r.b.s.Watcher, t)
 	ctx.SetContentType("text/event-stream")
@@ -480,7 +477,7 @@ const tellBytes = 64 << 10
 
 // Stream implements h1.Streamer. A run ends in time, and so does this.
 func (t *teller) Stream(c *h1.Conn) error {
-	defer t.r.b.tellers.Add(-1)
+	defer t.r.b.s.tellers.Add(-1)
 	defer c.Unwatch(t)
 	for {
 		events, over, changed := t.read()

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -73,7 +74,8 @@ type Service struct {
 	tallies    tallies
 	responses  *kept.Store
 	background *background
-	guises     sync.Pool // of *[]byte: a run in a guise, while it is written
+	guises     sync.Pool    // of *[]byte: a run in a guise, while it is written
+	tellers    atomic.Int64 // connections that are told the events of a response in the background
 
 	mu       sync.Mutex // guards the following; never held while calling out
 	requests map[*request]struct{}
@@ -142,7 +144,7 @@ func (s *Service) Load() (n int) {
 func (s *Service) InFlight() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.requests) + int(s.background.tellers.Load())
+	return len(s.requests) + int(s.tellers.Load())
 }
 
 // Brief accounts for a request that is answered at once. Health checks and the like are
