@@ -42,7 +42,7 @@ func lonely(t *testing.T, sink Sink) (*Session, *Incoming) {
 	cfg := DefaultConfig()
 	cfg.Identity.Layout = kvlayout.Plain(2, 2, 1, 2, kvlayout.F32)
 	s := &Session{half: newHalf(&cfg, slog.New(slog.NewTextHandler(io.Discard, nil)), m, SideReceiver, cfg.Identity, [16]byte{}, nil),
-		layers: cfg.Identity.Layout.Resolve(), bulk: make([]*frameConn, 1), beats: make([]atomic.Int64, 1), tickets: map[uint64]*Incoming{}}
+		layers: cfg.Identity.Layout.Resolve(), edge: m.edges.open(cfg.Identity.ID), bulk: make([]*frameConn, 1), beats: make([]atomic.Int64, 1), tickets: map[uint64]*Incoming{}}
 	s.out = make(chan message, 64)
 	s.ctx, s.cancel = context.WithCancel(t.Context())
 	t.Cleanup(s.cancel)
