@@ -30,8 +30,9 @@ WORKDIR /src
 ARG VERSION=
 RUN scripts/build-cuda /out/libxpyd_cuda.so && \
     cp -L /usr/local/cuda/lib64/libcublasLt.so.13 /usr/lib/*-linux-gnu/libnccl.so.2 /out/
-RUN --mount=type=cache,target=/root/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
-    CGO_ENABLED=1 /usr/local/go/bin/go build -trimpath -buildvcs=false -ldflags "-s -w -X main.stamped=$VERSION" -o /out/xpyd ./cmd/xpyd
+COPY --from=source /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
+RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
+    GOPATH=/go CGO_ENABLED=1 /usr/local/go/bin/go build -trimpath -buildvcs=false -ldflags "-s -w -X main.stamped=$VERSION" -o /out/xpyd ./cmd/xpyd
 
 FROM nvidia/cuda:${CUDA}-base-${CUDA_DISTRIBUTION} AS cuda
 COPY --from=source /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/

@@ -17,7 +17,9 @@ func TestHealth(t *testing.T) {
 	held := make(chan struct{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", func(http.ResponseWriter, *http.Request) {})
-	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no pair\x1b[2J", http.StatusServiceUnavailable) })
+	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "no pair\x1b[2J", http.StatusServiceUnavailable)
+	})
 	mux.HandleFunc("GET /moved", func(w http.ResponseWriter, r *http.Request) { http.Redirect(w, r, "/ready", http.StatusFound) })
 	mux.HandleFunc("GET /hangs", func(_ http.ResponseWriter, r *http.Request) { <-held })
 	plain, secure := httptest.NewServer(mux), httptest.NewUnstartedServer(mux)

@@ -31,6 +31,7 @@ fleet: {tls_cert: /cert, tls_key: /key, tls_ca: /ca}
 log: {level: debug, format: json}
 kv:
   transport: tcp
+  sockets: /tmp/sockets
   host_memory: 1GiB
   ssd_dir: /tmp/kv
   ssd_size: 3GiB
