@@ -83,7 +83,7 @@ func serve(ctx context.Context, ln net.Listener, file string, every time.Duratio
 	defer transport.CloseIdleConnections()
 	p := &pool{file: file, every: every, client: &http.Client{Transport: transport}, picker: picker, log: log}
 	// A peer that is gone is noticed, and its exchanges end.
-	g := grpc.NewServer(grpc.MaxConcurrentStreams(1<<14), grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))
+	g := grpc.NewServer(grpc.MaxConcurrentStreams(1<<14), grpc.MaxRecvMsgSize(maxBody+maxRest), grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}))
 	extproc.RegisterExternalProcessorServer(g, &server{pool: p, picker: picker, now: time.Now})
 	live := health.NewServer()
 	live.SetServingStatus("", healthpb.HealthCheckResponse_NOT_SERVING)

@@ -34,6 +34,7 @@ const (
 const (
 	chunkBytes = 62 << 10 // Envoy takes streamed bodies in pieces below 64 KiB
 	maxBody    = 32 << 20
+	maxRest    = 1 << 20 // of a message beside a body that comes whole: longer ones are told so
 	maxHeld    = 1 << 30 // bodies of all requests together
 )
 
@@ -52,6 +53,7 @@ type exchange struct {
 	stream   extproc.ExternalProcessor_ProcessServer
 	streamed bool // the request's body goes back in pieces (FULL_DUPLEX_STREAMED), else not at all
 	echo     bool // and the answer's
+	trailed  bool // trailers end the request, not the last piece of its body
 	subset   []string
 	body     []byte
 	choice   *pick.Choice
@@ -106,11 +108,16 @@ func (q *exchange) serve(in *extproc.ProcessingRequest) (more bool, err error) {
 			return false, q.refuse(openai.Unavailable("too many requests are under way"))
 		}
 		q.body = append(q.body, piece...)
-		if !v.RequestBody.GetEndOfStream() {
+		if q.streamed && !v.RequestBody.GetEndOfStream() {
 			return true, nil
 		}
 		return q.route(false)
 	case *extproc.ProcessingRequest_RequestTrailers:
+		if q.trailed = true; q.choice == nil {
+			if more, err := q.route(false); err != nil || !more {
+				return more, err
+			}
+		}
 		return true, q.stream.Send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestTrailers{RequestTrailers: &extproc.TrailersResponse{}}})
 	case *extproc.ProcessingRequest_ResponseHeaders:
 		q.answered(v.ResponseHeaders.GetHeaders())
@@ -173,7 +180,7 @@ func (q *exchange) route(headersOnly bool) (more bool, err error) {
 	for part := range slices.Chunk(q.body, chunkBytes) {
 		q.body = q.body[len(part):]
 		q.s.held.Add(-int64(len(part)))
-		err := q.stream.Send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: piece(part, len(q.body) == 0)}}})
+		err := q.stream.Send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: piece(part, len(q.body) == 0 && !q.trailed)}}})
 		if err != nil {
 			return false, err
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net"
 	"strings"
 	"testing"
 
@@ -33,6 +34,72 @@ func TestBuffered(t *testing.T) {
 	if got := common.GetHeaderMutation().GetSetHeaders(); len(got) != 2 || string(got[0].Header.RawValue) != d.addr || string(got[1].Header.RawValue) != p.addr || common.GetBodyMutation() != nil {
 		t.Errorf("%v", out)
 	}
+}
+
+// TestTrailers: a body whose end trailers tell goes on without an end of its own, and then they do.
+func TestTrailers(t *testing.T) {
+	b := newEngine(t)
+	e := start(t, "address: "+b.addr+", role: both, model: m")
+	e.wait(t, "serving", func() bool { return e.serving(t) })
+	stream, err := e.client.Process(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	send(t, stream, &extproc.ProcessingRequest{
+		ProtocolConfig: &extproc.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, ResponseBodyMode: filterv3.ProcessingMode_NONE},
+		Request:        &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{}},
+	})
+	send(t, stream, &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{Body: []byte(prompt("hi"))}}})
+	send(t, stream, &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestTrailers{RequestTrailers: &extproc.HttpTrailers{}}})
+	var got []*extproc.ProcessingResponse
+	for range 3 {
+		out, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, out)
+	}
+	part := got[1].GetRequestBody().GetResponse().GetBodyMutation().GetStreamedResponse()
+	if got[0].GetRequestHeaders().GetResponse().GetHeaderMutation() == nil || string(part.GetBody()) != prompt("hi") || part.GetEndOfStream() || got[2].GetRequestTrailers() == nil {
+		t.Errorf("%v", got)
+	}
+}
+
+// TestLarge: a body that comes whole and is too large is refused as any other.
+func TestLarge(t *testing.T) {
+	b := newEngine(t)
+	e := start(t, "address: "+b.addr+", role: both, model: m")
+	e.wait(t, "serving", func() bool { return e.serving(t) })
+	stream, err := e.client.Process(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	send(t, stream, &extproc.ProcessingRequest{
+		ProtocolConfig: &extproc.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED, ResponseBodyMode: filterv3.ProcessingMode_NONE},
+		Request:        &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{}},
+	})
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	send(t, stream, &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{Body: make([]byte, maxBody+1)}}})
+	if out, err := stream.Recv(); err != nil || out.GetImmediateResponse().GetStatus().GetCode() != 413 {
+		t.Errorf("%v, %v", out, err)
+	}
+}
+
+// TestHanging: engines whose metrics never come hold up no other, however many they are.
+func TestHanging(t *testing.T) {
+	entries := []string{}
+	for range 100 {
+		ln, err := net.Listen("tcp", "127.0.0.1:0") // accepts, and answers nothing
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { ln.Close() })
+		entries = append(entries, "address: "+ln.Addr().String()+", role: both, model: m")
+	}
+	e := start(t, append(entries, "address: "+newEngine(t).addr+", role: both, model: m")...)
+	e.wait(t, "serving", func() bool { return e.serving(t) })
 }
 
 // BenchmarkExchange is a whole exchange, request and answer, with its client in the same process: Envoy's part

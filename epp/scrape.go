@@ -36,7 +36,6 @@ type pool struct {
 }
 
 const (
-	scrapesAtOnce = 64
 	scrapeTimeout = 2 * time.Second // or the interval, if that is longer
 	lostAfter     = 3
 	maxMetrics    = 4 << 20
@@ -71,14 +70,9 @@ func (p *pool) look(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, max(p.every, scrapeTimeout))
 	defer cancel()
 	loads, errs := make([]fleet.Load, len(list)), make([]error, len(list))
-	slots := make(chan struct{}, scrapesAtOnce)
 	var all sync.WaitGroup
-	for i := range list {
-		slots <- struct{}{}
-		all.Go(func() {
-			defer func() { <-slots }()
-			loads[i], errs[i] = p.scrape(ctx, "http://"+list[i].Address)
-		})
+	for i := range list { // at once, at most maxEndpoints: none waits for another that hangs
+		all.Go(func() { loads[i], errs[i] = p.scrape(ctx, "http://"+list[i].Address) })
 	}
 	all.Wait()
 	fails, last := map[string]int{}, map[string]fleet.Load{}
