@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"syscall"
 
 	"go.yaml.in/yaml/v3"
 
@@ -27,7 +28,12 @@ const (
 
 // readEndpoints reads a file of endpoints. An error names the entry.
 func readEndpoints(path string) ([]endpoint, error) {
-	f, err := os.Open(path)
+	if info, err := os.Stat(path); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() { // reading a pipe would wait for its writer
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}

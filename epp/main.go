@@ -63,6 +63,9 @@ func run(ctx context.Context, listen, file string, every time.Duration, policy s
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("-policy: %w", err)
 	}
+	if policy == pick.KVEvents {
+		return fmt.Errorf("-policy %s: nobody's events are read here; %s guesses from the text", policy, pick.Prefix)
+	}
 	if _, err := readEndpoints(file); err != nil { // later a bad file is only logged
 		return fmt.Errorf("-endpoints: %w", err)
 	}

@@ -53,6 +53,7 @@ type exchange struct {
 	stream   extproc.ExternalProcessor_ProcessServer
 	streamed bool // the request's body goes back in pieces (FULL_DUPLEX_STREAMED), else not at all
 	echo     bool // and the answer's
+	begun    bool // its headers have come
 	trailed  bool // trailers end the request, not the last piece of its body
 	subset   []string
 	body     []byte
@@ -87,6 +88,10 @@ func (s *server) Process(stream extproc.ExternalProcessor_ProcessServer) error {
 func (q *exchange) serve(in *extproc.ProcessingRequest) (more bool, err error) {
 	switch v := in.Request.(type) {
 	case *extproc.ProcessingRequest_RequestHeaders:
+		if q.begun {
+			return false, status.Error(codes.InvalidArgument, "a second request in one stream")
+		}
+		q.begun = true
 		q.subset = subset(in.GetMetadataContext())
 		if v.RequestHeaders.GetEndOfStream() {
 			return q.route(true)
@@ -113,7 +118,7 @@ func (q *exchange) serve(in *extproc.ProcessingRequest) (more bool, err error) {
 		}
 		return q.route(false)
 	case *extproc.ProcessingRequest_RequestTrailers:
-		if q.trailed = true; q.choice == nil {
+		if q.trailed = true; q.choice == nil && q.begun {
 			if more, err := q.route(false); err != nil || !more {
 				return more, err
 			}

@@ -158,7 +158,12 @@ func (p *pool) scrape(ctx context.Context, url string) (fleet.Load, error) {
 	if resp.StatusCode != http.StatusOK {
 		return fleet.Load{}, fmt.Errorf("metrics: %s", resp.Status)
 	}
-	return parseMetrics(io.LimitReader(resp.Body, maxMetrics))
+	page := &io.LimitedReader{R: resp.Body, N: maxMetrics + 1}
+	load, err := parseMetrics(page)
+	if err == nil && page.N == 0 {
+		err = fmt.Errorf("metrics: more than %d bytes", maxMetrics)
+	}
+	return load, err
 }
 
 // parseMetrics finds how many requests run and wait, by the names that vLLM, SGLang and xpyd give

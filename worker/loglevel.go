@@ -2,11 +2,11 @@ package worker
 
 import (
 	"encoding/json"
-	"log/slog"
 	"strings"
 
 	"github.com/valyala/fasthttp"
 
+	"github.com/xpyd/xpyd/internal/logbuf"
 	"github.com/xpyd/xpyd/internal/openai"
 )
 
@@ -25,8 +25,8 @@ func (w *Worker) serveLog(ctx *fasthttp.RequestCtx) (any, error) {
 		if err := json.Unmarshal(ctx.PostBody(), &body); err != nil {
 			return nil, openai.BadRequest("level", "read the body: %v", err)
 		}
-		var l slog.Level
-		if err := l.UnmarshalText([]byte(body.Level)); err != nil || strings.ToLower(l.String()) != body.Level {
+		l, ok := logbuf.ParseLevel(body.Level)
+		if !ok {
 			return nil, openai.BadRequest("level", "want debug, info, warn or error, not %q", openai.Clip(body.Level))
 		}
 		w.level.Set(l)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -44,13 +45,40 @@ differ by.`,
 		if err != nil {
 			return usageError{fmt.Errorf("bench compare: %w", err)}
 		}
+		if over(page, args) {
+			return usageError{fmt.Errorf("--html: %s is one of the files that are compared", page)}
+		}
 		out, err := createOut(page)
 		if err != nil {
 			return usageError{fmt.Errorf("--html: %w", err)}
 		}
-		return errors.Join(c.WriteText(cmd.OutOrStdout()), named("bench compare: --html", out.keep(c.WriteHTML)))
+		var text strings.Builder
+		if err := c.WriteText(&text); err != nil {
+			return err
+		}
+		for line := range strings.Lines(text.String()) { // names are what the files say
+			fmt.Fprintln(cmd.OutOrStdout(), plain(strings.TrimSuffix(line, "\n")))
+		}
+		return named("bench compare: --html", out.keep(c.WriteHTML))
 	}
 	return cmd
+}
+
+// over reports whether a page would be written over one of the files that are named.
+func over(page string, args []string) bool {
+	to, err := os.Stat(page)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(args, func(arg string) bool {
+		_, path, given := strings.Cut(arg, "=")
+		for _, name := range []string{arg, path} {
+			if from, err := os.Stat(name); err == nil && os.SameFile(from, to) && (name == arg || given) {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // comparedRuns reads the files that are named, as FILE or NAME=FILE.

@@ -30,6 +30,8 @@ a pair that serves. Nothing secret is sent, so an https listener's certificate i
 			switch {
 			case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 				return usageError{fmt.Errorf("%q is not http://host:port or https://host:port", openai.Clip(args[0]))}
+			case u.User != nil:
+				return usageError{errors.New("the address has a user, and nothing secret is sent: leave it out")}
 			case (cert == "") != (key == ""):
 				return usageError{errors.New("--cert and --key go together")}
 			case timeout <= 0:

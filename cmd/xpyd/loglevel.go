@@ -5,10 +5,9 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
-)
 
-// levels are those of a log.
-var levels = []string{"debug", "info", "warn", "error"}
+	"github.com/xpyd/xpyd/internal/logbuf"
+)
 
 func newLogLevel() *cobra.Command {
 	return adminCommand(&cobra.Command{
@@ -21,7 +20,7 @@ whatever the level is.`,
 	}, func(cmd *cobra.Command, admin *adminFlags, args []string) error {
 		path, of := "/admin/v1/log", "router"
 		level := ""
-		if n := len(args); n > 0 && slices.Contains(levels, args[n-1]) {
+		if n := len(args); n > 0 && slices.Contains(logbuf.Levels(), args[n-1]) {
 			level, args = args[n-1], args[:n-1]
 		}
 		switch {

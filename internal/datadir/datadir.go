@@ -41,8 +41,20 @@ func Default() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("xpyd-%d", os.Geteuid()))
 }
 
+// words are what a refusal calls a folder, and by which settings another is chosen.
+type words struct{ folder, setting, settings string }
+
+var ofData = words{"data folder", "--data", "--data or XPYD_DATA"}
+
 // Open opens a folder for reading. The error is fs.ErrNotExist if there is none.
-func Open(path string) (*Dir, error) {
+func Open(path string) (*Dir, error) { return open(path, ofData) }
+
+// OpenAs is Open of a folder for something else, which a setting names.
+func OpenAs(path, setting string) (*Dir, error) {
+	return open(path, words{"folder", setting, setting})
+}
+
+func open(path string, w words) (*Dir, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, err
@@ -51,10 +63,10 @@ func Open(path string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := mine(path, info); err != nil {
+	if err := w.mine(path, info); err != nil {
 		return nil, err
 	}
-	if err := kept(path); err != nil {
+	if err := w.kept(path); err != nil {
 		return nil, err
 	}
 	root, err := os.OpenRoot(path)
@@ -63,29 +75,29 @@ func Open(path string) (*Dir, error) {
 	}
 	if there, err := root.Stat("."); err != nil || !os.SameFile(info, there) {
 		root.Close()
-		return nil, errors.Join(fmt.Errorf("data folder %s: another was put in its place just now", path), err)
+		return nil, errors.Join(fmt.Errorf("%s %s: another was put in its place just now", w.folder, path), err)
 	}
 	return &Dir{path: path, root: root}, nil
 }
 
 // mine returns an error if a folder is not this user's alone.
-func mine(path string, info fs.FileInfo) error {
+func (w words) mine(path string, info fs.FileInfo) error {
 	if info.Mode()&fs.ModeSymlink != 0 {
-		return fmt.Errorf("data folder %s is a symbolic link, which is not followed: name the folder that it leads to", path)
+		return fmt.Errorf("%s %s is a symbolic link, which is not followed: name the folder that it leads to", w.folder, path)
 	}
 	if !info.IsDir() {
-		return fmt.Errorf("data folder %s is not a folder: choose another with --data", path)
+		return fmt.Errorf("%s %s is not a folder: choose another with %s", w.folder, path, w.setting)
 	}
 	if uid := Owner(info); uid != os.Geteuid() {
-		return fmt.Errorf("data folder %s belongs to uid %d (mode %04o), and this is uid %d: secrets in it would be theirs; choose another with --data or XPYD_DATA, or have it removed",
-			path, uid, info.Mode().Perm(), os.Geteuid())
+		return fmt.Errorf("%s %s belongs to uid %d (mode %04o), and this is uid %d: secrets in it would be theirs; choose another with %s, or have it removed",
+			w.folder, path, uid, info.Mode().Perm(), os.Geteuid(), w.settings)
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		advice := "choose another with --data"
+		advice := "choose another with " + w.setting
 		if ours(path) {
 			advice = fmt.Sprintf("run `chmod 700 %s`, or %s", path, advice)
 		}
-		return fmt.Errorf("data folder %s has mode %04o, so that others may look into it: %s", path, info.Mode().Perm(), advice)
+		return fmt.Errorf("%s %s has mode %04o, so that others may look into it: %s", w.folder, path, info.Mode().Perm(), advice)
 	}
 	return nil
 }
@@ -101,9 +113,9 @@ func ours(path string) bool {
 }
 
 // kept is Kept, with advice.
-func kept(path string) error {
+func (w words) kept(path string) error {
 	if err := Kept(path); err != nil {
-		return fmt.Errorf("data folder %w, with --data or XPYD_DATA", err)
+		return fmt.Errorf("%s %w, with %s", w.folder, err, w.settings)
 	}
 	return nil
 }
@@ -127,7 +139,7 @@ func Own(path string) (*Dir, error) {
 		return nil, err
 	}
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) { // else Open says what is wrong with it
-		if err := kept(path); err != nil {
+		if err := ofData.kept(path); err != nil {
 			return nil, err
 		}
 	}

@@ -69,7 +69,7 @@ func CheckSockets(folder string) error {
 	if len(folder) > local.MaxFolder {
 		return fmt.Errorf("%q is longer than %d bytes, which is all that a socket's path has room for", folder, local.MaxFolder)
 	}
-	dir, err := datadir.Open(folder)
+	dir, err := datadir.OpenAs(folder, "kv.sockets")
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/valyala/fasthttp"
 
 	"github.com/xpyd/xpyd/internal/fleet"
+	"github.com/xpyd/xpyd/internal/logbuf"
 	"github.com/xpyd/xpyd/internal/openai"
 	"github.com/xpyd/xpyd/router/flight"
 )
@@ -22,7 +23,8 @@ func (l *logLevel) read(ctx *fasthttp.RequestCtx) (level slog.Level, err *openai
 	if err := ReadBody(ctx, l, true); err != nil {
 		return level, err
 	}
-	if err := level.UnmarshalText([]byte(l.Level)); err != nil || strings.ToLower(level.String()) != l.Level {
+	level, ok := logbuf.ParseLevel(l.Level)
+	if !ok {
 		return level, openai.BadRequest("level", "want debug, info, warn or error, not %q", openai.Clip(l.Level))
 	}
 	return level, nil

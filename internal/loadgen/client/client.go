@@ -84,6 +84,9 @@ func newServer(raw string, cfg *Config) (*server, error) {
 	if (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" {
 		return nil, fmt.Errorf("URL %q: want http://HOST or https://HOST", raw)
 	}
+	if u.User != nil { // reports show addresses
+		return nil, fmt.Errorf("URL %q has a user: say it as --header 'Authorization: …' or --api-key", u.Redacted())
+	}
 	var config *tls.Config
 	addr, port := u.Host, "80"
 	if u.Scheme == "https" {
