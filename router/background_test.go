@@ -219,6 +219,11 @@ func TestBackgroundStream(t *testing.T) {
 			t.Errorf("after %d: %s", i, text)
 		}
 	}
+	for args, param := range map[string]string{"stream=maybe": "stream", "starting_after=1": "starting_after", "stream=false&starting_after=1": "starting_after"} {
+		if code, text := a.do("GET", "/"+id+"?"+args, ""); code != 400 || *apiError(t, text).Param != param {
+			t.Errorf("%s: %d %s", args, code, text)
+		}
+	}
 	if code, text := a.do("GET", "/"+id+"?stream=true&starting_after=x", ""); code != 400 || *apiError(t, text).Param != "starting_after" {
 		t.Errorf("%d %s", code, text)
 	}

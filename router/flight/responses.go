@@ -196,6 +196,10 @@ func (s *Service) KeptResponse(ctx *fasthttp.RequestCtx, id, rest string) {
 	}
 	name, below, _ := strings.Cut(rest, "/")
 	run := s.background.find(ownerOf(tenantOf(ctx)), name)
+	if err := streamArgs(ctx.QueryArgs()); err != nil {
+		s.Refuse(ctx, id, keptPath, err)
+		return
+	}
 	if ctx.QueryArgs().GetBool("stream") && h1.Method(ctx) == "GET" && below == "" && run != nil {
 		if err := s.retell(ctx, run); err != nil {
 			s.Refuse(ctx, id, keptPath, err)
@@ -211,6 +215,17 @@ func (s *Service) KeptResponse(ctx *fasthttp.RequestCtx, id, rest string) {
 	}
 	h1.WriteJSON(ctx, 200, body)
 	s.Brief(ctx, id, keptPath)
+}
+
+// streamArgs refuses what asks for a stream in a way that would be passed over.
+func streamArgs(args *fasthttp.Args) *openai.Error {
+	switch stream := string(args.Peek("stream")); {
+	case !slices.Contains([]string{"", "true", "false", "1", "0"}, stream):
+		return openai.BadRequest("stream", "stream must be true or false, not %q", openai.Clip(stream))
+	case args.Has("starting_after") && !args.GetBool("stream"):
+		return openai.BadRequest("starting_after", "starting_after goes with stream=true")
+	}
+	return nil
 }
 
 // retell tells a response's events again, behind the one that the client has, and those that are to come.
