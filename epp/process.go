@@ -57,6 +57,7 @@ type exchange struct {
 	trailed  bool // trailers end the request, not the last piece of its body
 	subset   []string
 	body     []byte
+	room     int64 // bytes that body has taken of what all may hold
 	choice   *pick.Choice
 }
 
@@ -108,8 +109,7 @@ func (q *exchange) serve(in *extproc.ProcessingRequest) (more bool, err error) {
 		switch {
 		case len(q.body)+len(piece) > maxBody:
 			return false, q.refuse(openai.TooLarge("the body has more than %d bytes", maxBody))
-		case q.s.held.Add(int64(len(piece))) > maxHeld:
-			q.s.held.Add(-int64(len(piece)))
+		case !q.hold(len(q.body) + len(piece)):
 			return false, q.refuse(openai.Unavailable("too many requests are under way"))
 		}
 		q.body = append(q.body, piece...)
@@ -137,6 +137,22 @@ func (q *exchange) serve(in *extproc.ProcessingRequest) (more bool, err error) {
 		return true, q.stream.Send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ResponseTrailers{ResponseTrailers: &extproc.TrailersResponse{}}})
 	}
 	return false, status.Errorf(codes.Unimplemented, "message %T", in.Request)
+}
+
+// hold makes room for a body of so many bytes, in doubling steps; false: all bodies together would be too large.
+func (q *exchange) hold(n int) bool {
+	if n <= cap(q.body) {
+		return true
+	}
+	room := min(max(2*n, 4<<10), maxBody)
+	more := int64(room) - q.room
+	if q.s.held.Add(more) > maxHeld {
+		q.s.held.Add(-more)
+		return false
+	}
+	q.room = int64(room)
+	q.body = append(make([]byte, 0, room), q.body...)
+	return true
 }
 
 // subset is which endpoints Envoy allows; nil: all. None that is named means none.
@@ -184,7 +200,6 @@ func (q *exchange) route(headersOnly bool) (more bool, err error) {
 	}
 	for part := range slices.Chunk(q.body, chunkBytes) {
 		q.body = q.body[len(part):]
-		q.s.held.Add(-int64(len(part)))
 		err := q.stream.Send(&extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: piece(part, len(q.body) == 0 && !q.trailed)}}})
 		if err != nil {
 			return false, err
@@ -281,7 +296,7 @@ func (q *exchange) refuse(e *openai.Error) error {
 
 // end gives back what the exchange holds.
 func (q *exchange) end() {
-	q.s.held.Add(-int64(len(q.body)))
+	q.s.held.Add(-q.room)
 	q.body = nil
 	if q.choice != nil {
 		q.choice.EndPrefill()
