@@ -147,6 +147,8 @@ func (b *background) room(r *run) *openai.Error {
 		b.drop(b.over[0])
 	}
 	switch {
+	case size > cfg.BackgroundBytes:
+		return openai.TooLarge("the input has %d bytes, and all responses in the background may hold %d with what goes with them (responses.background_bytes)", len(r.entry.Input), cfg.BackgroundBytes)
 	case b.count >= cfg.Background || r.owner != "" && b.live[r.owner] >= (cfg.Background+1)/2:
 		return openai.TooMany("%d responses run in the background, %d of them yours; try again when one is over", b.count, b.live[r.owner])
 	case b.bytes+size > cfg.BackgroundBytes:
