@@ -261,7 +261,7 @@ func (p *Phase) ranks(f *figure) (at, low, high float64) {
 
 // rows are a table of the differences.
 func (c *Compare) rows(i int) (head []string, rows [][]string) {
-	head = []string{"phase", "figure", c.Runs[0].Name, c.Runs[i].Name, "difference", "spread", ""}
+	head = []string{"phase", "figure", c.Runs[0].Name, c.Runs[i].Name, "difference", "spread", "verdict"}
 	part := func(v float64) string {
 		if math.IsNaN(v) {
 			return "-"
