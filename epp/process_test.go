@@ -9,19 +9,26 @@ import (
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 )
 
-// TestBuffered: where Envoy holds the body itself, the answer to the body says where it goes.
-func TestBuffered(t *testing.T) {
-	p, d := newEngine(t), newEngine(t)
-	e := start(t, "address: "+p.addr+", role: prefill, model: m", "address: "+d.addr+", role: decode, model: m")
-	e.wait(t, "serving", func() bool { return e.serving(t) })
+// begin sends the headers of a request whose body is to come in this mode.
+func (e *epp) begin(t testing.TB, body filterv3.ProcessingMode_BodySendMode) extproc.ExternalProcessor_ProcessClient {
+	t.Helper()
 	stream, err := e.client.Process(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	send(t, stream, &extproc.ProcessingRequest{
-		ProtocolConfig: &extproc.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED, ResponseBodyMode: filterv3.ProcessingMode_NONE},
+		ProtocolConfig: &extproc.ProtocolConfiguration{RequestBodyMode: body, ResponseBodyMode: filterv3.ProcessingMode_NONE},
 		Request:        &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{}},
 	})
+	return stream
+}
+
+// TestBuffered: where Envoy holds the body itself, the answer to the body says where it goes.
+func TestBuffered(t *testing.T) {
+	p, d := newEngine(t), newEngine(t)
+	e := start(t, "address: "+p.addr+", role: prefill, model: m", "address: "+d.addr+", role: decode, model: m")
+	e.wait(t, "serving", func() bool { return e.serving(t) })
+	stream := e.begin(t, filterv3.ProcessingMode_BUFFERED)
 	if out, err := stream.Recv(); err != nil || out.GetRequestHeaders() == nil || out.GetRequestHeaders().GetResponse() != nil {
 		t.Fatalf("%v, %v", out, err)
 	}
@@ -41,14 +48,7 @@ func TestTrailers(t *testing.T) {
 	b := newEngine(t)
 	e := start(t, "address: "+b.addr+", role: both, model: m")
 	e.wait(t, "serving", func() bool { return e.serving(t) })
-	stream, err := e.client.Process(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	send(t, stream, &extproc.ProcessingRequest{
-		ProtocolConfig: &extproc.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, ResponseBodyMode: filterv3.ProcessingMode_NONE},
-		Request:        &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{}},
-	})
+	stream := e.begin(t, filterv3.ProcessingMode_FULL_DUPLEX_STREAMED)
 	send(t, stream, &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{Body: []byte(prompt("hi"))}}})
 	send(t, stream, &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestTrailers{RequestTrailers: &extproc.HttpTrailers{}}})
 	var got []*extproc.ProcessingResponse
@@ -70,14 +70,7 @@ func TestLarge(t *testing.T) {
 	b := newEngine(t)
 	e := start(t, "address: "+b.addr+", role: both, model: m")
 	e.wait(t, "serving", func() bool { return e.serving(t) })
-	stream, err := e.client.Process(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	send(t, stream, &extproc.ProcessingRequest{
-		ProtocolConfig: &extproc.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_BUFFERED, ResponseBodyMode: filterv3.ProcessingMode_NONE},
-		Request:        &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{}},
-	})
+	stream := e.begin(t, filterv3.ProcessingMode_BUFFERED)
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
